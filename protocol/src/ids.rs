@@ -1,0 +1,200 @@
+//! Names. Each is a newtype whose constructor validates, and serde goes through it: a name that exists is a
+//! name that is safe as a NATS subject token, as a key and as a file name.
+
+use std::borrow::Borrow;
+use std::fmt;
+use std::str::FromStr;
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
+/// The most bytes a name may have.
+pub const MAX_NAME: usize = 64;
+
+/// Why a text is not a name.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{text:?} is no {kind}: {reason}")]
+pub struct InvalidName {
+    /// What it should have been ("task id").
+    pub kind: &'static str,
+    /// The text that was refused, cut to 80 characters.
+    pub text: String,
+    /// What is wrong, and what is allowed.
+    pub reason: String,
+}
+
+fn check(kind: &'static str, text: &str) -> Result<(), InvalidName> {
+    let refuse = |reason: String| InvalidName { kind, text: text.chars().take(80).collect(), reason };
+    let Some(first) = text.chars().next() else {
+        return Err(refuse("it is empty".into()));
+    };
+    if text.len() > MAX_NAME {
+        return Err(refuse(format!("it has {} bytes, at most {MAX_NAME} are allowed", text.len())));
+    }
+    if !first.is_ascii_alphanumeric() {
+        return Err(refuse("it must begin with a letter or a digit".into()));
+    }
+    match text.chars().find(|c| !(c.is_ascii_alphanumeric() || matches!(c, '-' | '_'))) {
+        Some(c) => Err(refuse(format!("{c:?} is not allowed; letters, digits, '-' and '_' are"))),
+        None => Ok(()),
+    }
+}
+
+macro_rules! names {
+    ($($(#[$doc:meta])* $name:ident = $kind:literal;)*) => {$(
+        $(#[$doc])*
+        #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+        #[serde(try_from = "String", into = "String")]
+        pub struct $name(Arc<str>);
+
+        impl $name {
+            /// Validates a name.
+            ///
+            /// # Errors
+            /// The text is empty, longer than [`MAX_NAME`] bytes, or has a character that is not allowed.
+            pub fn new(text: impl AsRef<str>) -> Result<Self, InvalidName> {
+                check($kind, text.as_ref())?;
+                Ok(Self(text.as_ref().into()))
+            }
+
+            /// The name as text.
+            #[must_use]
+            pub fn as_str(&self) -> &str {
+                &self.0
+            }
+        }
+
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.pad(&self.0)
+            }
+        }
+
+        impl fmt::Debug for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                fmt::Debug::fmt(&*self.0, f)
+            }
+        }
+
+        impl FromStr for $name {
+            type Err = InvalidName;
+            fn from_str(text: &str) -> Result<Self, InvalidName> {
+                Self::new(text)
+            }
+        }
+
+        impl TryFrom<String> for $name {
+            type Error = InvalidName;
+            fn try_from(text: String) -> Result<Self, InvalidName> {
+                check($kind, &text)?;
+                Ok(Self(text.into()))
+            }
+        }
+
+        impl From<$name> for String {
+            fn from(name: $name) -> String {
+                name.0.as_ref().into()
+            }
+        }
+
+        impl Borrow<str> for $name {
+            fn borrow(&self) -> &str {
+                &self.0
+            }
+        }
+
+        impl schemars::JsonSchema for $name {
+            fn schema_name() -> std::borrow::Cow<'static, str> {
+                stringify!($name).into()
+            }
+            fn json_schema(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
+                schemars::json_schema!({
+                    "type": "string",
+                    "pattern": "^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$",
+                })
+            }
+        }
+    )*};
+}
+
+names! {
+    /// A run: one objective and everything done for it. Letters, digits, '-' and '_'.
+    RunId = "run id";
+    /// A task of a plan, unique within its run.
+    TaskId = "task id";
+    /// A kind of work that workers offer to do, such as `research`.
+    Capability = "capability name";
+    /// A process that takes work: a worker, a critic or a supervisor.
+    WorkerId = "worker id";
+}
+
+impl RunId {
+    /// A run id of the form `20261121-231500-k3f9q2`: the day and time a run was made, and 30 random bits, so that
+    /// ids sort by age and can be read out. `when` is in UTC.
+    #[must_use]
+    pub fn made(when: jiff::Timestamp, random: u32) -> Self {
+        const DIGITS: &[u8; 32] = b"0123456789abcdefghjkmnpqrstvwxyz";
+        let stamp = when.strftime("%Y%m%d-%H%M%S");
+        let tail: String = (0..6).map(|i| char::from(DIGITS[(random >> (5 * i)) as usize & 31])).collect();
+        Self(format!("{stamp}-{tail}").into())
+    }
+
+    /// The lane a run lives in: FNV-1a (64 bit) of its id, modulo the number of lanes of the cluster.
+    #[must_use]
+    pub fn lane(&self, lanes: u16) -> Lane {
+        let hash = self.0.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
+            (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
+        });
+        Lane((hash % u64::from(lanes.max(1))) as u16)
+    }
+}
+
+/// A lane: one stream of the log, from 0 to the cluster's lane count less one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Lane(pub u16);
+
+impl fmt::Display for Lane {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_with_a_dot_a_wildcard_or_nothing_does_not_exist() {
+        for text in ["", "a.b", "*", ">", "-a", "a b", "ä", &"x".repeat(65)] {
+            assert!(TaskId::new(text).is_err(), "{text:?}");
+        }
+        assert_eq!(
+            TaskId::new("a.b").unwrap_err().to_string(),
+            r#""a.b" is no task id: '.' is not allowed; letters, digits, '-' and '_' are"#
+        );
+    }
+
+    #[test]
+    fn serde_goes_through_the_constructor() {
+        assert!(serde_json::from_str::<TaskId>("\"a b\"").is_err());
+        assert_eq!(serde_json::from_str::<TaskId>("\"a_b-1\"").unwrap(), TaskId::new("a_b-1").unwrap());
+    }
+
+    #[test]
+    fn run_ids_sort_by_age_and_are_names() {
+        let early = RunId::made("2026-11-21T23:15:00Z".parse().unwrap(), 7);
+        let late = RunId::made("2026-11-21T23:15:01Z".parse().unwrap(), 0);
+        assert_eq!(early.as_str(), "20261121-231500-700000");
+        assert!(early < late && RunId::new(early.as_str()).is_ok());
+    }
+
+    #[test]
+    fn lanes_are_spread_evenly() {
+        let mut count = [0; 16];
+        for i in 0..16_000 {
+            count[usize::from(RunId::new(format!("r{i}")).unwrap().lane(16).0)] += 1;
+        }
+        assert!(count.iter().all(|&n| (800..1200).contains(&n)), "{count:?}");
+    }
+}

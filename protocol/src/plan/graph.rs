@@ -1,0 +1,143 @@
+//! Whether a set of tasks makes a plan. Linear in tasks and edges.
+
+use std::collections::HashMap;
+
+use super::GraphError;
+use super::spec::{Limits, MAX_OBJECTIVE, MAX_TASKS, TaskSpec};
+use super::state::Plan;
+use crate::ids::TaskId;
+
+/// Capabilities that only the supervisor gives work to.
+const RESERVED: [&str; 2] = ["planner", "critic"];
+
+/// Checks `tasks` as an addition to `plan`: ids, dependencies, circles, finals, objectives and limits.
+///
+/// # Errors
+/// The first mistake found, in the order of the tasks; circles are looked for last.
+pub fn check(plan: &Plan, tasks: &[TaskSpec]) -> Result<(), GraphError> {
+    if tasks.is_empty() && plan.tasks().is_empty() {
+        return Err(GraphError::Empty);
+    }
+    if plan.tasks().len() + tasks.len() > MAX_TASKS {
+        return Err(GraphError::TooManyTasks(plan.tasks().len() + tasks.len()));
+    }
+    let mut new = HashMap::with_capacity(tasks.len());
+    for (at, task) in tasks.iter().enumerate() {
+        if new.insert(&task.id, at).is_some() || plan.position(&task.id).is_some() {
+            return Err(GraphError::DuplicateTask(task.id.clone()));
+        }
+        check_words(task)?;
+    }
+    check_finals(plan, tasks)?;
+    for task in tasks {
+        check_dependencies(plan, &new, task)?;
+    }
+    match circle(tasks, &new) {
+        Some(ids) => Err(GraphError::Cycle(ids)),
+        None => Ok(()),
+    }
+}
+
+fn check_words(task: &TaskSpec) -> Result<(), GraphError> {
+    if task.objective.trim().is_empty() {
+        return Err(GraphError::EmptyObjective(task.id.clone()));
+    }
+    if task.objective.len() > MAX_OBJECTIVE {
+        return Err(GraphError::LongObjective { task: task.id.clone(), bytes: task.objective.len() });
+    }
+    if RESERVED.contains(&task.capability.as_str()) {
+        let capability = task.capability.clone();
+        return Err(GraphError::ReservedCapability { task: task.id.clone(), capability });
+    }
+    check_limits(task, &task.limits)
+}
+
+fn check_limits(task: &TaskSpec, limits: &Limits) -> Result<(), GraphError> {
+    let refuse = |limit: &str, expected: &str| {
+        Err(GraphError::Limit { task: task.id.clone(), limit: limit.into(), expected: expected.into() })
+    };
+    if !(1..=100).contains(&limits.max_attempts) {
+        return refuse("max_attempts", "a whole number from 1 to 100");
+    }
+    let clocks =
+        [("queue_wait", limits.queue_wait), ("run_time", limits.run_time), ("silence", limits.silence)];
+    for (name, clock) in clocks {
+        if clock.is_zero() {
+            return refuse(name, "more than 0 seconds");
+        }
+    }
+    let longest = [limits.backoff, limits.queue_wait, limits.run_time, limits.silence].into_iter().max();
+    if longest.is_some_and(|longest| longest.as_secs() > 366 * 86_400) {
+        return refuse("each duration", "a year at most");
+    }
+    Ok(())
+}
+
+fn check_finals(plan: &Plan, tasks: &[TaskSpec]) -> Result<(), GraphError> {
+    let old = plan.tasks().iter().map(|task| &task.spec);
+    let mut finals = old.chain(tasks).filter(|spec| spec.is_final).map(|spec| &spec.id);
+    match (finals.next(), finals.next()) {
+        (Some(one), Some(two)) => Err(GraphError::TwoFinal(one.clone(), two.clone())),
+        (Some(_) | None, _) => Ok(()),
+    }
+}
+
+fn check_dependencies(plan: &Plan, new: &HashMap<&TaskId, usize>, task: &TaskSpec) -> Result<(), GraphError> {
+    let mut seen = std::collections::HashSet::with_capacity(task.depends_on.len());
+    for dependency in &task.depends_on {
+        if *dependency == task.id {
+            return Err(GraphError::SelfDependency(task.id.clone()));
+        }
+        if !new.contains_key(dependency) && plan.position(dependency).is_none() {
+            return Err(GraphError::MissingDependency {
+                task: task.id.clone(),
+                dependency: dependency.clone(),
+            });
+        }
+        if !seen.insert(dependency) {
+            return Err(GraphError::DuplicateDependency {
+                task: task.id.clone(),
+                dependency: dependency.clone(),
+            });
+        }
+    }
+    Ok(())
+}
+
+/// A circle among the new tasks, if there is one: each id depends on the next, the last on the first. Tasks of the
+/// plan can't be part of one, since they depend on tasks of the plan only.
+fn circle(tasks: &[TaskSpec], new: &HashMap<&TaskId, usize>) -> Option<Vec<TaskId>> {
+    let left = unsortable(tasks, new);
+    let mut at = *left.first()?;
+    // Every task that is left depends on one that is left, so that a walk along them must come back to itself.
+    let mut walked = Vec::new();
+    let mut seen = HashMap::new();
+    let is_left: std::collections::HashSet<usize> = left.into_iter().collect();
+    while seen.insert(at, walked.len()).is_none() {
+        walked.push(at);
+        at = *tasks[at].depends_on.iter().filter_map(|id| new.get(id)).find(|next| is_left.contains(next))?;
+    }
+    Some(walked[seen[&at]..].iter().map(|&at| tasks[at].id.clone()).collect())
+}
+
+/// The positions of the tasks that no topological order reaches (Kahn's algorithm).
+fn unsortable(tasks: &[TaskSpec], new: &HashMap<&TaskId, usize>) -> Vec<usize> {
+    let mut dependents: Vec<Vec<usize>> = vec![Vec::new(); tasks.len()];
+    let mut unmet = vec![0_usize; tasks.len()];
+    for (at, task) in tasks.iter().enumerate() {
+        for &dependency in task.depends_on.iter().filter_map(|id| new.get(id)) {
+            dependents[dependency].push(at);
+            unmet[at] += 1;
+        }
+    }
+    let mut free: Vec<usize> = (0..tasks.len()).filter(|&at| unmet[at] == 0).collect();
+    while let Some(at) = free.pop() {
+        for &dependent in &dependents[at] {
+            unmet[dependent] -= 1;
+            if unmet[dependent] == 0 {
+                free.push(dependent);
+            }
+        }
+    }
+    (0..tasks.len()).filter(|&at| unmet[at] > 0).collect()
+}

@@ -1,0 +1,51 @@
+//! The plan of a run: its rules, and nothing else. No I/O, no clock, no randomness.
+//!
+//! ```text
+//! decide(&Plan, &Input, now) -> Result<Vec<Event>, Refusal>   all rules
+//! apply(&mut Plan, &Event, at)                                no rules: the fold
+//! due(&Plan, Scope) -> Vec<Effect>                            what the world still owes this plan
+//! overdue(&Plan, now, heard) -> Vec<Input>                    what time alone has brought about
+//! ```
+//!
+//! The moves of a task. Whatever is not here is refused.
+//!
+//! | from | to | on | when |
+//! |---|---|---|---|
+//! | (new) | ready, pending | a seed plan, a proposal | everything it depends on is accepted; or not yet |
+//! | pending | ready | a dependency is accepted, or skipped | it was the last one open |
+//! | pending, ready, rerun | errored | the registry | nobody offers its capability |
+//! | errored | ready, pending | the registry | somebody does now |
+//! | ready, rerun | running | a claim | of the current attempt |
+//! | running | running | a claim | another worker took the attempt over |
+//! | running | completed | an outcome | a result, and no review asked for |
+//! | running | needs_review | an outcome | a result, and a review asked for |
+//! | running | errored | an outcome, a clock | an error, an empty result or a time-out, and attempts are left |
+//! | running | failed | an outcome, a clock | the same, and none are left or another can't help |
+//! | ready, rerun | errored, failed | the queue-wait clock | as above |
+//! | errored | ready | the clock | its backoff is over |
+//! | needs_review | completed | a verdict | it passed |
+//! | needs_review | rerun | a verdict | it did not, and attempts are left |
+//! | needs_review | failed | a verdict | it did not, and none are left |
+//! | needs_review | failed | a review's error | three reviews came to nothing |
+//! | pending, errored | cancelled | a dependency failed or was cancelled | its policy is `cancel` |
+//! | any open state | cancelled | a command | somebody cancels the task or the run, or the first failure ends the run |
+//!
+//! `completed`, `failed` and `cancelled` are terminal; `errored` is not.
+
+mod apply;
+mod decide;
+mod due;
+mod event;
+mod graph;
+mod refusal;
+mod spec;
+mod state;
+
+pub use apply::{apply, apply_decision};
+pub use decide::{Control, Fact, Finished, Input, MAX_PLANNING_ATTEMPTS, MAX_REVIEWS, decide};
+pub use due::{Effect, Overdue, Scope, Work, due, next_retry, overdue};
+pub use event::{Answer, Cause, Decision, Event};
+pub use graph::check;
+pub use refusal::{GraphError, Refusal};
+pub use spec::*;
+pub use state::*;

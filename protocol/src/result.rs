@@ -1,0 +1,239 @@
+//! What work comes back with: a task's result with its sources and quotations, a critic's verdict, a planner's
+//! proposal, and errors. These are the words that workers, critics and models speak.
+
+use std::collections::BTreeMap;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use crate::plan::TaskSpec;
+
+/// What a task produced. Sources are named by their ids in `output` as `[S1]`.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
+pub struct TaskResult {
+    /// One or two sentences, for the board; at most [`MAX_SUMMARY`] characters are kept on the plan.
+    pub summary: String,
+    /// The result itself, as Markdown. Never empty in a result that passes.
+    pub output: String,
+    /// What the reader of the result should know beside it: gaps, doubts, what was not found.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub notes: Option<String>,
+    /// The sources that `output` and `quotations` name.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub sources: Vec<Source>,
+    /// Passages taken from sources word for word.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub quotations: Vec<Quotation>,
+    /// Structured output, in the form the capability says.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub data: Option<Value>,
+    /// What it cost.
+    #[serde(skip_serializing_if = "Usage::is_zero")]
+    pub usage: Usage,
+}
+
+/// How many characters of a summary the plan keeps.
+pub const MAX_SUMMARY: usize = 280;
+
+impl TaskResult {
+    /// Whether there is nothing in it that somebody could use. Such a result never passes.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.output.trim().is_empty() && self.data.as_ref().is_none_or(Value::is_null)
+    }
+}
+
+/// Something a result rests on.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct Source {
+    /// The name that the result uses for it, such as `S1`; unique within the result.
+    pub id: String,
+    /// What it is.
+    pub kind: SourceKind,
+    /// Its title, for the list of sources.
+    pub title: String,
+    /// Where it is: a path below the documents' folder, or a URL.
+    pub location: String,
+    /// The SHA-256 of its bytes in hexadecimal, where it was read whole.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sha256: Option<String>,
+}
+
+/// The kinds of source.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum SourceKind {
+    /// A document handed in with the run.
+    Document,
+    /// A page on the web.
+    Web,
+    /// Program text.
+    Code,
+    /// A data set or a query's answer.
+    Data,
+    /// Anything else.
+    Other,
+}
+
+/// A passage of a source, word for word. `first_line` and `last_line` count from 1, both included, in the source's
+/// readable text.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct Quotation {
+    /// The id of the source.
+    pub source: String,
+    /// The words. White space may be folded; nothing else may differ.
+    pub text: String,
+    /// Where the passage begins.
+    pub first_line: u32,
+    /// Where it ends.
+    pub last_line: u32,
+}
+
+/// What was used of the things that cost money.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
+pub struct Usage {
+    /// Calls to a model.
+    pub model_calls: u64,
+    /// Calls to tools.
+    pub tool_calls: u64,
+    /// Tokens sent.
+    pub input_tokens: u64,
+    /// Tokens received.
+    pub output_tokens: u64,
+}
+
+impl Usage {
+    /// Whether nothing was used.
+    #[must_use]
+    pub fn is_zero(&self) -> bool {
+        *self == Self::default()
+    }
+
+    /// Adds what another piece of work used.
+    pub fn add(&mut self, other: Self) {
+        self.model_calls += other.model_calls;
+        self.tool_calls += other.tool_calls;
+        self.input_tokens += other.input_tokens;
+        self.output_tokens += other.output_tokens;
+    }
+}
+
+/// Why an attempt at a task ended without a result.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
+#[error("{message}")]
+pub struct TaskError {
+    /// What kind of failure it was; decides whether trying again can help.
+    pub kind: ErrorKind,
+    /// What went wrong, for a person: what, where, and what to do.
+    pub message: String,
+}
+
+impl TaskError {
+    /// An error of a kind with its text.
+    pub fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
+        Self { kind, message: message.into() }
+    }
+}
+
+/// The kinds of failure of an attempt.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ErrorKind {
+    /// The task as it stands can't be done: wrong parameters, nothing to work on. Trying again can't help.
+    InvalidTask,
+    /// The model's service failed or refused.
+    Model,
+    /// A tool failed in a way that the agent could not work around.
+    Tool,
+    /// A limit of the attempt was reached: turns, calls, tokens.
+    Limit,
+    /// The capability's code panicked or broke a rule of its own.
+    Panic,
+    /// Too many workers claimed the attempt and were lost.
+    Abandoned,
+    /// Anything else.
+    Other,
+}
+
+impl ErrorKind {
+    /// Whether a new attempt may succeed where this one failed.
+    #[must_use]
+    pub fn is_retryable(self) -> bool {
+        match self {
+            Self::InvalidTask => false,
+            Self::Model | Self::Tool | Self::Limit | Self::Panic | Self::Abandoned | Self::Other => true,
+        }
+    }
+}
+
+/// A critic's judgement of one attempt.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct Verdict {
+    /// Whether the result is accepted.
+    pub passed: bool,
+    /// Each criterion with its outcome; never empty.
+    pub criteria: Vec<CriterionOutcome>,
+    /// Why, for a person.
+    pub reasoning: String,
+    /// What the next attempt should do differently, where it did not pass.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub feedback: Option<String>,
+    /// What the review cost.
+    #[serde(default, skip_serializing_if = "Usage::is_zero")]
+    pub usage: Usage,
+}
+
+/// One criterion of a review.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct CriterionOutcome {
+    /// What was asked.
+    pub criterion: String,
+    /// Whether the result answers it.
+    pub met: bool,
+    /// What is missing, where it does not.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gap: Option<String>,
+}
+
+impl Verdict {
+    /// What makes a verdict contradict itself, if anything does: no criteria at all, passed with a criterion that
+    /// is not met, or rejected with all of them met.
+    #[must_use]
+    pub fn inconsistency(&self) -> Option<&'static str> {
+        let met = self.criteria.iter().filter(|c| c.met).count();
+        match (self.criteria.len(), self.passed) {
+            (0, _) => Some("it names no criteria"),
+            (all, true) if met < all => Some("it passes a result with a criterion that is not met"),
+            (all, false) if met == all => Some("it rejects a result that meets every criterion"),
+            (_, true | false) => None,
+        }
+    }
+}
+
+/// What a planner wants added to a plan.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct Proposal {
+    /// Why, for a person.
+    pub reasoning: String,
+    /// Tasks to add; they may depend on each other and on tasks of the plan.
+    #[serde(default)]
+    pub tasks: Vec<TaskSpec>,
+}
+
+/// What a capability says of itself to the cluster's registry.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct CapabilityDescription {
+    /// Its name.
+    pub name: crate::ids::Capability,
+    /// What it does, for planners and people.
+    pub description: String,
+    /// The JSON Schema of a task's parameters; `None` accepts any.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub parameters: Option<Value>,
+}
+
+/// A task's parameters: named JSON values.
+pub type Parameters = BTreeMap<String, Value>;

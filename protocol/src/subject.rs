@@ -1,0 +1,182 @@
+//! The subjects of the cluster. Whatever is published or subscribed to is named here and nowhere else.
+//!
+//! ```text
+//! lane.<lane>.run.<run>.submitted                       client: the run as handed in
+//! lane.<lane>.run.<run>.plan                            supervisor: one decision a message
+//! lane.<lane>.run.<run>.task.<task>.<attempt>           worker: the journal of an attempt
+//! lane.<lane>.run.<run>.review.<task>.<attempt>         critic: the journal of its reviews
+//! lane.<lane>.run.<run>.planning.<turn>.<attempt>       planner: the journal of an attempt at a turn
+//! lane.<lane>.run.<run>.control                         client: cancel
+//! work.<capability>.<run>.<task>.<attempt>              supervisor: an order that waits for a worker
+//! work.critic.<run>.<task>.<attempt>                    the same, for a review
+//! work.planner.<run>.<turn>.<attempt>                   the same, for a turn of the planner
+//! stop.<run>                                            supervisor, no stream: who works on it stops
+//! ```
+
+use std::fmt;
+
+use crate::ids::{Capability, Lane, RunId, TaskId};
+use crate::plan::Work;
+
+/// The capability that judges results.
+pub const CRITIC: &str = "critic";
+/// The capability that makes plans.
+pub const PLANNER: &str = "planner";
+
+/// A subject of a lane, below `lane.<lane>.run.<run>.`.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub enum Topic {
+    /// `submitted`.
+    Submitted,
+    /// `plan`.
+    Plan,
+    /// `task.<task>.<attempt>`.
+    Task(TaskId, u32),
+    /// `review.<task>.<attempt>`.
+    Review(TaskId, u32),
+    /// `planning.<turn>.<attempt>`.
+    Planning(u32, u32),
+    /// `control`.
+    Control,
+}
+
+impl Topic {
+    /// The journal of a piece of work.
+    #[must_use]
+    pub fn journal(work: &Work) -> Self {
+        match work {
+            Work::Task { task, attempt } => Self::Task(task.clone(), *attempt),
+            Work::Review { task, attempt, .. } => Self::Review(task.clone(), *attempt),
+            Work::Planning { turn, attempt } => Self::Planning(*turn, *attempt),
+        }
+    }
+}
+
+impl fmt::Display for Topic {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Submitted => f.write_str("submitted"),
+            Self::Plan => f.write_str("plan"),
+            Self::Task(task, attempt) => write!(f, "task.{task}.{attempt}"),
+            Self::Review(task, attempt) => write!(f, "review.{task}.{attempt}"),
+            Self::Planning(turn, attempt) => write!(f, "planning.{turn}.{attempt}"),
+            Self::Control => f.write_str("control"),
+        }
+    }
+}
+
+/// The subject of a topic of a run.
+#[must_use]
+pub fn topic(lane: Lane, run: &RunId, topic: &Topic) -> String {
+    format!("lane.{lane}.run.{run}.{topic}")
+}
+
+/// All subjects of a run.
+#[must_use]
+pub fn run(lane: Lane, run: &RunId) -> String {
+    format!("lane.{lane}.run.{run}.>")
+}
+
+/// All subjects of a lane.
+#[must_use]
+pub fn lane(lane: Lane) -> String {
+    format!("lane.{lane}.>")
+}
+
+/// The run and topic that a subject of a lane names; `None` if it names none.
+#[must_use]
+pub fn parse(subject: &str) -> Option<(Lane, RunId, Topic)> {
+    let mut tokens = subject.split('.');
+    let lane = match (tokens.next()?, tokens.next()?, tokens.next()?) {
+        ("lane", lane, "run") => Lane(lane.parse().ok()?),
+        (_, _, _) => return None,
+    };
+    let run = RunId::new(tokens.next()?).ok()?;
+    let topic = match tokens.next()? {
+        "submitted" => Topic::Submitted,
+        "plan" => Topic::Plan,
+        "control" => Topic::Control,
+        "task" => Topic::Task(TaskId::new(tokens.next()?).ok()?, number(tokens.next()?)?),
+        "review" => Topic::Review(TaskId::new(tokens.next()?).ok()?, number(tokens.next()?)?),
+        "planning" => Topic::Planning(number(tokens.next()?)?, number(tokens.next()?)?),
+        _ => return None,
+    };
+    tokens.next().is_none().then_some((lane, run, topic))
+}
+
+fn number(token: &str) -> Option<u32> {
+    token.parse().ok().filter(|&number| number > 0)
+}
+
+/// Where an order waits.
+#[must_use]
+pub fn order(run: &RunId, capability: &Capability, work: &Work) -> String {
+    match work {
+        Work::Task { task, attempt } => format!("work.{capability}.{run}.{task}.{attempt}"),
+        Work::Review { task, attempt, .. } => format!("work.{CRITIC}.{run}.{task}.{attempt}"),
+        Work::Planning { turn, attempt } => format!("work.{PLANNER}.{run}.{turn}.{attempt}"),
+    }
+}
+
+/// Everything that waits for a capability.
+#[must_use]
+pub fn orders_for(capability: &Capability) -> String {
+    format!("work.{capability}.>")
+}
+
+/// Everything that waits for a run.
+#[must_use]
+pub fn orders_of(run: &RunId) -> String {
+    format!("work.*.{run}.>")
+}
+
+/// Every queue.
+pub const ALL_ORDERS: &str = "work.>";
+
+/// Where it is said that work on a run is not wanted any more.
+#[must_use]
+pub fn stop(run: &RunId) -> String {
+    format!("stop.{run}")
+}
+
+/// All [`stop`] subjects.
+pub const ALL_STOPS: &str = "stop.*";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_topic_parses_back_to_itself() {
+        let (run, task) = (RunId::new("r-1").unwrap(), TaskId::new("t_1").unwrap());
+        for topic in [
+            Topic::Submitted,
+            Topic::Plan,
+            Topic::Task(task.clone(), 3),
+            Topic::Review(task, 1),
+            Topic::Planning(1, 2),
+            Topic::Control,
+        ] {
+            let subject = super::topic(Lane(7), &run, &topic);
+            assert_eq!(parse(&subject), Some((Lane(7), run.clone(), topic)), "{subject}");
+        }
+    }
+
+    #[test]
+    fn a_subject_with_anything_more_less_or_else_names_nothing() {
+        for subject in [
+            "",
+            "lane.0.run.r",
+            "lane.x.run.r.plan",
+            "lane.0.run.r.plan.more",
+            "lane.0.run.r.task.t",
+            "lane.0.run.r.task.t.0",
+            "lane.0.run.r.task.t.1.2",
+            "lane.0.run.r.task..1",
+            "lane.0.run.r!.plan",
+            "work.c.r.t.1",
+        ] {
+            assert_eq!(parse(subject), None, "{subject}");
+        }
+    }
+}

@@ -1,0 +1,133 @@
+//! The words between supervisor, workers and critics: the order that waits in a queue, and the entries of the
+//! journal that whoever claims it writes.
+
+use serde::{Deserialize, Serialize};
+
+use crate::ids::{Capability, Lane, RunId, TaskId, WorkerId};
+use crate::plan::{DocumentSet, Limits, Work};
+use crate::result::{Parameters, Proposal, TaskError, Usage, Verdict};
+use crate::wire::Blob;
+
+/// What a worker needs to know to do a piece of work, without reading the plan.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Order {
+    /// The run.
+    pub run: RunId,
+    /// The lane that the run lives in.
+    pub lane: Lane,
+    /// The piece of work, which names the journal.
+    pub work: Work,
+    /// What the user wants of the run as a whole.
+    pub mission: String,
+    /// What is to be done here; for planning, the mission.
+    pub objective: String,
+    /// The capability of the task; of the task under review, for a review.
+    pub capability: Capability,
+    /// Named values for the capability.
+    #[serde(default, skip_serializing_if = "Parameters::is_empty")]
+    pub parameters: Parameters,
+    /// Results that the work builds on; for a review, the one result under review.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub inputs: Vec<Input>,
+    /// For a review: what the result must do.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub criteria: Vec<String>,
+    /// Whether the task's result is the deliverable of the run.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub is_final: bool,
+    /// What earlier attempts were told, oldest first.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub feedback: Vec<String>,
+    /// How long the work may take.
+    #[serde(default, skip_serializing_if = "Limits::is_default")]
+    pub limits: Limits,
+    /// The documents of the run.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub documents: Option<DocumentSet>,
+    /// The model to use.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub model: Option<String>,
+}
+
+/// A result that a piece of work builds on.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Input {
+    /// The task it is of.
+    pub task: TaskId,
+    /// What that task was to do.
+    pub objective: String,
+    /// Its capability.
+    pub capability: Capability,
+    /// Who worked on it.
+    pub worker: WorkerId,
+    /// The result in a sentence.
+    pub summary: String,
+    /// Where the result is: the sequence, in the lane, of the journal entry with the outcome.
+    pub at_sequence: u64,
+}
+
+/// One entry of a journal. The journal of a piece of work is a chain: each append names the entry before it, so that
+/// two writers can never both extend it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub enum Entry {
+    /// Somebody took the work. Entries up to the next claim are theirs.
+    Claimed {
+        /// Who.
+        worker: WorkerId,
+        /// Which claim of this journal it is, from 1.
+        claim: u32,
+    },
+    /// Something was done that must not be done again: a model's reply, a tool's result.
+    Step {
+        /// Its number in the attempt, from 1.
+        number: u32,
+        /// What was done; a worker that resumes asks for the same steps by the same names.
+        name: String,
+        /// What came back, as JSON.
+        value: Blob,
+    },
+    /// A sign of life, with a line for whoever watches.
+    Note {
+        /// The line.
+        text: String,
+    },
+    /// The end of the work.
+    Outcome {
+        /// Who brings it.
+        worker: WorkerId,
+        /// For a review, which try it was; else 0.
+        #[serde(default)]
+        review: u32,
+        /// What it brings.
+        outcome: Outcome,
+    },
+}
+
+/// What a piece of work comes to.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub enum Outcome {
+    /// A task's result.
+    Finished {
+        /// The result in a sentence.
+        summary: String,
+        /// Whether there is nothing in it.
+        is_empty: bool,
+        /// What it took.
+        #[serde(default, skip_serializing_if = "Usage::is_zero")]
+        usage: Usage,
+        /// The [`crate::result::TaskResult`], in MessagePack.
+        result: Blob,
+    },
+    /// A critic's verdict.
+    Judged(Verdict),
+    /// A planner's proposal.
+    Proposed {
+        /// What it proposes.
+        proposal: Proposal,
+        /// What it took.
+        #[serde(default, skip_serializing_if = "Usage::is_zero")]
+        usage: Usage,
+    },
+    /// Nothing but an error.
+    Errored(TaskError),
+}
