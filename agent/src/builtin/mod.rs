@@ -1,0 +1,5 @@
+//! The models that need no provider.
+
+mod extractive;
+
+pub use extractive::Extractive;

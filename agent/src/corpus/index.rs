@@ -1,0 +1,281 @@
+//! The BM25 index over the passages of a corpus. It owns the query's form, the ranking and its tie-break; passages are
+//! named by document and lines, and their text stays with the documents.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use tantivy::collector::TopDocs;
+use tantivy::directory::{MmapDirectory, RamDirectory};
+use tantivy::query::{BooleanQuery, BoostQuery, Occur, PhraseQuery, Query, TermQuery};
+use tantivy::schema::{FAST, Field, IndexRecordOption, Schema, TextFieldIndexing, TextOptions};
+use tantivy::tokenizer::TokenizerManager;
+use tantivy::{
+    DocSet, IndexBuilder, IndexReader, IndexSettings, ReloadPolicy, Searcher, TERMINATED, TantivyDocument,
+    TantivyError, Term,
+};
+
+use super::Document;
+use super::passage::passages;
+use super::terms::{analyzer, terms};
+
+const TOKENIZER: &str = "millrace";
+/// Memory for building, in bytes; tantivy's least is 15 MB.
+const BUILD_MEMORY: usize = 64_000_000;
+/// What a word in a document's path or title counts beside one in the passage.
+const ABOUT_WEIGHT: f32 = 0.4;
+/// The most words of a query that are looked for.
+const MAX_QUERY_WORDS: usize = 64;
+
+/// What a search found.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Found<'a> {
+    /// The best passages, best first.
+    pub hits: Vec<Hit<'a>>,
+    /// Each word of the query with the number of documents that have it, in the query's order.
+    pub words: Vec<WordCount>,
+    /// The documents that have none of the words, by path.
+    pub without: Vec<&'a Document>,
+}
+
+/// A passage that was found.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Hit<'a> {
+    /// Its document.
+    pub document: &'a Document,
+    /// Its first line, from 1.
+    pub first_line: usize,
+    /// Its last line.
+    pub last_line: usize,
+    /// How well it fits; only the order means something.
+    pub score: f32,
+}
+
+/// A word of a query.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct WordCount {
+    /// The word as it was asked for.
+    pub word: String,
+    /// In how many documents it stands, in any of its forms.
+    pub documents: usize,
+}
+
+pub(super) struct Index {
+    reader: IndexReader,
+    fields: Fields,
+}
+
+#[derive(Clone, Copy)]
+struct Fields {
+    text: Field,
+    about: Field,
+}
+
+const DOCUMENT: &str = "document";
+const FIRST: &str = "first";
+const LAST: &str = "last";
+
+impl Index {
+    pub fn in_memory(documents: &[Document]) -> Result<Self, TantivyError> {
+        Self::build(documents, RamDirectory::create())
+    }
+
+    pub fn on_disk(documents: &[Document], folder: &Path) -> Result<Self, TantivyError> {
+        Self::build(documents, MmapDirectory::open(folder)?)
+    }
+
+    pub fn open(folder: &Path) -> Result<Self, TantivyError> {
+        let mut index = tantivy::Index::open_in_dir(folder)?;
+        index.set_tokenizers(tokenizers());
+        Self::reading(&index)
+    }
+
+    /// Builds in one segment: the order of the passages is that of the documents, whatever the machine does.
+    fn build(documents: &[Document], directory: impl tantivy::Directory) -> Result<Self, TantivyError> {
+        let (schema, fields) = schema();
+        let (document_field, first, last) =
+            (schema.get_field(DOCUMENT)?, schema.get_field(FIRST)?, schema.get_field(LAST)?);
+        let builder =
+            IndexBuilder::new().schema(schema).settings(IndexSettings::default()).tokenizers(tokenizers());
+        let mut writer = builder.single_segment_index_writer(directory, BUILD_MEMORY)?;
+        for (number, document) in documents.iter().enumerate() {
+            let about = format!("{} {}", document.path, document.title);
+            for passage in passages(document) {
+                let mut entry = TantivyDocument::default();
+                entry.add_text(fields.text, document.lines(passage.first, passage.last));
+                entry.add_text(fields.about, &about);
+                entry.add_u64(document_field, number as u64);
+                entry.add_u64(first, passage.first as u64);
+                entry.add_u64(last, passage.last as u64);
+                writer.add_document(entry)?;
+            }
+        }
+        Self::reading(&writer.finalize()?)
+    }
+
+    fn reading(index: &tantivy::Index) -> Result<Self, TantivyError> {
+        let schema = index.schema();
+        let fields = Fields { text: schema.get_field("text")?, about: schema.get_field("about")? };
+        // Nothing ever changes in it, so nobody needs to watch it.
+        let reader = index.reader_builder().reload_policy(ReloadPolicy::Manual).try_into()?;
+        Ok(Self { reader, fields })
+    }
+
+    pub fn search<'a>(
+        &self,
+        documents: &'a [Document],
+        query: &str,
+        limit: usize,
+        per_document: usize,
+    ) -> Result<Found<'a>, TantivyError> {
+        let searcher = self.reader.searcher();
+        let words = words_of(query);
+        let (counts, seen) = self.count(&searcher, &words, documents.len())?;
+        let without = documents.iter().zip(&seen).filter(|(_, seen)| !**seen).map(|(document, _)| document);
+        let hits = match self.query(query, &words) {
+            Some(query) => best(&searcher, query.as_ref(), documents, limit, per_document)?,
+            None => Vec::new(),
+        };
+        Ok(Found { hits, words: counts, without: without.collect() })
+    }
+
+    /// Any of the words in the text, or, for less, in the title; what stands in quotes, together in the text.
+    fn query(&self, query: &str, words: &BTreeMap<String, Word>) -> Option<Box<dyn Query>> {
+        let mut clauses: Vec<(Occur, Box<dyn Query>)> = Vec::new();
+        for stem in words.keys() {
+            clauses.push((Occur::Should, self.term(self.fields.text, stem)));
+            let about = BoostQuery::new(self.term(self.fields.about, stem), ABOUT_WEIGHT);
+            clauses.push((Occur::Should, Box::new(about)));
+        }
+        for phrase in query.split('"').skip(1).step_by(2) {
+            let stems: Vec<Term> = terms(phrase)
+                .iter()
+                .take(MAX_QUERY_WORDS)
+                .map(|word| Term::from_field_text(self.fields.text, &word.stem))
+                .collect();
+            if stems.len() > 1 {
+                clauses.push((Occur::Must, Box::new(PhraseQuery::new(stems))));
+            }
+        }
+        (!clauses.is_empty()).then(|| Box::new(BooleanQuery::new(clauses)) as Box<dyn Query>)
+    }
+
+    fn term(&self, field: Field, stem: &str) -> Box<dyn Query> {
+        Box::new(TermQuery::new(Term::from_field_text(field, stem), IndexRecordOption::WithFreqs))
+    }
+
+    /// In how many documents each word stands, and which documents have any of them.
+    fn count(
+        &self,
+        searcher: &Searcher,
+        words: &BTreeMap<String, Word>,
+        documents: usize,
+    ) -> Result<(Vec<WordCount>, Vec<bool>), TantivyError> {
+        let mut seen = vec![false; documents];
+        let mut counts = Vec::with_capacity(words.len());
+        for (stem, word) in words {
+            let mut having = vec![false; documents];
+            for segment in searcher.segment_readers() {
+                let numbers = segment.fast_fields().u64(DOCUMENT)?;
+                let inverted = segment.inverted_index(self.fields.text)?;
+                let term = Term::from_field_text(self.fields.text, stem);
+                let Some(mut postings) = inverted.read_postings(&term, IndexRecordOption::Basic)? else {
+                    continue;
+                };
+                while postings.doc() != TERMINATED {
+                    if let Some(having) =
+                        numbers.first(postings.doc()).and_then(|n| having.get_mut(n as usize))
+                    {
+                        *having = true;
+                    }
+                    postings.advance();
+                }
+            }
+            let count = having.iter().filter(|having| **having).count();
+            seen.iter_mut().zip(&having).for_each(|(seen, having)| *seen |= having);
+            counts.push((word.place, WordCount { word: word.written.clone(), documents: count }));
+        }
+        counts.sort_by_key(|(place, _)| *place);
+        Ok((counts.into_iter().map(|(_, count)| count).collect(), seen))
+    }
+}
+
+/// A word of a query: where it stands in it and how it is written there.
+struct Word {
+    place: usize,
+    written: String,
+}
+
+/// The words of a query by their stems.
+fn words_of(query: &str) -> BTreeMap<String, Word> {
+    let mut words = BTreeMap::new();
+    for term in terms(query) {
+        if words.len() == MAX_QUERY_WORDS {
+            break;
+        }
+        let written = query[term.start..term.end].to_owned();
+        words.entry(term.stem).or_insert(Word { place: term.start, written });
+    }
+    words
+}
+
+/// The best passages with at most `per_document` of one document. Of passages that fit equally well, the one that
+/// comes first in the corpus is first.
+fn best<'a>(
+    searcher: &Searcher,
+    query: &dyn Query,
+    documents: &'a [Document],
+    limit: usize,
+    per_document: usize,
+) -> Result<Vec<Hit<'a>>, TantivyError> {
+    let all = searcher.num_docs() as usize;
+    let mut fetch = (limit * 4 + 32).min(all.max(1));
+    loop {
+        let top = searcher.search(query, &TopDocs::with_limit(fetch).order_by_score())?;
+        let exhausted = top.len() < fetch || fetch >= all;
+        let mut hits = Vec::with_capacity(top.len());
+        for (score, address) in top {
+            let fields = searcher.segment_reader(address.segment_ord).fast_fields();
+            let number = |name: &str| -> Result<usize, TantivyError> {
+                Ok(fields.u64(name)?.first(address.doc_id).unwrap_or_default() as usize)
+            };
+            let (at, first_line, last_line) = (number(DOCUMENT)?, number(FIRST)?, number(LAST)?);
+            if let Some(document) = documents.get(at) {
+                hits.push((at, Hit { document, first_line, last_line, score }));
+            }
+        }
+        hits.sort_by(|(at, a), (bt, b)| {
+            b.score.total_cmp(&a.score).then(at.cmp(bt)).then(a.first_line.cmp(&b.first_line))
+        });
+        let mut taken: BTreeMap<usize, usize> = BTreeMap::new();
+        let mut chosen = hits.into_iter().filter_map(|(at, hit)| {
+            let taken = taken.entry(at).or_default();
+            *taken += 1;
+            (*taken <= per_document).then_some(hit)
+        });
+        let chosen: Vec<Hit<'a>> = chosen.by_ref().take(limit).collect();
+        if chosen.len() == limit || exhausted {
+            return Ok(chosen);
+        }
+        fetch = (fetch * 8).min(all);
+    }
+}
+
+fn schema() -> (Schema, Fields) {
+    let indexed = |option| {
+        let indexing = TextFieldIndexing::default().set_tokenizer(TOKENIZER).set_index_option(option);
+        TextOptions::default().set_indexing_options(indexing)
+    };
+    let mut builder = Schema::builder();
+    let text = builder.add_text_field("text", indexed(IndexRecordOption::WithFreqsAndPositions));
+    let about = builder.add_text_field("about", indexed(IndexRecordOption::WithFreqs));
+    for number in [DOCUMENT, FIRST, LAST] {
+        builder.add_u64_field(number, FAST);
+    }
+    (builder.build(), Fields { text, about })
+}
+
+fn tokenizers() -> TokenizerManager {
+    let manager = TokenizerManager::new();
+    manager.register(TOKENIZER, analyzer());
+    manager
+}

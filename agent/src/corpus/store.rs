@@ -1,0 +1,112 @@
+//! A corpus on disk, so that several processes of one machine read and index the same documents once. Each corpus is
+//! a folder named by its key; it is built in a folder of its own and renamed when it is whole, so nobody ever sees
+//! half of one, and a broken one is built anew. Nothing in the cache is of value: it can be deleted at any time.
+
+use std::fs;
+use std::io::{BufReader, BufWriter, Write};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+
+use super::index::Index;
+use super::reading::{self, Document, File, Skipped};
+use super::{Corpus, CorpusError};
+
+/// Counts up with each change of what is stored or of how words become terms.
+pub(super) const FORMAT: u32 = 1;
+
+const DOCUMENTS: &str = "documents.json";
+const INDEX: &str = "index";
+
+#[derive(Serialize, Deserialize)]
+struct Contents<D, S> {
+    documents: D,
+    skipped: S,
+}
+
+/// The corpus in a folder; `None` if there is none or it can't be read.
+pub(super) fn load(folder: &Path) -> Option<Corpus> {
+    let file = fs::File::open(folder.join(DOCUMENTS)).ok()?;
+    let contents: Contents<Vec<Document>, Vec<Skipped>> =
+        serde_json::from_reader(BufReader::new(file)).ok()?;
+    let index = Index::open(&folder.join(INDEX)).ok()?;
+    Some(Corpus::new(contents.documents, contents.skipped, index))
+}
+
+pub(super) fn open(files: Vec<File>, cache: &Path) -> Result<Corpus, CorpusError> {
+    let hashes: Vec<String> = files.iter().map(|file| reading::hex(&Sha256::digest(&file.bytes))).collect();
+    let key = Corpus::key(files.iter().zip(&hashes).map(|(file, hash)| (file.path.as_str(), hash.as_str())));
+    let folder = cache.join(&key);
+    if let Some(corpus) = load(&folder) {
+        return Ok(corpus);
+    }
+    let (documents, skipped) = reading::read_all(files);
+    let building = Building::begin(cache, &key)?;
+    building.write(&documents, &skipped)?;
+    building.finish(&folder)?;
+    // Loaded from where it now is: files under the old name may be gone.
+    match load(&folder) {
+        Some(corpus) => Ok(corpus),
+        None => {
+            let index = Index::in_memory(&documents)?;
+            Ok(Corpus::new(documents, skipped, index))
+        }
+    }
+}
+
+/// A corpus that is being written, in a folder that no other process uses. It is removed when it is dropped.
+struct Building {
+    folder: PathBuf,
+}
+
+impl Building {
+    fn begin(cache: &Path, key: &str) -> Result<Self, CorpusError> {
+        static NUMBER: AtomicU64 = AtomicU64::new(0);
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        let folder = cache.join(format!("{key}.building-{}-{number}", std::process::id()));
+        // A process of the same number may have died here earlier.
+        drop(fs::remove_dir_all(&folder));
+        fs::create_dir_all(folder.join(INDEX)).map_err(fault(&folder))?;
+        Ok(Self { folder })
+    }
+
+    fn write(&self, documents: &[Document], skipped: &[Skipped]) -> Result<(), CorpusError> {
+        drop(Index::on_disk(documents, &self.folder.join(INDEX))?);
+        let path = self.folder.join(DOCUMENTS);
+        let mut file = BufWriter::new(fs::File::create(&path).map_err(fault(&path))?);
+        serde_json::to_writer(&mut file, &Contents { documents, skipped })
+            .map_err(std::io::Error::from)
+            .and_then(|()| file.flush())
+            .map_err(fault(&path))
+    }
+
+    /// Puts the finished folder in its place. If another process was faster, its work is as good as this.
+    fn finish(self, folder: &Path) -> Result<(), CorpusError> {
+        if fs::rename(&self.folder, folder).is_ok() || load(folder).is_some() {
+            return Ok(());
+        }
+        // What stands there is broken. It is moved away first, as a folder can't be replaced at once.
+        let broken = self.folder.with_extension("broken");
+        drop(fs::rename(folder, &broken));
+        let renamed = fs::rename(&self.folder, folder);
+        drop(fs::remove_dir_all(&broken));
+        match renamed {
+            Ok(()) => Ok(()),
+            Err(_) if load(folder).is_some() => Ok(()),
+            Err(error) => Err(fault(folder)(error)),
+        }
+    }
+}
+
+impl Drop for Building {
+    fn drop(&mut self) {
+        drop(fs::remove_dir_all(&self.folder));
+    }
+}
+
+fn fault(path: &Path) -> impl Fn(std::io::Error) -> CorpusError {
+    let path = path.display().to_string();
+    move |source| CorpusError::Cache { path: path.clone(), source }
+}

@@ -1,0 +1,119 @@
+//! Lists the files below a folder, to be handed in as documents. It owns the rules of what is taken along; it reads
+//! bytes and does not judge what they hold.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use super::{File, MAX_BYTES, SkipReason, Skipped};
+
+/// Why a folder can't be listed.
+#[derive(Debug, thiserror::Error)]
+pub enum WalkError {
+    /// There is nothing at the path.
+    #[error("there is no folder {0}; give one that holds the documents")]
+    Missing(String),
+    /// What is there is no folder.
+    #[error("{0} is not a folder; give the folder that holds the documents")]
+    NotAFolder(String),
+    /// The system refused.
+    #[error("the folder {path} can't be read: {source}")]
+    Unreadable {
+        /// The folder.
+        path: String,
+        /// What the system said.
+        source: io::Error,
+    },
+}
+
+/// The files below a folder, by path, and those that were passed over. Hidden files and folders are left out without
+/// a word; a link is followed to a file inside the folder and never out of it or to a folder.
+///
+/// # Errors
+/// The folder is missing, is no folder, or can't be read. A file or folder below it that can't be read is passed over.
+pub fn walk(folder: &Path) -> Result<(Vec<File>, Vec<Skipped>), WalkError> {
+    let shown = folder.display().to_string();
+    let root = match fs::canonicalize(folder) {
+        Ok(root) if root.is_dir() => root,
+        Ok(_) => return Err(WalkError::NotAFolder(shown)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(WalkError::Missing(shown)),
+        Err(source) => return Err(WalkError::Unreadable { path: shown, source }),
+    };
+    let mut walk = Walk { root, files: Vec::new(), skipped: Vec::new() };
+    let root = walk.root.clone();
+    walk.list(&root, "").map_err(|source| WalkError::Unreadable { path: shown, source })?;
+    walk.files.sort_by(|a, b| a.path.cmp(&b.path));
+    walk.skipped.sort_by(|a, b| a.path.cmp(&b.path));
+    Ok((walk.files, walk.skipped))
+}
+
+struct Walk {
+    root: PathBuf,
+    files: Vec<File>,
+    skipped: Vec<Skipped>,
+}
+
+impl Walk {
+    /// Takes what is in a folder, and in the folders below it.
+    fn list(&mut self, folder: &Path, prefix: &str) -> io::Result<()> {
+        let mut pending = vec![(folder.to_owned(), prefix.to_owned())];
+        let mut is_root = true;
+        while let Some((folder, prefix)) = pending.pop() {
+            let entries = match fs::read_dir(&folder) {
+                Ok(entries) => entries,
+                Err(error) if is_root => return Err(error),
+                Err(error) => {
+                    self.pass_over(prefix.trim_end_matches('/').to_owned(), unreadable(&error));
+                    continue;
+                }
+            };
+            is_root = false;
+            for entry in entries {
+                let Ok(entry) = entry else { continue };
+                let name = entry.file_name().to_string_lossy().into_owned();
+                if name.starts_with('.') {
+                    continue;
+                }
+                let path = format!("{prefix}{name}");
+                match entry.file_type() {
+                    Ok(kind) if kind.is_dir() => pending.push((entry.path(), format!("{path}/"))),
+                    Ok(kind) => self.take(&entry.path(), path, kind.is_symlink()),
+                    Err(error) => self.pass_over(path, unreadable(&error)),
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn take(&mut self, file: &Path, path: String, is_link: bool) {
+        match self.read(file, is_link) {
+            Ok(bytes) => self.files.push(File { path, bytes }),
+            Err(reason) => self.pass_over(path, reason),
+        }
+    }
+
+    fn read(&self, file: &Path, is_link: bool) -> Result<Vec<u8>, SkipReason> {
+        if is_link {
+            let target = fs::canonicalize(file).map_err(|error| unreadable(&error))?;
+            if target.is_dir() || !target.starts_with(&self.root) {
+                return Err(SkipReason::Link);
+            }
+        }
+        let metadata = fs::metadata(file).map_err(|error| unreadable(&error))?;
+        if !metadata.is_file() {
+            return Err(SkipReason::NotAFile);
+        }
+        if metadata.len() > MAX_BYTES {
+            return Err(SkipReason::TooLarge(metadata.len()));
+        }
+        fs::read(file).map_err(|error| unreadable(&error))
+    }
+
+    fn pass_over(&mut self, path: String, reason: SkipReason) {
+        self.skipped.push(Skipped { path, reason });
+    }
+}
+
+fn unreadable(error: &io::Error) -> SkipReason {
+    SkipReason::Unreadable(error.to_string())
+}

@@ -1,0 +1,196 @@
+//! Tools: what a model may do besides writing. This file owns the interface, the toolbox and the typed helper; the
+//! tools themselves stand in the files beside it. A tool never sees arguments that break its schema, and nothing a
+//! tool does may crash the agent.
+
+mod check;
+mod documents;
+mod results;
+mod small;
+
+use std::collections::BTreeMap;
+use std::future::Future;
+use std::sync::Arc;
+
+use futures::FutureExt;
+use futures::future::BoxFuture;
+use schemars::JsonSchema;
+use schemars::generate::SchemaSettings;
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+
+pub use check::check;
+pub use documents::{MAX_PASSAGES, MAX_READ_CHARS, MAX_READ_LINES, read_document, search_documents};
+pub use results::{
+    DEFAULT_RESULT_CHARS, MAX_RESULT_CHARS, ResultEntry, Results, get_task_result, list_completed_tasks,
+};
+pub use small::{now, think};
+
+pub use crate::model::ToolSpec;
+
+/// Something a model can call.
+pub trait Tool: Send + Sync {
+    /// What the model is told of it.
+    fn spec(&self) -> ToolSpec;
+
+    /// Runs it once. `arguments` have passed [`check`] against the tool's schema.
+    ///
+    /// # Errors
+    /// See [`ToolError`]; which kind it is decides whether the model goes on.
+    fn call(&self, arguments: Value) -> BoxFuture<'_, Result<String, ToolError>>;
+}
+
+/// Why a tool gave no result.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ToolError {
+    /// The call makes no sense as it is. The model reads the text and can do better.
+    #[error("{0}")]
+    Refused(String),
+    /// The tool tried and failed. The model reads `told` and can go on without it; `detail` is for the operator.
+    #[error("{told} ({detail})")]
+    Failed {
+        /// What the model reads.
+        told: String,
+        /// What the operator reads.
+        detail: String,
+    },
+    /// What the tool rests on can't be reached. The attempt ends here and may be made again later.
+    #[error("{0}")]
+    Unavailable(String),
+}
+
+/// Two tools of one name.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("two tools are called {0:?}; give one of them another name")]
+pub struct DuplicateTool(pub String);
+
+/// The tools of one agent, by name.
+#[derive(Clone, Default)]
+pub struct Toolbox {
+    tools: BTreeMap<String, Arc<dyn Tool>>,
+}
+
+impl Toolbox {
+    /// A toolbox with these tools.
+    ///
+    /// # Errors
+    /// Two of them have one name.
+    pub fn new(tools: impl IntoIterator<Item = Arc<dyn Tool>>) -> Result<Self, DuplicateTool> {
+        let mut toolbox = Self::default();
+        for tool in tools {
+            toolbox.add(tool)?;
+        }
+        Ok(toolbox)
+    }
+
+    /// Adds a tool.
+    ///
+    /// # Errors
+    /// There is one of that name already.
+    pub fn add(&mut self, tool: Arc<dyn Tool>) -> Result<(), DuplicateTool> {
+        let name = tool.spec().name;
+        if self.tools.contains_key(&name) {
+            return Err(DuplicateTool(name));
+        }
+        self.tools.insert(name, tool);
+        Ok(())
+    }
+
+    /// What the model is told of the tools, by name.
+    #[must_use]
+    pub fn specs(&self) -> Vec<ToolSpec> {
+        self.tools.values().map(|tool| tool.spec()).collect()
+    }
+
+    /// The tool of a name.
+    #[must_use]
+    pub fn get(&self, name: &str) -> Option<&dyn Tool> {
+        self.tools.get(name).map(AsRef::as_ref)
+    }
+}
+
+/// A tool from its name, what it does, and a function of typed arguments. The schema is that of `A`, whose
+/// comments become the descriptions; let `A` deny unknown fields.
+pub fn typed<A, F, R>(name: &str, description: &str, run: F) -> Arc<dyn Tool>
+where
+    A: DeserializeOwned + JsonSchema + Send + 'static,
+    F: Fn(A) -> R + Send + Sync + 'static,
+    R: Future<Output = Result<String, ToolError>> + Send + 'static,
+{
+    let spec =
+        ToolSpec { name: name.to_owned(), description: description.to_owned(), schema: schema_of::<A>() };
+    Arc::new(Typed { spec, run, arguments: std::marker::PhantomData })
+}
+
+/// The JSON Schema of a type as models want it: everything in place, no references unless the type contains
+/// itself.
+#[must_use]
+pub fn schema_of<T: JsonSchema>() -> Value {
+    let settings = SchemaSettings::draft2020_12().with(|settings| {
+        settings.inline_subschemas = true;
+        settings.meta_schema = None;
+    });
+    settings.into_generator().into_root_schema_for::<T>().to_value()
+}
+
+struct Typed<A, F> {
+    spec: ToolSpec,
+    run: F,
+    arguments: std::marker::PhantomData<fn(A)>,
+}
+
+impl<A, F, R> Tool for Typed<A, F>
+where
+    A: DeserializeOwned + Send + 'static,
+    F: Fn(A) -> R + Send + Sync,
+    R: Future<Output = Result<String, ToolError>> + Send + 'static,
+{
+    fn spec(&self) -> ToolSpec {
+        self.spec.clone()
+    }
+
+    fn call(&self, arguments: Value) -> BoxFuture<'_, Result<String, ToolError>> {
+        match serde_json::from_value(arguments) {
+            Ok(arguments) => (self.run)(arguments).boxed(),
+            Err(mistake) => {
+                let text = format!("the arguments of {} do not fit: {mistake}", self.spec.name);
+                futures::future::ready(Err(ToolError::Refused(text))).boxed()
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde::Deserialize;
+    use serde_json::json;
+
+    use super::*;
+
+    #[derive(Deserialize, JsonSchema)]
+    #[serde(deny_unknown_fields)]
+    struct Greet {
+        /// Who is greeted.
+        name: String,
+    }
+
+    fn greet() -> Arc<dyn Tool> {
+        typed("greet", "Greets.", |Greet { name }: Greet| async move { Ok(format!("hello {name}")) })
+    }
+
+    #[tokio::test]
+    async fn a_typed_tool_has_the_schema_of_its_arguments_and_runs_with_them() {
+        let tool = greet();
+        let schema = tool.spec().schema;
+        assert_eq!(schema["properties"]["name"]["description"], "Who is greeted.");
+        assert_eq!(schema["required"], json!(["name"]));
+        assert_eq!(schema["additionalProperties"], json!(false));
+        assert_eq!(tool.call(json!({"name": "you"})).await.unwrap(), "hello you");
+        assert!(matches!(tool.call(json!({"nome": "you"})).await, Err(ToolError::Refused(_))));
+    }
+
+    #[test]
+    fn two_tools_of_one_name_are_refused() {
+        let refusal = Toolbox::new([greet(), greet()]).err().unwrap();
+        assert_eq!(refusal, DuplicateTool("greet".into()));
+    }
+}
