@@ -112,12 +112,12 @@ impl Usage {
         *self == Self::default()
     }
 
-    /// Adds what another piece of work used.
+    /// Adds what another piece of work used. The figures are what workers claim, so that none may overflow.
     pub fn add(&mut self, other: Self) {
-        self.model_calls += other.model_calls;
-        self.tool_calls += other.tool_calls;
-        self.input_tokens += other.input_tokens;
-        self.output_tokens += other.output_tokens;
+        self.model_calls = self.model_calls.saturating_add(other.model_calls);
+        self.tool_calls = self.tool_calls.saturating_add(other.tool_calls);
+        self.input_tokens = self.input_tokens.saturating_add(other.input_tokens);
+        self.output_tokens = self.output_tokens.saturating_add(other.output_tokens);
     }
 }
 

@@ -182,12 +182,12 @@ pub fn stored<M: Message>(payload: &[u8], encoding: Encoding) -> Result<Option<S
         Encoding::MessagePack => {
             let envelope: OwnedEnvelope = read(payload, "the envelope")?;
             recognise::<M>(&envelope.t, envelope.v)?;
-            Ok(envelope.s)
+            Ok(envelope.s.filter(|_| envelope.b.is_none()))
         }
         Encoding::Json => {
             let envelope = json_envelope(payload)?;
             recognise::<M>(&envelope.t, envelope.v)?;
-            Ok(envelope.s)
+            Ok(envelope.s.filter(|_| envelope.b.is_none()))
         }
     }
 }

@@ -3,6 +3,7 @@
 
 use jiff::Timestamp;
 
+use super::event::whole_micros;
 use super::spec::{OnFailedDependency, TaskSpec};
 use super::state::{Attempt, AttemptEnd, End, ErroredFor, Plan, Planning, Start, Task, TaskState};
 use super::{Decision, Event};
@@ -17,8 +18,10 @@ pub fn apply_decision(plan: &mut Plan, decision: &Decision) {
     plan.through = plan.through.max(decision.through().unwrap_or(0));
 }
 
-/// Folds one event into the state; `at` is the time of its decision.
+/// Folds one event into the state; `at` is the time of its decision, of which whole microseconds count: the log keeps
+/// no more, and a plan folded from it must equal the one that was decided on.
 pub fn apply(plan: &mut Plan, event: &Event, at: Timestamp) {
+    let at = whole_micros(at);
     match event {
         Event::RunStarted { objective, mode, documents, model, fail_fast } => {
             plan.start = Some(Start {
@@ -37,8 +40,9 @@ pub fn apply(plan: &mut Plan, event: &Event, at: Timestamp) {
                 Some(Planning { turn, attempt, worker: None, since: at, feedback, retry_at: None });
         }
         Event::PlanningClaimed { worker, .. } => {
-            if let Some(planning) = &mut plan.planning {
-                planning.worker = Some(worker.clone());
+            if let Some(planning) = &mut plan.planning
+                && planning.worker.replace(worker.clone()).is_none()
+            {
                 planning.since = at;
             }
         }
@@ -167,11 +171,10 @@ impl Plan {
         if let Some(ErroredFor::Retry(due)) = task.errored.take() {
             self.retries.remove(&(due, position));
         }
-        if to.is_terminal()
-            && !task.state.is_terminal()
+        if to.is_terminal() != task.state.is_terminal()
             && let Some(open) = self.open_by_capability.get_mut(&task.spec.capability)
         {
-            *open -= 1;
+            if to.is_terminal() { *open -= 1 } else { *open += 1 }
         }
         task.state = to;
         task.since = at;

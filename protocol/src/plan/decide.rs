@@ -5,7 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use jiff::{SignedDuration, Timestamp};
 
-use super::spec::{Limits, Mode, OnFailedDependency, Submission, TaskSpec};
+use super::event::whole_micros;
+use super::spec::{Limits, MAX_OBJECTIVE, Mode, OnFailedDependency, Submission, TaskSpec};
 use super::state::{EndReason, ErroredFor, FinalRung, MAX_BLOCKED, Plan, Task, TaskState};
 use super::{Clock, Event, Refusal, Work, check};
 use crate::ids::{Capability, TaskId, WorkerId};
@@ -129,7 +130,7 @@ pub fn decide(plan: &Plan, input: &Input<'_>, now: Timestamp) -> Result<Vec<Even
         Input::Clock(Work::Task { task, attempt }, clock) => time_out(plan, task, *attempt, *clock, now),
         Input::Clock(Work::Review { task, attempt, review }, clock) => {
             let error = TaskError::new(ErrorKind::Other, clock.to_string());
-            review_errored(open_review(plan, task, *attempt, *review)?, *attempt, *review, &error)
+            review_errored(under_review(plan, task, *attempt)?, *review, &error)
                 .map(|events| with_consequences(plan, events))
         }
         Input::Clock(Work::Planning { turn, attempt }, clock) => {
@@ -148,8 +149,8 @@ fn on_fact(plan: &Plan, fact: &Fact, now: Timestamp) -> Result<Vec<Event>, Refus
         Fact::Planned { turn, attempt, outcome } => planned(plan, *turn, *attempt, outcome, now),
         Fact::Ended { task, attempt, worker, outcome } => ended(plan, task, *attempt, worker, outcome, now),
         Fact::Reviewed { task, attempt, review, critic, outcome } => {
-            let open = open_review(plan, task, *attempt, *review)?;
-            reviewed(open, *attempt, *review, critic, outcome).map(|events| with_consequences(plan, events))
+            reviewed(under_review(plan, task, *attempt)?, *review, critic, outcome)
+                .map(|events| with_consequences(plan, events))
         }
         Fact::Control(Control::CancelRun { reason }) => Ok(cancel_run(plan, reason)),
         Fact::Control(Control::CancelTask { task, reason }) => cancel_task(plan, task, reason),
@@ -162,13 +163,21 @@ fn submit(plan: &Plan, submission: &Submission) -> Result<Vec<Event>, Refusal> {
     if plan.start.is_some() {
         return Err(Refusal::AlreadySubmitted);
     }
+    let fault = objective_fault(&submission.objective);
     let mut events = vec![Event::RunStarted {
-        objective: submission.objective.clone(),
+        objective: match fault {
+            Some(_) => submission.objective.chars().take(MAX_SUMMARY).collect(),
+            None => submission.objective.clone(),
+        },
         mode: submission.mode,
         documents: submission.documents.clone(),
         model: submission.model.clone(),
         fail_fast: submission.fail_fast,
     }];
+    if let Some(detail) = fault {
+        events.push(Event::RunEnded { reason: EndReason::Failed, detail, deliverable: None });
+        return Ok(events);
+    }
     match submission.mode {
         Mode::Llm => events.push(Event::PlanningAsked { turn: 1, attempt: 1, feedback: None }),
         Mode::Fixed => match check(plan, &submission.tasks) {
@@ -183,7 +192,16 @@ fn submit(plan: &Plan, submission: &Submission) -> Result<Vec<Event>, Refusal> {
     Ok(events)
 }
 
-/// Adds tasks to the plan, each ready or pending, and cancels those that hang on what is already lost.
+fn objective_fault(objective: &str) -> Option<String> {
+    if objective.trim().is_empty() {
+        return Some("the objective is empty".into());
+    }
+    let bytes = objective.len();
+    (bytes > MAX_OBJECTIVE)
+        .then(|| format!("the objective has {bytes} bytes; at most {MAX_OBJECTIVE} are allowed"))
+}
+
+/// Adds tasks to the plan, each ready or pending.
 fn added(plan: &Plan, tasks: &[TaskSpec]) -> Vec<Event> {
     let is_met = |spec: &TaskSpec, id: &TaskId| {
         plan.task(id).is_some_and(|task| match task.state {
@@ -263,7 +281,13 @@ fn claimed(plan: &Plan, work: &Work, worker: &WorkerId) -> Result<Vec<Event>, Re
         Work::Planning { turn, attempt } => {
             let (turn, attempt) = (*turn, *attempt);
             match &plan.planning {
-                Some(planning) if (planning.turn, planning.attempt) == (turn, attempt) => {
+                Some(planning)
+                    if (planning.turn, planning.attempt) == (turn, attempt)
+                        && planning.retry_at.is_none() =>
+                {
+                    if planning.worker.as_ref() == Some(worker) {
+                        return Ok(Vec::new());
+                    }
                     Ok(vec![Event::PlanningClaimed { turn, attempt, worker: worker.clone() }])
                 }
                 Some(_) | None => Err(Refusal::NotCurrentTurn { turn, attempt }),
@@ -271,7 +295,7 @@ fn claimed(plan: &Plan, work: &Work, worker: &WorkerId) -> Result<Vec<Event>, Re
         }
         // Who reviews is told by the verdict; until then the plan only waits.
         Work::Review { task, attempt, review } => {
-            open_review(plan, task, *attempt, *review).map(|_| Vec::new())
+            current_review(under_review(plan, task, *attempt)?, *review).map(|()| Vec::new())
         }
         Work::Task { task, attempt } => {
             let (id, attempt) = (task.clone(), *attempt);
@@ -281,6 +305,10 @@ fn claimed(plan: &Plan, work: &Work, worker: &WorkerId) -> Result<Vec<Event>, Re
                     if task.current().is_some_and(|current| current.worker.as_ref() == Some(worker)) {
                         return Ok(Vec::new());
                     }
+                    Ok(vec![Event::AttemptClaimed { task: id, attempt, worker: worker.clone() }])
+                }
+                // Whoever claims offers the capability: the registry is only behind.
+                TaskState::Errored if attempt > 0 && task.errored == Some(ErroredFor::Capability) => {
                     Ok(vec![Event::AttemptClaimed { task: id, attempt, worker: worker.clone() }])
                 }
                 TaskState::Pending
@@ -405,17 +433,19 @@ fn retry(plan: &Plan, id: &TaskId, now: Timestamp) -> Result<Vec<Event>, Refusal
 
 // ---- reviews
 
-fn open_review<'a>(plan: &'a Plan, id: &TaskId, attempt: u32, review: u32) -> Result<&'a Task, Refusal> {
+fn under_review<'a>(plan: &'a Plan, id: &TaskId, attempt: u32) -> Result<&'a Task, Refusal> {
     let task = current_attempt(plan, id, attempt)?;
-    if task.state != TaskState::NeedsReview || task.review != review {
-        return Err(wrong_state(task, "a review"));
-    }
-    Ok(task)
+    if task.state == TaskState::NeedsReview { Ok(task) } else { Err(wrong_state(task, "a review")) }
 }
 
+fn current_review(task: &Task, review: u32) -> Result<(), Refusal> {
+    if task.review == review { Ok(()) } else { Err(wrong_state(task, "a review that is over")) }
+}
+
+/// A verdict counts from an earlier try at the review too: an order that nobody took in time still waits in its queue
+/// under that number. Whatever is no verdict counts from the current try alone.
 fn reviewed(
     task: &Task,
-    attempt: u32,
     review: u32,
     critic: &WorkerId,
     outcome: &Result<Verdict, TaskError>,
@@ -423,16 +453,20 @@ fn reviewed(
     let id = task.spec.id.clone();
     if task.current().and_then(|current| current.worker.as_ref()) == Some(critic) {
         let error = TaskError::new(ErrorKind::Other, Refusal::AuthorIsCritic(id).to_string());
-        return review_errored(task, attempt, review, &error);
+        return review_errored(task, review, &error);
     }
     let verdict = match outcome {
         Ok(verdict) => verdict,
-        Err(error) => return review_errored(task, attempt, review, error),
+        Err(error) => return review_errored(task, review, error),
     };
     if let Some(inconsistency) = verdict.inconsistency() {
         let error = TaskError::new(ErrorKind::Other, format!("the verdict was refused: {inconsistency}"));
-        return review_errored(task, attempt, review, &error);
+        return review_errored(task, review, &error);
     }
+    if review > task.review {
+        return Err(wrong_state(task, "a review that has not begun"));
+    }
+    let attempt = task.attempt;
     let given =
         Event::VerdictGiven { task: id.clone(), attempt, critic: critic.clone(), verdict: verdict.clone() };
     let next = if verdict.passed {
@@ -447,8 +481,9 @@ fn reviewed(
     Ok(vec![given, next])
 }
 
-fn review_errored(task: &Task, attempt: u32, review: u32, error: &TaskError) -> Result<Vec<Event>, Refusal> {
-    let id = task.spec.id.clone();
+fn review_errored(task: &Task, review: u32, error: &TaskError) -> Result<Vec<Event>, Refusal> {
+    current_review(task, review)?;
+    let (id, attempt) = (task.spec.id.clone(), task.attempt);
     let again = review < MAX_REVIEWS;
     let error = error.message.clone();
     let failed = (!again).then(|| Event::TaskFailed {
@@ -649,7 +684,7 @@ fn outcome(plan: &Plan, rung: Option<FinalRung>) -> (EndReason, String) {
     let first = plan.tasks.iter().find(|task| task.state == TaskState::Failed);
     let detail = match first.and_then(|task| task.reason.as_ref().map(|reason| (&task.spec.id, reason))) {
         Some((id, reason)) => format!("task {id} failed: {reason}"),
-        None if lost > 0 => format!("{lost} tasks were cancelled"),
+        None if lost > 0 => format!("{} cancelled", tasks_were(lost)),
         None => String::new(),
     };
     match rung {
@@ -685,18 +720,35 @@ fn blocked(plan: &Plan) -> String {
     let lines: Vec<String> = waiting
         .take(MAX_BLOCKED)
         .map(|task| {
-            let lost = task.spec.depends_on.iter().filter_map(|id| plan.task(id)).find(|task| {
-                matches!(task.state, TaskState::Failed | TaskState::Cancelled | TaskState::Pending)
+            let skips = task.spec.on_failed_dependency == OnFailedDependency::Skip;
+            let mut dependencies = task.spec.depends_on.iter().filter_map(|id| plan.task(id));
+            let awaited = dependencies.find(|dependency| match dependency.state {
+                TaskState::Pending => true,
+                TaskState::Failed | TaskState::Cancelled => !skips,
+                TaskState::Ready
+                | TaskState::Running
+                | TaskState::NeedsReview
+                | TaskState::Completed
+                | TaskState::Rerun
+                | TaskState::Errored => false,
             });
-            match lost {
-                Some(lost) => {
-                    format!("{} waits for {}, which is {}", task.spec.id, lost.spec.id, lost.state)
+            match awaited {
+                Some(awaited) => {
+                    format!("{} waits for {}, which is {}", task.spec.id, awaited.spec.id, awaited.state)
                 }
                 None => format!("{} is {}", task.spec.id, task.state),
             }
         })
         .collect();
-    format!("{} tasks can never begin: {}", plan.open(), lines.join("; "))
+    let tasks = match plan.open() {
+        1 => "1 task".to_owned(),
+        open => format!("{open} tasks"),
+    };
+    format!("{tasks} can never begin: {}", lines.join("; "))
+}
+
+fn tasks_were(count: u32) -> String {
+    if count == 1 { "1 task was".into() } else { format!("{count} tasks were") }
 }
 
 // ---- shared
@@ -716,5 +768,5 @@ fn wrong_state(task: &Task, what: &str) -> Refusal {
 
 fn after(now: Timestamp, wait: std::time::Duration) -> Timestamp {
     let wait = SignedDuration::try_from(wait).unwrap_or(SignedDuration::MAX);
-    now.saturating_add(wait).unwrap_or(Timestamp::MAX)
+    whole_micros(now.saturating_add(wait).unwrap_or(Timestamp::MAX))
 }

@@ -67,11 +67,13 @@ pub fn due(plan: &Plan, scope: Scope<'_>) -> Vec<Effect> {
         return vec![Effect::Close];
     }
     let mut effects = Vec::new();
-    if let Some(planning) = &plan.planning
-        && planning.worker.is_none()
-        && planning.retry_at.is_none()
-    {
-        effects.push(Effect::Offer(Work::Planning { turn: planning.turn, attempt: planning.attempt }));
+    if let Some(planning) = &plan.planning {
+        let work = Work::Planning { turn: planning.turn, attempt: planning.attempt };
+        match (planning.retry_at, &planning.worker) {
+            (Some(_), _) => effects.push(Effect::Withdraw(work)),
+            (None, None) => effects.push(Effect::Offer(work)),
+            (None, Some(_)) => {}
+        }
     }
     match scope {
         Scope::All => effects.extend(plan.tasks().iter().flat_map(due_for)),
@@ -85,22 +87,41 @@ pub fn due(plan: &Plan, scope: Scope<'_>) -> Vec<Effect> {
 fn due_for(task: &Task) -> Option<Effect> {
     let attempt = task.attempt;
     let work = || Work::Task { task: task.spec.id.clone(), attempt };
-    let timed_out =
-        || task.current().is_some_and(|current| matches!(current.end, Some(AttemptEnd::TimedOut(_))));
+    let review = || Work::Review { task: task.spec.id.clone(), attempt, review: task.review };
     match task.state {
         TaskState::Ready | TaskState::Rerun => Some(Effect::Offer(work())),
-        TaskState::NeedsReview => {
-            let (task, review) = (task.spec.id.clone(), task.review);
-            Some(Effect::Offer(Work::Review { task, attempt, review }))
+        TaskState::NeedsReview => Some(Effect::Offer(review())),
+        TaskState::Errored | TaskState::Failed | TaskState::Cancelled if attempt > 0 => {
+            match left_behind(task)? {
+                LeftBehind::Attempt => Some(Effect::Withdraw(work())),
+                LeftBehind::Review => Some(Effect::Withdraw(review())),
+            }
         }
-        TaskState::Cancelled if attempt > 0 => Some(Effect::Withdraw(work())),
-        TaskState::Errored | TaskState::Failed if timed_out() => Some(Effect::Withdraw(work())),
         TaskState::Pending
         | TaskState::Running
         | TaskState::Completed
         | TaskState::Errored
         | TaskState::Failed
         | TaskState::Cancelled => None,
+    }
+}
+
+/// What somebody may still have in hand of a task that does not want it any more.
+enum LeftBehind {
+    Attempt,
+    Review,
+}
+
+fn left_behind(task: &Task) -> Option<LeftBehind> {
+    let current = task.current();
+    match current.and_then(|current| current.end.as_ref()) {
+        // Offered or claimed, and then cancelled. An order that waits for its capability is wanted still.
+        None => (task.state == TaskState::Cancelled).then_some(LeftBehind::Attempt),
+        Some(AttemptEnd::TimedOut(_)) => Some(LeftBehind::Attempt),
+        Some(AttemptEnd::Errored(_)) => None,
+        Some(AttemptEnd::Finished { .. }) => {
+            current.is_some_and(|current| current.verdict.is_none()).then_some(LeftBehind::Review)
+        }
     }
 }
 
@@ -189,7 +210,7 @@ fn run_out(
             (silent(task.since) && silent(last())).then_some(Clock::Silence)
         }
         TaskState::NeedsReview => {
-            let limit = limits.queue_wait + limits.run_time;
+            let limit = limits.queue_wait.saturating_add(limits.run_time);
             let work = Work::Review { task: id(), attempt, review: task.review };
             return passed(task.since, limit, now).then_some((work, Clock::QueueWait));
         }

@@ -262,6 +262,11 @@ pub enum Cause {
     Rules,
 }
 
+/// A time as the log keeps it.
+pub(super) fn whole_micros(at: Timestamp) -> Timestamp {
+    Timestamp::from_microsecond(at.as_microsecond()).unwrap_or(at)
+}
+
 /// Timestamps that may be missing, as microseconds.
 mod optional_micros {
     pub use jiff::fmt::serde::timestamp::microsecond::optional::{deserialize, serialize};

@@ -2,8 +2,10 @@
 
 use std::collections::HashMap;
 
+use serde_json::Value;
+
 use super::GraphError;
-use super::spec::{Limits, MAX_OBJECTIVE, MAX_TASKS, TaskSpec};
+use super::spec::{Limits, MAX_OBJECTIVE, MAX_PARAMETER_DEPTH, MAX_TASKS, TaskSpec};
 use super::state::Plan;
 use crate::ids::TaskId;
 
@@ -49,7 +51,19 @@ fn check_words(task: &TaskSpec) -> Result<(), GraphError> {
         let capability = task.capability.clone();
         return Err(GraphError::ReservedCapability { task: task.id.clone(), capability });
     }
+    if !task.parameters.values().all(|value| is_within(value, MAX_PARAMETER_DEPTH)) {
+        let expected = format!("nested at most {MAX_PARAMETER_DEPTH} deep");
+        return Err(GraphError::Limit { task: task.id.clone(), limit: "parameters".into(), expected });
+    }
     check_limits(task, &task.limits)
+}
+
+fn is_within(value: &Value, depth: usize) -> bool {
+    match value {
+        Value::Array(values) => depth > 0 && values.iter().all(|value| is_within(value, depth - 1)),
+        Value::Object(fields) => depth > 0 && fields.values().all(|value| is_within(value, depth - 1)),
+        Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => true,
+    }
 }
 
 fn check_limits(task: &TaskSpec, limits: &Limits) -> Result<(), GraphError> {

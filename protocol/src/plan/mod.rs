@@ -16,12 +16,14 @@
 //! | pending, ready, rerun | errored | the registry | nobody offers its capability |
 //! | errored | ready, pending | the registry | somebody does now |
 //! | ready, rerun | running | a claim | of the current attempt |
+//! | errored | running | a claim | it waits for a capability, and the claim says that somebody has it |
 //! | running | running | a claim | another worker took the attempt over |
 //! | running | completed | an outcome | a result, and no review asked for |
 //! | running | needs_review | an outcome | a result, and a review asked for |
 //! | running | errored | an outcome, a clock | an error, an empty result or a time-out, and attempts are left |
 //! | running | failed | an outcome, a clock | the same, and none are left or another can't help |
 //! | ready, rerun | errored, failed | the queue-wait clock | as above |
+//! | errored | failed | the queue-wait clock | nobody offers its capability |
 //! | errored | ready | the clock | its backoff is over |
 //! | needs_review | completed | a verdict | it passed |
 //! | needs_review | rerun | a verdict | it did not, and attempts are left |

@@ -11,12 +11,16 @@ use crate::result::Parameters;
 
 /// The most bytes of an objective, of a run or of a task.
 pub const MAX_OBJECTIVE: usize = 64 * 1024;
+/// How deep the values of a task's parameters may be nested. Far below the depth that the decoders of the log take,
+/// so that what was accepted can always be written and read again.
+pub const MAX_PARAMETER_DEPTH: usize = 64;
 /// The most tasks of one plan.
 pub const MAX_TASKS: usize = 1_000_000;
 
-/// One task of a plan.
+/// One task of a plan. It stands in the log, so that reading passes over fields of newer writers; the schema, which
+/// models and people write by, allows none.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
+#[schemars(deny_unknown_fields)]
 pub struct TaskSpec {
     /// Its name, unique within the plan.
     pub id: TaskId,
@@ -69,7 +73,8 @@ impl Review {
 
 /// How long and how often a task may try. Durations are in seconds.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(default, deny_unknown_fields)]
+#[serde(default)]
+#[schemars(deny_unknown_fields)]
 pub struct Limits {
     /// Attempts before the task fails, 1 or more.
     pub max_attempts: u32,

@@ -270,7 +270,7 @@ pub struct Planning {
     pub attempt: u32,
     /// Who works on it.
     pub worker: Option<WorkerId>,
-    /// When the attempt was asked for, or claimed.
+    /// When the attempt was asked for, or first claimed.
     pub since: Timestamp,
     /// What the attempt before did wrong.
     pub feedback: Option<String>,
