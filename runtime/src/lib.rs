@@ -1,1 +1,32 @@
-//! Millrace runtime.
+//! The NATS shell that every program shares: connection, log, journals, queues, leases, blobs, registry, shutdown and
+//! logging. It knows no rules: what a message means is said by `millrace-protocol`.
+//!
+//! ```text
+//! Bus            one connection to a cluster that was checked against its settings
+//! ├─ log         fenced appends, reading a run or a journal from its start
+//! ├─ tail        a lane as it grows, from any sequence
+//! ├─ journal     the chain of entries of one piece of work
+//! ├─ queue       orders: offer, pull, lease, withdraw
+//! ├─ lease       who owns a lane
+//! ├─ blobs       large values, by content
+//! ├─ archive     runs that are over
+//! └─ registry    capabilities, signs of life, summaries
+//! ```
+
+pub mod archive;
+pub mod blobs;
+pub mod bus;
+mod direct;
+pub mod fault;
+pub mod journal;
+pub mod lease;
+pub mod log;
+pub mod queue;
+pub mod registry;
+pub mod shutdown;
+pub mod tail;
+pub mod telemetry;
+pub mod topology;
+
+pub use bus::{Bus, Connection};
+pub use fault::Fault;

@@ -1,0 +1,92 @@
+//! Batched direct reads of a stream (ADR-31), by hand: the client library has no call for them. On a replicated
+//! stream they may be answered by a copy that lags, which every caller must bear: appends are checked by the leader.
+
+use std::time::Duration;
+
+use async_nats::Message;
+use futures::StreamExt;
+
+use crate::Fault;
+use crate::bus::{Bus, Record, encoding};
+
+/// How long the next message of an answer is waited for.
+const PATIENCE: Duration = Duration::from_secs(3);
+/// How many messages one request asks for.
+const PAGE: usize = 5_000;
+/// How often a request that got no answer is sent again.
+const TRIES: u32 = 8;
+
+/// All messages of `stream` whose subject matches `filter`, from sequence `from` on, oldest first.
+///
+/// # Errors
+/// The server does not answer.
+pub async fn read(bus: &Bus, stream: &str, filter: &str, from: u64) -> Result<Vec<Record>, Fault> {
+    let mut records = Vec::new();
+    let (mut next, mut tries) = (from.max(1), 0);
+    loop {
+        match page(bus, stream, filter, next, &mut records).await {
+            Ok(is_last) => {
+                if is_last {
+                    return Ok(records);
+                }
+                tries = 0;
+            }
+            Err(fault) if tries < TRIES => {
+                tries += 1;
+                tracing::debug!(%fault, tries, "reading again");
+                tokio::time::sleep(crate::fault::pause(tries)).await;
+            }
+            Err(fault) => return Err(fault),
+        }
+        // Whatever arrived before a break is kept: the next page begins behind it.
+        next = records.last().map_or(next, |last: &Record| last.sequence + 1);
+    }
+}
+
+/// Reads one page into `records`; says whether it was the last.
+async fn page(
+    bus: &Bus,
+    stream: &str,
+    filter: &str,
+    from: u64,
+    records: &mut Vec<Record>,
+) -> Result<bool, Fault> {
+    let what = || format!("reading {filter} from {stream}");
+    let request = serde_json::json!({ "batch": PAGE, "seq": from, "next_by_subj": filter }).to_string();
+    let inbox = bus.client().new_inbox();
+    let mut answers =
+        bus.client().subscribe(inbox.clone()).await.map_err(|error| Fault::unavailable(what(), error))?;
+    bus.client()
+        .publish_with_reply(format!("$JS.API.DIRECT.GET.{stream}"), inbox, request.into())
+        .await
+        .map_err(|error| Fault::unavailable(what(), error))?;
+    loop {
+        let message = tokio::time::timeout(PATIENCE, answers.next())
+            .await
+            .map_err(|_| Fault::unavailable(what(), "it stopped in mid-answer"))?
+            .ok_or_else(|| Fault::unavailable(what(), "the connection closed"))?;
+        match message.status.map(|status| status.as_u16()) {
+            None => records.push(record(message).ok_or_else(|| Fault::unavailable(what(), "no sequence"))?),
+            Some(404) => return Ok(true),
+            Some(204) => return Ok(header(&message, "Nats-Num-Pending").is_none_or(|left| left == "0")),
+            Some(status) => {
+                let why = message.description.unwrap_or_else(|| status.to_string());
+                return Err(Fault::unavailable(what(), why));
+            }
+        }
+    }
+}
+
+fn header<'a>(message: &'a Message, name: &str) -> Option<&'a str> {
+    Some(message.headers.as_ref()?.get(name)?.as_str())
+}
+
+fn record(message: Message) -> Option<Record> {
+    let sequence = header(&message, "Nats-Sequence")?.parse().ok()?;
+    let subject = header(&message, "Nats-Subject")?.into();
+    let time = header(&message, "Nats-Time-Stamp")?.parse().ok()?;
+    let is_deletion =
+        header(&message, "KV-Operation").is_some() || header(&message, "Nats-Marker-Reason").is_some();
+    let encoding = encoding(message.headers.as_ref());
+    Some(Record { sequence, subject, payload: message.payload, encoding, time, is_deletion })
+}

@@ -1,0 +1,241 @@
+//! Appending to the log, fenced, and reading it from the start.
+//!
+//! Every append names the sequence of the message before it on its own literal subject, so that of two writers one is
+//! refused by the server. An append whose acknowledgement did not come is *unclear*: the log is asked what the last
+//! message of the subject is, and whether it is our own, before anything else is said or tried.
+
+use std::time::Duration;
+
+use async_nats::jetstream::{self, message::PublishMessage};
+use bytes::Bytes;
+use millrace_protocol::ids::{Lane, RunId};
+use millrace_protocol::subject::{self, Topic};
+use millrace_protocol::wire::{MAX_INLINE, Message, body, seal, seal_stored};
+
+use crate::bus::{Bus, Record};
+use crate::fault::pause;
+use crate::topology::{fault, lane_stream};
+use crate::{Fault, direct};
+
+/// How long an append is tried before the server counts as gone.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// The header with the id of an append, by which its writer recognises it.
+const ID_HEADER: &str = "Millrace-Id";
+
+/// Why an append did not happen.
+#[derive(Debug, thiserror::Error)]
+pub enum AppendError {
+    /// Somebody else has written to the subject: its last message has this sequence (0 if there is none).
+    #[error("another writer was first: the last message has sequence {last}")]
+    Fenced {
+        /// The sequence of the last message of the subject.
+        last: u64,
+    },
+    /// The server did not take it, for as long as it was tried.
+    #[error(transparent)]
+    Fault(#[from] Fault),
+}
+
+/// Appends a message to a topic of a run, where `last` is the sequence of the topic's last message (0 if there must
+/// be none). Bodies too large for a message go to the blob store first. Gives the new sequence.
+///
+/// # Errors
+/// Somebody else has written, or the server does not take it for a minute.
+pub async fn append<M: Message>(
+    bus: &Bus,
+    lane: Lane,
+    run: &RunId,
+    topic: &Topic,
+    message: &M,
+    last: u64,
+) -> Result<u64, AppendError> {
+    let payload = sealed(bus, message).await?;
+    let subject = subject::topic(lane, run, topic);
+    append_payload(bus, lane, subject, payload, last).await
+}
+
+/// The envelope of a message, with its body in the blob store if it is large.
+async fn sealed<M: Message>(bus: &Bus, message: &M) -> Result<Bytes, Fault> {
+    let body = body(message);
+    if body.len() <= MAX_INLINE {
+        return Ok(seal::<M>(&body).into());
+    }
+    Ok(seal_stored::<M>(bus.blobs().put(&body).await?).into())
+}
+
+async fn append_payload(
+    bus: &Bus,
+    lane: Lane,
+    subject: String,
+    payload: Bytes,
+    last: u64,
+) -> Result<u64, AppendError> {
+    let id = uuid::Uuid::now_v7().simple().to_string();
+    let publish = || {
+        PublishMessage::build()
+            .payload(payload.clone())
+            .header(ID_HEADER, id.as_str())
+            .expected_last_subject_sequence(last)
+    };
+    let started = tokio::time::Instant::now();
+    let mut tries = 0;
+    loop {
+        let error = match bus.publisher().send_publish(subject.clone(), publish()).await {
+            Ok(acknowledgement) => match acknowledgement.await {
+                Ok(acknowledgement) => return Ok(acknowledgement.sequence),
+                Err(error) => error,
+            },
+            Err(error) => error,
+        };
+        let fault = fault(&format!("appending to {subject}"), &error);
+        if !fault.is_transient() {
+            return Err(fault.into());
+        }
+        tracing::debug!(%subject, last, tries, %error, "an append is unclear; asking the log");
+        match what_became_of(bus, lane, &subject, &id, last).await {
+            Became::Written(sequence) => return Ok(sequence),
+            Became::Fenced(last) => return Err(AppendError::Fenced { last }),
+            Became::Nothing if started.elapsed() > PATIENCE => return Err(fault.into()),
+            Became::Nothing => {}
+        }
+        tries += 1;
+        tokio::time::sleep(pause(tries)).await;
+    }
+}
+
+enum Became {
+    Written(u64),
+    Fenced(u64),
+    Nothing,
+}
+
+/// Asks the leader for the last message of a subject: ours, another's, or still the one we followed. A subject that
+/// was emptied meanwhile belongs to a run that is over, which is as good as another writer.
+async fn what_became_of(bus: &Bus, lane: Lane, subject: &str, id: &str, last: u64) -> Became {
+    let Ok(stream) = bus.control().get_stream_no_info(lane_stream(lane)).await else {
+        return Became::Nothing;
+    };
+    match stream.get_last_raw_message_by_subject(subject).await {
+        Ok(found) if found.headers.get(ID_HEADER).is_some_and(|value| value.as_str() == id) => {
+            Became::Written(found.sequence)
+        }
+        Ok(found) if found.sequence != last => Became::Fenced(found.sequence),
+        Ok(_) => Became::Nothing,
+        Err(error) => match error.kind() {
+            jetstream::stream::LastRawMessageErrorKind::NoMessageFound if last > 0 => Became::Fenced(0),
+            jetstream::stream::LastRawMessageErrorKind::NoMessageFound
+            | jetstream::stream::LastRawMessageErrorKind::InvalidSubject
+            | jetstream::stream::LastRawMessageErrorKind::JetStream(_)
+            | jetstream::stream::LastRawMessageErrorKind::Other => Became::Nothing,
+        },
+    }
+}
+
+/// Adds a message to a topic that anybody may write to, once: a second one with the same `id` within two minutes is
+/// dropped by the server, and later ones by the rules.
+///
+/// # Errors
+/// The server does not take it for a minute.
+pub async fn tell<M: Message>(
+    bus: &Bus,
+    lane: Lane,
+    run: &RunId,
+    topic: &Topic,
+    message: &M,
+    id: &str,
+) -> Result<u64, Fault> {
+    let payload = sealed(bus, message).await?;
+    let subject = subject::topic(lane, run, topic);
+    let started = tokio::time::Instant::now();
+    let mut tries = 0;
+    loop {
+        let publish = PublishMessage::build().payload(payload.clone()).message_id(id);
+        let error = match bus.publisher().send_publish(subject.clone(), publish).await {
+            Ok(acknowledgement) => match acknowledgement.await {
+                Ok(acknowledgement) => return Ok(acknowledgement.sequence),
+                Err(error) => error,
+            },
+            Err(error) => error,
+        };
+        if started.elapsed() > PATIENCE {
+            return Err(fault(&format!("writing to {subject}"), &error));
+        }
+        tries += 1;
+        tokio::time::sleep(pause(tries)).await;
+    }
+}
+
+/// All messages of a run that are in its lane, oldest first; none if it was archived or never was.
+///
+/// # Errors
+/// The server does not answer.
+pub async fn read_run(bus: &Bus, lane: Lane, run: &RunId, from: u64) -> Result<Vec<Record>, Fault> {
+    direct::read(bus, &lane_stream(lane), &subject::run(lane, run), from).await
+}
+
+/// All messages of one topic of a run, oldest first.
+///
+/// # Errors
+/// The server does not answer.
+pub async fn read_topic(bus: &Bus, lane: Lane, run: &RunId, topic: &Topic) -> Result<Vec<Record>, Fault> {
+    direct::read(bus, &lane_stream(lane), &subject::topic(lane, run, topic), 1).await
+}
+
+/// The message of a lane with this sequence; `None` if it is not there any more.
+///
+/// # Errors
+/// The server does not answer.
+pub async fn read_one(bus: &Bus, lane: Lane, sequence: u64) -> Result<Option<Record>, Fault> {
+    let what = || format!("reading message {sequence} of lane {lane}");
+    let stream =
+        bus.control().get_stream_no_info(lane_stream(lane)).await.map_err(|error| fault(&what(), &error))?;
+    for tries in 1..=8 {
+        match stream.direct_get(sequence).await {
+            Ok(found) => {
+                return Ok(Some(Record {
+                    sequence,
+                    subject: found.subject,
+                    encoding: crate::bus::encoding(Some(&found.headers)),
+                    payload: found.payload,
+                    time: crate::bus::timestamp(found.time.unix_timestamp_nanos()),
+                    is_deletion: false,
+                }));
+            }
+            Err(error) => match error.kind() {
+                jetstream::stream::DirectGetErrorKind::NotFound => return Ok(None),
+                jetstream::stream::DirectGetErrorKind::InvalidSubject
+                | jetstream::stream::DirectGetErrorKind::TimedOut
+                | jetstream::stream::DirectGetErrorKind::Request
+                | jetstream::stream::DirectGetErrorKind::ErrorResponse(_, _)
+                | jetstream::stream::DirectGetErrorKind::Other => tokio::time::sleep(pause(tries)).await,
+            },
+        }
+    }
+    Err(Fault::unavailable(what(), "no answer after several tries"))
+}
+
+/// The sequence of the last message of a lane; 0 if there was never one.
+///
+/// # Errors
+/// The server does not answer.
+pub async fn last_sequence(bus: &Bus, lane: Lane) -> Result<u64, Fault> {
+    let name = lane_stream(lane);
+    let stream = bus.control().get_stream(&name).await.map_err(|error| fault(&name, &error))?;
+    Ok(stream.cached_info().state.last_sequence)
+}
+
+/// Removes the messages of a run from its lane up to and with sequence `through`.
+///
+/// # Errors
+/// The server does not answer.
+pub async fn purge_run(bus: &Bus, lane: Lane, run: &RunId, through: u64) -> Result<u64, Fault> {
+    let name = lane_stream(lane);
+    let stream = bus.control().get_stream_no_info(&name).await.map_err(|error| fault(&name, &error))?;
+    let answer = stream
+        .purge()
+        .filter(subject::run(lane, run))
+        .sequence(through + 1)
+        .await
+        .map_err(|error| fault(&format!("removing run {run} from {name}"), &error))?;
+    Ok(answer.purged)
+}

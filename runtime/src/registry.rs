@@ -1,0 +1,121 @@
+//! What the cluster can do, who is alive, and which runs there are: buckets that can be thrown away.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use async_nats::jetstream::kv;
+use millrace_protocol::ids::{Capability, RunId};
+use millrace_protocol::registry::{Beat, RunSummary};
+use millrace_protocol::result::CapabilityDescription;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use crate::Fault;
+use crate::bus::Bus;
+use crate::lease::entries;
+use crate::topology::{BEATS, CAPABILITIES, RUNS, fault};
+
+async fn store(bus: &Bus, bucket: &str) -> Result<kv::Store, Fault> {
+    bus.control().get_key_value(bucket).await.map_err(|error| fault(&format!("bucket {bucket}"), &error))
+}
+
+async fn put(bus: &Bus, bucket: &str, key: &str, value: &impl Serialize) -> Result<(), Fault> {
+    let bytes = serde_json::to_vec(value).expect("what stands in buckets has a form in JSON");
+    let store = store(bus, bucket).await?;
+    let put = store.put(key, bytes.into()).await;
+    put.map(|_| ()).map_err(|error| fault(&format!("bucket {bucket}, key {key}"), &error))
+}
+
+/// All values of a bucket that can be read. One that can't is somebody else's: it is passed over.
+async fn all<T: DeserializeOwned>(bus: &Bus, bucket: &str) -> Result<Vec<T>, Fault> {
+    let entries = entries(bus, bucket).await?;
+    Ok(entries
+        .into_iter()
+        .filter_map(|(key, bytes)| {
+            serde_json::from_slice(&bytes)
+                .inspect_err(|error| tracing::warn!(bucket, key, %error, "an entry is passed over"))
+                .ok()
+        })
+        .collect())
+}
+
+/// Tells the cluster what a capability is. It stays known when nobody offers it for a while.
+///
+/// # Errors
+/// The server does not answer.
+pub async fn register(bus: &Bus, capability: &CapabilityDescription) -> Result<(), Fault> {
+    put(bus, CAPABILITIES, capability.name.as_str(), capability).await
+}
+
+/// The capabilities that the cluster knows, by name.
+///
+/// # Errors
+/// The server does not answer.
+pub async fn capabilities(bus: &Bus) -> Result<BTreeMap<Capability, CapabilityDescription>, Fault> {
+    let all: Vec<CapabilityDescription> = all(bus, CAPABILITIES).await?;
+    Ok(all.into_iter().map(|capability| (capability.name.clone(), capability)).collect())
+}
+
+/// The names of the capabilities that the cluster knows.
+///
+/// # Errors
+/// The server does not answer.
+pub async fn capability_names(bus: &Bus) -> Result<BTreeSet<Capability>, Fault> {
+    Ok(entries(bus, CAPABILITIES)
+        .await?
+        .into_iter()
+        .filter_map(|(key, _)| Capability::new(key).ok())
+        .collect())
+}
+
+/// Says that a process lives.
+///
+/// # Errors
+/// The server does not answer.
+pub async fn beat(bus: &Bus, beat: &Beat) -> Result<(), Fault> {
+    put(bus, BEATS, beat.id.as_str(), beat).await
+}
+
+/// Says that a process is gone.
+///
+/// # Errors
+/// The server does not answer: the entry runs out by itself.
+pub async fn leave(bus: &Bus, beat: &Beat) -> Result<(), Fault> {
+    let deleted = store(bus, BEATS).await?.delete(beat.id.as_str()).await;
+    deleted.map_err(|error| fault("leaving the registry", &error))
+}
+
+/// Who lives.
+///
+/// # Errors
+/// The server does not answer.
+pub async fn beats(bus: &Bus) -> Result<Vec<Beat>, Fault> {
+    all(bus, BEATS).await
+}
+
+/// Writes the summary of a run.
+///
+/// # Errors
+/// The server does not answer.
+pub async fn summarise(bus: &Bus, summary: &RunSummary) -> Result<(), Fault> {
+    put(bus, RUNS, summary.run.as_str(), summary).await
+}
+
+/// The summary of a run; `None` if there is no such run, or it has only just been handed in.
+///
+/// # Errors
+/// The server does not answer.
+pub async fn summary(bus: &Bus, run: &RunId) -> Result<Option<RunSummary>, Fault> {
+    let found =
+        store(bus, RUNS).await?.get(run.as_str()).await.map_err(|error| fault("bucket runs", &error))?;
+    Ok(found.and_then(|bytes| serde_json::from_slice(&bytes).ok()))
+}
+
+/// All runs, oldest first.
+///
+/// # Errors
+/// The server does not answer.
+pub async fn runs(bus: &Bus) -> Result<Vec<RunSummary>, Fault> {
+    let mut runs: Vec<RunSummary> = all(bus, RUNS).await?;
+    runs.sort_by(|a, b| (a.started, &a.run).cmp(&(b.started, &b.run)));
+    Ok(runs)
+}

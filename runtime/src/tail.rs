@@ -1,0 +1,144 @@
+//! A lane as it grows, from any sequence on, in order and without gaps.
+//!
+//! The client library's own ordered consumer is silent for half a minute when the server that hosts it dies. This one
+//! is a memory-backed pull consumer with a heartbeat of a second, made anew behind the last message that was seen as
+//! soon as a heartbeat is missed, a sequence is skipped, or anything else goes wrong.
+
+use std::time::Duration;
+
+use async_nats::jetstream::consumer::{AckPolicy, DeliverPolicy, ReplayPolicy, pull};
+use futures::StreamExt;
+use futures::stream::ReadyChunks;
+use millrace_protocol::ids::Lane;
+use tracing::{debug, warn};
+
+use crate::Fault;
+use crate::bus::{Bus, Record, encoding, timestamp};
+use crate::fault::pause;
+use crate::topology::{fault, lane_stream};
+
+/// How often the server says that it is there when there is nothing else to say.
+const HEARTBEAT: Duration = Duration::from_secs(1);
+/// How long one request for messages stands.
+const EXPIRES: Duration = Duration::from_secs(10);
+/// How many messages one request asks for.
+const BATCH: usize = 4_000;
+/// How many messages are handed on at once, at the most.
+const CHUNK: usize = 512;
+
+/// A reader of a lane.
+pub struct Tail {
+    bus: Bus,
+    lane: Lane,
+    filter: Option<String>,
+    next: u64,
+    delivered: u64,
+    stream: Option<ReadyChunks<pull::Stream>>,
+}
+
+impl Tail {
+    /// A reader of a whole lane from sequence `from` (1 is the beginning).
+    #[must_use]
+    pub fn lane(bus: &Bus, lane: Lane, from: u64) -> Self {
+        Self { bus: bus.clone(), lane, filter: None, next: from.max(1), delivered: 0, stream: None }
+    }
+
+    /// A reader of one subject of a lane.
+    #[must_use]
+    pub fn subject(bus: &Bus, lane: Lane, filter: String, from: u64) -> Self {
+        Self { filter: Some(filter), ..Self::lane(bus, lane, from) }
+    }
+
+    /// The next messages, at least one; waits for them, and through every failure of the server. Not to be cancelled
+    /// and asked again where a message must not be lost: messages taken from the connection are lost with it.
+    pub async fn next(&mut self) -> Vec<Record> {
+        let mut failures = 0;
+        loop {
+            let records = match self.try_next().await {
+                Ok(records) => records,
+                Err(fault) => {
+                    failures += 1;
+                    self.stream = None;
+                    debug!(lane = %self.lane, %fault, failures, "the lane's reader begins anew");
+                    if failures % 20 == 0 {
+                        warn!(lane = %self.lane, %fault, failures, "the lane can't be read; still trying");
+                    }
+                    tokio::time::sleep(pause(failures)).await;
+                    continue;
+                }
+            };
+            failures = 0;
+            if !records.is_empty() {
+                return records;
+            }
+        }
+    }
+
+    async fn try_next(&mut self) -> Result<Vec<Record>, Fault> {
+        let lost = |why: &str| Fault::unavailable("reading the lane", why);
+        if self.stream.is_none() {
+            self.stream = Some(self.open().await?);
+            self.delivered = 0;
+        }
+        let stream = self.stream.as_mut().expect("the stream was just opened");
+        let chunk = stream.next().await.ok_or_else(|| lost("the consumer ended"))?;
+        let mut records = Vec::with_capacity(chunk.len());
+        for message in chunk {
+            let message = match message {
+                Ok(message) => message,
+                // What came before the failure counts.
+                Err(error) => {
+                    self.stream = None;
+                    debug!(lane = %self.lane, %error, "the lane's consumer failed");
+                    break;
+                }
+            };
+            let info = message.info().map_err(|error| lost(&error.to_string()))?;
+            let (sequence, delivered) = (info.stream_sequence, info.consumer_sequence);
+            if delivered != self.delivered + 1 {
+                self.stream = None;
+                debug!(lane = %self.lane, delivered, "the lane's consumer skipped a message");
+                break;
+            }
+            self.delivered = delivered;
+            if sequence < self.next {
+                continue;
+            }
+            self.next = sequence + 1;
+            let time = timestamp(info.published.unix_timestamp_nanos());
+            let encoding = encoding(message.headers.as_ref());
+            let async_nats::Message { subject, payload, .. } = message.message;
+            records.push(Record { sequence, subject, payload, encoding, time, is_deletion: false });
+        }
+        Ok(records)
+    }
+
+    async fn open(&self) -> Result<ReadyChunks<pull::Stream>, Fault> {
+        let config = pull::Config {
+            deliver_policy: DeliverPolicy::ByStartSequence { start_sequence: self.next },
+            filter_subject: self.filter.clone().unwrap_or_default(),
+            ack_policy: AckPolicy::None,
+            replay_policy: ReplayPolicy::Instant,
+            memory_storage: true,
+            num_replicas: 1,
+            inactive_threshold: Duration::from_secs(30),
+            ..Default::default()
+        };
+        let what = "a reader of the lane";
+        let consumer = self
+            .bus
+            .control()
+            .create_consumer_on_stream(config, lane_stream(self.lane))
+            .await
+            .map_err(|error| fault(what, &error))?;
+        let stream = consumer
+            .stream()
+            .max_messages_per_batch(BATCH)
+            .heartbeat(HEARTBEAT)
+            .expires(EXPIRES)
+            .messages()
+            .await
+            .map_err(|error| fault(what, &error))?;
+        Ok(stream.ready_chunks(CHUNK))
+    }
+}

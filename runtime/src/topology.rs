@@ -1,0 +1,291 @@
+//! The streams, consumers and buckets of a cluster, from one table, and making sure that they are there. Safe to
+//! repeat, by any number of programs at once.
+
+use std::time::Duration;
+
+use async_nats::jetstream::consumer::{self, AckPolicy, pull};
+use async_nats::jetstream::stream::{self, Compression, DiscardPolicy, RetentionPolicy, StorageType};
+use async_nats::jetstream::{self, ErrorCode, kv, object_store};
+use millrace_protocol::ids::{Capability, Lane};
+use millrace_protocol::registry::ClusterSettings;
+use millrace_protocol::subject;
+
+use crate::Fault;
+
+/// The version of the layout that this program makes and reads.
+pub const LAYOUT: u32 = 1;
+/// The stream with all queues.
+pub const WORK: &str = "WORK";
+/// The bucket of lane leases.
+pub const LEASES: &str = "leases";
+/// The bucket of supervisors that share the lanes.
+pub const MEMBERS: &str = "members";
+/// The bucket of signs of life.
+pub const BEATS: &str = "beats";
+/// The bucket of known capabilities.
+pub const CAPABILITIES: &str = "capabilities";
+/// The bucket of run summaries.
+pub const RUNS: &str = "runs";
+/// The bucket with the cluster's settings.
+pub const CLUSTER: &str = "cluster";
+/// The object store of large values.
+pub const BLOBS: &str = "blobs";
+/// The object store of runs that are over.
+pub const ARCHIVE: &str = "archive";
+/// How long a sign of life counts.
+pub const BEAT_AGE: Duration = Duration::from_secs(10);
+
+/// What a program expects of its cluster. `None` takes what is there, or the default where nothing is.
+#[derive(Debug, Clone, Default)]
+pub struct Wanted {
+    /// How many lanes; 1 by default.
+    pub lanes: Option<u16>,
+    /// How many copies of everything; 1 by default.
+    pub replicas: Option<u8>,
+    /// How long a lane belongs to a silent supervisor; 6 s by default.
+    pub lane_lease: Option<Duration>,
+    /// How long work belongs to a silent worker; 15 s by default.
+    pub work_lease: Option<Duration>,
+}
+
+impl Wanted {
+    fn settings(&self) -> ClusterSettings {
+        let millis = |wanted: Option<Duration>, default: u64| {
+            wanted.map_or(default, |wanted| u64::try_from(wanted.as_millis()).unwrap_or(u64::MAX))
+        };
+        ClusterSettings {
+            version: LAYOUT,
+            lanes: self.lanes.unwrap_or(1),
+            replicas: self.replicas.unwrap_or(1),
+            lane_lease_ms: millis(self.lane_lease, 6_000),
+            work_lease_ms: millis(self.work_lease, 15_000),
+        }
+    }
+
+    /// Whether a cluster with these settings is the one that is wanted.
+    fn check(&self, found: &ClusterSettings) -> Result<(), Fault> {
+        let mine = self.settings();
+        let differs = |what: &str, found: String, wanted: String, hint: &str| {
+            Err(Fault::Differs { what: what.into(), found, wanted, hint: hint.into() })
+        };
+        let keep = "it is fixed when a cluster is made: leave the option away to use what is there";
+        if found.version != LAYOUT {
+            let hint = "use the program version that made it, or a new cluster";
+            return differs("the layout", found.version.to_string(), LAYOUT.to_string(), hint);
+        }
+        if self.lanes.is_some() && found.lanes != mine.lanes {
+            return differs("the lane count", found.lanes.to_string(), mine.lanes.to_string(), keep);
+        }
+        if self.replicas.is_some() && found.replicas != mine.replicas {
+            return differs("the replica count", found.replicas.to_string(), mine.replicas.to_string(), keep);
+        }
+        let ms = |ms: u64| format!("{ms} ms");
+        if self.lane_lease.is_some() && found.lane_lease_ms != mine.lane_lease_ms {
+            return differs("the lane lease", ms(found.lane_lease_ms), ms(mine.lane_lease_ms), keep);
+        }
+        if self.work_lease.is_some() && found.work_lease_ms != mine.work_lease_ms {
+            return differs("the work lease", ms(found.work_lease_ms), ms(mine.work_lease_ms), keep);
+        }
+        Ok(())
+    }
+}
+
+/// The name of a lane's stream.
+#[must_use]
+pub fn lane_stream(lane: Lane) -> String {
+    format!("LANE_{lane}")
+}
+
+/// Makes sure that the cluster is there. The first program to come fixes its settings.
+///
+/// # Errors
+/// The server has no JetStream or no room, does not answer, or something there differs from what is wanted.
+pub async fn ensure(
+    context: &jetstream::Context,
+    url: &str,
+    wanted: &Wanted,
+) -> Result<ClusterSettings, Fault> {
+    check_jetstream(context, url).await?;
+    let replicas = wanted.settings().replicas;
+    let store = bucket(context, kv::Config { bucket: CLUSTER.into(), ..keep(replicas.into()) }).await?;
+    let settings = settle(&store, wanted).await?;
+    wanted.check(&settings)?;
+    let copies = usize::from(settings.replicas);
+    for lane in 0..settings.lanes {
+        make_stream(context, lane_config(Lane(lane), copies)).await?;
+    }
+    make_stream(context, work_config(copies)).await?;
+    let aged = |name: &str, max_age| kv::Config { bucket: name.into(), max_age, ..keep(copies) };
+    let lease = Duration::from_millis(settings.lane_lease_ms);
+    for config in [
+        aged(LEASES, lease),
+        aged(MEMBERS, lease),
+        aged(BEATS, BEAT_AGE),
+        aged(CAPABILITIES, Duration::ZERO),
+        aged(RUNS, Duration::ZERO),
+    ] {
+        bucket(context, config).await?;
+    }
+    for name in [BLOBS, ARCHIVE] {
+        let config = object_store::Config { bucket: name.into(), num_replicas: copies, ..Default::default() };
+        context
+            .create_object_store(config)
+            .await
+            .map_err(|error| fault(&format!("bucket {name}"), &error))?;
+    }
+    Ok(settings)
+}
+
+/// Makes sure that a capability has its queue.
+///
+/// # Errors
+/// The server does not answer, or a consumer of that name differs.
+pub async fn ensure_queue(
+    context: &jetstream::Context,
+    settings: &ClusterSettings,
+    capability: &Capability,
+) -> Result<consumer::Consumer<pull::Config>, Fault> {
+    let config = pull::Config {
+        durable_name: Some(capability.to_string()),
+        filter_subject: subject::orders_for(capability),
+        ack_policy: AckPolicy::Explicit,
+        ack_wait: Duration::from_millis(settings.work_lease_ms),
+        max_ack_pending: 100_000,
+        max_waiting: 10_000,
+        num_replicas: usize::from(settings.replicas),
+        ..Default::default()
+    };
+    context
+        .create_consumer_on_stream(config, WORK)
+        .await
+        .map_err(|error| fault(&format!("the queue of {capability}"), &error))
+}
+
+async fn check_jetstream(context: &jetstream::Context, url: &str) -> Result<(), Fault> {
+    context.query_account().await.map(|_| ()).map_err(|error| match error.kind() {
+        jetstream::context::AccountErrorKind::JetStreamUnavailable
+        | jetstream::context::AccountErrorKind::JetStream(_) => Fault::Unsuitable {
+            url: url.into(),
+            why: "has no JetStream for this account; start it with -js, or enable jetstream in its \
+                  configuration"
+                .into(),
+        },
+        jetstream::context::AccountErrorKind::TimedOut | jetstream::context::AccountErrorKind::Other => {
+            Fault::unavailable("asking for JetStream", error)
+        }
+    })
+}
+
+async fn settle(store: &kv::Store, wanted: &Wanted) -> Result<ClusterSettings, Fault> {
+    let mine = serde_json::to_vec(&wanted.settings()).expect("settings have a form in JSON");
+    // Whoever creates the key first fixes the settings; everybody else reads them.
+    if let Err(error) = store.create("settings", mine.into()).await
+        && error.kind() != kv::CreateErrorKind::AlreadyExists
+    {
+        return Err(fault("the cluster's settings", &error));
+    }
+    let found = store.get("settings").await.map_err(|error| fault("the cluster's settings", &error))?;
+    let bytes = found.ok_or_else(|| Fault::unavailable("the cluster's settings", "they are not there"))?;
+    serde_json::from_slice(&bytes).map_err(|error| Fault::Differs {
+        what: "the layout".into(),
+        found: format!("settings that can't be read ({error})"),
+        wanted: LAYOUT.to_string(),
+        hint: "use a new cluster".into(),
+    })
+}
+
+fn keep(replicas: usize) -> kv::Config {
+    kv::Config { history: 1, num_replicas: replicas, storage: StorageType::File, ..Default::default() }
+}
+
+fn lane_config(lane: Lane, replicas: usize) -> stream::Config {
+    stream::Config {
+        name: lane_stream(lane),
+        subjects: vec![subject::lane(lane)],
+        retention: RetentionPolicy::Limits,
+        storage: StorageType::File,
+        num_replicas: replicas,
+        compression: Some(Compression::None),
+        duplicate_window: Duration::from_secs(120),
+        allow_direct: true,
+        max_consumers: 10_000,
+        ..Default::default()
+    }
+}
+
+fn work_config(replicas: usize) -> stream::Config {
+    stream::Config {
+        name: WORK.into(),
+        subjects: vec![subject::ALL_ORDERS.into()],
+        retention: RetentionPolicy::WorkQueue,
+        storage: StorageType::File,
+        num_replicas: replicas,
+        max_messages_per_subject: 1,
+        discard: DiscardPolicy::New,
+        discard_new_per_subject: true,
+        allow_direct: true,
+        max_consumers: 10_000,
+        ..Default::default()
+    }
+}
+
+/// Creates a stream, or checks that the one there is as it should be.
+async fn make_stream(context: &jetstream::Context, wanted: stream::Config) -> Result<(), Fault> {
+    let name = wanted.name.clone();
+    let stream = context
+        .get_or_create_stream(wanted.clone())
+        .await
+        .map_err(|error| fault(&format!("stream {name}"), &error))?;
+    let found = &stream.cached_info().config;
+    let show = |c: &stream::Config| {
+        format!(
+            "subjects {:?}, retention {:?}, storage {:?}, {} replicas, {} per subject, discard {:?}",
+            c.subjects,
+            c.retention,
+            c.storage,
+            c.num_replicas,
+            c.max_messages_per_subject.max(0),
+            c.discard
+        )
+    };
+    let (found, wanted) = (show(found), show(&wanted));
+    if found == wanted {
+        return Ok(());
+    }
+    let hint = "use another cluster or account, or remove that stream if nothing needs it".into();
+    Err(Fault::Differs { what: format!("stream {name}"), found, wanted, hint })
+}
+
+async fn bucket(context: &jetstream::Context, config: kv::Config) -> Result<kv::Store, Fault> {
+    let name = config.bucket.clone();
+    context.create_key_value(config).await.map_err(|error| fault(&format!("bucket {name}"), &error))
+}
+
+/// A fault from an error of the client library.
+pub(crate) fn fault(what: &str, error: &(dyn std::error::Error + 'static)) -> Fault {
+    let mut cause = Some(error);
+    while let Some(at) = cause {
+        if let Some(error) = at.downcast_ref::<jetstream::Error>() {
+            return from_code(what, error);
+        }
+        cause = at.source();
+    }
+    Fault::unavailable(what, error)
+}
+
+fn from_code(what: &str, error: &jetstream::Error) -> Fault {
+    match error.error_code() {
+        ErrorCode::STREAM_NAME_EXIST | ErrorCode::CONSUMER_ALREADY_EXISTS => Fault::Differs {
+            what: what.into(),
+            found: "another configuration".into(),
+            wanted: "the one of this version".into(),
+            hint: "use another cluster or account, or remove it if nothing needs it".into(),
+        },
+        ErrorCode::INSUFFICIENT_RESOURCES
+        | ErrorCode::STORAGE_RESOURCES_EXCEEDED
+        | ErrorCode::MEMORY_RESOURCES_EXCEEDED
+        | ErrorCode::ACCOUNT_RESOURCES_EXCEEDED
+        | ErrorCode::STREAM_STORE_FAILED => Fault::Full { why: error.to_string() },
+        _ => Fault::unavailable(what, error),
+    }
+}
