@@ -118,8 +118,8 @@ pub async fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
 
 fn print_line(check: &Check) {
     println!("{:<8} {:<12} {}", check.status, check.name, check.found);
-    if let Some(advice) = &check.advice {
-        println!("{:<21} → {advice}", "");
+    for (number, line) in check.advice.iter().flat_map(|advice| advice.lines()).enumerate() {
+        println!("{:<21} {} {line}", "", if number == 0 { "→" } else { " " });
     }
 }
 
@@ -223,7 +223,7 @@ fn fetch_now(name: &'static str, surroundings: &Surroundings) -> Check {
 fn split_advice(name: &'static str, error: &nats_server::Error) -> Check {
     let text = error.to_string();
     let (found, advice) = text.split_once('\n').unwrap_or((&text, ""));
-    Check::missing(name, found, advice.replace('\n', " "))
+    Check::missing(name, found, advice)
 }
 
 fn check_python(python: Result<nats_server::Python, nats_server::FetchError>, server_found: bool) -> Check {

@@ -220,6 +220,34 @@ fn a_killed_parent_leaves_no_process_behind() {
     assert_all_end(&pids);
 }
 
+/// A process inherits its parent's environment: the mark in it finds all that descend from one parent.
+#[cfg(target_os = "linux")]
+fn count_marked(mark: &str) -> usize {
+    let processes = fs::read_dir("/proc").unwrap().flatten().map(|entry| entry.path());
+    let marked = |environment: Vec<u8>| String::from_utf8_lossy(&environment).contains(mark);
+    processes.filter(|process| fs::read(process.join("environ")).is_ok_and(marked)).count()
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn a_parent_killed_at_any_moment_of_its_start_leaves_no_process_behind() {
+    needs_nats_server!();
+    let (root, data) = data_folder();
+    let mark = format!("MARK_OF_{}", root.path().file_name().unwrap().display());
+    let mut seen = 0;
+    for step in 0..40_u64 {
+        let mut parent =
+            cluster_command(&data, &sleepers()).env("MARK", &mark).stdout(Stdio::null()).spawn().unwrap();
+        // Spread over the start, which takes about 100 ms.
+        thread::sleep(Duration::from_millis(step * 4));
+        seen = seen.max(count_marked(&mark));
+        parent.kill().unwrap();
+        parent.wait().unwrap();
+        wait_until("all are gone", || count_marked(&mark) == 0);
+    }
+    assert!(seen > 1, "the mark finds the parent's children");
+}
+
 #[test]
 fn after_a_killed_parent_the_next_cluster_waits_for_the_old_server_to_be_gone() {
     needs_nats_server!();

