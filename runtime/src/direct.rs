@@ -16,30 +16,63 @@ const PAGE: usize = 5_000;
 /// How often a request that got no answer is sent again.
 const TRIES: u32 = 8;
 
+/// A read of all messages of a stream whose subject matches a filter, oldest first, page by page.
+pub struct Pages {
+    bus: Bus,
+    stream: String,
+    filter: String,
+    next: u64,
+    is_over: bool,
+}
+
+impl Pages {
+    /// A read from sequence `from` on.
+    #[must_use]
+    pub fn new(bus: &Bus, stream: String, filter: String, from: u64) -> Self {
+        Self { bus: bus.clone(), stream, filter, next: from.max(1), is_over: false }
+    }
+
+    /// The next messages; none when there are no more.
+    ///
+    /// # Errors
+    /// The server does not answer.
+    pub async fn next(&mut self) -> Result<Vec<Record>, Fault> {
+        let mut tries = 0;
+        while !self.is_over {
+            let mut records = Vec::new();
+            let answer = page(&self.bus, &self.stream, &self.filter, self.next, &mut records).await;
+            // Whatever arrived before a break is kept: the next page begins behind it.
+            self.next = records.last().map_or(self.next, |last: &Record| last.sequence + 1);
+            match answer {
+                Ok(is_last) => self.is_over = is_last,
+                Err(fault) if tries < TRIES => {
+                    tries += 1;
+                    tracing::debug!(%fault, tries, "reading again");
+                    tokio::time::sleep(crate::fault::pause(tries)).await;
+                }
+                Err(fault) => return Err(fault),
+            }
+            if !records.is_empty() {
+                return Ok(records);
+            }
+        }
+        Ok(Vec::new())
+    }
+}
+
 /// All messages of `stream` whose subject matches `filter`, from sequence `from` on, oldest first.
 ///
 /// # Errors
 /// The server does not answer.
 pub async fn read(bus: &Bus, stream: &str, filter: &str, from: u64) -> Result<Vec<Record>, Fault> {
-    let mut records = Vec::new();
-    let (mut next, mut tries) = (from.max(1), 0);
+    let mut pages = Pages::new(bus, stream.into(), filter.into(), from);
+    let mut all = Vec::new();
     loop {
-        match page(bus, stream, filter, next, &mut records).await {
-            Ok(is_last) => {
-                if is_last {
-                    return Ok(records);
-                }
-                tries = 0;
-            }
-            Err(fault) if tries < TRIES => {
-                tries += 1;
-                tracing::debug!(%fault, tries, "reading again");
-                tokio::time::sleep(crate::fault::pause(tries)).await;
-            }
-            Err(fault) => return Err(fault),
+        let records = pages.next().await?;
+        if records.is_empty() {
+            return Ok(all);
         }
-        // Whatever arrived before a break is kept: the next page begins behind it.
-        next = records.last().map_or(next, |last: &Record| last.sequence + 1);
+        all.extend(records);
     }
 }
 

@@ -173,6 +173,12 @@ pub async fn read_run(bus: &Bus, lane: Lane, run: &RunId, from: u64) -> Result<V
     direct::read(bus, &lane_stream(lane), &subject::run(lane, run), from).await
 }
 
+/// A read of all that a lane holds, page by page, oldest first.
+#[must_use]
+pub fn read_lane(bus: &Bus, lane: Lane) -> direct::Pages {
+    direct::Pages::new(bus, lane_stream(lane), subject::lane(lane), 1)
+}
+
 /// All messages of one topic of a run, oldest first.
 ///
 /// # Errors
@@ -212,16 +218,6 @@ pub async fn read_one(bus: &Bus, lane: Lane, sequence: u64) -> Result<Option<Rec
         }
     }
     Err(Fault::unavailable(what(), "no answer after several tries"))
-}
-
-/// The sequence of the last message of a lane; 0 if there was never one.
-///
-/// # Errors
-/// The server does not answer.
-pub async fn last_sequence(bus: &Bus, lane: Lane) -> Result<u64, Fault> {
-    let name = lane_stream(lane);
-    let stream = bus.control().get_stream(&name).await.map_err(|error| fault(&name, &error))?;
-    Ok(stream.cached_info().state.last_sequence)
 }
 
 /// Removes the messages of a run from its lane up to and with sequence `through`.

@@ -22,11 +22,38 @@ const EXPIRES: Duration = Duration::from_secs(5);
 /// The code of "there is a message on this subject already".
 const SUBJECT_IS_TAKEN: u64 = 10077;
 
-/// Puts an order in its queue. One that waits there already counts as put.
-///
-/// # Errors
-/// The server does not answer or is full.
-pub async fn offer(bus: &Bus, order: &Order) -> Result<(), Fault> {
+/// Puts orders in their queues, pipelined. One that waits there already counts as put. Gives back those that could
+/// not be put, with the last reason.
+pub async fn offer(bus: &Bus, orders: Vec<Order>) -> Result<(), (Vec<Order>, Fault)> {
+    let mut under_way = Vec::with_capacity(orders.len());
+    let mut failed = Vec::new();
+    let mut reason = None;
+    for order in orders {
+        match send(bus, &order).await {
+            Ok(acknowledgement) => under_way.push((order, acknowledgement)),
+            Err(fault) => {
+                failed.push(order);
+                reason = Some(fault);
+            }
+        }
+    }
+    for (order, acknowledgement) in under_way {
+        match acknowledgement.await {
+            Ok(_) => {}
+            Err(error) if code(&error) == Some(SUBJECT_IS_TAKEN) => {}
+            Err(error) => {
+                failed.push(order);
+                reason = Some(fault("offering work", &error));
+            }
+        }
+    }
+    match reason {
+        Some(reason) => Err((failed, reason)),
+        None => Ok(()),
+    }
+}
+
+async fn send(bus: &Bus, order: &Order) -> Result<jetstream::context::PublishAckFuture, Fault> {
     let bytes = body(order);
     let payload = if bytes.len() <= MAX_INLINE {
         seal::<Order>(&bytes)
@@ -35,18 +62,8 @@ pub async fn offer(bus: &Bus, order: &Order) -> Result<(), Fault> {
     };
     let subject = subject::order(&order.run, &order.capability, &order.work);
     let publish = PublishMessage::build().payload(payload.into());
-    let error = match bus.publisher().send_publish(subject.clone(), publish).await {
-        Ok(acknowledgement) => match acknowledgement.await {
-            Ok(_) => return Ok(()),
-            Err(error) => error,
-        },
-        Err(error) => error,
-    };
-    if code(&error) == Some(SUBJECT_IS_TAKEN) {
-        Ok(())
-    } else {
-        Err(fault(&format!("offering {subject}"), &error))
-    }
+    let sent = bus.publisher().send_publish(subject.clone(), publish).await;
+    sent.map_err(|error| fault(&format!("offering {subject}"), &error))
 }
 
 fn code(error: &(dyn std::error::Error + 'static)) -> Option<u64> {

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use async_nats::jetstream::kv;
-use millrace_protocol::ids::{Capability, RunId};
+use millrace_protocol::ids::{Capability, RunId, WorkerId};
 use millrace_protocol::registry::{Beat, RunSummary};
 use millrace_protocol::result::CapabilityDescription;
 use serde::Serialize;
@@ -118,4 +118,19 @@ pub async fn runs(bus: &Bus) -> Result<Vec<RunSummary>, Fault> {
     let mut runs: Vec<RunSummary> = all(bus, RUNS).await?;
     runs.sort_by(|a, b| (a.started, &a.run).cmp(&(b.started, &b.run)));
     Ok(runs)
+}
+
+/// The name of this machine.
+#[must_use]
+pub fn host() -> String {
+    rustix::system::uname().nodename().to_string_lossy().into_owned()
+}
+
+/// A name for this process that no other has: its role, the machine, the process, and 32 random bits.
+#[must_use]
+pub fn made_id(role: &str) -> WorkerId {
+    let host: String = host().chars().filter(char::is_ascii_alphanumeric).take(16).collect();
+    let random = uuid::Uuid::new_v4().as_fields().0;
+    WorkerId::new(format!("{role}-{host}-{}-{random:08x}", std::process::id()))
+        .expect("letters, digits and hyphens make a name")
 }

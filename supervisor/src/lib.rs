@@ -1,1 +1,67 @@
-//! Millrace supervisor.
+//! The plan owner. Any number of supervisors share the lanes of a cluster; each folds its lanes, decides, and offers
+//! work. It holds no model key, never waits for a model, and keeps nothing that is not in the log.
+//!
+//! ```text
+//! Root                 restarts nothing by itself; tells the keeper who died
+//! ├─ keeper (task)     membership, leases, what the cluster can do; starts and stops owners
+//! └─ LaneOwner × n     one lane: fold, decide, append, offer; dies when it can't write
+//!    ├─ reader (task)  the lane as it grows
+//!    └─ tasks          appends, offers, refolds, closing: each sends its result back
+//! ```
+
+mod args;
+mod closing;
+mod keeper;
+mod lane;
+mod live;
+mod order;
+mod reader;
+mod root;
+mod window;
+
+use std::time::Duration;
+
+use millrace_protocol::ids::WorkerId;
+use millrace_runtime::topology::Wanted;
+use millrace_runtime::{Bus, Connection, Fault};
+use tokio_util::sync::CancellationToken;
+use tracing::info;
+
+pub use args::Args;
+pub use live::LiveRun;
+pub use reader::catch_up;
+
+/// What a supervisor needs to know.
+#[derive(Debug, Clone)]
+pub struct Config {
+    /// The cluster.
+    pub connection: Connection,
+    /// Its name among the supervisors; made up if there is none.
+    pub id: Option<WorkerId>,
+    /// What it expects of the cluster; the first to come fixes it.
+    pub wanted: Wanted,
+    /// How long a run stays in its lane after its end, for those who watch it.
+    pub linger: Duration,
+}
+
+/// Why a supervisor ended.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The cluster can't be used.
+    #[error(transparent)]
+    Fault(#[from] Fault),
+    /// The root actor could not be started or died.
+    #[error("the supervisor's root actor failed: {0}")]
+    Root(String),
+}
+
+/// Supervises until `shutdown`.
+///
+/// # Errors
+/// The cluster can't be used, or the root actor died.
+pub async fn run(config: Config, shutdown: CancellationToken) -> Result<(), Error> {
+    let me = config.id.unwrap_or_else(|| millrace_runtime::registry::made_id("supervisor"));
+    let bus = Bus::connect(&config.connection, me.as_str(), &config.wanted).await?;
+    info!(id = %me, lanes = bus.settings().lanes, "supervising");
+    root::run(bus, me, config.linger, shutdown).await
+}

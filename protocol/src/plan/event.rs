@@ -206,6 +206,35 @@ pub enum Event {
     },
 }
 
+impl Event {
+    /// The task that it is about, if it is about one.
+    #[must_use]
+    pub fn task(&self) -> Option<&TaskId> {
+        match self {
+            Self::TaskAdded { spec, .. } => Some(&spec.id),
+            Self::TaskReady { task, .. }
+            | Self::CapabilityMissing { task, .. }
+            | Self::TaskPending { task }
+            | Self::AttemptClaimed { task, .. }
+            | Self::AttemptFinished { task, .. }
+            | Self::AttemptErrored { task, .. }
+            | Self::AttemptTimedOut { task, .. }
+            | Self::ReviewErrored { task, .. }
+            | Self::VerdictGiven { task, .. }
+            | Self::TaskAccepted { task, .. }
+            | Self::TaskRerun { task, .. }
+            | Self::TaskFailed { task, .. }
+            | Self::TaskCancelled { task, .. } => Some(task),
+            Self::RunStarted { .. }
+            | Self::PlanningAsked { .. }
+            | Self::PlanningClaimed { .. }
+            | Self::ProposalAccepted { .. }
+            | Self::PlanningErrored { .. }
+            | Self::RunEnded { .. } => None,
+        }
+    }
+}
+
 /// What one append to a run's `plan` subject holds: the events that were decided together, and what they answer.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Decision {

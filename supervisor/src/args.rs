@@ -1,0 +1,56 @@
+//! The command line of a supervisor, the same for `millrace supervisor` and `millrace-supervisor`.
+
+use std::time::Duration;
+
+use clap::Args as ClapArgs;
+use millrace_protocol::ids::WorkerId;
+use millrace_runtime::Connection;
+use millrace_runtime::topology::Wanted;
+
+use crate::Config;
+
+/// Own lanes of a cluster: decide, offer work, archive what is over.
+///
+/// Credentials come from MILLRACE_NATS_CREDS (a file), or from MILLRACE_NATS_USER and MILLRACE_NATS_PASSWORD.
+#[derive(Debug, Clone, ClapArgs)]
+pub struct Args {
+    /// The NATS server, or several separated by commas
+    #[arg(long, env = "MILLRACE_NATS_URL", default_value = "nats://127.0.0.1:4222")]
+    nats: String,
+    /// The name of this supervisor; made up if not given
+    #[arg(long)]
+    id: Option<WorkerId>,
+    /// How many lanes the log has; fixed when the cluster is made
+    #[arg(long, value_parser = clap::value_parser!(u16).range(1..=1024))]
+    lanes: Option<u16>,
+    /// How many copies every stream has: 1, 3 or 5; fixed when the cluster is made
+    #[arg(long, value_parser = ["1", "3", "5"])]
+    replicas: Option<String>,
+    /// Milliseconds after which a silent supervisor loses its lanes; fixed when the cluster is made
+    #[arg(long, env = "MILLRACE_LANE_LEASE_MS", value_parser = clap::value_parser!(u64).range(200..))]
+    lane_lease_ms: Option<u64>,
+    /// Milliseconds after which a silent worker loses its work; fixed when the cluster is made
+    #[arg(long, env = "MILLRACE_WORK_LEASE_MS", value_parser = clap::value_parser!(u64).range(200..))]
+    work_lease_ms: Option<u64>,
+    /// Milliseconds that a run stays in the lane after its end, before it is archived
+    #[arg(long, env = "MILLRACE_LINGER_MS", default_value_t = 5000)]
+    linger_ms: u64,
+}
+
+impl Args {
+    /// The configuration that these arguments ask for.
+    #[must_use]
+    pub fn into_config(self) -> Config {
+        Config {
+            connection: Connection::with_environment(self.nats),
+            id: self.id,
+            wanted: Wanted {
+                lanes: self.lanes,
+                replicas: self.replicas.and_then(|replicas| replicas.parse().ok()),
+                lane_lease: self.lane_lease_ms.map(Duration::from_millis),
+                work_lease: self.work_lease_ms.map(Duration::from_millis),
+            },
+            linger: Duration::from_millis(self.linger_ms),
+        }
+    }
+}

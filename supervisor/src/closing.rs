@@ -1,0 +1,48 @@
+//! A run is over: its queues are emptied, everybody is told, and it moves from the lane into the archive. Each step
+//! is safe to repeat, and whoever owns the lane next begins again at the first.
+
+use std::time::Duration;
+
+use millrace_protocol::registry::RunSummary;
+use millrace_runtime::{Bus, Fault, archive, log, queue, registry};
+use tracing::{debug, info, warn};
+
+/// How long a step that failed waits before it is tried again.
+const AGAIN: Duration = Duration::from_secs(1);
+
+/// Closes a run. The summary is written at once; the archive after `linger`, so that those who watch can see the end
+/// in the lane. Returns when the lane holds nothing more of the run.
+pub async fn close(bus: &Bus, mut summary: RunSummary, linger: Duration) {
+    if let Err(fault) = queue::clear(bus, &summary.run).await {
+        warn!(run = %summary.run, %fault, "the queues could not be cleared of a run that is over");
+    }
+    until_done("summary", &summary, || registry::summarise(bus, &summary)).await;
+    tokio::time::sleep(linger).await;
+    let through = until_done("archive", &summary, || keep(bus, &summary)).await;
+    summary.archived = true;
+    until_done("summary", &summary, || registry::summarise(bus, &summary)).await;
+    until_done("purge", &summary, || log::purge_run(bus, summary.lane, &summary.run, through)).await;
+    info!(run = %summary.run, "archived");
+}
+
+/// Writes the archive; gives the sequence of the last message that is in it.
+async fn keep(bus: &Bus, summary: &RunSummary) -> Result<u64, Fault> {
+    let records = log::read_run(bus, summary.lane, &summary.run, 1).await?;
+    // An owner before us may have come as far as the purge.
+    let Some(last) = records.last().map(|record| record.sequence) else { return Ok(0) };
+    archive::write(bus, &summary.run, &records).await?;
+    Ok(last)
+}
+
+async fn until_done<T, F>(what: &str, summary: &RunSummary, step: impl Fn() -> F) -> T
+where
+    F: Future<Output = Result<T, Fault>>,
+{
+    loop {
+        match step().await {
+            Ok(done) => return done,
+            Err(fault) => debug!(run = %summary.run, what, %fault, "closing a run: trying again"),
+        }
+        tokio::time::sleep(AGAIN).await;
+    }
+}

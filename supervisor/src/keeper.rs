@@ -1,0 +1,230 @@
+//! Who owns which lane. A loop that says that we are there, learns who else is, takes the lanes that fall to us,
+//! renews their leases and gives back what falls to others; it starts and stops the lanes' owners. It also learns what
+//! the cluster can do and passes that on.
+//!
+//! It waits for the server freely: owners watch their leases' age by themselves.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::Arc;
+use std::time::Duration;
+
+use millrace_protocol::ids::{Lane, WorkerId};
+use millrace_protocol::registry::{Beat, Role};
+use millrace_runtime::lease::{Lease, Share};
+use millrace_runtime::{Bus, Fault, registry};
+use ractor::{Actor, ActorCell, ActorRef};
+use tokio::sync::{mpsc, watch};
+use tokio_util::sync::CancellationToken;
+use tracing::{debug, info, warn};
+
+use crate::lane::{Arguments, Known, LaneOwner, Message};
+
+/// How long a lane's owner may take to finish what it appends when it is stopped.
+const STOP_PATIENCE: Duration = Duration::from_secs(2);
+/// How often it is learnt what the cluster can do.
+const LEARN: Duration = Duration::from_secs(1);
+/// How often we say to everybody that we live.
+const BEAT: Duration = Duration::from_secs(3);
+/// How long a lane whose owner died is left alone, so that one that can't be read does not spin.
+const AFTER_DEATH: Duration = Duration::from_millis(500);
+
+/// The loop and what it holds.
+pub struct Keeper {
+    bus: Bus,
+    me: WorkerId,
+    share: Share,
+    root: ActorCell,
+    linger: Duration,
+    held: HashMap<Lane, Held>,
+    known: watch::Sender<Arc<Known>>,
+    /// Lanes whose owners died, and until when they are left alone.
+    resting: HashMap<Lane, tokio::time::Instant>,
+    started: jiff::Timestamp,
+}
+
+struct Held {
+    lease: watch::Sender<Lease>,
+    owner: ActorRef<Message>,
+}
+
+impl Keeper {
+    /// Opens what it needs.
+    ///
+    /// # Errors
+    /// The server does not answer.
+    pub async fn open(bus: &Bus, me: WorkerId, root: ActorCell, linger: Duration) -> Result<Self, Fault> {
+        let share = Share::open(bus, me.clone()).await?;
+        let (known, _) = watch::channel(Arc::new(learn(bus).await?));
+        Ok(Self {
+            bus: bus.clone(),
+            me,
+            share,
+            root,
+            linger,
+            held: HashMap::new(),
+            known,
+            resting: HashMap::new(),
+            started: jiff::Timestamp::now(),
+        })
+    }
+
+    /// Runs until `stop`, then hands all lanes on. `dead` says whose owner has died.
+    pub async fn run(mut self, stop: CancellationToken, mut dead: mpsc::UnboundedReceiver<ractor::ActorId>) {
+        let lease = Duration::from_millis(self.bus.settings().lane_lease_ms);
+        let mut rounds =
+            tokio::time::interval((lease / 8).clamp(Duration::from_millis(50), Duration::from_millis(250)));
+        let mut learning = tokio::time::interval(LEARN);
+        let mut beating = tokio::time::interval(BEAT);
+        for interval in [&mut rounds, &mut learning, &mut beating] {
+            interval.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        }
+        loop {
+            tokio::select! {
+                () = stop.cancelled() => break,
+                Some(id) = dead.recv() => self.bury(id).await,
+                _ = rounds.tick() => self.round().await,
+                _ = learning.tick() => self.learn().await,
+                _ = beating.tick() => self.beat().await,
+            }
+        }
+        self.leave().await;
+    }
+
+    async fn round(&mut self) {
+        if let Err(fault) = self.try_round().await {
+            debug!(%fault, "could not look after the lanes; trying again");
+        }
+    }
+
+    async fn try_round(&mut self) -> Result<(), Fault> {
+        self.renew().await?;
+        let members = self.share.join().await?;
+        let wanted = self.share.wanted(&members);
+        let unwanted: Vec<Lane> = self.held.keys().filter(|lane| !wanted.contains(lane)).copied().collect();
+        for lane in unwanted {
+            info!(%lane, "another supervisor is to have this lane");
+            self.give_up(lane, true).await;
+        }
+        self.resting.retain(|_, until| *until > tokio::time::Instant::now());
+        let missing: BTreeSet<Lane> = wanted
+            .into_iter()
+            .filter(|lane| !self.held.contains_key(lane) && !self.resting.contains_key(lane))
+            .collect();
+        for lane in missing {
+            if let Some(lease) = self.share.take(lane).await? {
+                self.start(lane, lease).await;
+            }
+        }
+        Ok(())
+    }
+
+    async fn renew(&mut self) -> Result<(), Fault> {
+        let lanes: Vec<Lane> = self.held.keys().copied().collect();
+        for lane in lanes {
+            let Some(held) = self.held.get(&lane) else { continue };
+            let mut lease = held.lease.borrow().clone();
+            if self.share.renew(&mut lease).await? {
+                held.lease.send_replace(lease);
+            } else {
+                warn!(%lane, "the lease was lost; stepping down");
+                self.give_up(lane, false).await;
+            }
+        }
+        Ok(())
+    }
+
+    async fn start(&mut self, lane: Lane, lease: Lease) {
+        let (lease, leased) = watch::channel(lease);
+        let arguments = Arguments {
+            bus: self.bus.clone(),
+            lane,
+            me: self.me.clone(),
+            lease: leased,
+            known: self.known.subscribe(),
+            linger: self.linger,
+        };
+        match Actor::spawn_linked(None, LaneOwner, arguments, self.root.clone()).await {
+            Ok((owner, _)) => {
+                self.held.insert(lane, Held { lease, owner });
+            }
+            Err(error) => warn!(%lane, %error, "the lane's owner did not start"),
+        }
+    }
+
+    /// Stops a lane's owner, and gives the lease back where it is still ours.
+    async fn give_up(&mut self, lane: Lane, is_ours: bool) {
+        let Some(held) = self.held.remove(&lane) else { return };
+        if held.owner.stop_and_wait(None, Some(STOP_PATIENCE)).await.is_err() {
+            held.owner.kill();
+        }
+        let lease = held.lease.borrow().clone();
+        if is_ours && let Err(fault) = self.share.give_back(&lease).await {
+            debug!(%lane, %fault, "a lease could not be given back; it runs out by itself");
+        }
+    }
+
+    /// An owner has died: its lane is given back, and taken again if it still falls to us.
+    async fn bury(&mut self, id: ractor::ActorId) {
+        let dead = self.held.iter().find(|(_, held)| held.owner.get_id() == id).map(|(lane, _)| *lane);
+        if let Some(lane) = dead {
+            self.resting.insert(lane, tokio::time::Instant::now() + AFTER_DEATH);
+            self.give_up(lane, true).await;
+        }
+    }
+
+    async fn learn(&mut self) {
+        match learn(&self.bus).await {
+            Ok(known) => {
+                self.known.send_if_modified(|old| {
+                    let is_new = **old != known;
+                    if is_new {
+                        *old = Arc::new(known);
+                    }
+                    is_new
+                });
+            }
+            Err(fault) => debug!(%fault, "could not learn what the cluster can do"),
+        }
+    }
+
+    fn sign(&self) -> Beat {
+        Beat {
+            id: self.me.clone(),
+            role: Role::Supervisor,
+            host: millrace_runtime::registry::host(),
+            pid: std::process::id(),
+            started: self.started,
+            slots: Vec::new(),
+            busy: u32::try_from(self.held.len()).unwrap_or(u32::MAX),
+            version: env!("CARGO_PKG_VERSION").into(),
+        }
+    }
+
+    async fn beat(&self) {
+        if let Err(fault) = registry::beat(&self.bus, &self.sign()).await {
+            debug!(%fault, "a sign of life was lost");
+        }
+    }
+
+    async fn leave(mut self) {
+        let lanes: Vec<Lane> = self.held.keys().copied().collect();
+        for lane in lanes {
+            self.give_up(lane, true).await;
+        }
+        for left in [self.share.leave().await, registry::leave(&self.bus, &self.sign()).await] {
+            if let Err(fault) = left {
+                debug!(%fault, "could not say that we are gone");
+            }
+        }
+        self.bus.flush().await;
+    }
+}
+
+async fn learn(bus: &Bus) -> Result<Known, Fault> {
+    let capabilities = registry::capability_names(bus).await?;
+    let mut slots = BTreeMap::new();
+    for (capability, free) in registry::beats(bus).await?.into_iter().flat_map(|beat| beat.slots) {
+        *slots.entry(capability).or_default() += usize::try_from(free).unwrap_or(usize::MAX);
+    }
+    Ok(Known { capabilities, slots })
+}

@@ -1,0 +1,631 @@
+//! The owner of one lane: the actor that decides.
+//!
+//! It owns the runs of its lane, folded, live ones only. It is linked to the supervisor's root; it dies when it can't
+//! write to the log or its lease is stale, and is then started anew from the log. At its start it reads the lane,
+//! folds it, asks each plan what is owed, and decides on the facts that no decision has answered; a restart and a
+//! takeover are the same thing.
+//!
+//! `handle` never waits for the outside: appends, offers, reads and archiving run as tasks that send their results
+//! back as messages. Per run one decision is in flight at a time; what arrives meanwhile goes into the next one.
+//! Effects are carried out only when their decision is in the log.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::Arc;
+use std::time::Duration;
+
+use jiff::Timestamp;
+use millrace_protocol::ids::{Capability, Lane, RunId, WorkerId};
+use millrace_protocol::plan::{Decision, Effect, Fact, Submission, Work};
+use millrace_protocol::registry::RunSummary;
+use millrace_protocol::subject::Topic;
+use millrace_protocol::work::Order;
+use millrace_runtime::lease::Lease;
+use millrace_runtime::log::{AppendError, append};
+use millrace_runtime::{Bus, Fault, queue, registry};
+use ractor::{Actor, ActorProcessingErr, ActorRef};
+use tokio::sync::{OwnedSemaphorePermit, watch};
+use tokio::task::JoinHandle;
+use tracing::{debug, info, warn};
+
+use crate::closing;
+use crate::live::{LiveRun, Phase};
+use crate::order::{order, queue as queue_of};
+use crate::reader::{self, Item};
+use crate::window::Windows;
+
+/// How long a claim may wait for company: nothing is owed for a claim, so that it can share an append with the
+/// outcome that soon follows.
+const CLAIM_PATIENCE: Duration = Duration::from_millis(5);
+/// How often backoffs are looked at.
+const TICK: Duration = Duration::from_millis(50);
+/// How often, in ticks, all clocks are looked at and summaries are written.
+const CLOCK_TICKS: u64 = 20;
+/// How often, in ticks, orders that nobody has claimed are offered again, in case the queue has lost them.
+const OFFER_TICKS: u64 = 600;
+/// How long a run must wait for a capability before it is said to be missing: workers that start together with
+/// the run need a moment to say what they offer.
+const CAPABILITY_PATIENCE: Duration = Duration::from_secs(3);
+/// How long work that could not be offered waits before it is tried again.
+const OFFER_AGAIN: Duration = Duration::from_millis(200);
+
+/// What a lane's owner needs to begin.
+pub struct Arguments {
+    /// The cluster.
+    pub bus: Bus,
+    /// The lane.
+    pub lane: Lane,
+    /// Who we are.
+    pub me: WorkerId,
+    /// The lease, as the keeper renews it.
+    pub lease: watch::Receiver<Lease>,
+    /// What the cluster can do, as the keeper learns it.
+    pub known: watch::Receiver<Arc<Known>>,
+    /// How long a run stays in the lane after its end, for those who watch it.
+    pub linger: Duration,
+}
+
+/// What the cluster can do.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Known {
+    /// The capabilities that are registered.
+    pub capabilities: BTreeSet<Capability>,
+    /// How many slots live workers have for each.
+    pub slots: BTreeMap<Capability, usize>,
+}
+
+/// What the actor is told.
+pub enum Message {
+    /// The lane was read; the sequence is that of the last message.
+    CaughtUp(HashMap<RunId, LiveRun>, u64),
+    /// Something must not go on.
+    Broken(Fault),
+    /// Messages came.
+    Items(Vec<(RunId, Item)>, OwnedSemaphorePermit),
+    /// It is known whether a run that was handed in is in the archive already.
+    Looked(RunId, u64, Box<Submission>, bool),
+    /// An append ended.
+    Appended(RunId, Result<u64, AppendError>),
+    /// A run was read anew.
+    Refolded(RunId, Box<LiveRun>),
+    /// Orders could not be put in their queues.
+    NotOffered(Vec<(Capability, RunId, Work)>),
+    /// A run is in the archive and out of the lane.
+    Closed(RunId),
+    /// What the cluster can do has changed.
+    Known,
+    /// Claims have waited long enough.
+    Flush,
+    /// Time has passed.
+    Tick,
+}
+
+/// The owner of a lane.
+pub struct LaneOwner;
+
+/// What the actor holds.
+pub struct State {
+    bus: Bus,
+    lane: Lane,
+    me: WorkerId,
+    lease: watch::Receiver<Lease>,
+    known: watch::Receiver<Arc<Known>>,
+    linger: Duration,
+    runs: HashMap<RunId, LiveRun>,
+    windows: Windows,
+    /// Runs with claims that wait for company.
+    patient: BTreeSet<RunId>,
+    flush_is_due: bool,
+    ticks: u64,
+    tasks: Vec<JoinHandle<()>>,
+}
+
+impl Actor for LaneOwner {
+    type Msg = Message;
+    type State = State;
+    type Arguments = Arguments;
+
+    async fn pre_start(
+        &self,
+        myself: ActorRef<Message>,
+        arguments: Arguments,
+    ) -> Result<State, ActorProcessingErr> {
+        let Arguments { bus, lane, me, lease, known, linger } = arguments;
+        let (reading, to) = (bus.clone(), myself.clone());
+        let catch_up = tokio::spawn(async move {
+            let message = match reader::catch_up(&reading, lane).await {
+                Ok((runs, through)) => Message::CaughtUp(runs, through),
+                Err(fault) => Message::Broken(fault),
+            };
+            tell(&to, message);
+        });
+        let (mut changes, to) = (known.clone(), myself.clone());
+        let registry = tokio::spawn(async move {
+            while changes.changed().await.is_ok() && to.cast(Message::Known).is_ok() {}
+        });
+        Ok(State {
+            bus,
+            lane,
+            me,
+            lease,
+            known,
+            linger,
+            runs: HashMap::new(),
+            windows: Windows::default(),
+            patient: BTreeSet::new(),
+            flush_is_due: false,
+            ticks: 0,
+            tasks: vec![catch_up, registry],
+        })
+    }
+
+    async fn handle(
+        &self,
+        myself: ActorRef<Message>,
+        message: Message,
+        state: &mut State,
+    ) -> Result<(), ActorProcessingErr> {
+        state.check_lease()?;
+        match message {
+            Message::CaughtUp(runs, through) => state.begin(&myself, runs, through),
+            Message::Broken(fault) => return Err(fault.into()),
+            Message::Items(items, _permit) => state.take(&myself, items),
+            Message::Looked(run, sequence, submission, archived) => {
+                state.admit(&myself, run, sequence, submission, archived);
+            }
+            Message::Appended(run, result) => state.appended(&myself, &run, result)?,
+            Message::Refolded(run, live) => state.refolded(&myself, run, *live),
+            Message::NotOffered(works) => state.not_offered(works),
+            Message::Closed(run) => state.closed(&run),
+            Message::Known => state.learn(&myself),
+            Message::Flush => state.flush(&myself),
+            Message::Tick => state.tick(&myself),
+        }
+        Ok(())
+    }
+
+    async fn post_stop(
+        &self,
+        _myself: ActorRef<Message>,
+        state: &mut State,
+    ) -> Result<(), ActorProcessingErr> {
+        state.tasks.drain(..).for_each(|task| task.abort());
+        info!(lane = %state.lane, runs = state.runs.len(), "gave the lane up");
+        Ok(())
+    }
+}
+
+/// An actor that has stopped needs no messages.
+fn tell(to: &ActorRef<Message>, message: Message) {
+    if to.cast(message).is_err() {
+        debug!("a lane's owner was told something after it had stopped");
+    }
+}
+
+impl State {
+    /// A process that was stopped for a while wakes up here: it must not go on as if nothing had happened.
+    fn check_lease(&self) -> Result<(), ActorProcessingErr> {
+        if self.lease.borrow().is_stale(&self.bus) {
+            warn!(lane = %self.lane, "the lease is stale; stepping down");
+            return Err(format!("the lease of lane {} is stale", self.lane).into());
+        }
+        Ok(())
+    }
+
+    // ---- the beginning
+
+    fn begin(&mut self, myself: &ActorRef<Message>, runs: HashMap<RunId, LiveRun>, through: u64) {
+        info!(lane = %self.lane, runs = runs.len(), through, "took the lane");
+        self.windows.set_slots(self.known.borrow().slots.clone());
+        self.runs = runs;
+        let ids: Vec<RunId> = self.runs.keys().cloned().collect();
+        for run in ids {
+            self.resume(myself, &run);
+        }
+        self.tasks.push(tokio::spawn(reader::follow(self.bus.clone(), self.lane, through, myself.clone())));
+        let to = myself.clone();
+        self.tasks.push(tokio::spawn(async move {
+            let mut ticks = tokio::time::interval(TICK);
+            ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Skip);
+            loop {
+                ticks.tick().await;
+                if to.cast(Message::Tick).is_err() {
+                    return;
+                }
+            }
+        }));
+    }
+
+    /// Goes on with a run that was folded: what is owed, and what was never answered.
+    fn resume(&mut self, myself: &ActorRef<Message>, run: &RunId) {
+        let Some(live) = self.runs.get_mut(run) else { return };
+        let effects = live.owed_in_all();
+        if live.plan.start.is_none() {
+            self.look_up_submission(myself, run);
+            return;
+        }
+        self.carry_out(myself, run, effects);
+        self.advance(myself, run);
+    }
+
+    // ---- what comes in
+
+    fn take(&mut self, myself: &ActorRef<Message>, items: Vec<(RunId, Item)>) {
+        let mut touched = BTreeSet::new();
+        for (run, item) in items {
+            self.take_one(myself, &run, item);
+            if !touched.contains(&run) {
+                touched.insert(run);
+            }
+        }
+        for run in touched {
+            self.advance(myself, &run);
+        }
+    }
+
+    fn take_one(&mut self, myself: &ActorRef<Message>, run: &RunId, item: Item) {
+        match item {
+            Item::Fact { sequence, fact: Fact::Submitted(submission) } => {
+                self.submitted(myself, run, sequence, submission);
+            }
+            Item::Fact { sequence, fact } => match self.runs.get_mut(run) {
+                Some(live) => live.receive(sequence, fact),
+                None => debug!(%run, sequence, "a fact about an unknown run is passed over"),
+            },
+            Item::Heard(task, at) => {
+                if let Some(live) = self.runs.get_mut(run) {
+                    live.hear(&task, at);
+                }
+            }
+            Item::Taken(topic) => self.taken(myself, run, &topic),
+            Item::Decided { sequence } => self.decided(myself, run, sequence),
+        }
+    }
+
+    /// A run was handed in. One that is in the archive was handed in before.
+    fn submitted(&self, myself: &ActorRef<Message>, run: &RunId, sequence: u64, submission: Box<Submission>) {
+        if self.runs.contains_key(run) {
+            debug!(%run, sequence, "a run that is known was handed in again; passed over");
+            return;
+        }
+        let (bus, run, to) = (self.bus.clone(), run.clone(), myself.clone());
+        tokio::spawn(async move {
+            let archived = match registry::summary(&bus, &run).await {
+                Ok(summary) => summary.is_some_and(|summary| summary.archived),
+                Err(fault) => return tell(&to, Message::Broken(fault)),
+            };
+            tell(&to, Message::Looked(run, sequence, submission, archived));
+        });
+    }
+
+    /// The same for a run that was read at the start, before its first decision.
+    fn look_up_submission(&mut self, myself: &ActorRef<Message>, run: &RunId) {
+        let Some(mut live) = self.runs.remove(run) else { return };
+        for (sequence, fact) in live.take_inbox() {
+            if let Fact::Submitted(submission) = fact {
+                return self.submitted(myself, run, sequence, submission);
+            }
+        }
+        debug!(%run, "messages of a run that was never handed in, or is in the archive, are passed over");
+    }
+
+    fn admit(
+        &mut self,
+        myself: &ActorRef<Message>,
+        run: RunId,
+        sequence: u64,
+        submission: Box<Submission>,
+        archived: bool,
+    ) {
+        if archived {
+            warn!(%run, sequence, "a run that has ended was handed in again; passed over");
+            return;
+        }
+        let live = self.runs.entry(run.clone()).or_default();
+        live.receive(sequence, Fact::Submitted(submission));
+        self.advance(myself, &run);
+    }
+
+    /// Work was claimed: its place in the queue is free.
+    fn taken(&mut self, myself: &ActorRef<Message>, run: &RunId, topic: &Topic) {
+        let Some(live) = self.runs.get(run) else { return };
+        let work = match topic {
+            Topic::Task(task, attempt) => Work::Task { task: task.clone(), attempt: *attempt },
+            Topic::Review(task, attempt) => Work::Review { task: task.clone(), attempt: *attempt, review: 1 },
+            Topic::Planning(turn, attempt) => Work::Planning { turn: *turn, attempt: *attempt },
+            Topic::Submitted | Topic::Plan | Topic::Control => return,
+        };
+        let Some(capability) = queue_of(&live.plan, &work) else { return };
+        if self.windows.claimed(&capability, run, topic) {
+            self.offer(myself, &capability, run);
+        }
+    }
+
+    /// A decision was read. Ours are known by their sequences; one that is not says that somebody else owns the lane
+    /// too, and knows more of this run than we do.
+    fn decided(&mut self, myself: &ActorRef<Message>, run: &RunId, sequence: u64) {
+        let Some(live) = self.runs.get_mut(run) else { return };
+        match live.phase {
+            // The message that says so may still be on its way to us.
+            Phase::Appending => live.unexplained = live.unexplained.max(sequence),
+            Phase::Idle | Phase::Closing if sequence > live.last => {
+                warn!(%run, sequence, last = live.last, "another owner has decided on this run");
+                self.refold(myself, run);
+            }
+            Phase::Idle | Phase::Closing | Phase::Refolding => {}
+        }
+    }
+
+    // ---- deciding
+
+    /// Decides on what has arrived for a run, if nothing of it is under way.
+    fn advance(&mut self, myself: &ActorRef<Message>, run: &RunId) {
+        let Some(live) = self.runs.get_mut(run) else { return };
+        if live.phase != Phase::Idle || !live.has_work() {
+            return;
+        }
+        if !live.is_urgent() {
+            self.wait_for_company(myself, run);
+            return;
+        }
+        self.decide(myself, run);
+    }
+
+    fn wait_for_company(&mut self, myself: &ActorRef<Message>, run: &RunId) {
+        self.patient.insert(run.clone());
+        if !self.flush_is_due {
+            self.flush_is_due = true;
+            drop(myself.send_after(CLAIM_PATIENCE, || Message::Flush));
+        }
+    }
+
+    fn flush(&mut self, myself: &ActorRef<Message>) {
+        self.flush_is_due = false;
+        for run in std::mem::take(&mut self.patient) {
+            if self.runs.get(&run).is_some_and(|live| live.phase == Phase::Idle && live.has_work()) {
+                self.decide(myself, &run);
+            }
+        }
+    }
+
+    fn decide(&mut self, myself: &ActorRef<Message>, run: &RunId) {
+        let Some(live) = self.runs.get_mut(run) else { return };
+        let now = Timestamp::now();
+        let known = Arc::clone(&self.known.borrow());
+        let is_young = live
+            .plan
+            .start
+            .as_ref()
+            .is_none_or(|start| now.duration_since(start.at).unsigned_abs() < CAPABILITY_PATIENCE);
+        let may_ask = !is_young && !known.capabilities.is_empty();
+        let Some(decision) = live.decide(&self.me, may_ask.then_some(&known.capabilities), now) else {
+            return;
+        };
+        live.phase = Phase::Appending;
+        live.is_unreported = true;
+        self.append(myself, run, decision, live_last(&self.runs, run));
+    }
+
+    fn append(&self, myself: &ActorRef<Message>, run: &RunId, decision: Decision, last: u64) {
+        let (bus, lane, run, to) = (self.bus.clone(), self.lane, run.clone(), myself.clone());
+        tokio::spawn(async move {
+            let result = append(&bus, lane, &run, &Topic::Plan, &decision, last).await;
+            tell(&to, Message::Appended(run, result));
+        });
+    }
+
+    fn appended(
+        &mut self,
+        myself: &ActorRef<Message>,
+        run: &RunId,
+        result: Result<u64, AppendError>,
+    ) -> Result<(), ActorProcessingErr> {
+        let Some(live) = self.runs.get_mut(run) else { return Ok(()) };
+        let sequence = match result {
+            Ok(sequence) if live.unexplained <= sequence => sequence,
+            Ok(sequence) => {
+                warn!(%run, sequence, unexplained = live.unexplained, "another owner has decided on this run");
+                self.refold(myself, run);
+                return Ok(());
+            }
+            Err(AppendError::Fenced { last }) => {
+                warn!(%run, last, ours = live.last, "refused: another owner has extended this run");
+                self.refold(myself, run);
+                return Ok(());
+            }
+            Err(AppendError::Fault(fault)) => return Err(fault.into()),
+        };
+        live.last = sequence;
+        live.phase = Phase::Idle;
+        let effects = live.owed();
+        self.carry_out(myself, run, effects);
+        self.advance(myself, run);
+        Ok(())
+    }
+
+    // ---- carrying out
+
+    fn carry_out(&mut self, myself: &ActorRef<Message>, run: &RunId, effects: Vec<Effect>) {
+        let mut queues = BTreeSet::new();
+        for effect in effects {
+            match effect {
+                Effect::Offer(work) => {
+                    let Some(live) = self.runs.get(run) else { return };
+                    let Some(capability) = queue_of(&live.plan, &work) else { continue };
+                    self.windows.add(&capability, run, work);
+                    if !queues.contains(&capability) {
+                        queues.insert(capability);
+                    }
+                }
+                Effect::Withdraw(work) => self.withdraw(run, &work),
+                Effect::Close => self.close(myself, run),
+            }
+        }
+        for capability in queues {
+            self.offer(myself, &capability, run);
+        }
+    }
+
+    /// Puts as much of a run's work in a queue as its share allows.
+    fn offer(&mut self, myself: &ActorRef<Message>, capability: &Capability, run: &RunId) {
+        let works = self.windows.open(capability, run);
+        self.put(myself, run, works);
+    }
+
+    fn put(&self, myself: &ActorRef<Message>, run: &RunId, works: Vec<Work>) {
+        let Some(live) = self.runs.get(run) else { return };
+        let orders: Vec<Order> =
+            works.iter().filter_map(|work| order(run, self.lane, &live.plan, work)).collect();
+        if orders.is_empty() {
+            return;
+        }
+        let (bus, to) = (self.bus.clone(), myself.clone());
+        tokio::spawn(async move {
+            if let Err((orders, fault)) = queue::offer(&bus, orders).await {
+                warn!(%fault, orders = orders.len(), "work could not be offered; trying again");
+                let works = orders.into_iter().map(|order| {
+                    let capability = match order.work {
+                        Work::Task { .. } => order.capability,
+                        Work::Review { .. } => crate::order::named(millrace_protocol::subject::CRITIC),
+                        Work::Planning { .. } => crate::order::named(millrace_protocol::subject::PLANNER),
+                    };
+                    (capability, order.run, order.work)
+                });
+                let works = works.collect();
+                tokio::time::sleep(OFFER_AGAIN).await;
+                tell(&to, Message::NotOffered(works));
+            }
+        });
+    }
+
+    fn not_offered(&mut self, works: Vec<(Capability, RunId, Work)>) {
+        for (capability, run, work) in works.into_iter().rev() {
+            self.windows.put_back(&capability, &run, work);
+        }
+    }
+
+    fn withdraw(&mut self, run: &RunId, work: &Work) {
+        let Some(capability) = self.runs.get(run).and_then(|live| queue_of(&live.plan, work)) else { return };
+        self.windows.withdraw(&capability, run, work);
+        let (bus, run, work) = (self.bus.clone(), run.clone(), work.clone());
+        tokio::spawn(async move {
+            // What is missed here is told by the journal: the plan waits for another attempt, or for none.
+            if let Err(fault) = queue::withdraw(&bus, &run, &capability, &work).await {
+                debug!(%run, %fault, "an order could not be withdrawn");
+            }
+            if let Err(fault) = queue::stop(&bus, &run, Some(&work)).await {
+                debug!(%run, %fault, "a worker could not be told to stop");
+            }
+        });
+    }
+
+    fn close(&mut self, myself: &ActorRef<Message>, run: &RunId) {
+        let Some(live) = self.runs.get_mut(run) else { return };
+        if live.phase == Phase::Closing {
+            return;
+        }
+        live.phase = Phase::Closing;
+        live.is_unreported = false;
+        self.windows.forget(run);
+        let Some(summary) = RunSummary::of(run, self.lane, &live.plan, Timestamp::now()) else { return };
+        let (bus, linger, to) = (self.bus.clone(), self.linger, myself.clone());
+        tokio::spawn(async move {
+            let run = summary.run.clone();
+            closing::close(&bus, summary, linger).await;
+            tell(&to, Message::Closed(run));
+        });
+    }
+
+    fn closed(&mut self, run: &RunId) {
+        self.runs.remove(run);
+        self.patient.remove(run);
+    }
+
+    // ---- another owner was there
+
+    fn refold(&mut self, myself: &ActorRef<Message>, run: &RunId) {
+        let Some(live) = self.runs.get_mut(run) else { return };
+        live.phase = Phase::Refolding;
+        self.windows.forget(run);
+        let (bus, lane, run, to) = (self.bus.clone(), self.lane, run.clone(), myself.clone());
+        tokio::spawn(async move {
+            match reader::refold(&bus, lane, &run).await {
+                Ok(live) => tell(&to, Message::Refolded(run, Box::new(live))),
+                Err(fault) => tell(&to, Message::Broken(fault)),
+            }
+        });
+    }
+
+    fn refolded(&mut self, myself: &ActorRef<Message>, run: RunId, mut live: LiveRun) {
+        if let Some(mut old) = self.runs.remove(&run) {
+            live.receive_all(old.take_inbox());
+        }
+        self.runs.insert(run.clone(), live);
+        self.resume(myself, &run);
+    }
+
+    // ---- the world outside
+
+    fn learn(&mut self, myself: &ActorRef<Message>) {
+        self.windows.set_slots(self.known.borrow_and_update().slots.clone());
+        self.runs.values_mut().for_each(LiveRun::ask_registry);
+        self.offer_waiting(myself);
+    }
+
+    fn offer_waiting(&mut self, myself: &ActorRef<Message>) {
+        for (capability, run) in self.windows.waiting() {
+            self.offer(myself, &capability, &run);
+        }
+    }
+
+    fn tick(&mut self, myself: &ActorRef<Message>) {
+        self.ticks += 1;
+        let all_clocks = self.ticks.is_multiple_of(CLOCK_TICKS);
+        let now = Timestamp::now();
+        let mut due = Vec::new();
+        for (run, live) in &mut self.runs {
+            live.look_at_clocks(now, all_clocks);
+            if live.phase == Phase::Idle && live.is_urgent() {
+                due.push(run.clone());
+            }
+        }
+        for run in due {
+            self.decide(myself, &run);
+        }
+        if all_clocks {
+            self.report();
+            self.offer_waiting(myself);
+        }
+        if self.ticks.is_multiple_of(OFFER_TICKS) {
+            for (run, work) in self.windows.offered() {
+                self.put(myself, &run, vec![work]);
+            }
+        }
+    }
+
+    /// Writes the summaries of runs that have changed.
+    fn report(&mut self) {
+        let now = Timestamp::now();
+        let changed = self.runs.iter_mut().filter(|(_, live)| live.is_unreported && live.plan.is_live());
+        let summaries: Vec<RunSummary> = changed
+            .filter_map(|(run, live)| {
+                live.is_unreported = false;
+                RunSummary::of(run, self.lane, &live.plan, now)
+            })
+            .collect();
+        if summaries.is_empty() {
+            return;
+        }
+        let bus = self.bus.clone();
+        tokio::spawn(async move {
+            for summary in summaries {
+                if let Err(fault) = registry::summarise(&bus, &summary).await {
+                    debug!(run = %summary.run, %fault, "a summary could not be written");
+                }
+            }
+        });
+    }
+}
+
+fn live_last(runs: &HashMap<RunId, LiveRun>, run: &RunId) -> u64 {
+    runs.get(run).map_or(0, |live| live.last)
+}

@@ -1,0 +1,200 @@
+//! One run as its owner holds it: the folded plan, what has arrived and is not decided, and what was asked of the
+//! world. No I/O: the lane's actor passes in what it reads and carries out what comes out.
+
+use std::collections::{BTreeSet, HashMap, VecDeque};
+
+use jiff::Timestamp;
+use millrace_protocol::ids::{Capability, TaskId, WorkerId};
+use millrace_protocol::plan::{
+    Answer, Cause, Decision, Effect, Fact, Input, Overdue, Plan, Scope, apply, apply_decision, decide, due,
+    next_retry, overdue,
+};
+
+/// How many facts one decision answers at the most: enough to make appends cheap, few enough that a decision fits
+/// into a message.
+const MAX_FACTS: usize = 800;
+
+/// What a run is doing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Phase {
+    /// Nothing is under way.
+    Idle,
+    /// A decision is being appended.
+    Appending,
+    /// Another owner was there: the run is being read anew.
+    Refolding,
+    /// It is over and being archived.
+    Closing,
+}
+
+/// A run as its owner holds it.
+#[derive(Debug)]
+pub struct LiveRun {
+    /// Its state.
+    pub plan: Plan,
+    /// The sequence of its last decision; 0 before the first.
+    pub last: u64,
+    /// What it is doing.
+    pub phase: Phase,
+    /// The highest sequence of a decision that was read and is not known to be ours.
+    pub unexplained: u64,
+    /// Whether its summary is older than its state.
+    pub is_unreported: bool,
+    inbox: VecDeque<(u64, Fact)>,
+    overdue: Vec<Overdue>,
+    asks_registry: bool,
+    heard: HashMap<TaskId, Timestamp>,
+    touched: BTreeSet<TaskId>,
+}
+
+impl Default for LiveRun {
+    fn default() -> Self {
+        Self {
+            plan: Plan::default(),
+            last: 0,
+            phase: Phase::Idle,
+            unexplained: 0,
+            is_unreported: true,
+            inbox: VecDeque::new(),
+            overdue: Vec::new(),
+            asks_registry: true,
+            heard: HashMap::new(),
+            touched: BTreeSet::new(),
+        }
+    }
+}
+
+impl LiveRun {
+    /// Folds a decision that was read from the log.
+    pub fn fold(&mut self, sequence: u64, decision: &Decision) {
+        apply_decision(&mut self.plan, decision);
+        self.last = sequence;
+    }
+
+    /// Takes in a fact; one that was answered before, or has been taken in, changes nothing.
+    pub fn receive(&mut self, sequence: u64, fact: Fact) {
+        let is_new = self.inbox.back().is_none_or(|(last, _)| *last < sequence);
+        if sequence > self.plan.through && is_new {
+            self.inbox.push_back((sequence, fact));
+        }
+    }
+
+    /// Takes over what another copy of this run had received, where this one was read anew meanwhile.
+    pub fn receive_all(&mut self, inbox: VecDeque<(u64, Fact)>) {
+        for (sequence, fact) in inbox {
+            self.receive(sequence, fact);
+        }
+    }
+
+    /// Gives up what has been received.
+    pub fn take_inbox(&mut self) -> VecDeque<(u64, Fact)> {
+        std::mem::take(&mut self.inbox)
+    }
+
+    /// A running attempt has written to its journal.
+    pub fn hear(&mut self, task: &TaskId, at: Timestamp) {
+        match self.heard.get_mut(task) {
+            Some(last) => *last = at,
+            None => {
+                self.heard.insert(task.clone(), at);
+            }
+        }
+    }
+
+    /// What the cluster can do may have changed, or what this run needs.
+    pub fn ask_registry(&mut self) {
+        self.asks_registry = true;
+    }
+
+    /// Whether anything waits that others wait for. A claim alone is no hurry: nothing is owed for it.
+    #[must_use]
+    pub fn is_urgent(&self) -> bool {
+        !self.overdue.is_empty()
+            || self.asks_registry
+            || self.inbox.iter().any(|(_, fact)| !matches!(fact, Fact::Claimed(..)))
+    }
+
+    /// Whether anything waits at all.
+    #[must_use]
+    pub fn has_work(&self) -> bool {
+        !self.inbox.is_empty() || self.is_urgent()
+    }
+
+    /// Looks at the clocks, all of them or only at the backoffs.
+    pub fn look_at_clocks(&mut self, now: Timestamp, all: bool) {
+        if self.phase != Phase::Idle || !(all || next_retry(&self.plan).is_some_and(|at| at <= now)) {
+            return;
+        }
+        self.overdue = overdue(&self.plan, now, |task| self.heard.get(task).copied());
+    }
+
+    /// Decides on what has arrived, and applies it; `None` if it changes nothing. The decision is to be appended
+    /// behind [`Self::last`] before anything is done about it. `known` is what the cluster can do, where that may be
+    /// asked.
+    pub fn decide(
+        &mut self,
+        me: &WorkerId,
+        known: Option<&BTreeSet<Capability>>,
+        now: Timestamp,
+    ) -> Option<Decision> {
+        let mut decision = Decision {
+            by: me.clone(),
+            previous: self.last,
+            at: now,
+            answers: Vec::new(),
+            events: Vec::new(),
+        };
+        for _ in 0..self.inbox.len().min(MAX_FACTS) {
+            let Some((sequence, fact)) = self.inbox.pop_front() else { break };
+            self.answer(&mut decision, Cause::Fact(sequence), &Input::Fact(&fact));
+        }
+        for overdue in std::mem::take(&mut self.overdue) {
+            self.answer(&mut decision, Cause::Clock, &overdue.input());
+        }
+        if let Some(known) = known.filter(|_| self.asks_registry && self.plan.is_live()) {
+            self.asks_registry = false;
+            self.answer(&mut decision, Cause::Registry, &Input::Capabilities(known));
+        }
+        if !decision.events.is_empty() && self.plan.is_live() {
+            self.answer(&mut decision, Cause::Rules, &Input::Settle);
+        }
+        self.plan.through = self.plan.through.max(decision.through().unwrap_or(0));
+        self.touched.extend(decision.events.iter().filter_map(|event| event.task()).cloned());
+        (!decision.answers.is_empty()).then_some(decision)
+    }
+
+    fn answer(&mut self, decision: &mut Decision, cause: Cause, input: &Input<'_>) {
+        let at = decision.at;
+        match decide(&self.plan, input, at) {
+            Ok(events) if events.is_empty() => {}
+            Ok(events) => {
+                events.iter().for_each(|event| apply(&mut self.plan, event, at));
+                let count = u32::try_from(events.len()).unwrap_or(u32::MAX);
+                decision.answers.push(Answer { cause, events: count, refusal: None });
+                decision.events.extend(events);
+            }
+            // What time has brought about may have been overtaken by a fact: that is no answer to anybody.
+            Err(_) if cause == Cause::Clock => {}
+            Err(refusal) => decision.answers.push(Answer { cause, events: 0, refusal: Some(refusal) }),
+        }
+    }
+
+    /// What the world owes the run after its decision was logged.
+    pub fn owed(&mut self) -> Vec<Effect> {
+        let touched = std::mem::take(&mut self.touched);
+        if self.plan.start.is_none() {
+            return Vec::new();
+        }
+        for task in touched.iter().filter(|task| self.heard.contains_key(*task)).cloned().collect::<Vec<_>>()
+        {
+            self.heard.remove(&task);
+        }
+        due(&self.plan, Scope::Tasks(&touched))
+    }
+
+    /// All that the world owes the run, after a start or a takeover.
+    #[must_use]
+    pub fn owed_in_all(&self) -> Vec<Effect> {
+        if self.plan.start.is_none() { Vec::new() } else { due(&self.plan, Scope::All) }
+    }
+}

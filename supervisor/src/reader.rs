@@ -1,0 +1,240 @@
+//! Reading a lane: first what is there, folded run by run; then what comes, as items for the lane's actor. Messages
+//! that can't be read are logged with their ids, counted and passed over: the lane goes on.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+
+use jiff::Timestamp;
+use millrace_protocol::ids::{Lane, RunId, TaskId};
+use millrace_protocol::plan::{Control, Decision, Fact, Finished, Submission, Work};
+use millrace_protocol::result::{ErrorKind, TaskError};
+use millrace_protocol::subject::{self, Topic};
+use millrace_protocol::wire::{Garbage, stored};
+use millrace_protocol::work::{Entry, Outcome};
+use millrace_runtime::bus::Record;
+use millrace_runtime::tail::Tail;
+use millrace_runtime::{Bus, Fault};
+use ractor::ActorRef;
+use tokio::sync::Semaphore;
+use tracing::{error, warn};
+
+use crate::lane;
+use crate::live::LiveRun;
+
+/// How many chunks may lie in the actor's mailbox: mailboxes have no bound of their own.
+const MAX_CHUNKS: usize = 8;
+
+/// What a message of the lane means to its owner.
+#[derive(Debug)]
+pub enum Item {
+    /// A decision: ours, or a sign that another owner was there.
+    Decided {
+        /// Its sequence.
+        sequence: u64,
+    },
+    /// Something to decide on.
+    Fact {
+        /// Its sequence.
+        sequence: u64,
+        /// What it says.
+        fact: Fact,
+    },
+    /// A worker, critic or planner took what this journal is of.
+    Taken(Topic),
+    /// A running attempt has written to its journal.
+    Heard(TaskId, Timestamp),
+}
+
+/// Folds all that the lane holds. Gives the runs, and the sequence of the last message that was read.
+///
+/// # Errors
+/// The server does not answer, or a decision can't be read: its run can't be continued by anybody who does not know
+/// what was decided, so that the lane has no owner until that is mended.
+pub async fn catch_up(bus: &Bus, lane: Lane) -> Result<(HashMap<RunId, LiveRun>, u64), Fault> {
+    let mut folding: HashMap<RunId, Folding> = HashMap::new();
+    let mut pages = millrace_runtime::log::read_lane(bus, lane);
+    let mut through = 0;
+    loop {
+        let records = pages.next().await?;
+        if records.is_empty() {
+            break;
+        }
+        for record in records {
+            through = record.sequence;
+            let Some((_, run, topic)) = subject::parse(&record.subject) else {
+                warn!(subject = %record.subject, through, "a message on an unknown subject is passed over");
+                continue;
+            };
+            folding.entry(run).or_default().take(bus, topic, record).await?;
+        }
+    }
+    let mut runs = HashMap::with_capacity(folding.len());
+    for (run, folding) in folding {
+        runs.insert(run, folding.finish(bus).await);
+    }
+    Ok((runs, through))
+}
+
+/// Reads one run anew.
+///
+/// # Errors
+/// The server does not answer, or a decision can't be read.
+pub async fn refold(bus: &Bus, lane: Lane, run: &RunId) -> Result<LiveRun, Fault> {
+    let mut folding = Folding::default();
+    for record in millrace_runtime::log::read_run(bus, lane, run, 1).await? {
+        if let Some((_, _, topic)) = subject::parse(&record.subject) {
+            folding.take(bus, topic, record).await?;
+        }
+    }
+    Ok(folding.finish(bus).await)
+}
+
+/// A run while it is read from the start: facts stay unread until it is known that no decision answered them.
+#[derive(Default)]
+struct Folding {
+    live: LiveRun,
+    facts: VecDeque<(Topic, Record)>,
+}
+
+impl Folding {
+    async fn take(&mut self, bus: &Bus, topic: Topic, record: Record) -> Result<(), Fault> {
+        if topic != Topic::Plan {
+            self.facts.push_back((topic, record));
+            return Ok(());
+        }
+        match bus.open::<Decision>(&record).await {
+            Ok(decision) => self.live.fold(record.sequence, &decision),
+            Err(fault @ Fault::Garbage { .. }) if !was_decided(&record) => {
+                warn!(%fault, "a message that is no decision is passed over");
+                self.live.last = record.sequence;
+            }
+            Err(fault) => {
+                error!(%fault, "a decision can't be read");
+                return Err(fault);
+            }
+        }
+        let through = self.live.plan.through;
+        while self.facts.front().is_some_and(|(_, fact)| fact.sequence <= through) {
+            self.facts.pop_front();
+        }
+        Ok(())
+    }
+
+    async fn finish(mut self, bus: &Bus) -> LiveRun {
+        for (topic, record) in self.facts {
+            for item in read(bus, topic, &record).await {
+                match item {
+                    Item::Fact { sequence, fact } => self.live.receive(sequence, fact),
+                    Item::Heard(task, at) => self.live.hear(&task, at),
+                    Item::Decided { .. } | Item::Taken(_) => {}
+                }
+            }
+        }
+        self.live
+    }
+}
+
+/// Whether a message on a `plan` subject that can't be read may hold something that was decided: it is an envelope of
+/// a decision, or of a version that we do not know. Anything else was never written by a supervisor.
+fn was_decided(record: &Record) -> bool {
+    let envelope = stored::<Decision>(&record.payload, record.encoding);
+    matches!(envelope, Ok(_) | Err(Garbage::UnknownVersion { .. }))
+}
+
+/// Reads the lane from behind `through` for ever and hands on what it says.
+pub async fn follow(bus: Bus, lane: Lane, through: u64, to: ActorRef<lane::Message>) {
+    let permits = Arc::new(Semaphore::new(MAX_CHUNKS));
+    let mut tail = Tail::lane(&bus, lane, through + 1);
+    loop {
+        let records = tail.next().await;
+        let mut items = Vec::with_capacity(records.len());
+        for record in records {
+            match subject::parse(&record.subject) {
+                Some((_, run, topic)) => {
+                    items
+                        .extend(read(&bus, topic, &record).await.into_iter().map(|item| (run.clone(), item)));
+                }
+                None => {
+                    let (subject, sequence) = (&record.subject, record.sequence);
+                    warn!(%subject, sequence, "a message on an unknown subject is passed over");
+                }
+            }
+        }
+        let Ok(permit) = Arc::clone(&permits).acquire_owned().await else { return };
+        if to.cast(lane::Message::Items(items, permit)).is_err() {
+            return;
+        }
+    }
+}
+
+/// What a message means; nothing if it can't be read.
+async fn read(bus: &Bus, topic: Topic, record: &Record) -> Vec<Item> {
+    let sequence = record.sequence;
+    let fact = |fact| vec![Item::Fact { sequence, fact }];
+    let read = match topic {
+        Topic::Plan => return vec![Item::Decided { sequence }],
+        Topic::Submitted => {
+            bus.open::<Submission>(record).await.map(|it| fact(Fact::Submitted(Box::new(it))))
+        }
+        Topic::Control => bus.open::<Control>(record).await.map(|it| fact(Fact::Control(it))),
+        Topic::Task(..) | Topic::Review(..) | Topic::Planning(..) => {
+            bus.open::<Entry>(record).await.map(|entry| of_entry(topic, entry, record))
+        }
+    };
+    read.unwrap_or_else(|fault| {
+        warn!(%fault, "a message that can't be read is passed over");
+        Vec::new()
+    })
+}
+
+fn of_entry(topic: Topic, entry: Entry, record: &Record) -> Vec<Item> {
+    let sequence = record.sequence;
+    match (topic, entry) {
+        (topic, Entry::Claimed { worker, .. }) => {
+            let work = match &topic {
+                Topic::Task(task, attempt) => Work::Task { task: task.clone(), attempt: *attempt },
+                Topic::Planning(turn, attempt) => Work::Planning { turn: *turn, attempt: *attempt },
+                Topic::Review(..) | Topic::Submitted | Topic::Plan | Topic::Control => {
+                    return vec![Item::Taken(topic)];
+                }
+            };
+            vec![Item::Taken(topic), Item::Fact { sequence, fact: Fact::Claimed(work, worker) }]
+        }
+        (Topic::Task(task, _), Entry::Step { .. } | Entry::Note { .. }) => {
+            vec![Item::Heard(task, record.time)]
+        }
+        (_, Entry::Step { .. } | Entry::Note { .. }) => Vec::new(),
+        (Topic::Task(task, attempt), Entry::Outcome { worker, outcome, .. }) => {
+            let outcome = match outcome {
+                Outcome::Finished { summary, is_empty, usage, .. } => {
+                    Ok(Finished { at_sequence: sequence, summary, is_empty, usage })
+                }
+                Outcome::Errored(error) => Err(error),
+                Outcome::Judged(_) | Outcome::Proposed { .. } => Err(misplaced("a task")),
+            };
+            vec![Item::Fact { sequence, fact: Fact::Ended { task, attempt, worker, outcome } }]
+        }
+        (Topic::Review(task, attempt), Entry::Outcome { worker, review, outcome }) => {
+            let outcome = match outcome {
+                Outcome::Judged(verdict) => Ok(verdict),
+                Outcome::Errored(error) => Err(error),
+                Outcome::Finished { .. } | Outcome::Proposed { .. } => Err(misplaced("a review")),
+            };
+            let fact = Fact::Reviewed { task, attempt, review, critic: worker, outcome };
+            vec![Item::Fact { sequence, fact }]
+        }
+        (Topic::Planning(turn, attempt), Entry::Outcome { outcome, .. }) => {
+            let outcome = match outcome {
+                Outcome::Proposed { proposal, usage } => Ok((proposal, usage)),
+                Outcome::Errored(error) => Err(error),
+                Outcome::Finished { .. } | Outcome::Judged(_) => Err(misplaced("a planner's turn")),
+            };
+            vec![Item::Fact { sequence, fact: Fact::Planned { turn, attempt, outcome } }]
+        }
+        (Topic::Submitted | Topic::Plan | Topic::Control, Entry::Outcome { .. }) => Vec::new(),
+    }
+}
+
+fn misplaced(of: &str) -> TaskError {
+    TaskError::new(ErrorKind::Panic, format!("the journal of {of} ends with an outcome of another kind"))
+}
