@@ -275,7 +275,7 @@ fn schema() -> (Schema, Fields) {
 }
 
 fn tokenizers() -> TokenizerManager {
-    let manager = TokenizerManager::new();
+    let manager = TokenizerManager::default();
     manager.register(TOKENIZER, analyzer());
     manager
 }

@@ -44,11 +44,6 @@ pub(crate) fn terms(text: &str) -> Vec<Term> {
     terms
 }
 
-/// Whether a word is one of the small words that the search passes over.
-pub(crate) fn is_stop_word(word: &str) -> bool {
-    STOP_WORDS.contains(&word.to_lowercase().as_str())
-}
-
 pub(super) fn analyzer() -> TextAnalyzer {
     static ANALYZER: OnceLock<TextAnalyzer> = OnceLock::new();
     let build = || {
@@ -178,6 +173,5 @@ mod tests {
         let text = "How do the Contributor's patents end?";
         let words: Vec<&str> = terms(text).iter().map(|term| &text[term.start..term.end]).collect();
         assert_eq!(words, ["Contributor", "patents", "end"]);
-        assert!(is_stop_word("How") && !is_stop_word("patent"));
     }
 }

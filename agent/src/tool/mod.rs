@@ -20,6 +20,7 @@ use serde_json::Value;
 
 pub use check::check;
 pub use documents::{MAX_PASSAGES, MAX_READ_CHARS, MAX_READ_LINES, read_document, search_documents};
+pub(crate) use results::Shown;
 pub use results::{
     DEFAULT_RESULT_CHARS, MAX_RESULT_CHARS, ResultEntry, Results, get_task_result, list_completed_tasks,
 };

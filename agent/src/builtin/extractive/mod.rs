@@ -1,12 +1,28 @@
-//! `builtin:extractive`: a model that reads instead of writing.
+//! `builtin:extractive`: a model that reads instead of writing. It answers with what stands in the documents, found and
+//! read through the same tools as any model's. It owns nothing between two requests: each reply follows from the
+//! request alone. It invents no sentence about a subject; the only words of its own are those that connect.
+//!
+//! The role is told by the name of the answer's schema, and what can be done by the tools that are offered.
+
+mod conversation;
+mod criteria;
+mod markdown;
+mod plan;
+mod question;
+mod ranking;
+mod report;
+mod research;
+mod sentences;
+mod split;
+mod verdict;
 
 use futures::FutureExt;
 use futures::future::BoxFuture;
 
 use crate::model::{Model, ModelError, Reply, Request};
+use crate::roles::{Role, task_of};
 
-/// The model `builtin:extractive`: deterministic and offline. It answers with what stands in the documents, found
-/// and read through the same tools as any model's.
+/// The model `builtin:extractive`: deterministic, offline, and the same for the same documents wherever it runs.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Extractive;
 
@@ -20,8 +36,26 @@ impl Model for Extractive {
         Self::NAME
     }
 
-    fn reply<'a>(&'a self, _request: &'a Request) -> BoxFuture<'a, Result<Reply, ModelError>> {
-        let reply = Err(ModelError::Protocol { message: "not yet".into() });
-        futures::future::ready(reply).boxed()
+    fn reply<'a>(&'a self, request: &'a Request) -> BoxFuture<'a, Result<Reply, ModelError>> {
+        futures::future::ready(reply(request)).boxed()
     }
+}
+
+fn reply(request: &Request) -> Result<Reply, ModelError> {
+    let name = request.answer.as_ref().map(|answer| answer.name.as_str()).unwrap_or_default();
+    let role = Role::ALL.into_iter().find(|role| role.answer_name() == name);
+    let reply = match role {
+        Some(Role::Planner) => task_of(request).map(|task| conversation::answer(&plan::propose(&task))),
+        Some(Role::Researcher) => task_of(request).map(|task| research::reply(request, &task)),
+        Some(Role::Producer) => task_of(request).map(|task| report::reply(request, &task)),
+        Some(Role::Critic) => task_of(request).map(|task| verdict::reply(request, &task)),
+        None => None,
+    };
+    reply.ok_or_else(|| ModelError::Protocol {
+        message: format!(
+            "{} can plan, research, report and judge, and was asked for {}; name a language model for other work",
+            Extractive::NAME,
+            if name.is_empty() { "an answer without a form".to_owned() } else { format!("{name:?}") },
+        ),
+    })
 }

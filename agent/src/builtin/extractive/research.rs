@@ -1,0 +1,339 @@
+//! The researcher's part: search in several wordings, read around the best passages, quote what answers. It owns what
+//! is looked for and how the finding is worded; the choice of sentences is in `ranking`.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use millrace_protocol::result::{Quotation, Source, SourceKind, TaskResult};
+use serde_json::json;
+
+use super::conversation::{self, Exchange, FoundPassage, exchanges, has_tool};
+use super::markdown;
+use super::question::Question;
+use super::ranking::{self, Candidate, Choice};
+use crate::model::{Reply, Request};
+use crate::roles::WorkTask;
+
+const SEARCH: &str = "search_documents";
+const READ: &str = "read_document";
+
+/// The searches for the question as a whole; those for single terms follow, in the order of the terms.
+const GENERAL_SEARCHES: usize = 2;
+/// The most terms that are searched for one by one.
+const SINGLE_SEARCHES: usize = 4;
+/// The most searches and readings together: one less than a researcher has.
+const MAX_CALLS: usize = 19;
+/// How many lines are read before and after a passage: what belongs to it often stands near it.
+const MARGIN: (usize, usize) = (40, 60);
+/// The most quotations of one answer.
+const MAX_QUOTATIONS: usize = 20;
+/// The most documents that are named in a note.
+const MAX_NAMED: usize = 30;
+
+pub(super) fn reply(request: &Request, task: &WorkTask) -> Reply {
+    let question = Question::read(&task.objective);
+    let exchanges = exchanges(request);
+    let searches: Vec<&Exchange<'_>> = exchanges.iter().filter(|exchange| exchange.tool == SEARCH).collect();
+    let readings: Vec<&Exchange<'_>> = exchanges.iter().filter(|exchange| exchange.tool == READ).collect();
+    if searches.is_empty() && has_tool(request, SEARCH) && !question.wanted.is_empty() {
+        return conversation::call(request, search(&question));
+    }
+    if readings.is_empty() && has_tool(request, READ) {
+        let passages = passages_to_read(&question, &searches);
+        if !passages.is_empty() {
+            return conversation::call(request, passages.iter().map(read).collect());
+        }
+    }
+    conversation::answer(&find(task, &question, &searches, &readings))
+}
+
+/// The question in its own words, then with the words that stand for them, then term by term.
+fn search(question: &Question) -> Vec<(&'static str, serde_json::Value)> {
+    let every: Vec<&str> =
+        question.wanted.iter().flat_map(|wanted| &wanted.words).map(String::as_str).collect();
+    let mut calls = vec![
+        (SEARCH, json!({"query": question.words().join(" "), "limit": 20, "per_document": 2})),
+        (SEARCH, json!({"query": every.join(" "), "limit": 20, "per_document": 2})),
+    ];
+    calls.extend(
+        question
+            .wanted
+            .iter()
+            .take(SINGLE_SEARCHES)
+            .map(|wanted| (SEARCH, json!({"query": wanted.words.join(" "), "limit": 20, "per_document": 1}))),
+    );
+    calls
+}
+
+fn read(passage: &FoundPassage) -> (&'static str, serde_json::Value) {
+    let first = passage.first_line.saturating_sub(MARGIN.0).max(1);
+    let last = passage.last_line + MARGIN.1;
+    (READ, json!({"path": passage.path, "first_line": first, "last_line": last}))
+}
+
+/// The passages that most searches found best: of each document the best first, then others. Documents without the
+/// term that says most are left out.
+fn passages_to_read(question: &Question, searches: &[&Exchange<'_>]) -> Vec<FoundPassage> {
+    let silent =
+        Terms::of(question, searches).missing_in.map(|missing| missing.documents).unwrap_or_default();
+    let mut merit: BTreeMap<(String, usize, usize), f64> = BTreeMap::new();
+    for (number, search) in searches.iter().enumerate() {
+        // Single terms say little of the whole question.
+        let weight = if number < GENERAL_SEARCHES { 1.0 } else { 0.3 };
+        let found = conversation::found(search).into_iter().filter(|found| !silent.contains(&found.path));
+        for (rank, found) in found.enumerate() {
+            *merit.entry((found.path, found.first_line, found.last_line)).or_default() +=
+                weight / (rank + 5) as f64;
+        }
+    }
+    let mut ranked: Vec<(f64, FoundPassage)> = merit
+        .into_iter()
+        .map(|((path, first_line, last_line), merit)| (merit, FoundPassage { path, first_line, last_line }))
+        .collect();
+    ranked.sort_by(|(a, _), (b, _)| b.total_cmp(a));
+    let mut seen = BTreeSet::new();
+    let (best, others): (Vec<FoundPassage>, Vec<FoundPassage>) =
+        ranked.into_iter().map(|(_, found)| found).partition(|found| seen.insert(found.path.clone()));
+    let mut chosen: Vec<FoundPassage> = Vec::new();
+    for found in best.into_iter().chain(others) {
+        if !extend(&mut chosen, &found) && chosen.len() + searches.len() < MAX_CALLS {
+            chosen.push(found);
+        }
+    }
+    chosen
+}
+
+/// Widens a passage that is read anyway, if the new one is near it.
+fn extend(chosen: &mut [FoundPassage], found: &FoundPassage) -> bool {
+    const NEAR: usize = MARGIN.0 + MARGIN.1;
+    let near = chosen.iter_mut().find(|other| {
+        other.path == found.path
+            && found.first_line <= other.last_line + NEAR
+            && other.first_line <= found.last_line + NEAR
+    });
+    if let Some(other) = near {
+        other.first_line = other.first_line.min(found.first_line);
+        other.last_line = other.last_line.max(found.last_line);
+        return true;
+    }
+    false
+}
+
+/// What the searches say of the question's terms.
+struct Terms {
+    weights: Vec<f64>,
+    /// Terms that stand in no document.
+    absent: Vec<String>,
+    /// The term that says most, if some documents don't have it.
+    missing_in: Option<Missing>,
+}
+
+/// A term and the documents that don't have it: as many as are named, and how many they are.
+#[derive(Clone)]
+struct Missing {
+    word: String,
+    documents: Vec<String>,
+    count: usize,
+}
+
+impl Terms {
+    fn of(question: &Question, searches: &[&Exchange<'_>]) -> Self {
+        let counts = searches.first().map(|search| conversation::word_counts(search)).unwrap_or_default();
+        let all = counts.iter().map(|(_, _, all)| *all).max().unwrap_or_default();
+        let mut documents = Vec::new();
+        let mut missing: Vec<(f64, Missing)> = Vec::new();
+        for (at, wanted) in question.wanted.iter().enumerate() {
+            let own = counts.iter().find(|(word, _, _)| *word == wanted.word).map_or(0, |(_, some, _)| *some);
+            let without = searches
+                .get(GENERAL_SEARCHES + at)
+                .filter(|search| !search.result.is_error)
+                .map(|search| conversation::silent_documents(search));
+            let having = without.as_ref().map_or(own, |(_, without)| all.saturating_sub(*without));
+            documents.push((having, all));
+            if let Some((named, count)) = without
+                && count > 0
+                && having > 0
+            {
+                let weight = ranking::weights(&[(having, all)])[0];
+                missing.push((weight, Missing { word: wanted.word.clone(), documents: named, count }));
+            }
+        }
+        let heaviest =
+            missing.into_iter().max_by(|(a, _), (b, _)| a.total_cmp(b)).map(|(_, missing)| missing);
+        let absent =
+            question.wanted.iter().zip(&documents).filter(|(_, (having, all))| *having == 0 && *all > 0);
+        Self {
+            weights: ranking::weights(&documents),
+            absent: absent.map(|(wanted, _)| wanted.word.clone()).collect(),
+            missing_in: heaviest,
+        }
+    }
+}
+
+fn find(
+    task: &WorkTask,
+    question: &Question,
+    searches: &[&Exchange<'_>],
+    readings: &[&Exchange<'_>],
+) -> TaskResult {
+    if searches.is_empty() && readings.is_empty() {
+        return nothing_to_read(task);
+    }
+    let terms = Terms::of(question, searches);
+    let mut candidates: Vec<Candidate> = Vec::new();
+    for passage in readings.iter().filter_map(|reading| conversation::reading(reading)) {
+        candidates.extend(ranking::candidates(question, &terms.weights, &passage));
+    }
+    let choice = ranking::choose(candidates, MAX_QUOTATIONS);
+    let notes = notes(task, question, &terms, &choice);
+    if choice.quoted.is_empty() {
+        return TaskResult {
+            summary: "The documents say nothing on the question.".into(),
+            output: format!("The documents say nothing on the question: {}\n\n{notes}", task.objective),
+            notes: Some(notes),
+            ..TaskResult::default()
+        };
+    }
+    let (sources, quotations, output) = write(&choice);
+    TaskResult {
+        summary: summary(&choice, &sources),
+        output,
+        notes: (!notes.is_empty()).then_some(notes),
+        sources,
+        quotations,
+        ..TaskResult::default()
+    }
+}
+
+/// The answer when the run came without documents that can be read.
+fn nothing_to_read(task: &WorkTask) -> TaskResult {
+    let mut output = "There was nothing to read an answer from: the run was given no documents".to_owned();
+    if task.documents.passed_over.is_empty() {
+        output.push_str(".\n");
+    } else {
+        output.push_str(" that can be read. Passed over were:\n\n");
+        output.extend(task.documents.passed_over.iter().map(|passed| format!("- {passed}\n")));
+    }
+    let notes = "Without a language model the answer can only come from documents. Hand in a folder of them with the \
+                 run (`--docs FOLDER`; text, Markdown, reStructuredText and HTML are read), or name a language model \
+                 (`--model`).";
+    TaskResult {
+        summary: "No documents were given, so there is nothing to answer from.".into(),
+        output: format!("{output}\n{notes}\n"),
+        notes: Some(notes.into()),
+        ..TaskResult::default()
+    }
+}
+
+fn write(choice: &Choice) -> (Vec<Source>, Vec<Quotation>, String) {
+    let mut sources: Vec<Source> = Vec::new();
+    let mut quotations: Vec<Quotation> = Vec::new();
+    let mut output = String::new();
+    if !choice.to_the_point {
+        output.push_str("No passage answers the question as a whole. The nearest are these.\n\n");
+    }
+    for candidate in &choice.quoted {
+        let id = match sources.iter().find(|source| source.location == candidate.path) {
+            Some(known) => known.id.clone(),
+            None => {
+                let source = source(sources.len() + 1, candidate);
+                output.push_str(&format!(
+                    "**{}** ({})\n\n",
+                    candidate.path,
+                    markdown::inline(&candidate.title)
+                ));
+                sources.push(source);
+                format!("S{}", sources.len())
+            }
+        };
+        for sentence in candidate.introduction.iter().chain([&candidate.sentence]) {
+            let quotation = Quotation {
+                source: id.clone(),
+                text: sentence.text.clone(),
+                first_line: sentence.first_line as u32,
+                last_line: sentence.last_line as u32,
+            };
+            if !quotations.contains(&quotation) {
+                output.push_str(&markdown::quote(&quotation, &id));
+                output.push('\n');
+                quotations.push(quotation);
+            }
+        }
+    }
+    (sources, quotations, output)
+}
+
+fn source(number: usize, candidate: &Candidate) -> Source {
+    Source {
+        id: format!("S{number}"),
+        kind: SourceKind::Document,
+        title: candidate.title.clone(),
+        location: candidate.path.clone(),
+        sha256: None,
+    }
+}
+
+fn summary(choice: &Choice, sources: &[Source]) -> String {
+    let paths: Vec<&str> = sources.iter().map(|source| source.location.as_str()).collect();
+    let count = choice.quoted.len();
+    let passages = if count == 1 { "1 passage".to_owned() } else { format!("{count} passages") };
+    let quality = if choice.to_the_point { "answer" } else { "come nearest to" };
+    format!("{passages} of {} {quality} the question: {}.", counted(paths.len()), named(&paths, paths.len()))
+}
+
+fn counted(documents: usize) -> String {
+    if documents == 1 { "1 document".into() } else { format!("{documents} documents") }
+}
+
+/// What the reader should know beside the quotations: which terms stand nowhere, which are not covered, and which
+/// documents are silent.
+fn notes(task: &WorkTask, question: &Question, terms: &Terms, choice: &Choice) -> String {
+    let mut notes: Vec<String> = Vec::new();
+    if !terms.absent.is_empty() {
+        notes.push(format!("In no document: {}.", quoted(&terms.absent)));
+    }
+    let covered: BTreeSet<usize> =
+        choice.quoted.iter().flat_map(|candidate| candidate.covers.iter().copied()).collect();
+    let elsewhere: Vec<String> = question
+        .wanted
+        .iter()
+        .enumerate()
+        .filter(|(at, wanted)| !covered.contains(at) && !terms.absent.contains(&wanted.word))
+        .map(|(_, wanted)| wanted.word.clone())
+        .collect();
+    if !elsewhere.is_empty() {
+        notes.push(format!("In the documents, but in no passage that answers: {}.", quoted(&elsewhere)));
+    }
+    let silent: &[String] = match &terms.missing_in {
+        Some(Missing { word, documents, count }) => {
+            notes.push(format!("No word of “{word}” in: {}.", named(documents, *count)));
+            documents
+        }
+        None => &[],
+    };
+    let rest: Vec<&String> = task
+        .documents
+        .paths
+        .iter()
+        .filter(|path| {
+            !silent.contains(path) && choice.quoted.iter().all(|candidate| candidate.path != **path)
+        })
+        .collect();
+    if choice.to_the_point && !rest.is_empty() && task.documents.count <= MAX_NAMED {
+        notes.push(format!("Nothing to the point was found in: {}.", named(&rest, rest.len())));
+    }
+    if !task.documents.passed_over.is_empty() {
+        let passed = &task.documents.passed_over;
+        notes.push(format!("Not read: {}.", named(passed, passed.len())));
+    }
+    notes.join(" ")
+}
+
+fn named(names: &[impl AsRef<str>], count: usize) -> String {
+    let shown: Vec<&str> = names.iter().take(MAX_NAMED).map(AsRef::as_ref).collect();
+    let more = count.saturating_sub(shown.len());
+    if more > 0 { format!("{} and {more} more", shown.join(", ")) } else { shown.join(", ") }
+}
+
+fn quoted(words: &[String]) -> String {
+    words.iter().map(|word| format!("“{word}”")).collect::<Vec<_>>().join(", ")
+}
