@@ -8,6 +8,8 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
+use async_nats::ServerAddr;
+use millrace_runtime::bus::{Connection, Credentials};
 use rustix::process::{Resource, getrlimit};
 use serde::Serialize;
 use serde_json::json;
@@ -28,24 +30,10 @@ pub struct Arguments {
     /// Data folder to look at
     #[arg(long, env = "MILLRACE_DATA", value_name = "DIR", default_value_os_t = folders::data())]
     data: PathBuf,
-    /// Look at the cluster behind this NATS server instead of a local one
+    /// Look at the cluster behind this NATS server instead of a local one. Credentials come from MILLRACE_NATS_CREDS
+    /// (a file), or from MILLRACE_NATS_USER and MILLRACE_NATS_PASSWORD
     #[arg(long, env = "MILLRACE_NATS_URL", value_name = "URL")]
     nats: Option<String>,
-    /// User to connect to that server as
-    #[arg(long, env = "MILLRACE_NATS_USER", value_name = "USER")]
-    nats_user: Option<String>,
-    /// Password of that user
-    #[arg(
-        long,
-        env = "MILLRACE_NATS_PASSWORD",
-        value_name = "PASSWORD",
-        requires = "nats",
-        hide_env_values = true
-    )]
-    nats_password: Option<String>,
-    /// Credentials file to connect to that server with
-    #[arg(long, env = "MILLRACE_NATS_CREDS", value_name = "FILE")]
-    nats_creds: Option<PathBuf>,
     /// Language model that runs would use
     #[arg(long, env = "MILLRACE_MODEL", value_name = "MODEL")]
     model: Option<String>,
@@ -127,7 +115,7 @@ fn print_line(check: &Check) {
 async fn examine(arguments: &Arguments) -> Vec<Check> {
     let mut checks = Vec::new();
     if let Some(url) = &arguments.nats {
-        checks.push(check_cluster(url, arguments).await);
+        checks.push(check_cluster(url).await);
     } else {
         let surroundings = Surroundings::of_this_process();
         let python = nats_server::python(&surroundings.path);
@@ -262,11 +250,11 @@ fn check_model(model: Option<&str>) -> Check {
     }
 }
 
-async fn check_cluster(url: &str, arguments: &Arguments) -> Check {
+async fn check_cluster(url: &str) -> Check {
     const NAME: &str = "cluster";
     const ADVICE: &str = "check the address, the credentials (MILLRACE_NATS_USER and MILLRACE_NATS_PASSWORD, or \
-                          --nats-creds), and that the server has JetStream and is 2.12 or newer";
-    match tokio::time::timeout(CONNECT_LIMIT, ask_cluster(url, arguments)).await {
+                          MILLRACE_NATS_CREDS), and that the server has JetStream and is 2.12 or newer";
+    match tokio::time::timeout(CONNECT_LIMIT, ask_cluster(url)).await {
         Ok(Ok(found)) => Check::ok(NAME, found),
         Ok(Err(error)) => Check::missing(NAME, format!("{url}: {error}"), ADVICE),
         Err(_) => {
@@ -275,15 +263,15 @@ async fn check_cluster(url: &str, arguments: &Arguments) -> Check {
     }
 }
 
-async fn ask_cluster(url: &str, arguments: &Arguments) -> anyhow::Result<String> {
-    let mut options = async_nats::ConnectOptions::new().connection_timeout(CONNECT_LIMIT);
-    if let (Some(user), Some(password)) = (&arguments.nats_user, &arguments.nats_password) {
-        options = options.user_and_password(user.clone(), password.clone());
-    }
-    if let Some(file) = &arguments.nats_creds {
-        options = options.credentials_file(file).await?;
-    }
-    let client = options.connect(url).await?;
+async fn ask_cluster(url: &str) -> anyhow::Result<String> {
+    let options = async_nats::ConnectOptions::new().connection_timeout(CONNECT_LIMIT);
+    let options = match Connection::with_environment(url).credentials {
+        Credentials::None => options,
+        Credentials::Password { user, password } => options.user_and_password(user, password),
+        Credentials::File(file) => options.credentials_file(file).await?,
+    };
+    let servers = url.split(',').map(|url| url.trim().parse()).collect::<Result<Vec<ServerAddr>, _>>()?;
+    let client = options.connect(servers).await?;
     let version = client.server_info().version;
     let account = async_nats::jetstream::new(client).query_account().await.map_err(|error| {
         anyhow::anyhow!("nats-server {version} answers, its JetStream does not ({error})")

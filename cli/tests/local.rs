@@ -30,7 +30,11 @@ const DEADLINE: Duration = Duration::from_secs(60);
 fn nats_server() -> Option<&'static Path> {
     static SERVER: OnceLock<Option<PathBuf>> = OnceLock::new();
     let found = SERVER.get_or_init(|| {
-        let output = Command::new(MILLRACE).args(["doctor", "--fetch", "--json"]).output().unwrap();
+        let output = Command::new(MILLRACE)
+            .args(["doctor", "--fetch", "--json"])
+            .env_remove("MILLRACE_NATS_URL")
+            .output()
+            .unwrap();
         let report: Value = serde_json::from_slice(&output.stdout).unwrap();
         let check =
             report["checks"].as_array().unwrap().iter().find(|check| check["name"] == "nats-server").unwrap();
@@ -64,7 +68,11 @@ struct Cluster {
 
 impl Cluster {
     fn start(data: &Path, children: &Value) -> Self {
-        let mut process = cluster_command(data, children).stdout(Stdio::piped()).spawn().unwrap();
+        Self::spawn(cluster_command(data, children))
+    }
+
+    fn spawn(mut command: Command) -> Self {
+        let mut process = command.stdout(Stdio::piped()).spawn().unwrap();
         let events = events_of(process.stdout.take().unwrap());
         Self { process, events }
     }
@@ -351,11 +359,14 @@ fn a_child_is_in_no_process_group_of_its_parent_and_has_the_credentials_in_its_e
     needs_nats_server!();
     let (_root, data) = data_folder();
     let told = data.with_file_name("told");
-    let tell = "echo \"$MILLRACE_NATS_URL $MILLRACE_NATS_USER $MILLRACE_NATS_PASSWORD\" > $TOLD.new; \
+    let tell = "echo \"$MILLRACE_NATS_URL $MILLRACE_NATS_USER $MILLRACE_NATS_PASSWORD$MILLRACE_NATS_CREDS\" > $TOLD.new; \
                 mv $TOLD.new $TOLD; exec sleep 600";
     let mut supervisor = child("supervisor", 1, tell);
     supervisor["environment"] = json!({"TOLD": told});
-    let cluster = Cluster::start(&data, &json!([supervisor]));
+    let mut command = cluster_command(&data, &json!([supervisor]));
+    let of_another_cluster = ["MILLRACE_NATS_URL", "MILLRACE_NATS_USER", "MILLRACE_NATS_CREDS"];
+    command.envs(of_another_cluster.map(|name| (name, "of another cluster")));
+    let cluster = Cluster::spawn(command);
     cluster.expect("ready");
     let pids = cluster.pids(2);
     wait_until("the child has told", || told.exists());

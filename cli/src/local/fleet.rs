@@ -366,7 +366,12 @@ fn command(child: &Child, launcher: &Launcher, layout: &Layout) -> Command {
             command.current_dir(layout.root());
             command
         }
-        Role::Supervisor | Role::Worker | Role::Critic => launcher.bound(&child.program),
+        Role::Supervisor | Role::Worker | Role::Critic => {
+            let mut command = launcher.bound(&child.program);
+            // For another cluster; it would go before the credentials of this one.
+            command.env_remove("MILLRACE_NATS_CREDS");
+            command
+        }
     };
     command.args(&child.arguments).envs(&child.environment).process_group(0);
     command

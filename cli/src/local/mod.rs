@@ -28,7 +28,7 @@ pub use cluster::{Cluster, StartError};
 pub use data::ClusterInfo;
 pub use detached::{Error as DetachedError, running, start_detached, stop};
 pub use fleet::Event;
-pub use options::{Child, Options, Role, parse_duration};
+pub use options::{Child, Options, Role};
 
 /// Runs this module's internal commands, if `arguments` (those of the process, its own name first) name one. To be
 /// called first of all in `main`, before there are threads.

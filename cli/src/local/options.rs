@@ -6,7 +6,7 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use jiff::SignedDuration;
+use millrace_runtime::duration;
 use serde::{Deserialize, Serialize};
 
 use crate::folders;
@@ -32,12 +32,15 @@ pub struct Options {
     /// Language model that workers and critics ask
     #[arg(long, env = "MILLRACE_MODEL", value_name = "MODEL")]
     pub model: Option<String>,
-    /// Time after which a silent supervisor's lanes are taken over, such as 10s
-    #[arg(long, env = "MILLRACE_LANE_LEASE", value_name = "TIME", value_parser = parse_duration)]
+    /// Number of lanes of the log; fixed when the cluster is made
+    #[arg(long, value_name = "N")]
+    pub lanes: Option<u16>,
+    /// Time after which a silent supervisor loses its lanes, such as 6s; fixed when the cluster is made
+    #[arg(long, env = "MILLRACE_LANE_LEASE", value_name = "TIME", value_parser = duration::parse)]
     pub lane_lease: Option<Duration>,
-    /// Time after which a silent worker's task is given to another, such as 30s
-    #[arg(long, env = "MILLRACE_TASK_LEASE", value_name = "TIME", value_parser = parse_duration)]
-    pub task_lease: Option<Duration>,
+    /// Time after which a silent worker loses its work, such as 15s; fixed when the cluster is made
+    #[arg(long, env = "MILLRACE_WORK_LEASE", value_name = "TIME", value_parser = duration::parse)]
+    pub work_lease: Option<Duration>,
     /// Put every write on disk before it is acknowledged: survives power loss, and is slower
     #[arg(long)]
     pub sync_always: bool,
@@ -49,51 +52,33 @@ pub struct Options {
 impl Options {
     /// The choices as the arguments from which they would be read again.
     pub fn to_arguments(&self) -> Vec<OsString> {
-        let Self {
-            data,
-            workers,
-            slots,
-            supervisors,
-            critics,
-            model,
-            lane_lease,
-            task_lease,
-            sync_always,
-            log,
-        } = self;
-        let mut arguments = Vec::new();
-        let mut add = |name: &str, value: OsString| arguments.extend([name.into(), value]);
-        add("--data", data.into());
-        for (name, number) in [
-            ("--workers", workers),
-            ("--slots", slots),
-            ("--supervisors", supervisors),
-            ("--critics", critics),
-        ] {
-            add(name, number.to_string().into());
-        }
-        if let Some(model) = model {
-            add("--model", model.into());
-        }
-        for (name, lease) in [("--lane-lease", lane_lease), ("--task-lease", task_lease)] {
-            if let Some(lease) = lease {
-                add(name, format_duration(*lease).into());
-            }
-        }
-        add("--log", log.into());
-        arguments.extend(sync_always.then(|| "--sync-always".into()));
-        arguments
+        let data = ["--data".into(), self.data.clone().into()];
+        let others = [
+            ("--workers", Some(self.workers.to_string())),
+            ("--slots", Some(self.slots.to_string())),
+            ("--supervisors", Some(self.supervisors.to_string())),
+            ("--critics", Some(self.critics.to_string())),
+            ("--model", self.model.clone()),
+            ("--lanes", self.lanes.map(|lanes| lanes.to_string())),
+            ("--lane-lease", self.lane_lease.map(duration::format)),
+            ("--work-lease", self.work_lease.map(duration::format)),
+            ("--log", Some(self.log.clone())),
+        ];
+        // One word each, so that a value may begin with a dash.
+        let others = others.into_iter().filter_map(|(name, value)| Some(format!("{name}={}", value?).into()));
+        let sync_always = self.sync_always.then(|| "--sync-always".into());
+        data.into_iter().chain(others).chain(sync_always).collect()
     }
 
     /// The processes beside the server, which `executable` is to be started as. What they need to know is in their
-    /// environment, under the names of the arguments above.
+    /// environment; only supervisors, who make the cluster, need to know how many lanes it is to have.
     pub fn children(&self, executable: &Path) -> Vec<Child> {
         let environment = self.environment();
         let child = |role, number| Child {
             role,
             number,
             program: executable.to_owned(),
-            arguments: vec![role.to_string()],
+            arguments: self.role_arguments(role),
             environment: environment.clone(),
         };
         let all = |role, count: u32| (1..=count).map(move |number| (role, number));
@@ -104,15 +89,20 @@ impl Options {
             .collect()
     }
 
+    fn role_arguments(&self, role: Role) -> Vec<String> {
+        let lanes = self.lanes.filter(|_| role == Role::Supervisor).map(|lanes| format!("--lanes={lanes}"));
+        std::iter::once(role.to_string()).chain(lanes).collect()
+    }
+
     fn environment(&self) -> BTreeMap<String, String> {
-        let always =
-            [("MILLRACE_SLOTS", Some(self.slots.to_string())), ("MILLRACE_LOG", Some(self.log.clone()))];
-        let chosen = [
+        let known = [
+            ("MILLRACE_SLOTS", Some(self.slots.to_string())),
+            ("MILLRACE_LOG", Some(self.log.clone())),
             ("MILLRACE_MODEL", self.model.clone()),
-            ("MILLRACE_LANE_LEASE", self.lane_lease.map(format_duration)),
-            ("MILLRACE_TASK_LEASE", self.task_lease.map(format_duration)),
+            ("MILLRACE_LANE_LEASE", self.lane_lease.map(duration::format)),
+            ("MILLRACE_WORK_LEASE", self.work_lease.map(duration::format)),
         ];
-        always.into_iter().chain(chosen).filter_map(|(name, value)| Some((name.to_owned(), value?))).collect()
+        known.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?))).collect()
     }
 }
 
@@ -170,19 +160,6 @@ impl Child {
     }
 }
 
-/// Reads a positive time such as `10s`, `500ms` or `1m 30s`.
-pub fn parse_duration(text: &str) -> Result<Duration, String> {
-    let duration: SignedDuration =
-        text.parse().map_err(|error| format!("{error} (a time is written as 10s)"))?;
-    let duration = Duration::try_from(duration).map_err(|_| "a time can't be negative".to_owned())?;
-    if duration.is_zero() { Err("a time of zero makes no sense here".to_owned()) } else { Ok(duration) }
-}
-
-fn format_duration(duration: Duration) -> String {
-    let signed = SignedDuration::try_from(duration).unwrap_or(SignedDuration::MAX);
-    format!("{signed:#}")
-}
-
 #[cfg(test)]
 mod tests {
     use clap::Parser;
@@ -203,12 +180,20 @@ mod tests {
     fn options_written_as_arguments_are_read_back_the_same() {
         for arguments in [
             &["--data", "/d"][..],
-            &["--data", "/with space/ü", "--workers=4", "--slots=1", "--supervisors=3", "--critics=0"],
+            &[
+                "--data",
+                "/with space/ü",
+                "--workers=4",
+                "--slots=1",
+                "--supervisors=3",
+                "--critics=0",
+                "--lanes=4",
+            ],
             &[
                 "--data=/d",
-                "--model=a:b",
+                "--model=-a:b",
                 "--lane-lease=1m 30s",
-                "--task-lease=500ms",
+                "--work-lease=500ms",
                 "--sync-always",
                 "--log=x=debug",
             ],
@@ -222,28 +207,27 @@ mod tests {
 
     #[test]
     fn there_is_a_process_for_each_one_asked_for() {
-        let options =
-            parse(&["--data=/d", "--workers=2", "--critics=0", "--model=m", "--lane-lease=10s", "--slots=3"]);
+        let options = parse(&[
+            "--data=/d",
+            "--workers=2",
+            "--critics=0",
+            "--model=m",
+            "--lane-lease=10s",
+            "--slots=3",
+            "--lanes=4",
+        ]);
         let children = options.children(Path::new("/bin/millrace"));
         let names: Vec<String> = children.iter().map(Child::name).collect();
         assert_eq!(names, ["supervisor-1", "worker-1", "worker-2"]);
+        assert_eq!(children[0].arguments, ["supervisor", "--lanes=4"]);
         assert_eq!(children[1].arguments, ["worker"]);
         let environment = &children[1].environment;
         assert_eq!(environment["MILLRACE_SLOTS"], "3");
         assert_eq!(environment["MILLRACE_MODEL"], "m");
         assert_eq!(environment["MILLRACE_LANE_LEASE"], "10s");
         assert!(
-            !environment.contains_key("MILLRACE_TASK_LEASE"),
+            !environment.contains_key("MILLRACE_WORK_LEASE"),
             "what was not chosen is left to the process"
         );
-    }
-
-    #[test]
-    fn times_need_a_unit_and_are_positive() {
-        assert_eq!(parse_duration("10s"), Ok(Duration::from_secs(10)));
-        assert_eq!(parse_duration("1m 30s"), Ok(Duration::from_secs(90)));
-        for wrong in ["", "10", "-1s", "0s", "soon"] {
-            assert!(parse_duration(wrong).is_err(), "{wrong:?}");
-        }
     }
 }

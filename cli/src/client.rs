@@ -1,0 +1,220 @@
+//! What a user's commands ask of a cluster: hand a run in, follow it, read it, cancel it. Whatever is shown is folded
+//! here from the log; no other program is asked.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Context, anyhow};
+use clap::Args;
+use millrace_protocol::ids::{Lane, RunId, TaskId};
+use millrace_protocol::plan::{AttemptEnd, Control, Decision, Plan, Submission, apply_decision};
+use millrace_protocol::result::TaskResult;
+use millrace_protocol::subject::{self, Topic};
+use millrace_protocol::wire;
+use millrace_protocol::work::{Entry, Outcome};
+use millrace_runtime::bus::{Credentials, Record};
+use millrace_runtime::log::{AppendError, append, read_one, tell};
+use millrace_runtime::tail::Tail;
+use millrace_runtime::{Bus, Connection, Fault, archive, registry};
+use tokio::sync::mpsc;
+
+use crate::exit::Stop;
+use crate::local::{self, ClusterInfo};
+use crate::folders;
+
+/// How long a cluster that is being started is waited for.
+const PATIENCE: Duration = Duration::from_secs(20);
+/// How long a quiet run may be quiet before it is asked whether it has been archived meanwhile.
+const QUIET: Duration = Duration::from_secs(2);
+
+/// Which cluster a command talks to.
+#[derive(Args, Debug, Clone)]
+pub struct Target {
+    /// NATS server of the cluster; credentials come from MILLRACE_NATS_CREDS, or MILLRACE_NATS_USER and
+    /// MILLRACE_NATS_PASSWORD [default: the local cluster that runs on the data folder]
+    #[arg(long, env = "MILLRACE_NATS_URL", value_name = "URL")]
+    pub nats: Option<String>,
+    /// Data folder of a local cluster
+    #[arg(long, env = "MILLRACE_DATA", value_name = "DIR", default_value_os_t = folders::data())]
+    pub data: PathBuf,
+}
+
+impl Target {
+    /// Connects to the cluster.
+    pub async fn connect(&self) -> Result<Bus, Stop> {
+        if let Some(url) = &self.nats {
+            return Ok(Bus::join(&Connection::with_environment(url), "millrace", Duration::ZERO).await?);
+        }
+        let info = local::running(&self.data).ok_or_else(|| {
+            let data = self.data.display();
+            Stop::environment(anyhow!(
+                "no cluster runs on {data}: start one with `millrace up`, or name one with --nats"
+            ))
+        })?;
+        Ok(join(&info).await?)
+    }
+}
+
+/// Connects to a local cluster, which may be just starting.
+pub async fn join(info: &ClusterInfo) -> Result<Bus, Fault> {
+    let credentials = Credentials::Password { user: info.user.clone(), password: info.password.clone() };
+    let connection = Connection { url: info.url.clone(), credentials };
+    Bus::join(&connection, "millrace", PATIENCE).await
+}
+
+/// Hands a run in under a new id.
+pub async fn submit(bus: &Bus, submission: &Submission) -> Result<RunId, Stop> {
+    for _ in 0..10 {
+        let run = RunId::made(jiff::Timestamp::now(), uuid::Uuid::new_v4().as_fields().0);
+        match append(bus, bus.lane(&run), &run, &Topic::Submitted, submission, 0).await {
+            Ok(_) => return Ok(run),
+            // Somebody was given the same id in the same second: another one.
+            Err(AppendError::Fenced { .. }) => {}
+            Err(AppendError::Fault(fault)) => return Err(fault.into()),
+        }
+    }
+    Err(Stop::environment(anyhow!("no free run id was found in ten tries")))
+}
+
+/// Asks for something of a run under way.
+pub async fn control(bus: &Bus, run: &RunId, control: &Control) -> Result<(), Fault> {
+    let id = uuid::Uuid::now_v7().simple().to_string();
+    tell(bus, bus.lane(run), run, &Topic::Control, control, &id).await.map(|_| ())
+}
+
+/// The run that a text names: a whole id, or the beginning of just one; the newest for `latest`.
+pub async fn find(bus: &Bus, text: &str) -> Result<RunId, Stop> {
+    let runs = registry::runs(bus).await?;
+    if text == "latest" {
+        let newest = runs.last().map(|summary| summary.run.clone());
+        return newest.ok_or_else(|| Stop::refused(anyhow!("there are no runs yet")));
+    }
+    if let Ok(run) = RunId::new(text)
+        && (runs.iter().any(|summary| summary.run == run)
+            || !archive::find_run(bus, bus.lane(&run), &run).await?.is_empty())
+    {
+        return Ok(run);
+    }
+    let mut found = runs.iter().map(|summary| &summary.run).filter(|run| run.as_str().starts_with(text));
+    match (found.next(), found.next()) {
+        (Some(run), None) => Ok(run.clone()),
+        (Some(one), Some(two)) => {
+            Err(Stop::refused(anyhow!("{text:?} may be run {one} or {two}: give more of the id")))
+        }
+        (None, _) => {
+            Err(Stop::refused(anyhow!("there is no run {text:?}; `millrace list` shows those that there are")))
+        }
+    }
+}
+
+/// The decisions of a run from its first on, with their sequences, as they are made. Ends with the one that ends the
+/// run.
+pub fn follow(bus: &Bus, run: &RunId) -> mpsc::Receiver<Result<(u64, Decision), Fault>> {
+    let (to, from) = mpsc::channel(64);
+    let (bus, run) = (bus.clone(), run.clone());
+    tokio::spawn(async move {
+        if let Err(fault) = follow_into(&bus, &run, &to).await {
+            // Nobody listens any more: nobody needs to know.
+            let _ = to.send(Err(fault)).await;
+        }
+    });
+    from
+}
+
+async fn follow_into(
+    bus: &Bus,
+    run: &RunId,
+    to: &mpsc::Sender<Result<(u64, Decision), Fault>>,
+) -> Result<(), Fault> {
+    let lane = bus.lane(run);
+    let (records, mut arrived) = mpsc::channel(16);
+    let mut tail = Tail::subject(bus, lane, subject::topic(lane, run, &Topic::Plan), 1);
+    // The reader may not be cancelled in mid-read, so that it has a task of its own, which ends when it is not heard.
+    let reader = tokio::spawn(async move { while records.send(tail.next().await).await.is_ok() {} });
+    let mut seen = 0;
+    let followed = loop {
+        let records = match tokio::time::timeout(QUIET, arrived.recv()).await {
+            Ok(Some(records)) => records,
+            Ok(None) => break Ok(()),
+            Err(_) if is_archived(bus, run).await? => {
+                archive::read(bus, run).await?.unwrap_or_default()
+            }
+            Err(_) => continue,
+        };
+        let is_over = pass_on(bus, records, &mut seen, to).await;
+        if !matches!(is_over, Ok(false)) {
+            break is_over.map(|_| ());
+        }
+    };
+    reader.abort();
+    followed
+}
+
+async fn is_archived(bus: &Bus, run: &RunId) -> Result<bool, Fault> {
+    Ok(registry::summary(bus, run).await?.is_some_and(|summary| summary.archived))
+}
+
+/// Passes the decisions among `records` on that come after `seen`; says whether there is nothing more to come.
+async fn pass_on(
+    bus: &Bus,
+    records: Vec<Record>,
+    seen: &mut u64,
+    to: &mpsc::Sender<Result<(u64, Decision), Fault>>,
+) -> Result<bool, Fault> {
+    for record in records {
+        let is_plan = matches!(subject::parse(&record.subject), Some((_, _, Topic::Plan)));
+        if !is_plan || record.sequence <= *seen {
+            continue;
+        }
+        *seen = record.sequence;
+        let decision: Decision = bus.open(&record).await?;
+        let ends = decision.events.iter().any(|event| matches!(event, millrace_protocol::plan::Event::RunEnded { .. }));
+        if to.send(Ok((record.sequence, decision))).await.is_err() || ends {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
+/// The state of a run as of a message of its lane; as of now if none is named.
+pub async fn fold(bus: &Bus, run: &RunId, as_of: Option<u64>) -> Result<Plan, Fault> {
+    let mut plan = Plan::default();
+    for record in archive::find_run(bus, bus.lane(run), run).await? {
+        let is_plan = matches!(subject::parse(&record.subject), Some((_, _, Topic::Plan)));
+        if is_plan && as_of.is_none_or(|last| record.sequence <= last) {
+            apply_decision(&mut plan, &bus.open::<Decision>(&record).await?);
+        }
+    }
+    Ok(plan)
+}
+
+/// The result of a task's current attempt; `None` if it has none.
+pub async fn result_of(bus: &Bus, run: &RunId, plan: &Plan, task: &TaskId) -> Result<Option<TaskResult>, Fault> {
+    let end = plan.task(task).and_then(|task| task.current()).and_then(|attempt| attempt.end.as_ref());
+    let Some(AttemptEnd::Finished { at_sequence, .. }) = end else { return Ok(None) };
+    let lane = bus.lane(run);
+    let record = find_record(bus, lane, run, *at_sequence).await?;
+    let garbage = |garbage| Fault::Garbage { subject: task.to_string(), sequence: *at_sequence, garbage };
+    match bus.open::<Entry>(&record).await? {
+        Entry::Outcome { outcome: Outcome::Finished { result, .. }, .. } => {
+            let bytes = bus.blobs().resolve(&result).await?;
+            wire::read(&bytes, "the result").map(Some).map_err(garbage)
+        }
+        Entry::Outcome { .. } | Entry::Claimed { .. } | Entry::Step { .. } | Entry::Note { .. } => Ok(None),
+    }
+}
+
+async fn find_record(bus: &Bus, lane: Lane, run: &RunId, sequence: u64) -> Result<Record, Fault> {
+    if let Some(record) = read_one(bus, lane, sequence).await? {
+        return Ok(record);
+    }
+    let kept = archive::read(bus, run).await?.unwrap_or_default();
+    kept.into_iter()
+        .find(|record| record.sequence == sequence)
+        .ok_or_else(|| Fault::unavailable(format!("reading message {sequence} of run {run}"), "it is not there"))
+}
+
+/// A run id from the command line, checked for its form only.
+pub fn run_name(text: &str) -> anyhow::Result<RunId> {
+    RunId::new(text).context("a run id is letters, digits, '-' and '_'")
+}

@@ -1,0 +1,162 @@
+//! From the command line to a submission: the objective, the plan, the documents. Whatever is wrong with them is said
+//! before anything is started.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, anyhow};
+use clap::Args;
+use futures::StreamExt;
+use millrace_agent::corpus::{File, Skipped, walk};
+use millrace_protocol::plan::{Document, DocumentSet, MAX_OBJECTIVE, Mode, Plan, Submission, TaskSpec, check};
+use millrace_protocol::wire;
+use millrace_runtime::{Bus, Fault};
+
+use crate::exit::Stop;
+use crate::plan_file::{self, PlanFile};
+
+/// How many documents are stored at the same time.
+const UPLOADS: usize = 16;
+
+/// What a run is about.
+#[derive(Args, Debug, Clone)]
+pub struct Arguments {
+    /// What you want to know or to have done; may be left away where the plan file has an objective
+    objective: Option<String>,
+    /// Folder with documents to work from; may be given several times
+    #[arg(long, value_name = "DIR")]
+    docs: Vec<PathBuf>,
+    /// Plan file: run these tasks instead of asking a planner (see `millrace schema plan`)
+    #[arg(long, value_name = "FILE")]
+    plan: Option<PathBuf>,
+}
+
+/// A run that is ready to be handed in, but for its documents.
+pub struct Intake {
+    objective: String,
+    tasks: Vec<TaskSpec>,
+    fail_fast: bool,
+    mode: Mode,
+    model: Option<String>,
+    files: Vec<File>,
+    /// Files that can't be read, and why.
+    pub skipped: Vec<Skipped>,
+}
+
+impl Intake {
+    /// Reads and checks what the arguments name.
+    pub fn read(arguments: &Arguments, model: Option<&str>) -> Result<Self, Stop> {
+        if let Some(model) = model {
+            millrace_agent::model::open(model).map_err(Stop::refused)?;
+        }
+        let plan = arguments.plan.as_deref().map(plan_file::load).transpose().map_err(Stop::refused)?;
+        let objective = objective(arguments.objective.as_deref(), plan.as_ref())?;
+        let (mode, tasks, fail_fast) = match plan {
+            None => (Mode::Llm, Vec::new(), false),
+            Some(plan) => {
+                check(&Plan::default(), &plan.tasks).map_err(Stop::refused)?;
+                (Mode::Fixed, plan.tasks, plan.fail_fast)
+            }
+        };
+        let (files, skipped) = read_documents(&arguments.docs)?;
+        let model = model.map(str::to_owned);
+        Ok(Self { objective, tasks, fail_fast, mode, model, files, skipped })
+    }
+
+    /// The capabilities that the plan's tasks need, without repetition.
+    pub fn capabilities(&self) -> std::collections::BTreeSet<&millrace_protocol::ids::Capability> {
+        self.tasks.iter().map(|task| &task.capability).collect()
+    }
+
+    /// Stores the documents, and gives the submission.
+    ///
+    /// # Errors
+    /// The server does not answer or is full.
+    pub async fn into_submission(self, bus: &Bus) -> Result<Submission, Fault> {
+        let documents = if self.files.is_empty() { None } else { Some(store(bus, self.files).await?) };
+        Ok(Submission {
+            objective: self.objective,
+            mode: self.mode,
+            tasks: self.tasks,
+            documents,
+            model: self.model,
+            fail_fast: self.fail_fast,
+        })
+    }
+}
+
+fn objective(given: Option<&str>, plan: Option<&PlanFile>) -> Result<String, Stop> {
+    let from_plan = || plan.and_then(|plan| plan.objective.as_deref());
+    let objective = given.or_else(from_plan).ok_or_else(|| {
+        let hint = if plan.is_some() { "give one, or write `objective:` into the plan file" } else { "give one" };
+        Stop::refused(anyhow!("there is no objective: {hint}, as in: millrace run \"How does … work?\""))
+    })?;
+    if objective.trim().is_empty() {
+        return Err(Stop::refused(anyhow!("the objective is empty: say what you want to know or to have done")));
+    }
+    if objective.len() > MAX_OBJECTIVE {
+        let (bytes, max) = (objective.len(), MAX_OBJECTIVE);
+        return Err(Stop::refused(anyhow!(
+            "the objective has {bytes} bytes; at most {max} are allowed: put long material into files, and hand \
+             them in with --docs"
+        )));
+    }
+    Ok(objective.trim().to_owned())
+}
+
+/// The documents of all folders. Where there are several, each one's name leads its paths.
+fn read_documents(folders: &[PathBuf]) -> Result<(Vec<File>, Vec<Skipped>), Stop> {
+    let (mut files, mut skipped) = (Vec::new(), Vec::new());
+    for folder in folders {
+        let (mut found, mut passed_over) = walk(folder).map_err(Stop::refused)?;
+        if folders.len() > 1 {
+            let name = prefix(folder);
+            found.iter_mut().for_each(|file| file.path = format!("{name}/{}", file.path));
+            passed_over.iter_mut().for_each(|file| file.path = format!("{name}/{}", file.path));
+        }
+        if found.is_empty() {
+            let folder = folder.display();
+            return Err(Stop::refused(anyhow!("there is nothing to read in {folder}: text, Markdown and HTML are read")));
+        }
+        files.extend(found);
+        skipped.extend(passed_over);
+    }
+    let mut paths = std::collections::BTreeSet::new();
+    for file in &files {
+        if !paths.insert(file.path.as_str()) {
+            return Err(Stop::refused(anyhow!(
+                "two documents have the path {}: rename one of the --docs folders",
+                file.path
+            )));
+        }
+    }
+    Ok((files, skipped))
+}
+
+fn prefix(folder: &Path) -> String {
+    let whole = folder.canonicalize().unwrap_or_else(|_| folder.to_owned());
+    whole.file_name().map_or_else(|| "docs".into(), |name| name.to_string_lossy().into_owned())
+}
+
+/// Stores files by content, and a manifest that names them.
+async fn store(bus: &Bus, files: Vec<File>) -> Result<DocumentSet, Fault> {
+    let puts = futures::stream::iter(files).map(|file| async move {
+        let stored = bus.blobs().put(&file.bytes).await?;
+        Ok::<_, Fault>(Document { path: file.path, sha256: stored.sha256, size: stored.size })
+    });
+    let documents: Vec<Result<Document, Fault>> = puts.buffered(UPLOADS).collect().await;
+    let documents = documents.into_iter().collect::<Result<Vec<_>, _>>()?;
+    let manifest = bus.blobs().put(&wire::body(&documents)).await?;
+    Ok(DocumentSet {
+        manifest: manifest.sha256,
+        count: u32::try_from(documents.len()).unwrap_or(u32::MAX),
+        bytes: documents.iter().map(|document| document.size).sum(),
+    })
+}
+
+/// Writes a file, making its folder if need be.
+pub fn write(path: &Path, text: &str) -> anyhow::Result<()> {
+    if let Some(folder) = path.parent().filter(|folder| !folder.as_os_str().is_empty()) {
+        std::fs::create_dir_all(folder).with_context(|| format!("can't make the folder {}", folder.display()))?;
+    }
+    std::fs::write(path, text).with_context(|| format!("can't write {}", path.display()))
+}
