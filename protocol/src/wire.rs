@@ -11,6 +11,9 @@ use serde_bytes::ByteBuf;
 
 /// Bodies above this many bytes go to the blob store: 256 KiB, well below the 1 MiB that a NATS server takes.
 pub const MAX_INLINE: usize = 256 * 1024;
+/// How deep a message may be nested. Whoever reads one goes as deep, and a thread's stack has an end; a JSON value from
+/// a tool or a model, which may be 128 deep, fits in with all that is around it.
+pub const MAX_DEPTH: usize = 256;
 /// The header that names the encoding; absent means MessagePack.
 pub const ENCODING_HEADER: &str = "Millrace-Encoding";
 /// The value of [`ENCODING_HEADER`] for JSON.
@@ -233,6 +236,7 @@ pub fn open_body<M: Message>(body: &[u8]) -> Result<M, Garbage> {
 /// It can't be read, or there is something behind it.
 pub fn read<T: DeserializeOwned>(bytes: &[u8], what: &str) -> Result<T, Garbage> {
     let mut reader = rmp_serde::Deserializer::new(std::io::Cursor::new(bytes));
+    reader.set_max_depth(MAX_DEPTH);
     let value = T::deserialize(&mut reader).map_err(|e| unreadable(what, &e))?;
     let behind = bytes.len().saturating_sub(usize::try_from(reader.position()).unwrap_or(usize::MAX));
     if behind == 0 { Ok(value) } else { Err(Garbage::Trailing { what: what.into(), bytes: behind }) }

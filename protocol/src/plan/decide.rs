@@ -394,7 +394,11 @@ fn time_out(
     // Where nobody offers the capability, waiting once more can't help.
     let retry_at = next_attempt_at(task, task.state != TaskState::Errored, now);
     let event = Event::AttemptTimedOut { task: id.clone(), attempt, clock, retry_at };
-    Ok(after_failed_attempt(plan, task, event, retry_at, &clock.to_string()))
+    let why = match task.errored {
+        Some(ErroredFor::Capability) => format!("nobody offers the capability {}", task.spec.capability),
+        Some(ErroredFor::Retry(_)) | None => clock.to_string(),
+    };
+    Ok(after_failed_attempt(plan, task, event, retry_at, &why))
 }
 
 fn next_attempt_at(task: &Task, is_retryable: bool, now: Timestamp) -> Option<Timestamp> {

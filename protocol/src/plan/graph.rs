@@ -127,11 +127,15 @@ fn circle(tasks: &[TaskSpec], new: &HashMap<&TaskId, usize>) -> Option<Vec<TaskI
     let mut walked = Vec::new();
     let mut seen = HashMap::new();
     let is_left: std::collections::HashSet<usize> = left.into_iter().collect();
-    while seen.insert(at, walked.len()).is_none() {
+    let begin = loop {
+        if let Some(&begin) = seen.get(&at) {
+            break begin;
+        }
+        seen.insert(at, walked.len());
         walked.push(at);
         at = *tasks[at].depends_on.iter().filter_map(|id| new.get(id)).find(|next| is_left.contains(next))?;
-    }
-    Some(walked[seen[&at]..].iter().map(|&at| tasks[at].id.clone()).collect())
+    };
+    Some(walked[begin..].iter().map(|&at| tasks[at].id.clone()).collect())
 }
 
 /// The positions of the tasks that no topological order reaches (Kahn's algorithm).

@@ -1,0 +1,55 @@
+//! What the world owes a plan, in the cases that a run alone does not show. That the effects of touched tasks add up
+//! to all effects is checked at every step of `world`.
+
+use std::collections::BTreeSet;
+
+use millrace_protocol::plan::{Effect, Mode, Plan, Scope, Submission, Work, due};
+
+use crate::cast;
+use crate::scene::Scene;
+
+#[test]
+fn a_plan_that_has_not_begun_is_owed_nothing() {
+    assert_eq!(due(&Plan::default(), Scope::All), []);
+}
+
+#[test]
+fn a_planners_turn_is_owed_whatever_is_asked_about() {
+    let scene = Scene::submitted(Submission { mode: Mode::Llm, ..cast::submission(Vec::new()) });
+    let offer = Effect::Offer(Work::Planning { turn: 1, attempt: 1 });
+    assert_eq!(due(&scene.plan, Scope::All), std::slice::from_ref(&offer));
+    assert_eq!(due(&scene.plan, Scope::Tasks(&BTreeSet::new())), [offer]);
+}
+
+#[test]
+fn a_run_that_has_ended_is_owed_its_close_and_nothing_else() {
+    let mut scene = Scene::submitted(cast::submission(vec![cast::task("a", &[])]));
+    scene.finish(&cast::task_id("a"), "w1");
+    assert_eq!(due(&scene.plan, Scope::All), [Effect::Close]);
+    assert_eq!(due(&scene.plan, Scope::Tasks(&BTreeSet::from([cast::task_id("a")]))), [Effect::Close]);
+}
+
+#[test]
+fn only_the_named_tasks_are_looked_at_and_unknown_names_are_passed_over() {
+    let scene = Scene::submitted(cast::submission(vec![cast::task("a", &[]), cast::task("b", &[])]));
+    let named = BTreeSet::from([cast::task_id("b"), cast::task_id("nobody")]);
+    let offer = |id: &str| Effect::Offer(cast::attempt(&cast::task_id(id), 1));
+    assert_eq!(due(&scene.plan, Scope::Tasks(&named)), [offer("b")]);
+    assert_eq!(due(&scene.plan, Scope::All), [offer("a"), offer("b")]);
+}
+
+#[test]
+fn work_that_was_never_offered_is_never_withdrawn() {
+    let tasks = vec![cast::task("a", &[]), cast::task("b", &["a"]), cast::task("c", &[])];
+    let mut scene = Scene::submitted(cast::submission(tasks));
+    let known = cast::capabilities(&[]);
+    scene.capabilities(&known).unwrap();
+    // The clock of `b`, which has no attempt yet, runs out like that of `a`.
+    scene.now = cast::after(scene.now, 3600);
+    let late = scene.overdue();
+    assert_eq!(late.len(), 3);
+    scene.clock(&late[1]).unwrap();
+    scene.clock(&late[0]).unwrap();
+    let withdrawn: Vec<_> = due(&scene.plan, Scope::All);
+    assert_eq!(withdrawn, [Effect::Withdraw(cast::attempt(&cast::task_id("a"), 1))]);
+}

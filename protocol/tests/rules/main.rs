@@ -1,0 +1,18 @@
+//! The rules of the plan and the words of the wire, tried as plain values: no sockets, no clock, no waiting. Each
+//! module proves one thing; `cast`, `scene`, `show` and `golden` are what they share.
+#![allow(clippy::unwrap_used, reason = "the helpers of tests fail like the tests they serve")]
+
+mod cast;
+mod clocks;
+mod effects;
+mod golden;
+mod graphs;
+mod oracle;
+mod properties;
+mod scene;
+mod show;
+mod speed;
+mod table;
+mod transcripts;
+mod wire;
+mod world;
