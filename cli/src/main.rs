@@ -1,37 +1,142 @@
-//! The `millrace` command.
+//! The `millrace` command: arguments in, exit codes out. What the commands do is in [`commands`]; the processes of a
+//! cluster are this same program under the commands `supervisor`, `worker` and `critic`.
 
+mod client;
+mod commands;
 mod doctor;
+mod exit;
 mod folders;
+mod intake;
 mod local;
 mod nats_server;
+mod plan_file;
+mod report;
+mod view;
 
 use std::process::ExitCode;
 
-use clap::Parser;
+use clap::{Parser, Subcommand};
+use tokio_util::sync::CancellationToken;
 
+use commands::{cancel, list, replay, run, schema, show, submit, up, watch};
+use exit::{Exit, Stop};
+
+/// Durable deep agents: hand in an objective, get a cited deliverable back, and lose nothing on the way.
+///
+/// Exit codes: 0 completed, 1 failed, 2 refused input or usage, 3 partial, 4 environment not usable, 130 interrupted.
 #[derive(Parser)]
-#[command(name = "millrace", version)]
+#[command(name = "millrace", version, propagate_version = true)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
 enum Command {
+    /// Do a run on this machine, from the objective to the deliverable
+    Run(run::RunArguments),
+    /// Go on with a run that was cut off
+    Resume(run::ResumeArguments),
+    /// Start a cluster on this machine that stays
+    Up(up::UpArguments),
+    /// Stop a cluster that runs in the background
+    Down(up::DownArguments),
+    /// Hand a run in to a cluster, and print its id
+    Submit(submit::Arguments),
+    /// Follow a run to its end
+    Watch(watch::Arguments),
+    /// List the runs of a cluster
+    List(list::Arguments),
+    /// Show a run as it stands, and its deliverable
+    Show(show::Arguments),
+    /// Cancel a run, or one of its tasks
+    Cancel(cancel::Arguments),
+    /// Fold the log of a run to its state as of any message
+    Replay(replay::Arguments),
+    /// Print the JSON Schema of a file that you can write
+    Schema(schema::Arguments),
     /// Say what a run needs, what of it is there, and what to do about the rest
     Doctor(doctor::Arguments),
+    /// Be a supervisor of a cluster
+    Supervisor(millrace_supervisor::Args),
+    /// Be a worker of a cluster
+    Worker(millrace_worker::Args),
+    /// Be a critic of a cluster
+    Critic(millrace_critic::Args),
 }
 
 fn main() -> ExitCode {
     if let Some(code) = local::intercept(std::env::args_os()) {
         return code;
     }
-    match run(Command::parse()) {
+    let cli = Cli::parse();
+    let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(error) => return stop(Stop::environment(error)),
+    };
+    match runtime.block_on(dispatch(cli.command)) {
         Ok(code) => code,
-        Err(error) => {
-            eprintln!("millrace: {error:#}");
-            ExitCode::FAILURE
-        }
+        Err(error) => stop(error),
     }
 }
 
-fn run(command: Command) -> anyhow::Result<ExitCode> {
-    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
-    match command {
-        Command::Doctor(arguments) => runtime.block_on(doctor::run(arguments)),
-    }
+fn stop(stop: Stop) -> ExitCode {
+    view::say(&format!("error: {:#}", stop.error));
+    stop.exit.into()
+}
+
+async fn dispatch(command: Command) -> Result<ExitCode, Stop> {
+    // Processes of a cluster tell how they are; commands for people tell only what goes wrong.
+    let level = match &command {
+        Command::Supervisor(_) | Command::Worker(_) | Command::Critic(_) => "info",
+        Command::Run(_)
+        | Command::Resume(_)
+        | Command::Up(_)
+        | Command::Down(_)
+        | Command::Submit(_)
+        | Command::Watch(_)
+        | Command::List(_)
+        | Command::Show(_)
+        | Command::Cancel(_)
+        | Command::Replay(_)
+        | Command::Schema(_)
+        | Command::Doctor(_) => "error",
+    };
+    millrace_runtime::telemetry::init(level);
+    let shutdown = millrace_runtime::shutdown::on_signals().map_err(Stop::environment)?;
+    let exit = match command {
+        Command::Run(arguments) => run::run(arguments, shutdown).await?,
+        Command::Resume(arguments) => run::resume(arguments, shutdown).await?,
+        Command::Up(arguments) => up::up(arguments, shutdown).await?,
+        Command::Down(arguments) => up::down(arguments).await?,
+        Command::Submit(arguments) => submit::command(arguments).await?,
+        Command::Watch(arguments) => watch::command(arguments, shutdown).await?,
+        Command::List(arguments) => list::command(arguments).await?,
+        Command::Show(arguments) => show::command(arguments).await?,
+        Command::Cancel(arguments) => cancel::command(arguments).await?,
+        Command::Replay(arguments) => replay::command(arguments).await?,
+        Command::Schema(arguments) => schema::command(&arguments),
+        Command::Doctor(arguments) => return Ok(doctor::run(arguments).await?),
+        Command::Supervisor(arguments) => supervisor(arguments, shutdown).await?,
+        Command::Worker(arguments) => worker(arguments, shutdown).await?,
+        Command::Critic(arguments) => critic(arguments, shutdown).await?,
+    };
+    Ok(exit.into())
+}
+
+async fn supervisor(arguments: millrace_supervisor::Args, shutdown: CancellationToken) -> Result<Exit, Stop> {
+    millrace_supervisor::run(arguments.into_config(), shutdown).await.map_err(Stop::environment)?;
+    Ok(Exit::Completed)
+}
+
+async fn worker(arguments: millrace_worker::Args, shutdown: CancellationToken) -> Result<Exit, Stop> {
+    let config = arguments.into_config().map_err(Stop::refused)?;
+    millrace_worker::run(config, shutdown).await.map_err(Stop::environment)?;
+    Ok(Exit::Completed)
+}
+
+async fn critic(arguments: millrace_critic::Args, shutdown: CancellationToken) -> Result<Exit, Stop> {
+    let config = arguments.into_config().map_err(Stop::refused)?;
+    millrace_critic::run(config, shutdown).await.map_err(Stop::environment)?;
+    Ok(Exit::Completed)
 }

@@ -17,6 +17,7 @@ use tracing::{debug, info, warn};
 
 use crate::Fault;
 use crate::blobs::Blobs;
+use crate::topology::{self, Wanted};
 
 /// How long an acknowledgement of an append is waited for before the log is asked what became of it.
 const ACK_TIMEOUT: Duration = Duration::from_secs(2);
@@ -85,29 +86,45 @@ pub struct Bus {
 
 impl Bus {
     /// Connects, checks that the server has JetStream and is new enough, and makes sure that the cluster is there
-    /// with the settings that `wanted` asks for.
+    /// with the settings that `wanted` asks for. For those who own a part of it: supervisors.
     ///
     /// # Errors
-    /// The server can't be reached within ten seconds, refuses the credentials, has no JetStream, is too old, or the
-    /// cluster differs from what is wanted.
-    pub async fn connect(
-        connection: &Connection,
-        name: &str,
-        wanted: &crate::topology::Wanted,
-    ) -> Result<Self, Fault> {
+    /// The server can't be reached, refuses the credentials, has no JetStream, is too old, or the cluster differs
+    /// from what is wanted.
+    pub async fn connect(connection: &Connection, name: &str, wanted: &Wanted) -> Result<Self, Fault> {
         let client = dial(connection, name).await?;
-        check_version(&client, &connection.url)?;
-        let context = |timeout| {
-            ContextBuilder::new()
-                .timeout(timeout)
-                .ack_timeout(ACK_TIMEOUT)
-                .max_ack_inflight(MAX_IN_FLIGHT)
-                .build(client.clone())
-        };
-        let control = context(Duration::from_secs(5));
-        let settings = crate::topology::ensure(&control, &connection.url, wanted).await?;
+        let control = context(&client, Duration::from_secs(5));
+        let settings = topology::ensure(&control, &connection.url, wanted).await?;
+        Self::on(client, control, settings).await
+    }
+
+    /// Connects to a cluster that is there, or will be within `patience`: for workers, critics and clients.
+    ///
+    /// # Errors
+    /// As for [`Self::connect`], or there is no cluster.
+    pub async fn join(connection: &Connection, name: &str, patience: Duration) -> Result<Self, Fault> {
+        let client = dial(connection, name).await?;
+        let control = context(&client, Duration::from_secs(5));
+        let started = tokio::time::Instant::now();
+        loop {
+            match topology::find(&control, &connection.url).await {
+                Ok(settings) => return Self::on(client, control, settings).await,
+                Err(Fault::NoCluster { .. }) if started.elapsed() < patience => {
+                    tokio::time::sleep(Duration::from_millis(20)).await;
+                }
+                Err(fault) => return Err(fault),
+            }
+        }
+    }
+
+    async fn on(
+        client: async_nats::Client,
+        control: jetstream::Context,
+        settings: ClusterSettings,
+    ) -> Result<Self, Fault> {
         let blobs = Blobs::open(&control).await?;
-        Ok(Self { publish: context(ACK_TIMEOUT), control, settings: Arc::new(settings), blobs, client })
+        let publish = context(&client, ACK_TIMEOUT);
+        Ok(Self { publish, control, settings: Arc::new(settings), blobs, client })
     }
 
     /// The NATS client.
@@ -204,6 +221,14 @@ pub(crate) fn timestamp(nanoseconds: i128) -> jiff::Timestamp {
     jiff::Timestamp::from_nanosecond(nanoseconds).unwrap_or(jiff::Timestamp::UNIX_EPOCH)
 }
 
+fn context(client: &async_nats::Client, timeout: Duration) -> jetstream::Context {
+    ContextBuilder::new()
+        .timeout(timeout)
+        .ack_timeout(ACK_TIMEOUT)
+        .max_ack_inflight(MAX_IN_FLIGHT)
+        .build(client.clone())
+}
+
 async fn dial(connection: &Connection, name: &str) -> Result<async_nats::Client, Fault> {
     let options = ConnectOptions::new()
         .name(name)
@@ -226,7 +251,7 @@ async fn dial(connection: &Connection, name: &str) -> Result<async_nats::Client,
         }
     };
     let servers: Vec<String> = connection.url.split(',').map(|url| url.trim().to_owned()).collect();
-    options.connect(servers).await.map_err(|error| match error.kind() {
+    let client = options.connect(servers).await.map_err(|error| match error.kind() {
         ConnectErrorKind::Authentication | ConnectErrorKind::AuthorizationViolation => {
             Fault::Unauthorized { url: connection.url.clone() }
         }
@@ -238,7 +263,9 @@ async fn dial(connection: &Connection, name: &str) -> Result<async_nats::Client,
         | ConnectErrorKind::MaxReconnects => {
             Fault::unavailable(format!("connecting to {}", connection.url), error)
         }
-    })
+    })?;
+    check_version(&client, &connection.url)?;
+    Ok(client)
 }
 
 fn report(event: &Event) {

@@ -31,6 +31,14 @@ pub enum Fault {
         /// What is missing, and what to do.
         why: String,
     },
+    /// There is a server, but no cluster on it.
+    #[error(
+        "there is no Millrace cluster on the NATS server at {url}; start one with `millrace up`, or a supervisor there"
+    )]
+    NoCluster {
+        /// Where.
+        url: String,
+    },
     /// Something of the cluster exists and differs from what is needed.
     #[error("{what} of this cluster has {found}, but {wanted} is asked for; {hint}")]
     Differs {
@@ -88,6 +96,7 @@ impl Fault {
             Self::Unavailable { .. } | Self::Full { .. } => true,
             Self::Unauthorized { .. }
             | Self::Unsuitable { .. }
+            | Self::NoCluster { .. }
             | Self::Differs { .. }
             | Self::Garbage { .. }
             | Self::Damaged { .. }

@@ -35,6 +35,9 @@ pub const ARCHIVE: &str = "archive";
 /// How long a sign of life counts.
 pub const BEAT_AGE: Duration = Duration::from_secs(10);
 
+/// The key that says that everything in the table has been made once.
+const READY: &str = "ready";
+
 /// What a program expects of its cluster. `None` takes what is there, or the default where nothing is.
 #[derive(Debug, Clone, Default)]
 pub struct Wanted {
@@ -133,6 +136,28 @@ pub async fn ensure(
             .await
             .map_err(|error| fault(&format!("bucket {name}"), &error))?;
     }
+    store.put(READY, "".into()).await.map_err(|error| fault("the cluster's settings", &error))?;
+    Ok(settings)
+}
+
+/// The settings of the cluster that is there.
+///
+/// # Errors
+/// The server has no JetStream or does not answer, there is no cluster, or it is of another version.
+pub async fn find(context: &jetstream::Context, url: &str) -> Result<ClusterSettings, Fault> {
+    check_jetstream(context, url).await?;
+    let none = || Fault::NoCluster { url: url.into() };
+    let store = context.get_key_value(CLUSTER).await.map_err(|error| match error.kind() {
+        jetstream::context::KeyValueErrorKind::GetBucket => none(),
+        jetstream::context::KeyValueErrorKind::InvalidStoreName
+        | jetstream::context::KeyValueErrorKind::JetStream => fault("the cluster's settings", &error),
+    })?;
+    let ready = store.get(READY).await.map_err(|error| fault("the cluster's settings", &error))?;
+    if ready.is_none() {
+        return Err(none());
+    }
+    let settings = read_settings(&store).await?;
+    Wanted::default().check(&settings)?;
     Ok(settings)
 }
 
@@ -184,6 +209,10 @@ async fn settle(store: &kv::Store, wanted: &Wanted) -> Result<ClusterSettings, F
     {
         return Err(fault("the cluster's settings", &error));
     }
+    read_settings(store).await
+}
+
+async fn read_settings(store: &kv::Store) -> Result<ClusterSettings, Fault> {
     let found = store.get("settings").await.map_err(|error| fault("the cluster's settings", &error))?;
     let bytes = found.ok_or_else(|| Fault::unavailable("the cluster's settings", "they are not there"))?;
     serde_json::from_slice(&bytes).map_err(|error| Fault::Differs {

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use clap::Args as ClapArgs;
 use millrace_protocol::ids::WorkerId;
-use millrace_runtime::Connection;
 use millrace_runtime::topology::Wanted;
+use millrace_runtime::{Connection, duration};
 
 use crate::Config;
 
@@ -26,15 +26,15 @@ pub struct Args {
     /// How many copies every stream has: 1, 3 or 5; fixed when the cluster is made
     #[arg(long, value_parser = ["1", "3", "5"])]
     replicas: Option<String>,
-    /// Milliseconds after which a silent supervisor loses its lanes; fixed when the cluster is made
-    #[arg(long, env = "MILLRACE_LANE_LEASE_MS", value_parser = clap::value_parser!(u64).range(200..))]
-    lane_lease_ms: Option<u64>,
-    /// Milliseconds after which a silent worker loses its work; fixed when the cluster is made
-    #[arg(long, env = "MILLRACE_WORK_LEASE_MS", value_parser = clap::value_parser!(u64).range(200..))]
-    work_lease_ms: Option<u64>,
-    /// Milliseconds that a run stays in the lane after its end, before it is archived
-    #[arg(long, env = "MILLRACE_LINGER_MS", default_value_t = 5000)]
-    linger_ms: u64,
+    /// How long a silent supervisor keeps its lanes, such as 6s; fixed when the cluster is made
+    #[arg(long, env = "MILLRACE_LANE_LEASE", value_name = "TIME", value_parser = duration::parse)]
+    lane_lease: Option<Duration>,
+    /// How long a silent worker keeps its work, such as 15s; fixed when the cluster is made
+    #[arg(long, env = "MILLRACE_WORK_LEASE", value_name = "TIME", value_parser = duration::parse)]
+    work_lease: Option<Duration>,
+    /// How long a run stays in the lane after its end, before it is archived
+    #[arg(long, env = "MILLRACE_LINGER", value_name = "TIME", default_value = "5s", value_parser = duration::parse)]
+    linger: Duration,
 }
 
 impl Args {
@@ -47,10 +47,10 @@ impl Args {
             wanted: Wanted {
                 lanes: self.lanes,
                 replicas: self.replicas.and_then(|replicas| replicas.parse().ok()),
-                lane_lease: self.lane_lease_ms.map(Duration::from_millis),
-                work_lease: self.work_lease_ms.map(Duration::from_millis),
+                lane_lease: self.lane_lease,
+                work_lease: self.work_lease,
             },
-            linger: Duration::from_millis(self.linger_ms),
+            linger: self.linger,
         }
     }
 }

@@ -1,0 +1,158 @@
+//! `millrace run` and `millrace resume`: a local cluster for one run. Starts it (or uses the one that runs on the data
+//! folder), hands the run in, shows it, leaves the deliverable, and stops what it started.
+
+use anyhow::anyhow;
+use clap::Args;
+use millrace_protocol::ids::RunId;
+use millrace_runtime::{Bus, registry};
+use tokio_util::sync::CancellationToken;
+
+use crate::client::{find, join, submit};
+use crate::commands::watch::{Output, watch};
+use crate::exit::{Exit, Stop};
+use crate::intake::{Arguments as IntakeArguments, Intake};
+use crate::local::{self, Cluster, ClusterInfo, Options};
+use crate::view::{View, say};
+
+/// The arguments of `millrace run`.
+#[derive(Args, Debug)]
+pub struct RunArguments {
+    #[command(flatten)]
+    intake: IntakeArguments,
+    #[command(flatten)]
+    output: Output,
+    #[command(flatten)]
+    options: Options,
+    /// Leave the cluster running in the background and print the run's id
+    #[arg(long)]
+    detach: bool,
+}
+
+/// The arguments of `millrace resume`.
+#[derive(Args, Debug)]
+pub struct ResumeArguments {
+    /// The run, or the beginning of its id [default: the newest that is under way]
+    run: Option<String>,
+    #[command(flatten)]
+    output: Output,
+    #[command(flatten)]
+    options: Options,
+}
+
+/// What a plan's capabilities may be in a cluster of this program alone.
+const BUILT_IN: [&str; 3] = ["echo", "producer", "research"];
+
+/// Does a run.
+pub async fn run(arguments: RunArguments, interrupt: CancellationToken) -> Result<Exit, Stop> {
+    let RunArguments { intake, output, options, detach } = arguments;
+    let intake = Intake::read(&intake, options.model.as_deref())?;
+    output.check()?;
+    for skipped in &intake.skipped {
+        say(&format!("millrace: passed over {}: {}", skipped.path, skipped.reason));
+    }
+    let is_up = local::running(&options.data);
+    if is_up.is_none() {
+        refuse_unknown(&intake)?;
+    }
+    if options.model.is_none() {
+        say("millrace: no language model is in use; builtin:extractive answers with quotations from your documents \
+             (name a model with --model provider:model)");
+    }
+    if detach {
+        let info = match is_up {
+            Some(info) => info,
+            None => local::start_detached(&options).await.map_err(Stop::environment)?,
+        };
+        let bus = join(&info).await?;
+        let run = submit(&bus, &intake.into_submission(&bus).await?).await?;
+        println!("{run}");
+        say(&format!("millrace: follow it with `millrace watch {run}`, stop the cluster with `millrace down`"));
+        return Ok(Exit::Completed);
+    }
+    in_cluster(&options, is_up, interrupt.clone(), async |bus| {
+        let others = unfinished(bus).await?;
+        let run = submit(bus, &intake.into_submission(bus).await?).await?;
+        for other in others {
+            say(&format!("millrace: run {other}, which was interrupted, goes on too (`millrace cancel {other}`)"));
+        }
+        watch(bus, &run, View::new(output.json), &output, &options.data, &interrupt).await
+    })
+    .await
+}
+
+/// Goes on with a run that was cut off.
+pub async fn resume(arguments: ResumeArguments, interrupt: CancellationToken) -> Result<Exit, Stop> {
+    let ResumeArguments { run, output, options } = arguments;
+    output.check()?;
+    let is_up = local::running(&options.data);
+    in_cluster(&options, is_up, interrupt.clone(), async |bus| {
+        let run = match &run {
+            Some(text) => find(bus, text).await?,
+            None => newest_unfinished(bus).await?,
+        };
+        watch(bus, &run, View::new(output.json), &output, &options.data, &interrupt).await
+    })
+    .await
+}
+
+/// Does something in a local cluster: the one that runs, or one that is started for it and stopped after it.
+async fn in_cluster(
+    options: &Options,
+    is_up: Option<ClusterInfo>,
+    interrupt: CancellationToken,
+    work: impl AsyncFnOnce(&Bus) -> Result<Exit, Stop>,
+) -> Result<Exit, Stop> {
+    if let Some(info) = is_up {
+        let bus = join(&info).await?;
+        return until(&interrupt, work(&bus)).await;
+    }
+    let cluster = tokio::select! {
+        cluster = Cluster::start(options.clone()) => cluster.map_err(Stop::environment)?,
+        () = interrupt.cancelled() => return Ok(Exit::Interrupted),
+    };
+    let worked = until(&interrupt, async {
+        let bus = join(cluster.info()).await?;
+        work(&bus).await
+    })
+    .await;
+    cluster.stop().await;
+    worked
+}
+
+/// Waits for work, but not beyond an interruption: the work's own end, soon after it, is still waited for.
+async fn until(
+    interrupt: &CancellationToken,
+    work: impl Future<Output = Result<Exit, Stop>>,
+) -> Result<Exit, Stop> {
+    let grace = async {
+        interrupt.cancelled().await;
+        tokio::time::sleep(std::time::Duration::from_secs(1)).await;
+    };
+    tokio::select! {
+        worked = work => worked,
+        () = grace => Ok(Exit::Interrupted),
+    }
+}
+
+/// A task that nobody in this cluster can ever do is a mistake in the plan.
+fn refuse_unknown(intake: &Intake) -> Result<(), Stop> {
+    match intake.capabilities().into_iter().find(|capability| !BUILT_IN.contains(&capability.as_str())) {
+        None => Ok(()),
+        Some(unknown) => Err(Stop::refused(anyhow!(
+            "no worker of this cluster offers the capability {:?}; it has {}",
+            unknown.as_str(),
+            BUILT_IN.join(", ")
+        ))),
+    }
+}
+
+async fn unfinished(bus: &Bus) -> Result<Vec<RunId>, Stop> {
+    let runs = registry::runs(bus).await?;
+    Ok(runs.into_iter().filter(|summary| summary.end.is_none()).map(|summary| summary.run).collect())
+}
+
+async fn newest_unfinished(bus: &Bus) -> Result<RunId, Stop> {
+    unfinished(bus).await?.pop().ok_or_else(|| {
+        Stop::refused(anyhow!("no run on this data folder is under way; `millrace list` shows those that ended"))
+    })
+}
