@@ -4,6 +4,7 @@
 
 pub mod builtin;
 pub mod corpus;
+pub mod desk;
 pub mod model;
 pub mod roles;
 pub mod tool;

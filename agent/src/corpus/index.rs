@@ -279,3 +279,67 @@ fn tokenizers() -> TokenizerManager {
     manager.register(TOKENIZER, analyzer());
     manager
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::corpus::{Corpus, File};
+
+    fn corpus(files: &[(&str, &str)]) -> Corpus {
+        let files =
+            files.iter().map(|(path, text)| File { path: (*path).into(), bytes: text.as_bytes().to_vec() });
+        Corpus::open(files.collect(), None).unwrap()
+    }
+
+    fn hits(corpus: &Corpus, query: &str, limit: usize, per_document: usize) -> Vec<(String, usize)> {
+        let found = corpus.search(query, limit, per_document).unwrap();
+        found.hits.iter().map(|hit| (hit.document.path.clone(), hit.first_line)).collect()
+    }
+
+    #[test]
+    fn a_search_finds_any_form_of_a_word_and_phrases_only_as_they_stand() {
+        let corpus = corpus(&[
+            ("a.txt", "The licensing of patents.\n\nMore on something else."),
+            ("b.txt", "A patent licence was granted."),
+            ("c.txt", "Grant the licence, patent or not."),
+        ]);
+        let mut found = hits(&corpus, "licenses patents", 10, 10);
+        found.sort();
+        assert_eq!(found.len(), 3);
+        assert_eq!(hits(&corpus, "\"patent license\"", 10, 10), [("b.txt".to_owned(), 1)]);
+        let counts = corpus.search("granting zebra", 10, 10).unwrap();
+        let told: Vec<(&str, usize)> = counts.words.iter().map(|w| (w.word.as_str(), w.documents)).collect();
+        assert_eq!(told, [("granting", 2), ("zebra", 0)]);
+        assert_eq!(counts.without.iter().map(|d| d.path.as_str()).collect::<Vec<_>>(), ["a.txt"]);
+    }
+
+    #[test]
+    fn whatever_a_model_writes_as_a_query_does_no_harm() {
+        let corpus = corpus(&[("a.txt", "plain words")]);
+        let endless = "word ".repeat(10_000);
+        for query in
+            ["", "\"", "\"\"", "+ - && ( [ * ? : ^ ~ \\", "text:a AND NOT (b", "\u{0} \u{202e}", &endless]
+        {
+            corpus.search(query, 5, 5).unwrap();
+        }
+    }
+
+    #[test]
+    fn one_document_does_not_crowd_out_the_others() {
+        let long = "The lease ends at noon, as any lease does.\n\n".repeat(400);
+        let corpus =
+            corpus(&[("a.txt", &long), ("b.txt", "A lease is mentioned once in all of these many words.")]);
+        let found = hits(&corpus, "lease", 5, 2);
+        assert_eq!(found.iter().filter(|(path, _)| path == "a.txt").count(), 2);
+        assert!(found.iter().any(|(path, _)| path == "b.txt"));
+        let first: Vec<usize> =
+            found.iter().filter(|(path, _)| path == "a.txt").map(|(_, line)| *line).collect();
+        assert!(first[0] < first[1], "equally good passages come in their order");
+    }
+
+    #[test]
+    fn a_document_is_found_by_its_name_too() {
+        let corpus =
+            corpus(&[("Apache-2.0.txt", "This text names nobody."), ("MIT.txt", "Neither does this one.")]);
+        assert_eq!(hits(&corpus, "apache", 5, 5), [("Apache-2.0.txt".to_owned(), 1)]);
+    }
+}

@@ -110,3 +110,73 @@ fn fault(path: &Path) -> impl Fn(std::io::Error) -> CorpusError {
     let path = path.display().to_string();
     move |source| CorpusError::Cache { path: path.clone(), source }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn files() -> Vec<File> {
+        let file = |path: &str, text: &str| File { path: path.into(), bytes: text.as_bytes().to_vec() };
+        vec![
+            file("b.txt", "A lease ends."),
+            file("a.md", "# Head\n\nA lane is a stream."),
+            file("c.pdf", "%PDF"),
+        ]
+    }
+
+    fn key() -> String {
+        let files = files();
+        let hashes: Vec<String> =
+            files.iter().map(|file| reading::hex(&Sha256::digest(&file.bytes))).collect();
+        Corpus::key(files.iter().zip(&hashes).map(|(file, hash)| (file.path.as_str(), hash.as_str())))
+    }
+
+    fn told(corpus: &Corpus) -> (Vec<Document>, Vec<Skipped>, Vec<String>) {
+        let found = corpus.search("leases", 5, 5).unwrap();
+        let hits =
+            found.hits.iter().map(|hit| format!("{} {} {}", hit.document.path, hit.first_line, hit.score));
+        (corpus.documents().to_vec(), corpus.skipped().to_vec(), hits.collect())
+    }
+
+    #[test]
+    fn a_corpus_from_the_cache_is_the_one_that_was_built() {
+        let cache = tempfile::tempdir().unwrap();
+        let plain = Corpus::open(files(), None).unwrap();
+        let built = Corpus::open(files(), Some(cache.path())).unwrap();
+        assert_eq!(told(&plain), told(&built));
+        assert_eq!(told(&built).2.len(), 1);
+        let again = load(&cache.path().join(key())).unwrap();
+        assert_eq!(told(&built), told(&again));
+        let mut reversed = files();
+        reversed.reverse();
+        assert_eq!(told(&Corpus::open(reversed, Some(cache.path())).unwrap()), told(&built));
+        assert_eq!(fs::read_dir(cache.path()).unwrap().count(), 1, "nothing is left beside it");
+    }
+
+    #[test]
+    fn processes_that_build_the_same_at_once_all_get_it() {
+        let cache = tempfile::tempdir().unwrap();
+        let expected = told(&Corpus::open(files(), None).unwrap());
+        std::thread::scope(|scope| {
+            let open = || told(&Corpus::open(files(), Some(cache.path())).unwrap());
+            let running: Vec<_> = (0..8).map(|_| scope.spawn(open)).collect();
+            for thread in running {
+                assert_eq!(thread.join().unwrap(), expected);
+            }
+        });
+        assert_eq!(fs::read_dir(cache.path()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn a_broken_corpus_in_the_cache_is_built_anew() {
+        let cache = tempfile::tempdir().unwrap();
+        let folder = cache.path().join(key());
+        for broken in [DOCUMENTS, "index/meta.json"] {
+            let expected = told(&Corpus::open(files(), Some(cache.path())).unwrap());
+            fs::write(folder.join(broken), "{").unwrap();
+            assert!(load(&folder).is_none());
+            assert_eq!(told(&Corpus::open(files(), Some(cache.path())).unwrap()), expected);
+            assert!(load(&folder).is_some());
+        }
+    }
+}

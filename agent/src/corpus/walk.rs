@@ -117,3 +117,51 @@ impl Walk {
 fn unreadable(error: &io::Error) -> SkipReason {
     SkipReason::Unreadable(error.to_string())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn put(root: &Path, path: &str, text: &str) {
+        let file = root.join(path);
+        fs::create_dir_all(file.parent().unwrap()).unwrap();
+        fs::write(file, text).unwrap();
+    }
+
+    #[test]
+    fn files_come_by_path_without_hidden_ones_and_links_stay_inside() {
+        let outside = tempfile::tempdir().unwrap();
+        put(outside.path(), "secret.txt", "secret");
+        let root = tempfile::tempdir().unwrap();
+        for path in ["b.txt", "a/z.txt", "a/deep/x.md", ".hidden", ".git/config", "B.txt"] {
+            put(root.path(), path, path);
+        }
+        let link =
+            |target: &Path, name: &str| std::os::unix::fs::symlink(target, root.path().join(name)).unwrap();
+        link(&root.path().join("b.txt"), "inside.txt");
+        link(&outside.path().join("secret.txt"), "outside.txt");
+        link(outside.path(), "folder");
+        link(root.path(), "loop");
+        link(Path::new("nowhere"), "broken.txt");
+
+        let (files, skipped) = walk(root.path()).unwrap();
+        let paths: Vec<&str> = files.iter().map(|file| file.path.as_str()).collect();
+        assert_eq!(paths, ["B.txt", "a/deep/x.md", "a/z.txt", "b.txt", "inside.txt"]);
+        assert_eq!(files[4].bytes, b"b.txt");
+        let told: Vec<(&str, bool)> =
+            skipped.iter().map(|s| (s.path.as_str(), s.reason == SkipReason::Link)).collect();
+        assert_eq!(told, [("broken.txt", false), ("folder", true), ("loop", true), ("outside.txt", true)]);
+    }
+
+    #[test]
+    fn a_folder_that_is_missing_or_none_is_named() {
+        let root = tempfile::tempdir().unwrap();
+        put(root.path(), "file.txt", "x");
+        let missing = walk(&root.path().join("no")).unwrap_err().to_string();
+        assert!(
+            missing.starts_with("there is no folder ")
+                && missing.ends_with("give one that holds the documents")
+        );
+        assert!(matches!(walk(&root.path().join("file.txt")), Err(WalkError::NotAFolder(_))));
+    }
+}

@@ -17,7 +17,7 @@ const FURTHER_OF_BEST: f64 = 0.85;
 /// The most sentences of one document.
 const PER_DOCUMENT: usize = 3;
 /// The longest sentence that is quoted without a penalty, in characters.
-const COMFORTABLE: usize = 600;
+const COMFORTABLE: usize = 900;
 /// A sentence of fewer words is a heading or a fragment.
 const FEW_WORDS: usize = 6;
 
@@ -34,6 +34,8 @@ pub(super) struct Candidate {
     pub path: String,
     pub title: String,
     pub sentence: Sentence,
+    /// Where it stands among the sentences of its passage, and on which line that begins.
+    pub place: (usize, usize),
     /// What introduces the list that the sentence is an item of.
     pub introduction: Option<Sentence>,
     /// Which of the question's terms it has, by their places.
@@ -56,7 +58,7 @@ pub(super) fn weights(documents: &[(usize, usize)]) -> Vec<f64> {
 pub(super) fn candidates(question: &Question, weights: &[f64], passage: &Passage<'_>) -> Vec<Candidate> {
     let sentences = whole_sentences(passage);
     let mut candidates = Vec::new();
-    for sentence in &sentences {
+    for (at, sentence) in sentences.iter().enumerate() {
         let introduction = sentence.introduction.and_then(|at| sentences.get(at)).cloned();
         let own = Words::of(question, &sentence.text);
         let around = introduction.as_ref().map(|sentence| Words::of(question, &sentence.text).covers);
@@ -70,6 +72,7 @@ pub(super) fn candidates(question: &Question, weights: &[f64], passage: &Passage
             path: passage.path.to_owned(),
             title: passage.title.to_owned(),
             sentence: sentence.clone(),
+            place: (passage.first_line(), at),
             introduction,
             covers,
             cover,
@@ -214,6 +217,11 @@ fn bonus(
         bonus += 0.12;
     }
     if EXCLUSIONS.iter().any(|exclusion| text.contains(exclusion)) {
+        bonus -= 0.1;
+    }
+    if [" means ", " mean ", " shall mean "].iter().any(|verb| text.contains(verb))
+        && text.contains(['"', '“', '‘'])
+    {
         bonus -= 0.1;
     }
     if text.ends_with(':') {

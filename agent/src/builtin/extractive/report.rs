@@ -36,6 +36,10 @@ pub(super) fn reply(request: &Request, task: &WorkTask) -> Reply {
     conversation::answer(&Report::of(&entries, shown).write(task))
 }
 
+/// What a reader must know of a report that no language model wrote.
+const CLOSING: &str =
+    "\nPut together from verbatim quotations, chosen by their words, without a language model.\n";
+
 /// The parts of a report.
 #[derive(Default)]
 struct Report {
@@ -127,10 +131,11 @@ impl Report {
         for section in &self.sections {
             output.push_str(&format!("\n## {}\n\n{}\n", section.heading, section.body.trim()));
             if let Some(notes) = &section.notes {
-                output.push_str(&format!("\n*{}*\n", notes.trim()));
+                output.push_str(&format!("\nNote: {}\n", notes.trim()));
             }
         }
         output.push_str(&self.source_list());
+        output.push_str(CLOSING);
         TaskResult {
             summary: self.summary(),
             output,

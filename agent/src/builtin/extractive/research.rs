@@ -157,14 +157,13 @@ impl Terms {
                 missing.push((weight, Missing { word: wanted.word.clone(), documents: named, count }));
             }
         }
-        let heaviest =
-            missing.into_iter().max_by(|(a, _), (b, _)| a.total_cmp(b)).map(|(_, missing)| missing);
+        let heaviest = missing.into_iter().reduce(|best, next| if next.0 > best.0 { next } else { best });
         let absent =
             question.wanted.iter().zip(&documents).filter(|(_, (having, all))| *having == 0 && *all > 0);
         Self {
             weights: ranking::weights(&documents),
             absent: absent.map(|(wanted, _)| wanted.word.clone()).collect(),
-            missing_in: heaviest,
+            missing_in: heaviest.map(|(_, missing)| missing),
         }
     }
 }
@@ -231,17 +230,16 @@ fn write(choice: &Choice) -> (Vec<Source>, Vec<Quotation>, String) {
     if !choice.to_the_point {
         output.push_str("No passage answers the question as a whole. The nearest are these.\n\n");
     }
-    for candidate in &choice.quoted {
+    for candidate in joined(&choice.quoted) {
         let id = match sources.iter().find(|source| source.location == candidate.path) {
             Some(known) => known.id.clone(),
             None => {
-                let source = source(sources.len() + 1, candidate);
                 output.push_str(&format!(
                     "**{}** ({})\n\n",
                     candidate.path,
                     markdown::inline(&candidate.title)
                 ));
-                sources.push(source);
+                sources.push(source(sources.len() + 1, &candidate));
                 format!("S{}", sources.len())
             }
         };
@@ -262,6 +260,23 @@ fn write(choice: &Choice) -> (Vec<Source>, Vec<Quotation>, String) {
     (sources, quotations, output)
 }
 
+/// Sentences that follow each other in a document become one quotation.
+fn joined(candidates: &[Candidate]) -> Vec<Candidate> {
+    let mut joined: Vec<Candidate> = Vec::new();
+    for candidate in candidates {
+        let (passage, at) = candidate.place;
+        match joined.last_mut() {
+            Some(last) if last.path == candidate.path && last.place == (passage, at.wrapping_sub(1)) => {
+                last.sentence.text = format!("{} {}", last.sentence.text, candidate.sentence.text);
+                last.sentence.last_line = candidate.sentence.last_line;
+                last.place = candidate.place;
+            }
+            Some(_) | None => joined.push(candidate.clone()),
+        }
+    }
+    joined
+}
+
 fn source(number: usize, candidate: &Candidate) -> Source {
     Source {
         id: format!("S{number}"),
@@ -275,9 +290,14 @@ fn source(number: usize, candidate: &Candidate) -> Source {
 fn summary(choice: &Choice, sources: &[Source]) -> String {
     let paths: Vec<&str> = sources.iter().map(|source| source.location.as_str()).collect();
     let count = choice.quoted.len();
-    let passages = if count == 1 { "1 passage".to_owned() } else { format!("{count} passages") };
-    let quality = if choice.to_the_point { "answer" } else { "come nearest to" };
-    format!("{passages} of {} {quality} the question: {}.", counted(paths.len()), named(&paths, paths.len()))
+    let passages = if count == 1 { "1 sentence".to_owned() } else { format!("{count} sentences") };
+    let verb = match (choice.to_the_point, count) {
+        (true, 1) => "speaks to it",
+        (true, _) => "speak to it",
+        (false, 1) => "comes nearest to it",
+        (false, _) => "come nearest to it",
+    };
+    format!("{passages} of {} {verb}: {}.", counted(paths.len()), named(&paths, paths.len()))
 }
 
 fn counted(documents: usize) -> String {

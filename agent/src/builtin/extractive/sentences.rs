@@ -15,9 +15,11 @@ pub(super) struct Sentence {
 }
 
 /// A sentence longer than this, in characters, is cut into clauses.
-const LONG: usize = 700;
-/// A line shorter than this that is not the last of its paragraph was ended on purpose.
-const SHORT_LINE: usize = 50;
+const LONG: usize = 1_200;
+/// A line shorter than this share of the usual width that is not the last of its paragraph was ended on purpose.
+const SHORT_LINE: f64 = 0.6;
+/// The usual width of lines, in characters, at most: where a line is a paragraph, lines say nothing of width.
+const USUAL_WIDTH: usize = 80;
 
 const ABBREVIATIONS: &[&str] = &[
     "e.g.", "i.e.", "etc.", "vs.", "no.", "nos.", "sec.", "art.", "fig.", "cf.", "inc.", "ltd.", "corp.",
@@ -27,23 +29,22 @@ const ABBREVIATIONS: &[&str] = &[
 /// The sentences of consecutive lines, each with its number.
 pub(super) fn split(lines: &[(usize, &str)]) -> Vec<Sentence> {
     let mut sentences: Vec<Sentence> = Vec::new();
-    let mut introduction = None;
+    // What introduces the list that is open, with the kind of mark that it begins with itself.
+    let mut introduction: Option<(usize, Option<Mark>)> = None;
     for paragraph in paragraphs(lines) {
-        let is_item = item_mark(paragraph[0].1.trim_start()).is_some();
-        if !is_item {
+        let mark = item_mark(paragraph[0].1.trim_start()).map(|(mark, _)| mark);
+        // An item with the same kind of mark is no part of the list, but stands beside what introduced it.
+        if mark.is_none() || introduction.is_some_and(|(_, own)| own == mark) {
             introduction = None;
         }
         for mut sentence in of_paragraph(&paragraph) {
-            if is_item {
-                sentence.introduction = introduction;
-            }
+            sentence.introduction = introduction.map(|(at, _)| at);
             sentences.push(sentence);
         }
-        // A list item can introduce a list of its own; its own introduction then stays that of what follows.
         if let Some(last) = sentences.last()
             && last.text.ends_with(':')
         {
-            introduction = Some(sentences.len() - 1);
+            introduction = Some((sentences.len() - 1, mark));
         }
     }
     sentences
@@ -51,35 +52,51 @@ pub(super) fn split(lines: &[(usize, &str)]) -> Vec<Sentence> {
 
 /// A list item's text without its mark.
 pub(super) fn without_item_mark(text: &str) -> &str {
-    item_mark(text).map_or(text, |length| text[length..].trim_start())
+    item_mark(text).map_or(text, |(_, length)| text[length..].trim_start())
 }
 
-/// The length of the mark that a list item begins with: `-`, `*`, `•`, `—`, `(a)`, `1.`, `2.1.`, `b)`.
-fn item_mark(text: &str) -> Option<usize> {
+/// The kinds of mark that a list item begins with.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Mark {
+    /// `-`, `*`, `•`, `—`
+    Bullet,
+    /// `1.`, `2.1.`, `3)`
+    Number,
+    /// `(a)`, `(iv)`, `b)`, `c.`
+    Letter,
+}
+
+/// The mark that a list item begins with, and its length.
+fn item_mark(text: &str) -> Option<(Mark, usize)> {
     let first = text.split_whitespace().next()?;
     if text.len() == first.len() {
         return None;
     }
     if matches!(first, "-" | "*" | "+" | "•" | "—" | "–" | "o") {
-        return Some(first.len());
+        return Some((Mark::Bullet, first.len()));
     }
     let inner = first.strip_prefix('(').unwrap_or(first);
-    let is_enclosed = inner.len() < first.len();
-    let number = inner.strip_suffix([')', '.'])?;
-    let is_closed = inner.ends_with(')');
-    let is_letter = number.len() == 1 && number.bytes().all(|byte| byte.is_ascii_alphabetic());
-    let is_roman = number.len() <= 5 && number.bytes().all(|byte| b"ivxIVX".contains(&byte));
-    let is_number = number.len() <= 6
-        && number.split('.').all(|part| !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_digit()));
-    let fits = is_number
-        || (is_letter && !matches!(number, "I" | "a" | "A"))
-        || ((is_letter || is_roman) && is_closed);
-    ((fits || (is_enclosed && is_closed && (is_letter || is_roman))) && !number.is_empty())
-        .then_some(first.len())
+    let sign = inner.strip_suffix([')', '.'])?;
+    let is_number = sign.len() <= 6
+        && sign.split('.').all(|part| !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_digit()));
+    if is_number {
+        return Some((Mark::Number, first.len()));
+    }
+    let is_letter = sign.len() == 1 && sign.bytes().all(|byte| byte.is_ascii_alphabetic());
+    let is_roman = !sign.is_empty() && sign.len() <= 5 && sign.bytes().all(|byte| b"ivxIVX".contains(&byte));
+    // "A." and "I." begin names and sentences as well.
+    let is_mark = if inner.ends_with(')') {
+        is_letter || is_roman
+    } else {
+        is_letter && sign.bytes().all(|byte| byte.is_ascii_lowercase())
+    };
+    is_mark.then_some((Mark::Letter, first.len()))
 }
 
 /// Lines that belong together: no blank line, heading, rule or list item between them.
 fn paragraphs<'a>(lines: &[(usize, &'a str)]) -> Vec<Vec<(usize, &'a str)>> {
+    let width = lines.iter().map(|(_, line)| line.chars().count()).max().unwrap_or_default().min(USUAL_WIDTH);
+    let short = width as f64 * SHORT_LINE;
     let mut paragraphs: Vec<Vec<(usize, &str)>> = Vec::new();
     let mut continues = false;
     for &(number, line) in lines {
@@ -93,7 +110,7 @@ fn paragraphs<'a>(lines: &[(usize, &'a str)]) -> Vec<Vec<(usize, &'a str)>> {
             let before = before.trim();
             before.starts_with('#')
                 || before.ends_with(':')
-                || (before.chars().count() < SHORT_LINE && !text.starts_with(char::is_lowercase))
+                || ((before.chars().count() as f64) < short && !text.starts_with(char::is_lowercase))
         });
         match paragraphs.last_mut() {
             Some(paragraph) if continues && !begins && !ended => paragraph.push((number, line)),
@@ -284,16 +301,16 @@ mod tests {
 
     #[test]
     fn a_heading_above_its_text_is_no_part_of_the_sentence() {
-        assert_eq!(
-            texts("1. DEFINITIONS\n“Program” means this.\n# Head\ntext here"),
-            ["1. DEFINITIONS", "“Program” means this.", "# Head", "text here"]
-        );
+        let text = "1. DEFINITIONS\n“Program” means this, and in whatever form it comes.\n# Head\ntext here";
+        let expected =
+            ["1. DEFINITIONS", "“Program” means this, and in whatever form it comes.", "# Head", "text here"];
+        assert_eq!(texts(text), expected);
     }
 
     #[test]
     fn an_endless_sentence_is_cut_at_its_clauses_and_nothing_is_lost() {
         let text =
-            format!("{}; {}, {}", "a ".repeat(300).trim(), "b ".repeat(300).trim(), "c ".repeat(300).trim());
+            format!("{}; {}, {}", "a ".repeat(500).trim(), "b ".repeat(500).trim(), "c ".repeat(500).trim());
         let pieces = texts(&text);
         assert_eq!(pieces.len(), 3);
         assert_eq!(pieces.join(" "), text);

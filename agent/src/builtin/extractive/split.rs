@@ -261,7 +261,7 @@ mod tests {
                 &[
                     "Answer these. What is a lease?",
                     "Who holds it (about: lease)?",
-                    "How long (about: lease)?",
+                    "How long (about: lease, holds)?",
                 ],
             ),
             ("patent clauses in open-source licences", &["Patent clauses in open-source licences."]),
