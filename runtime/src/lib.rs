@@ -10,14 +10,17 @@
 //! ├─ lease       who owns a lane
 //! ├─ blobs       large values, by content
 //! ├─ archive     runs that are over
-//! └─ registry    capabilities, signs of life, summaries
+//! ├─ registry    capabilities, signs of life, summaries
+//! └─ host        a process that takes orders: slots, leases, cancelling, draining
 //! ```
 
 pub mod archive;
 pub mod blobs;
 pub mod bus;
-mod direct;
+pub mod direct;
+pub mod duration;
 pub mod fault;
+pub mod host;
 pub mod journal;
 pub mod lease;
 pub mod log;

@@ -1,1 +1,118 @@
-//! Millrace worker.
+//! Workers: processes that offer capabilities and carry tasks out. It owns the interface that a capability is written
+//! against and the built-in capabilities; queues, leases, journals and draining are `millrace_runtime::host`'s.
+//!
+//! A worker of one's own is a `main` with a list of capabilities:
+//!
+//! ```no_run
+//! # use millrace_worker::*;
+//! # #[tokio::main]
+//! # async fn main() -> Result<(), Error> {
+//! let shout = capability("shout", "Repeats its objective in capitals.", |attempt| {
+//!     Box::pin(async move { Ok(TaskResult { output: attempt.order().objective.to_uppercase(), ..TaskResult::default() }) })
+//! });
+//! let config = Config::new(Connection::with_environment("nats://127.0.0.1:4222"), vec![shout]);
+//! run(config, on_signals()?).await
+//! # }
+//! ```
+
+mod args;
+mod attempt;
+pub mod builtin;
+mod capability;
+mod hosted;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+pub use args::Args;
+pub use attempt::Attempt;
+pub use capability::{Capability, Outcome, capability};
+pub use millrace_agent::corpus::Corpus;
+pub use millrace_protocol::ids::WorkerId;
+pub use millrace_protocol::result::{
+    CapabilityDescription, ErrorKind, Proposal, Quotation, Source, SourceKind, TaskError, TaskResult, Usage,
+};
+pub use millrace_protocol::work::{Input, Order};
+pub use millrace_runtime::shutdown::on_signals;
+pub use millrace_runtime::{Connection, telemetry};
+pub use tokio_util::sync::CancellationToken;
+
+use millrace_agent::desk::Desk;
+use millrace_agent::model::UnknownModel;
+use millrace_protocol::registry::Role;
+use millrace_runtime::host::{self, Hosting, Service, document_cache, made_up_id};
+use millrace_runtime::{Bus, Fault};
+
+use hosted::Hosted;
+
+/// How long a cluster that is only just being made is waited for.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// What a worker needs to know.
+pub struct Config {
+    /// Where the cluster is and who asks.
+    pub connection: Connection,
+    /// The worker's name, unique in the cluster; `None` makes one up.
+    pub id: Option<WorkerId>,
+    /// What it offers.
+    pub capabilities: Vec<Arc<dyn Capability>>,
+    /// How many attempts of each capability it works on at once, at least 1.
+    pub slots: u32,
+    /// How long attempts may go on after it was told to stop.
+    pub grace: Duration,
+    /// The folder in which documents and their indices are kept; `None` keeps them in memory only.
+    pub document_cache: Option<PathBuf>,
+    /// The model of agents where a run names none; `None` is `builtin:extractive`.
+    pub model: Option<String>,
+}
+
+impl Config {
+    /// A worker with 8 slots for each capability, 20 s of grace and the platform's cache folder.
+    #[must_use]
+    pub fn new(connection: Connection, capabilities: Vec<Arc<dyn Capability>>) -> Self {
+        Self {
+            connection,
+            id: None,
+            capabilities,
+            slots: 8,
+            grace: Duration::from_secs(20),
+            document_cache: Some(document_cache()),
+            model: None,
+        }
+    }
+}
+
+/// Why a worker can't work.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The cluster can't be used.
+    #[error(transparent)]
+    Fault(#[from] Fault),
+    /// It offers nothing or failed.
+    #[error(transparent)]
+    Host(#[from] host::Error),
+    /// The default model does not exist.
+    #[error(transparent)]
+    Model(#[from] UnknownModel),
+    /// Signals can't be listened to.
+    #[error("signals can't be listened to: {0}")]
+    Signals(#[from] std::io::Error),
+}
+
+/// Works until `shutdown` is cancelled and what is in hand has ended or was given back.
+///
+/// # Errors
+/// The cluster can't be used, nothing is offered, or the worker failed again and again.
+pub async fn run(config: Config, shutdown: CancellationToken) -> Result<(), Error> {
+    let Config { connection, id, capabilities, slots, grace, document_cache, model } = config;
+    let desk = Arc::new(Desk::new(model.as_deref(), document_cache)?);
+    let id = id.unwrap_or_else(|| made_up_id("worker"));
+    let bus = Bus::join(&connection, id.as_str(), PATIENCE).await?;
+    let services = capabilities.into_iter().map(|capability| {
+        let handler = Arc::new(Hosted::new(capability, desk.clone()));
+        Service { handler, slots }
+    });
+    let hosting = Hosting { id, role: Role::Worker, services: services.collect(), grace };
+    Ok(host::run(&bus, hosting, shutdown).await?)
+}

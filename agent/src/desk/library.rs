@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use futures::{StreamExt, TryStreamExt};
+use futures::{FutureExt, StreamExt, TryStreamExt};
 use millrace_protocol::plan::{Document, DocumentSet};
 use millrace_protocol::wire;
 use sha2::{Digest, Sha256};
@@ -106,11 +106,18 @@ async fn fetch_all(
     cache: Option<&Path>,
     sources: &dyn Sources,
 ) -> Result<Vec<corpus::File>, SourceError> {
-    let fetches = documents.iter().map(|document| async move {
-        let bytes = fetch(&document.sha256, cache, sources).await?;
-        Ok(corpus::File { path: document.path.clone(), bytes })
-    });
+    // Boxed one by one: the compiler can't see that a stream of closures over borrowed documents may be sent.
+    let fetches: Vec<_> = documents.iter().map(|document| file(document, cache, sources).boxed()).collect();
     futures::stream::iter(fetches).buffered(FETCHES).try_collect().await
+}
+
+async fn file(
+    document: &Document,
+    cache: Option<&Path>,
+    sources: &dyn Sources,
+) -> Result<corpus::File, SourceError> {
+    let bytes = fetch(&document.sha256, cache, sources).await?;
+    Ok(corpus::File { path: document.path.clone(), bytes })
 }
 
 async fn fetch(sha256: &str, cache: Option<&Path>, sources: &dyn Sources) -> Result<Vec<u8>, SourceError> {
@@ -179,7 +186,6 @@ fn unusable(error: corpus::CorpusError) -> SourceError {
 mod tests {
     use std::sync::atomic::AtomicUsize;
 
-    use futures::FutureExt;
     use futures::future::BoxFuture;
     use millrace_protocol::result::TaskResult;
     use millrace_protocol::work::Input;

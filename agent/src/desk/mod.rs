@@ -19,6 +19,7 @@ use crate::builtin::Extractive;
 use crate::corpus::Corpus;
 use crate::model::{self, Model, UnknownModel};
 use crate::roles::{self, DocumentList, Materials, PlanTask, ReviewTask, Role, WorkTask};
+use crate::tool::Toolbox;
 use crate::turn::{Answer, DriveError, Ended, Journal, Machine, Outcome, Stop, drive};
 
 use library::Library;
@@ -98,10 +99,10 @@ impl Desk {
         &self,
         order: &Order,
         capabilities: Vec<CapabilityDescription>,
-        sources: impl Sources,
+        sources: Arc<dyn Sources>,
         journal: &mut dyn Journal,
     ) -> Result<(Proposal, Usage), DeskError> {
-        let materials = self.materials(order, Arc::new(sources)).await?;
+        let materials = self.materials(order, sources).await?;
         let task = PlanTask {
             objective: order.objective.clone(),
             capabilities,
@@ -110,8 +111,7 @@ impl Desk {
             documents: list(&materials),
         };
         let toolbox = Role::Planner.toolbox(&materials);
-        let ended = self.seat(order, roles::planner(&task, &toolbox), &toolbox, journal).await?;
-        Ok((ended.0, ended.1))
+        self.seat(order, roles::planner(&task, &toolbox), &toolbox, journal).await
     }
 
     /// Carries out the task of an order in a role.
@@ -122,13 +122,13 @@ impl Desk {
         &self,
         role: Role,
         order: &Order,
-        sources: impl Sources,
+        sources: Arc<dyn Sources>,
         journal: &mut dyn Journal,
     ) -> Result<TaskResult, DeskError> {
         let Work::Task { task, .. } = &order.work else {
             return Err(invalid("it is no task").into());
         };
-        let materials = self.materials(order, Arc::new(sources)).await?;
+        let materials = self.materials(order, sources).await?;
         let task = WorkTask {
             task_id: task.clone(),
             objective: order.objective.clone(),
@@ -154,13 +154,12 @@ impl Desk {
     pub async fn judge(
         &self,
         order: &Order,
-        sources: impl Sources,
+        sources: Arc<dyn Sources>,
         journal: &mut dyn Journal,
     ) -> Result<Verdict, DeskError> {
         let (Work::Review { task, .. }, Some(input)) = (&order.work, order.inputs.first()) else {
             return Err(invalid("it is no review of a result").into());
         };
-        let sources = Arc::new(sources);
         let result = sources.result(input).await?;
         // The one input is the result under review, which the critic is given as it is.
         let corpus = self.corpus(order, sources.as_ref()).await?;
@@ -179,7 +178,7 @@ impl Desk {
         Ok(Verdict { usage, ..verdict })
     }
 
-    async fn materials(&self, order: &Order, sources: Arc<impl Sources>) -> Result<Materials, DeskError> {
+    async fn materials(&self, order: &Order, sources: Arc<dyn Sources>) -> Result<Materials, DeskError> {
         let corpus = self.corpus(order, sources.as_ref()).await?;
         let results = (!order.inputs.is_empty()).then(|| Inputs::of(order, sources));
         Ok(Materials { corpus, results })
@@ -197,7 +196,7 @@ impl Desk {
         &self,
         order: &Order,
         machine: Machine<A>,
-        toolbox: &crate::tool::Toolbox,
+        toolbox: &Toolbox,
         journal: &mut dyn Journal,
     ) -> Result<(A, Usage), DeskError> {
         let model = match &order.model {

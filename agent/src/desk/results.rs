@@ -11,18 +11,18 @@ use millrace_protocol::work::{Input, Order};
 use super::{SourceError, Sources};
 use crate::tool::{ResultEntry, Results, ToolError};
 
-pub(super) struct Inputs<S> {
+pub(super) struct Inputs {
     inputs: Vec<Input>,
-    sources: Arc<S>,
+    sources: Arc<dyn Sources>,
 }
 
-impl<S: Sources> Inputs<S> {
-    pub fn of(order: &Order, sources: Arc<S>) -> Arc<dyn Results> {
+impl Inputs {
+    pub fn of(order: &Order, sources: Arc<dyn Sources>) -> Arc<dyn Results> {
         Arc::new(Self { inputs: order.inputs.clone(), sources })
     }
 }
 
-impl<S: Sources> Results for Inputs<S> {
+impl Results for Inputs {
     fn list(&self) -> BoxFuture<'_, Result<Vec<ResultEntry>, ToolError>> {
         let entry = |input: &Input| ResultEntry {
             task_id: input.task.clone(),

@@ -1,0 +1,208 @@
+//! The end of a queue from which a process takes orders, and the lease on an order that it took. It asks for as many
+//! orders as it is told to and knows nothing of slots, journals or handlers.
+//!
+//! Requests are made by hand over one subscription. The client library's batch returns `Pending` for an idle
+//! heartbeat without asking to be woken again, so that an order that comes after one lies there for seconds; and its
+//! standing streams fetch ahead, which starves other processes.
+
+use std::time::Duration;
+
+use async_nats::{Client, Message, Subscriber};
+use bytes::Bytes;
+use futures::StreamExt;
+use millrace_protocol::ids::Capability;
+use millrace_protocol::subject;
+use millrace_protocol::work::Order;
+use tracing::debug;
+
+use crate::bus::{Bus, Record, encoding};
+use crate::topology::{WORK, ensure_queue};
+use crate::{Fault, fault};
+
+/// How long one request for orders stands.
+const EXPIRES: Duration = Duration::from_secs(5);
+/// How often the server says that a request still stands.
+const HEARTBEAT: Duration = Duration::from_secs(1);
+/// After this long without a word the request counts as lost.
+const SILENCE: Duration = Duration::from_millis(2_500);
+
+/// The end of the queue of one capability.
+pub(super) struct Puller {
+    client: Client,
+    capability: Capability,
+    /// Where requests go.
+    next: String,
+    /// Answers come to subjects below this one, each request having its own.
+    inbox: String,
+    answers: Subscriber,
+    requests: u64,
+}
+
+impl Puller {
+    /// Opens the queue of a capability, making it if need be.
+    ///
+    /// # Errors
+    /// The server does not answer.
+    pub async fn open(bus: &Bus, capability: &Capability) -> Result<Self, Fault> {
+        ensure_queue(bus.control(), bus.settings(), capability).await?;
+        let client = bus.client().clone();
+        let inbox = client.new_inbox();
+        let answers = client
+            .subscribe(format!("{inbox}.*"))
+            .await
+            .map_err(|error| Fault::unavailable(format!("opening the queue of {capability}"), error))?;
+        let next = format!("$JS.API.CONSUMER.MSG.NEXT.{WORK}.{capability}");
+        Ok(Self { client, capability: capability.clone(), next, inbox, answers, requests: 0 })
+    }
+
+    /// Asks for at most `wanted` orders, and hands each to `take` as it comes. Returns when that many came, or after
+    /// five seconds. Dropping the future leaves the request standing: go on with [`Puller::close`].
+    ///
+    /// # Errors
+    /// The server does not answer or lost the queue: open it again.
+    pub async fn pull(&mut self, wanted: usize, mut take: impl FnMut(Lease)) -> Result<(), Fault> {
+        let reply = self.request(wanted).await?;
+        let mut missing = wanted;
+        while missing > 0 {
+            let message = tokio::time::timeout(SILENCE, self.answers.next())
+                .await
+                .map_err(|_| self.fault("no sign of life"))?
+                .ok_or_else(|| self.fault("the connection is closed"))?;
+            match message.status.map(|status| status.as_u16()) {
+                None => {
+                    missing -= 1;
+                    take(Lease { client: self.client.clone(), message });
+                }
+                // A word on an earlier request, which ended by itself.
+                Some(_) if *message.subject != *reply => {}
+                Some(100) => {}
+                Some(404 | 408) => return Ok(()),
+                Some(status) => {
+                    return Err(self.fault(message.description.unwrap_or_else(|| status.to_string())));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    async fn request(&mut self, wanted: usize) -> Result<String, Fault> {
+        self.requests += 1;
+        let reply = format!("{}.{}", self.inbox, self.requests);
+        let request = format!(
+            r#"{{"batch":{wanted},"expires":{},"idle_heartbeat":{}}}"#,
+            EXPIRES.as_nanos(),
+            HEARTBEAT.as_nanos()
+        );
+        self.client
+            .publish_with_reply(self.next.clone(), reply.clone(), request.into())
+            .await
+            .map_err(|error| self.fault(error))?;
+        Ok(reply)
+    }
+
+    /// Asks for nothing more, and hands to `take` what was on its way. Takes two seconds at most.
+    pub async fn close(mut self, mut take: impl FnMut(Lease)) {
+        if self.answers.drain().await.is_err() {
+            return;
+        }
+        let mut rest = std::pin::pin!(tokio::time::sleep(SILENCE));
+        loop {
+            tokio::select! {
+                () = &mut rest => return,
+                message = self.answers.next() => match message {
+                    Some(message) if message.status.is_none() => {
+                        take(Lease { client: self.client.clone(), message });
+                    }
+                    Some(_) => {}
+                    None => return,
+                },
+            }
+        }
+    }
+
+    fn fault(&self, why: impl std::fmt::Display) -> Fault {
+        Fault::unavailable(format!("waiting for orders for {}", self.capability), why)
+    }
+}
+
+/// An order that we hold: ours until its lease runs out, is renewed, or it is done.
+pub(super) struct Lease {
+    client: Client,
+    message: Message,
+}
+
+impl Lease {
+    /// Reads the order.
+    ///
+    /// # Errors
+    /// It is no order, or its body can't be had.
+    pub async fn order(&self, bus: &Bus) -> Result<Order, Fault> {
+        let record = Record {
+            sequence: 0,
+            subject: self.message.subject.clone(),
+            payload: self.message.payload.clone(),
+            encoding: encoding(self.message.headers.as_ref()),
+            time: jiff::Timestamp::UNIX_EPOCH,
+            is_deletion: false,
+        };
+        let order = bus.open::<Order>(&record).await?;
+        check(bus, &order, self.subject())?;
+        Ok(order)
+    }
+
+    /// The subject that the order came on.
+    pub fn subject(&self) -> &str {
+        &self.message.subject
+    }
+
+    /// The work is done, or never will be: the order leaves the queue. Not waited for; a lost one comes again and
+    /// meets the journal.
+    pub async fn done(&self) {
+        self.acknowledge(Bytes::from_static(b"+ACK")).await;
+    }
+
+    /// The work goes on: the lease begins anew.
+    pub async fn renew(&self) {
+        self.acknowledge(Bytes::from_static(b"+WPI")).await;
+    }
+
+    /// Somebody else may have it, after a while.
+    pub async fn give_back(&self, after: Duration) {
+        let kind = if after.is_zero() {
+            Bytes::from_static(b"-NAK")
+        } else {
+            format!(r#"-NAK {{"delay":{}}}"#, after.as_nanos()).into()
+        };
+        self.acknowledge(kind).await;
+    }
+
+    async fn acknowledge(&self, kind: Bytes) {
+        let Some(reply) = self.message.reply.clone() else { return };
+        if let Err(error) = self.client.publish(reply, kind).await {
+            debug!(subject = self.subject(), %error, "an acknowledgement was lost");
+        }
+    }
+}
+
+/// An order must be about the journal that its subject names: whoever wrote another one made a mistake.
+fn check(bus: &Bus, order: &Order, subject: &str) -> Result<(), Fault> {
+    let garbage = |what: String, why: String| Fault::Garbage {
+        subject: subject.to_owned(),
+        sequence: 0,
+        garbage: millrace_protocol::wire::Garbage::Unreadable { what, why },
+    };
+    let expected = subject::order(&order.run, &order.capability, &order.work);
+    if expected != subject {
+        return Err(garbage("the order".into(), format!("it belongs on {expected}")));
+    }
+    if order.lane != bus.lane(&order.run) {
+        let why = format!("run {} lives in lane {}, not {}", order.run, bus.lane(&order.run), order.lane);
+        return Err(garbage("the order".into(), why));
+    }
+    Ok(())
+}
+
+/// The wait before try `number` (from 1) to reach the server again.
+pub(super) fn pause(number: u32) -> Duration {
+    fault::pause(number)
+}

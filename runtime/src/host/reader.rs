@@ -1,0 +1,71 @@
+//! Reading what a piece of work builds on: results of other tasks, from the log, documents, from the blob
+//! store, and what the cluster can do. It keeps nothing.
+
+use millrace_protocol::ids::Lane;
+use millrace_protocol::result::{CapabilityDescription, TaskResult};
+use millrace_protocol::wire::{Garbage, read};
+use millrace_protocol::work::{Entry, Input, Outcome};
+
+use crate::bus::{Bus, Record};
+use crate::log::read_one;
+use crate::topology::lane_stream;
+use crate::{Fault, registry};
+
+/// Reads for the work of one lane. Cheap to clone.
+#[derive(Clone)]
+pub struct Reader {
+    bus: Bus,
+    lane: Lane,
+}
+
+impl Reader {
+    pub(super) fn new(bus: Bus, lane: Lane) -> Self {
+        Self { bus, lane }
+    }
+
+    /// The result that an input names.
+    ///
+    /// # Errors
+    /// It is not there any more, is no result, or the server does not answer.
+    pub async fn result(&self, input: &Input) -> Result<TaskResult, Fault> {
+        let found = read_one(&self.bus, self.lane, input.at_sequence).await?;
+        let record = found.ok_or_else(|| Fault::Garbage {
+            subject: lane_stream(self.lane),
+            sequence: input.at_sequence,
+            garbage: Garbage::Unreadable {
+                what: format!("the result of task {}", input.task),
+                why: "it is not there any more, as if the run were over".into(),
+            },
+        })?;
+        let entry = self.bus.open::<Entry>(&record).await?;
+        let Entry::Outcome { outcome: Outcome::Finished { result, .. }, .. } = entry else {
+            return Err(no_result(&record));
+        };
+        let bytes = self.bus.blobs().resolve(&result).await?;
+        read(&bytes, "a result").map_err(|garbage| of(&record, garbage))
+    }
+
+    /// The capabilities that the cluster knows, by name.
+    ///
+    /// # Errors
+    /// The server does not answer.
+    pub async fn capabilities(&self) -> Result<Vec<CapabilityDescription>, Fault> {
+        Ok(registry::capabilities(&self.bus).await?.into_values().collect())
+    }
+
+    /// A blob by its name: the SHA-256 of its content, in hexadecimal.
+    ///
+    /// # Errors
+    /// It is not there, is damaged, or the server does not answer.
+    pub async fn blob(&self, sha256: &str) -> Result<Vec<u8>, Fault> {
+        self.bus.blobs().get(sha256).await
+    }
+}
+
+fn no_result(record: &Record) -> Fault {
+    of(record, Garbage::WrongKind { found: "journal entry".into(), expected: "task's result" })
+}
+
+fn of(record: &Record, garbage: Garbage) -> Fault {
+    Fault::Garbage { subject: record.subject.to_string(), sequence: record.sequence, garbage }
+}
