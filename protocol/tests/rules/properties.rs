@@ -137,10 +137,10 @@ fn check_deliverable(plan: &Plan) {
         .find(|task| task.spec.is_final)
         .map(|task| (task, FinalRung::Final))
         .or_else(|| {
-            let producers = completed().filter(|task| task.spec.capability.as_str() == "producer");
-            producers.last().map(|task| (task, FinalRung::Producer))
+            let mut producers = completed().filter(|task| task.spec.capability.as_str() == "producer");
+            producers.next_back().map(|task| (task, FinalRung::Producer))
         })
-        .or_else(|| completed().last().map(|task| (task, FinalRung::Any)));
+        .or_else(|| completed().next_back().map(|task| (task, FinalRung::Any)));
     let found = plan.end.as_ref().unwrap().deliverable.clone();
     assert_eq!(found, expected.map(|(task, rung)| (task.spec.id.clone(), rung)));
 }

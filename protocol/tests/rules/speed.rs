@@ -1,10 +1,12 @@
 //! How fast a log folds. It measures and prints; run it in release:
 //! `cargo test -p millrace-protocol --release -- --ignored --nocapture fold`.
 
+#![expect(clippy::disallowed_methods, reason = "it measures, and decides nothing")]
+
 use std::time::Instant;
 
 use millrace_protocol::ids::TaskId;
-use millrace_protocol::plan::{Decision, Event, Plan, apply_decision};
+use millrace_protocol::plan::{Decision, Plan, apply_decision};
 use millrace_protocol::wire;
 
 use crate::cast;
@@ -13,8 +15,8 @@ use crate::scene::Scene;
 const TASKS: u32 = 100_000;
 const LAYER: u32 = 1_000;
 
-/// The log of a layered plan, a decision a fact: claim and result of each task, a verdict on every second.
-fn log() -> Vec<Decision> {
+/// A layered plan, of which every second task is reviewed.
+fn submitted() -> Scene {
     let name = |at: u32| format!("task-{at:06}");
     let tasks = (0..TASKS).map(|at| {
         let above = at.checked_sub(LAYER).map(|above| [name(above), name(above / LAYER * LAYER)]);
@@ -22,7 +24,12 @@ fn log() -> Vec<Decision> {
         above.dedup();
         if at % 2 == 0 { cast::task(&name(at), &above) } else { cast::reviewed(&name(at), &above) }
     });
-    let mut scene = Scene::submitted(cast::submission(tasks.collect()));
+    Scene::submitted(cast::submission(tasks.collect()))
+}
+
+/// Its log, a decision a fact: claim and result of each task, and the verdicts.
+fn log() -> Vec<Decision> {
+    let mut scene = submitted();
     let ids: Vec<TaskId> = scene.plan.tasks().iter().map(|task| task.spec.id.clone()).collect();
     for (at, id) in ids.iter().enumerate() {
         scene.finish(id, "worker-1");
@@ -49,6 +56,7 @@ fn memory() -> f64 {
 #[test]
 #[ignore = "a measurement, not a proof; it wants a release build"]
 fn fold_at_speed() {
+    measure_live_plan();
     let began = Instant::now();
     let log = log();
     let events: usize = log.iter().map(|decision| decision.events.len()).sum();
@@ -75,22 +83,22 @@ fn fold_at_speed() {
     let began = Instant::now();
     let read: Vec<Decision> = bodies.iter().map(|body| wire::open_body(body).unwrap()).collect();
     println!("reading alone: {:.0} decisions/s", per_second(read.len(), began));
-    drop((read, bodies, plan));
-
-    let fresh: Vec<Event> = log.into_iter().next().unwrap().events;
-    let before = memory();
-    let mut live = Plan::default();
-    let first = Decision { events: fresh, ..Decision::clone(&decision_of(&[])) };
-    apply_decision(&mut live, &first);
-    println!("a plan of {} live tasks: about {:.0} MiB", live.open(), memory() - before);
 }
 
-fn decision_of(events: &[Event]) -> Decision {
-    Decision {
+/// What a plan of live tasks takes; first, while the process has no freed memory to use again.
+fn measure_live_plan() {
+    let events = submitted().log.swap_remove(0).events;
+    let decision = Decision {
         by: cast::worker("s1"),
         previous: 0,
         at: cast::start(),
         answers: Vec::new(),
-        events: events.to_vec(),
-    }
+        // Read back from bytes, as a plan that is taken over: no name is shared with another copy.
+        events: wire::read(&wire::body(&events), "events").unwrap(),
+    };
+    drop(events);
+    let before = memory();
+    let mut live = Plan::default();
+    apply_decision(&mut live, &decision);
+    println!("a plan of {} live tasks: at most {:.0} MiB of {:.0}", live.open(), memory() - before, memory());
 }

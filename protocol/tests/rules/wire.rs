@@ -306,13 +306,16 @@ fn results() -> Vec<(String, TaskResult)> {
 
 // ---- version 1, for ever
 
-/// Messages with the type that reads them: a name, their bytes, their JSON, and whether other bytes read as the same.
+/// Whether bytes read as one certain message.
+type Reader = Box<dyn Fn(&[u8]) -> Result<bool, Garbage>>;
+
+/// A message with what reads it.
 struct Sample {
     name: String,
     bytes: Vec<u8>,
     json: Value,
-    reads: Box<dyn Fn(&[u8]) -> Result<bool, Garbage>>,
-    reads_json: Box<dyn Fn(&[u8]) -> Result<bool, Garbage>>,
+    reads: Reader,
+    reads_json: Reader,
 }
 
 fn sealed<M: Message + PartialEq + Clone + 'static>(samples: Vec<(String, M)>) -> Vec<Sample> {
