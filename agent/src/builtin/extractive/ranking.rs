@@ -4,6 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::conversation::Passage;
+use super::markdown;
 use super::question::{Kind, Question};
 use super::sentences::{self, Sentence};
 use crate::corpus::terms;
@@ -232,6 +233,10 @@ fn bonus(
     }
     if !text.contains(char::is_lowercase) {
         bonus -= 0.15;
+    }
+    // What looks like a citation there would be read as one here.
+    if markdown::has_marks(text) {
+        bonus -= 0.3;
     }
     if text.ends_with('?') {
         bonus -= 0.1;

@@ -76,7 +76,9 @@ impl Report {
             result.sources.iter().map(|source| (source.id.clone(), self.number(source))).collect();
         let number =
             |id: &str| numbers.iter().find(|(known, _)| known == id).map(|(_, number)| number.clone());
-        let body = renumbered(&result, number);
+        let body = lowered(&markdown::renumber(&result.output, &result.quotations, number));
+        let summary = if result.summary.is_empty() { entry.summary.clone() } else { result.summary };
+        let summary = markdown::renumber(&summary, &[], number);
         for quotation in result.quotations {
             let source = number(&quotation.source);
             let quotation = Quotation { source: source.unwrap_or(quotation.source), ..quotation };
@@ -88,7 +90,7 @@ impl Report {
         self.sections.push(Section {
             task: task_id,
             heading: heading(&entry.objective),
-            summary: if result.summary.is_empty() { entry.summary.clone() } else { result.summary },
+            summary,
             body,
             notes: Some(notes.into_iter().flatten().collect::<Vec<_>>().join(" "))
                 .filter(|notes| !notes.is_empty()),
@@ -131,7 +133,7 @@ impl Report {
         for section in &self.sections {
             output.push_str(&format!("\n## {}\n\n{}\n", section.heading, section.body.trim()));
             if let Some(notes) = &section.notes {
-                output.push_str(&format!("\nNote: {}\n", notes.trim()));
+                output.push_str(&format!("\nNote: {}\n", markdown::plain(notes)));
             }
         }
         output.push_str(&self.source_list());
@@ -165,12 +167,16 @@ impl Report {
                 [(first, last)] => format!(", {}", markdown::lines(*first, *last)),
                 several => {
                     let ranges: Vec<String> =
-                        several.iter().map(|(first, last)| format!("{first}–{last}")).collect();
+                        several.iter().map(|(first, last)| markdown::range(*first, *last)).collect();
                     format!(", lines {}", ranges.join(", "))
                 }
             };
-            let title = markdown::inline(&source.title);
-            list.push_str(&format!("- [{}] {title}: {}{places}\n", source.id, source.location));
+            let title = markdown::plain(&source.title);
+            list.push_str(&format!(
+                "- [{}] {title}: {}{places}\n",
+                source.id,
+                markdown::plain(&source.location)
+            ));
         }
         list
     }
@@ -196,14 +202,11 @@ impl Report {
     }
 }
 
-/// The output with the report's numbers for its citations and its headings below those of the report.
-fn renumbered(result: &TaskResult, number: impl Fn(&str) -> Option<String>) -> String {
-    let lowered: Vec<String> = result
-        .output
-        .lines()
-        .map(|line| if line.starts_with('#') { format!("##{line}") } else { line.to_owned() })
-        .collect();
-    markdown::renumber(&lowered.join("\n"), number)
+/// Markdown with its headings below those of the report.
+fn lowered(output: &str) -> String {
+    let lines =
+        output.lines().map(|line| if line.starts_with('#') { format!("##{line}") } else { line.to_owned() });
+    lines.collect::<Vec<_>>().join("\n")
 }
 
 fn nothing_to_report(task: &WorkTask) -> TaskResult {
@@ -219,7 +222,7 @@ fn nothing_to_report(task: &WorkTask) -> TaskResult {
 /// A text as a heading: one line, not too long.
 fn heading(text: &str) -> String {
     const LONGEST: usize = 200;
-    let line = markdown::inline(text);
+    let line = markdown::plain(text);
     match line.char_indices().nth(LONGEST) {
         Some((at, _)) => format!("{}…", line[..at].trim_end()),
         None => line,

@@ -187,7 +187,11 @@ fn find(
     if choice.quoted.is_empty() {
         return TaskResult {
             summary: "The documents say nothing on the question.".into(),
-            output: format!("The documents say nothing on the question: {}\n\n{notes}", task.objective),
+            output: format!(
+                "The documents say nothing on the question: {}\n\n{}\n",
+                markdown::plain(&task.objective),
+                markdown::plain(&notes)
+            ),
             notes: Some(notes),
             ..TaskResult::default()
         };
@@ -210,7 +214,9 @@ fn nothing_to_read(task: &WorkTask) -> TaskResult {
         output.push_str(".\n");
     } else {
         output.push_str(" that can be read. Passed over were:\n\n");
-        output.extend(task.documents.passed_over.iter().map(|passed| format!("- {passed}\n")));
+        output.extend(
+            task.documents.passed_over.iter().map(|passed| format!("- {}\n", markdown::plain(passed))),
+        );
     }
     let notes = "Without a language model the answer can only come from documents. Hand in a folder of them with the \
                  run (`--docs FOLDER`; text, Markdown, reStructuredText and HTML are read), or name a language model \
@@ -236,8 +242,8 @@ fn write(choice: &Choice) -> (Vec<Source>, Vec<Quotation>, String) {
             None => {
                 output.push_str(&format!(
                     "**{}** ({})\n\n",
-                    candidate.path,
-                    markdown::inline(&candidate.title)
+                    markdown::plain(&candidate.path),
+                    markdown::plain(&candidate.title)
                 ));
                 sources.push(source(sources.len() + 1, &candidate));
                 format!("S{}", sources.len())

@@ -145,8 +145,8 @@ impl Review<'_> {
 
     fn citations(&self) -> Vec<String> {
         let result = &self.task.result;
-        let text = markdown::without_quotations(&result.output, &result.quotations);
-        let cited: BTreeSet<&str> = markdown::citations(&text).into_iter().collect();
+        let cited: BTreeSet<&str> =
+            markdown::citations(&result.output, &result.quotations).into_iter().collect();
         let listed: BTreeSet<&str> = result.sources.iter().map(|source| source.id.as_str()).collect();
         let mut faults: Vec<String> = Vec::new();
         if is_cited_work(self.task) {
