@@ -1,1 +1,89 @@
-//! Millrace critic.
+//! Critics: processes that judge results. It owns the choice of the reviewer and what a reviewer may not do: judge its
+//! own work. Queues, leases, journals and draining are `millrace_runtime::host`'s.
+
+mod args;
+mod echo;
+mod review;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use millrace_agent::desk::Desk;
+use millrace_agent::model::UnknownModel;
+use millrace_protocol::ids::WorkerId;
+use millrace_protocol::registry::Role;
+use millrace_runtime::host::{self, Hosting, Service, document_cache, made_up_id};
+use millrace_runtime::{Bus, Connection, Fault};
+use tokio_util::sync::CancellationToken;
+
+pub use args::Args;
+pub use millrace_runtime::shutdown::on_signals;
+pub use millrace_runtime::telemetry;
+
+use review::Critic;
+
+/// How long a cluster that is only just being made is waited for.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// What a critic needs to know.
+pub struct Config {
+    /// Where the cluster is and who asks.
+    pub connection: Connection,
+    /// The critic's name, unique in the cluster; `None` makes one up.
+    pub id: Option<WorkerId>,
+    /// How many reviews it works on at once, at least 1.
+    pub slots: u32,
+    /// How long reviews may go on after it was told to stop.
+    pub grace: Duration,
+    /// The folder in which documents and their indices are kept; `None` keeps them in memory only.
+    pub document_cache: Option<PathBuf>,
+    /// The model of reviewers where a run names none; `None` is `builtin:extractive`.
+    pub model: Option<String>,
+}
+
+impl Config {
+    /// A critic with 8 slots, 20 s of grace and the platform's cache folder.
+    #[must_use]
+    pub fn new(connection: Connection) -> Self {
+        Self {
+            connection,
+            id: None,
+            slots: 8,
+            grace: Duration::from_secs(20),
+            document_cache: Some(document_cache()),
+            model: None,
+        }
+    }
+}
+
+/// Why a critic can't work.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The cluster can't be used.
+    #[error(transparent)]
+    Fault(#[from] Fault),
+    /// It failed.
+    #[error(transparent)]
+    Host(#[from] host::Error),
+    /// The default model does not exist.
+    #[error(transparent)]
+    Model(#[from] UnknownModel),
+    /// Signals can't be listened to.
+    #[error("signals can't be listened to: {0}")]
+    Signals(#[from] std::io::Error),
+}
+
+/// Judges until `shutdown` is cancelled and what is in hand has ended or was given back.
+///
+/// # Errors
+/// The cluster can't be used, or the critic failed again and again.
+pub async fn run(config: Config, shutdown: CancellationToken) -> Result<(), Error> {
+    let Config { connection, id, slots, grace, document_cache, model } = config;
+    let critic = Critic::new(Desk::new(model.as_deref(), document_cache)?);
+    let id = id.unwrap_or_else(|| made_up_id("critic"));
+    let bus = Bus::join(&connection, id.as_str(), PATIENCE).await?;
+    let services = vec![Service { handler: Arc::new(critic), slots }];
+    let hosting = Hosting { id, role: Role::Critic, services, grace };
+    Ok(host::run(&bus, hosting, shutdown).await?)
+}

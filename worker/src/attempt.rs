@@ -1,7 +1,6 @@
 //! What a capability has in hand while it works on one attempt: the order, the journal, what the order builds on, and
 //! the documents of the run. It keeps nothing itself.
 
-use std::fmt;
 use std::future::Future;
 use std::sync::Arc;
 
@@ -94,7 +93,7 @@ impl<'h> Attempt<'h> {
     ///
     /// # Errors
     /// As for a step.
-    pub async fn note(&mut self, text: impl fmt::Display) -> Result<(), TaskError> {
+    pub async fn note(&mut self, text: impl Into<String>) -> Result<(), TaskError> {
         self.host.note(text).await
     }
 

@@ -2,7 +2,6 @@
 //! wrong with the journal: a handler that goes on with the error it was given does the right thing, and one that does
 //! not is found out.
 
-use std::fmt;
 use std::future::Future;
 use std::sync::Arc;
 
@@ -150,9 +149,9 @@ impl Attempt {
     ///
     /// # Errors
     /// As for a step.
-    pub async fn note(&mut self, text: impl fmt::Display) -> Result<(), TaskError> {
+    pub async fn note(&mut self, text: impl Into<String>) -> Result<(), TaskError> {
         self.check()?;
-        let written = self.journal.note(text.to_string()).await;
+        let written = self.journal.note(text.into()).await;
         written.map_err(|error| self.break_with(error))
     }
 
