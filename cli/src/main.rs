@@ -130,13 +130,11 @@ async fn supervisor(arguments: millrace_supervisor::Args, shutdown: Cancellation
 }
 
 async fn worker(arguments: millrace_worker::Args, shutdown: CancellationToken) -> Result<Exit, Stop> {
-    let config = arguments.into_config().map_err(Stop::refused)?;
-    millrace_worker::run(config, shutdown).await.map_err(Stop::environment)?;
+    millrace_worker::run(arguments.into_config(), shutdown).await.map_err(Stop::environment)?;
     Ok(Exit::Completed)
 }
 
 async fn critic(arguments: millrace_critic::Args, shutdown: CancellationToken) -> Result<Exit, Stop> {
-    let config = arguments.into_config().map_err(Stop::refused)?;
-    millrace_critic::run(config, shutdown).await.map_err(Stop::environment)?;
+    millrace_critic::run(arguments.into_config(), shutdown).await.map_err(Stop::environment)?;
     Ok(Exit::Completed)
 }

@@ -24,11 +24,11 @@ use std::ffi::OsString;
 use std::process::ExitCode;
 
 pub use bound::Launcher;
-pub use cluster::{Cluster, StartError};
+pub use cluster::Cluster;
 pub use data::ClusterInfo;
-pub use detached::{Error as DetachedError, running, start_detached, stop};
+pub use detached::{running, start_detached, stop};
 pub use fleet::Event;
-pub use options::{Child, Options, Role};
+pub use options::Options;
 
 /// Runs this module's internal commands, if `arguments` (those of the process, its own name first) name one. To be
 /// called first of all in `main`, before there are threads.
