@@ -1,6 +1,8 @@
 //! How long a large set of documents takes to index and to search. Prints figures; run with
 //! `cargo test --release -p millrace-agent --test size -- --ignored --nocapture`.
 
+#![allow(clippy::unwrap_used, reason = "a test and its helpers may panic")]
+
 use std::fmt::Write;
 use std::time::Instant;
 

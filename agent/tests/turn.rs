@@ -1,6 +1,8 @@
 //! The agent's turn with a scripted model: what the machine does with good and bad replies, where it stops, and that a
 //! resume from any recorded step comes to the same end without asking twice.
 
+#![allow(clippy::unwrap_used, reason = "a test and its helpers may panic")]
+
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};

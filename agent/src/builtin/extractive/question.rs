@@ -3,6 +3,8 @@
 
 use std::collections::BTreeSet;
 
+use millrace_protocol::result::Quotation;
+
 use crate::corpus::terms;
 
 /// Words of questions and instructions that say what to do, not what to look for; as stems.
@@ -35,8 +37,10 @@ const TASK_WORDS: &[&str] = &[
     "list",
     "long",
     "mani",
+    "may",
     "mean",
     "much",
+    "must",
     "name",
     "often",
     "outlin",
@@ -73,6 +77,7 @@ const SAME: &[&[&str]] = &[
     &["pay", "payment", "fee", "royalty", "charge"],
     &["price", "cost"],
     &["change", "modify", "modification", "alter", "amend"],
+    &["keep", "kept", "retain", "preserve", "preservation"],
     &["share", "distribute", "distribution", "redistribute", "redistribution", "convey"],
     &["sue", "lawsuit", "litigation", "suit"],
     &["grant", "licence", "confer"],
@@ -88,6 +93,9 @@ const SAME: &[&[&str]] = &[
     &["protect", "protection"],
     &["person", "people", "individual"],
 ];
+
+/// The most terms of a question that are looked for: the first ones. What is longer is a text, not a question.
+const MAX_WANTED: usize = 24;
 
 /// What kind of answer a question wants.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -144,11 +152,18 @@ impl Question {
         let chosen = if of_substance.is_empty() { all } else { of_substance };
         let mut wanted: Vec<Wanted> = Vec::new();
         for term in chosen {
-            if wanted.iter().all(|known| known.stem != term.stem) {
+            if wanted.len() < MAX_WANTED && wanted.iter().all(|known| known.stem != term.stem) {
                 wanted.push(Wanted::of(&text[term.start..term.end], &term.stem));
             }
         }
         Self { wanted, kind: kind_of(text) }
+    }
+
+    /// The terms that no quotation has.
+    pub fn uncovered(&self, quotations: &[Quotation]) -> Vec<Wanted> {
+        let quoted: BTreeSet<String> =
+            quotations.iter().flat_map(|quotation| terms(&quotation.text)).map(|term| term.stem).collect();
+        self.wanted.iter().filter(|wanted| wanted.stems.is_disjoint(&quoted)).cloned().collect()
     }
 
     /// The words of the question that an answer should have.

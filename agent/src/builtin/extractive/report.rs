@@ -7,6 +7,7 @@ use serde_json::json;
 
 use super::conversation::{self, Exchange, exchanges, has_tool};
 use super::markdown;
+use super::question::Question;
 use crate::model::{Reply, Request};
 use crate::roles::WorkTask;
 use crate::tool::{MAX_RESULT_CHARS, ResultEntry, Shown};
@@ -141,7 +142,7 @@ impl Report {
         TaskResult {
             summary: self.summary(),
             output,
-            notes: self.notes(),
+            notes: self.notes(task),
             sources: self.sources,
             quotations: self.quotations,
             ..TaskResult::default()
@@ -192,12 +193,18 @@ impl Report {
         format!("A report on {questions} with {} quotations from {sources}.", self.quotations.len())
     }
 
-    fn notes(&self) -> Option<String> {
-        let notes: Vec<String> = self
+    /// The notes of the sections, and which terms of the objective nothing covers.
+    fn notes(&self, task: &WorkTask) -> Option<String> {
+        let mut notes: Vec<String> = self
             .sections
             .iter()
             .filter_map(|section| section.notes.as_ref().map(|notes| format!("{}: {notes}", section.task)))
             .collect();
+        let uncovered = Question::read(&task.objective).uncovered(&self.quotations);
+        if !uncovered.is_empty() {
+            let words: Vec<String> = uncovered.iter().map(|wanted| format!("“{}”", wanted.word)).collect();
+            notes.push(format!("No quotation is about: {}.", words.join(", ")));
+        }
         (!notes.is_empty()).then(|| notes.join("\n"))
     }
 }

@@ -22,6 +22,8 @@ const GENERAL_SEARCHES: usize = 2;
 const SINGLE_SEARCHES: usize = 4;
 /// The most searches and readings together: one less than a researcher has.
 const MAX_CALLS: usize = 19;
+/// The longest query, in characters; the search takes a few more.
+const MAX_QUERY: usize = 900;
 /// How many lines are read before and after a passage: what belongs to it often stands near it.
 const MARGIN: (usize, usize) = (40, 60);
 /// The most quotations of one answer.
@@ -51,8 +53,8 @@ fn search(question: &Question) -> Vec<(&'static str, serde_json::Value)> {
     let every: Vec<&str> =
         question.wanted.iter().flat_map(|wanted| &wanted.words).map(String::as_str).collect();
     let mut calls = vec![
-        (SEARCH, json!({"query": question.words().join(" "), "limit": 20, "per_document": 2})),
-        (SEARCH, json!({"query": every.join(" "), "limit": 20, "per_document": 2})),
+        (SEARCH, json!({"query": query(&question.words()), "limit": 20, "per_document": 2})),
+        (SEARCH, json!({"query": query(&every), "limit": 20, "per_document": 2})),
     ];
     calls.extend(
         question
@@ -62,6 +64,18 @@ fn search(question: &Question) -> Vec<(&'static str, serde_json::Value)> {
             .map(|wanted| (SEARCH, json!({"query": wanted.words.join(" "), "limit": 20, "per_document": 1}))),
     );
     calls
+}
+
+/// Words as a query, as many as it may hold.
+fn query(words: &[&str]) -> String {
+    let mut query = String::new();
+    for word in words {
+        if query.chars().count() + word.chars().count() < MAX_QUERY {
+            query.push_str(word);
+            query.push(' ');
+        }
+    }
+    query.trim_end().to_owned()
 }
 
 fn read(passage: &FoundPassage) -> (&'static str, serde_json::Value) {
@@ -175,7 +189,7 @@ fn find(
     readings: &[&Exchange<'_>],
 ) -> TaskResult {
     if searches.is_empty() && readings.is_empty() {
-        return nothing_to_read(task);
+        return if task.documents.count == 0 { nothing_to_read(task) } else { nothing_to_look_for(task) };
     }
     let terms = Terms::of(question, searches);
     let mut candidates: Vec<Candidate> = Vec::new();
@@ -224,6 +238,18 @@ fn nothing_to_read(task: &WorkTask) -> TaskResult {
     TaskResult {
         summary: "No documents were given, so there is nothing to answer from.".into(),
         output: format!("{output}\n{notes}\n"),
+        notes: Some(notes.into()),
+        ..TaskResult::default()
+    }
+}
+
+/// The answer when the question has no word that a search could use.
+fn nothing_to_look_for(task: &WorkTask) -> TaskResult {
+    let notes = "The question has no words to search the documents for. Ask in words that would stand in an answer, \
+                 or name a language model (`--model`).";
+    TaskResult {
+        summary: "The question has no words to search for.".into(),
+        output: format!("Nothing could be looked for: {}\n\n{notes}\n", markdown::plain(&task.objective)),
         notes: Some(notes.into()),
         ..TaskResult::default()
     }

@@ -32,7 +32,7 @@ pub(super) fn split(lines: &[(usize, &str)]) -> Vec<Sentence> {
     // What introduces the list that is open, with the kind of mark that it begins with itself.
     let mut introduction: Option<(usize, Option<Mark>)> = None;
     for paragraph in paragraphs(lines) {
-        let mark = item_mark(paragraph[0].1.trim_start()).map(|(mark, _)| mark);
+        let mark = mark_of(&paragraph);
         // An item with the same kind of mark is no part of the list, but stands beside what introduced it.
         if mark.is_none() || introduction.is_some_and(|(_, own)| own == mark) {
             introduction = None;
@@ -93,6 +93,12 @@ fn item_mark(text: &str) -> Option<(Mark, usize)> {
     is_mark.then_some((Mark::Letter, first.len()))
 }
 
+/// The mark that a paragraph begins with.
+fn mark_of(paragraph: &[(usize, &str)]) -> Option<Mark> {
+    let (_, line) = paragraph.first()?;
+    item_mark(line.trim_start()).map(|(mark, _)| mark)
+}
+
 /// Lines that belong together: no blank line, heading, rule or list item between them.
 fn paragraphs<'a>(lines: &[(usize, &'a str)]) -> Vec<Vec<(usize, &'a str)>> {
     let width = lines.iter().map(|(_, line)| line.chars().count()).max().unwrap_or_default().min(USUAL_WIDTH);
@@ -105,13 +111,22 @@ fn paragraphs<'a>(lines: &[(usize, &'a str)]) -> Vec<Vec<(usize, &'a str)>> {
             continues = false;
             continue;
         }
-        let begins = text.starts_with('#') || item_mark(text).is_some();
-        let ended = paragraphs.last().and_then(|paragraph| paragraph.last()).is_some_and(|(_, before)| {
-            let before = before.trim();
-            before.starts_with('#')
-                || before.ends_with(':')
-                || ((before.chars().count() as f64) < short && !text.starts_with(char::is_lowercase))
-        });
+        let before =
+            paragraphs.last().and_then(|paragraph| paragraph.last()).map_or("", |(_, line)| line.trim());
+        let is_short = (before.chars().count() as f64) < short;
+        let ended = before.starts_with('#')
+            || before.ends_with(':')
+            || (is_short && !text.starts_with(char::is_lowercase));
+        let begins = text.starts_with('#')
+            || item_mark(text).is_some_and(|(mark, _)| {
+                // A number at the beginning of a line may be in the middle of a sentence: "under section / 7. This".
+                let in_list = paragraphs.last().is_some_and(|paragraph| mark_of(paragraph) == Some(mark));
+                let stops = before.ends_with(['.', ';', ',', '!', '?', ')']);
+                mark == Mark::Bullet
+                    || in_list
+                    || stops
+                    || [" and", " or"].iter().any(|word| before.ends_with(word))
+            });
         match paragraphs.last_mut() {
             Some(paragraph) if continues && !begins && !ended => paragraph.push((number, line)),
             Some(_) | None => paragraphs.push(vec![(number, line)]),
@@ -297,6 +312,14 @@ mod tests {
                 ("Else not.", None),
             ]
         );
+    }
+
+    #[test]
+    fn a_number_at_the_beginning_of_a_line_is_no_list_item_in_the_middle_of_a_sentence() {
+        let text =
+            "b) It is released under this License and any conditions added under section\n7. This is more.";
+        assert_eq!(texts(text)[0], text.replace('\n', " ").trim_end_matches(" This is more."));
+        assert_eq!(texts("1. one thing that is named\n2. another").len(), 2);
     }
 
     #[test]

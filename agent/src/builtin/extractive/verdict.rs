@@ -66,18 +66,7 @@ fn uncovered(task: &ReviewTask) -> Vec<Wanted> {
     if !is_cited_work(task) {
         return Vec::new();
     }
-    let quoted: BTreeSet<String> = task
-        .result
-        .quotations
-        .iter()
-        .flat_map(|quotation| terms(&quotation.text))
-        .map(|term| term.stem)
-        .collect();
-    Question::read(&task.objective)
-        .wanted
-        .into_iter()
-        .filter(|wanted| wanted.stems.is_disjoint(&quoted))
-        .collect()
+    Question::read(&task.objective).uncovered(&task.result.quotations)
 }
 
 /// Whether the result is of the kind that quotes documents. Other work is not held to that.
