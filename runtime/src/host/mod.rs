@@ -31,7 +31,7 @@ use millrace_protocol::ids::{Capability, WorkerId};
 use millrace_protocol::registry::{Beat, Role};
 use millrace_protocol::result::{CapabilityDescription, TaskError};
 use millrace_protocol::work::{Order, Outcome};
-use ractor::Actor;
+use ractor::{Actor, ActorRef};
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
@@ -111,8 +111,17 @@ struct Shared {
     garbage: AtomicU64,
 }
 
+/// Ends everything where the future of [`run`] is dropped: what is in hand then comes back when its lease runs out.
+struct EndOnDrop(ActorRef<root::Message>);
+
+impl Drop for EndOnDrop {
+    fn drop(&mut self) {
+        self.0.kill();
+    }
+}
+
 /// Serves the queues until `shutdown` is cancelled, then lets work in hand end within the grace and gives the rest
-/// back.
+/// back. Dropping the future ends it at once, as a crash would.
 ///
 /// # Errors
 /// There is nothing to do, the cluster can't be used at the start, or the process failed again and again.
@@ -135,20 +144,21 @@ pub async fn run(bus: &Bus, hosting: Hosting, shutdown: CancellationToken) -> Re
     let arguments = root::Arguments { shared, services, beat: beat.clone(), grace };
     let (root, mut ended) =
         Actor::spawn(None, root::Root, arguments).await.map_err(|error| Error::Crashed(error.to_string()))?;
+    let root = EndOnDrop(root);
     info!(id = %beat.id, capabilities = names.join(" "), "ready");
     let outcome = tokio::select! {
         _ = &mut ended => Err(Error::Crashed("its queues failed too often; the log says why".into())),
         () = shutdown.cancelled() => {
             info!(grace = ?grace, "letting work in hand end");
             // It is gone already if this fails, and then there is nothing to drain.
-            drop(root.cast(root::Message::Drain));
+            drop(root.0.cast(root::Message::Drain));
             if tokio::time::timeout(grace + GOODBYE, &mut ended).await.is_err() {
                 warn!("work in hand could not be given back in time; it comes back by itself");
-                root.kill();
             }
             Ok(())
         }
     };
+    drop(root);
     if let Err(fault) = registry::leave(bus, &beat).await {
         warn!(%fault, "could not leave the registry; it forgets by itself");
     }
