@@ -4,7 +4,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use anyhow::{Context, anyhow};
+use anyhow::anyhow;
 use clap::Args;
 use millrace_protocol::ids::{Lane, RunId, TaskId};
 use millrace_protocol::plan::{AttemptEnd, Control, Decision, Plan, Submission, apply_decision};
@@ -19,8 +19,8 @@ use millrace_runtime::{Bus, Connection, Fault, archive, registry};
 use tokio::sync::mpsc;
 
 use crate::exit::Stop;
-use crate::local::{self, ClusterInfo};
 use crate::folders;
+use crate::local::{self, Cluster, ClusterInfo, Options};
 
 /// How long a cluster that is being started is waited for.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -52,6 +52,43 @@ impl Target {
             ))
         })?;
         Ok(join(&info).await?)
+    }
+}
+
+/// A cluster to read from. Where none runs on the data folder but one has run, its server is started for as long as
+/// this is held; nobody works on anything meanwhile.
+pub struct Reading {
+    /// The connection.
+    pub bus: Bus,
+    server: Option<Cluster>,
+}
+
+impl Reading {
+    /// Connects, starting the server of the data folder if need be.
+    pub async fn open(target: &Target) -> Result<Self, Stop> {
+        let is_asleep =
+            target.nats.is_none() && local::running(&target.data).is_none() && local::has_store(&target.data);
+        if !is_asleep {
+            return Ok(Self { bus: target.connect().await?, server: None });
+        }
+        let options = Options::on(&target.data);
+        let server = Cluster::start_with(options, Vec::new()).await.map_err(Stop::environment)?;
+        match join(server.info()).await {
+            Ok(bus) => Ok(Self { bus, server: Some(server) }),
+            Err(fault) => {
+                server.stop().await;
+                Err(fault.into())
+            }
+        }
+    }
+
+    /// Reads, and stops what was started for it.
+    pub async fn with<T>(self, work: impl AsyncFnOnce(&Bus) -> Result<T, Stop>) -> Result<T, Stop> {
+        let read = work(&self.bus).await;
+        if let Some(server) = self.server {
+            server.stop().await;
+        }
+        read
     }
 }
 
@@ -101,9 +138,9 @@ pub async fn find(bus: &Bus, text: &str) -> Result<RunId, Stop> {
         (Some(one), Some(two)) => {
             Err(Stop::refused(anyhow!("{text:?} may be run {one} or {two}: give more of the id")))
         }
-        (None, _) => {
-            Err(Stop::refused(anyhow!("there is no run {text:?}; `millrace list` shows those that there are")))
-        }
+        (None, _) => Err(Stop::refused(anyhow!(
+            "there is no run {text:?}; `millrace list` shows those that there are"
+        ))),
     }
 }
 
@@ -136,9 +173,7 @@ async fn follow_into(
         let records = match tokio::time::timeout(QUIET, arrived.recv()).await {
             Ok(Some(records)) => records,
             Ok(None) => break Ok(()),
-            Err(_) if is_archived(bus, run).await? => {
-                archive::read(bus, run).await?.unwrap_or_default()
-            }
+            Err(_) if is_archived(bus, run).await? => archive::read(bus, run).await?.unwrap_or_default(),
             Err(_) => continue,
         };
         let is_over = pass_on(bus, records, &mut seen, to).await;
@@ -168,7 +203,10 @@ async fn pass_on(
         }
         *seen = record.sequence;
         let decision: Decision = bus.open(&record).await?;
-        let ends = decision.events.iter().any(|event| matches!(event, millrace_protocol::plan::Event::RunEnded { .. }));
+        let ends = decision
+            .events
+            .iter()
+            .any(|event| matches!(event, millrace_protocol::plan::Event::RunEnded { .. }));
         if to.send(Ok((record.sequence, decision))).await.is_err() || ends {
             return Ok(true);
         }
@@ -189,7 +227,12 @@ pub async fn fold(bus: &Bus, run: &RunId, as_of: Option<u64>) -> Result<Plan, Fa
 }
 
 /// The result of a task's current attempt; `None` if it has none.
-pub async fn result_of(bus: &Bus, run: &RunId, plan: &Plan, task: &TaskId) -> Result<Option<TaskResult>, Fault> {
+pub async fn result_of(
+    bus: &Bus,
+    run: &RunId,
+    plan: &Plan,
+    task: &TaskId,
+) -> Result<Option<TaskResult>, Fault> {
     let end = plan.task(task).and_then(|task| task.current()).and_then(|attempt| attempt.end.as_ref());
     let Some(AttemptEnd::Finished { at_sequence, .. }) = end else { return Ok(None) };
     let lane = bus.lane(run);
@@ -209,12 +252,7 @@ async fn find_record(bus: &Bus, lane: Lane, run: &RunId, sequence: u64) -> Resul
         return Ok(record);
     }
     let kept = archive::read(bus, run).await?.unwrap_or_default();
-    kept.into_iter()
-        .find(|record| record.sequence == sequence)
-        .ok_or_else(|| Fault::unavailable(format!("reading message {sequence} of run {run}"), "it is not there"))
-}
-
-/// A run id from the command line, checked for its form only.
-pub fn run_name(text: &str) -> anyhow::Result<RunId> {
-    RunId::new(text).context("a run id is letters, digits, '-' and '_'")
+    kept.into_iter().find(|record| record.sequence == sequence).ok_or_else(|| {
+        Fault::unavailable(format!("reading message {sequence} of run {run}"), "it is not there")
+    })
 }

@@ -5,9 +5,13 @@ use std::io::IsTerminal;
 
 use tracing_subscriber::EnvFilter;
 
+/// What the libraries say of every message and connection: their spans and notices help nobody here.
+const QUIET: &str = "ractor=warn,async_nats=warn,tantivy=warn";
+
 /// Starts logging. `default` is the filter where `MILLRACE_LOG` is not set, such as "info".
 pub fn init(default: &str) {
     let filter = std::env::var("MILLRACE_LOG").unwrap_or_else(|_| default.to_owned());
+    let filter = format!("{QUIET},{filter}");
     let filter = EnvFilter::try_new(&filter).unwrap_or_else(|error| {
         eprintln!("millrace: MILLRACE_LOG={filter:?} is no filter ({error}); using {default:?}");
         EnvFilter::new(default)

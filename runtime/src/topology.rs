@@ -38,30 +38,47 @@ pub const BEAT_AGE: Duration = Duration::from_secs(10);
 /// The key that says that everything in the table has been made once.
 const READY: &str = "ready";
 
-/// What a program expects of its cluster. `None` takes what is there, or the default where nothing is.
+/// What a program expects of its cluster. `None` takes what is there.
 #[derive(Debug, Clone, Default)]
 pub struct Wanted {
-    /// How many lanes; 1 by default.
+    /// How many lanes.
     pub lanes: Option<u16>,
-    /// How many copies of everything; 1 by default.
+    /// How many copies of everything.
     pub replicas: Option<u8>,
-    /// How long a lane belongs to a silent supervisor; 6 s by default.
+    /// How long a lane belongs to a silent supervisor.
     pub lane_lease: Option<Duration>,
-    /// How long work belongs to a silent worker; 15 s by default.
+    /// How long work belongs to a silent worker.
     pub work_lease: Option<Duration>,
+    /// What a cluster gets that is only just being made, where nothing is wanted.
+    pub otherwise: Otherwise,
+}
+
+/// What a new cluster gets by default: 1 lane, 1 copy, and these leases.
+#[derive(Debug, Clone)]
+pub struct Otherwise {
+    /// How long a lane belongs to a silent supervisor: 6 s, which outlasts a pause of the process.
+    pub lane_lease: Duration,
+    /// How long work belongs to a silent worker: 15 s, which outlasts the election of a new leader among replicas.
+    pub work_lease: Duration,
+}
+
+impl Default for Otherwise {
+    fn default() -> Self {
+        Self { lane_lease: Duration::from_secs(6), work_lease: Duration::from_secs(15) }
+    }
 }
 
 impl Wanted {
     fn settings(&self) -> ClusterSettings {
-        let millis = |wanted: Option<Duration>, default: u64| {
-            wanted.map_or(default, |wanted| u64::try_from(wanted.as_millis()).unwrap_or(u64::MAX))
+        let millis = |wanted: Option<Duration>, otherwise: Duration| {
+            u64::try_from(wanted.unwrap_or(otherwise).as_millis()).unwrap_or(u64::MAX)
         };
         ClusterSettings {
             version: LAYOUT,
             lanes: self.lanes.unwrap_or(1),
             replicas: self.replicas.unwrap_or(1),
-            lane_lease_ms: millis(self.lane_lease, 6_000),
-            work_lease_ms: millis(self.work_lease, 15_000),
+            lane_lease_ms: millis(self.lane_lease, self.otherwise.lane_lease),
+            work_lease_ms: millis(self.work_lease, self.otherwise.work_lease),
         }
     }
 

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use clap::Args as ClapArgs;
 use millrace_protocol::ids::WorkerId;
-use millrace_runtime::topology::Wanted;
+use millrace_runtime::topology::{Otherwise, Wanted};
 use millrace_runtime::{Connection, duration};
 
 use crate::Config;
@@ -32,6 +32,12 @@ pub struct Args {
     /// How long a silent worker keeps its work, such as 15s; fixed when the cluster is made
     #[arg(long, env = "MILLRACE_WORK_LEASE", value_name = "TIME", value_parser = duration::parse)]
     work_lease: Option<Duration>,
+    /// The lane lease of a cluster that is only just being made, where --lane-lease is not given
+    #[arg(long, env = "MILLRACE_LANE_LEASE_IF_NEW", value_name = "TIME", default_value = "6s", value_parser = duration::parse, hide = true)]
+    lane_lease_if_new: Duration,
+    /// The work lease of a cluster that is only just being made, where --work-lease is not given
+    #[arg(long, env = "MILLRACE_WORK_LEASE_IF_NEW", value_name = "TIME", default_value = "15s", value_parser = duration::parse, hide = true)]
+    work_lease_if_new: Duration,
     /// How long a run stays in the lane after its end, before it is archived
     #[arg(long, env = "MILLRACE_LINGER", value_name = "TIME", default_value = "5s", value_parser = duration::parse)]
     linger: Duration,
@@ -49,6 +55,10 @@ impl Args {
                 replicas: self.replicas.and_then(|replicas| replicas.parse().ok()),
                 lane_lease: self.lane_lease,
                 work_lease: self.work_lease,
+                otherwise: Otherwise {
+                    lane_lease: self.lane_lease_if_new,
+                    work_lease: self.work_lease_if_new,
+                },
             },
             linger: self.linger,
         }

@@ -14,8 +14,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::Timestamp;
-use millrace_protocol::ids::{Capability, Lane, RunId, WorkerId};
-use millrace_protocol::plan::{Decision, Effect, Fact, Submission, Work};
+use millrace_protocol::ids::{Capability, Lane, RunId, TaskId, WorkerId};
+use millrace_protocol::plan::{Decision, Effect, Fact, TaskState, Work};
 use millrace_protocol::registry::RunSummary;
 use millrace_protocol::subject::Topic;
 use millrace_protocol::work::Order;
@@ -42,8 +42,7 @@ const TICK: Duration = Duration::from_millis(50);
 const CLOCK_TICKS: u64 = 20;
 /// How often, in ticks, orders that nobody has claimed are offered again, in case the queue has lost them.
 const OFFER_TICKS: u64 = 600;
-/// How long a run must wait for a capability before it is said to be missing: workers that start together with
-/// the run need a moment to say what they offer.
+/// How long a run must wait for a capability before it is said to be missing.
 const CAPABILITY_PATIENCE: Duration = Duration::from_secs(3);
 /// How long work that could not be offered waits before it is tried again.
 const OFFER_AGAIN: Duration = Duration::from_millis(200);
@@ -81,8 +80,8 @@ pub enum Message {
     Broken(Fault),
     /// Messages came.
     Items(Vec<(RunId, Item)>, OwnedSemaphorePermit),
-    /// It is known whether a run that was handed in is in the archive already.
-    Looked(RunId, u64, Box<Submission>, bool),
+    /// It is known whether a run that was handed in, or of which there are facts only, is in the archive already.
+    Looked(RunId, bool),
     /// An append ended.
     Appended(RunId, Result<u64, AppendError>),
     /// A run was read anew.
@@ -112,6 +111,7 @@ pub struct State {
     linger: Duration,
     runs: HashMap<RunId, LiveRun>,
     windows: Windows,
+    critic: Capability,
     /// Runs with claims that wait for company.
     patient: BTreeSet<RunId>,
     flush_is_due: bool,
@@ -151,6 +151,7 @@ impl Actor for LaneOwner {
             linger,
             runs: HashMap::new(),
             windows: Windows::default(),
+            critic: crate::order::named(millrace_protocol::subject::CRITIC),
             patient: BTreeSet::new(),
             flush_is_due: false,
             ticks: 0,
@@ -169,9 +170,7 @@ impl Actor for LaneOwner {
             Message::CaughtUp(runs, through) => state.begin(&myself, runs, through),
             Message::Broken(fault) => return Err(fault.into()),
             Message::Items(items, _permit) => state.take(&myself, items),
-            Message::Looked(run, sequence, submission, archived) => {
-                state.admit(&myself, run, sequence, submission, archived);
-            }
+            Message::Looked(run, archived) => state.looked(&myself, &run, archived),
             Message::Appended(run, result) => state.appended(&myself, &run, result)?,
             Message::Refolded(run, live) => state.refolded(&myself, run, *live),
             Message::NotOffered(works) => state.not_offered(works),
@@ -238,11 +237,14 @@ impl State {
     /// Goes on with a run that was folded: what is owed, and what was never answered.
     fn resume(&mut self, myself: &ActorRef<Message>, run: &RunId) {
         let Some(live) = self.runs.get_mut(run) else { return };
-        let effects = live.owed_in_all();
-        if live.plan.start.is_none() {
-            self.look_up_submission(myself, run);
+        if live.phase == Phase::Parked {
             return;
         }
+        if live.plan.start.is_none() {
+            self.look_up(myself, run);
+            return;
+        }
+        let effects = live.owed_in_all();
         self.carry_out(myself, run, effects);
         self.advance(myself, run);
     }
@@ -264,12 +266,13 @@ impl State {
 
     fn take_one(&mut self, myself: &ActorRef<Message>, run: &RunId, item: Item) {
         match item {
-            Item::Fact { sequence, fact: Fact::Submitted(submission) } => {
-                self.submitted(myself, run, sequence, submission);
-            }
-            Item::Fact { sequence, fact } => match self.runs.get_mut(run) {
-                Some(live) => live.receive(sequence, fact),
-                None => debug!(%run, sequence, "a fact about an unknown run is passed over"),
+            Item::Fact { sequence, fact } => match (self.runs.get_mut(run), &fact) {
+                (Some(live), _) => live.receive(sequence, fact),
+                (None, Fact::Submitted(_)) => {
+                    self.runs.entry(run.clone()).or_default().receive(sequence, fact);
+                    self.look_up(myself, run);
+                }
+                (None, _) => warn!(%run, sequence, "a fact about an unknown run is passed over"),
             },
             Item::Heard(task, at) => {
                 if let Some(live) = self.runs.get_mut(run) {
@@ -281,48 +284,40 @@ impl State {
         }
     }
 
-    /// A run was handed in. One that is in the archive was handed in before.
-    fn submitted(&self, myself: &ActorRef<Message>, run: &RunId, sequence: u64, submission: Box<Submission>) {
-        if self.runs.contains_key(run) {
-            debug!(%run, sequence, "a run that is known was handed in again; passed over");
-            return;
-        }
+    /// Before its first decision it is not known whether a run is new: one that is in the archive was done before.
+    fn look_up(&mut self, myself: &ActorRef<Message>, run: &RunId) {
+        let Some(live) = self.runs.get_mut(run) else { return };
+        live.phase = Phase::Looking;
         let (bus, run, to) = (self.bus.clone(), run.clone(), myself.clone());
         tokio::spawn(async move {
-            let archived = match registry::summary(&bus, &run).await {
-                Ok(summary) => summary.is_some_and(|summary| summary.archived),
-                Err(fault) => return tell(&to, Message::Broken(fault)),
-            };
-            tell(&to, Message::Looked(run, sequence, submission, archived));
+            match registry::summary(&bus, &run).await {
+                Ok(summary) => {
+                    tell(&to, Message::Looked(run, summary.is_some_and(|summary| summary.archived)))
+                }
+                Err(fault) => tell(&to, Message::Broken(fault)),
+            }
         });
     }
 
-    /// The same for a run that was read at the start, before its first decision.
-    fn look_up_submission(&mut self, myself: &ActorRef<Message>, run: &RunId) {
-        let Some(mut live) = self.runs.remove(run) else { return };
-        for (sequence, fact) in live.take_inbox() {
-            if let Fact::Submitted(submission) = fact {
-                return self.submitted(myself, run, sequence, submission);
-            }
-        }
-        debug!(%run, "messages of a run that was never handed in, or is in the archive, are passed over");
-    }
-
-    fn admit(
-        &mut self,
-        myself: &ActorRef<Message>,
-        run: RunId,
-        sequence: u64,
-        submission: Box<Submission>,
-        archived: bool,
-    ) {
-        if archived {
-            warn!(%run, sequence, "a run that has ended was handed in again; passed over");
+    fn looked(&mut self, myself: &ActorRef<Message>, run: &RunId, archived: bool) {
+        let Some(live) = self.runs.get_mut(run) else { return };
+        if !archived && live.is_submitted() {
+            live.phase = Phase::Idle;
+            self.advance(myself, run);
             return;
         }
-        let live = self.runs.entry(run.clone()).or_default();
-        live.receive(sequence, Fact::Submitted(submission));
-        self.advance(myself, &run);
+        self.runs.remove(run);
+        if archived {
+            warn!(%run, "late messages of a run that is in the archive are removed");
+            let (bus, lane, run) = (self.bus.clone(), self.lane, run.clone());
+            tokio::spawn(async move {
+                if let Err(fault) = millrace_runtime::log::purge_run(&bus, lane, &run, u64::MAX - 1).await {
+                    debug!(%run, %fault, "they could not be removed");
+                }
+            });
+        } else {
+            warn!(%run, "messages of a run that was never handed in are passed over");
+        }
     }
 
     /// Work was claimed: its place in the queue is free.
@@ -347,11 +342,11 @@ impl State {
         match live.phase {
             // The message that says so may still be on its way to us.
             Phase::Appending => live.unexplained = live.unexplained.max(sequence),
-            Phase::Idle | Phase::Closing if sequence > live.last => {
+            Phase::Looking | Phase::Idle | Phase::Closing if sequence > live.last => {
                 warn!(%run, sequence, last = live.last, "another owner has decided on this run");
                 self.refold(myself, run);
             }
-            Phase::Idle | Phase::Closing | Phase::Refolding => {}
+            Phase::Looking | Phase::Idle | Phase::Closing | Phase::Refolding | Phase::Parked => {}
         }
     }
 
@@ -391,18 +386,12 @@ impl State {
         let Some(live) = self.runs.get_mut(run) else { return };
         let now = Timestamp::now();
         let known = Arc::clone(&self.known.borrow());
-        let is_young = live
-            .plan
-            .start
-            .as_ref()
-            .is_none_or(|start| now.duration_since(start.at).unsigned_abs() < CAPABILITY_PATIENCE);
-        let may_ask = !is_young && !known.capabilities.is_empty();
-        let Some(decision) = live.decide(&self.me, may_ask.then_some(&known.capabilities), now) else {
-            return;
-        };
+        let may_ask = may_ask_registry(live, now).then_some(&known.capabilities);
+        let Some(decision) = live.decide(&self.me, may_ask, now) else { return };
         live.phase = Phase::Appending;
         live.is_unreported = true;
-        self.append(myself, run, decision, live_last(&self.runs, run));
+        let last = live.last;
+        self.append(myself, run, decision, last);
     }
 
     fn append(&self, myself: &ActorRef<Message>, run: &RunId, decision: Decision, last: u64) {
@@ -436,10 +425,25 @@ impl State {
         };
         live.last = sequence;
         live.phase = Phase::Idle;
-        let effects = live.owed();
+        let (effects, touched) = live.owed();
+        self.free_places(run, &touched);
         self.carry_out(myself, run, effects);
         self.advance(myself, run);
         Ok(())
+    }
+
+    /// Work that the plan does not wait for any more has no place in a queue, whether its claim was seen or not.
+    fn free_places(&mut self, run: &RunId, touched: &BTreeSet<TaskId>) {
+        let Some(live) = self.runs.get(run) else { return };
+        for task in touched.iter().filter_map(|id| live.plan.task(id)) {
+            let (id, attempt) = (&task.spec.id, task.attempt);
+            if !matches!(task.state, TaskState::Ready | TaskState::Rerun) {
+                self.windows.claimed(&task.spec.capability, run, &Topic::Task(id.clone(), attempt));
+            }
+            if task.state != TaskState::NeedsReview && !task.spec.review.is_none() {
+                self.windows.claimed(&self.critic, run, &Topic::Review(id.clone(), attempt));
+            }
+        }
     }
 
     // ---- carrying out
@@ -584,7 +588,8 @@ impl State {
         let mut due = Vec::new();
         for (run, live) in &mut self.runs {
             live.look_at_clocks(now, all_clocks);
-            if live.phase == Phase::Idle && live.is_urgent() {
+            let asks = live.asks_registry() && may_ask_registry(live, now);
+            if live.phase == Phase::Idle && (asks || live.is_urgent()) {
                 due.push(run.clone());
             }
         }
@@ -626,6 +631,9 @@ impl State {
     }
 }
 
-fn live_last(runs: &HashMap<RunId, LiveRun>, run: &RunId) -> u64 {
-    runs.get(run).map_or(0, |live| live.last)
+/// Whether it is time to ask what the cluster can do: workers that start together with the run need a moment to say
+/// what they offer.
+fn may_ask_registry(live: &LiveRun, now: Timestamp) -> bool {
+    let start = live.plan.start.as_ref();
+    start.is_some_and(|start| now.duration_since(start.at).unsigned_abs() >= CAPABILITY_PATIENCE)
 }

@@ -17,6 +17,8 @@ const MAX_FACTS: usize = 800;
 /// What a run is doing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Phase {
+    /// It was handed in, and is looked up in the archive, lest it was done before.
+    Looking,
     /// Nothing is under way.
     Idle,
     /// A decision is being appended.
@@ -25,6 +27,8 @@ pub enum Phase {
     Refolding,
     /// It is over and being archived.
     Closing,
+    /// One of its decisions can't be read: whoever does not know what was decided can't go on with it.
+    Parked,
 }
 
 /// A run as its owner holds it.
@@ -106,18 +110,28 @@ impl LiveRun {
         self.asks_registry = true;
     }
 
+    /// Whether it waits to be told what the cluster can do.
+    #[must_use]
+    pub fn asks_registry(&self) -> bool {
+        self.asks_registry && self.plan.is_live()
+    }
+
+    /// Whether it was handed in, as far as is known here.
+    #[must_use]
+    pub fn is_submitted(&self) -> bool {
+        self.plan.start.is_some() || self.inbox.iter().any(|(_, fact)| matches!(fact, Fact::Submitted(_)))
+    }
+
     /// Whether anything waits that others wait for. A claim alone is no hurry: nothing is owed for it.
     #[must_use]
     pub fn is_urgent(&self) -> bool {
-        !self.overdue.is_empty()
-            || self.asks_registry
-            || self.inbox.iter().any(|(_, fact)| !matches!(fact, Fact::Claimed(..)))
+        !self.overdue.is_empty() || self.inbox.iter().any(|(_, fact)| !matches!(fact, Fact::Claimed(..)))
     }
 
     /// Whether anything waits at all.
     #[must_use]
     pub fn has_work(&self) -> bool {
-        !self.inbox.is_empty() || self.is_urgent()
+        !self.inbox.is_empty() || !self.overdue.is_empty()
     }
 
     /// Looks at the clocks, all of them or only at the backoffs.
@@ -179,17 +193,15 @@ impl LiveRun {
         }
     }
 
-    /// What the world owes the run after its decision was logged.
-    pub fn owed(&mut self) -> Vec<Effect> {
+    /// What the world owes the run after its decision was logged, and the tasks that it was about.
+    pub fn owed(&mut self) -> (Vec<Effect>, BTreeSet<TaskId>) {
         let touched = std::mem::take(&mut self.touched);
-        if self.plan.start.is_none() {
-            return Vec::new();
+        for task in &touched {
+            self.heard.remove(task);
         }
-        for task in touched.iter().filter(|task| self.heard.contains_key(*task)).cloned().collect::<Vec<_>>()
-        {
-            self.heard.remove(&task);
-        }
-        due(&self.plan, Scope::Tasks(&touched))
+        let effects =
+            if self.plan.start.is_none() { Vec::new() } else { due(&self.plan, Scope::Tasks(&touched)) };
+        (effects, touched)
     }
 
     /// All that the world owes the run, after a start or a takeover.

@@ -19,7 +19,7 @@ use tokio::sync::Semaphore;
 use tracing::{error, warn};
 
 use crate::lane;
-use crate::live::LiveRun;
+use crate::live::{LiveRun, Phase};
 
 /// How many chunks may lie in the actor's mailbox: mailboxes have no bound of their own.
 const MAX_CHUNKS: usize = 8;
@@ -48,8 +48,7 @@ pub enum Item {
 /// Folds all that the lane holds. Gives the runs, and the sequence of the last message that was read.
 ///
 /// # Errors
-/// The server does not answer, or a decision can't be read: its run can't be continued by anybody who does not know
-/// what was decided, so that the lane has no owner until that is mended.
+/// The server does not answer. That a decision can't be read parks its run, and the lane goes on.
 pub async fn catch_up(bus: &Bus, lane: Lane) -> Result<(HashMap<RunId, LiveRun>, u64), Fault> {
     let mut folding: HashMap<RunId, Folding> = HashMap::new();
     let mut pages = millrace_runtime::log::read_lane(bus, lane);
@@ -78,7 +77,7 @@ pub async fn catch_up(bus: &Bus, lane: Lane) -> Result<(HashMap<RunId, LiveRun>,
 /// Reads one run anew.
 ///
 /// # Errors
-/// The server does not answer, or a decision can't be read.
+/// The server does not answer.
 pub async fn refold(bus: &Bus, lane: Lane, run: &RunId) -> Result<LiveRun, Fault> {
     let mut folding = Folding::default();
     for record in millrace_runtime::log::read_run(bus, lane, run, 1).await? {
@@ -104,13 +103,15 @@ impl Folding {
         }
         match bus.open::<Decision>(&record).await {
             Ok(decision) => self.live.fold(record.sequence, &decision),
-            Err(fault @ Fault::Garbage { .. }) if !was_decided(&record) => {
-                warn!(%fault, "a message that is no decision is passed over");
-                self.live.last = record.sequence;
-            }
+            Err(fault) if fault.is_transient() => return Err(fault),
             Err(fault) => {
-                error!(%fault, "a decision can't be read");
-                return Err(fault);
+                self.live.last = record.sequence;
+                if was_decided(&record) {
+                    error!(%fault, "a decision can't be read; its run is left alone");
+                    self.live.phase = Phase::Parked;
+                } else {
+                    warn!(%fault, "a message that is no decision is passed over");
+                }
             }
         }
         let through = self.live.plan.through;

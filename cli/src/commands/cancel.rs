@@ -5,7 +5,7 @@ use clap::Args;
 use millrace_protocol::ids::TaskId;
 use millrace_protocol::plan::{Control, Plan, apply_decision};
 
-use crate::client::{Target, control, find, follow, fold};
+use crate::client::{Target, control, find, fold, follow};
 use crate::exit::{Exit, Stop};
 use crate::view::say;
 

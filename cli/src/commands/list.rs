@@ -2,9 +2,9 @@
 
 use clap::Args;
 use millrace_protocol::registry::RunSummary;
-use millrace_runtime::registry;
+use millrace_runtime::{Bus, registry};
 
-use crate::client::Target;
+use crate::client::{Reading, Target};
 use crate::exit::{Exit, Stop};
 use crate::view::{emit, say};
 
@@ -20,8 +20,12 @@ pub struct Arguments {
 
 /// Lists the runs.
 pub async fn command(arguments: Arguments) -> Result<Exit, Stop> {
-    let bus = arguments.target.connect().await?;
-    let runs = registry::runs(&bus).await?;
+    let reading = Reading::open(&arguments.target).await?;
+    reading.with(async |bus| list(bus, &arguments).await).await
+}
+
+async fn list(bus: &Bus, arguments: &Arguments) -> Result<Exit, Stop> {
+    let runs = registry::runs(bus).await?;
     if arguments.json {
         for summary in &runs {
             emit(&serde_json::to_value(summary).expect("a summary has a form in JSON"));

@@ -3,9 +3,10 @@
 use clap::Args;
 use millrace_protocol::plan::{Cause, Decision, Plan, apply_decision};
 use millrace_protocol::subject::{self, Topic};
+use millrace_runtime::Bus;
 use millrace_runtime::archive::find_run;
 
-use crate::client::{Target, find};
+use crate::client::{Reading, Target, find};
 use crate::exit::{Exit, Stop};
 use crate::view::board;
 
@@ -29,10 +30,14 @@ pub struct Arguments {
 
 /// Replays a run.
 pub async fn command(arguments: Arguments) -> Result<Exit, Stop> {
-    let bus = arguments.target.connect().await?;
-    let run = find(&bus, &arguments.run).await?;
+    let reading = Reading::open(&arguments.target).await?;
+    reading.with(async |bus| replay(bus, &arguments).await).await
+}
+
+async fn replay(bus: &Bus, arguments: &Arguments) -> Result<Exit, Stop> {
+    let run = find(bus, &arguments.run).await?;
     let (mut plan, mut now) = (Plan::default(), jiff::Timestamp::UNIX_EPOCH);
-    for record in find_run(&bus, bus.lane(&run), &run).await? {
+    for record in find_run(bus, bus.lane(&run), &run).await? {
         if arguments.at.is_some_and(|last| record.sequence > last) {
             break;
         }

@@ -55,8 +55,10 @@ pub async fn run(arguments: RunArguments, interrupt: CancellationToken) -> Resul
         refuse_unknown(&intake)?;
     }
     if options.model.is_none() {
-        say("millrace: no language model is in use; builtin:extractive answers with quotations from your documents \
-             (name a model with --model provider:model)");
+        say(
+            "millrace: no language model is in use; builtin:extractive answers with quotations from your documents \
+             (name a model with --model provider:model)",
+        );
     }
     if detach {
         let info = match is_up {
@@ -66,14 +68,18 @@ pub async fn run(arguments: RunArguments, interrupt: CancellationToken) -> Resul
         let bus = join(&info).await?;
         let run = submit(&bus, &intake.into_submission(&bus).await?).await?;
         println!("{run}");
-        say(&format!("millrace: follow it with `millrace watch {run}`, stop the cluster with `millrace down`"));
+        say(&format!(
+            "millrace: follow it with `millrace watch {run}`, stop the cluster with `millrace down`"
+        ));
         return Ok(Exit::Completed);
     }
     in_cluster(&options, is_up, interrupt.clone(), async |bus| {
         let others = unfinished(bus).await?;
         let run = submit(bus, &intake.into_submission(bus).await?).await?;
         for other in others {
-            say(&format!("millrace: run {other}, which was interrupted, goes on too (`millrace cancel {other}`)"));
+            say(&format!(
+                "millrace: run {other}, which was interrupted, goes on too (`millrace cancel {other}`)"
+            ));
         }
         watch(bus, &run, View::new(output.json), &output, &options.data, &interrupt).await
     })
@@ -153,6 +159,8 @@ async fn unfinished(bus: &Bus) -> Result<Vec<RunId>, Stop> {
 
 async fn newest_unfinished(bus: &Bus) -> Result<RunId, Stop> {
     unfinished(bus).await?.pop().ok_or_else(|| {
-        Stop::refused(anyhow!("no run on this data folder is under way; `millrace list` shows those that ended"))
+        Stop::refused(anyhow!(
+            "no run on this data folder is under way; `millrace list` shows those that ended"
+        ))
     })
 }

@@ -53,7 +53,9 @@ fn report(event: &Event) {
             say(&format!("millrace: {name} runs again (process {pid}, restart {restarts})"));
         }
         Event::Died { name, status, last_words, .. } => {
-            say(&format!("millrace: {name} ended ({status}) and is started again; its last words: {last_words}"));
+            say(&format!(
+                "millrace: {name} ended ({status}) and is started again; its last words: {last_words}"
+            ));
         }
         Event::NotStarted { name, error, .. } => {
             say(&format!("millrace: {name} can't be started: {error}; trying again"));
@@ -65,6 +67,10 @@ fn report(event: &Event) {
 pub async fn down(arguments: DownArguments) -> Result<Exit, Stop> {
     let was_up = local::stop(&arguments.data).await.map_err(Stop::environment)?;
     let data = arguments.data.display();
-    say(&if was_up { format!("millrace: the cluster on {data} is down") } else { format!("millrace: no cluster runs on {data}") });
+    say(&if was_up {
+        format!("millrace: the cluster on {data} is down")
+    } else {
+        format!("millrace: no cluster runs on {data}")
+    });
     Ok(Exit::Completed)
 }

@@ -57,6 +57,11 @@ pub enum Error {
     },
 }
 
+/// Whether a cluster has run on a data folder, so that there is something to read.
+pub fn has_store(data: &Path) -> bool {
+    Layout::of(data).is_ok_and(|layout| layout.nats_store().is_dir())
+}
+
 /// The cluster that runs on `data` now, if one does and is ready; whoever started it.
 pub fn running(data: &Path) -> Option<ClusterInfo> {
     Layout::of(data).ok()?.running()

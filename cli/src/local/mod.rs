@@ -26,7 +26,7 @@ use std::process::ExitCode;
 pub use bound::Launcher;
 pub use cluster::Cluster;
 pub use data::ClusterInfo;
-pub use detached::{running, start_detached, stop};
+pub use detached::{has_store, running, start_detached, stop};
 pub use fleet::Event;
 pub use options::Options;
 

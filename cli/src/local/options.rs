@@ -11,6 +11,11 @@ use serde::{Deserialize, Serialize};
 
 use crate::folders;
 
+/// The leases of a new local cluster: one server without elections can do with short ones, so that a run that was cut
+/// off goes on soon.
+const LANE_LEASE: Duration = Duration::from_secs(2);
+const WORK_LEASE: Duration = Duration::from_secs(5);
+
 /// The choices, also as command-line arguments.
 #[derive(Clone, Debug, PartialEq, Eq, clap::Args)]
 pub struct Options {
@@ -50,6 +55,23 @@ pub struct Options {
 }
 
 impl Options {
+    /// A cluster on a data folder of which nothing is asked but that its server runs.
+    pub fn on(data: &Path) -> Self {
+        Self {
+            data: data.to_owned(),
+            workers: 0,
+            slots: 0,
+            supervisors: 0,
+            critics: 0,
+            model: None,
+            lanes: None,
+            lane_lease: None,
+            work_lease: None,
+            sync_always: false,
+            log: "info".into(),
+        }
+    }
+
     /// The choices as the arguments from which they would be read again.
     pub fn to_arguments(&self) -> Vec<OsString> {
         let data = ["--data".into(), self.data.clone().into()];
@@ -101,6 +123,8 @@ impl Options {
             ("MILLRACE_MODEL", self.model.clone()),
             ("MILLRACE_LANE_LEASE", self.lane_lease.map(duration::format)),
             ("MILLRACE_WORK_LEASE", self.work_lease.map(duration::format)),
+            ("MILLRACE_LANE_LEASE_IF_NEW", Some(duration::format(LANE_LEASE))),
+            ("MILLRACE_WORK_LEASE_IF_NEW", Some(duration::format(WORK_LEASE))),
         ];
         known.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?))).collect()
     }

@@ -104,9 +104,7 @@ fn remark(task: &Task) -> Option<String> {
                 millrace_protocol::plan::AttemptEnd::TimedOut(clock) => Some(format!("tries again: {clock}")),
                 millrace_protocol::plan::AttemptEnd::Finished { .. } => None,
             }),
-            ErroredFor::Capability => {
-                Some(format!("no worker offers {:?}", task.spec.capability.as_str()))
-            }
+            ErroredFor::Capability => Some(format!("no worker offers {:?}", task.spec.capability.as_str())),
         },
         TaskState::Failed | TaskState::Cancelled => task.reason.as_deref().map(one_line),
     }

@@ -62,14 +62,6 @@ impl View {
         }
     }
 
-    /// A word to the user beside the run.
-    pub fn say(&self, text: &str) {
-        match self {
-            Self::Tree(tree) => tree.say(text),
-            Self::Lines | Self::Json => say(text),
-        }
-    }
-
     /// Nothing more is shown.
     pub fn end(&self, run: &RunId, plan: &Plan) {
         match self {

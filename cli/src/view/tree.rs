@@ -37,11 +37,6 @@ impl Tree {
         self.bar.set_message(board(run, plan, now, usize::from(width).saturating_sub(1), height).join("\n"));
     }
 
-    /// Writes a line above it.
-    pub fn say(&self, text: &str) {
-        self.bar.suspend(|| super::say(text));
-    }
-
     /// Draws it for the last time, and leaves it on the screen.
     pub fn end(&self, run: &RunId, plan: &Plan, now: Timestamp) {
         self.bar.finish_and_clear();
