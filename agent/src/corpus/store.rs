@@ -1,6 +1,7 @@
 //! A corpus on disk, so that several processes of one machine read and index the same documents once. Each corpus is
 //! a folder named by its key; it is built in a folder of its own and renamed when it is whole, so nobody ever sees
-//! half of one, and a broken one is built anew. Nothing in the cache is of value: it can be deleted at any time.
+//! half of one, and a broken one is built anew. A lock lets one process build while others wait; it saves work, and
+//! nothing rests on it. Nothing in the cache is of value: it can be deleted at any time.
 
 use std::fs;
 use std::io::{BufReader, BufWriter, Write};
@@ -19,6 +20,7 @@ pub(super) const FORMAT: u32 = 1;
 
 const DOCUMENTS: &str = "documents.json";
 const INDEX: &str = "index";
+const LOCK: &str = "lock";
 
 #[derive(Serialize, Deserialize)]
 struct Contents<D, S> {
@@ -42,6 +44,11 @@ pub(super) fn open(files: Vec<File>, cache: &Path) -> Result<Corpus, CorpusError
     if let Some(corpus) = load(&folder) {
         return Ok(corpus);
     }
+    fs::create_dir_all(cache).map_err(fault(cache))?;
+    let _lock = lock(cache);
+    if let Some(corpus) = load(&folder) {
+        return Ok(corpus);
+    }
     let (documents, skipped) = reading::read_all(files);
     let building = Building::begin(cache, &key)?;
     building.write(&documents, &skipped)?;
@@ -54,6 +61,14 @@ pub(super) fn open(files: Vec<File>, cache: &Path) -> Result<Corpus, CorpusError
             Ok(Corpus::new(documents, skipped, index))
         }
     }
+}
+
+/// Waits until no other process builds in this cache. The system takes the lock back when the file is dropped or the
+/// process dies. Where there are no locks, everyone builds.
+fn lock(cache: &Path) -> Option<fs::File> {
+    let file = fs::File::create(cache.join(LOCK)).ok()?;
+    file.lock().ok()?;
+    Some(file)
 }
 
 /// A corpus that is being written, in a folder that no other process uses. It is removed when it is dropped.
@@ -131,6 +146,14 @@ mod tests {
         Corpus::key(files.iter().zip(&hashes).map(|(file, hash)| (file.path.as_str(), hash.as_str())))
     }
 
+    fn entries(cache: &Path) -> Vec<String> {
+        let names =
+            fs::read_dir(cache).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
+        let mut names: Vec<String> = names.collect();
+        names.sort();
+        names
+    }
+
     fn told(corpus: &Corpus) -> (Vec<Document>, Vec<Skipped>, Vec<String>) {
         let found = corpus.search("leases", 5, 5).unwrap();
         let hits =
@@ -150,7 +173,7 @@ mod tests {
         let mut reversed = files();
         reversed.reverse();
         assert_eq!(told(&Corpus::open(reversed, Some(cache.path())).unwrap()), told(&built));
-        assert_eq!(fs::read_dir(cache.path()).unwrap().count(), 1, "nothing is left beside it");
+        assert_eq!(entries(cache.path()), [key(), LOCK.to_owned()], "nothing is left beside it");
     }
 
     #[test]
@@ -164,7 +187,24 @@ mod tests {
                 assert_eq!(thread.join().unwrap(), expected);
             }
         });
-        assert_eq!(fs::read_dir(cache.path()).unwrap().count(), 1);
+        assert_eq!(entries(cache.path()), [key(), LOCK.to_owned()]);
+    }
+
+    #[test]
+    fn who_waits_for_another_to_build_uses_what_that_one_built() {
+        let cache = tempfile::tempdir().unwrap();
+        let held = lock(cache.path()).unwrap();
+        std::thread::scope(|scope| {
+            let waiting = scope.spawn(|| told(&Corpus::open(files(), Some(cache.path())).unwrap()));
+            let other = tempfile::tempdir().unwrap();
+            Corpus::open(files(), Some(other.path())).unwrap();
+            fs::rename(other.path().join(key()), cache.path().join(key())).unwrap();
+            let before = fs::metadata(cache.path().join(key()).join(DOCUMENTS)).unwrap().modified().unwrap();
+            drop(held);
+            assert_eq!(waiting.join().unwrap(), told(&Corpus::open(files(), None).unwrap()));
+            let after = fs::metadata(cache.path().join(key()).join(DOCUMENTS)).unwrap().modified().unwrap();
+            assert_eq!(before, after, "it was not built again");
+        });
     }
 
     #[test]
