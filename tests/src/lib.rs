@@ -1,5 +1,6 @@
 //! What the tests of all crates share: a real nats-server for each test, on its own port with its own store, gone when
-//! the test is. It knows nothing of Millrace, so that every crate's tests can use it.
+//! the test is; clusters of real processes; and a checker of what runs leave in the log. Every crate's tests can use
+//! it, so that it knows the protocol and the runtime, and no role.
 
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -11,6 +12,11 @@ use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
+
+pub mod cluster;
+pub mod history;
+pub mod plans;
+pub mod program;
 
 /// The server that is fetched where the machine has none.
 const VERSION: &str = "2.15.1";
@@ -26,6 +32,8 @@ pub struct Options {
     pub user: Option<(String, String)>,
     /// Whether it runs without JetStream.
     pub without_jetstream: bool,
+    /// The address it listens on, if not the loopback device's.
+    pub host: Option<Ipv4Addr>,
     /// More of its configuration, as it stands in its file.
     pub more: String,
 }
@@ -61,7 +69,8 @@ impl NatsServer {
             let folder = tempfile::tempdir().expect("a temporary folder");
             fs::write(folder.path().join("server.conf"), configuration(options, port, folder.path()))
                 .expect("its configuration is written");
-            let mut server = Self { url: format!("nats://127.0.0.1:{port}"), port, folder, child: None };
+            let host = options.host.unwrap_or(Ipv4Addr::LOCALHOST);
+            let mut server = Self { url: format!("nats://{host}:{port}"), port, folder, child: None };
             if server.spawn() {
                 return server;
             }
@@ -150,7 +159,8 @@ fn free_port() -> u16 {
 }
 
 fn configuration(options: &Options, port: u16, folder: &Path) -> String {
-    let mut text = format!("host: 127.0.0.1\nport: {port}\n");
+    let host = options.host.unwrap_or(Ipv4Addr::LOCALHOST);
+    let mut text = format!("host: {host}\nport: {port}\n");
     if !options.without_jetstream {
         let sync = if options.sync_always { "always" } else { "2m" };
         let store = folder.join("store");

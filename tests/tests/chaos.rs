@@ -1,0 +1,172 @@
+//! Whatever dies in the middle of a run, the run ends as it would have ended: supervisors, workers, critics and the
+//! server are killed at seeded random moments, one by one and several at once.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use millrace_protocol::ids::{RunId, TaskId};
+use millrace_runtime::{Bus, registry};
+use millrace_tests::cluster::{Cluster, Setup, alone};
+use millrace_tests::history::{Fate, History};
+use millrace_tests::plans::{Random, finished, layered, run, submit};
+
+const LAYERS: u64 = 10;
+const WIDTH: u64 = 20;
+/// How long an undisturbed run may take, and then a disturbed one.
+const UNDISTURBED: Duration = Duration::from_secs(60);
+const DISTURBED: Duration = Duration::from_secs(90);
+
+/// Who can be killed. Each seed strikes one of the first four first, or several of them at once.
+const VICTIMS: [&str; 5] = ["supervisor-1", "worker-1", "critic-1", SERVER, "worker-2"];
+const SERVER: &str = "nats-server";
+
+/// How a run ended: its tasks, and the reason with the deliverable's task.
+type Ending = (BTreeMap<TaskId, Fate>, String);
+
+fn seeds() -> u64 {
+    std::env::var("MILLRACE_CHAOS_SEEDS").ok().and_then(|seeds| seeds.parse().ok()).unwrap_or(20)
+}
+
+fn first_seed() -> u64 {
+    std::env::var("MILLRACE_CHAOS_FIRST").ok().and_then(|seed| seed.parse().ok()).unwrap_or(0)
+}
+
+fn ending(history: &History) -> Ending {
+    let end = history.plan().end.as_ref().expect("the run is over");
+    (history.fates(), format!("{} {:?}", end.reason, end.deliverable))
+}
+
+fn name(seed: u64) -> RunId {
+    run(&format!("chaos-{seed}"))
+}
+
+/// The runs of all seeds, left alone, side by side.
+async fn undisturbed(seeds: &[u64]) -> BTreeMap<u64, Ending> {
+    let cluster = Cluster::start(Setup { slots: 64, ..Setup::default() }, 2);
+    let bus = cluster.bus().await;
+    for &seed in seeds {
+        submit(&bus, &name(seed), &layered(seed, LAYERS, WIDTH)).await;
+    }
+    let mut endings = BTreeMap::new();
+    for &seed in seeds {
+        let history =
+            finished(&bus, &name(seed), UNDISTURBED + Duration::from_secs(seeds.len() as u64)).await;
+        history.assert_holds();
+        assert_eq!(history.broken_by_ledger(&cluster.ledger_text()), Vec::<String>::new());
+        endings.insert(seed, ending(&history));
+    }
+    cluster.end();
+    endings
+}
+
+/// What happened in a disturbed run.
+struct Disturbed {
+    ending: Ending,
+    strikes: usize,
+    takeovers: usize,
+    continued: usize,
+    took: Duration,
+}
+
+async fn disturbed(seed: u64) -> Disturbed {
+    let mut cluster = Cluster::start(Setup::default(), 2);
+    let bus = cluster.bus().await;
+    let started = Instant::now();
+    submit(&bus, &name(seed), &layered(seed, LAYERS, WIDTH)).await;
+    let strikes = strike(&mut cluster, seed, &async || is_over(&bus, &name(seed)).await).await;
+    let history = finished(&bus, &name(seed), DISTURBED).await;
+    let took = started.elapsed();
+    history.assert_holds();
+    assert_eq!(history.broken_by_ledger(&cluster.ledger_text()), Vec::<String>::new(), "seed {seed}");
+    cluster.end();
+    let (takeovers, continued) = (history.takeovers(), history.continued());
+    Disturbed { ending: ending(&history), strikes, takeovers, continued, took }
+}
+
+/// Whether a run is over, as far as can be told: the server may be away.
+async fn is_over(bus: &Bus, run: &RunId) -> bool {
+    registry::summary(bus, run).await.ok().flatten().is_some_and(|summary| summary.end.is_some())
+}
+
+/// Kills and starts again, until the run is over or five strikes are done; says how many were done in time.
+async fn strike(cluster: &mut Cluster, seed: u64, is_over: &impl AsyncFn() -> bool) -> usize {
+    let mut random = Random::new(seed ^ 0x00c0_ffee);
+    let mut strikes = 0;
+    for number in 0..5 {
+        pass(random.below(700)).await;
+        if is_over().await {
+            break;
+        }
+        let victims = victims(&mut random, seed, number);
+        for victim in &victims {
+            match *victim {
+                SERVER => cluster.server.kill(),
+                process => cluster.kill(process),
+            }
+        }
+        pass(random.below(500)).await;
+        // Not always in the order in which one would start them.
+        let turn = random.below(victims.len() as u64) as usize;
+        for victim in victims[turn..].iter().chain(&victims[..turn]) {
+            match *victim {
+                SERVER => cluster.server.restart(),
+                process => cluster.restart(process),
+            }
+        }
+        strikes += 1;
+    }
+    strikes
+}
+
+fn victims(random: &mut Random, seed: u64, number: u64) -> Vec<&'static str> {
+    let first = (seed % 5) as usize;
+    if number == 0 && first < 4 {
+        return vec![VICTIMS[first]];
+    }
+    let least = if number == 0 { 3 } else { 1 };
+    loop {
+        let chosen: Vec<_> = VICTIMS.into_iter().filter(|_| random.happens(40)).collect();
+        if chosen.len() >= least {
+            return chosen;
+        }
+    }
+}
+
+async fn pass(milliseconds: u64) {
+    tokio::time::sleep(Duration::from_millis(milliseconds)).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn whatever_is_killed_in_mid_run_the_run_ends_as_if_nothing_had_happened() {
+    let _alone = alone();
+    let seeds: Vec<u64> = (first_seed()..first_seed() + seeds()).collect();
+    let expected = undisturbed(&seeds).await;
+    let (mut strikes, mut continued) = (0, 0);
+    for &seed in &seeds {
+        let found = disturbed(seed).await;
+        println!(
+            "seed {seed}: {} strikes, {} takeovers of work, {} continued behind a step, {:.1} s",
+            found.strikes,
+            found.takeovers,
+            found.continued,
+            found.took.as_secs_f64()
+        );
+        compare(seed, &expected[&seed], &found.ending);
+        strikes += found.strikes;
+        continued += found.continued;
+    }
+    assert!(strikes >= seeds.len(), "{strikes} strikes in {} runs are no chaos", seeds.len());
+    assert!(seeds.len() < 10 || continued > 0, "no attempt was ever continued behind a step");
+}
+
+fn compare(seed: u64, expected: &Ending, found: &Ending) {
+    let differs = |task: &&TaskId| expected.0.get(*task) != found.0.get(*task);
+    let different: Vec<_> = expected.0.keys().filter(differs).collect();
+    let shown: Vec<String> = different
+        .iter()
+        .take(5)
+        .map(|&task| format!("{task}: {:?}, undisturbed {:?}", found.0.get(task), expected.0.get(task)))
+        .collect();
+    assert!(different.is_empty(), "seed {seed}: {} tasks differ:\n{}", different.len(), shown.join("\n"));
+    assert_eq!(found.1, expected.1, "seed {seed}");
+}
