@@ -34,9 +34,8 @@ impl Exit {
     pub fn of(end: &End) -> Self {
         match (end.reason, &end.deliverable) {
             (EndReason::Completed, _) => Self::Completed,
-            (EndReason::CompletedPartial, _) | (EndReason::NoProgress | EndReason::PlannerUnavailable, Some(_)) => {
-                Self::Partial
-            }
+            (EndReason::CompletedPartial, _)
+            | (EndReason::NoProgress | EndReason::PlannerUnavailable, Some(_)) => Self::Partial,
             (EndReason::Failed | EndReason::Cancelled, _)
             | (EndReason::NoProgress | EndReason::PlannerUnavailable, None) => Self::Failed,
         }

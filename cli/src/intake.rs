@@ -7,7 +7,9 @@ use anyhow::{Context, anyhow};
 use clap::Args;
 use futures::StreamExt;
 use millrace_agent::corpus::{File, Skipped, walk};
-use millrace_protocol::plan::{Document, DocumentSet, MAX_OBJECTIVE, Mode, Plan, Submission, TaskSpec, check};
+use millrace_protocol::plan::{
+    Document, DocumentSet, MAX_OBJECTIVE, Mode, Plan, Submission, TaskSpec, check,
+};
 use millrace_protocol::wire;
 use millrace_runtime::{Bus, Fault};
 
@@ -67,6 +69,11 @@ impl Intake {
         self.tasks.iter().map(|task| &task.capability).collect()
     }
 
+    /// Whether anything in it is done by a language model: the planning, or a task.
+    pub fn asks_models(&self) -> bool {
+        self.mode == Mode::Llm || self.tasks.iter().any(|task| task.capability.as_str() != "echo")
+    }
+
     /// Stores the documents, and gives the submission.
     ///
     /// # Errors
@@ -87,11 +94,14 @@ impl Intake {
 fn objective(given: Option<&str>, plan: Option<&PlanFile>) -> Result<String, Stop> {
     let from_plan = || plan.and_then(|plan| plan.objective.as_deref());
     let objective = given.or_else(from_plan).ok_or_else(|| {
-        let hint = if plan.is_some() { "give one, or write `objective:` into the plan file" } else { "give one" };
+        let hint =
+            if plan.is_some() { "give one, or write `objective:` into the plan file" } else { "give one" };
         Stop::refused(anyhow!("there is no objective: {hint}, as in: millrace run \"How does … work?\""))
     })?;
     if objective.trim().is_empty() {
-        return Err(Stop::refused(anyhow!("the objective is empty: say what you want to know or to have done")));
+        return Err(Stop::refused(anyhow!(
+            "the objective is empty: say what you want to know or to have done"
+        )));
     }
     if objective.len() > MAX_OBJECTIVE {
         let (bytes, max) = (objective.len(), MAX_OBJECTIVE);
@@ -115,7 +125,9 @@ fn read_documents(folders: &[PathBuf]) -> Result<(Vec<File>, Vec<Skipped>), Stop
         }
         if found.is_empty() {
             let folder = folder.display();
-            return Err(Stop::refused(anyhow!("there is nothing to read in {folder}: text, Markdown and HTML are read")));
+            return Err(Stop::refused(anyhow!(
+                "there is nothing to read in {folder}: text, Markdown and HTML are read"
+            )));
         }
         files.extend(found);
         skipped.extend(passed_over);
@@ -156,7 +168,8 @@ async fn store(bus: &Bus, files: Vec<File>) -> Result<DocumentSet, Fault> {
 /// Writes a file, making its folder if need be.
 pub fn write(path: &Path, text: &str) -> anyhow::Result<()> {
     if let Some(folder) = path.parent().filter(|folder| !folder.as_os_str().is_empty()) {
-        std::fs::create_dir_all(folder).with_context(|| format!("can't make the folder {}", folder.display()))?;
+        std::fs::create_dir_all(folder)
+            .with_context(|| format!("can't make the folder {}", folder.display()))?;
     }
     std::fs::write(path, text).with_context(|| format!("can't write {}", path.display()))
 }

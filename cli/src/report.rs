@@ -69,7 +69,8 @@ impl Report {
         }
         if self.end.reason != millrace_protocol::plan::EndReason::Completed {
             let _ = write!(text, "\n> This run ended **{}**", self.end.reason);
-            let detail = if self.end.detail.is_empty() { String::new() } else { format!(": {}", self.end.detail) };
+            let detail =
+                if self.end.detail.is_empty() { String::new() } else { format!(": {}", self.end.detail) };
             let _ = writeln!(text, "{detail}.");
         }
         Some(text)
@@ -77,9 +78,7 @@ impl Report {
 
     /// Everything, as JSON.
     pub fn json(&self) -> Value {
-        let chosen = |(task, rung): &(millrace_protocol::ids::TaskId, millrace_protocol::plan::FinalRung)| {
-            serde_json::json!({ "task": task, "rung": rung })
-        };
+        let chosen = |(task, rung): &(millrace_protocol::ids::TaskId, millrace_protocol::plan::FinalRung)| serde_json::json!({ "task": task, "rung": rung });
         let whole = Whole {
             run: &self.run,
             reason: self.end.reason,
@@ -112,7 +111,8 @@ impl Report {
     pub fn summary(&self) -> String {
         let (all, done) = (self.plan.tasks().len(), self.plan.count(TaskState::Completed));
         let took = self.plan.start.as_ref().map(|start| self.end.at.duration_since(start.at).as_secs_f64());
-        let detail = if self.end.detail.is_empty() { String::new() } else { format!(" ({})", self.end.detail) };
+        let detail =
+            if self.end.detail.is_empty() { String::new() } else { format!(" ({})", self.end.detail) };
         let tasks = if all == 1 { "task" } else { "tasks" };
         format!(
             "{}: {done} of {all} {tasks} completed in {:.1} s{detail}",

@@ -8,7 +8,7 @@ use millrace_runtime::archive::find_run;
 
 use crate::client::{Reading, Target, find};
 use crate::exit::{Exit, Stop};
-use crate::view::board;
+use crate::view::{board, line};
 
 /// The arguments of `millrace replay`.
 #[derive(Args, Debug)]
@@ -78,7 +78,7 @@ fn explain(sequence: u64, decision: &Decision) {
             println!("    {cause}: refused, {refusal}");
         }
         for event in events.by_ref().take(answer.events as usize) {
-            println!("    {cause}: {event:?}");
+            println!("    {cause}: {}", line(event));
         }
     }
 }

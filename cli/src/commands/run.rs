@@ -8,6 +8,7 @@ use millrace_runtime::{Bus, registry};
 use tokio_util::sync::CancellationToken;
 
 use crate::client::{find, join, submit};
+use crate::commands::up;
 use crate::commands::watch::{Output, watch};
 use crate::exit::{Exit, Stop};
 use crate::intake::{Arguments as IntakeArguments, Intake};
@@ -54,7 +55,7 @@ pub async fn run(arguments: RunArguments, interrupt: CancellationToken) -> Resul
     if is_up.is_none() {
         refuse_unknown(&intake)?;
     }
-    if options.model.is_none() {
+    if options.model.is_none() && intake.asks_models() {
         say(
             "millrace: no language model is in use; builtin:extractive answers with quotations from your documents \
              (name a model with --model provider:model)",
@@ -112,15 +113,24 @@ async fn in_cluster(
         let bus = join(&info).await?;
         return until(&interrupt, work(&bus)).await;
     }
-    let cluster = tokio::select! {
+    let mut cluster = tokio::select! {
         cluster = Cluster::start(options.clone()) => cluster.map_err(Stop::environment)?,
         () = interrupt.cancelled() => return Ok(Exit::Interrupted),
     };
-    let worked = until(&interrupt, async {
-        let bus = join(cluster.info()).await?;
-        work(&bus).await
-    })
-    .await;
+    let info = cluster.info().clone();
+    let worked = {
+        let work = until(&interrupt, async {
+            let bus = join(&info).await?;
+            work(&bus).await
+        });
+        tokio::pin!(work);
+        loop {
+            tokio::select! {
+                worked = &mut work => break worked,
+                Some(event) = cluster.event() => up::report(&event),
+            }
+        }
+    };
     cluster.stop().await;
     worked
 }

@@ -46,7 +46,7 @@ pub async fn up(arguments: UpArguments, interrupt: CancellationToken) -> Result<
 }
 
 /// Says what went wrong with a process; that all is well is nothing to say.
-fn report(event: &Event) {
+pub fn report(event: &Event) {
     match event {
         Event::Started { restarts: 0, .. } => {}
         Event::Started { name, pid, restarts } => {

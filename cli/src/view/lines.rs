@@ -4,9 +4,9 @@ use millrace_protocol::plan::Event;
 
 use super::board::one_line;
 
-/// The line for an event; `None` for what only machines need to know.
-pub fn line(event: &Event) -> Option<String> {
-    Some(match event {
+/// The line for an event.
+pub fn line(event: &Event) -> String {
+    match event {
         Event::RunStarted { .. } => "run started".to_owned(),
         Event::PlanningAsked { attempt, .. } => format!("planning, attempt {attempt}"),
         Event::PlanningClaimed { worker, .. } => format!("planning on {worker}"),
@@ -44,6 +44,6 @@ pub fn line(event: &Event) -> Option<String> {
         Event::TaskCancelled { task, reason } => format!("{task} cancelled: {}", one_line(reason)),
         Event::RunEnded { reason, detail, .. } if detail.is_empty() => format!("run {reason}"),
         Event::RunEnded { reason, detail, .. } => format!("run {reason}: {}", one_line(detail)),
-        Event::TaskPending { .. } => return None,
-    })
+        Event::TaskPending { task } => format!("{task} waits for what it depends on"),
+    }
 }

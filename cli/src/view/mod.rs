@@ -12,6 +12,7 @@ use millrace_protocol::ids::RunId;
 use millrace_protocol::plan::{Decision, Plan};
 
 pub use board::board;
+pub use lines::line;
 
 /// How a run is shown.
 pub enum View {
@@ -39,10 +40,7 @@ impl View {
             Self::Tree(tree) => tree.draw(run, plan, Timestamp::now()),
             Self::Lines => {
                 for event in &decision.events {
-                    if let Some(line) = lines::line(event) {
-                        let time = decision.at.strftime("%H:%M:%S");
-                        say(&format!("{time} {line}"));
-                    }
+                    say(&format!("{} {}", decision.at.strftime("%H:%M:%S"), line(event)));
                 }
             }
             Self::Json => {
