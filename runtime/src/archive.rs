@@ -1,17 +1,19 @@
 //! Runs that are over: all messages of a run as one compressed object, so that a lane holds live runs only. The
 //! archive answers whatever the lane would have answered.
 
+use std::io::{BufRead, BufReader, Write};
+
 use async_nats::jetstream::object_store;
 use bytes::Bytes;
+use lz4_flex::frame::{FrameDecoder, FrameEncoder};
 use millrace_protocol::ids::{Lane, RunId};
 use millrace_protocol::wire::Encoding;
 use serde::{Deserialize, Serialize};
 use tokio::io::AsyncReadExt;
 
-use crate::Fault;
 use crate::bus::{Bus, Record};
-use crate::log::read_run;
 use crate::topology::{ARCHIVE, fault};
+use crate::{Fault, log};
 
 /// One message in an archive.
 #[derive(Serialize, Deserialize)]
@@ -25,34 +27,65 @@ struct Kept {
     time: jiff::Timestamp,
 }
 
-/// Writes messages of a run, oldest first, as its archive. Writing it again replaces it.
+/// An archive while it is written: an LZ4 frame of MessagePack values, one a message.
+struct Writer {
+    frame: FrameEncoder<Vec<u8>>,
+    last: u64,
+}
+
+impl Writer {
+    fn new() -> Self {
+        Self { frame: FrameEncoder::new(Vec::new()), last: 0 }
+    }
+
+    fn add(&mut self, records: Vec<Record>) {
+        for record in records {
+            self.last = record.sequence;
+            let kept = Kept {
+                sequence: record.sequence,
+                subject: record.subject.to_string(),
+                payload: record.payload.into(),
+                json: record.encoding == Encoding::Json,
+                time: record.time,
+            };
+            let bytes = rmp_serde::to_vec_named(&kept).expect("a kept message has a form in MessagePack");
+            self.frame.write_all(&bytes).expect("memory takes what is written to it");
+        }
+    }
+
+    fn finish(self) -> Vec<u8> {
+        self.frame.finish().expect("memory takes what is written to it")
+    }
+}
+
+/// Writes what the lane holds of a run as its archive, page by page, so that a large run needs little memory. Writing
+/// it again replaces it. Gives the sequence of the last message that is in it; 0 if there was none and nothing was
+/// written.
 ///
 /// # Errors
 /// The server does not answer or is full.
-pub async fn write(bus: &Bus, run: &RunId, records: &[Record]) -> Result<(), Fault> {
-    let kept: Vec<Kept> = records
-        .iter()
-        .map(|record| Kept {
-            sequence: record.sequence,
-            subject: record.subject.to_string(),
-            payload: record.payload.to_vec(),
-            json: record.encoding == Encoding::Json,
-            time: record.time,
+pub async fn write(bus: &Bus, lane: Lane, run: &RunId) -> Result<u64, Fault> {
+    let mut pages = log::pages_of_run(bus, lane, run);
+    let mut writer = Writer::new();
+    loop {
+        let records = pages.next().await?;
+        if records.is_empty() {
+            break;
+        }
+        writer = tokio::task::spawn_blocking(move || {
+            writer.add(records);
+            writer
         })
-        .collect();
-    let bytes = tokio::task::spawn_blocking(move || {
-        let plain = rmp_serde::to_vec_named(&kept).expect("kept messages have a form in MessagePack");
-        lz4_flex::compress_prepend_size(&plain)
-    })
-    .await
-    .map_err(|error| Fault::unavailable(format!("compressing run {run}"), error))?;
-    let mut reader = bytes.as_slice();
-    let store = open(bus).await?;
-    store
-        .put(run.as_str(), &mut reader)
         .await
-        .map(|_| ())
-        .map_err(|error| fault(&format!("archiving run {run}"), &error))
+        .map_err(|error| Fault::unavailable(format!("compressing run {run}"), error))?;
+    }
+    let last = writer.last;
+    if last == 0 {
+        return Ok(0);
+    }
+    let bytes = writer.finish();
+    let put = open(bus).await?.put(run.as_str(), &mut bytes.as_slice()).await;
+    put.map(|_| last).map_err(|error| fault(&format!("archiving run {run}"), &error))
 }
 
 /// The messages of an archived run, oldest first; `None` if there is no archive of it.
@@ -60,21 +93,28 @@ pub async fn write(bus: &Bus, run: &RunId, records: &[Record]) -> Result<(), Fau
 /// # Errors
 /// The server does not answer, or the archive can't be read.
 pub async fn read(bus: &Bus, run: &RunId) -> Result<Option<Vec<Record>>, Fault> {
+    let what = || format!("reading the archive of run {run}");
     let store = open(bus).await?;
     let mut object = match store.get(run.as_str()).await {
         Ok(object) => object,
         Err(error) if error.kind() == object_store::GetErrorKind::NotFound => return Ok(None),
-        Err(error) => return Err(fault(&format!("reading the archive of run {run}"), &error)),
+        Err(error) => return Err(fault(&what(), &error)),
     };
     let mut bytes = Vec::new();
-    object
-        .read_to_end(&mut bytes)
-        .await
-        .map_err(|error| Fault::unavailable(format!("reading the archive of run {run}"), error))?;
-    let damaged = |why: String| Fault::unavailable(format!("reading the archive of run {run}"), why);
-    let plain = lz4_flex::decompress_size_prepended(&bytes).map_err(|error| damaged(error.to_string()))?;
-    let kept: Vec<Kept> = rmp_serde::from_slice(&plain).map_err(|error| damaged(error.to_string()))?;
-    Ok(Some(kept.into_iter().map(Kept::into_record).collect()))
+    object.read_to_end(&mut bytes).await.map_err(|error| Fault::unavailable(what(), error))?;
+    let records = tokio::task::spawn_blocking(move || unpack(&bytes));
+    let records = records.await.map_err(|error| Fault::unavailable(what(), error))?;
+    records.map(Some).map_err(|why| Fault::unavailable(what(), why))
+}
+
+fn unpack(bytes: &[u8]) -> Result<Vec<Record>, String> {
+    let mut plain = BufReader::new(FrameDecoder::new(bytes));
+    let mut records = Vec::new();
+    while !plain.fill_buf().map_err(|error| error.to_string())?.is_empty() {
+        let kept: Kept = rmp_serde::from_read(&mut plain).map_err(|error| error.to_string())?;
+        records.push(kept.into_record());
+    }
+    Ok(records)
 }
 
 impl Kept {
@@ -104,7 +144,7 @@ pub async fn find_run(bus: &Bus, lane: Lane, run: &RunId) -> Result<Vec<Record>,
     if let Some(records) = read(bus, run).await? {
         return Ok(records);
     }
-    let records = read_run(bus, lane, run, 1).await?;
+    let records = log::read_run(bus, lane, run, 1).await?;
     if !records.is_empty() {
         return Ok(records);
     }

@@ -173,6 +173,12 @@ pub async fn read_run(bus: &Bus, lane: Lane, run: &RunId, from: u64) -> Result<V
     direct::read(bus, &lane_stream(lane), &subject::run(lane, run), from).await
 }
 
+/// A read of all that a lane holds of a run, page by page, oldest first.
+#[must_use]
+pub fn pages_of_run(bus: &Bus, lane: Lane, run: &RunId) -> direct::Pages {
+    direct::Pages::new(bus, lane_stream(lane), subject::run(lane, run), 1)
+}
+
 /// A read of all that a lane holds, page by page, oldest first.
 #[must_use]
 pub fn read_lane(bus: &Bus, lane: Lane) -> direct::Pages {

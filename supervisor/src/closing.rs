@@ -18,20 +18,11 @@ pub async fn close(bus: &Bus, mut summary: RunSummary, linger: Duration) {
     }
     until_done("summary", &summary, || registry::summarise(bus, &summary)).await;
     tokio::time::sleep(linger).await;
-    let through = until_done("archive", &summary, || keep(bus, &summary)).await;
+    let through = until_done("archive", &summary, || archive::write(bus, summary.lane, &summary.run)).await;
     summary.archived = true;
     until_done("summary", &summary, || registry::summarise(bus, &summary)).await;
     until_done("purge", &summary, || log::purge_run(bus, summary.lane, &summary.run, through)).await;
     info!(run = %summary.run, "archived");
-}
-
-/// Writes the archive; gives the sequence of the last message that is in it.
-async fn keep(bus: &Bus, summary: &RunSummary) -> Result<u64, Fault> {
-    let records = log::read_run(bus, summary.lane, &summary.run, 1).await?;
-    // An owner before us may have come as far as the purge.
-    let Some(last) = records.last().map(|record| record.sequence) else { return Ok(0) };
-    archive::write(bus, &summary.run, &records).await?;
-    Ok(last)
 }
 
 async fn until_done<T, F>(what: &str, summary: &RunSummary, step: impl Fn() -> F) -> T

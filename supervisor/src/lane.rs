@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use millrace_protocol::ids::{Capability, Lane, RunId, TaskId, WorkerId};
-use millrace_protocol::plan::{Decision, Effect, Fact, TaskState, Work};
+use millrace_protocol::plan::{Decision, Effect, Fact, TaskState, Work, in_hand};
 use millrace_protocol::registry::RunSummary;
 use millrace_protocol::subject::Topic;
 use millrace_protocol::work::Order;
@@ -40,7 +40,7 @@ const CLAIM_PATIENCE: Duration = Duration::from_millis(5);
 const TICK: Duration = Duration::from_millis(50);
 /// How often, in ticks, all clocks are looked at and summaries are written.
 const CLOCK_TICKS: u64 = 20;
-/// How often, in ticks, orders that nobody has claimed are offered again, in case the queue has lost them.
+/// How often, in ticks, orders that stand in a queue are offered again, in case it has lost them.
 const OFFER_TICKS: u64 = 600;
 /// How long a run must wait for a capability before it is said to be missing.
 const CAPABILITY_PATIENCE: Duration = Duration::from_secs(3);
@@ -246,6 +246,7 @@ impl State {
         }
         let effects = live.owed_in_all();
         self.carry_out(myself, run, effects);
+        self.offer_in_hand(myself, run);
         self.advance(myself, run);
     }
 
@@ -501,6 +502,14 @@ impl State {
         });
     }
 
+    /// Offers what workers have in hand, past the windows: it takes no place of work that waits. The queue refuses what
+    /// it still has, and what it has lost comes to another worker when its own is lost.
+    fn offer_in_hand(&self, myself: &ActorRef<Message>, run: &RunId) {
+        if let Some(live) = self.runs.get(run) {
+            self.put(myself, run, in_hand(&live.plan));
+        }
+    }
+
     fn not_offered(&mut self, works: Vec<(Capability, RunId, Work)>) {
         for (capability, run, work) in works.into_iter().rev() {
             self.windows.put_back(&capability, &run, work);
@@ -604,6 +613,7 @@ impl State {
             for (run, work) in self.windows.offered() {
                 self.put(myself, &run, vec![work]);
             }
+            self.runs.keys().for_each(|run| self.offer_in_hand(myself, run));
         }
     }
 

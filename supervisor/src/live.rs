@@ -136,7 +136,8 @@ impl LiveRun {
 
     /// Looks at the clocks, all of them or only at the backoffs.
     pub fn look_at_clocks(&mut self, now: Timestamp, all: bool) {
-        if self.phase != Phase::Idle || !(all || next_retry(&self.plan).is_some_and(|at| at <= now)) {
+        let is_open = matches!(self.phase, Phase::Idle | Phase::Appending);
+        if !is_open || !(all || next_retry(&self.plan).is_some_and(|at| at <= now)) {
             return;
         }
         self.overdue = overdue(&self.plan, now, |task| self.heard.get(task).copied());

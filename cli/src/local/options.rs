@@ -15,6 +15,8 @@ use crate::folders;
 /// off goes on soon.
 const LANE_LEASE: Duration = Duration::from_secs(2);
 const WORK_LEASE: Duration = Duration::from_secs(5);
+/// How long a run stays in the lane after its end: a cluster that is started for one run soon stops.
+const LINGER: Duration = Duration::from_millis(200);
 
 /// The choices, also as command-line arguments.
 #[derive(Clone, Debug, PartialEq, Eq, clap::Args)]
@@ -125,6 +127,7 @@ impl Options {
             ("MILLRACE_WORK_LEASE", self.work_lease.map(duration::format)),
             ("MILLRACE_LANE_LEASE_IF_NEW", Some(duration::format(LANE_LEASE))),
             ("MILLRACE_WORK_LEASE_IF_NEW", Some(duration::format(WORK_LEASE))),
+            ("MILLRACE_LINGER", Some(duration::format(LINGER))),
         ];
         known.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?))).collect()
     }
