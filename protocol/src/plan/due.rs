@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use super::Clock;
 use super::decide::Input;
 use super::spec::Limits;
-use super::state::{AttemptEnd, ErroredFor, Plan, Task, TaskState};
+use super::state::{AttemptEnd, ErroredFor, Plan, Planning, Task, TaskState};
 use crate::ids::TaskId;
 
 /// A piece of work that somebody can claim; it names one journal.
@@ -82,6 +82,23 @@ pub fn due(plan: &Plan, scope: Scope<'_>) -> Vec<Effect> {
         }
     }
     effects
+}
+
+/// The work that somebody has claimed and not ended. Its orders stay in their queues until it ends: only there does it
+/// come to another worker when its own is lost. An order that has got lost itself must be offered again, which is
+/// harmless where it has not.
+#[must_use]
+pub fn in_hand(plan: &Plan) -> Vec<Work> {
+    if !plan.is_live() {
+        return Vec::new();
+    }
+    let claimed = |planning: &&Planning| planning.worker.is_some() && planning.retry_at.is_none();
+    let planning = plan.planning.as_ref().filter(claimed);
+    let planning =
+        planning.map(|planning| Work::Planning { turn: planning.turn, attempt: planning.attempt });
+    let running = plan.tasks().iter().filter(|task| task.state == TaskState::Running);
+    let running = running.map(|task| Work::Task { task: task.spec.id.clone(), attempt: task.attempt });
+    planning.into_iter().chain(running).collect()
 }
 
 fn due_for(task: &Task) -> Option<Effect> {

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeSet;
 
-use millrace_protocol::plan::{Effect, Mode, Plan, Scope, Submission, Work, due};
+use millrace_protocol::plan::{Effect, Fact, Mode, Plan, Scope, Submission, Work, due, in_hand};
 
 use crate::cast;
 use crate::scene::Scene;
@@ -52,4 +52,19 @@ fn work_that_was_never_offered_is_never_withdrawn() {
     scene.clock(&late[0]).unwrap();
     let withdrawn: Vec<_> = due(&scene.plan, Scope::All);
     assert_eq!(withdrawn, [Effect::Withdraw(cast::attempt(&cast::task_id("a"), 1))]);
+}
+
+#[test]
+fn work_is_in_hand_from_its_claim_to_its_end() {
+    let mut scene = Scene::submitted(cast::submission(vec![cast::task("a", &[]), cast::task("b", &[])]));
+    assert_eq!(in_hand(&scene.plan), []);
+    scene.claim(&cast::task_id("a"), "w1");
+    assert_eq!(in_hand(&scene.plan), [cast::attempt(&cast::task_id("a"), 1)]);
+    scene.finish(&cast::task_id("a"), "w1");
+    assert_eq!(in_hand(&scene.plan), []);
+    let mut planned = Scene::submitted(Submission { mode: Mode::Llm, ..cast::submission(Vec::new()) });
+    assert_eq!(in_hand(&planned.plan), []);
+    let turn = Work::Planning { turn: 1, attempt: 1 };
+    planned.fact(&Fact::Claimed(turn.clone(), cast::worker("w1"))).unwrap();
+    assert_eq!(in_hand(&planned.plan), [turn]);
 }
