@@ -217,6 +217,17 @@ impl Cluster {
         member.child.as_mut().is_some_and(|child| child.try_wait().is_ok_and(|status| status.is_none()))
     }
 
+    /// Starts processes again that have ended by themselves, as whoever keeps a fleet would.
+    pub fn keep(&mut self) {
+        let ended = self.members.iter_mut().filter_map(|(name, member)| {
+            let has_ended = |child: &mut Child| child.try_wait().is_ok_and(|status| status.is_some());
+            member.child.as_mut().is_some_and(has_ended).then(|| name.clone())
+        });
+        for name in ended.collect::<Vec<_>>() {
+            self.restart(&name);
+        }
+    }
+
     /// The names of the processes of a role.
     #[must_use]
     pub fn names(&self, role: Role) -> Vec<String> {

@@ -9,6 +9,7 @@ use millrace_protocol::plan::{
     Attempt, AttemptEnd, Cause, Decision, Event, Plan, Review, TaskState, apply_decision,
 };
 use millrace_protocol::subject::{self, Topic};
+use millrace_protocol::wire::Blob;
 use millrace_protocol::work::{Entry, Outcome};
 use millrace_runtime::bus::Record;
 use millrace_runtime::{Bus, Fault, archive};
@@ -153,6 +154,38 @@ impl History {
                 (task.spec.id.clone(), Fate { state: task.state, attempts })
             })
             .collect()
+    }
+
+    /// The results that were accepted, as their workers wrote them.
+    #[must_use]
+    pub fn results(&self) -> BTreeMap<TaskId, Blob> {
+        let entries: HashMap<u64, &Entry> = self
+            .journals
+            .values()
+            .flat_map(|journal| &journal.entries)
+            .map(|(at, entry)| (*at, entry))
+            .collect();
+        let result = |at| match entries.get(&at)? {
+            Entry::Outcome { outcome: Outcome::Finished { result, .. }, .. } => Some(result.clone()),
+            Entry::Outcome { .. } | Entry::Claimed { .. } | Entry::Step { .. } | Entry::Note { .. } => None,
+        };
+        let tasks = self.plan.tasks().iter();
+        tasks.filter_map(|task| Some((task.spec.id.clone(), result(task.accepted()?.1)?))).collect()
+    }
+
+    /// The steps that were written down, as `echo` names them in its ledger, each with its sequence.
+    #[must_use]
+    pub fn steps(&self) -> Vec<(String, u64)> {
+        let mut steps = Vec::new();
+        for Journal { topic, entries } in self.journals.values() {
+            let Topic::Task(task, attempt) = topic else { continue };
+            for (sequence, entry) in entries {
+                if let Entry::Step { number, .. } = entry {
+                    steps.push((format!("{} {task} {attempt} {number}", self.run), *sequence));
+                }
+            }
+        }
+        steps
     }
 
     /// Shows that the run keeps every promise of the log.
