@@ -17,8 +17,10 @@ pub const MAX_PARAMETER_DEPTH: usize = 64;
 /// The most tasks of one plan.
 pub const MAX_TASKS: usize = 1_000_000;
 
-/// One task of a plan. It stands in the log, so that reading passes over fields of newer writers; the schema, which
-/// models and people write by, allows none.
+// Tasks stand in the log, so that reading one passes over the fields of newer writers. The schema, by which models and
+// people write, allows none but these.
+
+/// One task of a plan.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[schemars(deny_unknown_fields)]
 pub struct TaskSpec {
