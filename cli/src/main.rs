@@ -1,6 +1,7 @@
 //! The `millrace` command: arguments in, exit codes out. What the commands do is in [`commands`]; the processes of a
 //! cluster are this same program under the commands `supervisor`, `worker` and `critic`.
 
+mod bench;
 mod client;
 mod commands;
 mod doctor;
@@ -57,6 +58,8 @@ enum Command {
     Schema(schema::Arguments),
     /// Say what a run needs, what of it is there, and what to do about the rest
     Doctor(doctor::Arguments),
+    /// Measure how fast runs go through a cluster on this machine
+    Bench(bench::Arguments),
     /// Be a supervisor of a cluster
     Supervisor(millrace_supervisor::Args),
     /// Be a worker of a cluster
@@ -100,7 +103,8 @@ async fn dispatch(command: Command) -> Result<ExitCode, Stop> {
         | Command::Cancel(_)
         | Command::Replay(_)
         | Command::Schema(_)
-        | Command::Doctor(_) => "error",
+        | Command::Doctor(_)
+        | Command::Bench(_) => "error",
     };
     millrace_runtime::telemetry::init(level);
     let shutdown = millrace_runtime::shutdown::on_signals().map_err(Stop::environment)?;
@@ -117,6 +121,7 @@ async fn dispatch(command: Command) -> Result<ExitCode, Stop> {
         Command::Replay(arguments) => replay::command(arguments).await?,
         Command::Schema(arguments) => schema::command(&arguments),
         Command::Doctor(arguments) => return Ok(doctor::run(arguments).await?),
+        Command::Bench(arguments) => bench::command(arguments, shutdown).await?,
         Command::Supervisor(arguments) => supervisor(arguments, shutdown).await?,
         Command::Worker(arguments) => worker(arguments, shutdown).await?,
         Command::Critic(arguments) => critic(arguments, shutdown).await?,
@@ -137,4 +142,14 @@ async fn worker(arguments: millrace_worker::Args, shutdown: CancellationToken) -
 async fn critic(arguments: millrace_critic::Args, shutdown: CancellationToken) -> Result<Exit, Stop> {
     millrace_critic::run(arguments.into_config(), shutdown).await.map_err(Stop::environment)?;
     Ok(Exit::Completed)
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_arguments_of_every_command_agree_with_each_other() {
+        super::Cli::command().debug_assert();
+    }
 }

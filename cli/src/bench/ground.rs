@@ -10,7 +10,6 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, anyhow, bail};
 use futures::FutureExt;
 use millrace_protocol::registry::Role;
-use millrace_runtime::bus::{Connection, Credentials};
 use millrace_runtime::{Bus, duration, registry};
 
 use super::process::{self, Seconds};
@@ -91,7 +90,9 @@ impl Ground {
             if started.elapsed() > READY_PATIENCE {
                 let roles: Vec<Role> = beats.iter().map(|beat| beat.role).collect();
                 let seconds = READY_PATIENCE.as_secs();
-                bail!("after {seconds} s the cluster's processes have not all said that they are there, but {roles:?}");
+                bail!(
+                    "after {seconds} s the cluster's processes have not all said that they are there, but {roles:?}"
+                );
             }
             tokio::time::sleep(ASK_EVERY).await;
         }
@@ -102,11 +103,13 @@ impl Ground {
         &self.bus
     }
 
-    /// How to connect to the cluster's server.
-    pub fn connection(&self) -> Connection {
+    /// A connection of its own to the cluster's server, made as the cluster's processes make theirs.
+    pub async fn dial(&self) -> anyhow::Result<async_nats::Client> {
         let info = self.cluster.info();
-        let credentials = Credentials::Password { user: info.user.clone(), password: info.password.clone() };
-        Connection { url: info.url.clone(), credentials }
+        let options =
+            async_nats::ConnectOptions::with_user_and_password(info.user.clone(), info.password.clone());
+        let options = options.client_capacity(16_384).subscription_capacity(65_536);
+        options.connect(info.url.as_str()).await.context("connecting to the cluster's server")
     }
 
     /// Takes note of what happened to the processes.
@@ -126,9 +129,9 @@ impl Ground {
                 self.pids.insert(name, pid);
                 Ok(())
             }
-            Event::Died { name, status, last_words, .. } => {
-                Err(anyhow!("{name} ended in the middle of the benchmark ({status}); its last words: {last_words}"))
-            }
+            Event::Died { name, status, last_words, .. } => Err(anyhow!(
+                "{name} ended in the middle of the benchmark ({status}); its last words: {last_words}"
+            )),
             Event::NotStarted { name, error, .. } => Err(anyhow!("{name} can't be started: {error}")),
         }
     }

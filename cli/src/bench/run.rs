@@ -6,9 +6,7 @@ use std::time::{Duration, Instant};
 use anyhow::{anyhow, bail};
 use jiff::Timestamp;
 use millrace_protocol::ids::RunId;
-use millrace_protocol::plan::{
-    Decision, EndReason, Event, Plan, Submission, TaskState, apply_decision,
-};
+use millrace_protocol::plan::{Decision, EndReason, Event, Plan, Submission, TaskState, apply_decision};
 use millrace_protocol::registry::RunSummary;
 use millrace_protocol::subject::{self, Topic};
 use millrace_runtime::bus::Record;
@@ -31,24 +29,43 @@ pub struct Measured {
     pub hops: Vec<Duration>,
     /// The processor seconds of each process from the submission to the end.
     pub seconds: Seconds,
+    /// How many decisions were made.
+    pub decisions: usize,
     /// All messages of the run, oldest first.
     pub records: Vec<Record>,
 }
+
+/// A linger that outlasts every benchmark: the run stays in its lane.
+pub const LONG: Duration = Duration::from_secs(24 * 3600);
 
 /// How long a run of that many tasks may take before something must be wrong.
 pub fn patience(tasks: u32) -> Duration {
     Duration::from_secs(60) + Duration::from_millis(10) * tasks
 }
 
-/// Hands a run in, and measures it to its end, which must be that all of its tasks are completed. The run is in the
-/// archive and out of the lane when this returns.
-pub async fn measure(ground: &mut Ground, submission: &Submission) -> anyhow::Result<Measured> {
+/// A run that has ended, and is in its lane for as long as runs linger there.
+pub struct Ended {
+    /// The run.
+    pub run: RunId,
+    /// The processor seconds of each process from the submission to the end.
+    pub seconds: Seconds,
+}
+
+/// Hands a run in, and waits for its end.
+pub async fn end(ground: &mut Ground, submission: &Submission) -> anyhow::Result<Ended> {
     let tasks = u32::try_from(submission.tasks.len())?;
     ground.check()?;
     let before = ground.seconds();
     let run = client::submit(ground.bus(), submission).await.map_err(|stop| stop.error)?;
     until(ground, &run, tasks, "end", |summary| summary.end.is_some()).await?;
-    let seconds = used(&before, &ground.seconds());
+    Ok(Ended { run, seconds: used(&before, &ground.seconds()) })
+}
+
+/// Hands a run in, and measures it to its end, which must be that all of its tasks are completed. The run is in the
+/// archive and out of the lane when this returns.
+pub async fn measure(ground: &mut Ground, submission: &Submission) -> anyhow::Result<Measured> {
+    let tasks = u32::try_from(submission.tasks.len())?;
+    let Ended { run, seconds } = end(ground, submission).await?;
     until(ground, &run, tasks, "be archived", |summary| summary.archived).await?;
     let records = archive::read(ground.bus(), &run).await?;
     let records = records.ok_or_else(|| anyhow!("run {run} is not in the archive"))?;
@@ -62,6 +79,7 @@ pub async fn measure(ground: &mut Ground, submission: &Submission) -> anyhow::Re
         deciding: between(decisions.first().map(|(time, _)| *time), ended),
         hops: hops(&decisions),
         seconds,
+        decisions: decisions.len(),
         records,
     })
 }
@@ -123,9 +141,8 @@ fn verify<'a>(run: &RunId, tasks: u32, decisions: impl Iterator<Item = &'a Decis
 }
 
 fn hops(decisions: &[(Timestamp, Decision)]) -> Vec<Duration> {
-    let accepts = |decision: &Decision| {
-        decision.events.iter().any(|event| matches!(event, Event::TaskAccepted { .. }))
-    };
+    let accepts =
+        |decision: &Decision| decision.events.iter().any(|event| matches!(event, Event::TaskAccepted { .. }));
     let times: Vec<Timestamp> =
         decisions.iter().filter(|(_, decision)| accepts(decision)).map(|(time, _)| *time).collect();
     times.windows(2).map(|pair| between(Some(pair[0]), Some(pair[1]))).collect()
