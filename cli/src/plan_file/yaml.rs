@@ -112,6 +112,10 @@ fn mistake(error: &Error) -> Mistake {
 }
 
 /// What is wrong, in the terms of a plan file where there are some.
+#[expect(
+    clippy::wildcard_enum_match_arm,
+    reason = "what is not named here is told in the reader's own words"
+)]
 fn words(error: &Error) -> String {
     match error {
         Error::Eof { .. } => NOTHING.to_owned(),
@@ -138,6 +142,7 @@ fn too_many_aliased() -> String {
     format!("aliases stand for more than {MAX_ALIASED} values; write the plan without them")
 }
 
+#[expect(clippy::wildcard_enum_match_arm, reason = "the other limits are the reader's own")]
 fn beyond(breach: &serde_saphyr::budget::BudgetBreach) -> String {
     use serde_saphyr::budget::BudgetBreach;
     match breach {
