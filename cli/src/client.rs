@@ -24,6 +24,8 @@ use crate::local::{self, Cluster, ClusterInfo, Options};
 
 /// How long a cluster that is being started is waited for.
 const PATIENCE: Duration = Duration::from_secs(20);
+/// How long a server may be gone before a command gives up.
+const OUTAGE: Duration = Duration::from_secs(120);
 /// How long a quiet run may be quiet before it is asked whether it has been archived meanwhile.
 const QUIET: Duration = Duration::from_secs(2);
 
@@ -173,8 +175,10 @@ async fn follow_into(
         let records = match tokio::time::timeout(QUIET, arrived.recv()).await {
             Ok(Some(records)) => records,
             Ok(None) => break Ok(()),
-            Err(_) if is_archived(bus, run).await? => archive::read(bus, run).await?.unwrap_or_default(),
-            Err(_) => continue,
+            Err(_) => match patiently(|| archived(bus, run)).await? {
+                Some(records) => records,
+                None => continue,
+            },
         };
         let is_over = pass_on(bus, records, &mut seen, to).await;
         if !matches!(is_over, Ok(false)) {
@@ -185,8 +189,28 @@ async fn follow_into(
     followed
 }
 
-async fn is_archived(bus: &Bus, run: &RunId) -> Result<bool, Fault> {
-    Ok(registry::summary(bus, run).await?.is_some_and(|summary| summary.archived))
+/// The records of a run that has been archived, if it has.
+async fn archived(bus: &Bus, run: &RunId) -> Result<Option<Vec<Record>>, Fault> {
+    match registry::summary(bus, run).await? {
+        Some(summary) if summary.archived => archive::read(bus, run).await,
+        Some(_) | None => Ok(None),
+    }
+}
+
+/// Asks again for as long as a server that is gone for a while may need to come back.
+async fn patiently<T, F>(ask: impl Fn() -> F) -> Result<T, Fault>
+where
+    F: Future<Output = Result<T, Fault>>,
+{
+    let started = tokio::time::Instant::now();
+    loop {
+        match ask().await {
+            Err(fault) if fault.is_transient() && started.elapsed() < OUTAGE => {
+                tokio::time::sleep(Duration::from_millis(250)).await;
+            }
+            answered => return answered,
+        }
+    }
 }
 
 /// Passes the decisions among `records` on that come after `seen`; says whether there is nothing more to come.
@@ -235,9 +259,17 @@ pub async fn result_of(
 ) -> Result<Option<TaskResult>, Fault> {
     let end = plan.task(task).and_then(|task| task.current()).and_then(|attempt| attempt.end.as_ref());
     let Some(AttemptEnd::Finished { at_sequence, .. }) = end else { return Ok(None) };
-    let lane = bus.lane(run);
-    let record = find_record(bus, lane, run, *at_sequence).await?;
-    let garbage = |garbage| Fault::Garbage { subject: task.to_string(), sequence: *at_sequence, garbage };
+    patiently(|| read_result(bus, run, task, *at_sequence)).await
+}
+
+async fn read_result(
+    bus: &Bus,
+    run: &RunId,
+    task: &TaskId,
+    at_sequence: u64,
+) -> Result<Option<TaskResult>, Fault> {
+    let record = find_record(bus, bus.lane(run), run, at_sequence).await?;
+    let garbage = |garbage| Fault::Garbage { subject: task.to_string(), sequence: at_sequence, garbage };
     match bus.open::<Entry>(&record).await? {
         Entry::Outcome { outcome: Outcome::Finished { result, .. }, .. } => {
             let bytes = bus.blobs().resolve(&result).await?;

@@ -21,7 +21,7 @@ const UPLOADS: usize = 16;
 
 /// What a run is about.
 #[derive(Args, Debug, Clone)]
-pub struct Arguments {
+pub struct IntakeArguments {
     /// What you want to know or to have done; may be left away where the plan file has an objective
     objective: Option<String>,
     /// Folder with documents to work from; may be given several times
@@ -46,7 +46,7 @@ pub struct Intake {
 
 impl Intake {
     /// Reads and checks what the arguments name.
-    pub fn read(arguments: &Arguments, model: Option<&str>) -> Result<Self, Stop> {
+    pub fn read(arguments: &IntakeArguments, model: Option<&str>) -> Result<Self, Stop> {
         if let Some(model) = model {
             millrace_agent::model::open(model).map_err(Stop::refused)?;
         }

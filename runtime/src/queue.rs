@@ -1,26 +1,22 @@
 //! The queues: orders that wait for whoever offers their capability. A queue is derived state; an order that is lost
-//! is offered again by the supervisor, and one that is there twice meets a journal that says so.
+//! is offered again by the supervisor, and one that is there twice meets a journal that says so. Orders are taken out
+//! by [`crate::host`].
 
-use std::time::Duration;
-
-use async_nats::jetstream::consumer::{Consumer, pull};
-use async_nats::jetstream::{self, AckKind, message::PublishMessage};
+use async_nats::jetstream::{self, ErrorCode, message::PublishMessage};
 use futures::StreamExt;
 use millrace_protocol::ids::{Capability, RunId};
 use millrace_protocol::plan::Work;
 use millrace_protocol::subject;
 use millrace_protocol::wire::{MAX_INLINE, body, seal, seal_stored};
 use millrace_protocol::work::Order;
-use tracing::{debug, warn};
+use tracing::warn;
 
 use crate::Fault;
-use crate::bus::{Bus, Record, encoding};
-use crate::topology::{WORK, ensure_queue, fault};
+use crate::bus::Bus;
+use crate::topology::{WORK, code, fault};
 
-/// How long one request for orders stands.
-const EXPIRES: Duration = Duration::from_secs(5);
 /// The code of "there is a message on this subject already".
-const SUBJECT_IS_TAKEN: u64 = 10077;
+const SUBJECT_IS_TAKEN: ErrorCode = ErrorCode(10077);
 
 /// Puts orders in their queues, pipelined. One that waits there already counts as put. Gives back those that could
 /// not be put, with the last reason.
@@ -64,17 +60,6 @@ async fn send(bus: &Bus, order: &Order) -> Result<jetstream::context::PublishAck
     let publish = PublishMessage::build().payload(payload.into());
     let sent = bus.publisher().send_publish(subject.clone(), publish).await;
     sent.map_err(|error| fault(&format!("offering {subject}"), &error))
-}
-
-fn code(error: &(dyn std::error::Error + 'static)) -> Option<u64> {
-    let mut cause = Some(error);
-    while let Some(at) = cause {
-        if let Some(error) = at.downcast_ref::<jetstream::Error>() {
-            return Some(error.error_code().0);
-        }
-        cause = at.source();
-    }
-    None
 }
 
 /// Takes one order out of its queue, if it waits there.
@@ -146,97 +131,4 @@ async fn purge(bus: &Bus, filter: &str) -> Result<(), Fault> {
         .await
         .map(|_| ())
         .map_err(|error| fault(&format!("withdrawing {filter}"), &error))
-}
-
-/// The end of a queue from which a worker takes orders.
-pub struct Puller {
-    consumer: Consumer<pull::Config>,
-}
-
-impl Puller {
-    /// Opens the queue of a capability, making it if need be.
-    ///
-    /// # Errors
-    /// The server does not answer.
-    pub async fn open(bus: &Bus, capability: &Capability) -> Result<Self, Fault> {
-        let consumer = ensure_queue(bus.control(), bus.settings(), capability).await?;
-        Ok(Self { consumer })
-    }
-
-    /// Asks for at most `free` orders, and hands each to `take` as it comes. Returns when that many came, or after
-    /// five seconds.
-    ///
-    /// One request with an end, never a standing stream: those fetch ahead and starve other workers.
-    ///
-    /// # Errors
-    /// The server does not answer or lost the queue: open it again.
-    pub async fn pull(&self, free: usize, mut take: impl FnMut(Lease)) -> Result<(), Fault> {
-        let mut batch = self
-            .consumer
-            .batch()
-            .max_messages(free)
-            .expires(EXPIRES)
-            .heartbeat(Duration::from_secs(1))
-            .messages()
-            .await
-            .map_err(|error| fault("asking for work", &error))?;
-        while let Some(message) = batch.next().await {
-            match message {
-                Ok(message) => take(Lease { message }),
-                Err(error) => return Err(Fault::unavailable("waiting for work", error)),
-            }
-        }
-        Ok(())
-    }
-}
-
-/// An order that we hold: ours until its lease runs out, is renewed, or it is done.
-pub struct Lease {
-    message: jetstream::Message,
-}
-
-impl Lease {
-    /// Reads the order.
-    ///
-    /// # Errors
-    /// It is no order, or its body can't be had.
-    pub async fn order(&self, bus: &Bus) -> Result<Order, Fault> {
-        let record = Record {
-            sequence: 0,
-            subject: self.message.subject.clone(),
-            payload: self.message.payload.clone(),
-            encoding: encoding(self.message.headers.as_ref()),
-            time: jiff::Timestamp::UNIX_EPOCH,
-            is_deletion: false,
-        };
-        bus.open::<Order>(&record).await
-    }
-
-    /// The subject that the order came on.
-    #[must_use]
-    pub fn subject(&self) -> &str {
-        &self.message.subject
-    }
-
-    /// The work is done, or never will be: the order leaves the queue. Not waited for; a lost one comes again and
-    /// meets the journal.
-    pub async fn done(&self) {
-        self.acknowledge(AckKind::Ack).await;
-    }
-
-    /// The work goes on: the lease begins anew.
-    pub async fn renew(&self) {
-        self.acknowledge(AckKind::Progress).await;
-    }
-
-    /// Somebody else may have it, after a while.
-    pub async fn give_back(&self, after: Duration) {
-        self.acknowledge(AckKind::Nak(Some(after))).await;
-    }
-
-    async fn acknowledge(&self, kind: AckKind) {
-        if let Err(error) = self.message.ack_with(kind).await {
-            debug!(subject = %self.message.subject, %error, "an acknowledgement was lost");
-        }
-    }
 }

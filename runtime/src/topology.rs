@@ -164,10 +164,9 @@ pub async fn ensure(
 pub async fn find(context: &jetstream::Context, url: &str) -> Result<ClusterSettings, Fault> {
     check_jetstream(context, url).await?;
     let none = || Fault::NoCluster { url: url.into() };
-    let store = context.get_key_value(CLUSTER).await.map_err(|error| match error.kind() {
-        jetstream::context::KeyValueErrorKind::GetBucket => none(),
-        jetstream::context::KeyValueErrorKind::InvalidStoreName
-        | jetstream::context::KeyValueErrorKind::JetStream => fault("the cluster's settings", &error),
+    let store = context.get_key_value(CLUSTER).await.map_err(|error| match code(&error) {
+        Some(ErrorCode::STREAM_NOT_FOUND) => none(),
+        Some(_) | None => fault("the cluster's settings", &error),
     })?;
     let ready = store.get(READY).await.map_err(|error| fault("the cluster's settings", &error))?;
     if ready.is_none() {
@@ -309,14 +308,30 @@ async fn bucket(context: &jetstream::Context, config: kv::Config) -> Result<kv::
 
 /// A fault from an error of the client library.
 pub(crate) fn fault(what: &str, error: &(dyn std::error::Error + 'static)) -> Fault {
-    let mut cause = Some(error);
-    while let Some(at) = cause {
-        if let Some(error) = at.downcast_ref::<jetstream::Error>() {
-            return from_code(what, error);
-        }
-        cause = at.source();
+    match server_error(error) {
+        Some(error) => from_code(what, &error),
+        None => Fault::unavailable(what, error),
     }
-    Fault::unavailable(what, error)
+}
+
+/// The server's own code for an error, if it is one of the server's.
+pub(crate) fn code(error: &(dyn std::error::Error + 'static)) -> Option<ErrorCode> {
+    server_error(error).map(|error| error.error_code())
+}
+
+fn server_error(error: &(dyn std::error::Error + 'static)) -> Option<jetstream::Error> {
+    std::iter::successors(Some(error), |error| error.source())
+        .find_map(|error| error.downcast_ref().cloned().or_else(|| in_kind(error)))
+}
+
+/// Where a stream is looked up, the client library keeps the server's error in the kind of its own.
+fn in_kind(error: &(dyn std::error::Error + 'static)) -> Option<jetstream::Error> {
+    match error.downcast_ref::<jetstream::context::GetStreamError>()?.kind() {
+        jetstream::context::GetStreamErrorKind::JetStream(error) => Some(error),
+        jetstream::context::GetStreamErrorKind::EmptyName
+        | jetstream::context::GetStreamErrorKind::Request
+        | jetstream::context::GetStreamErrorKind::InvalidStreamName => None,
+    }
 }
 
 fn from_code(what: &str, error: &jetstream::Error) -> Fault {

@@ -11,7 +11,7 @@ use crate::client::{find, join, submit};
 use crate::commands::up;
 use crate::commands::watch::{Output, watch};
 use crate::exit::{Exit, Stop};
-use crate::intake::{Arguments as IntakeArguments, Intake};
+use crate::intake::{Intake, IntakeArguments};
 use crate::local::{self, Cluster, ClusterInfo, Options};
 use crate::view::{View, say};
 

@@ -5,7 +5,7 @@ use millrace_runtime::registry;
 
 use crate::client::{Target, submit};
 use crate::exit::{Exit, Stop};
-use crate::intake::{Arguments as IntakeArguments, Intake};
+use crate::intake::{Intake, IntakeArguments};
 use crate::view::say;
 
 /// The arguments of `millrace submit`.
