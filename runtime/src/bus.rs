@@ -76,11 +76,13 @@ impl Connection {
 
 /// A connection to a cluster. Cheap to clone.
 #[derive(Clone)]
-pub struct Bus {
+pub struct Bus(Arc<Inner>);
+
+struct Inner {
     client: async_nats::Client,
     publish: jetstream::Context,
     control: jetstream::Context,
-    settings: Arc<ClusterSettings>,
+    settings: ClusterSettings,
     blobs: Blobs,
 }
 
@@ -124,41 +126,41 @@ impl Bus {
     ) -> Result<Self, Fault> {
         let blobs = Blobs::open(&control).await?;
         let publish = context(&client, ACK_TIMEOUT);
-        Ok(Self { publish, control, settings: Arc::new(settings), blobs, client })
+        Ok(Self(Arc::new(Inner { client, publish, control, settings, blobs })))
     }
 
     /// The NATS client.
     #[must_use]
     pub fn client(&self) -> &async_nats::Client {
-        &self.client
+        &self.0.client
     }
 
     /// What is fixed in this cluster.
     #[must_use]
     pub fn settings(&self) -> &ClusterSettings {
-        &self.settings
+        &self.0.settings
     }
 
     /// The lane of a run.
     #[must_use]
     pub fn lane(&self, run: &millrace_protocol::ids::RunId) -> Lane {
-        run.lane(self.settings.lanes)
+        run.lane(self.0.settings.lanes)
     }
 
     /// Large values.
     #[must_use]
     pub fn blobs(&self) -> &Blobs {
-        &self.blobs
+        &self.0.blobs
     }
 
     /// For appends: waits two seconds for an acknowledgement.
     pub(crate) fn publisher(&self) -> &jetstream::Context {
-        &self.publish
+        &self.0.publish
     }
 
     /// For everything else.
     pub(crate) fn control(&self) -> &jetstream::Context {
-        &self.control
+        &self.0.control
     }
 
     /// Reads a message of the log, wherever its body is.
@@ -176,7 +178,7 @@ impl Bus {
             Err(Garbage::Elsewhere) => {
                 let stored = stored::<M>(&record.payload, record.encoding).map_err(garbage)?;
                 let place = stored.ok_or(garbage(Garbage::Empty))?;
-                open_body(&self.blobs.get(&place.sha256).await?).map_err(garbage)
+                open_body(&self.0.blobs.get(&place.sha256).await?).map_err(garbage)
             }
             Err(error) => Err(garbage(error)),
         }
@@ -184,7 +186,7 @@ impl Bus {
 
     /// Waits until everything that was published has left this process.
     pub async fn flush(&self) {
-        if let Err(error) = self.client.flush().await {
+        if let Err(error) = self.0.client.flush().await {
             warn!(%error, "could not flush the connection");
         }
     }

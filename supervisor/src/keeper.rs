@@ -87,7 +87,7 @@ impl Keeper {
                 _ = beating.tick() => self.beat().await,
             }
         }
-        self.leave().await;
+        Box::pin(self.leave()).await;
     }
 
     async fn round(&mut self) {
