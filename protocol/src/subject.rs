@@ -83,6 +83,12 @@ pub fn lane(lane: Lane) -> String {
     format!("lane.{lane}.>")
 }
 
+/// Where the runs of a lane are handed in.
+#[must_use]
+pub fn submissions(lane: Lane) -> String {
+    format!("lane.{lane}.run.*.submitted")
+}
+
 /// The run and topic that a subject of a lane names; `None` if it names none.
 #[must_use]
 pub fn parse(subject: &str) -> Option<(Lane, RunId, Topic)> {

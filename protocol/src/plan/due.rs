@@ -94,8 +94,7 @@ pub fn in_hand(plan: &Plan) -> Vec<Work> {
     }
     let claimed = |planning: &&Planning| planning.worker.is_some() && planning.retry_at.is_none();
     let planning = plan.planning.as_ref().filter(claimed);
-    let planning =
-        planning.map(|planning| Work::Planning { turn: planning.turn, attempt: planning.attempt });
+    let planning = planning.map(|planning| Work::Planning { turn: planning.turn, attempt: planning.attempt });
     let running = plan.tasks().iter().filter(|task| task.state == TaskState::Running);
     let running = running.map(|task| Work::Task { task: task.spec.id.clone(), attempt: task.attempt });
     planning.into_iter().chain(running).collect()

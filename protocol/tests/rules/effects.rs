@@ -68,3 +68,28 @@ fn work_is_in_hand_from_its_claim_to_its_end() {
     planned.fact(&Fact::Claimed(turn.clone(), cast::worker("w1"))).unwrap();
     assert_eq!(in_hand(&planned.plan), [turn]);
 }
+
+#[test]
+fn what_is_in_hand_is_claimed_and_not_ended() {
+    let mut scene = Scene::submitted(cast::submission(vec![cast::task("a", &[]), cast::task("b", &["a"])]));
+    let a = cast::task_id("a");
+    assert_eq!(in_hand(&scene.plan), []);
+    scene.claim(&a, "w1");
+    assert_eq!(in_hand(&scene.plan), [cast::attempt(&a, 1)]);
+    scene.finish(&a, "w1");
+    assert_eq!(in_hand(&scene.plan), []);
+    scene.claim(&cast::task_id("b"), "w1");
+    scene.finish(&cast::task_id("b"), "w1");
+    assert_eq!(in_hand(&scene.plan), [], "the run is over");
+}
+
+#[test]
+fn a_planners_turn_is_in_hand_until_it_has_ended() {
+    let mut scene = Scene::submitted(Submission { mode: Mode::Llm, ..cast::submission(Vec::new()) });
+    let work = Work::Planning { turn: 1, attempt: 1 };
+    scene.fact(&Fact::Claimed(work.clone(), cast::worker("p1"))).unwrap();
+    assert_eq!(in_hand(&scene.plan), [work]);
+    let outcome = Err(cast::error(millrace_protocol::result::ErrorKind::Model, "overloaded"));
+    scene.fact(&Fact::Planned { turn: 1, attempt: 1, outcome }).unwrap();
+    assert_eq!(in_hand(&scene.plan), []);
+}
