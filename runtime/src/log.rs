@@ -4,11 +4,13 @@
 //! refused by the server. An append whose acknowledgement did not come is *unclear*: the log is asked what the last
 //! message of the subject is, and whether it is our own, before anything else is said or tried.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use async_nats::jetstream::{self, message::PublishMessage};
 use bytes::Bytes;
 use millrace_protocol::ids::{Lane, RunId};
+use millrace_protocol::plan::Submission;
 use millrace_protocol::subject::{self, Topic};
 use millrace_protocol::wire::{MAX_INLINE, Message, body, seal, seal_stored};
 
@@ -171,6 +173,25 @@ pub async fn tell<M: Message>(
 /// The server does not answer.
 pub async fn read_run(bus: &Bus, lane: Lane, run: &RunId, from: u64) -> Result<Vec<Record>, Fault> {
     direct::read(bus, &lane_stream(lane), &subject::run(lane, run), from).await
+}
+
+/// The runs that were handed in and are still in their lanes, under way or over, in the order of their ids. A message
+/// that is no submission hands nothing in.
+///
+/// # Errors
+/// The server does not answer.
+pub async fn handed_in(bus: &Bus) -> Result<BTreeSet<RunId>, Fault> {
+    let mut runs = BTreeSet::new();
+    for lane in (0..bus.settings().lanes).map(Lane) {
+        for record in direct::read(bus, &lane_stream(lane), &subject::submissions(lane), 1).await? {
+            match bus.open::<Submission>(&record).await {
+                Ok(_) => runs.extend(subject::parse(&record.subject).map(|(_, run, _)| run)),
+                Err(fault) if fault.is_transient() => return Err(fault),
+                Err(fault) => tracing::debug!(%fault, "a submission that can't be read is passed over"),
+            }
+        }
+    }
+    Ok(runs)
 }
 
 /// A read of all that a lane holds of a run, page by page, oldest first.

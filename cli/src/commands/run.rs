@@ -4,6 +4,7 @@
 use anyhow::anyhow;
 use clap::Args;
 use millrace_protocol::ids::RunId;
+use millrace_runtime::log::handed_in;
 use millrace_runtime::{Bus, registry};
 use tokio_util::sync::CancellationToken;
 
@@ -162,9 +163,11 @@ fn refuse_unknown(intake: &Intake) -> Result<(), Stop> {
     }
 }
 
+/// The runs under way. The log says which those are: a run that was cut off in its first moment has no summary yet.
 async fn unfinished(bus: &Bus) -> Result<Vec<RunId>, Stop> {
-    let runs = registry::runs(bus).await?;
-    Ok(runs.into_iter().filter(|summary| summary.end.is_none()).map(|summary| summary.run).collect())
+    let summaries = registry::runs(bus).await?;
+    let ended = |run: &RunId| summaries.iter().any(|summary| summary.run == *run && summary.end.is_some());
+    Ok(handed_in(bus).await?.into_iter().filter(|run| !ended(run)).collect())
 }
 
 async fn newest_unfinished(bus: &Bus) -> Result<RunId, Stop> {
