@@ -8,13 +8,15 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
+use millrace_protocol::registry;
 use millrace_runtime::bus::Credentials;
+use millrace_runtime::topology::LEASES;
 use millrace_runtime::{Bus, Connection, duration};
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
 use crate::program::millrace;
-use crate::{NatsServer, Options};
+use crate::{NatsServer, Options, eventually};
 
 /// The variable by which all that descends from a test's processes is found.
 const MARK: &str = "MILLRACE_TEST_MARK";
@@ -233,6 +235,72 @@ impl Cluster {
     pub fn names(&self, role: Role) -> Vec<String> {
         let of_role = self.members.iter().filter(|(_, member)| member.role == role);
         of_role.map(|(name, _)| name.clone()).collect()
+    }
+
+    /// Waits until a process says something that holds `text`, and says how long that took from now.
+    ///
+    /// # Panics
+    /// It does not say so within `patience`.
+    pub async fn heard(&self, name: &str, text: &str, patience: Duration) -> Duration {
+        self.heard_again(name, text, 0, patience).await
+    }
+
+    /// The same, for what it has said `before` times already.
+    ///
+    /// # Panics
+    /// It does not say so within `patience`.
+    pub async fn heard_again(&self, name: &str, text: &str, before: usize, patience: Duration) -> Duration {
+        let started = Instant::now();
+        loop {
+            let log = self.log(name);
+            if log.matches(text).count() > before {
+                return started.elapsed();
+            }
+            assert!(started.elapsed() < patience, "{name} does not say {text:?} within {patience:?}:\n{log}");
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    }
+
+    /// Who holds each lane, by the names that the test gave.
+    pub async fn owners(&self, bus: &Bus) -> BTreeMap<u16, String> {
+        let context = async_nats::jetstream::new(bus.client().clone());
+        let Ok(leases) = context.get_key_value(LEASES).await else { return BTreeMap::new() };
+        let mut owners = BTreeMap::new();
+        for lane in 0..self.setup.lanes {
+            if let Ok(Some(id)) = leases.get(format!("lane-{lane}")).await {
+                let id = String::from_utf8_lossy(&id).into_owned();
+                let name = id.rsplit_once('-').map_or(id.as_str(), |(name, _)| name);
+                owners.insert(lane, name.to_owned());
+            }
+        }
+        owners
+    }
+
+    /// Who holds the only lane, once that has not changed for a while.
+    ///
+    /// # Panics
+    /// It goes from hand to hand.
+    pub async fn owner(&self, bus: &Bus) -> String {
+        let (mut last, mut seen) = (None, 0);
+        eventually(Duration::from_secs(30), "an owner who stays", async || {
+            let owner = self.owners(bus).await.remove(&0);
+            seen = if owner.is_some() && owner == last { seen + 1 } else { 0 };
+            last.clone_from(&owner);
+            owner.filter(|_| seen > 60)
+        })
+        .await
+    }
+
+    /// Waits until the cluster knows so many processes of a kind by their signs of life.
+    ///
+    /// # Panics
+    /// They do not come.
+    pub async fn known(&self, bus: &Bus, role: registry::Role, count: usize) {
+        eventually(Duration::from_secs(30), "signs of life", async || {
+            let beats = millrace_runtime::registry::beats(bus).await.ok()?;
+            (beats.iter().filter(|beat| beat.role == role).count() >= count).then_some(())
+        })
+        .await;
     }
 
     /// What a process has said, in all its lives.

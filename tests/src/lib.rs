@@ -34,6 +34,8 @@ pub struct Options {
     pub without_jetstream: bool,
     /// The address it listens on, if not the loopback device's.
     pub host: Option<Ipv4Addr>,
+    /// The folder of its store, if not one of its own that goes with it.
+    pub store: Option<PathBuf>,
     /// More of its configuration, as it stands in its file.
     pub more: String,
 }
@@ -163,7 +165,7 @@ fn configuration(options: &Options, port: u16, folder: &Path) -> String {
     let mut text = format!("host: {host}\nport: {port}\n");
     if !options.without_jetstream {
         let sync = if options.sync_always { "always" } else { "2m" };
-        let store = folder.join("store");
+        let store = options.store.clone().unwrap_or_else(|| folder.join("store"));
         text +=
             &format!("jetstream {{ store_dir: {:?}, sync_interval: {sync} }}\n", store.display().to_string());
     }

@@ -1,0 +1,265 @@
+//! What supervisors do beside deciding: sharing lanes, archiving, refusing what was there before, waiting for
+//! capabilities, watching clocks, cancelling, and getting over a server that dies under load.
+
+use std::collections::BTreeSet;
+use std::time::{Duration, Instant};
+
+use millrace_protocol::ids::RunId;
+use millrace_protocol::plan::{AttemptEnd, Clock, EndReason, Limits, Plan, TaskState};
+use millrace_protocol::registry::Role as Kind;
+use millrace_protocol::subject::Topic;
+use millrace_runtime::log::{AppendError, append, read_lane};
+use millrace_runtime::{Bus, registry};
+use millrace_tests::cluster::{Cluster, Role, Setup, alone};
+use millrace_tests::eventually;
+use millrace_tests::history::History;
+use millrace_tests::plans::{echo, ended, fan_out, finished, fixed, id, run, submit};
+use serde_json::json;
+
+const PATIENCE: Duration = Duration::from_secs(60);
+
+fn end_of(plan: &Plan) -> Option<EndReason> {
+    plan.end.as_ref().map(|end| end.reason)
+}
+
+async fn plan_of(bus: &Bus, run: &RunId) -> Plan {
+    History::read(bus, run).await.unwrap().plan().clone()
+}
+
+/// Waits until a task is in a state.
+async fn reached(bus: &Bus, run: &RunId, task: &str, state: TaskState) {
+    eventually(PATIENCE, &format!("{task} {state}"), async || {
+        let plan = History::read(bus, run).await.ok()?.plan().clone();
+        (plan.task(&id(task))?.state == state).then_some(())
+    })
+    .await;
+}
+
+/// Runs side by side, which all complete.
+async fn all_complete(bus: &Bus, names: &[String]) {
+    for name in names {
+        submit(bus, &run(name), &fan_out(5, &json!({"delay_ms": 5}))).await;
+    }
+    for name in names {
+        let history = finished(bus, &run(name), PATIENCE).await;
+        history.assert_holds();
+        assert_eq!(end_of(history.plan()), Some(EndReason::Completed), "{name}");
+    }
+}
+
+/// Waits until all eight lanes have owners, who are so many.
+async fn shared_by(cluster: &Cluster, bus: &Bus, count: usize) {
+    eventually(PATIENCE, "lanes that are shared", async || {
+        let owners = cluster.owners(bus).await;
+        let names: BTreeSet<&String> = owners.values().collect();
+        (owners.len() == 8 && names.len() == count).then_some(())
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn three_supervisors_share_eight_lanes_and_those_that_stay_take_what_another_leaves() {
+    let _alone = alone();
+    let mut cluster = Cluster::start(Setup { lanes: 8, ..Setup::default() }, 2);
+    cluster.add(Role::Supervisor, "supervisor-2", &[]);
+    cluster.add(Role::Supervisor, "supervisor-3", &[]);
+    let bus = cluster.bus().await;
+    shared_by(&cluster, &bus, 3).await;
+    let names: Vec<String> = (0..24).map(|n| format!("first-{n}")).collect();
+    let lanes: BTreeSet<_> = names.iter().map(|name| bus.lane(&run(name))).collect();
+    assert_eq!(lanes.len(), 8, "the runs are in all lanes");
+    all_complete(&bus, &names).await;
+
+    cluster.stop("supervisor-2");
+    shared_by(&cluster, &bus, 2).await;
+    all_complete(&bus, &(0..24).map(|n| format!("second-{n}")).collect::<Vec<_>>()).await;
+    cluster.end();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_finished_run_leaves_its_lane_empty_and_the_archive_answers_for_it() {
+    let _alone = alone();
+    let cluster = Cluster::start(Setup { linger: Duration::from_millis(200), ..Setup::default() }, 1);
+    let (bus, run) = (cluster.bus().await, run("archived"));
+    let mut submission = fan_out(10, &json!({"steps": 1}));
+    submission.tasks[9].is_final = true;
+    submit(&bus, &run, &submission).await;
+    ended(&bus, &run, PATIENCE).await;
+    eventually(PATIENCE, "an empty lane", async || {
+        let left = read_lane(&bus, bus.lane(&run)).next().await.ok()?;
+        left.is_empty().then_some(())
+    })
+    .await;
+    let history = History::read(&bus, &run).await.unwrap();
+    history.assert_holds();
+    assert_eq!(history.fates().len(), 10);
+
+    let first = history.records().first().unwrap().sequence;
+    for arguments in [
+        vec!["show", "archived"],
+        vec!["show", "latest", "--json"],
+        vec!["replay", "archived"],
+        vec!["replay", "archived", "--log"],
+        vec!["watch", "archived"],
+        vec!["list"],
+    ] {
+        let said = cluster.command().args(&arguments).output().unwrap();
+        let text =
+            String::from_utf8_lossy(&said.stdout).into_owned() + &String::from_utf8_lossy(&said.stderr);
+        assert!(said.status.success(), "{arguments:?}: {text}");
+        assert!(text.contains("t9") || text.contains("archived"), "{arguments:?}: {text}");
+    }
+    let early =
+        cluster.command().args(["replay", "archived", "--json", "--at"]).arg(first.to_string()).output();
+    let early: serde_json::Value = serde_json::from_slice(&early.unwrap().stdout).unwrap();
+    assert_eq!(early["plan"]["start"], json!(null), "before its first decision nothing has begun: {early}");
+    cluster.end();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_run_that_is_handed_in_again_is_refused_and_changes_nothing() {
+    let _alone = alone();
+    let cluster = Cluster::start(Setup { linger: Duration::from_millis(200), ..Setup::default() }, 1);
+    let (bus, run) = (cluster.bus().await, run("again"));
+    let submission = fan_out(3, &json!({"delay_ms": 100}));
+    submit(&bus, &run, &submission).await;
+    let second = append(&bus, bus.lane(&run), &run, &Topic::Submitted, &fan_out(7, &json!({})), 0).await;
+    assert!(matches!(second, Err(AppendError::Fenced { .. })), "{second:?}");
+
+    ended(&bus, &run, PATIENCE).await;
+    let archived = async || registry::summary(&bus, &run).await.unwrap().filter(|summary| summary.archived);
+    let summary = eventually(PATIENCE, "the archive", archived).await;
+    cluster.heard("supervisor-1", "archived", PATIENCE).await;
+    // Its subject is empty now, so that the server takes it; the supervisor does not.
+    append(&bus, bus.lane(&run), &run, &Topic::Submitted, &fan_out(7, &json!({})), 0).await.unwrap();
+    cluster
+        .heard("supervisor-1", "late messages of a run that is in the archive are removed", PATIENCE)
+        .await;
+    assert_eq!(registry::summary(&bus, &run).await.unwrap(), Some(summary));
+    assert_eq!(plan_of(&bus, &run).await.tasks().len(), 3);
+    cluster.end();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_task_that_nobody_can_do_says_so_and_goes_on_when_somebody_comes() {
+    let _alone = alone();
+    let mut cluster = Cluster::start(Setup::default(), 0);
+    let (bus, run) = (cluster.bus().await, run("healed"));
+    submit(&bus, &run, &fixed(vec![echo("a", &json!({}))])).await;
+    reached(&bus, &run, "a", TaskState::Errored).await;
+    cluster.add(Role::Worker, "worker-1", &["--capability", "echo"]);
+    let history = finished(&bus, &run, PATIENCE).await;
+    history.assert_holds();
+    assert_eq!(end_of(history.plan()), Some(EndReason::Completed));
+    cluster.end();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn each_of_the_three_clocks_ends_an_attempt() {
+    let _alone = alone();
+    let cluster = Cluster::start(Setup { slots: 2, ..Setup::default() }, 1);
+    let (bus, run) = (cluster.bus().await, run("clocks"));
+    let half = Duration::from_millis(500);
+    let slow = |name: &str, limits: Limits| {
+        let mut task = echo(name, &json!({"delay_ms": 20_000}));
+        task.limits = Limits { max_attempts: 1, ..limits };
+        task
+    };
+    let mut waits = echo("waits", &json!({}));
+    waits.limits = Limits { max_attempts: 1, queue_wait: half, ..Limits::default() };
+    // Two take both slots, so that the third waits.
+    submit(
+        &bus,
+        &run,
+        &fixed(vec![
+            slow("runs", Limits { run_time: Duration::from_secs(3), ..Limits::default() }),
+            slow("silent", Limits { silence: Duration::from_secs(3), ..Limits::default() }),
+        ]),
+    )
+    .await;
+    reached(&bus, &run, "silent", TaskState::Running).await;
+    reached(&bus, &run, "runs", TaskState::Running).await;
+    let second = millrace_tests::plans::run("waiting");
+    submit(&bus, &second, &fixed(vec![waits])).await;
+    let (first, second) = (finished(&bus, &run, PATIENCE).await, finished(&bus, &second, PATIENCE).await);
+    for (history, task, clock) in [
+        (&first, "runs", Clock::RunTime),
+        (&first, "silent", Clock::Silence),
+        (&second, "waits", Clock::QueueWait),
+    ] {
+        let task = history.plan().task(&id(task)).unwrap();
+        assert_eq!(task.state, TaskState::Failed);
+        assert_eq!(task.attempts.last().unwrap().end, Some(AttemptEnd::TimedOut(clock)), "{}", task.spec.id);
+        history.assert_holds();
+    }
+    cluster.heard("worker-1", "stopping work that is not wanted any more", PATIENCE).await;
+    cluster.end();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_first_failure_ends_a_run_that_says_so() {
+    let _alone = alone();
+    let cluster = Cluster::start(Setup::default(), 1);
+    let (bus, run) = (cluster.bus().await, run("fails-fast"));
+    let mut fails = echo("fails", &json!({"fail_rate": 1.0, "delay_ms": 200}));
+    fails.limits.max_attempts = 1;
+    let slow = echo("slow", &json!({"delay_ms": 30_000}));
+    let mut submission = fixed(vec![fails, slow]);
+    submission.fail_fast = true;
+    let started = Instant::now();
+    submit(&bus, &run, &submission).await;
+    let history = finished(&bus, &run, PATIENCE).await;
+    assert!(started.elapsed() < Duration::from_secs(10), "nobody waits for the slow one");
+    assert_eq!(end_of(history.plan()), Some(EndReason::Failed));
+    let state = |task: &str| history.plan().task(&id(task)).unwrap().state;
+    assert_eq!((state("fails"), state("slow")), (TaskState::Failed, TaskState::Cancelled));
+    history.assert_holds();
+    cluster.end();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_cancelled_run_is_dropped_by_its_worker_within_a_second() {
+    let _alone = alone();
+    let cluster = Cluster::start(Setup { slots: 1, ..Setup::default() }, 1);
+    let (bus, run, next) = (cluster.bus().await, run("cancelled"), run("next"));
+    submit(&bus, &run, &fan_out(3, &json!({"delay_ms": 60_000}))).await;
+    reached(&bus, &run, "t0", TaskState::Running).await;
+    let cancelled = cluster.command().args(["cancel", "cancelled", "--reason", "enough"]).spawn().unwrap();
+    let took = cluster.heard("worker-1", "stopping work that is not wanted any more", PATIENCE).await;
+    println!("a worker heard of a cancelled run {} ms after the command was started", took.as_millis());
+    assert!(took < Duration::from_secs(1), "it took {took:?}");
+    assert!(cancelled.wait_with_output().unwrap().status.success());
+    // Its slot is free, and nothing of the old run stands before the new one.
+    submit(&bus, &next, &fan_out(3, &json!({}))).await;
+    assert_eq!(end_of(finished(&bus, &next, PATIENCE).await.plan()), Some(EndReason::Completed));
+    let history = finished(&bus, &run, PATIENCE).await;
+    assert_eq!(end_of(history.plan()), Some(EndReason::Cancelled));
+    history.assert_holds();
+    let again = cluster.command().args(["cancel", "cancelled"]).output().unwrap();
+    assert_eq!(again.status.code(), Some(2), "there is nothing left to cancel");
+    cluster.end();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_that_is_killed_three_times_under_load_loses_nothing() {
+    let _alone = alone();
+    let mut cluster = Cluster::start(Setup { slots: 32, ..Setup::default() }, 2);
+    let (bus, run) = (cluster.bus().await, run("loaded"));
+    cluster.known(&bus, Kind::Worker, 2).await;
+    submit(&bus, &run, &fan_out(2_000, &json!({"delay_ms": 100, "steps": 1}))).await;
+    for part in 1..=3 {
+        eventually(PATIENCE, "progress", async || {
+            let summary = registry::summary(&bus, &run).await.ok()??;
+            (summary.progress().1 >= part * 300).then_some(())
+        })
+        .await;
+        cluster.server.restart();
+    }
+    let history = finished(&bus, &run, PATIENCE).await;
+    history.assert_holds();
+    assert_eq!(history.broken_by_ledger(&cluster.ledger_text()), Vec::<String>::new());
+    assert_eq!(history.plan().count(TaskState::Completed), 2_000);
+    let attempts: usize = history.fates().values().map(|fate| fate.attempts.len()).sum();
+    assert_eq!(attempts, 2_000, "no attempt was lost");
+    cluster.end();
+}
