@@ -1,0 +1,295 @@
+//! The NATS shell against a real server: what is appended, stored and read stays so, whatever happens to the server.
+
+use std::net::TcpListener;
+use std::time::Duration;
+
+use millrace_protocol::ids::{Lane, RunId};
+use millrace_protocol::plan::{Control, Limits, Work};
+use millrace_protocol::result::Parameters;
+use millrace_protocol::subject::Topic;
+use millrace_protocol::wire::{Blob, MAX_INLINE};
+use millrace_protocol::work::{Entry, Order};
+use millrace_runtime::bus::Credentials;
+use millrace_runtime::log::{AppendError, append, read_run};
+use millrace_runtime::tail::Tail;
+use millrace_runtime::topology::Wanted;
+use millrace_runtime::{Bus, Connection, Fault, archive, queue};
+use millrace_tests::{NatsServer, Options, eventually};
+
+const LANE: Lane = Lane(0);
+const PATIENCE: Duration = Duration::from_secs(60);
+
+fn run(name: &str) -> RunId {
+    RunId::new(name).expect("it is a name")
+}
+
+fn note(text: &str) -> Entry {
+    Entry::Note { text: text.into() }
+}
+
+async fn connect(url: &str, wanted: &Wanted) -> Result<Bus, Fault> {
+    let connection = Connection { url: url.into(), credentials: Credentials::None };
+    Bus::connect(&connection, "test", wanted).await
+}
+
+async fn bus(server: &NatsServer) -> Bus {
+    connect(&server.url, &Wanted::default()).await.expect("the cluster is made")
+}
+
+#[tokio::test]
+async fn of_two_writers_that_follow_the_same_message_one_is_refused() {
+    let server = NatsServer::start();
+    let bus = bus(&server).await;
+    let (run, topic) = (run("r"), Topic::Plan);
+    let first = append(&bus, LANE, &run, &topic, &note("a"), 0).await.expect("nobody was there");
+    let second = append(&bus, LANE, &run, &topic, &note("b"), first).await.expect("it follows the first");
+    for stale in [0, first] {
+        match append(&bus, LANE, &run, &topic, &note("c"), stale).await {
+            Err(AppendError::Fenced { last }) => assert_eq!(last, second),
+            other => panic!("{other:?}"),
+        }
+    }
+    assert_eq!(read_run(&bus, LANE, &run, 1).await.expect("it answers").len(), 2);
+}
+
+#[tokio::test]
+async fn appends_across_a_server_that_dies_are_each_there_once_and_in_order() {
+    let mut server = NatsServer::start();
+    let bus = bus(&server).await;
+    let (writing, run) = (bus.clone(), run("r"));
+    let writer = tokio::spawn({
+        let run = run.clone();
+        async move {
+            let mut last = 0;
+            for number in 0..2_000 {
+                let entry = note(&number.to_string());
+                last =
+                    append(&writing, LANE, &run, &Topic::Plan, &entry, last).await.expect("it gets through");
+            }
+        }
+    });
+    for _ in 0..3 {
+        let before = read_run(&bus, LANE, &run, 1).await.map_or(0, |records| records.len());
+        eventually(PATIENCE, "more appends", async || {
+            let now = read_run(&bus, LANE, &run, 1).await.map_or(0, |records| records.len());
+            (now > before || writer.is_finished()).then_some(())
+        })
+        .await;
+        server.restart();
+    }
+    writer.await.expect("no append was lost or refused");
+    let mut texts = Vec::new();
+    for record in read_run(&bus, LANE, &run, 1).await.expect("it answers") {
+        match bus.open::<Entry>(&record).await.expect("it is an entry") {
+            Entry::Note { text } => texts.push(text),
+            other => panic!("{other:?}"),
+        }
+    }
+    assert_eq!(texts, (0..2_000).map(|number| number.to_string()).collect::<Vec<_>>());
+}
+
+#[tokio::test]
+async fn a_reader_of_a_lane_goes_on_without_a_gap_when_its_server_comes_back() {
+    let mut server = NatsServer::start();
+    let bus = bus(&server).await;
+    let run = run("r");
+    let mut tail = Tail::lane(&bus, LANE, 1);
+    let (mut last, mut seen) = (0, Vec::new());
+    for round in 0..3 {
+        for _ in 0..100 {
+            last = append(&bus, LANE, &run, &Topic::Plan, &note("x"), last).await.expect("it gets through");
+        }
+        while seen.len() < 100 * (round + 1) {
+            seen.extend(tail.next().await.into_iter().map(|record| record.sequence));
+        }
+        server.restart();
+    }
+    assert_eq!(seen, (1..=300).collect::<Vec<u64>>());
+}
+
+#[tokio::test]
+async fn a_large_message_travels_through_the_blob_store_and_nobody_notices() {
+    let server = NatsServer::start();
+    let bus = bus(&server).await;
+    for bytes in [MAX_INLINE / 2, MAX_INLINE * 2, 5_000_000] {
+        let name = run(&format!("r{bytes}"));
+        let wish = Control::CancelRun { reason: "x".repeat(bytes) };
+        append(&bus, LANE, &name, &Topic::Control, &wish, 0).await.expect("it fits");
+        let records = read_run(&bus, LANE, &name, 1).await.expect("it answers");
+        assert!(records[0].payload.len() < MAX_INLINE + 1_000, "{} bytes travel", records[0].payload.len());
+        assert_eq!(bus.open::<Control>(&records[0]).await.expect("it is read"), wish);
+    }
+}
+
+#[tokio::test]
+async fn a_blob_is_kept_once_and_its_content_is_checked() {
+    let server = NatsServer::start();
+    let bus = bus(&server).await;
+    let small = bus.blobs().spill(vec![1; MAX_INLINE]).await.expect("it is taken");
+    assert!(matches!(small, Blob::Inline(_)));
+    let large = vec![2; MAX_INLINE + 1];
+    let Blob::Stored(stored) = bus.blobs().spill(large.clone()).await.expect("it is taken") else {
+        panic!("it is larger than a message");
+    };
+    assert_eq!(bus.blobs().put(&large).await.expect("it is there").sha256, stored.sha256);
+    assert_eq!(bus.blobs().get(&stored.sha256).await.expect("it is there"), large);
+    let missing = "0".repeat(64);
+    assert!(matches!(bus.blobs().get(&missing).await, Err(Fault::Missing { sha256 }) if sha256 == missing));
+    let context = async_nats::jetstream::new(bus.client().clone());
+    let store = context.get_object_store("blobs").await.expect("the store is there");
+    store.put(stored.sha256.as_str(), &mut &b"something else"[..]).await.expect("it is replaced");
+    assert!(matches!(bus.blobs().get(&stored.sha256).await, Err(Fault::Damaged { .. })));
+}
+
+#[tokio::test]
+async fn an_archive_says_what_the_lane_said() {
+    let server = NatsServer::start();
+    let bus = bus(&server).await;
+    let (name, mut last) = (run("r"), 0);
+    for number in 0..500 {
+        let topic = Topic::Planning(1, 1);
+        last = append(&bus, LANE, &name, &topic, &note(&number.to_string()), last)
+            .await
+            .expect("it gets through");
+    }
+    let lane = read_run(&bus, LANE, &name, 1).await.expect("it answers");
+    assert_eq!(archive::write(&bus, LANE, &name).await.expect("it is taken"), last);
+    millrace_runtime::log::purge_run(&bus, LANE, &name, last).await.expect("it answers");
+    assert!(read_run(&bus, LANE, &name, 1).await.expect("it answers").is_empty());
+    assert_eq!(
+        archive::write(&bus, LANE, &name).await.expect("it answers"),
+        0,
+        "an empty lane replaces nothing"
+    );
+    let kept = archive::find_run(&bus, LANE, &name).await.expect("it answers");
+    let said = |records: &[millrace_runtime::bus::Record]| {
+        records.iter().map(|r| (r.sequence, r.subject.clone(), r.payload.clone(), r.time)).collect::<Vec<_>>()
+    };
+    assert_eq!(said(&kept), said(&lane));
+    assert!(archive::find_run(&bus, LANE, &run("other")).await.expect("it answers").is_empty());
+}
+
+#[tokio::test]
+async fn an_order_that_waits_is_not_put_in_its_queue_again() {
+    let server = NatsServer::start();
+    let bus = bus(&server).await;
+    let work = Work::Planning { turn: 1, attempt: 1 };
+    let order = Order {
+        run: run("r"),
+        lane: LANE,
+        work: work.clone(),
+        mission: "m".into(),
+        objective: "o".into(),
+        capability: millrace_protocol::ids::Capability::new("planner").expect("it is a name"),
+        parameters: Parameters::new(),
+        inputs: Vec::new(),
+        criteria: Vec::new(),
+        is_final: false,
+        feedback: Vec::new(),
+        limits: Limits::default(),
+        documents: None,
+        model: None,
+    };
+    for _ in 0..3 {
+        assert!(queue::offer(&bus, vec![order.clone(), order.clone()]).await.is_ok());
+    }
+    let context = async_nats::jetstream::new(bus.client().clone());
+    let waiting = async || {
+        let stream = context.get_stream("WORK").await.expect("the queues are there");
+        stream.cached_info().state.messages
+    };
+    assert_eq!(waiting().await, 1);
+    queue::withdraw(&bus, &order.run, &order.capability, &work).await.expect("it answers");
+    assert_eq!(waiting().await, 0);
+}
+
+#[tokio::test]
+async fn a_cluster_is_made_once_and_what_differs_from_it_is_refused_by_name() {
+    let server = NatsServer::start();
+    let connection = Connection { url: server.url.clone(), credentials: Credentials::None };
+    let none = Bus::join(&connection, "test", Duration::ZERO).await.err().expect("nobody has made one");
+    assert!(matches!(none, Fault::NoCluster { .. }), "{none}");
+    let wanted = |lanes| Wanted { lanes: Some(lanes), ..Wanted::default() };
+    connect(&server.url, &wanted(3)).await.expect("the first makes it");
+    connect(&server.url, &wanted(3)).await.expect("it is safe to repeat");
+    assert_eq!(
+        Bus::join(&connection, "test", Duration::ZERO).await.expect("it is there").settings().lanes,
+        3
+    );
+    let differs = connect(&server.url, &wanted(4)).await.err().expect("it has three");
+    assert!(
+        differs.to_string().starts_with("the lane count of this cluster has 3, but 4 is asked for"),
+        "{differs}"
+    );
+}
+
+#[tokio::test]
+async fn a_stream_of_somebody_else_in_our_place_is_refused_and_left_alone() {
+    let server = NatsServer::start();
+    let client = async_nats::connect(&server.url).await.expect("it answers");
+    let context = async_nats::jetstream::new(client);
+    let theirs = async_nats::jetstream::stream::Config {
+        name: "LANE_0".into(),
+        subjects: vec!["theirs.>".into()],
+        ..Default::default()
+    };
+    context.create_stream(theirs).await.expect("it is made");
+    let refused = connect(&server.url, &Wanted::default()).await.err().expect("it is not ours");
+    assert!(
+        refused.to_string().contains("stream LANE_0") && refused.to_string().contains("theirs.>"),
+        "{refused}"
+    );
+    let still = context.get_stream("LANE_0").await.expect("it is there");
+    assert_eq!(still.cached_info().config.subjects, ["theirs.>"]);
+}
+
+/// Three servers of one NATS cluster.
+fn three() -> [NatsServer; 3] {
+    let listeners = [(); 3].map(|()| TcpListener::bind("127.0.0.1:0").expect("a free port"));
+    let ports = listeners.each_ref().map(|listener| listener.local_addr().expect("it has one").port());
+    drop(listeners);
+    let routes = ports.map(|port| format!("nats://127.0.0.1:{port}")).join(", ");
+    let start = |number: usize| {
+        let port = ports[number];
+        let cluster =
+            format!("cluster {{ name: three, host: 127.0.0.1, port: {port}, routes: [{routes}] }}\n");
+        NatsServer::with(&Options {
+            more: format!("server_name: n{number}\n{cluster}"),
+            ..Options::default()
+        })
+    };
+    [start(0), start(1), start(2)]
+}
+
+#[tokio::test]
+async fn with_three_copies_any_server_may_die_and_no_append_is_lost() {
+    let mut servers = three();
+    let url = servers.each_ref().map(|server| server.url.clone()).join(",");
+    let wanted = Wanted { replicas: Some(3), ..Wanted::default() };
+    // The servers need a moment to find each other and to choose a leader.
+    let bus = eventually(PATIENCE, "a cluster of three", async || connect(&url, &wanted).await.ok()).await;
+    let (name, mut last) = (run("r"), 0);
+    for server in &mut servers {
+        server.kill();
+        for number in 0..50 {
+            let entry = note(&number.to_string());
+            last =
+                append(&bus, LANE, &name, &Topic::Plan, &entry, last).await.expect("two of three are enough");
+        }
+        server.restart();
+        // Two of three must be in step before the next one dies.
+        let context = async_nats::jetstream::new(bus.client().clone());
+        eventually(PATIENCE, "the server to be in step again", async || {
+            let stream = context.get_stream("LANE_0").await.ok()?;
+            let peers = &stream.cached_info().cluster.as_ref()?.replicas;
+            (peers.len() == 2 && peers.iter().all(|peer| peer.current && !peer.offline)).then_some(())
+        })
+        .await;
+    }
+    let records = eventually(PATIENCE, "all appends", async || {
+        let records = read_run(&bus, LANE, &name, 1).await.ok()?;
+        (records.len() == 150).then_some(records)
+    })
+    .await;
+    assert_eq!(records.last().map(|record| record.sequence), Some(last));
+}
