@@ -26,7 +26,8 @@ fn dependencies() -> BTreeMap<String, BTreeSet<String>> {
         .iter()
         .map(|package| {
             let all = package["dependencies"].as_array().expect("a list");
-            let names = all.iter().filter(|one| one["kind"].as_str() != Some("dev")).map(|one| text(&one["name"]));
+            let names =
+                all.iter().filter(|one| one["kind"].as_str() != Some("dev")).map(|one| text(&one["name"]));
             (text(&package["name"]), names.collect())
         })
         .collect()
@@ -83,7 +84,8 @@ fn every_test_that_the_architecture_names_is_there() {
 
 #[test]
 fn nothing_is_left_for_somebody() {
-    let listed = Command::new("git").args(["ls-files", "*.rs"]).current_dir(root()).output().expect("git runs");
+    let listed =
+        Command::new("git").args(["ls-files", "*.rs"]).current_dir(root()).output().expect("git runs");
     let files = String::from_utf8(listed.stdout).expect("names are text");
     let words = ["TO", "DO"].concat();
     for file in files.lines() {
