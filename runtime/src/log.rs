@@ -21,6 +21,8 @@ use crate::{Fault, direct};
 
 /// How long an append is tried before the server counts as gone.
 const PATIENCE: Duration = Duration::from_secs(60);
+/// How long the server may take nothing before that is told.
+const QUIET: Duration = Duration::from_secs(3);
 /// The header with the id of an append, by which its writer recognises it.
 const ID_HEADER: &str = "Millrace-Id";
 
@@ -80,6 +82,7 @@ async fn append_payload(
             .expected_last_subject_sequence(last)
     };
     let started = tokio::time::Instant::now();
+    let mut trouble = Trouble::from(started);
     let mut tries = 0;
     loop {
         let error = match bus.publisher().send_publish(subject.clone(), publish()).await {
@@ -94,6 +97,7 @@ async fn append_payload(
             return Err(fault.into());
         }
         tracing::debug!(%subject, last, tries, %error, "an append is unclear; asking the log");
+        trouble.tell(&subject, &fault);
         match what_became_of(bus, lane, &subject, &id, last).await {
             Became::Written(sequence) => return Ok(sequence),
             Became::Fenced(last) => return Err(AppendError::Fenced { last }),
@@ -102,6 +106,34 @@ async fn append_payload(
         }
         tries += 1;
         tokio::time::sleep(pause(tries)).await;
+    }
+}
+
+/// A server that takes nothing for a while. It may be gone, or its disk may be full: then it answers nothing at all,
+/// not even when there is room again, until it is started anew.
+struct Trouble {
+    since: tokio::time::Instant,
+    is_told: bool,
+}
+
+impl From<tokio::time::Instant> for Trouble {
+    fn from(since: tokio::time::Instant) -> Self {
+        Self { since, is_told: false }
+    }
+}
+
+impl Trouble {
+    /// Says once that nothing was taken for too long.
+    fn tell(&mut self, subject: &str, fault: &Fault) {
+        if !self.is_told && self.since.elapsed() > QUIET {
+            self.is_told = true;
+            tracing::warn!(
+                subject,
+                %fault,
+                "the NATS server takes no messages; still trying. Its log says why: where its disk was full, it must be \
+                 started again"
+            );
+        }
     }
 }
 
@@ -149,6 +181,7 @@ pub async fn tell<M: Message>(
     let payload = sealed(bus, message).await?;
     let subject = subject::topic(lane, run, topic);
     let started = tokio::time::Instant::now();
+    let mut trouble = Trouble::from(started);
     let mut tries = 0;
     loop {
         let publish = PublishMessage::build().payload(payload.clone()).message_id(id);
@@ -159,8 +192,10 @@ pub async fn tell<M: Message>(
             },
             Err(error) => error,
         };
+        let fault = fault(&format!("writing to {subject}"), &error);
+        trouble.tell(&subject, &fault);
         if started.elapsed() > PATIENCE {
-            return Err(fault(&format!("writing to {subject}"), &error));
+            return Err(fault);
         }
         tries += 1;
         tokio::time::sleep(pause(tries)).await;

@@ -3,6 +3,7 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use jiff::Timestamp;
 use millrace_protocol::ids::{Lane, RunId, TaskId};
@@ -21,6 +22,8 @@ use tracing::{error, warn};
 use crate::lane;
 use crate::live::{LiveRun, Phase};
 
+/// How many messages this process could not read.
+static PASSED_OVER: AtomicU64 = AtomicU64::new(0);
 /// How many chunks may lie in the actor's mailbox: mailboxes have no bound of their own.
 const MAX_CHUNKS: usize = 8;
 
@@ -183,7 +186,8 @@ async fn read(bus: &Bus, topic: Topic, record: &Record) -> Vec<Item> {
         }
     };
     read.unwrap_or_else(|fault| {
-        warn!(%fault, "a message that can't be read is passed over");
+        let so_far = PASSED_OVER.fetch_add(1, Ordering::Relaxed) + 1;
+        warn!(subject = %record.subject, sequence, %fault, so_far, "a message that can't be read is passed over");
         Vec::new()
     })
 }
