@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 use millrace_protocol::ids::{RunId, TaskId};
 use millrace_protocol::plan::{
-    Attempt, AttemptEnd, Cause, Decision, Event, Plan, Review, TaskState, apply_decision,
+    Attempt, AttemptEnd, Cause, Control, Decision, Event, Plan, Review, Submission, TaskState, apply_decision,
 };
 use millrace_protocol::subject::{self, Topic};
 use millrace_protocol::wire::Blob;
@@ -97,7 +97,14 @@ impl History {
                 apply_decision(&mut self.plan, &decision);
                 self.decisions.push(Decided { sequence, behind, decision });
             }
-            Topic::Submitted | Topic::Control => drop(self.asked.insert(sequence)),
+            Topic::Submitted => {
+                bus.open::<Submission>(record).await?;
+                self.asked.insert(sequence);
+            }
+            Topic::Control => {
+                bus.open::<Control>(record).await?;
+                self.asked.insert(sequence);
+            }
             Topic::Task(..) | Topic::Review(..) | Topic::Planning(..) => {
                 let entry = bus.open::<Entry>(record).await?;
                 let journal = self.journals.entry(record.subject.to_string());

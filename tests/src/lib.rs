@@ -34,6 +34,8 @@ pub struct Options {
     pub without_jetstream: bool,
     /// The address it listens on, if not the loopback device's.
     pub host: Option<Ipv4Addr>,
+    /// The most bytes that its store may have.
+    pub max_store: Option<u64>,
     /// The folder of its store, if not one of its own that goes with it.
     pub store: Option<PathBuf>,
     /// More of its configuration, as it stands in its file.
@@ -98,6 +100,17 @@ impl NatsServer {
         while !self.spawn() {
             assert!(started.elapsed() < START, "the nats-server does not start again");
         }
+    }
+
+    /// Kills it and starts it again on the same port and store, set up so.
+    ///
+    /// # Panics
+    /// It does not start.
+    pub fn restart_as(&mut self, options: &Options) {
+        let configuration = configuration(options, self.port, self.folder.path());
+        fs::write(self.folder.path().join("server.conf"), configuration)
+            .expect("its configuration is written");
+        self.restart();
     }
 
     /// The number of its process, while it runs.
@@ -166,8 +179,9 @@ fn configuration(options: &Options, port: u16, folder: &Path) -> String {
     if !options.without_jetstream {
         let sync = if options.sync_always { "always" } else { "2m" };
         let store = options.store.clone().unwrap_or_else(|| folder.join("store"));
-        text +=
-            &format!("jetstream {{ store_dir: {:?}, sync_interval: {sync} }}\n", store.display().to_string());
+        let store = store.display().to_string();
+        let limit = options.max_store.map_or(String::new(), |bytes| format!(", max_file_store: {bytes}"));
+        text += &format!("jetstream {{ store_dir: {store:?}, sync_interval: {sync}{limit} }}\n");
     }
     if let Some((user, password)) = &options.user {
         text += &format!("authorization {{ user: {user:?}, password: {password:?} }}\n");
