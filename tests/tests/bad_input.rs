@@ -1,6 +1,8 @@
 //! Bad input, and surroundings that are not as they should be: a clear error with the right exit code, nothing lost, and
 //! everybody else goes on.
 
+#![allow(clippy::unwrap_used, reason = "the helpers of tests are tests too")]
+
 use std::ffi::OsStr;
 use std::fs;
 use std::os::unix::ffi::OsStrExt;

@@ -1,6 +1,8 @@
 //! One writer at a time, by the server's word and not by a clock: owners and workers that were stopped past their
 //! leases, and owners that another has overtaken.
 
+#![allow(clippy::unwrap_used, reason = "the helpers of tests are tests too")]
+
 use std::time::Duration;
 
 use jiff::Timestamp;

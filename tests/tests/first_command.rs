@@ -1,6 +1,8 @@
 //! README's first command and those that follow it, as a user calls them: what they print and leave, and that nothing
 //! goes on running that should not.
 
+#![allow(clippy::unwrap_used, reason = "the helpers of tests are tests too")]
+
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -93,7 +95,7 @@ impl Drop for User {
     fn drop(&mut self) {
         for pid in left(&self.mark()) {
             let pid = Pid::from_raw(pid.cast_signed()).expect("a process has a number");
-            drop(kill_process(pid, Signal::KILL));
+            let _ = kill_process(pid, Signal::KILL);
         }
     }
 }

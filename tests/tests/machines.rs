@@ -1,6 +1,8 @@
 //! More than one machine: a worker in a network namespace of its own takes work from the cluster, and more workers take
 //! less time.
 
+#![allow(clippy::unwrap_used, reason = "the helpers of tests are tests too")]
+
 use std::net::Ipv4Addr;
 use std::process::{Command, Stdio};
 use std::time::Duration;

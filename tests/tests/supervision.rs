@@ -1,6 +1,8 @@
 //! What supervisors do beside deciding: sharing lanes, archiving, refusing what was there before, waiting for
 //! capabilities, watching clocks, cancelling, and getting over a server that dies under load.
 
+#![allow(clippy::unwrap_used, reason = "the helpers of tests are tests too")]
+
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
