@@ -25,16 +25,16 @@ pub struct Options {
     #[arg(long, env = "MILLRACE_DATA", value_name = "DIR", default_value_os_t = folders::data())]
     pub data: PathBuf,
     /// Number of worker processes
-    #[arg(long, value_name = "N", default_value_t = 2)]
+    #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..))]
     pub workers: u32,
     /// Number of tasks that each worker does at the same time
-    #[arg(long, value_name = "N", default_value_t = 8)]
+    #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..))]
     pub slots: u32,
     /// Number of supervisor processes
-    #[arg(long, value_name = "N", default_value_t = 1)]
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
     pub supervisors: u32,
     /// Number of critic processes
-    #[arg(long, value_name = "N", default_value_t = 1)]
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
     pub critics: u32,
     /// Language model that workers and critics ask
     #[arg(long, env = "MILLRACE_MODEL", value_name = "MODEL")]
