@@ -253,20 +253,31 @@ impl State {
     // ---- what comes in
 
     fn take(&mut self, myself: &ActorRef<Message>, items: Vec<(RunId, Item)>) {
-        let mut touched = BTreeSet::new();
+        let (mut touched, mut freed) = (BTreeSet::new(), BTreeSet::new());
         for (run, item) in items {
-            self.take_one(myself, &run, item);
+            freed.extend(self.take_one(myself, &run, item));
             if !touched.contains(&run) {
                 touched.insert(run);
             }
+        }
+        // What many claims make room for is offered together.
+        for (capability, run) in freed {
+            self.offer(myself, &capability, &run);
         }
         for run in touched {
             self.advance(myself, &run);
         }
     }
 
-    fn take_one(&mut self, myself: &ActorRef<Message>, run: &RunId, item: Item) {
+    /// Takes one item in; gives the queue in which it freed a place.
+    fn take_one(
+        &mut self,
+        myself: &ActorRef<Message>,
+        run: &RunId,
+        item: Item,
+    ) -> Option<(Capability, RunId)> {
         match item {
+            Item::Taken(topic) => return self.taken(run, &topic),
             Item::Fact { sequence, fact } => match (self.runs.get_mut(run), &fact) {
                 (Some(live), _) => live.receive(sequence, fact),
                 (None, Fact::Submitted(_)) => {
@@ -280,9 +291,9 @@ impl State {
                     live.hear(&task, at);
                 }
             }
-            Item::Taken(topic) => self.taken(myself, run, &topic),
             Item::Decided { sequence } => self.decided(myself, run, sequence),
         }
+        None
     }
 
     /// Before its first decision it is not known whether a run is new: one that is in the archive was done before.
@@ -321,19 +332,17 @@ impl State {
         }
     }
 
-    /// Work was claimed: its place in the queue is free.
-    fn taken(&mut self, myself: &ActorRef<Message>, run: &RunId, topic: &Topic) {
-        let Some(live) = self.runs.get(run) else { return };
+    /// Work was claimed: its place in the queue is free. Gives the queue, if it was offered there by us.
+    fn taken(&mut self, run: &RunId, topic: &Topic) -> Option<(Capability, RunId)> {
+        let live = self.runs.get(run)?;
         let work = match topic {
             Topic::Task(task, attempt) => Work::Task { task: task.clone(), attempt: *attempt },
             Topic::Review(task, attempt) => Work::Review { task: task.clone(), attempt: *attempt, review: 1 },
             Topic::Planning(turn, attempt) => Work::Planning { turn: *turn, attempt: *attempt },
-            Topic::Submitted | Topic::Plan | Topic::Control => return,
+            Topic::Submitted | Topic::Plan | Topic::Control => return None,
         };
-        let Some(capability) = queue_of(&live.plan, &work) else { return };
-        if self.windows.claimed(&capability, run, topic) {
-            self.offer(myself, &capability, run);
-        }
+        let capability = queue_of(&live.plan, &work)?;
+        self.windows.claimed(&capability, run, topic).then(|| (capability, run.clone()))
     }
 
     /// A decision was read. Ours are known by their sequences; one that is not says that somebody else owns the lane
