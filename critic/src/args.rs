@@ -21,3 +21,46 @@ impl Args {
         Config { connection, id, slots, grace, document_cache: Some(document_cache), model }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use clap::{Args as _, Command, FromArgMatches};
+
+    use super::*;
+
+    fn parse(arguments: &[&str]) -> Result<Args, clap::Error> {
+        let command = Args::augment_args(Command::new("critic").no_binary_name(true));
+        command.clone().debug_assert();
+        Args::from_arg_matches(&command.try_get_matches_from(arguments)?)
+    }
+
+    #[test]
+    fn what_is_asked_for_is_configured() {
+        let arguments = [
+            "--nats",
+            "nats://a:1,nats://b:2",
+            "--slots",
+            "3",
+            "--id",
+            "me",
+            "--model",
+            "m",
+            "--grace",
+            "2s",
+        ];
+        let config = parse(&arguments).unwrap().into_config();
+        assert_eq!(config.connection.url, "nats://a:1,nats://b:2");
+        assert_eq!(
+            (config.slots, config.id.unwrap().as_str(), config.model.as_deref()),
+            (3, "me", Some("m"))
+        );
+        assert_eq!(config.grace, std::time::Duration::from_secs(2));
+    }
+
+    #[test]
+    fn what_makes_no_sense_is_refused() {
+        for arguments in [["--slots", "0"], ["--id", "a b"], ["--grace", "soon"]] {
+            assert!(parse(&arguments).is_err(), "{arguments:?}");
+        }
+    }
+}

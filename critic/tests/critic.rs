@@ -1,4 +1,5 @@
 //! Critics against a real NATS server, and a whole run by hand: plan, research, report, each with its review.
+#![allow(clippy::unwrap_used, reason = "the helpers of tests are tests too")]
 
 #[path = "../../worker/tests/support/mod.rs"]
 mod support;

@@ -38,3 +38,56 @@ impl Args {
         Config { connection, id, capabilities, slots, grace, document_cache: Some(document_cache), model }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use clap::{Args as _, Command, FromArgMatches};
+
+    use super::*;
+
+    fn parse(arguments: &[&str]) -> Result<Args, clap::Error> {
+        let command = Args::augment_args(Command::new("worker").no_binary_name(true));
+        command.clone().debug_assert();
+        Args::from_arg_matches(&command.try_get_matches_from(arguments)?)
+    }
+
+    #[test]
+    fn what_is_asked_for_is_configured() {
+        let arguments = [
+            "--nats",
+            "nats://a:1,nats://b:2",
+            "--slots",
+            "3",
+            "--id",
+            "me",
+            "--model",
+            "m",
+            "--grace",
+            "2s",
+        ];
+        let config = parse(&arguments).unwrap().into_config();
+        assert_eq!(config.connection.url, "nats://a:1,nats://b:2");
+        assert_eq!(
+            (config.slots, config.id.unwrap().as_str(), config.model.as_deref()),
+            (3, "me", Some("m"))
+        );
+        assert_eq!(config.grace, std::time::Duration::from_secs(2));
+    }
+
+    #[test]
+    fn what_makes_no_sense_is_refused() {
+        for arguments in [["--slots", "0"], ["--id", "a b"], ["--grace", "soon"], ["--capability", "x"]] {
+            assert!(parse(&arguments).is_err(), "{arguments:?}");
+        }
+    }
+
+    #[test]
+    fn all_built_in_capabilities_are_offered_where_none_is_named() {
+        let offered = |arguments: &[&str]| {
+            let capabilities = parse(arguments).unwrap().into_config().capabilities;
+            capabilities.iter().map(|one| one.describe().name.to_string()).collect::<Vec<_>>()
+        };
+        assert_eq!(offered(&[]), builtin::NAMES);
+        assert_eq!(offered(&["--capability", "echo", "--capability", "research"]), ["research", "echo"]);
+    }
+}

@@ -1,4 +1,5 @@
 //! Workers against a real NATS server: an order from the queue to its outcome, and everything that can come between.
+#![allow(clippy::unwrap_used, reason = "the helpers of tests are tests too")]
 
 mod support;
 
@@ -257,7 +258,8 @@ async fn a_worker_whose_journal_another_continued_is_fenced_and_drops_the_work()
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_second_worker_goes_on_when_the_lease_of_a_silent_one_runs_out_and_not_before() {
-    let cluster = Cluster::with_lease(Duration::from_millis(900)).await;
+    let lease = Duration::from_millis(1_500);
+    let cluster = Cluster::with_lease(lease).await;
     let (gate, waits) = Gate::new();
     let order = order("gate", "t", json!({}));
     cluster.offer(&order).await;
@@ -266,7 +268,7 @@ async fn a_second_worker_goes_on_when_the_lease_of_a_silent_one_runs_out_and_not
     let (second_gate, waits) = Gate::new();
     let second = Worker::start(&cluster, "second", vec![waits]);
     // Three leases long the first one renews, and nobody else gets the order.
-    let early = tokio::time::timeout(Duration::from_millis(2_700), second_gate.begun.notified()).await;
+    let early = tokio::time::timeout(lease * 3, second_gate.begun.notified()).await;
     assert!(early.is_err(), "a renewed lease does not run out");
     first.lose();
     second_gate.begun().await;

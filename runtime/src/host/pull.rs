@@ -7,7 +7,7 @@
 
 use std::time::Duration;
 
-use async_nats::{Client, Message, Subscriber};
+use async_nats::{Message, Subscriber};
 use bytes::Bytes;
 use futures::StreamExt;
 use millrace_protocol::ids::Capability;
@@ -28,7 +28,7 @@ const SILENCE: Duration = Duration::from_millis(2_500);
 
 /// The end of the queue of one capability.
 pub(super) struct Puller {
-    client: Client,
+    bus: Bus,
     capability: Capability,
     /// Where requests go.
     next: String,
@@ -45,14 +45,14 @@ impl Puller {
     /// The server does not answer.
     pub async fn open(bus: &Bus, capability: &Capability) -> Result<Self, Fault> {
         ensure_queue(bus.control(), bus.settings(), capability).await?;
-        let client = bus.client().clone();
-        let inbox = client.new_inbox();
-        let answers = client
+        let inbox = bus.client().new_inbox();
+        let answers = bus
+            .client()
             .subscribe(format!("{inbox}.*"))
             .await
             .map_err(|error| Fault::unavailable(format!("opening the queue of {capability}"), error))?;
         let next = format!("$JS.API.CONSUMER.MSG.NEXT.{WORK}.{capability}");
-        Ok(Self { client, capability: capability.clone(), next, inbox, answers, requests: 0 })
+        Ok(Self { bus: bus.clone(), capability: capability.clone(), next, inbox, answers, requests: 0 })
     }
 
     /// Asks for at most `wanted` orders, and hands each to `take` as it comes. Returns when that many came, or after
@@ -71,7 +71,7 @@ impl Puller {
             match message.status.map(|status| status.as_u16()) {
                 None => {
                     missing -= 1;
-                    take(Lease { client: self.client.clone(), message });
+                    take(Lease { bus: self.bus.clone(), message });
                 }
                 // A word on an earlier request, which ended by itself.
                 Some(_) if *message.subject != *reply => {}
@@ -93,7 +93,8 @@ impl Puller {
             EXPIRES.as_nanos(),
             HEARTBEAT.as_nanos()
         );
-        self.client
+        self.bus
+            .client()
             .publish_with_reply(self.next.clone(), reply.clone(), request.into())
             .await
             .map_err(|error| self.fault(error))?;
@@ -111,7 +112,7 @@ impl Puller {
                 () = &mut rest => return,
                 message = self.answers.next() => match message {
                     Some(message) if message.status.is_none() => {
-                        take(Lease { client: self.client.clone(), message });
+                        take(Lease { bus: self.bus.clone(), message });
                     }
                     Some(_) => {}
                     None => return,
@@ -127,7 +128,7 @@ impl Puller {
 
 /// An order that we hold: ours until its lease runs out, is renewed, or it is done.
 pub(super) struct Lease {
-    client: Client,
+    bus: Bus,
     message: Message,
 }
 
@@ -136,7 +137,7 @@ impl Lease {
     ///
     /// # Errors
     /// It is no order, or its body can't be had.
-    pub async fn order(&self, bus: &Bus) -> Result<Order, Fault> {
+    pub async fn order(&self) -> Result<Order, Fault> {
         let record = Record {
             sequence: 0,
             subject: self.message.subject.clone(),
@@ -145,8 +146,8 @@ impl Lease {
             time: jiff::Timestamp::UNIX_EPOCH,
             is_deletion: false,
         };
-        let order = bus.open::<Order>(&record).await?;
-        check(bus, &order, self.subject())?;
+        let order = self.bus.open::<Order>(&record).await?;
+        check(&self.bus, &order, self.subject())?;
         Ok(order)
     }
 
@@ -178,7 +179,7 @@ impl Lease {
 
     async fn acknowledge(&self, kind: Bytes) {
         let Some(reply) = self.message.reply.clone() else { return };
-        if let Err(error) = self.client.publish(reply, kind).await {
+        if let Err(error) = self.bus.client().publish(reply, kind).await {
             debug!(subject = self.subject(), %error, "an acknowledgement was lost");
         }
     }

@@ -98,7 +98,7 @@ impl Drop for Busy {
 async fn carry_out(state: &Arguments) -> End {
     let Arguments { shared, handler, lease, .. } = state;
     let subject = lease.subject();
-    let order = match lease.order(&shared.bus).await {
+    let order = match lease.order().await {
         Ok(order) => Arc::new(order),
         Err(fault) if fault.is_transient() => return rest(subject, &fault),
         Err(fault) => {
