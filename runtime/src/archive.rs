@@ -31,16 +31,20 @@ struct Kept {
 struct Writer {
     frame: FrameEncoder<Vec<u8>>,
     last: u64,
+    /// The message without which it is not whole.
+    end: u64,
+    is_whole: bool,
 }
 
 impl Writer {
-    fn new() -> Self {
-        Self { frame: FrameEncoder::new(Vec::new()), last: 0 }
+    fn new(end: u64) -> Self {
+        Self { frame: FrameEncoder::new(Vec::new()), last: 0, end, is_whole: false }
     }
 
     fn add(&mut self, records: Vec<Record>) {
         for record in records {
             self.last = record.sequence;
+            self.is_whole |= record.sequence == self.end;
             let kept = Kept {
                 sequence: record.sequence,
                 subject: record.subject.to_string(),
@@ -59,14 +63,16 @@ impl Writer {
 }
 
 /// Writes what the lane holds of a run as its archive, page by page, so that a large run needs little memory. Writing
-/// it again replaces it. Gives the sequence of the last message that is in it; 0 if there was none and nothing was
-/// written.
+/// it again replaces it. Gives the sequence of the last message that is in it.
+///
+/// `end` is the sequence of the decision that ended the run. Where the lane does not hold it any more, somebody else
+/// has archived the run and is removing it, perhaps while it was read here: then nothing is written, and 0 is given.
 ///
 /// # Errors
 /// The server does not answer or is full.
-pub async fn write(bus: &Bus, lane: Lane, run: &RunId) -> Result<u64, Fault> {
+pub async fn write(bus: &Bus, lane: Lane, run: &RunId, end: u64) -> Result<u64, Fault> {
     let mut pages = log::pages_of_run(bus, lane, run);
-    let mut writer = Writer::new();
+    let mut writer = Writer::new(end);
     loop {
         let records = pages.next().await?;
         if records.is_empty() {
@@ -80,7 +86,7 @@ pub async fn write(bus: &Bus, lane: Lane, run: &RunId) -> Result<u64, Fault> {
         .map_err(|error| Fault::unavailable(format!("compressing run {run}"), error))?;
     }
     let last = writer.last;
-    if last == 0 {
+    if !writer.is_whole {
         return Ok(0);
     }
     let bytes = writer.finish();

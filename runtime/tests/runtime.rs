@@ -153,11 +153,11 @@ async fn an_archive_says_what_the_lane_said() {
             .expect("it gets through");
     }
     let lane = read_run(&bus, LANE, &name, 1).await.expect("it answers");
-    assert_eq!(archive::write(&bus, LANE, &name).await.expect("it is taken"), last);
+    assert_eq!(archive::write(&bus, LANE, &name, last).await.expect("it is taken"), last);
     millrace_runtime::log::purge_run(&bus, LANE, &name, last).await.expect("it answers");
     assert!(read_run(&bus, LANE, &name, 1).await.expect("it answers").is_empty());
     assert_eq!(
-        archive::write(&bus, LANE, &name).await.expect("it answers"),
+        archive::write(&bus, LANE, &name, last).await.expect("it answers"),
         0,
         "an empty lane replaces nothing"
     );

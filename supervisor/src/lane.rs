@@ -237,13 +237,14 @@ impl State {
     /// Goes on with a run that was folded: what is owed, and what was never answered.
     fn resume(&mut self, myself: &ActorRef<Message>, run: &RunId) {
         let Some(live) = self.runs.get_mut(run) else { return };
-        if live.phase == Phase::Parked {
-            return;
-        }
-        if live.plan.start.is_none() {
+        if live.phase != Phase::Parked {
             self.look_up(myself, run);
-            return;
         }
+    }
+
+    fn go_on(&mut self, myself: &ActorRef<Message>, run: &RunId) {
+        let Some(live) = self.runs.get_mut(run) else { return };
+        live.phase = Phase::Idle;
         let effects = live.owed_in_all();
         self.carry_out(myself, run, effects);
         self.offer_in_hand(myself, run);
@@ -296,7 +297,8 @@ impl State {
         None
     }
 
-    /// Before its first decision it is not known whether a run is new: one that is in the archive was done before.
+    /// A run that is in the archive is over, whatever of it the lane still holds: it was handed in again, or read while
+    /// another owner was removing it. That is marked before anything is removed, so that asking after reading tells.
     fn look_up(&mut self, myself: &ActorRef<Message>, run: &RunId) {
         let Some(live) = self.runs.get_mut(run) else { return };
         live.phase = Phase::Looking;
@@ -312,10 +314,9 @@ impl State {
     }
 
     fn looked(&mut self, myself: &ActorRef<Message>, run: &RunId, archived: bool) {
-        let Some(live) = self.runs.get_mut(run) else { return };
+        let Some(live) = self.runs.get_mut(run).filter(|live| live.phase == Phase::Looking) else { return };
         if !archived && live.is_submitted() {
-            live.phase = Phase::Idle;
-            self.advance(myself, run);
+            self.go_on(myself, run);
             return;
         }
         self.runs.remove(run);
@@ -549,10 +550,10 @@ impl State {
         live.is_unreported = false;
         self.windows.forget(run);
         let Some(summary) = RunSummary::of(run, self.lane, &live.plan, Timestamp::now()) else { return };
-        let (bus, linger, to) = (self.bus.clone(), self.linger, myself.clone());
+        let (bus, end, linger, to) = (self.bus.clone(), live.last, self.linger, myself.clone());
         tokio::spawn(async move {
             let run = summary.run.clone();
-            closing::close(&bus, summary, linger).await;
+            closing::close(&bus, summary, end, linger).await;
             tell(&to, Message::Closed(run));
         });
     }

@@ -119,6 +119,41 @@ async fn a_finished_run_leaves_its_lane_empty_and_the_archive_answers_for_it() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn an_archived_run_of_which_a_part_is_found_in_the_lane_is_neither_done_nor_archived_again() {
+    let _alone = alone();
+    let mut cluster = Cluster::start(Setup { linger: Duration::from_millis(50), ..Setup::default() }, 1);
+    let (bus, run) = (cluster.bus().await, run("in-part"));
+    submit(&bus, &run, &fan_out(10, &json!({"steps": 2}))).await;
+    cluster.heard("supervisor-1", "archived", PATIENCE).await;
+    let (history, ledger) = (History::read(&bus, &run).await.unwrap(), cluster.ledger_text());
+    cluster.kill("supervisor-1");
+
+    // As a new owner sees the lane while the old one removes the run from it: the beginning, and then nothing.
+    let context = async_nats::jetstream::new(bus.client().clone());
+    let half = &history.records()[..history.records().len() / 2];
+    for record in half {
+        let sent = context.publish(record.subject.clone(), record.payload.clone()).await.unwrap();
+        sent.await.unwrap();
+    }
+    let end = history.records().last().unwrap().sequence;
+    let written = millrace_runtime::archive::write(&bus, bus.lane(&run), &run, end).await.unwrap();
+    assert_eq!(written, 0, "a part replaces nothing");
+    cluster.restart("supervisor-1");
+    cluster
+        .heard("supervisor-1", "late messages of a run that is in the archive are removed", PATIENCE)
+        .await;
+    eventually(PATIENCE, "an empty lane", async || {
+        read_lane(&bus, bus.lane(&run)).next().await.ok()?.is_empty().then_some(())
+    })
+    .await;
+    all_complete(&bus, &["another".to_owned()]).await;
+    let done = cluster.ledger_text();
+    assert_eq!(done, ledger, "nothing was done again");
+    assert_eq!(History::read(&bus, &run).await.unwrap().fates(), history.fates());
+    cluster.end();
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_run_that_is_handed_in_again_is_refused_and_changes_nothing() {
     let _alone = alone();
     let cluster = Cluster::start(Setup { linger: Duration::from_millis(200), ..Setup::default() }, 1);
