@@ -5,6 +5,8 @@ mod args;
 mod echo;
 mod review;
 
+use futures::FutureExt;
+use futures::future::BoxFuture;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -78,12 +80,15 @@ pub enum Error {
 ///
 /// # Errors
 /// The cluster can't be used, or the critic failed again and again.
-pub async fn run(config: Config, shutdown: CancellationToken) -> Result<(), Error> {
-    let Config { connection, id, slots, grace, document_cache, model } = config;
-    let critic = Critic::new(Desk::new(model.as_deref(), document_cache)?);
-    let id = id.unwrap_or_else(|| made_up_id("critic"));
-    let bus = Bus::join(&connection, id.as_str(), PATIENCE).await?;
-    let services = vec![Service { handler: Arc::new(critic), slots }];
-    let hosting = Hosting { id, role: Role::Critic, services, grace };
-    Ok(host::run(&bus, hosting, shutdown).await?)
+pub fn run(config: Config, shutdown: CancellationToken) -> BoxFuture<'static, Result<(), Error>> {
+    async move {
+        let Config { connection, id, slots, grace, document_cache, model } = config;
+        let critic = Critic::new(Desk::new(model.as_deref(), document_cache)?);
+        let id = id.unwrap_or_else(|| made_up_id("critic"));
+        let bus = Bus::join(&connection, id.as_str(), PATIENCE).await?;
+        let services = vec![Service { handler: Arc::new(critic), slots }];
+        let hosting = Hosting { id, role: Role::Critic, services, grace };
+        Ok(host::run(&bus, hosting, shutdown).await?)
+    }
+    .boxed()
 }

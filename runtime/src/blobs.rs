@@ -2,6 +2,8 @@
 //! once.
 
 use async_nats::jetstream::{self, object_store};
+use futures::FutureExt;
+use futures::future::BoxFuture;
 use millrace_protocol::wire::{Blob, MAX_INLINE, Stored};
 use serde_bytes::ByteBuf;
 use sha2::{Digest, Sha256};
@@ -32,40 +34,46 @@ impl Blobs {
     ///
     /// # Errors
     /// The server does not answer or is full.
-    pub async fn put(&self, bytes: &[u8]) -> Result<Stored, Fault> {
-        let name = sha256(bytes);
-        let size = bytes.len() as u64;
-        if self.store.info(&name).await.is_ok_and(|found| found.size as u64 == size && !found.deleted) {
-            return Ok(Stored { sha256: name, size });
+    pub fn put<'a>(&'a self, bytes: &'a [u8]) -> BoxFuture<'a, Result<Stored, Fault>> {
+        async move {
+            let name = sha256(bytes);
+            let size = bytes.len() as u64;
+            if self.store.info(&name).await.is_ok_and(|found| found.size as u64 == size && !found.deleted) {
+                return Ok(Stored { sha256: name, size });
+            }
+            let mut reader = bytes;
+            self.store
+                .put(name.as_str(), &mut reader)
+                .await
+                .map_err(|error| fault(&format!("storing blob {name}"), &error))?;
+            Ok(Stored { sha256: name, size })
         }
-        let mut reader = bytes;
-        self.store
-            .put(name.as_str(), &mut reader)
-            .await
-            .map_err(|error| fault(&format!("storing blob {name}"), &error))?;
-        Ok(Stored { sha256: name, size })
+        .boxed()
     }
 
     /// The bytes of that name.
     ///
     /// # Errors
     /// There are none, they are damaged, or the server does not answer.
-    pub async fn get(&self, name: &str) -> Result<Vec<u8>, Fault> {
-        let mut object = self.store.get(name).await.map_err(|error| match error.kind() {
-            object_store::GetErrorKind::NotFound => Fault::Missing { sha256: name.into() },
-            object_store::GetErrorKind::InvalidName
-            | object_store::GetErrorKind::ConsumerCreate
-            | object_store::GetErrorKind::BucketLink
-            | object_store::GetErrorKind::Other
-            | object_store::GetErrorKind::TimedOut => fault(&format!("reading blob {name}"), &error),
-        })?;
-        let mut bytes = Vec::new();
-        object
-            .read_to_end(&mut bytes)
-            .await
-            .map_err(|error| Fault::unavailable(format!("reading blob {name}"), error))?;
-        let found = sha256(&bytes);
-        if found == name { Ok(bytes) } else { Err(Fault::Damaged { sha256: name.into(), found }) }
+    pub fn get<'a>(&'a self, name: &'a str) -> BoxFuture<'a, Result<Vec<u8>, Fault>> {
+        async move {
+            let mut object = self.store.get(name).await.map_err(|error| match error.kind() {
+                object_store::GetErrorKind::NotFound => Fault::Missing { sha256: name.into() },
+                object_store::GetErrorKind::InvalidName
+                | object_store::GetErrorKind::ConsumerCreate
+                | object_store::GetErrorKind::BucketLink
+                | object_store::GetErrorKind::Other
+                | object_store::GetErrorKind::TimedOut => fault(&format!("reading blob {name}"), &error),
+            })?;
+            let mut bytes = Vec::new();
+            object
+                .read_to_end(&mut bytes)
+                .await
+                .map_err(|error| Fault::unavailable(format!("reading blob {name}"), error))?;
+            let found = sha256(&bytes);
+            if found == name { Ok(bytes) } else { Err(Fault::Damaged { sha256: name.into(), found }) }
+        }
+        .boxed()
     }
 
     /// A value that is kept here if it is too large to travel in a message.

@@ -1,6 +1,8 @@
 //! One connection to a cluster. [`Bus::connect`] reaches the server and checks it; [`crate::topology::ensure`] makes
 //! sure that the cluster is there.
 
+use futures::FutureExt;
+use futures::future::BoxFuture;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -93,30 +95,44 @@ impl Bus {
     /// # Errors
     /// The server can't be reached, refuses the credentials, has no JetStream, is too old, or the cluster differs
     /// from what is wanted.
-    pub async fn connect(connection: &Connection, name: &str, wanted: &Wanted) -> Result<Self, Fault> {
-        let client = dial(connection, name).await?;
-        let control = context(&client, Duration::from_secs(5));
-        let settings = topology::ensure(&control, &connection.url, wanted).await?;
-        Self::on(client, control, settings).await
+    pub fn connect<'a>(
+        connection: &'a Connection,
+        name: &'a str,
+        wanted: &'a Wanted,
+    ) -> BoxFuture<'a, Result<Self, Fault>> {
+        async move {
+            let client = dial(connection, name).await?;
+            let control = context(&client, Duration::from_secs(5));
+            let settings = topology::ensure(&control, &connection.url, wanted).await?;
+            Self::on(client, control, settings).await
+        }
+        .boxed()
     }
 
     /// Connects to a cluster that is there, or will be within `patience`: for workers, critics and clients.
     ///
     /// # Errors
     /// As for [`Self::connect`], or there is no cluster.
-    pub async fn join(connection: &Connection, name: &str, patience: Duration) -> Result<Self, Fault> {
-        let client = dial(connection, name).await?;
-        let control = context(&client, Duration::from_secs(5));
-        let started = tokio::time::Instant::now();
-        loop {
-            match topology::find(&control, &connection.url).await {
-                Ok(settings) => return Self::on(client, control, settings).await,
-                Err(Fault::NoCluster { .. }) if started.elapsed() < patience => {
-                    tokio::time::sleep(Duration::from_millis(20)).await;
+    pub fn join<'a>(
+        connection: &'a Connection,
+        name: &'a str,
+        patience: Duration,
+    ) -> BoxFuture<'a, Result<Self, Fault>> {
+        async move {
+            let client = dial(connection, name).await?;
+            let control = context(&client, Duration::from_secs(5));
+            let started = tokio::time::Instant::now();
+            loop {
+                match topology::find(&control, &connection.url).await {
+                    Ok(settings) => return Self::on(client, control, settings).await,
+                    Err(Fault::NoCluster { .. }) if started.elapsed() < patience => {
+                        tokio::time::sleep(Duration::from_millis(20)).await;
+                    }
+                    Err(fault) => return Err(fault),
                 }
-                Err(fault) => return Err(fault),
             }
         }
+        .boxed()
     }
 
     async fn on(

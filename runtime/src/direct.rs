@@ -1,6 +1,8 @@
 //! Batched direct reads of a stream (ADR-31), by hand: the client library has no call for them. On a replicated
 //! stream they may be answered by a copy that lags, which every caller must bear: appends are checked by the leader.
 
+use futures::FutureExt;
+use futures::future::BoxFuture;
 use std::time::Duration;
 
 use async_nats::Message;
@@ -36,27 +38,30 @@ impl Pages {
     ///
     /// # Errors
     /// The server does not answer.
-    pub async fn next(&mut self) -> Result<Vec<Record>, Fault> {
-        let mut tries = 0;
-        while !self.is_over {
-            let mut records = Vec::new();
-            let answer = page(&self.bus, &self.stream, &self.filter, self.next, &mut records).await;
-            // Whatever arrived before a break is kept: the next page begins behind it.
-            self.next = records.last().map_or(self.next, |last: &Record| last.sequence + 1);
-            match answer {
-                Ok(is_last) => self.is_over = is_last,
-                Err(fault) if tries < TRIES => {
-                    tries += 1;
-                    tracing::debug!(%fault, tries, "reading again");
-                    tokio::time::sleep(crate::fault::pause(tries)).await;
+    pub fn next<'a>(&'a mut self) -> BoxFuture<'a, Result<Vec<Record>, Fault>> {
+        async move {
+            let mut tries = 0;
+            while !self.is_over {
+                let mut records = Vec::new();
+                let answer = page(&self.bus, &self.stream, &self.filter, self.next, &mut records).await;
+                // Whatever arrived before a break is kept: the next page begins behind it.
+                self.next = records.last().map_or(self.next, |last: &Record| last.sequence + 1);
+                match answer {
+                    Ok(is_last) => self.is_over = is_last,
+                    Err(fault) if tries < TRIES => {
+                        tries += 1;
+                        tracing::debug!(%fault, tries, "reading again");
+                        tokio::time::sleep(crate::fault::pause(tries)).await;
+                    }
+                    Err(fault) => return Err(fault),
                 }
-                Err(fault) => return Err(fault),
+                if !records.is_empty() {
+                    return Ok(records);
+                }
             }
-            if !records.is_empty() {
-                return Ok(records);
-            }
+            Ok(Vec::new())
         }
-        Ok(Vec::new())
+        .boxed()
     }
 }
 
@@ -64,16 +69,24 @@ impl Pages {
 ///
 /// # Errors
 /// The server does not answer.
-pub async fn read(bus: &Bus, stream: &str, filter: &str, from: u64) -> Result<Vec<Record>, Fault> {
-    let mut pages = Pages::new(bus, stream.into(), filter.into(), from);
-    let mut all = Vec::new();
-    loop {
-        let records = pages.next().await?;
-        if records.is_empty() {
-            return Ok(all);
+pub fn read<'a>(
+    bus: &'a Bus,
+    stream: &'a str,
+    filter: &'a str,
+    from: u64,
+) -> BoxFuture<'a, Result<Vec<Record>, Fault>> {
+    async move {
+        let mut pages = Pages::new(bus, stream.into(), filter.into(), from);
+        let mut all = Vec::new();
+        loop {
+            let records = pages.next().await?;
+            if records.is_empty() {
+                return Ok(all);
+            }
+            all.extend(records);
         }
-        all.extend(records);
     }
+    .boxed()
 }
 
 /// Reads one page into `records`; says whether it was the last.

@@ -4,6 +4,8 @@
 //! refused by the server. An append whose acknowledgement did not come is *unclear*: the log is asked what the last
 //! message of the subject is, and whether it is our own, before anything else is said or tried.
 
+use futures::FutureExt;
+use futures::future::BoxFuture;
 use std::collections::BTreeSet;
 use std::time::Duration;
 
@@ -67,46 +69,49 @@ async fn sealed<M: Message>(bus: &Bus, message: &M) -> Result<Bytes, Fault> {
     Ok(seal_stored::<M>(bus.blobs().put(&body).await?).into())
 }
 
-async fn append_payload(
-    bus: &Bus,
+fn append_payload<'a>(
+    bus: &'a Bus,
     lane: Lane,
     subject: String,
     payload: Bytes,
     last: u64,
-) -> Result<u64, AppendError> {
-    let id = uuid::Uuid::now_v7().simple().to_string();
-    let publish = || {
-        PublishMessage::build()
-            .payload(payload.clone())
-            .header(ID_HEADER, id.as_str())
-            .expected_last_subject_sequence(last)
-    };
-    let started = tokio::time::Instant::now();
-    let mut trouble = Trouble::from(started);
-    let mut tries = 0;
-    loop {
-        let error = match bus.publisher().send_publish(subject.clone(), publish()).await {
-            Ok(acknowledgement) => match acknowledgement.await {
-                Ok(acknowledgement) => return Ok(acknowledgement.sequence),
-                Err(error) => error,
-            },
-            Err(error) => error,
+) -> BoxFuture<'a, Result<u64, AppendError>> {
+    async move {
+        let id = uuid::Uuid::now_v7().simple().to_string();
+        let publish = || {
+            PublishMessage::build()
+                .payload(payload.clone())
+                .header(ID_HEADER, id.as_str())
+                .expected_last_subject_sequence(last)
         };
-        let fault = fault(&format!("appending to {subject}"), &error);
-        if !fault.is_transient() {
-            return Err(fault.into());
+        let started = tokio::time::Instant::now();
+        let mut trouble = Trouble::from(started);
+        let mut tries = 0;
+        loop {
+            let error = match bus.publisher().send_publish(subject.clone(), publish()).await {
+                Ok(acknowledgement) => match acknowledgement.await {
+                    Ok(acknowledgement) => return Ok(acknowledgement.sequence),
+                    Err(error) => error,
+                },
+                Err(error) => error,
+            };
+            let fault = fault(&format!("appending to {subject}"), &error);
+            if !fault.is_transient() {
+                return Err(fault.into());
+            }
+            tracing::debug!(%subject, last, tries, %error, "an append is unclear; asking the log");
+            trouble.tell(&subject, &fault);
+            match what_became_of(bus, lane, &subject, &id, last).await {
+                Became::Written(sequence) => return Ok(sequence),
+                Became::Fenced(last) => return Err(AppendError::Fenced { last }),
+                Became::Nothing if started.elapsed() > PATIENCE => return Err(fault.into()),
+                Became::Nothing => {}
+            }
+            tries += 1;
+            tokio::time::sleep(pause(tries)).await;
         }
-        tracing::debug!(%subject, last, tries, %error, "an append is unclear; asking the log");
-        trouble.tell(&subject, &fault);
-        match what_became_of(bus, lane, &subject, &id, last).await {
-            Became::Written(sequence) => return Ok(sequence),
-            Became::Fenced(last) => return Err(AppendError::Fenced { last }),
-            Became::Nothing if started.elapsed() > PATIENCE => return Err(fault.into()),
-            Became::Nothing => {}
-        }
-        tries += 1;
-        tokio::time::sleep(pause(tries)).await;
     }
+    .boxed()
 }
 
 /// A server that takes nothing for a while. It may be gone, or its disk may be full: then it answers nothing at all,
@@ -206,8 +211,13 @@ pub async fn tell<M: Message>(
 ///
 /// # Errors
 /// The server does not answer.
-pub async fn read_run(bus: &Bus, lane: Lane, run: &RunId, from: u64) -> Result<Vec<Record>, Fault> {
-    direct::read(bus, &lane_stream(lane), &subject::run(lane, run), from).await
+pub fn read_run<'a>(
+    bus: &'a Bus,
+    lane: Lane,
+    run: &'a RunId,
+    from: u64,
+) -> BoxFuture<'a, Result<Vec<Record>, Fault>> {
+    async move { direct::read(bus, &lane_stream(lane), &subject::run(lane, run), from).await }.boxed()
 }
 
 /// The runs that were handed in and are still in their lanes, under way or over, in the order of their ids. A message
@@ -245,55 +255,74 @@ pub fn read_lane(bus: &Bus, lane: Lane) -> direct::Pages {
 ///
 /// # Errors
 /// The server does not answer.
-pub async fn read_topic(bus: &Bus, lane: Lane, run: &RunId, topic: &Topic) -> Result<Vec<Record>, Fault> {
-    direct::read(bus, &lane_stream(lane), &subject::topic(lane, run, topic), 1).await
+pub fn read_topic<'a>(
+    bus: &'a Bus,
+    lane: Lane,
+    run: &'a RunId,
+    topic: &'a Topic,
+) -> BoxFuture<'a, Result<Vec<Record>, Fault>> {
+    async move { direct::read(bus, &lane_stream(lane), &subject::topic(lane, run, topic), 1).await }.boxed()
 }
 
 /// The message of a lane with this sequence; `None` if it is not there any more.
 ///
 /// # Errors
 /// The server does not answer.
-pub async fn read_one(bus: &Bus, lane: Lane, sequence: u64) -> Result<Option<Record>, Fault> {
-    let what = || format!("reading message {sequence} of lane {lane}");
-    let stream =
-        bus.control().get_stream_no_info(lane_stream(lane)).await.map_err(|error| fault(&what(), &error))?;
-    for tries in 1..=8 {
-        match stream.direct_get(sequence).await {
-            Ok(found) => {
-                return Ok(Some(Record {
-                    sequence,
-                    subject: found.subject,
-                    encoding: crate::bus::encoding(Some(&found.headers)),
-                    payload: found.payload,
-                    time: crate::bus::timestamp(found.time.unix_timestamp_nanos()),
-                    is_deletion: false,
-                }));
+pub fn read_one<'a>(bus: &'a Bus, lane: Lane, sequence: u64) -> BoxFuture<'a, Result<Option<Record>, Fault>> {
+    async move {
+        let what = || format!("reading message {sequence} of lane {lane}");
+        let stream = bus
+            .control()
+            .get_stream_no_info(lane_stream(lane))
+            .await
+            .map_err(|error| fault(&what(), &error))?;
+        for tries in 1..=8 {
+            match stream.direct_get(sequence).await {
+                Ok(found) => {
+                    return Ok(Some(Record {
+                        sequence,
+                        subject: found.subject,
+                        encoding: crate::bus::encoding(Some(&found.headers)),
+                        payload: found.payload,
+                        time: crate::bus::timestamp(found.time.unix_timestamp_nanos()),
+                        is_deletion: false,
+                    }));
+                }
+                Err(error) => match error.kind() {
+                    jetstream::stream::DirectGetErrorKind::NotFound => return Ok(None),
+                    jetstream::stream::DirectGetErrorKind::InvalidSubject
+                    | jetstream::stream::DirectGetErrorKind::TimedOut
+                    | jetstream::stream::DirectGetErrorKind::Request
+                    | jetstream::stream::DirectGetErrorKind::ErrorResponse(_, _)
+                    | jetstream::stream::DirectGetErrorKind::Other => tokio::time::sleep(pause(tries)).await,
+                },
             }
-            Err(error) => match error.kind() {
-                jetstream::stream::DirectGetErrorKind::NotFound => return Ok(None),
-                jetstream::stream::DirectGetErrorKind::InvalidSubject
-                | jetstream::stream::DirectGetErrorKind::TimedOut
-                | jetstream::stream::DirectGetErrorKind::Request
-                | jetstream::stream::DirectGetErrorKind::ErrorResponse(_, _)
-                | jetstream::stream::DirectGetErrorKind::Other => tokio::time::sleep(pause(tries)).await,
-            },
         }
+        Err(Fault::unavailable(what(), "no answer after several tries"))
     }
-    Err(Fault::unavailable(what(), "no answer after several tries"))
+    .boxed()
 }
 
 /// Removes the messages of a run from its lane up to and with sequence `through`.
 ///
 /// # Errors
 /// The server does not answer.
-pub async fn purge_run(bus: &Bus, lane: Lane, run: &RunId, through: u64) -> Result<u64, Fault> {
-    let name = lane_stream(lane);
-    let stream = bus.control().get_stream_no_info(&name).await.map_err(|error| fault(&name, &error))?;
-    let answer = stream
-        .purge()
-        .filter(subject::run(lane, run))
-        .sequence(through + 1)
-        .await
-        .map_err(|error| fault(&format!("removing run {run} from {name}"), &error))?;
-    Ok(answer.purged)
+pub fn purge_run<'a>(
+    bus: &'a Bus,
+    lane: Lane,
+    run: &'a RunId,
+    through: u64,
+) -> BoxFuture<'a, Result<u64, Fault>> {
+    async move {
+        let name = lane_stream(lane);
+        let stream = bus.control().get_stream_no_info(&name).await.map_err(|error| fault(&name, &error))?;
+        let answer = stream
+            .purge()
+            .filter(subject::run(lane, run))
+            .sequence(through + 1)
+            .await
+            .map_err(|error| fault(&format!("removing run {run} from {name}"), &error))?;
+        Ok(answer.purged)
+    }
+    .boxed()
 }

@@ -3,7 +3,9 @@
 //! by [`crate::host`].
 
 use async_nats::jetstream::{self, ErrorCode, message::PublishMessage};
+use futures::FutureExt;
 use futures::StreamExt;
+use futures::future::BoxFuture;
 use millrace_protocol::ids::{Capability, RunId};
 use millrace_protocol::plan::Work;
 use millrace_protocol::subject;
@@ -66,17 +68,25 @@ async fn send(bus: &Bus, order: &Order) -> Result<jetstream::context::PublishAck
 ///
 /// # Errors
 /// The server does not answer.
-pub async fn withdraw(bus: &Bus, run: &RunId, capability: &Capability, work: &Work) -> Result<(), Fault> {
-    purge(bus, &subject::order(run, capability, work)).await
+pub fn withdraw<'a>(
+    bus: &'a Bus,
+    run: &'a RunId,
+    capability: &'a Capability,
+    work: &'a Work,
+) -> BoxFuture<'a, Result<(), Fault>> {
+    async move { purge(bus, &subject::order(run, capability, work)).await }.boxed()
 }
 
 /// Takes all orders of a run out of all queues, and tells whoever works on one to stop.
 ///
 /// # Errors
 /// The server does not answer.
-pub async fn clear(bus: &Bus, run: &RunId) -> Result<(), Fault> {
-    purge(bus, &subject::orders_of(run)).await?;
-    stop(bus, run, None).await
+pub fn clear<'a>(bus: &'a Bus, run: &'a RunId) -> BoxFuture<'a, Result<(), Fault>> {
+    async move {
+        purge(bus, &subject::orders_of(run)).await?;
+        stop(bus, run, None).await
+    }
+    .boxed()
 }
 
 /// Tells whoever works on a run, or on one piece of its work, to stop. May be missed: who missed it finds out when

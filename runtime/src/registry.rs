@@ -1,5 +1,7 @@
 //! What the cluster can do, who is alive, and which runs there are: buckets that can be thrown away.
 
+use futures::FutureExt;
+use futures::future::BoxFuture;
 use std::collections::{BTreeMap, BTreeSet};
 
 use async_nats::jetstream::kv;
@@ -14,8 +16,11 @@ use crate::bus::Bus;
 use crate::lease::entries;
 use crate::topology::{BEATS, CAPABILITIES, RUNS, fault};
 
-async fn store(bus: &Bus, bucket: &str) -> Result<kv::Store, Fault> {
-    bus.control().get_key_value(bucket).await.map_err(|error| fault(&format!("bucket {bucket}"), &error))
+fn store<'a>(bus: &'a Bus, bucket: &'a str) -> BoxFuture<'a, Result<kv::Store, Fault>> {
+    async move {
+        bus.control().get_key_value(bucket).await.map_err(|error| fault(&format!("bucket {bucket}"), &error))
+    }
+    .boxed()
 }
 
 async fn put(bus: &Bus, bucket: &str, key: &str, value: &impl Serialize) -> Result<(), Fault> {

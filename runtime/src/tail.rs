@@ -4,6 +4,8 @@
 //! is a memory-backed pull consumer with a heartbeat of a second, made anew behind the last message that was seen as
 //! soon as a heartbeat is missed, a sequence is skipped, or anything else goes wrong.
 
+use futures::FutureExt;
+use futures::future::BoxFuture;
 use std::time::Duration;
 
 use async_nats::jetstream::consumer::{AckPolicy, DeliverPolicy, ReplayPolicy, pull};
@@ -51,27 +53,30 @@ impl Tail {
 
     /// The next messages, at least one; waits for them, and through every failure of the server. Not to be cancelled
     /// and asked again where a message must not be lost: messages taken from the connection are lost with it.
-    pub async fn next(&mut self) -> Vec<Record> {
-        let mut failures = 0;
-        loop {
-            let records = match self.try_next().await {
-                Ok(records) => records,
-                Err(fault) => {
-                    failures += 1;
-                    self.stream = None;
-                    debug!(lane = %self.lane, %fault, failures, "the lane's reader begins anew");
-                    if failures % 20 == 0 {
-                        warn!(lane = %self.lane, %fault, failures, "the lane can't be read; still trying");
+    pub fn next<'a>(&'a mut self) -> BoxFuture<'a, Vec<Record>> {
+        async move {
+            let mut failures = 0;
+            loop {
+                let records = match self.try_next().await {
+                    Ok(records) => records,
+                    Err(fault) => {
+                        failures += 1;
+                        self.stream = None;
+                        debug!(lane = %self.lane, %fault, failures, "the lane's reader begins anew");
+                        if failures % 20 == 0 {
+                            warn!(lane = %self.lane, %fault, failures, "the lane can't be read; still trying");
+                        }
+                        tokio::time::sleep(pause(failures)).await;
+                        continue;
                     }
-                    tokio::time::sleep(pause(failures)).await;
-                    continue;
+                };
+                failures = 0;
+                if !records.is_empty() {
+                    return records;
                 }
-            };
-            failures = 0;
-            if !records.is_empty() {
-                return records;
             }
         }
+        .boxed()
     }
 
     async fn try_next(&mut self) -> Result<Vec<Record>, Fault> {

@@ -19,6 +19,8 @@ mod reader;
 mod root;
 mod window;
 
+use futures::FutureExt;
+use futures::future::BoxFuture;
 use std::time::Duration;
 
 use millrace_protocol::ids::WorkerId;
@@ -59,9 +61,12 @@ pub enum Error {
 ///
 /// # Errors
 /// The cluster can't be used, or the root actor died.
-pub async fn run(config: Config, shutdown: CancellationToken) -> Result<(), Error> {
-    let me = config.id.unwrap_or_else(|| millrace_runtime::registry::made_id("supervisor"));
-    let bus = Bus::connect(&config.connection, me.as_str(), &config.wanted).await?;
-    info!(id = %me, lanes = bus.settings().lanes, "supervising");
-    root::run(bus, me, config.linger, shutdown).await
+pub fn run(config: Config, shutdown: CancellationToken) -> BoxFuture<'static, Result<(), Error>> {
+    async move {
+        let me = config.id.unwrap_or_else(|| millrace_runtime::registry::made_id("supervisor"));
+        let bus = Bus::connect(&config.connection, me.as_str(), &config.wanted).await?;
+        info!(id = %me, lanes = bus.settings().lanes, "supervising");
+        root::run(bus, me, config.linger, shutdown).await
+    }
+    .boxed()
 }

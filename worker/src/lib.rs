@@ -21,6 +21,8 @@ pub mod builtin;
 mod capability;
 mod hosted;
 
+use futures::FutureExt;
+use futures::future::BoxFuture;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -104,15 +106,18 @@ pub enum Error {
 ///
 /// # Errors
 /// The cluster can't be used, nothing is offered, or the worker failed again and again.
-pub async fn run(config: Config, shutdown: CancellationToken) -> Result<(), Error> {
-    let Config { connection, id, capabilities, slots, grace, document_cache, model } = config;
-    let desk = Arc::new(Desk::new(model.as_deref(), document_cache)?);
-    let id = id.unwrap_or_else(|| made_up_id("worker"));
-    let bus = Bus::join(&connection, id.as_str(), PATIENCE).await?;
-    let services = capabilities.into_iter().map(|capability| {
-        let handler = Arc::new(Hosted::new(capability, desk.clone()));
-        Service { handler, slots }
-    });
-    let hosting = Hosting { id, role: Role::Worker, services: services.collect(), grace };
-    Ok(host::run(&bus, hosting, shutdown).await?)
+pub fn run(config: Config, shutdown: CancellationToken) -> BoxFuture<'static, Result<(), Error>> {
+    async move {
+        let Config { connection, id, capabilities, slots, grace, document_cache, model } = config;
+        let desk = Arc::new(Desk::new(model.as_deref(), document_cache)?);
+        let id = id.unwrap_or_else(|| made_up_id("worker"));
+        let bus = Bus::join(&connection, id.as_str(), PATIENCE).await?;
+        let services = capabilities.into_iter().map(|capability| {
+            let handler = Arc::new(Hosted::new(capability, desk.clone()));
+            Service { handler, slots }
+        });
+        let hosting = Hosting { id, role: Role::Worker, services: services.collect(), grace };
+        Ok(host::run(&bus, hosting, shutdown).await?)
+    }
+    .boxed()
 }

@@ -22,6 +22,7 @@ mod reader;
 mod root;
 mod runner;
 
+use futures::FutureExt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
@@ -125,45 +126,55 @@ impl Drop for EndOnDrop {
 ///
 /// # Errors
 /// There is nothing to do, the cluster can't be used at the start, or the process failed again and again.
-pub async fn run(bus: &Bus, hosting: Hosting, shutdown: CancellationToken) -> Result<(), Error> {
-    let Hosting { id, role, services, grace } = hosting;
-    check(&services)?;
-    for service in &services {
-        registry::register(bus, &service.handler.describe()).await?;
-    }
-    let names: Vec<String> = services
-        .iter()
-        .map(|service| format!("{}:{}", service.handler.describe().name, service.slots))
-        .collect();
-    let slots =
-        services.iter().map(|service| (service.handler.describe().name, service.slots)).collect::<Vec<_>>();
-    let beat = first_beat(id.clone(), role, slots);
-    registry::beat(bus, &beat).await?;
-    let shared =
-        Arc::new(Shared { bus: bus.clone(), id, busy: AtomicU32::new(0), garbage: AtomicU64::new(0) });
-    let arguments = root::Arguments { shared, services, beat: beat.clone(), grace };
-    let (root, mut ended) =
-        Actor::spawn(None, root::Root, arguments).await.map_err(|error| Error::Crashed(error.to_string()))?;
-    let root = EndOnDrop(root);
-    info!(id = %beat.id, capabilities = names.join(" "), "ready");
-    let outcome = tokio::select! {
-        _ = &mut ended => Err(Error::Crashed("its queues failed too often; the log says why".into())),
-        () = shutdown.cancelled() => {
-            info!(grace = ?grace, "letting work in hand end");
-            // It is gone already if this fails, and then there is nothing to drain.
-            drop(root.0.cast(root::Message::Drain));
-            if tokio::time::timeout(grace + GOODBYE, &mut ended).await.is_err() {
-                warn!("work in hand could not be given back in time; it comes back by itself");
-            }
-            Ok(())
+pub fn run<'a>(
+    bus: &'a Bus,
+    hosting: Hosting,
+    shutdown: CancellationToken,
+) -> BoxFuture<'a, Result<(), Error>> {
+    async move {
+        let Hosting { id, role, services, grace } = hosting;
+        check(&services)?;
+        for service in &services {
+            registry::register(bus, &service.handler.describe()).await?;
         }
-    };
-    drop(root);
-    if let Err(fault) = registry::leave(bus, &beat).await {
-        warn!(%fault, "could not leave the registry; it forgets by itself");
+        let names: Vec<String> = services
+            .iter()
+            .map(|service| format!("{}:{}", service.handler.describe().name, service.slots))
+            .collect();
+        let slots = services
+            .iter()
+            .map(|service| (service.handler.describe().name, service.slots))
+            .collect::<Vec<_>>();
+        let beat = first_beat(id.clone(), role, slots);
+        registry::beat(bus, &beat).await?;
+        let shared =
+            Arc::new(Shared { bus: bus.clone(), id, busy: AtomicU32::new(0), garbage: AtomicU64::new(0) });
+        let arguments = root::Arguments { shared, services, beat: beat.clone(), grace };
+        let (root, mut ended) = Actor::spawn(None, root::Root, arguments)
+            .await
+            .map_err(|error| Error::Crashed(error.to_string()))?;
+        let root = EndOnDrop(root);
+        info!(id = %beat.id, capabilities = names.join(" "), "ready");
+        let outcome = tokio::select! {
+            _ = &mut ended => Err(Error::Crashed("its queues failed too often; the log says why".into())),
+            () = shutdown.cancelled() => {
+                info!(grace = ?grace, "letting work in hand end");
+                // It is gone already if this fails, and then there is nothing to drain.
+                drop(root.0.cast(root::Message::Drain));
+                if tokio::time::timeout(grace + GOODBYE, &mut ended).await.is_err() {
+                    warn!("work in hand could not be given back in time; it comes back by itself");
+                }
+                Ok(())
+            }
+        };
+        drop(root);
+        if let Err(fault) = registry::leave(bus, &beat).await {
+            warn!(%fault, "could not leave the registry; it forgets by itself");
+        }
+        bus.flush().await;
+        outcome
     }
-    bus.flush().await;
-    outcome
+    .boxed()
 }
 
 fn check(services: &[Service]) -> Result<(), Error> {
