@@ -20,29 +20,38 @@ use crate::topology::{WORK, code, fault};
 /// The code of "there is a message on this subject already".
 const SUBJECT_IS_TAKEN: ErrorCode = ErrorCode(10077);
 
+/// How many orders are on their way at once: well below what the connection lets wait for acknowledgements.
+const CHUNK: usize = 1_000;
+
 /// Puts orders in their queues, pipelined. One that waits there already counts as put. Gives back those that could
 /// not be put, with the last reason.
 pub async fn offer(bus: &Bus, orders: Vec<Order>) -> Result<(), (Vec<Order>, Fault)> {
-    let mut under_way = Vec::with_capacity(orders.len());
     let mut failed = Vec::new();
     let mut reason = None;
-    for order in orders {
-        match send(bus, &order).await {
-            Ok(acknowledgement) => under_way.push((order, acknowledgement)),
-            Err(fault) => {
-                failed.push(order);
-                reason = Some(fault);
+    let mut waiting = orders.into_iter();
+    loop {
+        let mut under_way = Vec::with_capacity(CHUNK.min(waiting.len()));
+        for order in waiting.by_ref().take(CHUNK) {
+            match send(bus, &order).await {
+                Ok(acknowledgement) => under_way.push((order, acknowledgement)),
+                Err(fault) => {
+                    failed.push(order);
+                    reason = Some(fault);
+                }
             }
         }
-    }
-    for (order, acknowledgement) in under_way {
-        match acknowledgement.await {
-            Ok(_) => {}
-            Err(error) if code(&error) == Some(SUBJECT_IS_TAKEN) => {}
-            Err(error) => {
-                failed.push(order);
-                reason = Some(fault("offering work", &error));
+        for (order, acknowledgement) in under_way {
+            match acknowledgement.await {
+                Ok(_) => {}
+                Err(error) if code(&error) == Some(SUBJECT_IS_TAKEN) => {}
+                Err(error) => {
+                    failed.push(order);
+                    reason = Some(fault("offering work", &error));
+                }
             }
+        }
+        if waiting.len() == 0 {
+            break;
         }
     }
     match reason {
