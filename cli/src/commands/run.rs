@@ -75,7 +75,7 @@ pub async fn run(arguments: RunArguments, interrupt: CancellationToken) -> Resul
         ));
         return Ok(Exit::Completed);
     }
-    in_cluster(&options, is_up, interrupt.clone(), async |bus| {
+    let work = in_cluster(&options, is_up, interrupt.clone(), async |bus| {
         let others = unfinished(bus).await?;
         let run = submit(bus, &intake.into_submission(bus).await?).await?;
         for other in others {
@@ -84,8 +84,8 @@ pub async fn run(arguments: RunArguments, interrupt: CancellationToken) -> Resul
             ));
         }
         watch(bus, &run, View::new(output.json), &output, &options.data, &interrupt).await
-    })
-    .await
+    });
+    Box::pin(work).await
 }
 
 /// Goes on with a run that was cut off.
@@ -93,14 +93,14 @@ pub async fn resume(arguments: ResumeArguments, interrupt: CancellationToken) ->
     let ResumeArguments { run, output, options } = arguments;
     output.check()?;
     let is_up = local::running(&options.data);
-    in_cluster(&options, is_up, interrupt.clone(), async |bus| {
+    let work = in_cluster(&options, is_up, interrupt.clone(), async |bus| {
         let run = match &run {
             Some(text) => find(bus, text).await?,
             None => newest_unfinished(bus).await?,
         };
         watch(bus, &run, View::new(output.json), &output, &options.data, &interrupt).await
-    })
-    .await
+    });
+    Box::pin(work).await
 }
 
 /// Does something in a local cluster: the one that runs, or one that is started for it and stopped after it.
