@@ -9,11 +9,10 @@ use lz4_flex::frame::{FrameDecoder, FrameEncoder};
 use millrace_protocol::ids::{Lane, RunId};
 use millrace_protocol::wire::Encoding;
 use serde::{Deserialize, Serialize};
-use tokio::io::AsyncReadExt;
 
 use crate::bus::{Bus, Record};
 use crate::topology::{ARCHIVE, fault};
-use crate::{Fault, log};
+use crate::{Fault, log, objects};
 
 /// One message in an archive.
 #[derive(Serialize, Deserialize)]
@@ -101,13 +100,9 @@ pub async fn write(bus: &Bus, lane: Lane, run: &RunId, end: u64) -> Result<u64, 
 pub async fn read(bus: &Bus, run: &RunId) -> Result<Option<Vec<Record>>, Fault> {
     let what = || format!("reading the archive of run {run}");
     let store = open(bus).await?;
-    let mut object = match store.get(run.as_str()).await {
-        Ok(object) => object,
-        Err(error) if error.kind() == object_store::GetErrorKind::NotFound => return Ok(None),
-        Err(error) => return Err(fault(&what(), &error)),
+    let Some(bytes) = objects::read(bus.client(), ARCHIVE, &store, run.as_str()).await? else {
+        return Ok(None);
     };
-    let mut bytes = Vec::new();
-    object.read_to_end(&mut bytes).await.map_err(|error| Fault::unavailable(what(), error))?;
     let records = tokio::task::spawn_blocking(move || unpack(&bytes));
     let records = records.await.map_err(|error| Fault::unavailable(what(), error))?;
     records.map(Some).map_err(|why| Fault::unavailable(what(), why))

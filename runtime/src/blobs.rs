@@ -7,14 +7,14 @@ use futures::future::BoxFuture;
 use millrace_protocol::wire::{Blob, MAX_INLINE, Stored};
 use serde_bytes::ByteBuf;
 use sha2::{Digest, Sha256};
-use tokio::io::AsyncReadExt;
 
-use crate::Fault;
 use crate::topology::{BLOBS, fault};
+use crate::{Fault, objects};
 
 /// The blob store of a cluster. Cheap to clone.
 #[derive(Clone)]
 pub struct Blobs {
+    client: async_nats::Client,
     store: object_store::ObjectStore,
 }
 
@@ -27,7 +27,7 @@ pub fn sha256(bytes: &[u8]) -> String {
 impl Blobs {
     pub(crate) async fn open(context: &jetstream::Context) -> Result<Self, Fault> {
         let store = context.get_object_store(BLOBS).await.map_err(|error| fault("the blob store", &error))?;
-        Ok(Self { store })
+        Ok(Self { client: context.client(), store })
     }
 
     /// Keeps bytes in the store.
@@ -57,19 +57,8 @@ impl Blobs {
     /// There are none, they are damaged, or the server does not answer.
     pub fn get<'a>(&'a self, name: &'a str) -> BoxFuture<'a, Result<Vec<u8>, Fault>> {
         async move {
-            let mut object = self.store.get(name).await.map_err(|error| match error.kind() {
-                object_store::GetErrorKind::NotFound => Fault::Missing { sha256: name.into() },
-                object_store::GetErrorKind::InvalidName
-                | object_store::GetErrorKind::ConsumerCreate
-                | object_store::GetErrorKind::BucketLink
-                | object_store::GetErrorKind::Other
-                | object_store::GetErrorKind::TimedOut => fault(&format!("reading blob {name}"), &error),
-            })?;
-            let mut bytes = Vec::new();
-            object
-                .read_to_end(&mut bytes)
-                .await
-                .map_err(|error| Fault::unavailable(format!("reading blob {name}"), error))?;
+            let read = objects::read(&self.client, BLOBS, &self.store, name).await?;
+            let bytes = read.ok_or_else(|| Fault::Missing { sha256: name.into() })?;
             let found = sha256(&bytes);
             if found == name { Ok(bytes) } else { Err(Fault::Damaged { sha256: name.into(), found }) }
         }

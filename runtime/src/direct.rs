@@ -5,11 +5,11 @@ use futures::FutureExt;
 use futures::future::BoxFuture;
 use std::time::Duration;
 
-use async_nats::Message;
+use async_nats::{Client, Message};
 use futures::StreamExt;
 
 use crate::Fault;
-use crate::bus::{Bus, Record, encoding};
+use crate::bus::{Record, encoding};
 
 /// How long the next message of an answer is waited for.
 const PATIENCE: Duration = Duration::from_secs(3);
@@ -20,7 +20,7 @@ const TRIES: u32 = 8;
 
 /// A read of all messages of a stream whose subject matches a filter, oldest first, page by page.
 pub struct Pages {
-    bus: Bus,
+    client: Client,
     stream: String,
     filter: String,
     next: u64,
@@ -30,8 +30,8 @@ pub struct Pages {
 impl Pages {
     /// A read from sequence `from` on.
     #[must_use]
-    pub fn new(bus: &Bus, stream: String, filter: String, from: u64) -> Self {
-        Self { bus: bus.clone(), stream, filter, next: from.max(1), is_over: false }
+    pub fn new(client: &Client, stream: String, filter: String, from: u64) -> Self {
+        Self { client: client.clone(), stream, filter, next: from.max(1), is_over: false }
     }
 
     /// The next messages; none when there are no more.
@@ -43,7 +43,7 @@ impl Pages {
             let mut tries = 0;
             while !self.is_over {
                 let mut records = Vec::new();
-                let answer = page(&self.bus, &self.stream, &self.filter, self.next, &mut records).await;
+                let answer = page(&self.client, &self.stream, &self.filter, self.next, &mut records).await;
                 // Whatever arrived before a break is kept: the next page begins behind it.
                 self.next = records.last().map_or(self.next, |last: &Record| last.sequence + 1);
                 match answer {
@@ -70,13 +70,13 @@ impl Pages {
 /// # Errors
 /// The server does not answer.
 pub fn read<'a>(
-    bus: &'a Bus,
+    client: &'a Client,
     stream: &'a str,
     filter: &'a str,
     from: u64,
 ) -> BoxFuture<'a, Result<Vec<Record>, Fault>> {
     async move {
-        let mut pages = Pages::new(bus, stream.into(), filter.into(), from);
+        let mut pages = Pages::new(client, stream.into(), filter.into(), from);
         let mut all = Vec::new();
         loop {
             let records = pages.next().await?;
@@ -91,7 +91,7 @@ pub fn read<'a>(
 
 /// Reads one page into `records`; says whether it was the last.
 async fn page(
-    bus: &Bus,
+    client: &Client,
     stream: &str,
     filter: &str,
     from: u64,
@@ -99,10 +99,10 @@ async fn page(
 ) -> Result<bool, Fault> {
     let what = || format!("reading {filter} from {stream}");
     let request = serde_json::json!({ "batch": PAGE, "seq": from, "next_by_subj": filter }).to_string();
-    let inbox = bus.client().new_inbox();
+    let inbox = client.new_inbox();
     let mut answers =
-        bus.client().subscribe(inbox.clone()).await.map_err(|error| Fault::unavailable(what(), error))?;
-    bus.client()
+        client.subscribe(inbox.clone()).await.map_err(|error| Fault::unavailable(what(), error))?;
+    client
         .publish_with_reply(format!("$JS.API.DIRECT.GET.{stream}"), inbox, request.into())
         .await
         .map_err(|error| Fault::unavailable(what(), error))?;

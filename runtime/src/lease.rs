@@ -184,7 +184,7 @@ fn weight(lane: Lane, member: &WorkerId) -> u64 {
 /// The server does not answer.
 pub(crate) async fn entries(bus: &Bus, bucket: &str) -> Result<Vec<(String, bytes::Bytes)>, Fault> {
     let prefix = format!("$KV.{bucket}.");
-    let records = direct::read(bus, &format!("KV_{bucket}"), &format!("{prefix}>"), 1).await?;
+    let records = direct::read(bus.client(), &format!("KV_{bucket}"), &format!("{prefix}>"), 1).await?;
     Ok(records
         .into_iter()
         .filter(|record| !record.is_deletion)

@@ -27,6 +27,7 @@ pub mod host;
 pub mod journal;
 pub mod lease;
 pub mod log;
+mod objects;
 pub mod queue;
 pub mod registry;
 pub mod shutdown;

@@ -217,7 +217,8 @@ pub fn read_run<'a>(
     run: &'a RunId,
     from: u64,
 ) -> BoxFuture<'a, Result<Vec<Record>, Fault>> {
-    async move { direct::read(bus, &lane_stream(lane), &subject::run(lane, run), from).await }.boxed()
+    async move { direct::read(bus.client(), &lane_stream(lane), &subject::run(lane, run), from).await }
+        .boxed()
 }
 
 /// The runs that were handed in and are still in their lanes, under way or over, in the order of their ids. A message
@@ -228,7 +229,7 @@ pub fn read_run<'a>(
 pub async fn handed_in(bus: &Bus) -> Result<BTreeSet<RunId>, Fault> {
     let mut runs = BTreeSet::new();
     for lane in (0..bus.settings().lanes).map(Lane) {
-        for record in direct::read(bus, &lane_stream(lane), &subject::submissions(lane), 1).await? {
+        for record in direct::read(bus.client(), &lane_stream(lane), &subject::submissions(lane), 1).await? {
             match bus.open::<Submission>(&record).await {
                 Ok(_) => runs.extend(subject::parse(&record.subject).map(|(_, run, _)| run)),
                 Err(fault) if fault.is_transient() => return Err(fault),
@@ -242,13 +243,13 @@ pub async fn handed_in(bus: &Bus) -> Result<BTreeSet<RunId>, Fault> {
 /// A read of all that a lane holds of a run, page by page, oldest first.
 #[must_use]
 pub fn pages_of_run(bus: &Bus, lane: Lane, run: &RunId) -> direct::Pages {
-    direct::Pages::new(bus, lane_stream(lane), subject::run(lane, run), 1)
+    direct::Pages::new(bus.client(), lane_stream(lane), subject::run(lane, run), 1)
 }
 
 /// A read of all that a lane holds, page by page, oldest first.
 #[must_use]
 pub fn read_lane(bus: &Bus, lane: Lane) -> direct::Pages {
-    direct::Pages::new(bus, lane_stream(lane), subject::lane(lane), 1)
+    direct::Pages::new(bus.client(), lane_stream(lane), subject::lane(lane), 1)
 }
 
 /// All messages of one topic of a run, oldest first.
@@ -261,7 +262,8 @@ pub fn read_topic<'a>(
     run: &'a RunId,
     topic: &'a Topic,
 ) -> BoxFuture<'a, Result<Vec<Record>, Fault>> {
-    async move { direct::read(bus, &lane_stream(lane), &subject::topic(lane, run, topic), 1).await }.boxed()
+    async move { direct::read(bus.client(), &lane_stream(lane), &subject::topic(lane, run, topic), 1).await }
+        .boxed()
 }
 
 /// The message of a lane with this sequence; `None` if it is not there any more.

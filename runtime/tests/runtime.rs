@@ -144,6 +144,17 @@ async fn a_blob_is_kept_once_and_its_content_is_checked() {
 }
 
 #[tokio::test]
+async fn more_blobs_are_read_than_a_stream_may_have_consumers() {
+    let server = NatsServer::start();
+    let bus = bus(&server).await;
+    for number in 0..1_100_u32 {
+        let content = number.to_be_bytes();
+        let stored = bus.blobs().put(&content).await.expect("it is taken");
+        assert_eq!(bus.blobs().get(&stored.sha256).await.expect("it is there"), content);
+    }
+}
+
+#[tokio::test]
 async fn an_archive_says_what_the_lane_said() {
     let server = NatsServer::start();
     let bus = bus(&server).await;
