@@ -34,7 +34,7 @@ pub struct Options {
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
     pub supervisors: u32,
     /// Number of critic processes
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, value_name = "N", default_value_t = 1)]
     pub critics: u32,
     /// Language model that workers and critics ask
     #[arg(long, env = "MILLRACE_MODEL", value_name = "MODEL")]
