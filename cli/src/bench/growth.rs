@@ -26,61 +26,52 @@ use crate::client;
 const SUPERVISOR: &str = "supervisor-1";
 /// How long the lane of a killed supervisor stays its own here: it is no part of what is measured.
 const LEASE: Duration = Duration::from_secs(1);
+/// How long a run is sure to last whose owner is killed: long enough for the next one to be there.
+const LASTING: Duration = Duration::from_secs(6);
 
-/// Measures all of it, with plans of `tasks` tasks.
+/// Measures all of it, with plans of `tasks` tasks and of a tenth of that.
 pub async fn growth(
     wishes: &Wishes,
     tasks: u32,
     rounds: u32,
 ) -> anyhow::Result<BTreeMap<&'static str, Bounded>> {
-    let mut growth = BTreeMap::new();
-    let mut ground = warm_ground(wishes, false).await?;
-    let mut small = Vec::new();
-    for _ in 0..rounds {
-        small.push(measure(&mut ground, &plans::fan_out(tasks / 10, false)).await?.took.as_secs_f64());
-    }
-    let large = measure(&mut ground, &plans::fan_out(tasks, false)).await?;
-    let memory = process::peak_memory(ground.pid(SUPERVISOR)?);
-    let decided: Vec<Decision> =
-        decisions(&ground, &large.records).await?.into_iter().map(|(_, decision)| decision).collect();
-    ground.stop().await;
-    growth.insert(
-        "ten_times_the_tasks",
-        Bounded::at_most(
-            "times as long for ten times the tasks",
-            "times",
-            large.took.as_secs_f64() / median(small),
-            12.0,
-        ),
-    );
-    let fold = InMemory::measure(&decided, large.records.len());
-    growth.insert(
-        "fold_in_memory",
-        Bounded::at_least("messages of a run folded from memory", "messages/s", fold.messages, 500_000.0),
-    );
-    growth.insert(
-        "supervisor_memory",
-        Bounded {
-            figure: memory.map(|bytes| bytes as f64 / 1e6),
-            ..Bounded::at_most(
-                "most memory of a supervisor that holds all these tasks live",
-                "MB",
-                0.0,
-                400.0,
-            )
-        },
-    );
+    let mut growth = plans_grow(wishes, tasks, rounds).await?;
     let takeover = takeover(wishes, tasks).await?;
-    growth.insert(
-        "takeover",
-        Bounded::at_most(
-            "from a new owner's lease on a lane with a message a task to its first decision",
-            "s",
-            takeover,
-            3.0,
-        ),
-    );
+    let what = "from a new owner's lease on a lane with a message for each task to its first decision";
+    growth.insert("takeover", Bounded::at_most(what, "s", takeover, 3.0));
     Ok(growth)
+}
+
+async fn plans_grow(
+    wishes: &Wishes,
+    tasks: u32,
+    rounds: u32,
+) -> anyhow::Result<BTreeMap<&'static str, Bounded>> {
+    let mut ground = warm_ground(wishes, tasks, false).await?;
+    let (small, large) = (plans::fan_out(tasks / 10, false), plans::fan_out(tasks, false));
+    let (mut times, mut folds) = (Vec::new(), Vec::new());
+    for _ in 0..rounds {
+        let small = measure(&mut ground, &small).await?;
+        let large = measure(&mut ground, &large).await?;
+        times.push(large.took.as_secs_f64() / small.took.as_secs_f64());
+        let decisions = decisions(&ground, &large.records).await?;
+        let decisions: Vec<Decision> = decisions.into_iter().map(|(_, decision)| decision).collect();
+        folds.push(InMemory::measure(&decisions, large.records.len()).messages);
+    }
+    let memory = process::peak_memory(ground.pid(SUPERVISOR)?).map(|bytes| bytes as f64 / 1e6);
+    ground.stop().await;
+    let what = "most memory of a supervisor that holds all these tasks live";
+    Ok(BTreeMap::from([
+        (
+            "ten_times_the_tasks",
+            Bounded::at_most("times as long for ten times the tasks", "times", median(times), 12.0),
+        ),
+        (
+            "fold_in_memory",
+            Bounded::at_least("messages of a run folded from memory", "messages/s", median(folds), 500_000.0),
+        ),
+        ("supervisor_memory", Bounded::at_most(what, "MB", memory, 400.0)),
+    ]))
 }
 
 /// Kills the owner of a lane with as many messages as there are tasks in mid-run, and measures from the moment at which
@@ -88,7 +79,8 @@ pub async fn growth(
 async fn takeover(wishes: &Wishes, tasks: u32) -> anyhow::Result<f64> {
     let wishes = Wishes { linger: LONG, lane_lease: Some(LEASE), ..wishes.clone() };
     let mut ground = Ground::start(&wishes).await?;
-    let run = client::submit(ground.bus(), &plans::fan_out(tasks, false)).await.map_err(|stop| stop.error)?;
+    let plan = plans::fan_out_that_lasts(tasks, LASTING);
+    let run = client::submit(ground.bus(), &plan).await.map_err(|stop| stop.error)?;
     await_messages(&ground, tasks).await?;
     let leases = jetstream::new(ground.bus().client().clone()).get_key_value(LEASES).await?;
     let old = holder(&leases).await?.ok_or_else(|| anyhow!("lane 0 has no owner"))?.1;

@@ -166,6 +166,11 @@ async fn measure(arguments: &Arguments) -> anyhow::Result<Report> {
         arguments.slots,
         if arguments.sync_always { ", every write on disk" } else { "" }
     ));
+    if cfg!(debug_assertions) {
+        say(
+            "millrace: this program was built without optimisation: build it with --release to learn how fast it is",
+        );
+    }
     for benchmark in benchmarks {
         let tasks = arguments.tasks.unwrap_or(benchmark.tasks());
         say(&format!("millrace: {} of {tasks} tasks …", benchmark.name()));

@@ -1,6 +1,8 @@
 //! The plans that are measured, as submissions: `echo` tasks that finish at once. Nothing here is random, so that
 //! every round of every run of the benchmarks does the same.
 
+use std::time::Duration;
+
 use millrace_protocol::ids::{Capability, TaskId};
 use millrace_protocol::plan::{Limits, Mode, OnFailedDependency, Review, Submission, TaskSpec};
 use millrace_protocol::result::Parameters;
@@ -14,6 +16,16 @@ const STRIDE: u32 = 7;
 pub fn fan_out(tasks: u32, reviewed: bool) -> Submission {
     let review = if reviewed { Review::Critic { criteria: Vec::new() } } else { Review::None };
     submission((0..tasks).map(|at| TaskSpec { review: review.clone(), ..task(at, Vec::new()) }).collect())
+}
+
+/// As [`fan_out`], but the first task takes so long: the run is live until then, however few tasks there are.
+pub fn fan_out_that_lasts(tasks: u32, delay: Duration) -> Submission {
+    let mut plan = fan_out(tasks, false);
+    if let Some(first) = plan.tasks.first_mut() {
+        let delay = u64::try_from(delay.as_millis()).unwrap_or(u64::MAX);
+        first.parameters.insert("delay_ms".into(), delay.into());
+    }
+    plan
 }
 
 /// Tasks each of which depends on the one before.
@@ -67,7 +79,13 @@ mod tests {
 
     #[test]
     fn the_plans_are_accepted_by_the_rules() {
-        for plan in [fan_out(30, true), chain(30), layered(3 * LAYER), layered(LAYER + 1)] {
+        for plan in [
+            fan_out(30, true),
+            fan_out_that_lasts(30, Duration::from_secs(1)),
+            chain(30),
+            layered(3 * LAYER),
+            layered(LAYER + 1),
+        ] {
             assert_eq!(check(&Plan::default(), &plan.tasks), Ok(()));
         }
     }

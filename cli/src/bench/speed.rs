@@ -2,7 +2,7 @@
 //! in the same mood.
 
 use std::collections::BTreeMap;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use millrace_protocol::plan::Submission;
 
@@ -16,11 +16,11 @@ use super::sizes::legs;
 
 /// How many tasks the bare cycle has in flight where they do not depend on each other.
 const IN_FLIGHT: u32 = 1_024;
-/// How many tasks are put through before anything is measured, so that connections, caches and what the supervisor
-/// knows of its workers are as they stay.
+/// How many tasks at the most are put through, again and again, before anything is measured, so that connections,
+/// caches and what the supervisor knows of its workers are as they stay.
 const WARM_UP: u32 = 2_000;
-/// How often the warm-up is repeated: a supervisor learns once a second how many slots there are.
-const WARM_UPS: u32 = 4;
+/// For how long at least: a supervisor learns once a second how many slots there are.
+const WARM_UP_TIME: Duration = Duration::from_millis(2_500);
 
 /// What runs are compared by.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -31,11 +31,12 @@ pub enum By {
     Hop,
 }
 
-/// A cluster that has been used for a while.
-pub async fn warm_ground(wishes: &Wishes, reviewed: bool) -> anyhow::Result<Ground> {
+/// A cluster that has been used for a while, for plans of `tasks` tasks.
+pub async fn warm_ground(wishes: &Wishes, tasks: u32, reviewed: bool) -> anyhow::Result<Ground> {
     let mut ground = Ground::start(wishes).await?;
-    for _ in 0..WARM_UPS {
-        measure(&mut ground, &plans::fan_out(WARM_UP, reviewed)).await?;
+    let began = Instant::now();
+    while began.elapsed() < WARM_UP_TIME {
+        measure(&mut ground, &plans::fan_out(tasks.min(WARM_UP), reviewed)).await?;
     }
     Ok(ground)
 }
@@ -49,7 +50,7 @@ pub async fn compare(
     rounds: u32,
 ) -> anyhow::Result<Comparison> {
     let reviewed = submission.tasks.iter().any(|task| !task.review.is_none());
-    let mut ground = warm_ground(wishes, reviewed).await?;
+    let mut ground = warm_ground(wishes, u32::try_from(submission.tasks.len())?, reviewed).await?;
     let mut all = Vec::new();
     for _ in 0..rounds {
         let measured = measure(&mut ground, submission).await?;
