@@ -11,7 +11,7 @@ use anyhow::{Context as _, anyhow};
 use async_nats::jetstream::consumer::{AckPolicy, DeliverPolicy, FromConsumer, pull};
 use async_nats::jetstream::context::{Context, ContextBuilder};
 use async_nats::jetstream::message::PublishMessage;
-use async_nats::{Client, Message};
+use async_nats::{Client, Message, jetstream};
 use bytes::Bytes;
 use futures::StreamExt;
 use futures::stream::FuturesUnordered;
@@ -21,6 +21,7 @@ use millrace_runtime::topology::{WORK, lane_stream};
 use super::ground::Ground;
 use super::process::{Seconds, used};
 use super::run::patience;
+use super::stages::{Stage, Stages};
 
 const LANE_STREAM: &str = "BENCH_LANE";
 const WORK_STREAM: &str = "BENCH_WORK";
@@ -54,6 +55,8 @@ pub struct Took {
     pub took: Duration,
     /// The time from each task's end to the next one's.
     pub hops: Vec<Duration>,
+    /// Where the time of a hop goes; nothing where more than one task is under way at a time.
+    pub stages: Stages,
     /// The processor seconds of each process.
     pub seconds: Seconds,
 }
@@ -70,7 +73,7 @@ pub async fn cycle(ground: &mut Ground, tasks: u32, in_flight: u32, legs: &[Leg]
     let owning = tokio::spawn(own(owner.clone(), tasks, in_flight, legs));
     let both = async { tokio::try_join!(flatten(owning), flatten(working)) };
     let limit = patience(tasks);
-    let (ends, ()) = tokio::time::timeout(limit, both)
+    let ((ends, stages), ()) = tokio::time::timeout(limit, both)
         .await
         .map_err(|_| anyhow!("the bare cycle of {tasks} tasks did not end within {} s", limit.as_secs()))??;
     let seconds = used(&before, &ground.seconds());
@@ -79,7 +82,7 @@ pub async fn cycle(ground: &mut Ground, tasks: u32, in_flight: u32, legs: &[Leg]
     }
     let took = ends.last().map(|last| last.duration_since(ends[0])).unwrap_or_default();
     let hops = ends.windows(2).map(|pair| pair[1].duration_since(pair[0])).collect();
-    Ok(Took { took, hops, seconds })
+    Ok(Took { took, hops, stages, seconds })
 }
 
 async fn flatten<T>(task: tokio::task::JoinHandle<anyhow::Result<T>>) -> anyhow::Result<T> {
@@ -165,13 +168,20 @@ fn mark(payload: &[u8]) -> (u32, u8) {
     (u32::from_le_bytes(task), payload[1])
 }
 
-/// Decides and queues, a leg at a time, as outcomes are read. Gives the time of the beginning and of each task's end.
-async fn own(side: Side, tasks: u32, in_flight: u32, legs: Arc<[Leg]>) -> anyhow::Result<Vec<Instant>> {
+/// Decides and queues, a leg at a time, as outcomes are read. Gives the time of the beginning and of each task's end,
+/// and, where one is under way at a time, how long each stage took.
+async fn own(
+    side: Side,
+    tasks: u32,
+    in_flight: u32,
+    legs: Arc<[Leg]>,
+) -> anyhow::Result<(Vec<Instant>, Stages)> {
     let mut lane = read_lane(&side.context).await?;
     let decided: Arc<Vec<AtomicU64>> = Arc::new((0..tasks).map(|_| AtomicU64::new(0)).collect());
     let begin = |task: u32, leg: u8| begin_leg(side.clone(), decided.clone(), legs.clone(), task, leg);
     let mut under_way = FuturesUnordered::new();
     let mut times = Vec::with_capacity(tasks as usize + 1);
+    let mut stages = Stages::default();
     times.push(Instant::now());
     let mut begun = tasks.min(in_flight);
     (0..begun).for_each(|task| under_way.push(begin(task, 0)));
@@ -179,11 +189,15 @@ async fn own(side: Side, tasks: u32, in_flight: u32, legs: Arc<[Leg]>) -> anyhow
         tokio::select! {
             Some(begun) = under_way.next() => begun?,
             read = lane.next() => for read in read.ok_or_else(|| anyhow!("the lane's reader ended"))? {
-                let payload = read?.message.payload;
+                let read = read?;
+                if in_flight == 1 {
+                    note_stage(&mut stages, &read)?;
+                }
+                let payload = &read.payload;
                 if payload[0] != Kind::Outcome as u8 {
                     continue;
                 }
-                let (task, leg) = mark(&payload);
+                let (task, leg) = mark(payload);
                 if usize::from(leg) + 1 < legs.len() {
                     under_way.push(begin(task, leg + 1));
                     continue;
@@ -196,7 +210,19 @@ async fn own(side: Side, tasks: u32, in_flight: u32, legs: Arc<[Leg]>) -> anyhow
             },
         }
     }
-    Ok(times)
+    Ok((times, stages))
+}
+
+fn note_stage(stages: &mut Stages, read: &jetstream::Message) -> anyhow::Result<()> {
+    let info =
+        read.info().map_err(|error| anyhow!("a message of the lane says nothing of itself: {error}"))?;
+    let at = jiff::Timestamp::from_nanosecond(info.published.unix_timestamp_nanos())?;
+    match read.payload[0] {
+        kind if kind == Kind::Decision as u8 => stages.add(Stage::Decision, at),
+        kind if kind == Kind::Claim as u8 => stages.add(Stage::Claim, at),
+        _ => stages.add(Stage::Outcome, at),
+    }
+    Ok(())
 }
 
 async fn begin_leg(

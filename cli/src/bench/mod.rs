@@ -6,6 +6,7 @@
 //! ├─ replay   reading back and folding                   ├─ run      one run, measured from the log
 //! ├─ growth   what must not grow, or must not grow fast  ├─ bare     the limit: the messages and nothing else
 //! └─ report   table and JSON                             ├─ sizes    how large a run's messages are
+//!                                                        ├─ stages   where the time of a hop goes
 //!                                                        └─ ground   a cluster of its own; process: what it uses
 //! ```
 //!
@@ -23,6 +24,7 @@ mod report;
 mod run;
 mod sizes;
 mod speed;
+mod stages;
 
 use std::num::NonZeroUsize;
 use std::path::PathBuf;

@@ -120,24 +120,35 @@ impl Report {
     }
 
     fn where_time_goes(&self) -> Vec<String> {
+        let mut lines = Vec::new();
         let spent = self.comparisons.iter().filter(|(_, it)| !it.processor_seconds.is_empty());
-        let mut lines: Vec<String> = spent
-            .flat_map(|(name, it)| {
-                [
-                    format!("  {name}: {}", seconds(&it.processor_seconds)),
-                    format!(
-                        "  {:>width$}  {}",
-                        "bare",
-                        seconds(&it.bare_processor_seconds),
-                        width = name.len() - 1
-                    ),
-                ]
-            })
-            .collect();
+        for (name, it) in spent {
+            let width = name.len() + 1;
+            lines.push(format!("  {name}: {}", seconds(&it.processor_seconds)));
+            lines.push(format!("  {:>width$} {}", "bare", seconds(&it.bare_processor_seconds)));
+        }
         if !lines.is_empty() {
             lines.insert(0, "where the time goes, in processor seconds for 10,000 tasks:".to_owned());
         }
+        lines.extend(
+            self.comparisons.iter().filter_map(|(name, it)| Some(format!("  {name}: {}", it.stages()?))),
+        );
         lines
+    }
+}
+
+impl Comparison {
+    /// Where the time of a hop goes, where that was measured.
+    fn stages(&self) -> Option<String> {
+        let stage = |name: &str, bare: &str| Some((self.details.get(name)?, self.details.get(bare)?));
+        let (claim, bare_claim) = stage("ms_from_decision_to_claim", "bare_ms_from_decision_to_claim")?;
+        let (outcome, bare_outcome) = stage("ms_from_claim_to_outcome", "bare_ms_from_claim_to_outcome")?;
+        let (decision, bare_decision) =
+            stage("ms_from_outcome_to_decision", "bare_ms_from_outcome_to_decision")?;
+        Some(format!(
+            "ms from decision to claim {claim:.2} (bare {bare_claim:.2}), to outcome {outcome:.2} (bare \
+             {bare_outcome:.2}), to the next decision {decision:.2} (bare {bare_decision:.2})"
+        ))
     }
 }
 

@@ -9,11 +9,14 @@ use millrace_protocol::ids::RunId;
 use millrace_protocol::plan::{Decision, EndReason, Event, Plan, Submission, TaskState, apply_decision};
 use millrace_protocol::registry::RunSummary;
 use millrace_protocol::subject::{self, Topic};
+use millrace_protocol::wire;
+use millrace_protocol::work::Entry;
 use millrace_runtime::bus::Record;
 use millrace_runtime::{archive, registry};
 
 use super::ground::{ASK_EVERY, Ground};
 use super::process::{Seconds, used};
+use super::stages::{Stage, Stages};
 use crate::client;
 
 /// What a run took.
@@ -138,6 +141,23 @@ fn verify<'a>(run: &RunId, tasks: u32, decisions: impl Iterator<Item = &'a Decis
         return Ok(());
     }
     Err(anyhow!("run {run} ended {} with {completed} of {tasks} tasks completed: {}", end.reason, end.detail))
+}
+
+/// The stages of a run in which one task is under way at a time.
+pub fn stages(records: &[Record]) -> Stages {
+    let mut stages = Stages::default();
+    for record in records {
+        if is_decision(record) {
+            stages.add(Stage::Decision, record.time);
+            continue;
+        }
+        match wire::open::<Entry>(&record.payload, record.encoding) {
+            Ok(Entry::Claimed { .. }) => stages.add(Stage::Claim, record.time),
+            Ok(Entry::Outcome { .. }) => stages.add(Stage::Outcome, record.time),
+            Ok(Entry::Step { .. } | Entry::Note { .. }) | Err(_) => {}
+        }
+    }
+    stages
 }
 
 fn hops(decisions: &[(Timestamp, Decision)]) -> Vec<Duration> {

@@ -11,7 +11,7 @@ use super::ground::{Ground, Wishes};
 use super::plans;
 use super::process::Seconds;
 use super::report::{Comparison, median, quantile, rate};
-use super::run::{Measured, measure};
+use super::run::{Measured, measure, stages};
 use super::sizes::legs;
 
 /// How many tasks the bare cycle has in flight where they do not depend on each other.
@@ -137,6 +137,15 @@ fn details(by: By, all: &[Round]) -> BTreeMap<&'static str, f64> {
                 ("bare_p99_ms", of(&|round| hop(&round.bare.hops, 0.99))),
                 ("bare_mean_ms", of(&|round| mean(round.bare.took, round))),
             ]);
+            let names = [
+                ("ms_from_decision_to_claim", "bare_ms_from_decision_to_claim"),
+                ("ms_from_claim_to_outcome", "bare_ms_from_claim_to_outcome"),
+                ("ms_from_outcome_to_decision", "bare_ms_from_outcome_to_decision"),
+            ];
+            for (at, (name, bare_name)) in names.into_iter().enumerate() {
+                details.insert(name, of(&|round| stages(&round.measured.records).medians()[at]));
+                details.insert(bare_name, of(&|round| round.bare.stages.medians()[at]));
+            }
         }
     }
     details
