@@ -20,7 +20,7 @@ use millrace_tests::plans::{echo, fan_out, finished, fixed, id, run, submit};
 use rustix::process::Signal;
 use serde_json::json;
 
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_secs(120);
 const LANE: Lane = Lane(0);
 
 /// A run of about five seconds on two workers with eight slots each.
