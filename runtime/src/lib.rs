@@ -4,6 +4,7 @@
 //! ```text
 //! Bus            one connection to a cluster that was checked against its settings
 //! ├─ log         fenced appends, reading a run or a journal from its start
+//! ├─ backlog     all that a lane holds
 //! ├─ tail        a lane as it grows, from any sequence
 //! ├─ journal     the chain of entries of one piece of work
 //! ├─ queue       orders: offer, pull, lease, withdraw
@@ -18,6 +19,7 @@
 //! waits for it, which costs minutes of a first build, and an allocation costs nothing beside a message.
 
 pub mod archive;
+pub mod backlog;
 pub mod blobs;
 pub mod bus;
 pub mod direct;

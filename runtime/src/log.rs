@@ -16,6 +16,7 @@ use millrace_protocol::plan::Submission;
 use millrace_protocol::subject::{self, Topic};
 use millrace_protocol::wire::{MAX_INLINE, Message, body, seal, seal_stored};
 
+use crate::backlog::Backlog;
 use crate::bus::{Bus, Record};
 use crate::fault::pause;
 use crate::topology::{fault, lane_stream};
@@ -246,10 +247,10 @@ pub fn pages_of_run(bus: &Bus, lane: Lane, run: &RunId) -> direct::Pages {
     direct::Pages::new(bus.client(), lane_stream(lane), subject::run(lane, run), 1)
 }
 
-/// A read of all that a lane holds, page by page, oldest first.
+/// A read of all that a lane holds, piece by piece, oldest first.
 #[must_use]
-pub fn read_lane(bus: &Bus, lane: Lane) -> direct::Pages {
-    direct::Pages::new(bus.client(), lane_stream(lane), subject::lane(lane), 1)
+pub fn read_lane(bus: &Bus, lane: Lane) -> Backlog {
+    Backlog::new(bus, lane)
 }
 
 /// All messages of one topic of a run, oldest first.

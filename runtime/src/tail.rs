@@ -35,6 +35,7 @@ pub struct Tail {
     filter: Option<String>,
     next: u64,
     delivered: u64,
+    pending: u64,
     stream: Option<ReadyChunks<pull::Stream>>,
 }
 
@@ -42,7 +43,8 @@ impl Tail {
     /// A reader of a whole lane from sequence `from` (1 is the beginning).
     #[must_use]
     pub fn lane(bus: &Bus, lane: Lane, from: u64) -> Self {
-        Self { bus: bus.clone(), lane, filter: None, next: from.max(1), delivered: 0, stream: None }
+        let next = from.max(1);
+        Self { bus: bus.clone(), lane, filter: None, next, delivered: 0, pending: u64::MAX, stream: None }
     }
 
     /// A reader of one subject of a lane.
@@ -79,6 +81,16 @@ impl Tail {
         .boxed()
     }
 
+    /// The sequence from which on nothing has been given yet.
+    pub(crate) fn position(&self) -> u64 {
+        self.next
+    }
+
+    /// How many messages there were behind the last one that was given, when the server sent it.
+    pub(crate) fn pending(&self) -> u64 {
+        self.pending
+    }
+
     async fn try_next(&mut self) -> Result<Vec<Record>, Fault> {
         let lost = |why: &str| Fault::unavailable("reading the lane", why);
         if self.stream.is_none() {
@@ -99,13 +111,13 @@ impl Tail {
                 }
             };
             let info = message.info().map_err(|error| lost(&error.to_string()))?;
-            let (sequence, delivered) = (info.stream_sequence, info.consumer_sequence);
+            let (sequence, delivered, pending) = (info.stream_sequence, info.consumer_sequence, info.pending);
             if delivered != self.delivered + 1 {
                 self.stream = None;
                 debug!(lane = %self.lane, delivered, "the lane's consumer skipped a message");
                 break;
             }
-            self.delivered = delivered;
+            (self.delivered, self.pending) = (delivered, pending);
             if sequence < self.next {
                 continue;
             }

@@ -6,11 +6,12 @@ use std::time::Duration;
 use millrace_protocol::ids::{Lane, RunId};
 use millrace_protocol::plan::{Control, Limits, Work};
 use millrace_protocol::result::Parameters;
-use millrace_protocol::subject::Topic;
+use millrace_protocol::subject::{self, Topic};
 use millrace_protocol::wire::{Blob, MAX_INLINE};
 use millrace_protocol::work::{Entry, Order};
+use millrace_runtime::backlog::Backlog;
 use millrace_runtime::bus::Credentials;
-use millrace_runtime::log::{AppendError, append, read_run};
+use millrace_runtime::log::{AppendError, append, purge_run, read_lane, read_run};
 use millrace_runtime::tail::Tail;
 use millrace_runtime::topology::Wanted;
 use millrace_runtime::{Bus, Connection, Fault, archive, queue};
@@ -305,4 +306,45 @@ async fn with_three_copies_any_server_may_die_and_no_append_is_lost() {
     })
     .await;
     assert_eq!(records.last().map(|record| record.sequence), Some(last));
+}
+
+#[tokio::test]
+async fn a_long_lane_is_read_whole_and_in_order_also_where_messages_are_missing() {
+    let server = NatsServer::start();
+    let bus = bus(&server).await;
+    assert!(read_lane(&bus, LANE).next().await.expect("it answers").is_empty(), "a new lane holds nothing");
+    for name in ["first", "second", "third"] {
+        let topic = |number: u32| subject::topic(LANE, &run(name), &Topic::Planning(number, 1));
+        for number in 1..=4_000 {
+            bus.client().publish(topic(number), "no entry".into()).await.expect("it is sent");
+        }
+    }
+    eventually(PATIENCE, "all messages", async || (sequences(&bus).await.len() == 12_000).then_some(()))
+        .await;
+    let last = *sequences(&bus).await.last().expect("it is not empty");
+    purge_run(&bus, LANE, &run("second"), last).await.expect("it answers");
+    let left = sequences(&bus).await;
+    assert_eq!(left.len(), 8_000);
+    assert!(left.is_sorted_by(|one, next| one < next), "each once, oldest first");
+
+    let mut lane = read_lane(&bus, LANE);
+    let begun = lane.next().await.expect("it answers").len();
+    purge_run(&bus, LANE, &run("third"), last).await.expect("it answers");
+    let read = begun + rest(&mut lane).await.len();
+    assert!((4_000..=8_000).contains(&read), "{read}: it ends, though messages that were promised are gone");
+}
+
+async fn sequences(bus: &Bus) -> Vec<u64> {
+    rest(&mut read_lane(bus, LANE)).await
+}
+
+async fn rest(lane: &mut Backlog) -> Vec<u64> {
+    let mut sequences = Vec::new();
+    loop {
+        let records = lane.next().await.expect("it answers");
+        if records.is_empty() {
+            return sequences;
+        }
+        sequences.extend(records.iter().map(|record| record.sequence));
+    }
 }

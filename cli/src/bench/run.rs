@@ -14,7 +14,7 @@ use millrace_protocol::work::Entry;
 use millrace_runtime::bus::Record;
 use millrace_runtime::{archive, registry};
 
-use super::ground::{ASK_EVERY, Ground};
+use super::ground::Ground;
 use super::process::{Seconds, used};
 use super::stages::{Stage, Stages};
 use crate::client;
@@ -40,6 +40,9 @@ pub struct Measured {
 
 /// A linger that outlasts every benchmark: the run stays in its lane.
 pub const LONG: Duration = Duration::from_secs(24 * 3600);
+
+/// How often it is looked whether a run has ended: rarely, since looking takes the processors from the run.
+const LOOK_EVERY: Duration = Duration::from_millis(100);
 
 /// How long a run of that many tasks may take before something must be wrong.
 pub fn patience(tasks: u32) -> Duration {
@@ -106,7 +109,7 @@ pub async fn until(
             let stands = summary.map_or("it has not begun".to_owned(), |summary| stands(&summary));
             bail!("waited {} s for run {run} of {tasks} tasks to {what}; {stands}", patience.as_secs());
         }
-        tokio::time::sleep(ASK_EVERY).await;
+        tokio::time::sleep(LOOK_EVERY).await;
     }
 }
 
