@@ -99,10 +99,26 @@ pub struct Usage {
     pub model_calls: u64,
     /// Calls to tools.
     pub tool_calls: u64,
-    /// Tokens sent.
+    /// Tokens sent, those from and to the provider's cache included.
     pub input_tokens: u64,
-    /// Tokens received.
+    /// Tokens received, those of hidden reasoning included.
     pub output_tokens: u64,
+    /// Of the tokens sent, those that the provider had in its cache.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub cached_tokens: u64,
+    /// Of the tokens sent, those that the provider put into its cache.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub cache_write_tokens: u64,
+    /// Of the tokens received, those of hidden reasoning.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub reasoning_tokens: u64,
+    /// What it cost, in millionths of a US dollar, as far as prices are known.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub cost_micros: u64,
+}
+
+fn is_zero(number: &u64) -> bool {
+    *number == 0
 }
 
 impl Usage {
@@ -118,6 +134,10 @@ impl Usage {
         self.tool_calls = self.tool_calls.saturating_add(other.tool_calls);
         self.input_tokens = self.input_tokens.saturating_add(other.input_tokens);
         self.output_tokens = self.output_tokens.saturating_add(other.output_tokens);
+        self.cached_tokens = self.cached_tokens.saturating_add(other.cached_tokens);
+        self.cache_write_tokens = self.cache_write_tokens.saturating_add(other.cache_write_tokens);
+        self.reasoning_tokens = self.reasoning_tokens.saturating_add(other.reasoning_tokens);
+        self.cost_micros = self.cost_micros.saturating_add(other.cost_micros);
     }
 }
 
@@ -129,12 +149,49 @@ pub struct TaskError {
     pub kind: ErrorKind,
     /// What went wrong, for a person: what, where, and what to do.
     pub message: String,
+    /// Which limit was reached, where it was one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub limit: Option<Limit>,
+    /// What had been used by then.
+    #[serde(default, skip_serializing_if = "Usage::is_zero")]
+    pub usage: Usage,
+    /// What had been produced by then, at most [`MAX_PRODUCED`] characters. It stays in the journal; the plan does
+    /// without it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub produced: Option<String>,
+}
+
+/// How many characters an attempt that failed may leave of what it had produced.
+pub const MAX_PRODUCED: usize = 16_000;
+
+/// The limits of an attempt.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Limit {
+    /// Replies of the model.
+    Turns,
+    /// Calls of tools.
+    ToolCalls,
+    /// The same call again and again.
+    IdenticalCalls,
+    /// Tokens sent.
+    InputTokens,
+    /// Tokens received.
+    OutputTokens,
+    /// Tokens sent that the provider had in its cache.
+    CachedTokens,
+    /// Money.
+    Cost,
+    /// Working time.
+    Time,
+    /// What the model can hold of a conversation, after it was made shorter twice.
+    Context,
 }
 
 impl TaskError {
     /// An error of a kind with its text.
     pub fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
-        Self { kind, message: message.into() }
+        Self { kind, message: message.into(), limit: None, usage: Usage::default(), produced: None }
     }
 }
 
@@ -233,6 +290,40 @@ pub struct CapabilityDescription {
     /// The JSON Schema of a task's parameters; `None` accepts any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub parameters: Option<Value>,
+    /// The JSON Schema of its results' `data`; `None` promises nothing.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub output: Option<Value>,
+    /// What critics ask of every result of it, on top of what a task's own review asks.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub criteria: Vec<String>,
+    /// How it answers a short question of another agent; `None` if it can't be asked.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub consult: Option<Consult>,
+}
+
+impl CapabilityDescription {
+    /// A capability that takes any parameters.
+    #[must_use]
+    pub fn new(name: crate::ids::Capability, description: impl Into<String>) -> Self {
+        Self {
+            name,
+            description: description.into(),
+            parameters: None,
+            output: None,
+            criteria: Vec::new(),
+            consult: None,
+        }
+    }
+}
+
+/// How a capability answers a short question: one reply of a model, without tools.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Consult {
+    /// The instructions that stand above the question.
+    pub instructions: String,
+    /// The model that answers; `None` takes the one of whoever asks.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub model: Option<String>,
 }
 
 /// A task's parameters: named JSON values.

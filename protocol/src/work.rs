@@ -44,9 +44,12 @@ pub struct Order {
     /// The documents of the run.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub documents: Option<DocumentSet>,
-    /// The model to use.
+    /// The model to use where the capability names none of its own.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub model: Option<String>,
+    /// The model that the run names for this very capability or role; it goes before all others.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub own_model: Option<String>,
 }
 
 /// A result that a piece of work builds on.

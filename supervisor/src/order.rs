@@ -39,6 +39,7 @@ pub fn order(run: &RunId, lane: Lane, plan: &Plan, work: &Work) -> Option<Order>
         limits: Limits::default(),
         documents: start.documents.clone(),
         model: start.model.clone(),
+        own_model: start.models.get(PLANNER).cloned(),
     };
     match work {
         Work::Planning { .. } => {
@@ -47,7 +48,8 @@ pub fn order(run: &RunId, lane: Lane, plan: &Plan, work: &Work) -> Option<Order>
         Work::Task { task, .. } => {
             let task = plan.task(task)?;
             let inputs = task.spec.depends_on.iter().filter_map(|id| input(plan.task(id)?)).collect();
-            Some(Order { inputs, feedback: task.feedback().collect(), ..of_task(blank, task) })
+            let own_model = start.models.get(&task.spec.capability).cloned();
+            Some(Order { inputs, feedback: task.feedback().collect(), own_model, ..of_task(blank, task) })
         }
         Work::Review { task, .. } => {
             let task = plan.task(task)?;
@@ -55,7 +57,8 @@ pub fn order(run: &RunId, lane: Lane, plan: &Plan, work: &Work) -> Option<Order>
                 Review::None => Vec::new(),
                 Review::Critic { criteria } => criteria.clone(),
             };
-            Some(Order { inputs: vec![finished(task)?], criteria, ..of_task(blank, task) })
+            let own_model = start.models.get(CRITIC).cloned();
+            Some(Order { inputs: vec![finished(task)?], criteria, own_model, ..of_task(blank, task) })
         }
     }
 }

@@ -90,6 +90,7 @@ pub fn fixed(tasks: Vec<TaskSpec>) -> Submission {
         tasks,
         documents: None,
         model: None,
+        models: Default::default(),
         fail_fast: false,
     }
 }

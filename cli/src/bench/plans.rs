@@ -49,6 +49,7 @@ fn submission(tasks: Vec<TaskSpec>) -> Submission {
         tasks,
         documents: None,
         model: None,
+        models: Default::default(),
         fail_fast: false,
     }
 }

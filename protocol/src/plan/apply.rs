@@ -23,12 +23,13 @@ pub fn apply_decision(plan: &mut Plan, decision: &Decision) {
 pub fn apply(plan: &mut Plan, event: &Event, at: Timestamp) {
     let at = whole_micros(at);
     match event {
-        Event::RunStarted { objective, mode, documents, model, fail_fast } => {
+        Event::RunStarted { objective, mode, documents, model, models, fail_fast } => {
             plan.start = Some(Start {
                 objective: objective.clone(),
                 mode: *mode,
                 documents: documents.clone(),
                 model: model.clone(),
+                models: models.clone(),
                 fail_fast: *fail_fast,
                 at,
             });
@@ -77,7 +78,11 @@ pub fn apply(plan: &mut Plan, event: &Event, at: Timestamp) {
             });
         }
         Event::AttemptErrored { task, attempt, error, retry_at } => {
+            plan.usage.add(error.usage);
             plan.error(task, *attempt, AttemptEnd::Errored(error.clone()), *retry_at, at);
+            if let Some(record) = plan.task_mut(task).and_then(|task| task.attempts.last_mut()) {
+                record.usage = error.usage;
+            }
         }
         Event::AttemptTimedOut { task, attempt, clock, retry_at } => {
             plan.error(task, *attempt, AttemptEnd::TimedOut(*clock), *retry_at, at);

@@ -172,6 +172,7 @@ fn submit(plan: &Plan, submission: &Submission) -> Result<Vec<Event>, Refusal> {
         mode: submission.mode,
         documents: submission.documents.clone(),
         model: submission.model.clone(),
+        models: submission.models.clone(),
         fail_fast: submission.fail_fast,
     }];
     if let Some(detail) = fault {
@@ -356,10 +357,15 @@ fn ended(
     Ok(with_consequences(plan, [events, vec![Event::TaskAccepted { task: id.clone(), attempt }]].concat()))
 }
 
+/// The error without what its attempt had produced, which stays in the journal.
+fn for_the_plan(error: &TaskError) -> TaskError {
+    TaskError { produced: None, ..error.clone() }
+}
+
 fn errored(plan: &Plan, task: &Task, error: &TaskError, now: Timestamp) -> Vec<Event> {
     let (id, attempt) = (task.spec.id.clone(), task.attempt);
     let retry_at = next_attempt_at(task, error.kind.is_retryable(), now);
-    let event = Event::AttemptErrored { task: id, attempt, error: error.clone(), retry_at };
+    let event = Event::AttemptErrored { task: id, attempt, error: for_the_plan(error), retry_at };
     after_failed_attempt(plan, task, event, retry_at, &error.message)
 }
 

@@ -1,6 +1,8 @@
 //! What has been decided. Events are past and final: a fold of them is the state of a run, whatever the rules are by
 //! then. Fields are only ever added, with a default; a field or variant is never renamed or given another meaning.
 
+use std::collections::BTreeMap;
+
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
@@ -22,6 +24,9 @@ pub enum Event {
         documents: Option<DocumentSet>,
         /// The model that agents use.
         model: Option<String>,
+        /// The models of single capabilities.
+        #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+        models: BTreeMap<Capability, String>,
         /// Whether the first failed task ends the run.
         fail_fast: bool,
     },

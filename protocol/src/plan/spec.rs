@@ -1,6 +1,7 @@
 //! What a user or a planner asks for: tasks, their limits and reviews, and the run as a whole. Plain data; whether
 //! it is acceptable is said by [`super::graph`].
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use schemars::JsonSchema;
@@ -190,6 +191,9 @@ pub struct Submission {
     /// The model that agents use, as `provider:model`; `None` leaves it to each worker.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub model: Option<String>,
+    /// The models of single capabilities, `planner` and `critic` among them; they go before `model`.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub models: BTreeMap<Capability, String>,
     /// Whether the first failed task ends the run.
     #[serde(default)]
     pub fail_fast: bool,

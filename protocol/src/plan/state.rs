@@ -331,6 +331,8 @@ pub struct Start {
     pub documents: Option<DocumentSet>,
     /// The model that agents use.
     pub model: Option<String>,
+    /// The models of single capabilities.
+    pub models: BTreeMap<Capability, String>,
     /// Whether the first failed task ends the run.
     pub fail_fast: bool,
     /// When.

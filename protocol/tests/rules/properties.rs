@@ -153,6 +153,7 @@ fn a_usage_that_nobody_can_have_had_overflows_nothing() {
         tool_calls: u64::MAX,
         input_tokens: u64::MAX,
         output_tokens: u64::MAX,
+        ..Default::default()
     };
     for id in ["a", "b"] {
         let id = cast::task_id(id);

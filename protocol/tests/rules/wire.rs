@@ -27,7 +27,13 @@ use crate::{cast, golden};
 // ---- one of each
 
 fn usage() -> Usage {
-    Usage { model_calls: 1, tool_calls: 2, input_tokens: 70_000, output_tokens: 5_000_000_000 }
+    Usage {
+        model_calls: 1,
+        tool_calls: 2,
+        input_tokens: 70_000,
+        output_tokens: 5_000_000_000,
+        ..Usage::default()
+    }
 }
 
 fn documents() -> DocumentSet {
@@ -62,6 +68,7 @@ fn events() -> Vec<Event> {
             mode: Mode::Llm,
             documents: Some(documents()),
             model: Some("builtin:extractive".into()),
+            models: BTreeMap::new(),
             fail_fast: true,
         },
         Event::PlanningAsked { turn: 1, attempt: 2, feedback: Some("a circle".into()) },
@@ -260,6 +267,7 @@ fn orders() -> Vec<(String, Order)> {
         limits: task.limits.clone(),
         documents: Some(documents()),
         model: Some("builtin:extractive".into()),
+        own_model: None,
     };
     let bare = Order {
         parameters: BTreeMap::new(),
@@ -372,9 +380,8 @@ fn samples() -> Vec<Sample> {
     let summary = RunSummary::of(&run, Lane(0), &plan, cast::start()).unwrap();
     let manifest = vec![Document { path: "GPL-3.0.txt".into(), sha256: "01".repeat(32), size: 35_149 }];
     let description = CapabilityDescription {
-        name: cast::capability("echo"),
-        description: "says it again".into(),
         parameters: Some(json!({ "type": "object" })),
+        ..CapabilityDescription::new(cast::capability("echo"), "says it again")
     };
     [
         sealed(decisions()),
