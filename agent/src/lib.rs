@@ -5,6 +5,7 @@
 pub mod builtin;
 pub mod corpus;
 pub mod desk;
+pub mod files;
 pub mod model;
 pub mod roles;
 pub mod tool;

@@ -402,7 +402,7 @@ async fn work_that_it_cannot_do_is_refused_in_words() {
         answer: None,
         max_output_tokens: 10,
     };
-    let refusal = model.reply(&request).await.unwrap_err();
+    let refusal = model.reply(&request, &()).await.unwrap_err();
     assert!(!refusal.is_transient());
     assert!(refusal.to_string().contains("name a language model for other work"), "{refusal}");
 }

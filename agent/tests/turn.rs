@@ -43,7 +43,11 @@ impl Model for Scripted {
         "test:scripted"
     }
 
-    fn reply<'a>(&'a self, request: &'a Request) -> BoxFuture<'a, Result<Reply, ModelError>> {
+    fn reply<'a>(
+        &'a self,
+        request: &'a Request,
+        _: &'a dyn Watch,
+    ) -> BoxFuture<'a, Result<Reply, ModelError>> {
         let turn = request.messages.iter().filter(|m| matches!(m, Message::Assistant { .. })).count();
         *self.asked.lock().unwrap().entry(turn).or_default() += 1;
         let reply = self.replies.get(turn).cloned();

@@ -48,7 +48,9 @@ impl Intake {
     /// Reads and checks what the arguments name.
     pub fn read(arguments: &IntakeArguments, model: Option<&str>) -> Result<Self, Stop> {
         if let Some(model) = model {
-            millrace_agent::model::open(model).map_err(Stop::refused)?;
+            use millrace_agent::model::{Choice, Opener, open};
+            let choice = Choice::parse(model).map_err(Stop::refused)?;
+            open(&choice, &Opener::default()).map_err(Stop::refused)?;
         }
         let plan = arguments.plan.as_deref().map(plan_file::load).transpose().map_err(Stop::refused)?;
         let objective = objective(arguments.objective.as_deref(), plan.as_ref())?;
@@ -86,6 +88,7 @@ impl Intake {
             tasks: self.tasks,
             documents,
             model: self.model,
+            models: Default::default(),
             fail_fast: self.fail_fast,
         })
     }

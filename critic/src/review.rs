@@ -60,11 +60,10 @@ impl Critic {
 
 impl Handler for Critic {
     fn describe(&self) -> CapabilityDescription {
-        CapabilityDescription {
-            name: Capability::new(CRITIC).expect("it is letters"),
-            description: Role::Critic.description().into(),
-            parameters: None,
-        }
+        CapabilityDescription::new(
+            Capability::new(CRITIC).expect("it is letters"),
+            Role::Critic.description(),
+        )
     }
 
     /// The author of a result never reviews it.

@@ -49,7 +49,7 @@ where
     T: Into<Outcome> + 'static,
 {
     let name = ids::Capability::new(name).expect("a capability's name holds letters, digits, '-' and '_'");
-    let description = CapabilityDescription { name, description: description.into(), parameters: None };
+    let description = CapabilityDescription::new(name, description);
     Arc::new(FromFunction { description, run })
 }
 

@@ -41,7 +41,7 @@ pub use millrace_runtime::{Connection, telemetry};
 pub use tokio_util::sync::CancellationToken;
 
 use millrace_agent::desk::Desk;
-use millrace_agent::model::UnknownModel;
+use millrace_agent::model::OpenError;
 use millrace_protocol::registry::Role;
 use millrace_runtime::host::{self, Hosting, Service, document_cache, made_up_id};
 use millrace_runtime::{Bus, Fault};
@@ -96,7 +96,7 @@ pub enum Error {
     Host(#[from] host::Error),
     /// The default model does not exist.
     #[error(transparent)]
-    Model(#[from] UnknownModel),
+    Model(#[from] OpenError),
     /// Signals can't be listened to.
     #[error("signals can't be listened to: {0}")]
     Signals(#[from] std::io::Error),

@@ -17,7 +17,7 @@ use millrace_protocol::work::{Input, Order};
 
 use crate::builtin::Extractive;
 use crate::corpus::Corpus;
-use crate::model::{self, Model, UnknownModel};
+use crate::model::{self, Choice, Model, OpenError, Opener};
 use crate::roles::{self, DocumentList, Materials, PlanTask, ReviewTask, Role, WorkTask};
 use crate::tool::Toolbox;
 use crate::turn::{Answer, DriveError, Ended, Journal, Machine, Outcome, Stop, drive};
@@ -74,8 +74,8 @@ impl Desk {
     ///
     /// # Errors
     /// No model has that name.
-    pub fn new(model: Option<&str>, cache: Option<PathBuf>) -> Result<Self, UnknownModel> {
-        let model = model::open(model.unwrap_or(Extractive::NAME))?;
+    pub fn new(model: Option<&str>, cache: Option<PathBuf>) -> Result<Self, OpenError> {
+        let model = open(model.unwrap_or(Extractive::NAME))?;
         Ok(Self { library: Library::new(cache), model })
     }
 
@@ -201,7 +201,7 @@ impl Desk {
     ) -> Result<(A, Usage), DeskError> {
         let model = match &order.model {
             None => self.model.clone(),
-            Some(name) => model::open(name).map_err(|unknown| invalid(&unknown.to_string()))?,
+            Some(name) => open(name).map_err(|unknown| invalid(&unknown.to_string()))?,
         };
         // On the heap: a conversation in hand makes a large future.
         let Ended { outcome, usage } =
@@ -211,6 +211,11 @@ impl Desk {
             Outcome::Stopped(stop) => Err(stopped(&stop).into()),
         }
     }
+}
+
+fn open(name: &str) -> Result<Arc<dyn Model>, OpenError> {
+    let choice = Choice::parse(name).unwrap_or_else(|_| Choice { models: Vec::new() });
+    model::open(&choice, &Opener::default())
 }
 
 fn list(materials: &Materials) -> DocumentList {

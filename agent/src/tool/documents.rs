@@ -60,7 +60,7 @@ pub fn search_documents(corpus: Arc<Corpus>) -> Arc<dyn Tool> {
         "Searches the documents of the run and returns the best passages, best first, each with its document's path \
          and its numbered lines. Also says in how many documents each word stands and which documents have none of \
          them. Try several wordings; read more around a passage with read_document.",
-        move |arguments: SearchArguments| {
+        move |arguments: SearchArguments, _| {
             let corpus = corpus.clone();
             async move { search(&corpus, &arguments) }
         },
@@ -74,7 +74,7 @@ pub fn read_document(corpus: Arc<Corpus>) -> Arc<dyn Tool> {
         "read_document",
         "Reads lines of one document. Each line comes with its number and a tab before it; these are not part of the \
          text.",
-        move |arguments: ReadArguments| {
+        move |arguments: ReadArguments, _| {
             let corpus = corpus.clone();
             async move { read(&corpus, &arguments) }
         },
@@ -216,8 +216,8 @@ mod tests {
     }
 
     async fn told(tool: &Arc<dyn Tool>, arguments: serde_json::Value) -> String {
-        match tool.call(arguments).await {
-            Ok(text) => panic!("{text}"),
+        match tool.call(arguments, &Call::default()).await {
+            Ok(output) => panic!("{}", output.text),
             Err(refusal) => refusal.to_string(),
         }
     }
@@ -225,7 +225,11 @@ mod tests {
     #[tokio::test]
     async fn a_search_shows_numbered_lines_and_which_documents_are_silent() {
         let tool = search_documents(corpus());
-        let text = tool.call(json!({"query": "patents zebra"})).await.unwrap();
+        let text = tool
+            .call(json!({"query": "patents zebra"}), &Call::default(), &Call::default())
+            .await
+            .unwrap()
+            .text;
         assert!(
             text.starts_with("Documents with the words: patents in 1 of 2; zebra in 0 of 2.\n"),
             "{text}"
@@ -233,7 +237,8 @@ mod tests {
         assert!(text.contains("Documents with none of them: MIT.txt.\n"), "{text}");
         assert!(text.contains("\n== lines 1 to 4 of law/Apache-2.0.txt, score "), "{text}");
         assert!(text.contains("\n3\tA patent grant ends.\n"), "{text}");
-        let none = tool.call(json!({"query": "zebra"})).await.unwrap();
+        let none =
+            tool.call(json!({"query": "zebra"}), &Call::default(), &Call::default()).await.unwrap().text;
         assert!(none.contains("No passage was found."), "{none}");
         assert!(told(&tool, json!({"query": "how the"})).await.contains("no word to look for"));
     }
@@ -260,13 +265,25 @@ mod tests {
     #[tokio::test]
     async fn a_reading_shows_the_lines_asked_for_and_keeps_within_its_bounds() {
         let tool = read_document(corpus());
-        let text = tool.call(json!({"path": "MIT.txt", "first_line": 2, "last_line": 99})).await.unwrap();
+        let text = tool
+            .call(
+                json!({"path": "MIT.txt", "first_line": 2, "last_line": 99}),
+                &Call::default(),
+                &Call::default(),
+            )
+            .await
+            .unwrap()
+            .text;
         assert_eq!(text, "== lines 2 to 3 of 3, MIT.txt: MIT License\n2\t\n3\tNothing is said of them.\n");
 
         let long =
             File { path: "long.txt".into(), bytes: ("x".repeat(999) + "\n").repeat(1_000).into_bytes() };
         let tool = read_document(Arc::new(Corpus::open(vec![long], None).unwrap()));
-        let text = tool.call(json!({"path": "long.txt", "last_line": 1000})).await.unwrap();
+        let text = tool
+            .call(json!({"path": "long.txt", "last_line": 1000}), &Call::default(), &Call::default())
+            .await
+            .unwrap()
+            .text;
         assert!(text.starts_with("== lines 1 to 48 of 1000, long.txt"), "{}", &text[..60]);
         assert_eq!(text.lines().count(), 49);
     }

@@ -10,12 +10,15 @@ mod small;
 use std::collections::BTreeMap;
 use std::future::Future;
 use std::sync::Arc;
+use std::time::Instant;
 
 use futures::FutureExt;
 use futures::future::BoxFuture;
+use millrace_protocol::result::Usage;
 use schemars::JsonSchema;
 use schemars::generate::SchemaSettings;
 use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 pub use check::check;
@@ -26,18 +29,68 @@ pub use results::{
 };
 pub use small::{now, think};
 
-pub use crate::model::ToolSpec;
+pub use crate::model::{ToolResult, ToolSpec};
 
 /// Something a model can call.
 pub trait Tool: Send + Sync {
     /// What the model is told of it.
     fn spec(&self) -> ToolSpec;
 
+    /// What running it twice would do.
+    fn effect(&self) -> Effect {
+        Effect::Pure
+    }
+
     /// Runs it once. `arguments` have passed [`check`] against the tool's schema.
     ///
     /// # Errors
     /// See [`ToolError`]; which kind it is decides whether the model goes on.
-    fn call(&self, arguments: Value) -> BoxFuture<'_, Result<String, ToolError>>;
+    fn call<'a>(&'a self, arguments: Value, call: &'a Call) -> BoxFuture<'a, Result<Output, ToolError>>;
+
+    /// Told, in place of [`Tool::call`], of a call that was made before the work was taken up again, with what came of
+    /// it: a tool that remembers something between calls remembers it again.
+    fn replayed(&self, arguments: &Value, result: &ToolResult) {
+        let _ = (arguments, result);
+    }
+}
+
+/// What running a call twice would do. Decides what becomes of a call that was begun and whose result is not recorded.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Effect {
+    /// Nothing: it changes nothing outside. It is run again.
+    Pure,
+    /// Nothing more: it recognises the key of its call. It is run again, with the same key.
+    Idempotent,
+    /// It would change something twice. It is not run again: the model is told that its outcome is unknown.
+    Effect,
+}
+
+/// Which call a tool is running.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Call {
+    /// The same each time this very call is run, on whatever machine, and that of no other call:
+    /// `<run>/<task>/<attempt>/<turn>.<index>`.
+    pub key: String,
+    /// The turn of the conversation it stands in, from 0. Calls of one turn run at once.
+    pub turn: u64,
+    /// When there is no use any more in going on.
+    pub deadline: Option<Instant>,
+}
+
+/// What a tool gives back.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Output {
+    /// What the model reads.
+    pub text: String,
+    /// What it took of the things that cost money.
+    pub usage: Usage,
+}
+
+impl From<String> for Output {
+    fn from(text: String) -> Self {
+        Self { text, usage: Usage::default() }
+    }
 }
 
 /// Why a tool gave no result.
@@ -114,7 +167,7 @@ impl Toolbox {
 pub fn typed<A, F, R>(name: &str, description: &str, run: F) -> Arc<dyn Tool>
 where
     A: DeserializeOwned + JsonSchema + Send + 'static,
-    F: Fn(A) -> R + Send + Sync + 'static,
+    F: Fn(A, Call) -> R + Send + Sync + 'static,
     R: Future<Output = Result<String, ToolError>> + Send + 'static,
 {
     let spec =
@@ -142,16 +195,16 @@ struct Typed<A, F> {
 impl<A, F, R> Tool for Typed<A, F>
 where
     A: DeserializeOwned + Send + 'static,
-    F: Fn(A) -> R + Send + Sync,
+    F: Fn(A, Call) -> R + Send + Sync,
     R: Future<Output = Result<String, ToolError>> + Send + 'static,
 {
     fn spec(&self) -> ToolSpec {
         self.spec.clone()
     }
 
-    fn call(&self, arguments: Value) -> BoxFuture<'_, Result<String, ToolError>> {
+    fn call<'a>(&'a self, arguments: Value, call: &'a Call) -> BoxFuture<'a, Result<Output, ToolError>> {
         match serde_json::from_value(arguments) {
-            Ok(arguments) => (self.run)(arguments).boxed(),
+            Ok(arguments) => (self.run)(arguments, call.clone()).map(|done| done.map(Output::from)).boxed(),
             Err(mistake) => {
                 let text = format!("the arguments of {} do not fit: {mistake}", self.spec.name);
                 futures::future::ready(Err(ToolError::Refused(text))).boxed()
@@ -175,7 +228,7 @@ mod tests {
     }
 
     fn greet() -> Arc<dyn Tool> {
-        typed("greet", "Greets.", |Greet { name }: Greet| async move { Ok(format!("hello {name}")) })
+        typed("greet", "Greets.", |Greet { name }: Greet, _| async move { Ok(format!("hello {name}")) })
     }
 
     #[tokio::test]
@@ -185,8 +238,11 @@ mod tests {
         assert_eq!(schema["properties"]["name"]["description"], "Who is greeted.");
         assert_eq!(schema["required"], json!(["name"]));
         assert_eq!(schema["additionalProperties"], json!(false));
-        assert_eq!(tool.call(json!({"name": "you"})).await.unwrap(), "hello you");
-        assert!(matches!(tool.call(json!({"nome": "you"})).await, Err(ToolError::Refused(_))));
+        assert_eq!(tool.call(json!({"name": "you"}), &Call::default()).await.unwrap().text, "hello you");
+        assert!(matches!(
+            tool.call(json!({"nome": "you"}), &Call::default()).await,
+            Err(ToolError::Refused(_))
+        ));
     }
 
     #[test]

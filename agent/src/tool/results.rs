@@ -83,7 +83,7 @@ pub fn list_completed_tasks(results: Arc<dyn Results>) -> Arc<dyn Tool> {
         "list_completed_tasks",
         "Lists the tasks whose results this task builds on, as JSON: task_id, objective, capability, summary, and \
          'missing' where a task has no result. Read one with get_task_result.",
-        move |ListArguments {}: ListArguments| {
+        move |ListArguments {}: ListArguments, _| {
             let results = results.clone();
             async move { Ok(as_json(&results.list().await?)) }
         },
@@ -97,7 +97,7 @@ pub fn get_task_result(results: Arc<dyn Results>) -> Arc<dyn Tool> {
         "get_task_result",
         "Reads the result of one task, as JSON: summary, output (Markdown), notes, sources, quotations. An output \
          that is too long comes with its beginning and its end, and 'cut' says what was left out.",
-        move |arguments: GetArguments| {
+        move |arguments: GetArguments, _| {
             let results = results.clone();
             async move { get(results.as_ref(), arguments).await }
         },
@@ -253,7 +253,11 @@ mod tests {
 
     #[tokio::test]
     async fn the_list_names_what_is_there_and_why_something_is_not() {
-        let text = list_completed_tasks(fixed()).call(json!({})).await.unwrap();
+        let text = list_completed_tasks(fixed())
+            .call(json!({}), &Call::default(), &Call::default())
+            .await
+            .unwrap()
+            .text;
         let list: Vec<ResultEntry> = serde_json::from_str(&text).unwrap();
         assert_eq!(list, vec![entry("one", None), entry("two", Some("it failed: no model"))]);
     }
@@ -262,7 +266,11 @@ mod tests {
     async fn a_long_result_keeps_within_its_bound_and_stays_readable() {
         let tool = get_task_result(fixed());
         for limit in [500, 1_000, 5_000, 20_000, 60_000] {
-            let text = tool.call(json!({"task_id": "one", "max_chars": limit})).await.unwrap();
+            let text = tool
+                .call(json!({"task_id": "one", "max_chars": limit}), &Call::default(), &Call::default())
+                .await
+                .unwrap()
+                .text;
             let length = text.chars().count();
             assert!(length <= limit + 200, "{length} of {limit}");
             let shown: Shown = serde_json::from_str(&text).unwrap();
@@ -282,10 +290,13 @@ mod tests {
             ("three", "no result of a task 'three' can be read here; there are results of: one"),
         ];
         for (task, expected) in table {
-            let refusal = tool.call(json!({"task_id": task})).await.unwrap_err();
+            let refusal = tool.call(json!({"task_id": task}), &Call::default()).await.unwrap_err();
             assert_eq!(refusal, ToolError::Refused(expected.into()));
         }
-        assert!(matches!(tool.call(json!({"task_id": "a.b"})).await, Err(ToolError::Refused(_))));
+        assert!(matches!(
+            tool.call(json!({"task_id": "a.b"}), &Call::default()).await,
+            Err(ToolError::Refused(_))
+        ));
         let bounds: &Value = &tool.spec().schema["properties"]["max_chars"];
         assert_eq!((&bounds["minimum"], &bounds["maximum"]), (&json!(500), &json!(60000)));
     }

@@ -25,14 +25,14 @@ pub fn think() -> Arc<dyn Tool> {
     typed(
         "think",
         "Write down a thought before the next step. It changes nothing and fetches nothing.",
-        |Think { thought }: Think| async move { Ok(format!("noted ({} characters)", thought.chars().count())) },
+        |Think { thought }: Think, _| async move { Ok(format!("noted ({} characters)", thought.chars().count())) },
     )
 }
 
 /// `now{}`: the time of day, as seconds since 1970-01-01 UTC.
 #[must_use]
 pub fn now() -> Arc<dyn Tool> {
-    typed("now", "The present time, in whole seconds since 1970-01-01 UTC.", |Now {}: Now| async {
+    typed("now", "The present time, in whole seconds since 1970-01-01 UTC.", |Now {}: Now, _| async {
         let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         Ok(since.as_secs().to_string())
     })

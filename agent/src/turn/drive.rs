@@ -11,7 +11,7 @@ use tracing::{debug, warn};
 
 use super::{Answer, Ended, Invocation, Journal, JournalError, Machine, OutOfStep, Step};
 use crate::model::{Model, ModelError, Reply, Request, ToolResult};
-use crate::tool::{ToolError, Toolbox};
+use crate::tool::{Call, ToolError, Toolbox};
 
 /// Why the work could not be carried to its end. Nothing that is in the journal is lost by it.
 #[derive(Debug, thiserror::Error)]
@@ -82,7 +82,7 @@ async fn ask(
         return readable(name, value);
     }
     debug!(step = name, model = model.name(), messages = request.messages.len(), "asking the model");
-    let reply = model.reply(request).await?;
+    let reply = model.reply(request, &()).await?;
     journal.append(name, &writable(&reply)).await?;
     Ok(reply)
 }
@@ -121,8 +121,9 @@ async fn run(call: &Invocation, toolbox: &Toolbox) -> Result<ToolResult, DriveEr
     let Some(tool) = toolbox.get(&call.tool) else {
         return Ok(answer(format!("the tool {} is not at hand here", call.tool), true));
     };
-    match tool.call(call.arguments.clone()).await {
-        Ok(text) => Ok(answer(text, false)),
+    let context = Call::default();
+    match tool.call(call.arguments.clone(), &context).await {
+        Ok(output) => Ok(answer(output.text, false)),
         Err(ToolError::Refused(text)) => Ok(answer(text, true)),
         Err(ToolError::Failed { told, detail }) => {
             warn!(tool = call.tool, detail, "tool failed");

@@ -230,8 +230,8 @@ impl<A: Answer> Machine<A> {
             State::Over(_) => return Err(out_of_step("nothing", "a reply")),
         }
         self.usage.add(Usage { model_calls: 1, ..reply.usage });
-        let Reply { text, calls, usage: _, finish } = reply;
-        self.messages.push(Message::Assistant { text: text.clone(), calls: calls.clone() });
+        let Reply { text, calls, usage: _, finish, model: _, keepsake } = reply;
+        self.messages.push(Message::Assistant { text: text.clone(), calls: calls.clone(), keepsake });
         if finish == Finish::ContentFilter {
             self.stop(Stop::ContentFilter);
         } else if calls.is_empty() {

@@ -101,6 +101,7 @@ fn order_size(task: &TaskSpec, submission: &Submission, is_review: bool) -> usiz
         limits: task.limits.clone(),
         documents: None,
         model: None,
+        own_model: None,
     };
     wire::seal::<Order>(&wire::body(&order)).len()
 }

@@ -53,11 +53,10 @@ fn failed(attempt: &mut Attempt<'_>, error: DeskError) -> TaskError {
 
 impl Capability for Agent {
     fn describe(&self) -> CapabilityDescription {
-        CapabilityDescription {
-            name: ids::Capability::new(self.role.capability()).expect("the roles' capabilities are names"),
-            description: self.role.description().into(),
-            parameters: None,
-        }
+        CapabilityDescription::new(
+            ids::Capability::new(self.role.capability()).expect("the roles' capabilities are names"),
+            self.role.description(),
+        )
     }
 
     fn run<'a>(&'a self, attempt: &'a mut Attempt<'_>) -> BoxFuture<'a, Result<Outcome, TaskError>> {

@@ -137,9 +137,11 @@ impl Echo {
 impl Capability for Echo {
     fn describe(&self) -> CapabilityDescription {
         CapabilityDescription {
-            name: ids::Capability::new(Self::NAME).expect("it is letters"),
-            description: "For load and tests: finishes any task at once with a fixed text.".into(),
             parameters: Some(schema_of::<Parameters>()),
+            ..CapabilityDescription::new(
+                ids::Capability::new(Self::NAME).expect("it is letters"),
+                "For load and tests: finishes any task at once with a fixed text.",
+            )
         }
     }
 

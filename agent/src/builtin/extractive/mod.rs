@@ -19,7 +19,7 @@ mod verdict;
 use futures::FutureExt;
 use futures::future::BoxFuture;
 
-use crate::model::{Model, ModelError, Reply, Request};
+use crate::model::{Model, ModelError, Reply, Request, Watch};
 use crate::roles::{Role, task_of};
 
 /// The model `builtin:extractive`: deterministic, offline, and the same for the same documents wherever it runs.
@@ -36,7 +36,11 @@ impl Model for Extractive {
         Self::NAME
     }
 
-    fn reply<'a>(&'a self, request: &'a Request) -> BoxFuture<'a, Result<Reply, ModelError>> {
+    fn reply<'a>(
+        &'a self,
+        request: &'a Request,
+        _: &'a dyn Watch,
+    ) -> BoxFuture<'a, Result<Reply, ModelError>> {
         futures::future::ready(reply(request)).boxed()
     }
 }

@@ -121,7 +121,7 @@ impl Review<'_> {
             ));
         }
         let feedback = (!passed).then(|| gaps.join("\n"));
-        Verdict { passed, criteria, reasoning, feedback, ..EMPTY }
+        Verdict { passed, criteria, reasoning, feedback, ..empty() }
     }
 
     fn emptiness(&self) -> Vec<String> {
@@ -230,18 +230,15 @@ impl Review<'_> {
     }
 }
 
-const EMPTY: Verdict = Verdict {
-    passed: false,
-    criteria: Vec::new(),
-    reasoning: String::new(),
-    feedback: None,
-    usage: millrace_protocol::result::Usage {
-        model_calls: 0,
-        tool_calls: 0,
-        input_tokens: 0,
-        output_tokens: 0,
-    },
-};
+fn empty() -> Verdict {
+    Verdict {
+        passed: false,
+        criteria: Vec::new(),
+        reasoning: String::new(),
+        feedback: None,
+        usage: millrace_protocol::result::Usage::default(),
+    }
+}
 
 fn outcome(criterion: &str, faults: Vec<String>) -> CriterionOutcome {
     let more = faults.len().saturating_sub(MAX_NAMED);

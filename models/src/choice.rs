@@ -1,0 +1,110 @@
+//! Which model is meant, and how it is set. Plain data: it is read from capability files and command lines and opens
+//! nothing.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+/// A model and those that stand in for it, in their order. As text: full names (`provider:model`) with commas between.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Choice {
+    /// The models; never empty.
+    pub models: Vec<Chosen>,
+}
+
+/// One model of a choice.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Chosen {
+    /// Its full name, `provider:model`; a name without a provider is OpenAI's.
+    pub name: String,
+    /// How it is set.
+    #[serde(default)]
+    pub settings: Settings,
+}
+
+/// How a model is set. What is left out is the provider's default.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct Settings {
+    /// The provider's address, instead of its own or of that in the environment.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub base_url: Option<String>,
+    /// The environment variable that holds the key, instead of the provider's usual one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub key_variable: Option<String>,
+    /// 0 to 2.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub temperature: Option<f64>,
+    /// 0 to 1.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub top_p: Option<f64>,
+    /// The most tokens of a reply, where it is less than what the agent asks for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub max_output_tokens: Option<u32>,
+    /// How hard a reasoning model thinks, in the provider's words (`low`, `medium`, `high` …).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reasoning_effort: Option<String>,
+    /// How structured answers are asked for.
+    pub structured: Structured,
+    /// How long one request may take, in seconds, its stream included; 600 if left out.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub timeout: Option<f64>,
+    /// More fields of the request's body; they win over ours.
+    #[serde(skip_serializing_if = "Map::is_empty")]
+    pub extra_body: Map<String, Value>,
+    /// More headers of the request.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub extra_headers: BTreeMap<String, String>,
+}
+
+/// How a structured answer is asked for.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Structured {
+    /// As the provider can do it best.
+    #[default]
+    Auto,
+    /// By the provider's own strict JSON schema.
+    Native,
+    /// By the call of a tool that takes the answer.
+    Tool,
+    /// By a JSON schema that allows either a call or the answer.
+    Envelope,
+    /// By asking for it in words.
+    Prompt,
+}
+
+impl Settings {
+    /// How long one request may take.
+    #[must_use]
+    pub fn timeout(&self) -> Duration {
+        let seconds = self.timeout.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
+        seconds.unwrap_or(Duration::from_secs(600))
+    }
+}
+
+impl Choice {
+    /// The choice that a text names: `provider:model`, and after commas those that stand in for it.
+    ///
+    /// # Errors
+    /// A name between the commas is empty.
+    pub fn parse(text: &str) -> Result<Self, EmptyName> {
+        let chosen = |name: &str| match name.trim() {
+            "" => Err(EmptyName { text: text.chars().take(80).collect() }),
+            name => Ok(Chosen { name: name.to_owned(), settings: Settings::default() }),
+        };
+        Ok(Self { models: text.split(',').map(chosen).collect::<Result<_, _>>()? })
+    }
+}
+
+/// A choice with a model that has no name.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{text:?} names no model: write provider:model, and others that stand in for it behind commas")]
+pub struct EmptyName {
+    /// The text, cut to 80 characters.
+    pub text: String,
+}

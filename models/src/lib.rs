@@ -1,0 +1,21 @@
+//! Language models behind one interface: what is asked and answered ([`model`]), which model is meant and how it is set
+//! ([`choice`]), and from outside to inside what an opened model is made of:
+//!
+//! ```text
+//! chain      the models of a choice, one after the other
+//! └─ guard   retries, the circuit breaker, the cluster's limits, the price of what was used
+//!    └─ shape    structured answers and tool calls, in whatever form the model can give them
+//!       └─ wire  one provider's HTTP interface
+//! ```
+//! Beside the wires stand [`script`], which answers by hand, and [`cassette`], which records and plays back. The crate
+//! knows nothing of agents, tools or NATS, and no key ever leaves [`wire`].
+
+pub mod choice;
+pub mod gate;
+pub mod model;
+pub mod open;
+
+pub use choice::{Choice, Settings};
+pub use gate::Gate;
+pub use model::{Model, ModelError, Reply, Request};
+pub use open::{OpenError, Opener};
