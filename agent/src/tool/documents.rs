@@ -204,6 +204,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::tool::Call;
     use crate::corpus::File;
 
     fn corpus() -> Arc<Corpus> {

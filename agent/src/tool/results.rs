@@ -201,6 +201,7 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
+    use crate::tool::Call;
 
     struct Fixed(Vec<(ResultEntry, Option<TaskResult>)>);
 
