@@ -147,6 +147,7 @@ pub fn order_for(capability: &str, work: Work) -> Order {
         limits: Default::default(),
         documents: None,
         model: None,
+        own_model: None,
     }
 }
 
