@@ -1,2 +1,8 @@
 //! An agent's seat at the log: its journal, its sources, its workspace and its limits as the cluster keeps them. It joins
 //! the runtime's words to those of the agent, for workers and critics alike, and decides nothing.
+
+mod journal;
+mod sources;
+
+pub use journal::Recorded;
+pub use sources::{Reading, unreadable};

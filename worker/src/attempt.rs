@@ -4,15 +4,13 @@
 use std::future::Future;
 use std::sync::Arc;
 
-use futures::FutureExt;
-use futures::future::BoxFuture;
 use millrace_agent::corpus::Corpus;
 use millrace_agent::desk::{Desk, SourceError, Sources};
-use millrace_agent::turn::{Journal, JournalError};
 use millrace_protocol::ids::WorkerId;
 use millrace_protocol::result::{CapabilityDescription, ErrorKind, TaskError, TaskResult};
 use millrace_protocol::work::{Input, Order};
-use millrace_runtime::{Fault, host};
+use millrace_runtime::host;
+use millrace_seat::{Reading, Recorded};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
@@ -142,14 +140,14 @@ impl<'h> Attempt<'h> {
         Arc::new(Reading(self.host.reader()))
     }
 
+    /// An agent's journal is that of its attempt.
+    pub(crate) fn journal(&mut self) -> Recorded<'_> {
+        Recorded(self.host)
+    }
+
     /// The error that an unreadable source means for the attempt.
     pub(crate) fn unreadable(&mut self, error: SourceError) -> TaskError {
-        match error {
-            SourceError::Unavailable(why) => {
-                self.host.fault(Fault::unavailable("reading what the task builds on", why))
-            }
-            SourceError::Broken(why) => TaskError::new(ErrorKind::Other, why),
-        }
+        millrace_seat::unreadable(self.host, error)
     }
 }
 
@@ -157,41 +155,4 @@ const CAPABILITIES: &str = "capabilities";
 
 fn invalid(message: String) -> TaskError {
     TaskError::new(ErrorKind::InvalidTask, message)
-}
-
-/// An agent's journal is that of its attempt.
-impl Journal for Attempt<'_> {
-    fn recorded<'a>(&'a mut self, name: &'a str) -> BoxFuture<'a, Result<Option<Value>, JournalError>> {
-        self.host.recorded(name).map(|found| found.map_err(unusable)).boxed()
-    }
-
-    fn append<'a>(&'a mut self, name: &'a str, value: &'a Value) -> BoxFuture<'a, Result<(), JournalError>> {
-        self.host.append(name, value).map(|done| done.map_err(unusable)).boxed()
-    }
-}
-
-/// What really happened, the attempt remembers; here it only has to end the agent's work.
-fn unusable(error: TaskError) -> JournalError {
-    JournalError::Failed(error.message)
-}
-
-/// What an agent reads.
-struct Reading(host::Reader);
-
-impl Sources for Reading {
-    fn result<'a>(&'a self, input: &'a Input) -> BoxFuture<'a, Result<TaskResult, SourceError>> {
-        self.0.result(input).map(|read| read.map_err(source_error)).boxed()
-    }
-
-    fn blob<'a>(&'a self, sha256: &'a str) -> BoxFuture<'a, Result<Vec<u8>, SourceError>> {
-        self.0.blob(sha256).map(|read| read.map_err(source_error)).boxed()
-    }
-}
-
-fn source_error(fault: Fault) -> SourceError {
-    if fault.is_transient() {
-        SourceError::Unavailable(fault.to_string())
-    } else {
-        SourceError::Broken(fault.to_string())
-    }
 }

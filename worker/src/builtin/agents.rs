@@ -31,7 +31,7 @@ impl Agent {
         let hidden = [PLANNER, CRITIC, Echo::NAME];
         capabilities.retain(|capability| !hidden.contains(&capability.name.as_str()));
         let (desk, order, sources) = (attempt.desk(), attempt.order().clone(), attempt.sources());
-        let planned = desk.plan(&order, capabilities, sources, attempt).await;
+        let planned = desk.plan(&order, capabilities, sources, &mut attempt.journal()).await;
         planned
             .map(|(proposal, usage)| Outcome::Proposal(proposal, usage))
             .map_err(|error| failed(attempt, error))
@@ -39,7 +39,7 @@ impl Agent {
 
     async fn work(self, attempt: &mut Attempt<'_>) -> Result<Outcome, TaskError> {
         let (desk, order, sources) = (attempt.desk(), attempt.order().clone(), attempt.sources());
-        let worked = desk.work(self.role, &order, sources, attempt).await;
+        let worked = desk.work(self.role, &order, sources, &mut attempt.journal()).await;
         worked.map(Outcome::Result).map_err(|error| failed(attempt, error))
     }
 }
