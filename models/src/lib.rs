@@ -12,8 +12,10 @@
 
 pub mod choice;
 pub mod gate;
+pub mod http;
 pub mod model;
 pub mod open;
+pub mod wire;
 
 pub use choice::{Choice, Settings};
 pub use gate::Gate;
