@@ -2,22 +2,20 @@
 //! the file, the line, what was expected, and where a name is unknown the nearest that is known. It reads files and
 //! hands nothing in.
 
-mod fields;
-mod mistake;
 mod schema;
 mod tasks;
-mod yaml;
 
 use std::path::Path;
 
+use millrace_forms::{Fault, Fields, Kind, Mistake};
 use millrace_protocol::plan::TaskSpec;
 
-use fields::Fields;
-pub use mistake::{Fault, Mistake};
 pub use schema::schema;
 
 /// The most bytes of a plan file: 32 MiB, which is 100,000 tasks with all their fields.
 const MAX_BYTES: u64 = 32 * 1024 * 1024;
+
+const KIND: Kind = Kind { name: "plan", holds: "tasks" };
 
 /// The fields of a plan.
 const FIELDS: [&str; 3] = ["objective", "fail_fast", "tasks"];
@@ -38,14 +36,7 @@ pub struct PlanFile {
 /// # Errors
 /// It can't be read, is larger than 32 MiB, or makes no plan.
 pub fn load(path: &Path) -> Result<PlanFile, Fault> {
-    let file = || path.display().to_string();
-    let unreadable = |source| Fault::Unreadable { file: file(), source };
-    let bytes = std::fs::metadata(path).map_err(unreadable)?.len();
-    if bytes > MAX_BYTES {
-        return Err(Fault::TooLarge { file: file(), bytes, max: MAX_BYTES });
-    }
-    let bytes = std::fs::read(path).map_err(unreadable)?;
-    parse(&bytes).map_err(|mistake| Fault::Mistake { file: file(), mistake })
+    millrace_forms::load(path, KIND, MAX_BYTES, parse)
 }
 
 /// Reads the bytes of a plan file.
@@ -53,7 +44,7 @@ pub fn load(path: &Path) -> Result<PlanFile, Fault> {
 /// # Errors
 /// The first mistake in them.
 pub fn parse(bytes: &[u8]) -> Result<PlanFile, Mistake> {
-    let root = yaml::read(bytes)?;
+    let root = millrace_forms::read(bytes, KIND)?;
     let plan = Fields::of(&root, "plan", &FIELDS)?;
     let objective = plan.get("objective").map(|node| node.text("objective")).transpose()?;
     let fail_fast = plan.get("fail_fast").map(|node| node.flag("fail_fast")).transpose()?;

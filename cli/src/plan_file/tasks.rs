@@ -1,11 +1,8 @@
 //! The tasks of a plan file, and the places that mistakes of the plan as a whole are told at.
 
+use millrace_forms::{Fields, Mistake, Node, Place, Value, did_you_mean};
 use millrace_protocol::ids::{Capability, InvalidName, TaskId};
 use millrace_protocol::plan::{GraphError, Limits, OnFailedDependency, Plan, Review, TaskSpec, check};
-
-use super::fields::Fields;
-use super::mistake::{Mistake, Place, did_you_mean};
-use super::yaml::{Node, Value};
 
 /// The fields of a task.
 pub const FIELDS: [&str; 9] = [

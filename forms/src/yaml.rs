@@ -1,4 +1,4 @@
-//! YAML as a tree whose nodes know their places. It knows nothing of plans; documents that would grow without end
+//! YAML as a tree whose nodes know their places. It knows no file in particular; documents that would grow without end
 //! (aliases of aliases, nests in nests) are refused.
 
 use std::fmt;
@@ -8,12 +8,10 @@ use serde_json::Number;
 use serde_saphyr::options::{DuplicateKeyPolicy, MergeKeyPolicy};
 use serde_saphyr::{Error, Location, Options, Spanned};
 
-use super::mistake::{Mistake, Place};
+use crate::mistake::{Kind, Mistake, Place};
 
 /// How deep lists and maps may be nested: what a task's parameters may be, and some for what is around them.
 const MAX_DEPTH: usize = 80;
-/// What is said of a file with no value in it.
-const NOTHING: &str = "there is nothing in the file; a plan has tasks";
 /// The stack that the reader gets, on a thread of its own: in a debug build a level takes it tens of kilobytes.
 const STACK: usize = 32 * 1024 * 1024;
 /// The most values of a file, aliases followed.
@@ -22,7 +20,7 @@ const MAX_NODES: usize = 2_500_000;
 const MAX_ALIASED: usize = 100_000;
 
 /// A value with its place.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct Node {
     /// Where it is.
     pub place: Place,
@@ -31,7 +29,7 @@ pub struct Node {
 }
 
 /// A value.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub enum Value {
     /// Nothing: `null`, `~`, or an empty place.
     Nothing,
@@ -48,7 +46,7 @@ pub enum Value {
 }
 
 /// An entry of a map.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct Entry {
     /// The place of its key.
     pub place: Place,
@@ -58,16 +56,16 @@ pub struct Entry {
     pub node: Node,
 }
 
-/// Reads the one document of a file.
+/// Reads the one document of a file of a kind.
 ///
 /// # Errors
 /// It is not UTF-8, no YAML, empty, more than one document, or beyond the limits.
-pub fn read(bytes: &[u8]) -> Result<Node, Mistake> {
-    let text = std::str::from_utf8(bytes).map_err(|error| not_utf8(bytes, error.valid_up_to()))?;
+pub fn read(bytes: &[u8], kind: Kind) -> Result<Node, Mistake> {
+    let text = std::str::from_utf8(bytes).map_err(|error| not_utf8(bytes, error.valid_up_to(), kind))?;
     let read = || {
         let read = serde_saphyr::from_str_with_options::<Node>(text, options());
-        match read.map_err(|error| mistake(error.without_snippet()))? {
-            Node { value: Value::Nothing, place } => Err(Mistake::at(place, NOTHING)),
+        match read.map_err(|error| mistake(error.without_snippet(), kind))? {
+            Node { value: Value::Nothing, place } => Err(Mistake::at(place, nothing(kind))),
             node => Ok(node),
         }
     };
@@ -76,6 +74,11 @@ pub fn read(bytes: &[u8]) -> Result<Node, Mistake> {
         let read = reader.map_err(|error| unread(&format!("there is no thread for it: {error}")))?;
         read.join().unwrap_or_else(|_| Err(unread("its reader broke")))
     })
+}
+
+/// What is said of a file with no value in it.
+fn nothing(Kind { name, holds }: Kind) -> String {
+    format!("there is nothing in the file; a {name} has {holds}")
 }
 
 fn unread(why: &str) -> Mistake {
@@ -99,27 +102,29 @@ fn options() -> Options {
     }
 }
 
-fn not_utf8(bytes: &[u8], at: usize) -> Mistake {
+fn not_utf8(bytes: &[u8], at: usize, kind: Kind) -> Mistake {
     let before = String::from_utf8_lossy(&bytes[..at]);
     let line = before.matches('\n').count() as u64 + 1;
     let column = before.rsplit('\n').next().unwrap_or_default().chars().count() as u64 + 1;
-    let text = format!("the byte {:#04x} is no UTF-8; a plan file must be UTF-8 text", bytes[at]);
+    let text = format!("the byte {:#04x} is no UTF-8; a {} file must be UTF-8 text", bytes[at], kind.name);
     Mistake::at(Place { line, column }, text)
 }
 
-fn mistake(error: &Error) -> Mistake {
-    Mistake::at(error.location().map_or(Place { line: 1, column: 1 }, place), words(error))
+fn mistake(error: &Error, kind: Kind) -> Mistake {
+    Mistake::at(error.location().map_or(Place { line: 1, column: 1 }, place), words(error, kind))
 }
 
-/// What is wrong, in the terms of a plan file where there are some.
+/// What is wrong, in terms of our own where there are some.
 #[expect(
     clippy::wildcard_enum_match_arm,
     reason = "what is not named here is told in the reader's own words"
 )]
-fn words(error: &Error) -> String {
+fn words(error: &Error, kind: Kind) -> String {
     match error {
-        Error::Eof { .. } => NOTHING.to_owned(),
-        Error::MultipleDocuments { .. } => "a second document begins here; a plan file has one".to_owned(),
+        Error::Eof { .. } => nothing(kind),
+        Error::MultipleDocuments { .. } => {
+            format!("a second document begins here; a {} file has one", kind.name)
+        }
         Error::DuplicateMappingKey { key: Some(key), .. } => {
             format!("the field {key:?} is there twice; leave one of them away")
         }
@@ -128,18 +133,18 @@ fn words(error: &Error) -> String {
         }
         Error::AliasReplayLimitExceeded { .. }
         | Error::AliasExpansionLimitExceeded { .. }
-        | Error::AliasReplayStackDepthExceeded { .. } => too_many_aliased(),
+        | Error::AliasReplayStackDepthExceeded { .. } => too_many_aliased(kind),
         Error::RecursiveReferencesRequireWeakTypes { .. } => {
             "this alias is a part of what it stands for".to_owned()
         }
-        Error::AliasError { error, .. } => words(error.without_snippet()),
+        Error::AliasError { error, .. } => words(error.without_snippet(), kind),
         Error::Budget { breach, .. } => beyond(breach),
         other => bare(&other.to_string()),
     }
 }
 
-fn too_many_aliased() -> String {
-    format!("aliases stand for more than {MAX_ALIASED} values; write the plan without them")
+fn too_many_aliased(kind: Kind) -> String {
+    format!("aliases stand for more than {MAX_ALIASED} values; write the {} without them", kind.name)
 }
 
 #[expect(clippy::wildcard_enum_match_arm, reason = "the other limits are the reader's own")]

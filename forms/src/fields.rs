@@ -1,11 +1,11 @@
-//! Typed access to the nodes of a plan file: what each must be, and what it is instead.
+//! Access to the nodes of a file field by field: what each must be, and what it is instead.
 
 use std::time::Duration;
 
 use jiff::SignedDuration;
 
-use super::mistake::{Mistake, Place, any_of, did_you_mean};
-use super::yaml::{Entry, Node, Value};
+use crate::mistake::{Mistake, Place, any_of, did_you_mean};
+use crate::yaml::{Entry, Node, Value};
 
 /// The fields of a map, all of them known.
 pub struct Fields<'a> {
@@ -16,6 +16,9 @@ pub struct Fields<'a> {
 
 impl<'a> Fields<'a> {
     /// The fields of a node that must be a map with no fields but the known ones; `what` it describes.
+    ///
+    /// # Errors
+    /// It is no map, or has a field that is not known.
     pub fn of(node: &'a Node, what: &'static str, known: &[&str]) -> Result<Self, Mistake> {
         let Value::Map(entries) = &node.value else {
             let fields = any_of(known);
@@ -39,11 +42,15 @@ impl<'a> Fields<'a> {
     }
 
     /// A field, if it is there.
+    #[must_use]
     pub fn get(&self, name: &str) -> Option<&'a Node> {
         self.entries.iter().find(|entry| entry.key == name).map(|entry| &entry.node)
     }
 
     /// A field that must be there.
+    ///
+    /// # Errors
+    /// It is missing.
     pub fn required(&self, name: &str) -> Result<&'a Node, Mistake> {
         let missing = || Mistake::at(self.place, format!("this {} lacks the field {name:?}", self.what));
         self.get(name).ok_or_else(missing)
@@ -52,6 +59,9 @@ impl<'a> Fields<'a> {
 
 impl Node {
     /// A text.
+    ///
+    /// # Errors
+    /// It is something else.
     pub fn text(&self, name: &str) -> Result<&str, Mistake> {
         match &self.value {
             Value::Text(text) => Ok(text),
@@ -61,6 +71,9 @@ impl Node {
     }
 
     /// `true` or `false`.
+    ///
+    /// # Errors
+    /// It is something else.
     pub fn flag(&self, name: &str) -> Result<bool, Mistake> {
         match self.value {
             Value::Flag(flag) => Ok(flag),
@@ -71,6 +84,9 @@ impl Node {
     }
 
     /// A list; `of` says of what.
+    ///
+    /// # Errors
+    /// It is something else.
     pub fn list(&self, name: &str, of: &str) -> Result<&[Node], Mistake> {
         match &self.value {
             Value::List(items) => Ok(items),
@@ -81,6 +97,9 @@ impl Node {
     }
 
     /// A whole number of 0 or more; `expected` says which are wanted.
+    ///
+    /// # Errors
+    /// It is something else.
     pub fn whole(&self, name: &str, expected: &str) -> Result<u32, Mistake> {
         let number = match &self.value {
             Value::Number(number) => number.as_u64().and_then(|number| u32::try_from(number).ok()),
@@ -90,6 +109,9 @@ impl Node {
     }
 
     /// A duration: a number of seconds, or a text such as `90s`.
+    ///
+    /// # Errors
+    /// It is something else.
     pub fn duration(&self, name: &str) -> Result<Duration, Mistake> {
         let duration = match &self.value {
             Value::Number(number) => {
@@ -106,6 +128,9 @@ impl Node {
     }
 
     /// One of some names, and its number among them.
+    ///
+    /// # Errors
+    /// It is something else.
     pub fn choice(&self, name: &str, names: &[&str]) -> Result<usize, Mistake> {
         let Value::Text(text) = &self.value else { return Err(self.not(name, &any_of(names))) };
         names.iter().position(|name| name == text).ok_or_else(|| {
@@ -116,6 +141,9 @@ impl Node {
     }
 
     /// A map as JSON values.
+    ///
+    /// # Errors
+    /// It is something else.
     pub fn parameters(
         &self,
         name: &str,
@@ -128,7 +156,9 @@ impl Node {
         }
     }
 
-    fn json(&self) -> serde_json::Value {
+    /// The whole as JSON.
+    #[must_use]
+    pub fn json(&self) -> serde_json::Value {
         match &self.value {
             Value::Nothing => serde_json::Value::Null,
             Value::Flag(flag) => (*flag).into(),
@@ -142,11 +172,12 @@ impl Node {
     }
 
     /// That the field of this name must be something else.
+    #[must_use]
     pub fn not(&self, name: &str, expected: &str) -> Mistake {
         Mistake::at(self.place, format!("{name:?} must be {expected}, not {}", self.found()))
     }
 
-    fn found(&self) -> String {
+    pub(crate) fn found(&self) -> String {
         match &self.value {
             Value::Nothing => "nothing".into(),
             Value::Flag(flag) => flag.to_string(),
@@ -159,7 +190,7 @@ impl Node {
 }
 
 /// A text in quotes, cut where it is long.
-fn short(text: &str) -> String {
+pub(crate) fn short(text: &str) -> String {
     match text.char_indices().nth(40) {
         None => format!("{text:?}"),
         Some((end, _)) => format!("{:?}…", &text[..end]),

@@ -1,4 +1,4 @@
-//! What is wrong with a plan file, and where.
+//! What is wrong with a file, and where. It owns the words that all files share.
 
 use std::fmt;
 
@@ -17,7 +17,7 @@ impl fmt::Display for Place {
     }
 }
 
-/// A mistake in a plan file.
+/// A mistake in a file.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{place}: {text}")]
 pub struct Mistake {
@@ -34,20 +34,33 @@ impl Mistake {
     }
 }
 
-/// Why there is no plan in a file.
+/// A kind of file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Kind {
+    /// What it is called: `plan`.
+    pub name: &'static str,
+    /// What is in one: `tasks`.
+    pub holds: &'static str,
+}
+
+/// Why a file can't be used.
 #[derive(Debug, thiserror::Error)]
 pub enum Fault {
     /// The file can't be read.
-    #[error("can't read the plan file {file}")]
+    #[error("can't read the {kind} file {file}")]
     Unreadable {
+        /// Its kind.
+        kind: &'static str,
         /// Its path.
         file: String,
         /// What the system says.
         source: std::io::Error,
     },
     /// The file is too large.
-    #[error("the plan file {file} has {bytes} bytes; at most {max} are allowed")]
+    #[error("the {kind} file {file} has {bytes} bytes; at most {max} are allowed")]
     TooLarge {
+        /// Its kind.
+        kind: &'static str,
         /// Its path.
         file: String,
         /// Its size.
@@ -66,6 +79,7 @@ pub enum Fault {
 }
 
 /// A list of alternatives as people write it: `a, b or c`.
+#[must_use]
 pub fn any_of(names: &[&str]) -> String {
     match names {
         [] => String::new(),
