@@ -11,8 +11,11 @@ use serde_json::Value;
 pub struct Recorded<'a>(pub &'a mut Attempt);
 
 impl Journal for Recorded<'_> {
-    fn recorded<'a>(&'a mut self, name: &'a str) -> BoxFuture<'a, Result<Option<Value>, JournalError>> {
-        self.0.recorded(name).map(|found| found.map_err(unusable)).boxed()
+    fn recorded<'a>(
+        &'a mut self,
+        names: &'a [String],
+    ) -> BoxFuture<'a, Result<Option<(usize, Value)>, JournalError>> {
+        self.0.recorded_of(names).map(|found| found.map_err(unusable)).boxed()
     }
 
     fn append<'a>(&'a mut self, name: &'a str, value: &'a Value) -> BoxFuture<'a, Result<(), JournalError>> {

@@ -78,7 +78,7 @@ async fn ask(
     model: &dyn Model,
     journal: &mut dyn Journal,
 ) -> Result<Reply, DriveError> {
-    if let Some(value) = journal.recorded(name).await? {
+    if let Some((_, value)) = journal.recorded(&[name.to_owned()]).await? {
         return readable(name, value);
     }
     debug!(step = name, model = model.name(), messages = request.messages.len(), "asking the model");
@@ -99,8 +99,8 @@ async fn call_all(
         calls.iter().enumerate().map(|(index, call)| format!("tool.{turn}.{index}.{}", call.tool)).collect();
     let mut results = Vec::with_capacity(calls.len());
     while let Some(name) = names.get(results.len()) {
-        match journal.recorded(name).await? {
-            Some(value) => results.push(readable(name, value)?),
+        match journal.recorded(std::slice::from_ref(name)).await? {
+            Some((_, value)) => results.push(readable(name, value)?),
             None => break,
         }
     }

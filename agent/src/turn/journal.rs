@@ -9,13 +9,16 @@ use serde_json::Value;
 
 /// The journal of one attempt.
 pub trait Journal: Send {
-    /// The value recorded for the next step, which is to be called `name`; `None` once the recorded steps are used
-    /// up. Each recorded step is given out once, in the order of the record.
+    /// The next recorded step, which is to be one of `names`: its place among them, and its value. `None` once the
+    /// recorded steps are used up. Each recorded step is given out once, in the order of the record.
     ///
     /// # Errors
     /// [`JournalError::Diverged`] if the next recorded step has another name, [`JournalError::Failed`] if its value
     /// can't be fetched.
-    fn recorded<'a>(&'a mut self, name: &'a str) -> BoxFuture<'a, Result<Option<Value>, JournalError>>;
+    fn recorded<'a>(
+        &'a mut self,
+        names: &'a [String],
+    ) -> BoxFuture<'a, Result<Option<(usize, Value)>, JournalError>>;
 
     /// Appends a step that was just done. When this returns, the step is safe. Asked for only after
     /// [`Journal::recorded`] said `None`.
@@ -36,7 +39,7 @@ pub enum JournalError {
         position: usize,
         /// The step's name in the journal.
         recorded: String,
-        /// The step that was asked for.
+        /// The steps that were asked for.
         asked: String,
     },
     /// Somebody else writes this journal now; the work is theirs.
@@ -78,25 +81,28 @@ impl MemoryJournal {
 }
 
 impl MemoryJournal {
-    fn next(&mut self, name: &str) -> Result<Option<Value>, JournalError> {
+    fn next(&mut self, names: &[String]) -> Result<Option<(usize, Value)>, JournalError> {
         let Some(step) = self.steps.get(self.position) else {
             return Ok(None);
         };
-        if step.name != name {
+        let Some(index) = names.iter().position(|name| *name == step.name) else {
             return Err(JournalError::Diverged {
                 position: self.position,
                 recorded: step.name.clone(),
-                asked: name.to_owned(),
+                asked: names.join(" or "),
             });
-        }
+        };
         self.position += 1;
-        Ok(Some(step.value.clone()))
+        Ok(Some((index, step.value.clone())))
     }
 }
 
 impl Journal for MemoryJournal {
-    fn recorded<'a>(&'a mut self, name: &'a str) -> BoxFuture<'a, Result<Option<Value>, JournalError>> {
-        futures::future::ready(self.next(name)).boxed()
+    fn recorded<'a>(
+        &'a mut self,
+        names: &'a [String],
+    ) -> BoxFuture<'a, Result<Option<(usize, Value)>, JournalError>> {
+        futures::future::ready(self.next(names)).boxed()
     }
 
     fn append<'a>(&'a mut self, name: &'a str, value: &'a Value) -> BoxFuture<'a, Result<(), JournalError>> {

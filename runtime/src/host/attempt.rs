@@ -105,27 +105,44 @@ impl Attempt {
     /// # Errors
     /// The next recorded step has another name, or its value can't be had.
     pub async fn recorded(&mut self, name: &str) -> Result<Option<Value>, TaskError> {
+        Ok(self.recorded_of(&[name]).await?.map(|(_, value)| value))
+    }
+
+    /// The next recorded step, which is to be one of `names` (steps that are done at once are recorded as they end):
+    /// its place among them, and its value. `None` once no recorded steps are left.
+    ///
+    /// # Errors
+    /// As for [`Attempt::recorded`].
+    pub async fn recorded_of(
+        &mut self,
+        names: &[impl AsRef<str>],
+    ) -> Result<Option<(usize, Value)>, TaskError> {
         if self.next.is_none() {
             self.next = self.journal.replay();
         }
-        let Some((recorded, blob)) = self.next.take_if(|(recorded, _)| recorded == name) else {
-            return match &self.next {
-                None => Ok(None),
-                Some((recorded, _)) => Err(broken_rule(format!(
-                    "the journal diverged at step {}: it holds {recorded:?}, the work asks for {name:?}; the program \
-                     or its input changed since",
-                    self.position + 1
-                ))),
-            };
+        let Some((recorded, blob)) = self.next.take() else {
+            return Ok(None);
+        };
+        let Some(index) = names.iter().position(|name| name.as_ref() == recorded) else {
+            let asked: Vec<&str> = names.iter().map(AsRef::as_ref).collect();
+            let diverged = broken_rule(format!(
+                "the journal diverged at step {}: it holds {recorded:?}, the work asks for {:?}; the program or its \
+                 input changed since",
+                self.position + 1,
+                asked.join(" or ")
+            ));
+            self.next = Some((recorded, blob));
+            return Err(diverged);
         };
         self.position += 1;
         let bytes = match self.bus.blobs().resolve(&blob).await {
             Ok(bytes) => bytes,
             Err(fault) => return Err(self.fault(fault)),
         };
-        serde_json::from_slice(&bytes).map(Some).map_err(|mistake| {
+        let value = serde_json::from_slice(&bytes).map_err(|mistake| {
             broken_rule(format!("the journal's step {recorded:?} can't be read: {mistake}"))
-        })
+        })?;
+        Ok(Some((index, value)))
     }
 
     /// Writes down a step that was just done: it is never done again. Asked for only after [`Attempt::recorded`] said
