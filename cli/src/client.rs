@@ -273,7 +273,7 @@ async fn read_result(
     match bus.open::<Entry>(&record).await? {
         Entry::Outcome { outcome: Outcome::Finished { result, .. }, .. } => {
             let bytes = bus.blobs().resolve(&result).await?;
-            wire::read(&bytes, "the result").map(Some).map_err(garbage)
+            wire::read_result(&bytes).map(Some).map_err(garbage)
         }
         Entry::Outcome { .. } | Entry::Claimed { .. } | Entry::Step { .. } | Entry::Note { .. } => Ok(None),
     }

@@ -9,6 +9,8 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_bytes::ByteBuf;
 
+use crate::result::TaskResult;
+
 /// Bodies above this many bytes go to the blob store: 256 KiB, well below the 1 MiB that a NATS server takes.
 pub const MAX_INLINE: usize = 256 * 1024;
 /// How deep a message may be nested. Whoever reads one goes as deep, and a thread's stack has an end; a JSON value from
@@ -240,6 +242,19 @@ pub fn read<T: DeserializeOwned>(bytes: &[u8], what: &str) -> Result<T, Garbage>
     let value = T::deserialize(&mut reader).map_err(|e| unreadable(what, &e))?;
     let behind = bytes.len().saturating_sub(usize::try_from(reader.position()).unwrap_or(usize::MAX));
     if behind == 0 { Ok(value) } else { Err(Garbage::Trailing { what: what.into(), bytes: behind }) }
+}
+
+/// Reads a task's result, which is MessagePack or, from writers in other languages, JSON text. No MessagePack map begins
+/// with the byte that a JSON object begins with.
+///
+/// # Errors
+/// It can't be read, or there is something behind it.
+pub fn read_result(bytes: &[u8]) -> Result<TaskResult, Garbage> {
+    const WHAT: &str = "a result";
+    if bytes.first() == Some(&b'{') {
+        return serde_json::from_slice(bytes).map_err(|e| unreadable(WHAT, &e));
+    }
+    read(bytes, WHAT)
 }
 
 fn json_envelope(payload: &[u8]) -> Result<JsonEnvelope, Garbage> {

@@ -17,6 +17,7 @@ pub mod cluster;
 pub mod history;
 pub mod plans;
 pub mod program;
+pub mod python;
 
 /// The server that is fetched where the machine has none.
 const VERSION: &str = "2.15.1";
@@ -218,7 +219,7 @@ fn named() -> Option<PathBuf> {
     std::env::var_os("MILLRACE_NATS_SERVER").filter(|path| !path.is_empty()).map(PathBuf::from)
 }
 
-fn cache() -> PathBuf {
+pub(crate) fn cache() -> PathBuf {
     let named = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from).filter(|path| path.is_absolute());
     let home = || std::env::home_dir().map(|home| home.join(".cache"));
     named.or_else(home).unwrap_or_else(std::env::temp_dir).join("millrace")

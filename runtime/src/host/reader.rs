@@ -3,7 +3,7 @@
 
 use millrace_protocol::ids::Lane;
 use millrace_protocol::result::{CapabilityDescription, TaskResult};
-use millrace_protocol::wire::{Garbage, read};
+use millrace_protocol::wire::{Garbage, read_result};
 use millrace_protocol::work::{Entry, Input, Outcome};
 
 use crate::bus::{Bus, Record};
@@ -42,7 +42,7 @@ impl Reader {
             return Err(no_result(&record));
         };
         let bytes = self.bus.blobs().resolve(&result).await?;
-        read(&bytes, "a result").map_err(|garbage| of(&record, garbage))
+        read_result(&bytes).map_err(|garbage| of(&record, garbage))
     }
 
     /// The capabilities that the cluster knows, by name.

@@ -75,7 +75,7 @@ impl Cluster {
             panic!("{:?} came to {outcome:?}", order.work);
         };
         let bytes = self.bus.blobs().resolve(&result).await.unwrap();
-        (sequence, wire::read(&bytes, "a result").unwrap())
+        (sequence, wire::read_result(&bytes).unwrap())
     }
 
     /// An input as the supervisor would name it, from an order and the sequence of its outcome.

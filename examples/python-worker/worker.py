@@ -1,0 +1,78 @@
+"""A Millrace worker in Python that counts words, a line a step. docs/wire.md describes the wire.
+    pip install nats-py msgpack && NATS_URL=nats://127.0.0.1:4222 python worker.py"""
+import asyncio, contextlib, json, os, socket, time, uuid
+import msgpack, nats
+from nats.js.api import AckPolicy, ConsumerConfig
+from nats.js.errors import APIError, NotFoundError
+
+NAME, ME = "wordcount", f"python-{uuid.uuid4().hex[:12]}"
+
+async def work(parameters, step):
+    async def count(line):
+        return await asyncio.sleep(parameters.get("pause", 0), len(line.split()))
+    lines = enumerate(parameters["text"].splitlines())
+    total = sum([await step(f"line.{number}", lambda: count(line)) for number, line in lines])
+    return {"summary": f"{total} words", "output": f"The text has {total} words.", "data": {"words": total}}
+
+class Journal:
+    """The entries of one attempt: each append names the one it follows, so that there is one writer at a time."""
+    def __init__(self, js, lane, run, task, attempt):
+        self.js, self.stream, self.subject = js, f"LANE_{lane}", f"lane.{lane}.run.{run}.task.{task}.{attempt}"
+        self.last, self.steps, self.claims, self.recorded, self.is_done = 0, 0, 0, [], False
+
+    async def append(self, entry):
+        headers = {"Nats-Expected-Last-Subject-Sequence": str(self.last), "Millrace-Id": uuid.uuid4().hex}
+        message = msgpack.packb({"v": 1, "t": "entry", "b": msgpack.packb(entry)})
+        self.last = (await self.js.publish(self.subject, message, headers=headers)).seq
+
+    async def read(self):
+        with contextlib.suppress(NotFoundError):
+            while found := await self.js.get_msg(self.stream, self.last + 1, self.subject, next=True):
+                self.last, entry = found.seq, msgpack.unpackb(msgpack.unpackb(found.data)["b"])
+                self.claims, self.is_done = self.claims + ("Claimed" in entry), "Outcome" in entry
+                self.recorded += [json.loads(entry["Step"]["value"]["Inline"])] if "Step" in entry else []
+
+    async def step(self, name, work):
+        self.steps += 1
+        if self.recorded:
+            return self.recorded.pop(0)
+        value = await work()
+        blob = {"Inline": json.dumps(value).encode()}
+        await self.append({"Step": {"number": self.steps, "name": name, "value": blob}})
+        return value
+
+async def attempt(js, message, order):
+    journal = Journal(js, order["lane"], order["run"], **order["work"]["Task"])
+    await journal.read()
+    if not journal.is_done:
+        await journal.append({"Claimed": {"worker": ME, "claim": journal.claims + 1}})
+        result = await work(order["parameters"], journal.step)
+        end = {"summary": result["summary"], "is_empty": False, "result": {"Inline": msgpack.packb(result)}}
+        await journal.append({"Outcome": {"worker": ME, "outcome": {"Finished": end}}})
+    await message.ack()
+
+async def every(seconds, do):
+    while await asyncio.sleep(seconds, True):
+        await do()
+
+async def main():
+    js = (await nats.connect(os.environ.get("NATS_URL", "nats://127.0.0.1:4222"))).jetstream()
+    cluster = json.loads((await (await js.key_value("cluster")).get("settings")).value)
+    lease, beats, capabilities = cluster["work_lease_ms"] / 1000, await js.key_value("beats"), await js.key_value("capabilities")
+    about = {"name": NAME, "description": "Counts words.", "parameters": {"type": "object", "required": ["text"]}}
+    await capabilities.put(NAME, json.dumps(about).encode())
+    beat = json.dumps({"id": ME, "role": "worker", "host": socket.gethostname(), "pid": os.getpid(), "version": "1",
+                       "started": time.time_ns() // 1000, "slots": [[NAME, 1]], "busy": 0}).encode()
+    beating = asyncio.create_task(every(3, lambda: beats.put(ME, beat)))
+    queue = await js.pull_subscribe(f"work.{NAME}.>", NAME, "WORK", config=ConsumerConfig(durable_name=NAME,
+        filter_subject=f"work.{NAME}.>", ack_policy=AckPolicy.EXPLICIT, ack_wait=lease, max_ack_pending=100_000,
+        max_waiting=10_000, num_replicas=cluster["replicas"]))
+    while not beating.done():
+        with contextlib.suppress(nats.errors.TimeoutError):
+            for message in await queue.fetch(1, timeout=5):
+                renewal = asyncio.create_task(every(lease / 3, message.in_progress))
+                with contextlib.suppress(APIError):  # somebody else has the work, or will have it
+                    await attempt(js, message, msgpack.unpackb(msgpack.unpackb(message.data)["b"]))
+                renewal.cancel()
+
+asyncio.run(main())
