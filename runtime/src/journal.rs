@@ -13,7 +13,8 @@ use tracing::{info, warn};
 use crate::bus::Bus;
 use crate::log::{AppendError, append, read_topic};
 
-/// How often a piece of work may be claimed before it counts as a poison that kills its workers.
+/// How often in a row a piece of work may be claimed and come no step further before it counts as a poison that kills
+/// its workers.
 pub const MAX_CLAIMS: u32 = 5;
 
 /// What came of a claim.
@@ -39,6 +40,8 @@ pub struct Journal {
     /// The steps of earlier claims, oldest first, that have not been asked for again.
     recorded: std::collections::VecDeque<(String, Blob)>,
     claim: u32,
+    /// The last claims, ours included, between which nothing was done.
+    barren: u32,
 }
 
 /// Why a step could not be written.
@@ -64,6 +67,7 @@ impl Journal {
             steps: 0,
             recorded: std::collections::VecDeque::new(),
             claim: 1,
+            barren: 1,
         };
         loop {
             let entry = Entry::Claimed { worker: worker.clone(), claim: journal.claim };
@@ -78,7 +82,7 @@ impl Journal {
                 return Ok(Claim::Done);
             }
         }
-        if journal.claim > MAX_CLAIMS {
+        if journal.barren > MAX_CLAIMS {
             return journal.abandon().await;
         }
         if journal.claim > 1 {
@@ -91,30 +95,33 @@ impl Journal {
     /// Reads what is there; says whether the work is done.
     async fn read(&mut self) -> Result<bool, crate::Fault> {
         self.recorded.clear();
-        let mut claims = 0;
+        let (mut claims, mut barren) = (0, 0);
         for record in read_topic(&self.bus, self.lane, &self.run, &self.topic).await? {
             self.last = record.sequence;
             match self.bus.open::<Entry>(&record).await {
-                Ok(Entry::Claimed { .. }) => claims += 1,
-                Ok(Entry::Step { name, value, .. }) => self.recorded.push_back((name, value)),
+                Ok(Entry::Claimed { .. }) => (claims, barren) = (claims + 1, barren + 1),
+                Ok(Entry::Step { name, value, .. }) => {
+                    self.recorded.push_back((name, value));
+                    barren = 0;
+                }
                 Ok(Entry::Note { .. }) => {}
                 // A review can be asked for again after it came to nothing, with a higher number.
                 Ok(Entry::Outcome { review, .. }) if review >= self.review => return Ok(true),
                 Ok(Entry::Outcome { .. }) => {
                     self.recorded.clear();
-                    claims = 0;
+                    (claims, barren) = (0, 0);
                 }
                 Err(fault) if fault.is_transient() => return Err(fault),
                 Err(fault) => warn!(%fault, "a journal entry is passed over"),
             }
         }
-        self.claim = claims + 1;
+        (self.claim, self.barren) = (claims + 1, barren + 1);
         Ok(false)
     }
 
     async fn abandon(mut self) -> Result<Claim, crate::Fault> {
         let message = format!(
-            "{MAX_CLAIMS} workers claimed it and were lost before they finished; it may be killing them"
+            "{MAX_CLAIMS} workers in a row claimed it and were lost before they came a step further; it may be killing them"
         );
         warn!(run = %self.run, topic = %self.topic, "giving work up: {message}");
         match self.finish(Outcome::Errored(TaskError::new(ErrorKind::Abandoned, message))).await {

@@ -10,12 +10,14 @@ use millrace_protocol::ids::{RunId, TaskId};
 use millrace_protocol::plan::Work;
 use millrace_protocol::result::ErrorKind;
 use millrace_protocol::subject::Topic;
+use millrace_protocol::wire::Blob;
 use millrace_protocol::work::{Entry, Outcome};
 use millrace_runtime::{log, queue, registry};
 use millrace_tests::eventually;
 use millrace_worker::{
     CancellationToken, Capability, Config, Error, TaskError, TaskResult, WorkerId, builtin, capability, run,
 };
+use serde_bytes::ByteBuf;
 use serde_json::json;
 use support::{Cluster, Counter, PATIENCE, counts, order, order_for, order_subject};
 use tokio::sync::Notify;
@@ -363,6 +365,27 @@ async fn work_that_five_workers_were_lost_over_is_given_up() {
     let Outcome::Errored(error) = outcome else { panic!("{outcome:?}") };
     assert_eq!(error.kind, ErrorKind::Abandoned);
     cluster.waiting("echo", 0).await;
+    worker.stop().await;
+}
+
+#[tokio::test]
+async fn work_that_comes_a_step_further_with_each_worker_that_is_lost_goes_on() {
+    let cluster = Cluster::start().await;
+    let order = order("echo", "t", json!({"steps": 5}));
+    let topic = Topic::journal(&order.work);
+    let mut last = 0;
+    let step = |number: u32| {
+        let value = Blob::Inline(ByteBuf::from(number.to_string().into_bytes()));
+        Entry::Step { number, name: format!("echo.{number}"), value }
+    };
+    let claim = |claim| Entry::Claimed { worker: WorkerId::new("lost").unwrap(), claim };
+    for entry in [claim(1), claim(2), step(1), claim(3), claim(4), step(2), claim(5), claim(6), claim(7)] {
+        last = log::append(&cluster.bus, order.lane, &order.run, &topic, &entry, last).await.unwrap();
+    }
+    cluster.offer(&order).await;
+    let worker = Worker::echo(&cluster);
+    cluster.result(&order).await;
+    assert_eq!(counts(&cluster.journal(&order).await), (8, 5, 1));
     worker.stop().await;
 }
 
