@@ -10,11 +10,13 @@
 //! work.<capability>.<run>.<task>.<attempt>              supervisor: an order that waits for a worker
 //! work.critic.<run>.<task>.<attempt>                    the same, for a review
 //! work.planner.<run>.<turn>.<attempt>                   the same, for a turn of the planner
+//! files.<run>.<part>.<part>…                             agents: one version of a file a message
 //! stop.<run>                                            supervisor, no stream: who works on it stops
 //! ```
 
 use std::fmt;
 
+use crate::file::FilePath;
 use crate::ids::{Capability, Lane, RunId, TaskId};
 use crate::plan::Work;
 
@@ -139,6 +141,57 @@ pub fn orders_of(run: &RunId) -> String {
 /// Every queue.
 pub const ALL_ORDERS: &str = "work.>";
 
+/// The versions of a file of a run's workspace: one token for each part of the path, with everything in it that is no
+/// letter, digit, `-` or `_` as `=` and two hexadecimal digits a byte.
+#[must_use]
+pub fn file(run: &RunId, path: &FilePath) -> String {
+    path.parts().fold(format!("files.{run}"), |subject, part| subject + "." + &token(part))
+}
+
+/// All files of a run below a folder, which is a path or, for all, `None`.
+#[must_use]
+pub fn files(run: &RunId, folder: Option<&FilePath>) -> String {
+    folder.map_or_else(|| format!("files.{run}"), |folder| file(run, folder)) + ".>"
+}
+
+/// The run and the path that a subject of a file names; `None` if it names none.
+#[must_use]
+pub fn parse_file(subject: &str) -> Option<(RunId, FilePath)> {
+    let (run, parts) = subject.strip_prefix("files.")?.split_once('.')?;
+    let parts: Option<Vec<String>> = parts.split('.').map(read_token).collect();
+    let (run, path) = (RunId::new(run).ok()?, FilePath::new(&format!("/{}", parts?.join("/"))).ok()?);
+    // A path has one subject: another way to write it is nobody's.
+    (file(&run, &path) == subject).then_some((run, path))
+}
+
+/// The files of all runs.
+pub const ALL_FILES: &str = "files.>";
+
+/// Any text as a token of a subject, which is also a part of a bucket's key.
+#[must_use]
+pub fn token(text: &str) -> String {
+    text.bytes().fold(String::with_capacity(text.len()), |mut token, byte| {
+        if byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_') {
+            token.push(char::from(byte));
+        } else {
+            token.push_str(&format!("={byte:02x}"));
+        }
+        token
+    })
+}
+
+/// The text that a token stands for; `None` if it stands for none.
+#[must_use]
+pub fn read_token(token: &str) -> Option<String> {
+    let mut pieces = token.split('=');
+    let mut bytes = pieces.next()?.as_bytes().to_vec();
+    for piece in pieces {
+        bytes.push(u8::from_str_radix(piece.get(..2)?, 16).ok()?);
+        bytes.extend_from_slice(&piece.as_bytes()[2..]);
+    }
+    String::from_utf8(bytes).ok()
+}
+
 /// Where it is said that work on a run is not wanted any more.
 #[must_use]
 pub fn stop(run: &RunId) -> String {
@@ -165,6 +218,34 @@ mod tests {
         ] {
             let subject = super::topic(Lane(7), &run, &topic);
             assert_eq!(parse(&subject), Some((Lane(7), run.clone(), topic)), "{subject}");
+        }
+    }
+
+    #[test]
+    fn every_path_has_a_subject_of_its_own_that_parses_back() {
+        let run = RunId::new("r-1").unwrap();
+        let mut seen = std::collections::BTreeSet::new();
+        for text in [
+            "a", "a/b", "a.b", "a=2eb", "a..b", "..a", "*", ">", "a/>", "a b", "\u{e9}", "e\u{301}", "%",
+            "=", "$JS",
+        ] {
+            let path = FilePath::new(text).unwrap();
+            let subject = file(&run, &path);
+            assert_eq!(parse_file(&subject), Some((run.clone(), path)), "{subject}");
+            assert!(seen.insert(subject), "{text}");
+        }
+        assert_eq!(file(&run, &FilePath::new("/notes/a.md").unwrap()), "files.r-1.notes.a=2emd");
+        for subject in [
+            "files.r",
+            "files.r.=",
+            "files.r.=zz",
+            "files.r.=ff",
+            "files.r.a..b",
+            "files.r.=2e=2e",
+            "files.r.=61",
+            "plan",
+        ] {
+            assert_eq!(parse_file(subject), None, "{subject}");
         }
     }
 

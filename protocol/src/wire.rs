@@ -41,6 +41,9 @@ impl Message for crate::plan::Control {
 impl Message for crate::work::Entry {
     const KIND: &'static str = "entry";
 }
+impl Message for crate::file::FileVersion {
+    const KIND: &'static str = "file";
+}
 impl Message for crate::work::Order {
     const KIND: &'static str = "order";
 }

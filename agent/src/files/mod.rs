@@ -1,106 +1,30 @@
 //! Files as an agent's tools see them: paths, contents and versions. It owns the interface; where files are kept is
-//! behind it.
+//! behind it, in the files beside this one or with the cluster.
+//!
+//! ```text
+//! Composite            several places as one, by the beginning of the path
+//! ├─ (the workspace)   the run's own files, kept by the cluster
+//! ├─ Folder            a folder of this machine
+//! └─ Documents         the run's documents, for reading
+//! ```
+//! What an agent may do with them is said by [`permissions`].
 
-use std::fmt;
-use std::str::FromStr;
+mod composite;
+mod documents;
+mod folder;
+mod nearest;
+pub mod permissions;
 
+use futures::FutureExt;
 use futures::future::BoxFuture;
 use serde::{Deserialize, Serialize};
 
-/// The most bytes of a path.
-pub const MAX_PATH: usize = 512;
+pub use millrace_protocol::file::{Expected, FilePath, InvalidPath, MAX_FILE, MAX_PATH};
 
-/// Where a file is: absolute, `/` between parts, no part empty, `.` or `..`. A text without the leading `/` means the
-/// same file as with it. Other dots are fine: `a..b` is a name.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(try_from = "String", into = "String")]
-pub struct FilePath(String);
-
-/// A text that is no path.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{text:?} is no path here: {reason}")]
-pub struct InvalidPath {
-    /// The text, cut to 200 characters.
-    pub text: String,
-    /// What is wrong, and what is allowed.
-    pub reason: &'static str,
-}
-
-impl FilePath {
-    /// Validates a path.
-    ///
-    /// # Errors
-    /// It leaves its root, is no path of this kind, or is too long.
-    pub fn new(text: &str) -> Result<Self, InvalidPath> {
-        let refuse = |reason| InvalidPath { text: text.chars().take(200).collect(), reason };
-        let relative = text.strip_prefix('/').unwrap_or(text);
-        let bytes = relative.as_bytes();
-        if relative.is_empty() || relative.ends_with('/') {
-            return Err(refuse("it names a folder, not a file"));
-        }
-        if text.len() > MAX_PATH {
-            return Err(refuse("it is longer than 512 bytes"));
-        }
-        if relative.starts_with('~') {
-            return Err(refuse("'~' is no folder here; paths begin with '/'"));
-        }
-        if bytes.len() > 1 && bytes[1] == b':' && bytes[0].is_ascii_alphabetic() {
-            return Err(refuse("paths have no drives; they begin with '/'"));
-        }
-        if let Some(c) = relative.chars().find(|c| c.is_control() || *c == '\\') {
-            return Err(refuse(if c == '\\' {
-                "parts are separated by '/'"
-            } else {
-                "it has a control character"
-            }));
-        }
-        for part in relative.split('/') {
-            match part {
-                "" => return Err(refuse("a part of it is empty")),
-                "." | ".." => return Err(refuse("'.' and '..' are not allowed as parts")),
-                _ => {}
-            }
-        }
-        Ok(Self(format!("/{relative}")))
-    }
-
-    /// The path, with its leading `/`.
-    #[must_use]
-    pub fn as_str(&self) -> &str {
-        &self.0
-    }
-
-    /// The parts between the `/`.
-    pub fn parts(&self) -> impl Iterator<Item = &str> {
-        self.0[1..].split('/')
-    }
-}
-
-impl fmt::Display for FilePath {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(&self.0)
-    }
-}
-
-impl FromStr for FilePath {
-    type Err = InvalidPath;
-    fn from_str(text: &str) -> Result<Self, InvalidPath> {
-        Self::new(text)
-    }
-}
-
-impl TryFrom<String> for FilePath {
-    type Error = InvalidPath;
-    fn try_from(text: String) -> Result<Self, InvalidPath> {
-        Self::new(&text)
-    }
-}
-
-impl From<FilePath> for String {
-    fn from(path: FilePath) -> String {
-        path.0
-    }
-}
+pub use composite::Composite;
+pub use documents::Documents;
+pub use folder::Folder;
+pub use nearest::nearest;
 
 /// A file without its content.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -122,17 +46,6 @@ pub struct Content {
     pub entry: Entry,
     /// Its bytes.
     pub bytes: Vec<u8>,
-}
-
-/// What a writer expects to find.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Expected {
-    /// Whatever there is.
-    Anything,
-    /// No file.
-    Nothing,
-    /// This very version.
-    Version(u64),
 }
 
 /// A place where files are kept.
@@ -172,6 +85,27 @@ pub trait Files: Send + Sync {
         expected: Expected,
         key: &'a str,
     ) -> BoxFuture<'a, Result<(), FilesError>>;
+
+    /// The version that a write or deletion with this key has made; `None` if there was none, or the place keeps no
+    /// record of keys.
+    ///
+    /// # Errors
+    /// See [`FilesError`].
+    fn made<'a>(
+        &'a self,
+        path: &'a FilePath,
+        key: &'a str,
+    ) -> BoxFuture<'a, Result<Option<u64>, FilesError>> {
+        let _ = (path, key);
+        futures::future::ready(Ok(None)).boxed()
+    }
+}
+
+/// Whether a path lies below a folder (`/`, or a path without a trailing `/`).
+#[must_use]
+pub fn is_below(path: &FilePath, folder: &str) -> bool {
+    let folder = folder.trim_end_matches('/');
+    path.as_str().strip_prefix(folder).is_some_and(|rest| rest.starts_with('/'))
 }
 
 /// Why files can't be had or written.
