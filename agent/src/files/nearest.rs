@@ -1,5 +1,7 @@
 //! Which names somebody may have meant who asked for one that is not there.
 
+use strsim::osa_distance;
+
 /// How many names are given.
 const MOST: usize = 3;
 
@@ -20,28 +22,13 @@ fn distance(wanted: &str, name: &str) -> Option<usize> {
     if last_part(&name) == last_part(wanted) {
         return Some(0);
     }
-    let near = edits(wanted, &name).min(edits(last_part(wanted), last_part(&name)) + 1);
+    let in_name = osa_distance(last_part(wanted), last_part(&name)) + 1;
+    let near = osa_distance(wanted, &name).min(in_name);
     (near <= 1 + last_part(wanted).chars().count() / 4).then_some(near)
 }
 
 fn last_part(path: &str) -> &str {
     path.rsplit('/').next().unwrap_or(path)
-}
-
-/// How many characters must be put in, left out or replaced to make one text of the other (Levenshtein).
-fn edits(a: &str, b: &str) -> usize {
-    let b: Vec<char> = b.chars().collect();
-    let mut row: Vec<usize> = (0..=b.len()).collect();
-    for (i, from) in a.chars().enumerate() {
-        let mut diagonal = row[0];
-        row[0] = i + 1;
-        for (j, to) in b.iter().enumerate() {
-            let replaced = diagonal + usize::from(from != *to);
-            diagonal = row[j + 1];
-            row[j + 1] = replaced.min(row[j] + 1).min(diagonal + 1);
-        }
-    }
-    row[b.len()]
 }
 
 #[cfg(test)]

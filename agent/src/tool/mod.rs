@@ -4,6 +4,7 @@
 
 mod check;
 mod documents;
+pub mod files;
 mod results;
 mod small;
 
