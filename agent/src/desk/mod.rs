@@ -1,29 +1,56 @@
-//! An agent's desk: where an order becomes an agent's task. It lays out what the order builds on, seats the agent in
-//! its role with its model, and gives back what the work came to. One desk serves all agents of a process. It owns no
-//! connection: what is on the log and in the blob store is read through [`Sources`].
+//! An agent's desk: where an order becomes an agent's task. It lays out what the order builds on, seats the agent that a
+//! [`Spec`] describes with its model and its tools, and gives back what the work came to. One desk serves all agents of
+//! a process. It owns no connection: what is on the log and in the blob store is read through [`Sources`].
+//!
+//! ```text
+//! Desk
+//! ├─ Library   the documents that are open
+//! ├─ Models    which model whoever gets, and those that are open
+//! └─ Bench     what lies before one agent; from it come its tools
+//! ```
 
+mod consulting;
+mod findings;
+mod laid;
 mod library;
+mod marks;
+mod models;
+mod report;
 mod results;
+pub mod shelf;
 
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use futures::future::BoxFuture;
+use futures::FutureExt;
+use futures::future::{BoxFuture, ready};
+use jiff::Timestamp;
+use millrace_protocol::ids::{Capability, TaskId};
 use millrace_protocol::plan::{DocumentSet, Work};
 use millrace_protocol::result::{
     CapabilityDescription, ErrorKind, Proposal, TaskError, TaskResult, Usage, Verdict,
 };
+use millrace_protocol::subject::CRITIC;
 use millrace_protocol::work::{Input, Order};
+use serde::de::DeserializeOwned;
 
-use crate::builtin::Extractive;
 use crate::corpus::Corpus;
-use crate::model::{self, Choice, Model, OpenError, Opener};
-use crate::roles::{self, DocumentList, Materials, PlanTask, ReviewTask, Role, WorkTask};
-use crate::tool::Toolbox;
-use crate::turn::{Answer, DriveError, Ended, Journal, Machine, Outcome, Stop, drive};
+use crate::files::Files;
+use crate::model::{Model, OpenError, Opener, Watch};
+use crate::roles::{self, DocumentList, PlanTask, ReviewTask, WorkTask};
+use crate::spec::{AnswerForm, RunView, Spec, TaskView, View, day};
+use crate::tool::{Tool, Toolbox, read_json};
+use crate::turn::{Answer, AttemptName, Brief, Data, Driver, Journal, Machine, Objection, PlainText};
 
+use consulting::Directory;
+use laid::Laid;
 use library::Library;
-use results::Inputs;
+use models::Models;
+use report::Numbered;
+
+pub use findings::{Findings, Passage};
+pub use models::Preferences;
+pub use report::Report;
 
 /// What an order builds on, wherever it is kept.
 pub trait Sources: Send + Sync + 'static {
@@ -38,6 +65,14 @@ pub trait Sources: Send + Sync + 'static {
     /// # Errors
     /// See [`SourceError`].
     fn blob<'a>(&'a self, sha256: &'a str) -> BoxFuture<'a, Result<Vec<u8>, SourceError>>;
+
+    /// What the cluster can do, for agents that ask each other.
+    ///
+    /// # Errors
+    /// See [`SourceError`].
+    fn capabilities(&self) -> BoxFuture<'_, Result<Vec<CapabilityDescription>, SourceError>> {
+        ready(Ok(Vec::new())).boxed()
+    }
 }
 
 /// Why a source can't be read.
@@ -62,21 +97,70 @@ pub enum DeskError {
     Source(#[from] SourceError),
 }
 
-/// What all agents of a process share: the documents that are open, and the model of those that are told none.
+/// How the agents of a process are set.
+#[derive(Clone, Default)]
+pub struct Settings {
+    /// The models they use where neither run nor capability names one.
+    pub models: Preferences,
+    /// What models are opened with.
+    pub opener: Opener,
+    /// The folder in which documents and their indices are kept; `None` keeps them in memory only.
+    pub cache: Option<PathBuf>,
+}
+
+/// What an agent is seated with besides its order.
+pub struct Seat<'a> {
+    /// Where it reads.
+    pub sources: Arc<dyn Sources>,
+    /// Where its steps are kept.
+    pub journal: &'a mut dyn Journal,
+    /// The files of the run, if there is a place for them.
+    pub files: Option<Arc<dyn Files>>,
+    /// Tools beyond those of this crate.
+    pub tools: Vec<Arc<dyn Tool>>,
+    /// Who looks on.
+    pub watch: &'a dyn Watch,
+}
+
+impl<'a> Seat<'a> {
+    /// A seat without files, further tools and anybody who looks on.
+    pub fn new(sources: Arc<dyn Sources>, journal: &'a mut dyn Journal) -> Self {
+        Self { sources, journal, files: None, tools: Vec::new(), watch: &() }
+    }
+}
+
+/// What all agents of a process share.
 pub struct Desk {
     library: Library,
+    models: Arc<Models>,
+}
+
+/// An agent that is about to begin: what it is told, and what it works with.
+struct Ready<'a> {
+    attempt: AttemptName,
+    brief: Brief,
+    toolbox: Toolbox,
     model: Arc<dyn Model>,
+    seat: Seat<'a>,
 }
 
 impl Desk {
-    /// A desk whose agents use `model` where an order names none (`builtin:extractive` if `None`), and keep documents
-    /// in the folder `cache`, or in memory only.
+    /// A desk for agents that are set so.
     ///
     /// # Errors
-    /// No model has that name.
-    pub fn new(model: Option<&str>, cache: Option<PathBuf>) -> Result<Self, OpenError> {
-        let model = open(model.unwrap_or(Extractive::NAME))?;
-        Ok(Self { library: Library::new(cache), model })
+    /// A model that is named can't be opened.
+    pub fn new(settings: Settings) -> Result<Self, OpenError> {
+        let Settings { models, opener, cache } = settings;
+        Ok(Self { library: Library::new(cache), models: Arc::new(Models::new(models, opener)?) })
+    }
+
+    /// Whether the model that a capability's file names can be opened here, so that a mistake in it is known before
+    /// there is any work.
+    ///
+    /// # Errors
+    /// It can't.
+    pub fn check(&self, spec: &Spec) -> Result<(), OpenError> {
+        spec.model.as_ref().map_or(Ok(()), |choice| self.models.open(choice).map(drop))
     }
 
     /// The documents of a run, opened once for all who ask.
@@ -97,149 +181,219 @@ impl Desk {
     /// The agent failed, or what it builds on can't be read.
     pub async fn plan(
         &self,
+        spec: &Spec,
         order: &Order,
         capabilities: Vec<CapabilityDescription>,
-        sources: Arc<dyn Sources>,
-        journal: &mut dyn Journal,
+        seat: Seat<'_>,
     ) -> Result<(Proposal, Usage), DeskError> {
-        let materials = self.materials(order, sources).await?;
+        let (Work::Planning { .. }, AnswerForm::Plan) = (&order.work, spec.answer) else {
+            return Err(invalid("only an agent that answers with a plan makes one").into());
+        };
+        let laid = Laid::out(&self.library, spec, order, seat.sources.as_ref()).await?;
         let task = PlanTask {
             objective: order.objective.clone(),
             capabilities,
             tasks: Vec::new(),
             occasions: order.feedback.clone(),
-            documents: list(&materials),
+            documents: laid.documents(),
         };
-        let toolbox = Role::Planner.toolbox(&materials);
-        self.seat(order, roles::planner(&task, &toolbox), &toolbox, journal).await
+        let question = roles::question(&task, &laid.shown(order, AnswerForm::Plan));
+        let answer = Proposal::schema(AnswerForm::Plan.name());
+        let ready = self.ready(spec, order, question, answer, &laid, seat)?;
+        ready.answer::<Proposal>(&|proposal| Ok(proposal)).await
     }
 
-    /// Carries out the task of an order in a role.
+    /// Carries out the task of an order.
     ///
     /// # Errors
     /// As for [`Desk::plan`]; or the order is no task.
-    pub async fn work(
-        &self,
-        role: Role,
-        order: &Order,
-        sources: Arc<dyn Sources>,
-        journal: &mut dyn Journal,
-    ) -> Result<TaskResult, DeskError> {
+    pub async fn work(&self, spec: &Spec, order: &Order, seat: Seat<'_>) -> Result<TaskResult, DeskError> {
         let Work::Task { task, .. } = &order.work else {
             return Err(invalid("it is no task").into());
         };
-        let materials = self.materials(order, sources).await?;
-        let task = WorkTask {
+        let laid = Laid::out(&self.library, spec, order, seat.sources.as_ref()).await?;
+        let question = WorkTask {
             task_id: task.clone(),
             objective: order.objective.clone(),
             run_objective: order.mission.clone(),
             parameters: order.parameters.clone(),
             feedback: order.feedback.clone(),
-            documents: list(&materials),
+            documents: laid.documents(),
         };
-        let toolbox = role.toolbox(&materials);
-        let machine = match role {
-            Role::Researcher => roles::researcher(&task, &toolbox),
-            Role::Producer => roles::producer(&task, &toolbox),
-            Role::Planner | Role::Critic => return Err(invalid("its role does no tasks").into()),
+        let question = roles::question(&question, &laid.shown(order, spec.answer));
+        let form = spec.answer;
+        let answer = match form {
+            AnswerForm::Findings => findings::schema(laid.corpus.as_deref()),
+            AnswerForm::Report => Report::schema(form.name()),
+            AnswerForm::Text => None,
+            AnswerForm::Data => Data::schema(form.name()).map(|schema| crate::model::AnswerSchema {
+                schema: spec.about.output.clone().unwrap_or(schema.schema),
+                ..schema
+            }),
+            AnswerForm::Plan => return Err(invalid("an agent that answers with a plan does no tasks").into()),
         };
-        let (result, usage) = self.seat(order, machine, &toolbox, journal).await?;
+        let ready = self.ready(spec, order, question, answer, &laid, seat)?;
+        let (result, usage) = ready.result(form, &laid).await?;
         Ok(TaskResult { usage, ..result })
     }
 
-    /// Judges the result that an order is about.
+    /// Judges the result that an order is about, by the order's criteria and these.
     ///
     /// # Errors
     /// As for [`Desk::plan`]; or the order is no review of a result.
     pub async fn judge(
         &self,
         order: &Order,
-        sources: Arc<dyn Sources>,
-        journal: &mut dyn Journal,
+        criteria: &[String],
+        seat: Seat<'_>,
     ) -> Result<Verdict, DeskError> {
         let (Work::Review { task, .. }, Some(input)) = (&order.work, order.inputs.first()) else {
             return Err(invalid("it is no review of a result").into());
         };
-        let result = sources.result(input).await?;
+        let result = seat.sources.result(input).await?;
         // The one input is the result under review, which the critic is given as it is.
-        let corpus = self.corpus(order, sources.as_ref()).await?;
-        let materials = Materials { corpus, results: None };
+        let corpus = match &order.documents {
+            None => None,
+            Some(set) => Some(self.library.open(set, seat.sources.as_ref()).await?),
+        };
+        let mut asked = order.criteria.clone();
+        asked.extend(criteria.iter().filter(|criterion| !order.criteria.contains(criterion)).cloned());
         let task = ReviewTask {
             task_id: task.clone(),
             objective: order.objective.clone(),
             run_objective: order.mission.clone(),
             capability: order.capability.to_string(),
-            criteria: order.criteria.clone(),
-            documents: list(&materials),
+            criteria: asked,
+            documents: corpus.as_deref().map(DocumentList::of).unwrap_or_default(),
             result,
         };
-        let toolbox = Role::Critic.toolbox(&materials);
-        let (verdict, usage) = self.seat(order, roles::critic(&task, &toolbox), &toolbox, journal).await?;
+        let toolbox = roles::critic_tools(corpus.as_ref());
+        let brief = roles::critic(&task, &toolbox);
+        let critic = Capability::new(CRITIC).expect("it is letters");
+        let model = self.models.of(order, &critic, None).map_err(|error| invalid(&error.to_string()))?;
+        let ready = Ready { attempt: AttemptName::of(order), brief, toolbox, model, seat };
+        let (verdict, usage) = ready.answer::<Verdict>(&|verdict| Ok(verdict)).await?;
         Ok(Verdict { usage, ..verdict })
     }
 
-    async fn materials(&self, order: &Order, sources: Arc<dyn Sources>) -> Result<Materials, DeskError> {
-        let corpus = self.corpus(order, sources.as_ref()).await?;
-        let results = (!order.inputs.is_empty()).then(|| Inputs::of(order, sources));
-        Ok(Materials { corpus, results })
-    }
-
-    async fn corpus(&self, order: &Order, sources: &dyn Sources) -> Result<Option<Arc<Corpus>>, SourceError> {
-        match &order.documents {
-            None => Ok(None),
-            Some(set) => self.library.open(set, sources).await.map(Some),
-        }
-    }
-
-    /// Runs an agent to its end with the model that the order names, or else our own.
-    async fn seat<A: Answer>(
+    fn ready<'a>(
         &self,
+        spec: &Spec,
         order: &Order,
-        machine: Machine<A>,
-        toolbox: &Toolbox,
-        journal: &mut dyn Journal,
-    ) -> Result<(A, Usage), DeskError> {
-        let model = match &order.model {
-            None => self.model.clone(),
-            Some(name) => open(name).map_err(|unknown| invalid(&unknown.to_string()))?,
+        task: String,
+        answer: Option<crate::model::AnswerSchema>,
+        laid: &Laid,
+        mut seat: Seat<'a>,
+    ) -> Result<Ready<'a>, TaskError> {
+        let model = self.models.of(order, &spec.about.name, spec.model.as_ref());
+        let model = model.map_err(|error| invalid(&error.to_string()))?;
+        let directory =
+            Directory::new(spec.about.name.clone(), seat.sources.clone(), self.models.clone(), model.clone());
+        let files = seat.files.clone().map(|files| (laid.mounted(files), spec.permissions.clone()));
+        let bench = shelf::Bench {
+            corpus: laid.corpus.clone(),
+            results: laid.results(order, &seat.sources),
+            files,
+            consultants: Some(Arc::new(directory)),
         };
-        // On the heap: a conversation in hand makes a large future.
-        let Ended { outcome, usage } =
-            Box::pin(drive(machine, model.as_ref(), toolbox, journal)).await.map_err(failed)?;
-        match outcome {
-            Outcome::Answered(answer) => Ok((answer, usage)),
-            Outcome::Stopped(stop) => Err(stopped(&stop).into()),
-        }
+        let tools = bench.tools(&spec.tools).into_iter().chain(std::mem::take(&mut seat.tools));
+        let toolbox = Toolbox::new(tools).map_err(|twice| invalid(&twice.to_string()))?;
+        let brief = Brief {
+            system: instructions(spec, order, &laid.documents())?,
+            task,
+            tools: toolbox.specs(),
+            answer,
+            limits: spec.limits,
+            max_output_tokens: roles::MAX_OUTPUT_TOKENS,
+        };
+        Ok(Ready { attempt: AttemptName::of(order), brief, toolbox, model, seat })
     }
 }
 
-fn open(name: &str) -> Result<Arc<dyn Model>, OpenError> {
-    let choice = Choice::parse(name).unwrap_or_else(|_| Choice { models: Vec::new() });
-    model::open(&choice, &Opener::default())
+impl Ready<'_> {
+    /// Runs the agent to its end, in the form of a task's result.
+    async fn result(self, form: AnswerForm, laid: &Laid) -> Result<(TaskResult, Usage), DeskError> {
+        let corpus = laid.corpus.as_deref();
+        match form {
+            AnswerForm::Findings => {
+                let check = |answer: Findings| findings::resolve(&answer, corpus).map(|_| answer);
+                let (answer, usage) = self.answer(&check).await?;
+                Ok((findings::resolve(&answer, corpus).map_err(changed)?, usage))
+            }
+            AnswerForm::Report => {
+                let none = Numbered::default();
+                let inputs = laid.numbered.as_deref().unwrap_or(&none);
+                let check = |answer: Report| inputs.resolve(&answer).map(|_| answer);
+                let (answer, usage) = self.answer(&check).await?;
+                Ok((inputs.resolve(&answer).map_err(changed)?, usage))
+            }
+            AnswerForm::Text => {
+                let (PlainText(output), usage) = self.answer(&|text: PlainText| Ok(text)).await?;
+                Ok((TaskResult { output, ..TaskResult::default() }, usage))
+            }
+            AnswerForm::Data | AnswerForm::Plan => {
+                let (Data(data), usage) = self.answer(&|data: Data| Ok(data)).await?;
+                let output = format!("```json\n{data:#}\n```");
+                let summary = data["summary"].as_str().unwrap_or_default().to_owned();
+                Ok((TaskResult { summary, output, data: Some(data), ..TaskResult::default() }, usage))
+            }
+        }
+    }
+
+    /// Runs the agent to its end; `check` says what is wrong with an answer beyond its form.
+    async fn answer<A: Answer>(
+        self,
+        check: &(dyn Fn(A) -> Result<A, String> + Send + Sync),
+    ) -> Result<(A, Usage), DeskError> {
+        let Self { attempt, brief, toolbox, model, seat } = self;
+        let check = |answer: A| ready(check(answer).map_err(Objection::Mistake)).boxed();
+        let driver = Driver::new(model.as_ref(), &toolbox, seat.journal)
+            .attempt(attempt)
+            .watch(seat.watch)
+            .files(seat.files)
+            .check(&check);
+        // On the heap: a conversation in hand makes a large future.
+        let ended = Box::pin(driver.drive(Machine::new(brief))).await.map_err(TaskError::from)?;
+        Ok(ended.into_result()?)
+    }
 }
 
-fn list(materials: &Materials) -> DocumentList {
-    materials.corpus.as_deref().map(DocumentList::of).unwrap_or_default()
+/// What an agent is told above its conversation.
+fn instructions(spec: &Spec, order: &Order, documents: &DocumentList) -> Result<String, TaskError> {
+    let planning = TaskId::new("planning").expect("it is letters");
+    let id = match &order.work {
+        Work::Task { task, .. } | Work::Review { task, .. } => task,
+        Work::Planning { .. } => &planning,
+    };
+    let task = TaskView {
+        id,
+        objective: &order.objective,
+        feedback: &order.feedback,
+        is_final: order.is_final,
+    };
+    let view = View {
+        run: RunView { id: &order.run, objective: &order.mission },
+        task,
+        parameters: &order.parameters,
+        documents,
+        today: day(Timestamp::now()),
+    };
+    let rendered = spec.instructions.render(&view);
+    rendered.map_err(|error| invalid(&format!("the instructions of {}: {error}", spec.about.name)))
+}
+
+/// Reads an answer.
+fn read<A: DeserializeOwned>(text: &str) -> Result<A, String> {
+    let value =
+        read_json(text).map_err(|mistake| format!("The answer is not one JSON object: {mistake}."))?;
+    serde_json::from_value(value).map_err(|mistake| format!("The answer does not fit its schema: {mistake}."))
 }
 
 fn invalid(why: &str) -> TaskError {
     TaskError::new(ErrorKind::InvalidTask, format!("an agent can't do this order: {why}"))
 }
 
-fn failed(error: DriveError) -> TaskError {
-    let kind = match &error {
-        DriveError::Model(_) => ErrorKind::Model,
-        DriveError::Tool { .. } => ErrorKind::Tool,
-        DriveError::Journal(_) => ErrorKind::Other,
-        DriveError::Unreadable { .. } | DriveError::OutOfStep(_) => ErrorKind::Panic,
-    };
-    TaskError::new(kind, error.to_string())
-}
-
-fn stopped(stop: &Stop) -> TaskError {
-    let kind = match stop {
-        Stop::Turns { .. } | Stop::ToolCalls { .. } | Stop::IdenticalCalls { .. } => ErrorKind::Limit,
-        Stop::UnusableAnswer { .. } | Stop::ContentFilter => ErrorKind::Model,
-    };
-    TaskError::new(kind, format!("the agent came to no answer: {stop}"))
+/// What was checked is checked again for what it makes; the documents can't have changed in between.
+fn changed(mistake: String) -> TaskError {
+    TaskError::new(ErrorKind::Panic, format!("an answer that was right is wrong now: {mistake}"))
 }

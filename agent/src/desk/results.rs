@@ -22,15 +22,19 @@ impl Inputs {
     }
 }
 
+/// An input as a list of results shows it.
+pub(super) fn entry(input: &Input) -> ResultEntry {
+    ResultEntry {
+        task_id: input.task.clone(),
+        objective: input.objective.clone(),
+        capability: input.capability.to_string(),
+        summary: input.summary.clone(),
+        missing: None,
+    }
+}
+
 impl Results for Inputs {
     fn list(&self) -> BoxFuture<'_, Result<Vec<ResultEntry>, ToolError>> {
-        let entry = |input: &Input| ResultEntry {
-            task_id: input.task.clone(),
-            objective: input.objective.clone(),
-            capability: input.capability.to_string(),
-            summary: input.summary.clone(),
-            missing: None,
-        };
         ready(Ok(self.inputs.iter().map(entry).collect())).boxed()
     }
 

@@ -98,6 +98,13 @@ fn search(corpus: &Corpus, arguments: &SearchArguments) -> Result<String, ToolEr
     Ok(show_found(corpus, &found))
 }
 
+/// The best passages for a text, as `search_documents` shows them; `None` if nothing is found.
+pub(crate) fn passages(corpus: &Corpus, text: &str, limit: usize) -> Option<String> {
+    let query: String = text.chars().take(MAX_QUERY).collect();
+    let found = corpus.search(&query.replace('"', " "), limit, 2).ok()?;
+    (!found.hits.is_empty()).then(|| show_found(corpus, &found))
+}
+
 fn show_found(corpus: &Corpus, found: &Found<'_>) -> String {
     let all = corpus.documents().len();
     let words: Vec<String> =
@@ -162,7 +169,8 @@ fn show_lines(document: &Document, first: usize, last: usize, limit: usize, text
 
 const TO_STRING: &str = "writing to a String can't fail";
 
-fn no_document(corpus: &Corpus, path: &str) -> String {
+/// That there is no such document, with the names that are nearest.
+pub(crate) fn no_document(corpus: &Corpus, path: &str) -> String {
     let wanted: String = path.chars().take(200).collect();
     let mut nearest: Vec<(usize, &str)> = corpus
         .documents()
@@ -204,8 +212,8 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::tool::Call;
     use crate::corpus::File;
+    use crate::tool::Call;
 
     fn corpus() -> Arc<Corpus> {
         let file = |path: &str, text: &str| File { path: path.into(), bytes: text.as_bytes().to_vec() };
@@ -226,11 +234,7 @@ mod tests {
     #[tokio::test]
     async fn a_search_shows_numbered_lines_and_which_documents_are_silent() {
         let tool = search_documents(corpus());
-        let text = tool
-            .call(json!({"query": "patents zebra"}), &Call::default(), &Call::default())
-            .await
-            .unwrap()
-            .text;
+        let text = tool.call(json!({"query": "patents zebra"}), &Call::default()).await.unwrap().text;
         assert!(
             text.starts_with("Documents with the words: patents in 1 of 2; zebra in 0 of 2.\n"),
             "{text}"
@@ -238,8 +242,7 @@ mod tests {
         assert!(text.contains("Documents with none of them: MIT.txt.\n"), "{text}");
         assert!(text.contains("\n== lines 1 to 4 of law/Apache-2.0.txt, score "), "{text}");
         assert!(text.contains("\n3\tA patent grant ends.\n"), "{text}");
-        let none =
-            tool.call(json!({"query": "zebra"}), &Call::default(), &Call::default()).await.unwrap().text;
+        let none = tool.call(json!({"query": "zebra"}), &Call::default()).await.unwrap().text;
         assert!(none.contains("No passage was found."), "{none}");
         assert!(told(&tool, json!({"query": "how the"})).await.contains("no word to look for"));
     }
@@ -280,11 +283,8 @@ mod tests {
         let long =
             File { path: "long.txt".into(), bytes: ("x".repeat(999) + "\n").repeat(1_000).into_bytes() };
         let tool = read_document(Arc::new(Corpus::open(vec![long], None).unwrap()));
-        let text = tool
-            .call(json!({"path": "long.txt", "last_line": 1000}), &Call::default(), &Call::default())
-            .await
-            .unwrap()
-            .text;
+        let text =
+            tool.call(json!({"path": "long.txt", "last_line": 1000}), &Call::default()).await.unwrap().text;
         assert!(text.starts_with("== lines 1 to 48 of 1000, long.txt"), "{}", &text[..60]);
         assert_eq!(text.lines().count(), 49);
     }

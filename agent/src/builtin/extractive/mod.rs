@@ -2,11 +2,10 @@
 //! read through the same tools as any model's. It owns nothing between two requests: each reply follows from the
 //! request alone. It invents no sentence about a subject; the only words of its own are those that connect.
 //!
-//! The role is told by the name of the answer's schema, and what can be done by the tools that are offered.
+//! What it is to do is told by the name of the answer's schema, and what can be done by the tools that are offered.
 
 mod conversation;
 mod criteria;
-mod markdown;
 mod plan;
 mod question;
 mod ranking;
@@ -20,7 +19,8 @@ use futures::FutureExt;
 use futures::future::BoxFuture;
 
 use crate::model::{Model, ModelError, Reply, Request, Watch};
-use crate::roles::{Role, task_of};
+use crate::roles::{VERDICT, task_of};
+use crate::spec::AnswerForm;
 
 /// The model `builtin:extractive`: deterministic, offline, and the same for the same documents wherever it runs.
 #[derive(Debug, Clone, Copy, Default)]
@@ -47,15 +47,14 @@ impl Model for Extractive {
 
 fn reply(request: &Request) -> Result<Reply, ModelError> {
     let name = request.answer.as_ref().map(|answer| answer.name.as_str()).unwrap_or_default();
-    let role = Role::ALL.into_iter().find(|role| role.answer_name() == name);
-    let reply = match role {
-        Some(Role::Planner) => task_of(request).map(|task| conversation::answer(&plan::propose(&task))),
-        Some(Role::Researcher) => task_of(request).map(|task| research::reply(request, &task)),
-        Some(Role::Producer) => task_of(request).map(|task| report::reply(request, &task)),
-        Some(Role::Critic) => task_of(request).map(|task| verdict::reply(request, &task)),
-        None => None,
+    let reply = match name {
+        PLAN => task_of(request).map(|task| conversation::answer(&plan::propose(&task))),
+        FINDINGS => task_of(request).map(|task| research::reply(request, &task)),
+        REPORT => task_of(request).map(|task| report::reply(request, &task)),
+        VERDICT => task_of(request).map(|task| verdict::reply(request, &task)),
+        _ => None,
     };
-    reply.ok_or_else(|| ModelError::Protocol {
+    reply.ok_or_else(|| ModelError::BadRequest {
         message: format!(
             "{} can plan, research, report and judge, and was asked for {}; name a language model for other work",
             Extractive::NAME,
@@ -63,3 +62,7 @@ fn reply(request: &Request) -> Result<Reply, ModelError> {
         ),
     })
 }
+
+const FINDINGS: &str = AnswerForm::Findings.name();
+const REPORT: &str = AnswerForm::Report.name();
+const PLAN: &str = AnswerForm::Plan.name();

@@ -5,7 +5,7 @@ use millrace_protocol::plan::{Limits, OnFailedDependency, Review, TaskSpec};
 use millrace_protocol::result::{Parameters, Proposal};
 
 use super::{criteria, split};
-use crate::roles::{PlanTask, Role};
+use crate::roles::{PRODUCER, PlanTask, RESEARCH};
 
 pub(super) fn propose(task: &PlanTask) -> Proposal {
     if !task.tasks.is_empty() {
@@ -33,7 +33,7 @@ pub(super) fn propose(task: &PlanTask) -> Proposal {
 
 fn research(number: usize, question: &str) -> TaskSpec {
     let criteria = [criteria::CITATIONS, criteria::QUOTATIONS, criteria::COVERAGE];
-    spec(&format!("research-{number}"), question, Role::Researcher, &criteria)
+    spec(&format!("research-{number}"), question, RESEARCH, &criteria)
 }
 
 fn report(objective: &str, research: &[TaskSpec]) -> TaskSpec {
@@ -43,15 +43,15 @@ fn report(objective: &str, research: &[TaskSpec]) -> TaskSpec {
         // A report on what could be found is better than none.
         on_failed_dependency: OnFailedDependency::Skip,
         is_final: true,
-        ..spec("report", objective, Role::Producer, &criteria)
+        ..spec("report", objective, PRODUCER, &criteria)
     }
 }
 
-fn spec(id: &str, objective: &str, role: Role, criteria: &[&str]) -> TaskSpec {
+fn spec(id: &str, objective: &str, capability: &str, criteria: &[&str]) -> TaskSpec {
     TaskSpec {
         id: TaskId::new(id).expect("a word and a number make a name"),
         objective: objective.to_owned(),
-        capability: Capability::new(role.capability()).expect("the roles' capabilities are names"),
+        capability: Capability::new(capability).expect("the built-in capabilities are names"),
         depends_on: Vec::new(),
         parameters: Parameters::new(),
         review: Review::Critic { criteria: criteria.iter().map(|&criterion| criterion.to_owned()).collect() },

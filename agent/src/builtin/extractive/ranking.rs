@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::conversation::Passage;
-use super::markdown;
+use crate::citations;
 use super::question::{Kind, Question};
 use super::sentences::{self, Sentence};
 use crate::corpus::terms;
@@ -235,7 +235,7 @@ fn bonus(
         bonus -= 0.15;
     }
     // What looks like a citation there would be read as one here.
-    if markdown::has_marks(text) {
+    if citations::has_marks(text) {
         bonus -= 0.3;
     }
     if text.ends_with('?') {

@@ -1,13 +1,14 @@
-//! The producer's part: reads the results of the tasks before it and puts them together under one numbering of
-//! sources. It adds nothing to what they found.
+//! The producer's part: reads the results of the tasks before it and puts them together. It adds nothing to what they
+//! found; their sources have one numbering for all of them already.
 
 use millrace_protocol::ids::TaskId;
-use millrace_protocol::result::{Quotation, Source, TaskResult};
+use millrace_protocol::result::{Quotation, Source};
 use serde_json::json;
 
 use super::conversation::{self, Exchange, exchanges, has_tool};
-use super::markdown;
+use crate::citations;
 use super::question::Question;
+use crate::desk::Report;
 use crate::model::{Reply, Request};
 use crate::roles::WorkTask;
 use crate::tool::{MAX_RESULT_CHARS, ResultEntry, Shown};
@@ -21,7 +22,7 @@ pub(super) fn reply(request: &Request, task: &WorkTask) -> Reply {
     let Some(list) = list else {
         return match has_tool(request, LIST) {
             true => conversation::call(request, vec![(LIST, json!({}))]),
-            false => conversation::answer(&Report::default().write(task)),
+            false => conversation::answer(&Parts::default().write(task)),
         };
     };
     let entries: Vec<ResultEntry> = list.json().unwrap_or_default();
@@ -34,7 +35,7 @@ pub(super) fn reply(request: &Request, task: &WorkTask) -> Reply {
         return conversation::call(request, wanted.iter().map(get).collect());
     }
     let shown: Vec<Shown> = read.iter().filter_map(|exchange| exchange.json()).collect();
-    conversation::answer(&Report::of(&entries, shown).write(task))
+    conversation::answer(&Parts::of(&entries, shown).write(task))
 }
 
 /// What a reader must know of a report that no language model wrote.
@@ -43,7 +44,7 @@ const CLOSING: &str =
 
 /// The parts of a report.
 #[derive(Default)]
-struct Report {
+struct Parts {
     sections: Vec<Section>,
     sources: Vec<Source>,
     quotations: Vec<Quotation>,
@@ -57,7 +58,7 @@ struct Section {
     notes: Option<String>,
 }
 
-impl Report {
+impl Parts {
     fn of(entries: &[ResultEntry], mut shown: Vec<Shown>) -> Self {
         let mut report = Self::default();
         for entry in entries {
@@ -73,18 +74,19 @@ impl Report {
 
     fn add(&mut self, entry: &ResultEntry, shown: Shown) {
         let Shown { task_id, result, cut } = shown;
-        let numbers: Vec<(String, String)> =
-            result.sources.iter().map(|source| (source.id.clone(), self.number(source))).collect();
         let number =
-            |id: &str| numbers.iter().find(|(known, _)| known == id).map(|(_, number)| number.clone());
-        let body = lowered(&markdown::renumber(&result.output, &result.quotations, number));
+            |id: &str| result.sources.iter().find(|known| known.id == id).map(|known| known.id.clone());
+        let body = lowered(&citations::renumber(&result.output, &result.quotations, number));
         let summary = if result.summary.is_empty() { entry.summary.clone() } else { result.summary };
-        let summary = markdown::renumber(&summary, &[], number);
+        let summary = citations::renumber(&summary, &[], number);
         for quotation in result.quotations {
-            let source = number(&quotation.source);
-            let quotation = Quotation { source: source.unwrap_or(quotation.source), ..quotation };
             if !self.quotations.contains(&quotation) {
                 self.quotations.push(quotation);
+            }
+        }
+        for source in result.sources {
+            if self.sources.iter().all(|known| known.id != source.id) {
+                self.sources.push(source);
             }
         }
         let notes = [result.notes, cut.map(|cut| format!("Left out here for its length: {cut}."))];
@@ -110,76 +112,27 @@ impl Report {
         });
     }
 
-    /// The number of a source in the report; the same document is one source, whoever found it.
-    fn number(&mut self, source: &Source) -> String {
-        let known = self.sources.iter().find(|known| {
-            known.kind == source.kind && known.location == source.location && known.sha256 == source.sha256
-        });
-        if let Some(known) = known {
-            return known.id.clone();
-        }
-        let id = (self.sources.len() + 1).to_string();
-        self.sources.push(Source { id: id.clone(), ..source.clone() });
-        id
-    }
-
-    fn write(self, task: &WorkTask) -> TaskResult {
+    fn write(self, task: &WorkTask) -> Report {
         if self.sections.is_empty() {
             return nothing_to_report(task);
         }
-        let mut output = format!("# {}\n\n## Summary\n\n", heading(&task.objective));
+        let mut output = "## Summary\n\n".to_owned();
         for section in &self.sections {
             output.push_str(&format!("- **{}** {}\n", section.heading, section.summary));
         }
         for section in &self.sections {
             output.push_str(&format!("\n## {}\n\n{}\n", section.heading, section.body.trim()));
             if let Some(notes) = &section.notes {
-                output.push_str(&format!("\nNote: {}\n", markdown::plain(notes)));
+                output.push_str(&format!("\nNote: {}\n", citations::plain(notes)));
             }
         }
-        output.push_str(&self.source_list());
         output.push_str(CLOSING);
-        TaskResult {
+        Report {
+            title: Some(heading(&task.objective)),
             summary: self.summary(),
             output,
             notes: self.notes(task),
-            sources: self.sources,
-            quotations: self.quotations,
-            ..TaskResult::default()
         }
-    }
-
-    fn source_list(&self) -> String {
-        if self.sources.is_empty() {
-            return String::new();
-        }
-        let mut list = "\n## Sources\n\n".to_owned();
-        for source in &self.sources {
-            let mut places: Vec<(u32, u32)> = self
-                .quotations
-                .iter()
-                .filter(|quotation| quotation.source == source.id)
-                .map(|quotation| (quotation.first_line, quotation.last_line))
-                .collect();
-            places.sort_unstable();
-            places.dedup();
-            let places = match places.as_slice() {
-                [] => String::new(),
-                [(first, last)] => format!(", {}", markdown::lines(*first, *last)),
-                several => {
-                    let ranges: Vec<String> =
-                        several.iter().map(|(first, last)| markdown::range(*first, *last)).collect();
-                    format!(", lines {}", ranges.join(", "))
-                }
-            };
-            let title = markdown::plain(&source.title);
-            list.push_str(&format!(
-                "- [{}] {title}: {}{places}\n",
-                source.id,
-                markdown::plain(&source.location)
-            ));
-        }
-        list
     }
 
     fn summary(&self) -> String {
@@ -216,20 +169,20 @@ fn lowered(output: &str) -> String {
     lines.collect::<Vec<_>>().join("\n")
 }
 
-fn nothing_to_report(task: &WorkTask) -> TaskResult {
+fn nothing_to_report(task: &WorkTask) -> Report {
     let notes = "No task before this one has a result.";
-    TaskResult {
+    Report {
+        title: Some(heading(&task.objective)),
         summary: "There is nothing to report on.".into(),
-        output: format!("# {}\n\nThere is nothing to report on. {notes}\n", heading(&task.objective)),
+        output: format!("There is nothing to report on. {notes}\n"),
         notes: Some(notes.into()),
-        ..TaskResult::default()
     }
 }
 
 /// A text as a heading: one line, not too long.
 fn heading(text: &str) -> String {
     const LONGEST: usize = 200;
-    let line = markdown::plain(text);
+    let line = citations::plain(text);
     match line.char_indices().nth(LONGEST) {
         Some((at, _)) => format!("{}…", line[..at].trim_end()),
         None => line,

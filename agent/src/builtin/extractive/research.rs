@@ -3,13 +3,14 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use millrace_protocol::result::{Quotation, Source, SourceKind, TaskResult};
+use millrace_protocol::result::Quotation;
 use serde_json::json;
 
 use super::conversation::{self, Exchange, FoundPassage, exchanges, has_tool};
-use super::markdown;
+use crate::citations;
 use super::question::Question;
 use super::ranking::{self, Candidate, Choice};
+use crate::desk::{Findings, Passage};
 use crate::model::{Reply, Request};
 use crate::roles::WorkTask;
 
@@ -187,7 +188,7 @@ fn find(
     question: &Question,
     searches: &[&Exchange<'_>],
     readings: &[&Exchange<'_>],
-) -> TaskResult {
+) -> Findings {
     if searches.is_empty() && readings.is_empty() {
         return if task.documents.count == 0 { nothing_to_read(task) } else { nothing_to_look_for(task) };
     }
@@ -199,97 +200,96 @@ fn find(
     let choice = ranking::choose(candidates, MAX_QUOTATIONS);
     let notes = notes(task, question, &terms, &choice);
     if choice.quoted.is_empty() {
-        return TaskResult {
+        return Findings {
             summary: "The documents say nothing on the question.".into(),
             output: format!(
                 "The documents say nothing on the question: {}\n\n{}\n",
-                markdown::plain(&task.objective),
-                markdown::plain(&notes)
+                citations::plain(&task.objective),
+                citations::plain(&notes)
             ),
             notes: Some(notes),
-            ..TaskResult::default()
+            quotations: Vec::new(),
         };
     }
-    let (sources, quotations, output) = write(&choice);
-    TaskResult {
-        summary: summary(&choice, &sources),
-        output,
-        notes: (!notes.is_empty()).then_some(notes),
-        sources,
-        quotations,
-        ..TaskResult::default()
+    let (quotations, output) = write(&choice);
+    let mut paths: Vec<&str> = Vec::new();
+    for quotation in &quotations {
+        if !paths.contains(&quotation.document.as_str()) {
+            paths.push(&quotation.document);
+        }
     }
+    let summary = summary(&choice, &paths);
+    Findings { summary, output, notes: (!notes.is_empty()).then_some(notes), quotations }
 }
 
 /// The answer when the run came without documents that can be read.
-fn nothing_to_read(task: &WorkTask) -> TaskResult {
+fn nothing_to_read(task: &WorkTask) -> Findings {
     let mut output = "There was nothing to read an answer from: the run was given no documents".to_owned();
     if task.documents.passed_over.is_empty() {
         output.push_str(".\n");
     } else {
         output.push_str(" that can be read. Passed over were:\n\n");
         output.extend(
-            task.documents.passed_over.iter().map(|passed| format!("- {}\n", markdown::plain(passed))),
+            task.documents.passed_over.iter().map(|passed| format!("- {}\n", citations::plain(passed))),
         );
     }
     let notes = "Without a language model the answer can only come from documents. Hand in a folder of them with the \
                  run (`--docs FOLDER`; text, Markdown, reStructuredText and HTML are read), or name a language model \
                  (`--model`).";
-    TaskResult {
+    Findings {
         summary: "No documents were given, so there is nothing to answer from.".into(),
         output: format!("{output}\n{notes}\n"),
         notes: Some(notes.into()),
-        ..TaskResult::default()
+        quotations: Vec::new(),
     }
 }
 
 /// The answer when the question has no word that a search could use.
-fn nothing_to_look_for(task: &WorkTask) -> TaskResult {
+fn nothing_to_look_for(task: &WorkTask) -> Findings {
     let notes = "The question has no words to search the documents for. Ask in words that would stand in an answer, \
                  or name a language model (`--model`).";
-    TaskResult {
+    Findings {
         summary: "The question has no words to search for.".into(),
-        output: format!("Nothing could be looked for: {}\n\n{notes}\n", markdown::plain(&task.objective)),
+        output: format!("Nothing could be looked for: {}\n\n{notes}\n", citations::plain(&task.objective)),
         notes: Some(notes.into()),
-        ..TaskResult::default()
+        quotations: Vec::new(),
     }
 }
 
-fn write(choice: &Choice) -> (Vec<Source>, Vec<Quotation>, String) {
-    let mut sources: Vec<Source> = Vec::new();
-    let mut quotations: Vec<Quotation> = Vec::new();
+/// The quotations, and the text in which each stands under its document with its number.
+fn write(choice: &Choice) -> (Vec<Passage>, String) {
+    let mut quotations: Vec<Passage> = Vec::new();
     let mut output = String::new();
     if !choice.to_the_point {
         output.push_str("No passage answers the question as a whole. The nearest are these.\n\n");
     }
     for candidate in joined(&choice.quoted) {
-        let id = match sources.iter().find(|source| source.location == candidate.path) {
-            Some(known) => known.id.clone(),
-            None => {
-                output.push_str(&format!(
-                    "**{}** ({})\n\n",
-                    markdown::plain(&candidate.path),
-                    markdown::plain(&candidate.title)
-                ));
-                sources.push(source(sources.len() + 1, &candidate));
-                format!("S{}", sources.len())
-            }
-        };
+        if quotations.iter().all(|known| known.document != candidate.path) {
+            output.push_str(&format!(
+                "**{}** ({})\n\n",
+                citations::plain(&candidate.path),
+                citations::plain(&candidate.title)
+            ));
+        }
         for sentence in candidate.introduction.iter().chain([&candidate.sentence]) {
-            let quotation = Quotation {
-                source: id.clone(),
-                text: sentence.text.clone(),
-                first_line: sentence.first_line as u32,
-                last_line: sentence.last_line as u32,
+            let (first_line, last_line) = (sentence.first_line as u32, sentence.last_line as u32);
+            let quotation = Passage {
+                document: candidate.path.clone(),
+                first_line,
+                last_line,
+                text: Some(sentence.text.clone()),
             };
             if !quotations.contains(&quotation) {
-                output.push_str(&markdown::quote(&quotation, &id));
-                output.push('\n');
                 quotations.push(quotation);
+                let number = quotations.len().to_string();
+                let shown =
+                    Quotation { source: number.clone(), text: sentence.text.clone(), first_line, last_line };
+                output.push_str(&citations::quote(&shown, &number));
+                output.push('\n');
             }
         }
     }
-    (sources, quotations, output)
+    (quotations, output)
 }
 
 /// Sentences that follow each other in a document become one quotation.
@@ -309,18 +309,7 @@ fn joined(candidates: &[Candidate]) -> Vec<Candidate> {
     joined
 }
 
-fn source(number: usize, candidate: &Candidate) -> Source {
-    Source {
-        id: format!("S{number}"),
-        kind: SourceKind::Document,
-        title: candidate.title.clone(),
-        location: candidate.path.clone(),
-        sha256: None,
-    }
-}
-
-fn summary(choice: &Choice, sources: &[Source]) -> String {
-    let paths: Vec<&str> = sources.iter().map(|source| source.location.as_str()).collect();
+fn summary(choice: &Choice, paths: &[&str]) -> String {
     let count = choice.quoted.len();
     let passages = if count == 1 { "1 sentence".to_owned() } else { format!("{count} sentences") };
     let verb = match (choice.to_the_point, count) {
@@ -329,7 +318,7 @@ fn summary(choice: &Choice, sources: &[Source]) -> String {
         (false, 1) => "comes nearest to it",
         (false, _) => "come nearest to it",
     };
-    format!("{passages} of {} {verb}: {}.", counted(paths.len()), named(&paths, paths.len()))
+    format!("{passages} of {} {verb}: {}.", counted(paths.len()), named(paths, paths.len()))
 }
 
 fn counted(documents: usize) -> String {

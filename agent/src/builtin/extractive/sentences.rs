@@ -1,6 +1,8 @@
 //! Sentences from numbered lines. It owns what a paragraph, a list item and a sentence are in plain text and
 //! Markdown; a sentence keeps the lines it stands on and its words exactly, with white space folded.
 
+use crate::citations::fold;
+
 /// A sentence of a document.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Sentence {
@@ -247,11 +249,6 @@ fn cut(text: &str, start: usize, end: usize, mark: &str) -> Vec<(usize, usize)> 
     }
     pieces.push((from, end));
     pieces
-}
-
-/// A text with every run of white space as one blank.
-pub(super) fn fold(text: &str) -> String {
-    text.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
 #[cfg(test)]

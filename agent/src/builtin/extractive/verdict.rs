@@ -8,12 +8,12 @@ use serde_json::{Value, json};
 
 use super::conversation::{self, Exchange, Passage, exchanges, has_tool};
 use super::criteria;
-use super::markdown;
+use crate::citations;
 use super::question::{Question, Wanted};
-use super::sentences::fold;
+use crate::citations::fold;
 use crate::corpus::terms;
 use crate::model::{Reply, Request};
-use crate::roles::{ReviewTask, Role};
+use crate::roles::{PRODUCER, RESEARCH, ReviewTask};
 
 const SEARCH: &str = "search_documents";
 const READ: &str = "read_document";
@@ -71,10 +71,7 @@ fn uncovered(task: &ReviewTask) -> Vec<Wanted> {
 
 /// Whether the result is of the kind that quotes documents. Other work is not held to that.
 fn is_cited_work(task: &ReviewTask) -> bool {
-    match Role::of_capability(&task.capability) {
-        Some(Role::Researcher | Role::Producer) => true,
-        Some(Role::Planner | Role::Critic) | None => !task.result.quotations.is_empty(),
-    }
+    [RESEARCH, PRODUCER].contains(&task.capability.as_str()) || !task.result.quotations.is_empty()
 }
 
 struct Review<'a> {
@@ -135,7 +132,7 @@ impl Review<'_> {
     fn citations(&self) -> Vec<String> {
         let result = &self.task.result;
         let cited: BTreeSet<&str> =
-            markdown::citations(&result.output, &result.quotations).into_iter().collect();
+            citations::citations(&result.output, &result.quotations).into_iter().collect();
         let listed: BTreeSet<&str> = result.sources.iter().map(|source| source.id.as_str()).collect();
         let mut faults: Vec<String> = Vec::new();
         if is_cited_work(self.task) {
@@ -173,7 +170,7 @@ impl Review<'_> {
                 Some(source) => faults.push(format!(
                     "“{words}…” does not stand in {}, {}.",
                     source.location,
-                    markdown::lines(quotation.first_line, quotation.last_line)
+                    citations::lines(quotation.first_line, quotation.last_line)
                 )),
             }
         }

@@ -1,15 +1,19 @@
-//! The little Markdown that answers are made of: quotations, citations, and finding both again. A mark inside a
-//! quotation, a title or a path never passes for a citation: quotations are recognised by their words, and
-//! everything else that comes from a document is written so that it means nothing.
+//! Citations in Markdown: marks such as `[S1]` or `[3]`, and the blocks in which quotations stand. It owns what is a
+//! mark and what is not: a link, a mark inside a quotation, and what a document says are none. Everything that comes
+//! from a document is written so that it means nothing.
 
 use std::ops::Range;
 
 use millrace_protocol::result::Quotation;
 
-use super::sentences::fold;
+
+/// A text with its white space folded.
+pub(crate) fn fold(text: &str) -> String {
+    text.split_whitespace().collect::<Vec<_>>().join(" ")
+}
 
 /// A quotation as a block, with its citation and its lines.
-pub(super) fn quote(quotation: &Quotation, citation: &str) -> String {
+pub(crate) fn quote(quotation: &Quotation, citation: &str) -> String {
     let text = quoted(&quotation.text);
     format!("> {text} [{citation}] ({})\n", lines(quotation.first_line, quotation.last_line))
 }
@@ -20,28 +24,28 @@ fn quoted(text: &str) -> String {
 }
 
 /// A text of somebody else's in one line, in which nothing is a citation, a link or HTML.
-pub(super) fn plain(text: &str) -> String {
+pub(crate) fn plain(text: &str) -> String {
     fold(text).replace('<', "\\<").replace('[', "\\[")
 }
 
 /// A range of lines in words.
-pub(super) fn lines(first: u32, last: u32) -> String {
+pub(crate) fn lines(first: u32, last: u32) -> String {
     format!("{} {}", if first == last { "line" } else { "lines" }, range(first, last))
 }
 
 /// A range of lines in numbers.
-pub(super) fn range(first: u32, last: u32) -> String {
+pub(crate) fn range(first: u32, last: u32) -> String {
     if first == last { first.to_string() } else { format!("{first}–{last}") }
 }
 
 /// The citations in a text, such as `S1` for `[S1]`, in order. Links, and what stands in a quotation, are none.
-pub(super) fn citations<'a>(text: &'a str, quotations: &[Quotation]) -> Vec<&'a str> {
+pub(crate) fn citations<'a>(text: &'a str, quotations: &[Quotation]) -> Vec<&'a str> {
     let quoted = places(text, quotations);
     marks(text).filter(|(at, _)| !within(&quoted, *at)).map(|(_, mark)| mark).collect()
 }
 
 /// Gives citations other names; one without a new name becomes plain text.
-pub(super) fn renumber(
+pub(crate) fn renumber(
     text: &str,
     quotations: &[Quotation],
     name: impl Fn(&str) -> Option<String>,
@@ -75,20 +79,51 @@ fn within(places: &[Range<usize>], at: usize) -> bool {
 }
 
 /// Whether a text has something in it that looks like a citation.
-pub(super) fn has_marks(text: &str) -> bool {
+pub(crate) fn has_marks(text: &str) -> bool {
     marks(text).next().is_some()
 }
 
-/// Marks of the form `[S1]` or `[12]` with the place of what is inside the brackets.
+/// The same text with each mark of several numbers (`[1, 2]`) as several marks (`[1][2]`).
+pub(crate) fn single(text: &str) -> String {
+    let mut single = String::with_capacity(text.len());
+    let mut rest = text;
+    while let Some((before, inner, after)) = bracketed(rest) {
+        let parts: Vec<&str> = inner.split([',', ';']).map(str::trim).collect();
+        let are_marks = parts.len() > 1 && parts.iter().all(|part| is_mark(part));
+        single.push_str(before);
+        match are_marks && !after.starts_with('(') {
+            true => single.extend(parts.iter().map(|part| format!("[{part}]"))),
+            false => single.push_str(&rest[before.len()..rest.len() - after.len()]),
+        }
+        rest = after;
+    }
+    single + rest
+}
+
+/// What stands before, in and behind the first brackets.
+fn bracketed(text: &str) -> Option<(&str, &str, &str)> {
+    let open = text.find('[')?;
+    let close = open + text[open..].find(']')?;
+    Some((&text[..open], &text[open + 1..close], &text[close + 1..]))
+}
+
+/// Whether a text in brackets is a citation: `S1`, `12`, or one of another task's result, `task/S1`.
+fn is_mark(text: &str) -> bool {
+    let (task, mark) = text.rsplit_once('/').unwrap_or(("t", text));
+    let digits = mark.strip_prefix('S').unwrap_or(mark);
+    millrace_protocol::ids::TaskId::new(task).is_ok()
+        && !digits.is_empty()
+        && digits.len() <= 6
+        && digits.bytes().all(|byte| byte.is_ascii_digit())
+}
+
+/// Marks of the form `[S1]`, `[12]` or `[task/S1]` with the place of what is inside the brackets.
 fn marks(text: &str) -> impl Iterator<Item = (usize, &str)> {
     text.match_indices('[').filter_map(move |(at, _)| {
         let inner = &text[at + 1..];
         let mark = &inner[..inner.find(']')?];
-        let digits = mark.strip_prefix('S').unwrap_or(mark);
-        let is_number =
-            !digits.is_empty() && digits.len() <= 6 && digits.bytes().all(|byte| byte.is_ascii_digit());
         let is_link = inner[mark.len() + 1..].starts_with('(') || text[..at].ends_with(['\\', '!']);
-        (is_number && !is_link).then_some((at + 1, mark))
+        (is_mark(mark) && !is_link).then_some((at + 1, mark))
     })
 }
 
@@ -109,6 +144,12 @@ mod tests {
         assert!(output.contains("> as \\<name> says [7] here [S2] (lines 3–4)\n"));
         assert_eq!(citations(&output, std::slice::from_ref(&said)), ["S1", "S2"]);
         assert_eq!(citations(&output, &[]), ["S1", "7", "S2"]);
+    }
+
+    #[test]
+    fn a_mark_of_several_numbers_is_several_marks() {
+        assert_eq!(single("a [1, 2; S3] b [x, 1] [4,5](link) [6"), "a [1][2][S3] b [x, 1] [4,5](link) [6");
+        assert_eq!(citations("[patents/S2] [a b/S1] [/S1]", &[]), ["patents/S2"]);
     }
 
     #[test]
