@@ -1,7 +1,21 @@
 //! Which model is meant, and how it is set. Plain data: it is read from capability files and command lines and opens
 //! nothing.
+//!
+//! In a capability file a choice is a text, or a map where something is set:
+//!
+//! ```yaml
+//! model: openai:gpt-6-sol, anthropic:claude-sonnet-5-5
+//! ---
+//! model:
+//!   name: openai:gpt-6-sol
+//!   temperature: 0.2
+//!   fallback: [anthropic:claude-sonnet-5-5, {name: "ollama:qwen3:8b", timeout: 120}]
+//! ```
+
+mod form;
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::time::Duration;
 
 use schemars::JsonSchema;
@@ -9,20 +23,18 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 /// A model and those that stand in for it, in their order. As text: full names (`provider:model`) with commas between.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Choice {
     /// The models; never empty.
     pub models: Vec<Chosen>,
 }
 
 /// One model of a choice.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Chosen {
     /// Its full name, `provider:model`; a name without a provider is OpenAI's.
     pub name: String,
     /// How it is set.
-    #[serde(default)]
     pub settings: Settings,
 }
 
@@ -37,26 +49,31 @@ pub struct Settings {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub key_variable: Option<String>,
     /// 0 to 2.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none", deserialize_with = "form::temperature")]
+    #[schemars(range(min = 0, max = 2))]
     pub temperature: Option<f64>,
     /// 0 to 1.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none", deserialize_with = "form::top_p")]
+    #[schemars(range(min = 0, max = 1))]
     pub top_p: Option<f64>,
     /// The most tokens of a reply, where it is less than what the agent asks for.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none", deserialize_with = "form::max_output_tokens")]
+    #[schemars(range(min = 1))]
     pub max_output_tokens: Option<u32>,
     /// How hard a reasoning model thinks, in the provider's words (`low`, `medium`, `high` …).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reasoning_effort: Option<String>,
     /// How structured answers are asked for.
+    #[serde(skip_serializing_if = "Structured::is_auto")]
     pub structured: Structured,
-    /// How long one request may take, in seconds, its stream included; 600 if left out.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    /// How long one request may take, in seconds, its stream included; 600 if left out, a day at most.
+    #[serde(skip_serializing_if = "Option::is_none", deserialize_with = "form::timeout")]
+    #[schemars(range(min = 0.001, max = 86_400))]
     pub timeout: Option<f64>,
     /// More fields of the request's body; they win over ours.
     #[serde(skip_serializing_if = "Map::is_empty")]
     pub extra_body: Map<String, Value>,
-    /// More headers of the request.
+    /// More headers of the request. Keys do not belong here: name their variable in `key_variable`.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub extra_headers: BTreeMap<String, String>,
 }
@@ -76,6 +93,14 @@ pub enum Structured {
     Envelope,
     /// By asking for it in words.
     Prompt,
+}
+
+impl Structured {
+    /// Whether it is left to the provider's default.
+    #[must_use]
+    pub fn is_auto(&self) -> bool {
+        *self == Self::Auto
+    }
 }
 
 impl Settings {
@@ -98,6 +123,14 @@ impl Choice {
             name => Ok(Chosen { name: name.to_owned(), settings: Settings::default() }),
         };
         Ok(Self { models: text.split(',').map(chosen).collect::<Result<_, _>>()? })
+    }
+}
+
+/// The names, with commas between; how the models are set is not told.
+impl fmt::Display for Choice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let names: Vec<&str> = self.models.iter().map(|chosen| chosen.name.as_str()).collect();
+        f.write_str(&names.join(", "))
     }
 }
 

@@ -10,11 +10,18 @@
 //! Beside the wires stand [`script`], which answers by hand, and [`cassette`], which records and plays back. The crate
 //! knows nothing of agents, tools or NATS, and no key ever leaves [`wire`].
 
+pub mod cassette;
+pub mod chain;
 pub mod choice;
 pub mod gate;
+pub mod guard;
 pub mod http;
 pub mod model;
 pub mod open;
+pub mod price;
+pub mod provider;
+pub mod script;
+pub mod shape;
 pub mod wire;
 
 pub use choice::{Choice, Settings};
