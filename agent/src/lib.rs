@@ -3,10 +3,13 @@
 //! documents, and the crate knows nothing of NATS.
 
 pub mod builtin;
+mod citations;
 pub mod corpus;
 pub mod desk;
 pub mod files;
+mod material;
 pub mod model;
 pub mod roles;
+pub mod spec;
 pub mod tool;
 pub mod turn;
