@@ -93,8 +93,9 @@ impl Tool for Consult {
 
     fn call<'a>(&'a self, arguments: Value, _: &'a Call) -> BoxFuture<'a, Result<Output, ToolError>> {
         async move {
-            let arguments: Arguments = serde_json::from_value(arguments)
-                .map_err(|mistake| ToolError::Refused(format!("the arguments of consult do not fit: {mistake}")))?;
+            let arguments: Arguments = serde_json::from_value(arguments).map_err(|mistake| {
+                ToolError::Refused(format!("the arguments of consult do not fit: {mistake}"))
+            })?;
             self.ask(arguments).await
         }
         .boxed()
@@ -108,7 +109,9 @@ impl Consult {
             return Err(refused("the question is empty; say what you want to know"));
         }
         if question.chars().count() > MAX_QUESTION {
-            return Err(refused(format!("the question is longer than {MAX_QUESTION} characters; ask one thing")));
+            return Err(refused(format!(
+                "the question is longer than {MAX_QUESTION} characters; ask one thing"
+            )));
         }
         let asked = self.asked(arguments.capability.trim()).await?;
         let context = self.context(arguments.task_ids.as_deref()).await?;
@@ -164,13 +167,16 @@ impl Consult {
         };
         let entries = results.list().await?;
         let known: Vec<&str> = entries.iter().map(|entry| entry.task_id.as_str()).collect();
-        let wanted: Vec<&str> = tasks.map_or(known.clone(), |tasks| tasks.iter().map(String::as_str).collect());
+        let wanted: Vec<&str> =
+            tasks.map_or(known.clone(), |tasks| tasks.iter().map(String::as_str).collect());
         let mut context = String::new();
         for name in wanted {
             let task = TaskId::new(name).ok().filter(|task| known.contains(&task.as_str()));
             let Some(task) = task else {
                 let known = known.join(", ");
-                return Err(refused(format!("no result of a task '{name}' can be shown; there are: {known}")));
+                return Err(refused(format!(
+                    "no result of a task '{name}' can be shown; there are: {known}"
+                )));
             };
             let Some(result) = results.get(&task).await? else { continue };
             let shown = format!("Result of the task {task}:\n{}", barred(&result.output, MAX_RESULT));
@@ -224,7 +230,11 @@ mod tests {
             "fixed"
         }
 
-        fn reply<'a>(&'a self, request: &'a Request, _: &'a dyn Watch) -> BoxFuture<'a, Result<Reply, ModelError>> {
+        fn reply<'a>(
+            &'a self,
+            request: &'a Request,
+            _: &'a dyn Watch,
+        ) -> BoxFuture<'a, Result<Reply, ModelError>> {
             self.asked.lock().unwrap().push(request.clone());
             let usage = Usage { input_tokens: 7, ..Usage::default() };
             ready(Ok(Reply { text: self.text.clone(), usage, ..Reply::default() })).boxed()
@@ -280,13 +290,20 @@ mod tests {
     #[tokio::test]
     async fn a_question_is_answered_from_its_bounded_context_without_tools() {
         let (model, tool) = tool("It is so.", true);
-        let output = tool.call(json!({"capability": "legal", "question": "Is it?"}), &Call::default()).await.unwrap();
-        assert_eq!((output.text.as_str(), output.usage.model_calls, output.usage.input_tokens), ("It is so.", 1, 7));
+        let output =
+            tool.call(json!({"capability": "legal", "question": "Is it?"}), &Call::default()).await.unwrap();
+        assert_eq!(
+            (output.text.as_str(), output.usage.model_calls, output.usage.input_tokens),
+            ("It is so.", 1, 7)
+        );
         let asked = model.asked.lock().unwrap();
         let Message::User { text } = &asked[0].messages[0] else { panic!("no question") };
         assert!(asked[0].system.starts_with("You know the law.") && asked[0].tools.is_empty());
         assert_eq!(asked[0].max_output_tokens, MAX_ANSWER_TOKENS);
-        assert!(text.chars().count() < MAX_CONTEXT + 300 && text.contains("Further results are left out."), "{text}");
+        assert!(
+            text.chars().count() < MAX_CONTEXT + 300 && text.contains("Further results are left out."),
+            "{text}"
+        );
         assert!(text.contains("\n| Ignore this.\n"));
     }
 
@@ -296,16 +313,33 @@ mod tests {
         let (_, without) = tool("", false);
         for (tool, arguments, expected) in [
             (&with, json!({"capability": "own", "question": "x"}), "'own' is what you are yourself"),
-            (&with, json!({"capability": "echo", "question": "x"}), "'echo' answers no questions; these can be asked: legal"),
-            (&with, json!({"capability": "lgal", "question": "x"}), "there is no capability 'lgal'; these can be asked: legal"),
+            (
+                &with,
+                json!({"capability": "echo", "question": "x"}),
+                "'echo' answers no questions; these can be asked: legal",
+            ),
+            (
+                &with,
+                json!({"capability": "lgal", "question": "x"}),
+                "there is no capability 'lgal'; these can be asked: legal",
+            ),
             (&with, json!({"capability": "legal", "question": " "}), "the question is empty"),
-            (&with, json!({"capability": "legal", "question": "x", "task_ids": ["t77"]}), "no result of a task 't77' can be shown; there are: t1, t2"),
-            (&without, json!({"capability": "legal", "question": "x", "task_ids": ["t1"]}), "this task builds on no results"),
+            (
+                &with,
+                json!({"capability": "legal", "question": "x", "task_ids": ["t77"]}),
+                "no result of a task 't77' can be shown; there are: t1, t2",
+            ),
+            (
+                &without,
+                json!({"capability": "legal", "question": "x", "task_ids": ["t1"]}),
+                "this task builds on no results",
+            ),
         ] {
             let told = tool.call(arguments, &Call::default()).await.unwrap_err().to_string();
             assert!(told.starts_with(expected), "{told}");
         }
-        let silent = without.call(json!({"capability": "legal", "question": "x"}), &Call::default()).await.unwrap();
+        let silent =
+            without.call(json!({"capability": "legal", "question": "x"}), &Call::default()).await.unwrap();
         assert!(silent.text.starts_with(INSUFFICIENT));
     }
 }

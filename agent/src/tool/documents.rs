@@ -270,11 +270,7 @@ mod tests {
     async fn a_reading_shows_the_lines_asked_for_and_keeps_within_its_bounds() {
         let tool = read_document(corpus());
         let text = tool
-            .call(
-                json!({"path": "MIT.txt", "first_line": 2, "last_line": 99}),
-                &Call::default(),
-                &Call::default(),
-            )
+            .call(json!({"path": "MIT.txt", "first_line": 2, "last_line": 99}), &Call::default())
             .await
             .unwrap()
             .text;

@@ -2,11 +2,15 @@
 //! tools themselves stand in the files beside it. A tool never sees arguments that break its schema, and nothing a
 //! tool does may crash the agent.
 
+mod arguments;
 mod check;
+mod consult;
 mod documents;
 pub mod files;
+mod inner;
 mod results;
 mod small;
+mod specs;
 
 use std::collections::BTreeMap;
 use std::future::Future;
@@ -22,13 +26,23 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+pub(crate) use arguments::read_json;
 pub use check::check;
+pub(crate) use check::{Compiled, straighten};
+pub use consult::{Consultants, consult};
+pub(crate) use documents::{no_document, passages};
 pub use documents::{MAX_PASSAGES, MAX_READ_CHARS, MAX_READ_LINES, read_document, search_documents};
-pub(crate) use results::Shown;
+pub(crate) use inner::{AppendNote, ReadNotes, Think, WriteTodos};
+pub use inner::{
+    Inner, MAX_NOTE, MAX_NOTES_READ, MAX_TODOS, Todo, TodoStatus, append_note, read_notes, think, write_todos,
+};
 pub use results::{
     DEFAULT_RESULT_CHARS, MAX_RESULT_CHARS, ResultEntry, Results, get_task_result, list_completed_tasks,
 };
-pub use small::{now, think};
+pub(crate) use results::{Shown, head_and_tail};
+pub use small::now;
+pub(crate) use specs::Readable;
+pub use specs::Specs;
 
 pub use crate::model::{ToolResult, ToolSpec};
 
@@ -40,6 +54,17 @@ pub trait Tool: Send + Sync {
     /// What running it twice would do.
     fn effect(&self) -> Effect {
         Effect::Pure
+    }
+
+    /// Whether its results keep within a bound of their own, at most some 100,000 characters. A long result of any
+    /// other tool is put aside, and the model sees its two ends.
+    fn bounds_itself(&self) -> bool {
+        false
+    }
+
+    /// The tool that the machine answers itself, where it is one; then it is never called.
+    fn inner(&self) -> Option<Inner> {
+        None
     }
 
     /// Runs it once. `arguments` have passed [`check`] against the tool's schema.
@@ -152,8 +177,8 @@ impl Toolbox {
 
     /// What the model is told of the tools, by name.
     #[must_use]
-    pub fn specs(&self) -> Vec<ToolSpec> {
-        self.tools.values().map(|tool| tool.spec()).collect()
+    pub fn specs(&self) -> Specs {
+        Specs::new(self.tools.values().map(|tool| (tool.spec(), tool.inner())))
     }
 
     /// The tool of a name.
@@ -163,7 +188,7 @@ impl Toolbox {
     }
 }
 
-/// A tool from its name, what it does, and a function of typed arguments. The schema is that of `A`, whose
+/// A pure tool from its name, what it does, and a function of typed arguments. The schema is that of `A`, whose
 /// comments become the descriptions; let `A` deny unknown fields.
 pub fn typed<A, F, R>(name: &str, description: &str, run: F) -> Arc<dyn Tool>
 where
@@ -171,9 +196,19 @@ where
     F: Fn(A, Call) -> R + Send + Sync + 'static,
     R: Future<Output = Result<String, ToolError>> + Send + 'static,
 {
+    typed_as(Effect::Pure, name, description, run)
+}
+
+/// As [`typed`], for a tool that is not pure.
+pub fn typed_as<A, F, R>(effect: Effect, name: &str, description: &str, run: F) -> Arc<dyn Tool>
+where
+    A: DeserializeOwned + JsonSchema + Send + 'static,
+    F: Fn(A, Call) -> R + Send + Sync + 'static,
+    R: Future<Output = Result<String, ToolError>> + Send + 'static,
+{
     let spec =
         ToolSpec { name: name.to_owned(), description: description.to_owned(), schema: schema_of::<A>() };
-    Arc::new(Typed { spec, run, arguments: std::marker::PhantomData })
+    Arc::new(Typed { spec, effect, run, arguments: std::marker::PhantomData })
 }
 
 /// The JSON Schema of a type as models want it: everything in place, no references unless the type contains
@@ -189,6 +224,7 @@ pub fn schema_of<T: JsonSchema>() -> Value {
 
 struct Typed<A, F> {
     spec: ToolSpec,
+    effect: Effect,
     run: F,
     arguments: std::marker::PhantomData<fn(A)>,
 }
@@ -201,6 +237,10 @@ where
 {
     fn spec(&self) -> ToolSpec {
         self.spec.clone()
+    }
+
+    fn effect(&self) -> Effect {
+        self.effect
     }
 
     fn call<'a>(&'a self, arguments: Value, call: &'a Call) -> BoxFuture<'a, Result<Output, ToolError>> {

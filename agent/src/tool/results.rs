@@ -254,11 +254,7 @@ mod tests {
 
     #[tokio::test]
     async fn the_list_names_what_is_there_and_why_something_is_not() {
-        let text = list_completed_tasks(fixed())
-            .call(json!({}), &Call::default(), &Call::default())
-            .await
-            .unwrap()
-            .text;
+        let text = list_completed_tasks(fixed()).call(json!({}), &Call::default()).await.unwrap().text;
         let list: Vec<ResultEntry> = serde_json::from_str(&text).unwrap();
         assert_eq!(list, vec![entry("one", None), entry("two", Some("it failed: no model"))]);
     }
@@ -268,7 +264,7 @@ mod tests {
         let tool = get_task_result(fixed());
         for limit in [500, 1_000, 5_000, 20_000, 60_000] {
             let text = tool
-                .call(json!({"task_id": "one", "max_chars": limit}), &Call::default(), &Call::default())
+                .call(json!({"task_id": "one", "max_chars": limit}), &Call::default())
                 .await
                 .unwrap()
                 .text;

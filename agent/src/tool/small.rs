@@ -1,8 +1,9 @@
-//! Two small tools that need nothing: a place to think, and the time.
+//! The time of day, as a tool.
 
 use std::sync::Arc;
-use std::time::{SystemTime, UNIX_EPOCH};
 
+use jiff::Timestamp;
+use jiff::tz::TimeZone;
 use schemars::JsonSchema;
 use serde::Deserialize;
 
@@ -10,30 +11,28 @@ use super::{Tool, typed};
 
 #[derive(Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-struct Think {
-    /// What you want to get clear about: what is known, what is missing, what to do next.
-    thought: String,
-}
-
-#[derive(Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
 struct Now {}
 
-/// `think{thought}`: lets a model write down a thought between two steps. It changes nothing.
-#[must_use]
-pub fn think() -> Arc<dyn Tool> {
-    typed(
-        "think",
-        "Write down a thought before the next step. It changes nothing and fetches nothing.",
-        |Think { thought }: Think, _| async move { Ok(format!("noted ({} characters)", thought.chars().count())) },
-    )
-}
-
-/// `now{}`: the time of day, as seconds since 1970-01-01 UTC.
+/// `now{}`: the time of day in UTC, with the date and the day of the week.
 #[must_use]
 pub fn now() -> Arc<dyn Tool> {
-    typed("now", "The present time, in whole seconds since 1970-01-01 UTC.", |Now {}: Now, _| async {
-        let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        Ok(since.as_secs().to_string())
+    typed("now", "The present date and time in UTC, with the day of the week.", |Now {}: Now, _| async {
+        Ok(written(Timestamp::now()))
     })
+}
+
+/// `2026-11-22T03:00:00Z (Sunday, 22 November 2026)`.
+fn written(now: Timestamp) -> String {
+    now.to_zoned(TimeZone::UTC).strftime("%Y-%m-%dT%H:%M:%SZ (%A, %-d %B %Y)").to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_time_is_told_with_its_date_and_day() {
+        let time = Timestamp::from_second(1_795_316_400).unwrap();
+        assert_eq!(written(time), "2026-11-22T03:00:00Z (Sunday, 22 November 2026)");
+    }
 }

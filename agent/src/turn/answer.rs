@@ -10,14 +10,14 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use crate::model::AnswerSchema;
-use crate::tool::schema_of;
+use crate::tool::{read_json, schema_of};
 
 /// What an agent's work ends in.
 pub trait Answer: Clone + Serialize + DeserializeOwned + Send + 'static {
     /// The schema the model is given under `name`; `None` asks for plain text.
     fn schema(name: &str) -> Option<AnswerSchema>;
 
-    /// Reads what the model wrote.
+    /// Reads what the model wrote; with a schema, it has passed that before.
     ///
     /// # Errors
     /// What is wrong with it, as the model reads it in order to mend it.
@@ -38,6 +38,21 @@ impl Answer for PlainText {
             return Err("The answer is empty.".into());
         }
         Ok(Self(text.to_owned()))
+    }
+}
+
+/// Any JSON object that fits the schema in the agent's brief.
+#[derive(Debug, Clone, PartialEq, Serialize, serde::Deserialize)]
+pub struct Data(pub Value);
+
+impl Answer for Data {
+    /// Any object; a brief names the schema that is meant.
+    fn schema(name: &str) -> Option<AnswerSchema> {
+        Some(AnswerSchema { name: name.to_owned(), schema: serde_json::json!({"type": "object"}) })
+    }
+
+    fn parse(text: &str) -> Result<Self, String> {
+        from_json(text).map(Self)
     }
 }
 
@@ -89,19 +104,10 @@ fn structured<A: JsonSchema>(name: &str) -> AnswerSchema {
     AnswerSchema { name: name.to_owned(), schema: schema_of::<A>() }
 }
 
-/// Reads JSON, alone or in one fenced block: models without structured output like to fence it.
 fn from_json<A: DeserializeOwned>(text: &str) -> Result<A, String> {
-    let inner = unfenced(text.trim());
-    let value: Value = serde_json::from_str(inner)
-        .map_err(|mistake| format!("The answer is not one JSON object: {mistake}."))?;
+    let value =
+        read_json(text).map_err(|mistake| format!("The answer is not one JSON object: {mistake}."))?;
     serde_json::from_value(value).map_err(|mistake| format!("The answer does not fit its schema: {mistake}."))
-}
-
-fn unfenced(text: &str) -> &str {
-    let Some(inner) = text.strip_prefix("```").and_then(|rest| rest.strip_suffix("```")) else {
-        return text;
-    };
-    inner.strip_prefix("json").unwrap_or(inner).trim()
 }
 
 /// Sources have names of their own, and quotations name a source that is there and lines that can be.

@@ -2,16 +2,22 @@
 //! or tool result is in the journal before the machine sees it, and one that is already there is not asked for again.
 //! It decides nothing about the work itself.
 
-use futures::StreamExt;
-use futures::stream::FuturesOrdered;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::future::BoxFuture;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
-use tracing::{debug, warn};
+use tokio::time::Instant;
+use tracing::debug;
 
-use super::{Answer, Ended, Invocation, Journal, JournalError, Machine, OutOfStep, Step};
-use crate::model::{Model, ModelError, Reply, Request, ToolResult};
-use crate::tool::{Call, ToolError, Toolbox};
+use super::calls::Turn;
+use super::record::{Asked, Heard, millis};
+use super::{Answer, AttemptName, Ended, Failure, Journal, JournalError, Machine, OutOfStep, Step};
+use crate::files::Files;
+use crate::model::{Model, ModelError, Request, Watch};
+use crate::tool::Toolbox;
 
 /// Why the work could not be carried to its end. Nothing that is in the journal is lost by it.
 #[derive(Debug, thiserror::Error)]
@@ -27,6 +33,9 @@ pub enum DriveError {
         /// Why.
         reason: String,
     },
+    /// What the answer is checked against can't be reached.
+    #[error("the answer can't be checked: {0}")]
+    Check(String),
     /// The journal can't go on.
     #[error(transparent)]
     Journal(#[from] JournalError),
@@ -43,101 +52,144 @@ pub enum DriveError {
     OutOfStep(#[from] OutOfStep),
 }
 
-/// Runs a machine to its end. Steps are called `model.<turn>` and `tool.<turn>.<index>.<tool>`, both counted from 0;
-/// the calls of one turn run at once and are recorded in their order. Dropping the future between two steps loses
-/// only what was not yet recorded.
-///
-/// # Errors
-/// See [`DriveError`]. Reaching a limit is no error: the machine's outcome says it.
-pub async fn drive<A: Answer>(
-    mut machine: Machine<A>,
-    model: &dyn Model,
-    toolbox: &Toolbox,
-    journal: &mut dyn Journal,
-) -> Result<Ended<A>, DriveError> {
-    loop {
-        let turn = machine.turns();
-        match machine.next() {
-            Step::AskModel(request) => {
-                let reply = ask(&request, &format!("model.{turn}"), model, journal).await?;
-                machine.feed_reply(reply)?;
+/// What is said against an answer.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Objection {
+    /// It is wrong, in words that the model can mend it by.
+    #[error("{0}")]
+    Mistake(String),
+    /// It can't be checked now. The attempt ends here and may be made again later.
+    #[error("{0}")]
+    Unavailable(String),
+}
+
+/// Checks an answer against what the answer itself can't show, and gives it back as it is to be kept. It is asked again
+/// on a resume, and must then say the same.
+pub type Check<'a, A> = dyn Fn(A) -> BoxFuture<'static, Result<A, Objection>> + Send + Sync + 'a;
+
+/// Carries a machine to its end with a model, tools and a journal.
+pub struct Driver<'a, A> {
+    model: &'a dyn Model,
+    toolbox: &'a Toolbox,
+    journal: &'a mut dyn Journal,
+    watch: &'a dyn Watch,
+    attempt: AttemptName,
+    files: Option<Arc<dyn Files>>,
+    check: Option<&'a Check<'a, A>>,
+}
+
+impl<'a, A: Answer> Driver<'a, A> {
+    /// A driver without a name, a watcher, a workspace and a check of answers.
+    pub fn new(model: &'a dyn Model, toolbox: &'a Toolbox, journal: &'a mut dyn Journal) -> Self {
+        let attempt = AttemptName::default();
+        Self { model, toolbox, journal, watch: &(), attempt, files: None, check: None }
+    }
+
+    /// Names the attempt, for the keys of its calls and the paths of long results.
+    #[must_use]
+    pub fn attempt(self, attempt: AttemptName) -> Self {
+        Self { attempt, ..self }
+    }
+
+    /// Tells what comes of replies while they are being written.
+    #[must_use]
+    pub fn watch(self, watch: &'a dyn Watch) -> Self {
+        Self { watch, ..self }
+    }
+
+    /// Puts long results into a workspace, if there is one.
+    #[must_use]
+    pub fn files(self, files: Option<Arc<dyn Files>>) -> Self {
+        Self { files, ..self }
+    }
+
+    /// Checks answers before they count.
+    #[must_use]
+    pub fn check(self, check: &'a Check<'a, A>) -> Self {
+        Self { check: Some(check), ..self }
+    }
+
+    /// Runs a machine to its end. Steps are called `model.<turn>`, `begin.<turn>` and `tool.<turn>.<index>.<tool>`, all
+    /// counted from 0; the calls of one turn run at once and are recorded as they end. Dropping the future between two
+    /// steps loses only what was not yet recorded.
+    ///
+    /// # Errors
+    /// See [`DriveError`]. Reaching a limit is no error: the machine's outcome says it.
+    pub async fn drive(mut self, mut machine: Machine<A>) -> Result<Ended<A>, Failure> {
+        match self.run(&mut machine).await {
+            Ok(ended) => Ok(ended),
+            Err(error) => {
+                let (usage, produced) = (machine.usage(), machine.produced());
+                Err(Failure { error: Box::new(error), usage, produced })
             }
-            Step::CallTools(calls) => {
-                // The turn of a call is that of the reply it stands in.
-                let results = call_all(&calls, turn - 1, toolbox, journal).await?;
-                machine.feed_results(results)?;
+        }
+    }
+
+    async fn run(&mut self, machine: &mut Machine<A>) -> Result<Ended<A>, DriveError> {
+        loop {
+            let (turn, left) = (machine.turns(), machine.time_left());
+            match machine.next() {
+                Step::AskModel(request) => {
+                    let Asked { heard, took_ms } = self.ask(request, turn, left).await?;
+                    machine.feed(heard, Duration::from_millis(took_ms))?;
+                }
+                Step::CallTools(calls) => {
+                    let (attempt, toolbox, files) = (&self.attempt, self.toolbox, self.files.as_ref());
+                    // The turn of a call is that of the reply it stands in.
+                    let turn = Turn { number: turn.saturating_sub(1), attempt, toolbox, files, left };
+                    let results = turn.results(calls, self.journal).await?;
+                    machine.feed_results(results)?;
+                }
+                Step::CheckAnswer(answer) => {
+                    let checked = match self.check {
+                        None => Ok(answer.clone()),
+                        Some(check) => check(answer.clone()).await,
+                    };
+                    machine.feed_check(match checked {
+                        Ok(answer) => Ok(answer),
+                        Err(Objection::Mistake(mistake)) => Err(mistake),
+                        Err(Objection::Unavailable(why)) => return Err(DriveError::Check(why)),
+                    })?;
+                }
+                Step::Done(ended) => return Ok(ended),
             }
-            Step::Done(ended) => return Ok(ended),
         }
     }
-}
 
-async fn ask(
-    request: &Request,
-    name: &str,
-    model: &dyn Model,
-    journal: &mut dyn Journal,
-) -> Result<Reply, DriveError> {
-    if let Some((_, value)) = journal.recorded(&[name.to_owned()]).await? {
-        return readable(name, value);
-    }
-    debug!(step = name, model = model.name(), messages = request.messages.len(), "asking the model");
-    let reply = model.reply(request, &()).await?;
-    journal.append(name, &writable(&reply)).await?;
-    Ok(reply)
-}
-
-/// The results of a turn's calls in their order: first those that are recorded, then, all at once, those that are
-/// not.
-async fn call_all(
-    calls: &[Invocation],
-    turn: u64,
-    toolbox: &Toolbox,
-    journal: &mut dyn Journal,
-) -> Result<Vec<ToolResult>, DriveError> {
-    let names: Vec<String> =
-        calls.iter().enumerate().map(|(index, call)| format!("tool.{turn}.{index}.{}", call.tool)).collect();
-    let mut results = Vec::with_capacity(calls.len());
-    while let Some(name) = names.get(results.len()) {
-        match journal.recorded(std::slice::from_ref(name)).await? {
-            Some((_, value)) => results.push(readable(name, value)?),
-            None => break,
+    async fn ask(
+        &mut self,
+        request: &Request,
+        turn: u64,
+        left: Option<Duration>,
+    ) -> Result<Asked, DriveError> {
+        let name = format!("model.{turn}");
+        if let Some((_, value)) = self.journal.recorded(std::slice::from_ref(&name)).await? {
+            return readable(&name, value);
         }
-    }
-    let done = results.len();
-    let mut running: FuturesOrdered<_> = calls[done..].iter().map(|call| run(call, toolbox)).collect();
-    for name in &names[done..] {
-        let Some(result) = running.next().await else { break };
-        let result = result?;
-        journal.append(name, &writable(&result)).await?;
-        results.push(result);
-    }
-    Ok(results)
-}
-
-/// Runs one call. What the model can go on from becomes its result; only a tool out of reach is an error.
-async fn run(call: &Invocation, toolbox: &Toolbox) -> Result<ToolResult, DriveError> {
-    let answer = |text: String, is_error| ToolResult { call_id: call.call_id.clone(), text, is_error };
-    let Some(tool) = toolbox.get(&call.tool) else {
-        return Ok(answer(format!("the tool {} is not at hand here", call.tool), true));
-    };
-    let context = Call::default();
-    match tool.call(call.arguments.clone(), &context).await {
-        Ok(output) => Ok(answer(output.text, false)),
-        Err(ToolError::Refused(text)) => Ok(answer(text, true)),
-        Err(ToolError::Failed { told, detail }) => {
-            warn!(tool = call.tool, detail, "tool failed");
-            Ok(answer(told, true))
-        }
-        Err(ToolError::Unavailable(reason)) => Err(DriveError::Tool { tool: call.tool.clone(), reason }),
+        debug!(step = name, model = self.model.name(), messages = request.messages.len(), "asking the model");
+        let began = Instant::now();
+        let reply = self.model.reply(request, self.watch);
+        let reply = match left {
+            None => Some(reply.await),
+            Some(left) => tokio::time::timeout(left, reply).await.ok(),
+        };
+        let heard = match reply {
+            Some(Ok(reply)) => Heard::Reply(reply),
+            Some(Err(ModelError::ContextOverflow { message })) => Heard::Overflow(message),
+            Some(Err(error)) => return Err(error.into()),
+            None => Heard::TimeUp,
+        };
+        let asked = Asked { heard, took_ms: millis(began.elapsed()) };
+        self.journal.append(&name, &writable(&asked)).await?;
+        Ok(asked)
     }
 }
 
-fn readable<T: DeserializeOwned>(name: &str, value: Value) -> Result<T, DriveError> {
+pub(super) fn readable<T: DeserializeOwned>(name: &str, value: Value) -> Result<T, DriveError> {
     serde_json::from_value(value)
         .map_err(|mistake| DriveError::Unreadable { name: name.to_owned(), reason: mistake.to_string() })
 }
 
-fn writable(value: &impl Serialize) -> Value {
+pub(super) fn writable(value: &impl Serialize) -> Value {
     serde_json::to_value(value).expect("replies and results hold only texts and numbers")
 }

@@ -1,28 +1,46 @@
 //! The agent's turn as a machine that does no I/O: it says what to do next, is fed what came of it, and can be
-//! serialised between any two steps. It owns the conversation, the limits, the checks of tool calls and the repair of
-//! answers. It never calls a model or a tool and knows no clock.
+//! serialised between any two steps. It owns the conversation, the limits, the checks of tool calls, the agent's notes
+//! and the repair of answers. It never calls a model or a tool and knows no clock.
 //!
 //! ```text
 //!            ┌──────────── results ────────────┐
 //!            ▼                                 │
 //!   Ask the model ──calls──▶ check ──good──▶ Call the tools
 //!      ▲  │  ▲                 │
-//!      │  │  └──all bad: told──┘
-//!      │  └──answer──▶ parse ──fits──▶ Done(answered)
-//!      └──does not fit: told, at most `repairs` times
+//!      │  │  └── all bad, or ──┘
+//!      │  │      answered inside: told
+//!      │  ├──too long──▶ made shorter, at most twice, and asked again
+//!      │  └──answer──▶ read ──fits──▶ Check the answer ──holds──▶ Done(answered)
+//!      │                 │                │
+//!      └── does not fit: told, at most `repairs` times
 //! ```
-//! A limit that is reached ends in `Done(stopped)` with its reason. Tool calls are the exception: when they are used
-//! up, the model is told so once and asked to answer without tools.
+//! A limit that is reached ends in `Done(stopped)` with its reason and what was produced. Tool calls and turns are
+//! softer: when they are used up, the model is told so once and asked to answer without tools.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
-use millrace_protocol::result::Usage;
+use millrace_protocol::result::{MAX_PRODUCED, Usage};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+use sha2::{Digest, Sha256};
 
-use super::Answer;
-use crate::model::{AnswerSchema, Finish, Message, Reply, Request, ToolCall, ToolResult, ToolSpec};
-use crate::tool::check;
+use super::compact::compact;
+use super::record::{Heard, Returned};
+use super::scratch::Scratch;
+use super::{Answer, Ended, Limits, Outcome, Stop};
+use crate::model::{AnswerSchema, Finish, Message, Reply, Request, ToolCall, ToolResult};
+use crate::tool::{Compiled, Inner, Readable, Specs, head_and_tail, read_json, straighten};
+
+/// How often a conversation that is too long is made shorter.
+pub const MAX_COMPACTIONS: u32 = 2;
+/// The most calls of one reply that are looked at; the others are refused.
+pub const MAX_CALLS_AT_ONCE: usize = 50;
+
+const NO_CALLS_LEFT: &str =
+    "You have no tool calls left. Answer now with what you have, and say what is missing.";
+const LAST_TURN: &str =
+    "This is your last turn, without tools. Answer now with what you have, and say what is missing.";
 
 /// All that an agent is told before it begins.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -32,7 +50,7 @@ pub struct Brief {
     /// The task, as the first user message.
     pub task: String,
     /// The tools it may call.
-    pub tools: Vec<ToolSpec>,
+    pub tools: Specs,
     /// The form of its answer; `None` is plain text.
     pub answer: Option<AnswerSchema>,
     /// How far it may go.
@@ -41,32 +59,15 @@ pub struct Brief {
     pub max_output_tokens: u32,
 }
 
-/// How far an agent may go.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Limits {
-    /// Replies of the model, all in all.
-    pub turns: u32,
-    /// Tool calls, the refused ones included.
-    pub tool_calls: u32,
-    /// How often one call with the same arguments may be made.
-    pub identical_calls: u32,
-    /// How often an unusable answer may be mended.
-    pub repairs: u32,
-}
-
-impl Default for Limits {
-    fn default() -> Self {
-        Self { turns: 30, tool_calls: 20, identical_calls: 3, repairs: 2 }
-    }
-}
-
 /// What is to be done next.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Step<A> {
-    /// Ask the model this, then [`Machine::feed_reply`].
-    AskModel(Request),
+pub enum Step<'a, A> {
+    /// Ask the model this, then [`Machine::feed_reply`], [`Machine::feed_overflow`] or [`Machine::feed_time_up`].
+    AskModel(&'a Request),
     /// Run these calls, at once if you can, then [`Machine::feed_results`] with one result per call in this order.
-    CallTools(Vec<Invocation>),
+    CallTools(&'a [Invocation]),
+    /// Check the answer against what the machine can't see, then [`Machine::feed_check`].
+    CheckAnswer(&'a A),
     /// Nothing: it is over.
     Done(Ended<A>),
 }
@@ -80,62 +81,6 @@ pub struct Invocation {
     pub tool: String,
     /// Its arguments.
     pub arguments: Value,
-}
-
-/// How the work ended and what it cost.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Ended<A> {
-    /// How it ended.
-    pub outcome: Outcome<A>,
-    /// Model calls, tool calls and tokens of the whole work.
-    pub usage: Usage,
-}
-
-/// How the work ended.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Outcome<A> {
-    /// With an answer.
-    Answered(A),
-    /// Without one.
-    Stopped(Stop),
-}
-
-/// Why the work ended without an answer.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
-#[serde(tag = "reason", rename_all = "snake_case")]
-pub enum Stop {
-    /// The model was asked as often as allowed.
-    #[error("no answer after {limit} turns")]
-    Turns {
-        /// The limit.
-        limit: u32,
-    },
-    /// The model went on calling tools after it was told that its calls are used up.
-    #[error("all {limit} tool calls were used up and the model did not answer without them")]
-    ToolCalls {
-        /// The limit.
-        limit: u32,
-    },
-    /// The model made one call over and over.
-    #[error("the call of {tool} with the same arguments was made more than {limit} times")]
-    IdenticalCalls {
-        /// The tool.
-        tool: String,
-        /// The limit.
-        limit: u32,
-    },
-    /// The answer could not be used, and mending it did not help.
-    #[error("the answer could not be used after {repairs} corrections: {mistake}")]
-    UnusableAnswer {
-        /// How often it was mended.
-        repairs: u32,
-        /// What was wrong with the last one.
-        mistake: String,
-    },
-    /// The provider's filter cut the reply off.
-    #[error("the model's provider filtered the reply")]
-    ContentFilter,
 }
 
 /// What was fed is not what the machine waits for: a bug of the caller.
@@ -152,245 +97,458 @@ pub struct OutOfStep {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(bound = "A: Answer")]
 pub struct Machine<A> {
-    brief: Brief,
-    messages: Vec<Message>,
+    limits: Limits,
+    tools: Specs,
+    max_output_tokens: u32,
+    /// The next question; its messages are the conversation.
+    request: Request,
+    scratch: Scratch,
     usage: Usage,
-    /// How often each call was made: tool and arguments, in one text.
+    worked: Duration,
+    /// How often the model was asked.
+    turns: u64,
+    /// The tokens that the last question sent: the next one sends no fewer.
+    last_input: u64,
+    /// How often each call was made, by a digest of tool and arguments.
     calls_made: BTreeMap<String, u32>,
+    calls_counted: u32,
+    calls_allowed: u32,
     repairs: u32,
+    compactions: u32,
     /// Whether the model was told that it has no tool calls left.
     out_of_calls: bool,
     state: State<A>,
+    #[serde(skip)]
+    answer_form: Compiled,
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(bound = "A: Answer")]
 enum State<A> {
     Asking,
-    /// One entry per call of the last reply, in its order.
-    Calling(Vec<Checked>),
+    Calling {
+        /// One entry per call of the last reply, in its order.
+        calls: Vec<Checked>,
+        /// Those of them that are to be run.
+        run: Vec<Invocation>,
+    },
+    Checking(A),
     Over(Outcome<A>),
 }
 
-/// A call of a reply after its check: to be run, or refused with what the model is told.
+/// A call of a reply after its check.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 enum Checked {
-    Good(Invocation),
-    Bad(ToolResult),
+    /// The next of those that are to be run.
+    Run,
+    /// Refused, or answered from the machine's own state.
+    Told(ToolResult),
 }
 
 impl<A: Answer> Machine<A> {
     /// An agent that has not begun.
     #[must_use]
     pub fn new(brief: Brief) -> Self {
-        let messages = vec![Message::User { text: brief.task.clone() }];
-        Self {
-            brief,
-            messages,
+        let Brief { system, task, tools, answer, limits, max_output_tokens } = brief;
+        let request = Request {
+            system,
+            messages: vec![Message::User { text: task }],
+            tools: tools.iter().cloned().collect(),
+            answer,
+            max_output_tokens,
+        };
+        let mut machine = Self {
+            limits,
+            tools,
+            max_output_tokens,
+            request,
+            scratch: Scratch::default(),
             usage: Usage::default(),
+            worked: Duration::ZERO,
+            turns: 0,
+            last_input: 0,
             calls_made: BTreeMap::new(),
+            calls_counted: 0,
+            calls_allowed: limits.tool_calls,
             repairs: 0,
+            compactions: 0,
             out_of_calls: false,
             state: State::Asking,
-        }
+            answer_form: Compiled::default(),
+        };
+        machine.ask_again();
+        machine
     }
 
     /// What is to be done next. Asking again changes nothing.
     #[must_use]
-    pub fn next(&self) -> Step<A> {
+    pub fn next(&self) -> Step<'_, A> {
         match &self.state {
-            State::Asking => Step::AskModel(self.request()),
-            State::Calling(calls) => {
-                Step::CallTools(calls.iter().filter_map(Checked::good).cloned().collect())
-            }
-            State::Over(outcome) => Step::Done(Ended { outcome: outcome.clone(), usage: self.usage }),
+            State::Asking => Step::AskModel(&self.request),
+            State::Calling { run, .. } => Step::CallTools(run),
+            State::Checking(answer) => Step::CheckAnswer(answer),
+            State::Over(outcome) => Step::Done(Ended {
+                outcome: outcome.clone(),
+                usage: self.usage,
+                produced: match outcome {
+                    Outcome::Answered(_) => None,
+                    Outcome::Stopped(_) => self.produced(),
+                },
+            }),
         }
     }
 
-    /// How many replies of the model were fed.
+    /// How often the model was asked.
     #[must_use]
     pub fn turns(&self) -> u64 {
-        self.usage.model_calls
+        self.turns
+    }
+
+    /// What was used so far.
+    #[must_use]
+    pub fn usage(&self) -> Usage {
+        self.usage
+    }
+
+    /// What is left of the working time; `None` if it is not limited.
+    #[must_use]
+    pub fn time_left(&self) -> Option<Duration> {
+        self.limits.time.map(|limit| limit.saturating_sub(self.worked))
     }
 
     /// The conversation so far.
     #[must_use]
     pub fn messages(&self) -> &[Message] {
-        &self.messages
+        &self.request.messages
     }
 
-    /// Takes the model's reply.
+    /// What there is besides an answer: the last words of the model, its notes and its to-do list, at most
+    /// [`MAX_PRODUCED`] characters; `None` if there is nothing.
+    #[must_use]
+    pub fn produced(&self) -> Option<String> {
+        let said = self.request.messages.iter().rev().find_map(|message| match message {
+            Message::Assistant { text, .. } if !text.trim().is_empty() => Some(text.trim().to_owned()),
+            Message::Assistant { .. } | Message::User { .. } | Message::Tool(_) => None,
+        });
+        let notes = self.scratch.newest_notes(MAX_PRODUCED / 2).map(|notes| format!("Notes:\n{notes}"));
+        let todos = self.scratch.todo_list().map(|todos| format!("To-do list:\n{todos}"));
+        let said = said.map(|said| head_and_tail(&said, MAX_PRODUCED / 4));
+        let parts: Vec<String> = [said, notes, todos].into_iter().flatten().collect();
+        (!parts.is_empty()).then(|| parts.join("\n\n").chars().take(MAX_PRODUCED).collect())
+    }
+
+    /// Takes the model's reply, and how long it took.
     ///
     /// # Errors
     /// The machine does not wait for one.
-    pub fn feed_reply(&mut self, reply: Reply) -> Result<(), OutOfStep> {
-        match &self.state {
-            State::Asking => {}
-            State::Calling(_) => return Err(out_of_step("tool results", "a reply")),
-            State::Over(_) => return Err(out_of_step("nothing", "a reply")),
-        }
-        self.usage.add(Usage { model_calls: 1, ..reply.usage });
-        let Reply { text, calls, usage: _, finish, model: _, keepsake } = reply;
-        self.messages.push(Message::Assistant { text: text.clone(), calls: calls.clone(), keepsake });
+    pub fn feed_reply(&mut self, reply: Reply, took: Duration) -> Result<(), OutOfStep> {
+        self.asked("a reply", took)?;
+        let Reply { text, calls, usage, finish, model: _, keepsake } = reply;
+        self.usage.add(usage);
+        self.last_input = usage.input_tokens;
+        self.request.messages.push(Message::Assistant { text: text.clone(), calls: calls.clone(), keepsake });
         if finish == Finish::ContentFilter {
             self.stop(Stop::ContentFilter);
         } else if calls.is_empty() {
             self.take_answer(&text, finish);
         } else {
-            self.take_calls(calls);
+            self.take_calls(calls, finish);
         }
         Ok(())
     }
 
-    /// Takes the results of the calls that [`Step::CallTools`] named, in its order.
+    /// Takes that the conversation is too long for the model, in the provider's words: it is made shorter and asked
+    /// again, or the work ends.
+    ///
+    /// # Errors
+    /// The machine does not wait for a reply.
+    pub fn feed_overflow(&mut self, message: String, took: Duration) -> Result<(), OutOfStep> {
+        self.asked("an overflow", took)?;
+        if self.compactions == MAX_COMPACTIONS {
+            self.stop(Stop::Context { compactions: self.compactions, message });
+            return Ok(());
+        }
+        let passing = [NO_CALLS_LEFT, LAST_TURN];
+        self.request.messages =
+            compact(&self.request.messages, self.compactions > 0, &self.scratch, &passing);
+        self.compactions += 1;
+        // What was looked up is gone with the conversation, and may be looked up once more.
+        self.calls_made.clear();
+        self.calls_counted = 0;
+        self.calls_allowed = self.limits.tool_calls.div_ceil(2);
+        self.last_input = 0;
+        if std::mem::take(&mut self.out_of_calls) {
+            self.request.tools = self.tools.iter().cloned().collect();
+        }
+        self.ask_again();
+        Ok(())
+    }
+
+    /// Takes that the working time was used up before the model had answered.
+    ///
+    /// # Errors
+    /// The machine does not wait for a reply.
+    pub fn feed_time_up(&mut self, took: Duration) -> Result<(), OutOfStep> {
+        self.asked("the end of the time", took)?;
+        self.stop(Stop::Time { limit: self.limits.time.unwrap_or(self.worked) });
+        Ok(())
+    }
+
+    /// Takes what came of asking the model, in whichever of the three forms.
+    pub(super) fn feed(&mut self, heard: Heard, took: Duration) -> Result<(), OutOfStep> {
+        match heard {
+            Heard::Reply(reply) => self.feed_reply(reply, took),
+            Heard::Overflow(message) => self.feed_overflow(message, took),
+            Heard::TimeUp => self.feed_time_up(took),
+        }
+    }
+
+    /// Takes the results of the calls that [`Step::CallTools`] named, in its order. Calls that ran at once took as long
+    /// as the longest.
     ///
     /// # Errors
     /// The machine does not wait for results, or they are not those of its calls.
-    pub fn feed_results(&mut self, results: Vec<ToolResult>) -> Result<(), OutOfStep> {
-        let calls = match &mut self.state {
-            State::Calling(calls) => std::mem::take(calls),
-            State::Asking => return Err(out_of_step("a reply", "tool results")),
-            State::Over(_) => return Err(out_of_step("nothing", "tool results")),
+    pub fn feed_results(&mut self, results: Vec<Returned>) -> Result<(), OutOfStep> {
+        let State::Calling { calls, run } = &mut self.state else {
+            return Err(self.out_of_step("tool results"));
         };
-        let expected: Vec<&str> =
-            calls.iter().filter_map(Checked::good).map(|call| call.call_id.as_str()).collect();
-        let fed: Vec<&str> = results.iter().map(|result| result.call_id.as_str()).collect();
+        let expected: Vec<&str> = run.iter().map(|call| call.call_id.as_str()).collect();
+        let fed: Vec<&str> = results.iter().map(|returned| returned.result.call_id.as_str()).collect();
         if expected != fed {
-            let mistake = out_of_step("the results of its calls in their order", &fed.join(", "));
-            self.state = State::Calling(calls);
-            return Err(mistake);
+            let waits_for = "the results of its calls in their order";
+            return Err(OutOfStep { waits_for, fed: fed.join(", ") });
         }
+        let calls = std::mem::take(calls);
         self.usage.tool_calls += results.len() as u64;
+        results.iter().for_each(|returned| self.usage.add(returned.usage));
+        self.worked += results.iter().map(Returned::took).max().unwrap_or_default();
         self.tell_results(calls, results);
         Ok(())
     }
 
-    fn request(&self) -> Request {
-        Request {
-            system: self.brief.system.clone(),
-            messages: self.messages.clone(),
-            tools: if self.out_of_calls { Vec::new() } else { self.brief.tools.clone() },
-            answer: self.brief.answer.clone(),
-            max_output_tokens: self.brief.max_output_tokens,
+    /// Takes what came of checking the answer: the answer as it is to be kept, or what the model is told is wrong.
+    ///
+    /// # Errors
+    /// The machine does not wait for it.
+    pub fn feed_check(&mut self, checked: Result<A, String>) -> Result<(), OutOfStep> {
+        let State::Checking(_) = &self.state else {
+            return Err(self.out_of_step("a checked answer"));
+        };
+        match checked {
+            Ok(answer) => self.state = State::Over(Outcome::Answered(answer)),
+            Err(mistake) => self.mend(mistake),
         }
+        Ok(())
+    }
+
+    /// Notes that the model was asked.
+    fn asked(&mut self, fed: &str, took: Duration) -> Result<(), OutOfStep> {
+        let State::Asking = &self.state else {
+            return Err(self.out_of_step(fed));
+        };
+        self.turns += 1;
+        self.usage.model_calls += 1;
+        self.worked += took;
+        Ok(())
     }
 
     fn take_answer(&mut self, text: &str, finish: Finish) {
-        let mistake = match A::parse(text) {
-            Ok(answer) => return self.state = State::Over(Outcome::Answered(answer)),
-            Err(_) if finish == Finish::Length => {
-                format!("It was cut off at {} tokens; answer more briefly.", self.brief.max_output_tokens)
-            }
-            Err(mistake) => mistake,
+        let cut_off = finish == Finish::Length;
+        let too_long =
+            || format!("It was cut off at {} tokens; answer more briefly.", self.request.max_output_tokens);
+        let answer = match self.read_answer(text) {
+            // A text that was cut off is no whole answer; a JSON value that can be read is.
+            Ok(answer) if !cut_off || self.request.answer.is_some() => Ok(answer),
+            Ok(_) => Err(too_long()),
+            Err(mistake) => Err(if cut_off { too_long() } else { mistake }),
         };
-        if self.repairs == self.brief.limits.repairs {
+        match answer {
+            Ok(answer) => self.state = State::Checking(answer),
+            Err(mistake) => self.mend(mistake),
+        }
+    }
+
+    fn read_answer(&self, text: &str) -> Result<A, String> {
+        let Some(AnswerSchema { schema, .. }) = &self.request.answer else {
+            return A::parse(text);
+        };
+        let mut value =
+            read_json(text).map_err(|mistake| format!("The answer is not one JSON object: {mistake}."))?;
+        straighten(schema, &mut value);
+        self.answer_form
+            .check(schema, &value)
+            .map_err(|mistakes| format!("The answer does not fit its schema: {mistakes}."))?;
+        A::parse(&value.to_string())
+    }
+
+    /// Shows the model what is wrong with its answer, while it has repairs left.
+    fn mend(&mut self, mistake: String) {
+        if self.repairs == self.limits.repairs {
             return self.stop(Stop::UnusableAnswer { repairs: self.repairs, mistake });
         }
         self.repairs += 1;
-        let text =
-            format!("Your answer could not be used. {mistake} Give the whole answer again, corrected.");
-        self.messages.push(Message::User { text });
+        self.tell(format!(
+            "Your answer could not be used. {mistake} Give the whole answer again, corrected."
+        ));
         self.ask_again();
     }
 
-    fn take_calls(&mut self, calls: Vec<ToolCall>) {
-        let limits = self.brief.limits;
+    fn take_calls(&mut self, calls: Vec<ToolCall>, finish: Finish) {
+        // Whoever can't be asked again needs no results, least of all those that change something.
+        if let Some(stop) = self.reached() {
+            return self.stop(stop);
+        }
         if self.out_of_calls {
-            return self.stop(Stop::ToolCalls { limit: limits.tool_calls });
+            return self.stop(Stop::ToolCalls { limit: self.calls_allowed });
         }
-        let mut checked = Vec::with_capacity(calls.len());
-        for call in calls {
-            let made =
-                self.calls_made.entry(format!("{} {}", call.name, canonical(&call.arguments))).or_default();
+        for call in &calls {
+            let made = self.calls_made.entry(digest(call)).or_default();
             *made += 1;
-            if *made > limits.identical_calls {
-                return self.stop(Stop::IdenticalCalls { tool: call.name, limit: limits.identical_calls });
+            if *made > self.limits.identical_calls {
+                let limit = self.limits.identical_calls;
+                return self.stop(Stop::IdenticalCalls { tool: call.name.clone(), limit });
             }
-            checked.push(self.check_call(call));
         }
-        self.state = State::Calling(Vec::new());
-        if checked.iter().any(|call| call.good().is_some()) {
-            self.state = State::Calling(checked);
-        } else {
+        let mut run = Vec::new();
+        let lists =
+            calls.iter().filter(|call| self.tools.inner(&call.name) == Some(Inner::WriteTodos)).count();
+        let checked = calls.into_iter().enumerate().map(|(at, call)| {
+            let id = call.id.clone();
+            match self.check_call(call, at, lists, finish) {
+                Ok(Good::Run(invocation)) => {
+                    run.push(invocation);
+                    Checked::Run
+                }
+                Ok(Good::Done(text)) => Checked::Told(ToolResult { call_id: id, text, is_error: false }),
+                Err(text) => Checked::Told(ToolResult { call_id: id, text, is_error: true }),
+            }
+        });
+        let checked: Vec<Checked> = checked.collect();
+        if run.is_empty() {
             self.tell_results(checked, Vec::new());
+        } else {
+            self.state = State::Calling { calls: checked, run };
         }
     }
 
-    fn check_call(&mut self, call: ToolCall) -> Checked {
-        let made: u32 = self.calls_made.values().sum();
-        let checked = if made > self.brief.limits.tool_calls {
-            Err(format!("all {} tool calls are used up", self.brief.limits.tool_calls))
-        } else {
-            arguments_of(&self.brief.tools, &call)
-        };
-        match checked {
-            Ok(arguments) => Checked::Good(Invocation { call_id: call.id, tool: call.name, arguments }),
-            Err(text) => Checked::Bad(ToolResult { call_id: call.id, text, is_error: true }),
+    /// Checks one call, the `at`-th of its reply, in which there are `lists` calls of write_todos.
+    fn check_call(
+        &mut self,
+        call: ToolCall,
+        at: usize,
+        lists: usize,
+        finish: Finish,
+    ) -> Result<Good, String> {
+        if at >= MAX_CALLS_AT_ONCE {
+            return Err(format!(
+                "at most {MAX_CALLS_AT_ONCE} calls may be made at once; this one was not run"
+            ));
         }
+        match self.tools.read(&call) {
+            Ok(Readable { inner: Some(Inner::WriteTodos), .. }) if lists > 1 => Err(
+                "write_todos was called several times in one message, and each takes the place of the whole list: \
+                 none was carried out. Call it once, with the whole list."
+                    .into(),
+            ),
+            Ok(Readable { arguments, inner: Some(inner) }) => self.scratch.call(inner, arguments).map(Good::Done),
+            Ok(Readable { arguments, inner: None }) => {
+                self.count_call()?;
+                Ok(Good::Run(Invocation { call_id: call.id, tool: call.name, arguments }))
+            }
+            Err(mistake) => {
+                self.count_call()?;
+                let limit = self.request.max_output_tokens;
+                Err(match finish {
+                    Finish::Length => format!("{mistake} (the reply was cut off at {limit} tokens)"),
+                    Finish::Stop | Finish::ToolCalls | Finish::ContentFilter => mistake,
+                })
+            }
+        }
+    }
+
+    fn count_call(&mut self) -> Result<(), String> {
+        if self.calls_counted >= self.calls_allowed {
+            return Err(format!("all {} tool calls are used up", self.calls_allowed));
+        }
+        self.calls_counted += 1;
+        Ok(())
     }
 
     /// Puts the results of a turn into the conversation, in the order of its calls.
-    fn tell_results(&mut self, calls: Vec<Checked>, results: Vec<ToolResult>) {
+    fn tell_results(&mut self, calls: Vec<Checked>, results: Vec<Returned>) {
         let mut results = results.into_iter();
-        self.messages.extend(calls.into_iter().filter_map(|call| match call {
-            Checked::Good(_) => results.next().map(Message::Tool),
-            Checked::Bad(refusal) => Some(Message::Tool(refusal)),
+        self.request.messages.extend(calls.into_iter().filter_map(|call| match call {
+            Checked::Run => results.next().map(|returned| Message::Tool(returned.result)),
+            Checked::Told(result) => Some(Message::Tool(result)),
         }));
-        if self.calls_made.values().sum::<u32>() >= self.brief.limits.tool_calls {
-            self.out_of_calls = true;
-            let text = "You have no tool calls left. Answer now with what you have, and say what is missing.";
-            self.messages.push(Message::User { text: text.into() });
+        if self.calls_counted >= self.calls_allowed {
+            self.take_tools_away(NO_CALLS_LEFT);
+        } else if self.turns + 1 == u64::from(self.limits.turns) {
+            self.take_tools_away(LAST_TURN);
         }
         self.ask_again();
     }
 
+    fn take_tools_away(&mut self, told: &str) {
+        self.out_of_calls = true;
+        self.request.tools = Vec::new();
+        self.tell(told.to_owned());
+    }
+
+    fn tell(&mut self, text: String) {
+        self.request.messages.push(Message::User { text });
+    }
+
+    /// Goes on to the next question, unless a limit stands against it. A reply may take what is left of the output
+    /// tokens and no more.
     fn ask_again(&mut self) {
-        let limit = self.brief.limits.turns;
-        if self.turns() >= u64::from(limit) {
-            return self.stop(Stop::Turns { limit });
+        if let Some(stop) = self.reached() {
+            return self.stop(stop);
         }
+        let left = self.limits.output_tokens.map(|limit| limit.saturating_sub(self.usage.output_tokens));
+        let left = left.and_then(|left| u32::try_from(left).ok()).unwrap_or(u32::MAX);
+        self.request.max_output_tokens = self.max_output_tokens.min(left);
         self.state = State::Asking;
+    }
+
+    fn reached(&self) -> Option<Stop> {
+        let limit = self.limits.turns;
+        if self.turns >= u64::from(limit) {
+            return Some(Stop::Turns { limit });
+        }
+        self.limits.reached(&self.usage, self.worked, self.last_input)
     }
 
     fn stop(&mut self, reason: Stop) {
         self.state = State::Over(Outcome::Stopped(reason));
     }
+
+    fn out_of_step(&self, fed: &str) -> OutOfStep {
+        let waits_for = match &self.state {
+            State::Asking => "a reply",
+            State::Calling { .. } => "tool results",
+            State::Checking(_) => "a checked answer",
+            State::Over(_) => "nothing",
+        };
+        OutOfStep { waits_for, fed: fed.to_owned() }
+    }
 }
 
-impl Checked {
-    fn good(&self) -> Option<&Invocation> {
-        match self {
-            Self::Good(invocation) => Some(invocation),
-            Self::Bad(_) => None,
+/// What a good call comes to.
+enum Good {
+    Run(Invocation),
+    Done(String),
+}
+
+/// The same text for the same tool and arguments, however these were spaced or ordered.
+fn digest(call: &ToolCall) -> String {
+    let arguments = match serde_json::from_str::<Value>(&call.arguments) {
+        Ok(mut value) => {
+            value.sort_all_objects();
+            value.to_string()
         }
-    }
-}
-
-/// The arguments of a call, if it may run.
-fn arguments_of(tools: &[ToolSpec], call: &ToolCall) -> Result<Value, String> {
-    let Some(tool) = tools.iter().find(|tool| tool.name == call.name) else {
-        let known: Vec<&str> = tools.iter().map(|tool| tool.name.as_str()).collect();
-        let known = if known.is_empty() { "none".into() } else { known.join(", ") };
-        return Err(format!("there is no tool '{}'; the tools are: {known}", call.name));
+        Err(_) => call.arguments.clone(),
     };
-    // Some providers send nothing at all for a call without arguments.
-    let text = if call.arguments.trim().is_empty() { "{}" } else { &call.arguments };
-    let arguments: Value = serde_json::from_str(text).map_err(|mistake| {
-        format!("the arguments of {} are not JSON: {mistake}; expected: {}", call.name, tool.schema)
-    })?;
-    check(&tool.schema, &arguments)
-        .map_err(|mistakes| format!("the arguments of {} do not fit: {mistakes}", call.name))?;
-    Ok(arguments)
-}
-
-/// The same text for the same arguments, however they were spaced or ordered.
-fn canonical(arguments: &str) -> String {
-    match serde_json::from_str::<Value>(arguments) {
-        Ok(value) => value.to_string(),
-        Err(_) => arguments.to_owned(),
-    }
-}
-
-fn out_of_step(waits_for: &'static str, fed: &str) -> OutOfStep {
-    OutOfStep { waits_for, fed: fed.to_owned() }
+    let digest = Sha256::new().chain_update(&call.name).chain_update([0]).chain_update(arguments).finalize();
+    digest[..16].iter().map(|byte| format!("{byte:02x}")).collect()
 }

@@ -1,0 +1,146 @@
+//! What becomes of calls that were begun when their worker was lost.
+
+use std::sync::{Arc, Mutex};
+
+use futures::FutureExt;
+use futures::future::BoxFuture;
+use millrace_agent::model::Reply;
+use millrace_agent::tool::{Effect, Tool, Toolbox, typed_as};
+use millrace_agent::turn::{
+    AttemptName, Driver, Journal, JournalError, Machine, MemoryJournal, Outcome, PlainText,
+};
+use millrace_protocol::ids::{Capability, Lane, RunId, TaskId};
+use millrace_protocol::plan::Work;
+use millrace_protocol::work::Order;
+use serde_json::{Value, json};
+
+use crate::support::{Look, Scripted, brief, calls, named, names, says};
+
+/// A journal whose steps others can look at while it is written.
+#[derive(Clone, Default)]
+struct Open(Arc<Mutex<MemoryJournal>>);
+
+impl Open {
+    fn names(&self) -> Vec<String> {
+        names(&self.0.lock().unwrap()).into_iter().map(str::to_owned).collect()
+    }
+}
+
+impl Journal for Open {
+    fn recorded<'a>(
+        &'a mut self,
+        names: &'a [String],
+    ) -> BoxFuture<'a, Result<Option<(usize, Value)>, JournalError>> {
+        let found = self.0.lock().unwrap().recorded(names).now_or_never().expect("it is in memory");
+        futures::future::ready(found).boxed()
+    }
+
+    fn append<'a>(&'a mut self, name: &'a str, value: &'a Value) -> BoxFuture<'a, Result<(), JournalError>> {
+        let done = self.0.lock().unwrap().append(name, value).now_or_never().expect("it is in memory");
+        futures::future::ready(done).boxed()
+    }
+}
+
+type Runs = Arc<Mutex<Vec<String>>>;
+
+/// A tool of each kind, all of which say how and with what key they were run.
+fn tools(journal: &Open) -> (Toolbox, Runs) {
+    let runs = Runs::default();
+    let tool = |name: &'static str, effect: Effect| -> Arc<dyn Tool> {
+        let (runs, journal) = (runs.clone(), journal.clone());
+        typed_as(effect, name, "Acts.", move |Look { at, .. }: Look, call| {
+            if effect == Effect::Effect {
+                let begun = format!("begin.{}", call.turn);
+                assert!(
+                    journal.names().contains(&begun),
+                    "an effect runs only after its beginning is recorded"
+                );
+            }
+            runs.lock().unwrap().push(format!("{name} {at} {}", call.key));
+            async move { Ok(format!("{name} {at}")) }
+        })
+    };
+    let all = [tool("look", Effect::Pure), tool("put", Effect::Idempotent), tool("send", Effect::Effect)];
+    (Toolbox::new(all).unwrap(), runs)
+}
+
+fn attempt() -> AttemptName {
+    AttemptName::of(&Order {
+        run: RunId::new("r1").unwrap(),
+        lane: Lane(0),
+        work: Work::Task { task: TaskId::new("t1").unwrap(), attempt: 2 },
+        mission: String::new(),
+        objective: String::new(),
+        capability: Capability::new("c").unwrap(),
+        parameters: std::collections::BTreeMap::new(),
+        inputs: Vec::new(),
+        criteria: Vec::new(),
+        is_final: false,
+        feedback: Vec::new(),
+        limits: millrace_protocol::plan::Limits::default(),
+        documents: None,
+        model: None,
+        own_model: None,
+    })
+}
+
+fn replies() -> Vec<Reply> {
+    let call = |id: &str, tool: &str| named(id, tool, &json!({"at": id}).to_string());
+    vec![calls(vec![call("a", "look"), call("b", "put"), call("c", "send"), call("d", "send")]), says("done")]
+}
+
+async fn drive(journal: &Open) -> (Outcome<PlainText>, Vec<String>, Vec<String>) {
+    let (tools, runs) = tools(journal);
+    let model = Scripted::new(replies());
+    let mut writer = journal.clone();
+    let driver = Driver::new(&model, &tools, &mut writer).attempt(attempt());
+    let ended = driver.drive(Machine::new(brief(&tools, None))).await.unwrap();
+    let mut runs = runs.lock().unwrap().clone();
+    runs.sort();
+    (ended.outcome, runs, journal.names())
+}
+
+#[tokio::test]
+async fn an_effect_that_was_begun_and_lost_is_told_and_never_repeated() {
+    let whole = Open::default();
+    let (outcome, runs, steps) = drive(&whole).await;
+    assert_eq!(runs, ["look a r1/t1/2/0.0", "put b r1/t1/2/0.1", "send c r1/t1/2/0.2", "send d r1/t1/2/0.3"]);
+    assert_eq!(steps[..2], ["model.0", "begin.0"]);
+    let recorded = whole.0.lock().unwrap().steps().to_vec();
+    assert_eq!(recorded[1].value, json!({"calls": ["tool.0.2.send", "tool.0.3.send"]}));
+
+    // The worker was lost behind each of the steps in turn.
+    for prefix in 0..=recorded.len() {
+        let held: Vec<_> = recorded[..prefix].to_vec();
+        let is_held = |name: &str| held.iter().any(|step| step.name == name);
+        let resumed = Open(Arc::new(Mutex::new(MemoryJournal::holding(held.clone()))));
+        let (ended, ran, steps) = drive(&resumed).await;
+        assert_eq!(ended, outcome);
+        let mut expected = Vec::new();
+        for (at, run) in runs.iter().enumerate() {
+            let tool = run.split(' ').next().unwrap();
+            let done = is_held(&format!("tool.0.{at}.{tool}"));
+            let lost = tool == "send" && is_held("begin.0");
+            if !done && !lost {
+                expected.push(run.clone());
+            }
+        }
+        assert_eq!(ran, expected, "behind {prefix} steps: the same keys, and no effect twice");
+        assert_eq!(steps.len(), 7);
+        for step in resumed.0.lock().unwrap().steps() {
+            let lost = step.name.contains("send") && is_held("begin.0") && !is_held(&step.name);
+            let told = step.value["text"].as_str().unwrap_or_default();
+            assert_eq!(told.starts_with("It is not known whether this call took effect"), lost, "{told}");
+        }
+        // Whoever takes over from here finds it written down.
+        let steps = resumed.0.lock().unwrap().steps().to_vec();
+        let (_, ran, _) = drive(&Open(Arc::new(Mutex::new(MemoryJournal::holding(steps))))).await;
+        assert_eq!(ran, Vec::<String>::new());
+    }
+}
+
+#[test]
+fn a_review_and_a_plan_have_names_that_no_task_has() {
+    assert_eq!(attempt().to_string(), "r1/t1/2");
+    assert_eq!(attempt().key(3, 1), "r1/t1/2/3.1");
+}
