@@ -6,7 +6,6 @@ use std::ops::Range;
 
 use millrace_protocol::result::Quotation;
 
-
 /// A text with its white space folded.
 pub(crate) fn fold(text: &str) -> String {
     text.split_whitespace().collect::<Vec<_>>().join(" ")

@@ -137,10 +137,11 @@ impl About {
         if description.text("description")?.trim().is_empty() {
             return Err(description.not("description", "a sentence that says what it does"));
         }
-        let slots = fields.get("concurrency").map(|node| match node.whole("concurrency", "from 1 to 1000")? {
-            slots @ 1..=1000 => Ok(slots),
-            _ => Err(node.not("concurrency", "a whole number from 1 to 1000")),
-        });
+        let slots =
+            fields.get("concurrency").map(|node| match node.whole("concurrency", "from 1 to 1000")? {
+                slots @ 1..=1000 => Ok(slots),
+                _ => Err(node.not("concurrency", "a whole number from 1 to 1000")),
+            });
         Ok(Self {
             name,
             description: description.text("description")?.trim().to_owned(),
@@ -236,7 +237,11 @@ impl Spec {
             permissions: fields.get("permissions").map(permissions).transpose()?.unwrap_or_default(),
             limits: fields.get("limits").map(|node| typed(node, "limits")).transpose()?.unwrap_or_default(),
             answer,
-            is_consultable: fields.get("consult").map(|node| node.flag("consult")).transpose()?.unwrap_or(false),
+            is_consultable: fields
+                .get("consult")
+                .map(|node| node.flag("consult"))
+                .transpose()?
+                .unwrap_or(false),
         })
     }
 
@@ -366,8 +371,14 @@ concurrency: 2
     #[test]
     fn a_file_says_what_an_agent_is() {
         let spec = Spec::parse(GOOD.as_bytes(), &Few).unwrap();
-        assert_eq!((spec.about.name.as_str(), spec.about.slots, spec.answer), ("legal", Some(2), AnswerForm::Text));
-        assert_eq!(spec.tools.iter().map(|tool| tool.name.as_str()).collect::<Vec<_>>(), ["think", "execute"]);
+        assert_eq!(
+            (spec.about.name.as_str(), spec.about.slots, spec.answer),
+            ("legal", Some(2), AnswerForm::Text)
+        );
+        assert_eq!(
+            spec.tools.iter().map(|tool| tool.name.as_str()).collect::<Vec<_>>(),
+            ["think", "execute"]
+        );
         assert!(spec.tools[1].settings.is_some());
         let described = spec.describe();
         assert_eq!(described.criteria, ["It names the law."]);
@@ -383,20 +394,50 @@ concurrency: 2
         for (said, expected) in [
             (says(""), "1:1: there is nothing in the file; a capability has a name and a description"),
             (instead("name: legal", "name: le gal"), "1:7: \"le gal\" is no capability name"),
-            (with("instrutions: x"), "8:1: there is no field \"instrutions\" in a capability; did you mean \"instructions\"?"),
-            (instead("description: Answers questions of law.\n", ""), "1:1: this capability lacks the field \"description\""),
-            (instead("{{ task.objective }}", "{{ task.objectiv }}"), "3:15: \"instructions\": line 1: there is no \"task.objectiv\""),
+            (
+                with("instrutions: x"),
+                "8:1: there is no field \"instrutions\" in a capability; did you mean \"instructions\"?",
+            ),
+            (
+                instead("description: Answers questions of law.\n", ""),
+                "1:1: this capability lacks the field \"description\"",
+            ),
+            (
+                instead("{{ task.objective }}", "{{ task.objectiv }}"),
+                "3:15: \"instructions\": line 1: there is no \"task.objectiv\"",
+            ),
             (instead("{{ task.objective }}", "{{ task.objective"), "3:15: \"instructions\": line 1: "),
-            (instead("think,", "thikn,"), "4:9: there is no tool \"thikn\"; did you mean \"think\"?; the tools are think, read_document, execute"),
-            (instead("think,", "think: {a: 1},"), "4:9: the tool \"think\" has no settings; write its name alone"),
+            (
+                instead("think,", "thikn,"),
+                "4:9: there is no tool \"thikn\"; did you mean \"think\"?; the tools are think, read_document, execute",
+            ),
+            (
+                instead("think,", "think: {a: 1},"),
+                "4:9: the tool \"think\" has no settings; write its name alone",
+            ),
             (instead("think,", "think, think,"), "4:16: the tool \"think\" is there twice"),
             (instead("type: object", "type: objct"), "5:8: \"input\" is no JSON Schema: "),
-            (instead("criteria: [It names the law.]", "criteria: It"), "6:20: \"criteria\" must be a list of sentences, not the text \"It\""),
-            (instead("concurrency: 2", "concurrency: 0"), "7:14: \"concurrency\" must be a whole number from 1 to 1000, not the number 0"),
-            (with("answer: finding"), "8:9: \"answer\" must be findings, report, text, data or plan, not the text \"finding\"; did you mean \"findings\"?"),
-            (with("answer: data"), "8:9: an answer of the form data needs its JSON Schema: add the field \"output\""),
+            (
+                instead("criteria: [It names the law.]", "criteria: It"),
+                "6:20: \"criteria\" must be a list of sentences, not the text \"It\"",
+            ),
+            (
+                instead("concurrency: 2", "concurrency: 0"),
+                "7:14: \"concurrency\" must be a whole number from 1 to 1000, not the number 0",
+            ),
+            (
+                with("answer: finding"),
+                "8:9: \"answer\" must be findings, report, text, data or plan, not the text \"finding\"; did you mean \"findings\"?",
+            ),
+            (
+                with("answer: data"),
+                "8:9: an answer of the form data needs its JSON Schema: add the field \"output\"",
+            ),
             (with("limits: {turn: 3}"), "8:10: there is no field \"turn\" here; did you mean \"turns\"?"),
-            (with("limits: {turns: many}"), "8:17: \"turns\": it must be a whole number of 0 or more, not the text \"many\""),
+            (
+                with("limits: {turns: many}"),
+                "8:17: \"turns\": it must be a whole number of 0 or more, not the text \"many\"",
+            ),
             (with("consult: maybe"), "8:10: \"consult\" must be true or false, not the text \"maybe\""),
             (with("mcp: {}"), "8:6: \"mcp\" must be a list of MCP servers, not a map"),
         ] {

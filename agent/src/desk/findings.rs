@@ -80,7 +80,8 @@ impl Answer for Findings {
 /// The schema of an answer from these documents: where they are few, only theirs can be named.
 pub(super) fn schema(corpus: Option<&Corpus>) -> Option<AnswerSchema> {
     let mut schema = Findings::schema(AnswerForm::Findings.name())?;
-    if let Some(documents) = corpus.map(Corpus::documents).filter(|all| (1..=MAX_NAMED).contains(&all.len())) {
+    if let Some(documents) = corpus.map(Corpus::documents).filter(|all| (1..=MAX_NAMED).contains(&all.len()))
+    {
         let paths: Vec<&str> = documents.iter().map(|document| document.path.as_str()).collect();
         let document = &mut schema.schema["properties"]["quotations"]["items"]["properties"]["document"];
         document["enum"] = Value::from(paths);
@@ -176,9 +177,10 @@ fn whole_lines(document: &Document, first: usize, last: usize) -> Result<(String
         return Err(format!("{count} lines are too many; quote at most {MAX_LINES}, those that say it."));
     }
     match fold(document.lines(first, last)) {
-        text if text.is_empty() => {
-            Err(format!("the lines {first} to {last} of {} are empty; name those that say it.", document.path))
-        }
+        text if text.is_empty() => Err(format!(
+            "the lines {first} to {last} of {} are empty; name those that say it.",
+            document.path
+        )),
         text => Ok((text, first, last)),
     }
 }
@@ -283,7 +285,10 @@ mod tests {
     fn corpus() -> Corpus {
         let file = |path: &str, text: &str| File { path: path.into(), bytes: text.as_bytes().to_vec() };
         let files = vec![
-            file("law/Apache.txt", "Apache\n\nEach contributor grants\na patent  licence.\n\nIt ends with a suit."),
+            file(
+                "law/Apache.txt",
+                "Apache\n\nEach contributor grants\na patent  licence.\n\nIt ends with a suit.",
+            ),
             file("MIT.txt", "MIT\n\nNo word of them [7]."),
         ];
         Corpus::open(files, None).unwrap()
@@ -309,8 +314,11 @@ mod tests {
         );
         let result = resolve(&answer, Some(&corpus())).unwrap();
         assert_eq!(result.output, "It grants [S1], ends [S1][S2] and is silent [S2].");
-        let told: Vec<_> =
-            result.quotations.iter().map(|q| (q.source.as_str(), q.text.as_str(), q.first_line, q.last_line)).collect();
+        let told: Vec<_> = result
+            .quotations
+            .iter()
+            .map(|q| (q.source.as_str(), q.text.as_str(), q.first_line, q.last_line))
+            .collect();
         assert_eq!(
             told,
             [
@@ -336,8 +344,14 @@ mod tests {
         let one = |passage: Passage| resolve(&findings("x [1]", vec![passage]), Some(&corpus)).unwrap_err();
         for (said, expected) in [
             (one(passage("Apache", 1, 1, None)), "Quotation 1: no document 'Apache'; the nearest are "),
-            (one(passage("MIT.txt", 9, 9, None)), "Quotation 1: MIT.txt has the lines 1 to 3, and no line 9."),
-            (one(passage("MIT.txt", 0, 0, None)), "Quotation 1: MIT.txt has the lines 1 to 3, and no line 0."),
+            (
+                one(passage("MIT.txt", 9, 9, None)),
+                "Quotation 1: MIT.txt has the lines 1 to 3, and no line 9.",
+            ),
+            (
+                one(passage("MIT.txt", 0, 0, None)),
+                "Quotation 1: MIT.txt has the lines 1 to 3, and no line 0.",
+            ),
             (one(passage("MIT.txt", 2, 2, None)), "Quotation 1: the lines 2 to 2 of MIT.txt are empty"),
             (
                 one(passage("MIT.txt", 1, 1, Some("A word of them."))),
@@ -345,7 +359,8 @@ mod tests {
             ),
             (resolve(&findings("x", vec![]), Some(&corpus)).unwrap_err(), "The answer quotes nothing."),
             (
-                resolve(&findings("x [2] [S1]", vec![passage("MIT.txt", 1, 1, None)]), Some(&corpus)).unwrap_err(),
+                resolve(&findings("x [2] [S1]", vec![passage("MIT.txt", 1, 1, None)]), Some(&corpus))
+                    .unwrap_err(),
                 "'output' or 'summary' cites [2], [S1], and there are 1 quotations",
             ),
             (
@@ -357,7 +372,10 @@ mod tests {
         }
         let silent = Findings { notes: Some("Nothing on patents.".into()), ..findings("Nothing.", vec![]) };
         assert!(resolve(&silent, Some(&corpus)).is_ok());
-        assert!(resolve(&findings("Nothing.", vec![]), None).is_ok(), "without documents there is nothing to quote");
+        assert!(
+            resolve(&findings("Nothing.", vec![]), None).is_ok(),
+            "without documents there is nothing to quote"
+        );
     }
 
     #[test]

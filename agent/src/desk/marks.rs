@@ -5,17 +5,18 @@ use millrace_protocol::result::Quotation;
 /// A text in which a mark that stands right behind the same mark is left out: `[S1][S1]` is `[S1]`.
 pub(super) fn without_repeats(text: &str) -> String {
     let mut kept = String::with_capacity(text.len());
-    let mut last = "";
-    let mut rest = text;
-    while !rest.is_empty() {
-        let end = if rest.starts_with('[') { rest.find(']').map(|at| at + 1) } else { None };
-        let end = end.unwrap_or_else(|| rest[1..].find('[').map_or(rest.len(), |at| at + 1));
-        let end = (end..=rest.len()).find(|at| rest.is_char_boundary(*at)).unwrap_or(rest.len());
-        let (piece, after) = rest.split_at(end);
-        if !(piece.starts_with('[') && piece == last) {
+    let (mut rest, mut last) = (text, None);
+    while let Some(first) = rest.chars().next() {
+        let mark = rest.find(']').filter(|_| first == '[').map(|at| &rest[..=at]);
+        let begin = first.len_utf8();
+        let piece = mark.unwrap_or_else(|| {
+            let end = rest[begin..].find('[').map_or(rest.len(), |at| begin + at);
+            &rest[..end]
+        });
+        if mark.is_none() || mark != last {
             kept.push_str(piece);
         }
-        (last, rest) = (piece, after);
+        (last, rest) = (mark, &rest[piece.len()..]);
     }
     kept
 }

@@ -365,12 +365,8 @@ fn instructions(spec: &Spec, order: &Order, documents: &DocumentList) -> Result<
         Work::Task { task, .. } | Work::Review { task, .. } => task,
         Work::Planning { .. } => &planning,
     };
-    let task = TaskView {
-        id,
-        objective: &order.objective,
-        feedback: &order.feedback,
-        is_final: order.is_final,
-    };
+    let task =
+        TaskView { id, objective: &order.objective, feedback: &order.feedback, is_final: order.is_final };
     let view = View {
         run: RunView { id: &order.run, objective: &order.mission },
         task,

@@ -32,7 +32,9 @@ impl Preferences {
     pub fn parse<'a>(texts: impl IntoIterator<Item = &'a str>) -> Result<Self, EmptyName> {
         let mut preferences = Self::default();
         for text in texts {
-            let named = text.split_once('=').and_then(|(name, models)| Some((Capability::new(name.trim()).ok()?, models)));
+            let named = text
+                .split_once('=')
+                .and_then(|(name, models)| Some((Capability::new(name.trim()).ok()?, models)));
             match named {
                 Some((capability, models)) => {
                     preferences.own.insert(capability, Choice::parse(models)?);

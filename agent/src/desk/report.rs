@@ -84,9 +84,8 @@ impl Numbered {
         let numbers: Vec<(String, String)> =
             result.sources.iter().map(|source| (source.id.clone(), self.number(source))).collect();
         let number = |id: &str| numbers.iter().find(|(own, _)| own == id).map(|(_, number)| number.clone());
-        let renumber = |text: &str| {
-            marks::without_repeats(&citations::renumber(text, &result.quotations, number))
-        };
+        let renumber =
+            |text: &str| marks::without_repeats(&citations::renumber(text, &result.quotations, number));
         let (output, summary) = (renumber(&result.output), renumber(&result.summary));
         let quotations: Vec<Quotation> = result
             .quotations
@@ -128,7 +127,8 @@ impl Numbered {
             let found = self.names.iter().find(|(id, name, _)| id.as_str() == task && name == own);
             found.map(|(_, _, number)| number.as_str())?
         } else if mark.starts_with('S') {
-            let mut found = self.names.iter().filter(|(_, name, _)| name == mark).map(|(_, _, number)| number);
+            let mut found =
+                self.names.iter().filter(|(_, name, _)| name == mark).map(|(_, _, number)| number);
             let first = found.next()?;
             if found.any(|other| other != first) {
                 return None;
@@ -157,9 +157,11 @@ impl Numbered {
         if !unknown.is_empty() {
             return Err(self.unknown(&unknown));
         }
-        if cited.is_empty() && !self.sources.is_empty() {
+        let says_why = report.notes.as_deref().is_some_and(|notes| !notes.trim().is_empty());
+        if cited.is_empty() && !self.sources.is_empty() && !says_why {
             return Err(format!(
-                "The report cites nothing. Keep the citations of the results, as [1]; the sources are {}.",
+                "The report cites nothing. Keep the citations of the results, as [1], or say in 'notes' why there are \
+                 none; the sources are {}.",
                 self.known()
             ));
         }
@@ -207,7 +209,9 @@ impl Numbered {
         named.truncate(MAX_NAMED);
         match self.sources.as_slice() {
             [] => format!("The results have no sources, and the report cites {}.", named.join(", ")),
-            _ => format!("{} is no source of the results. The sources are {}.", named.join(", "), self.known()),
+            _ => {
+                format!("{} is no source of the results. The sources are {}.", named.join(", "), self.known())
+            }
         }
     }
 
@@ -237,7 +241,8 @@ impl Results for Numbered {
 fn without_list(output: &str) -> &str {
     let is_heading = |line: &str| {
         let words = line.trim().trim_start_matches('#').trim().trim_matches(['*', ':']).to_lowercase();
-        line.trim_start().starts_with(['#', '*']) && matches!(words.as_str(), "sources" | "references" | "citations")
+        line.trim_start().starts_with(['#', '*'])
+            && matches!(words.as_str(), "sources" | "references" | "citations")
     };
     for line in output.lines().rev() {
         if is_heading(line) {
@@ -329,7 +334,10 @@ mod tests {
                     vec![quotation("S1", "grants [9]"), quotation("S2", "ends")],
                 ),
             ),
-            (entry("notices"), result("Keep [S1].", vec![source("S1", "b.txt")], vec![quotation("S1", "keep")])),
+            (
+                entry("notices"),
+                result("Keep [S1].", vec![source("S1", "b.txt")], vec![quotation("S1", "keep")]),
+            ),
         ])
     }
 
@@ -347,13 +355,18 @@ mod tests {
 
     #[test]
     fn citations_are_numbered_as_they_come_and_sources_listed() {
-        for output in ["Keep [2]. “grants [9]” [1]", "Keep [notices/S1]. “grants [9]” [patents/S1]", "Keep [2,S2]. “grants [9]” [1]\n\n## Sources\n- [1] x"] {
+        for output in [
+            "Keep [2]. “grants [9]” [1]",
+            "Keep [notices/S1]. “grants [9]” [patents/S1]",
+            "Keep [2,S2]. “grants [9]” [1]\n\n## Sources\n- [1] x",
+        ] {
             let result = inputs().resolve(&report(output)).unwrap();
             assert_eq!(
                 result.output,
                 "# T\n\nKeep [1]. “grants [9]” [2]\n\n## Sources\n\n- [1] B.TXT: b.txt, lines 3–4\n- [2] A.TXT: a.txt, lines 3–4\n"
             );
-            let quoted: Vec<_> = result.quotations.iter().map(|q| (q.source.as_str(), q.text.as_str())).collect();
+            let quoted: Vec<_> =
+                result.quotations.iter().map(|q| (q.source.as_str(), q.text.as_str())).collect();
             assert_eq!(quoted, [("2", "grants [9]"), ("1", "ends"), ("1", "keep")]);
         }
     }

@@ -2,7 +2,6 @@
 //! instructions, without tools. It owns the bounds of question, context and answer; who can be asked, and the models,
 //! are behind [`Consultants`].
 
-use std::fmt::Write;
 use std::sync::Arc;
 
 use futures::FutureExt;
@@ -181,7 +180,7 @@ impl Consult {
             let Some(result) = results.get(&task).await? else { continue };
             let shown = format!("Result of the task {task}:\n{}", barred(&result.output, MAX_RESULT));
             if context.chars().count() + shown.chars().count() > MAX_CONTEXT {
-                write!(context, "Further results are left out.\n").expect("writing to a String can't fail");
+                context.push_str("Further results are left out.\n");
                 break;
             }
             context.push_str(&shown);

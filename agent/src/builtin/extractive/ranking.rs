@@ -4,9 +4,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::conversation::Passage;
-use crate::citations;
 use super::question::{Kind, Question};
 use super::sentences::{self, Sentence};
+use crate::citations;
 use crate::corpus::terms;
 
 /// A sentence that says less of a question than this share is no answer to it.

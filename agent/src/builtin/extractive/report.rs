@@ -6,8 +6,8 @@ use millrace_protocol::result::{Quotation, Source};
 use serde_json::json;
 
 use super::conversation::{self, Exchange, exchanges, has_tool};
-use crate::citations;
 use super::question::Question;
+use crate::citations;
 use crate::desk::Report;
 use crate::model::{Reply, Request};
 use crate::roles::WorkTask;
@@ -76,7 +76,12 @@ impl Parts {
         let Shown { task_id, result, cut } = shown;
         let number =
             |id: &str| result.sources.iter().find(|known| known.id == id).map(|known| known.id.clone());
-        let body = lowered(&citations::renumber(&result.output, &result.quotations, number));
+        let mut body = lowered(&citations::renumber(&result.output, &result.quotations, number));
+        if citations::citations(&body, &result.quotations).is_empty() && !result.sources.is_empty() {
+            // Its citations are in what was left out for its length.
+            let marks: Vec<String> = result.sources.iter().map(|source| format!("[{}]", source.id)).collect();
+            body = format!("{}\n\nFrom {}.", body.trim_end(), marks.join(", "));
+        }
         let summary = if result.summary.is_empty() { entry.summary.clone() } else { result.summary };
         let summary = citations::renumber(&summary, &[], number);
         for quotation in result.quotations {

@@ -7,9 +7,9 @@ use millrace_protocol::result::Quotation;
 use serde_json::json;
 
 use super::conversation::{self, Exchange, FoundPassage, exchanges, has_tool};
-use crate::citations;
 use super::question::Question;
 use super::ranking::{self, Candidate, Choice};
+use crate::citations;
 use crate::desk::{Findings, Passage};
 use crate::model::{Reply, Request};
 use crate::roles::WorkTask;

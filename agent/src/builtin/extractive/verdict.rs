@@ -8,8 +8,8 @@ use serde_json::{Value, json};
 
 use super::conversation::{self, Exchange, Passage, exchanges, has_tool};
 use super::criteria;
-use crate::citations;
 use super::question::{Question, Wanted};
+use crate::citations;
 use crate::citations::fold;
 use crate::corpus::terms;
 use crate::model::{Reply, Request};
