@@ -85,7 +85,7 @@ pub fn list_completed_tasks(results: Arc<dyn Results>) -> Arc<dyn Tool> {
          'missing' where a task has no result. Read one with get_task_result.",
         move |ListArguments {}: ListArguments, _| {
             let results = results.clone();
-            async move { Ok(as_json(&results.list().await?)) }
+            async move { Ok(listed(results.list().await?)) }
         },
     )
 }
@@ -102,6 +102,18 @@ pub fn get_task_result(results: Arc<dyn Results>) -> Arc<dyn Tool> {
             async move { get(results.as_ref(), arguments).await }
         },
     )
+}
+
+/// A list of results, in which of many the objectives and summaries are cut.
+fn listed(entries: Vec<ResultEntry>) -> String {
+    let each = (MAX_RESULT_CHARS / 2 / entries.len().max(1)).clamp(60, 2_000);
+    let cut = |text: &str| head_and_tail(text, each);
+    let shown = entries.into_iter().map(|entry| ResultEntry {
+        objective: cut(&entry.objective),
+        summary: cut(&entry.summary),
+        ..entry
+    });
+    as_json(&shown.collect::<Vec<_>>())
 }
 
 async fn get(results: &dyn Results, arguments: GetArguments) -> Result<String, ToolError> {
