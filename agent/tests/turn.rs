@@ -180,7 +180,7 @@ fn a_bad_call_is_told_to_the_model_and_never_runs() {
         (
             "look",
             r#"{"at": "sky", "depth": "deep"}"#,
-            r#"the arguments of look do not fit: 'depth' must be one of "near", "far", not "deep""#,
+            r#"the arguments of look do not fit: 'depth' must be one of "near", "far", null, not "deep""#,
         ),
         (
             "look",

@@ -356,7 +356,8 @@ pub(crate) fn nearest<'a>(unknown: &str, known: impl IntoIterator<Item = &'a str
     let unknown = unknown.to_lowercase();
     let near = known.into_iter().filter(|name| name.len() <= 100);
     let near = near.map(|name| (strsim::osa_distance(&unknown, &name.to_lowercase()), name)).min()?;
-    (near.0 <= near.1.chars().count().max(3) / 3).then_some(near.1)
+    let length = near.1.chars().count();
+    (near.0 <= length.max(3) / 3 && near.0 < length).then_some(near.1)
 }
 
 #[cfg(test)]

@@ -9,12 +9,11 @@ use millrace_agent::tool::{Effect, Tool, Toolbox, typed_as};
 use millrace_agent::turn::{
     AttemptName, Driver, Journal, JournalError, Machine, MemoryJournal, Outcome, PlainText,
 };
-use millrace_protocol::ids::{Capability, Lane, RunId, TaskId};
+use millrace_protocol::ids::TaskId;
 use millrace_protocol::plan::Work;
-use millrace_protocol::work::Order;
 use serde_json::{Value, json};
 
-use crate::support::{Look, Scripted, brief, calls, named, names, says};
+use crate::support::{Look, Scripted, attempt, brief, calls, named, names, order, says};
 
 /// A journal whose steps others can look at while it is written.
 #[derive(Clone, Default)]
@@ -62,26 +61,6 @@ fn tools(journal: &Open) -> (Toolbox, Runs) {
     };
     let all = [tool("look", Effect::Pure), tool("put", Effect::Idempotent), tool("send", Effect::Effect)];
     (Toolbox::new(all).unwrap(), runs)
-}
-
-fn attempt() -> AttemptName {
-    AttemptName::of(&Order {
-        run: RunId::new("r1").unwrap(),
-        lane: Lane(0),
-        work: Work::Task { task: TaskId::new("t1").unwrap(), attempt: 2 },
-        mission: String::new(),
-        objective: String::new(),
-        capability: Capability::new("c").unwrap(),
-        parameters: std::collections::BTreeMap::new(),
-        inputs: Vec::new(),
-        criteria: Vec::new(),
-        is_final: false,
-        feedback: Vec::new(),
-        limits: millrace_protocol::plan::Limits::default(),
-        documents: None,
-        model: None,
-        own_model: None,
-    })
 }
 
 fn replies() -> Vec<Reply> {
@@ -140,7 +119,14 @@ async fn an_effect_that_was_begun_and_lost_is_told_and_never_repeated() {
 }
 
 #[test]
-fn a_review_and_a_plan_have_names_that_no_task_has() {
-    assert_eq!(attempt().to_string(), "r1/t1/2");
-    assert_eq!(attempt().key(3, 1), "r1/t1/2/3.1");
+fn every_kind_of_work_has_names_of_its_own() {
+    let task = || TaskId::new("t1").unwrap();
+    let table = [
+        (Work::Task { task: task(), attempt: 2 }, "r1/t1/2/3.1"),
+        (Work::Review { task: task(), attempt: 2, review: 1 }, "r1/t1/2/review.1/3.1"),
+        (Work::Planning { turn: 1, attempt: 2 }, "r1/@planning.1/2/3.1"),
+    ];
+    for (work, key) in table {
+        assert_eq!(AttemptName::of(&order(work)).key(3, 1), key);
+    }
 }

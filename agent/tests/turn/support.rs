@@ -11,8 +11,13 @@ use millrace_agent::model::{
     AnswerSchema, Finish, Message, Model, ModelError, Reply, Request, ToolCall, ToolResult, Watch,
 };
 use millrace_agent::tool::{Tool, ToolError, Toolbox, typed};
-use millrace_agent::turn::{Answer, Brief, Driver, Ended, Limits, Machine, MemoryJournal, Returned};
+use millrace_agent::turn::{
+    Answer, AttemptName, Brief, Driver, Ended, Limits, Machine, MemoryJournal, Returned,
+};
+use millrace_protocol::ids::{Capability, Lane, RunId, TaskId};
+use millrace_protocol::plan::Work;
 use millrace_protocol::result::Usage;
+use millrace_protocol::work::Order;
 use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::Value;
@@ -165,4 +170,29 @@ pub fn asked<A: Answer>(machine: &Machine<A>) -> Vec<String> {
         Message::Assistant { .. } | Message::Tool(_) => None,
     });
     texts.collect()
+}
+
+/// The second attempt at a task.
+pub fn attempt() -> AttemptName {
+    AttemptName::of(&order(Work::Task { task: TaskId::new("t1").unwrap(), attempt: 2 }))
+}
+
+pub fn order(work: Work) -> Order {
+    Order {
+        run: RunId::new("r1").unwrap(),
+        lane: Lane(0),
+        work,
+        mission: String::new(),
+        objective: String::new(),
+        capability: Capability::new("c").unwrap(),
+        parameters: BTreeMap::new(),
+        inputs: Vec::new(),
+        criteria: Vec::new(),
+        is_final: false,
+        feedback: Vec::new(),
+        limits: millrace_protocol::plan::Limits::default(),
+        documents: None,
+        model: None,
+        own_model: None,
+    }
 }
