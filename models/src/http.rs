@@ -14,17 +14,20 @@ pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// Names that are never asked for through a proxy: what runs on this machine is not reachable from there.
 const LOOPBACK: &str = "localhost,127.0.0.0/8,::1";
 
-/// A client with a pool of connections of its own. It belongs to the runtime that it is first used in; clones share
-/// the pool. Where the machine has no certificate authorities, `http` addresses still work, and `https` ones fail
-/// with what [`without_authorities`] says.
+/// The process's client, with one pool of connections for all. Reading the machine's certificate authorities takes
+/// longer than a request to a server nearby, so that it happens once. Where there are none, `http` addresses still
+/// work, and `https` ones fail with what [`without_authorities`] says.
 #[must_use]
 pub fn client() -> reqwest::Client {
-    builder().build().unwrap_or_else(|error| {
-        warn!(%error, "no certificate authorities were found: https addresses can't be reached");
-        let none = std::iter::empty::<reqwest::Certificate>();
-        NO_AUTHORITIES.get_or_init(|| ());
-        builder().tls_certs_only(none).build().expect("a client without certificate authorities can be built")
-    })
+    static CLIENT: OnceLock<reqwest::Client> = OnceLock::new();
+    CLIENT.get_or_init(|| builder().build().unwrap_or_else(|error| without_tls(&error))).clone()
+}
+
+fn without_tls(error: &reqwest::Error) -> reqwest::Client {
+    warn!(%error, "no certificate authorities were found: https addresses can't be reached");
+    NO_AUTHORITIES.get_or_init(|| ());
+    let none = std::iter::empty::<reqwest::Certificate>();
+    builder().tls_certs_only(none).build().expect("a client without certificate authorities can be built")
 }
 
 /// What [`client`] is made from, for those who need more than it sets.
@@ -69,7 +72,7 @@ fn proxies(env: &dyn Fn(&str) -> Option<String>) -> Vec<Proxy> {
     let except =
         first(["NO_PROXY", "no_proxy"]).map_or_else(|| LOOPBACK.into(), |own| format!("{LOOPBACK},{own}"));
     let all = first(["ALL_PROXY", "all_proxy"]);
-    let http = first(["http_proxy", "http_proxy"]).or_else(|| all.clone());
+    let http = env("http_proxy").filter(|text| !text.trim().is_empty()).or_else(|| all.clone());
     let https = first(["HTTPS_PROXY", "https_proxy"]).or(all);
     let made = [http.and_then(|url| told(Proxy::http(url))), https.and_then(|url| told(Proxy::https(url)))];
     made.into_iter().flatten().map(|proxy| proxy.no_proxy(NoProxy::from_string(&except))).collect()
@@ -92,7 +95,9 @@ mod tests {
 
     #[test]
     fn a_client_can_be_built_twice() {
-        let (_one, _two) = (client(), client());
+        builder().build().unwrap();
+        builder().build().unwrap();
+        assert_eq!(without_authorities(), None, "a machine that runs tests has some");
     }
 
     #[test]

@@ -1,0 +1,22 @@
+//! One suite against every wire: what is asked of a provider, to the byte, and everything that a provider, a gateway or
+//! a network can answer with. The providers are stubs on loopback, but for the last part, which asks a real model.
+
+#[path = "conformance/stub.rs"]
+mod stub;
+#[path = "conformance/wires.rs"]
+mod wires;
+
+#[path = "conformance/breaks.rs"]
+mod breaks;
+#[path = "conformance/faults.rs"]
+mod faults;
+#[path = "conformance/framing.rs"]
+mod framing;
+#[path = "conformance/oddities.rs"]
+mod oddities;
+#[path = "conformance/real.rs"]
+mod real;
+#[path = "conformance/requests.rs"]
+mod requests;
+#[path = "conformance/turns.rs"]
+mod turns;
