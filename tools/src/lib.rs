@@ -1,1 +1,10 @@
-//! Tools that reach out of the process: the web, programs and MCP servers. It knows nothing of NATS.
+//! Tools that reach out of the process: the web ([`web`]), programs ([`execute`]) and MCP servers ([`mcp`]). They are
+//! [`millrace_agent::tool::Tool`]s like any other. The crate owns what keeps each of them within bounds; it knows
+//! nothing of runs, NATS or capability files, and whoever opens a tool brings its settings.
+
+pub mod execute;
+mod material;
+#[cfg(feature = "mcp")]
+pub mod mcp;
+mod tls;
+pub mod web;
