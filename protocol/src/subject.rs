@@ -12,6 +12,7 @@
 //! work.planner.<run>.<turn>.<attempt>                   the same, for a turn of the planner
 //! files.<run>.<part>.<part>…                             agents: one version of a file a message
 //! stop.<run>                                            supervisor, no stream: who works on it stops
+//! live.<run>.<topic>                                    agents, no stream: what a model is just writing
 //! ```
 
 use std::fmt;
@@ -196,6 +197,18 @@ pub fn read_token(token: &str) -> Option<String> {
 #[must_use]
 pub fn stop(run: &RunId) -> String {
     format!("stop.{run}")
+}
+
+/// Where it is told what a model is just writing, for whoever watches.
+#[must_use]
+pub fn live(run: &RunId, work: &Work) -> String {
+    format!("live.{run}.{}", Topic::journal(work))
+}
+
+/// All [`live`] subjects of a run.
+#[must_use]
+pub fn all_live(run: &RunId) -> String {
+    format!("live.{run}.>")
 }
 
 /// All [`stop`] subjects.

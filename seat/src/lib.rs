@@ -1,8 +1,14 @@
 //! An agent's seat at the log: its journal, its sources, its workspace and its limits as the cluster keeps them. It joins
 //! the runtime's words to those of the agent, for workers and critics alike, and decides nothing.
 
+mod files;
 mod journal;
+mod limits;
+mod live;
 mod sources;
 
+pub use files::Shared;
 pub use journal::Recorded;
+pub use limits::Limits;
+pub use live::Live;
 pub use sources::{Reading, unreadable};

@@ -8,7 +8,7 @@ use millrace_runtime::archive::find_run;
 
 use crate::client::{Reading, Target, find};
 use crate::exit::{Exit, Stop};
-use crate::view::{board, line};
+use crate::view::{Live, board, line};
 
 /// The arguments of `millrace replay`.
 #[derive(Args, Debug)]
@@ -58,7 +58,7 @@ async fn replay(bus: &Bus, arguments: &Arguments) -> Result<Exit, Stop> {
     if arguments.json {
         println!("{:#}", serde_json::json!({ "run": run, "plan": plan }));
     } else {
-        board(&run, &plan, now, 200, usize::MAX).iter().for_each(|line| println!("{line}"));
+        board(&run, &plan, &Live::default(), now, 200, usize::MAX).iter().for_each(|line| println!("{line}"));
     }
     Ok(Exit::Completed)
 }

@@ -8,7 +8,7 @@ use crate::client::{Reading, Target, find, fold};
 use crate::commands::watch::print;
 use crate::exit::{Exit, Stop};
 use crate::report::Report;
-use crate::view::board;
+use crate::view::{Live, board};
 
 /// The arguments of `millrace show`.
 #[derive(Args, Debug)]
@@ -32,7 +32,9 @@ async fn show(bus: &Bus, arguments: &Arguments) -> Result<Exit, Stop> {
     let run = find(bus, &arguments.run).await?;
     let plan = fold(bus, &run, None).await?;
     if !arguments.json {
-        board(&run, &plan, Timestamp::now(), 200, usize::MAX).iter().for_each(|line| println!("{line}"));
+        board(&run, &plan, &Live::default(), Timestamp::now(), 200, usize::MAX)
+            .iter()
+            .for_each(|line| println!("{line}"));
     }
     let unfinished = arguments.json.then(|| serde_json::json!({ "run": run, "plan": plan }));
     match (Report::fetch(bus, &run, plan).await?, unfinished) {

@@ -5,15 +5,17 @@ use std::time::Duration;
 
 use anyhow::anyhow;
 use clap::Args;
+use futures::StreamExt;
 use millrace_protocol::ids::RunId;
 use millrace_protocol::plan::{Plan, apply_decision};
+use millrace_protocol::subject;
 use millrace_runtime::Bus;
 use tokio_util::sync::CancellationToken;
 
 use crate::client::{Target, find, follow};
 use crate::exit::{Exit, Stop};
 use crate::report::Report;
-use crate::view::{View, emit, say};
+use crate::view::{Live, View, emit, say};
 
 /// How often what is shown is drawn again while nothing happens.
 const REDRAW: Duration = Duration::from_millis(250);
@@ -75,6 +77,8 @@ pub async fn watch(
 ) -> Result<Exit, Stop> {
     let mut plan = Plan::default();
     let mut decisions = follow(bus, run);
+    let mut live = Live::default();
+    let mut writing = bus.client().subscribe(subject::all_live(run)).await.map_err(Stop::environment)?;
     let mut redraw = tokio::time::interval(REDRAW);
     redraw.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Skip);
     while plan.end.is_none() {
@@ -83,9 +87,10 @@ pub async fn watch(
                 let Some(decision) = decision else { break };
                 let (sequence, decision) = decision?;
                 apply_decision(&mut plan, &decision);
-                view.decided(run, &plan, sequence, &decision);
+                view.decided(run, &plan, &live, sequence, &decision);
             }
-            _ = redraw.tick() => view.tick(run, &plan),
+            Some(message) = writing.next() => live.take(&message.subject, &message.payload),
+            _ = redraw.tick() => view.tick(run, &plan, &live),
             () = interrupt.cancelled() => {
                 view.end(run, &plan);
                 say(&format!("millrace: interrupted; run {run} is kept, and `millrace resume {run}` goes on with it"));

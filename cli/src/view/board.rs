@@ -4,9 +4,21 @@ use jiff::{SignedDuration, Timestamp};
 use millrace_protocol::ids::RunId;
 use millrace_protocol::plan::{ErroredFor, Plan, Task, TaskState};
 
+use super::live::Live;
+
+/// How many characters are shown of what a model is just writing.
+const LIVE: usize = 60;
+
 /// The lines, none wider than `width` characters, at most `height` of them. Where not all tasks fit, those that say
 /// most are kept: what is under way and what went wrong before what waits, and what is done last.
-pub fn board(run: &RunId, plan: &Plan, now: Timestamp, width: usize, height: usize) -> Vec<String> {
+pub fn board(
+    run: &RunId,
+    plan: &Plan,
+    live: &Live,
+    now: Timestamp,
+    width: usize,
+    height: usize,
+) -> Vec<String> {
     let mut lines = vec![headline(run, plan, now)];
     if let Some(planning) = plan.planning.as_ref().filter(|_| plan.end.is_none()) {
         let who = planning.worker.as_ref().map_or("waits for a planner".into(), |who| format!("on {who}"));
@@ -20,7 +32,7 @@ pub fn board(run: &RunId, plan: &Plan, now: Timestamp, width: usize, height: usi
     for (at, task) in shown.iter().enumerate() {
         let is_last = at + 1 == shown.len() && hidden == 0;
         let branch = if is_last { "└─" } else { "├─" };
-        lines.push(format!("{branch} {}", task_line(task, names, now)));
+        lines.push(format!("{branch} {}", task_line(task, live, names, now)));
     }
     if hidden > 0 {
         lines.push(format!("└─ and {hidden} more"));
@@ -65,7 +77,7 @@ fn weight(state: TaskState) -> u8 {
     }
 }
 
-fn task_line(task: &Task, names: usize, now: Timestamp) -> String {
+fn task_line(task: &Task, live: &Live, names: usize, now: Timestamp) -> String {
     let mut parts = Vec::new();
     if task.attempt > 1 {
         parts.push(format!("attempt {} of {}", task.attempt, task.spec.limits.max_attempts));
@@ -78,7 +90,7 @@ fn task_line(task: &Task, names: usize, now: Timestamp) -> String {
     if !task.state.is_terminal() && task.state != TaskState::Pending {
         parts.push(age(now.duration_since(task.since)));
     }
-    parts.extend(remark(task));
+    parts.extend(live.of(task, LIVE).or_else(|| remark(task)));
     format!("{:names$}  {} {:12}  {}", task.spec.id, sign(task.state), task.state, parts.join(", "))
         .trim_end()
         .to_owned()

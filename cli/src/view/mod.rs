@@ -3,6 +3,7 @@
 
 mod board;
 mod lines;
+mod live;
 mod tree;
 
 use std::io::{IsTerminal, Write};
@@ -13,6 +14,7 @@ use millrace_protocol::plan::{Decision, Plan};
 
 pub use board::board;
 pub use lines::line;
+pub use live::Live;
 
 /// How a run is shown.
 pub enum View {
@@ -35,9 +37,9 @@ impl View {
     }
 
     /// Something was decided, and is in `plan` already.
-    pub fn decided(&self, run: &RunId, plan: &Plan, sequence: u64, decision: &Decision) {
+    pub fn decided(&self, run: &RunId, plan: &Plan, live: &Live, sequence: u64, decision: &Decision) {
         match self {
-            Self::Tree(tree) => tree.draw(run, plan, Timestamp::now()),
+            Self::Tree(tree) => tree.draw(run, plan, live, Timestamp::now()),
             Self::Lines => {
                 for event in &decision.events {
                     say(&format!("{} {}", decision.at.strftime("%H:%M:%S"), line(event)));
@@ -53,9 +55,9 @@ impl View {
     }
 
     /// Time has passed.
-    pub fn tick(&self, run: &RunId, plan: &Plan) {
+    pub fn tick(&self, run: &RunId, plan: &Plan, live: &Live) {
         match self {
-            Self::Tree(tree) => tree.draw(run, plan, Timestamp::now()),
+            Self::Tree(tree) => tree.draw(run, plan, live, Timestamp::now()),
             Self::Lines | Self::Json => {}
         }
     }

@@ -9,6 +9,7 @@ use millrace_protocol::ids::RunId;
 use millrace_protocol::plan::Plan;
 
 use super::board::board;
+use super::live::Live;
 
 /// How many lines of a terminal the board leaves free.
 const MARGIN: usize = 2;
@@ -31,10 +32,12 @@ impl Tree {
     }
 
     /// Draws the state.
-    pub fn draw(&self, run: &RunId, plan: &Plan, now: Timestamp) {
+    pub fn draw(&self, run: &RunId, plan: &Plan, live: &Live, now: Timestamp) {
         let (height, width) = Term::stderr().size();
         let height = usize::from(height).saturating_sub(MARGIN).max(3);
-        self.bar.set_message(board(run, plan, now, usize::from(width).saturating_sub(1), height).join("\n"));
+        self.bar.set_message(
+            board(run, plan, live, now, usize::from(width).saturating_sub(1), height).join("\n"),
+        );
     }
 
     /// Draws it for the last time, and leaves it on the screen.
@@ -44,7 +47,8 @@ impl Tree {
             return;
         }
         let (_, width) = Term::stderr().size();
-        for line in board(run, plan, now, usize::from(width).saturating_sub(1), LAST_LINES) {
+        for line in board(run, plan, &Live::default(), now, usize::from(width).saturating_sub(1), LAST_LINES)
+        {
             super::say(&line);
         }
     }
