@@ -89,6 +89,55 @@ pub fn read<'a>(
     .boxed()
 }
 
+/// The last message of each subject of `stream` that matches one of `filters`, oldest first; `None` if these are more
+/// than a server tells at once (1,024).
+///
+/// # Errors
+/// The server does not answer.
+pub fn last_of_each<'a>(
+    client: &'a Client,
+    stream: &'a str,
+    filters: &'a [String],
+) -> BoxFuture<'a, Result<Option<Vec<Record>>, Fault>> {
+    async move {
+        let what = format!("reading the last messages of {stream}");
+        let (mut records, mut up_to, mut tries) = (Vec::new(), None, 0);
+        loop {
+            let next = records.last().map_or(1, |last: &Record| last.sequence + 1);
+            let mut request = serde_json::json!({ "multi_last": filters, "seq": next });
+            if let Some(up_to) = up_to {
+                request["up_to_seq"] = serde_json::Value::from(up_to);
+            }
+            match ask(client, stream, &request, &what, &mut records).await {
+                Ok(Answer::Last) => return Ok(Some(records)),
+                Ok(Answer::More { up_to: so_far }) => up_to = up_to.or(so_far),
+                Ok(Answer::TooMany) => return Ok(None),
+                Err(fault) if tries < TRIES => {
+                    tries += 1;
+                    tracing::debug!(%fault, tries, "reading again");
+                    // What is the last of a subject may change between two tries, unless the first said up to where.
+                    if up_to.is_none() {
+                        records.clear();
+                    }
+                    tokio::time::sleep(crate::fault::pause(tries)).await;
+                }
+                Err(fault) => return Err(fault),
+            }
+        }
+    }
+    .boxed()
+}
+
+/// How an answer ended.
+enum Answer {
+    /// There is no more.
+    Last,
+    /// There is more, up to this sequence.
+    More { up_to: Option<u64> },
+    /// There is more than can be asked for in this way.
+    TooMany,
+}
+
 /// Reads one page into `records`; says whether it was the last.
 async fn page(
     client: &Client,
@@ -97,27 +146,49 @@ async fn page(
     from: u64,
     records: &mut Vec<Record>,
 ) -> Result<bool, Fault> {
-    let what = || format!("reading {filter} from {stream}");
-    let request = serde_json::json!({ "batch": PAGE, "seq": from, "next_by_subj": filter }).to_string();
+    let what = format!("reading {filter} from {stream}");
+    let request = serde_json::json!({ "batch": PAGE, "seq": from, "next_by_subj": filter });
+    match ask(client, stream, &request, &what, records).await? {
+        Answer::Last => Ok(true),
+        Answer::More { .. } => Ok(false),
+        Answer::TooMany => Err(Fault::unavailable(what, "too many messages at once")),
+    }
+}
+
+/// Sends one request and puts what comes into `records`.
+async fn ask(
+    client: &Client,
+    stream: &str,
+    request: &serde_json::Value,
+    what: &str,
+    records: &mut Vec<Record>,
+) -> Result<Answer, Fault> {
     let inbox = client.new_inbox();
     let mut answers =
-        client.subscribe(inbox.clone()).await.map_err(|error| Fault::unavailable(what(), error))?;
+        client.subscribe(inbox.clone()).await.map_err(|error| Fault::unavailable(what, error))?;
     client
-        .publish_with_reply(format!("$JS.API.DIRECT.GET.{stream}"), inbox, request.into())
+        .publish_with_reply(format!("$JS.API.DIRECT.GET.{stream}"), inbox, request.to_string().into())
         .await
-        .map_err(|error| Fault::unavailable(what(), error))?;
+        .map_err(|error| Fault::unavailable(what, error))?;
     loop {
         let message = tokio::time::timeout(PATIENCE, answers.next())
             .await
-            .map_err(|_| Fault::unavailable(what(), "it stopped in mid-answer"))?
-            .ok_or_else(|| Fault::unavailable(what(), "the connection closed"))?;
+            .map_err(|_| Fault::unavailable(what, "it stopped in mid-answer"))?
+            .ok_or_else(|| Fault::unavailable(what, "the connection closed"))?;
         match message.status.map(|status| status.as_u16()) {
-            None => records.push(record(message).ok_or_else(|| Fault::unavailable(what(), "no sequence"))?),
-            Some(404) => return Ok(true),
-            Some(204) => return Ok(header(&message, "Nats-Num-Pending").is_none_or(|left| left == "0")),
+            None => records.push(record(message).ok_or_else(|| Fault::unavailable(what, "no sequence"))?),
+            Some(404) => return Ok(Answer::Last),
+            Some(204) if header(&message, "Nats-Num-Pending").is_none_or(|left| left == "0") => {
+                return Ok(Answer::Last);
+            }
+            Some(204) => {
+                let up_to = header(&message, "Nats-UpTo-Sequence").and_then(|text| text.parse().ok());
+                return Ok(Answer::More { up_to });
+            }
+            Some(413) => return Ok(Answer::TooMany),
             Some(status) => {
                 let why = message.description.unwrap_or_else(|| status.to_string());
-                return Err(Fault::unavailable(what(), why));
+                return Err(Fault::unavailable(what, why));
             }
         }
     }

@@ -28,6 +28,7 @@ pub mod fault;
 pub mod host;
 pub mod journal;
 pub mod lease;
+pub mod limits;
 pub mod log;
 mod objects;
 pub mod queue;
@@ -36,6 +37,7 @@ pub mod shutdown;
 pub mod tail;
 pub mod telemetry;
 pub mod topology;
+pub mod workspace;
 
 pub use bus::{Bus, Connection};
 pub use fault::Fault;

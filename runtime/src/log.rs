@@ -58,7 +58,8 @@ pub async fn append<M: Message>(
 ) -> Result<u64, AppendError> {
     let payload = sealed(bus, message).await?;
     let subject = subject::topic(lane, run, topic);
-    append_payload(bus, lane, subject, payload, last).await
+    let id = uuid::Uuid::now_v7().simple().to_string();
+    append_payload(bus, lane_stream(lane), subject, payload, last, id).await
 }
 
 /// The envelope of a message, with its body in the blob store if it is large.
@@ -70,15 +71,17 @@ async fn sealed<M: Message>(bus: &Bus, message: &M) -> Result<Bytes, Fault> {
     Ok(seal_stored::<M>(bus.blobs().put(&body).await?).into())
 }
 
-fn append_payload<'a>(
+/// Appends to a subject of a stream where `last` is the sequence of its last message. Whatever has the same `id` is the
+/// same message: if it stands there already, it is as good as written.
+pub(crate) fn append_payload<'a>(
     bus: &'a Bus,
-    lane: Lane,
+    stream: String,
     subject: String,
     payload: Bytes,
     last: u64,
+    id: String,
 ) -> BoxFuture<'a, Result<u64, AppendError>> {
     async move {
-        let id = uuid::Uuid::now_v7().simple().to_string();
         let publish = || {
             PublishMessage::build()
                 .payload(payload.clone())
@@ -102,7 +105,7 @@ fn append_payload<'a>(
             }
             tracing::debug!(%subject, last, tries, %error, "an append is unclear; asking the log");
             trouble.tell(&subject, &fault);
-            match what_became_of(bus, lane, &subject, &id, last).await {
+            match what_became_of(bus, &stream, &subject, &id, last).await {
                 Became::Written(sequence) => return Ok(sequence),
                 Became::Fenced(last) => return Err(AppendError::Fenced { last }),
                 Became::Nothing if started.elapsed() > PATIENCE => return Err(fault.into()),
@@ -151,8 +154,8 @@ enum Became {
 
 /// Asks the leader for the last message of a subject: ours, another's, or still the one we followed. A subject that
 /// was emptied meanwhile belongs to a run that is over, which is as good as another writer.
-async fn what_became_of(bus: &Bus, lane: Lane, subject: &str, id: &str, last: u64) -> Became {
-    let Ok(stream) = bus.control().get_stream_no_info(lane_stream(lane)).await else {
+async fn what_became_of(bus: &Bus, stream: &str, subject: &str, id: &str, last: u64) -> Became {
+    let Ok(stream) = bus.control().get_stream_no_info(stream).await else {
         return Became::Nothing;
     };
     match stream.get_last_raw_message_by_subject(subject).await {

@@ -16,6 +16,10 @@ use crate::Fault;
 pub const LAYOUT: u32 = 1;
 /// The stream with all queues.
 pub const WORK: &str = "WORK";
+/// The stream with the files of all runs.
+pub const FILES: &str = "FILES";
+/// The bucket of the rates that models may be asked at.
+pub const LIMITS: &str = "limits";
 /// The bucket of lane leases.
 pub const LEASES: &str = "leases";
 /// The bucket of supervisors that share the lanes.
@@ -135,6 +139,7 @@ pub async fn ensure(
         make_stream(context, lane_config(Lane(lane), copies)).await?;
     }
     make_stream(context, work_config(copies)).await?;
+    make_stream(context, files_config(copies)).await?;
     let aged = |name: &str, max_age| kv::Config { bucket: name.into(), max_age, ..keep(copies) };
     let lease = Duration::from_millis(settings.lane_lease_ms);
     for config in [
@@ -143,6 +148,7 @@ pub async fn ensure(
         aged(BEATS, BEAT_AGE),
         aged(CAPABILITIES, Duration::ZERO),
         aged(RUNS, Duration::ZERO),
+        aged(LIMITS, Duration::ZERO),
     ] {
         bucket(context, config).await?;
     }
@@ -175,6 +181,25 @@ pub async fn find(context: &jetstream::Context, url: &str) -> Result<ClusterSett
     let settings = read_settings(&store).await?;
     Wanted::default().check(&settings)?;
     Ok(settings)
+}
+
+/// Makes sure that there is a stream for files: an older cluster has none.
+pub(crate) async fn ensure_files(context: &jetstream::Context, copies: u8) -> Result<(), Fault> {
+    match context.get_stream(FILES).await {
+        Ok(_) => Ok(()),
+        Err(error) if code(&error) == Some(ErrorCode::STREAM_NOT_FOUND) => {
+            make_stream(context, files_config(copies.into())).await
+        }
+        Err(error) => Err(fault(&format!("stream {FILES}"), &error)),
+    }
+}
+
+/// The bucket of limits, made if it is not there: an older cluster has none.
+pub(crate) async fn ensure_limits(context: &jetstream::Context, copies: u8) -> Result<kv::Store, Fault> {
+    match context.get_key_value(LIMITS).await {
+        Ok(store) => Ok(store),
+        Err(_) => bucket(context, kv::Config { bucket: LIMITS.into(), ..keep(copies.into()) }).await,
+    }
 }
 
 /// Makes sure that a capability has its queue.
@@ -270,6 +295,21 @@ fn work_config(replicas: usize) -> stream::Config {
         discard_new_per_subject: true,
         allow_direct: true,
         max_consumers: 10_000,
+        ..Default::default()
+    }
+}
+
+/// Every version of every file is kept, and the last of each path is found by its subject.
+fn files_config(replicas: usize) -> stream::Config {
+    stream::Config {
+        name: FILES.into(),
+        subjects: vec![subject::ALL_FILES.into()],
+        retention: RetentionPolicy::Limits,
+        storage: StorageType::File,
+        num_replicas: replicas,
+        compression: Some(Compression::None),
+        allow_direct: true,
+        max_consumers: 1_000,
         ..Default::default()
     }
 }

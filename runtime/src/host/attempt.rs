@@ -69,6 +69,12 @@ impl Attempt {
         &self.cancelled
     }
 
+    /// The connection to the cluster.
+    #[must_use]
+    pub fn bus(&self) -> &Bus {
+        &self.bus
+    }
+
     /// For reading results and blobs; may be kept and shared.
     #[must_use]
     pub fn reader(&self) -> Reader {
