@@ -13,8 +13,20 @@ use crate::builtin::Extractive;
 /// # Errors
 /// See [`OpenError`].
 pub fn open(choice: &Choice, opener: &Opener) -> Result<Arc<dyn Model>, OpenError> {
-    opener.open(choice, &|name| match name {
-        Extractive::NAME => Some(Arc::new(Extractive) as Arc<dyn Model>),
+    opener.open(choice, &built_in)
+}
+
+/// Looks whether a choice names models that can be, without their keys, addresses and files.
+///
+/// # Errors
+/// A name means nothing here.
+pub fn check(choice: &Choice) -> Result<(), OpenError> {
+    millrace_models::open::check(choice, &built_in)
+}
+
+fn built_in(name: &str) -> Option<Arc<dyn Model>> {
+    match name {
+        Extractive::NAME => Some(Arc::new(Extractive)),
         _ => None,
-    })
+    }
 }

@@ -186,10 +186,8 @@ impl Model for Script {
 
 /// A call's name follows from its place in the conversation, so that it is the same again after a restart.
 fn called(at: usize, call: &Call, scene: &Scene<'_>) -> Result<ToolCall, String> {
-    let arguments = match &call.arguments {
-        Value::Null => "{}".to_owned(),
-        arguments => filled::text(&scene.fill(arguments)?),
-    };
+    let arguments =
+        if call.arguments.is_null() { "{}".to_owned() } else { filled::text(&scene.fill(&call.arguments)?) };
     Ok(ToolCall { id: format!("call_{}_{}", scene.turn, at + 1), name: call.tool.clone(), arguments })
 }
 

@@ -66,13 +66,15 @@ fn in_order(request: &Request) -> [(&'static str, Value); 5] {
 struct Comparison {
     same: usize,
     different: usize,
+    /// How many characters the texts that differ begin with together.
+    common: usize,
     first: Option<Difference>,
 }
 
 impl Comparison {
-    fn score(&self) -> isize {
-        isize::try_from(self.same).unwrap_or(isize::MAX)
-            - isize::try_from(self.different).unwrap_or(isize::MAX)
+    /// The greater, the nearer.
+    fn score(&self) -> (isize, usize) {
+        (self.same.cast_signed() - self.different.cast_signed(), self.common)
     }
 
     fn compare(&mut self, path: &str, recorded: &Value, asked: &Value) {
@@ -107,6 +109,7 @@ impl Comparison {
             return self.note(path, shown(&recorded.to_string(), 0), shown(&asked.to_string(), 0));
         };
         let common = a.chars().zip(b.chars()).take_while(|(a, b)| a == b).count();
+        self.common += common;
         self.note(&format!("{path} from character {}", common + 1), shown(a, common), shown(b, common));
     }
 
@@ -123,4 +126,29 @@ fn shown(text: &str, from: usize) -> String {
     let start = from.saturating_sub(SHOWN / 3);
     let cut: String = text.chars().skip(start).take(SHOWN).collect();
     format!("{}{cut:?}", if start > 0 { "…" } else { "" })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::Message;
+
+    fn request(text: &str) -> Request {
+        Request {
+            system: String::new(),
+            messages: vec![Message::User { text: text.into() }],
+            tools: Vec::new(),
+            answer: None,
+            max_output_tokens: 1,
+        }
+    }
+
+    #[test]
+    fn of_requests_that_differ_in_one_place_the_one_that_differs_later_is_nearer() {
+        let recorded = [request("far away"), request("the patents of 2024"), request("the others")];
+        let near = nearest(recorded.iter(), &request("the patents of 2025")).unwrap();
+        assert_eq!((near.line, near.first.path.as_str()), (2, "messages[0].text from character 19"));
+        assert_eq!(near.first.recorded, "\"the patents of 2024\"");
+        assert_eq!(near.first.asked, "\"the patents of 2025\"");
+    }
 }

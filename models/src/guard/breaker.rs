@@ -191,17 +191,15 @@ mod tests {
     }
 
     fn go(breaker: &Arc<Breaker>) -> Pass {
-        match Breaker::admit(breaker, Instant::now()) {
-            Admission::Go(pass) => pass,
-            other => panic!("{other:?}"),
-        }
+        let admission = Breaker::admit(breaker, Instant::now());
+        let Admission::Go(pass) = admission else { panic!("{admission:?}") };
+        pass
     }
 
     fn open_for(breaker: &Arc<Breaker>) -> (u64, String) {
-        match Breaker::admit(breaker, Instant::now()) {
-            Admission::Open { until, why } => ((until - Instant::now()).as_secs(), why),
-            other => panic!("{other:?}"),
-        }
+        let admission = Breaker::admit(breaker, Instant::now());
+        let Admission::Open { until, why } = admission else { panic!("{admission:?}") };
+        ((until - Instant::now()).as_secs(), why)
     }
 
     async fn pass_time(seconds: u64) {

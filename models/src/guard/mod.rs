@@ -59,7 +59,10 @@ impl Guarded {
         let mut tries = 0;
         loop {
             tries += 1;
-            let error = match self.ask_once(request, &seen, booked).await {
+            let pass = self.pass().await?;
+            let admitted = self.gate.admit(self.name(), booked, self.policy.longest).await;
+            admitted.map_err(|wait| self.no_room(wait))?;
+            let error = match self.ask_once(pass, request, &seen, booked).await {
                 Ok(reply) => return Ok(reply),
                 Err(error) => error,
             };
@@ -72,10 +75,13 @@ impl Guarded {
         }
     }
 
-    async fn ask_once(&self, request: &Request, watch: &dyn Watch, booked: u64) -> Result<Reply, ModelError> {
-        let pass = self.pass().await?;
-        let admitted = self.gate.admit(self.name(), booked, self.policy.longest).await;
-        admitted.map_err(|wait| self.no_room(wait))?;
+    async fn ask_once(
+        &self,
+        pass: Pass,
+        request: &Request,
+        watch: &dyn Watch,
+        booked: u64,
+    ) -> Result<Reply, ModelError> {
         let answered = timeout(self.timeout, self.inner.reply(request, watch)).await;
         match answered.unwrap_or(Err(ModelError::Timeout { after: self.timeout })) {
             Ok(mut reply) => {

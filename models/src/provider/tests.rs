@@ -4,6 +4,9 @@ use secrecy::ExposeSecret;
 
 use super::*;
 
+/// Variables that are set.
+type Set = &'static [(&'static str, &'static str)];
+
 fn environment(set: &[(&str, &str)]) -> impl Fn(&str) -> Option<String> + Send + Sync + use<> {
     let set: Vec<(String, String)> =
         set.iter().map(|(name, value)| ((*name).into(), (*value).into())).collect();
@@ -23,7 +26,7 @@ fn resolved(name: &str, set: &[(&str, &str)]) -> Result<Endpoint, String> {
 fn a_name_says_who_is_asked_and_where() {
     const KEYS: [(&str, &str); 3] =
         [("OPENAI_API_KEY", "k1"), ("ANTHROPIC_API_KEY", "k2"), ("OPENROUTER_API_KEY", "k3")];
-    let cases: [(&str, &[(&str, &str)], Wire, &str, &str); 17] = [
+    let cases: [(&str, Set, Wire, &str, &str); 17] = [
         ("openai:gpt-6-sol", &[], Wire::OpenAiResponses, OPENAI_ADDRESS, "openai:gpt-6-sol"),
         ("gpt-6-sol", &[], Wire::OpenAiResponses, OPENAI_ADDRESS, "openai:gpt-6-sol"),
         ("openai::gpt-6-sol", &[], Wire::OpenAiResponses, OPENAI_ADDRESS, "openai:gpt-6-sol"),
@@ -93,7 +96,7 @@ fn a_name_says_who_is_asked_and_where() {
 
 #[test]
 fn a_name_that_means_nothing_is_told_with_the_way_out() {
-    let cases: [(&str, &[(&str, &str)], &str); 12] = [
+    let cases: [(&str, Set, &str); 12] = [
         ("opnai:gpt-6-sol", &[], "did you mean openai?"),
         ("gpt:x", &[], "known are: builtin:extractive, openai:gpt-6-sol"),
         ("openai:", &[], "write openai:gpt-6-sol"),

@@ -159,7 +159,7 @@ fn result_text(messages: &[Message], result: &ToolResult) -> String {
         Message::User { .. } | Message::Tool(_) => &[],
     });
     let name =
-        calls.filter(|call| call.id == result.call_id).last().map_or("the tool", |call| call.name.as_str());
+        calls.rev().find(|call| call.id == result.call_id).map_or("the tool", |call| call.name.as_str());
     let what = if result.is_error { "Error" } else { "Result" };
     format!("{what} of {name}:\n{}", result.text)
 }

@@ -1,0 +1,113 @@
+//! A real small model behind an OpenAI-compatible server, at work through the whole of the crate. `MILLRACE_TEST_LLM`
+//! names its address, such as `http://127.0.0.1:8081/v1`; without it the tests say so and do nothing.
+
+#![allow(clippy::unwrap_used, reason = "a test and its helpers may panic")]
+
+use std::sync::Arc;
+
+use millrace_models::choice::{Choice, Structured};
+use millrace_models::model::{AnswerSchema, Message, Model, Reply, Request, ToolResult, ToolSpec};
+use millrace_models::{Opener, open};
+use serde_json::{Value, json};
+
+fn model(structured: Structured) -> Option<Arc<dyn Model>> {
+    let Ok(address) = std::env::var("MILLRACE_TEST_LLM") else {
+        println!("skipped: MILLRACE_TEST_LLM names no server (such as http://127.0.0.1:8081/v1)");
+        return None;
+    };
+    let mut choice = Choice::parse(&format!("openai-compatible:local@{address}")).unwrap();
+    let settings = &mut choice.models[0].settings;
+    settings.structured = structured;
+    settings.temperature = Some(0.0);
+    settings.extra_body.insert("seed".into(), 1.into());
+    open::check(&choice, &|_| None).unwrap();
+    Some(Opener::default().open(&choice, &|_| None).unwrap())
+}
+
+fn request() -> Request {
+    let weather = json!({
+        "type": "object",
+        "properties": { "city": { "type": "string", "description": "The name of a city." } },
+        "required": ["city"],
+        "additionalProperties": false,
+    });
+    let answer = json!({
+        "type": "object",
+        "properties": {
+            "city": { "type": "string" },
+            "degrees": { "type": "integer", "minimum": -90, "maximum": 60 },
+            "verdict": { "enum": ["warm", "cold"] },
+        },
+        "required": ["city", "degrees", "verdict"],
+        "additionalProperties": false,
+    });
+    Request {
+        system: "You answer questions about the weather. Look it up with the tool; never guess.".into(),
+        messages: vec![Message::User { text: "What is the weather in Bern?".into() }],
+        tools: vec![ToolSpec {
+            name: "get_weather".into(),
+            description: "The weather of a city.".into(),
+            schema: weather,
+        }],
+        answer: Some(AnswerSchema { name: "weather".into(), schema: answer }),
+        max_output_tokens: 200,
+    }
+}
+
+async fn ask(model: &dyn Model, request: &Request) -> Reply {
+    model.reply(request, &()).await.unwrap()
+}
+
+fn continued(request: &Request, reply: &Reply, result: &str) -> Request {
+    let mut request = request.clone();
+    let calls = reply.calls.clone();
+    request.messages.push(Message::Assistant {
+        text: reply.text.clone(),
+        calls,
+        keepsake: reply.keepsake.clone(),
+    });
+    for call in &reply.calls {
+        let result = ToolResult { call_id: call.id.clone(), text: result.into(), is_error: false };
+        request.messages.push(Message::Tool(result));
+    }
+    request
+}
+
+fn check_answer(reply: &Reply) {
+    let answer: Value = serde_json::from_str(&reply.text).unwrap_or_else(|_| panic!("{reply:?}"));
+    assert_eq!(answer["degrees"], 31, "{reply:?}");
+    assert!(answer["city"].is_string() && answer["verdict"].is_string(), "{reply:?}");
+}
+
+#[tokio::test]
+async fn a_small_model_calls_a_tool_and_then_answers_in_form() {
+    let Some(model) = model(Structured::Auto) else { return };
+    let request = request();
+    let first = ask(&*model, &request).await;
+    let call = first.calls.first().unwrap_or_else(|| panic!("{first:?}"));
+    assert_eq!(call.name, "get_weather");
+    let arguments: Value = serde_json::from_str(&call.arguments).unwrap();
+    assert!(arguments["city"].as_str().unwrap().contains("Bern"), "{call:?}");
+    assert!(first.usage.input_tokens > 0 && first.usage.output_tokens > 0);
+    let second = ask(&*model, &continued(&request, &first, "31 degrees Celsius, sunny, warm")).await;
+    check_answer(&second);
+}
+
+#[tokio::test]
+async fn a_small_model_answers_in_form_when_there_is_nothing_to_call() {
+    for structured in [Structured::Auto, Structured::Envelope, Structured::Prompt] {
+        let Some(model) = model(structured) else { return };
+        let mut request = Request { tools: Vec::new(), ..request() };
+        request.messages =
+            vec![Message::User { text: "In Bern it is 31 degrees and sunny. Sum up the weather.".into() }];
+        check_answer(&ask(&*model, &request).await);
+    }
+}
+
+#[tokio::test]
+async fn a_call_that_a_small_model_writes_as_text_is_a_call() {
+    let Some(model) = model(Structured::Auto) else { return };
+    let request = Request { answer: None, ..request() };
+    let reply = ask(&*model, &request).await;
+    assert_eq!(reply.calls.first().map(|call| call.name.as_str()), Some("get_weather"), "{reply:?}");
+}
