@@ -104,7 +104,7 @@ fn calls(reply: &Reply) -> Vec<String> {
 async fn an_envelope_holds_the_tools_the_answer_and_the_conversation_so_far() {
     let Played { sent, .. } = play(LOCAL, Structured::Auto, &request(conversation()), text("{}")).await;
     assert!(sent.tools.is_empty());
-    assert!(sent.system.starts_with("You are careful.\n\nReply with JSON only"), "{}", sent.system);
+    assert!(sent.system.starts_with("You are careful.\n\nReply with one JSON value"), "{}", sent.system);
     for told in ["TOOL \"search\": Does search.", "TOOL \"now\"", "{\"action\": \"final\", \"answer\": …}"]
     {
         assert!(sent.system.contains(told), "{}", sent.system);
@@ -131,7 +131,10 @@ async fn an_envelope_holds_the_tools_the_answer_and_the_conversation_so_far() {
     let expected = [
         (true, "Task."),
         (false, r#"[{"action":"search","arguments":{"query":"a"}},{"action":"now","arguments":{}}]"#),
-        (true, "Result of search:\nhit\n\nError of now:\nno clock\n\nGo on."),
+        (
+            true,
+            "Result of search:\nhit\n\nError of now:\nno clock\n\nIf this is enough, answer now with the action \"final\".\n\nGo on.",
+        ),
         (false, r#"{"action":"final","answer":{"output":"bad"}}"#),
         (true, "It does not fit."),
     ];

@@ -57,14 +57,16 @@ fn answer_schema(request: &Request) -> Value {
 }
 
 fn manual(request: &Request, last: &str) -> String {
-    let mut text = String::from("Reply with JSON only, in one of these forms:\n");
+    let mut text = String::from("Reply with one JSON value, in one of these forms.\n");
     if !request.tools.is_empty() {
-        text.push_str("{\"action\": TOOL, \"arguments\": {…}} calls a tool and shows you its result.\n");
-        text.push_str(
-            "[{\"action\": TOOL, \"arguments\": {…}}, …] calls several tools that do not need each other.\n",
-        );
+        text.push_str("- To call a tool and see its result: {\"action\": TOOL, \"arguments\": {…}}\n");
+        text.push_str("- To call several tools at once: [{\"action\": TOOL, \"arguments\": {…}}, …]\n");
     }
-    let _ = writeln!(text, "{{\"action\": \"{last}\", \"answer\": …}} is your answer and ends the work.");
+    let _ =
+        writeln!(text, "- To answer, once you have what you need: {{\"action\": \"{last}\", \"answer\": …}}");
+    if !request.tools.is_empty() {
+        text.push_str("Never repeat a call whose result you have seen.\n");
+    }
     for ToolSpec { name, description, schema } in &request.tools {
         let _ = write!(text, "\nTOOL \"{name}\": {description}\nIts arguments: {}\n", compact(schema));
     }
@@ -130,10 +132,14 @@ fn plain((key, value): (&String, &Value)) -> (String, Value) {
 /// templates want the roles to take turns.
 fn conversation(request: &Request, last: &str) -> Vec<Message> {
     let mut messages: Vec<Message> = Vec::new();
-    for message in &request.messages {
+    for (at, message) in request.messages.iter().enumerate() {
         let text = match message {
             Message::User { text } => text.clone(),
-            Message::Tool(result) => result_text(&request.messages, result),
+            Message::Tool(result) => {
+                let text = result_text(&request.messages, result);
+                let more = matches!(request.messages.get(at + 1), Some(Message::Tool(_)));
+                if more { text } else { format!("{text}\n\n{}", afterwards(last)) }
+            }
             Message::Assistant { text, calls, .. } => {
                 let text = assistant_text(text, calls, last);
                 messages.push(Message::Assistant { text, calls: Vec::new(), keepsake: None });
@@ -151,6 +157,11 @@ fn conversation(request: &Request, last: &str) -> Vec<Message> {
         }
     }
     messages
+}
+
+/// What stands behind the results of a turn: without it the smallest models make the same call again.
+fn afterwards(last: &str) -> String {
+    format!("If this is enough, answer now with the action \"{last}\".")
 }
 
 fn result_text(messages: &[Message], result: &ToolResult) -> String {
