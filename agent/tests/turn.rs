@@ -234,6 +234,18 @@ fn calls_beyond_a_bound_are_refused_and_answered_each() {
 }
 
 #[test]
+fn calls_of_one_name_or_none_are_told_apart() {
+    let (tools, _) = toolbox();
+    let mut machine: Machine<PlainText> = Machine::new(brief(&tools, None));
+    let ids = ["a", "a", "", ""];
+    let four = ids.iter().enumerate().map(|(at, id)| call(id, json!({"at": at.to_string()}))).collect();
+    machine.feed_reply(calls(four), Duration::ZERO).unwrap();
+    let Step::CallTools(good) = machine.next() else { panic!("all are good") };
+    let told: Vec<&str> = good.iter().map(|call| call.call_id.as_str()).collect();
+    assert_eq!(told, ["a", "call_0_1", "call_0_2", "call_0_3"]);
+}
+
+#[test]
 fn results_must_be_those_of_the_calls_in_their_order() {
     let (tools, _) = toolbox();
     let mut machine: Machine<PlainText> = Machine::new(brief(&tools, None));
@@ -325,7 +337,7 @@ impl Tool for Remembering {
         Box::pin(async move { Ok(format!("saw {}", arguments["at"]).into()) })
     }
 
-    fn replayed(&self, arguments: &Value, result: &ToolResult) {
+    fn replayed(&self, arguments: &Value, result: &ToolResult, _: &Call) {
         self.0.lock().unwrap().push(format!("replayed {}: {}", arguments["at"], result.text));
     }
 }

@@ -112,7 +112,9 @@ impl Turn<'_> {
             let index = open.remove(at);
             let result: Returned = readable(&names[index], value)?;
             if let Some(tool) = self.tool(&calls[index]) {
-                tool.replayed(&calls[index].arguments, &result.result);
+                let key = self.attempt.key(self.number, index);
+                let call = Call { key, turn: self.number, deadline: None };
+                tool.replayed(&calls[index].arguments, &result.result, &call);
             }
             done[index] = Some(result);
         }

@@ -17,7 +17,7 @@
 //! A limit that is reached ends in `Done(stopped)` with its reason and what was produced. Tool calls and turns are
 //! softer: when they are used up, the model is told so once and asked to answer without tools.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use millrace_protocol::result::{MAX_PRODUCED, Usage};
@@ -243,7 +243,8 @@ impl<A: Answer> Machine<A> {
     /// The machine does not wait for one.
     pub fn feed_reply(&mut self, reply: Reply, took: Duration) -> Result<(), OutOfStep> {
         self.asked("a reply", took)?;
-        let Reply { text, calls, usage, finish, model: _, keepsake } = reply;
+        let Reply { text, mut calls, usage, finish, model: _, keepsake } = reply;
+        tell_apart(&mut calls, self.turns - 1);
         self.usage.add(usage);
         self.last_input = usage.input_tokens;
         self.request.messages.push(Message::Assistant { text: text.clone(), calls: calls.clone(), keepsake });
@@ -538,6 +539,18 @@ impl<A: Answer> Machine<A> {
 enum Good {
     Run(Invocation),
     Done(String),
+}
+
+/// Gives calls that have no name, or that of another beside them, one of their own: providers refuse a conversation in
+/// which it is not clear whose a result is.
+fn tell_apart(calls: &mut [ToolCall], turn: u64) {
+    let mut ids = BTreeSet::new();
+    for (at, call) in calls.iter_mut().enumerate() {
+        if call.id.is_empty() || !ids.insert(call.id.clone()) {
+            call.id = format!("call_{turn}_{at}");
+            ids.insert(call.id.clone());
+        }
+    }
 }
 
 /// The same text for the same tool and arguments, however these were spaced or ordered.

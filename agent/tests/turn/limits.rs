@@ -121,9 +121,9 @@ fn a_reply_may_take_what_is_left_of_the_output_tokens_and_no_more() {
     let (tools, _) = toolbox();
     let limits = Limits { output_tokens: Some(130), ..NONE };
     let mut machine = Machine::<PlainText>::new(limited(&tools, limits));
-    let allowed = |machine: &Machine<PlainText>| match machine.next() {
-        Step::AskModel(request) => request.max_output_tokens,
-        other => panic!("{other:?}"),
+    let allowed = |machine: &Machine<PlainText>| {
+        let Step::AskModel(request) = machine.next() else { panic!("it asks again") };
+        request.max_output_tokens
     };
     assert_eq!(allowed(&machine), 100);
     let usage = Usage { output_tokens: 90, ..Usage::default() };

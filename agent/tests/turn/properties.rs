@@ -103,7 +103,7 @@ fn is_whole(messages: &[Message]) -> bool {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 512, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 256, ..ProptestConfig::default() })]
 
     #[test]
     fn any_replies_end_in_an_outcome_and_no_call_is_left_without_its_result(
