@@ -75,8 +75,8 @@ pub trait Tool: Send + Sync {
 
     /// Told, in place of [`Tool::call`], of a call that was made before the work was taken up again, with what came of
     /// it: a tool that remembers something between calls remembers it again.
-    fn replayed(&self, arguments: &Value, result: &ToolResult) {
-        let _ = (arguments, result);
+    fn replayed(&self, arguments: &Value, result: &ToolResult, call: &Call) {
+        let _ = (arguments, result, call);
     }
 }
 

@@ -28,7 +28,8 @@ pub(super) fn write_file(session: &Arc<Session>) -> Arc<dyn Tool> {
     let tool = FileTool::new("write_file", description, session, run);
     Arc::new(FileTool {
         effect: Effect::Idempotent,
-        remember: |session, arguments: &WriteArguments, result| {
+        remember: |session, arguments: &WriteArguments, result, call| {
+            session.remember_change(&arguments.file_path, result, call);
             session.remember(&arguments.file_path, &result.text);
         },
         ..tool

@@ -143,8 +143,9 @@ fn line(entry: &Entry) -> String {
 }
 
 /// Learns again what a recorded call has shown or deleted.
-fn remember(session: &Session, arguments: &DeleteArguments, result: &ToolResult) {
+fn remember(session: &Session, arguments: &DeleteArguments, result: &ToolResult, call: &Call) {
     let Ok(path) = FilePath::new(&arguments.file_path) else { return };
+    session.remember_change(&arguments.file_path, result, call);
     if !result.is_error {
         session.forget_below(&path);
         return;

@@ -41,7 +41,8 @@ pub(super) fn edit_file(session: &Arc<Session>) -> Arc<dyn Tool> {
     let tool = FileTool::new("edit_file", description, session, run);
     Arc::new(FileTool {
         effect: Effect::Idempotent,
-        remember: |session, arguments: &EditArguments, result| {
+        remember: |session, arguments: &EditArguments, result, call| {
+            session.remember_change(&arguments.file_path, result, call);
             session.remember(&arguments.file_path, &result.text);
         },
         ..tool

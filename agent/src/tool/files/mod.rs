@@ -56,7 +56,7 @@ pub fn file_tools(files: Arc<dyn Files>, rules: Rules) -> Vec<Arc<dyn Tool>> {
 /// What runs a tool.
 type Run<A> = for<'a> fn(&'a Session, A, &'a Call) -> BoxFuture<'a, Result<String, ToolError>>;
 /// What a tool remembers of a recorded call.
-type Remember<A> = fn(&Session, &A, &ToolResult);
+type Remember<A> = fn(&Session, &A, &ToolResult, &Call);
 
 struct FileTool<A> {
     spec: ToolSpec,
@@ -71,7 +71,7 @@ impl<A: DeserializeOwned + JsonSchema + Send + 'static> FileTool<A> {
     fn new(name: &str, description: &str, session: &Arc<Session>, run: Run<A>) -> Self {
         let spec =
             ToolSpec { name: name.to_owned(), description: description.to_owned(), schema: schema_of::<A>() };
-        Self { spec, effect: Effect::Pure, session: session.clone(), run, remember: |_, _, _| {} }
+        Self { spec, effect: Effect::Pure, session: session.clone(), run, remember: |_, _, _, _| {} }
     }
 }
 
@@ -94,9 +94,13 @@ impl<A: DeserializeOwned + Send + 'static> Tool for FileTool<A> {
         }
     }
 
-    fn replayed(&self, arguments: &Value, result: &ToolResult) {
+    fn bounds_itself(&self) -> bool {
+        true
+    }
+
+    fn replayed(&self, arguments: &Value, result: &ToolResult, call: &Call) {
         if let Ok(arguments) = serde_json::from_value(arguments.clone()) {
-            (self.remember)(&self.session, &arguments, result);
+            (self.remember)(&self.session, &arguments, result, call);
         }
     }
 }

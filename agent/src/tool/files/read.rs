@@ -41,7 +41,7 @@ pub(super) fn read_file(session: &Arc<Session>) -> Arc<dyn Tool> {
                        the text as it is, without line numbers. A file must have been read before it can be changed.";
     let tool = FileTool::new("read_file", description, session, run);
     Arc::new(FileTool {
-        remember: |session, arguments: &ReadArguments, result| {
+        remember: |session, arguments: &ReadArguments, result, _| {
             session.remember(&arguments.file_path, &result.text);
         },
         ..tool

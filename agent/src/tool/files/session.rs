@@ -7,7 +7,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use super::show;
 use crate::files::permissions::{Denied, Operation, Rules};
 use crate::files::{Content, Entry, Expected, FilePath, Files, FilesError, is_below, nearest};
-use crate::tool::{Call, ToolError};
+use crate::tool::{Call, ToolError, ToolResult};
+
+/// How the refusal of a second change of a path in one message begins.
+const PARALLEL: &str = "Error: parallel file mutations to the same path are not allowed";
 
 /// What the agent knows of a path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -31,6 +34,16 @@ struct Seen {
     /// The changes of the latest turn that had any: where, and the keys of their calls.
     turn: u64,
     changes: Vec<(String, String)>,
+}
+
+impl Seen {
+    /// What was changed in an earlier turn is no matter any more.
+    fn begin(&mut self, turn: u64) {
+        if self.turn != turn {
+            self.turn = turn;
+            self.changes.clear();
+        }
+    }
 }
 
 impl Session {
@@ -119,21 +132,27 @@ impl Session {
     /// something in it, the second is refused: which of them would come first, nobody could say.
     pub fn claim(&self, path: &FilePath, call: &Call) -> Result<(), ToolError> {
         let mut seen = self.seen();
-        if seen.turn != call.turn {
-            seen.turn = call.turn;
-            seen.changes.clear();
-        }
+        seen.begin(call.turn);
         let overlaps = |other: &str| {
             other == path.as_str() || is_below(path, other) || other.starts_with(&format!("{path}/"))
         };
         if seen.changes.iter().any(|(other, key)| *key != call.key && overlaps(other)) {
             return Err(refused(format!(
-                "Error: parallel file mutations to the same path are not allowed: another call of this message \
-                 changes {path}. See what came of that one first, then make this change if it is still needed"
+                "{PARALLEL}: another call of this message changes {path}. See what came of that one first, then make this change if it is still needed"
             )));
         }
         seen.changes.push((path.to_string(), call.key.clone()));
         Ok(())
+    }
+
+    /// Knows of a recorded call that it was the one of its message to change a path.
+    pub fn remember_change(&self, path: &str, result: &ToolResult, call: &Call) {
+        // One that was refused because of another is not the first.
+        let was_second = result.is_error && result.text.starts_with(PARALLEL);
+        if let (Ok(path), false) = (FilePath::new(path), was_second) {
+            // The recorded calls of a message don't meet each other.
+            let _ = self.claim(&path, call);
+        }
     }
 
     /// What the model is told whose change would have lost another's; from here on it knows what there is.

@@ -106,7 +106,7 @@ struct Agent {
     tools: Vec<Arc<dyn Tool>>,
     turn: u64,
     /// What was called and what came of it.
-    record: Vec<(String, Value, ToolResult)>,
+    record: Vec<(String, Value, ToolResult, Call)>,
 }
 
 impl Agent {
@@ -139,15 +139,15 @@ impl Agent {
         };
         let text = done.clone().unwrap_or_else(|text| text);
         let result = ToolResult { call_id: "c".into(), text, is_error: done.is_err() };
-        self.record.push((name.to_owned(), arguments, result));
+        self.record.push((name.to_owned(), arguments, result, call.clone()));
         done
     }
 
     /// The same agent on another machine: it is told what was recorded.
     fn resumed(&self, files: &Arc<Memory>) -> Self {
         let agent = Self { turn: self.turn, ..Self::new(files) };
-        for (name, arguments, result) in &self.record {
-            agent.tool(name).replayed(arguments, result);
+        for (name, arguments, result, call) in &self.record {
+            agent.tool(name).replayed(arguments, result, call);
         }
         agent
     }
@@ -281,8 +281,19 @@ async fn two_changes_of_one_path_in_one_message_are_one_too_many() {
     let edit = json!({"file_path": "d/a", "old_string": "x", "new_string": "y"});
     let told = agent.call_as("edit_file", edit.clone(), &call(1, 1)).await.unwrap_err();
     assert!(told.starts_with("Error: parallel file mutations to the same path are not allowed"), "{told}");
+    let told_first = told;
     let told = agent.call_as("delete", json!({"file_path": "/d"}), &call(2, 1)).await.unwrap_err();
     assert!(told.starts_with("Error: parallel file mutations"), "{told}");
+    // Also where the first was made by a worker that was lost.
+    let mut lost = Agent::new(&files);
+    lost.record.push(agent.record[0].clone());
+    let mut again = lost.resumed(&files);
+    assert_eq!(again.call_as("edit_file", edit.clone(), &call(1, 1)).await.unwrap_err(), told_first);
+    // And where only the second was recorded, the first is still the first.
+    let mut lost = Agent::new(&files);
+    lost.record.push(agent.record[1].clone());
+    let mut again = lost.resumed(&files);
+    again.call_as("write_file", write.clone(), &call(0, 1)).await.unwrap();
     // The same call once more is the same, and another message another matter.
     agent.call_as("write_file", write, &call(0, 1)).await.unwrap();
     agent.call_as("edit_file", edit, &call(0, 2)).await.unwrap();
