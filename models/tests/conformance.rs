@@ -12,6 +12,9 @@ mod breaks;
 mod faults;
 #[path = "conformance/framing.rs"]
 mod framing;
+#[cfg(feature = "genai")]
+#[path = "conformance/long_tail.rs"]
+mod long_tail;
 #[path = "conformance/oddities.rs"]
 mod oddities;
 #[path = "conformance/real.rs"]

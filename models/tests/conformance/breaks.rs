@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 use millrace_models::model::ModelError;
 use millrace_models::wire::{Wire, connect};
 use serde_json::json;
+use tokio::io::AsyncWriteExt;
 
 use crate::stub::{Act, Stub, answer, chunked, cut_short, head};
 use crate::wires::{ALL, SSE, asked, content_type, endpoint, events, expected, framed, question, told};
@@ -35,8 +36,12 @@ async fn nobody_at_the_address_is_an_error_of_the_connection() {
 
 #[tokio::test]
 async fn a_plain_server_at_a_secure_address_is_an_error_of_the_connection() {
-    let stub = Stub::new(answer(200, &[], "")).await;
-    let secure = stub.url().replace("http:", "https:");
+    let plain = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let secure = format!("https://{}", plain.local_addr().unwrap());
+    tokio::spawn(async move {
+        let (mut stream, _) = plain.accept().await.unwrap();
+        stream.write_all(b"HTTP/1.1 400 Bad Request\r\n\r\n").await.unwrap();
+    });
     let error = connect(endpoint(Wire::OpenAiChat, &secure)).reply(&question(), &()).await.unwrap_err();
     assert!(matches!(error, ModelError::Connection { .. }), "{error:?}");
 }
