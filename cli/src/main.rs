@@ -19,7 +19,7 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 use tokio_util::sync::CancellationToken;
 
-use commands::{cancel, list, replay, run, schema, show, submit, up, watch};
+use commands::{cancel, files, limits, list, replay, run, schema, show, submit, up, watch};
 use exit::{Exit, Stop};
 
 /// Durable deep agents: hand in an objective, get a cited deliverable back, and lose nothing on the way.
@@ -52,6 +52,10 @@ enum Command {
     Show(show::Arguments),
     /// Cancel a run, or one of its tasks
     Cancel(cancel::Arguments),
+    /// List, show or fetch the files of a run
+    Files(files::Arguments),
+    /// Show or change the rates that models may be asked at
+    Limits(limits::Arguments),
     /// Fold the log of a run to its state as of any message
     Replay(replay::Arguments),
     /// Print the JSON Schema of a file that you can write
@@ -101,6 +105,8 @@ async fn dispatch(command: Command) -> Result<ExitCode, Stop> {
         | Command::List(_)
         | Command::Show(_)
         | Command::Cancel(_)
+        | Command::Files(_)
+        | Command::Limits(_)
         | Command::Replay(_)
         | Command::Schema(_)
         | Command::Doctor(_)
@@ -118,6 +124,8 @@ async fn dispatch(command: Command) -> Result<ExitCode, Stop> {
         Command::List(arguments) => list::command(arguments).await?,
         Command::Show(arguments) => show::command(arguments).await?,
         Command::Cancel(arguments) => cancel::command(arguments).await?,
+        Command::Files(arguments) => files::command(arguments).await?,
+        Command::Limits(arguments) => limits::command(arguments, shutdown).await?,
         Command::Replay(arguments) => replay::command(arguments).await?,
         Command::Schema(arguments) => schema::command(&arguments),
         Command::Doctor(arguments) => return Ok(doctor::run(arguments).await?),

@@ -1,6 +1,8 @@
 //! The commands, one file each. Each reads its arguments, asks [`crate::client`] or [`crate::local`], and prints.
 
 pub mod cancel;
+pub mod files;
+pub mod limits;
 pub mod list;
 pub mod replay;
 pub mod run;
