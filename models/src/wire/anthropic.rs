@@ -218,7 +218,8 @@ impl Stream {
         let ours = &mut self.draft.usage;
         ours.cached_tokens = count(&all, "/cache_read_input_tokens");
         ours.cache_write_tokens = count(&all, "/cache_creation_input_tokens");
-        ours.input_tokens = count(&all, "/input_tokens") + ours.cached_tokens + ours.cache_write_tokens;
+        let all_cached = ours.cached_tokens.saturating_add(ours.cache_write_tokens);
+        ours.input_tokens = count(&all, "/input_tokens").saturating_add(all_cached);
         ours.output_tokens = count(&all, "/output_tokens");
         ours.reasoning_tokens = count(&all, "/output_tokens_details/thinking_tokens");
     }
@@ -265,7 +266,9 @@ impl Stream {
 
 fn append(block: &mut Value, name: &str, words: &str) {
     let held = text(block, &format!("/{name}")).to_owned();
-    block[name] = json!(held + words);
+    if let Some(block) = block.as_object_mut() {
+        block.insert(name.to_owned(), json!(held + words));
+    }
 }
 
 impl Reading for Stream {

@@ -60,7 +60,7 @@ impl Draft {
     /// all the same id: a name where there was one begins another call.
     pub(super) fn call(&mut self, piece: &Piece<'_>, watch: &dyn Watch) {
         let at = self.slot_of(piece).unwrap_or_else(|| {
-            let next = self.slots.iter().map(|slot| slot.place + 1).max().unwrap_or(0);
+            let next = self.slots.iter().map(|slot| slot.place.saturating_add(1)).max().unwrap_or(0);
             self.slots.push(Slot { place: piece.place.unwrap_or(next), ..Slot::default() });
             self.slots.len() - 1
         });

@@ -379,12 +379,13 @@ fn length(text: &str) -> Option<Duration> {
 /// `… try again in 1.5s`, as OpenAI says where its headers say nothing.
 fn said_wait(message: &str) -> Option<Duration> {
     let lower = message.to_lowercase();
-    let from = lower.find("try again in ")? + "try again in ".len();
-    let said = lower[from..].split_whitespace().next()?;
-    let text = said.trim_end_matches(|c: char| !c.is_ascii_alphabetic());
-    length(text).or_else(|| {
+    let (_, rest) = lower.split_once("try again in ")?;
+    let mut words = rest.split_whitespace();
+    let said = words.next()?;
+    let bare = said.trim_end_matches(|c: char| !c.is_ascii_alphabetic());
+    length(bare).or_else(|| {
         let number = said.parse::<f64>().ok()?;
-        lower[from + said.len()..].trim_start().starts_with("second").then(|| seconds(number)).flatten()
+        words.next().filter(|unit| unit.starts_with("second")).and_then(|_| seconds(number))
     })
 }
 

@@ -272,6 +272,7 @@ fn a_wait_may_stand_in_the_words_and_turns_an_overload_into_a_limit() {
     assert_eq!(said("Please try again in 20ms."), Some(Duration::from_millis(20)));
     assert_eq!(said("try again in 6 seconds"), Some(Duration::from_secs(6)));
     assert_eq!(said("try again in a moment"), None);
+    assert_eq!(said("İ try again in  ü ééé"), None);
     let error = answered(503, &[("retry-after", "30")], "");
     let limited = ModelError::RateLimited {
         retry_after: Some(Duration::from_secs(30)),

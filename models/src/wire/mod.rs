@@ -374,3 +374,7 @@ mod tests {
         assert!(!shown.contains("secret-1"), "{shown}");
     }
 }
+
+#[cfg(test)]
+#[path = "hostile_tests.rs"]
+mod hostile_tests;

@@ -127,6 +127,10 @@ impl Stream {
     fn put_together(&mut self) -> Places {
         let mut places = Places::default();
         let mut draft = self.draft.anew();
+        if !self.whole.values().any(|item| item["type"] == "message") {
+            // A reply that was cut short in its words: the item never came whole.
+            draft.text = std::mem::take(&mut self.draft.text);
+        }
         for (place, item) in &self.whole {
             match text(item, "/type") {
                 "reasoning" => places.kept(item.clone()),

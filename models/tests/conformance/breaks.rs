@@ -7,7 +7,7 @@ use millrace_models::wire::{Wire, connect};
 use serde_json::json;
 use tokio::io::AsyncWriteExt;
 
-use crate::stub::{Act, Stub, answer, chunked, cut_short, head};
+use crate::stub::{Act, Stub, answer, chunked, cut_short, head, kept_open};
 use crate::wires::{ALL, SSE, asked, content_type, endpoint, events, expected, framed, question, told};
 
 #[track_caller]
@@ -236,6 +236,46 @@ async fn whoever_stops_waiting_closes_the_connection() {
 }
 
 #[tokio::test]
+async fn a_connection_is_used_again_after_a_reply() {
+    for wire in ALL {
+        let answer = kept_open(content_type(wire), framed(wire, &events(wire)).as_bytes());
+        let twice = [answer.clone(), vec![Act::Next], answer, vec![Act::AwaitClose]].concat();
+        let stub = Stub::in_turn(vec![twice, vec![]]).await;
+        let model = connect(endpoint(wire, &stub.url()));
+        for _ in 0..2 {
+            model.reply(&question(), &()).await.unwrap_or_else(|error| panic!("{wire:?}: {error}"));
+        }
+        assert_eq!(stub.seen().len(), 2, "{wire:?}");
+    }
+}
+
+/// In a process of its own, since the environment is read once: no certificate authorities, and a proxy that is dead.
+#[tokio::test]
+async fn without_authorities_plain_addresses_work_and_secure_ones_say_what_is_missing() {
+    if std::env::var_os("MILLRACE_TEST_CHILD").is_none() {
+        let name = "breaks::without_authorities_plain_addresses_work_and_secure_ones_say_what_is_missing";
+        let mut child = tokio::process::Command::new(std::env::current_exe().unwrap());
+        child.args(["--exact", name, "--nocapture"]).env("MILLRACE_TEST_CHILD", "1");
+        child.env("SSL_CERT_FILE", "/nonexistent").env("SSL_CERT_DIR", "/nonexistent");
+        child.env("http_proxy", "http://192.0.2.1:9").env("HTTPS_PROXY", "http://192.0.2.1:9");
+        let output = child.output().await.unwrap();
+        let text = String::from_utf8_lossy(&output.stdout);
+        assert!(output.status.success() && text.contains("1 passed"), "{text}");
+        return;
+    }
+    let (_stub, model) = crate::wires::streaming(Wire::OpenAiChat).await;
+    assert_eq!(model.reply(&question(), &()).await.unwrap().text, "Hello wörld", "loopback knows no proxy");
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let secure = format!("https://{}", listener.local_addr().unwrap());
+    tokio::spawn(async move { drop(listener.accept().await) });
+    let error = connect(endpoint(Wire::OpenAiChat, &secure)).reply(&question(), &()).await.unwrap_err();
+    assert!(
+        matches!(&error, ModelError::Connection { message } if message.contains("ca-certificates")),
+        "{error:?}"
+    );
+}
+
+#[tokio::test]
 async fn a_reply_at_its_limit_or_filtered_says_so() {
     use millrace_models::model::Finish;
     let chat =
@@ -268,6 +308,12 @@ async fn a_reply_at_its_limit_or_filtered_says_so() {
         let reply = told(wire, &events).await.unwrap();
         assert_eq!((reply.text.as_str(), reply.finish, reply.keepsake), ("x", finish, None), "{wire:?}");
     }
+    let cut = [
+        json!({"type": "response.output_text.delta", "output_index": 1, "delta": "half a sen"}),
+        json!({"type": "response.output_item.done", "output_index": 0, "item": {"type": "reasoning"}}),
+        json!({"type": "response.incomplete", "response": {"output": [], "incomplete_details": {"reason": "max_output_tokens"}}}),
+    ];
+    assert_eq!(told(Wire::OpenAiResponses, &cut).await.unwrap().text, "half a sen");
     let full = told(Wire::Anthropic, &anthropic("model_context_window_exceeded")).await;
     assert!(matches!(full, Err(ModelError::ContextOverflow { .. })), "{full:?}");
 }

@@ -38,6 +38,8 @@ pub enum Act {
     Reset,
     /// Waits for the client to go, and keeps that it went.
     AwaitClose,
+    /// Reads the next request on the same connection.
+    Next,
 }
 
 pub struct Stub {
@@ -121,6 +123,10 @@ async fn serve(
                 stream.set_zero_linger().unwrap();
                 return;
             }
+            Act::Next => {
+                let Some(request) = read(&mut stream).await else { return };
+                seen.lock().unwrap().push(request);
+            }
             Act::AwaitClose => {
                 let mut rest = [0; 64];
                 while stream.read(&mut rest).await.is_ok_and(|read| read > 0) {}
@@ -163,6 +169,14 @@ async fn read(stream: &mut TcpStream) -> Option<Seen> {
 pub fn head(status: u16, headers: &[(&str, &str)]) -> Vec<u8> {
     let headers: String = headers.iter().map(|(name, value)| format!("{name}: {value}\r\n")).collect();
     format!("HTTP/1.1 {status} Whatever\r\n{headers}connection: close\r\n\r\n").into_bytes()
+}
+
+/// An answer in chunks on a connection that stays open.
+pub fn kept_open(kind: &str, body: &[u8]) -> Vec<Act> {
+    let first = format!("HTTP/1.1 200 OK\r\ncontent-type: {kind}\r\ntransfer-encoding: chunked\r\n\r\n");
+    let size = format!("{:x}\r\n", body.len());
+    let all = [first.as_bytes(), size.as_bytes(), body, b"\r\n0\r\n\r\n"].concat();
+    vec![Act::Send(all)]
 }
 
 /// A whole answer of known length.
