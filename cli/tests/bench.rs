@@ -39,13 +39,20 @@ fn every_benchmark_tells_its_figure_beside_the_bare_one_and_leaves_nothing() {
     let output = bench(folder.path(), &["--tasks=60", "--slots=16", "--json"]);
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let report: Value = serde_json::from_slice(&output.stdout).unwrap();
-    for name in ["fan_out", "fan_out_reviewed", "chain", "layered", "replay"] {
+    for name in ["agents", "fan_out", "fan_out_reviewed", "chain", "layered", "replay"] {
         for figure in ["figure", "bare", "ratio"] {
             let found = report[name][figure].as_f64();
             assert!(found.is_some_and(|figure| figure > 0.0), "{name}.{figure} is {found:?}");
         }
     }
-    for name in ["ten_times_the_tasks", "fold_in_memory", "supervisor_memory", "takeover"] {
+    for name in [
+        "agents_time",
+        "agents_memory",
+        "ten_times_the_tasks",
+        "fold_in_memory",
+        "supervisor_memory",
+        "takeover",
+    ] {
         let found = report["growth"][name]["figure"].as_f64();
         assert!(
             found.is_some_and(|figure| figure > 0.0) || !cfg!(target_os = "linux"),

@@ -14,7 +14,7 @@ use millrace_runtime::{Bus, duration, registry};
 
 use super::process::{self, Seconds};
 use crate::client;
-use crate::local::{Cluster, Event, Launcher, Options};
+use crate::local::{Cluster, ClusterInfo, Event, Launcher, Options};
 
 /// How long the processes may take to say that they are there.
 const READY_PATIENCE: Duration = Duration::from_secs(30);
@@ -57,7 +57,8 @@ impl Ground {
             slots: wishes.slots,
             supervisors: 1,
             critics: 1,
-            model: None,
+            model: Vec::new(),
+            record: None,
             lanes: Some(1),
             lane_lease: wishes.lane_lease,
             work_lease: None,
@@ -101,6 +102,11 @@ impl Ground {
     /// The cluster.
     pub fn bus(&self) -> &Bus {
         &self.bus
+    }
+
+    /// Where the cluster is.
+    pub fn info(&self) -> &ClusterInfo {
+        self.cluster.info()
     }
 
     /// A connection of its own to the cluster's server, made as the cluster's processes make theirs.

@@ -5,8 +5,8 @@
 //! ├─ speed    rounds of a plan and of the bare cycle     ├─ plans    what is measured, as submissions
 //! ├─ replay   reading back and folding                   ├─ run      one run, measured from the log
 //! ├─ growth   what must not grow, or must not grow fast  ├─ bare     the limit: the messages and nothing else
-//! └─ report   table and JSON                             ├─ sizes    how large a run's messages are
-//!                                                        ├─ stages   where the time of a hop goes
+//! ├─ agents   what the agents' loop costs                ├─ sizes    how large a run's messages are
+//! └─ report   table and JSON                             ├─ stages   where the time of a hop goes
 //!                                                        └─ ground   a cluster of its own; process: what it uses
 //! ```
 //!
@@ -14,6 +14,7 @@
 //! at which the server stored messages. Nothing here has a part in what is measured: it hands plans in, and reads the
 //! log when they are done.
 
+mod agents;
 mod bare;
 mod ground;
 mod growth;
@@ -46,7 +47,7 @@ pub struct Arguments {
     /// What to measure
     #[arg(value_enum, default_value = "all")]
     benchmarks: Vec<Benchmark>,
-    /// Number of tasks of each plan [default: 20000; chain 2000; layered and growth 100000]
+    /// Number of tasks of each plan [default: 20000; chain 2000; layered and growth 100000; agents 1000]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(10..=1_000_000))]
     tasks: Option<u32>,
     /// Number of times that each speed is measured; the median counts. Layers of 100,000 tasks are measured once
@@ -84,6 +85,8 @@ reached: 1 is as fast.
   replay            a run read from its lane and folded, beside only reading it
   growth            what ten times the tasks take; the speed of the fold; the memory of a supervisor; how long a new
                     owner of a full lane needs until it decides
+  agents            attempts of 12 turns, all at once in one worker, with a model that answers at once: the processor
+                    time of a journaled step, beside a bare append of the same size, and the memory of an attempt
 
 The processes share this machine with the server and with this command; whatever else runs here counts too.";
 
@@ -91,6 +94,8 @@ The processes share this machine with the server and with this command; whatever
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
 #[value(rename_all = "snake_case")]
 enum Benchmark {
+    /// What the agents' loop itself costs; the first, since it looks at the memory of this very process
+    Agents,
     /// Tasks that depend on nothing
     FanOut,
     /// The same, each result judged by a critic
@@ -108,13 +113,21 @@ enum Benchmark {
 }
 
 impl Benchmark {
-    const EACH: [Self; 6] =
-        [Self::FanOut, Self::FanOutReviewed, Self::Chain, Self::Layered, Self::Replay, Self::Growth];
+    const EACH: [Self; 7] = [
+        Self::Agents,
+        Self::FanOut,
+        Self::FanOutReviewed,
+        Self::Chain,
+        Self::Layered,
+        Self::Replay,
+        Self::Growth,
+    ];
 
     fn tasks(self) -> u32 {
         match self {
             Self::FanOut | Self::FanOutReviewed | Self::Replay => 20_000,
             Self::Chain => 2_000,
+            Self::Agents => 1_000,
             Self::Layered | Self::Growth | Self::All => 100_000,
         }
     }
@@ -127,6 +140,7 @@ impl Benchmark {
             Self::Layered => "layered",
             Self::Replay => "replay",
             Self::Growth => "growth",
+            Self::Agents => "agents",
             Self::All => "all",
         }
     }
@@ -210,7 +224,13 @@ async fn measure_one(
             return Ok(());
         }
         Benchmark::Growth => {
-            report.growth = growth::growth(&wishes, tasks, rounds).await?;
+            report.growth.extend(growth::growth(&wishes, tasks, rounds).await?);
+            return Ok(());
+        }
+        Benchmark::Agents => {
+            let found = agents::agents(&wishes, tasks, rounds).await?;
+            report.comparisons.insert(benchmark.name(), found.comparison);
+            report.growth.extend(found.bounds);
             return Ok(());
         }
         Benchmark::All => return Ok(()),

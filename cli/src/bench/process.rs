@@ -35,8 +35,18 @@ fn ticks(stat: &str) -> Option<u64> {
 
 /// The most memory that a process has held so far, in bytes.
 pub fn peak_memory(pid: u32) -> Option<u64> {
+    status(pid, "VmHWM:")
+}
+
+/// The memory that a process holds now, in bytes.
+pub fn memory(pid: u32) -> Option<u64> {
+    status(pid, "VmRSS:")
+}
+
+/// A line of a process's status, in bytes.
+fn status(pid: u32, name: &str) -> Option<u64> {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
-    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
+    let line = status.lines().find_map(|line| line.strip_prefix(name))?;
     Some(line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()? << 10)
 }
 
