@@ -6,16 +6,16 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::cassette::{CassetteError, Recorded, Replay};
 use crate::chain::chain;
-use crate::choice::{Choice, Chosen};
+use crate::choice::{Choice, Chosen, Structured};
 use crate::gate::Gate;
-use crate::guard::breaker::Breakers;
+use crate::guard::breaker::{Breaker, Breakers};
 use crate::guard::{Guarded, Policy};
 use crate::model::Model;
 use crate::price::{Prices, PricesError, Tariff};
 use crate::provider::{self, Named, Provider, Resolved};
 use crate::script::{Script, ScriptError};
 use crate::shape::{Abilities, Shaped};
-use crate::wire::{self, Native};
+use crate::wire::{self, Endpoint, Native};
 
 /// The models that need no provider, by their names.
 pub type BuiltIn<'a> = &'a dyn Fn(&str) -> Option<Arc<dyn Model>>;
@@ -188,13 +188,17 @@ impl Opener {
             Named::Script(file) => {
                 let script = cached(&self.shared.scripts, &file, Script::load)?;
                 let policy = Policy { tries: script.tries(), ..policy };
-                Ok(self.guarded(script, chosen, policy, Tariff::default()))
+                // Its errors are wanted: they must not close the way to those behind them.
+                let breaker = Arc::default();
+                Ok(self.guarded(script, breaker, chosen, policy, Tariff::default()))
             }
             Named::Model { provider, model, address } => {
                 let resolved =
                     provider::resolve(chosen, provider, &model, address, self.environment.as_ref())?;
                 let tariff = self.prices()?.tariff(provider, &model);
-                Ok(self.guarded(shaped(chosen, resolved), chosen, policy, tariff))
+                let model = shaped(chosen, resolved)?;
+                let breaker = self.shared.breakers.of(model.name());
+                Ok(self.guarded(model, breaker, chosen, policy, tariff))
             }
         }
     }
@@ -202,18 +206,13 @@ impl Opener {
     fn guarded(
         &self,
         inner: Arc<dyn Model>,
+        breaker: Arc<Breaker>,
         chosen: &Chosen,
         policy: Policy,
         tariff: Tariff,
     ) -> Arc<dyn Model> {
-        Arc::new(Guarded {
-            breaker: self.shared.breakers.of(inner.name()),
-            gate: self.gate.clone(),
-            tariff,
-            policy,
-            timeout: chosen.settings.timeout(),
-            inner,
-        })
+        let (gate, timeout) = (self.gate.clone(), chosen.settings.timeout());
+        Arc::new(Guarded { inner, breaker, gate, tariff, policy, timeout })
     }
 
     fn prices(&self) -> Result<Arc<Prices>, PricesError> {
@@ -231,14 +230,38 @@ impl Opener {
 }
 
 /// A provider's model, in shape.
-fn shaped(chosen: &Chosen, Resolved { provider, endpoint }: Resolved) -> Arc<dyn Model> {
-    let (native, inner) = connected(provider, endpoint);
+fn shaped(chosen: &Chosen, Resolved { provider, endpoint }: Resolved) -> Result<Arc<dyn Model>, OpenError> {
+    let (native, inner) = match provider {
+        Provider::LongTail(name) => {
+            long_tail(name, endpoint).ok_or_else(|| OpenError::LeftOut { name: chosen.name.clone() })?
+        }
+        Provider::OpenAi
+        | Provider::OpenAiResponses
+        | Provider::OpenAiChat
+        | Provider::Anthropic
+        | Provider::Ollama
+        | Provider::LmStudio
+        | Provider::OpenRouter
+        | Provider::OpenAiCompatible => (endpoint.native(), wire::connect(endpoint)),
+    };
     let abilities = Abilities { native, grammar: provider.is_local() };
-    Arc::new(Shaped::new(inner, abilities, chosen.settings.structured))
+    let structured = match chosen.settings.structured {
+        Structured::Auto => provider.structured(),
+        wanted @ (Structured::Native | Structured::Tool | Structured::Envelope | Structured::Prompt) => {
+            wanted
+        }
+    };
+    Ok(Arc::new(Shaped::new(inner, abilities, structured)))
 }
 
-fn connected(_: Provider, endpoint: wire::Endpoint) -> (Native, Arc<dyn Model>) {
-    (endpoint.native(), wire::connect(endpoint))
+#[cfg(feature = "genai")]
+fn long_tail(name: &str, endpoint: Endpoint) -> Option<(Native, Arc<dyn Model>)> {
+    Some((wire::long_tail::NATIVE, wire::long_tail::connect(name, endpoint)?))
+}
+
+#[cfg(not(feature = "genai"))]
+fn long_tail(_: &str, _: Endpoint) -> Option<(Native, Arc<dyn Model>)> {
+    None
 }
 
 /// A file that is read once in a process.

@@ -21,7 +21,7 @@ use std::path::PathBuf;
 use reqwest::Url;
 use secrecy::SecretString;
 
-use crate::choice::{Choice, Chosen, Settings};
+use crate::choice::{Choice, Chosen, Settings, Structured};
 use crate::open::OpenError;
 use crate::wire::{Endpoint, Wire};
 
@@ -86,22 +86,22 @@ const ALIASES: [(&str, Provider); 4] = [
     ("google", Provider::LongTail("gemini")),
     ("vertex-ai", Provider::LongTail("vertex")),
 ];
-/// The providers of the feature `genai`.
-const LONG_TAIL: [&str; 14] = [
-    "gemini",
-    "vertex",
-    "bedrock",
-    "groq",
-    "xai",
-    "deepseek",
-    "cohere",
-    "mistral",
-    "together",
-    "fireworks",
-    "nebius",
-    "zai",
-    "moonshot",
-    "github",
+/// The providers of the feature `genai`, and the variables that hold their keys.
+const LONG_TAIL: [(&str, &str); 14] = [
+    ("gemini", "GEMINI_API_KEY"),
+    ("vertex", "VERTEX_API_KEY"),
+    ("bedrock", "BEDROCK_API_KEY"),
+    ("groq", "GROQ_API_KEY"),
+    ("xai", "XAI_API_KEY"),
+    ("deepseek", "DEEPSEEK_API_KEY"),
+    ("cohere", "COHERE_API_KEY"),
+    ("mistral", "MISTRAL_API_KEY"),
+    ("together", "TOGETHER_API_KEY"),
+    ("fireworks", "FIREWORKS_API_KEY"),
+    ("nebius", "NEBIUS_API_KEY"),
+    ("zai", "ZAI_API_KEY"),
+    ("moonshot", "MOONSHOT_API_KEY"),
+    ("github", "GITHUB_TOKEN"),
 ];
 const SCRIPT: &str = "script";
 const REPLAY: &str = "replay";
@@ -128,7 +128,7 @@ impl Provider {
     fn of(name: &str) -> Option<Self> {
         let name = name.trim().to_lowercase().replace('_', "-");
         let alias = || ALIASES.iter().find(|(alias, _)| *alias == name).map(|(_, provider)| *provider);
-        let tail = || LONG_TAIL.iter().find(|tail| **tail == name).map(|tail| Self::LongTail(tail));
+        let tail = || LONG_TAIL.iter().find(|(tail, _)| *tail == name).map(|(tail, _)| Self::LongTail(tail));
         PROVIDERS.into_iter().find(|provider| provider.name() == name).or_else(alias).or_else(tail)
     }
 
@@ -143,6 +143,23 @@ impl Provider {
             | Self::Anthropic
             | Self::OpenRouter
             | Self::LongTail(_) => false,
+        }
+    }
+
+    /// How its models are asked for structured answers where nobody says. OpenRouter refuses a schema for the many of
+    /// its models that do not know one, and nearly all of them know tools.
+    #[must_use]
+    pub fn structured(self) -> Structured {
+        match self {
+            Self::OpenRouter => Structured::Tool,
+            Self::OpenAi
+            | Self::OpenAiResponses
+            | Self::OpenAiChat
+            | Self::Anthropic
+            | Self::Ollama
+            | Self::LmStudio
+            | Self::OpenAiCompatible
+            | Self::LongTail(_) => Structured::Auto,
         }
     }
 
@@ -169,22 +186,10 @@ impl Provider {
             Self::LmStudio => ("LM_STUDIO_API_KEY", false),
             Self::OpenRouter => ("OPENROUTER_API_KEY", true),
             Self::OpenAiCompatible => ("OPENAI_COMPATIBLE_API_KEY", false),
-            Self::LongTail(name) => match name {
-                "gemini" => ("GEMINI_API_KEY", true),
-                "groq" => ("GROQ_API_KEY", true),
-                "xai" => ("XAI_API_KEY", true),
-                "deepseek" => ("DEEPSEEK_API_KEY", true),
-                "cohere" => ("COHERE_API_KEY", true),
-                "mistral" => ("MISTRAL_API_KEY", true),
-                "together" => ("TOGETHER_API_KEY", true),
-                "fireworks" => ("FIREWORKS_API_KEY", true),
-                "nebius" => ("NEBIUS_API_KEY", true),
-                "zai" => ("ZAI_API_KEY", true),
-                "moonshot" => ("MOONSHOT_API_KEY", true),
-                "bedrock" => ("BEDROCK_API_KEY", true),
-                "vertex" => ("VERTEX_API_KEY", true),
-                _ => ("GITHUB_TOKEN", true),
-            },
+            Self::LongTail(tail) => {
+                let listed = LONG_TAIL.iter().find(|(name, _)| *name == tail);
+                (listed.map_or("API_KEY", |(_, variable)| variable), true)
+            }
         }
     }
 
@@ -268,8 +273,11 @@ fn example(provider: Provider) -> &'static str {
 
 fn unknown(name: &str, provider: &str) -> OpenError {
     let provider = provider.to_lowercase().replace('_', "-");
-    let names =
-        PROVIDERS.iter().map(|provider| provider.name()).chain(LONG_TAIL).chain([SCRIPT, REPLAY, "builtin"]);
+    let names = PROVIDERS
+        .iter()
+        .map(|provider| provider.name())
+        .chain(LONG_TAIL.map(|(tail, _)| tail))
+        .chain([SCRIPT, REPLAY, "builtin"]);
     let near = names.map(|known| (strsim::damerau_levenshtein(known, &provider), known)).min();
     let near = near.filter(|(distance, known)| *distance <= 2.max(known.len() / 4));
     OpenError::Unknown { name: cut(name), known: known(), hint: near.map(|(_, near)| near.to_owned()) }
@@ -279,11 +287,8 @@ fn unknown(name: &str, provider: &str) -> OpenError {
 #[must_use]
 pub fn known() -> String {
     let providers = PROVIDERS.map(|provider| format!("{}:{}", provider.name(), example(provider)));
-    let tail = if cfg!(feature = "genai") {
-        format!(", {}", LONG_TAIL.join(":MODEL, ") + ":MODEL")
-    } else {
-        String::new()
-    };
+    let tail = if cfg!(feature = "genai") { &LONG_TAIL[..] } else { &[] };
+    let tail: String = tail.iter().map(|(name, _)| format!(", {name}:MODEL")).collect();
     format!("builtin:extractive, {}{tail}, {SCRIPT}:FILE, {REPLAY}:FILE", providers.join(", "))
 }
 

@@ -11,10 +11,11 @@ use millrace_models::model::{
     AnswerSchema, Delta, Finish, Keepsake, Message, Model, Reply, Request, ToolCall, ToolResult, ToolSpec,
     Watch,
 };
-use millrace_models::shape::{Abilities, Shaped};
+use millrace_models::shape::{Abilities, Form, Shaped, answered, asked};
 use millrace_models::wire::Native;
 use serde_json::{Value, json};
 
+use proptest::prelude::*;
 use support::{Outcome, Puppet};
 
 const LOCAL: Abilities = Abilities {
@@ -294,4 +295,54 @@ async fn an_onlooker_hears_words_and_calls_but_no_envelopes() {
     };
     assert_eq!(hear(LOCAL, r#"{"action":"now","arguments":{}}"#).await, ["Call(\"now\")"]);
     assert_eq!(hear(HOSTED, "words").await, ["Text(\"words\")"]);
+}
+
+/// Pieces of what models write, put together in any order.
+fn anything() -> impl Strategy<Value = String> {
+    let piece = prop_oneof![
+        Just("```"),
+        Just("```json\n"),
+        Just("{"),
+        Just("}"),
+        Just("["),
+        Just("]"),
+        Just(","),
+        Just(":"),
+        Just("\n"),
+        Just("\"name\":\"search\""),
+        Just("\"action\":\"now\""),
+        Just("\"action\":\"final\""),
+        Just("\"arguments\":{}"),
+        Just("\"answer\":null"),
+        Just("<tool_call>"),
+        Just("</tool_call>"),
+        Just("<think>"),
+        Just("</think>"),
+        Just("[TOOL_CALLS]"),
+        Just("é"),
+        Just("\u{1F600}"),
+        Just("null"),
+        Just("{\"name\":\"now\"}"),
+        Just("{\"output\":\"x\"}"),
+        Just(" "),
+    ];
+    prop::collection::vec(piece, 0..24).prop_map(|pieces| pieces.concat())
+}
+
+proptest! {
+    #[test]
+    fn whatever_a_model_writes_it_calls_only_tools_that_are_offered(said in anything(), with_answer: bool) {
+        let mut request = request(conversation());
+        if !with_answer {
+            request.answer = None;
+        }
+        for form in [Form::Plain, Form::Native, Form::Submit, Form::Envelope, Form::Prompt] {
+            let _ = asked(form, &request);
+            let reply = answered(form, &request, text(&said));
+            prop_assert!(reply.calls.iter().all(|call| request.tools.iter().any(|tool| tool.name == call.name)));
+            prop_assert_eq!(reply.finish == Finish::ToolCalls, !reply.calls.is_empty());
+            let again = answered(form, &request, text(&said));
+            prop_assert_eq!(reply, again);
+        }
+    }
 }

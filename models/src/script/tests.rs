@@ -2,6 +2,7 @@
 
 use std::sync::Mutex;
 
+use millrace_protocol::result::{Proposal, TaskResult, Verdict};
 use serde_json::json;
 
 use super::*;
@@ -78,7 +79,7 @@ async fn turns_follow_the_conversation_and_calls_keep_their_names() {
 - turns:
   - text: looking
     calls:
-    - search: {query: '{{task.objective}}', first: '{{task.n.1}}'}
+    - search: {first: '{{task.n.1}}', query: '{{task.objective}}'}
     - now
     - search: '{broken'
   - answer: {found: '{{last.hits.0}}', told: 'it was {{last.hits.0.id}} at {{turn}}'}
@@ -185,10 +186,25 @@ fn a_mistake_in_a_script_is_told_with_its_place() {
     }
 }
 
-#[test]
-fn the_example_is_a_script() {
+#[tokio::test(start_paused = true)]
+async fn the_example_is_a_script_whose_answers_have_their_forms() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../examples/models/script.yaml");
-    Script::load(&path).unwrap();
+    let script = Script::load(&path).unwrap();
+    let reply = async |answer: &str, more: usize| {
+        let later = (0..more).flat_map(|_| turn("search_documents", "{}", false));
+        let messages = std::iter::once(task()).chain(later).collect();
+        ask(&script, &request(answer, messages)).await
+    };
+    let plan: Proposal = serde_json::from_str(&reply("plan", 0).await.unwrap().text).unwrap();
+    assert!(plan.tasks.iter().any(|task| task.is_final));
+    assert_eq!(reply("research", 0).await.unwrap().calls[0].name, "search_documents");
+    assert!(reply("report", 0).await.unwrap_err().is_transient());
+    for (answer, turns) in [("research", 1), ("report", 0)] {
+        let result: TaskResult = serde_json::from_str(&reply(answer, turns).await.unwrap().text).unwrap();
+        assert!(!result.is_empty() && !result.summary.is_empty(), "{answer}");
+    }
+    let verdict: Verdict = serde_json::from_str(&reply("verdict", 0).await.unwrap().text).unwrap();
+    assert_eq!(verdict.inconsistency(), None);
 }
 
 #[test]
