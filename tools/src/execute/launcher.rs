@@ -125,6 +125,10 @@ impl std::fmt::Display for Confinement {
 /// be called first of all in `main`, before there are threads: a runtime's too, so not within `#[tokio::main]`.
 #[must_use]
 pub fn launcher() -> Option<ExitCode> {
+    #[cfg(feature = "mcp")]
+    if let Some(code) = crate::mcp::bound(std::env::args_os()) {
+        return Some(code);
+    }
     let mut arguments = std::env::args_os().skip(1);
     let inside = match arguments.next()?.to_str()? {
         EXECUTE => false,

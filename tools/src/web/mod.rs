@@ -9,6 +9,8 @@ mod policy;
 mod search;
 
 pub use address::Unreachable;
+#[cfg(feature = "mcp")]
+pub(crate) use fetch::chain;
 pub use fetch::{DEFAULT_CHARS, Fetch, MAX_BODY, MAX_REDIRECTS};
 pub use policy::{Cidr, HostPattern, Lookup, Refusal, Settings, SystemLookup};
 pub use search::{Endpoint, MAX_RESULTS, OpenError, Search, SearchSettings};
