@@ -9,6 +9,9 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use async_nats::ServerAddr;
+use millrace_agent::desk::Preferences;
+use millrace_agent::model::{Opener, open};
+use millrace_models::provider::default_choice;
 use millrace_runtime::bus::{Connection, Credentials};
 use rustix::process::{Resource, getrlimit};
 use serde::Serialize;
@@ -34,9 +37,9 @@ pub struct Arguments {
     /// (a file), or from MILLRACE_NATS_USER and MILLRACE_NATS_PASSWORD
     #[arg(long, env = "MILLRACE_NATS_URL", value_name = "URL")]
     nats: Option<String>,
-    /// Language model that runs would use
-    #[arg(long, env = "MILLRACE_MODEL", value_name = "MODEL")]
-    model: Option<String>,
+    /// Language model that runs would use, as for `millrace run`
+    #[arg(long, env = "MILLRACE_MODEL", value_name = "[CAPABILITY=]MODEL", value_delimiter = ';')]
+    model: Vec<String>,
     /// Fetch a nats-server into the cache now, if none is found
     #[arg(long)]
     fetch: bool,
@@ -128,7 +131,7 @@ async fn examine(arguments: &Arguments) -> Vec<Check> {
             check_files(),
         ]);
     }
-    checks.push(check_model(arguments.model.as_deref()));
+    checks.push(check_models(&arguments.model));
     checks
 }
 
@@ -238,15 +241,26 @@ fn check_files() -> Check {
     }
 }
 
-fn check_model(model: Option<&str>) -> Check {
+fn check_models(texts: &[String]) -> Check {
     const NAME: &str = "model";
-    match model {
-        Some(model) => Check::ok(NAME, model),
-        None => Check::warn(
+    let of_environment = default_choice(&|name| std::env::var(name).ok());
+    let named = match Preferences::parse(texts.iter().map(String::as_str)) {
+        Err(error) => return Check::missing(NAME, error.to_string(), "write --model provider:model"),
+        Ok(named) if named.is_empty() => Preferences { general: of_environment, ..named },
+        Ok(named) => named,
+    };
+    if named.is_empty() {
+        return Check::warn(
             NAME,
             "none named: runs use builtin:extractive, which quotes documents and writes nothing itself",
             "name a language model with --model or MILLRACE_MODEL",
-        ),
+        );
+    }
+    let opened = named.choices().try_for_each(|choice| open(choice, &Opener::default()).map(drop));
+    let names: Vec<String> = named.choices().map(ToString::to_string).collect();
+    match opened {
+        Ok(()) => Check::ok(NAME, names.join("; ")),
+        Err(error) => Check::missing(NAME, error.to_string(), "workers and critics can't use it as it is"),
     }
 }
 

@@ -7,6 +7,7 @@ use anyhow::{Context, anyhow};
 use clap::Args;
 use futures::StreamExt;
 use millrace_agent::corpus::{File, Skipped, walk};
+use millrace_agent::desk::Preferences;
 use millrace_protocol::plan::{
     Document, DocumentSet, MAX_OBJECTIVE, Mode, Plan, Submission, TaskSpec, check,
 };
@@ -38,7 +39,7 @@ pub struct Intake {
     tasks: Vec<TaskSpec>,
     fail_fast: bool,
     mode: Mode,
-    model: Option<String>,
+    models: Preferences,
     files: Vec<File>,
     /// Files that can't be read, and why.
     pub skipped: Vec<Skipped>,
@@ -46,12 +47,8 @@ pub struct Intake {
 
 impl Intake {
     /// Reads and checks what the arguments name.
-    pub fn read(arguments: &IntakeArguments, model: Option<&str>) -> Result<Self, Stop> {
-        if let Some(model) = model {
-            use millrace_agent::model::{Choice, Opener, open};
-            let choice = Choice::parse(model).map_err(Stop::refused)?;
-            open(&choice, &Opener::default()).map_err(Stop::refused)?;
-        }
+    pub fn read(arguments: &IntakeArguments, models: &[String]) -> Result<Self, Stop> {
+        let models = read_models(models)?;
         let plan = arguments.plan.as_deref().map(plan_file::load).transpose().map_err(Stop::refused)?;
         let objective = objective(arguments.objective.as_deref(), plan.as_ref())?;
         let (mode, tasks, fail_fast) = match plan {
@@ -62,13 +59,17 @@ impl Intake {
             }
         };
         let (files, skipped) = read_documents(&arguments.docs)?;
-        let model = model.map(str::to_owned);
-        Ok(Self { objective, tasks, fail_fast, mode, model, files, skipped })
+        Ok(Self { objective, tasks, fail_fast, mode, models, files, skipped })
     }
 
     /// The capabilities that the plan's tasks need, without repetition.
     pub fn capabilities(&self) -> std::collections::BTreeSet<&millrace_protocol::ids::Capability> {
         self.tasks.iter().map(|task| &task.capability).collect()
+    }
+
+    /// Whether a model is named for anything in it.
+    pub fn names_models(&self) -> bool {
+        !self.models.is_empty()
     }
 
     /// Whether anything in it is done by a language model: the planning, or a task.
@@ -87,11 +88,18 @@ impl Intake {
             mode: self.mode,
             tasks: self.tasks,
             documents,
-            model: self.model,
-            models: Default::default(),
+            model: self.models.general.map(|choice| choice.to_string()),
+            models: self.models.own.into_iter().map(|(name, choice)| (name, choice.to_string())).collect(),
             fail_fast: self.fail_fast,
         })
     }
+}
+
+/// The models that the arguments name. A name that can't be is refused here, before anything is started.
+pub fn read_models(texts: &[String]) -> Result<Preferences, Stop> {
+    let models = Preferences::parse(texts.iter().map(String::as_str)).map_err(Stop::refused)?;
+    models.choices().try_for_each(millrace_agent::model::check).map_err(Stop::refused)?;
+    Ok(models)
 }
 
 fn objective(given: Option<&str>, plan: Option<&PlanFile>) -> Result<String, Stop> {

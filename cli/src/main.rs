@@ -73,6 +73,9 @@ enum Command {
 }
 
 fn main() -> ExitCode {
+    if let Some(code) = millrace_worker::launcher() {
+        return code;
+    }
     if let Some(code) = local::intercept(std::env::args_os()) {
         return code;
     }
@@ -143,12 +146,14 @@ async fn supervisor(arguments: millrace_supervisor::Args, shutdown: Cancellation
 }
 
 async fn worker(arguments: millrace_worker::Args, shutdown: CancellationToken) -> Result<Exit, Stop> {
-    millrace_worker::run(arguments.into_config(), shutdown).await.map_err(Stop::environment)?;
+    let config = arguments.into_config().await.map_err(Stop::refused)?;
+    millrace_worker::run(config, shutdown).await.map_err(Stop::environment)?;
     Ok(Exit::Completed)
 }
 
 async fn critic(arguments: millrace_critic::Args, shutdown: CancellationToken) -> Result<Exit, Stop> {
-    millrace_critic::run(arguments.into_config(), shutdown).await.map_err(Stop::environment)?;
+    let config = arguments.into_config().map_err(Stop::refused)?;
+    millrace_critic::run(config, shutdown).await.map_err(Stop::environment)?;
     Ok(Exit::Completed)
 }
 

@@ -1,8 +1,9 @@
 //! The command line of a critic, the same for `millrace critic` and `millrace-critic`.
 
+use millrace_agent::desk::Preferences;
 use millrace_runtime::host::HostArgs;
 
-use crate::Config;
+use crate::{Config, Error};
 
 /// Judge results of a cluster's tasks.
 #[derive(Debug, Clone, clap::Args)]
@@ -14,11 +15,14 @@ pub struct Args {
 
 impl Args {
     /// The critic that these arguments ask for.
-    #[must_use]
-    pub fn into_config(self) -> Config {
+    ///
+    /// # Errors
+    /// A model has no name.
+    pub fn into_config(self) -> Result<Config, Error> {
         let connection = self.host.connection();
-        let HostArgs { nats: _, slots, id, model, grace, document_cache } = self.host;
-        Config { connection, id, slots, grace, document_cache: Some(document_cache), model }
+        let HostArgs { nats: _, slots, id, model, record, grace, document_cache } = self.host;
+        let models = Preferences::parse(model.iter().map(String::as_str))?;
+        Ok(Config { connection, id, slots, grace, document_cache: Some(document_cache), models, record })
     }
 }
 
@@ -44,16 +48,14 @@ mod tests {
             "--id",
             "me",
             "--model",
-            "m",
+            "builtin:extractive;critic=a:b",
             "--grace",
             "2s",
         ];
-        let config = parse(&arguments).unwrap().into_config();
+        let config = parse(&arguments).unwrap().into_config().unwrap();
         assert_eq!(config.connection.url, "nats://a:1,nats://b:2");
-        assert_eq!(
-            (config.slots, config.id.unwrap().as_str(), config.model.as_deref()),
-            (3, "me", Some("m"))
-        );
+        assert_eq!((config.slots, config.id.unwrap().as_str()), (3, "me"));
+        assert_eq!(config.models.choices().count(), 2);
         assert_eq!(config.grace, std::time::Duration::from_secs(2));
     }
 
@@ -62,5 +64,6 @@ mod tests {
         for arguments in [["--slots", "0"], ["--id", "a b"], ["--grace", "soon"]] {
             assert!(parse(&arguments).is_err(), "{arguments:?}");
         }
+        assert!(parse(&["--model", "a,"]).unwrap().into_config().is_err());
     }
 }

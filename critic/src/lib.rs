@@ -11,12 +11,15 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use millrace_agent::desk::Desk;
-use millrace_agent::model::OpenError;
+use millrace_agent::desk::{Desk, Preferences, Settings};
+use millrace_agent::model::{OpenError, Opener};
+use millrace_models::choice::EmptyName;
 use millrace_protocol::ids::WorkerId;
 use millrace_protocol::registry::Role;
 use millrace_runtime::host::{self, Hosting, Service, document_cache, made_up_id};
+use millrace_runtime::limits::Limiter;
 use millrace_runtime::{Bus, Connection, Fault};
+use millrace_seat::Limits;
 use tokio_util::sync::CancellationToken;
 
 pub use args::Args;
@@ -40,8 +43,11 @@ pub struct Config {
     pub grace: Duration,
     /// The folder in which documents and their indices are kept; `None` keeps them in memory only.
     pub document_cache: Option<PathBuf>,
-    /// The model of reviewers where a run names none; `None` is `builtin:extractive`.
-    pub model: Option<String>,
+    /// The models of reviewers where a run names none; none is what the environment asks for, and else
+    /// `builtin:extractive`.
+    pub models: Preferences,
+    /// The file in which requests to models and their replies are kept; `None` keeps none.
+    pub record: Option<PathBuf>,
 }
 
 impl Config {
@@ -54,7 +60,8 @@ impl Config {
             slots: 8,
             grace: Duration::from_secs(20),
             document_cache: Some(document_cache()),
-            model: None,
+            models: Preferences::default(),
+            record: None,
         }
     }
 }
@@ -68,9 +75,12 @@ pub enum Error {
     /// It failed.
     #[error(transparent)]
     Host(#[from] host::Error),
-    /// The default model does not exist.
+    /// A model that was named can't be used.
     #[error(transparent)]
     Model(#[from] OpenError),
+    /// The text of `--model` names none.
+    #[error(transparent)]
+    NoModel(#[from] EmptyName),
     /// Signals can't be listened to.
     #[error("signals can't be listened to: {0}")]
     Signals(#[from] std::io::Error),
@@ -82,10 +92,15 @@ pub enum Error {
 /// The cluster can't be used, or the critic failed again and again.
 pub fn run(config: Config, shutdown: CancellationToken) -> BoxFuture<'static, Result<(), Error>> {
     async move {
-        let Config { connection, id, slots, grace, document_cache, model } = config;
-        let critic = Critic::new(Desk::new(model.as_deref(), document_cache)?);
+        let Config { connection, id, slots, grace, document_cache, models, record } = config;
+        // What is wrong with the models is said before the cluster is waited for.
+        let opener = Opener { record, ..Opener::default() };
+        let settings = Settings { models, opener, cache: document_cache };
+        drop(Desk::new(settings.clone())?);
         let id = id.unwrap_or_else(|| made_up_id("critic"));
         let bus = Bus::join(&connection, id.as_str(), PATIENCE).await?;
+        let opener = Opener { gate: Arc::new(Limits(Limiter::new(&bus))), ..settings.opener };
+        let critic = Critic::new(Desk::new(Settings { opener, ..settings })?);
         let services = vec![Service { handler: Arc::new(critic), slots }];
         let hosting = Hosting { id, role: Role::Critic, services, grace };
         Ok(host::run(&bus, hosting, shutdown).await?)

@@ -16,7 +16,7 @@ struct Command {
 async fn main() -> ExitCode {
     let Command { args } = Command::parse();
     telemetry::init("info");
-    let judged: Result<(), Error> = async { run(args.into_config(), on_signals()?).await }.await;
+    let judged: Result<(), Error> = async { run(args.into_config()?, on_signals()?).await }.await;
     match judged {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {

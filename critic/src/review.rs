@@ -5,15 +5,15 @@ use std::sync::Arc;
 
 use futures::FutureExt;
 use futures::future::BoxFuture;
-use millrace_agent::desk::{Desk, DeskError};
-use millrace_agent::roles::Role;
+use millrace_agent::desk::{Desk, DeskError, Seat};
+use millrace_agent::roles::CRITIC_DESCRIPTION;
 use millrace_protocol::ids::{Capability, WorkerId};
 use millrace_protocol::plan::Work;
 use millrace_protocol::result::{CapabilityDescription, ErrorKind, TaskError, Verdict};
 use millrace_protocol::subject::CRITIC;
 use millrace_protocol::work::{Order, Outcome};
 use millrace_runtime::host::{Attempt, Handler};
-use millrace_seat::{Reading, Recorded, unreadable};
+use millrace_seat::{Live, Reading, Recorded, unreadable};
 
 use crate::echo;
 
@@ -44,8 +44,12 @@ impl Critic {
     }
 
     async fn judge(&self, attempt: &mut Attempt, order: &Order) -> Result<Verdict, TaskError> {
+        let criteria = criteria(attempt, order).await?;
         let sources = Arc::new(Reading(attempt.reader()));
-        let judged = self.desk.judge(order, sources, &mut Recorded(attempt)).await;
+        let live = Live::of(attempt.bus(), order);
+        let mut journal = Recorded(attempt);
+        let seat = Seat { watch: &live, ..Seat::new(sources, &mut journal) };
+        let judged = self.desk.judge(order, &criteria, seat).await;
         judged.map_err(|error| match error {
             DeskError::Task(error) => error,
             DeskError::Source(error) => unreadable(attempt, error),
@@ -55,10 +59,7 @@ impl Critic {
 
 impl Handler for Critic {
     fn describe(&self) -> CapabilityDescription {
-        CapabilityDescription::new(
-            Capability::new(CRITIC).expect("it is letters"),
-            Role::Critic.description(),
-        )
+        CapabilityDescription::new(Capability::new(CRITIC).expect("it is letters"), CRITIC_DESCRIPTION)
     }
 
     /// The author of a result never reviews it.
@@ -70,3 +71,19 @@ impl Handler for Critic {
         self.review(attempt).boxed()
     }
 }
+
+/// What the capability asks of its results. Written down as a step, so that a critic that takes this review over asks
+/// the same.
+async fn criteria(attempt: &mut Attempt, order: &Order) -> Result<Vec<String>, TaskError> {
+    if let Some(value) = attempt.recorded(CRITERIA).await? {
+        return serde_json::from_value(value)
+            .map_err(|mistake| TaskError::new(ErrorKind::Panic, format!("{CRITERIA}: {mistake}")));
+    }
+    let known = attempt.reader().capabilities().await.map_err(|fault| attempt.fault(fault))?;
+    let own = known.into_iter().find(|capability| capability.name == order.capability);
+    let criteria = own.map(|capability| capability.criteria).unwrap_or_default();
+    attempt.append(CRITERIA, &criteria.iter().map(String::as_str).collect()).await?;
+    Ok(criteria)
+}
+
+const CRITERIA: &str = "criteria";

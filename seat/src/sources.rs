@@ -3,7 +3,7 @@
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use millrace_agent::desk::{SourceError, Sources};
-use millrace_protocol::result::{ErrorKind, TaskError, TaskResult};
+use millrace_protocol::result::{CapabilityDescription, ErrorKind, TaskError, TaskResult};
 use millrace_protocol::work::Input;
 use millrace_runtime::Fault;
 use millrace_runtime::host::{Attempt, Reader};
@@ -18,6 +18,10 @@ impl Sources for Reading {
 
     fn blob<'a>(&'a self, sha256: &'a str) -> BoxFuture<'a, Result<Vec<u8>, SourceError>> {
         self.0.blob(sha256).map(|read| read.map_err(source_error)).boxed()
+    }
+
+    fn capabilities(&self) -> BoxFuture<'_, Result<Vec<CapabilityDescription>, SourceError>> {
+        self.0.capabilities().map(|read| read.map_err(source_error)).boxed()
     }
 }
 

@@ -5,12 +5,14 @@ use std::future::Future;
 use std::sync::Arc;
 
 use millrace_agent::corpus::Corpus;
-use millrace_agent::desk::{Desk, SourceError, Sources};
+use millrace_agent::desk::{Desk, Seat, SourceError, Sources};
+use millrace_agent::files::Files;
+use millrace_agent::tool::Tool;
 use millrace_protocol::ids::WorkerId;
 use millrace_protocol::result::{CapabilityDescription, ErrorKind, TaskError, TaskResult};
 use millrace_protocol::work::{Input, Order};
 use millrace_runtime::host;
-use millrace_seat::{Reading, Recorded};
+use millrace_seat::{Live, Reading, Recorded, Shared};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
@@ -136,18 +138,55 @@ impl<'h> Attempt<'h> {
         self.desk
     }
 
-    pub(crate) fn sources(&self) -> Arc<dyn Sources> {
+    fn sources(&self) -> Arc<dyn Sources> {
         Arc::new(Reading(self.host.reader()))
     }
 
-    /// An agent's journal is that of its attempt.
-    pub(crate) fn journal(&mut self) -> Recorded<'_> {
-        Recorded(self.host)
+    /// The place of an agent at this attempt.
+    pub(crate) fn chair(&mut self) -> Chair<'_> {
+        let (bus, order) = (self.host.bus().clone(), self.host.order().clone());
+        Chair {
+            sources: self.sources(),
+            files: Arc::new(Shared::of(&bus, &order)),
+            live: Live::of(&bus, &order),
+            journal: Recorded(self.host),
+        }
+    }
+
+    /// The recorded value of the next step, which is to be called `name`; `None` once no recorded steps are left.
+    pub(crate) async fn recorded(&mut self, name: &str) -> Result<Option<Value>, TaskError> {
+        self.host.recorded(name).await
+    }
+
+    /// Writes down a step that was just done.
+    pub(crate) async fn append(&mut self, name: &str, value: &Value) -> Result<(), TaskError> {
+        self.host.append(name, value).await
     }
 
     /// The error that an unreadable source means for the attempt.
     pub(crate) fn unreadable(&mut self, error: SourceError) -> TaskError {
         millrace_seat::unreadable(self.host, error)
+    }
+}
+
+/// What an agent is seated with, for as long as it works on an attempt.
+pub(crate) struct Chair<'a> {
+    sources: Arc<dyn Sources>,
+    files: Arc<Shared>,
+    live: Live,
+    journal: Recorded<'a>,
+}
+
+impl Chair<'_> {
+    /// The seat, with tools beyond those of the desk.
+    pub fn seat(&mut self, tools: Vec<Arc<dyn Tool>>) -> Seat<'_> {
+        let files: Arc<dyn Files> = self.files.clone();
+        Seat {
+            files: Some(files),
+            tools,
+            watch: &self.live,
+            ..Seat::new(self.sources.clone(), &mut self.journal)
+        }
     }
 }
 

@@ -4,6 +4,7 @@
 use std::sync::Arc;
 
 use futures::future::BoxFuture;
+use millrace_agent::model::Choice;
 use millrace_protocol::ids;
 use millrace_protocol::result::{CapabilityDescription, Proposal, TaskError, TaskResult, Usage};
 
@@ -14,6 +15,16 @@ pub trait Capability: Send + Sync + 'static {
     /// Its name, what it does, and which parameters it takes. Parameters are checked against the schema before
     /// [`Capability::run`].
     fn describe(&self) -> CapabilityDescription;
+
+    /// How many attempts of it a worker has in hand at once; `None` is what the worker is told for all.
+    fn slots(&self) -> Option<u32> {
+        None
+    }
+
+    /// The model that it names for itself. It is opened before there is any work, so that a mistake is known early.
+    fn model(&self) -> Option<&Choice> {
+        None
+    }
 
     /// Does one attempt. What must not be done twice is a [`Attempt::step`]; a panic becomes an error of the attempt.
     /// The future is dropped at an await when the attempt is cancelled.

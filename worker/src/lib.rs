@@ -15,11 +15,18 @@
 //! # }
 //! ```
 
+pub mod agent;
 mod args;
 mod attempt;
 pub mod builtin;
 mod capability;
+mod command;
+pub mod file;
 mod hosted;
+mod http;
+mod outside;
+mod servers;
+mod shelf;
 
 use futures::FutureExt;
 use futures::future::BoxFuture;
@@ -27,10 +34,15 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+pub use agent::{Agent, AgentError};
 pub use args::Args;
 pub use attempt::Attempt;
 pub use capability::{Capability, Outcome, capability};
 pub use millrace_agent::corpus::Corpus;
+pub use millrace_agent::desk::Preferences;
+pub use millrace_agent::spec::AnswerForm;
+pub use millrace_agent::tool::{Effect, Tool, ToolError, typed as tool};
+pub use millrace_agent::turn::Limits;
 pub use millrace_protocol::ids::WorkerId;
 pub use millrace_protocol::result::{
     CapabilityDescription, ErrorKind, Proposal, Quotation, Source, SourceKind, TaskError, TaskResult, Usage,
@@ -38,13 +50,17 @@ pub use millrace_protocol::result::{
 pub use millrace_protocol::work::{Input, Order};
 pub use millrace_runtime::shutdown::on_signals;
 pub use millrace_runtime::{Connection, telemetry};
+pub use shelf::launcher;
 pub use tokio_util::sync::CancellationToken;
 
-use millrace_agent::desk::Desk;
-use millrace_agent::model::OpenError;
+use millrace_agent::desk::{Desk, Settings};
+use millrace_agent::model::{OpenError, Opener};
+use millrace_models::choice::EmptyName;
 use millrace_protocol::registry::Role;
 use millrace_runtime::host::{self, Hosting, Service, document_cache, made_up_id};
+use millrace_runtime::limits::Limiter;
 use millrace_runtime::{Bus, Fault};
+use millrace_seat::Limits as Gate;
 
 use hosted::Hosted;
 
@@ -65,8 +81,11 @@ pub struct Config {
     pub grace: Duration,
     /// The folder in which documents and their indices are kept; `None` keeps them in memory only.
     pub document_cache: Option<PathBuf>,
-    /// The model of agents where a run names none; `None` is `builtin:extractive`.
-    pub model: Option<String>,
+    /// The models of agents where neither the run nor the capability names one; none is what the environment asks
+    /// for, and else `builtin:extractive`.
+    pub models: Preferences,
+    /// The file in which requests to models and their replies are kept; `None` keeps none.
+    pub record: Option<PathBuf>,
 }
 
 impl Config {
@@ -80,7 +99,8 @@ impl Config {
             slots: 8,
             grace: Duration::from_secs(20),
             document_cache: Some(document_cache()),
-            model: None,
+            models: Preferences::default(),
+            record: None,
         }
     }
 }
@@ -94,9 +114,15 @@ pub enum Error {
     /// It offers nothing or failed.
     #[error(transparent)]
     Host(#[from] host::Error),
-    /// The default model does not exist.
+    /// A model that was named can't be used.
     #[error(transparent)]
     Model(#[from] OpenError),
+    /// The text of `--model` names none.
+    #[error(transparent)]
+    NoModel(#[from] EmptyName),
+    /// A capability that was named can't be offered.
+    #[error(transparent)]
+    Capability(#[from] file::FileError),
     /// Signals can't be listened to.
     #[error("signals can't be listened to: {0}")]
     Signals(#[from] std::io::Error),
@@ -108,11 +134,17 @@ pub enum Error {
 /// The cluster can't be used, nothing is offered, or the worker failed again and again.
 pub fn run(config: Config, shutdown: CancellationToken) -> BoxFuture<'static, Result<(), Error>> {
     async move {
-        let Config { connection, id, capabilities, slots, grace, document_cache, model } = config;
-        let desk = Arc::new(Desk::new(model.as_deref(), document_cache)?);
+        let Config { connection, id, capabilities, slots, grace, document_cache, models, record } = config;
+        // What is wrong with the models is said before the cluster is waited for.
+        let opener = Opener { record, ..Opener::default() };
+        let settings = Settings { models, opener, cache: document_cache };
+        check(&Desk::new(settings.clone())?, &capabilities)?;
         let id = id.unwrap_or_else(|| made_up_id("worker"));
         let bus = Bus::join(&connection, id.as_str(), PATIENCE).await?;
+        let opener = Opener { gate: Arc::new(Gate(Limiter::new(&bus))), ..settings.opener };
+        let desk = Arc::new(Desk::new(Settings { opener, ..settings })?);
         let services = capabilities.into_iter().map(|capability| {
+            let slots = capability.slots().unwrap_or(slots);
             let handler = Arc::new(Hosted::new(capability, desk.clone()));
             Service { handler, slots }
         });
@@ -120,4 +152,8 @@ pub fn run(config: Config, shutdown: CancellationToken) -> BoxFuture<'static, Re
         Ok(host::run(&bus, hosting, shutdown).await?)
     }
     .boxed()
+}
+
+fn check(desk: &Desk, capabilities: &[Arc<dyn Capability>]) -> Result<(), OpenError> {
+    capabilities.iter().filter_map(|capability| capability.model()).try_for_each(|choice| desk.check(choice))
 }

@@ -1,9 +1,9 @@
-//! The `millrace-worker` program: a worker with the built-in capabilities.
+//! The `millrace-worker` program: a worker with the built-in capabilities and those of files.
 
 use std::process::ExitCode;
 
 use clap::Parser;
-use millrace_worker::{Args, Error, on_signals, run, telemetry};
+use millrace_worker::{Args, Error, launcher, on_signals, run, telemetry};
 
 #[derive(Parser)]
 #[command(name = "millrace-worker", version)]
@@ -12,16 +12,22 @@ struct Command {
     args: Args,
 }
 
-#[tokio::main]
-async fn main() -> ExitCode {
+fn main() -> ExitCode {
+    if let Some(code) = launcher() {
+        return code;
+    }
     let Command { args } = Command::parse();
-    telemetry::init("info");
-    let worked: Result<(), Error> = async { run(args.into_config(), on_signals()?).await }.await;
-    match worked {
+    match work(args) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("millrace-worker: {error}");
             ExitCode::FAILURE
         }
     }
+}
+
+#[tokio::main]
+async fn work(args: Args) -> Result<(), Error> {
+    telemetry::init("info");
+    run(args.into_config().await?, on_signals()?).await
 }

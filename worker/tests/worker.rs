@@ -455,11 +455,11 @@ async fn a_worker_shows_itself_and_what_it_offers() {
         Worker::start(&cluster, "w", builtin::NAMES.iter().filter_map(|name| builtin::open(name)).collect());
     let beat =
         eventually(PATIENCE, "a beat", async || registry::beats(&cluster.bus).await.unwrap().pop()).await;
-    assert_eq!((beat.id.as_str(), beat.slots.len(), beat.pid), ("w", 4, std::process::id()));
+    assert_eq!((beat.id.as_str(), beat.slots.len(), beat.pid), ("w", 5, std::process::id()));
     let known: Vec<_> = registry::capability_names(&cluster.bus).await.unwrap().into_iter().collect();
     assert_eq!(
         known.iter().map(|name| name.as_str()).collect::<Vec<_>>(),
-        ["echo", "planner", "producer", "research"]
+        ["echo", "planner", "producer", "research", "worker"]
     );
     worker.stop().await;
 }

@@ -36,7 +36,7 @@ use serde::de::DeserializeOwned;
 
 use crate::corpus::Corpus;
 use crate::files::Files;
-use crate::model::{Model, OpenError, Opener, Watch};
+use crate::model::{AnswerSchema, Choice, Model, OpenError, Opener, Watch};
 use crate::roles::{self, DocumentList, PlanTask, ReviewTask, WorkTask};
 use crate::spec::{AnswerForm, RunView, Spec, TaskView, View, day};
 use crate::tool::{Tool, Toolbox, read_json};
@@ -154,13 +154,12 @@ impl Desk {
         Ok(Self { library: Library::new(cache), models: Arc::new(Models::new(models, opener)?) })
     }
 
-    /// Whether the model that a capability's file names can be opened here, so that a mistake in it is known before
-    /// there is any work.
+    /// Whether a model that a capability names can be opened here, so that a mistake is known before there is any work.
     ///
     /// # Errors
     /// It can't.
-    pub fn check(&self, spec: &Spec) -> Result<(), OpenError> {
-        spec.model.as_ref().map_or(Ok(()), |choice| self.models.open(choice).map(drop))
+    pub fn check(&self, choice: &Choice) -> Result<(), OpenError> {
+        self.models.open(choice).map(drop)
     }
 
     /// The documents of a run, opened once for all who ask.
@@ -226,7 +225,7 @@ impl Desk {
             AnswerForm::Findings => findings::schema(laid.corpus.as_deref()),
             AnswerForm::Report => Report::schema(form.name()),
             AnswerForm::Text => None,
-            AnswerForm::Data => Data::schema(form.name()).map(|schema| crate::model::AnswerSchema {
+            AnswerForm::Data => Data::schema(form.name()).map(|schema| AnswerSchema {
                 schema: spec.about.output.clone().unwrap_or(schema.schema),
                 ..schema
             }),
@@ -281,7 +280,7 @@ impl Desk {
         spec: &Spec,
         order: &Order,
         task: String,
-        answer: Option<crate::model::AnswerSchema>,
+        answer: Option<AnswerSchema>,
         laid: &Laid,
         mut seat: Seat<'a>,
     ) -> Result<Ready<'a>, TaskError> {

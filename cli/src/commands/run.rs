@@ -3,6 +3,8 @@
 
 use anyhow::anyhow;
 use clap::Args;
+use millrace_agent::model::Choice;
+use millrace_models::provider::default_choice;
 use millrace_protocol::ids::RunId;
 use millrace_runtime::log::handed_in;
 use millrace_runtime::{Bus, registry};
@@ -42,12 +44,17 @@ pub struct ResumeArguments {
 }
 
 /// What a plan's capabilities may be in a cluster of this program alone.
-const BUILT_IN: [&str; 3] = ["echo", "producer", "research"];
+const BUILT_IN: [&str; 4] = ["echo", "producer", "research", "worker"];
+
+/// The models that the environment asks for where nobody names one.
+fn models_of_environment() -> Option<Choice> {
+    default_choice(&|name| std::env::var(name).ok())
+}
 
 /// Does a run.
 pub async fn run(arguments: RunArguments, interrupt: CancellationToken) -> Result<Exit, Stop> {
     let RunArguments { intake, output, options, detach } = arguments;
-    let intake = Intake::read(&intake, options.model.as_deref())?;
+    let intake = Intake::read(&intake, &options.model)?;
     output.check()?;
     for skipped in &intake.skipped {
         say(&format!("millrace: passed over {}: {}", skipped.path, skipped.reason));
@@ -56,7 +63,7 @@ pub async fn run(arguments: RunArguments, interrupt: CancellationToken) -> Resul
     if is_up.is_none() {
         refuse_unknown(&intake)?;
     }
-    if options.model.is_none() && intake.asks_models() {
+    if !intake.names_models() && models_of_environment().is_none() && intake.asks_models() {
         say(
             "millrace: no language model is in use; builtin:extractive answers with quotations from your documents \
              (name a model with --model provider:model)",

@@ -18,12 +18,15 @@ pub struct Arguments {
 enum File {
     /// A plan, for `--plan`
     Plan,
+    /// A capability, for `millrace worker --capability`
+    Capability,
 }
 
 /// Prints a schema.
 pub fn command(arguments: &Arguments) -> Exit {
     match arguments.of {
         File::Plan => println!("{:#}", plan_file::schema()),
+        File::Capability => println!("{:#}", millrace_worker::file::schema()),
     }
     Exit::Completed
 }

@@ -13,16 +13,17 @@ use crate::view::say;
 pub struct Arguments {
     #[command(flatten)]
     intake: IntakeArguments,
-    /// Language model that agents use [default: what each worker is set to]
-    #[arg(long, value_name = "MODEL")]
-    model: Option<String>,
+    /// Language model that agents use, as provider:model, and after commas those that stand in for it; CAPABILITY= before
+    /// it means that capability alone. May be given several times [default: what each worker is set to]
+    #[arg(long, value_name = "[CAPABILITY=]MODEL")]
+    model: Vec<String>,
     #[command(flatten)]
     target: Target,
 }
 
 /// Hands a run in and prints its id.
 pub async fn command(arguments: Arguments) -> Result<Exit, Stop> {
-    let intake = Intake::read(&arguments.intake, arguments.model.as_deref())?;
+    let intake = Intake::read(&arguments.intake, &arguments.model)?;
     for skipped in &intake.skipped {
         say(&format!("millrace: passed over {}: {}", skipped.path, skipped.reason));
     }

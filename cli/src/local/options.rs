@@ -36,9 +36,13 @@ pub struct Options {
     /// Number of critic processes
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub critics: u32,
-    /// Language model that workers and critics ask
-    #[arg(long, env = "MILLRACE_MODEL", value_name = "MODEL")]
-    pub model: Option<String>,
+    /// Language model to use, as provider:model, and after commas those that stand in for it; CAPABILITY= before it means
+    /// that capability alone (planner and critic too). May be given several times, in the variable with ; between
+    #[arg(long, env = "MILLRACE_MODEL", value_name = "[CAPABILITY=]MODEL", value_delimiter = ';')]
+    pub model: Vec<String>,
+    /// File to which all requests to models and their replies are added; replay:FILE plays them again
+    #[arg(long, env = "MILLRACE_RECORD", value_name = "FILE")]
+    pub record: Option<PathBuf>,
     /// Number of lanes of the log; fixed when the cluster is made
     #[arg(long, value_name = "N")]
     pub lanes: Option<u16>,
@@ -65,7 +69,8 @@ impl Options {
             slots: 0,
             supervisors: 0,
             critics: 0,
-            model: None,
+            model: Vec::new(),
+            record: None,
             lanes: None,
             lane_lease: None,
             work_lease: None,
@@ -82,7 +87,6 @@ impl Options {
             ("--slots", Some(self.slots.to_string())),
             ("--supervisors", Some(self.supervisors.to_string())),
             ("--critics", Some(self.critics.to_string())),
-            ("--model", self.model.clone()),
             ("--lanes", self.lanes.map(|lanes| lanes.to_string())),
             ("--lane-lease", self.lane_lease.map(duration::format)),
             ("--work-lease", self.work_lease.map(duration::format)),
@@ -90,8 +94,10 @@ impl Options {
         ];
         // One word each, so that a value may begin with a dash.
         let others = others.into_iter().filter_map(|(name, value)| Some(format!("{name}={}", value?).into()));
+        let models = self.model.iter().map(|model| format!("--model={model}").into());
+        let record = self.record.iter().flat_map(|file| ["--record".into(), file.clone().into()]);
         let sync_always = self.sync_always.then(|| "--sync-always".into());
-        data.into_iter().chain(others).chain(sync_always).collect()
+        data.into_iter().chain(others).chain(models).chain(record).chain(sync_always).collect()
     }
 
     /// The processes beside the server, which `executable` is to be started as. What they need to know is in their
@@ -122,7 +128,8 @@ impl Options {
         let known = [
             ("MILLRACE_SLOTS", Some(self.slots.to_string())),
             ("MILLRACE_LOG", Some(self.log.clone())),
-            ("MILLRACE_MODEL", self.model.clone()),
+            ("MILLRACE_MODEL", (!self.model.is_empty()).then(|| self.model.join(";"))),
+            ("MILLRACE_RECORD", self.record.as_deref().map(whole)),
             ("MILLRACE_LANE_LEASE", self.lane_lease.map(duration::format)),
             ("MILLRACE_WORK_LEASE", self.work_lease.map(duration::format)),
             ("MILLRACE_LANE_LEASE_IF_NEW", Some(duration::format(LANE_LEASE))),
@@ -131,6 +138,11 @@ impl Options {
         ];
         known.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?))).collect()
     }
+}
+
+/// A path that means the same from any folder.
+fn whole(path: &Path) -> String {
+    std::path::absolute(path).unwrap_or_else(|_| path.to_owned()).display().to_string()
 }
 
 /// What a process of the cluster is.
@@ -219,6 +231,8 @@ mod tests {
             &[
                 "--data=/d",
                 "--model=-a:b",
+                "--model=critic=c:d",
+                "--record=calls.jsonl",
                 "--lane-lease=1m 30s",
                 "--work-lease=500ms",
                 "--sync-always",
@@ -238,7 +252,7 @@ mod tests {
             "--data=/d",
             "--workers=2",
             "--critics=0",
-            "--model=m",
+            "--model=m;critic=n",
             "--lane-lease=10s",
             "--slots=3",
             "--lanes=4",
@@ -250,7 +264,7 @@ mod tests {
         assert_eq!(children[1].arguments, ["worker"]);
         let environment = &children[1].environment;
         assert_eq!(environment["MILLRACE_SLOTS"], "3");
-        assert_eq!(environment["MILLRACE_MODEL"], "m");
+        assert_eq!(environment["MILLRACE_MODEL"], "m;critic=n");
         assert_eq!(environment["MILLRACE_LANE_LEASE"], "10s");
         assert!(
             !environment.contains_key("MILLRACE_WORK_LEASE"),

@@ -22,9 +22,14 @@ pub struct HostArgs {
     /// Name of this process, unique in the cluster; made up where it is left out
     #[arg(long, value_name = "NAME")]
     pub id: Option<WorkerId>,
-    /// Language model to use where a run names none, as provider:model
-    #[arg(long, env = "MILLRACE_MODEL", value_name = "MODEL")]
-    pub model: Option<String>,
+    /// Language model to use where neither run nor capability names one, as provider:model, and after commas those that
+    /// stand in for it; CAPABILITY= before it means that capability alone. May be given several times, in the variable
+    /// with ; between
+    #[arg(long, env = "MILLRACE_MODEL", value_name = "[CAPABILITY=]MODEL", value_delimiter = ';')]
+    pub model: Vec<String>,
+    /// File to which all requests to models and their replies are added; replay:FILE plays them again
+    #[arg(long, env = "MILLRACE_RECORD", value_name = "FILE")]
+    pub record: Option<PathBuf>,
     /// How long work in hand may go on after the process is told to stop, such as 20s
     #[arg(long, env = "MILLRACE_GRACE", value_name = "TIME", default_value = "20s", value_parser = duration::parse)]
     pub grace: Duration,

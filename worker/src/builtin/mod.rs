@@ -1,30 +1,45 @@
-//! The built-in capabilities, by name.
+//! The built-in capabilities, by name: `echo`, and agents whose files lie in `worker/capabilities` and are a part of the
+//! program.
 
-mod agents;
 mod echo;
 
 use std::sync::Arc;
 
-use millrace_agent::roles::Role;
+use millrace_agent::desk::shelf::Inner;
+use millrace_agent::spec::Spec;
 
-pub use agents::Agent;
 pub use echo::Echo;
 
 use crate::Capability;
+use crate::agent::Agent;
+use crate::servers::Servers;
+
+/// The agents that are built in: their names and their files.
+pub(crate) const AGENTS: [(&str, &str); 4] = [
+    ("research", include_str!("../../capabilities/research.yaml")),
+    ("worker", include_str!("../../capabilities/worker.yaml")),
+    ("producer", include_str!("../../capabilities/producer.yaml")),
+    ("planner", include_str!("../../capabilities/planner.yaml")),
+];
 
 /// The names of the built-in capabilities.
-pub const NAMES: [&str; 4] = ["research", "producer", "planner", "echo"];
+pub const NAMES: [&str; 5] = ["research", "worker", "producer", "planner", Echo::NAME];
+
+/// The file of a built-in agent, to be read or to begin one's own with.
+#[must_use]
+pub fn file(name: &str) -> Option<&'static str> {
+    AGENTS.iter().find(|(known, _)| *known == name).map(|(_, file)| *file)
+}
 
 /// The built-in capability of that name.
 #[must_use]
 pub fn open(name: &str) -> Option<Arc<dyn Capability>> {
-    match name {
-        Echo::NAME => Some(Arc::new(Echo::from_environment())),
-        "research" => Some(Arc::new(Agent::new(Role::Researcher))),
-        "producer" => Some(Arc::new(Agent::new(Role::Producer))),
-        "planner" => Some(Arc::new(Agent::new(Role::Planner))),
-        _ => None,
+    if name == Echo::NAME {
+        return Some(Arc::new(Echo::from_environment()));
     }
+    // Built-in agents use no tools but those of the desk, so that they can be had on any machine.
+    let spec = Spec::parse(file(name)?.as_bytes(), &Inner).expect("the built-in files have no mistakes");
+    Some(Arc::new(Agent::of(spec, Vec::new(), Servers::default())))
 }
 
 #[cfg(test)]

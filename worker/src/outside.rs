@@ -1,0 +1,230 @@
+//! What work that is done outside of this process has in common, whether a program does it or a service: the task as
+//! JSON, the result as JSON or text, and the two steps in the journal that tell work that was never begun from work
+//! whose outcome is unknown.
+
+use std::future::Future;
+
+use millrace_agent::tool;
+use millrace_protocol::ids::{RunId, TaskId};
+use millrace_protocol::plan::Work;
+use millrace_protocol::result::{ErrorKind, Parameters, TaskError, TaskResult};
+use millrace_protocol::work::Order;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use crate::Attempt;
+
+/// What doing the work twice would do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Effect {
+    /// Nothing: it changes nothing outside.
+    Pure,
+    /// Nothing more: it recognises the task's key.
+    Idempotent,
+    /// It would change something twice.
+    Effect,
+}
+
+impl Effect {
+    /// Their names in files.
+    pub const NAMES: [&str; 3] = ["pure", "idempotent", "effect"];
+
+    /// The one at a place among the names.
+    pub fn at(place: usize) -> Self {
+        [Self::Pure, Self::Idempotent, Self::Effect][place.min(2)]
+    }
+}
+
+/// A task as it goes out.
+#[derive(Debug, Serialize)]
+pub(crate) struct Task {
+    /// The run.
+    pub run: RunId,
+    /// The task.
+    pub task: TaskId,
+    /// Which attempt at it this is, from 1.
+    pub attempt: u32,
+    /// The same each time this very attempt goes out.
+    pub key: String,
+    /// What is to be done.
+    pub objective: String,
+    /// What the user wants of the whole run.
+    pub run_objective: String,
+    /// Named values.
+    pub parameters: Parameters,
+    /// The results it builds on.
+    pub inputs: Vec<Input>,
+    /// What earlier attempts were told, oldest first.
+    pub feedback: Vec<String>,
+    /// Whether its result is the deliverable of the run.
+    #[serde(rename = "final")]
+    pub is_final: bool,
+}
+
+/// A result that a task builds on, as it goes out.
+#[derive(Debug, Serialize)]
+pub(crate) struct Input {
+    /// The task it is of.
+    pub task: TaskId,
+    /// What that task was to do.
+    pub objective: String,
+    /// The capability that did it.
+    pub capability: String,
+    /// The whole result.
+    pub result: TaskResult,
+}
+
+impl Task {
+    /// The task of an attempt, with the results it builds on.
+    ///
+    /// # Errors
+    /// The order is no task, or a result can't be had.
+    pub async fn of(attempt: &mut Attempt<'_>) -> Result<Self, TaskError> {
+        let order = attempt.order().clone();
+        let Work::Task { task, attempt: number } = &order.work else {
+            return Err(TaskError::new(ErrorKind::InvalidTask, "the order is no task"));
+        };
+        let mut inputs = Vec::with_capacity(order.inputs.len());
+        for input in &order.inputs {
+            let result = attempt.input_result(input).await?;
+            let (objective, capability) = (input.objective.clone(), input.capability.to_string());
+            inputs.push(Input { task: input.task.clone(), objective, capability, result });
+        }
+        let Order { run, mission, objective, parameters, feedback, is_final, .. } = order.as_ref();
+        Ok(Self {
+            key: format!("{run}/{task}/{number}"),
+            run: run.clone(),
+            task: task.clone(),
+            attempt: *number,
+            objective: objective.clone(),
+            run_objective: mission.clone(),
+            parameters: parameters.clone(),
+            inputs,
+            feedback: feedback.clone(),
+            is_final: *is_final,
+        })
+    }
+
+    /// As JSON.
+    pub fn json(&self) -> Vec<u8> {
+        serde_json::to_vec(self).expect("a task holds only names, texts and JSON values")
+    }
+}
+
+const BEGIN: &str = "begin";
+const OUTCOME: &str = "outcome";
+
+/// What a worker that was lost leaves of work outside.
+pub(crate) enum Begun {
+    /// It was done, with this result.
+    Done(Box<TaskResult>),
+    /// It is to be done now.
+    Open,
+}
+
+/// Looks what is to be done, and writes down that it is begun.
+///
+/// # Errors
+/// It was begun by a worker that was lost, and doing it again could do it twice; or as for a step.
+pub(crate) async fn begin(attempt: &mut Attempt<'_>, effect: Effect) -> Result<Begun, TaskError> {
+    if attempt.recorded(BEGIN).await?.is_none() {
+        attempt.append(BEGIN, &Value::Null).await?;
+        return Ok(Begun::Open);
+    }
+    if let Some(value) = attempt.recorded(OUTCOME).await? {
+        let result = serde_json::from_value(value).map_err(|mistake| {
+            TaskError::new(ErrorKind::Panic, format!("the recorded outcome can't be read: {mistake}"))
+        })?;
+        return Ok(Begun::Done(Box::new(result)));
+    }
+    match effect {
+        Effect::Pure | Effect::Idempotent => Ok(Begun::Open),
+        Effect::Effect => Err(TaskError::new(
+            ErrorKind::Abandoned,
+            "a worker began this and was lost before the outcome was known; it may have taken effect. Look whether it \
+             did before it is tried again",
+        )),
+    }
+}
+
+/// Does what was begun, and writes down what came of it.
+///
+/// # Errors
+/// That of the work; or as for a step.
+pub(crate) async fn end(
+    attempt: &mut Attempt<'_>,
+    done: impl Future<Output = Result<TaskResult, TaskError>>,
+) -> Result<TaskResult, TaskError> {
+    let result = done.await?;
+    record(attempt, &result).await?;
+    Ok(result)
+}
+
+/// Writes down what came of what was begun.
+pub(crate) async fn record(attempt: &mut Attempt<'_>, result: &TaskResult) -> Result<(), TaskError> {
+    let value = serde_json::to_value(result).expect("a result holds only texts, numbers and JSON values");
+    attempt.append(OUTCOME, &value).await
+}
+
+/// The result that came back: a task's result as JSON, any other JSON as its data, else text.
+///
+/// # Errors
+/// There is nothing in it, or its data does not fit the capability's output schema.
+pub(crate) fn result(bytes: &[u8], schema: Option<&Value>) -> Result<TaskResult, TaskError> {
+    let text = String::from_utf8_lossy(bytes);
+    let text = text.trim();
+    if text.is_empty() {
+        return Err(TaskError::new(ErrorKind::Tool, "nothing came back: neither text nor a result as JSON"));
+    }
+    let result = match serde_json::from_str::<Value>(text) {
+        Ok(value @ (Value::Object(_) | Value::Array(_))) => of_json(value),
+        Ok(Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_)) | Err(_) => {
+            TaskResult { output: text.to_owned(), ..TaskResult::default() }
+        }
+    };
+    if let Some(schema) = schema {
+        let data = result.data.as_ref().unwrap_or(&Value::Null);
+        tool::check(schema, data).map_err(|mistakes| {
+            TaskError::new(
+                ErrorKind::Tool,
+                format!("the data that came back does not fit the output schema: {mistakes}"),
+            )
+        })?;
+    }
+    Ok(result)
+}
+
+fn of_json(value: Value) -> TaskResult {
+    match serde_json::from_value::<TaskResult>(value.clone()) {
+        Ok(result) if !result.is_empty() => result,
+        Ok(_) | Err(_) => TaskResult {
+            output: format!("```json\n{value:#}\n```"),
+            data: Some(value),
+            ..TaskResult::default()
+        },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn what_comes_back_is_a_result_data_or_text() {
+        let read = |text: &str| result(text.as_bytes(), None);
+        assert_eq!(read(r#"{"output": "x", "summary": "s"}"#).unwrap().summary, "s");
+        assert_eq!(read(r#"{"words": 3}"#).unwrap().data, Some(json!({"words": 3})));
+        assert_eq!(read("[1]").unwrap().data, Some(json!([1])));
+        assert_eq!(read(" plain\ntext\n").unwrap().output, "plain\ntext");
+        assert_eq!(read("3").unwrap().output, "3");
+        assert!(read(" \n").unwrap_err().message.starts_with("nothing came back"));
+        let schema = json!({"type": "object", "required": ["words"]});
+        assert!(result(br#"{"words": 3}"#, Some(&schema)).is_ok());
+        assert!(
+            result(b"text", Some(&schema)).unwrap_err().message.contains("does not fit the output schema")
+        );
+    }
+}
