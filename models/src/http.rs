@@ -31,7 +31,6 @@ fn without_tls(error: &reqwest::Error) -> reqwest::Client {
 }
 
 /// What [`client`] is made from, for those who need more than it sets.
-#[must_use]
 pub fn builder() -> ClientBuilder {
     install_tls();
     let builder = reqwest::Client::builder()

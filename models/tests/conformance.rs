@@ -1,6 +1,8 @@
 //! One suite against every wire: what is asked of a provider, to the byte, and everything that a provider, a gateway or
 //! a network can answer with. The providers are stubs on loopback, but for the last part, which asks a real model.
 
+#![allow(clippy::unwrap_used, reason = "a test and its helpers may panic")]
+
 #[path = "conformance/stub.rs"]
 mod stub;
 #[path = "conformance/wires.rs"]

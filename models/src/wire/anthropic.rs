@@ -48,6 +48,9 @@ pub(super) fn body(endpoint: &Endpoint, request: &Request) -> Value {
     }
     if !tools.is_empty() {
         body["tools"] = Value::Array(tools);
+    } else if let Some(tools) = past_tools(request) {
+        body["tools"] = tools;
+        body["tool_choice"] = json!({"type": "none"});
     }
     let form = request.answer.as_ref().and_then(|answer| schema::strict(&answer.schema));
     if let Some(schema) = form.filter(|_| takes_schemas(&endpoint.model)) {
@@ -55,6 +58,17 @@ pub(super) fn body(endpoint: &Endpoint, request: &Request) -> Value {
     }
     think(endpoint, &mut body);
     body
+}
+
+/// The tools that were called in a conversation which may call none any more: calls without their tools are refused.
+fn past_tools(request: &Request) -> Option<Value> {
+    let calls = request.messages.iter().flat_map(|message| match message {
+        Message::Assistant { calls, .. } => calls.as_slice(),
+        Message::User { .. } | Message::Tool(_) => &[],
+    });
+    let names: std::collections::BTreeSet<&str> = calls.map(|call| call.name.as_str()).collect();
+    let tool = |name: &&str| json!({"name": name, "input_schema": {"type": "object"}});
+    (!names.is_empty()).then(|| names.iter().map(tool).collect())
 }
 
 /// How hard it thinks, and with how much chance. Models from 4.6 on decide by themselves how much they think, older

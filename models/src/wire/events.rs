@@ -76,12 +76,10 @@ pub(super) fn server_sent(body: Body) -> Events {
 }
 
 fn broken(error: sse_stream::Error) -> Broken {
-    match error {
-        sse_stream::Error::Body(source) => match source.downcast::<Broken>() {
-            Ok(broken) => *broken,
-            Err(other) => Broken::Cut(other.to_string()),
-        },
-        other => Broken::NotText(other.to_string()),
+    let sse_stream::Error::Body(source) = error else { return Broken::NotText(error.to_string()) };
+    match source.downcast::<Broken>() {
+        Ok(broken) => *broken,
+        Err(other) => Broken::Cut(other.to_string()),
     }
 }
 

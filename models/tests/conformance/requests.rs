@@ -218,3 +218,14 @@ async fn words_of_nothing_but_space_are_no_blocks_for_anthropic() {
     assert_eq!((turns.len(), &turns[0]["role"]), (1, &json!("user")), "{body:#}");
     assert_eq!(turns[0]["content"].as_array().unwrap().len(), 2, "{body:#}");
 }
+
+/// Anthropic refuses calls in a conversation without their tools, and the last turn of an agent may call none.
+#[tokio::test]
+async fn tools_that_were_called_are_named_to_anthropic_though_none_may_be_called() {
+    let mut request = conversation();
+    request.tools.clear();
+    let body = sent(Wire::Anthropic, &request, |_| ()).await.json();
+    let tool = |name: &str| json!({"name": name, "input_schema": {"type": "object"}});
+    assert_eq!(body["tools"], json!([tool("ls"), tool("read")]));
+    assert_eq!(body["tool_choice"], json!({"type": "none"}));
+}
