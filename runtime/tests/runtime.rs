@@ -203,6 +203,7 @@ async fn an_order_that_waits_is_not_put_in_its_queue_again() {
         limits: Limits::default(),
         documents: None,
         model: None,
+        own_model: None,
     };
     for _ in 0..3 {
         assert!(queue::offer(&bus, vec![order.clone(), order.clone()]).await.is_ok());
