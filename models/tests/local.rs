@@ -8,6 +8,9 @@ use std::sync::Arc;
 use millrace_models::choice::{Choice, Structured};
 use millrace_models::model::{AnswerSchema, Message, Model, Reply, Request, ToolResult, ToolSpec};
 use millrace_models::{Opener, open};
+use millrace_protocol::result::{Proposal, TaskResult, Verdict};
+use schemars::generate::SchemaSettings;
+use schemars::{JsonSchema, SchemaGenerator};
 use serde_json::{Value, json};
 
 fn model(structured: Structured) -> Option<Arc<dyn Model>> {
@@ -110,4 +113,37 @@ async fn a_call_that_a_small_model_writes_as_text_is_a_call() {
     let request = Request { answer: None, ..request() };
     let reply = ask(&*model, &request).await;
     assert_eq!(reply.calls.first().map(|call| call.name.as_str()), Some("get_weather"), "{reply:?}");
+}
+
+/// The forms that agents answer in, as they are told to a model.
+fn real_forms() -> [(&'static str, Value); 3] {
+    let form = |mut generator: SchemaGenerator, schema: fn(&mut SchemaGenerator) -> schemars::Schema| {
+        schema(&mut generator).to_value()
+    };
+    let generator = || {
+        SchemaSettings::draft2020_12()
+            .with(|settings| {
+                settings.inline_subschemas = true;
+                settings.meta_schema = None;
+            })
+            .into_generator()
+    };
+    [
+        ("plan", form(generator(), |generator| Proposal::json_schema(generator))),
+        ("research", form(generator(), |generator| TaskResult::json_schema(generator))),
+        ("verdict", form(generator(), |generator| Verdict::json_schema(generator))),
+    ]
+}
+
+#[tokio::test]
+async fn the_server_s_grammar_takes_the_forms_of_real_answers() {
+    let Some(model) = model(Structured::Auto) else { return };
+    for (name, schema) in real_forms() {
+        for tools in [request().tools, Vec::new()] {
+            let answer = Some(AnswerSchema { name: name.into(), schema: schema.clone() });
+            let request = Request { answer, tools, max_output_tokens: 40, ..request() };
+            let reply = model.reply(&request, &()).await;
+            assert!(reply.is_ok(), "{name}: {reply:?}");
+        }
+    }
 }
