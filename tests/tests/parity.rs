@@ -1,0 +1,49 @@
+//! The table in `tests/PARITY.md` answers every row that it must, and names only tests that are there.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the tests lie in the workspace").to_owned()
+}
+
+/// The rows that agents, models, tools and capabilities answer for.
+fn rows() -> Vec<String> {
+    let of = |kind: &str, numbers: &[u32]| numbers.iter().map(|n| format!("{kind}{n}")).collect::<Vec<_>>();
+    let up_to = |from: u32, to: u32| (from..=to).collect::<Vec<_>>();
+    [
+        of("PT", &[6, 7, 16, 17, 18]),
+        of("PT", &up_to(21, 26)),
+        of("DF", &up_to(1, 9)),
+        of("DU", &[1]),
+        of("DU", &up_to(5, 16)),
+        of("DU", &[28]),
+        of("PA", &up_to(1, 9)),
+        of("PA", &[16, 18, 20]),
+    ]
+    .concat()
+}
+
+#[test]
+fn every_row_is_answered_by_tests_that_are_there() {
+    let page = std::fs::read_to_string(root().join("tests/PARITY.md")).expect("the table is there");
+    let answers: BTreeMap<&str, &str> = page
+        .lines()
+        .filter_map(|line| {
+            let mut cells = line.strip_prefix("| ")?.split(" | ");
+            Some((cells.next()?, cells.nth(1)?))
+        })
+        .collect();
+    for row in rows() {
+        let answer = answers.get(row.as_str()).unwrap_or_else(|| panic!("{row} is not answered"));
+        let tests: Vec<&str> =
+            answer.split('`').skip(1).step_by(2).filter(|name| name.contains("::")).collect();
+        assert!(!tests.is_empty() || answer.starts_with("not wanted"), "{row} names no test");
+        for name in tests {
+            let (file, test) = name.split_once("::").expect("it has both");
+            let source = std::fs::read_to_string(root().join(file))
+                .unwrap_or_else(|error| panic!("{row}: {file}: {error}"));
+            assert!(source.contains(&format!("fn {test}(")), "{row}: {file} has no test {test}");
+        }
+    }
+}
