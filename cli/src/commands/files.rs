@@ -16,6 +16,7 @@ use crate::view::{emit, say};
 
 /// The arguments of `millrace files`.
 #[derive(Args, Debug)]
+#[command(disable_version_flag = true)]
 pub struct Arguments {
     /// The run, the beginning of its id, or `latest`
     run: String,
