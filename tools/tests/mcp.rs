@@ -1,5 +1,6 @@
 //! MCP servers for real: `mcp-server-time`, and one by the official Python package, over both transports. Without
 //! them the tests say how to get them and pass over. MILLRACE_TEST_MCP names the folder that they are installed in.
+#![allow(clippy::unwrap_used, reason = "helpers of tests too")]
 #![cfg(feature = "mcp")]
 
 use std::fs;

@@ -1,4 +1,5 @@
 //! The web tools against servers of our own on this machine, which behave as badly as servers do.
+#![allow(clippy::unwrap_used, reason = "helpers of tests too")]
 
 mod support;
 

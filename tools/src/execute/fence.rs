@@ -10,7 +10,8 @@ use landlock::{
 };
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use rustix::thread::{
-    CapabilitySet, clear_ambient_capability_set, remove_capability_from_bounding_set, set_no_new_privs,
+    CapabilitySet, capabilities, clear_ambient_capability_set, remove_capability_from_bounding_set,
+    set_capabilities, set_no_new_privs,
 };
 
 use super::launcher::{Confinement, Network, Order};
@@ -30,6 +31,10 @@ pub(super) fn raise(order: &Order, alone: bool) -> io::Result<Confinement> {
     let _ = clear_ambient_capability_set();
     for bit in 0..u64::BITS {
         let _ = remove_capability_from_bounding_set(CapabilitySet::from_bits_retain(1 << bit));
+    }
+    if let Ok(mut sets) = capabilities(None) {
+        sets.inheritable = CapabilitySet::empty();
+        let _ = set_capabilities(None, sets);
     }
     let landlock = landlock(order, alone).map_err(|e| io::Error::other(format!("landlock: {e}")))?;
     let network = match (order.network, alone, landlock) {

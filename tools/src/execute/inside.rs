@@ -15,7 +15,9 @@ use rustix::process::{
     Pid, PidfdFlags, Signal, WaitOptions, WaitStatus, getgid, getpid, getuid, kill_process, pidfd_open,
     set_child_subreaper, set_parent_process_death_signal, setsid, waitpid,
 };
-use rustix::thread::UnshareFlags;
+use rustix::thread::{
+    CapabilitySet, UnshareFlags, capabilities, configure_capability_in_ambient_set, set_capabilities,
+};
 
 use super::launcher::{Confinement, EXECUTE_INSIDE, Order, Report};
 use super::{fence, root};
@@ -57,9 +59,19 @@ pub(super) fn start_within_namespaces(order: &Order) -> io::Result<ExitCode> {
     ] {
         fs::write(format!("/proc/self/{file}"), text).map_err(|e| told("no users of its own", e))?;
     }
+    keep_over_exec(CapabilitySet::SYS_ADMIN | CapabilitySet::SETPCAP)
+        .map_err(|e| told("no rights in its own namespaces", e))?;
     let status =
         Command::new("/proc/self/exe").arg(EXECUTE_INSIDE).arg(serde_json::to_string(order)?).status()?;
     Ok(ExitCode::from(u8::try_from(status.code().unwrap_or(1)).unwrap_or(1)))
+}
+
+/// Within its new user namespace this process has every capability, but unless it is root the next `exec` takes them.
+fn keep_over_exec(wanted: CapabilitySet) -> rustix::io::Result<()> {
+    let mut sets = capabilities(None)?;
+    sets.inheritable |= wanted;
+    set_capabilities(None, sets)?;
+    wanted.iter().try_for_each(|one| configure_capability_in_ambient_set(one, true))
 }
 
 /// The function is deprecated for what `FILES` does, which is not among the flags.

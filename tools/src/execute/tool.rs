@@ -209,7 +209,7 @@ impl Execute {
     async fn try_out(&self, namespaces: bool) -> Result<Confinement, String> {
         let order = self.order("true".into(), namespaces);
         let running = Running::start(self, &order).map_err(|e| e.to_string())?;
-        match running.to_the_end(STARTING).await? {
+        match running.finish(STARTING).await? {
             (Some(confinement), End::Itself { code: 0, .. }, _) => Ok(confinement),
             (_, End::Itself { code, .. }, said) => Err(format!("`true` ended with exit code {code} {said}")),
             (_, End::InTime(_), said) => Err(format!("`true` did not end {said}")),
@@ -240,7 +240,7 @@ impl Execute {
         let not_run =
             |detail: String| ToolError::Failed { told: "the command could not be run".into(), detail };
         let running = Running::start(self, &order).map_err(|e| not_run(e.to_string()))?;
-        let (_, end, said) = running.to_the_end(limit).await.map_err(not_run)?;
+        let (_, end, said) = running.finish(limit).await.map_err(not_run)?;
         Ok(show(&said, &end, self.settings.limits.processes))
     }
 
@@ -305,7 +305,7 @@ impl Running {
     }
 
     /// Waits for the end, and brings it about when `limit` is over. What confined it, how it ended, what it said.
-    async fn to_the_end(mut self, limit: Duration) -> Result<(Option<Confinement>, End, String), String> {
+    async fn finish(mut self, limit: Duration) -> Result<(Option<Confinement>, End, String), String> {
         let mut confinement = None;
         let end = match timeout(limit, self.end(&mut confinement)).await {
             Ok(end) => end,
