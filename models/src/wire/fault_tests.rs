@@ -199,6 +199,7 @@ fn every_provider_s_words_are_understood() {
         (502, "<html><head><title>502 Bad Gateway</title></head></html>", "overloaded"),
         (413, "<html><head><title>413 Request Entity Too Large</title></head></html>", "context_overflow"),
         (404, "<!DOCTYPE html><html><head><title>Not Found</title></head></html>", "protocol"),
+        (402, "", "authentication"),
         (404, "", "bad_request"),
         (429, "", "rate_limited"),
         (504, "", "overloaded"),

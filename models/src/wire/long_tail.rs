@@ -231,6 +231,10 @@ impl LongTail {
 
     /// An error of the crate's. Errors in a stream hide the true one; the texts of some hold the whole request, so that
     /// only what a provider said is taken out of them.
+    #[expect(
+        clippy::wildcard_enum_match_arm,
+        reason = "the crate's own refusals are many, and all mean the same"
+    )]
     fn fault(&self, error: &genai::Error) -> ModelError {
         match error {
             genai::Error::WebStream { error, cause, .. } => match error.downcast_ref::<genai::Error>() {

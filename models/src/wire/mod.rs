@@ -261,7 +261,7 @@ impl Connected {
 async fn drain(events: Events) {
     let rest = events.take(16).for_each(|_| std::future::ready(()));
     // Not worth more than a new connection would take.
-    let _ = tokio::time::timeout(std::time::Duration::from_millis(20), rest).await;
+    let _ = tokio::time::timeout(std::time::Duration::from_millis(50), rest).await;
 }
 
 /// The body with the fields of the settings, which win; objects are merged, null takes a field out.

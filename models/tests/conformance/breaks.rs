@@ -313,7 +313,8 @@ async fn a_reply_at_its_limit_or_filtered_says_so() {
         json!({"type": "response.output_item.done", "output_index": 0, "item": {"type": "reasoning"}}),
         json!({"type": "response.incomplete", "response": {"output": [], "incomplete_details": {"reason": "max_output_tokens"}}}),
     ];
-    assert_eq!(told(Wire::OpenAiResponses, &cut).await.unwrap().text, "half a sen");
+    let half = told(Wire::OpenAiResponses, &cut).await.unwrap();
+    assert_eq!((half.text.as_str(), half.keepsake), ("half a sen", None));
     let full = told(Wire::Anthropic, &anthropic("model_context_window_exceeded")).await;
     assert!(matches!(full, Err(ModelError::ContextOverflow { .. })), "{full:?}");
 }

@@ -171,12 +171,13 @@ pub fn head(status: u16, headers: &[(&str, &str)]) -> Vec<u8> {
     format!("HTTP/1.1 {status} Whatever\r\n{headers}connection: close\r\n\r\n").into_bytes()
 }
 
-/// An answer in chunks on a connection that stays open.
+/// An answer in chunks on a connection that stays open. Its end comes a little after its last event, as with servers
+/// that only then see that they are done.
 pub fn kept_open(kind: &str, body: &[u8]) -> Vec<Act> {
     let first = format!("HTTP/1.1 200 OK\r\ncontent-type: {kind}\r\ntransfer-encoding: chunked\r\n\r\n");
     let size = format!("{:x}\r\n", body.len());
-    let all = [first.as_bytes(), size.as_bytes(), body, b"\r\n0\r\n\r\n"].concat();
-    vec![Act::Send(all)]
+    let all = [first.as_bytes(), size.as_bytes(), body, b"\r\n"].concat();
+    vec![Act::Send(all), Act::Pause(Duration::from_millis(5)), Act::Send(b"0\r\n\r\n".to_vec())]
 }
 
 /// A whole answer of known length.
