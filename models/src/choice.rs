@@ -82,7 +82,9 @@ pub struct Settings {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Structured {
-    /// As the provider can do it best.
+    /// As the provider can do it best. OpenAI and Anthropic: by their schema where the form can be strict, else by a
+    /// tool. OpenRouter and the long tail: by a tool. Ollama, LM Studio and openai-compatible: by schema, in an envelope
+    /// where there are tools too.
     #[default]
     Auto,
     /// By the provider's own strict JSON schema.

@@ -7,8 +7,9 @@
 //!    └─ shape    structured answers and tool calls, in whatever form the model can give them
 //!       └─ wire  one provider's HTTP interface
 //! ```
-//! Beside the wires stand [`script`], which answers by hand, and [`cassette`], which records and plays back. The crate
-//! knows nothing of agents, tools or NATS, and no key ever leaves [`wire`].
+//! Beside the wires stand [`script`], which answers by hand, and [`cassette`], which records and plays back. What a name
+//! means is told by [`provider`], what a model costs by [`price`]; [`open`] puts all of it together. The crate knows
+//! nothing of agents, tools or NATS, and no key ever leaves [`provider`] and [`wire`] but in a request's header.
 
 pub mod cassette;
 pub mod chain;

@@ -9,8 +9,8 @@ use millrace_models::choice::{Choice, Structured};
 use millrace_models::model::{AnswerSchema, Message, Model, Reply, Request, ToolResult, ToolSpec};
 use millrace_models::{Opener, open};
 use millrace_protocol::result::{Proposal, TaskResult, Verdict};
+use schemars::JsonSchema;
 use schemars::generate::SchemaSettings;
-use schemars::{JsonSchema, SchemaGenerator};
 use serde_json::{Value, json};
 
 fn model(structured: Structured) -> Option<Arc<dyn Model>> {
@@ -117,22 +117,15 @@ async fn a_call_that_a_small_model_writes_as_text_is_a_call() {
 
 /// The forms that agents answer in, as they are told to a model.
 fn real_forms() -> [(&'static str, Value); 3] {
-    let form = |mut generator: SchemaGenerator, schema: fn(&mut SchemaGenerator) -> schemars::Schema| {
-        schema(&mut generator).to_value()
-    };
-    let generator = || {
-        SchemaSettings::draft2020_12()
-            .with(|settings| {
-                settings.inline_subschemas = true;
-                settings.meta_schema = None;
-            })
-            .into_generator()
-    };
-    [
-        ("plan", form(generator(), |generator| Proposal::json_schema(generator))),
-        ("research", form(generator(), |generator| TaskResult::json_schema(generator))),
-        ("verdict", form(generator(), |generator| Verdict::json_schema(generator))),
-    ]
+    [("plan", form::<Proposal>()), ("research", form::<TaskResult>()), ("verdict", form::<Verdict>())]
+}
+
+fn form<A: JsonSchema>() -> Value {
+    let settings = SchemaSettings::draft2020_12().with(|settings| {
+        settings.inline_subschemas = true;
+        settings.meta_schema = None;
+    });
+    settings.into_generator().into_root_schema_for::<A>().to_value()
 }
 
 #[tokio::test]
