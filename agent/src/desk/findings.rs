@@ -2,7 +2,7 @@
 //! line. It owns what turns such an answer into a result: every quotation is looked up in its document, so that no
 //! model can make one up, and the sources follow from the quotations. It judges nothing else.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use millrace_protocol::result::{Quotation, Source, SourceKind, TaskResult};
 use schemars::JsonSchema;
@@ -19,6 +19,8 @@ use crate::turn::Answer;
 
 /// The most lines of one quotation.
 const MAX_LINES: usize = 60;
+/// The share of common words from which on a text that was copied badly means the lines that it names.
+const ALIKE: f64 = 0.8;
 /// The most documents that the schema names one by one.
 const MAX_NAMED: usize = 100;
 /// The most mistakes that are told at once.
@@ -65,6 +67,10 @@ impl Answer for Findings {
     fn schema(name: &str) -> Option<AnswerSchema> {
         let mut schema = schema_of::<Self>();
         schema["required"] = json!(["quotations", "output", "summary"]);
+        // Models are asked for lines: what they copy costs tokens, and small ones copy badly. Words are taken all the same.
+        let passage = &mut schema["properties"]["quotations"]["items"];
+        remove(&mut passage["properties"], "text");
+        remove(passage, "additionalProperties");
         Some(AnswerSchema { name: name.to_owned(), schema })
     }
 
@@ -74,6 +80,12 @@ impl Answer for Findings {
             return Err("'output' is empty.".into());
         }
         Ok(findings)
+    }
+}
+
+fn remove(of: &mut Value, field: &str) {
+    if let Value::Object(fields) = of {
+        fields.remove(field);
     }
 }
 
@@ -164,11 +176,27 @@ fn given_text(
     if let Some((first, last)) = place(document, &text, first) {
         return Ok((text, first, last));
     }
+    if likeness(&text, &fold(document.lines(first, last))) >= ALIKE {
+        // It is these lines that were meant, and they are quoted as they stand.
+        return whole_lines(document, first, last);
+    }
     let (path, is, said) = (&document.path, cut(&fold(document.lines(first, last))), cut(&text));
     Err(format!(
         "the text “{said}” does not stand in {path}; its lines {first} to {last} are “{is}”. Copy the words exactly, \
          or leave 'text' out to quote the lines as they are."
     ))
+}
+
+/// Which share of the words of one text stand in another.
+fn likeness(text: &str, lines: &str) -> f64 {
+    let words = |text: &str| -> Vec<String> {
+        let parts = text.split(|c: char| !c.is_alphanumeric()).filter(|word| !word.is_empty());
+        parts.map(str::to_lowercase).collect()
+    };
+    let there: BTreeSet<String> = words(lines).into_iter().collect();
+    let said = words(text);
+    let common = said.iter().filter(|word| there.contains(*word)).count();
+    common as f64 / said.len().max(1) as f64
 }
 
 fn whole_lines(document: &Document, first: usize, last: usize) -> Result<(String, usize, usize), String> {
@@ -332,6 +360,14 @@ mod tests {
     }
 
     #[test]
+    fn words_that_were_copied_badly_become_the_lines_they_were_copied_from() {
+        let copied = "3. Each contributor grants 4. a patent license licence…";
+        let answer = findings("It grants [1].", vec![passage("law/Apache.txt", 3, 4, Some(copied))]);
+        let result = resolve(&answer, Some(&corpus())).unwrap();
+        assert_eq!(result.quotations[0].text, "Each contributor grants a patent licence.");
+    }
+
+    #[test]
     fn what_is_quoted_and_not_cited_is_shown_below() {
         let answer = findings("It is so.", vec![passage("MIT.txt", 3, 3, None)]);
         let result = resolve(&answer, Some(&corpus())).unwrap();
@@ -384,6 +420,7 @@ mod tests {
         let passage = &schema["properties"]["quotations"]["items"]["properties"];
         assert_eq!(passage["document"]["enum"], json!(["MIT.txt", "law/Apache.txt"]));
         assert_eq!(passage["first_line"]["minimum"], 1);
+        assert!(passage.get("text").is_none());
         assert_eq!(schema["required"], json!(["quotations", "output", "summary"]));
     }
 }

@@ -26,9 +26,9 @@ const MAX_SHOWN: usize = 12;
 /// The most characters of all results that are shown from the beginning.
 const MAX_RESULTS: usize = 16_000;
 /// The most characters of passages that are shown from the beginning.
-const MAX_PASSAGES: usize = 8_000;
+const MAX_PASSAGES: usize = 6_000;
 /// How many passages these are at most.
-const PASSAGES: usize = 6;
+const PASSAGES: usize = 5;
 /// Where the run's documents are among an agent's files.
 const DOCUMENTS: &str = "/documents";
 
