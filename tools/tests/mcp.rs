@@ -116,7 +116,7 @@ async fn toolbox(pool: &Pool, server: &Server) -> Toolbox {
 }
 
 fn names(tools: &Toolbox) -> Vec<String> {
-    tools.specs().into_iter().map(|spec| spec.name).collect()
+    tools.specs().iter().map(|spec| spec.name.clone()).collect()
 }
 
 async fn call(tools: &Toolbox, name: &str, arguments: Value) -> Result<String, ToolError> {
