@@ -30,8 +30,8 @@ pub(crate) use arguments::read_json;
 pub use check::check;
 pub(crate) use check::{Compiled, straighten};
 pub use consult::{Consultants, consult};
-pub(crate) use documents::{no_document, passages};
 pub use documents::{MAX_PASSAGES, MAX_READ_CHARS, MAX_READ_LINES, read_document, search_documents};
+pub(crate) use documents::{no_document, passages};
 pub(crate) use inner::{AppendNote, ReadNotes, Think, WriteTodos};
 pub use inner::{
     Inner, MAX_NOTE, MAX_NOTES_READ, MAX_TODOS, Todo, TodoStatus, append_note, read_notes, think, write_todos,
