@@ -186,7 +186,8 @@ impl Workspace {
         .boxed()
     }
 
-    /// Writes a file, and gives its new version.
+    /// Writes a file, and gives its new version. The same key with the same expectation again is the same write, and
+    /// gives the version that it made; a new expectation asks for a new key.
     ///
     /// # Errors
     /// See [`WriteError`]; nothing was written.

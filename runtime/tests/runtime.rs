@@ -3,6 +3,7 @@
 use std::net::TcpListener;
 use std::time::Duration;
 
+use millrace_protocol::file::{Expected, FilePath};
 use millrace_protocol::ids::{Lane, RunId};
 use millrace_protocol::plan::{Control, Limits, Work};
 use millrace_protocol::result::Parameters;
@@ -14,6 +15,7 @@ use millrace_runtime::bus::Credentials;
 use millrace_runtime::log::{AppendError, append, purge_run, read_lane, read_run};
 use millrace_runtime::tail::Tail;
 use millrace_runtime::topology::Wanted;
+use millrace_runtime::workspace::{Workspace, Writer};
 use millrace_runtime::{Bus, Connection, Fault, archive, queue};
 use millrace_tests::{NatsServer, Options, eventually};
 
@@ -307,6 +309,57 @@ async fn with_three_copies_any_server_may_die_and_no_append_is_lost() {
     })
     .await;
     assert_eq!(records.last().map(|record| record.sequence), Some(last));
+}
+
+/// Adds numbered lines to a file that others write too, each as a model would: read it, write it, again if refused.
+async fn add_lines(files: &Workspace, name: &str, count: u32) {
+    let path = FilePath::new("/shared").expect("it is a path");
+    for number in 0..count {
+        let (line, key) = (format!("{name}{number}\n"), format!("{name}/{number}"));
+        eventually(PATIENCE, "the line to be written", async || {
+            // A write whose answer was lost is not made again.
+            if files.made(&path, &key).await.ok()?.is_some() {
+                return Some(());
+            }
+            let found = files.read(&path).await.ok()?;
+            let expected =
+                found.as_ref().map_or(Expected::Nothing, |file| Expected::Version(file.entry.version));
+            let mut bytes = found.map(|file| file.bytes).unwrap_or_default();
+            bytes.extend_from_slice(line.as_bytes());
+            files.write(&path, bytes, expected, Writer { author: name, key: &key }).await.ok().map(|_| ())
+        })
+        .await;
+    }
+}
+
+#[tokio::test]
+async fn with_three_copies_a_file_that_two_write_loses_no_line_when_a_server_dies() {
+    let mut servers = three();
+    let url = servers.each_ref().map(|server| server.url.clone()).join(",");
+    let wanted = Wanted { replicas: Some(3), ..Wanted::default() };
+    let bus = eventually(PATIENCE, "a cluster of three", async || connect(&url, &wanted).await.ok()).await;
+    let (files, path) = (Workspace::new(&bus, &run("r")), FilePath::new("/shared").expect("it is a path"));
+    let killing = async {
+        eventually(PATIENCE, "some lines", async || {
+            let file = files.read(&path).await.ok()??;
+            (file.entry.version >= 20).then_some(())
+        })
+        .await;
+        let context = async_nats::jetstream::new(bus.client().clone());
+        let stream = context.get_stream("FILES").await.expect("it is there");
+        let leader = stream.cached_info().cluster.as_ref().and_then(|cluster| cluster.leader.clone());
+        let leader = leader.expect("it has a leader");
+        let at = (0..3).find(|number| leader == format!("n{number}")).expect("it is one of ours");
+        servers[at].kill();
+    };
+    tokio::join!(add_lines(&files, "a", 60), add_lines(&files, "b", 60), killing);
+    let file = files.read(&path).await.expect("it answers").expect("it is there");
+    let text = String::from_utf8(file.bytes).expect("it is text");
+    for name in ["a", "b"] {
+        let lines: Vec<&str> = text.lines().filter(|line| line.starts_with(name)).collect();
+        assert_eq!(lines, (0..60).map(|number| format!("{name}{number}")).collect::<Vec<_>>());
+    }
+    assert_eq!(file.entry.version, 120, "each line is one version");
 }
 
 #[tokio::test]

@@ -62,8 +62,8 @@ pub trait Files: Send + Sync {
     /// See [`FilesError`].
     fn read<'a>(&'a self, path: &'a FilePath) -> BoxFuture<'a, Result<Option<Content>, FilesError>>;
 
-    /// Writes a whole file, as what `key` names: a second write with the same key is the first, and changes nothing.
-    /// Gives the version that was made.
+    /// Writes a whole file, as what `key` names: a second write with the same key and the same expectation is the first,
+    /// and changes nothing. Gives the version that was made.
     ///
     /// # Errors
     /// [`FilesError::Stale`] if there is something else than `expected`; see the others there.
