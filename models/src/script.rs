@@ -7,7 +7,7 @@
 //! - when: {answer: plan}                  # all that `when` names must hold; without `when` a rule fits always
 //!   reply:
 //!     answer: {reasoning: simple, tasks: []}
-//! - when: {answer: research, task: patents}
+//! - when: {answer: findings, task: patents}
 //!   turns:                                # the first reply of a conversation, the second …; the last one stays
 //!   - calls:                              # at once, in this order
 //!     - search_documents: {query: "{{task.objective}}"}
@@ -20,7 +20,7 @@
 //!   reply: {text: "Hello, {{turn}}.", pieces: 4}
 //! ```
 //!
-//! `when`: `answer` (the name of the form that is asked for: `plan`, `research`, `report`, `verdict`, the capability's
+//! `when`: `answer` (the name of the form that is asked for: `plan`, `findings`, `report`, `verdict`, the capability's
 //! own; empty for plain text), `system`, `task` and `last` (words of the instructions, of the first message and of the
 //! newest one), `tool` (whose result is the newest message), `failed` (whether that is an error), `offered` (a tool
 //! that may be called), `turn` (1 is the first reply of the conversation). The first rule that fits answers.
