@@ -191,7 +191,9 @@ fn given_text(
 fn likeness(text: &str, lines: &str) -> f64 {
     let words = |text: &str| -> Vec<String> {
         let parts = text.split(|c: char| !c.is_alphanumeric()).filter(|word| !word.is_empty());
-        parts.map(str::to_lowercase).collect()
+        // Numbers are mostly those of lines, which small models copy along.
+        let words = parts.filter(|word| !word.bytes().all(|byte| byte.is_ascii_digit()));
+        words.map(str::to_lowercase).collect()
     };
     let there: BTreeSet<String> = words(lines).into_iter().collect();
     let said = words(text);
