@@ -17,6 +17,8 @@ use crate::spec::AnswerForm;
 use crate::tool::{no_document, schema_of};
 use crate::turn::Answer;
 
+/// The most tokens of an answer: small models that begin to repeat themselves would not end by themselves.
+pub(super) const MAX_OUTPUT_TOKENS: u32 = 4_096;
 /// The most lines of one quotation.
 const MAX_LINES: usize = 60;
 /// The share of common words from which on a text that was copied badly means the lines that it names.
@@ -34,6 +36,7 @@ const SHOWN: usize = 300;
 #[schemars(deny_unknown_fields)]
 pub struct Findings {
     /// The passages that the answer rests on; they are numbered from 1 in this order.
+    #[schemars(length(max = 60))]
     pub quotations: Vec<Passage>,
     /// The answer in Markdown. Behind each statement stands the number of its quotation: [1], [2].
     #[schemars(length(min = 1))]

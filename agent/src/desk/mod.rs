@@ -303,7 +303,12 @@ impl Desk {
             tools: toolbox.specs(),
             answer,
             limits: spec.limits,
-            max_output_tokens: roles::MAX_OUTPUT_TOKENS,
+            max_output_tokens: match spec.answer {
+                AnswerForm::Findings => findings::MAX_OUTPUT_TOKENS,
+                AnswerForm::Report | AnswerForm::Text | AnswerForm::Data | AnswerForm::Plan => {
+                    roles::MAX_OUTPUT_TOKENS
+                }
+            },
         };
         Ok(Ready { attempt: AttemptName::of(order), brief, toolbox, model, seat })
     }
