@@ -1,32 +1,28 @@
-//! MCP servers for real: `mcp-server-time`, and one by the official Python package, over both transports. Without
-//! them the tests say how to get them and pass over. MILLRACE_TEST_MCP names the folder that they are installed in.
+//! MCP servers for real: `mcp-server-time`, and one by the official Python package, over both transports. Where they
+//! can't be had, the tests say what is missing and pass over.
 #![allow(clippy::unwrap_used, reason = "helpers of tests too")]
 #![cfg(feature = "mcp")]
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use millrace_agent::tool::{Call, Effect, ToolError, Toolbox};
+use millrace_tests::python::python;
 use millrace_tools::execute::Launcher;
 use millrace_tools::mcp::{Pool, Server};
 use rustix::process::{Pid, Signal, kill_process, test_kill_process};
 use serde_json::{Value, json};
 
-/// A program of the folder that MILLRACE_TEST_MCP names.
+/// The packages that the servers are in.
+const PACKAGES: [&str; 2] = ["mcp==2.3.0", "mcp-server-time"];
+
+/// A program of the environment that those packages are in.
 fn installed(program: &str) -> Option<PathBuf> {
-    let found =
-        std::env::var_os("MILLRACE_TEST_MCP").map(|folder| Path::new(&folder).join("bin").join(program));
-    let found = found.filter(|path| path.exists());
-    if found.is_none() {
-        eprintln!(
-            "passed over: no {program}; `python3 -m venv DIR && DIR/bin/pip install mcp==2.3.0 mcp-server-time`, \
-             then MILLRACE_TEST_MCP=DIR"
-        );
-    }
-    found
+    let found = python(&PACKAGES).map(|python| python.with_file_name(program));
+    found.inspect_err(|why| eprintln!("passed over: no {program}: {why}")).ok()
 }
 
 fn pool() -> Pool {
