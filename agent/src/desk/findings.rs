@@ -61,7 +61,7 @@ pub struct Passage {
     /// Its last line.
     #[schemars(range(min = 1))]
     pub last_line: u32,
-    /// The words, exactly as they stand there; null for the whole lines.
+    /// The one or two sentences that say it, copied word for word; null for the whole lines.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub text: Option<String>,
 }
@@ -70,10 +70,6 @@ impl Answer for Findings {
     fn schema(name: &str) -> Option<AnswerSchema> {
         let mut schema = schema_of::<Self>();
         schema["required"] = json!(["quotations", "output", "summary"]);
-        // Models are asked for lines: what they copy costs tokens, and small ones copy badly. Words are taken all the same.
-        let passage = &mut schema["properties"]["quotations"]["items"];
-        remove(&mut passage["properties"], "text");
-        remove(passage, "additionalProperties");
         Some(AnswerSchema { name: name.to_owned(), schema })
     }
 
@@ -83,12 +79,6 @@ impl Answer for Findings {
             return Err("'output' is empty.".into());
         }
         Ok(findings)
-    }
-}
-
-fn remove(of: &mut Value, field: &str) {
-    if let Value::Object(fields) = of {
-        fields.remove(field);
     }
 }
 
@@ -425,7 +415,6 @@ mod tests {
         let passage = &schema["properties"]["quotations"]["items"]["properties"];
         assert_eq!(passage["document"]["enum"], json!(["MIT.txt", "law/Apache.txt"]));
         assert_eq!(passage["first_line"]["minimum"], 1);
-        assert!(passage.get("text").is_none());
         assert_eq!(schema["required"], json!(["quotations", "output", "summary"]));
     }
 }
