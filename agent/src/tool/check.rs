@@ -423,8 +423,8 @@ mod tests {
             (json!([]), "the whole must be an object, not array"),
             (
                 json!({"qury": "x"}),
-                "'qury' is not known; did you mean 'query'? known are 'code', 'form', 'free', 'kind', 'limit', 'near', \
-                 'order', 'page', 'query', 'tags'; 'query' is missing; it must be a string: What to look for.",
+                "'qury' is not known; did you mean 'query'? known are 'query', 'limit', 'order', 'kind', 'near', \
+                 'form', 'tags', 'page', 'code', 'free'; 'query' is missing; it must be a string: What to look for.",
             ),
         ];
         let (schema, compiled) = (schema(), Compiled::default());

@@ -72,8 +72,13 @@ impl Answer for TaskResult {
 }
 
 impl Answer for Verdict {
+    /// The reasons first: models write in the order of the schema, and what is written last can rest on them. What a
+    /// review costs is not the model's to say.
     fn schema(name: &str) -> Option<AnswerSchema> {
-        Some(structured::<Self>(name))
+        let mut verdict = structured::<Self>(name);
+        put_in_order(&mut verdict.schema["properties"]["criteria"]["items"], &["criterion", "gap", "met"]);
+        put_in_order(&mut verdict.schema, &["criteria", "reasoning", "feedback", "passed"]);
+        Some(verdict)
     }
 
     fn parse(text: &str) -> Result<Self, String> {
@@ -98,6 +103,15 @@ impl Answer for Proposal {
             None => Ok(proposal),
         }
     }
+}
+
+/// Leaves these properties of an object's schema, in this order.
+fn put_in_order(schema: &mut Value, names: &[&str]) {
+    let Some(Value::Object(properties)) = schema.get_mut("properties").map(Value::take) else {
+        return;
+    };
+    let named = names.iter().filter_map(|name| Some(((*name).to_owned(), properties.get(*name)?.clone())));
+    schema["properties"] = Value::Object(named.collect());
 }
 
 fn structured<A: JsonSchema>(name: &str) -> AnswerSchema {
@@ -131,6 +145,15 @@ fn check_references(result: &TaskResult) -> Result<(), String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_verdict_is_asked_for_with_its_reasons_first() {
+        let schema = Verdict::schema("verdict").unwrap().schema;
+        let names =
+            |schema: &Value| schema["properties"].as_object().unwrap().keys().cloned().collect::<Vec<_>>();
+        assert_eq!(names(&schema), ["criteria", "reasoning", "feedback", "passed"]);
+        assert_eq!(names(&schema["properties"]["criteria"]["items"]), ["criterion", "gap", "met"]);
+    }
 
     #[test]
     fn mistakes_of_an_answer_are_told_in_words_the_model_can_act_on() {
