@@ -9,6 +9,7 @@ use std::time::Duration;
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use millrace_agent::spec::{About, common, merge};
+use millrace_agent::tool::Effect;
 use millrace_forms::{Fields, Mistake, Node};
 use millrace_protocol::result::{CapabilityDescription, ErrorKind, TaskError, TaskResult};
 use rustix::process::{Pid, Signal, kill_process_group};
@@ -17,7 +18,7 @@ use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::process::{Child, ChildStderr, ChildStdout};
 use tokio::time::Instant;
 
-use crate::outside::{Begun, Effect, Task, begin, record, result};
+use crate::outside::{Begun, Task, begin, record, result};
 use crate::{Attempt, Capability, Outcome, file};
 
 const FIELDS: [&str; 6] = ["command", "folder", "environment", "timeout", "effect", "max_output"];
@@ -77,7 +78,7 @@ impl Command {
                 .unwrap_or(TIMEOUT),
             effect: match fields.get("effect") {
                 None => Effect::Effect,
-                Some(node) => Effect::at(node.choice("effect", &Effect::NAMES)?),
+                Some(node) => Effect::ALL[node.choice("effect", &Effect::ALL.map(Effect::name))?],
             },
             max_output: max_output.unwrap_or(MAX_OUTPUT) as usize,
         })
@@ -313,7 +314,7 @@ pub(crate) fn schema() -> Value {
         "effect": {
             "description": "What doing it twice would do: nothing (pure), nothing more by its key (idempotent), or \
                             something twice (effect).",
-            "enum": Effect::NAMES,
+            "enum": Effect::ALL.map(Effect::name),
         },
         "max_output": { "description": "The most bytes of its result.", "type": "integer", "minimum": 0 },
     });

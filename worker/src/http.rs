@@ -6,6 +6,7 @@ use std::time::Duration;
 use futures::future::BoxFuture;
 use futures::{FutureExt, StreamExt};
 use millrace_agent::spec::{About, common, merge};
+use millrace_agent::tool::Effect;
 use millrace_forms::{Fields, Mistake, Node, Place, Value as Yaml};
 use millrace_models::http::client;
 use millrace_protocol::result::{CapabilityDescription, ErrorKind, TaskError, TaskResult};
@@ -14,7 +15,7 @@ use reqwest::{Response, StatusCode, Url};
 use serde_json::{Value, json};
 use tokio::time::{Instant, sleep};
 
-use crate::outside::{Begun, Effect, Task, begin, end, result};
+use crate::outside::{Begun, Task, begin, end, result};
 use crate::{Attempt, Capability, Outcome, file};
 
 const FIELDS: [&str; 4] = ["url", "headers", "timeout", "effect"];
@@ -66,7 +67,7 @@ impl Http {
                 .unwrap_or(TIMEOUT),
             effect: match fields.get("effect") {
                 None => Effect::Idempotent,
-                Some(node) => Effect::at(node.choice("effect", &Effect::NAMES)?),
+                Some(node) => Effect::ALL[node.choice("effect", &Effect::ALL.map(Effect::name))?],
             },
         })
     }
@@ -237,7 +238,7 @@ pub(crate) fn schema() -> Value {
         "effect": {
             "description": "What doing it twice would do: nothing (pure), nothing more by its key (idempotent), or \
                             something twice (effect).",
-            "enum": Effect::NAMES,
+            "enum": Effect::ALL.map(Effect::name),
         },
     });
     merge(&mut properties, own);

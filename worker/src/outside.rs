@@ -4,37 +4,15 @@
 
 use std::future::Future;
 
-use millrace_agent::tool;
+use millrace_agent::tool::{self, Effect};
 use millrace_protocol::ids::{RunId, TaskId};
 use millrace_protocol::plan::Work;
 use millrace_protocol::result::{ErrorKind, Parameters, TaskError, TaskResult};
 use millrace_protocol::work::Order;
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 use serde_json::Value;
 
 use crate::Attempt;
-
-/// What doing the work twice would do.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub(crate) enum Effect {
-    /// Nothing: it changes nothing outside.
-    Pure,
-    /// Nothing more: it recognises the task's key.
-    Idempotent,
-    /// It would change something twice.
-    Effect,
-}
-
-impl Effect {
-    /// Their names in files.
-    pub const NAMES: [&str; 3] = ["pure", "idempotent", "effect"];
-
-    /// The one at a place among the names.
-    pub fn at(place: usize) -> Self {
-        [Self::Pure, Self::Idempotent, Self::Effect][place.min(2)]
-    }
-}
 
 /// A task as it goes out.
 #[derive(Debug, Serialize)]

@@ -383,10 +383,7 @@ mod tests {
             ["/out/secret", "/file", "/real/up/real/x", "/root/etc/passwd", "/inside/x", "/loop", "/loop/x"]
         {
             let at = path(text);
-            let told = |error: FilesError| match error {
-                FilesError::Denied(why) => why.contains("links are not followed"),
-                other => panic!("{text}: {other:?}"),
-            };
+            let told = |error: FilesError| error.to_string().contains("links are not followed");
             assert!(told(files.read(&at).await.unwrap_err()), "{text}");
             assert!(told(files.write(&at, vec![1], Expected::Anything, "k").await.unwrap_err()), "{text}");
             assert!(told(files.delete(&at, Expected::Anything, "k").await.unwrap_err()), "{text}");

@@ -92,6 +92,21 @@ pub enum Effect {
     Effect,
 }
 
+impl Effect {
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::Pure, Self::Idempotent, Self::Effect];
+
+    /// Its name in files.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Pure => "pure",
+            Self::Idempotent => "idempotent",
+            Self::Effect => "effect",
+        }
+    }
+}
+
 /// Which call a tool is running.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Call {

@@ -174,7 +174,7 @@ impl<'a, A: Answer> Driver<'a, A> {
             Some(left) => tokio::time::timeout(left, reply).await.ok(),
         };
         let heard = match reply {
-            Some(Ok(reply)) => Heard::Reply(reply),
+            Some(Ok(reply)) => Heard::Reply(Box::new(reply)),
             Some(Err(ModelError::ContextOverflow { message })) => Heard::Overflow(message),
             Some(Err(error)) => return Err(error.into()),
             None => Heard::TimeUp,

@@ -300,7 +300,7 @@ impl<A: Answer> Machine<A> {
     /// Takes what came of asking the model, in whichever of the three forms.
     pub(super) fn feed(&mut self, heard: Heard, took: Duration) -> Result<(), OutOfStep> {
         match heard {
-            Heard::Reply(reply) => self.feed_reply(reply, took),
+            Heard::Reply(reply) => self.feed_reply(*reply, took),
             Heard::Overflow(message) => self.feed_overflow(message, took),
             Heard::TimeUp => self.feed_time_up(took),
         }

@@ -13,7 +13,7 @@ use crate::model::{Reply, ToolResult};
 #[serde(rename_all = "snake_case")]
 pub(super) enum Heard {
     /// A reply.
-    Reply(Reply),
+    Reply(Box<Reply>),
     /// The conversation is too long for the model, in the provider's words.
     Overflow(String),
     /// The working time was used up first.

@@ -13,7 +13,7 @@ use crate::support::{brief, look, result};
 
 #[derive(Debug, Clone)]
 enum Event {
-    Reply(Reply),
+    Reply(Box<Reply>),
     Overflow,
     TimeUp,
 }
@@ -64,7 +64,7 @@ fn reply() -> impl Strategy<Value = Reply> {
 }
 
 fn event() -> impl Strategy<Value = Event> {
-    prop_oneof![12 => reply().prop_map(Event::Reply), 2 => Just(Event::Overflow), 1 => Just(Event::TimeUp)]
+    prop_oneof![12 => reply().prop_map(|reply| Event::Reply(Box::new(reply))), 2 => Just(Event::Overflow), 1 => Just(Event::TimeUp)]
 }
 
 fn limits() -> impl Strategy<Value = Limits> {
@@ -129,7 +129,7 @@ proptest! {
                     prop_assert!(is_whole(&request.messages), "{:?}", request.messages);
                     let took = Duration::from_millis(10);
                     match events.next().unwrap_or(Event::Overflow) {
-                        Event::Reply(reply) => machine.feed_reply(reply, took).unwrap(),
+                        Event::Reply(reply) => machine.feed_reply(*reply, took).unwrap(),
                         Event::Overflow => machine.feed_overflow("too long".into(), took).unwrap(),
                         Event::TimeUp => machine.feed_time_up(took).unwrap(),
                     }

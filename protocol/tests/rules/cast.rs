@@ -71,7 +71,8 @@ pub fn attempt(task: &TaskId, attempt: u32) -> Work {
 }
 
 pub fn finished(at_sequence: u64) -> Finished {
-    let usage = Usage { model_calls: 1, tool_calls: 2, input_tokens: 300, output_tokens: 40, ..Usage::default() };
+    let usage =
+        Usage { model_calls: 1, tool_calls: 2, input_tokens: 300, output_tokens: 40, ..Usage::default() };
     Finished { at_sequence, summary: "found".into(), is_empty: false, usage }
 }
 

@@ -223,7 +223,9 @@ mod tests {
         let told = |value| millrace_agent::tool::check(&schema, &value).unwrap_err();
         assert_eq!(told(json!({"delay_ms": "soon"})), "'delay_ms' must be an integer, not string");
         assert_eq!(told(json!({"fail_rate": 2})), "'fail_rate' must be at most 1, not 2");
-        assert!(told(json!({"dealy_ms": 1})).starts_with("'dealy_ms' is not known; did you mean 'delay_ms'?"));
+        assert!(
+            told(json!({"dealy_ms": 1})).starts_with("'dealy_ms' is not known; did you mean 'delay_ms'?")
+        );
         assert!(millrace_agent::tool::check(&schema, &json!({"reject_rate": 0.5, "steps": 3})).is_ok());
     }
 }
