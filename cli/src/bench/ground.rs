@@ -57,6 +57,7 @@ impl Ground {
             slots: wishes.slots,
             supervisors: 1,
             critics: 1,
+            capability: Vec::new(),
             model: Vec::new(),
             record: None,
             lanes: Some(1),

@@ -59,9 +59,9 @@ pub async fn run(arguments: RunArguments, interrupt: CancellationToken) -> Resul
     for skipped in &intake.skipped {
         say(&format!("millrace: passed over {}: {}", skipped.path, skipped.reason));
     }
-    let is_up = local::running(&options.data);
+    let is_up = running(&options)?;
     if is_up.is_none() {
-        refuse_unknown(&intake)?;
+        refuse_unknown(&intake, &options.capabilities().map_err(Stop::refused)?)?;
     }
     if !intake.names_models() && models_of_environment().is_none() && intake.asks_models() {
         say(
@@ -99,7 +99,7 @@ pub async fn run(arguments: RunArguments, interrupt: CancellationToken) -> Resul
 pub async fn resume(arguments: ResumeArguments, interrupt: CancellationToken) -> Result<Exit, Stop> {
     let ResumeArguments { run, output, options } = arguments;
     output.check()?;
-    let is_up = local::running(&options.data);
+    let is_up = running(&options)?;
     let work = in_cluster(&options, is_up, interrupt.clone(), async |bus| {
         let run = match &run {
             Some(text) => find(bus, text).await?,
@@ -108,6 +108,20 @@ pub async fn resume(arguments: ResumeArguments, interrupt: CancellationToken) ->
         watch(bus, &run, View::new(output.json), &output, &options.data, &interrupt).await
     });
     Box::pin(work).await
+}
+
+/// The cluster that runs already on the data folder. Its workers have their capabilities: none can be added.
+fn running(options: &Options) -> Result<Option<ClusterInfo>, Stop> {
+    let is_up = local::running(&options.data);
+    if is_up.is_some() && !options.capability.is_empty() {
+        return Err(Stop::refused(anyhow!(
+            "a cluster runs on {} already, and its workers can't be given other capabilities: stop it with `millrace \
+             down`, or leave --capability away",
+            options.data.display()
+        )));
+    }
+    options.capabilities().map_err(Stop::refused)?;
+    Ok(is_up)
 }
 
 /// Does something in a local cluster: the one that runs, or one that is started for it and stopped after it.
@@ -159,13 +173,14 @@ async fn until(
 }
 
 /// A task that nobody in this cluster can ever do is a mistake in the plan.
-fn refuse_unknown(intake: &Intake) -> Result<(), Stop> {
-    match intake.capabilities().into_iter().find(|capability| !BUILT_IN.contains(&capability.as_str())) {
+fn refuse_unknown(intake: &Intake, own: &[String]) -> Result<(), Stop> {
+    let offered: Vec<&str> = BUILT_IN.into_iter().chain(own.iter().map(String::as_str)).collect();
+    match intake.capabilities().into_iter().find(|capability| !offered.contains(&capability.as_str())) {
         None => Ok(()),
         Some(unknown) => Err(Stop::refused(anyhow!(
-            "no worker of this cluster offers the capability {:?}; it has {}",
+            "no worker of this cluster offers the capability {:?}; it has {}, and those that --capability FILE adds",
             unknown.as_str(),
-            BUILT_IN.join(", ")
+            offered.join(", ")
         ))),
     }
 }

@@ -29,6 +29,7 @@ pub struct DownArguments {
 /// Starts a cluster, and stops it when the user interrupts.
 pub async fn up(arguments: UpArguments, interrupt: CancellationToken) -> Result<Exit, Stop> {
     read_models(&arguments.options.model)?;
+    arguments.options.capabilities().map_err(Stop::refused)?;
     let data = arguments.options.data.clone();
     let mut cluster = Cluster::start(arguments.options).await.map_err(Stop::environment)?;
     say(&format!("millrace: the cluster is up on {} (data in {})", cluster.info().url, data.display()));

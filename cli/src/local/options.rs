@@ -6,7 +6,9 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use millrace_forms::Fault;
 use millrace_runtime::duration;
+use millrace_worker::{builtin, file};
 use serde::{Deserialize, Serialize};
 
 use crate::folders;
@@ -36,6 +38,10 @@ pub struct Options {
     /// Number of critic processes
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub critics: u32,
+    /// Capability file that the workers serve besides what is built in (see `millrace schema capability`); may be given
+    /// several times
+    #[arg(long, value_name = "FILE")]
+    pub capability: Vec<PathBuf>,
     /// Language model to use, as provider:model, and after commas those that stand in for it; CAPABILITY= before it means
     /// that capability alone (planner and critic too). May be given several times, in the variable with ; between
     #[arg(long, env = "MILLRACE_MODEL", value_name = "[CAPABILITY=]MODEL", value_delimiter = ';')]
@@ -69,6 +75,7 @@ impl Options {
             slots: 0,
             supervisors: 0,
             critics: 0,
+            capability: Vec::new(),
             model: Vec::new(),
             record: None,
             lanes: None,
@@ -94,10 +101,17 @@ impl Options {
         ];
         // One word each, so that a value may begin with a dash.
         let others = others.into_iter().filter_map(|(name, value)| Some(format!("{name}={}", value?).into()));
+        let capabilities = self.capability.iter().map(|file| format!("--capability={}", whole(file)).into());
         let models = self.model.iter().map(|model| format!("--model={model}").into());
         let record = self.record.iter().flat_map(|file| ["--record".into(), file.clone().into()]);
         let sync_always = self.sync_always.then(|| "--sync-always".into());
-        data.into_iter().chain(others).chain(models).chain(record).chain(sync_always).collect()
+        data.into_iter()
+            .chain(others)
+            .chain(capabilities)
+            .chain(models)
+            .chain(record)
+            .chain(sync_always)
+            .collect()
     }
 
     /// The processes beside the server, which `executable` is to be started as. What they need to know is in their
@@ -121,7 +135,25 @@ impl Options {
 
     fn role_arguments(&self, role: Role) -> Vec<String> {
         let lanes = self.lanes.filter(|_| role == Role::Supervisor).map(|lanes| format!("--lanes={lanes}"));
-        std::iter::once(role.to_string()).chain(lanes).collect()
+        let offered = self.offered().filter(|_| role == Role::Worker);
+        std::iter::once(role.to_string())
+            .chain(lanes)
+            .chain(offered.map(|one| format!("--capability={one}")))
+            .collect()
+    }
+
+    /// What the workers offer, where that is more than what is built in.
+    fn offered(&self) -> impl Iterator<Item = String> {
+        let built_in = builtin::NAMES.into_iter().filter(|_| !self.capability.is_empty());
+        built_in.map(str::to_owned).chain(self.capability.iter().map(|file| whole(file)))
+    }
+
+    /// The names of the capabilities that its files describe.
+    ///
+    /// # Errors
+    /// One of the files can't be read, or has a mistake in it.
+    pub fn capabilities(&self) -> Result<Vec<String>, Fault> {
+        self.capability.iter().map(|file| file::check(file)).collect()
     }
 
     fn environment(&self) -> BTreeMap<String, String> {
@@ -232,6 +264,7 @@ mod tests {
                 "--data=/d",
                 "--model=-a:b",
                 "--model=critic=c:d",
+                "--capability=/a/b.yaml",
                 "--record=calls.jsonl",
                 "--lane-lease=1m 30s",
                 "--work-lease=500ms",
@@ -262,6 +295,14 @@ mod tests {
         assert_eq!(names, ["supervisor-1", "worker-1", "worker-2"]);
         assert_eq!(children[0].arguments, ["supervisor", "--lanes=4"]);
         assert_eq!(children[1].arguments, ["worker"]);
+        let own = parse(&["--data=/d", "--capability=/a/b.yaml"]).children(Path::new("/bin/millrace"));
+        assert_eq!(own[0].arguments, ["supervisor"]);
+        let worker = &own[1].arguments;
+        assert_eq!(
+            (worker[1].as_str(), worker.last().unwrap().as_str()),
+            ("--capability=research", "--capability=/a/b.yaml")
+        );
+        assert_eq!(worker.len(), 2 + builtin::NAMES.len());
         let environment = &children[1].environment;
         assert_eq!(environment["MILLRACE_SLOTS"], "3");
         assert_eq!(environment["MILLRACE_MODEL"], "m;critic=n");
