@@ -101,6 +101,17 @@ fn every_test_that_the_architecture_names_is_there() {
 }
 
 #[test]
+fn the_capability_that_the_readme_shows_is_one() {
+    let page = std::fs::read_to_string(root().join("README.md")).expect("the page is there");
+    let shown =
+        page.split("```yaml\n").nth(1).and_then(|rest| rest.split("```").next()).expect("it shows one");
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let file = folder.path().join("analyst.yaml");
+    std::fs::write(&file, shown).expect("a file in a temporary folder");
+    assert_eq!(millrace_worker::file::check(&file).expect("it is a capability file"), "analyst");
+}
+
+#[test]
 fn nothing_is_left_for_somebody() {
     let listed =
         Command::new("git").args(["ls-files", "*.rs"]).current_dir(root()).output().expect("git runs");
