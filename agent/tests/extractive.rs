@@ -179,7 +179,7 @@ fn licences() -> Vec<File> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../examples/licences");
     let (files, skipped) = walk(&folder).unwrap();
     assert_eq!(skipped, vec![]);
-    files
+    files.into_iter().map(|file| file.read().unwrap()).collect()
 }
 
 fn files(files: &[(&str, &str)]) -> Vec<File> {

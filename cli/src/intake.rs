@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, anyhow};
 use clap::Args;
 use futures::StreamExt;
-use millrace_agent::corpus::{File, Skipped, walk};
+use millrace_agent::corpus::{Listed, Skipped, walk};
 use millrace_agent::desk::Preferences;
 use millrace_protocol::plan::{
     Document, DocumentSet, MAX_OBJECTIVE, Mode, Plan, Submission, TaskSpec, check,
@@ -16,6 +16,7 @@ use millrace_runtime::{Bus, Fault};
 
 use crate::exit::Stop;
 use crate::plan_file::{self, PlanFile};
+use crate::view::say;
 
 /// How many documents are stored at the same time.
 const UPLOADS: usize = 16;
@@ -40,7 +41,7 @@ pub struct Intake {
     fail_fast: bool,
     mode: Mode,
     models: Preferences,
-    files: Vec<File>,
+    files: Vec<Listed>,
     /// Files that can't be read, and why.
     pub skipped: Vec<Skipped>,
 }
@@ -125,7 +126,7 @@ fn objective(given: Option<&str>, plan: Option<&PlanFile>) -> Result<String, Sto
 }
 
 /// The documents of all folders. Where there are several, each one's name leads its paths.
-fn read_documents(folders: &[PathBuf]) -> Result<(Vec<File>, Vec<Skipped>), Stop> {
+fn read_documents(folders: &[PathBuf]) -> Result<(Vec<Listed>, Vec<Skipped>), Stop> {
     let (mut files, mut skipped) = (Vec::new(), Vec::new());
     for folder in folders {
         let (mut found, mut passed_over) = walk(folder).map_err(Stop::refused)?;
@@ -160,14 +161,24 @@ fn prefix(folder: &Path) -> String {
     whole.file_name().map_or_else(|| "docs".into(), |name| name.to_string_lossy().into_owned())
 }
 
-/// Stores files by content, and a manifest that names them.
-async fn store(bus: &Bus, files: Vec<File>) -> Result<DocumentSet, Fault> {
-    let puts = futures::stream::iter(files).map(|file| async move {
+/// Stores files by content, and a manifest that names them. Each is read when its turn comes.
+async fn store(bus: &Bus, files: Vec<Listed>) -> Result<DocumentSet, Fault> {
+    let puts = futures::stream::iter(files).map(|listed| async move {
+        let read =
+            tokio::task::spawn_blocking(|| listed.read()).await.expect("reading a file does not panic");
+        let file = match read {
+            Ok(file) => file,
+            Err(Skipped { path, reason }) => {
+                say(&format!("millrace: passed over {path}: {reason}"));
+                return Ok(None);
+            }
+        };
         let stored = bus.blobs().put(&file.bytes).await?;
-        Ok::<_, Fault>(Document { path: file.path, sha256: stored.sha256, size: stored.size })
+        Ok::<_, Fault>(Some(Document { path: file.path, sha256: stored.sha256, size: stored.size }))
     });
-    let documents: Vec<Result<Document, Fault>> = puts.buffered(UPLOADS).collect().await;
-    let documents = documents.into_iter().collect::<Result<Vec<_>, _>>()?;
+    let documents: Vec<Result<Option<Document>, Fault>> = puts.buffered(UPLOADS).collect().await;
+    let documents: Vec<Document> =
+        documents.into_iter().filter_map(Result::transpose).collect::<Result<_, _>>()?;
     let manifest = bus.blobs().put(&wire::body(&documents)).await?;
     Ok(DocumentSet {
         manifest: manifest.sha256,

@@ -100,7 +100,7 @@ mod tests {
             said.take(piece);
         }
         said.take(Piece::Call("think".into()));
-        assert_eq!(said.message(), r#"{"anew":true,"calls":["think"],"text":"ab"}"#);
+        assert_eq!(said.message(), r#"{"text":"ab","calls":["think"],"anew":true}"#);
         said.take(Piece::Text("x".repeat(MAX_CHARS)));
         assert!(!said.message().contains("ab"), "the newest words are told");
     }

@@ -18,7 +18,7 @@ use sha2::{Digest, Sha256};
 pub use index::{Found, Hit, WordCount};
 pub use reading::{Document, File, MAX_BYTES, MAX_LINE, SkipReason, Skipped};
 pub(crate) use terms::terms;
-pub use walk::{WalkError, walk};
+pub use walk::{Listed, WalkError, walk};
 
 use index::Index;
 

@@ -1,5 +1,6 @@
-//! Lists the files below a folder, to be handed in as documents. It owns the rules of what is taken along; it reads
-//! bytes and does not judge what they hold.
+//! Lists the files below a folder, to be handed in as documents. It owns the rules of what is taken along; their bytes
+//! are read one by one by whoever wants them, since all together may be more than a machine holds, and what they hold is
+//! not judged here.
 
 use std::fs;
 use std::io;
@@ -26,12 +27,38 @@ pub enum WalkError {
     },
 }
 
+/// A file that is there and can be opened, but was not read.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Listed {
+    /// Its path below the folder, with `/` between parts.
+    pub path: String,
+    /// Where it is.
+    file: PathBuf,
+}
+
+impl Listed {
+    /// Reads it.
+    ///
+    /// # Errors
+    /// It can't be read any more, or has grown too large since.
+    pub fn read(self) -> Result<File, Skipped> {
+        let bytes = fs::read(&self.file).map_err(|error| unreadable(&error));
+        match bytes {
+            Ok(bytes) if bytes.len() as u64 > MAX_BYTES => {
+                Err(Skipped { path: self.path, reason: SkipReason::TooLarge(bytes.len() as u64) })
+            }
+            Ok(bytes) => Ok(File { path: self.path, bytes }),
+            Err(reason) => Err(Skipped { path: self.path, reason }),
+        }
+    }
+}
+
 /// The files below a folder, by path, and those that were passed over. Hidden files and folders are left out without
 /// a word; a link is followed to a file inside the folder and never out of it or to a folder.
 ///
 /// # Errors
 /// The folder is missing, is no folder, or can't be read. A file or folder below it that can't be read is passed over.
-pub fn walk(folder: &Path) -> Result<(Vec<File>, Vec<Skipped>), WalkError> {
+pub fn walk(folder: &Path) -> Result<(Vec<Listed>, Vec<Skipped>), WalkError> {
     let shown = folder.display().to_string();
     let root = match fs::canonicalize(folder) {
         Ok(root) if root.is_dir() => root,
@@ -49,7 +76,7 @@ pub fn walk(folder: &Path) -> Result<(Vec<File>, Vec<Skipped>), WalkError> {
 
 struct Walk {
     root: PathBuf,
-    files: Vec<File>,
+    files: Vec<Listed>,
     skipped: Vec<Skipped>,
 }
 
@@ -86,27 +113,31 @@ impl Walk {
     }
 
     fn take(&mut self, file: &Path, path: String, is_link: bool) {
-        match self.read(file, is_link) {
-            Ok(bytes) => self.files.push(File { path, bytes }),
+        match self.look(file, is_link) {
+            Ok(file) => self.files.push(Listed { path, file }),
             Err(reason) => self.pass_over(path, reason),
         }
     }
 
-    fn read(&self, file: &Path, is_link: bool) -> Result<Vec<u8>, SkipReason> {
+    /// Where a file really is, if it can be taken along.
+    fn look(&self, file: &Path, is_link: bool) -> Result<PathBuf, SkipReason> {
+        let mut file = file.to_owned();
         if is_link {
-            let target = fs::canonicalize(file).map_err(|error| unreadable(&error))?;
-            if target.is_dir() || !target.starts_with(&self.root) {
+            file = fs::canonicalize(&file).map_err(|error| unreadable(&error))?;
+            if file.is_dir() || !file.starts_with(&self.root) {
                 return Err(SkipReason::Link);
             }
         }
-        let metadata = fs::metadata(file).map_err(|error| unreadable(&error))?;
+        let metadata = fs::metadata(&file).map_err(|error| unreadable(&error))?;
         if !metadata.is_file() {
             return Err(SkipReason::NotAFile);
         }
         if metadata.len() > MAX_BYTES {
             return Err(SkipReason::TooLarge(metadata.len()));
         }
-        fs::read(file).map_err(|error| unreadable(&error))
+        // That it can be opened is found out here, where it can still be told before anything is started.
+        fs::File::open(&file).map_err(|error| unreadable(&error))?;
+        Ok(file)
     }
 
     fn pass_over(&mut self, path: String, reason: SkipReason) {
@@ -147,7 +178,9 @@ mod tests {
         let (files, skipped) = walk(root.path()).unwrap();
         let paths: Vec<&str> = files.iter().map(|file| file.path.as_str()).collect();
         assert_eq!(paths, ["B.txt", "a/deep/x.md", "a/z.txt", "b.txt", "inside.txt"]);
-        assert_eq!(files[4].bytes, b"b.txt");
+        assert_eq!(files[4].clone().read().unwrap().bytes, b"b.txt");
+        fs::remove_file(root.path().join("B.txt")).unwrap();
+        assert_eq!(files[0].clone().read().unwrap_err().path, "B.txt");
         let told: Vec<(&str, bool)> =
             skipped.iter().map(|s| (s.path.as_str(), s.reason == SkipReason::Link)).collect();
         assert_eq!(told, [("broken.txt", false), ("folder", true), ("loop", true), ("outside.txt", true)]);
