@@ -211,6 +211,9 @@ pub enum ErrorKind {
     Panic,
     /// Too many workers claimed the attempt and were lost.
     Abandoned,
+    /// It may have changed something outside that must not be changed twice, and nobody knows whether it did. Trying
+    /// again is for a person to decide.
+    Unclear,
     /// Anything else.
     Other,
 }
@@ -220,7 +223,7 @@ impl ErrorKind {
     #[must_use]
     pub fn is_retryable(self) -> bool {
         match self {
-            Self::InvalidTask => false,
+            Self::InvalidTask | Self::Unclear => false,
             Self::Model | Self::Tool | Self::Limit | Self::Panic | Self::Abandoned | Self::Other => true,
         }
     }

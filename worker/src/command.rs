@@ -1,6 +1,6 @@
 //! The capability that is a program: it gets the task as JSON on its standard input and gives the result on its standard
-//! output; what it says on its standard error is progress. It owns the process and all that it starts, which end with
-//! the attempt.
+//! output; what it says on its standard error is progress. It owns the process and all that it starts, which ends with
+//! the program, and with the attempt.
 
 use std::path::{Path, PathBuf};
 use std::process::{ExitStatus, Stdio};
@@ -11,14 +11,14 @@ use futures::future::BoxFuture;
 use millrace_agent::spec::{About, common, merge};
 use millrace_agent::tool::Effect;
 use millrace_forms::{Fields, Mistake, Node};
-use millrace_protocol::result::{CapabilityDescription, ErrorKind, TaskError, TaskResult};
+use millrace_protocol::result::{CapabilityDescription, TaskError, TaskResult};
 use rustix::process::{Pid, Signal, kill_process_group};
 use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::process::{Child, ChildStderr, ChildStdout};
 use tokio::time::Instant;
 
-use crate::outside::{Begun, Task, begin, record, result};
+use crate::outside::{Begun, Failed, Task, begin, record, result};
 use crate::{Attempt, Capability, Outcome, file};
 
 const FIELDS: [&str; 6] = ["command", "folder", "environment", "timeout", "effect", "max_output"];
@@ -94,45 +94,49 @@ impl Command {
             return Ok(*done);
         }
         let output = self.execute(attempt, task.json()).await?;
-        let result = result(&output, self.about.output.as_ref())?;
+        let result = result(&output, self.about.output.as_ref()).map_err(|failed| self.error(failed))?;
         record(attempt, &result).await?;
         Ok(result)
     }
 
     /// Runs the program to its end and gives what it wrote.
     async fn execute(&self, attempt: &mut Attempt<'_>, task: Vec<u8>) -> Result<Vec<u8>, TaskError> {
-        let mut running = self.start()?;
-        let mut child = Group::of(&running);
-        let stdin = running.stdin.take();
+        let mut running = self.start().map_err(|failed| self.error(failed))?;
+        let mut group = Group::of(&running);
+        let (stdin, stdout) = (running.stdin.take(), running.stdout.take());
+        let mut said = Said::of(running.stderr.take());
         let feeding = async {
             if let Some(mut stdin) = stdin {
                 // A program that does not want its task may close its input.
                 drop(stdin.write_all(&task).await);
             }
+            Ok(())
         };
-        let output = read_output(running.stdout.take(), self.max_output);
-        let mut said = Said::of(running.stderr.take());
-        let ended = async {
-            let ((), output) = tokio::join!(feeding, output);
-            (output, running.wait().await)
+        let waiting = async {
+            let status = running.wait().await;
+            // What it leaves behind may hold its input and output open.
+            group.is_over();
+            status.map_err(|fault| Failed::unclear(format!("{} can't be waited for: {fault}", self.name())))
         };
-        let deadline = Instant::now() + self.timeout;
-        tokio::pin!(ended);
-        let (output, status) = loop {
+        let ended = async { tokio::try_join!(waiting, read_output(stdout, self.max_output), feeding) };
+        let timeout = tokio::time::sleep(self.timeout);
+        tokio::pin!(ended, timeout);
+        let ended = loop {
             tokio::select! {
                 ended = &mut ended => break ended,
                 line = said.next() => attempt.note(line).await?,
-                () = tokio::time::sleep_until(deadline) => {
-                    return Err(error(format!("{} did not end within {:?}", self.name(), self.timeout)));
+                () = &mut timeout => {
+                    let why = format!("{} did not end within {:?}", self.name(), self.timeout);
+                    break Err(Failed::unclear(why));
                 }
             }
         };
         said.rest().await;
-        child.is_over();
-        self.judge(output?, status, &said)
+        let output = ended.and_then(|(status, output, ())| self.judge(output, status, &said));
+        output.map_err(|failed| self.error(failed))
     }
 
-    fn start(&self) -> Result<Child, TaskError> {
+    fn start(&self) -> Result<Child, Failed> {
         let passed = PASSED.into_iter().chain(self.environment.iter().map(String::as_str));
         let variables = passed.filter_map(|name| Some((name.to_owned(), std::env::var_os(name)?)));
         let mut command = tokio::process::Command::new(&self.program[0]);
@@ -146,20 +150,20 @@ impl Command {
             .stderr(Stdio::piped())
             .process_group(0)
             .kill_on_drop(true);
-        command.spawn().map_err(|fault| error(format!("{} can't be started: {fault}", self.name())))
+        command.spawn().map_err(|fault| Failed::undone(format!("{} can't be started: {fault}", self.name())))
     }
 
-    fn judge(
-        &self,
-        output: Vec<u8>,
-        status: std::io::Result<ExitStatus>,
-        said: &Said,
-    ) -> Result<Vec<u8>, TaskError> {
-        match status {
-            Ok(status) if status.success() => Ok(output),
-            Ok(status) => Err(error(format!("{} failed ({status}): {}", self.name(), said.last_words()))),
-            Err(fault) => Err(error(format!("{} can't be waited for: {fault}", self.name()))),
+    fn judge(&self, output: Vec<u8>, status: ExitStatus, said: &Said) -> Result<Vec<u8>, Failed> {
+        if status.success() {
+            return Ok(output);
         }
+        let why = format!("{} failed ({status}): {}", self.name(), said.last_words());
+        // One that a signal ended could not say how far it was.
+        Err(Failed { why, may_be_done: status.code().is_none() })
+    }
+
+    fn error(&self, failed: Failed) -> TaskError {
+        failed.error(self.effect)
     }
 
     fn name(&self) -> String {
@@ -181,17 +185,14 @@ impl Capability for Command {
     }
 }
 
-fn error(message: String) -> TaskError {
-    TaskError::new(ErrorKind::Tool, message)
-}
-
-async fn read_output(stdout: Option<ChildStdout>, max: usize) -> Result<Vec<u8>, TaskError> {
+async fn read_output(stdout: Option<ChildStdout>, max: usize) -> Result<Vec<u8>, Failed> {
     let Some(stdout) = stdout else { return Ok(Vec::new()) };
     let mut output = Vec::new();
     let read = stdout.take(max as u64 + 1).read_to_end(&mut output).await;
-    read.map_err(|fault| error(format!("its output can't be read: {fault}")))?;
+    read.map_err(|fault| Failed::unclear(format!("its output can't be read: {fault}")))?;
     if output.len() > max {
-        return Err(error(format!("its output is longer than {max} bytes; raise max_output, or write less")));
+        let why = format!("its output is longer than {max} bytes; raise max_output, or write less");
+        return Err(Failed::unclear(why));
     }
     Ok(output)
 }

@@ -9,13 +9,13 @@ use millrace_agent::spec::{About, common, merge};
 use millrace_agent::tool::Effect;
 use millrace_forms::{Fields, Mistake, Node, Place, Value as Yaml};
 use millrace_models::http::client;
-use millrace_protocol::result::{CapabilityDescription, ErrorKind, TaskError, TaskResult};
+use millrace_protocol::result::{CapabilityDescription, TaskError, TaskResult};
 use reqwest::header::{CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, RETRY_AFTER};
 use reqwest::{Response, StatusCode, Url};
 use serde_json::{Value, json};
 use tokio::time::{Instant, sleep};
 
-use crate::outside::{Begun, Task, begin, end, result};
+use crate::outside::{Begun, Failed, Task, begin, record, result};
 use crate::{Attempt, Capability, Outcome, file};
 
 const FIELDS: [&str; 4] = ["url", "headers", "timeout", "effect"];
@@ -38,13 +38,13 @@ pub(crate) struct Http {
     effect: Effect,
 }
 
-/// How a try failed.
-struct Failed {
+/// A try that brought no answer.
+struct Missed {
+    failed: Failed,
     /// Whether another try may do better.
-    again: bool,
+    passes: bool,
     /// How long the service wants to be left alone.
     wait: Option<Duration>,
-    why: String,
 }
 
 impl Http {
@@ -81,35 +81,38 @@ impl Http {
         if let Begun::Done(done) = begin(attempt, self.effect).await? {
             return Ok(*done);
         }
-        let asked = async {
-            let answer = self.ask(&task).await?;
-            result(&answer, self.about.output.as_ref())
-        };
-        end(attempt, asked).await
+        let answer = self.ask(&task).await;
+        let result = answer.and_then(|answer| result(&answer, self.about.output.as_ref()));
+        let result = result.map_err(|failed| failed.error(self.effect))?;
+        record(attempt, &result).await?;
+        Ok(result)
     }
 
-    /// Asks until there is an answer, or no time is left.
-    async fn ask(&self, task: &Task) -> Result<Vec<u8>, TaskError> {
-        let deadline = Instant::now() + self.timeout;
+    /// Asks until there is an answer, or no time is left. What must not be done twice, and may be done, is not asked for
+    /// again.
+    async fn ask(&self, task: &Task) -> Result<Vec<u8>, Failed> {
+        let began = Instant::now();
+        let left = || self.timeout.saturating_sub(began.elapsed());
         let body = task.json();
         let mut pause = FIRST;
         loop {
-            let left = deadline.saturating_duration_since(Instant::now());
-            let failed = match self.post(&task.key, body.clone(), left).await {
+            let missed = match self.post(&task.key, body.clone(), left()).await {
                 Ok(answer) => return Ok(answer),
-                Err(failed) => failed,
+                Err(missed) => missed,
             };
-            let wait = failed.wait.unwrap_or(pause);
-            if !failed.again || Instant::now() + wait >= deadline {
-                let message = format!("the service at {} gave no result: {}", self.address(), failed.why);
-                return Err(TaskError::new(ErrorKind::Tool, message));
+            let wait = missed.wait.unwrap_or(pause);
+            let Failed { why, may_be_done } = missed.failed;
+            let may_ask = missed.passes && !(may_be_done && self.effect == Effect::Effect);
+            if !may_ask || wait >= left() {
+                let why = format!("the service at {} gave no result: {why}", self.address());
+                return Err(Failed { why, may_be_done });
             }
             sleep(wait).await;
             pause = (pause * 2).min(LONGEST);
         }
     }
 
-    async fn post(&self, key: &str, body: Vec<u8>, left: Duration) -> Result<Vec<u8>, Failed> {
+    async fn post(&self, key: &str, body: Vec<u8>, left: Duration) -> Result<Vec<u8>, Missed> {
         let request = client()
             .post(self.url.clone())
             .header(CONTENT_TYPE, "application/json")
@@ -117,29 +120,11 @@ impl Http {
             .headers(self.headers.clone())
             .timeout(left)
             .body(body);
-        let sent = request.send().await.map_err(|error| self.unsent(&error));
-        let response = sent?;
-        let status = response.status();
-        if status.is_success() {
+        let response = request.send().await.map_err(|error| unsent(&error))?;
+        if response.status().is_success() {
             return read(response).await;
         }
-        Err(self.refused(status, response).await)
-    }
-
-    fn unsent(&self, error: &reqwest::Error) -> Failed {
-        // What could not be connected was never asked; anything else may have been done.
-        let again = error.is_connect() || (self.effect != Effect::Effect && !error.is_builder());
-        let why = if error.is_connect() { "it can't be reached".to_owned() } else { without_address(error) };
-        Failed { again, wait: None, why }
-    }
-
-    async fn refused(&self, status: StatusCode, response: Response) -> Failed {
-        let wait = response.headers().get(RETRY_AFTER).and_then(|value| value.to_str().ok()?.parse().ok());
-        let passes = status.is_server_error() || status == StatusCode::TOO_MANY_REQUESTS;
-        let text = read(response).await.unwrap_or_default();
-        let text: String = String::from_utf8_lossy(&text).trim().chars().take(SHOWN).collect();
-        let again = passes && (self.effect != Effect::Effect || status == StatusCode::TOO_MANY_REQUESTS);
-        Failed { again, wait: wait.map(Duration::from_secs), why: format!("{status} {text}") }
+        Err(refused(response).await)
     }
 
     /// The address without what may be secret in it.
@@ -162,16 +147,37 @@ impl Capability for Http {
     }
 }
 
-async fn read(response: Response) -> Result<Vec<u8>, Failed> {
+fn unsent(error: &reqwest::Error) -> Missed {
+    // What could not be connected was never asked; anything else may have been done.
+    let failed = if error.is_connect() {
+        Failed::undone("it can't be reached".into())
+    } else {
+        Failed { why: without_address(error), may_be_done: !error.is_builder() }
+    };
+    Missed { failed, passes: !error.is_builder(), wait: None }
+}
+
+async fn refused(response: Response) -> Missed {
+    let status = response.status();
+    let wait = response.headers().get(RETRY_AFTER).and_then(|value| value.to_str().ok()?.parse().ok());
+    let text = read(response).await.unwrap_or_default();
+    let text: String = String::from_utf8_lossy(&text).trim().chars().take(SHOWN).collect();
+    Missed {
+        failed: Failed { why: format!("{status} {text}"), may_be_done: status.is_server_error() },
+        passes: status.is_server_error() || status == StatusCode::TOO_MANY_REQUESTS,
+        wait: wait.map(Duration::from_secs),
+    }
+}
+
+async fn read(response: Response) -> Result<Vec<u8>, Missed> {
+    let missed = |why, passes| Missed { failed: Failed::unclear(why), passes, wait: None };
     let mut answer = Vec::new();
     let mut pieces = response.bytes_stream();
     while let Some(piece) = pieces.next().await {
-        let piece =
-            piece.map_err(|error| Failed { again: true, wait: None, why: without_address(&error) })?;
+        let piece = piece.map_err(|error| missed(without_address(&error), true))?;
         answer.extend_from_slice(&piece);
         if answer.len() > MAX_ANSWER {
-            let why = format!("its answer is longer than {MAX_ANSWER} bytes");
-            return Err(Failed { again: false, wait: None, why });
+            return Err(missed(format!("its answer is longer than {MAX_ANSWER} bytes"), false));
         }
     }
     Ok(answer)

@@ -2,8 +2,6 @@
 //! JSON, the result as JSON or text, and the two steps in the journal that tell work that was never begun from work
 //! whose outcome is unknown.
 
-use std::future::Future;
-
 use millrace_agent::tool::{self, Effect};
 use millrace_protocol::ids::{RunId, TaskId};
 use millrace_protocol::plan::Work;
@@ -118,25 +116,43 @@ pub(crate) async fn begin(attempt: &mut Attempt<'_>, effect: Effect) -> Result<B
     }
     match effect {
         Effect::Pure | Effect::Idempotent => Ok(Begun::Open),
-        Effect::Effect => Err(TaskError::new(
-            ErrorKind::Abandoned,
-            "a worker began this and was lost before the outcome was known; it may have taken effect. Look whether it \
-             did before it is tried again",
-        )),
+        Effect::Effect => Err(unclear("a worker began this and was lost before the outcome was known")),
     }
 }
 
-/// Does what was begun, and writes down what came of it.
-///
-/// # Errors
-/// That of the work; or as for a step.
-pub(crate) async fn end(
-    attempt: &mut Attempt<'_>,
-    done: impl Future<Output = Result<TaskResult, TaskError>>,
-) -> Result<TaskResult, TaskError> {
-    let result = done.await?;
-    record(attempt, &result).await?;
-    Ok(result)
+/// An error of work that is not to be done twice, and may have been done.
+fn unclear(why: &str) -> TaskError {
+    let message = format!("{why}; it may have taken effect. Look whether it did before it is tried again");
+    TaskError::new(ErrorKind::Unclear, message)
+}
+
+/// How work outside came to nothing.
+#[derive(Debug)]
+pub(crate) struct Failed {
+    /// What went wrong.
+    pub why: String,
+    /// Whether what it was to change may be changed all the same.
+    pub may_be_done: bool,
+}
+
+impl Failed {
+    /// It said so itself, or never began.
+    pub fn undone(why: String) -> Self {
+        Self { why, may_be_done: false }
+    }
+
+    /// It was cut off, or what it said can't be used.
+    pub fn unclear(why: String) -> Self {
+        Self { why, may_be_done: true }
+    }
+
+    /// What it means for the attempt: what must not be done twice is not tried again where it may be done.
+    pub fn error(self, effect: Effect) -> TaskError {
+        match effect {
+            Effect::Effect if self.may_be_done => unclear(&self.why),
+            Effect::Pure | Effect::Idempotent | Effect::Effect => TaskError::new(ErrorKind::Tool, self.why),
+        }
+    }
 }
 
 /// Writes down what came of what was begun.
@@ -149,11 +165,11 @@ pub(crate) async fn record(attempt: &mut Attempt<'_>, result: &TaskResult) -> Re
 ///
 /// # Errors
 /// There is nothing in it, or its data does not fit the capability's output schema.
-pub(crate) fn result(bytes: &[u8], schema: Option<&Value>) -> Result<TaskResult, TaskError> {
+pub(crate) fn result(bytes: &[u8], schema: Option<&Value>) -> Result<TaskResult, Failed> {
     let text = String::from_utf8_lossy(bytes);
     let text = text.trim();
     if text.is_empty() {
-        return Err(TaskError::new(ErrorKind::Tool, "nothing came back: neither text nor a result as JSON"));
+        return Err(Failed::unclear("nothing came back: neither text nor a result as JSON".into()));
     }
     let result = match serde_json::from_str::<Value>(text) {
         Ok(value @ (Value::Object(_) | Value::Array(_))) => of_json(value),
@@ -164,10 +180,7 @@ pub(crate) fn result(bytes: &[u8], schema: Option<&Value>) -> Result<TaskResult,
     if let Some(schema) = schema {
         let data = result.data.as_ref().unwrap_or(&Value::Null);
         tool::check(schema, data).map_err(|mistakes| {
-            TaskError::new(
-                ErrorKind::Tool,
-                format!("the data that came back does not fit the output schema: {mistakes}"),
-            )
+            Failed::unclear(format!("the data that came back does not fit the output schema: {mistakes}"))
         })?;
     }
     Ok(result)
@@ -198,11 +211,9 @@ mod tests {
         assert_eq!(read("[1]").unwrap().data, Some(json!([1])));
         assert_eq!(read(" plain\ntext\n").unwrap().output, "plain\ntext");
         assert_eq!(read("3").unwrap().output, "3");
-        assert!(read(" \n").unwrap_err().message.starts_with("nothing came back"));
+        assert!(read(" \n").unwrap_err().why.starts_with("nothing came back"));
         let schema = json!({"type": "object", "required": ["words"]});
         assert!(result(br#"{"words": 3}"#, Some(&schema)).is_ok());
-        assert!(
-            result(b"text", Some(&schema)).unwrap_err().message.contains("does not fit the output schema")
-        );
+        assert!(result(b"text", Some(&schema)).unwrap_err().why.contains("does not fit the output schema"));
     }
 }

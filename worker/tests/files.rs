@@ -5,11 +5,12 @@
 mod support;
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use millrace_protocol::result::{ErrorKind, TaskError};
 use millrace_protocol::work::{Entry, Outcome};
 use millrace_tests::eventually;
-use millrace_worker::{CancellationToken, Capability, Config, WorkerId, file, run};
+use millrace_worker::{Agent, CancellationToken, Capability, Config, ToolError, WorkerId, file, run, tool};
 use serde_json::json;
 use support::{Cluster, PATIENCE, order};
 use tempfile::TempDir;
@@ -118,7 +119,53 @@ async fn a_program_that_was_begun_and_lost_is_told_and_not_run_again() {
     let (stop, done) = work(&cluster, "next", capability(&folder, text).await);
     let told = error(&cluster, &order).await;
     assert!(told.message.contains("lost before the outcome was known"), "{told}");
+    assert!(!told.kind.is_retryable(), "another attempt would run it again");
     assert_eq!(runs(), "run\n");
+    stop.cancel();
+    done.await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_program_that_must_not_run_twice_is_tried_again_only_where_it_said_that_it_failed() {
+    let cluster = Cluster::start().await;
+    let folder = tempfile::tempdir().unwrap();
+    for (id, effect, script, settings, kind) in [
+        ("says-so", "effect", "exit 3", "timeout: 20", ErrorKind::Tool),
+        ("too-slow", "effect", "sleep 300", "timeout: 1", ErrorKind::Unclear),
+        ("too-slow-pure", "pure", "sleep 300", "timeout: 1", ErrorKind::Tool),
+        ("killed", "effect", "kill -9 $$", "timeout: 20", ErrorKind::Unclear),
+        ("silent", "effect", "true", "timeout: 20", ErrorKind::Unclear),
+        // Not after its time: as soon as it is known.
+        ("loud", "effect", "trap '' PIPE; echo far too much; sleep 300", "max_output: 3", ErrorKind::Unclear),
+    ] {
+        let command = json!(["sh", "-c", script]);
+        let text = format!(
+            "{{kind: command, name: own, description: x, effect: {effect}, {settings}, command: {command}}}"
+        );
+        let (stop, done) = work(&cluster, id, capability(&folder, &text).await);
+        let order = order("own", id, json!({}));
+        cluster.offer(&order).await;
+        let told = error(&cluster, &order).await;
+        assert_eq!(told.kind, kind, "{id}: {told}");
+        stop.cancel();
+        done.await.unwrap();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_program_leaves_behind_ends_with_it_and_is_not_waited_for() {
+    let cluster = Cluster::start().await;
+    let folder = tempfile::tempdir().unwrap();
+    let text = "{kind: command, name: own, description: x, command: [sh, -c, 'sleep 300 & echo $!']}";
+    let (stop, done) = work(&cluster, "w", capability(&folder, text).await);
+    let order = order("own", "leaves", json!({"text": "x".repeat(200_000)}));
+    cluster.offer(&order).await;
+    let pid = cluster.result(&order).await.1.output;
+    eventually(PATIENCE, "the end of what the program started", async || {
+        let state = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+        (state.is_empty() || state.contains(") Z ")).then_some(())
+    })
+    .await;
     stop.cancel();
     done.await.unwrap();
 }
@@ -173,6 +220,72 @@ async fn a_service_is_asked_again_with_the_same_key_until_it_answers() {
     let asked = serving.await.unwrap();
     assert!(asked[..2].iter().all(|request| request.contains("idempotency-key: r/a/1\r\n")), "{asked:?}");
     assert!(asked[0].starts_with("post /do?token=secret http/1.1\r\n") && asked[0].contains("x-home: /"));
+    stop.cancel();
+    done.await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_service_that_must_not_be_asked_twice_is_not_where_it_may_have_done_its_work() {
+    let cluster = Cluster::start().await;
+    let folder = tempfile::tempdir().unwrap();
+    for (id, answer, kind) in [
+        (
+            "broken-off",
+            "HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: 99\r\n\r\n{",
+            ErrorKind::Unclear,
+        ),
+        ("failing", "HTTP/1.1 500 Oh\r\nconnection: close\r\ncontent-length: 0\r\n\r\n", ErrorKind::Unclear),
+        ("silent", "HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: 0\r\n\r\n", ErrorKind::Unclear),
+        ("refusing", "HTTP/1.1 400 No\r\nconnection: close\r\ncontent-length: 0\r\n\r\n", ErrorKind::Tool),
+        (
+            "busy for ever",
+            "HTTP/1.1 429 No\r\nconnection: close\r\nretry-after: 18446744073709551615\r\ncontent-length: 0\r\n\r\n",
+            ErrorKind::Tool,
+        ),
+    ] {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let text =
+            format!("{{kind: http, name: own, description: x, effect: effect, url: 'http://{address}'}}");
+        let (stop, done) = work(&cluster, "w", capability(&folder, &text).await);
+        let order = order("own", &id.replace(' ', "-"), json!({}));
+        cluster.offer(&order).await;
+        // A second request would find nobody, and be made again and again.
+        serve(listener, vec![answer]).await;
+        let told = error(&cluster, &order).await;
+        assert_eq!(told.kind, kind, "{id}: {told}");
+        stop.cancel();
+        done.await.unwrap();
+    }
+}
+
+#[derive(serde::Deserialize, schemars::JsonSchema)]
+struct Nothing {}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_tool_that_is_out_of_reach_for_a_moment_costs_no_attempt_and_no_reply() {
+    let cluster = Cluster::start().await;
+    let folder = tempfile::tempdir().unwrap();
+    let script = folder.path().join("script.yaml");
+    let turns = "{ledger: asked, rules: [{turns: [{calls: [find]}, {text: done}]}]}";
+    std::fs::write(&script, turns).unwrap();
+    let calls = Arc::new(AtomicU32::new(0));
+    let counter = calls.clone();
+    let find = tool("find", "Finds.", move |Nothing {}: Nothing, _| {
+        let is_first = counter.fetch_add(1, Ordering::SeqCst) == 0;
+        async move {
+            if is_first { Err(ToolError::Unavailable("no answer".into())) } else { Ok("found".to_owned()) }
+        }
+    });
+    let agent = Agent::new("own", "Finds.").instructions("Find it.").tool(find);
+    let agent = agent.model(&format!("script:{}", script.display())).build().unwrap();
+    let (stop, done) = work(&cluster, "w", agent);
+    let order = order("own", "find", json!({}));
+    cluster.offer(&order).await;
+    assert_eq!(cluster.result(&order).await.1.output, "done");
+    assert_eq!(calls.load(Ordering::SeqCst), 2);
+    let asked = std::fs::read_to_string(folder.path().join("asked")).unwrap();
+    assert_eq!(asked.lines().count(), 2, "each reply is asked for once: {asked}");
     stop.cancel();
     done.await.unwrap();
 }

@@ -40,7 +40,9 @@ use crate::model::{AnswerSchema, Choice, Model, OpenError, Opener, Watch};
 use crate::roles::{self, DocumentList, PlanTask, ReviewTask, WorkTask};
 use crate::spec::{AnswerForm, RunView, Spec, TaskView, View, day};
 use crate::tool::{Tool, Toolbox, read_json};
-use crate::turn::{Answer, AttemptName, Brief, Data, Driver, Journal, Machine, Objection, PlainText};
+use crate::turn::{
+    Answer, AttemptName, Brief, Data, DriveError, Driver, Failure, Journal, Machine, Objection, PlainText,
+};
 
 use consulting::Directory;
 use laid::Laid;
@@ -95,6 +97,21 @@ pub enum DeskError {
     /// What it builds on can't be read.
     #[error(transparent)]
     Source(#[from] SourceError),
+}
+
+impl From<Failure> for DeskError {
+    /// What a tool rests on may be there again in a moment: the attempt, and all that is in its journal, stays.
+    fn from(failure: Failure) -> Self {
+        match failure.error.as_ref() {
+            DriveError::Tool { .. } | DriveError::Check(_) => {
+                Self::Source(SourceError::Unavailable(failure.error.to_string()))
+            }
+            DriveError::Model(_)
+            | DriveError::Journal(_)
+            | DriveError::Unreadable { .. }
+            | DriveError::OutOfStep(_) => Self::Task(failure.into()),
+        }
+    }
 }
 
 /// How the agents of a process are set.
@@ -357,7 +374,7 @@ impl Ready<'_> {
             .files(seat.files)
             .check(&check);
         // On the heap: a conversation in hand makes a large future.
-        let ended = Box::pin(driver.drive(Machine::new(brief))).await.map_err(TaskError::from)?;
+        let ended = Box::pin(driver.drive(Machine::new(brief))).await?;
         Ok(ended.into_result()?)
     }
 }

@@ -148,7 +148,8 @@ pub enum ToolError {
         /// What the operator reads.
         detail: String,
     },
-    /// What the tool rests on can't be reached. The attempt ends here and may be made again later.
+    /// What the tool rests on can't be reached. The attempt is given back, and whoever goes on with it makes the call
+    /// again.
     #[error("{0}")]
     Unavailable(String),
 }

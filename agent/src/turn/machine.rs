@@ -355,10 +355,20 @@ impl<A: Answer> Machine<A> {
         Ok(())
     }
 
-    fn take_tools_away(&mut self, told: &str) {
-        self.out_of_calls = true;
-        self.request.tools = Vec::new();
-        self.tell(told.to_owned());
+    /// Takes the tools away, and says so, where no call is left, or no question in which its result could be told.
+    fn take_spent_tools_away(&mut self) {
+        let told = if self.calls_counted >= self.calls_allowed {
+            NO_CALLS_LEFT
+        } else if self.turns + 1 == u64::from(self.limits.turns) {
+            LAST_TURN
+        } else {
+            return;
+        };
+        if !self.request.tools.is_empty() {
+            self.out_of_calls = true;
+            self.request.tools = Vec::new();
+            self.tell(told.to_owned());
+        }
     }
 
     fn tell(&mut self, text: String) {
@@ -371,6 +381,7 @@ impl<A: Answer> Machine<A> {
         if let Some(stop) = self.reached() {
             return self.stop(stop);
         }
+        self.take_spent_tools_away();
         let left = self.limits.output_tokens.map(|limit| limit.saturating_sub(self.usage.output_tokens));
         let left = left.and_then(|left| u32::try_from(left).ok()).unwrap_or(u32::MAX);
         self.request.max_output_tokens = self.max_output_tokens.min(left);

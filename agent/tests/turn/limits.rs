@@ -167,6 +167,25 @@ fn before_its_last_turn_the_model_is_told_and_has_no_tools() {
     assert!(asked(&machine).last().unwrap().starts_with("This is your last turn"));
 }
 
+#[test]
+fn the_last_turn_has_no_tools_whatever_came_before_it() {
+    let (tools, _) = toolbox();
+    let machine = |turns| -> Machine<PlainText> { Machine::new(limited(&tools, Limits { turns, ..NONE })) };
+    let only = machine(1);
+    let mut mended = machine(2);
+    mended.feed_reply(says(""), Duration::ZERO).unwrap();
+    let mut cut = machine(3);
+    cut.feed_reply(star(0), Duration::ZERO).unwrap();
+    cut.feed_results(vec![result("x", "saw")]).unwrap();
+    cut.feed_overflow("too long".into(), Duration::ZERO).unwrap();
+    for machine in [only, mended, cut] {
+        let Step::AskModel(request) = machine.next() else { panic!("one turn is left") };
+        assert_eq!(request.tools, vec![]);
+        let told = asked(&machine).iter().filter(|text| text.starts_with("This is your last turn")).count();
+        assert_eq!(told, 1);
+    }
+}
+
 /// A model that takes five seconds for each reply, or for ever once the script is over.
 struct Slow(Scripted);
 

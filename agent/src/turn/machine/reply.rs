@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 
-use super::{Checked, Invocation, LAST_TURN, MAX_CALLS_AT_ONCE, Machine, NO_CALLS_LEFT, State};
+use super::{Checked, Invocation, MAX_CALLS_AT_ONCE, Machine, State};
 use crate::model::{AnswerSchema, Finish, Message, ToolCall, ToolResult};
 use crate::tool::{Inner, Readable, read_json, straighten};
 use crate::turn::{Answer, Returned, Stop};
@@ -140,11 +140,6 @@ impl<A: Answer> Machine<A> {
             Checked::Run => results.next().map(|returned| Message::Tool(returned.result)),
             Checked::Told(result) => Some(Message::Tool(result)),
         }));
-        if self.calls_counted >= self.calls_allowed {
-            self.take_tools_away(NO_CALLS_LEFT);
-        } else if self.turns + 1 == u64::from(self.limits.turns) {
-            self.take_tools_away(LAST_TURN);
-        }
         self.ask_again();
     }
 }
