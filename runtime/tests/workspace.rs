@@ -312,6 +312,17 @@ async fn a_pause_that_one_was_told_holds_for_all() {
 }
 
 #[tokio::test]
+async fn a_shorter_pause_within_a_longer_one_is_told_at_once() {
+    let server = NatsServer::start();
+    let limiter = Limiter::new(&bus(&server).await);
+    limiter.pause("test:m", Duration::from_secs(60)).await;
+    let shorter = limiter.pause("test:m", Duration::from_secs(30));
+    tokio::time::timeout(Duration::from_secs(5), shorter).await.expect("there is nothing to wait for");
+    let wait = limiter.admit("test:m", 1, Duration::ZERO).await.expect_err("the longer one holds");
+    assert!(wait > Duration::from_secs(30), "{wait:?}");
+}
+
+#[tokio::test]
 async fn tokens_are_booked_corrected_and_given_back() {
     let server = NatsServer::start();
     let bus = bus(&server).await;

@@ -162,10 +162,9 @@ impl Keeper {
                 state.pause(until);
             }
             let fates = book(&self.waiting, &mut state, now);
-            if state == before {
-                return self.settle(fates, now);
-            }
-            match self.write(revision, &state).await {
+            let written =
+                if state == before { Ok(Some(revision)) } else { self.write(revision, &state).await };
+            match written {
                 Ok(Some(revision)) => {
                     self.known = Some((revision, state));
                     (self.correction, self.paused, self.failures) = (None, None, 0);
