@@ -229,3 +229,32 @@ async fn a_worker_killed_behind_any_step_asks_the_model_and_the_tools_for_nothin
         }
     }
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_program_that_must_not_run_twice_dies_with_its_worker_and_is_not_run_again() {
+    let _alone = alone();
+    let mut cluster = Cluster::new(Setup { linger: Duration::from_secs(600), ..Setup::default() });
+    cluster.add(Role::Supervisor, "supervisor-1", &[]);
+    let bus = cluster.bus().await;
+    let (folder, run) = (cluster.folder().join("once"), run("once"));
+    fs::create_dir_all(&folder).unwrap();
+    let program = "{kind: command, name: once, description: x, command: [sh, -c, 'echo $$ >> runs; sleep 600; echo done']}";
+    let file = folder.join("once.yaml");
+    fs::write(&file, program).unwrap();
+    cluster.add(Role::Worker, "worker-1", &["--capability", &file.display().to_string()]);
+    submit(&bus, &run, &task("once")).await;
+    let runs = || fs::read_to_string(folder.join("runs")).ok().filter(|runs| runs.ends_with('\n'));
+    let process = eventually(PATIENCE, "the program's beginning", async || runs()).await;
+    cluster.kill("worker-1");
+    eventually(PATIENCE, "the program's end", async || {
+        let state = fs::read_to_string(format!("/proc/{}/stat", process.trim())).unwrap_or_default();
+        (state.is_empty() || state.contains(") Z ")).then_some(())
+    })
+    .await;
+    cluster.restart("worker-1");
+    let history = finished(&bus, &run, PATIENCE).await;
+    history.assert_holds();
+    let task = history.plan().tasks().first().unwrap();
+    assert_eq!((task.state, task.attempt), (TaskState::Failed, 1), "{task:?}");
+    assert_eq!(runs(), Some(process), "it ran once");
+}

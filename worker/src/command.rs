@@ -12,13 +12,14 @@ use millrace_agent::spec::{About, common, merge};
 use millrace_agent::tool::Effect;
 use millrace_forms::{Fields, Mistake, Node};
 use millrace_protocol::result::{CapabilityDescription, TaskError, TaskResult};
-use rustix::process::{Pid, Signal, kill_process_group};
+use millrace_tools::bound::{self, Group};
 use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::process::{Child, ChildStderr, ChildStdout};
 use tokio::time::Instant;
 
 use crate::outside::{Begun, Failed, Task, begin, record, result};
+use crate::shelf::this_program;
 use crate::{Attempt, Capability, Outcome, file};
 
 const FIELDS: [&str; 6] = ["command", "folder", "environment", "timeout", "effect", "max_output"];
@@ -101,8 +102,8 @@ impl Command {
 
     /// Runs the program to its end and gives what it wrote.
     async fn execute(&self, attempt: &mut Attempt<'_>, task: Vec<u8>) -> Result<Vec<u8>, TaskError> {
-        let mut running = self.start().map_err(|failed| self.error(failed))?;
-        let mut group = Group::of(&running);
+        let mut running = self.start().await.map_err(|failed| self.error(failed))?;
+        let mut group = running.id().map(Group);
         let (stdin, stdout) = (running.stdin.take(), running.stdout.take());
         let mut said = Said::of(running.stderr.take());
         let feeding = async {
@@ -115,7 +116,7 @@ impl Command {
         let waiting = async {
             let status = running.wait().await;
             // What it leaves behind may hold its input and output open.
-            group.is_over();
+            drop(group.take());
             status.map_err(|fault| Failed::unclear(format!("{} can't be waited for: {fault}", self.name())))
         };
         let ended = async { tokio::try_join!(waiting, read_output(stdout, self.max_output), feeding) };
@@ -136,10 +137,10 @@ impl Command {
         output.map_err(|failed| self.error(failed))
     }
 
-    fn start(&self) -> Result<Child, Failed> {
+    async fn start(&self) -> Result<Child, Failed> {
         let passed = PASSED.into_iter().chain(self.environment.iter().map(String::as_str));
         let variables = passed.filter_map(|name| Some((name.to_owned(), std::env::var_os(name)?)));
-        let mut command = tokio::process::Command::new(&self.program[0]);
+        let mut command = bound::command(&self.program[0], this_program().as_ref());
         command
             .args(&self.program[1..])
             .current_dir(&self.folder)
@@ -150,7 +151,8 @@ impl Command {
             .stderr(Stdio::piped())
             .process_group(0)
             .kill_on_drop(true);
-        command.spawn().map_err(|fault| Failed::undone(format!("{} can't be started: {fault}", self.name())))
+        let started = bound::spawn(move || command.spawn()).await.flatten();
+        started.map_err(|fault| Failed::undone(format!("{} can't be started: {fault}", self.name())))
     }
 
     fn judge(&self, output: Vec<u8>, status: ExitStatus, said: &Said) -> Result<Vec<u8>, Failed> {
@@ -195,34 +197,6 @@ async fn read_output(stdout: Option<ChildStdout>, max: usize) -> Result<Vec<u8>,
         return Err(Failed::unclear(why));
     }
     Ok(output)
-}
-
-/// The program and all that it started, as one group, which is killed when this is dropped.
-struct Group(Option<Pid>);
-
-impl Group {
-    fn of(child: &Child) -> Self {
-        Self(child.id().and_then(|id| Pid::from_raw(id.cast_signed())))
-    }
-
-    /// The program has ended; what it left behind is killed all the same.
-    fn is_over(&mut self) {
-        self.kill();
-        self.0 = None;
-    }
-
-    fn kill(&self) {
-        if let Some(group) = self.0 {
-            // Nobody is left in it, if this fails.
-            let _ = kill_process_group(group, Signal::KILL);
-        }
-    }
-}
-
-impl Drop for Group {
-    fn drop(&mut self) {
-        self.kill();
-    }
 }
 
 /// What the program says on its standard error.

@@ -125,8 +125,7 @@ impl std::fmt::Display for Confinement {
 /// be called first of all in `main`, before there are threads: a runtime's too, so not within `#[tokio::main]`.
 #[must_use]
 pub fn launcher() -> Option<ExitCode> {
-    #[cfg(feature = "mcp")]
-    if let Some(code) = crate::mcp::bound(std::env::args_os()) {
+    if let Some(code) = crate::bound::launch(std::env::args_os()) {
         return Some(code);
     }
     let mut arguments = std::env::args_os().skip(1);

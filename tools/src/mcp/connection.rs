@@ -17,9 +17,10 @@ use rmcp::{ClientHandler, RoleClient, ServiceExt};
 use tokio::sync::Mutex;
 use tracing::{info, warn};
 
-use super::process::{self, Group};
+use super::process;
 use super::settings::Server;
 use super::tool::McpTool;
+use crate::bound::Group;
 use crate::execute::Launcher;
 use crate::tls;
 

@@ -10,5 +10,4 @@ mod settings;
 mod tool;
 
 pub use connection::{McpError, Pool};
-pub use process::bound;
 pub use settings::{MAX_RESULT, Server, TIMEOUT};
