@@ -78,6 +78,7 @@ impl Answer for Verdict {
         let mut verdict = structured::<Self>(name);
         put_in_order(&mut verdict.schema["properties"]["criteria"]["items"], &["criterion", "gap", "met"]);
         put_in_order(&mut verdict.schema, &["criteria", "reasoning", "feedback", "passed"]);
+        verdict.schema["properties"]["criteria"]["minItems"] = Value::from(1);
         Some(verdict)
     }
 
