@@ -8,6 +8,7 @@ use clap::Args;
 use futures::StreamExt;
 use millrace_agent::corpus::{Listed, Skipped, walk};
 use millrace_agent::desk::Preferences;
+use millrace_agent::model::{Opener, open};
 use millrace_protocol::plan::{
     Document, DocumentSet, MAX_OBJECTIVE, Mode, Plan, Submission, TaskSpec, check,
 };
@@ -101,6 +102,14 @@ pub fn read_models(texts: &[String]) -> Result<Preferences, Stop> {
     let models = Preferences::parse(texts.iter().map(String::as_str)).map_err(Stop::refused)?;
     models.choices().try_for_each(millrace_agent::model::check).map_err(Stop::refused)?;
     Ok(models)
+}
+
+/// Opens the models for whose use a cluster is to be started. Its workers have the environment of this process: where a
+/// key, an address or a file is missing here, they would end as often as they are started.
+pub fn try_models(texts: &[String], record: Option<&Path>) -> Result<(), Stop> {
+    let opener = Opener { record: record.map(Path::to_owned), ..Opener::default() };
+    let models = read_models(texts)?;
+    models.choices().try_for_each(|choice| open(choice, &opener).map(drop)).map_err(Stop::environment)
 }
 
 fn objective(given: Option<&str>, plan: Option<&PlanFile>) -> Result<String, Stop> {

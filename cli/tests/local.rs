@@ -730,3 +730,23 @@ fn the_doctor_looks_at_a_named_cluster_instead_of_this_machine() {
     assert!(text.starts_with("missing  cluster") && text.contains("MILLRACE_NATS_PASSWORD"), "{text}");
     cluster.stop();
 }
+
+#[test]
+fn a_model_that_can_not_be_opened_is_told_before_anything_is_started() {
+    let (_root, data) = data_folder();
+    for (command, model, told) in [
+        (&["run", "What is a mill race?"][..], "openai:gpt-5.2", "set OPENAI_API_KEY"),
+        (&["run", "--detach", "x"], "critic=openai:gpt-5.2", "set OPENAI_API_KEY"),
+        (&["up"], "script:nosuch.yaml", "nosuch.yaml is no script of a model"),
+        (&["resume"], "openai-compatible:q", "nothing says where openai-compatible:q is"),
+    ] {
+        let mut millrace = Command::new(MILLRACE);
+        millrace.args(command).args(["--model", model]).env("MILLRACE_DATA", &data);
+        let output =
+            millrace.env_remove("OPENAI_API_KEY").env_remove("OPENAI_COMPATIBLE_BASE_URL").output().unwrap();
+        let error = String::from_utf8(output.stderr).unwrap();
+        assert_eq!((output.status.code(), error.lines().count()), (Some(4), 1), "{command:?}: {error}");
+        assert!(error.contains(told), "{command:?}: {error}");
+    }
+    assert!(!data.join("nats").exists() && !data.join("cluster.json").exists());
+}

@@ -39,7 +39,7 @@ pub struct Chosen {
 }
 
 /// How a model is set. What is left out is the provider's default.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Settings {
     /// The provider's address, instead of its own or of that in the environment.
@@ -105,6 +105,23 @@ impl Structured {
     }
 }
 
+/// Of what may hold a key although it should not, headers and fields of the body, the names alone are shown.
+impl fmt::Debug for Settings {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Settings")
+            .field("key_variable", &self.key_variable)
+            .field("temperature", &self.temperature)
+            .field("top_p", &self.top_p)
+            .field("max_output_tokens", &self.max_output_tokens)
+            .field("reasoning_effort", &self.reasoning_effort)
+            .field("structured", &self.structured)
+            .field("timeout", &self.timeout)
+            .field("extra_body", &self.extra_body.keys())
+            .field("extra_headers", &self.extra_headers.keys())
+            .finish_non_exhaustive()
+    }
+}
+
 impl Settings {
     /// How long one request may take.
     #[must_use]
@@ -142,4 +159,18 @@ impl fmt::Display for Choice {
 pub struct EmptyName {
     /// The text, cut to 80 characters.
     pub text: String,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_shown_of_a_choice_holds_no_key() {
+        let text = r#"{"name": "openai:x", "base_url": "https://user:url-secret-1@example.com/v1",
+            "extra_body": {"api_key": "body-secret-1"}, "extra_headers": {"Authorization": "Bearer header-secret-1"}}"#;
+        let choice: Choice = serde_json::from_str(text).unwrap();
+        let shown = format!("{choice} {choice:?} {choice:#?}");
+        assert!(shown.contains("Authorization") && !shown.contains("secret-1"), "{shown}");
+    }
 }

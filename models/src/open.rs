@@ -102,7 +102,10 @@ pub enum OpenError {
         why: String,
     },
     /// Its provider was left out of this program.
-    #[error("{name} is served by a part that this program was built without; build it with --features genai")]
+    #[error(
+        "{name} is served by a part that this program was built without; build it in with `cargo build --package \
+         millrace --features genai`"
+    )]
     LeftOut {
         /// The model.
         name: String,

@@ -14,7 +14,7 @@ use crate::client::{find, join, submit};
 use crate::commands::up;
 use crate::commands::watch::{Output, watch};
 use crate::exit::{Exit, Stop};
-use crate::intake::{Intake, IntakeArguments};
+use crate::intake::{Intake, IntakeArguments, try_models};
 use crate::local::{self, Cluster, ClusterInfo, Options};
 use crate::view::{View, say};
 
@@ -61,6 +61,7 @@ pub async fn run(arguments: RunArguments, interrupt: CancellationToken) -> Resul
     }
     let is_up = running(&options)?;
     if is_up.is_none() {
+        try_models(&options.model, options.record.as_deref())?;
         refuse_unknown(&intake, &options.capabilities().map_err(Stop::refused)?)?;
     }
     if !intake.names_models() && models_of_environment().is_none() && intake.asks_models() {
@@ -100,6 +101,9 @@ pub async fn resume(arguments: ResumeArguments, interrupt: CancellationToken) ->
     let ResumeArguments { run, output, options } = arguments;
     output.check()?;
     let is_up = running(&options)?;
+    if is_up.is_none() {
+        try_models(&options.model, options.record.as_deref())?;
+    }
     let work = in_cluster(&options, is_up, interrupt.clone(), async |bus| {
         let run = match &run {
             Some(text) => find(bus, text).await?,

@@ -7,7 +7,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::exit::{Exit, Stop};
 use crate::folders;
-use crate::intake::read_models;
+use crate::intake::try_models;
 use crate::local::{self, Cluster, Event, Options};
 use crate::view::say;
 
@@ -28,7 +28,7 @@ pub struct DownArguments {
 
 /// Starts a cluster, and stops it when the user interrupts.
 pub async fn up(arguments: UpArguments, interrupt: CancellationToken) -> Result<Exit, Stop> {
-    read_models(&arguments.options.model)?;
+    try_models(&arguments.options.model, arguments.options.record.as_deref())?;
     arguments.options.capabilities().map_err(Stop::refused)?;
     let data = arguments.options.data.clone();
     let mut cluster = Cluster::start(arguments.options).await.map_err(Stop::environment)?;
