@@ -7,6 +7,7 @@ mod citations;
 pub mod corpus;
 pub mod desk;
 pub mod files;
+pub mod markdown;
 mod material;
 pub mod model;
 pub mod roles;

@@ -2,9 +2,10 @@
 //! that is worth reading, as Markdown. Pages are written by strangers: work on them is bounded and may fail, and takes
 //! nothing else down with it.
 
-use dom_query::Document;
+use dom_query::{Document, NodeRef};
 use dom_smoothie::Readability;
 use encoding_rs::{Encoding, UTF_8, WINDOWS_1252};
+use millrace_agent::markdown::{TooDeep, is_deeper};
 
 /// How deep HTML may be nested: the converter calls itself for each level, on a stack of [`STACK`] bytes.
 const MAX_NESTING: usize = 1_000;
@@ -101,9 +102,6 @@ fn charset(bytes: &[u8]) -> Option<&'static Encoding> {
 pub(crate) async fn read(kind: Kind, text: String, url: String) -> Result<Page, String> {
     match kind {
         Kind::Text => Ok(Page { title: None, text: printable(&text) }),
-        Kind::Html if nesting(&text) > MAX_NESTING => {
-            Err(format!("its HTML is nested more than {MAX_NESTING} deep"))
-        }
         Kind::Html => {
             let (done, when_done) = tokio::sync::oneshot::channel();
             std::thread::Builder::new()
@@ -116,31 +114,16 @@ pub(crate) async fn read(kind: Kind, text: String, url: String) -> Result<Page, 
     }
 }
 
-/// How deep elements can be nested at most, by their tags alone. Those that end by themselves don't count.
-fn nesting(html: &str) -> usize {
-    const END_BY_THEMSELVES: [&str; 23] = [
-        "area", "base", "body", "br", "col", "dd", "dt", "embed", "head", "hr", "html", "img", "input", "li",
-        "link", "meta", "option", "p", "source", "td", "th", "tr", "wbr",
-    ];
-    let (mut depth, mut deepest) = (0_usize, 0);
-    for tag in html.split('<').skip(1) {
-        let (closes, tag) = tag.strip_prefix('/').map_or((false, tag), |rest| (true, rest));
-        let length = tag.bytes().take_while(u8::is_ascii_alphanumeric).count();
-        let name = tag[..length].to_ascii_lowercase();
-        if !name.is_empty() && !END_BY_THEMSELVES.contains(&name.as_str()) {
-            depth = if closes { depth.saturating_sub(1) } else { depth + 1 };
-            deepest = deepest.max(depth);
-        }
-    }
-    deepest
-}
-
 fn readable(html: &str, url: &str) -> Result<Page, String> {
     let whole = markdown(html)?;
-    let article = Readability::new(html, Some(url), None).and_then(|mut page| page.parse()).ok();
+    let parsed = Document::from(html);
+    if is_deeper(vec![parsed.root()], NodeRef::children, MAX_NESTING) {
+        return Err(unreadable(TooDeep(MAX_NESTING)));
+    }
+    let title = parsed.select_single("title").text().to_string();
+    let article = Readability::with_document(parsed, Some(url), None).and_then(|mut page| page.parse()).ok();
     let best = article.as_ref().and_then(|article| markdown(&article.content).ok());
     let text = best.filter(|best| best.len() * READABLE_SHARE >= whole.len()).unwrap_or(whole);
-    let title = Document::from(html).select_single("title").text().to_string();
     let title = Some(crate::material::one_line(&title, MAX_TITLE)).filter(|title| !title.is_empty());
     Ok(Page { title, text: printable(&text) })
 }
@@ -148,8 +131,11 @@ fn readable(html: &str, url: &str) -> Result<Page, String> {
 fn markdown(html: &str) -> Result<String, String> {
     let skipped =
         ["script", "style", "noscript", "template", "svg", "img", "iframe", "title", "button", "form"];
-    let converter = htmd::HtmlToMarkdown::builder().skip_tags(skipped.to_vec()).build();
-    converter.convert(html).map_err(|e| format!("its HTML can't be converted: {e}"))
+    millrace_agent::markdown::markdown(html, &skipped, MAX_NESTING).map_err(unreadable)
+}
+
+fn unreadable(fault: TooDeep) -> String {
+    format!("its HTML can't be read: {fault}")
 }
 
 /// One kind of line end, no control characters, no blanks at the ends of lines, no more than one empty line in a row.
@@ -248,9 +234,20 @@ mod tests {
         for tag in ["<div>", "<b>", "<table><td>", "<svg><g>", "<blockquote><p>"] {
             let bomb = tag.repeat(100_000);
             assert!(html(&bomb).await.unwrap_err().contains("nested more than"), "{tag}");
-            let deep = format!("{}inside", tag.repeat(400));
+            let deep = format!("{}inside", tag.repeat(200));
             let page = html(&deep).await.unwrap();
             assert!(tag.starts_with("<svg") || page.text.contains("inside"), "{tag}");
+        }
+    }
+
+    #[tokio::test]
+    async fn html_that_only_seems_to_close_what_it_opens_is_refused_as_well() {
+        for tag in ["<div></x>", "<b></x>", "<div><!--</div>-->", "<div title='</div>'>"] {
+            let bomb = html(&tag.repeat(50_000)).await;
+            assert!(
+                bomb.as_ref().is_err_and(|told| told.contains("nested more than")),
+                "{tag}: {bomb:.200?}"
+            );
         }
     }
 
