@@ -147,7 +147,8 @@ impl Usage {
 pub struct TaskError {
     /// What kind of failure it was; decides whether trying again can help.
     pub kind: ErrorKind,
-    /// What went wrong, for a person: what, where, and what to do.
+    /// What went wrong, for a person: what, where, and what to do. At most [`MAX_MESSAGE`] characters are kept on the
+    /// plan.
     pub message: String,
     /// Which limit was reached, where it was one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -160,6 +161,9 @@ pub struct TaskError {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub produced: Option<String>,
 }
+
+/// How many characters of an error's text the plan keeps.
+pub const MAX_MESSAGE: usize = 4_000;
 
 /// How many characters an attempt that failed may leave of what it had produced.
 pub const MAX_PRODUCED: usize = 16_000;

@@ -145,8 +145,11 @@ fn told(error: &ValidationError<'_>, schema: &Value) -> String {
             let known: Vec<&str> = known
                 .and_then(Value::as_object)
                 .map_or_else(Vec::new, |all| all.keys().map(String::as_str).collect());
-            let unknown: Vec<String> =
-                unexpected.iter().map(|field| unknown_field(&join(&place, field), field, &known)).collect();
+            let told = |field: &String| unknown_field(&cut(&join(&place, field)), field, &known);
+            let mut unknown: Vec<String> = unexpected.iter().take(MAX_MISTAKES).map(told).collect();
+            if unexpected.len() > MAX_MISTAKES {
+                unknown.push(format!("nor are {} more", unexpected.len() - MAX_MISTAKES));
+            }
             unknown.join("; ")
         }
         ValidationErrorKind::AnyOf { context }
@@ -445,6 +448,12 @@ mod tests {
         let told = check(&schema, &json!([1, 2, 3, 4, 5, 6, 7])).unwrap_err();
         assert_eq!(told.matches("must be a string").count(), MAX_MISTAKES, "{told}");
         assert!(told.ends_with("and 2 more"), "{told}");
+        let fields = (0..2_000).map(|n| (format!("x{n}"), json!(0)));
+        let none = json!({"type": "object", "properties": {"a": {}}, "additionalProperties": false});
+        let told = check(&none, &Value::Object(fields.collect())).unwrap_err();
+        assert!(told.ends_with("nor are 1995 more") && told.len() < 400, "{told}");
+        let told = check(&none, &json!({"y".repeat(5_000): 0})).unwrap_err();
+        assert!(told.len() < 400, "{told}");
         let long = check(&json!({"enum": (0..50).collect::<Vec<_>>()}), &json!("x".repeat(500))).unwrap_err();
         assert!(long.contains("19, and 30 more, not \"xxx") && long.len() < 400, "{long}");
     }

@@ -10,7 +10,7 @@ use super::spec::{Limits, MAX_OBJECTIVE, Mode, OnFailedDependency, Submission, T
 use super::state::{EndReason, ErroredFor, FinalRung, MAX_BLOCKED, Plan, Task, TaskState};
 use super::{Clock, Event, Refusal, Work, check};
 use crate::ids::{Capability, TaskId, WorkerId};
-use crate::result::{ErrorKind, MAX_SUMMARY, Proposal, TaskError, Usage, Verdict};
+use crate::result::{ErrorKind, MAX_MESSAGE, MAX_SUMMARY, Proposal, TaskError, Usage, Verdict};
 
 /// How often the planner may come to nothing at one turn before the run ends.
 pub const MAX_PLANNING_ATTEMPTS: u32 = 3;
@@ -248,7 +248,7 @@ fn planned(
             }
             Err(error) => format!("the proposed plan was refused: {error}"),
         },
-        Err(error) => error.message.clone(),
+        Err(error) => on_the_plan(&error.message),
     };
     if attempt < MAX_PLANNING_ATTEMPTS {
         let retry_at = Some(after(now, Limits::default().backoff_before(attempt + 1)));
@@ -357,16 +357,23 @@ fn ended(
     Ok(with_consequences(plan, [events, vec![Event::TaskAccepted { task: id.clone(), attempt }]].concat()))
 }
 
-/// The error without what its attempt had produced, which stays in the journal.
+/// The error without what its attempt had produced, and without more of its text than a person reads: both stay in the
+/// journal.
 fn for_the_plan(error: &TaskError) -> TaskError {
-    TaskError { produced: None, ..error.clone() }
+    TaskError { message: on_the_plan(&error.message), produced: None, ..error.clone() }
+}
+
+fn on_the_plan(message: &str) -> String {
+    message.chars().take(MAX_MESSAGE).collect()
 }
 
 fn errored(plan: &Plan, task: &Task, error: &TaskError, now: Timestamp) -> Vec<Event> {
     let (id, attempt) = (task.spec.id.clone(), task.attempt);
     let retry_at = next_attempt_at(task, error.kind.is_retryable(), now);
-    let event = Event::AttemptErrored { task: id, attempt, error: for_the_plan(error), retry_at };
-    after_failed_attempt(plan, task, event, retry_at, &error.message)
+    let error = for_the_plan(error);
+    let why = error.message.clone();
+    let event = Event::AttemptErrored { task: id, attempt, error, retry_at };
+    after_failed_attempt(plan, task, event, retry_at, &why)
 }
 
 fn time_out(
@@ -495,7 +502,7 @@ fn review_errored(task: &Task, review: u32, error: &TaskError) -> Result<Vec<Eve
     current_review(task, review)?;
     let (id, attempt) = (task.spec.id.clone(), task.attempt);
     let again = review < MAX_REVIEWS;
-    let error = error.message.clone();
+    let error = on_the_plan(&error.message);
     let failed = (!again).then(|| Event::TaskFailed {
         task: id.clone(),
         reason: format!("its result could not be judged: {error}"),

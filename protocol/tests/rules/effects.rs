@@ -3,7 +3,8 @@
 
 use std::collections::BTreeSet;
 
-use millrace_protocol::plan::{Effect, Fact, Mode, Plan, Scope, Submission, Work, due, in_hand};
+use millrace_protocol::plan::{Effect, Event, Fact, Mode, Plan, Scope, Submission, Work, due, in_hand};
+use millrace_protocol::result::{ErrorKind, MAX_MESSAGE, TaskError};
 
 use crate::cast;
 use crate::scene::Scene;
@@ -92,4 +93,23 @@ fn a_planners_turn_is_in_hand_until_it_has_ended() {
     let outcome = Err(cast::error(millrace_protocol::result::ErrorKind::Model, "overloaded"));
     scene.fact(&Fact::Planned { turn: 1, attempt: 1, outcome }).unwrap();
     assert_eq!(in_hand(&scene.plan), []);
+}
+
+#[test]
+fn of_a_long_error_the_plan_keeps_what_a_person_reads() {
+    let error =
+        |kind| Err(TaskError { produced: Some("x".into()), ..cast::error(kind, &"ä".repeat(100_000)) });
+    let mut scene = Scene::submitted(cast::submission(vec![cast::task("a", &[]), cast::task("b", &[])]));
+    for (task, kind) in [("a", ErrorKind::Tool), ("b", ErrorKind::Unclear)] {
+        scene.claim(&cast::task_id(task), "w1");
+        let events = scene.fact(&cast::ended(&cast::task_id(task), 1, "w1", error(kind))).unwrap();
+        let written = serde_json::to_string(&events).unwrap();
+        assert!(written.chars().count() < 3 * MAX_MESSAGE && !written.contains("produced"), "{kind:?}");
+        let ends = events.iter().any(|event| matches!(event, Event::TaskFailed { .. }));
+        assert_eq!(
+            ends,
+            kind == ErrorKind::Unclear,
+            "what may have taken effect is not tried again by itself"
+        );
+    }
 }
