@@ -34,7 +34,7 @@ const QUIET: Duration = Duration::from_secs(2);
 pub struct Target {
     /// NATS server of the cluster; credentials come from MILLRACE_NATS_CREDS, or MILLRACE_NATS_USER and
     /// MILLRACE_NATS_PASSWORD [default: the local cluster that runs on the data folder]
-    #[arg(long, env = "MILLRACE_NATS_URL", value_name = "URL")]
+    #[arg(long, env = "MILLRACE_NATS_URL", hide_env_values = true, value_name = "URL")]
     pub nats: Option<String>,
     /// Data folder of a local cluster
     #[arg(long, env = "MILLRACE_DATA", value_name = "DIR", default_value_os_t = folders::data())]

@@ -12,7 +12,7 @@ use async_nats::ServerAddr;
 use millrace_agent::desk::Preferences;
 use millrace_agent::model::{Opener, open};
 use millrace_models::provider::default_choice;
-use millrace_runtime::bus::{Connection, Credentials};
+use millrace_runtime::bus::{Connection, Credentials, without_passwords};
 use rustix::process::{Resource, getrlimit};
 use serde::Serialize;
 use serde_json::json;
@@ -35,7 +35,7 @@ pub struct Arguments {
     data: PathBuf,
     /// Look at the cluster behind this NATS server instead of a local one. Credentials come from MILLRACE_NATS_CREDS
     /// (a file), or from MILLRACE_NATS_USER and MILLRACE_NATS_PASSWORD
-    #[arg(long, env = "MILLRACE_NATS_URL", value_name = "URL")]
+    #[arg(long, env = "MILLRACE_NATS_URL", hide_env_values = true, value_name = "URL")]
     nats: Option<String>,
     /// Language model that runs would use, as for `millrace run`
     #[arg(long, env = "MILLRACE_MODEL", value_name = "[CAPABILITY=]MODEL", value_delimiter = ';')]
@@ -268,11 +268,12 @@ async fn check_cluster(url: &str) -> Check {
     const NAME: &str = "cluster";
     const ADVICE: &str = "check the address, the credentials (MILLRACE_NATS_USER and MILLRACE_NATS_PASSWORD, or \
                           MILLRACE_NATS_CREDS), and that the server has JetStream and is 2.12 or newer";
+    let shown = without_passwords(url);
     match tokio::time::timeout(CONNECT_LIMIT, ask_cluster(url)).await {
         Ok(Ok(found)) => Check::ok(NAME, found),
-        Ok(Err(error)) => Check::missing(NAME, format!("{url}: {error}"), ADVICE),
+        Ok(Err(error)) => Check::missing(NAME, format!("{shown}: {error}"), ADVICE),
         Err(_) => {
-            Check::missing(NAME, format!("{url}: no answer within {} s", CONNECT_LIMIT.as_secs()), ADVICE)
+            Check::missing(NAME, format!("{shown}: no answer within {} s", CONNECT_LIMIT.as_secs()), ADVICE)
         }
     }
 }
@@ -295,7 +296,11 @@ async fn ask_cluster(url: &str) -> anyhow::Result<String> {
         "nats-server {version} is too old ({} or newer is needed)",
         nats_server::OLDEST
     );
-    Ok(format!("{url}: nats-server {version} with JetStream, {} streams", account.streams))
+    Ok(format!(
+        "{}: nats-server {version} with JetStream, {} streams",
+        without_passwords(url),
+        account.streams
+    ))
 }
 
 fn readable_size(bytes: u64) -> String {

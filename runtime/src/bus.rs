@@ -54,7 +54,7 @@ pub enum Credentials {
 impl std::fmt::Debug for Connection {
     /// Shows where, never who.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Connection").field("url", &self.url).finish_non_exhaustive()
+        f.debug_struct("Connection").field("url", &without_passwords(&self.url)).finish_non_exhaustive()
     }
 }
 
@@ -103,7 +103,7 @@ impl Bus {
         async move {
             let client = dial(connection, name).await?;
             let control = context(&client, Duration::from_secs(5));
-            let settings = topology::ensure(&control, &connection.url, wanted).await?;
+            let settings = topology::ensure(&control, &without_passwords(&connection.url), wanted).await?;
             Self::on(client, control, settings).await
         }
         .boxed()
@@ -123,7 +123,7 @@ impl Bus {
             let control = context(&client, Duration::from_secs(5));
             let started = tokio::time::Instant::now();
             loop {
-                match topology::find(&control, &connection.url).await {
+                match topology::find(&control, &without_passwords(&connection.url)).await {
                     Ok(settings) => return Self::on(client, control, settings).await,
                     Err(Fault::NoCluster { .. }) if started.elapsed() < patience => {
                         tokio::time::sleep(Duration::from_millis(20)).await;
@@ -263,7 +263,7 @@ async fn dial(connection: &Connection, name: &str) -> Result<async_nats::Client,
         Credentials::Password { user, password } => options.user_and_password(user.clone(), password.clone()),
         Credentials::File(file) => {
             options.credentials_file(file).await.map_err(|error| Fault::Unsuitable {
-                url: connection.url.clone(),
+                url: without_passwords(&connection.url),
                 why: format!("needs the credentials file {}, which can't be read: {error}", file.display()),
             })?
         }
@@ -271,7 +271,7 @@ async fn dial(connection: &Connection, name: &str) -> Result<async_nats::Client,
     let servers: Vec<String> = connection.url.split(',').map(|url| url.trim().to_owned()).collect();
     let client = options.connect(servers).await.map_err(|error| match error.kind() {
         ConnectErrorKind::Authentication | ConnectErrorKind::AuthorizationViolation => {
-            Fault::Unauthorized { url: connection.url.clone() }
+            Fault::Unauthorized { url: without_passwords(&connection.url) }
         }
         ConnectErrorKind::ServerParse
         | ConnectErrorKind::Dns
@@ -279,11 +279,22 @@ async fn dial(connection: &Connection, name: &str) -> Result<async_nats::Client,
         | ConnectErrorKind::Tls
         | ConnectErrorKind::Io
         | ConnectErrorKind::MaxReconnects => {
-            Fault::unavailable(format!("connecting to {}", connection.url), error)
+            Fault::unavailable(format!("connecting to {}", without_passwords(&connection.url)), error)
         }
     })?;
-    check_version(&client, &connection.url)?;
+    check_version(&client, &without_passwords(&connection.url))?;
     Ok(client)
+}
+
+/// The addresses as they may be shown: they may hold a user and a password.
+#[must_use]
+pub fn without_passwords(urls: &str) -> String {
+    let shown = |url: &str| match (url.split_once("://"), url.rsplit_once('@')) {
+        (Some((scheme, _)), Some((_, host))) => format!("{scheme}://{host}"),
+        (None, Some((_, host))) => host.to_owned(),
+        (_, None) => url.to_owned(),
+    };
+    urls.split(',').map(|url| shown(url.trim())).collect::<Vec<_>>().join(",")
 }
 
 fn report(event: &Event) {
@@ -309,4 +320,20 @@ fn check_version(client: &async_nats::Client, url: &str) -> Result<(), Fault> {
     let found = client.server_info().version;
     let why = format!("has version {found}; {}.{} or newer is needed", MIN_SERVER.0, MIN_SERVER.1);
     Err(Fault::Unsuitable { url: url.into(), why })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_are_shown_without_what_they_hold_besides() {
+        for (url, shown) in [
+            ("nats://a.example:4222", "nats://a.example:4222"),
+            ("nats://user:p@ss@a.example:4222, tls://token@b", "nats://a.example:4222,tls://b"),
+            ("user:secret@a.example", "a.example"),
+        ] {
+            assert_eq!(without_passwords(url), shown);
+        }
+    }
 }

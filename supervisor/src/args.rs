@@ -15,7 +15,7 @@ use crate::Config;
 #[derive(Debug, Clone, ClapArgs)]
 pub struct Args {
     /// The NATS server, or several separated by commas
-    #[arg(long, env = "MILLRACE_NATS_URL", default_value = "nats://127.0.0.1:4222")]
+    #[arg(long, env = "MILLRACE_NATS_URL", hide_env_values = true, default_value = "nats://127.0.0.1:4222")]
     nats: String,
     /// The name of this supervisor; made up if not given
     #[arg(long)]

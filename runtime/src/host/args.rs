@@ -13,7 +13,13 @@ use crate::{Connection, duration};
 pub struct HostArgs {
     /// Server of the cluster; several are separated by commas. Credentials are taken from MILLRACE_NATS_CREDS, or
     /// MILLRACE_NATS_USER and MILLRACE_NATS_PASSWORD
-    #[arg(long, env = "MILLRACE_NATS_URL", value_name = "URL", default_value = "nats://127.0.0.1:4222")]
+    #[arg(
+        long,
+        env = "MILLRACE_NATS_URL",
+        hide_env_values = true,
+        value_name = "URL",
+        default_value = "nats://127.0.0.1:4222"
+    )]
     pub nats: String,
     /// Number of tasks done at the same time, for each capability
     #[arg(long, env = "MILLRACE_SLOTS", value_name = "N", default_value_t = 8,

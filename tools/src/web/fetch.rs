@@ -261,14 +261,20 @@ impl From<Fault> for ToolError {
 
 /// An error with all that caused it.
 pub(crate) fn chain(error: &dyn Error) -> String {
-    let mut text = error.to_string();
+    let mut text = without_urls(&error.to_string());
     let mut source = error.source();
     while let Some(inner) = source {
         text.push_str(": ");
-        text.push_str(&inner.to_string());
+        text.push_str(&without_urls(&inner.to_string()));
         source = inner.source();
     }
     text
+}
+
+/// What the HTTP client says, without the URL that it puts into its words: an MCP server's may hold a key.
+fn without_urls(text: &str) -> String {
+    let at = text.find(" for url (").and_then(|from| Some((from, from + text[from..].rfind(')')? + 1)));
+    at.map_or_else(|| text.to_owned(), |(from, to)| format!("{}{}", &text[..from], &text[to..]))
 }
 
 impl Tool for Fetch {
@@ -294,5 +300,21 @@ impl Tool for Fetch {
             Ok(self.run(arguments, call).await?.into())
         }
         .boxed()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn causes_are_told_without_the_urls_that_may_hold_a_key() {
+        #[derive(Debug, thiserror::Error)]
+        #[error(
+            "no session: error sending request for url (http://h.example/mcp?key=s(e)cret), when sending"
+        )]
+        struct Outer(#[source] std::io::Error);
+        let outer = Outer(std::io::Error::other("refused for url (http://h.example/mcp?key=secret)"));
+        assert_eq!(chain(&outer), "no session: error sending request, when sending: refused");
     }
 }
