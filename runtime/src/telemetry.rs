@@ -5,8 +5,9 @@ use std::io::IsTerminal;
 
 use tracing_subscriber::EnvFilter;
 
-/// What the libraries say of every message and connection: their spans and notices help nobody here.
-const QUIET: &str = "ractor=warn,async_nats=warn,tantivy=warn";
+/// What the libraries say of every message and connection: their spans and notices help nobody here. What genai says of
+/// an error holds what a provider answered as it came, and that may quote a key: we tell it ourselves.
+const QUIET: &str = "ractor=warn,async_nats=warn,tantivy=warn,genai=off";
 
 /// Starts logging. `default` is the filter where `MILLRACE_LOG` is not set, such as "info".
 pub fn init(default: &str) {

@@ -1,5 +1,6 @@
 //! `millrace limits`: the rates that the models of a cluster may be asked at, and what is used of them.
 
+use std::io::Write;
 use std::time::Duration;
 
 use anyhow::anyhow;
@@ -91,7 +92,10 @@ async fn show(bus: &Bus, json: bool, watch: bool, shutdown: &CancellationToken) 
             if json {
                 emit(&described(standing));
             } else {
-                println!("{}", line(standing));
+                // A closed output has seen enough.
+                if writeln!(std::io::stdout(), "{}", line(standing)).is_err() {
+                    return Ok(Exit::Completed);
+                }
             }
         }
         if !watch {
