@@ -15,7 +15,7 @@ use crate::result::TaskResult;
 pub const MAX_INLINE: usize = 256 * 1024;
 /// How deep a message may be nested. Whoever reads one goes as deep, and a thread's stack has an end; a JSON value from
 /// a tool or a model, which may be 128 deep, fits in with all that is around it.
-pub const MAX_DEPTH: usize = 224;
+pub const MAX_DEPTH: usize = 192;
 /// The header that names the encoding; absent means MessagePack.
 pub const ENCODING_HEADER: &str = "Millrace-Encoding";
 /// The value of [`ENCODING_HEADER`] for JSON.
