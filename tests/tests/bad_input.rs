@@ -70,17 +70,22 @@ fn a_command_line_that_makes_no_sense_is_refused_with_a_word_on_what_would() {
         (&["run", "x", "--docs", "nowhere"], &["nowhere"]),
         (&["run", "x", "--docs", "empty"], &["there is nothing to read", "empty"]),
         (&["run", "x", "--out", "empty"], &["empty is a folder"]),
-        (&["run", "x", "--model", "gpt"], &["gpt"]),
+        (&["run", "x", "--model", "gpt:x"], &["no model is called \"gpt:x\"", "openai:"]),
+        (&["run", "x", "--model", "openai:a,"], &["names no model"]),
+        (&["run", "x", "--capability", "nowhere.yaml"], &["nowhere.yaml"]),
         (&["run", "--plan", "nowhere.yaml"], &["nowhere.yaml"]),
         (&["supervisor", "--lanes", "0"], &["0 is not in 1..=1024"]),
         (&["supervisor", "--lane-lease", "soon"], &["a duration is written as 10s"]),
-        (&["worker", "--capability", "magic"], &["invalid value 'magic'", "echo"]),
+        (&["worker", "--capability", "magic"], &["no built-in capability \"magic\"", "echo", "./magic.yaml"]),
         (&["worker", "--id", "a.b"], &["is no worker id"]),
         (&["critic", "--slots", "0"], &["0"]),
     ];
     for (arguments, parts) in cases {
         check(command(folder.path()).args(*arguments), REFUSED, parts);
     }
+    let mut without_key = command(folder.path());
+    let without_key = without_key.env_remove("OPENAI_API_KEY").args(["run", "x", "--model", "gpt"]);
+    check(without_key, ENVIRONMENT, &["openai:gpt needs a key", "OPENAI_API_KEY"]);
     assert!(!folder.path().join("data").exists(), "nothing was begun");
 }
 
