@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use millrace_protocol::ids::{Capability, Lane, RunId, TaskId, WorkerId};
-use millrace_protocol::plan::{Decision, Effect, Fact, TaskState, Work, in_hand};
+use millrace_protocol::plan::{Decision, Effect, Fact, TaskState, Work, in_hand, is_owed};
 use millrace_protocol::registry::RunSummary;
 use millrace_protocol::subject::Topic;
 use millrace_protocol::work::Order;
@@ -482,7 +482,8 @@ impl State {
 
     /// Puts as much of a run's work in a queue as its share allows.
     fn offer(&mut self, myself: &ActorRef<Message>, capability: &Capability, run: &RunId) {
-        let works = self.windows.open(capability, run);
+        let Some(live) = self.runs.get(run) else { return };
+        let works = self.windows.open(capability, run, |work| is_owed(&live.plan, work));
         self.put(myself, run, works);
     }
 

@@ -45,9 +45,14 @@ impl Windows {
         backlog.waiting.push_back(work);
     }
 
-    /// The work of a run that may be offered now. Twice the share of the slots, so that a worker that is done finds
-    /// the next order waiting.
-    pub fn open(&mut self, capability: &Capability, run: &RunId) -> Vec<Work> {
+    /// The work of a run that may be offered now, as far as it is owed still: what is not gets no place, which nobody
+    /// would ever free again. Twice the share of the slots, so that a worker that is done finds the next order waiting.
+    pub fn open(
+        &mut self,
+        capability: &Capability,
+        run: &RunId,
+        is_owed: impl Fn(&Work) -> bool,
+    ) -> Vec<Work> {
         let slots = self.slots.get(capability).copied().unwrap_or(UNKNOWN_SLOTS);
         let Some(queue) = self.queues.get_mut(capability) else { return Vec::new() };
         let share = (2 * slots / queue.runs.len().max(1)).max(MIN_SHARE);
@@ -56,8 +61,13 @@ impl Windows {
         while backlog.offered.len() < share
             && let Some(work) = backlog.waiting.pop_front()
         {
-            backlog.offered.insert(Topic::journal(&work), work.clone());
-            open.push(work);
+            if is_owed(&work) {
+                backlog.offered.insert(Topic::journal(&work), work.clone());
+                open.push(work);
+            }
+        }
+        if backlog.offered.is_empty() && backlog.waiting.is_empty() {
+            queue.runs.remove(run);
         }
         open
     }
@@ -131,6 +141,24 @@ mod tests {
         Work::Task { task: TaskId::new(format!("t{n}")).unwrap(), attempt: 1 }
     }
 
+    fn owed(_: &Work) -> bool {
+        true
+    }
+
+    #[test]
+    fn what_is_not_owed_any_more_takes_no_place() {
+        let (echo, run) = (Capability::new("echo").unwrap(), RunId::new("r").unwrap());
+        let mut windows = Windows::default();
+        windows.set_slots([(echo.clone(), 8)].into());
+        (0..40).for_each(|n| windows.add(&echo, &run, work(n)));
+        let is_late = |owed: &Work| (30..40).any(|n| *owed == work(n));
+        assert_eq!(windows.open(&echo, &run, is_late), (30..40).map(work).collect::<Vec<_>>());
+        (30..40).for_each(|n| assert!(windows.claimed(&echo, &run, &Topic::journal(&work(n)))));
+        windows.add(&echo, &run, work(50));
+        assert_eq!(windows.open(&echo, &run, |_| false), []);
+        assert!(windows.queues[&echo].runs.is_empty(), "a run of which nothing is left takes no share");
+    }
+
     #[test]
     fn a_large_run_does_not_stand_before_a_small_one() {
         let (echo, large, small) =
@@ -138,11 +166,11 @@ mod tests {
         let mut windows = Windows::default();
         windows.set_slots([(echo.clone(), 20)].into());
         (0..10_000).for_each(|n| windows.add(&echo, &large, work(n)));
-        assert_eq!(windows.open(&echo, &large).len(), 40, "alone it has twice the slots");
+        assert_eq!(windows.open(&echo, &large, owed).len(), 40, "alone it has twice the slots");
         (0..3).for_each(|n| windows.add(&echo, &small, work(n)));
-        assert_eq!(windows.open(&echo, &small).len(), 3);
+        assert_eq!(windows.open(&echo, &small, owed).len(), 3);
         assert!(windows.claimed(&echo, &large, &Topic::journal(&work(0))));
-        assert_eq!(windows.open(&echo, &large), [], "39 is more than its half of 40");
+        assert_eq!(windows.open(&echo, &large, owed), [], "39 is more than its half of 40");
     }
 
     #[test]
@@ -151,12 +179,12 @@ mod tests {
         let mut windows = Windows::default();
         windows.set_slots([(echo.clone(), 8)].into());
         (0..18).for_each(|n| windows.add(&echo, &run, work(n)));
-        assert_eq!(windows.open(&echo, &run), (0..16).map(work).collect::<Vec<_>>());
-        assert_eq!(windows.open(&echo, &run), []);
+        assert_eq!(windows.open(&echo, &run, owed), (0..16).map(work).collect::<Vec<_>>());
+        assert_eq!(windows.open(&echo, &run, owed), []);
         assert!(windows.claimed(&echo, &run, &Topic::journal(&work(3))));
         assert!(!windows.claimed(&echo, &run, &Topic::journal(&work(3))), "a second claim frees nothing");
-        assert_eq!(windows.open(&echo, &run), [work(16)]);
+        assert_eq!(windows.open(&echo, &run, owed), [work(16)]);
         windows.put_back(&echo, &run, work(16));
-        assert_eq!(windows.open(&echo, &run), [work(16)], "what could not be offered comes first");
+        assert_eq!(windows.open(&echo, &run, owed), [work(16)], "what could not be offered comes first");
     }
 }

@@ -11,6 +11,7 @@ use millrace_protocol::plan::{AttemptEnd, Clock, EndReason, Limits, Plan, TaskSt
 use millrace_protocol::registry::Role as Kind;
 use millrace_protocol::subject::Topic;
 use millrace_runtime::log::{AppendError, append, read_lane};
+use millrace_runtime::topology::WORK;
 use millrace_runtime::{Bus, registry};
 use millrace_tests::cluster::{Cluster, Role, Setup, alone};
 use millrace_tests::eventually;
@@ -252,6 +253,34 @@ async fn the_first_failure_ends_a_run_that_says_so() {
     assert_eq!((state("fails"), state("slow")), (TaskState::Failed, TaskState::Cancelled));
     history.assert_holds();
     cluster.end();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn work_that_was_done_while_nobody_owned_the_lane_takes_no_place_of_what_waits() {
+    let _alone = alone();
+    let mut cluster = Cluster::new(Setup::default());
+    cluster.add(Role::Supervisor, "supervisor-1", &[]);
+    let bus = cluster.bus().await;
+    let run = run("left");
+    submit(&bus, &run, &fan_out(400, &json!({}))).await;
+    // A supervisor that has heard of no worker yet offers much more than one does that knows how few slots there are.
+    let offered = async || orders(&bus).await.filter(|orders| *orders > 100);
+    eventually(PATIENCE, "orders for workers to come", offered).await;
+    cluster.kill("supervisor-1");
+    cluster.add(Role::Worker, "worker-1", &["--capability", "echo"]);
+    let done = async || orders(&bus).await.filter(|orders| *orders == 0);
+    eventually(PATIENCE, "a queue that was worked off", done).await;
+    cluster.restart("supervisor-1");
+    let history = finished(&bus, &run, PATIENCE).await;
+    history.assert_holds();
+    assert_eq!(end_of(history.plan()), Some(EndReason::Completed));
+    cluster.end();
+}
+
+/// How many orders wait or are in hand.
+async fn orders(bus: &Bus) -> Option<u64> {
+    let work = async_nats::jetstream::new(bus.client().clone()).get_stream(WORK).await.ok()?;
+    Some(work.cached_info().state.messages)
 }
 
 #[tokio::test(flavor = "multi_thread")]

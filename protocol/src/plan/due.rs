@@ -66,15 +66,7 @@ pub fn due(plan: &Plan, scope: Scope<'_>) -> Vec<Effect> {
     if plan.end.is_some() {
         return vec![Effect::Close];
     }
-    let mut effects = Vec::new();
-    if let Some(planning) = &plan.planning {
-        let work = Work::Planning { turn: planning.turn, attempt: planning.attempt };
-        match (planning.retry_at, &planning.worker) {
-            (Some(_), _) => effects.push(Effect::Withdraw(work)),
-            (None, None) => effects.push(Effect::Offer(work)),
-            (None, Some(_)) => {}
-        }
-    }
+    let mut effects: Vec<Effect> = due_for_planning(plan).into_iter().collect();
     match scope {
         Scope::All => effects.extend(plan.tasks().iter().flat_map(due_for)),
         Scope::Tasks(ids) => {
@@ -82,6 +74,17 @@ pub fn due(plan: &Plan, scope: Scope<'_>) -> Vec<Effect> {
         }
     }
     effects
+}
+
+/// Whether this very work is to be offered still. What waited for a place in a queue may have been done meanwhile, by an
+/// order that an earlier owner of the run had put there.
+#[must_use]
+pub fn is_owed(plan: &Plan, work: &Work) -> bool {
+    let effect = match work {
+        Work::Planning { .. } => due_for_planning(plan),
+        Work::Task { task, .. } | Work::Review { task, .. } => plan.task(task).and_then(due_for),
+    };
+    plan.end.is_none() && matches!(effect, Some(Effect::Offer(owed)) if owed == *work)
 }
 
 /// The work that somebody has claimed and not ended. Its orders stay in their queues until it ends: only there does it
@@ -98,6 +101,16 @@ pub fn in_hand(plan: &Plan) -> Vec<Work> {
     let running = plan.tasks().iter().filter(|task| task.state == TaskState::Running);
     let running = running.map(|task| Work::Task { task: task.spec.id.clone(), attempt: task.attempt });
     planning.into_iter().chain(running).collect()
+}
+
+fn due_for_planning(plan: &Plan) -> Option<Effect> {
+    let planning = plan.planning.as_ref()?;
+    let work = Work::Planning { turn: planning.turn, attempt: planning.attempt };
+    match (planning.retry_at, &planning.worker) {
+        (Some(_), _) => Some(Effect::Withdraw(work)),
+        (None, None) => Some(Effect::Offer(work)),
+        (None, Some(_)) => None,
+    }
 }
 
 fn due_for(task: &Task) -> Option<Effect> {

@@ -45,7 +45,7 @@ mod state;
 
 pub use apply::{apply, apply_decision};
 pub use decide::{Control, Fact, Finished, Input, MAX_PLANNING_ATTEMPTS, MAX_REVIEWS, decide};
-pub use due::{Effect, Overdue, Scope, Work, due, in_hand, next_retry, overdue};
+pub use due::{Effect, Overdue, Scope, Work, due, in_hand, is_owed, next_retry, overdue};
 pub use event::{Answer, Cause, Decision, Event};
 pub use graph::check;
 pub use refusal::{GraphError, Refusal};

@@ -3,7 +3,9 @@
 
 use std::collections::BTreeSet;
 
-use millrace_protocol::plan::{Effect, Event, Fact, Mode, Plan, Scope, Submission, Work, due, in_hand};
+use millrace_protocol::plan::{
+    Effect, Event, Fact, Mode, Plan, Scope, Submission, Work, due, in_hand, is_owed,
+};
 use millrace_protocol::result::{ErrorKind, MAX_MESSAGE, TaskError};
 
 use crate::cast;
@@ -53,6 +55,29 @@ fn work_that_was_never_offered_is_never_withdrawn() {
     scene.clock(&late[0]).unwrap();
     let withdrawn: Vec<_> = due(&scene.plan, Scope::All);
     assert_eq!(withdrawn, [Effect::Withdraw(cast::attempt(&cast::task_id("a"), 1))]);
+}
+
+#[test]
+fn work_is_owed_until_it_is_claimed_and_no_other_attempt_at_it_is() {
+    let mut scene = Scene::submitted(cast::submission(vec![cast::task("a", &[]), cast::task("b", &["a"])]));
+    let (a, b) = (cast::task_id("a"), cast::task_id("b"));
+    let owed = |scene: &Scene, work: &Work| is_owed(&scene.plan, work);
+    assert!(owed(&scene, &cast::attempt(&a, 1)));
+    let others = [
+        cast::attempt(&a, 2),
+        cast::attempt(&b, 1),
+        cast::attempt(&cast::task_id("nobody"), 1),
+        Work::Review { task: a.clone(), attempt: 1, review: 1 },
+        Work::Planning { turn: 1, attempt: 1 },
+    ];
+    for other in &others {
+        assert!(!owed(&scene, other), "{other:?}");
+    }
+    scene.finish(&a, "w1");
+    assert!(!owed(&scene, &cast::attempt(&a, 1)));
+    assert!(owed(&scene, &cast::attempt(&b, 1)));
+    scene.finish(&b, "w1");
+    assert!(!owed(&scene, &cast::attempt(&b, 1)), "the run is over");
 }
 
 #[test]
