@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use futures::FutureExt;
 use futures::future::BoxFuture;
-use millrace_agent::spec::{About, common, merge};
+use millrace_agent::spec::About;
 use millrace_agent::tool::Effect;
 use millrace_forms::{Fields, Mistake, Node};
 use millrace_protocol::result::{CapabilityDescription, TaskError, TaskResult};
@@ -18,7 +18,7 @@ use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::process::{Child, ChildStderr, ChildStdout};
 use tokio::time::Instant;
 
-use crate::outside::{Begun, Failed, Task, begin, record, result};
+use crate::outside::{self, Begun, Failed, Task, begin, effect, record, result, timeout};
 use crate::shelf::this_program;
 use crate::{Attempt, Capability, Outcome, file};
 
@@ -72,15 +72,8 @@ impl Command {
                 .iter()
                 .map(|name| Ok(name.text("environment")?.to_owned()))
                 .collect::<Result<_, Mistake>>()?,
-            timeout: fields
-                .get("timeout")
-                .map(|node| node.duration("timeout"))
-                .transpose()?
-                .unwrap_or(TIMEOUT),
-            effect: match fields.get("effect") {
-                None => Effect::Effect,
-                Some(node) => Effect::ALL[node.choice("effect", &Effect::ALL.map(Effect::name))?],
-            },
+            timeout: timeout(&fields, TIMEOUT)?,
+            effect: effect(&fields, Effect::Effect)?,
             max_output: max_output.unwrap_or(MAX_OUTPUT) as usize,
         })
     }
@@ -267,9 +260,7 @@ impl Said {
 
 /// The JSON Schema of such a file.
 pub(crate) fn schema() -> Value {
-    let mut properties = common();
     let own = json!({
-        "kind": { "const": "command" },
         "command": {
             "description": "The program and its arguments.",
             "type": "array",
@@ -282,22 +273,7 @@ pub(crate) fn schema() -> Value {
             "type": "array",
             "items": { "type": "string" },
         },
-        "timeout": {
-            "description": "How long it may take: seconds, or text such as 5m.",
-            "type": ["number", "string"],
-        },
-        "effect": {
-            "description": "What doing it twice would do: nothing (pure), nothing more by its key (idempotent), or \
-                            something twice (effect).",
-            "enum": Effect::ALL.map(Effect::name),
-        },
         "max_output": { "description": "The most bytes of its result.", "type": "integer", "minimum": 0 },
     });
-    merge(&mut properties, own);
-    json!({
-        "type": "object",
-        "properties": properties,
-        "required": ["kind", "name", "description", "command"],
-        "additionalProperties": false,
-    })
+    outside::schema("command", "command", own)
 }

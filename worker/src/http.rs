@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use futures::future::BoxFuture;
 use futures::{FutureExt, StreamExt};
-use millrace_agent::spec::{About, common, merge};
+use millrace_agent::spec::About;
 use millrace_agent::tool::Effect;
 use millrace_forms::{Fields, Mistake, Node, Place, Value as Yaml};
 use millrace_models::http::client;
@@ -15,7 +15,7 @@ use reqwest::{Response, StatusCode, Url};
 use serde_json::{Value, json};
 use tokio::time::{Instant, sleep};
 
-use crate::outside::{Begun, Failed, Task, begin, record, result};
+use crate::outside::{self, Begun, Failed, Task, begin, effect, record, result, timeout};
 use crate::{Attempt, Capability, Outcome, file};
 
 const FIELDS: [&str; 4] = ["url", "headers", "timeout", "effect"];
@@ -60,15 +60,8 @@ impl Http {
             about,
             url: url.ok_or_else(|| node.not("url", "an address that begins with http:// or https://"))?,
             headers: fields.get("headers").map(headers).transpose()?.unwrap_or_default(),
-            timeout: fields
-                .get("timeout")
-                .map(|node| node.duration("timeout"))
-                .transpose()?
-                .unwrap_or(TIMEOUT),
-            effect: match fields.get("effect") {
-                None => Effect::Idempotent,
-                Some(node) => Effect::ALL[node.choice("effect", &Effect::ALL.map(Effect::name))?],
-            },
+            timeout: timeout(&fields, TIMEOUT)?,
+            effect: effect(&fields, Effect::Idempotent)?,
         })
     }
 
@@ -228,30 +221,13 @@ fn filled(text: &str, place: Place) -> Result<String, Mistake> {
 
 /// The JSON Schema of such a file.
 pub(crate) fn schema() -> Value {
-    let mut properties = common();
     let own = json!({
-        "kind": { "const": "http" },
         "url": { "description": "Where the task is posted.", "type": "string", "pattern": "^https?://" },
         "headers": {
             "description": "Headers of the request; ${NAME} is that variable of the worker's environment.",
             "type": "object",
             "additionalProperties": { "type": "string" },
         },
-        "timeout": {
-            "description": "How long it may take with all tries: seconds, or text such as 5m.",
-            "type": ["number", "string"],
-        },
-        "effect": {
-            "description": "What doing it twice would do: nothing (pure), nothing more by its key (idempotent), or \
-                            something twice (effect).",
-            "enum": Effect::ALL.map(Effect::name),
-        },
     });
-    merge(&mut properties, own);
-    json!({
-        "type": "object",
-        "properties": properties,
-        "required": ["kind", "name", "description", "url"],
-        "additionalProperties": false,
-    })
+    outside::schema("http", "url", own)
 }

@@ -1,16 +1,57 @@
-//! What work that is done outside of this process has in common, whether a program does it or a service: the task as
-//! JSON, the result as JSON or text, and the two steps in the journal that tell work that was never begun from work
-//! whose outcome is unknown.
+//! What work that is done outside of this process has in common, whether a program does it or a service: what its file
+//! says of time and effect, the task as JSON, the result as JSON or text, and the two steps in the journal that tell work
+//! that was never begun from work whose outcome is unknown.
 
+use std::time::Duration;
+
+use millrace_agent::spec::{common, merge};
 use millrace_agent::tool::{self, Effect};
+use millrace_forms::{Fields, Mistake};
 use millrace_protocol::ids::{RunId, TaskId};
 use millrace_protocol::plan::Work;
 use millrace_protocol::result::{ErrorKind, Parameters, TaskError, TaskResult};
 use millrace_protocol::work::Order;
 use serde::Serialize;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::Attempt;
+
+/// How long it may take, as its file says it.
+pub(crate) fn timeout(fields: &Fields<'_>, otherwise: Duration) -> Result<Duration, Mistake> {
+    fields.get("timeout").map_or(Ok(otherwise), |node| node.duration("timeout"))
+}
+
+/// What doing it twice would do, as its file says it.
+pub(crate) fn effect(fields: &Fields<'_>, otherwise: Effect) -> Result<Effect, Mistake> {
+    fields
+        .get("effect")
+        .map_or(Ok(otherwise), |node| Ok(Effect::ALL[node.choice("effect", &Effect::ALL.map(Effect::name))?]))
+}
+
+/// The JSON Schema of the files of a kind, which have these properties besides those of all, one of them required.
+pub(crate) fn schema(kind: &str, required: &str, own: Value) -> Value {
+    let mut properties = common();
+    merge(&mut properties, json!({ "kind": { "const": kind } }));
+    merge(&mut properties, own);
+    let both = json!({
+        "timeout": {
+            "description": "How long it may take, with all tries: seconds, or text such as 5m.",
+            "type": ["number", "string"],
+        },
+        "effect": {
+            "description": "What doing it twice would do: nothing (pure), nothing more by its key (idempotent), or \
+                            something twice (effect).",
+            "enum": Effect::ALL.map(Effect::name),
+        },
+    });
+    merge(&mut properties, both);
+    json!({
+        "type": "object",
+        "properties": properties,
+        "required": ["kind", "name", "description", required],
+        "additionalProperties": false,
+    })
+}
 
 /// A task as it goes out.
 #[derive(Debug, Serialize)]

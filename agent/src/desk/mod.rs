@@ -41,7 +41,7 @@ use crate::roles::{self, DocumentList, PlanTask, ReviewTask, WorkTask};
 use crate::spec::{AnswerForm, RunView, Spec, TaskView, View, day};
 use crate::tool::{Tool, Toolbox, read_json};
 use crate::turn::{
-    Answer, AttemptName, Brief, Data, DriveError, Driver, Failure, Journal, Machine, Objection, PlainText,
+    Answer, AttemptName, Brief, Check, Data, DriveError, Driver, Failure, Journal, Machine, PlainText,
 };
 
 use consulting::Directory;
@@ -103,9 +103,7 @@ impl From<Failure> for DeskError {
     /// What a tool rests on may be there again in a moment: the attempt, and all that is in its journal, stays.
     fn from(failure: Failure) -> Self {
         match failure.error.as_ref() {
-            DriveError::Tool { .. } | DriveError::Check(_) => {
-                Self::Source(SourceError::Unavailable(failure.error.to_string()))
-            }
+            DriveError::Tool { .. } => Self::Source(SourceError::Unavailable(failure.error.to_string())),
             DriveError::Model(_)
             | DriveError::Journal(_)
             | DriveError::Unreadable { .. }
@@ -362,17 +360,13 @@ impl Ready<'_> {
     }
 
     /// Runs the agent to its end; `check` says what is wrong with an answer beyond its form.
-    async fn answer<A: Answer>(
-        self,
-        check: &(dyn Fn(A) -> Result<A, String> + Send + Sync),
-    ) -> Result<(A, Usage), DeskError> {
+    async fn answer<A: Answer>(self, check: &Check<'_, A>) -> Result<(A, Usage), DeskError> {
         let Self { attempt, brief, toolbox, model, seat } = self;
-        let check = |answer: A| ready(check(answer).map_err(Objection::Mistake)).boxed();
         let driver = Driver::new(model.as_ref(), &toolbox, seat.journal)
             .attempt(attempt)
             .watch(seat.watch)
             .files(seat.files)
-            .check(&check);
+            .check(check);
         // On the heap: a conversation in hand makes a large future.
         let ended = Box::pin(driver.drive(Machine::new(brief))).await?;
         Ok(ended.into_result()?)

@@ -13,9 +13,11 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::{Call, Output, Results, Tool, ToolError, ToolSpec, schema_of};
+use super::{Call, Output, Results, Tool, ToolError, ToolSpec, read_arguments, schema_of};
 use crate::material::{NOTICE, barred, ends};
 
+/// The tool's name.
+const NAME: &str = "consult";
 /// The most characters of a question.
 const MAX_QUESTION: usize = 4_000;
 /// The most characters of one result in the context.
@@ -77,7 +79,7 @@ struct Consult {
 impl Tool for Consult {
     fn spec(&self) -> ToolSpec {
         ToolSpec {
-            name: "consult".into(),
+            name: NAME.into(),
             description: "Asks another capability a short question and returns its answer. It sees the question and \
                           the results of the named tasks, uses no tools and does no work of its own. Where these do \
                           not carry an answer it says INSUFFICIENT_CONTEXT and what is missing."
@@ -91,13 +93,7 @@ impl Tool for Consult {
     }
 
     fn call<'a>(&'a self, arguments: Value, _: &'a Call) -> BoxFuture<'a, Result<Output, ToolError>> {
-        async move {
-            let arguments: Arguments = serde_json::from_value(arguments).map_err(|mistake| {
-                ToolError::Refused(format!("the arguments of consult do not fit: {mistake}"))
-            })?;
-            self.ask(arguments).await
-        }
-        .boxed()
+        async move { self.ask(read_arguments(NAME, arguments)?).await }.boxed()
     }
 }
 

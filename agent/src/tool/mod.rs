@@ -227,6 +227,15 @@ where
     Arc::new(Typed { spec, effect, run, arguments: std::marker::PhantomData })
 }
 
+/// The arguments of a call as a type. What does not fit is told to the model.
+///
+/// # Errors
+/// They do not fit the type, though they passed the schema.
+pub fn read_arguments<A: DeserializeOwned>(tool: &str, arguments: Value) -> Result<A, ToolError> {
+    serde_json::from_value(arguments)
+        .map_err(|mistake| ToolError::Refused(format!("the arguments of {tool} do not fit: {mistake}")))
+}
+
 /// The JSON Schema of a type as models want it: everything in place, no references unless the type contains
 /// itself.
 #[must_use]
@@ -260,12 +269,9 @@ where
     }
 
     fn call<'a>(&'a self, arguments: Value, call: &'a Call) -> BoxFuture<'a, Result<Output, ToolError>> {
-        match serde_json::from_value(arguments) {
+        match read_arguments(&self.spec.name, arguments) {
             Ok(arguments) => (self.run)(arguments, call.clone()).map(|done| done.map(Output::from)).boxed(),
-            Err(mistake) => {
-                let text = format!("the arguments of {} do not fit: {mistake}", self.spec.name);
-                futures::future::ready(Err(ToolError::Refused(text))).boxed()
-            }
+            Err(refusal) => futures::future::ready(Err(refusal)).boxed(),
         }
     }
 }

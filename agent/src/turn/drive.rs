@@ -5,7 +5,6 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures::future::BoxFuture;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
@@ -33,9 +32,6 @@ pub enum DriveError {
         /// Why.
         reason: String,
     },
-    /// What the answer is checked against can't be reached.
-    #[error("the answer can't be checked: {0}")]
-    Check(String),
     /// The journal can't go on.
     #[error(transparent)]
     Journal(#[from] JournalError),
@@ -52,20 +48,9 @@ pub enum DriveError {
     OutOfStep(#[from] OutOfStep),
 }
 
-/// What is said against an answer.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum Objection {
-    /// It is wrong, in words that the model can mend it by.
-    #[error("{0}")]
-    Mistake(String),
-    /// It can't be checked now. The attempt ends here and may be made again later.
-    #[error("{0}")]
-    Unavailable(String),
-}
-
-/// Checks an answer against what the answer itself can't show, and gives it back as it is to be kept. It is asked again
-/// on a resume, and must then say the same.
-pub type Check<'a, A> = dyn Fn(A) -> BoxFuture<'static, Result<A, Objection>> + Send + Sync + 'a;
+/// Checks an answer against what the answer itself can't show, and gives it back as it is to be kept; or says what is
+/// wrong, in words that the model can mend it by. It is asked again on a resume, and must then say the same.
+pub type Check<'a, A> = dyn Fn(A) -> Result<A, String> + Send + Sync + 'a;
 
 /// Carries a machine to its end with a model, tools and a journal.
 pub struct Driver<'a, A> {
@@ -141,14 +126,10 @@ impl<'a, A: Answer> Driver<'a, A> {
                     machine.feed_results(results)?;
                 }
                 Step::CheckAnswer(answer) => {
-                    let checked = match self.check {
-                        None => Ok(answer.clone()),
-                        Some(check) => check(answer.clone()).await,
-                    };
-                    machine.feed_check(match checked {
-                        Ok(answer) => Ok(answer),
-                        Err(Objection::Mistake(mistake)) => Err(mistake),
-                        Err(Objection::Unavailable(why)) => return Err(DriveError::Check(why)),
+                    let answer = answer.clone();
+                    machine.feed_check(match self.check {
+                        None => Ok(answer),
+                        Some(check) => check(answer),
                     })?;
                 }
                 Step::Done(ended) => return Ok(ended),

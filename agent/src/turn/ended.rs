@@ -179,7 +179,7 @@ impl From<Failure> for TaskError {
         let kind = match failure.error.as_ref() {
             DriveError::Model(error) => kind_of(error),
             DriveError::Tool { .. } => ErrorKind::Tool,
-            DriveError::Check(_) | DriveError::Journal(_) => ErrorKind::Other,
+            DriveError::Journal(_) => ErrorKind::Other,
             DriveError::Unreadable { .. } | DriveError::OutOfStep(_) => ErrorKind::Panic,
         };
         let message = failure.error.to_string();

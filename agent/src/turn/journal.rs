@@ -24,8 +24,8 @@ pub trait Journal: Send {
     /// [`Journal::recorded`] said `None`.
     ///
     /// # Errors
-    /// [`JournalError::Lost`] if another process goes on with the attempt, [`JournalError::Failed`] if the step
-    /// could not be kept.
+    /// [`JournalError::Failed`] if the step could not be kept: nobody answers, or another process goes on with the
+    /// attempt.
     fn append<'a>(&'a mut self, name: &'a str, value: &'a Value) -> BoxFuture<'a, Result<(), JournalError>>;
 }
 
@@ -42,9 +42,6 @@ pub enum JournalError {
         /// The steps that were asked for.
         asked: String,
     },
-    /// Somebody else writes this journal now; the work is theirs.
-    #[error("the attempt was taken over: {0}")]
-    Lost(String),
     /// The journal can't be read or written.
     #[error("the journal can't be used: {0}")]
     Failed(String),

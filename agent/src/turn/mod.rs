@@ -15,7 +15,7 @@ mod record;
 mod scratch;
 
 pub use answer::{Answer, Data, PlainText};
-pub use drive::{Check, DriveError, Driver, Objection};
+pub use drive::{Check, DriveError, Driver};
 pub use ended::{Ended, Failure, Outcome, Stop};
 pub use journal::{Journal, JournalError, MemoryJournal, Step as JournalStep};
 pub use large::MAX_RESULT;

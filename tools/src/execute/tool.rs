@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use futures::FutureExt;
 use futures::future::BoxFuture;
-use millrace_agent::tool::{Call, Effect, Output, Tool, ToolError, ToolSpec, schema_of};
+use millrace_agent::tool::{Call, Effect, Output, Tool, ToolError, ToolSpec, read_arguments, schema_of};
 use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::Value;
@@ -372,11 +372,6 @@ impl Tool for Execute {
     }
 
     fn call<'a>(&'a self, arguments: Value, call: &'a Call) -> BoxFuture<'a, Result<Output, ToolError>> {
-        async move {
-            let arguments = serde_json::from_value(arguments)
-                .map_err(|e| ToolError::Refused(format!("the arguments of execute do not fit: {e}")))?;
-            Ok(self.run(arguments, call).await?.into())
-        }
-        .boxed()
+        async move { Ok(self.run(read_arguments("execute", arguments)?, call).await?.into()) }.boxed()
     }
 }

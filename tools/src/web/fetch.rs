@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use futures::FutureExt;
 use futures::future::BoxFuture;
-use millrace_agent::tool::{Call, Effect, Output, Tool, ToolError, ToolSpec, schema_of};
+use millrace_agent::tool::{Call, Output, Tool, ToolError, ToolSpec, read_arguments, schema_of};
 use reqwest::header::{ACCEPT, CONTENT_TYPE, LOCATION};
 use reqwest::{Client, Response};
 use schemars::JsonSchema;
@@ -289,17 +289,8 @@ impl Tool for Fetch {
         }
     }
 
-    fn effect(&self) -> Effect {
-        Effect::Pure
-    }
-
     fn call<'a>(&'a self, arguments: Value, call: &'a Call) -> BoxFuture<'a, Result<Output, ToolError>> {
-        async move {
-            let arguments = serde_json::from_value(arguments)
-                .map_err(|e| ToolError::Refused(format!("the arguments of fetch_url do not fit: {e}")))?;
-            Ok(self.run(arguments, call).await?.into())
-        }
-        .boxed()
+        async move { Ok(self.run(read_arguments("fetch_url", arguments)?, call).await?.into()) }.boxed()
     }
 }
 

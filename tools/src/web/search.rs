@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use futures::FutureExt;
 use futures::future::BoxFuture;
-use millrace_agent::tool::{Call, Effect, Output, Tool, ToolError, ToolSpec, schema_of};
+use millrace_agent::tool::{Call, Output, Tool, ToolError, ToolSpec, read_arguments, schema_of};
 use reqwest::{Client, RequestBuilder, StatusCode};
 use schemars::JsonSchema;
 use secrecy::{ExposeSecret, SecretString};
@@ -324,17 +324,8 @@ impl Tool for Search {
         }
     }
 
-    fn effect(&self) -> Effect {
-        Effect::Pure
-    }
-
     fn call<'a>(&'a self, arguments: Value, call: &'a Call) -> BoxFuture<'a, Result<Output, ToolError>> {
-        async move {
-            let arguments = serde_json::from_value(arguments)
-                .map_err(|e| ToolError::Refused(format!("the arguments of web_search do not fit: {e}")))?;
-            Ok(self.run(arguments, call).await?.into())
-        }
-        .boxed()
+        async move { Ok(self.run(read_arguments("web_search", arguments)?, call).await?.into()) }.boxed()
     }
 }
 

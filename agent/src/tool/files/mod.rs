@@ -27,7 +27,7 @@ use schemars::JsonSchema;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-use super::{Call, Effect, Output, Tool, ToolError, ToolResult, ToolSpec, schema_of};
+use super::{Call, Effect, Output, Tool, ToolError, ToolResult, ToolSpec, read_arguments, schema_of};
 use crate::files::Files;
 use crate::files::permissions::Rules;
 use session::Session;
@@ -85,12 +85,9 @@ impl<A: DeserializeOwned + Send + 'static> Tool for FileTool<A> {
     }
 
     fn call<'a>(&'a self, arguments: Value, call: &'a Call) -> BoxFuture<'a, Result<Output, ToolError>> {
-        match serde_json::from_value(arguments) {
+        match read_arguments(&self.spec.name, arguments) {
             Ok(arguments) => (self.run)(&self.session, arguments, call).map_ok(Output::from).boxed(),
-            Err(mistake) => {
-                let text = format!("the arguments of {} do not fit: {mistake}", self.spec.name);
-                ready(Err(ToolError::Refused(text))).boxed()
-            }
+            Err(refusal) => ready(Err(refusal)).boxed(),
         }
     }
 
