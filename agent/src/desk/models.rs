@@ -117,7 +117,54 @@ fn built_in() -> Choice {
 
 #[cfg(test)]
 mod tests {
+    use millrace_protocol::ids::{RunId, TaskId};
+    use millrace_protocol::plan::Work;
+
     use super::*;
+
+    fn order(own_model: Option<&str>, model: Option<&str>) -> Order {
+        let run = RunId::new("r").unwrap();
+        Order {
+            lane: run.lane(1),
+            run,
+            work: Work::Task { task: TaskId::new("t").unwrap(), attempt: 1 },
+            mission: String::new(),
+            objective: String::new(),
+            capability: Capability::new("analyst").unwrap(),
+            parameters: Default::default(),
+            inputs: Vec::new(),
+            criteria: Vec::new(),
+            is_final: false,
+            feedback: Vec::new(),
+            limits: Default::default(),
+            documents: None,
+            model: model.map(str::to_owned),
+            own_model: own_model.map(str::to_owned),
+        }
+    }
+
+    #[test]
+    fn what_is_named_for_the_very_capability_goes_before_what_is_named_for_all() {
+        // Each row names one model less than the one above it, and the first that is named is meant.
+        let all = ["ollama:run-own", "ollama:process-own", "ollama:file", "ollama:run", "ollama:process"];
+        for skipped in 0..=all.len() {
+            let named = |at: usize| (at >= skipped).then(|| all[at]);
+            let own = named(1).map(|model| format!("analyst={model}"));
+            let preferences = Preferences::parse(own.iter().map(String::as_str).chain(named(4))).unwrap();
+            let fallback = built_in();
+            let models = Models { preferences, fallback, opener: Opener::default(), open: Mutex::default() };
+            let spec = named(2).map(|model| Choice::parse(model).unwrap());
+            let order = order(named(0), named(3));
+            let model = models.of(&order, &order.capability, spec.as_ref()).unwrap();
+            let wanted = all.get(skipped).copied().unwrap_or(Extractive::NAME);
+            assert_eq!(model.name(), wanted, "without the first {skipped}");
+        }
+        let preferences = Preferences::parse(["another=ollama:x"]).unwrap();
+        let models =
+            Models { preferences, fallback: built_in(), opener: Opener::default(), open: Mutex::default() };
+        let order = order(None, None);
+        assert_eq!(models.of(&order, &order.capability, None).unwrap().name(), Extractive::NAME);
+    }
 
     #[test]
     fn a_text_names_a_model_for_all_or_for_one_capability() {
