@@ -35,9 +35,21 @@ impl Exit {
         match (end.reason, &end.deliverable) {
             (EndReason::Completed, _) => Self::Completed,
             (EndReason::CompletedPartial, _)
-            | (EndReason::NoProgress | EndReason::PlannerUnavailable, Some(_)) => Self::Partial,
+            | (
+                EndReason::NoProgress
+                | EndReason::PlannerUnavailable
+                | EndReason::BudgetExhausted
+                | EndReason::MaxSteps,
+                Some(_),
+            ) => Self::Partial,
             (EndReason::Failed | EndReason::Cancelled, _)
-            | (EndReason::NoProgress | EndReason::PlannerUnavailable, None) => Self::Failed,
+            | (
+                EndReason::NoProgress
+                | EndReason::PlannerUnavailable
+                | EndReason::BudgetExhausted
+                | EndReason::MaxSteps,
+                None,
+            ) => Self::Failed,
         }
     }
 }

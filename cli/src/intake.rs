@@ -86,13 +86,12 @@ impl Intake {
     pub async fn into_submission(self, bus: &Bus) -> Result<Submission, Fault> {
         let documents = if self.files.is_empty() { None } else { Some(store(bus, self.files).await?) };
         Ok(Submission {
-            objective: self.objective,
-            mode: self.mode,
             tasks: self.tasks,
             documents,
             model: self.models.general.map(|choice| choice.to_string()),
             models: self.models.own.into_iter().map(|(name, choice)| (name, choice.to_string())).collect(),
             fail_fast: self.fail_fast,
+            ..Submission::new(self.objective, self.mode)
         })
     }
 }

@@ -25,7 +25,7 @@ pub(crate) fn judge(criteria: &[String], result: &TaskResult) -> Verdict {
         reasoning: if passed { "it is what echo makes" } else { "it was made to be rejected" }.into(),
         feedback: (!passed).then(|| "try again".into()),
         criteria,
-        usage: Default::default(),
+        ..Verdict::default()
     }
 }
 

@@ -6,6 +6,7 @@ pub mod ids;
 pub mod plan;
 pub mod registry;
 pub mod result;
+pub mod schema;
 pub mod subject;
 pub mod wire;
 pub mod work;

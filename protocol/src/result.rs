@@ -7,7 +7,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::plan::TaskSpec;
+use crate::plan::{Edit, Review, TaskSpec};
 
 /// What a task produced. Sources are named by their ids in `output` as `[S1]`.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -32,12 +32,22 @@ pub struct TaskResult {
     /// What it cost.
     #[serde(skip_serializing_if = "Usage::is_zero")]
     pub usage: Usage,
+    /// The same by model, as far as that is known.
+    #[serde(skip_serializing_if = "ModelUsage::is_empty")]
+    pub models: ModelUsage,
 }
 
 /// How many characters of a summary the plan keeps.
 pub const MAX_SUMMARY: usize = 280;
 
 impl TaskResult {
+    /// Whether there is text in it beyond the summary.
+    #[must_use]
+    pub fn is_detailed(&self) -> bool {
+        let output = self.output.trim();
+        !output.is_empty() && output != self.summary.trim()
+    }
+
     /// Whether there is nothing in it that somebody could use. Such a result never passes.
     #[must_use]
     pub fn is_empty(&self) -> bool {
@@ -141,6 +151,9 @@ impl Usage {
     }
 }
 
+/// What was used, by the model that it was used of.
+pub type ModelUsage = BTreeMap<String, Usage>;
+
 /// Why an attempt at a task ended without a result.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 #[error("{message}")]
@@ -156,6 +169,9 @@ pub struct TaskError {
     /// What had been used by then.
     #[serde(default, skip_serializing_if = "Usage::is_zero")]
     pub usage: Usage,
+    /// The same by model, as far as that is known.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub models: ModelUsage,
     /// What had been produced by then, at most [`MAX_PRODUCED`] characters. It stays in the journal; the plan does
     /// without it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -195,7 +211,7 @@ pub enum Limit {
 impl TaskError {
     /// An error of a kind with its text.
     pub fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
-        Self { kind, message: message.into(), limit: None, usage: Usage::default(), produced: None }
+        Self { kind, message: message.into(), limit: None, usage: Usage::default(), models: ModelUsage::new(), produced: None }
     }
 }
 
@@ -234,7 +250,7 @@ impl ErrorKind {
 }
 
 /// A critic's judgement of one attempt.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Verdict {
     /// Whether the result is accepted.
     pub passed: bool,
@@ -245,9 +261,32 @@ pub struct Verdict {
     /// What the next attempt should do differently, where it did not pass.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub feedback: Option<String>,
+    /// How sure the critic is, from 0 to 1.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub confidence: Option<f64>,
+    /// Where several models judged: what each of them said.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub opinions: Vec<Opinion>,
     /// What the review cost.
     #[serde(default, skip_serializing_if = "Usage::is_zero")]
     pub usage: Usage,
+    /// The same by model, as far as that is known.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub models: ModelUsage,
+}
+
+/// What one of several models said of a result.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct Opinion {
+    /// The model.
+    pub model: String,
+    /// Whether it accepts the result.
+    pub passed: bool,
+    /// Why.
+    pub reasoning: String,
+    /// How sure it is, from 0 to 1.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub confidence: Option<f64>,
 }
 
 /// One criterion of a review.
@@ -264,9 +303,12 @@ pub struct CriterionOutcome {
 
 impl Verdict {
     /// What makes a verdict contradict itself, if anything does: no criteria at all, passed with a criterion that
-    /// is not met, or rejected with all of them met.
+    /// is not met, rejected with all of them met, or a confidence that is none.
     #[must_use]
     pub fn inconsistency(&self) -> Option<&'static str> {
+        if self.confidence.is_some_and(|confidence| !(0.0..=1.0).contains(&confidence)) {
+            return Some("its confidence is not between 0 and 1");
+        }
         let met = self.criteria.iter().filter(|c| c.met).count();
         match (self.criteria.len(), self.passed) {
             (0, _) => Some("it names no criteria"),
@@ -277,14 +319,25 @@ impl Verdict {
     }
 }
 
-/// What a planner wants added to a plan.
+/// What a planner's turn comes to.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Proposal {
     /// Why, for a person.
     pub reasoning: String,
     /// Tasks to add; they may depend on each other and on tasks of the plan.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub tasks: Vec<TaskSpec>,
+    /// Further changes of the plan, in order, behind the tasks.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub edits: Vec<Edit>,
+}
+
+impl Proposal {
+    /// All that it wants, in order.
+    pub fn all(&self) -> impl Iterator<Item = Edit> + '_ {
+        let tasks = (!self.tasks.is_empty()).then(|| Edit::Add(self.tasks.clone()));
+        tasks.into_iter().chain(self.edits.iter().cloned())
+    }
 }
 
 /// What a capability says of itself to the cluster's registry.
@@ -303,6 +356,9 @@ pub struct CapabilityDescription {
     /// What critics ask of every result of it, on top of what a task's own review asks.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub criteria: Vec<String>,
+    /// How its results are judged where a task does not say.
+    #[serde(default, skip_serializing_if = "Review::is_none")]
+    pub review: Review,
     /// How it answers a short question of another agent; `None` if it can't be asked.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub consult: Option<Consult>,
@@ -318,6 +374,7 @@ impl CapabilityDescription {
             parameters: None,
             output: None,
             criteria: Vec::new(),
+            review: Review::None,
             consult: None,
         }
     }

@@ -35,6 +35,9 @@ impl Message for crate::plan::Decision {
 impl Message for crate::plan::Submission {
     const KIND: &'static str = "submission";
 }
+impl Message for crate::plan::Command {
+    const KIND: &'static str = "command";
+}
 impl Message for crate::plan::Control {
     const KIND: &'static str = "control";
 }

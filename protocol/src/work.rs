@@ -4,8 +4,8 @@
 use serde::{Deserialize, Serialize};
 
 use crate::ids::{Capability, Lane, RunId, TaskId, WorkerId};
-use crate::plan::{DocumentSet, Limits, Work};
-use crate::result::{Parameters, Proposal, TaskError, Usage, Verdict};
+use crate::plan::{Amounts, DocumentSet, Limits, Review, ReviewCheck, Work};
+use crate::result::{ModelUsage, Parameters, Proposal, TaskError, Usage, Verdict};
 use crate::wire::Blob;
 
 /// What a worker needs to know to do a piece of work, without reading the plan.
@@ -32,12 +32,30 @@ pub struct Order {
     /// For a review: what the result must do.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub criteria: Vec<String>,
+    /// For a review: what the result must stand before a model is asked.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub checks: Vec<ReviewCheck>,
+    /// For a review: who judges; `None` where the checks alone do.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub panel: Option<Panel>,
+    /// For a review: the results that the task built on.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub evidence: Vec<Input>,
+    /// For a task: the result of an earlier attempt that was rejected last.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rejected: Option<Input>,
     /// Whether the task's result is the deliverable of the run.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub is_final: bool,
     /// What earlier attempts were told, oldest first.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub feedback: Vec<String>,
+    /// What the work may use; it is reserved. `None` is no limit but the capability's own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub allowance: Option<Amounts>,
+    /// For planning: the sequence of the decision up to which the planner reads the plan.
+    #[serde(default)]
+    pub plan_at: u64,
     /// How long the work may take.
     #[serde(default, skip_serializing_if = "Limits::is_default")]
     pub limits: Limits,
@@ -50,6 +68,47 @@ pub struct Order {
     /// The model that the run names for this very capability or role; it goes before all others.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub own_model: Option<String>,
+}
+
+impl Order {
+    /// An order with nothing but its work and its words.
+    #[must_use]
+    pub fn new(run: RunId, lane: Lane, work: Work, objective: impl Into<String>, capability: Capability) -> Self {
+        let objective = objective.into();
+        Self {
+            run,
+            lane,
+            work,
+            mission: objective.clone(),
+            objective,
+            capability,
+            parameters: Parameters::new(),
+            inputs: Vec::new(),
+            criteria: Vec::new(),
+            checks: Vec::new(),
+            panel: None,
+            evidence: Vec::new(),
+            rejected: None,
+            is_final: false,
+            feedback: Vec::new(),
+            allowance: None,
+            plan_at: 0,
+            limits: Limits::default(),
+            documents: None,
+            model: None,
+            own_model: None,
+        }
+    }
+}
+
+/// Who judges a result.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Panel {
+    /// The models, each of which judges by itself; empty is the one that the critic uses.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub models: Vec<String>,
+    /// How many of them must accept the result, at least 1.
+    pub quorum: u32,
 }
 
 /// A result that a piece of work builds on.
@@ -115,9 +174,18 @@ pub enum Outcome {
         summary: String,
         /// Whether there is nothing in it.
         is_empty: bool,
+        /// Whether there is text in it beyond the summary.
+        #[serde(default = "yes")]
+        is_detailed: bool,
+        /// How the capability wants it judged where the task does not say.
+        #[serde(default, skip_serializing_if = "Review::is_none")]
+        review: Review,
         /// What it took.
         #[serde(default, skip_serializing_if = "Usage::is_zero")]
         usage: Usage,
+        /// The same by model, as far as that is known.
+        #[serde(default, skip_serializing_if = "ModelUsage::is_empty")]
+        models: ModelUsage,
         /// The [`crate::result::TaskResult`], in MessagePack.
         result: Blob,
     },
@@ -130,7 +198,14 @@ pub enum Outcome {
         /// What it took.
         #[serde(default, skip_serializing_if = "Usage::is_zero")]
         usage: Usage,
+        /// The same by model, as far as that is known.
+        #[serde(default, skip_serializing_if = "ModelUsage::is_empty")]
+        models: ModelUsage,
     },
     /// Nothing but an error.
     Errored(TaskError),
+}
+
+fn yes() -> bool {
+    true
 }

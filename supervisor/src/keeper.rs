@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use millrace_protocol::ids::{Lane, WorkerId};
+use millrace_protocol::plan::Cluster;
 use millrace_protocol::registry::{Beat, Role};
 use millrace_runtime::lease::{Lease, Share};
 use millrace_runtime::{Bus, Fault, registry};
@@ -221,10 +222,11 @@ impl Keeper {
 }
 
 async fn learn(bus: &Bus) -> Result<Known, Fault> {
-    let capabilities = registry::capability_names(bus).await?;
+    let mut cluster = Cluster::of(registry::capabilities(bus).await?.values());
     let mut slots = BTreeMap::new();
     for (capability, free) in registry::beats(bus).await?.into_iter().flat_map(|beat| beat.slots) {
         *slots.entry(capability).or_default() += usize::try_from(free).unwrap_or(usize::MAX);
     }
-    Ok(Known { capabilities, slots })
+    slots.iter().for_each(|(capability, slots)| cluster.set_slots(capability, *slots));
+    Ok(Known { cluster, slots })
 }

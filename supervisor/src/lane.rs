@@ -15,7 +15,9 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use millrace_protocol::ids::{Capability, Lane, RunId, TaskId, WorkerId};
-use millrace_protocol::plan::{Decision, Effect, Fact, TaskState, Work, in_hand, is_owed};
+use millrace_protocol::plan::{
+    Cluster, Decision, Effect, Fact, MayBeMissing, TaskState, Work, in_hand, is_owed,
+};
 use millrace_protocol::registry::RunSummary;
 use millrace_protocol::subject::Topic;
 use millrace_protocol::work::Order;
@@ -64,10 +66,10 @@ pub struct Arguments {
 }
 
 /// What the cluster can do.
-#[derive(Debug, Default, PartialEq, Eq)]
+#[derive(Debug, Default, PartialEq)]
 pub struct Known {
-    /// The capabilities that are registered.
-    pub capabilities: BTreeSet<Capability>,
+    /// The capabilities that are registered, and what they take.
+    pub cluster: Cluster,
     /// How many slots live workers have for each.
     pub slots: BTreeMap<Capability, usize>,
 }
@@ -397,8 +399,7 @@ impl State {
         let Some(live) = self.runs.get_mut(run) else { return };
         let now = Timestamp::now();
         let known = Arc::clone(&self.known.borrow());
-        let may_ask = may_ask_registry(live, now).then_some(&known.capabilities);
-        let Some(decision) = live.decide(&self.me, may_ask, now) else { return };
+        let Some(decision) = live.decide(&self.me, &known.cluster, may_be_missing(live, now), now) else { return };
         live.phase = Phase::Appending;
         live.is_unreported = true;
         let last = live.last;
@@ -451,7 +452,7 @@ impl State {
             if !matches!(task.state, TaskState::Ready | TaskState::Rerun) {
                 self.windows.claimed(&task.spec.capability, run, &Topic::Task(id.clone(), attempt));
             }
-            if task.state != TaskState::NeedsReview && !task.spec.review.is_none() {
+            if task.state != TaskState::NeedsReview && !task.asked.is_none() {
                 self.windows.claimed(&self.critic, run, &Topic::Review(id.clone(), attempt));
             }
         }
@@ -490,7 +491,7 @@ impl State {
     fn put(&self, myself: &ActorRef<Message>, run: &RunId, works: Vec<Work>) {
         let Some(live) = self.runs.get(run) else { return };
         let orders: Vec<Order> =
-            works.iter().filter_map(|work| order(run, self.lane, &live.plan, work)).collect();
+            works.iter().filter_map(|work| order(run, self.lane, &live.plan, live.last, work)).collect();
         if orders.is_empty() {
             return;
         }
@@ -608,7 +609,7 @@ impl State {
         let mut due = Vec::new();
         for (run, live) in &mut self.runs {
             live.look_at_clocks(now, all_clocks);
-            let asks = live.asks_registry() && may_ask_registry(live, now);
+            let asks = live.asks_registry() && may_be_missing(live, now) == MayBeMissing::Yes;
             if live.phase == Phase::Idle && (asks || live.is_urgent()) {
                 due.push(run.clone());
             }
@@ -652,9 +653,10 @@ impl State {
     }
 }
 
-/// Whether it is time to ask what the cluster can do: workers that start together with the run need a moment to say
+/// Whether a capability that is not known is missing: workers that start together with the run need a moment to say
 /// what they offer.
-fn may_ask_registry(live: &LiveRun, now: Timestamp) -> bool {
+fn may_be_missing(live: &LiveRun, now: Timestamp) -> MayBeMissing {
     let start = live.plan.start.as_ref();
-    start.is_some_and(|start| now.duration_since(start.at).unsigned_abs() >= CAPABILITY_PATIENCE)
+    let is_over = |at: Timestamp| now.duration_since(at).unsigned_abs() >= CAPABILITY_PATIENCE;
+    if start.is_some_and(|start| is_over(start.at)) { MayBeMissing::Yes } else { MayBeMissing::NotYet }
 }

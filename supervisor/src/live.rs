@@ -4,15 +4,18 @@
 use std::collections::{BTreeSet, HashMap, VecDeque};
 
 use jiff::Timestamp;
-use millrace_protocol::ids::{Capability, TaskId, WorkerId};
+use millrace_protocol::ids::{TaskId, WorkerId};
 use millrace_protocol::plan::{
-    Answer, Cause, Decision, Effect, Fact, Input, Overdue, Plan, Scope, apply, apply_decision, decide, due,
-    next_retry, overdue,
+    Answer, Cause, Cluster, Decision, Effect, Event, Fact, Input, MayBeMissing, Overdue, Plan, Scope, apply,
+    apply_decision, decide, due, next_retry, overdue,
 };
 
 /// How many facts one decision answers at the most: enough to make appends cheap, few enough that a decision fits
 /// into a message.
 const MAX_FACTS: usize = 800;
+
+/// How often the rules are asked what follows from one decision; far more than they ever have to say.
+const MAX_SETTLING: usize = 64;
 
 /// What a run is doing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -49,6 +52,8 @@ pub struct LiveRun {
     asks_registry: bool,
     heard: HashMap<TaskId, Timestamp>,
     touched: BTreeSet<TaskId>,
+    /// Whether something was decided that concerns every task.
+    concerns_all: bool,
 }
 
 impl Default for LiveRun {
@@ -64,6 +69,7 @@ impl Default for LiveRun {
             asks_registry: true,
             heard: HashMap::new(),
             touched: BTreeSet::new(),
+            concerns_all: false,
         }
     }
 }
@@ -149,7 +155,8 @@ impl LiveRun {
     pub fn decide(
         &mut self,
         me: &WorkerId,
-        known: Option<&BTreeSet<Capability>>,
+        cluster: &Cluster,
+        may_be_missing: MayBeMissing,
         now: Timestamp,
     ) -> Option<Decision> {
         let mut decision = Decision {
@@ -166,16 +173,47 @@ impl LiveRun {
         for overdue in std::mem::take(&mut self.overdue) {
             self.answer(&mut decision, Cause::Clock, &overdue.input());
         }
-        if let Some(known) = known.filter(|_| self.asks_registry && self.plan.is_live()) {
-            self.asks_registry = false;
-            self.answer(&mut decision, Cause::Registry, &Input::Capabilities(known));
+        self.ask_cluster(&mut decision, cluster, may_be_missing);
+        if !decision.events.is_empty() {
+            self.settle(&mut decision);
         }
-        if !decision.events.is_empty() && self.plan.is_live() {
-            self.answer(&mut decision, Cause::Rules, &Input::Settle);
-        }
+        self.concerns_all |= decision.events.iter().any(Event::concerns_all);
         self.plan.through = self.plan.through.max(decision.through().unwrap_or(0));
         self.touched.extend(decision.events.iter().filter_map(|event| event.task()).cloned());
         (!decision.answers.is_empty()).then_some(decision)
+    }
+
+    /// Says what the cluster can do, where that is news: it has changed, or the tasks have. What was not known and may
+    /// still come is asked again when it may come no more.
+    fn ask_cluster(&mut self, decision: &mut Decision, cluster: &Cluster, may_be_missing: MayBeMissing) {
+        let is_news = |event: &Event| {
+            matches!(
+                event,
+                Event::TaskAdded { .. }
+                    | Event::TaskPatched { .. }
+                    | Event::TaskReopened { .. }
+                    | Event::TaskInvalidated { .. }
+            )
+        };
+        self.asks_registry |= decision.events.iter().any(is_news);
+        if self.asks_registry && self.plan.is_live() {
+            self.asks_registry = may_be_missing == MayBeMissing::NotYet;
+            self.answer(decision, Cause::Registry, &Input::Cluster(cluster, may_be_missing));
+        }
+    }
+
+    /// Lets the rules say what follows, until they have nothing more to say.
+    fn settle(&mut self, decision: &mut Decision) {
+        for _ in 0..MAX_SETTLING {
+            let before = decision.events.len();
+            if !self.plan.is_live() {
+                return;
+            }
+            self.answer(decision, Cause::Rules, &Input::Settle);
+            if decision.events.len() == before {
+                return;
+            }
+        }
     }
 
     fn answer(&mut self, decision: &mut Decision, cause: Cause, input: &Input<'_>) {
@@ -200,8 +238,11 @@ impl LiveRun {
         for task in &touched {
             self.heard.remove(task);
         }
-        let effects =
-            if self.plan.start.is_none() { Vec::new() } else { due(&self.plan, Scope::Tasks(&touched)) };
+        let effects = match (self.plan.start.is_none(), std::mem::take(&mut self.concerns_all)) {
+            (true, _) => Vec::new(),
+            (false, true) => due(&self.plan, Scope::All),
+            (false, false) => due(&self.plan, Scope::Tasks(&touched)),
+        };
         (effects, touched)
     }
 

@@ -1,10 +1,9 @@
 //! What a worker needs to know, read off the plan. Pure.
 
 use millrace_protocol::ids::{Capability, Lane, RunId};
-use millrace_protocol::plan::{Limits, Plan, Review, Task, Work};
-use millrace_protocol::result::Parameters;
+use millrace_protocol::plan::{Attempt, AttemptEnd, Plan, Review, Task, Work};
 use millrace_protocol::subject::{CRITIC, PLANNER};
-use millrace_protocol::work::{Input, Order};
+use millrace_protocol::work::{Input, Order, Panel};
 
 /// The queue that a piece of work belongs into; `None` if the plan does not know it.
 #[must_use]
@@ -20,45 +19,46 @@ pub(crate) fn named(capability: &str) -> Capability {
     Capability::new(capability).expect("the cluster's own capabilities are names")
 }
 
-/// The order for a piece of work; `None` if the plan does not know it.
+/// The order for a piece of work in a plan whose last decision has the sequence `last`; `None` if the plan does not know
+/// it.
 #[must_use]
-pub fn order(run: &RunId, lane: Lane, plan: &Plan, work: &Work) -> Option<Order> {
+pub fn order(run: &RunId, lane: Lane, plan: &Plan, last: u64, work: &Work) -> Option<Order> {
     let start = plan.start.as_ref()?;
     let blank = Order {
-        run: run.clone(),
-        lane,
-        work: work.clone(),
-        mission: start.objective.clone(),
-        objective: start.objective.clone(),
-        capability: named(PLANNER),
-        parameters: Parameters::new(),
-        inputs: Vec::new(),
-        criteria: Vec::new(),
-        is_final: false,
-        feedback: Vec::new(),
-        limits: Limits::default(),
+        allowance: plan.reserved.of(work),
         documents: start.documents.clone(),
         model: start.model.clone(),
         own_model: start.models.get(PLANNER).cloned(),
+        ..Order::new(run.clone(), lane, work.clone(), &start.objective, named(PLANNER))
     };
     match work {
         Work::Planning { .. } => {
-            Some(Order { feedback: plan.planning.as_ref()?.feedback.iter().cloned().collect(), ..blank })
+            let feedback = plan.planning.as_ref()?.feedback.iter().cloned().collect();
+            Some(Order { feedback, plan_at: last, ..blank })
         }
         Work::Task { task, .. } => {
             let task = plan.task(task)?;
             let inputs = task.spec.depends_on.iter().filter_map(|id| input(plan.task(id)?)).collect();
             let own_model = start.models.get(&task.spec.capability).cloned();
-            Some(Order { inputs, feedback: task.feedback().collect(), own_model, ..of_task(blank, task) })
+            let rejected = task.rejected().and_then(|(attempt, at, summary)| of(task, attempt, at, summary));
+            let feedback = task.feedback();
+            Some(Order { inputs, feedback, rejected, own_model, ..of_task(blank, task) })
         }
         Work::Review { task, .. } => {
             let task = plan.task(task)?;
-            let criteria = match &task.spec.review {
-                Review::None => Vec::new(),
-                Review::Critic { criteria } => criteria.clone(),
+            let (criteria, checks, panel) = match &task.asked {
+                Review::None => (Vec::new(), Vec::new(), Some(Panel { quorum: 1, ..Panel::default() })),
+                Review::Checks { checks } => (Vec::new(), checks.clone(), None),
+                Review::Critic { criteria, checks, models, quorum, sample_percent: _ } => {
+                    let majority = u32::try_from(models.len().max(1) / 2 + 1).unwrap_or(u32::MAX);
+                    let panel = Panel { models: models.clone(), quorum: quorum.unwrap_or(majority) };
+                    (criteria.clone(), checks.clone(), Some(panel))
+                }
             };
+            let evidence = task.spec.depends_on.iter().filter_map(|id| input(plan.task(id)?)).collect();
             let own_model = start.models.get(CRITIC).cloned();
-            Some(Order { inputs: vec![finished(task)?], criteria, own_model, ..of_task(blank, task) })
+            let inputs = vec![finished(task)?];
+            Some(Order { inputs, criteria, checks, panel, evidence, own_model, ..of_task(blank, task) })
         }
     }
 }
@@ -82,17 +82,20 @@ fn input(task: &Task) -> Option<Input> {
 
 /// The result of a task's current attempt.
 fn finished(task: &Task) -> Option<Input> {
-    use millrace_protocol::plan::AttemptEnd;
     let attempt = task.current()?;
     match attempt.end.as_ref()? {
-        AttemptEnd::Finished { at_sequence, summary } => Some(Input {
-            task: task.spec.id.clone(),
-            objective: task.spec.objective.clone(),
-            capability: task.spec.capability.clone(),
-            worker: attempt.worker.clone()?,
-            summary: summary.clone(),
-            at_sequence: *at_sequence,
-        }),
+        AttemptEnd::Finished { at_sequence, summary, .. } => of(task, attempt, *at_sequence, summary),
         AttemptEnd::Errored(_) | AttemptEnd::TimedOut(_) => None,
     }
+}
+
+fn of(task: &Task, attempt: &Attempt, at_sequence: u64, summary: &str) -> Option<Input> {
+    Some(Input {
+        task: task.spec.id.clone(),
+        objective: task.spec.objective.clone(),
+        capability: task.spec.capability.clone(),
+        worker: attempt.worker.clone()?,
+        summary: summary.to_owned(),
+        at_sequence,
+    })
 }

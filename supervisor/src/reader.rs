@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use jiff::Timestamp;
 use millrace_protocol::ids::{Lane, RunId, TaskId};
-use millrace_protocol::plan::{Control, Decision, Fact, Finished, Submission, Work};
+use millrace_protocol::plan::{Command, Control, Decision, Fact, Finished, Planned, Submission, Work};
 use millrace_protocol::result::{ErrorKind, TaskError};
 use millrace_protocol::subject::{self, Topic};
 use millrace_protocol::wire::{Garbage, stored};
@@ -180,7 +180,7 @@ async fn read(bus: &Bus, topic: Topic, record: &Record) -> Vec<Item> {
         Topic::Submitted => {
             bus.open::<Submission>(record).await.map(|it| fact(Fact::Submitted(Box::new(it))))
         }
-        Topic::Control => bus.open::<Control>(record).await.map(|it| fact(Fact::Control(it))),
+        Topic::Control => command(bus, record).await.map(|it| fact(Fact::Control(it))),
         Topic::Task(..) | Topic::Review(..) | Topic::Planning(..) => {
             bus.open::<Entry>(record).await.map(|entry| of_entry(topic, entry, record))
         }
@@ -190,6 +190,17 @@ async fn read(bus: &Bus, topic: Topic, record: &Record) -> Vec<Item> {
         warn!(subject = %record.subject, sequence, %fault, so_far, "a message that can't be read is passed over");
         Vec::new()
     })
+}
+
+/// A user's command. One from before commands had names is known by where it stands.
+async fn command(bus: &Bus, record: &Record) -> Result<Command, Fault> {
+    match bus.open::<Command>(record).await {
+        Err(Fault::Garbage { .. }) => {
+            let control = bus.open::<Control>(record).await?;
+            Ok(Command { id: format!("at-{}", record.sequence), by: String::new(), control })
+        }
+        read => read,
+    }
 }
 
 fn of_entry(topic: Topic, entry: Entry, record: &Record) -> Vec<Item> {
@@ -211,8 +222,8 @@ fn of_entry(topic: Topic, entry: Entry, record: &Record) -> Vec<Item> {
         (_, Entry::Step { .. } | Entry::Note { .. }) => Vec::new(),
         (Topic::Task(task, attempt), Entry::Outcome { worker, outcome, .. }) => {
             let outcome = match outcome {
-                Outcome::Finished { summary, is_empty, usage, .. } => {
-                    Ok(Finished { at_sequence: sequence, summary, is_empty, usage })
+                Outcome::Finished { summary, is_empty, is_detailed, review, usage, models, result: _ } => {
+                    Ok(Finished { at_sequence: sequence, summary, is_empty, is_detailed, review, usage, models })
                 }
                 Outcome::Errored(error) => Err(error),
                 Outcome::Judged(_) | Outcome::Proposed { .. } => Err(misplaced("a task")),
@@ -230,7 +241,7 @@ fn of_entry(topic: Topic, entry: Entry, record: &Record) -> Vec<Item> {
         }
         (Topic::Planning(turn, attempt), Entry::Outcome { outcome, .. }) => {
             let outcome = match outcome {
-                Outcome::Proposed { proposal, usage } => Ok((proposal, usage)),
+                Outcome::Proposed { proposal, usage, models } => Ok(Planned { proposal, usage, models }),
                 Outcome::Errored(error) => Err(error),
                 Outcome::Finished { .. } | Outcome::Judged(_) => Err(misplaced("a planner's turn")),
             };

@@ -270,6 +270,10 @@ impl History {
         let mut over = HashSet::new();
         let events = self.decisions.iter().flat_map(|decided| &decided.decision.events);
         for event in events {
+            if let Event::TaskReopened { task, .. } | Event::TaskInvalidated { task, .. } = event {
+                over.remove(task);
+                continue;
+            }
             if let Some(task) = event.task().filter(|task| over.contains(*task)) {
                 broken.say(format!("something was decided on {task} after its end: {event:?}"));
             }
@@ -301,21 +305,7 @@ impl History {
                     }
                 }
                 Event::TaskFailed { task, .. } | Event::TaskCancelled { task, .. } => drop(over.insert(task)),
-                Event::RunStarted { .. }
-                | Event::PlanningAsked { .. }
-                | Event::PlanningClaimed { .. }
-                | Event::ProposalAccepted { .. }
-                | Event::PlanningErrored { .. }
-                | Event::TaskAdded { .. }
-                | Event::TaskReady { .. }
-                | Event::CapabilityMissing { .. }
-                | Event::TaskPending { .. }
-                | Event::AttemptClaimed { .. }
-                | Event::AttemptErrored { .. }
-                | Event::AttemptTimedOut { .. }
-                | Event::ReviewErrored { .. }
-                | Event::TaskRerun { .. }
-                | Event::RunEnded { .. } => {}
+                _ => {}
             }
         }
     }

@@ -68,31 +68,18 @@ pub fn id(text: &str) -> TaskId {
 #[must_use]
 pub fn echo(name: &str, parameters: &Value) -> TaskSpec {
     let parameters = parameters.as_object().cloned().unwrap_or_default();
+    let capability = Capability::new("echo").expect("it is letters");
     TaskSpec {
-        id: id(name),
-        objective: format!("echo {name}"),
-        capability: Capability::new("echo").expect("it is letters"),
-        depends_on: Vec::new(),
         parameters: parameters.into_iter().collect(),
-        review: Review::None,
         limits: Limits { backoff: Duration::from_millis(50), ..Limits::default() },
-        on_failed_dependency: Default::default(),
-        is_final: false,
+        ..TaskSpec::new(id(name), format!("echo {name}"), capability)
     }
 }
 
 /// A run of these tasks as they are.
 #[must_use]
 pub fn fixed(tasks: Vec<TaskSpec>) -> Submission {
-    Submission {
-        objective: "see how it fares".into(),
-        mode: Mode::Fixed,
-        tasks,
-        documents: None,
-        model: None,
-        models: Default::default(),
-        fail_fast: false,
-    }
+    Submission { tasks, ..Submission::new("see how it fares", Mode::Fixed) }
 }
 
 /// So many tasks that depend on nothing.
@@ -118,7 +105,7 @@ pub fn layered(seed: u64, layers: u64, width: u64) -> Submission {
                 task.depends_on = before.iter().map(|place| id(&format!("l{}-{place}", layer - 1))).collect();
             }
             if random.happens(30) {
-                task.review = Review::Critic { criteria: vec!["it is short".into()] };
+                task.review = Review::critic(vec!["it is short".into()]);
             }
             if random.happens(2) {
                 task.parameters.insert("fail_rate".into(), json!(1.0));

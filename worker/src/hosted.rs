@@ -30,9 +30,11 @@ impl Hosted {
         check(&self.description, host.order())?;
         let outcome = self.capability.run(&mut Attempt::new(host, &self.desk)).await?;
         match (outcome, &host.order().work) {
-            (Outcome::Result(result), Work::Task { .. }) => host.finished(result).await,
+            (Outcome::Result(result), Work::Task { .. }) => {
+                host.finished(result, self.description.review.clone()).await
+            },
             (Outcome::Proposal(proposal, usage), Work::Planning { .. }) => {
-                Ok(work::Outcome::Proposed { proposal, usage })
+                Ok(work::Outcome::Proposed { proposal, usage, models: Default::default() })
             }
             (Outcome::Result(_) | Outcome::Proposal(..), work) => Err(unfit(&self.description, work)),
         }

@@ -3,7 +3,6 @@
 //! tool does may crash the agent.
 
 mod arguments;
-mod check;
 mod consult;
 mod documents;
 pub mod files;
@@ -27,8 +26,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 pub(crate) use arguments::read_json;
-pub use check::check;
-pub(crate) use check::{Compiled, straighten};
+pub use millrace_protocol::schema::check;
 pub use consult::{Consultants, consult};
 pub use documents::{MAX_PASSAGES, MAX_READ_CHARS, MAX_READ_LINES, read_document, search_documents};
 pub(crate) use documents::{no_document, passages};

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::arguments::read_arguments;
-use super::check::{Compiled, nearest, straighten};
+use millrace_protocol::schema::{Compiled, nearest, straighten};
 use super::{Inner, ToolSpec};
 use crate::model::ToolCall;
 

@@ -35,6 +35,7 @@ impl<A> Ended<A> {
                 message: format!("the agent came to no answer: {stop}"),
                 limit: stop.limit(),
                 usage: self.usage,
+                models: Default::default(),
                 produced: self.produced,
             }),
         }
@@ -183,7 +184,7 @@ impl From<Failure> for TaskError {
             DriveError::Unreadable { .. } | DriveError::OutOfStep(_) => ErrorKind::Panic,
         };
         let message = failure.error.to_string();
-        Self { kind, message, limit: None, usage: failure.usage, produced: failure.produced }
+        Self { usage: failure.usage, produced: failure.produced, ..Self::new(kind, message) }
     }
 }
 

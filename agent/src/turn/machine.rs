@@ -31,7 +31,9 @@ use super::record::{Heard, Returned};
 use super::scratch::Scratch;
 use super::{Answer, Ended, Limits, Outcome, Stop};
 use crate::model::{AnswerSchema, Finish, Message, Reply, Request, ToolResult};
-use crate::tool::{Compiled, Specs, head_and_tail};
+use millrace_protocol::schema::Compiled;
+
+use crate::tool::{Specs, head_and_tail};
 use reply::tell_apart;
 
 /// How often a conversation that is too long is made shorter.

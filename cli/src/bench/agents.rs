@@ -23,6 +23,7 @@ use millrace_agent::turn::{AttemptName, Brief, Driver, Limits, Machine, PlainTex
 use millrace_protocol::ids::{Capability, Lane};
 use millrace_protocol::plan::Submission;
 use millrace_protocol::registry::Role;
+use millrace_protocol::plan::Review;
 use millrace_protocol::result::{CapabilityDescription, TaskError, TaskResult, Usage};
 use millrace_protocol::wire;
 use millrace_protocol::work::{Entry, Outcome};
@@ -258,7 +259,7 @@ impl Bench {
         let mut journal = Recorded(attempt);
         let driver = Driver::new(self, &self.toolbox, &mut journal).attempt(name);
         let (PlainText(output), usage) = Box::pin(driver.drive(machine)).await?.into_result()?;
-        attempt.finished(TaskResult { output, usage, ..TaskResult::default() }).await
+        attempt.finished(TaskResult { output, usage, ..TaskResult::default() }, Review::None).await
     }
 }
 

@@ -4,8 +4,7 @@
 use std::time::Duration;
 
 use millrace_protocol::ids::{Capability, TaskId};
-use millrace_protocol::plan::{Limits, Mode, OnFailedDependency, Review, Submission, TaskSpec};
-use millrace_protocol::result::Parameters;
+use millrace_protocol::plan::{Mode, Review, Submission, TaskSpec};
 
 /// How many tasks a layer of [`layered`] has.
 pub const LAYER: u32 = 1_000;
@@ -14,7 +13,7 @@ const STRIDE: u32 = 7;
 
 /// Tasks that depend on nothing.
 pub fn fan_out(tasks: u32, reviewed: bool) -> Submission {
-    let review = if reviewed { Review::Critic { criteria: Vec::new() } } else { Review::None };
+    let review = if reviewed { Review::critic(Vec::new()) } else { Review::None };
     submission((0..tasks).map(|at| TaskSpec { review: review.clone(), ..task(at, Vec::new()) }).collect())
 }
 
@@ -43,28 +42,14 @@ pub fn layered(tasks: u32) -> Submission {
 }
 
 fn submission(tasks: Vec<TaskSpec>) -> Submission {
-    Submission {
-        objective: "Measure how fast tasks go through.".into(),
-        mode: Mode::Fixed,
-        tasks,
-        documents: None,
-        model: None,
-        models: Default::default(),
-        fail_fast: false,
-    }
+    Submission { tasks, ..Submission::new("Measure how fast tasks go through.", Mode::Fixed) }
 }
 
 fn task(at: u32, depends_on: Vec<TaskId>) -> TaskSpec {
+    let capability = Capability::new("echo").expect("letters make a name");
     TaskSpec {
-        id: name(at),
-        objective: format!("Finish at once, as number {at}."),
-        capability: Capability::new("echo").expect("letters make a name"),
         depends_on,
-        parameters: Parameters::new(),
-        review: Review::None,
-        limits: Limits::default(),
-        on_failed_dependency: OnFailedDependency::default(),
-        is_final: false,
+        ..TaskSpec::new(name(at), format!("Finish at once, as number {at}."), capability)
     }
 }
 

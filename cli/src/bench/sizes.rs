@@ -86,22 +86,14 @@ fn order_size(task: &TaskSpec, submission: &Submission, is_review: bool) -> usiz
     } else {
         (Work::Task { task: id, attempt: 1 }, task.depends_on.iter().cloned().map(input).collect())
     };
+    let run = RunId::new(name).expect("digits and hyphens make a name");
     let order = Order {
-        run: RunId::new(name).expect("digits and hyphens make a name"),
-        lane: Lane(0),
-        work,
         mission: submission.objective.clone(),
-        objective: task.objective.clone(),
-        capability: task.capability.clone(),
         parameters: task.parameters.clone(),
         inputs,
-        criteria: Vec::new(),
         is_final: task.is_final,
-        feedback: Vec::new(),
         limits: task.limits.clone(),
-        documents: None,
-        model: None,
-        own_model: None,
+        ..Order::new(run, Lane(0), work, &task.objective, task.capability.clone())
     };
     wire::seal::<Order>(&wire::body(&order)).len()
 }

@@ -43,15 +43,13 @@ fn task(node: &Node) -> Result<TaskSpec, Mistake> {
         Some(node) => node.parameters("parameters")?.collect(),
     };
     Ok(TaskSpec {
-        id,
-        objective,
-        capability,
         depends_on,
         parameters,
         review: fields.get("review").map(review).transpose()?.unwrap_or_default(),
         limits: fields.get("limits").map(limits).transpose()?.unwrap_or_default(),
         on_failed_dependency: fields.get("on_failed_dependency").map(policy).transpose()?.unwrap_or_default(),
         is_final: fields.get("final").map(|node| node.flag("final")).transpose()?.unwrap_or_default(),
+        ..TaskSpec::new(id, objective, capability)
     })
 }
 
@@ -71,7 +69,7 @@ fn review(node: &Node) -> Result<Review, Mistake> {
         };
         return Ok(match node.choice("review", &["none", "critic"])? {
             0 => Review::None,
-            _ => Review::Critic { criteria: Vec::new() },
+            _ => Review::critic(Vec::new()),
         });
     };
     let criteria = Fields::of(node, "review", &["criteria"])?.required("criteria")?;
@@ -80,7 +78,7 @@ fn review(node: &Node) -> Result<Review, Mistake> {
         text if text.trim().is_empty() => Err(item.not("criteria", "a sentence")),
         text => Ok(text.to_owned()),
     });
-    Ok(Review::Critic { criteria: sentences.collect::<Result<_, _>>()? })
+    Ok(Review::critic(sentences.collect::<Result<_, _>>()?))
 }
 
 fn limits(node: &Node) -> Result<Limits, Mistake> {
@@ -103,10 +101,10 @@ fn limits(node: &Node) -> Result<Limits, Mistake> {
 }
 
 fn policy(node: &Node) -> Result<OnFailedDependency, Mistake> {
-    Ok(match node.choice("on_failed_dependency", &["cancel", "skip", "block"])? {
+    Ok(match node.choice("on_failed_dependency", &["cancel", "skip", "ask", "block"])? {
         0 => OnFailedDependency::Cancel,
         1 => OnFailedDependency::Skip,
-        _ => OnFailedDependency::Block,
+        _ => OnFailedDependency::Ask,
     })
 }
 

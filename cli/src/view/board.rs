@@ -101,7 +101,7 @@ fn remark(task: &Task) -> Option<String> {
     match task.state {
         TaskState::Pending => Some(format!("waits for {} of {}", task.unmet, task.spec.depends_on.len())),
         TaskState::Ready if task.attempts.is_empty() => None,
-        TaskState::Ready | TaskState::Rerun => task.feedback().last(),
+        TaskState::Ready | TaskState::Rerun => task.feedback().pop(),
         TaskState::Running | TaskState::NeedsReview => Some(one_line(&task.spec.objective)),
         TaskState::Completed => {
             let (attempt, _, summary) = task.accepted()?;
@@ -116,6 +116,7 @@ fn remark(task: &Task) -> Option<String> {
                 millrace_protocol::plan::AttemptEnd::TimedOut(clock) => Some(format!("tries again: {clock}")),
                 millrace_protocol::plan::AttemptEnd::Finished { .. } => None,
             }),
+            ErroredFor::Parameters => task.problem.as_deref().map(one_line),
             ErroredFor::Capability => Some(format!("no worker offers {:?}", task.spec.capability.as_str())),
         },
         TaskState::Failed | TaskState::Cancelled => task.reason.as_deref().map(one_line),

@@ -40,6 +40,17 @@ pub enum Work {
     },
 }
 
+impl Work {
+    /// The task that it is for, if it is for one.
+    #[must_use]
+    pub fn task(&self) -> Option<&TaskId> {
+        match self {
+            Self::Task { task, .. } | Self::Review { task, .. } => Some(task),
+            Self::Planning { .. } => None,
+        }
+    }
+}
+
 /// What is to be done in the world for a plan.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Effect {
@@ -60,17 +71,17 @@ pub enum Scope<'a> {
     Tasks(&'a BTreeSet<TaskId>),
 }
 
-/// What the world owes the plan.
+/// What the world owes the plan. A run that has ended and can be gone on with stays as it is.
 #[must_use]
 pub fn due(plan: &Plan, scope: Scope<'_>) -> Vec<Effect> {
-    if plan.end.is_some() {
-        return vec![Effect::Close];
+    if let Some(end) = &plan.end {
+        return if end.is_resumable { Vec::new() } else { vec![Effect::Close] };
     }
     let mut effects: Vec<Effect> = due_for_planning(plan).into_iter().collect();
     match scope {
-        Scope::All => effects.extend(plan.tasks().iter().flat_map(due_for)),
+        Scope::All => effects.extend(plan.tasks().iter().flat_map(|task| due_for(plan, task))),
         Scope::Tasks(ids) => {
-            effects.extend(ids.iter().filter_map(|id| plan.task(id)).flat_map(due_for));
+            effects.extend(ids.iter().filter_map(|id| plan.task(id)).flat_map(|task| due_for(plan, task)));
         }
     }
     effects
@@ -80,11 +91,19 @@ pub fn due(plan: &Plan, scope: Scope<'_>) -> Vec<Effect> {
 /// order that an earlier owner of the run had put there.
 #[must_use]
 pub fn is_owed(plan: &Plan, work: &Work) -> bool {
-    let effect = match work {
-        Work::Planning { .. } => due_for_planning(plan),
-        Work::Task { task, .. } | Work::Review { task, .. } => plan.task(task).and_then(due_for),
-    };
-    plan.end.is_none() && matches!(effect, Some(Effect::Offer(owed)) if owed == *work)
+    let is_it = |effect: Effect| matches!(effect, Effect::Offer(owed) if owed == *work);
+    plan.end.is_none()
+        && match work {
+            Work::Planning { .. } => due_for_planning(plan).is_some_and(is_it),
+            Work::Task { task, .. } | Work::Review { task, .. } => {
+                plan.task(task).is_some_and(|task| due_for(plan, task).any(is_it))
+            }
+        }
+}
+
+/// Whether work may be given out: the run is not paused, and what it may use is set aside.
+fn may_be_given_out(plan: &Plan, work: &Work) -> bool {
+    plan.paused.is_none() && (!plan.needs_reservation(work) || plan.reserved.of(work).is_some())
 }
 
 /// The work that somebody has claimed and not ended. Its orders stay in their queues until it ends: only there does it
@@ -108,18 +127,34 @@ fn due_for_planning(plan: &Plan) -> Option<Effect> {
     let work = Work::Planning { turn: planning.turn, attempt: planning.attempt };
     match (planning.retry_at, &planning.worker) {
         (Some(_), _) => Some(Effect::Withdraw(work)),
-        (None, None) => Some(Effect::Offer(work)),
-        (None, Some(_)) => None,
+        (None, None) if may_be_given_out(plan, &work) => Some(Effect::Offer(work)),
+        (None, None) if plan.paused.is_some() => Some(Effect::Withdraw(work)),
+        (None, _) => None,
     }
 }
 
-fn due_for(task: &Task) -> Option<Effect> {
+/// What is owed for a task: that work which is not wanted any more is taken back, and that the current work is offered.
+fn due_for(plan: &Plan, task: &Task) -> impl Iterator<Item = Effect> + use<> {
+    let superseded = task.superseded.clone().map(Effect::Withdraw);
+    superseded.into_iter().chain(due_now(plan, task))
+}
+
+fn due_now(plan: &Plan, task: &Task) -> Option<Effect> {
     let attempt = task.attempt;
     let work = || Work::Task { task: task.spec.id.clone(), attempt };
     let review = || Work::Review { task: task.spec.id.clone(), attempt, review: task.review };
     match task.state {
-        TaskState::Ready | TaskState::Rerun => Some(Effect::Offer(work())),
-        TaskState::NeedsReview => Some(Effect::Offer(review())),
+        TaskState::Ready | TaskState::Rerun => {
+            let work = work();
+            match may_be_given_out(plan, &work) {
+                true => Some(Effect::Offer(work)),
+                false => plan.paused.is_some().then_some(Effect::Withdraw(work)),
+            }
+        }
+        TaskState::NeedsReview => {
+            let review = review();
+            (task.review_at.is_none() && may_be_given_out(plan, &review)).then_some(Effect::Offer(review))
+        }
         TaskState::Errored | TaskState::Failed | TaskState::Cancelled if attempt > 0 => {
             match left_behind(task)? {
                 LeftBehind::Attempt => Some(Effect::Withdraw(work())),
@@ -154,22 +189,45 @@ fn left_behind(task: &Task) -> Option<LeftBehind> {
     }
 }
 
+/// How long a run that has ended, and can be gone on with, waits for that: 7 days.
+pub const RETIREMENT: SignedDuration = SignedDuration::from_hours(7 * 24);
+
 /// What time alone has brought about: backoffs that are over and clocks that have run out, as inputs to decide on.
 /// `heard` says when the journal of a running attempt was last written to, where that is known.
 pub fn overdue(plan: &Plan, now: Timestamp, heard: impl Fn(&TaskId) -> Option<Timestamp>) -> Vec<Overdue> {
+    if let Some(end) = &plan.end {
+        let is_over = end.is_resumable && now.duration_since(end.at) >= RETIREMENT;
+        return is_over.then_some(Overdue::Retire).into_iter().collect();
+    }
     if !plan.is_live() {
         return Vec::new();
     }
-    let retries = plan
-        .retries
-        .iter()
-        .take_while(|(at, _)| *at <= now)
-        .map(|&(_, position)| Overdue::Retry(plan.tasks()[position as usize].spec.id.clone()));
+    let over = |waiting: &BTreeSet<(Timestamp, u32)>, overdue: fn(TaskId) -> Overdue| -> Vec<Overdue> {
+        let over = waiting.iter().take_while(|(at, _)| *at <= now);
+        over.map(|&(_, position)| overdue(plan.tasks()[position as usize].spec.id.clone())).collect()
+    };
     let clocks = plan.tasks().iter().filter_map(|task| {
-        let (work, clock) = run_out(task, now, &heard)?;
+        let (work, clock) = run_out(plan, task, now, &heard)?;
         Some(Overdue::Clock(work, clock))
     });
-    planning_overdue(plan, now).into_iter().chain(retries).chain(clocks).collect()
+    planning_overdue(plan, now)
+        .into_iter()
+        .chain(over(&plan.retries, Overdue::Retry))
+        .chain(over(&plan.reviews, Overdue::RetryReview))
+        .chain(clocks)
+        .chain(wall_time(plan, now))
+        .collect()
+}
+
+fn wall_time(plan: &Plan, now: Timestamp) -> Option<Overdue> {
+    let budget = &plan.start.as_ref()?.budget;
+    let limit = SignedDuration::try_from(budget.wall_time?).ok()?;
+    if plan.paused.is_some() || plan.winding_down.is_some() {
+        return None;
+    }
+    let soft = limit.checked_mul(i32::from(budget.soft_percent)).map_or(limit, |soft| soft / 100);
+    let worked = plan.worked(now);
+    (worked >= limit || (!plan.budget_is_low && worked >= soft)).then_some(Overdue::WallTime)
 }
 
 /// The soonest backoff that ends, if there is one: when [`overdue`] will have something to say at the latest, clocks
@@ -177,7 +235,8 @@ pub fn overdue(plan: &Plan, now: Timestamp, heard: impl Fn(&TaskId) -> Option<Ti
 #[must_use]
 pub fn next_retry(plan: &Plan) -> Option<Timestamp> {
     let planning = plan.planning.as_ref().and_then(|planning| planning.retry_at);
-    plan.retries.first().map(|(at, _)| *at).into_iter().chain(planning).min()
+    let tasks = [plan.retries.first(), plan.reviews.first()].into_iter().flatten().map(|(at, _)| *at);
+    tasks.chain(planning).min()
 }
 
 /// An input that owns its names.
@@ -185,10 +244,16 @@ pub fn next_retry(plan: &Plan) -> Option<Timestamp> {
 pub enum Overdue {
     /// The backoff of a task is over.
     Retry(TaskId),
+    /// The backoff of a review is over.
+    RetryReview(TaskId),
     /// The backoff of the planner's turn is over.
     RetryPlanning,
     /// A clock ran out.
     Clock(Work, Clock),
+    /// The time that the run may take is over, or the soft part of it.
+    WallTime,
+    /// A run that ended was not gone on with for long enough.
+    Retire,
 }
 
 impl Overdue {
@@ -197,8 +262,11 @@ impl Overdue {
     pub fn input(&self) -> Input<'_> {
         match self {
             Self::Retry(task) => Input::Retry(task),
+            Self::RetryReview(task) => Input::RetryReview(task),
             Self::RetryPlanning => Input::RetryPlanning,
             Self::Clock(work, clock) => Input::Clock(work, *clock),
+            Self::WallTime => Input::WallTime,
+            Self::Retire => Input::Retire,
         }
     }
 }
@@ -209,27 +277,35 @@ fn planning_overdue(plan: &Plan, now: Timestamp) -> Option<Overdue> {
         return (at <= now).then_some(Overdue::RetryPlanning);
     }
     let limits = Limits::default();
+    let work = Work::Planning { turn: planning.turn, attempt: planning.attempt };
+    if planning.worker.is_none() && !may_be_given_out(plan, &work) {
+        return None;
+    }
     let (limit, clock) = match planning.worker {
         None => (limits.queue_wait, Clock::QueueWait),
         Some(_) => (limits.run_time, Clock::RunTime),
     };
-    let work = Work::Planning { turn: planning.turn, attempt: planning.attempt };
     passed(planning.since, limit, now).then_some(Overdue::Clock(work, clock))
 }
 
 fn run_out(
+    plan: &Plan,
     task: &Task,
     now: Timestamp,
     heard: &impl Fn(&TaskId) -> Option<Timestamp>,
 ) -> Option<(Work, Clock)> {
     let limits = &task.spec.limits;
     let (id, attempt) = (|| task.spec.id.clone(), task.attempt);
+    // What is not given out waits for nobody.
+    let is_out = |work: &Work| may_be_given_out(plan, work);
     let clock = match task.state {
         TaskState::Ready | TaskState::Rerun => {
-            passed(task.since, limits.queue_wait, now).then_some(Clock::QueueWait)
+            let is_over = passed(task.since, limits.queue_wait, now);
+            (is_over && is_out(&Work::Task { task: id(), attempt })).then_some(Clock::QueueWait)
         }
-        TaskState::Errored if task.errored == Some(ErroredFor::Capability) => {
-            passed(task.since, limits.queue_wait, now).then_some(Clock::QueueWait)
+        TaskState::Errored if matches!(task.errored, Some(ErroredFor::Capability | ErroredFor::Parameters)) => {
+            let is_over = plan.paused.is_none() && passed(task.since, limits.queue_wait, now);
+            is_over.then_some(Clock::QueueWait)
         }
         TaskState::Running if passed(task.since, limits.run_time, now) => Some(Clock::RunTime),
         TaskState::Running => {
@@ -241,7 +317,8 @@ fn run_out(
         TaskState::NeedsReview => {
             let limit = limits.queue_wait.saturating_add(limits.run_time);
             let work = Work::Review { task: id(), attempt, review: task.review };
-            return passed(task.since, limit, now).then_some((work, Clock::QueueWait));
+            let is_over = task.review_at.is_none() && passed(task.since, limit, now) && is_out(&work);
+            return is_over.then_some((work, Clock::QueueWait));
         }
         TaskState::Pending
         | TaskState::Completed

@@ -6,10 +6,11 @@ use std::collections::BTreeMap;
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
-use super::spec::{DocumentSet, Mode, TaskSpec};
-use super::{Clock, EndReason, FinalRung, Refusal};
+use super::budget::{Amounts, Budget};
+use super::spec::{Consult, DocumentSet, Mode, Review, TaskSpec};
+use super::{Clock, EndReason, FinalRung, Occasion, Refusal, Work};
 use crate::ids::{Capability, TaskId, WorkerId};
-use crate::result::{TaskError, Usage, Verdict};
+use crate::result::{ModelUsage, TaskError, Usage, Verdict};
 
 /// One thing that was decided.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -29,6 +30,12 @@ pub enum Event {
         models: BTreeMap<Capability, String>,
         /// Whether the first failed task ends the run.
         fail_fast: bool,
+        /// What it may use.
+        #[serde(default, skip_serializing_if = "Budget::is_default")]
+        budget: Box<Budget>,
+        /// When the planner is asked.
+        #[serde(default = "as_before")]
+        consult: Consult,
     },
     /// The planner is asked for a plan.
     PlanningAsked {
@@ -38,6 +45,14 @@ pub enum Event {
         attempt: u32,
         /// What the last attempt did wrong.
         feedback: Option<String>,
+        /// Why it is asked.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        occasions: Vec<Occasion>,
+    },
+    /// The planner is to be asked about something, at its next turn.
+    OccasionRaised {
+        /// What.
+        occasion: Occasion,
     },
     /// A planner took the turn.
     PlanningClaimed {
@@ -48,7 +63,7 @@ pub enum Event {
         /// Who took it.
         worker: WorkerId,
     },
-    /// The planner's proposal was accepted; its tasks follow as events of their own.
+    /// The planner's turn is over; what it changed follows as events of their own.
     ProposalAccepted {
         /// The turn.
         turn: u32,
@@ -56,9 +71,18 @@ pub enum Event {
         attempt: u32,
         /// The planner's reasons.
         reasoning: String,
+        /// What of it does not hold any more, and why.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        refused: Vec<String>,
+        /// Whether it brought the run nowhere: it changed nothing, or claimed an end that is none.
+        #[serde(default)]
+        is_idle: bool,
         /// What it used.
         #[serde(default)]
         usage: Usage,
+        /// The same by model.
+        #[serde(default, skip_serializing_if = "ModelUsage::is_empty")]
+        models: ModelUsage,
     },
     /// The planner's attempt came to nothing.
     PlanningErrored {
@@ -71,6 +95,12 @@ pub enum Event {
         /// When the next attempt begins; `None` if there is none.
         #[serde(with = "optional_micros")]
         retry_at: Option<Timestamp>,
+        /// What it used.
+        #[serde(default, skip_serializing_if = "Usage::is_zero")]
+        usage: Usage,
+        /// The same by model.
+        #[serde(default, skip_serializing_if = "ModelUsage::is_empty")]
+        models: ModelUsage,
     },
     /// The plan has one more task.
     TaskAdded {
@@ -93,6 +123,94 @@ pub enum Event {
         /// What it needs.
         capability: Capability,
     },
+    /// A task can't begin because its parameters are not what its capability takes.
+    ParametersWrong {
+        /// The task.
+        task: TaskId,
+        /// What is wrong with them.
+        problem: String,
+    },
+    /// A task that waits is another now. Whether it may begin follows as an event of its own.
+    TaskPatched {
+        /// The task as it is now.
+        spec: Box<TaskSpec>,
+        /// The attempt that waits now, where another was offered already under what it was.
+        #[serde(default)]
+        attempt: u32,
+    },
+    /// Its result is the deliverable, and no other's.
+    FinalMarked {
+        /// The task.
+        task: TaskId,
+    },
+    /// A task runs once more.
+    TaskReopened {
+        /// The task.
+        task: TaskId,
+        /// The next attempt.
+        attempt: u32,
+        /// Whether nothing it depends on is open.
+        ready: bool,
+        /// What the next attempt is told.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        feedback: Option<String>,
+    },
+    /// What a task was built on is done again, and so will it be.
+    TaskInvalidated {
+        /// The task.
+        task: TaskId,
+        /// The attempt that waits for that.
+        attempt: u32,
+        /// What is counted as used of what was in hand: all that was reserved.
+        #[serde(default, skip_serializing_if = "Usage::is_zero")]
+        usage: Usage,
+    },
+    /// Work may use so much; until it ends, nobody else may.
+    Reserved {
+        /// The work.
+        work: Work,
+        /// How much.
+        amounts: Amounts,
+    },
+    /// The soft part of the budget is used up.
+    BudgetLow {
+        /// What of it, for a person.
+        detail: String,
+    },
+    /// Nothing new is begun any more but what the deliverable needs; then the run ends for this reason.
+    WindingDown {
+        /// Why.
+        reason: EndReason,
+        /// What a person should know about it.
+        detail: String,
+    },
+    /// A user's command is carried out; what it changes follows as events of their own.
+    Commanded {
+        /// The name of the command.
+        id: String,
+        /// Who gave it.
+        by: String,
+        /// What it was, for a person.
+        what: String,
+    },
+    /// A user said something to the planner.
+    MessageReceived {
+        /// Who.
+        by: String,
+        /// What.
+        text: String,
+    },
+    /// Nothing more is given out.
+    Paused,
+    /// Work is given out again, under this budget.
+    Resumed {
+        /// What the run may use from now on.
+        budget: Box<Budget>,
+    },
+    /// A run that had ended goes on.
+    RunReopened,
+    /// A run that has ended can't be gone on with any more.
+    RunRetired,
     /// The capability that a task needs is there; it waits for what it depends on.
     TaskPending {
         /// The task.
@@ -119,9 +237,18 @@ pub enum Event {
         at_sequence: u64,
         /// The result in a sentence.
         summary: String,
+        /// Whether there is text in it beyond the summary.
+        #[serde(default = "yes")]
+        is_detailed: bool,
+        /// How it is judged, where that is not as the task says.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        review: Option<Review>,
         /// What it used.
         #[serde(default, skip_serializing_if = "Usage::is_zero")]
         usage: Usage,
+        /// The same by model.
+        #[serde(default, skip_serializing_if = "ModelUsage::is_empty")]
+        models: ModelUsage,
     },
     /// An attempt ended without a result.
     AttemptErrored {
@@ -146,6 +273,9 @@ pub enum Event {
         /// When the next attempt begins; `None` if there is none.
         #[serde(with = "optional_micros")]
         retry_at: Option<Timestamp>,
+        /// What is counted as used, since nobody can say what was: all that was reserved.
+        #[serde(default, skip_serializing_if = "Usage::is_zero")]
+        usage: Usage,
     },
     /// A critic's review came to nothing.
     ReviewErrored {
@@ -159,6 +289,20 @@ pub enum Event {
         error: String,
         /// Whether another critic is asked.
         again: bool,
+        /// When; `None` is at once.
+        #[serde(default, with = "optional_micros")]
+        retry_at: Option<Timestamp>,
+        /// What it used.
+        #[serde(default, skip_serializing_if = "Usage::is_zero")]
+        usage: Usage,
+        /// The same by model.
+        #[serde(default, skip_serializing_if = "ModelUsage::is_empty")]
+        models: ModelUsage,
+    },
+    /// A review is to be tried again.
+    ReviewReady {
+        /// The task.
+        task: TaskId,
     },
     /// A critic judged a result.
     VerdictGiven {
@@ -198,6 +342,12 @@ pub enum Event {
         task: TaskId,
         /// Why.
         reason: String,
+        /// The task that it was lost with, if it was.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        with: Option<TaskId>,
+        /// What is counted as used of what was in hand, since nobody can say what was: all that was reserved.
+        #[serde(default, skip_serializing_if = "Usage::is_zero")]
+        usage: Usage,
     },
     /// The run is over.
     RunEnded {
@@ -217,8 +367,15 @@ impl Event {
     pub fn task(&self) -> Option<&TaskId> {
         match self {
             Self::TaskAdded { spec, .. } => Some(&spec.id),
+            Self::TaskPatched { spec, .. } => Some(&spec.id),
+            Self::Reserved { work, .. } => work.task(),
             Self::TaskReady { task, .. }
             | Self::CapabilityMissing { task, .. }
+            | Self::ParametersWrong { task, .. }
+            | Self::FinalMarked { task }
+            | Self::TaskReopened { task, .. }
+            | Self::TaskInvalidated { task, .. }
+            | Self::ReviewReady { task }
             | Self::TaskPending { task }
             | Self::AttemptClaimed { task, .. }
             | Self::AttemptFinished { task, .. }
@@ -235,8 +392,23 @@ impl Event {
             | Self::PlanningClaimed { .. }
             | Self::ProposalAccepted { .. }
             | Self::PlanningErrored { .. }
+            | Self::OccasionRaised { .. }
+            | Self::BudgetLow { .. }
+            | Self::WindingDown { .. }
+            | Self::Commanded { .. }
+            | Self::MessageReceived { .. }
+            | Self::Paused
+            | Self::Resumed { .. }
+            | Self::RunReopened
+            | Self::RunRetired
             | Self::RunEnded { .. } => None,
         }
+    }
+
+    /// Whether it changes what is owed for every task.
+    #[must_use]
+    pub fn concerns_all(&self) -> bool {
+        matches!(self, Self::Paused | Self::Resumed { .. } | Self::RunReopened)
     }
 }
 
@@ -294,6 +466,15 @@ pub enum Cause {
     Registry,
     /// It follows from what was decided just before.
     Rules,
+}
+
+fn yes() -> bool {
+    true
+}
+
+/// Runs of before there was a choice made one plan and asked nobody again.
+fn as_before() -> Consult {
+    Consult::Never
 }
 
 /// A time as the log keeps it.

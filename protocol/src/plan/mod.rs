@@ -35,8 +35,12 @@
 //! `completed`, `failed` and `cancelled` are terminal; `errored` is not.
 
 mod apply;
+mod budget;
+mod cluster;
 mod decide;
+mod draft;
 mod due;
+mod edit;
 mod event;
 mod graph;
 mod refusal;
@@ -44,8 +48,16 @@ mod spec;
 mod state;
 
 pub use apply::{apply, apply_decision};
-pub use decide::{Control, Fact, Finished, Input, MAX_PLANNING_ATTEMPTS, MAX_REVIEWS, decide};
-pub use due::{Effect, Overdue, Scope, Work, due, in_hand, is_owed, next_retry, overdue};
+pub use budget::{
+    Amounts, Budget, DEFAULT_DEPTH, DEFAULT_STEPS, DEFAULT_TASKS, Dimension, WhenSpent,
+};
+pub use cluster::{Cluster, Offered};
+pub use decide::{
+    Fact, Finished, Input, MAX_IDLE_TURNS, MAX_PLANNING_ATTEMPTS, MAX_REVIEWS, MayBeMissing, Planned, decide,
+};
+pub use draft::Draft;
+pub use due::{Effect, Overdue, RETIREMENT, Scope, Work, due, in_hand, is_owed, next_retry, overdue};
+pub use edit::{Command, Control, Edit, MAX_TEXT, Patch};
 pub use event::{Answer, Cause, Decision, Event};
 pub use graph::check;
 pub use refusal::{GraphError, Refusal};

@@ -56,6 +56,51 @@ pub enum Refusal {
     /// The clock has not run out.
     #[error("nothing is due before {0}")]
     NotDue(Timestamp),
+    /// The command was carried out before.
+    #[error("the command {0} was carried out already")]
+    AlreadyApplied(String),
+    /// The run is not in a state in which this can happen.
+    #[error("{0}")]
+    WrongMoment(String),
+    /// What was said can't be used.
+    #[error("{0}")]
+    Unusable(String),
+    /// Nobody offers the capability.
+    #[error("task {task} needs the capability {capability}, which nobody offers; {known}")]
+    UnknownCapability {
+        /// The task.
+        task: TaskId,
+        /// What it needs.
+        capability: Capability,
+        /// What there is, as a sentence.
+        known: String,
+    },
+    /// The parameters are not what the capability takes.
+    #[error("the parameters of task {task} are not what {capability} takes: {problem}")]
+    WrongParameters {
+        /// The task.
+        task: TaskId,
+        /// Its capability.
+        capability: Capability,
+        /// What is wrong.
+        problem: String,
+    },
+    /// The planner may not do this in this run.
+    #[error("{edit} is not for the planner of a fixed plan, which may run, cancel and judge")]
+    FixedPlan {
+        /// What was wanted.
+        edit: String,
+    },
+    /// The plan would be larger than the run's budget allows.
+    #[error("the plan would have {found} {what}; at most {allowed} are allowed in this run")]
+    TooLarge {
+        /// "tasks", or "tasks in a row".
+        what: String,
+        /// How many.
+        found: u32,
+        /// How many are allowed.
+        allowed: u32,
+    },
     /// The tasks make no plan.
     #[error(transparent)]
     Graph(#[from] GraphError),

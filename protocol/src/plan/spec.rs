@@ -7,6 +7,7 @@ use std::time::Duration;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use super::budget::{Amounts, Budget};
 use crate::ids::{Capability, TaskId};
 use crate::result::Parameters;
 
@@ -46,32 +47,103 @@ pub struct TaskSpec {
     /// What happens to it when a task it depends on ends failed or cancelled.
     #[serde(default, skip_serializing_if = "OnFailedDependency::is_default")]
     pub on_failed_dependency: OnFailedDependency,
+    /// What its attempts and their reviews together may use.
+    #[serde(default, skip_serializing_if = "Amounts::is_empty")]
+    pub budget: Amounts,
     /// Whether its result is the deliverable of the run. At most one task of a plan is final.
     #[serde(default, rename = "final", skip_serializing_if = "std::ops::Not::not")]
     pub is_final: bool,
 }
 
-/// How a result is judged before it is accepted.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+impl TaskSpec {
+    /// A task with the defaults of everything.
+    #[must_use]
+    pub fn new(id: TaskId, objective: impl Into<String>, capability: Capability) -> Self {
+        Self {
+            id,
+            objective: objective.into(),
+            capability,
+            depends_on: Vec::new(),
+            parameters: Parameters::new(),
+            review: Review::None,
+            limits: Limits::default(),
+            on_failed_dependency: OnFailedDependency::default(),
+            budget: Amounts::default(),
+            is_final: false,
+        }
+    }
+}
+
+/// How a result is judged before it is accepted. Checks come first and cost no model; only a result that passes them is
+/// shown to a critic.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Review {
-    /// It is accepted as it comes.
+    /// As the capability asks; where that asks nothing, it is accepted as it comes.
     #[default]
     None,
+    /// These checks judge it, and no model.
+    Checks {
+        /// What the result must stand, at least one.
+        checks: Vec<ReviewCheck>,
+    },
     /// A critic judges it against these criteria, and against those it always applies.
     Critic {
         /// What the result must do, a sentence each. May be empty: the critic's own criteria still apply.
         #[serde(default)]
         criteria: Vec<String>,
+        /// What it must stand before a model is asked.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        checks: Vec<ReviewCheck>,
+        /// The models that judge, each by itself; empty is the one model that critics use.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        models: Vec<String>,
+        /// How many of the models must accept it; `None` is more than half.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        quorum: Option<u32>,
+        /// Of a hundred results, how many models judge; the others stand the checks alone. `None` is all.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        sample_percent: Option<u8>,
     },
 }
 
 impl Review {
-    /// Whether results are accepted as they come.
+    /// Whether nothing is asked.
     #[must_use]
     pub fn is_none(&self) -> bool {
         matches!(self, Self::None)
     }
+
+    /// A critic's review by these criteria.
+    #[must_use]
+    pub fn critic(criteria: Vec<String>) -> Self {
+        Self::Critic { criteria, checks: Vec::new(), models: Vec::new(), quorum: None, sample_percent: None }
+    }
+}
+
+/// What can be said of a result without a model.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum ReviewCheck {
+    /// Every citation in the output names a source of the result, every source is cited, and those that are documents
+    /// of the run can be read.
+    Citations,
+    /// Every quotation stands in its source word for word.
+    Quotations,
+    /// The result's data, or its output read as JSON, fits this JSON Schema.
+    Schema(serde_json::Value),
+    /// The output has a place that this regular expression matches.
+    Matches(String),
+    /// The output has no place that this regular expression matches.
+    MatchesNot(String),
+    /// A program that is given the result as JSON on its standard input ends with 0.
+    Command {
+        /// The program and its arguments.
+        command: Vec<String>,
+        /// How long it may take, in seconds; `None` is 60.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        timeout_s: Option<u32>,
+    },
 }
 
 /// How long and how often a task may try. Durations are in seconds.
@@ -152,8 +224,9 @@ pub enum OnFailedDependency {
     Cancel,
     /// It goes on without that result.
     Skip,
-    /// It waits for somebody to change the plan.
-    Block,
+    /// It waits, and the planner is asked; where there is none, until somebody changes the plan.
+    #[serde(alias = "block")]
+    Ask,
 }
 
 impl OnFailedDependency {
@@ -168,9 +241,11 @@ impl OnFailedDependency {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Mode {
-    /// The planner capability proposes the plan.
+    /// The planner makes the plan and changes it.
     #[default]
     Llm,
+    /// The planner extends and changes a plan that the user began.
+    Hybrid,
     /// The user's plan is carried out as it is.
     Fixed,
 }
@@ -197,6 +272,42 @@ pub struct Submission {
     /// Whether the first failed task ends the run.
     #[serde(default)]
     pub fail_fast: bool,
+    /// What it may use.
+    #[serde(default, skip_serializing_if = "Budget::is_default")]
+    pub budget: Budget,
+    /// When the planner is asked; `None` goes by the mode: never for [`Mode::Fixed`], else where judgement is needed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub consult: Option<Consult>,
+}
+
+impl Submission {
+    /// A run with the defaults of everything.
+    #[must_use]
+    pub fn new(objective: impl Into<String>, mode: Mode) -> Self {
+        Self {
+            objective: objective.into(),
+            mode,
+            tasks: Vec::new(),
+            documents: None,
+            model: None,
+            models: BTreeMap::new(),
+            fail_fast: false,
+            budget: Budget::default(),
+            consult: None,
+        }
+    }
+}
+
+/// When the planner of a run is asked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Consult {
+    /// Never.
+    Never,
+    /// Where judgement is needed: no plan, a failure, nothing left to do, no progress, a message, a budget that ends.
+    Judgement,
+    /// The same, and whenever a result was accepted.
+    EveryResult,
 }
 
 /// The documents of a run: a manifest in the blob store, which is a MessagePack list of [`Document`].

@@ -3,14 +3,18 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt;
 
-use jiff::Timestamp;
+use jiff::{SignedDuration, Timestamp};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::spec::{DocumentSet, Mode, TaskSpec};
+use super::Work;
+use super::budget::{Amounts, Budget, DEFAULT_STEPS, Dimension};
+use super::spec::{Consult, DocumentSet, Mode, Review, TaskSpec};
 use crate::ids::{Capability, TaskId, WorkerId};
-use crate::result::{TaskError, Usage, Verdict};
+use crate::result::{ModelUsage, TaskError, Usage, Verdict};
 
+/// How many notes are kept for the planner.
+pub const MAX_NOTES: usize = 40;
 /// How many waiting tasks a report of a blocked plan names.
 pub const MAX_BLOCKED: usize = 12;
 
@@ -124,6 +128,26 @@ pub enum EndReason {
     NoProgress,
     /// No plan could be had from the planner.
     PlannerUnavailable,
+    /// What it may use is used up. It can be gone on with, with more.
+    BudgetExhausted,
+    /// The planner was asked as often as it may be. It can be gone on with, with more.
+    MaxSteps,
+}
+
+impl EndReason {
+    /// Whether a run that ended so can be gone on with.
+    #[must_use]
+    pub fn is_resumable(self) -> bool {
+        match self {
+            Self::BudgetExhausted | Self::MaxSteps => true,
+            Self::Completed
+            | Self::CompletedPartial
+            | Self::Failed
+            | Self::Cancelled
+            | Self::NoProgress
+            | Self::PlannerUnavailable => false,
+        }
+    }
 }
 
 impl fmt::Display for EndReason {
@@ -135,6 +159,8 @@ impl fmt::Display for EndReason {
             Self::Cancelled => "cancelled",
             Self::NoProgress => "no_progress",
             Self::PlannerUnavailable => "planner_unavailable",
+            Self::BudgetExhausted => "budget_exhausted",
+            Self::MaxSteps => "max_steps",
         })
     }
 }
@@ -146,6 +172,8 @@ impl fmt::Display for EndReason {
 pub enum FinalRung {
     /// The task marked final.
     Final,
+    /// A task whose result has text beyond its summary.
+    Detailed,
     /// A task of the capability `producer`.
     Producer,
     /// Any completed task.
@@ -162,6 +190,8 @@ pub enum AttemptEnd {
         at_sequence: u64,
         /// The result in a sentence.
         summary: String,
+        /// Whether there is text in it beyond the summary.
+        is_detailed: bool,
     },
     /// It brought an error.
     Errored(TaskError),
@@ -186,6 +216,26 @@ pub struct Attempt {
     pub usage: Usage,
     /// How its result was judged, and by whom.
     pub verdict: Option<(WorkerId, Box<Verdict>)>,
+    /// What its reviews used, those that came to nothing included.
+    pub review_usage: Usage,
+}
+
+impl Attempt {
+    /// What the next attempt should know of it; `None` if it went well, or is not over.
+    fn came_to(&self) -> Option<String> {
+        let number = self.number;
+        if let Some((_, verdict)) = &self.verdict
+            && !verdict.passed
+        {
+            let text = verdict.feedback.as_ref().unwrap_or(&verdict.reasoning);
+            return Some(format!("Attempt {number} was rejected: {text}"));
+        }
+        match self.end.as_ref()? {
+            AttemptEnd::Finished { .. } => None,
+            AttemptEnd::Errored(error) => Some(format!("Attempt {number} failed: {error}")),
+            AttemptEnd::TimedOut(clock) => Some(format!("Attempt {number} timed out: {clock}")),
+        }
+    }
 }
 
 /// What a task in state errored waits for.
@@ -196,6 +246,8 @@ pub enum ErroredFor {
     Retry(Timestamp),
     /// A worker that offers its capability.
     Capability,
+    /// Parameters that its capability takes.
+    Parameters,
 }
 
 /// A task of the plan.
@@ -209,12 +261,28 @@ pub struct Task {
     pub since: Timestamp,
     /// The number of the current attempt: the one offered, running, under review or last ended. 0 before the first.
     pub attempt: u32,
+    /// The last attempt that it may have: more are given when it is opened again.
+    pub granted: u32,
     /// Which try at the review of the current attempt is under way, from 1.
     pub review: u32,
+    /// How the current attempt's result is judged.
+    pub asked: Review,
+    /// When the review is tried again, if it waits for that.
+    pub review_at: Option<Timestamp>,
     /// How many of the tasks it depends on are not accepted yet (nor skipped).
     pub unmet: u32,
     /// What it waits for, in state errored.
     pub errored: Option<ErroredFor>,
+    /// What is wrong with its parameters, where it waits for others.
+    pub problem: Option<String>,
+    /// What planner and users told its next attempts, each with the number of the first attempt that is told.
+    pub told: Vec<(u32, String)>,
+    /// Work that was given out for it and is not wanted any more.
+    pub superseded: Option<Work>,
+    /// The task that it was cancelled with, if it was: it comes back with that.
+    pub lost_with: Option<TaskId>,
+    /// Whether it was cancelled because the run was coming to its end.
+    pub is_wound_down: bool,
     /// Why it failed or was cancelled.
     pub reason: Option<String>,
     /// Its attempts, oldest first.
@@ -239,25 +307,46 @@ impl Task {
         }
         let attempt = self.current()?;
         match attempt.end.as_ref()? {
-            AttemptEnd::Finished { at_sequence, summary } => Some((attempt, *at_sequence, summary)),
+            AttemptEnd::Finished { at_sequence, summary, .. } => Some((attempt, *at_sequence, summary)),
             AttemptEnd::Errored(_) | AttemptEnd::TimedOut(_) => None,
         }
     }
 
-    /// What earlier attempts were told, oldest first: the reasons of rejections and errors.
-    pub fn feedback(&self) -> impl Iterator<Item = String> + '_ {
-        self.attempts.iter().filter(|attempt| attempt.number < self.attempt).filter_map(|attempt| {
-            let number = attempt.number;
-            if let Some((_, verdict)) = &attempt.verdict {
-                let text = verdict.feedback.as_ref().unwrap_or(&verdict.reasoning);
-                return Some(format!("Attempt {number} was rejected: {text}"));
-            }
-            match attempt.end.as_ref()? {
-                AttemptEnd::Finished { .. } => None,
-                AttemptEnd::Errored(error) => Some(format!("Attempt {number} failed: {error}")),
-                AttemptEnd::TimedOut(clock) => Some(format!("Attempt {number} timed out: {clock}")),
-            }
-        })
+    /// What the current attempt is told of earlier ones, oldest first: the reasons of rejections and errors, and what
+    /// the planner and users said.
+    #[must_use]
+    pub fn feedback(&self) -> Vec<String> {
+        let earlier = self.attempts.iter().filter(|attempt| attempt.number < self.attempt);
+        let ends = earlier.filter_map(|attempt| Some((attempt.number, attempt.came_to()?)));
+        let told = self.told.iter().map(|(number, text)| (number.saturating_sub(1), text.clone()));
+        let mut all: Vec<(u32, String)> = ends.chain(told).collect();
+        all.sort_by_key(|(number, _)| *number);
+        all.into_iter().map(|(_, text)| text).collect()
+    }
+
+    /// The attempt whose result was rejected last, and where that result is.
+    #[must_use]
+    pub fn rejected(&self) -> Option<(&Attempt, u64, &str)> {
+        let earlier = self.attempts.iter().rev().filter(|attempt| attempt.number < self.attempt);
+        earlier.filter(|attempt| attempt.verdict.as_ref().is_some_and(|(_, verdict)| !verdict.passed)).find_map(
+            |attempt| match attempt.end.as_ref()? {
+                AttemptEnd::Finished { at_sequence, summary, .. } => {
+                    Some((attempt, *at_sequence, summary.as_str()))
+                }
+                AttemptEnd::Errored(_) | AttemptEnd::TimedOut(_) => None,
+            },
+        )
+    }
+
+    /// What its attempts and their reviews have used.
+    #[must_use]
+    pub fn usage(&self) -> Usage {
+        let mut all = Usage::default();
+        for attempt in &self.attempts {
+            all.add(attempt.usage);
+            all.add(attempt.review_usage);
+        }
+        all
     }
 }
 
@@ -276,6 +365,139 @@ pub struct Planning {
     pub feedback: Option<String>,
     /// When the next attempt begins, if this one is over.
     pub retry_at: Option<Timestamp>,
+    /// Why it is asked.
+    pub occasions: Vec<Occasion>,
+    /// What happened since it was asked last.
+    pub notes: Vec<String>,
+}
+
+/// Something on which the planner's judgement is needed.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Occasion {
+    /// There is no plan.
+    NoPlan,
+    /// A task failed for good, or was lost with one that did.
+    TaskLost {
+        /// The task.
+        task: TaskId,
+    },
+    /// A task can't begin: nobody offers its capability, or its parameters are not what that takes.
+    TaskStuck {
+        /// The task.
+        task: TaskId,
+        /// What is wrong, and what there is instead.
+        problem: String,
+    },
+    /// A result was accepted.
+    Accepted {
+        /// The task.
+        task: TaskId,
+    },
+    /// Nothing is left to do, or nothing of what is left can begin.
+    Standstill {
+        /// What is there, and what waits for what.
+        report: String,
+    },
+    /// A user said something.
+    Message {
+        /// Who.
+        by: String,
+        /// What.
+        text: String,
+    },
+    /// The soft part of the budget is used up: it is time to come to an end.
+    BudgetLow {
+        /// What of it.
+        detail: String,
+    },
+    /// Something of the last turn did not hold any more when it came.
+    Refused {
+        /// What, and why.
+        reasons: Vec<String>,
+    },
+    /// The last turn claimed an end that is none.
+    FalseEnd {
+        /// Why it is none.
+        why: String,
+    },
+}
+
+impl fmt::Display for Occasion {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NoPlan => f.write_str("There is no plan yet: make one."),
+            Self::TaskLost { task } => {
+                write!(f, "Task {task} is lost: retry it with feedback, replace it, or do without it.")
+            }
+            Self::TaskStuck { task, problem } => write!(f, "Task {task} can't begin: {problem}"),
+            Self::Accepted { task } => write!(f, "The result of task {task} was accepted."),
+            Self::Standstill { report } => f.write_str(report),
+            Self::Message { by, text } => write!(f, "{by} says: {text}"),
+            Self::BudgetLow { detail } => {
+                write!(f, "The budget comes to its end ({detail}): wrap up, begin nothing that is not needed.")
+            }
+            Self::Refused { reasons } => {
+                write!(f, "Of your last turn this was not carried out: {}", reasons.join("; "))
+            }
+            Self::FalseEnd { why } => write!(f, "You said that the objective is achieved, but {why}."),
+        }
+    }
+}
+
+/// What was used, by whom and of what.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+pub struct Spend {
+    /// Everything.
+    pub total: Usage,
+    /// By planners.
+    pub planner: Usage,
+    /// By workers.
+    pub workers: Usage,
+    /// By critics.
+    pub critics: Usage,
+    /// By capability, `planner` and `critic` among them.
+    pub by_capability: BTreeMap<Capability, Usage>,
+    /// By model, as far as that is known.
+    pub by_model: ModelUsage,
+}
+
+/// What work in flight may still use.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+pub struct Reservations {
+    pub(super) by_work: BTreeMap<Work, Amounts>,
+    pub(super) total: BTreeMap<Dimension, u64>,
+}
+
+impl Reservations {
+    /// What a piece of work has reserved.
+    #[must_use]
+    pub fn of(&self, work: &Work) -> Option<Amounts> {
+        self.by_work.get(work).copied()
+    }
+
+    /// How many pieces of work have reserved something.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.by_work.len()
+    }
+
+    /// Whether nothing is reserved.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.by_work.is_empty()
+    }
+
+    /// What all of it comes to.
+    #[must_use]
+    pub fn total(&self, dimension: Dimension) -> u64 {
+        self.total.get(&dimension).copied().unwrap_or(0)
+    }
+
+    /// All of them.
+    pub fn iter(&self) -> impl Iterator<Item = (&Work, &Amounts)> {
+        self.by_work.iter()
+    }
 }
 
 /// A run that is over.
@@ -289,6 +511,8 @@ pub struct End {
     pub deliverable: Option<(TaskId, FinalRung)>,
     /// When.
     pub at: Timestamp,
+    /// Whether it can be gone on with.
+    pub is_resumable: bool,
 }
 
 /// The state of a run.
@@ -301,7 +525,31 @@ pub struct Plan {
     /// The planner's reasons, turn by turn.
     pub reasoning: Vec<String>,
     /// What all work used that has ended: planner, workers and critics.
-    pub usage: Usage,
+    pub spend: Spend,
+    /// What work in flight may still use, in a run with a budget.
+    pub reserved: Reservations,
+    /// What the planner is to be asked about at its next turn.
+    pub occasions: Vec<Occasion>,
+    /// How often the planner was asked.
+    pub turns: u32,
+    /// How many turns in a row brought the run nowhere.
+    pub idle_turns: u32,
+    /// Why the planner is asked no more.
+    pub planner_lost: Option<String>,
+    /// What users said to the planner, oldest first: who, and what.
+    pub messages: Vec<(String, String)>,
+    /// The names of the commands that were carried out.
+    pub commands: BTreeSet<String>,
+    /// What happened since the planner was asked last, for its next turn; the newest are kept.
+    pub notes: Vec<String>,
+    /// Since when nothing is given out.
+    pub paused: Option<Timestamp>,
+    /// How long it was paused, earlier pauses only.
+    pub paused_for: SignedDuration,
+    /// Whether it was said that the budget comes to its end.
+    pub budget_is_low: bool,
+    /// Why the run is coming to its end.
+    pub winding_down: Option<(EndReason, String)>,
     /// How the run ended.
     pub end: Option<End>,
     /// Every fact up to this sequence is answered.
@@ -318,6 +566,15 @@ pub struct Plan {
     pub(super) unlinked: HashMap<TaskId, Vec<u32>>,
     #[serde(skip)]
     pub(super) open_by_capability: BTreeMap<Capability, u32>,
+    /// How many tasks have a budget of their own.
+    #[serde(skip)]
+    pub(super) budgeted: u32,
+    /// Reviews that are tried again, and when.
+    #[serde(skip)]
+    pub(super) reviews: BTreeSet<(Timestamp, u32)>,
+    /// The tasks that have an attempt or a review to give out: for these reservations are made.
+    #[serde(skip)]
+    pub(super) waiting: BTreeSet<u32>,
 }
 
 /// What a run was started with.
@@ -335,6 +592,10 @@ pub struct Start {
     pub models: BTreeMap<Capability, String>,
     /// Whether the first failed task ends the run.
     pub fail_fast: bool,
+    /// What it may use.
+    pub budget: Budget,
+    /// When the planner is asked.
+    pub consult: Consult,
     /// When.
     pub at: Timestamp,
 }
@@ -367,6 +628,40 @@ impl Plan {
     #[must_use]
     pub fn open(&self) -> u32 {
         TaskState::ALL.iter().filter(|state| !state.is_terminal()).map(|&state| self.count(state)).sum()
+    }
+
+    /// Whether it has ended and can be gone on with.
+    #[must_use]
+    pub fn is_resumable(&self) -> bool {
+        self.end.as_ref().is_some_and(|end| end.is_resumable)
+    }
+
+    /// Whether the planner is asked in this run.
+    #[must_use]
+    pub fn has_planner(&self) -> bool {
+        self.start.as_ref().is_some_and(|start| start.consult > Consult::Never)
+    }
+
+    /// How often the planner may be asked.
+    #[must_use]
+    pub fn steps(&self) -> u32 {
+        self.start.as_ref().and_then(|start| start.budget.steps).unwrap_or(DEFAULT_STEPS)
+    }
+
+    /// Whether work needs a reservation before it is given out.
+    #[must_use]
+    pub fn needs_reservation(&self, work: &Work) -> bool {
+        let Some(start) = &self.start else { return false };
+        let of_task = || work.task().and_then(|task| self.task(task));
+        start.budget.counts() || of_task().is_some_and(|task| !task.spec.budget.is_empty())
+    }
+
+    /// How long the run took until `now`, pauses apart.
+    #[must_use]
+    pub fn worked(&self, now: Timestamp) -> SignedDuration {
+        let Some(start) = &self.start else { return SignedDuration::ZERO };
+        let until = self.paused.unwrap_or(now);
+        until.duration_since(start.at).saturating_sub(self.paused_for)
     }
 
     /// Whether the run has begun and not ended.

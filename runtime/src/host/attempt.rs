@@ -6,6 +6,7 @@ use std::future::Future;
 use std::sync::Arc;
 
 use millrace_protocol::ids::WorkerId;
+use millrace_protocol::plan::Review;
 use millrace_protocol::result::{ErrorKind, MAX_SUMMARY, TaskError, TaskResult};
 use millrace_protocol::wire::Blob;
 use millrace_protocol::work::{Order, Outcome};
@@ -178,16 +179,20 @@ impl Attempt {
         written.map_err(|error| self.break_with(error))
     }
 
-    /// The outcome that a result makes. One without a summary gets the first line of its output.
+    /// The outcome that a result makes. One without a summary gets the first line of its output; `review` is how its
+    /// capability wants it judged.
     ///
     /// # Errors
     /// The result is large, and the blob store does not take it.
-    pub async fn finished(&mut self, mut result: TaskResult) -> Result<Outcome, TaskError> {
+    pub async fn finished(&mut self, mut result: TaskResult, review: Review) -> Result<Outcome, TaskError> {
+        let (is_detailed, is_empty, usage) = (result.is_detailed(), result.is_empty(), result.usage);
         result.summary = summary(&result);
-        let (summary, is_empty, usage) = (result.summary.clone(), result.is_empty(), result.usage);
+        let (summary, models) = (result.summary.clone(), result.models.clone());
         let bytes = rmp_serde::to_vec_named(&result).expect("a result has a form in MessagePack");
         match self.bus.blobs().spill(bytes).await {
-            Ok(result) => Ok(Outcome::Finished { summary, is_empty, usage, result }),
+            Ok(result) => {
+                Ok(Outcome::Finished { summary, is_empty, is_detailed, review, usage, models, result })
+            },
             Err(fault) => Err(self.break_with(fault.into())),
         }
     }

@@ -1,8 +1,8 @@
 //! The planner's part: one research task for each question of the objective, and one task that reports on all of them.
 
 use millrace_protocol::ids::{Capability, TaskId};
-use millrace_protocol::plan::{Limits, OnFailedDependency, Review, TaskSpec};
-use millrace_protocol::result::{Parameters, Proposal};
+use millrace_protocol::plan::{OnFailedDependency, Review, TaskSpec};
+use millrace_protocol::result::Proposal;
 
 use super::{criteria, split};
 use crate::roles::{PRODUCER, PlanTask, RESEARCH};
@@ -14,7 +14,7 @@ pub(super) fn propose(task: &PlanTask) -> Proposal {
                 "The plan has tasks already, and no language model is in use that could judge what else it \
                         needs: nothing is added."
                     .into(),
-            tasks: Vec::new(),
+            ..Proposal::default()
         };
     }
     let questions = split::questions(&task.objective);
@@ -28,7 +28,7 @@ pub(super) fn propose(task: &PlanTask) -> Proposal {
             "The objective asks {count} things: a task looks for each, and another reports on all of them."
         ),
     };
-    Proposal { reasoning, tasks: research.into_iter().chain([report]).collect() }
+    Proposal { reasoning, tasks: research.into_iter().chain([report]).collect(), ..Proposal::default() }
 }
 
 fn research(number: usize, question: &str) -> TaskSpec {
@@ -48,15 +48,10 @@ fn report(objective: &str, research: &[TaskSpec]) -> TaskSpec {
 }
 
 fn spec(id: &str, objective: &str, capability: &str, criteria: &[&str]) -> TaskSpec {
+    let id = TaskId::new(id).expect("a word and a number make a name");
+    let capability = Capability::new(capability).expect("the built-in capabilities are names");
     TaskSpec {
-        id: TaskId::new(id).expect("a word and a number make a name"),
-        objective: objective.to_owned(),
-        capability: Capability::new(capability).expect("the built-in capabilities are names"),
-        depends_on: Vec::new(),
-        parameters: Parameters::new(),
-        review: Review::Critic { criteria: criteria.iter().map(|&criterion| criterion.to_owned()).collect() },
-        limits: Limits::default(),
-        on_failed_dependency: OnFailedDependency::default(),
-        is_final: false,
+        review: Review::critic(criteria.iter().map(|&criterion| criterion.to_owned()).collect()),
+        ..TaskSpec::new(id, objective, capability)
     }
 }

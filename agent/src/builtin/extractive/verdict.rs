@@ -228,13 +228,7 @@ impl Review<'_> {
 }
 
 fn empty() -> Verdict {
-    Verdict {
-        passed: false,
-        criteria: Vec::new(),
-        reasoning: String::new(),
-        feedback: None,
-        usage: millrace_protocol::result::Usage::default(),
-    }
+    Verdict::default()
 }
 
 fn outcome(criterion: &str, faults: Vec<String>) -> CriterionOutcome {

@@ -7,7 +7,9 @@ use sha2::{Digest, Sha256};
 
 use super::{Checked, Invocation, MAX_CALLS_AT_ONCE, Machine, State};
 use crate::model::{AnswerSchema, Finish, Message, ToolCall, ToolResult};
-use crate::tool::{Inner, Readable, read_json, straighten};
+use millrace_protocol::schema::straighten;
+
+use crate::tool::{Inner, Readable, read_json};
 use crate::turn::{Answer, Returned, Stop};
 
 impl<A: Answer> Machine<A> {

@@ -7,7 +7,6 @@ use std::sync::{Arc, OnceLock};
 use jsonschema::error::{TypeKind, ValidationErrorKind};
 use jsonschema::{ValidationError, Validator};
 use serde_json::Value;
-use tracing::warn;
 
 /// The most mistakes that are named at once.
 const MAX_MISTAKES: usize = 5;
@@ -27,11 +26,14 @@ pub fn check(schema: &Value, value: &Value) -> Result<(), String> {
 /// A schema made ready for checking: on first use, and once for all clones. It follows from the schema, so that it is
 /// neither written nor compared.
 #[derive(Clone, Default)]
-pub(crate) struct Compiled(Arc<OnceLock<Option<Validator>>>);
+pub struct Compiled(Arc<OnceLock<Option<Validator>>>);
 
 impl Compiled {
-    /// As [`check`]; each time with the same schema. A schema that is none itself lets everything through: the tool
-    /// still reads its arguments.
+    /// As [`check`]; each time with the same schema. A schema that is none itself lets everything through: whoever
+    /// takes the value still reads it.
+    ///
+    /// # Errors
+    /// As for [`check`].
     pub fn check(&self, schema: &Value, value: &Value) -> Result<(), String> {
         let Some(validator) = self.0.get_or_init(|| compile(schema)) else {
             return Ok(());
@@ -65,16 +67,14 @@ impl PartialEq for Compiled {
 fn compile(schema: &Value) -> Option<Validator> {
     match jsonschema::validator_for(schema) {
         Ok(validator) => Some(validator),
-        Err(mistake) => {
-            warn!(%mistake, "a schema can't be used; what it describes goes unchecked");
-            None
-        }
+        // Whoever offers such a schema is told when it registers; here what it describes goes unchecked.
+        Err(_) => None,
     }
 }
 
 /// Makes a value fit where only one thing can be meant: a null that stands for a field left out is taken away, and a
 /// whole number written as `3.0` becomes 3.
-pub(crate) fn straighten(schema: &Value, value: &mut Value) {
+pub fn straighten(schema: &Value, value: &mut Value) {
     match value {
         Value::Object(fields) => {
             let required = |name: &str| {
@@ -351,7 +351,8 @@ fn cut(text: &str) -> String {
 }
 
 /// The known name that was probably meant: a third of its letters may be wrong.
-pub(crate) fn nearest<'a>(unknown: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
+#[must_use]
+pub fn nearest<'a>(unknown: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     // Long texts are no misspelt names, and their distances are dear.
     if unknown.len() > 100 {
         return None;

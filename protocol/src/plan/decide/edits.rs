@@ -1,0 +1,252 @@
+//! One change of a plan, whoever wants it. Each is all or nothing; a refusal says what to do instead.
+
+use std::collections::{BTreeSet, VecDeque};
+
+use super::super::budget::{DEFAULT_DEPTH, DEFAULT_TASKS};
+use super::super::edit::{Edit, Patch};
+use super::super::graph::{check_patched, depth};
+use super::super::spec::{Mode, OnFailedDependency, TaskSpec};
+use super::super::state::{ErroredFor, Plan, Task, TaskState};
+use super::super::{Event, Refusal, check};
+use super::begin::{added, is_met};
+use super::wave::with_consequences;
+use super::{final_task, find, in_hand, on_the_plan, planning, wrong_state};
+use crate::ids::TaskId;
+use crate::result::MAX_MESSAGE;
+
+/// Who wants a change.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::plan) enum By {
+    /// The planner, within what it may do in this run.
+    Planner,
+    /// A user.
+    User,
+}
+
+/// What a change makes of the plan.
+///
+/// # Errors
+/// Why it makes nothing.
+pub(in crate::plan) fn edit(plan: &Plan, edit: &Edit, by: By) -> Result<Vec<Event>, Refusal> {
+    let is_fixed = plan.start.as_ref().is_some_and(|start| start.mode == Mode::Fixed);
+    if by == By::Planner && is_fixed && edit.changes_the_graph() {
+        return Err(Refusal::FixedPlan { edit: edit.name().into() });
+    }
+    if plan.winding_down.is_some() && !matches!(edit, Edit::Cancel { .. }) {
+        return Err(Refusal::WrongMoment("the run is coming to its end and takes no more changes".into()));
+    }
+    match edit {
+        Edit::Add(tasks) => add(plan, tasks, by),
+        Edit::Patch(wanted) => patch(plan, wanted, by),
+        Edit::Cancel { task, reason } => cancel(plan, task, reason, by),
+        Edit::Retry { task, feedback } => retry(plan, task, feedback.as_deref()),
+        Edit::MarkFinal { task } => mark_final(plan, task),
+        Edit::Finish { reason } => match (by, false_end(plan)) {
+            (By::User, _) => Err(Refusal::WrongMoment("only the planner finishes a run; cancel it instead".into())),
+            (By::Planner, Some(why)) => Err(Refusal::Unusable(format!("the objective is not achieved: {why}"))),
+            (By::Planner, None) => Ok(planning::finished(plan, reason)),
+        },
+    }
+}
+
+/// Why the run is not at its end, if it is not: the deliverable is there when the one final task is completed.
+pub(super) fn false_end(plan: &Plan) -> Option<String> {
+    match final_task(plan) {
+        None => Some("no task of the plan is final; mark the one whose result is the deliverable".into()),
+        Some(task) if task.state == TaskState::Completed => None,
+        Some(task) => Some(format!("the final task {} is {}, not completed", task.spec.id, task.state)),
+    }
+}
+
+fn add(plan: &Plan, tasks: &[TaskSpec], by: By) -> Result<Vec<Event>, Refusal> {
+    if tasks.is_empty() {
+        return Err(Refusal::Unusable("no tasks are given".into()));
+    }
+    check(plan, tasks)?;
+    for task in tasks {
+        refuse_lost(plan, task)?;
+    }
+    if by == By::Planner {
+        let budget = plan.start.as_ref().map(|start| &start.budget);
+        let limit = budget.and_then(|budget| budget.tasks).unwrap_or(DEFAULT_TASKS);
+        let found = u32::try_from(plan.tasks.len() + tasks.len()).unwrap_or(u32::MAX);
+        if found > limit {
+            return Err(Refusal::TooLarge { what: "tasks".into(), found, allowed: limit });
+        }
+        refuse_deep(plan, tasks)?;
+    }
+    Ok(added(plan, tasks))
+}
+
+fn refuse_deep(plan: &Plan, tasks: &[TaskSpec]) -> Result<(), Refusal> {
+    let budget = plan.start.as_ref().map(|start| &start.budget);
+    let allowed = budget.and_then(|budget| budget.depth).unwrap_or(DEFAULT_DEPTH);
+    let found = depth(plan, tasks);
+    if found > allowed {
+        return Err(Refusal::TooLarge { what: "tasks in a row".into(), found, allowed });
+    }
+    Ok(())
+}
+
+/// A task that waits for what is lost would wait for ever.
+fn refuse_lost(plan: &Plan, spec: &TaskSpec) -> Result<(), Refusal> {
+    if spec.on_failed_dependency == OnFailedDependency::Skip {
+        return Ok(());
+    }
+    let lost = spec.depends_on.iter().filter_map(|id| plan.task(id));
+    match lost.into_iter().find(|task| matches!(task.state, TaskState::Failed | TaskState::Cancelled)) {
+        None => Ok(()),
+        Some(lost) => Err(Refusal::Unusable(format!(
+            "task {} depends on {}, which is {}: retry that one first, depend on another, or go on without it \
+             (on_failed_dependency: skip)",
+            spec.id, lost.spec.id, lost.state
+        ))),
+    }
+}
+
+fn patch(plan: &Plan, wanted: &Patch, by: By) -> Result<Vec<Event>, Refusal> {
+    let task = find(plan, &wanted.task)?;
+    match task.state {
+        TaskState::Pending | TaskState::Ready | TaskState::Rerun | TaskState::Errored => {}
+        TaskState::Running | TaskState::NeedsReview => {
+            return Err(wrong_state(task, "a change (wait for its end, or cancel it and add another)"));
+        }
+        TaskState::Completed | TaskState::Failed | TaskState::Cancelled => {
+            return Err(wrong_state(task, "a change (retry it, or add another)"));
+        }
+    }
+    let spec = patched(&task.spec, wanted);
+    if spec == task.spec {
+        return Err(Refusal::Unusable(format!("the patch changes nothing of task {}", wanted.task)));
+    }
+    check_patched(plan, &spec)?;
+    refuse_lost(plan, &spec)?;
+    if by == By::Planner && wanted.depends_on.is_some() {
+        refuse_deep(plan, std::slice::from_ref(&spec))?;
+    }
+    let id = spec.id.clone();
+    let is_ready = spec.depends_on.iter().all(|dependency| is_met(plan, &spec, dependency));
+    let patch = |attempt| Event::TaskPatched { spec: Box::new(spec.clone()), attempt };
+    let waits = |attempt| match is_ready {
+        true => Event::TaskReady { task: id.clone(), attempt },
+        false => Event::TaskPending { task: id.clone() },
+    };
+    Ok(match (task.state, task.errored) {
+        (TaskState::Errored, Some(ErroredFor::Retry(_))) => {
+            let attempt = task.attempt + 1;
+            vec![patch(0), Event::TaskReopened { task: id.clone(), attempt, ready: is_ready, feedback: None }]
+        }
+        (TaskState::Pending, _) if !is_ready => vec![patch(0)],
+        (TaskState::Pending, _) => vec![patch(0), waits(task.attempt.max(1))],
+        // The order that is out says what is not wanted any more: it is taken back, and another attempt waits.
+        _ if task.attempt > 0 => vec![patch(task.attempt + 1), waits(task.attempt + 1)],
+        _ => vec![patch(0), waits(1)],
+    })
+}
+
+fn patched(old: &TaskSpec, wanted: &Patch) -> TaskSpec {
+    let mut parameters = old.parameters.clone();
+    for (name, value) in &wanted.parameters {
+        if value.is_null() {
+            parameters.remove(name);
+        } else {
+            parameters.insert(name.clone(), value.clone());
+        }
+    }
+    TaskSpec {
+        objective: wanted.objective.clone().unwrap_or_else(|| old.objective.clone()),
+        capability: wanted.capability.clone().unwrap_or_else(|| old.capability.clone()),
+        depends_on: wanted.depends_on.clone().unwrap_or_else(|| old.depends_on.clone()),
+        parameters,
+        review: wanted.review.clone().unwrap_or_else(|| old.review.clone()),
+        limits: wanted.limits.clone().unwrap_or_else(|| old.limits.clone()),
+        on_failed_dependency: wanted.on_failed_dependency.unwrap_or(old.on_failed_dependency),
+        ..old.clone()
+    }
+}
+
+pub(super) fn cancel(plan: &Plan, id: &TaskId, reason: &str, by: By) -> Result<Vec<Event>, Refusal> {
+    let task = find(plan, id)?;
+    if task.state.is_terminal() {
+        return Err(wrong_state(task, "cancelling it"));
+    }
+    let event = Event::TaskCancelled {
+        task: id.clone(),
+        reason: on_the_plan(reason),
+        with: None,
+        usage: in_hand(plan, task),
+    };
+    let mut events = with_consequences(plan, vec![event]);
+    if by == By::User {
+        events.extend(super::wave::ask_for_waiting(plan, task));
+    }
+    Ok(events)
+}
+
+fn retry(plan: &Plan, id: &TaskId, feedback: Option<&str>) -> Result<Vec<Event>, Refusal> {
+    let task = find(plan, id)?;
+    match (task.state, task.errored) {
+        (TaskState::Completed | TaskState::Failed | TaskState::Cancelled, _)
+        | (TaskState::Errored, Some(ErroredFor::Retry(_))) => {}
+        (TaskState::Running | TaskState::NeedsReview, _) => {
+            return Err(wrong_state(task, "a retry (wait for its end, or cancel it first)"));
+        }
+        (TaskState::Pending | TaskState::Ready | TaskState::Rerun, _) => {
+            return Err(wrong_state(task, "a retry (it is to run anyway)"));
+        }
+        (TaskState::Errored, _) => {
+            return Err(wrong_state(task, "a retry (give it another capability or other parameters)"));
+        }
+    }
+    if feedback.is_some_and(|text| text.len() > MAX_MESSAGE) {
+        return Err(Refusal::Unusable(format!("the feedback is longer than {MAX_MESSAGE} bytes")));
+    }
+    refuse_lost(plan, &task.spec)?;
+    let ready = task.spec.depends_on.iter().all(|dependency| is_met(plan, &task.spec, dependency));
+    let feedback = feedback.map(str::trim).filter(|text| !text.is_empty()).map(str::to_owned);
+    let attempt = task.attempt + 1;
+    let mut events = vec![Event::TaskReopened { task: id.clone(), attempt, ready, feedback }];
+    events.extend(invalidated(plan, task));
+    Ok(events)
+}
+
+/// What is done again because a task is: all that was built on it, and what was lost with it.
+pub(super) fn invalidated(plan: &Plan, task: &Task) -> Vec<Event> {
+    let mut seen: BTreeSet<u32> = BTreeSet::new();
+    let mut queue: VecDeque<u32> = task.dependents.iter().copied().collect();
+    let mut events = Vec::new();
+    while let Some(position) = queue.pop_front() {
+        let dependent = &plan.tasks[position as usize];
+        if !seen.insert(position) {
+            continue;
+        }
+        let is_built = match dependent.state {
+            TaskState::Ready
+            | TaskState::Running
+            | TaskState::NeedsReview
+            | TaskState::Completed
+            | TaskState::Rerun => true,
+            TaskState::Errored => matches!(dependent.errored, Some(ErroredFor::Retry(_))) || dependent.unmet == 0,
+            TaskState::Cancelled => dependent.lost_with.is_some(),
+            TaskState::Pending | TaskState::Failed => false,
+        };
+        if is_built {
+            let attempt = dependent.attempt + 1;
+            let usage = in_hand(plan, dependent);
+            events.push(Event::TaskInvalidated { task: dependent.spec.id.clone(), attempt, usage });
+            queue.extend(dependent.dependents.iter().copied());
+        }
+    }
+    events
+}
+
+fn mark_final(plan: &Plan, id: &TaskId) -> Result<Vec<Event>, Refusal> {
+    let task = find(plan, id)?;
+    if task.spec.is_final {
+        return Err(Refusal::Unusable(format!("task {id} is final already")));
+    }
+    if matches!(task.state, TaskState::Failed | TaskState::Cancelled) {
+        return Err(wrong_state(task, "making it final (retry it first)"));
+    }
+    Ok(vec![Event::FinalMarked { task: id.clone() }])
+}

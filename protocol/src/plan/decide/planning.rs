@@ -1,0 +1,174 @@
+//! A planner's turn. It is asked about occasions; its answer is a list of edits, each of which is tried against the plan as
+//! it stands by then. What holds is carried out in one decision; the rest is asked about again.
+
+use jiff::Timestamp;
+
+use super::super::spec::Limits;
+use super::super::state::{Occasion, Plan, Planning, TaskState};
+use super::super::{Clock, Edit, Event, Refusal, apply};
+use super::edits::{By, edit, false_end};
+use super::{MAX_PLANNING_ATTEMPTS, Planned, after, clock_error, final_task, is_in_motion, on_the_plan};
+use crate::result::{ErrorKind, TaskError, Usage};
+
+pub(super) fn current(plan: &Plan, turn: u32, attempt: u32) -> Result<&Planning, Refusal> {
+    let current = plan.planning.as_ref().filter(|planning| planning.retry_at.is_none());
+    current
+        .filter(|planning| (planning.turn, planning.attempt) == (turn, attempt))
+        .ok_or(Refusal::NotCurrentTurn { turn, attempt })
+}
+
+pub(super) fn planned(
+    plan: &Plan,
+    turn: u32,
+    attempt: u32,
+    outcome: &Result<Planned, TaskError>,
+    now: Timestamp,
+) -> Result<Vec<Event>, Refusal> {
+    let current = current(plan, turn, attempt)?;
+    match outcome {
+        Ok(planned) => Ok(landed(plan, current, planned, now)),
+        Err(error) => Ok(vec![errored(current, error, now)]),
+    }
+}
+
+pub(super) fn time_out(
+    plan: &Plan,
+    turn: u32,
+    attempt: u32,
+    clock: Clock,
+    now: Timestamp,
+) -> Result<Vec<Event>, Refusal> {
+    let current = current(plan, turn, attempt)?;
+    let work = super::super::Work::Planning { turn, attempt };
+    let unknown = plan.reserved.of(&work).filter(|_| current.worker.is_some());
+    let usage = unknown.map(|amounts| amounts.as_usage()).unwrap_or_default();
+    let error = TaskError { usage, ..clock_error(clock, "the planner: ") };
+    Ok(vec![errored(current, &error, now)])
+}
+
+pub(super) fn retry(plan: &Plan, now: Timestamp) -> Result<Vec<Event>, Refusal> {
+    let waiting = plan.planning.as_ref().and_then(|planning| Some((planning, planning.retry_at?)));
+    match waiting {
+        Some((planning, at)) if at <= now => Ok(vec![Event::PlanningAsked {
+            turn: planning.turn,
+            attempt: planning.attempt + 1,
+            feedback: planning.feedback.clone(),
+            occasions: planning.occasions.clone(),
+        }]),
+        Some((_, at)) => Err(Refusal::NotDue(at)),
+        None => Err(Refusal::NotCurrentTurn { turn: 0, attempt: 0 }),
+    }
+}
+
+/// What the planner may still be asked, if it may be: turns are left, it did not fail for good, and it brought the run
+/// somewhere lately.
+pub(super) fn is_available(plan: &Plan) -> bool {
+    plan.has_planner()
+        && plan.planner_lost.is_none()
+        && plan.idle_turns < super::MAX_IDLE_TURNS
+        && plan.turns < plan.steps()
+        && plan.winding_down.is_none()
+}
+
+fn errored(planning: &Planning, error: &TaskError, now: Timestamp) -> Event {
+    let (turn, attempt) = (planning.turn, planning.attempt);
+    let is_last = attempt >= MAX_PLANNING_ATTEMPTS || !error.kind.is_retryable();
+    Event::PlanningErrored {
+        turn,
+        attempt,
+        error: on_the_plan(&error.message),
+        retry_at: (!is_last).then(|| after(now, Limits::default().backoff_before(attempt + 1))),
+        usage: error.usage,
+        models: error.models.clone(),
+    }
+}
+
+fn landed(plan: &Plan, planning: &Planning, planned: &Planned, now: Timestamp) -> Vec<Event> {
+    let (turn, attempt) = (planning.turn, planning.attempt);
+    let Planned { proposal, usage, models } = planned;
+    let mut trial = plan.clone();
+    trial.planning = None;
+    let (mut events, mut refused, mut accepted) = (Vec::new(), Vec::new(), 0_usize);
+    let mut not_the_end = None;
+    for wanted in proposal.all() {
+        if let Edit::Finish { .. } = &wanted
+            && let Some(why) = false_end(&trial)
+        {
+            not_the_end = Some(why);
+            continue;
+        }
+        match edit(&trial, &wanted, By::Planner) {
+            Ok(made) => {
+                accepted += 1;
+                made.iter().for_each(|event| apply(&mut trial, event, now));
+                events.extend(made);
+                if trial.end.is_some() {
+                    break;
+                }
+            }
+            Err(refusal) => refused.push(format!("{}: {refusal}", wanted.name())),
+        }
+    }
+    let nothing = accepted == 0 && not_the_end.is_none();
+    if nothing && (!refused.is_empty() || trial.tasks().is_empty()) {
+        let why = refused.first().cloned().unwrap_or_else(|| "the plan has no tasks".into());
+        let error = TaskError {
+            usage: *usage,
+            models: models.clone(),
+            ..TaskError::new(ErrorKind::Model, format!("the proposed plan was refused: {why}"))
+        };
+        return vec![errored(planning, &error, now)];
+    }
+    let over = Event::ProposalAccepted {
+        turn,
+        attempt,
+        reasoning: on_the_plan(&proposal.reasoning),
+        refused: refused.iter().map(|why| on_the_plan(why)).collect(),
+        is_idle: not_the_end.is_some() || (accepted == 0 && !is_in_motion(plan)),
+        usage: *usage,
+        models: models.clone(),
+    };
+    let mut all = vec![over];
+    all.extend(events);
+    if trial.end.is_none() {
+        if !refused.is_empty() {
+            all.push(Event::OccasionRaised { occasion: Occasion::Refused { reasons: refused } });
+        }
+        if let Some(why) = not_the_end {
+            all.push(Event::OccasionRaised { occasion: Occasion::FalseEnd { why } });
+        }
+    }
+    all
+}
+
+/// The events of a run that its planner has finished: what is still open is not needed.
+pub(super) fn finished(plan: &Plan, reason: &str) -> Vec<Event> {
+    let mut wave = super::wave::Wave::default();
+    wave.cancel_all(plan, None, "the planner has finished the run without it");
+    let mut events = wave.events;
+    let deliverable = final_task(plan)
+        .filter(|task| task.state == TaskState::Completed)
+        .map(|task| (task.spec.id.clone(), super::super::FinalRung::Final));
+    events.push(Event::RunEnded {
+        reason: super::super::EndReason::Completed,
+        detail: on_the_plan(reason),
+        deliverable,
+    });
+    events
+}
+
+/// Gives up the planner's turn, if one is open.
+pub(super) fn given_up(plan: &Plan, why: &str) -> Option<Event> {
+    let planning = plan.planning.as_ref()?;
+    let work = super::super::Work::Planning { turn: planning.turn, attempt: planning.attempt };
+    let unknown = plan.reserved.of(&work).filter(|_| planning.worker.is_some());
+    let usage: Usage = unknown.map(|amounts| amounts.as_usage()).unwrap_or_default();
+    Some(Event::PlanningErrored {
+        turn: planning.turn,
+        attempt: planning.attempt,
+        error: on_the_plan(why),
+        retry_at: None,
+        usage,
+        models: Default::default(),
+    })
+}
