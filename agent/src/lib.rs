@@ -5,6 +5,7 @@
 pub mod builtin;
 mod citations;
 pub mod corpus;
+pub mod critic;
 pub mod desk;
 pub mod files;
 pub mod markdown;

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use millrace_agent::desk::{Desk, DeskError, Seat};
-use millrace_agent::roles::CRITIC_DESCRIPTION;
+use millrace_agent::critic::CRITIC_DESCRIPTION;
 use millrace_protocol::ids::{Capability, WorkerId};
 use millrace_protocol::plan::Work;
 use millrace_protocol::result::{CapabilityDescription, ErrorKind, TaskError, Verdict};

@@ -11,6 +11,7 @@
 
 mod consulting;
 mod findings;
+mod judge;
 mod laid;
 mod library;
 mod marks;
@@ -25,19 +26,18 @@ use std::sync::Arc;
 use futures::FutureExt;
 use futures::future::{BoxFuture, ready};
 use jiff::Timestamp;
-use millrace_protocol::ids::{Capability, TaskId};
+use millrace_protocol::ids::TaskId;
 use millrace_protocol::plan::{DocumentSet, Work};
 use millrace_protocol::result::{
-    CapabilityDescription, ErrorKind, Proposal, TaskError, TaskResult, Usage, Verdict,
+    CapabilityDescription, ErrorKind, Proposal, TaskError, TaskResult, Usage,
 };
-use millrace_protocol::subject::CRITIC;
 use millrace_protocol::work::{Input, Order};
 use serde::de::DeserializeOwned;
 
 use crate::corpus::Corpus;
 use crate::files::Files;
 use crate::model::{AnswerSchema, Choice, Model, OpenError, Opener, Watch};
-use crate::roles::{self, DocumentList, PlanTask, ReviewTask, WorkTask};
+use crate::roles::{self, DocumentList, PlanTask, WorkTask};
 use crate::spec::{AnswerForm, RunView, Spec, TaskView, View, day};
 use crate::tool::{Tool, Toolbox, read_json};
 use crate::turn::{
@@ -249,45 +249,6 @@ impl Desk {
         let ready = self.ready(spec, order, question, answer, &laid, seat)?;
         let (result, usage) = ready.result(form, &laid).await?;
         Ok(TaskResult { usage, ..result })
-    }
-
-    /// Judges the result that an order is about, by the order's criteria and these.
-    ///
-    /// # Errors
-    /// As for [`Desk::plan`]; or the order is no review of a result.
-    pub async fn judge(
-        &self,
-        order: &Order,
-        criteria: &[String],
-        seat: Seat<'_>,
-    ) -> Result<Verdict, DeskError> {
-        let (Work::Review { task, .. }, Some(input)) = (&order.work, order.inputs.first()) else {
-            return Err(invalid("it is no review of a result").into());
-        };
-        let result = seat.sources.result(input).await?;
-        // The one input is the result under review, which the critic is given as it is.
-        let corpus = match &order.documents {
-            None => None,
-            Some(set) => Some(self.library.open(set, seat.sources.as_ref()).await?),
-        };
-        let mut asked = order.criteria.clone();
-        asked.extend(criteria.iter().filter(|criterion| !order.criteria.contains(criterion)).cloned());
-        let task = ReviewTask {
-            task_id: task.clone(),
-            objective: order.objective.clone(),
-            run_objective: order.mission.clone(),
-            capability: order.capability.to_string(),
-            criteria: asked,
-            documents: corpus.as_deref().map(DocumentList::of).unwrap_or_default(),
-            result,
-        };
-        let toolbox = roles::critic_tools(corpus.as_ref());
-        let brief = roles::critic(&task, &toolbox);
-        let critic = Capability::new(CRITIC).expect("it is letters");
-        let model = self.models.of(order, &critic, None).map_err(|error| invalid(&error.to_string()))?;
-        let ready = Ready { attempt: AttemptName::of(order), brief, toolbox, model, seat };
-        let (verdict, usage) = ready.answer::<Verdict>(&|verdict| Ok(verdict)).await?;
-        Ok(Verdict { usage, ..verdict })
     }
 
     fn ready<'a>(

@@ -19,7 +19,8 @@ use futures::FutureExt;
 use futures::future::BoxFuture;
 
 use crate::model::{Model, ModelError, Reply, Request, Watch};
-use crate::roles::{VERDICT, task_of};
+use crate::critic::VERDICT;
+use crate::roles::task_of;
 use crate::spec::AnswerForm;
 
 /// The model `builtin:extractive`: deterministic, offline, and the same for the same documents wherever it runs.

@@ -12,8 +12,9 @@ use super::question::{Question, Wanted};
 use crate::citations;
 use crate::citations::fold;
 use crate::corpus::terms;
+use crate::critic::ReviewTask;
 use crate::model::{Reply, Request};
-use crate::roles::{PRODUCER, RESEARCH, ReviewTask};
+use crate::roles::{PRODUCER, RESEARCH};
 
 const SEARCH: &str = "search_documents";
 const READ: &str = "read_document";
