@@ -399,7 +399,9 @@ impl State {
         let Some(live) = self.runs.get_mut(run) else { return };
         let now = Timestamp::now();
         let known = Arc::clone(&self.known.borrow());
-        let Some(decision) = live.decide(&self.me, &known.cluster, may_be_missing(live, now), now) else { return };
+        let Some(decision) = live.decide(&self.me, &known.cluster, may_be_missing(live, now), now) else {
+            return;
+        };
         live.phase = Phase::Appending;
         live.is_unreported = true;
         let last = live.last;
@@ -592,7 +594,7 @@ impl State {
 
     fn learn(&mut self, myself: &ActorRef<Message>) {
         self.windows.set_slots(self.known.borrow_and_update().slots.clone());
-        self.runs.values_mut().for_each(LiveRun::ask_registry);
+        self.runs.values_mut().for_each(LiveRun::ask_cluster);
         self.offer_waiting(myself);
     }
 
@@ -609,7 +611,7 @@ impl State {
         let mut due = Vec::new();
         for (run, live) in &mut self.runs {
             live.look_at_clocks(now, all_clocks);
-            let asks = live.asks_registry() && may_be_missing(live, now) == MayBeMissing::Yes;
+            let asks = live.asks_cluster(may_be_missing(live, now));
             if live.phase == Phase::Idle && (asks || live.is_urgent()) {
                 due.push(run.clone());
             }
@@ -632,7 +634,9 @@ impl State {
     /// Writes the summaries of runs that have changed.
     fn report(&mut self) {
         let now = Timestamp::now();
-        let changed = self.runs.iter_mut().filter(|(_, live)| live.is_unreported && live.plan.is_live());
+        // A run that ended and is archived has its last word there; one that can be gone on with stays in the lane.
+        let stays = |live: &LiveRun| live.plan.is_live() || live.plan.is_resumable();
+        let changed = self.runs.iter_mut().filter(|(_, live)| live.is_unreported && stays(live));
         let summaries: Vec<RunSummary> = changed
             .filter_map(|(run, live)| {
                 live.is_unreported = false;

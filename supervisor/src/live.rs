@@ -49,7 +49,10 @@ pub struct LiveRun {
     pub is_unreported: bool,
     inbox: VecDeque<(u64, Fact)>,
     overdue: Vec<Overdue>,
-    asks_registry: bool,
+    /// Whether what the cluster can do, or what this run needs of it, has changed since that was decided on.
+    cluster_is_news: bool,
+    /// Whether something was not known that might still have come.
+    waits_for_cluster: bool,
     heard: HashMap<TaskId, Timestamp>,
     touched: BTreeSet<TaskId>,
     /// Whether something was decided that concerns every task.
@@ -66,7 +69,8 @@ impl Default for LiveRun {
             is_unreported: true,
             inbox: VecDeque::new(),
             overdue: Vec::new(),
-            asks_registry: true,
+            cluster_is_news: true,
+            waits_for_cluster: false,
             heard: HashMap::new(),
             touched: BTreeSet::new(),
             concerns_all: false,
@@ -111,15 +115,16 @@ impl LiveRun {
         }
     }
 
-    /// What the cluster can do may have changed, or what this run needs.
-    pub fn ask_registry(&mut self) {
-        self.asks_registry = true;
+    /// What the cluster can do has changed.
+    pub fn ask_cluster(&mut self) {
+        self.cluster_is_news = true;
     }
 
-    /// Whether it waits to be told what the cluster can do.
+    /// Whether it is to be decided on what the cluster can do.
     #[must_use]
-    pub fn asks_registry(&self) -> bool {
-        self.asks_registry && self.plan.is_live()
+    pub fn asks_cluster(&self, may_be_missing: MayBeMissing) -> bool {
+        let is_over = self.waits_for_cluster && may_be_missing == MayBeMissing::Yes;
+        (self.cluster_is_news || is_over) && self.plan.is_live()
     }
 
     /// Whether it was handed in, as far as is known here.
@@ -173,7 +178,7 @@ impl LiveRun {
         for overdue in std::mem::take(&mut self.overdue) {
             self.answer(&mut decision, Cause::Clock, &overdue.input());
         }
-        self.ask_cluster(&mut decision, cluster, may_be_missing);
+        self.learn(&mut decision, cluster, may_be_missing);
         if !decision.events.is_empty() {
             self.settle(&mut decision);
         }
@@ -183,9 +188,9 @@ impl LiveRun {
         (!decision.answers.is_empty()).then_some(decision)
     }
 
-    /// Says what the cluster can do, where that is news: it has changed, or the tasks have. What was not known and may
-    /// still come is asked again when it may come no more.
-    fn ask_cluster(&mut self, decision: &mut Decision, cluster: &Cluster, may_be_missing: MayBeMissing) {
+    /// Decides on what the cluster can do, where that is news: it has changed, or the tasks have. What was not known and
+    /// might still come is asked again when it may come no more.
+    fn learn(&mut self, decision: &mut Decision, cluster: &Cluster, may_be_missing: MayBeMissing) {
         let is_news = |event: &Event| {
             matches!(
                 event,
@@ -195,9 +200,10 @@ impl LiveRun {
                     | Event::TaskInvalidated { .. }
             )
         };
-        self.asks_registry |= decision.events.iter().any(is_news);
-        if self.asks_registry && self.plan.is_live() {
-            self.asks_registry = may_be_missing == MayBeMissing::NotYet;
+        self.cluster_is_news |= decision.events.iter().any(is_news);
+        if self.asks_cluster(may_be_missing) {
+            self.cluster_is_news = false;
+            self.waits_for_cluster = may_be_missing == MayBeMissing::NotYet;
             self.answer(decision, Cause::Registry, &Input::Cluster(cluster, may_be_missing));
         }
     }

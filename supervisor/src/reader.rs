@@ -223,7 +223,15 @@ fn of_entry(topic: Topic, entry: Entry, record: &Record) -> Vec<Item> {
         (Topic::Task(task, attempt), Entry::Outcome { worker, outcome, .. }) => {
             let outcome = match outcome {
                 Outcome::Finished { summary, is_empty, is_detailed, review, usage, models, result: _ } => {
-                    Ok(Finished { at_sequence: sequence, summary, is_empty, is_detailed, review, usage, models })
+                    Ok(Finished {
+                        at_sequence: sequence,
+                        summary,
+                        is_empty,
+                        is_detailed,
+                        review,
+                        usage,
+                        models,
+                    })
                 }
                 Outcome::Errored(error) => Err(error),
                 Outcome::Judged(_) | Outcome::Proposed { .. } => Err(misplaced("a task")),

@@ -71,11 +71,11 @@ pub enum Scope<'a> {
     Tasks(&'a BTreeSet<TaskId>),
 }
 
-/// What the world owes the plan. A run that has ended and can be gone on with stays as it is.
+/// What the world owes the plan. Of a run that has ended and can be gone on with, what is still out is taken back.
 #[must_use]
 pub fn due(plan: &Plan, scope: Scope<'_>) -> Vec<Effect> {
-    if let Some(end) = &plan.end {
-        return if end.is_resumable { Vec::new() } else { vec![Effect::Close] };
+    if plan.end.as_ref().is_some_and(|end| !end.is_resumable) {
+        return vec![Effect::Close];
     }
     let mut effects: Vec<Effect> = due_for_planning(plan).into_iter().collect();
     match scope {
@@ -101,9 +101,11 @@ pub fn is_owed(plan: &Plan, work: &Work) -> bool {
         }
 }
 
-/// Whether work may be given out: the run is not paused, and what it may use is set aside.
+/// Whether work may be given out: the run goes on and is not paused, and what it may use is set aside.
 fn may_be_given_out(plan: &Plan, work: &Work) -> bool {
-    plan.paused.is_none() && (!plan.needs_reservation(work) || plan.reserved.of(work).is_some())
+    plan.end.is_none()
+        && plan.paused.is_none()
+        && (!plan.needs_reservation(work) || plan.reserved.of(work).is_some())
 }
 
 /// The work that somebody has claimed and not ended. Its orders stay in their queues until it ends: only there does it
@@ -303,7 +305,9 @@ fn run_out(
             let is_over = passed(task.since, limits.queue_wait, now);
             (is_over && is_out(&Work::Task { task: id(), attempt })).then_some(Clock::QueueWait)
         }
-        TaskState::Errored if matches!(task.errored, Some(ErroredFor::Capability | ErroredFor::Parameters)) => {
+        TaskState::Errored
+            if matches!(task.errored, Some(ErroredFor::Capability | ErroredFor::Parameters)) =>
+        {
             let is_over = plan.paused.is_none() && passed(task.since, limits.queue_wait, now);
             is_over.then_some(Clock::QueueWait)
         }

@@ -326,11 +326,11 @@ fn can_be_made(plan: &Plan, task: &Task, stays: &impl Fn(&Task) -> bool) -> bool
 
 /// A final task that was to go on without what is missing, and of which everything is missing, is given up.
 pub(super) fn abandon_final(plan: &Plan) -> Vec<Event> {
-    let Some(task) = final_task(plan).filter(|task| {
-        plan.winding_down.is_some() && matches!(task.state, TaskState::Ready | TaskState::Pending)
-    }) else {
+    if plan.winding_down.is_none() {
         return Vec::new();
-    };
+    }
+    let waits = |task: &&Task| matches!(task.state, TaskState::Ready | TaskState::Pending);
+    let Some(task) = final_task(plan).filter(waits) else { return Vec::new() };
     let dependencies = || task.spec.depends_on.iter().filter_map(|id| plan.task(id));
     let is_lost = |dependency: &Task| matches!(dependency.state, TaskState::Failed | TaskState::Cancelled);
     if task.spec.depends_on.is_empty() || !dependencies().all(is_lost) {
