@@ -21,9 +21,9 @@ use millrace_agent::model::{Finish, Message, Model, ModelError, Reply, Request, 
 use millrace_agent::tool::{Toolbox, append_note, read_notes, think, typed, write_todos};
 use millrace_agent::turn::{AttemptName, Brief, Driver, Limits, Machine, PlainText};
 use millrace_protocol::ids::{Capability, Lane};
+use millrace_protocol::plan::Review;
 use millrace_protocol::plan::Submission;
 use millrace_protocol::registry::Role;
-use millrace_protocol::plan::Review;
 use millrace_protocol::result::{CapabilityDescription, TaskError, TaskResult, Usage};
 use millrace_protocol::wire;
 use millrace_protocol::work::{Entry, Outcome};

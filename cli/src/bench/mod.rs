@@ -6,8 +6,8 @@
 //! ├─ replay   reading back and folding                   ├─ run      one run, measured from the log
 //! ├─ growth   what must not grow, or must not grow fast  ├─ bare     the limit: the messages and nothing else
 //! ├─ agents   what the agents' loop costs                ├─ sizes    how large a run's messages are
-//! └─ report   table and JSON                             ├─ stages   where the time of a hop goes
-//!                                                        └─ ground   a cluster of its own; process: what it uses
+//! ├─ slots    how busy slots are kept                    ├─ stages   where the time of a hop goes
+//! └─ report   table and JSON                             └─ ground   a cluster of its own; process: what it uses
 //! ```
 //!
 //! Every benchmark starts a cluster of its own, of real processes, as `millrace up` does. Figures come from the times
@@ -24,6 +24,7 @@ mod replay;
 mod report;
 mod run;
 mod sizes;
+mod slots;
 mod speed;
 mod stages;
 
@@ -47,7 +48,7 @@ pub struct Arguments {
     /// What to measure
     #[arg(value_enum, default_value = "all")]
     benchmarks: Vec<Benchmark>,
-    /// Number of tasks of each plan [default: 20000; chain 2000; layered and growth 100000; agents 1000]
+    /// Number of tasks of each plan [default: 20000; chain 2000; layered and growth 100000; agents and slots 1000]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(10..=1_000_000))]
     tasks: Option<u32>,
     /// Number of times that each speed is measured; the median counts. Layers of 100,000 tasks are measured once
@@ -87,6 +88,8 @@ reached: 1 is as fast.
                     owner of a full lane needs until it decides
   agents            attempts of 12 turns, all at once in one worker, with a model that answers at once: the processor
                     time of a journaled step, beside a bare append of the same size, and the memory of an attempt
+  slots             tasks of 50 ms, each reviewed, over 4 workers of 5 slots: the share of their time in which the slots
+                    have work
 
 The processes share this machine with the server and with this command; whatever else runs here counts too.";
 
@@ -108,12 +111,14 @@ enum Benchmark {
     Replay,
     /// What must not grow, or must not grow fast
     Growth,
+    /// How busy slots are kept by tasks that take their time
+    Slots,
     /// Everything
     All,
 }
 
 impl Benchmark {
-    const EACH: [Self; 7] = [
+    const EACH: [Self; 8] = [
         Self::Agents,
         Self::FanOut,
         Self::FanOutReviewed,
@@ -121,13 +126,14 @@ impl Benchmark {
         Self::Layered,
         Self::Replay,
         Self::Growth,
+        Self::Slots,
     ];
 
     fn tasks(self) -> u32 {
         match self {
             Self::FanOut | Self::FanOutReviewed | Self::Replay => 20_000,
             Self::Chain => 2_000,
-            Self::Agents => 1_000,
+            Self::Agents | Self::Slots => 1_000,
             Self::Layered | Self::Growth | Self::All => 100_000,
         }
     }
@@ -141,6 +147,7 @@ impl Benchmark {
             Self::Replay => "replay",
             Self::Growth => "growth",
             Self::Agents => "agents",
+            Self::Slots => "slots",
             Self::All => "all",
         }
     }
@@ -231,6 +238,10 @@ async fn measure_one(
             let found = agents::agents(&wishes, tasks, rounds).await?;
             report.comparisons.insert(benchmark.name(), found.comparison);
             report.growth.extend(found.bounds);
+            return Ok(());
+        }
+        Benchmark::Slots => {
+            report.growth.insert(benchmark.name(), slots::slots(&wishes, tasks, rounds).await?);
             return Ok(());
         }
         Benchmark::All => return Ok(()),

@@ -27,6 +27,16 @@ pub fn fan_out_that_lasts(tasks: u32, delay: Duration) -> Submission {
     plan
 }
 
+/// As [`fan_out`], each reviewed, and each takes so long.
+pub fn that_take(tasks: u32, delay: Duration) -> Submission {
+    let mut plan = fan_out(tasks, true);
+    let delay = u64::try_from(delay.as_millis()).unwrap_or(u64::MAX);
+    for task in &mut plan.tasks {
+        task.parameters.insert("delay_ms".into(), delay.into());
+    }
+    plan
+}
+
 /// Tasks each of which depends on the one before.
 pub fn chain(tasks: u32) -> Submission {
     submission((0..tasks).map(|at| task(at, at.checked_sub(1).map(name).into_iter().collect())).collect())
@@ -47,10 +57,7 @@ fn submission(tasks: Vec<TaskSpec>) -> Submission {
 
 fn task(at: u32, depends_on: Vec<TaskId>) -> TaskSpec {
     let capability = Capability::new("echo").expect("letters make a name");
-    TaskSpec {
-        depends_on,
-        ..TaskSpec::new(name(at), format!("Finish at once, as number {at}."), capability)
-    }
+    TaskSpec { depends_on, ..TaskSpec::new(name(at), format!("Finish at once, as number {at}."), capability) }
 }
 
 fn name(at: u32) -> TaskId {
@@ -68,6 +75,7 @@ mod tests {
         for plan in [
             fan_out(30, true),
             fan_out_that_lasts(30, Duration::from_secs(1)),
+            that_take(30, Duration::from_millis(50)),
             chain(30),
             layered(3 * LAYER),
             layered(LAYER + 1),

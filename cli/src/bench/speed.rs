@@ -34,11 +34,17 @@ pub enum By {
 /// A cluster that has been used for a while, for plans of `tasks` tasks.
 pub async fn warm_ground(wishes: &Wishes, tasks: u32, reviewed: bool) -> anyhow::Result<Ground> {
     let mut ground = Ground::start(wishes).await?;
+    warm(&mut ground, tasks, reviewed).await?;
+    Ok(ground)
+}
+
+/// Uses a cluster for a while.
+pub async fn warm(ground: &mut Ground, tasks: u32, reviewed: bool) -> anyhow::Result<()> {
     let began = Instant::now();
     while began.elapsed() < WARM_UP_TIME {
-        measure(&mut ground, &plans::fan_out(tasks.min(WARM_UP), reviewed)).await?;
+        measure(ground, &plans::fan_out(tasks.min(WARM_UP), reviewed)).await?;
     }
-    Ok(ground)
+    Ok(())
 }
 
 /// Compares runs of a plan with the bare cycle.
