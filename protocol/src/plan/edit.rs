@@ -43,6 +43,11 @@ pub enum Edit {
         /// Why the objective is achieved.
         reason: String,
     },
+    /// Nothing more can be done: the run ends with what it has. Only where nothing is under way.
+    GiveUp {
+        /// What is lost, and why nothing makes up for it.
+        reason: String,
+    },
 }
 
 impl Edit {
@@ -56,6 +61,7 @@ impl Edit {
             Self::Retry { .. } => "retry_task",
             Self::MarkFinal { .. } => "mark_final",
             Self::Finish { .. } => "finish",
+            Self::GiveUp { .. } => "give_up",
         }
     }
 
@@ -64,7 +70,7 @@ impl Edit {
     pub fn changes_the_graph(&self) -> bool {
         match self {
             Self::Add(_) | Self::Patch(_) | Self::MarkFinal { .. } => true,
-            Self::Cancel { .. } | Self::Retry { .. } | Self::Finish { .. } => false,
+            Self::Cancel { .. } | Self::Retry { .. } | Self::Finish { .. } | Self::GiveUp { .. } => false,
         }
     }
 }

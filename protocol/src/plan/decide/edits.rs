@@ -10,7 +10,7 @@ use super::super::state::{ErroredFor, Plan, Task, TaskState};
 use super::super::{Event, Refusal, check};
 use super::begin::{added, is_met};
 use super::wave::with_consequences;
-use super::{final_task, find, in_hand, on_the_plan, planning, wrong_state};
+use super::{final_task, find, in_hand, is_in_motion, on_the_plan, planning, wrong_state};
 use crate::ids::TaskId;
 use crate::result::MAX_MESSAGE;
 
@@ -41,12 +41,28 @@ pub(in crate::plan) fn edit(plan: &Plan, edit: &Edit, by: By) -> Result<Vec<Even
         Edit::Cancel { task, reason } => cancel(plan, task, reason, by),
         Edit::Retry { task, feedback } => retry(plan, task, feedback.as_deref()),
         Edit::MarkFinal { task } => mark_final(plan, task),
-        Edit::Finish { reason } => match (by, false_end(plan)) {
-            (By::User, _) => Err(Refusal::WrongMoment("only the planner finishes a run; cancel it instead".into())),
-            (By::Planner, Some(why)) => Err(Refusal::Unusable(format!("the objective is not achieved: {why}"))),
-            (By::Planner, None) => Ok(planning::finished(plan, reason)),
+        Edit::Finish { .. } | Edit::GiveUp { .. } if by == By::User => {
+            Err(Refusal::WrongMoment("only the planner finishes a run; cancel it instead".into()))
+        }
+        Edit::Finish { reason } => match false_end(plan) {
+            Some(why) => Err(Refusal::Unusable(format!("the objective is not achieved: {why}"))),
+            None => Ok(planning::finished(plan, reason)),
         },
+        Edit::GiveUp { reason } => give_up(plan, reason),
     }
+}
+
+fn give_up(plan: &Plan, reason: &str) -> Result<Vec<Event>, Refusal> {
+    if plan.tasks.is_empty() {
+        return Err(Refusal::Unusable("there is no plan that could be given up: make one".into()));
+    }
+    if is_in_motion(plan) {
+        return Err(Refusal::WrongMoment("tasks are under way: wait for their ends, or cancel them first".into()));
+    }
+    if false_end(plan).is_none() {
+        return Err(Refusal::Unusable("the final task is completed: finish instead".into()));
+    }
+    Ok(planning::given_up_run(plan, reason))
 }
 
 /// Why the run is not at its end, if it is not: the deliverable is there when the one final task is completed.

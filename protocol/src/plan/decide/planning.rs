@@ -5,7 +5,7 @@ use jiff::Timestamp;
 
 use super::super::spec::Limits;
 use super::super::state::{Occasion, Plan, Planning, TaskState};
-use super::super::{Clock, Edit, Event, Refusal, apply};
+use super::super::{Clock, Edit, EndReason, Event, Refusal, apply};
 use super::edits::{By, edit, false_end};
 use super::{MAX_PLANNING_ATTEMPTS, Planned, after, clock_error, final_task, is_in_motion, on_the_plan};
 use crate::result::{ErrorKind, TaskError, Usage};
@@ -150,10 +150,21 @@ pub(super) fn finished(plan: &Plan, reason: &str) -> Vec<Event> {
         .filter(|task| task.state == TaskState::Completed)
         .map(|task| (task.spec.id.clone(), super::super::FinalRung::Final));
     events.push(Event::RunEnded {
-        reason: super::super::EndReason::Completed,
+        reason: EndReason::Completed,
         detail: on_the_plan(reason),
         deliverable,
     });
+    events
+}
+
+/// The events of a run that its planner has given up: it ends with what it has.
+pub(super) fn given_up_run(plan: &Plan, reason: &str) -> Vec<Event> {
+    let mut wave = super::wave::Wave::default();
+    wave.cancel_all(plan, None, "the planner has given the run up");
+    let mut events = wave.events;
+    let deliverable = super::settle::deliverable(plan);
+    let reached = deliverable.as_ref().map_or(EndReason::Failed, |_| EndReason::CompletedPartial);
+    events.push(Event::RunEnded { reason: reached, detail: on_the_plan(reason), deliverable });
     events
 }
 

@@ -69,7 +69,7 @@ fn commanded(plan: &Plan, command: &Command) -> Result<Event, Refusal> {
         Control::Edit(Edit::Cancel { task, reason }) => format!("cancel task {task}: {reason}"),
         Control::Edit(Edit::Retry { task, .. }) => format!("retry task {task}"),
         Control::Edit(Edit::MarkFinal { task }) => format!("make task {task} final"),
-        Control::Edit(Edit::Finish { .. }) => "finish the run".into(),
+        Control::Edit(Edit::Finish { .. } | Edit::GiveUp { .. }) => "finish the run".into(),
         Control::Pause => "pause".into(),
         Control::Resume { budget: None } => "resume".into(),
         Control::Resume { budget: Some(_) } => "resume with more".into(),
