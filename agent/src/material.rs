@@ -20,7 +20,7 @@ pub(crate) fn barred(text: &str, limit: usize) -> String {
 }
 
 /// Whatever some reader takes for the end of a line.
-fn is_break(c: char) -> bool {
+pub(crate) fn is_break(c: char) -> bool {
     matches!(c, '\n' | '\r' | '\u{b}' | '\u{c}' | '\u{85}' | '\u{2028}' | '\u{2029}')
 }
 

@@ -2,6 +2,7 @@
 //! the form of the file, the words of its mistakes and the template of the instructions; it opens no model and no
 //! tool, and runs nothing.
 
+mod review;
 mod schema;
 mod template;
 
@@ -10,9 +11,11 @@ use std::path::Path;
 use millrace_forms::{Fault, Fields, Kind, Mistake, Node, Place, Value, did_you_mean, typed};
 use millrace_models::Choice;
 use millrace_protocol::ids::Capability;
+use millrace_protocol::plan::Review;
 use millrace_protocol::result::{CapabilityDescription, Consult};
 use serde::{Deserialize, Serialize};
 
+pub use review::{review, review_schema};
 pub use schema::{common, merge, schema};
 pub use template::{RunView, TaskView, Template, TemplateError, View, day};
 
@@ -43,8 +46,8 @@ pub struct About {
     pub input: Option<serde_json::Value>,
     /// The JSON Schema of a result's `data`; `None` promises nothing.
     pub output: Option<serde_json::Value>,
-    /// What critics ask of every result, a sentence each.
-    pub criteria: Vec<String>,
+    /// How its results are judged where a task does not say.
+    pub review: Review,
 }
 
 /// An agent: what it is told, what it may use and how it answers.
@@ -148,8 +151,16 @@ impl About {
             slots: slots.transpose()?,
             input: fields.get("input").map(|node| json_schema(node, "input")).transpose()?,
             output: fields.get("output").map(|node| json_schema(node, "output")).transpose()?,
-            criteria: fields.get("review").map(criteria).transpose()?.unwrap_or_default(),
+            review: fields.get("review").map(review).transpose()?.unwrap_or_default(),
         })
+    }
+
+    /// What critics ask of every result, whatever a task's own review asks besides.
+    fn criteria(&self) -> Vec<String> {
+        match &self.review {
+            Review::Critic { criteria, .. } => criteria.clone(),
+            Review::None | Review::Checks { .. } => Vec::new(),
+        }
     }
 
     /// What the registry is told.
@@ -158,7 +169,8 @@ impl About {
         CapabilityDescription {
             parameters: self.input.clone(),
             output: self.output.clone(),
-            criteria: self.criteria.clone(),
+            criteria: self.criteria(),
+            review: self.review.clone(),
             ..CapabilityDescription::new(self.name.clone(), self.description.clone())
         }
     }
@@ -179,7 +191,7 @@ impl Spec {
                 slots: None,
                 input: None,
                 output: None,
-                criteria: Vec::new(),
+                review: Review::None,
             },
             instructions: Template::default(),
             model: None,
@@ -278,16 +290,6 @@ fn answer_form(node: &Node) -> Result<AnswerForm, Mistake> {
     Ok(AnswerForm::ALL[node.choice("answer", &names)?])
 }
 
-fn criteria(node: &Node) -> Result<Vec<String>, Mistake> {
-    let fields = Fields::of(node, "capability's review", &["criteria"])?;
-    let items = fields.required("criteria")?.list("criteria", "sentences")?;
-    let sentence = |item: &Node| match item.text("criteria")? {
-        text if text.trim().is_empty() => Err(item.not("criteria", "a sentence")),
-        text => Ok(text.to_owned()),
-    };
-    items.iter().map(sentence).collect()
-}
-
 fn json_schema(node: &Node, name: &str) -> Result<serde_json::Value, Mistake> {
     let Value::Map(_) = node.value else {
         return Err(node.not(name, "a JSON Schema, which is a map"));
@@ -382,6 +384,7 @@ concurrency: 2
         assert!(spec.tools[1].settings.is_some());
         let described = spec.describe();
         assert_eq!(described.criteria, ["It names the law."]);
+        assert_eq!(described.review, Review::critic(described.criteria.clone()));
         assert!(described.parameters.is_some() && described.consult.is_none());
         let consulted = Spec::parse(format!("{GOOD}consult: true\n").as_bytes(), &Few).unwrap().describe();
         assert_eq!(consulted.consult.unwrap().instructions, "You answer  for .");

@@ -18,7 +18,12 @@ pub(super) struct Inputs {
 
 impl Inputs {
     pub fn of(order: &Order, sources: Arc<dyn Sources>) -> Arc<dyn Results> {
-        Arc::new(Self { inputs: order.inputs.clone(), sources })
+        Self::over(order.inputs.clone(), sources)
+    }
+
+    /// These results and no others.
+    pub fn over(inputs: Vec<Input>, sources: Arc<dyn Sources>) -> Arc<dyn Results> {
+        Arc::new(Self { inputs, sources })
     }
 }
 

@@ -3,7 +3,7 @@
 
 use serde_json::{Value, json};
 
-use super::AnswerForm;
+use super::{AnswerForm, review_schema};
 
 /// The properties that capabilities of every kind have.
 #[must_use]
@@ -27,13 +27,7 @@ pub fn common() -> Value {
         },
         "input": { "description": "The JSON Schema of a task's parameters.", "type": "object" },
         "output": { "description": "The JSON Schema of a result's data.", "type": "object" },
-        "review": {
-            "description": "What critics ask of every result of it.",
-            "type": "object",
-            "properties": { "criteria": { "type": "array", "items": { "type": "string", "pattern": "\\S" } } },
-            "required": ["criteria"],
-            "additionalProperties": false,
-        },
+        "review": review_schema(),
     })
 }
 

@@ -74,6 +74,9 @@ struct GetArguments {
     /// end are kept.
     #[schemars(range(min = 500, max = 60000))]
     max_chars: Option<u32>,
+    /// Where to begin in the output, in characters from 0: then that piece of the output comes, and nothing else. Use it
+    /// to read a long output piece by piece.
+    from: Option<u32>,
 }
 
 /// `list_completed_tasks{}`: a JSON array with a [`ResultEntry`] for each task whose result may be read.
@@ -90,7 +93,8 @@ pub fn list_completed_tasks(results: Arc<dyn Results>) -> Arc<dyn Tool> {
     )
 }
 
-/// `get_task_result{task_id, max_chars?}`: one result as a JSON object: summary, output, notes, sources, quotations.
+/// `get_task_result{task_id, max_chars?, from?}`: one result as a JSON object: summary, output, notes, sources, quotations;
+/// with `from`, a piece of its output alone.
 #[must_use]
 pub fn get_task_result(results: Arc<dyn Results>) -> Arc<dyn Tool> {
     typed(
@@ -122,7 +126,25 @@ async fn get(results: &dyn Results, arguments: GetArguments) -> Result<String, T
         return Err(no_result(&task, &results.list().await?));
     };
     let limit = arguments.max_chars.map_or(DEFAULT_RESULT_CHARS, |chars| chars as usize);
-    Ok(shown(task, result, limit.clamp(MIN_RESULT_CHARS, MAX_RESULT_CHARS)))
+    let limit = limit.clamp(MIN_RESULT_CHARS, MAX_RESULT_CHARS);
+    match arguments.from {
+        None => Ok(shown(task, result, limit)),
+        Some(from) => piece(task, &result.output, from as usize, limit),
+    }
+}
+
+/// A piece of an output, with where it stands and where to go on.
+fn piece(task_id: TaskId, output: &str, from: usize, limit: usize) -> Result<String, ToolError> {
+    let all = output.chars().count();
+    if from >= all {
+        let text = format!("the output of task '{task_id}' has {all} characters; 'from' must be less");
+        return Err(ToolError::Refused(text));
+    }
+    let piece: String = output.chars().skip(from).take(limit).collect();
+    let to = (from + limit).min(all);
+    let more = if to < all { format!("; go on with from = {to}") } else { String::new() };
+    let result = TaskResult { output: piece, ..TaskResult::default() };
+    Ok(as_json(&Shown { task_id, result, cut: Some(format!("characters {from} to {to} of {all}{more}")) }))
 }
 
 fn no_result(task: &TaskId, entries: &[ResultEntry]) -> ToolError {
@@ -289,6 +311,26 @@ mod tests {
                 assert_eq!(shown.result.quotations.len(), 40, "quotations give way last");
             }
         }
+    }
+
+    #[tokio::test]
+    async fn a_long_output_is_read_whole_piece_by_piece() {
+        let tool = get_task_result(fixed());
+        let (mut read, mut from) = (String::new(), 0);
+        for _ in 0..3 {
+            let arguments = json!({"task_id": "one", "max_chars": 15_000, "from": from});
+            let text = tool.call(arguments, &Call::default()).await.unwrap().text;
+            let shown: Shown = serde_json::from_str(&text).unwrap();
+            read.push_str(&shown.result.output);
+            from += 15_000;
+            let more = if from < 40_000 { format!("; go on with from = {from}") } else { String::new() };
+            let to = from.min(40_000);
+            assert_eq!(shown.cut, Some(format!("characters {} to {to} of 40000{more}", from - 15_000)));
+        }
+        assert_eq!(read, long_result().output);
+        let past = tool.call(json!({"task_id": "one", "from": 40_000}), &Call::default()).await.unwrap_err();
+        let told = "the output of task 'one' has 40000 characters; 'from' must be less";
+        assert_eq!(past, ToolError::Refused(told.into()));
     }
 
     #[tokio::test]

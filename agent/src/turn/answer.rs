@@ -3,7 +3,7 @@
 
 use std::collections::BTreeSet;
 
-use millrace_protocol::result::{Proposal, TaskResult, Verdict};
+use millrace_protocol::result::{Proposal, TaskResult};
 use schemars::JsonSchema;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -71,26 +71,6 @@ impl Answer for TaskResult {
     }
 }
 
-impl Answer for Verdict {
-    /// The reasons first: models write in the order of the schema, and what is written last can rest on them. What a
-    /// review costs is not the model's to say.
-    fn schema(name: &str) -> Option<AnswerSchema> {
-        let mut verdict = structured::<Self>(name);
-        put_in_order(&mut verdict.schema["properties"]["criteria"]["items"], &["criterion", "gap", "met"]);
-        put_in_order(&mut verdict.schema, &["criteria", "reasoning", "feedback", "passed"]);
-        verdict.schema["properties"]["criteria"]["minItems"] = Value::from(1);
-        Some(verdict)
-    }
-
-    fn parse(text: &str) -> Result<Self, String> {
-        let verdict: Self = from_json(text)?;
-        match verdict.inconsistency() {
-            Some(contradiction) => Err(format!("The verdict contradicts itself: {contradiction}.")),
-            None => Ok(verdict),
-        }
-    }
-}
-
 impl Answer for Proposal {
     fn schema(name: &str) -> Option<AnswerSchema> {
         Some(structured::<Self>(name))
@@ -104,15 +84,6 @@ impl Answer for Proposal {
             None => Ok(proposal),
         }
     }
-}
-
-/// Leaves these properties of an object's schema, in this order.
-fn put_in_order(schema: &mut Value, names: &[&str]) {
-    let Some(Value::Object(properties)) = schema.get_mut("properties").map(Value::take) else {
-        return;
-    };
-    let named = names.iter().filter_map(|name| Some(((*name).to_owned(), properties.get(*name)?.clone())));
-    schema["properties"] = Value::Object(named.collect());
 }
 
 fn structured<A: JsonSchema>(name: &str) -> AnswerSchema {
@@ -148,23 +119,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_verdict_is_asked_for_with_its_reasons_first() {
-        let schema = Verdict::schema("verdict").unwrap().schema;
-        let names =
-            |schema: &Value| schema["properties"].as_object().unwrap().keys().cloned().collect::<Vec<_>>();
-        assert_eq!(names(&schema), ["criteria", "reasoning", "feedback", "passed"]);
-        assert_eq!(names(&schema["properties"]["criteria"]["items"]), ["criterion", "gap", "met"]);
-    }
-
-    #[test]
     fn mistakes_of_an_answer_are_told_in_words_the_model_can_act_on() {
-        let verdict = r#"{"passed":true,"criteria":[{"criterion":"c","met":false}],"reasoning":""}"#;
-        let told = Verdict::parse(verdict).unwrap_err();
-        assert_eq!(
-            told,
-            "The verdict contradicts itself: it passes a result with a criterion that is not met."
-        );
-        assert!(Verdict::parse("no").unwrap_err().starts_with("The answer is not one JSON object"));
+        assert!(TaskResult::parse("no").unwrap_err().starts_with("The answer is not one JSON object"));
         assert!(TaskResult::parse("{}").unwrap_err().contains("'output' is empty"));
         let unlisted =
             r#"{"output":"x","quotations":[{"source":"S1","text":"q","first_line":1,"last_line":1}]}"#;

@@ -19,7 +19,8 @@ use futures::FutureExt;
 use futures::future::BoxFuture;
 
 use crate::model::{Model, ModelError, Reply, Request, Watch};
-use crate::critic::VERDICT;
+use crate::planner::glance;
+use crate::critic::{self, VERDICT};
 use crate::roles::task_of;
 use crate::spec::AnswerForm;
 
@@ -49,10 +50,10 @@ impl Model for Extractive {
 fn reply(request: &Request) -> Result<Reply, ModelError> {
     let name = request.answer.as_ref().map(|answer| answer.name.as_str()).unwrap_or_default();
     let reply = match name {
-        PLAN => task_of(request).map(|task| conversation::answer(&plan::propose(&task))),
+        PLAN => glance(request).map(|glance| conversation::answer(&plan::propose(&glance))),
         FINDINGS => task_of(request).map(|task| research::reply(request, &task)),
         REPORT => task_of(request).map(|task| report::reply(request, &task)),
-        VERDICT => task_of(request).map(|task| verdict::reply(request, &task)),
+        VERDICT => critic::task_of(request).map(|task| verdict::reply(request, &task)),
         _ => None,
     };
     reply.ok_or_else(|| ModelError::BadRequest {

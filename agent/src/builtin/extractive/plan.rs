@@ -1,26 +1,26 @@
 //! The planner's part: one research task for each question of the objective, and one task that reports on all of them.
+//! Later it changes nothing, and where nothing is under way any more it says so: it can't judge what was lost.
 
-use millrace_protocol::ids::{Capability, TaskId};
-use millrace_protocol::plan::{OnFailedDependency, Review, TaskSpec};
-use millrace_protocol::result::Proposal;
+use millrace_protocol::plan::OnFailedDependency;
 
 use super::{criteria, split};
-use crate::roles::{PRODUCER, PlanTask, RESEARCH};
+use crate::planner::{Glance, PlanAnswer, TaskWish};
+use crate::roles::{PRODUCER, RESEARCH};
 
-pub(super) fn propose(task: &PlanTask) -> Proposal {
-    if !task.tasks.is_empty() {
-        return Proposal {
-            reasoning:
-                "The plan has tasks already, and no language model is in use that could judge what else it \
-                        needs: nothing is added."
-                    .into(),
-            ..Proposal::default()
-        };
+const NO_JUDGEMENT: &str =
+    "No language model is in use that could judge what else the plan needs: nothing is added and nothing repeated.";
+
+pub(super) fn propose(glance: &Glance) -> PlanAnswer {
+    if glance.is_planned {
+        let give_up = glance.stands_still.then(|| {
+            "the deliverable was lost, and no language model is in use that could find another way to it".to_owned()
+        });
+        return PlanAnswer { reasoning: NO_JUDGEMENT.into(), give_up, ..PlanAnswer::default() };
     }
-    let questions = split::questions(&task.objective);
-    let research: Vec<TaskSpec> =
+    let questions = split::questions(&glance.objective);
+    let research: Vec<TaskWish> =
         questions.iter().enumerate().map(|(at, question)| research(at + 1, question)).collect();
-    let report = report(&task.objective, &research);
+    let report = report(&glance.objective, &research);
     let count = research.len();
     let reasoning = match count {
         1 => "The objective asks one thing: one task looks for it, another reports on it.".to_owned(),
@@ -28,30 +28,30 @@ pub(super) fn propose(task: &PlanTask) -> Proposal {
             "The objective asks {count} things: a task looks for each, and another reports on all of them."
         ),
     };
-    Proposal { reasoning, tasks: research.into_iter().chain([report]).collect(), ..Proposal::default() }
+    PlanAnswer { reasoning, tasks: research.into_iter().chain([report]).collect(), ..PlanAnswer::default() }
 }
 
-fn research(number: usize, question: &str) -> TaskSpec {
-    let criteria = [criteria::CITATIONS, criteria::QUOTATIONS, criteria::COVERAGE];
-    spec(&format!("research-{number}"), question, RESEARCH, &criteria)
+fn research(number: usize, question: &str) -> TaskWish {
+    wish(format!("research-{number}"), question, RESEARCH)
 }
 
-fn report(objective: &str, research: &[TaskSpec]) -> TaskSpec {
-    let criteria = [criteria::CITATIONS, criteria::QUOTATIONS, criteria::COVERAGE];
-    TaskSpec {
-        depends_on: research.iter().map(|task| task.id.clone()).collect(),
+fn report(objective: &str, research: &[TaskWish]) -> TaskWish {
+    TaskWish {
+        depends_on: research.iter().filter_map(|task| task.id.clone()).collect(),
         // A report on what could be found is better than none.
-        on_failed_dependency: OnFailedDependency::Skip,
+        on_failed_dependency: Some(OnFailedDependency::Skip),
         is_final: true,
-        ..spec("report", objective, PRODUCER, &criteria)
+        ..wish("report".into(), objective, PRODUCER)
     }
 }
 
-fn spec(id: &str, objective: &str, capability: &str, criteria: &[&str]) -> TaskSpec {
-    let id = TaskId::new(id).expect("a word and a number make a name");
-    let capability = Capability::new(capability).expect("the built-in capabilities are names");
-    TaskSpec {
-        review: Review::critic(criteria.iter().map(|&criterion| criterion.to_owned()).collect()),
-        ..TaskSpec::new(id, objective, capability)
+fn wish(id: String, objective: &str, capability: &str) -> TaskWish {
+    let criteria = [criteria::CITATIONS, criteria::QUOTATIONS, criteria::COVERAGE];
+    TaskWish {
+        id: Some(id),
+        objective: objective.to_owned(),
+        capability: capability.to_owned(),
+        criteria: criteria.map(str::to_owned).to_vec(),
+        ..TaskWish::default()
     }
 }

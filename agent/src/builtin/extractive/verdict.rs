@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use millrace_protocol::result::{CriterionOutcome, Quotation, SourceKind, TaskResult, Verdict};
+use millrace_protocol::result::{Quotation, SourceKind, TaskResult};
 use serde_json::{Value, json};
 
 use super::conversation::{self, Exchange, Passage, exchanges, has_tool};
@@ -12,7 +12,7 @@ use super::question::{Question, Wanted};
 use crate::citations;
 use crate::citations::fold;
 use crate::corpus::terms;
-use crate::critic::ReviewTask;
+use crate::critic::{Answered, Judgement, ReviewTask};
 use crate::model::{Reply, Request};
 use crate::roles::{PRODUCER, RESEARCH};
 
@@ -81,7 +81,7 @@ struct Review<'a> {
 }
 
 impl Review<'_> {
-    fn judge(&self) -> Verdict {
+    fn judge(&self) -> Judgement {
         let mut outcomes = vec![
             outcome(criteria::NOT_EMPTY, self.emptiness()),
             outcome(criteria::CITATIONS, self.citations()),
@@ -100,7 +100,7 @@ impl Review<'_> {
         self.verdict(outcomes, not_judged)
     }
 
-    fn verdict(&self, criteria: Vec<CriterionOutcome>, not_judged: usize) -> Verdict {
+    fn verdict(&self, criteria: Vec<Answered>, not_judged: usize) -> Judgement {
         let passed = criteria.iter().all(|outcome| outcome.met);
         let gaps: Vec<&str> = criteria.iter().filter_map(|outcome| outcome.gap.as_deref()).collect();
         let result = &self.task.result;
@@ -119,7 +119,8 @@ impl Review<'_> {
             ));
         }
         let feedback = (!passed).then(|| gaps.join("\n"));
-        Verdict { passed, criteria, reasoning, feedback, ..empty() }
+        let task_id = Some(self.task.task_id.to_string());
+        Judgement { task_id, criteria, reasoning, feedback, passed, confidence: None }
     }
 
     fn emptiness(&self) -> Vec<String> {
@@ -140,7 +141,9 @@ impl Review<'_> {
             let unlisted = cited.difference(&listed).map(|mark| format!("[{mark}] names no listed source."));
             let uncited =
                 listed.difference(&cited).map(|id| format!("Source {id} is not cited in the output."));
-            faults.extend(unlisted.chain(uncited));
+            faults.extend(unlisted);
+            // In what it was not shown it may be cited.
+            faults.extend(uncited.filter(|_| !self.task.is_cut));
         }
         for source in result.sources.iter().filter(|source| source.kind == SourceKind::Document) {
             if !self.can_be_read(&source.location) {
@@ -228,16 +231,12 @@ impl Review<'_> {
     }
 }
 
-fn empty() -> Verdict {
-    Verdict::default()
-}
-
-fn outcome(criterion: &str, faults: Vec<String>) -> CriterionOutcome {
+fn outcome(criterion: &str, faults: Vec<String>) -> Answered {
     let more = faults.len().saturating_sub(MAX_NAMED);
     let mut named: Vec<String> = faults.into_iter().take(MAX_NAMED).collect();
     if more > 0 {
         named.push(format!("And {more} more."));
     }
     let gap = (!named.is_empty()).then(|| named.join(" "));
-    CriterionOutcome { criterion: criterion.to_owned(), met: gap.is_none(), gap }
+    Answered { criterion: criterion.to_owned(), met: gap.is_none(), gap }
 }
