@@ -3,6 +3,8 @@
 
 #![allow(clippy::unwrap_used, reason = "a test and its helpers may panic")]
 
+#[path = "turn/allowance.rs"]
+mod allowance;
 #[path = "turn/answers.rs"]
 mod answers;
 #[path = "turn/effects.rs"]

@@ -70,6 +70,11 @@ pub struct Settings {
     #[serde(skip_serializing_if = "Option::is_none", deserialize_with = "form::timeout")]
     #[schemars(range(min = 0.001, max = 86_400))]
     pub timeout: Option<f64>,
+    /// How long a stream that has begun may give nothing at all before it counts as broken, in seconds; 120 if left out,
+    /// a day at most.
+    #[serde(skip_serializing_if = "Option::is_none", deserialize_with = "form::idle_timeout")]
+    #[schemars(range(min = 0.001, max = 86_400))]
+    pub idle_timeout: Option<f64>,
     /// More fields of the request's body; they win over ours.
     #[serde(skip_serializing_if = "Map::is_empty")]
     pub extra_body: Map<String, Value>,
@@ -116,6 +121,7 @@ impl fmt::Debug for Settings {
             .field("reasoning_effort", &self.reasoning_effort)
             .field("structured", &self.structured)
             .field("timeout", &self.timeout)
+            .field("idle_timeout", &self.idle_timeout)
             .field("extra_body", &self.extra_body.keys())
             .field("extra_headers", &self.extra_headers.keys())
             .finish_non_exhaustive()
@@ -126,9 +132,19 @@ impl Settings {
     /// How long one request may take.
     #[must_use]
     pub fn timeout(&self) -> Duration {
-        let seconds = self.timeout.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
-        seconds.unwrap_or(Duration::from_secs(600))
+        span(self.timeout, 600)
     }
+
+    /// How long a stream may give nothing.
+    #[must_use]
+    pub fn idle_timeout(&self) -> Duration {
+        span(self.idle_timeout, 120)
+    }
+}
+
+fn span(seconds: Option<f64>, default: u64) -> Duration {
+    let span = seconds.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
+    span.unwrap_or(Duration::from_secs(default))
 }
 
 impl Choice {

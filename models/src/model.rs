@@ -47,6 +47,10 @@ pub enum Delta<'a> {
     Call(&'a str),
     /// What came so far does not count: the request is made again.
     Restart,
+    /// The request has to wait before it can be made, for this reason.
+    Waiting(&'a str),
+    /// The wait is over: the request is being made.
+    Asking,
 }
 
 /// One question to a model: the whole conversation so far and what it may answer with.

@@ -202,6 +202,8 @@ pub enum Limit {
     CachedTokens,
     /// Money.
     Cost,
+    /// What was reserved of the run's budget.
+    Allowance,
     /// Working time.
     Time,
     /// What the model can hold of a conversation, after it was made shorter twice.

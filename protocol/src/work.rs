@@ -153,6 +153,14 @@ pub enum Entry {
         /// The line.
         text: String,
     },
+    /// Whoever took it last gave it back in good order, for a fault of the world that may pass: the claim counts for
+    /// nothing.
+    Released {
+        /// Who.
+        worker: WorkerId,
+        /// Why.
+        why: String,
+    },
     /// The end of the work.
     Outcome {
         /// Who brings it.

@@ -4,7 +4,7 @@
 
 use millrace_protocol::ids::{Lane, RunId, WorkerId};
 use millrace_protocol::plan::Work;
-use millrace_protocol::result::{ErrorKind, TaskError};
+use millrace_protocol::result::{ErrorKind, MAX_MESSAGE, TaskError};
 use millrace_protocol::subject::Topic;
 use millrace_protocol::wire::Blob;
 use millrace_protocol::work::{Entry, Order, Outcome};
@@ -40,8 +40,10 @@ pub struct Journal {
     /// The steps of earlier claims, oldest first, that have not been asked for again.
     recorded: std::collections::VecDeque<(String, Blob)>,
     claim: u32,
-    /// The last claims, ours included, between which nothing was done.
+    /// The last claims, ours included, between which nothing was done; those that were given back do not count.
     barren: u32,
+    /// How often it was given back since the last step.
+    released: u32,
 }
 
 /// Why a step could not be written.
@@ -53,22 +55,7 @@ impl Journal {
     /// # Errors
     /// The server does not answer.
     pub async fn claim(bus: &Bus, order: &Order, worker: &WorkerId) -> Result<Claim, crate::Fault> {
-        let mut journal = Self {
-            bus: bus.clone(),
-            lane: order.lane,
-            run: order.run.clone(),
-            topic: Topic::journal(&order.work),
-            worker: worker.clone(),
-            review: match order.work {
-                Work::Review { review, .. } => review,
-                Work::Task { .. } | Work::Planning { .. } => 0,
-            },
-            last: 0,
-            steps: 0,
-            recorded: std::collections::VecDeque::new(),
-            claim: 1,
-            barren: 1,
-        };
+        let mut journal = Self::unread(bus, order, worker);
         loop {
             let entry = Entry::Claimed { worker: worker.clone(), claim: journal.claim };
             match journal.append(&entry).await {
@@ -92,30 +79,54 @@ impl Journal {
         Ok(Claim::Ours(journal))
     }
 
+    fn unread(bus: &Bus, order: &Order, worker: &WorkerId) -> Self {
+        Self {
+            bus: bus.clone(),
+            lane: order.lane,
+            run: order.run.clone(),
+            topic: Topic::journal(&order.work),
+            worker: worker.clone(),
+            review: match order.work {
+                Work::Review { review, .. } => review,
+                Work::Task { .. } | Work::Planning { .. } => 0,
+            },
+            last: 0,
+            steps: 0,
+            recorded: std::collections::VecDeque::new(),
+            claim: 1,
+            barren: 1,
+            released: 0,
+        }
+    }
+
     /// Reads what is there; says whether the work is done.
     async fn read(&mut self) -> Result<bool, crate::Fault> {
         self.recorded.clear();
-        let (mut claims, mut barren) = (0, 0);
+        let (mut claims, mut barren, mut released) = (0, 0, 0);
         for record in read_topic(&self.bus, self.lane, &self.run, &self.topic).await? {
             self.last = record.sequence;
             match self.bus.open::<Entry>(&record).await {
                 Ok(Entry::Claimed { .. }) => (claims, barren) = (claims + 1, barren + 1),
                 Ok(Entry::Step { name, value, .. }) => {
                     self.recorded.push_back((name, value));
-                    barren = 0;
+                    (barren, released) = (0, 0);
                 }
                 Ok(Entry::Note { .. }) => {}
+                Ok(Entry::Released { .. }) => {
+                    barren = u32::saturating_sub(barren, 1);
+                    released += 1;
+                }
                 // A review can be asked for again after it came to nothing, with a higher number.
                 Ok(Entry::Outcome { review, .. }) if review >= self.review => return Ok(true),
                 Ok(Entry::Outcome { .. }) => {
                     self.recorded.clear();
-                    (claims, barren) = (0, 0);
+                    (claims, barren, released) = (0, 0, 0);
                 }
                 Err(fault) if fault.is_transient() => return Err(fault),
                 Err(fault) => warn!(%fault, "a journal entry is passed over"),
             }
         }
-        (self.claim, self.barren) = (claims + 1, barren + 1);
+        (self.claim, self.barren, self.released) = (claims + 1, barren + 1, released);
         Ok(false)
     }
 
@@ -160,6 +171,48 @@ impl Journal {
     /// As for a step.
     pub async fn note(&mut self, text: String) -> Result<(), JournalError> {
         self.append(&Entry::Note { text }).await
+    }
+
+    /// Says that the work is given back for this reason, so that the claim counts for nothing. Nothing is written after
+    /// it.
+    ///
+    /// # Errors
+    /// As for a step.
+    pub async fn release(&mut self, why: &str) -> Result<(), JournalError> {
+        let why = why.chars().take(MAX_MESSAGE).collect();
+        self.append(&Entry::Released { worker: self.worker.clone(), why }).await
+    }
+
+    /// How often earlier claims gave the work back since the last step.
+    #[must_use]
+    pub fn released(&self) -> u32 {
+        self.released
+    }
+
+    /// The same for work that `worker` holds and whose journal is gone with whoever worked on it. Nothing is written if
+    /// the last claim is not its own.
+    ///
+    /// # Errors
+    /// As for a step.
+    pub async fn release_of(
+        bus: &Bus,
+        order: &Order,
+        worker: &WorkerId,
+        why: &str,
+    ) -> Result<(), JournalError> {
+        let mut journal = Self::unread(bus, order, worker);
+        let mut holder = None;
+        for record in read_topic(bus, order.lane, &order.run, &journal.topic).await? {
+            journal.last = record.sequence;
+            match bus.open::<Entry>(&record).await {
+                Ok(Entry::Claimed { worker, .. }) => holder = Some(worker),
+                Ok(Entry::Released { .. } | Entry::Outcome { .. }) => holder = None,
+                Ok(Entry::Step { .. } | Entry::Note { .. }) => {}
+                Err(fault) if fault.is_transient() => return Err(fault.into()),
+                Err(fault) => warn!(%fault, "a journal entry is passed over"),
+            }
+        }
+        if holder.as_ref() == Some(worker) { journal.release(why).await } else { Ok(()) }
     }
 
     /// Writes the end. The order may be acknowledged after it.

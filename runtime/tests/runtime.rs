@@ -85,7 +85,10 @@ async fn appends_across_a_server_that_dies_are_each_there_once_and_in_order() {
     for record in read_run(&bus, LANE, &run, 1).await.expect("it answers") {
         match bus.open::<Entry>(&record).await.expect("it is an entry") {
             Entry::Note { text } => texts.push(text),
-            entry @ (Entry::Claimed { .. } | Entry::Step { .. } | Entry::Outcome { .. }) => {
+            entry @ (Entry::Claimed { .. }
+            | Entry::Step { .. }
+            | Entry::Released { .. }
+            | Entry::Outcome { .. }) => {
                 panic!("{entry:?}")
             }
         }
@@ -190,23 +193,8 @@ async fn an_order_that_waits_is_not_put_in_its_queue_again() {
     let server = NatsServer::start();
     let bus = bus(&server).await;
     let work = Work::Planning { turn: 1, attempt: 1 };
-    let order = Order {
-        run: run("r"),
-        lane: LANE,
-        work: work.clone(),
-        mission: "m".into(),
-        objective: "o".into(),
-        capability: millrace_protocol::ids::Capability::new("planner").expect("it is a name"),
-        parameters: Parameters::new(),
-        inputs: Vec::new(),
-        criteria: Vec::new(),
-        is_final: false,
-        feedback: Vec::new(),
-        limits: Limits::default(),
-        documents: None,
-        model: None,
-        own_model: None,
-    };
+    let planner = millrace_protocol::ids::Capability::new("planner").expect("it is a name");
+    let order = Order::new(run("r"), LANE, work.clone(), "o", planner);
     for _ in 0..3 {
         assert!(queue::offer(&bus, vec![order.clone(), order.clone()]).await.is_ok());
     }

@@ -42,6 +42,8 @@ impl Watch for Live {
             Delta::Text(text) | Delta::Reasoning(text) => Piece::Text(text.to_owned()),
             Delta::Call(tool) => Piece::Call(tool.to_owned()),
             Delta::Restart => Piece::Restart,
+            // The journal says it, where the wait is long.
+            Delta::Waiting(_) | Delta::Asking => return,
         };
         // The teller ends only with us.
         drop(self.pieces.send(piece));

@@ -219,7 +219,7 @@ fn of_entry(topic: Topic, entry: Entry, record: &Record) -> Vec<Item> {
         (Topic::Task(task, _), Entry::Step { .. } | Entry::Note { .. }) => {
             vec![Item::Heard(task, record.time)]
         }
-        (_, Entry::Step { .. } | Entry::Note { .. }) => Vec::new(),
+        (_, Entry::Step { .. } | Entry::Note { .. } | Entry::Released { .. }) => Vec::new(),
         (Topic::Task(task, attempt), Entry::Outcome { worker, outcome, .. }) => {
             let outcome = match outcome {
                 Outcome::Finished { summary, is_empty, is_detailed, review, usage, models, result: _ } => {

@@ -9,7 +9,8 @@ use millrace_agent::desk::{Desk, Seat, SourceError, Sources};
 use millrace_agent::files::Files;
 use millrace_agent::tool::Tool;
 use millrace_protocol::ids::WorkerId;
-use millrace_protocol::result::{CapabilityDescription, ErrorKind, TaskError, TaskResult};
+use millrace_protocol::plan::Amounts;
+use millrace_protocol::result::{ErrorKind, TaskError, TaskResult};
 use millrace_protocol::work::{Input, Order};
 use millrace_runtime::host;
 use millrace_seat::{Live, Reading, Recorded, Shared};
@@ -121,19 +122,6 @@ impl<'h> Attempt<'h> {
         opened.map(Some).map_err(|error| self.unreadable(error))
     }
 
-    /// The capabilities that tasks of this cluster can name. Written down as a step, so that a worker that takes this
-    /// attempt over sees the same.
-    pub(crate) async fn capabilities(&mut self) -> Result<Vec<CapabilityDescription>, TaskError> {
-        if let Some(value) = self.host.recorded(CAPABILITIES).await? {
-            return serde_json::from_value(value)
-                .map_err(|mistake| invalid(format!("{CAPABILITIES}: {mistake}")));
-        }
-        let found = self.host.reader().capabilities().await.map_err(|fault| self.host.fault(fault))?;
-        let value = serde_json::to_value(&found).expect("descriptions have a form in JSON");
-        self.host.append(CAPABILITIES, &value).await?;
-        Ok(found)
-    }
-
     pub(crate) fn desk(&self) -> &'h Desk {
         self.desk
     }
@@ -149,6 +137,7 @@ impl<'h> Attempt<'h> {
             sources: self.sources(),
             files: Arc::new(Shared::of(&bus, &order)),
             live: Live::of(&bus, &order),
+            allowance: order.allowance.unwrap_or_default(),
             journal: Recorded(self.host),
         }
     }
@@ -174,6 +163,7 @@ pub(crate) struct Chair<'a> {
     sources: Arc<dyn Sources>,
     files: Arc<Shared>,
     live: Live,
+    allowance: Amounts,
     journal: Recorded<'a>,
 }
 
@@ -185,12 +175,11 @@ impl Chair<'_> {
             files: Some(files),
             tools,
             watch: &self.live,
+            allowance: self.allowance,
             ..Seat::new(self.sources.clone(), &mut self.journal)
         }
     }
 }
-
-const CAPABILITIES: &str = "capabilities";
 
 fn invalid(message: String) -> TaskError {
     TaskError::new(ErrorKind::InvalidTask, message)

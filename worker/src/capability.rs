@@ -5,8 +5,9 @@ use std::sync::Arc;
 
 use futures::future::BoxFuture;
 use millrace_agent::model::Choice;
+use millrace_agent::turn::Spent;
 use millrace_protocol::ids;
-use millrace_protocol::result::{CapabilityDescription, Proposal, TaskError, TaskResult, Usage};
+use millrace_protocol::result::{CapabilityDescription, Proposal, TaskError, TaskResult};
 
 use crate::Attempt;
 
@@ -40,7 +41,7 @@ pub enum Outcome {
     /// A task's result.
     Result(TaskResult),
     /// A planner's proposal, and what it took. Only for the capability `planner`.
-    Proposal(Proposal, Usage),
+    Proposal(Proposal, Spent),
 }
 
 impl From<TaskResult> for Outcome {

@@ -7,6 +7,7 @@ use futures::FutureExt;
 use futures::future::BoxFuture;
 use millrace_agent::desk::Desk;
 use millrace_agent::tool;
+use millrace_agent::turn::Spent;
 use millrace_protocol::plan::Work;
 use millrace_protocol::result::{CapabilityDescription, ErrorKind, TaskError};
 use millrace_protocol::work::{self, Order};
@@ -32,9 +33,9 @@ impl Hosted {
         match (outcome, &host.order().work) {
             (Outcome::Result(result), Work::Task { .. }) => {
                 host.finished(result, self.description.review.clone()).await
-            },
-            (Outcome::Proposal(proposal, usage), Work::Planning { .. }) => {
-                Ok(work::Outcome::Proposed { proposal, usage, models: Default::default() })
+            }
+            (Outcome::Proposal(proposal, Spent { usage, models }), Work::Planning { .. }) => {
+                Ok(work::Outcome::Proposed { proposal, usage, models })
             }
             (Outcome::Result(_) | Outcome::Proposal(..), work) => Err(unfit(&self.description, work)),
         }

@@ -124,22 +124,12 @@ mod tests {
 
     fn order(own_model: Option<&str>, model: Option<&str>) -> Order {
         let run = RunId::new("r").unwrap();
+        let lane = run.lane(1);
+        let work = Work::Task { task: TaskId::new("t").unwrap(), attempt: 1 };
         Order {
-            lane: run.lane(1),
-            run,
-            work: Work::Task { task: TaskId::new("t").unwrap(), attempt: 1 },
-            mission: String::new(),
-            objective: String::new(),
-            capability: Capability::new("analyst").unwrap(),
-            parameters: Default::default(),
-            inputs: Vec::new(),
-            criteria: Vec::new(),
-            is_final: false,
-            feedback: Vec::new(),
-            limits: Default::default(),
-            documents: None,
             model: model.map(str::to_owned),
             own_model: own_model.map(str::to_owned),
+            ..Order::new(run, lane, work, "", Capability::new("analyst").unwrap())
         }
     }
 

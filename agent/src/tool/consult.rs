@@ -8,12 +8,12 @@ use futures::FutureExt;
 use futures::future::BoxFuture;
 use millrace_models::model::{Message, Model, Request};
 use millrace_protocol::ids::{Capability, TaskId};
-use millrace_protocol::result::{CapabilityDescription, Usage};
+use millrace_protocol::result::{CapabilityDescription, ModelUsage, Usage};
 use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::{Call, Output, Results, Tool, ToolError, ToolSpec, read_arguments, schema_of};
+use super::{Call, Output, Purse, Results, Tool, ToolError, ToolSpec, read_arguments, schema_of};
 use crate::material::{NOTICE, barred, ends};
 
 /// The tool's name.
@@ -28,6 +28,9 @@ const MAX_CONTEXT: usize = 6_000;
 const MAX_ANSWER_TOKENS: u32 = 1_200;
 /// The most characters of an answer, where the caller does not say.
 const DEFAULT_CHARS: u32 = 3_000;
+/// What is told where nothing is left to ask with.
+const SPENT: &str =
+    "what this task may use of models is used up but for your own answer; go on without asking";
 /// What an answer begins with where the context does not carry one.
 const INSUFFICIENT: &str = "INSUFFICIENT_CONTEXT";
 
@@ -92,13 +95,13 @@ impl Tool for Consult {
         true
     }
 
-    fn call<'a>(&'a self, arguments: Value, _: &'a Call) -> BoxFuture<'a, Result<Output, ToolError>> {
-        async move { self.ask(read_arguments(NAME, arguments)?).await }.boxed()
+    fn call<'a>(&'a self, arguments: Value, call: &'a Call) -> BoxFuture<'a, Result<Output, ToolError>> {
+        async move { self.ask(read_arguments(NAME, arguments)?, &call.purse).await }.boxed()
     }
 }
 
 impl Consult {
-    async fn ask(&self, arguments: Arguments) -> Result<Output, ToolError> {
+    async fn ask(&self, arguments: Arguments, purse: &Purse) -> Result<Output, ToolError> {
         let question = arguments.question.trim();
         if question.is_empty() {
             return Err(refused("the question is empty; say what you want to know"));
@@ -115,23 +118,30 @@ impl Consult {
             told: format!("'{}' can't be asked here: its model can't be used", asked.name),
             detail: why,
         })?;
+        let mut purse = purse.open().await;
+        if purse.is_empty() {
+            return Err(refused(SPENT));
+        }
         let request = Request {
             system: format!("{}\n\n{RULES}", consult.instructions.trim()),
             messages: vec![Message::User { text: message(question, &context) }],
             tools: Vec::new(),
             answer: None,
-            max_output_tokens: MAX_ANSWER_TOKENS,
+            max_output_tokens: MAX_ANSWER_TOKENS.min(purse.of_next_reply()),
         };
         let reply = model.reply(&request, &()).await.map_err(|error| ToolError::Failed {
             told: format!("'{}' could not be asked: its model gave no answer; go on without it", asked.name),
             detail: error.to_string(),
         })?;
+        let usage = Usage { model_calls: 1, ..reply.usage };
+        purse.pay(&usage);
+        let answered = reply.model.unwrap_or_else(|| model.name().to_owned());
         let limit = arguments.max_chars.unwrap_or(DEFAULT_CHARS) as usize;
         let answer = match reply.text.trim() {
             "" => format!("{INSUFFICIENT}: '{}' gave no answer.", asked.name),
             text => ends(text, limit),
         };
-        Ok(Output { text: answer, usage: Usage { model_calls: 1, ..reply.usage } })
+        Ok(Output { text: answer, usage, models: ModelUsage::from([(answered, usage)]) })
     }
 
     async fn asked(&self, name: &str) -> Result<CapabilityDescription, ToolError> {

@@ -7,6 +7,7 @@ mod consult;
 mod documents;
 pub mod files;
 mod inner;
+mod purse;
 mod results;
 mod small;
 mod specs;
@@ -18,7 +19,7 @@ use std::time::Instant;
 
 use futures::FutureExt;
 use futures::future::BoxFuture;
-use millrace_protocol::result::Usage;
+use millrace_protocol::result::{ModelUsage, Usage};
 use schemars::JsonSchema;
 use schemars::generate::SchemaSettings;
 use serde::de::DeserializeOwned;
@@ -34,6 +35,7 @@ pub(crate) use inner::{AppendNote, ReadNotes, Think, WriteTodos};
 pub use inner::{
     Inner, MAX_NOTE, MAX_NOTES_READ, MAX_TODOS, Todo, TodoStatus, append_note, read_notes, think, write_todos,
 };
+pub use purse::{Opened, Purse};
 pub use results::{
     DEFAULT_RESULT_CHARS, MAX_RESULT_CHARS, ResultEntry, Results, get_task_result, list_completed_tasks,
 };
@@ -106,7 +108,7 @@ impl Effect {
 }
 
 /// Which call a tool is running.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default)]
 pub struct Call {
     /// The same each time this very call is run, on whatever machine, and that of no other call:
     /// `<run>/<task>/<attempt>/<turn>.<index>`.
@@ -115,6 +117,8 @@ pub struct Call {
     pub turn: u64,
     /// When there is no use any more in going on.
     pub deadline: Option<Instant>,
+    /// What the calls of the turn may use of models together: who asks one opens it first and pays from it.
+    pub purse: Purse,
 }
 
 /// What a tool gives back.
@@ -124,11 +128,13 @@ pub struct Output {
     pub text: String,
     /// What it took of the things that cost money.
     pub usage: Usage,
+    /// Of this, what was used of models, by their full names.
+    pub models: ModelUsage,
 }
 
 impl From<String> for Output {
     fn from(text: String) -> Self {
-        Self { text, usage: Usage::default() }
+        Self { text, ..Self::default() }
     }
 }
 

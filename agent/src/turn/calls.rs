@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use futures::stream::FuturesUnordered;
 use futures::{FutureExt, StreamExt};
-use millrace_protocol::result::Usage;
+use millrace_protocol::result::{ModelUsage, Usage};
 use tokio::time::Instant;
 use tracing::warn;
 
@@ -18,7 +18,7 @@ use super::record::{Begun, Returned, millis};
 use super::{AttemptName, DriveError, Invocation, Journal};
 use crate::files::Files;
 use crate::model::ToolResult;
-use crate::tool::{Call, Effect, Output, Tool, ToolError, Toolbox};
+use crate::tool::{Call, Effect, Output, Purse, Tool, ToolError, Toolbox};
 
 /// What the model is told of a call that was begun before its worker was lost.
 const UNKNOWN: &str = "It is not known whether this call took effect: the worker that ran it was lost after it had \
@@ -33,6 +33,8 @@ pub(super) struct Turn<'a> {
     pub files: Option<&'a Arc<dyn Files>>,
     /// What is left of the working time.
     pub left: Option<Duration>,
+    /// What the calls may use of models together.
+    pub purse: Purse,
 }
 
 impl Turn<'_> {
@@ -111,9 +113,10 @@ impl Turn<'_> {
             let Some((at, value)) = journal.recorded(&asked).await? else { break };
             let index = open.remove(at);
             let result: Returned = readable(&names[index], value)?;
+            self.purse.open().await.pay(&result.usage);
             if let Some(tool) = self.tool(&calls[index]) {
                 let key = self.attempt.key(self.number, index);
-                let call = Call { key, turn: self.number, deadline: None };
+                let call = Call { key, turn: self.number, ..Call::default() };
                 tool.replayed(&calls[index].arguments, &result.result, &call);
             }
             done[index] = Some(result);
@@ -129,7 +132,7 @@ impl Turn<'_> {
         let began = Instant::now();
         let key = self.attempt.key(self.number, index);
         let deadline = self.left.map(|left| (began + left).into_std());
-        let context = Call { key, turn: self.number, deadline };
+        let context = Call { key, turn: self.number, deadline, purse: self.purse.clone() };
         let work =
             AssertUnwindSafe(async { tool.call(call.arguments.clone(), &context).await }).catch_unwind();
         let outcome = match self.left {
@@ -137,7 +140,9 @@ impl Turn<'_> {
             Some(left) => tokio::time::timeout(left, work).await.ok(),
         };
         let mut result = match outcome {
-            Some(Ok(Ok(Output { text, usage }))) => Returned { usage, ..returned(call, text, false) },
+            Some(Ok(Ok(Output { text, usage, models }))) => {
+                Returned { usage, models, ..returned(call, text, false) }
+            }
             Some(Ok(Err(ToolError::Refused(text)))) => returned(call, text, true),
             Some(Ok(Err(ToolError::Failed { told, detail }))) => {
                 warn!(tool = call.tool, detail, "tool failed");
@@ -168,7 +173,7 @@ impl Turn<'_> {
 
 fn returned(call: &Invocation, text: String, is_error: bool) -> Returned {
     let result = ToolResult { call_id: call.call_id.clone(), text, is_error };
-    Returned { result, usage: Usage::default(), took_ms: 0 }
+    Returned { result, usage: Usage::default(), models: ModelUsage::new(), took_ms: 0 }
 }
 
 /// What a panic said.

@@ -2,8 +2,11 @@
 //! or tool result is in the journal before the machine sees it, and one that is already there is not asked for again.
 //! It decides nothing about the work itself.
 
+use std::future::pending;
 use std::sync::Arc;
 use std::time::Duration;
+
+use futures::FutureExt;
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -12,11 +15,12 @@ use tokio::time::Instant;
 use tracing::debug;
 
 use super::calls::Turn;
+use super::pulse::Pulse;
 use super::record::{Asked, Heard, millis};
 use super::{Answer, AttemptName, Ended, Failure, Journal, JournalError, Machine, OutOfStep, Step};
 use crate::files::Files;
-use crate::model::{Model, ModelError, Request, Watch};
-use crate::tool::Toolbox;
+use crate::model::{Model, ModelError, Reply, Request, Watch};
+use crate::tool::{Purse, Toolbox};
 
 /// Why the work could not be carried to its end. Nothing that is in the journal is lost by it.
 #[derive(Debug, thiserror::Error)]
@@ -104,8 +108,8 @@ impl<'a, A: Answer> Driver<'a, A> {
         match self.run(&mut machine).await {
             Ok(ended) => Ok(ended),
             Err(error) => {
-                let (usage, produced) = (machine.usage(), machine.produced());
-                Err(Failure { error: Box::new(error), usage, produced })
+                let (spent, produced) = (machine.spent().clone(), machine.produced());
+                Err(Failure { error: Box::new(error), spent, produced })
             }
         }
     }
@@ -115,13 +119,15 @@ impl<'a, A: Answer> Driver<'a, A> {
             let (turn, left) = (machine.turns(), machine.time_left());
             match machine.next() {
                 Step::AskModel(request) => {
-                    let Asked { heard, took_ms } = self.ask(request, turn, left).await?;
-                    machine.feed(heard, Duration::from_millis(took_ms))?;
+                    let asked = self.ask(request, turn, left).await?;
+                    machine.feed(asked, self.model.name())?;
                 }
                 Step::CallTools(calls) => {
                     let (attempt, toolbox, files) = (&self.attempt, self.toolbox, self.files.as_ref());
                     // The turn of a call is that of the reply it stands in.
-                    let turn = Turn { number: turn.saturating_sub(1), attempt, toolbox, files, left };
+                    let purse = Purse::holding(machine.left_for_calls());
+                    let number = turn.saturating_sub(1);
+                    let turn = Turn { number, attempt, toolbox, files, left, purse };
                     let results = turn.results(calls, self.journal).await?;
                     machine.feed_results(results)?;
                 }
@@ -149,20 +155,41 @@ impl<'a, A: Answer> Driver<'a, A> {
         }
         debug!(step = name, model = self.model.name(), messages = request.messages.len(), "asking the model");
         let began = Instant::now();
-        let reply = self.model.reply(request, self.watch);
-        let reply = match left {
-            None => Some(reply.await),
-            Some(left) => tokio::time::timeout(left, reply).await.ok(),
-        };
-        let heard = match reply {
+        let heard = match self.reply(request, left).await? {
             Some(Ok(reply)) => Heard::Reply(Box::new(reply)),
             Some(Err(ModelError::ContextOverflow { message })) => Heard::Overflow(message),
             Some(Err(error)) => return Err(error.into()),
             None => Heard::TimeUp,
         };
-        let asked = Asked { heard, took_ms: millis(began.elapsed()) };
+        let model = Some(self.model.name().to_owned());
+        let asked = Asked { heard, model, took_ms: millis(began.elapsed()) };
         self.journal.append(&name, &writable(&asked)).await?;
         Ok(asked)
+    }
+
+    /// The model's reply; `None` if the time was over first. While it is written or has to be waited for, the journal
+    /// gets signs of life, at most one a pulse: a provider that wants a pause is no silence of ours.
+    async fn reply(
+        &mut self,
+        request: &Request,
+        left: Option<Duration>,
+    ) -> Result<Option<Result<Reply, ModelError>>, JournalError> {
+        let pulse = Pulse::of(self.watch);
+        let mut reply = self.model.reply(request, &pulse);
+        let time_up = left.map_or_else(|| pending().boxed(), |left| tokio::time::sleep(left).boxed());
+        tokio::pin!(time_up);
+        loop {
+            tokio::select! {
+                biased;
+                reply = &mut reply => return Ok(Some(reply)),
+                () = &mut time_up => return Ok(None),
+                () = tokio::time::sleep(self.journal.pulse()) => {
+                    if let Some(sign) = pulse.sign() {
+                        self.journal.note(&sign).await?;
+                    }
+                }
+            }
+        }
     }
 }
 

@@ -3,10 +3,11 @@
 
 use std::time::Duration;
 
-use millrace_protocol::result::{ErrorKind, Limit, TaskError, Usage};
+use millrace_protocol::plan::Dimension;
+use millrace_protocol::result::{ErrorKind, Limit, ModelUsage, TaskError, Usage};
 use serde::{Deserialize, Serialize};
 
-use super::{Dollars, DriveError};
+use super::{Dollars, DriveError, Spent};
 use crate::model::ModelError;
 
 /// How the work ended and what it cost.
@@ -16,6 +17,9 @@ pub struct Ended<A> {
     pub outcome: Outcome<A>,
     /// Model calls, tool calls and tokens of the whole work.
     pub usage: Usage,
+    /// The same by model.
+    #[serde(default, skip_serializing_if = "ModelUsage::is_empty")]
+    pub models: ModelUsage,
     /// Without an answer: what there is instead, the last words of the model, its notes and its to-do list, at most
     /// [`millrace_protocol::result::MAX_PRODUCED`] characters.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -27,15 +31,15 @@ impl<A> Ended<A> {
     ///
     /// # Errors
     /// The work ended without an answer.
-    pub fn into_result(self) -> Result<(A, Usage), TaskError> {
+    pub fn into_result(self) -> Result<(A, Spent), TaskError> {
         match self.outcome {
-            Outcome::Answered(answer) => Ok((answer, self.usage)),
+            Outcome::Answered(answer) => Ok((answer, Spent { usage: self.usage, models: self.models })),
             Outcome::Stopped(stop) => Err(TaskError {
                 kind: stop.kind(),
                 message: format!("the agent came to no answer: {stop}"),
                 limit: stop.limit(),
                 usage: self.usage,
-                models: Default::default(),
+                models: self.models,
                 produced: self.produced,
             }),
         }
@@ -108,6 +112,20 @@ pub enum Stop {
         /// What was spent.
         used: Dollars,
     },
+    /// What the run's budget had reserved for the attempt is used up.
+    #[error(
+        "the run's budget had reserved {} for this attempt, {} of it are used, and another question would pass it",
+        .dimension.say(*.limit),
+        .dimension.say(*.used)
+    )]
+    Allowance {
+        /// What of.
+        dimension: Dimension,
+        /// What was reserved.
+        limit: u64,
+        /// What was used.
+        used: u64,
+    },
     /// The working time is used up.
     #[error("the working time of {limit:?} was used up")]
     Time {
@@ -149,6 +167,7 @@ impl Stop {
             Self::OutputTokens { .. } => Some(Limit::OutputTokens),
             Self::CachedTokens { .. } => Some(Limit::CachedTokens),
             Self::Cost { .. } => Some(Limit::Cost),
+            Self::Allowance { .. } => Some(Limit::Allowance),
             Self::Time { .. } => Some(Limit::Time),
             Self::Context { .. } => Some(Limit::Context),
             Self::UnusableAnswer { .. } | Self::ContentFilter => None,
@@ -170,7 +189,7 @@ pub struct Failure {
     #[source]
     pub error: Box<DriveError>,
     /// What had been used by then.
-    pub usage: Usage,
+    pub spent: Spent,
     /// What had been produced by then, as in [`Ended::produced`].
     pub produced: Option<String>,
 }
@@ -184,7 +203,8 @@ impl From<Failure> for TaskError {
             DriveError::Unreadable { .. } | DriveError::OutOfStep(_) => ErrorKind::Panic,
         };
         let message = failure.error.to_string();
-        Self { usage: failure.usage, produced: failure.produced, ..Self::new(kind, message) }
+        let Spent { usage, models } = failure.spent;
+        Self { usage, models, produced: failure.produced, ..Self::new(kind, message) }
     }
 }
 

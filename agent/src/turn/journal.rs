@@ -2,8 +2,10 @@
 //! on the log. A journal is an ordered list of named values: on a resume it is read from the front, and only what
 //! is not in it is done.
 
+use std::time::Duration;
+
 use futures::FutureExt;
-use futures::future::BoxFuture;
+use futures::future::{BoxFuture, ready};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -27,7 +29,25 @@ pub trait Journal: Send {
     /// [`JournalError::Failed`] if the step could not be kept: nobody answers, or another process goes on with the
     /// attempt.
     fn append<'a>(&'a mut self, name: &'a str, value: &'a Value) -> BoxFuture<'a, Result<(), JournalError>>;
+
+    /// Writes a sign of life with a line for whoever watches, where the journal is one that somebody watches. It is no
+    /// step.
+    ///
+    /// # Errors
+    /// As for [`Journal::append`].
+    fn note<'a>(&'a mut self, text: &'a str) -> BoxFuture<'a, Result<(), JournalError>> {
+        let _ = text;
+        ready(Ok(())).boxed()
+    }
+
+    /// How long nothing may be written before a sign of life is wanted.
+    fn pulse(&self) -> Duration {
+        PULSE
+    }
 }
+
+/// How often at most a sign of life is written where nobody asks for more.
+pub const PULSE: Duration = Duration::from_secs(60);
 
 /// Why a journal can't go on.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -99,12 +119,12 @@ impl Journal for MemoryJournal {
         &'a mut self,
         names: &'a [String],
     ) -> BoxFuture<'a, Result<Option<(usize, Value)>, JournalError>> {
-        futures::future::ready(self.next(names)).boxed()
+        ready(self.next(names)).boxed()
     }
 
     fn append<'a>(&'a mut self, name: &'a str, value: &'a Value) -> BoxFuture<'a, Result<(), JournalError>> {
         self.steps.push(Step { name: name.to_owned(), value: value.clone() });
         self.position = self.steps.len();
-        futures::future::ready(Ok(())).boxed()
+        ready(Ok(())).boxed()
     }
 }

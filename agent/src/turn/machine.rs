@@ -22,14 +22,16 @@ mod reply;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use millrace_protocol::plan::Amounts;
 use millrace_protocol::result::{MAX_PRODUCED, Usage};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use super::allowance::Allowance;
 use super::compact::compact;
-use super::record::{Heard, Returned};
+use super::record::{Asked, Heard, Returned};
 use super::scratch::Scratch;
-use super::{Answer, Ended, Limits, Outcome, Stop};
+use super::{Answer, Ended, Limits, Outcome, Spent, Stop};
 use crate::model::{AnswerSchema, Finish, Message, Reply, Request, ToolResult};
 use millrace_protocol::schema::Compiled;
 
@@ -45,6 +47,9 @@ const NO_CALLS_LEFT: &str =
     "You have no tool calls left. Answer now with what you have, and say what is missing.";
 const LAST_TURN: &str =
     "This is your last turn, without tools. Answer now with what you have, and say what is missing.";
+
+const NEARLY_SPENT: &str = "You have used most of what this task may use. Come to an end: make only the calls that \
+you can't do without, then answer with what you have, and say what is missing.";
 
 /// All that an agent is told before it begins.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -102,12 +107,17 @@ pub struct OutOfStep {
 #[serde(bound = "A: Answer")]
 pub struct Machine<A> {
     limits: Limits,
+    /// What is reserved of the run's budget; it counts beside the limits.
+    #[serde(default, skip_serializing_if = "Amounts::is_empty")]
+    reserved: Amounts,
+    /// The full name of the model that is asked.
+    model: String,
     tools: Specs,
     max_output_tokens: u32,
     /// The next question; its messages are the conversation.
     request: Request,
     scratch: Scratch,
-    usage: Usage,
+    spent: Spent,
     worked: Duration,
     /// How often the model was asked.
     turns: u64,
@@ -121,6 +131,8 @@ pub struct Machine<A> {
     compactions: u32,
     /// Whether the model was told that it has no tool calls left.
     out_of_calls: bool,
+    /// Whether the model was told to come to an end.
+    told_to_end: bool,
     state: State<A>,
     #[serde(skip)]
     answer_form: Compiled,
@@ -163,11 +175,13 @@ impl<A: Answer> Machine<A> {
         };
         let mut machine = Self {
             limits,
+            reserved: Amounts::default(),
+            model: String::new(),
             tools,
             max_output_tokens,
             request,
             scratch: Scratch::default(),
-            usage: Usage::default(),
+            spent: Spent::default(),
             worked: Duration::ZERO,
             turns: 0,
             last_input: 0,
@@ -177,11 +191,22 @@ impl<A: Answer> Machine<A> {
             repairs: 0,
             compactions: 0,
             out_of_calls: false,
+            told_to_end: false,
             state: State::Asking,
             answer_form: Compiled::default(),
         };
         machine.ask_again();
         machine
+    }
+
+    /// The same, held to what is reserved of the run's budget beside its own limits. Said before it has begun.
+    #[must_use]
+    pub fn within(mut self, reserved: Amounts) -> Self {
+        self.reserved = reserved;
+        if let State::Asking = self.state {
+            self.ask_again();
+        }
+        self
     }
 
     /// What is to be done next. Asking again changes nothing.
@@ -193,7 +218,8 @@ impl<A: Answer> Machine<A> {
             State::Checking(answer) => Step::CheckAnswer(answer),
             State::Over(outcome) => Step::Done(Ended {
                 outcome: outcome.clone(),
-                usage: self.usage,
+                usage: self.spent.usage,
+                models: self.spent.models.clone(),
                 produced: match outcome {
                     Outcome::Answered(_) => None,
                     Outcome::Stopped(_) => self.produced(),
@@ -210,8 +236,14 @@ impl<A: Answer> Machine<A> {
 
     /// What was used so far.
     #[must_use]
-    pub fn usage(&self) -> Usage {
-        self.usage
+    pub fn spent(&self) -> &Spent {
+        &self.spent
+    }
+
+    /// What the calls that are to be run may use of models together: what is left but for the next question.
+    #[must_use]
+    pub fn left_for_calls(&self) -> Amounts {
+        self.allowance().left_for_calls(&self.spent.usage, self.last_input)
     }
 
     /// What is left of the working time; `None` if it is not limited.
@@ -246,10 +278,10 @@ impl<A: Answer> Machine<A> {
     /// # Errors
     /// The machine does not wait for one.
     pub fn feed_reply(&mut self, reply: Reply, took: Duration) -> Result<(), OutOfStep> {
-        self.asked("a reply", took)?;
-        let Reply { text, mut calls, usage, finish, model: _, keepsake } = reply;
+        self.asking("a reply")?;
+        let Reply { text, mut calls, usage, finish, model, keepsake } = reply;
+        self.asked(model, usage, took);
         tell_apart(&mut calls, self.turns - 1);
-        self.usage.add(usage);
         self.last_input = usage.input_tokens;
         self.request.messages.push(Message::Assistant { text: text.clone(), calls: calls.clone(), keepsake });
         if finish == Finish::ContentFilter {
@@ -268,12 +300,13 @@ impl<A: Answer> Machine<A> {
     /// # Errors
     /// The machine does not wait for a reply.
     pub fn feed_overflow(&mut self, message: String, took: Duration) -> Result<(), OutOfStep> {
-        self.asked("an overflow", took)?;
+        self.asking("an overflow")?;
+        self.asked(None, Usage::default(), took);
         if self.compactions == MAX_COMPACTIONS {
             self.stop(Stop::Context { compactions: self.compactions, message });
             return Ok(());
         }
-        let passing = [NO_CALLS_LEFT, LAST_TURN];
+        let passing = [NO_CALLS_LEFT, LAST_TURN, NEARLY_SPENT];
         self.request.messages =
             compact(&self.request.messages, self.compactions > 0, &self.scratch, &passing);
         self.compactions += 1;
@@ -282,6 +315,7 @@ impl<A: Answer> Machine<A> {
         self.calls_counted = 0;
         self.calls_allowed = self.limits.tool_calls.div_ceil(2);
         self.last_input = 0;
+        self.told_to_end = false;
         if std::mem::take(&mut self.out_of_calls) {
             self.request.tools = self.tools.iter().cloned().collect();
         }
@@ -294,14 +328,17 @@ impl<A: Answer> Machine<A> {
     /// # Errors
     /// The machine does not wait for a reply.
     pub fn feed_time_up(&mut self, took: Duration) -> Result<(), OutOfStep> {
-        self.asked("the end of the time", took)?;
+        self.asking("the end of the time")?;
+        self.asked(None, Usage::default(), took);
         self.stop(Stop::Time { limit: self.limits.time.unwrap_or(self.worked) });
         Ok(())
     }
 
-    /// Takes what came of asking the model, in whichever of the three forms.
-    pub(super) fn feed(&mut self, heard: Heard, took: Duration) -> Result<(), OutOfStep> {
-        match heard {
+    /// Takes what came of asking this model, in whichever of the three forms.
+    pub(super) fn feed(&mut self, asked: Asked, model: &str) -> Result<(), OutOfStep> {
+        let took = Duration::from_millis(asked.took_ms);
+        self.model = asked.model.unwrap_or_else(|| model.to_owned());
+        match asked.heard {
             Heard::Reply(reply) => self.feed_reply(*reply, took),
             Heard::Overflow(message) => self.feed_overflow(message, took),
             Heard::TimeUp => self.feed_time_up(took),
@@ -324,8 +361,8 @@ impl<A: Answer> Machine<A> {
             return Err(OutOfStep { waits_for, fed: fed.join(", ") });
         }
         let calls = std::mem::take(calls);
-        self.usage.tool_calls += results.len() as u64;
-        results.iter().for_each(|returned| self.usage.add(returned.usage));
+        self.spent.usage.tool_calls += results.len() as u64;
+        results.iter().for_each(|returned| self.spent.add(&returned.spent()));
         self.worked += results.iter().map(Returned::took).max().unwrap_or_default();
         self.tell_results(calls, results);
         Ok(())
@@ -346,25 +383,29 @@ impl<A: Answer> Machine<A> {
         Ok(())
     }
 
-    /// Notes that the model was asked.
-    fn asked(&mut self, fed: &str, took: Duration) -> Result<(), OutOfStep> {
-        let State::Asking = &self.state else {
-            return Err(self.out_of_step(fed));
-        };
+    fn asking(&self, fed: &str) -> Result<(), OutOfStep> {
+        match &self.state {
+            State::Asking => Ok(()),
+            State::Calling { .. } | State::Checking(_) | State::Over(_) => Err(self.out_of_step(fed)),
+        }
+    }
+
+    /// Notes that the model was asked, and which one answered where it was another.
+    fn asked(&mut self, answered: Option<String>, usage: Usage, took: Duration) {
         self.turns += 1;
-        self.usage.model_calls += 1;
         self.worked += took;
-        Ok(())
+        let usage = Usage { model_calls: 1, ..usage };
+        self.spent.add(&Spent::on(answered.as_ref().unwrap_or(&self.model), usage));
     }
 
     /// Takes the tools away, and says so, where no call is left, or no question in which its result could be told.
     fn take_spent_tools_away(&mut self) {
-        let told = if self.calls_counted >= self.calls_allowed {
-            NO_CALLS_LEFT
-        } else if self.turns + 1 == u64::from(self.limits.turns) {
-            LAST_TURN
-        } else {
-            return;
+        let last = self.turns + 1 == u64::from(self.limits.turns)
+            || self.allowance().is_last(&self.spent.usage, self.last_input);
+        let told = match (self.calls_counted >= self.calls_allowed, last) {
+            (true, _) => NO_CALLS_LEFT,
+            (false, true) => LAST_TURN,
+            (false, false) => return,
         };
         if !self.request.tools.is_empty() {
             self.out_of_calls = true;
@@ -373,19 +414,31 @@ impl<A: Answer> Machine<A> {
         }
     }
 
+    /// Says once that it is time to come to an end, where most of what may be used is.
+    fn hint_at_the_end(&mut self) {
+        if !self.told_to_end && !self.out_of_calls && self.allowance().is_nearly_used(&self.spent.usage) {
+            self.told_to_end = true;
+            self.tell(NEARLY_SPENT.to_owned());
+        }
+    }
+
+    fn allowance(&self) -> Allowance {
+        Allowance::of(&self.limits, self.reserved)
+    }
+
     fn tell(&mut self, text: String) {
         self.request.messages.push(Message::User { text });
     }
 
-    /// Goes on to the next question, unless a limit stands against it. A reply may take what is left of the output
-    /// tokens and no more.
+    /// Goes on to the next question, unless a limit stands against it. A reply may take what is left of the tokens and
+    /// no more.
     fn ask_again(&mut self) {
         if let Some(stop) = self.reached() {
             return self.stop(stop);
         }
         self.take_spent_tools_away();
-        let left = self.limits.output_tokens.map(|limit| limit.saturating_sub(self.usage.output_tokens));
-        let left = left.and_then(|left| u32::try_from(left).ok()).unwrap_or(u32::MAX);
+        self.hint_at_the_end();
+        let left = self.allowance().of_next_reply(&self.spent.usage, self.last_input);
         self.request.max_output_tokens = self.max_output_tokens.min(left);
         self.state = State::Asking;
     }
@@ -395,7 +448,8 @@ impl<A: Answer> Machine<A> {
         if self.turns >= u64::from(limit) {
             return Some(Stop::Turns { limit });
         }
-        self.limits.reached(&self.usage, self.worked, self.last_input)
+        let own = self.limits.reached(&self.spent.usage, self.worked, self.last_input);
+        own.or_else(|| self.allowance().reached(&self.spent.usage, self.last_input))
     }
 
     fn stop(&mut self, reason: Stop) {

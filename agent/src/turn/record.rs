@@ -3,9 +3,10 @@
 
 use std::time::Duration;
 
-use millrace_protocol::result::Usage;
+use millrace_protocol::result::{ModelUsage, Usage};
 use serde::{Deserialize, Serialize};
 
+use super::Spent;
 use crate::model::{Reply, ToolResult};
 
 /// What came of asking the model. Errors that may pass are not kept: a resume asks again.
@@ -24,6 +25,9 @@ pub(super) enum Heard {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(super) struct Asked {
     pub heard: Heard,
+    /// The full name of the model that was asked; `None` in the journals of versions that did not write it down.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub model: Option<String>,
     /// Milliseconds.
     pub took_ms: u64,
 }
@@ -37,12 +41,20 @@ pub struct Returned {
     /// What it took of the things that cost money.
     #[serde(default, skip_serializing_if = "Usage::is_zero")]
     pub usage: Usage,
+    /// Of this, what was used of models, by their full names.
+    #[serde(default, skip_serializing_if = "ModelUsage::is_empty")]
+    pub models: ModelUsage,
     /// How long it took, in milliseconds.
     #[serde(default)]
     pub took_ms: u64,
 }
 
 impl Returned {
+    /// What it took, in all and by model.
+    pub(super) fn spent(&self) -> Spent {
+        Spent { usage: self.usage, models: self.models.clone() }
+    }
+
     /// How long it took.
     #[must_use]
     pub fn took(&self) -> Duration {

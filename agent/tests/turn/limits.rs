@@ -131,7 +131,7 @@ fn a_reply_may_take_what_is_left_of_the_output_tokens_and_no_more() {
     assert_eq!(allowed(&machine), 40);
     let cut_off = Reply { usage: Usage { output_tokens: 39, ..usage }, finish: Finish::Length, ..says("lo") };
     machine.feed_reply(cut_off, Duration::ZERO).unwrap();
-    assert!(asked(&machine).last().unwrap().contains("cut off at 40 tokens"));
+    assert!(asked(&machine).iter().any(|text| text.contains("cut off at 40 tokens")));
     assert_eq!(allowed(&machine), 1);
 }
 

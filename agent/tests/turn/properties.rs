@@ -118,7 +118,7 @@ proptest! {
         // A model that has no more to say overflows, which ends too.
         let mut events = events.into_iter();
         let mut steps = 0;
-        let Ended { outcome, usage, produced } = loop {
+        let Ended { outcome, usage, produced, .. } = loop {
             steps += 1;
             prop_assert!(steps < 200, "it goes on for ever");
             let copy: Machine<TaskResult> =

@@ -130,7 +130,7 @@ pub fn says(text: &str) -> Reply {
 
 pub fn result(id: &str, text: &str) -> Returned {
     let result = ToolResult { call_id: id.into(), text: text.into(), is_error: false };
-    Returned { result, usage: Usage::default(), took_ms: 0 }
+    Returned { result, usage: Usage::default(), models: BTreeMap::new(), took_ms: 0 }
 }
 
 pub async fn run<A: Answer>(
@@ -178,21 +178,5 @@ pub fn attempt() -> AttemptName {
 }
 
 pub fn order(work: Work) -> Order {
-    Order {
-        run: RunId::new("r1").unwrap(),
-        lane: Lane(0),
-        work,
-        mission: String::new(),
-        objective: String::new(),
-        capability: Capability::new("c").unwrap(),
-        parameters: BTreeMap::new(),
-        inputs: Vec::new(),
-        criteria: Vec::new(),
-        is_final: false,
-        feedback: Vec::new(),
-        limits: millrace_protocol::plan::Limits::default(),
-        documents: None,
-        model: None,
-        own_model: None,
-    }
+    Order::new(RunId::new("r1").unwrap(), Lane(0), work, "", Capability::new("c").unwrap())
 }

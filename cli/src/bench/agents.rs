@@ -19,7 +19,7 @@ use futures::FutureExt;
 use futures::future::{BoxFuture, try_join_all};
 use millrace_agent::model::{Finish, Message, Model, ModelError, Reply, Request, ToolCall, Watch};
 use millrace_agent::tool::{Toolbox, append_note, read_notes, think, typed, write_todos};
-use millrace_agent::turn::{AttemptName, Brief, Driver, Limits, Machine, PlainText};
+use millrace_agent::turn::{AttemptName, Brief, Driver, Limits, Machine, PlainText, Spent};
 use millrace_protocol::ids::{Capability, Lane};
 use millrace_protocol::plan::Review;
 use millrace_protocol::plan::Submission;
@@ -258,7 +258,7 @@ impl Bench {
         let machine: Machine<PlainText> = Machine::new(self.brief());
         let mut journal = Recorded(attempt);
         let driver = Driver::new(self, &self.toolbox, &mut journal).attempt(name);
-        let (PlainText(output), usage) = Box::pin(driver.drive(machine)).await?.into_result()?;
+        let (PlainText(output), Spent { usage, .. }) = Box::pin(driver.drive(machine)).await?.into_result()?;
         attempt.finished(TaskResult { output, usage, ..TaskResult::default() }, Review::None).await
     }
 }

@@ -157,7 +157,7 @@ pub fn stages(records: &[Record]) -> Stages {
         match wire::open::<Entry>(&record.payload, record.encoding) {
             Ok(Entry::Claimed { .. }) => stages.add(Stage::Claim, record.time),
             Ok(Entry::Outcome { .. }) => stages.add(Stage::Outcome, record.time),
-            Ok(Entry::Step { .. } | Entry::Note { .. }) | Err(_) => {}
+            Ok(Entry::Step { .. } | Entry::Note { .. } | Entry::Released { .. }) | Err(_) => {}
         }
     }
     stages

@@ -64,7 +64,7 @@ impl Journals {
         match wire::open::<Entry>(&record.payload, record.encoding) {
             Ok(Entry::Claimed { .. }) => self.claims.add(record.payload.len()),
             Ok(Entry::Outcome { .. }) => self.outcomes.add(record.payload.len()),
-            Ok(Entry::Step { .. } | Entry::Note { .. }) | Err(_) => {}
+            Ok(Entry::Step { .. } | Entry::Note { .. } | Entry::Released { .. }) | Err(_) => {}
         }
     }
 }

@@ -179,6 +179,10 @@ pub(super) fn timeout<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Opti
     within(deserializer, "timeout", 0.001, 86_400.0)
 }
 
+pub(super) fn idle_timeout<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<f64>, D::Error> {
+    within(deserializer, "idle_timeout", 0.001, 86_400.0)
+}
+
 fn within<'de, D: Deserializer<'de>>(
     d: D,
     field: &str,

@@ -25,7 +25,7 @@ impl Default for Policy {
             tries: 5,
             first: Duration::from_secs(1),
             cap: Duration::from_secs(60),
-            longest: Duration::from_secs(300),
+            longest: Duration::from_secs(600),
             waits_for_the_breaker: true,
         }
     }
@@ -101,8 +101,8 @@ mod tests {
         let policy = Policy::default();
         let wait = policy.wait(&limited(Some(120)), 1).unwrap();
         assert!(wait >= Duration::from_secs(120) && wait <= Duration::from_secs(132), "{wait:?}");
-        assert!(policy.wait(&limited(Some(300)), 1).is_some());
-        assert_eq!(policy.wait(&limited(Some(301)), 1), None);
+        assert!(policy.wait(&limited(Some(600)), 1).is_some());
+        assert_eq!(policy.wait(&limited(Some(601)), 1), None);
         assert_eq!(Policy::with_stand_in().wait(&limited(Some(31)), 1), None);
         assert!(policy.wait(&limited(None), 1).unwrap() <= Duration::from_secs(1));
     }

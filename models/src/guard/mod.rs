@@ -7,6 +7,7 @@ pub mod breaker;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::Poll;
 use std::time::Duration;
 
 use futures::FutureExt;
@@ -59,8 +60,9 @@ impl Guarded {
         let mut tries = 0;
         loop {
             tries += 1;
-            let pass = self.pass().await?;
-            let admitted = self.gate.admit(self.name(), booked, self.policy.longest).await;
+            let pass = waited(&seen, "its breaker is open", self.pass()).await?;
+            let admitted = self.gate.admit(self.name(), booked, self.policy.longest);
+            let admitted = waited(&seen, "the rate that the cluster keeps to", admitted).await;
             admitted.map_err(|wait| self.no_room(wait))?;
             let error = match self.ask_once(pass, request, &seen, booked).await {
                 Ok(reply) => return Ok(reply),
@@ -71,7 +73,7 @@ impl Guarded {
             };
             warn!(model = self.name(), tries, wait = ?wait, %error, "the model will be asked again");
             seen.restart();
-            sleep(wait).await;
+            waited(&seen, &error.to_string(), sleep(wait)).await;
         }
     }
 
@@ -149,6 +151,18 @@ impl Guarded {
     }
 }
 
+/// Tells an onlooker that the request has to wait, where it has to.
+async fn waited<T>(watch: &dyn Watch, why: &str, wait: impl Future<Output = T>) -> T {
+    tokio::pin!(wait);
+    if let Poll::Ready(at_once) = futures::poll!(&mut wait) {
+        return at_once;
+    }
+    watch.delta(Delta::Waiting(why));
+    let over = wait.await;
+    watch.delta(Delta::Asking);
+    over
+}
+
 /// A duration as people read it.
 fn seconds(wait: Duration) -> String {
     format!("{:.0} s", wait.as_secs_f64().ceil())
@@ -211,7 +225,10 @@ impl Seen<'_> {
 
 impl Watch for Seen<'_> {
     fn delta(&self, delta: Delta<'_>) {
-        self.any.store(true, Ordering::Relaxed);
+        match delta {
+            Delta::Text(_) | Delta::Reasoning(_) | Delta::Call(_) => self.any.store(true, Ordering::Relaxed),
+            Delta::Restart | Delta::Waiting(_) | Delta::Asking => {}
+        }
         self.watch.delta(delta);
     }
 }

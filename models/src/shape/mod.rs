@@ -165,7 +165,15 @@ impl Watch for Shown<'_> {
         let hidden = match (self.form, delta) {
             (Form::Envelope, Delta::Text(_)) => true,
             (Form::Submit, Delta::Call(name)) => submit::is_answer(name),
-            (_, Delta::Text(_) | Delta::Reasoning(_) | Delta::Call(_) | Delta::Restart) => false,
+            (
+                _,
+                Delta::Text(_)
+                | Delta::Reasoning(_)
+                | Delta::Call(_)
+                | Delta::Restart
+                | Delta::Waiting(_)
+                | Delta::Asking,
+            ) => false,
         };
         if !hidden {
             self.watch.delta(delta);

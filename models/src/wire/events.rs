@@ -4,6 +4,7 @@
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use futures::stream::BoxStream;
@@ -24,6 +25,9 @@ pub(super) enum Broken {
     /// The connection ended in the middle.
     #[error("the connection broke off: {0}")]
     Cut(String),
+    /// The connection stands, and nothing comes.
+    #[error("the stream fell silent: nothing came for {0:?}")]
+    Silent(Duration),
     /// More came than is taken.
     #[error("{0} is longer than {1} MiB")]
     TooLong(&'static str, usize),
@@ -59,6 +63,18 @@ fn metered(body: Body, meter: &Meter) -> impl Stream<Item = Result<Bytes, Broken
         let since = meter.fetch_add(piece.len(), Ordering::Relaxed) + piece.len();
         if since > MAX_EVENT { Err(Broken::TooLong("an event", MAX_EVENT >> 20)) } else { Ok(piece) }
     })
+}
+
+/// The same, until nothing comes for so long.
+pub(super) fn awake(body: Body, patience: Duration) -> Body {
+    let pieces = futures::stream::unfold(Some(body), move |body| async move {
+        let mut body = body?;
+        match tokio::time::timeout(patience, body.next()).await {
+            Ok(piece) => piece.map(|piece| (piece, Some(body))),
+            Err(_) => Some((Err(Broken::Silent(patience)), None)),
+        }
+    });
+    pieces.fuse().boxed()
 }
 
 /// Server-sent events. Comments, names, ids and events without data are passed over.

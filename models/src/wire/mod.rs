@@ -235,7 +235,9 @@ impl Connected {
         while let Some(event) = events.next().await {
             let data = match event {
                 Ok(data) => data,
-                Err(events::Broken::Cut(_)) if reading.is_whole() => return Ok(()),
+                Err(events::Broken::Cut(_) | events::Broken::Silent(_)) if reading.is_whole() => {
+                    return Ok(());
+                }
                 Err(broken) => return Err(self.post.broken(&broken, seen)),
             };
             if data.trim() == "[DONE]" {

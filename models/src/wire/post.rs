@@ -30,6 +30,7 @@ pub(super) struct Post {
     url: String,
     headers: Result<HeaderMap, String>,
     by_line: bool,
+    idle: Duration,
     pub(super) secrets: Secrets,
 }
 
@@ -40,6 +41,7 @@ impl Post {
             url: url(endpoint),
             headers: headers(endpoint),
             by_line: endpoint.wire == Wire::Ollama,
+            idle: endpoint.settings.idle_timeout(),
             secrets: Secrets::of(endpoint),
         }
     }
@@ -69,6 +71,8 @@ impl Post {
     /// page in place of an answer must not be taken for a stream without events.
     async fn read(&self, kind: &str, body: Body) -> Result<Answer, ModelError> {
         let (start, body) = events::peeked(body).await.map_err(|broken| self.broken(&broken, 0))?;
+        // A model may think for long before its first word; one that has begun goes on or says why not.
+        let body = events::awake(body, self.idle);
         match start {
             Start::Json if self.by_line => Ok(Answer::Events(events::lines(body))),
             Start::Json => self.value(body).await.map(Answer::Whole),
@@ -104,7 +108,7 @@ impl Post {
     pub(super) fn broken(&self, broken: &Broken, after: usize) -> ModelError {
         let message = fault::shown(&format!("{broken} (after {after} events)"), &self.secrets);
         match broken {
-            Broken::Cut(_) => ModelError::Truncated { message },
+            Broken::Cut(_) | Broken::Silent(_) => ModelError::Truncated { message },
             Broken::TooLong(..) | Broken::NotText(_) => ModelError::Protocol { message },
         }
     }

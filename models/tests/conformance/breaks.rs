@@ -116,6 +116,38 @@ async fn a_reply_that_was_whole_before_its_stream_broke_is_a_reply() {
 }
 
 #[tokio::test]
+async fn a_stream_that_falls_silent_is_broken_and_one_that_says_that_it_lives_is_not() {
+    for wire in ALL {
+        let text = framed(wire, &events(wire));
+        let half = cut_short(content_type(wire), &[&text.as_bytes()[..text.len() / 2]]);
+        let stub = Stub::new([half.clone(), vec![Act::AwaitClose]].concat()).await;
+        let mut endpoint = endpoint(wire, &stub.url());
+        endpoint.settings.idle_timeout = Some(0.3);
+        let begun = Instant::now();
+        let error = connect(endpoint.clone()).reply(&question(), &()).await.unwrap_err();
+        assert!(error.is_transient() && error.to_string().contains("fell silent"), "{wire:?}: {error:?}");
+        assert!(begun.elapsed() < Duration::from_secs(5), "{wire:?}: {:?}", begun.elapsed());
+        stub.client_went().await;
+
+        // A sign of life each 100 ms, for longer than the patience.
+        let alive = if wire == Wire::Ollama { "\n" } else { ": still here\n\n" };
+        let sign = format!("{:x}\r\n{alive}\r\n", alive.len()).into_bytes();
+        let signs =
+            std::iter::repeat_n([Act::Pause(Duration::from_millis(100)), Act::Send(sign)], 6).flatten();
+        let cut = text.find(if wire == Wire::Ollama { "\n" } else { "\n\n" }).unwrap();
+        let (first, rest) = text.split_at(cut + if wire == Wire::Ollama { 1 } else { 2 });
+        let mut acts = cut_short(content_type(wire), &[first.as_bytes()]);
+        acts.extend(signs);
+        let last = format!("{:x}\r\n{rest}\r\n0\r\n\r\n", rest.len()).into_bytes();
+        acts.push(Act::Send(last));
+        let stub = Stub::new(acts).await;
+        endpoint.base_url = stub.url();
+        let reply = connect(endpoint).reply(&question(), &()).await.unwrap();
+        assert_eq!(reply.text, expected(wire).text, "{wire:?}");
+    }
+}
+
+#[tokio::test]
 async fn a_page_in_place_of_an_answer_is_told_as_one() {
     let page = "<!DOCTYPE html>\n<html><head><title>Sign in to the proxy</title></head><body>…</body></html>";
     for wire in ALL {

@@ -330,6 +330,8 @@ impl Watch for Heard {
             Delta::Reasoning(text) => format!("reasoning {text}"),
             Delta::Call(name) => format!("call {name}"),
             Delta::Restart => "restart".to_owned(),
+            Delta::Waiting(why) => format!("waiting {why}"),
+            Delta::Asking => "asking".to_owned(),
         };
         self.0.lock().unwrap().push(text);
     }

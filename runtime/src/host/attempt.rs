@@ -4,6 +4,7 @@
 
 use std::future::Future;
 use std::sync::Arc;
+use std::time::Duration;
 
 use millrace_protocol::ids::WorkerId;
 use millrace_protocol::plan::Review;
@@ -14,11 +15,17 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 use tokio_util::sync::CancellationToken;
+use tracing::debug;
 
 use super::Reader;
 use crate::Fault;
 use crate::bus::Bus;
 use crate::journal::{Journal, JournalError};
+
+/// How long work rests that is given back for the first time; each further time in a row twice as long.
+const REST: Duration = Duration::from_secs(1);
+/// The longest of these rests.
+const LONGEST_REST: Duration = Duration::from_secs(60);
 
 /// One attempt at a piece of work, while it runs.
 pub struct Attempt {
@@ -192,7 +199,7 @@ impl Attempt {
         match self.bus.blobs().spill(bytes).await {
             Ok(result) => {
                 Ok(Outcome::Finished { summary, is_empty, is_detailed, review, usage, models, result })
-            },
+            }
             Err(fault) => Err(self.break_with(fault.into())),
         }
     }
@@ -214,6 +221,15 @@ impl Attempt {
         }
     }
 
+    /// Says in the journal that the work is given back for a fault, as far as that can be said; gives how long it should
+    /// rest, which is longer each time.
+    pub(super) async fn release(&mut self, fault: &Fault) -> Duration {
+        if let Err(error) = self.journal.release(&fault.to_string()).await {
+            debug!(%error, "that work is given back could not be written down");
+        }
+        rest_after(self.journal.released())
+    }
+
     fn check(&self) -> Result<(), TaskError> {
         self.broken.as_ref().map_or(Ok(()), |error| Err(lost(error)))
     }
@@ -223,6 +239,11 @@ impl Attempt {
         self.broken.get_or_insert(error);
         told
     }
+}
+
+/// How long work rests that was given back so often before.
+fn rest_after(released: u32) -> Duration {
+    REST.saturating_mul(1 << released.min(10)).min(LONGEST_REST)
 }
 
 fn lost(error: &JournalError) -> TaskError {
@@ -245,6 +266,13 @@ fn summary(result: &TaskResult) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn work_that_is_given_back_again_and_again_rests_longer_each_time() {
+        let seconds: Vec<u64> = (0..9).map(|released| rest_after(released).as_secs()).collect();
+        assert_eq!(seconds, [1, 2, 4, 8, 16, 32, 60, 60, 60]);
+        assert_eq!(rest_after(u32::MAX), LONGEST_REST);
+    }
 
     #[test]
     fn a_result_without_a_summary_gets_the_first_line_of_its_output() {

@@ -5,17 +5,21 @@
 //! heartbeat without asking to be woken again, so that an order that comes after one lies there for seconds; and its
 //! standing streams fetch ahead, which starves other processes.
 
+use std::collections::HashMap;
 use std::time::Duration;
 
+use async_nats::jetstream::{self, response::Response};
 use async_nats::{Message, Subscriber};
 use bytes::Bytes;
 use futures::StreamExt;
 use millrace_protocol::ids::Capability;
 use millrace_protocol::subject;
 use millrace_protocol::work::Order;
+use serde::Deserialize;
+use serde_json::json;
 use tracing::debug;
 
-use crate::bus::{Bus, Record, encoding};
+use crate::bus::{Bus, Record, encoding, timestamp};
 use crate::topology::{WORK, ensure_queue};
 use crate::{Fault, fault};
 
@@ -167,6 +171,30 @@ impl Lease {
         self.acknowledge(Bytes::from_static(b"+WPI")).await;
     }
 
+    /// Whether the order was taken out of the queue: it was withdrawn, or somebody else has done it. A queue that was
+    /// lost and made anew says nothing of the orders of the old one.
+    ///
+    /// # Errors
+    /// The server does not answer.
+    pub async fn is_gone(&self) -> Result<bool, Fault> {
+        let looking = || format!("looking for {}", self.subject());
+        let message =
+            jetstream::Message { message: self.message.clone(), context: self.bus.control().clone() };
+        let taken = message.info().map_err(|error| Fault::unavailable(looking(), error))?.published;
+        let taken = timestamp(taken.unix_timestamp_nanos());
+        let request = json!({ "subjects_filter": self.subject() });
+        let answer: Response<Waiting> = self
+            .bus
+            .control()
+            .request(format!("STREAM.INFO.{WORK}"), &request)
+            .await
+            .map_err(|error| Fault::unavailable(looking(), error))?;
+        match answer {
+            Response::Ok(waiting) => Ok(waiting.created <= taken && !waiting.holds(self.subject())),
+            Response::Err { error } => Err(Fault::unavailable(looking(), error)),
+        }
+    }
+
     /// Somebody else may have it, after a while.
     pub async fn give_back(&self, after: Duration) {
         let kind = if after.is_zero() {
@@ -182,6 +210,26 @@ impl Lease {
         if let Err(error) = self.bus.client().publish(reply, kind).await {
             debug!(subject = self.subject(), %error, "an acknowledgement was lost");
         }
+    }
+}
+
+/// What the server says of the stream of all queues, as far as we ask.
+#[derive(Deserialize)]
+struct Waiting {
+    created: jiff::Timestamp,
+    state: Subjects,
+}
+
+#[derive(Deserialize)]
+struct Subjects {
+    /// How many messages there are on each; missing where there are none.
+    #[serde(default)]
+    subjects: Option<HashMap<String, u64>>,
+}
+
+impl Waiting {
+    fn holds(&self, subject: &str) -> bool {
+        self.state.subjects.as_ref().is_some_and(|subjects| subjects.contains_key(subject))
     }
 }
 

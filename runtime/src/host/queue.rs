@@ -12,15 +12,18 @@ use millrace_protocol::subject;
 use ractor::{Actor, ActorId, ActorProcessingErr, ActorRef, SupervisionEvent};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio_util::sync::CancellationToken;
-use tracing::{info, warn};
+use tracing::{debug, info, warn};
 
 use super::pull::Lease;
 use super::puller::Pulling;
 use super::runner::{self, Begin, Runner};
 use super::{Handler, Shared};
+use crate::journal::Journal;
 
 /// How long an order rests whose runner failed by a fault of our own.
 const AFTER_FAILURE: Duration = Duration::from_secs(1);
+/// How long it may take to write down that an order is given back because we end.
+const PARTING: Duration = Duration::from_secs(1);
 
 pub(super) struct Arguments {
     pub shared: Arc<Shared>,
@@ -64,6 +67,8 @@ pub(super) enum Message {
     Renew,
     /// Work on a run, or one piece of it, is not wanted any more.
     Stop(RunId, Option<Work>),
+    /// An order in hand is not in the queue any more.
+    Gone(Arc<Lease>),
     /// Take nothing more, and end when nothing is in hand.
     Drain,
     /// Give everything in hand back.
@@ -104,7 +109,8 @@ impl Actor for Queue {
         match message {
             Message::Arrived(lease, slot) => state.begin(&myself, lease, slot).await?,
             Message::PullerEnded => state.puller_ended(&myself)?,
-            Message::Renew => state.renew(),
+            Message::Renew => state.renew(&myself),
+            Message::Gone(lease) => state.gone(&lease),
             Message::Stop(run, work) => state.stop(&run, work.as_ref()),
             Message::Drain => state.drain(),
             Message::GiveBack => state.kill_all(KilledFor::Drain),
@@ -190,7 +196,10 @@ impl State {
         };
         match (killed_for, failure) {
             (Some(KilledFor::Stop), _) => lease.done().await,
-            (Some(KilledFor::Drain), _) => lease.give_back(Duration::ZERO).await,
+            (Some(KilledFor::Drain), _) => {
+                self.release(&lease).await;
+                lease.give_back(Duration::ZERO).await;
+            }
             (None, Some(error)) => {
                 warn!(subject = lease.subject(), %error, "a runner failed; its order goes back");
                 lease.give_back(AFTER_FAILURE).await;
@@ -199,8 +208,22 @@ impl State {
         }
     }
 
-    /// One task renews all of them: the connection may be slow to take so many words, and the queue goes on.
-    fn renew(&self) {
+    /// Says that work goes elsewhere because we end, so that our claim counts for nothing.
+    async fn release(&self, lease: &Lease) {
+        let releasing = async {
+            let order = lease.order().await?;
+            Journal::release_of(&self.shared.bus, &order, &self.shared.id, "its worker ends").await
+        };
+        match tokio::time::timeout(PARTING, releasing).await {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => debug!(%error, "that work is given back could not be written down"),
+            Err(_) => debug!("that work is given back could not be written down in time"),
+        }
+    }
+
+    /// One task renews all of them: the connection may be slow to take so many words, and the queue goes on. Each is
+    /// looked for in the queue as well: who missed that it is not wanted any more finds out here.
+    fn renew(&self, myself: &ActorRef<Message>) {
         let third = Duration::from_millis(self.shared.bus.settings().work_lease_ms / 3);
         let old: Vec<Arc<Lease>> = self
             .in_hand
@@ -211,9 +234,18 @@ impl State {
         if old.is_empty() {
             return;
         }
+        let queue = myself.clone();
         tokio::spawn(async move {
-            for lease in old {
+            for lease in &old {
                 lease.renew().await;
+            }
+            for lease in old {
+                match lease.is_gone().await {
+                    // Where the queue is gone, so is the work.
+                    Ok(true) => drop(queue.cast(Message::Gone(lease))),
+                    Ok(false) => {}
+                    Err(fault) => debug!(%fault, "whether an order still waits is not known"),
+                }
             }
         });
     }
@@ -227,6 +259,14 @@ impl State {
                 info!(subject, "stopping work that is not wanted any more");
                 in_hand.kill(KilledFor::Stop);
             }
+        }
+    }
+
+    fn gone(&mut self, lease: &Arc<Lease>) {
+        let mut in_hand = self.in_hand.values_mut();
+        if let Some(in_hand) = in_hand.find(|in_hand| Arc::ptr_eq(&in_hand.lease, lease)) {
+            info!(subject = lease.subject(), "stopping work whose order was withdrawn");
+            in_hand.kill(KilledFor::Stop);
         }
     }
 

@@ -125,7 +125,10 @@ async fn carry_out(state: &Arguments) -> End {
             info!(run = %order.run, subject, "somebody else has this work now; dropping it");
             End::Lost
         }
-        Err(JournalError::Fault(fault)) => rest(subject, &fault),
+        Err(JournalError::Fault(fault)) => {
+            warn!(subject, %fault, "giving an order back");
+            End::Back(attempt.release(&fault).await)
+        }
     }
 }
 

@@ -62,7 +62,7 @@ impl Cluster {
             let journal = self.journal(order).await;
             journal.into_iter().find_map(|(sequence, entry)| match entry {
                 Entry::Outcome { outcome, .. } => Some((sequence, outcome)),
-                Entry::Claimed { .. } | Entry::Step { .. } | Entry::Note { .. } => None,
+                Entry::Claimed { .. } | Entry::Step { .. } | Entry::Note { .. } | Entry::Released { .. } => None,
             })
         })
         .await
@@ -156,7 +156,7 @@ pub fn counts(journal: &[(u64, Entry)]) -> (usize, usize, usize) {
     journal.iter().fold((0, 0, 0), |(claims, steps, outcomes), (_, entry)| match entry {
         Entry::Claimed { .. } => (claims + 1, steps, outcomes),
         Entry::Step { .. } => (claims, steps + 1, outcomes),
-        Entry::Note { .. } => (claims, steps, outcomes),
+        Entry::Note { .. } | Entry::Released { .. } => (claims, steps, outcomes),
         Entry::Outcome { .. } => (claims, steps, outcomes + 1),
     })
 }

@@ -125,7 +125,7 @@ impl Agent {
     /// Calls a tool in a turn of its own.
     async fn call(&mut self, name: &str, arguments: Value) -> Result<String, String> {
         self.turn += 1;
-        let call = Call { key: format!("r/t/1/{}.0", self.turn), turn: self.turn, deadline: None };
+        let call = Call { key: format!("r/t/1/{}.0", self.turn), turn: self.turn, ..Call::default() };
         self.call_as(name, arguments, &call).await
     }
 
@@ -275,7 +275,7 @@ async fn edits_that_make_no_sense_are_refused() {
 async fn two_changes_of_one_path_in_one_message_are_one_too_many() {
     let files = files(&[]);
     let mut agent = Agent::new(&files);
-    let call = |index: u32, turn: u64| Call { key: format!("r/t/1/{turn}.{index}"), turn, deadline: None };
+    let call = |index: u32, turn: u64| Call { key: format!("r/t/1/{turn}.{index}"), turn, ..Call::default() };
     let write = json!({"file_path": "/d/a", "content": "x"});
     agent.call_as("write_file", write.clone(), &call(0, 1)).await.unwrap();
     let edit = json!({"file_path": "d/a", "old_string": "x", "new_string": "y"});
