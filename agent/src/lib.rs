@@ -11,6 +11,7 @@ pub mod files;
 pub mod markdown;
 mod material;
 pub mod model;
+pub mod planner;
 pub mod roles;
 pub mod spec;
 pub mod tool;

@@ -1,9 +1,8 @@
-//! What agents are asked, as data that both a language model and the built-in one can read: the forms of a plan's, a
-//! task's question. It runs nothing and knows no model in particular.
+//! What agents are asked, as data that both a language model and the built-in one can read: the form of a task's question,
+//! and the names of what every cluster has. It runs nothing and knows no model in particular.
 
 use millrace_protocol::ids::TaskId;
-use millrace_protocol::plan::TaskSpec;
-use millrace_protocol::result::{CapabilityDescription, Parameters};
+use millrace_protocol::result::Parameters;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
@@ -41,38 +40,6 @@ impl DocumentList {
             passed_over: passed_over.take(MAX_NAMED).collect(),
         }
     }
-}
-
-/// What a planner is asked.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-pub struct PlanTask {
-    /// What the user wants.
-    pub objective: String,
-    /// The capabilities that tasks can name.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub capabilities: Vec<CapabilityDescription>,
-    /// The tasks the plan has already, with their states.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub tasks: Vec<PlannedTask>,
-    /// Why the planner is asked, beyond making a first plan; what the user said meanwhile.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub occasions: Vec<String>,
-    /// The documents of the run.
-    #[serde(default)]
-    pub documents: DocumentList,
-}
-
-/// A task of the plan as a planner sees it.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct PlannedTask {
-    /// The task as it was planned.
-    #[serde(flatten)]
-    pub spec: TaskSpec,
-    /// Its state, such as `completed`.
-    pub state: String,
-    /// What it came to, or why it failed.
-    #[serde(default, skip_serializing_if = "String::is_empty")]
-    pub note: String,
 }
 
 /// What an agent that works on a task is asked.

@@ -63,6 +63,11 @@ impl Sources for Store {
     fn blob<'a>(&'a self, sha256: &'a str) -> BoxFuture<'a, Result<Vec<u8>, SourceError>> {
         ready(self.blobs.get(sha256).cloned().ok_or_else(|| SourceError::Broken("not there".into()))).boxed()
     }
+
+    fn capabilities(&self) -> BoxFuture<'_, Result<Vec<CapabilityDescription>, SourceError>> {
+        let known = ["research", "producer"].map(|name| Capability::new(name).unwrap());
+        ready(Ok(known.map(|name| CapabilityDescription::new(name, "")).to_vec())).boxed()
+    }
 }
 
 /// A run without its supervisor: the plan, each task's result and each verdict.
@@ -88,22 +93,11 @@ fn spec(capability: &str) -> Spec {
 }
 
 fn order(objective: &str, mission: &str, capability: &str, work: Work, store: &Store) -> Order {
+    let capability = Capability::new(capability).unwrap();
     Order {
-        run: RunId::new("r1").unwrap(),
-        lane: Lane(0),
-        work,
         mission: mission.into(),
-        objective: objective.into(),
-        capability: Capability::new(capability).unwrap(),
-        parameters: BTreeMap::new(),
-        inputs: Vec::new(),
-        criteria: Vec::new(),
-        is_final: false,
-        feedback: Vec::new(),
-        limits: Default::default(),
         documents: store.documents.clone(),
-        model: None,
-        own_model: None,
+        ..Order::new(RunId::new("r1").unwrap(), Lane(0), work, objective, capability)
     }
 }
 
@@ -126,11 +120,9 @@ async fn run(objective: &str, files: Vec<File>) -> Run {
     let store = Arc::new(Store::of(&files));
     let desk = desk();
     let planning = order(objective, objective, "planner", Work::Planning { turn: 1, attempt: 1 }, &store);
-    let known =
-        ["research", "producer"].map(|name| CapabilityDescription::new(Capability::new(name).unwrap(), name));
     let mut journal = MemoryJournal::default();
     let seat = Seat::new(store.clone(), &mut journal);
-    let (plan, _) = desk.plan(&spec("planner"), &planning, known.to_vec(), seat).await.unwrap();
+    let (plan, _) = desk.plan(&spec("planner"), &planning, seat).await.unwrap();
     let mut run = Run { plan: plan.clone(), results: BTreeMap::new(), verdicts: BTreeMap::new() };
     for task in &plan.tasks {
         let result = work(&desk, objective, task, &plan, &store).await;
@@ -163,7 +155,7 @@ async fn review(objective: &str, task: &TaskSpec, result: &TaskResult, store: &A
     let work = Work::Review { task: task.id.clone(), attempt: 1, review: 1 };
     let mut order = order(&task.objective, objective, task.capability.as_str(), work, store);
     order.inputs = vec![input(task)];
-    if let Review::Critic { criteria } = &task.review {
+    if let Review::Critic { criteria, .. } = &task.review {
         order.criteria = criteria.clone();
     }
     let own = Arc::new(Store {
@@ -386,7 +378,7 @@ async fn the_critic_names_what_is_wrong_with_a_result() {
 #[tokio::test]
 async fn a_criterion_that_needs_judgement_is_said_not_to_have_been_judged() {
     let (mut task, good, store) = good_result().await;
-    task.review = Review::Critic { criteria: vec!["The tone is friendly.".into()] };
+    task.review = Review::critic(vec!["The tone is friendly.".into()]);
     let verdict = review("x", &task, &good, &store).await;
     assert!(
         verdict.passed && verdict.criteria.iter().any(|outcome| outcome.criterion == "The tone is friendly.")
@@ -485,5 +477,5 @@ fn the_work_of_an_agent_can_be_moved_between_threads() {
     let order = order("x", "x", "research", Work::Planning { turn: 1, attempt: 1 }, &store);
     let spec = spec("planner");
     let mut journal = MemoryJournal::default();
-    assert_send(desk.plan(&spec, &order, Vec::new(), Seat::new(store, &mut journal)));
+    assert_send(desk.plan(&spec, &order, Seat::new(store, &mut journal)));
 }

@@ -3,8 +3,10 @@
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use millrace_agent::desk::{SourceError, Sources};
+use millrace_agent::planner::{self, Offer};
+use millrace_protocol::plan::Plan;
 use millrace_protocol::result::{CapabilityDescription, ErrorKind, TaskError, TaskResult};
-use millrace_protocol::work::Input;
+use millrace_protocol::work::{Input, Order};
 use millrace_runtime::Fault;
 use millrace_runtime::host::{Attempt, Reader};
 
@@ -22,6 +24,26 @@ impl Sources for Reading {
 
     fn capabilities(&self) -> BoxFuture<'_, Result<Vec<CapabilityDescription>, SourceError>> {
         self.0.capabilities().map(|read| read.map_err(source_error)).boxed()
+    }
+
+    fn offers(&self) -> BoxFuture<'_, Result<Vec<Offer>, SourceError>> {
+        async move {
+            let known = self.0.capabilities().await.map_err(source_error)?;
+            let slots = self.0.slots().await.map_err(source_error)?;
+            let live = |about: &CapabilityDescription| slots.get(&about.name).copied().unwrap_or(0);
+            Ok(known.into_iter().map(|about| Offer { slots: Some(live(&about)), about }).collect())
+        }
+        .boxed()
+    }
+
+    fn plan<'a>(&'a self, order: &'a Order, through: u64) -> BoxFuture<'a, Result<Plan, SourceError>> {
+        async move {
+            match through {
+                0 => Ok(planner::blank(order)),
+                _ => self.0.plan(&order.run, through).await.map_err(source_error),
+            }
+        }
+        .boxed()
     }
 }
 

@@ -12,11 +12,9 @@ use millrace_agent::spec::{AnswerForm, Shelf, Spec, Template};
 use millrace_agent::tool::{Tool, ToolSpec};
 use millrace_agent::turn::Limits;
 use millrace_forms::Place;
-use millrace_protocol::plan::Work;
+use millrace_protocol::plan::{Review, Work};
 use millrace_protocol::result::{CapabilityDescription, TaskError};
-use millrace_protocol::subject::{CRITIC, PLANNER};
 
-use crate::builtin::Echo;
 use crate::servers::Servers;
 use crate::{Attempt, Capability, Outcome};
 
@@ -145,7 +143,18 @@ impl Agent {
     /// What critics ask of each of its results.
     #[must_use]
     pub fn criterion(mut self, sentence: &str) -> Self {
-        self.spec.about.criteria.push(sentence.to_owned());
+        let review = &mut self.spec.about.review;
+        match review {
+            Review::Critic { criteria, .. } => criteria.push(sentence.to_owned()),
+            Review::None => *review = Review::critic(vec![sentence.to_owned()]),
+            Review::Checks { checks } => {
+                let checks = std::mem::take(checks);
+                *review = Review::critic(vec![sentence.to_owned()]);
+                if let Review::Critic { checks: kept, .. } = review {
+                    *kept = checks;
+                }
+            }
+        }
         self
     }
 
@@ -165,15 +174,11 @@ impl Agent {
     }
 
     async fn plan(&self, attempt: &mut Attempt<'_>) -> Result<Outcome, TaskError> {
-        let mut capabilities = attempt.capabilities().await?;
-        // These are for the system itself, and for tests.
-        let hidden = [PLANNER, CRITIC, Echo::NAME];
-        capabilities.retain(|capability| !hidden.contains(&capability.name.as_str()));
         let (desk, order) = (attempt.desk(), attempt.order().clone());
         let tools = self.tools().await?;
-        let planned = desk.plan(&self.spec, &order, capabilities, attempt.chair().seat(tools)).await;
+        let planned = desk.plan(&self.spec, &order, attempt.chair().seat(tools)).await;
         planned
-            .map(|(proposal, usage)| Outcome::Proposal(proposal, usage))
+            .map(|(proposal, spent)| Outcome::Proposal(proposal, spent))
             .map_err(|error| failed(attempt, error))
     }
 

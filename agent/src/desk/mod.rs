@@ -16,6 +16,7 @@ mod laid;
 mod library;
 mod marks;
 mod models;
+mod plan;
 mod report;
 mod results;
 pub mod shelf;
@@ -27,9 +28,9 @@ use futures::FutureExt;
 use futures::future::{BoxFuture, ready};
 use jiff::Timestamp;
 use millrace_protocol::ids::TaskId;
-use millrace_protocol::plan::{DocumentSet, Work};
+use millrace_protocol::plan::{Amounts, DocumentSet, Plan, Work};
 use millrace_protocol::result::{
-    CapabilityDescription, ErrorKind, Proposal, TaskError, TaskResult, Usage,
+    CapabilityDescription, ErrorKind, TaskError, TaskResult,
 };
 use millrace_protocol::work::{Input, Order};
 use serde::de::DeserializeOwned;
@@ -37,11 +38,12 @@ use serde::de::DeserializeOwned;
 use crate::corpus::Corpus;
 use crate::files::Files;
 use crate::model::{AnswerSchema, Choice, Model, OpenError, Opener, Watch};
-use crate::roles::{self, DocumentList, PlanTask, WorkTask};
+use crate::planner::{self, Offer};
+use crate::roles::{self, DocumentList, WorkTask};
 use crate::spec::{AnswerForm, RunView, Spec, TaskView, View, day};
 use crate::tool::{Tool, Toolbox, read_json};
 use crate::turn::{
-    Answer, AttemptName, Brief, Check, Data, DriveError, Driver, Failure, Journal, Machine, PlainText,
+    Answer, AttemptName, Brief, Check, Data, DriveError, Driver, Failure, Journal, Machine, PlainText, Spent,
 };
 
 use consulting::Directory;
@@ -67,6 +69,24 @@ pub trait Sources: Send + Sync + 'static {
     /// # Errors
     /// See [`SourceError`].
     fn blob<'a>(&'a self, sha256: &'a str) -> BoxFuture<'a, Result<Vec<u8>, SourceError>>;
+
+    /// The run's plan as its decision with the sequence `through` left it; of a run with none, all that its order says.
+    ///
+    /// # Errors
+    /// See [`SourceError`].
+    fn plan<'a>(&'a self, order: &'a Order, through: u64) -> BoxFuture<'a, Result<Plan, SourceError>> {
+        let _ = through;
+        ready(Ok(planner::blank(order))).boxed()
+    }
+
+    /// What the cluster can do, and how many are there to do it, for planners.
+    ///
+    /// # Errors
+    /// See [`SourceError`].
+    fn offers(&self) -> BoxFuture<'_, Result<Vec<Offer>, SourceError>> {
+        let known = self.capabilities();
+        known.map(|known| Ok(known?.into_iter().map(|about| Offer { about, slots: None }).collect())).boxed()
+    }
 
     /// What the cluster can do, for agents that ask each other.
     ///
@@ -135,12 +155,15 @@ pub struct Seat<'a> {
     pub tools: Vec<Arc<dyn Tool>>,
     /// Who looks on.
     pub watch: &'a dyn Watch,
+    /// What is reserved of the run's budget for it; it counts beside the limits of its capability.
+    pub allowance: Amounts,
 }
 
 impl<'a> Seat<'a> {
-    /// A seat without files, further tools and anybody who looks on.
+    /// A seat without files, further tools, anybody who looks on, and a reservation.
     pub fn new(sources: Arc<dyn Sources>, journal: &'a mut dyn Journal) -> Self {
-        Self { sources, journal, files: None, tools: Vec::new(), watch: &() }
+        let allowance = Amounts::default();
+        Self { sources, journal, files: None, tools: Vec::new(), watch: &(), allowance }
     }
 }
 
@@ -189,38 +212,10 @@ impl Desk {
         self.library.open(set, sources).await
     }
 
-    /// Makes a plan for an order, with tasks for these capabilities.
-    ///
-    /// # Errors
-    /// The agent failed, or what it builds on can't be read.
-    pub async fn plan(
-        &self,
-        spec: &Spec,
-        order: &Order,
-        capabilities: Vec<CapabilityDescription>,
-        seat: Seat<'_>,
-    ) -> Result<(Proposal, Usage), DeskError> {
-        let (Work::Planning { .. }, AnswerForm::Plan) = (&order.work, spec.answer) else {
-            return Err(invalid("only an agent that answers with a plan makes one").into());
-        };
-        let laid = Laid::out(&self.library, spec, order, seat.sources.as_ref()).await?;
-        let task = PlanTask {
-            objective: order.objective.clone(),
-            capabilities,
-            tasks: Vec::new(),
-            occasions: order.feedback.clone(),
-            documents: laid.documents(),
-        };
-        let question = roles::question(&task, &laid.shown(order, AnswerForm::Plan));
-        let answer = Proposal::schema(AnswerForm::Plan.name());
-        let ready = self.ready(spec, order, question, answer, &laid, seat)?;
-        ready.answer::<Proposal>(&|proposal| Ok(proposal)).await
-    }
-
     /// Carries out the task of an order.
     ///
     /// # Errors
-    /// As for [`Desk::plan`]; or the order is no task.
+    /// The agent failed, or what it builds on can't be read; or the order is no task.
     pub async fn work(&self, spec: &Spec, order: &Order, seat: Seat<'_>) -> Result<TaskResult, DeskError> {
         let Work::Task { task, .. } = &order.work else {
             return Err(invalid("it is no task").into());
@@ -247,8 +242,8 @@ impl Desk {
             AnswerForm::Plan => return Err(invalid("an agent that answers with a plan does no tasks").into()),
         };
         let ready = self.ready(spec, order, question, answer, &laid, seat)?;
-        let (result, usage) = ready.result(form, &laid).await?;
-        Ok(TaskResult { usage, ..result })
+        let (result, Spent { usage, models }) = ready.result(form, &laid).await?;
+        Ok(TaskResult { usage, models, ..result })
     }
 
     fn ready<'a>(
@@ -292,44 +287,45 @@ impl Desk {
 
 impl Ready<'_> {
     /// Runs the agent to its end, in the form of a task's result.
-    async fn result(self, form: AnswerForm, laid: &Laid) -> Result<(TaskResult, Usage), DeskError> {
+    async fn result(self, form: AnswerForm, laid: &Laid) -> Result<(TaskResult, Spent), DeskError> {
         let corpus = laid.corpus.as_deref();
         match form {
             AnswerForm::Findings => {
                 let check = |answer: Findings| findings::resolve(&answer, corpus).map(|_| answer);
-                let (answer, usage) = self.answer(&check).await?;
-                Ok((findings::resolve(&answer, corpus).map_err(changed)?, usage))
+                let (answer, spent) = self.answer(&check).await?;
+                Ok((findings::resolve(&answer, corpus).map_err(changed)?, spent))
             }
             AnswerForm::Report => {
                 let none = Numbered::default();
                 let inputs = laid.numbered.as_deref().unwrap_or(&none);
                 let check = |answer: Report| inputs.resolve(&answer).map(|_| answer);
-                let (answer, usage) = self.answer(&check).await?;
-                Ok((inputs.resolve(&answer).map_err(changed)?, usage))
+                let (answer, spent) = self.answer(&check).await?;
+                Ok((inputs.resolve(&answer).map_err(changed)?, spent))
             }
             AnswerForm::Text => {
-                let (PlainText(output), usage) = self.answer(&|text: PlainText| Ok(text)).await?;
-                Ok((TaskResult { output, ..TaskResult::default() }, usage))
+                let (PlainText(output), spent) = self.answer(&|text: PlainText| Ok(text)).await?;
+                Ok((TaskResult { output, ..TaskResult::default() }, spent))
             }
             AnswerForm::Data | AnswerForm::Plan => {
-                let (Data(data), usage) = self.answer(&|data: Data| Ok(data)).await?;
+                let (Data(data), spent) = self.answer(&|data: Data| Ok(data)).await?;
                 let output = format!("```json\n{data:#}\n```");
                 let summary = data["summary"].as_str().unwrap_or_default().to_owned();
-                Ok((TaskResult { summary, output, data: Some(data), ..TaskResult::default() }, usage))
+                Ok((TaskResult { summary, output, data: Some(data), ..TaskResult::default() }, spent))
             }
         }
     }
 
     /// Runs the agent to its end; `check` says what is wrong with an answer beyond its form.
-    async fn answer<A: Answer>(self, check: &Check<'_, A>) -> Result<(A, Usage), DeskError> {
+    async fn answer<A: Answer>(self, check: &Check<'_, A>) -> Result<(A, Spent), DeskError> {
         let Self { attempt, brief, toolbox, model, seat } = self;
+        let machine = Machine::new(brief).within(seat.allowance);
         let driver = Driver::new(model.as_ref(), &toolbox, seat.journal)
             .attempt(attempt)
             .watch(seat.watch)
             .files(seat.files)
             .check(check);
         // On the heap: a conversation in hand makes a large future.
-        let ended = Box::pin(driver.drive(Machine::new(brief))).await?;
+        let ended = Box::pin(driver.drive(machine)).await?;
         Ok(ended.into_result()?)
     }
 }
@@ -355,7 +351,7 @@ fn instructions(spec: &Spec, order: &Order, documents: &DocumentList) -> Result<
 }
 
 /// Reads an answer.
-fn read<A: DeserializeOwned>(text: &str) -> Result<A, String> {
+pub(crate) fn read<A: DeserializeOwned>(text: &str) -> Result<A, String> {
     let value =
         read_json(text).map_err(|mistake| format!("The answer is not one JSON object: {mistake}."))?;
     serde_json::from_value(value).map_err(|mistake| format!("The answer does not fit its schema: {mistake}."))

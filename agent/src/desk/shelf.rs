@@ -1,5 +1,5 @@
 //! The tools that agents can name. It owns the list of those that need nothing but what lies on the desk; those that
-//! reach out of the process are brought by whoever hosts the agent.
+//! reach out of the process are brought by whoever hosts the agent, and those that work on a plan by the planner's turn.
 
 use std::sync::Arc;
 
@@ -14,23 +14,32 @@ use crate::tool::{
 };
 
 /// The tools of this crate, by name. A file that names one gets it where there is something to use it on: documents,
-/// results, files, other capabilities.
-pub const NAMES: [&str; 17] = [
+/// results, files, other capabilities, a plan.
+pub const NAMES: [&str; 26] = [
+    "add_task",
+    "add_tasks",
     "append_note",
+    "cancel_task",
     "consult",
     "delete",
     "edit_file",
+    "finish",
     "get_task_result",
     "glob",
     "grep",
     "list_completed_tasks",
     "ls",
+    "mark_final",
     "now",
+    "patch_task",
     "read_document",
     "read_file",
     "read_notes",
+    "retry_task",
     "search_documents",
+    "set_status",
     "think",
+    "view_qa_report",
     "write_file",
     "write_todos",
 ];
@@ -113,5 +122,11 @@ mod tests {
         let corpus = Some(Arc::new(Corpus::open(vec![file], None).unwrap()));
         let with = names(&Bench { corpus, ..Bench::default() });
         assert!(with.contains(&"read_document".into()) && with.contains(&"search_documents".into()));
+    }
+
+    #[test]
+    fn every_tool_of_a_planner_can_be_named() {
+        assert!(crate::planner::TOOLS.iter().all(|name| NAMES.contains(name)));
+        assert!(NAMES.is_sorted());
     }
 }

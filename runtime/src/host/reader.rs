@@ -1,13 +1,17 @@
-//! Reading what a piece of work builds on: results of other tasks, from the log, documents, from the blob
+//! Reading what a piece of work builds on: results of other tasks and the plan, from the log, documents, from the blob
 //! store, and what the cluster can do. It keeps nothing.
 
-use millrace_protocol::ids::Lane;
+use std::collections::BTreeMap;
+
+use millrace_protocol::ids::{Capability, Lane, RunId};
+use millrace_protocol::plan::{Decision, Plan, apply_decision};
 use millrace_protocol::result::{CapabilityDescription, TaskResult};
+use millrace_protocol::subject::Topic;
 use millrace_protocol::wire::{Garbage, read_result};
 use millrace_protocol::work::{Entry, Input, Outcome};
 
 use crate::bus::{Bus, Record};
-use crate::log::read_one;
+use crate::log::{read_one, read_topic};
 use crate::topology::lane_stream;
 use crate::{Fault, registry};
 
@@ -51,6 +55,44 @@ impl Reader {
     /// The server does not answer.
     pub async fn capabilities(&self) -> Result<Vec<CapabilityDescription>, Fault> {
         Ok(registry::capabilities(&self.bus).await?.into_values().collect())
+    }
+
+    /// How many slots live workers have, by capability.
+    ///
+    /// # Errors
+    /// The server does not answer.
+    pub async fn slots(&self) -> Result<BTreeMap<Capability, u32>, Fault> {
+        let mut slots = BTreeMap::new();
+        for (capability, count) in registry::beats(&self.bus).await?.into_iter().flat_map(|beat| beat.slots) {
+            let all: &mut u32 = slots.entry(capability).or_default();
+            *all = all.saturating_add(count);
+        }
+        Ok(slots)
+    }
+
+    /// The plan of a run as its decision with the sequence `through` left it.
+    ///
+    /// # Errors
+    /// That decision is not there any more, one of the decisions can't be read, or the server does not answer.
+    pub async fn plan(&self, run: &RunId, through: u64) -> Result<Plan, Fault> {
+        let mut plan = Plan::default();
+        let mut last = 0;
+        let decided = read_topic(&self.bus, self.lane, run, &Topic::Plan).await?;
+        for record in decided.iter().filter(|record| record.sequence <= through) {
+            apply_decision(&mut plan, &self.bus.open::<Decision>(record).await?);
+            last = record.sequence;
+        }
+        if last == through {
+            return Ok(plan);
+        }
+        Err(Fault::Garbage {
+            subject: lane_stream(self.lane),
+            sequence: through,
+            garbage: Garbage::Unreadable {
+                what: format!("the plan of run {run}"),
+                why: "its decisions are not there any more, as if the run were over".into(),
+            },
+        })
     }
 
     /// A blob by its name: the SHA-256 of its content, in hexadecimal.

@@ -7,13 +7,13 @@ use super::{criteria, split};
 use crate::planner::{Glance, PlanAnswer, TaskWish};
 use crate::roles::{PRODUCER, RESEARCH};
 
-const NO_JUDGEMENT: &str =
-    "No language model is in use that could judge what else the plan needs: nothing is added and nothing repeated.";
+const NO_JUDGEMENT: &str = "No language model is in use that could judge what else the plan needs: nothing is added and nothing repeated.";
 
 pub(super) fn propose(glance: &Glance) -> PlanAnswer {
     if glance.is_planned {
         let give_up = glance.stands_still.then(|| {
-            "the deliverable was lost, and no language model is in use that could find another way to it".to_owned()
+            "the deliverable was lost, and no language model is in use that could find another way to it"
+                .to_owned()
         });
         return PlanAnswer { reasoning: NO_JUDGEMENT.into(), give_up, ..PlanAnswer::default() };
     }

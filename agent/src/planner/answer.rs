@@ -1,0 +1,247 @@
+//! The answer of a turn: one JSON object that a small model can fill, most of it optional. It owns the form, which is as
+//! large as the plan's mode and state give it reason to be, and the order in which an answer is tried on the draft.
+
+use millrace_protocol::ids::Capability;
+use millrace_protocol::plan::{Draft, Edit, Mode};
+use millrace_protocol::result::Proposal;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use super::drafted::{Refused, carry_out};
+use super::kindness::only_end;
+use super::wish::{CancelWish, PatchWish, RetryWish, TaskWish, Wish};
+use super::{Offer, is_in_motion};
+use crate::model::AnswerSchema;
+use crate::tool::schema_of;
+use crate::turn::Answer;
+
+/// The most capabilities that the form names one by one.
+const MAX_NAMED: usize = 60;
+/// The most mistakes that are told at once.
+const MAX_MISTAKES: usize = 6;
+
+/// What a planner answers with.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct PlanAnswer {
+    /// Why, in a few sentences.
+    pub reasoning: String,
+    /// New tasks.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub tasks: Vec<TaskWish>,
+    /// Tasks to run once more.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub retry: Vec<RetryWish>,
+    /// Changes of tasks that wait.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub patch: Vec<PatchWish>,
+    /// Tasks that are not wanted any more.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub cancel: Vec<CancelWish>,
+    /// The id of the one task whose result is the deliverable.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub final_task: Option<String>,
+    /// true only if the final task is completed and its result is what the objective asks for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub finished: Option<bool>,
+    /// Only if nothing can be done any more: what is lost, and why nothing makes up for it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub give_up: Option<String>,
+}
+
+impl Answer for PlanAnswer {
+    fn schema(name: &str) -> Option<AnswerSchema> {
+        Some(AnswerSchema { name: name.to_owned(), schema: schema_of::<Self>() })
+    }
+
+    fn parse(text: &str) -> Result<Self, String> {
+        crate::desk::read(text)
+    }
+}
+
+impl PlanAnswer {
+    /// What it wants, in the order in which it is tried: what is new, what runs again, what is changed, and only then
+    /// what goes.
+    fn wishes(&self) -> Vec<Wish> {
+        let tasks = (!self.tasks.is_empty()).then(|| Wish::Add(self.tasks.clone()));
+        let said = |text: &Option<String>| text.clone().filter(|text| !text.trim().is_empty());
+        tasks
+            .into_iter()
+            .chain(self.retry.iter().cloned().map(Wish::Retry))
+            .chain(self.patch.iter().cloned().map(Wish::Patch))
+            .chain(self.cancel.iter().cloned().map(Wish::Cancel))
+            .chain(said(&self.final_task).map(Wish::Final))
+            .collect()
+    }
+
+    fn end(&self) -> Option<Wish> {
+        let finish = (self.finished == Some(true)).then(|| Wish::Finish(self.reasoning.clone()));
+        let give_up = || self.give_up.clone().filter(|why| !why.trim().is_empty()).map(Wish::GiveUp);
+        finish.or_else(give_up)
+    }
+}
+
+/// The form of an answer: without what there is nothing to use it on.
+pub(super) fn schema(draft: &Draft, mode: Mode) -> Value {
+    let mut schema = schema_of::<PlanAnswer>();
+    let mut without: Vec<&str> = Vec::new();
+    let plan = draft.plan();
+    if mode == Mode::Fixed {
+        without.extend(["tasks", "patch", "final_task"]);
+    }
+    if plan.tasks().is_empty() {
+        without.extend(["retry", "patch", "cancel", "give_up"]);
+    } else if is_in_motion(plan) {
+        without.push("give_up");
+    }
+    if let Some(properties) = schema["properties"].as_object_mut() {
+        properties.retain(|name, _| !without.contains(&name.as_str()));
+        for wish in ["tasks", "patch"] {
+            if let Some(fields) =
+                properties.get_mut(wish).and_then(|wish| wish["items"]["properties"].as_object_mut())
+            {
+                name_capabilities(draft, fields);
+            }
+        }
+    }
+    schema
+}
+
+/// Only capabilities that are known can be named, and parameters given only where one takes some.
+fn name_capabilities(draft: &Draft, fields: &mut serde_json::Map<String, Value>) {
+    let cluster = draft.cluster();
+    let names: Vec<&str> = cluster.names().map(Capability::as_str).collect();
+    if (1..=MAX_NAMED).contains(&names.len())
+        && let Some(capability) = fields.get_mut("capability")
+    {
+        if let Some(kinds) = capability["type"].as_array_mut() {
+            // A patch may leave it as it is.
+            kinds.retain(|kind| kind == "string" || kind == "null");
+            capability["enum"] = names.iter().map(|name| Value::from(*name)).chain([Value::Null]).collect();
+        } else {
+            capability["enum"] = names.iter().map(|name| Value::from(*name)).collect();
+        }
+    }
+    let takes_some =
+        |name: &Capability| cluster.get(name).is_some_and(|offered| offered.parameters.is_some());
+    if !cluster.names().any(takes_some) {
+        fields.remove("parameters");
+    }
+}
+
+/// An answer on a draft of its own.
+pub(super) struct Tried {
+    pub draft: Draft,
+    /// What of it can't be had, in words.
+    pub mistakes: Vec<String>,
+    /// What of that the rules refuse.
+    refused: Vec<Edit>,
+}
+
+/// Tries an answer on a copy of the draft. What is refused is tried again behind what was not, so that the order of an
+/// answer matters to nobody.
+pub(super) fn tried(draft: &Draft, offers: &[Offer], answer: &PlanAnswer) -> Tried {
+    let mut tried = Tried { draft: draft.clone(), mistakes: Vec::new(), refused: Vec::new() };
+    let mut open = answer.wishes();
+    loop {
+        let before = open.len();
+        let mut refused: Vec<(Wish, Refused)> = Vec::new();
+        for wish in open {
+            if let Err(why) = carry_out(&mut tried.draft, offers, &wish) {
+                refused.push((wish, why));
+            }
+        }
+        if refused.is_empty() || refused.len() == before {
+            refused.into_iter().for_each(|(wish, why)| tried.refuse(&wish, why));
+            break;
+        }
+        open = refused.into_iter().map(|(wish, _)| wish).collect();
+    }
+    tried.come_to_an_end(draft, offers, answer);
+    tried
+}
+
+impl Tried {
+    fn refuse(&mut self, wish: &Wish, refused: Refused) {
+        self.mistakes.push(format!("{}: {}", wish.label(), refused.why));
+        self.refused.extend(refused.edit);
+    }
+
+    fn come_to_an_end(&mut self, before: &Draft, offers: &[Offer], answer: &PlanAnswer) {
+        // A tool has finished the run already.
+        if self.draft.plan().end.is_some() {
+            return;
+        }
+        let began = before.plan().tasks().len() - added(before.edits());
+        if let Some(end) = only_end(self.draft.plan(), began).cloned() {
+            // In a fixed plan the rules say no, which is as good.
+            let _ = carry_out(&mut self.draft, offers, &Wish::Final(end.to_string()));
+        }
+        if let Some(end) = answer.end()
+            && let Err(why) = carry_out(&mut self.draft, offers, &end)
+        {
+            self.refuse(&end, why);
+        } else if self.draft.edits().is_empty() && self.mistakes.is_empty() {
+            self.mistakes.extend(standstill(&self.draft));
+        }
+    }
+}
+
+/// How many tasks some edits add.
+fn added(edits: &[Edit]) -> usize {
+    let tasks = edits.iter().map(|edit| match edit {
+        Edit::Add(tasks) => tasks.len(),
+        Edit::Patch(_)
+        | Edit::Cancel { .. }
+        | Edit::Retry { .. }
+        | Edit::MarkFinal { .. }
+        | Edit::Finish { .. }
+        | Edit::GiveUp { .. } => 0,
+    });
+    tasks.sum()
+}
+
+/// What is wrong with changing nothing, if anything is.
+fn standstill(draft: &Draft) -> Option<String> {
+    let plan = draft.plan();
+    if plan.tasks().is_empty() {
+        return Some("there is no plan yet: give at least one task".into());
+    }
+    let end = plan.tasks().iter().find(|task| task.spec.is_final);
+    let is_there = end.is_some_and(|task| task.state == millrace_protocol::plan::TaskState::Completed);
+    (!is_in_motion(plan) && !is_there).then(|| {
+        "the answer changes nothing and nothing is under way, so that the run would stand still: add tasks, retry \
+         one, change what one waits for, or give up"
+            .into()
+    })
+}
+
+/// What a model is told of its mistakes.
+pub(super) fn correction(mistakes: &[String]) -> String {
+    let more = mistakes.len().saturating_sub(MAX_MISTAKES);
+    let told: Vec<String> =
+        mistakes.iter().take(MAX_MISTAKES).map(|mistake| format!("- {mistake}")).collect();
+    let more = if more == 0 { String::new() } else { format!("\n- and {more} more") };
+    format!("This of it can't be carried out:\n{}{more}\nNothing else is wrong with it.", told.join("\n"))
+}
+
+/// What a turn comes to.
+pub(super) fn proposal(tried: Tried, reasoning: String) -> Proposal {
+    let Tried { draft, mistakes, refused } = tried;
+    let mut edits = draft.into_edits();
+    edits.extend(refused);
+    let tasks = match edits.first_mut() {
+        Some(Edit::Add(tasks)) => {
+            let tasks = std::mem::take(tasks);
+            edits.remove(0);
+            tasks
+        }
+        _ => Vec::new(),
+    };
+    let reasoning = match mistakes.as_slice() {
+        [] => reasoning,
+        some => format!("{reasoning}\n\nNot to be had: {}", some.join("; ")),
+    };
+    Proposal { reasoning, tasks, edits }
+}

@@ -1,0 +1,241 @@
+//! What the tests of the planner share: plans made event by event, a cluster, and short words for both.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use futures::FutureExt;
+use futures::future::{BoxFuture, ready};
+use jiff::Timestamp;
+use millrace_agent::desk::{SourceError, Sources};
+use millrace_agent::planner::{Offer, Seen, Turn};
+use millrace_agent::roles::DocumentList;
+use millrace_agent::tool::{Call, Tool, ToolError};
+use millrace_protocol::ids::{Capability, Lane, RunId, TaskId, WorkerId};
+use millrace_protocol::plan::{
+    Budget, Consult, Event, Mode, Occasion, OnFailedDependency, Plan, Review, TaskSpec, Work, apply,
+};
+use millrace_protocol::result::{
+    CapabilityDescription, CriterionOutcome, ErrorKind, TaskError, TaskResult, Usage, Verdict,
+};
+use millrace_protocol::work::{Input, Order};
+use serde_json::{Value, json};
+
+pub fn id(text: &str) -> TaskId {
+    TaskId::new(text).unwrap()
+}
+
+pub fn worker() -> WorkerId {
+    WorkerId::new("w").unwrap()
+}
+
+pub fn at(second: i64) -> Timestamp {
+    Timestamp::from_second(1_800_000_000 + second).unwrap()
+}
+
+/// A plan, made event by event.
+#[derive(Clone)]
+pub struct Made {
+    pub plan: Plan,
+    now: i64,
+}
+
+impl Made {
+    pub fn started(mode: Mode) -> Self {
+        Self::with(mode, "How do licences treat patents?", Budget::default())
+    }
+
+    pub fn with(mode: Mode, objective: &str, budget: Budget) -> Self {
+        let mut made = Self { plan: Plan::default(), now: 0 };
+        made.event(Event::RunStarted {
+            objective: objective.into(),
+            mode,
+            documents: None,
+            model: None,
+            models: BTreeMap::new(),
+            fail_fast: false,
+            budget: Box::new(budget),
+            consult: Consult::Judgement,
+        });
+        made
+    }
+
+    pub fn event(&mut self, event: Event) -> &mut Self {
+        self.now += 1;
+        apply(&mut self.plan, &event, at(self.now));
+        self
+    }
+
+    pub fn asked(mut self, occasions: Vec<Occasion>) -> Plan {
+        let turn = self.plan.turns + 1;
+        self.event(Event::PlanningAsked { turn, attempt: 1, feedback: None, occasions });
+        self.plan
+    }
+
+    pub fn add(&mut self, name: &str, capability: &str, depends_on: &[&str]) -> &mut Self {
+        let spec = TaskSpec {
+            depends_on: depends_on.iter().map(|name| id(name)).collect(),
+            review: Review::critic(vec!["It says so.".into()]),
+            on_failed_dependency: OnFailedDependency::Ask,
+            ..TaskSpec::new(id(name), format!("Find out about {name}."), Capability::new(capability).unwrap())
+        };
+        let ready = spec.depends_on.iter().all(|id| {
+            self.plan.task(id).is_some_and(|task| task.state == millrace_protocol::plan::TaskState::Completed)
+        });
+        self.event(Event::TaskAdded { spec, ready })
+    }
+
+    pub fn last(&mut self, name: &str) -> &mut Self {
+        self.event(Event::FinalMarked { task: id(name) })
+    }
+
+    fn attempt(&self, name: &str) -> u32 {
+        self.plan.task(&id(name)).unwrap().attempt
+    }
+
+    pub fn claimed(&mut self, name: &str) -> &mut Self {
+        let attempt = self.attempt(name);
+        self.event(Event::AttemptClaimed { task: id(name), attempt, worker: worker() })
+    }
+
+    pub fn finished(&mut self, name: &str) -> &mut Self {
+        let attempt = self.claimed(name).attempt(name);
+        self.event(Event::AttemptFinished {
+            task: id(name),
+            attempt,
+            worker: worker(),
+            at_sequence: u64::from(attempt) + 100,
+            summary: format!("What there is on {name}."),
+            is_detailed: true,
+            review: None,
+            usage: Usage { input_tokens: 900, output_tokens: 100, model_calls: 2, ..Usage::default() },
+            models: BTreeMap::new(),
+        })
+    }
+
+    pub fn completed(&mut self, name: &str) -> &mut Self {
+        let attempt = self.finished(name).attempt(name);
+        self.event(Event::TaskAccepted { task: id(name), attempt })
+    }
+
+    /// The result is rejected, and the next attempt waits.
+    pub fn rejected(&mut self, name: &str) -> &mut Self {
+        let attempt = self.finished(name).attempt(name);
+        self.judged(name, attempt);
+        self.event(Event::TaskRerun { task: id(name), attempt: attempt + 1 })
+    }
+
+    fn judged(&mut self, name: &str, attempt: u32) {
+        let met = |criterion: &str, gap: Option<&str>| CriterionOutcome {
+            criterion: criterion.into(),
+            met: gap.is_none(),
+            gap: gap.map(str::to_owned),
+        };
+        let verdict = Verdict {
+            passed: false,
+            criteria: vec![met("It is short.", None), met("It says so.", Some("no word of it"))],
+            reasoning: "It misses the point.".into(),
+            feedback: Some("Look into the second part.".into()),
+            confidence: Some(0.75),
+            opinions: Vec::new(),
+            usage: Usage::default(),
+            models: BTreeMap::new(),
+        };
+        self.event(Event::VerdictGiven { task: id(name), attempt, critic: worker(), verdict });
+    }
+
+    /// The last attempt brings an error, and none is left.
+    pub fn failed(&mut self, name: &str) -> &mut Self {
+        let attempt = self.claimed(name).attempt(name);
+        let error = TaskError::new(ErrorKind::Tool, "the search is down");
+        self.event(Event::AttemptErrored { task: id(name), attempt, error, retry_at: None });
+        self.event(Event::TaskFailed { task: id(name), reason: "the search is down".into() })
+    }
+}
+
+pub fn offer(name: &str, description: &str, parameters: Option<Value>, slots: u32) -> Offer {
+    let about = CapabilityDescription {
+        parameters,
+        ..CapabilityDescription::new(Capability::new(name).unwrap(), description)
+    };
+    Offer { about, slots: Some(slots) }
+}
+
+pub fn offers() -> Vec<Offer> {
+    let schema = json!({
+        "type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"],
+        "additionalProperties": false
+    });
+    vec![
+        offer("critic", "Judges.", None, 8),
+        offer("echo", "For tests.", None, 4),
+        offer("planner", "Plans.", None, 4),
+        offer("producer", "Writes the report.", None, 1),
+        offer("research", "Answers from documents.", None, 4),
+        offer("weather", "Knows the weather.", Some(schema), 0),
+    ]
+}
+
+pub fn seen() -> Seen {
+    Seen { at: at(600), plan_at: 7, offers: offers() }
+}
+
+pub fn turn(plan: Plan) -> Arc<Turn> {
+    Arc::new(Turn::new(plan, seen()))
+}
+
+pub fn order() -> Order {
+    let run = RunId::new("r1").unwrap();
+    let work = Work::Planning { turn: 1, attempt: 1 };
+    let planner = Capability::new("planner").unwrap();
+    Order { plan_at: 7, ..Order::new(run, Lane(0), work, "How do licences treat patents?", planner) }
+}
+
+pub fn board(plan: Plan) -> String {
+    turn(plan).board(&order(), &DocumentList::default())
+}
+
+/// The log and the registry of a run, in memory.
+pub struct Log {
+    pub plan: Plan,
+}
+
+impl Sources for Log {
+    fn result<'a>(&'a self, input: &'a Input) -> BoxFuture<'a, Result<TaskResult, SourceError>> {
+        let result = TaskResult {
+            summary: input.summary.clone(),
+            output: format!("{} at {}. {}", input.task, input.at_sequence, "ä".repeat(3_000)),
+            ..TaskResult::default()
+        };
+        ready(Ok(result)).boxed()
+    }
+
+    fn blob<'a>(&'a self, _: &'a str) -> BoxFuture<'a, Result<Vec<u8>, SourceError>> {
+        ready(Err(SourceError::Broken("not there".into()))).boxed()
+    }
+
+    fn plan<'a>(&'a self, _: &'a Order, through: u64) -> BoxFuture<'a, Result<Plan, SourceError>> {
+        assert_eq!(through, 7, "the plan is read as it stood when the turn began");
+        ready(Ok(self.plan.clone())).boxed()
+    }
+
+    fn offers(&self) -> BoxFuture<'_, Result<Vec<Offer>, SourceError>> {
+        ready(Ok(offers())).boxed()
+    }
+}
+
+pub fn tools_of(turn: &Arc<Turn>) -> Vec<Arc<dyn Tool>> {
+    let log: Arc<dyn Sources> = Arc::new(Log { plan: Plan::default() });
+    turn.tools(&log)
+}
+
+/// Calls a tool of a turn: what it says, or what it refuses with.
+pub async fn call(turn: &Arc<Turn>, name: &str, arguments: Value) -> Result<String, String> {
+    let tools = tools_of(turn);
+    let tool = tools.iter().find(|tool| tool.spec().name == name).unwrap_or_else(|| panic!("no tool {name}"));
+    millrace_agent::tool::check(&tool.spec().schema, &arguments)?;
+    match tool.call(arguments, &Call::default()).await {
+        Ok(output) => Ok(output.text),
+        Err(ToolError::Refused(why)) => Err(why),
+        Err(other) => panic!("{other}"),
+    }
+}
