@@ -155,6 +155,25 @@ impl About {
         })
     }
 
+    /// Adds what critics ask of every result; a capability whose results nobody judged has a review by that.
+    pub fn ask(&mut self, sentence: &str) {
+        let sentence = sentence.to_owned();
+        self.review = match std::mem::take(&mut self.review) {
+            Review::None => Review::critic(vec![sentence]),
+            Review::Checks { checks } => Review::Critic {
+                criteria: vec![sentence],
+                checks,
+                models: Vec::new(),
+                quorum: None,
+                sample_percent: None,
+            },
+            Review::Critic { mut criteria, checks, models, quorum, sample_percent } => {
+                criteria.push(sentence);
+                Review::Critic { criteria, checks, models, quorum, sample_percent }
+            }
+        };
+    }
+
     /// What critics ask of every result, whatever a task's own review asks besides.
     fn criteria(&self) -> Vec<String> {
         match &self.review {

@@ -1,5 +1,7 @@
 //! The command line of a critic, the same for `millrace critic` and `millrace-critic`.
 
+use std::path::PathBuf;
+
 use millrace_agent::desk::Preferences;
 use millrace_runtime::host::HostArgs;
 
@@ -11,6 +13,14 @@ pub struct Args {
     /// What every hosting program can be told.
     #[command(flatten)]
     pub host: HostArgs,
+    /// A folder that the programs of checks may read, besides the system's own (may be given several times)
+    #[arg(
+        long = "check-folder",
+        value_name = "FOLDER",
+        env = "MILLRACE_CHECK_FOLDERS",
+        value_delimiter = ':'
+    )]
+    pub check_folders: Vec<PathBuf>,
 }
 
 impl Args {
@@ -22,7 +32,18 @@ impl Args {
         let connection = self.host.connection();
         let HostArgs { nats: _, slots, id, model, record, grace, document_cache } = self.host;
         let models = Preferences::parse(model.iter().map(String::as_str))?;
-        Ok(Config { connection, id, slots, grace, document_cache: Some(document_cache), models, record })
+        let document_cache = Some(document_cache);
+        let check_folders = self.check_folders;
+        Ok(Config {
+            id,
+            slots,
+            grace,
+            document_cache,
+            models,
+            record,
+            check_folders,
+            ..Config::new(connection)
+        })
     }
 }
 
@@ -51,11 +72,14 @@ mod tests {
             "builtin:extractive;critic=a:b",
             "--grace",
             "2s",
+            "--check-folder",
+            "/opt/a:/opt/b",
         ];
         let config = parse(&arguments).unwrap().into_config().unwrap();
         assert_eq!(config.connection.url, "nats://a:1,nats://b:2");
         assert_eq!((config.slots, config.id.unwrap().as_str()), (3, "me"));
         assert_eq!(config.models.choices().count(), 2);
+        assert_eq!(config.check_folders, [PathBuf::from("/opt/a"), PathBuf::from("/opt/b")]);
         assert_eq!(config.grace, std::time::Duration::from_secs(2));
     }
 

@@ -1,8 +1,10 @@
 //! Critics: processes that judge results. It owns the choice of the reviewer and what a reviewer may not do: judge its
-//! own work. Queues, leases, journals and draining are `millrace_runtime::host`'s.
+//! own work. The programs of checks are confined by `millrace_tools`. Queues, leases, journals and draining are `millrace_runtime::host`'s.
 
 mod args;
+mod checks;
 mod echo;
+mod program;
 mod review;
 
 use futures::FutureExt;
@@ -20,12 +22,15 @@ use millrace_runtime::host::{self, Hosting, Service, document_cache, made_up_id}
 use millrace_runtime::limits::Limiter;
 use millrace_runtime::{Bus, Connection, Fault};
 use millrace_seat::Limits;
+use millrace_tools::execute::Launcher;
 use tokio_util::sync::CancellationToken;
 
 pub use args::Args;
 pub use millrace_runtime::shutdown::on_signals;
 pub use millrace_runtime::telemetry;
+pub use millrace_tools::execute::launcher;
 
+use program::Programs;
 use review::Critic;
 
 /// How long a cluster that is only just being made is waited for.
@@ -48,6 +53,11 @@ pub struct Config {
     pub models: Preferences,
     /// The file in which requests to models and their replies are kept; `None` keeps none.
     pub record: Option<PathBuf>,
+    /// The folders that the programs of checks may read, besides the system's own.
+    pub check_folders: Vec<PathBuf>,
+    /// What confines the programs of checks; `None` is this program, if its `main` began with [`launcher`], and else no
+    /// such check can be made.
+    pub launcher: Option<Launcher>,
 }
 
 impl Config {
@@ -62,6 +72,8 @@ impl Config {
             document_cache: Some(document_cache()),
             models: Preferences::default(),
             record: None,
+            check_folders: Vec::new(),
+            launcher: None,
         }
     }
 }
@@ -92,7 +104,8 @@ pub enum Error {
 /// The cluster can't be used, or the critic failed again and again.
 pub fn run(config: Config, shutdown: CancellationToken) -> BoxFuture<'static, Result<(), Error>> {
     async move {
-        let Config { connection, id, slots, grace, document_cache, models, record } = config;
+        let Config { connection, id, slots, grace, document_cache, models, record, check_folders, launcher } =
+            config;
         // What is wrong with the models is said before the cluster is waited for.
         let opener = Opener { record, ..Opener::default() };
         let settings = Settings { models, opener, cache: document_cache };
@@ -100,7 +113,9 @@ pub fn run(config: Config, shutdown: CancellationToken) -> BoxFuture<'static, Re
         let id = id.unwrap_or_else(|| made_up_id("critic"));
         let bus = Bus::join(&connection, id.as_str(), PATIENCE).await?;
         let opener = Opener { gate: Arc::new(Limits(Limiter::new(&bus))), ..settings.opener };
-        let critic = Critic::new(Desk::new(Settings { opener, ..settings })?);
+        let launcher = launcher.or_else(Launcher::this_program);
+        let programs = Programs { launcher, folders: check_folders };
+        let critic = Critic::new(Desk::new(Settings { opener, ..settings })?, programs);
         let services = vec![Service { handler: Arc::new(critic), slots }];
         let hosting = Hosting { id, role: Role::Critic, services, grace };
         Ok(host::run(&bus, hosting, shutdown).await?)

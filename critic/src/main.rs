@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use clap::Parser;
-use millrace_critic::{Args, Error, on_signals, run, telemetry};
+use millrace_critic::{Args, Error, launcher, on_signals, run, telemetry};
 
 #[derive(Parser)]
 #[command(name = "millrace-critic", version)]
@@ -12,16 +12,22 @@ struct Command {
     args: Args,
 }
 
-#[tokio::main]
-async fn main() -> ExitCode {
+fn main() -> ExitCode {
+    if let Some(code) = launcher() {
+        return code;
+    }
     let Command { args } = Command::parse();
-    telemetry::init("info");
-    let judged: Result<(), Error> = async { run(args.into_config()?, on_signals()?).await }.await;
-    match judged {
+    match judge(args) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("millrace-critic: {error}");
             ExitCode::FAILURE
         }
     }
+}
+
+#[tokio::main]
+async fn judge(args: Args) -> Result<(), Error> {
+    telemetry::init("info");
+    run(args.into_config()?, on_signals()?).await
 }

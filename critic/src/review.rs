@@ -1,54 +1,75 @@
-//! The handler of the critics' queue: reads the result under review, lets the right reviewer judge it, and puts the
-//! verdict into the words of the journal.
+//! The handler of the critics' queue: reads the result under review, makes its checks, lets the right reviewer judge what
+//! stands them, and puts the verdict into the words of the journal.
 
 use std::sync::Arc;
 
 use futures::FutureExt;
 use futures::future::BoxFuture;
-use millrace_agent::desk::{Desk, DeskError, Seat};
 use millrace_agent::critic::CRITIC_DESCRIPTION;
+use millrace_agent::critic::checks::{empty_verdict, verdict};
+use millrace_agent::desk::{Desk, DeskError, Seat};
+use millrace_agent::files::Files;
 use millrace_protocol::ids::{Capability, WorkerId};
 use millrace_protocol::plan::Work;
-use millrace_protocol::result::{CapabilityDescription, ErrorKind, TaskError, Verdict};
+use millrace_protocol::result::{CapabilityDescription, ErrorKind, TaskError, TaskResult, Verdict};
 use millrace_protocol::subject::CRITIC;
 use millrace_protocol::work::{Order, Outcome};
 use millrace_runtime::host::{Attempt, Handler};
-use millrace_seat::{Live, Reading, Recorded, unreadable};
+use millrace_seat::{Live, Reading, Recorded, Shared, unreadable};
 
-use crate::echo;
+use crate::program::Programs;
+use crate::{checks, echo};
 
 /// The capability whose results need no agent.
 const ECHO: &str = "echo";
 
 pub(crate) struct Critic {
     desk: Desk,
+    programs: Programs,
 }
 
 impl Critic {
-    pub fn new(desk: Desk) -> Self {
-        Self { desk }
+    pub fn new(desk: Desk, programs: Programs) -> Self {
+        Self { desk, programs }
     }
 
-    async fn review(&self, attempt: &mut Attempt) -> Result<Outcome, TaskError> {
+    async fn review(&self, attempt: &mut Attempt) -> Result<Verdict, TaskError> {
         let order = attempt.order().clone();
         let (Work::Review { .. }, Some(input)) = (&order.work, order.inputs.first()) else {
             return Err(TaskError::new(ErrorKind::InvalidTask, "the order is no review of a result"));
         };
-        let verdict = if order.capability.as_str() == ECHO {
-            let read = attempt.reader().result(input).await;
-            echo::judge(&order.criteria, &read.map_err(|fault| attempt.fault(fault))?)
-        } else {
-            self.judge(attempt, &order).await?
-        };
-        Ok(Outcome::Judged(verdict))
+        let read = attempt.reader().result(input).await;
+        let result = read.map_err(|fault| attempt.fault(fault))?;
+        if result.is_empty() {
+            return Ok(empty_verdict());
+        }
+        let mut outcomes = checks::make(&self.desk, &self.programs, attempt, &order, &result).await?;
+        let is_over = outcomes.iter().any(|outcome| !outcome.met);
+        // An order that names neither checks nor judges is of a writer that knew of critics only.
+        if is_over || (order.panel.is_none() && !outcomes.is_empty()) {
+            return Ok(verdict(outcomes));
+        }
+        let judged = self.judge(attempt, &order, &result).await?;
+        outcomes.extend(judged.criteria);
+        Ok(Verdict { criteria: outcomes, ..judged })
     }
 
-    async fn judge(&self, attempt: &mut Attempt, order: &Order) -> Result<Verdict, TaskError> {
+    async fn judge(
+        &self,
+        attempt: &mut Attempt,
+        order: &Order,
+        result: &TaskResult,
+    ) -> Result<Verdict, TaskError> {
+        if order.capability.as_str() == ECHO {
+            return Ok(echo::judge(&order.criteria, result));
+        }
         let criteria = criteria(attempt, order).await?;
         let sources = Arc::new(Reading(attempt.reader()));
+        let files: Arc<dyn Files> = Arc::new(Shared::of(attempt.bus(), order));
         let live = Live::of(attempt.bus(), order);
         let mut journal = Recorded(attempt);
-        let seat = Seat { watch: &live, ..Seat::new(sources, &mut journal) };
+        let allowance = order.allowance.unwrap_or_default();
+        let seat = Seat { watch: &live, allowance, files: Some(files), ..Seat::new(sources, &mut journal) };
         let judged = self.desk.judge(order, &criteria, seat).await;
         judged.map_err(|error| match error {
             DeskError::Task(error) => error,
@@ -68,7 +89,7 @@ impl Handler for Critic {
     }
 
     fn run<'a>(&'a self, attempt: &'a mut Attempt) -> BoxFuture<'a, Result<Outcome, TaskError>> {
-        self.review(attempt).boxed()
+        self.review(attempt).map(|judged| judged.map(Outcome::Judged)).boxed()
     }
 }
 

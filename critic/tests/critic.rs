@@ -1,67 +1,14 @@
 //! Critics against a real NATS server, and a whole run by hand: plan, research, report, each with its review.
 #![allow(clippy::unwrap_used, reason = "the helpers of tests are tests too")]
 
-#[path = "../../worker/tests/support/mod.rs"]
 mod support;
 
-use millrace_critic::{Config, Error, run};
-use millrace_protocol::ids::{Capability, TaskId, WorkerId};
+use millrace_protocol::ids::{Capability, TaskId};
 use millrace_protocol::plan::{Review, Work};
-use millrace_protocol::result::{ErrorKind, Verdict};
+use millrace_protocol::result::ErrorKind;
 use millrace_protocol::work::{Input, Order, Outcome};
-use millrace_worker::{CancellationToken, builtin};
 use serde_json::json;
-use support::{Cluster, PATIENCE, counts, order, order_for};
-use tokio::task::JoinHandle;
-
-/// A worker or critic of this process, which ends with the test.
-struct Process<E> {
-    stop: CancellationToken,
-    task: JoinHandle<Result<(), E>>,
-}
-
-impl<E: std::fmt::Debug> Process<E> {
-    async fn stop(self) {
-        self.stop.cancel();
-        tokio::time::timeout(PATIENCE, self.task).await.expect("it stops in time").unwrap().unwrap();
-    }
-}
-
-fn critic(cluster: &Cluster, id: &str) -> Process<Error> {
-    let id = Some(WorkerId::new(id).unwrap());
-    let config = Config { id, document_cache: None, ..Config::new(cluster.connection()) };
-    let stop = CancellationToken::new();
-    Process { task: tokio::spawn(run(config, stop.clone())), stop }
-}
-
-fn worker(cluster: &Cluster) -> Process<millrace_worker::Error> {
-    let capabilities = builtin::NAMES.iter().filter_map(|name| builtin::open(name)).collect();
-    let config = millrace_worker::Config {
-        id: Some(WorkerId::new("author").unwrap()),
-        document_cache: None,
-        ..millrace_worker::Config::new(cluster.connection(), capabilities)
-    };
-    let stop = CancellationToken::new();
-    Process { task: tokio::spawn(millrace_worker::run(config, stop.clone())), stop }
-}
-
-/// The order to review what an order came to.
-fn review(of: &Order, input: Input) -> Order {
-    let Work::Task { task, attempt } = of.work.clone() else { panic!("no task") };
-    Order {
-        work: Work::Review { task, attempt, review: 1 },
-        inputs: vec![input],
-        parameters: Default::default(),
-        ..of.clone()
-    }
-}
-
-async fn verdict(cluster: &Cluster, order: &Order) -> Verdict {
-    let (_, outcome) = cluster.outcome(order).await;
-    let Outcome::Judged(verdict) = outcome else { panic!("{outcome:?}") };
-    assert_eq!(verdict.inconsistency(), None);
-    verdict
-}
+use support::{Cluster, PATIENCE, counts, critic, order, order_for, review, verdict, worker};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn what_echo_made_passes_unless_it_was_marked_to_be_rejected() {
@@ -148,7 +95,7 @@ async fn a_whole_run_by_hand_is_planned_researched_reported_and_passes_its_revie
     });
     cluster.offer(&planning).await;
     let (_, outcome) = cluster.outcome(&planning).await;
-    let Outcome::Proposed { proposal, usage } = outcome else { panic!("{outcome:?}") };
+    let Outcome::Proposed { proposal, usage, models: _ } = outcome else { panic!("{outcome:?}") };
     assert!(usage.model_calls > 0 && proposal.tasks.len() >= 2, "{proposal:?}");
 
     let mut inputs: Vec<Input> = Vec::new();
@@ -161,8 +108,8 @@ async fn a_whole_run_by_hand_is_planned_researched_reported_and_passes_its_revie
             inputs: inputs.iter().filter(|input| spec.depends_on.contains(&input.task)).cloned().collect(),
             is_final: spec.is_final,
             criteria: match &spec.review {
-                Review::Critic { criteria } => criteria.clone(),
-                Review::None => Vec::new(),
+                Review::Critic { criteria, .. } => criteria.clone(),
+                Review::None | Review::Checks { .. } => Vec::new(),
             },
             ..order_for(spec.capability.as_str(), work)
         });

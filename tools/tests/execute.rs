@@ -57,6 +57,31 @@ fn real(path: &Path) -> String {
 }
 
 #[tokio::test]
+async fn a_program_gets_its_words_and_its_input_as_they_are() {
+    let folder = tempfile::tempdir().unwrap();
+    let tool = open(free(folder.path())).await;
+    let run = async |words: &[&str], limit| {
+        let words: Vec<String> = words.iter().map(|word| (*word).to_owned()).collect();
+        tool.program(&words, b"in $HOME\n'x'", Duration::from_millis(limit)).await.unwrap()
+    };
+    for (words, code, said) in [
+        (&["cat"][..], Some(0), "in $HOME\n'x'"),
+        (&["printf", "%s|", "$HOME", "it's `id`; \"a\" \\", "< x"], Some(0), "$HOME|it's `id`; \"a\" \\|< x|"),
+        (&["sh", "-c", "cat > /dev/null; echo no >&2; exit 7"], Some(7), "no\n"),
+        (&["sh", "-c", "kill -TERM $$"], Some(143), ""),
+    ] {
+        let ended = run(words, 20_000).await;
+        assert_eq!((ended.code, ended.said.as_str()), (code, said), "{words:?}");
+    }
+    assert_eq!(run(&["no-such-program"], 20_000).await.code, Some(127));
+    let began = Instant::now();
+    assert_eq!(run(&["sleep", "60"], 300).await.code, None);
+    assert!(began.elapsed() < Duration::from_secs(20));
+    assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0, "nothing is left");
+    assert!(tool.program(&["a\0b".to_owned()], b"", Duration::from_secs(1)).await.is_err());
+}
+
+#[tokio::test]
 async fn a_command_gets_path_home_and_what_the_settings_name() {
     let folder = tempfile::tempdir().unwrap();
     let settings = Settings { env: vec!["CARGO_PKG_NAME".into(), "NOT_THERE".into()], ..free(folder.path()) };

@@ -135,6 +135,8 @@ pub(crate) fn fields(own: &[&'static str]) -> Vec<&'static str> {
 
 #[cfg(test)]
 mod tests {
+    use millrace_protocol::plan::{Review, ReviewCheck};
+
     use super::*;
 
     #[tokio::test]
@@ -150,6 +152,26 @@ mod tests {
         );
         let told = open("./none.yaml").await.err().unwrap().to_string();
         assert_eq!(told, "can't read the capability file ./none.yaml");
+    }
+
+    #[test]
+    fn what_a_file_of_any_kind_says_of_reviews_is_what_the_cluster_is_told() {
+        let review = json!({"checks": ["quotations", {"matches_not": "TODO"}]});
+        let checks = vec![ReviewCheck::Quotations, ReviewCheck::MatchesNot("TODO".into())];
+        for own in [
+            json!({"instructions": "x"}),
+            json!({"kind": "command", "command": ["cat"]}),
+            json!({"kind": "http", "url": "http://127.0.0.1:1/x"}),
+        ] {
+            let mut file = own;
+            (file["name"], file["description"], file["review"]) = ("a".into(), "x".into(), review.clone());
+            let described = match read(file.to_string().as_bytes(), Path::new(".")).unwrap() {
+                Read::Agent(spec, _) => spec.describe(),
+                Read::Command(command) => command.about().describe(),
+                Read::Http(http) => http.about().describe(),
+            };
+            assert_eq!(described.review, Review::Checks { checks: checks.clone() }, "{file}");
+        }
     }
 
     #[tokio::test]
@@ -186,6 +208,12 @@ mod tests {
             with("tools", json!(["think", {"fetch_url": {"allowed_hosts": ["example.org"]}}])),
             with("limits", json!({"turns": 3, "cost": 0.5})),
             with("permissions", json!([{"paths": ["/secret"], "mode": "deny"}])),
+            with("review", json!("critic")),
+            with("review", json!({"checks": ["citations", {"command": ["lint"], "timeout": "30s"}]})),
+            with(
+                "review",
+                json!({"criteria": ["It is short."], "models": ["ollama:a", "ollama:b"], "sample": 20}),
+            ),
             json!({"kind": "command", "name": "a", "description": "x", "command": ["cat"], "effect": "pure"}),
             json!({"kind": "http", "name": "a", "description": "x", "url": "http://127.0.0.1:1/x"}),
         ] {
@@ -199,6 +227,8 @@ mod tests {
             with("tools", json!(["thin"])),
             with("tools", json!([{"think": {}}])),
             with("concurrency", json!(0)),
+            with("review", json!("citic")),
+            with("review", json!({"checks": [{"command": []}]})),
             with("answer", json!("poem")),
             with("limits", json!({"turn": 3})),
             with("kind", json!("magic")),

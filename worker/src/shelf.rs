@@ -3,7 +3,6 @@
 
 use std::process::ExitCode;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use millrace_agent::desk::shelf::NAMES;
 use millrace_agent::spec::{Shelf, Spec, ToolEntry};
@@ -20,22 +19,17 @@ const SEARCH: &str = "web_search";
 /// The tools that can be set.
 const OUTER: [&str; 3] = [EXECUTE, FETCH, SEARCH];
 
-/// Whether this process's `main` began with [`launcher`].
-static LAUNCHES: AtomicBool = AtomicBool::new(false);
-
 /// Does what tools that start programs ask of a new process, if this process was started for that; else returns `None`
 /// at once. To be called first of all in `main`, before there are threads: a runtime's too, so not within
 /// `#[tokio::main]`. Without it there is no `execute`, and programs of MCP servers may outlive a worker that is killed.
 #[must_use]
 pub fn launcher() -> Option<ExitCode> {
-    let code = execute::launcher();
-    LAUNCHES.store(code.is_none(), Ordering::Relaxed);
-    code
+    execute::launcher()
 }
 
 /// This program as a means of starting others, if it is one.
 pub(crate) fn this_program() -> Option<Launcher> {
-    LAUNCHES.load(Ordering::Relaxed).then(|| Launcher::of_this_process().ok()).flatten()
+    Launcher::this_program()
 }
 
 /// The shelf of a worker.

@@ -19,8 +19,9 @@ use millrace_protocol::work::{Input, Order, Panel};
 use serde_json::Value;
 
 use super::results::Inputs;
-use super::{Desk, DeskError, Ready, Seat, invalid};
+use super::{Desk, DeskError, Ready, Seat, Sources, invalid};
 use crate::critic::{Asked, Bench, Evidence, Judged, Judgement, ReviewTask, brief};
+use crate::files::Files;
 use crate::model::{Choice, Model};
 use crate::roles::DocumentList;
 use crate::tool::Toolbox;
@@ -58,8 +59,8 @@ impl Desk {
             return Err(invalid("it is no review of a result").into());
         };
         let asked = asked(order, criteria);
-        let sheet = self.sheet(task, input, order, &asked, &seat).await?;
-        let (sheet, evidence) = (sheet.0, sheet.1);
+        let (sources, files) = (seat.sources.clone(), seat.files.clone());
+        let (sheet, evidence) = self.sheet(task, input, order, &asked, sources, files).await?;
         let toolbox = evidence.tools();
         let case = Case { order, task, criteria: &asked, brief: brief(&sheet, &toolbox), toolbox };
         let one = Panel { models: Vec::new(), quorum: 1 };
@@ -80,12 +81,13 @@ impl Desk {
         input: &Input,
         order: &Order,
         criteria: &[String],
-        seat: &Seat<'_>,
+        sources: Arc<dyn Sources>,
+        files: Option<Arc<dyn Files>>,
     ) -> Result<(ReviewTask, Evidence), DeskError> {
-        let result = seat.sources.result(input).await?;
+        let result = sources.result(input).await?;
         let corpus = match &order.documents {
             None => None,
-            Some(set) => Some(self.library.open(set, seat.sources.as_ref()).await?),
+            Some(set) => Some(self.library.open(set, sources.as_ref()).await?),
         };
         let sheet = ReviewTask {
             task_id: task.clone(),
@@ -98,8 +100,8 @@ impl Desk {
             is_cut: false,
         };
         let readable = order.evidence.iter().chain([input]).cloned().collect();
-        let results = Some(Inputs::over(readable, seat.sources.clone()));
-        Ok((sheet, Evidence { corpus, results, files: seat.files.clone() }))
+        let results = Some(Inputs::over(readable, sources));
+        Ok((sheet, Evidence { corpus, results, files }))
     }
 
     async fn hear(&self, case: &Case<'_>, panel: &Panel, seat: &mut Seat<'_>) -> Result<Verdict, DeskError> {

@@ -5,6 +5,7 @@ use std::ffi::OsString;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use serde::{Deserialize, Serialize};
 
@@ -17,6 +18,9 @@ pub(super) const EXECUTE_INSIDE: &str = "__execute-inside";
 
 /// The exit code of a launcher that could not do its work; the tool reads why from the socket.
 const NOT_STARTED: u8 = 126;
+
+/// Whether this process's `main` began with [`launcher`].
+static LAUNCHES: AtomicBool = AtomicBool::new(false);
 
 /// An executable whose `main` begins with [`launcher`].
 #[derive(Debug, Clone)]
@@ -31,6 +35,12 @@ impl Launcher {
     /// The system doesn't say which it is.
     pub fn of_this_process() -> io::Result<Self> {
         Ok(Self { executable: std::env::current_exe()? })
+    }
+
+    /// This process's own executable, if its `main` began with [`launcher`].
+    #[must_use]
+    pub fn this_program() -> Option<Self> {
+        LAUNCHES.load(Ordering::Relaxed).then(|| Self::of_this_process().ok()).flatten()
     }
 
     /// Another executable: `millrace-launcher` is one that does nothing else.
@@ -129,10 +139,14 @@ pub fn launcher() -> Option<ExitCode> {
         return Some(code);
     }
     let mut arguments = std::env::args_os().skip(1);
-    let inside = match arguments.next()?.to_str()? {
-        EXECUTE => false,
-        EXECUTE_INSIDE => true,
-        _ => return None,
+    let asked = arguments.next();
+    let inside = match asked.as_ref().and_then(|asked| asked.to_str()) {
+        Some(EXECUTE) => false,
+        Some(EXECUTE_INSIDE) => true,
+        Some(_) | None => {
+            LAUNCHES.store(true, Ordering::Relaxed);
+            return None;
+        }
     };
     Some(run(inside, arguments.next()).unwrap_or_else(|error| {
         eprintln!("millrace: {error}");

@@ -19,6 +19,7 @@
 //! runs.
 
 mod output;
+mod program;
 mod settings;
 mod tool;
 
@@ -33,5 +34,6 @@ mod launcher;
 
 pub use launcher::{Confinement, Launcher, Network, launcher};
 pub use output::MAX_OUTPUT;
+pub use program::Ended;
 pub use settings::{Confined, DEFAULT_TIMEOUT, Limits, MAX_TIMEOUT, Settings};
 pub use tool::{Execute, OpenError};

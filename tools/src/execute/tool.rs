@@ -5,7 +5,7 @@ use std::fs;
 use std::io::{self, PipeReader};
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::DirBuilderExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -31,7 +31,7 @@ use super::settings::{Confined, MAX_TIMEOUT, Settings};
 /// Where programs are looked for.
 const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 /// The longest command, in bytes: the system takes no longer argument.
-const MAX_COMMAND: usize = 100_000;
+pub(super) const MAX_COMMAND: usize = 100_000;
 /// How long the launcher may take to confine itself and `true`, and to end what a command has left behind.
 const STARTING: Duration = Duration::from_secs(20);
 const ENDING: Duration = Duration::from_secs(10);
@@ -136,7 +136,7 @@ impl Drop for Folder {
 }
 
 /// How a command ended.
-enum End {
+pub(super) enum End {
     Itself { code: i32, signal: Option<i32>, crowded: bool },
     InTime(Duration),
 }
@@ -236,12 +236,23 @@ impl Execute {
             );
             return Err(ToolError::Refused(text));
         }
-        let order = self.order(arguments.command, self.confinement.namespaces);
         let not_run =
             |detail: String| ToolError::Failed { told: "the command could not be run".into(), detail };
-        let running = Running::start(self, &order).map_err(|e| not_run(e.to_string()))?;
-        let (_, end, said) = running.finish(limit).await.map_err(not_run)?;
+        let (end, said) = self.finish(arguments.command, limit).await.map_err(not_run)?;
         Ok(show(&said, &end, self.settings.limits.processes))
+    }
+
+    /// Runs a command of the shell: how it ended, and what it said.
+    pub(super) async fn finish(&self, command: String, limit: Duration) -> Result<(End, String), String> {
+        let order = self.order(command, self.confinement.namespaces);
+        let running = Running::start(self, &order).map_err(|error| error.to_string())?;
+        let (_, end, said) = running.finish(limit).await?;
+        Ok((end, said))
+    }
+
+    /// The folder that commands work in.
+    pub(super) fn folder(&self) -> &Path {
+        &self.folder.path
     }
 
     fn limit(&self, asked: Option<i64>, call: &Call) -> Result<Duration, ToolError> {
