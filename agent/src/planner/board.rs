@@ -134,7 +134,7 @@ fn tasks(plan: &Plan) -> String {
     if plan.tasks().is_empty() {
         return format!("# Tasks\n{NO_TASKS}\n");
     }
-    let motion = if is_in_motion(plan) { "Some of them are under way." } else { STANDS };
+    let motion = if is_in_motion(plan) { "Some are under way, or wait for somebody." } else { STANDS };
     let end = plan.tasks().iter().find(|task| task.spec.is_final);
     let end =
         end.map_or_else(|| "No task is final.".into(), |task| format!("The final task is {}.", task.spec.id));
@@ -226,7 +226,11 @@ fn listed(documents: &DocumentList) -> String {
     let named: Vec<&str> = documents.paths.iter().take(MAX_DOCUMENTS).map(String::as_str).collect();
     let more = documents.count.saturating_sub(named.len());
     let more = if more == 0 { String::new() } else { format!(" and {more} more") };
-    format!("# Documents\n{}\n{}", documents.count, barred(&format!("{}{more}", named.join(", ")), MAX_TEXT))
+    format!(
+        "# Documents\nThe run has {}.\n{}",
+        documents.count,
+        barred(&format!("{}{more}", named.join(", ")), MAX_TEXT)
+    )
 }
 
 /// What a model that reads instead of thinking sees of a board.

@@ -20,6 +20,8 @@ const NEWEST: usize = 8;
 const MAX_IDS: usize = 4_000;
 /// The most dependencies that one task is shown with.
 const MAX_DEPENDENCIES: usize = 20;
+/// How many attempts of a task that came to nothing are told, the last.
+const MAX_MISHAPS: usize = 2;
 /// The most characters of an objective, of an error or a verdict, and of a short text.
 const OBJECTIVE: usize = 400;
 const OUTCOME: usize = 700;
@@ -101,20 +103,41 @@ fn card(task: &Task) -> String {
     let mut card = format!("\n## {}: {}{end}\ncapability {}", spec.id, task.state, spec.capability);
     write!(card, "; {}; {}\n", attempts(task), depends_on(task)).expect(TO_STRING);
     card.push_str(&barred(&format!("objective: {}", cut(&spec.objective, OBJECTIVE)), usize::MAX));
-    let parameters = (!spec.parameters.is_empty())
-        .then(|| serde_json::to_string(&spec.parameters).expect("JSON values have a form in JSON"));
     let lines = [
-        parameters.map(|json| format!("parameters: {}", cut(&json, SHORT))),
+        parameters(task),
         waiting(task),
-        task.attempts.iter().rev().find_map(came_to),
         task.told.last().map(|(_, text)| format!("told: {}", cut(text, SHORT))),
-        task.reason.as_ref().map(|why| format!("why {}: {}", task.state, cut(why, OUTCOME))),
+        reason(task),
         task.accepted().map(|(_, _, summary)| format!("result: {summary}")),
     ];
-    for line in lines.into_iter().flatten() {
+    for line in lines.into_iter().flatten().chain(mishaps(task)) {
         card.push_str(&barred(&line, usize::MAX));
     }
     card
+}
+
+fn parameters(task: &Task) -> Option<String> {
+    let parameters = Some(&task.spec.parameters).filter(|parameters| !parameters.is_empty())?;
+    let json = serde_json::to_string(parameters).expect("JSON values have a form in JSON");
+    Some(format!("parameters: {}", cut(&json, SHORT)))
+}
+
+/// Why it is lost, where its last attempt does not say that.
+fn reason(task: &Task) -> Option<String> {
+    let why = task.reason.as_ref()?;
+    let is_said = match task.current().and_then(|attempt| attempt.end.as_ref()) {
+        Some(AttemptEnd::Errored(error)) => why.contains(&error.message),
+        Some(AttemptEnd::TimedOut(clock)) => why.contains(&clock.to_string()),
+        Some(AttemptEnd::Finished { .. }) | None => false,
+    };
+    (!is_said).then(|| format!("why {}: {}", task.state, cut(why, OUTCOME)))
+}
+
+/// What was wrong with its last attempts, oldest first.
+fn mishaps(task: &Task) -> Vec<String> {
+    let mut last: Vec<String> = task.attempts.iter().rev().filter_map(came_to).take(MAX_MISHAPS).collect();
+    last.reverse();
+    last
 }
 
 fn attempts(task: &Task) -> String {

@@ -94,7 +94,8 @@ pub(super) fn specs(draft: &Draft, offers: &[Offer], wishes: &[TaskWish]) -> Res
 
 /// A name for each task that is wanted: its own, or one made of its capability.
 fn ids(plan: &Plan, wishes: &[TaskWish]) -> Vec<TaskId> {
-    let own: Vec<Option<TaskId>> = wishes.iter().map(|wish| name(wish.id.as_deref()?)).collect();
+    let own = |text: &str| meant(plan, text).or_else(|| name(text));
+    let own: Vec<Option<TaskId>> = wishes.iter().map(|wish| own(wish.id.as_deref()?)).collect();
     let mut taken: BTreeSet<TaskId> = own.iter().flatten().cloned().collect();
     let made = |wish: &TaskWish, taken: &BTreeSet<TaskId>| {
         let word = name(&wish.capability).map_or_else(|| "task".into(), |word| word.to_string());

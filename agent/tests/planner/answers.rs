@@ -170,7 +170,7 @@ fn what_is_wrong_with_an_answer_is_told_all_at_once() {
         (
             empty(Mode::Llm),
             json!({"tasks": [task("a", json!(["b"])), task("b", json!(["a"]))]}),
-            "the new tasks: these tasks wait for each other in a circle: a → b → a; take one of these dependencies away",
+            "the new tasks: these tasks wait for each other in a circle: a → b; take one of these dependencies away",
         ),
         (
             empty(Mode::Llm),

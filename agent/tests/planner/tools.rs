@@ -113,7 +113,7 @@ async fn what_the_rules_refuse_is_told_with_what_to_do_instead() {
         (
             "add_tasks",
             json!({"tasks": [task("x", &["y"]), task("y", &["x"])]}),
-            "these tasks wait for each other in a circle: x → y → x; take one of these dependencies away",
+            "these tasks wait for each other in a circle: x → y; take one of these dependencies away",
         ),
         (
             "add_tasks",
