@@ -140,21 +140,17 @@ impl Agent {
         self
     }
 
-    /// What critics ask of each of its results.
+    /// How its results are judged where a task does not say.
+    #[must_use]
+    pub fn review(mut self, review: Review) -> Self {
+        self.spec.about.review = review;
+        self
+    }
+
+    /// What critics ask of each of its results, besides what its review asks.
     #[must_use]
     pub fn criterion(mut self, sentence: &str) -> Self {
-        let review = &mut self.spec.about.review;
-        match review {
-            Review::Critic { criteria, .. } => criteria.push(sentence.to_owned()),
-            Review::None => *review = Review::critic(vec![sentence.to_owned()]),
-            Review::Checks { checks } => {
-                let checks = std::mem::take(checks);
-                *review = Review::critic(vec![sentence.to_owned()]);
-                if let Review::Critic { checks: kept, .. } = review {
-                    *kept = checks;
-                }
-            }
-        }
+        self.spec.about.ask(sentence);
         self
     }
 

@@ -42,8 +42,9 @@ pub use millrace_agent::corpus::Corpus;
 pub use millrace_agent::desk::Preferences;
 pub use millrace_agent::spec::AnswerForm;
 pub use millrace_agent::tool::{Effect, Tool, ToolError, typed as tool};
-pub use millrace_agent::turn::Limits;
+pub use millrace_agent::turn::{Limits, Spent};
 pub use millrace_protocol::ids::WorkerId;
+pub use millrace_protocol::plan::{Review, ReviewCheck};
 pub use millrace_protocol::result::{
     CapabilityDescription, ErrorKind, Proposal, Quotation, Source, SourceKind, TaskError, TaskResult, Usage,
 };
