@@ -1,5 +1,5 @@
-//! What a user's commands ask of a cluster: hand a run in, follow it, read it, cancel it. Whatever is shown is folded
-//! here from the log; no other program is asked.
+//! What a user's commands ask of a cluster: hand a run in, follow it, read it. Whatever is shown is folded here from
+//! the log; no other program is asked. What steers a run is in [`crate::steer`].
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -7,20 +7,23 @@ use std::time::Duration;
 use anyhow::anyhow;
 use clap::Args;
 use millrace_protocol::ids::{Lane, RunId, TaskId};
-use millrace_protocol::plan::{AttemptEnd, Control, Decision, Plan, Submission, apply_decision};
+use millrace_protocol::plan::{AttemptEnd, Decision, Event, Plan, Submission, apply_decision};
 use millrace_protocol::result::TaskResult;
 use millrace_protocol::subject::{self, Topic};
 use millrace_protocol::wire;
 use millrace_protocol::work::{Entry, Outcome};
 use millrace_runtime::bus::{Credentials, Record};
-use millrace_runtime::log::{AppendError, append, read_one, tell};
+use millrace_runtime::direct::last_of_each;
+use millrace_runtime::log::{AppendError, append, handed_in, read_one};
 use millrace_runtime::tail::Tail;
+use millrace_runtime::topology::lane_stream;
 use millrace_runtime::{Bus, Connection, Fault, archive, registry};
 use tokio::sync::mpsc;
 
 use crate::exit::Stop;
 use crate::folders;
 use crate::local::{self, Cluster, ClusterInfo, Options};
+use crate::story::Story;
 
 /// How long a cluster that is being started is waited for.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -115,18 +118,11 @@ pub async fn submit(bus: &Bus, submission: &Submission) -> Result<RunId, Stop> {
     Err(Stop::environment(anyhow!("no free run id was found in ten tries")))
 }
 
-/// Asks for something of a run under way.
-pub async fn control(bus: &Bus, run: &RunId, control: &Control) -> Result<(), Fault> {
-    let id = uuid::Uuid::now_v7().simple().to_string();
-    tell(bus, bus.lane(run), run, &Topic::Control, control, &id).await.map(|_| ())
-}
-
 /// The run that a text names: a whole id, or the beginning of just one; the newest for `latest`.
 pub async fn find(bus: &Bus, text: &str) -> Result<RunId, Stop> {
     let runs = registry::runs(bus).await?;
     if text == "latest" {
-        let newest = runs.last().map(|summary| summary.run.clone());
-        return newest.ok_or_else(|| Stop::refused(anyhow!("there are no runs yet")));
+        return newest(bus, runs.last().map(|summary| summary.run.clone())).await;
     }
     if let Ok(run) = RunId::new(text)
         && (runs.iter().any(|summary| summary.run == run)
@@ -146,8 +142,14 @@ pub async fn find(bus: &Bus, text: &str) -> Result<RunId, Stop> {
     }
 }
 
+/// The newest run. One that was only just handed in has no summary yet; ids begin with their time.
+async fn newest(bus: &Bus, known: Option<RunId>) -> Result<RunId, Stop> {
+    let newest = handed_in(bus).await?.into_iter().chain(known).max();
+    newest.ok_or_else(|| Stop::refused(anyhow!("there are no runs yet")))
+}
+
 /// The decisions of a run from its first on, with their sequences, as they are made. Ends with the one that ends the
-/// run.
+/// run and that no other follows: a run that used up what it may use can have been gone on with.
 pub fn follow(bus: &Bus, run: &RunId) -> mpsc::Receiver<Result<(u64, Decision), Fault>> {
     let (to, from) = mpsc::channel(64);
     let (bus, run) = (bus.clone(), run.clone());
@@ -170,7 +172,7 @@ async fn follow_into(
     let mut tail = Tail::subject(bus, lane, subject::topic(lane, run, &Topic::Plan), 1);
     // The reader may not be cancelled in mid-read, so that it has a task of its own, which ends when it is not heard.
     let reader = tokio::spawn(async move { while records.send(tail.next().await).await.is_ok() {} });
-    let mut seen = 0;
+    let mut position = Position::default();
     let followed = loop {
         let records = match tokio::time::timeout(QUIET, arrived.recv()).await {
             Ok(Some(records)) => records,
@@ -180,9 +182,20 @@ async fn follow_into(
                 None => continue,
             },
         };
-        let is_over = pass_on(bus, records, &mut seen, to).await;
-        if !matches!(is_over, Ok(false)) {
-            break is_over.map(|_| ());
+        match pass_on(bus, records, &mut position, to).await {
+            _ if to.is_closed() => break Ok(()),
+            Ok(()) => {}
+            Err(fault) => break Err(fault),
+        }
+        let is_over = match position.end {
+            Ended::No => false,
+            Ended::Resumable => {
+                patiently(|| last_decision(bus, run)).await?.is_none_or(|last| last <= position.seen)
+            }
+            Ended::ForGood => true,
+        };
+        if is_over {
+            break Ok(());
         }
     };
     reader.abort();
@@ -190,7 +203,7 @@ async fn follow_into(
 }
 
 /// The records of a run that has been archived, if it has.
-async fn archived(bus: &Bus, run: &RunId) -> Result<Option<Vec<Record>>, Fault> {
+pub async fn archived(bus: &Bus, run: &RunId) -> Result<Option<Vec<Record>>, Fault> {
     match registry::summary(bus, run).await? {
         Some(summary) if summary.archived => archive::read(bus, run).await,
         Some(_) | None => Ok(None),
@@ -198,7 +211,7 @@ async fn archived(bus: &Bus, run: &RunId) -> Result<Option<Vec<Record>>, Fault> 
 }
 
 /// Asks again for as long as a server that is gone for a while may need to come back.
-async fn patiently<T, F>(ask: impl Fn() -> F) -> Result<T, Fault>
+pub async fn patiently<T, F>(ask: impl Fn() -> F) -> Result<T, Fault>
 where
     F: Future<Output = Result<T, Fault>>,
 {
@@ -213,29 +226,74 @@ where
     }
 }
 
-/// Passes the decisions among `records` on that come after `seen`; says whether there is nothing more to come.
+/// How far a run was followed.
+#[derive(Default)]
+struct Position {
+    /// The last decision that was seen.
+    seen: u64,
+    /// How the run stood behind it.
+    end: Ended,
+}
+
+#[derive(Default, Clone, Copy)]
+enum Ended {
+    #[default]
+    No,
+    Resumable,
+    ForGood,
+}
+
+impl Position {
+    fn take(&mut self, event: &Event) {
+        if let Event::RunEnded { reason, .. } = event {
+            self.end = if reason.is_resumable() { Ended::Resumable } else { Ended::ForGood };
+        } else if matches!(event, Event::RunRetired) {
+            self.end = Ended::ForGood;
+        } else if matches!(event, Event::RunReopened) {
+            self.end = Ended::No;
+        }
+    }
+}
+
+/// The sequence of the last decision of a run in its lane; `None` where the lane has none any more.
+async fn last_decision(bus: &Bus, run: &RunId) -> Result<Option<u64>, Fault> {
+    let lane = bus.lane(run);
+    let plan = [subject::topic(lane, run, &Topic::Plan)];
+    let last = last_of_each(bus.client(), &lane_stream(lane), &plan).await?;
+    Ok(last.unwrap_or_default().last().map(|record| record.sequence))
+}
+
+/// Passes the decisions among `records` on that come after those that were seen.
 async fn pass_on(
     bus: &Bus,
     records: Vec<Record>,
-    seen: &mut u64,
+    position: &mut Position,
     to: &mpsc::Sender<Result<(u64, Decision), Fault>>,
-) -> Result<bool, Fault> {
+) -> Result<(), Fault> {
     for record in records {
         let is_plan = matches!(subject::parse(&record.subject), Some((_, _, Topic::Plan)));
-        if !is_plan || record.sequence <= *seen {
+        if !is_plan || record.sequence <= position.seen {
             continue;
         }
-        *seen = record.sequence;
+        position.seen = record.sequence;
         let decision: Decision = bus.open(&record).await?;
-        let ends = decision
-            .events
-            .iter()
-            .any(|event| matches!(event, millrace_protocol::plan::Event::RunEnded { .. }));
-        if to.send(Ok((record.sequence, decision))).await.is_err() || ends {
-            return Ok(true);
+        decision.events.iter().for_each(|event| position.take(event));
+        if to.send(Ok((record.sequence, decision))).await.is_err() {
+            return Ok(());
         }
     }
-    Ok(false)
+    Ok(())
+}
+
+/// A run as the log tells it, to its last decision.
+pub async fn story(bus: &Bus, run: &RunId) -> Result<Story, Fault> {
+    let mut story = Story::default();
+    for record in archive::find_run(bus, bus.lane(run), run).await? {
+        if matches!(subject::parse(&record.subject), Some((_, _, Topic::Plan))) {
+            story.take(&bus.open::<Decision>(&record).await?);
+        }
+    }
+    Ok(story)
 }
 
 /// The state of a run as of a message of its lane; as of now if none is named.
@@ -275,7 +333,11 @@ async fn read_result(
             let bytes = bus.blobs().resolve(&result).await?;
             wire::read_result(&bytes).map(Some).map_err(garbage)
         }
-        Entry::Outcome { .. } | Entry::Claimed { .. } | Entry::Step { .. } | Entry::Note { .. } => Ok(None),
+        Entry::Outcome { .. }
+        | Entry::Claimed { .. }
+        | Entry::Step { .. }
+        | Entry::Note { .. }
+        | Entry::Released { .. } => Ok(None),
     }
 }
 

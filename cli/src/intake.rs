@@ -10,11 +10,12 @@ use millrace_agent::corpus::{Listed, Skipped, walk};
 use millrace_agent::desk::Preferences;
 use millrace_agent::model::{Opener, open};
 use millrace_protocol::plan::{
-    Document, DocumentSet, MAX_OBJECTIVE, Mode, Plan, Submission, TaskSpec, check,
+    Budget, Consult, Document, DocumentSet, MAX_OBJECTIVE, Mode, Submission, TaskSpec,
 };
 use millrace_protocol::wire;
 use millrace_runtime::{Bus, Fault};
 
+use crate::budget::BudgetArguments;
 use crate::exit::Stop;
 use crate::plan_file::{self, PlanFile};
 use crate::view::say;
@@ -30,9 +31,63 @@ pub struct IntakeArguments {
     /// Folder with documents to work from; may be given several times
     #[arg(long, value_name = "DIR")]
     docs: Vec<PathBuf>,
-    /// Plan file: run these tasks instead of asking a planner (see `millrace schema plan`)
+    /// Plan file with tasks of your own (see `millrace schema plan`)
     #[arg(long, value_name = "FILE")]
     plan: Option<PathBuf>,
+    /// Who makes the plan: llm, the planner; hybrid, the planner extends and changes yours; fixed, yours is carried out as
+    /// it is [default: what the plan file says, else fixed with a plan file and llm without]
+    #[arg(long, value_name = "MODE", value_enum)]
+    mode: Option<Modes>,
+    /// When the planner is asked [default: never in mode fixed, else where judgement is needed]
+    #[arg(long, value_name = "WHEN", value_enum)]
+    consult: Option<Consults>,
+    #[command(flatten)]
+    budget: BudgetArguments,
+    /// Let the first failed task end the run
+    #[arg(long)]
+    fail_fast: bool,
+}
+
+/// Who makes the plan.
+#[derive(clap::ValueEnum, Debug, Clone, Copy)]
+enum Modes {
+    /// The planner makes the plan and changes it
+    Llm,
+    /// The planner extends and changes the plan of --plan
+    Hybrid,
+    /// The plan of --plan is carried out as it is
+    Fixed,
+}
+
+impl From<Modes> for Mode {
+    fn from(mode: Modes) -> Self {
+        match mode {
+            Modes::Llm => Self::Llm,
+            Modes::Hybrid => Self::Hybrid,
+            Modes::Fixed => Self::Fixed,
+        }
+    }
+}
+
+/// When the planner is asked.
+#[derive(clap::ValueEnum, Debug, Clone, Copy)]
+enum Consults {
+    /// Never
+    Never,
+    /// No plan yet, a failure, nothing left to do, no progress, a message, a budget that comes to its end
+    Judgement,
+    /// The same, and whenever a result was accepted
+    EveryResult,
+}
+
+impl From<Consults> for Consult {
+    fn from(consult: Consults) -> Self {
+        match consult {
+            Consults::Never => Self::Never,
+            Consults::Judgement => Self::Judgement,
+            Consults::EveryResult => Self::EveryResult,
+        }
+    }
 }
 
 /// A run that is ready to be handed in, but for its documents.
@@ -41,6 +96,8 @@ pub struct Intake {
     tasks: Vec<TaskSpec>,
     fail_fast: bool,
     mode: Mode,
+    consult: Option<Consult>,
+    budget: Budget,
     models: Preferences,
     files: Vec<Listed>,
     /// Files that can't be read, and why.
@@ -53,15 +110,21 @@ impl Intake {
         let models = read_models(models)?;
         let plan = arguments.plan.as_deref().map(plan_file::load).transpose().map_err(Stop::refused)?;
         let objective = objective(arguments.objective.as_deref(), plan.as_ref())?;
-        let (mode, tasks, fail_fast) = match plan {
-            None => (Mode::Llm, Vec::new(), false),
-            Some(plan) => {
-                check(&Plan::default(), &plan.tasks).map_err(Stop::refused)?;
-                (Mode::Fixed, plan.tasks, plan.fail_fast)
-            }
-        };
+        let mode = mode(arguments.mode, plan.as_ref())?;
+        let plan = plan.unwrap_or_default();
+        let consult = consult(mode, arguments.consult, &plan)?;
+        let budget = arguments.budget.over(plan.budget).map_err(|why| Stop::refused(anyhow!(why)))?;
         let (files, skipped) = read_documents(&arguments.docs)?;
-        Ok(Self { objective, tasks, fail_fast, mode, models, files, skipped })
+        let fail_fast = arguments.fail_fast || plan.fail_fast;
+        Ok(Self { objective, tasks: plan.tasks, fail_fast, mode, consult, budget, models, files, skipped })
+    }
+
+    /// Whether a planner is asked in it, who can mend what is wrong with its tasks.
+    pub fn has_planner(&self) -> bool {
+        match self.mode {
+            Mode::Llm | Mode::Hybrid => true,
+            Mode::Fixed => self.consult.is_some_and(|consult| consult > Consult::Never),
+        }
     }
 
     /// The capabilities that the plan's tasks need, without repetition.
@@ -76,7 +139,7 @@ impl Intake {
 
     /// Whether anything in it is done by a language model: the planning, or a task.
     pub fn asks_models(&self) -> bool {
-        self.mode == Mode::Llm || self.tasks.iter().any(|task| task.capability.as_str() != "echo")
+        self.has_planner() || self.tasks.iter().any(|task| task.capability.as_str() != "echo")
     }
 
     /// Stores the documents, and gives the submission.
@@ -91,6 +154,8 @@ impl Intake {
             model: self.models.general.map(|choice| choice.to_string()),
             models: self.models.own.into_iter().map(|(name, choice)| (name, choice.to_string())).collect(),
             fail_fast: self.fail_fast,
+            budget: self.budget,
+            consult: self.consult,
             ..Submission::new(self.objective, self.mode)
         })
     }
@@ -109,6 +174,36 @@ pub fn try_models(texts: &[String], record: Option<&Path>) -> Result<(), Stop> {
     let opener = Opener { record: record.map(Path::to_owned), ..Opener::default() };
     let models = read_models(texts)?;
     models.choices().try_for_each(|choice| open(choice, &opener).map(drop)).map_err(Stop::environment)
+}
+
+/// Who makes the plan, as the command line says, or else the plan file.
+fn mode(given: Option<Modes>, plan: Option<&PlanFile>) -> Result<Mode, Stop> {
+    let refused = |text: &str| Err(Stop::refused(anyhow!("{text}")));
+    match (given.map(Mode::from), plan) {
+        (None | Some(Mode::Llm), None) => Ok(Mode::Llm),
+        (None, Some(plan)) => Ok(plan.mode.unwrap_or(Mode::Fixed)),
+        (Some(Mode::Hybrid | Mode::Fixed), Some(_)) => Ok(given.map_or(Mode::Fixed, Mode::from)),
+        (Some(Mode::Llm), Some(_)) => refused(
+            "in mode llm the planner makes the plan: leave --plan away, or use --mode hybrid to have it extend and change \
+             yours",
+        ),
+        (Some(Mode::Hybrid), None) => refused(
+            "mode hybrid needs a plan that the planner extends and changes: name its file with --plan",
+        ),
+        (Some(Mode::Fixed), None) => {
+            refused("mode fixed needs a plan: name its file with --plan, or use --mode llm to have one made")
+        }
+    }
+}
+
+/// When the planner is asked, as the command line says, or else the plan file.
+fn consult(mode: Mode, given: Option<Consults>, plan: &PlanFile) -> Result<Option<Consult>, Stop> {
+    match (mode, given.map(Consult::from).or(plan.consult)) {
+        (Mode::Llm | Mode::Hybrid, Some(Consult::Never)) => Err(Stop::refused(anyhow!(
+            "a plan that the planner makes or changes needs it to be asked: `consult` is never in mode fixed alone"
+        ))),
+        (Mode::Llm | Mode::Hybrid | Mode::Fixed, consult) => Ok(consult),
+    }
 }
 
 fn objective(given: Option<&str>, plan: Option<&PlanFile>) -> Result<String, Stop> {

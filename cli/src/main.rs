@@ -2,6 +2,7 @@
 //! cluster are this same program under the commands `supervisor`, `worker` and `critic`.
 
 mod bench;
+mod budget;
 mod client;
 mod commands;
 mod doctor;
@@ -12,6 +13,8 @@ mod local;
 mod nats_server;
 mod plan_file;
 mod report;
+mod steer;
+mod story;
 mod view;
 
 use std::process::ExitCode;
@@ -19,12 +22,16 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 use tokio_util::sync::CancellationToken;
 
-use commands::{cancel, files, limits, list, replay, run, schema, show, submit, up, watch};
+use commands::{
+    add, cancel, edit, files, limits, list, pause, replay, resume, retry, run, schema, show, submit, tell,
+    up, watch,
+};
 use exit::{Exit, Stop};
 
 /// Durable deep agents: hand in an objective, get a cited deliverable back, and lose nothing on the way.
 ///
-/// Exit codes: 0 completed, 1 failed, 2 refused input or usage, 3 partial, 4 environment not usable, 130 interrupted.
+/// Exit codes: 0 completed, 1 failed, 2 refused (input, usage, or a command that the run's rules say no to), 3 partial
+/// (there is a deliverable, but not everything was done), 4 environment not usable, 130 interrupted.
 #[derive(Parser)]
 #[command(name = "millrace", version, propagate_version = true)]
 struct Cli {
@@ -36,8 +43,8 @@ struct Cli {
 enum Command {
     /// Do a run on this machine, from the objective to the deliverable
     Run(run::RunArguments),
-    /// Go on with a run that was cut off
-    Resume(run::ResumeArguments),
+    /// Go on with a run that was cut off, was paused, or has used up its budget
+    Resume(resume::Arguments),
     /// Start a cluster on this machine that stays
     Up(up::UpArguments),
     /// Stop a cluster that runs in the background
@@ -52,6 +59,16 @@ enum Command {
     Show(show::Arguments),
     /// Cancel a run, or one of its tasks
     Cancel(cancel::Arguments),
+    /// Give nothing more of a run out, until it is resumed
+    Pause(pause::Arguments),
+    /// Change a task that waits
+    Edit(edit::Arguments),
+    /// Have a task done once more, and what was built on it
+    Retry(retry::Arguments),
+    /// Add the tasks of a plan file to a run
+    Add(add::Arguments),
+    /// Tell the planner of a run something
+    Tell(tell::Arguments),
     /// List, show or fetch the files of a run
     Files(files::Arguments),
     /// Show or change the rates that models may be asked at
@@ -108,6 +125,11 @@ async fn dispatch(command: Command) -> Result<ExitCode, Stop> {
         | Command::List(_)
         | Command::Show(_)
         | Command::Cancel(_)
+        | Command::Pause(_)
+        | Command::Edit(_)
+        | Command::Retry(_)
+        | Command::Add(_)
+        | Command::Tell(_)
         | Command::Files(_)
         | Command::Limits(_)
         | Command::Replay(_)
@@ -119,14 +141,19 @@ async fn dispatch(command: Command) -> Result<ExitCode, Stop> {
     let shutdown = millrace_runtime::shutdown::on_signals().map_err(Stop::environment)?;
     let exit = match command {
         Command::Run(arguments) => run::run(arguments, shutdown).await?,
-        Command::Resume(arguments) => run::resume(arguments, shutdown).await?,
+        Command::Resume(arguments) => resume::command(arguments, shutdown).await?,
         Command::Up(arguments) => up::up(arguments, shutdown).await?,
         Command::Down(arguments) => up::down(arguments).await?,
         Command::Submit(arguments) => submit::command(arguments).await?,
         Command::Watch(arguments) => watch::command(arguments, shutdown).await?,
         Command::List(arguments) => list::command(arguments).await?,
         Command::Show(arguments) => show::command(arguments).await?,
-        Command::Cancel(arguments) => cancel::command(arguments).await?,
+        Command::Cancel(arguments) => cancel::command(arguments, shutdown).await?,
+        Command::Pause(arguments) => pause::command(arguments, shutdown).await?,
+        Command::Edit(arguments) => edit::command(arguments, shutdown).await?,
+        Command::Retry(arguments) => retry::command(arguments, shutdown).await?,
+        Command::Add(arguments) => add::command(arguments, shutdown).await?,
+        Command::Tell(arguments) => tell::command(arguments, shutdown).await?,
         Command::Files(arguments) => files::command(arguments).await?,
         Command::Limits(arguments) => limits::command(arguments, shutdown).await?,
         Command::Replay(arguments) => replay::command(arguments).await?,

@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::ids::{Capability, Lane, RunId, WorkerId};
 use crate::plan::{EndReason, Plan, TaskState};
+use crate::result::Usage;
 
 /// What is fixed when a cluster is made. Every program reads it and refuses to work with another.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -77,6 +78,18 @@ pub struct RunSummary {
     pub counts: [u32; 9],
     /// Whether its messages are in the archive, no longer in the lane.
     pub archived: bool,
+    /// Whether it has ended and can be gone on with.
+    #[serde(default)]
+    pub is_resumable: bool,
+    /// Whether nothing of it is given out until it is resumed.
+    #[serde(default)]
+    pub is_paused: bool,
+    /// Why it is coming to its end.
+    #[serde(default)]
+    pub winding_down: Option<EndReason>,
+    /// What it has used.
+    #[serde(default)]
+    pub usage: Usage,
 }
 
 impl RunSummary {
@@ -93,6 +106,10 @@ impl RunSummary {
             updated: now,
             counts: TaskState::ALL.map(|state| plan.count(state)),
             archived: false,
+            is_resumable: plan.is_resumable(),
+            is_paused: plan.paused.is_some(),
+            winding_down: plan.winding_down.as_ref().map(|(reason, _)| *reason),
+            usage: plan.spend.total,
         })
     }
 

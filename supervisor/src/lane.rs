@@ -440,9 +440,14 @@ impl State {
         live.last = sequence;
         live.phase = Phase::Idle;
         let (effects, touched) = live.owed();
+        // Whoever waits for its end may stop the cluster then; what was archived says so by itself.
+        let is_resumable = live.plan.is_resumable();
         self.free_places(run, &touched);
         self.carry_out(myself, run, effects);
         self.advance(myself, run);
+        if is_resumable {
+            self.report();
+        }
         Ok(())
     }
 
@@ -474,7 +479,7 @@ impl State {
                         queues.insert(capability);
                     }
                 }
-                Effect::Withdraw(work) => self.withdraw(run, &work),
+                Effect::Withdraw(work, capability) => self.withdraw(run, work, capability),
                 Effect::Close => self.close(myself, run),
             }
         }
@@ -530,10 +535,9 @@ impl State {
         }
     }
 
-    fn withdraw(&mut self, run: &RunId, work: &Work) {
-        let Some(capability) = self.runs.get(run).and_then(|live| queue_of(&live.plan, work)) else { return };
-        self.windows.withdraw(&capability, run, work);
-        let (bus, run, work) = (self.bus.clone(), run.clone(), work.clone());
+    fn withdraw(&mut self, run: &RunId, work: Work, capability: Capability) {
+        self.windows.withdraw(&capability, run, &work);
+        let (bus, run) = (self.bus.clone(), run.clone());
         tokio::spawn(async move {
             // What is missed here is told by the journal: the plan waits for another attempt, or for none.
             if let Err(fault) = queue::withdraw(&bus, &run, &capability, &work).await {

@@ -258,7 +258,8 @@ impl Bench {
         let machine: Machine<PlainText> = Machine::new(self.brief());
         let mut journal = Recorded(attempt);
         let driver = Driver::new(self, &self.toolbox, &mut journal).attempt(name);
-        let (PlainText(output), Spent { usage, .. }) = Box::pin(driver.drive(machine)).await?.into_result()?;
+        let (PlainText(output), Spent { usage, .. }) =
+            Box::pin(driver.drive(machine)).await?.into_result()?;
         attempt.finished(TaskResult { output, usage, ..TaskResult::default() }, Review::None).await
     }
 }

@@ -1,12 +1,13 @@
 //! `millrace list`: the runs of a cluster, oldest first.
 
 use clap::Args;
+use millrace_protocol::plan::Dimension;
 use millrace_protocol::registry::RunSummary;
 use millrace_runtime::{Bus, registry};
 
 use crate::client::{Reading, Target};
 use crate::exit::{Exit, Stop};
-use crate::view::{emit, say};
+use crate::view::{emit, one_line, say};
 
 /// The arguments of `millrace list`.
 #[derive(Args, Debug)]
@@ -42,9 +43,29 @@ async fn list(bus: &Bus, arguments: &Arguments) -> Result<Exit, Stop> {
 }
 
 fn line(summary: &RunSummary) -> String {
-    let state = summary.end.map_or_else(|| "running".to_owned(), |end| end.to_string());
     let (all, done) = summary.progress();
-    let objective: String = summary.objective.split_whitespace().collect::<Vec<_>>().join(" ");
-    let objective: String = objective.chars().take(60).collect();
-    format!("{}  {state:19}  {:>13}  {objective}", summary.run, format!("{done}/{all} tasks"))
+    let objective: String = one_line(&summary.objective).chars().take(60).collect();
+    let state = state(summary);
+    let spend = spend(summary);
+    format!("{}  {state:21}  {:>13}  {spend:>14}  {objective}", summary.run, format!("{done}/{all} tasks"))
+}
+
+fn state(summary: &RunSummary) -> String {
+    match (summary.end, summary.winding_down) {
+        (Some(end), _) if summary.is_resumable => format!("{end}, resumable"),
+        (Some(end), _) => end.to_string(),
+        (None, _) if summary.is_paused => "paused".into(),
+        (None, Some(_)) => "winding down".into(),
+        (None, None) => "running".into(),
+    }
+}
+
+/// What it cost, or else how many tokens; nothing where no model was asked.
+fn spend(summary: &RunSummary) -> String {
+    let tokens = Dimension::Tokens.of(&summary.usage);
+    match (summary.usage.cost_micros, tokens) {
+        (0, 0) => String::new(),
+        (0, tokens) => Dimension::Tokens.say(tokens),
+        (cost, _) => Dimension::Cost.say(cost),
+    }
 }

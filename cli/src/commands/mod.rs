@@ -1,13 +1,20 @@
-//! The commands, one file each. Each reads its arguments, asks [`crate::client`] or [`crate::local`], and prints.
+//! The commands, one file each. Each reads its arguments, asks [`crate::client`], [`crate::steer`] or [`crate::local`],
+//! and prints.
 
+pub mod add;
 pub mod cancel;
+pub mod edit;
 pub mod files;
 pub mod limits;
 pub mod list;
+pub mod pause;
 pub mod replay;
+pub mod resume;
+pub mod retry;
 pub mod run;
 pub mod schema;
 pub mod show;
 pub mod submit;
+pub mod tell;
 pub mod up;
 pub mod watch;

@@ -1,5 +1,5 @@
-//! `millrace run` and `millrace resume`: a local cluster for one run. Starts it (or uses the one that runs on the data
-//! folder), hands the run in, shows it, leaves the deliverable, and stops what it started.
+//! `millrace run`: a local cluster for one run. Starts it (or uses the one that runs on the data folder), hands the run
+//! in, shows it, leaves the deliverable, and stops what it started.
 
 use anyhow::anyhow;
 use clap::Args;
@@ -10,7 +10,7 @@ use millrace_runtime::log::handed_in;
 use millrace_runtime::{Bus, registry};
 use tokio_util::sync::CancellationToken;
 
-use crate::client::{find, join, submit};
+use crate::client::{join, submit};
 use crate::commands::up;
 use crate::commands::watch::{Output, watch};
 use crate::exit::{Exit, Stop};
@@ -30,17 +30,6 @@ pub struct RunArguments {
     /// Leave the cluster running in the background and print the run's id
     #[arg(long)]
     detach: bool,
-}
-
-/// The arguments of `millrace resume`.
-#[derive(Args, Debug)]
-pub struct ResumeArguments {
-    /// The run, or the beginning of its id [default: the newest that is under way]
-    run: Option<String>,
-    #[command(flatten)]
-    output: Output,
-    #[command(flatten)]
-    options: Options,
 }
 
 /// What a plan's capabilities may be in a cluster of this program alone.
@@ -96,26 +85,8 @@ pub async fn run(arguments: RunArguments, interrupt: CancellationToken) -> Resul
     Box::pin(work).await
 }
 
-/// Goes on with a run that was cut off.
-pub async fn resume(arguments: ResumeArguments, interrupt: CancellationToken) -> Result<Exit, Stop> {
-    let ResumeArguments { run, output, options } = arguments;
-    output.check()?;
-    let is_up = running(&options)?;
-    if is_up.is_none() {
-        try_models(&options.model, options.record.as_deref())?;
-    }
-    let work = in_cluster(&options, is_up, interrupt.clone(), async |bus| {
-        let run = match &run {
-            Some(text) => find(bus, text).await?,
-            None => newest_unfinished(bus).await?,
-        };
-        watch(bus, &run, View::new(output.json), &output, &options.data, &interrupt).await
-    });
-    Box::pin(work).await
-}
-
 /// The cluster that runs already on the data folder. Its workers have their capabilities: none can be added.
-fn running(options: &Options) -> Result<Option<ClusterInfo>, Stop> {
+pub fn running(options: &Options) -> Result<Option<ClusterInfo>, Stop> {
     let is_up = local::running(&options.data);
     if is_up.is_some() && !options.capability.is_empty() {
         return Err(Stop::refused(anyhow!(
@@ -129,7 +100,7 @@ fn running(options: &Options) -> Result<Option<ClusterInfo>, Stop> {
 }
 
 /// Does something in a local cluster: the one that runs, or one that is started for it and stopped after it.
-async fn in_cluster(
+pub async fn in_cluster(
     options: &Options,
     is_up: Option<ClusterInfo>,
     interrupt: CancellationToken,
@@ -162,7 +133,7 @@ async fn in_cluster(
 }
 
 /// Waits for work, but not beyond an interruption: the work's own end, soon after it, is still waited for.
-async fn until(
+pub async fn until(
     interrupt: &CancellationToken,
     work: impl Future<Output = Result<Exit, Stop>>,
 ) -> Result<Exit, Stop> {
@@ -176,8 +147,11 @@ async fn until(
     }
 }
 
-/// A task that nobody in this cluster can ever do is a mistake in the plan.
+/// A task that nobody in this cluster can ever do is a mistake in the plan, unless a planner can mend it.
 fn refuse_unknown(intake: &Intake, own: &[String]) -> Result<(), Stop> {
+    if intake.has_planner() {
+        return Ok(());
+    }
     let offered: Vec<&str> = BUILT_IN.into_iter().chain(own.iter().map(String::as_str)).collect();
     match intake.capabilities().into_iter().find(|capability| !offered.contains(&capability.as_str())) {
         None => Ok(()),
@@ -190,16 +164,8 @@ fn refuse_unknown(intake: &Intake, own: &[String]) -> Result<(), Stop> {
 }
 
 /// The runs under way. The log says which those are: a run that was cut off in its first moment has no summary yet.
-async fn unfinished(bus: &Bus) -> Result<Vec<RunId>, Stop> {
+pub async fn unfinished(bus: &Bus) -> Result<Vec<RunId>, Stop> {
     let summaries = registry::runs(bus).await?;
     let ended = |run: &RunId| summaries.iter().any(|summary| summary.run == *run && summary.end.is_some());
     Ok(handed_in(bus).await?.into_iter().filter(|run| !ended(run)).collect())
-}
-
-async fn newest_unfinished(bus: &Bus) -> Result<RunId, Stop> {
-    unfinished(bus).await?.pop().ok_or_else(|| {
-        Stop::refused(anyhow!(
-            "no run on this data folder is under way; `millrace list` shows those that ended"
-        ))
-    })
 }

@@ -4,11 +4,11 @@ use clap::Args;
 use jiff::Timestamp;
 use millrace_runtime::Bus;
 
-use crate::client::{Reading, Target, find, fold};
+use crate::client::{Reading, Target, find, story};
 use crate::commands::watch::print;
 use crate::exit::{Exit, Stop};
-use crate::report::Report;
-use crate::view::{Live, board};
+use crate::report::{Report, json};
+use crate::view::{Live, board, history};
 
 /// The arguments of `millrace show`.
 #[derive(Args, Debug)]
@@ -30,18 +30,19 @@ pub async fn command(arguments: Arguments) -> Result<Exit, Stop> {
 
 async fn show(bus: &Bus, arguments: &Arguments) -> Result<Exit, Stop> {
     let run = find(bus, &arguments.run).await?;
-    let plan = fold(bus, &run, None).await?;
+    let story = story(bus, &run).await?;
+    let now = Timestamp::now();
     if !arguments.json {
-        board(&run, &plan, &Live::default(), Timestamp::now(), 200, usize::MAX)
+        board(&run, &story.plan, &Live::default(), now, 200, usize::MAX)
             .iter()
             .for_each(|line| println!("{line}"));
+        history(&story).iter().for_each(|line| println!("{line}"));
     }
-    let unfinished = arguments.json.then(|| serde_json::json!({ "run": run, "plan": plan }));
-    match (Report::fetch(bus, &run, plan).await?, unfinished) {
-        (Some(report), Some(_)) => println!("{:#}", report.json()),
-        (Some(report), None) => report.markdown().iter().for_each(|text| print(text)),
-        (None, Some(state)) => println!("{state:#}"),
-        (None, None) => {}
+    match (Report::fetch(bus, &run, story).await?, arguments.json) {
+        (Ok(report), true) => println!("{:#}", report.json()),
+        (Ok(report), false) => report.markdown().iter().for_each(|text| print(text)),
+        (Err(story), true) => println!("{:#}", json(&run, &story, None, now)),
+        (Err(_), false) => {}
     }
     Ok(Exit::Completed)
 }

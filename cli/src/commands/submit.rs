@@ -1,7 +1,10 @@
 //! `millrace submit`: hand a run in to a cluster that runs, and leave.
 
+use std::collections::BTreeSet;
+
 use clap::Args;
-use millrace_runtime::registry;
+use millrace_protocol::ids::Capability;
+use millrace_runtime::{Bus, registry};
 
 use crate::client::{Target, submit};
 use crate::exit::{Exit, Stop};
@@ -28,8 +31,21 @@ pub async fn command(arguments: Arguments) -> Result<Exit, Stop> {
         say(&format!("millrace: passed over {}: {}", skipped.path, skipped.reason));
     }
     let bus = arguments.target.connect().await?;
-    let known = registry::capability_names(&bus).await?;
-    for capability in intake.capabilities().into_iter().filter(|capability| !known.contains(*capability)) {
+    warn_of_unknown(&bus, intake.capabilities().into_iter()).await?;
+    let run = submit(&bus, &intake.into_submission(&bus).await?).await?;
+    println!("{run}");
+    Ok(Exit::Completed)
+}
+
+/// Says which of these capabilities nobody offers yet.
+pub async fn warn_of_unknown<'a>(
+    bus: &Bus,
+    capabilities: impl Iterator<Item = &'a Capability>,
+) -> Result<(), Stop> {
+    let known = registry::capability_names(bus).await?;
+    let unknown: BTreeSet<&Capability> =
+        capabilities.filter(|capability| !known.contains(*capability)).collect();
+    for capability in unknown {
         let known: Vec<&str> = known.iter().map(|name| name.as_str()).collect();
         say(&format!(
             "millrace: warning: no worker offers {:?} yet; its tasks wait for one (there are: {})",
@@ -37,7 +53,5 @@ pub async fn command(arguments: Arguments) -> Result<Exit, Stop> {
             known.join(", ")
         ));
     }
-    let run = submit(&bus, &intake.into_submission(&bus).await?).await?;
-    println!("{run}");
-    Ok(Exit::Completed)
+    Ok(())
 }

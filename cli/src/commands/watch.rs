@@ -7,7 +7,6 @@ use anyhow::anyhow;
 use clap::Args;
 use futures::StreamExt;
 use millrace_protocol::ids::RunId;
-use millrace_protocol::plan::{Plan, apply_decision};
 use millrace_protocol::subject;
 use millrace_runtime::Bus;
 use tokio_util::sync::CancellationToken;
@@ -15,6 +14,7 @@ use tokio_util::sync::CancellationToken;
 use crate::client::{Target, find, follow};
 use crate::exit::{Exit, Stop};
 use crate::report::Report;
+use crate::story::Story;
 use crate::view::{Live, View, emit, say};
 
 /// How often what is shown is drawn again while nothing happens.
@@ -75,32 +75,33 @@ pub async fn watch(
     data: &Path,
     interrupt: &CancellationToken,
 ) -> Result<Exit, Stop> {
-    let mut plan = Plan::default();
+    let mut story = Story::default();
     let mut decisions = follow(bus, run);
     let mut live = Live::default();
     let mut writing = bus.client().subscribe(subject::all_live(run)).await.map_err(Stop::environment)?;
     let mut redraw = tokio::time::interval(REDRAW);
     redraw.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Skip);
-    while plan.end.is_none() {
+    // A run that can be gone on with may have ended before: whoever follows it knows when it is over.
+    loop {
         tokio::select! {
             decision = decisions.recv() => {
                 let Some(decision) = decision else { break };
                 let (sequence, decision) = decision?;
-                apply_decision(&mut plan, &decision);
-                view.decided(run, &plan, &live, sequence, &decision);
+                story.take(&decision);
+                view.decided(run, &story.plan, &live, sequence, &decision);
             }
             Some(message) = writing.next() => live.take(&message.subject, &message.payload),
-            _ = redraw.tick() => view.tick(run, &plan, &live),
+            _ = redraw.tick() => view.tick(run, &story.plan, &live),
             () = interrupt.cancelled() => {
-                view.end(run, &plan);
+                view.end(run, &story.plan);
                 say(&format!("millrace: interrupted; run {run} is kept, and `millrace resume {run}` goes on with it"));
                 return Ok(Exit::Interrupted);
             }
         }
     }
-    view.end(run, &plan);
-    let report = Report::fetch(bus, run, plan).await?;
-    let report = report.ok_or_else(|| Stop::environment(anyhow!("run {run} can't be followed any more")))?;
+    view.end(run, &story.plan);
+    let report = Report::fetch(bus, run, story).await?;
+    let report = report.map_err(|_| Stop::environment(anyhow!("run {run} can't be followed any more")))?;
     deliver(&report, output, data)
 }
 
@@ -110,7 +111,7 @@ fn deliver(report: &Report, output: &Output, data: &Path) -> Result<Exit, Stop> 
     if output.json {
         emit(&serde_json::json!({ "result": report.json() }));
     } else {
-        say(&format!("millrace: {}", report.summary()));
+        report.summary().iter().for_each(|line| say(&format!("millrace: {line}")));
         if let (Some(text), None) = (report.markdown(), &output.out) {
             print(&text);
         }

@@ -1,11 +1,14 @@
 //! The tasks of a plan file, and the places that mistakes of the plan as a whole are told at.
 
+use millrace_agent::spec::review;
 use millrace_forms::{Fields, Mistake, Node, Place, Value, did_you_mean};
 use millrace_protocol::ids::{Capability, InvalidName, TaskId};
-use millrace_protocol::plan::{GraphError, Limits, OnFailedDependency, Plan, Review, TaskSpec, check};
+use millrace_protocol::plan::{GraphError, Limits, OnFailedDependency, Plan, TaskSpec, check};
+
+use super::budget;
 
 /// The fields of a task.
-pub const FIELDS: [&str; 9] = [
+pub const FIELDS: [&str; 10] = [
     "id",
     "objective",
     "capability",
@@ -14,18 +17,22 @@ pub const FIELDS: [&str; 9] = [
     "review",
     "limits",
     "on_failed_dependency",
+    "budget",
     "final",
 ];
 /// The fields of a task's limits.
 pub const LIMITS: [&str; 5] = ["max_attempts", "backoff", "queue_wait", "run_time", "silence"];
 
-/// Reads the list of tasks, and checks that they make a plan.
-pub fn read(node: &Node) -> Result<Vec<TaskSpec>, Mistake> {
+/// What can happen to a task when one it depends on is lost.
+const POLICIES: [&str; 4] = ["cancel", "skip", "ask", "block"];
+
+/// Reads the list of tasks, and checks that they make a plan with those that are there already.
+pub fn read(node: &Node, plan: &Plan) -> Result<Vec<TaskSpec>, Mistake> {
     let nodes = node.list("tasks", "tasks")?;
     let tasks = nodes.iter().map(task).collect::<Result<Vec<_>, _>>()?;
-    match check(&Plan::default(), &tasks) {
+    match check(plan, &tasks) {
         Ok(()) => Ok(tasks),
-        Err(error) => Err(locate(&error, node.place, nodes, &tasks)),
+        Err(error) => Err(locate(&error, node.place, nodes, &tasks, plan)),
     }
 }
 
@@ -48,6 +55,10 @@ fn task(node: &Node) -> Result<TaskSpec, Mistake> {
         review: fields.get("review").map(review).transpose()?.unwrap_or_default(),
         limits: fields.get("limits").map(limits).transpose()?.unwrap_or_default(),
         on_failed_dependency: fields.get("on_failed_dependency").map(policy).transpose()?.unwrap_or_default(),
+        budget: match fields.get("budget") {
+            None => Default::default(),
+            Some(node) => budget::of(node, "task's budget")?,
+        },
         is_final: fields.get("final").map(|node| node.flag("final")).transpose()?.unwrap_or_default(),
         ..TaskSpec::new(id, objective, capability)
     })
@@ -60,25 +71,6 @@ fn name<T>(node: &Node, field: &str, new: impl Fn(&str) -> Result<T, InvalidName
 fn depends_on(node: &Node) -> Result<Vec<TaskId>, Mistake> {
     let items = node.list("depends_on", "task ids")?;
     items.iter().map(|item| name(item, "depends_on", |text| TaskId::new(text))).collect()
-}
-
-fn review(node: &Node) -> Result<Review, Mistake> {
-    let Value::Map(_) = &node.value else {
-        let Value::Text(_) = &node.value else {
-            return Err(node.not("review", "none, critic or {criteria: […]}"));
-        };
-        return Ok(match node.choice("review", &["none", "critic"])? {
-            0 => Review::None,
-            _ => Review::critic(Vec::new()),
-        });
-    };
-    let criteria = Fields::of(node, "review", &["criteria"])?.required("criteria")?;
-    let criteria = criteria.list("criteria", "sentences")?;
-    let sentences = criteria.iter().map(|item| match item.text("criteria")? {
-        text if text.trim().is_empty() => Err(item.not("criteria", "a sentence")),
-        text => Ok(text.to_owned()),
-    });
-    Ok(Review::critic(sentences.collect::<Result<_, _>>()?))
 }
 
 fn limits(node: &Node) -> Result<Limits, Mistake> {
@@ -101,17 +93,30 @@ fn limits(node: &Node) -> Result<Limits, Mistake> {
 }
 
 fn policy(node: &Node) -> Result<OnFailedDependency, Mistake> {
-    Ok(match node.choice("on_failed_dependency", &["cancel", "skip", "ask", "block"])? {
+    Ok(policy_at(node.choice("on_failed_dependency", &POLICIES)?))
+}
+
+fn policy_at(at: usize) -> OnFailedDependency {
+    match at {
         0 => OnFailedDependency::Cancel,
         1 => OnFailedDependency::Skip,
         _ => OnFailedDependency::Ask,
-    })
+    }
+}
+
+/// What happens to a task when one it depends on is lost, by its word.
+///
+/// # Errors
+/// There is no such word.
+pub fn on_failed_dependency(text: &str) -> Result<OnFailedDependency, String> {
+    let at = POLICIES.iter().position(|known| *known == text);
+    at.map(policy_at).ok_or_else(|| "it must be cancel, skip or ask".into())
 }
 
 // ---- what is wrong with the plan as a whole
 
 /// A mistake of the plan, at the line of the task that it is about; what else it is about is told with its line.
-fn locate(error: &GraphError, list: Place, nodes: &[Node], tasks: &[TaskSpec]) -> Mistake {
+fn locate(error: &GraphError, list: Place, nodes: &[Node], tasks: &[TaskSpec], plan: &Plan) -> Mistake {
     let places = Places { nodes, tasks };
     let text = error.to_string();
     match error {
@@ -119,11 +124,15 @@ fn locate(error: &GraphError, list: Place, nodes: &[Node], tasks: &[TaskSpec]) -
         GraphError::DuplicateTask(id) => {
             let mut found = places.all(id);
             let first = found.next().map_or(list, |node| field(node, "id"));
-            let second = found.next().map_or(first, |node| field(node, "id"));
+            // Where it is there once in the file, the other is in the plan that the file adds to.
+            let Some(second) = found.next().map(|node| field(node, "id")) else {
+                return Mistake::at(first, text);
+            };
             Mistake::at(second, format!("{text}; the first is on line {}", first.line))
         }
         GraphError::MissingDependency { task, dependency } => {
-            let hint = did_you_mean(dependency.as_str(), places.ids_but(task));
+            let there = plan.tasks().iter().map(|task| task.spec.id.as_str());
+            let hint = did_you_mean(dependency.as_str(), places.ids_but(task).chain(there));
             Mistake::at(places.dependency(task, dependency, 0).unwrap_or(list), format!("{text}{hint}"))
         }
         GraphError::SelfDependency(task) => {
@@ -139,9 +148,13 @@ fn locate(error: &GraphError, list: Place, nodes: &[Node], tasks: &[TaskSpec]) -
             Mistake::at(place, format!("{text} (on the lines {})", lines.join(", ")))
         }
         GraphError::TwoFinal(first, second) => {
-            let first = places.of(first, "final").map_or(0, |place| place.line);
-            let second = places.of(second, "final").unwrap_or(list);
-            Mistake::at(second, format!("{text}; the first is on line {first}"))
+            let (first, second) = (places.of(first, "final"), places.of(second, "final"));
+            match (first, second) {
+                (Some(first), Some(second)) => {
+                    Mistake::at(second, format!("{text}; the first is on line {}", first.line))
+                }
+                (one, other) => Mistake::at(one.or(other).unwrap_or(list), text),
+            }
         }
         GraphError::EmptyObjective(task) | GraphError::LongObjective { task, .. } => {
             Mistake::at(places.of(task, "objective").unwrap_or(list), text)
@@ -180,12 +193,12 @@ impl<'a> Places<'a> {
         }
     }
 
-    /// The place of one of a task's limits, or else of the nearest thing around it.
+    /// The place of one of a task's limits, which may be a field of its own, or else of the nearest thing around it.
     fn limit(&self, id: &TaskId, limit: &str) -> Option<Place> {
         let node = self.all(id).next()?;
-        let around = child(node, "limits").filter(|_| limit != "parameters");
-        let place = around.and_then(|limits| child(limits, limit).or(Some(limits))).map(|node| node.place);
-        Some(place.unwrap_or_else(|| field(node, limit)))
+        let own = child(node, limit);
+        let among = || child(node, "limits").map(|limits| child(limits, limit).unwrap_or(limits));
+        Some(own.or_else(among).map_or(node.place, |found| found.place))
     }
 
     /// The ids of all tasks but one.

@@ -5,7 +5,9 @@ use std::fmt::Write;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use millrace_protocol::plan::{Limits, MAX_PARAMETER_DEPTH, OnFailedDependency, Review};
+use millrace_protocol::plan::{
+    Amounts, Budget, Consult, Limits, MAX_PARAMETER_DEPTH, Mode, OnFailedDependency, Plan, Review, WhenSpent,
+};
 use serde_json::{Value, json};
 
 use super::{Fault, Mistake, PlanFile, load, parse, schema, tasks};
@@ -159,7 +161,7 @@ tasks:
     let [gather, check, write] = plan.tasks.as_slice() else { panic!("{plan:?}") };
     assert_eq!(gather.parameters["terms"], json!(["patent", 2, 2.5, true, null]));
     let criteria = vec!["It cites.".to_owned(), "It is short.".to_owned()];
-    assert_eq!(gather.review, Review::Critic { criteria });
+    assert_eq!(gather.review, Review::critic(criteria));
     let limits = Limits {
         max_attempts: 5,
         backoff: Duration::from_millis(250),
@@ -168,10 +170,80 @@ tasks:
         silence: Duration::from_secs(45),
     };
     assert_eq!(gather.limits, limits);
-    assert_eq!(check.review, Review::Critic { criteria: Vec::new() });
-    assert_eq!(check.on_failed_dependency, OnFailedDependency::Block);
+    assert_eq!(check.review, Review::critic(Vec::new()));
+    assert_eq!(check.on_failed_dependency, OnFailedDependency::Ask);
     assert_eq!(write.on_failed_dependency, OnFailedDependency::Skip);
     assert_eq!((write.review.is_none(), write.is_final, write.depends_on.len()), (true, true, 2));
+}
+
+#[test]
+fn a_plan_says_who_makes_it_and_what_it_may_use() {
+    let plan = parse(
+        b"mode: hybrid\nconsult: every_result\n\
+          budget:\n  tokens: 200k\n  in: 1.5M\n  calls: 100\n  cost: 2.00\n  time: 30m\n  steps: 20\n  tasks: 50\n  depth: 10\n  \
+          attempt: {tokens: 20k}\n  capabilities: {research: {tokens: 50000, cost: $0.5}}\n  soft: 70\n  final: 20%\n  \
+          when_spent: cancel\n\
+          tasks:\n  - {id: a, objective: x, capability: echo, budget: {calls: 3, out: 5k}, on_failed_dependency: ask}\n",
+    )
+    .unwrap();
+    let tokens = |tokens| Amounts { tokens: Some(tokens), ..Amounts::default() };
+    let research = Amounts { cost_micros: Some(500_000), ..tokens(50_000) };
+    let budget = Budget {
+        amounts: Amounts {
+            input_tokens: Some(1_500_000),
+            model_calls: Some(100),
+            cost_micros: Some(2_000_000),
+            ..tokens(200_000)
+        },
+        attempt: tokens(20_000),
+        capabilities: [("research".parse().unwrap(), research)].into(),
+        wall_time: Some(Duration::from_secs(1800)),
+        steps: Some(20),
+        tasks: Some(50),
+        depth: Some(10),
+        soft_percent: 70,
+        final_percent: 20,
+        when_spent: WhenSpent::Cancel,
+    };
+    assert_eq!(
+        (plan.mode, plan.consult, plan.budget),
+        (Some(Mode::Hybrid), Some(Consult::EveryResult), budget)
+    );
+    let task = &plan.tasks[0];
+    assert_eq!((task.budget.model_calls, task.budget.output_tokens), (Some(3), Some(5_000)));
+    assert_eq!(task.on_failed_dependency, OnFailedDependency::Ask);
+}
+
+#[test]
+fn tasks_for_a_run_under_way_may_depend_on_those_that_it_has() {
+    let mut plan = Plan::default();
+    let there = parse(b"tasks:\n  - {id: gather, objective: x, capability: echo, final: true}\n").unwrap();
+    for spec in there.tasks {
+        let added = millrace_protocol::plan::Event::TaskAdded { spec, ready: true };
+        millrace_protocol::plan::apply(&mut plan, &added, jiff::Timestamp::UNIX_EPOCH);
+    }
+    let says = |text: &str| match super::more(text.as_bytes(), &plan) {
+        Ok(tasks) => format!("{} tasks", tasks.len()),
+        Err(mistake) => mistake.to_string(),
+    };
+    let task = |more: &str| format!("tasks:\n  - {{id: b, objective: x, capability: echo{more}}}\n");
+    assert_eq!(says(&task(", depends_on: [gather]")), "1 tasks");
+    assert_eq!(
+        says(&task(", depends_on: [gahter]")),
+        "2:58: task b depends on gahter, which is not in the plan; did you mean \"gather\"?"
+    );
+    assert_eq!(
+        says(&task("").replace("b,", "gather,")),
+        "2:10: task gather is there twice; every task needs an id of its own"
+    );
+    assert_eq!(says(&task(", final: true")), "2:52: tasks gather and b are both final; at most one may be");
+    let of_run = "is said when a run begins; only tasks can be added to one that is under way";
+    assert_eq!(says(&format!("budget: {{tokens: 5}}\n{}", task(""))), format!("1:9: \"budget\" {of_run}"));
+    assert_eq!(
+        says(&format!("objective: more of it\n{}", task(""))),
+        "1 tasks",
+        "what it is for may be said"
+    );
 }
 
 #[test]
@@ -216,17 +288,14 @@ fn the_examples_are_plans_and_fit_the_schema() {
     for entry in std::fs::read_dir(examples()).unwrap() {
         let path = entry.unwrap().path();
         let plan = load(&path).unwrap_or_else(|fault| panic!("{fault}"));
-        assert!(
-            plan.objective.is_some() && plan.tasks.iter().any(|task| task.is_final),
-            "{}",
-            path.display()
-        );
+        let has_end = plan.mode == Some(Mode::Hybrid) || plan.tasks.iter().any(|task| task.is_final);
+        assert!(plan.objective.is_some() && has_end, "{}", path.display());
         let text = std::fs::read_to_string(&path).unwrap();
         let value: Value = serde_saphyr::from_str(&text).unwrap();
         assert_eq!(misfit(&schema, &schema, &value), None, "{}", path.display());
         count += 1;
     }
-    assert!(count >= 2);
+    assert!(count >= 3);
 }
 
 #[test]
@@ -245,6 +314,8 @@ fn the_schema_knows_the_fields_that_the_reader_knows() {
     assert_eq!(names(&schema), sorted(&super::FIELDS));
     assert_eq!(names(&schema["$defs"]["TaskSpec"]), sorted(&tasks::FIELDS));
     assert_eq!(names(&schema["$defs"]["Limits"]), sorted(&tasks::LIMITS));
+    assert_eq!(names(&schema["properties"]["budget"]), sorted(&super::budget::FIELDS));
+    assert_eq!(names(&schema["$defs"]["Amounts"]), sorted(&crate::budget::AMOUNTS));
 }
 
 #[test]
@@ -256,11 +327,28 @@ fn the_schema_refuses_what_the_reader_refuses() {
         task[name] = value;
         json!({ "tasks": [task] })
     };
+    let of_run = |name: &str, value: Value| {
+        let mut plan = json!({ "tasks": [task] });
+        plan[name] = value;
+        plan
+    };
     let good = [
         with("review", json!("critic")),
         with("review", json!({ "criteria": ["x"] })),
+        with(
+            "review",
+            json!({ "checks": ["citations", { "matches": "^#" }], "models": ["ollama:a"], "sample": 20 }),
+        ),
         with("limits", json!({ "run_time": "5m", "backoff": 0 })),
         with("on_failed_dependency", json!("skip")),
+        with("on_failed_dependency", json!("ask")),
+        with("budget", json!({ "tokens": "20k", "cost": 0.5 })),
+        of_run("mode", json!("hybrid")),
+        of_run("consult", json!("never")),
+        of_run(
+            "budget",
+            json!({ "tokens": 5, "time": "5m", "attempt": { "in": 1 }, "capabilities": { "x": { "out": 2 } } }),
+        ),
         with("parameters", json!({ "any": [1] })),
     ];
     let bad = [
@@ -271,10 +359,19 @@ fn the_schema_refuses_what_the_reader_refuses() {
         with("id", json!("a b")),
         with("review", json!("citic")),
         with("review", json!({ "critera": [] })),
+        with("review", json!({ "checks": ["citation"] })),
         with("limits", json!({ "run_time": true })),
         with("limits", json!({ "max_attempts": 0 })),
         with("on_failed_dependency", json!("skipp")),
         with("final", json!("yes")),
+        with("budget", json!({ "time": "5m" })),
+        with("budget", json!({ "tokens": 0 })),
+        of_run("mode", json!("llm")),
+        of_run("consult", json!("always")),
+        of_run("budget", json!({ "token": 5 })),
+        of_run("budget", json!({ "soft": 0 })),
+        of_run("budget", json!({ "steps": 0 })),
+        of_run("budget", json!({ "attempt": { "time": "5m" } })),
     ];
     for plan in good {
         assert_eq!(misfit(&schema, &schema, &plan), None, "{plan}");

@@ -2,9 +2,11 @@
 
 use jiff::{SignedDuration, Timestamp};
 use millrace_protocol::ids::RunId;
-use millrace_protocol::plan::{ErroredFor, Plan, Task, TaskState};
+use millrace_protocol::plan::{EndReason, ErroredFor, Plan, Planning, Task, TaskState};
 
 use super::live::Live;
+use crate::budget;
+use crate::report::{how_to_go_on, spend};
 
 /// How many characters are shown of what a model is just writing.
 const LIVE: usize = 60;
@@ -20,10 +22,12 @@ pub fn board(
     height: usize,
 ) -> Vec<String> {
     let mut lines = vec![headline(run, plan, now)];
-    if let Some(planning) = plan.planning.as_ref().filter(|_| plan.end.is_none()) {
-        let who = planning.worker.as_ref().map_or("waits for a planner".into(), |who| format!("on {who}"));
-        let age = age(now.duration_since(planning.since));
-        lines.push(format!("└─ planning  attempt {}, {who}, {age}", planning.attempt));
+    // On a low terminal most of the room is for the tasks.
+    lines.extend(of_run(run, plan, now).into_iter().take(height / 3).map(|line| format!("├─ {line}")));
+    if plan.tasks().is_empty()
+        && let Some(last) = lines.last_mut().filter(|last| last.starts_with('├'))
+    {
+        last.replace_range(..'├'.len_utf8(), "└");
     }
     let room = height.saturating_sub(lines.len()).max(1);
     let shown = choose(plan.tasks(), room);
@@ -40,10 +44,47 @@ pub fn board(
     lines.into_iter().map(|line| cut(line, width)).collect()
 }
 
+/// What there is to say about a run beside its state and its tasks.
+fn of_run(run: &RunId, plan: &Plan, now: Timestamp) -> Vec<String> {
+    let is_live = plan.end.is_none();
+    let planning = plan.planning.as_ref().filter(|_| is_live).map(|planning| planner(planning, now));
+    let winding = plan.winding_down.as_ref().filter(|_| is_live);
+    let winding =
+        winding.map(|(reason, detail)| format!("comes to its end ({reason}): {}", one_line(detail)));
+    let budget = budget::used(plan, now).map(|used| format!("budget  {used}"));
+    let lost = plan.planner_lost.as_ref().filter(|_| is_live);
+    let lost = lost.map(|why| format!("the planner is asked no more: {}", one_line(why)));
+    let end = plan.end.as_ref().filter(|end| !end.detail.is_empty() && end.reason != EndReason::Completed);
+    let end = end.map(|end| format!("{}: {}", end.reason, one_line(&end.detail)));
+    let more = how_to_go_on(run, plan).map(|how| format!("go on with more: {how}"));
+    [planning, winding, budget, spend(plan), lost, end, more].into_iter().flatten().collect()
+}
+
+fn planner(planning: &Planning, now: Timestamp) -> String {
+    let age = age(now.duration_since(planning.since));
+    let how = match (&planning.worker, planning.retry_at) {
+        (_, Some(_)) => "tries again".to_owned(),
+        (Some(worker), None) => format!("on {worker}"),
+        (None, None) => "waits for a planner".to_owned(),
+    };
+    let attempt =
+        if planning.attempt > 1 { format!(", attempt {}", planning.attempt) } else { String::new() };
+    let why = planning.occasions.iter().map(|occasion| one_line(&occasion.to_string())).next();
+    let why = why.map(|why| format!(": {why}")).unwrap_or_default();
+    let more = match planning.occasions.len() {
+        0 | 1 => String::new(),
+        all => format!(" (and {} more)", all - 1),
+    };
+    format!("planner turn {}{attempt}, {how}, {age}{why}{more}", planning.turn)
+}
+
 fn headline(run: &RunId, plan: &Plan, now: Timestamp) -> String {
     let state = match (&plan.start, &plan.end) {
         (None, _) => "waits for a supervisor".to_owned(),
-        (Some(start), None) => format!("running, {}", age(now.duration_since(start.at))),
+        (Some(start), None) => {
+            let state = if plan.paused.is_some() { "paused" } else { "running" };
+            format!("{state}, {}", age(now.duration_since(start.at)))
+        }
         (Some(start), Some(end)) => format!("{}, {}", end.reason, age(end.at.duration_since(start.at))),
     };
     let counts: Vec<String> = TaskState::ALL
@@ -80,7 +121,7 @@ fn weight(state: TaskState) -> u8 {
 fn task_line(task: &Task, live: &Live, names: usize, now: Timestamp) -> String {
     let mut parts = Vec::new();
     if task.attempt > 1 {
-        parts.push(format!("attempt {} of {}", task.attempt, task.spec.limits.max_attempts));
+        parts.push(format!("attempt {} of {}", task.attempt, task.granted.max(task.attempt)));
     }
     if let Some(worker) = task.current().and_then(|attempt| attempt.worker.as_ref())
         && !task.state.is_terminal()
@@ -136,9 +177,11 @@ fn sign(state: TaskState) -> char {
     }
 }
 
-/// A text on one line, with white space folded.
+/// A text on one line, with white space folded and without anything that would steer a terminal.
 pub fn one_line(text: &str) -> String {
-    text.split_whitespace().collect::<Vec<_>>().join(" ")
+    let words: Vec<&str> =
+        text.split(|c: char| c.is_whitespace() || c.is_control()).filter(|word| !word.is_empty()).collect();
+    words.join(" ")
 }
 
 fn age(duration: SignedDuration) -> String {

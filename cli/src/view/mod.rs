@@ -12,8 +12,10 @@ use jiff::Timestamp;
 use millrace_protocol::ids::RunId;
 use millrace_protocol::plan::{Decision, Plan};
 
-pub use board::board;
-pub use lines::line;
+use lines::is_news;
+
+pub use board::{board, one_line};
+pub use lines::{history, line};
 pub use live::Live;
 
 /// How a run is shown.
@@ -41,7 +43,7 @@ impl View {
         match self {
             Self::Tree(tree) => tree.draw(run, plan, live, Timestamp::now()),
             Self::Lines => {
-                for event in &decision.events {
+                for event in decision.events.iter().filter(|event| is_news(event)) {
                     say(&format!("{} {}", decision.at.strftime("%H:%M:%S"), line(event)));
                 }
             }

@@ -1,48 +1,43 @@
 //! What a run leaves: the deliverable as Markdown, and everything as JSON.
 
+mod whole;
+
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
 
 use millrace_protocol::ids::RunId;
-use millrace_protocol::plan::{End, Plan, TaskState};
-use millrace_protocol::result::{SourceKind, TaskResult};
+use millrace_protocol::plan::{Dimension, End, EndReason, FinalRung, Plan, TaskState};
+use millrace_protocol::result::{SourceKind, TaskResult, Usage};
 use millrace_runtime::Bus;
-use serde::Serialize;
 use serde_json::Value;
 
 use crate::client::result_of;
 use crate::exit::Stop;
 use crate::intake::write;
+use crate::story::Story;
+
+pub use whole::{how_to_go_on, json, why};
 
 /// A run that is over, with its deliverable.
 pub struct Report {
     run: RunId,
-    plan: Plan,
+    story: Story,
     end: End,
     deliverable: Option<TaskResult>,
 }
 
-/// The whole result, as it stands in the JSON file.
-#[derive(Serialize)]
-struct Whole<'a> {
-    run: &'a RunId,
-    reason: millrace_protocol::plan::EndReason,
-    detail: &'a str,
-    /// The deliverable's task, and by which rule it was chosen.
-    deliverable: Option<Value>,
-    result: Option<&'a TaskResult>,
-    plan: &'a Plan,
-}
-
 impl Report {
-    /// Fetches the deliverable of a run that is over; `None` if it is not.
-    pub async fn fetch(bus: &Bus, run: &RunId, plan: Plan) -> Result<Option<Self>, Stop> {
-        let Some(end) = plan.end.clone() else { return Ok(None) };
+    /// Fetches the deliverable of a run that is over.
+    ///
+    /// # Errors
+    /// The run is given back where it is not over; or the cluster does not answer.
+    pub async fn fetch(bus: &Bus, run: &RunId, story: Story) -> Result<Result<Self, Story>, Stop> {
+        let Some(end) = story.plan.end.clone() else { return Ok(Err(story)) };
         let deliverable = match &end.deliverable {
-            Some((task, _)) => result_of(bus, run, &plan, task).await?,
+            Some((task, _)) => result_of(bus, run, &story.plan, task).await?,
             None => None,
         };
-        Ok(Some(Self { run: run.clone(), plan, end, deliverable }))
+        Ok(Ok(Self { run: run.clone(), story, end, deliverable }))
     }
 
     /// How it ended.
@@ -67,7 +62,7 @@ impl Report {
                 let _ = writeln!(text, "- [{}] {} ({kind}{})", source.id, source.title, source.location);
             }
         }
-        if self.end.reason != millrace_protocol::plan::EndReason::Completed {
+        if self.end.reason != EndReason::Completed {
             let _ = write!(text, "\n> This run ended **{}**", self.end.reason);
             let detail =
                 if self.end.detail.is_empty() { String::new() } else { format!(": {}", self.end.detail) };
@@ -78,16 +73,7 @@ impl Report {
 
     /// Everything, as JSON.
     pub fn json(&self) -> Value {
-        let chosen = |(task, rung): &(millrace_protocol::ids::TaskId, millrace_protocol::plan::FinalRung)| serde_json::json!({ "task": task, "rung": rung });
-        let whole = Whole {
-            run: &self.run,
-            reason: self.end.reason,
-            detail: &self.end.detail,
-            deliverable: self.end.deliverable.as_ref().map(chosen),
-            result: self.deliverable.as_ref(),
-            plan: &self.plan,
-        };
-        serde_json::to_value(whole).expect("a result has a form in JSON")
+        json(&self.run, &self.story, self.deliverable.as_ref(), self.end.at)
     }
 
     /// Writes both files. Without names of their own they go below the data folder.
@@ -107,19 +93,47 @@ impl Report {
         Ok(Saved { report, json })
     }
 
-    /// One line on how it went.
-    pub fn summary(&self) -> String {
-        let (all, done) = (self.plan.tasks().len(), self.plan.count(TaskState::Completed));
-        let took = self.plan.start.as_ref().map(|start| self.end.at.duration_since(start.at).as_secs_f64());
+    /// How it went, in a line or a few: the end, what was spent and by whom, which result it is where that is not plain,
+    /// and how to go on.
+    pub fn summary(&self) -> Vec<String> {
+        let plan = &self.story.plan;
+        let (all, done) = (plan.tasks().len(), plan.count(TaskState::Completed));
+        let took = plan.start.as_ref().map(|start| self.end.at.duration_since(start.at).as_secs_f64());
         let detail =
             if self.end.detail.is_empty() { String::new() } else { format!(" ({})", self.end.detail) };
         let tasks = if all == 1 { "task" } else { "tasks" };
-        format!(
+        let first = format!(
             "{}: {done} of {all} {tasks} completed in {:.1} s{detail}",
             self.end.reason,
             took.unwrap_or_default()
-        )
+        );
+        let rung = self.end.deliverable.as_ref().filter(|(_, rung)| *rung != FinalRung::Final);
+        let rung = rung.map(|(task, rung)| format!("the result is that of {task}: {}", why(*rung)));
+        let more = how_to_go_on(&self.run, plan).map(|how| format!("go on with more: {how}"));
+        [Some(first), spend(plan), rung, more].into_iter().flatten().collect()
     }
+}
+
+/// What was spent, and by whom; `None` where no model was asked.
+pub fn spend(plan: &Plan) -> Option<String> {
+    let spend = &plan.spend;
+    if spend.total.model_calls == 0 && spend.total.cost_micros == 0 && Dimension::Tokens.of(&spend.total) == 0
+    {
+        return None;
+    }
+    let roles = [("planner", spend.planner), ("workers", spend.workers), ("critics", spend.critics)];
+    let roles = roles.iter().filter(|(_, usage)| !usage.is_zero());
+    let roles: Vec<String> = roles.map(|(name, usage)| format!("{name} {}", said(usage))).collect();
+    Some(format!("spent {} ({})", said(&spend.total), roles.join("; ")))
+}
+
+fn said(usage: &Usage) -> String {
+    let mut text =
+        format!("{} in {} calls", Dimension::Tokens.say(Dimension::Tokens.of(usage)), usage.model_calls);
+    if usage.cost_micros > 0 {
+        let _ = write!(text, ", {}", Dimension::Cost.say(usage.cost_micros));
+    }
+    text
 }
 
 /// Where the files are.
@@ -133,3 +147,6 @@ pub struct Saved {
 fn lists_sources(text: &str) -> bool {
     text.lines().any(|line| line.trim_start_matches('#').trim() == "Sources")
 }
+
+#[cfg(test)]
+mod tests;
