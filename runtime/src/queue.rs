@@ -99,7 +99,7 @@ pub fn clear<'a>(bus: &'a Bus, run: &'a RunId) -> BoxFuture<'a, Result<(), Fault
 }
 
 /// Tells whoever works on a run, or on one piece of its work, to stop. May be missed: who missed it finds out when
-/// it next writes to its journal.
+/// it next renews its lease and the order is not in the queue any more, or writes to its journal.
 ///
 /// # Errors
 /// The connection is closed.

@@ -5,8 +5,7 @@ use std::time::Duration;
 
 use millrace_protocol::file::{Expected, FilePath};
 use millrace_protocol::ids::{Lane, RunId};
-use millrace_protocol::plan::{Control, Limits, Work};
-use millrace_protocol::result::Parameters;
+use millrace_protocol::plan::{Control, Work};
 use millrace_protocol::subject::{self, Topic};
 use millrace_protocol::wire::{Blob, MAX_INLINE};
 use millrace_protocol::work::{Entry, Order};

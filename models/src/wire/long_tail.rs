@@ -5,6 +5,7 @@
 //! Two things it can't make up for: results of tools are not marked as errors, and the headers of successes are lost.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use futures::future::BoxFuture;
 use futures::{FutureExt, StreamExt};
@@ -17,6 +18,7 @@ use genai::resolver::AuthData;
 use genai::{Client, ModelIden, ServiceTarget};
 use secrecy::ExposeSecret;
 use serde_json::{Value, json};
+use tokio::time::timeout;
 
 use super::draft::{Draft, Piece, arguments_of, text_of};
 use super::secret::Secrets;
@@ -80,7 +82,7 @@ impl Model for LongTail {
         watch: &'a dyn Watch,
     ) -> BoxFuture<'a, Result<Reply, ModelError>> {
         let patience = self.endpoint.settings.timeout();
-        let asked = tokio::time::timeout(patience, Box::pin(self.ask(request, watch)));
+        let asked = timeout(patience, Box::pin(self.ask(request, watch)));
         asked.map(move |reply| reply.unwrap_or(Err(ModelError::Timeout { after: patience }))).boxed()
     }
 }
@@ -92,8 +94,13 @@ impl LongTail {
         let asked = self.client.exec_chat_stream(model, self.chat(request), Some(&options));
         let mut stream = asked.await.map_err(|error| self.fault(&error))?.stream;
         let mut draft = Draft::new(request);
-        while let Some(event) = stream.next().await {
-            match event.map_err(|error| self.fault(&error))? {
+        let (mut patience, idle) = (self.endpoint.settings.timeout(), self.endpoint.settings.idle_timeout());
+        while let Some(event) = timeout(patience, stream.next()).await.map_err(|_| silent(patience))? {
+            let event = event.map_err(|error| self.fault(&error))?;
+            if !matches!(event, ChatStreamEvent::Start) {
+                patience = idle;
+            }
+            match event {
                 ChatStreamEvent::Chunk(chunk) => draft.say(&chunk.content, watch),
                 ChatStreamEvent::ReasoningChunk(chunk) => watch.delta(Delta::Reasoning(&chunk.content)),
                 ChatStreamEvent::End(end) => return self.ended(draft, end, watch),
@@ -278,6 +285,10 @@ impl LongTail {
             }
         }
     }
+}
+
+fn silent(patience: Duration) -> ModelError {
+    ModelError::Truncated { message: format!("the stream fell silent: nothing came for {patience:?}") }
 }
 
 fn truncated() -> ModelError {

@@ -130,7 +130,7 @@ impl Drop for State {
 }
 
 /// Hears what is stopped and passes it on. A stop that is missed while the server is away is found out at the next
-/// append.
+/// renewal or append.
 async fn listen(shared: Arc<Shared>, root: ActorRef<Message>) {
     let mut tries = 0;
     loop {

@@ -14,7 +14,7 @@ use millrace_protocol::work::{Entry, Input, Order, Outcome};
 use millrace_runtime::topology::Wanted;
 use millrace_runtime::{Bus, Connection, log, queue};
 use millrace_tests::{NatsServer, eventually};
-use serde_json::{Value, json};
+use serde_json::Value;
 
 /// How long anything may take.
 pub const PATIENCE: Duration = Duration::from_secs(20);
@@ -62,7 +62,9 @@ impl Cluster {
             let journal = self.journal(order).await;
             journal.into_iter().find_map(|(sequence, entry)| match entry {
                 Entry::Outcome { outcome, .. } => Some((sequence, outcome)),
-                Entry::Claimed { .. } | Entry::Step { .. } | Entry::Note { .. } | Entry::Released { .. } => None,
+                Entry::Claimed { .. } | Entry::Step { .. } | Entry::Note { .. } | Entry::Released { .. } => {
+                    None
+                }
             })
         })
         .await
@@ -132,23 +134,7 @@ pub fn order(capability: &str, task: &str, parameters: Value) -> Order {
 pub fn order_for(capability: &str, work: Work) -> Order {
     let run = RunId::new("r").unwrap();
     let lane = run.lane(1);
-    Order {
-        run,
-        lane,
-        work,
-        mission: "test".into(),
-        objective: "test".into(),
-        capability: Capability::new(capability).unwrap(),
-        parameters: serde_json::from_value(json!({})).unwrap(),
-        inputs: Vec::new(),
-        criteria: Vec::new(),
-        is_final: false,
-        feedback: Vec::new(),
-        limits: Default::default(),
-        documents: None,
-        model: None,
-        own_model: None,
-    }
+    Order::new(run, lane, work, "test", Capability::new(capability).unwrap())
 }
 
 /// How often each of the journal's entries is there: claims, steps, outcomes.
