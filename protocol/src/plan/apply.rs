@@ -4,6 +4,7 @@
 use jiff::Timestamp;
 
 use super::budget::Amounts;
+use super::due::queue;
 use super::event::whole_micros;
 use super::spec::{OnFailedDependency, Review, TaskSpec};
 use super::state::{
@@ -46,6 +47,7 @@ pub fn apply(plan: &mut Plan, event: &Event, at: Timestamp) {
                 Some(before) => before.notes,
                 None => std::mem::take(&mut plan.notes),
             };
+            plan.planning_superseded = None;
             if *attempt == 1 {
                 plan.occasions.clear();
             }
@@ -84,19 +86,27 @@ pub fn apply(plan: &mut Plan, event: &Event, at: Timestamp) {
                         ..planning
                     });
                 }
-                (Some(_) | None, _) => plan.planner_lost = Some(error.clone()),
+                (given_up, _) => {
+                    plan.planning_superseded = given_up.map(|planning| planning.work());
+                    plan.planner_lost = Some(error.clone());
+                }
             }
         }
         Event::TaskAdded { spec, ready } => plan.add(spec, *ready, at),
         Event::TaskPatched { spec, attempt } => plan.patch(spec, *attempt),
         Event::FinalMarked { task } => {
-            for other in &mut plan.tasks {
-                other.spec.is_final = other.spec.id == *task;
+            let position = plan.position(task);
+            for (at, is_final) in [(plan.final_at, false), (position, true)] {
+                if let Some(at) = at {
+                    plan.tasks[at as usize].spec.is_final = is_final;
+                }
             }
+            plan.final_at = position;
         }
         Event::TaskReady { task, attempt } => plan.offer(task, *attempt, TaskState::Ready, at),
         Event::TaskRerun { task, attempt } => plan.offer(task, *attempt, TaskState::Rerun, at),
         Event::TaskReopened { task, attempt, ready, feedback } => {
+            plan.supersede(task);
             plan.reopen(task, *attempt, if *ready { TaskState::Ready } else { TaskState::Pending }, at);
             if let (Some(task), Some(feedback)) = (plan.task_mut(task), feedback) {
                 task.told.push((*attempt, feedback.clone()));
@@ -116,13 +126,16 @@ pub fn apply(plan: &mut Plan, event: &Event, at: Timestamp) {
         Event::ParametersWrong { task, problem } => {
             plan.note(|| format!("task {task} can't begin: {problem}"));
             plan.supersede(task);
+            let was_given_out = plan.task(task).is_some_and(|task| task.given_out().is_some());
             plan.move_to(task, TaskState::Errored, at, |task| {
+                // The attempt that was given out is taken back, and not counted as one.
+                task.attempt += u32::from(was_given_out);
+                task.granted += u32::from(was_given_out);
                 task.errored = Some(ErroredFor::Parameters);
                 task.problem = Some(problem.clone());
             });
         }
         Event::TaskPending { task } => {
-            plan.supersede(task);
             plan.move_to(task, TaskState::Pending, at, |_| ());
         }
         Event::AttemptClaimed { task, attempt, worker } => {
@@ -210,7 +223,10 @@ pub fn apply(plan: &mut Plan, event: &Event, at: Timestamp) {
         Event::Paused => plan.paused = Some(at),
         Event::Resumed { budget } => plan.resume(budget, at),
         Event::RunReopened => {
-            plan.end = None;
+            // The time in between is no working time; a pause counts it already.
+            if let Some(end) = plan.end.take().filter(|_| plan.paused.is_none()) {
+                plan.paused_for = plan.paused_for.saturating_add(at.duration_since(end.at));
+            }
             plan.winding_down = None;
             plan.planner_lost = None;
             plan.idle_turns = 0;
@@ -257,7 +273,7 @@ impl Plan {
 
     fn end_turn(&mut self) -> Option<Planning> {
         let planning = self.planning.take()?;
-        self.release(&Work::Planning { turn: planning.turn, attempt: planning.attempt });
+        self.reserved.release(&planning.work());
         Some(planning)
     }
 
@@ -270,10 +286,7 @@ impl Plan {
         self.index.insert(spec.id.clone(), position);
         self.counts[state as usize] += 1;
         self.budgeted += u32::from(!spec.budget.is_empty());
-        if ready {
-            self.waiting.insert(position);
-        }
-        *self.open_by_capability.entry(spec.capability.clone()).or_default() += 1;
+        self.count_open(&spec.capability, true);
         self.tasks.push(Task {
             spec: spec.clone(),
             state,
@@ -287,14 +300,18 @@ impl Plan {
             errored: None,
             problem: None,
             told: Vec::new(),
-            superseded: None,
+            superseded: Vec::new(),
             lost_with: None,
             is_wound_down: false,
             reason: None,
             attempts: Vec::new(),
             dependents: Vec::new(),
         });
+        if spec.is_final {
+            self.final_at.get_or_insert(position);
+        }
         self.link(spec, position);
+        self.wait(position);
     }
 
     /// Enters a new task with those it depends on. A seed plan may name tasks that are added after it: those are
@@ -302,7 +319,7 @@ impl Plan {
     fn link(&mut self, spec: &TaskSpec, position: u32) {
         for dependency in &spec.depends_on {
             match self.position(dependency) {
-                Some(at) => self.tasks[at as usize].dependents.push(position),
+                Some(at) => insert(&mut self.tasks[at as usize].dependents, position),
                 None => self.unlinked.entry(dependency.clone()).or_default().push(position),
             }
         }
@@ -321,18 +338,18 @@ impl Plan {
             }
         }
         self.link(spec, position);
+        self.wait_no_more(position);
         if old.capability != spec.capability && !self.tasks[position as usize].state.is_terminal() {
-            if let Some(open) = self.open_by_capability.get_mut(&old.capability) {
-                *open -= 1;
-            }
-            *self.open_by_capability.entry(spec.capability.clone()).or_default() += 1;
+            self.count_open(&old.capability, false);
+            self.count_open(&spec.capability, true);
         }
         self.budgeted += u32::from(!spec.budget.is_empty());
         self.budgeted -= u32::from(!old.budget.is_empty());
         if attempt > 0 {
             self.supersede(&spec.id);
-            let before = self.tasks[position as usize].attempt;
-            self.release(&Work::Task { task: spec.id.clone(), attempt: before });
+            if let Some(work) = self.tasks[position as usize].given_out() {
+                self.reserved.release(&work);
+            }
         }
         let unmet = self.unmet(spec);
         let task = &mut self.tasks[position as usize];
@@ -345,10 +362,11 @@ impl Plan {
             task.granted += attempt.saturating_sub(task.attempt);
             task.attempt = attempt;
         }
+        self.wait(position);
     }
 
     /// How many of the tasks that `spec` depends on are open, or lost.
-    fn unmet(&self, spec: &TaskSpec) -> u32 {
+    pub(super) fn unmet(&self, spec: &TaskSpec) -> u32 {
         let unmet = spec.depends_on.iter().filter(|id| self.is_unmet(id, spec.on_failed_dependency)).count();
         u32::try_from(unmet).expect("a task has fewer than 2^32 dependencies")
     }
@@ -369,8 +387,11 @@ impl Plan {
     /// Moves a task to a state and keeps what is derived from states.
     fn move_to(&mut self, id: &TaskId, to: TaskState, at: Timestamp, change: impl FnOnce(&mut Task)) {
         let Some(position) = self.position(id) else { return };
+        self.wait_no_more(position);
+        let is_reserved = !self.reserved.is_empty();
         let task = &mut self.tasks[position as usize];
-        let (from, attempt, review) = (task.state, task.attempt, task.review);
+        let from = task.state;
+        let before = if is_reserved { task.given_out() } else { None };
         self.counts[from as usize] -= 1;
         self.counts[to as usize] += 1;
         if let Some(ErroredFor::Retry(due)) = task.errored.take() {
@@ -380,50 +401,91 @@ impl Plan {
             self.reviews.remove(&(due, position));
         }
         task.problem = None;
-        if to.is_terminal() != from.is_terminal()
-            && let Some(open) = self.open_by_capability.get_mut(&task.spec.capability)
-        {
-            if to.is_terminal() { *open -= 1 } else { *open += 1 }
-        }
         task.state = to;
         task.since = at;
         change(task);
+        if to.is_terminal() != from.is_terminal() {
+            let capability = self.tasks[position as usize].spec.capability.clone();
+            self.count_open(&capability, !to.is_terminal());
+        }
+        let task = &self.tasks[position as usize];
         if let Some(ErroredFor::Retry(due)) = task.errored {
             self.retries.insert((due, position));
         }
         if let Some(due) = task.review_at {
             self.reviews.insert((due, position));
         }
-        match to {
-            TaskState::Ready | TaskState::Rerun | TaskState::NeedsReview => self.waiting.insert(position),
+        if let Some(work) = before
+            && self.tasks[position as usize].given_out().as_ref() != Some(&work)
+        {
+            self.reserved.release(&work);
+        }
+        self.wait(position);
+    }
+
+    /// One more open task of a capability, or one fewer.
+    fn count_open(&mut self, capability: &Capability, is_open: bool) {
+        let open = match self.open_by_capability.get_mut(capability) {
+            Some(open) => open,
+            None => self.open_by_capability.entry(capability.clone()).or_default(),
+        };
+        *open = if is_open { *open + 1 } else { open.saturating_sub(1) };
+        if *open == 0 {
+            self.open_by_capability.remove(capability);
+        }
+    }
+
+    /// Notes that work of a task waits for a reservation, if it does.
+    fn wait(&mut self, position: u32) {
+        if !self.is_counted() {
+            return;
+        }
+        let task = &self.tasks[position as usize];
+        let work = match task.state {
+            TaskState::Ready | TaskState::Rerun | TaskState::NeedsReview => task.given_out(),
             TaskState::Pending
             | TaskState::Running
             | TaskState::Completed
             | TaskState::Errored
             | TaskState::Failed
-            | TaskState::Cancelled => self.waiting.remove(&position),
+            | TaskState::Cancelled => None,
         };
-        if self.reserved.is_empty() {
+        if work.is_some_and(|work| self.needs_reservation(&work) && self.reserved.of(&work).is_none()) {
+            let group = self.group(position);
+            self.waiting.entry(group).or_default().insert(position);
+        }
+    }
+
+    pub(super) fn wait_for_all(&mut self) {
+        for position in (0_u32..).take(self.tasks.len()) {
+            self.wait(position);
+        }
+    }
+
+    fn wait_no_more(&mut self, position: u32) {
+        if self.waiting.is_empty() {
             return;
         }
-        let is_given_out =
-            |state| matches!(state, TaskState::Ready | TaskState::Rerun | TaskState::Running);
-        let now = &self.tasks[position as usize];
-        let goes_on = is_given_out(to) && now.attempt == attempt;
-        let is_judged_on = to == TaskState::NeedsReview && now.review == review;
-        if is_given_out(from) && !goes_on {
-            self.release(&Work::Task { task: id.clone(), attempt });
+        let group = self.group(position);
+        if let Some(waiting) = self.waiting.get_mut(&group) {
+            waiting.remove(&position);
+            if waiting.is_empty() {
+                self.waiting.remove(&group);
+            }
         }
-        if from == TaskState::NeedsReview && !is_judged_on {
-            self.release(&Work::Review { task: id.clone(), attempt, review });
-        }
+    }
+
+    /// Under what the work of a task waits.
+    fn group(&self, position: u32) -> Option<Capability> {
+        let task = &self.tasks[position as usize];
+        (task.state != TaskState::NeedsReview).then(|| task.spec.capability.clone())
     }
 
     fn offer(&mut self, id: &TaskId, attempt: u32, state: TaskState, at: Timestamp) {
         self.move_to(id, state, at, |task| {
             task.attempt = attempt;
             let work = Work::Task { task: task.spec.id.clone(), attempt };
-            task.superseded.take_if(|superseded| *superseded == work);
+            task.superseded.retain(|(superseded, _)| *superseded != work);
         });
     }
 
@@ -442,29 +504,17 @@ impl Plan {
     /// Work that was given out for a task is not wanted any more.
     fn supersede(&mut self, id: &TaskId) {
         let Some(task) = self.task_mut(id) else { return };
-        let (task_id, attempt, review) = (task.spec.id.clone(), task.attempt, task.review);
-        match task.state {
-            TaskState::Ready | TaskState::Rerun | TaskState::Running => {
-                task.superseded = Some(Work::Task { task: task_id, attempt });
-            }
-            TaskState::NeedsReview => {
-                task.superseded = Some(Work::Review { task: task_id, attempt, review });
-            }
-            TaskState::Errored if attempt > 0 && task.errored == Some(ErroredFor::Capability) => {
-                task.superseded = Some(Work::Task { task: task_id, attempt });
-            }
-            TaskState::Pending
-            | TaskState::Completed
-            | TaskState::Errored
-            | TaskState::Failed
-            | TaskState::Cancelled => {}
+        let Some(work) = task.given_out().or_else(|| task.left_behind()) else { return };
+        let superseded = (work.clone(), queue(task, &work));
+        if !task.superseded.contains(&superseded) {
+            task.superseded.push(superseded);
         }
     }
 
     fn claim(&mut self, id: &TaskId, attempt: u32, worker: &WorkerId, at: Timestamp) {
         let Some(task) = self.task_mut(id) else { return };
         let took_over = task.state == TaskState::Running;
-        task.superseded = None;
+        task.superseded.clear();
         let record = task.record(attempt);
         record.worker = Some(worker.clone());
         record.claimed_at.get_or_insert(at);
@@ -520,6 +570,8 @@ impl Plan {
             start.budget = budget.clone();
         }
         self.budget_is_low = false;
+        self.waiting.clear();
+        self.wait_for_all();
         let Some(since) = self.paused.take() else { return };
         self.paused_for = self.paused_for.saturating_add(at.duration_since(since));
         if let Some(planning) = self.planning.as_mut().filter(|planning| planning.worker.is_none()) {
@@ -595,22 +647,26 @@ impl Plan {
         }
     }
 
-    fn reserve(&mut self, work: &Work, amounts: Amounts) {
-        self.release(work);
-        for (dimension, amount) in amounts.iter() {
-            let total = self.reserved.total.entry(dimension).or_default();
-            *total = total.saturating_add(amount);
+    pub(super) fn reserve(&mut self, work: &Work, amounts: Amounts) {
+        let position = work.task().and_then(|task| self.position(task));
+        let capability = match (work, position) {
+            (Work::Planning { .. }, _) => Capability::new(PLANNER).ok(),
+            (Work::Task { .. } | Work::Review { .. }, Some(at)) => Some(queue(&self.tasks[at as usize], work)),
+            (Work::Task { .. } | Work::Review { .. }, None) => None,
+        };
+        let Some(capability) = capability else { return };
+        self.reserved.set_aside(work, capability, amounts);
+        if let Some(position) = position {
+            self.wait_no_more(position);
+            self.wait(position);
         }
-        self.reserved.by_work.insert(work.clone(), amounts);
     }
+}
 
-    fn release(&mut self, work: &Work) {
-        let Some(amounts) = self.reserved.by_work.remove(work) else { return };
-        for (dimension, amount) in amounts.iter() {
-            if let Some(total) = self.reserved.total.get_mut(&dimension) {
-                *total = total.saturating_sub(amount);
-            }
-        }
+/// Inserts into a list that is sorted; most often at its end.
+fn insert(sorted: &mut Vec<u32>, position: u32) {
+    if let Err(at) = sorted.binary_search(&position) {
+        sorted.insert(at, position);
     }
 }
 

@@ -73,9 +73,9 @@ impl Draft {
 
 /// The task that an event puts into the plan as it is from then on.
 fn of_task(event: &Event) -> Option<&TaskSpec> {
-    match event {
-        Event::TaskAdded { spec, .. } => Some(spec),
-        Event::TaskPatched { spec, .. } => Some(spec),
-        _ => None,
+    if let Event::TaskAdded { spec, .. } = event {
+        return Some(spec);
     }
+    let Event::TaskPatched { spec, .. } = event else { return None };
+    Some(spec)
 }

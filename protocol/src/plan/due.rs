@@ -9,8 +9,9 @@ use serde::{Deserialize, Serialize};
 use super::Clock;
 use super::decide::Input;
 use super::spec::Limits;
-use super::state::{AttemptEnd, ErroredFor, Plan, Planning, Task, TaskState};
-use crate::ids::TaskId;
+use super::state::{ErroredFor, Plan, Planning, Task, TaskState};
+use crate::ids::{Capability, TaskId};
+use crate::subject::{CRITIC, PLANNER};
 
 /// A piece of work that somebody can claim; it names one journal.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -56,8 +57,9 @@ impl Work {
 pub enum Effect {
     /// Put work in its queue, unless it is there.
     Offer(Work),
-    /// Take work out of its queue, and tell who works on it to stop.
-    Withdraw(Work),
+    /// Take work out of the queue of a capability, and tell who works on it to stop. A task that was given to another
+    /// capability is in the queue of the one before.
+    Withdraw(Work, Capability),
     /// The run is over: empty its queues, tell everybody, archive it.
     Close,
 }
@@ -125,20 +127,38 @@ pub fn in_hand(plan: &Plan) -> Vec<Work> {
 }
 
 fn due_for_planning(plan: &Plan) -> Option<Effect> {
-    let planning = plan.planning.as_ref()?;
-    let work = Work::Planning { turn: planning.turn, attempt: planning.attempt };
+    let Some(planning) = &plan.planning else { return plan.planning_superseded.clone().map(withdraw_planning) };
+    let work = planning.work();
     match (planning.retry_at, &planning.worker) {
-        (Some(_), _) => Some(Effect::Withdraw(work)),
+        (Some(_), _) => Some(withdraw_planning(work)),
         (None, None) if may_be_given_out(plan, &work) => Some(Effect::Offer(work)),
-        (None, None) if plan.paused.is_some() => Some(Effect::Withdraw(work)),
+        (None, None) if plan.paused.is_some() => Some(withdraw_planning(work)),
         (None, _) => None,
+    }
+}
+
+fn withdraw_planning(work: Work) -> Effect {
+    Effect::Withdraw(work, Capability::new(PLANNER).expect("the planner's name is one"))
+}
+
+/// Takes back work of a task from the queue that it is in as the task is now.
+fn withdraw(task: &Task, work: Work) -> Effect {
+    let capability = queue(task, &work);
+    Effect::Withdraw(work, capability)
+}
+
+/// The capability in whose queue the work of a task is.
+pub(super) fn queue(task: &Task, work: &Work) -> Capability {
+    match work {
+        Work::Review { .. } => Capability::new(CRITIC).expect("the critic's name is one"),
+        Work::Task { .. } | Work::Planning { .. } => task.spec.capability.clone(),
     }
 }
 
 /// What is owed for a task: that work which is not wanted any more is taken back, and that the current work is offered.
 fn due_for(plan: &Plan, task: &Task) -> impl Iterator<Item = Effect> + use<> {
-    let superseded = task.superseded.clone().map(Effect::Withdraw);
-    superseded.into_iter().chain(due_now(plan, task))
+    let superseded = task.superseded.clone().into_iter();
+    superseded.map(|(work, queue)| Effect::Withdraw(work, queue)).chain(due_now(plan, task))
 }
 
 fn due_now(plan: &Plan, task: &Task) -> Option<Effect> {
@@ -150,44 +170,19 @@ fn due_now(plan: &Plan, task: &Task) -> Option<Effect> {
             let work = work();
             match may_be_given_out(plan, &work) {
                 true => Some(Effect::Offer(work)),
-                false => plan.paused.is_some().then_some(Effect::Withdraw(work)),
+                false => plan.paused.is_some().then(|| withdraw(task, work)),
             }
         }
         TaskState::NeedsReview => {
             let review = review();
             (task.review_at.is_none() && may_be_given_out(plan, &review)).then_some(Effect::Offer(review))
         }
-        TaskState::Errored | TaskState::Failed | TaskState::Cancelled if attempt > 0 => {
-            match left_behind(task)? {
-                LeftBehind::Attempt => Some(Effect::Withdraw(work())),
-                LeftBehind::Review => Some(Effect::Withdraw(review())),
-            }
-        }
         TaskState::Pending
         | TaskState::Running
         | TaskState::Completed
         | TaskState::Errored
         | TaskState::Failed
-        | TaskState::Cancelled => None,
-    }
-}
-
-/// What somebody may still have in hand of a task that does not want it any more.
-enum LeftBehind {
-    Attempt,
-    Review,
-}
-
-fn left_behind(task: &Task) -> Option<LeftBehind> {
-    let current = task.current();
-    match current.and_then(|current| current.end.as_ref()) {
-        // Offered or claimed, and then cancelled. An order that waits for its capability is wanted still.
-        None => (task.state == TaskState::Cancelled).then_some(LeftBehind::Attempt),
-        Some(AttemptEnd::TimedOut(_)) => Some(LeftBehind::Attempt),
-        Some(AttemptEnd::Errored(_)) => None,
-        Some(AttemptEnd::Finished { .. }) => {
-            current.is_some_and(|current| current.verdict.is_none()).then_some(LeftBehind::Review)
-        }
+        | TaskState::Cancelled => task.left_behind().map(|work| withdraw(task, work)),
     }
 }
 

@@ -12,6 +12,7 @@ use crate::result::Parameters;
 /// One change of a plan.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
+#[expect(clippy::large_enum_variant, reason = "an edit is made, tried and dropped; lists of them are short")]
 pub enum Edit {
     /// More tasks, all of them or none; they may depend on each other and on tasks of the plan.
     Add(Vec<TaskSpec>),

@@ -43,6 +43,7 @@ mod due;
 mod edit;
 mod event;
 mod graph;
+mod recount;
 mod refusal;
 mod spec;
 mod state;

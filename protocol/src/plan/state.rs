@@ -277,8 +277,9 @@ pub struct Task {
     pub problem: Option<String>,
     /// What planner and users told its next attempts, each with the number of the first attempt that is told.
     pub told: Vec<(u32, String)>,
-    /// Work that was given out for it and is not wanted any more.
-    pub superseded: Option<Work>,
+    /// Work that was given out for it and is not wanted any more, and in whose queue it is; forgotten when other work of
+    /// it is claimed.
+    pub superseded: Vec<(Work, Capability)>,
     /// The task that it was cancelled with, if it was: it comes back with that.
     pub lost_with: Option<TaskId>,
     /// Whether it was cancelled because the run was coming to its end.
@@ -297,6 +298,57 @@ impl Task {
     #[must_use]
     pub fn current(&self) -> Option<&Attempt> {
         self.attempts.last().filter(|attempt| attempt.number == self.attempt)
+    }
+
+    /// The work of it whose order is out: it waits for somebody, or somebody has it in hand.
+    #[must_use]
+    pub fn given_out(&self) -> Option<Work> {
+        let (task, attempt, review) = (|| self.spec.id.clone(), self.attempt, self.review);
+        match self.state {
+            TaskState::Ready | TaskState::Rerun | TaskState::Running => Some(Work::Task { task: task(), attempt }),
+            TaskState::NeedsReview if self.review_at.is_none() => {
+                Some(Work::Review { task: task(), attempt, review })
+            }
+            // Whoever offers the capability may take it still.
+            TaskState::Errored
+                if attempt > 0 && self.unmet == 0 && self.errored == Some(ErroredFor::Capability) =>
+            {
+                Some(Work::Task { task: task(), attempt })
+            }
+            TaskState::Pending
+            | TaskState::NeedsReview
+            | TaskState::Errored
+            | TaskState::Completed
+            | TaskState::Failed
+            | TaskState::Cancelled => None,
+        }
+    }
+
+    /// What somebody may still have in hand of it, although it does not want it any more.
+    #[must_use]
+    pub fn left_behind(&self) -> Option<Work> {
+        match self.state {
+            TaskState::Errored | TaskState::Failed | TaskState::Cancelled if self.attempt > 0 => {}
+            TaskState::Pending
+            | TaskState::Ready
+            | TaskState::Running
+            | TaskState::NeedsReview
+            | TaskState::Completed
+            | TaskState::Rerun
+            | TaskState::Errored
+            | TaskState::Failed
+            | TaskState::Cancelled => return None,
+        }
+        let (task, attempt, current) = (|| self.spec.id.clone(), self.attempt, self.current());
+        match current.and_then(|current| current.end.as_ref()) {
+            // Offered or claimed, and then cancelled. An order that waits for its capability is wanted still.
+            None => (self.state == TaskState::Cancelled).then(|| Work::Task { task: task(), attempt }),
+            Some(AttemptEnd::TimedOut(_)) => Some(Work::Task { task: task(), attempt }),
+            Some(AttemptEnd::Errored(_)) => None,
+            Some(AttemptEnd::Finished { .. }) => current
+                .is_some_and(|current| current.verdict.is_none())
+                .then(|| Work::Review { task: task(), attempt, review: self.review }),
+        }
     }
 
     /// Where the accepted result is, and its summary.
@@ -369,6 +421,14 @@ pub struct Planning {
     pub occasions: Vec<Occasion>,
     /// What happened since it was asked last.
     pub notes: Vec<String>,
+}
+
+impl Planning {
+    /// The attempt that is under way, or was the last.
+    #[must_use]
+    pub fn work(&self) -> Work {
+        Work::Planning { turn: self.turn, attempt: self.attempt }
+    }
 }
 
 /// Something on which the planner's judgement is needed.
@@ -462,18 +522,72 @@ pub struct Spend {
     pub by_model: ModelUsage,
 }
 
+/// Amounts that were added up. They are wider than what is added, so that it can be taken away again.
+pub(super) type Sums = BTreeMap<Dimension, u128>;
+
 /// What work in flight may still use.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct Reservations {
-    pub(super) by_work: BTreeMap<Work, Amounts>,
-    pub(super) total: BTreeMap<Dimension, u64>,
+    #[serde(serialize_with = "as_list")]
+    by_work: BTreeMap<Work, (Capability, Amounts)>,
+    pub(super) total: Sums,
+    #[serde(skip)]
+    pub(super) by_capability: BTreeMap<Capability, Sums>,
+}
+
+/// Work has no form as the name of a field in JSON, so that a map by work is a list of pairs there.
+fn as_list<S: serde::Serializer>(
+    by_work: &BTreeMap<Work, (Capability, Amounts)>,
+    serializer: S,
+) -> Result<S::Ok, S::Error> {
+    serializer.collect_seq(by_work.iter().map(|(work, (_, amounts))| (work, amounts)))
 }
 
 impl Reservations {
     /// What a piece of work has reserved.
     #[must_use]
     pub fn of(&self, work: &Work) -> Option<Amounts> {
-        self.by_work.get(work).copied()
+        self.by_work.get(work).map(|(_, amounts)| *amounts)
+    }
+
+    /// Sets amounts aside for work of a capability, in the place of what it has.
+    pub(super) fn set_aside(&mut self, work: &Work, capability: Capability, amounts: Amounts) {
+        self.release(work);
+        let own = self.by_capability.entry(capability.clone()).or_default();
+        for (dimension, amount) in amounts.iter().filter(|(_, amount)| *amount > 0) {
+            *self.total.entry(dimension).or_default() += u128::from(amount);
+            *own.entry(dimension).or_default() += u128::from(amount);
+        }
+        if own.is_empty() {
+            self.by_capability.remove(&capability);
+        }
+        self.by_work.insert(work.clone(), (capability, amounts));
+    }
+
+    /// Gives back what work had reserved.
+    pub(super) fn release(&mut self, work: &Work) {
+        let Some((capability, amounts)) = self.by_work.remove(work) else { return };
+        let own = self.by_capability.get_mut(&capability);
+        for sums in std::iter::once(&mut self.total).chain(own) {
+            for (dimension, amount) in amounts.iter() {
+                if let Some(sum) = sums.get_mut(&dimension) {
+                    *sum -= u128::from(amount);
+                }
+            }
+            sums.retain(|_, sum| *sum > 0);
+        }
+        if self.by_capability.get(&capability).is_some_and(BTreeMap::is_empty) {
+            self.by_capability.remove(&capability);
+        }
+    }
+
+    /// The sums alone, to go on adding to.
+    pub(super) fn sums(&self) -> Self {
+        Self {
+            by_work: BTreeMap::new(),
+            total: self.total.clone(),
+            by_capability: self.by_capability.clone(),
+        }
     }
 
     /// How many pieces of work have reserved something.
@@ -491,12 +605,12 @@ impl Reservations {
     /// What all of it comes to.
     #[must_use]
     pub fn total(&self, dimension: Dimension) -> u64 {
-        self.total.get(&dimension).copied().unwrap_or(0)
+        self.total.get(&dimension).map_or(0, |sum| u64::try_from(*sum).unwrap_or(u64::MAX))
     }
 
     /// All of them.
     pub fn iter(&self) -> impl Iterator<Item = (&Work, &Amounts)> {
-        self.by_work.iter()
+        self.by_work.iter().map(|(work, (_, amounts))| (work, amounts))
     }
 }
 
@@ -536,6 +650,8 @@ pub struct Plan {
     pub idle_turns: u32,
     /// Why the planner is asked no more.
     pub planner_lost: Option<String>,
+    /// The last of the planner's work, where it was given up: whoever has it in hand need not go on.
+    pub planning_superseded: Option<Work>,
     /// What users said to the planner, oldest first: who, and what.
     pub messages: Vec<(String, String)>,
     /// The names of the commands that were carried out.
@@ -572,9 +688,12 @@ pub struct Plan {
     /// Reviews that are tried again, and when.
     #[serde(skip)]
     pub(super) reviews: BTreeSet<(Timestamp, u32)>,
-    /// The tasks that have an attempt or a review to give out: for these reservations are made.
+    /// The task whose result is to be the deliverable.
     #[serde(skip)]
-    pub(super) waiting: BTreeSet<u32>,
+    pub(super) final_at: Option<u32>,
+    /// The tasks whose work can't be given out before something is reserved for it: by capability, reviews under none.
+    #[serde(skip)]
+    pub(super) waiting: BTreeMap<Option<Capability>, BTreeSet<u32>>,
 }
 
 /// What a run was started with.
@@ -656,11 +775,17 @@ impl Plan {
         start.budget.counts() || of_task().is_some_and(|task| !task.spec.budget.is_empty())
     }
 
-    /// How long the run took until `now`, pauses apart.
+    /// The task whose result is to be the deliverable.
+    #[must_use]
+    pub fn final_task(&self) -> Option<&Task> {
+        self.final_at.map(|at| &self.tasks[at as usize])
+    }
+
+    /// How long the run took until `now`, apart from pauses and from the time in which it had ended.
     #[must_use]
     pub fn worked(&self, now: Timestamp) -> SignedDuration {
         let Some(start) = &self.start else { return SignedDuration::ZERO };
-        let until = self.paused.unwrap_or(now);
+        let until = self.paused.or(self.end.as_ref().map(|end| end.at)).unwrap_or(now);
         until.duration_since(start.at).saturating_sub(self.paused_for)
     }
 
@@ -668,6 +793,11 @@ impl Plan {
     #[must_use]
     pub fn is_live(&self) -> bool {
         self.start.is_some() && self.end.is_none()
+    }
+
+    /// Whether any work needs a reservation.
+    pub(super) fn is_counted(&self) -> bool {
+        self.budgeted > 0 || self.start.as_ref().is_some_and(|start| start.budget.counts())
     }
 
     pub(super) fn position(&self, id: &TaskId) -> Option<u32> {

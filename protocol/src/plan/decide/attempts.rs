@@ -35,7 +35,7 @@ pub(super) fn claimed(plan: &Plan, work: &Work, worker: &WorkerId) -> Result<Vec
                     Ok(vec![Event::AttemptClaimed { task: id, attempt, worker: worker.clone() }])
                 }
                 // Whoever claims offers the capability: the registry is only behind.
-                TaskState::Errored if attempt > 0 && task.errored == Some(ErroredFor::Capability) => {
+                TaskState::Errored if task.given_out().is_some() => {
                     Ok(vec![Event::AttemptClaimed { task: id, attempt, worker: worker.clone() }])
                 }
                 TaskState::Pending
@@ -104,7 +104,7 @@ fn asked(plan: &Plan, task: &Task, finished: &Finished) -> Review {
                 _ => Review::Checks { checks: checks.clone() },
             }
         }
-        review => review.clone(),
+        review @ (Review::None | Review::Checks { .. } | Review::Critic { .. }) => review.clone(),
     }
 }
 

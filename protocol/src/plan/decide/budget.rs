@@ -2,19 +2,23 @@
 //! and its task's. Where a pool has nothing left and nothing of it may still come back, what waits for it is given up:
 //! a task for its own, the run for its own, which then comes to its end with what it has.
 
-use std::collections::BTreeMap;
+use std::collections::btree_set;
+use std::iter::Peekable;
 
 use jiff::{SignedDuration, Timestamp};
 
-use super::super::budget::{Amounts, Budget, Dimension, WhenSpent};
+use super::super::budget::{Amounts, Budget, WhenSpent};
+use super::super::due::queue;
 use super::super::spec::OnFailedDependency;
-use super::super::state::{EndReason, ErroredFor, Occasion, Plan, Task, TaskState};
+use super::super::state::{
+    EndReason, ErroredFor, Occasion, Plan, Planning, Reservations, Sums, Task, TaskState,
+};
 use super::super::{Event, Refusal, Work};
 use super::wave::with_consequences;
-use super::{final_task, in_hand, planning};
-use crate::ids::TaskId;
+use super::{in_hand, planning};
+use crate::ids::Capability;
 use crate::result::Usage;
-use crate::subject::{CRITIC, PLANNER};
+use crate::subject::PLANNER;
 
 /// An attempt takes one part in so many of what its pool has left.
 const SHARE: u64 = 4;
@@ -27,8 +31,8 @@ const LEAST: u64 = 16;
 enum Sized {
     /// It fits.
     Fits(Amounts),
-    /// It may fit when work that is under way has ended.
-    Later,
+    /// It may fit when work of this pool that is under way has ended.
+    Later(Pool),
     /// It will never fit: what is used up.
     Never(Pool, String),
 }
@@ -41,12 +45,23 @@ enum Pool {
     Task,
 }
 
+impl Pool {
+    /// That it is used up.
+    fn say(self, why: &str) -> String {
+        match self {
+            Self::Run => format!("the run's budget is used up: {why}"),
+            Self::Capability => format!("the budget of its capability is used up: {why}"),
+            Self::Task => format!("its budget is used up: {why}"),
+        }
+    }
+}
+
 /// What one pool has.
-struct Account {
+struct Account<'a> {
     pool: Pool,
     limits: Amounts,
     used: Usage,
-    reserved: BTreeMap<Dimension, u64>,
+    reserved: Option<&'a Sums>,
     /// Percent of the limits that this work may not touch.
     held_back: u64,
     share: u64,
@@ -54,14 +69,15 @@ struct Account {
     said: Amounts,
 }
 
-impl Account {
+impl Account<'_> {
     fn size(&self) -> Sized {
         let mut amounts = Amounts::default();
         let mut is_later = false;
         for (dimension, limit) in self.limits.iter() {
             let within = limit - limit / 100 * self.held_back - limit % 100 * self.held_back / 100;
             let used = dimension.of(&self.used);
-            let reserved = self.reserved.get(&dimension).copied().unwrap_or(0);
+            let reserved = self.reserved.and_then(|sums| sums.get(&dimension)).copied().unwrap_or(0);
+            let reserved = u64::try_from(reserved).unwrap_or(u64::MAX);
             let left = within.saturating_sub(used).saturating_sub(reserved);
             let least = (limit / LEAST).max(1);
             let said = self.said.get(dimension);
@@ -75,88 +91,94 @@ impl Account {
             }
             amounts.set(dimension, Some(wanted.min(left)));
         }
-        if is_later { Sized::Later } else { Sized::Fits(amounts) }
+        if is_later { Sized::Later(self.pool) } else { Sized::Fits(amounts) }
     }
 }
 
-/// What the run uses, while reservations are made one after the other.
+/// What the run has reserved, while reservations are made one after the other.
 struct Ledger<'a> {
     plan: &'a Plan,
     budget: &'a Budget,
-    made: Vec<(Work, Amounts)>,
+    reserved: Reservations,
+    made: Vec<Event>,
 }
 
-impl Ledger<'_> {
-    fn reserved(&self, of: impl Fn(&Work) -> bool) -> BTreeMap<Dimension, u64> {
-        let made = self.made.iter().map(|(work, amounts)| (work, amounts));
-        let mut sum: BTreeMap<Dimension, u64> = BTreeMap::new();
-        for (_, amounts) in self.plan.reserved.iter().chain(made).filter(|(work, _)| of(work)) {
-            for (dimension, amount) in amounts.iter() {
-                let so_far = sum.entry(dimension).or_default();
-                *so_far = so_far.saturating_add(amount);
-            }
-        }
-        sum
+impl<'a> Ledger<'a> {
+    fn new(plan: &'a Plan, budget: &'a Budget) -> Self {
+        Self { plan, budget, reserved: plan.reserved.sums(), made: Vec::new() }
     }
 
-    fn capability(&self, work: &Work) -> Option<&str> {
+    fn make(&mut self, work: Work, amounts: Amounts) {
+        if let Some(capability) = self.capability(&work) {
+            self.reserved.set_aside(&work, capability, amounts);
+            self.made.push(Event::Reserved { work, amounts });
+        }
+    }
+
+    fn capability(&self, work: &Work) -> Option<Capability> {
         match work {
-            Work::Planning { .. } => Some(PLANNER),
-            Work::Review { .. } => Some(CRITIC),
-            Work::Task { task, .. } => Some(self.plan.task(task)?.spec.capability.as_str()),
+            Work::Planning { .. } => Capability::new(PLANNER).ok(),
+            Work::Task { task, .. } | Work::Review { task, .. } => {
+                Some(queue(self.plan.task(task)?, work))
+            }
         }
     }
 
     fn size(&self, work: &Work) -> Sized {
         let task = work.task().and_then(|id| self.plan.task(id));
-        let mut all = Amounts { ..self.budget.attempt };
-        for account in [self.of_run(task), self.of_capability(work), self.of_task(task)].into_iter().flatten() {
+        let mut all = self.budget.attempt;
+        let accounts = [self.of_run(task), self.of_capability(work), self.of_task(task)];
+        for account in accounts.into_iter().flatten() {
             match account.size() {
                 Sized::Fits(amounts) => all = all.min(amounts),
-                other => return other,
+                short @ (Sized::Later(_) | Sized::Never(..)) => return short,
             }
         }
         Sized::Fits(all)
     }
 
-    fn of_run(&self, task: Option<&Task>) -> Option<Account> {
+    fn of_run(&self, task: Option<&Task>) -> Option<Account<'_>> {
         if self.budget.amounts.is_empty() {
             return None;
         }
         let is_last = self.plan.winding_down.is_some() || task.is_some_and(|task| task.spec.is_final);
-        let holds_back = !is_last && final_task(self.plan).is_none_or(|task| !task.state.is_terminal());
+        let holds_back = !is_last && self.plan.final_task().is_none_or(|task| !task.state.is_terminal());
         Some(Account {
             pool: Pool::Run,
             limits: self.budget.amounts,
             used: self.plan.spend.total,
-            reserved: self.reserved(|_| true),
+            reserved: Some(&self.reserved.total),
             held_back: if holds_back { u64::from(self.budget.final_percent) } else { 0 },
             share: if is_last { TASK_SHARE } else { SHARE },
             said: self.budget.attempt,
         })
     }
 
-    fn of_capability(&self, work: &Work) -> Option<Account> {
+    fn of_capability(&self, work: &Work) -> Option<Account<'_>> {
+        if self.budget.capabilities.is_empty() {
+            return None;
+        }
         let name = self.capability(work)?;
-        let limits = *self.budget.capabilities.get(name)?;
+        let limits = *self.budget.capabilities.get(&name)?;
         Some(Account {
             pool: Pool::Capability,
             limits,
-            used: self.plan.spend.by_capability.get(name).copied().unwrap_or_default(),
-            reserved: self.reserved(|other| self.capability(other) == Some(name)),
+            used: self.plan.spend.by_capability.get(&name).copied().unwrap_or_default(),
+            reserved: self.reserved.by_capability.get(&name),
             held_back: 0,
             share: SHARE,
             said: self.budget.attempt,
         })
     }
 
-    fn of_task(&self, task: Option<&Task>) -> Option<Account> {
+    fn of_task(&self, task: Option<&Task>) -> Option<Account<'_>> {
         let task = task.filter(|task| !task.spec.budget.is_empty())?;
         Some(Account {
             pool: Pool::Task,
             limits: task.spec.budget,
             used: task.usage(),
-            reserved: self.reserved(|other| other.task() == Some(&task.spec.id)),
+            // One piece of work of a task is under way at a time: what comes before has ended.
+            reserved: None,
             held_back: 0,
             share: TASK_SHARE,
             said: Amounts::default(),
@@ -164,65 +186,112 @@ impl Ledger<'_> {
     }
 }
 
-/// The work that waits for a reservation, in the order in which it gets one: the planner, what is to be judged, and then
-/// the tasks as they were added.
-fn waiting(plan: &Plan) -> Vec<Work> {
-    let planning = plan.planning.as_ref().filter(|planning| planning.retry_at.is_none());
-    let planning = planning.map(|planning| Work::Planning { turn: planning.turn, attempt: planning.attempt });
-    let tasks = || plan.waiting.iter().map(|&at| &plan.tasks[at as usize]);
-    let reviews = tasks().filter(|task| task.state == TaskState::NeedsReview && task.review_at.is_none());
-    let reviews = reviews.map(|task| Work::Review {
-        task: task.spec.id.clone(),
-        attempt: task.attempt,
-        review: task.review,
-    });
-    let attempts = tasks().filter(|task| task.state != TaskState::NeedsReview);
-    let attempts = attempts.map(|task| Work::Task { task: task.spec.id.clone(), attempt: task.attempt });
-    let all = planning.into_iter().chain(reviews).chain(attempts);
-    all.filter(|work| plan.needs_reservation(work) && plan.reserved.of(work).is_none()).collect()
+/// The work that waits for a reservation, in the order in which it gets one: the planner's, what is to be judged, and then
+/// the tasks as they were added. What waits for a capability can be passed over, which matters where thousands do.
+struct Waiting<'a> {
+    plan: &'a Plan,
+    planning: Option<Work>,
+    /// By capability, those of each in order; reviews are of none, and come first.
+    groups: Vec<(&'a Option<Capability>, Peekable<btree_set::Iter<'a, u32>>)>,
+    /// Which of them the last work was of.
+    last: Option<usize>,
+}
+
+impl<'a> Waiting<'a> {
+    fn of(plan: &'a Plan) -> Self {
+        let planning = plan.planning.as_ref().filter(|planning| planning.retry_at.is_none());
+        let is_short = |work: &Work| plan.needs_reservation(work) && plan.reserved.of(work).is_none();
+        let groups = plan.waiting.iter().map(|(name, all)| (name, all.iter().peekable())).collect();
+        Self { plan, planning: planning.map(Planning::work).filter(is_short), groups, last: None }
+    }
+
+    fn next(&mut self) -> Option<Work> {
+        self.last = None;
+        if let Some(planning) = self.planning.take() {
+            return Some(planning);
+        }
+        let heads = self.groups.iter_mut().enumerate();
+        let heads = heads.filter_map(|(at, (name, all))| Some((name.is_some(), **all.peek()?, at)));
+        let (_, position, at) = heads.min()?;
+        self.groups[at].1.next();
+        self.last = Some(at);
+        self.plan.tasks[position as usize].given_out()
+    }
+
+    /// Passes over all that waits for the capability that the last work was for.
+    fn pass_over(&mut self) {
+        if let Some(at) = self.last.take() {
+            drop(self.groups.swap_remove(at));
+        }
+    }
 }
 
 /// Makes reservations for what waits, as far as there is something left; gives up what can never have one.
 pub(super) fn reserve(plan: &Plan) -> Vec<Event> {
-    let Some(start) = &plan.start else { return Vec::new() };
-    if !start.budget.counts() && plan.budgeted == 0 {
-        return Vec::new();
-    }
-    let mut ledger = Ledger { plan, budget: &start.budget, made: Vec::new() };
-    for work in waiting(plan) {
+    let Some(start) = plan.start.as_ref().filter(|_| plan.is_counted()) else { return Vec::new() };
+    let mut ledger = Ledger::new(plan, &start.budget);
+    let mut waiting = Waiting::of(plan);
+    let mut lost = Vec::new();
+    while let Some(work) = waiting.next() {
         match ledger.size(&work) {
-            Sized::Fits(amounts) => ledger.made.push((work, amounts)),
-            Sized::Later => {}
-            Sized::Never(pool, why) => {
-                // What was found so far is made first; this is found again when it has been.
-                if ledger.made.is_empty() {
-                    return given_up(plan, &work, pool, &why);
-                }
+            Sized::Fits(amounts) => ledger.make(work, amounts),
+            Sized::Later(Pool::Capability) => waiting.pass_over(),
+            // Nobody else has more of it but the final task.
+            Sized::Later(Pool::Run) => {
+                reserve_for_final(plan, &mut ledger);
                 break;
             }
+            Sized::Later(Pool::Task) => {}
+            Sized::Never(Pool::Run, why) if ledger.made.is_empty() && plan.winding_down.is_none() => {
+                return wind_down(plan, EndReason::BudgetExhausted, &format!("the budget is used up: {why}"));
+            }
+            Sized::Never(pool, why) => lost.push((work, pool, why)),
         }
     }
-    ledger.made.into_iter().map(|(work, amounts)| Event::Reserved { work, amounts }).collect()
+    // What can be given out is given out first; what is lost is found again when it has been.
+    if ledger.made.is_empty() { given_up(plan, &lost) } else { ledger.made }
 }
 
-fn given_up(plan: &Plan, work: &Work, pool: Pool, why: &str) -> Vec<Event> {
-    let of_task = |task: &TaskId| {
-        let reason = match pool {
-            Pool::Run => format!("the run's budget is used up: {why}"),
-            Pool::Capability => format!("the budget of its capability is used up: {why}"),
-            Pool::Task => format!("its budget is used up: {why}"),
-        };
-        with_consequences(plan, vec![Event::TaskFailed { task: task.clone(), reason }])
+fn reserve_for_final(plan: &Plan, ledger: &mut Ledger<'_>) {
+    let waits = |task: &&Task| {
+        matches!(task.state, TaskState::Ready | TaskState::Rerun | TaskState::NeedsReview)
     };
-    match (pool, work) {
-        (Pool::Run, _) if plan.winding_down.is_none() => {
-            wind_down(plan, EndReason::BudgetExhausted, &format!("the budget is used up: {why}"))
-        }
-        (_, Work::Task { task, .. } | Work::Review { task, .. }) => of_task(task),
-        (_, Work::Planning { .. }) => {
-            planning::given_up(plan, &format!("the planner's budget is used up: {why}")).into_iter().collect()
-        }
+    let Some(work) = plan.final_task().filter(waits).and_then(Task::given_out) else { return };
+    if [&plan.reserved, &ledger.reserved].iter().any(|reserved| reserved.of(&work).is_some()) {
+        return;
     }
+    if let Sized::Fits(amounts) = ledger.size(&work) {
+        ledger.make(work, amounts);
+    }
+}
+
+/// Whether the budget that planners have to themselves is used up.
+pub(super) fn is_planner_spent(plan: &Plan) -> bool {
+    let Some(start) = &plan.start else { return false };
+    let work = Work::Planning { turn: plan.turns, attempt: 1 };
+    let ledger = Ledger::new(plan, &start.budget);
+    let account = ledger.of_capability(&work);
+    matches!(account.map(|account| account.size()), Some(Sized::Never(..)))
+}
+
+/// Gives up work that can never have a reservation.
+fn given_up(plan: &Plan, lost: &[(Work, Pool, String)]) -> Vec<Event> {
+    let planning = lost.iter().find(|(work, ..)| work.task().is_none());
+    if let Some((_, _, why)) = planning {
+        return planning::given_up(plan, &format!("the planner's budget is used up: {why}")).into_iter().collect();
+    }
+    // Where the first failure ends the run, there is no second one.
+    let is_first_alone = plan.start.as_ref().is_some_and(|start| start.fail_fast);
+    let lost = lost.iter().take(if is_first_alone { 1 } else { lost.len() });
+    let events = lost.filter_map(|(work, pool, why)| {
+        let (task, reason) = (work.task()?.clone(), pool.say(why));
+        Some(match plan.winding_down {
+            None => Event::TaskFailed { task, reason },
+            // It comes back when the run is gone on with.
+            Some(_) => Event::TaskCancelled { task, reason, with: None, usage: Usage::default() },
+        })
+    });
+    with_consequences(plan, events.collect())
 }
 
 /// That the soft part of the budget is used up is said once.
@@ -279,7 +348,7 @@ pub(super) fn wind_down(plan: &Plan, reason: EndReason, detail: &str) -> Vec<Eve
     let stays = |task: &Task| {
         finishes && matches!(task.state, TaskState::Running | TaskState::NeedsReview) && !task.spec.is_final
     };
-    let last = final_task(plan).filter(|task| can_be_made(plan, task, &stays));
+    let last = plan.final_task().filter(|task| can_be_made(plan, task, &stays));
     let mut events = vec![Event::WindingDown { reason, detail: detail.to_owned() }];
     events.extend(planning::given_up(plan, detail));
     if let Some(task) = last.filter(|task| task.state == TaskState::Pending) {
@@ -300,7 +369,7 @@ pub(super) fn wind_down(plan: &Plan, reason: EndReason, detail: &str) -> Vec<Eve
     }
     if let Some(task) = last.filter(|task| task.state == TaskState::Pending) {
         let dependencies = task.spec.depends_on.iter().filter_map(|id| plan.task(id));
-        if !dependencies.into_iter().any(|dependency| stays(dependency)) {
+        if !dependencies.into_iter().any(&stays) {
             let attempt = task.attempt.max(1);
             events.push(Event::TaskReady { task: task.spec.id.clone(), attempt });
         }
@@ -330,7 +399,7 @@ pub(super) fn abandon_final(plan: &Plan) -> Vec<Event> {
         return Vec::new();
     }
     let waits = |task: &&Task| matches!(task.state, TaskState::Ready | TaskState::Pending);
-    let Some(task) = final_task(plan).filter(waits) else { return Vec::new() };
+    let Some(task) = plan.final_task().filter(waits) else { return Vec::new() };
     let dependencies = || task.spec.depends_on.iter().filter_map(|id| plan.task(id));
     let is_lost = |dependency: &Task| matches!(dependency.state, TaskState::Failed | TaskState::Cancelled);
     if task.spec.depends_on.is_empty() || !dependencies().all(is_lost) {

@@ -10,7 +10,7 @@ use super::super::state::{ErroredFor, Plan, Task, TaskState};
 use super::super::{Event, Refusal, check};
 use super::begin::{added, is_met};
 use super::wave::with_consequences;
-use super::{final_task, find, in_hand, is_in_motion, on_the_plan, planning, wrong_state};
+use super::{find, in_hand, is_in_motion, on_the_plan, planning, wrong_state};
 use crate::ids::TaskId;
 use crate::result::MAX_MESSAGE;
 
@@ -67,7 +67,7 @@ fn give_up(plan: &Plan, reason: &str) -> Result<Vec<Event>, Refusal> {
 
 /// Why the run is not at its end, if it is not: the deliverable is there when the one final task is completed.
 pub(super) fn false_end(plan: &Plan) -> Option<String> {
-    match final_task(plan) {
+    match plan.final_task() {
         None => Some("no task of the plan is final; mark the one whose result is the deliverable".into()),
         Some(task) if task.state == TaskState::Completed => None,
         Some(task) => Some(format!("the final task {} is {}, not completed", task.spec.id, task.state)),
@@ -98,7 +98,8 @@ fn refuse_deep(plan: &Plan, tasks: &[TaskSpec]) -> Result<(), Refusal> {
     let budget = plan.start.as_ref().map(|start| &start.budget);
     let allowed = budget.and_then(|budget| budget.depth).unwrap_or(DEFAULT_DEPTH);
     let found = depth(plan, tasks);
-    if found > allowed {
+    // A user may have made it deeper than that.
+    if found > allowed && found > depth(plan, &[]) {
         return Err(Refusal::TooLarge { what: "tasks in a row".into(), found, allowed });
     }
     Ok(())
@@ -106,11 +107,8 @@ fn refuse_deep(plan: &Plan, tasks: &[TaskSpec]) -> Result<(), Refusal> {
 
 /// A task that waits for what is lost would wait for ever.
 fn refuse_lost(plan: &Plan, spec: &TaskSpec) -> Result<(), Refusal> {
-    if spec.on_failed_dependency == OnFailedDependency::Skip {
-        return Ok(());
-    }
-    let lost = spec.depends_on.iter().filter_map(|id| plan.task(id));
-    match lost.into_iter().find(|task| matches!(task.state, TaskState::Failed | TaskState::Cancelled)) {
+    let lost = spec.depends_on.iter().find(|id| is_lost(plan, spec, id)).and_then(|id| plan.task(id));
+    match lost {
         None => Ok(()),
         Some(lost) => Err(Refusal::Unusable(format!(
             "task {} depends on {}, which is {}: retry that one first, depend on another, or go on without it \
@@ -218,42 +216,74 @@ fn retry(plan: &Plan, id: &TaskId, feedback: Option<&str>) -> Result<Vec<Event>,
         return Err(Refusal::Unusable(format!("the feedback is longer than {MAX_MESSAGE} bytes")));
     }
     refuse_lost(plan, &task.spec)?;
-    let ready = task.spec.depends_on.iter().all(|dependency| is_met(plan, &task.spec, dependency));
     let feedback = feedback.map(str::trim).filter(|text| !text.is_empty()).map(str::to_owned);
-    let attempt = task.attempt + 1;
-    let mut events = vec![Event::TaskReopened { task: id.clone(), attempt, ready, feedback }];
-    events.extend(invalidated(plan, task));
+    let again: BTreeSet<u32> = plan.position(id).into_iter().collect();
+    let mut events = redone(plan, &again);
+    if let Some(Event::TaskReopened { feedback: told, .. }) = events.first_mut() {
+        *told = feedback;
+    }
     Ok(events)
 }
 
-/// What is done again because a task is: all that was built on it, and what was lost with it.
-pub(super) fn invalidated(plan: &Plan, task: &Task) -> Vec<Event> {
-    let mut seen: BTreeSet<u32> = BTreeSet::new();
-    let mut queue: VecDeque<u32> = task.dependents.iter().copied().collect();
-    let mut events = Vec::new();
+/// Opens tasks again, in the order of the plan, and behind them all that is done again with them: what was built on
+/// them, and what was lost with them and misses nothing else.
+pub(super) fn redone(plan: &Plan, again: &BTreeSet<u32>) -> Vec<Event> {
+    let invalidated = invalidated(plan, again);
+    let all: BTreeSet<u32> = again.iter().chain(&invalidated).copied().collect();
+    let is_redone = |id: &TaskId| plan.position(id).is_some_and(|at| all.contains(&at));
+    let opened = again.iter().map(|&at| {
+        let task = &plan.tasks[at as usize];
+        let ready = task.spec.depends_on.iter().all(|id| !is_redone(id) && is_met(plan, &task.spec, id));
+        Event::TaskReopened { task: task.spec.id.clone(), attempt: task.attempt + 1, ready, feedback: None }
+    });
+    let invalidated = invalidated.iter().map(|&at| {
+        let task = &plan.tasks[at as usize];
+        let usage = in_hand(plan, task);
+        Event::TaskInvalidated { task: task.spec.id.clone(), attempt: task.attempt + 1, usage }
+    });
+    opened.chain(invalidated).collect()
+}
+
+/// The tasks that are done again because others are, nearest first.
+fn invalidated(plan: &Plan, again: &BTreeSet<u32>) -> Vec<u32> {
+    let mut redone = again.clone();
+    let dependents = |at: u32| plan.tasks[at as usize].dependents.iter().copied();
+    let mut queue: VecDeque<u32> = again.iter().flat_map(|&at| dependents(at)).collect();
+    let mut found = Vec::new();
     while let Some(position) = queue.pop_front() {
-        let dependent = &plan.tasks[position as usize];
-        if !seen.insert(position) {
-            continue;
-        }
-        let is_built = match dependent.state {
-            TaskState::Ready
-            | TaskState::Running
-            | TaskState::NeedsReview
-            | TaskState::Completed
-            | TaskState::Rerun => true,
-            TaskState::Errored => matches!(dependent.errored, Some(ErroredFor::Retry(_))) || dependent.unmet == 0,
-            TaskState::Cancelled => dependent.lost_with.is_some(),
-            TaskState::Pending | TaskState::Failed => false,
-        };
-        if is_built {
-            let attempt = dependent.attempt + 1;
-            let usage = in_hand(plan, dependent);
-            events.push(Event::TaskInvalidated { task: dependent.spec.id.clone(), attempt, usage });
-            queue.extend(dependent.dependents.iter().copied());
+        if !redone.contains(&position) && goes_with(plan, &plan.tasks[position as usize], &redone) {
+            redone.insert(position);
+            found.push(position);
+            queue.extend(dependents(position));
         }
     }
-    events
+    found
+}
+
+/// Whether a task is done again with one that it depends on.
+fn goes_with(plan: &Plan, task: &Task, redone: &BTreeSet<u32>) -> bool {
+    match task.state {
+        TaskState::Ready
+        | TaskState::Running
+        | TaskState::NeedsReview
+        | TaskState::Completed
+        | TaskState::Rerun => true,
+        TaskState::Errored => matches!(task.errored, Some(ErroredFor::Retry(_))) || task.unmet == 0,
+        // It went because something was lost: it comes back when nothing is any more.
+        TaskState::Cancelled => {
+            let is_there = |id: &TaskId| {
+                plan.position(id).is_some_and(|at| redone.contains(&at)) || !is_lost(plan, &task.spec, id)
+            };
+            task.lost_with.is_some() && task.spec.depends_on.iter().all(is_there)
+        }
+        TaskState::Pending | TaskState::Failed => false,
+    }
+}
+
+/// Whether a task that depends on another would wait for it in vain.
+fn is_lost(plan: &Plan, spec: &TaskSpec, dependency: &TaskId) -> bool {
+    let lost = |task: &Task| matches!(task.state, TaskState::Failed | TaskState::Cancelled);
+    spec.on_failed_dependency != OnFailedDependency::Skip && plan.task(dependency).is_some_and(lost)
 }
 
 fn mark_final(plan: &Plan, id: &TaskId) -> Result<Vec<Event>, Refusal> {

@@ -30,8 +30,8 @@ use jiff::{SignedDuration, Timestamp};
 use super::cluster::Cluster;
 use super::event::whole_micros;
 use super::spec::{Review, Submission};
-use super::state::{Plan, Task, TaskState};
-use super::{Clock, Command, Event, Refusal, Work};
+use super::state::{End, Plan, Task, TaskState};
+use super::{Clock, Command, Event, RETIREMENT, Refusal, Work};
 use crate::ids::{TaskId, WorkerId};
 use crate::result::{ErrorKind, MAX_MESSAGE, ModelUsage, Proposal, TaskError, Usage, Verdict};
 
@@ -163,8 +163,16 @@ pub fn decide(plan: &Plan, input: &Input<'_>, now: Timestamp) -> Result<Vec<Even
     if let Some(end) = &plan.end {
         return match input {
             Input::Fact(Fact::Control(command)) if end.is_resumable => steering::reopen(plan, command, end),
-            Input::Retire if end.is_resumable => Ok(vec![Event::RunRetired]),
-            _ => Err(Refusal::RunAlreadyEnded(end.reason)),
+            Input::Retire if end.is_resumable => retire(end, now),
+            Input::Fact(_)
+            | Input::Retry(_)
+            | Input::RetryReview(_)
+            | Input::RetryPlanning
+            | Input::Clock(..)
+            | Input::WallTime
+            | Input::Retire
+            | Input::Cluster(..)
+            | Input::Settle => Err(Refusal::RunAlreadyEnded(end.reason)),
         };
     }
     if plan.start.is_none() {
@@ -189,6 +197,11 @@ pub fn decide(plan: &Plan, input: &Input<'_>, now: Timestamp) -> Result<Vec<Even
         Input::Cluster(cluster, may_be_missing) => Ok(registry::learn(plan, cluster, *may_be_missing)),
         Input::Settle => Ok(settle::settle(plan, now)),
     }
+}
+
+fn retire(end: &End, now: Timestamp) -> Result<Vec<Event>, Refusal> {
+    let at = end.at.saturating_add(RETIREMENT).unwrap_or(Timestamp::MAX);
+    if now < at { Err(Refusal::NotDue(at)) } else { Ok(vec![Event::RunRetired]) }
 }
 
 fn on_fact(plan: &Plan, fact: &Fact, now: Timestamp) -> Result<Vec<Event>, Refusal> {
@@ -242,19 +255,23 @@ fn clock_error(clock: Clock, of: &str) -> TaskError {
 /// What is counted as used of work that is given up while somebody has it in hand: nobody can say what it was, so all
 /// that it had reserved.
 fn in_hand(plan: &Plan, task: &Task) -> Usage {
-    let (id, attempt, review) = (task.spec.id.clone(), task.attempt, task.review);
-    let work = match task.state {
-        TaskState::Running => Work::Task { task: id, attempt },
-        TaskState::NeedsReview => Work::Review { task: id, attempt, review },
+    match task.state {
+        TaskState::Running | TaskState::NeedsReview => {
+            task.given_out().map(|work| given_up(plan, &work)).unwrap_or_default()
+        }
         TaskState::Pending
         | TaskState::Ready
         | TaskState::Completed
         | TaskState::Rerun
         | TaskState::Errored
         | TaskState::Failed
-        | TaskState::Cancelled => return Usage::default(),
-    };
-    plan.reserved.of(&work).map(|amounts| amounts.as_usage()).unwrap_or_default()
+        | TaskState::Cancelled => Usage::default(),
+    }
+}
+
+/// What is counted as used of work that is given up in somebody's hand.
+fn given_up(plan: &Plan, work: &Work) -> Usage {
+    plan.reserved.of(work).map(|amounts| amounts.as_usage()).unwrap_or_default()
 }
 
 /// Whether anything of the plan is under way or waits for somebody outside of it.
@@ -262,7 +279,7 @@ fn is_in_motion(plan: &Plan) -> bool {
     plan.open() > plan.count(TaskState::Pending)
 }
 
-/// The task whose result is to be the deliverable.
-fn final_task(plan: &Plan) -> Option<&Task> {
-    plan.tasks.iter().find(|task| task.spec.is_final)
+/// Whether the first failure ends the run, and has come.
+fn has_failed_fast(plan: &Plan) -> bool {
+    plan.count(TaskState::Failed) > 0 && plan.start.as_ref().is_some_and(|start| start.fail_fast)
 }

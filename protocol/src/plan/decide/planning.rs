@@ -7,8 +7,11 @@ use super::super::spec::Limits;
 use super::super::state::{Occasion, Plan, Planning, TaskState};
 use super::super::{Clock, Edit, EndReason, Event, Refusal, apply};
 use super::edits::{By, edit, false_end};
-use super::{MAX_PLANNING_ATTEMPTS, Planned, after, clock_error, final_task, is_in_motion, on_the_plan};
-use crate::result::{ErrorKind, TaskError, Usage};
+use super::{MAX_PLANNING_ATTEMPTS, Planned, after, clock_error, has_failed_fast, is_in_motion, on_the_plan};
+use crate::result::{ErrorKind, ModelUsage, TaskError, Usage};
+
+/// How many refused changes of one turn are told.
+const MAX_REFUSED: usize = 20;
 
 pub(super) fn current(plan: &Plan, turn: u32, attempt: u32) -> Result<&Planning, Refusal> {
     let current = plan.planning.as_ref().filter(|planning| planning.retry_at.is_none());
@@ -39,10 +42,7 @@ pub(super) fn time_out(
     now: Timestamp,
 ) -> Result<Vec<Event>, Refusal> {
     let current = current(plan, turn, attempt)?;
-    let work = super::super::Work::Planning { turn, attempt };
-    let unknown = plan.reserved.of(&work).filter(|_| current.worker.is_some());
-    let usage = unknown.map(|amounts| amounts.as_usage()).unwrap_or_default();
-    let error = TaskError { usage, ..clock_error(clock, "the planner: ") };
+    let error = TaskError { usage: in_hand(plan, current), ..clock_error(clock, "the planner: ") };
     Ok(vec![errored(current, &error, now)])
 }
 
@@ -60,14 +60,24 @@ pub(super) fn retry(plan: &Plan, now: Timestamp) -> Result<Vec<Event>, Refusal> 
     }
 }
 
-/// What the planner may still be asked, if it may be: turns are left, it did not fail for good, and it brought the run
-/// somewhere lately.
+/// Whether the planner may be asked once more: a turn is left, it did not fail for good, the run goes on, and it brought
+/// that somewhere lately.
 pub(super) fn is_available(plan: &Plan) -> bool {
+    can_be_told(plan) && plan.idle_turns < super::MAX_IDLE_TURNS
+}
+
+/// Whether the planner will hear of what it is told: a user's word makes good for idle turns.
+pub(super) fn can_be_told(plan: &Plan) -> bool {
     plan.has_planner()
         && plan.planner_lost.is_none()
-        && plan.idle_turns < super::MAX_IDLE_TURNS
         && plan.turns < plan.steps()
         && plan.winding_down.is_none()
+        && !has_failed_fast(plan)
+}
+
+/// What is counted as used of a turn that is given up: all that was reserved, where somebody has it in hand.
+fn in_hand(plan: &Plan, planning: &Planning) -> Usage {
+    if planning.worker.is_some() { super::given_up(plan, &planning.work()) } else { Usage::default() }
 }
 
 fn errored(planning: &Planning, error: &TaskError, now: Timestamp) -> Event {
@@ -106,9 +116,10 @@ fn landed(plan: &Plan, planning: &Planning, planned: &Planned, now: Timestamp) -
                     break;
                 }
             }
-            Err(refusal) => refused.push(format!("{}: {refusal}", wanted.name())),
+            Err(refusal) => refused.push(on_the_plan(&format!("{}: {refusal}", wanted.name()))),
         }
     }
+    let refused = at_most(refused, MAX_REFUSED);
     let nothing = accepted == 0 && not_the_end.is_none();
     if nothing && (!refused.is_empty() || trial.tasks().is_empty()) {
         let why = refused.first().cloned().unwrap_or_else(|| "the plan has no tasks".into());
@@ -123,7 +134,7 @@ fn landed(plan: &Plan, planning: &Planning, planned: &Planned, now: Timestamp) -
         turn,
         attempt,
         reasoning: on_the_plan(&proposal.reasoning),
-        refused: refused.iter().map(|why| on_the_plan(why)).collect(),
+        refused: refused.clone(),
         is_idle: not_the_end.is_some() || (accepted == 0 && !is_in_motion(plan)),
         usage: *usage,
         models: models.clone(),
@@ -141,12 +152,22 @@ fn landed(plan: &Plan, planning: &Planning, planned: &Planned, now: Timestamp) -
     all
 }
 
+/// The first of what was refused, and how many more there are.
+fn at_most(mut refused: Vec<String>, most: usize) -> Vec<String> {
+    let more = refused.len().saturating_sub(most);
+    refused.truncate(most);
+    if more > 0 {
+        refused.push(format!("and {more} more"));
+    }
+    refused
+}
+
 /// The events of a run that its planner has finished: what is still open is not needed.
 pub(super) fn finished(plan: &Plan, reason: &str) -> Vec<Event> {
     let mut wave = super::wave::Wave::default();
     wave.cancel_all(plan, None, "the planner has finished the run without it");
     let mut events = wave.events;
-    let deliverable = final_task(plan)
+    let deliverable = plan.final_task()
         .filter(|task| task.state == TaskState::Completed)
         .map(|task| (task.spec.id.clone(), super::super::FinalRung::Final));
     events.push(Event::RunEnded {
@@ -171,15 +192,12 @@ pub(super) fn given_up_run(plan: &Plan, reason: &str) -> Vec<Event> {
 /// Gives up the planner's turn, if one is open.
 pub(super) fn given_up(plan: &Plan, why: &str) -> Option<Event> {
     let planning = plan.planning.as_ref()?;
-    let work = super::super::Work::Planning { turn: planning.turn, attempt: planning.attempt };
-    let unknown = plan.reserved.of(&work).filter(|_| planning.worker.is_some());
-    let usage: Usage = unknown.map(|amounts| amounts.as_usage()).unwrap_or_default();
     Some(Event::PlanningErrored {
         turn: planning.turn,
         attempt: planning.attempt,
         error: on_the_plan(why),
         retry_at: None,
-        usage,
-        models: Default::default(),
+        usage: in_hand(plan, planning),
+        models: ModelUsage::new(),
     })
 }

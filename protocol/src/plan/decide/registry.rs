@@ -16,15 +16,7 @@ pub(super) fn learn(plan: &Plan, cluster: &Cluster, may_be_missing: MayBeMissing
     let mut events = Vec::new();
     for task in &plan.tasks {
         let Some(event) = of(task, cluster, may_be_missing) else { continue };
-        let problem = match &event {
-            Event::CapabilityMissing { capability, .. } => {
-                Some(format!("nobody offers the capability {capability}; {}", cluster.say()))
-            }
-            Event::ParametersWrong { problem, .. } => {
-                Some(format!("its parameters are not what {} takes: {problem}", task.spec.capability))
-            }
-            _ => None,
-        };
+        let problem = problem(task, &event, cluster);
         events.push(event);
         if let Some(problem) = problem.filter(|_| is_asked) {
             let occasion = Occasion::TaskStuck { task: task.spec.id.clone(), problem };
@@ -32,6 +24,15 @@ pub(super) fn learn(plan: &Plan, cluster: &Cluster, may_be_missing: MayBeMissing
         }
     }
     events
+}
+
+/// What the planner is told of it, where a task is stuck.
+fn problem(task: &Task, event: &Event, cluster: &Cluster) -> Option<String> {
+    if let Event::CapabilityMissing { capability, .. } = event {
+        return Some(format!("nobody offers the capability {capability}; {}", cluster.say()));
+    }
+    let Event::ParametersWrong { problem, .. } = event else { return None };
+    Some(format!("its parameters are not what {} takes: {problem}", task.spec.capability))
 }
 
 fn of(task: &Task, cluster: &Cluster, may_be_missing: MayBeMissing) -> Option<Event> {

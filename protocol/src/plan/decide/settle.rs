@@ -6,7 +6,7 @@ use jiff::Timestamp;
 use super::super::spec::{Mode, OnFailedDependency};
 use super::super::state::{EndReason, FinalRung, MAX_BLOCKED, Occasion, Plan, Task, TaskState};
 use super::super::{AttemptEnd, Event};
-use super::{budget, final_task, is_in_motion, planning};
+use super::{budget, has_failed_fast, is_in_motion, planning};
 use crate::ids::TaskId;
 
 pub(super) fn settle(plan: &Plan, now: Timestamp) -> Vec<Event> {
@@ -24,7 +24,7 @@ pub(super) fn settle(plan: &Plan, now: Timestamp) -> Vec<Event> {
 fn is_complete(plan: &Plan) -> bool {
     let is_planned = plan.start.as_ref().is_some_and(|start| start.mode != Mode::Fixed);
     plan.open() == 0
-        && match final_task(plan) {
+        && match plan.final_task() {
             Some(task) => task.state == TaskState::Completed,
             None => !is_planned && plan.count(TaskState::Completed) == tasks(plan),
         }
@@ -53,15 +53,17 @@ fn end(plan: &Plan) -> Vec<Event> {
     }
     let deliverable = deliverable(plan);
     let ended = |reason, detail| vec![Event::RunEnded { reason, detail, deliverable: deliverable.clone() }];
-    if let Some((reason, detail)) = &plan.winding_down {
+    let (open, lost) = (plan.open(), plan.count(TaskState::Failed) + plan.count(TaskState::Cancelled));
+    if let Some((reason, detail)) = plan.winding_down.as_ref().filter(|_| lost > 0 || !is_complete(plan)) {
         return ended(*reason, detail.clone());
     }
-    let open = plan.open();
-    if is_complete(plan) || (open == 0 && !plan.has_planner()) {
+    // Whoever is lost for good can't be asked, whether or not the run would ask any more.
+    let has_planner = plan.has_planner() || plan.planner_lost.is_some();
+    if is_complete(plan) || (open == 0 && (!has_planner || has_failed_fast(plan))) {
         let (reason, detail) = outcome(plan, deliverable.as_ref().map(|(_, rung)| *rung));
         return ended(reason, detail);
     }
-    if !plan.has_planner() {
+    if !has_planner {
         return ended(EndReason::NoProgress, blocked(plan));
     }
     if planning::is_available(plan) {
@@ -78,6 +80,9 @@ fn end(plan: &Plan) -> Vec<Event> {
 
 /// Why a run ends whose planner can't help it any more.
 fn given_up(plan: &Plan) -> (EndReason, String) {
+    if let Some(error) = plan.planner_lost.as_ref().filter(|_| budget::is_planner_spent(plan)) {
+        return (EndReason::BudgetExhausted, error.clone());
+    }
     if let Some(error) = &plan.planner_lost {
         let detail = format!("no more could be had from the planner; the last: {error}");
         return (EndReason::PlannerUnavailable, detail);
@@ -95,7 +100,7 @@ fn report(plan: &Plan) -> String {
     if plan.open() > 0 {
         return blocked(plan);
     }
-    let what = match final_task(plan) {
+    let what = match plan.final_task() {
         None => "no task of the plan is final: mark the one whose result is the deliverable, or add it".into(),
         Some(task) => format!("the final task {} is {}", task.spec.id, task.state),
     };
@@ -105,7 +110,7 @@ fn report(plan: &Plan) -> String {
 /// How a run ends in which every task has ended.
 fn outcome(plan: &Plan, rung: Option<FinalRung>) -> (EndReason, String) {
     let lost = plan.count(TaskState::Failed) + plan.count(TaskState::Cancelled);
-    let has_final = final_task(plan).is_some();
+    let has_final = plan.final_task().is_some();
     let first = plan.tasks.iter().find(|task| task.state == TaskState::Failed);
     let detail = match first.and_then(|task| task.reason.as_ref().map(|reason| (&task.spec.id, reason))) {
         Some((id, reason)) => format!("task {id} failed: {reason}"),
@@ -124,6 +129,9 @@ fn outcome(plan: &Plan, rung: Option<FinalRung>) -> (EndReason, String) {
     }
 }
 
+/// A rule by which the deliverable is chosen, and whether it finds a task.
+type Rung<'a> = (FinalRung, &'a dyn Fn(&&Task) -> bool);
+
 /// The completed task whose result is the deliverable: the final one, else the newest with text beyond its summary, else
 /// the newest of a producer, else the newest.
 pub(super) fn deliverable(plan: &Plan) -> Option<(TaskId, FinalRung)> {
@@ -133,7 +141,7 @@ pub(super) fn deliverable(plan: &Plan) -> Option<(TaskId, FinalRung)> {
         matches!(end, Some(AttemptEnd::Finished { is_detailed: true, .. }))
     };
     let named = |rung| move |task: &Task| (task.spec.id.clone(), rung);
-    let rungs: [(FinalRung, &dyn Fn(&&Task) -> bool); 4] = [
+    let rungs: [Rung<'_>; 4] = [
         (FinalRung::Final, &|task| task.spec.is_final),
         (FinalRung::Detailed, &is_detailed),
         (FinalRung::Producer, &|task| task.spec.capability.as_str() == "producer"),

@@ -1,12 +1,16 @@
 //! What users command. A command is carried out once, and its first event says whose it was.
 
+use std::collections::BTreeSet;
+
 use super::super::edit::{Command, Control, Edit, MAX_TEXT};
-use super::super::state::{End, EndReason, Occasion, Plan};
+use super::super::spec::OnFailedDependency;
+use super::super::state::{End, EndReason, Occasion, Plan, Task, TaskState};
 use super::super::{Budget, Event, Refusal};
-use super::edits::{By, cancel, edit, invalidated};
+use super::edits::{By, cancel, edit, redone};
 use super::settle::deliverable;
 use super::wave::Wave;
-use super::{begin::is_met, planning};
+use crate::ids::TaskId;
+use super::planning;
 
 pub(super) fn command(plan: &Plan, command: &Command) -> Result<Vec<Event>, Refusal> {
     let mut events = vec![commanded(plan, command)?];
@@ -21,6 +25,10 @@ pub(super) fn command(plan: &Plan, command: &Command) -> Result<Vec<Event>, Refu
         Control::Resume { budget: None } if plan.paused.is_none() => {
             return Err(Refusal::WrongMoment("the run is not paused".into()));
         }
+        Control::Resume { budget: Some(_) } if plan.winding_down.is_some() && plan.paused.is_none() => {
+            let why = "the run is coming to its end; go on with it, with more, when it has ended";
+            return Err(Refusal::WrongMoment(why.into()));
+        }
         Control::Resume { budget } => vec![resumed(plan, budget.as_ref())?],
         Control::Message { text } => message(plan, &command.by, text)?,
     });
@@ -33,27 +41,41 @@ pub(super) fn reopen(plan: &Plan, command: &Command, end: &End) -> Result<Vec<Ev
         return Err(Refusal::RunAlreadyEnded(end.reason));
     };
     let mut events = vec![commanded(plan, command)?, Event::RunReopened, resumed(plan, Some(budget))?];
-    // Those that were given up because the run was coming to its end are wanted again, and with them what was made
-    // without them.
-    let given_up = plan.tasks.iter().filter(|task| task.is_wound_down);
-    let mut seen = std::collections::BTreeSet::new();
-    for task in given_up {
-        let ready = task.spec.depends_on.iter().all(|id| {
-            is_met(plan, &task.spec, id) && plan.task(id).is_none_or(|dependency| !dependency.is_wound_down)
-        });
-        let (id, attempt) = (task.spec.id.clone(), task.attempt + 1);
-        events.push(Event::TaskReopened { task: id.clone(), attempt, ready, feedback: None });
-        seen.insert(id);
-        for event in invalidated(plan, task) {
-            let is_new = event.task().is_some_and(|id| {
-                plan.task(id).is_some_and(|task| !task.is_wound_down) && seen.insert(id.clone())
-            });
-            if is_new {
-                events.push(event);
-            }
-        }
+    let given_up = wanted_again(plan);
+    events.extend(redone(plan, &given_up));
+    // What waits for something that is lost for good is the planner's to judge.
+    let waits = |task: &&Task| task.spec.on_failed_dependency == OnFailedDependency::Ask;
+    let asks = plan.tasks.iter().zip(0_u32..).filter(|(task, at)| waits(task) && given_up.contains(at));
+    let lost = asks.flat_map(|(task, _)| &task.spec.depends_on).filter_map(|id| plan.task(id));
+    let lost: BTreeSet<&TaskId> =
+        lost.filter(|task| task.state == TaskState::Failed).map(|task| &task.spec.id).collect();
+    if plan.has_planner() {
+        events.extend(lost.into_iter().map(|task| Event::OccasionRaised { occasion: Occasion::TaskLost { task: task.clone() } }));
     }
     Ok(events)
+}
+
+/// The tasks that were given up only because the run was coming to its end, but for those that go with what is lost
+/// for good.
+fn wanted_again(plan: &Plan) -> BTreeSet<u32> {
+    let all = (0_u32..).zip(&plan.tasks);
+    let mut wanted: BTreeSet<u32> = all.filter(|(_, task)| task.is_wound_down).map(|(at, _)| at).collect();
+    loop {
+        let is_lost = |id: &TaskId| {
+            plan.position(id).is_some_and(|at| {
+                matches!(plan.tasks[at as usize].state, TaskState::Failed | TaskState::Cancelled) && !wanted.contains(&at)
+            })
+        };
+        let goes = |at: &&u32| {
+            let spec = &plan.tasks[**at as usize].spec;
+            spec.on_failed_dependency == OnFailedDependency::Cancel && spec.depends_on.iter().any(is_lost)
+        };
+        let gone: Vec<u32> = wanted.iter().filter(goes).copied().collect();
+        if gone.is_empty() {
+            return wanted;
+        }
+        wanted.retain(|at| !gone.contains(at));
+    }
 }
 
 fn commanded(plan: &Plan, command: &Command) -> Result<Event, Refusal> {
@@ -98,7 +120,7 @@ fn message(plan: &Plan, by: &str, text: &str) -> Result<Vec<Event>, Refusal> {
     if !plan.has_planner() {
         return Err(Refusal::WrongMoment("this run has no planner that could be told something".into()));
     }
-    if !planning::is_available(plan) && plan.planning.is_none() && plan.idle_turns < super::MAX_IDLE_TURNS {
+    if !planning::can_be_told(plan) {
         return Err(Refusal::WrongMoment("the planner of this run is asked no more".into()));
     }
     let (by, text) = (by.to_owned(), text.to_owned());
@@ -108,7 +130,8 @@ fn message(plan: &Plan, by: &str, text: &str) -> Result<Vec<Event>, Refusal> {
 
 fn cancel_run(plan: &Plan, reason: &str) -> Vec<Event> {
     let mut wave = Wave::default();
-    wave.cancel_all(plan, None, reason);
+    wave.cancel_all(plan, None, &super::on_the_plan(reason));
+    wave.events.extend(planning::given_up(plan, "the run was cancelled"));
     wave.events.push(Event::RunEnded {
         reason: EndReason::Cancelled,
         detail: super::on_the_plan(reason),

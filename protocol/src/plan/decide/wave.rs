@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use super::super::spec::{Consult, OnFailedDependency};
 use super::super::state::{Occasion, Plan, Task, TaskState};
 use super::super::Event;
-use super::in_hand;
+use super::{in_hand, planning};
 use crate::ids::TaskId;
 
 /// Adds what follows from the ends of tasks among `events`.
@@ -16,25 +16,24 @@ pub(super) fn with_consequences(plan: &Plan, mut events: Vec<Event>) -> Vec<Even
     let asks_all = is_asked && start.is_some_and(|start| start.consult == Consult::EveryResult);
     let mut wave = Wave::default();
     for event in &events {
-        match event {
-            Event::TaskAccepted { task, .. } => {
-                wave.accepted(plan, task);
-                if asks_all && plan.task(task).is_some_and(|task| !task.spec.is_final) {
-                    wave.raise(Occasion::Accepted { task: task.clone() });
-                }
+        if let Event::TaskAccepted { task, .. } = event {
+            wave.accepted(plan, task);
+            if asks_all && plan.task(task).is_some_and(|task| !task.spec.is_final) {
+                wave.raise(Occasion::Accepted { task: task.clone() });
             }
-            Event::TaskFailed { task, .. } if start.is_some_and(|start| start.fail_fast) => {
+        } else if let Event::TaskFailed { task, .. } = event {
+            if start.is_some_and(|start| start.fail_fast) {
                 let reason = format!("task {task} failed, and the first failure ends this run");
                 wave.cancel_all(plan, Some(task), &reason);
+                wave.events.extend(planning::given_up(plan, &reason));
+                continue;
             }
-            Event::TaskFailed { task, .. } => {
-                wave.lost(plan, task, "failed");
-                if is_asked {
-                    wave.raise(Occasion::TaskLost { task: task.clone() });
-                }
+            wave.lost(plan, task, "failed");
+            if is_asked {
+                wave.raise(Occasion::TaskLost { task: task.clone() });
             }
-            Event::TaskCancelled { task, .. } => wave.lost(plan, task, "was cancelled"),
-            _ => {}
+        } else if let Event::TaskCancelled { task, .. } = event {
+            wave.lost(plan, task, "was cancelled");
         }
     }
     events.extend(wave.events);
