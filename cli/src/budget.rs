@@ -20,9 +20,9 @@ pub const WHEN_SPENT: [&str; 2] = ["finish", "cancel"];
 /// The budget of a run, as it is said on a command line.
 #[derive(Args, Debug, Clone, Default)]
 pub struct BudgetArguments {
-    /// What the run may use, all together: tokens, in, out, cached, calls, cost (in US dollars), time, steps (turns of the
-    /// planner), tasks, depth; of each attempt attempt.tokens=… and so on, of a capability NAME.tokens=… . Amounts may
-    /// end in k or M. May be given several times
+    /// What the run may use, all together and from its beginning: tokens, in, out, cached, calls, cost (in US dollars),
+    /// time, steps (turns of the planner), tasks, depth; attempt.tokens and so on for each attempt, NAME.tokens and so on
+    /// for a capability. Amounts may end in k or M: --budget tokens=200k,cost=2.00,time=30m. May be given several times
     #[arg(long = "budget", value_name = "NAME=AMOUNT", value_delimiter = ',')]
     said: Vec<String>,
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::anyhow;
 use clap::Args;
 use millrace_protocol::ids::{Lane, RunId, TaskId};
-use millrace_protocol::plan::{AttemptEnd, Decision, Event, Plan, Submission, apply_decision};
+use millrace_protocol::plan::{AttemptEnd, Decision, Event, Plan, Submission};
 use millrace_protocol::result::TaskResult;
 use millrace_protocol::subject::{self, Topic};
 use millrace_protocol::wire;
@@ -294,18 +294,6 @@ pub async fn story(bus: &Bus, run: &RunId) -> Result<Story, Fault> {
         }
     }
     Ok(story)
-}
-
-/// The state of a run as of a message of its lane; as of now if none is named.
-pub async fn fold(bus: &Bus, run: &RunId, as_of: Option<u64>) -> Result<Plan, Fault> {
-    let mut plan = Plan::default();
-    for record in archive::find_run(bus, bus.lane(run), run).await? {
-        let is_plan = matches!(subject::parse(&record.subject), Some((_, _, Topic::Plan)));
-        if is_plan && as_of.is_none_or(|last| record.sequence <= last) {
-            apply_decision(&mut plan, &bus.open::<Decision>(&record).await?);
-        }
-    }
-    Ok(plan)
 }
 
 /// The result of a task's current attempt; `None` if it has none.

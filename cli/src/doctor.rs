@@ -21,6 +21,7 @@ use crate::folders;
 use crate::local::data::{Holder, Layout};
 use crate::local::{self, Launcher};
 use crate::nats_server::{self, Search, Surroundings};
+use crate::prices;
 
 const ENVIRONMENT_NOT_USABLE: u8 = 4;
 /// A server keeps a few files open for each stream and consumer, and a descriptor for each connection.
@@ -259,7 +260,15 @@ fn check_models(texts: &[String]) -> Check {
     let opened = named.choices().try_for_each(|choice| open(choice, &Opener::default()).map(drop));
     let names: Vec<String> = named.choices().map(ToString::to_string).collect();
     match opened {
-        Ok(()) => Check::ok(NAME, names.join("; ")),
+        Ok(()) => {
+            let unknown = prices::unknown(named.choices());
+            if unknown.is_empty() {
+                return Check::ok(NAME, names.join("; "));
+            }
+            let unknown: Vec<&str> = unknown.iter().map(String::as_str).collect();
+            let found = format!("{}; no price is known of {}", names.join("; "), unknown.join(", "));
+            Check::warn(NAME, found, prices::ADVICE)
+        }
         Err(error) => Check::missing(NAME, error.to_string(), "workers and critics can't use it as it is"),
     }
 }

@@ -86,3 +86,32 @@ impl From<anyhow::Error> for Stop {
         Self::environment(error)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use millrace_protocol::ids::TaskId;
+    use millrace_protocol::plan::FinalRung;
+
+    use super::*;
+
+    #[test]
+    fn the_exit_code_says_how_a_run_ended_and_whether_it_left_something() {
+        let code = |reason, has_deliverable: bool| {
+            let deliverable = has_deliverable.then(|| (TaskId::new("a").unwrap(), FinalRung::Any));
+            let at = jiff::Timestamp::UNIX_EPOCH;
+            Exit::of(&End { reason, detail: String::new(), deliverable, at, is_resumable: false }) as u8
+        };
+        for (reason, with, without) in [
+            (EndReason::Completed, 0, 0),
+            (EndReason::CompletedPartial, 3, 3),
+            (EndReason::Failed, 1, 1),
+            (EndReason::Cancelled, 1, 1),
+            (EndReason::NoProgress, 3, 1),
+            (EndReason::PlannerUnavailable, 3, 1),
+            (EndReason::BudgetExhausted, 3, 1),
+            (EndReason::MaxSteps, 3, 1),
+        ] {
+            assert_eq!((code(reason, true), code(reason, false)), (with, without), "{reason}");
+        }
+    }
+}

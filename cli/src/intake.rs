@@ -18,6 +18,7 @@ use millrace_runtime::{Bus, Fault};
 use crate::budget::BudgetArguments;
 use crate::exit::Stop;
 use crate::plan_file::{self, PlanFile};
+use crate::prices;
 use crate::view::say;
 
 /// How many documents are stored at the same time.
@@ -34,8 +35,7 @@ pub struct IntakeArguments {
     /// Plan file with tasks of your own (see `millrace schema plan`)
     #[arg(long, value_name = "FILE")]
     plan: Option<PathBuf>,
-    /// Who makes the plan: llm, the planner; hybrid, the planner extends and changes yours; fixed, yours is carried out as
-    /// it is [default: what the plan file says, else fixed with a plan file and llm without]
+    /// Who makes the plan [default: what the plan file says, else fixed with a plan file and llm without]
     #[arg(long, value_name = "MODE", value_enum)]
     mode: Option<Modes>,
     /// When the planner is asked [default: never in mode fixed, else where judgement is needed]
@@ -77,6 +77,7 @@ enum Consults {
     /// No plan yet, a failure, nothing left to do, no progress, a message, a budget that comes to its end
     Judgement,
     /// The same, and whenever a result was accepted
+    #[value(alias = "every_result")]
     EveryResult,
 }
 
@@ -140,6 +141,22 @@ impl Intake {
     /// Whether anything in it is done by a language model: the planning, or a task.
     pub fn asks_models(&self) -> bool {
         self.has_planner() || self.tasks.iter().any(|task| task.capability.as_str() != "echo")
+    }
+
+    /// What whoever hands it in should know: a budget in money that can't count everything.
+    pub fn warning(&self) -> Option<String> {
+        let amounts = [self.budget.amounts, self.budget.attempt].into_iter();
+        let mut amounts = amounts.chain(self.budget.capabilities.values().copied());
+        amounts.find(|amounts| amounts.cost_micros.is_some())?;
+        let unknown = prices::unknown(self.models.choices());
+        let unknown: Vec<&str> = unknown.iter().map(String::as_str).collect();
+        let names = unknown.join(", ");
+        (!unknown.is_empty()).then(|| {
+            format!(
+                "millrace: warning: no price is known of {names}, so that its cost counts as nothing: {}",
+                prices::ADVICE
+            )
+        })
     }
 
     /// Stores the documents, and gives the submission.

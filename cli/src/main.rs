@@ -12,6 +12,7 @@ mod intake;
 mod local;
 mod nats_server;
 mod plan_file;
+mod prices;
 mod report;
 mod steer;
 mod story;

@@ -23,7 +23,7 @@ pub async fn replay(wishes: &Wishes, tasks: u32, rounds: u32) -> anyhow::Result<
     let mut figures = Vec::new();
     for _ in 0..rounds {
         let began = Instant::now();
-        let plan = client::fold(ground.bus(), &run, None).await?;
+        let plan = client::story(ground.bus(), &run).await?.plan;
         let folding = began.elapsed();
         ensure!(plan.count(TaskState::Completed) == tasks, "run {run} folds to another state than it had");
         let began = Instant::now();

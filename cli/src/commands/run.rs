@@ -48,6 +48,7 @@ pub async fn run(arguments: RunArguments, interrupt: CancellationToken) -> Resul
     for skipped in &intake.skipped {
         say(&format!("millrace: passed over {}: {}", skipped.path, skipped.reason));
     }
+    intake.warning().iter().for_each(|warning| say(warning));
     let is_up = running(&options)?;
     if is_up.is_none() {
         try_models(&options.model, options.record.as_deref())?;

@@ -30,6 +30,7 @@ pub async fn command(arguments: Arguments) -> Result<Exit, Stop> {
     for skipped in &intake.skipped {
         say(&format!("millrace: passed over {}: {}", skipped.path, skipped.reason));
     }
+    intake.warning().iter().for_each(|warning| say(warning));
     let bus = arguments.target.connect().await?;
     warn_of_unknown(&bus, intake.capabilities().into_iter()).await?;
     let run = submit(&bus, &intake.into_submission(&bus).await?).await?;

@@ -48,6 +48,10 @@ pub fn board(
 fn of_run(run: &RunId, plan: &Plan, now: Timestamp) -> Vec<String> {
     let is_live = plan.end.is_none();
     let planning = plan.planning.as_ref().filter(|_| is_live).map(|planning| planner(planning, now));
+    let paused = plan
+        .paused
+        .filter(|_| is_live)
+        .map(|_| format!("paused: nothing more is given out until `millrace resume {run}`"));
     let winding = plan.winding_down.as_ref().filter(|_| is_live);
     let winding =
         winding.map(|(reason, detail)| format!("comes to its end ({reason}): {}", one_line(detail)));
@@ -57,7 +61,7 @@ fn of_run(run: &RunId, plan: &Plan, now: Timestamp) -> Vec<String> {
     let end = plan.end.as_ref().filter(|end| !end.detail.is_empty() && end.reason != EndReason::Completed);
     let end = end.map(|end| format!("{}: {}", end.reason, one_line(&end.detail)));
     let more = how_to_go_on(run, plan).map(|how| format!("go on with more: {how}"));
-    [planning, winding, budget, spend(plan), lost, end, more].into_iter().flatten().collect()
+    [paused, planning, winding, budget, spend(plan), lost, end, more].into_iter().flatten().collect()
 }
 
 fn planner(planning: &Planning, now: Timestamp) -> String {
