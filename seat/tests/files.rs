@@ -9,8 +9,7 @@ use millrace_agent::files::{FilePath, Files};
 use millrace_agent::tool::files::file_tools;
 use millrace_agent::tool::{Call, Tool, ToolError, ToolResult};
 use millrace_protocol::ids::{Capability, Lane, RunId, TaskId};
-use millrace_protocol::plan::{Limits, Work};
-use millrace_protocol::result::Parameters;
+use millrace_protocol::plan::Work;
 use millrace_protocol::work::Order;
 use millrace_runtime::bus::Credentials;
 use millrace_runtime::topology::Wanted;
@@ -26,23 +25,9 @@ async fn bus(server: &NatsServer) -> Bus {
 }
 
 fn order(run: &str, task: &str) -> Order {
-    Order {
-        run: RunId::new(run).expect("it is a name"),
-        lane: Lane(0),
-        work: Work::Task { task: TaskId::new(task).expect("it is a name"), attempt: 1 },
-        mission: "m".into(),
-        objective: "o".into(),
-        capability: Capability::new("c").expect("it is a name"),
-        parameters: Parameters::new(),
-        inputs: Vec::new(),
-        criteria: Vec::new(),
-        is_final: false,
-        feedback: Vec::new(),
-        limits: Limits::default(),
-        documents: None,
-        model: None,
-        own_model: None,
-    }
+    let run = RunId::new(run).expect("it is a name");
+    let work = Work::Task { task: TaskId::new(task).expect("it is a name"), attempt: 1 };
+    Order::new(run, Lane(0), work, "o", Capability::new("c").expect("it is a name"))
 }
 
 /// An agent that adds lines to a file, as a model would that reads what it is told.
@@ -86,7 +71,11 @@ impl Agent {
 
     fn next(&self) -> Call {
         let Work::Task { task, .. } = &self.order.work else { panic!("it is a task") };
-        Call { key: format!("{}/{task}/1/{}.0", self.order.run, self.turn), turn: self.turn, deadline: None }
+        Call {
+            key: format!("{}/{task}/1/{}.0", self.order.run, self.turn),
+            turn: self.turn,
+            ..Call::default()
+        }
     }
 
     /// Does the next thing: reads the file once, then adds a line, again if it is refused.
