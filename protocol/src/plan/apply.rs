@@ -119,8 +119,10 @@ pub fn apply(plan: &mut Plan, event: &Event, at: Timestamp) {
         }
         Event::CapabilityMissing { task, capability } => {
             plan.note(|| format!("task {task} can't begin: nobody offers {capability}"));
+            let is_out = plan.task(task).is_some_and(|task| task.given_out().is_some());
             plan.move_to(task, TaskState::Errored, at, |task| {
                 task.errored = Some(ErroredFor::Capability);
+                task.is_out = is_out;
             });
         }
         Event::ParametersWrong { task, problem } => {
@@ -298,6 +300,7 @@ impl Plan {
             review_at: None,
             unmet: self.unmet(spec),
             errored: None,
+            is_out: false,
             problem: None,
             told: Vec::new(),
             superseded: Vec::new(),
@@ -362,6 +365,8 @@ impl Plan {
             task.granted += attempt.saturating_sub(task.attempt);
             task.attempt = attempt;
         }
+        // With fewer attempts than it had, the one that waits is the last.
+        task.granted = task.granted.max(task.attempt);
         self.wait(position);
     }
 
@@ -401,6 +406,7 @@ impl Plan {
             self.reviews.remove(&(due, position));
         }
         task.problem = None;
+        task.is_out = false;
         task.state = to;
         task.since = at;
         change(task);
@@ -566,10 +572,10 @@ impl Plan {
 
     /// After a pause clocks begin anew for what waits for somebody; and a budget may have grown.
     fn resume(&mut self, budget: &super::Budget, at: Timestamp) {
-        if let Some(start) = &mut self.start {
+        if let Some(start) = self.start.as_mut().filter(|start| start.budget != *budget) {
             start.budget = budget.clone();
+            self.budget_is_low = false;
         }
-        self.budget_is_low = false;
         self.waiting.clear();
         self.wait_for_all();
         let Some(since) = self.paused.take() else { return };

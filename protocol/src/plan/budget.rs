@@ -147,15 +147,22 @@ impl Amounts {
         smaller
     }
 
-    /// What is known to be used when nobody says what was: all of it.
+    /// What is known to be used when nobody says what was: all of it, tokens of both kinds together no more than all
+    /// tokens.
     #[must_use]
     pub fn as_usage(&self) -> Usage {
-        let known = self.input_tokens.unwrap_or(0).saturating_add(self.output_tokens.unwrap_or(0));
-        let rest = self.tokens.unwrap_or(0).saturating_sub(known);
+        let (sent, received) = (self.input_tokens, self.output_tokens.unwrap_or(0));
+        let (input_tokens, output_tokens) = match self.tokens {
+            None => (sent.unwrap_or(0), received),
+            Some(all) => {
+                let received = received.min(all);
+                (sent.unwrap_or(all).min(all - received), received)
+            }
+        };
         Usage {
             model_calls: self.model_calls.unwrap_or(0),
-            input_tokens: self.input_tokens.unwrap_or(0).saturating_add(rest),
-            output_tokens: self.output_tokens.unwrap_or(0),
+            input_tokens,
+            output_tokens,
             cached_tokens: self.cached_tokens.unwrap_or(0),
             cost_micros: self.cost_micros.unwrap_or(0),
             ..Usage::default()

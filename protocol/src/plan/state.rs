@@ -273,6 +273,8 @@ pub struct Task {
     pub unmet: u32,
     /// What it waits for, in state errored.
     pub errored: Option<ErroredFor>,
+    /// Whether an order of it is out while it waits for its capability.
+    pub is_out: bool,
     /// What is wrong with its parameters, where it waits for others.
     pub problem: Option<String>,
     /// What planner and users told its next attempts, each with the number of the first attempt that is told.
@@ -310,9 +312,7 @@ impl Task {
                 Some(Work::Review { task: task(), attempt, review })
             }
             // Whoever offers the capability may take it still.
-            TaskState::Errored
-                if attempt > 0 && self.unmet == 0 && self.errored == Some(ErroredFor::Capability) =>
-            {
+            TaskState::Errored if self.is_out => {
                 Some(Work::Task { task: task(), attempt })
             }
             TaskState::Pending

@@ -1,13 +1,11 @@
 //! Who and what appears in the tests: names, tasks, results and verdicts.
 
-use std::collections::BTreeSet;
-
 use jiff::{SignedDuration, Timestamp};
 use millrace_protocol::ids::{Capability, TaskId, WorkerId};
 use millrace_protocol::plan::{
-    Fact, Finished, Limits, Mode, OnFailedDependency, Review, Submission, TaskSpec, Work,
+    Cluster, Command, Control, Edit, Fact, Finished, Mode, Planned, Review, Submission, TaskSpec, Work,
 };
-use millrace_protocol::result::{CriterionOutcome, ErrorKind, TaskError, Usage, Verdict};
+use millrace_protocol::result::{CriterionOutcome, ErrorKind, ModelUsage, Proposal, TaskError, Usage, Verdict};
 
 /// When every test begins.
 pub fn start() -> Timestamp {
@@ -30,40 +28,43 @@ pub fn capability(text: &str) -> Capability {
     Capability::new(text).unwrap()
 }
 
-pub fn capabilities(names: &[&str]) -> BTreeSet<Capability> {
-    names.iter().map(|name| capability(name)).collect()
+/// A cluster in which these capabilities are known, and take any parameters.
+pub fn cluster(names: &[&str]) -> Cluster {
+    Cluster::named(names.iter().map(|name| capability(name)))
 }
 
 /// A task of the capability `echo` with the defaults of everything.
 pub fn task(id: &str, depends_on: &[&str]) -> TaskSpec {
     TaskSpec {
-        id: task_id(id),
-        objective: format!("do {id}"),
-        capability: capability("echo"),
         depends_on: depends_on.iter().map(|id| task_id(id)).collect(),
-        parameters: Default::default(),
-        review: Review::None,
-        limits: Limits::default(),
-        on_failed_dependency: OnFailedDependency::Cancel,
-        is_final: false,
+        ..TaskSpec::new(task_id(id), format!("do {id}"), capability("echo"))
     }
 }
 
 /// The same, judged by a critic.
 pub fn reviewed(id: &str, depends_on: &[&str]) -> TaskSpec {
-    TaskSpec { review: Review::Critic { criteria: Vec::new() }, ..task(id, depends_on) }
+    TaskSpec { review: Review::critic(Vec::new()), ..task(id, depends_on) }
 }
 
 pub fn submission(tasks: Vec<TaskSpec>) -> Submission {
-    Submission {
-        objective: "find out".into(),
-        mode: Mode::Fixed,
-        tasks,
-        documents: None,
-        model: None,
-        models: Default::default(),
-        fail_fast: false,
-    }
+    Submission { tasks, ..Submission::new("find out", Mode::Fixed) }
+}
+
+/// A run whose plan is made by a planner.
+pub fn unplanned() -> Submission {
+    Submission::new("find out", Mode::Llm)
+}
+
+/// A command of a user, known again by its name.
+pub fn command(id: &str, control: Control) -> Fact {
+    Fact::Control(Command { id: id.into(), by: "ann".into(), control })
+}
+
+/// A planner's turn that comes to these edits.
+pub fn planned(turn: u32, attempt: u32, edits: Vec<Edit>) -> Fact {
+    let proposal = Proposal { reasoning: "so it goes".into(), tasks: Vec::new(), edits };
+    let usage = Usage { model_calls: 1, input_tokens: 100, output_tokens: 20, ..Usage::default() };
+    Fact::Planned { turn, attempt, outcome: Ok(Planned { proposal, usage, models: ModelUsage::new() }) }
 }
 
 pub fn attempt(task: &TaskId, attempt: u32) -> Work {
@@ -73,7 +74,15 @@ pub fn attempt(task: &TaskId, attempt: u32) -> Work {
 pub fn finished(at_sequence: u64) -> Finished {
     let usage =
         Usage { model_calls: 1, tool_calls: 2, input_tokens: 300, output_tokens: 40, ..Usage::default() };
-    Finished { at_sequence, summary: "found".into(), is_empty: false, usage }
+    Finished {
+        at_sequence,
+        summary: "found".into(),
+        is_empty: false,
+        is_detailed: true,
+        review: Review::None,
+        usage,
+        models: ModelUsage::new(),
+    }
 }
 
 pub fn error(kind: ErrorKind, message: &str) -> TaskError {
@@ -91,6 +100,7 @@ pub fn verdict(passed: bool, feedback: Option<&str>) -> Verdict {
         reasoning: if passed { "it does".into() } else { "it does not".into() },
         feedback: feedback.map(str::to_owned),
         usage: Usage { model_calls: 1, ..Usage::default() },
+        ..Verdict::default()
     }
 }
 

@@ -2,7 +2,7 @@
 
 use jiff::SignedDuration;
 use millrace_protocol::ids::TaskId;
-use millrace_protocol::plan::{Clock, Limits, Mode, Overdue, Submission, Work, overdue};
+use millrace_protocol::plan::{Clock, Limits, Overdue, Work, overdue};
 use millrace_protocol::result::ErrorKind;
 
 use crate::cast;
@@ -59,7 +59,7 @@ fn a_rejected_result_waits_in_the_queue_from_its_rejection_on() {
 #[test]
 fn a_missing_capability_is_waited_for_as_long_as_a_worker() {
     let mut scene = scene();
-    scene.capabilities(&cast::capabilities(&[])).unwrap();
+    scene.cluster(&cast::cluster(&[])).unwrap();
     runs_out(&scene, 100, of_attempt(1, Clock::QueueWait));
 }
 
@@ -110,6 +110,9 @@ fn a_review_may_take_queue_wait_and_run_time_together_and_each_try_begins_anew()
     runs_out(&scene, 150, review(1));
     scene.now = cast::after(scene.now, 150);
     scene.clock(&review(1)).unwrap();
+    runs_out(&scene, 5, Overdue::RetryReview(a()));
+    scene.now = cast::after(scene.now, 5);
+    scene.clock(&Overdue::RetryReview(a())).unwrap();
     runs_out(&scene, 150, review(2));
 }
 
@@ -135,7 +138,7 @@ fn a_backoff_ends_when_it_says_and_doubles_up_to_five_minutes() {
 
 #[test]
 fn a_planner_is_waited_for_like_a_worker_and_its_backoff_ends() {
-    let mut scene = Scene::submitted(Submission { mode: Mode::Llm, ..cast::submission(Vec::new()) });
+    let mut scene = Scene::submitted(cast::unplanned());
     let (limits, work) = (Limits::default(), Work::Planning { turn: 1, attempt: 1 });
     let seconds = |limit: std::time::Duration| i64::try_from(limit.as_secs()).unwrap();
     runs_out(&scene, seconds(limits.queue_wait), Overdue::Clock(work.clone(), Clock::QueueWait));

@@ -3,9 +3,7 @@
 
 use std::collections::BTreeSet;
 
-use millrace_protocol::plan::{
-    Effect, Event, Fact, Mode, Plan, Scope, Submission, Work, due, in_hand, is_owed,
-};
+use millrace_protocol::plan::{Effect, Event, Fact, Plan, Scope, Work, due, in_hand, is_owed};
 use millrace_protocol::result::{ErrorKind, MAX_MESSAGE, TaskError};
 
 use crate::cast;
@@ -18,7 +16,7 @@ fn a_plan_that_has_not_begun_is_owed_nothing() {
 
 #[test]
 fn a_planners_turn_is_owed_whatever_is_asked_about() {
-    let scene = Scene::submitted(Submission { mode: Mode::Llm, ..cast::submission(Vec::new()) });
+    let scene = Scene::submitted(cast::unplanned());
     let offer = Effect::Offer(Work::Planning { turn: 1, attempt: 1 });
     assert_eq!(due(&scene.plan, Scope::All), std::slice::from_ref(&offer));
     assert_eq!(due(&scene.plan, Scope::Tasks(&BTreeSet::new())), [offer]);
@@ -45,8 +43,7 @@ fn only_the_named_tasks_are_looked_at_and_unknown_names_are_passed_over() {
 fn work_that_was_never_offered_is_never_withdrawn() {
     let tasks = vec![cast::task("a", &[]), cast::task("b", &["a"]), cast::task("c", &[])];
     let mut scene = Scene::submitted(cast::submission(tasks));
-    let known = cast::capabilities(&[]);
-    scene.capabilities(&known).unwrap();
+    scene.cluster(&cast::cluster(&[])).unwrap();
     // The clock of `b`, which has no attempt yet, runs out like that of `a`.
     scene.now = cast::after(scene.now, 3600);
     let late = scene.overdue();
@@ -54,7 +51,7 @@ fn work_that_was_never_offered_is_never_withdrawn() {
     scene.clock(&late[1]).unwrap();
     scene.clock(&late[0]).unwrap();
     let withdrawn: Vec<_> = due(&scene.plan, Scope::All);
-    assert_eq!(withdrawn, [Effect::Withdraw(cast::attempt(&cast::task_id("a"), 1))]);
+    assert_eq!(withdrawn, [Effect::Withdraw(cast::attempt(&cast::task_id("a"), 1), cast::capability("echo"))]);
 }
 
 #[test]
@@ -88,7 +85,7 @@ fn work_is_in_hand_from_its_claim_to_its_end() {
     assert_eq!(in_hand(&scene.plan), [cast::attempt(&cast::task_id("a"), 1)]);
     scene.finish(&cast::task_id("a"), "w1");
     assert_eq!(in_hand(&scene.plan), []);
-    let mut planned = Scene::submitted(Submission { mode: Mode::Llm, ..cast::submission(Vec::new()) });
+    let mut planned = Scene::submitted(cast::unplanned());
     assert_eq!(in_hand(&planned.plan), []);
     let turn = Work::Planning { turn: 1, attempt: 1 };
     planned.fact(&Fact::Claimed(turn.clone(), cast::worker("w1"))).unwrap();
@@ -111,7 +108,7 @@ fn what_is_in_hand_is_claimed_and_not_ended() {
 
 #[test]
 fn a_planners_turn_is_in_hand_until_it_has_ended() {
-    let mut scene = Scene::submitted(Submission { mode: Mode::Llm, ..cast::submission(Vec::new()) });
+    let mut scene = Scene::submitted(cast::unplanned());
     let work = Work::Planning { turn: 1, attempt: 1 };
     scene.fact(&Fact::Claimed(work.clone(), cast::worker("p1"))).unwrap();
     assert_eq!(in_hand(&scene.plan), [work]);

@@ -9,6 +9,7 @@ mod golden;
 mod graphs;
 mod oracle;
 mod properties;
+mod random;
 mod scene;
 mod show;
 mod speed;

@@ -1,16 +1,23 @@
 //! A run under way: a plan, the time, and the log of its decisions. It does what a supervisor does with the rules and
 //! nothing else: decide, apply, settle, and note the decision.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
+use std::sync::LazyLock;
 
 use jiff::Timestamp;
-use millrace_protocol::ids::{Capability, TaskId};
+use millrace_protocol::ids::TaskId;
 use millrace_protocol::plan::{
-    Answer, Cause, Decision, Event, Fact, Input, Overdue, Plan, Refusal, Submission, Work, apply_decision,
-    decide, overdue,
+    Answer, Cause, Cluster, Decision, Event, Fact, Input, MayBeMissing, Overdue, Plan, Refusal, Submission,
+    apply, apply_decision, decide, overdue,
 };
 
-use crate::cast;
+use crate::{cast, oracle, show};
+
+/// `TRACE=1` shows what is decided, beside `SEED=n` which tries one seed alone.
+static IS_TRACED: LazyLock<bool> = LazyLock::new(|| std::env::var_os("TRACE").is_some());
+
+/// More rounds of settling than a supervisor makes.
+const MAX_SETTLING: usize = 60;
 
 pub struct Scene {
     pub plan: Plan,
@@ -44,12 +51,17 @@ impl Scene {
         self.answer(Cause::Fact(self.sequence), &Input::Fact(fact))
     }
 
-    pub fn capabilities(&mut self, known: &BTreeSet<Capability>) -> Result<Vec<Event>, Refusal> {
-        self.answer(Cause::Registry, &Input::Capabilities(known))
+    pub fn cluster(&mut self, cluster: &Cluster) -> Result<Vec<Event>, Refusal> {
+        self.answer(Cause::Registry, &Input::Cluster(cluster, MayBeMissing::Yes))
     }
 
     pub fn clock(&mut self, overdue: &Overdue) -> Result<Vec<Event>, Refusal> {
         self.answer(Cause::Clock, &overdue.input())
+    }
+
+    /// What the last decision made.
+    pub fn last_events(&self) -> Vec<Event> {
+        self.log.last().map(|decision| decision.events.clone()).unwrap_or_default()
     }
 
     /// Everything that time alone has brought about by now.
@@ -68,17 +80,19 @@ impl Scene {
             events: decided.clone().unwrap_or_default(),
         };
         apply_decision(&mut self.plan, &decision);
-        if let Ok(settled) = decide(&self.plan, &Input::Settle, self.now)
+        while !decision.events.is_empty()
+            && let Ok(settled) = decide(&self.plan, &Input::Settle, self.now)
             && !settled.is_empty()
         {
-            let settling = Decision {
-                answers: vec![answered(Cause::Rules, &Ok(settled.clone()))],
-                events: settled,
-                ..decision.clone()
-            };
-            apply_decision(&mut self.plan, &settling);
-            decision.answers.extend(settling.answers);
-            decision.events.extend(settling.events);
+            assert!(decision.answers.len() < MAX_SETTLING, "it is never settled: {settled:?}");
+            oracle::check_reserved(&self.plan, &settled);
+            settled.iter().for_each(|event| apply(&mut self.plan, event, self.now));
+            decision.answers.push(answered(Cause::Rules, &Ok(settled.clone())));
+            decision.events.extend(settled);
+        }
+        if *IS_TRACED {
+            let events: Vec<_> = decision.events.iter().map(show::event).collect();
+            eprintln!("{:?}\n  {}", decision.answers, events.join("\n  "));
         }
         let events = decision.events.clone();
         self.log.push(decision);
@@ -118,38 +132,4 @@ pub fn is_unchanged(before: &Plan, now: &Plan) -> bool {
     let mut now = now.clone();
     now.through = before.through;
     now == *before
-}
-
-/// The task that an event is about, if it is about one.
-pub fn touched(event: &Event) -> Option<&TaskId> {
-    match event {
-        Event::TaskAdded { spec, .. } => Some(&spec.id),
-        Event::TaskReady { task, .. }
-        | Event::CapabilityMissing { task, .. }
-        | Event::TaskPending { task }
-        | Event::AttemptClaimed { task, .. }
-        | Event::AttemptFinished { task, .. }
-        | Event::AttemptErrored { task, .. }
-        | Event::AttemptTimedOut { task, .. }
-        | Event::ReviewErrored { task, .. }
-        | Event::VerdictGiven { task, .. }
-        | Event::TaskAccepted { task, .. }
-        | Event::TaskRerun { task, .. }
-        | Event::TaskFailed { task, .. }
-        | Event::TaskCancelled { task, .. } => Some(task),
-        Event::RunStarted { .. }
-        | Event::PlanningAsked { .. }
-        | Event::PlanningClaimed { .. }
-        | Event::ProposalAccepted { .. }
-        | Event::PlanningErrored { .. }
-        | Event::RunEnded { .. } => None,
-    }
-}
-
-/// The task that a piece of work is for, if it is for one.
-pub fn task_of(work: &Work) -> Option<&TaskId> {
-    match work {
-        Work::Task { task, .. } | Work::Review { task, .. } => Some(task),
-        Work::Planning { .. } => None,
-    }
 }

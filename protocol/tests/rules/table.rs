@@ -6,9 +6,10 @@ use std::fmt::Write;
 
 use millrace_protocol::ids::TaskId;
 use millrace_protocol::plan::{
-    Clock, Control, Fact, Limits, OnFailedDependency, Overdue, Plan, Refusal, TaskState, Work, apply,
+    Budget, Clock, Cluster, Control, Edit, Fact, Limits, OnFailedDependency, Overdue, Patch, Plan, Refusal, Submission, TaskState,
+    Work, apply,
 };
-use millrace_protocol::result::ErrorKind;
+use millrace_protocol::result::{CapabilityDescription, ErrorKind, ModelUsage, Usage};
 
 use crate::scene::{Scene, is_unchanged};
 use crate::{cast, golden, show};
@@ -21,19 +22,21 @@ fn scene(max_attempts: u32, is_reviewed: bool) -> Scene {
     task.limits = Limits { max_attempts, ..Limits::default() };
     task.on_failed_dependency = OnFailedDependency::Cancel;
     let (before, behind, beside) = (cast::task("d", &[]), cast::task("z", &["t"]), cast::task("o", &[]));
-    Scene::submitted(cast::submission(vec![before, task, behind, beside]))
+    // A time that no situation takes but those in which it is over.
+    let budget = Budget { wall_time: Some(std::time::Duration::from_secs(86_400)), ..Budget::default() };
+    Scene::submitted(Submission { budget, ..cast::submission(vec![before, task, behind, beside]) })
 }
 
 fn t() -> TaskId {
     cast::task_id("t")
 }
 
-fn all_known() -> BTreeSet<millrace_protocol::ids::Capability> {
-    cast::capabilities(&["echo", "search"])
+fn all_known() -> Cluster {
+    cast::cluster(&["echo", "search"])
 }
 
-fn none_that_t_needs() -> BTreeSet<millrace_protocol::ids::Capability> {
-    cast::capabilities(&["echo"])
+fn none_that_t_needs() -> Cluster {
+    cast::cluster(&["echo"])
 }
 
 fn ready(max_attempts: u32, is_reviewed: bool) -> Scene {
@@ -69,7 +72,7 @@ fn with(mut scene: Scene, change: impl FnOnce(&mut Scene)) -> Scene {
 fn situations() -> Vec<(&'static str, Scene)> {
     let rejected = |scene: &mut Scene| scene.judge(&t(), false);
     let lose = |scene: &mut Scene| {
-        scene.capabilities(&none_that_t_needs()).unwrap();
+        scene.cluster(&none_that_t_needs()).unwrap();
     };
     vec![
         ("pending", scene(2, true)),
@@ -86,6 +89,8 @@ fn situations() -> Vec<(&'static str, Scene)> {
                 for review in [1, 2] {
                     let lost = cast::error(ErrorKind::Model, "no critic");
                     scene.fact(&cast::judged(&t(), 1, review, "c1", Err(lost))).unwrap();
+                    scene.now = cast::after(scene.now, 2);
+                    scene.clock(&Overdue::RetryReview(t())).unwrap();
                 }
             }),
         ),
@@ -103,10 +108,100 @@ fn situations() -> Vec<(&'static str, Scene)> {
             }),
         ),
     ]
+    .into_iter()
+    .chain(later_situations())
+    .collect()
+}
+
+/// Those that come of changed plans, budgets and users.
+fn later_situations() -> Vec<(&'static str, Scene)> {
+    let rejected = |scene: &mut Scene| scene.judge(&t(), false);
+    let mistaken = |scene: &mut Scene| {
+        scene.cluster(&strict()).unwrap();
+    };
+    let edited = |scene: &mut Scene, edit: Edit| {
+        scene.fact(&cast::command("c3", Control::Edit(edit))).unwrap();
+    };
+    let done = || with(needs_review(2), |scene| scene.judge(&t(), true));
+    vec![
+        (
+            "needs_review, between two tries",
+            with(needs_review(2), |scene| {
+                let lost = cast::error(ErrorKind::Model, "no critic");
+                scene.fact(&cast::judged(&t(), 1, 1, "c1", Err(lost))).unwrap();
+            }),
+        ),
+        ("errored, was pending, waits for parameters", with(scene(2, true), mistaken)),
+        ("errored, was ready, waits for parameters", with(ready(2, true), mistaken)),
+        ("errored, was rerun, waits for parameters", with(with(needs_review(3), rejected), mistaken)),
+        (
+            "ready, the run is paused",
+            with(ready(2, true), |scene| {
+                scene.fact(&cast::command("c3", Control::Pause)).unwrap();
+            }),
+        ),
+        ("ready, patched", with(ready(2, true), |scene| edited(scene, otherwise()))),
+        ("ready, opened again", with(errored(2, ErrorKind::InvalidTask), |scene| edited(scene, again(t())))),
+        ("pending, what it was built on runs again", with(done(), |scene| edited(scene, again(cast::task_id("d"))))),
+        (
+            "cancelled, lost with what it depends on",
+            with(scene(2, true), |scene| {
+                let d = cast::task_id("d");
+                scene.claim(&d, "w0");
+                let broken = cast::error(ErrorKind::InvalidTask, "broken");
+                scene.fact(&cast::ended(&d, 1, "w0", Err(broken))).unwrap();
+            }),
+        ),
+        (
+            "failed, what it depends on runs again",
+            with(errored(2, ErrorKind::InvalidTask), |scene| edited(scene, again(cast::task_id("d")))),
+        ),
+        ("running, the run comes to its end", with(running(2, true), spend)),
+        ("needs_review, the run comes to its end", with(needs_review(2), spend)),
+        (
+            "cancelled, the run has ended and can be gone on with",
+            with(ready(2, true), |scene| spend(scene)),
+        ),
+    ]
+}
+
+/// The time that the run may take is over.
+fn spend(scene: &mut Scene) {
+    scene.now = cast::after(scene.now, 90_000);
+    scene.clock(&Overdue::WallTime).unwrap();
+}
+
+fn strict() -> Cluster {
+    let strict = CapabilityDescription {
+        parameters: Some(serde_json::json!({ "type": "object", "required": ["q"] })),
+        ..CapabilityDescription::new(cast::capability("search"), "it searches")
+    };
+    Cluster::of(&[strict, CapabilityDescription::new(cast::capability("echo"), "it says it again")])
+}
+
+fn otherwise() -> Edit {
+    Edit::Patch(Patch { objective: Some("do it otherwise".into()), ..Patch::of(t()) })
+}
+
+fn again(task: TaskId) -> Edit {
+    Edit::Retry { task, feedback: Some("harder".into()) }
+}
+
+fn after(tasks: &[&str]) -> Edit {
+    let depends_on = tasks.iter().map(|id| cast::task_id(id)).collect();
+    Edit::Patch(Patch { depends_on: Some(depends_on), ..Patch::of(t()) })
+}
+
+fn wants(scene: &mut Scene, edit: Edit) -> Result<Vec<millrace_protocol::plan::Event>, Refusal> {
+    scene.fact(&cast::command("c2", Control::Edit(edit)))
 }
 
 fn cancel(control: Control) -> Fact {
-    Fact::Control(control)
+    cast::command("c1", control)
+}
+
+fn steer(scene: &mut Scene, control: Control) -> Result<Vec<millrace_protocol::plan::Event>, Refusal> {
+    scene.fact(&cast::command("c2", control))
 }
 
 /// What is done to a situation; `scene` tells the current attempt and try.
@@ -201,12 +296,36 @@ fn inputs() -> Vec<(&'static str, Try)> {
             s.fact(&Fact::Claimed(cast::attempt(&cast::task_id("d"), 1), cast::worker("w0")))?;
             s.fact(&cast::ended(&cast::task_id("d"), 1, "w0", Err(broken)))
         }),
-        ("its capability is lost", |s| s.capabilities(&none_that_t_needs())),
-        ("its capability is found", |s| s.capabilities(&all_known())),
-        ("the task is cancelled", |s| {
-            s.fact(&cancel(Control::CancelTask { task: t(), reason: "enough".into() }))
+        ("its capability is lost", |s| s.cluster(&none_that_t_needs())),
+        ("its capability is found", |s| s.cluster(&all_known())),
+        ("its parameters become wrong", |s| s.cluster(&strict())),
+        ("a review's retry in time", |s| {
+            s.now = cast::after(s.now, 1);
+            s.clock(&Overdue::RetryReview(t()))
         }),
-        ("the run is cancelled", |s| s.fact(&cancel(Control::CancelRun { reason: "enough".into() }))),
+        ("the task is cancelled", |s| steer(s, Control::CancelTask { task: t(), reason: "enough".into() })),
+        ("the run is cancelled", |s| steer(s, Control::CancelRun { reason: "enough".into() })),
+        ("a user patches it", |s| wants(s, otherwise())),
+        ("a user gives it to another capability", |s| {
+            let echo = Some(cast::capability("echo"));
+            wants(s, Edit::Patch(Patch { capability: echo, ..Patch::of(t()) }))
+        }),
+        ("a user lets it wait for o too", |s| wants(s, after(&["d", "o"]))),
+        ("a user lets it wait for nothing", |s| wants(s, after(&[]))),
+        ("a user wants it once more", |s| wants(s, again(t()))),
+        ("a user wants d once more", |s| wants(s, again(cast::task_id("d")))),
+        ("a user makes it final", |s| wants(s, Edit::MarkFinal { task: t() })),
+        ("a user pauses the run", |s| steer(s, Control::Pause)),
+        ("a user resumes the run", |s| steer(s, Control::Resume { budget: None })),
+        ("a user gives the run more time", |s| {
+            let more = Budget { wall_time: Some(std::time::Duration::from_secs(200_000)), ..Budget::default() };
+            steer(s, Control::Resume { budget: Some(more) })
+        }),
+        ("the time of the run is over", |s| {
+            s.now = cast::after(s.now, 90_000);
+            s.clock(&Overdue::WallTime)
+        }),
+        ("the run is retired", |s| s.clock(&Overdue::Retire)),
     ]
 }
 
@@ -288,7 +407,7 @@ fn nothing_counts_before_a_run_began_or_after_it_ended() {
     let mut never = Scene::new();
     let refused = never.fact(&cancel(Control::CancelRun { reason: "enough".into() })).unwrap_err();
     assert_eq!(refused, Refusal::NotSubmitted);
-    assert_eq!(never.capabilities(&all_known()).unwrap_err(), Refusal::NotSubmitted);
+    assert_eq!(never.cluster(&all_known()).unwrap_err(), Refusal::NotSubmitted);
 }
 
 #[test]
@@ -300,12 +419,28 @@ fn a_log_of_moves_that_no_rule_makes_can_not_break_the_fold() {
         Event::TaskFailed { task: t(), reason: "a".into() },
         Event::TaskFailed { task: t(), reason: "b".into() },
         Event::TaskReady { task: t(), attempt: 7 },
-        Event::TaskCancelled { task: t(), reason: "c".into() },
+        Event::TaskCancelled { task: t(), reason: "c".into(), with: None, usage: Usage::default() },
         Event::TaskAccepted { task: t(), attempt: 9 },
         Event::TaskPending { task: t() },
-        Event::ReviewErrored { task: t(), attempt: 1, review: 1, error: "e".into(), again: true },
+        Event::ReviewErrored {
+            task: t(),
+            attempt: 1,
+            review: 1,
+            error: "e".into(),
+            again: true,
+            retry_at: None,
+            usage: Usage::default(),
+            models: ModelUsage::new(),
+        },
         Event::TaskAccepted { task: cast::task_id("nobody"), attempt: 1 },
-        Event::PlanningErrored { turn: 4, attempt: 4, error: "e".into(), retry_at: None },
+        Event::PlanningErrored {
+            turn: 4,
+            attempt: 4,
+            error: "e".into(),
+            retry_at: None,
+            usage: Usage::default(),
+            models: ModelUsage::new(),
+        },
     ];
     for event in &moves {
         apply(&mut scene.plan, event, scene.now);

@@ -1,17 +1,18 @@
 //! Runs told as text, `tests/transcripts/*.txt`: what is given, what happens, and what the rules then decide. The
 //! words of the language are in `tests/transcripts/README.md`; each `then` line is written by the program.
 
-use std::collections::BTreeSet;
 use std::fmt::Write;
+use std::time::Duration;
 
 use jiff::SignedDuration;
 use millrace_protocol::ids::TaskId;
 use millrace_protocol::plan::{
-    Control, Event, Fact, Finished, Mode, OnFailedDependency, Plan, Refusal, Review, Scope, Submission,
-    TaskSpec, Work, apply_decision, due,
+    Budget, Cluster, Consult, Control, Edit, Event, Fact, Finished, Mode, OnFailedDependency, Patch, Plan, Refusal,
+    Review, ReviewCheck, Scope, Submission, TaskSpec, WhenSpent, Work, apply_decision, due,
 };
-use millrace_protocol::result::{ErrorKind, Proposal, TaskError, Usage};
+use millrace_protocol::result::{CapabilityDescription, ErrorKind, TaskError, Usage};
 use millrace_protocol::{wire, work};
+use serde_json::json;
 
 use crate::scene::Scene;
 use crate::{cast, golden, oracle, show};
@@ -59,12 +60,20 @@ struct Stage {
     submission: Submission,
     /// The fact before, for what is told again.
     last: Option<Fact>,
+    /// How many commands users have given.
+    commands: u32,
     heard: Vec<Result<Vec<Event>, Refusal>>,
 }
 
 impl Default for Stage {
     fn default() -> Self {
-        Self { scene: Scene::new(), submission: cast::submission(Vec::new()), last: None, heard: Vec::new() }
+        Self {
+            scene: Scene::new(),
+            submission: cast::submission(Vec::new()),
+            last: None,
+            commands: 0,
+            heard: Vec::new(),
+        }
     }
 }
 
@@ -74,6 +83,12 @@ impl Stage {
             ["task", rest @ ..] => self.submission.tasks.push(task(rest)?),
             ["fail_fast"] => self.submission.fail_fast = true,
             ["no", "plan"] => self.submission.mode = Mode::Llm,
+            ["a", "plan", "that", "may", "grow"] => self.submission.mode = Mode::Hybrid,
+            ["a", "planner"] => self.submission.consult = Some(Consult::Judgement),
+            ["a", "planner", "that", "hears", "everything"] => {
+                self.submission.consult = Some(Consult::EveryResult);
+            }
+            ["budget", rest @ ..] => self.submission.budget = budget(rest)?,
             ["no", "objective"] => self.submission.objective.clear(),
             _ => return None,
         }
@@ -87,15 +102,19 @@ impl Stage {
             ["submitted"] => Fact::Submitted(Box::new(self.submission.clone())),
             ["the", "same", "again"] => self.last.clone()?,
             [time, "passes"] => return self.pass(time),
-            ["the", "registry", "knows", names @ ..] => {
-                let known = names.iter().map(|name| cast::capability(name.trim_end_matches(','))).collect();
-                return self.registry(&known);
+            ["the", "registry", "knows", names @ ..] => return self.registry(&cluster(names)),
+            ["the", "user", "pauses"] => self.command(Control::Pause),
+            ["the", "user", "resumes"] => self.command(Control::Resume { budget: None }),
+            ["the", "user", "resumes", "with", rest @ ..] => {
+                self.command(Control::Resume { budget: Some(budget(rest)?) })
             }
+            ["the", "user", "says", ..] => self.command(Control::Message { text: text.into() }),
+            ["the", "user", "wants", ..] => self.command(Control::Edit(edits(text)?.into_iter().next()?)),
             ["the", "user", "cancels", "the", "run", ..] => {
-                Fact::Control(Control::CancelRun { reason: text.into() })
+                self.command(Control::CancelRun { reason: text.into() })
             }
             ["the", "user", "cancels", task, ..] => {
-                Fact::Control(Control::CancelTask { task: TaskId::new(task).ok()?, reason: text.into() })
+                self.command(Control::CancelTask { task: TaskId::new(task).ok()?, reason: text.into() })
             }
             [who, "claims", "planning", rest @ ..] => {
                 let (turn, attempt) = self.planning(rest)?;
@@ -103,8 +122,7 @@ impl Stage {
             }
             [_, "proposes", rest @ ..] => {
                 let (turn, attempt) = self.planning(rest)?;
-                let proposal = Proposal { reasoning: "so it goes".into(), tasks: tasks(text)? };
-                Fact::Planned { turn, attempt, outcome: Ok((proposal, Usage::default())) }
+                cast::planned(turn, attempt, edits(text)?)
             }
             [_, "fails", "to", "plan", rest @ ..] => {
                 let (turn, attempt) = self.planning(rest)?;
@@ -138,11 +156,23 @@ impl Stage {
         let ended = |outcome: Result<Finished, TaskError>| cast::ended(&id, attempt, who, outcome);
         let judged = |outcome| cast::judged(&id, attempt, review, who, outcome);
         let feedback = Some(text).filter(|text| !text.is_empty());
+        let usage = match rest {
+            [.., "using", tokens] => Usage { input_tokens: tokens.parse().ok()?, model_calls: 1, ..Usage::default() },
+            _ => cast::finished(9).usage,
+        };
+        let review = match rest {
+            ["wanting", "a", "critic", ..] => Review::critic(Vec::new()),
+            _ => Review::None,
+        };
         Some(match does {
             "claims" => Fact::Claimed(Work::Task { task: id, attempt }, cast::worker(who)),
-            "finishes" => ended(Ok(cast::finished(9))),
+            "finishes" => ended(Ok(Finished { usage, review, is_detailed: rest != ["briefly"], ..cast::finished(9) })),
             "empties" => ended(Ok(Finished { is_empty: true, ..cast::finished(9) })),
-            "errs-on" => ended(Err(cast::error(ErrorKind::Tool, text))),
+            "errs-on" => {
+                let used = if rest.contains(&"using") { usage } else { Usage::default() };
+                let text = text.split(" using ").next().unwrap_or_default();
+                ended(Err(TaskError { usage: used, ..cast::error(ErrorKind::Tool, text) }))
+            }
             "can't-do" => ended(Err(cast::error(ErrorKind::InvalidTask, text))),
             "passes" => judged(Ok(cast::verdict(true, None))),
             "rejects" => judged(Ok(cast::verdict(false, feedback))),
@@ -160,9 +190,15 @@ impl Stage {
         Some(self.scene.plan.planning.as_ref().map_or((1, 1), |planning| (planning.turn, planning.attempt)))
     }
 
-    fn registry(&mut self, known: &BTreeSet<millrace_protocol::ids::Capability>) -> Option<()> {
-        self.heard.push(self.scene.capabilities(known));
+    fn registry(&mut self, known: &Cluster) -> Option<()> {
+        self.heard.push(self.scene.cluster(known));
         Some(())
+    }
+
+    /// A command, under a name of its own.
+    fn command(&mut self, control: Control) -> Fact {
+        self.commands += 1;
+        cast::command(&format!("c{}", self.commands), control)
     }
 
     fn pass(&mut self, time: &str) -> Option<()> {
@@ -214,10 +250,83 @@ impl Stage {
     }
 }
 
-/// Tasks between semicolons, as a proposal has them.
-fn tasks(text: &str) -> Option<Vec<TaskSpec>> {
-    let texts = text.split(';').filter(|text| !text.trim().is_empty());
-    texts.map(|text| task(&text.split_whitespace().collect::<Vec<_>>())).collect()
+/// Changes between semicolons; whatever begins with no word for another change is a task, and all tasks are added
+/// together, first.
+fn edits(text: &str) -> Option<Vec<Edit>> {
+    let (mut tasks, mut others) = (Vec::new(), Vec::new());
+    for part in text.split(';').filter(|text| !text.trim().is_empty()) {
+        let words: Vec<&str> = part.split_whitespace().collect();
+        match words.as_slice() {
+            ["cancel", id] => others.push(Edit::Cancel { task: cast::task_id(id), reason: "not needed".into() }),
+            ["retry", id] => others.push(Edit::Retry { task: cast::task_id(id), feedback: None }),
+            ["retry", id, "saying", ..] => {
+                let said = part.split_once("saying ").map(|(_, said)| said.trim().to_owned());
+                others.push(Edit::Retry { task: cast::task_id(id), feedback: said });
+            }
+            ["patch", id, rest @ ..] => others.push(Edit::Patch(patch(id, rest)?)),
+            ["final", id] => others.push(Edit::MarkFinal { task: cast::task_id(id) }),
+            ["finish"] => others.push(Edit::Finish { reason: "it is all there".into() }),
+            ["give", "up"] => others.push(Edit::GiveUp { reason: "there is no way on".into() }),
+            words => tasks.push(task(words)?),
+        }
+    }
+    let added = (!tasks.is_empty()).then_some(Edit::Add(tasks));
+    Some(added.into_iter().chain(others).collect())
+}
+
+/// A patch in the words of a task: what is said there is what changes.
+fn patch(id: &str, words: &[&str]) -> Option<Patch> {
+    let said = task(&[&[id], words].concat())?;
+    let is_said = |word: &str| words.contains(&word);
+    Some(Patch {
+        capability: is_said("by").then_some(said.capability),
+        depends_on: is_said("after").then_some(said.depends_on),
+        parameters: said.parameters,
+        limits: is_said("attempts").then_some(said.limits),
+        on_failed_dependency: is_said("or").then_some(said.on_failed_dependency),
+        objective: is_said("otherwise").then(|| "do it in another way".to_owned()),
+        ..Patch::of(said.id)
+    })
+}
+
+/// What is known; `search(q)` takes no parameters but a `q`.
+fn cluster(names: &[&str]) -> Cluster {
+    let described: Vec<_> = names
+        .iter()
+        .map(|name| name.trim_end_matches(','))
+        .map(|name| {
+            let (name, parameter) = name.trim_end_matches(')').split_once('(').unwrap_or((name, ""));
+            let schema = json!({ "type": "object", "required": [parameter] });
+            CapabilityDescription {
+                parameters: (!parameter.is_empty()).then_some(schema),
+                ..CapabilityDescription::new(cast::capability(name), "it does what it can")
+            }
+        })
+        .collect();
+    Cluster::of(&described)
+}
+
+/// A budget, a word and a number each.
+fn budget(words: &[&str]) -> Option<Budget> {
+    let mut budget = Budget { final_percent: 0, ..Budget::default() };
+    for pair in words.chunks(2) {
+        let [word, number] = pair else { return None };
+        match *word {
+            "tokens" => budget.amounts.tokens = Some(number.parse().ok()?),
+            "calls" => budget.amounts.model_calls = Some(number.parse().ok()?),
+            "attempt" => budget.attempt.tokens = Some(number.parse().ok()?),
+            "soft" => budget.soft_percent = number.parse().ok()?,
+            "held-back" => budget.final_percent = number.parse().ok()?,
+            "steps" => budget.steps = Some(number.parse().ok()?),
+            "seconds" => budget.wall_time = Some(Duration::from_secs(number.parse().ok()?)),
+            "then" if *number == "cancel" => budget.when_spent = WhenSpent::Cancel,
+            name => {
+                let own = budget.capabilities.entry(cast::capability(name)).or_default();
+                own.tokens = Some(number.parse().ok()?);
+            }
+        }
+    }
+    Some(budget)
 }
 
 fn task(words: &[&str]) -> Option<TaskSpec> {
@@ -243,9 +352,33 @@ fn task(words: &[&str]) -> Option<TaskSpec> {
                 rest
             }
             ["reviewed", rest @ ..] => {
-                spec.review = Review::Critic { criteria: Vec::new() };
+                spec.review = Review::critic(Vec::new());
                 rest
             }
+            ["checked", rest @ ..] => {
+                spec.review = Review::Checks { checks: vec![ReviewCheck::Citations] };
+                rest
+            }
+            ["sampled", percent, rest @ ..] => {
+                spec.review = Review::Critic {
+                    criteria: Vec::new(),
+                    checks: Vec::new(),
+                    models: Vec::new(),
+                    quorum: None,
+                    sample_percent: Some(percent.parse().ok()?),
+                };
+                rest
+            }
+            ["budget", tokens, rest @ ..] => {
+                spec.budget.tokens = Some(tokens.parse().ok()?);
+                rest
+            }
+            ["with", parameter, rest @ ..] => {
+                let (name, value) = parameter.split_once('=')?;
+                spec.parameters.insert(name.into(), json!(value));
+                rest
+            }
+            ["otherwise", rest @ ..] => rest,
             ["final", rest @ ..] => {
                 spec.is_final = true;
                 rest
@@ -254,8 +387,8 @@ fn task(words: &[&str]) -> Option<TaskSpec> {
                 spec.on_failed_dependency = OnFailedDependency::Skip;
                 rest
             }
-            ["or", "block", rest @ ..] => {
-                spec.on_failed_dependency = OnFailedDependency::Block;
+            ["or", "ask", rest @ ..] => {
+                spec.on_failed_dependency = OnFailedDependency::Ask;
                 rest
             }
             _ => return None,
@@ -272,7 +405,10 @@ fn an_outcome_of_a_journal_says_all_that_a_fact_needs() {
         outcome: work::Outcome::Finished {
             summary: "found".into(),
             is_empty: false,
+            is_detailed: true,
+            review: Review::None,
             usage: Usage::default(),
+            models: Default::default(),
             result: wire::Blob::Inline(serde_bytes::ByteBuf::from(wire::body(&"result"))),
         },
     };

@@ -6,15 +6,17 @@ use std::fmt::Write;
 
 use millrace_protocol::ids::{Lane, RunId};
 use millrace_protocol::plan::{
-    Answer, Cause, Clock, Control, Decision, Document, DocumentSet, EndReason, Event, Fact, FinalRung,
-    GraphError, Limits, Mode, OnFailedDependency, Refusal, Review, Submission, TaskSpec, TaskState, Work,
+    Amounts, Answer, Budget, Cause, Clock, Command, Consult, Control, Decision, Document, DocumentSet, Edit,
+    EndReason, Event, Fact, FinalRung, GraphError, Limits, Mode, Occasion, OnFailedDependency, Patch, Refusal,
+    Review, ReviewCheck, Submission, TaskSpec, TaskState, WhenSpent, Work,
 };
 use millrace_protocol::registry::{Beat, ClusterSettings, Role, RunSummary};
 use millrace_protocol::result::{
-    CapabilityDescription, ErrorKind, Proposal, Quotation, Source, SourceKind, TaskResult, Usage,
+    CapabilityDescription, ErrorKind, Limit, ModelUsage, Opinion, Proposal, Quotation, Source, SourceKind, TaskError,
+    TaskResult, Usage, Verdict,
 };
 use millrace_protocol::wire::{self, Blob, Encoding, Garbage, Message, Stored};
-use millrace_protocol::work::{Entry, Input, Order, Outcome};
+use millrace_protocol::work::{Entry, Input, Order, Outcome, Panel};
 use proptest::prelude::*;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -48,7 +50,7 @@ fn full_task() -> TaskSpec {
             ("deep".to_owned(), json!({ "a": { "b": [] } })),
         ]
         .into(),
-        review: Review::Critic { criteria: vec!["it cites its sources".into()] },
+        review: Review::critic(vec!["it cites its sources".into()]),
         limits: Limits {
             max_attempts: 5,
             backoff: std::time::Duration::from_millis(250),
@@ -70,11 +72,28 @@ fn events() -> Vec<Event> {
             model: Some("builtin:extractive".into()),
             models: BTreeMap::new(),
             fail_fast: true,
+            budget: Box::new(Budget::default()),
+            consult: Consult::Judgement,
         },
-        Event::PlanningAsked { turn: 1, attempt: 2, feedback: Some("a circle".into()) },
+        Event::PlanningAsked { turn: 1, attempt: 2, feedback: Some("a circle".into()), occasions: Vec::new() },
         Event::PlanningClaimed { turn: 1, attempt: 2, worker: worker.clone() },
-        Event::ProposalAccepted { turn: 1, attempt: 2, reasoning: "so it goes".into(), usage: usage() },
-        Event::PlanningErrored { turn: 1, attempt: 1, error: "overloaded".into(), retry_at: Some(at) },
+        Event::ProposalAccepted {
+            turn: 1,
+            attempt: 2,
+            reasoning: "so it goes".into(),
+            refused: Vec::new(),
+            is_idle: false,
+            usage: usage(),
+            models: ModelUsage::new(),
+        },
+        Event::PlanningErrored {
+            turn: 1,
+            attempt: 1,
+            error: "overloaded".into(),
+            retry_at: Some(at),
+            usage: Usage::default(),
+            models: ModelUsage::new(),
+        },
         Event::TaskAdded { spec: cast::task("a", &[]), ready: true },
         Event::TaskAdded { spec: full_task(), ready: false },
         Event::TaskReady { task: task.clone(), attempt: 1 },
@@ -87,7 +106,10 @@ fn events() -> Vec<Event> {
             worker: worker.clone(),
             at_sequence: 17,
             summary: "found".into(),
+            is_detailed: true,
+            review: None,
             usage: usage(),
+            models: ModelUsage::new(),
         },
         Event::AttemptErrored {
             task: task.clone(),
@@ -95,13 +117,22 @@ fn events() -> Vec<Event> {
             error: cast::error(ErrorKind::Abandoned, "claimed too often"),
             retry_at: None,
         },
-        Event::AttemptTimedOut { task: task.clone(), attempt: 1, clock: Clock::Silence, retry_at: Some(at) },
+        Event::AttemptTimedOut {
+            task: task.clone(),
+            attempt: 1,
+            clock: Clock::Silence,
+            retry_at: Some(at),
+            usage: Usage::default(),
+        },
         Event::ReviewErrored {
             task: task.clone(),
             attempt: 1,
             review: 2,
             error: "no answer".into(),
             again: true,
+            retry_at: Some(at),
+            usage: Usage::default(),
+            models: ModelUsage::new(),
         },
         Event::VerdictGiven {
             task: task.clone(),
@@ -112,7 +143,7 @@ fn events() -> Vec<Event> {
         Event::TaskAccepted { task: task.clone(), attempt: 1 },
         Event::TaskRerun { task: task.clone(), attempt: 2 },
         Event::TaskFailed { task: task.clone(), reason: "broken".into() },
-        Event::TaskCancelled { task: task.clone(), reason: "enough".into() },
+        Event::TaskCancelled { task: task.clone(), reason: "enough".into(), with: None, usage: Usage::default() },
         Event::RunEnded {
             reason: EndReason::CompletedPartial,
             detail: "task b failed".into(),
@@ -121,13 +152,240 @@ fn events() -> Vec<Event> {
     ]
 }
 
+fn models() -> ModelUsage {
+    [("openai:some-model".to_owned(), usage())].into()
+}
+
+fn amounts() -> Amounts {
+    Amounts {
+        tokens: Some(10_000),
+        input_tokens: Some(8_000),
+        output_tokens: Some(2_000),
+        cached_tokens: Some(4_000),
+        model_calls: Some(12),
+        cost_micros: Some(250_000),
+    }
+}
+
+fn budget() -> Budget {
+    Budget {
+        amounts: amounts(),
+        attempt: Amounts { tokens: Some(500), ..Amounts::default() },
+        capabilities: [(cast::capability("planner"), Amounts { model_calls: Some(5), ..Amounts::default() })].into(),
+        wall_time: Some(std::time::Duration::from_millis(90_500)),
+        steps: Some(7),
+        tasks: Some(40),
+        depth: Some(9),
+        soft_percent: 70,
+        final_percent: 15,
+        when_spent: WhenSpent::Cancel,
+    }
+}
+
+fn full_review() -> Review {
+    Review::Critic {
+        criteria: vec!["it cites its sources".into()],
+        checks: vec![
+            ReviewCheck::Citations,
+            ReviewCheck::Quotations,
+            ReviewCheck::Schema(json!({ "type": "object" })),
+            ReviewCheck::Matches("patent".into()),
+            ReviewCheck::MatchesNot("TODO".into()),
+            ReviewCheck::Command { command: vec!["wc".into(), "-l".into()], timeout_s: Some(5) },
+        ],
+        models: vec!["a:b".into(), "c:d".into()],
+        quorum: Some(2),
+        sample_percent: Some(25),
+    }
+}
+
+fn full_verdict() -> Verdict {
+    Verdict {
+        confidence: Some(0.75),
+        opinions: vec![Opinion {
+            model: "a:b".into(),
+            passed: false,
+            reasoning: "it does not".into(),
+            confidence: Some(0.5),
+        }],
+        models: models(),
+        ..cast::verdict(false, Some("more"))
+    }
+}
+
+fn occasions() -> Vec<Occasion> {
+    let task = || cast::task_id("a");
+    vec![
+        Occasion::NoPlan,
+        Occasion::TaskLost { task: task() },
+        Occasion::TaskStuck { task: task(), problem: "nobody offers it".into() },
+        Occasion::Accepted { task: task() },
+        Occasion::Standstill { report: "nothing is left to do".into() },
+        Occasion::Message { by: "ann".into(), text: "hurry".into() },
+        Occasion::BudgetLow { detail: "8 of 10".into() },
+        Occasion::Refused { reasons: vec!["it is over".into()] },
+        Occasion::FalseEnd { why: "it is not".into() },
+    ]
+}
+
+/// What the second edition of the rules added, in version 1 of the words: events of its own, and fields of older ones.
+fn later_events() -> Vec<(&'static str, Event)> {
+    let (task, worker, at) = (cast::task_id("a"), cast::worker("w1"), cast::after(cast::start(), 1));
+    let work = |review| Work::Review { task: cast::task_id("a"), attempt: 1, review };
+    let spec = TaskSpec {
+        review: full_review(),
+        on_failed_dependency: OnFailedDependency::Ask,
+        budget: amounts(),
+        ..full_task()
+    };
+    vec![
+        (
+            "run started, with a budget",
+            Event::RunStarted {
+                objective: "find out".into(),
+                mode: Mode::Hybrid,
+                documents: None,
+                model: None,
+                models: [(cast::capability("critic"), "a:b".to_owned())].into(),
+                fail_fast: false,
+                budget: Box::new(budget()),
+                consult: Consult::EveryResult,
+            },
+        ),
+        (
+            "planning asked, with its occasions",
+            Event::PlanningAsked { turn: 2, attempt: 1, feedback: None, occasions: occasions() },
+        ),
+        ("occasion raised", Event::OccasionRaised { occasion: Occasion::TaskLost { task: task.clone() } }),
+        (
+            "proposal accepted, in part",
+            Event::ProposalAccepted {
+                turn: 2,
+                attempt: 1,
+                reasoning: "so it goes".into(),
+                refused: vec!["cancel_task: it is over".into()],
+                is_idle: true,
+                usage: usage(),
+                models: models(),
+            },
+        ),
+        (
+            "planning errored, with its usage",
+            Event::PlanningErrored {
+                turn: 1,
+                attempt: 1,
+                error: "overloaded".into(),
+                retry_at: None,
+                usage: usage(),
+                models: models(),
+            },
+        ),
+        ("task added, with a review and a budget", Event::TaskAdded { spec: spec.clone(), ready: false }),
+        ("parameters wrong", Event::ParametersWrong { task: task.clone(), problem: "no q".into() }),
+        ("task patched", Event::TaskPatched { spec: Box::new(spec), attempt: 2 }),
+        ("final marked", Event::FinalMarked { task: task.clone() }),
+        (
+            "task reopened",
+            Event::TaskReopened { task: task.clone(), attempt: 4, ready: true, feedback: Some("harder".into()) },
+        ),
+        ("task invalidated", Event::TaskInvalidated { task: task.clone(), attempt: 2, usage: usage() }),
+        ("reserved", Event::Reserved { work: work(1), amounts: amounts() }),
+        ("budget low", Event::BudgetLow { detail: "8 of 10".into() }),
+        ("winding down", Event::WindingDown { reason: EndReason::BudgetExhausted, detail: "10 of 10".into() }),
+        ("commanded", Event::Commanded { id: "c1".into(), by: "ann".into(), what: "pause".into() }),
+        ("message received", Event::MessageReceived { by: "ann".into(), text: "hurry".into() }),
+        ("paused", Event::Paused),
+        ("resumed", Event::Resumed { budget: Box::new(budget()) }),
+        ("run reopened", Event::RunReopened),
+        ("run retired", Event::RunRetired),
+        ("review ready", Event::ReviewReady { task: task.clone() }),
+        (
+            "attempt finished, to be judged otherwise",
+            Event::AttemptFinished {
+                task: task.clone(),
+                attempt: 1,
+                worker,
+                at_sequence: 17,
+                summary: "found".into(),
+                is_detailed: false,
+                review: Some(Review::None),
+                usage: usage(),
+                models: models(),
+            },
+        ),
+        (
+            "attempt timed out, with what counts as used",
+            Event::AttemptTimedOut {
+                task: task.clone(),
+                attempt: 1,
+                clock: Clock::RunTime,
+                retry_at: None,
+                usage: usage(),
+            },
+        ),
+        (
+            "attempt errored, at its allowance",
+            Event::AttemptErrored {
+                task: task.clone(),
+                attempt: 1,
+                error: TaskError {
+                    limit: Some(Limit::Allowance),
+                    usage: usage(),
+                    models: models(),
+                    ..cast::error(ErrorKind::Limit, "what was reserved is used")
+                },
+                retry_at: Some(at),
+            },
+        ),
+        (
+            "review errored, with its usage",
+            Event::ReviewErrored {
+                task: task.clone(),
+                attempt: 1,
+                review: 1,
+                error: "no answer".into(),
+                again: false,
+                retry_at: None,
+                usage: usage(),
+                models: models(),
+            },
+        ),
+        (
+            "verdict given, by several models",
+            Event::VerdictGiven {
+                task: task.clone(),
+                attempt: 1,
+                critic: cast::worker("c1"),
+                verdict: full_verdict(),
+            },
+        ),
+        (
+            "task cancelled, with another",
+            Event::TaskCancelled {
+                task: cast::task_id("b"),
+                reason: "task a failed".into(),
+                with: Some(task),
+                usage: usage(),
+            },
+        ),
+        (
+            "run ended, to be gone on with",
+            Event::RunEnded {
+                reason: EndReason::MaxSteps,
+                detail: String::new(),
+                deliverable: Some((cast::task_id("a"), FinalRung::Detailed)),
+            },
+        ),
+    ]
+}
+
 /// The name of an event; whoever adds one is led here, and to its sample above.
 fn event_name(event: &Event) -> &'static str {
     match event {
-        Event::RunStarted { .. } => "run started",
+        Event::RunStarted { .. } => "run started, told when to ask",
         Event::PlanningAsked { .. } => "planning asked",
         Event::PlanningClaimed { .. } => "planning claimed",
-        Event::ProposalAccepted { .. } => "proposal accepted",
+        Event::ProposalAccepted { .. } => "proposal accepted, told whether idle",
         Event::PlanningErrored { .. } => "planning errored",
         Event::TaskAdded { spec, .. } if spec.is_final => "task added, with everything",
         Event::TaskAdded { .. } => "task added",
@@ -135,16 +393,32 @@ fn event_name(event: &Event) -> &'static str {
         Event::CapabilityMissing { .. } => "capability missing",
         Event::TaskPending { .. } => "task pending",
         Event::AttemptClaimed { .. } => "attempt claimed",
-        Event::AttemptFinished { .. } => "attempt finished",
+        Event::AttemptFinished { .. } => "attempt finished, told whether detailed",
         Event::AttemptErrored { .. } => "attempt errored",
         Event::AttemptTimedOut { .. } => "attempt timed out",
-        Event::ReviewErrored { .. } => "review errored",
+        Event::ReviewErrored { .. } => "review errored, told when again",
         Event::VerdictGiven { .. } => "verdict given",
         Event::TaskAccepted { .. } => "task accepted",
         Event::TaskRerun { .. } => "task rerun",
         Event::TaskFailed { .. } => "task failed",
         Event::TaskCancelled { .. } => "task cancelled",
         Event::RunEnded { .. } => "run ended",
+        Event::OccasionRaised { .. }
+        | Event::ParametersWrong { .. }
+        | Event::TaskPatched { .. }
+        | Event::FinalMarked { .. }
+        | Event::TaskReopened { .. }
+        | Event::TaskInvalidated { .. }
+        | Event::Reserved { .. }
+        | Event::BudgetLow { .. }
+        | Event::WindingDown { .. }
+        | Event::Commanded { .. }
+        | Event::MessageReceived { .. }
+        | Event::Paused
+        | Event::Resumed { .. }
+        | Event::RunReopened
+        | Event::RunRetired
+        | Event::ReviewReady { .. } => unreachable!("its sample has its name beside it, in `later_events`"),
     }
 }
 
@@ -178,6 +452,23 @@ fn refusals() -> Vec<Refusal> {
     own.into_iter().chain(graph.map(Refusal::Graph)).collect()
 }
 
+fn later_refusals() -> Vec<Refusal> {
+    let (task, capability) = (cast::task_id("a"), cast::capability("search"));
+    vec![
+        Refusal::AlreadyApplied("c1".into()),
+        Refusal::WrongMoment("the run is paused already".into()),
+        Refusal::Unusable("the message is empty".into()),
+        Refusal::UnknownCapability {
+            task: task.clone(),
+            capability: capability.clone(),
+            known: "there are echo".into(),
+        },
+        Refusal::WrongParameters { task, capability, problem: "no q".into() },
+        Refusal::FixedPlan { edit: "add_tasks".into() },
+        Refusal::TooLarge { what: "tasks".into(), found: 1_001, allowed: 1_000 },
+    ]
+}
+
 fn decision(events: Vec<Event>, answers: Vec<Answer>) -> Decision {
     Decision { by: cast::worker("s1"), previous: 41, at: cast::start(), answers, events }
 }
@@ -190,8 +481,14 @@ fn decisions() -> Vec<(String, Decision)> {
         let name = format!("event: {}", event_name(&event));
         (name, decision(vec![event], vec![answer(Cause::Fact(42))]))
     });
+    let later = later_events().into_iter().map(|(name, event)| {
+        (format!("event: {name}"), decision(vec![event], vec![answer(Cause::Fact(42))]))
+    });
+    let more = decision(Vec::new(), later_refusals().into_iter().map(refused).collect());
     of_events
+        .chain(later)
         .chain([
+            ("more refusals".to_owned(), more),
             ("all causes".to_owned(), decision(Vec::new(), causes)),
             ("all refusals".to_owned(), decision(Vec::new(), refusals().into_iter().map(refused).collect())),
         ])
@@ -205,8 +502,19 @@ fn submissions() -> Vec<(String, Submission)> {
         fail_fast: true,
         ..cast::submission(vec![cast::task("a", &[]), full_task()])
     };
-    let bare = Submission { mode: Mode::Llm, ..cast::submission(Vec::new()) };
-    vec![("with a plan and everything".into(), full), ("without a plan".into(), bare)]
+    let spec = TaskSpec { review: full_review(), budget: amounts(), ..full_task() };
+    let later = Submission {
+        mode: Mode::Hybrid,
+        models: [(cast::capability("planner"), "a:b".to_owned())].into(),
+        budget: budget(),
+        consult: Some(Consult::EveryResult),
+        ..cast::submission(vec![cast::task("a", &[]), spec])
+    };
+    vec![
+        ("with a plan and everything".into(), full),
+        ("without a plan".into(), cast::unplanned()),
+        ("with a budget and a planner".into(), later),
+    ]
 }
 
 fn controls() -> Vec<(String, Control)> {
@@ -217,14 +525,70 @@ fn controls() -> Vec<(String, Control)> {
     ]
 }
 
+fn edits() -> Vec<Edit> {
+    let task = || cast::task_id("a");
+    let patch = Patch {
+        objective: Some("do it otherwise".into()),
+        capability: Some(cast::capability("search")),
+        depends_on: Some(vec![cast::task_id("b")]),
+        parameters: [("q".to_owned(), Value::Null)].into(),
+        review: Some(full_review()),
+        limits: Some(Limits { max_attempts: 2, ..Limits::default() }),
+        on_failed_dependency: Some(OnFailedDependency::Ask),
+        ..Patch::of(task())
+    };
+    vec![
+        Edit::Add(vec![cast::task("a", &[]), full_task()]),
+        Edit::Patch(patch),
+        Edit::Cancel { task: task(), reason: "not needed".into() },
+        Edit::Retry { task: task(), feedback: Some("harder".into()) },
+        Edit::MarkFinal { task: task() },
+        Edit::Finish { reason: "it is there".into() },
+        Edit::GiveUp { reason: "there is no way on".into() },
+    ]
+}
+
+fn commands() -> Vec<(String, Command)> {
+    let command = |control| Command { id: "c1".into(), by: "ann".into(), control };
+    let edits = edits().into_iter().map(|edit| (edit.name().to_owned(), Control::Edit(edit)));
+    let others = [
+        ("pause".to_owned(), Control::Pause),
+        ("resume".to_owned(), Control::Resume { budget: None }),
+        ("resume with more".to_owned(), Control::Resume { budget: Some(budget()) }),
+        ("message".to_owned(), Control::Message { text: "hurry".into() }),
+    ];
+    let all = controls().into_iter().chain(edits).chain(others);
+    all.map(|(name, control)| (name, command(control))).collect()
+}
+
 fn entries() -> Vec<(String, Entry)> {
     let outcome = |outcome| Entry::Outcome { worker: cast::worker("w1"), review: 0, outcome };
     let stored = || Blob::Stored(Stored { sha256: "cd".repeat(32), size: 300_000 });
     let inline = || Blob::Inline(ByteBuf::from(wire::body(&TaskResult::default())));
-    let finished =
-        |result| Outcome::Finished { summary: "found".into(), is_empty: false, usage: usage(), result };
-    let proposal =
-        Proposal { reasoning: "so it goes".into(), tasks: vec![cast::task("a", &[]), full_task()] };
+    let finished = |result| Outcome::Finished {
+        summary: "found".into(),
+        is_empty: false,
+        is_detailed: true,
+        review: Review::None,
+        usage: usage(),
+        models: ModelUsage::new(),
+        result,
+    };
+    let judged_otherwise = Outcome::Finished {
+        summary: "found".into(),
+        is_empty: false,
+        is_detailed: false,
+        review: full_review(),
+        usage: usage(),
+        models: models(),
+        result: inline(),
+    };
+    let proposal = Proposal {
+        reasoning: "so it goes".into(),
+        tasks: vec![cast::task("a", &[]), full_task()],
+        edits: Vec::new(),
+    };
+    let edited = Proposal { reasoning: "so it goes".into(), tasks: Vec::new(), edits: edits() };
     let judged = Entry::Outcome {
         worker: cast::worker("c1"),
         review: 2,
@@ -235,10 +599,20 @@ fn entries() -> Vec<(String, Entry)> {
         ("step".into(), Entry::Step { number: 3, name: "model".into(), value: inline() }),
         ("step, stored".into(), Entry::Step { number: 4, name: "tool:search".into(), value: stored() }),
         ("note".into(), Entry::Note { text: "reading GPL-3.0".into() }),
-        ("outcome: finished".into(), outcome(finished(inline()))),
-        ("outcome: finished, stored".into(), outcome(finished(stored()))),
+        ("released".into(), Entry::Released { worker: cast::worker("w1"), why: "no model answers".into() }),
+        ("outcome: finished, told whether detailed".into(), outcome(finished(inline()))),
+        ("outcome: finished, told whether detailed, stored".into(), outcome(finished(stored()))),
+        ("outcome: finished, to be judged otherwise".into(), outcome(judged_otherwise)),
         ("outcome: judged".into(), judged),
-        ("outcome: proposed".into(), outcome(Outcome::Proposed { proposal, usage: usage() })),
+        (
+            "outcome: proposed".into(),
+            outcome(Outcome::Proposed { proposal, usage: usage(), models: ModelUsage::new() }),
+        ),
+        (
+            "outcome: proposed, with changes".into(),
+            outcome(Outcome::Proposed { proposal: edited, usage: usage(), models: models() }),
+        ),
+        ("outcome: judged by several models".into(), outcome(Outcome::Judged(full_verdict()))),
         ("outcome: errored".into(), outcome(Outcome::Errored(cast::error(ErrorKind::Limit, "too long")))),
     ]
 }
@@ -268,6 +642,12 @@ fn orders() -> Vec<(String, Order)> {
         documents: Some(documents()),
         model: Some("builtin:extractive".into()),
         own_model: None,
+        checks: Vec::new(),
+        panel: None,
+        evidence: Vec::new(),
+        rejected: None,
+        allowance: None,
+        plan_at: 0,
     };
     let bare = Order {
         parameters: BTreeMap::new(),
@@ -280,10 +660,23 @@ fn orders() -> Vec<(String, Order)> {
         model: None,
         ..order(Work::Planning { turn: 1, attempt: 1 })
     };
+    let review = Work::Review { task: cast::task_id("b"), attempt: 1, review: 3 };
+    let full = order(review.clone());
+    let full = Order {
+        checks: vec![ReviewCheck::Citations],
+        panel: Some(Panel { models: vec!["a:b".into(), "c:d".into()], quorum: 2 }),
+        evidence: full.inputs.clone(),
+        rejected: full.inputs.first().cloned(),
+        allowance: Some(amounts()),
+        plan_at: 41,
+        own_model: Some("a:b".into()),
+        ..full
+    };
     vec![
-        ("task".into(), order(Work::Task { task: cast::task_id("b"), attempt: 2 })),
-        ("review".into(), order(Work::Review { task: cast::task_id("b"), attempt: 1, review: 3 })),
-        ("planning, bare".into(), bare),
+        ("task, at a place of the plan".into(), order(Work::Task { task: cast::task_id("b"), attempt: 2 })),
+        ("review, at a place of the plan".into(), order(review)),
+        ("planning, bare, at a place of the plan".into(), bare),
+        ("review, with everything".into(), full),
     ]
 }
 
@@ -308,8 +701,14 @@ fn results() -> Vec<(String, TaskResult)> {
         }],
         data: Some(json!({ "rows": [1, 2] })),
         usage: usage(),
+        models: ModelUsage::new(),
     };
-    vec![("full".into(), full), ("bare".into(), TaskResult::default())]
+    let later = TaskResult { models: models(), ..full.clone() };
+    vec![
+        ("full".into(), full),
+        ("bare".into(), TaskResult::default()),
+        ("full, with its usage by model".into(), later),
+    ]
 }
 
 // ---- version 1, for ever
@@ -383,18 +782,20 @@ fn samples() -> Vec<Sample> {
         parameters: Some(json!({ "type": "object" })),
         ..CapabilityDescription::new(cast::capability("echo"), "says it again")
     };
+    let judged = CapabilityDescription { review: full_review(), ..description.clone() };
     [
         sealed(decisions()),
         sealed(submissions()),
         sealed(controls()),
+        sealed(commands()),
         sealed(entries()),
         sealed(orders()),
         plain("result", results()),
         plain("manifest", vec![(named("of one"), manifest)]),
         plain("beat", vec![(named("of a worker"), beat)]),
         plain("settings", vec![(named("of four lanes"), settings)]),
-        plain("summary", vec![(named("of a run"), summary)]),
-        plain("capability", vec![(named("with parameters"), description)]),
+        plain("summary", vec![(named("of a run, told how it stands"), summary)]),
+        plain("capability", vec![(named("with parameters"), description), (named("with a review"), judged)]),
     ]
     .into_iter()
     .flatten()
@@ -455,6 +856,57 @@ fn version_1_of_every_message_is_read_as_it_was_meant() {
     }
 }
 
+/// Bytes of earlier writers, which nobody writes so any more, are read all the same.
+#[test]
+fn whatever_was_kept_is_read_for_ever() {
+    for (name, bytes) in kept() {
+        let bytes = unhex(&bytes);
+        let open = |encoding| match name.split(' ').next().unwrap() {
+            "decision" => wire::open::<Decision>(&bytes, encoding).map(drop),
+            "submission" => wire::open::<Submission>(&bytes, encoding).map(drop),
+            "control" => wire::open::<Control>(&bytes, encoding).map(drop),
+            "command" => wire::open::<Command>(&bytes, encoding).map(drop),
+            "entry" => wire::open::<Entry>(&bytes, encoding).map(drop),
+            "order" => wire::open::<Order>(&bytes, encoding).map(drop),
+            "file" => wire::open::<millrace_protocol::file::FileVersion>(&bytes, encoding).map(drop),
+            "result" => wire::read::<TaskResult>(&bytes, &name).map(drop),
+            "manifest" => wire::read::<Vec<Document>>(&bytes, &name).map(drop),
+            "beat" => wire::read::<Beat>(&bytes, &name).map(drop),
+            "settings" => wire::read::<ClusterSettings>(&bytes, &name).map(drop),
+            "summary" => wire::read::<RunSummary>(&bytes, &name).map(drop),
+            "capability" => wire::read::<CapabilityDescription>(&bytes, &name).map(drop),
+            other => panic!("{other:?} is no kind of message"),
+        };
+        assert_eq!(open(Encoding::MessagePack), Ok(()), "{name}");
+    }
+}
+
+#[test]
+fn what_earlier_writers_did_not_say_is_what_was_so_then() {
+    let kept = kept();
+    let event = |name: &str| {
+        let bytes = unhex(&kept[&format!("decision event: {name}")]);
+        wire::open::<Decision>(&bytes, Encoding::MessagePack).unwrap().events.remove(0)
+    };
+    let Event::RunStarted { budget, consult, .. } = event("run started") else { panic!() };
+    assert!(budget.is_default() && consult == Consult::Never, "a planner was asked for a plan and no more");
+    let Event::ProposalAccepted { is_idle, refused, .. } = event("proposal accepted") else { panic!() };
+    assert!(!is_idle && refused.is_empty());
+    let Event::AttemptFinished { is_detailed, review, .. } = event("attempt finished") else { panic!() };
+    assert!(is_detailed && review.is_none(), "it is judged as its task says");
+    let Event::ReviewErrored { again, retry_at, .. } = event("review errored") else { panic!() };
+    assert!(again && retry_at.is_none(), "the next review began at once");
+    let Event::TaskCancelled { with, usage, .. } = event("task cancelled") else { panic!() };
+    assert!(with.is_none() && usage.is_zero());
+    let finished = unhex(&kept["entry outcome: finished"]);
+    let read = wire::open::<Entry>(&finished, Encoding::MessagePack).unwrap();
+    let Entry::Outcome { outcome: Outcome::Finished { is_detailed, review, models, .. }, .. } = read else { panic!() };
+    assert!(is_detailed && review.is_none() && models.is_empty());
+    let block: OnFailedDependency = serde_json::from_value(json!("block")).unwrap();
+    assert_eq!(block, OnFailedDependency::Ask);
+    assert_eq!(serde_json::to_value(block).unwrap(), json!("ask"));
+}
+
 #[test]
 fn every_message_goes_through_json_and_back() {
     for sample in samples() {
@@ -491,17 +943,24 @@ struct NewerEnvelope<'a> {
     later: &'a str,
 }
 
+/// Variants with small names.
+const VARIANTS: [&str; 21] = [
+    "critic", "checks", "schema", "matches", "matches_not", "command", "add", "patch", "cancel", "retry", "mark_final",
+    "finish", "give_up", "task_lost", "task_stuck", "accepted", "standstill", "message", "refused",
+    "budget_low", "false_end",
+];
+
 /// Adds a field to every record in a message. An object with one capitalised key is a variant, not a record; below
 /// these names anything is the user's own.
 fn with_more_fields(value: &Value) -> Value {
     match value {
         Value::Object(fields) => {
             let is_variant = fields.len() == 1
-                && fields.keys().all(|key| key.starts_with(char::is_uppercase) || key == "critic");
+                && fields.keys().all(|key| key.starts_with(char::is_uppercase) || VARIANTS.contains(&key.as_str()));
             let mut fields: serde_json::Map<_, _> = fields
                 .iter()
                 .map(|(name, value)| match name.as_str() {
-                    "parameters" | "data" => (name.clone(), value.clone()),
+                    "parameters" | "data" | "models" | "capabilities" | "schema" => (name.clone(), value.clone()),
                     _ => (name.clone(), with_more_fields(value)),
                 })
                 .collect();

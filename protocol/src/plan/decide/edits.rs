@@ -153,8 +153,8 @@ fn patch(plan: &Plan, wanted: &Patch, by: By) -> Result<Vec<Event>, Refusal> {
         (TaskState::Pending, _) if !is_ready => vec![patch(0)],
         (TaskState::Pending, _) => vec![patch(0), waits(task.attempt.max(1))],
         // The order that is out says what is not wanted any more: it is taken back, and another attempt waits.
-        _ if task.attempt > 0 => vec![patch(task.attempt + 1), waits(task.attempt + 1)],
-        _ => vec![patch(0), waits(1)],
+        _ if task.given_out().is_some() => vec![patch(task.attempt + 1), waits(task.attempt + 1)],
+        _ => vec![patch(0), waits(task.attempt.max(1))],
     })
 }
 

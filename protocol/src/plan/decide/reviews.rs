@@ -14,7 +14,15 @@ pub(super) fn under_review<'a>(plan: &'a Plan, id: &TaskId, attempt: u32) -> Res
     if task.state == TaskState::NeedsReview { Ok(task) } else { Err(wrong_state(task, "a review")) }
 }
 
+/// Which try at the review is under way; between two of them it is the one before.
+fn begun(task: &Task) -> u32 {
+    task.review - u32::from(task.review_at.is_some())
+}
+
 pub(super) fn current(task: &Task, review: u32) -> Result<(), Refusal> {
+    if review > begun(task) {
+        return Err(wrong_state(task, "a review that has not begun"));
+    }
     if task.review == review { Ok(()) } else { Err(wrong_state(task, "a review that is over")) }
 }
 
@@ -48,7 +56,7 @@ pub(super) fn reviewed(
         let error = refused(format!("the verdict was refused: {inconsistency}"), verdict);
         return errored(plan, task, review, &error, now);
     }
-    if review > task.review {
+    if review > begun(task) {
         return Err(wrong_state(task, "a review that has not begun"));
     }
     let id = id.clone();
