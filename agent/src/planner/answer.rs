@@ -10,8 +10,8 @@ use serde_json::Value;
 
 use super::drafted::{Refused, carry_out};
 use super::kindness::only_end;
-use super::wish::{CancelWish, PatchWish, RetryWish, TaskWish, Wish};
-use super::{Offer, is_in_motion};
+use super::wish::{CancelWish, PatchWish, RetryWish, TaskWish, Wish, slim};
+use super::{Offer, added, is_in_motion, told_of};
 use crate::model::AnswerSchema;
 use crate::tool::schema_of;
 use crate::turn::Answer;
@@ -82,50 +82,46 @@ impl PlanAnswer {
     }
 }
 
-/// The form of an answer: without what there is nothing to use it on.
-pub(super) fn schema(draft: &Draft, mode: Mode) -> Value {
+/// The form of an answer, without what there is nothing to use it on. What is given beside it is read all the same.
+pub(super) fn schema(draft: &Draft, offers: &[Offer], mode: Mode) -> Value {
     let mut schema = schema_of::<PlanAnswer>();
+    slim(&mut schema);
     let mut without: Vec<&str> = Vec::new();
     let plan = draft.plan();
     if mode == Mode::Fixed {
         without.extend(["tasks", "patch", "final_task"]);
     }
     if plan.tasks().is_empty() {
-        without.extend(["retry", "patch", "cancel", "give_up"]);
+        without.extend(["retry", "patch", "cancel", "finished", "give_up"]);
     } else if is_in_motion(plan) {
         without.push("give_up");
     }
-    if let Some(properties) = schema["properties"].as_object_mut() {
-        properties.retain(|name, _| !without.contains(&name.as_str()));
+    if let Some(fields) = opened(&mut schema) {
+        fields.retain(|name, _| !without.contains(&name.as_str()));
         for wish in ["tasks", "patch"] {
-            if let Some(fields) =
-                properties.get_mut(wish).and_then(|wish| wish["items"]["properties"].as_object_mut())
-            {
-                name_capabilities(draft, fields);
+            if let Some(fields) = fields.get_mut(wish).and_then(|wish| opened(&mut wish["items"])) {
+                name_capabilities(draft, offers, fields);
             }
         }
     }
     schema
 }
 
-/// Only capabilities that are known can be named, and parameters given only where one takes some.
-fn name_capabilities(draft: &Draft, fields: &mut serde_json::Map<String, Value>) {
-    let cluster = draft.cluster();
-    let names: Vec<&str> = cluster.names().map(Capability::as_str).collect();
+/// The fields of an object's schema, which takes others from now on.
+fn opened(schema: &mut Value) -> Option<&mut serde_json::Map<String, Value>> {
+    schema.as_object_mut()?.remove("additionalProperties");
+    schema["properties"].as_object_mut()
+}
+
+/// Only capabilities that are known can be named, and parameters are asked for only where one takes some.
+fn name_capabilities(draft: &Draft, offers: &[Offer], fields: &mut serde_json::Map<String, Value>) {
+    let names: Vec<&str> = draft.cluster().names().map(Capability::as_str).collect();
     if (1..=MAX_NAMED).contains(&names.len())
         && let Some(capability) = fields.get_mut("capability")
     {
-        if let Some(kinds) = capability["type"].as_array_mut() {
-            // A patch may leave it as it is.
-            kinds.retain(|kind| kind == "string" || kind == "null");
-            capability["enum"] = names.iter().map(|name| Value::from(*name)).chain([Value::Null]).collect();
-        } else {
-            capability["enum"] = names.iter().map(|name| Value::from(*name)).collect();
-        }
+        capability["enum"] = Value::from(names);
     }
-    let takes_some =
-        |name: &Capability| cluster.get(name).is_some_and(|offered| offered.parameters.is_some());
-    if !cluster.names().any(takes_some) {
+    if !told_of(offers).iter().any(|offer| offer.about.parameters.is_some()) {
         fields.remove("parameters");
     }
 }
@@ -188,25 +184,15 @@ impl Tried {
     }
 }
 
-/// How many tasks some edits add.
-fn added(edits: &[Edit]) -> usize {
-    let tasks = edits.iter().map(|edit| match edit {
-        Edit::Add(tasks) => tasks.len(),
-        Edit::Patch(_)
-        | Edit::Cancel { .. }
-        | Edit::Retry { .. }
-        | Edit::MarkFinal { .. }
-        | Edit::Finish { .. }
-        | Edit::GiveUp { .. } => 0,
-    });
-    tasks.sum()
-}
-
 /// What is wrong with changing nothing, if anything is.
 fn standstill(draft: &Draft) -> Option<String> {
     let plan = draft.plan();
     if plan.tasks().is_empty() {
-        return Some("there is no plan yet: give at least one task".into());
+        return Some(
+            "there is no plan yet, and the answer has no tasks. Give them in \"tasks\": one for each thing to find out, \
+             and one that puts the results together"
+                .into(),
+        );
     }
     let end = plan.tasks().iter().find(|task| task.spec.is_final);
     let is_there = end.is_some_and(|task| task.state == millrace_protocol::plan::TaskState::Completed);

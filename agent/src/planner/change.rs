@@ -12,7 +12,7 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use super::drafted::carry_out;
-use super::wish::{CancelWish, PatchWish, RetryWish, TaskWish, Wish};
+use super::wish::{CancelWish, PatchWish, RetryWish, TaskWish, Wish, slim};
 use super::{Turn, told};
 use crate::model::{ToolResult, ToolSpec};
 use crate::tool::{Call, Output, Tool, ToolError, read_arguments, schema_of};
@@ -75,23 +75,25 @@ struct Changing {
     read: Read,
 }
 
-/// The tools that the turn's mode allows.
+/// The tools that the turn's mode allows, as far as there is something to use them on.
 pub(super) fn tools(turn: &Arc<Turn>) -> Vec<Arc<dyn Tool>> {
     let tool = |name: &str, description: &str, schema: Value, read: Read| -> Arc<dyn Tool> {
-        let spec =
-            ToolSpec { name: name.into(), description: description.into(), schema: with_task_id(schema) };
+        let schema = with_task_id(schema);
+        let spec = ToolSpec { name: name.into(), description: description.into(), schema };
         Arc::new(Changing { turn: turn.clone(), spec, read })
     };
-    let mut tools = vec![
-        tool("cancel_task", CANCEL, schema_of::<CancelWish>(), |value| {
-            Ok(Wish::Cancel(read("cancel_task", value)?))
-        }),
-        tool("retry_task", RETRY, schema_of::<RetryWish>(), |value| {
-            Ok(Wish::Retry(read("retry_task", value)?))
-        }),
-        tool("set_status", STATUS, schema_of::<SetStatus>(), set_status),
-        tool("finish", FINISH, schema_of::<Finish>(), finish),
-    ];
+    let mut tools = vec![tool("cancel_task", CANCEL, schema_of::<CancelWish>(), |value| {
+        Ok(Wish::Cancel(read("cancel_task", value)?))
+    })];
+    if turn.has_tasks() {
+        tools.extend([
+            tool("retry_task", RETRY, schema_of::<RetryWish>(), |value| {
+                Ok(Wish::Retry(read("retry_task", value)?))
+            }),
+            tool("set_status", STATUS, schema_of::<SetStatus>(), set_status),
+            tool("finish", FINISH, schema_of::<Finish>(), finish),
+        ]);
+    }
     if turn.mode != Mode::Fixed {
         tools.extend([
             tool("add_task", ADD, schema_of::<TaskWish>(), |value| {
@@ -128,6 +130,7 @@ const FINISH: &str = "Says that the objective is achieved: the final task is com
 
 /// In tools a task is named by `task_id`, as in those that read results.
 fn with_task_id(mut schema: Value) -> Value {
+    slim(&mut schema);
     if let Some(properties) = schema["properties"].as_object_mut() {
         let renamed = std::mem::take(properties)
             .into_iter()

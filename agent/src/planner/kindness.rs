@@ -8,7 +8,7 @@ use millrace_protocol::plan::{Cluster, Draft, OnFailedDependency, Plan, Review, 
 use millrace_protocol::schema::nearest;
 
 use super::wish::TaskWish;
-use super::{Offer, told};
+use super::{Offer, told, told_of};
 use crate::roles::PRODUCER;
 
 /// The name that a text was meant to be: what is not allowed becomes a hyphen. `None` if nothing is left of it.
@@ -88,6 +88,7 @@ pub(super) fn specs(draft: &Draft, offers: &[Offer], wishes: &[TaskWish]) -> Res
     specs.retain(|spec| !is_there(plan, spec));
     refuse_taken(plan, &specs)?;
     lead_to_the_end(plan, &mut specs);
+    refuse_baseless(plan, offers, &specs)?;
     refuse_repeated(plan, &specs)?;
     Ok(specs)
 }
@@ -204,6 +205,25 @@ fn lead_to_the_end(plan: &Plan, specs: &mut [TaskSpec]) {
     let old = sinks(plan).map(|task| task.spec.id.clone()).filter(|id| !named.contains(id));
     let new = specs.iter().map(|spec| &spec.id).filter(|id| **id != report.id && !named.contains(*id));
     specs[at].depends_on = old.chain(new.cloned()).collect();
+}
+
+/// A report on nothing can only be made up.
+fn refuse_baseless(plan: &Plan, offers: &[Offer], specs: &[TaskSpec]) -> Result<(), String> {
+    let is_baseless = |spec: &&TaskSpec| spec.capability.as_str() == PRODUCER && spec.depends_on.is_empty();
+    let Some(report) = specs.iter().find(is_baseless) else { return Ok(()) };
+    let others = told_of(offers).into_iter().map(|offer| offer.about.name.as_str());
+    let others: Vec<&str> = others.filter(|name| *name != PRODUCER).collect();
+    if others.is_empty() {
+        return Ok(());
+    }
+    let first =
+        if plan.tasks().is_empty() { "add tasks that find things out first" } else { "name its tasks" };
+    Err(format!(
+        "task {} is for {PRODUCER}, which puts results of other tasks together, and it depends on none: {first} ({}), \
+         and let it depend on them",
+        report.id,
+        others.join(", ")
+    ))
 }
 
 /// The tasks that are not lost and that nothing builds on which is not lost.

@@ -27,7 +27,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use jiff::Timestamp;
 use millrace_protocol::ids::Capability;
-use millrace_protocol::plan::{Cluster, Consult, Draft, Event, Mode, Occasion, Plan, TaskState, apply};
+use millrace_protocol::plan::{Cluster, Consult, Draft, Edit, Event, Mode, Occasion, Plan, TaskState, apply};
 use millrace_protocol::result::{CapabilityDescription, Proposal};
 use millrace_protocol::work::Order;
 use serde::{Deserialize, Serialize};
@@ -115,14 +115,17 @@ impl Turn {
     #[must_use]
     pub fn form(&self, name: &str) -> AnswerSchema {
         let draft = self.draft();
-        AnswerSchema { name: name.to_owned(), schema: answer::schema(&draft, self.mode) }
+        AnswerSchema { name: name.to_owned(), schema: answer::schema(&draft, &self.offers, self.mode) }
     }
 
-    /// Its own tools: those that change the plan, as far as its mode lets it, and those that look closer.
+    /// Its own tools: those that change the plan, as far as its mode lets it, and those that look closer. Where the plan
+    /// is still empty, only those that make one.
     #[must_use]
     pub fn tools(self: &Arc<Self>, sources: &Arc<dyn Sources>) -> Vec<Arc<dyn Tool>> {
         let mut tools = change::tools(self);
-        tools.extend(look::tools(self, sources));
+        if self.has_tasks() {
+            tools.extend(look::tools(self, sources));
+        }
         tools
     }
 
@@ -143,6 +146,12 @@ impl Turn {
     #[must_use]
     pub fn proposal(&self, answer: PlanAnswer) -> Proposal {
         answer::proposal(answer::tried(&self.draft(), &self.offers, &answer), answer.reasoning)
+    }
+
+    /// Whether there were tasks when it began.
+    fn has_tasks(&self) -> bool {
+        let draft = self.draft();
+        draft.plan().tasks().len() > added(draft.edits())
     }
 
     fn draft(&self) -> MutexGuard<'_, Draft> {
@@ -186,4 +195,18 @@ fn told_of(offers: &[Offer]) -> Vec<&Offer> {
     let useful: Vec<&Offer> =
         all.iter().filter(|offer| offer.about.name.as_str() != "echo").copied().collect();
     if useful.is_empty() { all } else { useful }
+}
+
+/// How many tasks some edits add.
+fn added(edits: &[Edit]) -> usize {
+    let tasks = edits.iter().map(|edit| match edit {
+        Edit::Add(tasks) => tasks.len(),
+        Edit::Patch(_)
+        | Edit::Cancel { .. }
+        | Edit::Retry { .. }
+        | Edit::MarkFinal { .. }
+        | Edit::Finish { .. }
+        | Edit::GiveUp { .. } => 0,
+    });
+    tasks.sum()
 }

@@ -5,6 +5,7 @@ use millrace_protocol::plan::OnFailedDependency;
 use millrace_protocol::result::Parameters;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
 /// A task that is wanted.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -21,15 +22,16 @@ pub struct TaskWish {
     /// The ids of the tasks whose results it needs. Empty: it begins at once.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub depends_on: Vec<String>,
-    /// What its result must do, a sentence each. A critic checks them.
+    /// Up to three sentences that a critic can check in its result.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub criteria: Vec<String>,
     /// Named values, where the capability takes any.
     #[serde(default, skip_serializing_if = "Parameters::is_empty")]
     #[schemars(schema_with = "named_values")]
     pub parameters: Parameters,
-    /// When a task it depends on fails: ask (you are asked), skip (it goes on without), cancel.
+    /// When a task it depends on fails: ask (you are asked, the default), skip (it goes on without) or cancel.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "policy")]
     pub on_failed_dependency: Option<OnFailedDependency>,
     /// true for the one task whose result is the deliverable.
     #[serde(default, rename = "final", skip_serializing_if = "std::ops::Not::not")]
@@ -60,6 +62,7 @@ pub struct PatchWish {
     pub parameters: Parameters,
     /// When a task it depends on fails: ask, skip or cancel.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "policy")]
     pub on_failed_dependency: Option<OnFailedDependency>,
 }
 
@@ -87,6 +90,33 @@ pub struct CancelWish {
 
 fn named_values(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
     schemars::json_schema!({ "type": "object" })
+}
+
+fn policy(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
+    schemars::json_schema!({ "type": "string", "enum": ["ask", "skip", "cancel"] })
+}
+
+/// A schema as short as it can be without telling a model less: what may be left out is not to be null, and objects have
+/// no names of their own.
+pub(super) fn slim(schema: &mut Value) {
+    match schema {
+        Value::Object(fields) => {
+            fields.remove("title");
+            if let Some(Value::Array(kinds)) = fields.get_mut("type")
+                && kinds.len() == 2
+            {
+                kinds.retain(|kind| kind != "null");
+                let kind = kinds.pop().unwrap_or_default();
+                fields.insert("type".into(), kind);
+            }
+            if fields.contains_key("properties") {
+                fields.remove("description");
+            }
+            fields.values_mut().for_each(slim);
+        }
+        Value::Array(items) => items.iter_mut().for_each(slim),
+        Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => {}
+    }
 }
 
 /// One change that is wanted, wherever it is from.

@@ -166,7 +166,11 @@ fn an_answer_may_change_nothing_while_something_is_under_way_or_done() {
 fn what_is_wrong_with_an_answer_is_told_all_at_once() {
     let task = |id: &str, depends_on: Value| json!({"id": id, "objective": id, "capability": "research", "depends_on": depends_on});
     let table = [
-        (empty(Mode::Llm), json!({}), "there is no plan yet: give at least one task"),
+        (
+            empty(Mode::Llm),
+            json!({}),
+            "there is no plan yet, and the answer has no tasks. Give them in \"tasks\": ",
+        ),
         (
             empty(Mode::Llm),
             json!({"tasks": [task("a", json!(["b"])), task("b", json!(["a"]))]}),
@@ -181,6 +185,12 @@ fn what_is_wrong_with_an_answer_is_told_all_at_once() {
             empty(Mode::Llm),
             json!({"tasks": [{"id": "a", "objective": "x", "capability": "!"}]}),
             "the new tasks: task a: \"!\" is no capability; there are echo, producer, research, weather",
+        ),
+        (
+            empty(Mode::Llm),
+            json!({"tasks": [{"id": "all", "objective": "Report.", "capability": "producer"}]}),
+            "the new tasks: task all is for producer, which puts results of other tasks together, and it depends on none: \
+             add tasks that find things out first (research, weather), and let it depend on them",
         ),
         (
             empty(Mode::Fixed),
@@ -231,7 +241,7 @@ fn the_form_is_as_large_as_the_plan_gives_reason_to() {
         (names, schema)
     };
     let (names, schema) = fields(empty(Mode::Llm));
-    assert_eq!(names, ["reasoning", "tasks", "final_task", "finished"]);
+    assert_eq!(names, ["reasoning", "tasks", "final_task"]);
     let task = &schema["properties"]["tasks"]["items"]["properties"];
     assert_eq!(task["capability"]["enum"], json!(["echo", "producer", "research", "weather"]));
     assert!(task["parameters"].is_object());
@@ -239,7 +249,7 @@ fn the_form_is_as_large_as_the_plan_gives_reason_to() {
     let (names, schema) = fields(stuck().asked(vec![]));
     assert_eq!(names, all);
     let capability = &schema["properties"]["patch"]["items"]["properties"]["capability"];
-    assert_eq!(capability["enum"], json!(["echo", "producer", "research", "weather", null]));
+    assert_eq!(capability["enum"], json!(["echo", "producer", "research", "weather"]));
     let mut moving = stuck();
     moving.add("more", "research", &[]);
     assert_eq!(fields(moving.asked(vec![])).0, all[..7], "what is under way is not given up");

@@ -145,7 +145,7 @@ fn nothing_that_somebody_wrote_stands_without_a_bar() {
         |c: char| matches!(c, '\n' | '\r' | '\u{b}' | '\u{c}' | '\u{85}' | '\u{2028}' | '\u{2029}');
     let own = |line: &&str| !line.starts_with('|');
     for line in shown.split(is_break).filter(own) {
-        for words in ["You are free", "Mode llm", "Nothing is under way", "completed, FINAL"] {
+        for words in ["You are free", "mode llm", "Nothing is under way", "completed, FINAL"] {
             assert!(!line.contains(words), "{line}\n{shown}");
         }
     }

@@ -194,9 +194,18 @@ pub fn board(plan: Plan) -> String {
     turn(plan).board(&order(), &DocumentList::default())
 }
 
-/// The log and the registry of a run, in memory.
+/// The log, the registry and the blob store of a run, in memory.
+#[derive(Default)]
 pub struct Log {
     pub plan: Plan,
+    pub blobs: BTreeMap<String, Vec<u8>>,
+    pub offers: Vec<Offer>,
+}
+
+impl Log {
+    pub fn of(plan: Plan) -> Self {
+        Self { plan, blobs: BTreeMap::new(), offers: offers() }
+    }
 }
 
 impl Sources for Log {
@@ -209,8 +218,8 @@ impl Sources for Log {
         ready(Ok(result)).boxed()
     }
 
-    fn blob<'a>(&'a self, _: &'a str) -> BoxFuture<'a, Result<Vec<u8>, SourceError>> {
-        ready(Err(SourceError::Broken("not there".into()))).boxed()
+    fn blob<'a>(&'a self, sha256: &'a str) -> BoxFuture<'a, Result<Vec<u8>, SourceError>> {
+        ready(self.blobs.get(sha256).cloned().ok_or_else(|| SourceError::Broken("not there".into()))).boxed()
     }
 
     fn plan<'a>(&'a self, _: &'a Order, through: u64) -> BoxFuture<'a, Result<Plan, SourceError>> {
@@ -219,12 +228,12 @@ impl Sources for Log {
     }
 
     fn offers(&self) -> BoxFuture<'_, Result<Vec<Offer>, SourceError>> {
-        ready(Ok(offers())).boxed()
+        ready(Ok(self.offers.clone())).boxed()
     }
 }
 
 pub fn tools_of(turn: &Arc<Turn>) -> Vec<Arc<dyn Tool>> {
-    let log: Arc<dyn Sources> = Arc::new(Log { plan: Plan::default() });
+    let log: Arc<dyn Sources> = Arc::new(Log::default());
     turn.tools(&log)
 }
 

@@ -286,3 +286,11 @@ fn in_a_fixed_plan_there_are_no_tools_that_change_the_graph() {
     let fixed = ["cancel_task", "finish", "get_task_result", "retry_task", "set_status", "view_qa_report"];
     assert_eq!(names(Mode::Fixed), fixed.iter().map(|name| (*name).to_owned()).collect());
 }
+
+#[test]
+fn while_there_are_no_tasks_there_are_only_the_tools_that_make_them() {
+    let turn = turn(Made::started(Mode::Llm).asked(vec![Occasion::NoPlan]));
+    let mut names: Vec<String> = tools_of(&turn).iter().map(|tool| tool.spec().name).collect();
+    names.sort_unstable();
+    assert_eq!(names, ["add_task", "add_tasks", "cancel_task", "mark_final", "patch_task"]);
+}

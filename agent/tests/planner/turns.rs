@@ -60,7 +60,7 @@ fn log() -> Arc<Log> {
     let mut made = Made::started(Mode::Llm);
     made.add("law", "research", &[]).add("facts", "research", &[]);
     made.add("report", "producer", &["law", "facts"]).last("report").completed("law").failed("facts");
-    Arc::new(Log { plan: made.asked(vec![Occasion::TaskLost { task: id("facts") }]) })
+    Arc::new(Log::of(made.asked(vec![Occasion::TaskLost { task: id("facts") }])))
 }
 
 #[tokio::test]
@@ -120,7 +120,7 @@ rules:
     let folder = tempfile::tempdir().unwrap();
     let mut made = Made::started(Mode::Llm);
     made.add("report", "producer", &[]).last("report").completed("report");
-    let log = Arc::new(Log { plan: made.asked(vec![]) });
+    let log = Arc::new(Log::of(made.asked(vec![])));
     let mut journal = MemoryJournal::default();
     let proposal = run(&desk(folder.path(), script), &log, &mut journal).await.unwrap();
     assert_eq!(proposal.edits, [Edit::Finish { reason: "The report says it all.".into() }]);
@@ -142,7 +142,10 @@ async fn a_claim_of_the_end_that_is_repeated_reaches_the_rules() {
 async fn rubbish_ends_the_attempt_with_what_is_wrong() {
     for (script, expected) in [
         ("rules: [{reply: {text: I will think about it.}}]", "The answer is not one JSON object"),
-        ("rules: [{reply: {answer: {plan: [a, b]}}}]", "'plan' is not known"),
+        (
+            "rules: [{reply: {answer: {reasoning: x, plan: [a, b]}}}]",
+            "unknown field `plan`, expected one of `reasoning`, `tasks`, `retry`",
+        ),
         (
             "rules: [{reply: {answer: {reasoning: x, tasks: [{id: a, objective: x, capability: cook}]}}}]",
             "must be one of",
