@@ -4,9 +4,11 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
+use jiff::Timestamp;
 use millrace_protocol::ids::{RunId, TaskId};
 use millrace_protocol::plan::{
-    Attempt, AttemptEnd, Cause, Control, Decision, Event, Plan, Review, Submission, TaskState, apply_decision,
+    Attempt, AttemptEnd, Cause, Command, Control, Decision, Event, Plan, Refusal, Review, Submission,
+    TaskState, apply_decision,
 };
 use millrace_protocol::subject::{self, Topic};
 use millrace_protocol::wire::Blob;
@@ -102,7 +104,11 @@ impl History {
                 self.asked.insert(sequence);
             }
             Topic::Control => {
-                bus.open::<Control>(record).await?;
+                // A wish of a program of before there were commands is one too.
+                match bus.open::<Command>(record).await {
+                    Err(fault) if !fault.is_transient() => bus.open::<Control>(record).await.map(drop)?,
+                    command => drop(command?),
+                }
                 self.asked.insert(sequence);
             }
             Topic::Task(..) | Topic::Review(..) | Topic::Planning(..) => {
@@ -125,6 +131,20 @@ impl History {
     #[must_use]
     pub fn plan(&self) -> &Plan {
         &self.plan
+    }
+
+    /// What was decided, oldest first, each with its time.
+    pub fn events(&self) -> impl Iterator<Item = (Timestamp, &Event)> {
+        let decisions = self.decisions.iter().map(|decided| &decided.decision);
+        decisions.flat_map(|decision| decision.events.iter().map(|event| (decision.at, event)))
+    }
+
+    /// What was decided on a fact, by its sequence: that it holds, or why it does not; `None` before it was decided.
+    #[must_use]
+    pub fn answer_to(&self, fact: u64) -> Option<Result<(), Refusal>> {
+        let answers = self.decisions.iter().flat_map(|decided| &decided.decision.answers);
+        let answer = answers.into_iter().find(|answer| answer.cause == Cause::Fact(fact))?;
+        Some(answer.refusal.clone().map_or(Ok(()), Err))
     }
 
     /// Who decided, in the order of the decisions.
@@ -174,7 +194,11 @@ impl History {
             .collect();
         let result = |at| match entries.get(&at)? {
             Entry::Outcome { outcome: Outcome::Finished { result, .. }, .. } => Some(result.clone()),
-            Entry::Outcome { .. } | Entry::Claimed { .. } | Entry::Step { .. } | Entry::Note { .. } => None,
+            Entry::Outcome { .. }
+            | Entry::Claimed { .. }
+            | Entry::Step { .. }
+            | Entry::Note { .. }
+            | Entry::Released { .. } => None,
         };
         let tasks = self.plan.tasks().iter();
         tasks.filter_map(|task| Some((task.spec.id.clone(), result(task.accepted()?.1)?))).collect()
@@ -268,17 +292,25 @@ impl History {
         let mut finished = HashSet::new();
         let mut passed = HashSet::new();
         let mut over = HashSet::new();
+        // How each task's result is judged, as far as was said by then.
+        let mut reviews: HashMap<&TaskId, &Review> = HashMap::new();
         let events = self.decisions.iter().flat_map(|decided| &decided.decision.events);
         for event in events {
             if let Event::TaskReopened { task, .. } | Event::TaskInvalidated { task, .. } = event {
                 over.remove(task);
                 continue;
             }
-            if let Some(task) = event.task().filter(|task| over.contains(*task)) {
+            let is_over =
+                |task: &&TaskId| over.contains(*task) && !matches!(event, Event::FinalMarked { .. });
+            if let Some(task) = event.task().filter(is_over) {
                 broken.say(format!("something was decided on {task} after its end: {event:?}"));
             }
             match event {
-                Event::AttemptFinished { task, attempt, worker, at_sequence, .. } => {
+                Event::TaskAdded { spec, .. } => drop(reviews.insert(&spec.id, &spec.review)),
+                Event::TaskPatched { spec, .. } => drop(reviews.insert(&spec.id, &spec.review)),
+                Event::AttemptFinished { task, attempt, worker, at_sequence, review, .. } => {
+                    let asked = review.as_ref().or_else(|| Some(&self.plan.task(task)?.spec.review));
+                    reviews.extend(asked.map(|asked| (task, asked)));
                     if !finished.insert((task, attempt)) {
                         broken.say(format!("two outcomes of {task} #{attempt} were accepted"));
                     }
@@ -298,8 +330,7 @@ impl History {
                     if !finished.contains(&(task, attempt)) {
                         broken.say(format!("{task} #{attempt} was accepted without an outcome"));
                     }
-                    let review = self.plan.task(task).map(|task| &task.spec.review);
-                    let is_reviewed = matches!(review, Some(Review::Critic { .. }));
+                    let is_reviewed = reviews.get(task).is_some_and(|review| !review.is_none());
                     if is_reviewed && !passed.contains(&(task, attempt)) {
                         broken.say(format!("{task} #{attempt} was accepted without a verdict"));
                     }
@@ -383,7 +414,11 @@ impl Journal {
             Entry::Outcome { worker, outcome: Outcome::Finished { .. }, .. } => {
                 *sequence == at && worker.as_str() == by
             }
-            Entry::Outcome { .. } | Entry::Claimed { .. } | Entry::Step { .. } | Entry::Note { .. } => false,
+            Entry::Outcome { .. }
+            | Entry::Claimed { .. }
+            | Entry::Step { .. }
+            | Entry::Note { .. }
+            | Entry::Released { .. } => false,
         })
     }
 
@@ -395,7 +430,7 @@ impl Journal {
             match entry {
                 Entry::Claimed { .. } => claim += 1,
                 Entry::Step { number, .. } => steps.push((*number, claim)),
-                Entry::Note { .. } | Entry::Outcome { .. } => {}
+                Entry::Note { .. } | Entry::Released { .. } | Entry::Outcome { .. } => {}
             }
         }
         steps
@@ -454,6 +489,8 @@ impl Reading {
                 }
             }
             Entry::Note { .. } => Ok(()),
+            Entry::Released { worker, .. } if self.holder.as_deref() == Some(worker.as_str()) => Ok(()),
+            Entry::Released { worker, .. } => Err(format!("{worker} gives back what it does not hold")),
             Entry::Outcome { worker, review, .. } => {
                 if self.holder.as_deref() != Some(worker.as_str()) {
                     return Err(format!("the outcome is of {worker}, the work is of {:?}", self.holder));

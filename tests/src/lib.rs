@@ -17,7 +17,10 @@ pub mod cluster;
 pub mod history;
 pub mod plans;
 pub mod program;
+pub mod provider;
 pub mod python;
+pub mod stage;
+pub mod strikes;
 
 /// The server that is fetched where the machine has none.
 const VERSION: &str = "2.15.1";

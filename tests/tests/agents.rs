@@ -77,7 +77,7 @@ async fn journal(bus: &Bus, run: &RunId, task: &str) -> Vec<Entry> {
 fn steps(entries: &[Entry]) -> Vec<String> {
     let names = entries.iter().filter_map(|entry| match entry {
         Entry::Step { name, .. } => Some(name.clone()),
-        Entry::Claimed { .. } | Entry::Note { .. } | Entry::Outcome { .. } => None,
+        Entry::Claimed { .. } | Entry::Note { .. } | Entry::Released { .. } | Entry::Outcome { .. } => None,
     });
     names.collect()
 }
@@ -179,7 +179,11 @@ impl Case {
             Entry::Step { name, value, .. } if text(value).contains("It is not known whether") => {
                 Some(name.clone())
             }
-            Entry::Step { .. } | Entry::Claimed { .. } | Entry::Note { .. } | Entry::Outcome { .. } => None,
+            Entry::Step { .. }
+            | Entry::Claimed { .. }
+            | Entry::Note { .. }
+            | Entry::Released { .. }
+            | Entry::Outcome { .. } => None,
         });
         named.collect()
     }

@@ -14,7 +14,7 @@ use std::time::Duration;
 use async_nats::HeaderMap;
 use bytes::Bytes;
 use millrace_protocol::ids::{Capability, Lane, RunId, WorkerId};
-use millrace_protocol::plan::{Control, Decision, EndReason, Submission, TaskState, Work};
+use millrace_protocol::plan::{Command as Wish, Control, Decision, EndReason, Submission, TaskState, Work};
 use millrace_protocol::subject::{self, Topic};
 use millrace_protocol::wire::{ENCODING_HEADER, ENCODING_JSON, Message, body, seal};
 use millrace_protocol::work::{Entry, Order};
@@ -259,6 +259,8 @@ async fn litter(bus: &Bus, run: &RunId, submission: &Submission) {
     write_all_kinds(bus, &on(&Topic::Submitted), submission).await;
     let cancel = Control::CancelTask { task: id("no-such-task"), reason: "r".into() };
     write_all_kinds(bus, &on(&Topic::Control), &cancel).await;
+    let command = Wish { id: "c".into(), by: "ann".into(), control: cancel };
+    write_all_kinds(bus, &on(&Topic::Control), &command).await;
     for topic in [
         Topic::Task(id("l9-0"), 1),
         Topic::Task(id("no-such-task"), 7),
@@ -381,7 +383,8 @@ async fn a_run_with_a_bad_submission_ends_with_the_reason() {
     circle.tasks[1].depends_on = vec![id("a")];
     let empty = Submission { objective: " ".into(), ..fan_out(1, &json!({})) };
     let long = Submission { objective: "x".repeat(10_000_000), ..fan_out(1, &json!({})) };
-    let parameters = fan_out(1, &json!({"dealy_ms": 5}));
+    let mut parameters = fan_out(1, &json!({"dealy_ms": 5}));
+    parameters.tasks[0].limits.queue_wait = Duration::from_secs(1);
     for (name, submission, part) in [
         ("circle", circle, "a"),
         ("empty", empty, "the objective is empty"),

@@ -9,17 +9,14 @@ use millrace_protocol::wire::Blob;
 use millrace_runtime::{Bus, registry};
 use millrace_tests::cluster::{Cluster, Setup, alone};
 use millrace_tests::history::{Fate, History};
-use millrace_tests::plans::{Random, finished, layered, run, submit};
+use millrace_tests::plans::{finished, layered, run, submit};
+use millrace_tests::strikes::strike;
 
 const LAYERS: u64 = 10;
 const WIDTH: u64 = 20;
 /// How long an undisturbed run may take, and then a disturbed one.
 const UNDISTURBED: Duration = Duration::from_secs(60);
 const DISTURBED: Duration = Duration::from_secs(90);
-
-/// Who can be killed. Each seed strikes one of the first four first, or several of them at once.
-const VICTIMS: [&str; 5] = ["supervisor-1", "worker-1", "critic-1", SERVER, "worker-2"];
-const SERVER: &str = "nats-server";
 
 /// How a run ended: how its tasks fared and what they brought, and the reason with the deliverable's task.
 type Ending = (BTreeMap<TaskId, (Fate, Option<Blob>)>, String);
@@ -98,50 +95,6 @@ async fn disturbed(seed: u64) -> Disturbed {
 /// Whether a run is over, as far as can be told: the server may be away.
 async fn is_over(bus: &Bus, run: &RunId) -> bool {
     registry::summary(bus, run).await.ok().flatten().is_some_and(|summary| summary.end.is_some())
-}
-
-/// Kills and starts again, until the run is over or five strikes are done; says how many were done in time.
-async fn strike(cluster: &mut Cluster, seed: u64, is_over: &impl AsyncFn() -> bool) -> usize {
-    let mut random = Random::new(seed ^ 0x00c0_ffee);
-    let mut strikes = 0;
-    for number in 0..5 {
-        pass(random.below(700)).await;
-        if is_over().await {
-            break;
-        }
-        let victims = victims(&mut random, seed, number);
-        for victim in &victims {
-            match *victim {
-                SERVER => cluster.server.kill(),
-                process => cluster.kill(process),
-            }
-        }
-        pass(random.below(500)).await;
-        // Not always in the order in which one would start them.
-        let turn = random.below(victims.len() as u64) as usize;
-        for victim in victims[turn..].iter().chain(&victims[..turn]) {
-            match *victim {
-                SERVER => cluster.server.restart(),
-                process => cluster.restart(process),
-            }
-        }
-        strikes += 1;
-    }
-    strikes
-}
-
-fn victims(random: &mut Random, seed: u64, number: u64) -> Vec<&'static str> {
-    let first = (seed % 5) as usize;
-    if number == 0 && first < 4 {
-        return vec![VICTIMS[first]];
-    }
-    let least = if number == 0 { 3 } else { 1 };
-    loop {
-        let chosen: Vec<_> = VICTIMS.into_iter().filter(|_| random.happens(40)).collect();
-        if chosen.len() >= least {
-            return chosen;
-        }
-    }
 }
 
 async fn pass(milliseconds: u64) {

@@ -7,7 +7,9 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use millrace_protocol::ids::{Lane, RunId, WorkerId};
-use millrace_protocol::plan::{Control, Decision, EndReason, Fact, Submission};
+use millrace_protocol::plan::{
+    Cluster as Offered, Command, Control, Decision, EndReason, Fact, MayBeMissing, Submission,
+};
 use millrace_protocol::registry::Role as Kind;
 use millrace_protocol::subject::Topic;
 use millrace_runtime::log::{AppendError, append, read_topic};
@@ -94,9 +96,11 @@ async fn the_server_refuses_whatever_a_stale_owner_has_decided() {
         })
         .await;
         // The most harmful thing that it could do: end the run.
-        let reason = "a stale owner".to_owned();
-        stale.receive(u64::MAX / 2, Fact::Control(Control::CancelRun { reason }));
-        let decision = stale.decide(&me, None, Timestamp::now()).expect("it decides");
+        let control = Control::CancelRun { reason: "a stale owner".into() };
+        let command = Command { id: "stale".into(), by: "nobody".into(), control };
+        stale.receive(u64::MAX / 2, Fact::Control(command));
+        let known = Offered::default();
+        let decision = stale.decide(&me, &known, MayBeMissing::NotYet, Timestamp::now()).expect("it decides");
         let refused = append(&bus, LANE, &run, &Topic::Plan, &decision, stale.last).await;
         assert!(
             matches!(refused, Err(AppendError::Fenced { last }) if last > stale.last),

@@ -41,7 +41,7 @@ async fn a_history_that_was_tampered_with_is_found_out() {
     let cluster = Cluster::start(Setup::default(), 1);
     let (bus, run) = (cluster.bus().await, run("tampered"));
     let mut submission = fan_out(6, &json!({"steps": 2, "delay_ms": 20}));
-    submission.tasks[0].review = Review::Critic { criteria: Vec::new() };
+    submission.tasks[0].review = Review::critic(Vec::new());
     submit(&bus, &run, &submission).await;
     let history = finished(&bus, &run, Duration::from_secs(30)).await;
     history.assert_holds();

@@ -43,7 +43,7 @@ fn submission() -> Submission {
         task.limits.backoff = Duration::from_millis(10);
         task.is_final = n == 11;
         if n % 3 == 0 {
-            task.review = Review::Critic { criteria: Vec::new() };
+            task.review = Review::critic(Vec::new());
         }
         if n >= 4 {
             task.depends_on = vec![id(&format!("t{}", n - 4)), id(&format!("t{}", n - 3))];

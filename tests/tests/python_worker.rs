@@ -62,7 +62,7 @@ async fn journal(bus: &Bus, run: &millrace_protocol::ids::RunId) -> Vec<Entry> {
 fn steps(entries: &[Entry]) -> Vec<&str> {
     let names = entries.iter().filter_map(|entry| match entry {
         Entry::Step { name, .. } => Some(name.as_str()),
-        Entry::Claimed { .. } | Entry::Note { .. } | Entry::Outcome { .. } => None,
+        Entry::Claimed { .. } | Entry::Note { .. } | Entry::Released { .. } | Entry::Outcome { .. } => None,
     });
     names.collect()
 }
