@@ -17,6 +17,7 @@
 //! A limit that is reached ends in `Done(stopped)` with its reason and what was produced. Tool calls and turns are
 //! softer: when they are used up, the model is told so once and asked to answer without tools.
 
+mod asking;
 mod reply;
 
 use std::collections::BTreeMap;
@@ -27,7 +28,6 @@ use millrace_protocol::result::{MAX_PRODUCED, Usage};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::allowance::Allowance;
 use super::compact::compact;
 use super::record::{Asked, Heard, Returned};
 use super::scratch::Scratch;
@@ -36,20 +36,13 @@ use crate::model::{AnswerSchema, Finish, Message, Reply, Request, ToolResult};
 use millrace_protocol::schema::Compiled;
 
 use crate::tool::{Specs, head_and_tail};
+use asking::{LAST_TURN, NEARLY_SPENT, NO_CALLS_LEFT};
 use reply::tell_apart;
 
 /// How often a conversation that is too long is made shorter.
 pub const MAX_COMPACTIONS: u32 = 2;
 /// The most calls of one reply that are looked at; the others are refused.
 pub const MAX_CALLS_AT_ONCE: usize = 50;
-
-const NO_CALLS_LEFT: &str =
-    "You have no tool calls left. Answer now with what you have, and say what is missing.";
-const LAST_TURN: &str =
-    "This is your last turn, without tools. Answer now with what you have, and say what is missing.";
-
-const NEARLY_SPENT: &str = "You have used most of what this task may use. Come to an end: make only the calls that \
-you can't do without, then answer with what you have, and say what is missing.";
 
 /// All that an agent is told before it begins.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -398,58 +391,8 @@ impl<A: Answer> Machine<A> {
         self.spent.add(&Spent::on(answered.as_ref().unwrap_or(&self.model), usage));
     }
 
-    /// Takes the tools away, and says so, where no call is left, or no question in which its result could be told.
-    fn take_spent_tools_away(&mut self) {
-        let last = self.turns + 1 == u64::from(self.limits.turns)
-            || self.allowance().is_last(&self.spent.usage, self.last_input);
-        let told = match (self.calls_counted >= self.calls_allowed, last) {
-            (true, _) => NO_CALLS_LEFT,
-            (false, true) => LAST_TURN,
-            (false, false) => return,
-        };
-        if !self.request.tools.is_empty() {
-            self.out_of_calls = true;
-            self.request.tools = Vec::new();
-            self.tell(told.to_owned());
-        }
-    }
-
-    /// Says once that it is time to come to an end, where most of what may be used is.
-    fn hint_at_the_end(&mut self) {
-        if !self.told_to_end && !self.out_of_calls && self.allowance().is_nearly_used(&self.spent.usage) {
-            self.told_to_end = true;
-            self.tell(NEARLY_SPENT.to_owned());
-        }
-    }
-
-    fn allowance(&self) -> Allowance {
-        Allowance::of(&self.limits, self.reserved)
-    }
-
     fn tell(&mut self, text: String) {
         self.request.messages.push(Message::User { text });
-    }
-
-    /// Goes on to the next question, unless a limit stands against it. A reply may take what is left of the tokens and
-    /// no more.
-    fn ask_again(&mut self) {
-        if let Some(stop) = self.reached() {
-            return self.stop(stop);
-        }
-        self.take_spent_tools_away();
-        self.hint_at_the_end();
-        let left = self.allowance().of_next_reply(&self.spent.usage, self.last_input);
-        self.request.max_output_tokens = self.max_output_tokens.min(left);
-        self.state = State::Asking;
-    }
-
-    fn reached(&self) -> Option<Stop> {
-        let limit = self.limits.turns;
-        if self.turns >= u64::from(limit) {
-            return Some(Stop::Turns { limit });
-        }
-        let own = self.limits.reached(&self.spent.usage, self.worked, self.last_input);
-        own.or_else(|| self.allowance().reached(&self.spent.usage, self.last_input))
     }
 
     fn stop(&mut self, reason: Stop) {
