@@ -5,7 +5,7 @@
 
 use std::fs;
 use std::path::PathBuf;
-use std::process::{Command, Output, Stdio};
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
@@ -38,8 +38,29 @@ impl User {
         command
     }
 
+    /// Does it, and does not wait for ever.
     fn does(&self, arguments: &[&str]) -> Done {
-        Done::of(arguments, &self.command(arguments).output().unwrap())
+        let file = |name: &str| fs::File::create(self.path(name)).unwrap();
+        let mut command = self.command(arguments);
+        let mut child = command.stdout(file("out")).stderr(file("err")).spawn().unwrap();
+        let started = Instant::now();
+        let status = loop {
+            if let Some(status) = child.try_wait().unwrap() {
+                break status;
+            }
+            if started.elapsed() > PATIENCE {
+                child.kill().unwrap();
+                child.wait().unwrap();
+                panic!("{arguments:?} does not end; it said: {}", self.reads("err"));
+            }
+            std::thread::park_timeout(Duration::from_millis(5));
+        };
+        let (out, err) = (self.reads("out"), self.reads("err"));
+        Done { command: arguments.join(" "), code: status.code(), out, err }
+    }
+
+    fn reads(&self, name: &str) -> String {
+        String::from_utf8_lossy(&fs::read(self.path(name)).unwrap()).into_owned()
     }
 
     fn writes(&self, name: &str, text: &str) {
@@ -90,12 +111,6 @@ struct Done {
 }
 
 impl Done {
-    fn of(arguments: &[&str], output: &Output) -> Self {
-        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-        let (out, err) = (text(&output.stdout), text(&output.stderr));
-        Self { command: arguments.join(" "), code: output.status.code(), out, err }
-    }
-
     #[track_caller]
     fn is(&self, code: i32) -> &Self {
         assert_eq!(self.code, Some(code), "{self:#?}");
@@ -304,6 +319,55 @@ fn a_run_that_used_up_its_time_says_how_to_go_on_and_goes_on_with_more() {
     assert!(errors[0]["text"].as_str().unwrap().starts_with("budget_exhausted: "), "{errors:?}");
     let watched = user.does(&["resume", id]);
     watched.is(0).says("completed: 12 of 12 tasks completed");
+}
+
+/// A planner that makes a plan of one task, and uses more tokens for that than the run has.
+const DEAR_PLANNER: &str = "
+rules:
+- when: {answer: plan}
+  reply:
+    answer: {reasoning: One task is enough., tasks: [{id: only, objective: be done, capability: echo, final: true}]}
+    usage: {input_tokens: 30000, output_tokens: 100}
+";
+
+#[test]
+fn a_run_whose_tokens_are_used_up_by_its_planner_is_finished_with_more() {
+    let user = User::new();
+    user.writes("model.yaml", DEAR_PLANNER);
+    let model = ["--model", "planner=script:model.yaml", "--workers", "1"];
+    let run = user.does(
+        &[&["run", "be done with it", "--mode", "llm", "--budget", "tokens=20k,steps=5"], &model[..]]
+            .concat(),
+    );
+    run.is(1)
+        .says("budget_exhausted: ")
+        .says("millrace: spent 30100 tokens in 1 call (planner 30100 tokens in 1 call)");
+    run.says("planner asked, turn 1: There is no plan yet: make one.");
+    run.says("planner turn 1 over: One task is enough.");
+    assert!(!run.err.contains(" may use "), "what is set aside for each piece of work is no news: {run:#?}");
+
+    let shown = user.shows("latest");
+    assert_eq!((&shown["mode"], &shown["end"]["resumable"]), (&"llm".into(), &true.into()));
+    assert_eq!(shown["turns"][0]["reasoning"], "One task is enough.");
+    assert_eq!(
+        (&shown["spend"]["planner"]["input_tokens"], &shown["budget"]["left"]["tokens"]),
+        (&30_000.into(), &0.into())
+    );
+    assert!(shown["budget"]["left"]["steps"].as_u64().unwrap() < 5, "a turn was taken: {shown:#}");
+    let how = shown["end"]["resume_with"].as_str().unwrap();
+    assert!(how.ends_with(" --budget tokens=40000"), "{how}");
+    let board = user.does(&["show", "latest"]).out;
+    assert!(board.contains("30100 of 20000 tokens") && board.contains(how), "{board}");
+
+    let resumed =
+        user.does(&[&["resume", "latest", "--budget", "tokens=100k", "--json"], &model[..]].concat());
+    resumed.is(0);
+    let last: Value = serde_json::from_str(resumed.out.lines().last().unwrap()).unwrap();
+    assert_eq!(
+        (&last["result"]["reason"], &last["result"]["deliverable"]["task"]),
+        (&"completed".into(), &"only".into())
+    );
+    assert_eq!(last["result"]["spend"]["total"]["input_tokens"], 30_000, "what was spent stays spent");
 }
 
 #[test]

@@ -15,8 +15,12 @@ use crate::client::result_of;
 use crate::exit::Stop;
 use crate::intake::write;
 use crate::story::Story;
+use crate::view::one_line;
 
 pub use whole::{how_to_go_on, json, why};
+
+/// How many characters of the detail of an end stand in the line about it.
+const MAX_DETAIL: usize = 400;
 
 /// A run that is over, with its deliverable.
 pub struct Report {
@@ -99,8 +103,8 @@ impl Report {
         let plan = &self.story.plan;
         let (all, done) = (plan.tasks().len(), plan.count(TaskState::Completed));
         let took = plan.start.as_ref().map(|start| self.end.at.duration_since(start.at).as_secs_f64());
-        let detail =
-            if self.end.detail.is_empty() { String::new() } else { format!(" ({})", self.end.detail) };
+        let detail = shortly(&self.end.detail);
+        let detail = if detail.is_empty() { detail } else { format!(" ({detail})") };
         let tasks = if all == 1 { "task" } else { "tasks" };
         let first = format!(
             "{}: {done} of {all} {tasks} completed in {:.1} s{detail}",
@@ -114,11 +118,19 @@ impl Report {
     }
 }
 
-/// What was spent, and by whom; `None` where no model was asked.
+/// A text on one line, cut where it is long: the JSON has all of it.
+fn shortly(text: &str) -> String {
+    let text = one_line(text);
+    match text.char_indices().nth(MAX_DETAIL) {
+        None => text,
+        Some((end, _)) => format!("{}…", &text[..end]),
+    }
+}
+
+/// What was spent, and by whom; `None` where no model was asked that is paid for by tokens.
 pub fn spend(plan: &Plan) -> Option<String> {
     let spend = &plan.spend;
-    if spend.total.model_calls == 0 && spend.total.cost_micros == 0 && Dimension::Tokens.of(&spend.total) == 0
-    {
+    if Dimension::Tokens.of(&spend.total) == 0 && spend.total.cost_micros == 0 {
         return None;
     }
     let roles = [("planner", spend.planner), ("workers", spend.workers), ("critics", spend.critics)];
@@ -128,8 +140,9 @@ pub fn spend(plan: &Plan) -> Option<String> {
 }
 
 fn said(usage: &Usage) -> String {
-    let mut text =
-        format!("{} in {} calls", Dimension::Tokens.say(Dimension::Tokens.of(usage)), usage.model_calls);
+    let calls = if usage.model_calls == 1 { "call" } else { "calls" };
+    let tokens = Dimension::Tokens.say(Dimension::Tokens.of(usage));
+    let mut text = format!("{tokens} in {} {calls}", usage.model_calls);
     if usage.cost_micros > 0 {
         let _ = write!(text, ", {}", Dimension::Cost.say(usage.cost_micros));
     }
