@@ -3,7 +3,9 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use millrace_protocol::plan::{GraphError, Limits, MAX_OBJECTIVE, Plan, TaskSpec, check};
+use millrace_protocol::plan::{
+    Control, Edit, GraphError, Limits, MAX_OBJECTIVE, Patch, Plan, Refusal, TaskSpec, check,
+};
 use petgraph::graph::DiGraph;
 use proptest::prelude::*;
 use serde_json::json;
@@ -143,6 +145,57 @@ fn any_tasks() -> impl Strategy<Value = Vec<TaskSpec>> {
             }
             tasks
         })
+}
+
+fn is_cyclic_plan(tasks: &[TaskSpec]) -> bool {
+    let at = |id: &millrace_protocol::ids::TaskId| tasks.iter().position(|task| task.id == *id).unwrap();
+    let mut graph = DiGraph::<(), ()>::new();
+    let nodes: Vec<_> = tasks.iter().map(|_| graph.add_node(())).collect();
+    for (from, task) in tasks.iter().enumerate() {
+        for to in &task.depends_on {
+            graph.add_edge(nodes[from], nodes[at(to)], ());
+        }
+    }
+    petgraph::algo::is_cyclic_directed(&graph)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 400, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn a_changed_dependency_is_accepted_exactly_where_petgraph_finds_no_circle(
+        edges in prop::collection::vec((0_usize..8, 0_usize..8), 0..14),
+        which in 0_usize..8,
+        wanted in prop::collection::btree_set(0_usize..8, 0..4),
+    ) {
+        // What depends on a task of a lower number is no circle.
+        let mut tasks: Vec<_> = (0..8).map(|at| cast::task(&format!("t{at}"), &[])).collect();
+        for (from, to) in edges.into_iter().filter(|(from, to)| from > to) {
+            let to = cast::task_id(&format!("t{to}"));
+            if !tasks[from].depends_on.contains(&to) {
+                tasks[from].depends_on.push(to);
+            }
+        }
+        let mut scene = Scene::submitted(cast::submission(tasks.clone()));
+        let depends_on: Vec<_> = wanted.iter().map(|at| cast::task_id(&format!("t{at}"))).collect();
+        let id = tasks[which].id.clone();
+        let patch = Patch { depends_on: Some(depends_on.clone()), ..Patch::of(id.clone()) };
+        let is_another = tasks[which].depends_on != depends_on;
+        tasks[which].depends_on = depends_on.clone();
+        let decided = scene.fact(&cast::command("c1", Control::Edit(Edit::Patch(patch))));
+        match decided {
+            Ok(_) => prop_assert!(is_another && !depends_on.contains(&id) && !is_cyclic_plan(&tasks)),
+            Err(Refusal::Graph(GraphError::Cycle(ids))) => {
+                prop_assert!(is_cyclic_plan(&tasks));
+                for (from, to) in ids.iter().zip(ids.iter().cycle().skip(1)) {
+                    let from = tasks.iter().find(|task| task.id == *from).unwrap();
+                    prop_assert!(from.depends_on.contains(to), "{} -> {}", from.id, to);
+                }
+            }
+            Err(Refusal::Graph(GraphError::SelfDependency(_))) => prop_assert!(depends_on.contains(&id)),
+            Err(other) => prop_assert!(!is_another, "{}", other),
+        }
+    }
 }
 
 proptest! {

@@ -4,6 +4,7 @@
 
 mod cast;
 mod clocks;
+mod drafts;
 mod effects;
 mod golden;
 mod graphs;

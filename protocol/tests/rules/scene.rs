@@ -25,6 +25,8 @@ pub struct Scene {
     pub log: Vec<Decision>,
     /// When the journal of a task was last written to.
     pub heard: BTreeMap<TaskId, Timestamp>,
+    /// Whether every reservation is looked at as it is made.
+    pub is_checked: bool,
     sequence: u64,
 }
 
@@ -35,6 +37,7 @@ impl Scene {
             now: cast::start(),
             log: Vec::new(),
             heard: BTreeMap::new(),
+            is_checked: true,
             sequence: 0,
         }
     }
@@ -85,7 +88,9 @@ impl Scene {
             && !settled.is_empty()
         {
             assert!(decision.answers.len() < MAX_SETTLING, "it is never settled: {settled:?}");
-            oracle::check_reserved(&self.plan, &settled);
+            if self.is_checked {
+                oracle::check_reserved(&self.plan, &settled);
+            }
             settled.iter().for_each(|event| apply(&mut self.plan, event, self.now));
             decision.answers.push(answered(Cause::Rules, &Ok(settled.clone())));
             decision.events.extend(settled);

@@ -6,7 +6,9 @@
 use std::time::Instant;
 
 use millrace_protocol::ids::TaskId;
-use millrace_protocol::plan::{Decision, Plan, apply_decision};
+use millrace_protocol::plan::{
+    Amounts, Budget, Decision, Fact, Plan, Submission, TaskSpec, TaskState, Work, apply_decision,
+};
 use millrace_protocol::wire;
 
 use crate::cast;
@@ -83,6 +85,58 @@ fn fold_at_speed() {
     let began = Instant::now();
     let read: Vec<Decision> = bodies.iter().map(|body| wire::open_body(body).unwrap()).collect();
     println!("reading alone: {:.0} decisions/s", per_second(read.len(), began));
+}
+
+/// A run of so many tasks side by side under a budget, each claimed and finished: nothing in it may grow with the
+/// square of its tasks, however the budget is cut.
+fn run_with_budget(count: u32, budget: &Budget, own: Amounts) -> f64 {
+    let task = |at: u32| TaskSpec { budget: own, ..cast::task(&format!("task-{at:06}"), &[]) };
+    let began = Instant::now();
+    let tasks = (0..count).map(task).collect();
+    let mut scene = Scene::new();
+    scene.is_checked = false;
+    let submission = Submission { budget: budget.clone(), ..cast::submission(tasks) };
+    scene.fact(&Fact::Submitted(Box::new(submission))).unwrap();
+    let usage = millrace_protocol::result::Usage { input_tokens: 5, model_calls: 1, ..Default::default() };
+    loop {
+        let Some((Work::Task { task, .. }, _)) = scene.plan.reserved.iter().next() else { break };
+        let task = task.clone();
+        scene.claim(&task, "worker-1");
+        let finished = millrace_protocol::plan::Finished { usage, ..cast::finished(9) };
+        scene.fact(&cast::ended(&task, 1, "worker-1", Ok(finished))).unwrap();
+    }
+    assert_eq!(scene.plan.count(TaskState::Completed), count);
+    began.elapsed().as_secs_f64()
+}
+
+fn tokens(tokens: u64) -> Amounts {
+    Amounts { tokens: Some(tokens), ..Amounts::default() }
+}
+
+fn whole(count: u64) -> Budget {
+    Budget { amounts: tokens(count * 20), ..Budget::default() }
+}
+
+#[test]
+#[ignore = "a measurement, not a proof; it wants a release build"]
+fn budgets_at_speed() {
+    type Cut = (&'static str, fn(u64) -> (Budget, Amounts));
+    let cuts: [Cut; 4] = [
+        ("an attempt takes what is said", |count| (Budget { attempt: tokens(10), ..whole(count) }, Amounts::default())),
+        ("an attempt takes a share", |count| (whole(count), Amounts::default())),
+        ("of a capability", |count| {
+            let own = [(cast::capability("echo"), tokens(count * 20))];
+            (Budget { capabilities: own.into(), ..Budget::default() }, Amounts::default())
+        }),
+        ("of each task", |_| (Budget::default(), tokens(100))),
+    ];
+    for (name, cut) in cuts {
+        for count in [2_500, 10_000, 40_000] {
+            let (budget, own) = cut(u64::from(count));
+            let took = run_with_budget(count, &budget, own);
+            println!("{name}: {count} tasks in {took:.2} s, {:.1} µs a task", took * 1e6 / f64::from(count));
+        }
+    }
 }
 
 /// What a plan of live tasks takes; first, while the process has no freed memory to use again.
