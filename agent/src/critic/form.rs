@@ -16,6 +16,10 @@ use crate::turn::Answer;
 /// What a criterion is told that a critic does not speak of, asked twice.
 const LEFT_OUT: &str = "The critic did not say whether it is met.";
 
+/// What a critic is told that rejects a result and gives the next attempt nothing to go by.
+const MUTE: &str =
+    "The verdict rejects the result without 'feedback': say what the next attempt must do differently.";
+
 /// What a critic answers. The reasons stand before what rests on them: models write in this order.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Judgement {
@@ -69,11 +73,18 @@ pub(crate) struct Asked<'a> {
     criteria: &'a [String],
     /// Whether the model was told that it had left a criterion out.
     was_told: AtomicBool,
+    /// Whether it was told that it had rejected the result without feedback.
+    was_told_of_feedback: AtomicBool,
 }
 
 impl<'a> Asked<'a> {
     pub fn new(task: &'a TaskId, criteria: &'a [String]) -> Self {
-        Self { task, criteria, was_told: AtomicBool::new(false) }
+        Self {
+            task,
+            criteria,
+            was_told: AtomicBool::new(false),
+            was_told_of_feedback: AtomicBool::new(false),
+        }
     }
 
     /// The answer with the criteria in their own words, each once.
@@ -93,17 +104,24 @@ impl<'a> Asked<'a> {
         if !left_out.is_empty() {
             if !self.was_told.swap(true, Ordering::Relaxed) {
                 return Err(format!(
-                    "'criteria' leaves out {}: say of each whether it is met.",
-                    left_out.join(", ")
+                    "'criteria' leaves out {}. Speak of every criterion up to C{} in one answer.",
+                    left_out.join(", "),
+                    self.criteria.len()
                 ));
             }
             // Whoever is asked twice and does not say that something is met does not know it to be.
             (judged.passed, judged.feedback) = (false, judged.feedback.or(Some(LEFT_OUT.to_owned())));
         }
-        match judged.mistake() {
-            Some(mistake) => Err(mistake),
-            None => Ok(judged),
+        if let Some(contradiction) = judged.verdict().inconsistency() {
+            return Err(format!("The verdict contradicts itself: {contradiction}."));
         }
+        if !judged.passed && judged.feedback.is_none() {
+            if !self.was_told_of_feedback.swap(true, Ordering::Relaxed) {
+                return Err(MUTE.to_owned());
+            }
+            judged.feedback = Some(judged.reasons());
+        }
+        Ok(judged)
     }
 
     /// The criteria that were asked for, in their order, and then the critic's own; and the numbers of those that it
@@ -159,15 +177,14 @@ fn said(text: Option<&str>) -> Option<String> {
 }
 
 impl Judgement {
-    /// What is wrong with it as a verdict.
-    fn mistake(&self) -> Option<String> {
-        if let Some(contradiction) = self.verdict().inconsistency() {
-            return Some(format!("The verdict contradicts itself: {contradiction}."));
-        }
-        let is_mute = !self.passed && self.feedback.is_none();
-        is_mute.then(|| {
-            "The verdict rejects the result without 'feedback': say what the next attempt must do differently.".into()
-        })
+    /// What the next attempt can take from a rejection that does not say what to do.
+    fn reasons(&self) -> String {
+        let failed = self.criteria.iter().filter(|one| !one.met);
+        let told = failed.map(|one| match &one.gap {
+            Some(gap) => format!("Not met: {} {gap}", one.criterion),
+            None => format!("Not met: {}", one.criterion),
+        });
+        told.chain(said(Some(&self.reasoning))).collect::<Vec<_>>().join("\n")
     }
 
     /// The verdict that it is.
@@ -298,7 +315,7 @@ mod tests {
             ),
             (
                 json!({"criteria": [], "reasoning": "", "passed": true}),
-                "'criteria' leaves out C1, C2: say of each whether it is met.",
+                "'criteria' leaves out C1, C2. Speak of every criterion up to C2 in one answer.",
             ),
         ] {
             let told = told(value);
@@ -310,6 +327,19 @@ mod tests {
     }
 
     #[test]
+    fn a_rejection_that_stays_without_feedback_gives_its_reasons_in_place_of_it() {
+        let (task, criteria) = (task(), criteria());
+        let asked = Asked::new(&task, &criteria);
+        let given = judgement(json!({
+            "criteria": [{"criterion": "C1", "met": false, "gap": "Which?"}, {"criterion": "C2", "met": false}],
+            "reasoning": "It is vague.", "passed": false
+        }));
+        assert_eq!(asked.check(given.clone()).unwrap_err(), MUTE);
+        let feedback = asked.check(given).unwrap().verdict().feedback.unwrap();
+        assert_eq!(feedback, "Not met: It names the law. Which?\nNot met: It is  short\nIt is vague.");
+    }
+
+    #[test]
     fn a_criterion_that_is_left_out_twice_is_not_met() {
         let (task, criteria) = (task(), criteria());
         let asked = Asked::new(&task, &criteria);
@@ -317,7 +347,7 @@ mod tests {
             "criteria": [{"criterion": "C2", "met": true}], "reasoning": "fine", "passed": true
         }));
         let told = asked.check(given.clone()).unwrap_err();
-        assert_eq!(told, "'criteria' leaves out C1: say of each whether it is met.");
+        assert_eq!(told, "'criteria' leaves out C1. Speak of every criterion up to C2 in one answer.");
         let verdict = asked.check(given).unwrap().verdict();
         assert_eq!((verdict.passed, verdict.inconsistency()), (false, None));
         assert_eq!(verdict.criteria[0].gap.as_deref(), Some(LEFT_OUT));
