@@ -7,7 +7,7 @@ use millrace_runtime::{Bus, registry};
 
 use crate::client::{Reading, Target};
 use crate::exit::{Exit, Stop};
-use crate::view::{emit, one_line, say};
+use crate::view::{emit, one_line, print_line, say};
 
 /// The arguments of `millrace list`.
 #[derive(Args, Debug)]
@@ -37,7 +37,7 @@ async fn list(bus: &Bus, arguments: &Arguments) -> Result<Exit, Stop> {
         say("millrace: there are no runs yet");
     }
     for summary in &runs {
-        println!("{}", line(summary));
+        print_line(&line(summary));
     }
     Ok(Exit::Completed)
 }

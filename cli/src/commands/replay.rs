@@ -8,7 +8,7 @@ use millrace_runtime::archive::find_run;
 
 use crate::client::{Reading, Target, find};
 use crate::exit::{Exit, Stop};
-use crate::view::{Live, board, line};
+use crate::view::{Live, board, emit, line, print_line};
 
 /// The arguments of `millrace replay`.
 #[derive(Args, Debug)]
@@ -50,22 +50,22 @@ async fn replay(bus: &Bus, arguments: &Arguments) -> Result<Exit, Stop> {
         match (arguments.log, arguments.json) {
             (false, _) => {}
             (true, true) => {
-                println!("{}", serde_json::json!({ "sequence": record.sequence, "decision": decision }));
+                emit(&serde_json::json!({ "sequence": record.sequence, "decision": decision }));
             }
             (true, false) => explain(record.sequence, &decision),
         }
     }
     if arguments.json {
-        println!("{:#}", serde_json::json!({ "run": run, "plan": plan }));
+        print_line(&format!("{:#}", serde_json::json!({ "run": run, "plan": plan })));
     } else {
-        board(&run, &plan, &Live::default(), now, 200, usize::MAX).iter().for_each(|line| println!("{line}"));
+        board(&run, &plan, &Live::default(), now, 200, usize::MAX).iter().for_each(|line| print_line(line));
     }
     Ok(Exit::Completed)
 }
 
 /// What was decided and why, a line for each answer and event.
 fn explain(sequence: u64, decision: &Decision) {
-    println!("{sequence}  {}  by {}", decision.at, decision.by);
+    print_line(&format!("{sequence}  {}  by {}", decision.at, decision.by));
     let mut events = decision.events.iter();
     for answer in &decision.answers {
         let cause = match answer.cause {
@@ -75,10 +75,10 @@ fn explain(sequence: u64, decision: &Decision) {
             Cause::Rules => "by the rules".into(),
         };
         if let Some(refusal) = &answer.refusal {
-            println!("    {cause}: refused, {refusal}");
+            print_line(&format!("    {cause}: refused, {refusal}"));
         }
         for event in events.by_ref().take(answer.events as usize) {
-            println!("    {cause}: {}", line(event));
+            print_line(&format!("    {cause}: {}", line(event)));
         }
     }
 }

@@ -8,7 +8,7 @@ use crate::client::{Reading, Target, find, story};
 use crate::commands::watch::print;
 use crate::exit::{Exit, Stop};
 use crate::report::{Report, json};
-use crate::view::{Live, board, history};
+use crate::view::{Live, board, history, print_line};
 
 /// The arguments of `millrace show`.
 #[derive(Args, Debug)]
@@ -35,13 +35,13 @@ async fn show(bus: &Bus, arguments: &Arguments) -> Result<Exit, Stop> {
     if !arguments.json {
         board(&run, &story.plan, &Live::default(), now, 200, usize::MAX)
             .iter()
-            .for_each(|line| println!("{line}"));
-        history(&story).iter().for_each(|line| println!("{line}"));
+            .for_each(|line| print_line(line));
+        history(&story).iter().for_each(|line| print_line(line));
     }
     match (Report::fetch(bus, &run, story).await?, arguments.json) {
-        (Ok(report), true) => println!("{:#}", report.json()),
+        (Ok(report), true) => print_line(&format!("{:#}", report.json())),
         (Ok(report), false) => report.markdown().iter().for_each(|text| print(text)),
-        (Err(story), true) => println!("{:#}", json(&run, &story, None, now)),
+        (Err(story), true) => print_line(&format!("{:#}", json(&run, &story, None, now))),
         (Err(_), false) => {}
     }
     Ok(Exit::Completed)

@@ -78,6 +78,11 @@ pub fn say(text: &str) {
     let _ = writeln!(std::io::stderr(), "{text}");
 }
 
+/// A line on standard output. Whoever closed the pipe has read enough.
+pub fn print_line(text: &str) {
+    let _ = writeln!(std::io::stdout(), "{text}");
+}
+
 /// A line of JSON on standard output. If that is closed, whoever read it has seen enough: the run goes on.
 pub fn emit(value: &serde_json::Value) {
     let _ = writeln!(std::io::stdout(), "{value}");
