@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex};
 
 use futures::FutureExt;
 use futures::future::BoxFuture;
+use jiff::Timestamp;
 use millrace_agent::corpus::{Corpus, File, walk};
 use millrace_agent::desk::shelf::{Bench, Inner, NAMES};
 use millrace_agent::desk::{Desk, Report, Seat, Settings, SourceError, Sources};
@@ -20,7 +21,7 @@ use millrace_agent::tool::{ResultEntry, Results, ToolError, Toolbox};
 use millrace_agent::turn::{Answer, Brief, Driver, Limits, Machine, MemoryJournal, Outcome};
 use millrace_forms::Place;
 use millrace_protocol::ids::{Capability, Lane, RunId, TaskId, WorkerId};
-use millrace_protocol::plan::{Document, DocumentSet, Review, TaskSpec, Work};
+use millrace_protocol::plan::{Document, DocumentSet, Edit, Event, Plan, Review, TaskSpec, Work, apply};
 use millrace_protocol::result::{CapabilityDescription, Proposal, TaskResult, Verdict};
 use millrace_protocol::wire;
 use millrace_protocol::work::{Input, Order};
@@ -468,6 +469,49 @@ async fn work_that_it_cannot_do_is_refused_in_words() {
     let refusal = model.reply(&request, &()).await.unwrap_err();
     assert!(!refusal.is_transient());
     assert!(refusal.to_string().contains("name a language model for other work"), "{refusal}");
+}
+
+/// A plan in which the report is lost; `more` says whether something is still under way.
+struct Lost {
+    more: bool,
+}
+
+impl Sources for Lost {
+    fn result<'a>(&'a self, _: &'a Input) -> BoxFuture<'a, Result<TaskResult, SourceError>> {
+        ready(Err(SourceError::Broken("not there".into()))).boxed()
+    }
+
+    fn blob<'a>(&'a self, _: &'a str) -> BoxFuture<'a, Result<Vec<u8>, SourceError>> {
+        ready(Err(SourceError::Broken("not there".into()))).boxed()
+    }
+
+    fn plan<'a>(&'a self, order: &'a Order, _: u64) -> BoxFuture<'a, Result<Plan, SourceError>> {
+        let mut plan = millrace_agent::planner::blank(order);
+        let spec = |name: &str| {
+            TaskSpec::new(TaskId::new(name).unwrap(), name, Capability::new("research").unwrap())
+        };
+        let end = TaskSpec { is_final: true, ..spec("report") };
+        let failed = Event::TaskFailed { task: end.id.clone(), reason: "it made things up".into() };
+        let mut events = vec![Event::TaskAdded { spec: end, ready: true }, failed];
+        events.extend(self.more.then(|| Event::TaskAdded { spec: spec("more"), ready: true }));
+        events.iter().for_each(|event| apply(&mut plan, event, Timestamp::UNIX_EPOCH));
+        ready(Ok(plan)).boxed()
+    }
+}
+
+#[tokio::test]
+async fn as_a_planner_it_changes_no_plan_and_gives_up_a_run_that_stands_still() {
+    for more in [true, false] {
+        let order = order("x", "x", "planner", Work::Planning { turn: 2, attempt: 1 }, &Store::default());
+        let mut journal = MemoryJournal::default();
+        let seat = Seat::new(Arc::new(Lost { more }), &mut journal);
+        let (proposal, _) = desk().plan(&spec("planner"), &order, seat).await.unwrap();
+        assert!(proposal.tasks.is_empty());
+        let names: Vec<&str> = proposal.edits.iter().map(Edit::name).collect();
+        assert_eq!(names, if more { vec![] } else { vec!["give_up"] });
+        assert!(proposal.reasoning.contains("No language model is in use"), "{proposal:?}");
+        assert_eq!(journal.steps().len(), 2, "one reply is enough");
+    }
 }
 
 #[test]

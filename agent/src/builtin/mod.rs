@@ -3,3 +3,4 @@
 mod extractive;
 
 pub use extractive::Extractive;
+pub(crate) use extractive::plain_plan;

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeSet;
 
-use millrace_protocol::result::{Proposal, TaskResult};
+use millrace_protocol::result::TaskResult;
 use schemars::JsonSchema;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -71,21 +71,6 @@ impl Answer for TaskResult {
     }
 }
 
-impl Answer for Proposal {
-    fn schema(name: &str) -> Option<AnswerSchema> {
-        Some(structured::<Self>(name))
-    }
-
-    fn parse(text: &str) -> Result<Self, String> {
-        let proposal: Self = from_json(text)?;
-        let mut ids = BTreeSet::new();
-        match proposal.tasks.iter().find(|task| !ids.insert(&task.id)) {
-            Some(twice) => Err(format!("Two tasks have the id '{}'.", twice.id)),
-            None => Ok(proposal),
-        }
-    }
-}
-
 fn structured<A: JsonSchema>(name: &str) -> AnswerSchema {
     AnswerSchema { name: name.to_owned(), schema: schema_of::<A>() }
 }
@@ -125,9 +110,6 @@ mod tests {
         let unlisted =
             r#"{"output":"x","quotations":[{"source":"S1","text":"q","first_line":1,"last_line":1}]}"#;
         assert!(TaskResult::parse(unlisted).unwrap_err().contains("'S1', which is not listed"));
-        let twice = r#"{"reasoning":"","tasks":[{"id":"a","objective":"x","capability":"c"},
-            {"id":"a","objective":"x","capability":"c"}]}"#;
-        assert_eq!(Proposal::parse(twice).unwrap_err(), "Two tasks have the id 'a'.");
     }
 
     #[test]

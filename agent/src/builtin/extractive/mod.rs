@@ -19,7 +19,7 @@ use futures::FutureExt;
 use futures::future::BoxFuture;
 
 use crate::model::{Model, ModelError, Reply, Request, Watch};
-use crate::planner::glance;
+use crate::planner::{PlanAnswer, glance};
 use crate::critic::{self, VERDICT};
 use crate::roles::task_of;
 use crate::spec::AnswerForm;
@@ -63,6 +63,11 @@ fn reply(request: &Request) -> Result<Reply, ModelError> {
             if name.is_empty() { "an answer without a form".to_owned() } else { format!("{name:?}") },
         ),
     })
+}
+
+/// What it would answer as a planner that is asked for a first plan, in the fewest words.
+pub(crate) fn plain_plan(objective: &str) -> PlanAnswer {
+    plan::plain(objective)
 }
 
 const FINDINGS: &str = AnswerForm::Findings.name();

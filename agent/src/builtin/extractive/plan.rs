@@ -17,18 +17,31 @@ pub(super) fn propose(glance: &Glance) -> PlanAnswer {
         });
         return PlanAnswer { reasoning: NO_JUDGEMENT.into(), give_up, ..PlanAnswer::default() };
     }
-    let questions = split::questions(&glance.objective);
-    let research: Vec<TaskWish> =
-        questions.iter().enumerate().map(|(at, question)| research(at + 1, question)).collect();
-    let report = report(&glance.objective, &research);
-    let count = research.len();
-    let reasoning = match count {
+    let answer = first(&glance.objective);
+    let reasoning = match answer.tasks.len() - 1 {
         1 => "The objective asks one thing: one task looks for it, another reports on it.".to_owned(),
-        _ => format!(
+        count => format!(
             "The objective asks {count} things: a task looks for each, and another reports on all of them."
         ),
     };
-    PlanAnswer { reasoning, tasks: research.into_iter().chain([report]).collect(), ..PlanAnswer::default() }
+    PlanAnswer { reasoning, ..answer }
+}
+
+/// A first plan without its reasons.
+fn first(objective: &str) -> PlanAnswer {
+    let questions = split::questions(objective);
+    let research: Vec<TaskWish> =
+        questions.iter().enumerate().map(|(at, question)| research(at + 1, question)).collect();
+    let report = report(objective, &research);
+    PlanAnswer { tasks: research.into_iter().chain([report]).collect(), ..PlanAnswer::default() }
+}
+
+/// The first plan in the fewest words: an example for other planners.
+pub(super) fn plain(objective: &str) -> PlanAnswer {
+    let answer = first(objective);
+    let plain = |task: TaskWish| TaskWish { criteria: Vec::new(), on_failed_dependency: None, ..task };
+    let reasoning = "One task for each question, and a report on all of them.".to_owned();
+    PlanAnswer { reasoning, tasks: answer.tasks.into_iter().map(plain).collect(), ..PlanAnswer::default() }
 }
 
 fn research(number: usize, question: &str) -> TaskWish {
