@@ -657,7 +657,9 @@ impl Plan {
         let position = work.task().and_then(|task| self.position(task));
         let capability = match (work, position) {
             (Work::Planning { .. }, _) => Capability::new(PLANNER).ok(),
-            (Work::Task { .. } | Work::Review { .. }, Some(at)) => Some(queue(&self.tasks[at as usize], work)),
+            (Work::Task { .. } | Work::Review { .. }, Some(at)) => {
+                Some(queue(&self.tasks[at as usize], work))
+            }
             (Work::Task { .. } | Work::Review { .. }, None) => None,
         };
         let Some(capability) = capability else { return };

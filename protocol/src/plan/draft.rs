@@ -59,7 +59,9 @@ impl Draft {
     /// Why it changes nothing.
     pub fn apply(&mut self, wanted: Edit) -> Result<Vec<Event>, Refusal> {
         if self.plan.end.is_some() {
-            return Err(Refusal::WrongMoment("the run is finished by this very turn; nothing can follow that".into()));
+            return Err(Refusal::WrongMoment(
+                "the run is finished by this very turn; nothing can follow that".into(),
+            ));
         }
         let events = edit(&self.plan, &wanted, By::Planner)?;
         for spec in events.iter().filter_map(of_task) {

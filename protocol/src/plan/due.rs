@@ -127,7 +127,9 @@ pub fn in_hand(plan: &Plan) -> Vec<Work> {
 }
 
 fn due_for_planning(plan: &Plan) -> Option<Effect> {
-    let Some(planning) = &plan.planning else { return plan.planning_superseded.clone().map(withdraw_planning) };
+    let Some(planning) = &plan.planning else {
+        return plan.planning_superseded.clone().map(withdraw_planning);
+    };
     let work = planning.work();
     match (planning.retry_at, &planning.worker) {
         (Some(_), _) => Some(withdraw_planning(work)),

@@ -5,9 +5,7 @@ use std::collections::HashMap;
 use serde_json::Value;
 
 use super::GraphError;
-use super::spec::{
-    Limits, MAX_OBJECTIVE, MAX_PARAMETER_DEPTH, MAX_TASKS, Review, ReviewCheck, TaskSpec,
-};
+use super::spec::{Limits, MAX_OBJECTIVE, MAX_PARAMETER_DEPTH, MAX_TASKS, Review, ReviewCheck, TaskSpec};
 use super::state::Plan;
 use crate::ids::TaskId;
 
@@ -90,8 +88,11 @@ pub(super) fn depth(plan: &Plan, tasks: &[TaskSpec]) -> u32 {
                 open.pop();
                 continue;
             };
-            let missing: Vec<&TaskId> =
-                spec.depends_on.iter().filter(|id| spec_of(id).is_some() && !depths.contains_key(id)).collect();
+            let missing: Vec<&TaskId> = spec
+                .depends_on
+                .iter()
+                .filter(|id| spec_of(id).is_some() && !depths.contains_key(id))
+                .collect();
             if missing.is_empty() {
                 let before = spec.depends_on.iter().filter_map(|id| depths.get(id)).max().copied();
                 depths.insert(&spec.id, before.unwrap_or(0) + 1);

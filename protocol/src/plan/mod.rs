@@ -56,9 +56,7 @@ mod spec;
 mod state;
 
 pub use apply::{apply, apply_decision};
-pub use budget::{
-    Amounts, Budget, DEFAULT_DEPTH, DEFAULT_STEPS, DEFAULT_TASKS, Dimension, WhenSpent,
-};
+pub use budget::{Amounts, Budget, DEFAULT_DEPTH, DEFAULT_STEPS, DEFAULT_TASKS, Dimension, WhenSpent};
 pub use cluster::{Cluster, Offered};
 pub use decide::{
     Fact, Finished, Input, MAX_IDLE_TURNS, MAX_PLANNING_ATTEMPTS, MAX_REVIEWS, MayBeMissing, Planned, decide,

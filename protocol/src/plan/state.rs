@@ -307,14 +307,14 @@ impl Task {
     pub fn given_out(&self) -> Option<Work> {
         let (task, attempt, review) = (|| self.spec.id.clone(), self.attempt, self.review);
         match self.state {
-            TaskState::Ready | TaskState::Rerun | TaskState::Running => Some(Work::Task { task: task(), attempt }),
+            TaskState::Ready | TaskState::Rerun | TaskState::Running => {
+                Some(Work::Task { task: task(), attempt })
+            }
             TaskState::NeedsReview if self.review_at.is_none() => {
                 Some(Work::Review { task: task(), attempt, review })
             }
             // Whoever offers the capability may take it still.
-            TaskState::Errored if self.is_out => {
-                Some(Work::Task { task: task(), attempt })
-            }
+            TaskState::Errored if self.is_out => Some(Work::Task { task: task(), attempt }),
             TaskState::Pending
             | TaskState::NeedsReview
             | TaskState::Errored
@@ -380,14 +380,14 @@ impl Task {
     #[must_use]
     pub fn rejected(&self) -> Option<(&Attempt, u64, &str)> {
         let earlier = self.attempts.iter().rev().filter(|attempt| attempt.number < self.attempt);
-        earlier.filter(|attempt| attempt.verdict.as_ref().is_some_and(|(_, verdict)| !verdict.passed)).find_map(
-            |attempt| match attempt.end.as_ref()? {
+        earlier
+            .filter(|attempt| attempt.verdict.as_ref().is_some_and(|(_, verdict)| !verdict.passed))
+            .find_map(|attempt| match attempt.end.as_ref()? {
                 AttemptEnd::Finished { at_sequence, summary, .. } => {
                     Some((attempt, *at_sequence, summary.as_str()))
                 }
                 AttemptEnd::Errored(_) | AttemptEnd::TimedOut(_) => None,
-            },
-        )
+            })
     }
 
     /// What its attempts and their reviews have used.
@@ -495,7 +495,10 @@ impl fmt::Display for Occasion {
             Self::Standstill { report } => f.write_str(report),
             Self::Message { by, text } => write!(f, "{by} says: {text}"),
             Self::BudgetLow { detail } => {
-                write!(f, "The budget comes to its end ({detail}): wrap up, begin nothing that is not needed.")
+                write!(
+                    f,
+                    "The budget comes to its end ({detail}): wrap up, begin nothing that is not needed."
+                )
             }
             Self::Refused { reasons } => {
                 write!(f, "Of your last turn this was not carried out: {}", reasons.join("; "))

@@ -5,7 +5,9 @@ use millrace_protocol::ids::{Capability, TaskId, WorkerId};
 use millrace_protocol::plan::{
     Cluster, Command, Control, Edit, Fact, Finished, Mode, Planned, Review, Submission, TaskSpec, Work,
 };
-use millrace_protocol::result::{CriterionOutcome, ErrorKind, ModelUsage, Proposal, TaskError, Usage, Verdict};
+use millrace_protocol::result::{
+    CriterionOutcome, ErrorKind, ModelUsage, Proposal, TaskError, Usage, Verdict,
+};
 
 /// When every test begins.
 pub fn start() -> Timestamp {

@@ -4,7 +4,8 @@
 use std::sync::Arc;
 
 use millrace_protocol::plan::{
-    DEFAULT_DEPTH, DEFAULT_TASKS, Draft, Edit, Event, Fact, Mode, Plan, Planned, Refusal, Submission, TaskSpec,
+    DEFAULT_DEPTH, DEFAULT_TASKS, Draft, Edit, Event, Fact, Mode, Plan, Planned, Refusal, Submission,
+    TaskSpec,
 };
 use millrace_protocol::result::{ModelUsage, Proposal, Usage};
 use proptest::prelude::*;
@@ -30,7 +31,8 @@ fn asked(draws: &mut Draws) -> Scene {
 }
 
 fn land(scene: &mut Scene, edits: Vec<Edit>) -> Vec<Event> {
-    let (turn, attempt) = scene.plan.planning.as_ref().map(|planning| (planning.turn, planning.attempt)).unwrap();
+    let (turn, attempt) =
+        scene.plan.planning.as_ref().map(|planning| (planning.turn, planning.attempt)).unwrap();
     let proposal = Proposal { reasoning: "so it goes".into(), tasks: Vec::new(), edits };
     let planned = Planned { proposal, usage: Usage::default(), models: ModelUsage::new() };
     scene.fact(&Fact::Planned { turn, attempt, outcome: Ok(planned) }).unwrap()
@@ -66,9 +68,8 @@ proptest! {
             return Ok(());
         }
         let events = land(&mut scene, edits);
-        let is_whole = |event: &Event| match event {
-            Event::ProposalAccepted { refused, .. } => refused.is_empty(),
-            _ => false,
+        let is_whole = |event: &Event| {
+            matches!(event, Event::ProposalAccepted { refused, .. } if refused.is_empty())
         };
         prop_assert!(events.first().is_some_and(is_whole), "{:?}", events.first());
         let own = scene.log.last().unwrap().answers[0].events as usize;
@@ -85,7 +86,10 @@ fn a_draft_takes_no_task_that_nobody_can_do() {
     let mut draft = Draft::new(scene.plan, Arc::new(cast::cluster(&["echo"])), scene.now);
     let search = TaskSpec { capability: cast::capability("search"), ..cast::task("a", &[]) };
     let refused = draft.apply(Edit::Add(vec![search])).unwrap_err();
-    assert_eq!(refused.to_string(), "task a needs the capability search, which nobody offers; there are echo");
+    assert_eq!(
+        refused.to_string(),
+        "task a needs the capability search, which nobody offers; there are echo"
+    );
     assert!(draft.edits().is_empty() && draft.plan().tasks().is_empty());
 }
 
@@ -110,18 +114,23 @@ fn a_planner_that_wants_thousands_of_tasks_is_told_how_many_it_may_have() {
         let scene = Scene::submitted(cast::unplanned());
         Draft::new(scene.plan, Arc::new(cast::cluster(&["echo"])), scene.now)
     };
-    let side_by_side = |count: u32| (0..count).map(|at| cast::task(&format!("t{at}"), &[])).collect::<Vec<_>>();
+    let side_by_side =
+        |count: u32| (0..count).map(|at| cast::task(&format!("t{at}"), &[])).collect::<Vec<_>>();
     assert!(draft().apply(Edit::Add(side_by_side(DEFAULT_TASKS))).is_ok());
     let refused = draft().apply(Edit::Add(side_by_side(DEFAULT_TASKS + 1))).unwrap_err();
     assert_eq!(refused.to_string(), "the plan would have 1001 tasks; at most 1000 are allowed in this run");
     let in_a_row = |count: u32| {
         let above = |at: u32| at.checked_sub(1).map(|above| format!("t{above}"));
-        let task = |at| cast::task(&format!("t{at}"), &above(at).iter().map(String::as_str).collect::<Vec<_>>());
+        let task =
+            |at| cast::task(&format!("t{at}"), &above(at).iter().map(String::as_str).collect::<Vec<_>>());
         (0..count).map(task).collect::<Vec<_>>()
     };
     assert!(draft().apply(Edit::Add(in_a_row(DEFAULT_DEPTH))).is_ok());
     let refused = draft().apply(Edit::Add(in_a_row(DEFAULT_DEPTH + 1))).unwrap_err();
-    assert_eq!(refused.to_string(), "the plan would have 101 tasks in a row; at most 100 are allowed in this run");
+    assert_eq!(
+        refused.to_string(),
+        "the plan would have 101 tasks in a row; at most 100 are allowed in this run"
+    );
     // A plan that a user has made deeper may still grow at its side.
     let deep = Submission { mode: Mode::Hybrid, ..cast::submission(in_a_row(DEFAULT_DEPTH + 5)) };
     let scene = Scene::submitted(deep);

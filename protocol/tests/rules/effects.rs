@@ -51,7 +51,10 @@ fn work_that_was_never_offered_is_never_withdrawn() {
     scene.clock(&late[1]).unwrap();
     scene.clock(&late[0]).unwrap();
     let withdrawn: Vec<_> = due(&scene.plan, Scope::All);
-    assert_eq!(withdrawn, [Effect::Withdraw(cast::attempt(&cast::task_id("a"), 1), cast::capability("echo"))]);
+    assert_eq!(
+        withdrawn,
+        [Effect::Withdraw(cast::attempt(&cast::task_id("a"), 1), cast::capability("echo"))]
+    );
 }
 
 #[test]

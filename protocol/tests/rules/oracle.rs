@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use jiff::Timestamp;
 use millrace_protocol::ids::{Capability, TaskId};
 use millrace_protocol::plan::{
-    Amounts, Dimension, Effect, ErroredFor, Event, OnFailedDependency, Overdue, Plan, Scope, Task, TaskState, Work,
-    due, next_retry, overdue,
+    Amounts, Dimension, Effect, ErroredFor, Event, OnFailedDependency, Overdue, Plan, Scope, Task, TaskState,
+    Work, due, next_retry, overdue,
 };
 use millrace_protocol::result::Usage;
 use petgraph::graph::DiGraph;
@@ -149,9 +149,10 @@ fn check_task(plan: &Plan, task: &Task) {
 fn check_reservations(plan: &Plan) {
     for (work, _) in plan.reserved.iter() {
         let is_wanted = match work {
-            Work::Planning { .. } => {
-                plan.planning.as_ref().is_some_and(|planning| planning.retry_at.is_none() && planning.work() == *work)
-            }
+            Work::Planning { .. } => plan
+                .planning
+                .as_ref()
+                .is_some_and(|planning| planning.retry_at.is_none() && planning.work() == *work),
             Work::Task { task, .. } | Work::Review { task, .. } => {
                 plan.task(task).and_then(Task::given_out).as_ref() == Some(work)
             }
@@ -216,7 +217,8 @@ pub fn check_ended_stays(before: &Plan, now: &Plan, events: &[Event]) {
 /// At the moment of a reservation, what is used and reserved stays within every limit that it counts against.
 pub fn check_reserved(plan: &Plan, events: &[Event]) {
     let Some(budget) = plan.start.as_ref().map(|start| &start.budget) else { return };
-    let mut made: Vec<(Work, Amounts)> = plan.reserved.iter().map(|(work, amounts)| (work.clone(), *amounts)).collect();
+    let mut made: Vec<(Work, Amounts)> =
+        plan.reserved.iter().map(|(work, amounts)| (work.clone(), *amounts)).collect();
     for event in events {
         let Event::Reserved { work, amounts } = event else { continue };
         assert!(plan.reserved.of(work).is_none(), "{work:?} has two reservations");
@@ -288,7 +290,8 @@ impl Overshoot {
     pub fn check(&self, plan: &Plan) {
         let Some(start) = &plan.start else { return };
         for (dimension, limit) in start.budget.amounts.iter() {
-            let all = u128::from(dimension.of(&plan.spend.total)) + u128::from(plan.reserved.total(dimension));
+            let all =
+                u128::from(dimension.of(&plan.spend.total)) + u128::from(plan.reserved.total(dimension));
             let beyond = self.0.get(&dimension).copied().unwrap_or(0);
             assert!(
                 all <= u128::from(limit) + beyond,

@@ -6,17 +6,17 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use millrace_protocol::plan::{
-    Decision, EndReason, Event, Fact, FinalRung, Input, MAX_IDLE_TURNS, Plan, TaskState, apply, apply_decision,
-    decide,
+    Decision, EndReason, Event, Fact, FinalRung, Input, MAX_IDLE_TURNS, Plan, TaskState, apply,
+    apply_decision, decide,
 };
 use millrace_protocol::wire;
 use proptest::prelude::*;
 
+use crate::cast;
 use crate::oracle;
 use crate::random::{self, Draws, Offers};
 use crate::scene::{Scene, is_unchanged};
 use crate::world::{self, World};
-use crate::cast;
 
 /// Any inputs at all, likely ones and wild ones, in any order, at times that may go backwards.
 fn any_run(seed: u64, steps: usize) -> Scene {
@@ -57,7 +57,10 @@ fn any_run(seed: u64, steps: usize) -> Scene {
 fn check_applied_once(scene: &mut Scene, fact: &Fact) {
     let Fact::Control(command) = fact else { return };
     if scene.plan.commands.contains(&command.id) {
-        assert!(decide(&scene.plan, &Input::Fact(fact), scene.now).is_err(), "{command:?} is carried out twice");
+        assert!(
+            decide(&scene.plan, &Input::Fact(fact), scene.now).is_err(),
+            "{command:?} is carried out twice"
+        );
     }
 }
 
@@ -95,7 +98,10 @@ fn check_end(world: &World) {
     let count = |is_it: fn(&Event) -> bool| world::events(&world.scene).filter(|event| is_it(event)).count();
     let ends = count(|event| matches!(event, Event::RunEnded { .. }));
     assert_eq!(ends, 1 + count(|event| matches!(event, Event::RunReopened)), "each end has its beginning");
-    assert!(plan.planning.is_none() && plan.reserved.is_empty(), "a run that has ended asks and reserves nothing");
+    assert!(
+        plan.planning.is_none() && plan.reserved.is_empty(),
+        "a run that has ended asks and reserves nothing"
+    );
     assert!(!end.is_resumable || world.left_in_queues().is_empty(), "orders are left in queues");
     if !matches!(plan.winding_down, Some((EndReason::Cancelled, _))) {
         check_deliverable(plan);
@@ -111,7 +117,10 @@ fn check_reason(plan: &Plan, reason: EndReason) {
     has(open == plan.count(TaskState::Pending), "tasks are under way");
     match reason {
         EndReason::Completed => {
-            has(plan.final_task().is_none_or(|task| task.state == TaskState::Completed), "its final task is not");
+            has(
+                plan.final_task().is_none_or(|task| task.state == TaskState::Completed),
+                "its final task is not",
+            );
             has(plan.final_task().is_some() || lost == 0, "something is lost");
         }
         EndReason::CompletedPartial => has(plan.count(TaskState::Completed) > 0, "nothing is completed"),
@@ -120,7 +129,9 @@ fn check_reason(plan: &Plan, reason: EndReason) {
             has(open > 0 || plan.idle_turns >= MAX_IDLE_TURNS || lost > 0, "it could have gone on");
         }
         EndReason::PlannerUnavailable => has(plan.planner_lost.is_some(), "the planner is there"),
-        EndReason::BudgetExhausted => has(plan.start.as_ref().unwrap().budget != Default::default(), "it has none"),
+        EndReason::BudgetExhausted => {
+            has(plan.start.as_ref().unwrap().budget != Default::default(), "it has none")
+        }
         EndReason::MaxSteps => has(plan.turns >= plan.steps(), "it has steps left"),
     }
 }
@@ -137,7 +148,7 @@ fn check_deliverable(plan: &Plan) {
     let expected = completed()
         .find(|task| task.spec.is_final)
         .map(|task| (task, FinalRung::Final))
-        .or_else(|| completed().filter(is_detailed).next_back().map(|task| (task, FinalRung::Detailed)))
+        .or_else(|| completed().rfind(is_detailed).map(|task| (task, FinalRung::Detailed)))
         .or_else(|| {
             let mut producers = completed().filter(|task| task.spec.capability.as_str() == "producer");
             producers.next_back().map(|task| (task, FinalRung::Producer))

@@ -217,7 +217,8 @@ pub fn usage(draws: &mut Draws, reserved: Option<Amounts>) -> Usage {
         let all = draws.below(most + 1);
         (if draws.chance(10) { most + all } else { all }) as u64
     };
-    let (input_tokens, output_tokens) = (share(Dimension::InputTokens, 300), share(Dimension::OutputTokens, 100));
+    let (input_tokens, output_tokens) =
+        (share(Dimension::InputTokens, 300), share(Dimension::OutputTokens, 100));
     let tokens = share(Dimension::Tokens, 400);
     Usage {
         model_calls: share(Dimension::ModelCalls, 3),

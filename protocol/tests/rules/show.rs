@@ -1,7 +1,9 @@
 //! Events, effects and plans in a few words, for golden texts.
 
 use jiff::Timestamp;
-use millrace_protocol::plan::{Amounts, Budget, Effect, ErroredFor, Event, Mode, Occasion, Plan, Review, Task, TaskState, Work};
+use millrace_protocol::plan::{
+    Amounts, Budget, Effect, ErroredFor, Event, Mode, Occasion, Plan, Review, Task, TaskState, Work,
+};
 use millrace_protocol::result::Usage;
 
 use crate::cast;
@@ -168,7 +170,10 @@ pub fn work(work: &Work) -> String {
 pub fn effect(effect: &Effect) -> String {
     match effect {
         Effect::Offer(offered) => format!("offer {}", work(offered)),
-        Effect::Withdraw(withdrawn, from) if from.as_str() == "echo" || matches!(withdrawn, Work::Review { .. } | Work::Planning { .. }) => {
+        Effect::Withdraw(withdrawn, from)
+            if from.as_str() == "echo"
+                || matches!(withdrawn, Work::Review { .. } | Work::Planning { .. }) =>
+        {
             format!("withdraw {}", work(withdrawn))
         }
         Effect::Withdraw(withdrawn, from) => format!("withdraw {} from {from}", work(withdrawn)),

@@ -122,7 +122,9 @@ fn whole(count: u64) -> Budget {
 fn budgets_at_speed() {
     type Cut = (&'static str, fn(u64) -> (Budget, Amounts));
     let cuts: [Cut; 4] = [
-        ("an attempt takes what is said", |count| (Budget { attempt: tokens(10), ..whole(count) }, Amounts::default())),
+        ("an attempt takes what is said", |count| {
+            (Budget { attempt: tokens(10), ..whole(count) }, Amounts::default())
+        }),
         ("an attempt takes a share", |count| (whole(count), Amounts::default())),
         ("of a capability", |count| {
             let own = [(cast::capability("echo"), tokens(count * 20))];

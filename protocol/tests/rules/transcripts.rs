@@ -7,8 +7,8 @@ use std::time::Duration;
 use jiff::SignedDuration;
 use millrace_protocol::ids::TaskId;
 use millrace_protocol::plan::{
-    Budget, Cluster, Consult, Control, Edit, Event, Fact, Finished, Mode, OnFailedDependency, Patch, Plan, Refusal,
-    Review, ReviewCheck, Scope, Submission, TaskSpec, WhenSpent, Work, apply_decision, due,
+    Budget, Cluster, Consult, Control, Edit, Event, Fact, Finished, Mode, OnFailedDependency, Patch, Plan,
+    Refusal, Review, ReviewCheck, Scope, Submission, TaskSpec, WhenSpent, Work, apply_decision, due,
 };
 use millrace_protocol::result::{CapabilityDescription, ErrorKind, TaskError, Usage};
 use millrace_protocol::{wire, work};
@@ -157,7 +157,9 @@ impl Stage {
         let judged = |outcome| cast::judged(&id, attempt, review, who, outcome);
         let feedback = Some(text).filter(|text| !text.is_empty());
         let usage = match rest {
-            [.., "using", tokens] => Usage { input_tokens: tokens.parse().ok()?, model_calls: 1, ..Usage::default() },
+            [.., "using", tokens] => {
+                Usage { input_tokens: tokens.parse().ok()?, model_calls: 1, ..Usage::default() }
+            }
             _ => cast::finished(9).usage,
         };
         let review = match rest {
@@ -166,7 +168,9 @@ impl Stage {
         };
         Some(match does {
             "claims" => Fact::Claimed(Work::Task { task: id, attempt }, cast::worker(who)),
-            "finishes" => ended(Ok(Finished { usage, review, is_detailed: rest != ["briefly"], ..cast::finished(9) })),
+            "finishes" => {
+                ended(Ok(Finished { usage, review, is_detailed: rest != ["briefly"], ..cast::finished(9) }))
+            }
             "empties" => ended(Ok(Finished { is_empty: true, ..cast::finished(9) })),
             "errs-on" => {
                 let used = if rest.contains(&"using") { usage } else { Usage::default() };
@@ -257,7 +261,9 @@ fn edits(text: &str) -> Option<Vec<Edit>> {
     for part in text.split(';').filter(|text| !text.trim().is_empty()) {
         let words: Vec<&str> = part.split_whitespace().collect();
         match words.as_slice() {
-            ["cancel", id] => others.push(Edit::Cancel { task: cast::task_id(id), reason: "not needed".into() }),
+            ["cancel", id] => {
+                others.push(Edit::Cancel { task: cast::task_id(id), reason: "not needed".into() })
+            }
             ["retry", id] => others.push(Edit::Retry { task: cast::task_id(id), feedback: None }),
             ["retry", id, "saying", ..] => {
                 let said = part.split_once("saying ").map(|(_, said)| said.trim().to_owned());

@@ -7,13 +7,13 @@ use std::fmt::Write;
 use millrace_protocol::ids::{Lane, RunId};
 use millrace_protocol::plan::{
     Amounts, Answer, Budget, Cause, Clock, Command, Consult, Control, Decision, Document, DocumentSet, Edit,
-    EndReason, Event, Fact, FinalRung, GraphError, Limits, Mode, Occasion, OnFailedDependency, Patch, Refusal,
-    Review, ReviewCheck, Submission, TaskSpec, TaskState, WhenSpent, Work,
+    EndReason, Event, Fact, FinalRung, GraphError, Limits, Mode, Occasion, OnFailedDependency, Patch,
+    Refusal, Review, ReviewCheck, Submission, TaskSpec, TaskState, WhenSpent, Work,
 };
 use millrace_protocol::registry::{Beat, ClusterSettings, Role, RunSummary};
 use millrace_protocol::result::{
-    CapabilityDescription, ErrorKind, Limit, ModelUsage, Opinion, Proposal, Quotation, Source, SourceKind, TaskError,
-    TaskResult, Usage, Verdict,
+    CapabilityDescription, ErrorKind, Limit, ModelUsage, Opinion, Proposal, Quotation, Source, SourceKind,
+    TaskError, TaskResult, Usage, Verdict,
 };
 use millrace_protocol::wire::{self, Blob, Encoding, Garbage, Message, Stored};
 use millrace_protocol::work::{Entry, Input, Order, Outcome, Panel};
@@ -75,7 +75,12 @@ fn events() -> Vec<Event> {
             budget: Box::new(Budget::default()),
             consult: Consult::Judgement,
         },
-        Event::PlanningAsked { turn: 1, attempt: 2, feedback: Some("a circle".into()), occasions: Vec::new() },
+        Event::PlanningAsked {
+            turn: 1,
+            attempt: 2,
+            feedback: Some("a circle".into()),
+            occasions: Vec::new(),
+        },
         Event::PlanningClaimed { turn: 1, attempt: 2, worker: worker.clone() },
         Event::ProposalAccepted {
             turn: 1,
@@ -143,7 +148,12 @@ fn events() -> Vec<Event> {
         Event::TaskAccepted { task: task.clone(), attempt: 1 },
         Event::TaskRerun { task: task.clone(), attempt: 2 },
         Event::TaskFailed { task: task.clone(), reason: "broken".into() },
-        Event::TaskCancelled { task: task.clone(), reason: "enough".into(), with: None, usage: Usage::default() },
+        Event::TaskCancelled {
+            task: task.clone(),
+            reason: "enough".into(),
+            with: None,
+            usage: Usage::default(),
+        },
         Event::RunEnded {
             reason: EndReason::CompletedPartial,
             detail: "task b failed".into(),
@@ -171,7 +181,8 @@ fn budget() -> Budget {
     Budget {
         amounts: amounts(),
         attempt: Amounts { tokens: Some(500), ..Amounts::default() },
-        capabilities: [(cast::capability("planner"), Amounts { model_calls: Some(5), ..Amounts::default() })].into(),
+        capabilities: [(cast::capability("planner"), Amounts { model_calls: Some(5), ..Amounts::default() })]
+            .into(),
         wall_time: Some(std::time::Duration::from_millis(90_500)),
         steps: Some(7),
         tasks: Some(40),
@@ -286,12 +297,20 @@ fn later_events() -> Vec<(&'static str, Event)> {
         ("final marked", Event::FinalMarked { task: task.clone() }),
         (
             "task reopened",
-            Event::TaskReopened { task: task.clone(), attempt: 4, ready: true, feedback: Some("harder".into()) },
+            Event::TaskReopened {
+                task: task.clone(),
+                attempt: 4,
+                ready: true,
+                feedback: Some("harder".into()),
+            },
         ),
         ("task invalidated", Event::TaskInvalidated { task: task.clone(), attempt: 2, usage: usage() }),
         ("reserved", Event::Reserved { work: work(1), amounts: amounts() }),
         ("budget low", Event::BudgetLow { detail: "8 of 10".into() }),
-        ("winding down", Event::WindingDown { reason: EndReason::BudgetExhausted, detail: "10 of 10".into() }),
+        (
+            "winding down",
+            Event::WindingDown { reason: EndReason::BudgetExhausted, detail: "10 of 10".into() },
+        ),
         ("commanded", Event::Commanded { id: "c1".into(), by: "ann".into(), what: "pause".into() }),
         ("message received", Event::MessageReceived { by: "ann".into(), text: "hurry".into() }),
         ("paused", Event::Paused),
@@ -900,7 +919,9 @@ fn what_earlier_writers_did_not_say_is_what_was_so_then() {
     assert!(with.is_none() && usage.is_zero());
     let finished = unhex(&kept["entry outcome: finished"]);
     let read = wire::open::<Entry>(&finished, Encoding::MessagePack).unwrap();
-    let Entry::Outcome { outcome: Outcome::Finished { is_detailed, review, models, .. }, .. } = read else { panic!() };
+    let Entry::Outcome { outcome: Outcome::Finished { is_detailed, review, models, .. }, .. } = read else {
+        panic!()
+    };
     assert!(is_detailed && review.is_none() && models.is_empty());
     let block: OnFailedDependency = serde_json::from_value(json!("block")).unwrap();
     assert_eq!(block, OnFailedDependency::Ask);
@@ -945,9 +966,27 @@ struct NewerEnvelope<'a> {
 
 /// Variants with small names.
 const VARIANTS: [&str; 21] = [
-    "critic", "checks", "schema", "matches", "matches_not", "command", "add", "patch", "cancel", "retry", "mark_final",
-    "finish", "give_up", "task_lost", "task_stuck", "accepted", "standstill", "message", "refused",
-    "budget_low", "false_end",
+    "critic",
+    "checks",
+    "schema",
+    "matches",
+    "matches_not",
+    "command",
+    "add",
+    "patch",
+    "cancel",
+    "retry",
+    "mark_final",
+    "finish",
+    "give_up",
+    "task_lost",
+    "task_stuck",
+    "accepted",
+    "standstill",
+    "message",
+    "refused",
+    "budget_low",
+    "false_end",
 ];
 
 /// Adds a field to every record in a message. An object with one capitalised key is a variant, not a record; below
@@ -956,11 +995,15 @@ fn with_more_fields(value: &Value) -> Value {
     match value {
         Value::Object(fields) => {
             let is_variant = fields.len() == 1
-                && fields.keys().all(|key| key.starts_with(char::is_uppercase) || VARIANTS.contains(&key.as_str()));
+                && fields
+                    .keys()
+                    .all(|key| key.starts_with(char::is_uppercase) || VARIANTS.contains(&key.as_str()));
             let mut fields: serde_json::Map<_, _> = fields
                 .iter()
                 .map(|(name, value)| match name.as_str() {
-                    "parameters" | "data" | "models" | "capabilities" | "schema" => (name.clone(), value.clone()),
+                    "parameters" | "data" | "models" | "capabilities" | "schema" => {
+                        (name.clone(), value.clone())
+                    }
                     _ => (name.clone(), with_more_fields(value)),
                 })
                 .collect();

@@ -144,7 +144,8 @@ impl World {
                 cast::judged(task, *attempt, *review, &who, outcome)
             }
             Work::Planning { turn, attempt } => {
-                let outcome = if is_abandoned { Err(abandoned()) } else { random::proposal(draws, &seen, usage) };
+                let outcome =
+                    if is_abandoned { Err(abandoned()) } else { random::proposal(draws, &seen, usage) };
                 Fact::Planned { turn: *turn, attempt: *attempt, outcome }
             }
         };
@@ -210,12 +211,9 @@ impl World {
         let cluster = self.offers.cluster();
         let expected = registry_by_hand(&self.scene.plan, self.offers);
         let decided = self.scene.cluster(&cluster).unwrap();
-        let about = |event: &Event| match event {
-            Event::CapabilityMissing { task, .. }
-            | Event::ParametersWrong { task, .. }
-            | Event::TaskReady { task, .. }
-            | Event::TaskPending { task } => Some(task.clone()),
-            _ => None,
+        let about = |event: &Event| {
+            let is_told_of = !matches!(event, Event::OccasionRaised { .. });
+            event.task().filter(|_| is_told_of).cloned()
         };
         // What was settled behind it is another matter.
         let own = self.scene.log.last().unwrap().answers[0].events as usize;
@@ -390,8 +388,9 @@ fn registry_by_hand(plan: &Plan, offers: Offers) -> Vec<TaskId> {
     let cluster = offers.cluster();
     let tasks = plan.tasks().iter().filter(|task| {
         let is_known = cluster.get(&task.spec.capability).is_some();
-        let is_wrong =
-            offers.is_strict && task.spec.capability.as_str() == "search" && !task.spec.parameters.contains_key("q");
+        let is_wrong = offers.is_strict
+            && task.spec.capability.as_str() == "search"
+            && !task.spec.parameters.contains_key("q");
         match (task.state, task.errored) {
             (TaskState::Pending | TaskState::Ready | TaskState::Rerun, _) => !is_known || is_wrong,
             (TaskState::Errored, Some(ErroredFor::Capability)) => is_known,

@@ -118,9 +118,7 @@ impl<'a> Ledger<'a> {
     fn capability(&self, work: &Work) -> Option<Capability> {
         match work {
             Work::Planning { .. } => Capability::new(PLANNER).ok(),
-            Work::Task { task, .. } | Work::Review { task, .. } => {
-                Some(queue(self.plan.task(task)?, work))
-            }
+            Work::Task { task, .. } | Work::Review { task, .. } => Some(queue(self.plan.task(task)?, work)),
         }
     }
 
@@ -253,9 +251,8 @@ pub(super) fn reserve(plan: &Plan) -> Vec<Event> {
 }
 
 fn reserve_for_final(plan: &Plan, ledger: &mut Ledger<'_>) {
-    let waits = |task: &&Task| {
-        matches!(task.state, TaskState::Ready | TaskState::Rerun | TaskState::NeedsReview)
-    };
+    let waits =
+        |task: &&Task| matches!(task.state, TaskState::Ready | TaskState::Rerun | TaskState::NeedsReview);
     let Some(work) = plan.final_task().filter(waits).and_then(Task::given_out) else { return };
     if [&plan.reserved, &ledger.reserved].iter().any(|reserved| reserved.of(&work).is_some()) {
         return;
@@ -278,7 +275,9 @@ pub(super) fn is_planner_spent(plan: &Plan) -> bool {
 fn given_up(plan: &Plan, lost: &[(Work, Pool, String)]) -> Vec<Event> {
     let planning = lost.iter().find(|(work, ..)| work.task().is_none());
     if let Some((_, _, why)) = planning {
-        return planning::given_up(plan, &format!("the planner's budget is used up: {why}")).into_iter().collect();
+        return planning::given_up(plan, &format!("the planner's budget is used up: {why}"))
+            .into_iter()
+            .collect();
     }
     // Where the first failure ends the run, there is no second one.
     let is_first_alone = plan.start.as_ref().is_some_and(|start| start.fail_fast);
@@ -352,10 +351,8 @@ pub(super) fn wind_down(plan: &Plan, reason: EndReason, detail: &str) -> Vec<Eve
     let mut events = vec![Event::WindingDown { reason, detail: detail.to_owned() }];
     events.extend(planning::given_up(plan, detail));
     if let Some(task) = last.filter(|task| task.state == TaskState::Pending) {
-        let spec = super::super::TaskSpec {
-            on_failed_dependency: OnFailedDependency::Skip,
-            ..task.spec.clone()
-        };
+        let spec =
+            super::super::TaskSpec { on_failed_dependency: OnFailedDependency::Skip, ..task.spec.clone() };
         events.push(Event::TaskPatched { spec: Box::new(spec), attempt: 0 });
     }
     let is_last = |task: &Task| last.is_some_and(|last| last.spec.id == task.spec.id);

@@ -57,7 +57,9 @@ fn give_up(plan: &Plan, reason: &str) -> Result<Vec<Event>, Refusal> {
         return Err(Refusal::Unusable("there is no plan that could be given up: make one".into()));
     }
     if is_in_motion(plan) {
-        return Err(Refusal::WrongMoment("tasks are under way: wait for their ends, or cancel them first".into()));
+        return Err(Refusal::WrongMoment(
+            "tasks are under way: wait for their ends, or cancel them first".into(),
+        ));
     }
     if false_end(plan).is_none() {
         return Err(Refusal::Unusable("the final task is completed: finish instead".into()));

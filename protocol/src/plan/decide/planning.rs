@@ -167,14 +167,11 @@ pub(super) fn finished(plan: &Plan, reason: &str) -> Vec<Event> {
     let mut wave = super::wave::Wave::default();
     wave.cancel_all(plan, None, "the planner has finished the run without it");
     let mut events = wave.events;
-    let deliverable = plan.final_task()
+    let deliverable = plan
+        .final_task()
         .filter(|task| task.state == TaskState::Completed)
         .map(|task| (task.spec.id.clone(), super::super::FinalRung::Final));
-    events.push(Event::RunEnded {
-        reason: EndReason::Completed,
-        detail: on_the_plan(reason),
-        deliverable,
-    });
+    events.push(Event::RunEnded { reason: EndReason::Completed, detail: on_the_plan(reason), deliverable });
     events
 }
 

@@ -1,9 +1,9 @@
 //! What the cluster can do: tasks that nobody can do, or whose parameters nobody takes, wait in state errored, and go on as
 //! soon as that is mended.
 
+use super::super::Event;
 use super::super::cluster::Cluster;
 use super::super::state::{ErroredFor, Occasion, Plan, Task, TaskState};
-use super::super::Event;
 use super::{MayBeMissing, on_the_plan};
 
 pub(super) fn learn(plan: &Plan, cluster: &Cluster, may_be_missing: MayBeMissing) -> Vec<Event> {
@@ -50,9 +50,7 @@ fn of(task: &Task, cluster: &Cluster, may_be_missing: MayBeMissing) -> Option<Ev
             match cluster.problem(&task.spec).map(|problem| on_the_plan(&problem)) {
                 Some(problem) if task.problem.as_ref() == Some(&problem) => None,
                 Some(problem) => Some(Event::ParametersWrong { task: id, problem }),
-                None if task.unmet == 0 => {
-                    Some(Event::TaskReady { task: id, attempt: task.attempt.max(1) })
-                }
+                None if task.unmet == 0 => Some(Event::TaskReady { task: id, attempt: task.attempt.max(1) }),
                 None => Some(Event::TaskPending { task: id }),
             }
         }

@@ -10,13 +10,10 @@ use super::{budget, has_failed_fast, is_in_motion, planning};
 use crate::ids::TaskId;
 
 pub(super) fn settle(plan: &Plan, now: Timestamp) -> Vec<Event> {
-    let steps: [&dyn Fn() -> Vec<Event>; 5] = [
-        &|| budget::warn(plan, now),
-        &|| budget::abandon_final(plan),
-        &|| ask(plan),
-        &|| end(plan),
-        &|| if plan.paused.is_none() { budget::reserve(plan) } else { Vec::new() },
-    ];
+    let steps: [&dyn Fn() -> Vec<Event>; 5] =
+        [&|| budget::warn(plan, now), &|| budget::abandon_final(plan), &|| ask(plan), &|| end(plan), &|| {
+            if plan.paused.is_none() { budget::reserve(plan) } else { Vec::new() }
+        }];
     steps.iter().map(|step| step()).find(|events| !events.is_empty()).unwrap_or_default()
 }
 
@@ -88,7 +85,11 @@ fn given_up(plan: &Plan) -> (EndReason, String) {
         return (EndReason::PlannerUnavailable, detail);
     }
     if plan.idle_turns >= super::MAX_IDLE_TURNS {
-        let detail = format!("{} turns of the planner in a row brought the run nowhere. {}", plan.idle_turns, report(plan));
+        let detail = format!(
+            "{} turns of the planner in a row brought the run nowhere. {}",
+            plan.idle_turns,
+            report(plan)
+        );
         return (EndReason::NoProgress, detail);
     }
     let detail = format!("the planner was asked {} times, which is all that this run allows", plan.turns);
@@ -101,7 +102,9 @@ fn report(plan: &Plan) -> String {
         return blocked(plan);
     }
     let what = match plan.final_task() {
-        None => "no task of the plan is final: mark the one whose result is the deliverable, or add it".into(),
+        None => {
+            "no task of the plan is final: mark the one whose result is the deliverable, or add it".into()
+        }
         Some(task) => format!("the final task {} is {}", task.spec.id, task.state),
     };
     format!("nothing is left to do, but {what}")

@@ -7,10 +7,10 @@ use super::super::spec::OnFailedDependency;
 use super::super::state::{End, EndReason, Occasion, Plan, Task, TaskState};
 use super::super::{Budget, Event, Refusal};
 use super::edits::{By, cancel, edit, redone};
+use super::planning;
 use super::settle::deliverable;
 use super::wave::Wave;
 use crate::ids::TaskId;
-use super::planning;
 
 pub(super) fn command(plan: &Plan, command: &Command) -> Result<Vec<Event>, Refusal> {
     let mut events = vec![commanded(plan, command)?];
@@ -50,7 +50,10 @@ pub(super) fn reopen(plan: &Plan, command: &Command, end: &End) -> Result<Vec<Ev
     let lost: BTreeSet<&TaskId> =
         lost.filter(|task| task.state == TaskState::Failed).map(|task| &task.spec.id).collect();
     if plan.has_planner() {
-        events.extend(lost.into_iter().map(|task| Event::OccasionRaised { occasion: Occasion::TaskLost { task: task.clone() } }));
+        events.extend(
+            lost.into_iter()
+                .map(|task| Event::OccasionRaised { occasion: Occasion::TaskLost { task: task.clone() } }),
+        );
     }
     Ok(events)
 }
@@ -63,7 +66,8 @@ fn wanted_again(plan: &Plan) -> BTreeSet<u32> {
     loop {
         let is_lost = |id: &TaskId| {
             plan.position(id).is_some_and(|at| {
-                matches!(plan.tasks[at as usize].state, TaskState::Failed | TaskState::Cancelled) && !wanted.contains(&at)
+                matches!(plan.tasks[at as usize].state, TaskState::Failed | TaskState::Cancelled)
+                    && !wanted.contains(&at)
             })
         };
         let goes = |at: &&u32| {

@@ -3,9 +3,9 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
+use super::super::Event;
 use super::super::spec::{Consult, OnFailedDependency};
 use super::super::state::{Occasion, Plan, Task, TaskState};
-use super::super::Event;
 use super::{in_hand, planning};
 use crate::ids::TaskId;
 
