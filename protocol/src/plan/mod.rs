@@ -52,6 +52,7 @@ mod event;
 mod graph;
 mod recount;
 mod refusal;
+mod reserved;
 mod spec;
 mod state;
 
@@ -67,5 +68,6 @@ pub use edit::{Command, Control, Edit, MAX_TEXT, Patch};
 pub use event::{Answer, Cause, Decision, Event};
 pub use graph::check;
 pub use refusal::{GraphError, Refusal};
+pub use reserved::Reservations;
 pub use spec::*;
 pub use state::*;

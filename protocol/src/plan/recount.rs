@@ -3,7 +3,8 @@
 
 use std::collections::BTreeMap;
 
-use super::state::{ErroredFor, Plan, Reservations, TaskState};
+use super::reserved::Reservations;
+use super::state::{ErroredFor, Plan, TaskState};
 
 impl Plan {
     /// The same plan with everything that follows from its tasks and reservations worked out from scratch.

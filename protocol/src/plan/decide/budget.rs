@@ -10,9 +10,8 @@ use jiff::{SignedDuration, Timestamp};
 use super::super::budget::{Amounts, Budget, WhenSpent};
 use super::super::due::queue;
 use super::super::spec::OnFailedDependency;
-use super::super::state::{
-    EndReason, ErroredFor, Occasion, Plan, Planning, Reservations, Sums, Task, TaskState,
-};
+use super::super::reserved::{Reservations, Sums};
+use super::super::state::{EndReason, ErroredFor, Occasion, Plan, Planning, Task, TaskState};
 use super::super::{Event, Refusal, Work};
 use super::wave::with_consequences;
 use super::{in_hand, planning};
