@@ -161,7 +161,7 @@ pub(super) fn tried(draft: &Draft, offers: &[Offer], answer: &PlanAnswer) -> Tri
 impl Tried {
     fn refuse(&mut self, wish: &Wish, refused: Refused) {
         self.mistakes.push(format!("{}: {}", wish.label(), refused.why));
-        self.refused.extend(refused.edit);
+        self.refused.extend(refused.edit.map(|edit| *edit));
     }
 
     fn come_to_an_end(&mut self, before: &Draft, offers: &[Offer], answer: &PlanAnswer) {

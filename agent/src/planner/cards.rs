@@ -101,7 +101,7 @@ fn card(task: &Task) -> String {
     let spec = &task.spec;
     let end = if spec.is_final { ", FINAL" } else { "" };
     let mut card = format!("\n## {}: {}{end}\ncapability {}", spec.id, task.state, spec.capability);
-    write!(card, "; {}; {}\n", attempts(task), depends_on(task)).expect(TO_STRING);
+    writeln!(card, "; {}; {}", attempts(task), depends_on(task)).expect(TO_STRING);
     card.push_str(&barred(&format!("objective: {}", cut(&spec.objective, OBJECTIVE)), usize::MAX));
     let lines = [
         parameters(task),

@@ -12,7 +12,7 @@ pub(super) struct Refused {
     /// In words, with what to do instead.
     pub why: String,
     /// What the rules refuse, where it came as far as them.
-    pub edit: Option<Edit>,
+    pub edit: Option<Box<Edit>>,
 }
 
 /// Tries a wish; what it changed is told by its events. `None`: it is so already.
@@ -28,7 +28,7 @@ pub(super) fn carry_out(
     for edit in [Some(edit), end].into_iter().flatten() {
         match draft.apply(edit.clone()) {
             Ok(events) => changed.extend(events),
-            Err(refusal) => return Err(Refused { why: said(draft, &refusal), edit: Some(edit) }),
+            Err(refusal) => return Err(Refused { why: said(draft, &refusal), edit: Some(Box::new(edit)) }),
         }
     }
     Ok(Some(changed))

@@ -87,6 +87,7 @@ pub(super) fn specs(draft: &Draft, offers: &[Offer], wishes: &[TaskWish]) -> Res
     }
     specs.retain(|spec| !is_there(plan, spec));
     refuse_taken(plan, &specs)?;
+    leave_one_end(&mut specs);
     lead_to_the_end(plan, &mut specs);
     refuse_baseless(plan, offers, &specs)?;
     refuse_repeated(plan, &specs)?;
@@ -187,6 +188,21 @@ fn refuse_repeated(plan: &Plan, specs: &[TaskSpec]) -> Result<(), String> {
              them out, or ask something else",
             repeated.len()
         )),
+    }
+}
+
+/// Of several new tasks that are said to be final, the one that no other builds on is; else the one that reports.
+fn leave_one_end(specs: &mut [TaskSpec]) {
+    let named: BTreeSet<TaskId> = specs.iter().flat_map(|spec| spec.depends_on.iter().cloned()).collect();
+    let ends = || specs.iter().filter(|spec| spec.is_final);
+    let is_last = |spec: &&TaskSpec| !named.contains(&spec.id);
+    let reports = |spec: &&TaskSpec| is_last(spec) && spec.capability.as_str() == PRODUCER;
+    let only = |mut some: Box<dyn Iterator<Item = &TaskSpec> + '_>| {
+        some.next().filter(|_| some.next().is_none()).map(|spec| spec.id.clone())
+    };
+    let end = only(Box::new(ends().filter(is_last))).or_else(|| only(Box::new(ends().filter(reports))));
+    if let Some(end) = end {
+        specs.iter_mut().filter(|spec| spec.id != end).for_each(|spec| spec.is_final = false);
     }
 }
 

@@ -79,6 +79,28 @@ fn a_first_plan_is_put_right_where_only_one_thing_can_be_meant() {
 }
 
 #[test]
+fn of_several_ends_the_last_is_meant_and_of_several_last_ones_the_report() {
+    let task = |id: &str, capability: &str, depends_on: Value| json!({"id": id, "objective": id, "capability": capability, "depends_on": depends_on, "final": true});
+    let ends = |tasks: Value| -> Vec<String> {
+        let proposal = accepted(empty(Mode::Llm), json!({ "tasks": tasks }));
+        let ends = proposal.tasks.iter().filter(|task| task.is_final);
+        ends.map(|task| task.id.to_string()).collect()
+    };
+    let row = json!([
+        task("a", "research", json!([])),
+        task("b", "research", json!([])),
+        task("c", "research", json!(["a", "b"]))
+    ]);
+    assert_eq!(ends(row), ["c"]);
+    let wide = json!([
+        task("a", "research", json!([])),
+        task("b", "research", json!([])),
+        task("c", "producer", json!(["a"]))
+    ]);
+    assert_eq!(ends(wide), ["c"]);
+}
+
+#[test]
 fn a_capability_that_judges_its_own_way_is_left_to_it() {
     let mut seen = seen();
     let citations = Review::Checks { checks: vec![millrace_protocol::plan::ReviewCheck::Citations] };
