@@ -13,6 +13,7 @@ use super::kindness::only_end;
 use super::wish::{CancelWish, PatchWish, RetryWish, TaskWish, Wish, slim};
 use super::{Offer, added, is_in_motion, told_of};
 use crate::model::AnswerSchema;
+use crate::roles::{PRODUCER, RESEARCH};
 use crate::tool::schema_of;
 use crate::turn::Answer;
 
@@ -113,10 +114,13 @@ fn opened(schema: &mut Value) -> Option<&mut serde_json::Map<String, Value>> {
     schema["properties"].as_object_mut()
 }
 
-/// Only capabilities that are known can be named, and parameters are asked for only where one takes some.
+/// Only capabilities that are known can be named, and parameters are asked for only where one takes some. A cluster whose
+/// own agents are not there is only just starting: another capability may come, and its tasks wait for it.
 fn name_capabilities(draft: &Draft, offers: &[Offer], fields: &mut serde_json::Map<String, Value>) {
     let names: Vec<&str> = draft.cluster().names().map(Capability::as_str).collect();
-    if (1..=MAX_NAMED).contains(&names.len())
+    let is_started = [RESEARCH, PRODUCER].iter().all(|own| names.contains(own));
+    if is_started
+        && names.len() <= MAX_NAMED
         && let Some(capability) = fields.get_mut("capability")
     {
         capability["enum"] = Value::from(names);
