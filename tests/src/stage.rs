@@ -121,16 +121,20 @@ impl Stage {
         stage
     }
 
-    /// Waits until the supervisor knows what there is: it then holds back a task that lacks a parameter.
+    /// Waits until the supervisor knows what there is: it then holds back a task that lacks a parameter, which the worker
+    /// refuses until then.
     async fn settle(&self) {
-        for number in 0.. {
+        for number in 0..100 {
             let mut bare = task("bare", "measure nothing", MEASURE);
             bare.limits.queue_wait = Duration::from_millis(1);
             let run = self.hand_in(&format!("settle-{number}"), &fixed(vec![bare])).await;
-            if run.stopped().await.tasks()[0].problem.is_some() {
+            let plan = run.stopped().await;
+            let reason = plan.tasks()[0].reason.clone().unwrap_or_default();
+            if reason.contains("its parameters are not what measure takes") {
                 return;
             }
         }
+        panic!("the supervisor does not learn what there is:\n{}", self.cluster.logs());
     }
 
     /// Stops everything in order.

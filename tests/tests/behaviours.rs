@@ -156,7 +156,7 @@ async fn budgets() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn deaths_in_the_middle_of_a_planned_run() {
-    deaths::whatever_dies_a_planned_run_comes_to_the_same_end_and_no_reply_is_asked_for_again().await;
+    deaths::whatever_dies_a_planned_run_comes_to_the_same_end_and_asks_again_only_for_what_was_lost().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

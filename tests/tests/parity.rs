@@ -7,19 +7,22 @@ fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the tests lie in the workspace").to_owned()
 }
 
-/// The rows that agents, models, tools and capabilities answer for.
+/// The rows that are answered for: of planning, judging and spending, of agents, models, tools and capabilities; and the
+/// behaviours, by their numbers alone.
 fn rows() -> Vec<String> {
     let of = |kind: &str, numbers: &[u32]| numbers.iter().map(|n| format!("{kind}{n}")).collect::<Vec<_>>();
     let up_to = |from: u32, to: u32| (from..=to).collect::<Vec<_>>();
     [
-        of("PT", &[6, 7, 16, 17, 18]),
-        of("PT", &up_to(21, 26)),
+        of("PT", &up_to(1, 37)),
         of("DF", &up_to(1, 9)),
         of("DU", &[1]),
         of("DU", &up_to(5, 16)),
         of("DU", &[28]),
         of("PA", &up_to(1, 9)),
         of("PA", &[16, 18, 20]),
+        of("", &up_to(1, 27)),
+        of("", &[31]),
+        of("", &up_to(37, 40)),
     ]
     .concat()
 }

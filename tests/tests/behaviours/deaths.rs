@@ -1,5 +1,5 @@
 //! Runs that a planner makes, with failures, a user's edits and a budget, while processes die: each comes to the end that
-//! it comes to when nobody dies, and nothing that a model has said is asked for again.
+//! it comes to when nobody dies, and of what models have said only what was lost with its worker is asked for again.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -111,7 +111,6 @@ fn repeated(recorded: &[Value]) -> usize {
     asked.values().map(|times| times - 1).sum()
 }
 
-/// How many replies the journals of a run hold: each is a step, and no step is there twice.
 async fn undisturbed() -> Ending {
     let stage = Stage::open(setup()).await;
     let run = stage.hand_in("calm", &submission(&stage)).await;
@@ -126,7 +125,7 @@ fn seeds() -> u64 {
     std::env::var("MILLRACE_CHAOS_SEEDS").ok().and_then(|seeds| seeds.parse().ok()).unwrap_or(2)
 }
 
-pub async fn whatever_dies_a_planned_run_comes_to_the_same_end_and_no_reply_is_asked_for_again() {
+pub async fn whatever_dies_a_planned_run_comes_to_the_same_end_and_asks_again_only_for_what_was_lost() {
     let calm = undisturbed().await;
     assert_eq!((calm.0, calm.1.as_deref()), (EndReason::CompletedPartial, Some("omega Final")), "{calm:?}");
     for seed in 0..seeds() {

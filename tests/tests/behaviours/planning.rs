@@ -251,7 +251,11 @@ pub async fn an_end_that_is_none_is_told_and_counts_until_the_run_stops_with_its
         told.iter().any(|told| told.starts_with("You said that the objective is achieved, but")),
         "{told:?}"
     );
-    assert!(reasons(plan).contains(&"it is achieved all the same"), "it was told before it claimed it again");
+    let repeats = |reason: &&str| reason.starts_with("it is achieved all the same");
+    assert!(
+        reasons(plan).iter().copied().any(|reason| repeats(&reason)),
+        "it was told before it claimed it again"
+    );
     assert_eq!(
         plan.end.as_ref().unwrap().deliverable,
         Some((id("seed"), FinalRung::Detailed)),
@@ -270,7 +274,11 @@ pub async fn turns_that_change_nothing_stop_the_run_with_a_report_that_the_plann
     let history = run.ended().await;
     let plan = history.plan();
     assert_eq!((end(plan), plan.turns), (EndReason::NoProgress, 3));
-    assert_eq!(reasons(plan), ["I have seen the report"; 3]);
+    assert!(
+        reasons(plan).iter().all(|reason| reason.starts_with("I have seen the report")),
+        "{:?}",
+        reasons(plan)
+    );
     let detail = &plan.end.as_ref().unwrap().detail;
     assert!(detail.contains("nothing is left to do, but no task of the plan is final"), "{detail}");
 }
