@@ -43,9 +43,9 @@ pub fn apply(plan: &mut Plan, event: &Event, at: Timestamp) {
         }
         Event::OccasionRaised { occasion } => plan.raise(occasion),
         Event::PlanningAsked { turn, attempt, feedback, occasions } => {
-            let notes = match plan.planning.take() {
-                Some(before) => before.notes,
-                None => std::mem::take(&mut plan.notes),
+            let (notes, outgrew) = match plan.planning.take() {
+                Some(before) => (before.notes, before.outgrew),
+                None => (std::mem::take(&mut plan.notes), false),
             };
             plan.planning_superseded = None;
             if *attempt == 1 {
@@ -59,6 +59,7 @@ pub fn apply(plan: &mut Plan, event: &Event, at: Timestamp) {
                 since: at,
                 feedback: feedback.clone(),
                 retry_at: None,
+                outgrew,
                 occasions: occasions.clone(),
                 notes,
             });
@@ -78,9 +79,12 @@ pub fn apply(plan: &mut Plan, event: &Event, at: Timestamp) {
         }
         Event::PlanningErrored { error, retry_at, usage, models, .. } => {
             plan.spend_on(PLANNER, *usage, models);
+            let reserved = plan.planning.as_ref().and_then(|planning| plan.reserved.of(&planning.work()));
+            let is_spent = reserved.is_some_and(|amounts| amounts.is_spent_by(usage));
             match (plan.end_turn(), retry_at) {
                 (Some(planning), Some(retry_at)) => {
                     plan.planning = Some(Planning {
+                        outgrew: is_spent,
                         retry_at: Some(*retry_at),
                         feedback: Some(error.clone()),
                         ..planning
@@ -245,7 +249,7 @@ pub fn apply(plan: &mut Plan, event: &Event, at: Timestamp) {
                 detail: detail.clone(),
                 deliverable: deliverable.clone(),
                 at,
-                is_resumable: reason.is_resumable(),
+                is_resumable: reason.is_resumable() && !plan.has_failed_fast(),
             });
         }
     }

@@ -418,6 +418,8 @@ pub struct Planning {
     pub feedback: Option<String>,
     /// When the next attempt begins, if this one is over.
     pub retry_at: Option<Timestamp>,
+    /// Whether an attempt at this turn came to nothing for want of what it had reserved: the next has all that is left.
+    pub outgrew: bool,
     /// Why it is asked.
     pub occasions: Vec<Occasion>,
     /// What happened since it was asked last.
@@ -705,6 +707,11 @@ impl Plan {
     #[must_use]
     pub fn is_live(&self) -> bool {
         self.start.is_some() && self.end.is_none()
+    }
+
+    /// Whether the first failure ends the run, and has come.
+    pub(super) fn has_failed_fast(&self) -> bool {
+        self.count(TaskState::Failed) > 0 && self.start.as_ref().is_some_and(|start| start.fail_fast)
     }
 
     /// Whether any work needs a reservation.

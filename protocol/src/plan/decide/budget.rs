@@ -9,14 +9,14 @@ use jiff::{SignedDuration, Timestamp};
 
 use super::super::budget::{Amounts, Budget, WhenSpent};
 use super::super::due::queue;
-use super::super::spec::OnFailedDependency;
 use super::super::reserved::{Reservations, Sums};
-use super::super::state::{EndReason, ErroredFor, Occasion, Plan, Planning, Task, TaskState};
+use super::super::spec::OnFailedDependency;
+use super::super::state::{AttemptEnd, EndReason, ErroredFor, Occasion, Plan, Planning, Task, TaskState};
 use super::super::{Event, Refusal, Work};
 use super::wave::with_consequences;
 use super::{in_hand, planning};
 use crate::ids::Capability;
-use crate::result::Usage;
+use crate::result::{Limit, Usage};
 use crate::subject::PLANNER;
 
 /// An attempt takes one part in so many of what its pool has left.
@@ -124,7 +124,8 @@ impl<'a> Ledger<'a> {
     fn size(&self, work: &Work) -> Sized {
         let task = work.task().and_then(|id| self.plan.task(id));
         let mut all = self.budget.attempt;
-        let accounts = [self.of_run(task), self.of_capability(work), self.of_task(task)];
+        let share = if self.outgrew(work, task) { 1 } else { SHARE };
+        let accounts = [self.of_run(task, share), self.of_capability(work, share), self.of_task(task)];
         for account in accounts.into_iter().flatten() {
             match account.size() {
                 Sized::Fits(amounts) => all = all.min(amounts),
@@ -134,7 +135,21 @@ impl<'a> Ledger<'a> {
         Sized::Fits(all)
     }
 
-    fn of_run(&self, task: Option<&Task>) -> Option<Account<'_>> {
+    /// Whether the attempt before came to nothing for want of what it had reserved: this one gets all that is left, lest
+    /// the same be paid for again and again.
+    fn outgrew(&self, work: &Work, task: Option<&Task>) -> bool {
+        match work {
+            Work::Planning { .. } => self.plan.planning.as_ref().is_some_and(|planning| planning.outgrew),
+            Work::Review { .. } => false,
+            Work::Task { .. } => {
+                let last = task.and_then(|task| task.attempts.last());
+                let end = last.and_then(|attempt| attempt.end.as_ref());
+                matches!(end, Some(AttemptEnd::Errored(error)) if error.limit == Some(Limit::Allowance))
+            }
+        }
+    }
+
+    fn of_run(&self, task: Option<&Task>, share: u64) -> Option<Account<'_>> {
         if self.budget.amounts.is_empty() {
             return None;
         }
@@ -146,12 +161,12 @@ impl<'a> Ledger<'a> {
             used: self.plan.spend.total,
             reserved: Some(&self.reserved.total),
             held_back: if holds_back { u64::from(self.budget.final_percent) } else { 0 },
-            share: if is_last { TASK_SHARE } else { SHARE },
+            share: if is_last { share.min(TASK_SHARE) } else { share },
             said: self.budget.attempt,
         })
     }
 
-    fn of_capability(&self, work: &Work) -> Option<Account<'_>> {
+    fn of_capability(&self, work: &Work, share: u64) -> Option<Account<'_>> {
         if self.budget.capabilities.is_empty() {
             return None;
         }
@@ -163,7 +178,7 @@ impl<'a> Ledger<'a> {
             used: self.plan.spend.by_capability.get(&name).copied().unwrap_or_default(),
             reserved: self.reserved.by_capability.get(&name),
             held_back: 0,
-            share: SHARE,
+            share,
             said: self.budget.attempt,
         })
     }

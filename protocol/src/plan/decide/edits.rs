@@ -5,7 +5,7 @@ use std::collections::{BTreeSet, VecDeque};
 use super::super::budget::{DEFAULT_DEPTH, DEFAULT_TASKS};
 use super::super::edit::{Edit, Patch};
 use super::super::graph::{check_patched, depth};
-use super::super::spec::{Mode, OnFailedDependency, TaskSpec};
+use super::super::spec::{Mode, OnFailedDependency, Review, ReviewCheck, TaskSpec};
 use super::super::state::{ErroredFor, Plan, Task, TaskState};
 use super::super::{Event, Refusal, check};
 use super::begin::{added, is_met};
@@ -85,6 +85,7 @@ fn add(plan: &Plan, tasks: &[TaskSpec], by: By) -> Result<Vec<Event>, Refusal> {
         refuse_lost(plan, task)?;
     }
     if by == By::Planner {
+        tasks.iter().try_for_each(|task| refuse_programs(&task.review))?;
         let budget = plan.start.as_ref().map(|start| &start.budget);
         let limit = budget.and_then(|budget| budget.tasks).unwrap_or(DEFAULT_TASKS);
         let found = u32::try_from(plan.tasks.len() + tasks.len()).unwrap_or(u32::MAX);
@@ -94,6 +95,20 @@ fn add(plan: &Plan, tasks: &[TaskSpec], by: By) -> Result<Vec<Event>, Refusal> {
         refuse_deep(plan, tasks)?;
     }
     Ok(added(plan, tasks))
+}
+
+/// Which programs run is for users and capabilities to say, never for what a planner may have read somewhere.
+fn refuse_programs(review: &Review) -> Result<(), Refusal> {
+    let checks = match review {
+        Review::None => &[][..],
+        Review::Checks { checks } | Review::Critic { checks, .. } => checks,
+    };
+    if checks.iter().any(|check| matches!(check, ReviewCheck::Command { .. })) {
+        return Err(Refusal::Unusable(
+            "a planner can't ask for a check by a program; use another check".into(),
+        ));
+    }
+    Ok(())
 }
 
 fn refuse_deep(plan: &Plan, tasks: &[TaskSpec]) -> Result<(), Refusal> {
@@ -136,6 +151,9 @@ fn patch(plan: &Plan, wanted: &Patch, by: By) -> Result<Vec<Event>, Refusal> {
         return Err(Refusal::Unusable(format!("the patch changes nothing of task {}", wanted.task)));
     }
     check_patched(plan, &spec)?;
+    if by == By::Planner && wanted.review.is_some() {
+        refuse_programs(&spec.review)?;
+    }
     refuse_lost(plan, &spec)?;
     if by == By::Planner && wanted.depends_on.is_some() {
         refuse_deep(plan, std::slice::from_ref(&spec))?;

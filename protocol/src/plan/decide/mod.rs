@@ -278,8 +278,3 @@ fn given_up(plan: &Plan, work: &Work) -> Usage {
 fn is_in_motion(plan: &Plan) -> bool {
     plan.open() > plan.count(TaskState::Pending)
 }
-
-/// Whether the first failure ends the run, and has come.
-fn has_failed_fast(plan: &Plan) -> bool {
-    plan.count(TaskState::Failed) > 0 && plan.start.as_ref().is_some_and(|start| start.fail_fast)
-}

@@ -7,8 +7,8 @@ use super::super::spec::Limits;
 use super::super::state::{Occasion, Plan, Planning, TaskState};
 use super::super::{Clock, Edit, EndReason, Event, Refusal, apply};
 use super::edits::{By, edit, false_end};
-use super::{MAX_PLANNING_ATTEMPTS, Planned, after, clock_error, has_failed_fast, is_in_motion, on_the_plan};
-use crate::result::{ErrorKind, ModelUsage, TaskError, Usage};
+use super::{MAX_PLANNING_ATTEMPTS, Planned, after, clock_error, is_in_motion, on_the_plan};
+use crate::result::{ErrorKind, Limit, ModelUsage, TaskError, Usage};
 
 /// How many refused changes of one turn are told.
 const MAX_REFUSED: usize = 20;
@@ -30,8 +30,30 @@ pub(super) fn planned(
     let current = current(plan, turn, attempt)?;
     match outcome {
         Ok(planned) => Ok(landed(plan, current, planned, now)),
+        // It had all that was left.
+        Err(error) if error.limit == Some(Limit::Allowance) && current.outgrew => {
+            Ok(spent(plan, current, error))
+        }
         Err(error) => Ok(vec![errored(current, error, now)]),
     }
+}
+
+/// The events of a run whose planner needs more than what is left.
+fn spent(plan: &Plan, planning: &Planning, error: &TaskError) -> Vec<Event> {
+    let over = Event::PlanningErrored {
+        turn: planning.turn,
+        attempt: planning.attempt,
+        error: on_the_plan(&error.message),
+        retry_at: None,
+        usage: error.usage,
+        models: error.models.clone(),
+    };
+    let mut after = plan.clone();
+    after.planning = None;
+    let detail =
+        format!("the planner needs more than what is left of the budget: {}", on_the_plan(&error.message));
+    let end = super::budget::wind_down(&after, EndReason::BudgetExhausted, &detail);
+    std::iter::once(over).chain(end).collect()
 }
 
 pub(super) fn time_out(
@@ -72,7 +94,7 @@ pub(super) fn can_be_told(plan: &Plan) -> bool {
         && plan.planner_lost.is_none()
         && plan.turns < plan.steps()
         && plan.winding_down.is_none()
-        && !has_failed_fast(plan)
+        && !plan.has_failed_fast()
 }
 
 /// What is counted as used of a turn that is given up: all that was reserved, where somebody has it in hand.

@@ -6,7 +6,7 @@ use jiff::Timestamp;
 use super::super::spec::{Mode, OnFailedDependency};
 use super::super::state::{EndReason, FinalRung, MAX_BLOCKED, Occasion, Plan, Task, TaskState};
 use super::super::{AttemptEnd, Event};
-use super::{budget, has_failed_fast, is_in_motion, planning};
+use super::{budget, is_in_motion, planning};
 use crate::ids::TaskId;
 
 pub(super) fn settle(plan: &Plan, now: Timestamp) -> Vec<Event> {
@@ -56,7 +56,7 @@ fn end(plan: &Plan) -> Vec<Event> {
     }
     // Whoever is lost for good can't be asked, whether or not the run would ask any more.
     let has_planner = plan.has_planner() || plan.planner_lost.is_some();
-    if is_complete(plan) || (open == 0 && (!has_planner || has_failed_fast(plan))) {
+    if is_complete(plan) || (open == 0 && (!has_planner || plan.has_failed_fast())) {
         let (reason, detail) = outcome(plan, deliverable.as_ref().map(|(_, rung)| *rung));
         return ended(reason, detail);
     }
