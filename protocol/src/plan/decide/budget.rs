@@ -281,7 +281,7 @@ pub(super) fn is_planner_spent(plan: &Plan) -> bool {
     let Some(start) = &plan.start else { return false };
     let work = Work::Planning { turn: plan.turns, attempt: 1 };
     let ledger = Ledger::new(plan, &start.budget);
-    let account = ledger.of_capability(&work);
+    let account = ledger.of_capability(&work, SHARE);
     matches!(account.map(|account| account.size()), Some(Sized::Never(..)))
 }
 
