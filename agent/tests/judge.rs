@@ -305,7 +305,9 @@ async fn a_review_that_is_taken_over_behind_any_step_asks_nobody_twice() {
     // Calls of one turn are recorded as they end.
     sorted[1..3].sort_unstable();
     assert_eq!(sorted, expected);
-    ["a", "b", "c"].map(|name| scripts.asked(name));
+    for name in ["a", "b", "c"] {
+        scripts.asked(name);
+    }
 
     for prefix in 0..=steps.len() {
         let held: Vec<JournalStep> = journal.steps()[..prefix].to_vec();

@@ -69,8 +69,8 @@ fn compile(schema: &Value) -> Option<Validator> {
     jsonschema::validator_for(schema).ok()
 }
 
-/// Makes a value fit where only one thing can be meant: a null that stands for a field left out is taken away, and a
-/// whole number written as `3.0` becomes 3.
+/// Makes a value fit where only one thing can be meant: a null that stands for a field left out is taken away, a field
+/// that is asked for and left out gets its default, and a whole number written as `3.0` becomes 3.
 pub fn straighten(schema: &Value, value: &mut Value) {
     match value {
         Value::Object(fields) => {
@@ -82,6 +82,12 @@ pub fn straighten(schema: &Value, value: &mut Value) {
             fields.retain(|name, value| {
                 !value.is_null() || required(name) || property(name).is_none_or(takes_null)
             });
+            let all = schema.get("properties").and_then(Value::as_object);
+            for (name, property) in all.into_iter().flatten() {
+                if let Some(default) = property.get("default").filter(|_| required(name)) {
+                    fields.entry(name.clone()).or_insert_with(|| default.clone());
+                }
+            }
             for (name, value) in fields {
                 if let Some(property) = property(name) {
                     straighten(property, value);
@@ -466,6 +472,13 @@ mod tests {
         let mut value = json!({"page": 3.5, "limit": 4.0});
         straighten(&schema, &mut value);
         assert_eq!(value, json!({"page": 3.5, "limit": 4}));
+        let asked = json!({
+            "properties": {"a": {"default": []}, "b": {"default": 1}, "c": {}},
+            "required": ["a", "c"]
+        });
+        let mut value = json!({});
+        straighten(&asked, &mut value);
+        assert_eq!(value, json!({"a": []}), "only what is asked for and has a default");
     }
 
     #[test]

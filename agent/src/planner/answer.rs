@@ -92,11 +92,22 @@ pub(super) fn schema(draft: &Draft, offers: &[Offer], mode: Mode) -> Value {
     if mode == Mode::Fixed {
         without.extend(["tasks", "patch", "final_task"]);
     }
+    // What is asked for is filled in: a small model that may leave a list away tends to write what it wants into its
+    // reasons, and nothing else. An empty list is an answer too.
+    let mut asked = vec!["reasoning"];
     if plan.tasks().is_empty() {
         without.extend(["retry", "patch", "cancel", "finished", "give_up"]);
+        asked.push("tasks");
     } else if is_in_motion(plan) {
         without.push("give_up");
+    } else {
+        asked.extend(["retry", "tasks"]);
     }
+    asked.retain(|name| !without.contains(name));
+    for list in asked.iter().filter(|name| **name != "reasoning") {
+        schema["properties"][*list]["default"] = Value::Array(Vec::new());
+    }
+    schema["required"] = Value::from(asked);
     if let Some(fields) = opened(&mut schema) {
         fields.retain(|name, _| !without.contains(&name.as_str()));
         for wish in ["tasks", "patch"] {
