@@ -288,6 +288,7 @@ impl History {
 
     /// What was decided on tasks makes sense: results are accepted once, have their outcomes, and were passed where a
     /// review was asked for.
+    #[expect(clippy::wildcard_enum_match_arm, reason = "the other events promise nothing")]
     fn check_events(&self, broken: &mut Broken) {
         let mut finished = HashSet::new();
         let mut passed = HashSet::new();
@@ -321,9 +322,7 @@ impl History {
                     }
                 }
                 Event::VerdictGiven { task, attempt, verdict, .. } => {
-                    if verdict.passed {
-                        passed.insert((task, attempt));
-                    }
+                    passed.extend(verdict.passed.then_some((task, attempt)));
                 }
                 Event::TaskAccepted { task, attempt } => {
                     over.insert(task);

@@ -127,7 +127,7 @@ fn response(status: &str, headers: &str, body: &str) -> String {
 /// Reads one request whole; `None` if the connection ends before.
 async fn read_request(stream: &mut TcpStream) -> Option<()> {
     let mut bytes = Vec::new();
-    let mut piece = [0; 16 * 1024];
+    let mut piece = vec![0; 16 * 1024];
     loop {
         let end = bytes.windows(4).position(|window| window == b"\r\n\r\n");
         if let Some(end) = end

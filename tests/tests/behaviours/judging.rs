@@ -26,10 +26,9 @@ fn only(plan: &Plan) -> &Task {
 }
 
 fn error(task: &Task, attempt: usize) -> &TaskError {
-    match task.attempts[attempt].end.as_ref().unwrap() {
-        AttemptEnd::Errored(error) => error,
-        other => panic!("{other:?}"),
-    }
+    let end = task.attempts[attempt].end.as_ref();
+    let Some(AttemptEnd::Errored(error)) = end else { panic!("{end:?}") };
+    error
 }
 
 pub async fn a_rejected_result_is_made_again_with_the_reason_beside_an_unchanged_objective(stage: &Stage) {

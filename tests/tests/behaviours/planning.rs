@@ -35,9 +35,8 @@ fn reasons(plan: &Plan) -> Vec<&str> {
 }
 
 fn occasions(history: &History) -> Vec<String> {
-    let asked = history.events().filter_map(|(_, event)| match event {
-        Event::PlanningAsked { occasions, .. } => Some(occasions),
-        _ => None,
+    let asked = history.events().filter_map(|(_, event)| {
+        if let Event::PlanningAsked { occasions, .. } = event { Some(occasions) } else { None }
     });
     asked.flatten().map(ToString::to_string).collect()
 }
@@ -116,9 +115,9 @@ pub async fn a_planner_works_by_its_tools_and_is_told_at_once_what_does_not_hold
     let plan = history.plan();
     assert_eq!((end(plan), plan.tasks().len(), plan.turns), (EndReason::Completed, 2, 1));
     assert!(plan.task(&id("omega")).unwrap().spec.is_final);
-    let decided = history.events().find_map(|(_, event)| match event {
-        Event::ProposalAccepted { refused, usage, .. } => Some((refused.clone(), *usage)),
-        _ => None,
+    let decided = history.events().find_map(|(_, event)| {
+        let Event::ProposalAccepted { refused, usage, .. } = event else { return None };
+        Some((refused.clone(), *usage))
     });
     let (refused, usage) = decided.unwrap();
     assert_eq!((refused, usage.model_calls), (Vec::new(), 8), "one turn, with all its calls in it");

@@ -125,10 +125,8 @@ pub async fn errors_of_the_planner_s_model_for_a_while_delay_the_run_and_no_more
     let history = stage.hand_in("errors", &submission).await.ended().await;
     let plan = history.plan();
     let errors = history.events().filter(|(_, event)| matches!(event, Event::PlanningErrored { .. })).count();
-    match end(plan) {
-        EndReason::Completed => assert_eq!(errors, 2),
-        EndReason::PlannerUnavailable => assert_eq!(errors, 3, "the workers took turns"),
-        other => panic!("{other}: {}", detail(plan)),
-    }
+    // Where the workers took turns, the third try failed too.
+    let wanted = if errors == 3 { EndReason::PlannerUnavailable } else { EndReason::Completed };
+    assert_eq!((end(plan), errors >= 2), (wanted, true), "{errors} errors: {}", detail(plan));
     assert_eq!(state(plan, "done"), millrace_protocol::plan::TaskState::Completed);
 }
