@@ -56,7 +56,9 @@ fn sh(script: &str) -> ReviewCheck {
 async fn error(cluster: &Cluster, order: &Order) -> TaskError {
     match cluster.outcome(order).await.1 {
         Outcome::Errored(error) => error,
-        other => panic!("{other:?}"),
+        other @ (Outcome::Finished { .. } | Outcome::Judged(_) | Outcome::Proposed { .. }) => {
+            panic!("{other:?}")
+        }
     }
 }
 

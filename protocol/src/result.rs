@@ -213,7 +213,14 @@ pub enum Limit {
 impl TaskError {
     /// An error of a kind with its text.
     pub fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
-        Self { kind, message: message.into(), limit: None, usage: Usage::default(), models: ModelUsage::new(), produced: None }
+        Self {
+            kind,
+            message: message.into(),
+            limit: None,
+            usage: Usage::default(),
+            models: ModelUsage::new(),
+            produced: None,
+        }
     }
 }
 
@@ -223,6 +230,8 @@ impl TaskError {
 pub enum ErrorKind {
     /// The task as it stands can't be done: wrong parameters, nothing to work on. Trying again can't help.
     InvalidTask,
+    /// The parameters are not what the capability takes. The task waits for others.
+    WrongParameters,
     /// The model's service failed or refused.
     Model,
     /// A tool failed in a way that the agent could not work around.
@@ -245,7 +254,7 @@ impl ErrorKind {
     #[must_use]
     pub fn is_retryable(self) -> bool {
         match self {
-            Self::InvalidTask | Self::Unclear => false,
+            Self::InvalidTask | Self::WrongParameters | Self::Unclear => false,
             Self::Model | Self::Tool | Self::Limit | Self::Panic | Self::Abandoned | Self::Other => true,
         }
     }

@@ -73,7 +73,13 @@ pub struct Order {
 impl Order {
     /// An order with nothing but its work and its words.
     #[must_use]
-    pub fn new(run: RunId, lane: Lane, work: Work, objective: impl Into<String>, capability: Capability) -> Self {
+    pub fn new(
+        run: RunId,
+        lane: Lane,
+        work: Work,
+        objective: impl Into<String>,
+        capability: Capability,
+    ) -> Self {
         let objective = objective.into();
         Self {
             run,

@@ -281,10 +281,10 @@ impl State {
     ) -> Option<(Capability, RunId)> {
         match item {
             Item::Taken(topic) => return self.taken(run, &topic),
-            Item::Fact { sequence, fact } => match (self.runs.get_mut(run), &fact) {
-                (Some(live), _) => live.receive(sequence, fact),
+            Item::Fact { sequence, fact } => match (self.runs.get_mut(run), fact.as_ref()) {
+                (Some(live), _) => live.receive(sequence, *fact),
                 (None, Fact::Submitted(_)) => {
-                    self.runs.entry(run.clone()).or_default().receive(sequence, fact);
+                    self.runs.entry(run.clone()).or_default().receive(sequence, *fact);
                     self.look_up(myself, run);
                 }
                 (None, _) => warn!(%run, sequence, "a fact about an unknown run is passed over"),

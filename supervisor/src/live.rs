@@ -15,7 +15,7 @@ use millrace_protocol::plan::{
 const MAX_FACTS: usize = 800;
 
 /// How often the rules are asked what follows from one decision; far more than they ever have to say.
-const MAX_SETTLING: usize = 64;
+const MAX_SETTLING: usize = 100_000;
 
 /// What a run is doing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

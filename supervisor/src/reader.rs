@@ -40,7 +40,7 @@ pub enum Item {
         /// Its sequence.
         sequence: u64,
         /// What it says.
-        fact: Fact,
+        fact: Box<Fact>,
     },
     /// A worker, critic or planner took what this journal is of.
     Taken(Topic),
@@ -128,7 +128,7 @@ impl Folding {
         for (topic, record) in self.facts {
             for item in read(bus, topic, &record).await {
                 match item {
-                    Item::Fact { sequence, fact } => self.live.receive(sequence, fact),
+                    Item::Fact { sequence, fact } => self.live.receive(sequence, *fact),
                     Item::Heard(task, at) => self.live.hear(&task, at),
                     Item::Decided { .. } | Item::Taken(_) => {}
                 }
@@ -174,7 +174,7 @@ pub async fn follow(bus: Bus, lane: Lane, through: u64, to: ActorRef<lane::Messa
 /// What a message means; nothing if it can't be read.
 async fn read(bus: &Bus, topic: Topic, record: &Record) -> Vec<Item> {
     let sequence = record.sequence;
-    let fact = |fact| vec![Item::Fact { sequence, fact }];
+    let fact = |fact| vec![Item::Fact { sequence, fact: Box::new(fact) }];
     let read = match topic {
         Topic::Plan => return vec![Item::Decided { sequence }],
         Topic::Submitted => {
@@ -214,7 +214,7 @@ fn of_entry(topic: Topic, entry: Entry, record: &Record) -> Vec<Item> {
                     return vec![Item::Taken(topic)];
                 }
             };
-            vec![Item::Taken(topic), Item::Fact { sequence, fact: Fact::Claimed(work, worker) }]
+            vec![Item::Taken(topic), Item::Fact { sequence, fact: Box::new(Fact::Claimed(work, worker)) }]
         }
         (Topic::Task(task, _), Entry::Step { .. } | Entry::Note { .. }) => {
             vec![Item::Heard(task, record.time)]
@@ -236,7 +236,7 @@ fn of_entry(topic: Topic, entry: Entry, record: &Record) -> Vec<Item> {
                 Outcome::Errored(error) => Err(error),
                 Outcome::Judged(_) | Outcome::Proposed { .. } => Err(misplaced("a task")),
             };
-            vec![Item::Fact { sequence, fact: Fact::Ended { task, attempt, worker, outcome } }]
+            vec![Item::Fact { sequence, fact: Box::new(Fact::Ended { task, attempt, worker, outcome }) }]
         }
         (Topic::Review(task, attempt), Entry::Outcome { worker, review, outcome }) => {
             let outcome = match outcome {
@@ -245,7 +245,7 @@ fn of_entry(topic: Topic, entry: Entry, record: &Record) -> Vec<Item> {
                 Outcome::Finished { .. } | Outcome::Proposed { .. } => Err(misplaced("a review")),
             };
             let fact = Fact::Reviewed { task, attempt, review, critic: worker, outcome };
-            vec![Item::Fact { sequence, fact }]
+            vec![Item::Fact { sequence, fact: Box::new(fact) }]
         }
         (Topic::Planning(turn, attempt), Entry::Outcome { outcome, .. }) => {
             let outcome = match outcome {
@@ -253,7 +253,7 @@ fn of_entry(topic: Topic, entry: Entry, record: &Record) -> Vec<Item> {
                 Outcome::Errored(error) => Err(error),
                 Outcome::Finished { .. } | Outcome::Judged(_) => Err(misplaced("a planner's turn")),
             };
-            vec![Item::Fact { sequence, fact: Fact::Planned { turn, attempt, outcome } }]
+            vec![Item::Fact { sequence, fact: Box::new(Fact::Planned { turn, attempt, outcome }) }]
         }
         (Topic::Submitted | Topic::Plan | Topic::Control, Entry::Outcome { .. }) => Vec::new(),
     }

@@ -66,7 +66,11 @@ async fn a_program_gets_its_words_and_its_input_as_they_are() {
     };
     for (words, code, said) in [
         (&["cat"][..], Some(0), "in $HOME\n'x'"),
-        (&["printf", "%s|", "$HOME", "it's `id`; \"a\" \\", "< x"], Some(0), "$HOME|it's `id`; \"a\" \\|< x|"),
+        (
+            &["printf", "%s|", "$HOME", "it's `id`; \"a\" \\", "< x"],
+            Some(0),
+            "$HOME|it's `id`; \"a\" \\|< x|",
+        ),
         (&["sh", "-c", "cat > /dev/null; echo no >&2; exit 7"], Some(7), "no\n"),
         (&["sh", "-c", "kill -TERM $$"], Some(143), ""),
     ] {

@@ -70,6 +70,6 @@ fn check(description: &CapabilityDescription, order: &Order) -> Result<(), TaskE
     let parameters = Value::Object(order.parameters.clone().into_iter().collect());
     tool::check(schema, &parameters).map_err(|mistakes| {
         let message = format!("the parameters for {} are wrong: {mistakes}", description.name);
-        TaskError::new(ErrorKind::InvalidTask, message)
+        TaskError::new(ErrorKind::WrongParameters, message)
     })
 }

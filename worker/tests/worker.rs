@@ -140,7 +140,7 @@ async fn wrong_parameters_end_the_attempt_with_an_error_that_names_them() {
     let worker = Worker::echo(&cluster);
     let (_, outcome) = cluster.outcome(&order).await;
     let text = "the parameters for echo are wrong: 'bytes' must be an integer, not string";
-    assert_eq!(outcome, Outcome::Errored(TaskError::new(ErrorKind::InvalidTask, text)));
+    assert_eq!(outcome, Outcome::Errored(TaskError::new(ErrorKind::WrongParameters, text)));
     worker.stop().await;
 }
 

@@ -56,7 +56,7 @@ pub(crate) fn show(task: &ReviewTask) -> String {
         sheet.line(CUT);
     }
     sheet.text(NOTES, result.notes.as_deref().unwrap_or_default());
-    sheet.text(DATA, &result.data.as_ref().map(|data| one_line(data)).unwrap_or_default());
+    sheet.text(DATA, &result.data.as_ref().map(one_line).unwrap_or_default());
     sheet.lines(SOURCES, result.sources.iter().map(one_line));
     sheet.lines(QUOTATIONS, result.quotations.iter().map(one_line));
     sheet.0

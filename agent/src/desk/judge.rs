@@ -191,7 +191,7 @@ fn asked(order: &Order, more: &[String]) -> Vec<String> {
 /// Whether an error is of a judge, so that others may do better, rather than of what they all rest on.
 fn is_its_own(kind: ErrorKind) -> bool {
     match kind {
-        ErrorKind::Model | ErrorKind::Limit | ErrorKind::InvalidTask => true,
+        ErrorKind::Model | ErrorKind::Limit | ErrorKind::InvalidTask | ErrorKind::WrongParameters => true,
         ErrorKind::Tool | ErrorKind::Panic | ErrorKind::Abandoned | ErrorKind::Unclear | ErrorKind::Other => {
             false
         }

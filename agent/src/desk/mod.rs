@@ -29,9 +29,7 @@ use futures::future::{BoxFuture, ready};
 use jiff::Timestamp;
 use millrace_protocol::ids::TaskId;
 use millrace_protocol::plan::{Amounts, DocumentSet, Plan, Work};
-use millrace_protocol::result::{
-    CapabilityDescription, ErrorKind, TaskError, TaskResult,
-};
+use millrace_protocol::result::{CapabilityDescription, ErrorKind, TaskError, TaskResult};
 use millrace_protocol::work::{Input, Order};
 use serde::de::DeserializeOwned;
 

@@ -27,7 +27,6 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 pub(crate) use arguments::read_json;
-pub use millrace_protocol::schema::check;
 pub use consult::{Consultants, consult};
 pub use documents::{MAX_PASSAGES, MAX_READ_CHARS, MAX_READ_LINES, read_document, search_documents};
 pub(crate) use documents::{no_document, passages};
@@ -35,6 +34,7 @@ pub(crate) use inner::{AppendNote, ReadNotes, Think, WriteTodos};
 pub use inner::{
     Inner, MAX_NOTE, MAX_NOTES_READ, MAX_TODOS, Todo, TodoStatus, append_note, read_notes, think, write_todos,
 };
+pub use millrace_protocol::schema::check;
 pub use purse::{Opened, Purse};
 pub use results::{
     DEFAULT_RESULT_CHARS, MAX_RESULT_CHARS, ResultEntry, Results, get_task_result, list_completed_tasks,

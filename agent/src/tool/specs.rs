@@ -7,9 +7,9 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::arguments::read_arguments;
-use millrace_protocol::schema::{Compiled, nearest, straighten};
 use super::{Inner, ToolSpec};
 use crate::model::ToolCall;
+use millrace_protocol::schema::{Compiled, nearest, straighten};
 
 /// The most characters of a schema that a model is shown again.
 const MAX_SCHEMA: usize = 2_000;

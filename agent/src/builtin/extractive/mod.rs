@@ -18,9 +18,9 @@ mod verdict;
 use futures::FutureExt;
 use futures::future::BoxFuture;
 
+use crate::critic::{self, VERDICT};
 use crate::model::{Model, ModelError, Reply, Request, Watch};
 use crate::planner::{PlanAnswer, glance};
-use crate::critic::{self, VERDICT};
 use crate::roles::task_of;
 use crate::spec::AnswerForm;
 

@@ -3,7 +3,7 @@
 use jiff::Timestamp;
 
 use super::super::spec::Review;
-use super::super::state::{ErroredFor, Plan, Start, Task, TaskState};
+use super::super::state::{Attempt, AttemptEnd, ErroredFor, Occasion, Plan, Start, Task, TaskState};
 use super::super::{Clock, Event, Refusal, Work};
 use super::wave::with_consequences;
 use super::{Finished, after, current_attempt, find, in_hand, on_the_plan, planning, reviews, wrong_state};
@@ -71,6 +71,9 @@ pub(super) fn ended(
             };
             return Ok(errored(plan, task, &error, now));
         }
+        Err(error) if error.kind == ErrorKind::WrongParameters && may_wait_for_others(task) => {
+            return Ok(stuck(plan, task, error));
+        }
         Err(error) => return Ok(errored(plan, task, error, now)),
     };
     let asked = asked(plan, task, finished);
@@ -89,6 +92,28 @@ pub(super) fn ended(
         return Ok(vec![event]);
     }
     Ok(with_consequences(plan, vec![event, Event::TaskAccepted { task: id.clone(), attempt }]))
+}
+
+/// Whether a task whose parameters a worker refused may wait for others, as it would have if the registry had known of it
+/// before. Where worker and registry do not agree, that comes to an end.
+fn may_wait_for_others(task: &Task) -> bool {
+    let refused = |attempt: &&Attempt| matches!(&attempt.end, Some(AttemptEnd::Errored(error)) if error.kind == ErrorKind::WrongParameters);
+    let so_far = task.attempts.iter().filter(refused).count();
+    so_far + 1 < usize::try_from(task.spec.limits.max_attempts).unwrap_or(usize::MAX)
+}
+
+fn stuck(plan: &Plan, task: &Task, error: &TaskError) -> Vec<Event> {
+    let (id, attempt) = (task.spec.id.clone(), task.attempt);
+    let problem = on_the_plan(&error.message);
+    let mut events = vec![
+        Event::AttemptErrored { task: id.clone(), attempt, error: for_the_plan(error), retry_at: None },
+        Event::TaskReopened { task: id.clone(), attempt: attempt + 1, ready: true, feedback: None },
+        Event::ParametersWrong { task: id.clone(), problem: problem.clone() },
+    ];
+    if plan.has_planner() && plan.winding_down.is_none() {
+        events.push(Event::OccasionRaised { occasion: Occasion::TaskStuck { task: id, problem } });
+    }
+    events
 }
 
 /// How a result is judged: as the task says, else as its capability does; and of results that are sampled, the others
