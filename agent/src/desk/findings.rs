@@ -125,6 +125,49 @@ pub(super) fn resolve(findings: &Findings, corpus: Option<&Corpus>) -> Result<Ta
     Ok(result(findings, quoted))
 }
 
+/// The answer without the passages that stand nowhere, and without their marks: what is left when a model was told often
+/// enough. `None` if nothing is left to rest on.
+pub(super) fn without_what_stands_nowhere(findings: &Findings, corpus: Option<&Corpus>) -> Option<Findings> {
+    let stands: Vec<bool> =
+        findings.quotations.iter().map(|passage| stand(passage, corpus).is_ok()).collect();
+    let kept = |upto: usize| stands[..upto].iter().filter(|stands| **stands).count();
+    if kept(stands.len()) == 0 {
+        return None;
+    }
+    let mark = |number: usize| -> Option<String> {
+        let is_kept = (1..=stands.len()).contains(&number) && stands[number - 1];
+        is_kept.then(|| format!("[{}]", kept(number)))
+    };
+    let quotations = findings.quotations.iter().zip(&stands).filter(|(_, stands)| **stands);
+    Some(Findings {
+        quotations: quotations.map(|(passage, _)| passage.clone()).collect(),
+        output: remarked(&citations::single(&findings.output), mark),
+        summary: remarked(&citations::single(&findings.summary), mark),
+        notes: findings.notes.clone(),
+    })
+}
+
+/// A text with its marks `[1]`, `[2]` as `mark` gives them.
+fn remarked(text: &str, mark: impl Fn(usize) -> Option<String>) -> String {
+    let mut remarked = String::with_capacity(text.len());
+    let mut rest = text;
+    while let Some((before, behind)) = rest.split_once('[') {
+        remarked.push_str(before);
+        let number = behind.split_once(']').and_then(|(inside, rest)| Some((inside.parse().ok()?, rest)));
+        match number {
+            Some((number, behind)) => {
+                remarked.push_str(&mark(number).unwrap_or_default());
+                rest = behind;
+            }
+            None => {
+                remarked.push('[');
+                rest = behind;
+            }
+        }
+    }
+    remarked + rest
+}
+
 /// A passage as it stands in its document.
 fn stand<'c>(passage: &Passage, corpus: Option<&'c Corpus>) -> Result<(&'c Document, Quotation), String> {
     let corpus = corpus.ok_or("there are no documents to quote from; leave it out.")?;
@@ -407,6 +450,20 @@ mod tests {
             resolve(&findings("Nothing.", vec![]), None).is_ok(),
             "without documents there is nothing to quote"
         );
+    }
+
+    #[test]
+    fn what_stands_nowhere_is_left_out_with_its_marks_and_the_rest_keeps_its_own() {
+        let corpus = corpus();
+        let (stands, nowhere) = (passage("MIT.txt", 1, 1, None), passage("MIT.txt", 9, 9, None));
+        let quoted = vec![nowhere.clone(), stands.clone(), nowhere.clone()];
+        let answer = findings("It is [1] so [2], says [who] [3][4] in [2", quoted);
+        let rest = without_what_stands_nowhere(&answer, Some(&corpus)).unwrap();
+        assert_eq!(rest.output, "It is  so [1], says [who]  in [2");
+        assert_eq!(rest.quotations, [stands]);
+        assert!(resolve(&rest, Some(&corpus)).is_ok());
+        let none = findings("It is [1] so.", vec![nowhere]);
+        assert_eq!(without_what_stands_nowhere(&none, Some(&corpus)), None);
     }
 
     #[test]

@@ -23,6 +23,7 @@ pub mod shelf;
 
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use futures::FutureExt;
 use futures::future::{BoxFuture, ready};
@@ -53,6 +54,9 @@ use report::Numbered;
 pub use findings::{Findings, Passage};
 pub use models::Preferences;
 pub use report::Report;
+
+/// How often a model is told that its quotations stand nowhere, before those are left out.
+const MAX_TOLD: u32 = 1;
 
 /// What an order builds on, wherever it is kept.
 pub trait Sources: Send + Sync + 'static {
@@ -289,7 +293,15 @@ impl Ready<'_> {
         let corpus = laid.corpus.as_deref();
         match form {
             AnswerForm::Findings => {
-                let check = |answer: Findings| findings::resolve(&answer, corpus).map(|_| answer);
+                let told = AtomicU32::new(0);
+                let check = |answer: Findings| match findings::resolve(&answer, corpus) {
+                    Ok(_) => Ok(answer),
+                    Err(mistake) if told.fetch_add(1, Ordering::Relaxed) < MAX_TOLD => Err(mistake),
+                    Err(mistake) => {
+                        let rest = findings::without_what_stands_nowhere(&answer, corpus);
+                        rest.filter(|rest| findings::resolve(rest, corpus).is_ok()).ok_or(mistake)
+                    }
+                };
                 let (answer, spent) = self.answer(&check).await?;
                 Ok((findings::resolve(&answer, corpus).map_err(changed)?, spent))
             }
