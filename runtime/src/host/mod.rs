@@ -102,6 +102,9 @@ pub enum Error {
 /// How long what is left after the grace may take: giving orders back and saying goodbye.
 const GOODBYE: Duration = Duration::from_secs(5);
 
+/// How long a process that starts waits before it says again what it offers.
+const ANNOUNCE_AGAIN: Duration = Duration::from_millis(500);
+
 /// What the actors of a process share.
 struct Shared {
     bus: Bus,
@@ -134,9 +137,6 @@ pub fn run<'a>(
     async move {
         let Hosting { id, role, services, grace } = hosting;
         check(&services)?;
-        for service in &services {
-            registry::register(bus, &service.handler.describe()).await?;
-        }
         let names: Vec<String> = services
             .iter()
             .map(|service| format!("{}:{}", service.handler.describe().name, service.slots))
@@ -146,7 +146,9 @@ pub fn run<'a>(
             .map(|service| (service.handler.describe().name, service.slots))
             .collect::<Vec<_>>();
         let beat = first_beat(id.clone(), role, slots);
-        registry::beat(bus, &beat).await?;
+        if !announce(bus, &services, &beat, &shutdown).await? {
+            return Ok(());
+        }
         let shared =
             Arc::new(Shared { bus: bus.clone(), id, busy: AtomicU32::new(0), garbage: AtomicU64::new(0) });
         let arguments = root::Arguments { shared, services, beat: beat.clone(), grace };
@@ -175,6 +177,38 @@ pub fn run<'a>(
         outcome
     }
     .boxed()
+}
+
+/// Says what is offered and that we live, again and again while the server does not answer. `false` if it was time to stop
+/// before that came through: nothing is in hand then.
+async fn announce(
+    bus: &Bus,
+    services: &[Service],
+    beat: &Beat,
+    shutdown: &CancellationToken,
+) -> Result<bool, Fault> {
+    let said = async {
+        loop {
+            match say(bus, services, beat).await {
+                Err(fault) if fault.is_transient() => {
+                    warn!(%fault, "could not say what is offered here; trying again");
+                    tokio::time::sleep(ANNOUNCE_AGAIN).await;
+                }
+                said => return said,
+            }
+        }
+    };
+    tokio::select! {
+        said = said => said.map(|()| true),
+        () = shutdown.cancelled() => Ok(false),
+    }
+}
+
+async fn say(bus: &Bus, services: &[Service], beat: &Beat) -> Result<(), Fault> {
+    for service in services {
+        registry::register(bus, &service.handler.describe()).await?;
+    }
+    registry::beat(bus, beat).await
 }
 
 fn check(services: &[Service]) -> Result<(), Error> {
