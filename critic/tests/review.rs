@@ -84,8 +84,8 @@ async fn checks_judge_by_themselves_and_name_what_is_wrong() {
         }),
         ("schema", Some(2), "It does not fit its schema", |result| result.data = Some(json!({}))),
         ("matches", Some(3), "has no place", |result| result.output = result.output.replace("# ", "")),
-        ("matches-not", Some(4), "in line 3 of the output: “TODO”", |result| {
-            result.output.push_str(" TODO")
+        ("matches-not", Some(4), "in line 3 of the output: “XXX”", |result| {
+            result.output.push_str(" XXX")
         }),
         ("command", Some(5), "exit code 1", |result| result.output = result.output.replace("Any", "Some")),
     ];

