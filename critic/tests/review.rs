@@ -72,7 +72,7 @@ async fn checks_judge_by_themselves_and_name_what_is_wrong() {
         ReviewCheck::Quotations,
         ReviewCheck::Schema(json!({"type": "object", "required": ["free"]})),
         ReviewCheck::Matches("(?m)^# ".into()),
-        ReviewCheck::MatchesNot("(?i)todo".into()),
+        ReviewCheck::MatchesNot("(?i)xxx".into()),
         sh("grep -q Anybody"),
     ];
     type Spoil = fn(&mut TaskResult);

@@ -262,7 +262,7 @@ mod tests {
             ),
             (
                 says(agent().built_in("thin")),
-                "there is no built-in tool \"thin\"; there are append_note, consult",
+                "there is no built-in tool \"thin\"; there are add_task, add_tasks",
             ),
             (says(agent().tool(own("think"))), "there is a tool \"think\" already"),
             (says(agent().tool(own("a")).tool(own("a"))), "there is a tool \"a\" already"),
