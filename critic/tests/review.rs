@@ -72,7 +72,7 @@ async fn checks_judge_by_themselves_and_name_what_is_wrong() {
         ReviewCheck::Quotations,
         ReviewCheck::Schema(json!({"type": "object", "required": ["free"]})),
         ReviewCheck::Matches("(?m)^# ".into()),
-        ReviewCheck::MatchesNot("(?i)xxx".into()),
+        ReviewCheck::MatchesNot("(?i)draft".into()),
         sh("grep -q Anybody"),
     ];
     type Spoil = fn(&mut TaskResult);
@@ -84,8 +84,8 @@ async fn checks_judge_by_themselves_and_name_what_is_wrong() {
         }),
         ("schema", Some(2), "It does not fit its schema", |result| result.data = Some(json!({}))),
         ("matches", Some(3), "has no place", |result| result.output = result.output.replace("# ", "")),
-        ("matches-not", Some(4), "in line 3 of the output: “XXX”", |result| {
-            result.output.push_str(" XXX")
+        ("matches-not", Some(4), "in line 3 of the output: “DRAFT”", |result| {
+            result.output.push_str(" DRAFT")
         }),
         ("command", Some(5), "exit code 1", |result| result.output = result.output.replace("Any", "Some")),
     ];

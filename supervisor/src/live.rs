@@ -155,8 +155,8 @@ impl LiveRun {
     }
 
     /// Decides on what has arrived, and applies it; `None` if it changes nothing. The decision is to be appended
-    /// behind [`Self::last`] before anything is done about it. `known` is what the cluster can do, where that may be
-    /// asked.
+    /// behind [`Self::last`] before anything is done about it. `cluster` is what the cluster can do, and
+    /// `may_be_missing` whether what it can't do by now is missing.
     pub fn decide(
         &mut self,
         me: &WorkerId,
@@ -191,16 +191,7 @@ impl LiveRun {
     /// Decides on what the cluster can do, where that is news: it has changed, or the tasks have. What was not known and
     /// might still come is asked again when it may come no more.
     fn learn(&mut self, decision: &mut Decision, cluster: &Cluster, may_be_missing: MayBeMissing) {
-        let is_news = |event: &Event| {
-            matches!(
-                event,
-                Event::TaskAdded { .. }
-                    | Event::TaskPatched { .. }
-                    | Event::TaskReopened { .. }
-                    | Event::TaskInvalidated { .. }
-            )
-        };
-        self.cluster_is_news |= decision.events.iter().any(is_news);
+        self.cluster_is_news |= decision.events.iter().any(Event::asks_the_cluster);
         if self.asks_cluster(may_be_missing) {
             self.cluster_is_news = false;
             self.waits_for_cluster = may_be_missing == MayBeMissing::NotYet;

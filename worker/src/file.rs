@@ -156,8 +156,8 @@ mod tests {
 
     #[test]
     fn what_a_file_of_any_kind_says_of_reviews_is_what_the_cluster_is_told() {
-        let review = json!({"checks": ["quotations", {"matches_not": "XXX"}]});
-        let checks = vec![ReviewCheck::Quotations, ReviewCheck::MatchesNot("XXX".into())];
+        let review = json!({"checks": ["quotations", {"matches_not": "draft"}]});
+        let checks = vec![ReviewCheck::Quotations, ReviewCheck::MatchesNot("draft".into())];
         for own in [
             json!({"instructions": "x"}),
             json!({"kind": "command", "command": ["cat"]}),

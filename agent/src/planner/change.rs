@@ -36,6 +36,7 @@ struct SetStatus {
     reason: Option<String>,
 }
 
+/// The plan's states by their names alone: the type that the rules have would describe each of them in the tool's schema.
 #[derive(Debug, Clone, Copy, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 enum Status {

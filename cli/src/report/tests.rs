@@ -134,6 +134,7 @@ fn turn() -> Vec<Event> {
             attempt: 1,
             error: "the model is overloaded".into(),
             retry_at: Some(at(10)),
+            outgrew: false,
             usage: used(15),
             models: by_model(15),
         },

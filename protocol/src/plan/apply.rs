@@ -77,14 +77,12 @@ pub fn apply(plan: &mut Plan, event: &Event, at: Timestamp) {
             plan.idle_turns = if *is_idle { plan.idle_turns + 1 } else { 0 };
             plan.spend_on(PLANNER, *usage, models);
         }
-        Event::PlanningErrored { error, retry_at, usage, models, .. } => {
+        Event::PlanningErrored { error, retry_at, outgrew, usage, models, .. } => {
             plan.spend_on(PLANNER, *usage, models);
-            let reserved = plan.planning.as_ref().and_then(|planning| plan.reserved.of(&planning.work()));
-            let is_spent = reserved.is_some_and(|amounts| amounts.is_spent_by(usage));
             match (plan.end_turn(), retry_at) {
                 (Some(planning), Some(retry_at)) => {
                     plan.planning = Some(Planning {
-                        outgrew: is_spent,
+                        outgrew: *outgrew,
                         retry_at: Some(*retry_at),
                         feedback: Some(error.clone()),
                         ..planning

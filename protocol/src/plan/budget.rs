@@ -147,12 +147,6 @@ impl Amounts {
         smaller
     }
 
-    /// Whether so much of one of them is used that hardly anything more can be done with the rest: three quarters.
-    #[must_use]
-    pub fn is_spent_by(&self, usage: &Usage) -> bool {
-        self.iter().any(|(dimension, amount)| dimension.of(usage) >= amount - amount / 4)
-    }
-
     /// What is known to be used when nobody says what was: all of it, tokens of both kinds together no more than all
     /// tokens.
     #[must_use]

@@ -95,6 +95,9 @@ pub enum Event {
         /// When the next attempt begins; `None` if there is none.
         #[serde(with = "optional_micros")]
         retry_at: Option<Timestamp>,
+        /// Whether what it had reserved was too little: the next attempt has all that is left.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        outgrew: bool,
         /// What it used.
         #[serde(default, skip_serializing_if = "Usage::is_zero")]
         usage: Usage,
@@ -403,6 +406,18 @@ impl Event {
             | Self::RunRetired
             | Self::RunEnded { .. } => None,
         }
+    }
+
+    /// Whether there is a task from it on, or a task as it was not before, of which nobody has said that it can be done.
+    #[must_use]
+    pub fn asks_the_cluster(&self) -> bool {
+        matches!(
+            self,
+            Self::TaskAdded { .. }
+                | Self::TaskPatched { .. }
+                | Self::TaskReopened { .. }
+                | Self::TaskInvalidated { .. }
+        )
     }
 
     /// Whether it changes what is owed for every task.

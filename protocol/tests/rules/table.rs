@@ -439,6 +439,7 @@ fn a_log_of_moves_that_no_rule_makes_can_not_break_the_fold() {
             attempt: 4,
             error: "e".into(),
             retry_at: None,
+            outgrew: false,
             usage: Usage::default(),
             models: ModelUsage::new(),
         },

@@ -10,7 +10,7 @@ use jiff::{SignedDuration, Timestamp};
 use super::super::budget::{Amounts, Budget, WhenSpent};
 use super::super::due::queue;
 use super::super::reserved::{Reservations, Sums};
-use super::super::spec::OnFailedDependency;
+use super::super::spec::{OnFailedDependency, TaskSpec};
 use super::super::state::{AttemptEnd, EndReason, ErroredFor, Occasion, Plan, Planning, Task, TaskState};
 use super::super::{Event, Refusal, Work};
 use super::wave::with_consequences;
@@ -25,6 +25,11 @@ const SHARE: u64 = 4;
 const TASK_SHARE: u64 = 2;
 /// Below one part in so many of a limit, there is nothing left.
 const LEAST: u64 = 16;
+
+/// So many percent of an amount; no amount is too large for it.
+fn part(amount: u64, percent: u64) -> u64 {
+    amount / 100 * percent + amount % 100 * percent / 100
+}
 
 /// What comes of asking for a reservation.
 enum Sized {
@@ -73,7 +78,7 @@ impl Account<'_> {
         let mut amounts = Amounts::default();
         let mut is_later = false;
         for (dimension, limit) in self.limits.iter() {
-            let within = limit - limit / 100 * self.held_back - limit % 100 * self.held_back / 100;
+            let within = limit - part(limit, self.held_back);
             let used = dimension.of(&self.used);
             let reserved = self.reserved.and_then(|sums| sums.get(&dimension)).copied().unwrap_or(0);
             let reserved = u64::try_from(reserved).unwrap_or(u64::MAX);
@@ -323,7 +328,7 @@ fn low(plan: &Plan, now: Timestamp) -> Option<String> {
     let soft = u64::from(budget.soft_percent);
     let amounts = budget.amounts.iter().find_map(|(dimension, limit)| {
         let used = dimension.of(&plan.spend.total);
-        (used >= limit / 100 * soft + limit % 100 * soft / 100)
+        (used >= part(limit, soft))
             .then(|| format!("{} of {} are used", dimension.say(used), dimension.say(limit)))
     });
     amounts.or_else(|| {
@@ -365,8 +370,7 @@ pub(super) fn wind_down(plan: &Plan, reason: EndReason, detail: &str) -> Vec<Eve
     let mut events = vec![Event::WindingDown { reason, detail: detail.to_owned() }];
     events.extend(planning::given_up(plan, detail));
     if let Some(task) = last.filter(|task| task.state == TaskState::Pending) {
-        let spec =
-            super::super::TaskSpec { on_failed_dependency: OnFailedDependency::Skip, ..task.spec.clone() };
+        let spec = TaskSpec { on_failed_dependency: OnFailedDependency::Skip, ..task.spec.clone() };
         events.push(Event::TaskPatched { spec: Box::new(spec), attempt: 0 });
     }
     let is_last = |task: &Task| last.is_some_and(|last| last.spec.id == task.spec.id);

@@ -8,7 +8,7 @@ use super::super::state::{Occasion, Plan, Planning, TaskState};
 use super::super::{Clock, Edit, EndReason, Event, Refusal, apply};
 use super::edits::{By, edit, false_end};
 use super::{MAX_PLANNING_ATTEMPTS, Planned, after, clock_error, is_in_motion, on_the_plan};
-use crate::result::{ErrorKind, Limit, ModelUsage, TaskError, Usage};
+use crate::result::{ErrorKind, Limit, TaskError, Usage};
 
 /// How many refused changes of one turn are told.
 const MAX_REFUSED: usize = 20;
@@ -40,14 +40,7 @@ pub(super) fn planned(
 
 /// The events of a run whose planner needs more than what is left.
 fn spent(plan: &Plan, planning: &Planning, error: &TaskError) -> Vec<Event> {
-    let over = Event::PlanningErrored {
-        turn: planning.turn,
-        attempt: planning.attempt,
-        error: on_the_plan(&error.message),
-        retry_at: None,
-        usage: error.usage,
-        models: error.models.clone(),
-    };
+    let over = over(planning, error, None);
     let mut after = plan.clone();
     after.planning = None;
     let detail =
@@ -103,13 +96,19 @@ fn in_hand(plan: &Plan, planning: &Planning) -> Usage {
 }
 
 fn errored(planning: &Planning, error: &TaskError, now: Timestamp) -> Event {
-    let (turn, attempt) = (planning.turn, planning.attempt);
-    let is_last = attempt >= MAX_PLANNING_ATTEMPTS || !error.kind.is_retryable();
+    let is_last = planning.attempt >= MAX_PLANNING_ATTEMPTS || !error.kind.is_retryable();
+    let next = Limits::default().backoff_before(planning.attempt + 1);
+    over(planning, error, (!is_last).then(|| after(now, next)))
+}
+
+/// The attempt is over and came to nothing.
+fn over(planning: &Planning, error: &TaskError, retry_at: Option<Timestamp>) -> Event {
     Event::PlanningErrored {
-        turn,
-        attempt,
+        turn: planning.turn,
+        attempt: planning.attempt,
         error: on_the_plan(&error.message),
-        retry_at: (!is_last).then(|| after(now, Limits::default().backoff_before(attempt + 1))),
+        retry_at,
+        outgrew: error.limit == Some(Limit::Allowance),
         usage: error.usage,
         models: error.models.clone(),
     }
@@ -211,12 +210,6 @@ pub(super) fn given_up_run(plan: &Plan, reason: &str) -> Vec<Event> {
 /// Gives up the planner's turn, if one is open.
 pub(super) fn given_up(plan: &Plan, why: &str) -> Option<Event> {
     let planning = plan.planning.as_ref()?;
-    Some(Event::PlanningErrored {
-        turn: planning.turn,
-        attempt: planning.attempt,
-        error: on_the_plan(why),
-        retry_at: None,
-        usage: in_hand(plan, planning),
-        models: ModelUsage::new(),
-    })
+    let error = TaskError { usage: in_hand(plan, planning), ..TaskError::new(ErrorKind::Other, why) };
+    Some(over(planning, &error, None))
 }
