@@ -282,7 +282,9 @@ mod tests {
             (&matches, "The output has no place that the regular expression (?i)NOON", |r| {
                 r.output = "midnight".into();
             }),
-            (&none, "and does in line 2 of the output: “draft”.", |r| r.output = "a\ndraft, see later".into()),
+            (&none, "and does in line 2 of the output: “draft”.", |r| {
+                r.output = "a\ndraft, see later".into()
+            }),
         ];
         for (check, fault, spoil) in table {
             assert_eq!(said(check, &good()), "", "{}", name(check));
