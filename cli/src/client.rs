@@ -100,7 +100,7 @@ impl Reading {
 /// Connects to a local cluster, which may be just starting.
 pub async fn join(info: &ClusterInfo) -> Result<Bus, Fault> {
     let credentials = Credentials::Password { user: info.user.clone(), password: info.password.clone() };
-    let connection = Connection { url: info.url.clone(), credentials };
+    let connection = Connection { credentials, ..Connection::open(info.url.clone()) };
     Bus::join(&connection, "millrace", PATIENCE).await
 }
 

@@ -12,7 +12,7 @@ use async_nats::ServerAddr;
 use millrace_agent::desk::Preferences;
 use millrace_agent::model::{Opener, open};
 use millrace_models::provider::default_choice;
-use millrace_runtime::bus::{Connection, Credentials, without_passwords};
+use millrace_runtime::bus::{Connection, without_passwords};
 use rustix::process::{Resource, getrlimit};
 use serde::Serialize;
 use serde_json::json;
@@ -288,13 +288,10 @@ async fn check_cluster(url: &str) -> Check {
 }
 
 async fn ask_cluster(url: &str) -> anyhow::Result<String> {
-    let options = async_nats::ConnectOptions::new().connection_timeout(CONNECT_LIMIT);
-    let options = match Connection::with_environment(url).credentials {
-        Credentials::None => options,
-        Credentials::Password { user, password } => options.user_and_password(user, password),
-        Credentials::File(file) => options.credentials_file(file).await?,
-    };
-    let servers = url.split(',').map(|url| url.trim().parse()).collect::<Result<Vec<ServerAddr>, _>>()?;
+    let connection = Connection::with_environment(url);
+    let options = connection.options().await?.connection_timeout(CONNECT_LIMIT);
+    let servers =
+        connection.servers().iter().map(|url| url.parse()).collect::<Result<Vec<ServerAddr>, _>>()?;
     let client = options.connect(servers).await?;
     let version = client.server_info().version;
     let account = async_nats::jetstream::new(client).query_account().await.map_err(|error| {

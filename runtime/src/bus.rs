@@ -3,18 +3,20 @@
 
 use futures::FutureExt;
 use futures::future::BoxFuture;
-use std::path::PathBuf;
-use std::sync::Arc;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use async_nats::jetstream::{self, context::ContextBuilder};
-use async_nats::{ConnectErrorKind, ConnectOptions, Event};
+use async_nats::{ConnectErrorKind, ConnectOptions, Event, ServerError};
 use bytes::Bytes;
 use millrace_protocol::ids::Lane;
 use millrace_protocol::registry::ClusterSettings;
 use millrace_protocol::wire::{
     ENCODING_HEADER, ENCODING_JSON, Encoding, Garbage, Message, open, open_body, stored,
 };
+use secrecy::{ExposeSecret, SecretString};
+use tokio::sync::Notify;
 use tracing::{debug, info, warn};
 
 use crate::Fault;
@@ -33,6 +35,8 @@ pub struct Connection {
     pub url: String,
     /// How this process identifies itself.
     pub credentials: Credentials,
+    /// How the connection is encrypted.
+    pub tls: Tls,
 }
 
 /// How a process identifies itself to the NATS server.
@@ -49,6 +53,20 @@ pub enum Credentials {
     },
     /// By a credentials file (JWT and nkey).
     File(PathBuf),
+    /// By an nkey whose seed stands in a file.
+    NkeyFile(PathBuf),
+    /// By an nkey of this seed.
+    Nkey(SecretString),
+}
+
+/// The files that encrypt a connection, in PEM. With none of them a connection is encrypted where the server or a
+/// `tls://` address asks for it, and the server's certificate must be signed by an authority that the machine trusts.
+#[derive(Debug, Clone, Default)]
+pub struct Tls {
+    /// The authorities that sign the server's certificate; with them a connection is never made in the clear.
+    pub authorities: Option<PathBuf>,
+    /// The certificate and the key by which this process shows who it is, for servers that want one.
+    pub identity: Option<(PathBuf, PathBuf)>,
 }
 
 impl std::fmt::Debug for Connection {
@@ -59,21 +77,117 @@ impl std::fmt::Debug for Connection {
 }
 
 impl Connection {
-    /// A connection to `url` with the credentials that the environment names: `MILLRACE_NATS_CREDS` (a file), or
-    /// `MILLRACE_NATS_USER` and `MILLRACE_NATS_PASSWORD`.
+    /// A connection in the clear to a server that asks nobody who they are.
+    #[must_use]
+    pub fn open(url: impl Into<String>) -> Self {
+        Self { url: url.into(), credentials: Credentials::None, tls: Tls::default() }
+    }
+
+    /// A connection to `url` with what the environment names:
+    ///
+    /// | variable | what it holds |
+    /// |---|---|
+    /// | `MILLRACE_NATS_CREDS` | a credentials file (JWT and nkey) |
+    /// | `MILLRACE_NATS_NKEY` | a file with the seed of an nkey |
+    /// | `MILLRACE_NATS_NKEY_SEED` | the seed of an nkey |
+    /// | `MILLRACE_NATS_USER`, `MILLRACE_NATS_PASSWORD` | a user and its password |
+    /// | `MILLRACE_NATS_CA` | a file with the authorities that sign the server's certificate |
+    /// | `MILLRACE_NATS_CERT`, `MILLRACE_NATS_KEY` | files with a certificate and its key, for mutual TLS |
+    ///
+    /// The first of the credentials that is set counts. Files are read when the connection is made.
     #[must_use]
     pub fn with_environment(url: impl Into<String>) -> Self {
         let var = |name| std::env::var(name).ok().filter(|value| !value.is_empty());
-        let credentials = match (var("MILLRACE_NATS_CREDS"), var("MILLRACE_NATS_USER")) {
-            (Some(file), _) => Credentials::File(file.into()),
-            (None, Some(user)) => {
-                let password = var("MILLRACE_NATS_PASSWORD").unwrap_or_default();
-                Credentials::Password { user, password }
-            }
-            (None, None) => Credentials::None,
+        let credentials = if let Some(file) = var("MILLRACE_NATS_CREDS") {
+            Credentials::File(file.into())
+        } else if let Some(file) = var("MILLRACE_NATS_NKEY") {
+            Credentials::NkeyFile(file.into())
+        } else if let Some(seed) = var("MILLRACE_NATS_NKEY_SEED") {
+            Credentials::Nkey(seed.into())
+        } else if let Some(user) = var("MILLRACE_NATS_USER") {
+            Credentials::Password { user, password: var("MILLRACE_NATS_PASSWORD").unwrap_or_default() }
+        } else {
+            Credentials::None
         };
-        Self { url: url.into(), credentials }
+        let path = |name| var(name).map(PathBuf::from);
+        let tls = Tls {
+            authorities: path("MILLRACE_NATS_CA"),
+            identity: path("MILLRACE_NATS_CERT").zip(path("MILLRACE_NATS_KEY")),
+        };
+        Self { url: url.into(), credentials, tls }
     }
+
+    /// The servers of the URL.
+    #[must_use]
+    pub fn servers(&self) -> Vec<String> {
+        self.url.split(',').map(|url| url.trim().to_owned()).collect()
+    }
+
+    /// What the client library needs to know to connect so.
+    ///
+    /// # Errors
+    /// A file can't be read, or holds no credentials.
+    pub async fn options(&self) -> Result<ConnectOptions, Fault> {
+        let mut options = ConnectOptions::new();
+        if let Some(file) = &self.tls.authorities {
+            self.read(file, "the authorities of").await?;
+            options = options.add_root_certificates(file.clone()).require_tls(true);
+        }
+        if let Some((certificate, key)) = &self.tls.identity {
+            self.read(certificate, "the certificate").await?;
+            self.read(key, "the key of the certificate").await?;
+            options = options.add_client_certificate(certificate.clone(), key.clone()).require_tls(true);
+        }
+        match &self.credentials {
+            Credentials::None => Ok(options),
+            Credentials::Password { user, password } => {
+                Ok(options.user_and_password(user.clone(), password.clone()))
+            }
+            Credentials::File(file) => {
+                let text = self.read(file, "the credentials file").await?;
+                let inbox = inbox_of(seed_in(&text).unwrap_or_default());
+                let inbox = inbox.map_err(|why| self.useless(file, "the credentials file", &why))?;
+                let options = options
+                    .credentials(&text)
+                    .map_err(|error| self.useless(file, "the credentials file", &error))?;
+                Ok(options.custom_inbox_prefix(inbox))
+            }
+            Credentials::NkeyFile(file) => {
+                let text = self.read(file, "the seed").await?;
+                let seed = seed_in(&text).unwrap_or(text.trim());
+                let inbox = inbox_of(seed).map_err(|why| self.useless(file, "the seed", &why))?;
+                Ok(options.nkey(seed.to_owned()).custom_inbox_prefix(inbox))
+            }
+            Credentials::Nkey(seed) => {
+                let seed = seed.expose_secret().trim();
+                let inbox = inbox_of(seed).map_err(|why| Fault::Unsuitable {
+                    url: without_passwords(&self.url),
+                    why: format!("needs a seed, and MILLRACE_NATS_NKEY_SEED holds none: {why}"),
+                })?;
+                Ok(options.nkey(seed.to_owned()).custom_inbox_prefix(inbox))
+            }
+        }
+    }
+
+    async fn read(&self, file: &Path, what: &str) -> Result<String, Fault> {
+        tokio::fs::read_to_string(file).await.map_err(|error| self.useless(file, what, &error))
+    }
+
+    fn useless(&self, file: &Path, what: &str, why: &dyn std::fmt::Display) -> Fault {
+        let url = without_passwords(&self.url);
+        Fault::Unsuitable { url, why: format!("needs {what} {}, which can't be used: {why}", file.display()) }
+    }
+}
+
+/// The seed of a user in a file of credentials or of a seed alone.
+fn seed_in(text: &str) -> Option<&str> {
+    text.lines().map(str::trim).find(|line| line.starts_with("SU"))
+}
+
+/// Where a process with this seed gets its answers: see [`crate::access::inbox`].
+fn inbox_of(seed: &str) -> Result<String, String> {
+    let pair = nkeys::KeyPair::from_seed(seed).map_err(|error| error.to_string())?;
+    Ok(crate::access::inbox(&pair.public_key()))
 }
 
 /// A connection to a cluster. Cheap to clone.
@@ -101,10 +215,15 @@ impl Bus {
         wanted: &'a Wanted,
     ) -> BoxFuture<'a, Result<Self, Fault>> {
         async move {
-            let client = dial(connection, name).await?;
+            let refusals = Refusals::default();
+            let client = dial(connection, name, &refusals).await?;
             let control = context(&client, Duration::from_secs(5));
-            let settings = topology::ensure(&control, &without_passwords(&connection.url), wanted).await?;
-            Self::on(client, control, settings).await
+            let connected = async {
+                let settings =
+                    topology::ensure(&control, &without_passwords(&connection.url), wanted).await?;
+                Self::on(client, control.clone(), settings).await
+            };
+            refusals.or(connection, connected).await
         }
         .boxed()
     }
@@ -119,18 +238,22 @@ impl Bus {
         patience: Duration,
     ) -> BoxFuture<'a, Result<Self, Fault>> {
         async move {
-            let client = dial(connection, name).await?;
+            let refusals = Refusals::default();
+            let client = dial(connection, name, &refusals).await?;
             let control = context(&client, Duration::from_secs(5));
             let started = tokio::time::Instant::now();
-            loop {
-                match topology::find(&control, &without_passwords(&connection.url)).await {
-                    Ok(settings) => return Self::on(client, control, settings).await,
-                    Err(Fault::NoCluster { .. }) if started.elapsed() < patience => {
-                        tokio::time::sleep(Duration::from_millis(20)).await;
+            let joined = async {
+                loop {
+                    match topology::find(&control, &without_passwords(&connection.url)).await {
+                        Ok(settings) => return Self::on(client.clone(), control.clone(), settings).await,
+                        Err(Fault::NoCluster { .. }) if started.elapsed() < patience => {
+                            tokio::time::sleep(Duration::from_millis(20)).await;
+                        }
+                        Err(fault) => return Err(fault),
                     }
-                    Err(fault) => return Err(fault),
                 }
-            }
+            };
+            refusals.or(connection, joined).await
         }
         .boxed()
     }
@@ -247,8 +370,11 @@ fn context(client: &async_nats::Client, timeout: Duration) -> jetstream::Context
         .build(client.clone())
 }
 
-async fn dial(connection: &Connection, name: &str) -> Result<async_nats::Client, Fault> {
-    let options = ConnectOptions::new()
+async fn dial(connection: &Connection, name: &str, refusals: &Refusals) -> Result<async_nats::Client, Fault> {
+    let told = refusals.clone();
+    let options = connection
+        .options()
+        .await?
         .name(name)
         .connection_timeout(Duration::from_secs(5))
         .ping_interval(Duration::from_secs(5))
@@ -257,26 +383,25 @@ async fn dial(connection: &Connection, name: &str) -> Result<async_nats::Client,
         .reconnect_delay_callback(|attempt| {
             Duration::from_millis(50 << attempt.min(5)).min(Duration::from_secs(1))
         })
-        .event_callback(|event| async move { report(&event) });
-    let options = match &connection.credentials {
-        Credentials::None => options,
-        Credentials::Password { user, password } => options.user_and_password(user.clone(), password.clone()),
-        Credentials::File(file) => {
-            options.credentials_file(file).await.map_err(|error| Fault::Unsuitable {
-                url: without_passwords(&connection.url),
-                why: format!("needs the credentials file {}, which can't be read: {error}", file.display()),
-            })?
-        }
-    };
-    let servers: Vec<String> = connection.url.split(',').map(|url| url.trim().to_owned()).collect();
+        .event_callback(move |event| {
+            report(&event, &told);
+            std::future::ready(())
+        });
+    let servers = connection.servers();
     let client = options.connect(servers).await.map_err(|error| match error.kind() {
         ConnectErrorKind::Authentication | ConnectErrorKind::AuthorizationViolation => {
             Fault::Unauthorized { url: without_passwords(&connection.url) }
         }
+        ConnectErrorKind::Tls => Fault::Unsuitable {
+            url: without_passwords(&connection.url),
+            why: format!(
+                "and this process can't agree on TLS ({error}); MILLRACE_NATS_CA names the authorities that sign its \
+                 certificate, MILLRACE_NATS_CERT and MILLRACE_NATS_KEY what it may ask for"
+            ),
+        },
         ConnectErrorKind::ServerParse
         | ConnectErrorKind::Dns
         | ConnectErrorKind::TimedOut
-        | ConnectErrorKind::Tls
         | ConnectErrorKind::Io
         | ConnectErrorKind::MaxReconnects => {
             Fault::unavailable(format!("connecting to {}", without_passwords(&connection.url)), error)
@@ -297,8 +422,38 @@ pub fn without_passwords(urls: &str) -> String {
     urls.split(',').map(|url| shown(url.trim())).collect::<Vec<_>>().join(",")
 }
 
-fn report(event: &Event) {
+/// What the server refused to this process, as it comes: the library says nothing of it to whoever waits for an answer.
+#[derive(Clone, Default)]
+struct Refusals(Arc<(Mutex<Option<String>>, Notify)>);
+
+impl Refusals {
+    fn tell(&self, what: String) {
+        *self.0.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(what);
+        self.0.1.notify_one();
+    }
+
+    /// Does something that needs the server's answers, and ends at once where the server refuses to give them.
+    async fn or<T>(
+        &self,
+        connection: &Connection,
+        work: impl Future<Output = Result<T, Fault>>,
+    ) -> Result<T, Fault> {
+        tokio::select! {
+            done = work => done,
+            () = self.0.1.notified() => {
+                let what = self.0.0.lock().unwrap_or_else(PoisonError::into_inner).take().unwrap_or_default();
+                Err(Fault::Forbidden { url: without_passwords(&connection.url), what })
+            }
+        }
+    }
+}
+
+fn report(event: &Event, refusals: &Refusals) {
     match event {
+        Event::ServerError(ServerError::Other(why)) if is_refusal(why) => {
+            warn!(refused = why.trim_matches('\''), "the NATS server does not let this process do that");
+            refusals.tell(why.trim_matches('\'').to_owned());
+        }
         Event::Connected => debug!("connected to the NATS server"),
         Event::Disconnected => warn!("lost the NATS server; reconnecting"),
         Event::Closed => debug!("closed the connection to the NATS server"),
@@ -308,6 +463,10 @@ fn report(event: &Event) {
         Event::ServerError(error) => warn!(%error, "the NATS server reports an error"),
         Event::ClientError(error) => warn!(%error, "the NATS client reports an error"),
     }
+}
+
+fn is_refusal(why: &str) -> bool {
+    why.to_ascii_lowercase().contains("permissions violation")
 }
 
 /// The oldest server that has what is used here.

@@ -17,11 +17,21 @@ pub enum Fault {
     },
     /// The server refuses this user.
     #[error(
-        "the NATS server at {url} refuses these credentials; set MILLRACE_NATS_USER and MILLRACE_NATS_PASSWORD, or MILLRACE_NATS_CREDS"
+        "the NATS server at {url} refuses these credentials; name others with MILLRACE_NATS_NKEY, MILLRACE_NATS_CREDS, or MILLRACE_NATS_USER and MILLRACE_NATS_PASSWORD"
     )]
     Unauthorized {
         /// Where.
         url: String,
+    },
+    /// The server knows this user, and does not let it do what is needed.
+    #[error(
+        "the NATS server at {url} does not let this identity do that: {what}; `millrace nats-config` writes what each role may"
+    )]
+    Forbidden {
+        /// Where.
+        url: String,
+        /// What the server refuses.
+        what: String,
     },
     /// The server can't do what is needed.
     #[error("the NATS server at {url} {why}")]
@@ -95,6 +105,7 @@ impl Fault {
         match self {
             Self::Unavailable { .. } | Self::Full { .. } => true,
             Self::Unauthorized { .. }
+            | Self::Forbidden { .. }
             | Self::Unsuitable { .. }
             | Self::NoCluster { .. }
             | Self::Differs { .. }

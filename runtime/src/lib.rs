@@ -3,6 +3,7 @@
 //!
 //! ```text
 //! Bus            one connection to a cluster that was checked against its settings
+//! ├─ access      who may do what
 //! ├─ log         fenced appends, reading a run or a journal from its start
 //! ├─ backlog     all that a lane holds
 //! ├─ tail        a lane as it grows, from any sequence
@@ -18,6 +19,7 @@
 //! Larger asynchronous functions give boxed futures: a future that is not boxed is compiled anew in every crate that
 //! waits for it, which costs minutes of a first build, and an allocation costs nothing beside a message.
 
+pub mod access;
 pub mod archive;
 pub mod backlog;
 pub mod blobs;

@@ -10,7 +10,6 @@ use millrace_protocol::subject::{self, Topic};
 use millrace_protocol::wire::{Blob, MAX_INLINE};
 use millrace_protocol::work::{Entry, Order};
 use millrace_runtime::backlog::Backlog;
-use millrace_runtime::bus::Credentials;
 use millrace_runtime::log::{AppendError, append, purge_run, read_lane, read_run};
 use millrace_runtime::tail::Tail;
 use millrace_runtime::topology::Wanted;
@@ -30,7 +29,7 @@ fn note(text: &str) -> Entry {
 }
 
 async fn connect(url: &str, wanted: &Wanted) -> Result<Bus, Fault> {
-    let connection = Connection { url: url.into(), credentials: Credentials::None };
+    let connection = Connection::open(url);
     Bus::connect(&connection, "test", wanted).await
 }
 
@@ -210,7 +209,7 @@ async fn an_order_that_waits_is_not_put_in_its_queue_again() {
 #[tokio::test]
 async fn a_cluster_is_made_once_and_what_differs_from_it_is_refused_by_name() {
     let server = NatsServer::start();
-    let connection = Connection { url: server.url.clone(), credentials: Credentials::None };
+    let connection = Connection::open(server.url.clone());
     let none = Bus::join(&connection, "test", Duration::ZERO).await.err().expect("nobody has made one");
     assert!(matches!(none, Fault::NoCluster { .. }), "{none}");
     let wanted = |lanes| Wanted { lanes: Some(lanes), ..Wanted::default() };

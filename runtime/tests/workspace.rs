@@ -17,7 +17,7 @@ use millrace_tests::{NatsServer, eventually};
 const PATIENCE: Duration = Duration::from_secs(60);
 
 async fn bus(server: &NatsServer) -> Bus {
-    let connection = Connection { url: server.url.clone(), credentials: Credentials::None };
+    let connection = Connection::open(server.url.clone());
     Bus::connect(&connection, "test", &Wanted::default()).await.expect("the cluster is made")
 }
 
@@ -234,7 +234,7 @@ async fn an_older_cluster_gets_a_place_for_files_and_limits_when_they_are_needed
     let context = async_nats::jetstream::new(made.client().clone());
     context.delete_stream(FILES).await.expect("it goes");
     context.delete_key_value(LIMITS).await.expect("it goes");
-    let connection = Connection { url: server.url.clone(), credentials: Credentials::None };
+    let connection = Connection::open(server.url.clone());
     let bus = Bus::join(&connection, "test", Duration::ZERO).await.expect("the cluster is there");
     assert!(workspace(&bus).list(None).await.expect("it answers").is_empty());
     let limiter = Limiter::new(&bus);

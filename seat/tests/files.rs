@@ -20,7 +20,7 @@ use millrace_tests::NatsServer;
 use serde_json::{Value, json};
 
 async fn bus(server: &NatsServer) -> Bus {
-    let connection = Connection { url: server.url.clone(), credentials: Credentials::None };
+    let connection = Connection::open(server.url.clone());
     Bus::connect(&connection, "test", &Wanted::default()).await.expect("the cluster is made")
 }
 

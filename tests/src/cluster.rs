@@ -177,7 +177,7 @@ impl Cluster {
             Some((user, password)) => Credentials::Password { user, password },
             None => Credentials::None,
         };
-        Connection { url: self.server.url.clone(), credentials }
+        Connection { credentials, ..Connection::open(self.server.url.clone()) }
     }
 
     /// Kills a process at once, and waits until it is gone.

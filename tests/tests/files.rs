@@ -8,7 +8,6 @@ use millrace_protocol::file::{Expected, FilePath};
 use millrace_protocol::ids::RunId;
 use millrace_protocol::plan::Control;
 use millrace_protocol::subject::Topic;
-use millrace_runtime::bus::Credentials;
 use millrace_runtime::log::append;
 use millrace_runtime::topology::Wanted;
 use millrace_runtime::workspace::{Workspace, Writer};
@@ -17,7 +16,7 @@ use millrace_tests::NatsServer;
 use millrace_tests::program::millrace;
 
 async fn bus(server: &NatsServer) -> Bus {
-    let connection = Connection { url: server.url.clone(), credentials: Credentials::None };
+    let connection = Connection::open(server.url.clone());
     Bus::connect(&connection, "test", &Wanted::default()).await.expect("the cluster is made")
 }
 

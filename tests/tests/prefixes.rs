@@ -64,7 +64,7 @@ fn server() -> NatsServer {
 
 fn connection(server: &NatsServer, account: usize) -> Connection {
     let credentials = Credentials::Password { user: format!("a{account}"), password: "a".into() };
-    Connection { url: server.url.clone(), credentials }
+    Connection { credentials, ..Connection::open(server.url.clone()) }
 }
 
 fn wanted() -> Wanted {

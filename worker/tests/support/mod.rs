@@ -121,7 +121,7 @@ impl Cluster {
 }
 
 fn connection(url: &str) -> Connection {
-    Connection { url: url.to_owned(), credentials: millrace_runtime::bus::Credentials::None }
+    Connection::open(url.to_owned())
 }
 
 /// An order for the first attempt at a task of the run `r`.
