@@ -7,7 +7,6 @@ use std::time::{Duration, Instant};
 
 use millrace_protocol::file::{Expected, FilePath, MAX_FILE};
 use millrace_protocol::ids::RunId;
-use millrace_runtime::bus::Credentials;
 use millrace_runtime::limits::{self, Allowed, Limiter};
 use millrace_runtime::topology::{FILES, LIMITS, Wanted};
 use millrace_runtime::workspace::{File, Workspace, WriteError, Writer};

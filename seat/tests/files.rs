@@ -11,7 +11,6 @@ use millrace_agent::tool::{Call, Tool, ToolError, ToolResult};
 use millrace_protocol::ids::{Capability, Lane, RunId, TaskId};
 use millrace_protocol::plan::Work;
 use millrace_protocol::work::Order;
-use millrace_runtime::bus::Credentials;
 use millrace_runtime::topology::Wanted;
 use millrace_runtime::workspace::Workspace;
 use millrace_runtime::{Bus, Connection};
