@@ -1,27 +1,19 @@
-//! A cluster that a test holds in its hands: a real nats-server and real `millrace` processes that the test starts,
-//! kills, stops, pauses and starts again by name. Nothing is restarted by itself, and nothing outlives it.
+//! A cluster that a test holds in its hands: a real nats-server and the fleet of real `millrace` processes that share it.
 
 use std::collections::BTreeMap;
-use std::fs::{self, File, OpenOptions};
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::ops::{Deref, DerefMut};
+use std::process::{Command, Stdio};
 use std::sync::{Mutex, MutexGuard};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use millrace_protocol::registry;
 use millrace_runtime::bus::Credentials;
 use millrace_runtime::topology::LEASES;
 use millrace_runtime::{Bus, Connection, duration};
-use rustix::process::{Pid, Signal, kill_process};
-use tempfile::TempDir;
 
+pub use crate::fleet::{Fleet, Role, clean, file, left, mark, wait_for};
 use crate::program::millrace;
 use crate::{NatsServer, Options, eventually};
-
-/// The variable by which all that descends from a test's processes is found.
-const MARK: &str = "MILLRACE_TEST_MARK";
-/// How long a process may take to end when it is asked to.
-const STOP: Duration = Duration::from_secs(30);
 
 /// Held while a test has the machine to itself: clusters share two cores, and tests that measure share nothing.
 pub struct Alone(#[expect(dead_code, reason = "held, not used")] MutexGuard<'static, ()>);
@@ -31,17 +23,6 @@ pub struct Alone(#[expect(dead_code, reason = "held, not used")] MutexGuard<'sta
 pub fn alone() -> Alone {
     static MACHINE: Mutex<()> = Mutex::new(());
     Alone(MACHINE.lock().unwrap_or_else(std::sync::PoisonError::into_inner))
-}
-
-/// The roles of the processes beside the server.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Role {
-    /// It owns plans.
-    Supervisor,
-    /// It does tasks.
-    Worker,
-    /// It judges results.
-    Critic,
 }
 
 /// How a cluster is made.
@@ -74,21 +55,26 @@ impl Default for Setup {
     }
 }
 
-/// A server and the processes that share it, by name. Dropping it kills all of them.
+/// A server and the fleet that shares it. Dropping it kills all of them.
 pub struct Cluster {
+    fleet: Fleet,
     /// The server.
     pub server: NatsServer,
     setup: Setup,
-    folder: TempDir,
-    members: BTreeMap<String, Member>,
 }
 
-struct Member {
-    role: Role,
-    child: Option<Child>,
-    /// How often it was started.
-    starts: u32,
-    more: Vec<String>,
+impl Deref for Cluster {
+    type Target = Fleet;
+
+    fn deref(&self) -> &Fleet {
+        &self.fleet
+    }
+}
+
+impl DerefMut for Cluster {
+    fn deref_mut(&mut self) -> &mut Fleet {
+        &mut self.fleet
+    }
 }
 
 impl Cluster {
@@ -98,9 +84,7 @@ impl Cluster {
     /// The server does not start.
     #[must_use]
     pub fn new(setup: Setup) -> Self {
-        let server = NatsServer::with(&setup.server);
-        let folder = tempfile::tempdir().expect("a temporary folder");
-        Self { server, setup, folder, members: BTreeMap::new() }
+        Self { fleet: Fleet::default(), server: NatsServer::with(&setup.server), setup }
     }
 
     /// A cluster with a supervisor `supervisor-1`, workers `worker-1` and on, and a critic `critic-1`.
@@ -123,41 +107,36 @@ impl Cluster {
     /// # Panics
     /// It can't be started.
     pub fn add(&mut self, role: Role, name: &str, more: &[&str]) {
-        let more = more.iter().map(|&argument| argument.to_owned()).collect();
-        let earlier = self.members.insert(name.into(), Member { role, child: None, starts: 0, more });
-        assert!(earlier.is_none(), "there is a {name} already");
-        self.restart(name);
-    }
-
-    /// Starts a process again that was killed or has ended, under the same name. Its id in the cluster is new.
-    ///
-    /// # Panics
-    /// It can't be started.
-    pub fn restart(&mut self, name: &str) {
-        let log = OpenOptions::new().create(true).append(true).open(self.log_file(name)).expect("a log file");
-        let mut command = self.command();
-        let member = self.members.get_mut(name).expect("it was added");
-        member.starts += 1;
-        command.args(arguments(&self.setup, member.role, &format!("{name}-{}", member.starts)));
-        command.args(&member.more).stdout(Stdio::null()).stderr(log);
-        member.child = Some(command.spawn().expect("millrace can be started"));
+        let more: Vec<String> = more.iter().map(|&argument| argument.to_owned()).collect();
+        let (setup, environment) = (self.setup.clone(), self.environment());
+        self.fleet.launch(role, name, move |id| {
+            let mut command = clean(Command::new(millrace()));
+            command.envs(environment.clone()).args(setup.arguments(role, id)).args(&more);
+            command
+        });
     }
 
     /// The program under test as it is to be called in this cluster: its environment says where the server is.
     #[must_use]
     pub fn command(&self) -> Command {
         let mut command = clean(Command::new(millrace()));
+        command.stdin(Stdio::null()).envs(self.environment());
+        mark(&mut command, &self.fleet.mark());
         command
-            .stdin(Stdio::null())
-            .env(MARK, self.mark())
-            .env("MILLRACE_NATS_URL", &self.server.url)
-            .env("MILLRACE_ECHO_LEDGER", self.ledger())
-            .env("MILLRACE_DOCUMENT_CACHE", self.folder.path().join("documents"))
-            .env("MILLRACE_DATA", self.folder.path().join("data"));
-        if let Some((user, password)) = &self.setup.server.user {
-            command.env("MILLRACE_NATS_USER", user).env("MILLRACE_NATS_PASSWORD", password);
+    }
+
+    fn environment(&self) -> BTreeMap<&'static str, String> {
+        let folder = |name: &str| self.folder().join(name).display().to_string();
+        let mut environment = BTreeMap::from([
+            ("MILLRACE_NATS_URL", self.server.url.clone()),
+            ("MILLRACE_ECHO_LEDGER", self.ledger().display().to_string()),
+            ("MILLRACE_DOCUMENT_CACHE", folder("documents")),
+            ("MILLRACE_DATA", folder("data")),
+        ]);
+        if let Some((user, password)) = self.setup.server.user.clone() {
+            environment.extend([("MILLRACE_NATS_USER", user), ("MILLRACE_NATS_PASSWORD", password)]);
         }
-        command
+        environment
     }
 
     /// A connection to the cluster, which may be just being made.
@@ -178,87 +157,6 @@ impl Cluster {
             None => Credentials::None,
         };
         Connection { credentials, ..Connection::open(self.server.url.clone()) }
-    }
-
-    /// Kills a process at once, and waits until it is gone.
-    pub fn kill(&mut self, name: &str) {
-        if let Some(mut child) = self.members.get_mut(name).and_then(|member| member.child.take()) {
-            drop(child.kill());
-            child.wait().expect("a child can be waited for");
-        }
-    }
-
-    /// Asks a process to stop, and says how it ended and how long that took.
-    ///
-    /// # Panics
-    /// It does not end.
-    pub fn stop(&mut self, name: &str) -> (ExitStatus, Duration) {
-        let started = Instant::now();
-        self.signal(name, Signal::TERM);
-        let member = self.members.get_mut(name).expect("it was added");
-        let status = wait_for(name, member.child.as_mut().expect("it runs"));
-        member.child = None;
-        (status, started.elapsed())
-    }
-
-    /// Sends a process a signal.
-    ///
-    /// # Panics
-    /// It does not run.
-    pub fn signal(&self, name: &str, signal: Signal) {
-        let child = self.members.get(name).and_then(|member| member.child.as_ref()).expect("it runs");
-        kill_process(Pid::from_child(child), signal).expect("a child can be signalled");
-    }
-
-    /// Whether a process runs.
-    ///
-    /// # Panics
-    /// It was never added.
-    pub fn is_running(&mut self, name: &str) -> bool {
-        let member = self.members.get_mut(name).expect("it was added");
-        member.child.as_mut().is_some_and(|child| child.try_wait().is_ok_and(|status| status.is_none()))
-    }
-
-    /// Starts processes again that have ended by themselves, as whoever keeps a fleet would.
-    pub fn keep(&mut self) {
-        let ended = self.members.iter_mut().filter_map(|(name, member)| {
-            let has_ended = |child: &mut Child| child.try_wait().is_ok_and(|status| status.is_some());
-            member.child.as_mut().is_some_and(has_ended).then(|| name.clone())
-        });
-        for name in ended.collect::<Vec<_>>() {
-            self.restart(&name);
-        }
-    }
-
-    /// The names of the processes of a role.
-    #[must_use]
-    pub fn names(&self, role: Role) -> Vec<String> {
-        let of_role = self.members.iter().filter(|(_, member)| member.role == role);
-        of_role.map(|(name, _)| name.clone()).collect()
-    }
-
-    /// Waits until a process says something that holds `text`, and says how long that took from now.
-    ///
-    /// # Panics
-    /// It does not say so within `patience`.
-    pub async fn heard(&self, name: &str, text: &str, patience: Duration) -> Duration {
-        self.heard_again(name, text, 0, patience).await
-    }
-
-    /// The same, for what it has said `before` times already.
-    ///
-    /// # Panics
-    /// It does not say so within `patience`.
-    pub async fn heard_again(&self, name: &str, text: &str, before: usize, patience: Duration) -> Duration {
-        let started = Instant::now();
-        loop {
-            let log = self.log(name);
-            if log.matches(text).count() > before {
-                return started.elapsed();
-            }
-            assert!(started.elapsed() < patience, "{name} does not say {text:?} within {patience:?}:\n{log}");
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
     }
 
     /// Who holds each lane, by the names that the test gave.
@@ -303,146 +201,35 @@ impl Cluster {
         .await;
     }
 
-    /// What a process has said, in all its lives.
-    #[must_use]
-    pub fn log(&self, name: &str) -> String {
-        String::from_utf8_lossy(&fs::read(self.log_file(name)).unwrap_or_default()).into_owned()
-    }
-
-    /// What all processes have said.
-    #[must_use]
-    pub fn logs(&self) -> String {
-        self.members.keys().map(|name| format!("== {name}\n{}", self.log(name))).collect()
-    }
-
-    /// The lines that `echo` wrote, one for each step that was really done.
-    #[must_use]
-    pub fn ledger_text(&self) -> String {
-        fs::read_to_string(self.ledger()).unwrap_or_default()
-    }
-
-    /// A folder for what the test writes.
-    #[must_use]
-    pub fn folder(&self) -> &Path {
-        self.folder.path()
-    }
-
     /// Stops everything in order and shows that nothing is left.
     ///
     /// # Panics
     /// A process fails, does not end, or leaves another behind.
-    pub fn end(mut self) {
-        for role in [Role::Worker, Role::Critic, Role::Supervisor] {
-            for name in self.names(role) {
-                if self.is_running(&name) {
-                    let (status, _) = self.stop(&name);
-                    assert!(status.success(), "{name} ended with {status}:\n{}", self.log(&name));
+    pub fn end(self) {
+        self.fleet.end();
+    }
+}
+
+impl Setup {
+    /// The arguments of a process of that role.
+    #[must_use]
+    pub fn arguments(&self, role: Role, id: &str) -> Vec<String> {
+        let text = |words: &[&str]| words.iter().map(|&word| word.to_owned()).collect::<Vec<_>>();
+        match role {
+            Role::Supervisor => {
+                let mut words = text(&["supervisor", "--id", id, "--lanes", &self.lanes.to_string()]);
+                words.extend(text(&["--linger", &duration::format(self.linger)]));
+                for (name, lease) in [("--lane-lease", self.lane_lease), ("--work-lease", self.work_lease)] {
+                    words.extend(lease.into_iter().flat_map(|lease| text(&[name, &duration::format(lease)])));
                 }
+                words
+            }
+            Role::Worker => {
+                text(&["worker", "--id", id, "--slots", &self.slots.to_string(), "--grace", "2s"])
+            }
+            Role::Critic => {
+                text(&["critic", "--id", id, "--slots", &self.slots.to_string(), "--grace", "2s"])
             }
         }
-        assert_eq!(left(&self.mark()), Vec::<u32>::new(), "processes are left");
     }
-
-    fn ledger(&self) -> PathBuf {
-        self.folder.path().join("ledger")
-    }
-
-    fn log_file(&self, name: &str) -> PathBuf {
-        self.folder.path().join(format!("{name}.log"))
-    }
-
-    fn mark(&self) -> String {
-        self.folder.path().display().to_string()
-    }
-}
-
-impl Drop for Cluster {
-    fn drop(&mut self) {
-        let names: Vec<String> = self.members.keys().cloned().collect();
-        if std::thread::panicking() {
-            keep_logs(self.folder.path());
-        }
-        names.iter().for_each(|name| self.kill(name));
-    }
-}
-
-/// Where `$MILLRACE_TEST_LOGS` names a folder, the logs of a test that failed are kept there.
-fn keep_logs(from: &Path) {
-    let Some(to) = std::env::var_os("MILLRACE_TEST_LOGS").map(PathBuf::from) else { return };
-    drop(fs::create_dir_all(&to));
-    for entry in fs::read_dir(from).into_iter().flatten().flatten() {
-        drop(fs::copy(entry.path(), to.join(entry.file_name())));
-    }
-}
-
-fn arguments(setup: &Setup, role: Role, id: &str) -> Vec<String> {
-    let text = |words: &[&str]| words.iter().map(|&word| word.to_owned()).collect::<Vec<_>>();
-    match role {
-        Role::Supervisor => {
-            let mut words = text(&["supervisor", "--id", id, "--lanes", &setup.lanes.to_string()]);
-            words.extend(text(&["--linger", &duration::format(setup.linger)]));
-            for (name, lease) in [("--lane-lease", setup.lane_lease), ("--work-lease", setup.work_lease)] {
-                words.extend(lease.into_iter().flat_map(|lease| text(&[name, &duration::format(lease)])));
-            }
-            words
-        }
-        Role::Worker => text(&["worker", "--id", id, "--slots", &setup.slots.to_string(), "--grace", "2s"]),
-        Role::Critic => text(&["critic", "--id", id, "--slots", &setup.slots.to_string(), "--grace", "2s"]),
-    }
-}
-
-/// A command that inherits nothing of what Millrace reads from the environment, but the server to use.
-#[must_use]
-pub fn clean(mut command: Command) -> Command {
-    for (name, _) in std::env::vars_os() {
-        if name.to_string_lossy().starts_with("MILLRACE_") {
-            command.env_remove(name);
-        }
-    }
-    command.env("MILLRACE_NATS_SERVER", crate::binary());
-    command
-}
-
-/// Marks all that a command starts, so that [`left`] finds it.
-pub fn mark(command: &mut Command, mark: &str) {
-    command.env(MARK, mark);
-}
-
-/// The processes of a mark that are alive. Only where `/proc` says so.
-#[must_use]
-pub fn left(mark: &str) -> Vec<u32> {
-    let wanted = format!("{MARK}={mark}");
-    let processes = fs::read_dir("/proc").into_iter().flatten().flatten();
-    processes
-        .filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok())
-        .filter(|pid| {
-            let environment = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
-            environment.split(|&byte| byte == 0).any(|variable| variable == wanted.as_bytes())
-        })
-        .filter(|&pid| pid != std::process::id())
-        .collect()
-}
-
-/// Waits for the end of a process.
-///
-/// # Panics
-/// It does not end within half a minute.
-pub fn wait_for(name: &str, child: &mut Child) -> ExitStatus {
-    let started = Instant::now();
-    loop {
-        if let Some(status) = child.try_wait().expect("a child can be asked") {
-            return status;
-        }
-        assert!(started.elapsed() < STOP, "{name} does not end");
-        std::thread::sleep(Duration::from_millis(5));
-    }
-}
-
-/// An empty file in a folder.
-///
-/// # Panics
-/// It can't be made.
-#[must_use]
-pub fn file(folder: &Path, name: &str) -> File {
-    File::create(folder.join(name)).expect("a file in a temporary folder")
 }

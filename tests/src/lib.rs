@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
 pub mod cluster;
+pub mod fleet;
 pub mod history;
 pub mod plans;
 pub mod program;
