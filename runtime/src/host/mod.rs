@@ -100,7 +100,7 @@ pub enum Error {
 }
 
 /// How long what is left after the grace may take: giving orders back and saying goodbye.
-const GOODBYE: Duration = Duration::from_secs(5);
+pub const GOODBYE: Duration = Duration::from_secs(5);
 
 /// How long a process that starts waits before it says again what it offers.
 const ANNOUNCE_AGAIN: Duration = Duration::from_millis(500);
