@@ -3,16 +3,20 @@
 //! It starts nothing and, unless asked to fetch a nats-server, changes nothing. Each check is a line; a check that is
 //! `missing` keeps a run from starting, a `warn` does not.
 
+mod credentials;
+
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
-use async_nats::ServerAddr;
+use async_nats::{ConnectError, ConnectErrorKind, ServerAddr};
+use jiff::Timestamp;
 use millrace_agent::desk::Preferences;
 use millrace_agent::model::{Opener, open};
 use millrace_models::provider::default_choice;
 use millrace_runtime::bus::{Connection, without_passwords};
+use millrace_runtime::{Fault, handshake};
 use rustix::process::{Resource, getrlimit};
 use serde::Serialize;
 use serde_json::json;
@@ -34,8 +38,9 @@ pub struct Arguments {
     /// Data folder to look at
     #[arg(long, env = "MILLRACE_DATA", value_name = "DIR", default_value_os_t = folders::data())]
     data: PathBuf,
-    /// Look at the cluster behind this NATS server instead of a local one. Credentials come from MILLRACE_NATS_CREDS
-    /// (a file), or from MILLRACE_NATS_USER and MILLRACE_NATS_PASSWORD
+    /// Look at the cluster behind this NATS server instead of a local one. Who asks comes from MILLRACE_NATS_NKEY or
+    /// MILLRACE_NATS_CREDS (files), or from MILLRACE_NATS_USER and MILLRACE_NATS_PASSWORD; certificates come from
+    /// MILLRACE_NATS_CA, MILLRACE_NATS_CERT and MILLRACE_NATS_KEY (files)
     #[arg(long, env = "MILLRACE_NATS_URL", hide_env_values = true, value_name = "URL")]
     nats: Option<String>,
     /// Language model that runs would use, as for `millrace run`
@@ -119,7 +124,12 @@ fn print_line(check: &Check) {
 async fn examine(arguments: &Arguments) -> Vec<Check> {
     let mut checks = Vec::new();
     if let Some(url) = &arguments.nats {
-        checks.push(check_cluster(url).await);
+        let connection = Connection::with_environment(url);
+        let set = |name| std::env::var_os(name).is_some_and(|value| !value.is_empty());
+        let is_half = set("MILLRACE_NATS_CERT") != set("MILLRACE_NATS_KEY");
+        checks.push(credentials::identity(&connection.credentials));
+        checks.push(credentials::certificates(&connection.tls, is_half, Timestamp::now()));
+        checks.push(check_cluster(&connection).await);
     } else {
         let surroundings = Surroundings::of_this_process();
         let python = nats_server::python(&surroundings.path);
@@ -273,26 +283,56 @@ fn check_models(texts: &[String]) -> Check {
     }
 }
 
-async fn check_cluster(url: &str) -> Check {
+async fn check_cluster(connection: &Connection) -> Check {
     const NAME: &str = "cluster";
-    const ADVICE: &str = "check the address, the credentials (MILLRACE_NATS_USER and MILLRACE_NATS_PASSWORD, or \
-                          MILLRACE_NATS_CREDS), and that the server has JetStream and is 2.12 or newer";
-    let shown = without_passwords(url);
-    match tokio::time::timeout(CONNECT_LIMIT, ask_cluster(url)).await {
+    let shown = without_passwords(&connection.url);
+    match tokio::time::timeout(CONNECT_LIMIT, ask_cluster(connection)).await {
         Ok(Ok(found)) => Check::ok(NAME, found),
-        Ok(Err(error)) => Check::missing(NAME, format!("{shown}: {error}"), ADVICE),
-        Err(_) => {
-            Check::missing(NAME, format!("{shown}: no answer within {} s", CONNECT_LIMIT.as_secs()), ADVICE)
-        }
+        Ok(Err(error)) => Check::missing(NAME, format!("{shown}: {error}"), advice(&error)),
+        Err(_) => Check::missing(
+            NAME,
+            format!("{shown}: no answer within {} s", CONNECT_LIMIT.as_secs()),
+            "check the address, and that nothing on the way drops connections",
+        ),
     }
 }
 
-async fn ask_cluster(url: &str) -> anyhow::Result<String> {
-    let connection = Connection::with_environment(url);
+/// What to do where the server can't be used.
+fn advice(error: &anyhow::Error) -> &'static str {
+    const SERVER: &str = "check the address, and that the server has JetStream and is 2.12 or newer";
+    const IDENTITY: &str = "the server does not know this identity: is it in the accounts.conf that the server reads, \
+                            and was the server told to read it again (`nats-server --signal reload`, or a restart)? \
+                            A key that is retired is let in no more";
+    const FILES: &str = "see above";
+    if error.is::<Fault>() {
+        return FILES;
+    }
+    let Some(error) = error.downcast_ref::<ConnectError>() else { return SERVER };
+    if handshake::why_not(error).is_some() {
+        return "the certificates of the server and of this process have to be of authorities that the other knows: \
+                MILLRACE_NATS_CA, MILLRACE_NATS_CERT and MILLRACE_NATS_KEY are to name the files of one folder of \
+                `millrace nats-config`, and the server to use that folder too; it renews what has expired, and \
+                `--host NAME` adds a name";
+    }
+    match error.kind() {
+        ConnectErrorKind::Authentication | ConnectErrorKind::AuthorizationViolation => IDENTITY,
+        ConnectErrorKind::Tls => FILES,
+        ConnectErrorKind::ServerParse
+        | ConnectErrorKind::Dns
+        | ConnectErrorKind::TimedOut
+        | ConnectErrorKind::Io
+        | ConnectErrorKind::MaxReconnects => SERVER,
+    }
+}
+
+async fn ask_cluster(connection: &Connection) -> anyhow::Result<String> {
     let options = connection.options().await?.connection_timeout(CONNECT_LIMIT);
     let servers =
         connection.servers().iter().map(|url| url.parse()).collect::<Result<Vec<ServerAddr>, _>>()?;
-    let client = options.connect(servers).await?;
+    let client = options.connect(servers).await.map_err(|error| match handshake::why_not(&error) {
+        Some(why) => anyhow::Error::from(error).context(format!("the server {why}")),
+        None => error.into(),
+    })?;
     let version = client.server_info().version;
     let account = async_nats::jetstream::new(client).query_account().await.map_err(|error| {
         anyhow::anyhow!("nats-server {version} answers, its JetStream does not ({error})")
@@ -304,7 +344,7 @@ async fn ask_cluster(url: &str) -> anyhow::Result<String> {
     );
     Ok(format!(
         "{}: nats-server {version} with JetStream, {} streams",
-        without_passwords(url),
+        without_passwords(&connection.url),
         account.streams
     ))
 }

@@ -3,6 +3,7 @@
 
 mod bench;
 mod budget;
+mod certificate;
 mod client;
 mod commands;
 mod doctor;
@@ -10,6 +11,7 @@ mod exit;
 mod folders;
 mod intake;
 mod local;
+mod nats_config;
 mod nats_server;
 mod plan_file;
 mod prices;
@@ -80,6 +82,8 @@ enum Command {
     Schema(schema::Arguments),
     /// Say what a run needs, what of it is there, and what to do about the rest
     Doctor(doctor::Arguments),
+    /// Write what NATS servers and the processes of a cluster know each other by: identities, permissions, certificates
+    NatsConfig(commands::nats_config::Arguments),
     /// Measure how fast runs go through a cluster on this machine
     Bench(bench::Arguments),
     /// Be a supervisor of a cluster
@@ -136,6 +140,7 @@ async fn dispatch(command: Command) -> Result<ExitCode, Stop> {
         | Command::Replay(_)
         | Command::Schema(_)
         | Command::Doctor(_)
+        | Command::NatsConfig(_)
         | Command::Bench(_) => "error",
     };
     millrace_runtime::telemetry::init(level);
@@ -160,6 +165,7 @@ async fn dispatch(command: Command) -> Result<ExitCode, Stop> {
         Command::Replay(arguments) => replay::command(arguments).await?,
         Command::Schema(arguments) => schema::command(&arguments),
         Command::Doctor(arguments) => return Ok(doctor::run(arguments).await?),
+        Command::NatsConfig(arguments) => commands::nats_config::command(arguments)?,
         Command::Bench(arguments) => bench::command(arguments, shutdown).await?,
         Command::Supervisor(arguments) => supervisor(arguments, shutdown).await?,
         Command::Worker(arguments) => worker(arguments, shutdown).await?,

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use async_nats::jetstream::{self, context::ContextBuilder};
-use async_nats::{ConnectErrorKind, ConnectOptions, Event, ServerError};
+use async_nats::{ConnectError, ConnectErrorKind, ConnectOptions, Event, ServerError};
 use bytes::Bytes;
 use millrace_protocol::ids::Lane;
 use millrace_protocol::registry::ClusterSettings;
@@ -21,6 +21,7 @@ use tracing::{debug, info, warn};
 
 use crate::Fault;
 use crate::blobs::Blobs;
+use crate::handshake;
 use crate::topology::{self, Wanted};
 
 /// How long an acknowledgement of an append is waited for before the log is asked what became of it.
@@ -388,27 +389,34 @@ async fn dial(connection: &Connection, name: &str, refusals: &Refusals) -> Resul
             std::future::ready(())
         });
     let servers = connection.servers();
-    let client = options.connect(servers).await.map_err(|error| match error.kind() {
-        ConnectErrorKind::Authentication | ConnectErrorKind::AuthorizationViolation => {
-            Fault::Unauthorized { url: without_passwords(&connection.url) }
-        }
-        ConnectErrorKind::Tls => Fault::Unsuitable {
-            url: without_passwords(&connection.url),
-            why: format!(
-                "and this process can't agree on TLS ({error}); MILLRACE_NATS_CA names the authorities that sign its \
-                 certificate, MILLRACE_NATS_CERT and MILLRACE_NATS_KEY what it may ask for"
-            ),
-        },
-        ConnectErrorKind::ServerParse
-        | ConnectErrorKind::Dns
-        | ConnectErrorKind::TimedOut
-        | ConnectErrorKind::Io
-        | ConnectErrorKind::MaxReconnects => {
-            Fault::unavailable(format!("connecting to {}", without_passwords(&connection.url)), error)
-        }
-    })?;
+    let client = options.connect(servers).await.map_err(|error| fault(connection, error))?;
     check_version(&client, &without_passwords(&connection.url))?;
     Ok(client)
+}
+
+fn fault(connection: &Connection, error: ConnectError) -> Fault {
+    if let Some(why) = handshake::why_not(&error) {
+        return Fault::Unsuitable { url: without_passwords(&connection.url), why };
+    }
+    match error.kind() {
+    ConnectErrorKind::Authentication | ConnectErrorKind::AuthorizationViolation => {
+        Fault::Unauthorized { url: without_passwords(&connection.url) }
+    }
+    ConnectErrorKind::Tls => Fault::Unsuitable {
+        url: without_passwords(&connection.url),
+        why: format!(
+            "and this process can't agree on TLS ({error}); MILLRACE_NATS_CA names the authorities that sign its \
+             certificate, MILLRACE_NATS_CERT and MILLRACE_NATS_KEY what it may ask for"
+        ),
+    },
+    ConnectErrorKind::ServerParse
+    | ConnectErrorKind::Dns
+    | ConnectErrorKind::TimedOut
+    | ConnectErrorKind::Io
+    | ConnectErrorKind::MaxReconnects => {
+        Fault::unavailable(format!("connecting to {}", without_passwords(&connection.url)), error)
+    }
+    }
 }
 
 /// The addresses as they may be shown: they may hold a user and a password.

@@ -27,6 +27,7 @@ pub mod bus;
 pub mod direct;
 pub mod duration;
 pub mod fault;
+pub mod handshake;
 pub mod host;
 pub mod journal;
 pub mod lease;

@@ -1,0 +1,155 @@
+//! What stands in the JWTs of NATS, version 2, and how they are signed. Pure: it reads and writes no file.
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+
+use data_encoding::{BASE32_NOPAD, BASE64URL_NOPAD};
+use jiff::Timestamp;
+use millrace_runtime::access::Permissions;
+use nkeys::KeyPair;
+use serde_json::{Map, Value, json};
+use sha2::{Digest, Sha512_256};
+
+use super::accounts::HEAD;
+use super::keys::seed;
+use super::settings::Size;
+
+/// The file of an identity's credentials.
+#[must_use]
+pub fn credentials_file(owner: &str, identity: &str) -> String {
+    format!("seeds/{owner}/{identity}.creds")
+}
+
+/// What a JWT is about.
+pub struct Subject<'a> {
+    /// Its public key.
+    pub key: &'a str,
+    /// Its name.
+    pub name: &'a str,
+    /// What is said of it.
+    pub claims: Value,
+}
+
+/// A JWT, signed by `issuer`; the one that was there `before` where it says the same.
+#[must_use]
+pub fn issue(issuer: &KeyPair, subject: Subject<'_>, before: Option<&str>, now: Timestamp) -> String {
+    let Subject { key, name, claims } = subject;
+    let said = json!({ "iss": issuer.public_key(), "name": name, "sub": key, "nats": claims });
+    if let Some(before) = before.map(str::trim).filter(|before| content(before).as_ref() == Some(&said)) {
+        return before.to_owned();
+    }
+    let mut body = json!({ "iat": now.as_second() });
+    merge(&mut body, said);
+    let id = BASE32_NOPAD.encode(&Sha512_256::digest(body.to_string()));
+    merge(&mut body, json!({ "jti": id }));
+    let header = json!({ "typ": "JWT", "alg": "ed25519-nkey" }).to_string();
+    let signed = format!(
+        "{}.{}",
+        BASE64URL_NOPAD.encode(header.as_bytes()),
+        BASE64URL_NOPAD.encode(body.to_string().as_bytes())
+    );
+    let signature = issuer.sign(signed.as_bytes()).expect("a pair with a seed signs");
+    format!("{signed}.{}", BASE64URL_NOPAD.encode(&signature))
+}
+
+fn merge(body: &mut Value, more: Value) {
+    if let (Value::Object(body), Value::Object(more)) = (body, more) {
+        body.extend(more);
+    }
+}
+
+/// What a JWT says, without when it was said.
+fn content(token: &str) -> Option<Value> {
+    let body = token.split('.').nth(1)?;
+    let mut said: Map<String, Value> =
+        serde_json::from_slice(&BASE64URL_NOPAD.decode(body.as_bytes()).ok()?).ok()?;
+    said.remove("iat");
+    said.remove("jti");
+    Some(Value::Object(said))
+}
+
+/// What is said of an operator.
+#[must_use]
+pub fn operator(system_account: &str) -> Value {
+    json!({ "system_account": system_account, "type": "operator", "version": 2 })
+}
+
+/// The users that an account lets in no more, by public key, with the time since when.
+pub type Revocations = BTreeMap<String, i64>;
+
+/// Whom an account's JWT lets in no more.
+#[must_use]
+pub fn revocations(token: &str) -> Revocations {
+    let found = content(token.trim()).and_then(|said| {
+        let revoked = said.get("nats")?.get("revocations")?.clone();
+        serde_json::from_value(revoked).ok()
+    });
+    found.unwrap_or_default()
+}
+
+/// What is said of an account: with JetStream for a tenant, without for the system's.
+#[must_use]
+pub fn account(has_store: bool, max_store: Option<Size>, revoked: &Revocations) -> Value {
+    let mut limits = json!({
+        "subs": -1, "data": -1, "payload": -1, "imports": -1, "exports": -1, "wildcards": true, "conn": -1, "leaf": -1,
+    });
+    if has_store {
+        let disk = max_store.map_or(json!(-1), |size| json!(size.0));
+        let store = json!({
+            "mem_storage": -1, "disk_storage": disk, "streams": -1, "consumer": -1, "max_ack_pending": -1,
+            "mem_max_stream_bytes": -1, "disk_max_stream_bytes": -1,
+        });
+        merge(&mut limits, store);
+    }
+    json!({
+        "limits": limits,
+        "default_permissions": { "pub": {}, "sub": {} },
+        "revocations": revoked,
+        "type": "account",
+        "version": 2,
+    })
+}
+
+/// What is said of a user; without permissions it may do all that its account may.
+#[must_use]
+pub fn user(permissions: Option<&Permissions>) -> Value {
+    let (publish, subscribe) = permissions.map_or((json!({}), json!({})), |permissions| {
+        (rule(&permissions.publish), rule(&permissions.subscribe))
+    });
+    json!({
+        "pub": publish, "sub": subscribe, "subs": -1, "data": -1, "payload": -1, "type": "user", "version": 2,
+    })
+}
+
+/// The server takes an empty list of what is allowed for everything.
+fn rule(subjects: &[String]) -> Value {
+    if subjects.is_empty() { json!({ "deny": [">"] }) } else { json!({ "allow": subjects }) }
+}
+
+/// The text of a credentials file.
+#[must_use]
+pub fn credentials(token: &str, user: &KeyPair) -> String {
+    format!(
+        "-----BEGIN NATS USER JWT-----\n{token}\n------END NATS USER JWT------\n\n\
+         -----BEGIN USER NKEY SEED-----\n{}\n------END USER NKEY SEED------\n",
+        seed(user)
+    )
+}
+
+/// The JWT in the text of a credentials file.
+#[must_use]
+pub fn token_in(credentials: &str) -> Option<&str> {
+    credentials.lines().map(str::trim).find(|line| line.starts_with("eyJ"))
+}
+
+/// The text of `accounts.conf`: the operator, and the accounts that it vouches for by public key.
+#[must_use]
+pub fn text(operator: &str, system: &str, accounts: &[(String, String)]) -> String {
+    let mut text = format!(
+        "{HEAD}\noperator: {operator}\nsystem_account: {system}\nresolver: MEMORY\nresolver_preload: {{\n"
+    );
+    for (key, token) in accounts {
+        let _ = writeln!(text, "  {key}: {token}");
+    }
+    text + "}\n"
+}
