@@ -26,8 +26,8 @@ use clap::{Parser, Subcommand};
 use tokio_util::sync::CancellationToken;
 
 use commands::{
-    add, cancel, edit, files, limits, list, pause, replay, resume, retry, run, schema, show, submit, tell,
-    up, watch,
+    add, cancel, edit, files, limits, list, metrics, pause, replay, resume, retry, run, schema, show, submit,
+    tell, up, watch,
 };
 use exit::{Exit, Stop};
 
@@ -92,6 +92,8 @@ enum Command {
     Worker(millrace_worker::Args),
     /// Be a critic of a cluster
     Critic(millrace_critic::Args),
+    /// Measure a cluster as a whole, for Prometheus
+    Metrics(metrics::Arguments),
 }
 
 fn main() -> ExitCode {
@@ -120,7 +122,7 @@ fn stop(stop: Stop) -> ExitCode {
 async fn dispatch(command: Command) -> Result<ExitCode, Stop> {
     // Processes of a cluster tell how they are; commands for people tell only what goes wrong.
     let level = match &command {
-        Command::Supervisor(_) | Command::Worker(_) | Command::Critic(_) => "info",
+        Command::Supervisor(_) | Command::Worker(_) | Command::Critic(_) | Command::Metrics(_) => "info",
         Command::Run(_)
         | Command::Resume(_)
         | Command::Up(_)
@@ -170,6 +172,7 @@ async fn dispatch(command: Command) -> Result<ExitCode, Stop> {
         Command::Supervisor(arguments) => supervisor(arguments, shutdown).await?,
         Command::Worker(arguments) => worker(arguments, shutdown).await?,
         Command::Critic(arguments) => critic(arguments, shutdown).await?,
+        Command::Metrics(arguments) => metrics::command(arguments, shutdown).await?,
     };
     Ok(exit.into())
 }

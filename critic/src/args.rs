@@ -30,7 +30,7 @@ impl Args {
     /// A model has no name.
     pub fn into_config(self) -> Result<Config, Error> {
         let connection = self.host.connection();
-        let HostArgs { nats: _, slots, id, model, record, grace, document_cache } = self.host;
+        let HostArgs { nats: _, slots, id, model, record, grace, document_cache, http } = self.host;
         let models = Preferences::parse(model.iter().map(String::as_str))?;
         let document_cache = Some(document_cache);
         let check_folders = self.check_folders;
@@ -42,6 +42,7 @@ impl Args {
             models,
             record,
             check_folders,
+            http: http.address,
             ..Config::new(connection)
         })
     }

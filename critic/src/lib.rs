@@ -9,6 +9,7 @@ mod review;
 
 use futures::FutureExt;
 use futures::future::BoxFuture;
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,10 +19,12 @@ use millrace_agent::model::{OpenError, Opener};
 use millrace_models::choice::EmptyName;
 use millrace_protocol::ids::WorkerId;
 use millrace_protocol::registry::Role;
+use millrace_runtime::health::{Health, Page, ServeError};
 use millrace_runtime::host::{self, Hosting, Service, document_cache, made_up_id};
 use millrace_runtime::limits::Limiter;
+use millrace_runtime::metrics::names::Process;
 use millrace_runtime::{Bus, Connection, Fault};
-use millrace_seat::Limits;
+use millrace_seat::{Counts, Limits};
 use millrace_tools::execute::Launcher;
 use tokio_util::sync::CancellationToken;
 
@@ -58,6 +61,8 @@ pub struct Config {
     /// What confines the programs of checks; `None` is this program, if its `main` began with [`launcher`], and else no
     /// such check can be made.
     pub launcher: Option<Launcher>,
+    /// Where it serves `/livez`, `/readyz` and `/metrics`; nowhere if there is none.
+    pub http: Option<SocketAddr>,
 }
 
 impl Config {
@@ -74,6 +79,7 @@ impl Config {
             record: None,
             check_folders: Vec::new(),
             launcher: None,
+            http: None,
         }
     }
 }
@@ -87,6 +93,9 @@ pub enum Error {
     /// It failed.
     #[error(transparent)]
     Host(#[from] host::Error),
+    /// It can't say how it is.
+    #[error(transparent)]
+    Http(#[from] ServeError),
     /// A model that was named can't be used.
     #[error(transparent)]
     Model(#[from] OpenError),
@@ -104,20 +113,34 @@ pub enum Error {
 /// The cluster can't be used, or the critic failed again and again.
 pub fn run(config: Config, shutdown: CancellationToken) -> BoxFuture<'static, Result<(), Error>> {
     async move {
-        let Config { connection, id, slots, grace, document_cache, models, record, check_folders, launcher } =
-            config;
+        let Config {
+            connection,
+            id,
+            slots,
+            grace,
+            document_cache,
+            models,
+            record,
+            check_folders,
+            launcher,
+            http,
+        } = config;
         // What is wrong with the models is said before the cluster is waited for.
         let opener = Opener { record, ..Opener::default() };
         let settings = Settings { models, opener, cache: document_cache };
         drop(Desk::new(settings.clone())?);
         let id = id.unwrap_or_else(|| made_up_id("critic"));
+        let health = Health::new(shutdown.clone());
+        let mut page = Page::open(http, Process::Critic, health.clone()).await?;
         let bus = Bus::join(&connection, id.as_str(), PATIENCE).await?;
-        let opener = Opener { gate: Arc::new(Limits(Limiter::new(&bus))), ..settings.opener };
+        page.joined(&bus);
+        let gate = Arc::new(Limits(Limiter::new(&bus)));
+        let opener = Opener { gate, observer: Arc::new(Counts), ..settings.opener };
         let launcher = launcher.or_else(Launcher::this_program);
         let programs = Programs { launcher, folders: check_folders };
         let critic = Critic::new(Desk::new(Settings { opener, ..settings })?, programs);
         let services = vec![Service { handler: Arc::new(critic), slots }];
-        let hosting = Hosting { id, role: Role::Critic, services, grace };
+        let hosting = Hosting { id, role: Role::Critic, services, grace, health };
         Ok(host::run(&bus, hosting, shutdown).await?)
     }
     .boxed()

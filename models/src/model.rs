@@ -257,6 +257,23 @@ fn after(wait: &Option<Duration>) -> String {
 }
 
 impl ModelError {
+    /// Its kind in a word, as it is recorded and counted.
+    #[must_use]
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Self::RateLimited { .. } => "rate_limited",
+            Self::Overloaded { .. } => "overloaded",
+            Self::ContextOverflow { .. } => "context_overflow",
+            Self::Authentication { .. } => "authentication",
+            Self::ContentFilter { .. } => "content_filter",
+            Self::Truncated { .. } => "truncated",
+            Self::BadRequest { .. } => "bad_request",
+            Self::Protocol { .. } => "protocol",
+            Self::Timeout { .. } => "timeout",
+            Self::Connection { .. } => "connection",
+        }
+    }
+
     /// Whether the same request may succeed later.
     #[must_use]
     pub fn is_transient(&self) -> bool {

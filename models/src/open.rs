@@ -11,6 +11,7 @@ use crate::gate::Gate;
 use crate::guard::breaker::{Breaker, Breakers};
 use crate::guard::{Guarded, Policy};
 use crate::model::Model;
+use crate::observer::Observer;
 use crate::price::{Prices, PricesError, Tariff};
 use crate::provider::{self, Named, Provider, Resolved};
 use crate::script::{Script, ScriptError};
@@ -27,6 +28,8 @@ pub type Variables = Arc<dyn Fn(&str) -> Option<String> + Send + Sync>;
 pub struct Opener {
     /// The limits that the cluster keeps.
     pub gate: Arc<dyn Gate>,
+    /// Who counts what is asked.
+    pub observer: Arc<dyn Observer>,
     /// The file in which requests and replies are kept; `None` keeps none.
     pub record: Option<PathBuf>,
     /// Where keys and addresses come from.
@@ -39,6 +42,7 @@ impl Default for Opener {
     fn default() -> Self {
         Self {
             gate: Arc::new(()),
+            observer: Arc::new(()),
             record: None,
             environment: Arc::new(|name| std::env::var(name).ok()),
             shared: Arc::default(),
@@ -214,8 +218,9 @@ impl Opener {
         policy: Policy,
         tariff: Tariff,
     ) -> Arc<dyn Model> {
-        let (gate, timeout) = (self.gate.clone(), chosen.settings.timeout());
-        Arc::new(Guarded { inner, breaker, gate, tariff, policy, timeout })
+        let (gate, observer) = (self.gate.clone(), self.observer.clone());
+        let timeout = chosen.settings.timeout();
+        Arc::new(Guarded { inner, breaker, gate, observer, tariff, policy, timeout })
     }
 
     fn prices(&self) -> Result<Arc<Prices>, PricesError> {

@@ -10,13 +10,13 @@ use std::time::Duration;
 
 use futures::future::BoxFuture;
 use futures::{FutureExt, StreamExt};
-use millrace_models::Gate;
 use millrace_models::chain::chain;
 use millrace_models::guard::breaker::Breaker;
 use millrace_models::guard::{Guarded, Policy};
 use millrace_models::model::{Delta, Model, ModelError, Reply, Watch};
 use millrace_models::price::Prices;
 use millrace_models::provider::Provider;
+use millrace_models::{Gate, Observer};
 use millrace_protocol::result::Usage;
 use tokio::time::Instant;
 
@@ -27,6 +27,7 @@ fn guarded(inner: Arc<Puppet>, change: impl FnOnce(&mut Guarded)) -> Guarded {
         inner,
         breaker: Arc::new(Breaker::default()),
         gate: Arc::new(()),
+        observer: Arc::new(()),
         tariff: Prices::built_in().tariff(Provider::OpenAi, "gpt-4o"),
         policy: Policy::default(),
         timeout: Duration::from_secs(600),
@@ -266,4 +267,35 @@ async fn where_the_cluster_has_no_room_nobody_is_asked() {
         "{error}"
     );
     assert_eq!(puppet.asked(), 0);
+}
+
+/// Notes what was asked, as a line each.
+#[derive(Default)]
+struct Ledger(Mutex<Vec<String>>);
+
+impl Observer for Ledger {
+    fn asked(&self, model: &str, outcome: Result<&Usage, &ModelError>, took: Duration) {
+        let outcome = match outcome {
+            Ok(usage) => format!(
+                "{} in, {} out, {} micros",
+                usage.input_tokens, usage.output_tokens, usage.cost_micros
+            ),
+            Err(error) => error.kind().to_owned(),
+        };
+        self.0.lock().unwrap().push(format!("{model}: {outcome}, {took:?}"));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn whoever_counts_is_told_of_every_request_with_its_price() {
+    let usage = Usage { input_tokens: 1_000, output_tokens: 100, ..Usage::default() };
+    let replied = reply("done").map(|reply| Reply { usage, ..reply });
+    let puppet = Puppet::new([overloaded(), replied]);
+    let ledger = Arc::new(Ledger::default());
+    let model = guarded(puppet.clone(), |guarded| guarded.observer = ledger.clone());
+    let micros = ask(&model).await.unwrap().usage.cost_micros;
+    assert!(micros > 0);
+    let told = ledger.0.lock().unwrap().join("\n");
+    let name = puppet.name();
+    assert_eq!(told, format!("{name}: overloaded, 0ns\n{name}: 1000 in, 100 out, {micros} micros, 0ns"));
 }

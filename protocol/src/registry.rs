@@ -35,6 +35,18 @@ pub enum Role {
     Critic,
 }
 
+impl Role {
+    /// Its name, as it stands in keys and messages.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Supervisor => "supervisor",
+            Self::Worker => "worker",
+            Self::Critic => "critic",
+        }
+    }
+}
+
 /// A sign of life, renewed while a process lives.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Beat {
@@ -53,6 +65,9 @@ pub struct Beat {
     pub slots: Vec<(Capability, u32)>,
     /// How many pieces of work it has in hand.
     pub busy: u32,
+    /// How many of them are of each capability; empty where the program does not say.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub busy_with: Vec<(Capability, u32)>,
     /// The version of the program.
     pub version: String,
 }

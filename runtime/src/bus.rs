@@ -21,6 +21,7 @@ use tracing::{debug, info, warn};
 
 use crate::Fault;
 use crate::blobs::Blobs;
+use crate::metrics::Link;
 use crate::handshake;
 use crate::topology::{self, Wanted};
 
@@ -372,7 +373,7 @@ fn context(client: &async_nats::Client, timeout: Duration) -> jetstream::Context
 }
 
 async fn dial(connection: &Connection, name: &str, refusals: &Refusals) -> Result<async_nats::Client, Fault> {
-    let told = refusals.clone();
+    let (told, link) = (refusals.clone(), Link::new());
     let options = connection
         .options()
         .await?
@@ -385,6 +386,7 @@ async fn dial(connection: &Connection, name: &str, refusals: &Refusals) -> Resul
             Duration::from_millis(50 << attempt.min(5)).min(Duration::from_secs(1))
         })
         .event_callback(move |event| {
+            count(&event, &link);
             report(&event, &told);
             std::future::ready(())
         });
@@ -453,6 +455,19 @@ impl Refusals {
                 Err(Fault::Forbidden { url: without_passwords(&connection.url), what })
             }
         }
+    }
+}
+
+fn count(event: &Event, link: &Link) {
+    match event {
+        Event::Connected => link.made(),
+        Event::Disconnected | Event::Closed => link.lost(),
+        Event::ServerError(ServerError::Other(why)) if is_refusal(why) => link.refused(),
+        Event::Draining
+        | Event::LameDuckMode
+        | Event::SlowConsumer(_)
+        | Event::ServerError(_)
+        | Event::ClientError(_) => {}
     }
 }
 

@@ -13,6 +13,8 @@
 //! ├─ blobs       large values, by content
 //! ├─ archive     runs that are over
 //! ├─ registry    capabilities, signs of life, summaries
+//! ├─ metrics     what a process measures, and what is measured of the cluster as a whole
+//! ├─ health      whether a process lives and can do its part, over HTTP
 //! └─ host        a process that takes orders: slots, leases, cancelling, draining
 //! ```
 //!
@@ -28,11 +30,13 @@ pub mod direct;
 pub mod duration;
 pub mod fault;
 pub mod handshake;
+pub mod health;
 pub mod host;
 pub mod journal;
 pub mod lease;
 pub mod limits;
 pub mod log;
+pub mod metrics;
 mod objects;
 pub mod queue;
 pub mod registry;

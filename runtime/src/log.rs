@@ -19,6 +19,7 @@ use millrace_protocol::wire::{MAX_INLINE, Message, body, seal, seal_stored};
 use crate::backlog::Backlog;
 use crate::bus::{Bus, Record};
 use crate::fault::pause;
+use crate::metrics::count_append;
 use crate::topology::{fault, lane_stream};
 use crate::{Fault, direct};
 
@@ -59,7 +60,19 @@ pub async fn append<M: Message>(
     let payload = sealed(bus, message).await?;
     let subject = subject::topic(lane, run, topic);
     let id = uuid::Uuid::now_v7().simple().to_string();
-    append_payload(bus, lane_stream(lane), subject, payload, last, id).await
+    append_payload(bus, name_of(topic), lane_stream(lane), subject, payload, last, id).await
+}
+
+/// What a topic is called where appends are counted.
+fn name_of(topic: &Topic) -> &'static str {
+    match topic {
+        Topic::Submitted => "submitted",
+        Topic::Plan => "plan",
+        Topic::Task(..) => "task",
+        Topic::Review(..) => "review",
+        Topic::Planning(..) => "planning",
+        Topic::Control => "control",
+    }
 }
 
 /// The envelope of a message, with its body in the blob store if it is large.
@@ -72,9 +85,10 @@ async fn sealed<M: Message>(bus: &Bus, message: &M) -> Result<Bytes, Fault> {
 }
 
 /// Appends to a subject of a stream where `last` is the sequence of its last message. Whatever has the same `id` is the
-/// same message: if it stands there already, it is as good as written.
+/// same message: if it stands there already, it is as good as written. It is counted under `topic`.
 pub(crate) fn append_payload<'a>(
     bus: &'a Bus,
+    topic: &'static str,
     stream: String,
     subject: String,
     payload: Bytes,
@@ -82,40 +96,55 @@ pub(crate) fn append_payload<'a>(
     id: String,
 ) -> BoxFuture<'a, Result<u64, AppendError>> {
     async move {
-        let publish = || {
-            PublishMessage::build()
-                .payload(payload.clone())
-                .header(ID_HEADER, id.as_str())
-                .expected_last_subject_sequence(last)
-        };
         let started = tokio::time::Instant::now();
-        let mut trouble = Trouble::from(started);
-        let mut tries = 0;
-        loop {
-            let error = match bus.publisher().send_publish(subject.clone(), publish()).await {
-                Ok(acknowledgement) => match acknowledgement.await {
-                    Ok(acknowledgement) => return Ok(acknowledgement.sequence),
-                    Err(error) => error,
-                },
-                Err(error) => error,
-            };
-            let fault = fault(&format!("appending to {subject}"), &error);
-            if !fault.is_transient() {
-                return Err(fault.into());
-            }
-            tracing::debug!(%subject, last, tries, %error, "an append is unclear; asking the log");
-            trouble.tell(&subject, &fault);
-            match what_became_of(bus, &stream, &subject, &id, last).await {
-                Became::Written(sequence) => return Ok(sequence),
-                Became::Fenced(last) => return Err(AppendError::Fenced { last }),
-                Became::Nothing if started.elapsed() > PATIENCE => return Err(fault.into()),
-                Became::Nothing => {}
-            }
-            tries += 1;
-            tokio::time::sleep(pause(tries)).await;
-        }
+        let result = append_until(bus, &stream, &subject, payload, last, &id).await;
+        count_append(topic, &result, started.elapsed());
+        result
     }
     .boxed()
+}
+
+/// Tries an append until it is known what became of it, or the server counts as gone.
+async fn append_until(
+    bus: &Bus,
+    stream: &str,
+    subject: &str,
+    payload: Bytes,
+    last: u64,
+    id: &str,
+) -> Result<u64, AppendError> {
+    let publish = || {
+        PublishMessage::build()
+            .payload(payload.clone())
+            .header(ID_HEADER, id)
+            .expected_last_subject_sequence(last)
+    };
+    let started = tokio::time::Instant::now();
+    let mut trouble = Trouble::from(started);
+    let mut tries = 0;
+    loop {
+        let error = match bus.publisher().send_publish(subject.to_owned(), publish()).await {
+            Ok(acknowledgement) => match acknowledgement.await {
+                Ok(acknowledgement) => return Ok(acknowledgement.sequence),
+                Err(error) => error,
+            },
+            Err(error) => error,
+        };
+        let fault = fault(&format!("appending to {subject}"), &error);
+        if !fault.is_transient() {
+            return Err(fault.into());
+        }
+        tracing::debug!(%subject, last, tries, %error, "an append is unclear; asking the log");
+        trouble.tell(subject, &fault);
+        match what_became_of(bus, stream, subject, id, last).await {
+            Became::Written(sequence) => return Ok(sequence),
+            Became::Fenced(last) => return Err(AppendError::Fenced { last }),
+            Became::Nothing if started.elapsed() > PATIENCE => return Err(fault.into()),
+            Became::Nothing => {}
+        }
+        tries += 1;
+        tokio::time::sleep(pause(tries)).await;
+    }
 }
 
 /// A server that takes nothing for a while. It may be gone, or its disk may be full: then it answers nothing at all,
@@ -305,6 +334,20 @@ pub fn read_one<'a>(bus: &'a Bus, lane: Lane, sequence: u64) -> BoxFuture<'a, Re
             }
         }
         Err(Fault::unavailable(what(), "no answer after several tries"))
+    }
+    .boxed()
+}
+
+/// How many messages of a lane stand behind sequence `through`, by the leader's word.
+///
+/// # Errors
+/// The server does not answer.
+pub fn behind<'a>(bus: &'a Bus, lane: Lane, through: u64) -> BoxFuture<'a, Result<u64, Fault>> {
+    async move {
+        let name = lane_stream(lane);
+        let stream = bus.control().get_stream_no_info(&name).await.map_err(|error| fault(&name, &error))?;
+        let info = stream.get_info().await.map_err(|error| fault(&format!("asking for {name}"), &error))?;
+        Ok(info.state.last_sequence.saturating_sub(through).min(info.state.messages))
     }
     .boxed()
 }

@@ -2,6 +2,8 @@
 //! is offered again by the supervisor, and one that is there twice meets a journal that says so. Orders are taken out
 //! by [`crate::host`].
 
+use std::collections::BTreeMap;
+
 use async_nats::jetstream::{self, ErrorCode, message::PublishMessage};
 use futures::FutureExt;
 use futures::StreamExt;
@@ -15,6 +17,7 @@ use tracing::warn;
 
 use crate::Fault;
 use crate::bus::Bus;
+use crate::metrics::names::OFFERS;
 use crate::topology::{WORK, code, fault};
 
 /// The code of "there is a message on this subject already".
@@ -28,6 +31,7 @@ const CHUNK: usize = 1_000;
 pub async fn offer(bus: &Bus, orders: Vec<Order>) -> Result<(), (Vec<Order>, Fault)> {
     let mut failed = Vec::new();
     let mut reason = None;
+    let mut put = BTreeMap::<String, f64>::new();
     let mut waiting = orders.into_iter();
     loop {
         let mut under_way = Vec::with_capacity(CHUNK.min(waiting.len()));
@@ -42,7 +46,7 @@ pub async fn offer(bus: &Bus, orders: Vec<Order>) -> Result<(), (Vec<Order>, Fau
         }
         for (order, acknowledgement) in under_way {
             match acknowledgement.await {
-                Ok(_) => {}
+                Ok(_) => *put.entry(queue_of(&order).to_owned()).or_insert(0.0) += 1.0,
                 Err(error) if code(&error) == Some(SUBJECT_IS_TAKEN) => {}
                 Err(error) => {
                     failed.push(order);
@@ -54,9 +58,21 @@ pub async fn offer(bus: &Bus, orders: Vec<Order>) -> Result<(), (Vec<Order>, Fau
             break;
         }
     }
+    for (queue, orders) in put {
+        OFFERS.tally(&[&queue]).add(orders);
+    }
     match reason {
         Some(reason) => Err((failed, reason)),
         None => Ok(()),
+    }
+}
+
+/// The capability in whose queue an order belongs.
+fn queue_of(order: &Order) -> &str {
+    match order.work {
+        Work::Task { .. } => order.capability.as_str(),
+        Work::Review { .. } => subject::CRITIC,
+        Work::Planning { .. } => subject::PLANNER,
     }
 }
 

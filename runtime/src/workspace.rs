@@ -275,7 +275,7 @@ impl Workspace {
         let payload = seal::<FileVersion>(&body(version));
         let subject = subject::file(&self.run, path);
         let id = sha256(version.key.as_bytes());
-        append_payload(&self.bus, FILES.into(), subject, payload.into(), last, id).await.map(|_| ())
+        append_payload(&self.bus, "file", FILES.into(), subject, payload.into(), last, id).await.map(|_| ())
     }
 
     /// The version that a key has written already. Where the version that was expected is there, it can't have.

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use clap::Args as ClapArgs;
 use millrace_protocol::ids::WorkerId;
+use millrace_runtime::health::HttpArgs;
 use millrace_runtime::topology::{Otherwise, Wanted};
 use millrace_runtime::{Connection, duration};
 
@@ -41,6 +42,9 @@ pub struct Args {
     /// How long a run stays in the lane after its end, before it is archived
     #[arg(long, env = "MILLRACE_LINGER", value_name = "TIME", default_value = "5s", value_parser = duration::parse)]
     linger: Duration,
+    /// Where it says how it is.
+    #[command(flatten)]
+    http: HttpArgs,
 }
 
 impl Args {
@@ -61,6 +65,7 @@ impl Args {
                 },
             },
             linger: self.linger,
+            http: self.http.address,
         }
     }
 }

@@ -11,6 +11,7 @@ use std::time::Duration;
 use millrace_protocol::ids::{Lane, WorkerId};
 use millrace_protocol::plan::Cluster;
 use millrace_protocol::registry::{Beat, Role};
+use millrace_runtime::health::Health;
 use millrace_runtime::lease::{Lease, Share};
 use millrace_runtime::{Bus, Fault, registry};
 use ractor::{Actor, ActorCell, ActorRef};
@@ -19,11 +20,14 @@ use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
 
 use crate::lane::{Arguments, Known, LaneOwner, Message};
+use crate::standing::{LaneStanding, Standing};
 
 /// How long a lane's owner may take to finish what it appends when it is stopped.
 const STOP_PATIENCE: Duration = Duration::from_secs(2);
 /// How often it is learnt what the cluster can do.
 const LEARN: Duration = Duration::from_secs(1);
+/// How long it may take to read a bucket: while that is waited for, no lease is renewed.
+const PATIENCE: Duration = Duration::from_secs(5);
 /// How often we say to everybody that we live.
 const BEAT: Duration = Duration::from_secs(3);
 /// How long a lane whose owner died is left alone, so that one that can't be read does not spin.
@@ -41,11 +45,14 @@ pub struct Keeper {
     /// Lanes whose owners died, and until when they are left alone.
     resting: HashMap<Lane, tokio::time::Instant>,
     started: jiff::Timestamp,
+    health: Health,
+    standing: Arc<Standing>,
 }
 
 struct Held {
     lease: watch::Sender<Lease>,
     owner: ActorRef<Message>,
+    standing: Arc<LaneStanding>,
 }
 
 impl Keeper {
@@ -53,7 +60,14 @@ impl Keeper {
     ///
     /// # Errors
     /// The server does not answer.
-    pub async fn open(bus: &Bus, me: WorkerId, root: ActorCell, linger: Duration) -> Result<Self, Fault> {
+    pub async fn open(
+        bus: &Bus,
+        me: WorkerId,
+        root: ActorCell,
+        linger: Duration,
+        health: Health,
+        standing: Arc<Standing>,
+    ) -> Result<Self, Fault> {
         let share = Share::open(bus, me.clone()).await?;
         let (known, _) = watch::channel(Arc::new(learn(bus).await?));
         Ok(Self {
@@ -66,6 +80,8 @@ impl Keeper {
             known,
             resting: HashMap::new(),
             started: jiff::Timestamp::now(),
+            health,
+            standing,
         })
     }
 
@@ -80,6 +96,7 @@ impl Keeper {
             interval.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         }
         loop {
+            self.health.beat();
             tokio::select! {
                 () = stop.cancelled() => break,
                 Some(id) = dead.recv() => self.bury(id).await,
@@ -99,7 +116,7 @@ impl Keeper {
 
     async fn try_round(&mut self) -> Result<(), Fault> {
         self.renew().await?;
-        let members = self.share.join().await?;
+        let members = within("the supervisors", self.share.join()).await?;
         let wanted = self.share.wanted(&members);
         let unwanted: Vec<Lane> = self.held.keys().filter(|lane| !wanted.contains(lane)).copied().collect();
         for lane in unwanted {
@@ -116,18 +133,21 @@ impl Keeper {
                 self.start(lane, lease).await;
             }
         }
+        self.standing.settled();
         Ok(())
     }
 
     async fn renew(&mut self) -> Result<(), Fault> {
         let lanes: Vec<Lane> = self.held.keys().copied().collect();
         for lane in lanes {
+            self.health.beat();
             let Some(held) = self.held.get(&lane) else { continue };
             let mut lease = held.lease.borrow().clone();
             if self.share.renew(&mut lease).await? {
                 held.lease.send_replace(lease);
             } else {
                 warn!(%lane, "the lease was lost; stepping down");
+                held.standing.lost();
                 self.give_up(lane, false).await;
             }
         }
@@ -136,6 +156,7 @@ impl Keeper {
 
     async fn start(&mut self, lane: Lane, lease: Lease) {
         let (lease, leased) = watch::channel(lease);
+        let standing = self.standing.take(lane);
         let arguments = Arguments {
             bus: self.bus.clone(),
             lane,
@@ -143,18 +164,24 @@ impl Keeper {
             lease: leased,
             known: self.known.subscribe(),
             linger: self.linger,
+            standing: standing.clone(),
         };
         match Actor::spawn_linked(None, LaneOwner, arguments, self.root.clone()).await {
             Ok((owner, _)) => {
-                self.held.insert(lane, Held { lease, owner });
+                self.held.insert(lane, Held { lease, owner, standing });
             }
-            Err(error) => warn!(%lane, %error, "the lane's owner did not start"),
+            Err(error) => {
+                self.standing.leave(lane);
+                warn!(%lane, %error, "the lane's owner did not start");
+            }
         }
     }
 
     /// Stops a lane's owner, and gives the lease back where it is still ours.
     async fn give_up(&mut self, lane: Lane, is_ours: bool) {
+        self.health.beat();
         let Some(held) = self.held.remove(&lane) else { return };
+        self.standing.leave(lane);
         if held.owner.stop_and_wait(None, Some(STOP_PATIENCE)).await.is_err() {
             held.owner.kill();
         }
@@ -174,7 +201,7 @@ impl Keeper {
     }
 
     async fn learn(&mut self) {
-        match learn(&self.bus).await {
+        match within("what the cluster can do", learn(&self.bus)).await {
             Ok(known) => {
                 self.known.send_if_modified(|old| {
                     let is_new = **old != known;
@@ -197,6 +224,7 @@ impl Keeper {
             started: self.started,
             slots: Vec::new(),
             busy: u32::try_from(self.held.len()).unwrap_or(u32::MAX),
+            busy_with: Vec::new(),
             version: env!("CARGO_PKG_VERSION").into(),
         }
     }
@@ -219,6 +247,12 @@ impl Keeper {
         }
         self.bus.flush().await;
     }
+}
+
+/// Waits for what is read of a bucket, as long as leases can wait to be renewed.
+async fn within<T>(what: &str, reading: impl Future<Output = Result<T, Fault>>) -> Result<T, Fault> {
+    let late = |_| Err(Fault::unavailable(what, "no answer in time"));
+    tokio::time::timeout(PATIENCE, reading).await.unwrap_or_else(late)
 }
 
 async fn learn(bus: &Bus) -> Result<Known, Fault> {

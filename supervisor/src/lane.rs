@@ -33,6 +33,7 @@ use crate::closing;
 use crate::live::{LiveRun, Phase};
 use crate::order::{order, queue as queue_of};
 use crate::reader::{self, Item};
+use crate::standing::LaneStanding;
 use crate::window::Windows;
 
 /// How long a claim may wait for company: nothing is owed for a claim, so that it can share an append with the
@@ -63,6 +64,8 @@ pub struct Arguments {
     pub known: watch::Receiver<Arc<Known>>,
     /// How long a run stays in the lane after its end, for those who watch it.
     pub linger: Duration,
+    /// How the lane stands, for those who look.
+    pub standing: Arc<LaneStanding>,
 }
 
 /// What the cluster can do.
@@ -80,8 +83,8 @@ pub enum Message {
     CaughtUp(HashMap<RunId, LiveRun>, u64),
     /// Something must not go on.
     Broken(Fault),
-    /// Messages came.
-    Items(Vec<(RunId, Item)>, OwnedSemaphorePermit),
+    /// Messages came, up to this sequence.
+    Items(Vec<(RunId, Item)>, u64, OwnedSemaphorePermit),
     /// It is known whether a run that was handed in, or of which there are facts only, is in the archive already.
     Looked(RunId, bool),
     /// An append ended.
@@ -111,6 +114,7 @@ pub struct State {
     lease: watch::Receiver<Lease>,
     known: watch::Receiver<Arc<Known>>,
     linger: Duration,
+    standing: Arc<LaneStanding>,
     runs: HashMap<RunId, LiveRun>,
     windows: Windows,
     critic: Capability,
@@ -131,7 +135,7 @@ impl Actor for LaneOwner {
         myself: ActorRef<Message>,
         arguments: Arguments,
     ) -> Result<State, ActorProcessingErr> {
-        let Arguments { bus, lane, me, lease, known, linger } = arguments;
+        let Arguments { bus, lane, me, lease, known, linger, standing } = arguments;
         let (reading, to) = (bus.clone(), myself.clone());
         let catch_up = tokio::spawn(async move {
             let message = match reader::catch_up(&reading, lane).await {
@@ -151,6 +155,7 @@ impl Actor for LaneOwner {
             lease,
             known,
             linger,
+            standing,
             runs: HashMap::new(),
             windows: Windows::default(),
             critic: crate::order::named(millrace_protocol::subject::CRITIC),
@@ -171,7 +176,7 @@ impl Actor for LaneOwner {
         match message {
             Message::CaughtUp(runs, through) => state.begin(&myself, runs, through),
             Message::Broken(fault) => return Err(fault.into()),
-            Message::Items(items, _permit) => state.take(&myself, items),
+            Message::Items(items, through, _permit) => state.take(&myself, items, through),
             Message::Looked(run, archived) => state.looked(&myself, &run, archived),
             Message::Appended(run, result) => state.appended(&myself, &run, result)?,
             Message::Refolded(run, live) => state.refolded(&myself, run, *live),
@@ -207,6 +212,7 @@ impl State {
     fn check_lease(&self) -> Result<(), ActorProcessingErr> {
         if self.lease.borrow().is_stale(&self.bus) {
             warn!(lane = %self.lane, "the lease is stale; stepping down");
+            self.standing.lost();
             return Err(format!("the lease of lane {} is stale", self.lane).into());
         }
         Ok(())
@@ -217,6 +223,7 @@ impl State {
     fn begin(&mut self, myself: &ActorRef<Message>, runs: HashMap<RunId, LiveRun>, through: u64) {
         info!(lane = %self.lane, runs = runs.len(), through, "took the lane");
         self.windows.set_slots(self.known.borrow().slots.clone());
+        self.standing.folded(through, runs.len());
         self.runs = runs;
         let ids: Vec<RunId> = self.runs.keys().cloned().collect();
         for run in ids {
@@ -255,7 +262,8 @@ impl State {
 
     // ---- what comes in
 
-    fn take(&mut self, myself: &ActorRef<Message>, items: Vec<(RunId, Item)>) {
+    fn take(&mut self, myself: &ActorRef<Message>, items: Vec<(RunId, Item)>, through: u64) {
+        self.standing.read(through);
         let (mut touched, mut freed) = (BTreeSet::new(), BTreeSet::new());
         for (run, item) in items {
             freed.extend(self.take_one(myself, &run, item));
@@ -437,6 +445,7 @@ impl State {
             }
             Err(AppendError::Fault(fault)) => return Err(fault.into()),
         };
+        self.standing.decisions.one();
         live.last = sequence;
         live.phase = Phase::Idle;
         let (effects, touched) = live.owed();
@@ -624,6 +633,7 @@ impl State {
             self.decide(myself, &run);
         }
         if all_clocks {
+            self.standing.holds(self.runs.len());
             self.report();
             self.offer_waiting(myself);
         }

@@ -17,13 +17,17 @@ mod live;
 mod order;
 mod reader;
 mod root;
+mod standing;
 mod window;
 
 use futures::FutureExt;
 use futures::future::BoxFuture;
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use millrace_protocol::ids::WorkerId;
+use millrace_runtime::health::{Health, Page, ServeError};
+use millrace_runtime::metrics::names::Process;
 use millrace_runtime::topology::Wanted;
 use millrace_runtime::{Bus, Connection, Fault};
 use tokio_util::sync::CancellationToken;
@@ -32,6 +36,7 @@ use tracing::info;
 pub use args::Args;
 pub use live::LiveRun;
 pub use reader::catch_up;
+use standing::Standing;
 
 /// What a supervisor needs to know.
 #[derive(Debug, Clone)]
@@ -44,6 +49,8 @@ pub struct Config {
     pub wanted: Wanted,
     /// How long a run stays in its lane after its end, for those who watch it.
     pub linger: Duration,
+    /// Where it says how it is; nowhere if there is none.
+    pub http: Option<SocketAddr>,
 }
 
 /// Why a supervisor ended.
@@ -52,6 +59,9 @@ pub enum Error {
     /// The cluster can't be used.
     #[error(transparent)]
     Fault(#[from] Fault),
+    /// It can't say how it is.
+    #[error(transparent)]
+    Http(#[from] ServeError),
     /// The root actor could not be started or died.
     #[error("the supervisor's root actor failed: {0}")]
     Root(String),
@@ -64,9 +74,17 @@ pub enum Error {
 pub fn run(config: Config, shutdown: CancellationToken) -> BoxFuture<'static, Result<(), Error>> {
     async move {
         let me = config.id.unwrap_or_else(|| millrace_runtime::registry::made_id("supervisor"));
+        let (health, standing) = (Health::new(shutdown.clone()), Standing::new());
+        let looking = standing.clone();
+        health.add("lanes", move || looking.check());
+        let mut page = Page::open(config.http, Process::Supervisor, health.clone()).await?;
         let bus = Bus::connect(&config.connection, me.as_str(), &config.wanted).await?;
+        page.joined(&bus);
+        let looking = page.is_served().then(|| tokio::spawn(standing.clone().look(bus.clone())));
         info!(id = %me, lanes = bus.settings().lanes, "supervising");
-        root::run(bus, me, config.linger, shutdown).await
+        let ended = root::run(bus, me, config.linger, shutdown, health, standing).await;
+        looking.inspect(|looking| looking.abort());
+        ended
     }
     .boxed()
 }

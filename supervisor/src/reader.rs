@@ -151,6 +151,7 @@ pub async fn follow(bus: Bus, lane: Lane, through: u64, to: ActorRef<lane::Messa
     let mut tail = Tail::lane(&bus, lane, through + 1);
     loop {
         let records = tail.next().await;
+        let through = records.last().map_or(0, |last| last.sequence);
         let mut items = Vec::with_capacity(records.len());
         for record in records {
             match subject::parse(&record.subject) {
@@ -165,7 +166,7 @@ pub async fn follow(bus: Bus, lane: Lane, through: u64, to: ActorRef<lane::Messa
             }
         }
         let Ok(permit) = Arc::clone(&permits).acquire_owned().await else { return };
-        if to.cast(lane::Message::Items(items, permit)).is_err() {
+        if to.cast(lane::Message::Items(items, through, permit)).is_err() {
             return;
         }
     }

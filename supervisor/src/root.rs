@@ -1,10 +1,12 @@
 //! The root of the supervision tree. It owns the keeper and is linked to the lanes' owners; when one dies it tells
 //! the keeper, which starts another from the log. It dies with the keeper: without it nothing would be renewed.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use millrace_protocol::ids::WorkerId;
 use millrace_runtime::Bus;
+use millrace_runtime::health::Health;
 use ractor::{Actor, ActorId, ActorProcessingErr, ActorRef, SupervisionEvent};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
@@ -12,6 +14,7 @@ use tracing::warn;
 
 use crate::Error;
 use crate::keeper::Keeper;
+use crate::standing::Standing;
 
 struct Root;
 
@@ -54,11 +57,13 @@ pub(crate) async fn run(
     me: WorkerId,
     linger: Duration,
     shutdown: CancellationToken,
+    health: Health,
+    standing: Arc<Standing>,
 ) -> Result<(), Error> {
     let (dead, buried) = mpsc::unbounded_channel();
     let root = Actor::spawn(None, Root, dead).await;
     let (root, ended) = root.map_err(|error| Error::Root(error.to_string()))?;
-    let keeper = Keeper::open(&bus, me, root.get_cell(), linger).await?;
+    let keeper = Keeper::open(&bus, me, root.get_cell(), linger, health, standing).await?;
     let kept = tokio::spawn(keeper.run(shutdown, buried)).await;
     root.stop_children_and_wait(None, Some(Duration::from_secs(1))).await;
     root.stop(None);

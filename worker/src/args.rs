@@ -51,10 +51,11 @@ impl Args {
     /// A model has no name.
     pub fn configure(host: HostArgs, capabilities: Vec<Arc<dyn Capability>>) -> Result<Config, Error> {
         let connection = host.connection();
-        let HostArgs { nats: _, slots, id, model, record, grace, document_cache } = host;
+        let HostArgs { nats: _, slots, id, model, record, grace, document_cache, http } = host;
         let models = Preferences::parse(model.iter().map(String::as_str))?;
         let document_cache = Some(document_cache);
-        Ok(Config { connection, id, capabilities, slots, grace, document_cache, models, record })
+        let http = http.address;
+        Ok(Config { connection, id, capabilities, slots, grace, document_cache, models, record, http })
     }
 }
 

@@ -30,6 +30,7 @@ mod shelf;
 
 use futures::FutureExt;
 use futures::future::BoxFuture;
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -58,10 +59,12 @@ use millrace_agent::desk::{Desk, Settings};
 use millrace_agent::model::{OpenError, Opener};
 use millrace_models::choice::EmptyName;
 use millrace_protocol::registry::Role;
+use millrace_runtime::health::{Health, Page, ServeError};
 use millrace_runtime::host::{self, Hosting, Service, document_cache, made_up_id};
 use millrace_runtime::limits::Limiter;
+use millrace_runtime::metrics::names::Process;
 use millrace_runtime::{Bus, Fault};
-use millrace_seat::Limits as Gate;
+use millrace_seat::{Counts, Limits as Gate};
 
 use hosted::Hosted;
 
@@ -87,6 +90,8 @@ pub struct Config {
     pub models: Preferences,
     /// The file in which requests to models and their replies are kept; `None` keeps none.
     pub record: Option<PathBuf>,
+    /// Where it serves `/livez`, `/readyz` and `/metrics`; nowhere if there is none.
+    pub http: Option<SocketAddr>,
 }
 
 impl Config {
@@ -102,6 +107,7 @@ impl Config {
             document_cache: Some(document_cache()),
             models: Preferences::default(),
             record: None,
+            http: None,
         }
     }
 }
@@ -115,6 +121,9 @@ pub enum Error {
     /// It offers nothing or failed.
     #[error(transparent)]
     Host(#[from] host::Error),
+    /// It can't say how it is.
+    #[error(transparent)]
+    Http(#[from] ServeError),
     /// A model that was named can't be used.
     #[error(transparent)]
     Model(#[from] OpenError),
@@ -135,21 +144,26 @@ pub enum Error {
 /// The cluster can't be used, nothing is offered, or the worker failed again and again.
 pub fn run(config: Config, shutdown: CancellationToken) -> BoxFuture<'static, Result<(), Error>> {
     async move {
-        let Config { connection, id, capabilities, slots, grace, document_cache, models, record } = config;
+        let Config { connection, id, capabilities, slots, grace, document_cache, models, record, http } =
+            config;
         // What is wrong with the models is said before the cluster is waited for.
         let opener = Opener { record, ..Opener::default() };
         let settings = Settings { models, opener, cache: document_cache };
         check(&Desk::new(settings.clone())?, &capabilities)?;
         let id = id.unwrap_or_else(|| made_up_id("worker"));
+        let health = Health::new(shutdown.clone());
+        let mut page = Page::open(http, Process::Worker, health.clone()).await?;
         let bus = Bus::join(&connection, id.as_str(), PATIENCE).await?;
-        let opener = Opener { gate: Arc::new(Gate(Limiter::new(&bus))), ..settings.opener };
+        page.joined(&bus);
+        let gate = Arc::new(Gate(Limiter::new(&bus)));
+        let opener = Opener { gate, observer: Arc::new(Counts), ..settings.opener };
         let desk = Arc::new(Desk::new(Settings { opener, ..settings })?);
         let services = capabilities.into_iter().map(|capability| {
             let slots = capability.slots().unwrap_or(slots);
             let handler = Arc::new(Hosted::new(capability, desk.clone()));
             Service { handler, slots }
         });
-        let hosting = Hosting { id, role: Role::Worker, services: services.collect(), grace };
+        let hosting = Hosting { id, role: Role::Worker, services: services.collect(), grace, health };
         Ok(host::run(&bus, hosting, shutdown).await?)
     }
     .boxed()

@@ -21,8 +21,16 @@ fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("millrace-worker: {error}");
-            ExitCode::FAILURE
+            ExitCode::from(code(&error))
         }
+    }
+}
+
+/// The exit code, as of `millrace worker`: 2 where the command line is wrong, 4 where something that is needed is not there.
+fn code(error: &Error) -> u8 {
+    match error {
+        Error::Model(_) | Error::NoModel(_) | Error::Capability(_) => 2,
+        Error::Fault(_) | Error::Host(_) | Error::Http(_) | Error::Signals(_) => 4,
     }
 }
 

@@ -28,6 +28,7 @@ use millrace_protocol::result::{CapabilityDescription, TaskError, TaskResult, Us
 use millrace_protocol::wire;
 use millrace_protocol::work::{Entry, Outcome};
 use millrace_runtime::bus::Record;
+use millrace_runtime::health::Health;
 use millrace_runtime::host::{self, Attempt, Handler, Hosting, Service, made_up_id};
 use millrace_runtime::topology::lane_stream;
 use millrace_seat::Recorded;
@@ -164,6 +165,7 @@ impl Working {
             role: Role::Worker,
             services: vec![Service { handler, slots }],
             grace: std::time::Duration::ZERO,
+            health: Health::new(shutdown.clone()),
         };
         let token = shutdown.clone();
         let hosting = tokio::spawn(async move { host::run(&bus, hosting, token).await });

@@ -7,6 +7,7 @@ pub mod edit;
 pub mod files;
 pub mod limits;
 pub mod list;
+pub mod metrics;
 pub mod nats_config;
 pub mod pause;
 pub mod replay;

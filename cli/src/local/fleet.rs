@@ -370,6 +370,8 @@ fn command(child: &Child, launcher: &Launcher, layout: &Layout) -> Command {
             let mut command = launcher.bound(&child.program);
             // For another cluster; it would go before the credentials of this one.
             command.env_remove("MILLRACE_NATS_CREDS");
+            // One address can't be had by all of them.
+            command.env_remove("MILLRACE_HTTP");
             command
         }
     };

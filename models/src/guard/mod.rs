@@ -1,5 +1,5 @@
 //! The one place where requests to models are repeated. It owns how often and how long is waited, the circuit breaker,
-//! the booking of the cluster's limits, the time limit of a request, and the price of what was used. It knows no
+//! the booking of the cluster's limits, the time limit of a request, the price of what was used, and telling whoever counts. It knows no
 //! provider. Whoever asks sets the deadline by dropping the call.
 
 mod backoff;
@@ -18,6 +18,7 @@ use tracing::warn;
 
 use crate::gate::Gate;
 use crate::model::{Delta, Message, Model, ModelError, Reply, Request, Watch};
+use crate::observer::Observer;
 use crate::price::Tariff;
 use breaker::{Admission, Breaker, Pass};
 
@@ -31,6 +32,8 @@ pub struct Guarded {
     pub breaker: Arc<Breaker>,
     /// The cluster's limits.
     pub gate: Arc<dyn Gate>,
+    /// Who counts what is asked.
+    pub observer: Arc<dyn Observer>,
     /// What it costs.
     pub tariff: Tariff,
     /// How often it is asked, and how long is waited between.
@@ -84,17 +87,21 @@ impl Guarded {
         watch: &dyn Watch,
         booked: u64,
     ) -> Result<Reply, ModelError> {
+        let began = Instant::now();
         let answered = timeout(self.timeout, self.inner.reply(request, watch)).await;
+        let took = began.elapsed();
         match answered.unwrap_or(Err(ModelError::Timeout { after: self.timeout })) {
             Ok(mut reply) => {
-                pass.answered();
-                self.gate.settle(self.name(), booked, used(&reply.usage).unwrap_or(booked)).await;
                 if reply.usage.cost_micros == 0 {
                     reply.usage.cost_micros = self.tariff.cost_micros(&reply.usage);
                 }
+                self.observer.asked(self.name(), Ok(&reply.usage), took);
+                pass.answered();
+                self.gate.settle(self.name(), booked, used(&reply.usage).unwrap_or(booked)).await;
                 Ok(reply)
             }
             Err(error) => {
+                self.observer.asked(self.name(), Err(&error), took);
                 self.failed(&error, pass, booked).await;
                 Err(error)
             }

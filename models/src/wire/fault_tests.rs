@@ -3,21 +3,6 @@
 use super::*;
 use serde_json::json;
 
-fn kind(error: &ModelError) -> &'static str {
-    match error {
-        ModelError::RateLimited { .. } => "rate_limited",
-        ModelError::Overloaded { .. } => "overloaded",
-        ModelError::ContextOverflow { .. } => "context_overflow",
-        ModelError::Authentication { .. } => "authentication",
-        ModelError::ContentFilter { .. } => "content_filter",
-        ModelError::Truncated { .. } => "truncated",
-        ModelError::BadRequest { .. } => "bad_request",
-        ModelError::Protocol { .. } => "protocol",
-        ModelError::Timeout { .. } => "timeout",
-        ModelError::Connection { .. } => "connection",
-    }
-}
-
 fn answered(status: u16, headers: &[(&'static str, &str)], body: &str) -> ModelError {
     let headers =
         headers.iter().map(|(name, value)| (name.parse().unwrap(), value.parse().unwrap())).collect();
@@ -206,7 +191,7 @@ fn every_provider_s_words_are_understood() {
     ];
     for (status, body, expected) in cases {
         let error = answered(status, &[], body);
-        assert_eq!(kind(&error), expected, "{status} {body}: {error}");
+        assert_eq!(error.kind(), expected, "{status} {body}: {error}");
         assert!(error.to_string().contains(&status.to_string()), "{error}");
     }
 }
@@ -229,7 +214,7 @@ fn errors_within_a_stream_are_understood_without_a_status() {
     ];
     for (value, expected) in cases {
         let error = of_value(&value, &Secrets::default());
-        assert_eq!(kind(&error), expected, "{value}: {error}");
+        assert_eq!(error.kind(), expected, "{value}: {error}");
     }
 }
 
@@ -287,7 +272,7 @@ fn texts_are_short_and_say_the_way_out_of_a_redirect() {
     let error = answered(400, &[], &"word ".repeat(100_000));
     assert!(error.to_string().chars().count() < 1_100, "{}", error.to_string().len());
     let error = answered(308, &[("location", "https://elsewhere.example/v1")], "");
-    assert_eq!(kind(&error), "protocol");
+    assert_eq!(error.kind(), "protocol");
     assert!(error.to_string().contains("elsewhere.example"), "{error}");
     assert!(error.to_string().contains("set the base URL"), "{error}");
 }

@@ -793,6 +793,7 @@ fn samples() -> Vec<Sample> {
         started: cast::start(),
         slots: vec![(cast::capability("echo"), 4)],
         busy: 1,
+        busy_with: Vec::new(),
         version: "0.1.0".into(),
     };
     let settings =

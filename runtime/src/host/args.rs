@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use millrace_protocol::ids::WorkerId;
 
+use crate::health::HttpArgs;
 use crate::{Connection, duration};
 
 /// The arguments that workers and critics share.
@@ -42,6 +43,9 @@ pub struct HostArgs {
     /// Folder in which documents and their indices are kept for the next time
     #[arg(long, env = "MILLRACE_DOCUMENT_CACHE", value_name = "DIR", default_value_os_t = document_cache())]
     pub document_cache: PathBuf,
+    /// Where it says how it is.
+    #[command(flatten)]
+    pub http: HttpArgs,
 }
 
 impl HostArgs {

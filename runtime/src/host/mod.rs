@@ -9,6 +9,7 @@
 //!           ├─ puller (a task)  asks for exactly as many orders as slots are free
 //!           └─ Runner           one per order: claim, handle, write the outcome, acknowledge
 //! ```
+//! How each queue stands (whether it is open, what is in hand, what was counted) outlives the actor that serves it.
 //!
 //! A runner that panics takes nothing with it: the handler's own panics become outcomes, any other gives the order
 //! back. A queue that fails loses what it has in hand, which comes back when its lease runs out.
@@ -21,10 +22,12 @@ mod queue;
 mod reader;
 mod root;
 mod runner;
+mod standing;
 
 use futures::FutureExt;
+use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use futures::future::BoxFuture;
@@ -41,7 +44,9 @@ pub use attempt::Attempt;
 pub use reader::Reader;
 
 use crate::bus::Bus;
+use crate::health::Health;
 use crate::{Fault, registry};
+use standing::Standing;
 
 /// Does the work of one queue. One value serves all orders of the process at once.
 pub trait Handler: Send + Sync + 'static {
@@ -80,6 +85,8 @@ pub struct Hosting {
     pub services: Vec<Service>,
     /// How long work in hand may go on after the process was told to stop.
     pub grace: Duration,
+    /// Where it says how it is.
+    pub health: Health,
 }
 
 /// Why a process can't host.
@@ -109,8 +116,9 @@ const ANNOUNCE_AGAIN: Duration = Duration::from_millis(500);
 struct Shared {
     bus: Bus,
     id: WorkerId,
-    /// How many orders are in hand.
-    busy: AtomicU32,
+    health: Health,
+    /// How each queue stands, by its capability.
+    standings: BTreeMap<Capability, Arc<Standing>>,
     /// How many orders were no orders.
     garbage: AtomicU64,
 }
@@ -135,7 +143,7 @@ pub fn run<'a>(
     shutdown: CancellationToken,
 ) -> BoxFuture<'a, Result<(), Error>> {
     async move {
-        let Hosting { id, role, services, grace } = hosting;
+        let Hosting { id, role, services, grace, health } = hosting;
         check(&services)?;
         let names: Vec<String> = services
             .iter()
@@ -145,12 +153,16 @@ pub fn run<'a>(
             .iter()
             .map(|service| (service.handler.describe().name, service.slots))
             .collect::<Vec<_>>();
+        let standings = standing::all(&slots);
+        let standing = standings.clone();
+        health.add("capabilities", move || standing::check(&standing));
         let beat = first_beat(id.clone(), role, slots);
         if !announce(bus, &services, &beat, &shutdown).await? {
             return Ok(());
         }
+        standings.values().for_each(|standing| standing.registered());
         let shared =
-            Arc::new(Shared { bus: bus.clone(), id, busy: AtomicU32::new(0), garbage: AtomicU64::new(0) });
+            Arc::new(Shared { bus: bus.clone(), id, health, standings, garbage: AtomicU64::new(0) });
         let arguments = root::Arguments { shared, services, beat: beat.clone(), grace };
         let (root, mut ended) = Actor::spawn(None, root::Root, arguments)
             .await
@@ -237,6 +249,7 @@ fn first_beat(id: WorkerId, role: Role, slots: Vec<(Capability, u32)>) -> Beat {
         started: jiff::Timestamp::now(),
         slots,
         busy: 0,
+        busy_with: Vec::new(),
         version: env!("CARGO_PKG_VERSION").to_owned(),
     }
 }

@@ -160,6 +160,13 @@ impl Lease {
         &self.message.subject
     }
 
+    /// Whether the queue has given it out before.
+    pub fn is_repeated(&self) -> bool {
+        let message =
+            jetstream::Message { message: self.message.clone(), context: self.bus.control().clone() };
+        message.info().is_ok_and(|info| info.delivered > 1)
+    }
+
     /// The work is done, or never will be: the order leaves the queue. Not waited for; a lost one comes again and
     /// meets the journal.
     pub async fn done(&self) {

@@ -10,6 +10,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
 
 use super::pull::{Lease, Puller, pause};
+use super::standing::Standing;
 use crate::Fault;
 use crate::bus::Bus;
 
@@ -19,6 +20,7 @@ pub(super) struct Pulling {
     pub capability: Capability,
     pub slots: Arc<Semaphore>,
     pub draining: CancellationToken,
+    pub standing: Arc<Standing>,
 }
 
 impl Pulling {
@@ -32,6 +34,7 @@ impl Pulling {
             };
             let fault = match opened {
                 Ok(mut puller) => {
+                    self.standing.opened();
                     if tries > 0 {
                         info!(capability = %self.capability, "the queue answers again");
                     }
@@ -43,6 +46,7 @@ impl Pulling {
                 Err(fault) => fault,
             };
             tries += 1;
+            self.standing.is_missing("its queue does not answer");
             warn!(capability = %self.capability, tries, %fault, "the queue does not answer; trying again");
             tokio::select! {
                 () = self.draining.cancelled() => return,

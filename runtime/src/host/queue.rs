@@ -17,6 +17,7 @@ use tracing::{debug, info, warn};
 use super::pull::Lease;
 use super::puller::Pulling;
 use super::runner::{self, Begin, Runner};
+use super::standing::Standing;
 use super::{Handler, Shared};
 use crate::journal::Journal;
 
@@ -27,12 +28,14 @@ const PARTING: Duration = Duration::from_secs(1);
 
 pub(super) struct Arguments {
     pub shared: Arc<Shared>,
+    pub standing: Arc<Standing>,
     pub handler: Arc<dyn Handler>,
     pub slots: u32,
 }
 
 pub(super) struct State {
     shared: Arc<Shared>,
+    standing: Arc<Standing>,
     handler: Arc<dyn Handler>,
     capability: Capability,
     in_hand: HashMap<ActorId, InHand>,
@@ -87,7 +90,7 @@ impl Actor for Queue {
         myself: ActorRef<Message>,
         arguments: Arguments,
     ) -> Result<State, ActorProcessingErr> {
-        let Arguments { shared, handler, slots } = arguments;
+        let Arguments { shared, standing, handler, slots } = arguments;
         let capability = handler.describe().name;
         let draining = CancellationToken::new();
         let pulling = Pulling {
@@ -95,9 +98,11 @@ impl Actor for Queue {
             capability: capability.clone(),
             slots: Arc::new(Semaphore::new(slots as usize)),
             draining: draining.clone(),
+            standing: standing.clone(),
         };
         tokio::spawn(pull(pulling, myself));
-        Ok(State { shared, handler, capability, in_hand: HashMap::new(), draining, pulling: true })
+        let in_hand = HashMap::new();
+        Ok(State { shared, standing, handler, capability, in_hand, draining, pulling: true })
     }
 
     async fn handle(
@@ -174,9 +179,13 @@ impl State {
             lease.give_back(Duration::ZERO).await;
             return Ok(());
         }
+        if lease.is_repeated() {
+            self.standing.redelivered.one();
+        }
         let cancelled = CancellationToken::new();
         let arguments = runner::Arguments {
             shared: self.shared.clone(),
+            standing: self.standing.clone(),
             handler: self.handler.clone(),
             lease: lease.clone(),
             cancelled: cancelled.clone(),
@@ -195,13 +204,18 @@ impl State {
             return;
         };
         match (killed_for, failure) {
-            (Some(KilledFor::Stop), _) => lease.done().await,
+            (Some(KilledFor::Stop), _) => {
+                self.standing.done.one();
+                lease.done().await;
+            }
             (Some(KilledFor::Drain), _) => {
+                self.standing.returned.one();
                 self.release(&lease).await;
                 lease.give_back(Duration::ZERO).await;
             }
             (None, Some(error)) => {
                 warn!(subject = lease.subject(), %error, "a runner failed; its order goes back");
+                self.standing.returned.one();
                 lease.give_back(AFTER_FAILURE).await;
             }
             (None, None) => {}

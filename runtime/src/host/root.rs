@@ -4,7 +4,6 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use millrace_protocol::ids::RunId;
@@ -74,6 +73,7 @@ impl Actor for Root {
         arguments: Arguments,
     ) -> Result<State, ActorProcessingErr> {
         let Arguments { shared, services, beat, grace } = arguments;
+        shared.health.beat();
         let third = Duration::from_millis((shared.bus.settings().work_lease_ms / 3).max(1));
         myself.send_interval(third, || Message::Renew);
         myself.send_interval(BEAT, || Message::Beat);
@@ -157,7 +157,10 @@ impl State {
         handler: Arc<dyn Handler>,
         slots: u32,
     ) -> Result<(), ActorProcessingErr> {
-        let arguments = queue::Arguments { shared: self.shared.clone(), handler: handler.clone(), slots };
+        let standing = self.shared.standings.get(&handler.describe().name);
+        let standing = standing.ok_or("a capability has changed its name")?.clone();
+        let arguments =
+            queue::Arguments { shared: self.shared.clone(), standing, handler: handler.clone(), slots };
         let (queue, _) = Actor::spawn_linked(None, Queue, arguments, myself.get_cell()).await?;
         self.queues.insert(queue.get_id(), Serving { queue, handler, slots });
         Ok(())
@@ -171,7 +174,10 @@ impl State {
     }
 
     fn beat(&mut self) {
-        self.beat.busy = self.shared.busy.load(Ordering::Relaxed);
+        self.shared.health.beat();
+        let standings = self.shared.standings.iter();
+        self.beat.busy_with = standings.map(|(name, standing)| (name.clone(), standing.busy())).collect();
+        self.beat.busy = self.beat.busy_with.iter().map(|(_, busy)| busy).sum();
         let (shared, beat) = (self.shared.clone(), self.beat.clone());
         tokio::spawn(async move {
             if let Err(fault) = registry::beat(&shared.bus, &beat).await {

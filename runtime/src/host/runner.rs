@@ -6,8 +6,7 @@
 use std::any::Any;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use futures::FutureExt;
 use millrace_protocol::result::{ErrorKind, TaskError};
@@ -18,6 +17,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
 
 use super::pull::Lease;
+use super::standing::{Busy, Standing, is_finished};
 use super::{Attempt, Handler, Shared};
 use crate::Fault;
 use crate::journal::{Claim, Journal, JournalError};
@@ -27,6 +27,7 @@ const REST: Duration = Duration::from_secs(1);
 
 pub(super) struct Arguments {
     pub shared: Arc<Shared>,
+    pub standing: Arc<Standing>,
     pub handler: Arc<dyn Handler>,
     pub lease: Arc<Lease>,
     pub cancelled: CancellationToken,
@@ -58,11 +59,22 @@ impl Actor for Runner {
         _: Begin,
         state: &mut Arguments,
     ) -> Result<(), ActorProcessingErr> {
-        let _busy = Busy::count(&state.shared);
+        let _busy = Busy::with(&state.standing);
+        let Arguments { standing, lease, .. } = &*state;
         match carry_out(state).await {
-            End::Done => state.lease.done().await,
-            End::Lost => {}
-            End::Back(after) => state.lease.give_back(after).await,
+            End::Done => {
+                standing.done.one();
+                lease.done().await;
+            }
+            End::Garbage => {
+                standing.garbage.one();
+                lease.done().await;
+            }
+            End::Lost => standing.lost.one(),
+            End::Back(after) => {
+                standing.returned.one();
+                lease.give_back(after).await;
+            }
         }
         myself.stop(None);
         Ok(())
@@ -73,30 +85,16 @@ impl Actor for Runner {
 enum End {
     /// Nobody needs it any more.
     Done,
+    /// It is no order.
+    Garbage,
     /// Somebody else has it.
     Lost,
     /// Somebody else may have it.
     Back(Duration),
 }
 
-/// Counts the work as in hand for as long as it lives, however it ends.
-struct Busy(Arc<Shared>);
-
-impl Busy {
-    fn count(shared: &Arc<Shared>) -> Self {
-        shared.busy.fetch_add(1, Ordering::Relaxed);
-        Self(shared.clone())
-    }
-}
-
-impl Drop for Busy {
-    fn drop(&mut self) {
-        self.0.busy.fetch_sub(1, Ordering::Relaxed);
-    }
-}
-
 async fn carry_out(state: &Arguments) -> End {
-    let Arguments { shared, handler, lease, .. } = state;
+    let Arguments { shared, standing, handler, lease, .. } = state;
     let subject = lease.subject();
     let order = match lease.order().await {
         Ok(order) => Arc::new(order),
@@ -104,7 +102,7 @@ async fn carry_out(state: &Arguments) -> End {
         Err(fault) => {
             let so_far = shared.count_garbage();
             warn!(subject, %fault, so_far, "an order that can't be read is taken out of its queue");
-            return End::Done;
+            return End::Garbage;
         }
     };
     if !handler.takes(&order, &shared.id) {
@@ -118,9 +116,15 @@ async fn carry_out(state: &Arguments) -> End {
     };
     let mut attempt =
         Attempt::new(shared.bus.clone(), order.clone(), shared.id.clone(), journal, state.cancelled.clone());
+    let began = Instant::now();
     let outcome = handle(handler.as_ref(), &mut attempt, &order).await;
+    standing.took(began.elapsed());
+    let is_finished = is_finished(&outcome);
     match attempt.finish(outcome).await {
-        Ok(()) => End::Done,
+        Ok(()) => {
+            standing.ended(is_finished);
+            End::Done
+        }
         Err(JournalError::Fenced { .. }) => {
             info!(run = %order.run, subject, "somebody else has this work now; dropping it");
             End::Lost
