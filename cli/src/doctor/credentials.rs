@@ -22,10 +22,7 @@ const CONFIGURE: &str = "`millrace nats-config --out DIR` writes it";
 pub fn identity(credentials: &Credentials) -> Check {
     const NAME: &str = "identity";
     match credentials {
-        Credentials::None => Check::ok(
-            NAME,
-            "none named: good for a server that lets anybody in, as that of `millrace up` does not",
-        ),
+        Credentials::None => Check::ok(NAME, "none named: good for a server that lets anybody in"),
         Credentials::Password { .. } => Check::ok(NAME, "the user in MILLRACE_NATS_USER, by password"),
         Credentials::File(path) => of_file(NAME, path, "MILLRACE_NATS_CREDS", "NAME.creds"),
         Credentials::NkeyFile(path) => of_file(NAME, path, "MILLRACE_NATS_NKEY", "NAME.nk"),

@@ -87,14 +87,18 @@ pub fn revocations(token: &str) -> Revocations {
     found.unwrap_or_default()
 }
 
-/// What is said of an account: with JetStream for a tenant, without for the system's.
+/// What is said of an account: whom it has sign for it, and whom it lets in no more.
 #[must_use]
-pub fn account(has_store: bool, max_store: Option<Size>, revoked: &Revocations) -> Value {
+pub fn account(store: Store, scopes: &[Value], revoked: &Revocations) -> Value {
     let mut limits = json!({
         "subs": -1, "data": -1, "payload": -1, "imports": -1, "exports": -1, "wildcards": true, "conn": -1, "leaf": -1,
     });
-    if has_store {
-        let disk = max_store.map_or(json!(-1), |size| json!(size.0));
+    let disk = match store {
+        Store::None => None,
+        Store::Unlimited => Some(json!(-1)),
+        Store::Limited(size) => Some(json!(size.0)),
+    };
+    if let Some(disk) = disk {
         let store = json!({
             "mem_storage": -1, "disk_storage": disk, "streams": -1, "consumer": -1, "max_ack_pending": -1,
             "mem_max_stream_bytes": -1, "disk_max_stream_bytes": -1,
@@ -103,6 +107,7 @@ pub fn account(has_store: bool, max_store: Option<Size>, revoked: &Revocations) 
     }
     json!({
         "limits": limits,
+        "signing_keys": scopes,
         "default_permissions": { "pub": {}, "sub": {} },
         "revocations": revoked,
         "type": "account",
@@ -110,15 +115,40 @@ pub fn account(has_store: bool, max_store: Option<Size>, revoked: &Revocations) 
     })
 }
 
-/// What is said of a user; without permissions it may do all that its account may.
+/// What an account may keep in JetStream.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Store {
+    /// Nothing: the servers' own account.
+    None,
+    /// As much as the servers have room for.
+    Unlimited,
+    /// At most so much on the disk of a server.
+    Limited(Size),
+}
+
+/// A key that signs for an account, and what whoever it signs for may do. It is said here and not in the users' own
+/// JWTs, as each of those has to fit into a line of 4 KiB, and nobody's file changes when a permission does.
 #[must_use]
-pub fn user(permissions: Option<&Permissions>) -> Value {
-    let (publish, subscribe) = permissions.map_or((json!({}), json!({})), |permissions| {
-        (rule(&permissions.publish), rule(&permissions.subscribe))
+pub fn scope(key: &str, role: &str, permissions: &Permissions) -> Value {
+    let template = json!({
+        "pub": rule(&permissions.publish), "sub": rule(&permissions.subscribe), "subs": -1, "data": -1, "payload": -1,
     });
-    json!({
-        "pub": publish, "sub": subscribe, "subs": -1, "data": -1, "payload": -1, "type": "user", "version": 2,
-    })
+    json!({ "kind": "user_scope", "key": key, "role": role, "template": template })
+}
+
+/// What stands for the public key of a user in the permissions of a scope.
+pub const USER_KEY: &str = "{{subject()}}";
+
+/// What is said of a user that a scope says the rest of.
+#[must_use]
+pub fn scoped_user(account: &str) -> Value {
+    json!({ "pub": {}, "sub": {}, "issuer_account": account, "type": "user", "version": 2 })
+}
+
+/// What is said of a user that may do all that its account may.
+#[must_use]
+pub fn free_user() -> Value {
+    json!({ "pub": {}, "sub": {}, "subs": -1, "data": -1, "payload": -1, "type": "user", "version": 2 })
 }
 
 /// The server takes an empty list of what is allowed for everything.

@@ -1,12 +1,12 @@
-//! Identities as JWTs: an operator vouches for accounts, an account for its users, and the server knows the operator
-//! alone. The permissions are those that bare nkeys have. A JWT that says already what it is to say is kept.
+//! Identities as JWTs: an operator vouches for accounts, an account has a key for each identity that signs for
+//! its users, and the server knows the operator alone. The permissions are those that bare nkeys have. A JWT that says already what it is to say is kept.
 
 use jiff::Timestamp;
 use nkeys::{KeyPair, KeyPairType};
 use serde_json::Value;
 
 use super::folder::{Folder, Kept};
-use super::jwt::{self, Subject};
+use super::jwt::{self, Store, Subject};
 use super::keys::{self, Keys};
 use super::{Account, Error, FOLLOWS, SYSTEM, permissions};
 
@@ -27,18 +27,12 @@ pub fn write(
     let operator = keys::of(folder, &seed_file(OPERATOR), KeyPairType::Operator)?;
     let mut office = Office { folder, operator, now };
     let system_account = office.account_key(SYSTEM.0)?;
-    office.user(&system_account, SYSTEM, &system.current, jwt::user(None))?;
+    office.user(&system_account, SYSTEM, &system.current, jwt::free_user())?;
     let revoked = office.revoked(SYSTEM.0, [system])?;
-    let mut tokens = vec![office.account(SYSTEM.0, &system_account, jwt::account(false, None, &revoked))?];
+    let claims = jwt::account(Store::None, &[], &revoked);
+    let mut tokens = vec![office.account(SYSTEM.0, &system_account, claims)?];
     for account in accounts {
-        let owner = account.owner.as_str();
-        let key = office.account_key(owner)?;
-        for (identity, keys) in &account.members {
-            let permissions = permissions(identity, lanes, &keys.current.public_key());
-            office.user(&key, (owner, &identity.name), &keys.current, jwt::user(Some(&permissions)))?;
-        }
-        let revoked = office.revoked(owner, account.members.iter().map(|(_, keys)| keys))?;
-        tokens.push(office.account(owner, &key, jwt::account(true, account.max_store, &revoked))?);
+        tokens.push(office.tenant(account, lanes)?);
     }
     let operator = office.operator(&system_account.public_key())?;
     Ok(jwt::text(&operator, &system_account.public_key(), &tokens))
@@ -52,6 +46,11 @@ fn token_file(owner: &str) -> String {
     format!("jwt/{owner}.jwt")
 }
 
+/// The key that signs for all who are called so.
+fn scope_file(owner: &str, identity: &str) -> String {
+    format!("jwt/{owner}/{identity}.nk")
+}
+
 /// Who signs, and what was signed before.
 struct Office<'a> {
     folder: &'a mut Folder,
@@ -62,6 +61,22 @@ struct Office<'a> {
 impl Office<'_> {
     fn account_key(&mut self, owner: &str) -> Result<KeyPair, Error> {
         keys::of(self.folder, &seed_file(owner), KeyPairType::Account)
+    }
+
+    /// The users of a tenant, and then its account, which says what they may do.
+    fn tenant(&mut self, account: &Account, lanes: u16) -> Result<(String, String), Error> {
+        let owner = account.owner.as_str();
+        let key = self.account_key(owner)?;
+        let mut scopes = Vec::new();
+        for (identity, keys) in &account.members {
+            let signs = keys::of(self.folder, &scope_file(owner, &identity.name), KeyPairType::Account)?;
+            let permissions = permissions(identity, lanes, jwt::USER_KEY);
+            scopes.push(jwt::scope(&signs.public_key(), &identity.name, &permissions));
+            self.user(&signs, (owner, &identity.name), &keys.current, jwt::scoped_user(&key.public_key()))?;
+        }
+        let revoked = self.revoked(owner, account.members.iter().map(|(_, keys)| keys))?;
+        let store = account.max_store.map_or(Store::Unlimited, Store::Limited);
+        self.account(owner, &key, jwt::account(store, &scopes, &revoked))
     }
 
     fn operator(&mut self, system_account: &str) -> Result<String, Error> {
@@ -105,7 +120,7 @@ impl Office<'_> {
     /// A user's credentials, by owner and name.
     fn user(
         &mut self,
-        account: &KeyPair,
+        signs: &KeyPair,
         (owner, name): (&str, &str),
         pair: &KeyPair,
         claims: Value,
@@ -113,7 +128,7 @@ impl Office<'_> {
         let file = jwt::credentials_file(owner, name);
         let before = self.folder.read(&file)?;
         let before = before.as_deref().and_then(jwt::token_in);
-        let token = jwt::issue(account, Subject { key: &pair.public_key(), name, claims }, before, self.now);
+        let token = jwt::issue(signs, Subject { key: &pair.public_key(), name, claims }, before, self.now);
         self.folder.write(&file, Kept::Secret, &jwt::credentials(&token, pair), FOLLOWS)
     }
 }
