@@ -272,7 +272,7 @@ async fn pass_on(
 ) -> Result<(), Fault> {
     for record in records {
         let is_plan = matches!(subject::parse(&record.subject), Some((_, _, Topic::Plan)));
-        if !is_plan || record.sequence <= position.seen {
+        if !is_plan || record.is_stray || record.sequence <= position.seen {
             continue;
         }
         position.seen = record.sequence;
@@ -289,7 +289,7 @@ async fn pass_on(
 pub async fn story(bus: &Bus, run: &RunId) -> Result<Story, Fault> {
     let mut story = Story::default();
     for record in archive::find_run(bus, bus.lane(run), run).await? {
-        if matches!(subject::parse(&record.subject), Some((_, _, Topic::Plan))) {
+        if !record.is_stray && matches!(subject::parse(&record.subject), Some((_, _, Topic::Plan))) {
             story.take(&bus.open::<Decision>(&record).await?);
         }
     }

@@ -151,7 +151,8 @@ async fn among(
     fact: u64,
 ) -> Result<Option<Result<Vec<Event>, Refusal>>, Fault> {
     for record in records {
-        if record.sequence > fact && matches!(subject::parse(&record.subject), Some((_, _, Topic::Plan))) {
+        let is_plan = matches!(subject::parse(&record.subject), Some((_, _, Topic::Plan)));
+        if record.sequence > fact && is_plan && !record.is_stray {
             let decision: Decision = bus.open(record).await?;
             if let Some(found) = answer_to(&decision, fact) {
                 return Ok(Some(found));

@@ -214,6 +214,51 @@ pub fn all_live(run: &RunId) -> String {
 /// All [`stop`] subjects.
 pub const ALL_STOPS: &str = "stop.*";
 
+/// Whatever any model is just writing.
+pub const ALL_LIVE: &str = "live.>";
+
+/// A kind of topic, for those who may write it in any run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// [`Topic::Submitted`].
+    Submitted,
+    /// [`Topic::Plan`].
+    Plan,
+    /// [`Topic::Task`].
+    Task,
+    /// [`Topic::Review`].
+    Review,
+    /// [`Topic::Planning`].
+    Planning,
+    /// [`Topic::Control`].
+    Control,
+}
+
+impl Kind {
+    fn pattern(self) -> &'static str {
+        match self {
+            Self::Submitted => "submitted",
+            Self::Plan => "plan",
+            Self::Task => "task.*.*",
+            Self::Review => "review.*.*",
+            Self::Planning => "planning.*.*",
+            Self::Control => "control",
+        }
+    }
+}
+
+/// All subjects of a kind of topic, in all runs of all lanes.
+#[must_use]
+pub fn every(kind: Kind) -> String {
+    format!("lane.*.run.*.{}", kind.pattern())
+}
+
+/// All [`live`] subjects of a kind of work.
+#[must_use]
+pub fn every_live(kind: Kind) -> String {
+    format!("live.*.{}", kind.pattern())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -232,6 +277,37 @@ mod tests {
             let subject = super::topic(Lane(7), &run, &topic);
             assert_eq!(parse(&subject), Some((Lane(7), run.clone(), topic)), "{subject}");
         }
+    }
+
+    /// Whether a subject is one of those that a pattern names, token by token.
+    fn is_one_of(subject: &str, pattern: &str) -> bool {
+        let (subject, pattern): (Vec<_>, Vec<_>) =
+            (subject.split('.').collect(), pattern.split('.').collect());
+        subject.len() == pattern.len()
+            && subject.iter().zip(pattern).all(|(token, wanted)| wanted == "*" || *token == wanted)
+    }
+
+    #[test]
+    fn each_topic_is_of_one_kind() {
+        let (run, task) = (RunId::new("r-1").unwrap(), TaskId::new("t_1").unwrap());
+        let kinds = [
+            (Kind::Submitted, Topic::Submitted),
+            (Kind::Plan, Topic::Plan),
+            (Kind::Task, Topic::Task(task.clone(), 3)),
+            (Kind::Review, Topic::Review(task.clone(), 1)),
+            (Kind::Planning, Topic::Planning(1, 2)),
+            (Kind::Control, Topic::Control),
+        ];
+        for (kind, of) in &kinds {
+            let subject = topic(Lane(7), &run, of);
+            for (other, _) in &kinds {
+                assert_eq!(is_one_of(&subject, &every(*other)), kind == other, "{subject} {other:?}");
+            }
+        }
+        let writing = live(&run, &Work::Task { task, attempt: 1 });
+        assert!(
+            is_one_of(&writing, &every_live(Kind::Task)) && !is_one_of(&writing, &every_live(Kind::Review))
+        );
     }
 
     #[test]

@@ -3,15 +3,15 @@
 
 use std::io::{BufRead, BufReader, Write};
 
-use async_nats::jetstream::object_store;
 use bytes::Bytes;
 use lz4_flex::frame::{FrameDecoder, FrameEncoder};
 use millrace_protocol::ids::{Lane, RunId};
 use millrace_protocol::wire::Encoding;
 use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
 
 use crate::bus::{Bus, Record};
-use crate::topology::{ARCHIVE, fault};
+use crate::topology::ARCHIVE;
 use crate::{Fault, log, objects};
 
 /// One message in an archive.
@@ -44,6 +44,10 @@ impl Writer {
         for record in records {
             self.last = record.sequence;
             self.is_whole |= record.sequence == self.end;
+            // An archive keeps no headers, by which it would be told.
+            if record.is_stray {
+                continue;
+            }
             let kept = Kept {
                 sequence: record.sequence,
                 subject: record.subject.to_string(),
@@ -89,8 +93,16 @@ pub async fn write(bus: &Bus, lane: Lane, run: &RunId, end: u64) -> Result<u64, 
         return Ok(0);
     }
     let bytes = writer.finish();
-    let put = open(bus).await?.put(run.as_str(), &mut bytes.as_slice()).await;
-    put.map(|_| last).map_err(|error| fault(&format!("archiving run {run}"), &error))
+    let earlier = objects::said(bus.client(), ARCHIVE, run.as_str()).await?;
+    let end = earlier.last().map_or(0, |said| said.sequence);
+    let digest = Sha256::digest(&bytes);
+    if !objects::write(bus.control(), ARCHIVE, run.as_str(), &bytes, &digest, end).await? {
+        return Err(Fault::unavailable(format!("archiving run {run}"), "somebody else does it, too"));
+    }
+    for said in earlier.iter().filter(|said| !said.is_stray) {
+        objects::forget(bus.control(), ARCHIVE, &said.info).await?;
+    }
+    Ok(last)
 }
 
 /// The messages of an archived run, oldest first; `None` if there is no archive of it.
@@ -99,10 +111,11 @@ pub async fn write(bus: &Bus, lane: Lane, run: &RunId, end: u64) -> Result<u64, 
 /// The server does not answer, or the archive can't be read.
 pub async fn read(bus: &Bus, run: &RunId) -> Result<Option<Vec<Record>>, Fault> {
     let what = || format!("reading the archive of run {run}");
-    let store = open(bus).await?;
-    let Some(bytes) = objects::read(bus.client(), ARCHIVE, &store, run.as_str()).await? else {
-        return Ok(None);
-    };
+    let said = objects::said(bus.client(), ARCHIVE, run.as_str()).await?;
+    // The last that one of ours has said; where an older program has, the first, since then there was only one.
+    let counts = said.iter().rev().find(|said| !said.is_stray).or(said.first());
+    let Some(said) = counts.filter(|said| !said.info.deleted) else { return Ok(None) };
+    let bytes = objects::content(bus.client(), ARCHIVE, &said.info).await?;
     let records = tokio::task::spawn_blocking(move || unpack(&bytes));
     let records = records.await.map_err(|error| Fault::unavailable(what(), error))?;
     records.map(Some).map_err(|why| Fault::unavailable(what(), why))
@@ -127,12 +140,9 @@ impl Kept {
             encoding: if self.json { Encoding::Json } else { Encoding::MessagePack },
             time: self.time,
             is_deletion: false,
+            is_stray: false,
         }
     }
-}
-
-async fn open(bus: &Bus) -> Result<object_store::ObjectStore, Fault> {
-    bus.control().get_object_store(ARCHIVE).await.map_err(|error| fault("the archive", &error))
 }
 
 /// All messages of a run, oldest first, wherever they are: in its lane or in the archive. Empty if there is no such

@@ -1,33 +1,42 @@
 //! Large values, kept under the SHA-256 of their content and checked when they are read. Storing one twice stores it
-//! once.
+//! once, and what is stored stays: whoever writes something else under its name writes behind it.
 
-use async_nats::jetstream::{self, object_store};
+use std::time::Duration;
+
+use async_nats::jetstream;
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use millrace_protocol::wire::{Blob, MAX_INLINE, Stored};
 use serde_bytes::ByteBuf;
 use sha2::{Digest, Sha256};
 
-use crate::topology::{BLOBS, fault};
+use crate::topology::BLOBS;
 use crate::{Fault, objects};
+
+/// How often storing is tried while others store the same.
+const TRIES: u32 = 5;
+/// The wait before it is tried again.
+const AGAIN: Duration = Duration::from_millis(20);
 
 /// The blob store of a cluster. Cheap to clone.
 #[derive(Clone)]
 pub struct Blobs {
-    client: async_nats::Client,
-    store: object_store::ObjectStore,
+    context: jetstream::Context,
 }
 
 /// The SHA-256 of some bytes, in hexadecimal.
 #[must_use]
 pub fn sha256(bytes: &[u8]) -> String {
-    Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
+    hexadecimal(&Sha256::digest(bytes))
+}
+
+fn hexadecimal(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 impl Blobs {
-    pub(crate) async fn open(context: &jetstream::Context) -> Result<Self, Fault> {
-        let store = context.get_object_store(BLOBS).await.map_err(|error| fault("the blob store", &error))?;
-        Ok(Self { client: context.client(), store })
+    pub(crate) fn of(context: &jetstream::Context) -> Self {
+        Self { context: context.clone() }
     }
 
     /// Keeps bytes in the store.
@@ -36,17 +45,19 @@ impl Blobs {
     /// The server does not answer or is full.
     pub fn put<'a>(&'a self, bytes: &'a [u8]) -> BoxFuture<'a, Result<Stored, Fault>> {
         async move {
-            let name = sha256(bytes);
-            let size = bytes.len() as u64;
-            if self.store.info(&name).await.is_ok_and(|found| found.size as u64 == size && !found.deleted) {
-                return Ok(Stored { sha256: name, size });
+            let digest = Sha256::digest(bytes);
+            let (name, size) = (hexadecimal(&digest), bytes.len() as u64);
+            for _ in 0..TRIES {
+                let said = objects::said(&self.context.client(), BLOBS, &name).await?;
+                let is_there = said.iter().any(|said| said.info.size == size && !said.info.deleted);
+                let last = said.last().map_or(0, |said| said.sequence);
+                if is_there || objects::write(&self.context, BLOBS, &name, bytes, &digest, last).await? {
+                    return Ok(Stored { sha256: name, size });
+                }
+                // Somebody else has just stored it, and it is not yet everywhere.
+                tokio::time::sleep(AGAIN).await;
             }
-            let mut reader = bytes;
-            self.store
-                .put(name.as_str(), &mut reader)
-                .await
-                .map_err(|error| fault(&format!("storing blob {name}"), &error))?;
-            Ok(Stored { sha256: name, size })
+            Err(Fault::unavailable(format!("storing blob {name}"), "others write it again and again"))
         }
         .boxed()
     }
@@ -57,10 +68,21 @@ impl Blobs {
     /// There are none, they are damaged, or the server does not answer.
     pub fn get<'a>(&'a self, name: &'a str) -> BoxFuture<'a, Result<Vec<u8>, Fault>> {
         async move {
-            let read = objects::read(&self.client, BLOBS, &self.store, name).await?;
-            let bytes = read.ok_or_else(|| Fault::Missing { sha256: name.into() })?;
-            let found = sha256(&bytes);
-            if found == name { Ok(bytes) } else { Err(Fault::Damaged { sha256: name.into(), found }) }
+            let client = self.context.client();
+            let mut fault = Fault::Missing { sha256: name.into() };
+            for said in objects::said(&client, BLOBS, name).await? {
+                if said.info.deleted {
+                    continue;
+                }
+                match objects::content(&client, BLOBS, &said.info).await {
+                    Ok(bytes) => match sha256(&bytes) {
+                        found if found == name => return Ok(bytes),
+                        found => fault = Fault::Damaged { sha256: name.into(), found },
+                    },
+                    Err(lost) => fault = lost,
+                }
+            }
+            Err(fault)
         }
         .boxed()
     }

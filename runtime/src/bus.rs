@@ -21,8 +21,8 @@ use tracing::{debug, info, warn};
 
 use crate::Fault;
 use crate::blobs::Blobs;
-use crate::metrics::Link;
 use crate::handshake;
+use crate::metrics::Link;
 use crate::topology::{self, Wanted};
 
 /// How long an acknowledgement of an append is waited for before the log is asked what became of it.
@@ -260,12 +260,13 @@ impl Bus {
         .boxed()
     }
 
-    async fn on(
+    /// What is there of a cluster on an open connection, whether it is complete or not.
+    pub(crate) async fn on(
         client: async_nats::Client,
         control: jetstream::Context,
         settings: ClusterSettings,
     ) -> Result<Self, Fault> {
-        let blobs = Blobs::open(&control).await?;
+        let blobs = Blobs::of(&control);
         let publish = context(&client, ACK_TIMEOUT);
         Ok(Self(Arc::new(Inner { client, publish, control, settings, blobs })))
     }
@@ -314,6 +315,10 @@ impl Bus {
             sequence: record.sequence,
             garbage,
         };
+        if record.is_stray {
+            let why = "nobody wrote it there: it has no Millrace-Id, or is an answer of the server".into();
+            return Err(garbage(Garbage::Unreadable { what: "the message".into(), why }));
+        }
         match open(&record.payload, record.encoding) {
             Ok(message) => Ok(message),
             Err(Garbage::Elsewhere) => {
@@ -348,6 +353,26 @@ pub struct Record {
     pub time: jiff::Timestamp,
     /// In a bucket: whether it says that the key is gone.
     pub is_deletion: bool,
+    /// In a log or a queue: whether nobody wrote it there (see [`is_stray`]).
+    pub is_stray: bool,
+}
+
+/// The header with the id of an append, by which its writer recognises it. No message of a log or a queue is without
+/// it, or without the id of the client library by which repeated ones are told.
+pub const ID_HEADER: &str = "Millrace-Id";
+/// The header by which the server says which stream a message that it hands out is from.
+const ORIGIN_HEADER: &str = "Nats-Stream";
+
+/// Whether nobody wrote a message with these headers where it stands. Who may ask the server for a message can have the
+/// answer sent to any subject, also to those that it may not write to, and there it is kept like any other message. Such
+/// an answer comes with the words of the server, or with no headers at all. `told` is how often the server has said
+/// where the message is from when it handed it to us: once where it was asked for the message itself.
+#[must_use]
+pub fn is_stray(headers: Option<&async_nats::HeaderMap>, told: usize) -> bool {
+    let Some(headers) = headers else { return true };
+    let has_id =
+        headers.get(ID_HEADER).is_some() || headers.get(async_nats::header::NATS_MESSAGE_ID).is_some();
+    !has_id || headers.get_all(ORIGIN_HEADER).count() > told
 }
 
 /// The encoding that a message's headers name.
@@ -370,6 +395,18 @@ fn context(client: &async_nats::Client, timeout: Duration) -> jetstream::Context
         .ack_timeout(ACK_TIMEOUT)
         .max_ack_inflight(MAX_IN_FLIGHT)
         .build(client.clone())
+}
+
+/// Connects to an account that may have no cluster, and does something there; ends at once where the server refuses it.
+pub(crate) async fn alone<T, E: From<Fault>>(
+    connection: &Connection,
+    name: &str,
+    work: impl AsyncFnOnce(async_nats::Client, jetstream::Context) -> Result<T, E>,
+) -> Result<T, E> {
+    let refusals = Refusals::default();
+    let client = dial(connection, name, &refusals).await?;
+    let control = context(&client, Duration::from_secs(30));
+    refusals.or(connection, work(client, control)).await
 }
 
 async fn dial(connection: &Connection, name: &str, refusals: &Refusals) -> Result<async_nats::Client, Fault> {
@@ -443,16 +480,16 @@ impl Refusals {
     }
 
     /// Does something that needs the server's answers, and ends at once where the server refuses to give them.
-    async fn or<T>(
+    async fn or<T, E: From<Fault>>(
         &self,
         connection: &Connection,
-        work: impl Future<Output = Result<T, Fault>>,
-    ) -> Result<T, Fault> {
+        work: impl Future<Output = Result<T, E>>,
+    ) -> Result<T, E> {
         tokio::select! {
             done = work => done,
             () = self.0.1.notified() => {
                 let what = self.0.0.lock().unwrap_or_else(PoisonError::into_inner).take().unwrap_or_default();
-                Err(Fault::Forbidden { url: without_passwords(&connection.url), what })
+                Err(Fault::Forbidden { url: without_passwords(&connection.url), what }.into())
             }
         }
     }

@@ -9,7 +9,7 @@ use async_nats::{Client, Message};
 use futures::StreamExt;
 
 use crate::Fault;
-use crate::bus::{Record, encoding};
+use crate::bus::{Record, encoding, is_stray};
 
 /// How long the next message of an answer is waited for.
 const PATIENCE: Duration = Duration::from_secs(3);
@@ -24,6 +24,8 @@ pub struct Pages {
     stream: String,
     filter: String,
     next: u64,
+    /// How many messages one request asks for.
+    size: usize,
     is_over: bool,
 }
 
@@ -31,7 +33,7 @@ impl Pages {
     /// A read from sequence `from` on.
     #[must_use]
     pub fn new(client: &Client, stream: String, filter: String, from: u64) -> Self {
-        Self { client: client.clone(), stream, filter, next: from.max(1), is_over: false }
+        Self { client: client.clone(), stream, filter, next: from.max(1), size: PAGE, is_over: false }
     }
 
     /// The next messages; none when there are no more.
@@ -43,7 +45,7 @@ impl Pages {
             let mut tries = 0;
             while !self.is_over {
                 let mut records = Vec::new();
-                let answer = page(&self.client, &self.stream, &self.filter, self.next, &mut records).await;
+                let answer = self.page(&mut records).await;
                 // Whatever arrived before a break is kept: the next page begins behind it.
                 self.next = records.last().map_or(self.next, |last: &Record| last.sequence + 1);
                 match answer {
@@ -62,6 +64,18 @@ impl Pages {
             Ok(Vec::new())
         }
         .boxed()
+    }
+
+    /// Reads one page into `records`; says whether it was the last.
+    async fn page(&self, records: &mut Vec<Record>) -> Result<bool, Fault> {
+        let Self { client, stream, filter, next, size, .. } = self;
+        let what = format!("reading {filter} from {stream}");
+        let request = serde_json::json!({ "batch": size, "seq": next, "next_by_subj": filter });
+        match ask(client, stream, &request, &what, records).await? {
+            Answer::Last => Ok(true),
+            Answer::More { .. } => Ok(false),
+            Answer::TooMany => Err(Fault::unavailable(what, "too many messages at once")),
+        }
     }
 }
 
@@ -128,6 +142,17 @@ pub fn last_of_each<'a>(
     .boxed()
 }
 
+/// The message of `stream` with this sequence; `None` if it is not there any more.
+///
+/// # Errors
+/// The server does not answer.
+pub async fn at(client: &Client, stream: &str, sequence: u64) -> Result<Option<Record>, Fault> {
+    let mut pages = Pages::new(client, stream.into(), ">".into(), sequence);
+    pages.size = 1;
+    let next = pages.next().await?.into_iter().next();
+    Ok(next.filter(|record| record.sequence == sequence))
+}
+
 /// How an answer ended.
 enum Answer {
     /// There is no more.
@@ -136,23 +161,6 @@ enum Answer {
     More { up_to: Option<u64> },
     /// There is more than can be asked for in this way.
     TooMany,
-}
-
-/// Reads one page into `records`; says whether it was the last.
-async fn page(
-    client: &Client,
-    stream: &str,
-    filter: &str,
-    from: u64,
-    records: &mut Vec<Record>,
-) -> Result<bool, Fault> {
-    let what = format!("reading {filter} from {stream}");
-    let request = serde_json::json!({ "batch": PAGE, "seq": from, "next_by_subj": filter });
-    match ask(client, stream, &request, &what, records).await? {
-        Answer::Last => Ok(true),
-        Answer::More { .. } => Ok(false),
-        Answer::TooMany => Err(Fault::unavailable(what, "too many messages at once")),
-    }
 }
 
 /// Sends one request and puts what comes into `records`.
@@ -194,8 +202,9 @@ async fn ask(
     }
 }
 
+/// What the server says of a message. Its word is the last: whoever wrote the message may have written the same header.
 fn header<'a>(message: &'a Message, name: &str) -> Option<&'a str> {
-    Some(message.headers.as_ref()?.get(name)?.as_str())
+    Some(message.headers.as_ref()?.get_last(name)?.as_str())
 }
 
 fn record(message: Message) -> Option<Record> {
@@ -204,6 +213,6 @@ fn record(message: Message) -> Option<Record> {
     let time = header(&message, "Nats-Time-Stamp")?.parse().ok()?;
     let is_deletion =
         header(&message, "KV-Operation").is_some() || header(&message, "Nats-Marker-Reason").is_some();
-    let encoding = encoding(message.headers.as_ref());
-    Some(Record { sequence, subject, payload: message.payload, encoding, time, is_deletion })
+    let (encoding, is_stray) = (encoding(message.headers.as_ref()), is_stray(message.headers.as_ref(), 1));
+    Some(Record { sequence, subject, payload: message.payload, encoding, time, is_deletion, is_stray })
 }

@@ -17,7 +17,7 @@ use millrace_protocol::subject::{self, Topic};
 use millrace_protocol::wire::{MAX_INLINE, Message, body, seal, seal_stored};
 
 use crate::backlog::Backlog;
-use crate::bus::{Bus, Record};
+use crate::bus::{Bus, ID_HEADER, Record};
 use crate::fault::pause;
 use crate::metrics::count_append;
 use crate::topology::{fault, lane_stream};
@@ -27,8 +27,6 @@ use crate::{Fault, direct};
 const PATIENCE: Duration = Duration::from_secs(60);
 /// How long the server may take nothing before that is told.
 const QUIET: Duration = Duration::from_secs(3);
-/// The header with the id of an append, by which its writer recognises it.
-const ID_HEADER: &str = "Millrace-Id";
 
 /// Why an append did not happen.
 #[derive(Debug, thiserror::Error)]
@@ -304,38 +302,7 @@ pub fn read_topic<'a>(
 /// # Errors
 /// The server does not answer.
 pub fn read_one<'a>(bus: &'a Bus, lane: Lane, sequence: u64) -> BoxFuture<'a, Result<Option<Record>, Fault>> {
-    async move {
-        let what = || format!("reading message {sequence} of lane {lane}");
-        let stream = bus
-            .control()
-            .get_stream_no_info(lane_stream(lane))
-            .await
-            .map_err(|error| fault(&what(), &error))?;
-        for tries in 1..=8 {
-            match stream.direct_get(sequence).await {
-                Ok(found) => {
-                    return Ok(Some(Record {
-                        sequence,
-                        subject: found.subject,
-                        encoding: crate::bus::encoding(Some(&found.headers)),
-                        payload: found.payload,
-                        time: crate::bus::timestamp(found.time.unix_timestamp_nanos()),
-                        is_deletion: false,
-                    }));
-                }
-                Err(error) => match error.kind() {
-                    jetstream::stream::DirectGetErrorKind::NotFound => return Ok(None),
-                    jetstream::stream::DirectGetErrorKind::InvalidSubject
-                    | jetstream::stream::DirectGetErrorKind::TimedOut
-                    | jetstream::stream::DirectGetErrorKind::Request
-                    | jetstream::stream::DirectGetErrorKind::ErrorResponse(_, _)
-                    | jetstream::stream::DirectGetErrorKind::Other => tokio::time::sleep(pause(tries)).await,
-                },
-            }
-        }
-        Err(Fault::unavailable(what(), "no answer after several tries"))
-    }
-    .boxed()
+    async move { direct::at(bus.client(), &lane_stream(lane), sequence).await }.boxed()
 }
 
 /// How many messages of a lane stand behind sequence `through`, by the leader's word.

@@ -4,6 +4,8 @@
 
 use std::collections::BTreeMap;
 
+use std::collections::BTreeSet;
+
 use async_nats::jetstream::{self, ErrorCode, message::PublishMessage};
 use futures::FutureExt;
 use futures::StreamExt;
@@ -16,15 +18,23 @@ use millrace_protocol::work::Order;
 use tracing::warn;
 
 use crate::Fault;
-use crate::bus::Bus;
+use crate::bus::{Bus, ID_HEADER};
 use crate::metrics::names::OFFERS;
-use crate::topology::{WORK, code, fault};
+use crate::topology::{self, WORK, code, fault};
 
 /// The code of "there is a message on this subject already".
 const SUBJECT_IS_TAKEN: ErrorCode = ErrorCode(10077);
 
 /// How many orders are on their way at once: well below what the connection lets wait for acknowledgements.
 const CHUNK: usize = 1_000;
+
+/// Makes sure that these capabilities have their queues. For supervisors.
+///
+/// # Errors
+/// The server does not answer, or what is there differs.
+pub fn ensure<'a>(bus: &'a Bus, capabilities: &'a BTreeSet<Capability>) -> BoxFuture<'a, Result<(), Fault>> {
+    topology::ensure_queues(bus.control(), bus.settings(), capabilities).boxed()
+}
 
 /// Puts orders in their queues, pipelined. One that waits there already counts as put. Gives back those that could
 /// not be put, with the last reason.
@@ -84,7 +94,8 @@ async fn send(bus: &Bus, order: &Order) -> Result<jetstream::context::PublishAck
         seal_stored::<Order>(bus.blobs().put(&bytes).await?)
     };
     let subject = subject::order(&order.run, &order.capability, &order.work);
-    let publish = PublishMessage::build().payload(payload.into());
+    let id = uuid::Uuid::new_v4().simple().to_string();
+    let publish = PublishMessage::build().payload(payload.into()).header(ID_HEADER, id.as_str());
     let sent = bus.publisher().send_publish(subject.clone(), publish).await;
     sent.map_err(|error| fault(&format!("offering {subject}"), &error))
 }

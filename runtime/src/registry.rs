@@ -14,13 +14,10 @@ use serde::de::DeserializeOwned;
 use crate::Fault;
 use crate::bus::Bus;
 use crate::lease::entries;
-use crate::topology::{BEATS, CAPABILITIES, RUNS, fault};
+use crate::topology::{self, BEATS, CAPABILITIES, RUNS, fault};
 
 fn store<'a>(bus: &'a Bus, bucket: &'a str) -> BoxFuture<'a, Result<kv::Store, Fault>> {
-    async move {
-        bus.control().get_key_value(bucket).await.map_err(|error| fault(&format!("bucket {bucket}"), &error))
-    }
-    .boxed()
+    topology::open_bucket(bus.control(), bucket).boxed()
 }
 
 async fn put(bus: &Bus, bucket: &str, key: &str, value: &impl Serialize) -> Result<(), Fault> {
@@ -77,7 +74,12 @@ pub async fn capability_names(bus: &Bus) -> Result<BTreeSet<Capability>, Fault> 
 /// # Errors
 /// The server does not answer.
 pub async fn beat(bus: &Bus, beat: &Beat) -> Result<(), Fault> {
-    put(bus, BEATS, beat.id.as_str(), beat).await
+    put(bus, BEATS, &beat_key(beat), beat).await
+}
+
+/// Where a process says that it lives: below its role, so that no role speaks for another.
+fn beat_key(beat: &Beat) -> String {
+    format!("{}.{}", beat.role.name(), beat.id)
 }
 
 /// Says that a process is gone.
@@ -85,16 +87,26 @@ pub async fn beat(bus: &Bus, beat: &Beat) -> Result<(), Fault> {
 /// # Errors
 /// The server does not answer: the entry runs out by itself.
 pub async fn leave(bus: &Bus, beat: &Beat) -> Result<(), Fault> {
-    let deleted = store(bus, BEATS).await?.delete(beat.id.as_str()).await;
+    let deleted = store(bus, BEATS).await?.delete(beat_key(beat)).await;
     deleted.map_err(|error| fault("leaving the registry", &error))
 }
 
-/// Who lives.
+/// Who lives. What is said below another role than it says is passed over.
 ///
 /// # Errors
 /// The server does not answer.
 pub async fn beats(bus: &Bus) -> Result<Vec<Beat>, Fault> {
-    all(bus, BEATS).await
+    let mut beats = Vec::new();
+    for (key, bytes) in entries(bus, BEATS).await? {
+        match serde_json::from_slice::<Beat>(&bytes) {
+            Ok(beat) if key == beat_key(&beat) => beats.push(beat),
+            // An older program said it under its name alone, and goes on for as long as it lives.
+            Ok(beat) if key == beat.id.as_str() => beats.push(beat),
+            Ok(_) => tracing::warn!(bucket = BEATS, key, "a sign of life in another's place is passed over"),
+            Err(error) => tracing::warn!(bucket = BEATS, key, %error, "an entry is passed over"),
+        }
+    }
+    Ok(beats)
 }
 
 /// Writes the summary of a run.

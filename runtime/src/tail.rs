@@ -3,6 +3,9 @@
 //! The client library's own ordered consumer is silent for half a minute when the server that hosts it dies. This one
 //! is a memory-backed pull consumer with a heartbeat of a second, made anew behind the last message that was seen as
 //! soon as a heartbeat is missed, a sequence is skipped, or anything else goes wrong.
+//!
+//! Who reads a single subject asks for it again and again instead: who watches needs nothing to be made on the server,
+//! and may make nothing there, since a consumer can be told to deliver to anybody.
 
 use futures::FutureExt;
 use futures::future::BoxFuture;
@@ -15,7 +18,8 @@ use millrace_protocol::ids::Lane;
 use tracing::{debug, warn};
 
 use crate::Fault;
-use crate::bus::{Bus, Record, encoding, timestamp};
+use crate::bus::{Bus, Record, encoding, is_stray, timestamp};
+use crate::direct::Pages;
 use crate::fault::pause;
 use crate::topology::{fault, lane_stream};
 
@@ -27,6 +31,8 @@ const EXPIRES: Duration = Duration::from_secs(10);
 const BATCH: usize = 4_000;
 /// How many messages are handed on at once, at the most.
 const CHUNK: usize = 512;
+/// How often a single subject is looked at.
+const LOOK: Duration = Duration::from_millis(50);
 
 /// A reader of a lane.
 pub struct Tail {
@@ -92,6 +98,9 @@ impl Tail {
     }
 
     async fn try_next(&mut self) -> Result<Vec<Record>, Fault> {
+        if let Some(filter) = self.filter.clone() {
+            return self.look(filter).await;
+        }
         let lost = |why: &str| Fault::unavailable("reading the lane", why);
         if self.stream.is_none() {
             self.stream = Some(self.open().await?);
@@ -123,9 +132,21 @@ impl Tail {
             }
             self.next = sequence + 1;
             let time = timestamp(info.published.unix_timestamp_nanos());
-            let encoding = encoding(message.headers.as_ref());
+            let (encoding, is_stray) =
+                (encoding(message.headers.as_ref()), is_stray(message.headers.as_ref(), 0));
             let async_nats::Message { subject, payload, .. } = message.message;
-            records.push(Record { sequence, subject, payload, encoding, time, is_deletion: false });
+            records.push(Record { sequence, subject, payload, encoding, time, is_deletion: false, is_stray });
+        }
+        Ok(records)
+    }
+
+    /// What there is of a single subject; after a while without any, nothing.
+    async fn look(&mut self, filter: String) -> Result<Vec<Record>, Fault> {
+        let mut pages = Pages::new(self.bus.client(), lane_stream(self.lane), filter, self.next);
+        let records = pages.next().await?;
+        match records.last() {
+            Some(last) => self.next = last.sequence + 1,
+            None => tokio::time::sleep(LOOK).await,
         }
         Ok(records)
     }
@@ -133,7 +154,6 @@ impl Tail {
     async fn open(&self) -> Result<ReadyChunks<pull::Stream>, Fault> {
         let config = pull::Config {
             deliver_policy: DeliverPolicy::ByStartSequence { start_sequence: self.next },
-            filter_subject: self.filter.clone().unwrap_or_default(),
             ack_policy: AckPolicy::None,
             replay_policy: ReplayPolicy::Instant,
             memory_storage: true,

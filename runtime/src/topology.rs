@@ -4,8 +4,9 @@
 use std::time::Duration;
 
 use async_nats::jetstream::consumer::{self, AckPolicy, pull};
+use async_nats::jetstream::response::Response;
 use async_nats::jetstream::stream::{self, Compression, DiscardPolicy, RetentionPolicy, StorageType};
-use async_nats::jetstream::{self, ErrorCode, kv, object_store};
+use async_nats::jetstream::{self, ErrorCode, kv};
 use millrace_protocol::ids::{Capability, Lane};
 use millrace_protocol::registry::ClusterSettings;
 use millrace_protocol::subject;
@@ -14,6 +15,8 @@ use crate::Fault;
 
 /// The version of the layout that this program makes and reads.
 pub const LAYOUT: u32 = 1;
+/// Stands in the place of the version in the settings of a cluster that is being restored.
+pub(crate) const RESTORING: u32 = 0;
 /// The stream with all queues.
 pub const WORK: &str = "WORK";
 /// The stream with the files of all runs.
@@ -39,6 +42,8 @@ pub const ARCHIVE: &str = "archive";
 /// How long a sign of life counts.
 pub const BEAT_AGE: Duration = Duration::from_secs(10);
 
+/// The key of the settings.
+pub(crate) const SETTINGS: &str = "settings";
 /// The key that says that everything in the table has been made once.
 const READY: &str = "ready";
 
@@ -93,6 +98,11 @@ impl Wanted {
             Err(Fault::Differs { what: what.into(), found, wanted, hint: hint.into() })
         };
         let keep = "it is fixed when a cluster is made: leave the option away to use what is there";
+        if found.version == RESTORING {
+            let hint =
+                "wait until `millrace restore` has ended, or do it again with --again if it was killed";
+            return differs("the layout", "only what is restored so far".into(), LAYOUT.to_string(), hint);
+        }
         if found.version != LAYOUT {
             let hint = "use the program version that made it, or a new cluster";
             return differs("the layout", found.version.to_string(), LAYOUT.to_string(), hint);
@@ -120,6 +130,27 @@ pub fn lane_stream(lane: Lane) -> String {
     format!("LANE_{lane}")
 }
 
+/// The name of a bucket's stream.
+#[must_use]
+pub fn bucket_stream(bucket: &str) -> String {
+    format!("KV_{bucket}")
+}
+
+/// The name of an object store's stream.
+#[must_use]
+pub fn object_stream(bucket: &str) -> String {
+    format!("OBJ_{bucket}")
+}
+
+/// The names of all streams of a cluster with so many lanes.
+#[must_use]
+pub fn streams(lanes: u16) -> Vec<String> {
+    let lanes = (0..lanes).map(|lane| lane_stream(Lane(lane)));
+    let buckets = [CLUSTER, LEASES, MEMBERS, BEATS, CAPABILITIES, RUNS, LIMITS].map(bucket_stream);
+    let stores = [BLOBS, ARCHIVE].map(object_stream);
+    lanes.chain([WORK.into(), FILES.into()]).chain(buckets).chain(stores).collect()
+}
+
 /// Makes sure that the cluster is there. The first program to come fixes its settings.
 ///
 /// # Errors
@@ -131,7 +162,14 @@ pub async fn ensure(
 ) -> Result<ClusterSettings, Fault> {
     check_jetstream(context, url).await?;
     let replicas = wanted.settings().replicas;
-    let store = bucket(context, kv::Config { bucket: CLUSTER.into(), ..keep(replicas.into()) }).await?;
+    // One that is there has as many copies as it was made with, and what is in it says whether that is what is wanted.
+    let store = match context.get_key_value(CLUSTER).await {
+        Ok(store) => store,
+        Err(error) if code(&error) == Some(ErrorCode::STREAM_NOT_FOUND) => {
+            bucket(context, kv::Config { bucket: CLUSTER.into(), ..keep(replicas.into()) }).await?
+        }
+        Err(error) => return Err(fault("the cluster's settings", &error)),
+    };
     let settings = settle(&store, wanted).await?;
     wanted.check(&settings)?;
     let copies = usize::from(settings.replicas);
@@ -143,6 +181,7 @@ pub async fn ensure(
     let aged = |name: &str, max_age| kv::Config { bucket: name.into(), max_age, ..keep(copies) };
     let lease = Duration::from_millis(settings.lane_lease_ms);
     for config in [
+        aged(CLUSTER, Duration::ZERO),
         aged(LEASES, lease),
         aged(MEMBERS, lease),
         aged(BEATS, BEAT_AGE),
@@ -152,13 +191,8 @@ pub async fn ensure(
     ] {
         bucket(context, config).await?;
     }
-    for name in [BLOBS, ARCHIVE] {
-        let config = object_store::Config { bucket: name.into(), num_replicas: copies, ..Default::default() };
-        context
-            .create_object_store(config)
-            .await
-            .map_err(|error| fault(&format!("bucket {name}"), &error))?;
-    }
+    make_stream(context, store_config(BLOBS, copies, false)).await?;
+    make_stream(context, store_config(ARCHIVE, copies, true)).await?;
     store.put(READY, "".into()).await.map_err(|error| fault("the cluster's settings", &error))?;
     Ok(settings)
 }
@@ -183,23 +217,26 @@ pub async fn find(context: &jetstream::Context, url: &str) -> Result<ClusterSett
     Ok(settings)
 }
 
-/// Makes sure that there is a stream for files: an older cluster has none.
-pub(crate) async fn ensure_files(context: &jetstream::Context, copies: u8) -> Result<(), Fault> {
-    match context.get_stream(FILES).await {
-        Ok(_) => Ok(()),
-        Err(error) if code(&error) == Some(ErrorCode::STREAM_NOT_FOUND) => {
-            make_stream(context, files_config(copies.into())).await
-        }
-        Err(error) => Err(fault(&format!("stream {FILES}"), &error)),
-    }
+/// A bucket that is there.
+pub(crate) async fn open_bucket(context: &jetstream::Context, name: &str) -> Result<kv::Store, Fault> {
+    context.get_key_value(name).await.map_err(|error| fault(&format!("bucket {name}"), &error))
 }
 
-/// The bucket of limits, made if it is not there: an older cluster has none.
-pub(crate) async fn ensure_limits(context: &jetstream::Context, copies: u8) -> Result<kv::Store, Fault> {
-    match context.get_key_value(LIMITS).await {
-        Ok(store) => Ok(store),
-        Err(_) => bucket(context, kv::Config { bucket: LIMITS.into(), ..keep(copies.into()) }).await,
+/// Makes sure that there is a place for orders and, in it, the queues of these capabilities. For supervisors: whoever
+/// could make a queue could make one of another's orders.
+///
+/// # Errors
+/// The server does not answer, or what is there differs.
+pub async fn ensure_queues(
+    context: &jetstream::Context,
+    settings: &ClusterSettings,
+    capabilities: impl IntoIterator<Item = &Capability>,
+) -> Result<(), Fault> {
+    make_stream(context, work_config(settings.replicas.into())).await?;
+    for capability in capabilities {
+        ensure_queue(context, settings, capability).await?;
     }
+    Ok(())
 }
 
 /// Makes sure that a capability has its queue.
@@ -227,7 +264,26 @@ pub async fn ensure_queue(
         .map_err(|error| fault(&format!("the queue of {capability}"), &error))
 }
 
-async fn check_jetstream(context: &jetstream::Context, url: &str) -> Result<(), Fault> {
+/// Whether a capability has its queue yet.
+///
+/// # Errors
+/// The server does not answer.
+pub(crate) async fn has_queue(context: &jetstream::Context, capability: &Capability) -> Result<bool, Fault> {
+    let what = format!("the queue of {capability}");
+    // Servers of a cluster take an empty object for no payload, and `null` for one.
+    let question = format!("CONSUMER.INFO.{WORK}.{capability}");
+    let answer: Response<consumer::Info> =
+        context.request(question, &serde_json::json!({})).await.map_err(|error| fault(&what, &error))?;
+    match answer {
+        Response::Ok(_) => Ok(true),
+        Response::Err { error } => match error.error_code() {
+            ErrorCode::CONSUMER_NOT_FOUND | ErrorCode::STREAM_NOT_FOUND => Ok(false),
+            _ => Err(from_code(&what, &error)),
+        },
+    }
+}
+
+pub(crate) async fn check_jetstream(context: &jetstream::Context, url: &str) -> Result<(), Fault> {
     context.query_account().await.map(|_| ()).map_err(|error| match error.kind() {
         jetstream::context::AccountErrorKind::JetStreamUnavailable
         | jetstream::context::AccountErrorKind::JetStream(_) => Fault::Unsuitable {
@@ -245,7 +301,7 @@ async fn check_jetstream(context: &jetstream::Context, url: &str) -> Result<(), 
 async fn settle(store: &kv::Store, wanted: &Wanted) -> Result<ClusterSettings, Fault> {
     let mine = serde_json::to_vec(&wanted.settings()).expect("settings have a form in JSON");
     // Whoever creates the key first fixes the settings; everybody else reads them.
-    if let Err(error) = store.create("settings", mine.into()).await
+    if let Err(error) = store.create(SETTINGS, mine.into()).await
         && error.kind() != kv::CreateErrorKind::AlreadyExists
     {
         return Err(fault("the cluster's settings", &error));
@@ -254,7 +310,7 @@ async fn settle(store: &kv::Store, wanted: &Wanted) -> Result<ClusterSettings, F
 }
 
 async fn read_settings(store: &kv::Store) -> Result<ClusterSettings, Fault> {
-    let found = store.get("settings").await.map_err(|error| fault("the cluster's settings", &error))?;
+    let found = store.get(SETTINGS).await.map_err(|error| fault("the cluster's settings", &error))?;
     let bytes = found.ok_or_else(|| Fault::unavailable("the cluster's settings", "they are not there"))?;
     serde_json::from_slice(&bytes).map_err(|error| Fault::Differs {
         what: "the layout".into(),
@@ -264,8 +320,40 @@ async fn read_settings(store: &kv::Store) -> Result<ClusterSettings, Fault> {
     })
 }
 
-fn keep(replicas: usize) -> kv::Config {
+/// What all buckets have in common.
+pub(crate) fn keep(replicas: usize) -> kv::Config {
     kv::Config { history: 1, num_replicas: replicas, storage: StorageType::File, ..Default::default() }
+}
+
+/// The stream of a bucket. One message can't take the place of all (a rollup): who may write one key may not take the
+/// others away.
+fn bucket_config(config: kv::Config) -> stream::Config {
+    stream::Config {
+        name: bucket_stream(&config.bucket),
+        subjects: vec![format!("$KV.{}.>", config.bucket)],
+        max_messages_per_subject: config.history,
+        max_age: config.max_age,
+        storage: config.storage,
+        num_replicas: config.num_replicas,
+        discard: DiscardPolicy::New,
+        allow_direct: true,
+        deny_delete: true,
+        ..Default::default()
+    }
+}
+
+/// An object store.
+fn store_config(name: &str, replicas: usize, allow_rollup: bool) -> stream::Config {
+    stream::Config {
+        name: object_stream(name),
+        subjects: vec![format!("$O.{name}.C.>"), format!("$O.{name}.M.>")],
+        storage: StorageType::File,
+        num_replicas: replicas,
+        discard: DiscardPolicy::New,
+        allow_direct: true,
+        allow_rollup,
+        ..Default::default()
+    }
 }
 
 fn lane_config(lane: Lane, replicas: usize) -> stream::Config {
@@ -314,7 +402,8 @@ fn files_config(replicas: usize) -> stream::Config {
     }
 }
 
-/// Creates a stream, or checks that the one there is as it should be.
+/// Creates a stream, or checks that the one there is as it should be. An older program made streams in which one message
+/// could take the place of all: that ends.
 async fn make_stream(context: &jetstream::Context, wanted: stream::Config) -> Result<(), Fault> {
     let name = wanted.name.clone();
     let stream = context
@@ -333,7 +422,13 @@ async fn make_stream(context: &jetstream::Context, wanted: stream::Config) -> Re
             c.discard
         )
     };
+    let has_rollup_too_much = found.allow_rollup && !wanted.allow_rollup;
+    let without_rollup = stream::Config { allow_rollup: false, ..found.clone() };
     let (found, wanted) = (show(found), show(&wanted));
+    if found == wanted && has_rollup_too_much {
+        let updated = context.update_stream(without_rollup).await;
+        return updated.map(|_| ()).map_err(|error| fault(&format!("stream {name}"), &error));
+    }
     if found == wanted {
         return Ok(());
     }
@@ -341,9 +436,11 @@ async fn make_stream(context: &jetstream::Context, wanted: stream::Config) -> Re
     Err(Fault::Differs { what: format!("stream {name}"), found, wanted, hint })
 }
 
-async fn bucket(context: &jetstream::Context, config: kv::Config) -> Result<kv::Store, Fault> {
+/// Makes sure that there is a bucket.
+pub(crate) async fn bucket(context: &jetstream::Context, config: kv::Config) -> Result<kv::Store, Fault> {
     let name = config.bucket.clone();
-    context.create_key_value(config).await.map_err(|error| fault(&format!("bucket {name}"), &error))
+    make_stream(context, bucket_config(config)).await?;
+    open_bucket(context, &name).await
 }
 
 /// A fault from an error of the client library.

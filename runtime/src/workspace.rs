@@ -13,14 +13,13 @@ use millrace_protocol::ids::RunId;
 use millrace_protocol::subject;
 use millrace_protocol::wire::{Blob, body, seal};
 use serde_bytes::ByteBuf;
-use tokio::sync::OnceCell;
 use tracing::warn;
 
 use crate::blobs::sha256;
-use crate::bus::{Bus, Record, encoding, timestamp};
+use crate::bus::{Bus, Record, encoding, is_stray, timestamp};
 use crate::fault::pause;
 use crate::log::{AppendError, append_payload};
-use crate::topology::{FILES, ensure_files, fault};
+use crate::topology::{FILES, fault};
 use crate::{Fault, direct};
 
 /// Contents above this many bytes go to the blob store: a listing reads what is in the messages.
@@ -32,7 +31,6 @@ const TRIES: u32 = 8;
 pub struct Workspace {
     bus: Bus,
     run: RunId,
-    is_there: OnceCell<()>,
 }
 
 /// A version of a file, without its content.
@@ -107,7 +105,7 @@ impl Workspace {
     /// The workspace of a run. Asks nothing yet.
     #[must_use]
     pub fn new(bus: &Bus, run: &RunId) -> Self {
-        Self { bus: bus.clone(), run: run.clone(), is_there: OnceCell::new() }
+        Self { bus: bus.clone(), run: run.clone() }
     }
 
     /// The files below a folder, or all of them, by path. On a replicated stream the copy that answers may lag.
@@ -116,7 +114,6 @@ impl Workspace {
     /// The server does not answer.
     pub fn list<'a>(&'a self, folder: Option<&'a FilePath>) -> BoxFuture<'a, Result<Vec<Entry>, Fault>> {
         async move {
-            self.be_there().await?;
             let filters = [subject::files(&self.run, folder)];
             let records = match direct::last_of_each(self.bus.client(), FILES, &filters).await? {
                 Some(records) => records,
@@ -321,7 +318,6 @@ impl Workspace {
 
     /// The last message of a file, as its leader has it.
     async fn head(&self, path: &FilePath) -> Result<Option<Head>, Fault> {
-        self.be_there().await?;
         let subject = subject::file(&self.run, path);
         let what = || format!("reading {path} of run {}", self.run);
         for tries in 1.. {
@@ -336,6 +332,7 @@ impl Workspace {
                         payload: found.payload,
                         time: timestamp(found.time.unix_timestamp_nanos()),
                         is_deletion: false,
+                        is_stray: is_stray(Some(&found.headers), 0),
                     };
                     return self.open(&record).await.map(Some);
                 }
@@ -430,13 +427,6 @@ impl Workspace {
                 Ok(Some(File { entry: head.entry, bytes }))
             }
         }
-    }
-
-    /// Makes sure, once, that the cluster has a place for files.
-    async fn be_there(&self) -> Result<(), Fault> {
-        let copies = self.bus.settings().replicas;
-        let made = self.is_there.get_or_try_init(|| ensure_files(self.bus.control(), copies));
-        made.await.map(|_| ())
     }
 }
 

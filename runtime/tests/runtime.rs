@@ -3,6 +3,8 @@
 use std::net::TcpListener;
 use std::time::Duration;
 
+use base64::Engine;
+use base64::engine::general_purpose::URL_SAFE;
 use millrace_protocol::file::{Expected, FilePath};
 use millrace_protocol::ids::{Lane, RunId};
 use millrace_protocol::plan::{Control, Work};
@@ -141,10 +143,18 @@ async fn a_blob_is_kept_once_and_its_content_is_checked() {
     assert_eq!(bus.blobs().get(&stored.sha256).await.expect("it is there"), large);
     let missing = "0".repeat(64);
     assert!(matches!(bus.blobs().get(&missing).await, Err(Fault::Missing { sha256 }) if sha256 == missing));
+    // Whoever may write blobs says that another name is this content, and that this name is another's.
     let context = async_nats::jetstream::new(bus.client().clone());
-    let store = context.get_object_store("blobs").await.expect("the store is there");
-    store.put(stored.sha256.as_str(), &mut &b"something else"[..]).await.expect("it is replaced");
-    assert!(matches!(bus.blobs().get(&stored.sha256).await, Err(Fault::Damaged { .. })));
+    let other = bus.blobs().put(b"something else").await.expect("it is taken");
+    let about = |name: &str| format!("$O.blobs.M.{}", URL_SAFE.encode(name));
+    let stream = context.get_stream("OBJ_blobs").await.expect("it is there");
+    let said =
+        stream.get_last_raw_message_by_subject(&about(&other.sha256)).await.expect("it is there").payload;
+    for name in [&missing, &stored.sha256] {
+        context.publish(about(name), said.clone()).await.expect("it is sent").await.expect("it is taken");
+    }
+    assert!(matches!(bus.blobs().get(&missing).await, Err(Fault::Damaged { .. })));
+    assert_eq!(bus.blobs().get(&stored.sha256).await.expect("it is there"), large, "the first word holds");
 }
 
 #[tokio::test]
@@ -387,4 +397,65 @@ async fn rest(lane: &mut Backlog) -> Vec<u64> {
         }
         sequences.extend(records.iter().map(|record| record.sequence));
     }
+}
+
+/// Asks for a message and has the answer sent where it does not belong.
+async fn send_answer(bus: &Bus, request: &str, to: &str) {
+    let question = "$JS.API.DIRECT.GET.LANE_0";
+    bus.client()
+        .publish_with_reply(question, to.to_owned(), request.to_owned().into())
+        .await
+        .expect("it is sent");
+}
+
+#[tokio::test]
+async fn an_answer_of_the_server_that_was_sent_to_a_plan_is_no_event_of_it() {
+    let server = NatsServer::start();
+    let bus = bus(&server).await;
+    let (name, journal) =
+        (run("r"), Topic::Review(millrace_protocol::ids::TaskId::new("t").expect("it is a name"), 1));
+    append(&bus, LANE, &name, &journal, &note("forged"), 0).await.expect("it may be written");
+    let plan = subject::topic(LANE, &name, &Topic::Plan);
+    let requests =
+        [r#"{"seq":1}"#, r#"{"seq":1,"no_hdr":true}"#, r#"{"multi_last":["lane.0.>"],"no_hdr":true}"#];
+    for (number, request) in requests.into_iter().enumerate() {
+        send_answer(&bus, request, &plan).await;
+        eventually(PATIENCE, "the answer in the lane", async || {
+            let records = read_run(&bus, LANE, &name, 1).await.expect("it answers");
+            let strays = records.iter().filter(|record| record.is_stray).count();
+            assert_eq!(records.len() - strays, 1, "what was appended counts");
+            (strays > number).then_some(())
+        })
+        .await;
+    }
+    let genuine = append(&bus, LANE, &name, &Topic::Control, &note("later"), 0).await.expect("it is taken");
+    let mut seen = Vec::new();
+    let mut tail = Tail::lane(&bus, LANE, 1);
+    while seen.last().is_none_or(|record: &millrace_runtime::bus::Record| record.sequence < genuine) {
+        seen.extend(tail.next().await);
+    }
+    for record in seen {
+        let is_ours = record.sequence == 1 || record.sequence == genuine;
+        assert_eq!(bus.open::<Entry>(&record).await.is_ok(), is_ours, "{record:?}");
+    }
+    archive::write(&bus, LANE, &name, genuine).await.expect("it is taken");
+    let kept = archive::read(&bus, &name).await.expect("it answers").expect("it is there");
+    assert_eq!(kept.len(), 2, "an archive holds nothing else");
+}
+
+#[tokio::test]
+async fn what_a_message_says_of_its_own_place_is_not_believed() {
+    let server = NatsServer::start();
+    let bus = bus(&server).await;
+    let context = async_nats::jetstream::new(bus.client().clone());
+    let mut headers = async_nats::HeaderMap::new();
+    headers.insert(millrace_runtime::bus::ID_HEADER, "x");
+    headers.insert("Nats-Subject", "lane.0.run.r.plan");
+    headers.insert("Nats-Sequence", "77");
+    let sent = context.publish_with_headers("lane.0.run.r.control", headers, "x".into()).await;
+    sent.expect("it is sent").await.expect("it is taken");
+    let records = read_run(&bus, LANE, &run("r"), 1).await.expect("it answers");
+    assert_eq!((records[0].subject.as_str(), records[0].sequence), ("lane.0.run.r.control", 1));
+    let one = millrace_runtime::log::read_one(&bus, LANE, 1).await.expect("it answers").expect("it is there");
+    assert_eq!((one.subject.as_str(), one.sequence), ("lane.0.run.r.control", 1));
 }

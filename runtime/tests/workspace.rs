@@ -227,12 +227,13 @@ async fn any_path_is_a_subject_and_no_name_is_both_file_and_folder() {
 }
 
 #[tokio::test]
-async fn an_older_cluster_gets_a_place_for_files_and_limits_when_they_are_needed() {
+async fn an_older_cluster_gets_a_place_for_files_and_limits_when_a_supervisor_comes() {
     let server = NatsServer::start();
     let made = bus(&server).await;
     let context = async_nats::jetstream::new(made.client().clone());
     context.delete_stream(FILES).await.expect("it goes");
     context.delete_key_value(LIMITS).await.expect("it goes");
+    bus(&server).await;
     let connection = Connection::open(server.url.clone());
     let bus = Bus::join(&connection, "test", Duration::ZERO).await.expect("the cluster is there");
     assert!(workspace(&bus).list(None).await.expect("it answers").is_empty());
@@ -362,4 +363,28 @@ async fn tokens_are_booked_corrected_and_given_back() {
 async fn used_tokens(bus: &Bus) -> u64 {
     let standings = limits::standings(bus).await.expect("it answers");
     standings.iter().find(|standing| standing.name == "test:*").map_or(0, |standing| standing.tokens)
+}
+
+#[tokio::test]
+async fn one_message_takes_no_others_away_also_where_an_older_program_made_the_place_for_them() {
+    let server = NatsServer::start();
+    let first = bus(&server).await;
+    let context = async_nats::jetstream::new(first.client().clone());
+    let limits = context.get_stream("KV_limits").await.expect("it is there").cached_info().config.clone();
+    let older = async_nats::jetstream::stream::Config { allow_rollup: true, ..limits };
+    context.update_stream(older).await.expect("it is as it was");
+    limits::set(&first, &"test:m".parse().expect("it is a name"), allowed(Some(1), None))
+        .await
+        .expect("it is set");
+    let all = async || {
+        let mut headers = async_nats::HeaderMap::new();
+        headers.insert("Nats-Rollup", "all");
+        let sent = context.publish_with_headers("$KV.limits.state.x", headers, "{}".into()).await;
+        sent.expect("it is sent").await
+    };
+    bus(&server).await;
+    assert!(all().await.is_err_and(|error| error.to_string().contains("rollup not permitted")));
+    assert_eq!(limits::standings(&first).await.expect("it answers").len(), 1);
+    let blobs = context.get_stream("OBJ_blobs").await.expect("it is there");
+    assert!(!blobs.cached_info().config.allow_rollup, "nor do blobs");
 }

@@ -20,6 +20,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
 
 use crate::lane::{Arguments, Known, LaneOwner, Message};
+use crate::queues;
 use crate::standing::{LaneStanding, Standing};
 
 /// How long a lane's owner may take to finish what it appends when it is stopped.
@@ -95,6 +96,7 @@ impl Keeper {
         for interval in [&mut rounds, &mut learning, &mut beating] {
             interval.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         }
+        let queues = tokio::spawn(queues::keep(self.bus.clone(), self.known.subscribe()));
         loop {
             self.health.beat();
             tokio::select! {
@@ -105,6 +107,7 @@ impl Keeper {
                 _ = beating.tick() => self.beat().await,
             }
         }
+        queues.abort();
         Box::pin(self.leave()).await;
     }
 

@@ -4,6 +4,7 @@
 //! ```text
 //! Root                 restarts nothing by itself; tells the keeper who died
 //! ├─ keeper (task)     membership, leases, what the cluster can do; starts and stops owners
+//! │  └─ queues (task)  one for each capability that is known
 //! └─ LaneOwner × n     one lane: fold, decide, append, offer; dies when it can't write
 //!    ├─ reader (task)  the lane as it grows
 //!    └─ tasks          appends, offers, refolds, closing: each sends its result back
@@ -15,6 +16,7 @@ mod keeper;
 mod lane;
 mod live;
 mod order;
+mod queues;
 mod reader;
 mod root;
 mod standing;

@@ -141,6 +141,9 @@ impl Folding {
 /// Whether a message on a `plan` subject that can't be read may hold something that was decided: it is an envelope of
 /// a decision, or of a version that we do not know. Anything else was never written by a supervisor.
 fn was_decided(record: &Record) -> bool {
+    if record.is_stray {
+        return false;
+    }
     let envelope = stored::<Decision>(&record.payload, record.encoding);
     matches!(envelope, Ok(_) | Err(Garbage::UnknownVersion { .. }))
 }

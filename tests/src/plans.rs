@@ -3,9 +3,11 @@
 
 use std::time::Duration;
 
+use async_nats::HeaderMap;
 use millrace_protocol::ids::{Capability, RunId, TaskId};
 use millrace_protocol::plan::{Limits, Mode, Plan, Review, Submission, TaskSpec};
 use millrace_protocol::subject::Topic;
+use millrace_runtime::bus::ID_HEADER;
 use millrace_runtime::log::append;
 use millrace_runtime::{Bus, registry};
 use serde_json::{Value, json};
@@ -138,6 +140,14 @@ fn parameters(seed: u64, random: &mut Random) -> Value {
 pub async fn submit(bus: &Bus, run: &RunId, submission: &Submission) {
     let appended = append(bus, bus.lane(run), run, &Topic::Submitted, submission, 0).await;
     appended.expect("the run is handed in");
+}
+
+/// The headers of a message as whoever appends it to a lane or puts it in a queue gives them.
+#[must_use]
+pub fn appended() -> HeaderMap {
+    let mut headers = HeaderMap::new();
+    headers.insert(ID_HEADER, "of-a-test");
+    headers
 }
 
 /// Waits for the end of a run and gives its history, from the lane or the archive.

@@ -22,7 +22,7 @@ use serde_json::{Value, json};
 
 use crate::cluster::{Cluster, Role, Setup};
 use crate::history::History;
-use crate::plans::{finished, fixed, id, run, submit};
+use crate::plans::{appended, finished, fixed, id, run, submit};
 
 /// How long a case waits for anything.
 pub const PATIENCE: Duration = Duration::from_secs(90);
@@ -204,7 +204,7 @@ impl Stage {
     /// The server does not take it.
     pub async fn write_again(&self, record: &Record, subject: &str) -> u64 {
         let context = async_nats::jetstream::new(self.bus.client().clone());
-        let sent = context.publish(subject.to_owned(), record.payload.clone()).await;
+        let sent = context.publish_with_headers(subject.to_owned(), appended(), record.payload.clone()).await;
         sent.expect("it is sent").await.expect("it is taken").sequence
     }
 

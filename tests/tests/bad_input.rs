@@ -11,7 +11,6 @@ use std::path::Path;
 use std::process::{Command, Output, Stdio};
 use std::time::Duration;
 
-use async_nats::HeaderMap;
 use bytes::Bytes;
 use millrace_protocol::ids::{Capability, Lane, RunId, WorkerId};
 use millrace_protocol::plan::{Command as Wish, Control, Decision, EndReason, Submission, TaskState, Work};
@@ -20,7 +19,7 @@ use millrace_protocol::wire::{ENCODING_HEADER, ENCODING_JSON, Message, body, sea
 use millrace_protocol::work::{Entry, Order};
 use millrace_runtime::{Bus, registry};
 use millrace_tests::cluster::{Cluster, Role, Setup, alone, clean};
-use millrace_tests::plans::{echo, fan_out, finished, fixed, id, layered, run, submit};
+use millrace_tests::plans::{appended, echo, fan_out, finished, fixed, id, layered, run, submit};
 use millrace_tests::program::millrace;
 use millrace_tests::{NatsServer, Options, eventually};
 use serde_json::json;
@@ -211,7 +210,7 @@ fn a_server_on_the_path_that_is_too_old_is_named_with_its_version() {
 /// Writes bytes on a subject of a stream.
 async fn write(bus: &Bus, subject: &str, payload: impl Into<Bytes>, is_json: bool) {
     let context = async_nats::jetstream::new(bus.client().clone());
-    let mut headers = HeaderMap::new();
+    let mut headers = appended();
     if is_json {
         headers.insert(ENCODING_HEADER, ENCODING_JSON);
     }

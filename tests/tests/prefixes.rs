@@ -15,7 +15,7 @@ use millrace_runtime::topology::Wanted;
 use millrace_runtime::{Bus, Connection};
 use millrace_tests::cluster::alone;
 use millrace_tests::history::History;
-use millrace_tests::plans::{echo, finished, fixed, id, run, submit};
+use millrace_tests::plans::{appended, echo, finished, fixed, id, run, submit};
 use millrace_tests::{NatsServer, Options};
 use millrace_worker::builtin::Echo;
 use serde_json::json;
@@ -149,7 +149,8 @@ async fn lay_down(bus: &Bus, records: &[Record]) {
     let context = async_nats::jetstream::new(bus.client().clone());
     let mut acknowledgements = Vec::new();
     for record in records {
-        let sent = context.publish(record.subject.clone(), record.payload.clone()).await;
+        let (subject, payload) = (record.subject.clone(), record.payload.clone());
+        let sent = context.publish_with_headers(subject, appended(), payload).await;
         acknowledgements.push((record.sequence, sent.expect("the message is sent")));
     }
     for (sequence, acknowledgement) in acknowledgements {

@@ -16,7 +16,7 @@ use millrace_runtime::{Bus, registry};
 use millrace_tests::cluster::{Cluster, Role, Setup, alone};
 use millrace_tests::eventually;
 use millrace_tests::history::History;
-use millrace_tests::plans::{echo, ended, fan_out, finished, fixed, id, run, submit};
+use millrace_tests::plans::{appended, echo, ended, fan_out, finished, fixed, id, run, submit};
 use serde_json::json;
 
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -133,7 +133,8 @@ async fn an_archived_run_of_which_a_part_is_found_in_the_lane_is_neither_done_no
     let context = async_nats::jetstream::new(bus.client().clone());
     let half = &history.records()[..history.records().len() / 2];
     for record in half {
-        let sent = context.publish(record.subject.clone(), record.payload.clone()).await.unwrap();
+        let (subject, payload) = (record.subject.clone(), record.payload.clone());
+        let sent = context.publish_with_headers(subject, appended(), payload).await.unwrap();
         sent.await.unwrap();
     }
     let end = history.records().last().unwrap().sequence;

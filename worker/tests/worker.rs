@@ -14,6 +14,7 @@ use millrace_protocol::wire::Blob;
 use millrace_protocol::work::{Entry, Outcome};
 use millrace_runtime::{log, queue, registry};
 use millrace_tests::eventually;
+use millrace_tests::plans::appended;
 use millrace_worker::{
     CancellationToken, Capability, Config, Error, TaskError, TaskResult, WorkerId, builtin, capability, run,
 };
@@ -405,7 +406,7 @@ async fn garbage_in_a_queue_is_taken_out_and_the_next_order_is_done() {
         ("work.echo.x", sealed.clone()),
     ] {
         let context = async_nats::jetstream::new(cluster.bus.client().clone());
-        context.publish(subject, payload.into()).await.unwrap().await.unwrap();
+        context.publish_with_headers(subject, appended(), payload.into()).await.unwrap().await.unwrap();
     }
     let worker = Worker::echo(&cluster);
     let order = order("echo", "good", json!({}));

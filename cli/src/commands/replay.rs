@@ -41,7 +41,7 @@ async fn replay(bus: &Bus, arguments: &Arguments) -> Result<Exit, Stop> {
         if arguments.at.is_some_and(|last| record.sequence > last) {
             break;
         }
-        if !matches!(subject::parse(&record.subject), Some((_, _, Topic::Plan))) {
+        if record.is_stray || !matches!(subject::parse(&record.subject), Some((_, _, Topic::Plan))) {
             continue;
         }
         let decision: Decision = bus.open(&record).await?;

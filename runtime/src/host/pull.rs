@@ -17,10 +17,10 @@ use millrace_protocol::subject;
 use millrace_protocol::work::Order;
 use serde::Deserialize;
 use serde_json::json;
-use tracing::debug;
+use tracing::{debug, info};
 
-use crate::bus::{Bus, Record, encoding, timestamp};
-use crate::topology::{WORK, ensure_queue};
+use crate::bus::{Bus, Record, encoding, is_stray, timestamp};
+use crate::topology::{WORK, has_queue};
 use crate::{Fault, fault};
 
 /// How long one request for orders stands.
@@ -29,6 +29,10 @@ const EXPIRES: Duration = Duration::from_secs(5);
 const HEARTBEAT: Duration = Duration::from_secs(1);
 /// After this long without a word the request counts as lost.
 const SILENCE: Duration = Duration::from_millis(2_500);
+/// How often a queue is looked for that is not there yet.
+const QUEUE_LOOK: Duration = Duration::from_millis(50);
+/// After so many looks it is said that there is none.
+const QUEUE_IS_LATE: u32 = 100;
 
 /// The end of the queue of one capability.
 pub(super) struct Puller {
@@ -43,12 +47,19 @@ pub(super) struct Puller {
 }
 
 impl Puller {
-    /// Opens the queue of a capability, making it if need be.
+    /// Opens the queue of a capability, waiting for a supervisor to make it if need be.
     ///
     /// # Errors
     /// The server does not answer.
     pub async fn open(bus: &Bus, capability: &Capability) -> Result<Self, Fault> {
-        ensure_queue(bus.control(), bus.settings(), capability).await?;
+        let mut tries = 0;
+        while !has_queue(bus.control(), capability).await? {
+            tries += 1;
+            if tries == QUEUE_IS_LATE {
+                info!(%capability, "waiting for a supervisor to make the queue");
+            }
+            tokio::time::sleep(QUEUE_LOOK).await;
+        }
         let inbox = bus.client().new_inbox();
         let answers = bus
             .client()
@@ -149,6 +160,7 @@ impl Lease {
             encoding: encoding(self.message.headers.as_ref()),
             time: jiff::Timestamp::UNIX_EPOCH,
             is_deletion: false,
+            is_stray: is_stray(self.message.headers.as_ref(), 0),
         };
         let order = self.bus.open::<Order>(&record).await?;
         check(&self.bus, &order, self.subject())?;

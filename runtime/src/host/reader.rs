@@ -78,7 +78,7 @@ impl Reader {
         let mut plan = Plan::default();
         let mut last = 0;
         let decided = read_topic(&self.bus, self.lane, run, &Topic::Plan).await?;
-        for record in decided.iter().filter(|record| record.sequence <= through) {
+        for record in decided.iter().filter(|record| record.sequence <= through && !record.is_stray) {
             apply_decision(&mut plan, &self.bus.open::<Decision>(record).await?);
             last = record.sequence;
         }

@@ -24,7 +24,7 @@ use tokio::time::Instant;
 use crate::Fault;
 use crate::bus::Bus;
 use crate::lease::entries;
-use crate::topology::{LIMITS, ensure_limits, fault};
+use crate::topology::{LIMITS, fault, open_bucket};
 use keeper::{Ask, Keeper, Waiter};
 pub use rate::Allowed;
 use rate::State;
@@ -90,7 +90,7 @@ pub struct Standing {
 /// # Errors
 /// The server does not answer.
 pub async fn set(bus: &Bus, name: &LimitName, allowed: Allowed) -> Result<(), Fault> {
-    let store = ensure_limits(bus.control(), bus.settings().replicas).await?;
+    let store = open_bucket(bus.control(), LIMITS).await?;
     let bytes = serde_json::to_vec(&allowed).expect("numbers have a form in JSON");
     let put = store.put(allowed_key(&name.0), bytes.into()).await;
     put.map(|_| ()).map_err(|error| fault(&format!("setting the rate of {name}"), &error))
@@ -101,7 +101,7 @@ pub async fn set(bus: &Bus, name: &LimitName, allowed: Allowed) -> Result<(), Fa
 /// # Errors
 /// The server does not answer.
 pub async fn clear(bus: &Bus, name: &LimitName) -> Result<bool, Fault> {
-    let store = ensure_limits(bus.control(), bus.settings().replicas).await?;
+    let store = open_bucket(bus.control(), LIMITS).await?;
     let was_there = look(bus).await?.contains_key(&name.0);
     for key in [allowed_key(&name.0), state_key(&name.0)] {
         store.delete(key).await.map_err(|error| fault(&format!("lifting the limit of {name}"), &error))?;
@@ -114,7 +114,6 @@ pub async fn clear(bus: &Bus, name: &LimitName) -> Result<bool, Fault> {
 /// # Errors
 /// The server does not answer.
 pub async fn standings(bus: &Bus) -> Result<Vec<Standing>, Fault> {
-    ensure_limits(bus.control(), bus.settings().replicas).await?;
     let now = now();
     let standing = |(name, entry): (String, Entry)| {
         let (requests, tokens) = entry.state.used(now);
@@ -271,13 +270,11 @@ impl Limiter {
     }
 
     async fn look(&self) -> Result<BTreeMap<String, Entry>, Fault> {
-        self.store().await?;
         look(&self.0.bus).await
     }
 
     async fn store(&self) -> Result<&kv::Store, Fault> {
-        let copies = self.0.bus.settings().replicas;
-        self.0.store.get_or_try_init(|| ensure_limits(self.0.bus.control(), copies)).await
+        self.0.store.get_or_try_init(|| open_bucket(self.0.bus.control(), LIMITS)).await
     }
 
     /// Asks the keeper of a name, which is there from the first question on.

@@ -42,7 +42,10 @@ impl Cluster {
         connection(&self.server.url)
     }
 
+    /// Puts an order in its queue, making that as a supervisor would.
     pub async fn offer(&self, order: &Order) {
+        let capabilities = [order.capability.clone()].into();
+        queue::ensure(&self.bus, &capabilities).await.unwrap();
         queue::offer(&self.bus, vec![order.clone()]).await.map_err(|(_, fault)| fault).unwrap();
     }
 
