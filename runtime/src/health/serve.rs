@@ -27,13 +27,13 @@ const ANSWER_AGE: Duration = Duration::from_secs(10);
 /// The pages can't be served.
 #[derive(Debug, thiserror::Error)]
 #[error(
-    "health and metrics can't be served at {address}: {source}; name another address with --http or MILLRACE_HTTP"
+    "health and metrics can't be served at {address}: {why}; name another address with --http or MILLRACE_HTTP"
 )]
 pub struct ServeError {
     /// Where.
     pub address: SocketAddr,
     /// Why not.
-    pub source: std::io::Error,
+    pub why: std::io::Error,
 }
 
 /// The pages of a process, served until this is dropped.
@@ -55,7 +55,7 @@ impl Page {
         let Some(address) = address else { return Ok(page) };
         let answered = page.answered.clone();
         health.add("log", move || check_answer(answered.age()));
-        let failed = |source| ServeError { address, source };
+        let failed = |why| ServeError { address, why };
         let listener = TcpListener::bind(address).await.map_err(failed)?;
         let address = listener.local_addr().map_err(failed)?;
         info!(%address, "health and metrics are served");

@@ -4,7 +4,7 @@
 use std::fmt;
 
 /// A program that has a page of metrics.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Process {
     /// It owns lanes.
     Supervisor,

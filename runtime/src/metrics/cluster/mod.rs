@@ -22,12 +22,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_nats::jetstream::ErrorCode;
-use async_nats::jetstream::stream::State;
+use async_nats::jetstream::response::Response;
+use async_nats::jetstream::stream::{self, State};
 use futures::StreamExt;
 use futures::stream::FuturesUnordered;
 use millrace_protocol::ids::{Capability, Lane};
 use millrace_protocol::registry::{Beat, Role};
 use millrace_protocol::subject::{CRITIC, PLANNER};
+use serde::de::DeserializeOwned;
+use serde_json::json;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
@@ -39,7 +42,7 @@ use super::names::{
 use crate::bus::Bus;
 use crate::health::{Health, Moment};
 use crate::lease::entries;
-use crate::topology::{self, LEASES, code, fault, lane_stream};
+use crate::topology::{self, LEASES, bucket_stream, fault, lane_stream};
 use crate::{Fault, registry};
 use queue::Queue;
 use runs::Runs;
@@ -108,22 +111,31 @@ impl Figures {
 
     async fn read(&mut self, bus: &Bus) -> Result<(), Fault> {
         let beats = registry::beats(bus).await?;
-        self.show_beats(&beats);
-        self.read_queues(bus, &beats).await?;
+        let mut capabilities = registry::capability_names(bus).await?;
+        capabilities.extend([CRITIC, PLANNER].into_iter().filter_map(|name| Capability::new(name).ok()));
+        capabilities.extend(beats.iter().flat_map(|beat| &beat.slots).map(|(name, _)| name.clone()));
+        self.show_processes(&beats);
+        self.show_workers(&beats, &capabilities);
+        self.read_queues(bus, capabilities).await?;
         self.read_leases(bus).await?;
         let streams = self.read_streams(bus).await?;
-        let summaries = streams.get(&format!("KV_{}", topology::RUNS)).map_or(0, |state| state.last_sequence);
+        let summaries = streams.get(&bucket_stream(topology::RUNS)).map_or(0, |state| state.last_sequence);
         self.runs.read(bus, summaries).await?;
         let counted = self.runs.count();
         self.show(RUNS, counted);
         self.read_account(bus).await
     }
 
-    fn show_beats(&mut self, beats: &[Beat]) {
-        let role = |role: Role| (role, beats.iter().filter(|beat| beat.role == role).count());
-        let roles = [Role::Supervisor, Role::Worker, Role::Critic].map(role);
-        self.show(PROCESSES, roles.map(|(role, count)| ([name_of(role).to_owned()], count as f64)));
-        let (mut workers, mut slots, mut busy) = (Sums::new(), Sums::new(), Sums::new());
+    fn show_processes(&mut self, beats: &[Beat]) {
+        let count = |role: Role| beats.iter().filter(|beat| beat.role == role).count() as f64;
+        let roles = [Role::Supervisor, Role::Worker, Role::Critic];
+        self.show(PROCESSES, roles.map(|role| ([name_of(role).to_owned()], count(role))));
+    }
+
+    /// A capability that nobody serves is shown with nobody.
+    fn show_workers(&mut self, beats: &[Beat], capabilities: &BTreeSet<Capability>) {
+        let none: BTreeMap<&Capability, f64> = capabilities.iter().map(|name| (name, 0.0)).collect();
+        let (mut workers, mut slots, mut busy) = (none.clone(), none.clone(), none);
         for beat in beats {
             for (capability, count) in &beat.slots {
                 *workers.entry(capability).or_default() += 1.0;
@@ -136,12 +148,9 @@ impl Figures {
         }
     }
 
-    async fn read_queues(&mut self, bus: &Bus, beats: &[Beat]) -> Result<(), Fault> {
-        let mut names = registry::capability_names(bus).await?;
-        names.extend([CRITIC, PLANNER].into_iter().filter_map(|name| Capability::new(name).ok()));
-        names.extend(beats.iter().flat_map(|beat| &beat.slots).map(|(capability, _)| capability.clone()));
+    async fn read_queues(&mut self, bus: &Bus, capabilities: BTreeSet<Capability>) -> Result<(), Fault> {
         let mut queues = Vec::new();
-        for some in chunks(names) {
+        for some in chunks(capabilities) {
             let mut asked: FuturesUnordered<_> = some.iter().map(|name| Queue::read(bus, name)).collect();
             while let Some(queue) = asked.next().await {
                 queues.extend(queue?);
@@ -167,7 +176,7 @@ impl Figures {
 
     async fn read_streams(&mut self, bus: &Bus) -> Result<BTreeMap<String, State>, Fault> {
         let mut states = BTreeMap::new();
-        for some in chunks(streams(bus.settings().lanes)) {
+        for some in chunks(topology::streams(bus.settings().lanes)) {
             let mut asked: FuturesUnordered<_> = some.iter().map(|name| stream(bus, name)).collect();
             while let Some(answer) = asked.next().await {
                 states.extend(answer?);
@@ -194,8 +203,6 @@ impl Figures {
     }
 }
 
-type Sums<'a> = BTreeMap<&'a Capability, f64>;
-
 fn name_of(role: Role) -> &'static str {
     match role {
         Role::Supervisor => "supervisor",
@@ -211,32 +218,22 @@ fn busy_with(beat: &Beat, capability: &Capability) -> u32 {
     said.map_or(all, |(_, busy)| *busy)
 }
 
-/// All streams of a cluster by their names.
-fn streams(lanes: u16) -> Vec<String> {
-    let lanes = (0..lanes).map(|lane| lane_stream(Lane(lane)));
-    let buckets = [
-        topology::LEASES,
-        topology::MEMBERS,
-        topology::BEATS,
-        topology::CAPABILITIES,
-        topology::RUNS,
-        topology::LIMITS,
-        topology::CLUSTER,
-    ];
-    let buckets = buckets.into_iter().map(|name| format!("KV_{name}"));
-    let objects = [topology::BLOBS, topology::ARCHIVE].into_iter().map(|name| format!("OBJ_{name}"));
-    let plain = [topology::WORK, topology::FILES].map(str::to_owned);
-    lanes.chain(plain).chain(buckets).chain(objects).collect()
-}
-
 /// A stream by its name and as it stands; `None` if it is not there: an older cluster may lack one.
 async fn stream(bus: &Bus, name: &str) -> Result<Option<(String, State)>, Fault> {
-    let what = || format!("asking for the stream {name}");
-    let stream = bus.control().get_stream_no_info(name).await.map_err(|error| fault(&what(), &error))?;
-    match stream.get_info().await {
-        Ok(info) => Ok(Some((name.to_owned(), info.state))),
-        Err(error) if code(&error) == Some(ErrorCode::STREAM_NOT_FOUND) => Ok(None),
-        Err(error) => Err(fault(&what(), &error)),
+    let info = ask::<stream::Info>(bus, format!("STREAM.INFO.{name}")).await?;
+    Ok(info.map(|info| (name.to_owned(), info.state)))
+}
+
+/// Asks the server how something stands; `None` if there is no such thing.
+async fn ask<T: DeserializeOwned>(bus: &Bus, question: String) -> Result<Option<T>, Fault> {
+    let what = || format!("asking for {question}");
+    let answer = bus.control().request::<_, _, Response<T>>(question.clone(), &json!({})).await;
+    match answer.map_err(|error| fault(&what(), &error))? {
+        Response::Ok(info) => Ok(Some(info)),
+        Response::Err { error } => match error.error_code() {
+            ErrorCode::CONSUMER_NOT_FOUND | ErrorCode::STREAM_NOT_FOUND => Ok(None),
+            _ => Err(Fault::unavailable(what(), error)),
+        },
     }
 }
 

@@ -1,14 +1,15 @@
 //! One queue as it stands.
 
+use async_nats::jetstream::consumer;
 use async_nats::jetstream::stream::DirectGetErrorKind;
-use async_nats::jetstream::{ErrorCode, consumer};
 use jiff::Timestamp;
 use millrace_protocol::ids::Capability;
 use millrace_protocol::subject;
 
+use super::ask;
 use crate::Fault;
 use crate::bus::{Bus, timestamp};
-use crate::topology::{WORK, code, fault};
+use crate::topology::{WORK, fault};
 
 /// A queue as it stands.
 pub(super) struct Queue {
@@ -26,14 +27,8 @@ pub(super) struct Queue {
 impl Queue {
     /// Reads how the queue of a capability stands; `None` if it has none yet.
     pub async fn read(bus: &Bus, capability: &Capability) -> Result<Option<Self>, Fault> {
-        let found =
-            bus.control().get_consumer_from_stream::<consumer::pull::Config, _, _>(capability.as_str(), WORK);
-        let consumer = match found.await {
-            Ok(consumer) => consumer,
-            Err(error) if code(&error) == Some(ErrorCode::CONSUMER_NOT_FOUND) => return Ok(None),
-            Err(error) => return Err(fault(&format!("asking for the queue of {capability}"), &error)),
-        };
-        let info = consumer.cached_info();
+        let question = format!("CONSUMER.INFO.{WORK}.{capability}");
+        let Some(info) = ask::<consumer::Info>(bus, question).await? else { return Ok(None) };
         let oldest = match (info.num_pending, info.num_ack_pending) {
             (0, 0) => None,
             (_, _) => oldest(bus, capability, info.ack_floor.stream_sequence + 1).await?,

@@ -40,7 +40,7 @@ impl Runs {
             *self = Self::default();
         }
         let prefix = format!("$KV.{}.", topology::RUNS);
-        let stream = format!("KV_{}", topology::RUNS);
+        let stream = topology::bucket_stream(topology::RUNS);
         let mut pages = Pages::new(bus.client(), stream, format!("{prefix}>"), self.through + 1);
         loop {
             let records = pages.next().await?;
