@@ -26,8 +26,8 @@ use clap::{Parser, Subcommand};
 use tokio_util::sync::CancellationToken;
 
 use commands::{
-    add, cancel, edit, files, limits, list, metrics, pause, replay, resume, retry, run, schema, show, submit,
-    tell, up, watch,
+    add, backup, cancel, edit, files, limits, list, metrics, pause, replay, restore, resume, retry, run, schema,
+    show, submit, tell, up, watch,
 };
 use exit::{Exit, Stop};
 
@@ -78,6 +78,10 @@ enum Command {
     Limits(limits::Arguments),
     /// Fold the log of a run to its state as of any message
     Replay(replay::Arguments),
+    /// Copy a cluster into a folder while it runs
+    Backup(backup::Arguments),
+    /// Put a backup into an empty account or data folder
+    Restore(restore::Arguments),
     /// Print the JSON Schema of a file that you can write
     Schema(schema::Arguments),
     /// Say what a run needs, what of it is there, and what to do about the rest
@@ -140,6 +144,8 @@ async fn dispatch(command: Command) -> Result<ExitCode, Stop> {
         | Command::Files(_)
         | Command::Limits(_)
         | Command::Replay(_)
+        | Command::Backup(_)
+        | Command::Restore(_)
         | Command::Schema(_)
         | Command::Doctor(_)
         | Command::NatsConfig(_)
@@ -165,6 +171,8 @@ async fn dispatch(command: Command) -> Result<ExitCode, Stop> {
         Command::Files(arguments) => files::command(arguments).await?,
         Command::Limits(arguments) => limits::command(arguments, shutdown).await?,
         Command::Replay(arguments) => replay::command(arguments).await?,
+        Command::Backup(arguments) => backup::command(arguments, shutdown).await?,
+        Command::Restore(arguments) => restore::command(arguments, shutdown).await?,
         Command::Schema(arguments) => schema::command(&arguments),
         Command::Doctor(arguments) => return Ok(doctor::run(arguments).await?),
         Command::NatsConfig(arguments) => commands::nats_config::command(arguments)?,

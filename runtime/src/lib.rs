@@ -15,6 +15,7 @@
 //! ├─ registry    capabilities, signs of life, summaries
 //! ├─ metrics     what a process measures, and what is measured of the cluster as a whole
 //! ├─ health      whether a process lives and can do its part, over HTTP
+//! ├─ backup      a copy of all of it in a folder, and putting it back
 //! └─ host        a process that takes orders: slots, leases, cancelling, draining
 //! ```
 //!
@@ -24,6 +25,7 @@
 pub mod access;
 pub mod archive;
 pub mod backlog;
+pub mod backup;
 pub mod blobs;
 pub mod bus;
 pub mod direct;

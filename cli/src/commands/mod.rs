@@ -2,6 +2,7 @@
 //! and prints.
 
 pub mod add;
+pub mod backup;
 pub mod cancel;
 pub mod edit;
 pub mod files;
@@ -11,6 +12,7 @@ pub mod metrics;
 pub mod nats_config;
 pub mod pause;
 pub mod replay;
+pub mod restore;
 pub mod resume;
 pub mod retry;
 pub mod run;
