@@ -35,8 +35,8 @@ const QUIET: Duration = Duration::from_secs(2);
 /// Which cluster a command talks to.
 #[derive(Args, Debug, Clone)]
 pub struct Target {
-    /// NATS server of the cluster; credentials come from MILLRACE_NATS_CREDS, or MILLRACE_NATS_USER and
-    /// MILLRACE_NATS_PASSWORD [default: the local cluster that runs on the data folder]
+    /// NATS server of the cluster; credentials come from MILLRACE_NATS_NKEY or MILLRACE_NATS_CREDS (files), or
+    /// MILLRACE_NATS_USER and MILLRACE_NATS_PASSWORD [default: the local cluster that runs on the data folder]
     #[arg(long, env = "MILLRACE_NATS_URL", hide_env_values = true, value_name = "URL")]
     pub nats: Option<String>,
     /// Data folder of a local cluster

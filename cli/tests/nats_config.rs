@@ -12,6 +12,7 @@ use std::sync::OnceLock;
 use std::sync::mpsc::{self, Receiver};
 use std::time::{Duration, Instant};
 
+use async_nats::connection::State;
 use async_nats::jetstream::{self, stream};
 use async_nats::{Client, ConnectErrorKind};
 use millrace_runtime::bus::{Connection, Credentials, Tls};
@@ -257,6 +258,15 @@ async fn account(client: &Client) -> jetstream::account::Account {
     jetstream::new(client.clone()).query_account().await.unwrap()
 }
 
+/// Waits until the server has ended a client's connection.
+async fn is_cut_off(client: &Client) {
+    let started = Instant::now();
+    while client.connection_state() == State::Connected {
+        assert!(started.elapsed() < DEADLINE, "the server goes on with a key that it let in before");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+}
+
 const REFUSED: Result<(), ConnectErrorKind> = Err(ConnectErrorKind::AuthorizationViolation);
 
 fn outcome(admitted: Result<Client, ConnectErrorKind>) -> Result<(), ConnectErrorKind> {
@@ -418,6 +428,7 @@ async fn while_a_key_is_exchanged_both_get_in_and_then_the_new_one_alone() {
 
     folder.configure(&["--retire", "worker-research"]);
     server.reload();
+    is_cut_off(&at_work).await;
     assert!(!kept.exists());
     assert_eq!(outcome(server.admit_as(&folder, old).await), REFUSED);
     assert_eq!(outcome(server.admit_as(&folder, seed).await), Ok(()));
@@ -439,9 +450,11 @@ async fn while_a_credentials_file_is_exchanged_both_get_in_and_then_the_new_one_
     server.reload();
     assert_ne!(fs::read(&credentials).unwrap(), fs::read(&old).unwrap());
     assert_eq!((enter(&old).await, enter(&credentials).await), (Ok(()), Ok(())));
+    let at_work = server.admit(Credentials::File(old.clone()), folder.tls()).await.unwrap();
 
     folder.configure(&["--retire", "worker-research"]);
     server.reload();
+    is_cut_off(&at_work).await;
     assert_eq!((enter(&old).await, enter(&credentials).await), (REFUSED, Ok(())));
     // It stays so, whatever is asked for later.
     folder.configure(&["--worker", "analyst"]);

@@ -12,7 +12,8 @@ use crate::Config;
 
 /// Own lanes of a cluster: decide, offer work, archive what is over.
 ///
-/// Credentials come from MILLRACE_NATS_CREDS (a file), or from MILLRACE_NATS_USER and MILLRACE_NATS_PASSWORD.
+/// Credentials come from MILLRACE_NATS_NKEY or MILLRACE_NATS_CREDS (files), or from MILLRACE_NATS_USER and
+/// MILLRACE_NATS_PASSWORD.
 #[derive(Debug, Clone, ClapArgs)]
 pub struct Args {
     /// The NATS server, or several separated by commas

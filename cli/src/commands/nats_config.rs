@@ -26,8 +26,9 @@ pub struct Arguments {
     /// An identity for the workers that offer these capabilities [default: one for each built-in capability]
     #[arg(long = "worker", value_name = "CAP[,CAP]", value_parser = capabilities)]
     workers: Vec<BTreeSet<Capability>>,
-    /// How many lanes the cluster may have [default: 16]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    /// How many lanes the cluster may have, up to 256 [default: 16]
+    // Permissions name each lane, and a Secret of Kubernetes holds 1 MiB.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=256))]
     lanes: Option<u16>,
     /// A host that the servers are known by, beside localhost and those of compose.yaml and deploy/kubernetes
     #[arg(long, value_name = "NAME", value_parser = host)]

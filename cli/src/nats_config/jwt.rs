@@ -172,14 +172,24 @@ pub fn token_in(credentials: &str) -> Option<&str> {
     credentials.lines().map(str::trim).find(|line| line.starts_with("eyJ"))
 }
 
+/// An account that the operator vouches for.
+pub struct Vouched {
+    /// Its name.
+    pub name: String,
+    /// Its public key.
+    pub key: String,
+    /// Its JWT.
+    pub token: String,
+}
+
 /// The text of `accounts.conf`: the operator, and the accounts that it vouches for by public key.
 #[must_use]
-pub fn text(operator: &str, system: &str, accounts: &[(String, String)]) -> String {
+pub fn text(operator: &str, system: &str, accounts: &[Vouched]) -> String {
     let mut text = format!(
         "{HEAD}\noperator: {operator}\nsystem_account: {system}\nresolver: MEMORY\nresolver_preload: {{\n"
     );
-    for (key, token) in accounts {
-        let _ = writeln!(text, "  {key}: {token}");
+    for Vouched { name, key, token } in accounts {
+        let _ = writeln!(text, "  # {name}\n  {key}: {token}");
     }
     text + "}\n"
 }

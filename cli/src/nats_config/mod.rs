@@ -22,6 +22,8 @@ mod kustomization;
 mod office;
 mod server;
 mod settings;
+#[cfg(test)]
+mod tests;
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -289,9 +291,7 @@ fn accounts(
 
 /// What an identity may do with this key.
 fn permissions(identity: &Identity, lanes: u16, key: &str) -> Permissions {
-    // Everything in the account, until the table of permissions is there.
-    let _ = (&identity.role, lanes, access::inbox(key));
-    Permissions { publish: vec![">".into()], subscribe: vec![">".into()] }
+    access::permissions(&identity.role, lanes, &access::inbox(key))
 }
 
 /// Whose keys are exchanged: owners and names.

@@ -6,7 +6,7 @@ use nkeys::{KeyPair, KeyPairType};
 use serde_json::Value;
 
 use super::folder::{Folder, Kept};
-use super::jwt::{self, Store, Subject};
+use super::jwt::{self, Store, Subject, Vouched};
 use super::keys::{self, Keys};
 use super::{Account, Error, FOLLOWS, SYSTEM, permissions};
 
@@ -64,7 +64,7 @@ impl Office<'_> {
     }
 
     /// The users of a tenant, and then its account, which says what they may do.
-    fn tenant(&mut self, account: &Account, lanes: u16) -> Result<(String, String), Error> {
+    fn tenant(&mut self, account: &Account, lanes: u16) -> Result<Vouched, Error> {
         let owner = account.owner.as_str();
         let key = self.account_key(owner)?;
         let mut scopes = Vec::new();
@@ -89,8 +89,7 @@ impl Office<'_> {
         Ok(token)
     }
 
-    /// The account's key and JWT.
-    fn account(&mut self, owner: &str, key: &KeyPair, claims: Value) -> Result<(String, String), Error> {
+    fn account(&mut self, owner: &str, key: &KeyPair, claims: Value) -> Result<Vouched, Error> {
         let file = token_file(owner);
         let before = self.folder.read(&file)?;
         let key = key.public_key();
@@ -101,7 +100,7 @@ impl Office<'_> {
             self.now,
         );
         self.folder.write(&file, Kept::Open, &(token.clone() + "\n"), FOLLOWS)?;
-        Ok((key, token))
+        Ok(Vouched { name: owner.to_owned(), key, token })
     }
 
     /// Whom the account let in no more before, and who comes to that now.

@@ -12,8 +12,8 @@ use crate::{Connection, duration};
 /// The arguments that workers and critics share.
 #[derive(Debug, Clone, clap::Args)]
 pub struct HostArgs {
-    /// Server of the cluster; several are separated by commas. Credentials are taken from MILLRACE_NATS_CREDS, or
-    /// MILLRACE_NATS_USER and MILLRACE_NATS_PASSWORD
+    /// Server of the cluster; several are separated by commas. Credentials are taken from MILLRACE_NATS_NKEY or
+    /// MILLRACE_NATS_CREDS (files), or MILLRACE_NATS_USER and MILLRACE_NATS_PASSWORD
     #[arg(
         long,
         env = "MILLRACE_NATS_URL",
