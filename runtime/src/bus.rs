@@ -21,12 +21,21 @@ use tracing::{debug, info, warn};
 
 use crate::Fault;
 use crate::blobs::Blobs;
+use crate::fault::pause;
 use crate::handshake;
 use crate::metrics::Link;
 use crate::topology::{self, Wanted};
 
 /// How long an acknowledgement of an append is waited for before the log is asked what became of it.
 const ACK_TIMEOUT: Duration = Duration::from_secs(2);
+/// How long servers that give no answer are asked again when a supervisor starts: those of a cluster that was just
+/// started choose their leaders first, and not every one knows at once of what was just made.
+const SETTLING: Duration = Duration::from_secs(30);
+/// How long it is at the most between two of these questions: whoever starts a cluster waits for them.
+const LONGEST_WAIT: Duration = Duration::from_millis(100);
+/// How often it is asked whether the server is there. Two questions may stand open, so that one whose machine was cut
+/// off counts as lost in 6 to 8 s, as soon as the others have chosen new leaders.
+const PING: Duration = Duration::from_secs(2);
 /// How many appends may wait for their acknowledgements at once.
 const MAX_IN_FLIGHT: usize = 20_000;
 
@@ -220,10 +229,15 @@ impl Bus {
             let refusals = Refusals::default();
             let client = dial(connection, name, &refusals).await?;
             let control = context(&client, Duration::from_secs(5));
+            let mut patience = Patience::new(SETTLING);
             let connected = async {
-                let settings =
-                    topology::ensure(&control, &without_passwords(&connection.url), wanted).await?;
-                Self::on(client, control.clone(), settings).await
+                loop {
+                    match topology::ensure(&control, &without_passwords(&connection.url), wanted).await {
+                        Ok(settings) => return Self::on(client.clone(), control.clone(), settings).await,
+                        Err(fault @ Fault::Unavailable { .. }) => patience.wait(fault).await?,
+                        Err(fault) => return Err(fault),
+                    }
+                }
             };
             refusals.or(connection, connected).await
         }
@@ -243,13 +257,13 @@ impl Bus {
             let refusals = Refusals::default();
             let client = dial(connection, name, &refusals).await?;
             let control = context(&client, Duration::from_secs(5));
-            let started = tokio::time::Instant::now();
+            let mut patience = Patience::new(patience);
             let joined = async {
                 loop {
                     match topology::find(&control, &without_passwords(&connection.url)).await {
                         Ok(settings) => return Self::on(client.clone(), control.clone(), settings).await,
-                        Err(Fault::NoCluster { .. }) if started.elapsed() < patience => {
-                            tokio::time::sleep(Duration::from_millis(20)).await;
+                        Err(fault @ (Fault::NoCluster { .. } | Fault::Unavailable { .. })) => {
+                            patience.wait(fault).await?;
                         }
                         Err(fault) => return Err(fault),
                     }
@@ -389,6 +403,29 @@ pub(crate) fn timestamp(nanoseconds: i128) -> jiff::Timestamp {
     jiff::Timestamp::from_nanosecond(nanoseconds).unwrap_or(jiff::Timestamp::UNIX_EPOCH)
 }
 
+/// How much longer what may pass is waited for.
+struct Patience {
+    ends: tokio::time::Instant,
+    tries: u32,
+}
+
+impl Patience {
+    fn new(patience: Duration) -> Self {
+        Self { ends: tokio::time::Instant::now() + patience, tries: 0 }
+    }
+
+    /// Waits a little, or gives the fault back where the time is over.
+    async fn wait(&mut self, fault: Fault) -> Result<(), Fault> {
+        if tokio::time::Instant::now() >= self.ends {
+            return Err(fault);
+        }
+        debug!(%fault, tries = self.tries, "the cluster is not there yet; asking again");
+        self.tries += 1;
+        tokio::time::sleep(pause(self.tries).min(LONGEST_WAIT)).await;
+        Ok(())
+    }
+}
+
 fn context(client: &async_nats::Client, timeout: Duration) -> jetstream::Context {
     ContextBuilder::new()
         .timeout(timeout)
@@ -416,7 +453,7 @@ async fn dial(connection: &Connection, name: &str, refusals: &Refusals) -> Resul
         .await?
         .name(name)
         .connection_timeout(Duration::from_secs(5))
-        .ping_interval(Duration::from_secs(5))
+        .ping_interval(PING)
         .client_capacity(16_384)
         .subscription_capacity(65_536)
         .reconnect_delay_callback(|attempt| {
@@ -438,23 +475,23 @@ fn fault(connection: &Connection, error: ConnectError) -> Fault {
         return Fault::Unsuitable { url: without_passwords(&connection.url), why };
     }
     match error.kind() {
-    ConnectErrorKind::Authentication | ConnectErrorKind::AuthorizationViolation => {
-        Fault::Unauthorized { url: without_passwords(&connection.url) }
-    }
-    ConnectErrorKind::Tls => Fault::Unsuitable {
-        url: without_passwords(&connection.url),
-        why: format!(
-            "and this process can't agree on TLS ({error}); MILLRACE_NATS_CA names the authorities that sign its \
+        ConnectErrorKind::Authentication | ConnectErrorKind::AuthorizationViolation => {
+            Fault::Unauthorized { url: without_passwords(&connection.url) }
+        }
+        ConnectErrorKind::Tls => Fault::Unsuitable {
+            url: without_passwords(&connection.url),
+            why: format!(
+                "and this process can't agree on TLS ({error}); MILLRACE_NATS_CA names the authorities that sign its \
              certificate, MILLRACE_NATS_CERT and MILLRACE_NATS_KEY what it may ask for"
-        ),
-    },
-    ConnectErrorKind::ServerParse
-    | ConnectErrorKind::Dns
-    | ConnectErrorKind::TimedOut
-    | ConnectErrorKind::Io
-    | ConnectErrorKind::MaxReconnects => {
-        Fault::unavailable(format!("connecting to {}", without_passwords(&connection.url)), error)
-    }
+            ),
+        },
+        ConnectErrorKind::ServerParse
+        | ConnectErrorKind::Dns
+        | ConnectErrorKind::TimedOut
+        | ConnectErrorKind::Io
+        | ConnectErrorKind::MaxReconnects => {
+            Fault::unavailable(format!("connecting to {}", without_passwords(&connection.url)), error)
+        }
     }
 }
 

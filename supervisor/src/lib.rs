@@ -80,7 +80,9 @@ pub fn run(config: Config, shutdown: CancellationToken) -> BoxFuture<'static, Re
         let looking = standing.clone();
         health.add("lanes", move || looking.check());
         let mut page = Page::open(config.http, Process::Supervisor, health.clone()).await?;
-        let bus = Bus::connect(&config.connection, me.as_str(), &config.wanted).await?;
+        let connecting = Bus::connect(&config.connection, me.as_str(), &config.wanted);
+        let Some(connected) = shutdown.run_until_cancelled(connecting).await else { return Ok(()) };
+        let bus = connected?;
         page.joined(&bus);
         let looking = page.is_served().then(|| tokio::spawn(standing.clone().look(bus.clone())));
         info!(id = %me, lanes = bus.settings().lanes, "supervising");

@@ -16,12 +16,17 @@ use tempfile::TempDir;
 pub mod cluster;
 pub mod fleet;
 pub mod history;
+pub mod keda;
+pub mod machines;
+pub mod measure;
 pub mod plans;
 pub mod program;
 pub mod provider;
 pub mod python;
 pub mod stage;
 pub mod strikes;
+pub mod trio;
+pub mod web;
 
 /// The server that is fetched where the machine has none.
 const VERSION: &str = "2.15.1";
@@ -173,7 +178,7 @@ impl Drop for NatsServer {
     }
 }
 
-fn free_port() -> u16 {
+pub(crate) fn free_port() -> u16 {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a free port");
     listener.local_addr().expect("a listener has an address").port()
 }

@@ -153,7 +153,9 @@ pub fn run(config: Config, shutdown: CancellationToken) -> BoxFuture<'static, Re
         let id = id.unwrap_or_else(|| made_up_id("worker"));
         let health = Health::new(shutdown.clone());
         let mut page = Page::open(http, Process::Worker, health.clone()).await?;
-        let bus = Bus::join(&connection, id.as_str(), PATIENCE).await?;
+        let joining = Bus::join(&connection, id.as_str(), PATIENCE);
+        let Some(joined) = shutdown.run_until_cancelled(joining).await else { return Ok(()) };
+        let bus = joined?;
         page.joined(&bus);
         let gate = Arc::new(Gate(Limiter::new(&bus)));
         let opener = Opener { gate, observer: Arc::new(Counts), ..settings.opener };

@@ -31,6 +31,9 @@ const HEARTBEAT: Duration = Duration::from_secs(1);
 const SILENCE: Duration = Duration::from_millis(2_500);
 /// How often a queue is looked for that is not there yet.
 const QUEUE_LOOK: Duration = Duration::from_millis(50);
+/// How long such a look may take. While nobody leads a queue there is no answer; whoever leads it next answers requests
+/// for orders too, so that these may as well be made meanwhile.
+const LOOK_PATIENCE: Duration = Duration::from_secs(1);
 /// After so many looks it is said that there is none.
 const QUEUE_IS_LATE: u32 = 100;
 
@@ -44,22 +47,29 @@ pub(super) struct Puller {
     inbox: String,
     answers: Subscriber,
     requests: u64,
+    /// Whether the queue was seen, and not only taken to be there.
+    pub was_seen: bool,
 }
 
 impl Puller {
-    /// Opens the queue of a capability, waiting for a supervisor to make it if need be.
+    /// Opens the queue of a capability, waiting for a supervisor to make it if need be. One that nobody leads at the
+    /// moment is taken to be there.
     ///
     /// # Errors
     /// The server does not answer.
     pub async fn open(bus: &Bus, capability: &Capability) -> Result<Self, Fault> {
         let mut tries = 0;
-        while !has_queue(bus.control(), capability).await? {
-            tries += 1;
+        let was_seen = loop {
+            match look(bus, capability).await? {
+                Look::Seen => break true,
+                Look::Unclear => break false,
+                Look::Missing => tries += 1,
+            }
             if tries == QUEUE_IS_LATE {
                 info!(%capability, "waiting for a supervisor to make the queue");
             }
             tokio::time::sleep(QUEUE_LOOK).await;
-        }
+        };
         let inbox = bus.client().new_inbox();
         let answers = bus
             .client()
@@ -67,7 +77,8 @@ impl Puller {
             .await
             .map_err(|error| Fault::unavailable(format!("opening the queue of {capability}"), error))?;
         let next = format!("$JS.API.CONSUMER.MSG.NEXT.{WORK}.{capability}");
-        Ok(Self { bus: bus.clone(), capability: capability.clone(), next, inbox, answers, requests: 0 })
+        let (bus, capability) = (bus.clone(), capability.clone());
+        Ok(Self { bus, capability, next, inbox, answers, requests: 0, was_seen })
     }
 
     /// Asks for at most `wanted` orders, and hands each to `take` as it comes. Returns when that many came, or after
@@ -138,6 +149,23 @@ impl Puller {
 
     fn fault(&self, why: impl std::fmt::Display) -> Fault {
         Fault::unavailable(format!("waiting for orders for {}", self.capability), why)
+    }
+}
+
+/// What a look for a queue shows.
+enum Look {
+    Seen,
+    Missing,
+    /// Nobody answered.
+    Unclear,
+}
+
+async fn look(bus: &Bus, capability: &Capability) -> Result<Look, Fault> {
+    match tokio::time::timeout(LOOK_PATIENCE, has_queue(bus.control(), capability)).await {
+        Ok(Ok(true)) => Ok(Look::Seen),
+        Ok(Ok(false)) => Ok(Look::Missing),
+        Ok(Err(fault)) if !fault.is_transient() => Err(fault),
+        Ok(Err(_)) | Err(_) => Ok(Look::Unclear),
     }
 }
 

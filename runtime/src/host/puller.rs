@@ -34,9 +34,8 @@ impl Pulling {
             };
             let fault = match opened {
                 Ok(mut puller) => {
-                    self.standing.opened();
-                    if tries > 0 {
-                        info!(capability = %self.capability, "the queue answers again");
+                    if puller.was_seen {
+                        self.standing.opened();
                     }
                     match self.pull_from(&mut puller, &mut tries, &mut take).await {
                         Ok(()) => return give_back_the_rest(puller).await,
@@ -76,7 +75,10 @@ impl Pulling {
                 () = self.draining.cancelled() => return Ok(()),
                 pulled = pulled => pulled?,
             }
-            *tries = 0;
+            self.standing.opened();
+            if std::mem::take(tries) > 0 {
+                info!(capability = %self.capability, "the queue answers again");
+            }
         }
     }
 }
