@@ -19,6 +19,7 @@ pub mod history;
 pub mod keda;
 pub mod machines;
 pub mod measure;
+pub mod node;
 pub mod plans;
 pub mod program;
 pub mod provider;

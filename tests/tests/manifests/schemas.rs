@@ -1,0 +1,135 @@
+//! Whether Kubernetes, KEDA and the Prometheus operator would take the manifests: by their own schemas, which come in
+//! packages, and by what checkov finds.
+
+use std::io::Write;
+use std::process::{Command, Stdio};
+
+use millrace_tests::node::node;
+use millrace_tests::python::python;
+
+use super::overlay::overlays;
+
+/// The oldest Kubernetes that is meant, and the newest that the package knows.
+const KUBERNETES: [&str; 2] = ["1.29", "1.37"];
+const VALIDATE: &str = "kubernetes-validate==1.37.0";
+const CHECKOV: &str = "checkov==3.3.30";
+const MODELS: [&str; 2] = ["@kubernetes-models/keda@2.0.0", "@kubernetes-models/prometheus-operator@6.0.0"];
+
+/// Prints a line for each mistake; kinds that are no part of Kubernetes are for the other script.
+const CORE: &str = r#"
+import sys, yaml, kubernetes_validate as k
+foreign = {"ScaledObject", "PodMonitor", "PrometheusRule"}
+for document in yaml.safe_load_all(sys.stdin):
+    name = f"{document['kind']}/{document['metadata']['name']}"
+    for version in sys.argv[1:]:
+        try:
+            if document["kind"] not in foreign:
+                k.validate(document, version, strict=True)
+        except k.ValidationError as error:
+            print(f"{name} ({version}): {'.'.join(map(str, error.path))}: {error.message}")
+        except k.SchemaNotFoundError:
+            print(f"{name} ({version}): there is no such kind")
+"#;
+
+/// Prints a line for each mistake of the other kinds. The models don't mind fields that they don't know; the
+/// declarations that lie beside them say which there are.
+const FOREIGN: &str = r#"
+import { readFileSync } from "node:fs";
+import { dirname, resolve } from "node:path";
+import * as keda from "@kubernetes-models/keda/keda.sh/v1alpha1";
+import * as monitoring from "@kubernetes-models/prometheus-operator/monitoring.coreos.com/v1";
+
+const modules = resolve("node_modules");
+const homes = {
+  ScaledObject: [keda, `${modules}/@kubernetes-models/keda/keda.sh/v1alpha1`],
+  PodMonitor: [monitoring, `${modules}/@kubernetes-models/prometheus-operator/monitoring.coreos.com/v1`],
+  PrometheusRule: [monitoring, `${modules}/@kubernetes-models/prometheus-operator/monitoring.coreos.com/v1`],
+};
+
+function unknown(value, file, path) {
+  const text = readFileSync(file, "utf8");
+  const body = text.match(/export interface [^{]*\{\n([\s\S]*?)\n\}/)?.[1];
+  if (!body) return [];
+  const imports = {};
+  for (const [, names, from] of text.matchAll(/import \{([^}]*)\} from "([^"]*)"/g))
+    for (const name of names.split(",")) imports[name.trim()] = from;
+  const found = [];
+  for (const [key, inner] of Object.entries(value)) {
+    if (!path && ["apiVersion", "kind", "metadata"].includes(key)) continue;
+    const type = body.match(new RegExp(`^    "${key}"\\??: (.*)$`, "m"))?.[1];
+    if (!type) { found.push(`${path}/${key}: there is no such field`); continue; }
+    const name = Object.keys(imports).find((name) => new RegExp(`\\b${name}\\b`).test(type));
+    if (!name) continue;
+    const from = imports[name].replace(/\.js$/, "");
+    const next = (from.startsWith(".") ? resolve(dirname(file), from) : `${modules}/${from}`) + ".d.ts";
+    for (const one of Array.isArray(inner) ? inner : [inner])
+      if (one && typeof one === "object") found.push(...unknown(one, next, `${path}/${key}`));
+  }
+  return found;
+}
+
+for (const document of JSON.parse(readFileSync(0, "utf8"))) {
+  const name = `${document.kind}/${document.metadata.name}`;
+  const [models, folder] = homes[document.kind];
+  const Model = models[document.kind];
+  if (document.apiVersion !== Model.apiVersion) console.log(`${name}: it is ${Model.apiVersion}`);
+  try { new Model(document).validate(); } catch (error) { console.log(`${name}: ${error.message}`); }
+  for (const mistake of unknown(document, `${folder}/${document.kind}.d.ts`, "")) console.log(`${name}: ${mistake}`);
+}
+"#;
+
+fn answer(command: &mut Command, input: &str) -> String {
+    let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("it was installed");
+    child.stdin.take().expect("it was asked for").write_all(input.as_bytes()).expect("it reads");
+    let done = child.wait_with_output().expect("a child can be waited for");
+    assert!(done.status.success(), "{command:?} ended with {}", done.status);
+    String::from_utf8(done.stdout).expect("it prints text")
+}
+
+#[test]
+fn every_overlay_is_what_kubernetes_takes() {
+    let Some(all) = overlays() else { return };
+    let python = match python(&[VALIDATE]) {
+        Ok(python) => python,
+        Err(why) => return eprintln!("passed over: {why}"),
+    };
+    for overlay in all {
+        let mistakes = answer(Command::new(&python).args(["-c", CORE]).args(KUBERNETES), &overlay.text);
+        assert_eq!(mistakes, "", "{}", overlay.name);
+    }
+}
+
+#[test]
+fn every_overlay_is_what_keda_and_the_prometheus_operator_take() {
+    let Some(all) = overlays() else { return };
+    let folder = match node(&MODELS) {
+        Ok(folder) => folder,
+        Err(why) => return eprintln!("passed over: {why}"),
+    };
+    let script = folder.join("check.mjs");
+    std::fs::write(&script, FOREIGN).expect("the cache folder");
+    for overlay in all {
+        let kinds = ["ScaledObject", "PodMonitor", "PrometheusRule"];
+        let foreign: Vec<_> = kinds.iter().flat_map(|kind| overlay.kind(kind)).collect();
+        let documents = serde_json::to_string(&foreign).expect("documents have a form in JSON");
+        let mistakes = answer(Command::new("node").arg(&script).current_dir(&folder), &documents);
+        assert_eq!(mistakes, "", "{}", overlay.name);
+    }
+}
+
+#[test]
+#[ignore = "installs 400 MB: for whoever changes the manifests"]
+fn checkov_finds_nothing_but_what_the_manifests_argue() {
+    let Some(all) = overlays() else { return };
+    let python = python(&[CHECKOV]).expect("checkov can be installed");
+    for overlay in all {
+        let file = tempfile::Builder::new().suffix(".yaml").tempfile().expect("a temporary file");
+        std::fs::write(file.path(), &overlay.text).expect("a temporary file");
+        let mut checkov = Command::new(python.with_file_name("checkov"));
+        checkov.args(["--skip-download", "--framework", "kubernetes", "--compact", "--quiet", "--file"]);
+        let done = checkov.arg(file.path()).output().expect("it was installed");
+        let found = String::from_utf8_lossy(&done.stdout);
+        assert!(done.status.success(), "{}:\n{found}", overlay.name);
+        assert!(found.contains("Failed checks: 0") || !found.contains("Failed checks"), "{found}");
+    }
+}
