@@ -1,9 +1,8 @@
 """A Millrace worker in Python that counts words, a line a step. docs/wire.md describes the wire.
-    pip install nats-py msgpack && NATS_URL=nats://127.0.0.1:4222 python worker.py"""
+    pip install nats-py[nkeys] msgpack && NATS_URL=nats://127.0.0.1:4222 python worker.py"""
 import asyncio, contextlib, json, os, socket, time, uuid
 import msgpack, nats
-from nats.js.api import AckPolicy, ConsumerConfig
-from nats.js.errors import APIError, NotFoundError
+from nats.js.errors import APIError, NotFoundError, ServiceUnavailableError
 
 NAME, ME = "wordcount", f"python-{uuid.uuid4().hex[:12]}"
 
@@ -56,19 +55,20 @@ async def every(seconds, do):
         await do()
 
 async def main():
-    js = (await nats.connect(os.environ.get("NATS_URL", "nats://127.0.0.1:4222"))).jetstream()
+    url, seed = os.environ.get("NATS_URL", "nats://127.0.0.1:4222"), os.environ.get("NATS_NKEY")
+    inbox = "_INBOX" + (f".{os.environ['NATS_PUBLIC_NKEY']}" if seed else "")  # where nobody else may listen
+    js = (await nats.connect(url, nkeys_seed=seed, inbox_prefix=inbox)).jetstream()
     cluster = json.loads((await (await js.key_value("cluster")).get("settings")).value)
     lease, beats, capabilities = cluster["work_lease_ms"] / 1000, await js.key_value("beats"), await js.key_value("capabilities")
     about = {"name": NAME, "description": "Counts words.", "parameters": {"type": "object", "required": ["text"]}}
     await capabilities.put(NAME, json.dumps(about).encode())
     beat = json.dumps({"id": ME, "role": "worker", "host": socket.gethostname(), "pid": os.getpid(), "version": "1",
                        "started": time.time_ns() // 1000, "slots": [[NAME, 1]], "busy": 0}).encode()
-    beating = asyncio.create_task(every(3, lambda: beats.put(ME, beat)))
-    queue = await js.pull_subscribe(f"work.{NAME}.>", NAME, "WORK", config=ConsumerConfig(durable_name=NAME,
-        filter_subject=f"work.{NAME}.>", ack_policy=AckPolicy.EXPLICIT, ack_wait=lease, max_ack_pending=100_000,
-        max_waiting=10_000, num_replicas=cluster["replicas"]))
+    beating = asyncio.create_task(every(3, lambda: beats.put(f"worker.{ME}", beat)))
+    queue = await js.pull_subscribe_bind(consumer=NAME, stream="WORK")
     while not beating.done():
-        with contextlib.suppress(nats.errors.TimeoutError):
+        await asyncio.sleep(0.05)
+        with contextlib.suppress(nats.errors.TimeoutError, ServiceUnavailableError):  # a supervisor makes the queue
             for message in await queue.fetch(1, timeout=5):
                 renewal = asyncio.create_task(every(lease / 3, message.in_progress))
                 with contextlib.suppress(APIError):  # somebody else has the work, or will have it
