@@ -5,6 +5,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
+use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -16,14 +17,15 @@ use millrace_protocol::registry::RunSummary;
 use millrace_protocol::subject::Topic;
 use millrace_protocol::wire::Blob;
 use millrace_runtime::backup::{self, Error, Restored, Wish};
+use millrace_runtime::bus::Credentials;
 use millrace_runtime::topology::Wanted;
 use millrace_runtime::workspace::{Workspace, Writer};
 use millrace_runtime::{Bus, Connection, log, registry};
-use millrace_tests::cluster::{Cluster, Role, Setup, alone, clean, wait_for};
+use millrace_tests::cluster::{Cluster, Fleet, Role, Setup, alone, clean, wait_for};
 use millrace_tests::history::{Fate, History};
 use millrace_tests::plans::{echo, ended, finished, fixed, id, layered, run, submit};
 use millrace_tests::program::millrace;
-use millrace_tests::{NatsServer, eventually};
+use millrace_tests::{NatsServer, Options, eventually};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -184,43 +186,51 @@ async fn steps(bus: &Bus, run: &RunId) -> BTreeSet<String> {
 }
 
 /// Starts everybody on a restored cluster, and shows that all runs go on where they were.
-async fn goes_on(cluster: &mut Cluster, expected: &Ending) {
-    let bus = cluster.bus().await;
-    let before = steps(&bus, &run("large")).await;
+async fn goes_on(
+    bus: &Bus,
+    expected: &Ending,
+    fleet: &mut Fleet,
+    start: impl Fn(&mut Fleet, Role, &'static str),
+    mut show: Command,
+) {
+    let before = steps(bus, &run("large")).await;
     assert!(!before.is_empty(), "the run was under way");
-    let files = check_files(&bus, &run("large")).await;
+    let files = check_files(bus, &run("large")).await;
     assert!(files > 0, "there are files");
-    cluster.add(Role::Supervisor, "supervisor-1", &[]);
-    cluster.add(Role::Supervisor, "supervisor-2", &[]);
-    cluster.add(Role::Critic, "critic-1", &[]);
-    for worker in ["worker-1", "worker-2"] {
-        cluster.add(Role::Worker, worker, &["--capability", "echo"]);
+    for (role, name) in [
+        (Role::Supervisor, "supervisor-1"),
+        (Role::Supervisor, "supervisor-2"),
+        (Role::Critic, "critic-1"),
+        (Role::Worker, "worker-1"),
+        (Role::Worker, "worker-2"),
+    ] {
+        start(fleet, role, name);
     }
-    let history = finished(&bus, &run("large"), PATIENCE).await;
+    let history = finished(bus, &run("large"), PATIENCE).await;
     history.assert_holds();
     let found = ending(&history);
     let differs = expected.0.iter().find(|(task, fate)| found.0.get(*task) != Some(fate));
     assert!(differs.is_none(), "{differs:?} became {:?}", differs.and_then(|(task, _)| found.0.get(task)));
     assert_eq!(found.1, expected.1);
     let again: Vec<String> =
-        cluster.ledger_text().lines().filter(|line| before.contains(*line)).map(str::to_owned).collect();
+        fleet.ledger_text().lines().filter(|line| before.contains(*line)).map(str::to_owned).collect();
     assert!(again.is_empty(), "steps that were in the backup were done again: {again:?}");
-    assert_eq!(check_files(&bus, &run("large")).await, files);
+    assert_eq!(check_files(bus, &run("large")).await, files);
 
-    let paused = until(&bus, &run("paused"), "known", |_| true).await;
+    let paused = until(bus, &run("paused"), "known", |_| true).await;
     assert!(paused.is_paused && paused.progress() == (2, 1) && paused.end.is_none(), "{paused:?}");
-    tell(&bus, &run("paused"), Control::Resume { budget: None }).await;
-    assert_eq!(reason(&bus, "paused").await, EndReason::Completed);
+    tell(bus, &run("paused"), Control::Resume { budget: None }).await;
+    assert_eq!(reason(bus, "paused").await, EndReason::Completed);
 
-    assert_eq!(summary(&bus, &run("spent")).await.unwrap().end, Some(EndReason::BudgetExhausted));
+    assert_eq!(summary(bus, &run("spent")).await.unwrap().end, Some(EndReason::BudgetExhausted));
     let budget = Budget { wall_time: Some(Duration::from_secs(3_600)), ..Budget::default() };
-    tell(&bus, &run("spent"), Control::Resume { budget: Some(budget) }).await;
-    until(&bus, &run("spent"), "done", |summary| summary.end == Some(EndReason::Completed)).await;
+    tell(bus, &run("spent"), Control::Resume { budget: Some(budget) }).await;
+    until(bus, &run("spent"), "done", |summary| summary.end == Some(EndReason::Completed)).await;
 
-    assert_eq!(reason(&bus, "done").await, EndReason::Completed);
-    let lane = log::read_run(&bus, bus.lane(&run("done")), &run("done"), 1).await.unwrap();
+    assert_eq!(reason(bus, "done").await, EndReason::Completed);
+    let lane = log::read_run(bus, bus.lane(&run("done")), &run("done"), 1).await.unwrap();
     assert!(lane.is_empty(), "the archived run is in the archive alone");
-    let shown = json_of(cluster.command().args(["show", "done", "--json"]));
+    let shown = json_of(show.args(["show", "done", "--json"]));
     let output = shown["result"]["output"].as_str().unwrap_or_default();
     assert_eq!(output.len(), 500_000, "the result of the archived run, which is a blob");
 }
@@ -265,8 +275,93 @@ async fn a_cluster_that_was_lost_in_mid_run_goes_on_from_its_backup_as_if_nothin
     println!("restored in {:?}", started.elapsed());
     assert_eq!((&restored["missing"], &restored["archived_runs"]), (&json!([]), &json!(1)));
     assert_eq!(restored["live_runs"], json!(["large", "paused", "spent"]));
-    goes_on(&mut cluster, &expected).await;
+    let (bus, show, url) = (cluster.bus().await, cluster.command(), cluster.server.url.clone());
+    goes_on(&bus, &expected, &mut cluster, |fleet, role, name| launch(fleet, role, name, &url, None), show)
+        .await;
     cluster.end();
+}
+
+/// Starts a process that finds its server there, as whoever it is by the seeds in a folder.
+fn launch(fleet: &mut Fleet, role: Role, name: &'static str, url: &str, seeds: Option<&Path>) {
+    let (identity, more): (_, &[&str]) = match role {
+        Role::Supervisor => ("supervisor", &[]),
+        Role::Worker => ("worker-echo", &["--capability", "echo"]),
+        Role::Critic => ("critic", &[]),
+    };
+    let (url, seed) = (url.to_owned(), seeds.map(|seeds| seeds.join(format!("{identity}.nk"))));
+    fleet.launch(role, name, move |id| {
+        let mut command = clean(Command::new(millrace()));
+        command.env("MILLRACE_NATS_URL", &url).args(setup().arguments(role, id)).args(more);
+        command.envs(seed.iter().map(|seed| ("MILLRACE_NATS_NKEY", seed)));
+        command
+    });
+}
+
+/// Three servers of one NATS cluster, which let in whoever stands in this text.
+fn three(accounts: &str) -> [NatsServer; 3] {
+    let listeners = [(); 3].map(|()| TcpListener::bind("127.0.0.1:0").unwrap());
+    let ports = listeners.each_ref().map(|listener| listener.local_addr().unwrap().port());
+    drop(listeners);
+    let routes = ports.map(|port| format!("nats://127.0.0.1:{port}")).join(", ");
+    [0, 1, 2].map(|number| {
+        let port = ports[number];
+        let cluster =
+            format!("cluster {{ name: three, host: 127.0.0.1, port: {port}, routes: [{routes}] }}\n");
+        let more = format!("server_name: n{number}\n{cluster}{accounts}");
+        NatsServer::with(&Options { more, ..Options::default() })
+    })
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_cluster_of_one_server_goes_on_with_three_copies_on_three_that_know_each_identity() {
+    let _alone = alone();
+    let home = tempfile::tempdir().unwrap();
+    let expected = undisturbed().await;
+    let folder = backed_up(home.path()).await;
+    let identities = home.path().join("identities");
+    let made =
+        done(clean(Command::new(millrace())).args(["nats-config", "--no-tls", "--worker", "echo"]).args([
+            "--lanes",
+            "2",
+            "--out",
+            text(&identities),
+        ]));
+    assert!(made.status.success(), "{}", said(&made));
+    let servers = three(&fs::read_to_string(identities.join("accounts.conf")).unwrap());
+    let url = servers.each_ref().map(|server| server.url.clone()).join(",");
+    let seeds = identities.join("seeds/millrace");
+    let as_whom = |identity: &str, words: &[&str]| {
+        let mut command = at(&url, words);
+        command.env("MILLRACE_NATS_NKEY", seeds.join(format!("{identity}.nk")));
+        command
+    };
+
+    // The servers need a moment to find each other; until then they answer nobody.
+    let forbidden = eventually(PATIENCE, "three servers that are one", async || {
+        let output = done(&mut as_whom("client", &["restore", text(&folder)]));
+        (!said(&output).contains("asking for JetStream")).then_some(output)
+    })
+    .await;
+    assert_eq!(forbidden.status.code(), Some(4), "{}", said(&forbidden));
+    assert!(said(&forbidden).contains("does not let this identity do that"), "{}", said(&forbidden));
+    let restore = ["restore", text(&folder), "--replicas", "3", "--json"];
+    let restored = json_of(&mut as_whom("backup", &restore));
+    assert_eq!((&restored["missing"], &restored["settings"]["replicas"]), (&json!([]), &json!(3)));
+
+    let connection = Connection {
+        credentials: Credentials::NkeyFile(seeds.join("client.nk")),
+        ..Connection::open(url.clone())
+    };
+    let bus = Bus::join(&connection, "test", Duration::ZERO).await.unwrap();
+    let mut fleet = Fleet::default();
+    let start = |fleet: &mut Fleet, role, name| launch(fleet, role, name, &url, Some(&seeds));
+    let mut show = clean(Command::new(millrace()));
+    show.env("MILLRACE_NATS_URL", &url).env("MILLRACE_NATS_NKEY", seeds.join("client.nk"));
+    goes_on(&bus, &expected, &mut fleet, start, show).await;
+    let again = home.path().join("again");
+    let taken = json_of(&mut as_whom("backup", &["backup", text(&again), "--json"]));
+    assert_eq!(taken["settings"]["replicas"], json!(3), "three copies are backed up as one");
+    fleet.end();
 }
 
 /// Runs that come and go all the time, each with a large result and a file. Gives those that were over when it was

@@ -15,7 +15,7 @@ use std::io::Read;
 use std::path::Path;
 use std::time::Duration;
 
-use async_nats::{Client, Message, StatusCode, Subscriber};
+use async_nats::{Client, Message, RequestErrorKind, StatusCode, Subscriber};
 use bytes::Bytes;
 use futures::StreamExt;
 use futures::future::BoxFuture;
@@ -35,6 +35,8 @@ const CHUNK: usize = 128 * 1024;
 const WINDOW: usize = 2 * 1024 * 1024;
 /// How long the next word of the server is waited for; it gives up by itself after 5 s without one of ours.
 const PATIENCE: Duration = Duration::from_secs(30);
+/// How long the server may take to answer a request. It gives none to an identity that may not ask.
+const ANSWER: Duration = Duration::from_secs(10);
 /// How long the server may take to read a stream in that it has got in full.
 const RECOVERY: Duration = Duration::from_secs(1_800);
 /// After how many bytes progress is told again.
@@ -178,8 +180,18 @@ async fn taken(answers: &mut Subscriber) -> Result<(), String> {
 
 /// Asks the server for something; an error is what it says.
 async fn ask(client: &Client, subject: &str, wish: &Value) -> Result<Value, String> {
-    let request = async_nats::Request::new().payload(wish.to_string().into()).timeout(Some(PATIENCE));
-    let answer = client.send_request(subject.to_owned(), request).await.map_err(|error| error.to_string())?;
+    let request = async_nats::Request::new().payload(wish.to_string().into()).timeout(Some(ANSWER));
+    let answer =
+        client.send_request(subject.to_owned(), request).await.map_err(|error| match error.kind() {
+            RequestErrorKind::TimedOut => {
+                "the server gives no answer; an identity that may not ask gets none: use that of `backup`"
+                    .to_owned()
+            }
+            RequestErrorKind::NoResponders
+            | RequestErrorKind::InvalidSubject
+            | RequestErrorKind::MaxPayloadExceeded
+            | RequestErrorKind::Other => error.to_string(),
+        })?;
     read(&answer.payload)
 }
 

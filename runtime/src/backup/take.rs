@@ -22,7 +22,7 @@ use crate::topology::{
 use crate::{Bus, Fault};
 
 /// How often a stream is copied anew that could not be copied.
-const TRIES: u32 = 6;
+const TRIES: u32 = 4;
 
 /// Whether messages are removed from a stream while all is well.
 #[derive(Clone, Copy, PartialEq, Eq)]
