@@ -71,3 +71,46 @@ fn said_by_the_server(alert: AlertDescription) -> String {
         alert => format!("and this process can't agree on TLS (it says {alert:?})"),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_side_s_complaint_names_whose_certificate_it_is_about() {
+        for (error, said) in [
+            (
+                rustls::Error::InvalidCertificate(CertificateError::UnknownIssuer),
+                "MILLRACE_NATS_CA names those",
+            ),
+            (
+                rustls::Error::InvalidCertificate(CertificateError::Expired),
+                "shows a certificate that has expired",
+            ),
+            (
+                rustls::Error::InvalidCertificate(CertificateError::NotValidYet),
+                "is the clock of this machine right?",
+            ),
+            (rustls::Error::InvalidCertificate(CertificateError::NotValidForName), "for another host"),
+            (rustls::Error::InvalidCertificate(CertificateError::Revoked), "can't be used"),
+            (
+                rustls::Error::AlertReceived(AlertDescription::CertificateRequired),
+                "MILLRACE_NATS_KEY name one",
+            ),
+            (
+                rustls::Error::AlertReceived(AlertDescription::UnknownCA),
+                "signed the certificate in MILLRACE_NATS_CERT",
+            ),
+            (
+                rustls::Error::AlertReceived(AlertDescription::CertificateExpired),
+                "MILLRACE_NATS_CERT has expired",
+            ),
+            (rustls::Error::AlertReceived(AlertDescription::BadCertificate), "does not take the certificate"),
+            (rustls::Error::AlertReceived(AlertDescription::ProtocolVersion), "can't agree on TLS"),
+            (rustls::Error::General("so".into()), "can't agree on TLS (unexpected error: so)"),
+        ] {
+            let words = in_words(&error);
+            assert!(words.contains(said), "{error}: {words}");
+        }
+    }
+}

@@ -192,3 +192,84 @@ fn own(
         Ok(()) | Err(_) => Ok(certificate),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+    use std::path::PathBuf;
+
+    use tempfile::TempDir;
+
+    use super::super::Status;
+    use super::*;
+    use crate::nats_config::{Request, write};
+
+    /// A folder as `millrace nats-config` wrote it then.
+    fn written(then: Timestamp) -> (TempDir, PathBuf) {
+        let folder = tempfile::tempdir().unwrap();
+        let out = folder.path().join("nats");
+        let request = Request {
+            out: out.clone(),
+            tenants: Vec::new(),
+            workers: Vec::new(),
+            lanes: None,
+            hosts: Vec::new(),
+            max_store: None,
+            jwt: false,
+            no_tls: false,
+            rotate: Vec::new(),
+            retire: Vec::new(),
+            now: then,
+        };
+        write(&request).unwrap();
+        (folder, out)
+    }
+
+    fn tls(out: &Path) -> Tls {
+        let file = |name| out.join("tls").join(name);
+        Tls { authorities: Some(file("ca.crt")), identity: Some((file("client.crt"), file("client.key"))) }
+    }
+
+    #[test]
+    fn certificates_that_end_are_told_before_and_after() {
+        let then: Timestamp = "2026-11-22T10:00:00Z".parse().unwrap();
+        let (_folder, out) = written(then);
+        let check = |days: i64| certificates(&tls(&out), false, then + SignedDuration::from_hours(24 * days));
+        for (days, status, found) in [
+            (0, Status::Ok, "client.crt shown to servers"),
+            (330, Status::Ok, "client.crt shown to servers"),
+            (340, Status::Warn, "the first ends on 2027-11-22"),
+            (370, Status::Missing, "client.crt: it was valid until 2027-11-22"),
+            (-1, Status::Missing, "client.crt: it is not valid yet"),
+            (3660, Status::Missing, "ca.crt: it was valid until 2036-11-21"),
+        ] {
+            let check = check(days);
+            assert_eq!(check.status, status, "after {days} days: {check:?}");
+            assert!(check.found.contains(found), "after {days} days: {check:?}");
+            assert_eq!(check.advice.is_some(), status != Status::Ok);
+        }
+    }
+
+    #[test]
+    fn a_seed_is_told_by_its_public_half_and_no_seed_by_why() {
+        let (_folder, out) = written(Timestamp::now());
+        let file = out.join("seeds/millrace/critic.nk");
+        let seed = fs::read_to_string(&file).unwrap();
+        let key = KeyPair::from_seed(seed.trim()).unwrap().public_key();
+        let check = identity(&Credentials::NkeyFile(file.clone()));
+        assert_eq!((check.status, check.found.contains(&key)), (Status::Ok, true), "{check:?}");
+        assert_eq!(identity(&Credentials::Nkey(seed.clone().into())).status, Status::Ok);
+
+        fs::set_permissions(&file, fs::Permissions::from_mode(0o644)).unwrap();
+        let exposed = identity(&Credentials::NkeyFile(file.clone()));
+        assert_eq!(exposed.status, Status::Warn);
+        assert!(exposed.advice.unwrap().contains("chmod 600"));
+
+        let account = KeyPair::new_account().seed().unwrap();
+        for no_seed in ["", "SUAA", &seed.to_lowercase(), &account] {
+            let check = identity(&Credentials::Nkey(no_seed.to_owned().into()));
+            assert_eq!(check.status, Status::Missing, "{check:?}");
+            assert!(no_seed.is_empty() || !format!("{check:?}").contains(no_seed), "a seed is never printed");
+        }
+    }
+}

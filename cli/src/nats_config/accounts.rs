@@ -54,3 +54,14 @@ fn rule(subjects: &[String]) -> String {
     let lines: String = subjects.iter().map(|subject| format!("            \"{subject}\"\n")).collect();
     format!("{{ allow: [\n{lines}          ] }}")
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nothing_allowed_is_nothing_allowed() {
+        assert_eq!(rule(&[]), "{ deny: [\">\"] }");
+        assert!(rule(&["a.*".into(), "b.>".into()]).starts_with("{ allow: [\n            \"a.*\"\n"));
+    }
+}

@@ -193,3 +193,50 @@ pub fn text(operator: &str, system: &str, accounts: &[Vouched]) -> String {
     }
     text + "}\n"
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(second: i64) -> Timestamp {
+        Timestamp::from_second(second).unwrap()
+    }
+
+    #[test]
+    fn a_jwt_is_kept_while_it_says_the_same_and_its_signer_is_the_same() {
+        let (issuer, other) = (KeyPair::new_operator(), KeyPair::new_operator());
+        let account = KeyPair::new_account().public_key();
+        let issue = |issuer: &KeyPair, revoked: &Revocations, before: Option<&str>, now| {
+            let claims = super::account(Store::Unlimited, &[], revoked);
+            issue(issuer, Subject { key: &account, name: "red", claims }, before, at(now))
+        };
+        let first = issue(&issuer, &Revocations::new(), None, 100);
+        assert_eq!(issue(&issuer, &Revocations::new(), Some(&first), 200), first);
+        assert_ne!(issue(&other, &Revocations::new(), Some(&first), 200), first);
+        assert_ne!(issue(&issuer, &Revocations::new(), Some("not one"), 200), first);
+
+        let revoked = Revocations::from([("UA".to_owned(), 150)]);
+        let second = issue(&issuer, &revoked, Some(&first), 200);
+        assert_eq!((revocations(&first), revocations(&second)), (Revocations::new(), revoked));
+    }
+
+    #[test]
+    fn a_jwt_is_signed_over_its_head_and_body() {
+        let issuer = KeyPair::new_account();
+        let key = KeyPair::new_user().public_key();
+        let token = issue(&issuer, Subject { key: &key, name: "a", claims: free_user() }, None, at(1));
+        let (signed, signature) = token.rsplit_once('.').unwrap();
+        let signature = BASE64URL_NOPAD.decode(signature.as_bytes()).unwrap();
+        assert!(issuer.verify(signed.as_bytes(), &signature).is_ok());
+        assert!(
+            token.len() < 1000,
+            "it has to fit into a line of 4 KiB with everything else that a client says"
+        );
+    }
+
+    #[test]
+    fn nothing_allowed_is_nothing_allowed() {
+        assert_eq!(rule(&[]), json!({ "deny": [">"] }));
+        assert_eq!(rule(&["a".into()]), json!({ "allow": ["a"] }));
+    }
+}
