@@ -8,6 +8,8 @@ use std::fs;
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use millrace_protocol::file::{Expected, FilePath};
@@ -17,10 +19,11 @@ use millrace_protocol::registry::RunSummary;
 use millrace_protocol::subject::Topic;
 use millrace_protocol::wire::Blob;
 use millrace_runtime::backup::{self, Error, Restored, Wish};
+use millrace_runtime::blobs::sha256;
 use millrace_runtime::bus::Credentials;
 use millrace_runtime::topology::Wanted;
 use millrace_runtime::workspace::{Workspace, Writer};
-use millrace_runtime::{Bus, Connection, log, registry};
+use millrace_runtime::{Bus, Connection, archive, log, registry};
 use millrace_tests::cluster::{Cluster, Fleet, Role, Setup, alone, clean, wait_for};
 use millrace_tests::history::{Fate, History};
 use millrace_tests::plans::{echo, ended, finished, fixed, id, layered, run, submit};
@@ -366,9 +369,12 @@ async fn a_cluster_of_one_server_goes_on_with_three_copies_on_three_that_know_ea
 
 /// Runs that come and go all the time, each with a large result and a file. Gives those that were over when it was
 /// asked to stop.
-async fn coming_and_going(bus: Bus, stop: CancellationToken) -> Vec<RunId> {
+async fn coming_and_going(bus: Bus, rests: Arc<AtomicBool>, stop: CancellationToken) -> Vec<RunId> {
     let mut all = Vec::new();
     for number in 0.. {
+        while rests.load(Ordering::Relaxed) && !stop.is_cancelled() {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
         if stop.is_cancelled() {
             break;
         }
@@ -376,8 +382,10 @@ async fn coming_and_going(bus: Bus, stop: CancellationToken) -> Vec<RunId> {
         let large = json!({"bytes": 300_000, "steps": 3, "delay_ms": 30});
         let mut last = echo("last", &json!({"steps": 2}));
         last.depends_on = vec![id("large")];
+        // These stand in the lane as they are, which so has more than one block.
+        let inline = (0..4).map(|n| echo(&format!("inline-{n}"), &json!({"bytes": 200_000})));
         let files = Workspace::new(&bus, &name);
-        submit(&bus, &name, &fixed(vec![echo("large", &large), last])).await;
+        submit(&bus, &name, &fixed(inline.chain([echo("large", &large), last]).collect())).await;
         for path in ["/notes.md", "/data/large.csv"] {
             let path: FilePath = path.parse().unwrap();
             let writer = Writer { author: "test", key: path.as_str() };
@@ -407,10 +415,18 @@ async fn a_backup_that_is_taken_while_runs_come_and_go_is_whole_every_time() {
     let cluster = Cluster::start(Setup { linger: Duration::from_millis(20), ..setup() }, 2);
     let bus = cluster.bus().await;
     let stop = CancellationToken::new();
-    let load = tokio::spawn(coming_and_going(bus.clone(), stop.clone()));
+    let rests = Arc::new(AtomicBool::new(false));
+    let load = tokio::spawn(coming_and_going(bus.clone(), Arc::clone(&rests), stop.clone()));
     until(&bus, &run("r-3"), "archived", |summary| summary.archived).await;
     let (mut in_archive, mut in_lanes) = (0, 0);
     for round in 0..rounds {
+        // What is read back takes longer the more there is: only while a copy is taken runs come and go.
+        let known = registry::runs(&bus).await.unwrap().len();
+        rests.store(false, Ordering::Relaxed);
+        eventually(PATIENCE, "runs that come", async || {
+            (registry::runs(&bus).await.unwrap().len() >= known + 4).then_some(())
+        })
+        .await;
         let archived_before: Vec<RunId> = registry::runs(&bus)
             .await
             .unwrap()
@@ -420,6 +436,7 @@ async fn a_backup_that_is_taken_while_runs_come_and_go_is_whole_every_time() {
             .collect();
         let folder = home.path().join(format!("backup-{round}"));
         backup::take(&bus, &folder, &|_| {}).await.unwrap();
+        rests.store(true, Ordering::Relaxed);
         let (_server, there, restored) = restored(&folder).await;
         assert_eq!(restored.missing, vec![], "round {round}");
         assert!(restored.archived >= archived_before.len(), "round {round}");
@@ -433,7 +450,6 @@ async fn a_backup_that_is_taken_while_runs_come_and_go_is_whole_every_time() {
             assert!(!history.records().is_empty(), "round {round}: {run} is lost");
             check_files(&there, run).await;
         }
-        println!("round {round}: {} archived, {} live", restored.archived, restored.live.len());
         in_archive += restored.archived;
         in_lanes += restored.live.len();
         fs::remove_dir_all(&folder).unwrap();
@@ -592,10 +608,81 @@ async fn a_value_that_is_named_and_not_there_is_told_when_it_is_restored() {
     let output = done(&mut at(&target.url, &["restore", text(&folder)]));
     assert_eq!(output.status.code(), Some(3), "{}", said(&output));
     assert!(
-        said(&output).contains("of 200000 bytes is missing, and named by files.r.large=2ebin"),
+        said(&output).contains("(200000 bytes) is missing, and named by files.r.large=2ebin"),
         "{}",
         said(&output)
     );
+}
+
+/// Writes the manifest of a backup anew, changed.
+fn rewrite(folder: &Path, change: impl FnOnce(&mut Value)) {
+    let file = folder.join("manifest.json");
+    let mut manifest: Value = serde_json::from_slice(&fs::read(&file).unwrap()).unwrap();
+    change(&mut manifest);
+    let text = manifest.to_string();
+    fs::write(folder.join("manifest.json.sha256"), sha256(text.as_bytes())).unwrap();
+    fs::write(file, text).unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn of_each_run_either_the_lane_or_the_archive_counts_and_files_are_no_newer_than_their_lane() {
+    let home = tempfile::tempdir().unwrap();
+    let server = NatsServer::start();
+    let connection = Connection::open(server.url.clone());
+    let bus = Bus::connect(&connection, "test", &Wanted::default()).await.unwrap();
+    let lane = millrace_protocol::ids::Lane(0);
+    let path: FilePath = "/notes.md".parse().unwrap();
+    let write = async |run: &RunId, version: u64| {
+        let key = version.to_string();
+        let writer = Writer { author: "test", key: &key };
+        Workspace::new(&bus, run)
+            .write(&path, content(&path, version), Expected::Anything, writer)
+            .await
+            .unwrap();
+    };
+    // Both are in the lane and in the archive, as while they are moved; of one a part of the lane is gone, as in a
+    // copy that was taken at that moment.
+    for (name, is_archived) in [("moved", true), ("moving", false)] {
+        let name = run(name);
+        submit(&bus, &name, &fixed(vec![echo("a", &json!({}))])).await;
+        tell(&bus, &name, Control::Pause).await;
+        let records = log::read_run(&bus, lane, &name, 1).await.unwrap();
+        assert_eq!(
+            archive::write(&bus, lane, &name, records[1].sequence).await.unwrap(),
+            records[1].sequence
+        );
+        write(&name, 1).await;
+        let summary = json!({
+            "run": name, "lane": 0, "objective": "", "end": "completed", "started": 0, "updated": 0,
+            "counts": [0, 0, 0, 0, 0, 0, 0, 0, 0], "archived": is_archived,
+        });
+        registry::summarise(&bus, &serde_json::from_value(summary).unwrap()).await.unwrap();
+        if is_archived {
+            log::purge_run(&bus, lane, &name, records[0].sequence).await.unwrap();
+        }
+    }
+    write(&run("moved"), 2).await;
+    write(&run("moving"), 2).await;
+    let folder = home.path().join("backup");
+    backup::take(&bus, &folder, &|_| {}).await.unwrap();
+    // As if the lane had been copied behind the second version that was written at all.
+    rewrite(&folder, |manifest| manifest["files_through"] = json!([2]));
+    let (_server, there, restored) = restored(&folder).await;
+    assert_eq!((restored.archived, restored.live), (1, vec![run("moving")]));
+    let in_lane = async |name| log::read_run(&there, lane, &run(name), 1).await.unwrap().len();
+    let in_archive =
+        async |name| archive::read(&there, &run(name)).await.unwrap().map(|records| records.len());
+    assert_eq!((in_lane("moved").await, in_archive("moved").await), (0, Some(2)));
+    assert_eq!((in_lane("moving").await, in_archive("moving").await), (2, None));
+    assert_eq!(check_files(&there, &run("moved")).await, 2, "an archived run keeps all of its files");
+    assert_eq!(check_files(&there, &run("moving")).await, 1, "the second version came behind its lane");
+    let sequences = |bus: &Bus| {
+        let bus = bus.clone();
+        async move {
+            log::read_run(&bus, lane, &run("moving"), 1).await.unwrap().into_iter().map(|it| it.sequence)
+        }
+    };
+    assert!(sequences(&bus).await.eq(sequences(&there).await), "sequences are what they were");
 }
 
 #[tokio::test(flavor = "multi_thread")]

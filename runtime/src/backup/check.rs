@@ -7,7 +7,7 @@ use async_nats::jetstream::Context;
 use futures::StreamExt;
 use millrace_protocol::file::FileVersion;
 use millrace_protocol::ids::{Lane, RunId};
-use millrace_protocol::plan::{Command, Decision, Submission};
+use millrace_protocol::plan::{Command, Decision, Document, Submission};
 use millrace_protocol::subject::{self, Topic};
 use millrace_protocol::wire::{Blob, Message, Stored, stored};
 use millrace_protocol::work::{Entry, Outcome};
@@ -150,7 +150,7 @@ impl Check<'_> {
         self.bytes += record.payload.len() as u64;
         match subject::parse(&record.subject) {
             Some((_, _, Topic::Plan)) => drop(self.envelope::<Decision>(record)),
-            Some((_, _, Topic::Submitted)) => drop(self.envelope::<Submission>(record)),
+            Some((_, _, Topic::Submitted)) => self.submission(record).await?,
             Some((_, _, Topic::Control)) => drop(self.envelope::<Command>(record)),
             Some((_, _, Topic::Task(..) | Topic::Review(..) | Topic::Planning(..))) => {
                 self.body::<Entry>(record, of_entry).await?;
@@ -192,11 +192,36 @@ impl Check<'_> {
         }
     }
 
-    /// Whether a blob is there.
+    /// Looks where a submission is, and the documents that come with it.
+    async fn submission(&mut self, record: &Record) -> Result<(), Fault> {
+        if !self.envelope::<Submission>(record) {
+            return Ok(());
+        }
+        let submission = match patiently(|| self.bus.open::<Submission>(record)).await {
+            Err(fault) if fault.is_transient() => return Err(fault),
+            Err(_) => return Ok(()),
+            Ok(submission) => submission,
+        };
+        let Some(documents) = submission.documents else { return Ok(()) };
+        if !self.look_for_blob(&documents.manifest, "a list of documents", record) {
+            return Ok(());
+        }
+        let list = patiently(|| self.bus.blobs().get(&documents.manifest)).await?;
+        for document in rmp_serde::from_slice::<Vec<Document>>(&list).unwrap_or_default() {
+            self.look_for_blob(&document.sha256, &format!("the document {}", document.path), record);
+        }
+        Ok(())
+    }
+
+    /// Whether a value is there.
     fn look_for(&mut self, place: &Stored, record: &Record) -> bool {
-        let is_there = self.blobs.contains(&place.sha256);
+        self.look_for_blob(&place.sha256, &format!("{} bytes", place.size), record)
+    }
+
+    fn look_for_blob(&mut self, sha256: &str, what: &str, record: &Record) -> bool {
+        let is_there = self.blobs.contains(sha256);
         if !is_there {
-            let what = format!("blob {} of {} bytes", place.sha256, place.size);
+            let what = format!("blob {sha256} ({what})");
             let named_by = format!("{} at {}", record.subject, record.sequence);
             self.missing.push(Missing { what, named_by });
         }
