@@ -33,6 +33,8 @@ const ACK_TIMEOUT: Duration = Duration::from_secs(2);
 const SETTLING: Duration = Duration::from_secs(30);
 /// How long it is at the most between two of these questions: whoever starts a cluster waits for them.
 const LONGEST_WAIT: Duration = Duration::from_millis(100);
+/// How long it is waited before anything is said of that.
+const QUIET: Duration = Duration::from_secs(1);
 /// How often it is asked whether the server is there. Two questions may stand open, so that one whose machine was cut
 /// off counts as lost in 6 to 8 s, as soon as the others have chosen new leaders.
 const PING: Duration = Duration::from_secs(2);
@@ -229,10 +231,10 @@ impl Bus {
             let refusals = Refusals::default();
             let client = dial(connection, name, &refusals).await?;
             let control = context(&client, Duration::from_secs(5));
-            let mut patience = Patience::new(SETTLING);
+            let (mut patience, url) = (Patience::new(SETTLING), without_passwords(&connection.url));
             let connected = async {
                 loop {
-                    match topology::ensure(&control, &without_passwords(&connection.url), wanted).await {
+                    match Box::pin(topology::ensure(&control, &url, wanted)).await {
                         Ok(settings) => return Self::on(client.clone(), control.clone(), settings).await,
                         Err(fault @ Fault::Unavailable { .. }) => patience.wait(fault).await?,
                         Err(fault) => return Err(fault),
@@ -405,21 +407,27 @@ pub(crate) fn timestamp(nanoseconds: i128) -> jiff::Timestamp {
 
 /// How much longer what may pass is waited for.
 struct Patience {
-    ends: tokio::time::Instant,
+    since: tokio::time::Instant,
+    patience: Duration,
     tries: u32,
+    is_told: bool,
 }
 
 impl Patience {
     fn new(patience: Duration) -> Self {
-        Self { ends: tokio::time::Instant::now() + patience, tries: 0 }
+        Self { since: tokio::time::Instant::now(), patience, tries: 0, is_told: false }
     }
 
-    /// Waits a little, or gives the fault back where the time is over.
+    /// Waits a little, or gives the fault back where the time is over. Says once that this takes longer.
     async fn wait(&mut self, fault: Fault) -> Result<(), Fault> {
-        if tokio::time::Instant::now() >= self.ends {
+        let waited = self.since.elapsed();
+        if waited >= self.patience {
             return Err(fault);
         }
-        debug!(%fault, tries = self.tries, "the cluster is not there yet; asking again");
+        if waited >= QUIET && !self.is_told {
+            self.is_told = true;
+            info!(%fault, patience = ?self.patience, "the cluster is not there yet; asking again");
+        }
         self.tries += 1;
         tokio::time::sleep(pause(self.tries).min(LONGEST_WAIT)).await;
         Ok(())

@@ -279,8 +279,8 @@ async fn with_three_copies_any_server_may_die_and_no_append_is_lost() {
     let mut servers = three();
     let url = servers.each_ref().map(|server| server.url.clone()).join(",");
     let wanted = Wanted { replicas: Some(3), ..Wanted::default() };
-    // The servers need a moment to find each other and to choose a leader.
-    let bus = eventually(PATIENCE, "a cluster of three", async || connect(&url, &wanted).await.ok()).await;
+    // The servers need a moment to find each other and to choose a leader, which is waited for.
+    let bus = connect(&url, &wanted).await.expect("the cluster is made");
     let (name, mut last) = (run("r"), 0);
     for server in &mut servers {
         server.kill();

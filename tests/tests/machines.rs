@@ -98,6 +98,28 @@ async fn twice_the_workers_take_half_the_time() {
     }
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn a_process_that_waits_for_servers_without_a_leader_can_be_stopped() {
+    let _alone = alone();
+    let mut setup = Setup::default();
+    // One of two servers, of which the other never comes: there is nobody to choose a leader with.
+    setup.server.more =
+        "server_name: a\ncluster { name: two, listen: 127.0.0.1:-1, routes: [nats://127.0.0.1:1] }\n".into();
+    let mut cluster = Cluster::new(setup);
+    for (role, name) in
+        [(Role::Supervisor, "supervisor-1"), (Role::Worker, "worker-1"), (Role::Critic, "critic-1")]
+    {
+        cluster.add(role, name, &[]);
+    }
+    for name in ["supervisor-1", "worker-1", "critic-1"] {
+        cluster.heard(name, "the cluster is not there yet; asking again", PATIENCE).await;
+        let (status, took) = cluster.stop(name);
+        assert!(status.success(), "{name} ended with {status}:\n{}", cluster.log(name));
+        assert!(took < Duration::from_secs(2), "{name} took {took:?} to end");
+    }
+    cluster.end();
+}
+
 /// How long a machine is cut off: longer than any lease, and than it takes the other servers to choose their leaders.
 const CUT: Duration = Duration::from_secs(14);
 /// How long a silent supervisor keeps its lane, and a silent worker its work.
@@ -325,8 +347,11 @@ async fn five_hundred_tasks_on_three_machines_end_as_undisturbed_whichever_is_cu
     let (found, (takeovers, continued)) = (ending(&history), (history.takeovers(), history.continued()));
     println!("{takeovers} times work was taken over, {continued} times behind a step");
     println!("attempts that ended in each two seconds: {}", pace(&history));
-    let different: Vec<_> = expected.iter().filter(|(task, fate)| found.get(*task) != Some(*fate)).collect();
-    assert!(different.is_empty() && found.len() == expected.len(), "undisturbed it was: {different:#?}");
+    let differs = |task: &&TaskId| found.get(*task) != expected.get(*task);
+    let show = |of: Option<&(Fate, Option<Blob>)>| of.map(|(fate, _)| format!("{fate:?}"));
+    let different: Vec<_> = expected.keys().chain(found.keys()).filter(differs).collect();
+    let shown = different.iter().map(|&task| (task, show(found.get(task)), show(expected.get(task))));
+    assert!(different.is_empty(), "undisturbed it was otherwise: {:#?}", shown.collect::<Vec<_>>());
     for server in 0..3 {
         let log = site.trio.log(server);
         let refused: Vec<&str> = log.lines().filter(|line| line.contains("iolation")).collect();

@@ -26,7 +26,7 @@ const SLOTS: u32 = 4;
 /// The most workers.
 const MOST: u32 = 8;
 /// How much faster everything goes than in a cluster.
-const FASTER: u32 = 30;
+const FASTER: u32 = 40;
 /// How long a burst may take, from its first task to its last worker.
 const PATIENCE: Duration = Duration::from_secs(90);
 
@@ -65,7 +65,7 @@ impl Workers {
 /// Many short tasks and a few long ones, each in steps.
 fn burst() -> Submission {
     let task = |number: u32| {
-        let (delay, steps) = if number < TASKS - LONG { (40, 1) } else { (9_000, 18) };
+        let (delay, steps) = if number < TASKS - LONG { (40, 1) } else { (10_000, 20) };
         echo(&format!("t{number}"), &json!({"delay_ms": delay, "steps": steps}))
     };
     fixed((0..TASKS).map(task).collect())
