@@ -198,14 +198,12 @@ async fn ask(client: &Client, subject: &str, wish: &Value) -> Result<Value, Stri
 fn read(answer: &[u8]) -> Result<Value, String> {
     let answer: Value = serde_json::from_slice(answer)
         .map_err(|_| format!("the server says {:?}", String::from_utf8_lossy(answer)))?;
-    match &answer["error"] {
-        Value::Null => Ok(answer),
-        error => Err(format!(
-            "{} (error {})",
-            error["description"].as_str().unwrap_or("the server gives no reason"),
-            error["err_code"]
-        )),
+    let error = &answer["error"];
+    if error.is_null() {
+        return Ok(answer);
     }
+    let description = error["description"].as_str().unwrap_or("the server gives no reason");
+    Err(format!("{description} (error {})", error["err_code"]))
 }
 
 async fn within(patience: Duration, messages: &mut Subscriber) -> Result<Option<Message>, String> {
