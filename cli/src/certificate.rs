@@ -113,9 +113,12 @@ impl Certificates {
     /// # Errors
     /// It is not, can't be read, or is no key.
     pub fn check_key(&self, path: &Path) -> Result<(), Fault> {
-        let key = PrivateKeyDer::from_pem_file(path).map_err(|error| match error {
-            pem::Error::Io(error) => Fault::Unreadable { path: path.to_owned(), why: error.to_string() },
-            _ => Fault::Other { path: path.to_owned(), what: "private key" },
+        let key = PrivateKeyDer::from_pem_file(path).map_err(|error| {
+            if let pem::Error::Io(error) = error {
+                Fault::Unreadable { path: path.to_owned(), why: error.to_string() }
+            } else {
+                Fault::Other { path: path.to_owned(), what: "private key" }
+            }
         })?;
         match CertifiedKey::from_der(self.0.clone(), key, &ring::default_provider()) {
             Ok(_) => Ok(()),

@@ -613,6 +613,9 @@ fn said_of(url: &str, environment: &BTreeMap<&str, PathBuf>, command: &[&str]) -
     (String::from_utf8(output.stdout).unwrap(), String::from_utf8(output.stderr).unwrap())
 }
 
+/// What is set otherwise, the line in which doctor says so, its words, and those of any other command.
+type Case<'a> = (&'a [(&'a str, PathBuf)], &'a str, &'a str, &'a str);
+
 #[test]
 fn doctor_and_every_command_say_in_words_what_keeps_a_process_out() {
     let program = needs_nats_server!();
@@ -622,8 +625,7 @@ fn doctor_and_every_command_say_in_words_what_keeps_a_process_out() {
     let (authority, certificate, key) = ("MILLRACE_NATS_CA", "MILLRACE_NATS_CERT", "MILLRACE_NATS_KEY");
     let file = |name| folder.file(name);
     let of_other = |name| other.file(name);
-    // What is set otherwise, which line of doctor's says what, and what any command says.
-    let cases: [(&[(&str, PathBuf)], &str, &str, &str); 10] = [
+    let cases: [Case<'_>; 10] = [
         (
             &[(authority, file("gone.crt"))],
             "certificates",

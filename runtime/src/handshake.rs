@@ -1,6 +1,11 @@
 //! Says in words why a TLS handshake with the NATS server came to nothing. The client library reports it as any other
 //! error of a connection.
 
+#![expect(
+    clippy::wildcard_enum_match_arm,
+    reason = "the TLS library has many errors, and few of them are worth words of their own"
+)]
+
 use std::error::Error;
 use std::io;
 

@@ -73,10 +73,8 @@ fn of_file(name: &'static str, path: &Path, variable: &str, like: &str) -> Check
 /// The public half of a user's seed; or why it is none, without a word of it.
 fn user_key(seed: &str) -> Result<String, String> {
     let pair = KeyPair::from_seed(seed.trim()).map_err(|error| error.to_string())?;
-    match pair.key_pair_type() {
-        KeyPairType::User => Ok(pair.public_key()),
-        other => Err(format!("it is one of kind {other:?}")),
-    }
+    let kind = pair.key_pair_type();
+    if kind == KeyPairType::User { Ok(pair.public_key()) } else { Err(format!("it is one of kind {kind:?}")) }
 }
 
 /// By what connections are encrypted. The environment names a certificate and its key together, or neither.
@@ -166,9 +164,10 @@ fn own(
         )
     })?;
     certificate.check_key(key).map_err(|fault| {
-        let found = match fault {
-            Fault::OtherKey => format!("{} is not the key of {}", key.display(), path.display()),
-            fault => fault.to_string(),
+        let found = if fault == Fault::OtherKey {
+            format!("{} is not the key of {}", key.display(), path.display())
+        } else {
+            fault.to_string()
         };
         (
             found,

@@ -54,9 +54,9 @@ impl Folder {
     /// Others can read it, it belongs to somebody else, another process writes to it, or it can't be had.
     pub fn open(root: &Path) -> Result<Self, Error> {
         let at = |source| Error::File { path: root.to_owned(), source };
-        DirBuilder::new().recursive(true).mode(0o700).create(root).map_err(|source| match source.kind() {
-            ErrorKind::AlreadyExists => Error::NotAFolder(root.to_owned()),
-            _ => at(source),
+        DirBuilder::new().recursive(true).mode(0o700).create(root).map_err(|source| {
+            let is_file = source.kind() == ErrorKind::AlreadyExists;
+            if is_file { Error::NotAFolder(root.to_owned()) } else { at(source) }
         })?;
         let held = File::open(root).map_err(at)?;
         flock(&held, FlockOperation::NonBlockingLockExclusive).map_err(|_| Error::Busy(root.to_owned()))?;
