@@ -38,6 +38,8 @@ const QUIET: Duration = Duration::from_secs(1);
 /// How often it is asked whether the server is there. Two questions may stand open, so that one whose machine was cut
 /// off counts as lost in 6 to 8 s, as soon as the others have chosen new leaders.
 const PING: Duration = Duration::from_secs(2);
+/// How long a process that ends waits until what it said has left it.
+const FLUSH: Duration = Duration::from_secs(2);
 /// How many appends may wait for their acknowledgements at once.
 const MAX_IN_FLIGHT: usize = 20_000;
 
@@ -346,10 +348,12 @@ impl Bus {
         }
     }
 
-    /// Waits until everything that was published has left this process.
+    /// Waits until everything that was published has left this process, but not for a server that is away.
     pub async fn flush(&self) {
-        if let Err(error) = self.0.client.flush().await {
-            warn!(%error, "could not flush the connection");
+        match tokio::time::timeout(FLUSH, self.0.client.flush()).await {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => warn!(%error, "could not flush the connection"),
+            Err(_) => warn!("could not flush the connection in time"),
         }
     }
 }
