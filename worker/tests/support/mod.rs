@@ -44,8 +44,9 @@ impl Cluster {
 
     /// Puts an order in its queue, making that as a supervisor would.
     pub async fn offer(&self, order: &Order) {
-        let capabilities = [order.capability.clone()].into();
-        queue::ensure(&self.bus, &capabilities).await.unwrap();
+        let place = subject::order(&order.run, &order.capability, &order.work);
+        let queues = [Capability::new(place.split('.').nth(1).unwrap()).unwrap()].into();
+        queue::ensure(&self.bus, &queues).await.unwrap();
         queue::offer(&self.bus, vec![order.clone()]).await.map_err(|(_, fault)| fault).unwrap();
     }
 
