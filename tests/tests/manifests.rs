@@ -12,6 +12,8 @@ mod overlay;
 mod policy;
 #[path = "manifests/real.rs"]
 mod real;
+#[path = "manifests/routes.rs"]
+mod routes;
 #[path = "manifests/schemas.rs"]
 mod schemas;
 #[path = "manifests/secrets.rs"]

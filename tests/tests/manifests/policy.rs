@@ -105,6 +105,8 @@ fn a_budget_and_a_spread_hold_for_each_workload_of_which_there_may_be_several_an
             let zone = "topology.kubernetes.io/zone";
             assert!(spreads.iter().any(|spread| spread["topologyKey"] == zone), "{}", container.name());
             assert!(spreads.iter().all(|spread| selects(&spread["labelSelector"], labels)));
+            // A node without the label of a zone would otherwise take none of them.
+            assert!(spreads.iter().all(|spread| spread["whenUnsatisfiable"] == "ScheduleAnyway"));
             assert!(selects(&container.workload["spec"]["selector"], labels));
         }
     }

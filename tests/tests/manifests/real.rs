@@ -44,7 +44,8 @@ impl Drop for Pod<'_> {
     }
 }
 
-fn free_port() -> u16 {
+/// A port that nobody listens on.
+pub fn free_port() -> u16 {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a free port");
     listener.local_addr().expect("a listener has an address").port()
 }

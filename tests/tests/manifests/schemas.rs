@@ -126,10 +126,11 @@ fn checkov_finds_nothing_but_what_the_manifests_argue() {
         let file = tempfile::Builder::new().suffix(".yaml").tempfile().expect("a temporary file");
         std::fs::write(file.path(), &overlay.text).expect("a temporary file");
         let mut checkov = Command::new(python.with_file_name("checkov"));
-        checkov.args(["--skip-download", "--framework", "kubernetes", "--compact", "--quiet", "--file"]);
+        checkov.args(["--skip-download", "--framework", "kubernetes", "--compact", "--file"]);
         let done = checkov.arg(file.path()).output().expect("it was installed");
         let found = String::from_utf8_lossy(&done.stdout);
-        assert!(done.status.success(), "{}:\n{found}", overlay.name);
-        assert!(found.contains("Failed checks: 0") || !found.contains("Failed checks"), "{found}");
+        let passed = found.split("Passed checks: ").nth(1).and_then(|rest| rest.split(',').next());
+        let passed: usize = passed.and_then(|number| number.parse().ok()).expect("it counts");
+        assert!(passed > 500 && done.status.success(), "{}:\n{found}", overlay.name);
     }
 }
