@@ -100,10 +100,8 @@ impl Service<'_> {
 
     /// The networks it is on.
     pub fn networks(&self) -> Vec<String> {
-        match &self.its["networks"] {
-            Value::Object(networks) => networks.keys().cloned().collect(),
-            networks => words(networks),
-        }
+        let networks = &self.its["networks"];
+        networks.as_object().map_or_else(|| words(networks), |named| named.keys().cloned().collect())
     }
 
     /// The names by which others reach it.
