@@ -26,8 +26,8 @@ use clap::{Parser, Subcommand};
 use tokio_util::sync::CancellationToken;
 
 use commands::{
-    add, backup, cancel, edit, files, limits, list, metrics, pause, replay, restore, resume, retry, run, schema,
-    show, submit, tell, up, watch,
+    add, backup, cancel, edit, files, limits, list, metrics, pause, replay, restore, resume, retry, run,
+    schema, show, submit, tell, up, watch,
 };
 use exit::{Exit, Stop};
 
