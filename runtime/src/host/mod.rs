@@ -161,8 +161,7 @@ pub fn run<'a>(
             return Ok(());
         }
         standings.values().for_each(|standing| standing.registered());
-        let shared =
-            Arc::new(Shared { bus: bus.clone(), id, health, standings, garbage: AtomicU64::new(0) });
+        let shared = Arc::new(Shared { bus: bus.clone(), id, health, standings, garbage: AtomicU64::new(0) });
         let arguments = root::Arguments { shared, services, beat: beat.clone(), grace };
         let (root, mut ended) = Actor::spawn(None, root::Root, arguments)
             .await
