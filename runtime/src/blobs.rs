@@ -22,6 +22,8 @@ const AGAIN: Duration = Duration::from_millis(20);
 #[derive(Clone)]
 pub struct Blobs {
     context: jetstream::Context,
+    /// How long a blob is looked for that is not there: the copy that answers may lag behind.
+    lag: Duration,
 }
 
 /// The SHA-256 of some bytes, in hexadecimal.
@@ -35,8 +37,8 @@ fn hexadecimal(bytes: &[u8]) -> String {
 }
 
 impl Blobs {
-    pub(crate) fn of(context: &jetstream::Context) -> Self {
-        Self { context: context.clone() }
+    pub(crate) fn of(context: &jetstream::Context, lag: Duration) -> Self {
+        Self { context: context.clone(), lag }
     }
 
     /// Keeps bytes in the store.
@@ -68,23 +70,35 @@ impl Blobs {
     /// There are none, they are damaged, or the server does not answer.
     pub fn get<'a>(&'a self, name: &'a str) -> BoxFuture<'a, Result<Vec<u8>, Fault>> {
         async move {
-            let client = self.context.client();
-            let mut fault = Fault::Missing { sha256: name.into() };
-            for said in objects::said(&client, BLOBS, name).await? {
-                if said.info.deleted {
-                    continue;
-                }
-                match objects::content(&client, BLOBS, &said.info).await {
-                    Ok(bytes) => match sha256(&bytes) {
-                        found if found == name => return Ok(bytes),
-                        found => fault = Fault::Damaged { sha256: name.into(), found },
-                    },
-                    Err(lost) => fault = lost,
+            let started = tokio::time::Instant::now();
+            loop {
+                match self.look(name).await {
+                    Err(Fault::Missing { .. }) if started.elapsed() < self.lag => {
+                        tokio::time::sleep(AGAIN).await;
+                    }
+                    found => return found,
                 }
             }
-            Err(fault)
         }
         .boxed()
+    }
+
+    async fn look(&self, name: &str) -> Result<Vec<u8>, Fault> {
+        let client = self.context.client();
+        let mut fault = Fault::Missing { sha256: name.into() };
+        for said in objects::said(&client, BLOBS, name).await? {
+            if said.info.deleted {
+                continue;
+            }
+            match objects::content(&client, BLOBS, &said.info).await {
+                Ok(bytes) => match sha256(&bytes) {
+                    found if found == name => return Ok(bytes),
+                    found => fault = Fault::Damaged { sha256: name.into(), found },
+                },
+                Err(lost) => fault = lost,
+            }
+        }
+        Err(fault)
     }
 
     /// A value that is kept here if it is too large to travel in a message.

@@ -21,7 +21,7 @@ use tracing::{debug, info, warn};
 
 use crate::Fault;
 use crate::blobs::Blobs;
-use crate::fault::pause;
+use crate::fault::{lag, pause};
 use crate::handshake;
 use crate::metrics::Link;
 use crate::topology::{self, Wanted};
@@ -284,7 +284,7 @@ impl Bus {
         control: jetstream::Context,
         settings: ClusterSettings,
     ) -> Result<Self, Fault> {
-        let blobs = Blobs::of(&control);
+        let blobs = Blobs::of(&control, lag(settings.replicas));
         let publish = context(&client, ACK_TIMEOUT);
         Ok(Self(Arc::new(Inner { client, publish, control, settings, blobs })))
     }

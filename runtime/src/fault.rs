@@ -116,6 +116,12 @@ impl Fault {
     }
 }
 
+/// How long what somebody was told of is looked for where there are so many copies: the one that answers may lag.
+#[must_use]
+pub(crate) fn lag(replicas: u8) -> Duration {
+    if replicas > 1 { Duration::from_secs(5) } else { Duration::ZERO }
+}
+
 /// The wait before try `number` (from 1) of something that failed for a passing reason: 20 ms doubling to 1 s.
 #[must_use]
 pub fn pause(number: u32) -> Duration {

@@ -302,7 +302,37 @@ pub fn read_topic<'a>(
 /// # Errors
 /// The server does not answer.
 pub fn read_one<'a>(bus: &'a Bus, lane: Lane, sequence: u64) -> BoxFuture<'a, Result<Option<Record>, Fault>> {
-    async move { direct::at(bus.client(), &lane_stream(lane), sequence).await }.boxed()
+    async move {
+        let name = lane_stream(lane);
+        match direct::at(bus.client(), &name, sequence).await? {
+            Some(record) => Ok(Some(record)),
+            // The copy that answered may lag. The leader of the stream does not.
+            None => by_the_leader(bus, &name, sequence).await,
+        }
+    }
+    .boxed()
+}
+
+async fn by_the_leader(bus: &Bus, name: &str, sequence: u64) -> Result<Option<Record>, Fault> {
+    let what = || format!("reading message {sequence} of {name}");
+    let stream = bus.control().get_stream_no_info(name).await.map_err(|error| fault(&what(), &error))?;
+    match stream.get_raw_message(sequence).await {
+        Ok(found) => Ok(Some(Record {
+            sequence,
+            subject: found.subject,
+            encoding: crate::bus::encoding(Some(&found.headers)),
+            is_stray: crate::bus::is_stray(Some(&found.headers), 0),
+            payload: found.payload,
+            time: crate::bus::timestamp(found.time.unix_timestamp_nanos()),
+            is_deletion: false,
+        })),
+        Err(error) => match error.kind() {
+            jetstream::stream::RawMessageErrorKind::NoMessageFound => Ok(None),
+            jetstream::stream::RawMessageErrorKind::InvalidSubject
+            | jetstream::stream::RawMessageErrorKind::JetStream(_)
+            | jetstream::stream::RawMessageErrorKind::Other => Err(fault(&what(), &error)),
+        },
+    }
 }
 
 /// How many messages of a lane stand behind sequence `through`, by the leader's word.

@@ -2,6 +2,7 @@
 //! store, and what the cluster can do. It keeps nothing.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use millrace_protocol::ids::{Capability, Lane, RunId};
 use millrace_protocol::plan::{Decision, Plan, apply_decision};
@@ -11,9 +12,13 @@ use millrace_protocol::wire::{Garbage, read_result};
 use millrace_protocol::work::{Entry, Input, Outcome};
 
 use crate::bus::{Bus, Record};
+use crate::fault::lag;
 use crate::log::{read_one, read_topic};
 use crate::topology::lane_stream;
 use crate::{Fault, registry};
+
+/// The wait before a copy that lags is asked again.
+const AGAIN: Duration = Duration::from_millis(50);
 
 /// Reads for the work of one lane. Cheap to clone.
 #[derive(Clone)]
@@ -75,14 +80,12 @@ impl Reader {
     /// # Errors
     /// That decision is not there any more, one of the decisions can't be read, or the server does not answer.
     pub async fn plan(&self, run: &RunId, through: u64) -> Result<Plan, Fault> {
+        let decided = self.decided(run, through).await?;
         let mut plan = Plan::default();
-        let mut last = 0;
-        let decided = read_topic(&self.bus, self.lane, run, &Topic::Plan).await?;
-        for record in decided.iter().filter(|record| record.sequence <= through && !record.is_stray) {
+        for record in &decided {
             apply_decision(&mut plan, &self.bus.open::<Decision>(record).await?);
-            last = record.sequence;
         }
-        if last == through {
+        if decided.last().is_some_and(|last| last.sequence == through) {
             return Ok(plan);
         }
         Err(Fault::Garbage {
@@ -93,6 +96,20 @@ impl Reader {
                 why: "its decisions are not there any more, as if the run were over".into(),
             },
         })
+    }
+
+    /// The decisions of a run up to `through`, which is looked for while the copy that answers may lag.
+    async fn decided(&self, run: &RunId, through: u64) -> Result<Vec<Record>, Fault> {
+        let (started, lag) = (tokio::time::Instant::now(), lag(self.bus.settings().replicas));
+        loop {
+            let mut decided = read_topic(&self.bus, self.lane, run, &Topic::Plan).await?;
+            decided.retain(|record| record.sequence <= through && !record.is_stray);
+            let is_whole = decided.last().is_some_and(|last| last.sequence == through);
+            if is_whole || started.elapsed() >= lag {
+                return Ok(decided);
+            }
+            tokio::time::sleep(AGAIN).await;
+        }
     }
 
     /// A blob by its name: the SHA-256 of its content, in hexadecimal.
