@@ -90,6 +90,7 @@ impl Roles {
             id: None,
             wanted: wanted(),
             linger: PATIENCE,
+            http: None,
         };
         let mut worker =
             millrace_worker::Config::new(connection.clone(), vec![Arc::new(Echo::with_ledger(ledger))]);
