@@ -3,14 +3,15 @@
 
 use futures::FutureExt;
 use futures::future::BoxFuture;
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use async_nats::jetstream::{self, context::ContextBuilder};
 use async_nats::{ConnectError, ConnectErrorKind, ConnectOptions, Event, ServerError};
 use bytes::Bytes;
-use millrace_protocol::ids::Lane;
+use millrace_protocol::ids::{Capability, Lane};
 use millrace_protocol::registry::ClusterSettings;
 use millrace_protocol::wire::{
     ENCODING_HEADER, ENCODING_JSON, Encoding, Garbage, Message, open, open_body, stored,
@@ -28,6 +29,9 @@ use crate::topology::{self, Wanted};
 
 /// How long an acknowledgement of an append is waited for before the log is asked what became of it.
 const ACK_TIMEOUT: Duration = Duration::from_secs(2);
+/// How long a server that can't be reached is waited for when a supervisor starts: where all of a cluster is started at
+/// once, servers come after whoever needs them.
+const STARTING: Duration = Duration::from_secs(10);
 /// How long servers that give no answer are asked again when a supervisor starts: those of a cluster that was just
 /// started choose their leaders first, and not every one knows at once of what was just made.
 const SETTLING: Duration = Duration::from_secs(30);
@@ -215,6 +219,8 @@ struct Inner {
     control: jetstream::Context,
     settings: ClusterSettings,
     blobs: Blobs,
+    /// The queues that this process has made.
+    queues: Mutex<BTreeSet<Capability>>,
 }
 
 impl Bus {
@@ -231,7 +237,7 @@ impl Bus {
     ) -> BoxFuture<'a, Result<Self, Fault>> {
         async move {
             let refusals = Refusals::default();
-            let client = dial(connection, name, &refusals).await?;
+            let client = reach(connection, name, &refusals, Patience::new(STARTING)).await?;
             let control = context(&client, Duration::from_secs(5));
             let (mut patience, url) = (Patience::new(SETTLING), without_passwords(&connection.url));
             let connected = async {
@@ -259,7 +265,7 @@ impl Bus {
     ) -> BoxFuture<'a, Result<Self, Fault>> {
         async move {
             let refusals = Refusals::default();
-            let client = dial(connection, name, &refusals).await?;
+            let client = reach(connection, name, &refusals, Patience::new(patience)).await?;
             let control = context(&client, Duration::from_secs(5));
             let mut patience = Patience::new(patience);
             let joined = async {
@@ -286,7 +292,8 @@ impl Bus {
     ) -> Result<Self, Fault> {
         let blobs = Blobs::of(&control, lag(settings.replicas));
         let publish = context(&client, ACK_TIMEOUT);
-        Ok(Self(Arc::new(Inner { client, publish, control, settings, blobs })))
+        let queues = Mutex::default();
+        Ok(Self(Arc::new(Inner { client, publish, control, settings, blobs, queues })))
     }
 
     /// The NATS client.
@@ -311,6 +318,11 @@ impl Bus {
     #[must_use]
     pub fn blobs(&self) -> &Blobs {
         &self.0.blobs
+    }
+
+    /// The queues that this process has made.
+    pub(crate) fn queues(&self) -> MutexGuard<'_, BTreeSet<Capability>> {
+        self.0.queues.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// For appends: waits two seconds for an acknowledgement.
@@ -456,6 +468,27 @@ pub(crate) async fn alone<T, E: From<Fault>>(
     let client = dial(connection, name, &refusals).await?;
     let control = context(&client, Duration::from_secs(30));
     refusals.or(connection, work(client, control)).await
+}
+
+/// Connects, as soon as the server is there.
+async fn reach(
+    connection: &Connection,
+    name: &str,
+    refusals: &Refusals,
+    mut patience: Patience,
+) -> Result<async_nats::Client, Fault> {
+    let mut is_told = false;
+    loop {
+        let fault = match dial(connection, name, refusals).await {
+            Err(fault @ Fault::Unavailable { .. }) => fault,
+            dialled => return dialled,
+        };
+        let why = fault.to_string();
+        patience.wait(fault).await?;
+        if !std::mem::replace(&mut is_told, true) {
+            warn!(why, "the NATS server can't be reached yet; trying again for a while");
+        }
+    }
 }
 
 async fn dial(connection: &Connection, name: &str, refusals: &Refusals) -> Result<async_nats::Client, Fault> {

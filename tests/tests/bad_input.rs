@@ -155,9 +155,15 @@ fn a_server_that_is_away_or_without_jetstream_or_refuses_us_is_named_with_the_wa
     let guarded =
         NatsServer::with(&Options { user: Some(("ann".into(), "secret".into())), ..Options::default() });
     let empty = NatsServer::start();
-    for role in ["supervisor", "worker", "critic"] {
-        let url = "nats://127.0.0.1:1";
-        check(&mut role_at(&folder, role, url), ENVIRONMENT, &["connecting to nats://127.0.0.1:1"]);
+    let roles = ["supervisor", "worker", "critic"];
+    // Each waits for a server that may be just starting.
+    std::thread::scope(|scope| {
+        for role in roles {
+            let mut away = role_at(&folder, role, "nats://127.0.0.1:1");
+            scope.spawn(move || check(&mut away, ENVIRONMENT, &["connecting to nats://127.0.0.1:1"]));
+        }
+    });
+    for role in roles {
         check(&mut role_at(&folder, role, &without.url), ENVIRONMENT, &["no JetStream", &without.url]);
         let mut wrong = role_at(&folder, role, &guarded.url);
         wrong.env("MILLRACE_NATS_USER", "ann").env("MILLRACE_NATS_PASSWORD", "guess");
