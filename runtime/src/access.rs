@@ -97,6 +97,8 @@ impl May {
             // The reader of a lane is a consumer without a name, since a name would have to be known here.
             self.ask(&["CONSUMER.CREATE", "STREAM.PURGE"], &lane);
             self.say(format!("$JS.API.CONSUMER.MSG.NEXT.{lane}.*"));
+            // The client library looks for its consumer when it has lost a server.
+            self.say(format!("$JS.API.CONSUMER.INFO.{lane}.*"));
         }
         self.read_lanes();
         self.say(subject::every(Kind::Plan));

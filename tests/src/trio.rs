@@ -19,8 +19,11 @@ use crate::machines::{Machines, on};
 use crate::program::millrace;
 use crate::{binary, eventually, free_port, web};
 
-/// How long a server may take to start, and three of them to find each other.
+/// How long a server may take to start.
 const START: Duration = Duration::from_secs(30);
+/// How long three of them may take to find each other, or one that was away to come into step: some elections, one after
+/// another.
+const IN_STEP: Duration = Duration::from_secs(90);
 
 /// What `millrace nats-config` wrote: a server's configuration, and who may come in.
 pub struct Identities {
@@ -159,11 +162,11 @@ impl Trio {
     /// Waits until all three are up and in step.
     ///
     /// # Panics
-    /// They are not within half a minute.
+    /// They are not within a minute and a half.
     pub async fn is_whole(&self) {
         for (server, place) in self.places.iter().enumerate() {
             let what = format!("server {server} to be in step");
-            eventually(START, &what, async || {
+            eventually(IN_STEP, &what, async || {
                 let (status, _) = web::get(place.host, place.monitor, "/healthz").await?;
                 (status == 200).then_some(())
             })
