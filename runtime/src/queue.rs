@@ -2,9 +2,7 @@
 //! is offered again by the supervisor, and one that is there twice meets a journal that says so. Orders are taken out
 //! by [`crate::host`].
 
-use std::collections::BTreeMap;
-
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use async_nats::jetstream::{self, ErrorCode, message::PublishMessage};
 use futures::FutureExt;
@@ -15,7 +13,7 @@ use millrace_protocol::plan::Work;
 use millrace_protocol::subject;
 use millrace_protocol::wire::{MAX_INLINE, body, seal, seal_stored};
 use millrace_protocol::work::Order;
-use tracing::warn;
+use tracing::{debug, warn};
 
 use crate::Fault;
 use crate::bus::{Bus, ID_HEADER};
@@ -70,6 +68,9 @@ pub async fn offer(bus: &Bus, orders: Vec<Order>) -> Result<(), (Vec<Order>, Fau
     }
     for (queue, orders) in put {
         OFFERS.tally(&[&queue]).add(orders);
+        if let Err(fault) = make_once(bus, &queue).await {
+            debug!(queue, %fault, "could not make a queue; the orders wait for it");
+        }
     }
     match reason {
         Some(reason) => Err((failed, reason)),
@@ -84,6 +85,18 @@ fn queue_of(order: &Order) -> &str {
         Work::Review { .. } => subject::CRITIC,
         Work::Planning { .. } => subject::PLANNER,
     }
+}
+
+/// Makes the queue of what was put in its place, the first time that this process does: nobody may have said yet that it
+/// offers the capability, and whoever is to start somebody that does looks at the queue.
+async fn make_once(bus: &Bus, queue: &str) -> Result<(), Fault> {
+    let Ok(queue) = Capability::new(queue) else { return Ok(()) };
+    if bus.queues().contains(&queue) {
+        return Ok(());
+    }
+    topology::ensure_queue(bus.control(), bus.settings(), &queue).await?;
+    bus.queues().insert(queue);
+    Ok(())
 }
 
 async fn send(bus: &Bus, order: &Order) -> Result<jetstream::context::PublishAckFuture, Fault> {
