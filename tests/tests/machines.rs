@@ -219,6 +219,7 @@ impl Site {
     async fn kill_the_leader(&mut self, bus: &Bus) {
         let leader = self.leader(bus).await;
         self.trio.kill(leader);
+        tokio::time::sleep(2 * LEASE).await;
         eventually(PATIENCE, "another leader", async || {
             let found = find_leader(bus).await?;
             (found != leader).then_some(())
