@@ -25,8 +25,8 @@ use crate::{Fault, direct};
 
 /// How long an append is tried before the server counts as gone.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// How long the server may take nothing before that is told.
-const QUIET: Duration = Duration::from_secs(3);
+/// How long the server may take nothing before that is told: longer than copies take to choose another leader.
+const QUIET: Duration = Duration::from_secs(12);
 
 /// Why an append did not happen.
 #[derive(Debug, thiserror::Error)]

@@ -285,6 +285,12 @@ pub(crate) async fn has_queue(context: &jetstream::Context, capability: &Capabil
 
 pub(crate) async fn check_jetstream(context: &jetstream::Context, url: &str) -> Result<(), Fault> {
     context.query_account().await.map(|_| ()).map_err(|error| match error.kind() {
+        // Servers that have yet to choose who leads them.
+        jetstream::context::AccountErrorKind::JetStream(why)
+            if why.error_code() == ErrorCode::CLUSTER_NOT_AVAILABLE =>
+        {
+            Fault::unavailable("asking for JetStream", error)
+        }
         jetstream::context::AccountErrorKind::JetStreamUnavailable
         | jetstream::context::AccountErrorKind::JetStream(_) => Fault::Unsuitable {
             url: url.into(),

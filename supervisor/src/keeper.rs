@@ -25,6 +25,8 @@ use crate::standing::{LaneStanding, Standing};
 
 /// How long a lane's owner may take to finish what it appends when it is stopped.
 const STOP_PATIENCE: Duration = Duration::from_secs(2);
+/// How long it may take to hand all lanes on at the end: a server that is away is not waited for.
+const GOODBYE: Duration = Duration::from_secs(8);
 /// How often it is learnt what the cluster can do.
 const LEARN: Duration = Duration::from_secs(1);
 /// How long it may take to read a bucket: while that is waited for, no lease is renewed.
@@ -100,15 +102,18 @@ impl Keeper {
         loop {
             self.health.beat();
             tokio::select! {
+                biased;
                 () = stop.cancelled() => break,
-                Some(id) = dead.recv() => self.bury(id).await,
-                _ = rounds.tick() => self.round().await,
-                _ = learning.tick() => self.learn().await,
-                _ = beating.tick() => self.beat().await,
+                Some(id) = dead.recv() => or_stopped(&stop, self.bury(id)).await,
+                _ = rounds.tick() => or_stopped(&stop, self.round()).await,
+                _ = learning.tick() => or_stopped(&stop, self.learn()).await,
+                _ = beating.tick() => or_stopped(&stop, self.beat()).await,
             }
         }
         queues.abort();
-        Box::pin(self.leave()).await;
+        if tokio::time::timeout(GOODBYE, Box::pin(self.leave())).await.is_err() {
+            warn!("the lanes could not be handed on in time; their leases run out by themselves");
+        }
     }
 
     async fn round(&mut self) {
@@ -249,6 +254,18 @@ impl Keeper {
             }
         }
         self.bus.flush().await;
+    }
+}
+
+/// Does something that the server answers; it is given up where that takes long after it was time to stop.
+async fn or_stopped(stop: &CancellationToken, work: impl Future<Output = ()>) {
+    let stopped = async {
+        stop.cancelled().await;
+        tokio::time::sleep(STOP_PATIENCE).await;
+    };
+    tokio::select! {
+        () = work => {}
+        () = stopped => debug!("it is time to stop; what was being done is left"),
     }
 }
 

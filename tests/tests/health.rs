@@ -217,6 +217,21 @@ async fn a_server_that_is_away_makes_processes_unready_and_leaves_them_alive() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_process_that_is_told_to_stop_while_the_server_is_away_ends_all_the_same() {
+    let _alone = alone();
+    let setup = Setup { lanes: 16, lane_lease: None, work_lease: None, ..Setup::default() };
+    let mut told = Told::new(setup, &["--capability", "echo"]);
+    told.are_ready().await;
+    told.cluster.server.kill();
+    told.supervisor.says(503, "[-]log").await;
+    for name in ["worker", "critic", "supervisor"] {
+        let (status, took) = told.cluster.stop(name);
+        assert!(status.success(), "{name}: {status}");
+        assert!(took < Duration::from_secs(20), "{name} ended after {took:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_process_that_is_told_to_stop_is_unready_at_once_and_ends_its_work_within_its_grace() {
     let _alone = alone();
     let mut told = Told::new(Setup { slots: 2, ..Setup::default() }, &["--capability", "echo"]);
