@@ -15,7 +15,7 @@ use jiff::Timestamp;
 use millrace_agent::desk::Preferences;
 use millrace_agent::model::{Opener, open};
 use millrace_models::provider::default_choice;
-use millrace_runtime::bus::{Connection, without_passwords};
+use millrace_runtime::bus::{Connection, Credentials, without_passwords};
 use millrace_runtime::{Fault, handshake};
 use rustix::process::{Resource, getrlimit};
 use serde::Serialize;
@@ -288,7 +288,7 @@ async fn check_cluster(connection: &Connection) -> Check {
     let shown = without_passwords(&connection.url);
     match tokio::time::timeout(CONNECT_LIMIT, ask_cluster(connection)).await {
         Ok(Ok(found)) => Check::ok(NAME, found),
-        Ok(Err(error)) => Check::missing(NAME, format!("{shown}: {error}"), advice(&error)),
+        Ok(Err(error)) => Check::missing(NAME, format!("{shown}: {error}"), advice(connection, &error)),
         Err(_) => Check::missing(
             NAME,
             format!("{shown}: no answer within {} s", CONNECT_LIMIT.as_secs()),
@@ -298,11 +298,12 @@ async fn check_cluster(connection: &Connection) -> Check {
 }
 
 /// What to do where the server can't be used.
-fn advice(error: &anyhow::Error) -> &'static str {
+fn advice(connection: &Connection, error: &anyhow::Error) -> &'static str {
     const SERVER: &str = "check the address, and that the server has JetStream and is 2.12 or newer";
     const IDENTITY: &str = "the server does not know this identity: is it in the accounts.conf that the server reads, \
                             and was the server told to read it again (`nats-server --signal reload`, or a restart)? \
                             A key that is retired is let in no more";
+    const PASSWORD: &str = "check MILLRACE_NATS_USER and MILLRACE_NATS_PASSWORD";
     const FILES: &str = "see above";
     if error.is::<Fault>() {
         return FILES;
@@ -315,7 +316,15 @@ fn advice(error: &anyhow::Error) -> &'static str {
                 `--host NAME` adds a name";
     }
     match error.kind() {
-        ConnectErrorKind::Authentication | ConnectErrorKind::AuthorizationViolation => IDENTITY,
+        ConnectErrorKind::Authentication | ConnectErrorKind::AuthorizationViolation => {
+            match connection.credentials {
+                Credentials::Password { .. } => PASSWORD,
+                Credentials::None
+                | Credentials::File(_)
+                | Credentials::NkeyFile(_)
+                | Credentials::Nkey(_) => IDENTITY,
+            }
+        }
         ConnectErrorKind::Tls => FILES,
         ConnectErrorKind::ServerParse
         | ConnectErrorKind::Dns
