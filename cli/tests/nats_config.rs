@@ -514,6 +514,70 @@ fn two_workers_that_would_have_one_name_are_refused() {
 }
 
 #[test]
+fn lanes_never_become_fewer() {
+    let folder = Folder::new(&["--lanes", "4"]);
+    let said = folder.refuse(&["--lanes", "3"]);
+    assert!(said.contains("settings.json holds 4 lanes") && said.contains("fixed when a cluster is made"));
+    folder.configure(&["--lanes", "4"]);
+    folder.configure(&["--lanes", "5"]);
+    assert!(folder.refuse(&["--lanes", "4"]).contains("settings.json holds 5 lanes"));
+}
+
+#[test]
+fn a_limit_is_for_the_tenants_that_are_named_or_for_the_only_one() {
+    let folder = Folder::new(&["--tenant", "red"]);
+    folder.configure(&["--max-store", "1GB"]);
+    folder.configure(&["--tenant", "blue"]);
+    let said = folder.refuse(&["--max-store", "2GB"]);
+    assert!(said.contains("it names none; there are blue, red"), "{said}");
+    folder.configure(&["--tenant", "blue", "--max-store", "2GB"]);
+    let settings: Value = serde_json::from_slice(&fs::read(folder.file("settings.json")).unwrap()).unwrap();
+    let limit = |tenant: &str| settings["tenants"][tenant]["max_store"].as_u64();
+    assert_eq!((limit("red"), limit("blue")), (Some(1 << 30), Some(2 << 30)));
+}
+
+#[test]
+fn git_sees_nothing_of_the_folder() {
+    let folder = Folder::new(&["--jwt"]);
+    assert_eq!(fs::read_to_string(folder.file(".gitignore")).unwrap(), "*\n");
+    let git =
+        |arguments: &[&str]| Command::new("git").arg("-C").arg(folder.0.path()).args(arguments).output();
+    let Ok(made) = git(&["init", "--quiet"]) else { return eprintln!("passed over: git is not on PATH") };
+    assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
+    fs::write(folder.0.path().join("other"), "").unwrap();
+    let seen = git(&["status", "--porcelain", "--untracked-files=all"]).unwrap();
+    assert_eq!(String::from_utf8(seen.stdout).unwrap(), "?? other\n");
+
+    fs::write(folder.file(".gitignore"), "# its owner's\n*\n").unwrap();
+    let before = folder.contents();
+    folder.configure(&[]);
+    assert_eq!(folder.contents(), before);
+}
+
+#[test]
+fn that_nobody_reads_what_it_prints_is_no_fault() {
+    let folder = Folder(tempfile::tempdir().unwrap());
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    let mut command = Command::new(MILLRACE);
+    command.args(["nats-config", "--out"]).arg(folder.path()).stdout(writer);
+    let output = command.stderr(Stdio::piped()).spawn().unwrap().wait_with_output().unwrap();
+    assert_eq!((output.status.code(), String::from_utf8(output.stderr).unwrap()), (Some(0), String::new()));
+}
+
+#[test]
+fn what_the_system_says_is_said_once() {
+    let folder = Folder(tempfile::tempdir().unwrap());
+    let file = folder.0.path().join("file");
+    fs::write(&file, "").unwrap();
+    let output =
+        Command::new(MILLRACE).args(["nats-config", "--out"]).arg(file.join("inside")).output().unwrap();
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert_eq!((output.status.code(), said.matches("Not a directory").count()), (Some(4), 1), "{said}");
+    assert!(said.contains("inside can't be used"), "{said}");
+}
+
+#[test]
 fn only_its_owner_can_look_into_the_folder() {
     let folder = Folder::new(&[]);
     let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
@@ -592,7 +656,33 @@ fn the_secrets_of_kubernetes_are_made_of_the_files() {
     ] {
         assert_eq!(secrets.get(secret).map(String::as_str), Some(keys), "{secret}");
     }
+    for person in ["client", "viewer", "backup"] {
+        let secret = format!("millrace-nkey-{person}");
+        assert!(!secrets.keys().any(|name| name.ends_with(&secret)), "no pod is a {person}");
+        assert!(folder.seed("millrace", person).is_file(), "people take theirs from files");
+    }
     assert_eq!(read["generatorOptions"]["disableNameSuffixHash"], true);
+}
+
+#[test]
+fn what_kubernetes_can_t_take_is_said_each_time() {
+    let folder = Folder::new(&["--worker", "plain-1", "--tenant", "one"]);
+    assert!(!folder.configure(&[]).contains("note:"));
+    let said = folder.configure(&["--worker", "My_Tool,plain-2", "--worker", "ends-", "--tenant", "one"]);
+    for said in [said, folder.configure(&[])] {
+        for name in ["My_Tool", "ends-"] {
+            let note = format!("note: the manifests can't serve {name} under that name");
+            assert_eq!(said.matches(&note).count(), 1, "{said}");
+        }
+        assert_eq!(said.matches("note:").count(), 2, "{said}");
+    }
+
+    let large = Folder::new(&["--no-tls", "--lanes", "256"]);
+    let said = large.configure(&[]);
+    assert!(!said.contains("note:") && said.contains("kubectl apply --server-side -k "), "{said}");
+    let said = large.configure(&["--tenant", "two"]);
+    let bytes = fs::metadata(large.file("accounts.conf")).unwrap().len();
+    assert!(bytes > 1 << 20 && said.contains(&format!("note: accounts.conf has {bytes} bytes")), "{said}");
 }
 
 // ---- what is wrong, in words ----

@@ -10,6 +10,7 @@ use millrace_protocol::ids::{Capability, InvalidName};
 
 use crate::exit::{Exit, Stop};
 use crate::nats_config::{self, Change, Error, Report, Request, Size, Tenant, What};
+use crate::view::print_line;
 
 /// The arguments of `millrace nats-config`.
 ///
@@ -26,14 +27,14 @@ pub struct Arguments {
     /// An identity for the workers that offer these capabilities [default: one for each built-in capability]
     #[arg(long = "worker", value_name = "CAP[,CAP]", value_parser = capabilities)]
     workers: Vec<BTreeSet<Capability>>,
-    /// How many lanes the cluster may have, up to 256 [default: 16]
+    /// How many lanes the cluster may have, up to 256; never fewer than before [default: 16]
     // Permissions name each lane, and a Secret of Kubernetes holds 1 MiB.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=256))]
     lanes: Option<u16>,
     /// A host that the servers are known by, beside localhost and those of compose.yaml and deploy/kubernetes
     #[arg(long, value_name = "NAME", value_parser = host)]
     host: Vec<String>,
-    /// How much the streams of a tenant may take on the disk of a server, such as 50GB [default: not limited]
+    /// How much the streams of a tenant may take on disk, all copies together, such as 50GB [default: not limited]
     #[arg(long, value_name = "SIZE")]
     max_store: Option<Size>,
     /// Identities as JWTs, signed by an operator, with credentials files
@@ -98,19 +99,20 @@ fn stop(error: Error) -> Stop {
 
 fn print(request: &Request, report: &Report) {
     if report.changes.is_empty() {
-        println!("{}: as it was, nothing to do", request.out.display());
+        print_line(&format!("{}: as it was, nothing to do", request.out.display()));
     } else {
-        println!("{}:", request.out.display());
+        print_line(&format!("{}:", request.out.display()));
     }
     for Change { name, what } in &report.changes {
-        match what {
-            What::New => println!("  new      {name}"),
-            What::Changed(why) => println!("  changed  {name} ({why})"),
-            What::Gone(why) => println!("  gone     {name} ({why})"),
-        }
+        print_line(&match what {
+            What::New => format!("  new      {name}"),
+            What::Changed(why) => format!("  changed  {name} ({why})"),
+            What::Gone(why) => format!("  gone     {name} ({why})"),
+        });
     }
-    println!("next:");
-    next(request, report).iter().for_each(|line| println!("  {line}"));
+    report.notes.iter().for_each(|note| print_line(&format!("note: {note}")));
+    print_line("next:");
+    next(request, report).iter().for_each(|line| print_line(&format!("  {line}")));
 }
 
 fn next(request: &Request, report: &Report) -> Vec<String> {
@@ -132,6 +134,6 @@ fn next(request: &Request, report: &Report) -> Vec<String> {
     vec![
         format!("a server      nats-server -c {out}/nats.conf, with the variables that its first lines name"),
         format!("a process     {identity}{tls} millrace doctor --nats nats://HOST:4222"),
-        format!("Kubernetes    kubectl apply -k {out}"),
+        format!("Kubernetes    kubectl apply --server-side -k {out}"),
     ]
 }

@@ -117,6 +117,17 @@ impl Folder {
         Ok(())
     }
 
+    /// Keeps the folder out of a repository that it stands in. A `.gitignore` that is there is its owner's.
+    ///
+    /// # Errors
+    /// It can't be written.
+    pub fn keep_out_of_git(&mut self) -> Result<(), Error> {
+        match self.read(".gitignore")? {
+            Some(_) => Ok(()),
+            None => self.write(".gitignore", Kept::Open, "*\n", "it was not there"),
+        }
+    }
+
     /// Gives a file another name. One that is not there stays so.
     ///
     /// # Errors

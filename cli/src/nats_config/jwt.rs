@@ -122,7 +122,7 @@ pub enum Store {
     None,
     /// As much as the servers have room for.
     Unlimited,
-    /// At most so much on the disk of a server.
+    /// At most so much on disk, all copies on all servers together.
     Limited(Size),
 }
 

@@ -38,6 +38,7 @@ use keys::{Exchange, Keys};
 use settings::{Identity, Settings};
 
 pub use folder::{Change, What};
+pub use kustomization::Note;
 pub use settings::{Size, Tenant};
 
 /// Who owns the servers' own account, and what it is called.
@@ -58,7 +59,7 @@ pub struct Request {
     pub lanes: Option<u16>,
     /// Hosts of the servers, beside the usual ones.
     pub hosts: Vec<String>,
-    /// How much the streams of a tenant may take.
+    /// How much the streams of a tenant may take on disk, all copies together.
     pub max_store: Option<Size>,
     /// Whether identities are JWTs.
     pub jwt: bool,
@@ -83,6 +84,8 @@ pub struct Report {
     pub jwt: bool,
     /// Whether connections are encrypted.
     pub tls: bool,
+    /// What Kubernetes can't take of it.
+    pub notes: Vec<Note>,
 }
 
 /// Why nothing, or not everything, was written. Running the command again goes on.
@@ -109,7 +112,7 @@ pub enum Error {
         mode: u32,
     },
     /// The system says no.
-    #[error("{path}: {source}")]
+    #[error("{path} can't be used")]
     File {
         /// The file or folder.
         path: PathBuf,
@@ -123,6 +126,25 @@ pub enum Error {
         path: PathBuf,
         /// What is wrong.
         why: String,
+    },
+    /// Lanes are to be fewer.
+    #[error(
+        "{path} holds {held} lanes, and {asked} would take from a cluster what it has: lanes are fixed when a cluster is \
+         made; leave --lanes out, or, where none is made yet, write {asked} into that file"
+    )]
+    FewerLanes {
+        /// The file.
+        path: PathBuf,
+        /// How many it holds.
+        held: u16,
+        /// How many are asked for.
+        asked: u16,
+    },
+    /// A limit is for one of several tenants, and it is not said for which.
+    #[error("--max-store is for the tenants that --tenant names, and it names none; there are {}", known.join(", "))]
+    WhichTenant {
+        /// The tenants that there are.
+        known: Vec<String>,
     },
     /// A seed can't be read. The text never holds it.
     #[error(
@@ -197,6 +219,8 @@ impl Error {
             | Self::Foreign(_)
             | Self::Exposed { .. }
             | Self::Settings { .. }
+            | Self::FewerLanes { .. }
+            | Self::WhichTenant { .. }
             | Self::NoSeed { .. }
             | Self::Unknown { .. }
             | Self::OldKey { .. }
@@ -214,7 +238,7 @@ impl Error {
 struct Account {
     /// Its name: the tenant's.
     owner: String,
-    /// How much its streams may take on the disk of a server.
+    /// How much its streams may take on disk, all copies on all servers together.
     max_store: Option<Size>,
     /// Those whom it lets in, with their keys.
     members: Vec<(Identity, Keys)>,
@@ -230,6 +254,7 @@ pub fn write(request: &Request) -> Result<Report, Error> {
     let identities = identities(&settings)?;
     let exchanges = Exchanges::of(request, &settings, &identities)?;
     exchanges.check(&folder)?;
+    folder.keep_out_of_git()?;
     folder.write(settings::FILE, Kept::Open, &settings.text(), FOLLOWS)?;
 
     let system = keys::of_user(&mut folder, SYSTEM.0, SYSTEM.1, exchanges.with(SYSTEM.0, SYSTEM.1))?;
@@ -249,14 +274,19 @@ pub fn write(request: &Request) -> Result<Report, Error> {
     for (owner, name) in &exchanges.retire {
         folder.remove(&keys::old_file(owner, name), "its key is let in no more")?;
     }
+    let notes = kustomization::notes(&settings, &text);
     let tenants = settings.tenants.into_keys().collect();
-    Ok(Report { changes: folder.changes(), tenants, jwt: settings.jwt, tls: settings.tls })
+    Ok(Report { changes: folder.changes(), tenants, jwt: settings.jwt, tls: settings.tls, notes })
 }
 
 fn settings(folder: &Folder, request: &Request) -> Result<Settings, Error> {
+    let path = folder.path(settings::FILE);
     let mut settings = match folder.read(settings::FILE)? {
-        Some(text) => Settings::parse(&text)
-            .map_err(|why| Error::Settings { path: folder.path(settings::FILE), why })?,
+        Some(text) => {
+            let held = Settings::parse(&text).map_err(|why| Error::Settings { path: path.clone(), why })?;
+            held.check(request, &path)?;
+            held
+        }
         None => Settings::default(),
     };
     settings.add(request);

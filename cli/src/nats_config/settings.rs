@@ -3,6 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
+use std::path::Path;
 use std::str::FromStr;
 
 use millrace_protocol::ids::Capability;
@@ -122,7 +123,8 @@ pub struct Settings {
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TenantSettings {
-    /// How many bytes its streams may take on the disk of a server; `None` for what the servers have.
+    /// How many bytes its streams may take on disk, all copies on all servers together, as the server counts each;
+    /// `None` for what the servers have.
     pub max_store: Option<Size>,
     /// The capabilities of each kind of worker.
     pub workers: BTreeSet<BTreeSet<Capability>>,
@@ -147,6 +149,21 @@ impl Settings {
     #[must_use]
     pub fn text(&self) -> String {
         serde_json::to_string_pretty(self).expect("names and numbers are JSON") + "\n"
+    }
+
+    /// Refuses what would change more than whoever asks can mean; `path` is the file that these settings stand in.
+    ///
+    /// # Errors
+    /// Fewer lanes, which would take permissions away from a cluster that has them; or a limit for one of several
+    /// tenants that is not named.
+    pub fn check(&self, request: &Request, path: &Path) -> Result<(), Error> {
+        if let Some(asked) = request.lanes.filter(|&asked| asked < self.lanes) {
+            return Err(Error::FewerLanes { path: path.to_owned(), held: self.lanes, asked });
+        }
+        if request.max_store.is_some() && request.tenants.is_empty() && self.tenants.len() > 1 {
+            return Err(Error::WhichTenant { known: self.tenants.keys().map(Tenant::to_string).collect() });
+        }
+        Ok(())
     }
 
     /// Adds what is asked for.
