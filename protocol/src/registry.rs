@@ -21,6 +21,10 @@ pub struct ClusterSettings {
     pub lane_lease_ms: u64,
     /// How long a piece of work belongs to a worker that is not heard of, in milliseconds.
     pub work_lease_ms: u64,
+    /// The last order in the stream of queues that counts without a mark of its writer; `None` where programs from before
+    /// 0.4 have made the cluster and may still give out orders without one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub unmarked_orders_through: Option<u64>,
 }
 
 /// The roles a process can have.

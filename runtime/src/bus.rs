@@ -24,6 +24,7 @@ use crate::Fault;
 use crate::blobs::Blobs;
 use crate::fault::{lag, pause};
 use crate::handshake;
+use crate::marks::Marks;
 use crate::metrics::Link;
 use crate::topology::{self, Wanted};
 
@@ -218,6 +219,7 @@ struct Inner {
     publish: jetstream::Context,
     control: jetstream::Context,
     settings: ClusterSettings,
+    marks: Marks,
     blobs: Blobs,
     /// The queues that this process has made.
     queues: Mutex<BTreeSet<Capability>>,
@@ -292,14 +294,19 @@ impl Bus {
     ) -> Result<Self, Fault> {
         let blobs = Blobs::of(&control, lag(settings.replicas));
         let publish = context(&client, ACK_TIMEOUT);
-        let queues = Mutex::default();
-        Ok(Self(Arc::new(Inner { client, publish, control, settings, blobs, queues })))
+        let (marks, queues) = (Marks::of(&settings), Mutex::default());
+        Ok(Self(Arc::new(Inner { client, publish, control, settings, marks, blobs, queues })))
     }
 
     /// The NATS client.
     #[must_use]
     pub fn client(&self) -> &async_nats::Client {
         &self.0.client
+    }
+
+    /// Which orders need no mark.
+    pub(crate) fn marks(&self) -> &Marks {
+        &self.0.marks
     }
 
     /// What is fixed in this cluster.

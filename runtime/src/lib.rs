@@ -38,6 +38,7 @@ pub mod journal;
 pub mod lease;
 pub mod limits;
 pub mod log;
+pub mod marks;
 pub mod metrics;
 mod objects;
 pub mod queue;

@@ -88,6 +88,7 @@ impl Wanted {
             replicas: self.replicas.unwrap_or(1),
             lane_lease_ms: millis(self.lane_lease, self.otherwise.lane_lease),
             work_lease_ms: millis(self.work_lease, self.otherwise.work_lease),
+            unmarked_orders_through: Some(0),
         }
     }
 
@@ -318,7 +319,11 @@ async fn settle(store: &kv::Store, wanted: &Wanted) -> Result<ClusterSettings, F
 async fn read_settings(store: &kv::Store) -> Result<ClusterSettings, Fault> {
     let found = store.get(SETTINGS).await.map_err(|error| fault("the cluster's settings", &error))?;
     let bytes = found.ok_or_else(|| Fault::unavailable("the cluster's settings", "they are not there"))?;
-    serde_json::from_slice(&bytes).map_err(|error| Fault::Differs {
+    settings_from(&bytes)
+}
+
+pub(crate) fn settings_from(bytes: &[u8]) -> Result<ClusterSettings, Fault> {
+    serde_json::from_slice(bytes).map_err(|error| Fault::Differs {
         what: "the layout".into(),
         found: format!("settings that can't be read ({error})"),
         wanted: LAYOUT.to_string(),

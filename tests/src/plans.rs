@@ -6,10 +6,12 @@ use std::time::Duration;
 use async_nats::HeaderMap;
 use millrace_protocol::ids::{Capability, RunId, TaskId};
 use millrace_protocol::plan::{Limits, Mode, Plan, Review, Submission, TaskSpec};
+use millrace_protocol::registry::ClusterSettings;
 use millrace_protocol::subject::Topic;
 use millrace_runtime::bus::ID_HEADER;
 use millrace_runtime::log::append;
-use millrace_runtime::{Bus, registry};
+use millrace_runtime::topology::{CLUSTER, WORK};
+use millrace_runtime::{Bus, direct, registry};
 use serde_json::{Value, json};
 
 use crate::eventually;
@@ -148,6 +150,34 @@ pub fn appended() -> HeaderMap {
     let mut headers = HeaderMap::new();
     headers.insert(ID_HEADER, "of-a-test");
     headers
+}
+
+/// Makes a cluster of one that supervisors from before 0.4 have made: its settings ask for no marks, and the orders in
+/// its queues have none.
+///
+/// # Panics
+/// The server does not answer.
+pub async fn forget_marks(bus: &Bus) {
+    let context = async_nats::jetstream::new(bus.client().clone());
+    let settings = ClusterSettings { unmarked_orders_through: None, ..bus.settings().clone() };
+    let settings = serde_json::to_vec(&settings).expect("they have a form in JSON");
+    let store = context.get_key_value(CLUSTER).await.expect("the bucket is there");
+    store.put("settings", settings.into()).await.expect("they are written");
+    let orders = direct::read(bus.client(), WORK, "work.>", 1).await.expect("it answers");
+    context.get_stream(WORK).await.expect("it is there").purge().await.expect("it is emptied");
+    for order in orders {
+        offer_unmarked(bus, &order.subject, &order.payload).await;
+    }
+}
+
+/// Puts an order in its queue as a supervisor from before 0.4 does.
+///
+/// # Panics
+/// The server does not take it.
+pub async fn offer_unmarked(bus: &Bus, subject: &str, payload: &[u8]) {
+    let context = async_nats::jetstream::new(bus.client().clone());
+    let sent = context.publish(subject.to_owned(), payload.to_vec().into()).await;
+    sent.expect("it is sent").await.expect("it is taken");
 }
 
 /// Waits for the end of a run and gives its history, from the lane or the archive.

@@ -16,7 +16,7 @@ use millrace_runtime::{Bus, registry};
 use millrace_tests::cluster::{Cluster, Role, Setup, alone};
 use millrace_tests::eventually;
 use millrace_tests::history::History;
-use millrace_tests::plans::{appended, echo, ended, fan_out, finished, fixed, id, run, submit};
+use millrace_tests::plans::{appended, echo, ended, fan_out, finished, fixed, forget_marks, id, run, submit};
 use serde_json::json;
 
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -273,6 +273,28 @@ async fn work_that_was_done_while_nobody_owned_the_lane_takes_no_place_of_what_w
     eventually(PATIENCE, "a queue that was worked off", done).await;
     cluster.restart("supervisor-1");
     let history = finished(&bus, &run, PATIENCE).await;
+    history.assert_holds();
+    assert_eq!(end_of(history.plan()), Some(EndReason::Completed));
+    cluster.end();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_run_whose_orders_an_older_supervisor_gave_out_goes_on_at_once() {
+    let _alone = alone();
+    let mut cluster = Cluster::new(Setup::default());
+    cluster.add(Role::Supervisor, "supervisor-1", &[]);
+    let bus = cluster.bus().await;
+    let run = run("older");
+    submit(&bus, &run, &fan_out(20, &json!({}))).await;
+    let offered = async || orders(&bus).await.filter(|orders| *orders == 20);
+    eventually(PATIENCE, "orders for a worker to come", offered).await;
+    cluster.kill("supervisor-1");
+    forget_marks(&bus).await;
+    cluster.restart("supervisor-1");
+    cluster.heard("supervisor-1", "orders without a mark are refused from here on", PATIENCE).await;
+    cluster.add(Role::Worker, "worker-1", &["--capability", "echo"]);
+    // What is refused is offered again only after half a minute.
+    let history = finished(&bus, &run, Duration::from_secs(20)).await;
     history.assert_holds();
     assert_eq!(end_of(history.plan()), Some(EndReason::Completed));
     cluster.end();

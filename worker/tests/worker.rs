@@ -8,13 +8,14 @@ use std::time::{Duration, Instant};
 
 use millrace_protocol::ids::{RunId, TaskId};
 use millrace_protocol::plan::Work;
+use millrace_protocol::registry::{Beat, Role};
 use millrace_protocol::result::ErrorKind;
 use millrace_protocol::subject::Topic;
-use millrace_protocol::wire::Blob;
-use millrace_protocol::work::{Entry, Outcome};
-use millrace_runtime::{log, queue, registry};
+use millrace_protocol::wire::{self, Blob};
+use millrace_protocol::work::{Entry, Order, Outcome};
+use millrace_runtime::{Bus, log, marks, queue, registry};
 use millrace_tests::eventually;
-use millrace_tests::plans::appended;
+use millrace_tests::plans::{appended, forget_marks, offer_unmarked};
 use millrace_worker::{
     CancellationToken, Capability, Config, Error, TaskError, TaskResult, WorkerId, builtin, capability, run,
 };
@@ -414,6 +415,88 @@ async fn garbage_in_a_queue_is_taken_out_and_the_next_order_is_done() {
     cluster.result(&order).await;
     cluster.waiting("echo", 0).await;
     assert!(cluster.journal(&misplaced).await.is_empty(), "an order on another's subject is not done");
+    worker.stop().await;
+}
+
+/// Puts an order in its queue as a supervisor from before 0.4 does, or the server for somebody else.
+async fn unmarked(cluster: &Cluster, task: &str) -> Order {
+    let order = order("echo", task, json!({}));
+    let payload = wire::seal::<Order>(&wire::body(&order));
+    offer_unmarked(&cluster.bus, &order_subject(&order), &payload).await;
+    order
+}
+
+/// The cluster as somebody finds it who only comes now.
+async fn joined(cluster: &Cluster) -> Bus {
+    Bus::join(&cluster.connection(), "late", PATIENCE).await.unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn orders_of_older_supervisors_are_done_until_the_last_of_these_has_gone() {
+    let cluster = Cluster::start().await;
+    let order = order("echo", "older", json!({}));
+    cluster.offer(&order).await;
+    forget_marks(&cluster.bus).await;
+    let older = Beat {
+        id: WorkerId::new("older").unwrap(),
+        role: Role::Supervisor,
+        host: "box".into(),
+        pid: 1,
+        started: jiff::Timestamp::UNIX_EPOCH,
+        slots: Vec::new(),
+        busy: 0,
+        busy_with: Vec::new(),
+        version: "0.3.0".into(),
+    };
+    let worker = Worker::echo(&cluster);
+    cluster.result(&order).await;
+    let bus = joined(&cluster).await;
+    registry::beat(&bus, &older).await.unwrap();
+    assert!(!marks::require(&bus).await.unwrap(), "an older supervisor lives");
+    cluster.result(&unmarked(&cluster, "and-again").await).await;
+
+    registry::leave(&cluster.bus, &older).await.unwrap();
+    assert!(marks::require(&bus).await.unwrap(), "it has gone");
+    let since = Instant::now();
+    for number in 0.. {
+        let order = unmarked(&cluster, &format!("stray-{number}")).await;
+        cluster.waiting("echo", 0).await;
+        if cluster.journal(&order).await.is_empty() {
+            break;
+        }
+        assert!(since.elapsed() < PATIENCE, "orders without a mark are still done");
+    }
+    worker.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn of_the_orders_without_a_mark_those_count_that_were_there_before_marks_were_asked_for() {
+    let cluster = Cluster::start().await;
+    let before = order("echo", "before", json!({}));
+    cluster.offer(&before).await;
+    forget_marks(&cluster.bus).await;
+    assert!(marks::require(&joined(&cluster).await).await.unwrap());
+    let after = unmarked(&cluster, "after").await;
+    let worker = Worker::echo(&cluster);
+    cluster.result(&before).await;
+    cluster.waiting("echo", 0).await;
+    assert!(
+        cluster.journal(&after).await.is_empty(),
+        "whoever came later can't have been an older supervisor"
+    );
+    worker.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn in_a_new_cluster_an_order_without_a_mark_is_none() {
+    let cluster = Cluster::start().await;
+    let stray = unmarked(&cluster, "stray").await;
+    let worker = Worker::echo(&cluster);
+    let order = order("echo", "good", json!({}));
+    cluster.offer(&order).await;
+    cluster.result(&order).await;
+    cluster.waiting("echo", 0).await;
+    assert!(cluster.journal(&stray).await.is_empty());
     worker.stop().await;
 }
 

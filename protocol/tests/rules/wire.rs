@@ -796,8 +796,14 @@ fn samples() -> Vec<Sample> {
         busy_with: Vec::new(),
         version: "0.1.0".into(),
     };
-    let settings =
-        ClusterSettings { version: 1, lanes: 4, replicas: 3, lane_lease_ms: 5000, work_lease_ms: 20_000 };
+    let settings = ClusterSettings {
+        version: 1,
+        lanes: 4,
+        replicas: 3,
+        lane_lease_ms: 5000,
+        work_lease_ms: 20_000,
+        unmarked_orders_through: None,
+    };
     let summary = RunSummary::of(&run, Lane(0), &plan, cast::start()).unwrap();
     let manifest = vec![Document { path: "GPL-3.0.txt".into(), sha256: "01".repeat(32), size: 35_149 }];
     let description = CapabilityDescription {

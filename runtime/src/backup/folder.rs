@@ -251,6 +251,7 @@ mod tests {
             replicas: 1,
             lane_lease_ms: 6_000,
             work_lease_ms: 15_000,
+            unmarked_orders_through: Some(0),
         };
         let version = "0.0.0".into();
         Manifest {

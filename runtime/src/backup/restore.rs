@@ -73,6 +73,8 @@ pub fn restore<'a>(
         let manifest = folder::verify(&wish.folder, stop, told)?;
         let settings = ClusterSettings {
             replicas: wish.replicas.unwrap_or(manifest.settings.replicas),
+            // The queues begin anew.
+            unmarked_orders_through: Some(0),
             ..manifest.settings.clone()
         };
         alone(connection, "millrace-restore", async |client, context| {

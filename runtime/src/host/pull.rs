@@ -188,7 +188,7 @@ impl Lease {
             encoding: encoding(self.message.headers.as_ref()),
             time: jiff::Timestamp::UNIX_EPOCH,
             is_deletion: false,
-            is_stray: is_stray(self.message.headers.as_ref(), 0),
+            is_stray: is_stray(self.message.headers.as_ref(), 0) && !self.is_of_before_marks().await?,
         };
         let order = self.bus.open::<Order>(&record).await?;
         check(&self.bus, &order, self.subject())?;
@@ -200,11 +200,23 @@ impl Lease {
         &self.message.subject
     }
 
+    /// Whether it has no headers and needs none.
+    async fn is_of_before_marks(&self) -> Result<bool, Fault> {
+        if self.message.headers.is_some() {
+            return Ok(false);
+        }
+        let message = self.of_stream();
+        let Ok(info) = message.info() else { return Ok(false) };
+        self.bus.marks().may_lack(self.bus.control(), info.stream_sequence).await
+    }
+
+    fn of_stream(&self) -> jetstream::Message {
+        jetstream::Message { message: self.message.clone(), context: self.bus.control().clone() }
+    }
+
     /// Whether the queue has given it out before.
     pub fn is_repeated(&self) -> bool {
-        let message =
-            jetstream::Message { message: self.message.clone(), context: self.bus.control().clone() };
-        message.info().is_ok_and(|info| info.delivered > 1)
+        self.of_stream().info().is_ok_and(|info| info.delivered > 1)
     }
 
     /// The work is done, or never will be: the order leaves the queue. Not waited for; a lost one comes again and
@@ -225,8 +237,7 @@ impl Lease {
     /// The server does not answer.
     pub async fn is_gone(&self) -> Result<bool, Fault> {
         let looking = || format!("looking for {}", self.subject());
-        let message =
-            jetstream::Message { message: self.message.clone(), context: self.bus.control().clone() };
+        let message = self.of_stream();
         let taken = message.info().map_err(|error| Fault::unavailable(looking(), error))?.published;
         let taken = timestamp(taken.unix_timestamp_nanos());
         let request = json!({ "subjects_filter": self.subject() });
