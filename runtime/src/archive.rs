@@ -6,13 +6,15 @@ use std::io::{BufRead, BufReader, Write};
 use bytes::Bytes;
 use lz4_flex::frame::{FrameDecoder, FrameEncoder};
 use millrace_protocol::ids::{Lane, RunId};
+use millrace_protocol::subject::{self, Topic};
 use millrace_protocol::wire::Encoding;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 use crate::bus::{Bus, Record};
+use crate::fault::{lag, pause};
 use crate::topology::ARCHIVE;
-use crate::{Fault, log, objects};
+use crate::{Fault, log, objects, registry};
 
 /// One message in an archive.
 #[derive(Serialize, Deserialize)]
@@ -111,14 +113,37 @@ pub async fn write(bus: &Bus, lane: Lane, run: &RunId, end: u64) -> Result<u64, 
 /// The server does not answer, or the archive can't be read.
 pub async fn read(bus: &Bus, run: &RunId) -> Result<Option<Vec<Record>>, Fault> {
     let what = || format!("reading the archive of run {run}");
-    let said = objects::said(bus.client(), ARCHIVE, run.as_str()).await?;
-    // The last that one of ours has said; where an older program has, the first, since then there was only one.
-    let counts = said.iter().rev().find(|said| !said.is_stray).or(said.first());
-    let Some(said) = counts.filter(|said| !said.info.deleted) else { return Ok(None) };
-    let bytes = objects::content(bus.client(), ARCHIVE, &said.info).await?;
+    let said = objects::genuine(bus.client(), ARCHIVE, run.as_str()).await?;
+    let Some(said) = said.filter(|said| !said.info.deleted) else { return Ok(None) };
+    let bytes = objects::described(bus.client(), ARCHIVE, &said).await?;
+    let bytes =
+        bytes.ok_or_else(|| Fault::unavailable(what(), "it is not all there, or not what was written"))?;
     let records = tokio::task::spawn_blocking(move || unpack(&bytes));
     let records = records.await.map_err(|error| Fault::unavailable(what(), error))?;
     records.map(Some).map_err(|why| Fault::unavailable(what(), why))
+}
+
+/// Whether the archive holds all of a run, written by somebody who may. What is not there is asked for again for as long
+/// as the copy that answers may lag.
+///
+/// # Errors
+/// The server does not answer.
+pub async fn holds(bus: &Bus, run: &RunId) -> Result<bool, Fault> {
+    let (started, lag) = (tokio::time::Instant::now(), lag(bus.settings().replicas));
+    let mut tries = 0;
+    loop {
+        let said = objects::genuine(bus.client(), ARCHIVE, run.as_str()).await?;
+        if let Some(said) = said.filter(|said| !said.info.deleted)
+            && objects::described(bus.client(), ARCHIVE, &said).await?.is_some()
+        {
+            return Ok(true);
+        }
+        if started.elapsed() >= lag {
+            return Ok(false);
+        }
+        tries += 1;
+        tokio::time::sleep(pause(tries)).await;
+    }
 }
 
 fn unpack(bytes: &[u8]) -> Result<Vec<Record>, String> {
@@ -151,13 +176,15 @@ impl Kept {
 /// # Errors
 /// The server does not answer.
 pub async fn find_run(bus: &Bus, lane: Lane, run: &RunId) -> Result<Vec<Record>, Fault> {
-    // The archive first: it is written before the lane is purged, and what the lane still has then is the same.
-    if let Some(records) = read(bus, run).await? {
-        return Ok(records);
-    }
     let records = log::read_run(bus, lane, run, 1).await?;
-    if !records.is_empty() {
+    // Asked behind the reading: it says so before anything is removed, so what was read otherwise is not a part.
+    let is_archived = registry::summary(bus, run).await?.is_some_and(|summary| summary.archived);
+    if !is_archived && records.iter().any(is_of_plan) {
         return Ok(records);
     }
-    Ok(read(bus, run).await?.unwrap_or_default())
+    Ok(read(bus, run).await?.unwrap_or(records))
+}
+
+fn is_of_plan(record: &Record) -> bool {
+    !record.is_stray && matches!(subject::parse(&record.subject), Some((_, _, Topic::Plan)))
 }

@@ -15,6 +15,8 @@ use crate::{Fault, objects};
 
 /// How often storing is tried while others store the same.
 const TRIES: u32 = 5;
+/// How long a name is: a SHA-256 in hexadecimal.
+const NAME: usize = 64;
 /// The wait before it is tried again.
 const AGAIN: Duration = Duration::from_millis(20);
 
@@ -51,7 +53,7 @@ impl Blobs {
             let (name, size) = (hexadecimal(&digest), bytes.len() as u64);
             for _ in 0..TRIES {
                 let said = objects::said(&self.context.client(), BLOBS, &name).await?;
-                let is_there = said.iter().any(|said| said.info.size == size && !said.info.deleted);
+                let is_there = self.is_there(&name, size, &said).await;
                 let last = said.last().map_or(0, |said| said.sequence);
                 if is_there || objects::write(&self.context, BLOBS, &name, bytes, &digest, last).await? {
                     return Ok(Stored { sha256: name, size });
@@ -64,16 +66,32 @@ impl Blobs {
         .boxed()
     }
 
-    /// The bytes of that name.
+    /// Whether a blob is in the store already. What nobody said, or a program that left no mark, is believed where the
+    /// content is there.
+    fn is_there<'a>(&'a self, name: &'a str, size: u64, said: &[objects::Said]) -> BoxFuture<'a, bool> {
+        let mut fitting = said.iter().filter(|said| said.info.size == size && !said.info.deleted).peekable();
+        let is_said = fitting.peek().is_some();
+        let is_sure = fitting.any(|said| !said.is_stray);
+        async move { is_sure || (is_said && self.look(name).await.is_ok()) }.boxed()
+    }
+
+    /// The bytes of that name. Where the copy that answers may lag, what is not all there is waited for.
     ///
     /// # Errors
-    /// There are none, they are damaged, or the server does not answer.
+    /// There are none or not all, they are damaged, or the server does not answer.
     pub fn get<'a>(&'a self, name: &'a str) -> BoxFuture<'a, Result<Vec<u8>, Fault>> {
         async move {
+            // No blob has another name, and not every text can be asked for.
+            if name.len() != NAME || !name.bytes().all(|byte| byte.is_ascii_hexdigit()) {
+                return Err(Fault::Missing { sha256: name.into() });
+            }
             let started = tokio::time::Instant::now();
             loop {
                 match self.look(name).await {
-                    Err(Fault::Missing { .. }) if started.elapsed() < self.lag => {
+                    Err(fault)
+                        if started.elapsed() < self.lag
+                            && (fault.is_transient() || matches!(fault, Fault::Missing { .. })) =>
+                    {
                         tokio::time::sleep(AGAIN).await;
                     }
                     found => return found,
@@ -85,20 +103,23 @@ impl Blobs {
 
     async fn look(&self, name: &str) -> Result<Vec<u8>, Fault> {
         let client = self.context.client();
-        let mut fault = Fault::Missing { sha256: name.into() };
+        let missing = || Fault::Missing { sha256: name.into() };
+        let (mut fault, mut may_come) = (missing(), None);
         for said in objects::said(&client, BLOBS, name).await? {
             if said.info.deleted {
                 continue;
             }
-            match objects::content(&client, BLOBS, &said.info).await {
-                Ok(bytes) => match sha256(&bytes) {
+            match objects::whole(&client, BLOBS, &said.info).await {
+                Ok(Some(bytes)) => match sha256(&bytes) {
                     found if found == name => return Ok(bytes),
                     found => fault = Fault::Damaged { sha256: name.into(), found },
                 },
-                Err(lost) => fault = lost,
+                Ok(None) => may_come = may_come.or_else(|| Some(missing())),
+                Err(lost) => may_come = Some(lost),
             }
         }
-        Err(fault)
+        // Another's word of that name does not stand in the way of what is still on its way here.
+        Err(may_come.unwrap_or(fault))
     }
 
     /// A value that is kept here if it is too large to travel in a message.

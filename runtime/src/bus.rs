@@ -400,7 +400,7 @@ pub struct Record {
 /// it, or without the id of the client library by which repeated ones are told.
 pub const ID_HEADER: &str = "Millrace-Id";
 /// The header by which the server says which stream a message that it hands out is from.
-const ORIGIN_HEADER: &str = "Nats-Stream";
+pub(crate) const ORIGIN_HEADER: &str = "Nats-Stream";
 
 /// Whether nobody wrote a message with these headers where it stands. Who may ask the server for a message can have the
 /// answer sent to any subject, also to those that it may not write to, and there it is kept like any other message. Such

@@ -10,8 +10,9 @@ use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE;
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
 
-use crate::bus::ID_HEADER;
+use crate::bus::{ID_HEADER, ORIGIN_HEADER, Record};
 use crate::topology::{code, fault, object_stream};
 use crate::{Fault, direct};
 
@@ -64,23 +65,82 @@ pub(crate) async fn said(client: &Client, bucket: &str, name: &str) -> Result<Ve
     Ok(said.collect())
 }
 
-/// The content of an object.
+/// What is said of an object by somebody who may: the last that one of ours has said, and where none has, the first that
+/// an older program has, since then there was only one.
 ///
 /// # Errors
-/// The server does not answer, or has not all of it: on a replicated bucket, the copy that answers may lag.
-pub(crate) async fn content(client: &Client, bucket: &str, info: &Info) -> Result<Vec<u8>, Fault> {
+/// The server does not answer.
+pub(crate) async fn genuine(client: &Client, bucket: &str, name: &str) -> Result<Option<Said>, Fault> {
+    let mut said = said(client, bucket, name).await?;
+    if let Some(ours) = said.iter().rposition(|said| !said.is_stray) {
+        return Ok(Some(said.swap_remove(ours)));
+    }
+    for said in said {
+        if is_of_older_program(client, bucket, said.sequence).await? {
+            return Ok(Some(said));
+        }
+    }
+    Ok(None)
+}
+
+/// Whether a message without our mark was written by the client library, by which older programs wrote objects: it has
+/// the header that takes the message before it away. An answer of the server has none, or says where it is from beside.
+async fn is_of_older_program(client: &Client, bucket: &str, sequence: u64) -> Result<bool, Fault> {
+    let what = || format!("reading message {sequence} of bucket {bucket}");
+    let question = serde_json::json!({ "seq": sequence }).to_string();
+    let subject = format!("$JS.API.DIRECT.GET.{}", object_stream(bucket));
+    let answer = client.request(subject, question.into()).await;
+    let answer = answer.map_err(|error| Fault::unavailable(what(), error))?;
+    if let Some(status) = answer.status {
+        return Err(Fault::unavailable(what(), answer.description.unwrap_or_else(|| status.to_string())));
+    }
+    Ok(answer.headers.is_some_and(|headers| {
+        headers.get(async_nats::header::NATS_ROLLUP).is_some() && headers.get_all(ORIGIN_HEADER).count() == 1
+    }))
+}
+
+/// The content of an object as it was described; `None` if it is not all there, or another one. Where one of ours has
+/// described it, parts that nobody wrote there are passed over.
+///
+/// # Errors
+/// The server does not answer.
+pub(crate) async fn described(client: &Client, bucket: &str, said: &Said) -> Result<Option<Vec<u8>>, Fault> {
+    let counts = |part: &Record| said.is_stray || !part.is_stray;
+    let content = collect(client, bucket, &said.info, counts).await?;
+    Ok(content.filter(|content| said.info.digest == digest_text(&Sha256::digest(content))))
+}
+
+/// The content of an object; `None` if not all of it is there, or not yet.
+///
+/// # Errors
+/// The server does not answer.
+pub(crate) async fn whole(client: &Client, bucket: &str, info: &Info) -> Result<Option<Vec<u8>>, Fault> {
+    collect(client, bucket, info, |_| true).await
+}
+
+/// The parts of an object that count, put together; `None` if some are missing.
+async fn collect(
+    client: &Client,
+    bucket: &str,
+    info: &Info,
+    counts: impl Fn(&Record) -> bool,
+) -> Result<Option<Vec<u8>>, Fault> {
+    // What is no token names no parts, or all.
+    if info.nuid.is_empty() || !info.nuid.bytes().all(|byte| byte.is_ascii_alphanumeric()) {
+        return Ok(None);
+    }
     let size = usize::try_from(info.size).unwrap_or(usize::MAX);
     let mut content = Vec::new();
-    for part in direct::read(client, &object_stream(bucket), &parts(bucket, &info.nuid), 1).await? {
+    let found = direct::read(client, &object_stream(bucket), &parts(bucket, &info.nuid), 1).await?;
+    for part in found.iter().filter(|part| counts(part)) {
         content.extend_from_slice(&part.payload);
     }
     if content.len() < size {
-        let what = format!("reading object {} of bucket {bucket}", info.name);
-        return Err(Fault::unavailable(what, format!("{} of {size} bytes are there", content.len())));
+        return Ok(None);
     }
     // What stands behind it was not there when it was described.
     content.truncate(size);
-    Ok(content)
+    Ok(Some(content))
 }
 
 /// Writes an object with this SHA-256, where the last that was said of it stands at `last` (0 if nothing was). Says
@@ -116,7 +176,7 @@ pub(crate) async fn write(
         nuid,
         size: bytes.len() as u64,
         chunks: bytes.len().div_ceil(PART) as u64,
-        digest: format!("SHA-256={}", URL_SAFE.encode(digest)),
+        digest: digest_text(digest),
         deleted: false,
     };
     let info = serde_json::to_vec(&info).expect("texts and numbers have a form in JSON");
@@ -149,8 +209,12 @@ fn made_id() -> String {
     uuid::Uuid::new_v4().simple().to_string()
 }
 
+fn digest_text(digest: &[u8]) -> String {
+    format!("SHA-256={}", URL_SAFE.encode(digest))
+}
+
 /// Where something is said of an object.
-fn about(bucket: &str, name: &str) -> String {
+pub(crate) fn about(bucket: &str, name: &str) -> String {
     format!("$O.{bucket}.M.{}", URL_SAFE.encode(name))
 }
 

@@ -117,22 +117,31 @@ pub async fn summarise(bus: &Bus, summary: &RunSummary) -> Result<(), Fault> {
     put(bus, RUNS, summary.run.as_str(), summary).await
 }
 
-/// The summary of a run; `None` if there is no such run, or it has only just been handed in.
+/// The summary of a run; `None` if there is no such run, or it has only just been handed in. One of another run in its
+/// place is none.
 ///
 /// # Errors
 /// The server does not answer.
 pub async fn summary(bus: &Bus, run: &RunId) -> Result<Option<RunSummary>, Fault> {
     let found =
         store(bus, RUNS).await?.get(run.as_str()).await.map_err(|error| fault("bucket runs", &error))?;
-    Ok(found.and_then(|bytes| serde_json::from_slice(&bytes).ok()))
+    let summary: Option<RunSummary> = found.and_then(|bytes| serde_json::from_slice(&bytes).ok());
+    Ok(summary.filter(|summary| summary.run == *run))
 }
 
-/// All runs, oldest first.
+/// All runs, oldest first. A summary in another run's place is passed over.
 ///
 /// # Errors
 /// The server does not answer.
 pub async fn runs(bus: &Bus) -> Result<Vec<RunSummary>, Fault> {
-    let mut runs: Vec<RunSummary> = all(bus, RUNS).await?;
+    let mut runs = Vec::new();
+    for (key, bytes) in entries(bus, RUNS).await? {
+        match serde_json::from_slice::<RunSummary>(&bytes) {
+            Ok(summary) if key == summary.run.as_str() => runs.push(summary),
+            Ok(_) => tracing::warn!(bucket = RUNS, key, "a summary in another run's place is passed over"),
+            Err(error) => tracing::warn!(bucket = RUNS, key, %error, "an entry is passed over"),
+        }
+    }
     runs.sort_by(|a, b| (a.started, &a.run).cmp(&(b.started, &b.run)));
     Ok(runs)
 }

@@ -23,7 +23,7 @@ use millrace_protocol::subject::Topic;
 use millrace_protocol::work::Order;
 use millrace_runtime::lease::Lease;
 use millrace_runtime::log::{AppendError, append};
-use millrace_runtime::{Bus, Fault, queue, registry};
+use millrace_runtime::{Bus, Fault, archive, queue, registry};
 use ractor::{Actor, ActorProcessingErr, ActorRef};
 use tokio::sync::{OwnedSemaphorePermit, watch};
 use tokio::task::JoinHandle;
@@ -200,6 +200,19 @@ impl Actor for LaneOwner {
     }
 }
 
+/// Whether a run is over and in the archive.
+async fn is_archived(bus: &Bus, run: &RunId) -> Result<bool, Fault> {
+    let summary = registry::summary(bus, run).await?;
+    if !summary.is_some_and(|summary| summary.archived) {
+        return Ok(false);
+    }
+    let holds = archive::holds(bus, run).await?;
+    if !holds {
+        warn!(%run, "a run is said to be in the archive, which does not hold it: the lane counts");
+    }
+    Ok(holds)
+}
+
 /// An actor that has stopped needs no messages.
 fn tell(to: &ActorRef<Message>, message: Message) {
     if to.cast(message).is_err() {
@@ -303,21 +316,25 @@ impl State {
                 }
             }
             Item::Decided { sequence } => self.decided(myself, run, sequence),
+            Item::Stray { sequence } => {
+                if let Some(live) = self.runs.get_mut(run) {
+                    live.pass_over(sequence);
+                }
+            }
         }
         None
     }
 
     /// A run that is in the archive is over, whatever of it the lane still holds: it was handed in again, or read while
-    /// another owner was removing it. That is marked before anything is removed, so that asking after reading tells.
+    /// another owner was removing it. That is marked before anything is removed, so that asking after reading tells. The
+    /// mark alone is not believed: what the archive does not hold is nowhere else.
     fn look_up(&mut self, myself: &ActorRef<Message>, run: &RunId) {
         let Some(live) = self.runs.get_mut(run) else { return };
         live.phase = Phase::Looking;
         let (bus, run, to) = (self.bus.clone(), run.clone(), myself.clone());
         tokio::spawn(async move {
-            match registry::summary(&bus, &run).await {
-                Ok(summary) => {
-                    tell(&to, Message::Looked(run, summary.is_some_and(|summary| summary.archived)))
-                }
+            match is_archived(&bus, &run).await {
+                Ok(archived) => tell(&to, Message::Looked(run, archived)),
                 Err(fault) => tell(&to, Message::Broken(fault)),
             }
         });
@@ -446,7 +463,7 @@ impl State {
             Err(AppendError::Fault(fault)) => return Err(fault.into()),
         };
         self.standing.decisions.one();
-        live.last = sequence;
+        live.last = live.last.max(sequence);
         live.phase = Phase::Idle;
         let (effects, touched) = live.owed();
         // Whoever waits for its end may stop the cluster then; what was archived says so by itself.

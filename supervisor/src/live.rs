@@ -39,7 +39,7 @@ pub enum Phase {
 pub struct LiveRun {
     /// Its state.
     pub plan: Plan,
-    /// The sequence of its last decision; 0 before the first.
+    /// The sequence of its last decision, or of a stray behind it; 0 before the first. The next decision follows it.
     pub last: u64,
     /// What it is doing.
     pub phase: Phase,
@@ -83,6 +83,11 @@ impl LiveRun {
     pub fn fold(&mut self, sequence: u64, decision: &Decision) {
         apply_decision(&mut self.plan, decision);
         self.last = sequence;
+    }
+
+    /// Knows of a stray where its decisions stand.
+    pub fn pass_over(&mut self, sequence: u64) {
+        self.last = self.last.max(sequence);
     }
 
     /// Takes in a fact; one that was answered before, or has been taken in, changes nothing.

@@ -13,9 +13,10 @@ use millrace_protocol::subject::{self, Topic};
 use millrace_protocol::wire::{Garbage, stored};
 use millrace_protocol::work::{Entry, Outcome};
 use millrace_runtime::bus::Record;
+use millrace_runtime::fault::pause;
 use millrace_runtime::tail::Tail;
 use millrace_runtime::{Bus, Fault};
-use ractor::ActorRef;
+use ractor::{ActorRef, ActorStatus};
 use tokio::sync::Semaphore;
 use tracing::{error, warn};
 
@@ -32,6 +33,11 @@ const MAX_CHUNKS: usize = 8;
 pub enum Item {
     /// A decision: ours, or a sign that another owner was there.
     Decided {
+        /// Its sequence.
+        sequence: u64,
+    },
+    /// A message where decisions stand that nobody wrote there. It says nothing, but the next decision follows it.
+    Stray {
         /// Its sequence.
         sequence: u64,
     },
@@ -72,7 +78,7 @@ pub async fn catch_up(bus: &Bus, lane: Lane) -> Result<(HashMap<RunId, LiveRun>,
     }
     let mut runs = HashMap::with_capacity(folding.len());
     for (run, folding) in folding {
-        runs.insert(run, folding.finish(bus).await);
+        runs.insert(run, folding.finish(bus).await?);
     }
     Ok((runs, through))
 }
@@ -88,7 +94,7 @@ pub async fn refold(bus: &Bus, lane: Lane, run: &RunId) -> Result<LiveRun, Fault
             folding.take(bus, topic, record).await?;
         }
     }
-    Ok(folding.finish(bus).await)
+    folding.finish(bus).await
 }
 
 /// A run while it is read from the start: facts stay unread until it is known that no decision answered them.
@@ -124,17 +130,17 @@ impl Folding {
         Ok(())
     }
 
-    async fn finish(mut self, bus: &Bus) -> LiveRun {
+    async fn finish(mut self, bus: &Bus) -> Result<LiveRun, Fault> {
         for (topic, record) in self.facts {
-            for item in read(bus, topic, &record).await {
+            for item in read(bus, topic, &record).await? {
                 match item {
                     Item::Fact { sequence, fact } => self.live.receive(sequence, *fact),
                     Item::Heard(task, at) => self.live.hear(&task, at),
-                    Item::Decided { .. } | Item::Taken(_) => {}
+                    Item::Decided { .. } | Item::Stray { .. } | Item::Taken(_) => {}
                 }
             }
         }
-        self.live
+        Ok(self.live)
     }
 }
 
@@ -159,8 +165,8 @@ pub async fn follow(bus: Bus, lane: Lane, through: u64, to: ActorRef<lane::Messa
         for record in records {
             match subject::parse(&record.subject) {
                 Some((_, run, topic)) => {
-                    items
-                        .extend(read(&bus, topic, &record).await.into_iter().map(|item| (run.clone(), item)));
+                    let Some(read) = read_at_last(&bus, &topic, &record, &to).await else { return };
+                    items.extend(read.into_iter().map(|item| (run.clone(), item)));
                 }
                 None => {
                     let (subject, sequence) = (&record.subject, record.sequence);
@@ -175,12 +181,45 @@ pub async fn follow(bus: Bus, lane: Lane, through: u64, to: ActorRef<lane::Messa
     }
 }
 
+/// What a message means, as soon as the server lets it be read: whatever is behind it waits. `None` when the lane was
+/// given up meanwhile.
+async fn read_at_last(
+    bus: &Bus,
+    topic: &Topic,
+    record: &Record,
+    to: &ActorRef<lane::Message>,
+) -> Option<Vec<Item>> {
+    let mut failures: u32 = 0;
+    loop {
+        let fault = match read(bus, topic.clone(), record).await {
+            Ok(items) => return Some(items),
+            Err(fault) => fault,
+        };
+        if matches!(to.get_status(), ActorStatus::Stopping | ActorStatus::Stopped) {
+            return None;
+        }
+        if failures.is_multiple_of(20) {
+            let (subject, sequence) = (&record.subject, record.sequence);
+            warn!(%subject, sequence, %fault, failures, "a message can't be read yet; its lane waits for it");
+        }
+        failures += 1;
+        tokio::time::sleep(pause(failures)).await;
+    }
+}
+
 /// What a message means; nothing if it can't be read.
-async fn read(bus: &Bus, topic: Topic, record: &Record) -> Vec<Item> {
+///
+/// # Errors
+/// The server does not answer: it may be readable later.
+async fn read(bus: &Bus, topic: Topic, record: &Record) -> Result<Vec<Item>, Fault> {
     let sequence = record.sequence;
     let fact = |fact| vec![Item::Fact { sequence, fact: Box::new(fact) }];
     let read = match topic {
-        Topic::Plan => return vec![Item::Decided { sequence }],
+        Topic::Plan if record.is_stray => {
+            warn!(subject = %record.subject, sequence, "a message that nobody wrote there is passed over");
+            return Ok(vec![Item::Stray { sequence }]);
+        }
+        Topic::Plan => return Ok(vec![Item::Decided { sequence }]),
         Topic::Submitted => {
             bus.open::<Submission>(record).await.map(|it| fact(Fact::Submitted(Box::new(it))))
         }
@@ -189,10 +228,13 @@ async fn read(bus: &Bus, topic: Topic, record: &Record) -> Vec<Item> {
             bus.open::<Entry>(record).await.map(|entry| of_entry(topic, entry, record))
         }
     };
-    read.unwrap_or_else(|fault| {
+    read.or_else(|fault| {
+        if fault.is_transient() {
+            return Err(fault);
+        }
         let so_far = PASSED_OVER.fetch_add(1, Ordering::Relaxed) + 1;
         warn!(subject = %record.subject, sequence, %fault, so_far, "a message that can't be read is passed over");
-        Vec::new()
+        Ok(Vec::new())
     })
 }
 

@@ -419,6 +419,62 @@ async fn a_stolen_credential_of_a_worker_writes_no_verdict_and_forges_no_plan() 
     assert!(producer.contains("nobody wrote it there"), "a forged order is no order:\n{producer}");
 }
 
+/// Has the server answer with the last message of a subject, and the answer sent where it does not belong.
+fn send_last(thief: &mut Raw, stream: &str, subject: &str, to: &str) {
+    let question = json!({ "last_by_subj": subject, "no_hdr": true }).to_string();
+    let refused = thief.publish(&format!("$JS.API.DIRECT.GET.{stream}"), to, &[], question.as_bytes());
+    assert_eq!(refused, Vec::<String>::new(), "it may ask");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stolen_credential_removes_no_live_run_by_saying_that_it_is_archived() {
+    let _alone = alone();
+    let place = Place::new(&["millrace"]);
+    let mut fleet = fleet(&place);
+    fleet.kill("supervisor-2");
+    let client = place.bus("millrace", "client").await;
+    let (done, live) = (run("done"), run("live"));
+    submit(&client, &done, &fixed(vec![echo("t", &json!({}))])).await;
+    let archived = eventually(PATIENCE, "the archive", async || {
+        registry::summary(&client, &done).await.ok()?.filter(|summary| summary.archived)
+    })
+    .await;
+    submit(&client, &live, &fixed(vec![echo("long", &json!({"delay_ms": 6000, "steps": 6}))])).await;
+    let lane = client.lane(&live);
+    eventually(PATIENCE, "a first step", async || {
+        let records = log::read_topic(&client, lane, &live, &Topic::Task(id("long"), 1)).await.ok()?;
+        (records.len() >= 2).then_some(())
+    })
+    .await;
+
+    let plan = subject::topic(lane, &live, &Topic::Plan);
+    let mut viewer = place.thief("millrace", "viewer");
+    send_last(&mut viewer, "KV_runs", "$KV.runs.done", "$KV.runs.live");
+    send_last(&mut viewer, "KV_runs", "$KV.runs.done", &plan);
+    // With the credential of a client also a summary that names the run.
+    let mut thief = place.thief("millrace", "client");
+    let lie = serde_json::to_vec(&roles::RunSummary { run: live.clone(), ..archived }).unwrap();
+    assert_eq!(thief.publish("$O.blobs.C.lie", "", &[], &lie), Vec::<String>::new());
+    send_last(&mut thief, "OBJ_blobs", "$O.blobs.C.lie", "$KV.runs.live");
+    eventually(PATIENCE, "what was smuggled", async || {
+        let is_told = registry::summary(&client, &live).await.ok()?.is_some_and(|summary| summary.archived);
+        (is_told && !strays(&client, &live, &plan).await.is_empty()).then_some(())
+    })
+    .await;
+    // Whoever begins with the lane looks every run of it up.
+    fleet.kill("supervisor-1");
+    fleet.restart("supervisor-1");
+    let history = finished(&client, &live, PATIENCE).await;
+    history.assert_holds();
+    assert_eq!(history.plan().end.as_ref().unwrap().reason, EndReason::Completed);
+    assert_eq!(history.plan().task(&id("long")).unwrap().attempt, 1);
+    let told = fleet.logs();
+    assert!(told.contains("which does not hold it"), "{told}");
+    assert!(told.contains("a message that nobody wrote there is passed over"), "{told}");
+    assert!(!told.contains("another owner has decided on this run"), "a stray is no decision:\n{told}");
+    fleet.end();
+}
+
 #[tokio::test]
 async fn nobody_hears_what_another_is_answered() {
     let place = Place::new(&["millrace"]);

@@ -311,15 +311,9 @@ impl Restoring<'_> {
         let name = object_stream(ARCHIVE);
         let what = || format!("removing what is too new from {name}");
         let stream = self.context.get_stream_no_info(&name).await.map_err(|error| fault(&what(), &error))?;
-        for object in check::objects(&self.context, ARCHIVE).await? {
-            let Object { name, subject, parts, .. } = object;
-            if RunId::new(name).is_ok_and(|run| archived.contains(&run)) {
-                continue;
-            }
-            for subject in [subject, parts] {
-                let purged = stream.purge().filter(subject).await;
-                purged.map_err(|error| fault(&what(), &error))?;
-            }
+        for subject in too_new(check::objects(&self.context, ARCHIVE).await?, archived) {
+            let purged = stream.purge().filter(subject).await;
+            purged.map_err(|error| fault(&what(), &error))?;
         }
         Ok(())
     }
@@ -351,6 +345,16 @@ impl Restoring<'_> {
     }
 }
 
+/// The subjects of the archives of other runs than these. Parts that an archive of these names stay, whoever else names
+/// them.
+fn too_new(objects: Vec<Object>, archived: &HashSet<RunId>) -> HashSet<String> {
+    let stays = |object: &Object| RunId::new(object.name.clone()).is_ok_and(|run| archived.contains(&run));
+    let (kept, others): (Vec<Object>, Vec<Object>) = objects.into_iter().partition(stays);
+    let kept: HashSet<String> = kept.into_iter().map(|object| object.parts).collect();
+    let subjects = others.into_iter().flat_map(|object| [object.subject, object.parts]);
+    subjects.filter(|subject| !kept.contains(subject)).collect()
+}
+
 /// Whether a stream of that name is one of a cluster's.
 fn is_ours(name: &str) -> bool {
     let buckets = [LEASES, MEMBERS, BEATS, CAPABILITIES, RUNS, CLUSTER, LIMITS];
@@ -373,5 +377,26 @@ mod tests {
         for name in ["LANE_x", "LANES", "KV_orders", "OBJ_backups", "work", "ORDERS", ""] {
             assert!(!is_ours(name), "{name}");
         }
+    }
+
+    #[test]
+    fn what_an_archive_that_stays_consists_of_is_never_removed_whoever_names_it() {
+        let object = |name: &str, nuid: &str, is_stray| Object {
+            name: name.into(),
+            subject: format!("about {name}"),
+            parts: format!("parts {nuid}"),
+            is_whole: true,
+            is_stray,
+        };
+        let said = vec![
+            object("kept", "1", false),
+            object("old", "2", true),
+            object("new", "3", false),
+            object("new", "1", true),
+            object("forged", "2", true),
+        ];
+        let archived = ["kept", "old"].map(|name| RunId::new(name).unwrap()).into();
+        let removed = ["about new", "about forged", "parts 3"].map(ToOwned::to_owned).into();
+        assert_eq!(too_new(said, &archived), removed);
     }
 }
