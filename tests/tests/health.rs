@@ -6,18 +6,21 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::net::{Ipv4Addr, TcpListener};
-use std::process::{Child, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use millrace_protocol::ids::Capability;
 use millrace_protocol::plan::{Review, Submission, TaskSpec};
 use millrace_protocol::subject::{Topic, parse};
 use millrace_protocol::work::{Entry, Outcome};
-use millrace_runtime::Bus;
 use millrace_runtime::metrics::names::{ALL, Process};
-use millrace_tests::cluster::{Cluster, Role, Setup, alone};
+use millrace_runtime::topology::Wanted;
+use millrace_runtime::{Bus, Fault};
+use millrace_tests::cluster::{Cluster, Role, Setup, alone, clean};
 use millrace_tests::history::History;
 use millrace_tests::plans::{echo, finished, fixed, run, submit};
+use millrace_tests::program::millrace;
+use millrace_tests::trio::{Identities, Place, Trio};
 use millrace_tests::{eventually, web};
 use rustix::process::Signal;
 use serde_json::json;
@@ -132,8 +135,12 @@ struct Measurer(Child, Page);
 
 impl Measurer {
     fn start(cluster: &Cluster) -> Self {
+        Self::of(cluster.command())
+    }
+
+    /// By the program as it finds its cluster.
+    fn of(mut command: Command) -> Self {
         let page = Page::new();
-        let mut command = cluster.command();
         command.args(["metrics", "--http", &page.address()]).stdout(Stdio::null()).stderr(Stdio::null());
         Self(command.spawn().unwrap(), page)
     }
@@ -453,4 +460,41 @@ async fn the_measurer_shows_what_waits_in_a_queue_that_nobody_serves_and_what_is
     are_its_own(page, Process::Metrics).await;
     drop(measurer);
     told.cluster.end();
+}
+
+/// Fills the store of a cluster of three copies, slowly enough that its servers know of each other what they hold.
+async fn fill(bus: &Bus) -> Fault {
+    for number in 0_u64.. {
+        let bytes: Vec<u8> = number.to_le_bytes().into_iter().cycle().take(500_000).collect();
+        if let Err(fault) = bus.blobs().put(&bytes).await {
+            return fault;
+        }
+        tokio::time::sleep(Duration::from_millis(200)).await;
+    }
+    unreachable!("the store has a limit")
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_store_of_three_copies_is_full_when_the_measurer_says_so() {
+    const LIMIT: f64 = 40e6;
+    let _alone = alone();
+    let identities = Identities::write(&["--lanes", "1", "--max-store", "40000000"]);
+    let trio = Trio::start(&identities, [(); 3].map(|()| Place::here())).await;
+    let supervisor = identities.connection(&trio.url(), "millrace", "supervisor");
+    let wanted = Wanted { lanes: Some(1), replicas: Some(3), ..Wanted::default() };
+    Bus::connect(&supervisor, "test", &wanted).await.unwrap();
+    let mut command = clean(Command::new(millrace()));
+    command.env("MILLRACE_NATS_URL", trio.url()).envs(identities.environment("millrace", "metrics"));
+    let measurer = Measurer::of(command);
+    measurer.1.shows("millrace_store_limit_bytes", LIMIT).await;
+
+    let client = identities.connection(&trio.url(), "millrace", "client");
+    let refused = fill(&Bus::join(&client, "test", PATIENCE).await.unwrap()).await;
+    assert!(refused.to_string().contains("resource limits exceeded"), "{refused}");
+    eventually(PATIENCE, "a full store", async || {
+        let series = measurer.1.try_series().await?;
+        let (used, limit) = (series["millrace_store_used_bytes"], series["millrace_store_limit_bytes"]);
+        (0.9..1.1).contains(&(used / limit)).then_some(())
+    })
+    .await;
 }

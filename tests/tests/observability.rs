@@ -453,6 +453,35 @@ fn the_commands_of_the_page_are_commands_with_these_options() {
     assert!(tried > 10, "{tried} options only");
 }
 
+/// An annotation that kubectl makes of what it applies holds 256 KiB, and accounts of many lanes are larger.
+#[test]
+fn the_page_applies_secrets_in_the_way_that_has_no_limit() {
+    let applied: Vec<String> =
+        said_as_code().into_iter().filter(|line| line.contains("-k secrets")).collect();
+    assert!(applied.len() > 4, "{applied:?}");
+    for line in applied {
+        assert!(line.contains("kubectl apply --server-side -k secrets"), "{line}");
+    }
+}
+
+#[test]
+fn the_limits_that_the_page_sets_are_no_more_than_all_servers_of_production_have() {
+    let nats = read("kubernetes/components/nats/nats.yaml");
+    let after = |text: &str, mark: &str| {
+        let (_, rest) = text.split_once(mark).unwrap_or_else(|| panic!("no {mark}"));
+        let end = rest.find(|letter: char| !letter.is_ascii_alphanumeric()).expect("something follows");
+        rest[..end].to_owned()
+    };
+    let servers = after(&nats, "\nspec:\n  replicas: ").parse::<u8>().expect("a number");
+    let all = f64::from(servers) * bytes(&after(&nats, "NATS_MAX_FILE_STORE, value: "));
+    let page = read("README.md");
+    let set = ["add `--max-store ", "--tenant acme --max-store "].map(|mark| bytes(&after(&page, mark)));
+    assert!(set.iter().sum::<f64>() <= all, "{set:?} of {all}");
+    assert!(set[0] > all / 2.0, "it is of all copies together: {set:?} of {all}");
+    let install = page.split("```").nth(1).expect("an example");
+    assert!(!install.contains("--max-store"), "a single server does not start with the limit of three");
+}
+
 #[test]
 fn what_the_page_refers_to_is_there() {
     let page = read("README.md");

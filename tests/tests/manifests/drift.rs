@@ -137,7 +137,7 @@ fn what_scales_a_deployment_looks_at_the_queue_that_it_serves() {
                 assert_eq!(of["stream"], topology::WORK);
                 assert_eq!(of["consumer"], named.as_str());
                 assert_eq!(of["lagThreshold"], slots.as_str(), "a pod for every so many tasks");
-                let home = if overlay.name == "production" { "millrace" } else { "nats" };
+                let home = if overlay.name == "production-existing-nats" { "nats" } else { "millrace" };
                 let endpoint = format!("nats-headless.{home}.svc.cluster.local:8222");
                 assert_eq!(of["natsServerMonitoringEndpoint"], endpoint.as_str());
             }

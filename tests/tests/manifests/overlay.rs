@@ -9,7 +9,7 @@ use std::sync::OnceLock;
 use serde_json::Value;
 
 /// The overlays, which are the folders in `deploy/kubernetes/overlays`.
-pub const NAMES: [&str; 4] = ["local", "production", "production-existing-nats", "production-hpa"];
+pub const NAMES: [&str; 5] = ["local", "production", "production-existing-nats", "production-hpa", "tenant"];
 /// The label that says what a process is.
 pub const COMPONENT: &str = "app.kubernetes.io/component";
 
@@ -112,6 +112,14 @@ impl Overlay {
     /// A document by kind and name.
     pub fn named<'a>(&'a self, kind: &'a str, name: &'a str) -> Option<&'a Value> {
         self.kind(kind).find(|document| document["metadata"]["name"] == name)
+    }
+
+    /// The namespace that it makes, in which all of it is.
+    pub fn namespace(&self) -> &Value {
+        let mut all = self.kind("Namespace");
+        let namespace = all.next().expect("there is a namespace");
+        assert!(all.next().is_none(), "{} has one namespace", self.name);
+        namespace
     }
 
     /// Every container there is. None begins before others.

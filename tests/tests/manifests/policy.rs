@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 
 use serde_json::{Value, json};
 
-use super::overlay::{COMPONENT, Overlay, at, list, overlays, title};
+use super::overlay::{COMPONENT, Container, Overlay, at, list, overlay, overlays, title};
 
 /// Fields by which a pod would get at the machine it runs on.
 const MACHINE: [&str; 4] = ["hostNetwork", "hostPID", "hostIPC", "hostUsers"];
@@ -16,7 +16,12 @@ const VOLUMES: [&str; 4] = ["configMap", "secret", "emptyDir", "projected"];
 fn every_pod_passes_restricted_pod_security_and_its_namespace_enforces_that() {
     let Some(all) = overlays() else { return };
     for overlay in all {
-        let namespace = overlay.named("Namespace", "millrace").expect("there is one");
+        let namespace = overlay.namespace();
+        let name = at(namespace, "/metadata/name");
+        assert_eq!(name, if overlay.name == "tenant" { "acme" } else { "millrace" });
+        for document in overlay.documents.iter().filter(|document| *document != namespace) {
+            assert_eq!(at(document, "/metadata/namespace"), name, "{}", title(document));
+        }
         for mode in ["enforce", "audit", "warn"] {
             let label = format!("pod-security.kubernetes.io/{mode}");
             assert_eq!(namespace["metadata"]["labels"][&label], "restricted", "{mode}");
@@ -170,5 +175,57 @@ fn nothing_comes_in_or_goes_out_but_what_is_listed() {
                 );
             }
         }
+    }
+}
+
+/// Whether a peer of a policy is these pods of this namespace.
+fn is_peer(peer: &Value, namespace: &Value, pods: &Value) -> bool {
+    let name = &namespace["metadata"]["name"];
+    let mut labels = namespace["metadata"]["labels"].clone();
+    labels["kubernetes.io/metadata.name"] = name.clone();
+    !peer["namespaceSelector"].is_null()
+        && selects(&peer["namespaceSelector"], &labels)
+        && selects(&peer["podSelector"], pods)
+}
+
+#[test]
+fn a_tenant_reaches_the_nats_of_another_namespace_and_is_let_in_there() {
+    let (Some(tenant), Some(cluster)) = (overlay("tenant"), overlay("production")) else { return };
+    let pods =
+        |container: &Container<'_>| container.workload["spec"]["template"]["metadata"]["labels"].clone();
+    let nats = cluster.containers().into_iter().find(|one| one.role() == "nats").expect("there is one");
+    let nats = pods(&nats);
+    let comes = ways(cluster, &nats, "Ingress");
+    for container in tenant.processes() {
+        let own = pods(&container);
+        let goes = ways(tenant, &own, "Egress");
+        let out = goes
+            .iter()
+            .any(|(peer, ports)| ports.contains(&&json!(4222)) && is_peer(peer, cluster.namespace(), &nats));
+        let lets_in = |namespace: &Value| {
+            comes
+                .iter()
+                .any(|(peer, ports)| ports.contains(&&json!("client")) && is_peer(peer, namespace, &own))
+        };
+        assert!(out, "{} does not get out", container.name());
+        assert!(lets_in(tenant.namespace()), "{} is not let in", container.name());
+        assert!(lets_in(cluster.namespace()), "those beside NATS are let in");
+        assert!(!lets_in(&json!({"metadata": {"name": "other", "labels": {}}})), "nobody else is");
+        let url = &container.environment()["MILLRACE_NATS_URL"];
+        assert_eq!(url, "nats://nats.millrace.svc.cluster.local:4222");
+    }
+}
+
+#[test]
+fn what_watches_all_tenants_is_there_once() {
+    let (Some(tenant), Some(cluster)) = (overlay("tenant"), overlay("production")) else { return };
+    let dashboards = |overlay: &Overlay| {
+        let all = overlay.kind("ConfigMap");
+        all.filter(|one| !one["metadata"]["labels"]["grafana_dashboard"].is_null()).count()
+    };
+    for (overlay, expected) in [(cluster, (1, 1, 1)), (tenant, (0, 0, 1))] {
+        let count = |kind: &str| overlay.documents.iter().filter(|one| one["kind"] == kind).count();
+        let found = (count("PrometheusRule"), dashboards(overlay), count("PodMonitor"));
+        assert_eq!(found, expected, "{}", overlay.name);
     }
 }

@@ -12,21 +12,23 @@ use serde_json::Value;
 
 use super::overlay::{Container, Overlay, at, copy, documents, list, overlays, rendered, root};
 
-/// The Secrets that `millrace nats-config` makes, with their keys, and accounts.conf.
-fn secrets(arguments: &[&str]) -> (BTreeMap<String, BTreeSet<String>>, String) {
+/// The Secrets that `millrace nats-config` makes for a tenant, with their keys, and accounts.conf.
+fn secrets(tenant: &str, arguments: &[&str]) -> (BTreeMap<String, BTreeSet<String>>, String) {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let mut command = Command::new(millrace());
-    let made = command.arg("nats-config").args(arguments).arg("--out").arg(folder.path()).output();
+    command.args(["nats-config", "--tenant", "millrace", "--tenant", tenant]);
+    let made = command.args(arguments).arg("--out").arg(folder.path()).output();
     let made = made.expect("it can be started");
     assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
     let text = rendered(folder.path()).expect("overlays are rendered too");
-    let all = documents(&text).into_iter().map(|secret| {
-        assert_eq!((at(&secret, "/kind"), at(&secret, "/metadata/namespace")), ("Secret", "millrace"));
+    let all = documents(&text).into_iter();
+    let of_it = all.filter(|secret| at(secret, "/metadata/namespace") == tenant).map(|secret| {
+        assert_eq!(at(&secret, "/kind"), "Secret");
         let keys = secret["data"].as_object().expect("a Secret has data").keys().cloned().collect();
         (at(&secret, "/metadata/name").to_owned(), keys)
     });
     let accounts = fs::read_to_string(folder.path().join("accounts.conf")).expect("it was written");
-    (all.collect(), accounts)
+    (of_it.collect(), accounts)
 }
 
 /// The Secrets that a workload refers to, with the keys that it needs; optional ones are left out.
@@ -52,8 +54,9 @@ fn referred(container: &Container<'_>) -> BTreeMap<String, BTreeSet<String>> {
 #[test]
 fn every_secret_is_one_that_nats_config_makes_and_there_is_none_in_the_manifests() {
     let Some(all) = overlays() else { return };
-    let (made, accounts) = secrets(&[]);
     for overlay in all {
+        let tenant = at(overlay.namespace(), "/metadata/name");
+        let (made, accounts) = secrets(tenant, &[]);
         assert_eq!(overlay.kind("Secret").count(), 0, "secrets are referred to");
         for container in overlay.containers() {
             let referred = referred(&container);
@@ -72,6 +75,7 @@ fn every_secret_is_one_that_nats_config_makes_and_there_is_none_in_the_manifests
         for scaled in overlay.kind("ScaledObject") {
             let account = at(&list(scaled, "/spec/triggers")[0], "/metadata/account");
             assert!(accounts.contains(&format!("\"{account}\" {{")), "there is no account {account}");
+            assert_eq!(account, tenant, "queues are those of its account");
         }
     }
 }
@@ -89,7 +93,7 @@ fn with_jwts_every_process_shows_credentials_that_nats_config_makes() {
     let Some(overlay) = Overlay::render(&local) else {
         return eprintln!("passed over: neither kubectl nor kustomize is on PATH");
     };
-    let (made, _) = secrets(&["--jwt"]);
+    let (made, _) = secrets("millrace", &["--jwt"]);
     for container in overlay.processes() {
         let referred = referred(&container);
         let identity = referred.iter().find(|(secret, _)| secret.starts_with("millrace-nkey-"));
@@ -121,7 +125,7 @@ fn keys_of_models_are_with_those_who_ask_models_alone() {
 #[test]
 fn supervisors_make_as_many_lanes_as_the_identities_are_for_and_as_many_copies_as_there_are_servers() {
     let Some(all) = overlays() else { return };
-    let (_, accounts) = secrets(&[]);
+    let (_, accounts) = secrets("millrace", &[]);
     for overlay in all {
         let processes = overlay.processes();
         let supervisor = processes.iter().find(|one| one.role() == "supervisor").expect("there is one");

@@ -195,10 +195,9 @@ impl Figures {
         let account = bus.control().query_account().await;
         let account = account.map_err(|error| fault("asking for the account", &error))?;
         self.show(STORE_USED, [([], account.storage as f64)]);
-        // The server holds one copy of everything against the limit, and counts all copies as used.
-        let copies = f64::from(bus.settings().replicas);
+        // All copies count on both sides: the server sums up what each of its servers keeps, and refuses at the limit.
         let limit = account.limits.max_storage.filter(|&limit| limit > 0);
-        self.show(STORE_LIMIT, limit.map(|limit| ([], limit as f64 * copies)));
+        self.show(STORE_LIMIT, limit.map(|limit| ([], limit as f64)));
         Ok(())
     }
 }
