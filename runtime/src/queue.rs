@@ -23,6 +23,11 @@ use crate::topology::{self, WORK, code, fault};
 /// The code of "there is a message on this subject already".
 const SUBJECT_IS_TAKEN: ErrorCode = ErrorCode(10077);
 
+/// How many queues this process knows at the most when it makes another for work that nobody offers yet.
+const MAX_MADE: usize = 256;
+/// What the work of all others is counted under; no capability has such a name.
+const OTHER: &str = "(other)";
+
 /// How many orders are on their way at once: well below what the connection lets wait for acknowledgements.
 const CHUNK: usize = 1_000;
 
@@ -31,7 +36,12 @@ const CHUNK: usize = 1_000;
 /// # Errors
 /// The server does not answer, or what is there differs.
 pub fn ensure<'a>(bus: &'a Bus, capabilities: &'a BTreeSet<Capability>) -> BoxFuture<'a, Result<(), Fault>> {
-    topology::ensure_queues(bus.control(), bus.settings(), capabilities).boxed()
+    async move {
+        topology::ensure_queues(bus.control(), bus.settings(), capabilities).await?;
+        bus.queues().extend(capabilities.iter().cloned());
+        Ok(())
+    }
+    .boxed()
 }
 
 /// Puts orders in their queues, pipelined. One that waits there already counts as put. Gives back those that could
@@ -55,7 +65,9 @@ pub async fn offer(bus: &Bus, orders: Vec<Order>) -> Result<(), (Vec<Order>, Fau
         for (order, acknowledgement) in under_way {
             match acknowledgement.await {
                 Ok(_) => *put.entry(queue_of(&order).to_owned()).or_insert(0.0) += 1.0,
-                Err(error) if code(&error) == Some(SUBJECT_IS_TAKEN) => {}
+                Err(error) if code(&error) == Some(SUBJECT_IS_TAKEN) => {
+                    put.entry(queue_of(&order).to_owned()).or_insert(0.0);
+                }
                 Err(error) => {
                     failed.push(order);
                     reason = Some(fault("offering work", &error));
@@ -67,9 +79,11 @@ pub async fn offer(bus: &Bus, orders: Vec<Order>) -> Result<(), (Vec<Order>, Fau
         }
     }
     for (queue, orders) in put {
-        OFFERS.tally(&[&queue]).add(orders);
         if let Err(fault) = make_once(bus, &queue).await {
             debug!(queue, %fault, "could not make a queue; the orders wait for it");
+        }
+        if orders > 0.0 {
+            OFFERS.tally(&[label(bus, &queue)]).add(orders);
         }
     }
     match reason {
@@ -87,11 +101,22 @@ fn queue_of(order: &Order) -> &str {
     }
 }
 
+/// Under which name orders are counted: anybody may make up names, and a page has no room for all.
+fn label<'a>(bus: &Bus, queue: &'a str) -> &'a str {
+    if bus.queues().iter().any(|made| made.as_str() == queue) { queue } else { OTHER }
+}
+
 /// Makes the queue of what was put in its place, the first time that this process does: nobody may have said yet that it
-/// offers the capability, and whoever is to start somebody that does looks at the queue.
+/// offers the capability, and whoever is to start somebody that does looks at the queue. Names may be made up, so not
+/// more than [`MAX_MADE`] are made for what nobody offers.
 async fn make_once(bus: &Bus, queue: &str) -> Result<(), Fault> {
     let Ok(queue) = Capability::new(queue) else { return Ok(()) };
-    if bus.queues().contains(&queue) {
+    let (is_made, count) = {
+        let queues = bus.queues();
+        (queues.contains(&queue), queues.len())
+    };
+    let is_ours = [subject::CRITIC, subject::PLANNER].contains(&queue.as_str());
+    if is_made || (count >= MAX_MADE && !is_ours) {
         return Ok(());
     }
     topology::ensure_queue(bus.control(), bus.settings(), &queue).await?;

@@ -94,11 +94,18 @@ pub enum WriteError {
     Fault(#[from] Fault),
 }
 
-/// The last message of a file.
+/// A version of a file as it stands in its message.
 struct Head {
-    sequence: u64,
     version: FileVersion,
     entry: Entry,
+}
+
+/// The end of a file's subject. What stands there that nobody wrote is no version, and is written behind all the same.
+struct Tip {
+    /// The last version, if there is one.
+    head: Option<Head>,
+    /// The sequence of the last message; 0 if there is none.
+    last: u64,
 }
 
 impl Workspace {
@@ -121,7 +128,7 @@ impl Workspace {
             };
             let mut entries = Vec::new();
             for record in &records {
-                entries.extend(self.decode(record).await?.map(|head| head.entry));
+                entries.extend(self.version_of(record).await?.map(|head| head.entry));
             }
             entries.retain(|entry| !entry.is_deletion);
             entries.sort_by(|a, b| a.path.cmp(&b.path));
@@ -136,7 +143,7 @@ impl Workspace {
     /// The server does not answer, or the content can't be had.
     pub fn read<'a>(&'a self, path: &'a FilePath) -> BoxFuture<'a, Result<Option<File>, Fault>> {
         async move {
-            match self.head(path).await? {
+            match self.tip(path).await?.head {
                 Some(head) => self.content(head).await,
                 None => Ok(None),
             }
@@ -228,7 +235,7 @@ impl Workspace {
         let size = bytes.as_ref().map_or(0, |bytes| bytes.len() as u64);
         let mut content = None;
         loop {
-            let head = self.head(path).await?;
+            let Tip { head, last } = self.tip(path).await?;
             if let Some(version) = self.is_done(path, head.as_ref(), expected, writer.key).await? {
                 return Ok(version);
             }
@@ -250,7 +257,6 @@ impl Workspace {
                 size,
                 content: content.clone(),
             };
-            let last = head.map_or(0, |head| head.sequence);
             match self.put(path, &version, last).await {
                 Ok(()) => return Ok(version.version),
                 // Somebody was faster: what is there now decides.
@@ -307,7 +313,7 @@ impl Workspace {
         let records = direct::last_of_each(self.bus.client(), FILES, &filters).await?;
         // More than can be told: a folder with a thousand files.
         for record in records.ok_or_else(|| WriteError::Clash { with: path.clone() })? {
-            if let Some(head) = self.decode(&record).await?
+            if let Some(head) = self.version_of(&record).await?
                 && !head.entry.is_deletion
             {
                 return Err(WriteError::Clash { with: head.entry.path });
@@ -316,8 +322,23 @@ impl Workspace {
         Ok(())
     }
 
+    /// The end of a file, as its leader has it. Where the last message is a stray, the last version stands before it.
+    async fn tip(&self, path: &FilePath) -> Result<Tip, Fault> {
+        let Some(record) = self.last(path).await? else { return Ok(Tip { head: None, last: 0 }) };
+        if !record.is_stray {
+            return Ok(Tip { head: Some(self.open(&record).await?), last: record.sequence });
+        }
+        let records = self.through(path, record.sequence).await?;
+        let last = records.last().map_or(0, |last| last.sequence);
+        if last < record.sequence {
+            let what = format!("reading {path} of run {}", self.run);
+            return Err(Fault::unavailable(what, "the copy that answers lags behind its leader"));
+        }
+        Ok(Tip { head: self.last_version(&records).await?, last })
+    }
+
     /// The last message of a file, as its leader has it.
-    async fn head(&self, path: &FilePath) -> Result<Option<Head>, Fault> {
+    async fn last(&self, path: &FilePath) -> Result<Option<Record>, Fault> {
         let subject = subject::file(&self.run, path);
         let what = || format!("reading {path} of run {}", self.run);
         for tries in 1.. {
@@ -325,7 +346,7 @@ impl Workspace {
             let stream = stream.map_err(|error| fault(&what(), &error))?;
             let error = match stream.get_last_raw_message_by_subject(&subject).await {
                 Ok(found) => {
-                    let record = Record {
+                    return Ok(Some(Record {
                         sequence: found.sequence,
                         subject: found.subject,
                         encoding: encoding(Some(&found.headers)),
@@ -333,8 +354,7 @@ impl Workspace {
                         time: timestamp(found.time.unix_timestamp_nanos()),
                         is_deletion: false,
                         is_stray: is_stray(Some(&found.headers), 0),
-                    };
-                    return self.open(&record).await.map(Some);
+                    }));
                 }
                 Err(error) => error,
             };
@@ -355,25 +375,48 @@ impl Workspace {
         Ok(None)
     }
 
-    /// All messages of a file, up to the last that its leader has.
+    /// All versions of a file, up to the last that its leader has.
     async fn history(&self, path: &FilePath) -> Result<Vec<Head>, Fault> {
-        let Some(last) = self.head(path).await? else { return Ok(Vec::new()) };
+        let Some(last) = self.last(path).await? else { return Ok(Vec::new()) };
+        let records = self.through(path, last.sequence).await?;
+        let mut all = Vec::with_capacity(records.len());
+        for record in &records {
+            all.extend(self.decode(record).await?);
+        }
+        Ok(all)
+    }
+
+    /// All messages of a file, up to the one with the sequence `last` at the least if that comes in time.
+    async fn through(&self, path: &FilePath, last: u64) -> Result<Vec<Record>, Fault> {
         let subject = subject::file(&self.run, path);
         for tries in 1.. {
             let records = direct::read(self.bus.client(), FILES, &subject, 1).await?;
-            if records.last().is_some_and(|record| record.sequence >= last.sequence) || tries > TRIES {
-                let mut all = Vec::with_capacity(records.len());
-                for record in &records {
-                    all.extend(self.decode(record).await?);
-                }
-                return Ok(all);
+            if records.last().is_some_and(|record| record.sequence >= last) || tries > TRIES {
+                return Ok(records);
             }
             tokio::time::sleep(pause(tries)).await;
         }
         Ok(Vec::new())
     }
 
-    /// The last message of each subject, where these are too many to be asked for: all are read.
+    /// The version that the last message of a subject says; where that is a stray, the last one before it.
+    async fn version_of(&self, last: &Record) -> Result<Option<Head>, Fault> {
+        if !last.is_stray {
+            return self.decode(last).await;
+        }
+        let records = direct::read(self.bus.client(), FILES, &last.subject, 1).await?;
+        self.last_version(&records).await
+    }
+
+    /// The last version among the messages of a file.
+    async fn last_version(&self, records: &[Record]) -> Result<Option<Head>, Fault> {
+        match records.iter().rev().find(|record| !record.is_stray) {
+            Some(record) => self.decode(record).await,
+            None => Ok(None),
+        }
+    }
+
+    /// The last message of each subject that is no stray, where these are too many to be asked for: all are read.
     async fn last_of_many(&self, filter: &str) -> Result<Vec<Record>, Fault> {
         let mut last = std::collections::HashMap::new();
         let mut pages = direct::Pages::new(self.bus.client(), FILES.into(), filter.into(), 1);
@@ -382,7 +425,8 @@ impl Workspace {
             if records.is_empty() {
                 return Ok(last.into_values().collect());
             }
-            last.extend(records.into_iter().map(|record| (record.subject.to_string(), record)));
+            let records = records.into_iter().filter(|record| !record.is_stray);
+            last.extend(records.map(|record| (record.subject.to_string(), record)));
         }
     }
 
@@ -416,7 +460,7 @@ impl Workspace {
             is_deletion: version.content.is_none(),
             time: record.time,
         };
-        Ok(Head { sequence: record.sequence, version, entry })
+        Ok(Head { version, entry })
     }
 
     async fn content(&self, head: Head) -> Result<Option<File>, Fault> {

@@ -1,18 +1,21 @@
 //! The NATS shell against a real server: what is appended, stored and read stays so, whatever happens to the server.
 
+use std::collections::BTreeSet;
 use std::net::TcpListener;
 use std::time::Duration;
 
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE;
 use millrace_protocol::file::{Expected, FilePath};
-use millrace_protocol::ids::{Lane, RunId};
+use millrace_protocol::ids::{Capability, Lane, RunId, TaskId};
 use millrace_protocol::plan::{Control, Work};
 use millrace_protocol::subject::{self, Topic};
 use millrace_protocol::wire::{Blob, MAX_INLINE};
 use millrace_protocol::work::{Entry, Order};
 use millrace_runtime::backlog::Backlog;
+use millrace_runtime::blobs::sha256;
 use millrace_runtime::log::{AppendError, append, purge_run, read_lane, read_run};
+use millrace_runtime::metrics::{self, names::Process};
 use millrace_runtime::tail::Tail;
 use millrace_runtime::topology::Wanted;
 use millrace_runtime::workspace::{Workspace, Writer};
@@ -216,6 +219,48 @@ async fn an_order_that_waits_is_not_put_in_its_queue_again() {
     assert_eq!(waiting().await, 0);
 }
 
+/// An order for work of a made-up capability.
+fn order_for(name: &str, capability: &str) -> Order {
+    let work = Work::Task { task: TaskId::new("t").expect("it is a name"), attempt: 1 };
+    Order::new(run(name), LANE, work, "o", Capability::new(capability).expect("it is a name"))
+}
+
+async fn queues(bus: &Bus) -> usize {
+    let context = async_nats::jetstream::new(bus.client().clone());
+    let stream = context.get_stream("WORK").await.expect("the queues are there");
+    stream.cached_info().state.consumer_count
+}
+
+#[tokio::test]
+async fn a_queue_that_could_not_be_made_is_made_when_its_order_is_offered_again() {
+    let server = NatsServer::start();
+    let before = bus(&server).await;
+    assert!(queue::offer(&before, vec![order_for("r", "echo")]).await.is_ok());
+    let context = async_nats::jetstream::new(before.client().clone());
+    let stream = context.get_stream("WORK").await.expect("the queues are there");
+    stream.delete_consumer("echo").await.expect("it goes");
+    // Of another process, to which the order is not new.
+    let after = bus(&server).await;
+    assert!(queue::offer(&after, vec![order_for("r", "echo")]).await.is_ok());
+    assert_eq!(queues(&after).await, 1);
+}
+
+#[tokio::test]
+async fn made_up_capabilities_get_no_more_than_so_many_queues_and_names_in_what_is_counted() {
+    let server = NatsServer::start();
+    let bus = bus(&server).await;
+    let orders = (0..300).map(|number| order_for("r", &format!("made-up-{number}")));
+    assert!(queue::offer(&bus, orders.collect()).await.is_ok());
+    assert_eq!(queues(&bus).await, 256);
+    let page = metrics::page(Process::Supervisor);
+    let names = page.lines().filter(|line| line.starts_with("millrace_offers_total{capability=\"made-up-"));
+    assert_eq!(names.count(), 256);
+    assert!(page.contains("millrace_offers_total{capability=\"(other)\"} 44"), "{page}");
+    let known = BTreeSet::from([Capability::new("known").expect("it is a name")]);
+    queue::ensure(&bus, &known).await.expect("what somebody offers has its queue");
+    assert_eq!(queues(&bus).await, 257);
+}
+
 #[tokio::test]
 async fn a_cluster_is_made_once_and_what_differs_from_it_is_refused_by_name() {
     let server = NatsServer::start();
@@ -305,6 +350,53 @@ async fn with_three_copies_any_server_may_die_and_no_append_is_lost() {
     })
     .await;
     assert_eq!(records.last().map(|record| record.sequence), Some(last));
+}
+
+/// Says of a blob that it is there, in parts that nobody has put there yet. Gives their subject.
+async fn promise_blob(bus: &Bus, content: &[u8]) -> String {
+    let name = sha256(content);
+    let said = format!(
+        r#"{{"name":"{name}","bucket":"blobs","nuid":"parts","size":{},"chunks":1,"digest":""}}"#,
+        content.len()
+    );
+    let context = async_nats::jetstream::new(bus.client().clone());
+    let about = format!("$O.blobs.M.{}", URL_SAFE.encode(name));
+    context.publish(about, said.into()).await.expect("it is sent").await.expect("it is taken");
+    "$O.blobs.C.parts".into()
+}
+
+#[tokio::test]
+async fn with_three_copies_the_parts_of_a_blob_may_come_later_than_what_is_said_of_it() {
+    let servers = three();
+    let url = servers.each_ref().map(|server| server.url.clone()).join(",");
+    let wanted = Wanted { replicas: Some(3), ..Wanted::default() };
+    let bus = connect(&url, &wanted).await.expect("the cluster is made");
+    let content = vec![7; 1_000];
+    let parts = promise_blob(&bus, &content).await;
+    let name = sha256(&content);
+    let late = async {
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        let context = async_nats::jetstream::new(bus.client().clone());
+        let sent = context.publish(parts, content.clone().into()).await.expect("it is sent");
+        sent.await.expect("it is taken");
+    };
+    let (found, ()) = tokio::join!(bus.blobs().get(&name), late);
+    assert_eq!(found.expect("it has come"), content);
+}
+
+#[tokio::test]
+async fn a_blob_whose_parts_never_come_is_missing_and_nobody_waits_for_it_for_ever() {
+    let server = NatsServer::start();
+    let bus = bus(&server).await;
+    let content = vec![7; 1_000];
+    promise_blob(&bus, &content).await;
+    let found = bus.blobs().get(&sha256(&content)).await;
+    assert!(matches!(found, Err(Fault::Missing { .. })), "{found:?}");
+    // It was said by nobody who leaves a mark, so that whoever has the content puts it there.
+    bus.blobs().put(&content).await.expect("it is taken");
+    assert_eq!(bus.blobs().get(&sha256(&content)).await.expect("it is there"), content);
+    let other = bus.blobs().get(&"x ".repeat(300_000)).await;
+    assert!(matches!(other, Err(Fault::Missing { .. })), "no blob has such a name: {other:?}");
 }
 
 /// Adds numbered lines to a file that others write too, each as a model would: read it, write it, again if refused.

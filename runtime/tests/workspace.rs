@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use millrace_protocol::file::{Expected, FilePath, MAX_FILE};
 use millrace_protocol::ids::RunId;
+use millrace_protocol::subject;
 use millrace_runtime::limits::{self, Allowed, Limiter};
 use millrace_runtime::topology::{FILES, LIMITS, Wanted};
 use millrace_runtime::workspace::{File, Workspace, WriteError, Writer};
@@ -146,6 +147,45 @@ async fn the_same_key_again_is_the_same_write_whatever_came_after_it() {
         let deleted = files.delete(&path("/b"), Expected::Version(1), by("t", "d")).await;
         assert_eq!(deleted.expect("it goes, once"), 2);
     }
+}
+
+/// Puts something on a subject that nobody wrote there, as an answer of the server that was sent to it.
+async fn stray(bus: &Bus, at: &str) {
+    let subject = subject::file(&RunId::new("r").expect("it is a name"), &path(at));
+    let context = async_nats::jetstream::new(bus.client().clone());
+    context.publish(subject, "stray".into()).await.expect("it is sent").await.expect("it is kept");
+}
+
+#[tokio::test]
+async fn what_nobody_wrote_on_a_file_hides_no_version_of_it_and_stands_in_no_writers_way() {
+    let server = NatsServer::start();
+    let bus = bus(&server).await;
+    let files = workspace(&bus);
+    write(&files, "/a", "one", Expected::Nothing, "k1").await.expect("it is written");
+    stray(&bus, "/a").await;
+    stray(&bus, "/new").await;
+    assert_eq!(read(&files, "/a").await.expect("it is there").bytes, b"one");
+    assert_eq!(read(&files, "/new").await, None);
+    let listed = files.list(None).await.expect("it answers");
+    assert_eq!(
+        listed.iter().map(|entry| (entry.path.as_str(), entry.version)).collect::<Vec<_>>(),
+        [("/a", 1)]
+    );
+    assert_eq!(files.made(&path("/a"), "k1").await.expect("it answers"), Some(1));
+    assert_eq!(files.versions(&path("/a")).await.expect("it answers").len(), 1);
+    match write(&files, "/a/b", "x", Expected::Nothing, "k2").await {
+        Err(WriteError::Clash { with }) => assert_eq!(with.as_str(), "/a"),
+        other => panic!("{other:?}"),
+    }
+    let stale = write(&files, "/a", "x", Expected::Nothing, "k3").await;
+    assert!(matches!(stale, Err(WriteError::Stale { current: Some(_) })), "{stale:?}");
+    assert_eq!(write(&files, "/a", "two", Expected::Version(1), "k4").await.expect("it is written"), 2);
+    assert_eq!(write(&files, "/new", "first", Expected::Nothing, "k5").await.expect("it is written"), 1);
+    stray(&bus, "/a").await;
+    assert_eq!(write(&files, "/a", "two", Expected::Version(1), "k4").await.expect("it is there"), 2);
+    assert_eq!(files.delete(&path("/a"), Expected::Version(2), by("t", "k6")).await.expect("it goes"), 3);
+    stray(&bus, "/a").await;
+    assert_eq!(read(&files, "/a").await, None, "it is gone, and stays so");
 }
 
 #[tokio::test]
