@@ -15,8 +15,9 @@ use bytes::Bytes;
 use millrace_protocol::ids::{Capability, Lane, RunId, WorkerId};
 use millrace_protocol::plan::{Command as Wish, Control, Decision, EndReason, Submission, TaskState, Work};
 use millrace_protocol::subject::{self, Topic};
-use millrace_protocol::wire::{ENCODING_HEADER, ENCODING_JSON, Message, body, seal};
+use millrace_protocol::wire::{ENCODING_HEADER, ENCODING_JSON, Message, Stored, body, seal, seal_stored};
 use millrace_protocol::work::{Entry, Order};
+use millrace_runtime::blobs::sha256;
 use millrace_runtime::{Bus, registry};
 use millrace_tests::cluster::{Cluster, Role, Setup, alone, clean};
 use millrace_tests::plans::{appended, echo, fan_out, finished, fixed, id, layered, run, submit};
@@ -496,4 +497,34 @@ async fn a_full_disk_is_told_and_nothing_is_lost_once_there_is_room() {
     fs::remove_file(&ballast).unwrap();
     cluster.server.restart();
     nothing_was_lost(cluster, &bus, &run).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_submission_whose_body_can_t_be_had_yet_is_waited_for_and_not_passed_over() {
+    let _alone = alone();
+    let cluster = Cluster::start(Setup::default(), 1);
+    let bus = cluster.bus().await;
+    submit(&bus, &run("before"), &fan_out(1, &json!({}))).await;
+    finished(&bus, &run("before"), PATIENCE).await;
+    let context = async_nats::jetstream::new(bus.client().clone());
+    let store = context.get_stream("OBJ_blobs").await.unwrap().cached_info().config.clone();
+    context.delete_stream("OBJ_blobs").await.unwrap();
+    let body = body(&fan_out(3, &json!({})));
+    let place = Stored { sha256: sha256(&body), size: body.len() as u64 };
+    let (late, behind) = (run("late"), run("behind"));
+    let at = subject::topic(LANE, &late, &Topic::Submitted);
+    let sent = context.publish_with_headers(at, appended(), seal_stored::<Submission>(place).into());
+    sent.await.unwrap().await.unwrap();
+    submit(&bus, &behind, &fan_out(1, &json!({}))).await;
+    cluster.heard("supervisor-1", "a message can't be read yet", PATIENCE).await;
+    context.create_stream(store).await.unwrap();
+    bus.blobs().put(&body).await.unwrap();
+    for run in [&late, &behind] {
+        let history = finished(&bus, run, PATIENCE).await;
+        history.assert_holds();
+        let end = history.plan().end.as_ref().map(|end| end.reason);
+        assert_eq!(end, Some(EndReason::Completed), "{run}");
+    }
+    assert!(!cluster.log("supervisor-1").contains("a message that can't be read is passed over"));
+    cluster.end();
 }
