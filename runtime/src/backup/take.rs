@@ -59,9 +59,9 @@ pub fn take<'a>(bus: &'a Bus, place: &'a Path, told: Told<'a>) -> BoxFuture<'a, 
         for stream in [object_stream(ARCHIVE), FILES.into(), object_stream(BLOBS)] {
             parts.extend(copy(bus, &folder, &stream, Shrinks::No, told).await?);
         }
-        parts.push(copy_bucket(bus, &folder, CAPABILITIES, |_| true, told).await?);
+        parts.push(copy_bucket(bus, &folder, CAPABILITIES, |_, _| true, told).await?);
         if state(bus, &bucket_stream(LIMITS)).await?.is_some() {
-            parts.push(copy_bucket(bus, &folder, LIMITS, |_| true, told).await?);
+            parts.push(copy_bucket(bus, &folder, LIMITS, |_, _| true, told).await?);
         }
         let (version, settings) = (env!("CARGO_PKG_VERSION").to_owned(), bus.settings().clone());
         let manifest = Manifest { format: FORMAT, version, taken, settings, files_through, parts };
@@ -129,7 +129,7 @@ async fn copy_bucket(
     bus: &Bus,
     folder: &Unfinished,
     bucket: &str,
-    is_kept: fn(&str) -> bool,
+    is_kept: fn(&str, &str) -> bool,
     told: Told<'_>,
 ) -> Result<Part, Error> {
     let file = format!("{bucket}.jsonl");
@@ -146,7 +146,7 @@ async fn copy_bucket(
         for record in records.iter().filter(|record| !record.is_deletion) {
             let Some(key) = record.subject.strip_prefix(&prefix) else { continue };
             match std::str::from_utf8(&record.payload) {
-                Ok(value) if is_kept(value) => {
+                Ok(value) if is_kept(key, value) => {
                     write(&mut output, &Line { key: key.to_owned(), value: value.to_owned() })?;
                     entries += 1;
                 }
@@ -166,12 +166,14 @@ fn write(output: &mut Output, line: &Line) -> Result<(), Error> {
     output.write(&text)
 }
 
-/// Whether a summary says that its run is in the archive. Summaries of other runs are made anew.
-fn is_archived(summary: &str) -> bool {
+/// Whether a summary says of the run in whose place it stands that it is in the archive. Summaries of other runs are made
+/// anew.
+fn is_archived(run: &str, summary: &str) -> bool {
     #[derive(Deserialize)]
     struct Summary {
+        run: String,
         #[serde(default)]
         archived: bool,
     }
-    serde_json::from_str::<Summary>(summary).is_ok_and(|summary| summary.archived)
+    serde_json::from_str::<Summary>(summary).is_ok_and(|summary| summary.archived && summary.run == run)
 }
