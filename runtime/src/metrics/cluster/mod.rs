@@ -129,7 +129,7 @@ impl Figures {
     fn show_processes(&mut self, beats: &[Beat]) {
         let count = |role: Role| beats.iter().filter(|beat| beat.role == role).count() as f64;
         let roles = [Role::Supervisor, Role::Worker, Role::Critic];
-        self.show(PROCESSES, roles.map(|role| ([name_of(role).to_owned()], count(role))));
+        self.show(PROCESSES, roles.map(|role| ([role.name().to_owned()], count(role))));
     }
 
     /// A capability that nobody serves is shown with nobody.
@@ -199,14 +199,6 @@ impl Figures {
         let limit = account.limits.max_storage.filter(|&limit| limit > 0);
         self.show(STORE_LIMIT, limit.map(|limit| ([], limit as f64)));
         Ok(())
-    }
-}
-
-fn name_of(role: Role) -> &'static str {
-    match role {
-        Role::Supervisor => "supervisor",
-        Role::Worker => "worker",
-        Role::Critic => "critic",
     }
 }
 
