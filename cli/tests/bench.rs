@@ -12,18 +12,9 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
-const MILLRACE: &str = env!("CARGO_BIN_EXE_millrace");
+mod support;
 
-fn has_nats_server() -> bool {
-    let output = Command::new(MILLRACE).args(["doctor", "--fetch", "--json"]).output().unwrap();
-    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
-    let checks = report["checks"].as_array().unwrap();
-    let found = checks.iter().any(|check| check["name"] == "nats-server" && check["status"] == "ok");
-    if !found {
-        eprintln!("passed over: no nats-server is to be had");
-    }
-    found
-}
+use support::{MILLRACE, needs_nats_server};
 
 fn bench(folder: &Path, arguments: &[&str]) -> Output {
     let data = folder.to_str().unwrap();
@@ -32,9 +23,7 @@ fn bench(folder: &Path, arguments: &[&str]) -> Output {
 
 #[test]
 fn every_benchmark_tells_its_figure_beside_the_bare_one_and_leaves_nothing() {
-    if !has_nats_server() {
-        return;
-    }
+    needs_nats_server!();
     let folder = tempfile::tempdir().unwrap();
     let output = bench(folder.path(), &["--tasks=60", "--slots=16", "--json"]);
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
@@ -75,9 +64,7 @@ fn a_folder_that_can_not_be_made_is_named() {
 
 #[test]
 fn an_interrupted_benchmark_leaves_no_process_and_no_folder() {
-    if !has_nats_server() {
-        return;
-    }
+    needs_nats_server!();
     let folder = tempfile::tempdir().unwrap();
     let mut bench = Command::new(MILLRACE)
         .args(["bench", "chain", "--tasks=100000", "--data", folder.path().to_str().unwrap()])

@@ -12,7 +12,6 @@ use std::net::TcpStream;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Output, Stdio};
-use std::sync::OnceLock;
 use std::sync::mpsc::{self, Receiver};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -21,42 +20,12 @@ use rustix::process::{Pid, Signal, kill_process, test_kill_process};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-const MILLRACE: &str = env!("CARGO_BIN_EXE_millrace");
+mod support;
+
+use support::{MILLRACE, nats_server, needs_nats_server};
 const DEADLINE: Duration = Duration::from_secs(60);
 
 // ---- a machine with a nats-server ----
-
-/// The nats-server that all tests of this process use: the machine's own, or one fetched into a lasting cache.
-fn nats_server() -> Option<&'static Path> {
-    static SERVER: OnceLock<Option<PathBuf>> = OnceLock::new();
-    let found = SERVER.get_or_init(|| {
-        let output = Command::new(MILLRACE)
-            .args(["doctor", "--fetch", "--json"])
-            .env_remove("MILLRACE_NATS_URL")
-            .output()
-            .unwrap();
-        let report: Value = serde_json::from_slice(&output.stdout).unwrap();
-        let check =
-            report["checks"].as_array().unwrap().iter().find(|check| check["name"] == "nats-server").unwrap();
-        let found = check["found"].as_str().unwrap();
-        if check["status"] != "ok" {
-            eprintln!("passed over: no nats-server: {found}");
-            return None;
-        }
-        let path = found.split(" at ").nth(1).unwrap().split(" (").next().unwrap();
-        Some(path.into())
-    });
-    found.as_deref()
-}
-
-macro_rules! needs_nats_server {
-    () => {
-        match nats_server() {
-            Some(server) => server,
-            None => return,
-        }
-    };
-}
 
 // ---- a cluster under test ----
 

@@ -8,19 +8,20 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
-use std::sync::OnceLock;
 use std::sync::mpsc::{self, Receiver};
 use std::time::{Duration, Instant};
 
 use async_nats::connection::State;
 use async_nats::jetstream::{self, stream};
 use async_nats::{Client, ConnectErrorKind};
-use millrace_runtime::bus::{Connection, Credentials, Tls};
+use millrace_runtime::connection::{Connection, Credentials, Tls};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use tempfile::TempDir;
 
-const MILLRACE: &str = env!("CARGO_BIN_EXE_millrace");
+mod support;
+
+use support::{MILLRACE, check_of, needs_nats_server};
 const DEADLINE: Duration = Duration::from_secs(20);
 /// Those that a folder has without being asked for more.
 const IDENTITIES: [&str; 11] = [
@@ -127,37 +128,6 @@ fn contents(folder: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
 }
 
 // ---- the server ----
-
-/// The nats-server that all tests of this process use: the machine's own, or one fetched into a lasting cache.
-fn nats_server() -> Option<&'static Path> {
-    static SERVER: OnceLock<Option<PathBuf>> = OnceLock::new();
-    let found = SERVER.get_or_init(|| {
-        let output = Command::new(MILLRACE)
-            .args(["doctor", "--fetch", "--json"])
-            .env_remove("MILLRACE_NATS_URL")
-            .output()
-            .unwrap();
-        let report: Value = serde_json::from_slice(&output.stdout).unwrap();
-        let check = check_of(&report, "nats-server");
-        let found = check["found"].as_str().unwrap();
-        if check["status"] != "ok" {
-            eprintln!("passed over: no nats-server: {found}");
-            return None;
-        }
-        let path = found.split(" at ").nth(1).unwrap().split(" (").next().unwrap();
-        Some(path.into())
-    });
-    found.as_deref()
-}
-
-macro_rules! needs_nats_server {
-    () => {
-        match nats_server() {
-            Some(server) => server,
-            None => return,
-        }
-    };
-}
 
 /// A nats-server on a folder; killed when dropped.
 struct Server {
@@ -686,10 +656,6 @@ fn what_kubernetes_can_t_take_is_said_each_time() {
 }
 
 // ---- what is wrong, in words ----
-
-fn check_of<'a>(report: &'a Value, name: &str) -> &'a Value {
-    report["checks"].as_array().unwrap().iter().find(|check| check["name"] == name).unwrap()
-}
 
 /// What a command for people says of a server that it can't use.
 fn said_of(url: &str, environment: &BTreeMap<&str, PathBuf>, command: &[&str]) -> (String, String) {

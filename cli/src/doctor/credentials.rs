@@ -6,7 +6,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 use jiff::{SignedDuration, Timestamp};
-use millrace_runtime::bus::{Credentials, Tls};
+use millrace_runtime::connection::{Credentials, Tls};
 use nkeys::{KeyPair, KeyPairType};
 use secrecy::ExposeSecret;
 
@@ -207,20 +207,7 @@ mod tests {
     fn written(then: Timestamp) -> (TempDir, PathBuf) {
         let folder = tempfile::tempdir().unwrap();
         let out = folder.path().join("nats");
-        let request = Request {
-            out: out.clone(),
-            tenants: Vec::new(),
-            workers: Vec::new(),
-            lanes: None,
-            hosts: Vec::new(),
-            max_store: None,
-            jwt: false,
-            no_tls: false,
-            rotate: Vec::new(),
-            retire: Vec::new(),
-            now: then,
-        };
-        write(&request).unwrap();
+        write(&Request::plain(out.clone(), then)).unwrap();
         (folder, out)
     }
 

@@ -73,6 +73,26 @@ pub struct Request {
     pub now: Timestamp,
 }
 
+#[cfg(test)]
+impl Request {
+    /// What somebody asks for who names nothing but the folder.
+    pub fn plain(out: PathBuf, now: Timestamp) -> Self {
+        Self {
+            out,
+            tenants: Vec::new(),
+            workers: Vec::new(),
+            lanes: None,
+            hosts: Vec::new(),
+            max_store: None,
+            jwt: false,
+            no_tls: false,
+            rotate: Vec::new(),
+            retire: Vec::new(),
+            now,
+        }
+    }
+}
+
 /// What became of it.
 #[derive(Debug, Clone)]
 pub struct Report {

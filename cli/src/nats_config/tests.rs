@@ -13,19 +13,7 @@ use crate::certificate::{Certificates, Purpose};
 const DAY: SignedDuration = SignedDuration::from_hours(24);
 
 fn request(folder: &TempDir) -> Request {
-    Request {
-        out: folder.path().join("nats"),
-        tenants: Vec::new(),
-        workers: Vec::new(),
-        lanes: None,
-        hosts: Vec::new(),
-        max_store: None,
-        jwt: false,
-        no_tls: false,
-        rotate: Vec::new(),
-        retire: Vec::new(),
-        now: now(),
-    }
+    Request::plain(folder.path().join("nats"), now())
 }
 
 fn now() -> Timestamp {
