@@ -15,7 +15,7 @@ use jiff::Timestamp;
 use millrace_agent::desk::Preferences;
 use millrace_agent::model::{Opener, open};
 use millrace_models::provider::default_choice;
-use millrace_runtime::bus::{Connection, Credentials, without_passwords};
+use millrace_runtime::connection::{Connection, Credentials, without_passwords};
 use millrace_runtime::{Fault, handshake};
 use rustix::process::{Resource, getrlimit};
 use serde::Serialize;

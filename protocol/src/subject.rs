@@ -117,13 +117,25 @@ fn number(token: &str) -> Option<u32> {
     token.parse().ok().filter(|&number| number > 0)
 }
 
+/// The queue in which work waits: that of its capability, of critics or of planners.
+#[must_use]
+pub fn queue<'a>(capability: &'a Capability, work: &Work) -> &'a str {
+    match work {
+        Work::Task { .. } => capability.as_str(),
+        Work::Review { .. } => CRITIC,
+        Work::Planning { .. } => PLANNER,
+    }
+}
+
 /// Where an order waits.
 #[must_use]
 pub fn order(run: &RunId, capability: &Capability, work: &Work) -> String {
+    let queue = queue(capability, work);
     match work {
-        Work::Task { task, attempt } => format!("work.{capability}.{run}.{task}.{attempt}"),
-        Work::Review { task, attempt, .. } => format!("work.{CRITIC}.{run}.{task}.{attempt}"),
-        Work::Planning { turn, attempt } => format!("work.{PLANNER}.{run}.{turn}.{attempt}"),
+        Work::Task { task, attempt } | Work::Review { task, attempt, .. } => {
+            format!("work.{queue}.{run}.{task}.{attempt}")
+        }
+        Work::Planning { turn, attempt } => format!("work.{queue}.{run}.{turn}.{attempt}"),
     }
 }
 

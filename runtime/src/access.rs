@@ -17,7 +17,7 @@
 //!
 //! What the server can't refuse: an answer is sent wherever it was asked to be sent, also to a subject that its asker
 //! may not write to, and is kept there. In a lane, a queue or a file such a message is told from one that somebody wrote
-//! ([`crate::bus::is_stray`]) and counts for nothing; in a bucket it takes the place of what was there. So a stolen
+//! ([`crate::record::is_stray`]) and counts for nothing; in a bucket it takes the place of what was there. So a stolen
 //! credential forges no event, verdict, order or file, but can disturb a cluster until it is retired.
 
 use millrace_protocol::ids::{Capability, Lane};

@@ -11,8 +11,9 @@ use millrace_protocol::wire::Encoding;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-use crate::bus::{Bus, Record};
+use crate::bus::Bus;
 use crate::fault::{lag, pause};
+use crate::record::Record;
 use crate::topology::ARCHIVE;
 use crate::{Fault, log, objects, registry};
 

@@ -10,8 +10,9 @@ use millrace_protocol::ids::Lane;
 use tracing::debug;
 
 use crate::Fault;
-use crate::bus::{Bus, Record};
+use crate::bus::Bus;
 use crate::direct::Pages;
+use crate::record::Record;
 use crate::tail::Tail;
 use crate::topology::{fault, lane_stream};
 

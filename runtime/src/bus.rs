@@ -4,28 +4,25 @@
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use std::collections::BTreeSet;
-use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use async_nats::jetstream::{self, context::ContextBuilder};
-use async_nats::{ConnectError, ConnectErrorKind, ConnectOptions, Event, ServerError};
-use bytes::Bytes;
+use async_nats::{ConnectError, ConnectErrorKind, Event, ServerError};
 use millrace_protocol::ids::{Capability, Lane};
 use millrace_protocol::registry::ClusterSettings;
-use millrace_protocol::wire::{
-    ENCODING_HEADER, ENCODING_JSON, Encoding, Garbage, Message, open, open_body, stored,
-};
-use secrecy::{ExposeSecret, SecretString};
+use millrace_protocol::wire::{Garbage, Message, open, open_body, stored};
 use tokio::sync::Notify;
 use tracing::{debug, info, warn};
 
 use crate::Fault;
 use crate::blobs::Blobs;
+use crate::connection::{Connection, without_passwords};
 use crate::fault::{lag, pause};
 use crate::handshake;
 use crate::marks::Marks;
 use crate::metrics::Link;
+use crate::record::Record;
 use crate::topology::{self, Wanted};
 
 /// How long an acknowledgement of an append is waited for before the log is asked what became of it.
@@ -47,168 +44,6 @@ const PING: Duration = Duration::from_secs(2);
 const FLUSH: Duration = Duration::from_secs(2);
 /// How many appends may wait for their acknowledgements at once.
 const MAX_IN_FLIGHT: usize = 20_000;
-
-/// Where a cluster is and who asks.
-#[derive(Clone)]
-pub struct Connection {
-    /// One or more server URLs, separated by commas.
-    pub url: String,
-    /// How this process identifies itself.
-    pub credentials: Credentials,
-    /// How the connection is encrypted.
-    pub tls: Tls,
-}
-
-/// How a process identifies itself to the NATS server.
-#[derive(Clone)]
-pub enum Credentials {
-    /// Not at all.
-    None,
-    /// By user and password.
-    Password {
-        /// The user.
-        user: String,
-        /// The password.
-        password: String,
-    },
-    /// By a credentials file (JWT and nkey).
-    File(PathBuf),
-    /// By an nkey whose seed stands in a file.
-    NkeyFile(PathBuf),
-    /// By an nkey of this seed.
-    Nkey(SecretString),
-}
-
-/// The files that encrypt a connection, in PEM. With none of them a connection is encrypted where the server or a
-/// `tls://` address asks for it, and the server's certificate must be signed by an authority that the machine trusts.
-#[derive(Debug, Clone, Default)]
-pub struct Tls {
-    /// The authorities that sign the server's certificate; with them a connection is never made in the clear.
-    pub authorities: Option<PathBuf>,
-    /// The certificate and the key by which this process shows who it is, for servers that want one.
-    pub identity: Option<(PathBuf, PathBuf)>,
-}
-
-impl std::fmt::Debug for Connection {
-    /// Shows where, never who.
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Connection").field("url", &without_passwords(&self.url)).finish_non_exhaustive()
-    }
-}
-
-impl Connection {
-    /// A connection in the clear to a server that asks nobody who they are.
-    #[must_use]
-    pub fn open(url: impl Into<String>) -> Self {
-        Self { url: url.into(), credentials: Credentials::None, tls: Tls::default() }
-    }
-
-    /// A connection to `url` with what the environment names:
-    ///
-    /// | variable | what it holds |
-    /// |---|---|
-    /// | `MILLRACE_NATS_CREDS` | a credentials file (JWT and nkey) |
-    /// | `MILLRACE_NATS_NKEY` | a file with the seed of an nkey |
-    /// | `MILLRACE_NATS_NKEY_SEED` | the seed of an nkey |
-    /// | `MILLRACE_NATS_USER`, `MILLRACE_NATS_PASSWORD` | a user and its password |
-    /// | `MILLRACE_NATS_CA` | a file with the authorities that sign the server's certificate |
-    /// | `MILLRACE_NATS_CERT`, `MILLRACE_NATS_KEY` | files with a certificate and its key, for mutual TLS |
-    ///
-    /// The first of the credentials that is set counts. Files are read when the connection is made.
-    #[must_use]
-    pub fn with_environment(url: impl Into<String>) -> Self {
-        let var = |name| std::env::var(name).ok().filter(|value| !value.is_empty());
-        let credentials = if let Some(file) = var("MILLRACE_NATS_CREDS") {
-            Credentials::File(file.into())
-        } else if let Some(file) = var("MILLRACE_NATS_NKEY") {
-            Credentials::NkeyFile(file.into())
-        } else if let Some(seed) = var("MILLRACE_NATS_NKEY_SEED") {
-            Credentials::Nkey(seed.into())
-        } else if let Some(user) = var("MILLRACE_NATS_USER") {
-            Credentials::Password { user, password: var("MILLRACE_NATS_PASSWORD").unwrap_or_default() }
-        } else {
-            Credentials::None
-        };
-        let path = |name| var(name).map(PathBuf::from);
-        let tls = Tls {
-            authorities: path("MILLRACE_NATS_CA"),
-            identity: path("MILLRACE_NATS_CERT").zip(path("MILLRACE_NATS_KEY")),
-        };
-        Self { url: url.into(), credentials, tls }
-    }
-
-    /// The servers of the URL.
-    #[must_use]
-    pub fn servers(&self) -> Vec<String> {
-        self.url.split(',').map(|url| url.trim().to_owned()).collect()
-    }
-
-    /// What the client library needs to know to connect so.
-    ///
-    /// # Errors
-    /// A file can't be read, or holds no credentials.
-    pub async fn options(&self) -> Result<ConnectOptions, Fault> {
-        let mut options = ConnectOptions::new();
-        if let Some(file) = &self.tls.authorities {
-            self.read(file, "the authorities of").await?;
-            options = options.add_root_certificates(file.clone()).require_tls(true);
-        }
-        if let Some((certificate, key)) = &self.tls.identity {
-            self.read(certificate, "the certificate").await?;
-            self.read(key, "the key of the certificate").await?;
-            options = options.add_client_certificate(certificate.clone(), key.clone()).require_tls(true);
-        }
-        match &self.credentials {
-            Credentials::None => Ok(options),
-            Credentials::Password { user, password } => {
-                Ok(options.user_and_password(user.clone(), password.clone()))
-            }
-            Credentials::File(file) => {
-                let text = self.read(file, "the credentials file").await?;
-                let inbox = inbox_of(seed_in(&text).unwrap_or_default());
-                let inbox = inbox.map_err(|why| self.useless(file, "the credentials file", &why))?;
-                let options = options
-                    .credentials(&text)
-                    .map_err(|error| self.useless(file, "the credentials file", &error))?;
-                Ok(options.custom_inbox_prefix(inbox))
-            }
-            Credentials::NkeyFile(file) => {
-                let text = self.read(file, "the seed").await?;
-                let seed = seed_in(&text).unwrap_or(text.trim());
-                let inbox = inbox_of(seed).map_err(|why| self.useless(file, "the seed", &why))?;
-                Ok(options.nkey(seed.to_owned()).custom_inbox_prefix(inbox))
-            }
-            Credentials::Nkey(seed) => {
-                let seed = seed.expose_secret().trim();
-                let inbox = inbox_of(seed).map_err(|why| Fault::Unsuitable {
-                    url: without_passwords(&self.url),
-                    why: format!("needs a seed, and MILLRACE_NATS_NKEY_SEED holds none: {why}"),
-                })?;
-                Ok(options.nkey(seed.to_owned()).custom_inbox_prefix(inbox))
-            }
-        }
-    }
-
-    async fn read(&self, file: &Path, what: &str) -> Result<String, Fault> {
-        tokio::fs::read_to_string(file).await.map_err(|error| self.useless(file, what, &error))
-    }
-
-    fn useless(&self, file: &Path, what: &str, why: &dyn std::fmt::Display) -> Fault {
-        let url = without_passwords(&self.url);
-        Fault::Unsuitable { url, why: format!("needs {what} {}, which can't be used: {why}", file.display()) }
-    }
-}
-
-/// The seed of a user in a file of credentials or of a seed alone.
-fn seed_in(text: &str) -> Option<&str> {
-    text.lines().map(str::trim).find(|line| line.starts_with("SU"))
-}
-
-/// Where a process with this seed gets its answers: see [`crate::access::inbox`].
-fn inbox_of(seed: &str) -> Result<String, String> {
-    let pair = nkeys::KeyPair::from_seed(seed).map_err(|error| error.to_string())?;
-    Ok(crate::access::inbox(&pair.public_key()))
-}
 
 /// A connection to a cluster. Cheap to clone.
 #[derive(Clone)]
@@ -377,57 +212,6 @@ impl Bus {
     }
 }
 
-/// A message of the log.
-#[derive(Debug, Clone)]
-pub struct Record {
-    /// Its sequence in the lane.
-    pub sequence: u64,
-    /// Its subject.
-    pub subject: async_nats::Subject,
-    /// Its bytes.
-    pub payload: Bytes,
-    /// How they are encoded.
-    pub encoding: Encoding,
-    /// When the server stored it.
-    pub time: jiff::Timestamp,
-    /// In a bucket: whether it says that the key is gone.
-    pub is_deletion: bool,
-    /// In a log or a queue: whether nobody wrote it there (see [`is_stray`]).
-    pub is_stray: bool,
-}
-
-/// The header with the id of an append, by which its writer recognises it. No message of a log or a queue is without
-/// it, or without the id of the client library by which repeated ones are told.
-pub const ID_HEADER: &str = "Millrace-Id";
-/// The header by which the server says which stream a message that it hands out is from.
-pub(crate) const ORIGIN_HEADER: &str = "Nats-Stream";
-
-/// Whether nobody wrote a message with these headers where it stands. Who may ask the server for a message can have the
-/// answer sent to any subject, also to those that it may not write to, and there it is kept like any other message. Such
-/// an answer comes with the words of the server, or with no headers at all. `told` is how often the server has said
-/// where the message is from when it handed it to us: once where it was asked for the message itself.
-#[must_use]
-pub fn is_stray(headers: Option<&async_nats::HeaderMap>, told: usize) -> bool {
-    let Some(headers) = headers else { return true };
-    let has_id =
-        headers.get(ID_HEADER).is_some() || headers.get(async_nats::header::NATS_MESSAGE_ID).is_some();
-    !has_id || headers.get_all(ORIGIN_HEADER).count() > told
-}
-
-/// The encoding that a message's headers name.
-#[must_use]
-pub fn encoding(headers: Option<&async_nats::HeaderMap>) -> Encoding {
-    let json = headers
-        .and_then(|headers| headers.get(ENCODING_HEADER))
-        .is_some_and(|value| value.as_str() == ENCODING_JSON);
-    if json { Encoding::Json } else { Encoding::MessagePack }
-}
-
-/// The time that is so many nanoseconds after the beginning of 1970; that beginning if it is out of range.
-pub(crate) fn timestamp(nanoseconds: i128) -> jiff::Timestamp {
-    jiff::Timestamp::from_nanosecond(nanoseconds).unwrap_or(jiff::Timestamp::UNIX_EPOCH)
-}
-
 /// How much longer what may pass is waited for.
 struct Patience {
     since: tokio::time::Instant,
@@ -484,16 +268,10 @@ async fn reach(
     refusals: &Refusals,
     mut patience: Patience,
 ) -> Result<async_nats::Client, Fault> {
-    let mut is_told = false;
     loop {
-        let fault = match dial(connection, name, refusals).await {
-            Err(fault @ Fault::Unavailable { .. }) => fault,
+        match dial(connection, name, refusals).await {
+            Err(fault @ Fault::Unavailable { .. }) => patience.wait(fault).await?,
             dialled => return dialled,
-        };
-        let why = fault.to_string();
-        patience.wait(fault).await?;
-        if !std::mem::replace(&mut is_told, true) {
-            warn!(why, "the NATS server can't be reached yet; trying again for a while");
         }
     }
 }
@@ -545,17 +323,6 @@ fn fault(connection: &Connection, error: ConnectError) -> Fault {
             Fault::unavailable(format!("connecting to {}", without_passwords(&connection.url)), error)
         }
     }
-}
-
-/// The addresses as they may be shown: they may hold a user and a password.
-#[must_use]
-pub fn without_passwords(urls: &str) -> String {
-    let shown = |url: &str| match (url.split_once("://"), url.rsplit_once('@')) {
-        (Some((scheme, _)), Some((_, host))) => format!("{scheme}://{host}"),
-        (None, Some((_, host))) => host.to_owned(),
-        (_, None) => url.to_owned(),
-    };
-    urls.split(',').map(|url| shown(url.trim())).collect::<Vec<_>>().join(",")
 }
 
 /// What the server refused to this process, as it comes: the library says nothing of it to whoever waits for an answer.
@@ -628,20 +395,4 @@ fn check_version(client: &async_nats::Client, url: &str) -> Result<(), Fault> {
     let found = client.server_info().version;
     let why = format!("has version {found}; {}.{} or newer is needed", MIN_SERVER.0, MIN_SERVER.1);
     Err(Fault::Unsuitable { url: url.into(), why })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn addresses_are_shown_without_what_they_hold_besides() {
-        for (url, shown) in [
-            ("nats://a.example:4222", "nats://a.example:4222"),
-            ("nats://user:p@ss@a.example:4222, tls://token@b", "nats://a.example:4222,tls://b"),
-            ("user:secret@a.example", "a.example"),
-        ] {
-            assert_eq!(without_passwords(url), shown);
-        }
-    }
 }

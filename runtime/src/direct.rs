@@ -9,7 +9,7 @@ use async_nats::{Client, Message};
 use futures::StreamExt;
 
 use crate::Fault;
-use crate::bus::{Record, encoding, is_stray};
+use crate::record::{Record, encoding, is_stray};
 
 /// How long the next message of an answer is waited for.
 const PATIENCE: Duration = Duration::from_secs(3);

@@ -13,7 +13,7 @@ use millrace_protocol::ids::{Lane, WorkerId};
 use tokio::time::Instant;
 
 use crate::bus::Bus;
-use crate::topology::{LEASES, MEMBERS, fault};
+use crate::topology::{LEASES, MEMBERS, bucket_stream, fault, open_bucket};
 use crate::{Fault, direct};
 
 /// The share of the lanes that falls to one supervisor.
@@ -48,10 +48,9 @@ impl Share {
     /// # Errors
     /// The server does not answer.
     pub async fn open(bus: &Bus, me: WorkerId) -> Result<Self, Fault> {
-        let open = |name: &'static str| async move {
-            bus.control().get_key_value(name).await.map_err(|error| fault(&format!("bucket {name}"), &error))
-        };
-        Ok(Self { bus: bus.clone(), me, leases: open(LEASES).await?, members: open(MEMBERS).await? })
+        let (leases, members) =
+            (open_bucket(bus.control(), LEASES).await?, open_bucket(bus.control(), MEMBERS).await?);
+        Ok(Self { bus: bus.clone(), me, leases, members })
     }
 
     /// Says that we are there, and learns who else is.
@@ -184,7 +183,7 @@ fn weight(lane: Lane, member: &WorkerId) -> u64 {
 /// The server does not answer.
 pub(crate) async fn entries(bus: &Bus, bucket: &str) -> Result<Vec<(String, bytes::Bytes)>, Fault> {
     let prefix = format!("$KV.{bucket}.");
-    let records = direct::read(bus.client(), &format!("KV_{bucket}"), &format!("{prefix}>"), 1).await?;
+    let records = direct::read(bus.client(), &bucket_stream(bucket), &format!("{prefix}>"), 1).await?;
     Ok(records
         .into_iter()
         .filter(|record| !record.is_deletion)

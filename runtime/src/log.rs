@@ -17,9 +17,10 @@ use millrace_protocol::subject::{self, Topic};
 use millrace_protocol::wire::{MAX_INLINE, Message, body, seal, seal_stored};
 
 use crate::backlog::Backlog;
-use crate::bus::{Bus, ID_HEADER, Record};
+use crate::bus::Bus;
 use crate::fault::pause;
 use crate::metrics::count_append;
+use crate::record::{ID_HEADER, Record};
 use crate::topology::{fault, lane_stream};
 use crate::{Fault, direct};
 
@@ -317,15 +318,7 @@ async fn by_the_leader(bus: &Bus, name: &str, sequence: u64) -> Result<Option<Re
     let what = || format!("reading message {sequence} of {name}");
     let stream = bus.control().get_stream_no_info(name).await.map_err(|error| fault(&what(), &error))?;
     match stream.get_raw_message(sequence).await {
-        Ok(found) => Ok(Some(Record {
-            sequence,
-            subject: found.subject,
-            encoding: crate::bus::encoding(Some(&found.headers)),
-            is_stray: crate::bus::is_stray(Some(&found.headers), 0),
-            payload: found.payload,
-            time: crate::bus::timestamp(found.time.unix_timestamp_nanos()),
-            is_deletion: false,
-        })),
+        Ok(found) => Ok(Some(found.into())),
         Err(error) => match error.kind() {
             jetstream::stream::RawMessageErrorKind::NoMessageFound => Ok(None),
             jetstream::stream::RawMessageErrorKind::InvalidSubject

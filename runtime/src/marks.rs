@@ -1,5 +1,5 @@
 //! Which orders need no mark. Programs before 0.4 put orders in their queues without any headers, and so does the server
-//! with an answer that somebody has it send there (see [`crate::bus::is_stray`]). The cluster's settings say up to which
+//! with an answer that somebody has it send there (see [`crate::record::is_stray`]). The cluster's settings say up to which
 //! order that is borne, as soon as there are no supervisors left that give out such orders. It reads and marks no orders
 //! itself.
 

@@ -12,7 +12,7 @@ use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-use crate::bus::{ID_HEADER, ORIGIN_HEADER, Record};
+use crate::record::{ID_HEADER, ORIGIN_HEADER, Record};
 use crate::topology::{code, fault, object_stream};
 use crate::{Fault, direct};
 
@@ -46,7 +46,7 @@ pub(crate) struct Info {
 pub(crate) struct Said {
     /// Where.
     pub sequence: u64,
-    /// Whether nobody knows who said it: see [`crate::bus::is_stray`]. Older programs left no mark.
+    /// Whether nobody knows who said it: see [`crate::record::is_stray`]. Older programs left no mark.
     pub is_stray: bool,
     /// What.
     pub info: Info,

@@ -16,8 +16,9 @@ use millrace_protocol::work::Order;
 use tracing::{debug, warn};
 
 use crate::Fault;
-use crate::bus::{Bus, ID_HEADER};
+use crate::bus::Bus;
 use crate::metrics::names::OFFERS;
+use crate::record::ID_HEADER;
 use crate::topology::{self, WORK, code, fault};
 
 /// The code of "there is a message on this subject already".
@@ -49,7 +50,7 @@ pub fn ensure<'a>(bus: &'a Bus, capabilities: &'a BTreeSet<Capability>) -> BoxFu
 pub async fn offer(bus: &Bus, orders: Vec<Order>) -> Result<(), (Vec<Order>, Fault)> {
     let mut failed = Vec::new();
     let mut reason = None;
-    let mut put = BTreeMap::<String, f64>::new();
+    let mut put = BTreeMap::<String, u32>::new();
     let mut waiting = orders.into_iter();
     loop {
         let mut under_way = Vec::with_capacity(CHUNK.min(waiting.len()));
@@ -63,15 +64,19 @@ pub async fn offer(bus: &Bus, orders: Vec<Order>) -> Result<(), (Vec<Order>, Fau
             }
         }
         for (order, acknowledgement) in under_way {
-            match acknowledgement.await {
-                Ok(_) => *put.entry(queue_of(&order).to_owned()).or_insert(0.0) += 1.0,
-                Err(error) if code(&error) == Some(SUBJECT_IS_TAKEN) => {
-                    put.entry(queue_of(&order).to_owned()).or_insert(0.0);
-                }
+            let is_new = match acknowledgement.await {
+                Ok(_) => true,
+                Err(error) if code(&error) == Some(SUBJECT_IS_TAKEN) => false,
                 Err(error) => {
                     failed.push(order);
                     reason = Some(fault("offering work", &error));
+                    continue;
                 }
+            };
+            let queue = subject::queue(&order.capability, &order.work);
+            match put.get_mut(queue) {
+                Some(orders) => *orders += u32::from(is_new),
+                None => drop(put.insert(queue.to_owned(), u32::from(is_new))),
             }
         }
         if waiting.len() == 0 {
@@ -82,22 +87,13 @@ pub async fn offer(bus: &Bus, orders: Vec<Order>) -> Result<(), (Vec<Order>, Fau
         if let Err(fault) = make_once(bus, &queue).await {
             debug!(queue, %fault, "could not make a queue; the orders wait for it");
         }
-        if orders > 0.0 {
-            OFFERS.tally(&[label(bus, &queue)]).add(orders);
+        if orders > 0 {
+            OFFERS.tally(&[label(bus, &queue)]).add(orders.into());
         }
     }
     match reason {
         Some(reason) => Err((failed, reason)),
         None => Ok(()),
-    }
-}
-
-/// The capability in whose queue an order belongs.
-fn queue_of(order: &Order) -> &str {
-    match order.work {
-        Work::Task { .. } => order.capability.as_str(),
-        Work::Review { .. } => subject::CRITIC,
-        Work::Planning { .. } => subject::PLANNER,
     }
 }
 

@@ -18,9 +18,10 @@ use millrace_protocol::ids::Lane;
 use tracing::{debug, warn};
 
 use crate::Fault;
-use crate::bus::{Bus, Record, encoding, is_stray, timestamp};
+use crate::bus::Bus;
 use crate::direct::Pages;
 use crate::fault::pause;
+use crate::record::{Record, encoding, is_stray, timestamp};
 use crate::topology::{fault, lane_stream};
 
 /// How often the server says that it is there when there is nothing else to say.

@@ -16,9 +16,10 @@ use serde_bytes::ByteBuf;
 use tracing::warn;
 
 use crate::blobs::sha256;
-use crate::bus::{Bus, Record, encoding, is_stray, timestamp};
+use crate::bus::Bus;
 use crate::fault::pause;
 use crate::log::{AppendError, append_payload};
+use crate::record::Record;
 use crate::topology::{FILES, fault};
 use crate::{Fault, direct};
 
@@ -345,17 +346,7 @@ impl Workspace {
             let stream = self.bus.control().get_stream_no_info(FILES).await;
             let stream = stream.map_err(|error| fault(&what(), &error))?;
             let error = match stream.get_last_raw_message_by_subject(&subject).await {
-                Ok(found) => {
-                    return Ok(Some(Record {
-                        sequence: found.sequence,
-                        subject: found.subject,
-                        encoding: encoding(Some(&found.headers)),
-                        payload: found.payload,
-                        time: timestamp(found.time.unix_timestamp_nanos()),
-                        is_deletion: false,
-                        is_stray: is_stray(Some(&found.headers), 0),
-                    }));
-                }
+                Ok(found) => return Ok(Some(found.into())),
                 Err(error) => error,
             };
             match error.kind() {

@@ -192,7 +192,7 @@ async fn an_archive_says_what_the_lane_said() {
         "an empty lane replaces nothing"
     );
     let kept = archive::find_run(&bus, LANE, &name).await.expect("it answers");
-    let said = |records: &[millrace_runtime::bus::Record]| {
+    let said = |records: &[millrace_runtime::record::Record]| {
         records.iter().map(|r| (r.sequence, r.subject.clone(), r.payload.clone(), r.time)).collect::<Vec<_>>()
     };
     assert_eq!(said(&kept), said(&lane));
@@ -523,7 +523,7 @@ async fn an_answer_of_the_server_that_was_sent_to_a_plan_is_no_event_of_it() {
     let genuine = append(&bus, LANE, &name, &Topic::Control, &note("later"), 0).await.expect("it is taken");
     let mut seen = Vec::new();
     let mut tail = Tail::lane(&bus, LANE, 1);
-    while seen.last().is_none_or(|record: &millrace_runtime::bus::Record| record.sequence < genuine) {
+    while seen.last().is_none_or(|record: &millrace_runtime::record::Record| record.sequence < genuine) {
         seen.extend(tail.next().await);
     }
     for record in seen {
@@ -541,7 +541,7 @@ async fn what_a_message_says_of_its_own_place_is_not_believed() {
     let bus = bus(&server).await;
     let context = async_nats::jetstream::new(bus.client().clone());
     let mut headers = async_nats::HeaderMap::new();
-    headers.insert(millrace_runtime::bus::ID_HEADER, "x");
+    headers.insert(millrace_runtime::record::ID_HEADER, "x");
     headers.insert("Nats-Subject", "lane.0.run.r.plan");
     headers.insert("Nats-Sequence", "77");
     let sent = context.publish_with_headers("lane.0.run.r.control", headers, "x".into()).await;

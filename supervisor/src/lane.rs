@@ -19,7 +19,7 @@ use millrace_protocol::plan::{
     Cluster, Decision, Effect, Fact, MayBeMissing, TaskState, Work, in_hand, is_owed,
 };
 use millrace_protocol::registry::RunSummary;
-use millrace_protocol::subject::Topic;
+use millrace_protocol::subject::{self, Topic};
 use millrace_protocol::work::Order;
 use millrace_runtime::lease::Lease;
 use millrace_runtime::log::{AppendError, append};
@@ -533,12 +533,8 @@ impl State {
             if let Err((orders, fault)) = queue::offer(&bus, orders).await {
                 warn!(%fault, orders = orders.len(), "work could not be offered; trying again");
                 let works = orders.into_iter().map(|order| {
-                    let capability = match order.work {
-                        Work::Task { .. } => order.capability,
-                        Work::Review { .. } => crate::order::named(millrace_protocol::subject::CRITIC),
-                        Work::Planning { .. } => crate::order::named(millrace_protocol::subject::PLANNER),
-                    };
-                    (capability, order.run, order.work)
+                    let queue = subject::queue(&order.capability, &order.work);
+                    (crate::order::named(queue), order.run, order.work)
                 });
                 let works = works.collect();
                 tokio::time::sleep(OFFER_AGAIN).await;

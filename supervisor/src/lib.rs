@@ -81,9 +81,7 @@ pub fn run(config: Config, shutdown: CancellationToken) -> BoxFuture<'static, Re
         health.add("lanes", move || looking.check());
         let mut page = Page::open(config.http, Process::Supervisor, health.clone()).await?;
         let connecting = Bus::connect(&config.connection, me.as_str(), &config.wanted);
-        let Some(connected) = shutdown.run_until_cancelled(connecting).await else { return Ok(()) };
-        let bus = connected?;
-        page.joined(&bus);
+        let Some(bus) = page.join(connecting).await? else { return Ok(()) };
         let looking = page.is_served().then(|| tokio::spawn(standing.clone().look(bus.clone())));
         info!(id = %me, lanes = bus.settings().lanes, "supervising");
         let ended = root::run(bus, me, config.linger, shutdown, health, standing).await;

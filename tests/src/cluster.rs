@@ -7,7 +7,7 @@ use std::sync::{Mutex, MutexGuard};
 use std::time::Duration;
 
 use millrace_protocol::registry;
-use millrace_runtime::bus::Credentials;
+use millrace_runtime::connection::Credentials;
 use millrace_runtime::topology::LEASES;
 use millrace_runtime::{Bus, Connection, duration};
 

@@ -13,7 +13,7 @@ use millrace_protocol::plan::{
 use millrace_protocol::subject::{self, Topic};
 use millrace_protocol::wire::Blob;
 use millrace_protocol::work::{Entry, Outcome};
-use millrace_runtime::bus::Record;
+use millrace_runtime::record::Record;
 use millrace_runtime::{Bus, Fault, archive};
 
 /// A run as the log tells it.

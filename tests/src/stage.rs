@@ -16,8 +16,8 @@ use millrace_protocol::result::TaskResult;
 use millrace_protocol::subject::Topic;
 use millrace_protocol::wire::read_result;
 use millrace_runtime::Bus;
-use millrace_runtime::bus::Record;
 use millrace_runtime::log::{read_topic, tell};
+use millrace_runtime::record::Record;
 use serde_json::{Value, json};
 
 use crate::cluster::{Cluster, Role, Setup};

@@ -10,7 +10,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use millrace_runtime::Connection;
-use millrace_runtime::bus::{Credentials, Tls};
+use millrace_runtime::connection::{Credentials, Tls};
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 

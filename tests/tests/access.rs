@@ -20,7 +20,7 @@ use millrace_protocol::result::Verdict;
 use millrace_protocol::subject::{self, Topic};
 use millrace_protocol::wire::{body, seal};
 use millrace_protocol::work::{Entry, Order, Outcome};
-use millrace_runtime::bus::Record;
+use millrace_runtime::record::Record;
 use millrace_runtime::{Bus, archive, log, queue, registry};
 use millrace_tests::cluster::{Fleet, Role, alone, clean};
 use millrace_tests::eventually;

@@ -20,7 +20,7 @@ use millrace_protocol::subject::Topic;
 use millrace_protocol::wire::Blob;
 use millrace_runtime::backup::{self, Error, Restored, Wish};
 use millrace_runtime::blobs::sha256;
-use millrace_runtime::bus::Credentials;
+use millrace_runtime::connection::Credentials;
 use millrace_runtime::topology::Wanted;
 use millrace_runtime::workspace::{Workspace, Writer};
 use millrace_runtime::{Bus, Connection, archive, log, registry};

@@ -6,7 +6,7 @@ use millrace_protocol::plan::Review;
 use millrace_protocol::subject::{self, Topic};
 use millrace_protocol::wire::open;
 use millrace_protocol::work::Entry;
-use millrace_runtime::bus::Record;
+use millrace_runtime::record::Record;
 use millrace_tests::cluster::{Cluster, Setup, alone};
 use millrace_tests::history::History;
 use millrace_tests::plans::{fan_out, finished, run, submit};

@@ -154,9 +154,7 @@ pub fn run(config: Config, shutdown: CancellationToken) -> BoxFuture<'static, Re
         let health = Health::new(shutdown.clone());
         let mut page = Page::open(http, Process::Worker, health.clone()).await?;
         let joining = Bus::join(&connection, id.as_str(), PATIENCE);
-        let Some(joined) = shutdown.run_until_cancelled(joining).await else { return Ok(()) };
-        let bus = joined?;
-        page.joined(&bus);
+        let Some(bus) = page.join(joining).await? else { return Ok(()) };
         let gate = Arc::new(Gate(Limiter::new(&bus)));
         let opener = Opener { gate, observer: Arc::new(Counts), ..settings.opener };
         let desk = Arc::new(Desk::new(Settings { opener, ..settings })?);

@@ -11,7 +11,7 @@ use millrace_protocol::registry::RunSummary;
 use millrace_protocol::subject::{self, Topic};
 use millrace_protocol::wire;
 use millrace_protocol::work::Entry;
-use millrace_runtime::bus::Record;
+use millrace_runtime::record::Record;
 use millrace_runtime::{archive, registry};
 
 use super::ground::Ground;

@@ -60,7 +60,7 @@ struct Journals {
 }
 
 impl Journals {
-    fn add(&mut self, record: &millrace_runtime::bus::Record) {
+    fn add(&mut self, record: &millrace_runtime::record::Record) {
         match wire::open::<Entry>(&record.payload, record.encoding) {
             Ok(Entry::Claimed { .. }) => self.claims.add(record.payload.len()),
             Ok(Entry::Outcome { .. }) => self.outcomes.add(record.payload.len()),

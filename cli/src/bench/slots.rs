@@ -8,7 +8,7 @@ use jiff::Timestamp;
 use millrace_protocol::subject::{self, Topic};
 use millrace_protocol::wire;
 use millrace_protocol::work::Entry;
-use millrace_runtime::bus::Record;
+use millrace_runtime::record::Record;
 
 use super::ground::{Ground, Wishes};
 use super::plans;

@@ -37,8 +37,8 @@ pub async fn command(arguments: Arguments, shutdown: CancellationToken) -> Resul
     let page = Page::open(Some(address), Process::Metrics, health.clone()).await;
     let mut page = page.map_err(Stop::environment)?;
     let connection = Connection::with_environment(arguments.nats);
-    let bus = Bus::join(&connection, "millrace-metrics", PATIENCE).await.map_err(Stop::environment)?;
-    page.joined(&bus);
+    let joining = Bus::join(&connection, "millrace-metrics", PATIENCE);
+    let Some(bus) = page.join(joining).await? else { return Ok(Exit::Completed) };
     measure(bus, health, shutdown).await;
     Ok(Exit::Completed)
 }

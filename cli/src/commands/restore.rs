@@ -7,7 +7,7 @@ use clap::Args;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use millrace_runtime::Connection;
 use millrace_runtime::backup::{self, Restored, Wish};
-use millrace_runtime::bus::Credentials;
+use millrace_runtime::connection::Credentials;
 use serde_json::json;
 use tokio_util::sync::CancellationToken;
 

@@ -15,9 +15,10 @@ use serde::Deserialize;
 
 use super::leading::Leading;
 use super::{Progress, Told};
-use crate::bus::{Bus, Record};
+use crate::bus::Bus;
 use crate::fault::pause;
 use crate::objects::about;
+use crate::record::Record;
 use crate::topology::{ARCHIVE, BLOBS, FILES, fault, lane_stream, object_stream};
 use crate::{Fault, archive};
 
@@ -43,7 +44,7 @@ pub struct Object {
     pub parts: String,
     /// Whether it is there, with all of its parts.
     pub is_whole: bool,
-    /// Whether nobody knows who said it: see [`crate::bus::is_stray`]. Older programs left no mark.
+    /// Whether nobody knows who said it: see [`crate::record::is_stray`]. Older programs left no mark.
     pub is_stray: bool,
 }
 

@@ -10,8 +10,8 @@ use futures::future::BoxFuture;
 use tokio::time::Instant;
 
 use crate::Fault;
-use crate::bus::Record;
 use crate::direct::Pages;
+use crate::record::Record;
 use crate::topology::fault;
 
 /// How long a copy may lag.

@@ -24,7 +24,8 @@ use super::manifest::{Content, Manifest, Part};
 use super::take::Line;
 use super::{Error, Progress, Told, folder, snapshot};
 use crate::Fault;
-use crate::bus::{Bus, Connection, alone, without_passwords};
+use crate::bus::{Bus, alone};
+use crate::connection::{Connection, without_passwords};
 use crate::topology::{
     self, ARCHIVE, BEATS, BLOBS, CAPABILITIES, CLUSTER, FILES, LEASES, LIMITS, MEMBERS, RESTORING, RUNS,
     SETTINGS, WORK, Wanted, bucket, bucket_stream, fault, keep, lane_stream, object_stream,

@@ -106,6 +106,11 @@ impl Health {
         checks.iter().map(find).collect()
     }
 
+    /// Does something for as long as the process is not told to stop; `None` if it was, before that was done.
+    pub async fn until_told_to_stop<T>(&self, work: impl Future<Output = T>) -> Option<T> {
+        self.0.stopping.run_until_cancelled(work).await
+    }
+
     /// Whether the process was told to stop.
     #[must_use]
     pub fn is_stopping(&self) -> bool {

@@ -15,6 +15,7 @@ use tokio::task::AbortHandle;
 use tracing::{debug, info, warn};
 
 use super::{Found, Health, Moment};
+use crate::Fault;
 use crate::bus::Bus;
 use crate::metrics;
 use crate::metrics::names::{BUILD_INFO, Process};
@@ -82,12 +83,22 @@ impl Page {
         self.is_served
     }
 
-    /// Looks from now on whether the server answers.
-    pub fn joined(&mut self, bus: &Bus) {
+    /// Waits for the cluster, and looks from then on whether its server answers. `None` if the process is told to stop
+    /// before it is there.
+    ///
+    /// # Errors
+    /// The cluster can't be used.
+    pub async fn join(
+        &mut self,
+        joining: impl Future<Output = Result<Bus, Fault>>,
+    ) -> Result<Option<Bus>, Fault> {
+        let Some(joined) = self.health.until_told_to_stop(joining).await else { return Ok(None) };
+        let bus = joined?;
         if self.is_served {
             let asking = tokio::spawn(ask(bus.clone(), self.answered.clone()));
             self.tasks.push(asking.abort_handle());
         }
+        Ok(Some(bus))
     }
 }
 

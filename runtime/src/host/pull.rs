@@ -19,7 +19,8 @@ use serde::Deserialize;
 use serde_json::json;
 use tracing::{debug, info};
 
-use crate::bus::{Bus, Record, encoding, is_stray, timestamp};
+use crate::bus::Bus;
+use crate::record::{Record, encoding, is_stray, timestamp};
 use crate::topology::{WORK, has_queue};
 use crate::{Fault, fault};
 

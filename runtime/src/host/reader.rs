@@ -11,9 +11,10 @@ use millrace_protocol::subject::Topic;
 use millrace_protocol::wire::{Garbage, read_result};
 use millrace_protocol::work::{Entry, Input, Outcome};
 
-use crate::bus::{Bus, Record};
+use crate::bus::Bus;
 use crate::fault::lag;
 use crate::log::{read_one, read_topic};
+use crate::record::Record;
 use crate::topology::lane_stream;
 use crate::{Fault, registry};
 

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::process::{Command, Output};
 use std::time::Duration;
 
-use millrace_runtime::bus::Credentials;
+use millrace_runtime::connection::Credentials;
 use millrace_runtime::topology::Wanted;
 use millrace_runtime::{Bus, Connection};
 use millrace_tests::cluster::clean;

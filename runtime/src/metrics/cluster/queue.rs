@@ -8,7 +8,8 @@ use millrace_protocol::subject;
 
 use super::ask;
 use crate::Fault;
-use crate::bus::{Bus, timestamp};
+use crate::bus::Bus;
+use crate::record::timestamp;
 use crate::topology::{WORK, fault};
 
 /// A queue as it stands.
