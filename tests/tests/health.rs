@@ -22,7 +22,7 @@ use millrace_tests::plans::{echo, finished, fixed, run, submit};
 use millrace_tests::program::millrace;
 use millrace_tests::trio::{Identities, Place, Trio};
 use millrace_tests::{eventually, web};
-use rustix::process::Signal;
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::json;
 
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -109,7 +109,10 @@ struct Told {
 
 impl Told {
     fn new(setup: Setup, worker: &[&str]) -> Self {
-        let mut cluster = Cluster::new(setup);
+        Self::on(Cluster::new(setup), worker)
+    }
+
+    fn on(mut cluster: Cluster, worker: &[&str]) -> Self {
         let [supervisor, critic, at] = [(); 3].map(|()| Page::new());
         cluster.add(Role::Supervisor, "supervisor", &["--http", &supervisor.address()]);
         cluster.add(Role::Critic, "critic", &["--http", &critic.address()]);
@@ -195,6 +198,23 @@ async fn every_role_is_ready_once_the_cluster_is_there_and_serves_its_three_path
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn processes_that_are_there_before_their_server_are_ready_when_it_has_come() {
+    let _alone = alone();
+    let mut cluster = Cluster::new(Setup::default());
+    cluster.server.kill();
+    let mut told = Told::on(cluster, &["--capability", "echo"]);
+    let names = ["supervisor", "worker", "critic"];
+    for (page, name) in told.pages().into_iter().zip(names) {
+        page.says(503, "[-]log not joined yet").await;
+        told.cluster.heard(name, "asking again", PATIENCE).await;
+    }
+    told.cluster.server.restart();
+    told.are_ready().await;
+    assert!(names.iter().all(|name| told.cluster.is_running(name)), "none had to be started again");
+    told.cluster.end();
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_server_that_is_away_makes_processes_unready_and_leaves_them_alive() {
     let _alone = alone();
     let setup = Setup { lanes: 4, lane_lease: None, work_lease: None, ..Setup::default() };
@@ -231,6 +251,12 @@ async fn a_process_that_is_told_to_stop_while_the_server_is_away_ends_all_the_sa
     told.are_ready().await;
     told.cluster.server.kill();
     told.supervisor.says(503, "[-]log").await;
+    // One that has only just begun waits for the server, as the others do that have lost it.
+    let mut measurer = Measurer::start(&told.cluster);
+    measurer.1.says(503, "[-]log not joined yet").await;
+    kill_process(Pid::from_child(&measurer.0), Signal::TERM).unwrap();
+    let end = eventually(PATIENCE, "its end", async || measurer.0.try_wait().unwrap()).await;
+    assert!(end.success(), "the measurer: {end}");
     for name in ["worker", "critic", "supervisor"] {
         let (status, took) = told.cluster.stop(name);
         assert!(status.success(), "{name}: {status}");
