@@ -37,7 +37,7 @@ fn yaml(file: &str) -> Value {
 #[test]
 fn every_argument_and_variable_of_the_compose_file_is_known_to_its_program() {
     let compose = Compose::read();
-    let connection = fs::read_to_string(repository().join("runtime/src/bus.rs")).unwrap();
+    let connection = fs::read_to_string(repository().join("runtime/src/connection.rs")).unwrap();
     for service in ours(&compose) {
         let (image, tag) = service.image();
         assert_eq!(tag, env!("CARGO_PKG_VERSION"), "{}", service.name);

@@ -74,7 +74,7 @@ fn every_command_line_is_one_that_its_program_takes() {
 #[test]
 fn every_variable_is_one_that_its_program_knows_and_none_of_them_is_a_secret() {
     let Some(all) = overlays() else { return };
-    let everywhere = [source("runtime/src/bus.rs"), source("runtime/src/telemetry.rs")].concat();
+    let everywhere = [source("runtime/src/connection.rs"), source("runtime/src/telemetry.rs")].concat();
     let everywhere = variables(&everywhere);
     for container in all.iter().flat_map(Overlay::processes) {
         let known: BTreeSet<String> = variables(&help(&container)).union(&everywhere).cloned().collect();
