@@ -17,8 +17,11 @@
 //!
 //! What the server can't refuse: an answer is sent wherever it was asked to be sent, also to a subject that its asker
 //! may not write to, and is kept there. In a lane, a queue or a file such a message is told from one that somebody wrote
-//! ([`crate::record::is_stray`]) and counts for nothing; in a bucket it takes the place of what was there. So a stolen
-//! credential forges no event, verdict, order or file, but can disturb a cluster until it is retired.
+//! ([`crate::record::is_stray`]) and counts for nothing; in a bucket it takes the place of what was there; and the
+//! server's API it does not reach ([`gate`]). So a stolen credential forges no event, verdict, order or file and neither
+//! makes nor removes anything, but can disturb a cluster until it is retired.
+
+pub mod gate;
 
 use millrace_protocol::ids::{Capability, Lane};
 use millrace_protocol::registry;
@@ -51,7 +54,7 @@ pub enum Role {
 /// The subjects of an identity, with `*` and `>` as the server reads them. What is not here is refused.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Permissions {
-    /// What it may publish to.
+    /// What it may publish to, as the server maps it (see [`gate`]).
     pub publish: Vec<String>,
     /// What it may subscribe to.
     pub subscribe: Vec<String>,
@@ -278,7 +281,7 @@ impl May {
     }
 
     fn say(&mut self, subject: impl Into<String>) {
-        add(&mut self.permissions.publish, subject.into());
+        add(&mut self.permissions.publish, gate::mapped(subject.into()));
     }
 
     fn hear(&mut self, subject: impl Into<String>) {

@@ -8,7 +8,7 @@ mod place;
 #[path = "access/raw.rs"]
 mod raw;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 use std::process::Command;
 use std::time::Duration;
@@ -424,6 +424,73 @@ fn send_last(thief: &mut Raw, stream: &str, subject: &str, to: &str) {
     let question = json!({ "last_by_subj": subject, "no_hdr": true }).to_string();
     let refused = thief.publish(&format!("$JS.API.DIRECT.GET.{stream}"), to, &[], question.as_bytes());
     assert_eq!(refused, Vec::<String>::new(), "it may ask");
+}
+
+/// What there is on the server: each stream with how many messages and consumers it has.
+fn inventory(place: &Place) -> BTreeMap<String, (u64, u64)> {
+    let mut raw = place.thief("millrace", "backup");
+    let names = raw.ask("$JS.API.STREAM.NAMES", &json!({})).unwrap();
+    let names = names["streams"].as_array().unwrap().iter().map(|name| name.as_str().unwrap().to_owned());
+    let mut all = BTreeMap::new();
+    for name in names.collect::<Vec<_>>() {
+        let info = raw.ask(&format!("$JS.API.STREAM.INFO.{name}"), &json!({}));
+        let count =
+            |what: &str| info.as_ref().and_then(|info| info["state"][what].as_u64()).unwrap_or(u64::MAX);
+        all.insert(name, (count("messages"), count("consumer_count")));
+    }
+    all
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn no_answer_of_the_server_is_carried_out_by_its_own_api() {
+    for more in [&[][..], &["--jwt"]] {
+        let place = Place::with(&["millrace"], more);
+        let bus = place.supervisor("millrace").await;
+        queue::ensure(&bus, &["research", "producer"].map(capability).into()).await.unwrap();
+        let mut thief = place.thief("millrace", "worker-research");
+        let wishes = [
+            ("CONSUMER.CREATE.LANE_0", json!({"stream_name": "LANE_0", "config": {"ack_policy": "none"}})),
+            (
+                "STREAM.CREATE.MINE",
+                json!({"name": "MINE", "subjects": ["mine.>"], "storage": "file", "retention": "limits"}),
+            ),
+            ("STREAM.PURGE.LANE_1", json!({})),
+        ];
+        let hidden = |number: usize| format!("lane.{}.run.thief.task.t{number}.1", number % 2);
+        for (number, (_, wish)) in wishes.iter().enumerate() {
+            let wish = wish.to_string();
+            assert_eq!(thief.publish(&hidden(number), "", &[], wish.as_bytes()), Vec::<String>::new());
+        }
+        let before = inventory(&place);
+        // Whoever reads only has an answer without content sent, that there is no such message.
+        let mut viewer = place.thief("millrace", "viewer");
+        for stream in ["FILES", "LANE_0", "WORK"] {
+            for request in ["DELETE", "PURGE"] {
+                let (place, nothing) =
+                    (format!("$JS.API.STREAM.{request}.{stream}"), json!({"seq": 1_000_000}));
+                let question = nothing.to_string();
+                assert_eq!(
+                    viewer.publish("$JS.API.DIRECT.GET.FILES", &place, &[], question.as_bytes()),
+                    [""; 0]
+                );
+            }
+        }
+        for (number, (request, _)) in wishes.iter().enumerate() {
+            let stream = format!("LANE_{}", number % 2);
+            send_last(&mut thief, &stream, &hidden(number), &format!("$JS.API.{request}"));
+        }
+        // Where the API is, no answer can be sent.
+        for question in ["$JS.API.DIRECT.GET.FILES", "$JS.API.CONSUMER.MSG.NEXT.WORK.research"] {
+            let refused = thief.publish(question, "$JS.ACK.millrace.api.STREAM.DELETE.FILES", &[], b"{}");
+            assert!(refused.len() == 1 && refused[0].contains("Publish with Reply"), "{refused:?}");
+        }
+        // What was asked for before this has been answered, and whatever came of that has begun.
+        for (stream, raw) in [("FILES", &mut viewer), ("LANE_0", &mut thief)] {
+            assert!(raw.ask(&format!("$JS.API.DIRECT.GET.{stream}"), &json!({"seq": 1_000_000})).is_some());
+        }
+        queue::ensure(&bus, &["research", "producer"].map(capability).into()).await.unwrap();
+        assert_eq!(inventory(&place), before, "{more:?}");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use millrace_runtime::access::Permissions;
+use millrace_runtime::access::{Permissions, gate};
 
 use super::keys::Keys;
 use super::settings::{Identity, Size};
@@ -15,20 +15,35 @@ pub const HEAD: &str =
 /// The whole text. `system` is whoever looks after the servers.
 #[must_use]
 pub fn text(system: &Keys, accounts: &[Account], lanes: u16) -> String {
-    let mut text = format!("{HEAD}\nsystem_account: SYS\n\naccounts {{\n  SYS {{\n    users: [\n");
+    let lent = format!("exports: [{{ service: \"{}\" }}, {{ service: \"{}\" }}]", gate::API, gate::NOWHERE);
+    let mut text =
+        format!("{HEAD}\nsystem_account: SYS\n\naccounts {{\n  SYS {{\n    {lent}\n    users: [\n");
     for key in system.public() {
         let _ = writeln!(text, "      {{ nkey: {key} }}");
     }
     text += "    ]\n  }\n";
     for account in accounts {
         let (name, store) = (&account.owner, jetstream(account.max_store));
-        let _ = write!(text, "  \"{name}\" {{\n    jetstream: {store}\n    users: [\n");
+        let _ = write!(text, "  \"{name}\" {{\n    jetstream: {store}\n{}    users: [\n", at_the_gate());
         for (identity, keys) in &account.members {
             keys.public().for_each(|key| text += &user(identity, lanes, &key));
         }
         text += "    ]\n  }\n";
     }
     text + "}\n"
+}
+
+/// Where an account has the servers' API, and how its users get there.
+fn at_the_gate() -> String {
+    let import = |subject, to, more| {
+        format!("      {{ service: {{ account: SYS, subject: \"{subject}\" }}, to: \"{to}\"{more} }}\n")
+    };
+    let imports = import(gate::NOWHERE, gate::API, "") + &import(gate::API, gate::GATE, ", share: true");
+    let ways: String = gate::ways().map(|(from, to)| format!("      \"{from}\": \"{to}\"\n")).collect();
+    format!(
+        "    # What the server itself says to the API goes nowhere; what users say is mapped to where the API is.\n    \
+         imports: [\n{imports}    ]\n    mappings: {{\n{ways}    }}\n"
+    )
 }
 
 fn jetstream(max_store: Option<Size>) -> String {

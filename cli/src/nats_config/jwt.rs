@@ -5,7 +5,7 @@ use std::fmt::Write;
 
 use data_encoding::{BASE32_NOPAD, BASE64URL_NOPAD};
 use jiff::Timestamp;
-use millrace_runtime::access::Permissions;
+use millrace_runtime::access::{Permissions, gate};
 use nkeys::KeyPair;
 use serde_json::{Map, Value, json};
 use sha2::{Digest, Sha512_256};
@@ -87,9 +87,34 @@ pub fn revocations(token: &str) -> Revocations {
     found.unwrap_or_default()
 }
 
-/// What is said of an account: whom it has sign for it, and whom it lets in no more.
+/// What is said of the servers' own account: what it lends to others, and whom it lets in no more.
 #[must_use]
-pub fn account(store: Store, scopes: &[Value], revoked: &Revocations) -> Value {
+pub fn system_account(revoked: &Revocations) -> Value {
+    let export = |subject| json!({ "name": subject, "subject": subject, "type": "service" });
+    let mut claims = account(Store::None, &[], revoked);
+    merge(&mut claims, json!({ "exports": [export(gate::API), export(gate::NOWHERE)] }));
+    claims
+}
+
+/// What is said of a tenant's account: beside the rest, where it has the API of the servers, whose account `system` is.
+#[must_use]
+pub fn tenant_account(store: Store, scopes: &[Value], revoked: &Revocations, system: &str) -> Value {
+    let import = |subject, to, share| {
+        json!({
+            "name": subject, "subject": subject, "account": system, "local_subject": to, "type": "service",
+            "share": share,
+        })
+    };
+    let imports = [import(gate::NOWHERE, gate::API, false), import(gate::API, gate::GATE, true)];
+    let ways: Map<String, Value> =
+        gate::ways().map(|(from, to)| (from, json!([{ "subject": to, "weight": 100 }]))).collect();
+    let mut claims = account(store, scopes, revoked);
+    merge(&mut claims, json!({ "imports": imports, "mappings": ways }));
+    claims
+}
+
+/// What is said of any account: whom it has sign for it, and whom it lets in no more.
+fn account(store: Store, scopes: &[Value], revoked: &Revocations) -> Value {
     let mut limits = json!({
         "subs": -1, "data": -1, "payload": -1, "imports": -1, "exports": -1, "wildcards": true, "conn": -1, "leaf": -1,
     });
@@ -207,7 +232,7 @@ mod tests {
         let (issuer, other) = (KeyPair::new_operator(), KeyPair::new_operator());
         let account = KeyPair::new_account().public_key();
         let issue = |issuer: &KeyPair, revoked: &Revocations, before: Option<&str>, now| {
-            let claims = super::account(Store::Unlimited, &[], revoked);
+            let claims = system_account(revoked);
             issue(issuer, Subject { key: &account, name: "red", claims }, before, at(now))
         };
         let first = issue(&issuer, &Revocations::new(), None, 100);

@@ -29,10 +29,9 @@ pub fn write(
     let system_account = office.account_key(SYSTEM.0)?;
     office.user(&system_account, SYSTEM, &system.current, jwt::free_user())?;
     let revoked = office.revoked(SYSTEM.0, [system])?;
-    let claims = jwt::account(Store::None, &[], &revoked);
-    let mut tokens = vec![office.account(SYSTEM.0, &system_account, claims)?];
+    let mut tokens = vec![office.account(SYSTEM.0, &system_account, jwt::system_account(&revoked))?];
     for account in accounts {
-        tokens.push(office.tenant(account, lanes)?);
+        tokens.push(office.tenant(account, lanes, &system_account.public_key())?);
     }
     let operator = office.operator(&system_account.public_key())?;
     Ok(jwt::text(&operator, &system_account.public_key(), &tokens))
@@ -64,7 +63,7 @@ impl Office<'_> {
     }
 
     /// The users of a tenant, and then its account, which says what they may do.
-    fn tenant(&mut self, account: &Account, lanes: u16) -> Result<Vouched, Error> {
+    fn tenant(&mut self, account: &Account, lanes: u16, system: &str) -> Result<Vouched, Error> {
         let owner = account.owner.as_str();
         let key = self.account_key(owner)?;
         let mut scopes = Vec::new();
@@ -76,7 +75,7 @@ impl Office<'_> {
         }
         let revoked = self.revoked(owner, account.members.iter().map(|(_, keys)| keys))?;
         let store = account.max_store.map_or(Store::Unlimited, Store::Limited);
-        self.account(owner, &key, jwt::account(store, &scopes, &revoked))
+        self.account(owner, &key, jwt::tenant_account(store, &scopes, &revoked, system))
     }
 
     fn operator(&mut self, system_account: &str) -> Result<String, Error> {

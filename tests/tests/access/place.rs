@@ -23,26 +23,35 @@ const WORKERS: [&str; 5] = ["research", "producer", "planner", "echo", "writer"]
 pub struct Place {
     pub server: NatsServer,
     pub folder: TempDir,
+    /// Whether identities are JWTs.
+    jwt: bool,
 }
 
 impl Place {
     /// With an account for each of these tenants.
     pub fn new(tenants: &[&str]) -> Self {
+        Self::with(tenants, &[])
+    }
+
+    /// The same, where the command is told more.
+    pub fn with(tenants: &[&str], more: &[&str]) -> Self {
+        let jwt = more.contains(&"--jwt");
         let folder = tempfile::tempdir().unwrap();
         let mut command = clean(Command::new(millrace()));
         command
             .args(["nats-config", "--no-tls", "--lanes", &LANES.to_string(), "--out"])
             .arg(folder.path().join("nats"));
-        command.args(tenants.iter().flat_map(|tenant| ["--tenant", tenant]));
+        command.args(more).args(tenants.iter().flat_map(|tenant| ["--tenant", tenant]));
         command.args(WORKERS.iter().flat_map(|worker| ["--worker", worker]));
         let done = command.output().unwrap();
         assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
         let more = std::fs::read_to_string(folder.path().join("nats/accounts.conf")).unwrap();
-        Self { server: NatsServer::with(&Options { more, ..Options::default() }), folder }
+        Self { server: NatsServer::with(&Options { more, ..Options::default() }), folder, jwt }
     }
 
     pub fn seed(&self, tenant: &str, identity: &str) -> PathBuf {
-        self.folder.path().join(format!("nats/seeds/{tenant}/{identity}.nk"))
+        let kind = if self.jwt { "creds" } else { "nk" };
+        self.folder.path().join(format!("nats/seeds/{tenant}/{identity}.{kind}"))
     }
 
     /// Somebody who holds the seed of an identity, and does by hand what it wants.
@@ -62,7 +71,8 @@ impl Place {
     }
 
     pub fn connection(&self, tenant: &str, identity: &str) -> Connection {
-        let credentials = Credentials::NkeyFile(self.seed(tenant, identity));
+        let seed = self.seed(tenant, identity);
+        let credentials = if self.jwt { Credentials::File(seed) } else { Credentials::NkeyFile(seed) };
         Connection { credentials, ..Connection::open(self.server.url.clone()) }
     }
 

@@ -29,9 +29,11 @@ pub struct Raw {
 }
 
 impl Raw {
-    /// Connects with the seed of a file.
-    pub fn connect(port: u16, seed: &Path) -> Self {
-        let pair = KeyPair::from_seed(std::fs::read_to_string(seed).unwrap().trim()).unwrap();
+    /// Connects with the seed of a file, and with the JWT where it holds one.
+    pub fn connect(port: u16, file: &Path) -> Self {
+        let text = std::fs::read_to_string(file).unwrap();
+        let line = |head| text.lines().map(str::trim).find(|line| line.starts_with(head));
+        let pair = KeyPair::from_seed(line("SU").unwrap()).unwrap();
         let stream = TcpStream::connect(("127.0.0.1", port)).unwrap();
         stream.set_read_timeout(Some(PATIENCE)).unwrap();
         stream.set_nodelay(true).unwrap();
@@ -40,10 +42,14 @@ impl Raw {
         reader.read_line(&mut greeting).unwrap();
         let greeting: Value = serde_json::from_str(greeting.strip_prefix("INFO ").unwrap()).unwrap();
         let signature = pair.sign(greeting["nonce"].as_str().unwrap().as_bytes()).unwrap();
-        let hello = json!({
+        let mut hello = json!({
             "verbose": false, "pedantic": false, "headers": true, "no_responders": true, "lang": "by hand",
-            "version": "0", "nkey": pair.public_key(), "sig": URL_SAFE_NO_PAD.encode(signature),
+            "version": "0", "sig": URL_SAFE_NO_PAD.encode(signature),
         });
+        match line("eyJ") {
+            Some(token) => hello["jwt"] = token.into(),
+            None => hello["nkey"] = pair.public_key().into(),
+        }
         let inbox = millrace_runtime::access::inbox(&pair.public_key());
         let mut raw =
             Self { stream, reader, inbox, subscriptions: 0, refused: Vec::new(), heard: Vec::new() };
