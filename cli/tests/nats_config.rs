@@ -716,7 +716,7 @@ fn doctor_and_every_command_say_in_words_what_keeps_a_process_out() {
             &[(key, PathBuf::new())],
             "certificates",
             "one of MILLRACE_NATS_CERT and MILLRACE_NATS_KEY is set",
-            "lets nobody in without a certificate",
+            "MILLRACE_NATS_CERT is set and MILLRACE_NATS_KEY is not; set both or neither",
         ),
         (&[(key, of_other("tls/client.key"))], "certificates", "is not the key of", "can't agree on TLS"),
         (

@@ -45,7 +45,8 @@ pub enum Credentials {
 pub struct Tls {
     /// The authorities that sign the server's certificate; with them a connection is never made in the clear.
     pub authorities: Option<PathBuf>,
-    /// The certificate and the key by which this process shows who it is, for servers that want one.
+    /// The certificate and the key by which this process shows who it is, for servers that want one. One of them that
+    /// is empty was not named, and no connection is made without it.
     pub identity: Option<(PathBuf, PathBuf)>,
 }
 
@@ -77,7 +78,11 @@ impl Connection {
     /// The first of the credentials that is set counts. Files are read when the connection is made.
     #[must_use]
     pub fn with_environment(url: impl Into<String>) -> Self {
-        let var = |name| std::env::var(name).ok().filter(|value| !value.is_empty());
+        Self::with_variables(url.into(), |name| std::env::var(name).ok())
+    }
+
+    fn with_variables(url: String, variable: impl Fn(&str) -> Option<String>) -> Self {
+        let var = |name| variable(name).filter(|value| !value.is_empty());
         let credentials = if let Some(file) = var("MILLRACE_NATS_CREDS") {
             Credentials::File(file.into())
         } else if let Some(file) = var("MILLRACE_NATS_NKEY") {
@@ -90,11 +95,11 @@ impl Connection {
             Credentials::None
         };
         let path = |name| var(name).map(PathBuf::from);
-        let tls = Tls {
-            authorities: path("MILLRACE_NATS_CA"),
-            identity: path("MILLRACE_NATS_CERT").zip(path("MILLRACE_NATS_KEY")),
-        };
-        Self { url: url.into(), credentials, tls }
+        let (certificate, key) = (path("MILLRACE_NATS_CERT"), path("MILLRACE_NATS_KEY"));
+        let has_any = certificate.is_some() || key.is_some();
+        let identity = has_any.then(|| (certificate.unwrap_or_default(), key.unwrap_or_default()));
+        let tls = Tls { authorities: path("MILLRACE_NATS_CA"), identity };
+        Self { url, credentials, tls }
     }
 
     /// The servers of the URL.
@@ -106,7 +111,8 @@ impl Connection {
     /// What the client library needs to know to connect so.
     ///
     /// # Errors
-    /// A file can't be read, or holds no credentials.
+    /// A file can't be read, or holds no credentials; or a certificate is named without its key, or a key without its
+    /// certificate.
     pub async fn options(&self) -> Result<ConnectOptions, Fault> {
         let mut options = ConnectOptions::new();
         if let Some(file) = &self.tls.authorities {
@@ -114,6 +120,7 @@ impl Connection {
             options = options.add_root_certificates(file.clone()).require_tls(true);
         }
         if let Some((certificate, key)) = &self.tls.identity {
+            self.check_both(certificate, key)?;
             self.read(certificate, "the certificate").await?;
             self.read(key, "the key of the certificate").await?;
             options = options.add_client_certificate(certificate.clone(), key.clone()).require_tls(true);
@@ -147,6 +154,19 @@ impl Connection {
                 Ok(options.nkey(seed.to_owned()).custom_inbox_prefix(inbox))
             }
         }
+    }
+
+    /// Refuses one half of an identity: without it a server that asks for one would say no, and not why.
+    fn check_both(&self, certificate: &Path, key: &Path) -> Result<(), Fault> {
+        let (certificate, key) = ((certificate, "MILLRACE_NATS_CERT"), (key, "MILLRACE_NATS_KEY"));
+        for ((half, missing), (_, named)) in [(certificate, key), (key, certificate)] {
+            if half.as_os_str().is_empty() {
+                let url = without_passwords(&self.url);
+                let why = format!("is not asked: {named} is set and {missing} is not; set both or neither");
+                return Err(Fault::Unsuitable { url, why });
+            }
+        }
+        Ok(())
     }
 
     async fn read(&self, file: &Path, what: &str) -> Result<String, Fault> {
@@ -184,6 +204,23 @@ pub fn without_passwords(urls: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[tokio::test]
+    async fn a_certificate_without_its_key_and_a_key_without_its_certificate_are_refused_by_both_names() {
+        let made = tempfile::NamedTempFile::new().unwrap();
+        let file = made.path().display().to_string();
+        for set in [&["MILLRACE_NATS_CERT"][..], &["MILLRACE_NATS_KEY"]] {
+            let variable = |name: &str| set.contains(&name).then(|| file.clone());
+            let connection = Connection::with_variables("nats://user:secret@a.example".into(), variable);
+            let refused = connection.options().await.map(|_| ()).unwrap_err().to_string();
+            for word in ["MILLRACE_NATS_CERT", "MILLRACE_NATS_KEY", "nats://a.example", "set both"] {
+                assert!(refused.contains(word), "{set:?}: {refused}");
+            }
+            assert!(!refused.contains("secret"), "{refused}");
+        }
+        let neither = Connection::with_variables("nats://a.example".into(), |_| None);
+        assert!(neither.tls.identity.is_none() && neither.options().await.is_ok());
+    }
 
     #[test]
     fn addresses_are_shown_without_what_they_hold_besides() {
