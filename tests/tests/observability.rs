@@ -550,6 +550,56 @@ fn prometheus_reads_the_rules_and_every_expression_of_the_dashboards() {
     check(&promtool, &["check", "rules", "--lint=none", file.to_str().expect("a path in letters")]);
 }
 
+/// Several tenants are on one dashboard: a count is that of all who are chosen, whoever counts it twice, and what has a
+/// number in each of them is told apart.
+#[test]
+fn a_count_is_of_all_that_are_chosen_and_a_lane_of_one_is_not_that_of_another() {
+    let Some(promtool) = promtool() else { return };
+    let board = &dashboards()["millrace-cluster.json"];
+    let all = |label: &str| vec![json!({"labels": format!("{{{label}=\"0\"}}"), "value": 7})];
+    let each = |label: &str| -> Vec<Value> {
+        let of = [("acme", 3), ("millrace", 4)].into_iter();
+        of.map(|(namespace, value)| {
+            json!({"labels": format!("{{namespace=\"{namespace}\",{label}=\"0\"}}"), "value": value})
+        })
+        .collect()
+    };
+    let wanted = [
+        ("Orders waiting", all("capability")),
+        ("Orders in hand", all("capability")),
+        ("Processes", all("capability")),
+        ("Slots", all("capability")),
+        ("Redelivered and still there", all("capability")),
+        ("Runs by status", all("status")),
+        ("Streams", all("stream")),
+        ("Processes by role", all("role")),
+        ("Lag", each("lane")),
+        ("Live runs", each("lane")),
+        ("Messages in lanes", each("lane")),
+    ];
+    let (mut series, mut asked) = (BTreeMap::new(), Vec::new());
+    for (title, samples) in wanted {
+        let panel = panels(board).find(|one| text(one, "title") == title && one["type"] == "timeseries");
+        for target in list(panel.expect("it is on the dashboard"), "targets") {
+            let expr = resolved(text(target, "expr"));
+            for (metric, _) in named(&expr).metrics {
+                let label = ALL.iter().find(|one| one.name == metric).expect("it is one of ours").labels[0];
+                for (namespace, instance, value) in [("acme", 1, 3), ("acme", 2, 3), ("millrace", 3, 4)] {
+                    let of = format!("namespace=\"{namespace}\",instance=\"{instance}\",{label}=\"0\"");
+                    series.insert(format!("{metric}{{{of}}}"), value.to_string());
+                }
+            }
+            asked.push(json!({"expr": expr, "eval_time": "0m", "exp_samples": samples}));
+        }
+    }
+    let series: Vec<Value> =
+        series.into_iter().map(|(series, values)| json!({"series": series, "values": values})).collect();
+    let tests = json!({"tests": [{"input_series": series, "promql_expr_test": asked}]});
+    let file = Path::new(env!("CARGO_TARGET_TMPDIR")).join("dashboards.test.json");
+    fs::write(&file, tests.to_string()).expect("a temporary file");
+    check(&promtool, &["test", "rules", file.to_str().expect("a path in letters")]);
+}
+
 #[test]
 fn every_alert_fires_when_it_must_and_only_then() {
     let Some(promtool) = promtool() else { return };
