@@ -27,7 +27,7 @@ pub struct Overlay {
 #[derive(Clone, Copy)]
 pub struct Container<'a> {
     overlay: &'a Overlay,
-    /// The Deployment or StatefulSet.
+    /// The Deployment, StatefulSet or CronJob.
     pub workload: &'a Value,
     /// The container.
     pub its: &'a Value,
@@ -96,6 +96,11 @@ pub fn title(document: &Value) -> String {
     format!("{}/{}", at(document, "/kind"), at(document, "/metadata/name"))
 }
 
+/// What a workload says of its pods.
+fn pod_of(workload: &Value) -> &Value {
+    workload.pointer("/spec/jobTemplate/spec/template").unwrap_or(&workload["spec"]["template"])
+}
+
 impl Overlay {
     /// Renders a folder.
     pub fn render(folder: &Path) -> Option<Self> {
@@ -122,7 +127,7 @@ impl Overlay {
         namespace
     }
 
-    /// Every container there is. None begins before others.
+    /// Every container that runs for as long as its workload is there. None begins before others.
     pub fn containers(&self) -> Vec<Container<'_>> {
         let workloads = self.kind("Deployment").chain(self.kind("StatefulSet"));
         workloads
@@ -138,16 +143,41 @@ impl Overlay {
             .collect()
     }
 
-    /// The containers that run our programs.
+    /// Every container that runs now and then and ends, in the order in which they do.
+    pub fn jobs(&self) -> Vec<Container<'_>> {
+        let in_order = |workload| {
+            let kinds = ["initContainers", "containers"].into_iter();
+            let all = kinds.flat_map(move |kind| list(pod_of(workload), &format!("/spec/{kind}")));
+            all.map(move |its| Container { overlay: self, workload, its })
+        };
+        self.kind("CronJob").flat_map(in_order).collect()
+    }
+
+    /// Every container there is.
+    pub fn all(&self) -> Vec<Container<'_>> {
+        self.containers().into_iter().chain(self.jobs()).collect()
+    }
+
+    /// The containers that run our programs for as long as they are there.
     pub fn processes(&self) -> Vec<Container<'_>> {
-        self.containers().into_iter().filter(|one| one.its["name"] == "millrace").collect()
+        self.containers().into_iter().filter(Container::is_ours).collect()
     }
 }
 
 impl<'a> Container<'a> {
-    /// What the process is: supervisor, worker, critic, metrics.
+    /// What the process is: supervisor, worker, critic, metrics, backup.
     pub fn role(&self) -> &'a str {
-        self.workload["spec"]["template"]["metadata"]["labels"][COMPONENT].as_str().unwrap_or("nats")
+        self.labels()[COMPONENT].as_str().unwrap_or("nats")
+    }
+
+    /// The labels of its workload's pods.
+    pub fn labels(&self) -> &'a Value {
+        &pod_of(self.workload)["metadata"]["labels"]
+    }
+
+    /// Whether the program in it is one of ours.
+    pub fn is_ours(&self) -> bool {
+        self.its["name"] == "millrace"
     }
 
     /// Its workload's name.
@@ -157,7 +187,7 @@ impl<'a> Container<'a> {
 
     /// Its workload's pods.
     pub fn pod(&self) -> &'a Value {
-        &self.workload["spec"]["template"]["spec"]
+        &pod_of(self.workload)["spec"]
     }
 
     /// The command line.

@@ -15,10 +15,13 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use tempfile::TempDir;
 
+use super::backup;
 use super::overlay::{Container, Overlay, at, list, overlay};
 
 /// How long all of it may take to come up, on a machine that has other things to do.
 const PATIENCE: Duration = Duration::from_secs(120);
+/// What a pod that ends is called.
+const POD: &str = "backup-29384756-x7k2p";
 
 /// A machine that runs pods without keeping them apart.
 struct Node<'a> {
@@ -81,10 +84,12 @@ impl<'a> Node<'a> {
         let text = fs::read_to_string(self.made("kustomization.yaml")).expect("it was written");
         let made: Value = serde_saphyr::from_str(&text).expect("it is YAML");
         let secrets = list(&made, "/secretGenerator");
-        let secret = secrets.iter().find(|secret| secret["name"] == name).expect("the Secret is made");
-        for file in list(secret, "/files") {
-            let (key, path) = file.as_str().and_then(|file| file.split_once('=')).expect("KEY=FILE");
-            fs::copy(self.made(path), to.join(key)).expect("the file was made");
+        let secret = secrets.iter().find(|secret| secret["name"] == name);
+        let files = secret.map(|secret| list(secret, "/files").iter().filter_map(Value::as_str));
+        let pairs = files.map(|files| files.map(|file| file.split_once('=').expect("KEY=FILE")).map(owned));
+        let pairs = pairs.map(Iterator::collect::<Vec<_>>);
+        for (key, path) in pairs.or_else(|| backup::secrets().remove(name)).expect("the Secret is made") {
+            fs::copy(self.made(&path), to.join(key)).expect("the file was made");
         }
     }
 
@@ -136,14 +141,17 @@ impl<'a> Node<'a> {
         word.to_owned()
     }
 
-    /// Starts a container.
-    fn start(&mut self, container: Container<'a>) {
+    /// What a container starts with, and where on this machine that is.
+    fn command(&self, container: &Container<'_>) -> Command {
         let mounts = list(container.its, "/volumeMounts")
             .iter()
-            .map(|mount| (at(mount, "/mountPath").to_owned(), self.volume(&container, at(mount, "/name"))));
+            .map(|mount| (at(mount, "/mountPath").to_owned(), self.volume(container, at(mount, "/name"))));
         let mounts: Vec<(String, PathBuf)> = mounts.collect();
-        let words: Vec<String> =
-            container.line().iter().map(|word| self.here(&container, &mounts, word)).collect();
+        let words: Vec<String> = container
+            .line()
+            .iter()
+            .map(|word| self.here(container, &mounts, &word.replace("$(POD_NAME)", POD)))
+            .collect();
         let mut command = match words[0].strip_prefix("/usr/bin/") {
             None => Command::new(binary()),
             Some("millrace") => Command::new(millrace()),
@@ -155,11 +163,17 @@ impl<'a> Node<'a> {
         };
         command.args(&words[1..]).env_clear().current_dir(self.folder.path());
         for (name, value) in container.environment() {
-            command.env(name, self.here(&container, &mounts, &value));
+            command.env(name, self.here(container, &mounts, &value));
         }
         if container.role() == "nats" {
             command.env("NATS_SERVER_NAME", "nats-0");
         }
+        command
+    }
+
+    /// Starts a container.
+    fn start(&mut self, container: Container<'a>) {
+        let mut command = self.command(&container);
         let log = self.folder.path().join(container.name());
         let file = fs::File::create(&log).expect("a temporary folder");
         let other = file.try_clone().expect("a file can be shared");
@@ -262,13 +276,17 @@ impl Pod<'_> {
     }
 }
 
+fn owned((key, path): (&str, &str)) -> (String, String) {
+    (key.to_owned(), path.to_owned())
+}
+
 fn said(output: &Output) -> String {
     [&output.stdout, &output.stderr].map(|bytes| String::from_utf8_lossy(bytes).into_owned()).concat()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_smallest_overlay_comes_up_does_a_run_and_goes_down() {
-    let Some(overlay) = overlay("local") else { return };
+    let (Some(overlay), Some(production)) = (overlay("local"), overlay("production")) else { return };
     let mut node = Node::new(overlay);
     let (servers, processes): (Vec<_>, Vec<_>) =
         overlay.containers().into_iter().partition(|container| container.role() == "nats");
@@ -285,6 +303,13 @@ async fn the_smallest_overlay_comes_up_does_a_run_and_goes_down() {
     let run = String::from_utf8_lossy(&submitted.stdout).trim().to_owned();
     let watched = node.client(&["watch", &run]);
     assert_eq!(watched.status.code(), Some(0), "{}", said(&watched));
+    // What another overlay does by night.
+    let (takes, _) = backup::containers(production);
+    let taken = node.command(&takes).output().expect("it can be started");
+    assert!(taken.status.success(), "{}", said(&taken));
+    let folder = node.volume(&takes, "backups").join(POD);
+    let verified = node.client(&["backup", "--verify", folder.to_str().expect("a path in letters")]);
+    assert!(verified.status.success(), "{}", said(&verified));
     for pod in &mut node.pods {
         let (code, _) = pod.stop();
         let refused = pod.said().matches("does not let this process").count();

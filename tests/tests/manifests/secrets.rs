@@ -31,6 +31,17 @@ fn secrets(tenant: &str, arguments: &[&str]) -> (BTreeMap<String, BTreeSet<Strin
     (of_it.collect(), accounts)
 }
 
+/// The Secrets that the page has an operator make, with their keys.
+fn made_by_hand() -> BTreeMap<String, BTreeSet<String>> {
+    let keys = |files: Vec<(String, String)>| files.into_iter().map(|(key, _)| key).collect();
+    super::backup::secrets().into_iter().map(|(name, files)| (name, keys(files))).collect()
+}
+
+/// The container that shows who it is now and then: that of the backup.
+fn takes_backups(overlay: &Overlay) -> impl Iterator<Item = Container<'_>> {
+    overlay.jobs().into_iter().filter(Container::is_ours)
+}
+
 /// The Secrets that a workload refers to, with the keys that it needs; optional ones are left out.
 fn referred(container: &Container<'_>) -> BTreeMap<String, BTreeSet<String>> {
     let mut all = BTreeMap::new();
@@ -56,9 +67,10 @@ fn every_secret_is_one_that_nats_config_makes_and_there_is_none_in_the_manifests
     let Some(all) = overlays() else { return };
     for overlay in all {
         let tenant = at(overlay.namespace(), "/metadata/name");
-        let (made, accounts) = secrets(tenant, &[]);
+        let (mut made, accounts) = secrets(tenant, &[]);
+        made.extend(made_by_hand());
         assert_eq!(overlay.kind("Secret").count(), 0, "secrets are referred to");
-        for container in overlay.containers() {
+        for container in overlay.containers().into_iter().chain(takes_backups(overlay)) {
             let referred = referred(&container);
             assert!(referred.len() >= 2, "{} has an identity and certificates", container.name());
             for (secret, keys) in &referred {
@@ -85,16 +97,18 @@ fn with_jwts_every_process_shows_credentials_that_nats_config_makes() {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let (deploy, from) = (folder.path().join("deploy"), root().join("deploy"));
     copy(&from.join("kubernetes"), &deploy.join("kubernetes"));
-    let local = deploy.join("kubernetes/overlays/local");
-    let file = local.join("kustomization.yaml");
+    copy(&from.join("observability"), &deploy.join("observability"));
+    let production = deploy.join("kubernetes/overlays/production");
+    let file = production.join("kustomization.yaml");
     let text = fs::read_to_string(&file).expect("it was copied");
-    let with = text.replace("components:\n", "components:\n  - ../../components/jwt\n");
-    fs::write(&file, with).expect("a temporary folder");
-    let Some(overlay) = Overlay::render(&local) else {
+    fs::write(&file, text + "  - ../../components/jwt\n").expect("a temporary folder");
+    let Some(overlay) = Overlay::render(&production) else {
         return eprintln!("passed over: neither kubectl nor kustomize is on PATH");
     };
-    let (made, _) = secrets("millrace", &["--jwt"]);
-    for container in overlay.processes() {
+    let (mut made, _) = secrets("millrace", &["--jwt"]);
+    // The page says which file is that key.
+    made.insert("millrace-nkey-backup".into(), ["nkey", "creds"].map(ToOwned::to_owned).into());
+    for container in overlay.processes().into_iter().chain(takes_backups(&overlay)) {
         let referred = referred(&container);
         let identity = referred.iter().find(|(secret, _)| secret.starts_with("millrace-nkey-"));
         let (secret, keys) = identity.expect("it has an identity");
@@ -106,7 +120,7 @@ fn with_jwts_every_process_shows_credentials_that_nats_config_makes() {
 #[test]
 fn keys_of_models_are_with_those_who_ask_models_alone() {
     let Some(all) = overlays() else { return };
-    for container in all.iter().flat_map(Overlay::containers) {
+    for container in all.iter().flat_map(Overlay::all) {
         let secrets: Vec<&Value> =
             list(container.its, "/envFrom").iter().filter_map(|from| from.get("secretRef")).collect();
         match container.role() {
