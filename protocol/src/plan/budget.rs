@@ -12,6 +12,7 @@
 
 use std::time::Duration;
 
+use jiff::SignedDuration;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -242,6 +243,13 @@ impl Budget {
         !self.amounts.is_empty() || !self.attempt.is_empty() || !self.capabilities.is_empty()
     }
 
+    /// What of the time that it may take is over for a run that has worked so long; `None` if it may take any.
+    #[must_use]
+    pub(super) fn elapsed(&self, worked: SignedDuration) -> Option<Elapsed> {
+        let limit = SignedDuration::try_from(self.wall_time?).ok()?;
+        Some(Elapsed { worked, limit, soft_percent: self.soft_percent })
+    }
+
     /// The budget with what `more` says in the place of what this one says.
     #[must_use]
     pub fn raised(&self, more: &Self) -> Self {
@@ -282,6 +290,28 @@ impl Budget {
             return Err(("each amount", "1 or more"));
         }
         Ok(())
+    }
+}
+
+/// What of a run's time is over.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Elapsed {
+    /// How long it has worked.
+    pub worked: SignedDuration,
+    /// How long it may.
+    pub limit: SignedDuration,
+    soft_percent: u8,
+}
+
+impl Elapsed {
+    /// Whether the soft part is over: it is time to come to an end.
+    pub fn is_low(&self) -> bool {
+        self.worked.as_nanos() * 100 >= self.limit.as_nanos() * i128::from(self.soft_percent)
+    }
+
+    /// Whether all of it is over.
+    pub fn is_over(&self) -> bool {
+        self.worked >= self.limit
     }
 }
 

@@ -157,6 +157,14 @@ pub(super) fn queue(task: &Task, work: &Work) -> Capability {
     }
 }
 
+/// The capability that work is for, whose budget it counts against; `None` for a task that is not there.
+pub(super) fn capability_of(plan: &Plan, work: &Work) -> Option<Capability> {
+    match work {
+        Work::Planning { .. } => Capability::new(PLANNER).ok(),
+        Work::Task { task, .. } | Work::Review { task, .. } => Some(queue(plan.task(task)?, work)),
+    }
+}
+
 /// What is owed for a task: that work which is not wanted any more is taken back, and that the current work is offered.
 fn due_for(plan: &Plan, task: &Task) -> impl Iterator<Item = Effect> + use<> {
     let superseded = task.superseded.clone().into_iter();
@@ -219,14 +227,8 @@ pub fn overdue(plan: &Plan, now: Timestamp, heard: impl Fn(&TaskId) -> Option<Ti
 }
 
 fn wall_time(plan: &Plan, now: Timestamp) -> Option<Overdue> {
-    let budget = &plan.start.as_ref()?.budget;
-    let limit = SignedDuration::try_from(budget.wall_time?).ok()?;
-    if plan.paused.is_some() || plan.winding_down.is_some() {
-        return None;
-    }
-    let soft = limit.checked_mul(i32::from(budget.soft_percent)).map_or(limit, |soft| soft / 100);
-    let worked = plan.worked(now);
-    (worked >= limit || (!plan.budget_is_low && worked >= soft)).then_some(Overdue::WallTime)
+    let time = plan.elapsed(now).filter(|_| plan.paused.is_none() && plan.winding_down.is_none())?;
+    (time.is_over() || (!plan.budget_is_low && time.is_low())).then_some(Overdue::WallTime)
 }
 
 /// The soonest backoff that ends, if there is one: when [`overdue`] will have something to say at the latest, clocks

@@ -2,7 +2,9 @@
 
 use jiff::SignedDuration;
 use millrace_protocol::ids::TaskId;
-use millrace_protocol::plan::{Clock, Limits, Overdue, Work, overdue};
+use millrace_protocol::plan::{
+    Budget, Clock, Event, Input, Limits, Overdue, Submission, Work, decide, overdue,
+};
 use millrace_protocol::result::ErrorKind;
 
 use crate::cast;
@@ -166,4 +168,31 @@ fn nothing_is_overdue_before_a_run_began_or_after_it_ended() {
     assert!(ended.plan.end.is_some());
     assert_eq!(after(&ended, 1_000_000, 0), []);
     assert_eq!(after(&Scene::new(), 1_000_000, 0), []);
+}
+
+#[test]
+fn the_soft_part_of_the_time_is_over_for_the_clock_and_for_the_rules_at_the_same_moment() {
+    // Times of which no percentage is a whole number of milliseconds, and one of which none is even one.
+    for (limit, percent, micros) in [(1_050_000, 80, 840_000), (999_999, 33, 330_000), (50_000, 50, 25_000)] {
+        let budget = Budget {
+            wall_time: Some(std::time::Duration::from_micros(limit)),
+            soft_percent: percent,
+            ..Budget::default()
+        };
+        let mut scene =
+            Scene::submitted(Submission { budget, ..cast::submission(vec![cast::task("a", &[])]) });
+        let began = scene.now;
+        let is_told = |scene: &Scene| {
+            let settled = decide(&scene.plan, &Input::Settle, scene.now).unwrap();
+            let told = settled.iter().any(|event| matches!(event, Event::BudgetLow { .. }));
+            assert_eq!(told, scene.overdue() == [Overdue::WallTime], "of {limit} µs");
+            told
+        };
+        scene.now = began + SignedDuration::from_micros(micros - 1);
+        assert!(!scene.plan.budget_is_low && !is_told(&scene), "a microsecond before, of {limit} µs");
+        scene.now = began + SignedDuration::from_micros(micros);
+        assert!(is_told(&scene), "at the moment, of {limit} µs");
+        scene.clock(&Overdue::WallTime).unwrap();
+        assert!(scene.plan.budget_is_low && scene.overdue().is_empty());
+    }
 }

@@ -3,7 +3,7 @@
 use crate::ids::{Capability, TaskId};
 use crate::plan::Work;
 use crate::plan::budget::Amounts;
-use crate::plan::due::queue;
+use crate::plan::due::capability_of;
 use crate::plan::state::{Plan, TaskState};
 use crate::result::{ModelUsage, Usage};
 use crate::subject::{CRITIC, PLANNER};
@@ -64,17 +64,9 @@ impl Plan {
     }
 
     pub(in crate::plan) fn reserve(&mut self, work: &Work, amounts: Amounts) {
-        let position = work.task().and_then(|task| self.position(task));
-        let capability = match (work, position) {
-            (Work::Planning { .. }, _) => Capability::new(PLANNER).ok(),
-            (Work::Task { .. } | Work::Review { .. }, Some(at)) => {
-                Some(queue(&self.tasks[at as usize], work))
-            }
-            (Work::Task { .. } | Work::Review { .. }, None) => None,
-        };
-        let Some(capability) = capability else { return };
+        let Some(capability) = capability_of(self, work) else { return };
         self.reserved.set_aside(work, capability, amounts);
-        if let Some(position) = position {
+        if let Some(position) = work.task().and_then(|task| self.position(task)) {
             self.wait_no_more(position);
             self.wait(position);
         }

@@ -7,8 +7,8 @@ use std::iter::Peekable;
 
 use jiff::{SignedDuration, Timestamp};
 
-use super::super::budget::{Amounts, Budget, WhenSpent};
-use super::super::due::queue;
+use super::super::budget::{Amounts, Budget, Elapsed, WhenSpent};
+use super::super::due::capability_of;
 use super::super::reserved::{Reservations, Sums};
 use super::super::spec::{OnFailedDependency, TaskSpec};
 use super::super::state::{AttemptEnd, EndReason, ErroredFor, Occasion, Plan, Planning, Task, TaskState};
@@ -17,7 +17,6 @@ use super::wave::with_consequences;
 use super::{in_hand, planning};
 use crate::ids::Capability;
 use crate::result::{Limit, Usage};
-use crate::subject::PLANNER;
 
 /// An attempt takes one part in so many of what its pool has left.
 const SHARE: u64 = 4;
@@ -113,16 +112,9 @@ impl<'a> Ledger<'a> {
     }
 
     fn make(&mut self, work: Work, amounts: Amounts) {
-        if let Some(capability) = self.capability(&work) {
+        if let Some(capability) = capability_of(self.plan, &work) {
             self.reserved.set_aside(&work, capability, amounts);
             self.made.push(Event::Reserved { work, amounts });
-        }
-    }
-
-    fn capability(&self, work: &Work) -> Option<Capability> {
-        match work {
-            Work::Planning { .. } => Capability::new(PLANNER).ok(),
-            Work::Task { task, .. } | Work::Review { task, .. } => Some(queue(self.plan.task(task)?, work)),
         }
     }
 
@@ -175,7 +167,7 @@ impl<'a> Ledger<'a> {
         if self.budget.capabilities.is_empty() {
             return None;
         }
-        let name = self.capability(work)?;
+        let name = capability_of(self.plan, work)?;
         let limits = *self.budget.capabilities.get(&name)?;
         Some(Account {
             pool: Pool::Capability,
@@ -332,10 +324,8 @@ fn low(plan: &Plan, now: Timestamp) -> Option<String> {
             .then(|| format!("{} of {} are used", dimension.say(used), dimension.say(limit)))
     });
     amounts.or_else(|| {
-        let limit = SignedDuration::try_from(budget.wall_time?).ok()?;
-        let worked = plan.worked(now);
-        let is_low = worked.as_millis() >= limit.as_millis() / 100 * i128::from(soft);
-        is_low.then(|| format!("{:#} of {:#} are over", rounded(worked), rounded(limit)))
+        let time = plan.elapsed(now).filter(Elapsed::is_low)?;
+        Some(format!("{:#} of {:#} are over", rounded(time.worked), rounded(time.limit)))
     })
 }
 
@@ -345,11 +335,9 @@ fn rounded(time: SignedDuration) -> SignedDuration {
 
 /// The time that the run may take is over.
 pub(super) fn wall_time(plan: &Plan, now: Timestamp) -> Result<Vec<Event>, Refusal> {
-    let limit = plan.start.as_ref().and_then(|start| start.budget.wall_time);
-    let limit = limit.and_then(|limit| SignedDuration::try_from(limit).ok());
-    match limit {
-        Some(limit) if plan.worked(now) >= limit && plan.winding_down.is_none() => {
-            let detail = format!("the time of {:#} that it may take is over", rounded(limit));
+    match plan.elapsed(now) {
+        Some(time) if time.is_over() && plan.winding_down.is_none() => {
+            let detail = format!("the time of {:#} that it may take is over", rounded(time.limit));
             Ok(wind_down(plan, EndReason::BudgetExhausted, &detail))
         }
         Some(_) => match warn(plan, now) {

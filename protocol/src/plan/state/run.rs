@@ -10,7 +10,7 @@ use super::task::{Task, TaskState};
 use super::turn::{Occasion, Planning};
 use crate::ids::{Capability, TaskId};
 use crate::plan::Work;
-use crate::plan::budget::{Budget, DEFAULT_STEPS};
+use crate::plan::budget::{Budget, DEFAULT_STEPS, Elapsed};
 use crate::plan::reserved::Reservations;
 use crate::plan::spec::{Consult, DocumentSet, Mode};
 use crate::result::{ModelUsage, Usage};
@@ -276,6 +276,11 @@ impl Plan {
         let Some(start) = &self.start else { return SignedDuration::ZERO };
         let until = self.paused.or(self.end.as_ref().map(|end| end.at)).unwrap_or(now);
         until.duration_since(start.at).saturating_sub(self.paused_for)
+    }
+
+    /// What of its time is over by `now`; `None` if it may take any.
+    pub(in crate::plan) fn elapsed(&self, now: Timestamp) -> Option<Elapsed> {
+        self.start.as_ref()?.budget.elapsed(self.worked(now))
     }
 
     /// Whether the run has begun and not ended.
