@@ -214,6 +214,69 @@ fn every_run_of_a_fair_world_ends_and_its_end_is_true() {
 fn a_hundred_thousand_random_sequences_keep_every_invariant() {
     on_seeds(80_000, |seed| any_inputs(seed + 1_000_000));
     on_seeds(20_000, |seed| a_fair_world(seed + 1_000_000));
+    on_seeds(2_000, |seed| any_log(seed + 1_000_000));
+}
+
+/// An event as no rule would have made it: with numbers that nobody reaches, and otherwise as it was. Where events of
+/// several runs come together, names stand for one capability and for no deliverable.
+fn made_wild(draws: &mut Draws, event: &Event) -> Event {
+    let number = |draws: &mut Draws, so_far: u32| {
+        let any = [0, 1, 7, u32::MAX - 1, u32::MAX];
+        if draws.chance(30) { any[draws.below(any.len())] } else { so_far }
+    };
+    let mut event = event.clone();
+    if let Event::TaskReady { attempt, .. }
+    | Event::TaskRerun { attempt, .. }
+    | Event::TaskReopened { attempt, .. }
+    | Event::TaskInvalidated { attempt, .. }
+    | Event::TaskPatched { attempt, .. } = &mut event
+    {
+        *attempt = number(draws, *attempt);
+    }
+    if let Event::ProposalAccepted { turn, .. } | Event::PlanningAsked { turn, .. } = &mut event {
+        *turn = number(draws, *turn);
+    }
+    let spec = if let Event::TaskAdded { spec, .. } = &mut event {
+        Some(spec)
+    } else if let Event::TaskPatched { spec, .. } = &mut event {
+        Some(&mut **spec)
+    } else {
+        None
+    };
+    if let Some(spec) = spec {
+        spec.capability = cast::capability("echo");
+        spec.is_final = false;
+        spec.limits.max_attempts = number(draws, spec.limits.max_attempts);
+        if draws.chance(20) {
+            spec.depends_on.push(cast::task_id(&format!("t{}", draws.below(20))));
+        }
+    }
+    event
+}
+
+/// The events of several runs in any order and number, as one log.
+fn any_log(seed: u64) {
+    let mut draws = Draws(seed);
+    let runs = (0..4).map(|at| any_run(seed.wrapping_add(at).wrapping_mul(4), 30));
+    let decisions = runs.flat_map(|scene| scene.log);
+    let events: Vec<Event> = decisions.flat_map(|decision| decision.events).collect();
+    let begins = |event: &Event| matches!(event, Event::RunStarted { .. });
+    let mut plan = Plan::default();
+    apply(&mut plan, events.iter().find(|event| begins(event)).unwrap(), cast::start());
+    let rest: Vec<&Event> = events.iter().filter(|event| !begins(event)).collect();
+    for _ in 0..400 {
+        let Some(event) = draws.pick(rest.iter().copied()) else { return };
+        let event = made_wild(&mut draws, event);
+        let at = cast::after(cast::start(), draws.below(20_000) as u64);
+        apply(&mut plan, &event, at);
+        oracle::check(&plan);
+        assert_eq!(plan.recounted(), plan, "after {event:?}");
+    }
+}
+
+#[test]
+fn whatever_a_log_says_what_is_kept_beside_the_tasks_is_what_they_say() {
+    on_seeds(120, any_log);
 }
 
 proptest! {

@@ -1,14 +1,17 @@
-//! How fast a log folds. It measures and prints; run it in release:
-//! `cargo test -p millrace-protocol --release -- --ignored --nocapture fold`.
+//! How fast the rules are. What is measured and printed wants a release build:
+//! `cargo test -p millrace-protocol --release -- --ignored --nocapture fold`. What is tried always is that nothing takes
+//! time by the square of a plan's tasks: there, minutes stand against a second.
 
 #![expect(clippy::disallowed_methods, reason = "it measures, and decides nothing")]
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use millrace_protocol::ids::TaskId;
 use millrace_protocol::plan::{
-    Amounts, Budget, Decision, Fact, Plan, Submission, TaskSpec, TaskState, Work, apply_decision,
+    Amounts, Budget, Control, Decision, Fact, Overdue, Plan, Submission, TaskSpec, TaskState, Work,
+    apply_decision,
 };
+use millrace_protocol::result::ErrorKind;
 use millrace_protocol::wire;
 
 use crate::cast;
@@ -157,4 +160,81 @@ fn measure_live_plan() {
     let mut live = Plan::default();
     apply_decision(&mut live, &decision);
     println!("a plan of {} live tasks: at most {:.0} MiB of {:.0}", live.open(), memory() - before, memory());
+}
+
+/// So many that their square is too many for a test.
+const MANY: usize = 20_000;
+
+fn name(at: usize) -> String {
+    format!("task-{at:06}")
+}
+
+/// A run whose time is over after 100 s.
+fn timed(tasks: Vec<TaskSpec>) -> Scene {
+    let budget = Budget { wall_time: Some(Duration::from_secs(100)), ..Budget::default() };
+    Scene::submitted(Submission { budget, ..cast::submission(tasks) })
+}
+
+fn fails(scene: &mut Scene, task: &TaskId) {
+    let broken = cast::error(ErrorKind::InvalidTask, "it can't be done");
+    scene.fact(&cast::ended(task, 1, "w1", Err(broken))).unwrap();
+}
+
+fn winds_down(scene: &mut Scene) {
+    scene.now = cast::after(scene.now, 100);
+    scene.clock(&Overdue::WallTime).unwrap();
+}
+
+/// How long it takes to go on with a run that has ended.
+fn gone_on_with(scene: &mut Scene) -> Duration {
+    assert!(scene.plan.is_resumable());
+    let budget = Some(Budget { wall_time: Some(Duration::from_secs(1_000)), ..Budget::default() });
+    let began = Instant::now();
+    scene.fact(&cast::command("more", Control::Resume { budget })).unwrap();
+    began.elapsed()
+}
+
+#[track_caller]
+fn is_no_square(took: Duration) {
+    assert!(took < Duration::from_secs(40), "it took {took:?}, which grows with the square of the tasks");
+}
+
+#[test]
+fn thousands_that_one_task_builds_on_are_opened_again_at_once() {
+    let all: Vec<String> = (0..MANY).map(name).collect();
+    let all: Vec<&str> = all.iter().map(String::as_str).collect();
+    let mut tasks: Vec<TaskSpec> = all.iter().map(|id| cast::task(id, &[])).collect();
+    tasks.push(cast::task("sum", &all));
+    tasks.push(TaskSpec {
+        on_failed_dependency: millrace_protocol::plan::OnFailedDependency::Skip,
+        ..cast::task("rest", &all)
+    });
+    let mut scene = timed(tasks);
+    let last = cast::task_id(all[MANY - 1]);
+    scene.claim(&last, "w1");
+    fails(&mut scene, &last);
+    winds_down(&mut scene);
+    is_no_square(gone_on_with(&mut scene));
+    let state = |id: &str| scene.plan.task(&cast::task_id(id)).unwrap();
+    assert_eq!(scene.plan.count(TaskState::Ready) as usize, MANY - 1);
+    assert_eq!(state("sum").state, TaskState::Cancelled, "it went with the one that is lost for good");
+    assert_eq!((state("rest").state, state("rest").unmet as usize), (TaskState::Pending, MANY - 1));
+}
+
+#[test]
+fn thousands_in_a_row_behind_one_that_is_lost_stay_lost_at_once() {
+    let chain = (0..MANY).map(|at| match at.checked_sub(1) {
+        None => cast::task(&name(at), &[]),
+        Some(before) => cast::task(&name(at), &[&name(before)]),
+    });
+    let mut tasks: Vec<TaskSpec> = chain.collect();
+    tasks.push(cast::task("apart", &[]));
+    let mut scene = timed(tasks);
+    let first = cast::task_id(&name(0));
+    scene.claim(&first, "w1");
+    winds_down(&mut scene);
+    fails(&mut scene, &first);
+    is_no_square(gone_on_with(&mut scene));
+    assert_eq!(scene.plan.count(TaskState::Ready), 1, "the one that hangs on nothing");
+    assert_eq!(scene.plan.count(TaskState::Cancelled) as usize, MANY - 1);
 }

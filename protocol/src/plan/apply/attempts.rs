@@ -37,7 +37,7 @@ impl Plan {
     /// A review came to nothing; the next try at it waits, if there is one.
     pub(super) fn review_again(&mut self, id: &TaskId, retry_at: Option<Timestamp>, at: Timestamp) {
         self.move_to(id, TaskState::NeedsReview, at, |task| {
-            task.review += 1;
+            task.review = task.review.saturating_add(1);
             task.review_at = retry_at;
         });
     }

@@ -13,7 +13,6 @@ impl Plan {
         }
         let position = u32::try_from(self.tasks.len()).expect("a plan has fewer than 2^32 tasks");
         let state = if ready { TaskState::Ready } else { TaskState::Pending };
-        self.index.insert(spec.id.clone(), position);
         self.counts[state as usize] += 1;
         self.budgeted += u32::from(!spec.budget.is_empty());
         self.count_open(&spec.capability, true);
@@ -34,10 +33,12 @@ impl Plan {
             superseded: Vec::new(),
             lost_with: None,
             is_wound_down: false,
+            own_policy: None,
             reason: None,
             attempts: Vec::new(),
             dependents: Vec::new(),
         });
+        self.index.insert(spec.id.clone(), position);
         if spec.is_final {
             self.final_at.get_or_insert(position);
         }
@@ -54,8 +55,21 @@ impl Plan {
                 None => self.unlinked.entry(dependency.clone()).or_default().push(position),
             }
         }
-        if let Some(waiting) = self.unlinked.remove(&spec.id) {
-            self.tasks[position as usize].dependents.extend(waiting);
+        for waiting in self.unlinked.remove(&spec.id).unwrap_or_default() {
+            insert(&mut self.tasks[position as usize].dependents, waiting);
+        }
+    }
+
+    /// Takes a task away from those it depended on.
+    fn unlink(&mut self, spec: &TaskSpec, position: u32) {
+        for dependency in &spec.depends_on {
+            let linked = match self.position(dependency) {
+                Some(at) => Some(&mut self.tasks[at as usize].dependents),
+                None => self.unlinked.get_mut(dependency),
+            };
+            if let Some(linked) = linked {
+                linked.retain(|&dependent| dependent != position);
+            }
         }
     }
 
@@ -63,11 +77,7 @@ impl Plan {
     pub(super) fn patch(&mut self, spec: &TaskSpec, attempt: u32) {
         let Some(position) = self.position(&spec.id) else { return };
         let old = self.tasks[position as usize].spec.clone();
-        for dependency in &old.depends_on {
-            if let Some(dependency) = self.task_mut(dependency) {
-                dependency.dependents.retain(|&dependent| dependent != position);
-            }
-        }
+        self.unlink(&old, position);
         self.link(spec, position);
         self.wait_no_more(position);
         if old.capability != spec.capability && !self.tasks[position as usize].state.is_terminal() {
@@ -83,14 +93,17 @@ impl Plan {
             }
         }
         let unmet = self.unmet(spec);
+        let is_at_its_end = self.winding_down.is_some();
         let task = &mut self.tasks[position as usize];
         let (before, now) = (old.limits.max_attempts, spec.limits.max_attempts);
-        task.granted = (task.granted + now).saturating_sub(before);
-        task.spec = spec.clone();
+        task.granted = task.granted.saturating_add(now).saturating_sub(before);
+        task.own_policy = own_policy(task, spec.on_failed_dependency, is_at_its_end);
+        // Which task is final is said by an event of its own.
+        task.spec = TaskSpec { is_final: old.is_final, ..spec.clone() };
         task.unmet = unmet;
         if attempt > 0 {
             // The attempt that was taken back is not counted as one.
-            task.granted += attempt.saturating_sub(task.attempt);
+            task.granted = task.granted.saturating_add(attempt.saturating_sub(task.attempt));
             task.attempt = attempt;
         }
         // With fewer attempts than it had, the one that waits is the last.
@@ -111,27 +124,26 @@ impl Plan {
 
     /// How many of the tasks that `spec` depends on are open, or lost.
     pub(in crate::plan) fn unmet(&self, spec: &TaskSpec) -> u32 {
-        let unmet = spec.depends_on.iter().filter(|id| self.is_unmet(id, spec.on_failed_dependency)).count();
+        let policy = spec.on_failed_dependency;
+        let is_met = |id: &&TaskId| self.task(id).is_some_and(|task| task.state.meets(policy));
+        let unmet = spec.depends_on.iter().filter(|id| !is_met(id)).count();
         u32::try_from(unmet).expect("a task has fewer than 2^32 dependencies")
-    }
-
-    fn is_unmet(&self, dependency: &TaskId, policy: OnFailedDependency) -> bool {
-        self.task(dependency).is_none_or(|task| match task.state {
-            TaskState::Completed => false,
-            TaskState::Failed | TaskState::Cancelled => policy != OnFailedDependency::Skip,
-            TaskState::Pending
-            | TaskState::Ready
-            | TaskState::Running
-            | TaskState::NeedsReview
-            | TaskState::Rerun
-            | TaskState::Errored => true,
-        })
     }
 }
 
-/// Inserts into a list that is sorted; most often at its end.
-fn insert(sorted: &mut Vec<u32>, position: u32) {
-    if let Err(at) = sorted.binary_search(&position) {
-        sorted.insert(at, position);
+/// The policy that a task is to have again when the run is gone on with: the end of a run lets it go on without what is
+/// missing; whoever changes it otherwise means it.
+fn own_policy(task: &Task, now: OnFailedDependency, is_at_its_end: bool) -> Option<OnFailedDependency> {
+    let before = task.spec.on_failed_dependency;
+    match (before == now, is_at_its_end) {
+        (true, _) => task.own_policy,
+        (false, true) => task.own_policy.or(Some(before)),
+        (false, false) => None,
     }
+}
+
+/// Inserts into a list that is sorted; most often at its end. Who depends on a task twice stands in it twice.
+fn insert(sorted: &mut Vec<u32>, position: u32) {
+    let at = sorted.partition_point(|&before| before <= position);
+    sorted.insert(at, position);
 }

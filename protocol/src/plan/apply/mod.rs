@@ -1,5 +1,5 @@
 //! The fold: how events change the state of a run. There are no rules here; an event that names what does not exist
-//! is passed over, so that no log can make the fold fail.
+//! is passed over, and a number that nobody reaches stops at the largest, so that no log can make the fold fail.
 //!
 //! | file | what changes |
 //! |---|---|
@@ -61,7 +61,7 @@ pub fn apply(plan: &mut Plan, event: &Event, at: Timestamp) {
         Event::ProposalAccepted { reasoning, is_idle, usage, models, .. } => {
             plan.end_turn();
             plan.reasoning.push(reasoning.clone());
-            plan.idle_turns = if *is_idle { plan.idle_turns + 1 } else { 0 };
+            plan.idle_turns = if *is_idle { plan.idle_turns.saturating_add(1) } else { 0 };
             plan.spend_on(PLANNER, *usage, models);
         }
         Event::PlanningErrored { error, retry_at, outgrew, usage, models, .. } => {
@@ -132,10 +132,7 @@ pub fn apply(plan: &mut Plan, event: &Event, at: Timestamp) {
         }
         Event::ReviewReady { task } => plan.move_to(task, TaskState::NeedsReview, at, |_| ()),
         Event::VerdictGiven { task, critic, verdict, .. } => plan.judge(task, critic, verdict),
-        Event::TaskAccepted { task, .. } => {
-            plan.move_to(task, TaskState::Completed, at, |_| ());
-            plan.satisfy_dependents(task, |_| true);
-        }
+        Event::TaskAccepted { task, .. } => plan.move_to(task, TaskState::Completed, at, |_| ()),
         Event::TaskFailed { task, reason } => {
             plan.note(|| format!("task {task} failed: {reason}"));
             plan.give_up(task, TaskState::Failed, reason, at);

@@ -5,7 +5,6 @@ use jiff::Timestamp;
 use crate::ids::{Capability, TaskId};
 use crate::plan::Work;
 use crate::plan::due::queue;
-use crate::plan::spec::OnFailedDependency;
 use crate::plan::state::{ErroredFor, Plan, Task, TaskState};
 
 impl Plan {
@@ -40,6 +39,9 @@ impl Plan {
         task.state = to;
         task.since = at;
         change(task);
+        if to.is_terminal() || from.is_terminal() {
+            self.tell_dependents(position, from, to);
+        }
         if to.is_terminal() != from.is_terminal() {
             let capability = self.tasks[position as usize].spec.capability.clone();
             self.count_open(&capability, !to.is_terminal());
@@ -71,12 +73,11 @@ impl Plan {
     pub(super) fn reopen(&mut self, id: &TaskId, attempt: u32, state: TaskState, at: Timestamp) {
         self.move_to(id, state, at, |task| {
             task.attempt = attempt;
-            task.granted = attempt.saturating_sub(1) + task.spec.limits.max_attempts;
+            task.granted = attempt.saturating_sub(1).saturating_add(task.spec.limits.max_attempts);
             task.reason = None;
             task.lost_with = None;
             task.is_wound_down = false;
         });
-        self.recount_dependents(id);
     }
 
     /// Work that was given out for a task is not wanted any more.
@@ -106,8 +107,8 @@ impl Plan {
         let was_given_out = self.task(id).is_some_and(|task| task.given_out().is_some());
         self.move_to(id, TaskState::Errored, at, |task| {
             // The attempt that was given out is taken back, and not counted as one.
-            task.attempt += u32::from(was_given_out);
-            task.granted += u32::from(was_given_out);
+            task.attempt = task.attempt.saturating_add(u32::from(was_given_out));
+            task.granted = task.granted.saturating_add(u32::from(was_given_out));
             task.errored = Some(ErroredFor::Parameters);
             task.problem = Some(problem.to_owned());
         });
@@ -115,27 +116,21 @@ impl Plan {
 
     pub(super) fn give_up(&mut self, id: &TaskId, state: TaskState, reason: &str, at: Timestamp) {
         self.move_to(id, state, at, |task| task.reason = Some(reason.into()));
-        self.satisfy_dependents(id, |task| task.spec.on_failed_dependency == OnFailedDependency::Skip);
     }
 
-    pub(super) fn satisfy_dependents(&mut self, id: &TaskId, of: impl Fn(&Task) -> bool) {
-        let Some(position) = self.position(id) else { return };
+    /// A task was moved: those that depend on it wait for one fewer where it need not be waited for any more, and for one
+    /// more where it must be again.
+    fn tell_dependents(&mut self, position: u32, from: TaskState, to: TaskState) {
         let dependents = std::mem::take(&mut self.tasks[position as usize].dependents);
         for &dependent in &dependents {
             let dependent = &mut self.tasks[dependent as usize];
-            if of(dependent) {
-                dependent.unmet = dependent.unmet.saturating_sub(1);
+            let policy = dependent.spec.on_failed_dependency;
+            match (from.meets(policy), to.meets(policy)) {
+                (false, true) => dependent.unmet = dependent.unmet.saturating_sub(1),
+                (true, false) => dependent.unmet = dependent.unmet.saturating_add(1),
+                (true, true) | (false, false) => {}
             }
         }
         self.tasks[position as usize].dependents = dependents;
-    }
-
-    fn recount_dependents(&mut self, id: &TaskId) {
-        let Some(position) = self.position(id) else { return };
-        let dependents = self.tasks[position as usize].dependents.clone();
-        for dependent in dependents {
-            let unmet = self.unmet(&self.tasks[dependent as usize].spec);
-            self.tasks[dependent as usize].unmet = unmet;
-        }
     }
 }

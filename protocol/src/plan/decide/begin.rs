@@ -1,7 +1,7 @@
 //! A run that is handed in.
 
-use super::super::spec::{Consult, MAX_OBJECTIVE, Mode, OnFailedDependency, Submission, TaskSpec};
-use super::super::state::{EndReason, Occasion, Plan, TaskState};
+use super::super::spec::{Consult, MAX_OBJECTIVE, Mode, Submission, TaskSpec};
+use super::super::state::{EndReason, Occasion, Plan};
 use super::super::{Event, Refusal, check};
 use crate::ids::TaskId;
 use crate::result::MAX_SUMMARY;
@@ -78,14 +78,5 @@ pub(super) fn added(plan: &Plan, tasks: &[TaskSpec]) -> Vec<Event> {
 
 /// Whether a task need not wait for one that it depends on.
 pub(super) fn is_met(plan: &Plan, spec: &TaskSpec, dependency: &TaskId) -> bool {
-    plan.task(dependency).is_some_and(|task| match task.state {
-        TaskState::Completed => true,
-        TaskState::Failed | TaskState::Cancelled => spec.on_failed_dependency == OnFailedDependency::Skip,
-        TaskState::Pending
-        | TaskState::Ready
-        | TaskState::Running
-        | TaskState::NeedsReview
-        | TaskState::Rerun
-        | TaskState::Errored => false,
-    })
+    plan.task(dependency).is_some_and(|task| task.state.meets(spec.on_failed_dependency))
 }

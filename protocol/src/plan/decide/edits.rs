@@ -1,6 +1,6 @@
 //! One change of a plan, whoever wants it. Each is all or nothing; a refusal says what to do instead.
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use super::super::budget::{DEFAULT_DEPTH, DEFAULT_TASKS};
 use super::super::edit::{Edit, Patch};
@@ -264,15 +264,16 @@ pub(super) fn redone(plan: &Plan, again: &BTreeSet<u32>) -> Vec<Event> {
     opened.chain(invalidated).collect()
 }
 
-/// The tasks that are done again because others are, nearest first.
+/// The tasks that are done again because others are, nearest first. Each dependency is looked at once or twice, however
+/// many tasks are done again.
 fn invalidated(plan: &Plan, again: &BTreeSet<u32>) -> Vec<u32> {
-    let mut redone = again.clone();
+    let mut redone = Redone { plan, all: again.clone(), missed: BTreeMap::new() };
     let dependents = |at: u32| plan.tasks[at as usize].dependents.iter().copied();
     let mut queue: VecDeque<u32> = again.iter().flat_map(|&at| dependents(at)).collect();
     let mut found = Vec::new();
     while let Some(position) = queue.pop_front() {
-        if !redone.contains(&position) && goes_with(plan, &plan.tasks[position as usize], &redone) {
-            redone.insert(position);
+        if !redone.all.contains(&position) && redone.takes(position) {
+            redone.add(position);
             found.push(position);
             queue.extend(dependents(position));
         }
@@ -280,28 +281,54 @@ fn invalidated(plan: &Plan, again: &BTreeSet<u32>) -> Vec<u32> {
     found
 }
 
-/// Whether a task is done again with one that it depends on.
-fn goes_with(plan: &Plan, task: &Task, redone: &BTreeSet<u32>) -> bool {
-    match task.state {
-        TaskState::Ready
-        | TaskState::Running
-        | TaskState::NeedsReview
-        | TaskState::Completed
-        | TaskState::Rerun => true,
-        TaskState::Errored => matches!(task.errored, Some(ErroredFor::Retry(_))) || task.unmet == 0,
-        // It went because something was lost: it comes back when nothing is any more.
-        TaskState::Cancelled => {
-            let is_there = |id: &TaskId| {
-                plan.position(id).is_some_and(|at| redone.contains(&at)) || !is_lost(plan, &task.spec, id)
-            };
-            task.lost_with.is_some() && task.spec.depends_on.iter().all(is_there)
+/// Tasks that are done again, while they are gathered.
+struct Redone<'a> {
+    plan: &'a Plan,
+    all: BTreeSet<u32>,
+    /// Of tasks that were lost with others: how many of those that they depend on are lost and not done again.
+    missed: BTreeMap<u32, usize>,
+}
+
+impl Redone<'_> {
+    fn add(&mut self, position: u32) {
+        self.all.insert(position);
+        let id = &self.plan.tasks[position as usize].spec.id;
+        for dependent in &self.plan.tasks[position as usize].dependents {
+            let spec = &self.plan.tasks[*dependent as usize].spec;
+            if let Some(missed) = self.missed.get_mut(dependent).filter(|_| is_lost(self.plan, spec, id)) {
+                *missed = missed.saturating_sub(1);
+            }
         }
-        TaskState::Pending | TaskState::Failed => false,
+    }
+
+    /// Whether a task is done again with one that it depends on.
+    fn takes(&mut self, position: u32) -> bool {
+        let task = &self.plan.tasks[position as usize];
+        match task.state {
+            TaskState::Ready
+            | TaskState::Running
+            | TaskState::NeedsReview
+            | TaskState::Completed
+            | TaskState::Rerun => true,
+            TaskState::Errored => matches!(task.errored, Some(ErroredFor::Retry(_))) || task.unmet == 0,
+            // It went because something was lost: it comes back when nothing is any more.
+            TaskState::Cancelled => task.lost_with.is_some() && self.missed_by(position) == 0,
+            TaskState::Pending | TaskState::Failed => false,
+        }
+    }
+
+    fn missed_by(&mut self, position: u32) -> usize {
+        let (plan, all) = (self.plan, &self.all);
+        *self.missed.entry(position).or_insert_with(|| {
+            let spec = &plan.tasks[position as usize].spec;
+            let is_redone = |id: &TaskId| plan.position(id).is_some_and(|at| all.contains(&at));
+            spec.depends_on.iter().filter(|id| is_lost(plan, spec, id) && !is_redone(id)).count()
+        })
     }
 }
 
 /// Whether a task that depends on another would wait for it in vain.
-fn is_lost(plan: &Plan, spec: &TaskSpec, dependency: &TaskId) -> bool {
+pub(super) fn is_lost(plan: &Plan, spec: &TaskSpec, dependency: &TaskId) -> bool {
     let lost = |task: &Task| matches!(task.state, TaskState::Failed | TaskState::Cancelled);
     spec.on_failed_dependency != OnFailedDependency::Skip && plan.task(dependency).is_some_and(lost)
 }

@@ -3,10 +3,10 @@
 use std::collections::BTreeSet;
 
 use super::super::edit::{Command, Control, Edit, MAX_TEXT};
-use super::super::spec::OnFailedDependency;
+use super::super::spec::{OnFailedDependency, TaskSpec};
 use super::super::state::{End, EndReason, Occasion, Plan, Task, TaskState};
 use super::super::{Budget, Event, Refusal};
-use super::edits::{By, cancel, edit, redone};
+use super::edits::{By, cancel, edit, is_lost, redone};
 use super::planning;
 use super::settle::deliverable;
 use super::wave::Wave;
@@ -42,7 +42,9 @@ pub(super) fn reopen(plan: &Plan, command: &Command, end: &End) -> Result<Vec<Ev
     };
     let mut events = vec![commanded(plan, command)?, Event::RunReopened, resumed(plan, Some(budget))?];
     let given_up = wanted_again(plan);
-    events.extend(redone(plan, &given_up));
+    let again = redone(plan, &given_up);
+    let restored = restored(plan, &again);
+    events.extend(again.into_iter().chain(restored));
     // What waits for something that is lost for good is the planner's to judge.
     let waits = |task: &&Task| task.spec.on_failed_dependency == OnFailedDependency::Ask;
     let asks = plan.tasks.iter().zip(0_u32..).filter(|(task, at)| waits(task) && given_up.contains(at));
@@ -63,23 +65,37 @@ pub(super) fn reopen(plan: &Plan, command: &Command, end: &End) -> Result<Vec<Ev
 fn wanted_again(plan: &Plan) -> BTreeSet<u32> {
     let all = (0_u32..).zip(&plan.tasks);
     let mut wanted: BTreeSet<u32> = all.filter(|(_, task)| task.is_wound_down).map(|(at, _)| at).collect();
-    loop {
-        let is_lost = |id: &TaskId| {
-            plan.position(id).is_some_and(|at| {
-                matches!(plan.tasks[at as usize].state, TaskState::Failed | TaskState::Cancelled)
-                    && !wanted.contains(&at)
-            })
+    let goes = |at: u32, wanted: &BTreeSet<u32>| {
+        let spec = &plan.tasks[at as usize].spec;
+        let is_lost =
+            |id| is_lost(plan, spec, id) && plan.position(id).is_none_or(|at| !wanted.contains(&at));
+        spec.on_failed_dependency == OnFailedDependency::Cancel && spec.depends_on.iter().any(is_lost)
+    };
+    let mut gone: Vec<u32> = wanted.iter().copied().filter(|&at| goes(at, &wanted)).collect();
+    wanted.retain(|at| gone.binary_search(at).is_err());
+    while let Some(at) = gone.pop() {
+        let lost = &plan.tasks[at as usize];
+        let goes_too = |at: &u32| {
+            let policy = plan.tasks[*at as usize].spec.on_failed_dependency;
+            policy == OnFailedDependency::Cancel && wanted.remove(at)
         };
-        let goes = |at: &&u32| {
-            let spec = &plan.tasks[**at as usize].spec;
-            spec.on_failed_dependency == OnFailedDependency::Cancel && spec.depends_on.iter().any(is_lost)
-        };
-        let gone: Vec<u32> = wanted.iter().filter(goes).copied().collect();
-        if gone.is_empty() {
-            return wanted;
-        }
-        wanted.retain(|at| !gone.contains(at));
+        gone.extend(lost.dependents.iter().copied().filter(goes_too));
     }
+    wanted
+}
+
+/// What was to go on without what was missing at the end of the run is again as it was asked for; but for what misses
+/// something that is lost for good, and would wait for it for ever.
+fn restored(plan: &Plan, again: &[Event]) -> Vec<Event> {
+    let again: BTreeSet<&TaskId> = again.iter().filter_map(Event::task).collect();
+    let is_there =
+        |spec: &TaskSpec| spec.depends_on.iter().all(|id| again.contains(id) || !is_lost(plan, spec, id));
+    let changed = plan
+        .tasks
+        .iter()
+        .filter_map(|task| Some(TaskSpec { on_failed_dependency: task.own_policy?, ..task.spec.clone() }));
+    let restored = changed.filter(is_there);
+    restored.map(|spec| Event::TaskPatched { spec: Box::new(spec), attempt: 0 }).collect()
 }
 
 fn commanded(plan: &Plan, command: &Command) -> Result<Event, Refusal> {

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::ids::{Capability, TaskId, WorkerId};
 use crate::plan::Work;
-use crate::plan::spec::{Review, TaskSpec};
+use crate::plan::spec::{OnFailedDependency, Review, TaskSpec};
 use crate::result::{TaskError, Usage, Verdict};
 
 /// The nine states of a task. The table of moves between them is in [`super`].
@@ -54,6 +54,17 @@ impl TaskState {
     pub fn is_terminal(self) -> bool {
         match self {
             Self::Completed | Self::Failed | Self::Cancelled => true,
+            Self::Pending | Self::Ready | Self::Running | Self::NeedsReview | Self::Rerun | Self::Errored => {
+                false
+            }
+        }
+    }
+
+    /// Whether a task that depends on one in this state, and has this policy, need not wait for it.
+    pub(in crate::plan) fn meets(self, policy: OnFailedDependency) -> bool {
+        match self {
+            Self::Completed => true,
+            Self::Failed | Self::Cancelled => policy == OnFailedDependency::Skip,
             Self::Pending | Self::Ready | Self::Running | Self::NeedsReview | Self::Rerun | Self::Errored => {
                 false
             }
@@ -211,6 +222,9 @@ pub struct Task {
     pub lost_with: Option<TaskId>,
     /// Whether it was cancelled because the run was coming to its end.
     pub is_wound_down: bool,
+    /// What was asked to happen to it when a task it depends on is lost, where the end of the run has it go on without.
+    #[serde(skip)]
+    pub(in crate::plan) own_policy: Option<OnFailedDependency>,
     /// Why it failed or was cancelled.
     pub reason: Option<String>,
     /// Its attempts, oldest first.
