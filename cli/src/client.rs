@@ -1,13 +1,17 @@
 //! What a user's commands ask of a cluster: hand a run in, follow it, read it. Whatever is shown is folded here from
 //! the log; no other program is asked. What steers a run is in [`crate::steer`].
 
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::anyhow;
 use clap::Args;
+use clap::builder::NonEmptyStringValueParser;
+use jiff::Timestamp;
 use millrace_protocol::ids::{Lane, RunId, TaskId};
 use millrace_protocol::plan::{AttemptEnd, Decision, Event, Plan, Submission};
+use millrace_protocol::registry::RunSummary;
 use millrace_protocol::result::TaskResult;
 use millrace_protocol::subject::{self, Topic};
 use millrace_protocol::wire;
@@ -38,7 +42,7 @@ const QUIET: Duration = Duration::from_secs(2);
 pub struct Target {
     /// NATS server of the cluster; credentials come from MILLRACE_NATS_NKEY or MILLRACE_NATS_CREDS (files), or
     /// MILLRACE_NATS_USER and MILLRACE_NATS_PASSWORD [default: the local cluster that runs on the data folder]
-    #[arg(long, env = "MILLRACE_NATS_URL", hide_env_values = true, value_name = "URL")]
+    #[arg(long, env = "MILLRACE_NATS_URL", hide_env_values = true, value_name = "URL", value_parser = NonEmptyStringValueParser::new())]
     pub nats: Option<String>,
     /// Data folder of a local cluster
     #[arg(long, env = "MILLRACE_DATA", value_name = "DIR", default_value_os_t = folders::data())]
@@ -88,6 +92,11 @@ impl Reading {
         }
     }
 
+    /// Whether nobody works on what is under way.
+    pub fn is_asleep(&self) -> bool {
+        self.server.is_some()
+    }
+
     /// Reads, and stops what was started for it.
     pub async fn with<T>(self, work: impl AsyncFnOnce(&Bus) -> Result<T, Stop>) -> Result<T, Stop> {
         let read = work(&self.bus).await;
@@ -108,7 +117,7 @@ pub async fn join(info: &ClusterInfo) -> Result<Bus, Fault> {
 /// Hands a run in under a new id.
 pub async fn submit(bus: &Bus, submission: &Submission) -> Result<RunId, Stop> {
     for _ in 0..10 {
-        let run = RunId::made(jiff::Timestamp::now(), uuid::Uuid::new_v4().as_fields().0);
+        let run = RunId::made(Timestamp::now(), uuid::Uuid::new_v4().as_fields().0);
         match append(bus, bus.lane(&run), &run, &Topic::Submitted, submission, 0).await {
             Ok(_) => return Ok(run),
             // Somebody was given the same id in the same second: another one.
@@ -117,6 +126,22 @@ pub async fn submit(bus: &Bus, submission: &Submission) -> Result<RunId, Stop> {
         }
     }
     Err(Stop::environment(anyhow!("no free run id was found in ten tries")))
+}
+
+/// All runs, oldest first. One that no supervisor has summed up yet, as after a restore, is folded here; one that has
+/// not begun has no summary.
+pub async fn runs(bus: &Bus) -> Result<Vec<(RunId, Option<RunSummary>)>, Fault> {
+    let summaries = registry::runs(bus).await?.into_iter();
+    let mut runs: Vec<_> = summaries.map(|summary| (summary.run.clone(), Some(summary))).collect();
+    for run in handed_in(bus).await? {
+        if !runs.iter().any(|(known, _)| *known == run) {
+            let plan = story(bus, &run).await?.plan;
+            let summary = RunSummary::of(&run, bus.lane(&run), &plan, Timestamp::now());
+            runs.push((run, summary));
+        }
+    }
+    runs.sort_by_key(|(_, summary)| summary.as_ref().map_or(Timestamp::MAX, |summary| summary.started));
+    Ok(runs)
 }
 
 /// The run that a text names: a whole id, or the beginning of just one; the newest for `latest`.
@@ -131,7 +156,9 @@ pub async fn find(bus: &Bus, text: &str) -> Result<RunId, Stop> {
     {
         return Ok(run);
     }
-    let mut found = runs.iter().map(|summary| &summary.run).filter(|run| run.as_str().starts_with(text));
+    let known: BTreeSet<RunId> =
+        handed_in(bus).await?.into_iter().chain(runs.into_iter().map(|one| one.run)).collect();
+    let mut found = known.iter().filter(|run| run.as_str().starts_with(text));
     match (found.next(), found.next()) {
         (Some(run), None) => Ok(run.clone()),
         (Some(one), Some(two)) => {

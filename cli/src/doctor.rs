@@ -26,6 +26,7 @@ use crate::local::data::{Holder, Layout};
 use crate::local::{self, Launcher};
 use crate::nats_server::{self, Search, Surroundings};
 use crate::prices;
+use crate::view::print_line;
 
 const ENVIRONMENT_NOT_USABLE: u8 = 4;
 /// A server keeps a few files open for each stream and consumer, and a descriptor for each connection.
@@ -106,17 +107,17 @@ pub async fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
     let checks = examine(&arguments).await;
     let usable = checks.iter().all(|check| check.status != Status::Missing);
     if arguments.json {
-        println!("{}", serde_json::to_string_pretty(&json!({ "usable": usable, "checks": checks }))?);
+        print_line(&format!("{:#}", json!({ "usable": usable, "checks": checks })));
     } else {
-        checks.iter().for_each(print_line);
+        checks.iter().for_each(print);
     }
     Ok(if usable { ExitCode::SUCCESS } else { ExitCode::from(ENVIRONMENT_NOT_USABLE) })
 }
 
-fn print_line(check: &Check) {
-    println!("{:<8} {:<12} {}", check.status, check.name, check.found);
+fn print(check: &Check) {
+    print_line(&format!("{:<8} {:<12} {}", check.status, check.name, check.found));
     for (number, line) in check.advice.iter().flat_map(|advice| advice.lines()).enumerate() {
-        println!("{:<21} {} {line}", "", if number == 0 { "→" } else { " " });
+        print_line(&format!("{:<21} {} {line}", "", if number == 0 { "→" } else { " " }));
     }
 }
 

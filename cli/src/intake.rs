@@ -1,6 +1,7 @@
 //! From the command line to a submission: the objective, the plan, the documents. Whatever is wrong with them is said
 //! before anything is started.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, anyhow};
@@ -9,14 +10,17 @@ use futures::StreamExt;
 use millrace_agent::corpus::{Listed, Skipped, walk};
 use millrace_agent::desk::Preferences;
 use millrace_agent::model::{Opener, open};
+use millrace_protocol::ids::Capability;
 use millrace_protocol::plan::{
     Budget, Consult, Document, DocumentSet, MAX_OBJECTIVE, Mode, Submission, TaskSpec,
 };
 use millrace_protocol::wire;
 use millrace_runtime::{Bus, Fault};
+use millrace_worker::builtin;
 
 use crate::budget::BudgetArguments;
 use crate::exit::Stop;
+use crate::local::Options;
 use crate::plan_file::{self, PlanFile};
 use crate::prices;
 use crate::view::say;
@@ -129,8 +133,18 @@ impl Intake {
     }
 
     /// The capabilities that the plan's tasks need, without repetition.
-    pub fn capabilities(&self) -> std::collections::BTreeSet<&millrace_protocol::ids::Capability> {
+    pub fn capabilities(&self) -> BTreeSet<&Capability> {
         self.tasks.iter().map(|task| &task.capability).collect()
+    }
+
+    /// The capabilities for which a model of their own is named.
+    pub fn modelled(&self) -> impl Iterator<Item = &Capability> {
+        self.models.own.keys()
+    }
+
+    /// The capabilities that have a budget of their own.
+    pub fn budgeted(&self) -> impl Iterator<Item = &Capability> {
+        self.budget.capabilities.keys()
     }
 
     /// Whether a model is named for anything in it.
@@ -187,10 +201,30 @@ pub fn read_models(texts: &[String]) -> Result<Preferences, Stop> {
 
 /// Opens the models for whose use a cluster is to be started. Its workers have the environment of this process: where a
 /// key, an address or a file is missing here, they would end as often as they are started.
-pub fn try_models(texts: &[String], record: Option<&Path>) -> Result<(), Stop> {
-    let opener = Opener { record: record.map(Path::to_owned), ..Opener::default() };
-    let models = read_models(texts)?;
-    models.choices().try_for_each(|choice| open(choice, &opener).map(drop)).map_err(Stop::environment)
+pub fn try_models(options: &Options) -> Result<(), Stop> {
+    let opener = Opener { record: options.record.clone(), ..Opener::default() };
+    let models = read_models(&options.model)?;
+    models.choices().try_for_each(|choice| open(choice, &opener).map(drop)).map_err(Stop::environment)?;
+    let own = options.capabilities().map_err(Stop::refused)?;
+    warn_of_unused(models.own.keys(), builtin::NAMES.into_iter().chain(own.iter().map(String::as_str)));
+    Ok(())
+}
+
+/// Says for which of these capabilities a model or a budget is named though there is none of the name.
+pub fn warn_of_unused<'a>(
+    named: impl Iterator<Item = &'a Capability>,
+    offered: impl Iterator<Item = &'a str>,
+) {
+    // Critics need not offer what they do, and a planner may come later.
+    let offered: BTreeSet<&str> = offered.chain(["critic", "planner"]).collect();
+    for name in named.map(Capability::as_str).filter(|name| !offered.contains(name)).collect::<BTreeSet<_>>()
+    {
+        let hint = millrace_forms::did_you_mean(name, offered.iter().copied());
+        let offered = offered.iter().copied().collect::<Vec<_>>().join(", ");
+        say(&format!(
+            "millrace: warning: no worker offers {name:?}, for which a model or a budget is named{hint}; there are {offered}"
+        ));
+    }
 }
 
 /// Who makes the plan, as the command line says, or else the plan file.
@@ -264,7 +298,7 @@ fn read_documents(folders: &[PathBuf]) -> Result<(Vec<Listed>, Vec<Skipped>), St
         files.extend(found);
         skipped.extend(passed_over);
     }
-    let mut paths = std::collections::BTreeSet::new();
+    let mut paths = BTreeSet::new();
     for file in &files {
         if !paths.insert(file.path.as_str()) {
             return Err(Stop::refused(anyhow!(

@@ -25,6 +25,7 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 use tokio_util::sync::CancellationToken;
 
+use commands::run::until;
 use commands::{
     add, backup, cancel, edit, files, limits, list, metrics, pause, replay, restore, resume, retry, run,
     schema, show, submit, tell, up, watch,
@@ -119,8 +120,17 @@ fn main() -> ExitCode {
 }
 
 fn stop(stop: Stop) -> ExitCode {
-    view::say(&format!("error: {:#}", stop.error));
+    view::say(&format!("error: {}", in_full(&stop.error)));
     stop.exit.into()
+}
+
+/// An error and its causes. Many errors say their cause themselves, which is not said once more.
+fn in_full(error: &anyhow::Error) -> String {
+    error.chain().map(ToString::to_string).fold(String::new(), |text, cause| match text.as_str() {
+        "" => cause,
+        said if said.contains(&cause) => text,
+        said => format!("{said}: {cause}"),
+    })
 }
 
 async fn dispatch(command: Command) -> Result<ExitCode, Stop> {
@@ -157,24 +167,43 @@ async fn dispatch(command: Command) -> Result<ExitCode, Stop> {
         Command::Run(arguments) => run::run(arguments, shutdown).await?,
         Command::Resume(arguments) => resume::command(arguments, shutdown).await?,
         Command::Up(arguments) => up::up(arguments, shutdown).await?,
-        Command::Down(arguments) => up::down(arguments).await?,
-        Command::Submit(arguments) => submit::command(arguments).await?,
-        Command::Watch(arguments) => watch::command(arguments, shutdown).await?,
-        Command::List(arguments) => list::command(arguments).await?,
-        Command::Show(arguments) => show::command(arguments).await?,
-        Command::Cancel(arguments) => cancel::command(arguments, shutdown).await?,
-        Command::Pause(arguments) => pause::command(arguments, shutdown).await?,
-        Command::Edit(arguments) => edit::command(arguments, shutdown).await?,
-        Command::Retry(arguments) => retry::command(arguments, shutdown).await?,
-        Command::Add(arguments) => add::command(arguments, shutdown).await?,
-        Command::Tell(arguments) => tell::command(arguments, shutdown).await?,
-        Command::Files(arguments) => files::command(arguments).await?,
-        Command::Limits(arguments) => limits::command(arguments, shutdown).await?,
-        Command::Replay(arguments) => replay::command(arguments).await?,
+        Command::Down(arguments) => until(&shutdown, up::down(arguments)).await?,
+        Command::Submit(arguments) => until(&shutdown, submit::command(arguments)).await?,
+        Command::Watch(arguments) => {
+            until(&shutdown, Box::pin(watch::command(arguments, shutdown.clone()))).await?
+        }
+        Command::List(arguments) => until(&shutdown, list::command(arguments)).await?,
+        Command::Show(arguments) => until(&shutdown, Box::pin(show::command(arguments))).await?,
+        Command::Cancel(arguments) => {
+            until(&shutdown, Box::pin(cancel::command(arguments, shutdown.clone()))).await?
+        }
+        Command::Pause(arguments) => {
+            until(&shutdown, Box::pin(pause::command(arguments, shutdown.clone()))).await?
+        }
+        Command::Edit(arguments) => {
+            until(&shutdown, Box::pin(edit::command(arguments, shutdown.clone()))).await?
+        }
+        Command::Retry(arguments) => {
+            until(&shutdown, Box::pin(retry::command(arguments, shutdown.clone()))).await?
+        }
+        Command::Add(arguments) => {
+            until(&shutdown, Box::pin(add::command(arguments, shutdown.clone()))).await?
+        }
+        Command::Tell(arguments) => {
+            until(&shutdown, Box::pin(tell::command(arguments, shutdown.clone()))).await?
+        }
+        Command::Files(arguments) => until(&shutdown, files::command(arguments)).await?,
+        Command::Limits(arguments) => until(&shutdown, limits::command(arguments, shutdown.clone())).await?,
+        Command::Replay(arguments) => until(&shutdown, replay::command(arguments)).await?,
         Command::Backup(arguments) => backup::command(arguments, shutdown).await?,
         Command::Restore(arguments) => restore::command(arguments, shutdown).await?,
         Command::Schema(arguments) => schema::command(&arguments),
-        Command::Doctor(arguments) => return Ok(doctor::run(arguments).await?),
+        Command::Doctor(arguments) => {
+            return tokio::select! {
+                looked = doctor::run(arguments) => Ok(looked?),
+                () = shutdown.cancelled() => Ok(Exit::Interrupted.into()),
+            };
+        }
         Command::NatsConfig(arguments) => commands::nats_config::command(arguments)?,
         Command::Bench(arguments) => bench::command(arguments, shutdown).await?,
         Command::Supervisor(arguments) => supervisor(arguments, shutdown).await?,
@@ -205,6 +234,15 @@ async fn critic(arguments: millrace_critic::Args, shutdown: CancellationToken) -
 #[cfg(test)]
 mod tests {
     use clap::CommandFactory;
+
+    #[test]
+    fn a_cause_that_an_error_says_itself_is_not_said_twice() {
+        let cause = || std::io::Error::other("the disk is gone");
+        let says_it = anyhow::Error::new(cause()).context("can't write a: the disk is gone; mend it");
+        assert_eq!(super::in_full(&says_it), "can't write a: the disk is gone; mend it");
+        let is_silent = anyhow::Error::new(cause()).context("can't write a").context("the run is kept");
+        assert_eq!(super::in_full(&is_silent), "the run is kept: can't write a: the disk is gone");
+    }
 
     #[test]
     fn the_arguments_of_every_command_agree_with_each_other() {

@@ -36,7 +36,7 @@ use clap::{Args, ValueEnum};
 use tokio_util::sync::CancellationToken;
 
 use crate::exit::{Exit, Stop};
-use crate::view::{emit, say};
+use crate::view::{emit, print_line, say};
 use ground::Wishes;
 use report::Report;
 use speed::{By, compare};
@@ -163,7 +163,7 @@ pub async fn command(arguments: Arguments, interrupt: CancellationToken) -> Resu
     if arguments.json {
         emit(&serde_json::to_value(&report).map_err(Stop::environment)?);
     } else {
-        report.lines().iter().for_each(|line| println!("{line}"));
+        report.lines().iter().for_each(|line| print_line(line));
     }
     Ok(Exit::Completed)
 }

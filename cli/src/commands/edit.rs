@@ -6,10 +6,11 @@ use clap::Args;
 use millrace_protocol::ids::{Capability, TaskId};
 use millrace_protocol::plan::{Control, Edit, Limits, OnFailedDependency, Patch, Plan, Review};
 use millrace_protocol::result::Parameters;
-use millrace_runtime::duration;
+use millrace_runtime::{Bus, duration};
 use serde_json::Value;
 use tokio_util::sync::CancellationToken;
 
+use crate::commands::submit::warn_of_unknown;
 use crate::exit::{Exit, Stop};
 use crate::plan_file;
 use crate::steer::{Steering, refuse_unknown};
@@ -86,8 +87,9 @@ fn review(text: &str) -> Result<Review, String> {
 /// Changes a task, and waits until it is decided.
 pub async fn command(arguments: Arguments, interrupt: CancellationToken) -> Result<Exit, Stop> {
     let Arguments { steering, task, changes, is_final } = arguments;
-    let make = async |_: &_, plan: &Plan| {
+    let make = async |bus: &Bus, plan: &Plan| {
         refuse_unknown(plan, &task)?;
+        warn_of_unknown(bus, changes.capability.iter()).await?;
         Ok(Control::Edit(if is_final {
             Edit::MarkFinal { task }
         } else {

@@ -3,11 +3,15 @@
 use clap::Args;
 use millrace_protocol::plan::Dimension;
 use millrace_protocol::registry::RunSummary;
-use millrace_runtime::{Bus, registry};
+use serde_json::json;
 
-use crate::client::{Reading, Target};
+use crate::client::{Reading, Target, runs};
 use crate::exit::{Exit, Stop};
 use crate::view::{emit, one_line, print_line, say};
+
+/// What is said beside runs that are under way where nobody works on them.
+pub const ASLEEP: &str = "millrace: no cluster runs on the data folder, so that nothing goes on: `millrace resume` \
+                          goes on with a run, `millrace up` with all";
 
 /// The arguments of `millrace list`.
 #[derive(Args, Debug)]
@@ -22,22 +26,23 @@ pub struct Arguments {
 /// Lists the runs.
 pub async fn command(arguments: Arguments) -> Result<Exit, Stop> {
     let reading = Reading::open(&arguments.target).await?;
-    reading.with(async |bus| list(bus, &arguments).await).await
-}
-
-async fn list(bus: &Bus, arguments: &Arguments) -> Result<Exit, Stop> {
-    let runs = registry::runs(bus).await?;
+    let is_asleep = reading.is_asleep();
+    let runs = reading.with(async |bus| Ok(runs(bus).await?)).await?;
     if arguments.json {
-        for summary in &runs {
-            emit(&serde_json::to_value(summary).expect("a summary has a form in JSON"));
+        for (run, summary) in &runs {
+            emit(&summary.as_ref().map_or_else(|| json!({ "run": run }), |summary| json!(summary)));
         }
         return Ok(Exit::Completed);
     }
     if runs.is_empty() {
         say("millrace: there are no runs yet");
     }
-    for summary in &runs {
-        print_line(&line(summary));
+    for (run, summary) in &runs {
+        print_line(&summary.as_ref().map_or_else(|| format!("{run}  waits for a supervisor"), line));
+    }
+    let is_live = |summary: &Option<RunSummary>| summary.as_ref().is_none_or(|summary| summary.end.is_none());
+    if is_asleep && runs.iter().any(|(_, summary)| is_live(summary)) {
+        say(ASLEEP);
     }
     Ok(Exit::Completed)
 }

@@ -1,6 +1,7 @@
 //! `millrace restore`: a backup into an empty account, on a server that is there or in an empty data folder. It starts
 //! no cluster; whoever starts one there goes on where the backup was taken.
 
+use std::fmt::Display;
 use std::path::PathBuf;
 
 use clap::Args;
@@ -75,6 +76,10 @@ fn connection(info: &ClusterInfo) -> Connection {
     Connection { credentials, ..Connection::open(info.url.clone()) }
 }
 
+fn counted<N: Display + PartialEq + From<u8>>(count: N, one: &str, several: &str) -> String {
+    format!("{count} {}", if count == N::from(1) { one } else { several })
+}
+
 fn report(restored: &Restored, arguments: &Arguments) -> Exit {
     let Restored { manifest, settings, archived, live, missing } = restored;
     if arguments.json {
@@ -86,13 +91,19 @@ fn report(restored: &Restored, arguments: &Arguments) -> Exit {
         }));
     } else {
         print_line(&format!(
-            "restored, as of {}: {archived} runs in the archive, {} in {} lanes, {} copies of everything",
+            "restored, as of {}: {} in the archive and {} in {}, {} of everything",
             manifest.taken.strftime("%Y-%m-%d %H:%M:%S UTC"),
+            counted(*archived, "run", "runs"),
             live.len(),
-            settings.lanes,
-            settings.replicas,
+            counted(settings.lanes, "lane", "lanes"),
+            counted(settings.replicas, "copy", "copies"),
         ));
-        say("millrace: start supervisors, workers and critics there, and what was under way goes on");
+        say(match arguments.target.nats {
+            Some(_) => {
+                "millrace: start supervisors, workers and critics there, and what was under way goes on"
+            }
+            None => "millrace: `millrace up` with this data folder goes on with what was under way",
+        });
     }
     for one in missing.iter().take(SHOWN) {
         say(&format!("millrace: {} is missing, and named by {}", one.what, one.named_by));

@@ -3,6 +3,7 @@
 
 use anyhow::anyhow;
 use clap::Args;
+use clap::builder::NonEmptyStringValueParser;
 use millrace_protocol::ids::RunId;
 use millrace_protocol::plan::{Control, Plan};
 use millrace_runtime::{Bus, registry};
@@ -10,8 +11,8 @@ use tokio_util::sync::CancellationToken;
 
 use crate::budget::BudgetArguments;
 use crate::client::{Target, find, story};
-use crate::commands::run::{in_cluster, running, unfinished, until};
-use crate::commands::watch::{Output, watch};
+use crate::commands::run::{in_cluster, running, unfinished, until, warn_of_running};
+use crate::commands::watch::{Output, Unwatched, watch};
 use crate::exit::{Exit, Stop};
 use crate::intake::try_models;
 use crate::local::Options;
@@ -32,7 +33,7 @@ pub struct Arguments {
     by: Option<String>,
     /// NATS server of the cluster, with credentials as for the other commands [default: a local cluster on the data
     /// folder]
-    #[arg(long, env = "MILLRACE_NATS_URL", hide_env_values = true, value_name = "URL")]
+    #[arg(long, env = "MILLRACE_NATS_URL", hide_env_values = true, value_name = "URL", value_parser = NonEmptyStringValueParser::new())]
     nats: Option<String>,
     #[command(flatten)]
     output: Output,
@@ -44,7 +45,7 @@ pub struct Arguments {
 pub async fn command(arguments: Arguments, interrupt: CancellationToken) -> Result<Exit, Stop> {
     let Arguments { run, budget, by, nats, output, options } = arguments;
     output.check()?;
-    let work = async |bus: &Bus| {
+    let work = async |bus: &Bus, then: Unwatched| {
         let run = match &run {
             Some(text) => find(bus, text).await?,
             None => newest(bus).await?,
@@ -56,17 +57,22 @@ pub async fn command(arguments: Arguments, interrupt: CancellationToken) -> Resu
             };
             say(&format!("millrace: {}", decided(&run, &events)));
         }
-        watch(bus, &run, View::new(output.json), &output, &options.data, &interrupt).await
+        watch(bus, &run, View::new(output.json), &output, &options.data, (&interrupt, then)).await
     };
     if nats.is_some() {
-        let bus = Target { nats, data: options.data.clone() }.connect().await?;
-        return Box::pin(until(&interrupt, work(&bus))).await;
+        let target = Target { nats, data: options.data.clone() };
+        let work = async { work(&target.connect().await?, Unwatched::GoesOn).await };
+        return Box::pin(until(&interrupt, work)).await;
     }
     let is_up = running(&options)?;
-    if is_up.is_none() {
-        try_models(&options.model, options.record.as_deref())?;
+    match &is_up {
+        None => try_models(&options)?,
+        // The run has the models that it was handed in with, or those of the workers.
+        Some(_) if !options.model.is_empty() => warn_of_running(&options, "--model"),
+        Some(_) => {}
     }
-    Box::pin(in_cluster(&options, is_up, interrupt.clone(), work)).await
+    let then = if is_up.is_some() { Unwatched::GoesOn } else { Unwatched::IsKept };
+    Box::pin(in_cluster(&options, is_up, interrupt.clone(), async |bus| work(bus, then).await)).await
 }
 
 /// The command that goes on with a run; `None` where it needs none: it is under way, or over for good.

@@ -11,12 +11,13 @@ use millrace_runtime::{Bus, registry};
 use tokio_util::sync::CancellationToken;
 
 use crate::client::{join, submit};
-use crate::commands::up;
-use crate::commands::watch::{Output, watch};
+use crate::commands::submit::warn_of_names;
+use crate::commands::up::{self, Disk};
+use crate::commands::watch::{Output, Unwatched, watch};
 use crate::exit::{Exit, Stop};
-use crate::intake::{Intake, IntakeArguments, try_models};
+use crate::intake::{Intake, IntakeArguments, try_models, warn_of_unused};
 use crate::local::{self, Cluster, ClusterInfo, Options};
-use crate::view::{View, say};
+use crate::view::{View, print_line, say};
 
 /// The arguments of `millrace run`.
 #[derive(Args, Debug)]
@@ -51,8 +52,10 @@ pub async fn run(arguments: RunArguments, interrupt: CancellationToken) -> Resul
     intake.warning().iter().for_each(|warning| say(warning));
     let is_up = running(&options)?;
     if is_up.is_none() {
-        try_models(&options.model, options.record.as_deref())?;
-        refuse_unknown(&intake, &options.capabilities().map_err(Stop::refused)?)?;
+        try_models(&options)?;
+        let own = options.capabilities().map_err(Stop::refused)?;
+        refuse_unknown(&intake, &own)?;
+        warn_of_unused(intake.budgeted(), BUILT_IN.into_iter().chain(own.iter().map(String::as_str)));
     }
     if !intake.names_models() && models_of_environment().is_none() && intake.asks_models() {
         say(
@@ -61,27 +64,40 @@ pub async fn run(arguments: RunArguments, interrupt: CancellationToken) -> Resul
         );
     }
     if detach {
-        let info = match is_up {
-            Some(info) => info,
-            None => local::start_detached(&options).await.map_err(Stop::environment)?,
+        let (info, is_new) = match is_up {
+            Some(info) => (info, false),
+            None => (local::start_detached(&options).await.map_err(Stop::environment)?, true),
         };
         let bus = join(&info).await?;
+        if !is_new {
+            warn_of_names(&bus, &intake).await?;
+        }
         let run = submit(&bus, &intake.into_submission(&bus).await?).await?;
-        println!("{run}");
+        print_line(run.as_str());
         say(&format!(
             "millrace: follow it with `millrace watch {run}`, stop the cluster with `millrace down`"
         ));
         return Ok(Exit::Completed);
     }
+    // What else is under way in a cluster that stays is nobody's surprise.
+    let (then, is_new) = match &is_up {
+        Some(_) => (Unwatched::GoesOn, false),
+        None => (Unwatched::IsKept, true),
+    };
     let work = in_cluster(&options, is_up, interrupt.clone(), async |bus| {
-        let others = unfinished(bus).await?;
+        let others = if is_new {
+            unfinished(bus).await?
+        } else {
+            warn_of_names(bus, &intake).await?;
+            Vec::new()
+        };
         let run = submit(bus, &intake.into_submission(bus).await?).await?;
         for other in others {
             say(&format!(
                 "millrace: run {other}, which was interrupted, goes on too (`millrace cancel {other}`)"
             ));
         }
-        watch(bus, &run, View::new(output.json), &output, &options.data, &interrupt).await
+        watch(bus, &run, View::new(output.json), &output, &options.data, (&interrupt, then)).await
     });
     Box::pin(work).await
 }
@@ -97,7 +113,19 @@ pub fn running(options: &Options) -> Result<Option<ClusterInfo>, Stop> {
         )));
     }
     options.capabilities().map_err(Stop::refused)?;
+    let idle = options.chosen_for_a_start();
+    if is_up.is_some() && !idle.is_empty() {
+        warn_of_running(options, &idle.join(", "));
+    }
     Ok(is_up)
+}
+
+/// Says that a cluster which runs already stays as it is.
+pub fn warn_of_running(options: &Options, idle: &str) {
+    let data = options.data.display();
+    say(&format!(
+        "millrace: warning: a cluster runs on {data} already, of which {idle} can change nothing (`millrace down` stops it)"
+    ));
 }
 
 /// Does something in a local cluster: the one that runs, or one that is started for it and stopped after it.
@@ -116,6 +144,7 @@ pub async fn in_cluster(
         () = interrupt.cancelled() => return Ok(Exit::Interrupted),
     };
     let info = cluster.info().clone();
+    let mut disk = Disk::of(&options.data);
     let worked = {
         let work = until(&interrupt, async {
             let bus = join(&info).await?;
@@ -126,6 +155,7 @@ pub async fn in_cluster(
             tokio::select! {
                 worked = &mut work => break worked,
                 Some(event) = cluster.event() => up::report(&event),
+                line = disk.news() => say(&line),
             }
         }
     };

@@ -4,6 +4,7 @@ use clap::Args;
 
 use crate::exit::Exit;
 use crate::plan_file;
+use crate::view::print_line;
 
 /// The arguments of `millrace schema`.
 #[derive(Args, Debug)]
@@ -25,8 +26,8 @@ enum File {
 /// Prints a schema.
 pub fn command(arguments: &Arguments) -> Exit {
     match arguments.of {
-        File::Plan => println!("{:#}", plan_file::schema()),
-        File::Capability => println!("{:#}", millrace_worker::file::schema()),
+        File::Plan => print_line(&format!("{:#}", plan_file::schema())),
+        File::Capability => print_line(&format!("{:#}", millrace_worker::file::schema())),
     }
     Exit::Completed
 }

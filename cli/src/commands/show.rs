@@ -5,10 +5,11 @@ use jiff::Timestamp;
 use millrace_runtime::Bus;
 
 use crate::client::{Reading, Target, find, story};
+use crate::commands::list::ASLEEP;
 use crate::commands::watch::print;
 use crate::exit::{Exit, Stop};
 use crate::report::{Report, json};
-use crate::view::{Live, board, history, print_line};
+use crate::view::{Live, board, history, print_line, say};
 
 /// The arguments of `millrace show`.
 #[derive(Args, Debug)]
@@ -25,10 +26,11 @@ pub struct Arguments {
 /// Shows a run.
 pub async fn command(arguments: Arguments) -> Result<Exit, Stop> {
     let reading = Reading::open(&arguments.target).await?;
-    reading.with(async |bus| show(bus, &arguments).await).await
+    let is_asleep = reading.is_asleep();
+    reading.with(async |bus| show(bus, &arguments, is_asleep).await).await
 }
 
-async fn show(bus: &Bus, arguments: &Arguments) -> Result<Exit, Stop> {
+async fn show(bus: &Bus, arguments: &Arguments, is_asleep: bool) -> Result<Exit, Stop> {
     let run = find(bus, &arguments.run).await?;
     let story = story(bus, &run).await?;
     let now = Timestamp::now();
@@ -42,6 +44,7 @@ async fn show(bus: &Bus, arguments: &Arguments) -> Result<Exit, Stop> {
         (Ok(report), true) => print_line(&format!("{:#}", report.json())),
         (Ok(report), false) => report.markdown().iter().for_each(|text| print(text)),
         (Err(story), true) => print_line(&format!("{:#}", json(&run, &story, None, now))),
+        (Err(_), false) if is_asleep => say(ASLEEP),
         (Err(_), false) => {}
     }
     Ok(Exit::Completed)

@@ -8,8 +8,8 @@ use millrace_runtime::{Bus, registry};
 
 use crate::client::{Target, submit};
 use crate::exit::{Exit, Stop};
-use crate::intake::{Intake, IntakeArguments};
-use crate::view::say;
+use crate::intake::{Intake, IntakeArguments, warn_of_unused};
+use crate::view::{print_line, say};
 
 /// The arguments of `millrace submit`.
 #[derive(Args, Debug)]
@@ -32,10 +32,18 @@ pub async fn command(arguments: Arguments) -> Result<Exit, Stop> {
     }
     intake.warning().iter().for_each(|warning| say(warning));
     let bus = arguments.target.connect().await?;
-    warn_of_unknown(&bus, intake.capabilities().into_iter()).await?;
+    warn_of_names(&bus, &intake).await?;
     let run = submit(&bus, &intake.into_submission(&bus).await?).await?;
-    println!("{run}");
+    print_line(run.as_str());
     Ok(Exit::Completed)
+}
+
+/// Says which of the capabilities that a run names nobody offers yet.
+pub async fn warn_of_names(bus: &Bus, intake: &Intake) -> Result<(), Stop> {
+    warn_of_unknown(bus, intake.capabilities().into_iter()).await?;
+    let known = registry::capability_names(bus).await?;
+    warn_of_unused(intake.modelled().chain(intake.budgeted()), known.iter().map(Capability::as_str));
+    Ok(())
 }
 
 /// Says which of these capabilities nobody offers yet.

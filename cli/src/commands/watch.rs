@@ -57,13 +57,22 @@ pub struct Arguments {
     target: Target,
 }
 
+/// What becomes of a run that is not watched any more.
+#[derive(Clone, Copy, Debug)]
+pub enum Unwatched {
+    /// Its cluster stays, and goes on with it.
+    GoesOn,
+    /// Its cluster stops; the log has it.
+    IsKept,
+}
+
 /// Watches a run.
 pub async fn command(arguments: Arguments, interrupt: CancellationToken) -> Result<Exit, Stop> {
     let Arguments { run, output, target } = arguments;
     output.check()?;
     let bus = target.connect().await?;
     let run = find(&bus, &run).await?;
-    watch(&bus, &run, View::new(output.json), &output, &target.data, &interrupt).await
+    watch(&bus, &run, View::new(output.json), &output, &target.data, (&interrupt, Unwatched::GoesOn)).await
 }
 
 /// Shows a run to its end and saves what it leaves; stops showing when the user interrupts.
@@ -73,7 +82,7 @@ pub async fn watch(
     view: View,
     output: &Output,
     data: &Path,
-    interrupt: &CancellationToken,
+    (interrupt, then): (&CancellationToken, Unwatched),
 ) -> Result<Exit, Stop> {
     let mut story = Story::default();
     let mut decisions = follow(bus, run);
@@ -94,7 +103,15 @@ pub async fn watch(
             _ = redraw.tick() => view.tick(run, &story.plan, &live),
             () = interrupt.cancelled() => {
                 view.end(run, &story.plan);
-                say(&format!("millrace: interrupted; run {run} is kept, and `millrace resume {run}` goes on with it"));
+                say(&match then {
+                    Unwatched::GoesOn => format!(
+                        "millrace: run {run} goes on without you; `millrace watch {run}` follows it again, and `millrace cancel \
+                         {run}` ends it"
+                    ),
+                    Unwatched::IsKept => format!(
+                        "millrace: interrupted; run {run} is kept, and `millrace resume {run}` goes on with it"
+                    ),
+                });
                 return Ok(Exit::Interrupted);
             }
         }
@@ -105,16 +122,23 @@ pub async fn watch(
     deliver(&report, output, data)
 }
 
-/// Saves and prints what a run leaves.
+/// Saves and prints what a run leaves. What can't be saved is printed all the same.
 fn deliver(report: &Report, output: &Output, data: &Path) -> Result<Exit, Stop> {
-    let saved = report.save(data, output.out.as_deref(), output.result.as_deref())?;
+    let saved = report.save(data, output.out.as_deref(), output.result.as_deref());
     if output.json {
         emit(&serde_json::json!({ "result": report.json() }));
     } else {
         report.summary().iter().for_each(|line| say(&format!("millrace: {line}")));
-        if let (Some(text), None) = (report.markdown(), &output.out) {
+        if let Some(text) = report.markdown().filter(|_| output.out.is_none() || saved.is_err()) {
             print(&text);
         }
+    }
+    let saved = saved.map_err(|Stop { exit, error }| {
+        let run = report.run();
+        let error = error.context(format!("the run is over, and `millrace show {run}` shows what it left"));
+        Stop { exit, error }
+    })?;
+    if !output.json {
         if let Some(path) = &saved.report {
             say(&format!("millrace: report in {}", path.display()));
         }

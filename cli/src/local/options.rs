@@ -20,6 +20,10 @@ const WORK_LEASE: Duration = Duration::from_secs(5);
 /// How long a run stays in the lane after its end: a cluster that is started for one run soon stops.
 const LINGER: Duration = Duration::from_millis(200);
 
+/// How many workers there are where nothing else is said, and how many tasks each of them does at once.
+const WORKERS: u32 = 2;
+const SLOTS: u32 = 8;
+
 /// The choices, also as command-line arguments.
 #[derive(Clone, Debug, PartialEq, Eq, clap::Args)]
 pub struct Options {
@@ -27,10 +31,10 @@ pub struct Options {
     #[arg(long, env = "MILLRACE_DATA", value_name = "DIR", default_value_os_t = folders::data())]
     pub data: PathBuf,
     /// Number of worker processes
-    #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, value_name = "N", default_value_t = WORKERS, value_parser = clap::value_parser!(u32).range(1..))]
     pub workers: u32,
     /// Number of tasks that each worker does at the same time
-    #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, value_name = "N", default_value_t = SLOTS, value_parser = clap::value_parser!(u32).range(1..))]
     pub slots: u32,
     /// Number of supervisor processes
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
@@ -50,7 +54,7 @@ pub struct Options {
     #[arg(long, env = "MILLRACE_RECORD", value_name = "FILE")]
     pub record: Option<PathBuf>,
     /// Number of lanes of the log; fixed when the cluster is made
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub lanes: Option<u16>,
     /// Time after which a silent supervisor loses its lanes, such as 6s; fixed when the cluster is made
     #[arg(long, env = "MILLRACE_LANE_LEASE", value_name = "TIME", value_parser = duration::parse)]
@@ -84,6 +88,22 @@ impl Options {
             sync_always: false,
             log: "info".into(),
         }
+    }
+
+    /// The names of those arguments that say how a cluster is started and that are not as they are by default.
+    pub fn chosen_for_a_start(&self) -> Vec<&'static str> {
+        let chosen = [
+            ("--workers", self.workers != WORKERS),
+            ("--slots", self.slots != SLOTS),
+            ("--supervisors", self.supervisors != 1),
+            ("--critics", self.critics != 1),
+            ("--record", self.record.is_some()),
+            ("--lanes", self.lanes.is_some()),
+            ("--lane-lease", self.lane_lease.is_some()),
+            ("--work-lease", self.work_lease.is_some()),
+            ("--sync-always", self.sync_always),
+        ];
+        chosen.into_iter().filter_map(|(name, is_chosen)| is_chosen.then_some(name)).collect()
     }
 
     /// The choices as the arguments from which they would be read again.
@@ -276,6 +296,20 @@ mod tests {
             let written = options.to_arguments();
             let read = Up::parse_from(["up".into()].into_iter().chain(written)).options;
             assert_eq!(read, options);
+        }
+    }
+
+    #[test]
+    fn as_many_lanes_can_be_asked_for_as_a_supervisor_takes() {
+        #[derive(Parser)]
+        struct Supervisor {
+            #[command(flatten)]
+            _arguments: millrace_supervisor::Args,
+        }
+        for (lanes, is_taken) in [("0", false), ("1", true), ("1024", true), ("1025", false)] {
+            let lanes = format!("--lanes={lanes}");
+            assert_eq!(Up::try_parse_from(["up", &lanes]).is_ok(), is_taken, "{lanes}");
+            assert_eq!(Supervisor::try_parse_from(["supervisor", &lanes]).is_ok(), is_taken, "{lanes}");
         }
     }
 

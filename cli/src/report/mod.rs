@@ -44,6 +44,11 @@ impl Report {
         Ok(Ok(Self { run: run.clone(), story, end, deliverable }))
     }
 
+    /// The run.
+    pub fn run(&self) -> &RunId {
+        &self.run
+    }
+
     /// How it ended.
     pub fn end(&self) -> &End {
         &self.end
