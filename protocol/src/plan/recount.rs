@@ -7,12 +7,13 @@ use super::reserved::Reservations;
 use super::state::{ErroredFor, Plan, TaskState};
 
 impl Plan {
-    /// The same plan with everything that follows from its tasks and reservations worked out from scratch.
+    /// The same plan with everything that follows from its tasks, reservations and occasions worked out from scratch.
     #[must_use]
     pub fn recounted(&self) -> Self {
         let mut plan = self.clone();
         plan.recount_tasks();
         plan.recount_links();
+        plan.raised = plan.occasions.iter().cloned().collect();
         plan.reserved = Reservations::default();
         for (work, amounts) in self.reserved.iter() {
             plan.reserve(work, *amounts);

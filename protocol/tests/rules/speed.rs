@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 
 use millrace_protocol::ids::TaskId;
 use millrace_protocol::plan::{
-    Amounts, Budget, Control, Decision, Fact, Overdue, Plan, Submission, TaskSpec, TaskState, Work,
-    apply_decision,
+    Amounts, Budget, Control, Decision, Event, Fact, Occasion, Overdue, Plan, Submission, TaskSpec,
+    TaskState, Work, apply, apply_decision,
 };
 use millrace_protocol::result::ErrorKind;
 use millrace_protocol::wire;
@@ -219,6 +219,20 @@ fn thousands_that_one_task_builds_on_are_opened_again_at_once() {
     assert_eq!(scene.plan.count(TaskState::Ready) as usize, MANY - 1);
     assert_eq!(state("sum").state, TaskState::Cancelled, "it went with the one that is lost for good");
     assert_eq!((state("rest").state, state("rest").unmet as usize), (TaskState::Pending, MANY - 1));
+}
+
+#[test]
+fn a_hundred_thousand_occasions_are_noted_at_once_and_each_of_them_once() {
+    let mut plan = Scene::submitted(cast::unplanned()).plan;
+    let began = Instant::now();
+    for at in (0..100_000).chain(0..100_000) {
+        let occasion = Occasion::Accepted { task: cast::task_id(&name(at)) };
+        apply(&mut plan, &Event::OccasionRaised { occasion }, cast::start());
+    }
+    is_no_square(began.elapsed());
+    assert_eq!(plan.occasions.len(), 100_000);
+    crate::oracle::check(&plan);
+    assert_eq!(plan.recounted(), plan);
 }
 
 #[test]

@@ -150,7 +150,7 @@ pub fn apply(plan: &mut Plan, event: &Event, at: Timestamp) {
         Event::Reserved { work, amounts } => plan.reserve(work, *amounts),
         Event::BudgetLow { .. } => plan.budget_is_low = true,
         Event::WindingDown { reason, detail } => {
-            plan.occasions.clear();
+            plan.forget_occasions();
             plan.winding_down = Some((*reason, detail.clone()));
         }
         Event::Commanded { id, by, what } => {

@@ -18,9 +18,14 @@ impl Plan {
     }
 
     pub(super) fn raise(&mut self, occasion: &Occasion) {
-        if !self.occasions.contains(occasion) {
+        if self.raised.insert(occasion.clone()) {
             self.occasions.push(occasion.clone());
         }
+    }
+
+    pub(super) fn forget_occasions(&mut self) {
+        self.occasions.clear();
+        self.raised.clear();
     }
 
     pub(super) fn end_turn(&mut self) -> Option<Planning> {
@@ -44,7 +49,7 @@ impl Plan {
         };
         self.planning_superseded = None;
         if attempt == 1 {
-            self.occasions.clear();
+            self.forget_occasions();
         }
         self.turns = self.turns.max(turn);
         self.planning = Some(Planning {

@@ -1,6 +1,6 @@
 //! The run as a whole: how it began, what it has used, how it ended, and [`Plan`], which holds all of it.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::fmt;
 
 use jiff::{SignedDuration, Timestamp};
@@ -166,6 +166,9 @@ pub struct Plan {
     pub(in crate::plan) counts: [u32; 9],
     #[serde(skip)]
     pub(in crate::plan) retries: BTreeSet<(Timestamp, u32)>,
+    /// The occasions once more, to look one up in.
+    #[serde(skip)]
+    pub(in crate::plan) raised: HashSet<Occasion>,
     /// Dependents of tasks that have not been added yet.
     #[serde(skip)]
     pub(in crate::plan) unlinked: HashMap<TaskId, Vec<u32>>,

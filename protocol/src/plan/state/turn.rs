@@ -43,7 +43,7 @@ impl Planning {
 }
 
 /// Something on which the planner's judgement is needed.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Occasion {
     /// There is no plan.
