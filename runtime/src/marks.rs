@@ -13,7 +13,7 @@ use tokio::sync::Mutex;
 use tokio::time::Instant;
 
 use crate::bus::Bus;
-use crate::topology::{CLUSTER, SETTINGS, WORK, fault, open_bucket, settings_from};
+use crate::topology::{CLUSTER, SETTINGS, WORK, fault, fix_settings, open_bucket, settings_from};
 use crate::{Fault, registry};
 
 /// How often the settings are read, at most.
@@ -71,6 +71,8 @@ pub fn require(bus: &Bus) -> BoxFuture<'_, Result<bool, Fault>> {
             updated.map_err(|error| fault("the cluster's settings", &error))?;
             tracing::info!(through, "orders without a mark are refused from here on");
         }
+        // Nothing in them changes after this.
+        fix_settings(control).await?;
         Ok(true)
     }
     .boxed()

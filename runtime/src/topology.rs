@@ -194,8 +194,29 @@ pub async fn ensure(
     }
     make_stream(context, store_config(BLOBS, copies, false)).await?;
     make_stream(context, store_config(ARCHIVE, copies, true)).await?;
-    store.put(READY, "".into()).await.map_err(|error| fault("the cluster's settings", &error))?;
+    if let Err(error) = store.create(READY, "".into()).await
+        && error.kind() != kv::CreateErrorKind::AlreadyExists
+    {
+        return Err(fault("the cluster's settings", &error));
+    }
+    if settings.unmarked_orders_through.is_some() {
+        fix_settings(context).await?;
+    }
     Ok(settings)
+}
+
+/// Fixes what the cluster's settings say by now: the server takes nothing in the place of a key any more. Else an answer
+/// that somebody has it send there (see [`crate::access`]) would be the settings of whoever reads them next, and what
+/// they said before would be lost.
+pub(crate) async fn fix_settings(context: &jetstream::Context) -> Result<(), Fault> {
+    let fault = |error: &(dyn std::error::Error + 'static)| fault("the cluster's settings", error);
+    let stream = context.get_stream(bucket_stream(CLUSTER)).await.map_err(|error| fault(&error))?;
+    let found = &stream.cached_info().config;
+    if !found.discard_new_per_subject {
+        let fixed = stream::Config { discard_new_per_subject: true, ..found.clone() };
+        context.update_stream(fixed).await.map_err(|error| fault(&error))?;
+    }
+    Ok(())
 }
 
 /// The settings of the cluster that is there.

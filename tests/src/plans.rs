@@ -4,6 +4,7 @@
 use std::time::Duration;
 
 use async_nats::HeaderMap;
+use async_nats::jetstream::{self, kv, stream};
 use millrace_protocol::ids::{Capability, RunId, TaskId};
 use millrace_protocol::plan::{Limits, Mode, Plan, Review, Submission, TaskSpec};
 use millrace_protocol::registry::ClusterSettings;
@@ -161,13 +162,25 @@ pub async fn forget_marks(bus: &Bus) {
     let context = async_nats::jetstream::new(bus.client().clone());
     let settings = ClusterSettings { unmarked_orders_through: None, ..bus.settings().clone() };
     let settings = serde_json::to_vec(&settings).expect("they have a form in JSON");
-    let store = context.get_key_value(CLUSTER).await.expect("the bucket is there");
+    let store = changeable_settings(&context).await;
     store.put("settings", settings.into()).await.expect("they are written");
     let orders = direct::read(bus.client(), WORK, "work.>", 1).await.expect("it answers");
     context.get_stream(WORK).await.expect("it is there").purge().await.expect("it is emptied");
     for order in orders {
         offer_unmarked(bus, &order.subject, &order.payload).await;
     }
+}
+
+/// The bucket of a cluster's settings, which can be changed again as before they were fixed.
+///
+/// # Panics
+/// The server does not answer.
+pub async fn changeable_settings(context: &jetstream::Context) -> kv::Store {
+    let store = context.get_key_value(CLUSTER).await.expect("the bucket is there");
+    let stream = context.get_stream(&store.stream_name).await.expect("so is its stream");
+    let config = stream::Config { discard_new_per_subject: false, ..stream.cached_info().config.clone() };
+    context.update_stream(config).await.expect("it is changed");
+    store
 }
 
 /// Puts an order in its queue as a supervisor from before 0.4 does.

@@ -494,6 +494,29 @@ async fn no_answer_of_the_server_is_carried_out_by_its_own_api() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_stolen_credential_changes_nothing_of_the_cluster_s_settings() {
+    let place = Place::new(&["millrace"]);
+    let bus = place.supervisor("millrace").await;
+    let settings = async_nats::jetstream::new(bus.client().clone()).get_key_value("cluster").await.unwrap();
+    let before = settings.entry("settings").await.unwrap().unwrap();
+    // Settings that would let orders count that nobody wrote.
+    let mut lie: Value = serde_json::from_slice(&before.value).unwrap();
+    lie["unmarked_orders_through"] = u64::MAX.into();
+    let mut thief = place.thief("millrace", "worker-research");
+    let hidden = "lane.0.run.thief.task.t.1";
+    assert_eq!(thief.publish(hidden, "", &[], lie.to_string().as_bytes()), Vec::<String>::new());
+    for key in ["settings", "ready", "beside"] {
+        send_last(&mut thief, "LANE_0", hidden, &format!("$KV.cluster.{key}"));
+    }
+    eventually(PATIENCE, "what was sent last", async || settings.get("beside").await.ok()?).await;
+    let after = settings.entry("settings").await.unwrap().unwrap();
+    assert_eq!((after.revision, &after.value), (before.revision, &before.value));
+    // Whoever begins now reads what always stood there.
+    assert_eq!(place.bus("millrace", "worker-producer").await.settings(), bus.settings());
+    assert_eq!(place.supervisor("millrace").await.settings(), bus.settings());
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_stolen_credential_removes_no_live_run_by_saying_that_it_is_archived() {
     let _alone = alone();
     let place = Place::new(&["millrace"]);
