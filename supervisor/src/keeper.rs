@@ -133,15 +133,16 @@ impl Keeper {
         }
         self.resting.retain(|_, until| *until > tokio::time::Instant::now());
         let missing: BTreeSet<Lane> = wanted
-            .into_iter()
+            .iter()
             .filter(|lane| !self.held.contains_key(lane) && !self.resting.contains_key(lane))
+            .copied()
             .collect();
         for lane in missing {
             if let Some(lease) = self.share.take(lane).await? {
                 self.start(lane, lease).await;
             }
         }
-        self.standing.settled();
+        self.standing.settled(&wanted);
         Ok(())
     }
 
@@ -204,6 +205,7 @@ impl Keeper {
         let dead = self.held.iter().find(|(_, held)| held.owner.get_id() == id).map(|(lane, _)| *lane);
         if let Some(lane) = dead {
             self.resting.insert(lane, tokio::time::Instant::now() + AFTER_DEATH);
+            self.standing.fell(lane);
             self.give_up(lane, true).await;
         }
     }

@@ -63,8 +63,11 @@ pub(crate) async fn run(
     let (dead, buried) = mpsc::unbounded_channel();
     let root = Actor::spawn(None, Root, dead).await;
     let (root, ended) = root.map_err(|error| Error::Root(error.to_string()))?;
-    let keeper = Keeper::open(&bus, me, root.get_cell(), linger, health, standing).await?;
-    let kept = tokio::spawn(keeper.run(shutdown, buried)).await;
+    let opening = Box::pin(Keeper::open(&bus, me, root.get_cell(), linger, health.clone(), standing));
+    let kept = match health.until_told_to_stop(opening).await {
+        Some(keeper) => tokio::spawn(keeper?.run(shutdown, buried)).await,
+        None => Ok(()),
+    };
     root.stop_children_and_wait(None, Some(Duration::from_secs(1))).await;
     root.stop(None);
     ended.await.map_err(|error| Error::Root(error.to_string()))?;

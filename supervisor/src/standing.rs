@@ -1,9 +1,9 @@
 //! How the lanes of this process stand: which are held, whether they are folded, how far each was read, and what was
 //! counted of them. It decides nothing.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use millrace_protocol::ids::Lane;
@@ -20,6 +20,8 @@ const LOOK: Duration = Duration::from_secs(5);
 /// How all lanes of the process stand.
 pub(crate) struct Standing {
     lanes: Mutex<BTreeMap<Lane, Arc<LaneStanding>>>,
+    /// Lanes whose owners died here, and which have not been taken again.
+    fallen: Mutex<BTreeSet<Lane>>,
     /// Whether it is known by now which lanes are to be held.
     is_settled: AtomicBool,
     held: Level,
@@ -47,6 +49,7 @@ impl Standing {
     pub fn new() -> Arc<Self> {
         Arc::new(Self {
             lanes: Mutex::default(),
+            fallen: Mutex::default(),
             is_settled: AtomicBool::new(false),
             held: LANES_HELD.level(&[]),
             takeovers: LANE_TAKEOVERS.tally(&[]),
@@ -72,6 +75,7 @@ impl Standing {
         });
         self.takeovers.one();
         self.change(|lanes| drop(lanes.insert(lane, taken.clone())));
+        self.fallen().remove(&lane);
         taken
     }
 
@@ -80,9 +84,20 @@ impl Standing {
         self.change(|lanes| drop(lanes.remove(&lane)));
     }
 
-    /// All lanes that are to be held now are.
-    pub fn settled(&self) {
+    /// The owner of a lane has died, and the lane is to be taken again.
+    pub fn fell(&self, lane: Lane) {
+        self.fallen().insert(lane);
+        self.leave(lane);
+    }
+
+    /// All lanes that are to be held now are, but for those that somebody else holds still.
+    pub fn settled(&self, wanted: &BTreeSet<Lane>) {
+        self.fallen().retain(|lane| wanted.contains(lane));
         self.is_settled.store(true, Ordering::Relaxed);
+    }
+
+    fn fallen(&self) -> MutexGuard<'_, BTreeSet<Lane>> {
+        self.fallen.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn change(&self, change: impl FnOnce(&mut BTreeMap<Lane, Arc<LaneStanding>>)) {
@@ -91,15 +106,18 @@ impl Standing {
         self.held.set(f64::from(u32::try_from(lanes.len()).unwrap_or(u32::MAX)));
     }
 
-    /// Whether all lanes that are held are folded; else which is not.
+    /// Whether all lanes that are held are folded, and none waits to be taken again; else which is not.
     pub fn check(&self) -> Result<(), String> {
         if !self.is_settled.load(Ordering::Relaxed) {
             return Err("not shared out yet".into());
         }
         let lanes = self.lanes.lock().unwrap_or_else(PoisonError::into_inner);
         let folding = lanes.iter().filter(|(_, lane)| !lane.is_folded.load(Ordering::Relaxed));
-        let folding: Vec<String> = folding.map(|(lane, _)| format!("folding lane {lane}")).collect();
-        if folding.is_empty() { Ok(()) } else { Err(folding.join(", ")) }
+        let folding = folding.map(|(lane, _)| format!("folding lane {lane}"));
+        let fallen = self.fallen();
+        let missing: Vec<String> =
+            folding.chain(fallen.iter().map(|lane| format!("the owner of lane {lane} died"))).collect();
+        if missing.is_empty() { Ok(()) } else { Err(missing.join(", ")) }
     }
 
     /// Looks for ever how far behind the readers of the lanes are.
@@ -154,7 +172,7 @@ mod tests {
     fn lanes_hold_when_all_that_are_held_are_folded() {
         let standing = Standing::new();
         assert_eq!(standing.check(), Err("not shared out yet".to_owned()));
-        standing.settled();
+        standing.settled(&BTreeSet::new());
         assert_eq!(standing.check(), Ok(()), "a process that is to have no lane is well");
         let (one, other) = (standing.take(Lane(3)), standing.take(Lane(5)));
         assert_eq!(standing.check(), Err("folding lane 3, folding lane 5".to_owned()));
@@ -166,5 +184,24 @@ mod tests {
         assert!(standing.check().is_err(), "one that is taken again is folded again");
         standing.leave(Lane(3));
         assert_eq!(standing.check(), Ok(()));
+    }
+
+    #[test]
+    fn a_lane_whose_owner_dies_again_and_again_holds_at_no_moment_until_it_is_folded_or_falls_to_another() {
+        let standing = Standing::new();
+        let wanted = BTreeSet::from([Lane(3)]);
+        standing.settled(&wanted);
+        for _ in 0..2 {
+            standing.take(Lane(3));
+            assert!(standing.check().is_err());
+            standing.fell(Lane(3));
+            standing.settled(&wanted);
+            assert_eq!(standing.check(), Err("the owner of lane 3 died".to_owned()));
+        }
+        standing.take(Lane(3)).folded(7, 1);
+        assert_eq!(standing.check(), Ok(()));
+        standing.fell(Lane(3));
+        standing.settled(&BTreeSet::new());
+        assert_eq!(standing.check(), Ok(()), "it is another's to take");
     }
 }

@@ -6,17 +6,18 @@
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
-use millrace_protocol::ids::RunId;
-use millrace_protocol::plan::{AttemptEnd, Clock, EndReason, Limits, Plan, TaskState};
+use millrace_protocol::ids::{Lane, RunId};
+use millrace_protocol::plan::{AttemptEnd, Budget, Clock, EndReason, Limits, Plan, Submission, TaskState};
 use millrace_protocol::registry::Role as Kind;
 use millrace_protocol::subject::Topic;
 use millrace_runtime::log::{AppendError, append, read_lane};
-use millrace_runtime::topology::WORK;
+use millrace_runtime::topology::{RUNS, WORK, Wanted, lane_stream};
 use millrace_runtime::{Bus, registry};
 use millrace_tests::cluster::{Cluster, Role, Setup, alone};
 use millrace_tests::eventually;
 use millrace_tests::history::History;
 use millrace_tests::plans::{appended, echo, ended, fan_out, finished, fixed, forget_marks, id, run, submit};
+use rustix::process::Signal;
 use serde_json::json;
 
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -267,6 +268,8 @@ async fn work_that_was_done_while_nobody_owned_the_lane_takes_no_place_of_what_w
     // A supervisor that has heard of no worker yet offers much more than one does that knows how few slots there are.
     let offered = async || orders(&bus).await.filter(|orders| *orders > 100);
     eventually(PATIENCE, "orders for workers to come", offered).await;
+    // It is made behind the first orders, and by supervisors alone.
+    eventually(PATIENCE, "the queue of these orders", async || queue_of_echo(&bus).await).await;
     cluster.kill("supervisor-1");
     cluster.add(Role::Worker, "worker-1", &["--capability", "echo"]);
     let done = async || orders(&bus).await.filter(|orders| *orders == 0);
@@ -300,10 +303,77 @@ async fn a_run_whose_orders_an_older_supervisor_gave_out_goes_on_at_once() {
     cluster.end();
 }
 
+/// Whether workers find their queue.
+async fn queue_of_echo(bus: &Bus) -> Option<()> {
+    let work = async_nats::jetstream::new(bus.client().clone()).get_stream(WORK).await.ok()?;
+    work.consumer_info("echo").await.ok().map(|_| ())
+}
+
 /// How many orders wait or are in hand.
 async fn orders(bus: &Bus) -> Option<u64> {
     let work = async_nats::jetstream::new(bus.client().clone()).get_stream(WORK).await.ok()?;
     Some(work.cached_info().state.messages)
+}
+
+/// What the only lane holds of a run, as its owner would fold it.
+async fn folded(bus: &Bus, run: &RunId) -> Option<Plan> {
+    let (mut runs, _) = millrace_supervisor::catch_up(bus, Lane(0)).await.ok()?;
+    Some(runs.remove(run)?.plan)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_summary_that_could_not_be_written_is_written_as_soon_as_it_can_be() {
+    let _alone = alone();
+    let cluster = Cluster::start(Setup::default(), 1);
+    let (bus, run) = (cluster.bus().await, run("spent"));
+    let budget = Budget { wall_time: Some(Duration::from_secs(2)), ..Budget::default() };
+    let mut behind = echo("behind", &json!({}));
+    behind.depends_on = vec![id("first")];
+    let row = vec![echo("first", &json!({"delay_ms": 6_000})), behind];
+    submit(&bus, &run, &Submission { budget, ..fixed(row) }).await;
+    let summary = async || registry::summary(&bus, &run).await.ok().flatten();
+    eventually(PATIENCE, "a run that is under way", async || {
+        summary().await.filter(|summary| summary.counts[TaskState::Running as usize] == 1)
+    })
+    .await;
+
+    let context = async_nats::jetstream::new(bus.client().clone());
+    context.delete_key_value(RUNS).await.unwrap();
+    eventually(PATIENCE, "its end", async || end_of(&folded(&bus, &run).await?)).await;
+    Bus::connect(&cluster.connection(), "test", &Wanted::default()).await.unwrap();
+    let told = eventually(PATIENCE, "a summary", summary).await;
+    assert_eq!(
+        told.end,
+        Some(EndReason::BudgetExhausted),
+        "nothing more is decided on it: that is its last word"
+    );
+    cluster.end();
+}
+
+/// How many readers there are of the only lane.
+async fn readers(bus: &Bus) -> Option<usize> {
+    let context = async_nats::jetstream::new(bus.client().clone());
+    Some(context.get_stream(lane_stream(Lane(0))).await.ok()?.cached_info().state.consumer_count)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_owner_that_slept_over_its_lease_leaves_no_reader_of_the_lane_behind() {
+    let _alone = alone();
+    let cluster = Cluster::start(Setup::default(), 1);
+    let bus = cluster.bus().await;
+    assert_eq!(cluster.owner(&bus).await, "supervisor-1");
+    assert_eq!(readers(&bus).await, Some(1));
+    cluster.signal("supervisor-1", Signal::STOP);
+    eventually(PATIENCE, "a lease that runs out", async || {
+        cluster.owners(&bus).await.is_empty().then_some(())
+    })
+    .await;
+    cluster.signal("supervisor-1", Signal::CONT);
+    cluster.heard("supervisor-1", "the lease is stale; stepping down", PATIENCE).await;
+    assert_eq!(cluster.owner(&bus).await, "supervisor-1");
+    // The server forgets one that nobody asks any more after half a minute.
+    eventually(PATIENCE, "one reader", async || readers(&bus).await.filter(|readers| *readers == 1)).await;
+    cluster.end();
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -86,7 +86,7 @@ impl State {
         self.carry_out(myself, run, effects);
         self.advance(myself, run);
         if is_resumable {
-            self.report();
+            self.report(myself);
         }
         Ok(())
     }

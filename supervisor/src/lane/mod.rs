@@ -36,7 +36,7 @@ use millrace_runtime::lease::Lease;
 use millrace_runtime::log::AppendError;
 use millrace_runtime::{Bus, Fault};
 use ractor::{Actor, ActorProcessingErr, ActorRef};
-use tokio::sync::{OwnedSemaphorePermit, watch};
+use tokio::sync::{Mutex, OwnedSemaphorePermit, watch};
 use tokio::task::JoinHandle;
 use tracing::{debug, info, warn};
 
@@ -89,6 +89,8 @@ pub enum Message {
     Refolded(RunId, Box<LiveRun>),
     /// Orders could not be put in their queues.
     NotOffered(Vec<(Capability, RunId, Work)>),
+    /// Summaries were written, but not those of these runs.
+    Reported(Vec<RunId>),
     /// A run is in the archive and out of the lane.
     Closed(RunId),
     /// What the cluster can do has changed.
@@ -118,7 +120,19 @@ pub struct State {
     patient: BTreeSet<RunId>,
     flush_is_due: bool,
     ticks: u64,
+    /// Held by whoever writes summaries.
+    pen: Arc<Mutex<()>>,
+    /// Whether something was to be told while the pen was held.
+    tells_again: bool,
+    /// What reads for us for as long as we live.
     tasks: Vec<JoinHandle<()>>,
+}
+
+impl Drop for State {
+    /// However the actor ends, nobody reads for it any more.
+    fn drop(&mut self) {
+        self.tasks.iter().for_each(JoinHandle::abort);
+    }
 }
 
 impl Actor for LaneOwner {
@@ -158,6 +172,8 @@ impl Actor for LaneOwner {
             patient: BTreeSet::new(),
             flush_is_due: false,
             ticks: 0,
+            pen: Arc::default(),
+            tells_again: false,
             tasks: vec![catch_up, registry],
         })
     }
@@ -177,6 +193,7 @@ impl Actor for LaneOwner {
             Message::Appended(run, result) => state.appended(&myself, &run, result)?,
             Message::Refolded(run, live) => state.refolded(&myself, run, *live),
             Message::NotOffered(works) => state.not_offered(works),
+            Message::Reported(failed) => state.reported(&myself, &failed),
             Message::Closed(run) => state.closed(&run),
             Message::Known => state.learn(&myself),
             Message::Flush => state.flush(&myself),
@@ -190,7 +207,6 @@ impl Actor for LaneOwner {
         _myself: ActorRef<Message>,
         state: &mut State,
     ) -> Result<(), ActorProcessingErr> {
-        state.tasks.drain(..).for_each(|task| task.abort());
         info!(lane = %state.lane, runs = state.runs.len(), "gave the lane up");
         Ok(())
     }

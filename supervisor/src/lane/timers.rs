@@ -68,7 +68,7 @@ impl State {
         }
         if all_clocks {
             self.standing.holds(self.runs.len());
-            self.report();
+            self.report(myself);
             self.offer_waiting(myself);
         }
         if self.ticks.is_multiple_of(OFFER_TICKS) {
