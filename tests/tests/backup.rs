@@ -26,7 +26,7 @@ use millrace_runtime::workspace::{Workspace, Writer};
 use millrace_runtime::{Bus, Connection, archive, log, registry};
 use millrace_tests::cluster::{Cluster, Fleet, Role, Setup, alone, clean, wait_for};
 use millrace_tests::history::{Fate, History};
-use millrace_tests::plans::{echo, ended, finished, fixed, id, layered, run, submit};
+use millrace_tests::plans::{changeable_settings, echo, ended, finished, fixed, id, layered, run, submit};
 use millrace_tests::program::millrace;
 use millrace_tests::{NatsServer, Options, eventually};
 use rustix::process::{Pid, Signal, kill_process};
@@ -704,4 +704,60 @@ async fn of_two_restores_into_one_account_one_is_refused() {
         assert!(refused(&one) || refused(&two), "{one:?} {two:?}");
         assert!(Bus::join(&Connection::open(target.url.clone()), "test", Duration::ZERO).await.is_ok());
     }
+}
+
+/// The settings' bucket as it is while something is restored: only those of a cluster that is made are fixed.
+fn not_fixed(made: async_nats::jetstream::stream::Config) -> async_nats::jetstream::stream::Config {
+    async_nats::jetstream::stream::Config { discard_new_per_subject: false, ..made }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_restore_that_was_killed_before_it_claimed_the_account_leaves_none_that_is_occupied() {
+    let home = tempfile::tempdir().unwrap();
+    let (server, folder) = small(&home).await;
+    let context = async_nats::jetstream::new(async_nats::connect(&server.url).await.unwrap());
+    for name in streams(&server).await.into_iter().filter(|name| name != "KV_cluster") {
+        context.delete_stream(&name).await.unwrap();
+    }
+    let config = context.get_stream("KV_cluster").await.unwrap().cached_info().config.clone();
+    let restore = || done(&mut at(&server.url, &["restore", text(&folder)]));
+    let refused = restore();
+    assert!(
+        said(&refused).contains("is not empty: it has KV_cluster"),
+        "a cluster says so: {}",
+        said(&refused)
+    );
+    context.delete_stream("KV_cluster").await.unwrap();
+    context.create_stream(not_fixed(config)).await.unwrap();
+    let restored = restore();
+    assert!(restored.status.success(), "{}", said(&restored));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_an_unfinished_restore_has_left_is_told_as_such_until_the_last_of_it_is_removed() {
+    let home = tempfile::tempdir().unwrap();
+    let (_server, folder) = small(&home).await;
+    // As where a removal gets no answer: it never comes to the stream, but by another name.
+    let more =
+        r#"mappings { "$JS.API.STREAM.DELETE.LANE_0": nowhere, "remove": "$JS.API.STREAM.DELETE.LANE_0" }"#;
+    let target = NatsServer::with(&Options { more: more.into(), ..Options::default() });
+    let restore = async |again: bool| {
+        let wish = Wish { folder: folder.clone(), again, ..Wish::default() };
+        let connection = Connection::open(target.url.clone());
+        backup::restore(&connection, &wish, &CancellationToken::new(), &|_| {}).await
+    };
+    restore(false).await.unwrap();
+    let client = async_nats::connect(&target.url).await.unwrap();
+    let settings = changeable_settings(&async_nats::jetstream::new(client.clone())).await;
+    let mut unfinished: Value =
+        serde_json::from_slice(&settings.get("settings").await.unwrap().unwrap()).unwrap();
+    unfinished["version"] = json!(0);
+    settings.put("settings", unfinished.to_string().into()).await.unwrap();
+
+    let error = restore(true).await.unwrap_err();
+    assert!(error.to_string().contains("LANE_0"), "{error}");
+    let error = restore(false).await.unwrap_err();
+    assert!(matches!(error, Error::Unfinished { .. }), "what is left says what it is: {error}");
+    client.request("remove", "".into()).await.unwrap();
+    restore(true).await.unwrap();
 }

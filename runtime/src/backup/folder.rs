@@ -3,6 +3,7 @@
 
 use std::fs;
 use std::io::{BufWriter, Read, Write};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Component, Path, PathBuf};
 
 use sha2::{Digest, Sha256};
@@ -15,6 +16,10 @@ use super::{Error, Progress, Told};
 const MANIFEST: &str = "manifest.json";
 /// The checksum of that.
 const MANIFEST_SUM: &str = "manifest.json.sha256";
+/// Who may enter the folder: whoever made it, and nobody else. It holds all that the runs of a cluster read and wrote.
+const FOLDER_MODE: u32 = 0o700;
+/// Who may read its files.
+const FILE_MODE: u32 = 0o600;
 /// How much is read at once.
 const PIECE: usize = 256 * 1024;
 /// After how many bytes progress is told again.
@@ -38,9 +43,13 @@ impl Unfinished {
         let name = place.file_name().ok_or_else(|| Error::Exists { folder: place.clone() })?;
         let parent = place.parent().unwrap_or(Path::new("/"));
         fs::create_dir_all(parent).map_err(|why| file("making", parent, why))?;
-        let name = format!(".{}.{}.unfinished", name.to_string_lossy(), std::process::id());
+        // In a container every process has the same number, and one that was killed has left its folder there.
+        let name = format!(".{}.{}.unfinished", name.to_string_lossy(), uuid::Uuid::now_v7().simple());
         let beside = parent.join(name);
-        fs::create_dir(&beside).map_err(|why| file("making", &beside, why))?;
+        fs::DirBuilder::new()
+            .mode(FOLDER_MODE)
+            .create(&beside)
+            .map_err(|why| file("making", &beside, why))?;
         Ok(Self { place, beside, is_finished: false })
     }
 
@@ -50,7 +59,9 @@ impl Unfinished {
     /// The file can't be made.
     pub fn begin(&self, name: &str) -> Result<Output, Error> {
         let path = self.beside.join(name);
-        let inner = fs::File::create(&path).map_err(|why| file("making", &path, why))?;
+        let mut options = fs::OpenOptions::new();
+        options.write(true).create(true).truncate(true).mode(FILE_MODE);
+        let inner = options.open(&path).map_err(|why| file("making", &path, why))?;
         Ok(Output { path, inner: BufWriter::with_capacity(PIECE, inner), sum: Sha256::new(), bytes: 0 })
     }
 
@@ -338,6 +349,19 @@ mod tests {
             written(&home.path().join(name), file);
             let error = verify(&home.path().join(name), &CancellationToken::new(), &quiet).unwrap_err();
             assert!(matches!(error, Error::Foreign { .. }), "{file}: {error}");
+        }
+    }
+
+    #[test]
+    fn a_backup_is_readable_to_whoever_took_it_and_to_nobody_else() {
+        use std::os::unix::fs::PermissionsExt;
+        let home = tempfile::tempdir().unwrap();
+        let place = home.path().join("backup");
+        written(&place, "runs.jsonl");
+        let others = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o077;
+        assert_eq!(others(&place), 0, "the folder");
+        for entry in fs::read_dir(&place).unwrap().flatten() {
+            assert_eq!(others(&entry.path()), 0, "{}", entry.path().display());
         }
     }
 }

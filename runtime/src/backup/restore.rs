@@ -88,6 +88,16 @@ pub fn restore<'a>(
     .boxed()
 }
 
+/// What an account says of the cluster in it.
+enum Standing {
+    /// Nothing.
+    Silent,
+    /// Something is being restored there, or was.
+    Unfinished,
+    /// It is a cluster.
+    Made,
+}
+
 /// A restore that is under way.
 struct Restoring<'a> {
     client: Client,
@@ -110,7 +120,9 @@ impl Restoring<'_> {
                 Ok(Restored { manifest, settings, archived, live, missing })
             }
             Err(error) => {
-                self.clear().await;
+                if let Err(fault) = self.clear().await {
+                    warn!(%fault, "what was restored so far could not be removed; --again does");
+                }
                 Err(error)
             }
         }
@@ -128,13 +140,13 @@ impl Restoring<'_> {
         if found.is_empty() {
             return Ok(());
         }
-        if !self.is_unfinished().await? {
-            return Err(self.occupied(&found));
+        match self.standing().await? {
+            // Whoever made it was killed before it could say what for: it is claimed as if it were not there.
+            Standing::Silent if found == [bucket_stream(CLUSTER)] => return Ok(()),
+            Standing::Silent | Standing::Made => return Err(self.occupied(&found)),
+            Standing::Unfinished if !again => return Err(Error::Unfinished { url: self.url.clone() }),
+            Standing::Unfinished => self.clear().await?,
         }
-        if !again {
-            return Err(Error::Unfinished { url: self.url.clone() });
-        }
-        self.clear().await;
         match self.found().await? {
             left if left.is_empty() => Ok(()),
             left => Err(self.occupied(&left)),
@@ -158,11 +170,14 @@ impl Restoring<'_> {
         Ok(names)
     }
 
-    async fn is_unfinished(&self) -> Result<bool, Fault> {
-        let Ok(store) = self.context.get_key_value(CLUSTER).await else { return Ok(false) };
+    /// What the account says of its cluster.
+    async fn standing(&self) -> Result<Standing, Fault> {
+        let Ok(store) = self.context.get_key_value(CLUSTER).await else { return Ok(Standing::Silent) };
         let found = store.get(SETTINGS).await.map_err(|error| fault("the cluster's settings", &error))?;
-        let settings: Option<ClusterSettings> = found.and_then(|bytes| serde_json::from_slice(&bytes).ok());
-        Ok(settings.is_some_and(|settings| settings.version == RESTORING))
+        let Some(found) = found else { return Ok(Standing::Silent) };
+        let settings: Option<ClusterSettings> = serde_json::from_slice(&found).ok();
+        let is_unfinished = settings.is_some_and(|settings| settings.version == RESTORING);
+        Ok(if is_unfinished { Standing::Unfinished } else { Standing::Made })
     }
 
     /// Says in the account that something is being restored there; of two who try, one is refused.
@@ -180,16 +195,23 @@ impl Restoring<'_> {
         }
     }
 
-    /// Removes all that is there of a cluster.
-    async fn clear(&self) {
-        let mut found = self.found().await.unwrap_or_default();
-        // The claim goes last: until then it says what the rest is.
-        found.sort_by_key(|name| *name == bucket_stream(CLUSTER));
+    /// Removes all that is there of a cluster. The claim goes last, and only when the rest has gone: until then it says
+    /// what that is.
+    async fn clear(&self) -> Result<(), Fault> {
+        let claim = bucket_stream(CLUSTER);
+        let mut found = self.found().await?;
+        found.sort_by_key(|name| *name == claim);
+        let mut left = None;
         for stream in found {
+            if stream == claim && left.is_some() {
+                break;
+            }
             if let Err(error) = self.context.delete_stream(&stream).await {
-                warn!(stream, %error, "what was restored so far could not be removed");
+                let what = format!("removing {stream}, which an unfinished restore has left");
+                left = left.or_else(|| Some(fault(&what, &error)));
             }
         }
+        left.map_or(Ok(()), Err)
     }
 
     async fn fill(
