@@ -134,6 +134,7 @@ pub fn run(config: Config, shutdown: CancellationToken) -> BoxFuture<'static, Re
         let mut page = Page::open(http, Process::Critic, health.clone()).await?;
         let joining = Bus::join(&connection, id.as_str(), PATIENCE);
         let Some(bus) = page.join(joining).await? else { return Ok(()) };
+        Counts::expect(settings.models.general.iter().chain(settings.models.own.values()));
         let gate = Arc::new(Limits(Limiter::new(&bus)));
         let opener = Opener { gate, observer: Arc::new(Counts), ..settings.opener };
         let launcher = launcher.or_else(Launcher::this_program);

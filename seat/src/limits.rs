@@ -1,10 +1,13 @@
-//! The limits that the cluster keeps, as the gate that models ask. It translates and keeps nothing.
+//! The limits that the cluster keeps, as the gate that models ask: whoever comes there is about to be counted. It
+//! translates and keeps nothing.
 
 use std::time::Duration;
 
 use futures::future::BoxFuture;
 use millrace_models::Gate;
 use millrace_runtime::limits::Limiter;
+
+use crate::counts::announce;
 
 /// The cluster's limiter as a gate.
 #[derive(Clone)]
@@ -17,6 +20,7 @@ impl Gate for Limits {
         tokens: u64,
         patience: Duration,
     ) -> BoxFuture<'a, Result<(), Duration>> {
+        announce(model);
         self.0.admit(model, tokens, patience)
     }
 

@@ -21,7 +21,7 @@ use millrace_tests::history::History;
 use millrace_tests::plans::{echo, finished, fixed, run, submit};
 use millrace_tests::program::millrace;
 use millrace_tests::trio::{Identities, Place, Trio};
-use millrace_tests::{eventually, web};
+use millrace_tests::{NatsServer, Options, eventually, web};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::json;
 
@@ -249,7 +249,16 @@ async fn a_process_that_is_told_to_stop_while_the_server_is_away_ends_all_the_sa
     let setup = Setup { lanes: 16, lane_lease: None, work_lease: None, ..Setup::default() };
     let mut told = Told::new(setup, &["--capability", "echo"]);
     told.are_ready().await;
+    let mut busy = Measurer::start(&told.cluster);
+    busy.1.is_ready().await;
     told.cluster.server.kill();
+    busy.1.says(503, "[-]log").await;
+    // It is in the middle of a reading, which it gives up only after twenty seconds.
+    kill_process(Pid::from_child(&busy.0), Signal::TERM).unwrap();
+    let told_to = Instant::now();
+    let end = eventually(PATIENCE, "its end", async || busy.0.try_wait().unwrap()).await;
+    let took = told_to.elapsed();
+    assert!(end.success() && took < Duration::from_secs(5), "the measurer ended with {end} after {took:?}");
     told.supervisor.says(503, "[-]log").await;
     // One that has only just begun waits for the server, as the others do that have lost it.
     let mut measurer = Measurer::start(&told.cluster);
@@ -262,6 +271,30 @@ async fn a_process_that_is_told_to_stop_while_the_server_is_away_ends_all_the_sa
         assert!(status.success(), "{name}: {status}");
         assert!(took < Duration::from_secs(20), "{name} ended after {took:?}");
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_supervisor_that_is_told_to_stop_before_it_knows_what_the_cluster_can_do_ends_all_the_same() {
+    let _alone = alone();
+    let user = |name: &str, more: &str| format!("{{ user: {name}, password: secret{more} }}");
+    // What is not permitted is not answered either.
+    let deny = r#"permissions: { publish: { deny: "$JS.API.DIRECT.GET.KV_capabilities" } }"#;
+    let users = [user("all", ""), user("deaf", &format!(", {deny}"))].join(", ");
+    let server = NatsServer::with(&Options {
+        more: format!("authorization {{ users: [ {users} ] }}\n"),
+        ..Options::default()
+    });
+    let page = Page::new();
+    let mut command = clean(Command::new(millrace()));
+    command.args(["supervisor", "--nats", &server.url, "--http", &page.address()]);
+    command.envs([("MILLRACE_NATS_USER", "deaf"), ("MILLRACE_NATS_PASSWORD", "secret")]);
+    let mut child = command.stderr(Stdio::null()).spawn().unwrap();
+    page.says(503, "[+]log ok").await;
+    kill_process(Pid::from_child(&child), Signal::TERM).unwrap();
+    let told_to = Instant::now();
+    let end = eventually(PATIENCE, "its end", async || child.try_wait().unwrap()).await;
+    let took = told_to.elapsed();
+    assert!(end.success() && took < Duration::from_secs(5), "{end} after {took:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -374,6 +407,8 @@ async fn what_the_pages_count_is_what_the_log_says() {
     let told =
         Told::new(Setup::default(), &["--capability", "echo", "--capability", &writer, "--model", &model]);
     told.are_ready().await;
+    let first = format!("millrace_model_cost_dollars_total{{model=\"{model}\"}}");
+    assert_eq!(told.worker.series().await.get(&first), Some(&0.0), "it is there before its first event");
     let bus = told.cluster.bus().await;
     let run = run("counted");
     submit(&bus, &run, &counted()).await;

@@ -155,6 +155,8 @@ pub fn run(config: Config, shutdown: CancellationToken) -> BoxFuture<'static, Re
         let mut page = Page::open(http, Process::Worker, health.clone()).await?;
         let joining = Bus::join(&connection, id.as_str(), PATIENCE);
         let Some(bus) = page.join(joining).await? else { return Ok(()) };
+        let named = capabilities.iter().filter_map(|capability| capability.model());
+        Counts::expect(named.chain(&settings.models.general).chain(settings.models.own.values()));
         let gate = Arc::new(Gate(Limiter::new(&bus)));
         let opener = Opener { gate, observer: Arc::new(Counts), ..settings.opener };
         let desk = Arc::new(Desk::new(Settings { opener, ..settings })?);

@@ -76,7 +76,9 @@ pub async fn measure(bus: Bus, health: Health, shutdown: CancellationToken) {
             _ = rounds.tick() => {}
         }
         let reading = tokio::time::timeout(PATIENCE, Box::pin(figures.read(&bus)));
-        match reading.await {
+        // A server that is away is not waited for at the end.
+        let Some(ended) = shutdown.run_until_cancelled(reading).await else { return };
+        match ended {
             Ok(Ok(())) => read.now(),
             Ok(Err(fault)) => warn!(%fault, "the cluster could not be measured; trying again"),
             Err(_) => warn!(after = ?PATIENCE, "the cluster could not be measured in time; trying again"),
