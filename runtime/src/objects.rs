@@ -12,7 +12,7 @@ use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-use crate::record::{ID_HEADER, ORIGIN_HEADER, Record};
+use crate::record::{ID_HEADER, ORIGIN_HEADER, Record, made_id};
 use crate::topology::{code, fault, object_stream};
 use crate::{Fault, direct};
 
@@ -203,10 +203,6 @@ pub(crate) async fn forget(context: &Context, bucket: &str, info: &Info) -> Resu
 
 fn message(payload: Bytes) -> PublishMessage {
     PublishMessage::build().payload(payload).header(ID_HEADER, made_id().as_str())
-}
-
-fn made_id() -> String {
-    uuid::Uuid::new_v4().simple().to_string()
 }
 
 fn digest_text(digest: &[u8]) -> String {

@@ -4,6 +4,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use async_nats::HeaderMap;
 use async_nats::jetstream::{self, ErrorCode, message::PublishMessage};
 use futures::FutureExt;
 use futures::StreamExt;
@@ -18,7 +19,7 @@ use tracing::{debug, warn};
 use crate::Fault;
 use crate::bus::Bus;
 use crate::metrics::names::OFFERS;
-use crate::record::ID_HEADER;
+use crate::record::{ID_HEADER, is_stray, made_id};
 use crate::topology::{self, WORK, code, fault};
 
 /// The code of "there is a message on this subject already".
@@ -128,8 +129,7 @@ async fn send(bus: &Bus, order: &Order) -> Result<jetstream::context::PublishAck
         seal_stored::<Order>(bus.blobs().put(&bytes).await?)
     };
     let subject = subject::order(&order.run, &order.capability, &order.work);
-    let id = uuid::Uuid::new_v4().simple().to_string();
-    let publish = PublishMessage::build().payload(payload.into()).header(ID_HEADER, id.as_str());
+    let publish = PublishMessage::build().payload(payload.into()).header(ID_HEADER, made_id().as_str());
     let sent = bus.publisher().send_publish(subject.clone(), publish).await;
     sent.map_err(|error| fault(&format!("offering {subject}"), &error))
 }
@@ -166,8 +166,10 @@ pub fn clear<'a>(bus: &'a Bus, run: &'a RunId) -> BoxFuture<'a, Result<(), Fault
 /// The connection is closed.
 pub async fn stop(bus: &Bus, run: &RunId, work: Option<&Work>) -> Result<(), Fault> {
     let payload = rmp_serde::to_vec_named(&work).expect("work has a form in MessagePack");
+    let mut headers = HeaderMap::new();
+    headers.insert(ID_HEADER, made_id().as_str());
     bus.client()
-        .publish(subject::stop(run), payload.into())
+        .publish_with_headers(subject::stop(run), headers, payload.into())
         .await
         .map_err(|error| Fault::unavailable(format!("stopping run {run}"), error))
 }
@@ -189,10 +191,16 @@ impl Stops {
         Ok(Self(subscriber))
     }
 
-    /// The next stop; `None` when the connection is closed.
+    /// The next stop; `None` when the connection is closed. What nobody said here, and only an answer of the server
+    /// was sent to, stops nothing; neither does a stop of 0.3, which has no id: its worker finds out as if it had missed
+    /// it.
     pub async fn next(&mut self) -> Option<(RunId, Option<Work>)> {
         loop {
             let message = self.0.next().await?;
+            if is_stray(message.headers.as_ref(), 0) {
+                warn!(subject = %message.subject, "a stop that nobody wrote is passed over");
+                continue;
+            }
             let run = message.subject.strip_prefix("stop.").and_then(|run| RunId::new(run).ok());
             let work = millrace_protocol::wire::read(&message.payload, "a stop");
             match (run, work) {

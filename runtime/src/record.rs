@@ -39,11 +39,16 @@ impl From<StreamMessage> for Record {
     }
 }
 
-/// The header with the id of an append, by which its writer recognises it. No message of a log or a queue is without
-/// it, or without the id of the client library by which repeated ones are told.
+/// The header with the id of an append, by which its writer recognises it. No message of a log or a queue, and
+/// no stop, is without it, or without the id of the client library by which repeated ones are told.
 pub const ID_HEADER: &str = "Millrace-Id";
 /// The header by which the server says which stream a message that it hands out is from.
 pub(crate) const ORIGIN_HEADER: &str = "Nats-Stream";
+
+/// A new id for [`ID_HEADER`].
+pub(crate) fn made_id() -> String {
+    uuid::Uuid::new_v4().simple().to_string()
+}
 
 /// Whether nobody wrote a message with these headers where it stands. Who may ask the server for a message can have the
 /// answer sent to any subject, also to those that it may not write to, and there it is kept like any other message. Such

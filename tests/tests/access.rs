@@ -517,6 +517,32 @@ async fn a_stolen_credential_changes_nothing_of_the_cluster_s_settings() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_stolen_credential_stops_nobody_s_work() {
+    let place = Place::new(&["millrace"]);
+    let bus = place.supervisor("millrace").await;
+    let producer = place.bus("millrace", "worker-producer").await;
+    let mut stops = queue::Stops::listen(&producer).await.unwrap();
+    producer.client().flush().await.unwrap();
+    let mut thief = place.thief("millrace", "worker-research");
+    let (nil, id) = ([0xc0], [("Millrace-Id", "x")]);
+    let none: [(&str, &str); 0] = [];
+    for (hidden, headers) in [("lane.0.run.thief.task.t.1", &none[..]), ("lane.0.run.thief.task.t.2", &id)] {
+        assert_eq!(thief.publish(hidden, "", headers, &nil), Vec::<String>::new());
+        for no_hdr in [true, false] {
+            let question = json!({ "last_by_subj": hidden, "no_hdr": no_hdr }).to_string();
+            let asked = thief.publish("$JS.API.DIRECT.GET.LANE_0", "stop.live", &[], question.as_bytes());
+            assert_eq!(asked, Vec::<String>::new());
+        }
+    }
+    // What was asked for before this has been answered.
+    assert!(thief.ask("$JS.API.DIRECT.GET.LANE_0", &json!({"seq": 1_000_000})).is_some());
+    let live = RunId::new("other").unwrap();
+    queue::stop(&bus, &live, None).await.unwrap();
+    let heard = tokio::time::timeout(PATIENCE, stops.next()).await.expect("a stop in time");
+    assert_eq!(heard, Some((live, None)), "the first that counts");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_stolen_credential_removes_no_live_run_by_saying_that_it_is_archived() {
     let _alone = alone();
     let place = Place::new(&["millrace"]);
