@@ -109,13 +109,10 @@ fn main() -> ExitCode {
         return code;
     }
     let cli = Cli::parse();
-    let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
-        Ok(runtime) => runtime,
-        Err(error) => return stop(Stop::environment(error)),
-    };
-    match runtime.block_on(dispatch(cli.command)) {
-        Ok(code) => code,
-        Err(error) => stop(error),
+    match millrace_runtime::shutdown::block_on(dispatch(cli.command)) {
+        Ok(Ok(code)) => code,
+        Ok(Err(error)) => stop(error),
+        Err(error) => stop(Stop::environment(error)),
     }
 }
 

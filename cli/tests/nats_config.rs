@@ -621,12 +621,13 @@ fn the_secrets_of_kubernetes_are_made_of_the_files() {
         ("millrace/millrace-client-tls", "ca.crt tls.crt tls.key"),
         ("millrace/millrace-nkey-supervisor", "nkey"),
         ("millrace/millrace-nkey-worker-my-tool", "nkey"),
+        ("millrace/millrace-nkey-backup", "nkey"),
         ("two/millrace-client-tls", "ca.crt tls.crt tls.key"),
         ("two/millrace-nkey-worker-my-tool", "nkey"),
     ] {
         assert_eq!(secrets.get(secret).map(String::as_str), Some(keys), "{secret}");
     }
-    for person in ["client", "viewer", "backup"] {
+    for person in ["client", "viewer"] {
         let secret = format!("millrace-nkey-{person}");
         assert!(!secrets.keys().any(|name| name.ends_with(&secret)), "no pod is a {person}");
         assert!(folder.seed("millrace", person).is_file(), "people take theirs from files");

@@ -29,7 +29,7 @@ use millrace_tools::execute::Launcher;
 use tokio_util::sync::CancellationToken;
 
 pub use args::Args;
-pub use millrace_runtime::shutdown::on_signals;
+pub use millrace_runtime::shutdown::{block_on, on_signals};
 pub use millrace_runtime::telemetry;
 pub use millrace_tools::execute::launcher;
 

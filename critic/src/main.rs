@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use clap::Parser;
-use millrace_critic::{Args, Error, launcher, on_signals, run, telemetry};
+use millrace_critic::{Args, Error, block_on, launcher, on_signals, run, telemetry};
 
 #[derive(Parser)]
 #[command(name = "millrace-critic", version)]
@@ -17,13 +17,16 @@ fn main() -> ExitCode {
         return code;
     }
     let Command { args } = Command::parse();
-    match judge(args) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("millrace-critic: {error}");
-            ExitCode::from(code(&error))
-        }
+    match block_on(judge(args)) {
+        Ok(Ok(())) => ExitCode::SUCCESS,
+        Ok(Err(error)) => stop(&error, code(&error)),
+        Err(error) => stop(&error, 4),
     }
+}
+
+fn stop(error: &dyn std::fmt::Display, code: u8) -> ExitCode {
+    eprintln!("millrace-critic: {error}");
+    ExitCode::from(code)
 }
 
 /// The exit code, as of `millrace critic`: 2 where the command line is wrong, 4 where something that is needed is not there.
@@ -34,7 +37,6 @@ fn code(error: &Error) -> u8 {
     }
 }
 
-#[tokio::main]
 async fn judge(args: Args) -> Result<(), Error> {
     telemetry::init("info");
     run(args.into_config()?, on_signals()?).await

@@ -64,6 +64,9 @@ pub enum Error {
     /// It can't say how it is.
     #[error(transparent)]
     Http(#[from] ServeError),
+    /// Signals can't be listened to.
+    #[error("signals can't be listened to: {0}")]
+    Signals(#[from] std::io::Error),
     /// The root actor could not be started or died.
     #[error("the supervisor's root actor failed: {0}")]
     Root(String),

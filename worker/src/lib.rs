@@ -50,7 +50,7 @@ pub use millrace_protocol::result::{
     CapabilityDescription, ErrorKind, Proposal, Quotation, Source, SourceKind, TaskError, TaskResult, Usage,
 };
 pub use millrace_protocol::work::{Input, Order};
-pub use millrace_runtime::shutdown::on_signals;
+pub use millrace_runtime::shutdown::{block_on, on_signals};
 pub use millrace_runtime::{Connection, telemetry};
 pub use shelf::launcher;
 pub use tokio_util::sync::CancellationToken;

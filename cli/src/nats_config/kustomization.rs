@@ -59,8 +59,8 @@ fn is_name(text: &str) -> bool {
 /// Whether a process in Kubernetes is this, and not a person, who takes the seed from its file.
 fn is_process(role: &Role) -> bool {
     match role {
-        Role::Supervisor | Role::Worker(_) | Role::Critic | Role::Metrics => true,
-        Role::Client | Role::Viewer | Role::Backup => false,
+        Role::Supervisor | Role::Worker(_) | Role::Critic | Role::Metrics | Role::Backup => true,
+        Role::Client | Role::Viewer => false,
     }
 }
 

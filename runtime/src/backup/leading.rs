@@ -47,6 +47,7 @@ impl Leading {
             loop {
                 let records = self.pages.next().await?;
                 if let Some(last) = records.last() {
+                    self.since = Instant::now();
                     self.next = last.sequence + 1;
                     return Ok(records);
                 }

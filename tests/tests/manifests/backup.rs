@@ -1,25 +1,10 @@
 //! The nightly backup of `production`: where it goes, with which identity, and what is kept of those before.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::fs;
 use std::process::Command;
 
-use super::overlay::{Container, Overlay, at, list, overlay, overlays, root};
-
-/// The Secrets that the page has an operator make by hand of what nats-config wrote: by name, each key with its file.
-pub fn secrets() -> BTreeMap<String, Vec<(String, String)>> {
-    let page = fs::read_to_string(root().join("deploy/README.md")).expect("there is a page");
-    let mut all: BTreeMap<String, Vec<_>> = BTreeMap::new();
-    for line in page.lines().filter_map(|line| line.split_once("create secret generic ")) {
-        let mut words = line.1.split_whitespace();
-        let name = words.next().expect("a Secret has a name");
-        for file in words.filter_map(|word| word.strip_prefix("--from-file=")) {
-            let (key, path) = file.split_once("=secrets/").expect("KEY=secrets/FILE");
-            all.entry(name.to_owned()).or_default().push((key.to_owned(), path.to_owned()));
-        }
-    }
-    all
-}
+use super::overlay::{Container, Overlay, at, list, overlay, overlays};
 
 /// The container that takes the backup, and the one that comes behind it.
 pub fn containers(overlay: &Overlay) -> (Container<'_>, Container<'_>) {

@@ -84,12 +84,10 @@ impl<'a> Node<'a> {
         let text = fs::read_to_string(self.made("kustomization.yaml")).expect("it was written");
         let made: Value = serde_saphyr::from_str(&text).expect("it is YAML");
         let secrets = list(&made, "/secretGenerator");
-        let secret = secrets.iter().find(|secret| secret["name"] == name);
-        let files = secret.map(|secret| list(secret, "/files").iter().filter_map(Value::as_str));
-        let pairs = files.map(|files| files.map(|file| file.split_once('=').expect("KEY=FILE")).map(owned));
-        let pairs = pairs.map(Iterator::collect::<Vec<_>>);
-        for (key, path) in pairs.or_else(|| backup::secrets().remove(name)).expect("the Secret is made") {
-            fs::copy(self.made(&path), to.join(key)).expect("the file was made");
+        let secret = secrets.iter().find(|secret| secret["name"] == name).expect("the Secret is made");
+        for file in list(secret, "/files").iter().filter_map(Value::as_str) {
+            let (key, path) = file.split_once('=').expect("KEY=FILE");
+            fs::copy(self.made(path), to.join(key)).expect("the file was made");
         }
     }
 
@@ -274,10 +272,6 @@ impl Pod<'_> {
             std::thread::sleep(Duration::from_millis(20));
         }
     }
-}
-
-fn owned((key, path): (&str, &str)) -> (String, String) {
-    (key.to_owned(), path.to_owned())
 }
 
 fn said(output: &Output) -> String {

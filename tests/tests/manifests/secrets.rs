@@ -31,12 +31,6 @@ fn secrets(tenant: &str, arguments: &[&str]) -> (BTreeMap<String, BTreeSet<Strin
     (of_it.collect(), accounts)
 }
 
-/// The Secrets that the page has an operator make, with their keys.
-fn made_by_hand() -> BTreeMap<String, BTreeSet<String>> {
-    let keys = |files: Vec<(String, String)>| files.into_iter().map(|(key, _)| key).collect();
-    super::backup::secrets().into_iter().map(|(name, files)| (name, keys(files))).collect()
-}
-
 /// The container that shows who it is now and then: that of the backup.
 fn takes_backups(overlay: &Overlay) -> impl Iterator<Item = Container<'_>> {
     overlay.jobs().into_iter().filter(Container::is_ours)
@@ -67,8 +61,7 @@ fn every_secret_is_one_that_nats_config_makes_and_there_is_none_in_the_manifests
     let Some(all) = overlays() else { return };
     for overlay in all {
         let tenant = at(overlay.namespace(), "/metadata/name");
-        let (mut made, accounts) = secrets(tenant, &[]);
-        made.extend(made_by_hand());
+        let (made, accounts) = secrets(tenant, &[]);
         assert_eq!(overlay.kind("Secret").count(), 0, "secrets are referred to");
         for container in overlay.containers().into_iter().chain(takes_backups(overlay)) {
             let referred = referred(&container);
@@ -105,9 +98,7 @@ fn with_jwts_every_process_shows_credentials_that_nats_config_makes() {
     let Some(overlay) = Overlay::render(&production) else {
         return eprintln!("passed over: neither kubectl nor kustomize is on PATH");
     };
-    let (mut made, _) = secrets("millrace", &["--jwt"]);
-    // The page says which file is that key.
-    made.insert("millrace-nkey-backup".into(), ["nkey", "creds"].map(ToOwned::to_owned).into());
+    let (made, _) = secrets("millrace", &["--jwt"]);
     for container in overlay.processes().into_iter().chain(takes_backups(&overlay)) {
         let referred = referred(&container);
         let identity = referred.iter().find(|(secret, _)| secret.starts_with("millrace-nkey-"));
