@@ -133,12 +133,11 @@ pub async fn submit(bus: &Bus, submission: &Submission) -> Result<RunId, Stop> {
 pub async fn runs(bus: &Bus) -> Result<Vec<(RunId, Option<RunSummary>)>, Fault> {
     let summaries = registry::runs(bus).await?.into_iter();
     let mut runs: Vec<_> = summaries.map(|summary| (summary.run.clone(), Some(summary))).collect();
-    for run in handed_in(bus).await? {
-        if !runs.iter().any(|(known, _)| *known == run) {
-            let plan = story(bus, &run).await?.plan;
-            let summary = RunSummary::of(&run, bus.lane(&run), &plan, Timestamp::now());
-            runs.push((run, summary));
-        }
+    let known: BTreeSet<RunId> = runs.iter().map(|(run, _)| run.clone()).collect();
+    for run in handed_in(bus).await?.into_iter().filter(|run| !known.contains(run)) {
+        let plan = story(bus, &run).await?.plan;
+        let summary = RunSummary::of(&run, bus.lane(&run), &plan, Timestamp::now());
+        runs.push((run, summary));
     }
     runs.sort_by_key(|(_, summary)| summary.as_ref().map_or(Timestamp::MAX, |summary| summary.started));
     Ok(runs)

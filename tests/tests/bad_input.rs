@@ -336,7 +336,9 @@ async fn messages_that_nobody_can_read_are_named_and_passed_over_while_runs_go_o
     write(&bus, "lane.0.run.not!a!name.plan", "garbage", false).await;
     litter_queues(&bus, &unknown).await;
     for subject in [subject::stop(&littered), subject::stop(&other), "stop.not!a!name".into()] {
-        bus.client().publish(subject, "garbage".into()).await.unwrap();
+        // What nobody wrote is not even read.
+        bus.client().publish(subject.clone(), "garbage".into()).await.unwrap();
+        bus.client().publish_with_headers(subject, appended(), "garbage".into()).await.unwrap();
     }
 
     for run in [&littered, &other] {
@@ -365,6 +367,7 @@ async fn messages_that_nobody_can_read_are_named_and_passed_over_while_runs_go_o
         "an order that can't be read is taken out of its queue",
         "work.echo.unknown.q3.1",
         "a stop that can't be read",
+        "a stop that nobody wrote",
     ] {
         assert!(workers.contains(text), "the workers do not speak of {text:?}:\n{workers}");
     }
