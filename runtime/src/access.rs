@@ -16,11 +16,11 @@
 //! can be made that delivers to anybody.
 //!
 //! What the server can't refuse: an answer is sent wherever it was asked to be sent, also to a subject that its asker
-//! may not write to, and is kept there. In a lane, a queue or a file such a message is told from one that somebody wrote
-//! ([`crate::record::is_stray`]) and counts for nothing; in a bucket it takes the place of what was there, except of the
-//! cluster's settings, which stay as they are; and the server's API it does not reach ([`gate`]). So a stolen credential
-//! forges no event, verdict, order or file and neither makes nor removes anything, but can disturb a cluster until it is
-//! retired.
+//! may not write to, and is kept there. In a lane, a queue or a file, or as a stop, such a message is told from one
+//! that somebody wrote ([`crate::record::is_stray`]) and counts for nothing; in a bucket it takes the place of what was
+//! there, except of the cluster's settings, which stay as they are; and the server's API it does not reach ([`gate`]).
+//! So a stolen credential forges no event, verdict, order, stop or file and neither makes nor removes anything, but can
+//! disturb a cluster until it is retired.
 
 pub mod gate;
 

@@ -524,10 +524,9 @@ async fn a_stolen_credential_stops_nobody_s_work() {
     let mut stops = queue::Stops::listen(&producer).await.unwrap();
     producer.client().flush().await.unwrap();
     let mut thief = place.thief("millrace", "worker-research");
-    let (nil, id) = ([0xc0], [("Millrace-Id", "x")]);
-    let none: [(&str, &str); 0] = [];
-    for (hidden, headers) in [("lane.0.run.thief.task.t.1", &none[..]), ("lane.0.run.thief.task.t.2", &id)] {
-        assert_eq!(thief.publish(hidden, "", headers, &nil), Vec::<String>::new());
+    let (id, all) = ([("Millrace-Id", "x")], [0xc0]);
+    for (hidden, headers) in [("lane.0.run.thief.task.t.1", &id[..0]), ("lane.0.run.thief.task.t.2", &id)] {
+        assert_eq!(thief.publish(hidden, "", headers, &all), Vec::<String>::new());
         for no_hdr in [true, false] {
             let question = json!({ "last_by_subj": hidden, "no_hdr": no_hdr }).to_string();
             let asked = thief.publish("$JS.API.DIRECT.GET.LANE_0", "stop.live", &[], question.as_bytes());
@@ -536,10 +535,10 @@ async fn a_stolen_credential_stops_nobody_s_work() {
     }
     // What was asked for before this has been answered.
     assert!(thief.ask("$JS.API.DIRECT.GET.LANE_0", &json!({"seq": 1_000_000})).is_some());
-    let live = RunId::new("other").unwrap();
-    queue::stop(&bus, &live, None).await.unwrap();
+    let other = RunId::new("other").unwrap();
+    queue::stop(&bus, &other, None).await.unwrap();
     let heard = tokio::time::timeout(PATIENCE, stops.next()).await.expect("a stop in time");
-    assert_eq!(heard, Some((live, None)), "the first that counts");
+    assert_eq!(heard, Some((other, None)), "the first that counts");
 }
 
 #[tokio::test(flavor = "multi_thread")]
