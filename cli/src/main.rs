@@ -171,24 +171,12 @@ async fn dispatch(command: Command) -> Result<ExitCode, Stop> {
         }
         Command::List(arguments) => until(&shutdown, list::command(arguments)).await?,
         Command::Show(arguments) => until(&shutdown, Box::pin(show::command(arguments))).await?,
-        Command::Cancel(arguments) => {
-            until(&shutdown, Box::pin(cancel::command(arguments, shutdown.clone()))).await?
-        }
-        Command::Pause(arguments) => {
-            until(&shutdown, Box::pin(pause::command(arguments, shutdown.clone()))).await?
-        }
-        Command::Edit(arguments) => {
-            until(&shutdown, Box::pin(edit::command(arguments, shutdown.clone()))).await?
-        }
-        Command::Retry(arguments) => {
-            until(&shutdown, Box::pin(retry::command(arguments, shutdown.clone()))).await?
-        }
-        Command::Add(arguments) => {
-            until(&shutdown, Box::pin(add::command(arguments, shutdown.clone()))).await?
-        }
-        Command::Tell(arguments) => {
-            until(&shutdown, Box::pin(tell::command(arguments, shutdown.clone()))).await?
-        }
+        Command::Cancel(arguments) => cancel::command(arguments, shutdown).await?,
+        Command::Pause(arguments) => pause::command(arguments, shutdown).await?,
+        Command::Edit(arguments) => edit::command(arguments, shutdown).await?,
+        Command::Retry(arguments) => retry::command(arguments, shutdown).await?,
+        Command::Add(arguments) => add::command(arguments, shutdown).await?,
+        Command::Tell(arguments) => tell::command(arguments, shutdown).await?,
         Command::Files(arguments) => until(&shutdown, files::command(arguments)).await?,
         Command::Limits(arguments) => until(&shutdown, limits::command(arguments, shutdown.clone())).await?,
         Command::Replay(arguments) => until(&shutdown, replay::command(arguments)).await?,

@@ -15,6 +15,7 @@ use millrace_runtime::{Bus, Fault, archive};
 use tokio_util::sync::CancellationToken;
 
 use crate::client::{Target, archived, find, patiently, story};
+use crate::commands::run::until;
 use crate::exit::{Exit, Stop};
 use crate::report::how_to_go_on;
 use crate::view::{one_line, say};
@@ -47,18 +48,21 @@ impl Steering {
         make: impl AsyncFnOnce(&Bus, &Plan) -> Result<Control, Stop>,
     ) -> Result<Exit, Stop> {
         let Self { run, by, target } = self;
-        let bus = target.connect().await?;
-        let run = find(&bus, &run).await?;
-        let plan = story(&bus, &run).await?.plan;
-        refuse_over(&run, &plan)?;
-        let control = make(&bus, &plan).await?;
-        match give(&bus, &run, author(by), control, interrupt).await? {
-            Some(events) => {
-                say(&format!("millrace: {}", decided(&run, &events)));
-                Ok(Exit::Completed)
+        let work = async {
+            let bus = target.connect().await?;
+            let run = find(&bus, &run).await?;
+            let plan = story(&bus, &run).await?.plan;
+            refuse_over(&run, &plan)?;
+            let control = make(&bus, &plan).await?;
+            match give(&bus, &run, author(by), control, interrupt).await? {
+                Some(events) => {
+                    say(&format!("millrace: {}", decided(&run, &events)));
+                    Ok(Exit::Completed)
+                }
+                None => Ok(Exit::Interrupted),
             }
-            None => Ok(Exit::Interrupted),
-        }
+        };
+        until(interrupt, Box::pin(work)).await
     }
 }
 
