@@ -1,4 +1,4 @@
-# `just verify` is what CI runs.
+# CI runs `just verify`.
 
 default: verify
 
@@ -16,7 +16,7 @@ chaos seeds="20":
     MILLRACE_CHAOS_SEEDS={{seeds}} cargo test -p millrace-tests --test chaos --locked
 
 demo:
-    cargo run --release -- run "How do these licences treat patents, and when does a patent grant end?" --docs examples/licences
+    cargo run -- run "How do these licences treat patents, and when does a patent grant end?" --docs examples/licences
 
 bench:
     cargo run --release -- bench all

@@ -1,38 +1,49 @@
-//! The exit codes of `millrace`, which scripts rely on.
+//! Exit codes of `millrace`, which scripts rely on, and interruption.
 
 use std::process::ExitCode;
+use std::time::Duration;
 
-use millrace_protocol::plan::{End, EndReason};
+use millrace_client::FindError;
+use millrace_protocol::plan::{EndReason, RunEnd};
 use millrace_runtime::Fault;
+use millrace_runtime::program::{self, FailureExitCode};
+use tokio_util::sync::CancellationToken;
 
-/// How a command ends.
+/// Time that work has to end after an interrupt.
+const INTERRUPT_GRACE: Duration = Duration::from_secs(1);
+
+/// The exit code of a command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
-pub enum Exit {
-    /// Everything was done.
+pub enum CommandExit {
+    /// Success; for a run: completed.
     Completed = 0,
-    /// The run came to nothing.
+    /// The run failed.
     Failed = 1,
-    /// The command line, the plan or the documents were refused.
+    /// The command line, the plan or the documents are invalid, or the run does not allow the command.
     Refused = 2,
-    /// There is a deliverable, but not everything was done.
+    /// There is a deliverable, but not every task completed.
     Partial = 3,
-    /// Something that is needed is not there: a server, a folder, a cluster.
+    /// Something in the environment is missing or unusable: a server, a folder, a cluster.
     Environment = 4,
-    /// The user interrupted.
+    /// The run is paused, because a model's provider does not answer.
+    Paused = 5,
+    /// The user interrupted the command.
     Interrupted = 130,
 }
 
-impl From<Exit> for ExitCode {
-    fn from(exit: Exit) -> Self {
+impl From<CommandExit> for ExitCode {
+    fn from(exit: CommandExit) -> Self {
         Self::from(exit as u8)
     }
 }
 
-impl Exit {
-    /// The code for the end of a run.
-    pub fn of(end: &End) -> Self {
+impl CommandExit {
+    /// Returns the code for the end of a run.
+    pub fn from_run_end(end: &RunEnd) -> Self {
         match (end.reason, &end.deliverable) {
+            // A wrong key, no credit, no such model.
+            (_, None) if end.is_refused_by_provider => Self::Environment,
             (EndReason::Completed, _) => Self::Completed,
             (EndReason::CompletedPartial, _)
             | (
@@ -54,52 +65,98 @@ impl Exit {
     }
 }
 
-/// An error with the code that the command ends with.
+/// An error with the exit code it leads to.
 #[derive(Debug)]
-pub struct Stop {
+pub struct CommandError {
     /// The code.
-    pub exit: Exit,
-    /// What is said on standard error.
+    pub exit: CommandExit,
+    /// The error that is printed to standard error.
     pub error: anyhow::Error,
 }
 
-impl Stop {
-    /// Refused input.
-    pub fn refused(error: impl Into<anyhow::Error>) -> Self {
-        Self { exit: Exit::Refused, error: error.into() }
+impl CommandError {
+    /// Invalid input: exit code 2.
+    pub fn invalid_input(error: impl Into<anyhow::Error>) -> Self {
+        Self { exit: CommandExit::Refused, error: error.into() }
     }
 
-    /// An environment that can't be used.
-    pub fn environment(error: impl Into<anyhow::Error>) -> Self {
-        Self { exit: Exit::Environment, error: error.into() }
+    /// An unusable environment: exit code 4.
+    pub fn unusable_environment(error: impl Into<anyhow::Error>) -> Self {
+        Self { exit: CommandExit::Environment, error: error.into() }
     }
 }
 
-impl From<Fault> for Stop {
+impl From<Fault> for CommandError {
     fn from(fault: Fault) -> Self {
-        Self::environment(fault)
+        Self::unusable_environment(fault)
     }
 }
 
-impl From<anyhow::Error> for Stop {
+impl From<FindError> for CommandError {
+    fn from(error: FindError) -> Self {
+        match error {
+            FindError::Fault(fault) => fault.into(),
+            error @ (FindError::NoRuns
+            | FindError::Empty
+            | FindError::NotFound(_)
+            | FindError::Ambiguous { .. }) => Self::invalid_input(error),
+        }
+    }
+}
+
+impl From<program::ProgramError> for CommandError {
+    fn from(error: program::ProgramError) -> Self {
+        match error.exit_code() {
+            FailureExitCode::Refused => Self::invalid_input(error),
+            FailureExitCode::Environment => Self::unusable_environment(error),
+        }
+    }
+}
+
+impl From<anyhow::Error> for CommandError {
     fn from(error: anyhow::Error) -> Self {
-        Self::environment(error)
+        Self::unusable_environment(error)
+    }
+}
+
+/// Waits for `work`. After an interrupt the work gets one more second to end by itself.
+pub async fn run_until_interrupt(
+    interrupt: &CancellationToken,
+    work: impl Future<Output = Result<CommandExit, CommandError>>,
+) -> Result<CommandExit, CommandError> {
+    let grace = async {
+        interrupt.cancelled().await;
+        tokio::time::sleep(INTERRUPT_GRACE).await;
+    };
+    tokio::select! {
+        outcome = work => outcome,
+        () = grace => Ok(CommandExit::Interrupted),
     }
 }
 
 #[cfg(test)]
 mod tests {
     use millrace_protocol::ids::TaskId;
-    use millrace_protocol::plan::FinalRung;
+    use millrace_protocol::plan::DeliverableRule;
 
     use super::*;
 
     #[test]
-    fn the_exit_code_says_how_a_run_ended_and_whether_it_left_something() {
+    fn exit_code_depends_on_end_reason_and_deliverable() {
         let code = |reason, has_deliverable: bool| {
-            let deliverable = has_deliverable.then(|| (TaskId::new("a").unwrap(), FinalRung::Any));
+            let deliverable = has_deliverable.then(|| (TaskId::new("a").unwrap(), DeliverableRule::Any));
             let at = jiff::Timestamp::UNIX_EPOCH;
-            Exit::of(&End { reason, detail: String::new(), deliverable, at, is_resumable: false }) as u8
+            let detail = String::new();
+            let (is_resumable, is_refused_by_provider) = (false, false);
+            let end = RunEnd { reason, detail, deliverable, at, is_resumable, is_refused_by_provider };
+            let refused =
+                CommandExit::from_run_end(&RunEnd { is_refused_by_provider: true, ..end.clone() }) as u8;
+            assert_eq!(
+                refused,
+                if has_deliverable { CommandExit::from_run_end(&end) as u8 } else { 4 },
+                "{reason}"
+            );
+            CommandExit::from_run_end(&end) as u8
         };
         for (reason, with, without) in [
             (EndReason::Completed, 0, 0),

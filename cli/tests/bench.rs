@@ -1,5 +1,5 @@
-//! `millrace bench` as a user runs it: the real program, with plans so small that nothing is learnt about speed. It is
-//! tested that everything is measured, told and cleaned up. Passed over, with a message, where no nats-server is to be had.
+//! `millrace bench` with tiny plans: all figures are measured and reported, and all folders are removed. The figures
+//! themselves are meaningless. Skipped, with a message, without a nats-server.
 
 #![allow(clippy::unwrap_used, reason = "the helpers of tests are tests too")]
 
@@ -16,22 +16,26 @@ mod support;
 
 use support::{MILLRACE, needs_nats_server};
 
-fn bench(folder: &Path, arguments: &[&str]) -> Output {
+fn run_bench_command(folder: &Path, arguments: &[&str]) -> Output {
     let data = folder.to_str().unwrap();
     Command::new(MILLRACE).args(["bench", "--rounds=1", "--data", data]).args(arguments).output().unwrap()
 }
 
 #[test]
-fn every_benchmark_tells_its_figure_beside_the_bare_one_and_leaves_nothing() {
+fn every_benchmark_reports_figure_and_baseline() {
     needs_nats_server!();
     let folder = tempfile::tempdir().unwrap();
-    let output = bench(folder.path(), &["--tasks=60", "--slots=16", "--json"]);
+    let output = run_bench_command(folder.path(), &["--tasks=60", "--slots=16", "--json"]);
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let is_optimized = !cfg!(debug_assertions);
+    assert_eq!(report["machine"]["is_optimized"], is_optimized);
+    let warns = String::from_utf8_lossy(&output.stderr).contains("this build is not optimised");
+    assert_eq!(warns, !is_optimized);
     for name in ["agents", "fan_out", "fan_out_reviewed", "chain", "layered", "replay"] {
         for figure in ["figure", "bare", "ratio"] {
-            let found = report[name][figure].as_f64();
-            assert!(found.is_some_and(|figure| figure > 0.0), "{name}.{figure} is {found:?}");
+            let value = report[name][figure].as_f64();
+            assert!(value.is_some_and(|figure| figure > 0.0), "{name}.{figure} is {value:?}");
         }
     }
     for name in [
@@ -42,24 +46,24 @@ fn every_benchmark_tells_its_figure_beside_the_bare_one_and_leaves_nothing() {
         "supervisor_memory",
         "takeover",
     ] {
-        let found = report["growth"][name]["figure"].as_f64();
+        let value = report["growth"][name]["figure"].as_f64();
         assert!(
-            found.is_some_and(|figure| figure > 0.0) || !cfg!(target_os = "linux"),
-            "{name} is {found:?}"
+            value.is_some_and(|figure| figure > 0.0) || !cfg!(target_os = "linux"),
+            "{name} is {value:?}"
         );
     }
     assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0, "the clusters' folders are removed");
 }
 
 #[test]
-fn a_folder_that_can_not_be_made_is_named() {
+fn a_folder_that_cannot_be_created_is_reported() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("file");
     fs::write(&file, "").unwrap();
-    let output = bench(&file, &["chain"]);
+    let output = run_bench_command(&file, &["chain"]);
     assert_eq!(output.status.code(), Some(4));
-    let told = String::from_utf8(output.stderr).unwrap();
-    assert!(told.contains("can't be made") && told.contains("Not a directory"), "{told}");
+    let stderr = String::from_utf8(output.stderr).unwrap();
+    assert!(stderr.contains("can't create the folder") && stderr.contains("Not a directory"), "{stderr}");
 }
 
 #[test]
@@ -71,25 +75,25 @@ fn an_interrupted_benchmark_leaves_no_process_and_no_folder() {
         .stderr(Stdio::null())
         .spawn()
         .unwrap();
-    let cluster = await_file(folder.path(), "cluster.json");
+    let cluster = await_file_in_subfolder(folder.path(), "cluster.json");
     let url = serde_json::from_slice::<Value>(&fs::read(cluster).unwrap()).unwrap()["url"].clone();
     let address = url.as_str().unwrap().strip_prefix("nats://").unwrap().to_owned();
     TcpStream::connect(&address).unwrap();
     kill_process(Pid::from_child(&bench), Signal::INT).unwrap();
     assert_eq!(bench.wait().unwrap().code(), Some(130));
-    assert!(TcpStream::connect(&address).is_err(), "the server is still there");
+    assert!(TcpStream::connect(&address).is_err(), "the server is still running");
     assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
 }
 
-/// Waits until a file is in one of the folders in `folder`.
-fn await_file(folder: &Path, name: &str) -> PathBuf {
+/// Waits until one of the subfolders of `folder` has this file.
+fn await_file_in_subfolder(folder: &Path, name: &str) -> PathBuf {
     let deadline = Instant::now() + Duration::from_secs(60);
     while Instant::now() < deadline {
-        let made = fs::read_dir(folder).unwrap().flatten().map(|made| made.path().join(name));
-        if let Some(found) = made.into_iter().find(|path| path.exists()) {
-            return found;
+        let files = fs::read_dir(folder).unwrap().flatten().map(|folder| folder.path().join(name));
+        if let Some(value) = files.into_iter().find(|path| path.exists()) {
+            return value;
         }
         std::thread::sleep(Duration::from_millis(10));
     }
-    panic!("{name} was not made in a minute");
+    panic!("{name} was not created within a minute");
 }

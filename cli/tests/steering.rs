@@ -1,5 +1,5 @@
-//! Steering as a user does it: the real `millrace` binary against local clusters with real supervisors, workers and a
-//! nats-server. Each test has its own data folder, and its cluster is down when it ends.
+//! Control commands: the real `millrace` binary against local clusters with real supervisors, workers and a nats-server.
+//! Each test has its own data folder and stops its cluster at its end.
 
 #![allow(clippy::unwrap_used, reason = "the helpers of tests are tests too")]
 
@@ -10,61 +10,78 @@ use serde_json::Value;
 #[path = "support/user.rs"]
 mod user;
 
-use user::{CHAIN, User};
+use user::{CHAIN, CliUser};
 
 #[test]
-fn a_run_is_paused_changed_and_resumed_by_named_people() {
-    let user = User::new();
-    let run = user.begins(CHAIN, &[]);
-    user.waits_for(&run, "b", "running");
-    let paused =
-        format!("millrace: run {run} is paused: what runs goes on to its end, and nothing more is given out");
-    user.does(&["pause", &run, "--by", "ann"]).is(0).says_only(&paused);
-    user.does(&["pause", &run]).is(2).says_only("error: the run is paused already");
-    let listed = user.does(&["list"]);
-    user.waits_for(&run, "b", "completed");
-    assert!(listed.out.contains("paused") || user.does(&["list"]).out.contains("paused"), "{listed:?}");
-    let board = user.does(&["show", &run]).out;
+fn a_run_is_paused_changed_and_resumed_with_authors() {
+    let user = CliUser::new();
+    let run = user.submit_detached(CHAIN, &[]);
+    user.wait_for_task_state(&run, "b", "running");
+    let paused = format!("millrace: run {run} is paused: running tasks finish, no new ones start");
+    user.run_command(&["pause", &run, "--by", "ann"]).assert_exit_code(0).assert_stderr_is(&paused);
+    user.run_command(&["pause", &run])
+        .assert_exit_code(2)
+        .assert_stderr_is("error: the run is already paused");
+    let listed = user.run_command(&["list"]);
+    user.wait_for_task_state(&run, "b", "completed");
+    assert!(
+        listed.out.contains("paused") || user.run_command(&["list"]).out.contains("paused"),
+        "{listed:?}"
+    );
+    let board = user.run_command(&["show", &run]).out;
     assert!(board.contains("paused, ") && board.contains("ann: pause"), "{board}");
 
     let edit = ["edit", &run, "c", "--objective", "end well", "--param", "bytes=5", "--by", "ann"];
-    user.does(&edit).is(0).says_only("millrace: task c is changed");
-    user.does(&edit).is(2).says_only("error: the patch changes nothing of task c");
-    user.does(&["edit", &run, "b", "--objective", "late"])
-        .is(2)
-        .says_only("error: task b is completed, so that a change (retry it, or add another) changes nothing");
-    user.does(&["edit", &run, "cc", "--objective", "x"])
-        .is(2)
-        .says_only("error: there is no task cc in this run; did you mean \"c\"?; there are a, b, c");
-    user.does(&["edit", &run, "a", "--depends-on", "c"]).is(2);
-    user.does(&["edit", &run, "c", "--depends-on", "b,c"]).is(2).says_only("error: task c depends on itself");
+    user.run_command(&edit).assert_exit_code(0).assert_stderr_is("millrace: task c is changed");
+    user.run_command(&edit)
+        .assert_exit_code(2)
+        .assert_stderr_is("error: the patch changes nothing in task c");
+    user.run_command(&["edit", &run, "b", "--objective", "late"])
+        .assert_exit_code(2)
+        .assert_stderr_is("error: task b is completed: it can't be changed; retry it, or add another task");
+    user.run_command(&["edit", &run, "cc", "--objective", "x"])
+        .assert_exit_code(2)
+        .assert_stderr_is("error: there is no task cc in this run; did you mean \"c\"?; its tasks: a, b, c");
+    user.run_command(&["edit", &run, "a", "--depends-on", "c"]).assert_exit_code(2);
+    user.run_command(&["edit", &run, "c", "--depends-on", "b,c"])
+        .assert_exit_code(2)
+        .assert_stderr_is("error: task c depends on itself");
 
-    user.writes("more.yaml", "tasks:\n  - {id: d, objective: besides, capability: echo, depends_on: [a]}\n");
-    user.does(&["add", &run, "--plan", "more.yaml"]).is(0).says_only("millrace: task d is added");
-    user.does(&["add", &run, "--plan", "more.yaml"])
-        .is(2)
-        .says("more.yaml:2:10: task d is there twice; every task needs an id of its own");
-    user.writes("odd.yaml", "mode: hybrid\ntasks:\n  - {id: e, objective: besides, capability: echo}\n");
-    user.does(&["add", &run, "--plan", "odd.yaml"])
-        .is(2)
-        .says("odd.yaml:1:7: \"mode\" is said when a run begins");
+    user.write_file(
+        "more.yaml",
+        "tasks:\n  - {id: d, objective: besides, capability: echo, depends_on: [a]}\n",
+    );
+    user.run_command(&["add", &run, "--plan", "more.yaml"])
+        .assert_exit_code(0)
+        .assert_stderr_is("millrace: task d is added");
+    user.run_command(&["add", &run, "--plan", "more.yaml"])
+        .assert_exit_code(2)
+        .assert_stderr_contains("more.yaml:2:10: duplicate task id d; every task needs a unique id");
+    user.write_file("odd.yaml", "mode: hybrid\ntasks:\n  - {id: e, objective: besides, capability: echo}\n");
+    user.run_command(&["add", &run, "--plan", "odd.yaml"])
+        .assert_exit_code(2)
+        .assert_stderr_contains("odd.yaml:1:7: \"mode\" can only be set when a run is submitted");
 
-    let told = "error: this run has no planner that could be told something";
-    user.does(&["tell", &run, "be quick"]).is(2).says_only(told);
-    user.does(&["retry", &run, "b", "--feedback", "slower, please"])
-        .is(0)
-        .says_only("millrace: task b runs once more, as attempt 2; done again with it: c");
-    user.does(&["retry", &run, "b"]).is(2).says("so that a retry (it is to run anyway) changes nothing");
+    let refusal = "error: this run has no planner that could receive a message";
+    user.run_command(&["message", &run, "be quick"]).assert_exit_code(2).assert_stderr_is(refusal);
+    user.run_command(&["retry", &run, "b", "--feedback", "slower, please"])
+        .assert_exit_code(0)
+        .assert_stderr_is("millrace: task b will be retried as attempt 2; dependents to run again: c");
+    user.run_command(&["retry", &run, "b"])
+        .assert_exit_code(2)
+        .assert_stderr_contains("it will run without a retry");
 
-    let done = user.does(&["resume", &run]);
-    done.is(0).says(&format!("millrace: run {run} goes on")).says("completed: 4 of 4 tasks completed");
-    let result = user.shows(&run);
+    let done = user.run_command(&["resume", &run]);
+    done.assert_exit_code(0)
+        .assert_stderr_contains(&format!("millrace: run {run} is resumed"))
+        .assert_stderr_contains("completed: 4 of 4 tasks completed");
+    let result = user.show_run_json(&run);
     let by: Vec<_> =
-        result["commands"].as_array().unwrap().iter().map(|one| (&one["by"], &one["what"])).collect();
+        result["commands"].as_array().unwrap().iter().map(|one| (&one["by"], &one["description"])).collect();
     let expected = [
         ("ann", "pause"),
-        ("ann", "change task c"),
-        ("bea", "add 1 tasks"),
+        ("ann", "change task c: objective, parameters"),
+        ("bea", "add 1 task"),
         ("bea", "retry task b"),
         ("bea", "resume"),
     ];
@@ -82,30 +99,32 @@ fn a_run_is_paused_changed_and_resumed_by_named_people() {
     let attempts = task("b")["attempts"].as_array().unwrap().clone();
     assert_eq!(attempts.len(), 2, "{attempts:?}");
     assert_eq!(
-        (&attempts[1]["state"], &attempts[1]["told"]),
+        (&attempts[1]["state"], &attempts[1]["feedback"]),
         (&"accepted".into(), &serde_json::json!(["slower, please"]))
     );
-    assert_eq!(attempts[0]["told"], Value::Null);
+    assert_eq!(attempts[0]["feedback"], Value::Null);
 
-    // It is over: what it left is shown again, and nothing more can be asked of it.
-    user.does(&["resume", &run]).is(0).says("completed: 4 of 4 tasks completed");
-    let over = format!("error: run {run} is over (completed); `millrace show {run}` shows what it left");
+    // The run has ended: its results are shown again, and all commands are refused.
+    user.run_command(&["resume", &run])
+        .assert_exit_code(0)
+        .assert_stderr_contains("completed: 4 of 4 tasks completed");
+    let over = format!("error: run {run} has ended (completed); `millrace show {run}` prints its results");
     for command in [
         &["cancel", &run][..],
         &["pause", &run],
-        &["tell", &run, "x"],
+        &["message", &run, "x"],
         &["retry", &run, "a"],
         &["edit", &run, "a", "--objective", "x"],
         &["add", &run, "--plan", "more.yaml"],
         &["resume", &run, "--budget", "tokens=5"],
     ] {
-        user.does(command).is(2).says(&over);
+        user.run_command(command).assert_exit_code(2).assert_stderr_contains(&over);
     }
 }
 
 #[test]
-fn a_task_and_then_its_run_are_cancelled_with_what_hangs_on_them() {
-    let user = User::new();
+fn a_task_and_its_run_are_cancelled_with_their_dependents() {
+    let user = CliUser::new();
     let plan = "
 objective: two ways
 tasks:
@@ -114,22 +133,25 @@ tasks:
   - {id: other, objective: take an hour too, capability: echo, parameters: {delay_ms: 3600000}}
   - {id: done, objective: be done, capability: echo}
 ";
-    let run = user.begins(plan, &[]);
-    user.waits_for(&run, "done", "completed");
-    user.waits_for(&run, "other", "running");
-    user.does(&["cancel", &run, "--task", "long", "--reason", "it takes too long"])
-        .is(0)
-        .says_only("millrace: task long is cancelled; cancelled with it: after");
-    user.does(&["cancel", &run, "--task", "long"])
-        .is(2)
-        .says("task long is cancelled, so that cancelling it changes nothing");
-    user.does(&["cancel", "latest", "--reason", "enough"])
-        .is(0)
-        .says_only(&format!("millrace: run {run} is cancelled; cancelled with it: other"));
-    let watched = user.does(&["watch", &run]);
-    watched.is(1).says("cancelled: 1 of 4 tasks completed").says("(enough)");
-    let result = user.shows(&run);
-    assert_eq!((&result["reason"], &result["end"]["resumable"]), (&"cancelled".into(), &false.into()));
+    let run = user.submit_detached(plan, &[]);
+    user.wait_for_task_state(&run, "done", "completed");
+    user.wait_for_task_state(&run, "other", "running");
+    user.run_command(&["cancel", &run, "--task", "long", "--reason", "it takes too long"])
+        .assert_exit_code(0)
+        .assert_stderr_is("millrace: task long is cancelled; also cancelled: after");
+    user.run_command(&["cancel", &run, "--task", "long"])
+        .assert_exit_code(2)
+        .assert_stderr_contains("task long is cancelled: it can't be cancelled");
+    user.run_command(&["cancel", "latest", "--reason", "enough"])
+        .assert_exit_code(0)
+        .assert_stderr_is(&format!("millrace: run {run} is cancelled; also cancelled: other"));
+    let watched = user.run_command(&["watch", &run]);
+    watched
+        .assert_exit_code(1)
+        .assert_stderr_contains("cancelled: 1 of 4 tasks completed")
+        .assert_stderr_contains("(enough)");
+    let result = user.show_run_json(&run);
+    assert_eq!((&result["state"], &result["resumable"]), (&"cancelled".into(), &false.into()));
     let reason = |id: &str| {
         let tasks = result["tasks"].as_array().unwrap();
         tasks.iter().find(|task| task["id"] == id).unwrap()["reason"].as_str().unwrap().to_owned()
@@ -137,8 +159,8 @@ tasks:
     assert_eq!((reason("long"), reason("other")), ("it takes too long".to_owned(), "enough".to_owned()));
 }
 
-/// Steps of 300 ms in a row.
-fn steps(count: u32) -> String {
+/// A chain of steps of 300 ms.
+fn plan_with_step_chain(count: u32) -> String {
     let mut plan = String::from("objective: step by step\ntasks:\n");
     for at in 0..count {
         let before = at.checked_sub(1).map(|before| format!("depends_on: [s{before}], ")).unwrap_or_default();
@@ -151,50 +173,51 @@ fn steps(count: u32) -> String {
 }
 
 #[test]
-fn a_run_that_used_up_its_time_says_how_to_go_on_and_goes_on_with_more() {
-    let user = User::new();
-    user.writes("plan.yaml", &steps(12));
-    let run = user.does(&["run", "--plan", "plan.yaml", "--workers", "1", "--budget", "time=1500ms"]);
-    run.is(3).says("budget_exhausted: ").says("the time of 1s that it may take is over");
-    let hint = run
-        .err
-        .lines()
-        .find_map(|line| line.strip_prefix("millrace: go on with more: millrace resume "))
-        .unwrap();
+fn a_run_out_of_time_is_resumed_with_a_larger_budget() {
+    let user = CliUser::new();
+    user.write_file("plan.yaml", &plan_with_step_chain(12));
+    let run = user.run_command(&["run", "--plan", "plan.yaml", "--workers", "1", "--budget", "time=1500ms"]);
+    run.assert_exit_code(3)
+        .assert_stderr_contains("budget_exhausted: ")
+        .assert_stderr_contains("the time limit of 1s has passed");
+    let hint =
+        run.err.lines().find_map(|line| line.strip_prefix("millrace: resume it: millrace resume ")).unwrap();
     let (id, budget) = hint.split_once(" --budget ").unwrap();
     assert_eq!(budget, "time=3s");
 
-    let asleep = user.does(&["list"]);
-    assert!(asleep.is(0).out.contains("budget_exhausted, resumable"), "{asleep:?}");
-    user.does(&["resume", id])
-        .is(2)
-        .says("say what it may use from now on, all together, as in: millrace resume");
-    user.does(&["resume", id, "--budget", "final=5"])
-        .is(2)
-        .says("how a run ends is said when it is handed in");
+    let listed = user.run_command(&["list"]);
+    assert!(listed.assert_exit_code(0).out.contains("budget_exhausted, resumable"), "{listed:?}");
+    user.run_command(&["resume", id])
+        .assert_exit_code(2)
+        .assert_stderr_contains("give it a larger total budget to resume it: millrace resume");
+    user.run_command(&["resume", id, "--budget", "final=5"])
+        .assert_exit_code(2)
+        .assert_stderr_contains("final can only be set at submission");
 
-    // The newest that can be gone on with is meant where none is under way.
-    let resumed = user.does(&["resume", "--budget", "time=60s", "--by", "ann", "--result", "result.json"]);
+    // Without unfinished runs, the default is the newest resumable one.
+    let resumed =
+        user.run_command(&["resume", "--budget", "time=60s", "--by", "ann", "--result", "result.json"]);
     resumed
-        .is(0)
-        .says(&format!("millrace: run {id} goes on; again: "))
-        .says("completed: 12 of 12 tasks completed");
-    let result: Value = serde_json::from_str(&fs::read_to_string(user.path("result.json")).unwrap()).unwrap();
-    assert_eq!((&result["reason"], &result["deliverable"]["rung"]), (&"completed".into(), &"final".into()));
+        .assert_exit_code(0)
+        .assert_stderr_contains(&format!("millrace: run {id} is resumed; retried: "))
+        .assert_stderr_contains("completed: 12 of 12 tasks completed");
+    let result: Value =
+        serde_json::from_str(&fs::read_to_string(user.path_of("result.json")).unwrap()).unwrap();
+    assert_eq!((&result["state"], &result["deliverable"]["rule"]), (&"completed".into(), &"final".into()));
     assert_eq!(
-        (&result["commands"][0]["by"], &result["commands"][0]["what"]),
-        (&"ann".into(), &"resume with more".into())
+        (&result["commands"][0]["by"], &result["commands"][0]["description"]),
+        (&"ann".into(), &"resume with a larger budget".into())
     );
     assert_eq!(result["budget"]["limits"]["wall_time"], 60.0);
     let errors = result["errors"].as_array().unwrap();
-    assert_eq!(errors.len(), 1, "what had gone wrong stays told: {errors:?}");
-    assert!(errors[0]["text"].as_str().unwrap().starts_with("budget_exhausted: "), "{errors:?}");
-    let watched = user.does(&["resume", id]);
-    watched.is(0).says("completed: 12 of 12 tasks completed");
+    assert_eq!(errors.len(), 1, "earlier errors are kept: {errors:?}");
+    assert!(errors[0]["message"].as_str().unwrap().starts_with("budget_exhausted: "), "{errors:?}");
+    let watched = user.run_command(&["resume", id]);
+    watched.assert_exit_code(0).assert_stderr_contains("completed: 12 of 12 tasks completed");
 }
 
-/// A planner that makes a plan of one task, and uses more tokens for that than the run has.
-const DEAR_PLANNER: &str = "
+/// A planner that makes a plan of one task and uses more tokens than the budget of the run.
+const EXPENSIVE_PLANNER: &str = "
 rules:
 - when: {answer: plan}
   reply:
@@ -203,23 +226,23 @@ rules:
 ";
 
 #[test]
-fn a_run_whose_tokens_are_used_up_by_its_planner_is_finished_with_more() {
-    let user = User::new();
-    user.writes("model.yaml", DEAR_PLANNER);
+fn a_run_out_of_tokens_is_finished_with_a_larger_budget() {
+    let user = CliUser::new();
+    user.write_file("model.yaml", EXPENSIVE_PLANNER);
     let model = ["--model", "planner=script:model.yaml", "--workers", "1"];
-    let run = user.does(
+    let run = user.run_command(
         &[&["run", "be done with it", "--mode", "llm", "--budget", "tokens=20k,steps=5"], &model[..]]
             .concat(),
     );
-    run.is(1)
-        .says("budget_exhausted: ")
-        .says("millrace: spent 30100 tokens in 1 call (planner 30100 tokens in 1 call)");
-    run.says("planner asked, turn 1: There is no plan yet: make one.");
-    run.says("planner turn 1 over: One task is enough.");
-    assert!(!run.err.contains(" may use "), "what is set aside for each piece of work is no news: {run:#?}");
+    run.assert_exit_code(1)
+        .assert_stderr_contains("budget_exhausted: ")
+        .assert_stderr_contains("millrace: used 30,100 tokens in 1 call (planner 30,100 tokens in 1 call)");
+    run.assert_stderr_contains("planner turn 1 requested: There is no plan yet: make one.");
+    run.assert_stderr_contains("planner turn 1 finished: One task is enough.");
+    assert!(!run.err.contains(" may use "), "reservations are not shown: {run:#?}");
 
-    let shown = user.shows("latest");
-    assert_eq!((&shown["mode"], &shown["end"]["resumable"]), (&"llm".into(), &true.into()));
+    let shown = user.show_run_json("latest");
+    assert_eq!((&shown["mode"], &shown["resumable"]), (&"llm".into(), &true.into()));
     assert_eq!(shown["turns"][0]["reasoning"], "One task is enough.");
     assert_eq!(
         (&shown["spend"]["planner"]["input_tokens"], &shown["budget"]["left"]["tokens"]),
@@ -228,80 +251,77 @@ fn a_run_whose_tokens_are_used_up_by_its_planner_is_finished_with_more() {
     assert!(shown["budget"]["left"]["steps"].as_u64().unwrap() < 5, "a turn was taken: {shown:#}");
     let how = shown["end"]["resume_with"].as_str().unwrap();
     assert!(how.ends_with(" --budget tokens=40000"), "{how}");
-    let board = user.does(&["show", "latest"]).out;
-    assert!(board.contains("30100 of 20000 tokens") && board.contains(how), "{board}");
+    let board = user.run_command(&["show", "latest"]).out;
+    assert!(board.contains("30,100 of 20,000 tokens") && board.contains(how), "{board}");
 
     let resumed =
-        user.does(&[&["resume", "latest", "--budget", "tokens=100k", "--json"], &model[..]].concat());
-    resumed.is(0);
+        user.run_command(&[&["resume", "latest", "--budget", "tokens=100k", "--json"], &model[..]].concat());
+    resumed.assert_exit_code(0);
     let last: Value = serde_json::from_str(resumed.out.lines().last().unwrap()).unwrap();
-    assert_eq!(
-        (&last["result"]["reason"], &last["result"]["deliverable"]["task"]),
-        (&"completed".into(), &"only".into())
-    );
-    assert_eq!(last["result"]["spend"]["total"]["input_tokens"], 30_000, "what was spent stays spent");
+    assert_eq!((&last["state"], &last["deliverable"]["task"]), (&"completed".into(), &"only".into()));
+    assert_eq!(last["spend"]["total"]["input_tokens"], 30_000, "usage is kept");
 }
 
 #[test]
-fn a_planner_is_told_something_where_there_is_one() {
-    let user = User::new();
+fn messages_reach_the_planner() {
+    let user = CliUser::new();
     let plan = "
-objective: wait for somebody
+objective: wait for a user
 consult: judgement
 tasks:
   - {id: long, objective: take an hour, capability: echo, parameters: {delay_ms: 3600000}, final: true}
 ";
-    let run = user.begins(plan, &[]);
-    user.waits_for(&run, "long", "running");
-    user.does(&["tell", &run, "  "]).is(2).says_only("error: the message is empty");
-    user.does(&["tell", &run, "it is late", "--by", "ann"])
-        .is(0)
-        .says_only(&format!("millrace: run {run} has a message for its planner"));
-    let result = user.shows(&run);
+    let run = user.submit_detached(plan, &[]);
+    user.wait_for_task_state(&run, "long", "running");
+    user.run_command(&["tell", &run, "  "])
+        .assert_exit_code(2)
+        .assert_stderr_is("error: the message is empty");
+    user.run_command(&["message", &run, "it is late", "--by", "ann"])
+        .assert_exit_code(0)
+        .assert_stderr_is(&format!("millrace: run {run} has received the message for its planner"));
+    let result = user.show_run_json(&run);
     let message = &result["messages"][0];
     assert_eq!((&message["by"], &message["text"]), (&"ann".into(), &"it is late".into()));
-    assert_eq!(result["turns"][0]["occasions"][0], "ann says: it is late");
-    user.does(&["cancel", &run]).is(0);
+    assert_eq!(result["turns"][0]["triggers"][0], "ann says: it is late");
+    user.run_command(&["cancel", &run]).assert_exit_code(0);
 }
 
 #[test]
-fn what_can_not_be_meant_on_a_command_line_is_refused_before_anything_starts() {
-    let user = User::new();
-    user.writes("plan.yaml", CHAIN);
-    user.writes("hybrid.yaml", &format!("mode: hybrid\n{CHAIN}"));
+fn invalid_arguments_are_refused_before_anything_starts() {
+    let user = CliUser::new();
+    user.write_file("plan.yaml", CHAIN);
+    user.write_file("hybrid.yaml", &format!("mode: hybrid\n{CHAIN}"));
     let plan = ["--plan", "plan.yaml"];
     let cases: [(&[&str], &str); 9] = [
         (
             &["x", "--plan", "plan.yaml", "--mode", "llm"],
-            "error: in mode llm the planner makes the plan: leave --plan away",
+            "error: in mode llm the planner makes the plan: omit --plan",
         ),
-        (&["x", "--mode", "hybrid"], "error: mode hybrid needs a plan that the planner extends and changes"),
-        (&["x", "--mode", "fixed"], "error: mode fixed needs a plan: name its file with --plan"),
+        (&["x", "--mode", "hybrid"], "error: mode hybrid needs a plan for the planner to extend and change"),
+        (&["x", "--mode", "fixed"], "error: mode fixed needs a plan: give its file with --plan"),
+        (&["x", "--consult", "never"], "error: modes llm and hybrid call the planner"),
+        (&["--plan", "hybrid.yaml", "--consult", "never"], "error: modes llm and hybrid call the planner"),
         (
-            &["x", "--consult", "never"],
-            "error: a plan that the planner makes or changes needs it to be asked",
+            &["x", "--budget", "tokns=5"],
+            "error: --budget: unknown budget \"tokns\"; did you mean \"tokens\"?",
         ),
-        (
-            &["--plan", "hybrid.yaml", "--consult", "never"],
-            "error: a plan that the planner makes or changes needs it",
-        ),
-        (&["x", "--budget", "tokns=5"], "error: --budget: there is no \"tokns\"; did you mean \"tokens\"?"),
         (
             &["x", "--budget", "tokens=many"],
             "error: --budget: tokens must be a whole number, 1 or more, such as 5000, 200k",
         ),
-        (&["x", "--budget", "tokens=5,tokens=6"], "error: --budget: tokens is there twice"),
+        (&["x", "--budget", "tokens=5,tokens=6"], "error: --budget: tokens is given twice"),
         (&["x", "--mode", "fast"], "error: invalid value 'fast' for '--mode <MODE>'"),
     ];
     for command in ["run", "submit"] {
-        for (arguments, told) in &cases {
-            let refused = user.does(&[&[command], *arguments].concat());
-            refused.is(2).says(told);
+        for (arguments, message) in &cases {
+            let refused = user.run_command(&[&[command], *arguments].concat());
+            refused.assert_exit_code(2).assert_stderr_contains(message);
         }
     }
     for arguments in [&["edit", "r", "t", "--param", "x"][..], &["edit", "r", "t", "--review", "citic"]] {
-        user.does(arguments).is(2);
+        user.run_command(arguments).assert_exit_code(2);
     }
-    user.does(&[&["run", "--mode", "fixed"], &plan[..], &["--nats", "x"]].concat()).is(2);
-    assert!(!user.path("data").join("nats").exists(), "nothing was started");
+    user.run_command(&[&["run", "--mode", "fixed"], &plan[..], &["--nats", "x"]].concat())
+        .assert_exit_code(2);
+    assert!(!user.path_of("data").join("nats").exists(), "nothing was started");
 }

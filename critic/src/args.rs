@@ -2,18 +2,18 @@
 
 use std::path::PathBuf;
 
-use millrace_agent::desk::Preferences;
-use millrace_runtime::host::HostArgs;
+use millrace_agent_nats::AgentHostConfig;
+use millrace_runtime::work::host::HostArgs;
 
-use crate::{Config, Error};
+use crate::{CriticConfig, ProgramError};
 
-/// Judge results of a cluster's tasks.
+/// Review the results of a cluster's tasks.
 #[derive(Debug, Clone, clap::Args)]
 pub struct Args {
-    /// What every hosting program can be told.
+    /// The arguments that workers and critics share.
     #[command(flatten)]
     pub host: HostArgs,
-    /// A folder that the programs of checks may read, besides the system's own (may be given several times)
+    /// A folder that check programs may read, in addition to the system's own (can be given several times)
     #[arg(
         long = "check-folder",
         value_name = "FOLDER",
@@ -24,27 +24,13 @@ pub struct Args {
 }
 
 impl Args {
-    /// The critic that these arguments ask for.
+    /// Returns the configuration.
     ///
     /// # Errors
-    /// A model has no name.
-    pub fn into_config(self) -> Result<Config, Error> {
-        let connection = self.host.connection();
-        let HostArgs { nats: _, slots, id, model, record, grace, document_cache, http } = self.host;
-        let models = Preferences::parse(model.iter().map(String::as_str))?;
-        let document_cache = Some(document_cache);
-        let check_folders = self.check_folders;
-        Ok(Config {
-            id,
-            slots,
-            grace,
-            document_cache,
-            models,
-            record,
-            check_folders,
-            http: http.address,
-            ..Config::new(connection)
-        })
+    /// A `--model` does not name a model.
+    pub fn into_config(self) -> Result<CriticConfig, ProgramError> {
+        let Self { host, check_folders } = self;
+        Ok(CriticConfig { host: AgentHostConfig::parse_args(host)?, check_folders, launcher: None })
     }
 }
 
@@ -54,14 +40,14 @@ mod tests {
 
     use super::*;
 
-    fn parse(arguments: &[&str]) -> Result<Args, clap::Error> {
+    fn parse_args(arguments: &[&str]) -> Result<Args, clap::Error> {
         let command = Args::augment_args(Command::new("critic").no_binary_name(true));
         command.clone().debug_assert();
         Args::from_arg_matches(&command.try_get_matches_from(arguments)?)
     }
 
     #[test]
-    fn what_is_asked_for_is_configured() {
+    fn arguments_become_the_configuration() {
         let arguments = [
             "--nats",
             "nats://a:1,nats://b:2",
@@ -76,19 +62,20 @@ mod tests {
             "--check-folder",
             "/opt/a:/opt/b",
         ];
-        let config = parse(&arguments).unwrap().into_config().unwrap();
+        let config = parse_args(&arguments).unwrap().into_config().unwrap();
+        assert_eq!(config.check_folders, [PathBuf::from("/opt/a"), PathBuf::from("/opt/b")]);
+        let config = config.host;
         assert_eq!(config.connection.url, "nats://a:1,nats://b:2");
         assert_eq!((config.slots, config.id.unwrap().as_str()), (3, "me"));
-        assert_eq!(config.models.choices().count(), 2);
-        assert_eq!(config.check_folders, [PathBuf::from("/opt/a"), PathBuf::from("/opt/b")]);
+        assert_eq!(config.models.selections().count(), 2);
         assert_eq!(config.grace, std::time::Duration::from_secs(2));
     }
 
     #[test]
-    fn what_makes_no_sense_is_refused() {
+    fn invalid_arguments_are_refused() {
         for arguments in [["--slots", "0"], ["--id", "a b"], ["--grace", "soon"]] {
-            assert!(parse(&arguments).is_err(), "{arguments:?}");
+            assert!(parse_args(&arguments).is_err(), "{arguments:?}");
         }
-        assert!(parse(&["--model", "a,"]).unwrap().into_config().is_err());
+        assert!(parse_args(&["--model", "a,"]).unwrap().into_config().is_err());
     }
 }

@@ -1,59 +1,61 @@
-//! The checks of a review, one after another, each of them a step of its journal: whoever takes the review over makes
-//! none again whose outcome is known.
+//! The checks of a review, in order. Each is a step of the review's journal, so that a critic that resumes the review
+//! does not repeat them.
 
-use std::sync::Arc;
-
-use millrace_agent::critic::checks::{NoCheck, faults, name, outcome, reads_documents};
-use millrace_agent::desk::Desk;
+use millrace_agent::critic::checks::{
+    InvalidCheckError, build_criterion_outcome, check_name, check_reads_documents, find_faults,
+};
+use millrace_agent::session::AgentHost;
+use millrace_agent_nats::{NatsOrderInputs, convert_session_error};
 use millrace_protocol::plan::ReviewCheck;
 use millrace_protocol::result::{CriterionOutcome, ErrorKind, TaskError, TaskResult};
 use millrace_protocol::work::Order;
-use millrace_runtime::host::Attempt;
-use millrace_seat::{Reading, unreadable};
+use millrace_runtime::work::host::AttemptContext;
 
-use crate::program::Programs;
+use crate::check_programs::CheckProgramRunner;
 
-/// What all checks of an order come to.
+/// Runs all checks of an order.
 ///
 /// # Errors
-/// One of them can't be made, the documents can't be had, or the journal can't go on.
-pub(crate) async fn make(
-    desk: &Desk,
-    programs: &Programs,
-    attempt: &mut Attempt,
+/// A check can't run, the documents can't be read, or the journal can't be written.
+pub(crate) async fn run_checks(
+    agents: &AgentHost,
+    programs: &CheckProgramRunner,
+    attempt: &mut AttemptContext,
     order: &Order,
     result: &TaskResult,
 ) -> Result<Vec<CriterionOutcome>, TaskError> {
-    let documents = order.documents.as_ref().filter(|_| order.checks.iter().any(reads_documents));
+    let checks = order.review_brief().map(|brief| brief.checks.as_slice()).unwrap_or_default();
+    let documents = order.documents.as_ref().filter(|_| checks.iter().any(check_reads_documents));
     let corpus = match documents {
         None => None,
         Some(set) => {
-            let sources = Arc::new(Reading(attempt.reader()));
-            let opened = desk.documents(set, sources.as_ref()).await;
-            Some(opened.map_err(|error| unreadable(attempt, error))?)
+            let opened = agents.open_documents(set, &NatsOrderInputs(attempt.cluster_reader())).await;
+            Some(opened.map_err(|error| convert_session_error(attempt, error))?)
         }
     };
-    let mut outcomes = Vec::with_capacity(order.checks.len());
-    for (number, check) in order.checks.iter().enumerate() {
-        let made = async {
-            let found = match faults(check, result, corpus.as_deref()).map_err(senseless)? {
-                Some(found) => found,
-                None => by_program(programs, check, result).await?,
+    let mut outcomes = Vec::with_capacity(checks.len());
+    for (number, check) in checks.iter().enumerate() {
+        let checked = async {
+            let faults = match find_faults(check, result, corpus.as_deref()).map_err(invalid_check_error)? {
+                Some(faults) => faults,
+                None => run_check_program(programs, check, result).await?,
             };
-            Ok(outcome(&name(check), found))
+            Ok(build_criterion_outcome(&check_name(check), faults))
         };
-        outcomes.push(attempt.step(&format!("check.{number}"), made).await?);
+        outcomes.push(attempt.run_step_once(&format!("check.{number}"), checked).await?);
     }
     Ok(outcomes)
 }
 
-async fn by_program(
-    programs: &Programs,
+async fn run_check_program(
+    programs: &CheckProgramRunner,
     check: &ReviewCheck,
     result: &TaskResult,
 ) -> Result<Vec<String>, TaskError> {
     match check {
-        ReviewCheck::Command { command, timeout_s } => programs.faults(command, *timeout_s, result).await,
+        ReviewCheck::Command { command, timeout_s } => {
+            programs.run_program_and_find_faults(command, *timeout_s, result).await
+        }
         ReviewCheck::Citations
         | ReviewCheck::Quotations
         | ReviewCheck::Schema(_)
@@ -62,7 +64,7 @@ async fn by_program(
     }
 }
 
-/// No other try makes sense of it.
-fn senseless(no_check: NoCheck) -> TaskError {
-    TaskError::new(ErrorKind::InvalidTask, no_check.to_string())
+/// Not retryable: the check itself is invalid.
+fn invalid_check_error(error: InvalidCheckError) -> TaskError {
+    TaskError::new(ErrorKind::InvalidTask, error.to_string())
 }

@@ -1,11 +1,10 @@
-//! The reviewer of `echo`'s results: passes what is not empty and not marked to be rejected. It decides by the result
-//! alone, in no time.
+//! The reviewer of results of `echo`: accepts results that are not empty and not marked for rejection. It asks no model.
 
 use millrace_protocol::result::{CriterionOutcome, TaskResult, Verdict};
 use serde_json::Value;
 
-/// Judges a result of `echo`. The plan's criteria share the fate of the mark.
-pub(crate) fn judge(criteria: &[String], result: &TaskResult) -> Verdict {
+/// Reviews a result of `echo`. The plan's criteria are met unless the result is marked for rejection.
+pub(crate) fn judge_by_reject_mark(criteria: &[String], result: &TaskResult) -> Verdict {
     let is_marked =
         result.data.as_ref().and_then(|data| data.get("reject")).and_then(Value::as_bool) == Some(true);
     let outcome = |criterion: &str, met: bool, gap: &str| CriterionOutcome {
@@ -14,22 +13,22 @@ pub(crate) fn judge(criteria: &[String], result: &TaskResult) -> Verdict {
         gap: (!met).then(|| gap.to_owned()),
     };
     let own = [
-        outcome("the result is not empty", !result.is_empty(), "there is nothing in it"),
-        outcome("the result is not marked to be rejected", !is_marked, MARKED),
+        outcome("the result is not empty", !result.is_empty(), "it is empty"),
+        outcome("the result is not marked for rejection", !is_marked, MARKED),
     ];
-    let asked = criteria.iter().map(|criterion| outcome(criterion, !is_marked, MARKED));
-    let criteria: Vec<CriterionOutcome> = own.into_iter().chain(asked).collect();
+    let of_plan = criteria.iter().map(|criterion| outcome(criterion, !is_marked, MARKED));
+    let criteria: Vec<CriterionOutcome> = own.into_iter().chain(of_plan).collect();
     let passed = criteria.iter().all(|criterion| criterion.met);
     Verdict {
         passed,
-        reasoning: if passed { "it is what echo makes" } else { "it was made to be rejected" }.into(),
+        reasoning: if passed { "a valid result of echo" } else { "marked for rejection" }.into(),
         feedback: (!passed).then(|| "try again".into()),
         criteria,
         ..Verdict::default()
     }
 }
 
-const MARKED: &str = "its data says so";
+const MARKED: &str = "its data has `reject: true`";
 
 #[cfg(test)]
 mod tests {
@@ -38,7 +37,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn verdicts_follow_the_mark_and_never_contradict_themselves() {
+    fn verdicts_follow_the_mark_and_are_consistent() {
         let result = |output: &str, data| TaskResult { output: output.into(), data, ..TaskResult::default() };
         for (result, passed) in [
             (result("text", None), true),
@@ -47,8 +46,8 @@ mod tests {
             (result("text", Some(json!("reject"))), true),
             (result("", None), false),
         ] {
-            let verdict = judge(&["it is short".to_owned()], &result);
-            assert_eq!((verdict.passed, verdict.inconsistency()), (passed, None), "{result:?}");
+            let verdict = judge_by_reject_mark(&["it is short".to_owned()], &result);
+            assert_eq!((verdict.passed, verdict.find_inconsistency()), (passed, None), "{result:?}");
             assert_eq!((verdict.criteria.len(), verdict.feedback.is_some()), (3, !passed));
         }
     }

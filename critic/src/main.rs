@@ -3,41 +3,25 @@
 use std::process::ExitCode;
 
 use clap::Parser;
-use millrace_critic::{Args, Error, block_on, launcher, on_signals, run, telemetry};
+use millrace_critic::{Args, launcher, run_critic_from_args, run_program};
+use millrace_runtime::program::parse_arguments;
 
+/// The allocator: an agent's step takes a third less CPU time with it than with the allocator of the C library, and static
+/// programs do not get a slow one.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
+/// A Millrace critic.
 #[derive(Parser)]
 #[command(name = "millrace-critic", version)]
-struct Command {
+struct CriticCommand {
     #[command(flatten)]
     args: Args,
 }
 
 fn main() -> ExitCode {
-    if let Some(code) = launcher() {
-        return code;
-    }
-    let Command { args } = Command::parse();
-    match block_on(judge(args)) {
-        Ok(Ok(())) => ExitCode::SUCCESS,
-        Ok(Err(error)) => stop(&error, code(&error)),
-        Err(error) => stop(&error, 4),
-    }
-}
-
-fn stop(error: &dyn std::fmt::Display, code: u8) -> ExitCode {
-    eprintln!("millrace-critic: {error}");
-    ExitCode::from(code)
-}
-
-/// The exit code, as of `millrace critic`: 2 where the command line is wrong, 4 where something that is needed is not there.
-fn code(error: &Error) -> u8 {
-    match error {
-        Error::Model(_) | Error::NoModel(_) => 2,
-        Error::Fault(_) | Error::Host(_) | Error::Http(_) | Error::Signals(_) => 4,
-    }
-}
-
-async fn judge(args: Args) -> Result<(), Error> {
-    telemetry::init("info");
-    run(args.into_config()?, on_signals()?).await
+    launcher().unwrap_or_else(|| {
+        let CriticCommand { args } = parse_arguments();
+        run_program("millrace-critic", |shutdown| run_critic_from_args(args, shutdown))
+    })
 }

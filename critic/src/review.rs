@@ -1,110 +1,111 @@
-//! The handler of the critics' queue: reads the result under review, makes its checks, lets the right reviewer judge what
-//! stands them, and puts the verdict into the words of the journal.
+//! The handler of the critics' queue: reads the result under review, runs its checks, and asks the judges if all checks
+//! pass.
 
 use std::sync::Arc;
 
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use millrace_agent::critic::CRITIC_DESCRIPTION;
-use millrace_agent::critic::checks::{empty_verdict, verdict};
-use millrace_agent::desk::{Desk, DeskError, Seat};
-use millrace_agent::files::Files;
+use millrace_agent::critic::checks::{
+    build_verdict, check_name, has_nothing_to_check, verdict_without_criteria,
+};
+use millrace_agent::session::AgentHost;
+use millrace_agent_nats::{build_agent_environment, convert_session_error};
 use millrace_protocol::ids::{Capability, WorkerId};
-use millrace_protocol::plan::Work;
 use millrace_protocol::result::{CapabilityDescription, ErrorKind, TaskError, TaskResult, Verdict};
 use millrace_protocol::subject::CRITIC;
-use millrace_protocol::work::{Order, Outcome};
-use millrace_runtime::host::{Attempt, Handler};
-use millrace_seat::{Live, Reading, Recorded, Shared, unreadable};
+use millrace_protocol::work::{Assignment, Order, ReviewBrief, WorkOutcome};
+use millrace_runtime::work::host::{AttemptContext, OrderHandler};
 
-use crate::program::Programs;
+use crate::check_programs::CheckProgramRunner;
 use crate::{checks, echo};
 
-/// The capability whose results need no agent.
+/// The step that records the capability's criteria.
+const CRITERIA: &str = "criteria";
+/// The capability whose results are reviewed without a model.
 const ECHO: &str = "echo";
 
 pub(crate) struct Critic {
-    desk: Desk,
-    programs: Programs,
+    agents: Arc<AgentHost>,
+    programs: CheckProgramRunner,
 }
 
 impl Critic {
-    pub fn new(desk: Desk, programs: Programs) -> Self {
-        Self { desk, programs }
+    pub fn new(agents: Arc<AgentHost>, programs: CheckProgramRunner) -> Self {
+        Self { agents, programs }
     }
 
-    async fn review(&self, attempt: &mut Attempt) -> Result<Verdict, TaskError> {
+    async fn review_attempt(&self, attempt: &mut AttemptContext) -> Result<Verdict, TaskError> {
         let order = attempt.order().clone();
-        let (Work::Review { .. }, Some(input)) = (&order.work, order.inputs.first()) else {
-            return Err(TaskError::new(ErrorKind::InvalidTask, "the order is no review of a result"));
+        let (Assignment::Review { brief, .. }, Some(input)) = (&order.assignment, order.inputs.first())
+        else {
+            return Err(TaskError::new(ErrorKind::InvalidTask, "the order is not a review of a result"));
         };
-        let read = attempt.reader().result(input).await;
-        let result = read.map_err(|fault| attempt.fault(fault))?;
+        let read = attempt.cluster_reader().read_result(input).await;
+        let result = read.map_err(|fault| attempt.end_with_fault(fault))?;
         if result.is_empty() {
-            return Ok(empty_verdict());
+            return Ok(verdict_without_criteria());
         }
-        let mut outcomes = checks::make(&self.desk, &self.programs, attempt, &order, &result).await?;
-        let is_over = outcomes.iter().any(|outcome| !outcome.met);
-        // An order that names neither checks nor judges is of a writer that knew of critics only.
-        if is_over || (order.panel.is_none() && !outcomes.is_empty()) {
-            return Ok(verdict(outcomes));
+        let mut outcomes = checks::run_checks(&self.agents, &self.programs, attempt, &order, &result).await?;
+        let has_failed_check = outcomes.iter().any(|outcome| !outcome.met);
+        // Orders of older supervisors have no panel; then checks alone decide, if there are any.
+        if has_failed_check || (brief.panel.is_none() && !outcomes.is_empty()) {
+            let vacuous = brief.checks.iter().filter(|check| has_nothing_to_check(check, &result));
+            return Ok(build_verdict(outcomes, &vacuous.map(check_name).collect::<Vec<_>>()));
         }
-        let judged = self.judge(attempt, &order, &result).await?;
+        let judged = self.judge_with_checks_and_models(attempt, &order, brief, &result).await?;
         outcomes.extend(judged.criteria);
         Ok(Verdict { criteria: outcomes, ..judged })
     }
 
-    async fn judge(
+    async fn judge_with_checks_and_models(
         &self,
-        attempt: &mut Attempt,
+        attempt: &mut AttemptContext,
         order: &Order,
+        brief: &ReviewBrief,
         result: &TaskResult,
     ) -> Result<Verdict, TaskError> {
         if order.capability.as_str() == ECHO {
-            return Ok(echo::judge(&order.criteria, result));
+            return Ok(echo::judge_by_reject_mark(&brief.criteria, result));
         }
-        let criteria = criteria(attempt, order).await?;
-        let sources = Arc::new(Reading(attempt.reader()));
-        let files: Arc<dyn Files> = Arc::new(Shared::of(attempt.bus(), order));
-        let live = Live::of(attempt.bus(), order);
-        let mut journal = Recorded(attempt);
-        let allowance = order.allowance.unwrap_or_default();
-        let seat = Seat { watch: &live, allowance, files: Some(files), ..Seat::new(sources, &mut journal) };
-        let judged = self.desk.judge(order, &criteria, seat).await;
-        judged.map_err(|error| match error {
-            DeskError::Task(error) => error,
-            DeskError::Source(error) => unreadable(attempt, error),
-        })
+        let criteria = read_or_record_criteria(attempt, order).await?;
+        let judged = self.agents.run_review(order, &criteria, build_agent_environment(attempt)).await;
+        judged.map_err(|error| convert_session_error(attempt, error))
     }
 }
 
-impl Handler for Critic {
-    fn describe(&self) -> CapabilityDescription {
-        CapabilityDescription::new(Capability::new(CRITIC).expect("it is letters"), CRITIC_DESCRIPTION)
+impl OrderHandler for Critic {
+    fn describe_capability(&self) -> CapabilityDescription {
+        CapabilityDescription::new(Capability::new(CRITIC).expect("a valid name"), CRITIC_DESCRIPTION)
     }
 
-    /// The author of a result never reviews it.
-    fn takes(&self, order: &Order, me: &WorkerId) -> bool {
+    /// A worker that produced a result does not review it.
+    fn accepts_order(&self, order: &Order, me: &WorkerId) -> bool {
         order.inputs.iter().all(|input| input.worker != *me)
     }
 
-    fn run<'a>(&'a self, attempt: &'a mut Attempt) -> BoxFuture<'a, Result<Outcome, TaskError>> {
-        self.review(attempt).map(|judged| judged.map(Outcome::Judged)).boxed()
+    fn run_attempt<'a>(
+        &'a self,
+        attempt: &'a mut AttemptContext,
+    ) -> BoxFuture<'a, Result<WorkOutcome, TaskError>> {
+        self.review_attempt(attempt).map(|judged| judged.map(WorkOutcome::Judged)).boxed()
     }
 }
 
-/// What the capability asks of its results. Written down as a step, so that a critic that takes this review over asks
-/// the same.
-async fn criteria(attempt: &mut Attempt, order: &Order) -> Result<Vec<String>, TaskError> {
-    if let Some(value) = attempt.recorded(CRITERIA).await? {
+/// Returns the criteria of the capability that produced the result. They are recorded as a step, so that a critic that
+/// resumes the review uses the same ones.
+async fn read_or_record_criteria(
+    attempt: &mut AttemptContext,
+    order: &Order,
+) -> Result<Vec<String>, TaskError> {
+    if let Some(value) = attempt.next_recorded_value(CRITERIA).await? {
         return serde_json::from_value(value)
             .map_err(|mistake| TaskError::new(ErrorKind::Panic, format!("{CRITERIA}: {mistake}")));
     }
-    let known = attempt.reader().capabilities().await.map_err(|fault| attempt.fault(fault))?;
-    let own = known.into_iter().find(|capability| capability.name == order.capability);
+    let capabilities =
+        attempt.cluster_reader().read_capabilities().await.map_err(|fault| attempt.end_with_fault(fault))?;
+    let own = capabilities.into_iter().find(|capability| capability.name == order.capability);
     let criteria = own.map(|capability| capability.criteria).unwrap_or_default();
-    attempt.append(CRITERIA, &criteria.iter().map(String::as_str).collect()).await?;
+    attempt.append_step(CRITERIA, &criteria.iter().map(String::as_str).collect()).await?;
     Ok(criteria)
 }
-
-const CRITERIA: &str = "criteria";

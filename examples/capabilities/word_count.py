@@ -1,5 +1,5 @@
-"""The program behind word-count.yaml: the task comes as JSON on standard input, the result goes out as JSON; what is
-written to standard error is shown as progress."""
+"""The program of word-count.yaml: reads the task as JSON from standard input and prints the result as JSON; standard
+error is shown as progress."""
 import json
 import sys
 

@@ -1,4 +1,4 @@
-"""A Millrace worker in Python that counts words, a line a step. docs/wire.md describes the wire.
+"""A Millrace worker in Python that counts words, one line per step. docs/wire.md describes the protocol.
     pip install nats-py[nkeys] msgpack && NATS_URL=nats://127.0.0.1:4222 python worker.py"""
 import asyncio, contextlib, json, os, socket, time, uuid
 import msgpack, nats
@@ -14,7 +14,7 @@ async def work(parameters, step):
     return {"summary": f"{total} words", "output": f"The text has {total} words.", "data": {"words": total}}
 
 class Journal:
-    """The entries of one attempt: each append names the one it follows, so that there is one writer at a time."""
+    """The journal of one attempt. Each append names the last entry (optimistic concurrency), so there is a single writer."""
     def __init__(self, js, lane, run, task, attempt):
         self.js, self.stream, self.subject = js, f"LANE_{lane}", f"lane.{lane}.run.{run}.task.{task}.{attempt}"
         self.last, self.steps, self.claims, self.recorded, self.is_done = 0, 0, 0, [], False
@@ -56,7 +56,7 @@ async def every(seconds, do):
 
 async def main():
     url, seed = os.environ.get("NATS_URL", "nats://127.0.0.1:4222"), os.environ.get("NATS_NKEY")
-    inbox = "_INBOX" + (f".{os.environ['NATS_PUBLIC_NKEY']}" if seed else "")  # where nobody else may listen
+    inbox = "_INBOX" + (f".{os.environ['NATS_PUBLIC_NKEY']}" if seed else "")  # only this worker may subscribe here
     js = (await nats.connect(url, nkeys_seed=seed, inbox_prefix=inbox)).jetstream()
     cluster = json.loads((await (await js.key_value("cluster")).get("settings")).value)
     lease, beats, capabilities = cluster["work_lease_ms"] / 1000, await js.key_value("beats"), await js.key_value("capabilities")
@@ -68,10 +68,10 @@ async def main():
     queue = await js.pull_subscribe_bind(consumer=NAME, stream="WORK")
     while not beating.done():
         await asyncio.sleep(0.05)
-        with contextlib.suppress(nats.errors.TimeoutError, ServiceUnavailableError):  # a supervisor makes the queue
+        with contextlib.suppress(nats.errors.TimeoutError, ServiceUnavailableError):  # the supervisor creates the queue
             for message in await queue.fetch(1, timeout=5):
                 renewal = asyncio.create_task(every(lease / 3, message.in_progress))
-                with contextlib.suppress(APIError):  # somebody else has the work, or will have it
+                with contextlib.suppress(APIError):  # another worker has claimed this work
                     await attempt(js, message, msgpack.unpackb(msgpack.unpackb(message.data)["b"]))
                 renewal.cancel()
 

@@ -1,31 +1,30 @@
-//! The files of a run's workspace: their paths, and the versions that the log of files holds. It reads and writes
-//! nothing.
+//! Files of a run's workspace: their paths, and their versions in the file log. No I/O.
 
 use std::fmt;
 use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-use crate::wire::Blob;
+use crate::wire::InlineOrStoredBytes;
 
-/// The most bytes of a file.
+/// The maximum size of a file in bytes.
 pub const MAX_FILE: u64 = 32 * 1024 * 1024;
-/// The most bytes of a path.
+/// The maximum length of a path in bytes.
 pub const MAX_PATH: usize = 512;
 
-/// Where a file is: absolute, `/` between parts, no part empty, `.` or `..`. A text without the leading `/`, or
-/// with `./` instead, means the same file as with it. Other dots are fine: `a..b` is a name.
+/// The path of a file: absolute, parts separated by `/`, no part empty, `.` or `..`. A text without the leading `/`, or
+/// with `./` instead, is the same path. Other dots are fine: `a..b` is a name.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct FilePath(String);
 
-/// A text that is no path.
+/// A text that is not a valid path.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{text:?} is no path here: {reason}")]
-pub struct InvalidPath {
-    /// The text, cut to 200 characters.
+#[error("{text:?} is not a valid path: {reason}")]
+pub struct InvalidFilePath {
+    /// The text, truncated to 200 characters.
     pub text: String,
-    /// What is wrong, and what is allowed.
+    /// The reason, with the allowed form.
     pub reason: &'static str,
 }
 
@@ -33,9 +32,9 @@ impl FilePath {
     /// Validates a path.
     ///
     /// # Errors
-    /// It leaves its root, is no path of this kind, or is too long.
-    pub fn new(text: &str) -> Result<Self, InvalidPath> {
-        let refuse = |reason| InvalidPath { text: text.chars().take(200).collect(), reason };
+    /// The text leaves the workspace, is not a path of this form, or is too long.
+    pub fn new(text: &str) -> Result<Self, InvalidFilePath> {
+        let refuse = |reason| InvalidFilePath { text: text.chars().take(200).collect(), reason };
         let relative = text.strip_prefix('/').or_else(|| text.strip_prefix("./")).unwrap_or(text);
         let bytes = relative.as_bytes();
         if relative.is_empty() || relative.ends_with('/') {
@@ -45,20 +44,20 @@ impl FilePath {
             return Err(refuse("it is longer than 512 bytes"));
         }
         if relative.starts_with('~') {
-            return Err(refuse("'~' is no folder here; paths begin with '/'"));
+            return Err(refuse("'~' is not supported; paths begin with '/'"));
         }
         if bytes.len() > 1 && bytes[1] == b':' && bytes[0].is_ascii_alphabetic() {
-            return Err(refuse("paths have no drives; they begin with '/'"));
+            return Err(refuse("drive letters are not supported; paths begin with '/'"));
         }
         if relative.contains('\\') {
             return Err(refuse("parts are separated by '/'"));
         }
-        if relative.contains(breaks_a_line) {
-            return Err(refuse("it has a control character"));
+        if relative.contains(breaks_line_or_changes_text_direction) {
+            return Err(refuse("control characters are not allowed"));
         }
         for part in relative.split('/') {
             match part {
-                "" => return Err(refuse("a part of it is empty")),
+                "" => return Err(refuse("empty parts are not allowed")),
                 "." | ".." => return Err(refuse("'.' and '..' are not allowed as parts")),
                 _ => {}
             }
@@ -66,20 +65,20 @@ impl FilePath {
         Ok(Self(format!("/{relative}")))
     }
 
-    /// The path, with its leading `/`.
+    /// Returns the path, with its leading `/`.
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0
     }
 
-    /// The parts between the `/`.
+    /// Returns the parts between the `/`.
     pub fn parts(&self) -> impl Iterator<Item = &str> {
         self.0[1..].split('/')
     }
 }
 
-/// Characters that end a line of text or turn its direction round: a name with one could pass for something else.
-fn breaks_a_line(c: char) -> bool {
+/// `true` for characters that end a line or change the text direction: a path with one could imitate another path.
+fn breaks_line_or_changes_text_direction(c: char) -> bool {
     c.is_control() || matches!(c, '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }
 
@@ -90,15 +89,15 @@ impl fmt::Display for FilePath {
 }
 
 impl FromStr for FilePath {
-    type Err = InvalidPath;
-    fn from_str(text: &str) -> Result<Self, InvalidPath> {
+    type Err = InvalidFilePath;
+    fn from_str(text: &str) -> Result<Self, InvalidFilePath> {
         Self::new(text)
     }
 }
 
 impl TryFrom<String> for FilePath {
-    type Error = InvalidPath;
-    fn try_from(text: String) -> Result<Self, InvalidPath> {
+    type Error = InvalidFilePath;
+    fn try_from(text: String) -> Result<Self, InvalidFilePath> {
         Self::new(&text)
     }
 }
@@ -118,31 +117,31 @@ impl schemars::JsonSchema for FilePath {
     }
 }
 
-/// What a writer expects to find.
+/// The condition under which a file is written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Expected {
-    /// Whatever there is.
-    Anything,
-    /// No file.
-    Nothing,
-    /// This very version.
+pub enum WriteCondition {
+    /// Always.
+    Always,
+    /// The file does not exist.
+    Absent,
+    /// The current version is this one.
     Version(u64),
 }
 
-/// One version of a file, as it stands in the log of files. Versions are never changed and never removed.
+/// A version of a file in the file log. Versions are never changed and never removed.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FileVersion {
-    /// Its number, from 1; a deletion counts as one.
+    /// Its number, from 1; a deletion is a version too.
     pub version: u64,
-    /// Who wrote it, such as `task draft`.
+    /// The writer, such as `task draft`.
     pub author: String,
-    /// What wrote it: a second write with the same key is the first.
+    /// The idempotency key of the write: a second write with the same key has no effect.
     pub key: String,
     /// The size of the content in bytes; 0 for a deletion.
     pub size: u64,
-    /// The content; `None` says that the file was deleted.
+    /// The content; `None` for a deletion.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub content: Option<Blob>,
+    pub content: Option<InlineOrStoredBytes>,
 }
 
 #[cfg(test)]
@@ -150,7 +149,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_path_stays_below_its_root_whatever_is_tried() {
+    fn path_never_leaves_the_workspace() {
         let long = format!("/{}", "x".repeat(MAX_PATH));
         let refused = [
             ("", "it names a folder, not a file"),
@@ -162,23 +161,23 @@ mod tests {
             ("/a/./b", "'.' and '..' are not allowed as parts"),
             ("a/..", "'.' and '..' are not allowed as parts"),
             ("./../a", "'.' and '..' are not allowed as parts"),
-            ("//etc/passwd", "a part of it is empty"),
-            ("a//b", "a part of it is empty"),
-            ("~", "'~' is no folder here; paths begin with '/'"),
-            ("~/x", "'~' is no folder here; paths begin with '/'"),
-            ("/~root/x", "'~' is no folder here; paths begin with '/'"),
-            ("C:/x", "paths have no drives; they begin with '/'"),
-            ("/c:x", "paths have no drives; they begin with '/'"),
-            ("C:\\x", "paths have no drives; they begin with '/'"),
+            ("//etc/passwd", "empty parts are not allowed"),
+            ("a//b", "empty parts are not allowed"),
+            ("~", "'~' is not supported; paths begin with '/'"),
+            ("~/x", "'~' is not supported; paths begin with '/'"),
+            ("/~root/x", "'~' is not supported; paths begin with '/'"),
+            ("C:/x", "drive letters are not supported; paths begin with '/'"),
+            ("/c:x", "drive letters are not supported; paths begin with '/'"),
+            ("C:\\x", "drive letters are not supported; paths begin with '/'"),
             ("a\\b", "parts are separated by '/'"),
             ("\\\\host\\share", "parts are separated by '/'"),
             ("..\\a", "parts are separated by '/'"),
-            ("a\0b", "it has a control character"),
-            ("a\nb", "it has a control character"),
-            ("a\u{7f}", "it has a control character"),
-            ("a\u{85}b", "it has a control character"),
-            ("a\u{2028}b", "it has a control character"),
-            ("gpj.\u{202e}exe", "it has a control character"),
+            ("a\0b", "control characters are not allowed"),
+            ("a\nb", "control characters are not allowed"),
+            ("a\u{7f}", "control characters are not allowed"),
+            ("a\u{85}b", "control characters are not allowed"),
+            ("a\u{2028}b", "control characters are not allowed"),
+            ("gpj.\u{202e}exe", "control characters are not allowed"),
             (long.as_str(), "it is longer than 512 bytes"),
         ];
         for (text, reason) in refused {
@@ -187,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn names_that_only_look_strange_are_names() {
+    fn unusual_names_are_valid() {
         for (text, path) in [
             ("a", "/a"),
             ("./a", "/a"),
@@ -203,11 +202,11 @@ mod tests {
             (" a ", "/ a "),
             ("%2e%2e/a", "/%2e%2e/a"),
             ("*.md", "/*.md"),
-            // Not the dots and slashes that they resemble: nobody normalises them.
+            // They only look like dots and slashes; paths are not normalised.
             ("\u{ff0e}\u{ff0e}/a", "/\u{ff0e}\u{ff0e}/a"),
             ("\u{2025}/a", "/\u{2025}/a"),
             ("a\u{2215}b", "/a\u{2215}b"),
-            // Composed and decomposed are two names.
+            // Composed and decomposed forms are two names.
             ("\u{e9}", "/\u{e9}"),
             ("e\u{301}", "/e\u{301}"),
         ] {

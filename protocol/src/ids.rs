@@ -1,5 +1,5 @@
-//! Names. Each is a newtype whose constructor validates, and serde goes through it: a name that exists is a
-//! name that is safe as a NATS subject token, as a key and as a file name.
+//! Ids and names. Each is a newtype whose constructor validates, and serde uses the constructor: every value is safe as
+//! a NATS subject token, as a key and as a file name.
 
 use std::borrow::Borrow;
 use std::fmt;
@@ -8,34 +8,34 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-/// The most bytes a name may have.
+/// The maximum length of a name in bytes.
 pub const MAX_NAME: usize = 64;
 
-/// Why a text is not a name.
+/// A text that is not a valid name.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{text:?} is no {kind}: {reason}")]
+#[error("{text:?} is not a valid {kind}: {reason}")]
 pub struct InvalidName {
-    /// What it should have been ("task id").
+    /// The kind of name, such as "task id".
     pub kind: &'static str,
-    /// The text that was refused, cut to 80 characters.
+    /// The text, truncated to 80 characters.
     pub text: String,
-    /// What is wrong, and what is allowed.
+    /// The reason, with the allowed form.
     pub reason: String,
 }
 
-fn check(kind: &'static str, text: &str) -> Result<(), InvalidName> {
+fn check_name(kind: &'static str, text: &str) -> Result<(), InvalidName> {
     let refuse = |reason: String| InvalidName { kind, text: text.chars().take(80).collect(), reason };
     let Some(first) = text.chars().next() else {
         return Err(refuse("it is empty".into()));
     };
     if text.len() > MAX_NAME {
-        return Err(refuse(format!("it has {} bytes, at most {MAX_NAME} are allowed", text.len())));
+        return Err(refuse(format!("it has {} bytes; the maximum is {MAX_NAME}", text.len())));
     }
     if !first.is_ascii_alphanumeric() {
         return Err(refuse("it must begin with a letter or a digit".into()));
     }
     match text.chars().find(|c| !(c.is_ascii_alphanumeric() || matches!(c, '-' | '_'))) {
-        Some(c) => Err(refuse(format!("{c:?} is not allowed; letters, digits, '-' and '_' are"))),
+        Some(c) => Err(refuse(format!("{c:?} is not allowed; use letters, digits, '-' and '_'"))),
         None => Ok(()),
     }
 }
@@ -53,11 +53,11 @@ macro_rules! names {
             /// # Errors
             /// The text is empty, longer than [`MAX_NAME`] bytes, or has a character that is not allowed.
             pub fn new(text: impl AsRef<str>) -> Result<Self, InvalidName> {
-                check($kind, text.as_ref())?;
+                check_name($kind, text.as_ref())?;
                 Ok(Self(text.as_ref().into()))
             }
 
-            /// The name as text.
+            /// Returns the name as text.
             #[must_use]
             pub fn as_str(&self) -> &str {
                 &self.0
@@ -86,7 +86,7 @@ macro_rules! names {
         impl TryFrom<String> for $name {
             type Error = InvalidName;
             fn try_from(text: String) -> Result<Self, InvalidName> {
-                check($kind, &text)?;
+                check_name($kind, &text)?;
                 Ok(Self(text.into()))
             }
         }
@@ -122,24 +122,24 @@ names! {
     RunId = "run id";
     /// A task of a plan, unique within its run.
     TaskId = "task id";
-    /// A kind of work that workers offer to do, such as `research`.
+    /// A kind of work that workers provide, such as `research`.
     Capability = "capability name";
-    /// A process that takes work: a worker, a critic or a supervisor.
+    /// A process: a worker, a critic or a supervisor.
     WorkerId = "worker id";
 }
 
 impl RunId {
-    /// A run id of the form `20261121-231500-k3f9q2`: the day and time a run was made, and 30 random bits, so that
-    /// ids sort by age and can be read out. `when` is in UTC.
+    /// Creates a run id of the form `20261121-231500-k3f9q2`: the date and time of creation in UTC and 30 random bits, so
+    /// that ids sort by age and can be read aloud.
     #[must_use]
-    pub fn made(when: jiff::Timestamp, random: u32) -> Self {
+    pub fn generate(when: jiff::Timestamp, random: u32) -> Self {
         const DIGITS: &[u8; 32] = b"0123456789abcdefghjkmnpqrstvwxyz";
         let stamp = when.strftime("%Y%m%d-%H%M%S");
         let tail: String = (0..6).map(|i| char::from(DIGITS[(random >> (5 * i)) as usize & 31])).collect();
         Self(format!("{stamp}-{tail}").into())
     }
 
-    /// The lane a run lives in: FNV-1a (64 bit) of its id, modulo the number of lanes of the cluster.
+    /// Returns the lane of a run: FNV-1a (64 bit) of its id, modulo the number of lanes of the cluster.
     #[must_use]
     pub fn lane(&self, lanes: u16) -> Lane {
         let hash = self.0.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
@@ -165,26 +165,26 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_name_with_a_dot_a_wildcard_or_nothing_does_not_exist() {
+    fn invalid_names_are_rejected() {
         for text in ["", "a.b", "*", ">", "-a", "a b", "ä", &"x".repeat(65)] {
             assert!(TaskId::new(text).is_err(), "{text:?}");
         }
         assert_eq!(
             TaskId::new("a.b").unwrap_err().to_string(),
-            r#""a.b" is no task id: '.' is not allowed; letters, digits, '-' and '_' are"#
+            r#""a.b" is not a valid task id: '.' is not allowed; use letters, digits, '-' and '_'"#
         );
     }
 
     #[test]
-    fn serde_goes_through_the_constructor() {
+    fn deserialising_validates() {
         assert!(serde_json::from_str::<TaskId>("\"a b\"").is_err());
         assert_eq!(serde_json::from_str::<TaskId>("\"a_b-1\"").unwrap(), TaskId::new("a_b-1").unwrap());
     }
 
     #[test]
-    fn run_ids_sort_by_age_and_are_names() {
-        let early = RunId::made("2026-11-21T23:15:00Z".parse().unwrap(), 7);
-        let late = RunId::made("2026-11-21T23:15:01Z".parse().unwrap(), 0);
+    fn run_ids_sort_by_age_and_are_valid_names() {
+        let early = RunId::generate("2026-11-21T23:15:00Z".parse().unwrap(), 7);
+        let late = RunId::generate("2026-11-21T23:15:01Z".parse().unwrap(), 0);
         assert_eq!(early.as_str(), "20261121-231500-700000");
         assert!(early < late && RunId::new(early.as_str()).is_ok());
     }

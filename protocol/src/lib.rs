@@ -1,11 +1,13 @@
-//! The words and the rules of Millrace, pure: ids, subjects, messages, and the plan's state machine. No sockets, no
-//! clock, no randomness; time and names are arguments.
+//! The protocol of Millrace: ids, subjects, messages, and the state machine of a plan. Pure: no sockets, no clock, no
+//! randomness; the caller passes in the time and new ids.
 
 pub mod file;
 pub mod ids;
 pub mod plan;
+pub mod provider;
 pub mod registry;
 pub mod result;
+pub mod safe_text;
 pub mod schema;
 pub mod subject;
 pub mod wire;

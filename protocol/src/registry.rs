@@ -1,46 +1,48 @@
-//! What stands in the cluster's buckets: its settings, who is alive, and a summary of each run. All of it but the
-//! settings can be thrown away and made anew from the log and from who reports next.
+//! The contents of the cluster's buckets: its settings, heartbeats, and a summary of each run. All but the settings can be
+//! deleted: they are rebuilt from the log and the next heartbeats.
 
 use jiff::Timestamp;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::ids::{Capability, Lane, RunId, WorkerId};
 use crate::plan::{EndReason, Plan, TaskState};
+use crate::provider::ProviderWait;
 use crate::result::Usage;
 
-/// What is fixed when a cluster is made. Every program reads it and refuses to work with another.
+/// The settings that are fixed when a cluster is created. A program with other settings refuses to join.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ClusterSettings {
     /// The version of this layout.
     pub version: u32,
-    /// How many lanes the log has.
+    /// The number of lanes of the log.
     pub lanes: u16,
-    /// How many copies each stream and bucket has: 1, 3 or 5.
+    /// The number of replicas of each stream and bucket: 1, 3 or 5.
     pub replicas: u8,
-    /// How long a lane belongs to a supervisor that is not heard of, in milliseconds.
+    /// The time in milliseconds after which a supervisor that does not renew its lease loses a lane.
     pub lane_lease_ms: u64,
-    /// How long a piece of work belongs to a worker that is not heard of, in milliseconds.
+    /// The time in milliseconds after which a worker that does not renew its lease loses a piece of work.
     pub work_lease_ms: u64,
-    /// The last order in the stream of queues that counts without a mark of its writer; `None` where programs from before
-    /// 0.4 have made the cluster and may still give out orders without one.
+    /// The last sequence in the work stream at which an order is valid without a provenance header; `None` if the cluster
+    /// was created by a release before 0.4, and programs of that release may still send orders without one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub unmarked_orders_through: Option<u64>,
 }
 
 /// The roles a process can have.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
-pub enum Role {
-    /// It owns lanes.
+pub enum ProcessRole {
+    /// Owns lanes and decides.
     Supervisor,
-    /// It does tasks.
+    /// Executes tasks.
     Worker,
-    /// It judges results.
+    /// Reviews results.
     Critic,
 }
 
-impl Role {
-    /// Its name, as it stands in keys and messages.
+impl ProcessRole {
+    /// Returns its name in keys and messages.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -51,90 +53,158 @@ impl Role {
     }
 }
 
-/// A sign of life, renewed while a process lives.
+/// A heartbeat, repeated as long as a process lives.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Beat {
-    /// Who.
+pub struct Heartbeat {
+    /// The process.
     pub id: WorkerId,
-    /// What for.
-    pub role: Role,
-    /// The machine's name.
+    /// Its role.
+    pub role: ProcessRole,
+    /// Its host name.
     pub host: String,
-    /// The process on that machine.
+    /// Its process id on that host.
     pub pid: u32,
-    /// When it started, in microseconds since 1970.
+    /// The time of its start, in microseconds since 1970.
     #[serde(with = "jiff::fmt::serde::timestamp::microsecond::required")]
     pub started: Timestamp,
-    /// What it offers, and how much of each at once.
+    /// The capabilities that it provides, with the number of slots of each.
     pub slots: Vec<(Capability, u32)>,
-    /// How many pieces of work it has in hand.
+    /// The number of pieces of work in flight.
     pub busy: u32,
-    /// How many of them are of each capability; empty where the program does not say.
+    /// The same by capability; empty if the program does not report it.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub busy_with: Vec<(Capability, u32)>,
     /// The version of the program.
     pub version: String,
+    /// Of a supervisor: the lanes that it owns; empty if the program does not report them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub lanes: Vec<LaneReport>,
+    /// The last problem in the log of the process; `None` if there was none, or if the program does not report it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last_problem: Option<ProblemReport>,
 }
 
-/// A run in a few words, for lists.
+/// The state of a lane, as its owner reports it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LaneReport {
+    /// The lane.
+    pub lane: Lane,
+    /// The number of messages that the owner has not read yet.
+    pub lag: u64,
+    /// The number of live runs.
+    pub runs: u32,
+}
+
+/// A warning or an error in the log of a process.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ProblemReport {
+    /// When it was logged.
+    #[serde(with = "jiff::fmt::serde::timestamp::microsecond::required")]
+    pub at: Timestamp,
+    /// The level: `warn` or `error`.
+    pub level: String,
+    /// The line, without its time and level, at most [`MAX_PROBLEM`] characters.
+    pub message: String,
+}
+
+/// The maximum length of a reported problem in characters.
+pub const MAX_PROBLEM: usize = 400;
+
+/// The damage of a log that does not contain the submission of a run any more.
+pub const SUBMISSION_IS_MISSING: &str = "its submission is missing from the lane";
+
+/// The summary of a run, for lists.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RunSummary {
     /// The run.
     pub run: RunId,
     /// Its lane.
     pub lane: Lane,
-    /// The beginning of its objective, at most 200 characters.
+    /// Its objective, truncated to 200 characters.
     pub objective: String,
-    /// How it ended; `None` while it is under way.
+    /// The reason of its end; `None` while it is live.
     pub end: Option<EndReason>,
-    /// When it began, in microseconds since 1970.
+    /// The time of its start, in microseconds since 1970.
     #[serde(with = "jiff::fmt::serde::timestamp::microsecond::required")]
     pub started: Timestamp,
-    /// When this was written.
+    /// The time at which this summary was written.
     #[serde(with = "jiff::fmt::serde::timestamp::microsecond::required")]
     pub updated: Timestamp,
-    /// How many tasks are in each state, in the order of [`TaskState::ALL`].
+    /// The number of tasks in each state, in the order of [`TaskState::ALL`].
     pub counts: [u32; 9],
-    /// Whether its messages are in the archive, no longer in the lane.
+    /// `true` if its messages are in the archive and no longer in the lane.
     pub archived: bool,
-    /// Whether it has ended and can be gone on with.
+    /// `true` if it has ended and can be resumed.
     #[serde(default)]
     pub is_resumable: bool,
-    /// Whether nothing of it is given out until it is resumed.
+    /// `true` if it is paused.
     #[serde(default)]
     pub is_paused: bool,
-    /// Why it is coming to its end.
+    /// `true` if it is paused because it was interrupted.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub is_interrupted: bool,
+    /// The provider that it waits for, or for which it is paused; of several waits the oldest.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub waiting_for_provider: Option<ProviderWait>,
+    /// The reason why it is winding down.
     #[serde(default)]
     pub winding_down: Option<EndReason>,
-    /// What it has used.
+    /// Its usage so far.
     #[serde(default)]
     pub usage: Usage,
+    /// The reason why its first waiting task waits, while nothing is in progress.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub waiting_for: Option<String>,
+    /// The damage of its log, if the run cannot continue because of it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub log_damage: Option<String>,
+}
+
+/// Describes what a run waits for while nothing is in progress: the wait of its first task that has no unmet dependency.
+fn describe_wait(plan: &Plan) -> Option<String> {
+    let is_in_progress = plan.run.end.is_some()
+        || plan.run.paused.is_some()
+        || plan.planning.turn.is_some()
+        || plan.task_count_in_state(TaskState::Running) + plan.task_count_in_state(TaskState::NeedsReview)
+            > 0;
+    if is_in_progress {
+        return None;
+    }
+    let waiting = plan
+        .tasks()
+        .iter()
+        .find(|task| task.state() != TaskState::Pending && task.describe_wait().is_some())?;
+    Some(format!("{} waits for {}", waiting.spec.id, waiting.describe_wait()?))
 }
 
 impl RunSummary {
-    /// The summary of a run as its plan stands; `None` before it began.
+    /// Returns the summary of a run with this plan; `None` before its first decision.
     #[must_use]
-    pub fn of(run: &RunId, lane: Lane, plan: &Plan, now: Timestamp) -> Option<Self> {
-        let start = plan.start.as_ref()?;
+    pub fn from_plan(run: &RunId, lane: Lane, plan: &Plan, now: Timestamp) -> Option<Self> {
+        let start = plan.run.start.as_ref()?;
         Some(Self {
             run: run.clone(),
             lane,
             objective: start.objective.chars().take(200).collect(),
-            end: plan.end.as_ref().map(|end| end.reason),
+            end: plan.run.end.as_ref().map(|end| end.reason),
             started: start.at,
             updated: now,
-            counts: TaskState::ALL.map(|state| plan.count(state)),
+            counts: TaskState::ALL.map(|state| plan.task_count_in_state(state)),
             archived: false,
             is_resumable: plan.is_resumable(),
-            is_paused: plan.paused.is_some(),
-            winding_down: plan.winding_down.as_ref().map(|(reason, _)| *reason),
-            usage: plan.spend.total,
+            is_paused: plan.run.paused.is_some(),
+            is_interrupted: plan.run.is_interrupted,
+            waiting_for_provider: plan.oldest_provider_wait().cloned(),
+            winding_down: plan.run.winding_down.as_ref().map(|(reason, _)| *reason),
+            usage: plan.budget.spend.total,
+            waiting_for: describe_wait(plan),
+            log_damage: None,
         })
     }
 
-    /// How many tasks there are, and how many are completed.
+    /// Returns the number of tasks, and how many of them are completed.
     #[must_use]
-    pub fn progress(&self) -> (u32, u32) {
+    pub fn completed_and_total_tasks(&self) -> (u32, u32) {
         (self.counts.iter().sum(), self.counts[TaskState::Completed as usize])
     }
 }

@@ -1,5 +1,5 @@
-//! What work comes back with: a task's result with its sources and quotations, a critic's verdict, a planner's
-//! proposal, and errors. These are the words that workers, critics and models speak.
+//! Results of work: a task's result with its sources and quotations, a critic's verdict, a planner's proposal, and
+//! errors. Workers, critics and models produce them.
 
 use std::collections::BTreeMap;
 
@@ -7,122 +7,132 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::plan::{Edit, Review, TaskSpec};
+use crate::plan::{Edit, ReviewPolicy, TaskSpec};
 
-/// What a task produced. Sources are named by their ids in `output` as `[S1]`.
+/// The result of a task. `output` cites sources by their ids, as `[S1]`.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct TaskResult {
-    /// One or two sentences, for the board; at most [`MAX_SUMMARY`] characters are kept on the plan.
+    /// One or two sentences for the board; the plan keeps at most [`MAX_SUMMARY`] characters.
     pub summary: String,
-    /// The result itself, as Markdown. Never empty in a result that passes.
+    /// The result itself, as Markdown. A result without it never passes.
     pub output: String,
-    /// What the reader of the result should know beside it: gaps, doubts, what was not found.
+    /// Notes for the reader: gaps, doubts, searches without a result.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub notes: Option<String>,
-    /// The sources that `output` and `quotations` name.
+    /// The sources that `output` and `quotations` cite.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub sources: Vec<Source>,
-    /// Passages taken from sources word for word.
+    /// Verbatim passages of sources.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub quotations: Vec<Quotation>,
-    /// Structured output, in the form the capability says.
+    /// Structured output, in the form that the capability declares.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub data: Option<Value>,
-    /// What it cost.
+    /// `false` if the task was a question and the result does not answer it. `None` if the capability does not tell.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(skip)]
+    pub answered: Option<bool>,
+    /// The usage of the attempt.
     #[serde(skip_serializing_if = "Usage::is_zero")]
     pub usage: Usage,
-    /// The same by model, as far as that is known.
+    /// The same by model, as far as it is known.
     #[serde(skip_serializing_if = "ModelUsage::is_empty")]
     pub models: ModelUsage,
 }
 
-/// How many characters of a summary the plan keeps.
+/// The maximum length of a summary on the plan, in characters.
 pub const MAX_SUMMARY: usize = 280;
 
 impl TaskResult {
-    /// Whether there is text in it beyond the summary.
+    /// `true` if it has text beyond the summary.
     #[must_use]
     pub fn is_detailed(&self) -> bool {
         let output = self.output.trim();
         !output.is_empty() && output != self.summary.trim()
     }
 
-    /// Whether there is nothing in it that somebody could use. Such a result never passes.
+    /// `false` if it states that it does not answer its question.
+    #[must_use]
+    pub fn is_answered(&self) -> bool {
+        self.answered != Some(false)
+    }
+
+    /// `true` if it has no usable content. Such a result never passes.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.output.trim().is_empty() && self.data.as_ref().is_none_or(Value::is_null)
     }
 }
 
-/// Something a result rests on.
+/// A source of a result.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Source {
-    /// The name that the result uses for it, such as `S1`; unique within the result.
+    /// Its id in the result, such as `S1`; unique within the result.
     pub id: String,
-    /// What it is.
+    /// Its kind.
     pub kind: SourceKind,
     /// Its title, for the list of sources.
     pub title: String,
-    /// Where it is: a path below the documents' folder, or a URL.
+    /// Its address: a path below the documents folder, or a URL.
     pub location: String,
-    /// The SHA-256 of its bytes in hexadecimal, where it was read whole.
+    /// The SHA-256 of its bytes in hexadecimal, if it was read completely.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sha256: Option<String>,
 }
 
-/// The kinds of source.
+/// The kind of a source.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum SourceKind {
-    /// A document handed in with the run.
+    /// A document that was submitted with the run.
     Document,
-    /// A page on the web.
+    /// A web page.
     Web,
-    /// Program text.
+    /// Source code.
     Code,
-    /// A data set or a query's answer.
+    /// A data set or the result of a query.
     Data,
-    /// Anything else.
+    /// Other.
     Other,
 }
 
-/// A passage of a source, word for word. `first_line` and `last_line` count from 1, both included, in the source's
-/// readable text.
+/// A verbatim passage of a source. `first_line` and `last_line` count from 1, both inclusive, in the source's extracted
+/// text.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Quotation {
     /// The id of the source.
     pub source: String,
-    /// The words. White space may be folded; nothing else may differ.
+    /// The text. White space may be normalised; nothing else may differ.
     pub text: String,
-    /// Where the passage begins.
+    /// Its first line.
     pub first_line: u32,
-    /// Where it ends.
+    /// Its last line.
     pub last_line: u32,
 }
 
-/// What was used of the things that cost money.
+/// Usage of models and tools.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct Usage {
-    /// Calls to a model.
+    /// Model calls.
     pub model_calls: u64,
-    /// Calls to tools.
+    /// Tool calls.
     pub tool_calls: u64,
-    /// Tokens sent, those from and to the provider's cache included.
+    /// Input tokens, including those read from and written to the provider's cache.
     pub input_tokens: u64,
-    /// Tokens received, those of hidden reasoning included.
+    /// Output tokens, including hidden reasoning.
     pub output_tokens: u64,
-    /// Of the tokens sent, those that the provider had in its cache.
+    /// Input tokens that were read from the provider's cache.
     #[serde(skip_serializing_if = "is_zero")]
     pub cached_tokens: u64,
-    /// Of the tokens sent, those that the provider put into its cache.
+    /// Input tokens that were written to the provider's cache.
     #[serde(skip_serializing_if = "is_zero")]
     pub cache_write_tokens: u64,
-    /// Of the tokens received, those of hidden reasoning.
+    /// Output tokens of hidden reasoning.
     #[serde(skip_serializing_if = "is_zero")]
     pub reasoning_tokens: u64,
-    /// What it cost, in millionths of a US dollar, as far as prices are known.
+    /// The cost in millionths of a US dollar, as far as prices are known.
     #[serde(skip_serializing_if = "is_zero")]
     pub cost_micros: u64,
 }
@@ -132,13 +142,13 @@ fn is_zero(number: &u64) -> bool {
 }
 
 impl Usage {
-    /// Whether nothing was used.
+    /// `true` if nothing was used.
     #[must_use]
     pub fn is_zero(&self) -> bool {
         *self == Self::default()
     }
 
-    /// Adds what another piece of work used. The figures are what workers claim, so that none may overflow.
+    /// Adds the usage of another piece of work. Workers report the figures, so an overflow saturates.
     pub fn add(&mut self, other: Self) {
         self.model_calls = self.model_calls.saturating_add(other.model_calls);
         self.tool_calls = self.tool_calls.saturating_add(other.tool_calls);
@@ -151,67 +161,70 @@ impl Usage {
     }
 }
 
-/// What was used, by the model that it was used of.
+/// Usage by model.
 pub type ModelUsage = BTreeMap<String, Usage>;
 
-/// Why an attempt at a task ended without a result.
+/// An error that ended an attempt at a task.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 #[error("{message}")]
 pub struct TaskError {
-    /// What kind of failure it was; decides whether trying again can help.
+    /// The kind of failure; it decides whether a retry can help.
     pub kind: ErrorKind,
-    /// What went wrong, for a person: what, where, and what to do. At most [`MAX_MESSAGE`] characters are kept on the
-    /// plan.
+    /// A text for a person: the problem, its place, and a way out. The plan keeps at most [`MAX_MESSAGE`] characters.
     pub message: String,
-    /// Which limit was reached, where it was one.
+    /// The limit that was reached, if it was one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub limit: Option<Limit>,
-    /// What had been used by then.
+    pub limit: Option<ExceededLimit>,
+    /// The usage of the attempt until the error.
     #[serde(default, skip_serializing_if = "Usage::is_zero")]
     pub usage: Usage,
-    /// The same by model, as far as that is known.
+    /// The same by model, as far as it is known.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub models: ModelUsage,
-    /// What had been produced by then, at most [`MAX_PRODUCED`] characters. It stays in the journal; the plan does
-    /// without it.
+    /// `true` if the model's provider refused the request for good: a wrong key, no credit, no such model. Neither waiting
+    /// nor another attempt helps; the run can be resumed when a person has mended it.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub is_refused_by_provider: bool,
+    /// The output of the attempt until the error, at most [`MAX_PRODUCED`] characters. It stays in the journal; the plan
+    /// does not keep it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub produced: Option<String>,
 }
 
-/// How many characters of an error's text the plan keeps.
+/// The maximum length of an error message on the plan, in characters.
 pub const MAX_MESSAGE: usize = 4_000;
 
-/// How many characters an attempt that failed may leave of what it had produced.
+/// The maximum length of the output that a failed attempt leaves, in characters.
 pub const MAX_PRODUCED: usize = 16_000;
 
-/// The limits of an attempt.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+/// A limit of an attempt.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
-pub enum Limit {
-    /// Replies of the model.
+pub enum ExceededLimit {
+    /// Model replies.
     Turns,
-    /// Calls of tools.
+    /// Tool calls.
     ToolCalls,
-    /// The same call again and again.
+    /// Repetitions of the same call.
     IdenticalCalls,
-    /// Tokens sent.
+    /// Input tokens.
     InputTokens,
-    /// Tokens received.
+    /// Output tokens.
     OutputTokens,
-    /// Tokens sent that the provider had in its cache.
+    /// Input tokens read from the provider's cache.
     CachedTokens,
-    /// Money.
+    /// Cost.
     Cost,
-    /// What was reserved of the run's budget.
+    /// The reservation of the run's budget.
     Allowance,
-    /// Working time.
+    /// Run time.
     Time,
-    /// What the model can hold of a conversation, after it was made shorter twice.
+    /// The model's context window, after the conversation was compacted twice.
     Context,
 }
 
 impl TaskError {
-    /// An error of a kind with its text.
+    /// Creates an error without usage.
     pub fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
         Self {
             kind,
@@ -219,38 +232,39 @@ impl TaskError {
             limit: None,
             usage: Usage::default(),
             models: ModelUsage::new(),
+            is_refused_by_provider: false,
             produced: None,
         }
     }
 }
 
-/// The kinds of failure of an attempt.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+/// The kind of failure of an attempt.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum ErrorKind {
-    /// The task as it stands can't be done: wrong parameters, nothing to work on. Trying again can't help.
+    /// The task can't be done as it is: invalid input, nothing to work on. A retry can't help.
     InvalidTask,
-    /// The parameters are not what the capability takes. The task waits for others.
+    /// The capability rejects the parameters. The task waits until they are changed.
     WrongParameters,
-    /// The model's service failed or refused.
+    /// The model's provider failed or refused.
     Model,
-    /// A tool failed in a way that the agent could not work around.
+    /// A tool failed and the agent found no way around it.
     Tool,
     /// A limit of the attempt was reached: turns, calls, tokens.
     Limit,
-    /// The capability's code panicked or broke a rule of its own.
+    /// The capability's code panicked or broke the protocol.
     Panic,
     /// Too many workers claimed the attempt and were lost.
     Abandoned,
-    /// It may have changed something outside that must not be changed twice, and nobody knows whether it did. Trying
-    /// again is for a person to decide.
+    /// The attempt may have had an external effect that must not happen twice, and its outcome is unknown. A person must
+    /// decide on a retry.
     Unclear,
-    /// Anything else.
+    /// Other.
     Other,
 }
 
 impl ErrorKind {
-    /// Whether a new attempt may succeed where this one failed.
+    /// `true` if a new attempt may succeed.
     #[must_use]
     pub fn is_retryable(self) -> bool {
         match self {
@@ -260,123 +274,125 @@ impl ErrorKind {
     }
 }
 
-/// A critic's judgement of one attempt.
+/// A critic's verdict on one attempt.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Verdict {
-    /// Whether the result is accepted.
+    /// `true` if the result is accepted.
     pub passed: bool,
     /// Each criterion with its outcome; never empty.
     pub criteria: Vec<CriterionOutcome>,
-    /// Why, for a person.
+    /// The reasoning, for a person.
     pub reasoning: String,
-    /// What the next attempt should do differently, where it did not pass.
+    /// Feedback for the next attempt, if it did not pass.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub feedback: Option<String>,
-    /// How sure the critic is, from 0 to 1.
+    /// The critic's confidence, from 0 to 1.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub confidence: Option<f64>,
-    /// Where several models judged: what each of them said.
+    /// The opinion of each model, if there were several.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub opinions: Vec<Opinion>,
-    /// What the review cost.
+    pub opinions: Vec<JudgeOpinion>,
+    /// The usage of the review.
     #[serde(default, skip_serializing_if = "Usage::is_zero")]
     pub usage: Usage,
-    /// The same by model, as far as that is known.
+    /// The same by model, as far as it is known.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub models: ModelUsage,
 }
 
-/// What one of several models said of a result.
+/// The opinion of one of several models about a result.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
-pub struct Opinion {
+#[schemars(rename = "Opinion")]
+pub struct JudgeOpinion {
     /// The model.
     pub model: String,
-    /// Whether it accepts the result.
+    /// `true` if it accepts the result.
     pub passed: bool,
-    /// Why.
+    /// Its reasoning.
     pub reasoning: String,
-    /// How sure it is, from 0 to 1.
+    /// Its confidence, from 0 to 1.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub confidence: Option<f64>,
 }
 
-/// One criterion of a review.
+/// The outcome of one criterion of a review.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct CriterionOutcome {
-    /// What was asked.
+    /// The criterion.
     pub criterion: String,
-    /// Whether the result answers it.
+    /// `true` if the result meets it.
     pub met: bool,
-    /// What is missing, where it does not.
+    /// The gap, if it does not.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gap: Option<String>,
 }
 
 impl Verdict {
-    /// What makes a verdict contradict itself, if anything does: no criteria at all, passed with a criterion that
-    /// is not met, rejected with all of them met, or a confidence that is none.
+    /// Returns the contradiction in a verdict, if there is one: no criteria, passed with an unmet criterion, rejected with
+    /// all criteria met, or an invalid confidence.
     #[must_use]
-    pub fn inconsistency(&self) -> Option<&'static str> {
+    pub fn find_inconsistency(&self) -> Option<&'static str> {
         if self.confidence.is_some_and(|confidence| !(0.0..=1.0).contains(&confidence)) {
             return Some("its confidence is not between 0 and 1");
         }
         let met = self.criteria.iter().filter(|c| c.met).count();
         match (self.criteria.len(), self.passed) {
-            (0, _) => Some("it names no criteria"),
-            (all, true) if met < all => Some("it passes a result with a criterion that is not met"),
+            (0, _) => Some("it has no criteria"),
+            (all, true) if met < all => Some("it passes a result with an unmet criterion"),
             (all, false) if met == all => Some("it rejects a result that meets every criterion"),
             (_, true | false) => None,
         }
     }
 }
 
-/// What a planner's turn comes to.
+/// The result of a planning turn.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
-pub struct Proposal {
-    /// Why, for a person.
+#[schemars(rename = "Proposal")]
+pub struct PlanProposal {
+    /// The reasoning, for a person.
     pub reasoning: String,
     /// Tasks to add; they may depend on each other and on tasks of the plan.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub tasks: Vec<TaskSpec>,
-    /// Further changes of the plan, in order, behind the tasks.
+    /// Further edits of the plan, applied in order after the tasks.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub edits: Vec<Edit>,
 }
 
-impl Proposal {
-    /// All that it wants, in order.
-    pub fn all(&self) -> impl Iterator<Item = Edit> + '_ {
+impl PlanProposal {
+    /// Returns all edits, in order.
+    pub fn all_edits(&self) -> impl Iterator<Item = Edit> + '_ {
         let tasks = (!self.tasks.is_empty()).then(|| Edit::Add(self.tasks.clone()));
         tasks.into_iter().chain(self.edits.iter().cloned())
     }
 }
 
-/// What a capability says of itself to the cluster's registry.
+/// The description of a capability in the cluster's registry.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct CapabilityDescription {
     /// Its name.
     pub name: crate::ids::Capability,
-    /// What it does, for planners and people.
+    /// A description for planners and users.
     pub description: String,
     /// The JSON Schema of a task's parameters; `None` accepts any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub parameters: Option<Value>,
-    /// The JSON Schema of its results' `data`; `None` promises nothing.
+    /// The JSON Schema of `data` in its results; `None` declares none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub output: Option<Value>,
-    /// What critics ask of every result of it, on top of what a task's own review asks.
+    /// The criteria that critics check for every result of it, in addition to those of the task.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub criteria: Vec<String>,
-    /// How its results are judged where a task does not say.
-    #[serde(default, skip_serializing_if = "Review::is_none")]
-    pub review: Review,
-    /// How it answers a short question of another agent; `None` if it can't be asked.
+    /// The review of its results, if the task declares none.
+    #[serde(default, skip_serializing_if = "ReviewPolicy::is_none")]
+    pub review: ReviewPolicy,
+    /// Its settings for short questions of other agents; `None` if it answers none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub consult: Option<Consult>,
+    pub consult: Option<ConsultSettings>,
 }
 
 impl CapabilityDescription {
-    /// A capability that takes any parameters.
+    /// Creates a description that accepts any parameters.
     #[must_use]
     pub fn new(name: crate::ids::Capability, description: impl Into<String>) -> Self {
         Self {
@@ -385,21 +401,21 @@ impl CapabilityDescription {
             parameters: None,
             output: None,
             criteria: Vec::new(),
-            review: Review::None,
+            review: ReviewPolicy::None,
             consult: None,
         }
     }
 }
 
-/// How a capability answers a short question: one reply of a model, without tools.
+/// The settings with which a capability answers a short question: one model reply, without tools.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Consult {
-    /// The instructions that stand above the question.
+pub struct ConsultSettings {
+    /// The instructions, placed before the question.
     pub instructions: String,
-    /// The model that answers; `None` takes the one of whoever asks.
+    /// The model that answers; `None` uses the model of the asking agent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub model: Option<String>,
 }
 
 /// A task's parameters: named JSON values.
-pub type Parameters = BTreeMap<String, Value>;
+pub type TaskParameters = BTreeMap<String, Value>;

@@ -1,6 +1,5 @@
-//! Checks a value against a JSON Schema and says, in words fit for the model that wrote it, what is wrong, where, and
-//! what was expected. It owns the texts; what a schema means is the `jsonschema` crate's business. Nothing outside the
-//! schema is ever fetched.
+//! Validates a value against a JSON Schema. Errors are written for the model that produced the value: the mistake, its
+//! place, and the expected value. The `jsonschema` crate interprets the schema; nothing outside the schema is fetched.
 
 use std::sync::{Arc, OnceLock};
 
@@ -8,41 +7,41 @@ use jsonschema::error::{TypeKind, ValidationErrorKind};
 use jsonschema::{ValidationError, Validator};
 use serde_json::Value;
 
-/// The most mistakes that are named at once.
+/// The maximum number of mistakes in one error.
 const MAX_MISTAKES: usize = 5;
-/// The most choices of an enumeration that are listed.
+/// The maximum number of listed choices of an enumeration.
 const MAX_CHOICES: usize = 20;
-/// The most characters of a value or a description that are repeated.
+/// The maximum number of quoted characters of a value or a description.
 const MAX_QUOTED: usize = 120;
 
-/// Checks a value against a schema.
+/// Validates a value against a schema.
 ///
 /// # Errors
-/// What does not fit: one sentence per mistake, each beginning with the place, at most 5 of them.
-pub fn check(schema: &Value, value: &Value) -> Result<(), String> {
-    Compiled::default().check(schema, value)
+/// The mistakes: one sentence each, beginning with the place; at most 5.
+pub fn check_value_against_schema(schema: &Value, value: &Value) -> Result<(), String> {
+    CompiledSchema::default().check_value(schema, value)
 }
 
-/// A schema made ready for checking: on first use, and once for all clones. It follows from the schema, so that it is
-/// neither written nor compared.
+/// A schema that is compiled on first use, once for all clones. Derived from the schema, so it is neither serialised nor
+/// compared.
 #[derive(Clone, Default)]
-pub struct Compiled(Arc<OnceLock<Option<Validator>>>);
+pub struct CompiledSchema(Arc<OnceLock<Option<Validator>>>);
 
-impl Compiled {
-    /// As [`check`]; each time with the same schema. A schema that is none itself lets everything through: whoever
-    /// takes the value still reads it.
+impl CompiledSchema {
+    /// Like [`check_value_against_schema`]; always call it with the same schema. An invalid schema accepts every value: the code that uses the
+    /// value still checks it.
     ///
     /// # Errors
-    /// As for [`check`].
-    pub fn check(&self, schema: &Value, value: &Value) -> Result<(), String> {
-        let Some(validator) = self.0.get_or_init(|| compile(schema)) else {
+    /// As for [`check_value_against_schema`].
+    pub fn check_value(&self, schema: &Value, value: &Value) -> Result<(), String> {
+        let Some(validator) = self.0.get_or_init(|| compile_validator(schema)) else {
             return Ok(());
         };
         if validator.is_valid(value) {
             return Ok(());
         }
         let mut mistakes: Vec<String> =
-            validator.iter_errors(value).map(|error| told(&error, schema)).collect();
+            validator.iter_errors(value).map(|error| describe_mistake(&error, schema)).collect();
         let more = mistakes.len().saturating_sub(MAX_MISTAKES);
         mistakes.truncate(MAX_MISTAKES);
         if more > 0 {
@@ -52,26 +51,26 @@ impl Compiled {
     }
 }
 
-impl std::fmt::Debug for Compiled {
+impl std::fmt::Debug for CompiledSchema {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Compiled")
+        f.write_str("CompiledSchema")
     }
 }
 
-impl PartialEq for Compiled {
+impl PartialEq for CompiledSchema {
     fn eq(&self, _: &Self) -> bool {
         true
     }
 }
 
-fn compile(schema: &Value) -> Option<Validator> {
-    // Whoever offers a schema that is none is told when it registers; here what it describes goes unchecked.
+fn compile_validator(schema: &Value) -> Option<Validator> {
+    // Registration reports an invalid schema; here its values are accepted.
     jsonschema::validator_for(schema).ok()
 }
 
-/// Makes a value fit where only one thing can be meant: a null that stands for a field left out is taken away, a field
-/// that is asked for and left out gets its default, and a whole number written as `3.0` becomes 3.
-pub fn straighten(schema: &Value, value: &mut Value) {
+/// Corrects a value where only one meaning is possible: removes a null for an optional field, fills in the default of a
+/// missing required field, and turns a whole number written as `3.0` into 3.
+pub fn convert_unambiguous_values(schema: &Value, value: &mut Value) {
     match value {
         Value::Object(fields) => {
             let required = |name: &str| {
@@ -80,7 +79,7 @@ pub fn straighten(schema: &Value, value: &mut Value) {
             };
             let property = |name: &str| schema.get("properties").and_then(|all| all.get(name));
             fields.retain(|name, value| {
-                !value.is_null() || required(name) || property(name).is_none_or(takes_null)
+                !value.is_null() || required(name) || property(name).is_none_or(accepts_null)
             });
             let all = schema.get("properties").and_then(Value::as_object);
             for (name, property) in all.into_iter().flatten() {
@@ -90,18 +89,18 @@ pub fn straighten(schema: &Value, value: &mut Value) {
             }
             for (name, value) in fields {
                 if let Some(property) = property(name) {
-                    straighten(property, value);
+                    convert_unambiguous_values(property, value);
                 }
             }
         }
         Value::Array(items) => {
             if let Some(item) = schema.get("items") {
-                items.iter_mut().for_each(|value| straighten(item, value));
+                items.iter_mut().for_each(|value| convert_unambiguous_values(item, value));
             }
         }
         Value::Number(number) => {
-            if names_type(schema, "integer")
-                && !names_type(schema, "number")
+            if allows_type(schema, "integer")
+                && !allows_type(schema, "number")
                 && let Some(whole) =
                     number.as_f64().filter(|f| number.is_f64() && f.fract() == 0.0 && f.abs() < 9e15)
             {
@@ -114,12 +113,12 @@ pub fn straighten(schema: &Value, value: &mut Value) {
     }
 }
 
-/// Whether a schema may mean to let null through; when in doubt, it does.
-fn takes_null(schema: &Value) -> bool {
-    schema.get("type").is_none() || names_type(schema, "null")
+/// `true` if a schema may accept null; `true` when in doubt.
+fn accepts_null(schema: &Value) -> bool {
+    schema.get("type").is_none() || allows_type(schema, "null")
 }
 
-fn names_type(schema: &Value, name: &str) -> bool {
+fn allows_type(schema: &Value, name: &str) -> bool {
     match schema.get("type") {
         Some(Value::String(one)) => one == name,
         Some(Value::Array(several)) => several.iter().any(|one| one == name),
@@ -127,37 +126,47 @@ fn names_type(schema: &Value, name: &str) -> bool {
     }
 }
 
-/// A mistake in words.
-fn told(error: &ValidationError<'_>, schema: &Value) -> String {
-    let place = place(error.instance_path().as_str());
-    let name = name(&place);
+/// Describes a mistake.
+fn describe_mistake(error: &ValidationError<'_>, schema: &Value) -> String {
+    let place = place_from_pointer(error.instance_path().as_str());
+    let name = quote_place(&place);
     let value = || quoted_value(error.instance());
-    let choices = |options: &[Value]| one_of(&name, options, error.instance());
+    let choices = |options: &[Value]| describe_allowed_values(&name, options, error.instance());
     match error.kind() {
         ValidationErrorKind::Type { kind } => {
-            format!("{name} must be {}, not {}", expected_types(kind), kind_of(error.instance()))
+            format!(
+                "{name} must be {}, not {}",
+                describe_expected_types(kind),
+                json_type_name(error.instance())
+            )
         }
         ValidationErrorKind::Enum { options } => choices(options.as_array().map_or(&[], Vec::as_slice)),
         ValidationErrorKind::Constant { expected_value } => {
             format!("{name} must be {expected_value}, not {}", value())
         }
-        ValidationErrorKind::Required { property } => missing(property, &place, parent(error, schema)),
+        ValidationErrorKind::Required { property } => {
+            describe_missing_field(property, &place, find_parent_schema(error, schema))
+        }
         ValidationErrorKind::AdditionalProperties { unexpected }
         | ValidationErrorKind::UnevaluatedProperties { unexpected } => {
-            let known = parent(error, schema).and_then(|schema| schema.get("properties"));
-            let known: Vec<&str> = known
+            let fields = find_parent_schema(error, schema).and_then(|schema| schema.get("properties"));
+            let fields: Vec<&str> = fields
                 .and_then(Value::as_object)
                 .map_or_else(Vec::new, |all| all.keys().map(String::as_str).collect());
-            let told = |field: &String| unknown_field(&cut(&join(&place, field)), field, &known);
-            let mut unknown: Vec<String> = unexpected.iter().take(MAX_MISTAKES).map(told).collect();
+            let describe = |field: &String| {
+                describe_unknown_field(&truncate_quote(&append_field_to_place(&place, field)), field, &fields)
+            };
+            let mut unknown: Vec<String> = unexpected.iter().take(MAX_MISTAKES).map(describe).collect();
             if unexpected.len() > MAX_MISTAKES {
-                unknown.push(format!("nor are {} more", unexpected.len() - MAX_MISTAKES));
+                unknown.push(format!("{} more unknown fields", unexpected.len() - MAX_MISTAKES));
             }
             unknown.join("; ")
         }
         ValidationErrorKind::AnyOf { context }
         | ValidationErrorKind::OneOfNotValid { context }
-        | ValidationErrorKind::OneOfMultipleValid { context } => alternatives(error, &name, context, schema),
+        | ValidationErrorKind::OneOfMultipleValid { context } => {
+            describe_alternatives(error, &name, context, schema)
+        }
         ValidationErrorKind::Minimum { limit } => format!("{name} must be at least {limit}, not {}", value()),
         ValidationErrorKind::Maximum { limit } => format!("{name} must be at most {limit}, not {}", value()),
         ValidationErrorKind::ExclusiveMinimum { limit } => {
@@ -197,24 +206,24 @@ fn told(error: &ValidationError<'_>, schema: &Value) -> String {
         | ValidationErrorKind::UnevaluatedItems { .. }
         | ValidationErrorKind::UniqueItems
         | ValidationErrorKind::Referencing(_) => {
-            format!("{name} does not fit: {}", cut(&error.masked_with("it").to_string()))
+            format!("{name} does not fit: {}", truncate_quote(&error.masked_with("it").to_string()))
         }
     }
 }
 
-/// The schema whose keyword an error is about.
-fn parent<'a>(error: &ValidationError<'_>, schema: &'a Value) -> Option<&'a Value> {
+/// Returns the schema that contains the failed keyword.
+fn find_parent_schema<'a>(error: &ValidationError<'_>, schema: &'a Value) -> Option<&'a Value> {
     let path = error.schema_path().as_str();
     schema.pointer(path.rsplit_once('/').map_or("", |(parent, _)| parent))
 }
 
-fn missing(property: &Value, place: &str, parent: Option<&Value>) -> String {
+fn describe_missing_field(property: &Value, place: &str, parent: Option<&Value>) -> String {
     let field = property.as_str().unwrap_or_default();
-    let name = name(&join(place, field));
+    let name = quote_place(&append_field_to_place(place, field));
     let property = parent.and_then(|schema| schema.get("properties")?.get(field));
-    let kind = property.and_then(|property| property.get("type")).and_then(Value::as_str).map(with_article);
+    let kind = property.and_then(|property| property.get("type")).and_then(Value::as_str).map(add_article);
     let description =
-        property.and_then(|property| property.get("description")).and_then(Value::as_str).map(cut);
+        property.and_then(|property| property.get("description")).and_then(Value::as_str).map(truncate_quote);
     match (kind, description) {
         (Some(kind), Some(description)) => format!("{name} is missing; it must be {kind}: {description}"),
         (Some(kind), None) => format!("{name} is missing; it must be {kind}"),
@@ -223,19 +232,21 @@ fn missing(property: &Value, place: &str, parent: Option<&Value>) -> String {
     }
 }
 
-fn unknown_field(place: &str, field: &str, known: &[&str]) -> String {
-    let meant = nearest(field, known.iter().copied()).map(|near| format!("did you mean '{near}'? "));
+fn describe_unknown_field(place: &str, field: &str, known: &[&str]) -> String {
+    let meant =
+        find_nearest_name(field, known.iter().copied()).map(|near| format!("did you mean '{near}'? "));
     let listed: Vec<String> = known.iter().map(|name| format!("'{name}'")).collect();
     let listed = if listed.is_empty() {
-        "there are none".to_owned()
+        "no fields are allowed".to_owned()
     } else {
-        format!("known are {}", listed.join(", "))
+        format!("known fields: {}", listed.join(", "))
     };
-    format!("{} is not known; {}{listed}", name(place), meant.unwrap_or_default())
+    format!("{} is unknown; {}{listed}", quote_place(place), meant.unwrap_or_default())
 }
 
-fn one_of(name: &str, options: &[Value], value: &Value) -> String {
-    let meant = value.as_str().and_then(|text| nearest(text, options.iter().filter_map(Value::as_str)));
+fn describe_allowed_values(name: &str, options: &[Value], value: &Value) -> String {
+    let meant =
+        value.as_str().and_then(|text| find_nearest_name(text, options.iter().filter_map(Value::as_str)));
     let meant = meant.map(|near| format!("; did you mean {}?", Value::from(near)));
     let mut listed: Vec<String> = options.iter().take(MAX_CHOICES).map(quoted_value).collect();
     if options.len() > MAX_CHOICES {
@@ -249,9 +260,9 @@ fn one_of(name: &str, options: &[Value], value: &Value) -> String {
     )
 }
 
-/// A value that fits none of several forms, or too many. Where all of them are single values, these are listed; else the
-/// form that comes nearest is the one that was meant.
-fn alternatives(
+/// Describes a value that matches none of several forms, or too many. If all forms are constants, it lists them;
+/// otherwise it describes the mistakes in the form with the best match.
+fn describe_alternatives(
     error: &ValidationError<'_>,
     name: &str,
     context: &[Vec<ValidationError<'static>>],
@@ -261,7 +272,7 @@ fn alternatives(
     let constants: Option<Vec<Value>> =
         forms.and_then(|forms| forms.iter().map(|form| form.get("const").cloned()).collect());
     if let Some(constants) = constants.filter(|all| !all.is_empty()) {
-        return one_of(name, &constants, error.instance());
+        return describe_allowed_values(name, &constants, error.instance());
     }
     let mistyped = |branch: &&Vec<ValidationError<'static>>| {
         branch.iter().any(|inner| {
@@ -277,34 +288,38 @@ fn alternatives(
     match failed.iter().filter(|branch| !mistyped(branch)).min_by_key(|branch| branch.len()) {
         Some(nearest) => {
             let mistakes: Vec<String> =
-                nearest.iter().take(MAX_MISTAKES).map(|inner| told(inner, schema)).collect();
+                nearest.iter().take(MAX_MISTAKES).map(|inner| describe_mistake(inner, schema)).collect();
             mistakes.join("; ")
         }
         None => {
             let kinds: Vec<String> =
-                failed.iter().flat_map(|branch| branch.iter()).filter_map(type_of).collect();
-            format!("{name} must be {}, not {}", kinds.join(" or "), kind_of(error.instance()))
+                failed.iter().flat_map(|branch| branch.iter()).filter_map(expected_type_of).collect();
+            format!("{name} must be {}, not {}", kinds.join(" or "), json_type_name(error.instance()))
         }
     }
 }
 
-fn type_of(error: &ValidationError<'_>) -> Option<String> {
-    if let ValidationErrorKind::Type { kind } = error.kind() { Some(expected_types(kind)) } else { None }
+fn expected_type_of(error: &ValidationError<'_>) -> Option<String> {
+    if let ValidationErrorKind::Type { kind } = error.kind() {
+        Some(describe_expected_types(kind))
+    } else {
+        None
+    }
 }
 
-fn expected_types(kind: &TypeKind) -> String {
+fn describe_expected_types(kind: &TypeKind) -> String {
     match kind {
-        TypeKind::Single(one) => with_article(one.as_str()),
+        TypeKind::Single(one) => add_article(one.as_str()),
         TypeKind::Multiple(several) => {
             let mut named: Vec<&str> = several.iter().map(|kind| kind.as_str()).collect();
             named.sort_by_key(|kind| *kind == "null");
-            let named: Vec<String> = named.into_iter().map(with_article).collect();
+            let named: Vec<String> = named.into_iter().map(add_article).collect();
             named.join(" or ")
         }
     }
 }
 
-fn kind_of(value: &Value) -> &'static str {
+fn json_type_name(value: &Value) -> &'static str {
     match value {
         Value::Null => "null",
         Value::Bool(_) => "boolean",
@@ -315,7 +330,7 @@ fn kind_of(value: &Value) -> &'static str {
     }
 }
 
-fn with_article(kind: &str) -> String {
+fn add_article(kind: &str) -> String {
     match kind {
         "null" => kind.to_owned(),
         "integer" | "array" | "object" => format!("an {kind}"),
@@ -323,40 +338,40 @@ fn with_article(kind: &str) -> String {
     }
 }
 
-/// `free.n` and `tags[1]` for the JSON Pointers `/free/n` and `/tags/1`.
-fn place(pointer: &str) -> String {
+/// Converts a JSON Pointer to a place: `/free/n` to `free.n`, `/tags/1` to `tags[1]`.
+fn place_from_pointer(pointer: &str) -> String {
     pointer.split('/').skip(1).fold(String::new(), |place, part| {
         if !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_digit()) {
             format!("{place}[{part}]")
         } else {
-            join(&place, &part.replace("~1", "/").replace("~0", "~"))
+            append_field_to_place(&place, &part.replace("~1", "/").replace("~0", "~"))
         }
     })
 }
 
-fn name(place: &str) -> String {
-    if place.is_empty() { "the whole".to_owned() } else { format!("'{place}'") }
+fn quote_place(place: &str) -> String {
+    if place.is_empty() { "the value".to_owned() } else { format!("'{place}'") }
 }
 
-fn join(place: &str, field: &str) -> String {
+fn append_field_to_place(place: &str, field: &str) -> String {
     if place.is_empty() { field.to_owned() } else { format!("{place}.{field}") }
 }
 
 fn quoted_value(value: &Value) -> String {
-    cut(&value.to_string())
+    truncate_quote(&value.to_string())
 }
 
-fn cut(text: &str) -> String {
+fn truncate_quote(text: &str) -> String {
     match text.char_indices().nth(MAX_QUOTED) {
         None => text.to_owned(),
         Some((end, _)) => format!("{}…", &text[..end]),
     }
 }
 
-/// The known name that was probably meant: a third of its letters may be wrong.
+/// Returns the known name that was probably meant: up to a third of its letters may differ.
 #[must_use]
-pub fn nearest<'a>(unknown: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
-    // Long texts are no misspelt names, and their distances are dear.
+pub fn find_nearest_name<'a>(unknown: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
+    // Long texts are not misspelt names, and their edit distance is expensive.
     if unknown.len() > 100 {
         return None;
     }
@@ -373,11 +388,11 @@ mod tests {
 
     use super::*;
 
-    fn schema() -> Value {
+    fn test_schema() -> Value {
         json!({
             "type": "object",
             "properties": {
-                "query": {"type": "string", "minLength": 1, "maxLength": 5, "description": "What to look for."},
+                "query": {"type": "string", "minLength": 1, "maxLength": 5, "description": "The search text."},
                 "limit": {"type": ["integer", "null"], "minimum": 1, "maximum": 20},
                 "order": {"enum": ["best", "first"]},
                 "kind": {"oneOf": [{"const": "a"}, {"const": "b"}]},
@@ -397,11 +412,11 @@ mod tests {
     }
 
     #[test]
-    fn each_mistake_is_told_with_its_place_and_what_was_expected() {
+    fn each_mistake_names_its_place_and_the_expected_value() {
         let table = [
             (json!({"query": "x", "limit": 3, "tags": ["a"], "free": {"n": 1}}), ""),
             (json!({"query": "x", "limit": null, "near": null, "form": {"n": 1}}), ""),
-            (json!({}), "'query' is missing; it must be a string: What to look for."),
+            (json!({}), "'query' is missing; it must be a string: The search text."),
             (json!({"query": ""}), "'query' must have at least 1 characters"),
             (json!({"query": "123456"}), "'query' must have at most 5 characters, not 6"),
             (json!({"query": 3}), "'query' must be a string, not number"),
@@ -427,64 +442,68 @@ mod tests {
                 r#"'code' must match the pattern ^[a-z]+$, which "A1" does not"#,
             ),
             (json!({"query": "x", "free": {"n": "1"}}), "'free.n' must be an integer, not string"),
-            (json!([]), "the whole must be an object, not array"),
+            (json!([]), "the value must be an object, not array"),
             (
                 json!({"qury": "x"}),
-                "'qury' is not known; did you mean 'query'? known are 'query', 'limit', 'order', 'kind', 'near', \
-                 'form', 'tags', 'page', 'code', 'free'; 'query' is missing; it must be a string: What to look for.",
+                "'qury' is unknown; did you mean 'query'? known fields: 'query', 'limit', 'order', 'kind', 'near', \
+                 'form', 'tags', 'page', 'code', 'free'; 'query' is missing; it must be a string: The search text.",
             ),
         ];
-        let (schema, compiled) = (schema(), Compiled::default());
+        let (schema, compiled) = (test_schema(), CompiledSchema::default());
         for (value, expected) in table {
-            let told = compiled.check(&schema, &value).err().unwrap_or_default();
-            // Which of several mistakes comes first is the validator's business.
-            let mut sorted: Vec<&str> = told.split("; ").collect();
-            let mut wanted: Vec<&str> = expected.split("; ").collect();
+            let error = compiled.check_value(&schema, &value).err().unwrap_or_default();
+            // The validator chooses the order of mistakes.
+            let mut sorted: Vec<&str> = error.split("; ").collect();
+            let mut expected: Vec<&str> = expected.split("; ").collect();
             sorted.sort_unstable();
-            wanted.sort_unstable();
-            assert_eq!(sorted, wanted, "{value}");
+            expected.sort_unstable();
+            assert_eq!(sorted, expected, "{value}");
         }
     }
 
     #[test]
-    fn of_many_mistakes_the_first_few_are_told_and_the_rest_is_counted() {
+    fn first_mistakes_are_listed_and_the_rest_counted() {
         let schema = json!({"type": "array", "items": {"type": "string"}});
-        let told = check(&schema, &json!([1, 2, 3, 4, 5, 6, 7])).unwrap_err();
-        assert_eq!(told.matches("must be a string").count(), MAX_MISTAKES, "{told}");
-        assert!(told.ends_with("and 2 more"), "{told}");
+        let error = check_value_against_schema(&schema, &json!([1, 2, 3, 4, 5, 6, 7])).unwrap_err();
+        assert_eq!(error.matches("must be a string").count(), MAX_MISTAKES, "{error}");
+        assert!(error.ends_with("and 2 more"), "{error}");
         let fields = (0..2_000).map(|n| (format!("x{n}"), json!(0)));
         let none = json!({"type": "object", "properties": {"a": {}}, "additionalProperties": false});
-        let told = check(&none, &Value::Object(fields.collect())).unwrap_err();
-        assert!(told.ends_with("nor are 1995 more") && told.len() < 400, "{told}");
-        let told = check(&none, &json!({"y".repeat(5_000): 0})).unwrap_err();
-        assert!(told.len() < 400, "{told}");
-        let long = check(&json!({"enum": (0..50).collect::<Vec<_>>()}), &json!("x".repeat(500))).unwrap_err();
+        let error = check_value_against_schema(&none, &Value::Object(fields.collect())).unwrap_err();
+        assert!(error.ends_with("1995 more unknown fields") && error.len() < 400, "{error}");
+        let error = check_value_against_schema(&none, &json!({"y".repeat(5_000): 0})).unwrap_err();
+        assert!(error.len() < 400, "{error}");
+        let long = check_value_against_schema(
+            &json!({"enum": (0..50).collect::<Vec<_>>()}),
+            &json!("x".repeat(500)),
+        )
+        .unwrap_err();
         assert!(long.contains("19, and 30 more, not \"xxx") && long.len() < 400, "{long}");
     }
 
     #[test]
-    fn what_can_mean_only_one_thing_is_put_right_and_nothing_else() {
-        let schema = schema();
+    fn only_unambiguous_values_are_corrected() {
+        let schema = test_schema();
         let mut value =
             json!({"query": null, "limit": null, "page": 3.0, "code": null, "tags": [null], "order": null});
-        straighten(&schema, &mut value);
+        convert_unambiguous_values(&schema, &mut value);
         assert_eq!(value, json!({"query": null, "limit": null, "page": 3, "tags": [null], "order": null}));
         let mut value = json!({"page": 3.5, "limit": 4.0});
-        straighten(&schema, &mut value);
+        convert_unambiguous_values(&schema, &mut value);
         assert_eq!(value, json!({"page": 3.5, "limit": 4}));
-        let asked = json!({
+        let schema = json!({
             "properties": {"a": {"default": []}, "b": {"default": 1}, "c": {}},
             "required": ["a", "c"]
         });
         let mut value = json!({});
-        straighten(&asked, &mut value);
-        assert_eq!(value, json!({"a": []}), "only what is asked for and has a default");
+        convert_unambiguous_values(&schema, &mut value);
+        assert_eq!(value, json!({"a": []}), "only required fields get their default");
     }
 
     #[test]
-    fn a_schema_that_is_none_or_reaches_outside_lets_everything_through() {
+    fn invalid_or_remote_schema_accepts_every_value() {
         for schema in [json!({"type": "nonsense"}), json!({"$ref": "http://127.0.0.1:1/x.json"})] {
-            assert_eq!(check(&schema, &json!({"a": 1})), Ok(()), "{schema}");
+            assert_eq!(check_value_against_schema(&schema, &json!({"a": 1})), Ok(()), "{schema}");
         }
     }
 }

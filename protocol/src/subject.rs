@@ -1,57 +1,49 @@
-//! The subjects of the cluster. Whatever is published or subscribed to is named here and nowhere else.
+//! The NATS subjects of the cluster. All subjects that are published or subscribed to are named here and nowhere else.
 //!
 //! ```text
-//! lane.<lane>.run.<run>.submitted                       client: the run as handed in
-//! lane.<lane>.run.<run>.plan                            supervisor: one decision a message
+//! lane.<lane>.run.<run>.submitted                       client: the submission of the run
+//! lane.<lane>.run.<run>.plan                            supervisor: one decision per message
 //! lane.<lane>.run.<run>.task.<task>.<attempt>           worker: the journal of an attempt
 //! lane.<lane>.run.<run>.review.<task>.<attempt>         critic: the journal of its reviews
 //! lane.<lane>.run.<run>.planning.<turn>.<attempt>       planner: the journal of an attempt at a turn
-//! lane.<lane>.run.<run>.control                         client: cancel
-//! work.<capability>.<run>.<task>.<attempt>              supervisor: an order that waits for a worker
+//! lane.<lane>.run.<run>.control                         client: commands
+//! work.<capability>.<run>.<task>.<attempt>              supervisor: an order for a worker
 //! work.critic.<run>.<task>.<attempt>                    the same, for a review
 //! work.planner.<run>.<turn>.<attempt>                   the same, for a turn of the planner
-//! files.<run>.<part>.<part>…                             agents: one version of a file a message
-//! stop.<run>                                            supervisor, no stream: who works on it stops
-//! live.<run>.<topic>                                    agents, no stream: what a model is just writing
+//! files.<run>.<part>.<part>…                             agents: one version of a file per message
+//! stop.<run>                                            supervisor, no stream: workers of the run stop
+//! live.<run>.<topic>                                    agents, no stream: a model's output while it is written
 //! ```
 
 use std::fmt;
 
 use crate::file::FilePath;
 use crate::ids::{Capability, Lane, RunId, TaskId};
-use crate::plan::Work;
+use crate::plan::{JournalKey, Work, WorkKind};
 
-/// The capability that judges results.
+/// The capability that reviews results.
 pub const CRITIC: &str = "critic";
 /// The capability that makes plans.
 pub const PLANNER: &str = "planner";
 
-/// A subject of a lane, below `lane.<lane>.run.<run>.`.
+/// A topic of a run: the end of a lane's subject, below `lane.<lane>.run.<run>.`.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Topic {
     /// `submitted`.
     Submitted,
     /// `plan`.
     Plan,
-    /// `task.<task>.<attempt>`.
-    Task(TaskId, u32),
-    /// `review.<task>.<attempt>`.
-    Review(TaskId, u32),
-    /// `planning.<turn>.<attempt>`.
-    Planning(u32, u32),
+    /// `task.<task>.<attempt>`, `review.<task>.<attempt>` or `planning.<turn>.<attempt>`.
+    Journal(JournalKey),
     /// `control`.
     Control,
 }
 
 impl Topic {
-    /// The journal of a piece of work.
+    /// The topic of the journal of a piece of work.
     #[must_use]
-    pub fn journal(work: &Work) -> Self {
-        match work {
-            Work::Task { task, attempt } => Self::Task(task.clone(), *attempt),
-            Work::Review { task, attempt, .. } => Self::Review(task.clone(), *attempt),
-            Work::Planning { turn, attempt } => Self::Planning(*turn, *attempt),
-        }
+    pub fn journal_of_work(work: &Work) -> Self {
+        Self::Journal(work.journal_key())
     }
 }
 
@@ -60,9 +52,9 @@ impl fmt::Display for Topic {
         match self {
             Self::Submitted => f.write_str("submitted"),
             Self::Plan => f.write_str("plan"),
-            Self::Task(task, attempt) => write!(f, "task.{task}.{attempt}"),
-            Self::Review(task, attempt) => write!(f, "review.{task}.{attempt}"),
-            Self::Planning(turn, attempt) => write!(f, "planning.{turn}.{attempt}"),
+            Self::Journal(JournalKey::Task(task, attempt)) => write!(f, "task.{task}.{attempt}"),
+            Self::Journal(JournalKey::Review(task, attempt)) => write!(f, "review.{task}.{attempt}"),
+            Self::Journal(JournalKey::Planning(turn, attempt)) => write!(f, "planning.{turn}.{attempt}"),
             Self::Control => f.write_str("control"),
         }
     }
@@ -70,31 +62,43 @@ impl fmt::Display for Topic {
 
 /// The subject of a topic of a run.
 #[must_use]
-pub fn topic(lane: Lane, run: &RunId, topic: &Topic) -> String {
+pub fn topic_subject(lane: Lane, run: &RunId, topic: &Topic) -> String {
     format!("lane.{lane}.run.{run}.{topic}")
 }
 
 /// All subjects of a run.
 #[must_use]
-pub fn run(lane: Lane, run: &RunId) -> String {
+pub fn all_subjects_of_run(lane: Lane, run: &RunId) -> String {
     format!("lane.{lane}.run.{run}.>")
+}
+
+/// The journals of all attempts at a task, and those of their reviews.
+#[must_use]
+pub fn journals_of_task(lane: Lane, run: &RunId, task: &TaskId) -> [String; 2] {
+    ["task", "review"].map(|kind| format!("lane.{lane}.run.{run}.{kind}.{task}.*"))
+}
+
+/// The journals of all turns of a run's planner.
+#[must_use]
+pub fn journals_of_planner(lane: Lane, run: &RunId) -> String {
+    format!("lane.{lane}.run.{run}.planning.*.*")
 }
 
 /// All subjects of a lane.
 #[must_use]
-pub fn lane(lane: Lane) -> String {
+pub fn all_subjects_of_lane(lane: Lane) -> String {
     format!("lane.{lane}.>")
 }
 
-/// Where the runs of a lane are handed in.
+/// The subjects on which the runs of a lane are submitted.
 #[must_use]
-pub fn submissions(lane: Lane) -> String {
+pub fn submission_subjects_of_lane(lane: Lane) -> String {
     format!("lane.{lane}.run.*.submitted")
 }
 
 /// The run and topic that a subject of a lane names; `None` if it names none.
 #[must_use]
-pub fn parse(subject: &str) -> Option<(Lane, RunId, Topic)> {
+pub fn parse_lane_subject(subject: &str) -> Option<(Lane, RunId, Topic)> {
     let mut tokens = subject.split('.');
     let lane = match (tokens.next()?, tokens.next()?, tokens.next()?) {
         ("lane", lane, "run") => Lane(lane.parse().ok()?),
@@ -105,32 +109,41 @@ pub fn parse(subject: &str) -> Option<(Lane, RunId, Topic)> {
         "submitted" => Topic::Submitted,
         "plan" => Topic::Plan,
         "control" => Topic::Control,
-        "task" => Topic::Task(TaskId::new(tokens.next()?).ok()?, number(tokens.next()?)?),
-        "review" => Topic::Review(TaskId::new(tokens.next()?).ok()?, number(tokens.next()?)?),
-        "planning" => Topic::Planning(number(tokens.next()?)?, number(tokens.next()?)?),
+        "task" => Topic::Journal(JournalKey::Task(
+            TaskId::new(tokens.next()?).ok()?,
+            parse_positive_number(tokens.next()?)?,
+        )),
+        "review" => Topic::Journal(JournalKey::Review(
+            TaskId::new(tokens.next()?).ok()?,
+            parse_positive_number(tokens.next()?)?,
+        )),
+        "planning" => Topic::Journal(JournalKey::Planning(
+            parse_positive_number(tokens.next()?)?,
+            parse_positive_number(tokens.next()?)?,
+        )),
         _ => return None,
     };
     tokens.next().is_none().then_some((lane, run, topic))
 }
 
-fn number(token: &str) -> Option<u32> {
-    token.parse().ok().filter(|&number| number > 0)
-}
-
-/// The queue in which work waits: that of its capability, of critics or of planners.
+/// The token of a lane's subject that names the run, valid or not; `None` if the subject is none of a run.
 #[must_use]
-pub fn queue<'a>(capability: &'a Capability, work: &Work) -> &'a str {
-    match work {
-        Work::Task { .. } => capability.as_str(),
-        Work::Review { .. } => CRITIC,
-        Work::Planning { .. } => PLANNER,
+pub fn run_token_of_lane_subject(subject: &str) -> Option<&str> {
+    let mut tokens = subject.split('.');
+    match (tokens.next()?, tokens.next()?, tokens.next()?) {
+        ("lane", _, "run") => tokens.next(),
+        (_, _, _) => None,
     }
 }
 
-/// Where an order waits.
+fn parse_positive_number(token: &str) -> Option<u32> {
+    token.parse().ok().filter(|&number| number > 0)
+}
+
+/// The subject of an order; `capability` is that of its task.
 #[must_use]
-pub fn order(run: &RunId, capability: &Capability, work: &Work) -> String {
-    let queue = queue(capability, work);
+pub fn order_subject(run: &RunId, capability: &Capability, work: &Work) -> String {
+    let queue = work.queue_name(capability);
     match work {
         Work::Task { task, attempt } | Work::Review { task, attempt, .. } => {
             format!("work.{queue}.{run}.{task}.{attempt}")
@@ -139,50 +152,59 @@ pub fn order(run: &RunId, capability: &Capability, work: &Work) -> String {
     }
 }
 
-/// Everything that waits for a capability.
+/// The queue and the run of the subject of an order; `None` if it is no such subject.
 #[must_use]
-pub fn orders_for(capability: &Capability) -> String {
+pub fn parse_order_subject(subject: &str) -> Option<(Capability, RunId)> {
+    let mut tokens = subject.strip_prefix("work.")?.split('.');
+    let (queue, run) = (Capability::new(tokens.next()?).ok()?, RunId::new(tokens.next()?).ok()?);
+    let is_complete = tokens.next().is_some() && tokens.next().is_some() && tokens.next().is_none();
+    is_complete.then_some((queue, run))
+}
+
+/// All orders for a capability.
+#[must_use]
+pub fn order_subjects_of_capability(capability: &Capability) -> String {
     format!("work.{capability}.>")
 }
 
-/// Everything that waits for a run.
+/// All orders of a run.
 #[must_use]
-pub fn orders_of(run: &RunId) -> String {
+pub fn order_subjects_of_run(run: &RunId) -> String {
     format!("work.*.{run}.>")
 }
 
-/// Every queue.
+/// All orders.
 pub const ALL_ORDERS: &str = "work.>";
 
-/// The versions of a file of a run's workspace: one token for each part of the path, with everything in it that is no
-/// letter, digit, `-` or `_` as `=` and two hexadecimal digits a byte.
+/// The subject of the versions of a file in a run's workspace: one [`encode_subject_token`] per part of the path.
 #[must_use]
-pub fn file(run: &RunId, path: &FilePath) -> String {
-    path.parts().fold(format!("files.{run}"), |subject, part| subject + "." + &token(part))
+pub fn file_subject(run: &RunId, path: &FilePath) -> String {
+    path.parts().fold(format!("files.{run}"), |subject, part| subject + "." + &encode_subject_token(part))
 }
 
-/// All files of a run below a folder, which is a path or, for all, `None`.
+/// All files of a run below a folder; `None` is the root.
 #[must_use]
-pub fn files(run: &RunId, folder: Option<&FilePath>) -> String {
-    folder.map_or_else(|| format!("files.{run}"), |folder| file(run, folder)) + ".>"
+pub fn file_subjects_in_folder(run: &RunId, folder: Option<&FilePath>) -> String {
+    folder.map_or_else(|| format!("files.{run}"), |folder| file_subject(run, folder)) + ".>"
 }
 
 /// The run and the path that a subject of a file names; `None` if it names none.
 #[must_use]
-pub fn parse_file(subject: &str) -> Option<(RunId, FilePath)> {
+pub fn parse_file_subject(subject: &str) -> Option<(RunId, FilePath)> {
     let (run, parts) = subject.strip_prefix("files.")?.split_once('.')?;
-    let parts: Option<Vec<String>> = parts.split('.').map(read_token).collect();
+    let parts: Option<Vec<String>> = parts.split('.').map(decode_subject_token).collect();
     let (run, path) = (RunId::new(run).ok()?, FilePath::new(&format!("/{}", parts?.join("/"))).ok()?);
-    // A path has one subject: another way to write it is nobody's.
-    (file(&run, &path) == subject).then_some((run, path))
+    // Each path has one subject; other spellings of it are invalid.
+    (file_subject(&run, &path) == subject).then_some((run, path))
 }
 
 /// The files of all runs.
 pub const ALL_FILES: &str = "files.>";
 
-/// Any text as a token of a subject, which is also a part of a bucket's key.
+/// Encodes any text as a token of a subject or of a bucket's key: each byte that is no ASCII letter, digit, `-` or `_`
+/// becomes `=` and two hexadecimal digits.
 #[must_use]
-pub fn token(text: &str) -> String {
+pub fn encode_subject_token(text: &str) -> String {
     text.bytes().fold(String::with_capacity(text.len()), |mut token, byte| {
         if byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_') {
             token.push(char::from(byte));
@@ -193,9 +215,9 @@ pub fn token(text: &str) -> String {
     })
 }
 
-/// The text that a token stands for; `None` if it stands for none.
+/// Decodes a token; `None` if it is not valid.
 #[must_use]
-pub fn read_token(token: &str) -> Option<String> {
+pub fn decode_subject_token(token: &str) -> Option<String> {
     let mut pieces = token.split('=');
     let mut bytes = pieces.next()?.as_bytes().to_vec();
     for piece in pieces {
@@ -205,55 +227,51 @@ pub fn read_token(token: &str) -> Option<String> {
     String::from_utf8(bytes).ok()
 }
 
-/// Where it is said that work on a run is not wanted any more.
+/// The subject of stop messages for the workers of a run.
 #[must_use]
-pub fn stop(run: &RunId) -> String {
+pub fn stop_subject(run: &RunId) -> String {
     format!("stop.{run}")
 }
 
-/// Where it is told what a model is just writing, for whoever watches.
+/// The subject of a model's output while it is written.
 #[must_use]
-pub fn live(run: &RunId, work: &Work) -> String {
-    format!("live.{run}.{}", Topic::journal(work))
+pub fn live_output_subject(run: &RunId, work: &Work) -> String {
+    format!("live.{run}.{}", Topic::journal_of_work(work))
 }
 
-/// All [`live`] subjects of a run.
+/// All [`live_output_subject`] subjects of a run.
 #[must_use]
-pub fn all_live(run: &RunId) -> String {
+pub fn live_output_subjects_of_run(run: &RunId) -> String {
     format!("live.{run}.>")
 }
 
-/// All [`stop`] subjects.
+/// All [`stop_subject`] subjects.
 pub const ALL_STOPS: &str = "stop.*";
 
-/// Whatever any model is just writing.
+/// All [`live_output_subject`] subjects.
 pub const ALL_LIVE: &str = "live.>";
 
-/// A kind of topic, for those who may write it in any run.
+/// The kinds of topics, for permissions to write them in any run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
+pub enum TopicKind {
     /// [`Topic::Submitted`].
     Submitted,
     /// [`Topic::Plan`].
     Plan,
-    /// [`Topic::Task`].
-    Task,
-    /// [`Topic::Review`].
-    Review,
-    /// [`Topic::Planning`].
-    Planning,
+    /// [`Topic::Journal`] of this kind of work.
+    Journal(WorkKind),
     /// [`Topic::Control`].
     Control,
 }
 
-impl Kind {
-    fn pattern(self) -> &'static str {
+impl TopicKind {
+    fn subject_pattern(self) -> &'static str {
         match self {
             Self::Submitted => "submitted",
             Self::Plan => "plan",
-            Self::Task => "task.*.*",
-            Self::Review => "review.*.*",
-            Self::Planning => "planning.*.*",
+            Self::Journal(WorkKind::Task) => "task.*.*",
+            Self::Journal(WorkKind::Review) => "review.*.*",
+            Self::Journal(WorkKind::Planning) => "planning.*.*",
             Self::Control => "control",
         }
     }
@@ -261,14 +279,14 @@ impl Kind {
 
 /// All subjects of a kind of topic, in all runs of all lanes.
 #[must_use]
-pub fn every(kind: Kind) -> String {
-    format!("lane.*.run.*.{}", kind.pattern())
+pub fn subjects_of_topic_kind(kind: TopicKind) -> String {
+    format!("lane.*.run.*.{}", kind.subject_pattern())
 }
 
-/// All [`live`] subjects of a kind of work.
+/// All [`live_output_subject`] subjects of a kind of work.
 #[must_use]
-pub fn every_live(kind: Kind) -> String {
-    format!("live.*.{}", kind.pattern())
+pub fn live_output_subjects_of_work_kind(kind: WorkKind) -> String {
+    format!("live.*.{}", TopicKind::Journal(kind).subject_pattern())
 }
 
 #[cfg(test)]
@@ -276,23 +294,23 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_topic_parses_back_to_itself() {
+    fn topics_parse_back_to_themselves() {
         let (run, task) = (RunId::new("r-1").unwrap(), TaskId::new("t_1").unwrap());
         for topic in [
             Topic::Submitted,
             Topic::Plan,
-            Topic::Task(task.clone(), 3),
-            Topic::Review(task, 1),
-            Topic::Planning(1, 2),
+            Topic::Journal(JournalKey::Task(task.clone(), 3)),
+            Topic::Journal(JournalKey::Review(task, 1)),
+            Topic::Journal(JournalKey::Planning(1, 2)),
             Topic::Control,
         ] {
-            let subject = super::topic(Lane(7), &run, &topic);
-            assert_eq!(parse(&subject), Some((Lane(7), run.clone(), topic)), "{subject}");
+            let subject = super::topic_subject(Lane(7), &run, &topic);
+            assert_eq!(parse_lane_subject(&subject), Some((Lane(7), run.clone(), topic)), "{subject}");
         }
     }
 
-    /// Whether a subject is one of those that a pattern names, token by token.
-    fn is_one_of(subject: &str, pattern: &str) -> bool {
+    /// `true` if a subject matches a pattern, token by token.
+    fn matches_subject_pattern(subject: &str, pattern: &str) -> bool {
         let (subject, pattern): (Vec<_>, Vec<_>) =
             (subject.split('.').collect(), pattern.split('.').collect());
         subject.len() == pattern.len()
@@ -300,30 +318,43 @@ mod tests {
     }
 
     #[test]
-    fn each_topic_is_of_one_kind() {
+    fn each_topic_has_one_kind() {
         let (run, task) = (RunId::new("r-1").unwrap(), TaskId::new("t_1").unwrap());
         let kinds = [
-            (Kind::Submitted, Topic::Submitted),
-            (Kind::Plan, Topic::Plan),
-            (Kind::Task, Topic::Task(task.clone(), 3)),
-            (Kind::Review, Topic::Review(task.clone(), 1)),
-            (Kind::Planning, Topic::Planning(1, 2)),
-            (Kind::Control, Topic::Control),
+            (TopicKind::Submitted, Topic::Submitted),
+            (TopicKind::Plan, Topic::Plan),
+            (TopicKind::Journal(WorkKind::Task), Topic::Journal(JournalKey::Task(task.clone(), 3))),
+            (TopicKind::Journal(WorkKind::Review), Topic::Journal(JournalKey::Review(task.clone(), 1))),
+            (TopicKind::Journal(WorkKind::Planning), Topic::Journal(JournalKey::Planning(1, 2))),
+            (TopicKind::Control, Topic::Control),
         ];
         for (kind, of) in &kinds {
-            let subject = topic(Lane(7), &run, of);
+            let subject = topic_subject(Lane(7), &run, of);
             for (other, _) in &kinds {
-                assert_eq!(is_one_of(&subject, &every(*other)), kind == other, "{subject} {other:?}");
+                assert_eq!(
+                    matches_subject_pattern(&subject, &subjects_of_topic_kind(*other)),
+                    kind == other,
+                    "{subject} {other:?}"
+                );
             }
         }
-        let writing = live(&run, &Work::Task { task, attempt: 1 });
+        let journals = |kind| topic_subject(Lane(7), &run, &Topic::Journal(kind));
+        let [attempts, reviews] = journals_of_task(Lane(7), &run, &task);
+        assert!(matches_subject_pattern(&journals(JournalKey::Task(task.clone(), 3)), &attempts));
+        assert!(matches_subject_pattern(&journals(JournalKey::Review(task.clone(), 3)), &reviews));
+        assert!(matches_subject_pattern(
+            &journals(JournalKey::Planning(1, 2)),
+            &journals_of_planner(Lane(7), &run)
+        ));
+        let writing = live_output_subject(&run, &Work::Task { task, attempt: 1 });
         assert!(
-            is_one_of(&writing, &every_live(Kind::Task)) && !is_one_of(&writing, &every_live(Kind::Review))
+            matches_subject_pattern(&writing, &live_output_subjects_of_work_kind(WorkKind::Task))
+                && !matches_subject_pattern(&writing, &live_output_subjects_of_work_kind(WorkKind::Review))
         );
     }
 
     #[test]
-    fn every_path_has_a_subject_of_its_own_that_parses_back() {
+    fn each_path_has_its_own_subject() {
         let run = RunId::new("r-1").unwrap();
         let mut seen = std::collections::BTreeSet::new();
         for text in [
@@ -331,11 +362,11 @@ mod tests {
             "=", "$JS",
         ] {
             let path = FilePath::new(text).unwrap();
-            let subject = file(&run, &path);
-            assert_eq!(parse_file(&subject), Some((run.clone(), path)), "{subject}");
+            let subject = file_subject(&run, &path);
+            assert_eq!(parse_file_subject(&subject), Some((run.clone(), path)), "{subject}");
             assert!(seen.insert(subject), "{text}");
         }
-        assert_eq!(file(&run, &FilePath::new("/notes/a.md").unwrap()), "files.r-1.notes.a=2emd");
+        assert_eq!(file_subject(&run, &FilePath::new("/notes/a.md").unwrap()), "files.r-1.notes.a=2emd");
         for subject in [
             "files.r",
             "files.r.=",
@@ -346,12 +377,12 @@ mod tests {
             "files.r.=61",
             "plan",
         ] {
-            assert_eq!(parse_file(subject), None, "{subject}");
+            assert_eq!(parse_file_subject(subject), None, "{subject}");
         }
     }
 
     #[test]
-    fn a_subject_with_anything_more_less_or_else_names_nothing() {
+    fn malformed_subjects_do_not_parse() {
         for subject in [
             "",
             "lane.0.run.r",
@@ -364,7 +395,7 @@ mod tests {
             "lane.0.run.r!.plan",
             "work.c.r.t.1",
         ] {
-            assert_eq!(parse(subject), None, "{subject}");
+            assert_eq!(parse_lane_subject(subject), None, "{subject}");
         }
     }
 }

@@ -1,9 +1,9 @@
-//! How messages look on the wire: an envelope `{v, t, b | s}` around a body.
+//! The wire format of messages: an envelope `{v, t, b | s}` around a body.
 //!
-//! `v` is the version of the body's schema, `t` its type, `b` the body, or `s` where it lies in the blob store. Both
+//! `v` is the version of the body's schema, `t` its type, `b` the body, or `s` its address in the blob store. Both
 //! layers are MessagePack with named fields; with the header `Millrace-Encoding: json` both are JSON, and `b` is a
-//! JSON value rather than bytes, so that any language's client can take part. The body is decoded only after `t` and
-//! `v` were looked at. Unknown fields are ignored: older readers survive newer writers.
+//! JSON value instead of bytes, so that clients in any language can take part. The body is decoded only after `t` and
+//! `v` were checked. Unknown fields are ignored, so that older readers accept newer messages.
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -11,65 +11,66 @@ use serde_bytes::ByteBuf;
 
 use crate::result::TaskResult;
 
-/// Bodies above this many bytes go to the blob store: 256 KiB, well below the 1 MiB that a NATS server takes.
+/// The maximum size of a body in an envelope; larger ones go to the blob store. 256 KiB, well below the 1 MiB limit of a
+/// NATS server.
 pub const MAX_INLINE: usize = 256 * 1024;
-/// How deep a message may be nested. Whoever reads one goes as deep, and a thread's stack has an end; a JSON value from
-/// a tool or a model, which may be 128 deep, fits in with all that is around it.
+/// The maximum nesting depth of a message. Decoding recurses, and a thread's stack is limited. A JSON value from a tool or
+/// a model may be 128 deep and fits in with the message around it.
 pub const MAX_DEPTH: usize = 192;
 /// The header that names the encoding; absent means MessagePack.
 pub const ENCODING_HEADER: &str = "Millrace-Encoding";
 /// The value of [`ENCODING_HEADER`] for JSON.
 pub const ENCODING_JSON: &str = "json";
 
-/// What an envelope can hold.
-pub trait Message: Serialize + DeserializeOwned {
+/// A type that can be the body of an envelope.
+pub trait WireMessage: Serialize + DeserializeOwned {
     /// Its type on the wire.
     const KIND: &'static str;
-    /// The version of its schema that this program writes, and the newest it reads.
+    /// The version of its schema that this program writes, and the newest that it reads.
     const VERSION: u16 = 1;
 }
 
-impl Message for crate::plan::Decision {
+impl WireMessage for crate::plan::Decision {
     const KIND: &'static str = "decision";
 }
-impl Message for crate::plan::Submission {
+impl WireMessage for crate::plan::Submission {
     const KIND: &'static str = "submission";
 }
-impl Message for crate::plan::Command {
+impl WireMessage for crate::plan::RunCommand {
     const KIND: &'static str = "command";
 }
-impl Message for crate::plan::Control {
+impl WireMessage for crate::plan::CommandAction {
     const KIND: &'static str = "control";
 }
-impl Message for crate::work::Entry {
+impl WireMessage for crate::work::JournalEntry {
     const KIND: &'static str = "entry";
 }
-impl Message for crate::file::FileVersion {
+impl WireMessage for crate::file::FileVersion {
     const KIND: &'static str = "file";
 }
-impl Message for crate::work::Order {
+impl WireMessage for crate::work::Order {
     const KIND: &'static str = "order";
 }
 
-/// A value that is either here or in the blob store.
+/// A value that is inline or in the blob store.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Blob {
-    /// The bytes.
+pub enum InlineOrStoredBytes {
+    /// Inline.
     Inline(ByteBuf),
-    /// Where the bytes are.
-    Stored(Stored),
+    /// In the blob store.
+    Stored(BlobRef),
 }
 
-/// Bytes in the blob store.
+/// The address of bytes in the blob store.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Stored {
-    /// Their SHA-256 in hexadecimal, which is their name there.
+pub struct BlobRef {
+    /// Their SHA-256 in hexadecimal, which is their name in the store.
     pub sha256: String,
-    /// How many they are.
+    /// Their number.
     pub size: u64,
 }
 
-/// The two encodings.
+/// The encoding of a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Encoding {
     /// MessagePack with named fields.
@@ -78,47 +79,47 @@ pub enum Encoding {
     Json,
 }
 
-/// Why bytes are not a message.
+/// An error in decoding a message.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum Garbage {
-    /// The envelope or the body can't be read.
-    #[error("{what} can't be read: {why}")]
+pub enum DecodeError {
+    /// The envelope or the body is not valid MessagePack or JSON, or has other fields.
+    #[error("{what} is unreadable: {why}")]
     Unreadable {
         /// "the envelope", or the type of the body.
         what: String,
-        /// What the decoder says.
+        /// The decoder's error.
         why: String,
     },
-    /// There is something behind the end.
-    #[error("{what} has {bytes} bytes behind its end")]
+    /// There are bytes after the end.
+    #[error("{what} has {bytes} extra bytes after its end")]
     Trailing {
         /// "the envelope", or the type of the body.
         what: String,
-        /// How many.
+        /// Their number.
         bytes: usize,
     },
-    /// It is something else.
-    #[error("it is a {found:?}, where a {expected:?} belongs")]
+    /// The message has another type.
+    #[error("expected a message of type {expected:?}, found {found:?}")]
     WrongKind {
-        /// What it is.
+        /// Its type.
         found: String,
-        /// What it should be.
+        /// The expected type.
         expected: &'static str,
     },
-    /// It comes from a newer program.
-    #[error("it is a {kind:?} of version {found}; this program reads up to {known}")]
+    /// A newer program wrote the message.
+    #[error("{kind:?} has version {found}; this program reads up to {known}")]
     UnknownVersion {
         /// Its type.
         kind: String,
         /// Its version.
         found: u16,
-        /// The newest that is known.
+        /// The newest version that this program reads.
         known: u16,
     },
-    /// It has neither a body nor a place where one is.
+    /// The envelope has neither a body nor an address of one.
     #[error("the envelope is empty")]
     Empty,
-    /// The body is in the blob store, and was not fetched.
+    /// The body is in the blob store and was not fetched.
     #[error("the body is in the blob store")]
     Elsewhere,
 }
@@ -130,7 +131,7 @@ struct Envelope<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     b: Option<&'a serde_bytes::Bytes>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    s: Option<Stored>,
+    s: Option<BlobRef>,
 }
 
 #[derive(Deserialize)]
@@ -140,7 +141,7 @@ struct OwnedEnvelope {
     #[serde(default)]
     b: Option<ByteBuf>,
     #[serde(default)]
-    s: Option<Stored>,
+    s: Option<BlobRef>,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -150,133 +151,136 @@ struct JsonEnvelope {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     b: Option<serde_json::Value>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    s: Option<Stored>,
+    s: Option<BlobRef>,
 }
 
-/// The body of a message, in MessagePack.
+/// Encodes the body of a message as MessagePack.
 #[must_use]
-pub fn body<M: Serialize>(message: &M) -> Vec<u8> {
-    rmp_serde::to_vec_named(message).expect("words of the protocol have no form that MessagePack lacks")
+pub fn encode_body<M: Serialize>(message: &M) -> Vec<u8> {
+    rmp_serde::to_vec_named(message).expect("every protocol type can be encoded as MessagePack")
 }
 
-/// An envelope around a body that is here.
+/// Encodes an envelope around an inline body.
 #[must_use]
-pub fn seal<M: Message>(body: &[u8]) -> Vec<u8> {
-    seal_envelope(&Envelope { v: M::VERSION, t: M::KIND, b: Some(serde_bytes::Bytes::new(body)), s: None })
+pub fn encode_with_inline_body<M: WireMessage>(body: &[u8]) -> Vec<u8> {
+    encode_envelope(&Envelope { v: M::VERSION, t: M::KIND, b: Some(serde_bytes::Bytes::new(body)), s: None })
 }
 
-/// An envelope around a body in the blob store.
+/// Encodes an envelope around a body in the blob store.
 #[must_use]
-pub fn seal_stored<M: Message>(stored: Stored) -> Vec<u8> {
-    seal_envelope(&Envelope { v: M::VERSION, t: M::KIND, b: None, s: Some(stored) })
+pub fn encode_with_stored_body<M: WireMessage>(blob_ref: BlobRef) -> Vec<u8> {
+    encode_envelope(&Envelope { v: M::VERSION, t: M::KIND, b: None, s: Some(blob_ref) })
 }
 
-fn seal_envelope(envelope: &Envelope<'_>) -> Vec<u8> {
-    rmp_serde::to_vec_named(envelope).expect("an envelope has no form that MessagePack lacks")
+fn encode_envelope(envelope: &Envelope<'_>) -> Vec<u8> {
+    rmp_serde::to_vec_named(envelope).expect("an envelope can be encoded as MessagePack")
 }
 
-/// A message as JSON, for clients that send it so.
+/// Encodes a message as JSON, for clients that send JSON.
 ///
 /// # Errors
-/// The message has a part that JSON lacks, such as a map with keys that are not text.
-pub fn seal_json<M: Message>(message: &M) -> Result<Vec<u8>, serde_json::Error> {
+/// The message has a part that JSON can't represent, such as a map whose keys are not strings.
+pub fn encode_as_json<M: WireMessage>(message: &M) -> Result<Vec<u8>, serde_json::Error> {
     let b = Some(serde_json::to_value(message)?);
     serde_json::to_vec(&JsonEnvelope { v: M::VERSION, t: M::KIND.into(), b, s: None })
 }
 
-/// Where the body of an envelope of type `M` is elsewhere: where it is. Cheap enough to ask of every message.
+/// Returns the address of the body if it is in the blob store. Cheap, because the body is not decoded.
 ///
 /// # Errors
-/// It is no envelope, or of another type or a newer version.
-pub fn stored<M: Message>(payload: &[u8], encoding: Encoding) -> Result<Option<Stored>, Garbage> {
+/// The payload is not an envelope, or has another type or a newer version.
+pub fn decode_blob_ref_of_body<M: WireMessage>(
+    payload: &[u8],
+    encoding: Encoding,
+) -> Result<Option<BlobRef>, DecodeError> {
     match encoding {
         Encoding::MessagePack => {
-            let envelope: OwnedEnvelope = read(payload, "the envelope")?;
-            recognise::<M>(&envelope.t, envelope.v)?;
+            let envelope: OwnedEnvelope = decode_message_pack(payload, "the envelope")?;
+            check_kind_and_version::<M>(&envelope.t, envelope.v)?;
             Ok(envelope.s.filter(|_| envelope.b.is_none()))
         }
         Encoding::Json => {
-            let envelope = json_envelope(payload)?;
-            recognise::<M>(&envelope.t, envelope.v)?;
+            let envelope = decode_json_envelope(payload)?;
+            check_kind_and_version::<M>(&envelope.t, envelope.v)?;
             Ok(envelope.s.filter(|_| envelope.b.is_none()))
         }
     }
 }
 
-/// Reads a message whose body is in its envelope.
+/// Decodes a message whose body is inline.
 ///
 /// # Errors
-/// It is no such message, or its body is elsewhere.
-pub fn open<M: Message>(payload: &[u8], encoding: Encoding) -> Result<M, Garbage> {
+/// The payload is not such a message, or its body is in the blob store.
+pub fn decode_message<M: WireMessage>(payload: &[u8], encoding: Encoding) -> Result<M, DecodeError> {
     match encoding {
         Encoding::MessagePack => {
-            let envelope: OwnedEnvelope = read(payload, "the envelope")?;
-            recognise::<M>(&envelope.t, envelope.v)?;
+            let envelope: OwnedEnvelope = decode_message_pack(payload, "the envelope")?;
+            check_kind_and_version::<M>(&envelope.t, envelope.v)?;
             match (envelope.b, envelope.s) {
-                (Some(body), _) => open_body(&body),
-                (None, Some(_)) => Err(Garbage::Elsewhere),
-                (None, None) => Err(Garbage::Empty),
+                (Some(body), _) => decode_body(&body),
+                (None, Some(_)) => Err(DecodeError::Elsewhere),
+                (None, None) => Err(DecodeError::Empty),
             }
         }
         Encoding::Json => {
-            let envelope = json_envelope(payload)?;
-            recognise::<M>(&envelope.t, envelope.v)?;
+            let envelope = decode_json_envelope(payload)?;
+            check_kind_and_version::<M>(&envelope.t, envelope.v)?;
             match (envelope.b, envelope.s) {
-                (Some(body), _) => serde_json::from_value(body).map_err(|e| unreadable(M::KIND, &e)),
-                (None, Some(_)) => Err(Garbage::Elsewhere),
-                (None, None) => Err(Garbage::Empty),
+                (Some(body), _) => serde_json::from_value(body).map_err(|e| unreadable_error(M::KIND, &e)),
+                (None, Some(_)) => Err(DecodeError::Elsewhere),
+                (None, None) => Err(DecodeError::Empty),
             }
         }
     }
 }
 
-/// Reads a body that came from the blob store.
+/// Decodes a body that was fetched from the blob store.
 ///
 /// # Errors
-/// It is no such body.
-pub fn open_body<M: Message>(body: &[u8]) -> Result<M, Garbage> {
-    read(body, M::KIND)
+/// The bytes are not such a body.
+pub fn decode_body<M: WireMessage>(body: &[u8]) -> Result<M, DecodeError> {
+    decode_message_pack(body, M::KIND)
 }
 
-/// Reads a plain MessagePack value and nothing behind it.
+/// Decodes a MessagePack value that takes up all bytes.
 ///
 /// # Errors
-/// It can't be read, or there is something behind it.
-pub fn read<T: DeserializeOwned>(bytes: &[u8], what: &str) -> Result<T, Garbage> {
+/// The bytes are unreadable, or longer than the value.
+pub fn decode_message_pack<T: DeserializeOwned>(bytes: &[u8], what: &str) -> Result<T, DecodeError> {
     let mut reader = rmp_serde::Deserializer::new(std::io::Cursor::new(bytes));
     reader.set_max_depth(MAX_DEPTH);
-    let value = T::deserialize(&mut reader).map_err(|e| unreadable(what, &e))?;
+    let value = T::deserialize(&mut reader).map_err(|e| unreadable_error(what, &e))?;
     let behind = bytes.len().saturating_sub(usize::try_from(reader.position()).unwrap_or(usize::MAX));
-    if behind == 0 { Ok(value) } else { Err(Garbage::Trailing { what: what.into(), bytes: behind }) }
+    if behind == 0 { Ok(value) } else { Err(DecodeError::Trailing { what: what.into(), bytes: behind }) }
 }
 
-/// Reads a task's result, which is MessagePack or, from writers in other languages, JSON text. No MessagePack map begins
-/// with the byte that a JSON object begins with.
+/// Decodes a task's result: MessagePack or, from workers in other languages, JSON text. No MessagePack map begins with
+/// the byte that a JSON object begins with.
 ///
 /// # Errors
-/// It can't be read, or there is something behind it.
-pub fn read_result(bytes: &[u8]) -> Result<TaskResult, Garbage> {
+/// The bytes are unreadable, or longer than the result.
+pub fn decode_task_result(bytes: &[u8]) -> Result<TaskResult, DecodeError> {
     const WHAT: &str = "a result";
     if bytes.first() == Some(&b'{') {
-        return serde_json::from_slice(bytes).map_err(|e| unreadable(WHAT, &e));
+        return serde_json::from_slice(bytes).map_err(|e| unreadable_error(WHAT, &e));
     }
-    read(bytes, WHAT)
+    decode_message_pack(bytes, WHAT)
 }
 
-fn json_envelope(payload: &[u8]) -> Result<JsonEnvelope, Garbage> {
-    serde_json::from_slice(payload).map_err(|e| unreadable("the envelope", &e))
+fn decode_json_envelope(payload: &[u8]) -> Result<JsonEnvelope, DecodeError> {
+    serde_json::from_slice(payload).map_err(|e| unreadable_error("the envelope", &e))
 }
 
-fn recognise<M: Message>(kind: &str, version: u16) -> Result<(), Garbage> {
+fn check_kind_and_version<M: WireMessage>(kind: &str, version: u16) -> Result<(), DecodeError> {
     if kind != M::KIND {
-        return Err(Garbage::WrongKind { found: kind.into(), expected: M::KIND });
+        return Err(DecodeError::WrongKind { found: kind.into(), expected: M::KIND });
     }
     if version == 0 || version > M::VERSION {
-        return Err(Garbage::UnknownVersion { kind: kind.into(), found: version, known: M::VERSION });
+        return Err(DecodeError::UnknownVersion { kind: kind.into(), found: version, known: M::VERSION });
     }
     Ok(())
 }
 
-fn unreadable(what: &str, why: &dyn std::fmt::Display) -> Garbage {
-    Garbage::Unreadable { what: what.into(), why: why.to_string() }
+fn unreadable_error(what: &str, why: &dyn std::fmt::Display) -> DecodeError {
+    DecodeError::Unreadable { what: what.into(), why: why.to_string() }
 }

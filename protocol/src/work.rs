@@ -1,77 +1,155 @@
-//! The words between supervisor, workers and critics: the order that waits in a queue, and the entries of the
-//! journal that whoever claims it writes.
+//! The messages between supervisor, workers and critics: orders in a queue, and the entries of the journal that the claimant
+//! of an order writes.
 
+use std::time::Duration;
+
+use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
 use crate::ids::{Capability, Lane, RunId, TaskId, WorkerId};
-use crate::plan::{Amounts, DocumentSet, Limits, Review, ReviewCheck, Work};
-use crate::result::{ModelUsage, Parameters, Proposal, TaskError, Usage, Verdict};
-use crate::wire::Blob;
+use crate::plan::{
+    DEFAULT_PROVIDER_TIMEOUT, DocumentSet, ResourceAmounts, ReviewCheck, ReviewPolicy, TaskLimits, Work,
+};
+use crate::provider::ProviderStatus;
+use crate::result::{ModelUsage, PlanProposal, TaskError, TaskParameters, Usage, Verdict};
+use crate::wire::InlineOrStoredBytes;
 
-/// What a worker needs to know to do a piece of work, without reading the plan.
+/// An order: the data that a worker needs to do a piece of work without reading the plan.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(from = "FlatOrder", into = "FlatOrder")]
 pub struct Order {
     /// The run.
     pub run: RunId,
-    /// The lane that the run lives in.
+    /// The lane of the run.
     pub lane: Lane,
-    /// The piece of work, which names the journal.
-    pub work: Work,
-    /// What the user wants of the run as a whole.
+    /// The piece of work, and the data that only work of its kind has.
+    pub assignment: Assignment,
+    /// The user's objective for the run as a whole.
     pub mission: String,
-    /// What is to be done here; for planning, the mission.
+    /// The objective of this work; for planning, the mission.
     pub objective: String,
-    /// The capability of the task; of the task under review, for a review.
+    /// The capability of the task, or of the task under review.
     pub capability: Capability,
-    /// Named values for the capability.
-    #[serde(default, skip_serializing_if = "Parameters::is_empty")]
-    pub parameters: Parameters,
-    /// Results that the work builds on; for a review, the one result under review.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub inputs: Vec<Input>,
-    /// For a review: what the result must do.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub criteria: Vec<String>,
-    /// For a review: what the result must stand before a model is asked.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub checks: Vec<ReviewCheck>,
-    /// For a review: who judges; `None` where the checks alone do.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub panel: Option<Panel>,
-    /// For a review: the results that the task built on.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub evidence: Vec<Input>,
-    /// For a task: the result of an earlier attempt that was rejected last.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub rejected: Option<Input>,
-    /// Whether the task's result is the deliverable of the run.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    /// The parameters of the capability.
+    pub parameters: TaskParameters,
+    /// The results that the work builds on; for a review, the one result under review.
+    pub inputs: Vec<InputResult>,
+    /// `true` if the task's result is the deliverable of the run.
     pub is_final: bool,
-    /// What earlier attempts were told, oldest first.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    /// The feedback on earlier attempts, oldest first.
     pub feedback: Vec<String>,
-    /// What the work may use; it is reserved. `None` is no limit but the capability's own.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub allowance: Option<Amounts>,
-    /// For planning: the sequence of the decision up to which the planner reads the plan.
-    #[serde(default)]
-    pub plan_at: u64,
-    /// How long the work may take.
-    #[serde(default, skip_serializing_if = "Limits::is_default")]
-    pub limits: Limits,
+    /// The amounts reserved for the work, which it must not exceed; `None` is no limit but the capability's own.
+    pub allowance: Option<ResourceAmounts>,
+    /// Timeouts and retries of the work.
+    pub limits: TaskLimits,
+    /// How long the work may wait for a provider that does not answer; `None` is [`DEFAULT_PROVIDER_TIMEOUT`].
+    pub provider_timeout: Option<Duration>,
     /// The documents of the run.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub documents: Option<DocumentSet>,
-    /// The model to use where the capability names none of its own.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    /// The model to use if the capability names none of its own.
     pub model: Option<String>,
-    /// The model that the run names for this very capability or role; it goes before all others.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    /// The model that the run names for this capability or role; it takes precedence over all others.
     pub own_model: Option<String>,
+    /// The decision of the run as of which the order was published; `None` if its supervisor does not report it.
+    pub decided: Option<DecisionId>,
+}
+
+/// A decision in the log. A server that has lost its newest messages uses their sequences again, so a sequence alone does
+/// not identify a message.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct DecisionId {
+    /// Its sequence in the lane.
+    pub sequence: u64,
+    /// Its time, in microseconds since 1970.
+    #[serde(with = "jiff::fmt::serde::timestamp::microsecond::required")]
+    pub at: Timestamp,
+}
+
+impl DecisionId {
+    /// Creates the id of a decision with this time. The log keeps whole microseconds only.
+    #[must_use]
+    pub fn new(sequence: u64, at: Timestamp) -> Self {
+        // Every timestamp is in the range of microseconds.
+        Self { sequence, at: Timestamp::from_microsecond(at.as_microsecond()).unwrap_or(at) }
+    }
+}
+
+/// A piece of work, with the data that only work of its kind has.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Assignment {
+    /// An attempt at a task.
+    Task {
+        /// The task.
+        task: TaskId,
+        /// The attempt, from 1.
+        attempt: u32,
+        /// The result of an earlier attempt that was rejected last.
+        rejected: Option<InputResult>,
+    },
+    /// A review of a result.
+    Review {
+        /// The task.
+        task: TaskId,
+        /// The attempt under review.
+        attempt: u32,
+        /// The number of the try at the review, from 1.
+        review: u32,
+        /// The requirements for the result.
+        brief: ReviewBrief,
+    },
+    /// An attempt at a turn of the planner.
+    Planning {
+        /// The turn, from 1.
+        turn: u32,
+        /// The attempt, from 1.
+        attempt: u32,
+        /// The sequence of the decision up to which the planner reads the plan.
+        plan_at: u64,
+    },
+}
+
+impl Assignment {
+    /// The piece of work.
+    #[must_use]
+    pub fn work(&self) -> Work {
+        match self {
+            Self::Task { task, attempt, .. } => Work::Task { task: task.clone(), attempt: *attempt },
+            Self::Review { task, attempt, review, .. } => {
+                Work::Review { task: task.clone(), attempt: *attempt, review: *review }
+            }
+            Self::Planning { turn, attempt, .. } => Work::Planning { turn: *turn, attempt: *attempt },
+        }
+    }
+}
+
+/// An assignment without data beyond the work itself.
+impl From<Work> for Assignment {
+    fn from(work: Work) -> Self {
+        match work {
+            Work::Task { task, attempt } => Self::Task { task, attempt, rejected: None },
+            Work::Review { task, attempt, review } => {
+                Self::Review { task, attempt, review, brief: ReviewBrief::default() }
+            }
+            Work::Planning { turn, attempt } => Self::Planning { turn, attempt, plan_at: 0 },
+        }
+    }
+}
+
+/// The requirements for a result under review.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct ReviewBrief {
+    /// The criteria that the result must meet.
+    pub criteria: Vec<String>,
+    /// The checks that the result must pass before a model judges it.
+    pub checks: Vec<ReviewCheck>,
+    /// The judges; `None` if the checks alone decide.
+    pub panel: Option<JudgePanel>,
+    /// The results that the task built on.
+    pub evidence: Vec<InputResult>,
 }
 
 impl Order {
-    /// An order with nothing but its work and its words.
+    /// An order with no data beyond its work, objective and capability.
     #[must_use]
     pub fn new(
         run: RunId,
@@ -84,142 +162,294 @@ impl Order {
         Self {
             run,
             lane,
-            work,
+            assignment: work.into(),
             mission: objective.clone(),
             objective,
             capability,
-            parameters: Parameters::new(),
+            parameters: TaskParameters::new(),
             inputs: Vec::new(),
-            criteria: Vec::new(),
-            checks: Vec::new(),
-            panel: None,
-            evidence: Vec::new(),
-            rejected: None,
             is_final: false,
             feedback: Vec::new(),
             allowance: None,
-            plan_at: 0,
-            limits: Limits::default(),
+            limits: TaskLimits::default(),
+            provider_timeout: None,
             documents: None,
             model: None,
             own_model: None,
+            decided: None,
+        }
+    }
+
+    /// How long the work may wait for a provider that does not answer.
+    #[must_use]
+    pub fn provider_timeout(&self) -> Duration {
+        self.provider_timeout.unwrap_or(DEFAULT_PROVIDER_TIMEOUT)
+    }
+
+    /// The piece of work, which names the journal.
+    #[must_use]
+    pub fn work(&self) -> Work {
+        self.assignment.work()
+    }
+
+    /// The requirements for the result under review; `None` if the order is no review.
+    #[must_use]
+    pub fn review_brief(&self) -> Option<&ReviewBrief> {
+        match &self.assignment {
+            Assignment::Review { brief, .. } => Some(brief),
+            Assignment::Task { .. } | Assignment::Planning { .. } => None,
         }
     }
 }
 
-/// Who judges a result.
+/// An order on the wire: flat, with the fields of all kinds of work side by side.
+#[derive(Serialize, Deserialize)]
+struct FlatOrder {
+    run: RunId,
+    lane: Lane,
+    work: Work,
+    mission: String,
+    objective: String,
+    capability: Capability,
+    #[serde(default, skip_serializing_if = "TaskParameters::is_empty")]
+    parameters: TaskParameters,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    inputs: Vec<InputResult>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    criteria: Vec<String>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    checks: Vec<ReviewCheck>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    panel: Option<JudgePanel>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    evidence: Vec<InputResult>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    rejected: Option<InputResult>,
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    is_final: bool,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    feedback: Vec<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    allowance: Option<ResourceAmounts>,
+    #[serde(default)]
+    plan_at: u64,
+    #[serde(default, skip_serializing_if = "TaskLimits::is_default")]
+    limits: TaskLimits,
+    #[serde(default, skip_serializing_if = "Option::is_none", with = "crate::plan::optional_seconds")]
+    provider_timeout: Option<Duration>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    documents: Option<DocumentSet>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    model: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    own_model: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    decided: Option<DecisionId>,
+}
+
+/// Fields that do not belong to the kind of work are ignored.
+impl From<FlatOrder> for Order {
+    fn from(flat: FlatOrder) -> Self {
+        let assignment = match flat.work {
+            Work::Task { task, attempt } => Assignment::Task { task, attempt, rejected: flat.rejected },
+            Work::Review { task, attempt, review } => {
+                let FlatOrder { criteria, checks, panel, evidence, .. } = flat;
+                let brief = ReviewBrief { criteria, checks, panel, evidence };
+                Assignment::Review { task, attempt, review, brief }
+            }
+            Work::Planning { turn, attempt } => Assignment::Planning { turn, attempt, plan_at: flat.plan_at },
+        };
+        Self {
+            run: flat.run,
+            lane: flat.lane,
+            assignment,
+            mission: flat.mission,
+            objective: flat.objective,
+            capability: flat.capability,
+            parameters: flat.parameters,
+            inputs: flat.inputs,
+            is_final: flat.is_final,
+            feedback: flat.feedback,
+            allowance: flat.allowance,
+            limits: flat.limits,
+            provider_timeout: flat.provider_timeout,
+            documents: flat.documents,
+            model: flat.model,
+            own_model: flat.own_model,
+            decided: flat.decided,
+        }
+    }
+}
+
+impl From<Order> for FlatOrder {
+    fn from(order: Order) -> Self {
+        let work = order.work();
+        let (rejected, brief, plan_at) = match order.assignment {
+            Assignment::Task { rejected, .. } => (rejected, ReviewBrief::default(), 0),
+            Assignment::Review { brief, .. } => (None, brief, 0),
+            Assignment::Planning { plan_at, .. } => (None, ReviewBrief::default(), plan_at),
+        };
+        let ReviewBrief { criteria, checks, panel, evidence } = brief;
+        Self {
+            run: order.run,
+            lane: order.lane,
+            work,
+            mission: order.mission,
+            objective: order.objective,
+            capability: order.capability,
+            parameters: order.parameters,
+            inputs: order.inputs,
+            criteria,
+            checks,
+            panel,
+            evidence,
+            rejected,
+            is_final: order.is_final,
+            feedback: order.feedback,
+            allowance: order.allowance,
+            plan_at,
+            limits: order.limits,
+            provider_timeout: order.provider_timeout,
+            documents: order.documents,
+            model: order.model,
+            own_model: order.own_model,
+            decided: order.decided,
+        }
+    }
+}
+
+/// The judges of a result.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Panel {
-    /// The models, each of which judges by itself; empty is the one that the critic uses.
+pub struct JudgePanel {
+    /// The models, each of which judges independently; empty means the critic's own model.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub models: Vec<String>,
-    /// How many of them must accept the result, at least 1.
+    /// The number of models that must accept the result, at least 1.
     pub quorum: u32,
 }
 
 /// A result that a piece of work builds on.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Input {
-    /// The task it is of.
+pub struct InputResult {
+    /// The task that produced it.
     pub task: TaskId,
-    /// What that task was to do.
+    /// The objective of that task.
     pub objective: String,
-    /// Its capability.
+    /// The capability of that task.
     pub capability: Capability,
-    /// Who worked on it.
+    /// The worker that produced it.
     pub worker: WorkerId,
     /// The result in a sentence.
     pub summary: String,
-    /// Where the result is: the sequence, in the lane, of the journal entry with the outcome.
+    /// The sequence, in the lane, of the journal entry with the result.
     pub at_sequence: u64,
 }
 
-/// One entry of a journal. The journal of a piece of work is a chain: each append names the entry before it, so that
-/// two writers can never both extend it.
+/// An entry of a journal. A journal is a chain: each append names the entry before it, so that two writers can never both
+/// extend it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub enum Entry {
-    /// Somebody took the work. Entries up to the next claim are theirs.
+pub enum JournalEntry {
+    /// A worker claimed the work. Entries up to the next claim are its own.
     Claimed {
-        /// Who.
+        /// The claimant.
         worker: WorkerId,
-        /// Which claim of this journal it is, from 1.
+        /// The number of the claim in this journal, from 1.
         claim: u32,
     },
-    /// Something was done that must not be done again: a model's reply, a tool's result.
+    /// A step that must not be repeated: a model's reply, a tool's result.
     Step {
-        /// Its number in the attempt, from 1.
+        /// The number of the step in the attempt, from 1.
         number: u32,
-        /// What was done; a worker that resumes asks for the same steps by the same names.
+        /// The name of the step; a worker that resumes looks the same steps up by the same names.
         name: String,
-        /// What came back, as JSON.
-        value: Blob,
+        /// The result, as JSON.
+        value: InlineOrStoredBytes,
     },
-    /// A sign of life, with a line for whoever watches.
+    /// A heartbeat, with a line for people who follow the run.
     Note {
         /// The line.
         text: String,
+        /// The change in the attempt's wait for its provider, if the note reports one.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        provider: Option<ProviderStatus>,
     },
-    /// Whoever took it last gave it back in good order, for a fault of the world that may pass: the claim counts for
-    /// nothing.
+    /// The claimant released the work because of a transient fault: its claim does not count.
     Released {
-        /// Who.
+        /// The claimant.
         worker: WorkerId,
-        /// Why.
+        /// The reason.
         why: String,
+        /// The provider that the claimant gave up waiting for, if that is the reason: the run pauses.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        provider: Option<ProviderStatus>,
+        /// The amounts that the first request needs, if the reservation is smaller: nothing was sent.
+        #[serde(default, skip_serializing_if = "ResourceAmounts::is_empty")]
+        needs: ResourceAmounts,
     },
     /// The end of the work.
     Outcome {
-        /// Who brings it.
+        /// The claimant.
         worker: WorkerId,
-        /// For a review, which try it was; else 0.
+        /// The number of the try at the review; 0 for other work.
         #[serde(default)]
         review: u32,
-        /// What it brings.
-        outcome: Outcome,
+        /// The outcome.
+        outcome: WorkOutcome,
     },
 }
 
-/// What a piece of work comes to.
+/// The outcome of a piece of work.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub enum Outcome {
+pub enum WorkOutcome {
     /// A task's result.
     Finished {
         /// The result in a sentence.
         summary: String,
-        /// Whether there is nothing in it.
+        /// `true` if the result is empty.
         is_empty: bool,
-        /// Whether there is text in it beyond the summary.
-        #[serde(default = "yes")]
+        /// `true` if the result has text beyond the summary.
+        #[serde(default = "default_is_detailed")]
         is_detailed: bool,
-        /// How the capability wants it judged where the task does not say.
-        #[serde(default, skip_serializing_if = "Review::is_none")]
-        review: Review,
-        /// What it took.
+        /// `false` if the result does not answer its question. Absent on the wire if it does.
+        #[serde(default = "default_is_answered", skip_serializing_if = "is_true")]
+        is_answered: bool,
+        /// The review that the capability requires if the task names none.
+        #[serde(default, skip_serializing_if = "ReviewPolicy::is_none")]
+        review: ReviewPolicy,
+        /// The usage.
         #[serde(default, skip_serializing_if = "Usage::is_zero")]
         usage: Usage,
-        /// The same by model, as far as that is known.
+        /// The usage by model, as far as known.
         #[serde(default, skip_serializing_if = "ModelUsage::is_empty")]
         models: ModelUsage,
         /// The [`crate::result::TaskResult`], in MessagePack.
-        result: Blob,
+        result: InlineOrStoredBytes,
     },
     /// A critic's verdict.
     Judged(Verdict),
     /// A planner's proposal.
     Proposed {
-        /// What it proposes.
-        proposal: Proposal,
-        /// What it took.
+        /// The proposal.
+        proposal: PlanProposal,
+        /// The usage.
         #[serde(default, skip_serializing_if = "Usage::is_zero")]
         usage: Usage,
-        /// The same by model, as far as that is known.
+        /// The usage by model, as far as known.
         #[serde(default, skip_serializing_if = "ModelUsage::is_empty")]
         models: ModelUsage,
     },
-    /// Nothing but an error.
+    /// An error.
     Errored(TaskError),
 }
 
-fn yes() -> bool {
+fn default_is_detailed() -> bool {
     true
+}
+
+fn default_is_answered() -> bool {
+    true
+}
+
+fn is_true(value: &bool) -> bool {
+    *value
 }

@@ -1,46 +1,49 @@
-//! A run is over: its queues are emptied, everybody is told, and it moves from the lane into the archive. Each step
-//! is safe to repeat, and whoever owns the lane next begins again at the first.
+//! Closes a run that has ended: empties its queues, writes its summary, and moves it from the lane into the archive.
+//! Every step is idempotent; after a takeover the new owner repeats all of them.
 
 use std::time::Duration;
 
 use millrace_protocol::registry::RunSummary;
-use millrace_runtime::{Bus, Fault, archive, log, queue, registry};
+use millrace_runtime::store::archive;
+use millrace_runtime::work::{queue, registry};
+use millrace_runtime::{Bus, Fault, log};
 use tracing::{debug, info, warn};
 
-/// How long a step that failed waits before it is tried again.
-const AGAIN: Duration = Duration::from_secs(1);
+/// The pause before a failed step is retried.
+const RETRY: Duration = Duration::from_secs(1);
 
-/// Closes a run that ended with the decision of sequence `end`. The summary is written at once; the archive after `linger`, so that those who watch can see the end
-/// in the lane. Returns when the lane holds nothing more of the run.
-pub async fn close(bus: &Bus, mut summary: RunSummary, end: u64, linger: Duration) {
-    clear(bus, &summary).await;
-    until_done("summary", &summary, || registry::summarise(bus, &summary)).await;
+/// Closes a run that ended with the decision of sequence `end`. The summary is written at once, the archive after
+/// `linger`, so that clients that watch the lane see the end. Returns when the lane holds no message of the run.
+pub async fn close_ended_run(bus: &Bus, mut summary: RunSummary, end: u64, linger: Duration) {
+    withdraw_orders_of_run(bus, &summary).await;
+    retry_until_done("summary", &summary, || registry::write_summary(bus, &summary)).await;
     tokio::time::sleep(linger).await;
-    let archived = || archive::write(bus, summary.lane, &summary.run, end);
-    let through = until_done("archive", &summary, archived).await;
-    // An order that was on its way when the run ended would find no journal once the lane is empty, and be done again.
-    clear(bus, &summary).await;
+    let archive = || archive::archive_run(bus, summary.lane, &summary.run, end);
+    let through = retry_until_done("archive", &summary, archive).await;
+    // An order that was in flight when the run ended would find no journal in an empty lane, and be done again.
+    withdraw_orders_of_run(bus, &summary).await;
     summary.archived = true;
-    until_done("summary", &summary, || registry::summarise(bus, &summary)).await;
-    until_done("purge", &summary, || log::purge_run(bus, summary.lane, &summary.run, through)).await;
-    info!(run = %summary.run, "archived");
+    retry_until_done("summary", &summary, || registry::write_summary(bus, &summary)).await;
+    retry_until_done("purge", &summary, || log::purge_run(bus, summary.lane, &summary.run, through)).await;
+    info!(run = %summary.run, "run archived");
 }
 
-async fn clear(bus: &Bus, summary: &RunSummary) {
-    if let Err(fault) = queue::clear(bus, &summary.run).await {
-        warn!(run = %summary.run, %fault, "the queues could not be cleared of a run that is over");
+async fn withdraw_orders_of_run(bus: &Bus, summary: &RunSummary) {
+    if let Err(fault) = queue::withdraw_orders_of_run(bus, &summary.run).await {
+        warn!(run = %summary.run, %fault, "failed to clear the queues of an ended run");
     }
 }
 
-async fn until_done<T, F>(what: &str, summary: &RunSummary, step: impl Fn() -> F) -> T
+/// Repeats a step until it succeeds.
+async fn retry_until_done<T, F>(what: &str, summary: &RunSummary, step: impl Fn() -> F) -> T
 where
     F: Future<Output = Result<T, Fault>>,
 {
     loop {
         match step().await {
             Ok(done) => return done,
-            Err(fault) => debug!(run = %summary.run, what, %fault, "closing a run: trying again"),
+            Err(fault) => debug!(run = %summary.run, what, %fault, "failed to close a run; retrying"),
         }
-        tokio::time::sleep(AGAIN).await;
+        tokio::time::sleep(RETRY).await;
     }
 }

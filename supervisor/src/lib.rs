@@ -1,26 +1,32 @@
-//! The plan owner. Any number of supervisors share the lanes of a cluster; each folds its lanes, decides, and offers
-//! work. It holds no model key, never waits for a model, and keeps nothing that is not in the log.
+//! The supervisor: it owns the plans of runs. Any number of supervisors share the lanes of a cluster; each folds its
+//! lanes, decides, and offers work. It has no model key, never waits for a model, and has no state that is not in the
+//! log.
 //!
 //! ```text
-//! Root                 restarts nothing by itself; tells the keeper who died
-//! ├─ keeper (task)     membership, leases, what the cluster can do; starts and stops owners
-//! │  └─ queues (task)  one for each capability that is known
-//! └─ LaneOwner × n     one lane: fold, decide, append, offer; dies when it can't write
-//!    ├─ reader (task)  the lane as it grows
-//!    └─ tasks          appends, offers, refolds, closing: each sends its result back
+//! SupervisionRoot            notifies the lane manager when a lane owner stops; restarts nothing itself
+//! ├─ LaneManager (task)      membership, heartbeats, capability snapshot; acquires lanes, starts and stops lane owners
+//! │  ├─ LeaseRenewal × n     renews the lease of one lane
+//! │  └─ queues (task)        creates a queue for each registered capability
+//! └─ LaneOwner × n (actors)  one lane each: fold, decide, append, offer; stops when it can't write
+//!    ├─ follow (task)        reads new messages of the lane
+//!    └─ other tasks          append, offer, refold, close: each sends its result to its owner
 //! ```
 
 mod args;
+mod capability_snapshot;
 mod closing;
-mod keeper;
+mod ignored;
 mod lane;
+mod lane_manager;
+mod lease_renewal;
 mod live;
+mod lost_runs;
 mod order;
 mod queues;
 mod reader;
 mod root;
-mod standing;
-mod window;
+mod status;
+mod strays;
 
 use futures::FutureExt;
 use futures::future::BoxFuture;
@@ -28,67 +34,65 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use millrace_protocol::ids::WorkerId;
-use millrace_runtime::health::{Health, Page, ServeError};
-use millrace_runtime::metrics::names::Process;
-use millrace_runtime::topology::Wanted;
-use millrace_runtime::{Bus, Connection, Fault};
+use millrace_runtime::nats::topology::ClusterOptions;
+use millrace_runtime::ops::health::Health;
+use millrace_runtime::ops::metrics::names::ProcessKind;
+use millrace_runtime::program::ClusterProgram;
+use millrace_runtime::{Bus, ConnectionSettings};
 use tokio_util::sync::CancellationToken;
 use tracing::info;
 
-pub use args::Args;
-pub use live::LiveRun;
-pub use reader::catch_up;
-use standing::Standing;
+pub use args::SupervisorArgs;
+pub use live::{LiveRun, PendingInput, RunMilestone, RunPhase};
+pub use millrace_runtime::program::{ProgramError, run_program};
+pub use reader::{FoldedLane, fold_lane};
+use status::SupervisorStatus;
 
-/// What a supervisor needs to know.
+/// The configuration of a supervisor.
 #[derive(Debug, Clone)]
-pub struct Config {
-    /// The cluster.
-    pub connection: Connection,
-    /// Its name among the supervisors; made up if there is none.
+pub struct SupervisorConfig {
+    /// The address and credentials of the cluster.
+    pub connection: ConnectionSettings,
+    /// Its id among the supervisors; generated if `None`.
     pub id: Option<WorkerId>,
-    /// What it expects of the cluster; the first to come fixes it.
-    pub wanted: Wanted,
-    /// How long a run stays in its lane after its end, for those who watch it.
+    /// The settings of the cluster; the first process that connects fixes them.
+    pub wanted: ClusterOptions,
+    /// The time that a run stays in its lane after its end, so that clients that watch it see the end.
     pub linger: Duration,
-    /// Where it says how it is; nowhere if there is none.
+    /// The address of the health and metrics server; `None` serves none.
     pub http: Option<SocketAddr>,
 }
 
-/// Why a supervisor ended.
-#[derive(Debug, thiserror::Error)]
-pub enum Error {
-    /// The cluster can't be used.
-    #[error(transparent)]
-    Fault(#[from] Fault),
-    /// It can't say how it is.
-    #[error(transparent)]
-    Http(#[from] ServeError),
-    /// Signals can't be listened to.
-    #[error("signals can't be listened to: {0}")]
-    Signals(#[from] std::io::Error),
-    /// The root actor could not be started or died.
-    #[error("the supervisor's root actor failed: {0}")]
-    Root(String),
-}
-
-/// Supervises until `shutdown`.
+/// Runs the supervisor that a command line asks for. See [`run_supervisor`].
 ///
 /// # Errors
-/// The cluster can't be used, or the root actor died.
-pub fn run(config: Config, shutdown: CancellationToken) -> BoxFuture<'static, Result<(), Error>> {
+/// As for [`run_supervisor`].
+pub async fn run_with_args(args: SupervisorArgs, shutdown: CancellationToken) -> Result<(), ProgramError> {
+    run_supervisor(args.into_config(), shutdown).await
+}
+
+/// Runs a supervisor until `shutdown` is cancelled.
+///
+/// # Errors
+/// The cluster is unreachable or unusable, or the root actor failed.
+pub fn run_supervisor(
+    config: SupervisorConfig,
+    shutdown: CancellationToken,
+) -> BoxFuture<'static, Result<(), ProgramError>> {
     async move {
-        let me = config.id.unwrap_or_else(|| millrace_runtime::registry::made_id("supervisor"));
-        let (health, standing) = (Health::new(shutdown.clone()), Standing::new());
-        let looking = standing.clone();
-        health.add("lanes", move || looking.check());
-        let mut page = Page::open(config.http, Process::Supervisor, health.clone()).await?;
-        let connecting = Bus::connect(&config.connection, me.as_str(), &config.wanted);
-        let Some(bus) = page.join(connecting).await? else { return Ok(()) };
-        let looking = page.is_served().then(|| tokio::spawn(standing.clone().look(bus.clone())));
+        let me = config.id.unwrap_or_else(|| millrace_runtime::work::registry::new_process_id("supervisor"));
+        let status = SupervisorStatus::new();
+        let (health, checked) = (Health::new(shutdown.clone()), status.clone());
+        health.add_readiness_check("lanes", move || checked.check_readiness());
+        let mut program =
+            ClusterProgram::open_with_health_checks(ProcessKind::Supervisor, config.http, health.clone())
+                .await?;
+        let connecting = Bus::connect_and_ensure_cluster(&config.connection, me.as_str(), &config.wanted);
+        let Some(bus) = program.wait_for_connection(connecting).await? else { return Ok(()) };
+        let lag_task = tokio::spawn(status.clone().measure_lag(bus.clone()));
         info!(id = %me, lanes = bus.settings().lanes, "supervising");
-        let ended = root::run(bus, me, config.linger, shutdown, health, standing).await;
-        looking.inspect(|looking| looking.abort());
+        let ended = root::run_supervision_tree(bus, me, config.linger, shutdown, health, status).await;
+        lag_task.abort();
         ended
     }
     .boxed()

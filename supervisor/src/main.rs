@@ -1,35 +1,25 @@
-//! A supervisor as a program of its own.
+//! The program `millrace-supervisor`.
 
 use std::process::ExitCode;
 
 use clap::Parser;
-use millrace_runtime::shutdown::{block_on, on_signals};
-use millrace_runtime::telemetry;
-use millrace_supervisor::{Args, Error, run};
+use millrace_runtime::program::parse_arguments;
+use millrace_supervisor::{SupervisorArgs, run_program, run_with_args};
 
-/// A Millrace supervisor.
+/// The allocator: an agent's step takes a third less CPU time with it than with the allocator of the C library, and static
+/// programs do not get a slow one.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
+/// Run a Millrace supervisor.
 #[derive(Parser)]
 #[command(name = "millrace-supervisor", version)]
 struct Cli {
     #[command(flatten)]
-    args: Args,
+    args: SupervisorArgs,
 }
 
 fn main() -> ExitCode {
-    let Cli { args } = Cli::parse();
-    match block_on(supervise(args)) {
-        Ok(Ok(())) => ExitCode::SUCCESS,
-        Ok(Err(error)) => stop(&error),
-        Err(error) => stop(&error),
-    }
-}
-
-fn stop(error: &dyn std::fmt::Display) -> ExitCode {
-    eprintln!("millrace-supervisor: {error}");
-    ExitCode::from(4)
-}
-
-async fn supervise(args: Args) -> Result<(), Error> {
-    telemetry::init("info");
-    run(args.into_config(), on_signals()?).await
+    let Cli { args } = parse_arguments();
+    run_program("millrace-supervisor", |shutdown| run_with_args(args, shutdown))
 }

@@ -1,96 +1,110 @@
-//! What a worker needs to know, read off the plan. Pure.
+//! Builds the order for a piece of work from the plan. No I/O.
 
 use millrace_protocol::ids::{Capability, Lane, RunId};
-use millrace_protocol::plan::{Attempt, AttemptEnd, Plan, Review, Task, Work};
+use millrace_protocol::plan::{Attempt, AttemptEnd, Plan, ReviewPolicy, Task, Work};
 use millrace_protocol::subject::{CRITIC, PLANNER};
-use millrace_protocol::work::{Input, Order, Panel};
+use millrace_protocol::work::{Assignment, DecisionId, InputResult, JudgePanel, Order, ReviewBrief};
 
-/// The queue that a piece of work belongs into; `None` if the plan does not know it.
-#[must_use]
-pub fn queue(plan: &Plan, work: &Work) -> Option<Capability> {
-    match work {
-        Work::Task { task, .. } => Some(plan.task(task)?.spec.capability.clone()),
-        Work::Review { .. } => Some(named(CRITIC)),
-        Work::Planning { .. } => Some(named(PLANNER)),
-    }
+/// The capability of one of the cluster's own names.
+pub(crate) fn builtin_capability(capability: &str) -> Capability {
+    Capability::new(capability).expect("names of built-in capabilities are valid")
 }
 
-pub(crate) fn named(capability: &str) -> Capability {
-    Capability::new(capability).expect("the cluster's own capabilities are names")
-}
-
-/// The order for a piece of work in a plan whose last decision has the sequence `last`; `None` if the plan does not know
-/// it.
+/// Builds the order for a piece of work; `None` if the plan does not know the work. `last` is the run's last decision.
 #[must_use]
-pub fn order(run: &RunId, lane: Lane, plan: &Plan, last: u64, work: &Work) -> Option<Order> {
-    let start = plan.start.as_ref()?;
-    let blank = Order {
-        allowance: plan.reserved.of(work),
+pub fn build_order(run: &RunId, lane: Lane, plan: &Plan, last: DecisionId, work: &Work) -> Option<Order> {
+    let start = plan.run.start.as_ref()?;
+    let common = Order {
+        allowance: plan.budget.reserved.amounts_of_work(work),
+        provider_timeout: start.budget.provider_timeout,
         documents: start.documents.clone(),
         model: start.model.clone(),
         own_model: start.models.get(PLANNER).cloned(),
-        ..Order::new(run.clone(), lane, work.clone(), &start.objective, named(PLANNER))
+        decided: Some(last),
+        ..Order::new(run.clone(), lane, work.clone(), &start.objective, builtin_capability(PLANNER))
     };
     match work {
-        Work::Planning { .. } => {
-            let feedback = plan.planning.as_ref()?.feedback.iter().cloned().collect();
-            Some(Order { feedback, plan_at: last, ..blank })
+        Work::Planning { turn, attempt } => {
+            let feedback = plan.planning.turn.as_ref()?.feedback.iter().cloned().collect();
+            let assignment = Assignment::Planning { turn: *turn, attempt: *attempt, plan_at: last.sequence };
+            Some(Order { feedback, assignment, ..common })
         }
-        Work::Task { task, .. } => {
-            let task = plan.task(task)?;
-            let inputs = task.spec.depends_on.iter().filter_map(|id| input(plan.task(id)?)).collect();
+        Work::Task { task: id, attempt } => {
+            let task = plan.task(id)?;
+            let inputs = task
+                .spec
+                .depends_on
+                .iter()
+                .filter_map(|id| accepted_result_as_input(plan.task(id)?))
+                .collect();
             let own_model = start.models.get(&task.spec.capability).cloned();
-            let rejected = task.rejected().and_then(|(attempt, at, summary)| of(task, attempt, at, summary));
-            let feedback = task.feedback();
-            Some(Order { inputs, feedback, rejected, own_model, ..of_task(blank, task) })
+            let rejected = task.last_rejected_result();
+            let rejected =
+                rejected.and_then(|(attempt, at, summary)| build_input(task, attempt, at, summary));
+            let feedback = task.collect_feedback();
+            let assignment = Assignment::Task { task: id.clone(), attempt: *attempt, rejected };
+            Some(Order { assignment, inputs, feedback, own_model, ..add_task_fields(common, task) })
         }
-        Work::Review { task, .. } => {
-            let task = plan.task(task)?;
-            let (criteria, checks, panel) = match &task.asked {
-                Review::None => (Vec::new(), Vec::new(), Some(Panel { quorum: 1, ..Panel::default() })),
-                Review::Checks { checks } => (Vec::new(), checks.clone(), None),
-                Review::Critic { criteria, checks, models, quorum, sample_percent: _ } => {
+        Work::Review { task: id, attempt, review } => {
+            let task = plan.task(id)?;
+            let (criteria, checks, panel) = match &task.review_policy() {
+                ReviewPolicy::None => {
+                    (Vec::new(), Vec::new(), Some(JudgePanel { quorum: 1, ..JudgePanel::default() }))
+                }
+                ReviewPolicy::Checks { checks } => (Vec::new(), checks.clone(), None),
+                ReviewPolicy::Critic { criteria, checks, models, quorum, sample_percent: _ } => {
                     let majority = u32::try_from(models.len().max(1) / 2 + 1).unwrap_or(u32::MAX);
-                    let panel = Panel { models: models.clone(), quorum: quorum.unwrap_or(majority) };
+                    let panel = JudgePanel { models: models.clone(), quorum: quorum.unwrap_or(majority) };
                     (criteria.clone(), checks.clone(), Some(panel))
                 }
             };
-            let evidence = task.spec.depends_on.iter().filter_map(|id| input(plan.task(id)?)).collect();
+            let evidence = task
+                .spec
+                .depends_on
+                .iter()
+                .filter_map(|id| accepted_result_as_input(plan.task(id)?))
+                .collect();
             let own_model = start.models.get(CRITIC).cloned();
-            let inputs = vec![finished(task)?];
-            Some(Order { inputs, criteria, checks, panel, evidence, own_model, ..of_task(blank, task) })
+            let inputs = vec![current_result_as_input(task)?];
+            let brief = ReviewBrief { criteria, checks, panel, evidence };
+            let assignment =
+                Assignment::Review { task: id.clone(), attempt: *attempt, review: *review, brief };
+            Some(Order { assignment, inputs, own_model, ..add_task_fields(common, task) })
         }
     }
 }
 
-fn of_task(blank: Order, task: &Task) -> Order {
+/// Fills in what the orders for a task and for its review share.
+fn add_task_fields(common: Order, task: &Task) -> Order {
     Order {
         objective: task.spec.objective.clone(),
         capability: task.spec.capability.clone(),
         parameters: task.spec.parameters.clone(),
         is_final: task.spec.is_final,
         limits: task.spec.limits.clone(),
-        ..blank
+        ..common
     }
 }
 
-/// A task's accepted result, for those that build on it.
-fn input(task: &Task) -> Option<Input> {
-    task.accepted()?;
-    finished(task)
+/// The accepted result of a task, as input for its dependents.
+fn accepted_result_as_input(task: &Task) -> Option<InputResult> {
+    task.accepted_result()?;
+    current_result_as_input(task)
 }
 
 /// The result of a task's current attempt.
-fn finished(task: &Task) -> Option<Input> {
-    let attempt = task.current()?;
+fn current_result_as_input(task: &Task) -> Option<InputResult> {
+    let attempt = task.current_attempt()?;
     match attempt.end.as_ref()? {
-        AttemptEnd::Finished { at_sequence, summary, .. } => of(task, attempt, *at_sequence, summary),
+        AttemptEnd::Finished { at_sequence, summary, .. } => {
+            build_input(task, attempt, *at_sequence, summary)
+        }
         AttemptEnd::Errored(_) | AttemptEnd::TimedOut(_) => None,
     }
 }
 
-fn of(task: &Task, attempt: &Attempt, at_sequence: u64, summary: &str) -> Option<Input> {
-    Some(Input {
+fn build_input(task: &Task, attempt: &Attempt, at_sequence: u64, summary: &str) -> Option<InputResult> {
+    Some(InputResult {
         task: task.spec.id.clone(),
         objective: task.spec.objective.clone(),
         capability: task.spec.capability.clone(),

@@ -1,58 +1,103 @@
-//! Seeing to it that every capability that the cluster knows has its queue, also while nobody offers it: workers find
-//! their queues made, and whoever scales them looks at queues that nobody works on yet. And seeing to it that orders
-//! without a mark are refused, as soon as nobody gives out such any more. Every supervisor does, and it is safe to repeat.
-//! It knows nothing of what is in the queues, and keeps no lane waiting.
+//! Creates a queue for every registered capability, even while no worker provides it: workers find their queues, and
+//! autoscalers can watch queues that have no worker yet. Also makes orders without a `Millrace-Id` header invalid, as soon
+//! as no supervisor of an old release runs that sends them. Every supervisor does both, idempotently. No lane waits for
+//! it. A second task reads the state of the queues for the lane owners of this process.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
 use millrace_protocol::ids::Capability;
-use millrace_runtime::{Bus, Fault, marks, queue, registry};
+use millrace_runtime::work::queue_state::QueueSnapshot;
+use millrace_runtime::work::{order_headers, queue, registry};
+use millrace_runtime::{Bus, Fault};
 use tokio::sync::watch;
-use tracing::debug;
+use tracing::{debug, warn};
 
-use crate::lane::Known;
+use crate::capability_snapshot::CapabilitySnapshot;
 
-/// How often all of them are looked after, whatever is known: somebody may have removed one.
-const ALL: Duration = Duration::from_secs(30);
-/// The wait after the server did not answer.
-const AGAIN: Duration = Duration::from_millis(500);
+/// The interval at which all queues are checked, even without a change: an operator may have deleted one.
+const CHECK_INTERVAL: Duration = Duration::from_secs(30);
+/// The interval at which the state of the queues is read. Two reads in a row must find a difference to the plans before
+/// it is repaired.
+const AUDIT_INTERVAL: Duration = Duration::from_secs(2);
+/// The pause after a failure.
+const RETRY: Duration = Duration::from_millis(500);
 
-/// Makes the queue of each capability as soon as it is `known`, until nobody says any more what is.
-pub async fn keep(bus: Bus, mut known: watch::Receiver<Arc<Known>>) {
-    let (mut made, mut are_marked) = (None, false);
+/// Creates the queue of each capability as soon as it is registered, until the sender of snapshots is gone.
+pub async fn maintain_queues(bus: Bus, mut cluster: watch::Receiver<Arc<CapabilitySnapshot>>) {
+    let (mut existing, mut is_id_required) = (None, false);
     loop {
-        known.mark_unchanged();
-        if let Err(fault) = see_to(&bus, &mut made, &mut are_marked).await {
-            debug!(%fault, "could not see to the queues; trying again");
-            tokio::time::sleep(AGAIN).await;
+        cluster.mark_unchanged();
+        if let Err(fault) = create_missing_queues(&bus, &mut existing, &mut is_id_required).await {
+            debug!(%fault, "failed to create queues; retrying");
+            tokio::time::sleep(RETRY).await;
             continue;
         }
-        match tokio::time::timeout(ALL, known.changed()).await {
+        match tokio::time::timeout(CHECK_INTERVAL, cluster.changed()).await {
             Ok(Ok(())) => {}
             Ok(Err(_)) => return,
-            Err(_) => made = None,
+            Err(_) => existing = None,
         }
     }
 }
 
-/// Makes the queues that are not among those that were `made`; all of them, and the place for them, where that is
-/// `None`. Then sees to the marks, where they are not required yet.
-async fn see_to(
-    bus: &Bus,
-    made: &mut Option<BTreeSet<Capability>>,
-    are_marked: &mut bool,
-) -> Result<(), Fault> {
-    let names = registry::capability_names(bus).await?;
-    let before = made.clone().unwrap_or_default();
-    let missing: BTreeSet<Capability> = names.difference(&before).cloned().collect();
-    if made.is_none() || !missing.is_empty() {
-        queue::ensure(bus, &missing).await?;
+/// Reads the state of all queues at an interval, and passes it to the lane owners of this process, which compare it with
+/// their plans. Creates the stream and the consumers that are missing.
+pub async fn read_queue_states(bus: Bus, states: watch::Sender<Arc<QueueSnapshot>>) {
+    loop {
+        let started = tokio::time::Instant::now();
+        if states.receiver_count() > 0 {
+            match QueueSnapshot::read(&bus).await {
+                Ok(state) => {
+                    create_lost_consumers(&bus, &state).await;
+                    states.send_replace(Arc::new(state));
+                }
+                Err(fault) => {
+                    debug!(%fault, "failed to read the state of the queues; retrying");
+                    create_lost_stream(&bus).await;
+                }
+            }
+        }
+        // The read of very long queues must not keep the server busy.
+        tokio::time::sleep((started.elapsed() * 20).max(AUDIT_INTERVAL)).await;
     }
-    *made = Some(names);
-    if !*are_marked {
-        *are_marked = marks::require(bus).await?;
+}
+
+/// Creates the consumers that should deliver the orders in the stream and do not exist.
+async fn create_lost_consumers(bus: &Bus, state: &QueueSnapshot) {
+    for (capability, _) in state.consumers.iter().filter(|(_, position)| position.is_none()) {
+        match queue::create_lost_queue(bus, capability).await {
+            Ok(true) => warn!(%capability, "the queue had lost its consumer; created it again"),
+            Ok(false) => {}
+            Err(fault) => debug!(%capability, %fault, "failed to create a consumer; retrying"),
+        }
+    }
+}
+
+/// Creates the stream of all queues if it does not exist.
+async fn create_lost_stream(bus: &Bus) {
+    if let Err(fault) = queue::ensure_queues(bus, &BTreeSet::new()).await {
+        debug!(%fault, "failed to create the stream of the queues; retrying");
+    }
+}
+
+/// Creates the queues that are not in `existing`; all of them, and their stream, if that is `None`. Then requires the
+/// `Millrace-Id` header, if it is not required yet.
+async fn create_missing_queues(
+    bus: &Bus,
+    existing: &mut Option<BTreeSet<Capability>>,
+    is_id_required: &mut bool,
+) -> Result<(), Fault> {
+    let names = registry::read_published_capability_names(bus).await?;
+    let before = existing.clone().unwrap_or_default();
+    let missing: BTreeSet<Capability> = names.difference(&before).cloned().collect();
+    if existing.is_none() || !missing.is_empty() {
+        queue::ensure_queues(bus, &missing).await?;
+    }
+    *existing = Some(names);
+    if !*is_id_required {
+        *is_id_required = order_headers::require_order_headers(bus).await?;
     }
     Ok(())
 }

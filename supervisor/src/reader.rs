@@ -1,310 +1,547 @@
-//! Reading a lane: first what is there, folded run by run; then what comes, as items for the lane's actor. Messages
-//! that can't be read are logged with their ids, counted and passed over: the lane goes on.
+//! Reads a lane: first the messages that it holds, folded run by run; then new messages, as items for the lane owner.
+//! An unreadable message is counted and ignored, so that it does not block the lane. A message of an unsubmitted run, or a
+//! forged one, is a stray: its sequence is kept, and nothing else of it.
 
 use std::collections::{HashMap, VecDeque};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use jiff::Timestamp;
 use millrace_protocol::ids::{Lane, RunId, TaskId};
-use millrace_protocol::plan::{Command, Control, Decision, Fact, Finished, Planned, Submission, Work};
+use millrace_protocol::plan::{
+    AnswerCause, AttemptResult, CommandAction, Decision, Fact, JournalKey, PlanningResult, RunCommand,
+    Submission, Work,
+};
 use millrace_protocol::result::{ErrorKind, TaskError};
 use millrace_protocol::subject::{self, Topic};
-use millrace_protocol::wire::{Garbage, stored};
-use millrace_protocol::work::{Entry, Outcome};
-use millrace_runtime::fault::pause;
-use millrace_runtime::record::Record;
-use millrace_runtime::tail::Tail;
-use millrace_runtime::{Bus, Fault};
-use ractor::{ActorRef, ActorStatus};
-use tokio::sync::Semaphore;
+use millrace_protocol::wire::{DecodeError, WireMessage, decode_blob_ref_of_body};
+use millrace_protocol::work::{JournalEntry, WorkOutcome};
+use millrace_runtime::fault::backoff;
+use millrace_runtime::log::lane_tail::LaneTail;
+use millrace_runtime::nats::record::StreamRecord;
+use millrace_runtime::nats::strays::StrayMessages;
+use millrace_runtime::{Bus, Fault, clock};
+use tokio::time::Instant;
 use tracing::{error, warn};
 
-use crate::lane;
-use crate::live::{LiveRun, Phase};
+use crate::ignored::{IgnoredMessage, count_ignored};
+use crate::live::{LiveRun, RunPhase};
 
-/// How many messages this process could not read.
-static PASSED_OVER: AtomicU64 = AtomicU64::new(0);
-/// How many chunks may lie in the actor's mailbox: mailboxes have no bound of their own.
-const MAX_CHUNKS: usize = 8;
+/// The number of failed reads of the same message after which the failure is logged again.
+const LOG_INTERVAL: u32 = 20;
+/// The number of messages of one run without an answer after which the unreadable ones among them are dropped.
+const COMPACT_INTERVAL: usize = 4_096;
 
-/// What a message of the lane means to its owner.
+/// A message of the lane, as its owner sees it.
 #[derive(Debug)]
-pub enum Item {
-    /// A decision: ours, or a sign that another owner was there.
-    Decided {
+pub enum LaneItem {
+    /// A decision: ours, or that of another supervisor.
+    Decision {
         /// Its sequence.
         sequence: u64,
     },
-    /// A message where decisions stand that nobody wrote there. It says nothing, but the next decision follows it.
-    Stray {
+    /// A forged message among the decisions. Its content is ignored, but the next append must expect its sequence, until
+    /// it is deleted.
+    Forged {
         /// Its sequence.
         sequence: u64,
     },
-    /// Something to decide on.
+    /// A submission that this process can't read, but another may: a newer release wrote it, or its body is missing. Its
+    /// run is parked.
+    OpaqueSubmission,
+    /// A fact to decide on.
     Fact {
         /// Its sequence.
         sequence: u64,
-        /// What it says.
+        /// The fact.
         fact: Box<Fact>,
     },
-    /// A worker, critic or planner took what this journal is of.
-    Taken(Topic),
-    /// A running attempt has written to its journal.
-    Heard(TaskId, Timestamp),
+    /// A worker, critic or planner claimed the work of this journal.
+    Claimed(Topic),
+    /// A running attempt wrote to its journal.
+    JournalActivity(TaskId, Timestamp),
 }
 
-/// Folds all that the lane holds. Gives the runs, and the sequence of the last message that was read.
+/// The last message of a lane that was read.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct LogPosition {
+    /// Its sequence; 0 if the lane was empty.
+    pub sequence: u64,
+    /// The time at which the server stored it. A server that has lost its newest messages uses their sequences again.
+    pub at: Timestamp,
+}
+
+impl LogPosition {
+    fn of_record(record: &StreamRecord) -> Self {
+        Self { sequence: record.sequence, at: record.time }
+    }
+}
+
+/// Returns `true` if the lane contains the message at this position.
 ///
 /// # Errors
-/// The server does not answer. That a decision can't be read parks its run, and the lane goes on.
-pub async fn catch_up(bus: &Bus, lane: Lane) -> Result<(HashMap<RunId, LiveRun>, u64), Fault> {
-    let mut folding: HashMap<RunId, Folding> = HashMap::new();
-    let mut pages = millrace_runtime::log::read_lane(bus, lane);
-    let mut through = 0;
+/// The server does not answer.
+pub async fn has_position(bus: &Bus, lane: Lane, position: LogPosition) -> Result<bool, Fault> {
+    if position.sequence == 0 {
+        return Ok(true);
+    }
+    let record = millrace_runtime::log::read_message(bus, lane, position.sequence).await?;
+    Ok(record.is_some_and(|record| LogPosition::of_record(&record) == position))
+}
+
+/// A lane that was read and folded.
+#[derive(Default)]
+pub struct FoldedLane {
+    /// Its runs.
+    pub runs: HashMap<RunId, LiveRun>,
+    /// The position of the last message that was read.
+    pub position: LogPosition,
+    /// Its stray messages.
+    pub strays: StrayMessages,
+}
+
+/// Reads and folds a whole lane. A run begins with its submission, or with a decision: what was written to a run before
+/// is a stray.
+///
+/// # Errors
+/// The server does not answer. An unreadable decision is no error: it parks its run.
+pub async fn fold_lane(bus: &Bus, lane: Lane) -> Result<FoldedLane, Fault> {
+    let mut folding: HashMap<RunId, RunFoldState> = HashMap::new();
+    let mut pages = millrace_runtime::log::scan_lane(bus, lane);
+    let mut folded = FoldedLane::default();
     loop {
-        let records = pages.next().await?;
+        let records = pages.next_records().await?;
+        if records.is_empty() {
+            break;
+        }
+        let now = Instant::now();
+        for record in records {
+            folded.position = LogPosition::of_record(&record);
+            let Some((run, topic)) = parse_subject_or_count(&record) else {
+                if is_stray(&record, |run| folding.contains_key(run)) {
+                    folded.strays.add(record.sequence, now);
+                }
+                continue;
+            };
+            match folding.get_mut(&run) {
+                Some(state) => {
+                    if record.is_forged() {
+                        folded.strays.add(record.sequence, now);
+                    }
+                    state.fold_record(bus, topic, record).await?;
+                }
+                None if begins_run(&topic, &record) => {
+                    folding.entry(run).or_default().fold_record(bus, topic, record).await?;
+                }
+                None => {
+                    count_ignored(kind_of_stray(&record), &record, &"its run was never submitted");
+                    folded.strays.add(record.sequence, now);
+                }
+            }
+        }
+    }
+    for (run, state) in folding {
+        let sequences: Vec<u64> = state.facts.iter().map(|(_, record)| record.sequence).collect();
+        let live = state.decode_pending_facts(bus).await?;
+        if live.is_submitted() || live.last_sequence > 0 || live.phase == RunPhase::Parked {
+            folded.runs.insert(run, live);
+        } else {
+            // Its submission is unreadable.
+            let now = Instant::now();
+            sequences.into_iter().for_each(|sequence| folded.strays.add(sequence, now));
+        }
+    }
+    Ok(folded)
+}
+
+/// `true` if a run may begin with this message.
+fn begins_run(topic: &Topic, record: &StreamRecord) -> bool {
+    match topic {
+        Topic::Submitted => may_be_message::<Submission>(record),
+        Topic::Plan => may_be_message::<Decision>(record),
+        Topic::Journal(_) | Topic::Control => false,
+    }
+}
+
+/// Returns the run and the topic of a message; counts a message without them as ignored.
+fn parse_subject_or_count(record: &StreamRecord) -> Option<(RunId, Topic)> {
+    let parsed = subject::parse_lane_subject(&record.subject);
+    if parsed.is_none() {
+        count_ignored(IgnoredMessage::UnknownSubject, record, &"its subject is unknown");
+    }
+    parsed.map(|(_, run, topic)| (run, topic))
+}
+
+/// `true` if a message on an unknown subject is a stray: it is forged, or its run is unknown. A later release may use more
+/// subjects of a run.
+fn is_stray(record: &StreamRecord, is_known: impl Fn(&RunId) -> bool) -> bool {
+    let run = subject::run_token_of_lane_subject(&record.subject).map(RunId::new);
+    record.is_forged() || run.is_some_and(|run| !run.is_ok_and(|run| is_known(&run)))
+}
+
+/// Returns what a stray is counted as.
+fn kind_of_stray(record: &StreamRecord) -> IgnoredMessage {
+    if record.is_forged() { IgnoredMessage::Forged } else { IgnoredMessage::Unsubmitted }
+}
+
+/// Reads and folds one run again.
+///
+/// # Errors
+/// The server does not answer.
+pub async fn fold_run(bus: &Bus, lane: Lane, run: &RunId) -> Result<LiveRun, Fault> {
+    let mut folding = RunFoldState::default();
+    let mut pages = millrace_runtime::log::read_run_pages(bus, lane, run);
+    loop {
+        let records = pages.next_page().await?;
         if records.is_empty() {
             break;
         }
         for record in records {
-            through = record.sequence;
-            let Some((_, run, topic)) = subject::parse(&record.subject) else {
-                warn!(subject = %record.subject, through, "a message on an unknown subject is passed over");
-                continue;
-            };
-            folding.entry(run).or_default().take(bus, topic, record).await?;
+            if let Some((_, _, topic)) = subject::parse_lane_subject(&record.subject) {
+                folding.fold_record(bus, topic, record).await?;
+            }
         }
     }
-    let mut runs = HashMap::with_capacity(folding.len());
-    for (run, folding) in folding {
-        runs.insert(run, folding.finish(bus).await?);
-    }
-    Ok((runs, through))
+    folding.decode_pending_facts(bus).await
 }
 
-/// Reads one run anew.
-///
-/// # Errors
-/// The server does not answer.
-pub async fn refold(bus: &Bus, lane: Lane, run: &RunId) -> Result<LiveRun, Fault> {
-    let mut folding = Folding::default();
-    for record in millrace_runtime::log::read_run(bus, lane, run, 1).await? {
-        if let Some((_, _, topic)) = subject::parse(&record.subject) {
-            folding.take(bus, topic, record).await?;
-        }
-    }
-    folding.finish(bus).await
-}
-
-/// A run while it is read from the start: facts stay unread until it is known that no decision answered them.
+/// A run that is being folded. Facts are decoded at the end only: most of them are answered by a decision.
 #[derive(Default)]
-struct Folding {
+struct RunFoldState {
     live: LiveRun,
-    facts: VecDeque<(Topic, Record)>,
+    facts: VecDeque<(Topic, StreamRecord)>,
+    /// The number of facts at which the unreadable ones are dropped.
+    compact_at: usize,
 }
 
-impl Folding {
-    async fn take(&mut self, bus: &Bus, topic: Topic, record: Record) -> Result<(), Fault> {
+impl RunFoldState {
+    async fn fold_record(&mut self, bus: &Bus, topic: Topic, record: StreamRecord) -> Result<(), Fault> {
         if topic != Topic::Plan {
+            if record.is_forged() {
+                count_ignored(IgnoredMessage::Forged, &record, &"it is a redirected server reply");
+                return Ok(());
+            }
+            // Entries that were answered are dropped below, but the silence of a running attempt begins with its last one.
+            if let Topic::Journal(JournalKey::Task(task, _)) = &topic {
+                self.live.record_activity(task, record.time.min(clock::now()));
+            }
             self.facts.push_back((topic, record));
+            if self.facts.len() >= self.compact_at.max(COMPACT_INTERVAL) {
+                self.drop_unreadable_facts();
+            }
             return Ok(());
         }
-        match bus.open::<Decision>(&record).await {
-            Ok(decision) => self.live.fold(record.sequence, &decision),
+        match bus.decode_record::<Decision>(&record).await {
+            Ok(decision) => {
+                self.live.fold_decision(record.sequence, &decision);
+                self.record_refused_outcomes(bus, &decision).await?;
+            }
             Err(fault) if fault.is_transient() => return Err(fault),
             Err(fault) => {
-                self.live.last = record.sequence;
-                if was_decided(&record) {
-                    error!(%fault, "a decision can't be read; its run is left alone");
-                    self.live.phase = Phase::Parked;
+                self.live.last_sequence = record.sequence;
+                if may_be_message::<Decision>(&record) {
+                    let (subject, sequence) = (&record.subject, record.sequence);
+                    error!(%subject, sequence, %fault, "unreadable decision; parking its run");
+                    self.live.phase = RunPhase::Parked;
+                    self.live.log_damage = Some(format!("decision {sequence} can't be read: {fault}"));
+                } else if record.is_forged() {
+                    count_ignored(IgnoredMessage::Forged, &record, &fault);
                 } else {
-                    warn!(%fault, "a message that is no decision is passed over");
+                    count_ignored(IgnoredMessage::NoDecision, &record, &fault);
                 }
             }
         }
-        let through = self.live.plan.through;
+        let through = self.live.plan.run.through;
         while self.facts.front().is_some_and(|(_, fact)| fact.sequence <= through) {
             self.facts.pop_front();
         }
         Ok(())
     }
 
-    async fn finish(mut self, bus: &Bus) -> Result<LiveRun, Fault> {
-        for (topic, record) in self.facts {
-            for item in read(bus, topic, &record).await? {
-                match item {
-                    Item::Fact { sequence, fact } => self.live.receive(sequence, *fact),
-                    Item::Heard(task, at) => self.live.hear(&task, at),
-                    Item::Decided { .. } | Item::Stray { .. } | Item::Taken(_) => {}
+    /// Drops the facts that are no messages of their topics, so that a flood of them takes no memory.
+    fn drop_unreadable_facts(&mut self) {
+        self.facts.retain(|(topic, record)| match topic {
+            Topic::Journal(_) => may_be_message::<JournalEntry>(record),
+            Topic::Control => may_be_message::<RunCommand>(record) || may_be_message::<CommandAction>(record),
+            Topic::Submitted | Topic::Plan => true,
+        });
+        self.compact_at = 2 * self.facts.len();
+    }
+
+    /// Notes the outcomes that a decision refused.
+    async fn record_refused_outcomes(&mut self, bus: &Bus, decision: &Decision) -> Result<(), Fault> {
+        for answer in decision.answers.iter().filter(|answer| answer.refusal.is_some()) {
+            let AnswerCause::Fact(sequence) = answer.cause else { continue };
+            let found = self.facts.binary_search_by_key(&sequence, |(_, record)| record.sequence);
+            let Some((topic, record)) = found.ok().map(|position| &self.facts[position]) else { continue };
+            for item in decode_record(bus, topic.clone(), record).await? {
+                if let LaneItem::Fact { fact, .. } = item
+                    && let Some(work) = fact.ended_work()
+                {
+                    self.live.record_refused_outcome(work);
                 }
             }
         }
+        Ok(())
+    }
+
+    async fn decode_pending_facts(mut self, bus: &Bus) -> Result<LiveRun, Fault> {
+        let mut has_opaque_submission = false;
+        for (topic, record) in self.facts {
+            for item in decode_record(bus, topic, &record).await? {
+                match item {
+                    LaneItem::Fact { sequence, fact } => self.live.queue_fact(sequence, *fact),
+                    LaneItem::JournalActivity(task, at) => {
+                        self.live.record_activity(&task, at.min(clock::now()))
+                    }
+                    LaneItem::OpaqueSubmission => has_opaque_submission = true,
+                    LaneItem::Decision { .. } | LaneItem::Forged { .. } | LaneItem::Claimed(_) => {}
+                }
+            }
+        }
+        if has_opaque_submission && !self.live.is_submitted() {
+            self.live.phase = RunPhase::Parked;
+        }
+        self.live.forget_activity_of_ended_attempts();
         Ok(self.live)
     }
 }
 
-/// Whether a message on a `plan` subject that can't be read may hold something that was decided: it is an envelope of
-/// a decision, or of a version that we do not know. Anything else was never written by a supervisor.
-fn was_decided(record: &Record) -> bool {
-    if record.is_stray {
+/// `true` if a message, readable or not, may be one of this type: it is an envelope of that type, or of an unknown
+/// version.
+fn may_be_message<M: WireMessage>(record: &StreamRecord) -> bool {
+    if record.is_forged() {
         return false;
     }
-    let envelope = stored::<Decision>(&record.payload, record.encoding);
-    matches!(envelope, Ok(_) | Err(Garbage::UnknownVersion { .. }))
+    let envelope = decode_blob_ref_of_body::<M>(&record.payload, record.encoding);
+    matches!(envelope, Ok(_) | Err(DecodeError::UnknownVersion { .. }))
 }
 
-/// Reads the lane from behind `through` for ever and hands on what it says.
-pub async fn follow(bus: Bus, lane: Lane, through: u64, to: ActorRef<lane::Message>) {
-    let permits = Arc::new(Semaphore::new(MAX_CHUNKS));
-    let mut tail = Tail::lane(&bus, lane, through + 1);
-    loop {
-        let records = tail.next().await;
-        let through = records.last().map_or(0, |last| last.sequence);
-        let mut items = Vec::with_capacity(records.len());
+/// The new messages of a lane, in order.
+pub struct LaneFeed {
+    bus: Bus,
+    tail: LaneTail,
+}
+
+impl LaneFeed {
+    /// Starts after the sequence `through`.
+    #[must_use]
+    pub fn open_after_sequence(bus: &Bus, lane: Lane, through: u64) -> Self {
+        Self { bus: bus.clone(), tail: LaneTail::follow_lane(bus, lane, through + 1) }
+    }
+
+    /// Returns the next batch of messages, and the position of the last one. Waits until there is one.
+    pub async fn next_messages(&mut self) -> (Vec<LaneMessageItems>, LogPosition) {
+        let records = self.tail.next_records().await;
+        let through = records.last().map(LogPosition::of_record).unwrap_or_default();
+        let mut messages = Vec::with_capacity(records.len());
         for record in records {
-            match subject::parse(&record.subject) {
-                Some((_, run, topic)) => {
-                    let Some(read) = read_at_last(&bus, &topic, &record, &to).await else { return };
-                    items.extend(read.into_iter().map(|item| (run.clone(), item)));
+            let (sequence, is_forged) = (record.sequence, record.is_forged());
+            match parse_subject_or_count(&record) {
+                Some((run, topic)) => {
+                    let items = decode_record_with_retry(&self.bus, &topic, &record).await;
+                    messages.push(LaneMessageItems { run: Some(run), sequence, is_forged, items });
                 }
                 None => {
-                    let (subject, sequence) = (&record.subject, record.sequence);
-                    warn!(%subject, sequence, "a message on an unknown subject is passed over");
+                    let run = subject::run_token_of_lane_subject(&record.subject);
+                    // No run can have an invalid id.
+                    let is_forged = is_forged || run.is_some_and(|run| RunId::new(run).is_err());
+                    let run = run.and_then(|run| RunId::new(run).ok());
+                    messages.push(LaneMessageItems { run, sequence, is_forged, items: Vec::new() });
                 }
             }
         }
-        let Ok(permit) = Arc::clone(&permits).acquire_owned().await else { return };
-        if to.cast(lane::Message::Items(items, through, permit)).is_err() {
-            return;
-        }
+        (messages, through)
     }
 }
 
-/// What a message means, as soon as the server lets it be read: whatever is behind it waits. `None` when the lane was
-/// given up meanwhile.
-async fn read_at_last(
-    bus: &Bus,
-    topic: &Topic,
-    record: &Record,
-    to: &ActorRef<lane::Message>,
-) -> Option<Vec<Item>> {
+/// A new message of a lane.
+#[derive(Debug)]
+pub struct LaneMessageItems {
+    /// Its run; `None` if its subject names none.
+    pub run: Option<RunId>,
+    /// Its sequence.
+    pub sequence: u64,
+    /// `true` if it is a stray even if its run is known.
+    pub is_forged: bool,
+    /// Its meaning for the lane owner; empty if it is ignored.
+    pub items: Vec<LaneItem>,
+}
+
+/// Decodes a message. Retries until the server answers, because messages must be handled in order: those after it wait.
+async fn decode_record_with_retry(bus: &Bus, topic: &Topic, record: &StreamRecord) -> Vec<LaneItem> {
     let mut failures: u32 = 0;
     loop {
-        let fault = match read(bus, topic.clone(), record).await {
-            Ok(items) => return Some(items),
+        let fault = match decode_record(bus, topic.clone(), record).await {
+            Ok(items) => return items,
             Err(fault) => fault,
         };
-        if matches!(to.get_status(), ActorStatus::Stopping | ActorStatus::Stopped) {
-            return None;
-        }
-        if failures.is_multiple_of(20) {
+        if failures.is_multiple_of(LOG_INTERVAL) {
             let (subject, sequence) = (&record.subject, record.sequence);
-            warn!(%subject, sequence, %fault, failures, "a message can't be read yet; its lane waits for it");
+            warn!(%subject, sequence, %fault, failures, "failed to read a message; its lane waits; retrying");
         }
         failures += 1;
-        tokio::time::sleep(pause(failures)).await;
+        tokio::time::sleep(backoff(failures)).await;
     }
 }
 
-/// What a message means; nothing if it can't be read.
+/// Decodes a message; returns no items if it is unreadable.
 ///
 /// # Errors
-/// The server does not answer: it may be readable later.
-async fn read(bus: &Bus, topic: Topic, record: &Record) -> Result<Vec<Item>, Fault> {
+/// The server does not answer, so that a retry may succeed.
+async fn decode_record(bus: &Bus, topic: Topic, record: &StreamRecord) -> Result<Vec<LaneItem>, Fault> {
     let sequence = record.sequence;
-    let fact = |fact| vec![Item::Fact { sequence, fact: Box::new(fact) }];
+    let fact = |fact| vec![LaneItem::Fact { sequence, fact: Box::new(fact) }];
+    let unreadable = match &topic {
+        Topic::Submitted => IgnoredMessage::UnreadableSubmission,
+        Topic::Control => IgnoredMessage::UnreadableCommand,
+        Topic::Plan | Topic::Journal(_) => IgnoredMessage::UnreadableEntry,
+    };
     let read = match topic {
-        Topic::Plan if record.is_stray => {
-            warn!(subject = %record.subject, sequence, "a message that nobody wrote there is passed over");
-            return Ok(vec![Item::Stray { sequence }]);
+        _ if record.is_forged() => {
+            count_ignored(IgnoredMessage::Forged, record, &"it is a redirected server reply");
+            let is_plan = topic == Topic::Plan;
+            return Ok(is_plan.then_some(LaneItem::Forged { sequence }).into_iter().collect());
         }
-        Topic::Plan => return Ok(vec![Item::Decided { sequence }]),
+        Topic::Plan => return Ok(vec![LaneItem::Decision { sequence }]),
         Topic::Submitted => {
-            bus.open::<Submission>(record).await.map(|it| fact(Fact::Submitted(Box::new(it))))
+            bus.decode_record::<Submission>(record).await.map(|it| fact(Fact::Submitted(Box::new(it))))
         }
-        Topic::Control => command(bus, record).await.map(|it| fact(Fact::Control(it))),
-        Topic::Task(..) | Topic::Review(..) | Topic::Planning(..) => {
-            bus.open::<Entry>(record).await.map(|entry| of_entry(topic, entry, record))
-        }
+        Topic::Control => decode_command(bus, record).await.map(|it| fact(Fact::Control(it))),
+        Topic::Journal(_) => bus
+            .decode_record::<JournalEntry>(record)
+            .await
+            .map(|entry| items_from_journal_entry(topic, entry, record)),
     };
     read.or_else(|fault| {
         if fault.is_transient() {
             return Err(fault);
         }
-        let so_far = PASSED_OVER.fetch_add(1, Ordering::Relaxed) + 1;
-        warn!(subject = %record.subject, sequence, %fault, so_far, "a message that can't be read is passed over");
-        Ok(Vec::new())
+        let is_newer = is_of_newer_release(&fault);
+        count_ignored(if is_newer { IgnoredMessage::NewerVersion } else { unreadable }, record, &fault);
+        let may_become_readable = is_newer || !matches!(fault, Fault::InvalidMessage { .. });
+        let is_submission = unreadable == IgnoredMessage::UnreadableSubmission;
+        Ok((is_submission && may_become_readable).then_some(LaneItem::OpaqueSubmission).into_iter().collect())
     })
 }
 
-/// A user's command. One from before commands had names is known by where it stands.
-async fn command(bus: &Bus, record: &Record) -> Result<Command, Fault> {
-    match bus.open::<Command>(record).await {
-        Err(Fault::Garbage { .. }) => {
-            let control = bus.open::<Control>(record).await?;
-            Ok(Command { id: format!("at-{}", record.sequence), by: String::new(), control })
+/// `true` if a message can't be decoded because a newer release has written it.
+fn is_of_newer_release(fault: &Fault) -> bool {
+    matches!(fault, Fault::InvalidMessage { error: DecodeError::UnknownVersion { .. }, .. })
+}
+
+/// Decodes a command of a user. Old clients sent commands without ids; the message sequence serves as the id.
+async fn decode_command(bus: &Bus, record: &StreamRecord) -> Result<RunCommand, Fault> {
+    match bus.decode_record::<RunCommand>(record).await {
+        Err(Fault::InvalidMessage { .. }) => {
+            let control = bus.decode_record::<CommandAction>(record).await?;
+            Ok(RunCommand { id: format!("at-{}", record.sequence), by: String::new(), control })
         }
         read => read,
     }
 }
 
-fn of_entry(topic: Topic, entry: Entry, record: &Record) -> Vec<Item> {
+/// Translates a journal entry.
+fn items_from_journal_entry(topic: Topic, entry: JournalEntry, record: &StreamRecord) -> Vec<LaneItem> {
     let sequence = record.sequence;
     match (topic, entry) {
-        (topic, Entry::Claimed { worker, .. }) => {
+        (topic, JournalEntry::Claimed { worker, .. }) => {
             let work = match &topic {
-                Topic::Task(task, attempt) => Work::Task { task: task.clone(), attempt: *attempt },
-                Topic::Planning(turn, attempt) => Work::Planning { turn: *turn, attempt: *attempt },
-                Topic::Review(..) | Topic::Submitted | Topic::Plan | Topic::Control => {
-                    return vec![Item::Taken(topic)];
+                Topic::Journal(JournalKey::Task(task, attempt)) => {
+                    Work::Task { task: task.clone(), attempt: *attempt }
+                }
+                Topic::Journal(JournalKey::Planning(turn, attempt)) => {
+                    Work::Planning { turn: *turn, attempt: *attempt }
+                }
+                Topic::Journal(JournalKey::Review(..)) | Topic::Submitted | Topic::Plan | Topic::Control => {
+                    return vec![LaneItem::Claimed(topic)];
                 }
             };
-            vec![Item::Taken(topic), Item::Fact { sequence, fact: Box::new(Fact::Claimed(work, worker)) }]
+            vec![
+                LaneItem::Claimed(topic),
+                LaneItem::Fact { sequence, fact: Box::new(Fact::Claimed(work, worker)) },
+            ]
         }
-        (Topic::Task(task, _), Entry::Step { .. } | Entry::Note { .. }) => {
-            vec![Item::Heard(task, record.time)]
-        }
-        (_, Entry::Step { .. } | Entry::Note { .. } | Entry::Released { .. }) => Vec::new(),
-        (Topic::Task(task, attempt), Entry::Outcome { worker, outcome, .. }) => {
-            let outcome = match outcome {
-                Outcome::Finished { summary, is_empty, is_detailed, review, usage, models, result: _ } => {
-                    Ok(Finished {
-                        at_sequence: sequence,
-                        summary,
-                        is_empty,
-                        is_detailed,
-                        review,
-                        usage,
-                        models,
-                    })
-                }
-                Outcome::Errored(error) => Err(error),
-                Outcome::Judged(_) | Outcome::Proposed { .. } => Err(misplaced("a task")),
+        (
+            Topic::Journal(journal),
+            JournalEntry::Note { provider: Some(status), .. }
+            | JournalEntry::Released { provider: Some(status), .. },
+        ) => {
+            let activity = match &journal {
+                JournalKey::Task(task, _) => Some(LaneItem::JournalActivity(task.clone(), record.time)),
+                JournalKey::Review(..) | JournalKey::Planning(..) => None,
             };
-            vec![Item::Fact { sequence, fact: Box::new(Fact::Ended { task, attempt, worker, outcome }) }]
+            let fact = Box::new(Fact::Provider(journal, status));
+            activity.into_iter().chain([LaneItem::Fact { sequence, fact }]).collect()
         }
-        (Topic::Review(task, attempt), Entry::Outcome { worker, review, outcome }) => {
+        (Topic::Journal(journal), JournalEntry::Released { needs, .. }) if !needs.is_empty() => {
+            vec![LaneItem::Fact { sequence, fact: Box::new(Fact::ReservationTooSmall(journal, needs)) }]
+        }
+        (
+            Topic::Journal(JournalKey::Task(task, _)),
+            JournalEntry::Step { .. } | JournalEntry::Note { .. },
+        ) => {
+            vec![LaneItem::JournalActivity(task, record.time)]
+        }
+        (_, JournalEntry::Step { .. } | JournalEntry::Note { .. } | JournalEntry::Released { .. }) => {
+            Vec::new()
+        }
+        (Topic::Journal(JournalKey::Task(task, attempt)), JournalEntry::Outcome { worker, outcome, .. }) => {
             let outcome = match outcome {
-                Outcome::Judged(verdict) => Ok(verdict),
-                Outcome::Errored(error) => Err(error),
-                Outcome::Finished { .. } | Outcome::Proposed { .. } => Err(misplaced("a review")),
+                WorkOutcome::Finished {
+                    summary,
+                    is_empty,
+                    is_detailed,
+                    is_answered,
+                    review,
+                    usage,
+                    models,
+                    result: _,
+                } => Ok(AttemptResult {
+                    at_sequence: sequence,
+                    summary,
+                    is_empty,
+                    is_detailed,
+                    is_answered,
+                    review,
+                    usage,
+                    models,
+                }),
+                WorkOutcome::Errored(error) => Err(error),
+                WorkOutcome::Judged(_) | WorkOutcome::Proposed { .. } => {
+                    Err(misplaced_outcome_error("a task"))
+                }
+            };
+            vec![LaneItem::Fact { sequence, fact: Box::new(Fact::Ended { task, attempt, worker, outcome }) }]
+        }
+        (
+            Topic::Journal(JournalKey::Review(task, attempt)),
+            JournalEntry::Outcome { worker, review, outcome },
+        ) => {
+            let outcome = match outcome {
+                WorkOutcome::Judged(verdict) => Ok(verdict),
+                WorkOutcome::Errored(error) => Err(error),
+                WorkOutcome::Finished { .. } | WorkOutcome::Proposed { .. } => {
+                    Err(misplaced_outcome_error("a review"))
+                }
             };
             let fact = Fact::Reviewed { task, attempt, review, critic: worker, outcome };
-            vec![Item::Fact { sequence, fact: Box::new(fact) }]
+            vec![LaneItem::Fact { sequence, fact: Box::new(fact) }]
         }
-        (Topic::Planning(turn, attempt), Entry::Outcome { outcome, .. }) => {
+        (Topic::Journal(JournalKey::Planning(turn, attempt)), JournalEntry::Outcome { outcome, .. }) => {
             let outcome = match outcome {
-                Outcome::Proposed { proposal, usage, models } => Ok(Planned { proposal, usage, models }),
-                Outcome::Errored(error) => Err(error),
-                Outcome::Finished { .. } | Outcome::Judged(_) => Err(misplaced("a planner's turn")),
+                WorkOutcome::Proposed { proposal, usage, models } => {
+                    Ok(PlanningResult { proposal, usage, models })
+                }
+                WorkOutcome::Errored(error) => Err(error),
+                WorkOutcome::Finished { .. } | WorkOutcome::Judged(_) => {
+                    Err(misplaced_outcome_error("a planning turn"))
+                }
             };
-            vec![Item::Fact { sequence, fact: Box::new(Fact::Planned { turn, attempt, outcome }) }]
+            vec![LaneItem::Fact { sequence, fact: Box::new(Fact::Planned { turn, attempt, outcome }) }]
         }
-        (Topic::Submitted | Topic::Plan | Topic::Control, Entry::Outcome { .. }) => Vec::new(),
+        (Topic::Submitted | Topic::Plan | Topic::Control, JournalEntry::Outcome { .. }) => Vec::new(),
     }
 }
 
-fn misplaced(of: &str) -> TaskError {
-    TaskError::new(ErrorKind::Panic, format!("the journal of {of} ends with an outcome of another kind"))
+fn misplaced_outcome_error(of: &str) -> TaskError {
+    TaskError::new(ErrorKind::Panic, format!("the journal of {of} has an outcome of another kind"))
 }

@@ -1,24 +1,24 @@
-//! The root of the supervision tree. It owns the keeper and is linked to the lanes' owners; when one dies it tells
-//! the keeper, which starts another from the log. It dies with the keeper: without it nothing would be renewed.
+//! The root of the supervision tree. It runs the lane manager and is linked to the lane owners. When an owner stops, it
+//! notifies the manager, which starts a new one from the log. It ends with the manager: without it no lease is renewed.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use millrace_protocol::ids::WorkerId;
 use millrace_runtime::Bus;
-use millrace_runtime::health::Health;
+use millrace_runtime::ops::health::Health;
 use ractor::{Actor, ActorId, ActorProcessingErr, ActorRef, SupervisionEvent};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 use tracing::warn;
 
-use crate::Error;
-use crate::keeper::Keeper;
-use crate::standing::Standing;
+use crate::ProgramError;
+use crate::lane_manager::LaneManager;
+use crate::status::SupervisorStatus;
 
-struct Root;
+struct SupervisionRoot;
 
-impl Actor for Root {
+impl Actor for SupervisionRoot {
     type Msg = ();
     type State = mpsc::UnboundedSender<ActorId>;
     type Arguments = mpsc::UnboundedSender<ActorId>;
@@ -26,50 +26,50 @@ impl Actor for Root {
     async fn pre_start(
         &self,
         _myself: ActorRef<()>,
-        dead: mpsc::UnboundedSender<ActorId>,
+        stopped_owners: mpsc::UnboundedSender<ActorId>,
     ) -> Result<Self::State, ActorProcessingErr> {
-        Ok(dead)
+        Ok(stopped_owners)
     }
 
     async fn handle_supervisor_evt(
         &self,
         _myself: ActorRef<()>,
         event: SupervisionEvent,
-        dead: &mut Self::State,
+        stopped_owners: &mut Self::State,
     ) -> Result<(), ActorProcessingErr> {
         let id = match &event {
             SupervisionEvent::ActorFailed(owner, error) => {
-                warn!(%error, "a lane's owner died; another begins from the log");
+                warn!(%error, "lane owner failed; restarting it from the log");
                 owner.get_id()
             }
             SupervisionEvent::ActorTerminated(owner, _, _) => owner.get_id(),
             SupervisionEvent::ActorStarted(_) | SupervisionEvent::ProcessGroupChanged(_) => return Ok(()),
         };
-        // The keeper ends before the root only at the very end.
-        let _ = dead.send(id);
+        // Only during shutdown does the manager end first.
+        let _ = stopped_owners.send(id);
         Ok(())
     }
 }
 
-/// Runs the tree until `shutdown`.
-pub(crate) async fn run(
+/// Runs the supervision tree until `shutdown`.
+pub(crate) async fn run_supervision_tree(
     bus: Bus,
     me: WorkerId,
     linger: Duration,
     shutdown: CancellationToken,
     health: Health,
-    standing: Arc<Standing>,
-) -> Result<(), Error> {
-    let (dead, buried) = mpsc::unbounded_channel();
-    let root = Actor::spawn(None, Root, dead).await;
-    let (root, ended) = root.map_err(|error| Error::Root(error.to_string()))?;
-    let opening = Box::pin(Keeper::open(&bus, me, root.get_cell(), linger, health.clone(), standing));
-    let kept = match health.until_told_to_stop(opening).await {
-        Some(keeper) => tokio::spawn(keeper?.run(shutdown, buried)).await,
+    status: Arc<SupervisorStatus>,
+) -> Result<(), ProgramError> {
+    let (stopped_owners, owner_stops) = mpsc::unbounded_channel();
+    let root = Actor::spawn(None, SupervisionRoot, stopped_owners).await;
+    let (root, ended) = root.map_err(|error| ProgramError::Root(error.to_string()))?;
+    let opening = Box::pin(LaneManager::open(&bus, me, root.get_cell(), linger, health.clone(), status));
+    let managed = match health.run_until_stopping(opening).await {
+        Some(manager) => tokio::spawn(manager?.run_until_shutdown(shutdown, owner_stops)).await,
         None => Ok(()),
     };
     root.stop_children_and_wait(None, Some(Duration::from_secs(1))).await;
     root.stop(None);
-    ended.await.map_err(|error| Error::Root(error.to_string()))?;
-    kept.map_err(|error| Error::Root(error.to_string()))
+    ended.await.map_err(|error| ProgramError::Root(error.to_string()))?;
+    managed.map_err(|error| ProgramError::Root(error.to_string()))
 }

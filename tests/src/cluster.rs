@@ -1,4 +1,4 @@
-//! A cluster that a test holds in its hands: a real nats-server and the fleet of real `millrace` processes that share it.
+//! A cluster for a test: a real nats-server and real `millrace` processes that use it.
 
 use std::collections::BTreeMap;
 use std::ops::{Deref, DerefMut};
@@ -7,42 +7,45 @@ use std::sync::{Mutex, MutexGuard};
 use std::time::Duration;
 
 use millrace_protocol::registry;
-use millrace_runtime::connection::Credentials;
-use millrace_runtime::topology::LEASES;
-use millrace_runtime::{Bus, Connection, duration};
+use millrace_runtime::nats::connection::Credentials;
+use millrace_runtime::nats::topology::LEASES;
+use millrace_runtime::{Bus, ConnectionSettings, duration};
 
-pub use crate::fleet::{Fleet, Role, clean, file, left, mark, wait_for};
-use crate::program::millrace;
-use crate::{NatsServer, Options, eventually};
+pub use crate::processes::{
+    NamedProcesses, ProcessRole, create_file, find_tagged_processes, remove_millrace_variables,
+    set_process_tag, wait_for_exit,
+};
+use crate::program::millrace_program;
+use crate::{NatsServer, ServerOptions, wait_for_value};
 
-/// Held while a test has the machine to itself: clusters share two cores, and tests that measure share nothing.
-pub struct Alone(#[expect(dead_code, reason = "held, not used")] MutexGuard<'static, ()>);
+/// A lock that gives a test the machine to itself: clusters would share two cores, and measurements must not.
+pub struct MachineLock(#[expect(dead_code, reason = "held, not used")] MutexGuard<'static, ()>);
 
-/// Waits until no other test of this process holds the machine.
+/// Waits until no other test of this process has the machine.
 #[must_use]
-pub fn alone() -> Alone {
+pub fn lock_machine() -> MachineLock {
     static MACHINE: Mutex<()> = Mutex::new(());
-    Alone(MACHINE.lock().unwrap_or_else(std::sync::PoisonError::into_inner))
+    MachineLock(MACHINE.lock().unwrap_or_else(std::sync::PoisonError::into_inner))
 }
 
-/// How a cluster is made.
+/// The settings of a test cluster.
 #[derive(Debug, Clone)]
-pub struct Setup {
-    /// How many lanes; 1 by default.
+pub struct ClusterSetup {
+    /// The number of lanes; 1 by default.
     pub lanes: u16,
-    /// How long a silent supervisor keeps its lanes; 1 s by default, `None` is the product's own default.
+    /// The duration of a supervisor's lane lease; 1 s by default, `None` is the product's own default.
     pub lane_lease: Option<Duration>,
-    /// How long a silent worker keeps its work; 1 s by default, `None` is the product's own default.
+    /// The duration of a worker's lease on its work; 1 s by default, `None` is the product's own default.
     pub work_lease: Option<Duration>,
-    /// How long a run stays in its lane after its end; 5 s by default.
+    /// The time for which an ended run stays in its lane; 5 s by default.
     pub linger: Duration,
-    /// How many tasks a worker or critic does at once; 8 by default.
+    /// The number of tasks that a worker or critic runs at once; 8 by default.
     pub slots: u32,
-    /// How the server is set up.
-    pub server: Options,
+    /// The options of the server.
+    pub server: ServerOptions,
 }
 
-impl Default for Setup {
+impl Default for ClusterSetup {
     fn default() -> Self {
         Self {
             lanes: 1,
@@ -50,86 +53,94 @@ impl Default for Setup {
             work_lease: Some(Duration::from_secs(1)),
             linger: Duration::from_secs(5),
             slots: 8,
-            server: Options::default(),
+            server: ServerOptions::default(),
         }
     }
 }
 
-/// A server and the fleet that shares it. Dropping it kills all of them.
-pub struct Cluster {
-    fleet: Fleet,
+/// A server and the processes that use it. Dropping it kills all of them.
+pub struct TestCluster {
+    processes: NamedProcesses,
     /// The server.
     pub server: NatsServer,
-    setup: Setup,
+    setup: ClusterSetup,
 }
 
-impl Deref for Cluster {
-    type Target = Fleet;
+impl Deref for TestCluster {
+    type Target = NamedProcesses;
 
-    fn deref(&self) -> &Fleet {
-        &self.fleet
+    fn deref(&self) -> &NamedProcesses {
+        &self.processes
     }
 }
 
-impl DerefMut for Cluster {
-    fn deref_mut(&mut self) -> &mut Fleet {
-        &mut self.fleet
+impl DerefMut for TestCluster {
+    fn deref_mut(&mut self) -> &mut NamedProcesses {
+        &mut self.processes
     }
 }
 
-impl Cluster {
-    /// A cluster of a server alone.
+impl TestCluster {
+    /// A cluster with a server and no other processes.
     ///
     /// # Panics
     /// The server does not start.
     #[must_use]
-    pub fn new(setup: Setup) -> Self {
-        Self { fleet: Fleet::default(), server: NatsServer::with(&setup.server), setup }
+    pub fn with_server_only(setup: ClusterSetup) -> Self {
+        Self {
+            processes: NamedProcesses::default(),
+            server: NatsServer::start_with_options(&setup.server),
+            setup,
+        }
     }
 
-    /// A cluster with a supervisor `supervisor-1`, workers `worker-1` and on, and a critic `critic-1`.
+    /// A cluster with a supervisor `supervisor-1`, workers `worker-1` and so on, and a critic `critic-1`.
     ///
     /// # Panics
-    /// Something does not start.
+    /// A process does not start.
     #[must_use]
-    pub fn start(setup: Setup, workers: u32) -> Self {
-        let mut cluster = Self::new(setup);
-        cluster.add(Role::Supervisor, "supervisor-1", &[]);
-        cluster.add(Role::Critic, "critic-1", &[]);
+    pub fn start_with_workers(setup: ClusterSetup, workers: u32) -> Self {
+        let mut cluster = Self::with_server_only(setup);
+        cluster.start_process(ProcessRole::Supervisor, "supervisor-1", &[]);
+        cluster.start_process(ProcessRole::Critic, "critic-1", &[]);
         for number in 1..=workers {
-            cluster.add(Role::Worker, &format!("worker-{number}"), &["--capability", "echo"]);
+            cluster.start_process(
+                ProcessRole::Worker,
+                &format!("worker-{number}"),
+                &["--capability", "echo"],
+            );
         }
         cluster
     }
 
-    /// Starts a process under a new name, with more arguments.
+    /// Starts a process under a new name, with additional arguments.
     ///
     /// # Panics
     /// It can't be started.
-    pub fn add(&mut self, role: Role, name: &str, more: &[&str]) {
+    pub fn start_process(&mut self, role: ProcessRole, name: &str, more: &[&str]) {
         let more: Vec<String> = more.iter().map(|&argument| argument.to_owned()).collect();
-        let (setup, environment) = (self.setup.clone(), self.environment());
-        self.fleet.launch(role, name, move |id| {
-            let mut command = clean(Command::new(millrace()));
-            command.envs(environment.clone()).args(setup.arguments(role, id)).args(&more);
+        let (setup, environment) = (self.setup.clone(), self.connection_environment());
+        self.processes.start_process(role, name, move |id| {
+            let mut command = remove_millrace_variables(Command::new(millrace_program()));
+            command.envs(environment.clone()).args(setup.role_arguments(role, id)).args(&more);
             command
         });
     }
 
-    /// The program under test as it is to be called in this cluster: its environment says where the server is.
+    /// A command that runs the program under test against this cluster: its environment names the server.
     #[must_use]
-    pub fn command(&self) -> Command {
-        let mut command = clean(Command::new(millrace()));
-        command.stdin(Stdio::null()).envs(self.environment());
-        mark(&mut command, &self.fleet.mark());
+    pub fn millrace_command(&self) -> Command {
+        let mut command = remove_millrace_variables(Command::new(millrace_program()));
+        command.stdin(Stdio::null()).envs(self.connection_environment());
+        set_process_tag(&mut command, &self.processes.process_tag());
         command
     }
 
-    fn environment(&self) -> BTreeMap<&'static str, String> {
-        let folder = |name: &str| self.folder().join(name).display().to_string();
+    fn connection_environment(&self) -> BTreeMap<&'static str, String> {
+        let folder = |name: &str| self.test_folder().join(name).display().to_string();
         let mut environment = BTreeMap::from([
             ("MILLRACE_NATS_URL", self.server.url.clone()),
-            ("MILLRACE_ECHO_LEDGER", self.ledger().display().to_string()),
+            ("MILLRACE_ECHO_LEDGER", self.ledger_path().display().to_string()),
             ("MILLRACE_DOCUMENT_CACHE", folder("documents")),
             ("MILLRACE_DATA", folder("data")),
         ]);
@@ -139,28 +150,28 @@ impl Cluster {
         environment
     }
 
-    /// A connection to the cluster, which may be just being made.
+    /// A connection to the cluster, which may still be starting.
     ///
     /// # Panics
-    /// There is none within 30 s.
-    pub async fn bus(&self) -> Bus {
-        Bus::join(&self.connection(), "test", Duration::from_secs(30))
+    /// It can't be reached within 30 s.
+    pub async fn connect_bus(&self) -> Bus {
+        Bus::join_existing_cluster(&self.connection_settings(), "test", Duration::from_secs(30))
             .await
             .expect("the cluster can be joined")
     }
 
-    /// Where the cluster is.
+    /// The address of the cluster and the credentials for it.
     #[must_use]
-    pub fn connection(&self) -> Connection {
+    pub fn connection_settings(&self) -> ConnectionSettings {
         let credentials = match self.setup.server.user.clone() {
             Some((user, password)) => Credentials::Password { user, password },
             None => Credentials::None,
         };
-        Connection { credentials, ..Connection::open(self.server.url.clone()) }
+        ConnectionSettings { credentials, ..ConnectionSettings::unauthenticated(self.server.url.clone()) }
     }
 
-    /// Who holds each lane, by the names that the test gave.
-    pub async fn owners(&self, bus: &Bus) -> BTreeMap<u16, String> {
+    /// The owner of each lane, by the name that the test gave the supervisor.
+    pub async fn lane_owners(&self, bus: &Bus) -> BTreeMap<u16, String> {
         let context = async_nats::jetstream::new(bus.client().clone());
         let Ok(leases) = context.get_key_value(LEASES).await else { return BTreeMap::new() };
         let mut owners = BTreeMap::new();
@@ -174,14 +185,14 @@ impl Cluster {
         owners
     }
 
-    /// Who holds the only lane, once that has not changed for a while.
+    /// The owner of the only lane, once it has not changed for a while.
     ///
     /// # Panics
-    /// It goes from hand to hand.
-    pub async fn owner(&self, bus: &Bus) -> String {
+    /// The owner keeps changing.
+    pub async fn wait_for_stable_owner(&self, bus: &Bus) -> String {
         let (mut last, mut seen) = (None, 0);
-        eventually(Duration::from_secs(30), "an owner who stays", async || {
-            let owner = self.owners(bus).await.remove(&0);
+        wait_for_value(Duration::from_secs(30), "a stable owner", async || {
+            let owner = self.lane_owners(bus).await.remove(&0);
             seen = if owner.is_some() && owner == last { seen + 1 } else { 0 };
             last.clone_from(&owner);
             owner.filter(|_| seen > 60)
@@ -189,45 +200,47 @@ impl Cluster {
         .await
     }
 
-    /// Waits until the cluster knows so many processes of a kind by their signs of life.
+    /// Waits until so many processes of a role have published a heartbeat.
     ///
     /// # Panics
-    /// They do not come.
-    pub async fn known(&self, bus: &Bus, role: registry::Role, count: usize) {
-        eventually(Duration::from_secs(30), "signs of life", async || {
-            let beats = millrace_runtime::registry::beats(bus).await.ok()?;
+    /// The heartbeats do not arrive.
+    pub async fn wait_for_heartbeats(&self, bus: &Bus, role: registry::ProcessRole, count: usize) {
+        wait_for_value(Duration::from_secs(30), "heartbeats", async || {
+            let beats = millrace_runtime::work::registry::read_heartbeats(bus).await.ok()?;
             (beats.iter().filter(|beat| beat.role == role).count() >= count).then_some(())
         })
         .await;
     }
 
-    /// Stops everything in order and shows that nothing is left.
+    /// Stops all processes in order and checks that none is left.
     ///
     /// # Panics
-    /// A process fails, does not end, or leaves another behind.
-    pub fn end(self) {
-        self.fleet.end();
+    /// A process fails, does not exit, or leaves another one behind.
+    pub fn stop_all(self) {
+        self.processes.stop_all();
     }
 }
 
-impl Setup {
-    /// The arguments of a process of that role.
+impl ClusterSetup {
+    /// The command-line arguments of a process of that role.
     #[must_use]
-    pub fn arguments(&self, role: Role, id: &str) -> Vec<String> {
+    pub fn role_arguments(&self, role: ProcessRole, id: &str) -> Vec<String> {
         let text = |words: &[&str]| words.iter().map(|&word| word.to_owned()).collect::<Vec<_>>();
         match role {
-            Role::Supervisor => {
+            ProcessRole::Supervisor => {
                 let mut words = text(&["supervisor", "--id", id, "--lanes", &self.lanes.to_string()]);
-                words.extend(text(&["--linger", &duration::format(self.linger)]));
+                words.extend(text(&["--linger", &duration::format_duration(self.linger)]));
                 for (name, lease) in [("--lane-lease", self.lane_lease), ("--work-lease", self.work_lease)] {
-                    words.extend(lease.into_iter().flat_map(|lease| text(&[name, &duration::format(lease)])));
+                    words.extend(
+                        lease.into_iter().flat_map(|lease| text(&[name, &duration::format_duration(lease)])),
+                    );
                 }
                 words
             }
-            Role::Worker => {
+            ProcessRole::Worker => {
                 text(&["worker", "--id", id, "--slots", &self.slots.to_string(), "--grace", "2s"])
             }
-            Role::Critic => {
+            ProcessRole::Critic => {
                 text(&["critic", "--id", id, "--slots", &self.slots.to_string(), "--grace", "2s"])
             }
         }

@@ -1,52 +1,52 @@
-//! What a run has left in the log, and whether it keeps the promises of the log: one chain of decisions, every fact
-//! answered once, one writer to a journal at a time, no step done again that was written down. It reads; it writes
-//! nothing and repairs nothing.
+//! A run's messages in the log, and a checker of the log's invariants: one chain of decisions, every fact answered
+//! once, one writer to a journal at a time, no recorded step done again. It only reads.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 use jiff::Timestamp;
 use millrace_protocol::ids::{RunId, TaskId};
 use millrace_protocol::plan::{
-    Attempt, AttemptEnd, Cause, Command, Control, Decision, Event, Plan, Refusal, Review, Submission,
-    TaskState, apply_decision,
+    AnswerCause, Attempt, AttemptEnd, AttemptEvent, CommandAction, Decision, Event, GraphEvent, JournalKey,
+    Plan, Refusal, ReviewEvent, ReviewPolicy, RunCommand, Submission, TaskEvent, TaskState, apply_decision,
 };
 use millrace_protocol::subject::{self, Topic};
-use millrace_protocol::wire::Blob;
-use millrace_protocol::work::{Entry, Outcome};
-use millrace_runtime::record::Record;
-use millrace_runtime::{Bus, Fault, archive};
+use millrace_protocol::wire::InlineOrStoredBytes;
+use millrace_protocol::work::{JournalEntry, WorkOutcome};
+use millrace_runtime::nats::record::StreamRecord;
+use millrace_runtime::store::archive;
+use millrace_runtime::{Bus, Fault};
 
-/// A run as the log tells it.
+/// A run as recorded in the log.
 pub struct History {
     run: RunId,
-    records: Vec<Record>,
-    decisions: Vec<Decided>,
-    journals: BTreeMap<String, Journal>,
-    /// Sequences of what clients wrote.
-    asked: BTreeSet<u64>,
-    /// Sequences of what nobody can read.
+    records: Vec<StreamRecord>,
+    decisions: Vec<RecordedDecision>,
+    journals: BTreeMap<String, AttemptJournal>,
+    /// Sequence numbers of the messages that clients wrote.
+    from_clients: BTreeSet<u64>,
+    /// Sequence numbers of the messages that can't be decoded.
     garbage: BTreeSet<u64>,
     plan: Plan,
 }
 
-struct Decided {
+struct RecordedDecision {
     sequence: u64,
-    /// The sequence of the message before it on the same subject; 0 if there is none.
-    behind: u64,
+    /// The sequence number of the previous message on the same subject; 0 if there is none.
+    previous: u64,
     decision: Decision,
 }
 
-struct Journal {
+struct AttemptJournal {
     topic: Topic,
-    entries: Vec<(u64, Entry)>,
+    entries: Vec<(u64, JournalEntry)>,
 }
 
-/// How a task ended, as far as it must be the same whatever dies on the way.
+/// The end of a task, as far as crashes must not change it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Fate {
-    /// Its state.
+pub struct TaskOutcome {
+    /// The task's state.
     pub state: TaskState,
-    /// Each attempt: how it ended, and whether a critic passed it.
+    /// Each attempt: its number, its end, and whether a critic accepted it.
     pub attempts: Vec<(u32, String, Option<bool>)>,
 }
 
@@ -55,28 +55,28 @@ impl History {
     ///
     /// # Errors
     /// The server does not answer.
-    pub async fn read(bus: &Bus, run: &RunId) -> Result<Self, Fault> {
-        let records = archive::find_run(bus, bus.lane(run), run).await?;
-        Self::of(bus, run, records).await
+    pub async fn read_from_log(bus: &Bus, run: &RunId) -> Result<Self, Fault> {
+        let records = archive::read_run_from_log_or_archive(bus, bus.lane_of_run(run), run).await?;
+        Self::from_records(bus, run, records).await
     }
 
-    /// The history that these messages tell.
+    /// Builds the history from messages.
     ///
     /// # Errors
-    /// A body is in the blob store and can't be had.
-    pub async fn of(bus: &Bus, run: &RunId, records: Vec<Record>) -> Result<Self, Fault> {
+    /// A body in the blob store can't be read.
+    pub async fn from_records(bus: &Bus, run: &RunId, records: Vec<StreamRecord>) -> Result<Self, Fault> {
         let mut history = Self {
             run: run.clone(),
             records: Vec::new(),
             decisions: Vec::new(),
             journals: BTreeMap::new(),
-            asked: BTreeSet::new(),
+            from_clients: BTreeSet::new(),
             garbage: BTreeSet::new(),
             plan: Plan::default(),
         };
-        let mut behind = 0;
+        let mut previous = 0;
         for record in &records {
-            match history.take(bus, record, &mut behind).await {
+            match history.add_record(bus, record, &mut previous).await {
                 Err(fault) if fault.is_transient() => return Err(fault),
                 Err(_) => drop(history.garbage.insert(record.sequence)),
                 Ok(()) => {}
@@ -86,35 +86,42 @@ impl History {
         Ok(history)
     }
 
-    async fn take(&mut self, bus: &Bus, record: &Record, behind: &mut u64) -> Result<(), Fault> {
+    async fn add_record(
+        &mut self,
+        bus: &Bus,
+        record: &StreamRecord,
+        previous: &mut u64,
+    ) -> Result<(), Fault> {
         let sequence = record.sequence;
-        let Some((_, _, topic)) = subject::parse(&record.subject) else {
+        let Some((_, _, topic)) = subject::parse_lane_subject(&record.subject) else {
             self.garbage.insert(sequence);
             return Ok(());
         };
         match topic {
             Topic::Plan => {
-                let behind = std::mem::replace(behind, sequence);
-                let decision = bus.open::<Decision>(record).await?;
+                let previous = std::mem::replace(previous, sequence);
+                let decision = bus.decode_record::<Decision>(record).await?;
                 apply_decision(&mut self.plan, &decision);
-                self.decisions.push(Decided { sequence, behind, decision });
+                self.decisions.push(RecordedDecision { sequence, previous, decision });
             }
             Topic::Submitted => {
-                bus.open::<Submission>(record).await?;
-                self.asked.insert(sequence);
+                bus.decode_record::<Submission>(record).await?;
+                self.from_clients.insert(sequence);
             }
             Topic::Control => {
-                // A wish of a program of before there were commands is one too.
-                match bus.open::<Command>(record).await {
-                    Err(fault) if !fault.is_transient() => bus.open::<Control>(record).await.map(drop)?,
+                // A cancel request of an older program, from before commands, is a fact too.
+                match bus.decode_record::<RunCommand>(record).await {
+                    Err(fault) if !fault.is_transient() => {
+                        bus.decode_record::<CommandAction>(record).await.map(drop)?
+                    }
                     command => drop(command?),
                 }
-                self.asked.insert(sequence);
+                self.from_clients.insert(sequence);
             }
-            Topic::Task(..) | Topic::Review(..) | Topic::Planning(..) => {
-                let entry = bus.open::<Entry>(record).await?;
+            Topic::Journal(_) => {
+                let entry = bus.decode_record::<JournalEntry>(record).await?;
                 let journal = self.journals.entry(record.subject.to_string());
-                let journal = journal.or_insert_with(|| Journal { topic, entries: Vec::new() });
+                let journal = journal.or_insert_with(|| AttemptJournal { topic, entries: Vec::new() });
                 journal.entries.push((sequence, entry));
             }
         }
@@ -123,95 +130,98 @@ impl History {
 
     /// The messages, oldest first.
     #[must_use]
-    pub fn records(&self) -> &[Record] {
+    pub fn records(&self) -> &[StreamRecord] {
         &self.records
     }
 
-    /// The state that the decisions make.
+    /// The plan that results from the decisions.
     #[must_use]
-    pub fn plan(&self) -> &Plan {
+    pub fn folded_plan(&self) -> &Plan {
         &self.plan
     }
 
-    /// What was decided, oldest first, each with its time.
-    pub fn events(&self) -> impl Iterator<Item = (Timestamp, &Event)> {
+    /// The events, oldest first, each with its time.
+    pub fn timed_events(&self) -> impl Iterator<Item = (Timestamp, &Event)> {
         let decisions = self.decisions.iter().map(|decided| &decided.decision);
         decisions.flat_map(|decision| decision.events.iter().map(|event| (decision.at, event)))
     }
 
-    /// What was decided on a fact, by its sequence: that it holds, or why it does not; `None` before it was decided.
+    /// The decision on a fact, which is named by its sequence number: accepted, or the reason of the refusal; `None`
+    /// before it is decided.
     #[must_use]
-    pub fn answer_to(&self, fact: u64) -> Option<Result<(), Refusal>> {
+    pub fn decision_on_fact(&self, fact: u64) -> Option<Result<(), Refusal>> {
         let answers = self.decisions.iter().flat_map(|decided| &decided.decision.answers);
-        let answer = answers.into_iter().find(|answer| answer.cause == Cause::Fact(fact))?;
+        let answer = answers.into_iter().find(|answer| answer.cause == AnswerCause::Fact(fact))?;
         Some(answer.refusal.clone().map_or(Ok(()), Err))
     }
 
-    /// Who decided, in the order of the decisions.
+    /// The supervisors that decided, in the order of the decisions.
     #[must_use]
-    pub fn deciders(&self) -> Vec<String> {
+    pub fn deciding_supervisors(&self) -> Vec<String> {
         self.decisions.iter().map(|decided| decided.decision.by.to_string()).collect()
     }
 
-    /// How many messages nobody can read.
+    /// The number of messages that can't be decoded.
     #[must_use]
-    pub fn unreadable(&self) -> usize {
+    pub fn unreadable_message_count(&self) -> usize {
         self.garbage.len()
     }
 
-    /// How often work was claimed that somebody else had claimed before.
+    /// The number of claims of work that another worker had claimed before.
     #[must_use]
-    pub fn takeovers(&self) -> usize {
-        self.journals.values().map(|journal| journal.claims().saturating_sub(1)).sum()
+    pub fn takeover_count(&self) -> usize {
+        self.journals.values().map(|journal| journal.claim_count().saturating_sub(1)).sum()
     }
 
-    /// How many attempts were continued behind steps that an earlier worker had written down.
+    /// The number of attempts that a worker continued after steps that an earlier worker had recorded.
     #[must_use]
-    pub fn continued(&self) -> usize {
-        self.journals.values().filter(|journal| journal.is_continued()).count()
+    pub fn continued_attempt_count(&self) -> usize {
+        self.journals.values().filter(|journal| journal.is_continued_after_takeover()).count()
     }
 
-    /// How each task ended.
+    /// The end of each task.
     #[must_use]
-    pub fn fates(&self) -> BTreeMap<TaskId, Fate> {
+    pub fn task_outcomes(&self) -> BTreeMap<TaskId, TaskOutcome> {
         let tasks = self.plan.tasks().iter();
         tasks
             .map(|task| {
-                let attempts = task.attempts.iter().map(fate_of).collect();
-                (task.spec.id.clone(), Fate { state: task.state, attempts })
+                let attempts = task.attempts.iter().map(attempt_outcome).collect();
+                (task.spec.id.clone(), TaskOutcome { state: task.state(), attempts })
             })
             .collect()
     }
 
-    /// The results that were accepted, as their workers wrote them.
+    /// The accepted results, as their workers wrote them.
     #[must_use]
-    pub fn results(&self) -> BTreeMap<TaskId, Blob> {
-        let entries: HashMap<u64, &Entry> = self
+    pub fn accepted_results(&self) -> BTreeMap<TaskId, InlineOrStoredBytes> {
+        let entries: HashMap<u64, &JournalEntry> = self
             .journals
             .values()
             .flat_map(|journal| &journal.entries)
             .map(|(at, entry)| (*at, entry))
             .collect();
         let result = |at| match entries.get(&at)? {
-            Entry::Outcome { outcome: Outcome::Finished { result, .. }, .. } => Some(result.clone()),
-            Entry::Outcome { .. }
-            | Entry::Claimed { .. }
-            | Entry::Step { .. }
-            | Entry::Note { .. }
-            | Entry::Released { .. } => None,
+            JournalEntry::Outcome { outcome: WorkOutcome::Finished { result, .. }, .. } => {
+                Some(result.clone())
+            }
+            JournalEntry::Outcome { .. }
+            | JournalEntry::Claimed { .. }
+            | JournalEntry::Step { .. }
+            | JournalEntry::Note { .. }
+            | JournalEntry::Released { .. } => None,
         };
         let tasks = self.plan.tasks().iter();
-        tasks.filter_map(|task| Some((task.spec.id.clone(), result(task.accepted()?.1)?))).collect()
+        tasks.filter_map(|task| Some((task.spec.id.clone(), result(task.accepted_result()?.1)?))).collect()
     }
 
-    /// The steps that were written down, as `echo` names them in its ledger, each with its sequence.
+    /// The recorded steps, as `echo` names them in its ledger, each with its sequence number.
     #[must_use]
-    pub fn steps(&self) -> Vec<(String, u64)> {
+    pub fn recorded_steps(&self) -> Vec<(String, u64)> {
         let mut steps = Vec::new();
-        for Journal { topic, entries } in self.journals.values() {
-            let Topic::Task(task, attempt) = topic else { continue };
+        for AttemptJournal { topic, entries } in self.journals.values() {
+            let Topic::Journal(JournalKey::Task(task, attempt)) = topic else { continue };
             for (sequence, entry) in entries {
-                if let Entry::Step { number, .. } = entry {
+                if let JournalEntry::Step { number, .. } = entry {
                     steps.push((format!("{} {task} {attempt} {number}", self.run), *sequence));
                 }
             }
@@ -219,130 +229,152 @@ impl History {
         steps
     }
 
-    /// Shows that the run keeps every promise of the log.
+    /// Checks all invariants of the log for this run.
     ///
     /// # Panics
-    /// It breaks some; the text names all of them.
-    pub fn assert_holds(&self) {
-        let broken = self.broken();
-        assert!(broken.is_empty(), "run {} breaks the log's promises:\n{}", self.run, broken.join("\n"));
+    /// Some are violated; the text lists all of them.
+    pub fn assert_consistent(&self) {
+        let violations = self.find_violations();
+        assert!(
+            violations.is_empty(),
+            "run {} violates the log's invariants:\n{}",
+            self.run,
+            violations.join("\n")
+        );
     }
 
-    /// The promises of the log that the run breaks, a line each.
+    /// The invariants that the run violates, one line each.
     #[must_use]
-    pub fn broken(&self) -> Vec<String> {
-        let mut broken = Broken::default();
-        self.check_chain(&mut broken);
-        self.check_answers(&mut broken);
-        self.check_events(&mut broken);
-        self.journals.iter().for_each(|(subject, journal)| journal.check(subject, &mut broken));
-        self.check_folds(&mut broken);
-        broken.0
+    pub fn find_violations(&self) -> Vec<String> {
+        let mut violations = Violations::default();
+        self.check_decision_chain(&mut violations);
+        self.check_fact_answers(&mut violations);
+        self.check_task_events(&mut violations);
+        self.journals.iter().for_each(|(subject, journal)| journal.check_numbering(subject, &mut violations));
+        self.check_folding_in_parts(&mut violations);
+        violations.0
     }
 
-    /// Each decision follows the one before it: no run is extended twice from one point.
-    fn check_chain(&self, broken: &mut Broken) {
-        for Decided { sequence, behind, decision } in &self.decisions {
-            if decision.previous != *behind {
-                broken.say(format!(
-                    "decision {sequence} by {} follows {}, but {behind} is before it",
+    /// Each decision follows the previous one: no run is extended twice from one point.
+    fn check_decision_chain(&self, violations: &mut Violations) {
+        for RecordedDecision { sequence, previous, decision } in &self.decisions {
+            if decision.previous != *previous {
+                violations.add_violation(format!(
+                    "decision {sequence} by {} follows {}, but {previous} is before it",
                     decision.by, decision.previous
                 ));
             }
             let answered: u32 = decision.answers.iter().map(|answer| answer.events).sum();
             if answered as usize != decision.events.len() {
-                broken.say(format!("decision {sequence} has events that answer nothing"));
+                violations.add_violation(format!("decision {sequence} has events that answer nothing"));
             }
         }
     }
 
     /// Every fact is answered at most once and in order, and every outcome before the end is answered.
-    fn check_answers(&self, broken: &mut Broken) {
+    fn check_fact_answers(&self, violations: &mut Violations) {
         let entries = self.journals.values().flat_map(|journal| &journal.entries);
         let facts: HashMap<u64, bool> = entries
-            .map(|(sequence, entry)| (*sequence, matches!(entry, Entry::Outcome { .. })))
-            .chain(self.asked.iter().map(|&sequence| (sequence, true)))
+            .map(|(sequence, entry)| (*sequence, matches!(entry, JournalEntry::Outcome { .. })))
+            .chain(self.from_clients.iter().map(|&sequence| (sequence, true)))
             .collect();
         let mut answered = HashSet::new();
         let mut last = 0;
-        for Decided { sequence, decision, .. } in &self.decisions {
+        for RecordedDecision { sequence, decision, .. } in &self.decisions {
             for answer in &decision.answers {
-                let Cause::Fact(fact) = answer.cause else { continue };
+                let AnswerCause::Fact(fact) = answer.cause else { continue };
                 if !answered.insert(fact) {
-                    broken.say(format!("decision {sequence} answers fact {fact} again"));
+                    violations.add_violation(format!("decision {sequence} answers fact {fact} again"));
                 }
                 if fact <= last || fact >= *sequence {
-                    broken.say(format!("decision {sequence} answers fact {fact} out of order"));
+                    violations.add_violation(format!("decision {sequence} answers fact {fact} out of order"));
                 }
                 if !facts.contains_key(&fact) {
-                    broken.say(format!("decision {sequence} answers {fact}, which is no fact of this run"));
+                    violations.add_violation(format!(
+                        "decision {sequence} answers {fact}, which is no fact of this run"
+                    ));
                 }
                 last = last.max(fact);
             }
         }
-        let must = facts.iter().filter(|&(&fact, &must)| must && fact <= self.plan.through);
+        let must = facts.iter().filter(|&(&fact, &must)| must && fact <= self.plan.run.through);
         for (fact, _) in must.filter(|(fact, _)| !answered.contains(fact)) {
-            broken.say(format!("fact {fact} was passed over"));
+            violations.add_violation(format!("fact {fact} was never answered"));
         }
     }
 
-    /// What was decided on tasks makes sense: results are accepted once, have their outcomes, and were passed where a
-    /// review was asked for.
-    #[expect(clippy::wildcard_enum_match_arm, reason = "the other events promise nothing")]
-    fn check_events(&self, broken: &mut Broken) {
+    /// The decisions on tasks are consistent: results are accepted once, have outcomes, and have a verdict where a
+    /// review is required.
+    #[expect(clippy::wildcard_enum_match_arm, reason = "the other events have no invariants")]
+    fn check_task_events(&self, violations: &mut Violations) {
         let mut finished = HashSet::new();
         let mut passed = HashSet::new();
         let mut over = HashSet::new();
-        // How each task's result is judged, as far as was said by then.
-        let mut reviews: HashMap<&TaskId, &Review> = HashMap::new();
+        // The review mode of each task, as of the current event.
+        let mut reviews: HashMap<&TaskId, &ReviewPolicy> = HashMap::new();
         let events = self.decisions.iter().flat_map(|decided| &decided.decision.events);
         for event in events {
-            if let Event::TaskReopened { task, .. } | Event::TaskInvalidated { task, .. } = event {
+            if let Event::Task(TaskEvent::Reopened { task, .. } | TaskEvent::Invalidated { task, .. }) = event
+            {
                 over.remove(task);
                 continue;
             }
-            let is_over =
-                |task: &&TaskId| over.contains(*task) && !matches!(event, Event::FinalMarked { .. });
+            let is_over = |task: &&TaskId| {
+                over.contains(*task) && !matches!(event, Event::Graph(GraphEvent::FinalMarked { .. }))
+            };
             if let Some(task) = event.task().filter(is_over) {
-                broken.say(format!("something was decided on {task} after its end: {event:?}"));
+                violations.add_violation(format!("something was decided on {task} after its end: {event:?}"));
             }
             match event {
-                Event::TaskAdded { spec, .. } => drop(reviews.insert(&spec.id, &spec.review)),
-                Event::TaskPatched { spec, .. } => drop(reviews.insert(&spec.id, &spec.review)),
-                Event::AttemptFinished { task, attempt, worker, at_sequence, review, .. } => {
-                    let asked = review.as_ref().or_else(|| Some(&self.plan.task(task)?.spec.review));
-                    reviews.extend(asked.map(|asked| (task, asked)));
+                Event::Graph(GraphEvent::TaskAdded { spec, .. }) => {
+                    reviews.insert(&spec.id, &spec.review);
+                }
+                Event::Graph(GraphEvent::TaskPatched { spec, .. }) => {
+                    reviews.insert(&spec.id, &spec.review);
+                }
+                Event::Attempt(AttemptEvent::Finished {
+                    task, attempt, worker, at_sequence, review, ..
+                }) => {
+                    let declared = review.as_ref().or_else(|| Some(&self.plan.task(task)?.spec.review));
+                    reviews.extend(declared.map(|declared| (task, declared)));
                     if !finished.insert((task, attempt)) {
-                        broken.say(format!("two outcomes of {task} #{attempt} were accepted"));
+                        violations.add_violation(format!("two outcomes of {task} #{attempt} were accepted"));
                     }
-                    let topic = Topic::Task(task.clone(), *attempt);
+                    let topic = Topic::Journal(JournalKey::Task(task.clone(), *attempt));
                     let outcome = self.journals.values().find(|journal| journal.topic == topic);
-                    if !outcome.is_some_and(|journal| journal.has_result(*at_sequence, worker.as_str())) {
-                        broken.say(format!("{task} #{attempt} has no outcome of {worker} at {at_sequence}"));
+                    if !outcome
+                        .is_some_and(|journal| journal.has_finished_outcome(*at_sequence, worker.as_str()))
+                    {
+                        violations.add_violation(format!(
+                            "{task} #{attempt} has no outcome of {worker} at {at_sequence}"
+                        ));
                     }
                 }
-                Event::VerdictGiven { task, attempt, verdict, .. } => {
+                Event::Review(ReviewEvent::VerdictGiven { task, attempt, verdict, .. }) => {
                     passed.extend(verdict.passed.then_some((task, attempt)));
                 }
-                Event::TaskAccepted { task, attempt } => {
+                Event::Task(TaskEvent::Accepted { task, attempt }) => {
                     over.insert(task);
                     if !finished.contains(&(task, attempt)) {
-                        broken.say(format!("{task} #{attempt} was accepted without an outcome"));
+                        violations
+                            .add_violation(format!("{task} #{attempt} was accepted without an outcome"));
                     }
                     let is_reviewed = reviews.get(task).is_some_and(|review| !review.is_none());
                     if is_reviewed && !passed.contains(&(task, attempt)) {
-                        broken.say(format!("{task} #{attempt} was accepted without a verdict"));
+                        violations.add_violation(format!("{task} #{attempt} was accepted without a verdict"));
                     }
                 }
-                Event::TaskFailed { task, .. } | Event::TaskCancelled { task, .. } => drop(over.insert(task)),
+                Event::Task(TaskEvent::Failed { task, .. } | TaskEvent::Cancelled { task, .. }) => {
+                    over.insert(task);
+                }
                 _ => {}
             }
         }
     }
 
-    /// The fold of the whole is the fold of its halves.
-    fn check_folds(&self, broken: &mut Broken) {
-        let fold = |plan: &mut Plan, decided: &[Decided]| {
+    /// Folding the whole log equals folding it in two parts.
+    fn check_folding_in_parts(&self, violations: &mut Violations) {
+        let fold = |plan: &mut Plan, decided: &[RecordedDecision]| {
             decided.iter().for_each(|decided| apply_decision(plan, &decided.decision));
         };
         for part in 1..4 {
@@ -352,16 +384,16 @@ impl History {
             let mut whole = half.clone();
             fold(&mut whole, second);
             if whole != self.plan {
-                broken.say(format!("the fold in two parts at {part}/4 differs from the whole"));
+                violations.add_violation(format!("the fold in two parts at {part}/4 differs from the whole"));
             }
         }
     }
 
-    /// The promises that `echo`'s ledger shows to be broken: a line `run task attempt step` for each time that a step
-    /// was really done. A worker that dies between doing a step and writing it down makes the next one do it again;
-    /// once it is written down, no later claim may.
+    /// The violations that `echo`'s ledger shows. It has a line `run task attempt step` for each time that a step was
+    /// really done. If a worker dies after doing a step and before recording it, the next worker does it again; once it
+    /// is recorded, no later claim may.
     #[must_use]
-    pub fn broken_by_ledger(&self, ledger: &str) -> Vec<String> {
+    pub fn find_ledger_violations(&self, ledger: &str) -> Vec<String> {
         let mut done: HashMap<(TaskId, u32, u32), usize> = HashMap::new();
         for line in ledger.lines().filter_map(|line| line.strip_prefix(&format!("{} ", self.run))) {
             let mut words = line.split(' ');
@@ -371,100 +403,100 @@ impl History {
                 *done.entry((task, attempt, step)).or_default() += 1;
             }
         }
-        let mut broken = Broken::default();
+        let mut violations = Violations::default();
         for journal in self.journals.values() {
-            let Topic::Task(task, attempt) = &journal.topic else { continue };
-            for (step, claim) in journal.steps() {
+            let Topic::Journal(JournalKey::Task(task, attempt)) = &journal.topic else { continue };
+            for (step, claim) in journal.steps_with_claim_numbers() {
                 let times = done.remove(&(task.clone(), *attempt, step)).unwrap_or(0);
                 if times == 0 || times > claim {
-                    broken.say(format!(
-                        "step {step} of {task} #{attempt} was written down in claim {claim} and done {times} times"
+                    violations.add_violation(format!(
+                        "step {step} of {task} #{attempt} was recorded in claim {claim} and done {times} times"
                     ));
                 }
             }
-            // Done, and not written down: once for each claim at the most.
-            let claims = journal.claims();
+            // Done and not recorded: at most once for each claim.
+            let claims = journal.claim_count();
             let undone = done
                 .iter()
                 .filter(|((of, number, _), times)| of == task && number == attempt && **times > claims);
             undone.for_each(|((_, _, step), times)| {
-                broken.say(format!(
+                violations.add_violation(format!(
                     "step {step} of {task} #{attempt} was done {times} times in {claims} claims"
                 ));
             });
         }
-        broken.0
+        violations.0
     }
 }
 
-impl Journal {
-    fn claims(&self) -> usize {
-        self.entries.iter().filter(|(_, entry)| matches!(entry, Entry::Claimed { .. })).count()
+impl AttemptJournal {
+    fn claim_count(&self) -> usize {
+        self.entries.iter().filter(|(_, entry)| matches!(entry, JournalEntry::Claimed { .. })).count()
     }
 
-    fn is_continued(&self) -> bool {
-        let last = self.entries.iter().rposition(|(_, entry)| matches!(entry, Entry::Claimed { .. }));
+    fn is_continued_after_takeover(&self) -> bool {
+        let last = self.entries.iter().rposition(|(_, entry)| matches!(entry, JournalEntry::Claimed { .. }));
         let before = &self.entries[..last.unwrap_or(0)];
-        before.iter().any(|(_, entry)| matches!(entry, Entry::Step { .. }))
+        before.iter().any(|(_, entry)| matches!(entry, JournalEntry::Step { .. }))
     }
 
-    fn has_result(&self, at: u64, by: &str) -> bool {
+    fn has_finished_outcome(&self, at: u64, by: &str) -> bool {
         self.entries.iter().any(|(sequence, entry)| match entry {
-            Entry::Outcome { worker, outcome: Outcome::Finished { .. }, .. } => {
+            JournalEntry::Outcome { worker, outcome: WorkOutcome::Finished { .. }, .. } => {
                 *sequence == at && worker.as_str() == by
             }
-            Entry::Outcome { .. }
-            | Entry::Claimed { .. }
-            | Entry::Step { .. }
-            | Entry::Note { .. }
-            | Entry::Released { .. } => false,
+            JournalEntry::Outcome { .. }
+            | JournalEntry::Claimed { .. }
+            | JournalEntry::Step { .. }
+            | JournalEntry::Note { .. }
+            | JournalEntry::Released { .. } => false,
         })
     }
 
-    /// Each step's number, with the number of the claim in which it was written down.
-    fn steps(&self) -> Vec<(u32, usize)> {
+    /// Each step's number, with the number of the claim in which it was recorded.
+    fn steps_with_claim_numbers(&self) -> Vec<(u32, usize)> {
         let mut claim = 0;
         let mut steps = Vec::new();
         for (_, entry) in &self.entries {
             match entry {
-                Entry::Claimed { .. } => claim += 1,
-                Entry::Step { number, .. } => steps.push((*number, claim)),
-                Entry::Note { .. } | Entry::Released { .. } | Entry::Outcome { .. } => {}
+                JournalEntry::Claimed { .. } => claim += 1,
+                JournalEntry::Step { number, .. } => steps.push((*number, claim)),
+                JournalEntry::Note { .. } | JournalEntry::Released { .. } | JournalEntry::Outcome { .. } => {}
             }
         }
         steps
     }
 
-    /// Claims are numbered, steps are numbered and named once, and nothing comes behind the end but the next review.
-    fn check(&self, subject: &str, broken: &mut Broken) {
-        let mut state = Reading::default();
+    /// Claims and steps are numbered without gaps, step names are unique, and only the next review may follow the end.
+    fn check_numbering(&self, subject: &str, violations: &mut Violations) {
+        let mut state = JournalCheck::default();
         for (sequence, entry) in &self.entries {
-            if let Err(why) = state.read(entry) {
-                broken.say(format!("{subject}, entry {sequence}: {why}"));
+            if let Err(why) = state.check_entry(entry) {
+                violations.add_violation(format!("{subject}, entry {sequence}: {why}"));
             }
         }
     }
 }
 
-/// A journal while it is read.
+/// The state of a check through a journal.
 #[derive(Default)]
-struct Reading {
+struct JournalCheck {
     claims: u32,
     holder: Option<String>,
     steps: u32,
     names: HashSet<String>,
-    /// The number of the last outcome's review, if there was an outcome.
+    /// The review number of the last outcome, if there was one.
     ended: Option<u32>,
 }
 
-impl Reading {
-    fn read(&mut self, entry: &Entry) -> Result<(), String> {
-        if self.claims == 0 && !matches!(entry, Entry::Claimed { .. }) {
+impl JournalCheck {
+    fn check_entry(&mut self, entry: &JournalEntry) -> Result<(), String> {
+        if self.claims == 0 && !matches!(entry, JournalEntry::Claimed { .. }) {
             return Err("it is before the first claim".into());
         }
         match entry {
-            Entry::Claimed { worker, claim } => {
-                // A review that came to nothing is asked for again, and its claims begin anew.
+            JournalEntry::Claimed { worker, claim } => {
+                // A failed review is requested again, and its claims are numbered from 1 again.
                 if self.ended.is_some() {
                     *self = Self { ended: self.ended, ..Self::default() };
                 }
@@ -476,7 +508,7 @@ impl Reading {
                     Err(format!("claim {claim} is the {}.", self.claims))
                 }
             }
-            Entry::Step { number, name, .. } => {
+            JournalEntry::Step { number, name, .. } => {
                 self.steps += 1;
                 if *number != self.steps {
                     return Err(format!("step {number} is the {}.", self.steps));
@@ -487,10 +519,14 @@ impl Reading {
                     Err(format!("step {name:?} is there twice"))
                 }
             }
-            Entry::Note { .. } => Ok(()),
-            Entry::Released { worker, .. } if self.holder.as_deref() == Some(worker.as_str()) => Ok(()),
-            Entry::Released { worker, .. } => Err(format!("{worker} gives back what it does not hold")),
-            Entry::Outcome { worker, review, .. } => {
+            JournalEntry::Note { .. } => Ok(()),
+            JournalEntry::Released { worker, .. } if self.holder.as_deref() == Some(worker.as_str()) => {
+                Ok(())
+            }
+            JournalEntry::Released { worker, .. } => {
+                Err(format!("{worker} gives back what it does not hold"))
+            }
+            JournalEntry::Outcome { worker, review, .. } => {
                 if self.holder.as_deref() != Some(worker.as_str()) {
                     return Err(format!("the outcome is of {worker}, the work is of {:?}", self.holder));
                 }
@@ -504,7 +540,7 @@ impl Reading {
     }
 }
 
-fn fate_of(attempt: &Attempt) -> (u32, String, Option<bool>) {
+fn attempt_outcome(attempt: &Attempt) -> (u32, String, Option<bool>) {
     let end = match &attempt.end {
         None => "open".into(),
         Some(AttemptEnd::Finished { summary, .. }) => format!("finished: {summary}"),
@@ -514,12 +550,12 @@ fn fate_of(attempt: &Attempt) -> (u32, String, Option<bool>) {
     (attempt.number, end, attempt.verdict.as_ref().map(|(_, verdict)| verdict.passed))
 }
 
-/// Broken promises, as text.
+/// Violations, one text each.
 #[derive(Default)]
-struct Broken(Vec<String>);
+struct Violations(Vec<String>);
 
-impl Broken {
-    fn say(&mut self, text: String) {
+impl Violations {
+    fn add_violation(&mut self, text: String) {
         self.0.push(text);
     }
 }

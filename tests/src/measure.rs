@@ -1,4 +1,4 @@
-//! A second capability for tests beside `echo`: a program that takes a while and leaves a line in the ledger.
+//! A second capability for tests besides `echo`: a program that takes some time and writes a line into the ledger.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -9,11 +9,10 @@ use serde_json::json;
 
 use crate::history::History;
 
-/// Its name.
+/// The name of the capability.
 pub const MEASURE: &str = "measure";
 
-/// It says when it came to its end, as the second step of its attempt: the first is that it was begun, which its worker
-/// writes down.
+/// The program writes its end as the second step of its attempt. The first step is its start, which its worker records.
 const FILE: &str = r#"kind: command
 name: measure
 description: Measures something.
@@ -31,40 +30,40 @@ command:
     echo '{"measured": true}'
 "#;
 
-/// Writes its file into a folder, and gives the path.
+/// Writes the capability's file into a folder and returns its path.
 ///
 /// # Panics
 /// It can't be written.
 #[must_use]
-pub fn file(folder: &Path) -> PathBuf {
+pub fn write_capability_file(folder: &Path) -> PathBuf {
     let path = folder.join("measure.yaml");
-    std::fs::write(&path, FILE).expect("the file is written");
+    std::fs::write(&path, FILE).expect("the file can be written");
     path
 }
 
-/// The same task, done by the program in this time.
+/// The same task, run by the program and lasting this long.
 ///
 /// # Panics
-/// The name of the capability is none.
+/// The name of the capability is not valid.
 #[must_use]
-pub fn measured(task: TaskSpec, delay: Duration) -> TaskSpec {
+pub fn to_measured_task(task: TaskSpec, delay: Duration) -> TaskSpec {
     let seconds = json!(delay.as_secs_f64().to_string());
     TaskSpec {
-        capability: Capability::new(MEASURE).expect("it is letters"),
+        capability: Capability::new(MEASURE).expect("a valid capability name"),
         parameters: [("delay".to_owned(), seconds)].into_iter().collect(),
         ..task
     }
 }
 
-/// The ledger of a fleet, with the lines that the program's worker owes it: that it was begun.
+/// The ledger with the lines for the starts of the program, which only its worker records.
 #[must_use]
-pub fn with_beginnings(ledger: &str, history: &History) -> String {
-    let plan = history.plan();
+pub fn with_start_lines(ledger: &str, history: &History) -> String {
+    let plan = history.folded_plan();
     let is_measured = |name: &str| {
         let task = plan.tasks().iter().find(|task| task.spec.id.as_str() == name);
         task.is_some_and(|task| task.spec.capability.as_str() == MEASURE)
     };
-    let begun = history.steps().into_iter().map(|(step, _)| step).filter(|step| {
+    let begun = history.recorded_steps().into_iter().map(|(step, _)| step).filter(|step| {
         let words: Vec<&str> = step.split(' ').collect();
         is_measured(words[1]) && words[3] == "1"
     });

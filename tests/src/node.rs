@@ -1,39 +1,40 @@
-//! A Node.js with packages, for tests that ask what is written for it: made once for the machine, from whatever node
-//! and npm are there.
+//! A Node.js installation with packages, for tests that use JavaScript libraries: created once per machine, with the
+//! installed node and npm.
 
 use std::fs;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
-use crate::cache;
+use crate::cache_folder;
 
-/// A folder in which these packages (`name@version`) are installed, for scripts that lie in it; it is kept in the
-/// cache.
+/// Returns a folder with these packages (`name@version`) for scripts placed in it. It is kept in the cache.
 ///
 /// # Errors
-/// There is no npm, or the packages can't be had: what to do about it.
+/// There is no npm, or the packages can't be installed. The text says what is needed.
 ///
 /// # Panics
 /// The cache can't be written.
-pub fn node(packages: &[&str]) -> Result<PathBuf, String> {
-    let place = cache().join(format!("node-{}", packages.join("-").replace(['@', '/'], "_")));
-    fs::create_dir_all(cache()).expect("the cache folder");
-    let lock = fs::File::create(cache().join("node.test-lock")).expect("a lock file");
+pub fn install_npm_packages(packages: &[&str]) -> Result<PathBuf, String> {
+    let folder = cache_folder().join(format!("node-{}", packages.join("-").replace(['@', '/'], "_")));
+    fs::create_dir_all(cache_folder()).expect("the cache folder");
+    let lock = fs::File::create(cache_folder().join("node.test-lock")).expect("a lock file");
     lock.lock().expect("the lock of the cache");
-    if place.join("complete").is_file() {
-        return Ok(place);
+    if folder.join("complete").is_file() {
+        return Ok(folder);
     }
-    drop(fs::remove_dir_all(&place));
-    fs::create_dir_all(&place).expect("the cache folder");
+    drop(fs::remove_dir_all(&folder));
+    fs::create_dir_all(&folder).expect("the cache folder");
     let mut install = Command::new("npm");
     install.args(["install", "--no-audit", "--no-fund", "--ignore-scripts", "--loglevel=error", "--prefix"]);
-    let done = install.arg(&place).args(packages).stdin(Stdio::null()).output();
-    let done = done.map_err(|error| format!("npm can't be run ({error}): Node.js 20 or newer is needed"))?;
-    if !done.status.success() {
-        let said = String::from_utf8_lossy(&done.stderr);
-        let last = said.lines().last().unwrap_or_default().to_owned();
-        return Err(format!("npm can't install {packages:?}: {last}; a package registry in reach is needed"));
+    let output = install.arg(&folder).args(packages).stdin(Stdio::null()).output();
+    let output = output.map_err(|error| format!("cannot run npm ({error}): install Node.js 20 or newer"))?;
+    if !output.status.success() {
+        let errors = String::from_utf8_lossy(&output.stderr);
+        let last = errors.lines().last().unwrap_or_default().to_owned();
+        return Err(format!(
+            "npm cannot install {packages:?}: {last}; a reachable package registry is needed"
+        ));
     }
-    fs::write(place.join("complete"), "").expect("the cache folder");
-    Ok(place)
+    fs::write(folder.join("complete"), "").expect("the cache folder");
+    Ok(folder)
 }

@@ -1,35 +1,37 @@
-//! Runs for tests: submissions of `echo` tasks, and how to hand them in under a name of the test's choice and wait for
-//! their end.
+//! Runs for tests: submissions of `echo` tasks, and functions that submit them under a chosen name and wait for their
+//! end.
 
 use std::time::Duration;
 
 use async_nats::HeaderMap;
 use async_nats::jetstream::{self, kv, stream};
 use millrace_protocol::ids::{Capability, RunId, TaskId};
-use millrace_protocol::plan::{Limits, Mode, Plan, Review, Submission, TaskSpec};
+use millrace_protocol::plan::{Plan, PlanningMode, ReviewPolicy, Submission, TaskLimits, TaskSpec};
 use millrace_protocol::registry::ClusterSettings;
 use millrace_protocol::subject::Topic;
-use millrace_runtime::log::append;
-use millrace_runtime::record::ID_HEADER;
-use millrace_runtime::topology::{CLUSTER, WORK};
-use millrace_runtime::{Bus, direct, registry};
+use millrace_runtime::Bus;
+use millrace_runtime::log::append_message;
+use millrace_runtime::nats::direct_get;
+use millrace_runtime::nats::provenance::ID_HEADER;
+use millrace_runtime::nats::topology::{CLUSTER, WORK};
+use millrace_runtime::work::registry;
 use serde_json::{Value, json};
 
-use crate::eventually;
 use crate::history::History;
+use crate::wait_for_value;
 
-/// Numbers that look random and are the same for the same seed (SplitMix64).
+/// Pseudorandom numbers, the same for the same seed (SplitMix64).
 #[derive(Debug, Clone)]
-pub struct Random(u64);
+pub struct SeededRandom(u64);
 
-impl Random {
-    /// The numbers of a seed.
+impl SeededRandom {
+    /// The sequence of a seed.
     #[must_use]
     pub fn new(seed: u64) -> Self {
         Self(seed)
     }
 
-    /// The next number.
+    /// Returns the next number.
     pub fn next_u64(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -37,171 +39,174 @@ impl Random {
         mixed ^ (mixed >> 31)
     }
 
-    /// A number below `end`, which is above 0.
-    pub fn below(&mut self, end: u64) -> u64 {
+    /// Returns a number below `end`, which is above 0.
+    pub fn next_below(&mut self, end: u64) -> u64 {
         self.next_u64() % end
     }
 
-    /// Whether something happens that happens `percent` of the time.
-    pub fn happens(&mut self, percent: u64) -> bool {
-        self.below(100) < percent
+    /// Returns `true` with a probability of `percent`.
+    pub fn next_bool_with_percent(&mut self, percent: u64) -> bool {
+        self.next_below(100) < percent
     }
 }
 
 /// The name of a run.
 ///
 /// # Panics
-/// The text is no name.
+/// The text is not a valid name.
 #[must_use]
-pub fn run(text: &str) -> RunId {
-    RunId::new(text).expect("a test names its runs well")
+pub fn run_id(text: &str) -> RunId {
+    RunId::new(text).expect("a valid run name")
 }
 
 /// The name of a task.
 ///
 /// # Panics
-/// The text is no name.
+/// The text is not a valid name.
 #[must_use]
-pub fn id(text: &str) -> TaskId {
-    TaskId::new(text).expect("a test names its tasks well")
+pub fn task_id(text: &str) -> TaskId {
+    TaskId::new(text).expect("a valid task name")
 }
 
 /// A task for `echo` with these parameters, a JSON object.
 ///
 /// # Panics
-/// The name is none.
+/// The name is not valid.
 #[must_use]
-pub fn echo(name: &str, parameters: &Value) -> TaskSpec {
+pub fn echo_task(name: &str, parameters: &Value) -> TaskSpec {
     let parameters = parameters.as_object().cloned().unwrap_or_default();
-    let capability = Capability::new("echo").expect("it is letters");
+    let capability = Capability::new("echo").expect("a valid capability name");
     TaskSpec {
         parameters: parameters.into_iter().collect(),
-        limits: Limits { backoff: Duration::from_millis(50), ..Limits::default() },
-        ..TaskSpec::new(id(name), format!("echo {name}"), capability)
+        limits: TaskLimits { backoff: Duration::from_millis(50), ..TaskLimits::default() },
+        ..TaskSpec::new(task_id(name), format!("echo {name}"), capability)
     }
 }
 
-/// A run of these tasks as they are.
+/// A run with a fixed plan of these tasks.
 #[must_use]
-pub fn fixed(tasks: Vec<TaskSpec>) -> Submission {
-    Submission { tasks, ..Submission::new("see how it fares", Mode::Fixed) }
+pub fn fixed_submission(tasks: Vec<TaskSpec>) -> Submission {
+    Submission { tasks, ..Submission::new("run the tasks", PlanningMode::Fixed) }
 }
 
-/// So many tasks that depend on nothing.
+/// So many independent tasks.
 #[must_use]
-pub fn fan_out(tasks: u32, parameters: &Value) -> Submission {
-    fixed((0..tasks).map(|n| echo(&format!("t{n}"), parameters)).collect())
+pub fn fan_out_submission(tasks: u32, parameters: &Value) -> Submission {
+    fixed_submission((0..tasks).map(|n| echo_task(&format!("t{n}"), parameters)).collect())
 }
 
-/// Layers of tasks, each of which depends on up to three of the layer before: some quick, some in steps, some that
-/// fail now and then or always, some reviewed and rejected now and then. The same for the same seed.
+/// Layers of tasks, each of which depends on up to three tasks of the previous layer: some quick, some in steps, some
+/// that fail sometimes or always, some reviewed and sometimes rejected. The same for the same seed.
 #[must_use]
-pub fn layered(seed: u64, layers: u64, width: u64) -> Submission {
-    let mut random = Random::new(seed);
+pub fn layered_submission(seed: u64, layers: u64, width: u64) -> Submission {
+    let mut random = SeededRandom::new(seed);
     let mut tasks = Vec::new();
     for layer in 0..layers {
         for place in 0..width {
-            let mut task = echo(&format!("l{layer}-{place}"), &parameters(seed, &mut random));
+            let mut task =
+                echo_task(&format!("l{layer}-{place}"), &random_echo_parameters(seed, &mut random));
             task.limits.max_attempts = 5;
             if layer > 0 {
-                let mut before: Vec<u64> = (0..3).map(|_| random.below(width)).collect();
+                let mut before: Vec<u64> = (0..3).map(|_| random.next_below(width)).collect();
                 before.sort_unstable();
                 before.dedup();
-                task.depends_on = before.iter().map(|place| id(&format!("l{}-{place}", layer - 1))).collect();
+                task.depends_on =
+                    before.iter().map(|place| task_id(&format!("l{}-{place}", layer - 1))).collect();
             }
-            if random.happens(30) {
-                task.review = Review::critic(vec!["it is short".into()]);
+            if random.next_bool_with_percent(30) {
+                task.review = ReviewPolicy::critic(vec!["it is short".into()]);
             }
-            if random.happens(2) {
+            if random.next_bool_with_percent(2) {
                 task.parameters.insert("fail_rate".into(), json!(1.0));
                 task.limits.max_attempts = 2;
             }
-            // Those behind one that fails go on without it for the most part, or the run would be over too soon.
-            if random.happens(90) {
+            // Most dependents of a failed task skip it, or the run would end too soon.
+            if random.next_bool_with_percent(90) {
                 task.on_failed_dependency = millrace_protocol::plan::OnFailedDependency::Skip;
             }
             tasks.push(task);
         }
     }
-    fixed(tasks)
+    fixed_submission(tasks)
 }
 
-fn parameters(seed: u64, random: &mut Random) -> Value {
-    let delay = 10 + random.below(150);
-    let fail_rate = if random.happens(20) { 0.3 } else { 0.0 };
-    let reject_rate = if random.happens(50) { 0.3 } else { 0.0 };
-    let steps = if random.happens(60) { 1 + random.below(5) } else { 0 };
+fn random_echo_parameters(seed: u64, random: &mut SeededRandom) -> Value {
+    let delay = 10 + random.next_below(150);
+    let fail_rate = if random.next_bool_with_percent(20) { 0.3 } else { 0.0 };
+    let reject_rate = if random.next_bool_with_percent(50) { 0.3 } else { 0.0 };
+    let steps = if random.next_bool_with_percent(60) { 1 + random.next_below(5) } else { 0 };
     json!({
         "delay_ms": delay, "fail_rate": fail_rate, "reject_rate": reject_rate, "steps": steps, "seed": seed,
     })
 }
 
-/// Hands a run in.
+/// Submits a run.
 ///
 /// # Panics
-/// The server does not take it, or there is a run of that name.
-pub async fn submit(bus: &Bus, run: &RunId, submission: &Submission) {
-    let appended = append(bus, bus.lane(run), run, &Topic::Submitted, submission, 0).await;
-    appended.expect("the run is handed in");
+/// The server rejects it, or a run of that name exists.
+pub async fn submit_run(bus: &Bus, run: &RunId, submission: &Submission) {
+    let sequence = append_message(bus, bus.lane_of_run(run), run, &Topic::Submitted, submission, 0).await;
+    sequence.expect("the run is submitted");
 }
 
-/// The headers of a message as whoever appends it to a lane or puts it in a queue gives them.
+/// The headers of a message that is published to a lane or a queue, as opposed to a server reply.
 #[must_use]
-pub fn appended() -> HeaderMap {
+pub fn build_publish_headers() -> HeaderMap {
     let mut headers = HeaderMap::new();
     headers.insert(ID_HEADER, "of-a-test");
     headers
 }
 
-/// Makes a cluster of one that supervisors from before 0.4 have made: its settings ask for no marks, and the orders in
-/// its queues have none.
+/// Turns a cluster into one made by supervisors older than 0.4: its settings do not require a `Millrace-Id` header on
+/// orders, and the orders in its queues have none.
 ///
 /// # Panics
 /// The server does not answer.
-pub async fn forget_marks(bus: &Bus) {
+pub async fn downgrade_settings_and_orders(bus: &Bus) {
     let context = async_nats::jetstream::new(bus.client().clone());
     let settings = ClusterSettings { unmarked_orders_through: None, ..bus.settings().clone() };
-    let settings = serde_json::to_vec(&settings).expect("they have a form in JSON");
-    let store = changeable_settings(&context).await;
-    store.put("settings", settings.into()).await.expect("they are written");
-    let orders = direct::read(bus.client(), WORK, "work.>", 1).await.expect("it answers");
-    context.get_stream(WORK).await.expect("it is there").purge().await.expect("it is emptied");
+    let settings = serde_json::to_vec(&settings).expect("the settings can be written as JSON");
+    let store = make_settings_writable(&context).await;
+    store.put("settings", settings.into()).await.expect("the settings are stored");
+    let orders =
+        direct_get::read_matching(bus.client(), WORK, "work.>", 1).await.expect("the orders can be read");
+    context.get_stream(WORK).await.expect("the stream exists").purge().await.expect("the stream is purged");
     for order in orders {
-        offer_unmarked(bus, &order.subject, &order.payload).await;
+        publish_order_without_id(bus, &order.subject, &order.payload).await;
     }
 }
 
-/// The bucket of a cluster's settings, which can be changed again as before they were fixed.
+/// The bucket of a cluster's settings, made writable again.
 ///
 /// # Panics
 /// The server does not answer.
-pub async fn changeable_settings(context: &jetstream::Context) -> kv::Store {
-    let store = context.get_key_value(CLUSTER).await.expect("the bucket is there");
-    let stream = context.get_stream(&store.stream_name).await.expect("so is its stream");
+pub async fn make_settings_writable(context: &jetstream::Context) -> kv::Store {
+    let store = context.get_key_value(CLUSTER).await.expect("the bucket exists");
+    let stream = context.get_stream(&store.stream_name).await.expect("its stream exists");
     let config = stream::Config { discard_new_per_subject: false, ..stream.cached_info().config.clone() };
-    context.update_stream(config).await.expect("it is changed");
+    context.update_stream(config).await.expect("the stream is updated");
     store
 }
 
-/// Puts an order in its queue as a supervisor from before 0.4 does.
+/// Publishes an order without a `Millrace-Id` header, as a supervisor older than 0.4 does.
 ///
 /// # Panics
-/// The server does not take it.
-pub async fn offer_unmarked(bus: &Bus, subject: &str, payload: &[u8]) {
+/// The server rejects it.
+pub async fn publish_order_without_id(bus: &Bus, subject: &str, payload: &[u8]) {
     let context = async_nats::jetstream::new(bus.client().clone());
     let sent = context.publish(subject.to_owned(), payload.to_vec().into()).await;
-    sent.expect("it is sent").await.expect("it is taken");
+    sent.expect("the order is sent").await.expect("the order is stored");
 }
 
-/// Waits for the end of a run and gives its history, from the lane or the archive.
+/// Waits for the end of a run and returns its history, from the lane or the archive.
 ///
 /// # Panics
 /// It does not end within `patience`.
-pub async fn finished(bus: &Bus, run: &RunId, patience: Duration) -> History {
-    ended(bus, run, patience).await;
-    // The server may have been killed just now: read again until it answers.
-    eventually(Duration::from_secs(20), "the history of a run that is over", async || {
-        History::read(bus, run).await.ok().filter(|history| history.plan().end.is_some())
+pub async fn wait_for_run_history(bus: &Bus, run: &RunId, patience: Duration) -> History {
+    wait_for_run_end(bus, run, patience).await;
+    // The server may just have been killed: retry until it answers.
+    wait_for_value(Duration::from_secs(20), "the history of an ended run", async || {
+        History::read_from_log(bus, run).await.ok().filter(|history| history.folded_plan().run.end.is_some())
     })
     .await
 }
@@ -209,28 +214,28 @@ pub async fn finished(bus: &Bus, run: &RunId, patience: Duration) -> History {
 /// Waits for the end of a run.
 ///
 /// # Panics
-/// It does not end within `patience`; the text says how far it came.
-pub async fn ended(bus: &Bus, run: &RunId, patience: Duration) {
+/// It does not end within `patience`; the text lists its open tasks.
+pub async fn wait_for_run_end(bus: &Bus, run: &RunId, patience: Duration) {
     let started = std::time::Instant::now();
     loop {
-        let summary = registry::summary(bus, run).await.ok().flatten();
+        let summary = registry::read_summary(bus, run).await.ok().flatten();
         if summary.as_ref().is_some_and(|summary| summary.end.is_some()) {
             return;
         }
         if started.elapsed() > patience {
-            let left = match History::read(bus, run).await {
-                Ok(history) => left_open(history.plan()),
+            let open = match History::read_from_log(bus, run).await {
+                Ok(history) => describe_open_tasks(history.folded_plan()),
                 Err(fault) => fault.to_string(),
             };
-            panic!("run {run} has not ended after {patience:?}: {left}");
+            panic!("run {run} has not ended after {patience:?}: {open}");
         }
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
 }
 
-fn left_open(plan: &Plan) -> String {
-    let open = plan.tasks().iter().filter(|task| !task.state.is_terminal());
+fn describe_open_tasks(plan: &Plan) -> String {
+    let open = plan.tasks().iter().filter(|task| !task.state().is_terminal());
     let open: Vec<String> =
-        open.map(|task| format!("{} {} #{}", task.spec.id, task.state, task.attempt)).collect();
+        open.map(|task| format!("{} {} #{}", task.spec.id, task.state(), task.attempt)).collect();
     format!("{} of {} tasks are open: {}", open.len(), plan.tasks().len(), open.join(", "))
 }

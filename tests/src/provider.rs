@@ -1,7 +1,8 @@
-//! A provider of models that stands in for a real one: it speaks OpenAI's chat completions on a port of its own, says
-//! what it is told to say, and remembers when it was asked and when somebody hung up on it.
+//! A stub model provider: it serves OpenAI's chat completions on a port of its own, sends scripted replies, and records
+//! when requests arrive and when clients disconnect.
 
 use std::collections::VecDeque;
+use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
@@ -10,73 +11,120 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinHandle;
 
-/// What the provider does with a request.
+/// A scripted reaction to a request.
 #[derive(Debug, Clone)]
-pub enum Reply {
-    /// It answers with this text.
+pub enum StubReply {
+    /// Replies with this text.
     Text(String),
-    /// It says that it is asked too often (429), and to come back after so many seconds.
+    /// Replies with this text, and with the request's length as its usage, at four bytes per token.
+    Metered(String),
+    /// Replies with status 429 and a `retry-after` of so many seconds.
     Busy(u32),
-    /// It says nothing and waits until the other side hangs up.
+    /// Replies with this status and an error of this code.
+    Error(u16, &'static str),
+    /// Replies with text that is not JSON from some point on.
+    BrokenJson,
+    /// Begins a stream of events and disconnects.
+    BrokenStream,
+    /// Disconnects without a reply.
+    Disconnect,
+    /// Sends nothing and waits until the client disconnects.
     Silence,
 }
 
-/// What happened.
+/// The events that a stub provider has recorded.
 #[derive(Debug, Default, Clone)]
-pub struct Seen {
-    /// When each request was there as a whole.
-    pub asked: Vec<Instant>,
-    /// When each silent connection was closed by the other side.
-    pub hung_up: Vec<Instant>,
+pub struct ProviderActivity {
+    /// The time at which each request was complete.
+    pub requests: Vec<Instant>,
+    /// The time at which each unanswered connection was closed by the client.
+    pub disconnects: Vec<Instant>,
 }
 
-/// A provider; dropping it closes its port.
-pub struct Provider {
+/// A stub provider. Dropping it closes its port.
+pub struct StubProvider {
     /// The name of its model, as `--model` takes it.
     pub model: String,
-    seen: Arc<Mutex<Seen>>,
-    listening: JoinHandle<()>,
+    address: SocketAddr,
+    replies: Arc<Mutex<VecDeque<StubReply>>>,
+    activity: Arc<Mutex<ProviderActivity>>,
+    listener: JoinHandle<()>,
 }
 
-impl Provider {
-    /// A provider that gives these replies one after the other, and the last one for ever.
+impl StubProvider {
+    /// Starts a provider that sends these replies one after the other and repeats the last one.
     ///
     /// # Panics
-    /// There is no free port, or there are no replies.
-    pub async fn start(replies: Vec<Reply>) -> Self {
+    /// There is no free port, or `replies` is empty.
+    pub async fn start(replies: Vec<StubReply>) -> Self {
         assert!(!replies.is_empty(), "a provider without replies");
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
         let address = listener.local_addr().expect("a listener has an address");
-        let (seen, replies) =
-            (Arc::new(Mutex::new(Seen::default())), Arc::new(Mutex::new(VecDeque::from(replies))));
-        let book = seen.clone();
-        let listening = tokio::spawn(async move {
-            while let Ok((stream, _)) = listener.accept().await {
-                tokio::spawn(serve(stream, replies.clone(), book.clone()));
-            }
-        });
-        Self { model: format!("openai-compatible:stub@http://{address}/v1"), seen, listening }
+        let (activity, replies) = (
+            Arc::new(Mutex::new(ProviderActivity::default())),
+            Arc::new(Mutex::new(VecDeque::from(replies))),
+        );
+        let model = format!("openai-compatible:stub@http://{address}/v1");
+        let listener = tokio::spawn(accept(listener, replies.clone(), activity.clone()));
+        Self { model, address, replies, activity, listener }
     }
 
-    /// What happened so far.
+    /// Sends these replies from now on.
+    ///
+    /// # Panics
+    /// `replies` is empty.
+    pub fn set_replies(&self, replies: Vec<StubReply>) {
+        assert!(!replies.is_empty(), "a provider without replies");
+        *lock_mutex(&self.replies) = VecDeque::from(replies);
+    }
+
+    /// Closes the port: connections are refused.
+    pub async fn go_away(&mut self) {
+        self.listener.abort();
+        // An aborted task is cancelled, which is the purpose.
+        drop((&mut self.listener).await);
+    }
+
+    /// Opens the port again.
+    ///
+    /// # Panics
+    /// Another process has taken it.
+    pub async fn come_back(&mut self) {
+        let listener = TcpListener::bind(self.address).await.expect("the port is still free");
+        self.listener = tokio::spawn(accept(listener, self.replies.clone(), self.activity.clone()));
+    }
+
+    /// A snapshot of the recorded events.
     #[must_use]
-    pub fn seen(&self) -> Seen {
-        lock(&self.seen).clone()
+    pub fn recorded_activity(&self) -> ProviderActivity {
+        lock_mutex(&self.activity).clone()
     }
 }
 
-impl Drop for Provider {
+impl Drop for StubProvider {
     fn drop(&mut self) {
-        self.listening.abort();
+        self.listener.abort();
     }
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+async fn accept(
+    listener: TcpListener,
+    replies: Arc<Mutex<VecDeque<StubReply>>>,
+    activity: Arc<Mutex<ProviderActivity>>,
+) {
+    // Dropped with the listener, so that no connection outlives it.
+    let mut connections = tokio::task::JoinSet::new();
+    while let Ok((stream, _)) = listener.accept().await {
+        connections.spawn(serve_connection(stream, replies.clone(), activity.clone()));
+    }
+}
+
+fn lock_mutex<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn next(replies: &Mutex<VecDeque<Reply>>) -> Reply {
-    let mut replies = lock(replies);
+fn next_reply(replies: &Mutex<VecDeque<StubReply>>) -> StubReply {
+    let mut replies = lock_mutex(replies);
     match replies.len() {
         1 => replies[0].clone(),
         _ => replies.pop_front().expect("it never becomes empty"),
@@ -84,21 +132,40 @@ fn next(replies: &Mutex<VecDeque<Reply>>) -> Reply {
 }
 
 /// Answers the requests of one connection.
-async fn serve(mut stream: TcpStream, replies: Arc<Mutex<VecDeque<Reply>>>, seen: Arc<Mutex<Seen>>) {
-    while read_request(&mut stream).await.is_some() {
-        lock(&seen).asked.push(Instant::now());
-        let answer = match next(&replies) {
-            Reply::Text(text) => response("200 OK", "", &completion(&text)),
-            Reply::Busy(seconds) => {
+async fn serve_connection(
+    mut stream: TcpStream,
+    replies: Arc<Mutex<VecDeque<StubReply>>>,
+    activity: Arc<Mutex<ProviderActivity>>,
+) {
+    while let Some(length) = read_request(&mut stream).await {
+        lock_mutex(&activity).requests.push(Instant::now());
+        let answer = match next_reply(&replies) {
+            StubReply::Text(text) => http_response("200 OK", "", &completion_json(&text, 100)),
+            StubReply::Metered(text) => http_response("200 OK", "", &completion_json(&text, length / 4)),
+            StubReply::Busy(seconds) => {
                 let body =
                     json!({"error": {"message": "too many requests", "type": "rate_limit"}}).to_string();
-                response("429 Too Many Requests", &format!("retry-after: {seconds}\r\n"), &body)
+                http_response("429 Too Many Requests", &format!("retry-after: {seconds}\r\n"), &body)
             }
-            Reply::Silence => {
+            StubReply::Error(status, code) => {
+                let body = json!({"error": {"message": format!("a {code} error"), "code": code}}).to_string();
+                http_response(&format!("{status} Error"), "", &body)
+            }
+            StubReply::BrokenJson => http_response("200 OK", "", r#"{"id": "stub", "choices": oops"#),
+            StubReply::BrokenStream => {
+                let head =
+                    "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ncontent-length: 9999\r\n\r\n";
+                let event = json!({"choices": [{"index": 0, "delta": {"content": "Half an an"}}]});
+                // The client may have left; the connection ends in any case.
+                let _ = stream.write_all(format!("{head}data: {event}\n\n").as_bytes()).await;
+                return;
+            }
+            StubReply::Disconnect => return,
+            StubReply::Silence => {
                 let mut rest = [0; 1];
-                // Nothing more is sent on it, so that the read ends when the other side hangs up, in order or not.
+                // The client sends nothing more, so the read ends when it disconnects, cleanly or not.
                 let _ = stream.read(&mut rest).await;
-                lock(&seen).hung_up.push(Instant::now());
+                lock_mutex(&activity).disconnects.push(Instant::now());
                 return;
             }
         };
@@ -108,32 +175,32 @@ async fn serve(mut stream: TcpStream, replies: Arc<Mutex<VecDeque<Reply>>>, seen
     }
 }
 
-fn completion(text: &str) -> String {
+fn completion_json(text: &str, prompt: usize) -> String {
     json!({
         "id": "stub", "object": "chat.completion", "model": "stub",
         "choices": [{"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": "stop"}],
-        "usage": {"prompt_tokens": 100, "completion_tokens": 10, "total_tokens": 110},
+        "usage": {"prompt_tokens": prompt, "completion_tokens": 10, "total_tokens": prompt + 10},
     })
     .to_string()
 }
 
-fn response(status: &str, headers: &str, body: &str) -> String {
+fn http_response(status: &str, headers: &str, body: &str) -> String {
     let length = body.len();
     format!(
         "HTTP/1.1 {status}\r\ncontent-type: application/json\r\n{headers}content-length: {length}\r\n\r\n{body}"
     )
 }
 
-/// Reads one request whole; `None` if the connection ends before.
-async fn read_request(stream: &mut TcpStream) -> Option<()> {
+/// Reads a complete request and returns the length of its body; `None` if the connection ends before that.
+async fn read_request(stream: &mut TcpStream) -> Option<usize> {
     let mut bytes = Vec::new();
     let mut piece = vec![0; 16 * 1024];
     loop {
         let end = bytes.windows(4).position(|window| window == b"\r\n\r\n");
         if let Some(end) = end
-            && bytes.len() >= end + 4 + body_length(&bytes[..end])
+            && bytes.len() >= end + 4 + parse_content_length(&bytes[..end])
         {
-            return Some(());
+            return Some(parse_content_length(&bytes[..end]));
         }
         match stream.read(&mut piece).await {
             Ok(0) | Err(_) => return None,
@@ -142,7 +209,7 @@ async fn read_request(stream: &mut TcpStream) -> Option<()> {
     }
 }
 
-fn body_length(head: &[u8]) -> usize {
+fn parse_content_length(head: &[u8]) -> usize {
     let head = String::from_utf8_lossy(head).to_lowercase();
     let length = head.lines().find_map(|line| line.strip_prefix("content-length:"));
     length.and_then(|length| length.trim().parse().ok()).unwrap_or(0)

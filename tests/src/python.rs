@@ -1,45 +1,47 @@
-//! A Python with packages, for tests that start what is written in it: made once for the machine, from whatever python3
-//! is there.
+//! A Python environment with packages, for tests that run Python programs: created once per machine, with the installed
+//! python3.
 
 use std::fs;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
-use crate::cache;
+use crate::cache_folder;
 
-/// The interpreter of a virtual environment with these packages (`name==version`), which is kept in the cache.
+/// Returns the interpreter of a virtual environment with these packages (`name==version`). It is kept in the cache.
 ///
 /// # Errors
-/// There is no python3 that can make one, or the packages can't be had: what to do about it.
+/// python3 can't create one, or the packages can't be installed. The text lists the missing prerequisites.
 ///
 /// # Panics
 /// The cache can't be written.
-pub fn python(packages: &[&str]) -> Result<PathBuf, String> {
-    let place = cache().join(format!("python-{}", packages.join("-").replace("==", "-")));
-    let interpreter = place.join("bin").join("python3");
-    fs::create_dir_all(cache()).expect("the cache folder");
-    let lock = fs::File::create(cache().join("python.test-lock")).expect("a lock file");
+pub fn install_python_packages(packages: &[&str]) -> Result<PathBuf, String> {
+    let folder = cache_folder().join(format!("python-{}", packages.join("-").replace("==", "-")));
+    let interpreter = folder.join("bin").join("python3");
+    fs::create_dir_all(cache_folder()).expect("the cache folder");
+    let lock = fs::File::create(cache_folder().join("python.test-lock")).expect("a lock file");
     lock.lock().expect("the lock of the cache");
-    if place.join("complete").is_file() {
+    if folder.join("complete").is_file() {
         return Ok(interpreter);
     }
-    drop(fs::remove_dir_all(&place));
-    run(Command::new("python3").args(["-m", "venv"]).arg(&place))?;
-    run(Command::new(&interpreter)
-        .args(["-m", "pip", "install", "-q", "--disable-pip-version-check"])
-        .args(packages))?;
-    fs::write(place.join("complete"), "").expect("the cache folder");
+    drop(fs::remove_dir_all(&folder));
+    run_setup_command(Command::new("python3").args(["-m", "venv"]).arg(&folder))?;
+    run_setup_command(
+        Command::new(&interpreter)
+            .args(["-m", "pip", "install", "-q", "--disable-pip-version-check"])
+            .args(packages),
+    )?;
+    fs::write(folder.join("complete"), "").expect("the cache folder");
     Ok(interpreter)
 }
 
-fn run(command: &mut Command) -> Result<(), String> {
-    let done = command.stdin(Stdio::null()).output().map_err(|error| format!("{command:?}: {error}"))?;
-    if done.status.success() {
+fn run_setup_command(command: &mut Command) -> Result<(), String> {
+    let output = command.stdin(Stdio::null()).output().map_err(|error| format!("{command:?}: {error}"))?;
+    if output.status.success() {
         return Ok(());
     }
-    let said = String::from_utf8_lossy(&done.stderr);
-    let last = said.lines().last().unwrap_or_default();
+    let errors = String::from_utf8_lossy(&output.stderr);
+    let last = errors.lines().last().unwrap_or_default();
     Err(format!(
-        "{command:?} failed: {last}; python3 with venv and pip is needed, and a package index in reach"
+        "{command:?} failed: {last}; python3 with venv and pip and a reachable package index are needed"
     ))
 }

@@ -1,5 +1,5 @@
-//! Agents as a whole: real processes, a real server, a model that answers by hand, and tools that leave traces. Whatever
-//! kills a worker, its attempt goes on behind the last step that was written down.
+//! Agents end to end: real processes, a real server, a scripted model, and tools that leave traces. When a worker is
+//! killed, its attempt resumes after the last recorded step.
 
 #![allow(clippy::unwrap_used, reason = "the helpers of tests are tests too")]
 
@@ -10,25 +10,24 @@ use std::path::Path;
 use std::time::Duration;
 
 use millrace_protocol::ids::{Capability, RunId};
-use millrace_protocol::plan::{AttemptEnd, Plan, Submission, TaskSpec, TaskState};
+use millrace_protocol::plan::{AttemptEnd, JournalKey, Plan, Submission, TaskSpec, TaskState};
 use millrace_protocol::subject::Topic;
-use millrace_protocol::work::Entry;
+use millrace_protocol::work::JournalEntry;
 use millrace_runtime::Bus;
 use millrace_runtime::log::read_topic;
-use millrace_tests::cluster::{Cluster, Role, Setup, alone};
-use millrace_tests::eventually;
-use millrace_tests::plans::{echo, finished, fixed, id, run, submit};
+use millrace_tests::cluster::{ClusterSetup, ProcessRole, TestCluster, lock_machine};
+use millrace_tests::plans::{echo_task, fixed_submission, run_id, submit_run, task_id, wait_for_run_history};
+use millrace_tests::wait_for_value;
 use serde_json::json;
 
-const PATIENCE: Duration = Duration::from_secs(180);
+const TIMEOUT: Duration = Duration::from_secs(180);
 /// Replies of the model in one attempt; all but the last call tools.
 const TURNS: usize = 12;
-/// How many attempts are under way at once, each with a worker of its own.
+/// The number of concurrent attempts, each with a worker of its own.
 const AT_ONCE: usize = 9;
 
-/// The tools of a turn: something that changes the world, something that recognises its key, something that changes
-/// nothing, and two at once.
-fn calls(turn: usize) -> String {
+/// The tool calls of a turn: one with effects, an idempotent one, a pure one, or two at once.
+fn tool_calls_of_turn(turn: usize) -> String {
     let append = format!("{{execute: {{command: \"echo {turn} >> effects\"}}}}");
     let write = format!("{{write_file: {{file_path: /step-{turn}.txt, content: \"step {turn}\"}}}}");
     match turn % 4 {
@@ -39,21 +38,21 @@ fn calls(turn: usize) -> String {
     }
 }
 
-/// How many calls that change the world a turn has.
-fn has_effect(turn: usize) -> bool {
+/// `true` if a turn has a call with effects.
+fn has_effectful_call(turn: usize) -> bool {
     turn < TURNS && matches!(turn % 4, 0 | 1)
 }
 
-/// The model: it looks at the turn alone, so that an attempt is answered on wherever it goes on.
-fn script() -> String {
+/// The model's script. It depends on the turn only, so that an attempt can resume anywhere.
+fn model_script() -> String {
     let turns = (1..TURNS).fold(String::new(), |mut text, turn| {
-        writeln!(text, "  - {{calls: [{}], delay: 0.25}}", calls(turn)).unwrap();
+        writeln!(text, "  - {{calls: [{}], delay: 0.25}}", tool_calls_of_turn(turn)).unwrap();
         text
     });
     format!("rules:\n- turns:\n{turns}  - {{text: All steps are done., delay: 0.25}}\n")
 }
 
-fn capability(name: &str, folder: &Path) -> String {
+fn capability_yaml(name: &str, folder: &Path) -> String {
     format!(
         "name: {name}\ndescription: Does twelve steps.\ninstructions: Do the steps.\nlimits: {{tool_calls: 40}}\n\
          tools:\n- now\n- write_file\n- execute: {{folder: {:?}, require: []}}\n",
@@ -61,70 +60,82 @@ fn capability(name: &str, folder: &Path) -> String {
     )
 }
 
-fn task(capability: &str) -> Submission {
-    let task = echo("steps", &json!({}));
-    fixed(vec![TaskSpec { capability: Capability::new(capability).unwrap(), is_final: true, ..task }])
+fn steps_submission(capability: &str) -> Submission {
+    let task = echo_task("steps", &json!({}));
+    fixed_submission(vec![TaskSpec {
+        capability: Capability::new(capability).unwrap(),
+        is_final: true,
+        ..task
+    }])
 }
 
-async fn journal(bus: &Bus, run: &RunId, task: &str) -> Vec<Entry> {
+async fn read_journal(bus: &Bus, run: &RunId, task: &str) -> Vec<JournalEntry> {
     let mut entries = Vec::new();
-    for record in read_topic(bus, bus.lane(run), run, &Topic::Task(id(task), 1)).await.unwrap_or_default() {
-        entries.push(bus.open::<Entry>(&record).await.unwrap());
+    for record in
+        read_topic(bus, bus.lane_of_run(run), run, &Topic::Journal(JournalKey::Task(task_id(task), 1)))
+            .await
+            .unwrap_or_default()
+    {
+        entries.push(bus.decode_record::<JournalEntry>(&record).await.unwrap());
     }
     entries
 }
 
-fn steps(entries: &[Entry]) -> Vec<String> {
+fn step_names(entries: &[JournalEntry]) -> Vec<String> {
     let names = entries.iter().filter_map(|entry| match entry {
-        Entry::Step { name, .. } => Some(name.clone()),
-        Entry::Claimed { .. } | Entry::Note { .. } | Entry::Released { .. } | Entry::Outcome { .. } => None,
+        JournalEntry::Step { name, .. } => Some(name.clone()),
+        JournalEntry::Claimed { .. }
+        | JournalEntry::Note { .. }
+        | JournalEntry::Released { .. }
+        | JournalEntry::Outcome { .. } => None,
     });
     names.collect()
 }
 
-fn claims(entries: &[Entry]) -> usize {
-    entries.iter().filter(|entry| matches!(entry, Entry::Claimed { .. })).count()
+fn count_claims(entries: &[JournalEntry]) -> usize {
+    entries.iter().filter(|entry| matches!(entry, JournalEntry::Claimed { .. })).count()
 }
 
-/// One attempt whose worker is killed behind one step.
-struct Case {
-    /// The step behind which the worker is killed, from 1; 0 kills none.
+/// An attempt whose worker is killed after one step.
+struct KilledAttempt {
+    /// The step after which the worker is killed, from 1; 0 kills none.
     behind: usize,
     name: String,
     run: RunId,
 }
 
-impl Case {
+impl KilledAttempt {
     fn new(behind: usize) -> Self {
-        Self { behind, name: format!("steps-{behind}"), run: run(&format!("killed-{behind}")) }
+        Self { behind, name: format!("steps-{behind}"), run: run_id(&format!("killed-{behind}")) }
     }
 
-    fn start(&self, cluster: &mut Cluster) {
-        let folder = cluster.folder().join(&self.name);
+    fn start_worker(&self, cluster: &mut TestCluster) {
+        let folder = cluster.test_folder().join(&self.name);
         fs::create_dir_all(folder.join("work")).unwrap();
-        fs::write(folder.join("model.yaml"), script()).unwrap();
+        fs::write(folder.join("model.yaml"), model_script()).unwrap();
         let file = folder.join(format!("{}.yaml", self.name));
-        fs::write(&file, capability(&self.name, &folder.join("work"))).unwrap();
+        fs::write(&file, capability_yaml(&self.name, &folder.join("work"))).unwrap();
         let model = format!("script:{}", folder.join("model.yaml").display());
         let (file, record) = (file.display().to_string(), folder.join("record").display().to_string());
-        cluster.add(
-            Role::Worker,
+        cluster.start_process(
+            ProcessRole::Worker,
             &self.name,
             &["--capability", &file, "--model", &model, "--record", &record],
         );
     }
 
-    /// Kills the worker when the step is written, and starts it again.
-    async fn kill(&self, cluster: &mut Cluster, bus: &Bus) {
-        let reached =
-            async || (steps(&journal(bus, &self.run, "steps").await).len() >= self.behind).then_some(());
-        eventually(PATIENCE, "a step to kill behind", reached).await;
-        cluster.kill(&self.name);
-        cluster.restart(&self.name);
+    /// Kills the worker when the step is recorded, and restarts it.
+    async fn kill_and_restart_worker(&self, cluster: &mut TestCluster, bus: &Bus) {
+        let reached = async || {
+            (step_names(&read_journal(bus, &self.run, "steps").await).len() >= self.behind).then_some(())
+        };
+        wait_for_value(TIMEOUT, "the step after which to kill", reached).await;
+        cluster.kill_process(&self.name);
+        cluster.restart_process(&self.name);
     }
 
-    fn effects(&self, cluster: &Cluster) -> BTreeMap<String, usize> {
-        let file = cluster.folder().join(&self.name).join("work").join("effects");
+    fn count_effects(&self, cluster: &TestCluster) -> BTreeMap<String, usize> {
+        let file = cluster.test_folder().join(&self.name).join("work").join("effects");
         let mut counts = BTreeMap::new();
         for line in fs::read_to_string(file).unwrap_or_default().lines() {
             *counts.entry(line.to_owned()).or_default() += 1;
@@ -132,66 +143,75 @@ impl Case {
         counts
     }
 
-    fn replies(&self, cluster: &Cluster) -> usize {
-        fs::read_to_string(cluster.folder().join(&self.name).join("record"))
+    fn count_recorded_replies(&self, cluster: &TestCluster) -> usize {
+        fs::read_to_string(cluster.test_folder().join(&self.name).join("record"))
             .unwrap_or_default()
             .lines()
             .count()
     }
 
-    /// What must hold of the attempt when it has ended.
-    async fn check(&self, cluster: &Cluster, bus: &Bus) {
-        let history = finished(bus, &self.run, PATIENCE).await;
-        history.assert_holds();
-        assert_eq!(summary(history.plan()), "All steps are done.", "behind {}", self.behind);
-        let entries = journal(bus, &self.run, "steps").await;
-        let steps = steps(&entries);
+    /// Checks the ended attempt.
+    async fn check_ended_attempt(&self, cluster: &TestCluster, bus: &Bus) {
+        let history = wait_for_run_history(bus, &self.run, TIMEOUT).await;
+        history.assert_consistent();
+        assert_eq!(attempt_summary(history.folded_plan()), "All steps are done.", "after {}", self.behind);
+        let entries = read_journal(bus, &self.run, "steps").await;
+        let steps = step_names(&entries);
         let once: BTreeSet<&String> = steps.iter().collect();
-        assert_eq!(once.len(), steps.len(), "behind {}: a step is there twice: {steps:?}", self.behind);
+        assert_eq!(once.len(), steps.len(), "after {}: a step is recorded twice: {steps:?}", self.behind);
         let replies = steps.iter().filter(|step| step.starts_with("model.")).count();
-        assert_eq!(replies, TURNS, "behind {}", self.behind);
-        assert_eq!(self.replies(cluster), TURNS, "behind {}: the model was asked again", self.behind);
-        // Behind the last step the outcome is only a moment away: it may be written before the worker is killed.
+        assert_eq!(replies, TURNS, "after {}", self.behind);
+        assert_eq!(
+            self.count_recorded_replies(cluster),
+            TURNS,
+            "after {}: a model request was repeated",
+            self.behind
+        );
+        // The outcome soon follows the last step: it may be recorded before the worker is killed.
         let is_last = self.behind == steps.len();
-        let claims = claims(&entries);
+        let claims = count_claims(&entries);
         assert!(
             claims == if self.behind == 0 { 1 } else { 2 } || (is_last && claims == 1),
             "{claims} claims"
         );
-        let effects = self.effects(cluster);
-        assert!(effects.values().all(|times| *times == 1), "behind {}: {effects:?}", self.behind);
-        let unknown = self.unknown(&entries);
-        for turn in (1..TURNS).filter(|turn| has_effect(*turn)) {
+        let effects = self.count_effects(cluster);
+        assert!(effects.values().all(|times| *times == 1), "after {}: {effects:?}", self.behind);
+        let unknown = self.calls_with_unknown_outcome(&entries);
+        for turn in (1..TURNS).filter(|turn| has_effectful_call(*turn)) {
             let happened = effects.contains_key(&turn.to_string());
             let is_unknown = unknown.iter().any(|name| name.starts_with(&format!("tool.{}.", turn - 1)));
-            assert!(happened || is_unknown, "behind {}: the effect of turn {turn} is lost", self.behind);
+            assert!(happened || is_unknown, "after {}: the effect of turn {turn} is lost", self.behind);
         }
-        assert!(unknown.len() <= usize::from(self.behind > 0), "behind {}: {unknown:?}", self.behind);
+        assert!(unknown.len() <= usize::from(self.behind > 0), "after {}: {unknown:?}", self.behind);
     }
 
-    /// The calls whose outcome the model was told to be unknown.
-    fn unknown(&self, entries: &[Entry]) -> Vec<String> {
-        let text = |value: &millrace_protocol::wire::Blob| match value {
-            millrace_protocol::wire::Blob::Inline(bytes) => String::from_utf8_lossy(bytes).into_owned(),
-            millrace_protocol::wire::Blob::Stored(_) => String::new(),
+    /// The calls that were reported to the model with an unknown outcome.
+    fn calls_with_unknown_outcome(&self, entries: &[JournalEntry]) -> Vec<String> {
+        let text = |value: &millrace_protocol::wire::InlineOrStoredBytes| match value {
+            millrace_protocol::wire::InlineOrStoredBytes::Inline(bytes) => {
+                String::from_utf8_lossy(bytes).into_owned()
+            }
+            millrace_protocol::wire::InlineOrStoredBytes::Stored(_) => String::new(),
         };
         let named = entries.iter().filter_map(|entry| match entry {
-            Entry::Step { name, value, .. } if text(value).contains("It is not known whether") => {
+            JournalEntry::Step { name, value, .. }
+                if text(value).contains("It is unknown whether this call") =>
+            {
                 Some(name.clone())
             }
-            Entry::Step { .. }
-            | Entry::Claimed { .. }
-            | Entry::Note { .. }
-            | Entry::Released { .. }
-            | Entry::Outcome { .. } => None,
+            JournalEntry::Step { .. }
+            | JournalEntry::Claimed { .. }
+            | JournalEntry::Note { .. }
+            | JournalEntry::Released { .. }
+            | JournalEntry::Outcome { .. } => None,
         });
         named.collect()
     }
 }
 
-fn summary(plan: &Plan) -> &str {
+fn attempt_summary(plan: &Plan) -> &str {
     let task = plan.tasks().first().unwrap();
-    assert_eq!(task.state, TaskState::Completed, "{task:?}");
+    assert_eq!(task.state(), TaskState::Completed, "{task:?}");
     match &task.attempts.last().unwrap().end {
         Some(AttemptEnd::Finished { summary, .. }) => summary,
         other => panic!("{other:?}"),
@@ -199,66 +219,69 @@ fn summary(plan: &Plan) -> &str {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_worker_killed_behind_any_step_asks_the_model_and_the_tools_for_nothing_again() {
-    let _alone = alone();
-    let setup = Setup { linger: Duration::from_secs(600), ..Setup::default() };
-    let mut cluster = Cluster::new(setup);
-    cluster.add(Role::Supervisor, "supervisor-1", &[]);
-    let bus = cluster.bus().await;
+async fn worker_killed_after_any_step_repeats_no_call() {
+    let _alone = lock_machine();
+    let setup = ClusterSetup { linger: Duration::from_secs(600), ..ClusterSetup::default() };
+    let mut cluster = TestCluster::with_server_only(setup);
+    cluster.start_process(ProcessRole::Supervisor, "supervisor-1", &[]);
+    let bus = cluster.connect_bus().await;
 
-    let whole = Case::new(0);
-    whole.start(&mut cluster);
-    submit(&bus, &whole.run, &task(&whole.name)).await;
-    whole.check(&cluster, &bus).await;
-    cluster.kill(&whole.name);
-    let all = steps(&journal(&bus, &whole.run, "steps").await).len();
+    let whole = KilledAttempt::new(0);
+    whole.start_worker(&mut cluster);
+    submit_run(&bus, &whole.run, &steps_submission(&whole.name)).await;
+    whole.check_ended_attempt(&cluster, &bus).await;
+    cluster.kill_process(&whole.name);
+    let all = step_names(&read_journal(&bus, &whole.run, "steps").await).len();
     assert!(all >= 2 * TURNS, "{all} steps");
 
-    let cases: Vec<Case> = (1..=all).map(Case::new).collect();
+    let cases: Vec<KilledAttempt> = (1..=all).map(KilledAttempt::new).collect();
     for some in cases.chunks(AT_ONCE) {
         for case in some {
-            case.start(&mut cluster);
-            submit(&bus, &case.run, &task(&case.name)).await;
+            case.start_worker(&mut cluster);
+            submit_run(&bus, &case.run, &steps_submission(&case.name)).await;
         }
-        let mut left: Vec<&Case> = some.iter().collect();
+        let mut left: Vec<&KilledAttempt> = some.iter().collect();
         while !left.is_empty() {
             for case in std::mem::take(&mut left) {
-                let reached = steps(&journal(&bus, &case.run, "steps").await).len() >= case.behind;
-                if reached { case.kill(&mut cluster, &bus).await } else { left.push(case) }
+                let reached = step_names(&read_journal(&bus, &case.run, "steps").await).len() >= case.behind;
+                if reached { case.kill_and_restart_worker(&mut cluster, &bus).await } else { left.push(case) }
             }
         }
         for case in some {
-            case.check(&cluster, &bus).await;
-            cluster.kill(&case.name);
+            case.check_ended_attempt(&cluster, &bus).await;
+            cluster.kill_process(&case.name);
         }
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_program_that_must_not_run_twice_dies_with_its_worker_and_is_not_run_again() {
-    let _alone = alone();
-    let mut cluster = Cluster::new(Setup { linger: Duration::from_secs(600), ..Setup::default() });
-    cluster.add(Role::Supervisor, "supervisor-1", &[]);
-    let bus = cluster.bus().await;
-    let (folder, run) = (cluster.folder().join("once"), run("once"));
+async fn non_repeatable_program_is_killed_and_not_rerun() {
+    let _alone = lock_machine();
+    let mut cluster = TestCluster::with_server_only(ClusterSetup {
+        linger: Duration::from_secs(600),
+        ..ClusterSetup::default()
+    });
+    cluster.start_process(ProcessRole::Supervisor, "supervisor-1", &[]);
+    let bus = cluster.connect_bus().await;
+    let (folder, run) = (cluster.test_folder().join("once"), run_id("once"));
     fs::create_dir_all(&folder).unwrap();
     let program = "{kind: command, name: once, description: x, command: [sh, -c, 'echo $$ >> runs; sleep 600; echo done']}";
     let file = folder.join("once.yaml");
     fs::write(&file, program).unwrap();
-    cluster.add(Role::Worker, "worker-1", &["--capability", &file.display().to_string()]);
-    submit(&bus, &run, &task("once")).await;
+    cluster.start_process(ProcessRole::Worker, "worker-1", &["--capability", &file.display().to_string()]);
+    submit_run(&bus, &run, &steps_submission("once")).await;
     let runs = || fs::read_to_string(folder.join("runs")).ok().filter(|runs| runs.ends_with('\n'));
-    let process = eventually(PATIENCE, "the program's beginning", async || runs()).await;
-    cluster.kill("worker-1");
-    eventually(PATIENCE, "the program's end", async || {
+    let process = wait_for_value(TIMEOUT, "the program's beginning", async || runs()).await;
+    cluster.kill_process("worker-1");
+    wait_for_value(TIMEOUT, "the program's end", async || {
         let state = fs::read_to_string(format!("/proc/{}/stat", process.trim())).unwrap_or_default();
         (state.is_empty() || state.contains(") Z ")).then_some(())
     })
     .await;
-    cluster.restart("worker-1");
-    let history = finished(&bus, &run, PATIENCE).await;
-    history.assert_holds();
-    let task = history.plan().tasks().first().unwrap();
-    assert_eq!((task.state, task.attempt), (TaskState::Failed, 1), "{task:?}");
+    cluster.restart_process("worker-1");
+    let history = wait_for_run_history(&bus, &run, TIMEOUT).await;
+    history.assert_consistent();
+    let task = history.folded_plan().tasks().first().unwrap();
+    assert_eq!((task.state(), task.attempt), (TaskState::Failed, 1), "{task:?}");
     assert_eq!(runs(), Some(process), "it ran once");
 }

@@ -1,5 +1,5 @@
-//! One writer at a time, by the server's word and not by a clock: owners and workers that were stopped past their
-//! leases, and owners that another has overtaken.
+//! Fencing: one writer at a time, enforced by the server and not by clocks. Covers owners and workers that were
+//! suspended past their leases, and owners that another one has overtaken.
 
 #![allow(clippy::unwrap_used, reason = "the helpers of tests are tests too")]
 
@@ -8,202 +8,217 @@ use std::time::Duration;
 use jiff::Timestamp;
 use millrace_protocol::ids::{Lane, RunId, WorkerId};
 use millrace_protocol::plan::{
-    Cluster as Offered, Command, Control, Decision, EndReason, Fact, MayBeMissing, Submission,
+    CapabilityRegistry as Offered, CommandAction, Decision, EndReason, Fact, RunCommand, Submission,
+    UnknownCapabilityStatus,
 };
-use millrace_protocol::registry::Role as Kind;
+use millrace_protocol::registry::ProcessRole as Kind;
 use millrace_protocol::subject::Topic;
-use millrace_runtime::log::{AppendError, append, read_topic};
-use millrace_runtime::{Bus, registry};
-use millrace_supervisor::{LiveRun, catch_up};
-use millrace_tests::cluster::{Cluster, Role, Setup, alone};
-use millrace_tests::eventually;
+use millrace_runtime::Bus;
+use millrace_runtime::log::{AppendError, append_message, read_topic};
+use millrace_runtime::work::registry;
+use millrace_supervisor::{LiveRun, fold_lane};
+use millrace_tests::cluster::{ClusterSetup, ProcessRole, TestCluster, lock_machine};
 use millrace_tests::history::History;
-use millrace_tests::plans::{echo, fan_out, finished, fixed, id, run, submit};
+use millrace_tests::plans::{
+    echo_task, fan_out_submission, fixed_submission, run_id, submit_run, task_id, wait_for_run_history,
+};
+use millrace_tests::wait_for_value;
 use rustix::process::Signal;
 use serde_json::json;
 
-const PATIENCE: Duration = Duration::from_secs(120);
+const TIMEOUT: Duration = Duration::from_secs(120);
 const LANE: Lane = Lane(0);
 
 /// A run of about five seconds on two workers with eight slots each.
-fn long_run() -> Submission {
-    fan_out(800, &json!({"delay_ms": 100}))
+fn long_submission() -> Submission {
+    fan_out_submission(800, &json!({"delay_ms": 100}))
 }
 
-/// Two supervisors, of which the first said is the owner of the only lane.
-async fn two_supervisors(setup: Setup) -> (Cluster, Bus, String, String) {
-    let mut cluster = Cluster::start(setup, 2);
-    cluster.add(Role::Supervisor, "supervisor-2", &[]);
-    let bus = cluster.bus().await;
-    cluster.known(&bus, Kind::Supervisor, 2).await;
-    let owner = cluster.owner(&bus).await;
+/// A cluster with two supervisors: returns the name of the lane's owner first, then the other's.
+async fn start_two_supervisors(setup: ClusterSetup) -> (TestCluster, Bus, String, String) {
+    let mut cluster = TestCluster::start_with_workers(setup, 2);
+    cluster.start_process(ProcessRole::Supervisor, "supervisor-2", &[]);
+    let bus = cluster.connect_bus().await;
+    cluster.wait_for_heartbeats(&bus, Kind::Supervisor, 2).await;
+    let owner = cluster.wait_for_stable_owner(&bus).await;
     let other = if owner == "supervisor-1" { "supervisor-2" } else { "supervisor-1" };
     (cluster, bus, owner, other.into())
 }
 
-async fn last_decision(bus: &Bus, run: &RunId) -> u64 {
+async fn last_decision_sequence(bus: &Bus, run: &RunId) -> u64 {
     let decisions = read_topic(bus, LANE, run, &Topic::Plan).await.unwrap_or_default();
     decisions.last().map_or(0, |record| record.sequence)
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_supervisor_that_slept_past_its_lease_steps_down_when_it_wakes_and_changes_nothing() {
-    let _alone = alone();
-    let (cluster, bus, owner, other) = two_supervisors(Setup::default()).await;
-    let run = run("slept");
-    submit(&bus, &run, &long_run()).await;
-    eventually(PATIENCE, "decisions", async || (last_decision(&bus, &run).await > 0).then_some(())).await;
-
-    let taken = cluster.log(&other).matches("took the lane").count();
-    cluster.signal(&owner, Signal::STOP);
-    cluster.heard_again(&other, "took the lane", taken, PATIENCE).await;
-    eventually(PATIENCE, "the successor's decisions", async || {
-        let history = History::read(&bus, &run).await.ok()?;
-        history.deciders().last().is_some_and(|last| last.starts_with(&other)).then_some(())
+async fn suspended_supervisor_steps_down_when_it_wakes() {
+    let _alone = lock_machine();
+    let (cluster, bus, owner, other) = start_two_supervisors(ClusterSetup::default()).await;
+    let run = run_id("slept");
+    submit_run(&bus, &run, &long_submission()).await;
+    wait_for_value(TIMEOUT, "decisions", async || {
+        (last_decision_sequence(&bus, &run).await > 0).then_some(())
     })
     .await;
-    cluster.signal(&owner, Signal::CONT);
-    let took = cluster.heard(&owner, "stepping down", PATIENCE).await;
+
+    let taken = cluster.read_log(&other).matches("lane taken over").count();
+    cluster.send_signal(&owner, Signal::STOP);
+    cluster.wait_for_log_again(&other, "lane taken over", taken, TIMEOUT).await;
+    wait_for_value(TIMEOUT, "the successor's decisions", async || {
+        let history = History::read_from_log(&bus, &run).await.ok()?;
+        history.deciding_supervisors().last().is_some_and(|last| last.starts_with(&other)).then_some(())
+    })
+    .await;
+    cluster.send_signal(&owner, Signal::CONT);
+    let took = cluster.wait_for_log(&owner, "stepping down", TIMEOUT).await;
     println!("a supervisor that slept past its lease stepped down {} ms after it woke", took.as_millis());
     assert!(took < Duration::from_secs(1), "it stepped down after {took:?}");
 
-    let history = finished(&bus, &run, PATIENCE).await;
-    history.assert_holds();
-    assert_eq!(history.plan().end.as_ref().map(|end| end.reason), Some(EndReason::Completed));
-    cluster.end();
+    let history = wait_for_run_history(&bus, &run, TIMEOUT).await;
+    history.assert_consistent();
+    assert_eq!(history.folded_plan().run.end.as_ref().map(|end| end.reason), Some(EndReason::Completed));
+    cluster.stop_all();
 }
 
-/// The run as its owner holds it at this moment.
-async fn held(bus: &Bus, run: &RunId) -> LiveRun {
-    let (mut runs, _) = catch_up(bus, LANE).await.unwrap();
+/// The run as its owner sees it at this moment.
+async fn read_live_run(bus: &Bus, run: &RunId) -> LiveRun {
+    let mut runs = fold_lane(bus, LANE).await.unwrap().runs;
     runs.remove(run).expect("the run is in its lane")
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_server_refuses_whatever_a_stale_owner_has_decided() {
-    let _alone = alone();
-    let cluster = Cluster::start(Setup::default(), 2);
-    let (bus, run) = (cluster.bus().await, run("refused"));
-    submit(&bus, &run, &long_run()).await;
+async fn server_rejects_decisions_of_a_stale_owner() {
+    let _alone = lock_machine();
+    let cluster = TestCluster::start_with_workers(ClusterSetup::default(), 2);
+    let (bus, run) = (cluster.connect_bus().await, run_id("refused"));
+    submit_run(&bus, &run, &long_submission()).await;
     let me = WorkerId::new("stale-owner").unwrap();
     for _ in 0..10 {
-        let mut stale = eventually(PATIENCE, "a decision", async || {
-            Some(held(&bus, &run).await).filter(|live| live.last > 0)
+        let mut stale = wait_for_value(TIMEOUT, "a decision", async || {
+            Some(read_live_run(&bus, &run).await).filter(|live| live.last_sequence > 0)
         })
         .await;
-        eventually(PATIENCE, "the owner's next decision", async || {
-            (last_decision(&bus, &run).await > stale.last).then_some(())
+        wait_for_value(TIMEOUT, "the owner's next decision", async || {
+            (last_decision_sequence(&bus, &run).await > stale.last_sequence).then_some(())
         })
         .await;
-        // The most harmful thing that it could do: end the run.
-        let control = Control::CancelRun { reason: "a stale owner".into() };
-        let command = Command { id: "stale".into(), by: "nobody".into(), control };
-        stale.receive(u64::MAX / 2, Fact::Control(command));
-        let known = Offered::default();
-        let decision = stale.decide(&me, &known, MayBeMissing::NotYet, Timestamp::now()).expect("it decides");
-        let refused = append(&bus, LANE, &run, &Topic::Plan, &decision, stale.last).await;
+        // The most harmful decision that it could make: to end the run.
+        let control = CommandAction::CancelRun { reason: "a stale owner".into() };
+        let command = RunCommand { id: "stale".into(), by: "nobody".into(), control };
+        stale.queue_fact(u64::MAX / 2, Fact::Control(command));
+        let offered = Offered::default();
+        let decision = stale
+            .decide_pending_input(&me, &offered, UnknownCapabilityStatus::MayRegisterSoon, Timestamp::now())
+            .expect("it decides");
+        let refused = append_message(&bus, LANE, &run, &Topic::Plan, &decision, stale.last_sequence).await;
         assert!(
-            matches!(refused, Err(AppendError::Fenced { last }) if last > stale.last),
-            "behind {}: {refused:?}",
-            stale.last
+            matches!(refused, Err(AppendError::Fenced { last }) if last > stale.last_sequence),
+            "after {}: {refused:?}",
+            stale.last_sequence
         );
     }
-    let history = finished(&bus, &run, PATIENCE).await;
-    history.assert_holds();
-    assert!(!history.deciders().contains(&me.to_string()), "nothing of it is in the log");
-    assert_eq!(history.plan().end.as_ref().map(|end| end.reason), Some(EndReason::Completed));
-    cluster.end();
+    let history = wait_for_run_history(&bus, &run, TIMEOUT).await;
+    history.assert_consistent();
+    assert!(!history.deciding_supervisors().contains(&me.to_string()), "none of its decisions is in the log");
+    assert_eq!(history.folded_plan().run.end.as_ref().map(|end| end.reason), Some(EndReason::Completed));
+    cluster.stop_all();
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_owner_that_was_overtaken_reads_the_run_anew_and_goes_on_behind_the_other() {
-    let _alone = alone();
-    let cluster = Cluster::start(Setup::default(), 2);
-    let (bus, run) = (cluster.bus().await, run("overtaken"));
-    submit(&bus, &run, &long_run()).await;
+async fn overtaken_owner_rereads_the_run_and_continues() {
+    let _alone = lock_machine();
+    let cluster = TestCluster::start_with_workers(ClusterSetup::default(), 2);
+    let (bus, run) = (cluster.connect_bus().await, run_id("overtaken"));
+    submit_run(&bus, &run, &long_submission()).await;
     let usurper = WorkerId::new("usurper").unwrap();
     for _ in 0..5 {
-        // The owner is fast: some of these come too late and are refused themselves.
-        eventually(PATIENCE, "a place in the chain", async || {
-            let live = held(&bus, &run).await;
+        // The owner is fast: some of these come too late and are rejected themselves.
+        wait_for_value(TIMEOUT, "a free position in the chain", async || {
+            let live = read_live_run(&bus, &run).await;
             let decision = Decision {
                 by: usurper.clone(),
-                previous: live.last,
+                previous: live.last_sequence,
                 at: Timestamp::now(),
                 answers: Vec::new(),
                 events: Vec::new(),
             };
-            (live.last > 0).then_some(())?;
-            append(&bus, LANE, &run, &Topic::Plan, &decision, live.last).await.ok()
+            (live.last_sequence > 0).then_some(())?;
+            append_message(&bus, LANE, &run, &Topic::Plan, &decision, live.last_sequence).await.ok()
         })
         .await;
     }
-    let history = finished(&bus, &run, PATIENCE).await;
-    history.assert_holds();
-    assert_eq!(history.plan().end.as_ref().map(|end| end.reason), Some(EndReason::Completed));
-    let foreign = history.deciders().iter().filter(|by| **by == usurper.to_string()).count();
-    let log = cluster.log("supervisor-1");
-    let refused = log.matches("refused: another owner has extended this run").count();
-    let noticed = log.matches("another owner has decided on this run").count();
+    let history = wait_for_run_history(&bus, &run, TIMEOUT).await;
+    history.assert_consistent();
+    assert_eq!(history.folded_plan().run.end.as_ref().map(|end| end.reason), Some(EndReason::Completed));
+    let foreign = history.deciding_supervisors().iter().filter(|by| **by == usurper.to_string()).count();
+    let log = cluster.read_log("supervisor-1");
+    let refused = log.matches("another supervisor has extended this run").count();
+    let noticed = log.matches("another supervisor has decided on this run").count();
     println!("overtaken {foreign} times: refused {refused} times, noticed {noticed} times");
     assert_eq!(foreign, 5);
     assert!(refused + noticed > 0, "the owner never noticed:\n{log}");
-    cluster.end();
+    cluster.stop_all();
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_worker_that_slept_past_its_lease_is_refused_and_drops_the_work_that_another_continued() {
-    let _alone = alone();
-    let cluster = Cluster::start(Setup { slots: 1, ..Setup::default() }, 2);
-    let (bus, run) = (cluster.bus().await, run("dropped"));
+async fn suspended_worker_is_rejected_and_drops_its_work() {
+    let _alone = lock_machine();
+    let cluster = TestCluster::start_with_workers(ClusterSetup { slots: 1, ..ClusterSetup::default() }, 2);
+    let (bus, run) = (cluster.connect_bus().await, run_id("dropped"));
     let parameters = json!({"steps": 30, "delay_ms": 3000});
-    submit(&bus, &run, &fixed(vec![echo("long", &parameters)])).await;
-    let steps = async || History::read(&bus, &run).await.map_or(0, |history| history.steps().len());
-    eventually(PATIENCE, "three steps", async || (steps().await >= 3).then_some(())).await;
+    submit_run(&bus, &run, &fixed_submission(vec![echo_task("long", &parameters)])).await;
+    let steps =
+        async || History::read_from_log(&bus, &run).await.map_or(0, |history| history.recorded_steps().len());
+    wait_for_value(TIMEOUT, "three steps", async || (steps().await >= 3).then_some(())).await;
 
-    let history = History::read(&bus, &run).await.unwrap();
-    let holder = history.plan().task(&id("long")).and_then(|task| task.current()?.worker.clone());
-    let holder = holder.expect("somebody works on it").to_string();
-    let holder = holder.rsplit_once('-').expect("an id has its number behind the name").0;
-    cluster.signal(holder, Signal::STOP);
+    let history = History::read_from_log(&bus, &run).await.unwrap();
+    let holder =
+        history.folded_plan().task(&task_id("long")).and_then(|task| task.current_attempt()?.worker.clone());
+    let holder = holder.expect("a worker has claimed it").to_string();
+    let holder = holder.rsplit_once('-').expect("an id ends with a number").0;
+    cluster.send_signal(holder, Signal::STOP);
     let before = steps().await;
-    eventually(PATIENCE, "another worker's steps", async || {
-        let history = History::read(&bus, &run).await.ok()?;
-        (history.takeovers() == 1 && history.steps().len() > before).then_some(())
+    wait_for_value(TIMEOUT, "another worker's steps", async || {
+        let history = History::read_from_log(&bus, &run).await.ok()?;
+        (history.takeover_count() == 1 && history.recorded_steps().len() > before).then_some(())
     })
     .await;
-    cluster.signal(holder, Signal::CONT);
-    let took = cluster.heard(holder, "somebody else has this work now; dropping it", PATIENCE).await;
+    cluster.send_signal(holder, Signal::CONT);
+    let took =
+        cluster.wait_for_log(holder, "another process has claimed this work; dropping it", TIMEOUT).await;
     println!("a worker that slept past its lease dropped the work {} ms after it woke", took.as_millis());
     assert!(took < Duration::from_secs(1), "it dropped the work after {took:?}");
 
-    let history = finished(&bus, &run, PATIENCE).await;
-    history.assert_holds();
-    assert_eq!(history.broken_by_ledger(&cluster.ledger_text()), Vec::<String>::new());
-    assert_eq!((history.takeovers(), history.continued(), history.steps().len()), (1, 1, 30));
-    cluster.end();
+    let history = wait_for_run_history(&bus, &run, TIMEOUT).await;
+    history.assert_consistent();
+    assert_eq!(history.find_ledger_violations(&cluster.read_ledger()), Vec::<String>::new());
+    assert_eq!(
+        (history.takeover_count(), history.continued_attempt_count(), history.recorded_steps().len()),
+        (1, 1, 30)
+    );
+    cluster.stop_all();
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_lane_is_taken_over_within_10_s_of_a_kill_and_within_1_s_of_an_orderly_stop() {
-    let _alone = alone();
-    // The lease that a cluster has where nobody says anything else.
+async fn lane_is_taken_over_in_10_s_after_a_kill_1_s_after_a_stop() {
+    let _alone = lock_machine();
+    // The default lease.
     let (mut cluster, bus, owner, other) =
-        two_supervisors(Setup { lane_lease: None, ..Setup::default() }).await;
-    let taken = cluster.log(&other).matches("took the lane").count();
+        start_two_supervisors(ClusterSetup { lane_lease: None, ..ClusterSetup::default() }).await;
+    let taken = cluster.read_log(&other).matches("lane taken over").count();
     let started = std::time::Instant::now();
-    cluster.signal(&owner, Signal::TERM);
-    cluster.heard_again(&other, "took the lane", taken, PATIENCE).await;
+    cluster.send_signal(&owner, Signal::TERM);
+    cluster.wait_for_log_again(&other, "lane taken over", taken, TIMEOUT).await;
     let orderly = started.elapsed();
-    cluster.stop(&owner);
+    cluster.stop_process(&owner);
 
-    cluster.restart(&owner);
-    cluster.known(&bus, Kind::Supervisor, 2).await;
-    let owner = cluster.owner(&bus).await;
+    cluster.restart_process(&owner);
+    cluster.wait_for_heartbeats(&bus, Kind::Supervisor, 2).await;
+    let owner = cluster.wait_for_stable_owner(&bus).await;
     let other = if owner == "supervisor-1" { "supervisor-2" } else { "supervisor-1" };
-    let taken = cluster.log(other).matches("took the lane").count();
-    cluster.kill(&owner);
-    let killed = cluster.heard_again(other, "took the lane", taken, PATIENCE).await;
+    let taken = cluster.read_log(other).matches("lane taken over").count();
+    cluster.kill_process(&owner);
+    let killed = cluster.wait_for_log_again(other, "lane taken over", taken, TIMEOUT).await;
     println!(
         "taken over {} ms after an orderly stop, {} ms after a kill",
         orderly.as_millis(),
@@ -211,6 +226,6 @@ async fn a_lane_is_taken_over_within_10_s_of_a_kill_and_within_1_s_of_an_orderly
     );
     assert!(orderly < Duration::from_millis(1500), "after an orderly stop: {orderly:?}");
     assert!(killed < Duration::from_secs(10), "after a kill: {killed:?}");
-    assert!(registry::beats(&bus).await.is_ok());
-    cluster.end();
+    assert!(registry::read_heartbeats(&bus).await.is_ok());
+    cluster.stop_all();
 }

@@ -1,6 +1,5 @@
-//! More than one machine: a worker in a network namespace of its own takes work from the cluster, more workers take less
-//! time, and three machines that are cut off, killed and restarted one after another carry a run to the end it would
-//! have had.
+//! Several machines, simulated with network namespaces: a remote worker claims work, more workers take less time, and a
+//! run on three machines survives partitions, kills and restarts.
 
 #![allow(clippy::unwrap_used, reason = "the helpers of tests are tests too")]
 
@@ -9,27 +8,33 @@ use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use millrace_protocol::ids::{RunId, TaskId};
-use millrace_protocol::plan::{Event, Submission};
-use millrace_protocol::registry::Role as Kind;
-use millrace_protocol::wire::Blob;
-use millrace_runtime::{Bus, registry};
-use millrace_tests::cluster::{Cluster, Fleet, Role, Setup, alone, clean, wait_for};
-use millrace_tests::eventually;
-use millrace_tests::history::{Fate, History};
-use millrace_tests::machines::{Cut, Machines};
-use millrace_tests::measure::{self, measured, with_beginnings};
-use millrace_tests::plans::{ended, fan_out, finished, layered, run, submit};
-use millrace_tests::program::millrace;
-use millrace_tests::trio::{Identities, Place, Trio};
+use millrace_protocol::plan::{AttemptEvent, Event, Submission};
+use millrace_protocol::registry::{ProcessRole as Kind, RunSummary};
+use millrace_protocol::wire::InlineOrStoredBytes;
+use millrace_runtime::Bus;
+use millrace_runtime::work::registry;
+use millrace_tests::cluster::{
+    ClusterSetup, NamedProcesses, ProcessRole, TestCluster, lock_machine, remove_millrace_variables,
+    wait_for_exit,
+};
+use millrace_tests::history::{History, TaskOutcome};
+use millrace_tests::machines::{NetworkPartition, TestMachines};
+use millrace_tests::measure::{self, to_measured_task, with_start_lines};
+use millrace_tests::nats_cluster::{NatsCluster, NatsIdentities, ServerAddress};
+use millrace_tests::plans::{
+    fan_out_submission, layered_submission, run_id, submit_run, wait_for_run_end, wait_for_run_history,
+};
+use millrace_tests::program::millrace_program;
+use millrace_tests::wait_for_value;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::json;
 
-const PATIENCE: Duration = Duration::from_secs(120);
+const TIMEOUT: Duration = Duration::from_secs(120);
 const TASK: Duration = Duration::from_millis(100);
 
-/// So many machines, or word that there can't be any here.
-fn machines(count: usize) -> Option<Machines> {
-    Machines::new(count)
+/// Creates so many machines, or prints why they can't be created here.
+fn create_machines(count: usize) -> Option<TestMachines> {
+    TestMachines::new(count)
         .inspect_err(|why| {
             println!("passed over: no network namespaces here ({why}); they need root and iproute2")
         })
@@ -37,19 +42,19 @@ fn machines(count: usize) -> Option<Machines> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_worker_on_another_machine_takes_work_from_the_cluster() {
-    let _alone = alone();
-    let Some(machines) = machines(1) else { return };
-    let mut setup = Setup::default();
-    setup.server.host = Some(machines.here());
-    let cluster = Cluster::start(setup, 0);
-    let bus = cluster.bus().await;
+async fn worker_on_another_machine_claims_work() {
+    let _alone = lock_machine();
+    let Some(machines) = create_machines(1) else { return };
+    let mut setup = ClusterSetup::default();
+    setup.server.host = Some(machines.host_address());
+    let cluster = TestCluster::start_with_workers(setup, 0);
+    let bus = cluster.connect_bus().await;
     let url = &cluster.server.url;
     let arguments =
         ["worker", "--nats", url, "--capability", "research", "--capability", "echo", "--id", "far-1"];
-    let mut far = machines.command(0, millrace());
+    let mut far = machines.command_on_machine(0, millrace_program());
     far.args(arguments).stdin(Stdio::null());
-    for (name, value) in cluster.command().get_envs() {
+    for (name, value) in cluster.millrace_command().get_envs() {
         match value {
             Some(value) => far.env(name, value),
             None => far.env_remove(name),
@@ -57,34 +62,35 @@ async fn a_worker_on_another_machine_takes_work_from_the_cluster() {
     }
     let mut far = far.stderr(Stdio::null()).spawn().unwrap();
 
-    let run = run("far");
-    submit(&bus, &run, &fan_out(40, &json!({"steps": 2}))).await;
-    let history = finished(&bus, &run, PATIENCE).await;
+    let run = run_id("far");
+    submit_run(&bus, &run, &fan_out_submission(40, &json!({"steps": 2}))).await;
+    let history = wait_for_run_history(&bus, &run, TIMEOUT).await;
     kill_process(Pid::from_child(&far), Signal::TERM).unwrap();
-    assert!(wait_for("the far worker", &mut far).success());
-    history.assert_holds();
+    assert!(wait_for_exit("the far worker", &mut far).success());
+    history.assert_consistent();
     let workers =
-        history.plan().tasks().iter().flat_map(|task| &task.attempts).map(|attempt| &attempt.worker);
+        history.folded_plan().tasks().iter().flat_map(|task| &task.attempts).map(|attempt| &attempt.worker);
     let workers: Vec<_> = workers.flatten().map(|worker| worker.as_str()).collect();
     assert_eq!(workers, vec!["far-1"; 40]);
-    let names = millrace_runtime::registry::capability_names(&bus).await.unwrap();
-    assert!(names.iter().any(|name| name.as_str() == "research"), "it offers research too: {names:?}");
-    cluster.end();
+    let names = millrace_runtime::work::registry::read_capability_names(&bus).await.unwrap();
+    assert!(names.iter().any(|name| name.as_str() == "research"), "it provides research too: {names:?}");
+    cluster.stop_all();
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn twice_the_workers_take_half_the_time() {
-    let _alone = alone();
+async fn twice_the_workers_halve_the_time() {
+    let _alone = lock_machine();
     let tasks = std::env::var("MILLRACE_MACHINES_TASKS").ok().and_then(|tasks| tasks.parse().ok());
     let tasks: u32 = tasks.unwrap_or(40);
     for workers in [1, 2, 4] {
-        let cluster = Cluster::start(Setup { slots: 1, ..Setup::default() }, workers);
-        let (bus, run) = (cluster.bus().await, run("shared"));
-        cluster.known(&bus, Kind::Worker, workers as usize).await;
-        submit(&bus, &run, &fan_out(tasks, &json!({"delay_ms": TASK.as_millis()}))).await;
-        let history = finished(&bus, &run, PATIENCE).await;
-        let plan = history.plan();
-        let (start, end) = (plan.start.as_ref().unwrap().at, plan.end.as_ref().unwrap().at);
+        let cluster =
+            TestCluster::start_with_workers(ClusterSetup { slots: 1, ..ClusterSetup::default() }, workers);
+        let (bus, run) = (cluster.connect_bus().await, run_id("shared"));
+        cluster.wait_for_heartbeats(&bus, Kind::Worker, workers as usize).await;
+        submit_run(&bus, &run, &fan_out_submission(tasks, &json!({"delay_ms": TASK.as_millis()}))).await;
+        let history = wait_for_run_history(&bus, &run, TIMEOUT).await;
+        let plan = history.folded_plan();
+        let (start, end) = (plan.run.start.as_ref().unwrap().at, plan.run.end.as_ref().unwrap().at);
         let (took, ideal) = (end.duration_since(start).unsigned_abs(), TASK * tasks / workers);
         println!(
             "{workers} workers of one slot: {tasks} tasks of {} ms in {:.2} s; {:.2} s is ideal",
@@ -93,107 +99,115 @@ async fn twice_the_workers_take_half_the_time() {
             ideal.as_secs_f64()
         );
         assert!(took < ideal * 3 / 2 + Duration::from_millis(200), "{workers} workers took {took:?}");
-        history.assert_holds();
-        cluster.end();
+        history.assert_consistent();
+        cluster.stop_all();
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_process_that_waits_for_servers_without_a_leader_can_be_stopped() {
-    let _alone = alone();
-    let mut setup = Setup::default();
-    // One of two servers, of which the other never comes: there is nobody to choose a leader with.
+async fn process_waiting_for_a_leaderless_cluster_can_be_stopped() {
+    let _alone = lock_machine();
+    let mut setup = ClusterSetup::default();
+    // One of two servers, of which the other never starts: there is no majority to elect a leader.
     setup.server.more =
         "server_name: a\ncluster { name: two, listen: 127.0.0.1:-1, routes: [nats://127.0.0.1:1] }\n".into();
-    let mut cluster = Cluster::new(setup);
-    for (role, name) in
-        [(Role::Supervisor, "supervisor-1"), (Role::Worker, "worker-1"), (Role::Critic, "critic-1")]
-    {
-        cluster.add(role, name, &[]);
+    let mut cluster = TestCluster::with_server_only(setup);
+    for (role, name) in [
+        (ProcessRole::Supervisor, "supervisor-1"),
+        (ProcessRole::Worker, "worker-1"),
+        (ProcessRole::Critic, "critic-1"),
+    ] {
+        cluster.start_process(role, name, &[]);
     }
     for name in ["supervisor-1", "worker-1", "critic-1"] {
-        cluster.heard(name, "the cluster is not there yet; asking again", PATIENCE).await;
-        let (status, took) = cluster.stop(name);
-        assert!(status.success(), "{name} ended with {status}:\n{}", cluster.log(name));
-        assert!(took < Duration::from_secs(2), "{name} took {took:?} to end");
+        cluster.wait_for_log(name, "the cluster is not available yet; retrying", TIMEOUT).await;
+        let (status, took) = cluster.stop_process(name);
+        assert!(status.success(), "{name} exited with {status}:\n{}", cluster.read_log(name));
+        assert!(took < Duration::from_secs(2), "{name} took {took:?} to exit");
     }
-    cluster.end();
+    cluster.stop_all();
 }
 
-/// How long a machine is cut off: longer than any lease, and than it takes the other servers to choose their leaders.
+/// The duration of a partition: longer than any lease and than a leader election.
 const CUT: Duration = Duration::from_secs(14);
-/// How long a silent supervisor keeps its lane, and a silent worker its work.
+/// The leases of supervisors on lanes and of workers on work.
 const LEASE: Duration = Duration::from_secs(3);
-/// How long work in hand may go on when its worker is told to stop.
+/// The grace period for in-flight work when its worker is stopped.
 const GRACE: Duration = Duration::from_secs(2);
 const LAYERS: u64 = 10;
 const WIDTH: u64 = 50;
-/// How much longer tasks take than `layered` makes them.
+/// The factor by which tasks take longer than `layered_submission` makes them.
 const SLOWER: u64 = 10;
 
-/// Three machines with all that is deployed on them: a NATS server each, two supervisors, six workers of two capabilities
-/// and two critics, each with an identity of its role and no right beyond it.
-struct Site {
-    machines: Machines,
-    identities: Identities,
-    trio: Trio,
-    fleet: Fleet,
+/// Three machines with a complete deployment: a NATS server each, two supervisors, six workers of two capabilities and
+/// two critics, each with the identity and permissions of its role.
+struct ThreeMachineDeployment {
+    machines: TestMachines,
+    identities: NatsIdentities,
+    servers: NatsCluster,
+    processes: NamedProcesses,
 }
 
-/// The processes of the site: role, name, machine, identity.
-const DEPLOYED: [(Role, &str, usize, &str); 10] = [
-    (Role::Supervisor, "supervisor-a", 0, "supervisor"),
-    (Role::Supervisor, "supervisor-b", 1, "supervisor"),
-    (Role::Critic, "critic-a", 1, "critic"),
-    (Role::Critic, "critic-b", 2, "critic"),
-    (Role::Worker, "echo-a", 0, "worker-echo"),
-    (Role::Worker, "echo-b", 1, "worker-echo"),
-    (Role::Worker, "echo-c", 2, "worker-echo"),
-    (Role::Worker, "measure-a", 0, "worker-measure"),
-    (Role::Worker, "measure-b", 1, "worker-measure"),
-    (Role::Worker, "measure-c", 2, "worker-measure"),
+/// The processes of the deployment: role, name, machine, identity.
+const DEPLOYED: [(ProcessRole, &str, usize, &str); 10] = [
+    (ProcessRole::Supervisor, "supervisor-a", 0, "supervisor"),
+    (ProcessRole::Supervisor, "supervisor-b", 1, "supervisor"),
+    (ProcessRole::Critic, "critic-a", 1, "critic"),
+    (ProcessRole::Critic, "critic-b", 2, "critic"),
+    (ProcessRole::Worker, "echo-a", 0, "worker-echo"),
+    (ProcessRole::Worker, "echo-b", 1, "worker-echo"),
+    (ProcessRole::Worker, "echo-c", 2, "worker-echo"),
+    (ProcessRole::Worker, "measure-a", 0, "worker-measure"),
+    (ProcessRole::Worker, "measure-b", 1, "worker-measure"),
+    (ProcessRole::Worker, "measure-c", 2, "worker-measure"),
 ];
 
-impl Site {
-    async fn start(machines: Machines) -> Self {
-        let hosts = [0, 1, 2].map(|machine| machines.address(machine).to_string());
+impl ThreeMachineDeployment {
+    async fn start(machines: TestMachines) -> Self {
+        let hosts = [0, 1, 2].map(|machine| machines.machine_address(machine).to_string());
         let mut arguments = vec!["--worker", "echo", "--worker", "measure"];
         arguments.extend(hosts.iter().flat_map(|host| ["--host", host]));
-        let identities = Identities::write(&arguments);
-        let trio = Trio::start(&identities, [0, 1, 2].map(|machine| Place::on(&machines, machine))).await;
-        let mut site = Self { machines, identities, trio, fleet: Fleet::default() };
+        let identities = NatsIdentities::generate(&arguments);
+        let servers = NatsCluster::start_three_servers(
+            &identities,
+            [0, 1, 2].map(|machine| ServerAddress::on_machine(&machines, machine)),
+        )
+        .await;
+        let mut deployment = Self { machines, identities, servers, processes: NamedProcesses::default() };
         for (role, name, machine, identity) in DEPLOYED {
-            site.deploy(role, name, machine, identity);
+            deployment.start_process_on_machine(role, name, machine, identity);
         }
         for (role, name, ..) in DEPLOYED {
-            site.fleet.heard(name, is_up(role), PATIENCE).await;
+            deployment.processes.wait_for_log(name, ready_log_line(role), TIMEOUT).await;
         }
-        site
+        deployment
     }
 
-    fn deploy(&mut self, role: Role, name: &str, machine: usize, identity: &str) {
-        let (namespace, url) = (self.machines.namespace(machine), self.trio.url());
-        let environment = self.identities.environment("millrace", identity);
-        let (documents, measure) =
-            (self.fleet.folder().join("documents"), measure::file(self.fleet.folder()));
+    fn start_process_on_machine(&mut self, role: ProcessRole, name: &str, machine: usize, identity: &str) {
+        let (namespace, url) = (self.machines.namespace_name(machine), self.servers.server_urls());
+        let environment = self.identities.connection_environment("millrace", identity);
+        let (documents, measure) = (
+            self.processes.test_folder().join("documents"),
+            measure::write_capability_file(self.processes.test_folder()),
+        );
         let is_echo = identity == "worker-echo";
-        self.fleet.launch(role, name, move |id| {
-            let mut command = clean(millrace_tests::machines::on(&namespace, millrace()));
+        self.processes.start_process(role, name, move |id| {
+            let mut command = remove_millrace_variables(millrace_tests::machines::command_in_namespace(
+                &namespace,
+                millrace_program(),
+            ));
             command.envs(environment.clone()).env("MILLRACE_NATS_URL", &url);
             command.env("MILLRACE_DOCUMENT_CACHE", &documents);
             let (lease, grace) = (format!("{}s", LEASE.as_secs()), format!("{}s", GRACE.as_secs()));
             match role {
-                Role::Supervisor => command.args(["supervisor", "--replicas", "3", "--lanes", "1"]).args([
-                    "--lane-lease",
-                    &lease,
-                    "--work-lease",
-                    &lease,
-                ]),
-                Role::Worker if is_echo => command.args(["worker", "--capability", "echo"]),
-                Role::Worker => command.args(["worker", "--capability"]).arg(&measure),
-                Role::Critic => command.arg("critic"),
+                ProcessRole::Supervisor => command
+                    .args(["supervisor", "--replicas", "3", "--lanes", "1"])
+                    .args(["--lane-lease", &lease, "--work-lease", &lease]),
+                ProcessRole::Worker if is_echo => command.args(["worker", "--capability", "echo"]),
+                ProcessRole::Worker => command.args(["worker", "--capability"]).arg(&measure),
+                ProcessRole::Critic => command.arg("critic"),
             };
-            if role != Role::Supervisor {
+            if role != ProcessRole::Supervisor {
                 command.args(["--slots", "2", "--grace", &grace]);
             }
             command.args(["--id", id]);
@@ -201,93 +215,96 @@ impl Site {
         });
     }
 
-    /// A connection as somebody who hands runs in has it, from this machine.
-    async fn bus(&self) -> Bus {
-        let connection = self.identities.connection(&self.trio.url(), "millrace", "client");
-        Bus::join(&connection, "test", Duration::from_secs(30)).await.expect("the cluster can be joined")
+    /// A client's connection from this machine.
+    async fn connect_bus(&self) -> Bus {
+        let connection =
+            self.identities.connection_settings(&self.servers.server_urls(), "millrace", "client");
+        Bus::join_existing_cluster(&connection, "test", Duration::from_secs(30))
+            .await
+            .expect("the cluster can be joined")
     }
 
-    /// Cuts a machine off for longer than the leases, and waits until its server is in step again.
-    async fn cut_off(&self, machine: usize, how: Cut) {
-        self.machines.cut(machine, how);
+    /// Disconnects a machine for longer than the leases, and waits until its server has caught up.
+    async fn disconnect_beyond_leases(&self, machine: usize, kind: NetworkPartition) {
+        self.machines.disconnect_machine(machine, kind);
         tokio::time::sleep(CUT).await;
-        self.machines.heal(machine);
-        self.trio.is_whole().await;
+        self.machines.reconnect_machine(machine);
+        self.servers.wait_until_healthy().await;
     }
 
-    /// Kills the server that leads the lane, and starts it again when the others have had to do without it.
-    async fn kill_the_leader(&mut self, bus: &Bus) {
-        let leader = self.leader(bus).await;
-        self.trio.kill(leader);
+    /// Kills the server that leads the lane's stream, and restarts it after the others have elected a new leader.
+    async fn kill_stream_leader(&mut self, bus: &Bus) {
+        let leader = self.wait_for_stream_leader(bus).await;
+        self.servers.kill_server(leader);
         tokio::time::sleep(2 * LEASE).await;
-        eventually(PATIENCE, "another leader", async || {
-            let found = find_leader(bus).await?;
-            (found != leader).then_some(())
+        wait_for_value(TIMEOUT, "another leader", async || {
+            let current = find_stream_leader(bus).await?;
+            (current != leader).then_some(())
         })
         .await;
-        self.trio.restart(leader);
-        self.trio.is_whole().await;
+        self.servers.restart_server(leader);
+        self.servers.wait_until_healthy().await;
     }
 
-    async fn leader(&self, bus: &Bus) -> usize {
-        eventually(PATIENCE, "a leader", async || find_leader(bus).await).await
+    async fn wait_for_stream_leader(&self, bus: &Bus) -> usize {
+        wait_for_value(TIMEOUT, "a leader", async || find_stream_leader(bus).await).await
     }
 
-    /// Stops every process and starts it again, one after another; each has to end well within its grace.
-    async fn restart_all(&mut self) {
+    /// Restarts all processes one after another; each must exit within its grace period.
+    async fn restart_all_processes(&mut self) {
         for (role, name, ..) in DEPLOYED {
-            let before = self.fleet.log(name).matches(is_up(role)).count();
-            let (status, took) = self.fleet.stop(name);
-            assert!(status.success(), "{name} ended with {status}:\n{}", self.fleet.log(name));
-            assert!(took < GRACE + Duration::from_secs(5), "{name} took {took:?} to end");
-            self.fleet.restart(name);
-            self.fleet.heard_again(name, is_up(role), before, PATIENCE).await;
+            let before = self.processes.read_log(name).matches(ready_log_line(role)).count();
+            let (status, took) = self.processes.stop_process(name);
+            assert!(status.success(), "{name} exited with {status}:\n{}", self.processes.read_log(name));
+            assert!(took < GRACE + Duration::from_secs(5), "{name} took {took:?} to exit");
+            self.processes.restart_process(name);
+            self.processes.wait_for_log_again(name, ready_log_line(role), before, TIMEOUT).await;
         }
     }
 }
 
-/// What a process says when it is up.
-fn is_up(role: Role) -> &'static str {
+/// The log line of a process that is up.
+fn ready_log_line(role: ProcessRole) -> &'static str {
     match role {
-        Role::Supervisor => "supervising",
-        Role::Worker | Role::Critic => "ready",
+        ProcessRole::Supervisor => "supervising",
+        ProcessRole::Worker | ProcessRole::Critic => "ready",
     }
 }
 
-/// The number of the server that leads the lane, by the word of the server that the test is connected to.
-async fn find_leader(bus: &Bus) -> Option<usize> {
+/// The number of the server that leads the lane's stream, as reported by the server that the test is connected to.
+async fn find_stream_leader(bus: &Bus) -> Option<usize> {
     let context = async_nats::jetstream::new(bus.client().clone());
     let stream = context.get_stream("LANE_0").await.ok()?;
     stream.cached_info().cluster.as_ref()?.leader.as_ref()?.strip_prefix("nats-")?.parse().ok()
 }
 
-/// Five hundred tasks in layers, of two capabilities: some fail now and then, some are reviewed and rejected now and
-/// then. They take `slower` times as long as they might; 0 is no time at all.
-fn five_hundred(slower: u64) -> Submission {
-    let mut submission = layered(5, LAYERS, WIDTH);
+/// Five hundred tasks in layers, of two capabilities: some fail sometimes, some are reviewed and sometimes rejected.
+/// Their durations are multiplied by `slower`; with 0 they take no time.
+fn five_hundred_tasks(slower: u64) -> Submission {
+    let mut submission = layered_submission(5, LAYERS, WIDTH);
     for (number, task) in submission.tasks.iter_mut().enumerate() {
         let delay = task.parameters["delay_ms"].as_u64().unwrap() * slower;
         task.parameters.insert("delay_ms".into(), json!(delay));
         if number % 3 == 0 && task.review.is_none() {
-            *task = measured(task.clone(), Duration::from_millis(delay));
+            *task = to_measured_task(task.clone(), Duration::from_millis(delay));
         }
     }
     submission
 }
 
-/// How a run ended: how its tasks fared and what they brought.
-fn ending(history: &History) -> BTreeMap<TaskId, (Fate, Option<Blob>)> {
-    let mut results = history.results();
-    let fates = history.fates().into_iter();
-    fates.map(|(task, fate)| (task.clone(), (fate, results.remove(&task)))).collect()
+/// The ends and results of a run's tasks.
+fn task_endings(history: &History) -> BTreeMap<TaskId, (TaskOutcome, Option<InlineOrStoredBytes>)> {
+    let mut results = history.accepted_results();
+    let task_outcomes = history.task_outcomes().into_iter();
+    task_outcomes.map(|(task, fate)| (task.clone(), (fate, results.remove(&task)))).collect()
 }
 
-/// How many attempts ended in each two seconds of a run.
-fn pace(history: &History) -> String {
-    let start = history.plan().start.as_ref().unwrap().at;
+/// The number of attempts that ended in each two seconds of a run.
+fn attempts_per_two_seconds(history: &History) -> String {
+    let start = history.folded_plan().run.start.as_ref().unwrap().at;
     let mut ended: BTreeMap<u64, usize> = BTreeMap::new();
-    for (at, event) in history.events() {
-        if matches!(event, Event::AttemptFinished { .. } | Event::AttemptErrored { .. }) {
+    for (at, event) in history.timed_events() {
+        if matches!(event, Event::Attempt(AttemptEvent::Finished { .. } | AttemptEvent::Errored { .. })) {
             *ended.entry(at.duration_since(start).unsigned_abs().as_secs() / 2).or_default() += 1;
         }
     }
@@ -296,71 +313,119 @@ fn pace(history: &History) -> String {
     counts.collect::<Vec<_>>().join(" ")
 }
 
-/// The same run left alone, where no task takes any time.
-async fn undisturbed(run: &RunId) -> BTreeMap<TaskId, (Fate, Option<Blob>)> {
-    let mut cluster = Cluster::start(Setup { slots: 32, ..Setup::default() }, 1);
-    let file = measure::file(cluster.folder());
-    cluster.add(Role::Worker, "measure", &["--capability", &file.display().to_string()]);
-    let bus = cluster.bus().await;
-    cluster.known(&bus, Kind::Worker, 2).await;
-    submit(&bus, run, &five_hundred(0)).await;
-    let history = finished(&bus, run, PATIENCE).await;
-    history.assert_holds();
-    assert_eq!(
-        history.broken_by_ledger(&with_beginnings(&cluster.ledger_text(), &history)),
-        Vec::<String>::new()
-    );
-    cluster.end();
-    ending(&history)
+/// The ends of the same runs without faults and delays.
+async fn run_without_faults(
+    runs: &[RunId],
+) -> Vec<BTreeMap<TaskId, (TaskOutcome, Option<InlineOrStoredBytes>)>> {
+    let mut cluster =
+        TestCluster::start_with_workers(ClusterSetup { slots: 32, ..ClusterSetup::default() }, 1);
+    let file = measure::write_capability_file(cluster.test_folder());
+    cluster.start_process(ProcessRole::Worker, "measure", &["--capability", &file.display().to_string()]);
+    let bus = cluster.connect_bus().await;
+    cluster.wait_for_heartbeats(&bus, Kind::Worker, 2).await;
+    let mut endings = Vec::new();
+    for run in runs {
+        submit_run(&bus, run, &five_hundred_tasks(0)).await;
+        let history = wait_for_run_history(&bus, run, TIMEOUT).await;
+        history.assert_consistent();
+        assert_eq!(
+            history.find_ledger_violations(&with_start_lines(&cluster.read_ledger(), &history)),
+            Vec::<String>::new()
+        );
+        endings.push(task_endings(&history));
+    }
+    cluster.stop_all();
+    endings
+}
+
+/// Submits the next run unless more than half of the tasks of the newest one are still open, so that every disturbance
+/// finds work in flight however long the disturbances before it took.
+async fn ensure_work_in_flight(bus: &Bus, runs: &mut Vec<RunId>) {
+    if let Some(newest) = runs.last() {
+        let summary = registry::read_summary(bus, newest).await.unwrap();
+        // The summary of a run that was just submitted may not be written yet.
+        let is_half_open = |summary: RunSummary| {
+            let (tasks, completed) = summary.completed_and_total_tasks();
+            summary.end.is_none() && completed <= tasks / 2
+        };
+        if summary.is_none_or(is_half_open) {
+            return;
+        }
+    }
+    let next = run_id(&format!("three-machines-{}", runs.len() + 1));
+    submit_run(bus, &next, &five_hundred_tasks(SLOWER)).await;
+    runs.push(next);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn five_hundred_tasks_on_three_machines_end_as_undisturbed_whichever_is_cut_off_killed_or_restarted() {
-    let _alone = alone();
-    let Some(machines) = machines(3) else { return };
-    let run = run("three-machines");
-    let expected = undisturbed(&run).await;
-    let mut site = Site::start(machines).await;
-    let bus = site.bus().await;
+async fn partitions_and_kills_on_three_machines_lose_no_task() {
+    let _alone = lock_machine();
+    let Some(machines) = create_machines(3) else { return };
+    let mut deployment = ThreeMachineDeployment::start(machines).await;
+    let bus = deployment.connect_bus().await;
+    let mut runs = Vec::new();
     let started = Instant::now();
     let say = |what: &str| println!("{:6.1} s: {what}", started.elapsed().as_secs_f64());
-    submit(&bus, &run, &five_hundred(SLOWER)).await;
 
-    for (machine, how) in [(0, Cut::Silent), (1, Cut::Cable), (2, Cut::Silent)] {
-        say(&format!("machine {machine} is cut off ({how:?})"));
-        site.cut_off(machine, how).await;
+    for (machine, kind) in [
+        (0, NetworkPartition::PacketLoss),
+        (1, NetworkPartition::LinkDown),
+        (2, NetworkPartition::PacketLoss),
+    ] {
+        ensure_work_in_flight(&bus, &mut runs).await;
+        say(&format!("machine {machine} is disconnected ({kind:?})"));
+        deployment.disconnect_beyond_leases(machine, kind).await;
     }
+    ensure_work_in_flight(&bus, &mut runs).await;
     say("the server that leads the lane is killed");
-    site.kill_the_leader(&bus).await;
+    deployment.kill_stream_leader(&bus).await;
+    ensure_work_in_flight(&bus, &mut runs).await;
     say("every process is restarted");
-    site.restart_all().await;
+    deployment.restart_all_processes().await;
     say("nothing is disturbed any more");
-    let summary = registry::summary(&bus, &run).await.unwrap().unwrap();
-    assert!(summary.end.is_none(), "the run was over before the last process was restarted: {summary:?}");
-    ended(&bus, &run, PATIENCE).await;
-    say("the run is over");
-
-    assert_eq!(site.fleet.keep(), Vec::<String>::new(), "nobody gave up");
-    let history = finished(&bus, &run, PATIENCE).await;
-    history.assert_holds();
-    let ledger = with_beginnings(&site.fleet.ledger_text(), &history);
-    assert_eq!(history.broken_by_ledger(&ledger), Vec::<String>::new());
-    let (found, (takeovers, continued)) = (ending(&history), (history.takeovers(), history.continued()));
-    println!("{takeovers} times work was taken over, {continued} times behind a step");
-    println!("attempts that ended in each two seconds: {}", pace(&history));
-    let differs = |task: &&TaskId| found.get(*task) != expected.get(*task);
-    let show = |of: Option<&(Fate, Option<Blob>)>| of.map(|(fate, _)| format!("{fate:?}"));
-    let different: Vec<_> = expected.keys().chain(found.keys()).filter(differs).collect();
-    let shown = different.iter().map(|&task| (task, show(found.get(task)), show(expected.get(task))));
-    assert!(different.is_empty(), "undisturbed it was otherwise: {:#?}", shown.collect::<Vec<_>>());
-    for server in 0..3 {
-        let log = site.trio.log(server);
-        let refused: Vec<&str> = log.lines().filter(|line| line.contains("iolation")).collect();
-        assert!(refused.is_empty(), "server {server} refused something: {refused:#?}");
+    for run in &runs {
+        wait_for_run_end(&bus, run, TIMEOUT).await;
     }
-    let refused = site.fleet.logs();
-    let refused: Vec<&str> = refused.lines().filter(|line| line.contains("does not let")).collect();
-    assert!(refused.is_empty(), "something was refused: {refused:#?}");
+    say(&format!("{} runs are over", runs.len()));
+
+    assert_eq!(deployment.processes.restart_exited(), Vec::<String>::new(), "no process exited by itself");
+    let mut histories = Vec::new();
+    for run in &runs {
+        histories.push(wait_for_run_history(&bus, run, TIMEOUT).await);
+    }
+    let expected = run_without_faults(&runs).await;
+    let mut takeovers = 0;
+    for (history, expected) in histories.iter().zip(&expected) {
+        history.assert_consistent();
+        let ledger = with_start_lines(&deployment.processes.read_ledger(), history);
+        assert_eq!(history.find_ledger_violations(&ledger), Vec::<String>::new());
+        let ended = task_endings(history);
+        println!(
+            "{} times work was taken over, {} times behind a step",
+            history.takeover_count(),
+            history.continued_attempt_count()
+        );
+        println!("attempts that ended in each two seconds: {}", attempts_per_two_seconds(history));
+        takeovers += history.takeover_count();
+        let differs = |task: &&TaskId| ended.get(*task) != expected.get(*task);
+        let show =
+            |of: Option<&(TaskOutcome, Option<InlineOrStoredBytes>)>| of.map(|(fate, _)| format!("{fate:?}"));
+        let different: Vec<_> = expected.keys().chain(ended.keys()).filter(differs).collect();
+        let shown = different.iter().map(|&task| (task, show(ended.get(task)), show(expected.get(task))));
+        assert!(
+            different.is_empty(),
+            "these differ from the run without faults: {:#?}",
+            shown.collect::<Vec<_>>()
+        );
+    }
+    for server in 0..3 {
+        let log = deployment.servers.read_server_log(server);
+        let refused: Vec<&str> = log.lines().filter(|line| line.contains("iolation")).collect();
+        assert!(refused.is_empty(), "server {server} rejected requests: {refused:#?}");
+    }
+    let refused = deployment.processes.read_all_logs();
+    let refused: Vec<&str> = refused.lines().filter(|line| line.contains("permission denied")).collect();
+    assert!(refused.is_empty(), "requests were rejected: {refused:#?}");
     assert!(takeovers > 0, "no work was ever taken over");
-    site.fleet.end();
+    deployment.processes.stop_all();
 }

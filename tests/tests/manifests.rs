@@ -1,6 +1,5 @@
-//! `deploy/kubernetes` says what is so: every overlay is one that Kubernetes takes, keeps its processes in their
-//! places, and names nothing that the programs don't know. And what the smallest overlay says is done for once, with real
-//! processes, as far as that goes without a Kubernetes.
+//! Tests of `deploy/kubernetes`: every overlay is valid for Kubernetes, restricts its processes, and matches the
+//! programs. The smallest overlay is also run with real processes, as far as that is possible without Kubernetes.
 
 #[path = "manifests/backup.rs"]
 mod backup;

@@ -1,15 +1,15 @@
-//! The table in `tests/PARITY.md` answers every row that it must, and names only tests that are there.
+//! The table in `tests/PARITY.md` has every required row and names only existing tests.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-fn root() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the tests lie in the workspace").to_owned()
+fn workspace_folder() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the tests are in the workspace").to_owned()
 }
 
-/// The rows that are answered for: of planning, judging and spending, of agents, models, tools and capabilities; and the
-/// behaviours, by their numbers alone.
-fn rows() -> Vec<String> {
+/// The required rows: planning, reviews and budgets; agents, models, tools and capabilities; and the behaviours, which
+/// have numbers only.
+fn required_rows() -> Vec<String> {
     let of = |kind: &str, numbers: &[u32]| numbers.iter().map(|n| format!("{kind}{n}")).collect::<Vec<_>>();
     let up_to = |from: u32, to: u32| (from..=to).collect::<Vec<_>>();
     [
@@ -28,23 +28,24 @@ fn rows() -> Vec<String> {
 }
 
 #[test]
-fn every_row_is_answered_by_tests_that_are_there() {
-    let page = std::fs::read_to_string(root().join("tests/PARITY.md")).expect("the table is there");
-    let answers: BTreeMap<&str, &str> = page
+fn every_row_names_existing_tests() {
+    let page =
+        std::fs::read_to_string(workspace_folder().join("tests/PARITY.md")).expect("the table can be read");
+    let cells: BTreeMap<&str, &str> = page
         .lines()
         .filter_map(|line| {
             let mut cells = line.strip_prefix("| ")?.split(" | ");
             Some((cells.next()?, cells.nth(1)?))
         })
         .collect();
-    for row in rows() {
-        let answer = answers.get(row.as_str()).unwrap_or_else(|| panic!("{row} is not answered"));
+    for row in required_rows() {
+        let answer = cells.get(row.as_str()).unwrap_or_else(|| panic!("{row} is missing"));
         let tests: Vec<&str> =
             answer.split('`').skip(1).step_by(2).filter(|name| name.contains("::")).collect();
         assert!(!tests.is_empty() || answer.starts_with("not wanted"), "{row} names no test");
         for name in tests {
-            let (file, test) = name.split_once("::").expect("it has both");
-            let source = std::fs::read_to_string(root().join(file))
+            let (file, test) = name.split_once("::").expect("a file and a test");
+            let source = std::fs::read_to_string(workspace_folder().join(file))
                 .unwrap_or_else(|error| panic!("{row}: {file}: {error}"));
             assert!(source.contains(&format!("fn {test}(")), "{row}: {file} has no test {test}");
         }

@@ -1,5 +1,5 @@
-//! The log is enough: a run whose log was cut behind any message, with nothing else left of its cluster, goes on to the
-//! same end. In process, on a real server; each cut has an account of its own on it, which is a server to itself.
+//! Recovery from the log alone: a run whose log is cut after any message, with nothing else left of its cluster,
+//! recovers to the same end. In process, on a real server, with an isolated account for each cut.
 
 use std::collections::BTreeSet;
 use std::fmt::Write;
@@ -9,28 +9,30 @@ use std::time::Duration;
 
 use futures::StreamExt;
 use millrace_protocol::ids::RunId;
-use millrace_protocol::plan::{Review, Submission};
-use millrace_runtime::connection::Credentials;
-use millrace_runtime::record::Record;
-use millrace_runtime::topology::Wanted;
-use millrace_runtime::{Bus, Connection};
-use millrace_tests::cluster::alone;
+use millrace_protocol::plan::{ReviewPolicy, Submission};
+use millrace_runtime::nats::connection::Credentials;
+use millrace_runtime::nats::record::StreamRecord;
+use millrace_runtime::nats::topology::ClusterOptions;
+use millrace_runtime::{Bus, ConnectionSettings};
+use millrace_tests::cluster::lock_machine;
 use millrace_tests::history::History;
-use millrace_tests::plans::{appended, echo, finished, fixed, id, run, submit};
-use millrace_tests::{NatsServer, Options};
-use millrace_worker::builtin::Echo;
+use millrace_tests::plans::{
+    build_publish_headers, echo_task, fixed_submission, run_id, submit_run, task_id, wait_for_run_history,
+};
+use millrace_tests::{NatsServer, ServerOptions};
+use millrace_worker::builtin::EchoCapability;
 use serde_json::json;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
-/// More accounts than a run of this size has messages.
+/// The number of accounts: more than this run has messages.
 const ACCOUNTS: usize = 400;
-/// How many cuts are recovered at the same time.
+/// The number of cuts that are recovered at the same time.
 const AT_ONCE: usize = 6;
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(120);
 
-/// Twelve tasks in three layers: steps, reviews, some that fail and some that are rejected on the way.
-fn submission() -> Submission {
+/// Twelve tasks in three layers, with steps, reviews, failures and rejections.
+fn sample_submission() -> Submission {
     let mut tasks = Vec::new();
     for n in 0..12 {
         let (fail_rate, reject_rate) =
@@ -39,72 +41,77 @@ fn submission() -> Submission {
         let parameters = json!({
             "steps": steps, "delay_ms": steps * 2, "fail_rate": fail_rate, "reject_rate": reject_rate, "seed": 5,
         });
-        let mut task = echo(&format!("t{n}"), &parameters);
+        let mut task = echo_task(&format!("t{n}"), &parameters);
         task.limits.max_attempts = 20;
         task.limits.backoff = Duration::from_millis(10);
         task.is_final = n == 11;
         if n % 3 == 0 {
-            task.review = Review::critic(Vec::new());
+            task.review = ReviewPolicy::critic(Vec::new());
         }
         if n >= 4 {
-            task.depends_on = vec![id(&format!("t{}", n - 4)), id(&format!("t{}", n - 3))];
+            task.depends_on = vec![task_id(&format!("t{}", n - 4)), task_id(&format!("t{}", n - 3))];
         }
         tasks.push(task);
     }
-    fixed(tasks)
+    fixed_submission(tasks)
 }
 
-/// A server with accounts that know nothing of each other.
-fn server() -> NatsServer {
+/// A server with isolated accounts.
+fn start_server_with_accounts() -> NatsServer {
     let accounts = (0..ACCOUNTS).fold(String::new(), |mut text, n| {
         let _ = writeln!(text, "  A{n}: {{ jetstream: enabled, users: [{{ user: a{n}, password: a }}] }}");
         text
     });
-    NatsServer::with(&Options { more: format!("accounts {{\n{accounts}}}\n"), ..Options::default() })
+    NatsServer::start_with_options(&ServerOptions {
+        more: format!("accounts {{\n{accounts}}}\n"),
+        ..ServerOptions::default()
+    })
 }
 
-fn connection(server: &NatsServer, account: usize) -> Connection {
+fn account_connection(server: &NatsServer, account: usize) -> ConnectionSettings {
     let credentials = Credentials::Password { user: format!("a{account}"), password: "a".into() };
-    Connection { credentials, ..Connection::open(server.url.clone()) }
+    ConnectionSettings { credentials, ..ConnectionSettings::unauthenticated(server.url.clone()) }
 }
 
-fn wanted() -> Wanted {
-    Wanted {
+fn cluster_options() -> ClusterOptions {
+    ClusterOptions {
         lanes: Some(1),
         lane_lease: Some(Duration::from_secs(5)),
         work_lease: Some(Duration::from_secs(5)),
-        ..Wanted::default()
+        ..ClusterOptions::default()
     }
 }
 
 /// A supervisor, a worker and a critic in this process.
-struct Roles {
+struct InProcessRoles {
     stop: CancellationToken,
     tasks: Vec<JoinHandle<()>>,
 }
 
-impl Roles {
-    fn start(connection: &Connection, ledger: PathBuf) -> Self {
+impl InProcessRoles {
+    fn start(connection: &ConnectionSettings, ledger: PathBuf) -> Self {
         let stop = CancellationToken::new();
-        let supervisor = millrace_supervisor::Config {
+        let supervisor = millrace_supervisor::SupervisorConfig {
             connection: connection.clone(),
             id: None,
-            wanted: wanted(),
-            linger: PATIENCE,
+            wanted: cluster_options(),
+            linger: TIMEOUT,
             http: None,
         };
-        let mut worker =
-            millrace_worker::Config::new(connection.clone(), vec![Arc::new(Echo::with_ledger(ledger))]);
-        worker.document_cache = None;
-        let mut critic = millrace_critic::Config::new(connection.clone());
-        critic.document_cache = None;
+        let mut worker = millrace_worker::WorkerConfig::new(
+            connection.clone(),
+            vec![Arc::new(EchoCapability::with_ledger(ledger))],
+        );
+        worker.host.document_cache = None;
+        let mut critic = millrace_critic::CriticConfig::new(connection.clone());
+        critic.host.document_cache = None;
         let (a, b, c) = (stop.clone(), stop.clone(), stop.clone());
         let tasks = vec![
             tokio::spawn(async {
-                millrace_supervisor::run(supervisor, a).await.expect("the supervisor runs")
+                millrace_supervisor::run_supervisor(supervisor, a).await.expect("the supervisor runs")
             }),
-            tokio::spawn(async { millrace_worker::run(worker, b).await.expect("the worker runs") }),
-            tokio::spawn(async { millrace_critic::run(critic, c).await.expect("the critic runs") }),
+            tokio::spawn(async { millrace_worker::run_worker(worker, b).await.expect("the worker runs") }),
+            tokio::spawn(async { millrace_critic::run_critic(critic, c).await.expect("the critic runs") }),
         ];
         Self { stop, tasks }
     }
@@ -117,86 +124,99 @@ impl Roles {
     }
 }
 
-/// The run as it goes when nothing happens.
-async fn whole(server: &NatsServer, ledger: PathBuf, run: &RunId) -> History {
-    let connection = connection(server, 0);
-    let roles = Roles::start(&connection, ledger);
-    let bus = Bus::join(&connection, "test", PATIENCE).await.expect("the cluster is made");
-    submit(&bus, run, &submission()).await;
-    let history = finished(&bus, run, PATIENCE).await;
+/// The run without a cut.
+async fn run_uncut(server: &NatsServer, ledger: PathBuf, run: &RunId) -> History {
+    let connection = account_connection(server, 0);
+    let roles = InProcessRoles::start(&connection, ledger);
+    let bus = Bus::join_existing_cluster(&connection, "test", TIMEOUT).await.expect("the cluster is made");
+    submit_run(&bus, run, &sample_submission()).await;
+    let history = wait_for_run_history(&bus, run, TIMEOUT).await;
     roles.stop().await;
     history
 }
 
-/// What came of the run behind one cut.
-struct Recovered {
+/// The run as recovered from a cut.
+struct RecoveredRun {
     history: History,
     ledger: String,
 }
 
-async fn recover(server: &NatsServer, folder: &Path, run: &RunId, records: &[Record]) -> Recovered {
+async fn recover_from_cut(
+    server: &NatsServer,
+    folder: &Path,
+    run: &RunId,
+    records: &[StreamRecord],
+) -> RecoveredRun {
     let account = records.len();
-    let connection = connection(server, account);
-    let bus = Bus::connect(&connection, "test", &wanted()).await.expect("a cluster is made");
-    lay_down(&bus, records).await;
+    let connection = account_connection(server, account);
+    let bus = Bus::connect_and_ensure_cluster(&connection, "test", &cluster_options())
+        .await
+        .expect("a cluster is made");
+    restore_messages(&bus, records).await;
     let ledger = folder.join(format!("ledger-{account}"));
-    let roles = Roles::start(&connection, ledger.clone());
-    let history = finished(&bus, run, PATIENCE).await;
+    let roles = InProcessRoles::start(&connection, ledger.clone());
+    let history = wait_for_run_history(&bus, run, TIMEOUT).await;
     roles.stop().await;
-    Recovered { history, ledger: std::fs::read_to_string(ledger).unwrap_or_default() }
+    RecoveredRun { history, ledger: std::fs::read_to_string(ledger).unwrap_or_default() }
 }
 
-/// Writes messages into an empty lane as they were, with the same sequences.
-async fn lay_down(bus: &Bus, records: &[Record]) {
+/// Writes messages into an empty lane, with their original sequence numbers.
+async fn restore_messages(bus: &Bus, records: &[StreamRecord]) {
     let context = async_nats::jetstream::new(bus.client().clone());
     let mut acknowledgements = Vec::new();
     for record in records {
         let (subject, payload) = (record.subject.clone(), record.payload.clone());
-        let sent = context.publish_with_headers(subject, appended(), payload).await;
+        let sent = context.publish_with_headers(subject, build_publish_headers(), payload).await;
         acknowledgements.push((record.sequence, sent.expect("the message is sent")));
     }
     for (sequence, acknowledgement) in acknowledgements {
         let acknowledged = acknowledgement.await.expect("the lane takes the message");
-        assert_eq!(acknowledged.sequence, sequence, "the lane has the same sequences");
+        assert_eq!(acknowledged.sequence, sequence, "the lane has the same sequence numbers");
     }
 }
 
-fn check(cut: usize, whole: &History, recovered: &Recovered) -> Result<(), String> {
-    let Recovered { history, ledger } = recovered;
-    let broken = history.broken();
-    if !broken.is_empty() {
-        return Err(format!("cut behind {cut}: {}", broken.join("; ")));
+fn check_recovered_run(cut: usize, uncut: &History, recovered: &RecoveredRun) -> Result<(), String> {
+    let RecoveredRun { history, ledger } = recovered;
+    let violations = history.find_violations();
+    if !violations.is_empty() {
+        return Err(format!("cut after {cut}: {}", violations.join("; ")));
     }
-    if history.fates() != whole.fates() || history.results() != whole.results() {
-        return Err(format!("cut behind {cut}: tasks fared otherwise: {:?}", history.fates()));
+    if history.task_outcomes() != uncut.task_outcomes()
+        || history.accepted_results() != uncut.accepted_results()
+    {
+        return Err(format!("cut after {cut}: tasks fared otherwise: {:?}", history.task_outcomes()));
     }
-    let end =
-        |history: &History| history.plan().end.as_ref().map(|end| (end.reason, end.deliverable.clone()));
-    if end(history) != end(whole) {
-        return Err(format!("cut behind {cut}: it ended with {:?}", end(history)));
+    let end = |history: &History| {
+        history.folded_plan().run.end.as_ref().map(|end| (end.reason, end.deliverable.clone()))
+    };
+    if end(history) != end(uncut) {
+        return Err(format!("cut after {cut}: it ended with {:?}", end(history)));
     }
-    let done: BTreeSet<&str> = ledger.lines().collect();
-    let written = whole.steps().into_iter().filter(|(_, sequence)| *sequence <= cut as u64);
-    match written.map(|(step, _)| step).find(|step| done.contains(step.as_str())) {
-        Some(step) => Err(format!("cut behind {cut}: step {step:?} was in the log and was done again")),
+    let ledger_lines: BTreeSet<&str> = ledger.lines().collect();
+    let written = uncut.recorded_steps().into_iter().filter(|(_, sequence)| *sequence <= cut as u64);
+    match written.map(|(step, _)| step).find(|step| ledger_lines.contains(step.as_str())) {
+        Some(step) => Err(format!("cut after {cut}: step {step:?} was in the log and was done again")),
         None => Ok(()),
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_log_that_is_cut_behind_any_message_leads_to_the_same_end() {
-    let _alone = alone();
-    let (server, folder) = (server(), tempfile::tempdir().unwrap());
-    let run = run("cut-me-anywhere");
-    let whole = whole(&server, folder.path().join("ledger"), &run).await;
-    whole.assert_holds();
-    let attempts: Vec<_> = whole.fates().into_values().flat_map(|fate| fate.attempts).collect();
+async fn log_cut_after_any_message_recovers_to_the_same_end() {
+    let _alone = lock_machine();
+    let (server, folder) = (start_server_with_accounts(), tempfile::tempdir().unwrap());
+    let run = run_id("cut-me-anywhere");
+    let uncut = run_uncut(&server, folder.path().join("ledger"), &run).await;
+    uncut.assert_consistent();
+    let attempts: Vec<_> = uncut.task_outcomes().into_values().flat_map(|outcome| outcome.attempts).collect();
     assert!(
         attempts.iter().any(|(_, end, _)| end.starts_with("errored")),
         "one attempt failed: {attempts:?}"
     );
-    assert!(attempts.iter().any(|(_, _, passed)| *passed == Some(false)), "one was rejected: {attempts:?}");
-    let records = whole.records();
+    assert!(
+        attempts.iter().any(|(_, _, passed)| *passed == Some(false)),
+        "an attempt was rejected: {attempts:?}"
+    );
+    let records = uncut.records();
     assert!(records.len() < ACCOUNTS, "{} messages", records.len());
     assert!(
         records.iter().zip(1..).all(|(record, sequence)| record.sequence == sequence),
@@ -204,8 +224,10 @@ async fn a_log_that_is_cut_behind_any_message_leads_to_the_same_end() {
     );
 
     let cuts = futures::stream::iter(1..=records.len()).map(|cut| {
-        let (server, folder, run, whole) = (&server, folder.path(), &run, &whole);
-        async move { check(cut, whole, &recover(server, folder, run, &records[..cut]).await) }
+        let (server, folder, run, uncut) = (&server, folder.path(), &run, &uncut);
+        async move {
+            check_recovered_run(cut, uncut, &recover_from_cut(server, folder, run, &records[..cut]).await)
+        }
     });
     let failures: Vec<String> =
         cuts.buffer_unordered(AT_ONCE).filter_map(async |checked| checked.err()).collect().await;

@@ -1,5 +1,5 @@
-//! The wire is for everybody: the worker in `examples/python-worker`, which knows nothing of our code, does tasks of a
-//! real cluster, and what is shown of messages in `docs/wire.md` is what our types read.
+//! The wire protocol is language-independent: the Python worker in `examples/python-worker` runs tasks of a real
+//! cluster, and the message examples in `docs/wire.md` match the types.
 
 #![allow(clippy::unwrap_used, reason = "the helpers of tests are tests too")]
 
@@ -8,68 +8,81 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use millrace_protocol::ids::Capability;
-use millrace_protocol::plan::{Plan, Submission, TaskSpec, TaskState};
-use millrace_protocol::registry::{Beat, ClusterSettings};
+use millrace_protocol::plan::{JournalKey, Plan, Submission, TaskSpec, TaskState};
+use millrace_protocol::registry::{ClusterSettings, Heartbeat};
 use millrace_protocol::result::{CapabilityDescription, TaskResult};
 use millrace_protocol::subject::Topic;
-use millrace_protocol::work::{Entry, Order};
+use millrace_protocol::work::{JournalEntry, Order};
 use millrace_runtime::Bus;
 use millrace_runtime::log::read_topic;
-use millrace_tests::cluster::{Cluster, Role, Setup, alone};
-use millrace_tests::eventually;
-use millrace_tests::plans::{echo, finished, fixed, id, run, submit};
-use millrace_tests::python::python;
+use millrace_tests::cluster::{ClusterSetup, ProcessRole, TestCluster, lock_machine};
+use millrace_tests::plans::{echo_task, fixed_submission, run_id, submit_run, task_id, wait_for_run_history};
+use millrace_tests::python::install_python_packages;
+use millrace_tests::wait_for_value;
 use serde_json::{Value, json};
 
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(120);
 const PACKAGES: [&str; 2] = ["nats-py==2.16.0", "msgpack==1.1.2"];
 
-fn root() -> &'static Path {
+fn repository_folder() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap()
 }
 
-/// The worker as a process, killed when it is dropped.
-struct Worker(Child);
+/// The worker process. Dropping it kills it.
+struct PythonWorker(Child);
 
-impl Worker {
-    fn start(python: &PathBuf, cluster: &Cluster) -> Self {
+impl PythonWorker {
+    fn start(python: &PathBuf, cluster: &TestCluster) -> Self {
         let mut command = Command::new(python);
-        command.arg(root().join("examples/python-worker/worker.py")).env("NATS_URL", &cluster.server.url);
+        command
+            .arg(repository_folder().join("examples/python-worker/worker.py"))
+            .env("NATS_URL", &cluster.server.url);
         Self(command.stdin(Stdio::null()).spawn().unwrap())
     }
 }
 
-impl Drop for Worker {
+impl Drop for PythonWorker {
     fn drop(&mut self) {
         drop(self.0.kill());
         drop(self.0.wait());
     }
 }
 
-fn count_words(text: &str, pause: f64) -> Submission {
-    let task = echo("count", &json!({ "text": text, "pause": pause }));
-    fixed(vec![TaskSpec { capability: Capability::new("wordcount").unwrap(), is_final: true, ..task }])
+fn word_count_submission(text: &str, pause: f64) -> Submission {
+    let task = echo_task("count", &json!({ "text": text, "pause": pause }));
+    fixed_submission(vec![TaskSpec {
+        capability: Capability::new("wordcount").unwrap(),
+        is_final: true,
+        ..task
+    }])
 }
 
-async fn journal(bus: &Bus, run: &millrace_protocol::ids::RunId) -> Vec<Entry> {
+async fn read_journal(bus: &Bus, run: &millrace_protocol::ids::RunId) -> Vec<JournalEntry> {
     let mut entries = Vec::new();
-    for record in read_topic(bus, bus.lane(run), run, &Topic::Task(id("count"), 1)).await.unwrap() {
-        entries.push(bus.open::<Entry>(&record).await.unwrap());
+    for record in
+        read_topic(bus, bus.lane_of_run(run), run, &Topic::Journal(JournalKey::Task(task_id("count"), 1)))
+            .await
+            .unwrap()
+    {
+        entries.push(bus.decode_record::<JournalEntry>(&record).await.unwrap());
     }
     entries
 }
 
-fn steps(entries: &[Entry]) -> Vec<&str> {
+fn step_names(entries: &[JournalEntry]) -> Vec<&str> {
     let names = entries.iter().filter_map(|entry| match entry {
-        Entry::Step { name, .. } => Some(name.as_str()),
-        Entry::Claimed { .. } | Entry::Note { .. } | Entry::Released { .. } | Entry::Outcome { .. } => None,
+        JournalEntry::Step { name, .. } => Some(name.as_str()),
+        JournalEntry::Claimed { .. }
+        | JournalEntry::Note { .. }
+        | JournalEntry::Released { .. }
+        | JournalEntry::Outcome { .. } => None,
     });
     names.collect()
 }
 
-fn words(plan: &Plan) -> &str {
-    let task = plan.task(&id("count")).unwrap();
-    assert_eq!(task.state, TaskState::Completed, "{task:?}");
+fn word_count_summary(plan: &Plan) -> &str {
+    let task = plan.task(&task_id("count")).unwrap();
+    assert_eq!(task.state(), TaskState::Completed, "{task:?}");
     match &task.attempts.last().unwrap().end {
         Some(millrace_protocol::plan::AttemptEnd::Finished { summary, .. }) => summary,
         other => panic!("{other:?}"),
@@ -77,48 +90,51 @@ fn words(plan: &Plan) -> &str {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_worker_in_another_language_does_tasks_and_another_goes_on_where_it_was_killed() {
-    let python = match python(&PACKAGES) {
+async fn python_worker_runs_tasks_and_another_resumes_its_work() {
+    let python = match install_python_packages(&PACKAGES) {
         Ok(python) => python,
         Err(why) => return println!("passed over: {why}"),
     };
-    let _alone = alone();
-    let mut cluster = Cluster::new(Setup { linger: Duration::from_secs(60), ..Setup::default() });
-    cluster.add(Role::Supervisor, "supervisor-1", &[]);
-    let bus = cluster.bus().await;
-    let mut worker = Worker::start(&python, &cluster);
+    let _alone = lock_machine();
+    let mut cluster = TestCluster::with_server_only(ClusterSetup {
+        linger: Duration::from_secs(60),
+        ..ClusterSetup::default()
+    });
+    cluster.start_process(ProcessRole::Supervisor, "supervisor-1", &[]);
+    let bus = cluster.connect_bus().await;
+    let mut worker = PythonWorker::start(&python, &cluster);
 
-    let quick = run("quick");
-    submit(&bus, &quick, &count_words("one two\nthree", 0.0)).await;
-    let history = finished(&bus, &quick, PATIENCE).await;
-    history.assert_holds();
-    assert_eq!(words(history.plan()), "3 words");
+    let quick = run_id("quick");
+    submit_run(&bus, &quick, &word_count_submission("one two\nthree", 0.0)).await;
+    let history = wait_for_run_history(&bus, &quick, TIMEOUT).await;
+    history.assert_consistent();
+    assert_eq!(word_count_summary(history.folded_plan()), "3 words");
 
-    let slow = run("slow");
-    submit(&bus, &slow, &count_words(&"a b c\n".repeat(12), 0.25)).await;
-    eventually(PATIENCE, "the third step", async || {
-        (steps(&journal(&bus, &slow).await).len() >= 3).then_some(())
+    let slow = run_id("slow");
+    submit_run(&bus, &slow, &word_count_submission(&"a b c\n".repeat(12), 0.25)).await;
+    wait_for_value(TIMEOUT, "the third step", async || {
+        (step_names(&read_journal(&bus, &slow).await).len() >= 3).then_some(())
     })
     .await;
     worker.0.kill().unwrap();
     worker.0.wait().unwrap();
-    let before = steps(&journal(&bus, &slow).await).len();
-    assert!(before < 12, "it was killed in the middle");
-    let _next = Worker::start(&python, &cluster);
-    let history = finished(&bus, &slow, PATIENCE).await;
-    history.assert_holds();
-    assert_eq!(words(history.plan()), "36 words");
-    let entries = journal(&bus, &slow).await;
-    let claims = entries.iter().filter(|entry| matches!(entry, Entry::Claimed { .. })).count();
+    let before = step_names(&read_journal(&bus, &slow).await).len();
+    assert!(before < 12, "it was killed before its end");
+    let _next = PythonWorker::start(&python, &cluster);
+    let history = wait_for_run_history(&bus, &slow, TIMEOUT).await;
+    history.assert_consistent();
+    assert_eq!(word_count_summary(history.folded_plan()), "36 words");
+    let entries = read_journal(&bus, &slow).await;
+    let claims = entries.iter().filter(|entry| matches!(entry, JournalEntry::Claimed { .. })).count();
     assert_eq!(claims, 2);
-    let wanted: Vec<String> = (0..12).map(|number| format!("line.{number}")).collect();
-    assert_eq!(steps(&entries), wanted, "each step is there once, in its order");
+    let expected: Vec<String> = (0..12).map(|number| format!("line.{number}")).collect();
+    assert_eq!(step_names(&entries), expected, "each step is recorded once and in order");
 }
 
 #[test]
-fn what_the_description_of_the_wire_shows_is_what_our_types_read() {
-    let page = std::fs::read_to_string(root().join("docs/wire.md")).unwrap();
-    let mut shown = 0;
+fn examples_in_wire_md_match_the_types() {
+    let page = std::fs::read_to_string(repository_folder().join("docs/wire.md")).unwrap();
+    let mut count = 0;
     for block in page.split("```json ").skip(1) {
         let (kind, rest) = block.split_once('\n').unwrap();
         let text = rest.split("```").next().unwrap();
@@ -129,24 +145,24 @@ fn what_the_description_of_the_wire_shows_is_what_our_types_read() {
                 "capability" => {
                     serde_json::from_value::<CapabilityDescription>(value).and_then(serde_json::to_value)
                 }
-                "beat" => serde_json::from_value::<Beat>(value).and_then(serde_json::to_value),
+                "beat" => serde_json::from_value::<Heartbeat>(value).and_then(serde_json::to_value),
                 "order" => serde_json::from_value::<Order>(value).and_then(serde_json::to_value),
-                "entry" => serde_json::from_value::<Entry>(value).and_then(serde_json::to_value),
+                "entry" => serde_json::from_value::<JournalEntry>(value).and_then(serde_json::to_value),
                 "result" => serde_json::from_value::<TaskResult>(value).and_then(serde_json::to_value),
-                other => panic!("nobody reads a {other:?}"),
+                other => panic!("unknown message kind {other:?}"),
             }
         };
         let again = read(value.clone()).unwrap_or_else(|error| panic!("{kind}: {error}"));
         for name in value.as_object().unwrap().keys() {
-            assert!(again.get(name).is_some(), "{kind}: our types know no {name:?}");
+            assert!(again.get(name).is_some(), "{kind}: the type has no {name:?}");
         }
-        shown += 1;
+        count += 1;
     }
-    assert!(shown >= 9, "the page shows {shown} messages only");
+    assert!(count >= 9, "the page has only {count} examples");
 }
 
 #[test]
-fn the_worker_in_python_is_short() {
-    let text = std::fs::read_to_string(root().join("examples/python-worker/worker.py")).unwrap();
+fn python_worker_is_short() {
+    let text = std::fs::read_to_string(repository_folder().join("examples/python-worker/worker.py")).unwrap();
     assert!(text.lines().count() < 80);
 }

@@ -1,22 +1,21 @@
-//! The capability that is an agent: what it is, a [`Spec`] says, from a file or from a builder; what it works with lies
-//! on the desk. Here it only gets its attempt.
+//! A capability whose work is done by an agent. Its [`AgentSpec`] comes from a capability file or from the builder here; each
+//! attempt is a [`AgentSession`].
 
 use std::sync::Arc;
 
 use futures::FutureExt;
 use futures::future::BoxFuture;
-use millrace_agent::desk::DeskError;
-use millrace_agent::desk::shelf;
-use millrace_agent::model::Choice;
-use millrace_agent::spec::{AnswerForm, Shelf, Spec, Template};
+use millrace_agent::model::ModelSelection;
+use millrace_agent::session::{AgentSession, SessionError, tools};
+use millrace_agent::spec::{AgentSpec, AnswerForm, Template, ToolReference};
 use millrace_agent::tool::{Tool, ToolSpec};
 use millrace_agent::turn::Limits;
-use millrace_forms::Place;
-use millrace_protocol::plan::{Review, Work};
+use millrace_protocol::plan::{ReviewPolicy, Work};
 use millrace_protocol::result::{CapabilityDescription, TaskError};
+use millrace_strict_yaml::Position;
 
-use crate::servers::Servers;
-use crate::{Attempt, Capability, Outcome};
+use crate::tools::mcp::McpServers;
+use crate::{Attempt, Capability, CapabilityOutcome};
 
 /// An agent as a capability.
 ///
@@ -38,164 +37,162 @@ use crate::{Attempt, Capability, Outcome};
 /// ```
 #[derive(Clone)]
 pub struct Agent {
-    spec: Spec,
-    /// Tools beyond those that the desk knows.
+    spec: AgentSpec,
+    /// Tools in addition to the built-in ones.
     tools: Vec<Arc<dyn Tool>>,
-    servers: Servers,
-    /// What is wrong with what was asked for so far.
-    wrong: Option<AgentError>,
+    servers: McpServers,
+    /// The first mistake in the calls to the builder.
+    mistake: Option<AgentError>,
 }
 
-/// Why an agent can't be built.
+/// A mistake in the definition of an agent.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("the agent {agent} can't be built: {why}")]
+#[error("can't build the agent {agent}: {why}")]
 pub struct AgentError {
-    /// Its name.
+    /// The agent's name.
     pub agent: String,
-    /// What is wrong, and what was expected.
+    /// The mistake and the expected value.
     pub why: String,
 }
 
 impl Agent {
-    /// An agent that answers in plain text and has no tools.
+    /// Creates an agent that answers in plain text and has no tools.
     ///
     /// # Panics
-    /// `name` is no name: letters, digits, '-' and '_', at most 64.
+    /// `name` is invalid: at most 64 letters, digits, '-' and '_'.
     #[must_use]
     pub fn new(name: &str, description: &str) -> Self {
-        let spec = Spec::new(name, description);
-        Self { spec, tools: Vec::new(), servers: Servers::default(), wrong: None }
+        let spec = AgentSpec::new(name, description);
+        Self { spec, tools: Vec::new(), servers: McpServers::default(), mistake: None }
     }
 
-    /// An agent of a file, with the tools that the desk does not know.
-    pub(crate) fn of(spec: Spec, tools: Vec<Arc<dyn Tool>>, servers: Servers) -> Self {
-        Self { spec, tools, servers, wrong: None }
+    /// Creates the agent of a capability file, with its tools that reach outside of the process.
+    pub(crate) fn from_spec(spec: AgentSpec, tools: Vec<Arc<dyn Tool>>, servers: McpServers) -> Self {
+        Self { spec, tools, servers, mistake: None }
     }
 
-    /// What it is told: a template, as in a capability file.
+    /// Sets the system prompt: a template, as in a capability file.
     #[must_use]
     pub fn instructions(mut self, text: &str) -> Self {
         match Template::new(text) {
             Ok(template) => self.spec.instructions = template,
-            Err(error) => self.refuse(format!("its instructions: {error}")),
+            Err(error) => self.record_error(format!("its instructions: {error}")),
         }
         self
     }
 
-    /// A tool of its own.
+    /// Adds a tool of your own.
     #[must_use]
     pub fn tool(mut self, tool: Arc<dyn Tool>) -> Self {
         let ToolSpec { name, .. } = tool.spec();
-        let is_taken =
-            shelf::NAMES.contains(&name.as_str()) || self.tools.iter().any(|known| known.spec().name == name);
+        let is_taken = tools::list_built_in_tool_names().any(|built_in| built_in == name)
+            || self.tools.iter().any(|tool| tool.spec().name == name);
         if is_taken {
-            self.refuse(format!("there is a tool {name:?} already; give it another name"));
+            self.record_error(format!("there already is a tool {name:?}; choose another name"));
         }
         self.tools.push(tool);
         self
     }
 
-    /// One of the built-in tools, such as `think` or `read_document`.
+    /// Adds a built-in tool, such as `think` or `read_document`.
     #[must_use]
     pub fn built_in(mut self, name: &str) -> Self {
-        if shelf::Inner.names().contains(&name) {
-            let place = Place { line: 1, column: 1 };
-            let entry = millrace_agent::spec::ToolEntry { name: name.to_owned(), place, settings: None };
-            self.spec.tools.push(entry);
+        if tools::list_built_in_tool_names().any(|built_in| built_in == name) {
+            let position = Position { line: 1, column: 1 };
+            self.spec.tools.push(ToolReference { name: name.to_owned(), position, settings: None });
         } else {
-            let known = shelf::Inner.names().join(", ");
-            self.refuse(format!("there is no built-in tool {name:?}; there are {known}"));
+            let available = tools::list_built_in_tool_names().collect::<Vec<_>>().join(", ");
+            self.record_error(format!("there is no built-in tool {name:?}; available: {available}"));
         }
         self
     }
 
-    /// Its model, `provider:model`, with others that stand in for it behind commas.
+    /// Sets the model, as `provider:model`; fallback models follow after commas.
     #[must_use]
     pub fn model(mut self, names: &str) -> Self {
-        match Choice::parse(names) {
-            Ok(choice) => self.spec.model = Some(choice),
-            Err(error) => self.refuse(error.to_string()),
+        match ModelSelection::parse(names) {
+            Ok(selection) => self.spec.model = Some(selection),
+            Err(error) => self.record_error(error.to_string()),
         }
         self
     }
 
-    /// How it answers.
+    /// Sets the form of its answers.
     #[must_use]
     pub fn answer(mut self, form: AnswerForm) -> Self {
         self.spec.answer = form;
         self
     }
 
-    /// How far it may go.
+    /// Sets its limits.
     #[must_use]
     pub fn limits(mut self, limits: Limits) -> Self {
         self.spec.limits = limits;
         self
     }
 
-    /// The JSON Schema of its parameters.
+    /// Sets the JSON Schema of its parameters.
     #[must_use]
     pub fn input(mut self, schema: serde_json::Value) -> Self {
         self.spec.about.input = Some(schema);
         self
     }
 
-    /// How its results are judged where a task does not say.
+    /// Sets how its results are reviewed if the task does not say.
     #[must_use]
-    pub fn review(mut self, review: Review) -> Self {
+    pub fn review(mut self, review: ReviewPolicy) -> Self {
         self.spec.about.review = review;
         self
     }
 
-    /// What critics ask of each of its results, besides what its review asks.
+    /// Adds a criterion that critics check in each of its results.
     #[must_use]
     pub fn criterion(mut self, sentence: &str) -> Self {
-        self.spec.about.ask(sentence);
+        self.spec.about.add_criterion(sentence);
         self
     }
 
-    /// The agent as a capability of a worker.
+    /// Builds the capability.
     ///
     /// # Errors
-    /// Something that was asked for is wrong; the first of it is told.
+    /// The first mistake in the calls before.
     pub fn build(self) -> Result<Arc<dyn Capability>, AgentError> {
-        match self.wrong {
+        match self.mistake {
             Some(error) => Err(error),
             None => Ok(Arc::new(self)),
         }
     }
 
-    fn refuse(&mut self, why: String) {
-        self.wrong.get_or_insert(AgentError { agent: self.spec.about.name.to_string(), why });
+    fn record_error(&mut self, why: String) {
+        self.mistake.get_or_insert(AgentError { agent: self.spec.about.name.to_string(), why });
     }
 
-    async fn plan(&self, attempt: &mut Attempt<'_>) -> Result<Outcome, TaskError> {
-        let (desk, order) = (attempt.desk(), attempt.order().clone());
-        let tools = self.tools().await?;
-        let planned = desk.plan(&self.spec, &order, attempt.chair().seat(tools)).await;
-        planned
-            .map(|(proposal, spent)| Outcome::Proposal(proposal, spent))
-            .map_err(|error| failed(attempt, error))
+    /// Runs a session for one attempt.
+    async fn run_session(&self, attempt: &mut Attempt<'_>) -> Result<CapabilityOutcome, TaskError> {
+        let (agents, order) = (attempt.agent_host(), attempt.order().clone());
+        let tools = self.open_tools().await?;
+        let outcome: Result<CapabilityOutcome, SessionError> = async {
+            let session =
+                AgentSession::prepare(agents, &self.spec, &order, attempt.session_environment(tools)).await?;
+            match (&order.work(), self.spec.answer) {
+                (Work::Planning { .. }, AnswerForm::Plan) => {
+                    let (proposal, spent) = session.run_planning().await?;
+                    Ok(CapabilityOutcome::Proposal(proposal, spent))
+                }
+                (Work::Task { .. } | Work::Review { .. } | Work::Planning { .. }, _) => {
+                    Ok(CapabilityOutcome::Result(session.run_work().await?))
+                }
+            }
+        }
+        .await;
+        outcome.map_err(|error| attempt.convert_session_error(error))
     }
 
-    async fn work(&self, attempt: &mut Attempt<'_>) -> Result<Outcome, TaskError> {
-        let (desk, order) = (attempt.desk(), attempt.order().clone());
-        let tools = self.tools().await?;
-        let worked = desk.work(&self.spec, &order, attempt.chair().seat(tools)).await;
-        worked.map(Outcome::Result).map_err(|error| failed(attempt, error))
-    }
-
-    async fn tools(&self) -> Result<Vec<Arc<dyn Tool>>, TaskError> {
+    /// Returns the tools in addition to the built-in ones.
+    async fn open_tools(&self) -> Result<Vec<Arc<dyn Tool>>, TaskError> {
         let mut tools = self.tools.clone();
-        tools.extend(self.servers.tools().await?);
+        tools.extend(self.servers.open_tools().await?);
         Ok(tools)
-    }
-}
-
-fn failed(attempt: &mut Attempt<'_>, error: DeskError) -> TaskError {
-    match error {
-        DeskError::Task(error) => error,
-        DeskError::Source(error) => attempt.unreadable(error),
     }
 }
 
@@ -204,37 +201,37 @@ impl Capability for Agent {
         self.spec.describe()
     }
 
-    fn slots(&self) -> Option<u32> {
+    fn max_concurrent_attempts(&self) -> Option<u32> {
         self.spec.about.slots
     }
 
-    fn model(&self) -> Option<&Choice> {
+    fn model(&self) -> Option<&ModelSelection> {
         self.spec.model.as_ref()
     }
 
-    fn run<'a>(&'a self, attempt: &'a mut Attempt<'_>) -> BoxFuture<'a, Result<Outcome, TaskError>> {
-        match (&attempt.order().work, self.spec.answer) {
-            (Work::Planning { .. }, AnswerForm::Plan) => self.plan(attempt).boxed(),
-            (Work::Task { .. } | Work::Review { .. } | Work::Planning { .. }, _) => {
-                self.work(attempt).boxed()
-            }
-        }
+    fn run<'a>(
+        &'a self,
+        attempt: &'a mut Attempt<'_>,
+    ) -> BoxFuture<'a, Result<CapabilityOutcome, TaskError>> {
+        self.run_session(attempt).boxed()
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use millrace_agent::tool::typed;
+    use millrace_agent::tool::tool_from_function;
     use schemars::JsonSchema;
     use serde::Deserialize;
 
     use super::*;
 
     #[derive(Deserialize, JsonSchema)]
-    struct Nothing {}
+    struct NoParameters {}
 
-    fn own(name: &str) -> Arc<dyn Tool> {
-        typed(name, "Does nothing.", |Nothing {}: Nothing, _| async { Ok(String::new()) })
+    fn custom_tool(name: &str) -> Arc<dyn Tool> {
+        tool_from_function(name, "Does nothing.", |NoParameters {}: NoParameters, _| async {
+            Ok(String::new())
+        })
     }
 
     #[test]
@@ -242,7 +239,7 @@ mod tests {
         let agent = Agent::new("clerk", "Answers.")
             .instructions("You are a clerk. {{ task.objective }}")
             .built_in("think")
-            .tool(own("find"))
+            .tool(custom_tool("find"))
             .model("builtin:extractive")
             .criterion("It is polite.")
             .build()
@@ -252,23 +249,23 @@ mod tests {
     }
 
     #[test]
-    fn the_first_mistake_of_a_builder_is_told() {
-        let says = |agent: Agent| agent.build().err().unwrap().to_string();
+    fn the_first_mistake_in_the_builder_is_reported() {
+        let error = |agent: Agent| agent.build().err().unwrap().to_string();
         let agent = || Agent::new("clerk", "Answers.");
-        for (said, expected) in [
+        for (message, expected) in [
             (
-                says(agent().instructions("{{ taks }}").model("")),
+                error(agent().instructions("{{ taks }}").model("")),
                 "its instructions: line 1: there is no \"taks\"",
             ),
             (
-                says(agent().built_in("thin")),
-                "there is no built-in tool \"thin\"; there are add_task, add_tasks",
+                error(agent().built_in("thin")),
+                "there is no built-in tool \"thin\"; available: add_task, add_tasks",
             ),
-            (says(agent().tool(own("think"))), "there is a tool \"think\" already"),
-            (says(agent().tool(own("a")).tool(own("a"))), "there is a tool \"a\" already"),
-            (says(agent().model("")), "\"\" names no model"),
+            (error(agent().tool(custom_tool("think"))), "there already is a tool \"think\""),
+            (error(agent().tool(custom_tool("a")).tool(custom_tool("a"))), "there already is a tool \"a\""),
+            (error(agent().model("")), "\"\" names no model"),
         ] {
-            assert!(said.starts_with(&format!("the agent clerk can't be built: {expected}")), "{said}");
+            assert!(message.starts_with(&format!("can't build the agent clerk: {expected}")), "{message}");
         }
     }
 }

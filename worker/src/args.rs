@@ -2,60 +2,49 @@
 
 use std::sync::Arc;
 
-use millrace_agent::desk::Preferences;
-use millrace_runtime::host::HostArgs;
+use millrace_agent_nats::AgentHostConfig;
+use millrace_runtime::work::host::HostArgs;
 
-use crate::{Capability, Config, Error, builtin, file};
+use crate::{Capability, ProgramError, WorkerConfig, builtin, file};
 
-/// Take tasks of a cluster and carry them out.
+/// Run tasks of a cluster.
 #[derive(Debug, Clone, clap::Args)]
 pub struct Args {
-    /// Capability to offer: the name of one that is built in, or a capability file (a path, or a name that ends in .yaml;
-    /// see `millrace schema capability`); can be given several times. A file stands in for the built-in capability of its
-    /// name. All that are built in are offered where none is named
+    /// Capability to offer: the name of a built-in one, or a capability file (a path, or a name that ends in .yaml; see
+    /// `millrace schema capability`). Can be given several times. A file replaces the built-in capability of the same
+    /// name. Default: all built-in capabilities
     #[arg(long, value_name = "NAME|FILE")]
     pub capability: Vec<String>,
-    /// What every hosting program can be told.
+    /// The arguments that workers and critics share.
     #[command(flatten)]
     pub host: HostArgs,
 }
 
 impl Args {
-    /// A worker with the capabilities that these arguments name.
+    /// Opens the capabilities and returns the configuration.
     ///
     /// # Errors
-    /// One of them can't be offered, or a model has no name.
-    pub async fn into_config(self) -> Result<Config, Error> {
+    /// A capability can't be opened, or a `--model` does not name a model.
+    pub async fn into_config(self) -> Result<WorkerConfig, ProgramError> {
         let names: Vec<&str> = match self.capability.as_slice() {
             [] => builtin::NAMES.to_vec(),
-            named => named.iter().map(String::as_str).collect(),
+            names => names.iter().map(String::as_str).collect(),
         };
-        // Files first: they stand in for what is built in.
+        // Files first: they replace built-in capabilities.
         let (files, built_in): (Vec<&str>, Vec<&str>) =
-            names.into_iter().partition(|name| file::is_file(name));
+            names.into_iter().partition(|name| file::is_capability_file_name(name));
         let mut capabilities: Vec<Arc<dyn Capability>> = Vec::new();
         for name in files {
-            capabilities.push(file::open(name).await?);
+            capabilities
+                .push(file::open_capability_by_name(name).await.map_err(ProgramError::refused_input)?);
         }
         for name in built_in {
-            if !capabilities.iter().any(|known| known.describe().name.as_str() == name) {
-                capabilities.push(file::open(name).await?);
+            if !capabilities.iter().any(|capability| capability.describe().name.as_str() == name) {
+                capabilities
+                    .push(file::open_capability_by_name(name).await.map_err(ProgramError::refused_input)?);
             }
         }
-        Self::configure(self.host, capabilities)
-    }
-
-    /// A worker with these capabilities.
-    ///
-    /// # Errors
-    /// A model has no name.
-    pub fn configure(host: HostArgs, capabilities: Vec<Arc<dyn Capability>>) -> Result<Config, Error> {
-        let connection = host.connection();
-        let HostArgs { nats: _, slots, id, model, record, grace, document_cache, http } = host;
-        let models = Preferences::parse(model.iter().map(String::as_str))?;
-        let document_cache = Some(document_cache);
-        let http = http.address;
-        Ok(Config { connection, id, capabilities, slots, grace, document_cache, models, record, http })
+        Ok(WorkerConfig { capabilities, host: AgentHostConfig::parse_args(self.host)? })
     }
 }
 
@@ -65,14 +54,14 @@ mod tests {
 
     use super::*;
 
-    fn parse(arguments: &[&str]) -> Result<Args, clap::Error> {
+    fn parse_args(arguments: &[&str]) -> Result<Args, clap::Error> {
         let command = Args::augment_args(Command::new("worker").no_binary_name(true));
         command.clone().debug_assert();
         Args::from_arg_matches(&command.try_get_matches_from(arguments)?)
     }
 
     #[tokio::test]
-    async fn what_is_asked_for_is_configured() {
+    async fn arguments_become_the_configuration() {
         let arguments = [
             "--nats",
             "nats://a:1,nats://b:2",
@@ -87,29 +76,29 @@ mod tests {
             "--grace",
             "2s",
         ];
-        let config = parse(&arguments).unwrap().into_config().await.unwrap();
+        let config = parse_args(&arguments).unwrap().into_config().await.unwrap().host;
         assert_eq!(config.connection.url, "nats://a:1,nats://b:2");
         assert_eq!((config.slots, config.id.unwrap().as_str()), (3, "me"));
-        assert_eq!(config.models.general.unwrap().models[0].name, "builtin:extractive");
-        assert_eq!(config.models.own.values().next().unwrap().models.len(), 2);
+        assert_eq!(config.models.default.unwrap().models[0].name, "builtin:extractive");
+        assert_eq!(config.models.by_capability.values().next().unwrap().models.len(), 2);
         assert_eq!(config.record, Some("calls.jsonl".into()));
         assert_eq!(config.grace, std::time::Duration::from_secs(2));
     }
 
     #[tokio::test]
-    async fn what_makes_no_sense_is_refused() {
+    async fn invalid_arguments_are_refused() {
         for arguments in [["--slots", "0"], ["--id", "a b"], ["--grace", "soon"]] {
-            assert!(parse(&arguments).is_err(), "{arguments:?}");
+            assert!(parse_args(&arguments).is_err(), "{arguments:?}");
         }
         for arguments in [["--capability", "x"], ["--capability", "./none.yaml"], ["--model", "a:b,"]] {
-            assert!(parse(&arguments).unwrap().into_config().await.is_err(), "{arguments:?}");
+            assert!(parse_args(&arguments).unwrap().into_config().await.is_err(), "{arguments:?}");
         }
     }
 
     #[tokio::test]
-    async fn what_is_built_in_is_offered_where_nothing_is_named_and_files_stand_in_for_it() {
+    async fn built_in_capabilities_are_the_default_and_files_replace_them() {
         let offered = async |arguments: &[&str]| {
-            let capabilities = parse(arguments).unwrap().into_config().await.unwrap().capabilities;
+            let capabilities = parse_args(arguments).unwrap().into_config().await.unwrap().capabilities;
             let describe = |one: &Arc<dyn Capability>| one.describe();
             capabilities
                 .iter()

@@ -1,19 +1,17 @@
-//! What a capability has in hand while it works on one attempt: the order, the journal, what the order builds on, and
-//! the documents of the run. It keeps nothing itself.
+//! An attempt as a capability sees it: the order, its parameters and inputs, the journal, and the run's documents.
 
 use std::future::Future;
 use std::sync::Arc;
 
 use millrace_agent::corpus::Corpus;
-use millrace_agent::desk::{Desk, Seat, SourceError, Sources};
-use millrace_agent::files::Files;
+use millrace_agent::session::{AgentHost, SessionEnvironment, SessionError};
 use millrace_agent::tool::Tool;
+use millrace_agent_nats::NatsOrderInputs;
 use millrace_protocol::ids::WorkerId;
-use millrace_protocol::plan::Amounts;
+use millrace_protocol::provider::{ProviderStatus, ProviderWait};
 use millrace_protocol::result::{ErrorKind, TaskError, TaskResult};
-use millrace_protocol::work::{Input, Order};
-use millrace_runtime::host;
-use millrace_seat::{Live, Reading, Recorded, Shared};
+use millrace_protocol::work::{InputResult, Order};
+use millrace_runtime::work::host;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
@@ -21,166 +19,148 @@ use tokio_util::sync::CancellationToken;
 
 /// One attempt at a task, while it runs.
 pub struct Attempt<'h> {
-    host: &'h mut host::Attempt,
-    desk: &'h Desk,
+    host: &'h mut host::AttemptContext,
+    agents: &'h AgentHost,
 }
 
 impl<'h> Attempt<'h> {
-    pub(crate) fn new(host: &'h mut host::Attempt, desk: &'h Desk) -> Self {
-        Self { host, desk }
+    pub(crate) fn new(host: &'h mut host::AttemptContext, agents: &'h AgentHost) -> Self {
+        Self { host, agents }
     }
 
-    /// What is to be done.
+    /// Returns the order: the task and everything it refers to.
     #[must_use]
     pub fn order(&self) -> &Arc<Order> {
         self.host.order()
     }
 
-    /// The worker that this process is.
+    /// Returns the id of this worker.
     #[must_use]
     pub fn worker(&self) -> &WorkerId {
         self.host.worker()
     }
 
-    /// Which claim of this attempt this is, from 1: above 1, another worker was lost over it.
+    /// Returns the number of this claim of the attempt, from 1. Above 1, an earlier worker was lost during the attempt.
     #[must_use]
-    pub fn claim(&self) -> u32 {
-        self.host.claim()
+    pub fn claim_number(&self) -> u32 {
+        self.host.claim_number()
     }
 
-    /// Cancelled when the attempt is not wanted any more. The capability's future is dropped at its next await by
-    /// itself; threads and processes that it started must look at this.
+    /// Returns a token that is cancelled when the attempt is no longer wanted. The capability's future is dropped at its
+    /// next await; threads and processes that it started must watch this token.
     #[must_use]
-    pub fn cancelled(&self) -> &CancellationToken {
-        self.host.cancelled()
+    pub fn cancellation_token(&self) -> &CancellationToken {
+        self.host.cancellation()
     }
 
-    /// The order's parameters as a type of yours.
+    /// Deserializes the order's parameters.
     ///
     /// # Errors
-    /// They do not fit (kind `InvalidTask`).
-    pub fn parameters<T: DeserializeOwned>(&self) -> Result<T, TaskError> {
+    /// They do not fit the type (kind `InvalidTask`).
+    pub fn parse_parameters<T: DeserializeOwned>(&self) -> Result<T, TaskError> {
         let object = self.order().parameters.clone().into_iter().collect();
         serde_json::from_value(Value::Object(object))
-            .map_err(|mistake| invalid(format!("the parameters: {mistake}")))
+            .map_err(|mistake| invalid_parameters_error(format!("the parameters: {mistake}")))
     }
 
-    /// One of the order's parameters.
+    /// Deserializes one of the order's parameters.
     ///
     /// # Errors
-    /// It is missing or does not fit (kind `InvalidTask`).
-    pub fn parameter<T: DeserializeOwned>(&self, name: &str) -> Result<T, TaskError> {
+    /// It is missing or does not fit the type (kind `InvalidTask`).
+    pub fn parse_parameter<T: DeserializeOwned>(&self, name: &str) -> Result<T, TaskError> {
         let value = self.order().parameters.get(name);
-        let value = value.ok_or_else(|| invalid(format!("the parameter '{name}' is missing")))?;
-        T::deserialize(value).map_err(|mistake| invalid(format!("the parameter '{name}': {mistake}")))
+        let value =
+            value.ok_or_else(|| invalid_parameters_error(format!("the parameter '{name}' is missing")))?;
+        T::deserialize(value)
+            .map_err(|mistake| invalid_parameters_error(format!("the parameter '{name}': {mistake}")))
     }
 
-    /// Does a step once. Where an earlier worker has done it already, `work` is not run and what came of it then is
-    /// given back; else what comes of it is in the journal before this returns. Steps are asked for by the same names
-    /// in the same order each time. An error of `work` is not recorded.
+    /// Executes a step once. If the journal has its result from an earlier worker, `work` is not run and that result is
+    /// returned; otherwise the result is in the journal before this returns. Each claim must call the same steps in the
+    /// same order. An error of `work` is not recorded.
     ///
     /// # Errors
-    /// That of `work`; or the journal holds another step here, was taken over by another worker, or can't be written.
-    /// In the last two cases nothing more of this attempt counts: return.
-    pub async fn step<T: Serialize + DeserializeOwned>(
+    /// The error of `work`; or the journal holds another step here, another worker took the attempt over, or the journal
+    /// can't be written. In the last two cases this attempt can no longer have an outcome: return.
+    pub async fn run_step<T: Serialize + DeserializeOwned>(
         &mut self,
         name: &str,
         work: impl Future<Output = Result<T, TaskError>>,
     ) -> Result<T, TaskError> {
-        self.host.step(name, work).await
+        self.host.run_step_once(name, work).await
     }
 
-    /// Writes a line for whoever watches; also a sign of life, where the task's limits ask for one.
+    /// Writes a progress line. It is also a heartbeat, for tasks with a silence limit.
     ///
     /// # Errors
     /// As for a step.
-    pub async fn note(&mut self, text: impl Into<String>) -> Result<(), TaskError> {
-        self.host.note(text).await
+    pub async fn record_note(&mut self, text: impl Into<String>) -> Result<(), TaskError> {
+        self.host.append_note(text).await
     }
 
-    /// The whole result that one of the order's inputs names.
-    ///
-    /// # Errors
-    /// It can't be had.
-    pub async fn input_result(&mut self, input: &Input) -> Result<TaskResult, TaskError> {
-        let read = self.host.reader().result(input).await;
-        read.map_err(|fault| self.host.fault(fault))
+    /// Reports that the attempt waits for a service: every view shows it, and the wait does not count as run time. The
+    /// request may have begun, so that the work is not returned early.
+    pub(crate) async fn report_wait(&mut self, wait: ProviderWait) -> Result<(), TaskError> {
+        let text = format!("waiting for {}: {}", wait.model, wait.error);
+        self.host.report_provider(text, ProviderStatus::Waiting(wait)).await?;
+        self.host.interrupt_wait();
+        Ok(())
     }
 
-    /// The documents of the run, ready to be searched and read; `None` if it has none. Read and indexed once for the
-    /// whole process, and kept in the cache folder.
+    /// Reports that the service answers.
+    pub(crate) async fn report_recovery(&mut self, service: &str) -> Result<(), TaskError> {
+        self.host.report_provider(format!("{service} answers again"), ProviderStatus::Recovered).await
+    }
+
+    /// Returns the complete result of one of the order's inputs.
     ///
     /// # Errors
-    /// They can't be had or not be indexed.
-    pub async fn documents(&mut self) -> Result<Option<Arc<Corpus>>, TaskError> {
+    /// It can't be read.
+    pub async fn read_input_result(&mut self, input: &InputResult) -> Result<TaskResult, TaskError> {
+        let read = self.host.cluster_reader().read_result(input).await;
+        read.map_err(|fault| self.host.end_with_fault(fault))
+    }
+
+    /// Returns the documents of the run, ready for search; `None` if it has none. They are loaded and indexed once per
+    /// process and cached in the cache folder.
+    ///
+    /// # Errors
+    /// They can't be fetched or indexed.
+    pub async fn open_documents(&mut self) -> Result<Option<Arc<Corpus>>, TaskError> {
         let order = self.order().clone();
         let Some(set) = &order.documents else {
             return Ok(None);
         };
-        let sources = self.sources();
-        let opened = self.desk.documents(set, sources.as_ref()).await;
-        opened.map(Some).map_err(|error| self.unreadable(error))
+        let opened = self.agents.open_documents(set, &NatsOrderInputs(self.host.cluster_reader())).await;
+        opened.map(Some).map_err(|error| self.convert_session_error(error))
     }
 
-    pub(crate) fn desk(&self) -> &'h Desk {
-        self.desk
+    /// Returns the host of this process's agents.
+    pub(crate) fn agent_host(&self) -> &'h AgentHost {
+        self.agents
     }
 
-    fn sources(&self) -> Arc<dyn Sources> {
-        Arc::new(Reading(self.host.reader()))
+    /// Creates the environment of an agent that works on this attempt, with tools in addition to the built-in ones.
+    pub(crate) fn session_environment(&mut self, tools: Vec<Arc<dyn Tool>>) -> SessionEnvironment<'_> {
+        SessionEnvironment { tools, ..millrace_agent_nats::build_agent_environment(self.host) }
     }
 
-    /// The place of an agent at this attempt.
-    pub(crate) fn chair(&mut self) -> Chair<'_> {
-        let (bus, order) = (self.host.bus().clone(), self.host.order().clone());
-        Chair {
-            sources: self.sources(),
-            files: Arc::new(Shared::of(&bus, &order)),
-            live: Live::of(&bus, &order),
-            allowance: order.allowance.unwrap_or_default(),
-            journal: Recorded(self.host),
-        }
+    /// Returns the recorded value of the next step, which must be called `name`; `None` after the last recorded step.
+    pub(crate) async fn read_recorded_step(&mut self, name: &str) -> Result<Option<Value>, TaskError> {
+        self.host.next_recorded_value(name).await
     }
 
-    /// The recorded value of the next step, which is to be called `name`; `None` once no recorded steps are left.
-    pub(crate) async fn recorded(&mut self, name: &str) -> Result<Option<Value>, TaskError> {
-        self.host.recorded(name).await
+    /// Records a step that was just done.
+    pub(crate) async fn append_step(&mut self, name: &str, value: &Value) -> Result<(), TaskError> {
+        self.host.append_step(name, value).await
     }
 
-    /// Writes down a step that was just done.
-    pub(crate) async fn append(&mut self, name: &str, value: &Value) -> Result<(), TaskError> {
-        self.host.append(name, value).await
-    }
-
-    /// The error that an unreadable source means for the attempt.
-    pub(crate) fn unreadable(&mut self, error: SourceError) -> TaskError {
-        millrace_seat::unreadable(self.host, error)
+    /// Converts the error of a session or its sources into the error that this attempt must return.
+    pub(crate) fn convert_session_error(&mut self, error: impl Into<SessionError>) -> TaskError {
+        millrace_agent_nats::convert_session_error(self.host, error)
     }
 }
 
-/// What an agent is seated with, for as long as it works on an attempt.
-pub(crate) struct Chair<'a> {
-    sources: Arc<dyn Sources>,
-    files: Arc<Shared>,
-    live: Live,
-    allowance: Amounts,
-    journal: Recorded<'a>,
-}
-
-impl Chair<'_> {
-    /// The seat, with tools beyond those of the desk.
-    pub fn seat(&mut self, tools: Vec<Arc<dyn Tool>>) -> Seat<'_> {
-        let files: Arc<dyn Files> = self.files.clone();
-        Seat {
-            files: Some(files),
-            tools,
-            watch: &self.live,
-            allowance: self.allowance,
-            ..Seat::new(self.sources.clone(), &mut self.journal)
-        }
-    }
-}
-
-fn invalid(message: String) -> TaskError {
+fn invalid_parameters_error(message: String) -> TaskError {
     TaskError::new(ErrorKind::InvalidTask, message)
 }

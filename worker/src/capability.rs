@@ -1,86 +1,174 @@
-//! The interface of a capability: a kind of work that tasks can name. It owns what a capability says of itself and
-//! what it brings; how it is reached is hidden.
+//! The interface of a capability: a kind of work that tasks can name.
 
+use std::marker::PhantomData;
 use std::sync::Arc;
 
 use futures::future::BoxFuture;
-use millrace_agent::model::Choice;
-use millrace_agent::turn::Spent;
-use millrace_protocol::ids;
-use millrace_protocol::result::{CapabilityDescription, Proposal, TaskError, TaskResult};
+use millrace_agent::model::ModelSelection;
+use millrace_agent::tool::schema_of;
+use millrace_agent::turn::UsageTotals;
+use millrace_protocol::ids::{self, InvalidName};
+use millrace_protocol::result::{CapabilityDescription, PlanProposal, TaskError, TaskResult};
+use schemars::JsonSchema;
+use serde::de::DeserializeOwned;
 
 use crate::Attempt;
 
-/// A kind of work. One value does all attempts of the process, several at once.
+/// A kind of work. One value serves all attempts of the process, several of them concurrently.
 pub trait Capability: Send + Sync + 'static {
-    /// Its name, what it does, and which parameters it takes. Parameters are checked against the schema before
-    /// [`Capability::run`].
+    /// Returns its name, what it does, and the schema of its parameters. Parameters are validated against the schema
+    /// before [`Capability::run`].
     fn describe(&self) -> CapabilityDescription;
 
-    /// How many attempts of it a worker has in hand at once; `None` is what the worker is told for all.
-    fn slots(&self) -> Option<u32> {
+    /// Returns how many attempts of it a worker runs at once; `None` uses the worker's default.
+    fn max_concurrent_attempts(&self) -> Option<u32> {
         None
     }
 
-    /// The model that it names for itself. It is opened before there is any work, so that a mistake is known early.
-    fn model(&self) -> Option<&Choice> {
+    /// Returns the model that its file names. It is opened when the worker starts, so that a mistake is reported early.
+    fn model(&self) -> Option<&ModelSelection> {
         None
     }
 
-    /// Does one attempt. What must not be done twice is a [`Attempt::step`]; a panic becomes an error of the attempt.
-    /// The future is dropped at an await when the attempt is cancelled.
+    /// Runs one attempt. Effects that must not happen twice belong into an [`Attempt::run_step`]; a panic becomes an error of
+    /// the attempt. The future is dropped at an await when the attempt is cancelled.
     ///
     /// # Errors
-    /// What the attempt ends with instead of a result. Errors that the attempt's own functions gave are to be returned.
-    fn run<'a>(&'a self, attempt: &'a mut Attempt<'_>) -> BoxFuture<'a, Result<Outcome, TaskError>>;
+    /// The error that the attempt ends with. Errors of the attempt's own methods must be returned.
+    fn run<'a>(&'a self, attempt: &'a mut Attempt<'_>)
+    -> BoxFuture<'a, Result<CapabilityOutcome, TaskError>>;
 }
 
-/// What an attempt brings.
+/// The outcome of an attempt.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Outcome {
+pub enum CapabilityOutcome {
     /// A task's result.
     Result(TaskResult),
-    /// A planner's proposal, and what it took. Only for the capability `planner`.
-    Proposal(Proposal, Spent),
+    /// A planner's proposal and its usage. Only for the capability `planner`.
+    Proposal(PlanProposal, UsageTotals),
 }
 
-impl From<TaskResult> for Outcome {
+impl From<TaskResult> for CapabilityOutcome {
     fn from(result: TaskResult) -> Self {
         Self::Result(result)
     }
 }
 
-/// A capability from its name, what it does, and a function. It takes any parameters; one that wants them checked
-/// implements [`Capability`].
+/// Creates a capability from a name, a description and a function. Its parameters are not validated:
+/// [`capability_with_parameters`] does that.
 ///
 /// # Panics
-/// `name` is no name: letters, digits, '-' and '_', at most 64.
-pub fn capability<F, T>(name: &str, description: &str, run: F) -> Arc<dyn Capability>
+/// `name` is invalid: at most 64 letters, digits, '-' and '_'.
+pub fn capability_from_function<F, T>(name: &str, description: &str, run: F) -> Arc<dyn Capability>
 where
     F: for<'a> Fn(&'a mut Attempt<'_>) -> BoxFuture<'a, Result<T, TaskError>> + Send + Sync + 'static,
-    T: Into<Outcome> + 'static,
+    T: Into<CapabilityOutcome> + 'static,
 {
     let name = ids::Capability::new(name).expect("a capability's name holds letters, digits, '-' and '_'");
     let description = CapabilityDescription::new(name, description);
-    Arc::new(FromFunction { description, run })
+    Arc::new(FunctionCapability { description, run })
 }
 
-struct FromFunction<F> {
+/// Creates a capability from a name, a description and a function of an attempt and its typed parameters. The schema of the
+/// parameters is that of `P`, whose doc comments become descriptions; the supervisor checks the parameters of a task
+/// against it before the task starts. `P` should deny unknown fields. The macro [`capability!`](crate::capability!) calls
+/// it with an async closure.
+///
+/// # Errors
+/// `name` is invalid: at most 64 letters, digits, '-' and '_'.
+pub fn capability_with_parameters<P, F, T>(
+    name: &str,
+    description: &str,
+    run: F,
+) -> Result<Arc<dyn Capability>, InvalidName>
+where
+    P: DeserializeOwned + JsonSchema + Send + 'static,
+    F: for<'a> Fn(&'a mut Attempt<'_>, P) -> BoxFuture<'a, Result<T, TaskError>> + Send + Sync + 'static,
+    T: Into<CapabilityOutcome> + 'static,
+{
+    let description = CapabilityDescription {
+        parameters: Some(schema_of::<P>()),
+        ..CapabilityDescription::new(ids::Capability::new(name)?, description)
+    };
+    Ok(Arc::new(TypedCapability { description, run, parameters: PhantomData }))
+}
+
+/// Creates a capability from a name, a description and an async closure of an attempt and its typed parameters, as
+/// [`capability_with_parameters`] does.
+///
+/// ```
+/// # use millrace_worker::{TaskResult, capability};
+/// #[derive(serde::Deserialize, schemars::JsonSchema)]
+/// #[serde(deny_unknown_fields)]
+/// struct Parameters {
+///     /// The text to count the words of.
+///     text: String,
+/// }
+///
+/// let count = capability!("word-count", "Counts words.", async |attempt, parameters: Parameters| {
+///     let text = parameters.text;
+///     let words = attempt.run_step("count", async { Ok(text.split_whitespace().count()) }).await?;
+///     Ok(TaskResult { output: format!("{words} words"), ..TaskResult::default() })
+/// })?;
+/// assert_eq!(count.describe().parameters.unwrap()["required"][0], "text");
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[macro_export]
+macro_rules! capability {
+    ($name:expr, $description:expr, async |$attempt:ident, $parameters:ident : $type:ty| $body:expr) => {
+        $crate::capability_with_parameters::<$type, _, _>(
+            $name,
+            $description,
+            |$attempt, $parameters: $type| ::std::boxed::Box::pin(async move { $body }),
+        )
+    };
+}
+
+/// A function of an attempt and its parameters.
+struct TypedCapability<P, F> {
     description: CapabilityDescription,
     run: F,
+    parameters: PhantomData<fn() -> P>,
 }
 
-impl<F, T> Capability for FromFunction<F>
+impl<P, F, T> Capability for TypedCapability<P, F>
 where
-    F: for<'a> Fn(&'a mut Attempt<'_>) -> BoxFuture<'a, Result<T, TaskError>> + Send + Sync + 'static,
-    T: Into<Outcome> + 'static,
+    P: DeserializeOwned + JsonSchema + Send + 'static,
+    F: for<'a> Fn(&'a mut Attempt<'_>, P) -> BoxFuture<'a, Result<T, TaskError>> + Send + Sync + 'static,
+    T: Into<CapabilityOutcome> + 'static,
 {
     fn describe(&self) -> CapabilityDescription {
         self.description.clone()
     }
 
-    fn run<'a>(&'a self, attempt: &'a mut Attempt<'_>) -> BoxFuture<'a, Result<Outcome, TaskError>> {
-        let done = (self.run)(attempt);
-        Box::pin(async move { Ok(done.await?.into()) })
+    fn run<'a>(
+        &'a self,
+        attempt: &'a mut Attempt<'_>,
+    ) -> BoxFuture<'a, Result<CapabilityOutcome, TaskError>> {
+        let outcome = attempt.parse_parameters().map(|parameters| (self.run)(attempt, parameters));
+        Box::pin(async move { Ok(outcome?.await?.into()) })
+    }
+}
+
+struct FunctionCapability<F> {
+    description: CapabilityDescription,
+    run: F,
+}
+
+impl<F, T> Capability for FunctionCapability<F>
+where
+    F: for<'a> Fn(&'a mut Attempt<'_>) -> BoxFuture<'a, Result<T, TaskError>> + Send + Sync + 'static,
+    T: Into<CapabilityOutcome> + 'static,
+{
+    fn describe(&self) -> CapabilityDescription {
+        self.description.clone()
+    }
+
+    fn run<'a>(
+        &'a self,
+        attempt: &'a mut Attempt<'_>,
+    ) -> BoxFuture<'a, Result<CapabilityOutcome, TaskError>> {
+        let outcome = (self.run)(attempt);
+        Box::pin(async move { Ok(outcome.await?.into()) })
     }
 }

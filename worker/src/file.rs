@@ -1,161 +1,207 @@
-//! From what a command line names to a capability: a name is one that is built in, a path is a file. It owns the kinds
-//! of file; what each kind does stands in its own place.
+//! Capabilities by name or by file. A capability file is of the kind `agent`, `command` or `http`.
 
 use std::path::Path;
 use std::sync::Arc;
 
-use millrace_agent::files::permissions::Permissions;
-use millrace_agent::spec::{self, COMMON, KIND, MAX_BYTES, Spec};
+use millrace_agent::files::permissions::PermissionRules;
+use millrace_agent::model::ModelSelection;
+use millrace_agent::spec::{self, AgentSpec, KIND, MAX_BYTES};
 use millrace_agent::tool::schema_of;
-use millrace_forms::{Fault, Mistake, Node, Value};
+use millrace_protocol::ids;
+use millrace_protocol::result::CapabilityDescription;
+use millrace_strict_yaml::{LoadError, YamlMistake, YamlMistakes, YamlNode, YamlValue};
 use serde_json::json;
 
 use crate::Capability;
 use crate::agent::Agent;
 use crate::builtin;
-use crate::command::{self, Command};
-use crate::http::{self, Http};
-use crate::servers::{self, Servers};
-use crate::shelf::{self, Whole};
+use crate::external::command::{self, CommandCapability};
+use crate::external::http::{self, HttpCapability};
+use crate::tools::mcp::{self, McpServers};
+use crate::tools::{self, AllToolNames};
 
 /// The kinds of capability file.
 const KINDS: [&str; 3] = ["agent", "command", "http"];
 
-/// Why a capability can't be offered.
+/// An error in opening a capability.
 #[derive(Debug, thiserror::Error)]
-pub enum FileError {
-    /// No capability is built in under that name.
-    #[error("there is no built-in capability {name:?}{hint}; there are {}, and files: name one by its path, as ./{name}.yaml", builtin::NAMES.join(", "))]
+pub enum OpenCapabilityError {
+    /// There is no built-in capability with this name.
+    #[error("there is no built-in capability {name:?}{hint}; available are {}; for a capability file, give its path, as in ./{name}.yaml", builtin::NAMES.join(", "))]
     Unknown {
         /// The name, cut to 80 characters.
         name: String,
-        /// The nearest that there is.
+        /// A suggestion: the most similar name.
         hint: String,
     },
-    /// Its file can't be used.
+    /// Its file is not readable or has a mistake in it.
     #[error(transparent)]
-    File(#[from] Fault),
+    File(#[from] LoadError),
 }
 
-/// A capability that was read, but for what has to be tried out on this machine.
-enum Read {
-    Agent(Box<Spec>, Servers),
-    Command(Command),
-    Http(Http),
+/// A parsed capability file. Its tools are not open yet.
+enum CapabilityFile {
+    Agent(Box<AgentSpec>, McpServers),
+    Command(CommandCapability),
+    Http(HttpCapability),
 }
 
-/// The capability that a text names: a text with a `/` in it, or one that ends in `.yaml` or `.yml`, is a file.
+/// Opens a capability by the name of a built-in one or by the path of a file. Text with a `/` in it, or with the ending
+/// `.yaml` or `.yml`, is a path.
 ///
 /// # Errors
-/// There is none of that name, the file has a mistake in it, or what it needs can't be had on this machine.
-pub async fn open(named: &str) -> Result<Arc<dyn Capability>, FileError> {
-    if !is_file(named) {
-        return built_in(named);
+/// The name is unknown, the file has a mistake in it, or a tool that it needs is not available on this machine.
+pub async fn open_capability_by_name(name: &str) -> Result<Arc<dyn Capability>, OpenCapabilityError> {
+    if !is_capability_file_name(name) {
+        return open_built_in_capability(name);
     }
-    let path = Path::new(named);
+    let path = Path::new(name);
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let read = millrace_forms::load(path, KIND, MAX_BYTES, |bytes| read(bytes, folder))?;
-    Ok(finish(read).await.map_err(|mistake| Fault::Mistake { file: named.to_owned(), mistake })?)
+    let file = millrace_strict_yaml::load_yaml_file(path, KIND, MAX_BYTES, |bytes| {
+        parse_capability_file(bytes, folder)
+    })?;
+    Ok(file
+        .open_capability()
+        .await
+        .map_err(|mistake| LoadError::Mistakes { file: name.to_owned(), mistakes: mistake.into() })?)
 }
 
-/// Looks whether a file describes a capability, and gives its name. Nothing is opened or tried out.
+/// Validates a capability file and describes the capability. No tool is opened.
 ///
 /// # Errors
-/// It can't be read, or has a mistake in it.
-pub fn check(path: &Path) -> Result<String, Fault> {
-    let read = millrace_forms::load(path, KIND, MAX_BYTES, |bytes| read(bytes, Path::new(".")))?;
-    let about = match &read {
-        Read::Agent(spec, _) => &spec.about,
-        Read::Command(command) => command.about(),
-        Read::Http(http) => http.about(),
-    };
-    Ok(about.name.to_string())
+/// The file can't be read, or has a mistake in it.
+pub fn describe_capability_file(path: &Path) -> Result<CapabilityDescription, LoadError> {
+    let file = millrace_strict_yaml::load_yaml_file(path, KIND, MAX_BYTES, |bytes| {
+        parse_capability_file(bytes, Path::new("."))
+    })?;
+    Ok(file.describe())
 }
 
-/// Whether a text names a file rather than a built-in capability.
-#[must_use]
-pub fn is_file(named: &str) -> bool {
-    let is_yaml = Path::new(named).extension().is_some_and(|end| end == "yaml" || end == "yml");
-    is_yaml || named.contains(std::path::MAIN_SEPARATOR) || named.contains('/')
-}
-
-fn built_in(name: &str) -> Result<Arc<dyn Capability>, FileError> {
-    builtin::open(name).ok_or_else(|| {
-        let hint = millrace_forms::did_you_mean(name, builtin::NAMES);
-        FileError::Unknown { name: name.chars().take(80).collect(), hint }
+/// Returns the capability and the model of a capability file that names a model.
+///
+/// # Errors
+/// The file can't be read, or has a mistake in it.
+pub fn read_file_model(path: &Path) -> Result<Option<(ids::Capability, ModelSelection)>, LoadError> {
+    let file = millrace_strict_yaml::load_yaml_file(path, KIND, MAX_BYTES, |bytes| {
+        parse_capability_file(bytes, Path::new("."))
+    })?;
+    Ok(match file {
+        CapabilityFile::Agent(spec, _) => {
+            let AgentSpec { about, model, .. } = *spec;
+            model.map(|model| (about.name, model))
+        }
+        CapabilityFile::Command(_) | CapabilityFile::Http(_) => None,
     })
 }
 
-fn read(bytes: &[u8], folder: &Path) -> Result<Read, Mistake> {
-    let root = millrace_forms::read(bytes, KIND)?;
-    match kind(&root)? {
-        1 => Command::read(&root, folder).map(Read::Command),
-        2 => Http::read(&root).map(Read::Http),
+/// Returns the reason why the MCP servers of a capability file can't start on this machine, if they can't.
+///
+/// # Errors
+/// The file can't be read, or has a mistake in it.
+pub fn find_missing_mcp_program(path: &Path) -> Result<Option<String>, LoadError> {
+    let file = millrace_strict_yaml::load_yaml_file(path, KIND, MAX_BYTES, |bytes| {
+        parse_capability_file(bytes, Path::new("."))
+    })?;
+    Ok(match file {
+        CapabilityFile::Agent(_, servers) => servers.check_environment().err(),
+        CapabilityFile::Command(_) | CapabilityFile::Http(_) => None,
+    })
+}
+
+/// `true` if a text is the path of a file rather than the name of a built-in capability.
+#[must_use]
+pub fn is_capability_file_name(name: &str) -> bool {
+    let is_yaml = Path::new(name).extension().is_some_and(|end| end == "yaml" || end == "yml");
+    is_yaml || name.contains(std::path::MAIN_SEPARATOR) || name.contains('/')
+}
+
+fn open_built_in_capability(name: &str) -> Result<Arc<dyn Capability>, OpenCapabilityError> {
+    builtin::open_built_in(name).ok_or_else(|| {
+        let hint = millrace_strict_yaml::did_you_mean_hint(name, builtin::NAMES);
+        OpenCapabilityError::Unknown { name: name.chars().take(80).collect(), hint }
+    })
+}
+
+fn parse_capability_file(bytes: &[u8], folder: &Path) -> Result<CapabilityFile, YamlMistakes> {
+    let root = millrace_strict_yaml::parse_yaml(bytes, KIND)?;
+    match find_kind_index(&root)? {
+        1 => Ok(CapabilityFile::Command(CommandCapability::parse(&root, folder)?)),
+        2 => Ok(CapabilityFile::Http(HttpCapability::parse(&root)?)),
         _ => {
-            let spec = Spec::read(&root, &Whole)?;
-            let servers = Servers::read(&spec.servers)?;
-            Ok(Read::Agent(Box::new(spec), servers))
+            let spec = AgentSpec::read(&root, &AllToolNames)?;
+            let servers = McpServers::parse(&spec.servers)?;
+            Ok(CapabilityFile::Agent(Box::new(spec), servers))
         }
     }
 }
 
-fn kind(root: &Node) -> Result<usize, Mistake> {
-    let Value::Map(entries) = &root.value else { return Ok(0) };
+fn find_kind_index(root: &YamlNode) -> Result<usize, YamlMistake> {
+    let YamlValue::Map(entries) = &root.value else { return Ok(0) };
     let kind = entries.iter().find(|entry| entry.key == "kind");
-    kind.map_or(Ok(0), |entry| entry.node.choice("kind", &KINDS))
+    kind.map_or(Ok(0), |entry| entry.node.index_of_choice("kind", &KINDS))
 }
 
-async fn finish(read: Read) -> Result<Arc<dyn Capability>, Mistake> {
-    Ok(match read {
-        Read::Agent(spec, servers) => {
-            let tools = shelf::open(&spec).await?;
-            Arc::new(Agent::of(*spec, tools, servers))
+impl CapabilityFile {
+    fn describe(&self) -> CapabilityDescription {
+        match self {
+            Self::Agent(spec, _) => spec.describe(),
+            Self::Command(command) => command.info().to_capability_description(),
+            Self::Http(http) => http.info().to_capability_description(),
         }
-        Read::Command(command) => Arc::new(command),
-        Read::Http(http) => Arc::new(http),
-    })
+    }
+
+    /// Opens the tools that the file names.
+    async fn open_capability(self) -> Result<Arc<dyn Capability>, YamlMistake> {
+        Ok(match self {
+            Self::Agent(spec, servers) => {
+                let tools = tools::open_outside_tools(&spec).await?;
+                Arc::new(Agent::from_spec(*spec, tools, servers))
+            }
+            Self::Command(command) => Arc::new(command),
+            Self::Http(http) => Arc::new(http),
+        })
+    }
 }
 
-/// The JSON Schema of a capability file.
+/// Returns the JSON Schema of capability files.
 #[must_use]
-pub fn schema() -> serde_json::Value {
-    let agent = spec::schema(&shelf::known(), &servers::schema(), &schema_of::<Permissions>());
+pub fn capability_file_schema() -> serde_json::Value {
+    let agent = spec::agent_file_schema(
+        &tools::tool_schemas(),
+        &mcp::mcp_servers_schema(),
+        &schema_of::<PermissionRules>(),
+    );
     let title = "A capability: what workers offer to tasks";
     json!({
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": title,
-        "oneOf": [agent, command::schema(), http::schema()],
+        "oneOf": [agent, command::capability_file_schema(), http::capability_file_schema()],
     })
-}
-
-/// The fields of a kind besides those of all.
-pub(crate) fn fields(own: &[&'static str]) -> Vec<&'static str> {
-    COMMON.into_iter().chain(own.iter().copied()).collect()
 }
 
 #[cfg(test)]
 mod tests {
-    use millrace_protocol::plan::{Review, ReviewCheck};
+    use millrace_protocol::plan::{ReviewCheck, ReviewPolicy};
 
     use super::*;
 
     #[tokio::test]
     async fn every_built_in_capability_opens_under_its_name() {
         for name in builtin::NAMES {
-            let capability = open(name).await.unwrap_or_else(|error| panic!("{error}"));
+            let capability = open_capability_by_name(name).await.unwrap_or_else(|error| panic!("{error}"));
             assert_eq!(capability.describe().name.as_str(), name);
         }
-        let told = open("reserch").await.err().unwrap().to_string();
+        let error = open_capability_by_name("reserch").await.err().unwrap().to_string();
         assert!(
-            told.starts_with("there is no built-in capability \"reserch\"; did you mean \"research\"?"),
-            "{told}"
+            error.starts_with("there is no built-in capability \"reserch\"; did you mean \"research\"?"),
+            "{error}"
         );
-        let told = open("./none.yaml").await.err().unwrap().to_string();
-        assert_eq!(told, "can't read the capability file ./none.yaml");
+        let error = open_capability_by_name("./none.yaml").await.err().unwrap().to_string();
+        assert_eq!(error, "cannot read the capability file ./none.yaml");
     }
 
     #[test]
-    fn what_a_file_of_any_kind_says_of_reviews_is_what_the_cluster_is_told() {
+    fn the_review_in_a_file_of_any_kind_is_registered() {
         let review = json!({"checks": ["quotations", {"matches_not": "draft"}]});
         let checks = vec![ReviewCheck::Quotations, ReviewCheck::MatchesNot("draft".into())];
         for own in [
@@ -165,45 +211,43 @@ mod tests {
         ] {
             let mut file = own;
             (file["name"], file["description"], file["review"]) = ("a".into(), "x".into(), review.clone());
-            let described = match read(file.to_string().as_bytes(), Path::new(".")).unwrap() {
-                Read::Agent(spec, _) => spec.describe(),
-                Read::Command(command) => command.about().describe(),
-                Read::Http(http) => http.about().describe(),
-            };
-            assert_eq!(described.review, Review::Checks { checks: checks.clone() }, "{file}");
+            let described =
+                parse_capability_file(file.to_string().as_bytes(), Path::new(".")).unwrap().describe();
+            assert_eq!(described.review, ReviewPolicy::Checks { checks: checks.clone() }, "{file}");
         }
     }
 
     #[tokio::test]
-    async fn the_examples_are_capabilities_and_fit_the_schema() {
-        let validator = jsonschema::validator_for(&schema()).unwrap();
+    async fn the_examples_are_valid_capability_files() {
+        let validator = jsonschema::validator_for(&capability_file_schema()).unwrap();
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../examples/capabilities");
         let mut count = 0;
         let files = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
         let own = ["research", "worker", "producer", "planner"]
             .map(|name| Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("capabilities/{name}.yaml")));
         for path in files.filter(|path| path.extension().is_some_and(|end| end == "yaml")).chain(own) {
-            check(&path).unwrap_or_else(|fault| panic!("{fault}"));
+            describe_capability_file(&path).unwrap_or_else(|fault| panic!("{fault}"));
             let text = std::fs::read(&path).unwrap();
-            let value = millrace_forms::read(&text, KIND).unwrap().json();
-            let wrong: Vec<String> = validator.iter_errors(&value).map(|error| error.to_string()).collect();
-            assert!(wrong.is_empty(), "{}: {wrong:?}", path.display());
+            let value = millrace_strict_yaml::parse_yaml(&text, KIND).unwrap().to_json();
+            let errors: Vec<String> = validator.iter_errors(&value).map(|error| error.to_string()).collect();
+            assert!(errors.is_empty(), "{}: {errors:?}", path.display());
             count += 1;
         }
         assert!(count >= 7, "{count}");
     }
 
     #[test]
-    fn the_schema_refuses_what_the_reader_refuses() {
-        let validator = jsonschema::validator_for(&schema()).unwrap();
+    fn the_schema_and_the_parser_reject_the_same_files() {
+        let validator = jsonschema::validator_for(&capability_file_schema()).unwrap();
         let good = json!({"name": "a", "description": "x", "instructions": "y"});
         let with = |name: &str, value: serde_json::Value| {
             let mut file = good.clone();
             file[name] = value;
             file
         };
-        let reads = |file: &serde_json::Value| read(file.to_string().as_bytes(), Path::new("."));
-        assert!(validator.is_valid(&good) && reads(&good).is_ok());
+        let parses =
+            |file: &serde_json::Value| parse_capability_file(file.to_string().as_bytes(), Path::new("."));
+        assert!(validator.is_valid(&good) && parses(&good).is_ok());
         for fine in [
             with("tools", json!(["think", {"fetch_url": {"allowed_hosts": ["example.org"]}}])),
             with("limits", json!({"turns": 3, "cost": 0.5})),
@@ -218,7 +262,7 @@ mod tests {
             json!({"kind": "http", "name": "a", "description": "x", "url": "http://127.0.0.1:1/x"}),
         ] {
             assert!(validator.is_valid(&fine), "{fine}");
-            assert!(reads(&fine).is_ok(), "{fine}");
+            assert!(parses(&fine).is_ok(), "{fine}");
         }
         for bad in [
             json!({}),
@@ -237,7 +281,7 @@ mod tests {
             json!({"kind": "http", "name": "a", "description": "x"}),
         ] {
             assert!(!validator.is_valid(&bad), "{bad}");
-            assert!(reads(&bad).is_err(), "{bad}");
+            assert!(parses(&bad).is_err(), "{bad}");
         }
     }
 }

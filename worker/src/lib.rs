@@ -1,18 +1,33 @@
-//! Workers: processes that offer capabilities and carry tasks out. It owns the interface that a capability is written
-//! against and the built-in capabilities; queues, leases, journals and draining are `millrace_runtime::host`'s.
+//! Workers: processes that offer capabilities and run tasks. This crate has the interface of a capability, the built-in
+//! capabilities and capability files; queues, leases, journals and draining are in `millrace_runtime::work::host`.
 //!
-//! A worker of one's own is a `main` with a list of capabilities:
+//! ```text
+//! Capability           the interface; implemented by
+//! ├─ agent             an agent, from a file or a builder
+//! ├─ external          a program (command) or a service (http)
+//! └─ builtin           echo, and the files of the built-in agents
+//! handler              a capability as the handler of its queue; each order becomes an Attempt
+//! file                 capabilities by name or file, with their tools
+//! ```
+//!
+//! A custom worker is a `main` with a list of capabilities. [`run_worker_program`] reads the arguments that the built-in
+//! worker has; [`run_worker`] takes a configuration instead.
 //!
 //! ```no_run
 //! # use millrace_worker::*;
-//! # #[tokio::main]
-//! # async fn main() -> Result<(), Error> {
-//! let shout = capability("shout", "Repeats its objective in capitals.", |attempt| {
-//!     Box::pin(async move { Ok(TaskResult { output: attempt.order().objective.to_uppercase(), ..TaskResult::default() }) })
-//! });
-//! let config = Config::new(Connection::with_environment("nats://127.0.0.1:4222"), vec![shout]);
-//! run(config, on_signals()?).await
-//! # }
+//! #[derive(serde::Deserialize, schemars::JsonSchema)]
+//! #[serde(deny_unknown_fields)]
+//! struct Parameters {
+//!     /// The text to repeat in capitals.
+//!     text: String,
+//! }
+//!
+//! fn main() -> std::process::ExitCode {
+//!     let shout = capability!("shout", "Repeats a text in capitals.", async |_attempt, parameters: Parameters| {
+//!         Ok(TaskResult { output: parameters.text.to_uppercase(), ..TaskResult::default() })
+//!     });
+//!     run_worker_program("shouter", vec![shout.expect("the name is valid")])
+//! }
 //! ```
 
 pub mod agent;
@@ -20,157 +35,117 @@ mod args;
 mod attempt;
 pub mod builtin;
 mod capability;
-mod command;
+mod external;
 pub mod file;
-mod hosted;
-mod http;
-mod outside;
-mod servers;
-mod shelf;
+mod handler;
+mod tools;
 
 use futures::FutureExt;
 use futures::future::BoxFuture;
-use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::collections::BTreeSet;
+use std::process::ExitCode;
 use std::sync::Arc;
-use std::time::Duration;
 
 pub use agent::{Agent, AgentError};
 pub use args::Args;
 pub use attempt::Attempt;
-pub use capability::{Capability, Outcome, capability};
+pub use capability::{Capability, CapabilityOutcome, capability_from_function, capability_with_parameters};
 pub use millrace_agent::corpus::Corpus;
-pub use millrace_agent::desk::Preferences;
+pub use millrace_agent::session::ModelPreferences;
 pub use millrace_agent::spec::AnswerForm;
-pub use millrace_agent::tool::{Effect, Tool, ToolError, typed as tool};
-pub use millrace_agent::turn::{Limits, Spent};
+pub use millrace_agent::tool::{Effect, Tool, ToolError, tool_from_function as tool};
+pub use millrace_agent::turn::{Limits, UsageTotals};
+pub use millrace_agent_nats::AgentHostConfig;
 pub use millrace_protocol::ids::WorkerId;
-pub use millrace_protocol::plan::{Review, ReviewCheck};
+pub use millrace_protocol::plan::{ReviewCheck, ReviewPolicy};
 pub use millrace_protocol::result::{
-    CapabilityDescription, ErrorKind, Proposal, Quotation, Source, SourceKind, TaskError, TaskResult, Usage,
+    CapabilityDescription, ErrorKind, PlanProposal, Quotation, Source, SourceKind, TaskError, TaskResult,
+    Usage,
 };
-pub use millrace_protocol::work::{Input, Order};
-pub use millrace_runtime::shutdown::{block_on, on_signals};
-pub use millrace_runtime::{Connection, telemetry};
-pub use shelf::launcher;
+pub use millrace_protocol::work::{InputResult, Order};
+pub use millrace_runtime::ConnectionSettings;
+pub use millrace_runtime::ops::shutdown::{block_on, token_cancelled_by_signals};
+pub use millrace_runtime::ops::telemetry;
+pub use millrace_runtime::program::{ProgramError, run_program};
 pub use tokio_util::sync::CancellationToken;
+pub use tools::run_as_launcher;
 
-use millrace_agent::desk::{Desk, Settings};
-use millrace_agent::model::{OpenError, Opener};
-use millrace_models::choice::EmptyName;
-use millrace_protocol::registry::Role;
-use millrace_runtime::health::{Health, Page, ServeError};
-use millrace_runtime::host::{self, Hosting, Service, document_cache, made_up_id};
-use millrace_runtime::limits::Limiter;
-use millrace_runtime::metrics::names::Process;
-use millrace_runtime::{Bus, Fault};
-use millrace_seat::{Counts, Limits as Gate};
+use millrace_agent_nats::run_agent_role;
+use millrace_protocol::registry::ProcessRole;
+use millrace_runtime::program::parse_arguments;
+use millrace_runtime::work::host::{self, HostArgs, HostedHandler};
 
-use hosted::Hosted;
+use handler::CapabilityHandler;
 
-/// How long a cluster that is only just being made is waited for.
-const PATIENCE: Duration = Duration::from_secs(10);
-
-/// What a worker needs to know.
-pub struct Config {
-    /// Where the cluster is and who asks.
-    pub connection: Connection,
-    /// The worker's name, unique in the cluster; `None` makes one up.
-    pub id: Option<WorkerId>,
-    /// What it offers.
+/// The configuration of a worker.
+pub struct WorkerConfig {
+    /// The capabilities that it offers.
     pub capabilities: Vec<Arc<dyn Capability>>,
-    /// How many attempts of each capability it works on at once, at least 1.
-    pub slots: u32,
-    /// How long attempts may go on after it was told to stop.
-    pub grace: Duration,
-    /// The folder in which documents and their indices are kept; `None` keeps them in memory only.
-    pub document_cache: Option<PathBuf>,
-    /// The models of agents where neither the run nor the capability names one; none is what the environment asks
-    /// for, and else `builtin:extractive`.
-    pub models: Preferences,
-    /// The file in which requests to models and their replies are kept; `None` keeps none.
-    pub record: Option<PathBuf>,
-    /// Where it serves `/livez`, `/readyz` and `/metrics`; nowhere if there is none.
-    pub http: Option<SocketAddr>,
+    /// The process.
+    pub host: AgentHostConfig,
 }
 
-impl Config {
-    /// A worker with 8 slots for each capability, 20 s of grace and the platform's cache folder.
+impl WorkerConfig {
+    /// Creates a worker with 8 slots for each capability, 20 s of grace and the platform's cache folder.
     #[must_use]
-    pub fn new(connection: Connection, capabilities: Vec<Arc<dyn Capability>>) -> Self {
-        Self {
-            connection,
-            id: None,
-            capabilities,
-            slots: 8,
-            grace: Duration::from_secs(20),
-            document_cache: Some(document_cache()),
-            models: Preferences::default(),
-            record: None,
-            http: None,
-        }
+    pub fn new(connection: ConnectionSettings, capabilities: Vec<Arc<dyn Capability>>) -> Self {
+        Self { capabilities, host: AgentHostConfig::new(connection) }
     }
 }
 
-/// Why a worker can't work.
-#[derive(Debug, thiserror::Error)]
-pub enum Error {
-    /// The cluster can't be used.
-    #[error(transparent)]
-    Fault(#[from] Fault),
-    /// It offers nothing or failed.
-    #[error(transparent)]
-    Host(#[from] host::Error),
-    /// It can't say how it is.
-    #[error(transparent)]
-    Http(#[from] ServeError),
-    /// A model that was named can't be used.
-    #[error(transparent)]
-    Model(#[from] OpenError),
-    /// The text of `--model` names none.
-    #[error(transparent)]
-    NoModel(#[from] EmptyName),
-    /// A capability that was named can't be offered.
-    #[error(transparent)]
-    Capability(#[from] file::FileError),
-    /// Signals can't be listened to.
-    #[error("signals can't be listened to: {0}")]
-    Signals(#[from] std::io::Error),
-}
-
-/// Works until `shutdown` is cancelled and what is in hand has ended or was given back.
+/// Runs the worker that a command line asks for. See [`run`].
 ///
 /// # Errors
-/// The cluster can't be used, nothing is offered, or the worker failed again and again.
-pub fn run(config: Config, shutdown: CancellationToken) -> BoxFuture<'static, Result<(), Error>> {
-    async move {
-        let Config { connection, id, capabilities, slots, grace, document_cache, models, record, http } =
-            config;
-        // What is wrong with the models is said before the cluster is waited for.
-        let opener = Opener { record, ..Opener::default() };
-        let settings = Settings { models, opener, cache: document_cache };
-        check(&Desk::new(settings.clone())?, &capabilities)?;
-        let id = id.unwrap_or_else(|| made_up_id("worker"));
-        let health = Health::new(shutdown.clone());
-        let mut page = Page::open(http, Process::Worker, health.clone()).await?;
-        let joining = Bus::join(&connection, id.as_str(), PATIENCE);
-        let Some(bus) = page.join(joining).await? else { return Ok(()) };
-        let named = capabilities.iter().filter_map(|capability| capability.model());
-        Counts::expect(named.chain(&settings.models.general).chain(settings.models.own.values()));
-        let gate = Arc::new(Gate(Limiter::new(&bus)));
-        let opener = Opener { gate, observer: Arc::new(Counts), ..settings.opener };
-        let desk = Arc::new(Desk::new(Settings { opener, ..settings })?);
-        let services = capabilities.into_iter().map(|capability| {
-            let slots = capability.slots().unwrap_or(slots);
-            let handler = Arc::new(Hosted::new(capability, desk.clone()));
-            Service { handler, slots }
-        });
-        let hosting = Hosting { id, role: Role::Worker, services: services.collect(), grace, health };
-        Ok(host::run(&bus, hosting, shutdown).await?)
-    }
-    .boxed()
+/// An argument or a capability file is invalid, or as for [`run`].
+pub async fn run_worker_from_args(args: Args, shutdown: CancellationToken) -> Result<(), ProgramError> {
+    run_worker(args.into_config().await?, shutdown).await
 }
 
-fn check(desk: &Desk, capabilities: &[Arc<dyn Capability>]) -> Result<(), OpenError> {
-    capabilities.iter().filter_map(|capability| capability.model()).try_for_each(|choice| desk.check(choice))
+/// Runs a program that is a worker with these capabilities: reads the arguments that `millrace worker` has, other than
+/// `--capability` (`--nats`, `--slots`, `--http`, `--model`, …), starts logging, and stops at the first signal. Its exit
+/// codes are those of `millrace worker`.
+pub fn run_worker_program(name: &'static str, capabilities: Vec<Arc<dyn Capability>>) -> ExitCode {
+    #[derive(clap::Parser)]
+    struct CustomWorker {
+        #[command(flatten)]
+        host: HostArgs,
+    }
+
+    run_as_launcher().unwrap_or_else(|| {
+        let CustomWorker { host } = parse_arguments();
+        run_program(name, |shutdown| async move {
+            run_worker(WorkerConfig { capabilities, host: AgentHostConfig::parse_args(host)? }, shutdown)
+                .await
+        })
+    })
+}
+
+/// Runs a worker until `shutdown` is cancelled and tasks in flight have ended or were released.
+///
+/// # Errors
+/// A capability is offered twice, a model is unknown, the cluster can't be used, or the worker failed too often.
+pub fn run_worker(
+    config: WorkerConfig,
+    shutdown: CancellationToken,
+) -> BoxFuture<'static, Result<(), ProgramError>> {
+    async move {
+        let WorkerConfig { capabilities, host } = config;
+        let mut names = BTreeSet::new();
+        if let Some(name) =
+            capabilities.iter().map(|one| one.describe().name).find(|name| !names.insert(name.clone()))
+        {
+            return Err(host::HostError::Duplicate(name).into());
+        }
+        let models = capabilities.iter().filter_map(|capability| capability.model().cloned()).collect();
+        let slots = host.slots;
+        run_agent_role(ProcessRole::Worker, host, models, shutdown, |agents| {
+            let service = |capability: Arc<dyn Capability>| HostedHandler {
+                slots: capability.max_concurrent_attempts().unwrap_or(slots),
+                handler: Arc::new(CapabilityHandler::new(capability, agents.clone())),
+            };
+            capabilities.into_iter().map(service).collect()
+        })
+        .await
+    }
+    .boxed()
 }

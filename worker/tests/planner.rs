@@ -1,5 +1,5 @@
-//! A planner's turn through a real queue: the plan is read from the log as it stood when the turn was asked for, and a
-//! worker that takes the turn over comes to the same proposal.
+//! A planner's turn through a real queue: it reads the plan as of the decision that asked for the turn, and a worker that
+//! resumes the turn reaches the same proposal.
 #![allow(clippy::unwrap_used, reason = "the helpers of tests are tests too")]
 
 mod support;
@@ -8,16 +8,22 @@ use std::sync::Arc;
 
 use jiff::Timestamp;
 use millrace_protocol::ids::{Capability as Name, TaskId};
-use millrace_protocol::plan::{Consult, Decision, Edit, Event, Mode, Occasion, TaskSpec, Work};
-use millrace_protocol::result::Proposal;
+use millrace_protocol::plan::{
+    Decision, Edit, Event, GraphEvent, PlannerConsultMode, PlannerTrigger, PlanningEvent, PlanningMode,
+    RunEvent, TaskEvent, TaskSpec, Work,
+};
+use millrace_protocol::result::PlanProposal;
 use millrace_protocol::subject::Topic;
-use millrace_protocol::work::{Entry, Order, Outcome};
-use millrace_runtime::{log, registry};
-use millrace_tests::eventually;
-use millrace_worker::{CancellationToken, Config, Preferences, WorkerId, builtin, run};
-use support::{Cluster, PATIENCE, order_for};
+use millrace_protocol::work::{Assignment, JournalEntry, Order, WorkOutcome};
+use millrace_runtime::log;
+use millrace_runtime::work::registry;
+use millrace_tests::wait_for_value;
+use millrace_worker::{
+    AgentHostConfig, CancellationToken, ModelPreferences, WorkerConfig, WorkerId, builtin, run_worker,
+};
+use support::{Cluster, PATIENCE, build_order_for_work};
 
-/// The model changes the plan by tools, with a pause behind each reply in which its worker can be lost.
+/// The model changes the plan with tools, with a delay before each reply in which its worker can be killed.
 const SCRIPT: &str = "
 rules:
 - turns:
@@ -29,99 +35,109 @@ rules:
     delay: 0.3
 ";
 
-fn id(text: &str) -> TaskId {
+fn task_id(text: &str) -> TaskId {
     TaskId::new(text).unwrap()
 }
 
-async fn decide(cluster: &Cluster, order: &Order, previous: u64, events: Vec<Event>) -> u64 {
+async fn append_events(cluster: &Cluster, order: &Order, previous: u64, events: Vec<Event>) -> u64 {
     let by = WorkerId::new("supervisor").unwrap();
     let decision = Decision { by, previous, at: Timestamp::now(), answers: Vec::new(), events };
-    log::append(&cluster.bus, order.lane, &order.run, &Topic::Plan, &decision, previous).await.unwrap()
+    log::append_message(&cluster.bus, order.lane, &order.run, &Topic::Plan, &decision, previous)
+        .await
+        .unwrap()
 }
 
-/// A run whose planner is asked about a task that failed; what is decided later is not for this turn.
-async fn asked(cluster: &Cluster) -> Order {
-    let order = order_for("planner", Work::Planning { turn: 1, attempt: 1 });
+/// Starts a run and returns the order of a planner's turn about a failed task. A later decision is not part of the turn.
+async fn planning_order(cluster: &Cluster) -> Order {
+    let order = build_order_for_work("planner", Work::Planning { turn: 1, attempt: 1 });
     let task = |name: &str, depends_on: &[&str]| {
         let echo = Name::new("echo").unwrap();
-        let depends_on = depends_on.iter().map(|name| id(name)).collect();
-        let spec = TaskSpec { depends_on, ..TaskSpec::new(id(name), format!("Do {name}."), echo) };
-        Event::TaskAdded { ready: spec.depends_on.is_empty(), spec }
+        let depends_on = depends_on.iter().map(|name| task_id(name)).collect();
+        let spec = TaskSpec { depends_on, ..TaskSpec::new(task_id(name), format!("Do {name}."), echo) };
+        Event::Graph(GraphEvent::TaskAdded { ready: spec.depends_on.is_empty(), spec: Box::new(spec) })
     };
-    let started = Event::RunStarted {
+    let started = Event::Run(RunEvent::Started {
         objective: "Find it out.".into(),
-        mode: Mode::Llm,
+        mode: PlanningMode::Llm,
         documents: None,
         model: None,
         models: Default::default(),
         fail_fast: false,
         budget: Box::default(),
-        consult: Consult::Judgement,
-    };
+        consult: PlannerConsultMode::Judgement,
+    });
     let tasks = vec![task("facts", &[]), task("lost", &[]), task("report", &["facts"])];
-    let first = decide(cluster, &order, 0, [vec![started], tasks].concat()).await;
-    let failed = Event::TaskFailed { task: id("facts"), reason: "no worker took it in time".into() };
-    let occasions = vec![Occasion::TaskLost { task: id("facts") }];
-    let planning = Event::PlanningAsked { turn: 1, attempt: 1, feedback: None, occasions };
-    let plan_at = decide(cluster, &order, first, vec![failed, planning]).await;
-    let gone = Event::TaskCancelled {
-        task: id("lost"),
+    let first = append_events(cluster, &order, 0, [vec![started], tasks].concat()).await;
+    let failed =
+        Event::Task(TaskEvent::Failed { task: task_id("facts"), reason: "no worker took it in time".into() });
+    let triggers = vec![PlannerTrigger::TaskLost { task: task_id("facts") }];
+    let planning =
+        Event::Planning(PlanningEvent::Requested { turn: 1, attempt: 1, feedback: None, triggers });
+    let plan_at = append_events(cluster, &order, first, vec![failed, planning]).await;
+    let cancelled = Event::Task(TaskEvent::Cancelled {
+        task: task_id("lost"),
         reason: "later".into(),
         with: None,
         usage: Default::default(),
-    };
-    decide(cluster, &order, plan_at, vec![gone]).await;
-    Order { plan_at, ..order }
+    });
+    append_events(cluster, &order, plan_at, vec![cancelled]).await;
+    Order { assignment: Assignment::Planning { turn: 1, attempt: 1, plan_at }, ..order }
 }
 
-fn work(cluster: &Cluster, name: &str, script: &str) -> tokio::task::JoinHandle<()> {
-    let offered = vec![builtin::open("planner").unwrap(), builtin::open("echo").unwrap()];
-    let config = Config {
+fn start_worker(cluster: &Cluster, name: &str, script: &str) -> tokio::task::JoinHandle<()> {
+    let offered = vec![builtin::open_built_in("planner").unwrap(), builtin::open_built_in("echo").unwrap()];
+    let host = AgentHostConfig {
         id: Some(WorkerId::new(name).unwrap()),
-        models: Preferences::parse([format!("script:{script}").as_str()]).unwrap(),
+        models: ModelPreferences::parse([format!("script:{script}").as_str()]).unwrap(),
         document_cache: None,
-        ..Config::new(cluster.connection(), offered)
+        ..AgentHostConfig::new(cluster.connection())
     };
-    let running = run(config, CancellationToken::new());
+    let config = WorkerConfig { capabilities: offered, host };
+    let running = run_worker(config, CancellationToken::new());
     tokio::spawn(async move { running.await.unwrap() })
 }
 
-async fn proposal(cluster: &Cluster, order: &Order) -> Proposal {
-    match cluster.outcome(order).await.1 {
-        Outcome::Proposed { proposal, .. } => proposal,
-        other @ (Outcome::Finished { .. } | Outcome::Judged(_) | Outcome::Errored(_)) => panic!("{other:?}"),
+async fn await_proposal(cluster: &Cluster, order: &Order) -> PlanProposal {
+    match cluster.await_outcome(order).await.1 {
+        WorkOutcome::Proposed { proposal, .. } => proposal,
+        other @ (WorkOutcome::Finished { .. } | WorkOutcome::Judged(_) | WorkOutcome::Errored(_)) => {
+            panic!("{other:?}")
+        }
     }
 }
 
-fn steps(journal: &[(u64, Entry)]) -> Vec<&str> {
+fn step_names(journal: &[(u64, JournalEntry)]) -> Vec<&str> {
     let names = journal.iter().filter_map(|(_, entry)| match entry {
-        Entry::Step { name, .. } => Some(name.as_str()),
-        Entry::Claimed { .. } | Entry::Note { .. } | Entry::Released { .. } | Entry::Outcome { .. } => None,
+        JournalEntry::Step { name, .. } => Some(name.as_str()),
+        JournalEntry::Claimed { .. }
+        | JournalEntry::Note { .. }
+        | JournalEntry::Released { .. }
+        | JournalEntry::Outcome { .. } => None,
     });
     names.collect()
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_turn_reads_the_plan_it_was_asked_about_and_survives_the_loss_of_its_worker() {
+async fn a_turn_reads_its_plan_and_survives_the_loss_of_its_worker() {
     let folder = tempfile::tempdir().unwrap();
     let script = folder.path().join("script.yaml");
     std::fs::write(&script, SCRIPT).unwrap();
     let script = script.to_str().unwrap();
-    let cluster = Arc::new(Cluster::with_lease(std::time::Duration::from_secs(1)).await);
-    let order = asked(&cluster).await;
-    cluster.offer(&order).await;
+    let cluster = Arc::new(Cluster::start_with_lease(std::time::Duration::from_secs(1)).await);
+    let order = planning_order(&cluster).await;
+    cluster.publish_order(&order).await;
 
-    let first = work(&cluster, "first", script);
-    eventually(PATIENCE, "the tools of the first reply", async || {
-        (steps(&cluster.journal(&order).await).len() >= 4).then_some(())
+    let first = start_worker(&cluster, "first", script);
+    wait_for_value(PATIENCE, "the tools of the first reply", async || {
+        (step_names(&cluster.read_journal(&order).await).len() >= 4).then_some(())
     })
     .await;
     first.abort();
-    let second = work(&cluster, "second", script);
-    let proposal = proposal(&cluster, &order).await;
+    let second = start_worker(&cluster, "second", script);
+    let proposal = await_proposal(&cluster, &order).await;
     second.abort();
 
-    let journal = cluster.journal(&order).await;
+    let journal = cluster.read_journal(&order).await;
     let all = [
         "board",
         "model.0",
@@ -132,10 +148,10 @@ async fn a_turn_reads_the_plan_it_was_asked_about_and_survives_the_loss_of_its_w
         "tool.1.1.cancel_task",
         "model.2",
     ];
-    assert_eq!(steps(&journal), all, "nothing is asked for twice");
+    assert_eq!(step_names(&journal), all, "no reply is requested twice");
     assert_eq!(proposal.tasks.len(), 1);
     let edits: Vec<&str> = proposal.edits.iter().map(Edit::name).collect();
     assert_eq!(edits, ["patch_task", "cancel_task", "add_tasks"]);
-    let known = registry::capability_names(&cluster.bus).await.unwrap();
-    assert!(known.contains("planner") && known.contains("echo"));
+    let names = registry::read_capability_names(&cluster.bus).await.unwrap();
+    assert!(names.contains("planner") && names.contains("echo"));
 }

@@ -1,4 +1,4 @@
-//! Workers against a real NATS server: an order from the queue to its outcome, and everything that can come between.
+//! Workers against a real NATS server: orders from the queue to their outcome, and everything that can go wrong.
 #![allow(clippy::unwrap_used, reason = "the helpers of tests are tests too")]
 
 mod support;
@@ -8,81 +8,84 @@ use std::time::{Duration, Instant};
 
 use millrace_protocol::ids::{RunId, TaskId};
 use millrace_protocol::plan::Work;
-use millrace_protocol::registry::{Beat, Role};
+use millrace_protocol::registry::{Heartbeat, ProcessRole};
 use millrace_protocol::result::ErrorKind;
 use millrace_protocol::subject::Topic;
-use millrace_protocol::wire::{self, Blob};
-use millrace_protocol::work::{Entry, Order, Outcome};
-use millrace_runtime::{Bus, log, marks, queue, registry};
-use millrace_tests::eventually;
-use millrace_tests::plans::{appended, forget_marks, offer_unmarked};
+use millrace_protocol::wire::{self, InlineOrStoredBytes};
+use millrace_protocol::work::{InputResult, JournalEntry, Order, WorkOutcome};
+use millrace_runtime::work::{order_headers, queue, registry};
+use millrace_runtime::{Bus, log};
+use millrace_tests::plans::{build_publish_headers, downgrade_settings_and_orders, publish_order_without_id};
+use millrace_tests::wait_for_value;
 use millrace_worker::{
-    CancellationToken, Capability, Config, Error, TaskError, TaskResult, WorkerId, builtin, capability, run,
+    AgentHostConfig, CancellationToken, Capability, ProgramError, TaskError, TaskResult, WorkerConfig,
+    WorkerId, builtin, capability_from_function, run_worker,
 };
 use serde_bytes::ByteBuf;
 use serde_json::json;
-use support::{Cluster, Counter, PATIENCE, counts, order, order_for, order_subject};
+use support::{Cluster, Counter, PATIENCE, build_order, build_order_for_work, count_entries, order_subject};
 use tokio::sync::Notify;
 use tokio::task::JoinHandle;
 
-/// A worker of this process.
-struct Worker {
+/// A worker in this process.
+struct RunningWorker {
     stop: CancellationToken,
-    task: JoinHandle<Result<(), Error>>,
+    task: JoinHandle<Result<(), ProgramError>>,
 }
 
-impl Worker {
-    fn start(cluster: &Cluster, id: &str, capabilities: Vec<Arc<dyn Capability>>) -> Self {
-        Self::with_grace(cluster, id, capabilities, PATIENCE)
+impl RunningWorker {
+    fn start_worker(cluster: &Cluster, id: &str, capabilities: Vec<Arc<dyn Capability>>) -> Self {
+        Self::start_with_grace(cluster, id, capabilities, PATIENCE)
     }
 
-    fn with_grace(
+    fn start_with_grace(
         cluster: &Cluster,
         id: &str,
         capabilities: Vec<Arc<dyn Capability>>,
         grace: Duration,
     ) -> Self {
-        let config = Config {
+        let host = AgentHostConfig {
             id: Some(WorkerId::new(id).unwrap()),
             slots: 4,
             grace,
             document_cache: None,
-            ..Config::new(cluster.connection(), capabilities)
+            ..AgentHostConfig::new(cluster.connection())
         };
+        let config = WorkerConfig { capabilities, host };
         let stop = CancellationToken::new();
-        Self { task: tokio::spawn(run(config, stop.clone())), stop }
+        Self { task: tokio::spawn(run_worker(config, stop.clone())), stop }
     }
 
-    fn echo(cluster: &Cluster) -> Self {
-        Self::start(cluster, "echoing", vec![builtin::open("echo").unwrap()])
+    fn start_echo_worker(cluster: &Cluster) -> Self {
+        Self::start_worker(cluster, "echoing", vec![builtin::open_built_in("echo").unwrap()])
     }
 
     async fn stop(self) {
         self.stop.cancel();
-        tokio::time::timeout(PATIENCE, self.task).await.expect("it stops in time").unwrap().unwrap();
+        tokio::time::timeout(PATIENCE, self.task).await.expect("the worker stops in time").unwrap().unwrap();
     }
 
-    /// Ends it as a lost process would: nothing is given back, nothing is said.
-    fn lose(self) {
+    /// Ends it as a crash would: nothing is released, nothing is published.
+    fn abort_without_shutdown(self) {
         self.task.abort();
     }
 }
 
-/// A capability that says when it begins, and ends when it is let go.
-struct Gate {
+/// A capability that signals when an attempt begins, and ends it when released.
+struct CapabilityGate {
     begun: Arc<Notify>,
     go: Arc<Notify>,
     dropped: Counter,
 }
 
-impl Gate {
+impl CapabilityGate {
     fn new() -> (Self, Arc<dyn Capability>) {
         let gate = Self { begun: Arc::default(), go: Arc::default(), dropped: Counter::default() };
         let (begun, go, dropped) = (gate.begun.clone(), gate.go.clone(), gate.dropped.clone());
-        let capability = capability("gate", "Waits.", move |_| {
+        let capability = capability_from_function("gate", "Waits.", move |_| {
             let (begun, go, dropped) = (begun.clone(), go.clone(), dropped.clone());
             Box::pin(async move {
-                let guard = OnDrop(dropped);
+                let guard = CountOnDrop(dropped);
                 begun.notify_one();
                 go.notified().await;
                 std::mem::forget(guard);
@@ -92,108 +95,147 @@ impl Gate {
         (gate, capability)
     }
 
-    async fn begun(&self) {
-        tokio::time::timeout(PATIENCE, self.begun.notified()).await.expect("it begins in time");
+    async fn wait_until_begun(&self) {
+        tokio::time::timeout(PATIENCE, self.begun.notified()).await.expect("an attempt begins in time");
     }
 }
 
-struct OnDrop(Counter);
+struct CountOnDrop(Counter);
 
-impl Drop for OnDrop {
+impl Drop for CountOnDrop {
     fn drop(&mut self) {
-        self.0.add();
+        self.0.increment();
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_order_is_done_written_down_and_leaves_the_queue() {
+async fn a_completed_order_is_journaled_and_acknowledged() {
     let cluster = Cluster::start().await;
-    let order = order("echo", "t", json!({"bytes": 100}));
-    cluster.offer(&order).await;
-    let worker = Worker::echo(&cluster);
-    let (_, result) = cluster.result(&order).await;
+    let order = build_order("echo", "t", json!({"bytes": 100}));
+    cluster.publish_order(&order).await;
+    let worker = RunningWorker::start_echo_worker(&cluster);
+    let (_, result) = cluster.await_result(&order).await;
     assert_eq!(result.output.len(), 100);
-    assert_eq!(counts(&cluster.journal(&order).await), (1, 0, 1));
-    cluster.waiting("echo", 0).await;
+    assert_eq!(count_entries(&cluster.read_journal(&order).await), (1, 0, 1));
+    cluster.await_waiting_orders("echo", 0).await;
     worker.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_order_that_comes_while_a_request_stands_idle_is_taken_at_once() {
+async fn an_order_that_arrives_at_an_idle_worker_starts_at_once() {
     let cluster = Cluster::start().await;
-    let worker = Worker::echo(&cluster);
-    let beats = async || registry::beats(&cluster.bus).await.unwrap();
-    eventually(PATIENCE, "the worker", async || (!beats().await.is_empty()).then_some(())).await;
-    // Long enough for the server's word on the request that stands, which the order must not wait behind.
+    let worker = RunningWorker::start_echo_worker(&cluster);
+    let beats = async || registry::read_heartbeats(&cluster.bus).await.unwrap();
+    wait_for_value(PATIENCE, "the worker", async || (!beats().await.is_empty()).then_some(())).await;
+    // Longer than the server's first response to the pull request, which must not delay the order.
     tokio::time::sleep(Duration::from_millis(1_600)).await;
-    let order = order("echo", "t", json!({}));
+    let order = build_order("echo", "t", json!({}));
     let started = Instant::now();
-    cluster.offer(&order).await;
-    cluster.outcome(&order).await;
+    cluster.publish_order(&order).await;
+    cluster.await_outcome(&order).await;
     assert!(started.elapsed() < Duration::from_millis(700), "{:?}", started.elapsed());
     worker.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn wrong_parameters_end_the_attempt_with_an_error_that_names_them() {
+async fn an_input_that_another_message_has_replaced_is_not_read() {
     let cluster = Cluster::start().await;
-    let order = order("echo", "t", json!({"bytes": "many"}));
-    cluster.offer(&order).await;
-    let worker = Worker::echo(&cluster);
-    let (_, outcome) = cluster.outcome(&order).await;
-    let text = "the parameters for echo are wrong: 'bytes' must be an integer, not string";
-    assert_eq!(outcome, Outcome::Errored(TaskError::new(ErrorKind::WrongParameters, text)));
+    let worker = RunningWorker::start_echo_worker(&cluster);
+    let [one, two] = ["one", "two"].map(|task| build_order("echo", task, json!({"digest": true})));
+    let mut results = Vec::new();
+    for order in [&one, &two] {
+        cluster.publish_order(order).await;
+        results.push(cluster.await_result(order).await);
+    }
+    let journal = cluster.read_journal(&one).await;
+    let JournalEntry::Claimed { worker: by, .. } = &journal[0].1 else { panic!("{journal:?}") };
+    let right = Cluster::build_input(&one, by.as_str(), results[0].0, &results[0].1);
+    let cases = [
+        ("right", right.clone(), false),
+        ("task", InputResult { at_sequence: results[1].0, ..right.clone() }, true),
+        ("worker", InputResult { worker: WorkerId::new("another").unwrap(), ..right.clone() }, true),
+        ("summary", InputResult { summary: "something else".into(), ..right }, true),
+    ];
+    for (task, input, is_replaced) in cases {
+        let order = Order { inputs: vec![input], ..build_order("echo", task, json!({"digest": true})) };
+        cluster.publish_order(&order).await;
+        match (cluster.await_outcome(&order).await.1, is_replaced) {
+            (WorkOutcome::Finished { .. }, false) => {}
+            (WorkOutcome::Errored(error), true) => {
+                assert!(error.message.contains("another message is in its place"), "{task}: {error:?}");
+            }
+            (outcome, _) => panic!("{task}: {outcome:?}"),
+        }
+    }
     worker.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_panic_is_an_outcome_and_the_worker_goes_on() {
+async fn invalid_parameters_end_the_attempt_with_their_names() {
     let cluster = Cluster::start().await;
-    let panics = capability("panics", "Panics.", |attempt| {
+    let order = build_order("echo", "t", json!({"bytes": "many"}));
+    cluster.publish_order(&order).await;
+    let worker = RunningWorker::start_echo_worker(&cluster);
+    let (_, outcome) = cluster.await_outcome(&order).await;
+    let text = "invalid parameters for echo: 'bytes' must be an integer, not string";
+    assert_eq!(outcome, WorkOutcome::Errored(TaskError::new(ErrorKind::WrongParameters, text)));
+    worker.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_panic_is_an_outcome_and_the_worker_continues() {
+    let cluster = Cluster::start().await;
+    let panics = capability_from_function("panics", "Panics.", |attempt| {
         Box::pin(async move {
             assert!(attempt.order().parameters.contains_key("calm"), "no calm here");
             Ok(TaskResult { output: "calm".into(), ..TaskResult::default() })
         })
     });
-    let worker = Worker::start(&cluster, "w", vec![panics]);
-    let (wild, calm) = (order("panics", "wild", json!({})), order("panics", "calm", json!({"calm": 1})));
-    cluster.offer(&wild).await;
-    let (_, outcome) = cluster.outcome(&wild).await;
+    let worker = RunningWorker::start_worker(&cluster, "w", vec![panics]);
+    let (wild, calm) =
+        (build_order("panics", "wild", json!({})), build_order("panics", "calm", json!({"calm": 1})));
+    cluster.publish_order(&wild).await;
+    let (_, outcome) = cluster.await_outcome(&wild).await;
     let error = TaskError::new(ErrorKind::Panic, "the capability panicked: no calm here");
-    assert_eq!(outcome, Outcome::Errored(error));
-    cluster.offer(&calm).await;
-    assert_eq!(cluster.result(&calm).await.1.output, "calm");
-    cluster.waiting("panics", 0).await;
+    assert_eq!(outcome, WorkOutcome::Errored(error));
+    cluster.publish_order(&calm).await;
+    assert_eq!(cluster.await_result(&calm).await.1.output, "calm");
+    cluster.await_waiting_orders("panics", 0).await;
     worker.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_worker_that_takes_over_repeats_no_step_wherever_the_first_was_lost() {
+async fn a_takeover_repeats_no_step_wherever_the_first_worker_crashed() {
     const STEPS: usize = 4;
     for lost_before in 0..=STEPS {
-        let cluster = Cluster::with_lease(Duration::from_millis(600)).await;
+        let cluster = Cluster::start_with_lease(Duration::from_millis(600)).await;
         let ledger = Counter::default();
-        let order = order("steps", "t", json!({}));
+        let order = build_order("steps", "t", json!({}));
         let reached = Arc::new(Notify::new());
-        let first = steps(STEPS, Some((lost_before, reached.clone())), &ledger);
-        cluster.offer(&order).await;
-        let worker = Worker::start(&cluster, "first", vec![first]);
-        tokio::time::timeout(PATIENCE, reached.notified()).await.expect("it gets that far");
-        worker.lose();
-        let worker = Worker::start(&cluster, "second", vec![steps(STEPS, None, &ledger)]);
-        let (_, result) = cluster.result(&order).await;
-        assert_eq!(result.output, "[1, 2, 3, 4]", "each step did what it was counted for, once");
+        let first = steps_capability(STEPS, Some((lost_before, reached.clone())), &ledger);
+        cluster.publish_order(&order).await;
+        let worker = RunningWorker::start_worker(&cluster, "first", vec![first]);
+        tokio::time::timeout(PATIENCE, reached.notified()).await.expect("the step is reached");
+        worker.abort_without_shutdown();
+        let worker =
+            RunningWorker::start_worker(&cluster, "second", vec![steps_capability(STEPS, None, &ledger)]);
+        let (_, result) = cluster.await_result(&order).await;
+        assert_eq!(result.output, "[1, 2, 3, 4]", "each step was executed once");
         assert_eq!(ledger.get(), STEPS, "lost before step {lost_before}");
-        assert_eq!(counts(&cluster.journal(&order).await), (2, STEPS, 1));
-        cluster.waiting("steps", 0).await;
+        assert_eq!(count_entries(&cluster.read_journal(&order).await), (2, STEPS, 1));
+        cluster.await_waiting_orders("steps", 0).await;
         worker.stop().await;
     }
 }
 
-/// A capability of some steps, each of which counts. It stops for ever before the step that is named.
-fn steps(count: usize, stop: Option<(usize, Arc<Notify>)>, ledger: &Counter) -> Arc<dyn Capability> {
+/// A capability with several steps that each count. It hangs before the step `stop`.
+fn steps_capability(
+    count: usize,
+    stop: Option<(usize, Arc<Notify>)>,
+    ledger: &Counter,
+) -> Arc<dyn Capability> {
     let ledger = ledger.clone();
-    capability("steps", "Counts its steps.", move |attempt| {
+    capability_from_function("steps", "Counts its steps.", move |attempt| {
         let (stop, ledger) = (stop.clone(), ledger.clone());
         Box::pin(async move {
             let mut done = Vec::new();
@@ -205,7 +247,9 @@ fn steps(count: usize, stop: Option<(usize, Arc<Notify>)>, ledger: &Counter) -> 
                     std::future::pending::<()>().await;
                 }
                 if number < count {
-                    done.push(attempt.step(&format!("step.{number}"), async { Ok(ledger.add()) }).await?);
+                    done.push(
+                        attempt.run_step(&format!("step.{number}"), async { Ok(ledger.increment()) }).await?,
+                    );
                 }
             }
             Ok(TaskResult { output: format!("{done:?}"), ..TaskResult::default() })
@@ -214,189 +258,204 @@ fn steps(count: usize, stop: Option<(usize, Arc<Notify>)>, ledger: &Counter) -> 
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_journal_with_another_step_ends_the_attempt_with_an_error() {
-    let cluster = Cluster::with_lease(Duration::from_millis(600)).await;
-    let order = order("steps", "t", json!({}));
-    cluster.offer(&order).await;
+async fn a_diverging_journal_ends_the_attempt_with_an_error() {
+    let cluster = Cluster::start_with_lease(Duration::from_millis(600)).await;
+    let order = build_order("steps", "t", json!({}));
+    cluster.publish_order(&order).await;
     let reached = Arc::new(Notify::new());
-    let first = steps(2, Some((1, reached.clone())), &Counter::default());
-    let worker = Worker::start(&cluster, "first", vec![first]);
+    let first = steps_capability(2, Some((1, reached.clone())), &Counter::default());
+    let worker = RunningWorker::start_worker(&cluster, "first", vec![first]);
     tokio::time::timeout(PATIENCE, reached.notified()).await.unwrap();
-    worker.lose();
-    let other = capability("steps", "Another program.", |attempt| {
+    worker.abort_without_shutdown();
+    let other = capability_from_function("steps", "Another program.", |attempt| {
         Box::pin(async move {
-            attempt.step("other", async { Ok(1) }).await?;
+            attempt.run_step("other", async { Ok(1) }).await?;
             Ok(TaskResult::default())
         })
     });
-    let worker = Worker::start(&cluster, "second", vec![other]);
-    let (_, outcome) = cluster.outcome(&order).await;
-    let Outcome::Errored(error) = outcome else { panic!("{outcome:?}") };
+    let worker = RunningWorker::start_worker(&cluster, "second", vec![other]);
+    let (_, outcome) = cluster.await_outcome(&order).await;
+    let WorkOutcome::Errored(error) = outcome else { panic!("{outcome:?}") };
     assert_eq!(error.kind, ErrorKind::Panic);
-    assert!(error.message.starts_with("the journal diverged at step 1: it holds \"step.0\""), "{error}");
+    assert!(error.message.starts_with("the journal diverged at step 1: it contains \"step.0\""), "{error}");
     worker.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_worker_whose_journal_another_continued_is_fenced_and_drops_the_work() {
+async fn a_stale_worker_is_fenced_and_drops_the_attempt() {
     let cluster = Cluster::start().await;
-    let (gate, capability) = Gate::new();
-    let order = order("gate", "t", json!({}));
-    cluster.offer(&order).await;
-    let stale = Worker::start(&cluster, "stale", vec![capability]);
-    gate.begun().await;
-    // Another worker takes the work over, as if the first one's lease had run out.
+    let (gate, capability) = CapabilityGate::new();
+    let order = build_order("gate", "t", json!({}));
+    cluster.publish_order(&order).await;
+    let stale = RunningWorker::start_worker(&cluster, "stale", vec![capability]);
+    gate.wait_until_begun().await;
+    // Another worker takes over, as if the first worker's lease had expired.
     let successor = WorkerId::new("successor").unwrap();
-    let claim = millrace_runtime::journal::Journal::claim(&cluster.bus, &order, &successor).await.unwrap();
-    let millrace_runtime::journal::Claim::Ours(mut journal) = claim else { panic!("it can be claimed") };
+    let claim =
+        millrace_runtime::log::journal::Journal::claim_work(&cluster.bus, &order, &successor).await.unwrap();
+    let millrace_runtime::log::journal::ClaimResult::Acquired(mut journal) = claim else {
+        panic!("not claimable")
+    };
     assert_eq!(journal.claim_number(), 2);
     gate.go.notify_one();
-    // It ends what it has in hand, and what it brings is refused by the server.
+    // The stale worker finishes its attempt, and the server rejects its outcome.
     stale.stop().await;
-    assert_eq!(gate.dropped.get(), 0, "it came to its end");
-    assert_eq!(counts(&cluster.journal(&order).await), (2, 0, 0), "nothing of the stale worker's");
-    // It acknowledged nothing: the order is there for its successor.
-    cluster.waiting("gate", 1).await;
-    journal.finish(Outcome::Errored(TaskError::new(ErrorKind::Other, "mine"))).await.unwrap();
+    assert_eq!(gate.dropped.get(), 0, "it was not dropped");
+    assert_eq!(
+        count_entries(&cluster.read_journal(&order).await),
+        (2, 0, 0),
+        "nothing from the stale worker"
+    );
+    // It acknowledged nothing: the order is still in the queue for the new claimant.
+    cluster.await_waiting_orders("gate", 1).await;
+    journal.append_outcome(WorkOutcome::Errored(TaskError::new(ErrorKind::Other, "mine"))).await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_second_worker_goes_on_when_the_lease_of_a_silent_one_runs_out_and_not_before() {
+async fn a_takeover_waits_for_the_lease_of_a_silent_worker() {
     let lease = Duration::from_millis(1_500);
-    let cluster = Cluster::with_lease(lease).await;
-    let (gate, waits) = Gate::new();
-    let order = order("gate", "t", json!({}));
-    cluster.offer(&order).await;
-    let first = Worker::start(&cluster, "first", vec![waits]);
-    gate.begun().await;
-    let (second_gate, waits) = Gate::new();
-    let second = Worker::start(&cluster, "second", vec![waits]);
-    // Three leases long the first one renews, and nobody else gets the order.
+    let cluster = Cluster::start_with_lease(lease).await;
+    let (gate, waits) = CapabilityGate::new();
+    let order = build_order("gate", "t", json!({}));
+    cluster.publish_order(&order).await;
+    let first = RunningWorker::start_worker(&cluster, "first", vec![waits]);
+    gate.wait_until_begun().await;
+    let (second_gate, waits) = CapabilityGate::new();
+    let second = RunningWorker::start_worker(&cluster, "second", vec![waits]);
+    // For three leases the first worker renews, and the second does not get the order.
     let early = tokio::time::timeout(lease * 3, second_gate.begun.notified()).await;
-    assert!(early.is_err(), "a renewed lease does not run out");
-    first.lose();
-    second_gate.begun().await;
+    assert!(early.is_err(), "a renewed lease does not expire");
+    first.abort_without_shutdown();
+    second_gate.wait_until_begun().await;
     second_gate.go.notify_one();
-    assert_eq!(cluster.result(&order).await.1.output, "through");
-    assert_eq!(counts(&cluster.journal(&order).await), (2, 0, 1));
+    assert_eq!(cluster.await_result(&order).await.1.output, "through");
+    assert_eq!(count_entries(&cluster.read_journal(&order).await), (2, 0, 1));
     second.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_stop_drops_the_work_at_once_and_the_order_with_it() {
+async fn a_stop_drops_the_attempt_and_its_order() {
     let cluster = Cluster::start().await;
-    let (gate, capability) = Gate::new();
-    let worker = Worker::start(&cluster, "w", vec![capability]);
-    let (one, two) = (order("gate", "one", json!({})), order("gate", "two", json!({})));
+    let (gate, capability) = CapabilityGate::new();
+    let worker = RunningWorker::start_worker(&cluster, "w", vec![capability]);
+    let (one, two) = (build_order("gate", "one", json!({})), build_order("gate", "two", json!({})));
     for order in [&one, &two] {
-        cluster.offer(order).await;
-        gate.begun().await;
+        cluster.publish_order(order).await;
+        gate.wait_until_begun().await;
     }
-    queue::stop(&cluster.bus, &RunId::new("other").unwrap(), None).await.unwrap();
-    queue::stop(&cluster.bus, &one.run, Some(&one.work)).await.unwrap();
-    cluster.waiting("gate", 1).await;
-    assert_eq!(gate.dropped.get(), 1, "only the one that was named");
-    queue::stop(&cluster.bus, &two.run, None).await.unwrap();
-    cluster.waiting("gate", 0).await;
+    queue::publish_stop(&cluster.bus, &RunId::new("other").unwrap(), None).await.unwrap();
+    queue::publish_stop(&cluster.bus, &one.run, Some(&one.work())).await.unwrap();
+    cluster.await_waiting_orders("gate", 1).await;
+    assert_eq!(gate.dropped.get(), 1, "only the stopped one");
+    queue::publish_stop(&cluster.bus, &two.run, None).await.unwrap();
+    cluster.await_waiting_orders("gate", 0).await;
     assert_eq!(gate.dropped.get(), 2);
     for order in [&one, &two] {
-        assert_eq!(counts(&cluster.journal(order).await), (1, 0, 0), "a stopped attempt writes nothing");
+        assert_eq!(
+            count_entries(&cluster.read_journal(order).await),
+            (1, 0, 0),
+            "a stopped attempt writes nothing"
+        );
     }
     worker.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_worker_that_is_told_to_stop_ends_what_it_has_and_takes_nothing_more() {
+async fn a_draining_worker_finishes_its_attempts_and_takes_no_more() {
     let cluster = Cluster::start().await;
-    let (gate, capability) = Gate::new();
-    let worker = Worker::start(&cluster, "w", vec![capability]);
-    let (in_hand, later) = (order("gate", "in-hand", json!({})), order("gate", "later", json!({})));
-    cluster.offer(&in_hand).await;
-    gate.begun().await;
+    let (gate, capability) = CapabilityGate::new();
+    let worker = RunningWorker::start_worker(&cluster, "w", vec![capability]);
+    let (in_flight, later) =
+        (build_order("gate", "in-flight", json!({})), build_order("gate", "later", json!({})));
+    cluster.publish_order(&in_flight).await;
+    gate.wait_until_begun().await;
     worker.stop.cancel();
-    eventually(PATIENCE, "a queue that nobody asks", async || {
+    wait_for_value(PATIENCE, "no pull request on the queue", async || {
         let context = async_nats::jetstream::new(cluster.bus.client().clone());
-        let mut queue =
-            millrace_runtime::topology::ensure_queue(&context, cluster.bus.settings(), &later.capability)
-                .await
-                .unwrap();
+        let mut queue = millrace_runtime::nats::topology::ensure_queue(
+            &context,
+            cluster.bus.settings(),
+            &later.capability,
+        )
+        .await
+        .unwrap();
         (queue.info().await.unwrap().num_waiting == 0).then_some(())
     })
     .await;
-    cluster.offer(&later).await;
+    cluster.publish_order(&later).await;
     gate.go.notify_one();
     worker.stop().await;
-    assert_eq!(cluster.result(&in_hand).await.1.output, "through");
-    assert!(cluster.journal(&later).await.is_empty());
-    cluster.waiting("gate", 1).await;
-    assert!(registry::beats(&cluster.bus).await.unwrap().is_empty(), "it left the registry");
+    assert_eq!(cluster.await_result(&in_flight).await.1.output, "through");
+    assert!(cluster.read_journal(&later).await.is_empty());
+    cluster.await_waiting_orders("gate", 1).await;
+    assert!(registry::read_heartbeats(&cluster.bus).await.unwrap().is_empty(), "it left the registry");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn work_that_outlives_the_grace_is_given_back_at_once() {
+async fn an_attempt_that_outlives_the_grace_is_released() {
     let cluster = Cluster::start().await;
-    let (gate, waits) = Gate::new();
-    let order = order("gate", "t", json!({}));
-    cluster.offer(&order).await;
-    let first = Worker::with_grace(&cluster, "first", vec![waits], Duration::from_millis(50));
-    gate.begun().await;
+    let (gate, waits) = CapabilityGate::new();
+    let order = build_order("gate", "t", json!({}));
+    cluster.publish_order(&order).await;
+    let first = RunningWorker::start_with_grace(&cluster, "first", vec![waits], Duration::from_millis(50));
+    gate.wait_until_begun().await;
     first.stop().await;
     assert_eq!(gate.dropped.get(), 1);
-    let (gate, waits) = Gate::new();
-    let second = Worker::start(&cluster, "second", vec![waits]);
-    // Well before the lease of a minute runs out.
-    gate.begun().await;
+    let (gate, waits) = CapabilityGate::new();
+    let second = RunningWorker::start_worker(&cluster, "second", vec![waits]);
+    // Well before the lease of a minute expires.
+    gate.wait_until_begun().await;
     gate.go.notify_one();
-    assert_eq!(cluster.result(&order).await.1.output, "through");
+    assert_eq!(cluster.await_result(&order).await.1.output, "through");
     second.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn work_that_five_workers_were_lost_over_is_given_up() {
+async fn an_order_is_given_up_after_five_lost_workers() {
     let cluster = Cluster::start().await;
-    let order = order("echo", "t", json!({}));
-    let topic = Topic::journal(&order.work);
+    let order = build_order("echo", "t", json!({}));
+    let topic = Topic::journal_of_work(&order.work());
     let mut last = 0;
     for claim in 1..=5 {
-        let entry = Entry::Claimed { worker: WorkerId::new("lost").unwrap(), claim };
-        last = log::append(&cluster.bus, order.lane, &order.run, &topic, &entry, last).await.unwrap();
+        let entry = JournalEntry::Claimed { worker: WorkerId::new("lost").unwrap(), claim };
+        last = log::append_message(&cluster.bus, order.lane, &order.run, &topic, &entry, last).await.unwrap();
     }
-    cluster.offer(&order).await;
-    let worker = Worker::echo(&cluster);
-    let (_, outcome) = cluster.outcome(&order).await;
-    let Outcome::Errored(error) = outcome else { panic!("{outcome:?}") };
+    cluster.publish_order(&order).await;
+    let worker = RunningWorker::start_echo_worker(&cluster);
+    let (_, outcome) = cluster.await_outcome(&order).await;
+    let WorkOutcome::Errored(error) = outcome else { panic!("{outcome:?}") };
     assert_eq!(error.kind, ErrorKind::Abandoned);
-    cluster.waiting("echo", 0).await;
+    cluster.await_waiting_orders("echo", 0).await;
     worker.stop().await;
 }
 
 #[tokio::test]
-async fn work_that_comes_a_step_further_with_each_worker_that_is_lost_goes_on() {
+async fn an_order_that_progresses_with_each_lost_worker_continues() {
     let cluster = Cluster::start().await;
-    let order = order("echo", "t", json!({"steps": 5}));
-    let topic = Topic::journal(&order.work);
+    let order = build_order("echo", "t", json!({ "steps": 5 }));
+    let topic = Topic::journal_of_work(&order.work());
     let mut last = 0;
     let step = |number: u32| {
-        let value = Blob::Inline(ByteBuf::from(number.to_string().into_bytes()));
-        Entry::Step { number, name: format!("echo.{number}"), value }
+        let value = InlineOrStoredBytes::Inline(ByteBuf::from(number.to_string().into_bytes()));
+        JournalEntry::Step { number, name: format!("echo.{number}"), value }
     };
-    let claim = |claim| Entry::Claimed { worker: WorkerId::new("lost").unwrap(), claim };
+    let claim = |claim| JournalEntry::Claimed { worker: WorkerId::new("lost").unwrap(), claim };
     for entry in [claim(1), claim(2), step(1), claim(3), claim(4), step(2), claim(5), claim(6), claim(7)] {
-        last = log::append(&cluster.bus, order.lane, &order.run, &topic, &entry, last).await.unwrap();
+        last = log::append_message(&cluster.bus, order.lane, &order.run, &topic, &entry, last).await.unwrap();
     }
-    cluster.offer(&order).await;
-    let worker = Worker::echo(&cluster);
-    cluster.result(&order).await;
-    assert_eq!(counts(&cluster.journal(&order).await), (8, 5, 1));
+    cluster.publish_order(&order).await;
+    let worker = RunningWorker::start_echo_worker(&cluster);
+    cluster.await_result(&order).await;
+    assert_eq!(count_entries(&cluster.read_journal(&order).await), (8, 5, 1));
     worker.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn garbage_in_a_queue_is_taken_out_and_the_next_order_is_done() {
+async fn garbage_is_removed_from_the_queue_and_the_next_order_runs() {
     let cluster = Cluster::start().await;
-    let misplaced = order("echo", "elsewhere", json!({}));
-    let sealed = millrace_protocol::wire::seal::<millrace_protocol::work::Order>(
-        &millrace_protocol::wire::body(&misplaced),
+    let misplaced = build_order("echo", "elsewhere", json!({}));
+    let sealed = millrace_protocol::wire::encode_with_inline_body::<millrace_protocol::work::Order>(
+        &millrace_protocol::wire::encode_body(&misplaced),
     );
     let newer = sealed.clone();
     for (subject, payload) in [
@@ -407,39 +466,44 @@ async fn garbage_in_a_queue_is_taken_out_and_the_next_order_is_done() {
         ("work.echo.x", sealed.clone()),
     ] {
         let context = async_nats::jetstream::new(cluster.bus.client().clone());
-        context.publish_with_headers(subject, appended(), payload.into()).await.unwrap().await.unwrap();
+        context
+            .publish_with_headers(subject, build_publish_headers(), payload.into())
+            .await
+            .unwrap()
+            .await
+            .unwrap();
     }
-    let worker = Worker::echo(&cluster);
-    let order = order("echo", "good", json!({}));
-    cluster.offer(&order).await;
-    cluster.result(&order).await;
-    cluster.waiting("echo", 0).await;
-    assert!(cluster.journal(&misplaced).await.is_empty(), "an order on another's subject is not done");
+    let worker = RunningWorker::start_echo_worker(&cluster);
+    let order = build_order("echo", "good", json!({}));
+    cluster.publish_order(&order).await;
+    cluster.await_result(&order).await;
+    cluster.await_waiting_orders("echo", 0).await;
+    assert!(cluster.read_journal(&misplaced).await.is_empty(), "an order on another's subject is not done");
     worker.stop().await;
 }
 
-/// Puts an order in its queue as a supervisor from before 0.4 does, or the server for somebody else.
-async fn unmarked(cluster: &Cluster, task: &str) -> Order {
-    let order = order("echo", task, json!({}));
-    let payload = wire::seal::<Order>(&wire::body(&order));
-    offer_unmarked(&cluster.bus, &order_subject(&order), &payload).await;
+/// Publishes an order without a Millrace-Id header, as a supervisor before 0.4 does, or as a redirected server reply.
+async fn offer_without_id(cluster: &Cluster, task: &str) -> Order {
+    let order = build_order("echo", task, json!({}));
+    let payload = wire::encode_with_inline_body::<Order>(&wire::encode_body(&order));
+    publish_order_without_id(&cluster.bus, &order_subject(&order), &payload).await;
     order
 }
 
-/// The cluster as somebody finds it who only comes now.
-async fn joined(cluster: &Cluster) -> Bus {
-    Bus::join(&cluster.connection(), "late", PATIENCE).await.unwrap()
+/// Joins the cluster on a new connection.
+async fn reconnect(cluster: &Cluster) -> Bus {
+    Bus::join_existing_cluster(&cluster.connection(), "late", PATIENCE).await.unwrap()
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn orders_of_older_supervisors_are_done_until_the_last_of_these_has_gone() {
+async fn orders_of_older_supervisors_are_accepted_until_those_are_gone() {
     let cluster = Cluster::start().await;
-    let order = order("echo", "older", json!({}));
-    cluster.offer(&order).await;
-    forget_marks(&cluster.bus).await;
-    let older = Beat {
+    let order = build_order("echo", "older", json!({}));
+    cluster.publish_order(&order).await;
+    downgrade_settings_and_orders(&cluster.bus).await;
+    let older = Heartbeat {
         id: WorkerId::new("older").unwrap(),
-        role: Role::Supervisor,
+        role: ProcessRole::Supervisor,
         host: "box".into(),
         pid: 1,
         started: jiff::Timestamp::UNIX_EPOCH,
@@ -447,140 +511,144 @@ async fn orders_of_older_supervisors_are_done_until_the_last_of_these_has_gone()
         busy: 0,
         busy_with: Vec::new(),
         version: "0.3.0".into(),
+        lanes: Vec::new(),
+        last_problem: None,
     };
-    let worker = Worker::echo(&cluster);
-    cluster.result(&order).await;
-    let bus = joined(&cluster).await;
-    registry::beat(&bus, &older).await.unwrap();
-    assert!(!marks::require(&bus).await.unwrap(), "an older supervisor lives");
-    cluster.result(&unmarked(&cluster, "and-again").await).await;
+    let worker = RunningWorker::start_echo_worker(&cluster);
+    cluster.await_result(&order).await;
+    let bus = reconnect(&cluster).await;
+    registry::send_heartbeat(&bus, &older).await.unwrap();
+    assert!(!order_headers::require_order_headers(&bus).await.unwrap(), "an older supervisor is alive");
+    cluster.await_result(&offer_without_id(&cluster, "and-again").await).await;
 
-    registry::leave(&cluster.bus, &older).await.unwrap();
-    assert!(marks::require(&bus).await.unwrap(), "it has gone");
+    registry::remove_heartbeat(&cluster.bus, &older).await.unwrap();
+    assert!(order_headers::require_order_headers(&bus).await.unwrap(), "it is gone");
     let since = Instant::now();
     for number in 0.. {
-        let order = unmarked(&cluster, &format!("stray-{number}")).await;
-        cluster.waiting("echo", 0).await;
-        if cluster.journal(&order).await.is_empty() {
+        let order = offer_without_id(&cluster, &format!("stray-{number}")).await;
+        cluster.await_waiting_orders("echo", 0).await;
+        if cluster.read_journal(&order).await.is_empty() {
             break;
         }
-        assert!(since.elapsed() < PATIENCE, "orders without a mark are still done");
+        assert!(since.elapsed() < PATIENCE, "orders without an id are still accepted");
     }
     worker.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn of_the_orders_without_a_mark_those_count_that_were_there_before_marks_were_asked_for() {
+async fn orders_without_an_id_count_only_from_before_ids_were_required() {
     let cluster = Cluster::start().await;
-    let before = order("echo", "before", json!({}));
-    cluster.offer(&before).await;
-    forget_marks(&cluster.bus).await;
-    assert!(marks::require(&joined(&cluster).await).await.unwrap());
-    let after = unmarked(&cluster, "after").await;
-    let worker = Worker::echo(&cluster);
-    cluster.result(&before).await;
-    cluster.waiting("echo", 0).await;
-    assert!(
-        cluster.journal(&after).await.is_empty(),
-        "whoever came later can't have been an older supervisor"
-    );
+    let before = build_order("echo", "before", json!({}));
+    cluster.publish_order(&before).await;
+    downgrade_settings_and_orders(&cluster.bus).await;
+    assert!(order_headers::require_order_headers(&reconnect(&cluster).await).await.unwrap());
+    let after = offer_without_id(&cluster, "after").await;
+    let worker = RunningWorker::start_echo_worker(&cluster);
+    cluster.await_result(&before).await;
+    cluster.await_waiting_orders("echo", 0).await;
+    assert!(cluster.read_journal(&after).await.is_empty(), "a later order can't be from an older supervisor");
     worker.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn in_a_new_cluster_an_order_without_a_mark_is_none() {
+async fn a_new_cluster_ignores_orders_without_an_id() {
     let cluster = Cluster::start().await;
-    let stray = unmarked(&cluster, "stray").await;
-    let worker = Worker::echo(&cluster);
-    let order = order("echo", "good", json!({}));
-    cluster.offer(&order).await;
-    cluster.result(&order).await;
-    cluster.waiting("echo", 0).await;
-    assert!(cluster.journal(&stray).await.is_empty());
+    let stray = offer_without_id(&cluster, "stray").await;
+    let worker = RunningWorker::start_echo_worker(&cluster);
+    let order = build_order("echo", "good", json!({}));
+    cluster.publish_order(&order).await;
+    cluster.await_result(&order).await;
+    cluster.await_waiting_orders("echo", 0).await;
+    assert!(cluster.read_journal(&stray).await.is_empty());
     worker.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_order_that_was_done_already_is_only_acknowledged() {
+async fn a_completed_order_is_only_acknowledged() {
     let cluster = Cluster::start().await;
-    let worker = Worker::echo(&cluster);
-    let order = order("echo", "t", json!({}));
-    cluster.offer(&order).await;
-    cluster.outcome(&order).await;
-    cluster.waiting("echo", 0).await;
-    cluster.offer(&order).await;
-    cluster.waiting("echo", 0).await;
-    assert_eq!(counts(&cluster.journal(&order).await), (1, 0, 1));
+    let worker = RunningWorker::start_echo_worker(&cluster);
+    let order = build_order("echo", "t", json!({}));
+    cluster.publish_order(&order).await;
+    cluster.await_outcome(&order).await;
+    cluster.await_waiting_orders("echo", 0).await;
+    cluster.publish_order(&order).await;
+    cluster.await_waiting_orders("echo", 0).await;
+    assert_eq!(count_entries(&cluster.read_journal(&order).await), (1, 0, 1));
     worker.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_server_that_restarts_loses_no_work() {
+async fn a_server_restart_loses_no_work() {
     let mut cluster = Cluster::start().await;
-    let worker = Worker::echo(&cluster);
+    let worker = RunningWorker::start_echo_worker(&cluster);
     let orders: Vec<_> =
-        (0..40).map(|number| order("echo", &format!("t{number}"), json!({"delay_ms": 100}))).collect();
+        (0..40).map(|number| build_order("echo", &format!("t{number}"), json!({"delay_ms": 100}))).collect();
     for order in &orders {
-        cluster.offer(order).await;
+        cluster.publish_order(order).await;
     }
-    cluster.outcome(&orders[5]).await;
+    cluster.await_outcome(&orders[5]).await;
     cluster.server.restart();
     for order in &orders {
-        cluster.result(order).await;
-        assert_eq!(counts(&cluster.journal(order).await).2, 1);
+        cluster.await_result(order).await;
+        assert_eq!(count_entries(&cluster.read_journal(order).await).2, 1);
     }
     worker.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_worker_shows_itself_and_what_it_offers() {
+async fn a_worker_registers_itself_and_its_capabilities() {
     let cluster = Cluster::start().await;
-    let worker =
-        Worker::start(&cluster, "w", builtin::NAMES.iter().filter_map(|name| builtin::open(name)).collect());
-    let beat =
-        eventually(PATIENCE, "a beat", async || registry::beats(&cluster.bus).await.unwrap().pop()).await;
+    let worker = RunningWorker::start_worker(
+        &cluster,
+        "w",
+        builtin::NAMES.iter().filter_map(|name| builtin::open_built_in(name)).collect(),
+    );
+    let beat = wait_for_value(PATIENCE, "a heartbeat", async || {
+        registry::read_heartbeats(&cluster.bus).await.unwrap().pop()
+    })
+    .await;
     assert_eq!((beat.id.as_str(), beat.slots.len(), beat.pid), ("w", 5, std::process::id()));
-    let known: Vec<_> = registry::capability_names(&cluster.bus).await.unwrap().into_iter().collect();
+    let names: Vec<_> = registry::read_capability_names(&cluster.bus).await.unwrap().into_iter().collect();
     assert_eq!(
-        known.iter().map(|name| name.as_str()).collect::<Vec<_>>(),
+        names.iter().map(|name| name.as_str()).collect::<Vec<_>>(),
         ["echo", "planner", "producer", "research", "worker"]
     );
     worker.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_worker_without_anything_to_offer_or_offering_it_twice_is_refused() {
+async fn a_worker_with_no_or_duplicate_capabilities_is_refused() {
     let cluster = Cluster::start().await;
     let refused = async |capabilities: Vec<Arc<dyn Capability>>| {
-        Worker::start(&cluster, "w", capabilities).task.await.unwrap().unwrap_err().to_string()
+        RunningWorker::start_worker(&cluster, "w", capabilities).task.await.unwrap().unwrap_err().to_string()
     };
     assert!(refused(Vec::new()).await.starts_with("nothing to do"));
-    let echo = || builtin::open("echo").unwrap();
-    assert!(refused(vec![echo(), echo()]).await.starts_with("the capability echo is offered twice"));
+    let echo = || builtin::open_built_in("echo").unwrap();
+    assert!(refused(vec![echo(), echo()]).await.starts_with("the capability echo is configured twice"));
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_capability_that_answers_something_else_than_asked_is_told_so() {
+async fn a_wrong_kind_of_outcome_is_an_error() {
     let cluster = Cluster::start().await;
-    let planner = capability("planner", "No planner.", |_| {
+    let planner = capability_from_function("planner", "No planner.", |_| {
         Box::pin(async { Ok(TaskResult { output: "a poem".into(), ..TaskResult::default() }) })
     });
-    let worker = Worker::start(&cluster, "w", vec![planner]);
-    let order = order_for("planner", Work::Planning { turn: 1, attempt: 1 });
-    cluster.offer(&order).await;
-    let (_, outcome) = cluster.outcome(&order).await;
-    let text = "the capability planner was asked for a plan: bring a proposal";
-    assert_eq!(outcome, Outcome::Errored(TaskError::new(ErrorKind::Panic, text)));
+    let worker = RunningWorker::start_worker(&cluster, "w", vec![planner]);
+    let order = build_order_for_work("planner", Work::Planning { turn: 1, attempt: 1 });
+    cluster.publish_order(&order).await;
+    let (_, outcome) = cluster.await_outcome(&order).await;
+    let text = "the capability planner got an order for a planning turn: it must return a proposal";
+    assert_eq!(outcome, WorkOutcome::Errored(TaskError::new(ErrorKind::Panic, text)));
     worker.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn never_more_work_is_in_hand_than_there_are_slots() {
+async fn attempts_in_flight_never_exceed_the_slots() {
     let cluster = Cluster::start().await;
     let (running, most) = (Counter::default(), Arc::new(std::sync::Mutex::new((0_usize, 0_usize))));
     let busy = {
         let (running, most) = (running.clone(), most.clone());
-        capability("busy", "Counts how many run at once.", move |_| {
+        capability_from_function("busy", "Counts how many run at once.", move |_| {
             let (running, most) = (running.clone(), most.clone());
             Box::pin(async move {
                 {
@@ -590,18 +658,18 @@ async fn never_more_work_is_in_hand_than_there_are_slots() {
                 }
                 tokio::time::sleep(Duration::from_millis(2)).await;
                 most.lock().unwrap().0 -= 1;
-                running.add();
+                running.increment();
                 Ok(TaskResult { output: "done".into(), ..TaskResult::default() })
             })
         })
     };
-    let worker = Worker::start(&cluster, "w", vec![busy]);
+    let worker = RunningWorker::start_worker(&cluster, "w", vec![busy]);
     for number in 0..300 {
-        cluster.offer(&order("busy", &format!("t{number}"), json!({}))).await;
+        cluster.publish_order(&build_order("busy", &format!("t{number}"), json!({}))).await;
     }
-    cluster.waiting("busy", 0).await;
+    cluster.await_waiting_orders("busy", 0).await;
     assert_eq!((running.get(), most.lock().unwrap().1), (300, 4));
     worker.stop().await;
-    let first = order_for("busy", Work::Task { task: TaskId::new("t0").unwrap(), attempt: 1 });
+    let first = build_order_for_work("busy", Work::Task { task: TaskId::new("t0").unwrap(), attempt: 1 });
     assert_eq!(order_subject(&first), "work.busy.r.t0.1");
 }

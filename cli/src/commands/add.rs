@@ -1,34 +1,52 @@
-//! `millrace add`: the tasks of a plan file, for a run that is under way.
+//! `millrace add`: adds the tasks of a plan file to a run in progress.
 
 use std::path::PathBuf;
 
 use clap::Args;
-use millrace_protocol::plan::{Control, Edit, Plan};
+use millrace_protocol::plan::{CapabilityRegistry, CommandAction, Edit, Plan};
 use millrace_runtime::Bus;
+use millrace_runtime::work::registry;
 use tokio_util::sync::CancellationToken;
 
-use crate::commands::submit::warn_of_unknown;
-use crate::exit::{Exit, Stop};
-use crate::plan_file;
-use crate::steer::Steering;
+use crate::exit::{CommandError, CommandExit};
+use crate::plan_file::{self, AdditionalTasks};
+use crate::steer::SteeringArguments;
+use crate::submission::check_tasks_of_file;
+use crate::view::print_stderr_line;
+
+const EXAMPLE: &str = "\
+Example:
+  millrace add latest --plan more-tasks.yaml
+
+`millrace schema plan` prints the format of the file.";
 
 /// The arguments of `millrace add`.
 #[derive(Args, Debug)]
-pub struct Arguments {
+#[command(after_help = EXAMPLE)]
+pub struct AddArguments {
     #[command(flatten)]
-    steering: Steering,
-    /// Plan file with the tasks, all of which are added or none; they may depend on those of the run
+    steering: SteeringArguments,
+    /// Plan file with the tasks. Either all are added or none; they may depend on tasks of the run
     #[arg(long, value_name = "FILE")]
     plan: PathBuf,
 }
 
-/// Adds tasks, and waits until it is decided.
-pub async fn command(arguments: Arguments, interrupt: CancellationToken) -> Result<Exit, Stop> {
-    let Arguments { steering, plan: file } = arguments;
+/// Adds tasks and waits for the decision.
+pub async fn run_command(
+    arguments: AddArguments,
+    interrupt: CancellationToken,
+) -> Result<CommandExit, CommandError> {
+    let AddArguments { steering, plan: file } = arguments;
     let make = async |bus: &Bus, plan: &Plan| {
-        let tasks = plan_file::load_more(&file, plan).map_err(Stop::refused)?;
-        warn_of_unknown(bus, tasks.iter().map(|task| &task.capability)).await?;
-        Ok(Control::Edit(Edit::Add(tasks)))
+        let AdditionalTasks { tasks, positions } =
+            plan_file::load_additional_tasks(&file, plan).map_err(CommandError::invalid_input)?;
+        let known = registry::read_capabilities(bus).await?;
+        let known = CapabilityRegistry::from_descriptions(known.values());
+        let name = file.display().to_string();
+        for unknown in check_tasks_of_file(&name, (&tasks, &positions), &known, plan.has_planner())? {
+            print_stderr_line(&format!("millrace: warning: {unknown}; tasks that need it will wait"));
+        }
+        Ok(CommandAction::Edit(Edit::Add(tasks)))
     };
-    steering.command(&interrupt, make).await
+    steering.run_control_command(&interrupt, make).await
 }

@@ -1,96 +1,104 @@
-//! `millrace backup`: a copy of a cluster in a folder, taken while it runs; and the check of such a copy.
+//! `millrace backup`: copies a running cluster to a folder, or verifies such a copy.
 
 use std::path::PathBuf;
 
 use anyhow::anyhow;
 use clap::Args;
 use millrace_runtime::Bus;
-use millrace_runtime::backup::{self, Error, Manifest, Progress};
-use serde_json::{Value, json};
+use millrace_runtime::store::backup::{self, BackupError, BackupManifest, BackupProgress};
 use tokio_util::sync::CancellationToken;
 
-use crate::client::{Reading, Target};
-use crate::exit::{Exit, Stop};
-use crate::view::{emit, print_line, say};
+use crate::exit::{CommandError, CommandExit};
+use crate::json::{BackupOutcome, print_json};
+use crate::target::{ClusterTarget, ReadConnection};
+use crate::view::{print_stderr_line, print_stdout_line};
+
+const EXAMPLES: &str = "\
+The backup holds runs, files, settings and the archive; it is taken while runs make progress.
+
+Examples:
+  millrace backup backups/monday
+  millrace backup backups/monday --verify
+  millrace restore backups/monday --data /new/folder";
 
 /// The arguments of `millrace backup`.
 #[derive(Args, Debug)]
-pub struct Arguments {
-    /// Where the backup is to be: a folder that is not there yet
+#[command(after_help = EXAMPLES)]
+pub struct BackupArguments {
+    /// Folder for the backup; it must not exist yet
     #[arg(value_name = "DIR")]
     folder: PathBuf,
-    /// Check every byte of the backup that is there, and take none
+    /// Verify every byte of an existing backup instead of taking one
     #[arg(long)]
     verify: bool,
-    /// Print what is in it as a JSON object
+    /// Print the contents of the backup as a JSON object
     #[arg(long)]
     json: bool,
-    #[command(flatten)]
-    target: Target,
+    #[command(flatten, next_help_heading = "Cluster")]
+    target: ClusterTarget,
 }
 
-/// Takes a backup, or checks one. Nothing is left of one that is interrupted.
-pub async fn command(arguments: Arguments, shutdown: CancellationToken) -> Result<Exit, Stop> {
+/// Takes or verifies a backup. An interrupted backup is removed.
+pub async fn run_command(
+    arguments: BackupArguments,
+    shutdown: CancellationToken,
+) -> Result<CommandExit, CommandError> {
     if arguments.verify {
-        let manifest = backup::verify(&arguments.folder, &shutdown, &tell).map_err(stopped)?;
-        return Ok(report(&manifest, &arguments, "is whole"));
+        let manifest =
+            backup::verify_backup(&arguments.folder, &shutdown, &print_progress).map_err(map_backup_error)?;
+        return Ok(print_backup_report(&manifest, &arguments, "is complete"));
     }
-    let reading = Reading::open(&arguments.target).await?;
-    reading.with(async |bus| take(bus, &arguments, &shutdown).await).await
+    let reading = ReadConnection::open_for_reading(&arguments.target).await?;
+    reading.read_and_close(async |bus| write_backup(bus, &arguments, &shutdown).await).await
 }
 
-async fn take(bus: &Bus, arguments: &Arguments, shutdown: &CancellationToken) -> Result<Exit, Stop> {
+async fn write_backup(
+    bus: &Bus,
+    arguments: &BackupArguments,
+    shutdown: &CancellationToken,
+) -> Result<CommandExit, CommandError> {
     let manifest = tokio::select! {
-        taken = backup::take(bus, &arguments.folder, &tell) => taken.map_err(stopped)?,
-        () = shutdown.cancelled() => return Err(stopped(Error::Stopped)),
+        taken = backup::take_backup(bus, &arguments.folder, &print_progress) => taken.map_err(map_backup_error)?,
+        () = shutdown.cancelled() => return Err(map_backup_error(BackupError::Stopped)),
     };
-    Ok(report(&manifest, arguments, "is taken"))
+    Ok(print_backup_report(&manifest, arguments, "is complete"))
 }
 
-fn report(manifest: &Manifest, arguments: &Arguments, what: &str) -> Exit {
+fn print_backup_report(manifest: &BackupManifest, arguments: &BackupArguments, what: &str) -> CommandExit {
     if arguments.json {
-        emit(&described(manifest));
-        return Exit::Completed;
+        print_json(&BackupOutcome::Backup { backup: manifest.into() });
+        return CommandExit::Completed;
     }
     let folder = arguments.folder.display();
-    let (size, at) = (bytes(manifest.bytes()), manifest.taken.strftime("%Y-%m-%d %H:%M:%S UTC"));
-    print_line(&format!("the backup {folder} of {at} {what}: {} files, {size}", manifest.parts.len()));
-    Exit::Completed
+    let (size, at) = (format_bytes(manifest.total_bytes()), manifest.taken.strftime("%Y-%m-%d %H:%M:%S UTC"));
+    print_stdout_line(&format!("the backup {folder} of {at} {what}: {} files, {size}", manifest.parts.len()));
+    CommandExit::Completed
 }
 
-/// What a backup holds, for machines.
-pub fn described(manifest: &Manifest) -> Value {
-    let parts = manifest.parts.iter().map(|part| {
-        json!({ "name": part.name(), "file": part.file, "bytes": part.bytes, "messages": part.count() })
-    });
-    json!({
-        "taken": manifest.taken, "version": manifest.version, "settings": manifest.settings,
-        "bytes": manifest.bytes(), "parts": parts.collect::<Vec<_>>(),
-    })
-}
-
-/// Progress for people, a line each.
-pub fn tell(progress: Progress<'_>) {
-    let Progress { doing, what, bytes: so_far, is_done } = progress;
+/// Prints a line of progress.
+pub fn print_progress(progress: BackupProgress<'_>) {
+    let BackupProgress { operation: doing, what, bytes: so_far, is_done } = progress;
     let more = if is_done { "" } else { " so far" };
-    say(&format!("millrace: {doing} {what}: {}{more}", bytes(so_far)));
+    print_stderr_line(&format!("millrace: {doing} {what}: {}{more}", format_bytes(so_far)));
 }
 
-/// How a command ends that comes to nothing for this reason.
-pub fn stopped(error: Error) -> Stop {
+/// Maps an error of backup or restore to an exit code.
+pub fn map_backup_error(error: BackupError) -> CommandError {
     let exit = match &error {
-        Error::Exists { .. }
-        | Error::Foreign { .. }
-        | Error::Newer { .. }
-        | Error::Damaged { .. }
-        | Error::Occupied { .. }
-        | Error::Unfinished { .. } => Exit::Refused,
-        Error::File { .. } | Error::Stream { .. } | Error::Fault(_) => Exit::Environment,
-        Error::Stopped => Exit::Interrupted,
+        BackupError::Exists { .. }
+        | BackupError::NotABackup { .. }
+        | BackupError::Newer { .. }
+        | BackupError::Damaged { .. }
+        | BackupError::Occupied { .. }
+        | BackupError::Unfinished { .. } => CommandExit::Refused,
+        BackupError::File { .. } | BackupError::Stream { .. } | BackupError::Fault(_) => {
+            CommandExit::Environment
+        }
+        BackupError::Stopped => CommandExit::Interrupted,
     };
-    Stop { exit, error: anyhow!(error) }
+    CommandError { exit, error: anyhow!(error) }
 }
 
-fn bytes(count: u64) -> String {
+fn format_bytes(count: u64) -> String {
     indicatif::BinaryBytes(count).to_string()
 }

@@ -1,76 +1,85 @@
-//! `millrace edit`: other words, parameters, dependencies, a review or limits for a task that waits.
+//! `millrace edit`: changes a task that no worker has claimed yet: objective, parameters, dependencies, review, limits.
 
 use std::time::Duration;
 
+use anyhow::anyhow;
 use clap::Args;
 use millrace_protocol::ids::{Capability, TaskId};
-use millrace_protocol::plan::{Control, Edit, Limits, OnFailedDependency, Patch, Plan, Review};
-use millrace_protocol::result::Parameters;
+use millrace_protocol::plan::{
+    CommandAction, Edit, OnFailedDependency, Plan, ReviewPolicy, TaskLimits, TaskPatch,
+};
+use millrace_protocol::result::TaskParameters;
 use millrace_runtime::{Bus, duration};
 use serde_json::Value;
 use tokio_util::sync::CancellationToken;
 
-use crate::commands::submit::warn_of_unknown;
-use crate::exit::{Exit, Stop};
+use crate::commands::submit::warn_of_unregistered_capabilities;
+use crate::exit::{CommandError, CommandExit};
 use crate::plan_file;
-use crate::steer::{Steering, refuse_unknown};
+use crate::steer::{SteeringArguments, refuse_unknown_task};
+
+const EXAMPLES: &str = "\
+Examples:
+  millrace edit latest draft --objective \"Write two pages, with a table\"
+  millrace edit latest draft --depends-on sources,interviews --max-attempts 5
+  millrace edit latest draft --final";
 
 /// The arguments of `millrace edit`.
 #[derive(Args, Debug)]
-pub struct Arguments {
+#[command(after_help = EXAMPLES)]
+pub struct EditArguments {
     #[command(flatten)]
-    steering: Steering,
-    /// The task: one that no worker has taken yet
+    steering: SteeringArguments,
+    /// The task; no worker may have claimed it yet
     task: TaskId,
     #[command(flatten)]
-    changes: Changes,
-    /// Make its result the deliverable, and no other's; a change of its own
-    #[arg(long = "final", conflicts_with = "Changes")]
+    changes: TaskChanges,
+    /// Make its result the deliverable of the run, instead of any other task's; can't be combined with other changes
+    #[arg(long = "final", conflicts_with = "TaskChanges")]
     is_final: bool,
 }
 
-/// What changes; the rest stays.
+/// The fields to change; all others stay as they are.
 #[derive(Args, Debug)]
 #[group(multiple = true)]
-struct Changes {
-    /// What is to be done
+struct TaskChanges {
+    /// New objective of the task
     #[arg(long, value_name = "TEXT")]
     objective: Option<String>,
-    /// Who does it
+    /// Capability that executes it
     #[arg(long, value_name = "NAME")]
     capability: Option<Capability>,
-    /// What it builds on, all of it, with commas between; an empty text is nothing
-    #[arg(long, value_name = "TASKS", value_parser = tasks)]
-    depends_on: Option<Dependencies>,
-    /// A parameter that is set, with its value as JSON (what is none is taken as text); null takes it away. May be given
-    /// several times
-    #[arg(long = "param", value_name = "NAME=JSON", value_parser = parameter)]
+    /// Complete list of the tasks it depends on, separated by commas; an empty text means none
+    #[arg(long, value_name = "TASKS", value_parser = parse_dependencies)]
+    depends_on: Option<DependencyList>,
+    /// Set a parameter to a JSON value (anything else is taken as text); null removes it. May be given several times
+    #[arg(long = "param", value_name = "NAME=JSON", value_parser = parse_parameter)]
     parameters: Vec<(String, Value)>,
-    /// How its result is judged, as in a plan file: none, critic, {criteria: […]} and so on
-    #[arg(long, value_name = "REVIEW", value_parser = review)]
-    review: Option<Review>,
-    /// How many attempts it has
+    /// How its result is reviewed, as in a plan file: none, critic, {criteria: […]} or {checks: […]}
+    #[arg(long, value_name = "REVIEW", value_parser = parse_review)]
+    review: Option<ReviewPolicy>,
+    /// Maximum number of attempts
     #[arg(long, value_name = "N")]
     max_attempts: Option<u32>,
-    /// How long an attempt may run, such as 15m
-    #[arg(long, value_name = "TIME", value_parser = duration::parse)]
+    /// Maximum run time of an attempt, such as 15m
+    #[arg(long, value_name = "TIME", value_parser = duration::parse_duration)]
     run_time: Option<Duration>,
-    /// What happens to it when a task it depends on is lost: cancel, skip or ask
-    #[arg(long, value_name = "POLICY", value_parser = plan_file::on_failed_dependency)]
+    /// Policy if a task it depends on fails or is cancelled: cancel, skip (run without it) or ask (the planner)
+    #[arg(long, value_name = "POLICY", value_parser = plan_file::parse_on_failed_dependency)]
     on_failed_dependency: Option<OnFailedDependency>,
 }
 
-/// Tasks with commas between.
+/// Task ids separated by commas.
 #[derive(Debug, Clone)]
-struct Dependencies(Vec<TaskId>);
+struct DependencyList(Vec<TaskId>);
 
-fn tasks(text: &str) -> Result<Dependencies, String> {
+fn parse_dependencies(text: &str) -> Result<DependencyList, String> {
     let names = text.split(',').map(str::trim).filter(|name| !name.is_empty());
     let tasks = names.map(|name| TaskId::new(name).map_err(|error| error.to_string()));
-    tasks.collect::<Result<_, _>>().map(Dependencies)
+    tasks.collect::<Result<_, _>>().map(DependencyList)
 }
 
-fn parameter(text: &str) -> Result<(String, Value), String> {
+fn parse_parameter(text: &str) -> Result<(String, Value), String> {
     match text.split_once('=') {
         Some((name, value)) if !name.is_empty() => {
             let value = serde_json::from_str(value).unwrap_or_else(|_| Value::String(value.into()));
@@ -80,43 +89,74 @@ fn parameter(text: &str) -> Result<(String, Value), String> {
     }
 }
 
-fn review(text: &str) -> Result<Review, String> {
-    plan_file::review(text).map_err(|mistake| mistake.to_string())
+fn parse_review(text: &str) -> Result<ReviewPolicy, String> {
+    plan_file::parse_review(text).map_err(|mistake| mistake.to_string())
 }
 
-/// Changes a task, and waits until it is decided.
-pub async fn command(arguments: Arguments, interrupt: CancellationToken) -> Result<Exit, Stop> {
-    let Arguments { steering, task, changes, is_final } = arguments;
+/// Changes a task and waits for the decision.
+pub async fn run_command(
+    arguments: EditArguments,
+    interrupt: CancellationToken,
+) -> Result<CommandExit, CommandError> {
+    let EditArguments { steering, task, changes, is_final } = arguments;
+    if !is_final && changes.is_empty() {
+        return Err(CommandError::invalid_input(anyhow!(
+            "nothing to change is given; name a change: --objective, --capability, --depends-on, --param, --review, \
+             --max-attempts, --run-time, --on-failed-dependency or --final"
+        )));
+    }
     let make = async |bus: &Bus, plan: &Plan| {
-        refuse_unknown(plan, &task)?;
-        warn_of_unknown(bus, changes.capability.iter()).await?;
-        Ok(Control::Edit(if is_final {
+        refuse_unknown_task(plan, &task)?;
+        warn_of_unregistered_capabilities(bus, changes.capability.iter()).await?;
+        Ok(CommandAction::Edit(if is_final {
             Edit::MarkFinal { task }
         } else {
-            Edit::Patch(changes.patch(task, plan))
+            Edit::Patch(changes.into_patch(task, plan))
         }))
     };
-    steering.command(&interrupt, make).await
+    steering.run_control_command(&interrupt, make).await
 }
 
-impl Changes {
-    fn patch(self, task: TaskId, plan: &Plan) -> Patch {
-        let limits = self.limits(plan.task(&task).map(|task| task.spec.limits.clone()).unwrap_or_default());
-        Patch {
+impl TaskChanges {
+    fn is_empty(&self) -> bool {
+        let Self {
+            objective,
+            capability,
+            depends_on,
+            parameters,
+            review,
+            max_attempts,
+            run_time,
+            on_failed_dependency,
+        } = self;
+        objective.is_none()
+            && capability.is_none()
+            && depends_on.is_none()
+            && parameters.is_empty()
+            && review.is_none()
+            && max_attempts.is_none()
+            && run_time.is_none()
+            && on_failed_dependency.is_none()
+    }
+
+    fn into_patch(self, task: TaskId, plan: &Plan) -> TaskPatch {
+        let limits =
+            self.changed_limits(plan.task(&task).map(|task| task.spec.limits.clone()).unwrap_or_default());
+        TaskPatch {
             objective: self.objective,
             capability: self.capability,
-            depends_on: self.depends_on.map(|Dependencies(tasks)| tasks),
-            parameters: self.parameters.into_iter().collect::<Parameters>(),
+            depends_on: self.depends_on.map(|DependencyList(tasks)| tasks),
+            parameters: self.parameters.into_iter().collect::<TaskParameters>(),
             review: self.review,
             limits,
             on_failed_dependency: self.on_failed_dependency,
-            ..Patch::of(task)
+            ..TaskPatch::without_changes(task)
         }
     }
 
-    /// The limits as they are to be, where they change.
-    fn limits(&self, old: Limits) -> Option<Limits> {
-        (self.max_attempts.is_some() || self.run_time.is_some()).then(|| Limits {
+    /// Returns the new limits if any of them changes.
+    fn changed_limits(&self, old: TaskLimits) -> Option<TaskLimits> {
+        (self.max_attempts.is_some() || self.run_time.is_some()).then(|| TaskLimits {
             max_attempts: self.max_attempts.unwrap_or(old.max_attempts),
             run_time: self.run_time.unwrap_or(old.run_time),
             ..old

@@ -1,226 +1,252 @@
-//! `millrace files`: the files of a run, whether it is under way or over: listed, shown, fetched.
+//! `millrace files`: lists, shows or downloads the files of a run, whether it is in progress or has ended.
 
-use std::io::{IsTerminal, Write};
+use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 
 use anyhow::anyhow;
 use clap::Args;
-use millrace_agent::files::{Expected, FilePath, Files, Folder, nearest};
+use millrace_agent::files::{FilePath, Files, FolderFiles, WriteCondition, find_nearest_names};
 use millrace_protocol::ids::RunId;
 use millrace_runtime::Bus;
-use millrace_runtime::workspace::{Entry, File, Workspace};
+use millrace_runtime::store::workspace::{FileVersionInfo, RunWorkspace, WorkspaceFile};
 
-use crate::client::{Reading, Target, find};
-use crate::exit::{Exit, Stop};
-use crate::view::{emit, say};
+use crate::exit::{CommandError, CommandExit};
+use crate::invocation::command_hint;
+use crate::json::{CommandOutcome, FileJson, print_json};
+use crate::target::{ClusterTarget, ReadConnection};
+use crate::view::{print_stderr_line, print_stdout_file, print_stdout_line};
+use millrace_client::find_run;
+
+const EXAMPLES: &str = "\
+Examples:
+  millrace files latest                          list all files
+  millrace files latest notes/plan.md            show a file
+  millrace files latest notes/plan.md --list     list its versions
+  millrace files latest --output results         download all files";
 
 /// The arguments of `millrace files`.
 #[derive(Args, Debug)]
-#[command(disable_version_flag = true)]
-pub struct Arguments {
-    /// The run, the beginning of its id, or `latest`
+#[command(disable_version_flag = true, after_help = EXAMPLES)]
+pub struct FilesArguments {
+    /// Run id, a unique prefix of it, or `latest`
     run: String,
-    /// A file, which is shown, or a folder, whose files are listed
+    /// A file to show, or a folder to list
     path: Option<String>,
-    /// Show this version of the file [default: the last]
+    /// Show this version of the file [default: the newest]
     #[arg(long, value_name = "N", requires = "path")]
     version: Option<u64>,
-    /// List the versions of the file rather than show it
+    /// List the versions of the file instead of showing it
     #[arg(long, requires = "path", conflicts_with_all = ["version", "output"])]
     list: bool,
-    /// Write the file to this place, or all files of a folder or the run into this folder
+    /// Write the file to this path, or all files of the folder or run into this folder
     #[arg(long, short, value_name = "FILE|DIR")]
     output: Option<PathBuf>,
     /// Print a JSON object for each file
-    #[arg(long, conflicts_with = "output")]
+    #[arg(long)]
     json: bool,
-    #[command(flatten)]
-    target: Target,
+    #[command(flatten, next_help_heading = "Cluster")]
+    target: ClusterTarget,
 }
 
-/// Lists, shows or fetches files.
-pub async fn command(arguments: Arguments) -> Result<Exit, Stop> {
-    let reading = Reading::open(&arguments.target).await?;
-    reading.with(async |bus| files(bus, &arguments).await).await
+/// Lists, shows or downloads files.
+pub async fn run_command(arguments: FilesArguments) -> Result<CommandExit, CommandError> {
+    let reading = ReadConnection::open_for_reading(&arguments.target).await?;
+    reading.read_and_close(async |bus| list_or_show_files(bus, &arguments).await).await
 }
 
-async fn files(bus: &Bus, arguments: &Arguments) -> Result<Exit, Stop> {
-    let run = find(bus, &arguments.run).await?;
-    let workspace = Workspace::new(bus, &run);
+async fn list_or_show_files(bus: &Bus, arguments: &FilesArguments) -> Result<CommandExit, CommandError> {
+    let run = find_run(bus, &arguments.run).await?;
+    let workspace = RunWorkspace::new(bus, &run);
     let path = match arguments.path.as_deref().map(|path| path.trim_end_matches('/')) {
         None | Some("" | ".") => None,
-        Some(path) => Some(path.parse::<FilePath>().map_err(Stop::refused)?),
+        Some(path) => Some(path.parse::<FilePath>().map_err(CommandError::invalid_input)?),
     };
     let Some(path) = path else {
-        return folder(&workspace, &run, None, arguments).await;
+        return list_folder(&workspace, &run, None, arguments).await;
     };
     if arguments.list {
-        return versions(&workspace, &run, &path, arguments).await;
+        return list_versions(&workspace, &run, &path, arguments).await;
     }
-    let found = match arguments.version {
-        None => workspace.read(&path).await?,
-        Some(version) => workspace.read_version(&path, version).await?,
+    let file = match arguments.version {
+        None => workspace.read_file(&path).await?,
+        Some(version) => workspace.read_file_version(&path, version).await?,
     };
-    match found {
-        Some(file) => show(&file, arguments).await,
-        None if arguments.version.is_none() => folder(&workspace, &run, Some(&path), arguments).await,
-        None => Err(no_version(&workspace, &run, &path, arguments.version.unwrap_or_default()).await?),
+    match file {
+        Some(file) => show_file(&file, arguments).await,
+        None if arguments.version.is_none() => list_folder(&workspace, &run, Some(&path), arguments).await,
+        None => {
+            Err(version_not_found_error(&workspace, &run, &path, arguments.version.unwrap_or_default())
+                .await?)
+        }
     }
 }
 
-/// Lists a folder, or fetches all that is in it.
-async fn folder(
-    workspace: &Workspace,
+/// Lists a folder, or downloads all files in it.
+async fn list_folder(
+    workspace: &RunWorkspace,
     run: &RunId,
     folder: Option<&FilePath>,
-    arguments: &Arguments,
-) -> Result<Exit, Stop> {
-    let entries = workspace.list(folder).await?;
+    arguments: &FilesArguments,
+) -> Result<CommandExit, CommandError> {
+    let entries = workspace.list_files(folder).await?;
     if let (true, Some(path)) = (entries.is_empty(), folder) {
-        return Err(not_found(workspace, run, path).await?);
+        return Err(file_not_found_error(workspace, run, path).await?);
     }
     if entries.is_empty() {
-        say(&format!("millrace: run {run} has no files"));
+        print_stderr_line(&format!("millrace: run {run} has no files"));
     }
     match &arguments.output {
-        Some(output) => fetch_all(workspace, &entries, folder, output).await?,
-        None => print(&entries, arguments.json),
+        Some(output) => download_all_files(workspace, &entries, folder, output, arguments.json).await?,
+        None => print_file_entries(&entries, arguments.json),
     }
-    Ok(Exit::Completed)
+    Ok(CommandExit::Completed)
 }
 
-async fn versions(
-    workspace: &Workspace,
+async fn list_versions(
+    workspace: &RunWorkspace,
     run: &RunId,
     path: &FilePath,
-    arguments: &Arguments,
-) -> Result<Exit, Stop> {
-    let entries = workspace.versions(path).await?;
+    arguments: &FilesArguments,
+) -> Result<CommandExit, CommandError> {
+    let entries = workspace.list_versions(path).await?;
     if entries.is_empty() {
-        return Err(not_found(workspace, run, path).await?);
+        return Err(file_not_found_error(workspace, run, path).await?);
     }
-    print(&entries, arguments.json);
-    Ok(Exit::Completed)
+    print_file_entries(&entries, arguments.json);
+    Ok(CommandExit::Completed)
 }
 
-fn print(entries: &[Entry], json: bool) {
-    let widest = |width: fn(&Entry) -> usize| entries.iter().map(width).max().unwrap_or(0);
+fn print_file_entries(entries: &[FileVersionInfo], json: bool) {
+    let widest = |width: fn(&FileVersionInfo) -> usize| entries.iter().map(width).max().unwrap_or(0);
     let path = widest(|entry| entry.path.as_str().chars().count()).min(60);
     let author = widest(|entry| entry.author.chars().count()).min(30);
     for entry in entries {
         if json {
-            emit(&described(entry));
+            print_json(&FileJson::new(entry, None));
             continue;
         }
         let size = if entry.is_deletion { "deleted".into() } else { entry.size.to_string() };
         let when = entry.time.strftime("%Y-%m-%d %H:%M:%S");
-        // A closed output has seen enough.
-        let _ = writeln!(
-            std::io::stdout(),
+        print_stdout_line(&format!(
             "{:path$}  {size:>10}  {:>4}  {:author$}  {when}",
             entry.path,
             format!("v{}", entry.version),
             entry.author
-        );
+        ));
     }
 }
 
-fn described(entry: &Entry) -> serde_json::Value {
-    serde_json::json!({
-        "path": entry.path,
-        "size": entry.size,
-        "version": entry.version,
-        "author": entry.author,
-        "time": entry.time.to_string(),
-        "deleted": entry.is_deletion,
-    })
-}
-
-/// Shows a file, or writes it where it is wanted.
-async fn show(file: &File, arguments: &Arguments) -> Result<Exit, Stop> {
+/// Prints a file, or writes it to `--output`.
+async fn show_file(file: &WorkspaceFile, arguments: &FilesArguments) -> Result<CommandExit, CommandError> {
     if let Some(output) = &arguments.output {
-        write(file, output)?;
-        return Ok(Exit::Completed);
+        write_output_file(file, output, arguments.json)?;
+        return Ok(CommandExit::Completed);
     }
     let text = std::str::from_utf8(&file.bytes).ok();
     if arguments.json {
-        let mut described = described(&file.entry);
-        described["text"] = serde_json::json!(text);
-        emit(&described);
-        return Ok(Exit::Completed);
+        print_json(&FileJson::new(&file.entry, text));
+        return Ok(CommandExit::Completed);
     }
     if text.is_none() && std::io::stdout().is_terminal() {
-        return Err(Stop::refused(anyhow!(
+        return Err(CommandError::invalid_input(anyhow!(
             "{} is no text ({} bytes); write it to a file with --output",
             file.entry.path,
             file.entry.size
         )));
     }
-    let _ = std::io::stdout().write_all(&file.bytes);
-    Ok(Exit::Completed)
+    print_stdout_file(&file.bytes);
+    Ok(CommandExit::Completed)
 }
 
-/// Writes a file to a place, or under its own name into a folder that is there.
-fn write(file: &File, output: &Path) -> Result<(), Stop> {
+/// Writes a file to a path, or under its own name into an existing folder.
+fn write_output_file(file: &WorkspaceFile, output: &Path, json: bool) -> Result<(), CommandError> {
     let name = file.entry.path.parts().last().unwrap_or_default();
     let place = if output.is_dir() { output.join(name) } else { output.to_owned() };
-    let cannot = |error| Stop::environment(anyhow!("{} can't be written: {error}", place.display()));
+    let cannot =
+        |error| CommandError::unusable_environment(anyhow!("{} can't be written: {error}", place.display()));
     std::fs::write(&place, &file.bytes).map_err(cannot)?;
-    say(&format!("millrace: wrote {} ({} bytes)", place.display(), file.bytes.len()));
+    print_written(&place, 1, file.bytes.len() as u64, json);
     Ok(())
 }
 
-/// Writes all files into a folder, with the folders that they are in.
-async fn fetch_all(
-    workspace: &Workspace,
-    entries: &[Entry],
+fn print_written(path: &Path, files: u64, bytes: u64, json: bool) {
+    let path = path.display();
+    if json {
+        print_json(&CommandOutcome::FilesWritten { path: path.to_string(), files, bytes });
+    } else {
+        let noun = if files == 1 { "file" } else { "files" };
+        print_stderr_line(&format!("millrace: wrote {path} ({files} {noun}, {bytes} bytes)"));
+    }
+}
+
+/// Writes all files into a folder, keeping their subfolders.
+async fn download_all_files(
+    workspace: &RunWorkspace,
+    entries: &[FileVersionInfo],
     folder: Option<&FilePath>,
     output: &Path,
-) -> Result<(), Stop> {
-    let cannot = |error| Stop::environment(anyhow!("{} can't be written: {error}", output.display()));
+    json: bool,
+) -> Result<(), CommandError> {
+    let cannot =
+        |error| CommandError::unusable_environment(anyhow!("{} can't be written: {error}", output.display()));
     std::fs::create_dir_all(output).map_err(cannot)?;
-    // It follows no links, so that nothing is written elsewhere.
-    let place = Folder::open(output).map_err(cannot)?;
+    // It follows no symbolic links, so nothing is written outside the folder.
+    let target = FolderFiles::open(output).map_err(cannot)?;
     let above = folder.map_or(0, |folder| folder.as_str().len());
-    let mut count = 0;
+    let (mut count, mut bytes) = (0, 0);
     for entry in entries {
         // Deleted meanwhile.
-        let Some(file) = workspace.read(&entry.path).await? else { continue };
-        let below: FilePath = entry.path.as_str()[above..].parse().map_err(Stop::refused)?;
-        place.write(&below, file.bytes, Expected::Anything, "").await.map_err(Stop::environment)?;
+        let Some(file) = workspace.read_file(&entry.path).await? else { continue };
+        bytes += file.bytes.len() as u64;
+        let below: FilePath = entry.path.as_str()[above..].parse().map_err(CommandError::invalid_input)?;
+        target
+            .write(&below, file.bytes, WriteCondition::Always, "")
+            .await
+            .map_err(CommandError::unusable_environment)?;
         count += 1;
     }
-    say(&format!("millrace: wrote {count} files into {}", output.display()));
+    print_written(output, count, bytes, json);
     Ok(())
 }
 
-/// What is said where there is no such file, with those that may be meant.
-async fn not_found(workspace: &Workspace, run: &RunId, path: &FilePath) -> Result<Stop, Stop> {
-    let versions = workspace.versions(path).await?;
+/// Returns the error for an unknown file, with similar names.
+async fn file_not_found_error(
+    workspace: &RunWorkspace,
+    run: &RunId,
+    path: &FilePath,
+) -> Result<CommandError, CommandError> {
+    let versions = workspace.list_versions(path).await?;
     if let Some(deleted) = versions.last() {
-        return Ok(Stop::refused(anyhow!(
+        return Ok(CommandError::invalid_input(anyhow!(
             "{path} of run {run} was deleted by {} with version {}; --version shows an earlier one",
             deleted.author,
             deleted.version
         )));
     }
-    let entries = workspace.list(None).await?;
-    let near = nearest(path.as_str(), entries.iter().map(|entry| entry.path.as_str()));
+    let entries = workspace.list_files(None).await?;
+    let near = find_nearest_names(path.as_str(), entries.iter().map(|entry| entry.path.as_str()));
     let hint = match near.as_slice() {
-        [] => format!("`millrace files {run}` lists those that there are"),
+        [] => format!("`{}` lists its files", command_hint(&format!("files {run}"))),
         near => format!("did you mean {}?", near.join(" or ")),
     };
-    Ok(Stop::refused(anyhow!("run {run} has no file {path}; {hint}")))
+    Ok(CommandError::invalid_input(anyhow!("run {run} has no file {path}; {hint}")))
 }
 
-async fn no_version(workspace: &Workspace, run: &RunId, path: &FilePath, version: u64) -> Result<Stop, Stop> {
-    let versions = workspace.versions(path).await?;
+async fn version_not_found_error(
+    workspace: &RunWorkspace,
+    run: &RunId,
+    path: &FilePath,
+    version: u64,
+) -> Result<CommandError, CommandError> {
+    let versions = workspace.list_versions(path).await?;
     let Some(last) = versions.last() else {
-        return not_found(workspace, run, path).await;
+        return file_not_found_error(workspace, run, path).await;
     };
     if versions.iter().any(|entry| entry.version == version) {
-        return Ok(Stop::refused(anyhow!("version {version} of {path} is its deletion: it has no content")));
+        return Ok(CommandError::invalid_input(anyhow!(
+            "version {version} of {path} is a deletion and has no content"
+        )));
     }
     let last = last.version;
-    Ok(Stop::refused(anyhow!("{path} has no version {version}; it has 1 to {last}")))
+    Ok(CommandError::invalid_input(anyhow!("{path} has no version {version}; it has versions 1 to {last}")))
 }

@@ -1,123 +1,172 @@
-//! `millrace limits`: the rates that the models of a cluster may be asked at, and what is used of them.
+//! `millrace limits`: shows or changes the rate limits of models in a cluster, and their use in the last minute.
 
-use std::io::Write;
 use std::time::Duration;
 
 use anyhow::anyhow;
 use clap::{Args, Subcommand};
 use millrace_runtime::Bus;
-use millrace_runtime::limits::{self, Allowed, LimitName, Standing};
+use millrace_runtime::store::rate_limits::{self, LimitName, LimitStatus, RateLimit};
 use tokio_util::sync::CancellationToken;
 
-use crate::client::{Reading, Target};
-use crate::exit::{Exit, Stop};
-use crate::view::{emit, say};
+use crate::exit::{CommandError, CommandExit};
+use crate::invocation::command_hint;
+use crate::json::{CommandOutcome, LimitJson, print_json};
+use crate::target::{ClusterTarget, ReadConnection};
+use crate::view::{print_stderr_line, write_stdout_line};
 
-/// How often a watched listing is printed.
-const BEAT: Duration = Duration::from_secs(1);
+/// Refresh interval of `--watch`.
+const REFRESH: Duration = Duration::from_secs(1);
+
+const EXAMPLES: &str = "\
+All workers, critics and planners of the cluster share these limits.
+
+Examples:
+  millrace limits
+  millrace limits set openai:gpt-5.2 --requests 60 --tokens 200000
+  millrace limits clear openai:gpt-5.2";
 
 /// The arguments of `millrace limits`.
 #[derive(Args, Debug)]
-#[command(args_conflicts_with_subcommands = true)]
-pub struct Arguments {
+#[command(args_conflicts_with_subcommands = true, after_help = EXAMPLES)]
+pub struct LimitsArguments {
     #[command(subcommand)]
-    command: Option<Change>,
+    command: Option<LimitChange>,
     /// Print a JSON object for each limit
     #[arg(long)]
     json: bool,
-    /// Print them again each second, until interrupted
+    /// Print the limits again each second until interrupted
     #[arg(long)]
     watch: bool,
-    #[command(flatten)]
-    target: Target,
+    #[command(flatten, next_help_heading = "Cluster")]
+    target: ClusterTarget,
 }
 
 #[derive(Subcommand, Debug)]
-enum Change {
-    /// Set what is allowed a minute, in the place of what was set before
+enum LimitChange {
+    /// Set the limits of a model per minute, replacing earlier ones: requests, tokens or both
+    #[command(override_usage = "millrace limits set [OPTIONS] <MODEL>")]
     Set {
-        /// The model (`provider:model`), or all of a provider (`provider:*`)
+        /// Model (`provider:model`), or all models of a provider (`provider:*`)
+        #[arg(value_parser = parse_limited_model)]
         model: LimitName,
-        /// Requests a minute [default: not limited]
+        /// Requests per minute [default: unlimited]
         #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..), required_unless_present = "tokens")]
         requests: Option<u64>,
-        /// Tokens a minute, in and out [default: not limited]
+        /// Tokens per minute, input and output [default: unlimited]
         #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
         tokens: Option<u64>,
-        #[command(flatten)]
-        target: Target,
+        /// Print the outcome as a JSON object
+        #[arg(long)]
+        json: bool,
+        #[command(flatten, next_help_heading = "Cluster")]
+        target: ClusterTarget,
     },
-    /// Lift a limit, and the pause that a provider asked for
+    /// Remove the limits of a model, and the pause that its provider requested
     Clear {
-        /// The model (`provider:model`), or all of a provider (`provider:*`)
+        /// Model (`provider:model`), or all models of a provider (`provider:*`)
         model: LimitName,
-        #[command(flatten)]
-        target: Target,
+        /// Print the outcome as a JSON object
+        #[arg(long)]
+        json: bool,
+        #[command(flatten, next_help_heading = "Cluster")]
+        target: ClusterTarget,
     },
 }
 
+/// Parses the name of a limit. A limit on an unknown provider would hold for nothing.
+fn parse_limited_model(text: &str) -> anyhow::Result<LimitName> {
+    let name = text.parse::<LimitName>()?;
+    millrace_models::provider::parse_model_name(text)?;
+    Ok(name)
+}
+
 /// Shows or changes the limits.
-pub async fn command(arguments: Arguments, shutdown: CancellationToken) -> Result<Exit, Stop> {
+pub async fn run_command(
+    arguments: LimitsArguments,
+    shutdown: CancellationToken,
+) -> Result<CommandExit, CommandError> {
     match arguments.command {
-        Some(Change::Set { model, requests, tokens, target }) => {
-            let allowed = Allowed { requests, tokens };
-            let reading = Reading::open(&target).await?;
-            reading.with(async |bus| Ok(limits::set(bus, &model, allowed).await?)).await?;
-            say(&format!("millrace: {model} is limited to {} a minute", in_words(&allowed)));
-            Ok(Exit::Completed)
-        }
-        Some(Change::Clear { model, target }) => {
-            let reading = Reading::open(&target).await?;
-            match reading.with(async |bus| Ok(limits::clear(bus, &model).await?)).await? {
-                true => say(&format!("millrace: {model} is not limited any more")),
-                false => return Err(Stop::refused(anyhow!("{model} has no limit"))),
+        Some(LimitChange::Set { model, requests, tokens, json, target }) => {
+            let allowed = RateLimit { requests, tokens };
+            let reading = ReadConnection::open_for_reading(&target).await?;
+            reading
+                .read_and_close(async |bus| Ok(rate_limits::set_limit(bus, &model, allowed).await?))
+                .await?;
+            let name = model.to_string();
+            if json {
+                print_json(&CommandOutcome::LimitSet { name: &name, requests, tokens });
+            } else {
+                print_stderr_line(&format!(
+                    "millrace: {model} is limited to {} per minute",
+                    describe_rate_limit(&allowed)
+                ));
             }
-            Ok(Exit::Completed)
+            Ok(CommandExit::Completed)
+        }
+        Some(LimitChange::Clear { model, json, target }) => {
+            let reading = ReadConnection::open_for_reading(&target).await?;
+            match reading
+                .read_and_close(async |bus| Ok(rate_limits::remove_limit(bus, &model).await?))
+                .await?
+            {
+                true if json => print_json(&CommandOutcome::LimitCleared { name: &model.to_string() }),
+                true => print_stderr_line(&format!("millrace: {model} is no longer limited")),
+                false => return Err(CommandError::invalid_input(anyhow!("{model} has no limit"))),
+            }
+            Ok(CommandExit::Completed)
         }
         None => {
-            let reading = Reading::open(&arguments.target).await?;
+            let reading = ReadConnection::open_for_reading(&arguments.target).await?;
             let (json, watch) = (arguments.json, arguments.watch);
-            reading.with(async |bus| show(bus, json, watch, &shutdown).await).await
+            reading.read_and_close(async |bus| show_limits(bus, json, watch, &shutdown).await).await
         }
     }
 }
 
-async fn show(bus: &Bus, json: bool, watch: bool, shutdown: &CancellationToken) -> Result<Exit, Stop> {
+async fn show_limits(
+    bus: &Bus,
+    json: bool,
+    watch: bool,
+    shutdown: &CancellationToken,
+) -> Result<CommandExit, CommandError> {
     loop {
-        let standings = limits::standings(bus).await?;
+        let standings = rate_limits::read_rate_limit_statuses(bus).await?;
         if standings.is_empty() && !json {
-            say("millrace: no model is limited; `millrace limits set MODEL --requests N --tokens N` does it");
+            print_stderr_line(&format!(
+                "millrace: no model has a rate limit; set one with `{}`",
+                command_hint("limits set MODEL --requests N --tokens N")
+            ));
         }
         for standing in &standings {
             if json {
-                emit(&described(standing));
+                print_json(&LimitJson::from(standing));
             } else {
-                // A closed output has seen enough.
-                if writeln!(std::io::stdout(), "{}", line(standing)).is_err() {
-                    return Ok(Exit::Completed);
+                // A closed pipe ends the listing.
+                if write_stdout_line(&format_limit_line(standing)).is_err() {
+                    return Ok(CommandExit::Completed);
                 }
             }
         }
         if !watch {
-            return Ok(Exit::Completed);
+            return Ok(CommandExit::Completed);
         }
         tokio::select! {
-            () = tokio::time::sleep(BEAT) => {}
-            () = shutdown.cancelled() => return Ok(Exit::Completed),
+            () = tokio::time::sleep(REFRESH) => {}
+            () = shutdown.cancelled() => return Ok(CommandExit::Completed),
         }
     }
 }
 
-/// What is left of an allowance this minute.
-fn headroom(allowed: Option<u64>, used: u64) -> Option<u64> {
+/// Returns how much of a limit is left this minute.
+fn remaining_this_minute(allowed: Option<u64>, used: u64) -> Option<u64> {
     allowed.map(|allowed| allowed.saturating_sub(used))
 }
 
-fn line(standing: &Standing) -> String {
-    let Standing { name, allowed, requests, tokens, paused_until } = standing;
-    let part = |what: &str, used: u64, allowed: Option<u64>| match headroom(allowed, used) {
-        Some(left) => format!("{what} {used} of {} a minute, {left} left", allowed.unwrap_or_default()),
-        None => format!("{what} {used} in the last minute, not limited"),
+fn format_limit_line(standing: &LimitStatus) -> String {
+    let LimitStatus { name, limit: allowed, requests, tokens, paused_until } = standing;
+    let part = |what: &str, used: u64, allowed: Option<u64>| match remaining_this_minute(allowed, used) {
+        Some(left) => format!("{what} {used} of {} per minute, {left} left", allowed.unwrap_or_default()),
+        None => format!("{what} {used} in the last minute, unlimited"),
     };
     let paused = paused_until
         .map_or(String::new(), |until| format!("  paused until {}", until.strftime("%Y-%m-%d %H:%M:%S UTC")));
@@ -128,18 +177,7 @@ fn line(standing: &Standing) -> String {
     )
 }
 
-fn described(standing: &Standing) -> serde_json::Value {
-    let Standing { name, allowed, requests, tokens, paused_until } = standing;
-    let part = |used: u64, allowed: Option<u64>| serde_json::json!({ "allowed": allowed, "used": used, "headroom": headroom(allowed, used) });
-    serde_json::json!({
-        "name": name,
-        "requests": part(*requests, allowed.requests),
-        "tokens": part(*tokens, allowed.tokens),
-        "paused_until": paused_until.map(|until| until.to_string()),
-    })
-}
-
-fn in_words(allowed: &Allowed) -> String {
+fn describe_rate_limit(allowed: &RateLimit) -> String {
     let part = |number: Option<u64>, what: &str| number.map(|number| format!("{number} {what}"));
     let parts = [part(allowed.requests, "requests"), part(allowed.tokens, "tokens")];
     parts.into_iter().flatten().collect::<Vec<_>>().join(" and ")
@@ -148,22 +186,26 @@ fn in_words(allowed: &Allowed) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::json::to_value;
 
     #[test]
-    fn a_limit_is_shown_with_what_is_used_and_left() {
-        let standing = Standing {
+    fn a_limit_is_shown_with_its_use_and_remainder() {
+        let standing = LimitStatus {
             name: "openai:x".into(),
-            allowed: Allowed { requests: Some(60), tokens: None },
+            limit: RateLimit { requests: Some(60), tokens: None },
             requests: 12,
             tokens: 3_400,
             paused_until: Some("2026-11-22T01:02:03Z".parse().unwrap()),
         };
         assert_eq!(
-            line(&standing),
-            "openai:x                        requests 12 of 60 a minute, 48 left  tokens 3400 in the last minute, not \
-             limited  paused until 2026-11-22 01:02:03 UTC"
+            format_limit_line(&standing),
+            "openai:x                        requests 12 of 60 per minute, 48 left  tokens 3400 in the last minute, \
+             unlimited  paused until 2026-11-22 01:02:03 UTC"
         );
-        assert_eq!(described(&standing)["requests"]["headroom"], 48);
-        assert_eq!(described(&standing)["tokens"]["headroom"], serde_json::Value::Null);
+        let printed = to_value(&LimitJson::from(&standing));
+        assert_eq!(
+            (&printed["requests"]["left"], &printed["tokens"]["left"]),
+            (&48.into(), &serde_json::Value::Null)
+        );
     }
 }

@@ -1,76 +1,286 @@
-//! `millrace list`: the runs of a cluster, oldest first.
+//! `millrace list`: lists the runs of a cluster, oldest first.
 
 use clap::Args;
-use millrace_protocol::plan::Dimension;
+use clap::builder::{PossibleValuesParser, TypedValueParser};
+use jiff::{SignedDuration, Timestamp};
+use millrace_protocol::ids::RunId;
+use millrace_protocol::plan::ResourceKind;
 use millrace_protocol::registry::RunSummary;
-use serde_json::json;
+use millrace_protocol::safe_text::single_line;
+use millrace_runtime::duration::parse_duration;
 
-use crate::client::{Reading, Target, runs};
-use crate::exit::{Exit, Stop};
-use crate::view::{emit, one_line, print_line, say};
+use crate::exit::{CommandError, CommandExit};
+use crate::invocation::command_hint;
+use crate::json::{RunListLine, RunState, print_json};
+use crate::target::{ClusterTarget, ReadConnection};
+use crate::view::{align_columns, format_age, print_stderr_line, print_stdout_line, separate_thousands};
+use millrace_client::{list_runs, list_runs_from_log};
+use millrace_runtime::Bus;
 
-/// What is said beside runs that are under way where nobody works on them.
-pub const ASLEEP: &str = "millrace: no cluster runs on the data folder, so that nothing goes on: `millrace resume` \
-                          goes on with a run, `millrace up` with all";
+/// Maximum number of characters of an objective.
+const MAX_OBJECTIVE: usize = 60;
+
+const EXAMPLES: &str = "\
+Examples:
+  millrace list
+  millrace list --state running --state paused
+  millrace list --since 2h --limit 20 --json";
+
+/// Returns the hint that is printed with unfinished runs while no cluster is running.
+pub fn offline_hint() -> String {
+    format!(
+        "millrace: no cluster is running, so no run is making progress; start it with `{}`, or resume one run with `{}`",
+        command_hint("up"),
+        command_hint("resume")
+    )
+}
 
 /// The arguments of `millrace list`.
 #[derive(Args, Debug)]
-pub struct Arguments {
+#[command(after_help = EXAMPLES)]
+pub struct ListArguments {
+    /// Only runs in this state; may be given several times
+    #[arg(long, value_name = "STATE", value_parser = PossibleValuesParser::new(RunState::ALL.map(RunState::name)).map(state_of_name))]
+    state: Vec<RunState>,
+    /// Only runs that started in this time, such as 2h or 30m, or since this date (2026-11-22 or 2026-11-22T09:30Z)
+    #[arg(long, value_name = "TIME", value_parser = parse_since)]
+    since: Option<Timestamp>,
+    /// Only the newest N runs
+    #[arg(long, value_name = "N")]
+    limit: Option<usize>,
     /// Print a JSON object for each run
     #[arg(long)]
     json: bool,
-    #[command(flatten)]
-    target: Target,
+    #[command(flatten, next_help_heading = "Cluster")]
+    target: ClusterTarget,
 }
+
+fn state_of_name(name: String) -> RunState {
+    let state = RunState::ALL.into_iter().find(|state| state.name() == name);
+    state.expect("the parser accepts the names of states only")
+}
+
+/// Parses a duration before now, a date in local time, or a time.
+fn parse_since(text: &str) -> Result<Timestamp, String> {
+    if let Ok(time) = text.parse::<Timestamp>() {
+        return Ok(time);
+    }
+    if let Ok(date) = text.parse::<jiff::civil::Date>() {
+        let start = date.to_zoned(jiff::tz::TimeZone::system()).map_err(|error| error.to_string())?;
+        return Ok(start.timestamp());
+    }
+    let age = parse_duration(text).ok().and_then(|age| SignedDuration::try_from(age).ok());
+    let since = age.and_then(|age| Timestamp::now().checked_sub(age).ok());
+    since.ok_or_else(|| {
+        format!(
+            "{text:?} is neither a duration such as 2h nor a date such as 2026-11-22 or 2026-11-22T09:30Z"
+        )
+    })
+}
+
+/// A run and its summary; `None` if no supervisor has started it.
+type ListedRun = (RunId, Option<RunSummary>);
 
 /// Lists the runs.
-pub async fn command(arguments: Arguments) -> Result<Exit, Stop> {
-    let reading = Reading::open(&arguments.target).await?;
-    let is_asleep = reading.is_asleep();
-    let runs = reading.with(async |bus| Ok(runs(bus).await?)).await?;
+pub async fn run_command(arguments: ListArguments) -> Result<CommandExit, CommandError> {
+    let reading = ReadConnection::open_for_reading(&arguments.target).await?;
+    let is_offline = reading.is_offline();
+    let runs = async |bus: &Bus| match is_offline {
+        // The last summaries of a cluster that has stopped may be older than its last decisions.
+        true => Ok(list_runs_from_log(bus).await?),
+        false => Ok(list_runs(bus).await?),
+    };
+    let all = reading.read_and_close(runs).await?;
+    let is_empty = all.is_empty();
+    let runs = select_runs(all, &arguments);
     if arguments.json {
         for (run, summary) in &runs {
-            emit(&summary.as_ref().map_or_else(|| json!({ "run": run }), |summary| json!(summary)));
+            print_json(&RunListLine::new(run, summary.as_ref()));
         }
-        return Ok(Exit::Completed);
+        return Ok(CommandExit::Completed);
     }
-    if runs.is_empty() {
-        say("millrace: there are no runs yet");
+    if is_empty {
+        print_stderr_line("millrace: there are no runs yet");
+    } else if runs.is_empty() {
+        print_stderr_line("millrace: no run matches");
+    } else {
+        format_runs(&runs, Timestamp::now()).iter().for_each(|line| print_stdout_line(line));
     }
-    for (run, summary) in &runs {
-        print_line(&summary.as_ref().map_or_else(|| format!("{run}  waits for a supervisor"), line));
+    let is_live = |(_, summary): &ListedRun| !RunState::of_summary(summary.as_ref()).has_ended();
+    if is_offline && runs.iter().any(is_live) {
+        print_stderr_line(&offline_hint());
     }
-    let is_live = |summary: &Option<RunSummary>| summary.as_ref().is_none_or(|summary| summary.end.is_none());
-    if is_asleep && runs.iter().any(|(_, summary)| is_live(summary)) {
-        say(ASLEEP);
-    }
-    Ok(Exit::Completed)
+    Ok(CommandExit::Completed)
 }
 
-fn line(summary: &RunSummary) -> String {
-    let (all, done) = summary.progress();
-    let objective: String = one_line(&summary.objective).chars().take(60).collect();
-    let state = state(summary);
-    let spend = spend(summary);
-    format!("{}  {state:21}  {:>13}  {spend:>14}  {objective}", summary.run, format!("{done}/{all} tasks"))
+/// Returns the runs that the options select, oldest first.
+fn select_runs(mut runs: Vec<ListedRun>, arguments: &ListArguments) -> Vec<ListedRun> {
+    runs.retain(|(_, summary)| {
+        let state = RunState::of_summary(summary.as_ref());
+        // A run that no supervisor has started was submitted a moment ago.
+        let is_recent = |since| summary.as_ref().is_none_or(|summary| summary.started >= since);
+        (arguments.state.is_empty() || arguments.state.contains(&state))
+            && arguments.since.is_none_or(is_recent)
+    });
+    let surplus = arguments.limit.map_or(0, |limit| runs.len().saturating_sub(limit));
+    runs.split_off(surplus)
 }
 
-fn state(summary: &RunSummary) -> String {
+/// Returns a table of runs.
+fn format_runs(runs: &[ListedRun], now: Timestamp) -> Vec<String> {
+    let heads = ["RUN", "STATE", "TASKS", "AGE", "TIME", "USED", "OBJECTIVE"].map(str::to_owned);
+    let rows = runs.iter().map(|(run, summary)| match summary {
+        Some(summary) => summary_row(summary, now),
+        None => [run.to_string(), "waiting for a supervisor".into()]
+            .into_iter()
+            .chain(std::iter::repeat_n(String::new(), 5))
+            .collect::<Vec<_>>()
+            .try_into()
+            .expect("there are seven columns"),
+    });
+    align_columns(&std::iter::once(heads).chain(rows).collect::<Vec<_>>())
+}
+
+fn summary_row(summary: &RunSummary, now: Timestamp) -> [String; 7] {
+    let (all, done) = summary.completed_and_total_tasks();
+    let objective: String = single_line(&summary.objective).chars().take(MAX_OBJECTIVE).collect();
+    let provider = summary.waiting_for_provider.as_ref();
+    let provider = provider.map(|wait| {
+        format!("  ({} for {})", single_line(&wait.model), format_age(now.duration_since(wait.since)))
+    });
+    let wait = summary.log_damage.as_ref().or(summary.waiting_for.as_ref());
+    let wait = wait.map(|wait| format!("  ({})", single_line(wait)));
+    let until = if summary.end.is_some() { summary.updated } else { now };
+    [
+        summary.run.to_string(),
+        format_run_state(summary),
+        format!("{done}/{all}"),
+        format_age(now.duration_since(summary.started)),
+        format_age(until.duration_since(summary.started)),
+        format_cost_or_tokens(summary),
+        objective + &provider.unwrap_or_default() + &wait.unwrap_or_default(),
+    ]
+}
+
+fn format_run_state(summary: &RunSummary) -> String {
+    if summary.log_damage.is_some() {
+        return "log damaged".into();
+    }
     match (summary.end, summary.winding_down) {
         (Some(end), _) if summary.is_resumable => format!("{end}, resumable"),
         (Some(end), _) => end.to_string(),
+        (None, _) if summary.is_paused && summary.waiting_for_provider.is_some() => "paused: provider".into(),
+        (None, _) if summary.is_interrupted => "interrupted".into(),
         (None, _) if summary.is_paused => "paused".into(),
+        (None, _) if summary.waiting_for_provider.is_some() => "waiting for provider".into(),
         (None, Some(_)) => "winding down".into(),
         (None, None) => "running".into(),
     }
 }
 
-/// What it cost, or else how many tokens; nothing where no model was asked.
-fn spend(summary: &RunSummary) -> String {
-    let tokens = Dimension::Tokens.of(&summary.usage);
+/// Returns the cost, or the number of tokens if no price is known; empty if no model was called.
+fn format_cost_or_tokens(summary: &RunSummary) -> String {
+    let tokens = ResourceKind::Tokens.amount_used(&summary.usage);
     match (summary.usage.cost_micros, tokens) {
         (0, 0) => String::new(),
-        (0, tokens) => Dimension::Tokens.say(tokens),
-        (cost, _) => Dimension::Cost.say(cost),
+        (0, tokens) => separate_thousands(&ResourceKind::Tokens.format_amount(tokens)),
+        (cost, _) => ResourceKind::Cost.format_amount(cost),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use millrace_protocol::ids::Lane;
+    use millrace_protocol::plan::EndReason;
+    use millrace_protocol::result::Usage;
+
+    use super::*;
+
+    fn now() -> Timestamp {
+        "2026-11-22T12:00:00Z".parse().unwrap()
+    }
+
+    fn run(name: &str, minutes_ago: i64, end: Option<EndReason>) -> ListedRun {
+        let started = now() - SignedDuration::from_mins(minutes_ago);
+        let run = RunId::new(name).unwrap();
+        let summary = RunSummary {
+            run: run.clone(),
+            lane: Lane(0),
+            objective: "find\nout".into(),
+            end,
+            started,
+            updated: started + SignedDuration::from_secs(75),
+            counts: [0, 0, 1, 0, 2, 0, 0, 0, 0],
+            archived: false,
+            is_resumable: false,
+            is_paused: false,
+            is_interrupted: false,
+            winding_down: None,
+            waiting_for_provider: None,
+            usage: Usage::default(),
+            waiting_for: None,
+            log_damage: None,
+        };
+        (run, Some(summary))
+    }
+
+    #[test]
+    fn runs_are_listed_in_a_table_with_age_and_duration() {
+        let waiting = (RunId::new("new").unwrap(), None);
+        let runs = [run("old", 125, Some(EndReason::Completed)), run("young", 1, None), waiting];
+        assert_eq!(
+            format_runs(&runs, now()),
+            [
+                "RUN    STATE                     TASKS  AGE        TIME        USED  OBJECTIVE",
+                "old    completed                 2/3    2 h 5 min  1 min 15 s        find out",
+                "young  running                   2/3    1 min 0 s  1 min 0 s         find out",
+                "new    waiting for a supervisor",
+            ]
+        );
+    }
+
+    #[test]
+    fn interrupted_and_damaged_runs_have_states_of_their_own() {
+        let (mut interrupted, mut damaged) = (run("a", 3, None), run("b", 2, None));
+        interrupted.1.as_mut().unwrap().is_paused = true;
+        interrupted.1.as_mut().unwrap().is_interrupted = true;
+        damaged.1.as_mut().unwrap().log_damage = Some("decision 57 follows 45".into());
+        for ((run, summary), state, shown) in
+            [(interrupted, "interrupted", "interrupted"), (damaged, "log_damaged", "log damaged")]
+        {
+            let line = crate::json::to_value(&RunListLine::new(&run, summary.as_ref()));
+            crate::json::tests::assert_matches_schema("list", &line);
+            assert_eq!(line["state"], state);
+            assert_eq!(line["log_damage"].is_string(), state == "log_damaged", "{line}");
+            assert_eq!(format_run_state(&summary.unwrap()), shown);
+        }
+    }
+
+    #[test]
+    fn runs_are_selected_by_state_time_and_number() {
+        use clap::Parser;
+
+        #[derive(Parser)]
+        struct Line {
+            #[command(flatten)]
+            arguments: ListArguments,
+        }
+
+        let names = |options: &[&str]| -> Vec<String> {
+            let line = Line::parse_from([&["list"], options].concat());
+            let all = vec![
+                run("a", 300, Some(EndReason::Failed)),
+                run("b", 200, Some(EndReason::Completed)),
+                run("c", 100, None),
+            ];
+            select_runs(all, &line.arguments).into_iter().map(|(run, _)| run.to_string()).collect()
+        };
+        assert_eq!(names(&[]), ["a", "b", "c"]);
+        assert_eq!(names(&["--state", "failed", "--state", "running"]), ["a", "c"]);
+        assert_eq!(names(&["--limit", "2"]), ["b", "c"]);
+        assert_eq!(names(&["--since", "2026-11-22T08:00:00Z"]), ["b", "c"]);
+        assert_eq!(names(&["--since", "2026-11-22T10:00:00Z", "--limit", "5"]), ["c"]);
+        let error = parse_since("soon").unwrap_err();
+        assert!(error.contains("neither a duration"), "{error}");
     }
 }

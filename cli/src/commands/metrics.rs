@@ -1,44 +1,47 @@
-//! `millrace metrics`: measures a cluster as a whole, for as long as it is let, and serves what it finds.
+//! `millrace metrics`: measures the cluster as a whole and exports the metrics to Prometheus until it is stopped.
 
-use std::time::Duration;
-
-use millrace_runtime::health::{Health, HttpArgs, Page};
-use millrace_runtime::metrics::cluster::measure;
-use millrace_runtime::metrics::names::Process;
-use millrace_runtime::{Bus, Connection};
+use millrace_runtime::ConnectionSettings;
+use millrace_runtime::ops::cluster_metrics::measure_cluster;
+use millrace_runtime::ops::health::HttpArgs;
+use millrace_runtime::ops::metrics::names::ProcessKind;
+use millrace_runtime::program::{ClusterProgram, ProgramError};
 use tokio_util::sync::CancellationToken;
 
-use crate::exit::{Exit, Stop};
-
-/// How long a cluster that is only just being made is waited for.
-const PATIENCE: Duration = Duration::from_secs(10);
-
-/// Measure a cluster: its queues, lanes, streams, runs and processes. One such process is enough for a cluster; what
-/// each of the others does is on its own page.
+/// Export cluster-wide metrics: queues, lanes, streams, runs and processes. One such process is enough for a cluster; each
+/// other process exports its own metrics.
 ///
-/// Credentials come from the same variables as those of a worker.
+/// Credentials are read from the same environment variables as those of a worker.
 #[derive(Debug, Clone, clap::Args)]
-pub struct Arguments {
-    /// The NATS server, or several separated by commas
-    #[arg(long, env = "MILLRACE_NATS_URL", hide_env_values = true, default_value = "nats://127.0.0.1:4222")]
+pub struct MetricsArguments {
+    /// NATS server, or several separated by commas
+    #[arg(
+        long,
+        env = "MILLRACE_NATS_URL",
+        hide_env_values = true,
+        value_name = "URL",
+        default_value = "nats://127.0.0.1:4222"
+    )]
     nats: String,
-    /// Where it says what it measures.
+    /// The address of the metrics page.
     #[command(flatten)]
     http: HttpArgs,
 }
 
-pub async fn command(arguments: Arguments, shutdown: CancellationToken) -> Result<Exit, Stop> {
+pub async fn run_command(
+    arguments: MetricsArguments,
+    shutdown: CancellationToken,
+) -> Result<(), ProgramError> {
     let Some(address) = arguments.http.address else {
-        return Err(Stop::refused(anyhow::anyhow!(
-            "nobody would see what is measured: name an address with --http or MILLRACE_HTTP, such as 0.0.0.0:8080"
-        )));
+        return Err(ProgramError::refused_input(
+            "no address to serve the metrics on; set one with --http or MILLRACE_HTTP, such as 0.0.0.0:8080",
+        ));
     };
-    let health = Health::new(shutdown.clone());
-    let page = Page::open(Some(address), Process::Metrics, health.clone()).await;
-    let mut page = page.map_err(Stop::environment)?;
-    let connection = Connection::with_environment(arguments.nats);
-    let joining = Bus::join(&connection, "millrace-metrics", PATIENCE);
-    let Some(bus) = page.join(joining).await? else { return Ok(Exit::Completed) };
-    measure(bus, health, shutdown).await;
-    Ok(Exit::Completed)
+    let mut program =
+        ClusterProgram::open_with_health_page(ProcessKind::Metrics, Some(address), &shutdown).await?;
+    let connection = ConnectionSettings::from_environment(arguments.nats);
+    let Some(bus) = program.join_existing_cluster(&connection, "millrace-metrics").await? else {
+        return Ok(());
+    };
+    measure_cluster(bus, program.health().clone(), shutdown).await;
+    Ok(())
 }

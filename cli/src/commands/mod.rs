@@ -1,13 +1,19 @@
-//! The commands, one file each. Each reads its arguments, asks [`crate::client`], [`crate::steer`] or [`crate::local`],
+//! The commands, one file each. Each parses its arguments, calls [`millrace_client`], [`crate::steer`] or [`millrace_local_cluster`],
 //! and prints.
 
 pub mod add;
 pub mod backup;
+pub mod bench;
 pub mod cancel;
+pub mod completions;
+pub mod config;
 pub mod edit;
 pub mod files;
 pub mod limits;
 pub mod list;
+pub mod logs;
+pub mod man;
+pub mod message;
 pub mod metrics;
 pub mod nats_config;
 pub mod pause;
@@ -18,7 +24,7 @@ pub mod retry;
 pub mod run;
 pub mod schema;
 pub mod show;
+pub mod status;
 pub mod submit;
-pub mod tell;
 pub mod up;
 pub mod watch;

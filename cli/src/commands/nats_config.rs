@@ -1,4 +1,4 @@
-//! `millrace nats-config`: what NATS servers and the processes of a cluster need to know each other by, as files.
+//! `millrace nats-config`: generates NATS server configuration and the credentials of a cluster's processes.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -8,55 +8,70 @@ use clap::Args;
 use jiff::Timestamp;
 use millrace_protocol::ids::{Capability, InvalidName};
 
-use crate::exit::{Exit, Stop};
-use crate::nats_config::{self, Change, Error, Report, Request, Size, Tenant, What};
-use crate::view::print_line;
+use crate::exit::{CommandError, CommandExit};
+use crate::json::{CommandOutcome, FileChangeJson, FileChangeName, print_json};
+use crate::view::print_stdout_line;
+use millrace_nats_config::{
+    self as nats_config, ByteSize, ConfigError, ConfigReport, ConfigRequest, FileChange, FileChangeKind,
+    TenantName,
+};
+
+const EXAMPLES: &str = "\
+Writes nats.conf, accounts.conf, seeds, certificates and Kubernetes Secrets. Running it again keeps all \
+keys, adds what you request, and renews certificates that expire within 60 days. It never prints a seed.
+
+Examples:
+  millrace nats-config --out nats
+  millrace nats-config --out nats --worker analyst --host nats.example.org
+  millrace nats-config --out nats --rotate critic      then deploy the new key, then:
+  millrace nats-config --out nats --retire critic";
 
 /// The arguments of `millrace nats-config`.
-///
-/// Running it again keeps every key, and adds what is asked for: one more `--worker` is one more identity. No seed is
-/// ever printed.
 #[derive(Args, Debug)]
-pub struct Arguments {
-    /// Folder to write to; nobody else may be able to read it
+#[command(after_help = EXAMPLES)]
+pub struct NatsConfigArguments {
+    /// Folder to write to; it must not be readable by other users
     #[arg(long, value_name = "DIR")]
     out: PathBuf,
-    /// A tenant, with an account of its own: its runs are invisible to others [default: those that there are, or millrace]
+    /// Tenant with a NATS account of its own; tenants can't see each other's runs [default: the existing ones, or millrace]
     #[arg(long, value_name = "NAME")]
-    tenant: Vec<Tenant>,
-    /// An identity for the workers that offer these capabilities [default: one for each built-in capability]
-    #[arg(long = "worker", value_name = "CAP[,CAP]", value_parser = capabilities)]
+    tenant: Vec<TenantName>,
+    /// Add an identity for workers with these capabilities [default: one for each built-in capability]
+    #[arg(long = "worker", value_name = "CAP[,CAP]", value_parser = parse_capabilities)]
     workers: Vec<BTreeSet<Capability>>,
-    /// How many lanes the cluster may have, up to 256; never fewer than before [default: 16]
+    /// Maximum number of lanes of the cluster, up to 256; can't be reduced later [default: 16]
     // Permissions name each lane, and a Secret of Kubernetes holds 1 MiB.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=256))]
     lanes: Option<u16>,
-    /// A host that the servers are known by, beside localhost and those of compose.yaml and deploy/kubernetes
-    #[arg(long, value_name = "NAME", value_parser = host)]
+    /// Additional host name of the servers, besides localhost and those in compose.yaml and deploy/kubernetes
+    #[arg(long, value_name = "NAME", value_parser = parse_host)]
     host: Vec<String>,
-    /// How much the streams of a tenant may take on disk, all copies together, such as 50GB [default: not limited]
+    /// Maximum disk space of a tenant's streams, all replicas together, such as 50GB [default: unlimited]
     #[arg(long, value_name = "SIZE")]
-    max_store: Option<Size>,
-    /// Identities as JWTs, signed by an operator, with credentials files
+    max_store: Option<ByteSize>,
+    /// Use operator-signed JWTs and credentials files instead of bare nkeys
     #[arg(long)]
     jwt: bool,
-    /// Connections in the clear: for tests, and where something else encrypts them
+    /// Configure unencrypted connections: for tests, or if another layer encrypts them
     #[arg(long)]
     no_tls: bool,
-    /// Give an identity another key; the one it has is let in beside it until it is retired
+    /// Give an identity a new key; the old key stays valid until it is retired
     #[arg(long, value_name = "IDENTITY")]
     rotate: Vec<String>,
-    /// Let the old key of an identity in no more
+    /// Revoke the old key of an identity
     #[arg(long, value_name = "IDENTITY")]
     retire: Vec<String>,
+    /// Print the changes as a JSON object
+    #[arg(long)]
+    json: bool,
 }
 
-fn capabilities(text: &str) -> Result<BTreeSet<Capability>, InvalidName> {
+fn parse_capabilities(text: &str) -> Result<BTreeSet<Capability>, InvalidName> {
     text.split(',').map(|name| Capability::new(name.trim())).collect()
 }
 
-/// A name of the DNS, whose first part may be a `*`, or an address.
-fn host(text: &str) -> Result<String, String> {
+/// Parses a DNS name, whose first label may be `*`, or an IP address.
+fn parse_host(text: &str) -> Result<String, String> {
     let label = |label: &str| {
         !label.is_empty()
             && label.chars().all(|c| c.is_ascii_alphanumeric() || c == '-')
@@ -68,14 +83,14 @@ fn host(text: &str) -> Result<String, String> {
     if text.parse::<IpAddr>().is_ok() || (name.split('.').all(label) && !is_too_wide) {
         Ok(text.to_owned())
     } else {
-        Err("a host is a name such as nats-0.example.org or *.example.org, or an address, without a port"
+        Err("expected a host name such as nats-0.example.org or *.example.org, or an IP address, without a port"
             .into())
     }
 }
 
-/// Writes the folder, and says what was written and what is next.
-pub fn command(arguments: Arguments) -> Result<Exit, Stop> {
-    let request = Request {
+/// Writes the folder, then prints the changes and the next steps.
+pub fn run_command(arguments: NatsConfigArguments) -> Result<CommandExit, CommandError> {
+    let request = ConfigRequest {
         out: arguments.out,
         tenants: arguments.tenant,
         workers: arguments.workers,
@@ -88,36 +103,61 @@ pub fn command(arguments: Arguments) -> Result<Exit, Stop> {
         retire: arguments.retire,
         now: Timestamp::now(),
     };
-    let report = nats_config::write(&request).map_err(stop)?;
-    print(&request, &report);
-    Ok(Exit::Completed)
-}
-
-fn stop(error: Error) -> Stop {
-    if error.is_refusal() { Stop::refused(error) } else { Stop::environment(error) }
-}
-
-fn print(request: &Request, report: &Report) {
-    if report.changes.is_empty() {
-        print_line(&format!("{}: as it was, nothing to do", request.out.display()));
+    let report = nats_config::write_configuration(&request).map_err(map_config_error)?;
+    if arguments.json {
+        print_json(&config_report_json(&request, &report));
     } else {
-        print_line(&format!("{}:", request.out.display()));
+        print_config_report(&request, &report);
     }
-    for Change { name, what } in &report.changes {
-        print_line(&match what {
-            What::New => format!("  new      {name}"),
-            What::Changed(why) => format!("  changed  {name} ({why})"),
-            What::Gone(why) => format!("  gone     {name} ({why})"),
+    Ok(CommandExit::Completed)
+}
+
+fn map_config_error(error: ConfigError) -> CommandError {
+    if error.is_refusal() {
+        CommandError::invalid_input(error)
+    } else {
+        CommandError::unusable_environment(error)
+    }
+}
+
+fn config_report_json<'a>(request: &ConfigRequest, report: &'a ConfigReport) -> CommandOutcome<'a> {
+    let changes = report.changes.iter().map(|FileChange { name, kind }| {
+        let (change, reason) = match kind {
+            FileChangeKind::New => (FileChangeName::New, None),
+            FileChangeKind::Changed(why) => (FileChangeName::Changed, Some(why.as_str())),
+            FileChangeKind::Removed(why) => (FileChangeName::Removed, Some(why.as_str())),
+        };
+        FileChangeJson { file: name, change, reason }
+    });
+    CommandOutcome::NatsConfigWritten {
+        folder: request.out.display().to_string(),
+        changes: changes.collect(),
+        notes: report.notes.iter().map(ToString::to_string).collect(),
+        next: list_next_steps(request, report),
+    }
+}
+
+fn print_config_report(request: &ConfigRequest, report: &ConfigReport) {
+    if report.changes.is_empty() {
+        print_stdout_line(&format!("{}: no changes", request.out.display()));
+    } else {
+        print_stdout_line(&format!("{}:", request.out.display()));
+    }
+    for FileChange { name, kind } in &report.changes {
+        print_stdout_line(&match kind {
+            FileChangeKind::New => format!("  new      {name}"),
+            FileChangeKind::Changed(why) => format!("  changed  {name} ({why})"),
+            FileChangeKind::Removed(why) => format!("  removed  {name} ({why})"),
         });
     }
-    report.notes.iter().for_each(|note| print_line(&format!("note: {note}")));
-    print_line("next:");
-    next(request, report).iter().for_each(|line| print_line(&format!("  {line}")));
+    report.notes.iter().for_each(|note| print_stdout_line(&format!("note: {note}")));
+    print_stdout_line("next:");
+    list_next_steps(request, report).iter().for_each(|line| print_stdout_line(&format!("  {line}")));
 }
 
-fn next(request: &Request, report: &Report) -> Vec<String> {
+fn list_next_steps(request: &ConfigRequest, report: &ConfigReport) -> Vec<String> {
     let out = request.out.display();
-    let tenant = report.tenants.first().map_or(Tenant::DEFAULT, Tenant::as_str);
+    let tenant = report.tenants.first().map_or(TenantName::DEFAULT, TenantName::as_str);
     let identity = if report.jwt {
         format!("MILLRACE_NATS_CREDS={out}/seeds/{tenant}/client.creds")
     } else {
@@ -132,8 +172,10 @@ fn next(request: &Request, report: &Report) -> Vec<String> {
         String::new()
     };
     vec![
-        format!("a server      nats-server -c {out}/nats.conf, with the variables that its first lines name"),
-        format!("a process     {identity}{tls} millrace doctor --nats nats://HOST:4222"),
+        format!(
+            "server        nats-server -c {out}/nats.conf, with the environment variables listed at its top"
+        ),
+        format!("process       {identity}{tls} millrace doctor --nats nats://HOST:4222"),
         format!("Kubernetes    kubectl apply --server-side -k {out}"),
     ]
 }

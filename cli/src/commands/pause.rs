@@ -1,20 +1,24 @@
-//! `millrace pause`: nothing more of a run is given out until it is resumed.
+//! `millrace pause`: stops dispatching tasks of a run until it is resumed.
 
 use clap::Args;
-use millrace_protocol::plan::Control;
+use millrace_protocol::plan::CommandAction;
 use tokio_util::sync::CancellationToken;
 
-use crate::exit::{Exit, Stop};
-use crate::steer::Steering;
+use crate::exit::{CommandError, CommandExit};
+use crate::steer::SteeringArguments;
 
 /// The arguments of `millrace pause`.
 #[derive(Args, Debug)]
-pub struct Arguments {
+#[command(after_help = "`millrace resume RUN` continues the run.")]
+pub struct PauseArguments {
     #[command(flatten)]
-    steering: Steering,
+    steering: SteeringArguments,
 }
 
-/// Pauses, and waits until it is decided.
-pub async fn command(arguments: Arguments, interrupt: CancellationToken) -> Result<Exit, Stop> {
-    arguments.steering.command(&interrupt, async |_, _| Ok(Control::Pause)).await
+/// Pauses and waits for the decision.
+pub async fn run_command(
+    arguments: PauseArguments,
+    interrupt: CancellationToken,
+) -> Result<CommandExit, CommandError> {
+    arguments.steering.run_control_command(&interrupt, async |_, _| Ok(CommandAction::Pause)).await
 }

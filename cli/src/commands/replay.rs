@@ -1,84 +1,107 @@
-//! `millrace replay`: fold the log of a run to its state as of any message, and print it with what was decided.
+//! `millrace replay`: reconstructs the state of a run at any point in its log, and prints its decisions.
 
+use anyhow::anyhow;
 use clap::Args;
-use millrace_protocol::plan::{Cause, Decision, Plan, apply_decision};
+use millrace_protocol::plan::{AnswerCause, Decision};
 use millrace_protocol::subject::{self, Topic};
 use millrace_runtime::Bus;
-use millrace_runtime::archive::find_run;
+use millrace_runtime::store::archive::read_run_from_log_or_archive;
 
-use crate::client::{Reading, Target, find};
-use crate::exit::{Exit, Stop};
-use crate::view::{Live, board, emit, line, print_line};
+use crate::exit::{CommandError, CommandExit};
+use crate::history::RunHistory;
+use crate::json::{DecisionLine, ReplayJson, print_json};
+use crate::target::{ClusterTarget, ReadConnection};
+use crate::view::{LiveModelOutput, format_event_line, print_stdout_line, render_board_lines};
+use millrace_client::find_run;
+
+const EXAMPLES: &str = "\
+Examples:
+  millrace replay latest --log              all decisions with their causes
+  millrace replay latest --at 120 --json    the state after message 120";
 
 /// The arguments of `millrace replay`.
 #[derive(Args, Debug)]
-pub struct Arguments {
-    /// The run, the beginning of its id, or `latest`
+#[command(after_help = EXAMPLES)]
+pub struct ReplayArguments {
+    /// Run id, a unique prefix of it, or `latest`
     run: String,
-    /// Stop behind the message with this sequence [default: the last]
+    /// Stop after the message with this sequence number [default: the last]
     #[arg(long, value_name = "SEQUENCE")]
     at: Option<u64>,
-    /// Print what each decision answered and decided, too
+    /// Also print each decision with its causes and events
     #[arg(long)]
     log: bool,
     /// Print the state (and, with --log, each decision) as JSON
     #[arg(long)]
     json: bool,
-    #[command(flatten)]
-    target: Target,
+    #[command(flatten, next_help_heading = "Cluster")]
+    target: ClusterTarget,
 }
 
 /// Replays a run.
-pub async fn command(arguments: Arguments) -> Result<Exit, Stop> {
-    let reading = Reading::open(&arguments.target).await?;
-    reading.with(async |bus| replay(bus, &arguments).await).await
+pub async fn run_command(arguments: ReplayArguments) -> Result<CommandExit, CommandError> {
+    let reading = ReadConnection::open_for_reading(&arguments.target).await?;
+    reading.read_and_close(async |bus| replay_run(bus, &arguments).await).await
 }
 
-async fn replay(bus: &Bus, arguments: &Arguments) -> Result<Exit, Stop> {
-    let run = find(bus, &arguments.run).await?;
-    let (mut plan, mut now) = (Plan::default(), jiff::Timestamp::UNIX_EPOCH);
-    for record in find_run(bus, bus.lane(&run), &run).await? {
+async fn replay_run(bus: &Bus, arguments: &ReplayArguments) -> Result<CommandExit, CommandError> {
+    let run = find_run(bus, &arguments.run).await?;
+    let (mut history, mut last) = (RunHistory::default(), None);
+    let records = read_run_from_log_or_archive(bus, bus.lane_of_run(&run), &run).await?;
+    if let (Some(at), Some(first), Some(end)) = (arguments.at, records.first(), records.last())
+        && at < first.sequence
+    {
+        return Err(CommandError::invalid_input(anyhow!(
+            "run {run} has no state at {at}: its messages are {} to {} of its lane",
+            first.sequence,
+            end.sequence
+        )));
+    }
+    for record in records {
         if arguments.at.is_some_and(|last| record.sequence > last) {
             break;
         }
-        if record.is_stray || !matches!(subject::parse(&record.subject), Some((_, _, Topic::Plan))) {
+        if record.is_forged()
+            || !matches!(subject::parse_lane_subject(&record.subject), Some((_, _, Topic::Plan)))
+        {
             continue;
         }
-        let decision: Decision = bus.open(&record).await?;
-        apply_decision(&mut plan, &decision);
-        now = decision.at;
+        let decision: Decision = bus.decode_record(&record).await?;
+        history.add_decision(&decision);
+        last = Some((record.sequence, decision.at));
         match (arguments.log, arguments.json) {
             (false, _) => {}
-            (true, true) => {
-                emit(&serde_json::json!({ "sequence": record.sequence, "decision": decision }));
-            }
-            (true, false) => explain(record.sequence, &decision),
+            (true, true) => print_json(&DecisionLine::new(&run, record.sequence, &decision)),
+            (true, false) => print_decision(record.sequence, &decision),
         }
     }
     if arguments.json {
-        print_line(&format!("{:#}", serde_json::json!({ "run": run, "plan": plan })));
+        print_json(&ReplayJson::new(&run, &history, last));
     } else {
-        board(&run, &plan, &Live::default(), now, 200, usize::MAX).iter().for_each(|line| print_line(line));
+        let now = last.map_or(jiff::Timestamp::UNIX_EPOCH, |(_, at)| at);
+        render_board_lines(&run, &history.plan, &LiveModelOutput::default(), now, 200, usize::MAX)
+            .iter()
+            .for_each(|line| print_stdout_line(line));
     }
-    Ok(Exit::Completed)
+    Ok(CommandExit::Completed)
 }
 
-/// What was decided and why, a line for each answer and event.
-fn explain(sequence: u64, decision: &Decision) {
-    print_line(&format!("{sequence}  {}  by {}", decision.at, decision.by));
+/// Prints a decision: a line for each cause, refusal and event.
+fn print_decision(sequence: u64, decision: &Decision) {
+    print_stdout_line(&format!("{sequence}  {}  by {}", decision.at, decision.by));
     let mut events = decision.events.iter();
     for answer in &decision.answers {
         let cause = match answer.cause {
-            Cause::Fact(fact) => format!("on message {fact}"),
-            Cause::Clock => "as time passed".into(),
-            Cause::Registry => "on what the cluster can do".into(),
-            Cause::Rules => "by the rules".into(),
+            AnswerCause::Fact(fact) => format!("message {fact}"),
+            AnswerCause::Clock => "timer".into(),
+            AnswerCause::Registry => "capability registry".into(),
+            AnswerCause::Rules => "rules".into(),
         };
         if let Some(refusal) = &answer.refusal {
-            print_line(&format!("    {cause}: refused, {refusal}"));
+            print_stdout_line(&format!("    {cause}: refused: {refusal}"));
         }
         for event in events.by_ref().take(answer.events as usize) {
-            print_line(&format!("    {cause}: {}", line(event)));
+            print_stdout_line(&format!("    {cause}: {}", format_event_line(event)));
         }
     }
 }

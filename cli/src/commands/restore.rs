@@ -1,115 +1,141 @@
-//! `millrace restore`: a backup into an empty account, on a server that is there or in an empty data folder. It starts
-//! no cluster; whoever starts one there goes on where the backup was taken.
+//! `millrace restore`: restores a backup into an empty NATS account or an empty data folder. It starts no cluster; a
+//! cluster that is started there continues from the time of the backup.
 
 use std::fmt::Display;
 use std::path::PathBuf;
 
 use clap::Args;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
-use millrace_runtime::Connection;
-use millrace_runtime::backup::{self, Restored, Wish};
-use millrace_runtime::connection::Credentials;
-use serde_json::json;
+use millrace_runtime::ConnectionSettings;
+use millrace_runtime::nats::connection::Credentials;
+use millrace_runtime::store::backup::{self, RestoreOptions, RestoreReport};
 use tokio_util::sync::CancellationToken;
 
-use super::backup::{described, stopped, tell};
-use crate::client::Target;
-use crate::exit::{Exit, Stop};
-use crate::local::{self, Cluster, ClusterInfo, Options};
-use crate::view::{emit, print_line, say};
+use super::backup::{map_backup_error, print_progress};
+use crate::exit::{CommandError, CommandExit};
+use crate::invocation::command_hint;
+use crate::json::{BackupOutcome, print_json};
+use crate::target::ClusterTarget;
+use crate::view::{print_stderr_line, print_stdout_line};
+use millrace_local_cluster::{self as local, ClusterInfo, LocalCluster};
 
-/// How many things that are missing are named one by one.
+/// Maximum number of missing items that are listed.
 const SHOWN: usize = 20;
+
+const EXAMPLE: &str = "\
+The target must be empty. Exit code 3: everything in the backup was restored, but it refers to data that was \
+already missing when the backup was taken.
+
+Example:
+  millrace restore backups/monday --data /new/folder
+  millrace up --data /new/folder";
 
 /// The arguments of `millrace restore`.
 #[derive(Args, Debug)]
-pub struct Arguments {
-    /// A folder that `millrace backup` has made
+#[command(after_help = EXAMPLE)]
+pub struct RestoreArguments {
+    /// Folder that `millrace backup` wrote
     #[arg(value_name = "DIR")]
     folder: PathBuf,
-    /// How many copies of everything the cluster is to have: 1, 3 or 5 [default: as many as it had]
+    /// Number of replicas of every stream: 1, 3 or 5 [default: as in the backup]
     #[arg(long, value_name = "N", value_parser = PossibleValuesParser::new(["1", "3", "5"]).map(|n| n.parse::<u8>().unwrap_or(1)), hide_possible_values = true)]
     replicas: Option<u8>,
-    /// Remove first what a restore left there that was killed
+    /// First remove the partial data of an interrupted restore
     #[arg(long)]
     again: bool,
     /// Print what was restored as a JSON object
     #[arg(long)]
     json: bool,
-    #[command(flatten)]
-    target: Target,
+    #[command(flatten, next_help_heading = "Cluster")]
+    target: ClusterTarget,
 }
 
-/// Restores a backup. All of it is there at the end, or nothing.
-pub async fn command(arguments: Arguments, shutdown: CancellationToken) -> Result<Exit, Stop> {
-    let wish =
-        Wish { folder: arguments.folder.clone(), replicas: arguments.replicas, again: arguments.again };
-    let restored = match &arguments.target.nats {
-        Some(url) => put(&Connection::with_environment(url), &wish, &shutdown).await?,
-        None => at_home(&arguments.target, &wish, &shutdown).await?,
+/// Restores a backup, completely or not at all.
+pub async fn run_command(
+    arguments: RestoreArguments,
+    shutdown: CancellationToken,
+) -> Result<CommandExit, CommandError> {
+    let request = RestoreOptions {
+        folder: arguments.folder.clone(),
+        replicas: arguments.replicas,
+        again: arguments.again,
     };
-    Ok(report(&restored, &arguments))
+    let restored = match &arguments.target.nats {
+        Some(url) => {
+            restore_into_cluster(&ConnectionSettings::from_environment(url), &request, &shutdown).await?
+        }
+        None => restore_into_data_folder(&arguments.target, &request, &shutdown).await?,
+    };
+    Ok(print_restore_report(&restored, &arguments))
 }
 
-async fn put(connection: &Connection, wish: &Wish, shutdown: &CancellationToken) -> Result<Restored, Stop> {
-    backup::restore(connection, wish, shutdown, &tell).await.map_err(stopped)
+async fn restore_into_cluster(
+    connection: &ConnectionSettings,
+    request: &RestoreOptions,
+    shutdown: &CancellationToken,
+) -> Result<RestoreReport, CommandError> {
+    backup::restore_backup(connection, request, shutdown, &print_progress).await.map_err(map_backup_error)
 }
 
-/// Restores into the data folder of a local cluster. Where none runs on it, its server is started for as long as this
-/// takes.
-async fn at_home(target: &Target, wish: &Wish, shutdown: &CancellationToken) -> Result<Restored, Stop> {
-    if let Some(info) = local::running(&target.data) {
-        return put(&connection(&info), wish, shutdown).await;
+/// Restores into the data folder of a local cluster. If none is running on it, its server is started for the duration.
+async fn restore_into_data_folder(
+    target: &ClusterTarget,
+    request: &RestoreOptions,
+    shutdown: &CancellationToken,
+) -> Result<RestoreReport, CommandError> {
+    if let Some(info) = local::find_running_cluster(&target.data) {
+        return restore_into_cluster(&connection_to_cluster(&info), request, shutdown).await;
     }
-    // What is no backup shall leave no data folder behind.
-    backup::verify(&wish.folder, shutdown, &|_| {}).map_err(stopped)?;
-    let server =
-        Cluster::start_with(Options::on(&target.data), Vec::new()).await.map_err(Stop::environment)?;
-    let wish = Wish { replicas: wish.replicas.or(Some(1)), ..wish.clone() };
-    let restored = put(&connection(server.info()), &wish, shutdown).await;
+    // Verify first: an invalid backup must not create a data folder.
+    backup::verify_backup(&request.folder, shutdown, &|_| {}).map_err(map_backup_error)?;
+    let server = LocalCluster::start_for_one_command(&target.data, false)
+        .await
+        .map_err(CommandError::unusable_environment)?;
+    let request = RestoreOptions { replicas: request.replicas.or(Some(1)), ..request.clone() };
+    let restored = restore_into_cluster(&connection_to_cluster(server.info()), &request, shutdown).await;
     server.stop().await;
     restored
 }
 
-fn connection(info: &ClusterInfo) -> Connection {
+fn connection_to_cluster(info: &ClusterInfo) -> ConnectionSettings {
     let credentials = Credentials::Password { user: info.user.clone(), password: info.password.clone() };
-    Connection { credentials, ..Connection::open(info.url.clone()) }
+    ConnectionSettings { credentials, ..ConnectionSettings::unauthenticated(info.url.clone()) }
 }
 
-fn counted<N: Display + PartialEq + From<u8>>(count: N, one: &str, several: &str) -> String {
+fn format_count<N: Display + PartialEq + From<u8>>(count: N, one: &str, several: &str) -> String {
     format!("{count} {}", if count == N::from(1) { one } else { several })
 }
 
-fn report(restored: &Restored, arguments: &Arguments) -> Exit {
-    let Restored { manifest, settings, archived, live, missing } = restored;
+fn print_restore_report(restored: &RestoreReport, arguments: &RestoreArguments) -> CommandExit {
+    let RestoreReport { manifest, settings, archived, live, missing } = restored;
     if arguments.json {
-        let missing: Vec<_> =
-            missing.iter().map(|one| json!({ "what": one.what, "named_by": one.named_by })).collect();
-        emit(&json!({
-            "backup": described(manifest), "settings": settings, "archived_runs": archived, "live_runs": live,
-            "missing": missing,
-        }));
+        print_json(&BackupOutcome::from(restored));
     } else {
-        print_line(&format!(
-            "restored, as of {}: {} in the archive and {} in {}, {} of everything",
+        print_stdout_line(&format!(
+            "restored the backup of {}: runs in the archive: {archived}; runs in the {}: {}; replicas of each stream: {}",
             manifest.taken.strftime("%Y-%m-%d %H:%M:%S UTC"),
-            counted(*archived, "run", "runs"),
+            format_count(settings.lanes, "lane", "lanes"),
             live.len(),
-            counted(settings.lanes, "lane", "lanes"),
-            counted(settings.replicas, "copy", "copies"),
+            settings.replicas,
         ));
-        say(match arguments.target.nats {
+        print_stderr_line(&match arguments.target.nats {
             Some(_) => {
-                "millrace: start supervisors, workers and critics there, and what was under way goes on"
+                "millrace: start supervisors, workers and critics there to resume unfinished runs".into()
             }
-            None => "millrace: `millrace up` with this data folder goes on with what was under way",
+            None => format!(
+                "millrace: `{}` starts the cluster, which continues unfinished runs",
+                command_hint("up")
+            ),
         });
     }
     for one in missing.iter().take(SHOWN) {
-        say(&format!("millrace: {} is missing, and named by {}", one.what, one.named_by));
+        print_stderr_line(&format!(
+            "millrace: {} is missing but referenced by {}",
+            one.what, one.referenced_by
+        ));
     }
     if missing.len() > SHOWN {
-        say(&format!("millrace: {} more are missing", missing.len() - SHOWN));
+        print_stderr_line(&format!("millrace: {} more are missing", missing.len() - SHOWN));
     }
-    if missing.is_empty() { Exit::Completed } else { Exit::Partial }
+    if missing.is_empty() { CommandExit::Completed } else { CommandExit::Partial }
 }

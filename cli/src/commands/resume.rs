@@ -1,93 +1,132 @@
-//! `millrace resume`: go on with a run, whatever it stopped for: its cluster was cut off, it was paused, or it had used
-//! up what it may use. Where no cluster is up, one is started on the data folder and stopped when the run is over.
+//! `millrace resume`: resumes a run that was interrupted, paused, out of budget, or has failed. If no cluster is running, one is
+//! started on the data folder and stopped when the run ends.
 
 use anyhow::anyhow;
 use clap::Args;
 use clap::builder::NonEmptyStringValueParser;
 use millrace_protocol::ids::RunId;
-use millrace_protocol::plan::{Control, Plan};
-use millrace_runtime::{Bus, registry};
+use millrace_protocol::plan::{CommandAction, Plan};
+use millrace_protocol::registry::RunSummary;
+use millrace_runtime::Bus;
+use millrace_runtime::work::registry;
 use tokio_util::sync::CancellationToken;
 
 use crate::budget::BudgetArguments;
-use crate::client::{Target, find, story};
-use crate::commands::run::{in_cluster, running, unfinished, until, warn_of_running};
-use crate::commands::watch::{Output, Unwatched, watch};
-use crate::exit::{Exit, Stop};
-use crate::intake::try_models;
-use crate::local::Options;
-use crate::report::how_to_go_on;
-use crate::steer::{author, decided, give, refuse_over};
-use crate::view::{View, say};
+use crate::commands::run::find_running_cluster;
+use crate::commands::watch::{OutputOptions, watch_run};
+use crate::exit::{CommandError, CommandExit, run_until_interrupt};
+use crate::interrupted::{list_unfinished_runs, print_interrupted_runs};
+use crate::invocation::command_hint;
+use crate::report::resume_command_hint;
+use crate::session::{ClusterSession, run_with_local_cluster};
+use crate::steer::{author_name, describe_changes, refuse_ended_run, send_command_and_await_decision};
+use crate::submission::open_models_to_check;
+use crate::target::{ClusterTarget, read_run_history, refuse_damaged_log};
+use crate::view::{RunDisplay, print_stderr_line};
+use millrace_client::find_run;
+use millrace_local_cluster::LocalOptions;
+
+const EXAMPLES: &str = "\
+Examples:
+  millrace resume                              the newest unfinished run
+  millrace resume latest --budget tokens=400k  a run that ran out of tokens; amounts are totals";
 
 /// The arguments of `millrace resume`.
 #[derive(Args, Debug)]
-pub struct Arguments {
-    /// The run, or the beginning of its id [default: the newest that is under way, else the newest that can be gone on
-    /// with]
+#[command(after_help = EXAMPLES)]
+pub struct ResumeArguments {
+    /// Run id or a unique prefix of it [default: the newest unfinished run, or else the newest resumable one]
     run: Option<String>,
     #[command(flatten)]
     budget: BudgetArguments,
-    /// Who gives the command; it is written into the log [default: the name you are logged in by]
+    /// Author of the command, recorded in the log [default: your login name]
     #[arg(long, value_name = "NAME")]
     by: Option<String>,
-    /// NATS server of the cluster, with credentials as for the other commands [default: a local cluster on the data
-    /// folder]
+    /// NATS server of the cluster, with credentials as for other commands [default: a local cluster on the data folder]
     #[arg(long, env = "MILLRACE_NATS_URL", hide_env_values = true, value_name = "URL", value_parser = NonEmptyStringValueParser::new())]
     nats: Option<String>,
-    #[command(flatten)]
-    output: Output,
-    #[command(flatten)]
-    options: Options,
+    #[command(flatten, next_help_heading = "Output")]
+    output: OutputOptions,
+    #[command(flatten, next_help_heading = "Cluster")]
+    options: LocalOptions,
 }
 
-/// Goes on with a run and shows it to its end.
-pub async fn command(arguments: Arguments, interrupt: CancellationToken) -> Result<Exit, Stop> {
-    let Arguments { run, budget, by, nats, output, options } = arguments;
-    output.check()?;
-    let work = async |bus: &Bus, then: Unwatched| {
+/// Resumes a run and shows it until it ends.
+pub async fn run_command(
+    arguments: ResumeArguments,
+    interrupt: CancellationToken,
+) -> Result<CommandExit, CommandError> {
+    let ResumeArguments { run, budget, by, nats, output, options } = arguments;
+    output.refuse_unusable_paths()?;
+    let target = ClusterTarget { nats, data: options.data.clone() };
+    let work = async |bus: &Bus, session: Option<&ClusterSession>| {
         let run = match &run {
-            Some(text) => find(bus, text).await?,
-            None => newest(bus).await?,
+            Some(text) => find_run(bus, text).await?,
+            None => find_newest_run(bus).await?,
         };
-        let plan = story(bus, &run).await?.plan;
-        if let Some(control) = what_to_do(&run, &plan, &budget)? {
-            let Some(events) = give(bus, &run, author(by), control, &interrupt).await? else {
-                return Ok(Exit::Interrupted);
-            };
-            say(&format!("millrace: {}", decided(&run, &events)));
+        refuse_damaged_log(bus, &run).await?;
+        if session.is_some_and(ClusterSession::is_new) {
+            print_interrupted_runs(bus, Some(&run)).await?;
         }
-        watch(bus, &run, View::new(output.json), &output, &options.data, (&interrupt, then)).await
+        let plan = read_run_history(bus, &run).await?.plan;
+        if let Some(control) = choose_resume_command(&run, &plan, &budget)? {
+            let Some(events) =
+                send_command_and_await_decision(bus, &run, author_name(by), control, &interrupt).await?
+            else {
+                return Ok(CommandExit::Interrupted);
+            };
+            print_stderr_line(&format!("millrace: {}", describe_changes(&run, &events)));
+        }
+        let view = RunDisplay::new(output.json);
+        watch_run(bus, &run, view, &output, &target, session, &interrupt).await
     };
-    if nats.is_some() {
-        let target = Target { nats, data: options.data.clone() };
-        let work = async { work(&target.connect().await?, Unwatched::GoesOn).await };
-        return Box::pin(until(&interrupt, work)).await;
+    if target.nats.is_some() {
+        let work = async { work(&target.connect().await?, None).await };
+        return Box::pin(run_until_interrupt(&interrupt, work)).await;
     }
-    let is_up = running(&options)?;
-    match &is_up {
-        None => try_models(&options)?,
-        // The run has the models that it was handed in with, or those of the workers.
-        Some(_) if !options.model.is_empty() => warn_of_running(&options, "--model"),
-        Some(_) => {}
+    match find_running_cluster(&options)? {
+        None => open_models_to_check(&options)?,
+        Some(_) => print_ignored_options(&options),
     }
-    let then = if is_up.is_some() { Unwatched::GoesOn } else { Unwatched::IsKept };
-    Box::pin(in_cluster(&options, is_up, interrupt.clone(), async |bus| work(bus, then).await)).await
+    let work = async |bus: &Bus, session: &ClusterSession| work(bus, Some(session)).await;
+    Box::pin(run_with_local_cluster(&options, &interrupt, work)).await
 }
 
-/// The command that goes on with a run; `None` where it needs none: it is under way, or over for good.
-fn what_to_do(run: &RunId, plan: &Plan, budget: &BudgetArguments) -> Result<Option<Control>, Stop> {
-    let old = plan.start.as_ref().map(|start| start.budget.clone()).unwrap_or_default();
-    let more = budget.more(&old).map_err(|why| Stop::refused(anyhow!(why)))?;
-    match (more, &plan.end) {
-        (None, None) => Ok(plan.paused.is_some().then_some(Control::Resume { budget: None })),
-        (Some(more), None) => Ok(Some(Control::Resume { budget: Some(more) })),
-        (Some(more), Some(end)) if end.is_resumable => Ok(Some(Control::Resume { budget: Some(more) })),
-        (Some(_), Some(_)) => refuse_over(run, plan).map(|()| None),
+/// Warns of options that have no effect on a cluster that is already running. A run keeps the models it was submitted with,
+/// or uses those of the workers.
+fn print_ignored_options(options: &LocalOptions) {
+    let model = (!options.model.is_empty()).then_some("--model");
+    let ignored: Vec<&str> = options.start_only_option_names().into_iter().chain(model).collect();
+    if !ignored.is_empty() {
+        print_stderr_line(&format!(
+            "millrace: warning: a cluster is already running on {}; ignoring {} (`{}` stops the cluster)",
+            options.data.display(),
+            ignored.join(", "),
+            command_hint("down")
+        ));
+    }
+}
+
+/// Returns the command that resumes a run; `None` if it needs none: it is in progress, or has ended for good.
+fn choose_resume_command(
+    run: &RunId,
+    plan: &Plan,
+    budget: &BudgetArguments,
+) -> Result<Option<CommandAction>, CommandError> {
+    let old = plan.run.start.as_ref().map(|start| start.budget.clone()).unwrap_or_default();
+    let more = budget.compute_new_limits(&old).map_err(|why| CommandError::invalid_input(anyhow!(why)))?;
+    match (more, &plan.run.end) {
+        (None, None) => Ok(plan.run.paused.is_some().then_some(CommandAction::Resume { budget: None })),
+        (Some(more), None) => Ok(Some(CommandAction::Resume { budget: Some(more) })),
+        (Some(more), Some(end)) if end.is_resumable => Ok(Some(CommandAction::Resume { budget: Some(more) })),
+        (Some(_), Some(_)) => refuse_ended_run(run, plan).map(|()| None),
+        (None, Some(end)) if end.is_resumable && end.reason.can_be_retried() => {
+            Ok(Some(CommandAction::Resume { budget: None }))
+        }
         (None, Some(end)) if end.is_resumable => {
-            let how = how_to_go_on(run, plan).unwrap_or_default();
-            Err(Stop::refused(anyhow!(
-                "run {run} ended {} ({}): say what it may use from now on, all together, as in: {how}",
+            let how = resume_command_hint(run, plan).unwrap_or_default();
+            Err(CommandError::invalid_input(anyhow!(
+                "run {run} ended {} ({}); give it a larger total budget to resume it: {how}",
                 end.reason,
                 end.detail
             )))
@@ -96,14 +135,18 @@ fn what_to_do(run: &RunId, plan: &Plan, budget: &BudgetArguments) -> Result<Opti
     }
 }
 
-async fn newest(bus: &Bus) -> Result<RunId, Stop> {
-    if let Some(run) = unfinished(bus).await?.pop() {
+async fn find_newest_run(bus: &Bus) -> Result<RunId, CommandError> {
+    if let Some(run) = list_unfinished_runs(bus).await?.pop() {
         return Ok(run);
     }
-    let ended = registry::runs(bus).await?.into_iter().rev().find(|summary| summary.is_resumable);
-    ended.map(|summary| summary.run).ok_or_else(|| {
-        Stop::refused(anyhow!(
-            "no run is under way or can be gone on with; `millrace list` shows those that ended"
+    let summaries = registry::read_run_summaries(bus).await?;
+    // A live run whose lane does not hold it is reported by name.
+    let is_wanted = |summary: &RunSummary| summary.is_resumable || summary.end.is_none();
+    let newest = summaries.into_iter().rev().find(is_wanted);
+    newest.map(|summary| summary.run).ok_or_else(|| {
+        CommandError::invalid_input(anyhow!(
+            "no run is unfinished or resumable; `{}` shows all runs",
+            command_hint("list")
         ))
     })
 }

@@ -1,31 +1,39 @@
-//! `millrace retry`: a task runs once more, and what was built on it too.
+//! `millrace retry`: retries a task and everything that depends on it.
 
 use clap::Args;
 use millrace_protocol::ids::TaskId;
-use millrace_protocol::plan::{Control, Edit};
+use millrace_protocol::plan::{CommandAction, Edit};
 use tokio_util::sync::CancellationToken;
 
-use crate::exit::{Exit, Stop};
-use crate::steer::{Steering, refuse_unknown};
+use crate::exit::{CommandError, CommandExit};
+use crate::steer::{SteeringArguments, refuse_retry_in_ended_run, refuse_unknown_task};
+
+const EXAMPLE: &str = "\
+Example:
+  millrace retry latest draft --feedback \"Cite the 2024 edition\"";
 
 /// The arguments of `millrace retry`.
 #[derive(Args, Debug)]
-pub struct Arguments {
+#[command(after_help = EXAMPLE)]
+pub struct RetryArguments {
     #[command(flatten)]
-    steering: Steering,
-    /// The task: one that failed, was cancelled, waits to try again, or is completed
+    steering: SteeringArguments,
+    /// The task: failed, cancelled, waiting for a retry, or completed
     task: TaskId,
-    /// What the next attempt is told, beside its objective
+    /// Feedback for the next attempt, in addition to the objective
     #[arg(long, value_name = "TEXT")]
     feedback: Option<String>,
 }
 
-/// Has a task run once more, and waits until it is decided.
-pub async fn command(arguments: Arguments, interrupt: CancellationToken) -> Result<Exit, Stop> {
-    let Arguments { steering, task, feedback } = arguments;
+/// Retries a task and waits for the decision.
+pub async fn run_command(
+    arguments: RetryArguments,
+    interrupt: CancellationToken,
+) -> Result<CommandExit, CommandError> {
+    let RetryArguments { steering, task, feedback } = arguments;
     let make = async |_: &_, plan: &_| {
-        refuse_unknown(plan, &task)?;
-        Ok(Control::Edit(Edit::Retry { task, feedback }))
+        refuse_unknown_task(plan, &task)?;
+        Ok(CommandAction::Edit(Edit::Retry { task, feedback }))
     };
-    steering.command(&interrupt, make).await
+    steering.checked_command(&interrupt, refuse_retry_in_ended_run, make).await
 }

@@ -1,202 +1,208 @@
-//! `millrace run`: a local cluster for one run. Starts it (or uses the one that runs on the data folder), hands the run
-//! in, shows it, leaves the deliverable, and stops what it started.
+//! `millrace run`: a local cluster for one run. Starts the cluster (or uses the one running on the data folder), submits
+//! the run, shows it, saves the deliverable, and stops what it started.
 
 use anyhow::anyhow;
 use clap::Args;
-use millrace_agent::model::Choice;
-use millrace_models::provider::default_choice;
-use millrace_protocol::ids::RunId;
-use millrace_runtime::log::handed_in;
-use millrace_runtime::{Bus, registry};
+use millrace_agent::model::ModelSelection;
+use millrace_client::submit_run;
+use millrace_models::provider::default_model_selection;
+use millrace_protocol::plan::CapabilityRegistry;
+use millrace_protocol::result::CapabilityDescription;
+use millrace_worker::builtin;
 use tokio_util::sync::CancellationToken;
 
-use crate::client::{join, submit};
-use crate::commands::submit::warn_of_names;
-use crate::commands::up::{self, Disk};
-use crate::commands::watch::{Output, Unwatched, watch};
-use crate::exit::{Exit, Stop};
-use crate::intake::{Intake, IntakeArguments, try_models, warn_of_unused};
-use crate::local::{self, Cluster, ClusterInfo, Options};
-use crate::view::{View, print_line, say};
+use crate::commands::submit::{print_submitted_run, warn_of_missing_capabilities};
+use crate::commands::watch::{OutputOptions, watch_run};
+use crate::exit::{CommandError, CommandExit};
+use crate::interrupted::print_interrupted_runs;
+use crate::invocation::command_hint;
+use crate::session::run_with_local_cluster;
+use crate::submission::{
+    PendingSubmission, SubmissionArguments, open_models_to_check, warn_of_unprovided_capabilities,
+};
+use crate::target::ClusterTarget;
+use crate::view::{RunDisplay, print_stderr_line};
+use millrace_local_cluster::users::ClusterUse;
+use millrace_local_cluster::{self as local, ClusterInfo, ClusterLifetime, LocalOptions};
+
+const EXAMPLES: &str = "\
+Starts a cluster on the data folder, or joins the one that is running. It stops when nobody uses it any more. \
+An interrupted run stays stopped until `millrace resume` continues it, without repeating finished work.
+
+Examples:
+  millrace run \"What do these licences require?\" --docs licences/
+  millrace run \"Compare the two designs\" --docs designs/ --model openai:gpt-5.2 --out report.md
+  millrace run --plan plan.yaml --budget tokens=200k,cost=2.00,time=30m";
 
 /// The arguments of `millrace run`.
 #[derive(Args, Debug)]
+#[command(after_help = EXAMPLES)]
 pub struct RunArguments {
-    #[command(flatten)]
-    intake: IntakeArguments,
-    #[command(flatten)]
-    output: Output,
-    #[command(flatten)]
-    options: Options,
-    /// Leave the cluster running in the background and print the run's id
-    #[arg(long)]
+    #[command(flatten, next_help_heading = "Run")]
+    pending: SubmissionArguments,
+    #[command(flatten, next_help_heading = "Output")]
+    output: OutputOptions,
+    #[command(flatten, next_help_heading = "Cluster")]
+    options: LocalOptions,
+    /// Leave the cluster running in the background, print the run's id and return
+    #[arg(long, help_heading = "Cluster")]
     detach: bool,
 }
 
-/// What a plan's capabilities may be in a cluster of this program alone.
+/// The capabilities that a plan may use in a cluster without capability files.
 const BUILT_IN: [&str; 4] = ["echo", "producer", "research", "worker"];
 
-/// The models that the environment asks for where nobody names one.
-fn models_of_environment() -> Option<Choice> {
-    default_choice(&|name| std::env::var(name).ok())
+/// The default models, chosen by the API keys in the environment.
+fn choose_models_from_environment() -> Option<ModelSelection> {
+    default_model_selection(&|name| std::env::var(name).ok())
 }
 
-/// Does a run.
-pub async fn run(arguments: RunArguments, interrupt: CancellationToken) -> Result<Exit, Stop> {
-    let RunArguments { intake, output, options, detach } = arguments;
-    let intake = Intake::read(&intake, &options.model)?;
-    output.check()?;
-    for skipped in &intake.skipped {
-        say(&format!("millrace: passed over {}: {}", skipped.path, skipped.reason));
+/// Runs an objective.
+pub async fn run_command(
+    arguments: RunArguments,
+    interrupt: CancellationToken,
+) -> Result<CommandExit, CommandError> {
+    let RunArguments { pending, output, options, detach } = arguments;
+    let pending = PendingSubmission::read_arguments(&pending, &options.model)?;
+    output.refuse_unusable_paths()?;
+    warn_of_ignored_server("run");
+    for skipped in &pending.skipped {
+        print_stderr_line(&format!("millrace: skipped {}: {}", skipped.path, skipped.reason));
     }
-    intake.warning().iter().for_each(|warning| say(warning));
-    let is_up = running(&options)?;
+    pending.unknown_price_warning().iter().for_each(|warning| print_stderr_line(warning));
+    let is_up = find_running_cluster(&options)?;
+    let has_no_model = !pending.has_model_argument() && choose_models_from_environment().is_none();
     if is_up.is_none() {
-        try_models(&options)?;
-        let own = options.capabilities().map_err(Stop::refused)?;
-        refuse_unknown(&intake, &own)?;
-        warn_of_unused(intake.budgeted(), BUILT_IN.into_iter().chain(own.iter().map(String::as_str)));
-    }
-    if !intake.names_models() && models_of_environment().is_none() && intake.asks_models() {
-        say(
-            "millrace: no language model is in use; builtin:extractive answers with quotations from your documents \
-             (name a model with --model provider:model)",
+        open_models_to_check(&options)?;
+        let own = options.file_capability_names().map_err(CommandError::invalid_input)?;
+        refuse_impossible_tasks(&pending, &options)?;
+        if has_no_model {
+            pending.refuse_without_material(&own)?;
+        }
+        warn_of_unprovided_capabilities(
+            pending.capabilities_with_budget(),
+            BUILT_IN.into_iter().chain(own.iter().map(String::as_str)),
         );
+        if has_no_model && pending.calls_models() {
+            print_stderr_line(EXTRACTIVE_NOTICE);
+        }
     }
     if detach {
-        let (info, is_new) = match is_up {
-            Some(info) => (info, false),
-            None => (local::start_detached(&options).await.map_err(Stop::environment)?, true),
-        };
-        let bus = join(&info).await?;
-        if !is_new {
-            warn_of_names(&bus, &intake).await?;
-        }
-        let run = submit(&bus, &intake.into_submission(&bus).await?).await?;
-        print_line(run.as_str());
-        say(&format!(
-            "millrace: follow it with `millrace watch {run}`, stop the cluster with `millrace down`"
-        ));
-        return Ok(Exit::Completed);
+        return submit_and_detach(&options, pending, output.json).await;
     }
-    // What else is under way in a cluster that stays is nobody's surprise.
-    let (then, is_new) = match &is_up {
-        Some(_) => (Unwatched::GoesOn, false),
-        None => (Unwatched::IsKept, true),
-    };
-    let work = in_cluster(&options, is_up, interrupt.clone(), async |bus| {
-        let others = if is_new {
-            unfinished(bus).await?
+    let target = ClusterTarget::of_data_folder(&options.data);
+    let work = run_with_local_cluster(&options, &interrupt, async |bus, session| {
+        if session.is_new() {
+            print_interrupted_runs(bus, None).await?;
         } else {
-            warn_of_names(bus, &intake).await?;
-            Vec::new()
-        };
-        let run = submit(bus, &intake.into_submission(bus).await?).await?;
-        for other in others {
-            say(&format!(
-                "millrace: run {other}, which was interrupted, goes on too (`millrace cancel {other}`)"
-            ));
+            print_joined_cluster(session.info(), &options, &pending);
+            warn_of_missing_capabilities(bus, &pending).await?;
         }
-        watch(bus, &run, View::new(output.json), &output, &options.data, (&interrupt, then)).await
+        let run = submit_run(bus, &pending.into_submission(bus).await?).await?;
+        let view = RunDisplay::new(output.json);
+        watch_run(bus, &run, view, &output, &target, Some(session), &interrupt).await
     });
     Box::pin(work).await
 }
 
-/// The cluster that runs already on the data folder. Its workers have their capabilities: none can be added.
-pub fn running(options: &Options) -> Result<Option<ClusterInfo>, Stop> {
-    let is_up = local::running(&options.data);
-    if is_up.is_some() && !options.capability.is_empty() {
-        return Err(Stop::refused(anyhow!(
-            "a cluster runs on {} already, and its workers can't be given other capabilities: stop it with `millrace \
-             down`, or leave --capability away",
-            options.data.display()
-        )));
-    }
-    options.capabilities().map_err(Stop::refused)?;
-    let idle = options.chosen_for_a_start();
-    if is_up.is_some() && !idle.is_empty() {
-        warn_of_running(options, &idle.join(", "));
-    }
-    Ok(is_up)
-}
+/// The notice about a run that no language model answers.
+const EXTRACTIVE_NOTICE: &str = "millrace: no language model configured; using builtin:extractive, which only quotes your documents \
+                                 (choose a model with --model provider:model)";
 
-/// Says that a cluster which runs already stays as it is.
-pub fn warn_of_running(options: &Options, idle: &str) {
-    let data = options.data.display();
-    say(&format!(
-        "millrace: warning: a cluster runs on {data} already, of which {idle} can change nothing (`millrace down` stops it)"
-    ));
-}
-
-/// Does something in a local cluster: the one that runs, or one that is started for it and stopped after it.
-pub async fn in_cluster(
-    options: &Options,
-    is_up: Option<ClusterInfo>,
-    interrupt: CancellationToken,
-    work: impl AsyncFnOnce(&Bus) -> Result<Exit, Stop>,
-) -> Result<Exit, Stop> {
-    if let Some(info) = is_up {
-        let bus = join(&info).await?;
-        return until(&interrupt, work(&bus)).await;
-    }
-    let mut cluster = tokio::select! {
-        cluster = Cluster::start(options.clone()) => cluster.map_err(Stop::environment)?,
-        () = interrupt.cancelled() => return Ok(Exit::Interrupted),
-    };
-    let info = cluster.info().clone();
-    let mut disk = Disk::of(&options.data);
-    let worked = {
-        let work = until(&interrupt, async {
-            let bus = join(&info).await?;
-            work(&bus).await
-        });
-        tokio::pin!(work);
-        loop {
-            tokio::select! {
-                worked = &mut work => break worked,
-                Some(event) = cluster.event() => up::report(&event),
-                line = disk.news() => say(&line),
-            }
+/// Submits a run to a cluster that keeps running in the background.
+async fn submit_and_detach(
+    options: &LocalOptions,
+    pending: PendingSubmission,
+    json: bool,
+) -> Result<CommandExit, CommandError> {
+    let unusable = CommandError::unusable_environment;
+    let (cluster_use, running) = ClusterUse::register(&options.data, false).await.map_err(unusable)?;
+    let bus = match running {
+        Some(info) => {
+            print_joined_cluster(&info, options, &pending);
+            cluster_use.keep_cluster_running().map_err(CommandError::unusable_environment)?;
+            let bus = info.connect().await?;
+            warn_of_missing_capabilities(&bus, &pending).await?;
+            bus
+        }
+        None => {
+            let info = local::start_detached(options).await.map_err(CommandError::unusable_environment)?;
+            info.connect().await?
         }
     };
-    cluster.stop().await;
-    worked
+    let run = submit_run(&bus, &pending.into_submission(&bus).await?).await?;
+    print_submitted_run(&run, json);
+    print_stderr_line(&format!(
+        "millrace: follow the run with `{}`, stop the cluster with `{}`",
+        command_hint(&format!("watch {run}")),
+        command_hint("down")
+    ));
+    Ok(CommandExit::Completed)
 }
 
-/// Waits for work, but not beyond an interruption: the work's own end, soon after it, is still waited for.
-pub async fn until(
-    interrupt: &CancellationToken,
-    work: impl Future<Output = Result<Exit, Stop>>,
-) -> Result<Exit, Stop> {
-    let grace = async {
-        interrupt.cancelled().await;
-        tokio::time::sleep(std::time::Duration::from_secs(1)).await;
+/// Says whose cluster a run uses, which model answers, and which options have no effect.
+fn print_joined_cluster(info: &ClusterInfo, options: &LocalOptions, pending: &PendingSubmission) {
+    let model = match (pending.has_model_argument(), info.models.as_slice()) {
+        (true, _) => String::new(),
+        (false, []) => String::new(),
+        (false, models) => format!("; its model is {}", models.join("; ")),
     };
-    tokio::select! {
-        worked = work => worked,
-        () = grace => Ok(Exit::Interrupted),
+    let ignored = options.start_only_option_names();
+    let ignored =
+        if ignored.is_empty() { String::new() } else { format!("; ignoring {}", ignored.join(", ")) };
+    print_stderr_line(&format!("millrace: joined the cluster of process {}{model}{ignored}", info.pid));
+    let is_extractive = !pending.has_model_argument() && info.models == [EXTRACTIVE];
+    if is_extractive && pending.calls_models() {
+        print_stderr_line(EXTRACTIVE_NOTICE);
     }
 }
 
-/// A task that nobody in this cluster can ever do is a mistake in the plan, unless a planner can mend it.
-fn refuse_unknown(intake: &Intake, own: &[String]) -> Result<(), Stop> {
-    if intake.has_planner() {
+/// The models of a cluster as it tells them to those who join it: those of its command line, or else the defaults.
+pub fn effective_models(options: &LocalOptions) -> Vec<String> {
+    if !options.model.is_empty() {
+        return options.model.clone();
+    }
+    vec![choose_models_from_environment().map_or_else(|| EXTRACTIVE.to_owned(), |models| models.to_string())]
+}
+
+/// The model that answers without a language model.
+const EXTRACTIVE: &str = "builtin:extractive";
+
+/// Returns the cluster that is already running on the data folder. Capabilities can't be added to its workers.
+pub fn find_running_cluster(options: &LocalOptions) -> Result<Option<ClusterInfo>, CommandError> {
+    let running = local::find_running_cluster(&options.data);
+    let running = running.filter(|info| info.lifetime != ClusterLifetime::OneCommand);
+    if running.is_some() && !options.capability.is_empty() {
+        return Err(CommandError::invalid_input(anyhow!(
+            "a cluster is already running on {}, and capabilities can't be added to its workers: stop it with `{}`, or \
+             omit --capability",
+            options.data.display(),
+            command_hint("down")
+        )));
+    }
+    options.file_capability_names().map_err(CommandError::invalid_input)?;
+    Ok(running)
+}
+
+/// Warns that a command works on a local cluster, whatever server the environment names.
+pub fn warn_of_ignored_server(command: &str) {
+    if std::env::var_os("MILLRACE_NATS_URL").is_some_and(|url| !url.is_empty()) {
+        print_stderr_line(&format!(
+            "millrace: warning: `{command}` works on a local cluster and ignores MILLRACE_NATS_URL; `millrace submit` and \
+             `millrace watch` use that server"
+        ));
+    }
+}
+
+/// Refuses a plan with tasks that no worker of this cluster can ever do: of an unknown capability, or with parameters that
+/// it does not accept. A planner can repair both.
+fn refuse_impossible_tasks(pending: &PendingSubmission, options: &LocalOptions) -> Result<(), CommandError> {
+    let own = options.describe_file_capabilities().map_err(CommandError::invalid_input)?;
+    let built_in = BUILT_IN.iter().filter_map(|name| Some(builtin::open_built_in(name)?.describe()));
+    let known: Vec<CapabilityDescription> = built_in.chain(own).collect();
+    let unknown = pending.check_tasks(&CapabilityRegistry::from_descriptions(&known))?;
+    if unknown.is_empty() || pending.has_planner() {
         return Ok(());
     }
-    let offered: Vec<&str> = BUILT_IN.into_iter().chain(own.iter().map(String::as_str)).collect();
-    match intake.capabilities().into_iter().find(|capability| !offered.contains(&capability.as_str())) {
-        None => Ok(()),
-        Some(unknown) => Err(Stop::refused(anyhow!(
-            "no worker of this cluster offers the capability {:?}; it has {}, and those that --capability FILE adds",
-            unknown.as_str(),
-            offered.join(", ")
-        ))),
-    }
-}
-
-/// The runs under way. The log says which those are: a run that was cut off in its first moment has no summary yet.
-pub async fn unfinished(bus: &Bus) -> Result<Vec<RunId>, Stop> {
-    let summaries = registry::runs(bus).await?;
-    let ended = |run: &RunId| summaries.iter().any(|summary| summary.run == *run && summary.end.is_some());
-    Ok(handed_in(bus).await?.into_iter().filter(|run| !ended(run)).collect())
+    Err(CommandError::invalid_input(anyhow!("{} (add others with --capability FILE)", unknown.join("\n"))))
 }

@@ -1,33 +1,74 @@
-//! `millrace schema`: the JSON Schemas of the files that users write.
+//! `millrace schema`: prints the JSON Schemas of the files that users write and of what commands print with `--json`.
 
 use clap::Args;
+use clap::builder::PossibleValuesParser;
 
-use crate::exit::Exit;
+use crate::exit::CommandExit;
+use crate::json::output_schema;
 use crate::plan_file;
-use crate::view::print_line;
+use crate::view::print_json_stdout_document;
+
+const EXAMPLES: &str = "\
+`plan` and `capability` are files that you write; `result`, `event` and `error` are objects; all other names are
+commands: the schema of each line that the command prints with --json.
+
+Examples:
+  millrace schema plan > plan.schema.json
+  millrace schema result
+  millrace schema list";
+
+/// Everything that has a schema.
+pub const NAMES: [&str; 32] = [
+    "plan",
+    "capability",
+    "result",
+    "event",
+    "error",
+    "run",
+    "resume",
+    "watch",
+    "submit",
+    "list",
+    "show",
+    "up",
+    "down",
+    "cancel",
+    "pause",
+    "edit",
+    "retry",
+    "add",
+    "message",
+    "files",
+    "limits",
+    "replay",
+    "status",
+    "workers",
+    "capabilities",
+    "logs",
+    "backup",
+    "restore",
+    "config",
+    "doctor",
+    "nats-config",
+    "bench",
+];
 
 /// The arguments of `millrace schema`.
 #[derive(Args, Debug)]
-pub struct Arguments {
-    /// Which file
-    #[arg(value_enum)]
-    of: File,
-}
-
-/// The files that have a schema.
-#[derive(clap::ValueEnum, Debug, Clone, Copy)]
-enum File {
-    /// A plan, for `--plan`
-    Plan,
-    /// A capability, for `millrace worker --capability`
-    Capability,
+#[command(after_help = EXAMPLES)]
+pub struct SchemaArguments {
+    /// File, object or command
+    #[arg(value_name = "NAME", value_parser = PossibleValuesParser::new(NAMES))]
+    of: String,
 }
 
 /// Prints a schema.
-pub fn command(arguments: &Arguments) -> Exit {
-    match arguments.of {
-        File::Plan => print_line(&format!("{:#}", plan_file::schema())),
-        File::Capability => print_line(&format!("{:#}", millrace_worker::file::schema())),
-    }
-    Exit::Completed
+pub fn run_command(arguments: &SchemaArguments) -> CommandExit {
+    let schema = match arguments.of.as_str() {
+        "plan" => plan_file::plan_file_schema(),
+        "capability" => millrace_worker::file::capability_file_schema(),
+        name => output_schema(name).unwrap_or_default(),
+    };
+    print_json_stdout_document(&schema);
+    CommandExit::Completed
 }

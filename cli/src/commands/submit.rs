@@ -1,65 +1,122 @@
-//! `millrace submit`: hand a run in to a cluster that runs, and leave.
+//! `millrace submit`: submits a run to a running cluster, and returns at once or waits for its end.
 
 use std::collections::BTreeSet;
 
 use clap::Args;
-use millrace_protocol::ids::Capability;
-use millrace_runtime::{Bus, registry};
+use millrace_protocol::ids::{Capability, RunId};
+use millrace_protocol::plan::CapabilityRegistry;
+use millrace_runtime::Bus;
+use millrace_runtime::work::registry;
+use tokio_util::sync::CancellationToken;
 
-use crate::client::{Target, submit};
-use crate::exit::{Exit, Stop};
-use crate::intake::{Intake, IntakeArguments, warn_of_unused};
-use crate::view::{print_line, say};
+use crate::commands::watch::{OutputOptions, watch_run};
+use crate::exit::{CommandError, CommandExit};
+use crate::invocation::command_hint;
+use crate::json::{CommandOutcome, print_json};
+use crate::submission::{PendingSubmission, SubmissionArguments, warn_of_unprovided_capabilities};
+use crate::target::ClusterTarget;
+use crate::view::{RunDisplay, print_stderr_line, print_stdout_line};
+use millrace_client::submit_run;
+use millrace_local_cluster::users::ClusterUse;
+
+const EXAMPLES: &str = "\
+Examples:
+  millrace submit \"Compare the licences in these files\" --docs licences/
+  millrace submit --plan plan.yaml --budget tokens=200k,time=30m
+  millrace watch latest
+  millrace submit --plan nightly.yaml --wait --out report.md";
 
 /// The arguments of `millrace submit`.
 #[derive(Args, Debug)]
-pub struct Arguments {
-    #[command(flatten)]
-    intake: IntakeArguments,
-    /// Language model that agents use, as provider:model, and after commas those that stand in for it; CAPABILITY= before
-    /// it means that capability alone. May be given several times [default: what each worker is set to]
+#[command(after_help = EXAMPLES)]
+pub struct SubmitArguments {
+    #[command(flatten, next_help_heading = "Run")]
+    pending: SubmissionArguments,
+    /// Language model for agents, as provider:model; separate fallback models with commas. Prefix with CAPABILITY= to set
+    /// it for one capability only. May be given several times [default: the models of the workers]
     #[arg(long, value_name = "[CAPABILITY=]MODEL")]
     model: Vec<String>,
-    #[command(flatten)]
-    target: Target,
+    /// Follow the run until it ends, and exit with the code of its result, as `millrace run` does
+    #[arg(long)]
+    wait: bool,
+    #[command(flatten, next_help_heading = "Output, with --wait")]
+    output: OutputOptions,
+    #[command(flatten, next_help_heading = "Cluster")]
+    target: ClusterTarget,
 }
 
-/// Hands a run in and prints its id.
-pub async fn command(arguments: Arguments) -> Result<Exit, Stop> {
-    let intake = Intake::read(&arguments.intake, &arguments.model)?;
-    for skipped in &intake.skipped {
-        say(&format!("millrace: passed over {}: {}", skipped.path, skipped.reason));
+/// Prints the id of a run that was submitted.
+pub fn print_submitted_run(run: &RunId, json: bool) {
+    if json { print_json(&CommandOutcome::RunSubmitted { run }) } else { print_stdout_line(run.as_str()) }
+}
+
+/// Submits a run and prints its id, or its result.
+pub async fn run_command(
+    arguments: SubmitArguments,
+    interrupt: CancellationToken,
+) -> Result<CommandExit, CommandError> {
+    if !arguments.wait {
+        arguments.output.refuse_without_wait()?;
     }
-    intake.warning().iter().for_each(|warning| say(warning));
-    let bus = arguments.target.connect().await?;
-    warn_of_names(&bus, &intake).await?;
-    let run = submit(&bus, &intake.into_submission(&bus).await?).await?;
-    print_line(run.as_str());
-    Ok(Exit::Completed)
+    arguments.output.refuse_unusable_paths()?;
+    let pending = PendingSubmission::read_arguments(&arguments.pending, &arguments.model)?;
+    for skipped in &pending.skipped {
+        print_stderr_line(&format!("millrace: skipped {}: {}", skipped.path, skipped.reason));
+    }
+    pending.unknown_price_warning().iter().for_each(|warning| print_stderr_line(warning));
+    let (bus, cluster_use) = arguments.target.use_cluster().await?;
+    let keep_running = cluster_use.as_ref().map(ClusterUse::keep_cluster_running).transpose();
+    if keep_running.map_err(CommandError::unusable_environment)? == Some(true) {
+        print_stderr_line(&format!(
+            "millrace: the cluster on {} now keeps running for this run; `{}` stops it",
+            arguments.target.data.display(),
+            command_hint("down")
+        ));
+    }
+    warn_of_missing_capabilities(&bus, &pending).await?;
+    let run = submit_run(&bus, &pending.into_submission(&bus).await?).await?;
+    if !arguments.wait {
+        print_submitted_run(&run, arguments.output.json);
+        return Ok(CommandExit::Completed);
+    }
+    let SubmitArguments { output, target, .. } = arguments;
+    print_stderr_line(&format!("millrace: submitted run {run}"));
+    let view = RunDisplay::new(output.json);
+    watch_run(&bus, &run, view, &output, &target, None, &interrupt).await
 }
 
-/// Says which of the capabilities that a run names nobody offers yet.
-pub async fn warn_of_names(bus: &Bus, intake: &Intake) -> Result<(), Stop> {
-    warn_of_unknown(bus, intake.capabilities().into_iter()).await?;
-    let known = registry::capability_names(bus).await?;
-    warn_of_unused(intake.modelled().chain(intake.budgeted()), known.iter().map(Capability::as_str));
+/// Refuses tasks whose parameters their capability does not accept. Warns of capabilities in a submission that no worker
+/// provides yet.
+pub async fn warn_of_missing_capabilities(
+    bus: &Bus,
+    pending: &PendingSubmission,
+) -> Result<(), CommandError> {
+    let known = registry::read_capabilities(bus).await?;
+    for unknown in pending.check_tasks(&CapabilityRegistry::from_descriptions(known.values()))? {
+        print_stderr_line(&format!("millrace: warning: {unknown}; tasks that need it will wait"));
+    }
+    let available = registry::read_capability_names(bus).await?;
+    warn_of_unprovided_capabilities(
+        pending.capabilities_with_model().chain(pending.capabilities_with_budget()),
+        available.iter().map(Capability::as_str),
+    );
     Ok(())
 }
 
-/// Says which of these capabilities nobody offers yet.
-pub async fn warn_of_unknown<'a>(
+/// Warns of those of `capabilities` that no worker provides yet.
+pub async fn warn_of_unregistered_capabilities<'a>(
     bus: &Bus,
     capabilities: impl Iterator<Item = &'a Capability>,
-) -> Result<(), Stop> {
-    let known = registry::capability_names(bus).await?;
+) -> Result<(), CommandError> {
+    let available = registry::read_capability_names(bus).await?;
     let unknown: BTreeSet<&Capability> =
-        capabilities.filter(|capability| !known.contains(*capability)).collect();
+        capabilities.filter(|capability| !available.contains(*capability)).collect();
     for capability in unknown {
-        let known: Vec<&str> = known.iter().map(|name| name.as_str()).collect();
-        say(&format!(
-            "millrace: warning: no worker offers {:?} yet; its tasks wait for one (there are: {})",
+        let available: Vec<&str> = available.iter().map(|name| name.as_str()).collect();
+        print_stderr_line(&format!(
+            "millrace: warning: no worker provides {:?} yet; tasks that need it will wait (available: {})",
             capability.as_str(),
-            known.join(", ")
+            available.join(", ")
         ));
     }
     Ok(())

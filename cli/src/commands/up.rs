@@ -1,143 +1,554 @@
-//! `millrace up` and `millrace down`: a local cluster that stays.
+//! `millrace up` and `millrace down`: start and stop a local cluster.
 
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use anyhow::anyhow;
 use clap::Args;
+use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
-use crate::exit::{Exit, Stop};
-use crate::folders;
-use crate::intake::try_models;
-use crate::local::data::{LEAST_FREE, free_space};
-use crate::local::{self, Cluster, Event, Options};
-use crate::view::say;
+use crate::commands::run::{effective_models, find_running_cluster, warn_of_ignored_server};
+use crate::exit::{CommandError, CommandExit, run_until_interrupt};
+use crate::interrupted::{
+    describe_interrupted_runs, interrupt_unfinished_runs, list_interrupted_runs, list_unfinished_runs,
+};
+use crate::invocation::command_hint;
+use crate::json::{CommandOutcome, RunListLine, print_json};
+use crate::report::describe_usage;
+use crate::submission::open_models_to_check;
+use crate::view::{format_clock, format_short_duration, print_stderr_line};
+use millrace_client::{RunChange, RunFeed};
+use millrace_local_cluster::data::{DataFolderError, MIN_FREE_BYTES, free_space};
+use millrace_local_cluster::folders;
+use millrace_local_cluster::users::{NoUsers, wait_until_unused};
+use millrace_local_cluster::{
+    self as local, ChildRole, ClusterInfo, ClusterLifetime, Launcher, LocalCluster, LocalOptions,
+    ProcessEvent,
+};
+use millrace_protocol::safe_text::single_line;
+use millrace_runtime::Bus;
+use millrace_runtime::nats::topology::ClusterOptions;
 
-/// How often the disk is looked at.
-const LOOK_EVERY: Duration = Duration::from_secs(2);
+/// Interval between checks of the disk, the store and the size of the logs.
+const CHECK_INTERVAL: Duration = Duration::from_secs(2);
+/// Time that interrupting the live runs of a cluster may take.
+const INTERRUPT_LIMIT: Duration = Duration::from_secs(5);
+/// Delay between two attempts to connect to a starting cluster.
+const RECONNECT_DELAY: Duration = Duration::from_millis(500);
+/// Maximum number of characters of a run's objective in a line.
+const MAX_OBJECTIVE: usize = 60;
+
+const EXAMPLES: &str = "\
+Examples:
+  millrace up                              run in the foreground, Ctrl-C stops
+  millrace up --workers 4 --capability analyst.yaml
+  millrace up --detach                     run in the background until `down`
+  millrace submit \"...\" && millrace watch latest      in another terminal";
 
 /// The arguments of `millrace up`.
 #[derive(Args, Debug)]
+#[command(after_help = EXAMPLES)]
 pub struct UpArguments {
     #[command(flatten)]
-    options: Options,
+    options: LocalOptions,
+    /// Start the cluster in the background and return when it is ready; `millrace down` stops it
+    #[arg(long)]
+    detach: bool,
+    /// Stop when no process uses the cluster any more; for `run` and `resume`
+    #[arg(long, hide = true)]
+    while_used: bool,
+    /// Print a JSON object when the cluster is running, for each run that starts, is resumed or ends, and at the end
+    #[arg(long)]
+    json: bool,
 }
 
 /// The arguments of `millrace down`.
 #[derive(Args, Debug)]
+#[command(
+    after_help = "No work is lost: the next `millrace up` or `millrace resume` continues unfinished runs; interrupted ones \
+                  wait for `millrace resume`."
+)]
 pub struct DownArguments {
     /// Data folder of the cluster
-    #[arg(long, env = "MILLRACE_DATA", value_name = "DIR", default_value_os_t = folders::data())]
+    #[arg(long, env = "MILLRACE_DATA", value_name = "DIR", default_value_os_t = folders::default_data_folder())]
     data: PathBuf,
+    /// Print the outcome as a JSON object
+    #[arg(long)]
+    json: bool,
 }
 
-/// Starts a cluster, and stops it when the user interrupts.
-pub async fn up(arguments: UpArguments, interrupt: CancellationToken) -> Result<Exit, Stop> {
-    try_models(&arguments.options)?;
-    let data = arguments.options.data.clone();
-    let mut cluster = tokio::select! {
-        cluster = Cluster::start(arguments.options) => cluster.map_err(Stop::environment)?,
-        () = interrupt.cancelled() => return Ok(Exit::Interrupted),
+/// Starts a cluster, and stops it when the user interrupts; or, with `--while-used`, when nobody uses it any more.
+pub async fn run_up_command(
+    arguments: UpArguments,
+    interrupt: CancellationToken,
+) -> Result<CommandExit, CommandError> {
+    let UpArguments { options, detach, while_used, json } = arguments;
+    if !while_used {
+        // Otherwise the command that started it has warned.
+        warn_of_ignored_server("up");
+    }
+    if detach {
+        return run_until_interrupt(&interrupt, start_in_background(options, json)).await;
+    }
+    let data = options.data.clone();
+    if while_used {
+        // The command that started it has made the other checks.
+        let unused = wait_until_unused(&data);
+        return run_cluster(options, ClusterLifetime::WhileUsed, false, interrupt, unused).await;
+    }
+    open_models_to_check(&options)?;
+    run_cluster(options, ClusterLifetime::UntilStopped, json, interrupt, std::future::pending()).await
+}
+
+/// Runs a cluster until it is interrupted, unused, or unable to work.
+async fn run_cluster(
+    options: LocalOptions,
+    lifetime: ClusterLifetime,
+    json: bool,
+    interrupt: CancellationToken,
+    unused: impl Future<Output = Result<NoUsers, DataFolderError>>,
+) -> Result<CommandExit, CommandError> {
+    let unusable = CommandError::unusable_environment;
+    let data = options.data.clone();
+    let is_while_used = lifetime == ClusterLifetime::WhileUsed;
+    let executable = Launcher::from_current_exe().map_err(CommandError::unusable_environment)?;
+    let children = options.child_specs(executable.executable());
+    // Interrupted runs stay stopped: workers start when that is decided.
+    let (first, workers) = if is_while_used && local::has_nats_store(&options.data) {
+        children.into_iter().partition(|child| child.role == ChildRole::Supervisor)
+    } else {
+        (children, Vec::new())
     };
-    say(&format!("millrace: the cluster is up on {} (data in {})", cluster.info().url, data.display()));
-    say("millrace: hand runs in with `millrace submit`; Ctrl-C stops the cluster and loses nothing");
-    let mut disk = Disk::of(&data);
-    loop {
-        tokio::select! {
-            () = interrupt.cancelled() => break,
-            line = disk.news() => say(&line),
-            event = cluster.event() => match event {
-                Some(event) => report(&event),
-                None => break,
-            },
-        }
-    }
-    cluster.stop().await;
-    say("millrace: the cluster is down");
-    Ok(Exit::Completed)
-}
-
-/// The disk of a data folder, of which it is told when it gets full: a server without room takes nothing more, and says
-/// so to nobody who only watches a run.
-pub struct Disk {
-    data: PathBuf,
-    is_full: bool,
-}
-
-impl Disk {
-    /// The one on which `data` lies.
-    pub fn of(data: &Path) -> Self {
-        Self { data: data.to_owned(), is_full: false }
-    }
-
-    /// Waits until there is something to say of it.
-    pub async fn news(&mut self) -> String {
+    let models = effective_models(&options);
+    let settings = ClusterOptions {
+        lanes: options.lanes,
+        lane_lease: options.lane_lease,
+        work_lease: options.work_lease,
+        ..ClusterOptions::default()
+    };
+    tokio::pin!(unused);
+    let mut cluster = tokio::select! {
+        cluster = LocalCluster::start_unannounced(options, first, lifetime) => cluster.map_err(unusable)?,
+        () = interrupt.cancelled() => return Ok(CommandExit::Interrupted),
+        _ = &mut unused => return Ok(CommandExit::Interrupted),
+    };
+    cluster.set_models(models);
+    let mut is_unused = None;
+    let mut refusal = None;
+    if !workers.is_empty() {
+        let info = cluster.info().clone();
+        let preparing = prepare_cluster(&info, &settings);
+        tokio::pin!(preparing);
         loop {
-            tokio::time::sleep(LOOK_EVERY).await;
-            // A disk that can't be looked at is not known to be full.
-            if let Some(line) = free_space(&self.data).ok().and_then(|free| self.looks(free)) {
-                return line;
+            tokio::select! {
+                prepared = &mut preparing => {
+                    refusal = prepared.err();
+                    break;
+                }
+                () = interrupt.cancelled() => break,
+                no_users = &mut unused => {
+                    is_unused = Some(no_users);
+                    break;
+                }
+                Some(event) = cluster.next_event() => match find_refusal(&event) {
+                    Some(error) => {
+                        refusal = Some(error);
+                        break;
+                    }
+                    None => print_process_event(&event),
+                }
             }
         }
     }
+    if is_unused.is_none() && refusal.is_none() && !interrupt.is_cancelled() {
+        cluster.announce(workers).await.map_err(unusable)?;
+        if !is_while_used {
+            print_running_cluster(cluster.info(), &data, json);
+        }
+        let runs = (!is_while_used).then(|| RunLines::follow(cluster.info().clone(), json));
+        refusal = tokio::select! {
+            () = interrupt.cancelled() => None,
+            no_users = &mut unused => {
+                is_unused = Some(no_users);
+                None
+            }
+            error = watch_cluster(&mut cluster, &data, runs) => Some(error),
+        };
+    }
+    // A cluster that can't work may have no supervisors.
+    if is_while_used && refusal.is_none() {
+        cluster.stop_work().await;
+        // A run that can't be interrupted now is interrupted by the next cluster.
+        let _ = tokio::time::timeout(INTERRUPT_LIMIT, interrupt_live_runs(cluster.info())).await;
+    }
+    cluster.stop().await;
+    drop(is_unused);
+    if json {
+        print_json(&CommandOutcome::ClusterStopped { data: &data.display().to_string(), was_running: true });
+    } else if !is_while_used {
+        print_stderr_line("millrace: cluster stopped");
+    }
+    refusal.map_or(Ok(CommandExit::Completed), Err)
+}
 
-    /// What is to be said where so many bytes are free: once, until there is room again.
-    fn looks(&mut self, free: u64) -> Option<String> {
-        let was_full = std::mem::replace(&mut self.is_full, free < LEAST_FREE);
-        (self.is_full && !was_full).then(|| {
-            format!(
-                "millrace: warning: the disk of the data folder {} is nearly full: {} MiB are free. What is under way may stand \
-                 still until some space is freed and the cluster is started again (Ctrl-C, then `millrace resume`); \
-                 nothing is lost by that",
-                self.data.display(),
-                free >> 20
-            )
-        })
+fn print_running_cluster(info: &ClusterInfo, data: &Path, json: bool) {
+    if json {
+        return print_started_cluster(info, data);
+    }
+    let (url, data) = (&info.url, data.display());
+    print_stderr_line(&format!("millrace: cluster is running on {url} (data in {data})"));
+    print_stderr_line(&format!(
+        "millrace: submit runs with `{}`; Ctrl-C stops the cluster, no work is lost",
+        command_hint("submit")
+    ));
+}
+
+/// Reports what happens in a cluster, and mends what it can. Returns when the cluster can't work.
+async fn watch_cluster(cluster: &mut LocalCluster, data: &Path, mut runs: Option<RunLines>) -> CommandError {
+    let mut disk = DiskMonitor::new(data);
+    loop {
+        let next_line = async {
+            match &mut runs {
+                Some(runs) => runs.lines.recv().await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            Some(line) = next_line => line.print(),
+            () = tokio::time::sleep_until(disk.next_check.into()) => {
+                cluster.rotate_logs();
+                if !cluster.has_store() {
+                    return CommandError::unusable_environment(anyhow!(
+                        "the store of the cluster on {} was deleted, and its runs with it",
+                        data.display()
+                    ));
+                }
+                let Some(change) = disk.check() else { continue };
+                print_stderr_line(&change.describe(data));
+                if change == DiskChange::Freed && let Err(error) = cluster.restart_server() {
+                    return CommandError::unusable_environment(error);
+                }
+            }
+            Some(event) = cluster.next_event() => match find_refusal(&event) {
+                Some(error) => return error,
+                None => print_process_event(&event),
+            },
+        }
     }
 }
 
-/// Says what went wrong with a process; that all is well is nothing to say.
-pub fn report(event: &Event) {
-    match event {
-        Event::Started { restarts: 0, .. } => {}
-        Event::Started { name, pid, restarts } => {
-            say(&format!("millrace: {name} runs again (process {pid}, restart {restarts})"));
-        }
-        Event::Died { name, status, last_words, .. } => {
-            say(&format!(
-                "millrace: {name} ended ({status}) and is started again; its last words: {last_words}"
+/// Checks the settings of an existing cluster, and interrupts the runs that it has left unfinished.
+async fn prepare_cluster(info: &ClusterInfo, settings: &ClusterOptions) -> Result<(), CommandError> {
+    let bus = info.connect().await?;
+    settings.check_settings_match(bus.settings())?;
+    interrupt_unfinished_runs(&bus).await
+}
+
+/// Interrupts the unfinished runs of a cluster.
+async fn interrupt_live_runs(info: &ClusterInfo) -> Result<(), CommandError> {
+    interrupt_unfinished_runs(&info.connect().await?).await
+}
+
+/// Starts a cluster in the background, unless one is running on the data folder already.
+async fn start_in_background(options: LocalOptions, json: bool) -> Result<CommandExit, CommandError> {
+    let data = options.data.display();
+    if let Some(info) = find_running_cluster(&options)? {
+        if json {
+            print_started_cluster(&info, &options.data);
+        } else {
+            print_stderr_line(&format!(
+                "millrace: a cluster is already running on {} (data in {data})",
+                info.url
             ));
         }
-        Event::NotStarted { name, error, .. } => {
-            say(&format!("millrace: {name} can't be started: {error}; trying again"));
+        return Ok(CommandExit::Completed);
+    }
+    open_models_to_check(&options)?;
+    let info = local::start_detached(&options).await.map_err(CommandError::unusable_environment)?;
+    if json {
+        print_started_cluster(&info, &options.data);
+        return Ok(CommandExit::Completed);
+    }
+    print_stderr_line(&format!("millrace: cluster is running on {} (data in {data})", info.url));
+    print_stderr_line(&format!(
+        "millrace: submit runs with `{}`, read its logs with `{}`, stop it with `{}`",
+        command_hint("submit"),
+        command_hint("logs"),
+        command_hint("down")
+    ));
+    Ok(CommandExit::Completed)
+}
+
+fn print_started_cluster(info: &ClusterInfo, data: &Path) {
+    let ClusterInfo { url, pid, .. } = info;
+    print_json(&CommandOutcome::ClusterStarted { url, data: &data.display().to_string(), pid: *pid });
+}
+
+/// The lines about the runs of a cluster: one for each that is submitted, resumed or ends.
+struct RunLines {
+    lines: mpsc::Receiver<RunLine>,
+    /// Reads the runs. It is a task of its own, because a read must not be cancelled halfway.
+    reader: tokio::task::JoinHandle<()>,
+}
+
+/// A line about a run.
+enum RunLine {
+    Text(String),
+    Json(Box<RunChange>),
+}
+
+impl RunLine {
+    fn print(&self) {
+        match self {
+            Self::Text(line) => print_stderr_line(line),
+            Self::Json(change) => {
+                let (RunChange::Started(summary) | RunChange::Resumed(summary) | RunChange::Ended(summary)) =
+                    change.as_ref();
+                print_json(&RunListLine::new(&summary.run, Some(summary)));
+            }
+        }
+    }
+}
+
+impl RunLines {
+    fn follow(info: ClusterInfo, json: bool) -> Self {
+        let (sender, lines) = mpsc::channel(64);
+        let reader = tokio::spawn(async move {
+            let (bus, mut feed) = open_run_feed(&info).await;
+            let earlier =
+                if json { Vec::new() } else { describe_earlier_runs(&bus).await.unwrap_or_default() };
+            for line in earlier {
+                let _ = sender.send(RunLine::Text(line)).await;
+            }
+            while !sender.is_closed() {
+                for change in feed.next_changes().await {
+                    let line = match json {
+                        true => RunLine::Json(Box::new(change)),
+                        false => RunLine::Text(format_run_change(&change)),
+                    };
+                    let _ = sender.send(line).await;
+                }
+            }
+        });
+        Self { lines, reader }
+    }
+}
+
+impl Drop for RunLines {
+    fn drop(&mut self) {
+        self.reader.abort();
+    }
+}
+
+/// Connects to a cluster that is starting, and reads its runs. Repeats what fails.
+async fn open_run_feed(info: &ClusterInfo) -> (Bus, RunFeed) {
+    loop {
+        if let Ok(bus) = info.connect().await
+            && let Ok(feed) = RunFeed::open(&bus).await
+        {
+            return (bus, feed);
+        }
+        tokio::time::sleep(RECONNECT_DELAY).await;
+    }
+}
+
+/// The lines about the runs that an earlier cluster has left unfinished.
+async fn describe_earlier_runs(bus: &Bus) -> Result<Vec<String>, CommandError> {
+    let interrupted = list_interrupted_runs(bus).await?;
+    let live = list_unfinished_runs(bus).await?.len().saturating_sub(interrupted.len());
+    let runs = if live == 1 { "run" } else { "runs" };
+    let continuing = (live > 0).then(|| format!("millrace: {live} unfinished {runs}; continuing"));
+    Ok(continuing.into_iter().chain(describe_interrupted_runs(&interrupted)).collect())
+}
+
+/// Returns the line about a change of a run.
+fn format_run_change(change: &RunChange) -> String {
+    let (summary, text) = match change {
+        RunChange::Started(summary) => {
+            let objective: String = single_line(&summary.objective).chars().take(MAX_OBJECTIVE).collect();
+            (summary, format!("submitted: {objective}"))
+        }
+        RunChange::Resumed(summary) => (summary, "resumed".to_owned()),
+        RunChange::Ended(summary) => {
+            let (tasks, done) = summary.completed_and_total_tasks();
+            let took = format_short_duration(summary.updated.duration_since(summary.started));
+            let end = summary.end.map(|end| end.to_string()).unwrap_or_default();
+            let used = if summary.usage.is_zero() {
+                String::new()
+            } else {
+                format!(", {}", describe_usage(&summary.usage))
+            };
+            (summary, format!("{end} after {took}: {done} of {tasks} tasks completed{used}"))
+        }
+    };
+    let at = match change {
+        RunChange::Started(summary) => summary.started,
+        RunChange::Resumed(summary) | RunChange::Ended(summary) => summary.updated,
+    };
+    format!("millrace: {} run {} {text}", format_clock(at), summary.run)
+}
+
+/// Watches the free space on the disk of a data folder: a server on a full disk accepts no more writes, also not when there
+/// is space again.
+struct DiskMonitor {
+    data: PathBuf,
+    is_full: bool,
+    /// When the space is checked next; other events must not delay it.
+    next_check: Instant,
+}
+
+/// A change of the free space.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum DiskChange {
+    /// There is too little, with the number of free bytes.
+    Full(u64),
+    /// There is enough again.
+    Freed,
+}
+
+impl DiskChange {
+    fn describe(self, data: &Path) -> String {
+        let data = data.display();
+        match self {
+            Self::Full(free) => format!(
+                "millrace: warning: the disk of the data folder {data} is nearly full: {} MiB free. Runs may stall until there is \
+                 space again; no work is lost",
+                free >> 20
+            ),
+            Self::Freed => format!(
+                "millrace: the disk of the data folder {data} has space again; restarting nats-server, runs continue"
+            ),
+        }
+    }
+}
+
+impl DiskMonitor {
+    /// A monitor for the disk that holds `data`.
+    fn new(data: &Path) -> Self {
+        Self { data: data.to_owned(), is_full: false, next_check: Instant::now() + CHECK_INTERVAL }
+    }
+
+    /// Returns the change since the last check, if there is one.
+    fn check(&mut self) -> Option<DiskChange> {
+        self.next_check = Instant::now() + CHECK_INTERVAL;
+        // If free space can't be read, there is nothing to say.
+        free_space(&self.data).ok().and_then(|free| self.check_free_space(free))
+    }
+
+    /// Returns a change when free space falls below the minimum, and when there is enough again.
+    fn check_free_space(&mut self, free: u64) -> Option<DiskChange> {
+        let was_full = std::mem::replace(&mut self.is_full, free < MIN_FREE_BYTES);
+        match (was_full, self.is_full) {
+            (false, true) => Some(DiskChange::Full(free)),
+            (true, false) => Some(DiskChange::Freed),
+            (true, true) | (false, false) => None,
+        }
+    }
+}
+
+/// Returns the error that ends the command if a process refused to start: no restart can help.
+fn find_refusal(event: &ProcessEvent) -> Option<CommandError> {
+    match event {
+        ProcessEvent::Refused { name, code, last_words } => {
+            let reason = last_words.trim();
+            let reason = reason.strip_prefix("error: ").unwrap_or(reason);
+            let error = anyhow!("{name} can't start: {reason}");
+            Some(match code {
+                2 => CommandError::invalid_input(error),
+                _ => CommandError::unusable_environment(error),
+            })
+        }
+        ProcessEvent::Started { .. } | ProcessEvent::Died { .. } | ProcessEvent::NotStarted { .. } => None,
+    }
+}
+
+/// Prints what went wrong with a process; a normal start is not reported.
+fn print_process_event(event: &ProcessEvent) {
+    match event {
+        ProcessEvent::Started { restarts: 0, .. } => {}
+        ProcessEvent::Started { name, pid, restarts } => {
+            print_stderr_line(&format!("millrace: {name} restarted (process {pid}, restart {restarts})"));
+        }
+        ProcessEvent::Died { name, status, last_words, .. } => {
+            print_stderr_line(&format!(
+                "millrace: {name} ended unexpectedly ({status}), restarting; last log line: {last_words}"
+            ));
+        }
+        ProcessEvent::Refused { name, code, last_words } => {
+            print_stderr_line(&format!("millrace: {name} refused to start (exit code {code}): {last_words}"));
+        }
+        ProcessEvent::NotStarted { name, error, .. } => {
+            print_stderr_line(&format!("millrace: {name} can't be started: {error}; retrying"));
         }
     }
 }
 
 /// Stops a cluster that runs in the background.
-pub async fn down(arguments: DownArguments) -> Result<Exit, Stop> {
-    let was_up = local::stop(&arguments.data).await.map_err(Stop::environment)?;
+pub async fn run_down_command(arguments: DownArguments) -> Result<CommandExit, CommandError> {
+    let was_up = local::stop_cluster(&arguments.data).await.map_err(CommandError::unusable_environment)?;
     let data = arguments.data.display();
-    say(&if was_up {
-        format!("millrace: the cluster on {data} is down")
+    if arguments.json {
+        print_json(&CommandOutcome::ClusterStopped { data: &data.to_string(), was_running: was_up });
+        return Ok(CommandExit::Completed);
+    }
+    print_stderr_line(&if was_up {
+        format!("millrace: stopped the cluster on {data}")
     } else {
-        format!("millrace: no cluster runs on {data}")
+        format!("millrace: no cluster is running on {data}")
     });
-    Ok(Exit::Completed)
+    Ok(CommandExit::Completed)
 }
 
 #[cfg(test)]
 mod tests {
+    use millrace_protocol::ids::{Lane, RunId};
+    use millrace_protocol::plan::EndReason;
+    use millrace_protocol::registry::RunSummary;
+    use millrace_protocol::result::Usage;
+
     use super::*;
 
     #[test]
-    fn of_a_disk_that_gets_full_it_is_told_once_until_there_is_room_again() {
-        let mut disk = Disk::of(Path::new("/d"));
-        assert_eq!(disk.looks(LEAST_FREE), None);
-        let told = disk.looks(3 << 20).unwrap();
-        assert!(told.contains("/d is nearly full: 3 MiB are free"), "{told}");
-        assert_eq!(disk.looks(0), None);
-        assert_eq!(disk.looks(LEAST_FREE), None);
-        assert!(disk.looks(LEAST_FREE - 1).is_some());
+    fn a_line_tells_how_a_run_began_and_ended() {
+        let started: jiff::Timestamp = "2026-11-21T23:00:00Z".parse().unwrap();
+        let summary = RunSummary {
+            run: RunId::new("r-1").unwrap(),
+            lane: Lane(0),
+            objective: format!("find\n\u{1b}[31m{}", "x".repeat(100)),
+            end: None,
+            started,
+            updated: started + jiff::SignedDuration::from_millis(12_300),
+            counts: [0, 0, 0, 0, 2, 0, 0, 1, 0],
+            archived: false,
+            is_resumable: false,
+            is_paused: false,
+            is_interrupted: false,
+            winding_down: None,
+            waiting_for_provider: None,
+            usage: Usage { model_calls: 2, input_tokens: 40, output_tokens: 2, ..Usage::default() },
+            waiting_for: None,
+            log_damage: None,
+        };
+        let line = format_run_change(&RunChange::Started(summary.clone()));
+        assert!(line.contains(" run r-1 submitted: find [31mxxx") && line.len() < 130, "{line}");
+        let ended = RunSummary { end: Some(EndReason::CompletedPartial), ..summary };
+        let line = format_run_change(&RunChange::Ended(ended));
+        let expected =
+            " run r-1 completed_partial after 12.3 s: 2 of 3 tasks completed, 42 tokens in 2 calls";
+        assert!(line.ends_with(expected), "{line}");
+    }
+
+    #[test]
+    fn low_disk_space_is_reported_once_until_there_is_space_again() {
+        let mut disk = DiskMonitor::new(Path::new("/d"));
+        assert_eq!(disk.check_free_space(MIN_FREE_BYTES), None);
+        let warning = disk.check_free_space(3 << 20).unwrap();
+        let text = warning.describe(Path::new("/d"));
+        assert!(text.contains("/d is nearly full: 3 MiB free"), "{text}");
+        assert_eq!(disk.check_free_space(0), None);
+        assert_eq!(disk.check_free_space(MIN_FREE_BYTES), Some(DiskChange::Freed));
+        assert_eq!(disk.check_free_space(MIN_FREE_BYTES), None);
+        assert!(disk.check_free_space(MIN_FREE_BYTES - 1).is_some());
     }
 }

@@ -1,4 +1,4 @@
-//! `millrace watch`: a run as it goes, to its end, and then its deliverable.
+//! `millrace watch`: follows a run until it ends, then prints its deliverable.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -7,151 +7,274 @@ use anyhow::anyhow;
 use clap::Args;
 use futures::StreamExt;
 use millrace_protocol::ids::RunId;
+use millrace_protocol::plan::{Plan, work_in_flight};
+use millrace_protocol::safe_text::single_line;
 use millrace_protocol::subject;
 use millrace_runtime::Bus;
 use tokio_util::sync::CancellationToken;
 
-use crate::client::{Target, find, follow};
-use crate::exit::{Exit, Stop};
-use crate::report::Report;
-use crate::story::Story;
-use crate::view::{Live, View, emit, say};
+use crate::connection_monitor::{ConnectionMonitor, LinkState};
+use crate::exit::{CommandError, CommandExit};
+use crate::history::RunHistory;
+use crate::interrupted::interrupt_run;
+use crate::invocation::command_hint;
+use crate::json::print_json;
+use crate::report::RunReport;
+use crate::session::ClusterSession;
+use crate::target::{ClusterTarget, ReadConnection, read_run_history, refuse_damaged_log};
+use crate::view::{LiveModelOutput, RunDisplay, print_stderr_line, print_stdout_line};
+use millrace_client::{find_run, follow_run, read_plan};
 
-/// How often what is shown is drawn again while nothing happens.
+/// Redraw interval while nothing happens.
 const REDRAW: Duration = Duration::from_millis(250);
 
-/// Where the results go.
+/// Output files and formats of a run.
 #[derive(Args, Debug, Clone)]
-pub struct Output {
-    /// File for the deliverable, as Markdown [default: printed, and kept below the data folder]
+pub struct OutputOptions {
+    /// File for the deliverable, as Markdown [default: print it, and save it below the data folder]
     #[arg(long, value_name = "FILE")]
     out: Option<PathBuf>,
-    /// File for the whole result, as JSON [default: below the data folder]
+    /// File for the complete result, as JSON [default: below the data folder]
     #[arg(long, value_name = "FILE")]
     result: Option<PathBuf>,
-    /// Print events and the result as JSON, a line each
+    /// Print a JSON object for each event, and the result as the last one (see `millrace schema run`)
     #[arg(long)]
     pub json: bool,
 }
 
-impl Output {
-    /// Whether the files can be written, as far as can be told before there is anything to write.
-    pub fn check(&self) -> Result<(), Stop> {
+impl OutputOptions {
+    /// Refuses output options of a command that does not wait for the result.
+    pub fn refuse_without_wait(&self) -> Result<(), CommandError> {
+        let given = [("--out", self.out.is_some()), ("--result", self.result.is_some())];
+        match given.into_iter().find(|(_, is_given)| *is_given) {
+            Some((name, _)) => Err(CommandError::invalid_input(anyhow!(
+                "{name} needs --wait: without it, the command prints the run's id and returns at once"
+            ))),
+            None => Ok(()),
+        }
+    }
+
+    /// Refuses output paths that are folders, or in folders that do not exist, before anything is started: a path with a
+    /// slip would otherwise create folders.
+    pub fn refuse_unusable_paths(&self) -> Result<(), CommandError> {
         for path in [&self.out, &self.result].into_iter().flatten() {
+            let refuse = |text: String| Err(CommandError::invalid_input(anyhow!(text)));
             if path.is_dir() {
-                return Err(Stop::refused(anyhow!("{} is a folder; a file is needed", path.display())));
+                return refuse(format!("{} is a folder; give the path of a file", path.display()));
+            }
+            let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+            if let Some(folder) = folder.filter(|folder| !folder.is_dir()) {
+                let (path, folder) = (path.display(), folder.display());
+                return refuse(format!(
+                    "{path} can't be written: there is no folder {folder}; create it first"
+                ));
             }
         }
         Ok(())
     }
 }
 
+const EXAMPLES: &str = "\
+Ctrl-C stops watching; the run continues.
+
+Examples:
+  millrace watch latest
+  millrace watch latest --out report.md";
+
 /// The arguments of `millrace watch`.
 #[derive(Args, Debug)]
-pub struct Arguments {
-    /// The run, the beginning of its id, or `latest`
+#[command(after_help = EXAMPLES)]
+pub struct WatchArguments {
+    /// Run id, a unique prefix of it, or `latest`
     run: String,
-    #[command(flatten)]
-    output: Output,
-    #[command(flatten)]
-    target: Target,
-}
-
-/// What becomes of a run that is not watched any more.
-#[derive(Clone, Copy, Debug)]
-pub enum Unwatched {
-    /// Its cluster stays, and goes on with it.
-    GoesOn,
-    /// Its cluster stops; the log has it.
-    IsKept,
+    #[command(flatten, next_help_heading = "Output")]
+    output: OutputOptions,
+    #[command(flatten, next_help_heading = "Cluster")]
+    target: ClusterTarget,
 }
 
 /// Watches a run.
-pub async fn command(arguments: Arguments, interrupt: CancellationToken) -> Result<Exit, Stop> {
-    let Arguments { run, output, target } = arguments;
-    output.check()?;
-    let bus = target.connect().await?;
-    let run = find(&bus, &run).await?;
-    watch(&bus, &run, View::new(output.json), &output, &target.data, (&interrupt, Unwatched::GoesOn)).await
+pub async fn run_command(
+    arguments: WatchArguments,
+    interrupt: CancellationToken,
+) -> Result<CommandExit, CommandError> {
+    let WatchArguments { run, output, target } = arguments;
+    output.refuse_unusable_paths()?;
+    let reading = ReadConnection::open_for_reading(&target).await?;
+    let is_offline = reading.is_offline();
+    let watch = async |bus: &Bus| {
+        let run = find_run(bus, &run).await?;
+        refuse_damaged_log(bus, &run).await?;
+        if is_offline {
+            return print_ended_run(bus, &run, &output, &target).await;
+        }
+        watch_run(bus, &run, RunDisplay::new(output.json), &output, &target, None, &interrupt).await
+    };
+    reading.read_and_close(watch).await
 }
 
-/// Shows a run to its end and saves what it leaves; stops showing when the user interrupts.
-pub async fn watch(
+/// Prints and saves the result of a run while no cluster is running.
+async fn print_ended_run(
     bus: &Bus,
     run: &RunId,
-    view: View,
-    output: &Output,
-    data: &Path,
-    (interrupt, then): (&CancellationToken, Unwatched),
-) -> Result<Exit, Stop> {
-    let mut story = Story::default();
-    let mut decisions = follow(bus, run);
-    let mut live = Live::default();
-    let mut writing = bus.client().subscribe(subject::all_live(run)).await.map_err(Stop::environment)?;
+    output: &OutputOptions,
+    target: &ClusterTarget,
+) -> Result<CommandExit, CommandError> {
+    let history = read_run_history(bus, run).await?;
+    match RunReport::fetch_if_ended(bus, run, history).await? {
+        Ok(report) => print_and_save_result(&report, output, &target.data),
+        Err(_) => Err(CommandError::unusable_environment(anyhow!(
+            "run {run} is unfinished, and no cluster is running on {}: continue it with `{}`",
+            target.data.display(),
+            command_hint(&format!("resume {run}"))
+        ))),
+    }
+}
+
+/// Shows a run until it ends and saves its results; stops showing when the user interrupts. The run of a `session` stops
+/// then, too, unless its cluster keeps running.
+pub async fn watch_run(
+    bus: &Bus,
+    run: &RunId,
+    mut view: RunDisplay,
+    output: &OutputOptions,
+    target: &ClusterTarget,
+    session: Option<&ClusterSession>,
+    interrupt: &CancellationToken,
+) -> Result<CommandExit, CommandError> {
+    let mut history = RunHistory::default();
+    let mut decisions = follow_run(bus, run);
+    let mut live = LiveModelOutput::default();
+    let mut writing = bus
+        .client()
+        .subscribe(subject::live_output_subjects_of_run(run))
+        .await
+        .map_err(CommandError::unusable_environment)?;
     let mut redraw = tokio::time::interval(REDRAW);
     redraw.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Skip);
-    // A run that can be gone on with may have ended before: whoever follows it knows when it is over.
+    let mut connection = ConnectionMonitor::new(bus, target);
+    // A resumed run has ended before: `follow` knows which end is the last one.
     loop {
         tokio::select! {
             decision = decisions.recv() => {
                 let Some(decision) = decision else { break };
-                let (sequence, decision) = decision?;
-                story.take(&decision);
-                view.decided(run, &story.plan, &live, sequence, &decision);
+                let (sequence, decision) = match decision {
+                    Err(_) if connection.is_lost() => {
+                        view.end_view(run, &history.plan);
+                        return Err(connection.ended_error(run));
+                    }
+                    decision => decision?,
+                };
+                history.add_decision(&decision);
+                view.show_decision(run, &history.plan, &live, sequence, &decision);
             }
-            Some(message) = writing.next() => live.take(&message.subject, &message.payload),
-            _ = redraw.tick() => view.tick(run, &story.plan, &live),
+            Some(message) = writing.next() => live.add_message(&message.subject, &message.payload),
+            _ = redraw.tick() => match connection.check() {
+                LinkState::Lost(since) => view.show_lost_connection(run, &history.plan, since),
+                LinkState::Ended => {
+                    view.end_view(run, &history.plan);
+                    return Err(connection.ended_error(run));
+                }
+                LinkState::Recovered(outage) => view.show_recovered_connection(outage),
+                LinkState::Connected => {
+                    view.redraw(run, &history.plan, &live);
+                    // The decisions may be those before a later resumption, so that the log has the last word.
+                    if is_paused_for_provider(&history.plan)
+                        && is_paused_for_provider(&read_plan(bus, run).await?)
+                    {
+                        break;
+                    }
+                }
+            },
             () = interrupt.cancelled() => {
-                view.end(run, &story.plan);
-                say(&match then {
-                    Unwatched::GoesOn => format!(
-                        "millrace: run {run} goes on without you; `millrace watch {run}` follows it again, and `millrace cancel \
-                         {run}` ends it"
-                    ),
-                    Unwatched::IsKept => format!(
-                        "millrace: interrupted; run {run} is kept, and `millrace resume {run}` goes on with it"
-                    ),
-                });
-                return Ok(Exit::Interrupted);
+                view.end_view(run, &history.plan);
+                let text = match connection.is_lost() {
+                    true => connection.describe_unreachable_run(run),
+                    false => stop_watching(bus, run, session).await?,
+                };
+                print_stderr_line(&format!("millrace: {text}"));
+                return Ok(CommandExit::Interrupted);
             }
         }
     }
-    view.end(run, &story.plan);
-    let report = Report::fetch(bus, run, story).await?;
-    let report = report.map_err(|_| Stop::environment(anyhow!("run {run} can't be followed any more")))?;
-    deliver(&report, output, data)
+    view.end_view(run, &history.plan);
+    if let Some(wait) = history.plan.run.paused_for_provider.as_ref().filter(|_| history.plan.is_live()) {
+        print_stderr_line(&format!(
+            "millrace: run {run} is paused: the provider of {} does not answer ({}); continue it with `{}`",
+            single_line(&wait.model),
+            single_line(&wait.error),
+            command_hint(&format!("resume {run}"))
+        ));
+        return Ok(CommandExit::Paused);
+    }
+    let report = RunReport::fetch_if_ended(bus, run, history).await?;
+    let report = report.map_err(|_| {
+        CommandError::unusable_environment(anyhow!(
+            "lost track of run {run}: the cluster no longer reports it"
+        ))
+    })?;
+    print_and_save_result(&report, output, &target.data)
 }
 
-/// Saves and prints what a run leaves. What can't be saved is printed all the same.
-fn deliver(report: &Report, output: &Output, data: &Path) -> Result<Exit, Stop> {
-    let saved = report.save(data, output.out.as_deref(), output.result.as_deref());
+/// Stops a run that ends with its command. Returns the line about the run.
+async fn stop_watching(
+    bus: &Bus,
+    run: &RunId,
+    session: Option<&ClusterSession>,
+) -> Result<String, CommandError> {
+    let stopping = session.filter(|session| session.stops_with_its_users());
+    let Some(session) = stopping else {
+        return Ok(format!(
+            "run {run} continues in the background; follow it with `{}`, cancel it with `{}`",
+            command_hint(&format!("watch {run}")),
+            command_hint(&format!("cancel {run}"))
+        ));
+    };
+    // Otherwise the cluster interrupts it when its workers have stopped.
+    if session.has_other_users() {
+        interrupt_run(bus, run).await?;
+    }
+    Ok(format!("interrupted; run {run} is kept, resume it with `{}`", command_hint(&format!("resume {run}"))))
+}
+
+/// `true` if a run is paused because its provider does not answer, and none of its work is in flight any more.
+fn is_paused_for_provider(plan: &Plan) -> bool {
+    plan.is_live() && plan.run.paused_for_provider.is_some() && work_in_flight(plan).is_empty()
+}
+
+/// Saves and prints the results of a run. If saving fails, the deliverable is still printed.
+fn print_and_save_result(
+    report: &RunReport,
+    output: &OutputOptions,
+    data: &Path,
+) -> Result<CommandExit, CommandError> {
+    let saved = report.save_files(data, output.out.as_deref(), output.result.as_deref());
     if output.json {
-        emit(&serde_json::json!({ "result": report.json() }));
+        print_json(&report.result_json());
     } else {
-        report.summary().iter().for_each(|line| say(&format!("millrace: {line}")));
-        if let Some(text) = report.markdown().filter(|_| output.out.is_none() || saved.is_err()) {
-            print(&text);
+        report.summary_lines().iter().for_each(|line| print_stderr_line(&format!("millrace: {line}")));
+        if let Some(text) = report.deliverable_markdown().filter(|_| output.out.is_none() || saved.is_err()) {
+            print_deliverable(&text);
         }
     }
-    let saved = saved.map_err(|Stop { exit, error }| {
-        let run = report.run();
-        let error = error.context(format!("the run is over, and `millrace show {run}` shows what it left"));
-        Stop { exit, error }
+    let saved = saved.map_err(|CommandError { exit, error }| {
+        let run = report.run_id();
+        let show = command_hint(&format!("show {run}"));
+        let error = error.context(format!("the run has ended; `{show}` prints its results"));
+        CommandError { exit, error }
     })?;
     if !output.json {
         if let Some(path) = &saved.report {
-            say(&format!("millrace: report in {}", path.display()));
+            print_stderr_line(&format!("millrace: report in {}", path.display()));
         }
-        say(&format!("millrace: result in {}", saved.json.display()));
+        print_stderr_line(&format!("millrace: result in {}", saved.json.display()));
     }
-    Ok(Exit::of(report.end()))
+    Ok(CommandExit::from_run_end(report.run_end()))
 }
 
-/// The deliverable on standard output, set off from what stands above it on a terminal.
-pub fn print(text: &str) {
-    use std::io::{IsTerminal, Write};
-    let mut out = std::io::stdout();
-    let gap = if out.is_terminal() { "\n" } else { "" };
-    // Whoever closed the pipe has read enough; the file has it all.
-    let _ = writeln!(out, "{gap}{}{gap}", text.trim_end());
+/// Prints the deliverable to standard output, with blank lines around it on a terminal.
+pub fn print_deliverable(text: &str) {
+    use std::io::IsTerminal;
+    let gap = if std::io::stdout().is_terminal() { "\n" } else { "" };
+    print_stdout_line(&format!("{gap}{}{gap}", text.trim_end()));
 }

@@ -1,170 +1,181 @@
-//! The part of `millrace doctor` that looks at what a process would show to the NATS server: the files that the
-//! environment names, without asking the server. It prints no seed and no password.
+//! The credential checks of `millrace doctor`: the files that the environment variables point to, without contacting the
+//! server. It never prints a seed or a password.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 use jiff::{SignedDuration, Timestamp};
-use millrace_runtime::connection::{Credentials, Tls};
+use millrace_runtime::nats::connection::{Credentials, TlsFiles};
 use nkeys::{KeyPair, KeyPairType};
 use secrecy::ExposeSecret;
 
-use super::Check;
-use crate::certificate::{Certificates, Fault, Purpose};
+use super::CheckResult;
+use millrace_nats_config::certificate::{CertificateProblem, CertificatePurpose, Certificates};
 
-/// How long before its end a certificate is worth a warning.
+/// Remaining validity below which a certificate leads to a warning.
 const SOON: SignedDuration = SignedDuration::from_hours(30 * 24);
-/// What makes everything that is looked for here.
-const CONFIGURE: &str = "`millrace nats-config --out DIR` writes it";
+/// The command that creates the files that are checked here.
+const CONFIGURE: &str = "`millrace nats-config --out DIR` creates it";
 
-/// Who this process says that it is.
-pub fn identity(credentials: &Credentials) -> Check {
+/// Checks the identity that this process authenticates with.
+pub fn check_identity(credentials: &Credentials) -> CheckResult {
     const NAME: &str = "identity";
     match credentials {
-        Credentials::None => Check::ok(NAME, "none named: good for a server that lets anybody in"),
-        Credentials::Password { .. } => Check::ok(NAME, "the user in MILLRACE_NATS_USER, by password"),
-        Credentials::File(path) => of_file(NAME, path, "MILLRACE_NATS_CREDS", "NAME.creds"),
-        Credentials::NkeyFile(path) => of_file(NAME, path, "MILLRACE_NATS_NKEY", "NAME.nk"),
-        Credentials::Nkey(seed) => match user_key(seed.expose_secret()) {
-            Ok(key) => Check::ok(NAME, format!("nkey {key}, of MILLRACE_NATS_NKEY_SEED")),
-            Err(why) => Check::missing(
+        Credentials::None => {
+            CheckResult::new_ok(NAME, "none configured; only works with a server without authentication")
+        }
+        Credentials::Password { .. } => {
+            CheckResult::new_ok(NAME, "user and password in MILLRACE_NATS_USER and MILLRACE_NATS_PASSWORD")
+        }
+        Credentials::File(path) => check_seed_file(NAME, path, "MILLRACE_NATS_CREDS", "NAME.creds"),
+        Credentials::NkeyFile(path) => check_seed_file(NAME, path, "MILLRACE_NATS_NKEY", "NAME.nk"),
+        Credentials::Nkey(seed) => match public_key_of_seed(seed.expose_secret()) {
+            Ok(key) => CheckResult::new_ok(NAME, format!("nkey {key}, from MILLRACE_NATS_NKEY_SEED")),
+            Err(why) => CheckResult::new_missing(
                 NAME,
-                format!("MILLRACE_NATS_NKEY_SEED holds no seed of a user: {why}"),
-                "a seed is 58 capital letters and digits that begin with SU; MILLRACE_NATS_NKEY takes a file with one",
+                format!("MILLRACE_NATS_NKEY_SEED is not a user seed: {why}"),
+                "a user seed has 58 capital letters and digits and begins with SU; to use a file, set MILLRACE_NATS_NKEY",
             ),
         },
     }
 }
 
-fn of_file(name: &'static str, path: &Path, variable: &str, like: &str) -> Check {
-    let shown = path.display();
+fn check_seed_file(name: &'static str, path: &Path, variable: &str, like: &str) -> CheckResult {
+    let file = path.display();
     let text = match fs::read_to_string(path) {
         Ok(text) => text,
         Err(error) => {
             let advice = format!(
-                "{variable} is to name a file that this user may read; {CONFIGURE}: {like} below DIR/seeds"
+                "set {variable} to a file that this user may read; {CONFIGURE}: {like} below DIR/seeds"
             );
-            return Check::missing(name, format!("{shown} can't be read: {error}"), advice);
+            return CheckResult::new_missing(name, format!("{file} can't be read: {error}"), advice);
         }
     };
     let line = text.lines().map(str::trim).find(|line| line.starts_with("SU"));
-    let key = match user_key(line.unwrap_or(text.trim())) {
+    let key = match public_key_of_seed(line.unwrap_or(text.trim())) {
         Ok(key) => key,
         Err(why) => {
             let advice =
-                format!("{variable} is to name the file of an identity; {CONFIGURE}: {like} below DIR/seeds");
-            return Check::missing(name, format!("{shown} holds no seed of a user: {why}"), advice);
+                format!("set {variable} to the file of an identity; {CONFIGURE}: {like} below DIR/seeds");
+            return CheckResult::new_missing(name, format!("{file} contains no user seed: {why}"), advice);
         }
     };
-    let found = format!("nkey {key}, of {shown}");
+    let found = format!("nkey {key}, from {file}");
     match fs::metadata(path) {
-        Ok(metadata) if metadata.mode() & 0o007 != 0 => Check::warn(
+        Ok(metadata) if metadata.mode() & 0o007 != 0 => CheckResult::new_warning(
             name,
-            format!("{found}, which everybody on this machine can read"),
+            format!("{found}, which every user of this machine can read"),
             format!(
-                "`chmod 600 {shown}`; if somebody else may have read it, `millrace nats-config --rotate` it"
+                "`chmod 600 {file}`; if another user may have read it, replace it with `millrace nats-config --rotate`"
             ),
         ),
-        _ => Check::ok(name, found),
+        _ => CheckResult::new_ok(name, found),
     }
 }
 
-/// The public half of a user's seed; or why it is none, without a word of it.
-fn user_key(seed: &str) -> Result<String, String> {
+/// Returns the public key of a user seed, or why it is invalid, without revealing any of it.
+fn public_key_of_seed(seed: &str) -> Result<String, String> {
     let pair = KeyPair::from_seed(seed.trim()).map_err(|error| error.to_string())?;
     let kind = pair.key_pair_type();
-    if kind == KeyPairType::User { Ok(pair.public_key()) } else { Err(format!("it is one of kind {kind:?}")) }
+    if kind == KeyPairType::User {
+        Ok(pair.public_key())
+    } else {
+        Err(format!("it is a key of kind {kind:?}"))
+    }
 }
 
-/// By what connections are encrypted. The environment names a certificate and its key together, or neither.
-pub fn certificates(tls: &Tls, is_half: bool, now: Timestamp) -> Check {
+/// Checks the TLS files. A certificate and its key must be set together.
+pub fn check_certificates(tls: &TlsFiles, is_half: bool, now: Timestamp) -> CheckResult {
     const NAME: &str = "certificates";
     if is_half {
-        return Check::missing(
+        return CheckResult::new_missing(
             NAME,
-            "one of MILLRACE_NATS_CERT and MILLRACE_NATS_KEY is set, and the other is not",
-            "set both: a certificate is nothing without its key",
+            "only one of MILLRACE_NATS_CERT and MILLRACE_NATS_KEY is set",
+            "set both: a certificate needs its private key",
         );
     }
-    match examine(tls, now) {
-        Ok(Examined { found, soon: None }) => Check::ok(NAME, found),
-        Ok(Examined { found, soon: Some(until) }) => Check::warn(
+    match check_tls_files(tls, now) {
+        Ok(CertificateSummary { found, soon: None }) => CheckResult::new_ok(NAME, found),
+        Ok(CertificateSummary { found, soon: Some(until) }) => CheckResult::new_warning(
             NAME,
-            format!("{found}; the first ends on {}", until.strftime("%Y-%m-%d")),
-            "`millrace nats-config --out DIR` renews what ends within 60 days; then start the servers again",
+            format!("{found}; the first one expires on {}", until.strftime("%Y-%m-%d")),
+            "`millrace nats-config --out DIR` renews certificates that expire within 60 days; then restart the servers",
         ),
-        Err((found, advice)) => Check::missing(NAME, found, advice),
+        Err((found, advice)) => CheckResult::new_missing(NAME, found, advice),
     }
 }
 
-struct Examined {
+/// The state of the configured certificates.
+struct CertificateSummary {
+    /// The files in use, as text.
     found: String,
-    /// When the first of them ends, if that is soon.
+    /// When the first certificate expires, if that is soon.
     soon: Option<Timestamp>,
 }
 
-/// What was found, and what to do.
-type Wrong = (String, String);
+/// A problem and its fix.
+type ProblemWithFix = (String, String);
 
-fn examine(tls: &Tls, now: Timestamp) -> Result<Examined, Wrong> {
-    let mut found = Vec::new();
+fn check_tls_files(tls: &TlsFiles, now: Timestamp) -> Result<CertificateSummary, ProblemWithFix> {
+    let mut findings = Vec::new();
     let mut ends = Vec::new();
     let authorities = match &tls.authorities {
         None => {
-            found.push("no authority named: servers are trusted that this machine trusts".to_owned());
+            findings
+                .push("no authority configured: using the authorities that this machine trusts".to_owned());
             None
         }
         Some(path) => {
-            let authorities = authority(path, now)?;
-            found.push(format!("servers by {}", path.display()));
-            ends.extend(authorities.until());
+            let authorities = check_authority_certificates(path, now)?;
+            findings.push(format!("server certificates are checked against {}", path.display()));
+            ends.extend(authorities.valid_until());
             Some(authorities)
         }
     };
     match &tls.identity {
-        None => found.push("none shown to servers".to_owned()),
+        None => findings.push("no client certificate".to_owned()),
         Some((certificate, key)) => {
-            let shown = own(certificate, key, authorities.as_ref(), now)?;
-            found.push(format!("{} shown to servers", certificate.display()));
-            ends.extend(shown.until());
+            let chain = check_own_certificate(certificate, key, authorities.as_ref(), now)?;
+            findings.push(format!("client certificate {}", certificate.display()));
+            ends.extend(chain.valid_until());
         }
     }
     let soon = ends.into_iter().min().filter(|until| until.duration_since(now) < SOON);
-    Ok(Examined { found: found.join("; "), soon })
+    Ok(CertificateSummary { found: findings.join("; "), soon })
 }
 
-fn authority(path: &Path, now: Timestamp) -> Result<Certificates, Wrong> {
-    let authorities = Certificates::read(path).map_err(|fault| {
+fn check_authority_certificates(path: &Path, now: Timestamp) -> Result<Certificates, ProblemWithFix> {
+    let authorities = Certificates::read_file(path).map_err(|fault| {
         (
             fault.to_string(),
-            format!("MILLRACE_NATS_CA is to name the authority's certificate; {CONFIGURE}: DIR/tls/ca.crt"),
+            format!("set MILLRACE_NATS_CA to the certificate of the authority; {CONFIGURE}: DIR/tls/ca.crt"),
         )
     })?;
-    match authorities.until() {
+    match authorities.valid_until() {
         Some(until) if until < now => Err((
-            format!("{}: {}", path.display(), Fault::Expired(until)),
-            "a new authority is needed, for every server and every process".into(),
+            format!("{}: {}", path.display(), CertificateProblem::Expired(until)),
+            "every server and every process needs a new authority".into(),
         )),
         Some(_) | None => Ok(authorities),
     }
 }
 
-fn own(
+fn check_own_certificate(
     path: &Path,
     key: &Path,
     authorities: Option<&Certificates>,
     now: Timestamp,
-) -> Result<Certificates, Wrong> {
-    let at = |fault: &Fault| format!("{}: {fault}", path.display());
-    let certificate = Certificates::read(path).map_err(|fault| {
+) -> Result<Certificates, ProblemWithFix> {
+    let at = |fault: &CertificateProblem| format!("{}: {fault}", path.display());
+    let certificate = Certificates::read_file(path).map_err(|fault| {
         (
             fault.to_string(),
-            format!("MILLRACE_NATS_CERT is to name a certificate; {CONFIGURE}: DIR/tls/client.crt"),
+            format!("set MILLRACE_NATS_CERT to a certificate; {CONFIGURE}: DIR/tls/client.crt"),
         )
     })?;
     certificate.check_key(key).map_err(|fault| {
-        let found = if fault == Fault::OtherKey {
+        let found = if fault == CertificateProblem::OtherKey {
             format!("{} is not the key of {}", key.display(), path.display())
         } else {
             fault.to_string()
@@ -172,20 +183,20 @@ fn own(
         (
             found,
             format!(
-                "MILLRACE_NATS_KEY is to name the key of MILLRACE_NATS_CERT; {CONFIGURE}: DIR/tls/client.key"
+                "set MILLRACE_NATS_KEY to the key of MILLRACE_NATS_CERT; {CONFIGURE}: DIR/tls/client.key"
             ),
         )
     })?;
-    // Who is not known here may be known to the server: only what its own authority would say of it counts.
-    match certificate.check(authorities.unwrap_or(&certificate), Purpose::Client, now) {
-        Err(fault @ (Fault::Expired(_) | Fault::NotYet)) => Err((
+    // The server may know authorities that are unknown here: only findings of the certificate's own authority count.
+    match certificate.check_validity(authorities.unwrap_or(&certificate), CertificatePurpose::Client, now) {
+        Err(fault @ (CertificateProblem::Expired(_) | CertificateProblem::NotYet)) => Err((
             at(&fault),
-            "`millrace nats-config --out DIR` makes a new one; then start whatever uses it again".into(),
+            "`millrace nats-config --out DIR` creates a new one; then restart the processes that use it".into(),
         )),
-        Err(fault @ Fault::OtherAuthority) if authorities.is_some() => Err((
-            at(&fault) + " than MILLRACE_NATS_CA holds",
-            "take the certificate and the authority of one folder of `millrace nats-config`, or name in \
-             MILLRACE_NATS_CA both authorities"
+        Err(fault @ CertificateProblem::OtherAuthority) if authorities.is_some() => Err((
+            at(&fault) + ", not by the one in MILLRACE_NATS_CA",
+            "use the certificate and the authority of the same `millrace nats-config` folder, or put both authorities \
+             into the file of MILLRACE_NATS_CA"
                 .into(),
         )),
         Ok(()) | Err(_) => Ok(certificate),
@@ -199,62 +210,67 @@ mod tests {
 
     use tempfile::TempDir;
 
-    use super::super::Status;
+    use super::super::CheckStatus;
     use super::*;
-    use crate::nats_config::{Request, write};
+    use millrace_nats_config::{ConfigRequest, write_configuration};
 
-    /// A folder as `millrace nats-config` wrote it then.
-    fn written(then: Timestamp) -> (TempDir, PathBuf) {
+    /// A folder as `millrace nats-config` would have written it at the time `then`.
+    fn write_config_folder_at(then: Timestamp) -> (TempDir, PathBuf) {
         let folder = tempfile::tempdir().unwrap();
         let out = folder.path().join("nats");
-        write(&Request::plain(out.clone(), then)).unwrap();
+        write_configuration(&ConfigRequest::new(out.clone(), then)).unwrap();
         (folder, out)
     }
 
-    fn tls(out: &Path) -> Tls {
+    fn tls_files_in(out: &Path) -> TlsFiles {
         let file = |name| out.join("tls").join(name);
-        Tls { authorities: Some(file("ca.crt")), identity: Some((file("client.crt"), file("client.key"))) }
-    }
-
-    #[test]
-    fn certificates_that_end_are_told_before_and_after() {
-        let then: Timestamp = "2026-11-22T10:00:00Z".parse().unwrap();
-        let (_folder, out) = written(then);
-        let check = |days: i64| certificates(&tls(&out), false, then + SignedDuration::from_hours(24 * days));
-        for (days, status, found) in [
-            (0, Status::Ok, "client.crt shown to servers"),
-            (330, Status::Ok, "client.crt shown to servers"),
-            (340, Status::Warn, "the first ends on 2027-11-22"),
-            (370, Status::Missing, "client.crt: it was valid until 2027-11-22"),
-            (-1, Status::Missing, "client.crt: it is not valid yet"),
-            (3660, Status::Missing, "ca.crt: it was valid until 2036-11-21"),
-        ] {
-            let check = check(days);
-            assert_eq!(check.status, status, "after {days} days: {check:?}");
-            assert!(check.found.contains(found), "after {days} days: {check:?}");
-            assert_eq!(check.advice.is_some(), status != Status::Ok);
+        TlsFiles {
+            authorities: Some(file("ca.crt")),
+            identity: Some((file("client.crt"), file("client.key"))),
         }
     }
 
     #[test]
-    fn a_seed_is_told_by_its_public_half_and_no_seed_by_why() {
-        let (_folder, out) = written(Timestamp::now());
+    fn expiring_certificates_are_reported_before_and_after() {
+        let then: Timestamp = "2026-11-22T10:00:00Z".parse().unwrap();
+        let (_folder, out) = write_config_folder_at(then);
+        let check = |days: i64| {
+            check_certificates(&tls_files_in(&out), false, then + SignedDuration::from_hours(24 * days))
+        };
+        for (days, status, found) in [
+            (0, CheckStatus::Ok, "tls/client.crt"),
+            (330, CheckStatus::Ok, "tls/client.crt"),
+            (340, CheckStatus::Warn, "the first one expires on 2027-11-22"),
+            (370, CheckStatus::Missing, "client.crt: expired on 2027-11-22"),
+            (-1, CheckStatus::Missing, "client.crt: not valid yet"),
+            (3660, CheckStatus::Missing, "ca.crt: expired on 2036-11-21"),
+        ] {
+            let check = check(days);
+            assert_eq!(check.status, status, "after {days} days: {check:?}");
+            assert!(check.found.contains(found), "after {days} days: {check:?}");
+            assert_eq!(check.advice.is_some(), status != CheckStatus::Ok);
+        }
+    }
+
+    #[test]
+    fn a_seed_is_shown_by_its_public_key_only() {
+        let (_folder, out) = write_config_folder_at(Timestamp::now());
         let file = out.join("seeds/millrace/critic.nk");
         let seed = fs::read_to_string(&file).unwrap();
         let key = KeyPair::from_seed(seed.trim()).unwrap().public_key();
-        let check = identity(&Credentials::NkeyFile(file.clone()));
-        assert_eq!((check.status, check.found.contains(&key)), (Status::Ok, true), "{check:?}");
-        assert_eq!(identity(&Credentials::Nkey(seed.clone().into())).status, Status::Ok);
+        let check = check_identity(&Credentials::NkeyFile(file.clone()));
+        assert_eq!((check.status, check.found.contains(&key)), (CheckStatus::Ok, true), "{check:?}");
+        assert_eq!(check_identity(&Credentials::Nkey(seed.clone().into())).status, CheckStatus::Ok);
 
         fs::set_permissions(&file, fs::Permissions::from_mode(0o644)).unwrap();
-        let exposed = identity(&Credentials::NkeyFile(file.clone()));
-        assert_eq!(exposed.status, Status::Warn);
+        let exposed = check_identity(&Credentials::NkeyFile(file.clone()));
+        assert_eq!(exposed.status, CheckStatus::Warn);
         assert!(exposed.advice.unwrap().contains("chmod 600"));
 
         let account = KeyPair::new_account().seed().unwrap();
         for no_seed in ["", "SUAA", &seed.to_lowercase(), &account] {
-            let check = identity(&Credentials::Nkey(no_seed.to_owned().into()));
-            assert_eq!(check.status, Status::Missing, "{check:?}");
+            let check = check_identity(&Credentials::Nkey(no_seed.to_owned().into()));
+            assert_eq!(check.status, CheckStatus::Missing, "{check:?}");
             assert!(no_seed.is_empty() || !format!("{check:?}").contains(no_seed), "a seed is never printed");
         }
     }

@@ -1,13 +1,13 @@
-//! The `budget:` of a plan file: of the run with all its words, and of a task with amounts alone.
+//! The `budget` field of a plan file: of the run with all limits, of a task with amounts only.
 
-use millrace_forms::{Fields, Mistake, Node, Value};
 use millrace_protocol::ids::Capability;
-use millrace_protocol::plan::{Amounts, Budget, WhenSpent};
+use millrace_protocol::plan::{Budget, BudgetExhaustionPolicy, ResourceAmounts};
+use millrace_strict_yaml::{MappingFields, YamlMistake, YamlNode, YamlValue};
 
-use crate::budget::{A_COUNT, AMOUNTS, WHEN_SPENT, amount, dimension, expected};
+use crate::budget::{A_COUNT, AMOUNTS, WHEN_SPENT, describe_valid_amount, parse_amount, parse_dimension};
 
 /// The fields of a run's budget.
-pub const FIELDS: [&str; 15] = [
+pub const FIELDS: [&str; 16] = [
     "tokens",
     "in",
     "out",
@@ -15,6 +15,7 @@ pub const FIELDS: [&str; 15] = [
     "calls",
     "cost",
     "time",
+    "provider_timeout",
     "steps",
     "tasks",
     "depth",
@@ -25,93 +26,104 @@ pub const FIELDS: [&str; 15] = [
     "when_spent",
 ];
 
-/// Reads what a run may use.
-pub fn of_run(node: &Node) -> Result<Budget, Mistake> {
-    let fields = Fields::of(node, "budget", &FIELDS)?;
-    let count = |name: &str| fields.get(name).map(|node| a_count(node, name)).transpose();
-    let share = |name: &str, otherwise, least, most| match fields.get(name) {
-        None => Ok(otherwise),
-        Some(node) => percent(node, name, least, most),
+/// Reads the budget of a run.
+pub fn parse_run_budget(node: &YamlNode) -> Result<Budget, YamlMistake> {
+    let fields = MappingFields::from_node(node, "budget", &FIELDS)?;
+    let count = |name: &str| fields.find_field(name).map(|node| parse_count_field(node, name)).transpose();
+    let share = |name: &str, default, least, most| match fields.find_field(name) {
+        None => Ok(default),
+        Some(node) => parse_percent_field(node, name, least, most),
     };
-    let otherwise = Budget::default();
+    let defaults = Budget::default();
     Ok(Budget {
-        amounts: amounts(&fields)?,
+        amounts: parse_amount_fields(&fields)?,
         attempt: fields
-            .get("attempt")
-            .map(|node| of(node, "budget of an attempt"))
+            .find_field("attempt")
+            .map(|node| parse_amounts(node, "budget of an attempt"))
             .transpose()?
             .unwrap_or_default(),
-        capabilities: match fields.get("capabilities") {
-            None => otherwise.capabilities,
-            Some(node) => of_capabilities(node)?,
+        capabilities: match fields.find_field("capabilities") {
+            None => defaults.capabilities,
+            Some(node) => parse_capability_budgets(node)?,
         },
-        wall_time: fields.get("time").map(time).transpose()?,
+        wall_time: fields.find_field("time").map(|node| parse_duration_field(node, "time")).transpose()?,
+        provider_timeout: fields
+            .find_field("provider_timeout")
+            .map(|node| parse_duration_field(node, "provider_timeout"))
+            .transpose()?,
         steps: count("steps")?,
         tasks: count("tasks")?,
         depth: count("depth")?,
-        soft_percent: share("soft", otherwise.soft_percent, 1, 100)?,
-        final_percent: share("final", otherwise.final_percent, 0, 90)?,
+        soft_percent: share("soft", defaults.soft_percent, 1, 100)?,
+        final_percent: share("final", defaults.final_percent, 0, 90)?,
         when_spent: match fields
-            .get("when_spent")
-            .map(|node| node.choice("when_spent", &WHEN_SPENT))
+            .find_field("when_spent")
+            .map(|node| node.index_of_choice("when_spent", &WHEN_SPENT))
             .transpose()?
         {
-            Some(1) => WhenSpent::Cancel,
-            Some(_) | None => WhenSpent::Finish,
+            Some(1) => BudgetExhaustionPolicy::Cancel,
+            Some(_) | None => BudgetExhaustionPolicy::Finish,
         },
     })
 }
 
-/// Reads what a task, an attempt or a capability may use.
-pub fn of(node: &Node, what: &'static str) -> Result<Amounts, Mistake> {
-    amounts(&Fields::of(node, what, &AMOUNTS)?)
+/// Reads the budget of a task, an attempt or a capability.
+pub fn parse_amounts(node: &YamlNode, what: &'static str) -> Result<ResourceAmounts, YamlMistake> {
+    parse_amount_fields(&MappingFields::from_node(node, what, &AMOUNTS)?)
 }
 
-fn of_capabilities(node: &Node) -> Result<std::collections::BTreeMap<Capability, Amounts>, Mistake> {
-    let Value::Map(entries) = &node.value else {
-        return Err(node.not("capabilities", "a map of capabilities and what each may use"));
+fn parse_capability_budgets(
+    node: &YamlNode,
+) -> Result<std::collections::BTreeMap<Capability, ResourceAmounts>, YamlMistake> {
+    let YamlValue::Map(entries) = &node.value else {
+        return Err(node.mismatch_error("capabilities", "a map of capabilities to budgets"));
     };
-    let read = entries.iter().map(|entry| {
+    let budgets = entries.iter().map(|entry| {
         let name = Capability::new(entry.key.as_str());
-        let name = name.map_err(|error| Mistake::at(entry.place, error.to_string()))?;
-        Ok((name, of(&entry.node, "budget of a capability")?))
+        let name = name.map_err(|error| YamlMistake::at_position(entry.position, error.to_string()))?;
+        Ok((name, parse_amounts(&entry.node, "budget of a capability")?))
     });
-    read.collect()
+    budgets.collect()
 }
 
-fn amounts(fields: &Fields<'_>) -> Result<Amounts, Mistake> {
-    let mut amounts = Amounts::default();
+fn parse_amount_fields(fields: &MappingFields<'_>) -> Result<ResourceAmounts, YamlMistake> {
+    let mut amounts = ResourceAmounts::default();
     for name in AMOUNTS {
-        let (Some(node), Some(dimension)) = (fields.get(name), dimension(name)) else { continue };
-        let read = scalar(node).and_then(|text| amount(dimension, &text));
-        amounts.set(dimension, Some(read.ok_or_else(|| node.not(name, expected(dimension)))?));
+        let (Some(node), Some(dimension)) = (fields.find_field(name), parse_dimension(name)) else {
+            continue;
+        };
+        let parsed = read_scalar_text(node).and_then(|text| parse_amount(dimension, &text));
+        amounts.set(
+            dimension,
+            Some(parsed.ok_or_else(|| node.mismatch_error(name, describe_valid_amount(dimension)))?),
+        );
     }
     Ok(amounts)
 }
 
-/// A number or a text, as it is written.
-fn scalar(node: &Node) -> Option<String> {
+/// Returns a number or a text as it is written.
+fn read_scalar_text(node: &YamlNode) -> Option<String> {
     match &node.value {
-        Value::Number(number) => Some(number.to_string()),
-        Value::Text(text) => Some(text.clone()),
-        Value::Nothing | Value::Flag(_) | Value::List(_) | Value::Map(_) => None,
+        YamlValue::Number(number) => Some(number.to_string()),
+        YamlValue::Text(text) => Some(text.clone()),
+        YamlValue::Nothing | YamlValue::Flag(_) | YamlValue::List(_) | YamlValue::Map(_) => None,
     }
 }
 
-fn time(node: &Node) -> Result<std::time::Duration, Mistake> {
-    let time = node.duration("time")?;
-    if time.is_zero() { Err(node.not("time", "more than 0 seconds")) } else { Ok(time) }
+fn parse_duration_field(node: &YamlNode, name: &'static str) -> Result<std::time::Duration, YamlMistake> {
+    let time = node.parse_duration(name)?;
+    if time.is_zero() { Err(node.mismatch_error(name, "more than 0 seconds")) } else { Ok(time) }
 }
 
-fn a_count(node: &Node, name: &str) -> Result<u32, Mistake> {
-    match node.whole(name, "of 1 or more")? {
-        0 => Err(node.not(name, A_COUNT)),
+fn parse_count_field(node: &YamlNode, name: &str) -> Result<u32, YamlMistake> {
+    match node.parse_integer(name, "of 1 or more")? {
+        0 => Err(node.mismatch_error(name, A_COUNT)),
         count => Ok(count),
     }
 }
 
-fn percent(node: &Node, name: &str, least: u8, most: u8) -> Result<u8, Mistake> {
+fn parse_percent_field(node: &YamlNode, name: &str, least: u8, most: u8) -> Result<u8, YamlMistake> {
     let range = format!("a percentage from {least} to {most}");
-    let read = scalar(node).and_then(|text| crate::budget::percent(&text, least..=most));
-    read.ok_or_else(|| node.not(name, &range))
+    let parsed = read_scalar_text(node).and_then(|text| crate::budget::parse_percent(&text, least..=most));
+    parsed.ok_or_else(|| node.mismatch_error(name, &range))
 }

@@ -1,6 +1,5 @@
-//! Plan files: a user's tasks as YAML (JSON is YAML too), turned into those of the protocol. Every mistake is told with
-//! the file, the line, what was expected, and where a name is unknown the nearest that is known. It reads files and
-//! hands nothing in.
+//! Parses plan files: the tasks of a run as YAML (JSON is valid YAML). Every mistake is reported with the file, the line,
+//! the expected value, and for an unknown name the most similar valid one. It only reads files; it submits nothing.
 
 mod budget;
 mod schema;
@@ -8,117 +7,152 @@ mod tasks;
 
 use std::path::Path;
 
-use millrace_forms::{Fault, Fields, Kind, Mistake, Node, Value};
-use millrace_protocol::plan::{Budget, Consult, Mode, Plan, Review, TaskSpec};
+use millrace_protocol::plan::{Budget, Plan, PlannerConsultMode, PlanningMode, ReviewPolicy, TaskSpec};
+use millrace_strict_yaml::{
+    FileDescription, LoadError, MappingFields, MistakeCollector, YamlMistake, YamlMistakes, YamlNode,
+    YamlValue,
+};
 
-pub use schema::schema;
+pub use schema::plan_file_schema;
 
 /// The most bytes of a plan file: 32 MiB, which is 100,000 tasks with all their fields.
 const MAX_BYTES: u64 = 32 * 1024 * 1024;
 
-const KIND: Kind = Kind { name: "plan", holds: "tasks" };
+const KIND: FileDescription = FileDescription { name: "plan", holds: "tasks" };
 
 /// The fields of a plan.
 const FIELDS: [&str; 6] = ["objective", "mode", "consult", "budget", "fail_fast", "tasks"];
-/// What is said of a run as a whole, which tasks for a run that is under way can't say.
+/// Fields of the run as a whole, which are not allowed in a file whose tasks are added to an existing run.
 const OF_RUN: [&str; 4] = ["mode", "consult", "budget", "fail_fast"];
-/// The words for [`Consult`], in its order.
+/// The names of the variants of [`PlannerConsultMode`], in order.
 const CONSULT: [&str; 3] = ["never", "judgement", "every_result"];
 
-/// What a plan file says.
+/// The contents of a plan file.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct PlanFile {
-    /// What the user wants, where the file says it.
+    /// The objective, if the file has one.
     pub objective: Option<String>,
-    /// Who makes the plan, where the file says it: never the planner alone.
-    pub mode: Option<Mode>,
-    /// When the planner is asked, where the file says it.
-    pub consult: Option<Consult>,
-    /// What the run may use.
+    /// The planning mode, if the file sets it; never `llm`.
+    pub mode: Option<PlanningMode>,
+    /// When the planner is called, if the file sets it.
+    pub consult: Option<PlannerConsultMode>,
+    /// The budget of the run.
     pub budget: Budget,
-    /// Whether the first failed task ends the run.
+    /// `true` if the first failed task ends the run.
     pub fail_fast: bool,
-    /// The tasks; together they make a plan.
+    /// The tasks; they form a valid plan.
     pub tasks: Vec<TaskSpec>,
+    /// The positions of the tasks' fields, in the same order.
+    pub positions: Vec<TaskFieldPositions>,
+}
+
+/// Tasks that are added to an existing plan.
+#[derive(Debug, Clone, PartialEq)]
+pub struct AdditionalTasks {
+    /// The tasks; with those of the plan they form a valid plan.
+    pub tasks: Vec<TaskSpec>,
+    /// The positions of the tasks' fields, in the same order.
+    pub positions: Vec<TaskFieldPositions>,
 }
 
 /// Reads a plan file.
 ///
 /// # Errors
-/// It can't be read, is larger than 32 MiB, or makes no plan.
-pub fn load(path: &Path) -> Result<PlanFile, Fault> {
-    millrace_forms::load(path, KIND, MAX_BYTES, parse)
+/// It can't be read, is larger than 32 MiB, or is not a valid plan.
+pub fn load_plan_file(path: &Path) -> Result<PlanFile, LoadError> {
+    millrace_strict_yaml::load_yaml_file(path, KIND, MAX_BYTES, parse_plan_file)
 }
 
-/// Reads a plan file whose tasks are to be added to a plan, on whose tasks they may depend.
+/// Reads a plan file whose tasks are added to an existing plan; they may depend on its tasks.
 ///
 /// # Errors
-/// As for [`load`]; or it says something of the run as a whole.
-pub fn load_more(path: &Path, plan: &Plan) -> Result<Vec<TaskSpec>, Fault> {
-    millrace_forms::load(path, KIND, MAX_BYTES, |bytes| more(bytes, plan))
+/// As for [`load_plan_file`]; or it has a field of the run as a whole.
+pub fn load_additional_tasks(path: &Path, plan: &Plan) -> Result<AdditionalTasks, LoadError> {
+    millrace_strict_yaml::load_yaml_file(path, KIND, MAX_BYTES, |bytes| parse_additional_tasks(bytes, plan))
 }
 
-/// Reads the bytes of a plan file.
+/// Parses the bytes of a plan file.
 ///
 /// # Errors
-/// The first mistake in them.
-pub fn parse(bytes: &[u8]) -> Result<PlanFile, Mistake> {
-    let root = millrace_forms::read(bytes, KIND)?;
-    let file = Fields::of(&root, "plan", &FIELDS)?;
-    let objective = file.get("objective").map(|node| node.text("objective")).transpose()?;
-    let fail_fast = file.get("fail_fast").map(|node| node.flag("fail_fast")).transpose()?;
-    Ok(PlanFile {
-        objective: objective.map(str::to_owned),
-        mode: file.get("mode").map(mode).transpose()?,
-        consult: file.get("consult").map(consult).transpose()?,
-        budget: file.get("budget").map(budget::of_run).transpose()?.unwrap_or_default(),
-        fail_fast: fail_fast.unwrap_or_default(),
-        tasks: tasks::read(file.required("tasks")?, &Plan::default())?,
-    })
+/// All mistakes in the file. Those of the plan as a whole, such as a cycle, are found once its parts are valid.
+pub fn parse_plan_file(bytes: &[u8]) -> Result<PlanFile, YamlMistakes> {
+    let root = millrace_strict_yaml::parse_yaml(bytes, KIND)?;
+    let mut mistakes = MistakeCollector::default();
+    let Some(file) = MappingFields::collect_from_node(&root, "plan", &FIELDS, &mut mistakes) else {
+        mistakes.finish()?;
+        return Ok(PlanFile::default());
+    };
+    let objective = file.find_field("objective").map(|node| node.parse_text("objective"));
+    let fail_fast = file.find_field("fail_fast").map(|node| node.parse_boolean("fail_fast"));
+    let plan = PlanFile {
+        objective: mistakes.check_optional(objective).map(str::to_owned),
+        mode: mistakes.check_optional(file.find_field("mode").map(parse_mode)),
+        consult: mistakes.check_optional(file.find_field("consult").map(parse_consult)),
+        budget: mistakes
+            .check_optional(file.find_field("budget").map(budget::parse_run_budget))
+            .unwrap_or_default(),
+        fail_fast: mistakes.check_optional(fail_fast).unwrap_or_default(),
+        ..PlanFile::default()
+    };
+    let (tasks, positions) = match mistakes.check(file.require_field("tasks")) {
+        Some(node) => (
+            tasks::parse_and_validate_tasks(node, &Plan::default(), &mut mistakes),
+            tasks::task_field_positions(node),
+        ),
+        None => Default::default(),
+    };
+    mistakes.finish()?;
+    Ok(PlanFile { tasks, positions, ..plan })
 }
 
-fn more(bytes: &[u8], plan: &Plan) -> Result<Vec<TaskSpec>, Mistake> {
-    let root = millrace_forms::read(bytes, KIND)?;
-    let file = Fields::of(&root, "plan", &FIELDS)?;
-    let of_run = OF_RUN.iter().find_map(|name| Some((name, file.get(name)?)));
-    if let Some((name, node)) = of_run {
+fn parse_additional_tasks(bytes: &[u8], plan: &Plan) -> Result<AdditionalTasks, YamlMistakes> {
+    let root = millrace_strict_yaml::parse_yaml(bytes, KIND)?;
+    let mut mistakes = MistakeCollector::default();
+    let file = MappingFields::from_node(&root, "plan", &FIELDS)?;
+    for (name, node) in OF_RUN.iter().filter_map(|name| Some((name, file.find_field(name)?))) {
+        let text = format!(
+            "{name:?} can only be set when a run is submitted; only tasks can be added to an existing run"
+        );
+        mistakes.check::<()>(Err(YamlMistake::at_position(node.position, text)));
+    }
+    let node = file.require_field("tasks")?;
+    let tasks = tasks::parse_and_validate_tasks(node, plan, &mut mistakes);
+    mistakes.finish()?;
+    Ok(AdditionalTasks { tasks, positions: tasks::task_field_positions(node) })
+}
+
+fn parse_mode(node: &YamlNode) -> Result<PlanningMode, YamlMistake> {
+    if matches!(&node.value, YamlValue::Text(text) if text == "llm") {
         let text =
-            format!("{name:?} is said when a run begins; only tasks can be added to one that is under way");
-        return Err(Mistake::at(node.place, text));
+            "a plan file is for mode hybrid or fixed; in mode llm the planner makes the plan without a file";
+        return Err(YamlMistake::at_position(node.position, text));
     }
-    tasks::read(file.required("tasks")?, plan)
-}
-
-fn mode(node: &Node) -> Result<Mode, Mistake> {
-    if matches!(&node.value, Value::Text(text) if text == "llm") {
-        let text = "a plan that a user began is for mode hybrid or fixed; in mode llm the planner makes the plan, without a file";
-        return Err(Mistake::at(node.place, text));
-    }
-    Ok(match node.choice("mode", &["hybrid", "fixed"])? {
-        0 => Mode::Hybrid,
-        _ => Mode::Fixed,
+    Ok(match node.index_of_choice("mode", &["hybrid", "fixed"])? {
+        0 => PlanningMode::Hybrid,
+        _ => PlanningMode::Fixed,
     })
 }
 
-fn consult(node: &Node) -> Result<Consult, Mistake> {
-    Ok(match node.choice("consult", &CONSULT)? {
-        0 => Consult::Never,
-        1 => Consult::Judgement,
-        _ => Consult::EveryResult,
+fn parse_consult(node: &YamlNode) -> Result<PlannerConsultMode, YamlMistake> {
+    Ok(match node.index_of_choice("consult", &CONSULT)? {
+        0 => PlannerConsultMode::Never,
+        1 => PlannerConsultMode::Judgement,
+        _ => PlannerConsultMode::EveryResult,
     })
 }
 
-/// Reads the review of a task as it stands in a plan file, from a command line.
+/// Parses the review of a task from the command line, in the format of a plan file.
 ///
 /// # Errors
-/// The first mistake in it.
-pub fn review(text: &str) -> Result<Review, Mistake> {
-    let kind = Kind { name: "review", holds: "none, critic, or checks and criteria" };
-    millrace_agent::spec::review(&millrace_forms::read(text.as_bytes(), kind)?)
+/// The first mistake in the text.
+pub fn parse_review(text: &str) -> Result<ReviewPolicy, YamlMistake> {
+    let kind = FileDescription { name: "review", holds: "none, critic, or checks and criteria" };
+    millrace_agent::spec::read_review(&millrace_strict_yaml::parse_yaml(text.as_bytes(), kind)?)
 }
 
-/// Reads what happens to a task when one it depends on is lost, from a command line.
-pub use tasks::on_failed_dependency;
+/// Parses `--on-failed-dependency`.
+pub use tasks::parse_on_failed_dependency;
+pub use tasks::{CapabilityMistake, TaskFieldPositions, find_capability_mistakes};
 
 #[cfg(test)]
 mod tests;

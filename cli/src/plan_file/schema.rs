@@ -1,30 +1,29 @@
-//! The JSON Schema of a plan file, for editors and for whoever writes plans by program. It is made from the types of
-//! the protocol; what a file may say in friendlier words is put in their place.
+//! The JSON Schema of a plan file, for editors and for programs that generate plans. It is derived from the types of
+//! `millrace_protocol`; fields with a friendlier notation in files are replaced.
 
 use millrace_agent::spec::review_schema;
-use millrace_protocol::plan::{Consult, TaskSpec};
+use millrace_protocol::plan::{PlannerConsultMode, TaskSpec};
 use schemars::JsonSchema;
 use serde_json::{Value, json};
 
-/// A plan: the tasks of a run, and how they hang together.
+/// A plan: the tasks of a run and their dependencies.
 #[derive(JsonSchema)]
 #[schemars(rename = "Plan", deny_unknown_fields)]
-#[expect(dead_code, reason = "it is there for its schema")]
-struct Shape {
-    /// What the run is to find out or to do; may be left away where the command line says it.
+#[expect(dead_code, reason = "only its schema is used")]
+struct PlanFileSchema {
+    /// The objective of the run; may be omitted if it is given on the command line.
     #[schemars(default)]
     objective: Option<String>,
-    /// Who makes the plan: `fixed`, it is carried out as it is (the default), or `hybrid`, the planner extends and changes
-    /// it.
+    /// Planning mode: `fixed` executes the plan as it is (the default), `hybrid` lets the planner extend and change it.
     #[schemars(default)]
     mode: Option<String>,
-    /// When the planner is asked; by default never for a fixed plan, else where judgement is needed.
+    /// When the planner is called; by default `never` for a fixed plan, otherwise `judgement`.
     #[schemars(default)]
-    consult: Option<Consult>,
-    /// What the run may use, all together: planner, workers and critics.
+    consult: Option<PlannerConsultMode>,
+    /// The total budget of the run: planner, workers and critics.
     #[schemars(default)]
     budget: Option<String>,
-    /// Whether the first failed task ends the run.
+    /// If true, the first failed task ends the run.
     #[schemars(default)]
     fail_fast: bool,
     /// The tasks, in any order.
@@ -33,11 +32,11 @@ struct Shape {
 }
 
 /// The JSON Schema of a plan file (draft 2020-12).
-pub fn schema() -> Value {
-    let mut schema = schemars::schema_for!(Shape).to_value();
+pub fn plan_file_schema() -> Value {
+    let mut schema = schemars::schema_for!(PlanFileSchema).to_value();
     let description = schema["properties"]["objective"]["description"].take();
     schema["properties"]["objective"] = json!({ "description": description, "type": "string" });
-    for (name, of) in [("mode", json!({ "enum": ["hybrid", "fixed"] })), ("budget", of_run())] {
+    for (name, of) in [("mode", json!({ "enum": ["hybrid", "fixed"] })), ("budget", run_budget_schema())] {
         let mut of = of;
         of["description"] = schema["properties"][name]["description"].take();
         schema["properties"][name] = of;
@@ -45,15 +44,15 @@ pub fn schema() -> Value {
     let consult = schema["properties"]["consult"]["description"].take();
     schema["properties"]["consult"] = json!({ "description": consult, "$ref": "#/$defs/Consult" });
     schema["$defs"]["Amounts"] =
-        amounts("What attempts and their reviews may use; what is not named is not limited.");
+        amounts_schema("Budget of attempts and their reviews; amounts that are not given are unlimited.");
     schema["$defs"]["OnFailedDependency"] = json!({
-        "description": "What happens to a task when one it depends on ends failed or cancelled: it is cancelled too, it goes \
-                        on without, or it waits and the planner is asked (block is an older word for ask).",
+        "description": "What happens to a task when a task it depends on fails or is cancelled: cancel it too, skip the \
+                        dependency and run without it, or ask the planner (block is a deprecated name for ask).",
         "enum": ["cancel", "skip", "ask", "block"],
     });
     schema["$defs"]["Review"] = review_schema();
     schema["$defs"]["TaskSpec"]["properties"]["review"]["default"] = json!("none");
-    schema["$defs"]["Limits"]["description"] = json!("How long and how often a task may try.");
+    schema["$defs"]["Limits"]["description"] = json!("Limits on the number and duration of attempts.");
     let limits = &mut schema["$defs"]["Limits"]["properties"];
     limits["max_attempts"]["minimum"] = json!(1);
     limits["max_attempts"]["maximum"] = json!(100);
@@ -72,30 +71,37 @@ pub fn schema() -> Value {
     schema
 }
 
-/// What a run may use.
-fn of_run() -> Value {
-    let mut budget = amounts("");
+/// The schema of the budget of a run.
+fn run_budget_schema() -> Value {
+    let mut budget = amounts_schema("");
     let count = |description: &str| json!({ "description": description, "type": "integer", "minimum": 1 });
     let more = json!({
         "time": {
-            "description": "How long it may take from its start, pauses apart.",
+            "description": "Time limit from the start of the run, pauses excluded.",
             "anyOf": [
                 { "type": "number", "description": "Seconds." },
                 { "type": "string", "examples": ["30m", "1h 30m"] },
             ],
         },
-        "steps": count("How often the planner may be asked; 20 where nothing is said."),
-        "tasks": count("How many tasks a planner may have in the plan; 1000 where nothing is said."),
-        "depth": count("How many tasks a planner may put in a row; 100 where nothing is said."),
-        "attempt": { "description": "What one attempt may use; a quarter of what is left where nothing is said.", "$ref": "#/$defs/Amounts" },
+        "provider_timeout": {
+            "description": "Time that work waits for a model provider that does not answer before the run pauses; 30m by default.",
+            "anyOf": [
+                { "type": "number", "description": "Seconds." },
+                { "type": "string", "examples": ["30m", "1h 30m"] },
+            ],
+        },
+        "steps": count("Maximum number of planner turns; 20 by default."),
+        "tasks": count("Maximum number of tasks in a planner's plan; 1000 by default."),
+        "depth": count("Maximum length of a chain of dependent tasks in a planner's plan; 100 by default."),
+        "attempt": { "description": "Budget of one attempt; by default a quarter of the remaining budget.", "$ref": "#/$defs/Amounts" },
         "capabilities": {
-            "description": "What all work of a capability may use, planner and critic among them.",
+            "description": "Budget of all work of a capability, including planner and critic.",
             "type": "object",
             "additionalProperties": { "$ref": "#/$defs/Amounts" },
         },
-        "soft": { "description": "At which percentage the planner is told to wrap up.", "type": "integer", "minimum": 1, "maximum": 100, "default": 80 },
-        "final": { "description": "Which percentage only the final task and its review may use.", "type": "integer", "minimum": 0, "maximum": 90, "default": 10 },
-        "when_spent": { "description": "Whether running work goes on to its end when the budget is used up, or is cancelled.", "enum": ["finish", "cancel"], "default": "finish" },
+        "soft": { "description": "Percentage of the budget at which the planner is asked to wrap up.", "type": "integer", "minimum": 1, "maximum": 100, "default": 80 },
+        "final": { "description": "Percentage of the budget that is reserved for the final task and its review.", "type": "integer", "minimum": 0, "maximum": 90, "default": 10 },
+        "when_spent": { "description": "Policy for running work when the budget is used up: let it finish, or cancel it.", "enum": ["finish", "cancel"], "default": "finish" },
     });
     if let (Some(properties), Value::Object(more)) = (budget["properties"].as_object_mut(), more) {
         properties.extend(more);
@@ -103,8 +109,8 @@ fn of_run() -> Value {
     budget
 }
 
-/// Amounts by their words.
-fn amounts(description: &str) -> Value {
+/// The schema of amounts.
+fn amounts_schema(description: &str) -> Value {
     let number = |description: &str| {
         json!({
             "description": description,
@@ -121,7 +127,7 @@ fn amounts(description: &str) -> Value {
             "tokens": number("Tokens sent and received."),
             "in": number("Tokens sent."),
             "out": number("Tokens received."),
-            "cached": number("Tokens sent that the provider had in its cache."),
+            "cached": number("Tokens sent that the provider read from its cache."),
             "calls": number("Calls to models."),
             "cost": {
                 "description": "US dollars.",

@@ -1,9 +1,13 @@
-//! The tasks of a plan file, and the places that mistakes of the plan as a whole are told at.
+//! The tasks of a plan file, and the lines of mistakes that concern the plan as a whole.
 
-use millrace_agent::spec::review;
-use millrace_forms::{Fields, Mistake, Node, Place, Value, did_you_mean};
+use millrace_agent::spec::read_review;
 use millrace_protocol::ids::{Capability, InvalidName, TaskId};
-use millrace_protocol::plan::{GraphError, Limits, OnFailedDependency, Plan, TaskSpec, check};
+use millrace_protocol::plan::{
+    CapabilityRegistry, GraphError, OnFailedDependency, Plan, TaskLimits, TaskSpec, check_new_tasks,
+};
+use millrace_strict_yaml::{
+    MappingFields, MistakeCollector, Position, YamlMistake, YamlNode, YamlValue, did_you_mean_hint,
+};
 
 use super::budget;
 
@@ -23,80 +27,183 @@ pub const FIELDS: [&str; 10] = [
 /// The fields of a task's limits.
 pub const LIMITS: [&str; 5] = ["max_attempts", "backoff", "queue_wait", "run_time", "silence"];
 
-/// What can happen to a task when one it depends on is lost.
+/// Values of `on_failed_dependency`.
 const POLICIES: [&str; 4] = ["cancel", "skip", "ask", "block"];
 
-/// Reads the list of tasks, and checks that they make a plan with those that are there already.
-pub fn read(node: &Node, plan: &Plan) -> Result<Vec<TaskSpec>, Mistake> {
-    let nodes = node.list("tasks", "tasks")?;
-    let tasks = nodes.iter().map(task).collect::<Result<Vec<_>, _>>()?;
-    match check(plan, &tasks) {
-        Ok(()) => Ok(tasks),
-        Err(error) => Err(locate(&error, node.place, nodes, &tasks, plan)),
+/// The positions of the fields of a task that depend on the capabilities of the cluster.
+#[derive(Debug, Clone, PartialEq)]
+pub struct TaskFieldPositions {
+    capability: Position,
+    /// The parameters as a whole, or else the task.
+    parameters: Position,
+    /// Each parameter, by name.
+    by_name: Vec<(String, Position)>,
+}
+
+impl TaskFieldPositions {
+    fn of_node(node: &YamlNode) -> Self {
+        let parameters = find_child_node(node, "parameters");
+        let by_name = match parameters.map(|node| &node.value) {
+            Some(YamlValue::Map(entries)) => {
+                entries.iter().map(|entry| (entry.key.clone(), entry.node.position)).collect()
+            }
+            Some(
+                YamlValue::Nothing
+                | YamlValue::Flag(_)
+                | YamlValue::Number(_)
+                | YamlValue::Text(_)
+                | YamlValue::List(_),
+            )
+            | None => Vec::new(),
+        };
+        Self {
+            capability: field_position(node, "capability"),
+            parameters: parameters.map_or(node.position, |found| found.position),
+            by_name,
+        }
+    }
+
+    /// Returns the position of the first parameter that a problem names in single quotes.
+    fn problem_position(&self, problem: &str) -> Position {
+        let named = self.by_name.iter().find(|(name, _)| problem.contains(&format!("'{name}'")));
+        named.map_or(self.parameters, |(_, position)| *position)
     }
 }
 
-fn task(node: &Node) -> Result<TaskSpec, Mistake> {
-    let fields = Fields::of(node, "task", &FIELDS)?;
-    let id = name(fields.required("id")?, "id", |text| TaskId::new(text))?;
-    let objective = fields.required("objective")?.text("objective")?.to_owned();
-    let capability = name(fields.required("capability")?, "capability", |text| Capability::new(text))?;
-    let depends_on = match fields.get("depends_on") {
-        None => Vec::new(),
-        Some(node) => depends_on(node)?,
+/// Returns the positions of the fields of all tasks of a list.
+pub fn task_field_positions(list: &YamlNode) -> Vec<TaskFieldPositions> {
+    match &list.value {
+        YamlValue::List(nodes) => nodes.iter().map(TaskFieldPositions::of_node).collect(),
+        YamlValue::Nothing
+        | YamlValue::Flag(_)
+        | YamlValue::Number(_)
+        | YamlValue::Text(_)
+        | YamlValue::Map(_) => Vec::new(),
+    }
+}
+
+/// A task that the capabilities of a cluster do not fit.
+pub enum CapabilityMistake {
+    /// No worker is known to provide its capability.
+    Unknown(YamlMistake),
+    /// Its capability does not accept its parameters.
+    Parameters(YamlMistake),
+}
+
+/// Checks all tasks against the known capabilities and returns every mistake.
+pub fn find_capability_mistakes(
+    tasks: &[TaskSpec],
+    positions: &[TaskFieldPositions],
+    known: &CapabilityRegistry,
+) -> Vec<CapabilityMistake> {
+    let check = |(task, position): (&TaskSpec, &TaskFieldPositions)| {
+        let name = task.capability.as_str();
+        if known.find_capability(&task.capability).is_none() {
+            let hint = did_you_mean_hint(name, known.capability_names().map(Capability::as_str));
+            let text = format!("no worker provides {name:?}{hint}; {}", known.format_task_capabilities());
+            return Some(CapabilityMistake::Unknown(YamlMistake::at_position(position.capability, text)));
+        }
+        let problem = known.find_parameter_problem(task)?;
+        let text = format!("{name} does not accept the parameters of task {}: {problem}", task.id);
+        Some(CapabilityMistake::Parameters(YamlMistake::at_position(
+            position.problem_position(&problem),
+            text,
+        )))
     };
-    let parameters = match fields.get("parameters") {
-        None => Default::default(),
-        Some(node) => node.parameters("parameters")?.collect(),
-    };
-    Ok(TaskSpec {
-        depends_on,
-        parameters,
-        review: fields.get("review").map(review).transpose()?.unwrap_or_default(),
-        limits: fields.get("limits").map(limits).transpose()?.unwrap_or_default(),
-        on_failed_dependency: fields.get("on_failed_dependency").map(policy).transpose()?.unwrap_or_default(),
-        budget: match fields.get("budget") {
-            None => Default::default(),
-            Some(node) => budget::of(node, "task's budget")?,
-        },
-        is_final: fields.get("final").map(|node| node.flag("final")).transpose()?.unwrap_or_default(),
-        ..TaskSpec::new(id, objective, capability)
+    tasks.iter().zip(positions).filter_map(check).collect()
+}
+
+/// Reads the list of tasks and checks that, with the tasks of `plan`, they form a valid plan. Collects the mistakes; the
+/// plan as a whole is checked once all tasks are valid.
+pub fn parse_and_validate_tasks(
+    node: &YamlNode,
+    plan: &Plan,
+    mistakes: &mut MistakeCollector,
+) -> Vec<TaskSpec> {
+    let nodes = mistakes.check(node.parse_list("tasks", "tasks")).unwrap_or_default();
+    let mut tasks_mistakes = MistakeCollector::default();
+    let tasks: Vec<TaskSpec> =
+        nodes.iter().filter_map(|node| parse_task(node, &mut tasks_mistakes)).collect();
+    let are_valid = tasks_mistakes.is_empty() && matches!(node.value, YamlValue::List(_));
+    mistakes.append(tasks_mistakes);
+    if are_valid && let Err(error) = check_new_tasks(plan, &tasks) {
+        mistakes.check::<()>(Err(locate_graph_error(&error, node.position, nodes, &tasks, plan)));
+    }
+    tasks
+}
+
+fn parse_task(node: &YamlNode, mistakes: &mut MistakeCollector) -> Option<TaskSpec> {
+    let fields = MappingFields::collect_from_node(node, "task", &FIELDS, mistakes)?;
+    let name = |field: &str| fields.require_field(field);
+    let id = name("id").and_then(|node| parse_name(node, "id", |text| TaskId::new(text)));
+    let id = mistakes.check(id);
+    let objective = name("objective").and_then(|node| Ok(node.parse_text("objective")?.to_owned()));
+    let objective = mistakes.check(objective);
+    let capability =
+        name("capability").and_then(|node| parse_name(node, "capability", |text| Capability::new(text)));
+    let capability = mistakes.check(capability);
+    let depends_on = mistakes.check_optional(fields.find_field("depends_on").map(parse_depends_on));
+    let parameters = fields
+        .find_field("parameters")
+        .map(|node| node.to_json_entries("parameters").map(|entries| entries.collect()));
+    let parameters = mistakes.check_optional(parameters);
+    let review = mistakes.check_optional(fields.find_field("review").map(read_review));
+    let limits = mistakes.check_optional(fields.find_field("limits").map(parse_limits));
+    let policy = fields.find_field("on_failed_dependency").map(parse_failed_dependency_policy);
+    let policy = mistakes.check_optional(policy);
+    let budget = fields.find_field("budget").map(|node| budget::parse_amounts(node, "task's budget"));
+    let budget = mistakes.check_optional(budget);
+    let is_final = fields.find_field("final").map(|node| node.parse_boolean("final"));
+    let is_final = mistakes.check_optional(is_final);
+    Some(TaskSpec {
+        depends_on: depends_on.unwrap_or_default(),
+        parameters: parameters.unwrap_or_default(),
+        review: review.unwrap_or_default(),
+        limits: limits.unwrap_or_default(),
+        on_failed_dependency: policy.unwrap_or_default(),
+        budget: budget.unwrap_or_default(),
+        is_final: is_final.unwrap_or_default(),
+        ..TaskSpec::new(id?, objective?, capability?)
     })
 }
 
-fn name<T>(node: &Node, field: &str, new: impl Fn(&str) -> Result<T, InvalidName>) -> Result<T, Mistake> {
-    new(node.text(field)?).map_err(|error| Mistake::at(node.place, error.to_string()))
+fn parse_name<T>(
+    node: &YamlNode,
+    field: &str,
+    new: impl Fn(&str) -> Result<T, InvalidName>,
+) -> Result<T, YamlMistake> {
+    new(node.parse_text(field)?).map_err(|error| YamlMistake::at_position(node.position, error.to_string()))
 }
 
-fn depends_on(node: &Node) -> Result<Vec<TaskId>, Mistake> {
-    let items = node.list("depends_on", "task ids")?;
-    items.iter().map(|item| name(item, "depends_on", |text| TaskId::new(text))).collect()
+fn parse_depends_on(node: &YamlNode) -> Result<Vec<TaskId>, YamlMistake> {
+    let items = node.parse_list("depends_on", "task ids")?;
+    items.iter().map(|item| parse_name(item, "depends_on", |text| TaskId::new(text))).collect()
 }
 
-fn limits(node: &Node) -> Result<Limits, Mistake> {
-    let fields = Fields::of(node, "task's limits", &LIMITS)?;
-    let otherwise = Limits::default();
-    let duration = |name: &str, otherwise| match fields.get(name) {
-        None => Ok(otherwise),
-        Some(node) => node.duration(name),
+fn parse_limits(node: &YamlNode) -> Result<TaskLimits, YamlMistake> {
+    let fields = MappingFields::from_node(node, "task's limits", &LIMITS)?;
+    let defaults = TaskLimits::default();
+    let duration = |name: &str, default| match fields.find_field(name) {
+        None => Ok(default),
+        Some(node) => node.parse_duration(name),
     };
-    Ok(Limits {
-        max_attempts: match fields.get("max_attempts") {
-            None => otherwise.max_attempts,
-            Some(node) => node.whole("max_attempts", "from 1 to 100")?,
+    Ok(TaskLimits {
+        max_attempts: match fields.find_field("max_attempts") {
+            None => defaults.max_attempts,
+            Some(node) => node.parse_integer("max_attempts", "from 1 to 100")?,
         },
-        backoff: duration("backoff", otherwise.backoff)?,
-        queue_wait: duration("queue_wait", otherwise.queue_wait)?,
-        run_time: duration("run_time", otherwise.run_time)?,
-        silence: duration("silence", otherwise.silence)?,
+        backoff: duration("backoff", defaults.backoff)?,
+        queue_wait: duration("queue_wait", defaults.queue_wait)?,
+        run_time: duration("run_time", defaults.run_time)?,
+        silence: duration("silence", defaults.silence)?,
     })
 }
 
-fn policy(node: &Node) -> Result<OnFailedDependency, Mistake> {
-    Ok(policy_at(node.choice("on_failed_dependency", &POLICIES)?))
+fn parse_failed_dependency_policy(node: &YamlNode) -> Result<OnFailedDependency, YamlMistake> {
+    Ok(failed_dependency_policy_at(node.index_of_choice("on_failed_dependency", &POLICIES)?))
 }
 
-fn policy_at(at: usize) -> OnFailedDependency {
+fn failed_dependency_policy_at(at: usize) -> OnFailedDependency {
     match at {
         0 => OnFailedDependency::Cancel,
         1 => OnFailedDependency::Skip,
@@ -104,116 +211,139 @@ fn policy_at(at: usize) -> OnFailedDependency {
     }
 }
 
-/// What happens to a task when one it depends on is lost, by its word.
+/// Parses a value of `on_failed_dependency`.
 ///
 /// # Errors
-/// There is no such word.
-pub fn on_failed_dependency(text: &str) -> Result<OnFailedDependency, String> {
-    let at = POLICIES.iter().position(|known| *known == text);
-    at.map(policy_at).ok_or_else(|| "it must be cancel, skip or ask".into())
+/// There is no such value.
+pub fn parse_on_failed_dependency(text: &str) -> Result<OnFailedDependency, String> {
+    let at = POLICIES.iter().position(|policy| *policy == text);
+    at.map(failed_dependency_policy_at).ok_or_else(|| "it must be cancel, skip or ask".into())
 }
 
-// ---- what is wrong with the plan as a whole
+// ---- mistakes of the plan as a whole
 
-/// A mistake of the plan, at the line of the task that it is about; what else it is about is told with its line.
-fn locate(error: &GraphError, list: Place, nodes: &[Node], tasks: &[TaskSpec], plan: &Plan) -> Mistake {
-    let places = Places { nodes, tasks };
+/// Converts a mistake of the plan to one with the line of the task it concerns; other tasks are mentioned with theirs.
+fn locate_graph_error(
+    error: &GraphError,
+    list: Position,
+    nodes: &[YamlNode],
+    tasks: &[TaskSpec],
+    plan: &Plan,
+) -> YamlMistake {
+    let places = TaskPositions { nodes, tasks };
     let text = error.to_string();
     match error {
-        GraphError::Empty | GraphError::TooManyTasks(_) => Mistake::at(list, text),
+        GraphError::Empty | GraphError::TooManyTasks(_) => YamlMistake::at_position(list, text),
         GraphError::DuplicateTask(id) => {
-            let mut found = places.all(id);
-            let first = found.next().map_or(list, |node| field(node, "id"));
-            // Where it is there once in the file, the other is in the plan that the file adds to.
-            let Some(second) = found.next().map(|node| field(node, "id")) else {
-                return Mistake::at(first, text);
+            let mut definitions = places.nodes_with_id(id);
+            let first = definitions.next().map_or(list, |node| field_position(node, "id"));
+            // If the file has it only once, the other one is in the existing plan.
+            let Some(second) = definitions.next().map(|node| field_position(node, "id")) else {
+                return YamlMistake::at_position(first, text);
             };
-            Mistake::at(second, format!("{text}; the first is on line {}", first.line))
+            YamlMistake::at_position(second, format!("{text}; the first is on line {}", first.line))
         }
         GraphError::MissingDependency { task, dependency } => {
-            let there = plan.tasks().iter().map(|task| task.spec.id.as_str());
-            let hint = did_you_mean(dependency.as_str(), places.ids_but(task).chain(there));
-            Mistake::at(places.dependency(task, dependency, 0).unwrap_or(list), format!("{text}{hint}"))
+            let existing = plan.tasks().iter().map(|task| task.spec.id.as_str());
+            let hint = did_you_mean_hint(dependency.as_str(), places.other_task_ids(task).chain(existing));
+            YamlMistake::at_position(
+                places.dependency_position(task, dependency, 0).unwrap_or(list),
+                format!("{text}{hint}"),
+            )
         }
         GraphError::SelfDependency(task) => {
-            Mistake::at(places.dependency(task, task, 0).unwrap_or(list), text)
+            YamlMistake::at_position(places.dependency_position(task, task, 0).unwrap_or(list), text)
         }
         GraphError::DuplicateDependency { task, dependency } => {
-            Mistake::at(places.dependency(task, dependency, 1).unwrap_or(list), text)
+            YamlMistake::at_position(places.dependency_position(task, dependency, 1).unwrap_or(list), text)
         }
         GraphError::Cycle(ids) => {
-            let lines: Vec<String> =
-                ids.iter().filter_map(|id| Some(places.of(id, "id")?.line.to_string())).collect();
-            let place = ids.first().and_then(|id| places.of(id, "id")).unwrap_or(list);
-            Mistake::at(place, format!("{text} (on the lines {})", lines.join(", ")))
+            let lines: Vec<String> = ids
+                .iter()
+                .filter_map(|id| Some(places.position_of_field(id, "id")?.line.to_string()))
+                .collect();
+            let place = ids.first().and_then(|id| places.position_of_field(id, "id")).unwrap_or(list);
+            YamlMistake::at_position(place, format!("{text} (on lines {})", lines.join(", ")))
         }
         GraphError::TwoFinal(first, second) => {
-            let (first, second) = (places.of(first, "final"), places.of(second, "final"));
+            let (first, second) =
+                (places.position_of_field(first, "final"), places.position_of_field(second, "final"));
             match (first, second) {
                 (Some(first), Some(second)) => {
-                    Mistake::at(second, format!("{text}; the first is on line {}", first.line))
+                    YamlMistake::at_position(second, format!("{text}; the first is on line {}", first.line))
                 }
-                (one, other) => Mistake::at(one.or(other).unwrap_or(list), text),
+                (one, other) => YamlMistake::at_position(one.or(other).unwrap_or(list), text),
             }
         }
         GraphError::EmptyObjective(task) | GraphError::LongObjective { task, .. } => {
-            Mistake::at(places.of(task, "objective").unwrap_or(list), text)
+            YamlMistake::at_position(places.position_of_field(task, "objective").unwrap_or(list), text)
         }
-        GraphError::Limit { task, limit, .. } => Mistake::at(places.limit(task, limit).unwrap_or(list), text),
+        GraphError::Limit { task, limit, .. } => {
+            YamlMistake::at_position(places.limit_position(task, limit).unwrap_or(list), text)
+        }
         GraphError::ReservedCapability { task, .. } => {
-            Mistake::at(places.of(task, "capability").unwrap_or(list), text)
+            YamlMistake::at_position(places.position_of_field(task, "capability").unwrap_or(list), text)
         }
     }
 }
 
-/// The nodes of the tasks by their ids.
-struct Places<'a> {
-    nodes: &'a [Node],
+/// Looks up the YAML nodes of tasks by id.
+struct TaskPositions<'a> {
+    nodes: &'a [YamlNode],
     tasks: &'a [TaskSpec],
 }
 
-impl<'a> Places<'a> {
-    fn all(&self, id: &TaskId) -> impl Iterator<Item = &'a Node> + use<'a, '_> {
+impl<'a> TaskPositions<'a> {
+    fn nodes_with_id(&self, id: &TaskId) -> impl Iterator<Item = &'a YamlNode> + use<'a, '_> {
         let id = id.clone();
         self.nodes.iter().zip(self.tasks).filter(move |(_, task)| task.id == id).map(|(node, _)| node)
     }
 
-    /// The place of a task's field, or else of the task.
-    fn of(&self, id: &TaskId, name: &str) -> Option<Place> {
-        self.all(id).next().map(|node| field(node, name))
+    /// Returns the place of a field of a task, or else of the task.
+    fn position_of_field(&self, id: &TaskId, name: &str) -> Option<Position> {
+        self.nodes_with_id(id).next().map(|node| field_position(node, name))
     }
 
-    /// The place where a task names a dependency for the first time (0), or again (1).
-    fn dependency(&self, id: &TaskId, dependency: &TaskId, time: usize) -> Option<Place> {
+    /// Returns the place where a task lists a dependency; `time` 0 is the first time, 1 the second.
+    fn dependency_position(&self, id: &TaskId, dependency: &TaskId, time: usize) -> Option<Position> {
         let (node, task) = self.nodes.iter().zip(self.tasks).find(|(_, task)| task.id == *id)?;
         let at = task.depends_on.iter().enumerate().filter(|(_, name)| *name == dependency).nth(time)?.0;
-        match &child(node, "depends_on")?.value {
-            Value::List(items) => items.get(at).map(|item| item.place),
-            Value::Nothing | Value::Flag(_) | Value::Number(_) | Value::Text(_) | Value::Map(_) => None,
+        match &find_child_node(node, "depends_on")?.value {
+            YamlValue::List(items) => items.get(at).map(|item| item.position),
+            YamlValue::Nothing
+            | YamlValue::Flag(_)
+            | YamlValue::Number(_)
+            | YamlValue::Text(_)
+            | YamlValue::Map(_) => None,
         }
     }
 
-    /// The place of one of a task's limits, which may be a field of its own, or else of the nearest thing around it.
-    fn limit(&self, id: &TaskId, limit: &str) -> Option<Place> {
-        let node = self.all(id).next()?;
-        let own = child(node, limit);
-        let among = || child(node, "limits").map(|limits| child(limits, limit).unwrap_or(limits));
-        Some(own.or_else(among).map_or(node.place, |found| found.place))
+    /// Returns the place of a limit of a task, or else of its `limits` field, or else of the task.
+    fn limit_position(&self, id: &TaskId, limit: &str) -> Option<Position> {
+        let node = self.nodes_with_id(id).next()?;
+        let own = find_child_node(node, limit);
+        let among =
+            || find_child_node(node, "limits").map(|limits| find_child_node(limits, limit).unwrap_or(limits));
+        Some(own.or_else(among).map_or(node.position, |found| found.position))
     }
 
-    /// The ids of all tasks but one.
-    fn ids_but<'b>(&self, id: &'b TaskId) -> impl Iterator<Item = &'a str> + use<'a, 'b> {
+    /// Returns the ids of all tasks except one.
+    fn other_task_ids<'b>(&self, id: &'b TaskId) -> impl Iterator<Item = &'a str> + use<'a, 'b> {
         self.tasks.iter().map(|task| task.id.as_str()).filter(move |other| *other != id.as_str())
     }
 }
 
-fn child<'a>(node: &'a Node, name: &str) -> Option<&'a Node> {
+fn find_child_node<'a>(node: &'a YamlNode, name: &str) -> Option<&'a YamlNode> {
     match &node.value {
-        Value::Map(entries) => entries.iter().find(|entry| entry.key == name).map(|entry| &entry.node),
-        Value::Nothing | Value::Flag(_) | Value::Number(_) | Value::Text(_) | Value::List(_) => None,
+        YamlValue::Map(entries) => entries.iter().find(|entry| entry.key == name).map(|entry| &entry.node),
+        YamlValue::Nothing
+        | YamlValue::Flag(_)
+        | YamlValue::Number(_)
+        | YamlValue::Text(_)
+        | YamlValue::List(_) => None,
     }
 }
 
-fn field(node: &Node, name: &str) -> Place {
-    child(node, name).map_or(node.place, |child| child.place)
+fn field_position(node: &YamlNode, name: &str) -> Position {
+    find_child_node(node, name).map_or(node.position, |child| child.position)
 }

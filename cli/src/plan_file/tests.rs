@@ -1,35 +1,38 @@
-//! Good plans and bad ones. What is said of each bad one stands in `bad_plans.txt`, behind it; `UPDATE_GOLDEN=1`
-//! rewrites what is said.
+//! Valid and invalid plan files. `bad_plans.txt` has invalid plans with their error messages; `UPDATE_GOLDEN=1` rewrites
+//! the messages.
 
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use millrace_protocol::plan::{
-    Amounts, Budget, Consult, Limits, MAX_PARAMETER_DEPTH, Mode, OnFailedDependency, Plan, Review, WhenSpent,
+    Budget, BudgetExhaustionPolicy, MAX_PARAMETER_DEPTH, OnFailedDependency, Plan, PlannerConsultMode,
+    PlanningMode, ResourceAmounts, ReviewPolicy, TaskLimits,
 };
 use serde_json::{Value, json};
 
-use super::{Fault, Mistake, PlanFile, load, parse, schema, tasks};
+use super::{LoadError, PlanFile, YamlMistakes, load_plan_file, parse_plan_file, plan_file_schema, tasks};
 
-/// What is said of a text that is no plan.
-fn says(text: impl AsRef<[u8]>) -> String {
-    match parse(text.as_ref()) {
-        Ok(plan) => format!("nothing: it is a plan of {} tasks", plan.tasks.len()),
+/// Returns the error message for an invalid plan.
+fn plan_error_message(text: impl AsRef<[u8]>) -> String {
+    match parse_plan_file(text.as_ref()) {
+        Ok(plan) => format!("nothing: valid plan with {} tasks", plan.tasks.len()),
         Err(mistake) => mistake.to_string(),
     }
 }
 
-fn of_one_task(more: &str) -> Result<PlanFile, Mistake> {
-    parse(format!("tasks:\n  - id: a\n    objective: do it\n    capability: echo\n{more}").as_bytes())
+fn parse_plan_with_one_task(more: &str) -> Result<PlanFile, YamlMistakes> {
+    parse_plan_file(
+        format!("tasks:\n  - id: a\n    objective: do it\n    capability: echo\n{more}").as_bytes(),
+    )
 }
 
-fn examples() -> PathBuf {
+fn examples_folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../examples/plans")
 }
 
 #[test]
-fn every_bad_plan_is_told_with_its_line_and_what_was_expected() {
+fn every_bad_plan_is_reported_with_line_and_expectation() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/plan_file/bad_plans.txt");
     let golden = std::fs::read_to_string(&path).unwrap();
     let mut text = String::new();
@@ -38,9 +41,9 @@ fn every_bad_plan_is_told_with_its_line_and_what_was_expected() {
         let (name, body) = case.split_once('\n').unwrap();
         let (plan, _) = body.split_once("=> ").unwrap_or((body, ""));
         let plan = format!("{}\n", plan.trim_end());
-        let said = says(&plan);
-        assert!(!said.starts_with("nothing: "), "{name}: {said}");
-        write!(text, "### {name}\n{plan}=> {said}\n\n").unwrap();
+        let error = plan_error_message(&plan);
+        assert!(!error.starts_with("nothing: "), "{name}: {error}");
+        write!(text, "### {name}\n{plan}=> {error}\n\n").unwrap();
     }
     assert!(cases.len() > 50);
     if std::env::var_os("UPDATE_GOLDEN").is_some() {
@@ -53,41 +56,64 @@ fn every_bad_plan_is_told_with_its_line_and_what_was_expected() {
 }
 
 #[test]
-fn what_is_no_text_or_no_yaml_is_told_with_its_line() {
-    assert_eq!(says(""), "1:1: there is nothing in the file; a plan has tasks");
-    assert_eq!(
-        says(b"tasks:\n  - id: \xff\n"),
-        "2:9: the byte 0xff is no UTF-8; a plan file must be UTF-8 text"
-    );
-    assert_eq!(says(b"t\xc3\xa4sks: \xe4"), "1:8: the byte 0xe4 is no UTF-8; a plan file must be UTF-8 text");
-    assert_eq!(
-        says("tasks:\n\t- id: a\n"),
-        "2:2: this can't be read as YAML: tabs disallowed within this context (block indentation)"
-    );
-    assert!(says("tasks: \u{0}\n").starts_with("1:"), "{}", says("tasks: \u{0}\n"));
+fn all_mistakes_of_a_plan_are_reported_at_once() {
+    let plan = "taks: 1\nmode: quick\ntasks:\n  - {id: a b, objetive: x, capability: echo}\n  - id: b\n    objective: y\n    \
+                capability: echo\n    limits: {run_time: soon}\n    final: perhaps\n    depends_on: [zebra]\n";
+    let message = plan_error_message(plan);
+    let places: Vec<&str> = message.lines().filter_map(|line| line.split(": ").next()).collect();
+    assert_eq!(places, ["1:1", "2:7", "4:10", "4:15", "8:24", "9:12"], "{message}");
+    let many = format!("tasks:\n{}", "  - {id: a, objective: x, capability: echo, colour: red}\n".repeat(30));
+    let message = plan_error_message(&many);
+    assert!(message.lines().count() == 21 && message.ends_with("and 10 more mistakes"), "{message}");
 }
 
 #[test]
-fn nests_without_end_are_refused() {
+fn invalid_utf8_and_yaml_are_reported_with_their_line() {
+    assert_eq!(plan_error_message(""), "1:1: there is nothing in the file; a plan has tasks");
+    assert_eq!(
+        plan_error_message(b"tasks:\n  - id: \xff\n"),
+        "2:9: the byte 0xff is not UTF-8; a plan file must be UTF-8 text"
+    );
+    assert_eq!(
+        plan_error_message(b"t\xc3\xa4sks: \xe4"),
+        "1:8: the byte 0xe4 is not UTF-8; a plan file must be UTF-8 text"
+    );
+    assert_eq!(
+        plan_error_message("tasks:\n\t- id: a\n"),
+        "2:2: invalid YAML: tabs disallowed within this context (block indentation)"
+    );
+    assert!(
+        plan_error_message("tasks: \u{0}\n").starts_with("1:"),
+        "{}",
+        plan_error_message("tasks: \u{0}\n")
+    );
+}
+
+#[test]
+fn deep_nesting_is_refused() {
     for depth in [100, 1_000, 100_000] {
         let nested = format!("tasks: {}{}\n", "[".repeat(depth), "]".repeat(depth));
-        assert!(says(&nested).starts_with("1:"), "{}", says(&nested));
+        assert!(plan_error_message(&nested).starts_with("1:"), "{}", plan_error_message(&nested));
         let maps = format!("tasks: {}1{}\n", "{a: ".repeat(depth), "}".repeat(depth));
-        assert!(says(&maps).starts_with("1:"), "{}", says(&maps));
+        assert!(plan_error_message(&maps).starts_with("1:"), "{}", plan_error_message(&maps));
         let lists: String = (0..depth.min(1_000)).map(|at| format!("{}-\n", " ".repeat(at))).collect();
-        assert!(says(format!("tasks:\n{lists}")).contains("nested") || depth > 1_000, "{}", says(lists));
+        assert!(
+            plan_error_message(format!("tasks:\n{lists}")).contains("nested") || depth > 1_000,
+            "{}",
+            plan_error_message(lists)
+        );
     }
     let nested = |depth| format!("    parameters: {{p: {}1{}}}\n", "[".repeat(depth), "]".repeat(depth));
-    assert!(of_one_task(&nested(MAX_PARAMETER_DEPTH)).is_ok());
+    assert!(parse_plan_with_one_task(&nested(MAX_PARAMETER_DEPTH)).is_ok());
     assert_eq!(
-        of_one_task(&nested(MAX_PARAMETER_DEPTH + 1)).unwrap_err().to_string(),
+        parse_plan_with_one_task(&nested(MAX_PARAMETER_DEPTH + 1)).unwrap_err().to_string(),
         "5:17: task a: parameters must be nested at most 64 deep"
     );
 }
 
 #[test]
-fn aliases_may_spare_words_but_not_grow_without_end() {
-    let plan = parse(
+fn aliases_are_expanded_up_to_a_limit() {
+    let plan = parse_plan_file(
         b"tasks:\n  - {id: a, objective: x, capability: echo, limits: &usual {max_attempts: 2}}\n  \
           - {id: b, objective: x, capability: echo, limits: *usual}\n",
     )
@@ -101,12 +127,12 @@ fn aliases_may_spare_words_but_not_grow_without_end() {
         let below = vec![format!("*l{}", level - 1); 10].join(", ");
         writeln!(bomb, "      l{level}: &l{level} [{below}]").unwrap();
     }
-    let said = says(&bomb);
-    assert!(said.contains("aliases stand for more than 100000 values"), "{said}");
+    let error = plan_error_message(&bomb);
+    assert!(error.contains("aliases expand to more than 100000 values"), "{error}");
 }
 
 #[test]
-fn a_plan_says_what_it_says_in_yaml_and_in_json() {
+fn yaml_and_json_plans_are_equivalent() {
     let yaml = r#"
 objective: find out
 fail_fast: true
@@ -152,17 +178,19 @@ tasks:
             },
         ],
     });
-    let plan = parse(yaml.as_bytes()).unwrap();
-    assert_eq!(parse(json.to_string().as_bytes()).unwrap(), plan);
-    assert_eq!(parse(format!("{json:#}").replace("  ", "\t").as_bytes()).unwrap(), plan, "tabs between JSON");
-    assert_eq!(parse(format!("\u{feff}{yaml}").as_bytes()).unwrap(), plan, "a byte order mark");
+    // The positions differ with the notation.
+    let parse = |text: &str| PlanFile { positions: Vec::new(), ..parse_plan_file(text.as_bytes()).unwrap() };
+    let plan = parse(yaml);
+    assert_eq!(parse(&json.to_string()), plan);
+    assert_eq!(parse(&format!("{json:#}").replace("  ", "\t")), plan, "tabs between JSON");
+    assert_eq!(parse(&format!("\u{feff}{yaml}")), plan, "a byte order mark");
 
     assert_eq!((plan.objective.as_deref(), plan.fail_fast), (Some("find out"), true));
     let [gather, check, write] = plan.tasks.as_slice() else { panic!("{plan:?}") };
     assert_eq!(gather.parameters["terms"], json!(["patent", 2, 2.5, true, null]));
     let criteria = vec!["It cites.".to_owned(), "It is short.".to_owned()];
-    assert_eq!(gather.review, Review::critic(criteria));
-    let limits = Limits {
+    assert_eq!(gather.review, ReviewPolicy::critic(criteria));
+    let limits = TaskLimits {
         max_attempts: 5,
         backoff: Duration::from_millis(250),
         queue_wait: Duration::from_secs(5400),
@@ -170,26 +198,26 @@ tasks:
         silence: Duration::from_secs(45),
     };
     assert_eq!(gather.limits, limits);
-    assert_eq!(check.review, Review::critic(Vec::new()));
+    assert_eq!(check.review, ReviewPolicy::critic(Vec::new()));
     assert_eq!(check.on_failed_dependency, OnFailedDependency::Ask);
     assert_eq!(write.on_failed_dependency, OnFailedDependency::Skip);
     assert_eq!((write.review.is_none(), write.is_final, write.depends_on.len()), (true, true, 2));
 }
 
 #[test]
-fn a_plan_says_who_makes_it_and_what_it_may_use() {
-    let plan = parse(
+fn mode_consult_and_budget_are_parsed() {
+    let plan = parse_plan_file(
         b"mode: hybrid\nconsult: every_result\n\
-          budget:\n  tokens: 200k\n  in: 1.5M\n  calls: 100\n  cost: 2.00\n  time: 30m\n  steps: 20\n  tasks: 50\n  depth: 10\n  \
+          budget:\n  tokens: 200k\n  in: 1.5M\n  calls: 100\n  cost: 2.00\n  time: 30m\n  provider_timeout: 10m\n  steps: 20\n  tasks: 50\n  depth: 10\n  \
           attempt: {tokens: 20k}\n  capabilities: {research: {tokens: 50000, cost: $0.5}}\n  soft: 70\n  final: 20%\n  \
           when_spent: cancel\n\
           tasks:\n  - {id: a, objective: x, capability: echo, budget: {calls: 3, out: 5k}, on_failed_dependency: ask}\n",
     )
     .unwrap();
-    let tokens = |tokens| Amounts { tokens: Some(tokens), ..Amounts::default() };
-    let research = Amounts { cost_micros: Some(500_000), ..tokens(50_000) };
+    let tokens = |tokens| ResourceAmounts { tokens: Some(tokens), ..ResourceAmounts::default() };
+    let research = ResourceAmounts { cost_micros: Some(500_000), ..tokens(50_000) };
     let budget = Budget {
-        amounts: Amounts {
+        amounts: ResourceAmounts {
             input_tokens: Some(1_500_000),
             model_calls: Some(100),
             cost_micros: Some(2_000_000),
@@ -198,16 +226,17 @@ fn a_plan_says_who_makes_it_and_what_it_may_use() {
         attempt: tokens(20_000),
         capabilities: [("research".parse().unwrap(), research)].into(),
         wall_time: Some(Duration::from_secs(1800)),
+        provider_timeout: Some(Duration::from_secs(600)),
         steps: Some(20),
         tasks: Some(50),
         depth: Some(10),
         soft_percent: 70,
         final_percent: 20,
-        when_spent: WhenSpent::Cancel,
+        when_spent: BudgetExhaustionPolicy::Cancel,
     };
     assert_eq!(
         (plan.mode, plan.consult, plan.budget),
-        (Some(Mode::Hybrid), Some(Consult::EveryResult), budget)
+        (Some(PlanningMode::Hybrid), Some(PlannerConsultMode::EveryResult), budget)
     );
     let task = &plan.tasks[0];
     assert_eq!((task.budget.model_calls, task.budget.output_tokens), (Some(3), Some(5_000)));
@@ -215,40 +244,47 @@ fn a_plan_says_who_makes_it_and_what_it_may_use() {
 }
 
 #[test]
-fn tasks_for_a_run_under_way_may_depend_on_those_that_it_has() {
+fn added_tasks_may_depend_on_existing_ones() {
     let mut plan = Plan::default();
-    let there = parse(b"tasks:\n  - {id: gather, objective: x, capability: echo, final: true}\n").unwrap();
-    for spec in there.tasks {
-        let added = millrace_protocol::plan::Event::TaskAdded { spec, ready: true };
+    let existing =
+        parse_plan_file(b"tasks:\n  - {id: gather, objective: x, capability: echo, final: true}\n").unwrap();
+    for spec in existing.tasks {
+        let added = millrace_protocol::plan::Event::Graph(millrace_protocol::plan::GraphEvent::TaskAdded {
+            spec: Box::new(spec),
+            ready: true,
+        });
         millrace_protocol::plan::apply(&mut plan, &added, jiff::Timestamp::UNIX_EPOCH);
     }
-    let says = |text: &str| match super::more(text.as_bytes(), &plan) {
-        Ok(tasks) => format!("{} tasks", tasks.len()),
+    let message = |text: &str| match super::parse_additional_tasks(text.as_bytes(), &plan) {
+        Ok(added) => format!("{} tasks", added.tasks.len()),
         Err(mistake) => mistake.to_string(),
     };
     let task = |more: &str| format!("tasks:\n  - {{id: b, objective: x, capability: echo{more}}}\n");
-    assert_eq!(says(&task(", depends_on: [gather]")), "1 tasks");
+    assert_eq!(message(&task(", depends_on: [gather]")), "1 tasks");
     assert_eq!(
-        says(&task(", depends_on: [gahter]")),
+        message(&task(", depends_on: [gahter]")),
         "2:58: task b depends on gahter, which is not in the plan; did you mean \"gather\"?"
     );
     assert_eq!(
-        says(&task("").replace("b,", "gather,")),
-        "2:10: task gather is there twice; every task needs an id of its own"
+        message(&task("").replace("b,", "gather,")),
+        "2:10: duplicate task id gather; every task needs a unique id"
     );
-    assert_eq!(says(&task(", final: true")), "2:52: tasks gather and b are both final; at most one may be");
-    let of_run = "is said when a run begins; only tasks can be added to one that is under way";
-    assert_eq!(says(&format!("budget: {{tokens: 5}}\n{}", task(""))), format!("1:9: \"budget\" {of_run}"));
     assert_eq!(
-        says(&format!("objective: more of it\n{}", task(""))),
+        message(&task(", final: true")),
+        "2:52: tasks gather and b are both final; at most one may be"
+    );
+    let of_run = "can only be set when a run is submitted; only tasks can be added to an existing run";
+    assert_eq!(message(&format!("budget: {{tokens: 5}}\n{}", task(""))), format!("1:9: \"budget\" {of_run}"));
+    assert_eq!(
+        message(&format!("objective: more of it\n{}", task(""))),
         "1 tasks",
-        "what it is for may be said"
+        "an objective is allowed"
     );
 }
 
 #[test]
-fn what_is_left_away_has_its_default() {
-    let plan = of_one_task("").unwrap();
+fn omitted_fields_have_defaults() {
+    let plan = parse_plan_with_one_task("").unwrap();
     let task = &plan.tasks[0];
     assert_eq!((plan.objective, plan.fail_fast), (None, false));
     assert!(
@@ -258,8 +294,8 @@ fn what_is_left_away_has_its_default() {
 }
 
 #[test]
-fn numbers_in_parameters_stay_what_they_are() {
-    let plan = of_one_task(
+fn numbers_in_parameters_are_preserved() {
+    let plan = parse_plan_with_one_task(
         "    parameters: {i: 7, n: -7, big: 18446744073709551615, f: 1.0, s: \"7\", d: 2026-11-21}\n",
     );
     let parameters = plan.unwrap().tasks.swap_remove(0).parameters;
@@ -268,48 +304,51 @@ fn numbers_in_parameters_stay_what_they_are() {
 }
 
 #[test]
-fn the_file_is_named_in_every_fault() {
+fn every_error_names_the_file() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("plan.yaml");
-    let fault = load(&path).unwrap_err();
-    assert!(matches!(&fault, Fault::Unreadable { .. }) && fault.to_string().contains("plan.yaml"), "{fault}");
+    let fault = load_plan_file(&path).unwrap_err();
+    assert!(
+        matches!(&fault, LoadError::Unreadable { .. }) && fault.to_string().contains("plan.yaml"),
+        "{fault}"
+    );
     std::fs::write(&path, "tasks: []\n").unwrap();
     let expected = format!("{}:1:8: the plan has no tasks", path.display());
-    assert_eq!(load(&path).unwrap_err().to_string(), expected);
+    assert_eq!(load_plan_file(&path).unwrap_err().to_string(), expected);
     let file = std::fs::File::create(&path).unwrap();
     file.set_len(super::MAX_BYTES + 1).unwrap();
-    assert!(matches!(load(&path).unwrap_err(), Fault::TooLarge { bytes: 33_554_433, .. }));
+    assert!(matches!(load_plan_file(&path).unwrap_err(), LoadError::TooLarge { bytes: 33_554_433, .. }));
 }
 
 #[test]
-fn the_examples_are_plans_and_fit_the_schema() {
-    let schema = schema();
+fn the_examples_are_valid_and_match_the_schema() {
+    let schema = plan_file_schema();
     let mut count = 0;
-    for entry in std::fs::read_dir(examples()).unwrap() {
+    for entry in std::fs::read_dir(examples_folder()).unwrap() {
         let path = entry.unwrap().path();
-        let plan = load(&path).unwrap_or_else(|fault| panic!("{fault}"));
-        let has_end = plan.mode == Some(Mode::Hybrid) || plan.tasks.iter().any(|task| task.is_final);
+        let plan = load_plan_file(&path).unwrap_or_else(|fault| panic!("{fault}"));
+        let has_end = plan.mode == Some(PlanningMode::Hybrid) || plan.tasks.iter().any(|task| task.is_final);
         assert!(plan.objective.is_some() && has_end, "{}", path.display());
         let text = std::fs::read_to_string(&path).unwrap();
         let value: Value = serde_saphyr::from_str(&text).unwrap();
-        assert_eq!(misfit(&schema, &schema, &value), None, "{}", path.display());
+        assert_eq!(find_schema_violation(&schema, &schema, &value), None, "{}", path.display());
         count += 1;
     }
     assert!(count >= 3);
 }
 
 #[test]
-fn the_schema_knows_the_fields_that_the_reader_knows() {
-    let schema = schema();
+fn schema_and_parser_have_the_same_fields() {
+    let schema = plan_file_schema();
     let names = |of: &Value| -> Vec<String> {
         let mut names: Vec<_> = of["properties"].as_object().unwrap().keys().cloned().collect();
         names.sort();
         names
     };
     let sorted = |known: &[&str]| {
-        let mut known: Vec<_> = known.iter().map(|name| (*name).to_owned()).collect();
-        known.sort();
-        known
+        let mut names: Vec<_> = known.iter().map(|name| (*name).to_owned()).collect();
+        names.sort();
+        names
     };
     assert_eq!(names(&schema), sorted(&super::FIELDS));
     assert_eq!(names(&schema["$defs"]["TaskSpec"]), sorted(&tasks::FIELDS));
@@ -319,8 +358,8 @@ fn the_schema_knows_the_fields_that_the_reader_knows() {
 }
 
 #[test]
-fn the_schema_refuses_what_the_reader_refuses() {
-    let schema = schema();
+fn the_schema_refuses_what_the_parser_refuses() {
+    let schema = plan_file_schema();
     let task = json!({ "id": "a", "objective": "x", "capability": "echo" });
     let with = |name: &str, value: Value| {
         let mut task = task.clone();
@@ -374,27 +413,27 @@ fn the_schema_refuses_what_the_reader_refuses() {
         of_run("budget", json!({ "attempt": { "time": "5m" } })),
     ];
     for plan in good {
-        assert_eq!(misfit(&schema, &schema, &plan), None, "{plan}");
-        assert!(parse(plan.to_string().as_bytes()).is_ok(), "{plan}");
+        assert_eq!(find_schema_violation(&schema, &schema, &plan), None, "{plan}");
+        assert!(parse_plan_file(plan.to_string().as_bytes()).is_ok(), "{plan}");
     }
     for plan in bad {
-        assert!(misfit(&schema, &schema, &plan).is_some(), "{plan}");
-        assert!(parse(plan.to_string().as_bytes()).is_err(), "{plan}");
+        assert!(find_schema_violation(&schema, &schema, &plan).is_some(), "{plan}");
+        assert!(parse_plan_file(plan.to_string().as_bytes()).is_err(), "{plan}");
     }
 }
 
-/// Where a value does not fit a schema, by the few keywords that ours uses. `None`: it fits.
-fn misfit(root: &Value, schema: &Value, value: &Value) -> Option<String> {
+/// Returns where a value violates a schema, for the few keywords that ours uses; `None` if it is valid.
+fn find_schema_violation(root: &Value, schema: &Value, value: &Value) -> Option<String> {
     let fails = |why: &str| Some(format!("{value} {why} {schema}"));
     if let Some(reference) = schema["$ref"].as_str() {
         let target = root.pointer(reference.trim_start_matches('#')).unwrap();
-        if let Some(why) = misfit(root, target, value) {
+        if let Some(why) = find_schema_violation(root, target, value) {
             return Some(why);
         }
     }
     for keyword in ["oneOf", "anyOf"] {
         if let Some(options) = schema[keyword].as_array()
-            && !options.iter().any(|option| misfit(root, option, value).is_none())
+            && !options.iter().any(|option| find_schema_violation(root, option, value).is_none())
         {
             return fails("fits none of");
         }
@@ -425,7 +464,7 @@ fn misfit(root: &Value, schema: &Value, value: &Value) -> Option<String> {
         if (items.len() as u64) < schema["minItems"].as_u64().unwrap_or(0) {
             return fails("has fewer items than");
         }
-        return items.iter().find_map(|item| misfit(root, schema.get("items")?, item));
+        return items.iter().find_map(|item| find_schema_violation(root, schema.get("items")?, item));
     }
     let fields = value.as_object()?;
     let required = schema["required"].as_array().into_iter().flatten();
@@ -433,7 +472,7 @@ fn misfit(root: &Value, schema: &Value, value: &Value) -> Option<String> {
         return fails(&format!("lacks {missing} of"));
     }
     fields.iter().find_map(|(name, value)| match schema["properties"].get(name) {
-        Some(schema) => misfit(root, schema, value),
+        Some(schema) => find_schema_violation(root, schema, value),
         None if schema["additionalProperties"] == json!(false) => fails(&format!("has {name} besides")),
         None => None,
     })

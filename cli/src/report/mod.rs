@@ -1,65 +1,68 @@
-//! What a run leaves: the deliverable as Markdown, and everything as JSON.
-
-mod whole;
+//! The results of a run: the deliverable as Markdown, and the complete result as JSON.
 
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
 
 use millrace_protocol::ids::RunId;
-use millrace_protocol::plan::{Dimension, End, EndReason, FinalRung, Plan, TaskState};
+use millrace_protocol::plan::{DeliverableRule, EndReason, Plan, ResourceKind, RunEnd, TaskState};
 use millrace_protocol::result::{SourceKind, TaskResult, Usage};
+use millrace_protocol::safe_text::{self, markdown_line, single_line};
 use millrace_runtime::Bus;
-use serde_json::Value;
 
-use crate::client::result_of;
-use crate::exit::Stop;
-use crate::intake::write;
-use crate::story::Story;
-use crate::view::one_line;
+use crate::budget;
+use crate::exit::CommandError;
+use crate::history::RunHistory;
+use crate::invocation::command_hint;
+use crate::json::{RunResult, to_value};
+use crate::submission::{create_private_folder, write_file_and_create_folder};
+use crate::view::{format_short_duration, separate_thousands};
+use millrace_client::read_task_result;
 
-pub use whole::{how_to_go_on, json, why};
-
-/// How many characters of the detail of an end stand in the line about it.
+/// Maximum number of characters of the end's detail in the summary line.
 const MAX_DETAIL: usize = 400;
 
-/// A run that is over, with its deliverable.
-pub struct Report {
+/// A run that has ended, with its deliverable.
+pub struct RunReport {
     run: RunId,
-    story: Story,
-    end: End,
+    history: RunHistory,
+    end: RunEnd,
     deliverable: Option<TaskResult>,
 }
 
-impl Report {
-    /// Fetches the deliverable of a run that is over.
+impl RunReport {
+    /// Fetches the deliverable of a run that has ended. Returns the history as `Err` if the run has not ended.
     ///
     /// # Errors
-    /// The run is given back where it is not over; or the cluster does not answer.
-    pub async fn fetch(bus: &Bus, run: &RunId, story: Story) -> Result<Result<Self, Story>, Stop> {
-        let Some(end) = story.plan.end.clone() else { return Ok(Err(story)) };
+    /// The cluster does not answer.
+    pub async fn fetch_if_ended(
+        bus: &Bus,
+        run: &RunId,
+        history: RunHistory,
+    ) -> Result<Result<Self, RunHistory>, CommandError> {
+        let Some(end) = history.plan.run.end.clone() else { return Ok(Err(history)) };
         let deliverable = match &end.deliverable {
-            Some((task, _)) => result_of(bus, run, &story.plan, task).await?,
+            Some((task, _)) => read_task_result(bus, run, &history.plan, task).await?,
             None => None,
         };
-        Ok(Ok(Self { run: run.clone(), story, end, deliverable }))
+        Ok(Ok(Self { run: run.clone(), history, end, deliverable }))
     }
 
-    /// The run.
-    pub fn run(&self) -> &RunId {
+    /// The id of the run.
+    pub fn run_id(&self) -> &RunId {
         &self.run
     }
 
-    /// How it ended.
-    pub fn end(&self) -> &End {
+    /// The end of the run.
+    pub fn run_end(&self) -> &RunEnd {
         &self.end
     }
 
-    /// The deliverable as Markdown, with its sources; `None` if there is none.
-    pub fn markdown(&self) -> Option<String> {
+    /// Returns the deliverable as Markdown, with its sources; `None` if there is none.
+    pub fn deliverable_markdown(&self) -> Option<String> {
         let result = self.deliverable.as_ref()?;
-        let mut text = result.output.trim_end().to_owned();
+        let mut text = safe_text::markdown_document(result.output.trim_end());
         text.push('\n');
-        if !result.sources.is_empty() && !lists_sources(&text) {
+        if !result.sources.is_empty() && !has_source_list(&text) {
             text.push_str("\n## Sources\n\n");
             for source in &result.sources {
                 let kind = match source.kind {
@@ -68,101 +71,139 @@ impl Report {
                     SourceKind::Data => "data, ",
                     SourceKind::Other => "other, ",
                 };
-                let _ = writeln!(text, "- [{}] {} ({kind}{})", source.id, source.title, source.location);
+                let (id, title) = (markdown_line(&source.id), markdown_line(&source.title));
+                let _ = writeln!(text, "- [{id}] {title} ({kind}{})", markdown_line(&source.location));
             }
         }
         if self.end.reason != EndReason::Completed {
             let _ = write!(text, "\n> This run ended **{}**", self.end.reason);
-            let detail =
-                if self.end.detail.is_empty() { String::new() } else { format!(": {}", self.end.detail) };
+            let detail = if self.end.detail.is_empty() {
+                String::new()
+            } else {
+                format!(": {}", markdown_line(&self.end.detail))
+            };
             let _ = writeln!(text, "{detail}.");
         }
         Some(text)
     }
 
-    /// Everything, as JSON.
-    pub fn json(&self) -> Value {
-        json(&self.run, &self.story, self.deliverable.as_ref(), self.end.at)
+    /// Returns the complete result as JSON.
+    pub fn result_json(&self) -> RunResult<'_> {
+        RunResult::new(&self.run, &self.history, self.deliverable.as_ref(), self.end.at)
     }
 
-    /// Writes both files. Without names of their own they go below the data folder.
-    pub fn save(&self, data: &Path, out: Option<&Path>, result: Option<&Path>) -> Result<Saved, Stop> {
-        let folder = data.join("results").join(self.run.as_str());
-        let report = match self.markdown() {
+    /// Writes both files, by default below the data folder.
+    pub fn save_files(
+        &self,
+        data: &Path,
+        out: Option<&Path>,
+        result: Option<&Path>,
+    ) -> Result<ReportFiles, CommandError> {
+        let results = data.join("results");
+        let folder = results.join(self.run.as_str());
+        if out.is_none() || result.is_none() {
+            create_private_folder(&results)?;
+        }
+        let report = match self.deliverable_markdown() {
             None => None,
             Some(text) => {
                 let path = out.map_or_else(|| folder.join("report.md"), Path::to_owned);
-                write(&path, &text)?;
+                write_file_and_create_folder(&path, &text)?;
                 Some(path)
             }
         };
         let json = result.map_or_else(|| folder.join("result.json"), Path::to_owned);
-        let text = serde_json::to_string_pretty(&self.json()).expect("JSON has a form as text");
-        write(&json, &(text + "\n"))?;
-        Ok(Saved { report, json })
+        let text = safe_text::json_document(&to_value(&self.result_json()));
+        write_file_and_create_folder(&json, &(text + "\n"))?;
+        Ok(ReportFiles { report, json })
     }
 
-    /// How it went, in a line or a few: the end, what was spent and by whom, which result it is where that is not plain,
-    /// and how to go on.
-    pub fn summary(&self) -> Vec<String> {
-        let plan = &self.story.plan;
-        let (all, done) = (plan.tasks().len(), plan.count(TaskState::Completed));
-        let took = plan.start.as_ref().map(|start| self.end.at.duration_since(start.at).as_secs_f64());
-        let detail = shortly(&self.end.detail);
+    /// Summarizes the run in a few lines: how it ended, usage by role, why this result is the deliverable (if not obvious),
+    /// and how to resume it.
+    pub fn summary_lines(&self) -> Vec<String> {
+        let plan = &self.history.plan;
+        let (all, done) = (plan.tasks().len(), plan.task_count_in_state(TaskState::Completed));
+        let took = plan.run.start.as_ref().map(|start| self.end.at.duration_since(start.at));
+        let detail = truncate_to_one_line(&self.end.detail);
         let detail = if detail.is_empty() { detail } else { format!(" ({detail})") };
         let tasks = if all == 1 { "task" } else { "tasks" };
         let first = format!(
-            "{}: {done} of {all} {tasks} completed in {:.1} s{detail}",
+            "{}: {done} of {all} {tasks} completed in {}{detail}",
             self.end.reason,
-            took.unwrap_or_default()
+            format_short_duration(took.unwrap_or_default())
         );
-        let rung = self.end.deliverable.as_ref().filter(|(_, rung)| *rung != FinalRung::Final);
-        let rung = rung.map(|(task, rung)| format!("the result is that of {task}: {}", why(*rung)));
-        let more = how_to_go_on(&self.run, plan).map(|how| format!("go on with more: {how}"));
-        [Some(first), spend(plan), rung, more].into_iter().flatten().collect()
+        let rung = self.end.deliverable.as_ref().filter(|(_, rung)| *rung != DeliverableRule::Final);
+        let rung = rung.map(|(task, rung)| {
+            format!("the deliverable is the result of {task}: {}", explain_deliverable_choice(*rung))
+        });
+        let more = resume_command_hint(&self.run, plan).map(|how| format!("resume it: {how}"));
+        [Some(first), describe_usage_by_role(plan), rung, more].into_iter().flatten().collect()
     }
 }
 
-/// A text on one line, cut where it is long: the JSON has all of it.
-fn shortly(text: &str) -> String {
-    let text = one_line(text);
+/// Returns the command that resumes a run that has ended, if it can be resumed.
+pub fn resume_command_hint(run: &RunId, plan: &Plan) -> Option<String> {
+    let end = plan.run.end.as_ref().filter(|end| end.is_resumable)?;
+    if !end.reason.needs_larger_budget() {
+        return Some(command_hint(&format!("resume {run}")));
+    }
+    let more = budget::suggest_larger_budget(plan)?;
+    Some(command_hint(&format!("resume {run} --budget {more}")))
+}
+
+/// Explains why a task's result is the deliverable.
+pub fn explain_deliverable_choice(rung: DeliverableRule) -> &'static str {
+    match rung {
+        DeliverableRule::Final => "its task is the final one",
+        DeliverableRule::Detailed => {
+            "no final task was completed; it is the newest result with text beyond its summary"
+        }
+        DeliverableRule::Producer => "no final task was completed; it is the newest result of a producer",
+        DeliverableRule::Any => "no final task was completed; it is the newest result",
+    }
+}
+
+/// Returns a text on one line, truncated if it is long: the JSON has all of it.
+fn truncate_to_one_line(text: &str) -> String {
+    let text = single_line(text);
     match text.char_indices().nth(MAX_DETAIL) {
         None => text,
         Some((end, _)) => format!("{}…", &text[..end]),
     }
 }
 
-/// What was spent, and by whom; `None` where no model was asked that is paid for by tokens.
-pub fn spend(plan: &Plan) -> Option<String> {
-    let spend = &plan.spend;
-    if Dimension::Tokens.of(&spend.total) == 0 && spend.total.cost_micros == 0 {
+/// Describes the usage by role; `None` if no tokens were used.
+pub fn describe_usage_by_role(plan: &Plan) -> Option<String> {
+    let spend = &plan.budget.spend;
+    if ResourceKind::Tokens.amount_used(&spend.total) == 0 && spend.total.cost_micros == 0 {
         return None;
     }
     let roles = [("planner", spend.planner), ("workers", spend.workers), ("critics", spend.critics)];
     let roles = roles.iter().filter(|(_, usage)| !usage.is_zero());
-    let roles: Vec<String> = roles.map(|(name, usage)| format!("{name} {}", said(usage))).collect();
-    Some(format!("spent {} ({})", said(&spend.total), roles.join("; ")))
+    let roles: Vec<String> = roles.map(|(name, usage)| format!("{name} {}", describe_usage(usage))).collect();
+    Some(format!("used {} ({})", describe_usage(&spend.total), roles.join("; ")))
 }
 
-fn said(usage: &Usage) -> String {
+/// Describes the usage of models.
+pub fn describe_usage(usage: &Usage) -> String {
     let calls = if usage.model_calls == 1 { "call" } else { "calls" };
-    let tokens = Dimension::Tokens.say(Dimension::Tokens.of(usage));
-    let mut text = format!("{tokens} in {} {calls}", usage.model_calls);
+    let tokens = ResourceKind::Tokens.format_amount(ResourceKind::Tokens.amount_used(usage));
+    let mut text = separate_thousands(&format!("{tokens} in {} {calls}", usage.model_calls));
     if usage.cost_micros > 0 {
-        let _ = write!(text, ", {}", Dimension::Cost.say(usage.cost_micros));
+        let _ = write!(text, ", {}", ResourceKind::Cost.format_amount(usage.cost_micros));
     }
     text
 }
 
-/// Where the files are.
-pub struct Saved {
+/// The paths of the files that were written.
+pub struct ReportFiles {
     /// The deliverable, if there is one.
     pub report: Option<PathBuf>,
-    /// The whole result.
+    /// The complete result.
     pub json: PathBuf,
 }
 
-fn lists_sources(text: &str) -> bool {
+fn has_source_list(text: &str) -> bool {
     text.lines().any(|line| line.trim_start_matches('#').trim() == "Sources")
 }
 

@@ -1,5 +1,4 @@
-//! What is said of a run that went through everything; the JSON stands in `result.json`, which `UPDATE_GOLDEN=1`
-//! rewrites.
+//! Reports on a run with all kinds of events. The JSON is compared with `result.json`; `UPDATE_GOLDEN=1` rewrites it.
 
 use std::path::Path;
 use std::time::Duration;
@@ -7,221 +6,258 @@ use std::time::Duration;
 use jiff::{SignedDuration, Timestamp};
 use millrace_protocol::ids::{Capability, RunId, TaskId, WorkerId};
 use millrace_protocol::plan::{
-    Amounts, Budget, Clock, Consult, Decision, EndReason, Event, FinalRung, Mode, Occasion, Review, TaskSpec,
+    AttemptClock, AttemptEvent, Budget, BudgetEvent, Decision, DeliverableRule, EndReason, Event, GraphEvent,
+    PlannerConsultMode, PlannerTrigger, PlanningEvent, PlanningMode, ResourceAmounts, ReviewEvent,
+    ReviewPolicy, RunEvent, TaskEvent, TaskSpec, UserEvent,
 };
 use millrace_protocol::result::{
     CriterionOutcome, ErrorKind, ModelUsage, TaskError, TaskResult, Usage, Verdict,
 };
 use serde_json::json;
 
-use super::{json, spend};
-use crate::story::Story;
-use crate::view::{Live, board, history};
+use super::describe_usage_by_role;
+use crate::history::RunHistory;
+use crate::json::tests::assert_matches_schema;
+use crate::json::{EventLine, RunResult, to_value};
+use crate::view::{LiveModelOutput, format_clock, format_history_lines, render_board_lines};
 
 const MODEL: &str = "openai:gpt-5.2";
 
-fn task(name: &str) -> TaskId {
+fn task_id(name: &str) -> TaskId {
     TaskId::new(name).unwrap()
 }
 
-fn worker(name: &str) -> WorkerId {
+fn worker_id(name: &str) -> WorkerId {
     WorkerId::new(name).unwrap()
 }
 
-fn used(tokens: u64) -> Usage {
+fn usage_of(tokens: u64) -> Usage {
     let cost_micros = tokens * 10;
     Usage { model_calls: 1, input_tokens: tokens - 10, output_tokens: 10, cost_micros, ..Usage::default() }
 }
 
-fn by_model(tokens: u64) -> ModelUsage {
-    [(MODEL.to_owned(), used(tokens))].into()
+fn usage_by_model(tokens: u64) -> ModelUsage {
+    [(MODEL.to_owned(), usage_of(tokens))].into()
 }
 
-fn at(second: i64) -> Timestamp {
+fn timestamp_at(second: i64) -> Timestamp {
     Timestamp::from_second(1_800_000_000).unwrap() + SignedDuration::from_secs(second)
 }
 
-fn verdict(passed: bool) -> Verdict {
+fn sample_verdict(passed: bool) -> Verdict {
     Verdict {
         passed,
-        criteria: vec![CriterionOutcome { met: passed, ..criterion() }],
+        criteria: vec![CriterionOutcome { met: passed, ..sample_criterion_outcome() }],
         reasoning: if passed { "It cites what it says." } else { "It cites nothing." }.into(),
         feedback: (!passed).then(|| "Cite the licences.".into()),
         confidence: Some(0.75),
-        usage: used(20),
-        models: by_model(20),
+        usage: usage_of(20),
+        models: usage_by_model(20),
         ..Verdict::default()
     }
 }
 
-fn criterion() -> CriterionOutcome {
+fn sample_criterion_outcome() -> CriterionOutcome {
     serde_json::from_value(json!({ "criterion": "It cites.", "met": true })).unwrap()
 }
 
-fn claimed(name: &str, attempt: u32) -> Event {
-    Event::AttemptClaimed { task: task(name), attempt, worker: worker("worker-1") }
+fn attempt_claimed_event(name: &str, attempt: u32) -> Event {
+    Event::Attempt(AttemptEvent::Claimed { task: task_id(name), attempt, worker: worker_id("worker-1") })
 }
 
-fn finished(name: &str, attempt: u32, tokens: u64) -> Event {
-    Event::AttemptFinished {
-        task: task(name),
+fn attempt_finished_event(name: &str, attempt: u32, tokens: u64) -> Event {
+    Event::Attempt(AttemptEvent::Finished {
+        task: task_id(name),
         attempt,
-        worker: worker("worker-1"),
+        worker: worker_id("worker-1"),
         at_sequence: 40 + u64::from(attempt),
-        summary: format!("what attempt {attempt} found"),
+        summary: format!("findings of attempt {attempt}"),
         is_detailed: true,
+        is_answered: true,
         review: None,
-        usage: used(tokens),
-        models: by_model(tokens),
-    }
+        usage: usage_of(tokens),
+        models: usage_by_model(tokens),
+    })
 }
 
-fn judged(attempt: u32, passed: bool) -> Event {
-    Event::VerdictGiven {
-        task: task("gather"),
+fn verdict_given_event(attempt: u32, passed: bool) -> Event {
+    Event::Review(ReviewEvent::VerdictGiven {
+        task: task_id("gather"),
         attempt,
-        critic: worker("critic-1"),
-        verdict: verdict(passed),
-    }
+        critic: worker_id("critic-1"),
+        verdict: sample_verdict(passed),
+    })
 }
 
-fn started() -> Event {
-    let tokens = |tokens| Amounts { tokens: Some(tokens), ..Amounts::default() };
+fn run_started_event() -> Event {
+    let tokens = |tokens| ResourceAmounts { tokens: Some(tokens), ..ResourceAmounts::default() };
     let budget = Budget {
-        amounts: Amounts { cost_micros: Some(50_000), ..tokens(1_000) },
+        amounts: ResourceAmounts { cost_micros: Some(50_000), ..tokens(1_000) },
         capabilities: [(Capability::new("research").unwrap(), tokens(800))].into(),
         wall_time: Some(Duration::from_secs(600)),
         steps: Some(3),
         ..Budget::default()
     };
-    Event::RunStarted {
+    Event::Run(RunEvent::Started {
         objective: "What do the licences say?".into(),
-        mode: Mode::Hybrid,
+        mode: PlanningMode::Hybrid,
         documents: None,
         model: Some(MODEL.into()),
         models: Default::default(),
         fail_fast: false,
         budget: Box::new(budget),
-        consult: Consult::Judgement,
-    }
+        consult: PlannerConsultMode::Judgement,
+    })
 }
 
-fn added() -> [Event; 2] {
+fn tasks_added_events() -> [Event; 2] {
     let capability = |name: &str| Capability::new(name).unwrap();
     let gather = TaskSpec {
-        review: Review::critic(vec!["It cites.".into()]),
-        ..TaskSpec::new(task("gather"), "Read all", capability("research"))
+        review: ReviewPolicy::critic(vec!["It cites.".into()]),
+        ..TaskSpec::new(task_id("gather"), "Read all", capability("research"))
     };
     let report = TaskSpec {
-        depends_on: vec![task("gather")],
+        depends_on: vec![task_id("gather")],
         is_final: true,
-        ..TaskSpec::new(task("report"), "Write it down", capability("producer"))
+        ..TaskSpec::new(task_id("report"), "Write it down", capability("producer"))
     };
-    [Event::TaskAdded { spec: gather, ready: true }, Event::TaskAdded { spec: report, ready: false }]
+    [
+        Event::Graph(GraphEvent::TaskAdded { spec: Box::new(gather), ready: true }),
+        Event::Graph(GraphEvent::TaskAdded { spec: Box::new(report), ready: false }),
+    ]
 }
 
-/// A planner's turn that a user's message was the occasion of.
-fn turn() -> Vec<Event> {
-    let occasion = Occasion::Message { by: "ann".into(), text: "be quick".into() };
+/// A planner turn that was triggered by a user message.
+fn planner_turn_events() -> Vec<Event> {
+    let trigger = PlannerTrigger::Message { by: "ann".into(), text: "be quick".into() };
     vec![
-        Event::Commanded { id: "c1".into(), by: "ann".into(), what: "tell the planner something".into() },
-        Event::MessageReceived { by: "ann".into(), text: "be quick".into() },
-        Event::OccasionRaised { occasion: occasion.clone() },
-        Event::PlanningAsked { turn: 1, attempt: 1, feedback: None, occasions: vec![occasion] },
-        Event::PlanningClaimed { turn: 1, attempt: 1, worker: worker("worker-2") },
-        Event::PlanningErrored {
+        Event::User(UserEvent::Commanded {
+            id: "c1".into(),
+            by: "ann".into(),
+            what: "tell the planner something".into(),
+        }),
+        Event::User(UserEvent::MessageReceived { by: "ann".into(), text: "be quick".into() }),
+        Event::Planning(PlanningEvent::TriggerRaised { trigger: trigger.clone() }),
+        Event::Planning(PlanningEvent::Requested {
+            turn: 1,
+            attempt: 1,
+            feedback: None,
+            triggers: vec![trigger],
+        }),
+        Event::Planning(PlanningEvent::Claimed { turn: 1, attempt: 1, worker: worker_id("worker-2") }),
+        Event::Planning(PlanningEvent::Errored {
             turn: 1,
             attempt: 1,
             error: "the model is overloaded".into(),
-            retry_at: Some(at(10)),
-            outgrew: false,
-            usage: used(15),
-            models: by_model(15),
-        },
-        Event::PlanningAsked { turn: 1, attempt: 2, feedback: None, occasions: Vec::new() },
-        Event::ProposalAccepted {
+            retry_at: Some(timestamp_at(10)),
+            exceeded_reservation: false,
+            is_refused_by_provider: false,
+            usage: usage_of(15),
+            models: usage_by_model(15),
+        }),
+        Event::Planning(PlanningEvent::Requested {
+            turn: 1,
+            attempt: 2,
+            feedback: None,
+            triggers: Vec::new(),
+        }),
+        Event::Planning(PlanningEvent::ProposalAccepted {
             turn: 1,
             attempt: 2,
             reasoning: "There is nothing to hurry.".into(),
             refused: vec!["cancel_task: there is no task check".into()],
             is_idle: true,
-            usage: used(35),
-            models: by_model(35),
-        },
+            usage: usage_of(35),
+            models: usage_by_model(35),
+        }),
     ]
 }
 
-fn exhausted() -> Vec<Event> {
+fn budget_exhausted_events() -> Vec<Event> {
     let detail = || "the budget is used up: 990 tokens of 1000 tokens are used".to_owned();
     vec![
-        Event::AttemptTimedOut {
-            task: task("report"),
+        Event::Attempt(AttemptEvent::TimedOut {
+            task: task_id("report"),
             attempt: 1,
-            clock: Clock::RunTime,
+            clock: AttemptClock::RunTime,
             retry_at: None,
-            usage: used(500),
-        },
-        Event::TaskFailed { task: task("report"), reason: "it ran longer than its limit".into() },
-        Event::WindingDown { reason: EndReason::BudgetExhausted, detail: detail() },
-        Event::RunEnded {
+            usage: usage_of(500),
+        }),
+        Event::Task(TaskEvent::Failed {
+            task: task_id("report"),
+            reason: "it ran longer than its limit".into(),
+        }),
+        Event::Run(RunEvent::WindingDown { reason: EndReason::BudgetExhausted, detail: detail() }),
+        Event::Run(RunEvent::Ended {
+            is_resumable: false,
             reason: EndReason::BudgetExhausted,
             detail: detail(),
-            deliverable: Some((task("gather"), FinalRung::Detailed)),
-        },
+            deliverable: Some((task_id("gather"), DeliverableRule::Detailed)),
+        }),
     ]
 }
 
-/// The run, up to its end.
-fn story() -> Story {
+/// The events of the complete run, decision by decision.
+fn sample_steps() -> Vec<Vec<Event>> {
     let error = TaskError {
-        usage: used(100),
-        models: by_model(100),
+        usage: usage_of(100),
+        models: usage_by_model(100),
         ..TaskError::new(ErrorKind::Model, "the model's service answered 503")
     };
-    let retry_at = Some(at(3));
-    let steps = [
-        std::iter::once(started()).chain(added()).collect(),
-        vec![claimed("gather", 1)],
-        vec![Event::AttemptErrored { task: task("gather"), attempt: 1, error, retry_at }],
-        vec![Event::TaskReady { task: task("gather"), attempt: 2 }, claimed("gather", 2)],
+    let retry_at = Some(timestamp_at(3));
+    vec![
+        std::iter::once(run_started_event()).chain(tasks_added_events()).collect(),
+        vec![attempt_claimed_event("gather", 1)],
+        vec![Event::Attempt(AttemptEvent::Errored { task: task_id("gather"), attempt: 1, error, retry_at })],
         vec![
-            finished("gather", 2, 150),
-            judged(2, false),
-            Event::TaskRerun { task: task("gather"), attempt: 3 },
+            Event::Task(TaskEvent::Ready { task: task_id("gather"), attempt: 2 }),
+            attempt_claimed_event("gather", 2),
         ],
-        vec![claimed("gather", 3), finished("gather", 3, 150), judged(3, true)],
         vec![
-            Event::TaskAccepted { task: task("gather"), attempt: 3 },
-            Event::TaskReady { task: task("report"), attempt: 1 },
+            attempt_finished_event("gather", 2, 150),
+            verdict_given_event(2, false),
+            Event::Task(TaskEvent::Rerun { task: task_id("gather"), attempt: 3 }),
         ],
-        turn(),
-        vec![claimed("report", 1)],
-        exhausted(),
-    ];
-    let mut story = Story::default();
-    for (second, events) in (0..).zip(steps) {
-        let (by, answers) = (worker("supervisor-1"), Vec::new());
-        story.take(&Decision { by, previous: 0, at: at(second), answers, events });
+        vec![
+            attempt_claimed_event("gather", 3),
+            attempt_finished_event("gather", 3, 150),
+            verdict_given_event(3, true),
+        ],
+        vec![
+            Event::Task(TaskEvent::Accepted { task: task_id("gather"), attempt: 3 }),
+            Event::Task(TaskEvent::Ready { task: task_id("report"), attempt: 1 }),
+        ],
+        planner_turn_events(),
+        vec![attempt_claimed_event("report", 1)],
+        budget_exhausted_events(),
+    ]
+}
+
+/// The complete run.
+fn sample_history() -> RunHistory {
+    let mut story = RunHistory::default();
+    for (second, events) in (0..).zip(sample_steps()) {
+        let (by, answers) = (worker_id("supervisor-1"), Vec::new());
+        story.add_decision(&Decision { by, previous: 0, at: timestamp_at(second), answers, events });
     }
     story
 }
 
-fn run() -> RunId {
+fn run_id() -> RunId {
     RunId::new("20270115-080000-aaaaaa").unwrap()
 }
 
 #[test]
-fn the_whole_result_is_as_the_golden_file_says() {
+fn the_complete_result_matches_the_golden_file() {
     let result = TaskResult {
-        summary: "what attempt 3 found".into(),
+        summary: "findings of attempt 3".into(),
         output: "They say much.".into(),
         data: Some(json!({ "licences": 15 })),
         ..TaskResult::default()
     };
-    let mut is = json(&run(), &story(), Some(&result), at(100));
-    // The state as the log folds to it belongs to the protocol, which has golden files of its own.
-    let plan = is.as_object_mut().unwrap().remove("plan").unwrap();
-    assert_eq!(plan["tasks"].as_array().unwrap().len(), 2);
+    let (run, history) = (run_id(), sample_history());
+    let is = to_value(&RunResult::new(&run, &history, Some(&result), timestamp_at(100)));
+    assert_matches_schema("result", &is);
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/report/result.json");
     let text = format!("{is:#}\n");
     if std::env::var_os("UPDATE_GOLDEN").is_some() {
@@ -235,25 +271,48 @@ fn the_whole_result_is_as_the_golden_file_says() {
 }
 
 #[test]
-fn a_run_that_has_only_been_handed_in_has_a_form_too() {
-    let is = json(&run(), &Story::default(), None, at(0));
-    assert_eq!((&is["reason"], &is["end"], &is["plan"]["start"]), (&json!(null), &json!(null), &json!(null)));
+fn every_event_of_a_run_matches_the_schema() {
+    let run = run_id();
+    let mut types = std::collections::BTreeSet::new();
+    let interrupted = vec![Event::Run(RunEvent::Interrupted)];
+    for events in sample_steps().into_iter().chain([interrupted]) {
+        for event in &events {
+            let line = EventLine { run: &run, sequence: 7, at: timestamp_at(0).into(), event: event.into() };
+            let line = to_value(&line);
+            assert_matches_schema("event", &line);
+            types.insert(line["type"].as_str().unwrap().to_owned());
+        }
+    }
+    assert!(types.contains("run_interrupted"), "{types:?}");
+    assert!(types.contains("attempt_timed_out") && types.contains("planner_finished"), "{types:?}");
+    assert!(types.len() > 15, "{types:?}");
 }
 
 #[test]
-fn what_work_in_flight_has_reserved_has_a_form_in_json() {
-    let mut story = Story::default();
-    let work = millrace_protocol::plan::Work::Task { task: task("gather"), attempt: 1 };
-    let amounts = Amounts { tokens: Some(250), ..Amounts::default() };
-    let events = std::iter::once(started())
-        .chain(added())
-        .chain([Event::Reserved { work, amounts }])
+fn a_run_that_was_only_submitted_can_be_serialized() {
+    let (run, history) = (run_id(), RunHistory::default());
+    let is = to_value(&RunResult::new(&run, &history, None, timestamp_at(0)));
+    assert_matches_schema("result", &is);
+    assert_eq!((&is["state"], &is["end"]), (&json!("submitted"), &json!(null)));
+}
+
+#[test]
+fn reservations_of_work_in_flight_are_in_the_json() {
+    let mut story = RunHistory::default();
+    let work = millrace_protocol::plan::Work::Task { task: task_id("gather"), attempt: 1 };
+    let amounts = ResourceAmounts { tokens: Some(250), ..ResourceAmounts::default() };
+    let events = std::iter::once(run_started_event())
+        .chain(tasks_added_events())
+        .chain([Event::Budget(BudgetEvent::Reserved { work, amounts })])
         .collect::<Vec<_>>();
-    let (by, answers) = (worker("supervisor-1"), Vec::new());
-    story.take(&Decision { by, previous: 0, at: at(0), answers, events });
-    let is = json(&run(), &story, None, at(1));
+    let (by, answers) = (worker_id("supervisor-1"), Vec::new());
+    story.add_decision(&Decision { by, previous: 0, at: timestamp_at(0), answers, events });
+    let run = run_id();
+    let is = to_value(&RunResult::new(&run, &story, None, timestamp_at(1)));
+    assert_matches_schema("result", &is);
     assert_eq!(is["budget"]["left"]["tokens"], 750);
-    let shown = board(&run(), &story.plan, &Live::default(), at(61), 200, 40);
+    let shown =
+        render_board_lines(&run_id(), &story.plan, &LiveModelOutput::default(), timestamp_at(61), 200, 40);
     assert_eq!(
         shown[1],
         "├─ budget  0 of 1000 tokens (and 250 reserved), $0.0000 of $0.0500, 1m 1s of 10m, 0 of 3 steps"
@@ -261,39 +320,75 @@ fn what_work_in_flight_has_reserved_has_a_form_in_json() {
 }
 
 #[test]
-fn the_board_and_the_history_say_why_it_ended_and_how_to_go_on() {
-    let story = story();
-    let shown = board(&run(), &story.plan, &Live::default(), at(100), 200, 40);
+fn attempts_whose_parameters_were_refused_are_not_counted() {
+    let mut story = RunHistory::default();
+    let task = || task_id("gather");
+    let error = TaskError::new(ErrorKind::WrongParameters, "'depth' must be an integer");
+    let refused = [
+        attempt_claimed_event("gather", 1),
+        Event::Attempt(AttemptEvent::Errored { task: task(), attempt: 1, error, retry_at: None }),
+        Event::Task(TaskEvent::Reopened { task: task(), attempt: 2, ready: true, feedback: None }),
+        Event::Task(TaskEvent::ParametersRejected { task: task(), problem: "'depth' is wrong".into() }),
+    ];
+    let events =
+        std::iter::once(run_started_event()).chain(tasks_added_events()).chain(refused).collect::<Vec<_>>();
+    let (by, answers) = (worker_id("supervisor-1"), Vec::new());
+    story.add_decision(&Decision { by, previous: 0, at: timestamp_at(0), answers, events });
+    let shown =
+        render_board_lines(&run_id(), &story.plan, &LiveModelOutput::default(), timestamp_at(1), 200, 40);
+    let line = shown.iter().find(|line| line.contains("gather")).unwrap();
+    assert!(line.contains("waiting for other parameters ('depth' is wrong)"), "{line}");
+    assert!(!line.contains("attempt"), "{line}");
+}
+
+#[test]
+fn board_and_history_show_end_reason_and_resume_hint() {
+    let story = sample_history();
+    let shown =
+        render_board_lines(&run_id(), &story.plan, &LiveModelOutput::default(), timestamp_at(100), 200, 40);
     assert_eq!(
         shown,
         [
             "run 20270115-080000-aaaaaa  budget_exhausted, 9 s  1 completed, 1 failed",
             "├─ budget  990 of 1000 tokens, $0.0099 of $0.0500, 9s of 10m, 1 of 3 steps",
-            "├─ spent 990 tokens in 8 calls, $0.0099 (planner 50 tokens in 2 calls, $0.0005; workers 900 tokens in 4 calls, \
+            "├─ used 990 tokens in 8 calls, $0.0099 (planner 50 tokens in 2 calls, $0.0005; workers 900 tokens in 4 calls, \
              $0.0090; critics 40 tokens in 2 calls, $0.0004)",
             "├─ budget_exhausted: the budget is used up: 990 tokens of 1000 tokens are used",
-            "├─ go on with more: millrace resume 20270115-080000-aaaaaa --budget tokens=2000",
-            "├─ gather  ✓ completed     attempt 3 of 3, passed: what attempt 3 found",
-            "└─ report  ✗ failed        it ran longer than its limit",
+            "├─ resume it: millrace resume 20270115-080000-aaaaaa --budget tokens=2000",
+            "├─ ✓ completed     gather  attempt 3 of 3, passed: findings of attempt 3",
+            "└─ ✗ failed        report  it ran longer than its limit",
         ]
     );
+    let at = format_clock(timestamp_at(7));
     assert_eq!(
-        history(&story),
+        format_history_lines(&story),
         [
-            "08:00:07  planner turn 1: ann says: be quick → There is nothing to hurry. (it brought the run nowhere); not \
-             carried out: cancel_task: there is no task check",
-            "08:00:07  ann: tell the planner something",
-            "08:00:07  ann to the planner: be quick",
+            format!(
+                "{at}  planner turn 1: ann says: be quick → There is nothing to hurry. (no progress); refused: \
+                 cancel_task: there is no task check"
+            ),
+            format!("{at}  ann: tell the planner something"),
+            format!("{at}  ann to the planner: be quick"),
         ]
     );
-    assert!(spend(&story.plan).is_some() && spend(&Story::default().plan).is_none());
+    assert!(
+        describe_usage_by_role(&story.plan).is_some()
+            && describe_usage_by_role(&RunHistory::default().plan).is_none()
+    );
 }
 
 #[test]
-fn narrow_and_low_terminals_show_the_run_and_what_goes_wrong_first() {
-    let story = story();
+fn small_terminals_show_the_run_and_failures_first() {
+    let story = sample_history();
     for (width, height) in [(20, 3), (1, 1), (40, 7), (0, 0)] {
-        let shown = board(&run(), &story.plan, &Live::default(), at(100), width, height);
+        let shown = render_board_lines(
+            &run_id(),
+            &story.plan,
+            &LiveModelOutput::default(),
+            timestamp_at(100),
+            width,
+            height,
+        );
         assert!(shown.iter().all(|line| line.chars().count() <= width.max(1)), "{width}: {shown:#?}");
         assert!(shown.len() <= height.max(3), "{height}: {shown:#?}");
     }

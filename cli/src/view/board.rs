@@ -1,117 +1,203 @@
-//! The state of a run as lines of text: the run first, then its tasks. Pure.
+//! Renders the state of a run as lines of text: the run first, then its tasks. Pure.
 
 use jiff::{SignedDuration, Timestamp};
 use millrace_protocol::ids::RunId;
-use millrace_protocol::plan::{EndReason, ErroredFor, Plan, Planning, Task, TaskState};
+use millrace_protocol::plan::{
+    Attempt, AttemptEnd, EndReason, ErroredTaskWait, Plan, PlanningTurn, Task, TaskState,
+};
+use millrace_protocol::result::ErrorKind;
+use millrace_protocol::safe_text::single_line;
 
-use super::live::Live;
+use millrace_protocol::provider::ProviderWait;
+
+use super::live::LiveModelOutput;
+use super::{format_clock, separate_thousands};
 use crate::budget;
-use crate::report::{how_to_go_on, spend};
+use crate::invocation::command_hint;
+use crate::report::{describe_usage_by_role, resume_command_hint};
 
-/// How many characters are shown of what a model is just writing.
-const LIVE: usize = 60;
+/// Maximum number of characters of streamed model output in a task line.
+const LIVE_WIDTH: usize = 60;
+/// Number of characters of a branch, a symbol and a state.
+const STATE_WIDTH: usize = 20;
+/// Minimum number of characters of a task's id.
+const MIN_NAME: usize = 6;
+/// Number of completed tasks from which on the final board shows their number only.
+const MANY_COMPLETED: usize = 12;
 
-/// The lines, none wider than `width` characters, at most `height` of them. Where not all tasks fit, those that say
-/// most are kept: what is under way and what went wrong before what waits, and what is done last.
-pub fn board(
+/// Returns at most `height` lines of at most `width` characters. If not all tasks fit, running and failed ones are shown
+/// first, then waiting ones, then completed ones.
+pub fn render_board_lines(
     run: &RunId,
     plan: &Plan,
-    live: &Live,
+    live: &LiveModelOutput,
     now: Timestamp,
     width: usize,
     height: usize,
 ) -> Vec<String> {
-    let mut lines = vec![headline(run, plan, now)];
-    // On a low terminal most of the room is for the tasks.
-    lines.extend(of_run(run, plan, now).into_iter().take(height / 3).map(|line| format!("├─ {line}")));
+    let mut lines = vec![render_headline(run, plan, now)];
+    // On a small terminal most lines are for tasks.
+    lines.extend(
+        render_run_lines(run, plan, now).into_iter().take(height / 3).map(|line| format!("├─ {line}")),
+    );
     if plan.tasks().is_empty()
         && let Some(last) = lines.last_mut().filter(|last| last.starts_with('├'))
     {
         last.replace_range(..'├'.len_utf8(), "└");
     }
-    let room = height.saturating_sub(lines.len()).max(1);
-    let shown = choose(plan.tasks(), room);
+    let available = height.saturating_sub(lines.len()).max(1);
+    let shown = select_tasks_to_show(plan.tasks(), available);
     let hidden = plan.tasks().len() - shown.len();
-    let names = shown.iter().map(|task| task.spec.id.as_str().chars().count()).max().unwrap_or(0);
+    let longest = shown.iter().map(|task| task.spec.id.as_str().chars().count()).max().unwrap_or(0);
+    // The state is always shown, and half of the rest is for what the task does.
+    let names = longest.min((width.saturating_sub(STATE_WIDTH) / 2).max(MIN_NAME));
     for (at, task) in shown.iter().enumerate() {
         let is_last = at + 1 == shown.len() && hidden == 0;
         let branch = if is_last { "└─" } else { "├─" };
-        lines.push(format!("{branch} {}", task_line(task, live, names, now)));
+        lines.push(format!("{branch} {}", render_task_line(task, live, names, now)));
     }
     if hidden > 0 {
         lines.push(format!("└─ and {hidden} more"));
     }
-    lines.into_iter().map(|line| cut(line, width)).collect()
+    lines.into_iter().map(|line| truncate_line(line, width)).collect()
 }
 
-/// What there is to say about a run beside its state and its tasks.
-fn of_run(run: &RunId, plan: &Plan, now: Timestamp) -> Vec<String> {
-    let is_live = plan.end.is_none();
-    let planning = plan.planning.as_ref().filter(|_| is_live).map(|planning| planner(planning, now));
-    let paused = plan
-        .paused
-        .filter(|_| is_live)
-        .map(|_| format!("paused: nothing more is given out until `millrace resume {run}`"));
-    let winding = plan.winding_down.as_ref().filter(|_| is_live);
-    let winding =
-        winding.map(|(reason, detail)| format!("comes to its end ({reason}): {}", one_line(detail)));
-    let budget = budget::used(plan, now).map(|used| format!("budget  {used}"));
-    let lost = plan.planner_lost.as_ref().filter(|_| is_live);
-    let lost = lost.map(|why| format!("the planner is asked no more: {}", one_line(why)));
-    let end = plan.end.as_ref().filter(|end| !end.detail.is_empty() && end.reason != EndReason::Completed);
-    let end = end.map(|end| format!("{}: {}", end.reason, one_line(&end.detail)));
-    let more = how_to_go_on(run, plan).map(|how| format!("go on with more: {how}"));
-    [paused, planning, winding, budget, spend(plan), lost, end, more].into_iter().flatten().collect()
+/// Returns the lines that stay on the screen when a run has ended or is no longer watched. Of many tasks, those that were
+/// not completed and the deliverable are shown.
+pub fn render_final_board_lines(
+    run: &RunId,
+    plan: &Plan,
+    now: Timestamp,
+    width: usize,
+    height: usize,
+) -> Vec<String> {
+    let live = LiveModelOutput::default();
+    let deliverable = plan.run.end.as_ref().and_then(|end| end.deliverable.as_ref()).map(|(task, _)| task);
+    let is_shown = |task: &Task| {
+        task.state() != TaskState::Completed || Some(&task.spec.id) == deliverable || task.spec.is_final
+    };
+    let hidden = plan.tasks().iter().filter(|task| !is_shown(task)).count();
+    if hidden < MANY_COMPLETED {
+        return render_board_lines(run, plan, &live, now, width, height);
+    }
+    let mut lines = vec![render_headline(run, plan, now)];
+    lines.extend(render_run_lines(run, plan, now).into_iter().map(|line| format!("├─ {line}")));
+    let shown: Vec<&Task> = plan.tasks().iter().filter(|task| is_shown(task)).collect();
+    let room = height.saturating_sub(lines.len() + 1).max(1);
+    let names = shown.iter().take(room).map(|task| task.spec.id.as_str().chars().count()).max().unwrap_or(0);
+    for task in shown.iter().take(room) {
+        lines.push(format!("├─ {}", render_task_line(task, &live, names, now)));
+    }
+    let more = match shown.len().saturating_sub(room) {
+        0 => String::new(),
+        more => format!(" and {more} others"),
+    };
+    lines.push(format!("└─ and {hidden} completed tasks{more} (`{}`)", command_hint(&format!("show {run}"))));
+    lines.into_iter().map(|line| truncate_line(line, width)).collect()
 }
 
-fn planner(planning: &Planning, now: Timestamp) -> String {
-    let age = age(now.duration_since(planning.since));
+/// Returns the lines about the run as a whole, other than its headline.
+fn render_run_lines(run: &RunId, plan: &Plan, now: Timestamp) -> Vec<String> {
+    let is_live = plan.run.end.is_none();
+    let planning =
+        plan.planning.turn.as_ref().filter(|_| is_live).map(|planning| render_planner_line(planning, now));
+    let paused = plan.run.paused.filter(|_| is_live).map(|_| {
+        let resume = command_hint(&format!("resume {run}"));
+        match &plan.run.paused_for_provider {
+            Some(wait) => format!(
+                "paused: the provider of {} has not answered since {}; `{resume}` continues; last error: {}",
+                single_line(&wait.model),
+                format_clock(wait.since),
+                single_line(&wait.error)
+            ),
+            None if plan.run.is_interrupted => format!("interrupted: nothing of it runs until `{resume}`"),
+            None => format!("paused: no new tasks start until `{resume}`"),
+        }
+    });
+    let winding = plan.run.winding_down.as_ref().filter(|_| is_live);
+    let winding = winding.map(|(reason, detail)| format!("winding down ({reason}): {}", single_line(detail)));
+    let budget =
+        budget::describe_used_budget(plan, now).map(|used| format!("budget  {}", separate_thousands(&used)));
+    let lost = plan.planning.lost.as_ref().filter(|_| is_live);
+    let lost = lost.map(|why| format!("the planner is no longer called: {}", single_line(why)));
+    let end =
+        plan.run.end.as_ref().filter(|end| !end.detail.is_empty() && end.reason != EndReason::Completed);
+    let end = end.map(|end| format!("{}: {}", end.reason, single_line(&end.detail)));
+    let more = resume_command_hint(run, plan).map(|how| format!("resume it: {how}"));
+    [paused, planning, winding, budget, describe_usage_by_role(plan), lost, end, more]
+        .into_iter()
+        .flatten()
+        .collect()
+}
+
+fn render_planner_line(planning: &PlanningTurn, now: Timestamp) -> String {
+    let age = format_age(now.duration_since(planning.since));
     let how = match (&planning.worker, planning.retry_at) {
-        (_, Some(_)) => "tries again".to_owned(),
+        (_, Some(_)) => "waiting to retry".to_owned(),
         (Some(worker), None) => format!("on {worker}"),
-        (None, None) => "waits for a planner".to_owned(),
+        (None, None) => "waiting for a planner".to_owned(),
     };
     let attempt =
         if planning.attempt > 1 { format!(", attempt {}", planning.attempt) } else { String::new() };
-    let why = planning.occasions.iter().map(|occasion| one_line(&occasion.to_string())).next();
+    let why = planning.triggers.iter().map(|trigger| single_line(&trigger.to_string())).next();
     let why = why.map(|why| format!(": {why}")).unwrap_or_default();
-    let more = match planning.occasions.len() {
+    let more = match planning.triggers.len() {
         0 | 1 => String::new(),
         all => format!(" (and {} more)", all - 1),
     };
-    format!("planner turn {}{attempt}, {how}, {age}{why}{more}", planning.turn)
+    let waits = planning.waits.current().map(|wait| format!(", {}", describe_wait(wait, now)));
+    let waits = waits.unwrap_or_default();
+    format!("planner turn {}{attempt}, {how}, {age}{waits}{why}{more}", planning.turn)
 }
 
-fn headline(run: &RunId, plan: &Plan, now: Timestamp) -> String {
-    let state = match (&plan.start, &plan.end) {
-        (None, _) => "waits for a supervisor".to_owned(),
+/// Describes a wait for a provider: `waiting for openai:gpt-5.2 since 12:00:00, next try in 20 s, last error: …`.
+fn describe_wait(wait: &ProviderWait, now: Timestamp) -> String {
+    let next = wait.next_try.duration_since(now);
+    let next = if next.is_positive() { format!("next try in {}", format_age(next)) } else { "trying".into() };
+    let since = format_clock(wait.since);
+    format!(
+        "waiting for {} since {since}, {next}, last error: {}",
+        single_line(&wait.model),
+        single_line(&wait.error)
+    )
+}
+
+fn render_headline(run: &RunId, plan: &Plan, now: Timestamp) -> String {
+    let state = match (&plan.run.start, &plan.run.end) {
+        (None, _) => "waiting for a supervisor".to_owned(),
         (Some(start), None) => {
-            let state = if plan.paused.is_some() { "paused" } else { "running" };
-            format!("{state}, {}", age(now.duration_since(start.at)))
+            let state = match plan.run.paused {
+                Some(_) if plan.run.is_interrupted => "interrupted",
+                Some(_) => "paused",
+                None => "running",
+            };
+            format!("{state}, {}", format_age(now.duration_since(start.at)))
         }
-        (Some(start), Some(end)) => format!("{}, {}", end.reason, age(end.at.duration_since(start.at))),
+        (Some(start), Some(end)) => {
+            format!("{}, {}", end.reason, format_age(end.at.duration_since(start.at)))
+        }
     };
     let counts: Vec<String> = TaskState::ALL
         .iter()
-        .filter(|state| plan.count(**state) > 0)
-        .map(|state| format!("{} {state}", plan.count(*state)))
+        .filter(|state| plan.task_count_in_state(**state) > 0)
+        .map(|state| format!("{} {state}", plan.task_count_in_state(*state)))
         .collect();
     format!("run {run}  {state}  {}", counts.join(", ")).trim_end().to_owned()
 }
 
-/// The tasks that are shown, in the order of the plan.
-fn choose(tasks: &[Task], room: usize) -> Vec<&Task> {
+/// Selects the tasks to show, in plan order.
+fn select_tasks_to_show(tasks: &[Task], room: usize) -> Vec<&Task> {
     if tasks.len() <= room {
         return tasks.iter().collect();
     }
     let mut order: Vec<usize> = (0..tasks.len()).collect();
-    order.sort_by_key(|&at| weight(tasks[at].state));
+    order.sort_by_key(|&at| display_priority(tasks[at].state()));
     order.truncate(room.saturating_sub(1));
     order.sort_unstable();
     order.into_iter().map(|at| &tasks[at]).collect()
 }
 
-fn weight(state: TaskState) -> u8 {
+fn display_priority(state: TaskState) -> u8 {
     match state {
         TaskState::Running | TaskState::NeedsReview => 0,
         TaskState::Errored | TaskState::Failed | TaskState::Rerun => 1,
@@ -122,53 +208,77 @@ fn weight(state: TaskState) -> u8 {
     }
 }
 
-fn task_line(task: &Task, live: &Live, names: usize, now: Timestamp) -> String {
+fn render_task_line(task: &Task, live: &LiveModelOutput, names: usize, now: Timestamp) -> String {
     let mut parts = Vec::new();
-    if task.attempt > 1 {
+    // A task that never began was given back with its parameters refused.
+    let is_refusal = |attempt: &Attempt| matches!(&attempt.end, Some(AttemptEnd::Errored(error)) if error.kind == ErrorKind::WrongParameters);
+    if task.attempt > 1 && !task.attempts.iter().all(is_refusal) {
         parts.push(format!("attempt {} of {}", task.attempt, task.granted.max(task.attempt)));
     }
-    if let Some(worker) = task.current().and_then(|attempt| attempt.worker.as_ref())
-        && !task.state.is_terminal()
+    if let Some(worker) = task.current_attempt().and_then(|attempt| attempt.worker.as_ref())
+        && !task.state().is_terminal()
     {
-        parts.push(format!("on {worker}"));
+        parts.push(format!("on {}", shorten_worker(worker.as_str())));
     }
-    if !task.state.is_terminal() && task.state != TaskState::Pending {
-        parts.push(age(now.duration_since(task.since)));
+    if !task.state().is_terminal() && task.state() != TaskState::Pending {
+        parts.push(format_age(now.duration_since(task.since)));
     }
-    parts.extend(live.of(task, LIVE).or_else(|| remark(task)));
-    format!("{:names$}  {} {:12}  {}", task.spec.id, sign(task.state), task.state, parts.join(", "))
+    match task.waits.current() {
+        Some(wait) => parts.push(describe_wait(wait, now)),
+        None => {
+            parts.extend(live.last_output_of_task(task, LIVE_WIDTH).or_else(|| describe_task_remark(task)))
+        }
+    }
+    let id = shorten_middle(task.spec.id.as_str(), names);
+    format!("{} {:12}  {id:names$}  {}", state_symbol(task.state()), task.state(), parts.join(", "))
         .trim_end()
         .to_owned()
 }
 
-/// What there is to say about a task beside its state.
-fn remark(task: &Task) -> Option<String> {
-    match task.state {
-        TaskState::Pending => Some(format!("waits for {} of {}", task.unmet, task.spec.depends_on.len())),
-        TaskState::Ready if task.attempts.is_empty() => None,
-        TaskState::Ready | TaskState::Rerun => task.feedback().pop(),
-        TaskState::Running | TaskState::NeedsReview => Some(one_line(&task.spec.objective)),
-        TaskState::Completed => {
-            let (attempt, _, summary) = task.accepted()?;
-            let verdict = attempt.verdict.as_ref().map_or("", |_| "passed: ");
-            Some(format!("{verdict}{}", one_line(summary)))
+/// Shortens the random part of a worker's id; `millrace show RUN TASK` has all of it.
+fn shorten_worker(worker: &str) -> String {
+    match worker.rsplit_once('-') {
+        Some((role, id)) if id.len() == 12 && id.chars().all(|c| c.is_ascii_hexdigit()) => {
+            format!("{role}-{}", &id[..4])
         }
-        TaskState::Errored => match task.errored? {
-            ErroredFor::Retry(_) => task.attempts.last().and_then(|last| match last.end.as_ref()? {
-                millrace_protocol::plan::AttemptEnd::Errored(error) => {
-                    Some(format!("tries again: {}", one_line(&error.message)))
-                }
-                millrace_protocol::plan::AttemptEnd::TimedOut(clock) => Some(format!("tries again: {clock}")),
-                millrace_protocol::plan::AttemptEnd::Finished { .. } => None,
-            }),
-            ErroredFor::Parameters => task.problem.as_deref().map(one_line),
-            ErroredFor::Capability => Some(format!("no worker offers {:?}", task.spec.capability.as_str())),
-        },
-        TaskState::Failed | TaskState::Cancelled => task.reason.as_deref().map(one_line),
+        Some(_) | None => worker.to_owned(),
     }
 }
 
-fn sign(state: TaskState) -> char {
+/// Returns a remark on a task in addition to its state.
+fn describe_task_remark(task: &Task) -> Option<String> {
+    match task.state() {
+        TaskState::Pending => task.describe_wait().map(|wait| format!("waiting for {wait}")),
+        TaskState::Ready | TaskState::Rerun => {
+            let wait = task.describe_wait().map(|wait| format!("waiting for {wait}"));
+            let feedback = task.collect_feedback().pop().filter(|_| !task.attempts.is_empty());
+            let parts: Vec<String> =
+                wait.into_iter().chain(feedback.map(|text| single_line(&text))).collect();
+            Some(parts.join(": ")).filter(|text| !text.is_empty())
+        }
+        TaskState::Running | TaskState::NeedsReview => Some(single_line(&task.spec.objective)),
+        TaskState::Completed => {
+            let (attempt, _, summary) = task.accepted_result()?;
+            let verdict = attempt.verdict.as_ref().map_or("", |_| "passed: ");
+            Some(format!("{verdict}{}", single_line(summary)))
+        }
+        TaskState::Errored => match task.errored_wait()? {
+            ErroredTaskWait::Retry(_) => task.attempts.last().and_then(|last| match last.end.as_ref()? {
+                millrace_protocol::plan::AttemptEnd::Errored(error) => {
+                    Some(format!("will retry: {}", single_line(&error.message)))
+                }
+                millrace_protocol::plan::AttemptEnd::TimedOut(clock) => Some(format!("will retry: {clock}")),
+                millrace_protocol::plan::AttemptEnd::Finished { .. } => None,
+            }),
+            ErroredTaskWait::Parameters { .. } | ErroredTaskWait::Capability { .. } => {
+                task.describe_wait().map(|wait| format!("waiting for {}", single_line(&wait)))
+            }
+        },
+        TaskState::Failed | TaskState::Cancelled => task.end_reason().map(single_line),
+    }
+}
+
+fn state_symbol(state: TaskState) -> char {
     match state {
         TaskState::Pending => '·',
         TaskState::Ready | TaskState::Rerun => '○',
@@ -181,14 +291,8 @@ fn sign(state: TaskState) -> char {
     }
 }
 
-/// A text on one line, with white space folded and without anything that would steer a terminal.
-pub fn one_line(text: &str) -> String {
-    let words: Vec<&str> =
-        text.split(|c: char| c.is_whitespace() || c.is_control()).filter(|word| !word.is_empty()).collect();
-    words.join(" ")
-}
-
-fn age(duration: SignedDuration) -> String {
+/// Returns a duration as a person writes it.
+pub fn format_age(duration: SignedDuration) -> String {
     let seconds = duration.as_secs().max(0);
     match seconds {
         0..60 => format!("{seconds} s"),
@@ -197,7 +301,17 @@ fn age(duration: SignedDuration) -> String {
     }
 }
 
-fn cut(line: String, width: usize) -> String {
+/// Shortens a name to at most `room` characters, in its middle.
+fn shorten_middle(name: &str, room: usize) -> String {
+    let length = name.chars().count();
+    if length <= room {
+        return name.to_owned();
+    }
+    let (head, tail) = (room.saturating_sub(1).div_ceil(2), room.saturating_sub(1) / 2);
+    name.chars().take(head).chain(['…']).chain(name.chars().skip(length - tail)).collect()
+}
+
+fn truncate_line(line: String, width: usize) -> String {
     if line.chars().count() <= width {
         return line;
     }

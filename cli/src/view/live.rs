@@ -1,51 +1,53 @@
-//! What models are just writing, by the work it is for. Nothing of it is in the log: it is shown while it is new.
+//! Streamed model output, by the work it belongs to. It is shown live and not stored in the log.
 
 use std::collections::BTreeMap;
 
 use millrace_protocol::plan::{Task, TaskState, Work};
+use millrace_protocol::safe_text::single_line;
 use millrace_protocol::subject::Topic;
 use serde::Deserialize;
 
-/// How many characters are remembered of what was written last.
+/// Maximum number of characters that are kept per stream.
 const REMEMBERED: usize = 400;
 
-/// What is being written at the moment.
+/// The most recent model output of each attempt and review.
 #[derive(Debug, Default)]
-pub struct Live(BTreeMap<String, String>);
+pub struct LiveModelOutput(BTreeMap<String, String>);
 
 #[derive(Deserialize)]
-struct Said {
+struct LiveChunk {
     text: String,
     calls: Vec<String>,
+    /// Discard the earlier output: the model call was restarted.
     anew: bool,
 }
 
-impl Live {
-    /// Takes what was told on a subject of a run, `live.<run>.<topic>`. What can't be read is passed over.
-    pub fn take(&mut self, subject: &str, payload: &[u8]) {
-        let (Some(topic), Ok(said)) =
-            (subject.splitn(3, '.').nth(2), serde_json::from_slice::<Said>(payload))
+impl LiveModelOutput {
+    /// Adds a message from a subject `live.<run>.<topic>` of the run. Invalid messages are ignored.
+    pub fn add_message(&mut self, subject: &str, payload: &[u8]) {
+        let (Some(topic), Ok(chunk)) =
+            (subject.splitn(3, '.').nth(2), serde_json::from_slice::<LiveChunk>(payload))
         else {
             return;
         };
-        let words = self.0.entry(topic.to_owned()).or_default();
-        if said.anew {
-            words.clear();
+        let output = self.0.entry(topic.to_owned()).or_default();
+        if chunk.anew {
+            output.clear();
         }
-        words.push_str(&said.text);
-        for tool in said.calls {
-            words.push_str(&format!(" [{tool}] "));
+        output.push_str(&chunk.text);
+        for tool in chunk.calls {
+            output.push_str(&format!(" [{tool}] "));
         }
-        let over = words.chars().count().saturating_sub(REMEMBERED);
-        *words = words.chars().skip(over).collect();
+        let over = output.chars().count().saturating_sub(REMEMBERED);
+        *output = output.chars().skip(over).collect();
     }
 
-    /// The last words for a task: at most `width` characters, on one line.
-    pub fn of(&self, task: &Task, width: usize) -> Option<String> {
+    /// Returns the last `width` characters of output for a task, on one line.
+    pub fn last_output_of_task(&self, task: &Task, width: usize) -> Option<String> {
         let (id, attempt) = (task.spec.id.clone(), task.attempt);
-        let work = match task.state {
+        let work = match task.state() {
             TaskState::Running => Work::Task { task: id, attempt },
-            TaskState::NeedsReview => Work::Review { task: id, attempt, review: task.review },
+            TaskState::NeedsReview => Work::Review { task: id, attempt, review: task.review_number() },
             TaskState::Pending
             | TaskState::Ready
             | TaskState::Completed
@@ -54,10 +56,20 @@ impl Live {
             | TaskState::Failed
             | TaskState::Cancelled => return None,
         };
-        let words = super::board::one_line(self.0.get(&Topic::journal(&work).to_string())?);
-        let over = words.chars().count().saturating_sub(width);
-        (!words.is_empty()).then(|| format!("writing: …{}", words.chars().skip(over).collect::<String>()))
+        let output = single_line(&readable_text(self.0.get(&Topic::journal_of_work(&work).to_string())?));
+        let over = output.chars().count().saturating_sub(width);
+        (!output.is_empty()).then(|| format!("writing: …{}", output.chars().skip(over).collect::<String>()))
     }
+}
+
+/// Returns the text that a person reads: of an answer in JSON, the end of its last string.
+fn readable_text(output: &str) -> String {
+    if !output.trim_start().starts_with(['{', '[']) {
+        return output.to_owned();
+    }
+    let last = output.rsplit("\": \"").next().filter(|text| text.len() < output.len()).unwrap_or_default();
+    let end = last.find("\"}").or_else(|| last.find("\",")).unwrap_or(last.len());
+    last[..end].replace("\\n", " ").replace("\\\"", "\"")
 }
 
 #[cfg(test)]
@@ -65,16 +77,30 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_last_words_are_shown_until_they_are_taken_back() {
-        let mut live = Live::default();
+    fn json_that_is_written_is_shown_as_text() {
+        assert_eq!(readable_text("plain \"text\""), "plain \"text\"");
+        assert_eq!(
+            readable_text(r#"{"summary": "Two rules", "text": "The first\nrule sa"#),
+            "The first rule sa"
+        );
+        assert_eq!(readable_text(r#"{"summary": "Two rules"}"#), "Two rules");
+        assert_eq!(readable_text("{"), "");
+    }
+
+    #[test]
+    fn live_output_is_kept_until_the_call_restarts() {
+        let mut live = LiveModelOutput::default();
         let subject = "live.r.task.a.1";
-        live.take(subject, br#"{"text":"The licence\n grants","calls":["think"],"anew":false}"#);
-        live.take(subject, b"not JSON");
-        live.take("live", b"{}");
+        live.add_message(subject, br#"{"text":"The licence\n grants","calls":["think"],"anew":false}"#);
+        live.add_message(subject, b"not JSON");
+        live.add_message("live", b"{}");
         assert_eq!(live.0["task.a.1"], "The licence\n grants [think] ");
-        live.take(subject, br#"{"text":"again","calls":[],"anew":true}"#);
+        live.add_message(subject, br#"{"text":"again","calls":[],"anew":true}"#);
         assert_eq!(live.0["task.a.1"], "again");
-        live.take(subject, format!(r#"{{"text":"{}","calls":[],"anew":false}}"#, "x".repeat(900)).as_bytes());
+        live.add_message(
+            subject,
+            format!(r#"{{"text":"{}","calls":[],"anew":false}}"#, "x".repeat(900)).as_bytes(),
+        );
         assert_eq!(live.0["task.a.1"].len(), REMEMBERED);
     }
 }

@@ -1,89 +1,178 @@
-//! A run as it goes, for whoever watches: a tree on a terminal, plain lines elsewhere, JSON for machines. Progress is
-//! on standard error and JSON on standard output, so that a deliverable can be piped.
+//! Progress of a run: a tree on a terminal, plain lines otherwise, or JSON for programs. Progress goes to standard error
+//! and JSON to standard output, so that the deliverable can be piped. Only this module writes to a terminal, and it makes
+//! every text safe for one.
 
 mod board;
 mod lines;
 mod live;
+mod style;
 mod tree;
 
 use std::io::{IsTerminal, Write};
+use std::time::Duration;
 
 use jiff::Timestamp;
 use millrace_protocol::ids::RunId;
 use millrace_protocol::plan::{Decision, Plan};
+use millrace_protocol::safe_text;
 
-use lines::is_news;
+use crate::json::{EventLine, print_json};
+use lines::is_event_worth_showing;
 
-pub use board::{board, one_line};
-pub use lines::{history, line};
-pub use live::Live;
+pub use board::{format_age, render_board_lines};
+pub use lines::{describe_lost_connection, describe_recovery, format_event_line, format_history_lines};
+pub use live::LiveModelOutput;
+pub use style::{error_label, format_clock, format_short_duration, separate_thousands, wants_colours};
 
-/// How a run is shown.
-pub enum View {
-    /// A tree that is drawn again and again.
-    Tree(tree::Tree),
+/// The way a run is shown.
+pub enum RunDisplay {
+    /// A tree that is redrawn in place.
+    Tree(tree::TerminalBoard),
     /// A line for each change.
-    Lines,
-    /// A JSON object for each event, a line each.
-    Json,
+    Lines {
+        /// `true` if the loss of the connection was reported.
+        is_lost: bool,
+    },
+    /// A JSON object for each event, one per line.
+    Json {
+        /// `true` if the loss of the connection was reported.
+        is_lost: bool,
+    },
 }
 
-impl View {
-    /// The view that fits where standard error goes.
+impl RunDisplay {
+    /// Chooses the view: JSON if requested, otherwise by whether standard error is a terminal that can be redrawn.
     pub fn new(json: bool) -> Self {
-        match (json, std::io::stderr().is_terminal()) {
-            (true, _) => Self::Json,
-            (false, true) => Self::Tree(tree::Tree::new()),
-            (false, false) => Self::Lines,
+        match (json, std::io::stderr().is_terminal() && !style::is_dumb_terminal()) {
+            (true, _) => Self::Json { is_lost: false },
+            (false, true) => Self::Tree(tree::TerminalBoard::new()),
+            (false, false) => Self::Lines { is_lost: false },
         }
     }
 
-    /// Something was decided, and is in `plan` already.
-    pub fn decided(&self, run: &RunId, plan: &Plan, live: &Live, sequence: u64, decision: &Decision) {
+    /// Shows a decision, which is already applied to `plan`.
+    pub fn show_decision(
+        &self,
+        run: &RunId,
+        plan: &Plan,
+        live: &LiveModelOutput,
+        sequence: u64,
+        decision: &Decision,
+    ) {
         match self {
-            Self::Tree(tree) => tree.draw(run, plan, live, Timestamp::now()),
-            Self::Lines => {
-                for event in decision.events.iter().filter(|event| is_news(event)) {
-                    say(&format!("{} {}", decision.at.strftime("%H:%M:%S"), line(event)));
+            Self::Tree(tree) => tree.draw_board(run, plan, live, Timestamp::now()),
+            Self::Lines { .. } => {
+                for event in decision.events.iter().filter(|event| is_event_worth_showing(event)) {
+                    print_stderr_line(&format!("{} {}", format_clock(decision.at), format_event_line(event)));
                 }
             }
-            Self::Json => {
+            Self::Json { .. } => {
                 for event in &decision.events {
-                    let at = decision.at.to_string();
-                    emit(&serde_json::json!({ "run": run, "sequence": sequence, "at": at, "event": event }));
+                    print_json(&EventLine { run, sequence, at: decision.at.into(), event: event.into() });
                 }
             }
         }
     }
 
-    /// Time has passed.
-    pub fn tick(&self, run: &RunId, plan: &Plan, live: &Live) {
+    /// Redraws the tree: time has passed.
+    pub fn redraw(&self, run: &RunId, plan: &Plan, live: &LiveModelOutput) {
         match self {
-            Self::Tree(tree) => tree.draw(run, plan, live, Timestamp::now()),
-            Self::Lines | Self::Json => {}
+            Self::Tree(tree) => tree.draw_board(run, plan, live, Timestamp::now()),
+            Self::Lines { .. } | Self::Json { .. } => {}
         }
     }
 
-    /// Nothing more is shown.
-    pub fn end(&self, run: &RunId, plan: &Plan) {
+    /// Shows that the connection to the cluster is lost. The clocks of the board stop.
+    pub fn show_lost_connection(&mut self, run: &RunId, plan: &Plan, since: Timestamp) {
         match self {
-            Self::Tree(tree) => tree.end(run, plan, Timestamp::now()),
-            Self::Lines | Self::Json => {}
+            Self::Tree(tree) => tree.draw_lost_board(run, plan, since, Timestamp::now()),
+            Self::Lines { is_lost } | Self::Json { is_lost } => {
+                if !std::mem::replace(is_lost, true) {
+                    let line = describe_lost_connection(since);
+                    print_stderr_line(&format!("millrace: {line}"));
+                }
+            }
+        }
+    }
+
+    /// Shows that the connection to the cluster is there again.
+    pub fn show_recovered_connection(&mut self, outage: Duration) {
+        match self {
+            Self::Tree(_) => {}
+            Self::Lines { is_lost } | Self::Json { is_lost } => {
+                if std::mem::take(is_lost) {
+                    print_stderr_line(&format!("millrace: {}", describe_recovery(outage)));
+                }
+            }
+        }
+    }
+
+    /// Ends the view.
+    pub fn end_view(&self, run: &RunId, plan: &Plan) {
+        match self {
+            Self::Tree(tree) => tree.draw_final_board(run, plan, Timestamp::now()),
+            Self::Lines { .. } | Self::Json { .. } => {}
         }
     }
 }
 
-/// A line on standard error. That it may be closed is no reason to stop.
-pub fn say(text: &str) {
-    let _ = writeln!(std::io::stderr(), "{text}");
+/// Returns rows of cells as lines with aligned columns.
+pub fn align_columns<const N: usize>(rows: &[[String; N]]) -> Vec<String> {
+    let widths: [usize; N] =
+        std::array::from_fn(|at| rows.iter().map(|row| row[at].chars().count()).max().unwrap_or(0));
+    let line = |row: &[String; N]| {
+        let cells: Vec<String> =
+            row.iter().zip(widths).map(|(cell, width)| format!("{cell:width$}")).collect();
+        cells.join("  ").trim_end().to_owned()
+    };
+    rows.iter().map(line).collect()
 }
 
-/// A line on standard output. Whoever closed the pipe has read enough.
-pub fn print_line(text: &str) {
-    let _ = writeln!(std::io::stdout(), "{text}");
+/// Prints a line to standard error. A closed standard error is ignored.
+pub fn print_stderr_line(text: &str) {
+    let _ = writeln!(std::io::stderr(), "{}", safe_text::terminal_text(text));
 }
 
-/// A line of JSON on standard output. If that is closed, whoever read it has seen enough: the run goes on.
-pub fn emit(value: &serde_json::Value) {
-    let _ = writeln!(std::io::stdout(), "{value}");
+/// Prints lines of the board to standard output, with colours if it is a terminal.
+pub fn print_board_lines(lines: &[String]) {
+    let wants_colours = wants_colours(std::io::stdout().is_terminal());
+    for line in lines {
+        let line = safe_text::terminal_text(line);
+        let line = if wants_colours { style::paint_board_line(&line) } else { line };
+        let _ = writeln!(std::io::stdout(), "{line}");
+    }
+}
+
+/// Prints an error to standard error, with a label.
+pub fn print_error(message: &str) {
+    let label = error_label(wants_colours(std::io::stderr().is_terminal()));
+    let _ = writeln!(std::io::stderr(), "{label} {}", safe_text::terminal_text(message));
+}
+
+/// Prints a line to standard output. A closed pipe is ignored.
+pub fn print_stdout_line(text: &str) {
+    let _ = write_stdout_line(text);
+}
+
+/// Prints a line to standard output, for output that ends with a closed pipe.
+///
+/// # Errors
+/// The pipe is closed.
+pub fn write_stdout_line(text: &str) -> std::io::Result<()> {
+    writeln!(std::io::stdout(), "{}", safe_text::terminal_text(text))
+}
+
+/// Prints indented JSON to standard output. A closed pipe is ignored.
+pub fn print_json_stdout_document(value: &serde_json::Value) {
+    print_stdout_line(&safe_text::json_document(value));
+}
+
+/// Prints the bytes of a file to standard output: a text on a terminal, otherwise the bytes as they are, so that a file
+/// in a pipe is the file itself.
+pub fn print_stdout_file(bytes: &[u8]) {
+    let mut out = std::io::stdout();
+    let _ = match (out.is_terminal(), std::str::from_utf8(bytes)) {
+        (true, Ok(text)) => out.write_all(safe_text::terminal_text(text).as_bytes()),
+        (true | false, _) => out.write_all(bytes),
+    };
 }

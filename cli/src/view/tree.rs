@@ -1,5 +1,6 @@
-//! The board on a terminal, drawn again in place.
+//! The board on a terminal, redrawn in place.
 
+use std::io::Write;
 use std::time::Duration;
 
 use console::Term;
@@ -7,49 +8,75 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use jiff::Timestamp;
 use millrace_protocol::ids::RunId;
 use millrace_protocol::plan::Plan;
+use millrace_protocol::safe_text::terminal_text;
 
-use super::board::board;
-use super::live::Live;
+use super::board::{render_board_lines, render_final_board_lines};
+use super::lines::describe_lost_connection;
+use super::live::LiveModelOutput;
+use super::style::{paint_board_line, wants_colours};
 
-/// How many lines of a terminal the board leaves free.
+/// Number of terminal lines that the board leaves free.
 const MARGIN: usize = 2;
-/// How many lines stay on the screen when the run is over.
+/// Number of columns that the board leaves free.
+const ROOM: usize = 3;
+/// Maximum number of lines that stay on the screen after the run has ended.
 const LAST_LINES: usize = 40;
 
-/// The board.
-pub struct Tree {
+/// The board on a terminal.
+pub struct TerminalBoard {
     bar: ProgressBar,
+    has_colours: bool,
 }
 
-impl Tree {
-    /// An empty one.
+impl TerminalBoard {
+    /// An empty board.
     pub fn new() -> Self {
         let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr_with_hz(10));
-        let style = ProgressStyle::with_template("{msg}").expect("the template is a constant that parses");
+        let style = ProgressStyle::with_template("{msg}").expect("the constant template is valid");
         bar.set_style(style);
         bar.enable_steady_tick(Duration::from_millis(200));
-        Self { bar }
+        Self { bar, has_colours: wants_colours(true) }
     }
 
     /// Draws the state.
-    pub fn draw(&self, run: &RunId, plan: &Plan, live: &Live, now: Timestamp) {
+    pub fn draw_board(&self, run: &RunId, plan: &Plan, live: &LiveModelOutput, now: Timestamp) {
         let (height, width) = Term::stderr().size();
         let height = usize::from(height).saturating_sub(MARGIN).max(3);
-        self.bar.set_message(
-            board(run, plan, live, now, usize::from(width).saturating_sub(1), height).join("\n"),
-        );
+        // The terminal shows ^C for an interrupt; it must fit into the last line.
+        let width = usize::from(width).saturating_sub(ROOM);
+        let lines = render_board_lines(run, plan, live, now, width, height);
+        let lines: Vec<String> = lines.iter().map(|line| self.paint(line)).collect();
+        self.bar.set_message(lines.join("\n"));
     }
 
-    /// Draws it for the last time, and leaves it on the screen.
-    pub fn end(&self, run: &RunId, plan: &Plan, now: Timestamp) {
+    /// Draws the state as of the loss of the connection, below a line about it.
+    pub fn draw_lost_board(&self, run: &RunId, plan: &Plan, since: Timestamp, now: Timestamp) {
+        let (height, width) = Term::stderr().size();
+        let height = usize::from(height).saturating_sub(MARGIN + 1).max(3);
+        let width = usize::from(width).saturating_sub(1);
+        let seconds = now.duration_since(since).as_secs().max(0);
+        let mut lines = vec![format!("{} ({seconds} s)", describe_lost_connection(since))];
+        lines.extend(render_board_lines(run, plan, &LiveModelOutput::default(), since, width, height));
+        let lines: Vec<String> = lines.iter().map(|line| self.paint(line)).collect();
+        self.bar.set_message(lines.join("\n"));
+    }
+
+    /// Draws the final state and leaves it on the screen.
+    pub fn draw_final_board(&self, run: &RunId, plan: &Plan, now: Timestamp) {
         self.bar.finish_and_clear();
-        if plan.start.is_none() {
+        if plan.run.start.is_none() {
             return;
         }
         let (_, width) = Term::stderr().size();
-        for line in board(run, plan, &Live::default(), now, usize::from(width).saturating_sub(1), LAST_LINES)
-        {
-            super::say(&line);
+        let width = usize::from(width).saturating_sub(1);
+        for line in render_final_board_lines(run, plan, now, width, LAST_LINES) {
+            let _ = writeln!(std::io::stderr(), "{}", self.paint(&line));
         }
+    }
+
+    /// Returns a line that is safe for a terminal, with colours.
+    fn paint(&self, line: &str) -> String {
+        let line = terminal_text(line);
+        if self.has_colours { paint_board_line(&line) } else { line }
     }
 }

@@ -1,6 +1,6 @@
-//! A user with a data folder of their own, for tests of the command: does what is asked, and looks at what comes of it.
+//! A simulated user with a data folder: runs commands and checks their output.
 
-#![allow(dead_code, reason = "each test that has a user needs something else of them")]
+#![allow(dead_code, reason = "each test file uses other helpers")]
 
 use std::fs;
 use std::path::PathBuf;
@@ -11,36 +11,36 @@ use serde_json::Value;
 use tempfile::TempDir;
 
 pub const MILLRACE: &str = env!("CARGO_BIN_EXE_millrace");
-pub const PATIENCE: Duration = Duration::from_secs(60);
+pub const PATIENCE: Duration = Duration::from_secs(120);
 
 /// A user with a data folder.
-pub struct User {
+pub struct CliUser {
     folder: TempDir,
 }
 
-impl User {
+impl CliUser {
     pub fn new() -> Self {
         Self { folder: tempfile::tempdir().unwrap() }
     }
 
-    pub fn path(&self, name: &str) -> PathBuf {
+    pub fn path_of(&self, name: &str) -> PathBuf {
         self.folder.path().join(name)
     }
 
-    pub fn command(&self, arguments: &[&str]) -> Command {
+    pub fn millrace_command(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(MILLRACE);
         command.args(arguments).current_dir(self.folder.path()).stdin(Stdio::null());
-        command.env("MILLRACE_DATA", self.path("data")).env("LOGNAME", "bea");
+        command.env("MILLRACE_DATA", self.path_of("data")).env("LOGNAME", "bea");
         for name in ["MILLRACE_NATS_URL", "MILLRACE_MODEL", "MILLRACE_RECORD"] {
             command.env_remove(name);
         }
         command
     }
 
-    /// Does it, and does not wait for ever.
-    pub fn does(&self, arguments: &[&str]) -> Done {
-        let file = |name: &str| fs::File::create(self.path(name)).unwrap();
-        let mut command = self.command(arguments);
+    /// Runs a command, with a timeout.
+    pub fn run_command(&self, arguments: &[&str]) -> CommandOutput {
+        let file = |name: &str| fs::File::create(self.path_of(name)).unwrap();
+        let mut command = self.millrace_command(arguments);
         let mut child = command.stdout(file("out")).stderr(file("err")).spawn().unwrap();
         let started = Instant::now();
         let status = loop {
@@ -50,41 +50,41 @@ impl User {
             if started.elapsed() > PATIENCE {
                 child.kill().unwrap();
                 child.wait().unwrap();
-                panic!("{arguments:?} does not end; it said: {}", self.reads("err"));
+                panic!("{arguments:?} does not end; stderr: {}", self.read_file("err"));
             }
             std::thread::park_timeout(Duration::from_millis(5));
         };
-        let (out, err) = (self.reads("out"), self.reads("err"));
-        Done { command: arguments.join(" "), code: status.code(), out, err }
+        let (out, err) = (self.read_file("out"), self.read_file("err"));
+        CommandOutput { command: arguments.join(" "), code: status.code(), out, err }
     }
 
-    pub fn reads(&self, name: &str) -> String {
-        String::from_utf8_lossy(&fs::read(self.path(name)).unwrap()).into_owned()
+    pub fn read_file(&self, name: &str) -> String {
+        String::from_utf8_lossy(&fs::read(self.path_of(name)).unwrap()).into_owned()
     }
 
-    pub fn writes(&self, name: &str, text: &str) {
-        fs::write(self.path(name), text).unwrap();
+    pub fn write_file(&self, name: &str, text: &str) {
+        fs::write(self.path_of(name), text).unwrap();
     }
 
-    /// Hands a plan in to a cluster that goes on in the background; gives the run.
-    pub fn begins(&self, plan: &str, more: &[&str]) -> String {
-        self.writes("plan.yaml", plan);
+    /// Submits a plan to a cluster in the background and returns the run id.
+    pub fn submit_detached(&self, plan: &str, more: &[&str]) -> String {
+        self.write_file("plan.yaml", plan);
         let begun =
-            self.does(&[&["run", "--plan", "plan.yaml", "--workers", "1", "--detach"], more].concat());
-        begun.is(0);
+            self.run_command(&[&["run", "--plan", "plan.yaml", "--workers", "1", "--detach"], more].concat());
+        begun.assert_exit_code(0);
         begun.out.trim().to_owned()
     }
 
-    pub fn shows(&self, run: &str) -> Value {
-        let shown = self.does(&["show", run, "--json"]);
+    pub fn show_run_json(&self, run: &str) -> Value {
+        let shown = self.run_command(&["show", run, "--json"]);
         serde_json::from_str(&shown.out).unwrap_or_else(|error| panic!("{error}: {shown:?}"))
     }
 
     /// Waits until a task of a run is in a state.
-    pub fn waits_for(&self, run: &str, task: &str, state: &str) {
+    pub fn wait_for_task_state(&self, run: &str, task: &str, state: &str) {
         let started = Instant::now();
         loop {
-            let shown = self.shows(run);
+            let shown = self.show_run_json(run);
             let tasks = shown["tasks"].as_array().unwrap();
             if tasks.iter().any(|one| one["id"] == task && one["state"] == state) {
                 return;
@@ -94,43 +94,43 @@ impl User {
     }
 }
 
-impl Drop for User {
+impl Drop for CliUser {
     fn drop(&mut self) {
-        drop(self.command(&["down"]).output());
+        drop(self.millrace_command(&["down"]).output());
     }
 }
 
-/// What a command said.
+/// The output of a command.
 #[derive(Debug)]
-pub struct Done {
+pub struct CommandOutput {
     pub command: String,
     pub code: Option<i32>,
     pub out: String,
     pub err: String,
 }
 
-impl Done {
+impl CommandOutput {
     #[track_caller]
-    pub fn is(&self, code: i32) -> &Self {
+    pub fn assert_exit_code(&self, code: i32) -> &Self {
         assert_eq!(self.code, Some(code), "{self:#?}");
         self
     }
 
     #[track_caller]
-    pub fn says(&self, text: &str) -> &Self {
-        assert!(self.err.contains(text), "{text:?} is not among what was said: {self:#?}");
+    pub fn assert_stderr_contains(&self, text: &str) -> &Self {
+        assert!(self.err.contains(text), "{text:?} is not in the output: {self:#?}");
         self
     }
 
-    /// Says exactly this, in one line.
+    /// Standard error is exactly this line.
     #[track_caller]
-    pub fn says_only(&self, text: &str) -> &Self {
+    pub fn assert_stderr_is(&self, text: &str) -> &Self {
         assert_eq!(self.err.trim_end(), text, "{}", self.command);
         self
     }
 }
 
-/// Three tasks in a row, the last of them final.
+/// A chain of three tasks; the last one is final.
 pub const CHAIN: &str = "
 objective: one after the other
 tasks:

@@ -1,25 +1,29 @@
-//! A worker of one's own: it offers `word-count`, which tasks of any plan can then name. Start it beside a cluster with
-//! `MILLRACE_NATS_URL=nats://… cargo run -p millrace-custom-worker`.
+//! A custom worker that provides the capability `word-count` to the tasks of any plan. Start it next to a cluster with
+//! `cargo run -p millrace-custom-worker -- --nats nats://…`; it has the arguments of `millrace worker`.
 
-use millrace_worker::{
-    Attempt, Config, Connection, Error, TaskError, TaskResult, capability, on_signals, run, telemetry,
-};
+use std::process::ExitCode;
 
-#[tokio::main]
-async fn main() -> Result<(), Error> {
-    telemetry::init("info");
-    let url = std::env::var("MILLRACE_NATS_URL").unwrap_or_else(|_| "nats://127.0.0.1:4222".into());
-    let word_count = capability("word-count", "Counts the words of the parameter `text`.", |attempt| {
-        Box::pin(count(attempt))
-    });
-    run(Config::new(Connection::with_environment(url), vec![word_count]), on_signals()?).await
+use millrace_worker::{Attempt, TaskError, TaskResult, capability, run_worker_program};
+
+/// The parameters of a task. They are checked against this type before the task starts, and the planner reads the comments.
+#[derive(serde::Deserialize, schemars::JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct Parameters {
+    /// The text to count the words of.
+    text: String,
 }
 
-async fn count(attempt: &mut Attempt<'_>) -> Result<TaskResult, TaskError> {
-    // A wrong or missing parameter ends the task with an error that names it.
-    let text: String = attempt.parameter("text")?;
-    // A step is in the journal once it is done: if this process dies now, another goes on without doing it again.
-    let words = attempt.step("count", async { Ok(text.split_whitespace().count()) }).await?;
-    attempt.note(format!("counted {words} words")).await?;
+fn main() -> ExitCode {
+    let word_count =
+        capability!("word-count", "Counts the words of a text.", async |attempt, parameters: Parameters| {
+            count(attempt, &parameters.text).await
+        });
+    run_worker_program("millrace-custom-worker", vec![word_count.expect("the name is valid")])
+}
+
+async fn count(attempt: &mut Attempt<'_>, text: &str) -> Result<TaskResult, TaskError> {
+    // A completed step is in the journal: if this process dies now, another one resumes without repeating it.
+    let words = attempt.run_step("count", async { Ok(text.split_whitespace().count()) }).await?;
+    attempt.record_note(format!("counted {words} words")).await?;
     Ok(TaskResult { output: format!("The text has {words} words."), ..TaskResult::default() })
 }

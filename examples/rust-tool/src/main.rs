@@ -1,30 +1,30 @@
-//! An agent with a tool of its own: a worker that offers `clerk`. Start it beside a cluster with
-//! `MILLRACE_NATS_URL=nats://… cargo run -p millrace-rust-tool`, and let a task of any plan name it.
+//! An agent with a custom tool: a worker that provides the capability `clerk`. Start it next to a cluster with
+//! `cargo run -p millrace-rust-tool -- --nats nats://…`, and use it in a task of any plan.
 
-use millrace_worker::{Agent, Config, Connection, ToolError, on_signals, run, telemetry, tool};
+use std::process::ExitCode;
 
-/// What the model gives the tool: the comments become its description.
+use millrace_worker::{Agent, ToolError, run_worker_program, tool};
+
+/// The arguments of the tool; the model sees the comments as their descriptions.
 #[derive(serde::Deserialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct Order {
-    /// The order's number.
+    /// The number of the order.
     number: u32,
 }
 
-#[tokio::main]
-async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    telemetry::init("info");
-    let find_order = tool("find_order", "Says where an order is.", |Order { number }, _| async move {
-        match number {
-            // The model reads this and can do better; it never ends the agent's work.
-            0 => Err(ToolError::Refused("orders count from 1".into())),
-            number => Ok(format!("order {number} left the mill today")),
-        }
-    });
-    let clerk = Agent::new("clerk", "Answers questions on orders.")
-        .instructions("You answer the objective of your task. Look up every order that it names.")
+fn main() -> Result<ExitCode, Box<dyn std::error::Error>> {
+    let find_order =
+        tool("find_order", "Returns the status of an order.", |Order { number }, _| async move {
+            match number {
+                // The model sees this error and can correct its call; it does not end the agent's work.
+                0 => Err(ToolError::Refused("order numbers start at 1".into())),
+                number => Ok(format!("order {number} was shipped today")),
+            }
+        });
+    let clerk = Agent::new("clerk", "Answers questions about orders.")
+        .instructions("You answer the objective of your task. Look up every order it mentions.")
         .tool(find_order)
         .build()?;
-    let url = std::env::var("MILLRACE_NATS_URL").unwrap_or_else(|_| "nats://127.0.0.1:4222".into());
-    Ok(run(Config::new(Connection::with_environment(url), vec![clerk]), on_signals()?).await?)
+    Ok(run_worker_program("millrace-rust-tool", vec![clerk]))
 }

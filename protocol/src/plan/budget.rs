@@ -1,15 +1,16 @@
-//! What a run may use, and how much of it is set aside before work is given out. Arithmetic only; when a budget is
-//! asked is a matter of the rules.
+//! Budgets of runs, and the part of them that is reserved before work is dispatched. Arithmetic only; the rules decide
+//! when a budget is checked.
 //!
 //! ```text
 //! limit ── used ── reserved ── left
-//!          │       └ what work in flight may still use; its worker is held to it
-//!          └ what work that has ended did use
+//!          │       └ what work in flight may still use; its worker enforces it
+//!          └ what finished work has used
 //! ```
 //!
-//! Work is given out only when its reservation fits into what is left, so that a budget can be exceeded by what workers
-//! use beyond their reservations and by nothing else: at most one model call each.
+//! Work is dispatched only when its reservation fits into what is left. So a budget can be exceeded only by
+//! workers that use more than they have reserved: at most one model call each.
 
+use std::fmt;
 use std::time::Duration;
 
 use jiff::SignedDuration;
@@ -18,25 +19,25 @@ use serde::{Deserialize, Serialize};
 
 use crate::result::Usage;
 
-/// What is counted.
+/// A resource that is counted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Dimension {
-    /// Tokens sent and received.
+pub enum ResourceKind {
+    /// Input and output tokens.
     Tokens,
-    /// Tokens sent.
+    /// Input tokens.
     InputTokens,
-    /// Tokens received.
+    /// Output tokens.
     OutputTokens,
-    /// Tokens sent that the provider had in its cache.
+    /// Input tokens that were read from the provider's cache.
     CachedTokens,
-    /// Calls to models.
+    /// Model calls.
     ModelCalls,
-    /// Money, in millionths of a US dollar.
+    /// Cost, in millionths of a US dollar.
     Cost,
 }
 
-impl Dimension {
+impl ResourceKind {
     /// All of them, in the order of their declaration.
     pub const ALL: [Self; 6] = [
         Self::Tokens,
@@ -47,9 +48,9 @@ impl Dimension {
         Self::Cost,
     ];
 
-    /// How much of it was used.
+    /// Returns the used amount.
     #[must_use]
-    pub fn of(self, usage: &Usage) -> u64 {
+    pub fn amount_used(self, usage: &Usage) -> u64 {
         match self {
             Self::Tokens => usage.input_tokens.saturating_add(usage.output_tokens),
             Self::InputTokens => usage.input_tokens,
@@ -60,86 +61,95 @@ impl Dimension {
         }
     }
 
-    /// An amount of it, for a person.
+    /// Formats an amount for a person.
     #[must_use]
-    pub fn say(self, amount: u64) -> String {
+    pub fn format_amount(self, amount: u64) -> String {
         match self {
             Self::Tokens => format!("{amount} tokens"),
-            Self::InputTokens => format!("{amount} tokens sent"),
-            Self::OutputTokens => format!("{amount} tokens received"),
+            Self::InputTokens => format!("{amount} input tokens"),
+            Self::OutputTokens => format!("{amount} output tokens"),
             Self::CachedTokens => format!("{amount} cached tokens"),
             Self::ModelCalls => format!("{amount} model calls"),
-            #[expect(clippy::cast_precision_loss, reason = "it is for a person")]
+            #[expect(clippy::cast_precision_loss, reason = "it is shown to a person")]
             Self::Cost => format!("${:.4}", amount as f64 / 1e6),
         }
     }
 }
 
-/// An amount of each thing that is counted; `None` is no limit.
+/// An amount of each resource; `None` is unlimited.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
-#[schemars(deny_unknown_fields)]
-pub struct Amounts {
-    /// Tokens sent and received.
+#[schemars(rename = "Amounts", deny_unknown_fields)]
+pub struct ResourceAmounts {
+    /// Input and output tokens.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tokens: Option<u64>,
-    /// Tokens sent.
+    /// Input tokens.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub input_tokens: Option<u64>,
-    /// Tokens received.
+    /// Output tokens.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub output_tokens: Option<u64>,
-    /// Tokens sent that the provider had in its cache.
+    /// Input tokens that were read from the provider's cache.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cached_tokens: Option<u64>,
-    /// Calls to models.
+    /// Model calls.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub model_calls: Option<u64>,
-    /// Money, in millionths of a US dollar.
+    /// Cost, in millionths of a US dollar.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cost_micros: Option<u64>,
 }
 
-impl Amounts {
-    /// Whether nothing is limited.
+/// `5000 tokens, 3 model calls`; empty if nothing is limited.
+impl fmt::Display for ResourceAmounts {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let amounts: Vec<String> =
+            self.iter().map(|(dimension, amount)| dimension.format_amount(amount)).collect();
+        f.write_str(&amounts.join(", "))
+    }
+}
+
+impl ResourceAmounts {
+    /// `true` if nothing is limited.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
     }
 
-    /// The amount of one thing.
+    /// Returns the amount of a resource.
     #[must_use]
-    pub fn get(&self, dimension: Dimension) -> Option<u64> {
+    pub fn get(&self, dimension: ResourceKind) -> Option<u64> {
         match dimension {
-            Dimension::Tokens => self.tokens,
-            Dimension::InputTokens => self.input_tokens,
-            Dimension::OutputTokens => self.output_tokens,
-            Dimension::CachedTokens => self.cached_tokens,
-            Dimension::ModelCalls => self.model_calls,
-            Dimension::Cost => self.cost_micros,
+            ResourceKind::Tokens => self.tokens,
+            ResourceKind::InputTokens => self.input_tokens,
+            ResourceKind::OutputTokens => self.output_tokens,
+            ResourceKind::CachedTokens => self.cached_tokens,
+            ResourceKind::ModelCalls => self.model_calls,
+            ResourceKind::Cost => self.cost_micros,
         }
     }
 
-    /// Sets the amount of one thing.
-    pub fn set(&mut self, dimension: Dimension, amount: Option<u64>) {
+    /// Sets the amount of a resource.
+    pub fn set(&mut self, dimension: ResourceKind, amount: Option<u64>) {
         *match dimension {
-            Dimension::Tokens => &mut self.tokens,
-            Dimension::InputTokens => &mut self.input_tokens,
-            Dimension::OutputTokens => &mut self.output_tokens,
-            Dimension::CachedTokens => &mut self.cached_tokens,
-            Dimension::ModelCalls => &mut self.model_calls,
-            Dimension::Cost => &mut self.cost_micros,
+            ResourceKind::Tokens => &mut self.tokens,
+            ResourceKind::InputTokens => &mut self.input_tokens,
+            ResourceKind::OutputTokens => &mut self.output_tokens,
+            ResourceKind::CachedTokens => &mut self.cached_tokens,
+            ResourceKind::ModelCalls => &mut self.model_calls,
+            ResourceKind::Cost => &mut self.cost_micros,
         } = amount;
     }
 
-    /// The things that are limited, with their amounts.
-    pub fn iter(&self) -> impl Iterator<Item = (Dimension, u64)> + '_ {
-        Dimension::ALL.into_iter().filter_map(|dimension| Some((dimension, self.get(dimension)?)))
+    /// Returns the limited resources with their amounts.
+    pub fn iter(&self) -> impl Iterator<Item = (ResourceKind, u64)> + '_ {
+        ResourceKind::ALL.into_iter().filter_map(|dimension| Some((dimension, self.get(dimension)?)))
     }
 
-    /// The smaller of both, thing by thing.
+    /// Returns the smaller amount of each resource.
     #[must_use]
-    pub fn min(self, other: Self) -> Self {
+    pub fn min_per_resource(self, other: Self) -> Self {
         let mut smaller = self;
         for (dimension, amount) in other.iter() {
             let own = smaller.get(dimension);
@@ -148,8 +158,28 @@ impl Amounts {
         smaller
     }
 
-    /// What is known to be used when nobody says what was: all of it, tokens of both kinds together no more than all
-    /// tokens.
+    /// Returns the amounts of the resources that `other` limits.
+    #[must_use]
+    pub fn of_same_dimensions(self, other: Self) -> Self {
+        let mut same = Self::default();
+        for (dimension, _) in other.iter() {
+            same.set(dimension, self.get(dimension));
+        }
+        same
+    }
+
+    /// Returns the larger amount of each resource; no amount is the smallest.
+    #[must_use]
+    pub fn max(self, other: Self) -> Self {
+        let mut larger = self;
+        for (dimension, amount) in other.iter() {
+            larger.set(dimension, larger.get(dimension).max(Some(amount)));
+        }
+        larger
+    }
+
+    /// Returns the usage to assume when the actual usage is unknown: everything; input and output tokens together at most
+    /// the limit of all tokens.
     #[must_use]
     pub fn as_usage(&self) -> Usage {
         let (sent, received) = (self.input_tokens, self.output_tokens.unwrap_or(0));
@@ -171,88 +201,97 @@ impl Amounts {
     }
 }
 
-/// What a run as a whole may use. Shares are in percent.
+/// The budget of a run. Shares are in percent.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 #[schemars(deny_unknown_fields)]
 pub struct Budget {
-    /// What all work together may use: planner, workers, critics, and whom they consult.
+    /// The limits of all work together: planner, workers, critics, and consulted capabilities.
     #[serde(flatten)]
-    pub amounts: Amounts,
-    /// What one attempt reserves where nothing smaller limits it; `None` is a quarter of what is left.
-    #[serde(skip_serializing_if = "Amounts::is_empty")]
-    pub attempt: Amounts,
-    /// What all work of a capability may use; `planner` and `critic` are capabilities here too.
+    pub amounts: ResourceAmounts,
+    /// The reservation of one attempt if nothing smaller limits it; `None` is a quarter of the rest.
+    #[serde(skip_serializing_if = "ResourceAmounts::is_empty")]
+    pub attempt: ResourceAmounts,
+    /// The limits of all work of a capability, including `planner` and `critic`.
     #[serde(skip_serializing_if = "std::collections::BTreeMap::is_empty")]
-    pub capabilities: std::collections::BTreeMap<crate::ids::Capability, Amounts>,
-    /// How long the run may take from its start, pauses apart, in seconds.
+    pub capabilities: std::collections::BTreeMap<crate::ids::Capability, ResourceAmounts>,
+    /// The maximum duration of the run from its start, without pauses, in seconds.
     #[serde(skip_serializing_if = "Option::is_none", with = "optional_seconds")]
     #[schemars(with = "Option<f64>")]
     pub wall_time: Option<Duration>,
-    /// How often the planner may be asked.
+    /// The time that work may wait for a provider that does not answer before the run pauses, in seconds; `None` is
+    /// [`DEFAULT_PROVIDER_TIMEOUT`].
+    #[serde(skip_serializing_if = "Option::is_none", with = "optional_seconds")]
+    #[schemars(with = "Option<f64>")]
+    pub provider_timeout: Option<Duration>,
+    /// The maximum number of planning turns.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub steps: Option<u32>,
-    /// How many tasks a planner may have in the plan.
+    /// The maximum number of tasks in a plan with a planner.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tasks: Option<u32>,
-    /// How many tasks of a plan that a planner extends may stand in a row, each waiting for the one before.
+    /// The maximum depth of a plan with a planner: the number of tasks in a row that wait for each other.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub depth: Option<u32>,
-    /// At which part of an amount or of the time the planner is told to come to an end.
+    /// The share of an amount or of the time after which the planner must finish soon.
     pub soft_percent: u8,
-    /// Which part of the amounts only the final task, its review, and the ends of running work may use.
+    /// The share of the amounts that is kept for the final task, its review, and the ends of running work.
     pub final_percent: u8,
-    /// What becomes of running work when the budget is used up.
-    pub when_spent: WhenSpent,
+    /// The policy for running work when the budget is exhausted.
+    pub when_spent: BudgetExhaustionPolicy,
 }
 
-/// How often a planner may be asked in a run that says nothing about it.
+/// The default of [`Budget::provider_timeout`]: longer than the usual incident of a provider, shorter than anybody should
+/// have to wait for the news that a run stands still.
+pub const DEFAULT_PROVIDER_TIMEOUT: Duration = Duration::from_secs(30 * 60);
+/// The default of [`Budget::steps`].
 pub const DEFAULT_STEPS: u32 = 20;
-/// How many tasks a planner may have in a plan that says nothing about it.
+/// The default of [`Budget::tasks`].
 pub const DEFAULT_TASKS: u32 = 1_000;
-/// How deep a planner may make a plan that says nothing about it.
+/// The default of [`Budget::depth`].
 pub const DEFAULT_DEPTH: u32 = 100;
 
 impl Default for Budget {
     fn default() -> Self {
         Self {
-            amounts: Amounts::default(),
-            attempt: Amounts::default(),
+            amounts: ResourceAmounts::default(),
+            attempt: ResourceAmounts::default(),
             capabilities: std::collections::BTreeMap::new(),
             wall_time: None,
+            provider_timeout: None,
             steps: None,
             tasks: None,
             depth: None,
             soft_percent: 80,
             final_percent: 10,
-            when_spent: WhenSpent::Finish,
+            when_spent: BudgetExhaustionPolicy::Finish,
         }
     }
 }
 
 impl Budget {
-    /// Whether it says nothing.
+    /// `true` if all fields have their defaults.
     #[must_use]
     pub fn is_default(&self) -> bool {
         *self == Self::default()
     }
 
-    /// Whether work needs a reservation before it is given out, whatever its task says.
+    /// `true` if all work of the run needs a reservation, even for tasks without a budget.
     #[must_use]
-    pub fn counts(&self) -> bool {
+    pub fn needs_reservations(&self) -> bool {
         !self.amounts.is_empty() || !self.attempt.is_empty() || !self.capabilities.is_empty()
     }
 
-    /// What of the time that it may take is over for a run that has worked so long; `None` if it may take any.
+    /// Returns the elapsed part of the time limit for a run that has run for `worked`; `None` without a limit.
     #[must_use]
-    pub(super) fn elapsed(&self, worked: SignedDuration) -> Option<Elapsed> {
+    pub(super) fn elapsed_time(&self, worked: SignedDuration) -> Option<ElapsedRunTime> {
         let limit = SignedDuration::try_from(self.wall_time?).ok()?;
-        Some(Elapsed { worked, limit, soft_percent: self.soft_percent })
+        Some(ElapsedRunTime { worked, limit, soft_percent: self.soft_percent })
     }
 
-    /// The budget with what `more` says in the place of what this one says.
+    /// Returns the budget with the fields of `more` that are set.
     #[must_use]
-    pub fn raised(&self, more: &Self) -> Self {
+    pub fn with_overrides(&self, more: &Self) -> Self {
         let mut amounts = self.amounts;
         more.amounts.iter().for_each(|(dimension, amount)| amounts.set(dimension, Some(amount)));
         let mut attempt = self.attempt;
@@ -264,6 +303,7 @@ impl Budget {
             attempt,
             capabilities,
             wall_time: more.wall_time.or(self.wall_time),
+            provider_timeout: more.provider_timeout.or(self.provider_timeout),
             steps: more.steps.or(self.steps),
             tasks: more.tasks.or(self.tasks),
             depth: more.depth.or(self.depth),
@@ -271,11 +311,11 @@ impl Budget {
         }
     }
 
-    /// What is wrong with it, if anything is.
+    /// Validates it.
     ///
     /// # Errors
-    /// The name of the field, and what it must be.
-    pub fn check(&self) -> Result<(), (&'static str, &'static str)> {
+    /// The name of the field, and its valid values.
+    pub fn check_values(&self) -> Result<(), (&'static str, &'static str)> {
         if self.soft_percent == 0 || self.soft_percent > 100 {
             return Err(("soft_percent", "from 1 to 100"));
         }
@@ -285,6 +325,9 @@ impl Budget {
         if self.wall_time.is_some_and(|time| time.is_zero()) {
             return Err(("wall_time", "more than 0 seconds"));
         }
+        if self.provider_timeout.is_some_and(|time| time.is_zero()) {
+            return Err(("provider_timeout", "more than 0 seconds"));
+        }
         let amounts = [self.amounts, self.attempt].into_iter().chain(self.capabilities.values().copied());
         if amounts.into_iter().any(|amounts| amounts.iter().any(|(_, amount)| amount == 0)) {
             return Err(("each amount", "1 or more"));
@@ -293,54 +336,56 @@ impl Budget {
     }
 }
 
-/// What of a run's time is over.
+/// The elapsed part of a run's time limit.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Elapsed {
-    /// How long it has worked.
+pub(super) struct ElapsedRunTime {
+    /// The run time so far.
     pub worked: SignedDuration,
-    /// How long it may.
+    /// The limit.
     pub limit: SignedDuration,
     soft_percent: u8,
 }
 
-impl Elapsed {
-    /// Whether the soft part is over: it is time to come to an end.
-    pub fn is_low(&self) -> bool {
+impl ElapsedRunTime {
+    /// `true` if the soft limit has passed.
+    pub fn is_past_soft_limit(&self) -> bool {
         self.worked.as_nanos() * 100 >= self.limit.as_nanos() * i128::from(self.soft_percent)
     }
 
-    /// Whether all of it is over.
-    pub fn is_over(&self) -> bool {
+    /// `true` if the limit has passed.
+    pub fn is_past_limit(&self) -> bool {
         self.worked >= self.limit
     }
 }
 
-/// What becomes of running work when the budget is used up.
+/// The policy for running work when the budget is exhausted.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
-pub enum WhenSpent {
-    /// It goes on within what it has reserved.
+#[schemars(rename = "WhenSpent")]
+pub enum BudgetExhaustionPolicy {
+    /// It continues within its reservation.
     #[default]
     Finish,
     /// It is cancelled.
     Cancel,
 }
 
-/// Durations that may be missing, as seconds with fractions.
-mod optional_seconds {
+/// Optional durations, as seconds with fractions.
+pub(crate) mod optional_seconds {
     use std::time::Duration;
 
     use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error};
 
-    #[expect(clippy::ref_option, reason = "serde asks for it")]
+    #[expect(clippy::ref_option, reason = "serde requires it")]
     pub fn serialize<S: Serializer>(time: &Option<Duration>, serializer: S) -> Result<S::Ok, S::Error> {
         time.map(|time| time.as_secs_f64()).serialize(serializer)
     }
 
     pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Duration>, D::Error> {
         let Some(seconds) = Option::<f64>::deserialize(deserializer)? else { return Ok(None) };
-        let time = Duration::try_from_secs_f64(seconds)
-            .map_err(|_| D::Error::custom(format!("{seconds} is no number of seconds, 0 or more")))?;
+        let time = Duration::try_from_secs_f64(seconds).map_err(|_| {
+            D::Error::custom(format!("{seconds} is not a valid number of seconds; use 0 or more"))
+        })?;
         Ok(Some(time))
     }
 }

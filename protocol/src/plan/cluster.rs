@@ -1,4 +1,4 @@
-//! What the cluster can do, as the rules ask it: which capabilities there are, and which parameters they take.
+//! The capabilities of the cluster and the parameters that they take, as the rules see them.
 
 use std::collections::BTreeMap;
 
@@ -8,95 +8,98 @@ use super::refusal::Refusal;
 use super::spec::TaskSpec;
 use crate::ids::Capability;
 use crate::result::CapabilityDescription;
-use crate::schema::Compiled;
+use crate::schema::CompiledSchema;
 use crate::subject::{CRITIC, PLANNER};
 
-/// The most capabilities that are named to somebody who asked for another.
+/// The maximum number of capabilities that an error lists.
 const MAX_NAMED: usize = 40;
 
-/// What the cluster can do. A capability is known once a worker has registered it, and stays known when all its workers
-/// are gone: it may be scaled to none.
+/// The registered capabilities. A capability stays known when all of its workers are gone: it may be scaled to zero.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct Cluster {
-    offered: BTreeMap<Capability, Offered>,
+pub struct CapabilityRegistry {
+    offered: BTreeMap<Capability, RegisteredCapability>,
 }
 
-/// A capability that somebody offers.
+/// A registered capability.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct Offered {
-    /// The JSON Schema of its parameters; `None` takes any.
+pub struct RegisteredCapability {
+    /// The JSON Schema of its parameters; `None` accepts any.
     pub parameters: Option<Value>,
-    /// How many slots live workers have for it.
+    /// The number of slots that live workers have for it.
     pub slots: usize,
-    compiled: Compiled,
+    compiled: CompiledSchema,
 }
 
-impl Cluster {
-    /// A cluster with these capabilities.
+impl CapabilityRegistry {
+    /// Creates a cluster with these capabilities.
     #[must_use]
-    pub fn of<'a>(descriptions: impl IntoIterator<Item = &'a CapabilityDescription>) -> Self {
+    pub fn from_descriptions<'a>(descriptions: impl IntoIterator<Item = &'a CapabilityDescription>) -> Self {
         let offered = descriptions.into_iter().map(|description| {
             let parameters = description.parameters.clone();
-            (description.name.clone(), Offered { parameters, ..Offered::default() })
+            (description.name.clone(), RegisteredCapability { parameters, ..RegisteredCapability::default() })
         });
         Self { offered: offered.collect() }
     }
 
-    /// A cluster whose capabilities take any parameters.
+    /// Creates a cluster whose capabilities accept any parameters.
     #[must_use]
-    pub fn named(names: impl IntoIterator<Item = Capability>) -> Self {
-        Self { offered: names.into_iter().map(|name| (name, Offered::default())).collect() }
+    pub fn with_capability_names(names: impl IntoIterator<Item = Capability>) -> Self {
+        Self { offered: names.into_iter().map(|name| (name, RegisteredCapability::default())).collect() }
     }
 
-    /// Says how many slots live workers have for a capability that is known.
+    /// Sets the number of slots that live workers have for a known capability.
     pub fn set_slots(&mut self, capability: &Capability, slots: usize) {
         if let Some(offered) = self.offered.get_mut(capability) {
             offered.slots = slots;
         }
     }
 
-    /// A capability, if it is known.
+    /// Returns a capability, if it is known.
     #[must_use]
-    pub fn get(&self, capability: &Capability) -> Option<&Offered> {
+    pub fn find_capability(&self, capability: &Capability) -> Option<&RegisteredCapability> {
         self.offered.get(capability)
     }
 
-    /// Those that tasks can name.
-    pub fn names(&self) -> impl Iterator<Item = &Capability> {
+    /// Returns the capabilities that tasks can use.
+    pub fn capability_names(&self) -> impl Iterator<Item = &Capability> {
         self.offered.keys().filter(|name| ![CRITIC, PLANNER].contains(&name.as_str()))
     }
 
-    /// Those that tasks can name, as a sentence.
+    /// Lists the capabilities that tasks can use, for an error message.
     #[must_use]
-    pub fn say(&self) -> String {
-        let all = self.names().count();
-        let names: Vec<&str> = self.names().take(MAX_NAMED).map(Capability::as_str).collect();
+    pub fn format_task_capabilities(&self) -> String {
+        let all = self.capability_names().count();
+        let names: Vec<&str> = self.capability_names().take(MAX_NAMED).map(Capability::as_str).collect();
         match (all, all.saturating_sub(MAX_NAMED)) {
-            (0, _) => "nobody offers any".into(),
-            (_, 0) => format!("there are {}", names.join(", ")),
-            (_, more) => format!("there are {} and {more} more", names.join(", ")),
+            (0, _) => "no capability is available".into(),
+            (_, 0) => format!("available: {}", names.join(", ")),
+            (_, more) => format!("available: {} and {more} more", names.join(", ")),
         }
     }
 
-    /// What is wrong with the parameters of a task whose capability is known.
+    /// Returns what is wrong with the parameters of a task, if its capability is known.
     #[must_use]
-    pub fn problem(&self, task: &TaskSpec) -> Option<String> {
+    pub fn find_parameter_problem(&self, task: &TaskSpec) -> Option<String> {
         let offered = self.offered.get(&task.capability)?;
         let schema = offered.parameters.as_ref()?;
         let parameters = task.parameters.iter().map(|(name, value)| (name.clone(), value.clone())).collect();
-        offered.compiled.check(schema, &Value::Object(parameters)).err()
+        offered.compiled.check_value(schema, &Value::Object(parameters)).err()
     }
 
-    /// Whether a task can be done here.
+    /// Validates the capability and the parameters of a task.
     ///
     /// # Errors
-    /// Nobody offers its capability, or its parameters are not what that takes.
-    pub fn check(&self, task: &TaskSpec) -> Result<(), Refusal> {
-        if self.get(&task.capability).is_none() {
+    /// The capability is unknown, or does not accept the parameters.
+    pub fn check_task(&self, task: &TaskSpec) -> Result<(), Refusal> {
+        if self.find_capability(&task.capability).is_none() {
             let (id, capability) = (task.id.clone(), task.capability.clone());
-            return Err(Refusal::UnknownCapability { task: id, capability, known: self.say() });
+            return Err(Refusal::UnknownCapability {
+                task: id,
+                capability,
+                known: self.format_task_capabilities(),
+            });
         }
-        match self.problem(task) {
+        match self.find_parameter_problem(task) {
             None => Ok(()),
             Some(problem) => {
                 let (task, capability) = (task.id.clone(), task.capability.clone());

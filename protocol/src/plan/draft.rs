@@ -1,71 +1,69 @@
-//! A planner's turn in the making: a copy of the plan on which its edits are tried by the very rules that they will be
-//! carried out by, so that a mistake is told at once. What comes out is the list of edits that held.
+//! A draft of a planning turn: a copy of the plan. Each edit is validated on the copy by the rules that will decide on it
+//! later, so that the planner learns of a mistake at once. The result is the list of valid edits.
 
 use std::sync::Arc;
 
 use jiff::Timestamp;
 
-use super::cluster::Cluster;
-use super::decide::{By, edit};
+use super::cluster::CapabilityRegistry;
+use super::decide::{EditAuthor, decide_edit};
 use super::edit::Edit;
 use super::refusal::Refusal;
 use super::spec::TaskSpec;
 use super::state::Plan;
 use super::{Event, apply};
 
-/// The copy, and what was changed on it.
+/// A copy of a plan with the edits that were applied to it.
 #[derive(Debug, Clone)]
-pub struct Draft {
+pub struct PlanDraft {
     plan: Plan,
-    cluster: Arc<Cluster>,
+    cluster: Arc<CapabilityRegistry>,
     now: Timestamp,
     edits: Vec<Edit>,
 }
 
-impl Draft {
-    /// A draft on a plan as it stands, in a cluster that can do this.
+impl PlanDraft {
+    /// Starts a draft of `plan`; `cluster` holds the known capabilities.
     #[must_use]
-    pub fn new(plan: Plan, cluster: Arc<Cluster>, now: Timestamp) -> Self {
+    pub fn new(plan: Plan, cluster: Arc<CapabilityRegistry>, now: Timestamp) -> Self {
         Self { plan, cluster, now, edits: Vec::new() }
     }
 
-    /// The plan with all edits so far.
+    /// Returns the plan with all edits so far.
     #[must_use]
     pub fn plan(&self) -> &Plan {
         &self.plan
     }
 
-    /// What the cluster can do.
+    /// Returns the known capabilities.
     #[must_use]
-    pub fn cluster(&self) -> &Cluster {
+    pub fn cluster(&self) -> &CapabilityRegistry {
         &self.cluster
     }
 
-    /// The edits so far.
+    /// Returns the edits so far.
     #[must_use]
     pub fn edits(&self) -> &[Edit] {
         &self.edits
     }
 
-    /// The edits, in order.
+    /// Returns the edits, in order.
     #[must_use]
     pub fn into_edits(self) -> Vec<Edit> {
         self.edits
     }
 
-    /// Tries one more edit; what it changed is told by its events.
+    /// Applies an edit; returns its events.
     ///
     /// # Errors
-    /// Why it changes nothing.
-    pub fn apply(&mut self, wanted: Edit) -> Result<Vec<Event>, Refusal> {
-        if self.plan.end.is_some() {
-            return Err(Refusal::WrongMoment(
-                "the run is finished by this very turn; nothing can follow that".into(),
-            ));
+    /// The reason why the edit is invalid.
+    pub fn apply_edit(&mut self, wanted: Edit) -> Result<Vec<Event>, Refusal> {
+        if self.plan.run.end.is_some() {
+            return Err(Refusal::WrongMoment("this turn already ends the run; no edit can follow".into()));
         }
-        let events = edit(&self.plan, &wanted, By::Planner)?;
-        for spec in events.iter().filter_map(of_task) {
-            self.cluster.check(spec)?;
+        let events = decide_edit(&self.plan, &wanted, EditAuthor::Planner)?;
+        for spec in events.iter().filter_map(spec_changed_by_event) {
+            self.cluster.check_task(spec)?;
         }
         events.iter().for_each(|event| apply(&mut self.plan, event, self.now));
         self.edits.push(wanted);
@@ -73,11 +71,7 @@ impl Draft {
     }
 }
 
-/// The task that an event puts into the plan as it is from then on.
-fn of_task(event: &Event) -> Option<&TaskSpec> {
-    if let Event::TaskAdded { spec, .. } = event {
-        return Some(spec);
-    }
-    let Event::TaskPatched { spec, .. } = event else { return None };
-    Some(spec)
+/// Returns the specification of a task that an event adds or changes.
+fn spec_changed_by_event(event: &Event) -> Option<&TaskSpec> {
+    if let Event::Graph(event) = event { event.spec() } else { None }
 }

@@ -1,248 +1,233 @@
-//! What the world still owes a plan, asked of its state: start, replay, takeover and a lost message are one case.
-//! Every effect is safe to repeat.
+//! The pending effects of a plan, derived from its state: start, replay, takeover and a lost message are one case. Every
+//! effect is idempotent.
 
 use std::collections::BTreeSet;
 
 use jiff::{SignedDuration, Timestamp};
-use serde::{Deserialize, Serialize};
 
-use super::Clock;
-use super::decide::Input;
-use super::spec::Limits;
-use super::state::{ErroredFor, Plan, Planning, Task, TaskState};
-use crate::ids::{Capability, TaskId};
-use crate::subject::{CRITIC, PLANNER};
+use super::AttemptClock;
+use super::spec::TaskLimits;
+use super::state::{ErroredTaskWait, Plan, ProviderWaits, Task, TaskPhase, TaskState};
+use super::work::Work;
+use crate::ids::{Capability, TaskId, WorkerId};
+use crate::subject::PLANNER;
 
-/// A piece of work that somebody can claim; it names one journal.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-pub enum Work {
-    /// An attempt at a task.
-    Task {
-        /// The task.
-        task: TaskId,
-        /// The attempt, from 1.
-        attempt: u32,
-    },
-    /// A review of an attempt's result.
-    Review {
-        /// The task.
-        task: TaskId,
-        /// The attempt under review.
-        attempt: u32,
-        /// Which try at the review, from 1.
-        review: u32,
-    },
-    /// An attempt at a turn of the planner.
-    Planning {
-        /// The turn, from 1.
-        turn: u32,
-        /// The attempt, from 1.
-        attempt: u32,
-    },
-}
-
-impl Work {
-    /// The task that it is for, if it is for one.
-    #[must_use]
-    pub fn task(&self) -> Option<&TaskId> {
-        match self {
-            Self::Task { task, .. } | Self::Review { task, .. } => Some(task),
-            Self::Planning { .. } => None,
-        }
-    }
-}
-
-/// What is to be done in the world for a plan.
+/// A pending effect: something to do outside the plan.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Effect {
-    /// Put work in its queue, unless it is there.
+    /// Publish an order for work to its queue, unless it is there.
     Offer(Work),
-    /// Take work out of the queue of a capability, and tell who works on it to stop. A task that was given to another
-    /// capability is in the queue of the one before.
+    /// Remove an order from the queue of a capability, and notify its claimant to stop. The order of a task whose
+    /// capability was changed is in the queue of the old one.
     Withdraw(Work, Capability),
-    /// The run is over: empty its queues, tell everybody, archive it.
+    /// Close the run: empty its queues, notify its workers, archive it.
     Close,
 }
 
-/// What part of a plan is asked about.
+/// The part of a plan whose pending effects are wanted.
 #[derive(Debug, Clone, Copy)]
-pub enum Scope<'a> {
-    /// All of it: at a start and at a takeover.
+pub enum EffectScope<'a> {
+    /// All tasks: at a start and at a takeover.
     All,
-    /// The planner's turn, the run's end, and these tasks: after a decision, those that its events name.
+    /// The planner's turn, the run's end, and these tasks: after a decision, the tasks that its events name.
     Tasks(&'a BTreeSet<TaskId>),
 }
 
-/// What the world owes the plan. Of a run that has ended and can be gone on with, what is still out is taken back.
+/// Returns the pending effects of a plan. Orders of a run that has ended and can be resumed are withdrawn.
 #[must_use]
-pub fn due(plan: &Plan, scope: Scope<'_>) -> Vec<Effect> {
-    if plan.end.as_ref().is_some_and(|end| !end.is_resumable) {
+pub fn pending_effects(plan: &Plan, scope: EffectScope<'_>) -> Vec<Effect> {
+    if plan.run.end.as_ref().is_some_and(|end| !end.is_resumable) {
         return vec![Effect::Close];
     }
-    let mut effects: Vec<Effect> = due_for_planning(plan).into_iter().collect();
+    let mut effects: Vec<Effect> = find_effect_of_planning_turn(plan).into_iter().collect();
     match scope {
-        Scope::All => effects.extend(plan.tasks().iter().flat_map(|task| due_for(plan, task))),
-        Scope::Tasks(ids) => {
-            effects.extend(ids.iter().filter_map(|id| plan.task(id)).flat_map(|task| due_for(plan, task)));
+        EffectScope::All => effects.extend(plan.tasks().iter().flat_map(|task| effects_of_task(plan, task))),
+        EffectScope::Tasks(ids) => {
+            effects.extend(
+                ids.iter().filter_map(|id| plan.task(id)).flat_map(|task| effects_of_task(plan, task)),
+            );
         }
     }
     effects
 }
 
-/// Whether this very work is to be offered still. What waited for a place in a queue may have been done meanwhile, by an
-/// order that an earlier owner of the run had put there.
+/// `true` if the order for this work must still be published. While it waited for a place in the queue, the work may have
+/// been done with an order that an earlier owner of the run published.
 #[must_use]
-pub fn is_owed(plan: &Plan, work: &Work) -> bool {
-    let is_it = |effect: Effect| matches!(effect, Effect::Offer(owed) if owed == *work);
-    plan.end.is_none()
+pub fn is_order_pending(plan: &Plan, work: &Work) -> bool {
+    let is_it = |effect: Effect| matches!(effect, Effect::Offer(pending) if pending == *work);
+    plan.run.end.is_none()
         && match work {
-            Work::Planning { .. } => due_for_planning(plan).is_some_and(is_it),
+            Work::Planning { .. } => find_effect_of_planning_turn(plan).is_some_and(is_it),
             Work::Task { task, .. } | Work::Review { task, .. } => {
-                plan.task(task).is_some_and(|task| due_for(plan, task).any(is_it))
+                plan.task(task).is_some_and(|task| effects_of_task(plan, task).any(is_it))
             }
         }
 }
 
-/// Whether work may be given out: the run goes on and is not paused, and what it may use is set aside.
-fn may_be_given_out(plan: &Plan, work: &Work) -> bool {
-    plan.end.is_none()
-        && plan.paused.is_none()
-        && (!plan.needs_reservation(work) || plan.reserved.of(work).is_some())
+/// `true` if work may be dispatched: the run is neither over nor paused, and the work has its reservation.
+fn may_dispatch(plan: &Plan, work: &Work) -> bool {
+    plan.run.end.is_none()
+        && plan.run.paused.is_none()
+        && (!plan.needs_reservation(work) || plan.budget.reserved.amounts_of_work(work).is_some())
 }
 
-/// The work that somebody has claimed and not ended. Its orders stay in their queues until it ends: only there does it
-/// come to another worker when its own is lost. An order that has got lost itself must be offered again, which is
-/// harmless where it has not.
+/// An order that a queue may hold, because the plan has dispatched its work.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DispatchedOrder {
+    /// The work.
+    pub work: Work,
+    /// `true` if the queue must hold the order: the work may be claimed now, or it is in flight and must be redelivered if
+    /// its worker is lost.
+    pub is_required: bool,
+    /// The worker that has claimed the work. Claims of reviews are not in the plan.
+    pub worker: Option<WorkerId>,
+}
+
+/// Returns the orders that queues may hold.
 #[must_use]
-pub fn in_hand(plan: &Plan) -> Vec<Work> {
-    if !plan.is_live() {
-        return Vec::new();
-    }
-    let claimed = |planning: &&Planning| planning.worker.is_some() && planning.retry_at.is_none();
-    let planning = plan.planning.as_ref().filter(claimed);
-    let planning = planning.map(|planning| Work::Planning { turn: planning.turn, attempt: planning.attempt });
-    let running = plan.tasks().iter().filter(|task| task.state == TaskState::Running);
-    let running = running.map(|task| Work::Task { task: task.spec.id.clone(), attempt: task.attempt });
-    planning.into_iter().chain(running).collect()
+pub fn dispatched_orders(plan: &Plan) -> Vec<DispatchedOrder> {
+    let planning = plan.planning.turn.as_ref().filter(|turn| turn.retry_at.is_none());
+    let planning = planning.map(|turn| DispatchedOrder {
+        work: turn.work(),
+        is_required: may_dispatch(plan, &turn.work()) || (turn.worker.is_some() && plan.is_live()),
+        worker: turn.worker.clone(),
+    });
+    let tasks = plan.tasks().iter().filter_map(|task| {
+        let work = task.dispatched_work()?;
+        let is_running = task.state() == TaskState::Running;
+        let is_required = match task.state() {
+            TaskState::Running => plan.is_live(),
+            TaskState::Ready | TaskState::Rerun | TaskState::NeedsReview => may_dispatch(plan, &work),
+            TaskState::Pending
+            | TaskState::Completed
+            | TaskState::Errored
+            | TaskState::Failed
+            | TaskState::Cancelled => false,
+        };
+        let attempt = task.current_attempt().filter(|_| is_running);
+        Some(DispatchedOrder { work, is_required, worker: attempt.and_then(|it| it.worker.clone()) })
+    });
+    planning.into_iter().chain(tasks).collect()
 }
 
-fn due_for_planning(plan: &Plan) -> Option<Effect> {
-    let Some(planning) = &plan.planning else {
-        return plan.planning_superseded.clone().map(withdraw_planning);
+/// Returns the work in flight: claimed and not ended. Its orders stay in their queues until it ends, so that another worker
+/// receives them if the claimant is lost.
+#[must_use]
+pub fn work_in_flight(plan: &Plan) -> Vec<Work> {
+    let is_in_flight = |order: &DispatchedOrder| order.is_required && order.worker.is_some();
+    dispatched_orders(plan).into_iter().filter(is_in_flight).map(|order| order.work).collect()
+}
+
+fn find_effect_of_planning_turn(plan: &Plan) -> Option<Effect> {
+    let Some(planning) = &plan.planning.turn else {
+        return plan.planning.superseded.clone().map(withdraw_planning_order);
     };
     let work = planning.work();
     match (planning.retry_at, &planning.worker) {
-        (Some(_), _) => Some(withdraw_planning(work)),
-        (None, None) if may_be_given_out(plan, &work) => Some(Effect::Offer(work)),
-        (None, None) if plan.paused.is_some() => Some(withdraw_planning(work)),
+        (Some(_), _) => Some(withdraw_planning_order(work)),
+        (None, None) if may_dispatch(plan, &work) => Some(Effect::Offer(work)),
+        (None, None) if plan.run.paused.is_some() => Some(withdraw_planning_order(work)),
         (None, _) => None,
     }
 }
 
-fn withdraw_planning(work: Work) -> Effect {
-    Effect::Withdraw(work, Capability::new(PLANNER).expect("the planner's name is one"))
+fn withdraw_planning_order(work: Work) -> Effect {
+    Effect::Withdraw(work, Capability::new(PLANNER).expect("it is letters"))
 }
 
-/// Takes back work of a task from the queue that it is in as the task is now.
-fn withdraw(task: &Task, work: Work) -> Effect {
-    let capability = queue(task, &work);
-    Effect::Withdraw(work, capability)
+/// Withdraws work of a task from the queue that it is in now.
+fn withdraw_task_order(task: &Task, work: Work) -> Effect {
+    let queue = work.queue_name(&task.spec.capability);
+    Effect::Withdraw(work, queue)
 }
 
-/// The capability in whose queue the work of a task is.
-pub(super) fn queue(task: &Task, work: &Work) -> Capability {
-    match work {
-        Work::Review { .. } => Capability::new(CRITIC).expect("the critic's name is one"),
-        Work::Task { .. } | Work::Planning { .. } => task.spec.capability.clone(),
-    }
-}
-
-/// The capability that work is for, whose budget it counts against; `None` for a task that is not there.
-pub(super) fn capability_of(plan: &Plan, work: &Work) -> Option<Capability> {
-    match work {
-        Work::Planning { .. } => Capability::new(PLANNER).ok(),
-        Work::Task { task, .. } | Work::Review { task, .. } => Some(queue(plan.task(task)?, work)),
-    }
-}
-
-/// What is owed for a task: that work which is not wanted any more is taken back, and that the current work is offered.
-fn due_for(plan: &Plan, task: &Task) -> impl Iterator<Item = Effect> + use<> {
+/// The pending effects of a task: withdraw superseded work, offer the current work.
+fn effects_of_task(plan: &Plan, task: &Task) -> impl Iterator<Item = Effect> + use<> {
     let superseded = task.superseded.clone().into_iter();
-    superseded.map(|(work, queue)| Effect::Withdraw(work, queue)).chain(due_now(plan, task))
+    superseded.map(|(work, queue)| Effect::Withdraw(work, queue)).chain(effect_of_current_work(plan, task))
 }
 
-fn due_now(plan: &Plan, task: &Task) -> Option<Effect> {
-    let attempt = task.attempt;
-    let work = || Work::Task { task: task.spec.id.clone(), attempt };
-    let review = || Work::Review { task: task.spec.id.clone(), attempt, review: task.review };
-    match task.state {
-        TaskState::Ready | TaskState::Rerun => {
-            let work = work();
-            match may_be_given_out(plan, &work) {
+fn effect_of_current_work(plan: &Plan, task: &Task) -> Option<Effect> {
+    match &task.phase {
+        TaskPhase::Ready | TaskPhase::Rerun => {
+            let work = task.attempt_work();
+            match may_dispatch(plan, &work) {
                 true => Some(Effect::Offer(work)),
-                false => plan.paused.is_some().then(|| withdraw(task, work)),
+                false => plan.run.paused.is_some().then(|| withdraw_task_order(task, work)),
             }
         }
-        TaskState::NeedsReview => {
-            let review = review();
-            (task.review_at.is_none() && may_be_given_out(plan, &review)).then_some(Effect::Offer(review))
+        TaskPhase::NeedsReview { retry_at: Some(_) } => None,
+        TaskPhase::NeedsReview { retry_at: None } => {
+            let review = task.review_work();
+            match may_dispatch(plan, &review) {
+                true => Some(Effect::Offer(review)),
+                false => plan.run.is_interrupted.then(|| withdraw_task_order(task, review)),
+            }
         }
-        TaskState::Pending
-        | TaskState::Running
-        | TaskState::Completed
-        | TaskState::Errored
-        | TaskState::Failed
-        | TaskState::Cancelled => task.left_behind().map(|work| withdraw(task, work)),
+        TaskPhase::Pending
+        | TaskPhase::Running
+        | TaskPhase::Completed
+        | TaskPhase::Errored(_)
+        | TaskPhase::Failed { .. }
+        | TaskPhase::Cancelled { .. } => task.orphaned_work().map(|work| withdraw_task_order(task, work)),
     }
 }
 
-/// How long a run that has ended, and can be gone on with, waits for that: 7 days.
+/// How long an ended run can be resumed: 7 days.
 pub const RETIREMENT: SignedDuration = SignedDuration::from_hours(7 * 24);
 
-/// What time alone has brought about: backoffs that are over and clocks that have run out, as inputs to decide on.
-/// `heard` says when the journal of a running attempt was last written to, where that is known.
-pub fn overdue(plan: &Plan, now: Timestamp, heard: impl Fn(&TaskId) -> Option<Timestamp>) -> Vec<Overdue> {
-    if let Some(end) = &plan.end {
+/// Returns the overdue backoffs and timeouts, as inputs to decide on. `last_entry` returns the time of the last entry in the
+/// journal of a running attempt, if it is known.
+pub fn overdue_inputs(
+    plan: &Plan,
+    now: Timestamp,
+    last_entry: impl Fn(&TaskId) -> Option<Timestamp>,
+) -> Vec<OverdueInput> {
+    if let Some(end) = &plan.run.end {
         let is_over = end.is_resumable && now.duration_since(end.at) >= RETIREMENT;
-        return is_over.then_some(Overdue::Retire).into_iter().collect();
+        return is_over.then_some(OverdueInput::Retire).into_iter().collect();
     }
     if !plan.is_live() {
         return Vec::new();
     }
-    let over = |waiting: &BTreeSet<(Timestamp, u32)>, overdue: fn(TaskId) -> Overdue| -> Vec<Overdue> {
-        let over = waiting.iter().take_while(|(at, _)| *at <= now);
-        over.map(|&(_, position)| overdue(plan.tasks()[position as usize].spec.id.clone())).collect()
-    };
+    let over =
+        |waiting: &BTreeSet<(Timestamp, u32)>, overdue: fn(TaskId) -> OverdueInput| -> Vec<OverdueInput> {
+            let over = waiting.iter().take_while(|(at, _)| *at <= now);
+            over.map(|&(_, position)| overdue(plan.tasks()[position as usize].spec.id.clone())).collect()
+        };
     let clocks = plan.tasks().iter().filter_map(|task| {
-        let (work, clock) = run_out(plan, task, now, &heard)?;
-        Some(Overdue::Clock(work, clock))
+        let (work, clock) = find_expired_clock_of_task(plan, task, now, &last_entry)?;
+        Some(OverdueInput::Clock(work, clock))
     });
-    planning_overdue(plan, now)
+    find_overdue_planning_turn(plan, now)
         .into_iter()
-        .chain(over(&plan.retries, Overdue::Retry))
-        .chain(over(&plan.reviews, Overdue::RetryReview))
+        .chain(over(&plan.index.retries, OverdueInput::Retry))
+        .chain(over(&plan.index.reviews, OverdueInput::RetryReview))
         .chain(clocks)
-        .chain(wall_time(plan, now))
+        .chain(find_overdue_time_limit(plan, now))
         .collect()
 }
 
-fn wall_time(plan: &Plan, now: Timestamp) -> Option<Overdue> {
-    let time = plan.elapsed(now).filter(|_| plan.paused.is_none() && plan.winding_down.is_none())?;
-    (time.is_over() || (!plan.budget_is_low && time.is_low())).then_some(Overdue::WallTime)
+fn find_overdue_time_limit(plan: &Plan, now: Timestamp) -> Option<OverdueInput> {
+    let time =
+        plan.elapsed_time(now).filter(|_| plan.run.paused.is_none() && plan.run.winding_down.is_none())?;
+    (time.is_past_limit() || (!plan.budget.is_low && time.is_past_soft_limit()))
+        .then_some(OverdueInput::WallTime)
 }
 
-/// The soonest backoff that ends, if there is one: when [`overdue`] will have something to say at the latest, clocks
-/// apart.
+/// The end of the first backoff to end, if there is one. Apart from clocks, nothing is overdue before.
 #[must_use]
-pub fn next_retry(plan: &Plan) -> Option<Timestamp> {
-    let planning = plan.planning.as_ref().and_then(|planning| planning.retry_at);
-    let tasks = [plan.retries.first(), plan.reviews.first()].into_iter().flatten().map(|(at, _)| *at);
+pub fn next_backoff_end(plan: &Plan) -> Option<Timestamp> {
+    let planning = plan.planning.turn.as_ref().and_then(|planning| planning.retry_at);
+    let tasks =
+        [plan.index.retries.first(), plan.index.reviews.first()].into_iter().flatten().map(|(at, _)| *at);
     tasks.chain(planning).min()
 }
 
-/// An input that owns its names.
+/// Something overdue: an input that owns its names.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Overdue {
+pub enum OverdueInput {
     /// The backoff of a task is over.
     Retry(TaskId),
     /// The backoff of a review is over.
@@ -250,89 +235,84 @@ pub enum Overdue {
     /// The backoff of the planner's turn is over.
     RetryPlanning,
     /// A clock ran out.
-    Clock(Work, Clock),
-    /// The time that the run may take is over, or the soft part of it.
+    Clock(Work, AttemptClock),
+    /// The run's time limit, or its soft limit, is reached.
     WallTime,
-    /// A run that ended was not gone on with for long enough.
+    /// An ended run was not resumed within [`RETIREMENT`].
     Retire,
 }
 
-impl Overdue {
-    /// The input to decide on.
-    #[must_use]
-    pub fn input(&self) -> Input<'_> {
-        match self {
-            Self::Retry(task) => Input::Retry(task),
-            Self::RetryReview(task) => Input::RetryReview(task),
-            Self::RetryPlanning => Input::RetryPlanning,
-            Self::Clock(work, clock) => Input::Clock(work, *clock),
-            Self::WallTime => Input::WallTime,
-            Self::Retire => Input::Retire,
-        }
-    }
-}
-
-fn planning_overdue(plan: &Plan, now: Timestamp) -> Option<Overdue> {
-    let planning = plan.planning.as_ref()?;
+fn find_overdue_planning_turn(plan: &Plan, now: Timestamp) -> Option<OverdueInput> {
+    let planning = plan.planning.turn.as_ref()?;
     if let Some(at) = planning.retry_at {
-        return (at <= now).then_some(Overdue::RetryPlanning);
+        return (at <= now).then_some(OverdueInput::RetryPlanning);
     }
-    let limits = Limits::default();
+    let limits = TaskLimits::default();
     let work = Work::Planning { turn: planning.turn, attempt: planning.attempt };
-    if planning.worker.is_none() && !may_be_given_out(plan, &work) {
+    if planning.worker.is_none() && !may_dispatch(plan, &work) {
         return None;
     }
     let (limit, clock) = match planning.worker {
-        None => (limits.queue_wait, Clock::QueueWait),
-        Some(_) => (limits.run_time, Clock::RunTime),
+        None => (limits.queue_wait, AttemptClock::QueueWait),
+        Some(_) => (limits.run_time, AttemptClock::RunTime),
     };
-    passed(planning.since, limit, now).then_some(Overdue::Clock(work, clock))
+    has_worked_for(planning.since, limit, &planning.waits, now).then_some(OverdueInput::Clock(work, clock))
 }
 
-fn run_out(
+/// The clock of a task's work that ran out, if one did.
+fn find_expired_clock_of_task(
     plan: &Plan,
     task: &Task,
     now: Timestamp,
-    heard: &impl Fn(&TaskId) -> Option<Timestamp>,
-) -> Option<(Work, Clock)> {
+    last_entry: &impl Fn(&TaskId) -> Option<Timestamp>,
+) -> Option<(Work, AttemptClock)> {
     let limits = &task.spec.limits;
-    let (id, attempt) = (|| task.spec.id.clone(), task.attempt);
-    // What is not given out waits for nobody.
-    let is_out = |work: &Work| may_be_given_out(plan, work);
-    let clock = match task.state {
-        TaskState::Ready | TaskState::Rerun => {
-            let is_over = passed(task.since, limits.queue_wait, now);
-            (is_over && is_out(&Work::Task { task: id(), attempt })).then_some(Clock::QueueWait)
+    let clock = match &task.phase {
+        TaskPhase::Ready | TaskPhase::Rerun => {
+            let is_over = has_elapsed(task.since, limits.queue_wait, now);
+            // Work that is not dispatched waits for no worker.
+            (is_over && may_dispatch(plan, &task.attempt_work())).then_some(AttemptClock::QueueWait)
         }
-        TaskState::Errored
-            if matches!(task.errored, Some(ErroredFor::Capability | ErroredFor::Parameters)) =>
-        {
-            let is_over = plan.paused.is_none() && passed(task.since, limits.queue_wait, now);
-            is_over.then_some(Clock::QueueWait)
+        TaskPhase::Errored(Some(ErroredTaskWait::Capability { .. } | ErroredTaskWait::Parameters { .. })) => {
+            let is_over = plan.run.paused.is_none() && has_elapsed(task.since, limits.queue_wait, now);
+            is_over.then_some(AttemptClock::QueueWait)
         }
-        TaskState::Running if passed(task.since, limits.run_time, now) => Some(Clock::RunTime),
-        TaskState::Running => {
-            // Looked up only where it could matter.
-            let silent = |since| passed(since, limits.silence, now);
-            let last = || heard(&task.spec.id).unwrap_or(task.since).max(task.since);
-            (silent(task.since) && silent(last())).then_some(Clock::Silence)
+        TaskPhase::Running if has_worked_for(task.since, limits.run_time, &task.waits, now) => {
+            Some(AttemptClock::RunTime)
         }
-        TaskState::NeedsReview => {
+        TaskPhase::Running => {
+            // The lookup is skipped where it can't matter.
+            let silent = |since| has_elapsed(since, limits.silence, now);
+            let last = || last_entry(&task.spec.id).unwrap_or(task.since).max(task.since);
+            (silent(task.since) && silent(last())).then_some(AttemptClock::Silence)
+        }
+        TaskPhase::NeedsReview { retry_at: Some(_) } => None,
+        TaskPhase::NeedsReview { retry_at: None } => {
             let limit = limits.queue_wait.saturating_add(limits.run_time);
-            let work = Work::Review { task: id(), attempt, review: task.review };
-            let is_over = task.review_at.is_none() && passed(task.since, limit, now) && is_out(&work);
-            return is_over.then_some((work, Clock::QueueWait));
+            let work = task.review_work();
+            let is_over = has_worked_for(task.since, limit, &task.waits, now) && may_dispatch(plan, &work);
+            return is_over.then_some((work, AttemptClock::QueueWait));
         }
-        TaskState::Pending
-        | TaskState::Completed
-        | TaskState::Errored
-        | TaskState::Failed
-        | TaskState::Cancelled => None,
+        TaskPhase::Pending
+        | TaskPhase::Errored(_)
+        | TaskPhase::Completed
+        | TaskPhase::Failed { .. }
+        | TaskPhase::Cancelled { .. } => None,
     };
-    clock.map(|clock| (Work::Task { task: id(), attempt }, clock))
+    clock.map(|clock| (task.attempt_work(), clock))
 }
 
-fn passed(since: Timestamp, limit: std::time::Duration, now: Timestamp) -> bool {
+fn has_elapsed(since: Timestamp, limit: std::time::Duration, now: Timestamp) -> bool {
     let limit = SignedDuration::try_from(limit).unwrap_or(SignedDuration::MAX);
     now.duration_since(since) >= limit
+}
+
+/// `true` if work has reached a limit of its run time. Waits for a provider do not count.
+fn has_worked_for(
+    since: Timestamp,
+    limit: std::time::Duration,
+    waits: &ProviderWaits,
+    now: Timestamp,
+) -> bool {
+    has_elapsed(since, limit, now.saturating_sub(waits.total(now)).unwrap_or(now))
 }

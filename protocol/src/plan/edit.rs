@@ -1,58 +1,58 @@
-//! What somebody can want changed in a plan: the same words for a planner's turn and for a user who steers. Whether it is
-//! acceptable is said by the rules, one edit after the other.
+//! Edits of a plan and commands of users. A planner's turn and a user who steers a run make the same edits; the rules
+//! validate them one after the other.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::budget::Budget;
-use super::spec::{Limits, OnFailedDependency, Review, TaskSpec};
+use super::spec::{OnFailedDependency, ReviewPolicy, TaskLimits, TaskSpec};
 use crate::ids::{Capability, TaskId};
-use crate::result::Parameters;
+use crate::result::TaskParameters;
 
-/// One change of a plan.
+/// A change of a plan.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 #[expect(clippy::large_enum_variant, reason = "an edit is made, tried and dropped; lists of them are short")]
 pub enum Edit {
-    /// More tasks, all of them or none; they may depend on each other and on tasks of the plan.
+    /// Adds tasks, all or none; they may depend on each other and on tasks of the plan.
     Add(Vec<TaskSpec>),
-    /// Other words, parameters or dependencies for a task that waits.
-    Patch(Patch),
-    /// A task is not wanted any more. What hangs on it goes by its own policy.
+    /// Changes a waiting task: its objective, parameters, dependencies or limits.
+    Patch(TaskPatch),
+    /// Cancels a task. The `on_failed_dependency` policy of each dependent decides what happens to it.
     Cancel {
         /// The task.
         task: TaskId,
-        /// Why.
+        /// The reason.
         reason: String,
     },
-    /// A task runs once more: one that failed, was cancelled, waits to try again, or is completed. What was built on a
-    /// result that is given up is done again too.
+    /// Runs a task again that has failed, was cancelled, waits for a retry, or is completed. The dependents of a discarded
+    /// result run again too.
     Retry {
         /// The task.
         task: TaskId,
-        /// What the next attempt is told, beside its objective.
+        /// Feedback for the next attempt, in addition to the objective.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         feedback: Option<String>,
     },
-    /// The task whose result is the deliverable; no other is then.
+    /// Marks the task whose result is the deliverable; no other task is marked then.
     MarkFinal {
         /// The task.
         task: TaskId,
     },
-    /// The objective is achieved: the deliverable is there, and whatever is still open is not needed.
+    /// Ends the run as achieved: the deliverable exists, and open tasks are not needed.
     Finish {
-        /// Why the objective is achieved.
+        /// The reason why the objective is achieved.
         reason: String,
     },
-    /// Nothing more can be done: the run ends with what it has. Only where nothing is under way.
+    /// Gives up: the run ends with the results that it has. Valid only if no work is in flight.
     GiveUp {
-        /// What is lost, and why nothing makes up for it.
+        /// The lost results, and the reason why they can't be replaced.
         reason: String,
     },
 }
 
 impl Edit {
-    /// What it is, in the words that models and people use for it.
+    /// Returns its name, as models and users write it.
     #[must_use]
     pub fn name(&self) -> &'static str {
         match self {
@@ -66,9 +66,9 @@ impl Edit {
         }
     }
 
-    /// Whether it changes what the plan is, beyond running, cancelling and judging what is there.
+    /// `true` if it changes the tasks of the plan; running, cancelling and judging them does not.
     #[must_use]
-    pub fn changes_the_graph(&self) -> bool {
+    pub fn changes_task_graph(&self) -> bool {
         match self {
             Self::Add(_) | Self::Patch(_) | Self::MarkFinal { .. } => true,
             Self::Cancel { .. } | Self::Retry { .. } | Self::Finish { .. } | Self::GiveUp { .. } => false,
@@ -76,45 +76,70 @@ impl Edit {
     }
 }
 
-/// What changes in a task; what is `None` stays.
+/// A change of a task; `None` fields stay as they are.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[schemars(deny_unknown_fields)]
-pub struct Patch {
+#[schemars(rename = "Patch", deny_unknown_fields)]
+pub struct TaskPatch {
     /// The task.
     pub task: TaskId,
-    /// What is to be done.
+    /// The objective.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub objective: Option<String>,
-    /// The capability that does it.
+    /// The capability.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub capability: Option<Capability>,
-    /// The tasks it builds on, all of them.
+    /// The complete list of its dependencies.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub depends_on: Option<Vec<TaskId>>,
-    /// Parameters that are set; a null takes one away, the others stay.
-    #[serde(default, skip_serializing_if = "Parameters::is_empty")]
-    pub parameters: Parameters,
-    /// How its result is judged.
+    /// Parameters to set; null removes one. The others stay.
+    #[serde(default, skip_serializing_if = "TaskParameters::is_empty")]
+    pub parameters: TaskParameters,
+    /// The review of its result.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub review: Option<Review>,
-    /// How long and how often it may try.
+    pub review: Option<ReviewPolicy>,
+    /// Its time limits and attempts.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub limits: Option<Limits>,
-    /// What happens to it when a task it depends on is lost.
+    pub limits: Option<TaskLimits>,
+    /// The policy for a dependency that fails or is cancelled.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub on_failed_dependency: Option<OnFailedDependency>,
 }
 
-impl Patch {
-    /// A patch that changes nothing yet.
+impl TaskPatch {
+    /// Returns the names of the fields that it changes.
     #[must_use]
-    pub fn of(task: TaskId) -> Self {
+    pub fn changed_fields(&self) -> Vec<&'static str> {
+        let Self {
+            task: _,
+            objective,
+            capability,
+            depends_on,
+            parameters,
+            review,
+            limits,
+            on_failed_dependency,
+        } = self;
+        let fields = [
+            ("objective", objective.is_some()),
+            ("capability", capability.is_some()),
+            ("depends_on", depends_on.is_some()),
+            ("parameters", !parameters.is_empty()),
+            ("review", review.is_some()),
+            ("limits", limits.is_some()),
+            ("on_failed_dependency", on_failed_dependency.is_some()),
+        ];
+        fields.into_iter().filter_map(|(name, is_changed)| is_changed.then_some(name)).collect()
+    }
+
+    /// Creates a patch without changes.
+    #[must_use]
+    pub fn without_changes(task: TaskId) -> Self {
         Self {
             task,
             objective: None,
             capability: None,
             depends_on: None,
-            parameters: Parameters::new(),
+            parameters: TaskParameters::new(),
             review: None,
             limits: None,
             on_failed_dependency: None,
@@ -122,48 +147,51 @@ impl Patch {
     }
 }
 
-/// What a user can ask of a run under way.
+/// A command to a live run.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub enum Control {
-    /// Cancel the whole run.
+pub enum CommandAction {
+    /// Cancels the whole run.
     CancelRun {
-        /// Why, and who says so.
+        /// The reason, with its author.
         reason: String,
     },
-    /// Cancel one task, and what hangs on it.
+    /// Cancels one task and its dependents.
     CancelTask {
         /// The task.
         task: TaskId,
-        /// Why, and who says so.
+        /// The reason, with its author.
         reason: String,
     },
-    /// Change the plan.
+    /// Changes the plan.
     Edit(Edit),
-    /// Give nothing more out. What runs goes on to its end.
+    /// Pauses the run: running tasks finish, no new ones start.
     Pause,
-    /// Go on: after a pause, or with more after the budget was used up.
+    /// Interrupts the run: no tasks start, and work in flight is returned, to continue in the same attempts when the run is
+    /// resumed. For a cluster that stops with its user, so that its next one does not continue the run by itself.
+    Interrupt,
+    /// Resumes the run after a pause, or with a larger budget after the budget was exhausted.
     Resume {
-        /// What takes the place of what the budget said.
+        /// Budget fields to replace.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         budget: Option<Budget>,
     },
-    /// Tell the planner something.
+    /// Sends the planner a message.
     Message {
-        /// What.
+        /// The text.
         text: String,
     },
 }
 
-/// The most characters of a message to the planner.
+/// The maximum length of a message to the planner, in characters.
 pub const MAX_TEXT: usize = 16_000;
 
-/// A wish of a user, with the name by which it is known again: a command is applied once, however often it is written.
+/// A command with its idempotency key: it is applied once, no matter how often it is written.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Command {
-    /// Its name, made up by whoever gives it.
+pub struct RunCommand {
+    /// The key; the client chooses it.
     pub id: String,
-    /// Who gives it, as they call themselves.
+    /// The user, as the client names them.
     pub by: String,
-    /// What is wanted.
-    pub control: Control,
+    /// The command itself.
+    pub control: CommandAction,
 }

@@ -1,22 +1,24 @@
-//! Whether a set of tasks makes a plan. Linear in tasks and edges.
+//! Validates a set of tasks as a plan. Linear in tasks and edges.
 
 use std::collections::HashMap;
 
 use serde_json::Value;
 
 use super::GraphError;
-use super::spec::{Limits, MAX_OBJECTIVE, MAX_PARAMETER_DEPTH, MAX_TASKS, Review, ReviewCheck, TaskSpec};
+use super::spec::{
+    MAX_OBJECTIVE, MAX_PARAMETER_DEPTH, MAX_TASKS, ReviewCheck, ReviewPolicy, TaskLimits, TaskSpec,
+};
 use super::state::Plan;
 use crate::ids::TaskId;
 
-/// Capabilities that only the supervisor gives work to.
+/// Capabilities that only the supervisor assigns work to.
 const RESERVED: [&str; 2] = ["planner", "critic"];
 
-/// Checks `tasks` as an addition to `plan`: ids, dependencies, circles, finals, objectives and limits.
+/// Validates `tasks` as an addition to `plan`: ids, dependencies, cycles, final tasks, objectives and limits.
 ///
 /// # Errors
-/// The first mistake found, in the order of the tasks; circles are looked for last.
-pub fn check(plan: &Plan, tasks: &[TaskSpec]) -> Result<(), GraphError> {
+/// The first mistake, in the order of the tasks; cycles are checked last.
+pub fn check_new_tasks(plan: &Plan, tasks: &[TaskSpec]) -> Result<(), GraphError> {
     if tasks.is_empty() && plan.tasks().is_empty() {
         return Err(GraphError::Empty);
     }
@@ -25,29 +27,29 @@ pub fn check(plan: &Plan, tasks: &[TaskSpec]) -> Result<(), GraphError> {
     }
     let mut new = HashMap::with_capacity(tasks.len());
     for (at, task) in tasks.iter().enumerate() {
-        if new.insert(&task.id, at).is_some() || plan.position(&task.id).is_some() {
+        if new.insert(&task.id, at).is_some() || plan.task_position(&task.id).is_some() {
             return Err(GraphError::DuplicateTask(task.id.clone()));
         }
-        check_words(task)?;
+        check_text_and_list_sizes(task)?;
     }
-    check_finals(plan, tasks)?;
+    check_single_final_task(plan, tasks)?;
     for task in tasks {
         check_dependencies(plan, &new, task)?;
     }
-    match circle(tasks, &new) {
+    match find_cycle(tasks, &new) {
         Some(ids) => Err(GraphError::Cycle(ids)),
         None => Ok(()),
     }
 }
 
-/// Checks a task of the plan in the form in which it is to be from now on.
+/// Validates a task of the plan in its changed form.
 ///
 /// # Errors
-/// The first mistake found; circles are looked for last.
-pub(super) fn check_patched(plan: &Plan, task: &TaskSpec) -> Result<(), GraphError> {
-    check_words(task)?;
+/// The first mistake; cycles are checked last.
+pub(super) fn check_patched_task(plan: &Plan, task: &TaskSpec) -> Result<(), GraphError> {
+    check_text_and_list_sizes(task)?;
     check_dependencies(plan, &HashMap::new(), task)?;
-    // A circle must lead from the task along what it depends on back to itself.
+    // A cycle must lead from the task along its dependencies back to itself.
     let mut came_from: HashMap<&TaskId, &TaskId> = HashMap::new();
     let mut queue: std::collections::VecDeque<&TaskId> = task.depends_on.iter().collect();
     came_from.extend(task.depends_on.iter().map(|id| (id, &task.id)));
@@ -73,15 +75,15 @@ pub(super) fn check_patched(plan: &Plan, task: &TaskSpec) -> Result<(), GraphErr
     Ok(())
 }
 
-/// How many tasks stand in a row at the most, each waiting for the one before, in the plan with these tasks; a task that
-/// is there already counts as it is to be. There must be no circles.
-pub(super) fn depth(plan: &Plan, tasks: &[TaskSpec]) -> u32 {
+/// Returns the depth of the plan with these tasks: the maximum number of tasks in a row that wait for each other. A task
+/// that exists already counts in its new form. There must be no cycles.
+pub(super) fn plan_depth(plan: &Plan, tasks: &[TaskSpec]) -> u32 {
     let new: HashMap<&TaskId, &TaskSpec> = tasks.iter().map(|task| (&task.id, task)).collect();
     let spec_of = |id: &TaskId| new.get(id).copied().or_else(|| plan.task(id).map(|task| &task.spec));
     let mut depths: HashMap<&TaskId, u32> = HashMap::new();
     let all = plan.tasks().iter().map(|task| &task.spec.id).chain(tasks.iter().map(|task| &task.id));
     for id in all {
-        // Each task is looked at when all that it depends on have been; the list stands in for the call stack.
+        // A task is done after all of its dependencies; the list replaces the call stack.
         let mut open = vec![id];
         while let Some(&at) = open.last() {
             let Some(spec) = spec_of(at).filter(|_| !depths.contains_key(at)) else {
@@ -105,7 +107,7 @@ pub(super) fn depth(plan: &Plan, tasks: &[TaskSpec]) -> u32 {
     depths.values().max().copied().unwrap_or(0)
 }
 
-fn check_words(task: &TaskSpec) -> Result<(), GraphError> {
+fn check_text_and_list_sizes(task: &TaskSpec) -> Result<(), GraphError> {
     if task.objective.trim().is_empty() {
         return Err(GraphError::EmptyObjective(task.id.clone()));
     }
@@ -116,7 +118,7 @@ fn check_words(task: &TaskSpec) -> Result<(), GraphError> {
         let capability = task.capability.clone();
         return Err(GraphError::ReservedCapability { task: task.id.clone(), capability });
     }
-    if !task.parameters.values().all(|value| is_within(value, MAX_PARAMETER_DEPTH)) {
+    if !task.parameters.values().all(|value| is_within_depth(value, MAX_PARAMETER_DEPTH)) {
         let expected = format!("nested at most {MAX_PARAMETER_DEPTH} deep");
         return Err(GraphError::Limit { task: task.id.clone(), limit: "parameters".into(), expected });
     }
@@ -129,49 +131,49 @@ fn check_review(task: &TaskSpec) -> Result<(), GraphError> {
         Err(GraphError::Limit { task: task.id.clone(), limit: "review".into(), expected: expected.into() })
     };
     match &task.review {
-        Review::None => Ok(()),
-        Review::Checks { checks } if checks.is_empty() => refuse("one check or more, or a critic"),
-        Review::Checks { checks } => check_checks(task, checks),
-        Review::Critic { checks, models, quorum, sample_percent, .. } => {
+        ReviewPolicy::None => Ok(()),
+        ReviewPolicy::Checks { checks } if checks.is_empty() => refuse("at least one check, or a critic"),
+        ReviewPolicy::Checks { checks } => check_review_checks(task, checks),
+        ReviewPolicy::Critic { checks, models, quorum, sample_percent, .. } => {
             let judges = u32::try_from(models.len().max(1)).unwrap_or(u32::MAX);
             if quorum.is_some_and(|quorum| quorum == 0 || quorum > judges) {
-                return refuse("such that its quorum is from 1 to the number of its models");
+                return refuse("one with a quorum from 1 to the number of its models");
             }
             if sample_percent.is_some_and(|percent| percent > 100) {
-                return refuse("such that its sample_percent is from 0 to 100");
+                return refuse("one with a sample_percent from 0 to 100");
             }
-            check_checks(task, checks)
+            check_review_checks(task, checks)
         }
     }
 }
 
-fn check_checks(task: &TaskSpec, checks: &[ReviewCheck]) -> Result<(), GraphError> {
+fn check_review_checks(task: &TaskSpec, checks: &[ReviewCheck]) -> Result<(), GraphError> {
     let is_empty = |check: &ReviewCheck| match check {
         ReviewCheck::Matches(pattern) | ReviewCheck::MatchesNot(pattern) => pattern.is_empty(),
         ReviewCheck::Command { command, timeout_s } => {
             command.first().is_none_or(String::is_empty) || *timeout_s == Some(0)
         }
-        ReviewCheck::Schema(schema) => !is_within(schema, MAX_PARAMETER_DEPTH),
+        ReviewCheck::Schema(schema) => !is_within_depth(schema, MAX_PARAMETER_DEPTH),
         ReviewCheck::Citations | ReviewCheck::Quotations => false,
     };
     if checks.iter().any(is_empty) {
         let expected = format!(
-            "such that no check is empty, no time-out is 0, and schemas are nested at most {MAX_PARAMETER_DEPTH} deep"
+            "one without empty checks or timeouts of 0, and with schemas nested at most {MAX_PARAMETER_DEPTH} deep"
         );
         return Err(GraphError::Limit { task: task.id.clone(), limit: "review".into(), expected });
     }
     Ok(())
 }
 
-fn is_within(value: &Value, depth: usize) -> bool {
+fn is_within_depth(value: &Value, depth: usize) -> bool {
     match value {
-        Value::Array(values) => depth > 0 && values.iter().all(|value| is_within(value, depth - 1)),
-        Value::Object(fields) => depth > 0 && fields.values().all(|value| is_within(value, depth - 1)),
+        Value::Array(values) => depth > 0 && values.iter().all(|value| is_within_depth(value, depth - 1)),
+        Value::Object(fields) => depth > 0 && fields.values().all(|value| is_within_depth(value, depth - 1)),
         Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => true,
     }
 }
 
-fn check_limits(task: &TaskSpec, limits: &Limits) -> Result<(), GraphError> {
+fn check_limits(task: &TaskSpec, limits: &TaskLimits) -> Result<(), GraphError> {
     let refuse = |limit: &str, expected: &str| {
         Err(GraphError::Limit { task: task.id.clone(), limit: limit.into(), expected: expected.into() })
     };
@@ -186,16 +188,16 @@ fn check_limits(task: &TaskSpec, limits: &Limits) -> Result<(), GraphError> {
         }
     }
     if task.budget.iter().any(|(_, amount)| amount == 0) {
-        return refuse("budget", "1 or more of each thing that it limits");
+        return refuse("budget", "at least 1 of each resource that it limits");
     }
     let longest = [limits.backoff, limits.queue_wait, limits.run_time, limits.silence].into_iter().max();
     if longest.is_some_and(|longest| longest.as_secs() > 366 * 86_400) {
-        return refuse("each duration", "a year at most");
+        return refuse("each duration", "at most a year");
     }
     Ok(())
 }
 
-fn check_finals(plan: &Plan, tasks: &[TaskSpec]) -> Result<(), GraphError> {
+fn check_single_final_task(plan: &Plan, tasks: &[TaskSpec]) -> Result<(), GraphError> {
     let old = plan.tasks().iter().map(|task| &task.spec);
     let mut finals = old.chain(tasks).filter(|spec| spec.is_final).map(|spec| &spec.id);
     match (finals.next(), finals.next()) {
@@ -210,7 +212,7 @@ fn check_dependencies(plan: &Plan, new: &HashMap<&TaskId, usize>, task: &TaskSpe
         if *dependency == task.id {
             return Err(GraphError::SelfDependency(task.id.clone()));
         }
-        if !new.contains_key(dependency) && plan.position(dependency).is_none() {
+        if !new.contains_key(dependency) && plan.task_position(dependency).is_none() {
             return Err(GraphError::MissingDependency {
                 task: task.id.clone(),
                 dependency: dependency.clone(),
@@ -226,12 +228,12 @@ fn check_dependencies(plan: &Plan, new: &HashMap<&TaskId, usize>, task: &TaskSpe
     Ok(())
 }
 
-/// A circle among the new tasks, if there is one: each id depends on the next, the last on the first. Tasks of the
-/// plan can't be part of one, since they depend on tasks of the plan only.
-fn circle(tasks: &[TaskSpec], new: &HashMap<&TaskId, usize>) -> Option<Vec<TaskId>> {
-    let left = unsortable(tasks, new);
+/// Returns a cycle among the new tasks, if there is one: each id depends on the next, the last on the first. Existing
+/// tasks can't be part of one, since they depend on existing tasks only.
+fn find_cycle(tasks: &[TaskSpec], new: &HashMap<&TaskId, usize>) -> Option<Vec<TaskId>> {
+    let left = find_tasks_on_or_behind_cycle(tasks, new);
     let mut at = *left.first()?;
-    // Every task that is left depends on one that is left, so that a walk along them must come back to itself.
+    // Every task that is left depends on another one that is left, so a walk along them must return to its start.
     let mut walked = Vec::new();
     let mut seen = HashMap::new();
     let is_left: std::collections::HashSet<usize> = left.into_iter().collect();
@@ -246,8 +248,8 @@ fn circle(tasks: &[TaskSpec], new: &HashMap<&TaskId, usize>) -> Option<Vec<TaskI
     Some(walked[begin..].iter().map(|&at| tasks[at].id.clone()).collect())
 }
 
-/// The positions of the tasks that no topological order reaches (Kahn's algorithm).
-fn unsortable(tasks: &[TaskSpec], new: &HashMap<&TaskId, usize>) -> Vec<usize> {
+/// Returns the positions of the tasks that no topological order reaches (Kahn's algorithm).
+fn find_tasks_on_or_behind_cycle(tasks: &[TaskSpec], new: &HashMap<&TaskId, usize>) -> Vec<usize> {
     let mut dependents: Vec<Vec<usize>> = vec![Vec::new(); tasks.len()];
     let mut unmet = vec![0_usize; tasks.len()];
     for (at, task) in tasks.iter().enumerate() {

@@ -1,49 +1,44 @@
-//! What the fold keeps beside the tasks so that nobody has to count, counted anew from the tasks alone. Equal to the plan
-//! wherever the fold is right; nothing that decides may need it.
+//! Computes the index of a plan from scratch. It equals the index that the fold keeps unless the fold has a bug; it is for
+//! tests, the rules must not need it.
 
 use std::collections::BTreeMap;
 
 use super::reserved::Reservations;
-use super::state::{ErroredFor, Plan, TaskState};
+use super::state::{Plan, TaskState};
 
 impl Plan {
-    /// The same plan with everything that follows from its tasks, reservations and occasions worked out from scratch.
+    /// Returns the same plan with everything derived from its tasks, reservations and triggers computed from scratch.
     #[must_use]
-    pub fn recounted(&self) -> Self {
+    pub fn with_recounted_index(&self) -> Self {
         let mut plan = self.clone();
         plan.recount_tasks();
         plan.recount_links();
-        plan.raised = plan.occasions.iter().cloned().collect();
-        plan.reserved = Reservations::default();
-        for (work, amounts) in self.reserved.iter() {
+        plan.index.raised = plan.planning.triggers.iter().cloned().collect();
+        plan.budget.reserved = Reservations::default();
+        for (work, amounts) in self.budget.reserved.iter() {
             plan.reserve(work, *amounts);
         }
-        plan.waiting = BTreeMap::new();
-        plan.wait_for_all();
+        plan.index.waiting = BTreeMap::new();
+        plan.add_all_waiting_for_reservation();
         plan
     }
 
     fn recount_tasks(&mut self) {
-        self.index.clear();
-        self.counts = [0; 9];
-        (self.budgeted, self.final_at) = (0, None);
-        (self.retries, self.reviews, self.open_by_capability) = Default::default();
+        self.index.by_id.clear();
+        self.index.counts = [0; TaskState::ALL.len()];
+        (self.index.budgeted, self.index.final_at) = (0, None);
+        (self.index.retries, self.index.reviews, self.index.open_by_capability) = Default::default();
         for (position, task) in (0_u32..).zip(&self.tasks) {
-            self.index.insert(task.spec.id.clone(), position);
-            self.counts[task.state as usize] += 1;
-            self.budgeted += u32::from(!task.spec.budget.is_empty());
+            self.index.by_id.insert(task.spec.id.clone(), position);
+            self.index.counts[task.state() as usize] += 1;
+            self.index.budgeted += u32::from(!task.spec.budget.is_empty());
             if task.spec.is_final {
-                self.final_at.get_or_insert(position);
+                self.index.final_at.get_or_insert(position);
             }
-            if !task.state.is_terminal() {
-                *self.open_by_capability.entry(task.spec.capability.clone()).or_default() += 1;
+            if !task.state().is_terminal() {
+                *self.index.open_by_capability.entry(task.spec.capability.clone()).or_default() += 1;
             }
-            if let (TaskState::Errored, Some(ErroredFor::Retry(at))) = (task.state, task.errored) {
-                self.retries.insert((at, position));
-            }
-            if let (TaskState::NeedsReview, Some(at)) = (task.state, task.review_at) {
-                self.reviews.insert((at, position));
-            }
+            self.index.insert_backoff(position, &task.phase);
         }
     }
 
@@ -51,10 +46,10 @@ impl Plan {
         let mut dependents = vec![Vec::new(); self.tasks.len()];
         let mut unmet = Vec::with_capacity(self.tasks.len());
         for (position, task) in (0_u32..).zip(&self.tasks) {
-            for at in task.spec.depends_on.iter().filter_map(|id| self.position(id)) {
+            for at in task.spec.depends_on.iter().filter_map(|id| self.task_position(id)) {
                 dependents[at as usize].push(position);
             }
-            unmet.push(self.unmet(&task.spec));
+            unmet.push(self.count_unmet_dependencies(&task.spec));
         }
         for ((task, dependents), unmet) in self.tasks.iter_mut().zip(dependents).zip(unmet) {
             (task.dependents, task.unmet) = (dependents, unmet);

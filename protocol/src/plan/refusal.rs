@@ -1,5 +1,5 @@
-//! Why the rules say no. A refusal is an answer, not a failure: it is comparable, it is logged, and it is shown to
-//! whoever asked.
+//! Refusals: the reasons why the rules reject a fact or a command. A refusal is an answer, not a failure: it is comparable,
+//! logged, and shown to the client or the planner.
 
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
@@ -7,137 +7,139 @@ use serde::{Deserialize, Serialize};
 use super::state::TaskState;
 use crate::ids::{Capability, TaskId};
 
-/// Why a fact or a command changes nothing.
+/// The reason why a fact or a command has no effect.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 pub enum Refusal {
-    /// The run was handed in before.
+    /// The run was submitted before.
     #[error("the run was already submitted")]
     AlreadySubmitted,
     /// The run does not exist yet.
     #[error("the run was never submitted")]
     NotSubmitted,
-    /// The run is over.
+    /// The run has ended.
     #[error("the run has already ended ({0})")]
     RunAlreadyEnded(super::EndReason),
     /// There is no such task.
     #[error("there is no task {0}")]
     UnknownTask(TaskId),
-    /// The attempt is not the one the plan waits for.
+    /// The attempt is not the one that the plan waits for.
     #[error("task {task} is at attempt {current}, not {attempt}")]
     NotCurrentAttempt {
         /// The task.
         task: TaskId,
-        /// The attempt that was named.
+        /// The given attempt.
         attempt: u32,
-        /// The attempt that the plan is at; 0 before the first.
+        /// The current attempt; 0 before the first.
         current: u32,
     },
-    /// The task is in a state in which this can't happen.
-    #[error("task {task} is {state}, so that {what} changes nothing")]
+    /// The state of the task does not allow it.
+    #[error("task {task} is {state}: {what}")]
     WrongState {
         /// The task.
         task: TaskId,
         /// Its state.
         state: TaskState,
-        /// What was refused.
+        /// The refused action, and a possible alternative.
         what: String,
     },
-    /// Who wrote a result can't judge it.
-    #[error("the result of task {0} was judged by its own author")]
+    /// The author of a result can't review it.
+    #[error("the result of task {0} was reviewed by its own author")]
     AuthorIsCritic(TaskId),
-    /// The planner's turn is not the one the plan waits for.
+    /// The planning turn is not the one that the plan waits for.
     #[error("planning turn {turn}, attempt {attempt} is not the current one")]
     NotCurrentTurn {
-        /// The turn that was named.
+        /// The given turn.
         turn: u32,
-        /// The attempt that was named.
+        /// The given attempt.
         attempt: u32,
     },
-    /// The clock has not run out.
+    /// The time has not come yet.
     #[error("nothing is due before {0}")]
     NotDue(Timestamp),
-    /// The command was carried out before.
-    #[error("the command {0} was carried out already")]
+    /// The command was applied before.
+    #[error("the command {0} was already applied")]
     AlreadyApplied(String),
-    /// The run is not in a state in which this can happen.
+    /// The state of the run does not allow it.
     #[error("{0}")]
     WrongMoment(String),
-    /// What was said can't be used.
+    /// The command or edit is invalid.
     #[error("{0}")]
     Unusable(String),
-    /// Nobody offers the capability.
-    #[error("task {task} needs the capability {capability}, which nobody offers; {known}")]
+    /// The capability is unknown.
+    #[error("task {task} needs the capability {capability}, which no worker provides; {known}")]
     UnknownCapability {
         /// The task.
         task: TaskId,
-        /// What it needs.
+        /// The capability.
         capability: Capability,
-        /// What there is, as a sentence.
+        /// The known capabilities, as a text.
         known: String,
     },
-    /// The parameters are not what the capability takes.
-    #[error("the parameters of task {task} are not what {capability} takes: {problem}")]
+    /// The capability rejects the parameters.
+    #[error("invalid parameters of task {task} for {capability}: {problem}")]
     WrongParameters {
         /// The task.
         task: TaskId,
         /// Its capability.
         capability: Capability,
-        /// What is wrong.
+        /// The mistake.
         problem: String,
     },
-    /// The planner may not do this in this run.
-    #[error("{edit} is not for the planner of a fixed plan, which may run, cancel and judge")]
+    /// The planner may not make this edit in a fixed plan.
+    #[error(
+        "{edit} is not allowed in a fixed plan; the planner may only retry and cancel tasks, or end the run"
+    )]
     FixedPlan {
-        /// What was wanted.
+        /// The name of the edit.
         edit: String,
     },
     /// The plan would be larger than the run's budget allows.
     #[error("the plan would have {found} {what}; at most {allowed} are allowed in this run")]
     TooLarge {
-        /// "tasks", or "tasks in a row".
+        /// Either "tasks" or "tasks in a row".
         what: String,
-        /// How many.
+        /// The number.
         found: u32,
-        /// How many are allowed.
+        /// The maximum.
         allowed: u32,
     },
-    /// The tasks make no plan.
+    /// The tasks are not a valid plan.
     #[error(transparent)]
     Graph(#[from] GraphError),
 }
 
-/// What is wrong with a set of tasks.
+/// The reason why a set of tasks is not a valid plan.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 pub enum GraphError {
     /// Two tasks share an id.
-    #[error("task {0} is there twice; every task needs an id of its own")]
+    #[error("duplicate task id {0}; every task needs a unique id")]
     DuplicateTask(TaskId),
-    /// A task depends on one that is not there.
+    /// A task depends on one that does not exist.
     #[error("task {task} depends on {dependency}, which is not in the plan")]
     MissingDependency {
         /// The task.
         task: TaskId,
-        /// What it names.
+        /// The unknown task.
         dependency: TaskId,
     },
     /// A task depends on itself.
     #[error("task {0} depends on itself")]
     SelfDependency(TaskId),
     /// A task names a dependency twice.
-    #[error("task {task} names its dependency {dependency} twice")]
+    #[error("task {task} lists its dependency {dependency} twice")]
     DuplicateDependency {
         /// The task.
         task: TaskId,
-        /// What it names twice.
+        /// The dependency.
         dependency: TaskId,
     },
-    /// Tasks depend on each other in a circle.
-    #[error("these tasks wait for each other in a circle: {}", .0.iter().map(TaskId::as_str).collect::<Vec<_>>().join(" → "))]
+    /// Tasks depend on each other in a cycle.
+    #[error("dependency cycle: {}", .0.iter().map(TaskId::as_str).collect::<Vec<_>>().join(" → "))]
     Cycle(Vec<TaskId>),
     /// More than one task is final.
     #[error("tasks {0} and {1} are both final; at most one may be")]
     TwoFinal(TaskId, TaskId),
-    /// There is nothing to do.
+    /// The plan is empty.
     #[error("the plan has no tasks")]
     Empty,
     /// There are too many tasks.
@@ -161,15 +163,15 @@ pub enum GraphError {
         task: TaskId,
         /// The name of the limit.
         limit: String,
-        /// What is allowed.
+        /// The allowed values.
         expected: String,
     },
-    /// Only the cluster may use this capability.
-    #[error("task {task}: the capability {capability} is the cluster's own and can't be given a task")]
+    /// The capability is reserved for the cluster.
+    #[error("task {task}: the capability {capability} is reserved and can't be used for a task")]
     ReservedCapability {
         /// The task.
         task: TaskId,
-        /// What it names.
+        /// The capability.
         capability: Capability,
     },
 }

@@ -1,44 +1,43 @@
-//! What is set aside for work in flight, with the sums that reservations are made by. Adding and taking away; when
-//! something is reserved is a matter of the rules.
+//! The reservations of work in flight, and their sums. Arithmetic only; the rules decide when to reserve.
 
 use std::collections::BTreeMap;
 
 use serde::Serialize;
 
 use super::Work;
-use super::budget::{Amounts, Dimension};
+use super::budget::{ResourceAmounts, ResourceKind};
 use crate::ids::Capability;
 
-/// Amounts that were added up. They are wider than what is added, so that it can be taken away again.
-pub(super) type Sums = BTreeMap<Dimension, u128>;
+/// Sums of amounts. They are wider than an amount, so that adding never saturates and releasing is exact.
+pub(super) type AmountSums = BTreeMap<ResourceKind, u128>;
 
-/// What work in flight may still use.
+/// The reservations of work in flight.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct Reservations {
-    #[serde(serialize_with = "as_list")]
-    by_work: BTreeMap<Work, (Capability, Amounts)>,
-    pub(super) total: Sums,
+    #[serde(serialize_with = "serialize_as_pairs")]
+    by_work: BTreeMap<Work, (Capability, ResourceAmounts)>,
+    pub(super) total: AmountSums,
     #[serde(skip)]
-    pub(super) by_capability: BTreeMap<Capability, Sums>,
+    pub(super) by_capability: BTreeMap<Capability, AmountSums>,
 }
 
-/// Work has no form as the name of a field in JSON, so that a map by work is a list of pairs there.
-fn as_list<S: serde::Serializer>(
-    by_work: &BTreeMap<Work, (Capability, Amounts)>,
+/// Serialises a map by work as a list of pairs: JSON keys must be text.
+fn serialize_as_pairs<S: serde::Serializer>(
+    by_work: &BTreeMap<Work, (Capability, ResourceAmounts)>,
     serializer: S,
 ) -> Result<S::Ok, S::Error> {
     serializer.collect_seq(by_work.iter().map(|(work, (_, amounts))| (work, amounts)))
 }
 
 impl Reservations {
-    /// What a piece of work has reserved.
+    /// The amounts reserved for a piece of work.
     #[must_use]
-    pub fn of(&self, work: &Work) -> Option<Amounts> {
+    pub fn amounts_of_work(&self, work: &Work) -> Option<ResourceAmounts> {
         self.by_work.get(work).map(|(_, amounts)| *amounts)
     }
 
-    /// Sets amounts aside for work of a capability, in the place of what it has.
-    pub(super) fn set_aside(&mut self, work: &Work, capability: Capability, amounts: Amounts) {
+    /// Reserves amounts for work of a capability; replaces its earlier reservation.
+    pub(super) fn reserve(&mut self, work: &Work, capability: Capability, amounts: ResourceAmounts) {
         self.release(work);
         let own = self.by_capability.entry(capability.clone()).or_default();
         for (dimension, amount) in amounts.iter().filter(|(_, amount)| *amount > 0) {
@@ -51,7 +50,7 @@ impl Reservations {
         self.by_work.insert(work.clone(), (capability, amounts));
     }
 
-    /// Gives back what work had reserved.
+    /// Releases the reservation of a piece of work.
     pub(super) fn release(&mut self, work: &Work) {
         let Some((capability, amounts)) = self.by_work.remove(work) else { return };
         let own = self.by_capability.get_mut(&capability);
@@ -68,8 +67,8 @@ impl Reservations {
         }
     }
 
-    /// The sums alone, to go on adding to.
-    pub(super) fn sums(&self) -> Self {
+    /// The sums without the single reservations, as a base for further reservations.
+    pub(super) fn without_single_reservations(&self) -> Self {
         Self {
             by_work: BTreeMap::new(),
             total: self.total.clone(),
@@ -77,26 +76,26 @@ impl Reservations {
         }
     }
 
-    /// How many pieces of work have reserved something.
+    /// The number of reservations.
     #[must_use]
     pub fn len(&self) -> usize {
         self.by_work.len()
     }
 
-    /// Whether nothing is reserved.
+    /// `true` if there are no reservations.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.by_work.is_empty()
     }
 
-    /// What all of it comes to.
+    /// The total reserved in a dimension.
     #[must_use]
-    pub fn total(&self, dimension: Dimension) -> u64 {
+    pub fn total_reserved(&self, dimension: ResourceKind) -> u64 {
         self.total.get(&dimension).map_or(0, |sum| u64::try_from(*sum).unwrap_or(u64::MAX))
     }
 
-    /// All of them.
-    pub fn iter(&self) -> impl Iterator<Item = (&Work, &Amounts)> {
+    /// All reservations.
+    pub fn iter(&self) -> impl Iterator<Item = (&Work, &ResourceAmounts)> {
         self.by_work.iter().map(|(work, (_, amounts))| (work, amounts))
     }
 }

@@ -1,5 +1,5 @@
-//! What a user or a planner asks for: tasks, their limits and reviews, and the run as a whole. Plain data; whether
-//! it is acceptable is said by [`super::graph`].
+//! The specifications that users and planners submit: tasks with their limits and reviews, and the run as a whole. Plain data;
+//! [`super::graph`] validates it.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -7,56 +7,56 @@ use std::time::Duration;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::budget::{Amounts, Budget};
+use super::budget::{Budget, ResourceAmounts};
 use crate::ids::{Capability, TaskId};
-use crate::result::Parameters;
+use crate::result::TaskParameters;
 
-/// The most bytes of an objective, of a run or of a task.
+/// The maximum size of the objective of a run or a task, in bytes.
 pub const MAX_OBJECTIVE: usize = 64 * 1024;
-/// How deep the values of a task's parameters may be nested. Far below the depth that the decoders of the log take,
-/// so that what was accepted can always be written and read again.
+/// The maximum nesting depth of the values of a task's parameters. Far below the depth that the decoders of the log
+/// accept, so that an accepted task can always be written and read.
 pub const MAX_PARAMETER_DEPTH: usize = 64;
-/// The most tasks of one plan.
+/// The maximum number of tasks of a plan.
 pub const MAX_TASKS: usize = 1_000_000;
 
-// Tasks stand in the log, so that reading one passes over the fields of newer writers. The schema, by which models and
-// people write, allows none but these.
+// Tasks are in the log, so readers ignore unknown fields of newer writers. The schema, which models and users follow,
+// allows only these fields.
 
-/// One task of a plan.
+/// A task of a plan.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[schemars(deny_unknown_fields)]
 pub struct TaskSpec {
-    /// Its name, unique within the plan.
+    /// Its id, unique within the plan.
     pub id: TaskId,
-    /// What is to be done, in words.
+    /// The objective, in plain language.
     pub objective: String,
-    /// The capability that does it.
+    /// The capability that executes it.
     pub capability: Capability,
-    /// The tasks whose results it builds on.
+    /// The tasks whose results it uses.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub depends_on: Vec<TaskId>,
-    /// Named values for the capability.
-    #[serde(default, skip_serializing_if = "Parameters::is_empty")]
-    pub parameters: Parameters,
-    /// How its result is judged.
-    #[serde(default, skip_serializing_if = "Review::is_none")]
-    pub review: Review,
-    /// How long and how often it may try.
-    #[serde(default, skip_serializing_if = "Limits::is_default")]
-    pub limits: Limits,
-    /// What happens to it when a task it depends on ends failed or cancelled.
+    /// Named parameters of the capability.
+    #[serde(default, skip_serializing_if = "TaskParameters::is_empty")]
+    pub parameters: TaskParameters,
+    /// The review of its result.
+    #[serde(default, skip_serializing_if = "ReviewPolicy::is_none")]
+    pub review: ReviewPolicy,
+    /// Its time limits and attempts.
+    #[serde(default, skip_serializing_if = "TaskLimits::is_default")]
+    pub limits: TaskLimits,
+    /// The policy for a dependency that fails or is cancelled.
     #[serde(default, skip_serializing_if = "OnFailedDependency::is_default")]
     pub on_failed_dependency: OnFailedDependency,
-    /// What its attempts and their reviews together may use.
-    #[serde(default, skip_serializing_if = "Amounts::is_empty")]
-    pub budget: Amounts,
-    /// Whether its result is the deliverable of the run. At most one task of a plan is final.
+    /// The budget of its attempts and their reviews together.
+    #[serde(default, skip_serializing_if = "ResourceAmounts::is_empty")]
+    pub budget: ResourceAmounts,
+    /// `true` if its result is the deliverable of the run. At most one task of a plan is final.
     #[serde(default, rename = "final", skip_serializing_if = "std::ops::Not::not")]
     pub is_final: bool,
 }
 
 impl TaskSpec {
-    /// A task with the defaults of everything.
+    /// Creates a task with all defaults.
     #[must_use]
     pub fn new(id: TaskId, objective: impl Into<String>, capability: Capability) -> Self {
         Self {
@@ -64,114 +64,115 @@ impl TaskSpec {
             objective: objective.into(),
             capability,
             depends_on: Vec::new(),
-            parameters: Parameters::new(),
-            review: Review::None,
-            limits: Limits::default(),
+            parameters: TaskParameters::new(),
+            review: ReviewPolicy::None,
+            limits: TaskLimits::default(),
             on_failed_dependency: OnFailedDependency::default(),
-            budget: Amounts::default(),
+            budget: ResourceAmounts::default(),
             is_final: false,
         }
     }
 }
 
-/// How a result is judged before it is accepted. Checks come first and cost no model; only a result that passes them is
-/// shown to a critic.
+/// The review of a result before it is accepted. Checks run first and cost no model call; only a result that passes them
+/// goes to a critic.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
-pub enum Review {
-    /// As the capability asks; where that asks nothing, it is accepted as it comes.
+#[schemars(rename = "Review")]
+pub enum ReviewPolicy {
+    /// The review that the capability declares; if it declares none, the result is accepted.
     #[default]
     None,
-    /// These checks judge it, and no model.
+    /// Checks only, no model.
     Checks {
-        /// What the result must stand, at least one.
+        /// The checks, at least one.
         checks: Vec<ReviewCheck>,
     },
-    /// A critic judges it against these criteria, and against those it always applies.
+    /// A critic's review by these criteria, in addition to those that it always applies.
     Critic {
-        /// What the result must do, a sentence each. May be empty: the critic's own criteria still apply.
+        /// The criteria, one sentence each. May be empty: the critic's own criteria still apply.
         #[serde(default)]
         criteria: Vec<String>,
-        /// What it must stand before a model is asked.
+        /// The checks that run before a model is called.
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         checks: Vec<ReviewCheck>,
-        /// The models that judge, each by itself; empty is the one model that critics use.
+        /// The models that judge independently; empty uses the critic's own model.
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         models: Vec<String>,
-        /// How many of the models must accept it; `None` is more than half.
+        /// The number of models that must accept the result; `None` is a majority.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         quorum: Option<u32>,
-        /// Of a hundred results, how many models judge; the others stand the checks alone. `None` is all.
+        /// The percentage of results that models judge; the others only run the checks. `None` is all.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         sample_percent: Option<u8>,
     },
 }
 
-impl Review {
-    /// Whether nothing is asked.
+impl ReviewPolicy {
+    /// `true` if no review is requested.
     #[must_use]
     pub fn is_none(&self) -> bool {
         matches!(self, Self::None)
     }
 
-    /// A critic's review by these criteria.
+    /// Creates a critic's review by these criteria.
     #[must_use]
     pub fn critic(criteria: Vec<String>) -> Self {
         Self::Critic { criteria, checks: Vec::new(), models: Vec::new(), quorum: None, sample_percent: None }
     }
 }
 
-/// What can be said of a result without a model.
+/// A check of a result without a model.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum ReviewCheck {
-    /// Every citation in the output names a source of the result, every source is cited, and those that are documents
-    /// of the run can be read.
+    /// Every citation in the output names a source of the result, every source is cited, and sources that are documents
+    /// of the run are readable.
     Citations,
-    /// Every quotation stands in its source word for word.
+    /// Every quotation occurs verbatim in its source.
     Quotations,
-    /// The result's data, or its output read as JSON, fits this JSON Schema.
+    /// The result's data, or its output parsed as JSON, matches this JSON Schema.
     Schema(serde_json::Value),
-    /// The output has a place that this regular expression matches.
+    /// The output matches this regular expression somewhere.
     Matches(String),
-    /// The output has no place that this regular expression matches.
+    /// The output matches this regular expression nowhere.
     MatchesNot(String),
-    /// A program that is given the result as JSON on its standard input ends with 0.
+    /// A program that reads the result as JSON from standard input exits with 0.
     Command {
         /// The program and its arguments.
         command: Vec<String>,
-        /// How long it may take, in seconds; `None` is 60.
+        /// Its timeout in seconds; `None` is 60.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         timeout_s: Option<u32>,
     },
 }
 
-/// How long and how often a task may try. Durations are in seconds.
+/// The time limits and attempts of a task. Durations are in seconds.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
-#[schemars(deny_unknown_fields)]
-pub struct Limits {
-    /// Attempts before the task fails, 1 or more.
+#[schemars(rename = "Limits", deny_unknown_fields)]
+pub struct TaskLimits {
+    /// The number of attempts before the task fails, at least 1.
     pub max_attempts: u32,
-    /// The wait before the second attempt after an error; it doubles with each further one, up to 5 minutes.
+    /// The backoff before the second attempt after an error; it doubles with each further attempt, up to 5 minutes.
     #[serde(with = "seconds")]
     #[schemars(with = "f64")]
     pub backoff: Duration,
-    /// How long an attempt may wait for a worker to claim it.
+    /// The maximum time that an attempt waits for a worker to claim it.
     #[serde(with = "seconds")]
     #[schemars(with = "f64")]
     pub queue_wait: Duration,
-    /// How long an attempt may run after it was claimed.
+    /// The maximum time from an attempt's claim to its end.
     #[serde(with = "seconds")]
     #[schemars(with = "f64")]
     pub run_time: Duration,
-    /// How long a running attempt may write nothing to its journal.
+    /// The maximum time between two journal entries of a running attempt.
     #[serde(with = "seconds")]
     #[schemars(with = "f64")]
     pub silence: Duration,
 }
 
-impl Default for Limits {
+impl Default for TaskLimits {
     fn default() -> Self {
         Self {
             max_attempts: 3,
@@ -183,16 +184,16 @@ impl Default for Limits {
     }
 }
 
-impl Limits {
-    /// Whether nothing differs from the defaults.
+impl TaskLimits {
+    /// `true` if all limits have their defaults.
     #[must_use]
     pub fn is_default(&self) -> bool {
         *self == Self::default()
     }
 
-    /// The wait before attempt `next` (2 or more) after an error: `backoff × 2^(next − 2)`, at most 5 minutes.
+    /// Returns the backoff before attempt `next` (2 or more) after an error: `backoff × 2^(next − 2)`, at most 5 minutes.
     #[must_use]
-    pub fn backoff_before(&self, next: u32) -> Duration {
+    pub fn backoff_before_attempt(&self, next: u32) -> Duration {
         let doublings = next.saturating_sub(2).min(20);
         self.backoff.saturating_mul(1 << doublings).min(Duration::from_secs(300).max(self.backoff))
     }
@@ -210,80 +211,82 @@ mod seconds {
 
     pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duration, D::Error> {
         let seconds = f64::deserialize(deserializer)?;
-        Duration::try_from_secs_f64(seconds)
-            .map_err(|_| D::Error::custom(format!("{seconds} is no number of seconds, 0 or more")))
+        Duration::try_from_secs_f64(seconds).map_err(|_| {
+            D::Error::custom(format!("{seconds} is not a valid number of seconds; use 0 or more"))
+        })
     }
 }
 
-/// What happens to a task when one it depends on ends failed or cancelled.
+/// The policy of a task for a dependency that fails or is cancelled.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum OnFailedDependency {
-    /// It is cancelled too, and so are those behind it.
+    /// The task is cancelled too, and so are its dependents.
     #[default]
     Cancel,
-    /// It goes on without that result.
+    /// The task runs without that result.
     Skip,
-    /// It waits, and the planner is asked; where there is none, until somebody changes the plan.
+    /// The task waits, and the planner decides; without a planner, it waits until a user changes the plan.
     #[serde(alias = "block")]
     Ask,
 }
 
 impl OnFailedDependency {
-    /// Whether it is the default.
+    /// `true` for the default.
     #[must_use]
     pub fn is_default(&self) -> bool {
         *self == Self::default()
     }
 }
 
-/// Who makes the plan of a run.
+/// The author of the plan of a run.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
-pub enum Mode {
-    /// The planner makes the plan and changes it.
+#[schemars(rename = "Mode")]
+pub enum PlanningMode {
+    /// The planner makes and changes the plan.
     #[default]
     Llm,
-    /// The planner extends and changes a plan that the user began.
+    /// The planner extends and changes a plan that the user started.
     Hybrid,
-    /// The user's plan is carried out as it is.
+    /// The user's plan is executed as it is.
     Fixed,
 }
 
-/// A run as it is handed in.
+/// The submission of a run.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Submission {
-    /// What the user wants, in words.
+    /// The user's objective, in plain language.
     pub objective: String,
-    /// Who makes the plan.
-    pub mode: Mode,
-    /// The user's tasks; for [`Mode::Fixed`] the whole plan.
+    /// The author of the plan.
+    pub mode: PlanningMode,
+    /// The user's tasks; the whole plan for [`PlanningMode::Fixed`].
     #[serde(default)]
     pub tasks: Vec<TaskSpec>,
-    /// The documents of the run, kept in the object store.
+    /// The documents of the run, in the blob store.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub documents: Option<DocumentSet>,
-    /// The model that agents use, as `provider:model`; `None` leaves it to each worker.
+    /// The model that agents use, as `provider:model`; `None` uses each worker's default.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub model: Option<String>,
-    /// The models of single capabilities, `planner` and `critic` among them; they go before `model`.
+    /// Models by capability, including `planner` and `critic`; they override `model`.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub models: BTreeMap<Capability, String>,
-    /// Whether the first failed task ends the run.
+    /// `true` if the first failed task ends the run.
     #[serde(default)]
     pub fail_fast: bool,
-    /// What it may use.
+    /// The budget.
     #[serde(default, skip_serializing_if = "Budget::is_default")]
     pub budget: Budget,
-    /// When the planner is asked; `None` goes by the mode: never for [`Mode::Fixed`], else where judgement is needed.
+    /// The events on which the planner is called; `None` follows the mode: never for [`PlanningMode::Fixed`], else when judgement is needed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub consult: Option<Consult>,
+    pub consult: Option<PlannerConsultMode>,
 }
 
 impl Submission {
-    /// A run with the defaults of everything.
+    /// Creates a submission with all defaults.
     #[must_use]
-    pub fn new(objective: impl Into<String>, mode: Mode) -> Self {
+    pub fn new(objective: impl Into<String>, mode: PlanningMode) -> Self {
         Self {
             objective: objective.into(),
             mode,
@@ -298,35 +301,36 @@ impl Submission {
     }
 }
 
-/// When the planner of a run is asked.
+/// The events on which the planner of a run is called.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
-pub enum Consult {
+#[schemars(rename = "Consult")]
+pub enum PlannerConsultMode {
     /// Never.
     Never,
-    /// Where judgement is needed: no plan, a failure, nothing left to do, no progress, a message, a budget that ends.
+    /// When judgement is needed: no plan, a failure, nothing left to do, no progress, a message, a low budget.
     Judgement,
-    /// The same, and whenever a result was accepted.
+    /// The same, and after every accepted result.
     EveryResult,
 }
 
 /// The documents of a run: a manifest in the blob store, which is a MessagePack list of [`Document`].
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct DocumentSet {
-    /// The SHA-256 of the manifest, in hexadecimal: its name in the blob store.
+    /// The SHA-256 of the manifest in hexadecimal: its name in the blob store.
     pub manifest: String,
-    /// How many documents there are.
+    /// The number of documents.
     pub count: u32,
-    /// Their size together, in bytes.
+    /// Their total size in bytes.
     pub bytes: u64,
 }
 
-/// A document that was handed in with a run.
+/// A document that was submitted with a run.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Document {
-    /// Its path below the folder it was handed in with, with `/` between parts.
+    /// Its path below the submitted folder, with `/` between parts.
     pub path: String,
-    /// The SHA-256 of its bytes, in hexadecimal: its name in the blob store.
+    /// The SHA-256 of its bytes in hexadecimal: its name in the blob store.
     pub sha256: String,
     /// Its size in bytes.
     pub size: u64,

@@ -1,20 +1,33 @@
-//! Who and what appears in the tests: names, tasks, results and verdicts.
+//! Test data: names, tasks, results and verdicts.
 
 use jiff::{SignedDuration, Timestamp};
 use millrace_protocol::ids::{Capability, TaskId, WorkerId};
 use millrace_protocol::plan::{
-    Cluster, Command, Control, Edit, Fact, Finished, Mode, Planned, Review, Submission, TaskSpec, Work,
+    AttemptResult, CapabilityRegistry, CommandAction, Edit, Fact, PlanningMode, PlanningResult, ReviewPolicy,
+    RunCommand, Submission, TaskSpec, Work,
 };
+use millrace_protocol::provider::ProviderWait;
 use millrace_protocol::result::{
-    CriterionOutcome, ErrorKind, ModelUsage, Proposal, TaskError, Usage, Verdict,
+    CriterionOutcome, ErrorKind, ModelUsage, PlanProposal, TaskError, Usage, Verdict,
 };
 
-/// When every test begins.
-pub fn start() -> Timestamp {
+/// A wait for a provider since the start.
+pub fn provider_wait(error: &str) -> ProviderWait {
+    ProviderWait {
+        model: "openai:m".into(),
+        since: test_start_time(),
+        next_try: time_after(test_start_time(), 60),
+        tries: 3,
+        error: error.into(),
+    }
+}
+
+/// The time at which every test starts.
+pub fn test_start_time() -> Timestamp {
     "2026-11-21T23:00:00Z".parse().unwrap()
 }
 
-pub fn after(now: Timestamp, seconds: u64) -> Timestamp {
+pub fn time_after(now: Timestamp, seconds: u64) -> Timestamp {
     now + SignedDuration::from_secs(i64::try_from(seconds).unwrap())
 }
 
@@ -22,76 +35,81 @@ pub fn task_id(text: &str) -> TaskId {
     TaskId::new(text).unwrap()
 }
 
-pub fn worker(text: &str) -> WorkerId {
+pub fn worker_id(text: &str) -> WorkerId {
     WorkerId::new(text).unwrap()
 }
 
-pub fn capability(text: &str) -> Capability {
+pub fn capability_name(text: &str) -> Capability {
     Capability::new(text).unwrap()
 }
 
-/// A cluster in which these capabilities are known, and take any parameters.
-pub fn cluster(names: &[&str]) -> Cluster {
-    Cluster::named(names.iter().map(|name| capability(name)))
+/// A cluster with these capabilities, which accept any parameters.
+pub fn registry_of_capabilities(names: &[&str]) -> CapabilityRegistry {
+    CapabilityRegistry::with_capability_names(names.iter().map(|name| capability_name(name)))
 }
 
-/// A task of the capability `echo` with the defaults of everything.
-pub fn task(id: &str, depends_on: &[&str]) -> TaskSpec {
+/// A task of the capability `echo` with all defaults.
+pub fn echo_task(id: &str, depends_on: &[&str]) -> TaskSpec {
     TaskSpec {
         depends_on: depends_on.iter().map(|id| task_id(id)).collect(),
-        ..TaskSpec::new(task_id(id), format!("do {id}"), capability("echo"))
+        ..TaskSpec::new(task_id(id), format!("do {id}"), capability_name("echo"))
     }
 }
 
-/// The same, judged by a critic.
-pub fn reviewed(id: &str, depends_on: &[&str]) -> TaskSpec {
-    TaskSpec { review: Review::critic(Vec::new()), ..task(id, depends_on) }
+/// The same, with a critic's review.
+pub fn reviewed_echo_task(id: &str, depends_on: &[&str]) -> TaskSpec {
+    TaskSpec { review: ReviewPolicy::critic(Vec::new()), ..echo_task(id, depends_on) }
 }
 
-pub fn submission(tasks: Vec<TaskSpec>) -> Submission {
-    Submission { tasks, ..Submission::new("find out", Mode::Fixed) }
+pub fn fixed_plan_submission(tasks: Vec<TaskSpec>) -> Submission {
+    Submission { tasks, ..Submission::new("find out", PlanningMode::Fixed) }
 }
 
-/// A run whose plan is made by a planner.
-pub fn unplanned() -> Submission {
-    Submission::new("find out", Mode::Llm)
+/// A run with a planner and without tasks.
+pub fn planner_submission() -> Submission {
+    Submission::new("find out", PlanningMode::Llm)
 }
 
-/// A command of a user, known again by its name.
-pub fn command(id: &str, control: Control) -> Fact {
-    Fact::Control(Command { id: id.into(), by: "ann".into(), control })
+/// A user's command with its idempotency key.
+pub fn command_fact(id: &str, control: CommandAction) -> Fact {
+    Fact::Control(RunCommand { id: id.into(), by: "ann".into(), control })
 }
 
-/// A planner's turn that comes to these edits.
-pub fn planned(turn: u32, attempt: u32, edits: Vec<Edit>) -> Fact {
-    let proposal = Proposal { reasoning: "so it goes".into(), tasks: Vec::new(), edits };
+/// A planning turn that results in these edits.
+pub fn planned_fact(turn: u32, attempt: u32, edits: Vec<Edit>) -> Fact {
+    let proposal = PlanProposal { reasoning: "so it goes".into(), tasks: Vec::new(), edits };
     let usage = Usage { model_calls: 1, input_tokens: 100, output_tokens: 20, ..Usage::default() };
-    Fact::Planned { turn, attempt, outcome: Ok(Planned { proposal, usage, models: ModelUsage::new() }) }
+    Fact::Planned {
+        turn,
+        attempt,
+        outcome: Ok(PlanningResult { proposal, usage, models: ModelUsage::new() }),
+    }
 }
 
-pub fn attempt(task: &TaskId, attempt: u32) -> Work {
+pub fn attempt_work(task: &TaskId, attempt: u32) -> Work {
     Work::Task { task: task.clone(), attempt }
 }
 
-pub fn finished(at_sequence: u64) -> Finished {
+pub fn finished_result(at_sequence: u64) -> AttemptResult {
     let usage =
         Usage { model_calls: 1, tool_calls: 2, input_tokens: 300, output_tokens: 40, ..Usage::default() };
-    Finished {
+    AttemptResult {
         at_sequence,
         summary: "found".into(),
         is_empty: false,
         is_detailed: true,
-        review: Review::None,
+        is_answered: true,
+        review: ReviewPolicy::None,
         usage,
         models: ModelUsage::new(),
     }
 }
 
-pub fn error(kind: ErrorKind, message: &str) -> TaskError {
+pub fn task_error(kind: ErrorKind, message: &str) -> TaskError {
     TaskError::new(kind, message)
 }
 
-pub fn verdict(passed: bool, feedback: Option<&str>) -> Verdict {
+pub fn review_verdict(passed: bool, feedback: Option<&str>) -> Verdict {
     Verdict {
         passed,
         criteria: vec![CriterionOutcome {
@@ -106,21 +124,26 @@ pub fn verdict(passed: bool, feedback: Option<&str>) -> Verdict {
     }
 }
 
-/// A verdict that passes a result and names a criterion that it does not meet.
-pub fn contradiction() -> Verdict {
-    Verdict { passed: true, ..verdict(false, None) }
+/// A verdict that accepts a result and has an unmet criterion.
+pub fn contradictory_verdict() -> Verdict {
+    Verdict { passed: true, ..review_verdict(false, None) }
 }
 
-pub fn ended(task: &TaskId, attempt: u32, by: &str, outcome: Result<Finished, TaskError>) -> Fact {
-    Fact::Ended { task: task.clone(), attempt, worker: worker(by), outcome }
+pub fn attempt_ended_fact(
+    task: &TaskId,
+    attempt: u32,
+    by: &str,
+    outcome: Result<AttemptResult, TaskError>,
+) -> Fact {
+    Fact::Ended { task: task.clone(), attempt, worker: worker_id(by), outcome }
 }
 
-pub fn judged(
+pub fn reviewed_fact(
     task: &TaskId,
     attempt: u32,
     review: u32,
     by: &str,
     outcome: Result<Verdict, TaskError>,
 ) -> Fact {
-    Fact::Reviewed { task: task.clone(), attempt, review, critic: worker(by), outcome }
+    Fact::Reviewed { task: task.clone(), attempt, review, critic: worker_id(by), outcome }
 }

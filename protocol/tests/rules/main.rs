@@ -1,7 +1,7 @@
-//! The rules of the plan and the words of the wire, tried as plain values: no sockets, no clock, no waiting. Each
-//! module proves one thing; `cast`, `scene`, `show` and `golden` are what they share.
-#![allow(clippy::unwrap_used, reason = "the helpers of tests fail like the tests they serve")]
-#![allow(clippy::result_large_err, reason = "what comes back is looked at and dropped")]
+//! Tests of the plan's rules and of the wire format, as plain values: no sockets, no clock, no waiting. Each module tests
+//! one property; `cast`, `scene`, `show` and `golden` are shared helpers.
+#![allow(clippy::unwrap_used, reason = "test helpers fail like the tests that use them")]
+#![allow(clippy::result_large_err, reason = "tests inspect and drop the errors")]
 
 mod cast;
 mod clocks;

@@ -1,54 +1,70 @@
-//! What must hold of a plan, worked out from scratch from its tasks alone.
+//! Invariants of a plan, computed from scratch from its tasks alone.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use jiff::Timestamp;
 use millrace_protocol::ids::{Capability, TaskId};
 use millrace_protocol::plan::{
-    Amounts, Dimension, Effect, ErroredFor, Event, OnFailedDependency, Overdue, Plan, Scope, Task, TaskState,
-    Work, due, next_retry, overdue,
+    BudgetEvent, Effect, EffectScope, ErroredTaskWait, Event, OnFailedDependency, OverdueInput, Plan,
+    ResourceAmounts, ResourceKind, RunEvent, Task, TaskEvent, TaskState, Work, next_backoff_end,
+    overdue_inputs, pending_effects,
 };
 use millrace_protocol::result::Usage;
 use petgraph::graph::DiGraph;
 
-/// Everything that holds of any fold whatever: derived values equal their recomputation.
-pub fn check(plan: &Plan) {
+/// Checks what holds of any fold: derived values equal their recomputation.
+pub fn check_invariants(plan: &Plan) {
     for state in TaskState::ALL {
-        let count = plan.tasks().iter().filter(|task| task.state == state).count();
-        assert_eq!(plan.count(state) as usize, count, "the count of {state}");
+        let count = plan.tasks().iter().filter(|task| task.state() == state).count();
+        assert_eq!(plan.task_count_in_state(state) as usize, count, "the count of {state}");
     }
-    let open = plan.tasks().iter().filter(|task| !task.state.is_terminal()).count();
-    assert_eq!(plan.open() as usize, open);
+    let open = plan.tasks().iter().filter(|task| !task.state().is_terminal()).count();
+    assert_eq!(plan.open_task_count() as usize, open);
     check_backoffs(plan);
     for task in plan.tasks() {
-        assert!(std::ptr::eq(plan.task(&task.spec.id).unwrap(), task), "{} is found by its id", task.spec.id);
-        let found: BTreeSet<&TaskId> = plan.dependents(task).collect();
+        assert!(
+            std::ptr::eq(plan.task(&task.spec.id).unwrap(), task),
+            "lookup of {} by its id",
+            task.spec.id
+        );
+        let from_plan: BTreeSet<&TaskId> = plan.dependents(task).collect();
         let dependents = plan.tasks().iter().filter(|other| other.spec.depends_on.contains(&task.spec.id));
-        assert_eq!(found, dependents.map(|other| &other.spec.id).collect(), "dependents of {}", task.spec.id);
+        assert_eq!(
+            from_plan,
+            dependents.map(|other| &other.spec.id).collect(),
+            "dependents of {}",
+            task.spec.id
+        );
     }
 }
 
-/// Backoffs of tasks and of reviews are told when they are over, in the order of their times.
+/// Checks that ended backoffs of tasks and reviews are reported in the order of their times.
 fn check_backoffs(plan: &Plan) {
     let at = |waits: fn(&Task) -> Option<Timestamp>| -> BTreeSet<(Timestamp, usize)> {
         plan.tasks().iter().enumerate().filter_map(|(at, task)| Some((waits(task)?, at))).collect()
     };
-    let retries = at(|task| match task.errored {
-        Some(ErroredFor::Retry(at)) => Some(at),
-        Some(ErroredFor::Capability | ErroredFor::Parameters) | None => None,
+    let retries = at(|task| match task.errored_wait() {
+        Some(ErroredTaskWait::Retry(at)) => Some(*at),
+        Some(ErroredTaskWait::Capability { .. } | ErroredTaskWait::Parameters { .. }) | None => None,
     });
-    let reviews = at(|task| task.review_at);
-    let planning = plan.planning.as_ref().and_then(|planning| planning.retry_at);
-    assert_eq!(next_retry(plan), retries.iter().chain(&reviews).map(|(at, _)| *at).chain(planning).min());
+    let reviews = at(|task| task.review_retry_at());
+    let planning = plan.planning.turn.as_ref().and_then(|planning| planning.retry_at);
+    assert_eq!(
+        next_backoff_end(plan),
+        retries.iter().chain(&reviews).map(|(at, _)| *at).chain(planning).min()
+    );
     if !plan.is_live() {
         return;
     }
     let (mut is_over, mut is_judged_again) = (Vec::new(), Vec::new());
-    for overdue in overdue(plan, Timestamp::MAX, |_| None) {
+    for overdue in overdue_inputs(plan, Timestamp::MAX, |_| None) {
         match overdue {
-            Overdue::Retry(task) => is_over.push(task),
-            Overdue::RetryReview(task) => is_judged_again.push(task),
-            Overdue::RetryPlanning | Overdue::Clock(..) | Overdue::WallTime | Overdue::Retire => {}
+            OverdueInput::Retry(task) => is_over.push(task),
+            OverdueInput::RetryReview(task) => is_judged_again.push(task),
+            OverdueInput::RetryPlanning
+            | OverdueInput::Clock(..)
+            | OverdueInput::WallTime
+            | OverdueInput::Retire => {}
         }
     }
     let named = |all: BTreeSet<(Timestamp, usize)>| -> Vec<TaskId> {
@@ -58,13 +74,13 @@ fn check_backoffs(plan: &Plan) {
     assert_eq!(is_judged_again, named(reviews), "and so do reviews");
 }
 
-/// How many of the tasks it depends on are neither accepted nor skipped.
-fn unmet(plan: &Plan, task: &Task) -> usize {
+/// The number of dependencies that are neither accepted nor skipped.
+fn count_unmet_dependencies(plan: &Plan, task: &Task) -> usize {
     let skips = task.spec.on_failed_dependency == OnFailedDependency::Skip;
     task.spec
         .depends_on
         .iter()
-        .filter(|id| match plan.task(id).unwrap().state {
+        .filter(|id| match plan.task(id).unwrap().state() {
             TaskState::Completed => false,
             TaskState::Failed | TaskState::Cancelled => !skips,
             TaskState::Pending
@@ -77,29 +93,36 @@ fn unmet(plan: &Plan, task: &Task) -> usize {
         .count()
 }
 
-/// What holds besides of every plan that the rules have decided.
-pub fn check_decided(plan: &Plan) {
-    check(plan);
-    assert_eq!(plan.recounted(), *plan, "what is kept beside the tasks is not what they say");
-    check_graph(plan);
+/// Checks what holds, in addition, of every plan that the rules have decided on.
+pub fn check_invariants_after_decision(plan: &Plan) {
+    check_invariants(plan);
+    assert_eq!(plan.with_recounted_index(), *plan, "the indices do not match the tasks");
+    check_dependency_graph(plan);
     for task in plan.tasks() {
-        check_task(plan, task);
+        check_task_invariants(plan, task);
     }
     check_reservations(plan);
-    assert!(plan.turns <= plan.steps(), "the planner was asked {} times", plan.turns);
-    for effect in due(plan, Scope::All) {
+    assert!(
+        plan.planning.turns <= plan.max_planning_turns(),
+        "the planner was called {} times",
+        plan.planning.turns
+    );
+    for effect in pending_effects(plan, EffectScope::All) {
         if let Effect::Offer(work) = effect {
-            assert!(plan.is_live() && plan.paused.is_none(), "{work:?} is offered out of time");
-            assert!(is_covered(plan, &work), "{work:?} is offered without its reservation");
+            assert!(
+                plan.is_live() && plan.run.paused.is_none(),
+                "{work:?} is offered while the run is not live"
+            );
+            assert!(has_required_reservation(plan, &work), "{work:?} is offered without its reservation");
         }
     }
     if plan.is_live() {
-        assert!(owes_or_waits(plan), "nothing is owed and nothing is waited for: {plan:#?}");
+        assert!(has_effects_or_waits(plan), "no effect is pending and nothing is awaited: {plan:#?}");
     }
 }
 
-/// No circle, at most one final task, and every dependency is there.
-fn check_graph(plan: &Plan) {
+/// Checks that there is no cycle, at most one final task, and no unknown dependency.
+fn check_dependency_graph(plan: &Plan) {
     let mut graph = DiGraph::<(), ()>::new();
     let nodes: BTreeMap<&TaskId, _> =
         plan.tasks().iter().map(|task| (&task.spec.id, graph.add_node(()))).collect();
@@ -108,144 +131,168 @@ fn check_graph(plan: &Plan) {
             graph.add_edge(nodes[&task.spec.id], nodes[dependency], ());
         }
     }
-    assert!(!petgraph::algo::is_cyclic_directed(&graph), "tasks wait for each other in a circle");
+    assert!(!petgraph::algo::is_cyclic_directed(&graph), "tasks depend on each other in a cycle");
     let mut finals = plan.tasks().iter().filter(|task| task.spec.is_final);
     assert_eq!(plan.final_task().map(|task| &task.spec.id), finals.next().map(|task| &task.spec.id));
     assert!(finals.next().is_none(), "two tasks are final");
 }
 
-fn check_task(plan: &Plan, task: &Task) {
+fn check_task_invariants(plan: &Plan, task: &Task) {
     let id = &task.spec.id;
-    let unmet = unmet(plan, task);
+    let unmet = count_unmet_dependencies(plan, task);
     assert_eq!(task.unmet as usize, unmet, "unmet of {id}");
-    match task.state {
-        TaskState::Pending => assert!(unmet > 0, "{id} is pending and waits for nothing"),
+    match task.state() {
+        TaskState::Pending => assert!(unmet > 0, "{id} is pending without an open dependency"),
         TaskState::Ready
         | TaskState::Running
         | TaskState::NeedsReview
         | TaskState::Completed
-        | TaskState::Rerun => assert_eq!(unmet, 0, "{id} is {} before its time", task.state),
+        | TaskState::Rerun => assert_eq!(unmet, 0, "{id} is {} with open dependencies", task.state()),
         TaskState::Errored => {
-            assert!(task.errored.is_some(), "{id} is errored and says not what it waits for");
+            assert!(task.errored_wait().is_some(), "{id} is errored and awaits nothing");
         }
-        TaskState::Failed | TaskState::Cancelled => assert!(task.reason.is_some(), "{id} says not why"),
+        TaskState::Failed | TaskState::Cancelled => {
+            assert!(task.end_reason().is_some(), "{id} has no reason")
+        }
     }
-    assert!(task.state == TaskState::Errored || task.errored.is_none(), "{id}");
-    assert_eq!(task.problem.is_some(), task.errored == Some(ErroredFor::Parameters), "the problem of {id}");
-    assert!(task.state == TaskState::NeedsReview || task.review_at.is_none(), "{id} waits for a review");
+    assert!(task.state() == TaskState::Errored || task.errored_wait().is_none(), "{id}");
+
+    assert!(
+        task.state() == TaskState::NeedsReview || task.review_retry_at().is_none(),
+        "{id} waits for a review"
+    );
     assert!(task.attempt <= task.granted, "{id} is at attempt {} of {}", task.attempt, task.granted);
-    assert_eq!(task.state == TaskState::Completed, task.accepted().is_some(), "{id}");
+    assert_eq!(task.state() == TaskState::Completed, task.accepted_result().is_some(), "{id}");
     let numbers: Vec<_> = task.attempts.iter().map(|attempt| attempt.number).collect();
     let is_rising = numbers.windows(2).all(|pair| pair[0] < pair[1]);
     assert!(is_rising && numbers.last().is_none_or(|&last| last <= task.attempt), "{numbers:?}");
-    let wanted = task.given_out();
+    let wanted = task.dispatched_work();
     assert!(
         task.superseded.iter().all(|(work, _)| wanted.as_ref() != Some(work)),
-        "{id} takes back what it wants"
+        "{id} withdraws work that it needs"
     );
 }
 
-/// Nothing is reserved for work that is over.
+/// Checks that finished work has no reservation.
 fn check_reservations(plan: &Plan) {
-    for (work, _) in plan.reserved.iter() {
+    for (work, _) in plan.budget.reserved.iter() {
         let is_wanted = match work {
             Work::Planning { .. } => plan
                 .planning
+                .turn
                 .as_ref()
                 .is_some_and(|planning| planning.retry_at.is_none() && planning.work() == *work),
             Work::Task { task, .. } | Work::Review { task, .. } => {
-                plan.task(task).and_then(Task::given_out).as_ref() == Some(work)
+                plan.task(task).and_then(Task::dispatched_work).as_ref() == Some(work)
             }
         };
-        assert!(is_wanted, "{work:?} is over, and something is reserved for it");
+        assert!(is_wanted, "{work:?} has ended and still has a reservation");
     }
 }
 
-/// Whether work has its reservation, where it needs one.
-pub fn is_covered(plan: &Plan, work: &Work) -> bool {
-    !plan.needs_reservation(work) || plan.reserved.of(work).is_some()
+/// `true` if work has its reservation, or needs none.
+pub fn has_required_reservation(plan: &Plan, work: &Work) -> bool {
+    !plan.needs_reservation(work) || plan.budget.reserved.amounts_of_work(work).is_some()
 }
 
-/// Whether a live plan has something to offer, or waits for something that it can name.
-fn owes_or_waits(plan: &Plan) -> bool {
+/// `true` if a live plan has pending effects, or waits for something that it can name.
+fn has_effects_or_waits(plan: &Plan) -> bool {
     let is_offer = |effect: &Effect| matches!(effect, Effect::Offer(_));
-    let is_claimed = plan.planning.as_ref().is_some_and(|planning| planning.worker.is_some());
-    let waits = |task: &Task| task.state == TaskState::Running || task.errored.is_some();
-    due(plan, Scope::All).iter().any(is_offer)
+    let is_claimed = plan.planning.turn.as_ref().is_some_and(|planning| planning.worker.is_some());
+    let waits = |task: &Task| task.state() == TaskState::Running || task.errored_wait().is_some();
+    pending_effects(plan, EffectScope::All).iter().any(is_offer)
         || is_claimed
-        || plan.paused.is_some()
-        || next_retry(plan).is_some()
+        || plan.run.paused.is_some()
+        || next_backoff_end(plan).is_some()
         || plan.tasks().iter().any(waits)
 }
 
-/// What has ended stays as it ended, tasks and runs, but for what these events open again by name: a task that somebody
-/// wants once more, and what is built on it.
-pub fn check_ended_stays(before: &Plan, now: &Plan, events: &[Event]) {
+/// Checks that ended tasks and runs stay as they ended, except those that these events reopen: a task that is retried, and
+/// its dependents.
+pub fn check_ended_tasks_stay_ended(before: &Plan, now: &Plan, events: &[Event]) {
     let mut again: BTreeSet<&TaskId> = BTreeSet::new();
     let mut is_reopened = false;
     for event in events {
-        if let Event::TaskReopened { task, .. } = event {
+        if let Event::Task(TaskEvent::Reopened { task, .. }) = event {
             again.insert(task);
         }
-        is_reopened |= matches!(event, Event::RunReopened);
+        is_reopened |= matches!(event, Event::Run(RunEvent::Reopened));
     }
     for event in events {
-        if let Event::TaskInvalidated { task, .. } = event {
-            // A planner may let it build on another behind that.
+        if let Event::Task(TaskEvent::Invalidated { task, .. }) = event {
+            // A planner may change its dependencies afterwards.
             let specs = [before, now].map(|plan| plan.task(task).map(|task| &task.spec.depends_on));
             let mut dependencies = specs.into_iter().flatten().flatten();
-            assert!(dependencies.any(|id| again.contains(id)), "{task} is done again for nothing");
+            assert!(dependencies.any(|id| again.contains(id)), "{task} runs again without a reason");
             again.insert(task);
         }
     }
     for (old, new) in before.tasks().iter().zip(now.tasks()) {
         assert_eq!(old.spec.id, new.spec.id);
-        let is_same = (old.state, old.attempt, &old.attempts, &old.reason, &old.told, old.since)
-            == (new.state, new.attempt, &new.attempts, &new.reason, &new.told, new.since);
+        let is_same =
+            (old.state(), old.attempt, &old.attempts, &old.end_reason(), &old.instructions, old.since)
+                == (new.state(), new.attempt, &new.attempts, &new.end_reason(), &new.instructions, new.since);
         let id = &old.spec.id;
-        assert!(!old.state.is_terminal() || is_same || again.contains(id), "{id} was {}", old.state);
+        assert!(!old.state().is_terminal() || is_same || again.contains(id), "{id} was {}", old.state());
     }
-    let retired = |end: &millrace_protocol::plan::End| {
+    let retired = |end: &millrace_protocol::plan::RunEnd| {
         let mut end = end.clone();
         end.is_resumable = false;
         end
     };
-    let is_ended_so = before.end.as_ref().map(retired) == now.end.as_ref().map(retired);
-    assert!(before.end.is_none() || is_ended_so || is_reopened, "a run that had ended goes on by itself");
+    let is_ended_so = before.run.end.as_ref().map(retired) == now.run.end.as_ref().map(retired);
+    assert!(
+        before.run.end.is_none() || is_ended_so || is_reopened,
+        "an ended run continues without a command"
+    );
 }
 
-/// At the moment of a reservation, what is used and reserved stays within every limit that it counts against.
-pub fn check_reserved(plan: &Plan, events: &[Event]) {
-    let Some(budget) = plan.start.as_ref().map(|start| &start.budget) else { return };
-    let mut made: Vec<(Work, Amounts)> =
-        plan.reserved.iter().map(|(work, amounts)| (work.clone(), *amounts)).collect();
+/// Checks that usage and reservations stay within every limit when a reservation is made.
+pub fn check_new_reservations(plan: &Plan, events: &[Event]) {
+    let Some(budget) = plan.run.start.as_ref().map(|start| &start.budget) else { return };
+    let mut made: Vec<(Work, ResourceAmounts)> =
+        plan.budget.reserved.iter().map(|(work, amounts)| (work.clone(), *amounts)).collect();
     for event in events {
-        let Event::Reserved { work, amounts } = event else { continue };
-        assert!(plan.reserved.of(work).is_none(), "{work:?} has two reservations");
+        let Event::Budget(BudgetEvent::Reserved { work, amounts }) = event else { continue };
+        assert!(plan.budget.reserved.amounts_of_work(work).is_none(), "{work:?} has two reservations");
         made.push((work.clone(), *amounts));
         let task = work.task().and_then(|task| plan.task(task));
-        let is_last = plan.winding_down.is_some() || task.is_some_and(|task| task.spec.is_final);
-        let is_made = plan.final_task().is_some_and(|task| task.state.is_terminal());
+        let is_last = plan.run.winding_down.is_some() || task.is_some_and(|task| task.spec.is_final);
+        let is_made = plan.final_task().is_some_and(|task| task.state().is_terminal());
         let percent = if is_last || is_made { 0 } else { u64::from(budget.final_percent) };
         let all = |_: &Work| true;
-        within(&budget.amounts, percent, &plan.spend.total, &made, all, "the run's budget");
-        let name = capability(plan, work);
+        assert_within_limit(
+            &budget.amounts,
+            percent,
+            &plan.budget.spend.total,
+            &made,
+            all,
+            "the run's budget",
+        );
+        let name = charged_capability(plan, work);
         if let Some(limits) = budget.capabilities.get(&name) {
-            let used = plan.spend.by_capability.get(&name).copied().unwrap_or_default();
-            within(limits, 0, &used, &made, |other| capability(plan, other) == name, "a capability's budget");
+            let used = plan.budget.spend.by_capability.get(&name).copied().unwrap_or_default();
+            assert_within_limit(
+                limits,
+                0,
+                &used,
+                &made,
+                |other| charged_capability(plan, other) == name,
+                "a capability's budget",
+            );
         }
         if let Some(task) = task {
             let of_task = |other: &Work| other.task() == Some(&task.spec.id);
-            within(&task.spec.budget, 0, &task.usage(), &made, of_task, "a task's budget");
+            assert_within_limit(&task.spec.budget, 0, &task.total_usage(), &made, of_task, "a task's budget");
         }
     }
 }
 
-fn within(
-    limits: &Amounts,
+fn assert_within_limit(
+    limits: &ResourceAmounts,
     held_back: u64,
     used: &Usage,
-    made: &[(Work, Amounts)],
+    made: &[(Work, ResourceAmounts)],
     counts: impl Fn(&Work) -> bool,
     whose: &str,
 ) {
@@ -256,14 +303,14 @@ fn within(
             .map(|(_, amounts)| u128::from(amounts.get(dimension).unwrap_or(0)))
             .sum();
         let limit = u128::from(limit) - u128::from(limit) * u128::from(held_back) / 100;
-        let all = u128::from(dimension.of(used)) + reserved;
+        let all = u128::from(dimension.amount_used(used)) + reserved;
         assert!(all <= limit, "{whose}: {all} of {limit} ({dimension:?}) would be used and reserved");
     }
 }
 
-/// The capability whose budget work counts against.
-pub fn capability(plan: &Plan, work: &Work) -> Capability {
-    let own = |name| crate::cast::capability(name);
+/// Returns the capability whose budget work counts against.
+pub fn charged_capability(plan: &Plan, work: &Work) -> Capability {
+    let own = |name| crate::cast::capability_name(name);
     match work {
         Work::Planning { .. } => own("planner"),
         Work::Review { .. } => own("critic"),
@@ -271,27 +318,26 @@ pub fn capability(plan: &Plan, work: &Work) -> Capability {
     }
 }
 
-/// How far beyond their reservations work may have gone, dimension by dimension: what workers used above what was
-/// set aside for them, and nothing else.
+/// The amounts by which work may have exceeded its reservations: what workers used above them, and nothing else.
 #[derive(Default)]
-pub struct Overshoot(BTreeMap<Dimension, u128>);
+pub struct ReservationOvershoot(BTreeMap<ResourceKind, u128>);
 
-impl Overshoot {
-    /// An end of work is accepted that used so much.
-    pub fn add(&mut self, before: &Plan, work: &Work, usage: &Usage) {
-        let reserved = before.reserved.of(work).unwrap_or_default();
-        for dimension in Dimension::ALL {
-            let beyond = dimension.of(usage).saturating_sub(reserved.get(dimension).unwrap_or(0));
+impl ReservationOvershoot {
+    /// Adds an accepted end of work with this usage.
+    pub fn add_used_beyond_reservation(&mut self, before: &Plan, work: &Work, usage: &Usage) {
+        let reserved = before.budget.reserved.amounts_of_work(work).unwrap_or_default();
+        for dimension in ResourceKind::ALL {
+            let beyond = dimension.amount_used(usage).saturating_sub(reserved.get(dimension).unwrap_or(0));
             *self.0.entry(dimension).or_default() += u128::from(beyond);
         }
     }
 
-    /// What is used and reserved of the run's budget is within its limits but for that.
-    pub fn check(&self, plan: &Plan) {
-        let Some(start) = &plan.start else { return };
+    /// Checks that usage and reservations are within the run's limits, except for that overshoot.
+    pub fn check_run_limits(&self, plan: &Plan) {
+        let Some(start) = &plan.run.start else { return };
         for (dimension, limit) in start.budget.amounts.iter() {
-            let all =
-                u128::from(dimension.of(&plan.spend.total)) + u128::from(plan.reserved.total(dimension));
+            let all = u128::from(dimension.amount_used(&plan.budget.spend.total))
+                + u128::from(plan.budget.reserved.total_reserved(dimension));
             let beyond = self.0.get(&dimension).copied().unwrap_or(0);
             assert!(
                 all <= u128::from(limit) + beyond,

@@ -1,92 +1,104 @@
-//! A run that came to its end early and is gone on with is the run that was asked for.
+//! A run that was wound down and then resumed has its original plan again.
 
 use std::time::Duration;
 
 use millrace_protocol::ids::TaskId;
 use millrace_protocol::plan::{
-    Budget, Control, OnFailedDependency, Overdue, Submission, TaskSpec, TaskState,
+    Budget, CommandAction, OnFailedDependency, OverdueInput, Submission, TaskSpec, TaskState,
 };
 use millrace_protocol::result::ErrorKind;
 
 use crate::cast;
 use crate::oracle;
-use crate::scene::Scene;
+use crate::scene::RunScene;
 
-/// A run of `a`, `b` and `c`, whose final task builds on all three; its time is over after 100 s.
-fn scene(policy: OnFailedDependency) -> Scene {
+/// A run with the tasks `a`, `b` and `c` and a final task that depends on all three. The time limit is 100 s.
+fn scene_with_final_task(policy: OnFailedDependency) -> RunScene {
     let budget = Budget { wall_time: Some(Duration::from_secs(100)), ..Budget::default() };
-    let last = cast::task("last", &["a", "b", "c"]);
+    let last = cast::echo_task("last", &["a", "b", "c"]);
     let last = TaskSpec { is_final: true, on_failed_dependency: policy, ..last };
-    let tasks = vec![cast::task("a", &[]), cast::task("b", &[]), cast::task("c", &[]), last];
-    Scene::submitted(Submission { budget, ..cast::submission(tasks) })
+    let tasks = vec![cast::echo_task("a", &[]), cast::echo_task("b", &[]), cast::echo_task("c", &[]), last];
+    RunScene::from_submission(Submission { budget, ..cast::fixed_plan_submission(tasks) })
 }
 
-fn winds_down(scene: &mut Scene) {
-    scene.now = cast::after(scene.now, 100);
-    scene.clock(&Overdue::WallTime).unwrap();
+fn pass_time_limit(scene: &mut RunScene) {
+    scene.now = cast::time_after(scene.now, 100);
+    scene.decide_overdue_input(&OverdueInput::WallTime).unwrap();
 }
 
-fn goes_on(scene: &mut Scene) {
+fn resume_run_with_more_time(scene: &mut RunScene) {
     assert!(scene.plan.is_resumable());
     let budget = Some(Budget { wall_time: Some(Duration::from_secs(1_000)), ..Budget::default() });
-    scene.fact(&cast::command("more", Control::Resume { budget })).unwrap();
-    oracle::check_decided(&scene.plan);
+    scene.decide_fact(&cast::command_fact("more", CommandAction::Resume { budget })).unwrap();
+    oracle::check_invariants_after_decision(&scene.plan);
 }
 
-fn fails(scene: &mut Scene, task: &TaskId) {
+fn fail_task(scene: &mut RunScene, task: &TaskId) {
     let attempt = scene.plan.task(task).unwrap().attempt;
-    let broken = cast::error(ErrorKind::InvalidTask, "it can't be done");
-    scene.fact(&cast::ended(task, attempt, "w1", Err(broken))).unwrap();
-    oracle::check_decided(&scene.plan);
+    let broken = cast::task_error(ErrorKind::InvalidTask, "it can't be done");
+    scene.decide_fact(&cast::attempt_ended_fact(task, attempt, "w1", Err(broken))).unwrap();
+    oracle::check_invariants_after_decision(&scene.plan);
 }
 
-fn last(scene: &Scene) -> (TaskState, OnFailedDependency) {
+fn state_and_policy_of_final_task(scene: &RunScene) -> (TaskState, OnFailedDependency) {
     let last = scene.plan.task(&cast::task_id("last")).unwrap();
-    (last.state, last.spec.on_failed_dependency)
+    (last.state(), last.spec.on_failed_dependency)
 }
 
 #[test]
-fn what_the_final_task_did_without_at_the_end_it_does_not_do_without_any_more() {
+fn final_task_waits_for_all_its_dependencies_again_after_resume() {
     let [a, b, c] = ["a", "b", "c"].map(cast::task_id);
     for policy in [OnFailedDependency::Cancel, OnFailedDependency::Ask, OnFailedDependency::Skip] {
-        let mut scene = scene(policy);
-        scene.claim(&a, "w1");
-        winds_down(&mut scene);
-        scene.fact(&cast::ended(&a, 1, "w1", Ok(cast::finished(9)))).unwrap();
+        let mut scene = scene_with_final_task(policy);
+        scene.claim_task(&a, "w1");
+        pass_time_limit(&mut scene);
+        scene.decide_fact(&cast::attempt_ended_fact(&a, 1, "w1", Ok(cast::finished_result(9)))).unwrap();
         assert_eq!(
-            last(&scene),
+            state_and_policy_of_final_task(&scene),
             (TaskState::Ready, OnFailedDependency::Skip),
-            "it goes on with what is there"
+            "it runs with the results that exist"
         );
-        scene.finish(&cast::task_id("last"), "w1");
-        goes_on(&mut scene);
-        assert_eq!(last(&scene), (TaskState::Pending, policy), "it builds on all of them again");
-        scene.finish(&b, "w1");
-        scene.claim(&c, "w1");
-        fails(&mut scene, &c);
+        scene.claim_and_finish_task(&cast::task_id("last"), "w1");
+        resume_run_with_more_time(&mut scene);
+        assert_eq!(
+            state_and_policy_of_final_task(&scene),
+            (TaskState::Pending, policy),
+            "it depends on all of them again"
+        );
+        scene.claim_and_finish_task(&b, "w1");
+        scene.claim_task(&c, "w1");
+        fail_task(&mut scene, &c);
         let expected = match policy {
             OnFailedDependency::Cancel => TaskState::Cancelled,
             OnFailedDependency::Skip => TaskState::Ready,
             OnFailedDependency::Ask => TaskState::Pending,
         };
-        assert_eq!(last(&scene), (expected, policy), "what is lost is lost as its policy says");
+        assert_eq!(
+            state_and_policy_of_final_task(&scene),
+            (expected, policy),
+            "its own policy applies to lost dependencies"
+        );
     }
 }
 
 #[test]
-fn what_was_lost_for_good_at_the_end_the_final_task_goes_on_without() {
+fn resumed_final_task_skips_dependencies_that_are_lost_for_good() {
     let [a, b, c] = ["a", "b", "c"].map(cast::task_id);
-    let mut scene = scene(OnFailedDependency::Cancel);
-    scene.claim(&a, "w1");
-    scene.claim(&b, "w1");
-    winds_down(&mut scene);
-    fails(&mut scene, &b);
-    scene.fact(&cast::ended(&a, 1, "w1", Ok(cast::finished(9)))).unwrap();
-    scene.finish(&cast::task_id("last"), "w1");
-    goes_on(&mut scene);
-    assert_eq!(last(&scene), (TaskState::Pending, OnFailedDependency::Skip), "it would wait for ever else");
-    scene.finish(&c, "w1");
-    assert_eq!(last(&scene), (TaskState::Ready, OnFailedDependency::Skip));
-    scene.finish(&cast::task_id("last"), "w1");
-    assert!(scene.plan.end.is_some());
+    let mut scene = scene_with_final_task(OnFailedDependency::Cancel);
+    scene.claim_task(&a, "w1");
+    scene.claim_task(&b, "w1");
+    pass_time_limit(&mut scene);
+    fail_task(&mut scene, &b);
+    scene.decide_fact(&cast::attempt_ended_fact(&a, 1, "w1", Ok(cast::finished_result(9)))).unwrap();
+    scene.claim_and_finish_task(&cast::task_id("last"), "w1");
+    resume_run_with_more_time(&mut scene);
+    assert_eq!(
+        state_and_policy_of_final_task(&scene),
+        (TaskState::Pending, OnFailedDependency::Skip),
+        "otherwise it would wait forever"
+    );
+    scene.claim_and_finish_task(&c, "w1");
+    assert_eq!(state_and_policy_of_final_task(&scene), (TaskState::Ready, OnFailedDependency::Skip));
+    scene.claim_and_finish_task(&cast::task_id("last"), "w1");
+    assert!(scene.plan.run.end.is_some());
 }

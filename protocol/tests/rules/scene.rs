@@ -1,5 +1,5 @@
-//! A run under way: a plan, the time, and the log of its decisions. It does what a supervisor does with the rules and
-//! nothing else: decide, apply, settle, and note the decision.
+//! A live run: a plan, the time, and the log of its decisions. It uses the rules as a supervisor does: decide, apply,
+//! settle, and append the decision.
 
 use std::collections::BTreeMap;
 use std::sync::LazyLock;
@@ -7,96 +7,103 @@ use std::sync::LazyLock;
 use jiff::Timestamp;
 use millrace_protocol::ids::TaskId;
 use millrace_protocol::plan::{
-    Answer, Cause, Cluster, Decision, Event, Fact, Input, MayBeMissing, Overdue, Plan, Refusal, Submission,
-    apply, apply_decision, decide, overdue,
+    AnswerCause, CapabilityRegistry, Decision, DecisionInput, Event, Fact, InputAnswer, OverdueInput, Plan,
+    Refusal, Submission, UnknownCapabilityStatus, apply, apply_decision, decide, overdue_inputs,
 };
 
 use crate::{cast, oracle, show};
 
-/// `TRACE=1` shows what is decided, beside `SEED=n` which tries one seed alone.
+/// `TRACE=1` prints the decisions; use it with `SEED=n`, which runs a single seed.
 static IS_TRACED: LazyLock<bool> = LazyLock::new(|| std::env::var_os("TRACE").is_some());
 
-/// More rounds of settling than a supervisor makes.
+/// More rounds of settling than any decision needs.
 const MAX_SETTLING: usize = 60;
 
-pub struct Scene {
+pub struct RunScene {
     pub plan: Plan,
     pub now: Timestamp,
     pub log: Vec<Decision>,
-    /// When the journal of a task was last written to.
-    pub heard: BTreeMap<TaskId, Timestamp>,
-    /// Whether every reservation is looked at as it is made.
+    /// The time of the last journal entry of each task.
+    pub last_entries: BTreeMap<TaskId, Timestamp>,
+    /// `true` to check every reservation when it is made.
     pub is_checked: bool,
     sequence: u64,
 }
 
-impl Scene {
+impl RunScene {
     pub fn new() -> Self {
         Self {
             plan: Plan::default(),
-            now: cast::start(),
+            now: cast::test_start_time(),
             log: Vec::new(),
-            heard: BTreeMap::new(),
+            last_entries: BTreeMap::new(),
             is_checked: true,
             sequence: 0,
         }
     }
 
-    pub fn submitted(submission: Submission) -> Self {
+    pub fn from_submission(submission: Submission) -> Self {
         let mut scene = Self::new();
-        scene.fact(&Fact::Submitted(Box::new(submission))).unwrap();
+        scene.decide_fact(&Fact::Submitted(Box::new(submission))).unwrap();
         scene
     }
 
     /// Decides on a fact, as the next message of the lane.
-    pub fn fact(&mut self, fact: &Fact) -> Result<Vec<Event>, Refusal> {
+    pub fn decide_fact(&mut self, fact: &Fact) -> Result<Vec<Event>, Refusal> {
         self.sequence += 1;
-        self.answer(Cause::Fact(self.sequence), &Input::Fact(fact))
+        self.decide_and_apply(AnswerCause::Fact(self.sequence), &DecisionInput::Fact(fact))
     }
 
-    pub fn cluster(&mut self, cluster: &Cluster) -> Result<Vec<Event>, Refusal> {
-        self.answer(Cause::Registry, &Input::Cluster(cluster, MayBeMissing::Yes))
+    pub fn decide_registry_change(&mut self, cluster: &CapabilityRegistry) -> Result<Vec<Event>, Refusal> {
+        self.decide_and_apply(
+            AnswerCause::Registry,
+            &DecisionInput::Cluster(cluster, UnknownCapabilityStatus::Missing),
+        )
     }
 
-    pub fn clock(&mut self, overdue: &Overdue) -> Result<Vec<Event>, Refusal> {
-        self.answer(Cause::Clock, &overdue.input())
+    pub fn decide_overdue_input(&mut self, overdue: &OverdueInput) -> Result<Vec<Event>, Refusal> {
+        self.decide_and_apply(AnswerCause::Clock, &overdue.input())
     }
 
-    /// What the last decision made.
+    /// Returns the events of the last decision.
     pub fn last_events(&self) -> Vec<Event> {
         self.log.last().map(|decision| decision.events.clone()).unwrap_or_default()
     }
 
-    /// Everything that time alone has brought about by now.
-    pub fn overdue(&self) -> Vec<Overdue> {
-        overdue(&self.plan, self.now, |task| self.heard.get(task).copied())
+    /// Returns everything that is overdue by now.
+    pub fn overdue_inputs_now(&self) -> Vec<OverdueInput> {
+        overdue_inputs(&self.plan, self.now, |task| self.last_entries.get(task).copied())
     }
 
-    fn answer(&mut self, cause: Cause, input: &Input<'_>) -> Result<Vec<Event>, Refusal> {
+    fn decide_and_apply(
+        &mut self,
+        cause: AnswerCause,
+        input: &DecisionInput<'_>,
+    ) -> Result<Vec<Event>, Refusal> {
         let decided = decide(&self.plan, input, self.now);
         self.sequence += 1;
         let mut decision = Decision {
-            by: cast::worker("s1"),
+            by: cast::worker_id("s1"),
             previous: self.log.len() as u64,
             at: self.now,
-            answers: vec![answered(cause, &decided)],
+            answers: vec![build_answer(cause, &decided)],
             events: decided.clone().unwrap_or_default(),
         };
         apply_decision(&mut self.plan, &decision);
         while !decision.events.is_empty()
-            && let Ok(settled) = decide(&self.plan, &Input::Settle, self.now)
+            && let Ok(settled) = decide(&self.plan, &DecisionInput::Settle, self.now)
             && !settled.is_empty()
         {
-            assert!(decision.answers.len() < MAX_SETTLING, "it is never settled: {settled:?}");
+            assert!(decision.answers.len() < MAX_SETTLING, "settling does not end: {settled:?}");
             if self.is_checked {
-                oracle::check_reserved(&self.plan, &settled);
+                oracle::check_new_reservations(&self.plan, &settled);
             }
             settled.iter().for_each(|event| apply(&mut self.plan, event, self.now));
-            decision.answers.push(answered(Cause::Rules, &Ok(settled.clone())));
+            decision.answers.push(build_answer(AnswerCause::Rules, &Ok(settled.clone())));
             decision.events.extend(settled);
         }
         if *IS_TRACED {
-            let events: Vec<_> = decision.events.iter().map(show::event).collect();
+            let events: Vec<_> = decision.events.iter().map(show::format_event).collect();
             eprintln!("{:?}\n  {}", decision.answers, events.join("\n  "));
         }
         let events = decision.events.clone();
@@ -104,37 +111,50 @@ impl Scene {
         decided.map(|_| events)
     }
 
-    /// The shortest way to a state: a worker claims the current attempt.
-    pub fn claim(&mut self, task: &TaskId, by: &str) {
-        let work = cast::attempt(task, self.plan.task(task).unwrap().attempt);
-        self.fact(&Fact::Claimed(work, cast::worker(by))).unwrap();
+    /// A worker claims the current attempt.
+    pub fn claim_task(&mut self, task: &TaskId, by: &str) {
+        let work = cast::attempt_work(task, self.plan.task(task).unwrap().attempt);
+        self.decide_fact(&Fact::Claimed(work, cast::worker_id(by))).unwrap();
     }
 
-    /// The same, and brings a result.
-    pub fn finish(&mut self, task: &TaskId, by: &str) {
-        self.claim(task, by);
+    /// The same, and the worker finishes it.
+    pub fn claim_and_finish_task(&mut self, task: &TaskId, by: &str) {
+        self.claim_task(task, by);
         let attempt = self.plan.task(task).unwrap().attempt;
-        self.fact(&cast::ended(task, attempt, by, Ok(cast::finished(self.sequence)))).unwrap();
+        self.decide_fact(&cast::attempt_ended_fact(
+            task,
+            attempt,
+            by,
+            Ok(cast::finished_result(self.sequence)),
+        ))
+        .unwrap();
     }
 
-    /// A critic brings a verdict on the current attempt.
-    pub fn judge(&mut self, task: &TaskId, passed: bool) {
-        let (attempt, review) = self.plan.task(task).map(|task| (task.attempt, task.review)).unwrap();
-        self.fact(&cast::judged(task, attempt, review, "c1", Ok(cast::verdict(passed, Some("more")))))
-            .unwrap();
+    /// A critic finishes the review of the current attempt.
+    pub fn finish_review(&mut self, task: &TaskId, passed: bool) {
+        let (attempt, review) =
+            self.plan.task(task).map(|task| (task.attempt, task.review_number())).unwrap();
+        self.decide_fact(&cast::reviewed_fact(
+            task,
+            attempt,
+            review,
+            "c1",
+            Ok(cast::review_verdict(passed, Some("more"))),
+        ))
+        .unwrap();
     }
 }
 
-fn answered(cause: Cause, decided: &Result<Vec<Event>, Refusal>) -> Answer {
+fn build_answer(cause: AnswerCause, decided: &Result<Vec<Event>, Refusal>) -> InputAnswer {
     match decided {
-        Ok(events) => Answer { cause, events: u32::try_from(events.len()).unwrap(), refusal: None },
-        Err(refusal) => Answer { cause, events: 0, refusal: Some(refusal.clone()) },
+        Ok(events) => InputAnswer { cause, events: u32::try_from(events.len()).unwrap(), refusal: None },
+        Err(refusal) => InputAnswer { cause, events: 0, refusal: Some(refusal.clone()) },
     }
 }
 
-/// Whether nothing has come of what was answered in between.
-pub fn is_unchanged(before: &Plan, now: &Plan) -> bool {
+/// `true` if the plan is unchanged, except for the sequence of the last answered fact.
+pub fn is_plan_unchanged(before: &Plan, now: &Plan) -> bool {
     let mut now = now.clone();
-    now.through = before.through;
+    now.run.through = before.run.through;
     now == *before
 }

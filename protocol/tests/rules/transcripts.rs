@@ -1,5 +1,5 @@
-//! Runs told as text, `tests/transcripts/*.txt`: what is given, what happens, and what the rules then decide. The
-//! words of the language are in `tests/transcripts/README.md`; each `then` line is written by the program.
+//! Transcripts of runs, `tests/transcripts/*.txt`: given, when, then. `tests/transcripts/README.md` describes the language;
+//! the program writes the `then` lines.
 
 use std::fmt::Write;
 use std::time::Duration;
@@ -7,37 +7,40 @@ use std::time::Duration;
 use jiff::SignedDuration;
 use millrace_protocol::ids::TaskId;
 use millrace_protocol::plan::{
-    Budget, Cluster, Consult, Control, Edit, Event, Fact, Finished, Mode, OnFailedDependency, Patch, Plan,
-    Refusal, Review, ReviewCheck, Scope, Submission, TaskSpec, WhenSpent, Work, apply_decision, due,
+    AttemptResult, Budget, BudgetExhaustionPolicy, CapabilityRegistry, CommandAction, Edit, EffectScope,
+    Event, Fact, JournalKey, OnFailedDependency, Plan, PlannerConsultMode, PlanningMode, Refusal,
+    ResourceAmounts, ReviewCheck, ReviewPolicy, Submission, TaskPatch, TaskSpec, TaskState, Work,
+    apply_decision, pending_effects,
 };
+use millrace_protocol::provider::ProviderStatus;
 use millrace_protocol::result::{CapabilityDescription, ErrorKind, TaskError, Usage};
 use millrace_protocol::{wire, work};
 use serde_json::json;
 
-use crate::scene::Scene;
+use crate::scene::RunScene;
 use crate::{cast, golden, oracle, show};
 
 #[test]
-fn every_transcript_goes_as_it_is_told() {
-    let mut names: Vec<_> = std::fs::read_dir(golden::path("transcripts"))
+fn every_transcript_is_unchanged() {
+    let mut names: Vec<_> = std::fs::read_dir(golden::golden_file_path("transcripts"))
         .unwrap()
         .map(|entry| entry.unwrap().file_name().into_string().unwrap())
         .filter(|name| name.ends_with(".txt"))
         .collect();
     names.sort();
-    assert!(names.len() >= 20, "the transcripts are not where they should be: {names:?}");
+    assert!(names.len() >= 20, "too few transcripts found: {names:?}");
     for name in names {
         let path = format!("transcripts/{name}");
-        let told = std::fs::read_to_string(golden::path(&path)).unwrap();
-        golden::compare(&path, &play(&name, &told));
+        let text = std::fs::read_to_string(golden::golden_file_path(&path)).unwrap();
+        golden::compare_with_golden_file(&path, &play_transcript(&name, &text));
     }
 }
 
-/// Carries a transcript out and writes it anew.
-fn play(name: &str, told: &str) -> String {
-    let mut stage = Stage::default();
+/// Executes a transcript and returns it with new `then` lines.
+fn play_transcript(name: &str, transcript: &str) -> String {
+    let mut stage = TranscriptPlayer::default();
     let mut text = String::new();
-    for (number, line) in (1..).zip(told.lines()) {
+    for (number, line) in (1..).zip(transcript.lines()) {
         if line.starts_with("then ") {
             continue;
         }
@@ -45,104 +48,129 @@ fn play(name: &str, told: &str) -> String {
         let words: Vec<&str> = line.split_whitespace().collect();
         let done = match words.as_slice() {
             [] | ["#", ..] => continue,
-            ["given", given @ ..] => stage.given(given),
-            ["when", when @ ..] => stage.when(when, line).map(|()| stage.tell(&mut text)),
+            ["given", given @ ..] => stage.apply_given_line(given),
+            ["when", when @ ..] => {
+                stage.apply_when_line(when, line).map(|()| stage.write_outcomes(&mut text))
+            }
             [_, ..] => None,
         };
-        done.unwrap_or_else(|| panic!("{name}:{number}: {line:?} is no line of a transcript"));
+        done.unwrap_or_else(|| panic!("{name}:{number}: {line:?} is not a valid line of a transcript"));
     }
-    stage.check_log();
+    stage.check_log_folds_to_plan();
     text
 }
 
-struct Stage {
-    scene: Scene,
+struct TranscriptPlayer {
+    scene: RunScene,
     submission: Submission,
-    /// The fact before, for what is told again.
+    /// The last fact, for redelivery.
     last: Option<Fact>,
-    /// How many commands users have given.
+    /// The number of commands so far.
     commands: u32,
-    heard: Vec<Result<Vec<Event>, Refusal>>,
+    outcomes: Vec<Result<Vec<Event>, Refusal>>,
 }
 
-impl Default for Stage {
+impl Default for TranscriptPlayer {
     fn default() -> Self {
         Self {
-            scene: Scene::new(),
-            submission: cast::submission(Vec::new()),
+            scene: RunScene::new(),
+            submission: cast::fixed_plan_submission(Vec::new()),
             last: None,
             commands: 0,
-            heard: Vec::new(),
+            outcomes: Vec::new(),
         }
     }
 }
 
-impl Stage {
-    fn given(&mut self, words: &[&str]) -> Option<()> {
+impl TranscriptPlayer {
+    fn apply_given_line(&mut self, words: &[&str]) -> Option<()> {
         match words {
-            ["task", rest @ ..] => self.submission.tasks.push(task(rest)?),
+            ["task", rest @ ..] => self.submission.tasks.push(parse_task_spec(rest)?),
             ["fail_fast"] => self.submission.fail_fast = true,
-            ["no", "plan"] => self.submission.mode = Mode::Llm,
-            ["a", "plan", "that", "may", "grow"] => self.submission.mode = Mode::Hybrid,
-            ["a", "planner"] => self.submission.consult = Some(Consult::Judgement),
+            ["no", "plan"] => self.submission.mode = PlanningMode::Llm,
+            ["a", "plan", "that", "may", "grow"] => self.submission.mode = PlanningMode::Hybrid,
+            ["a", "planner"] => self.submission.consult = Some(PlannerConsultMode::Judgement),
             ["a", "planner", "that", "hears", "everything"] => {
-                self.submission.consult = Some(Consult::EveryResult);
+                self.submission.consult = Some(PlannerConsultMode::EveryResult);
             }
-            ["budget", rest @ ..] => self.submission.budget = budget(rest)?,
+            ["budget", rest @ ..] => self.submission.budget = parse_budget(rest)?,
             ["no", "objective"] => self.submission.objective.clear(),
             _ => return None,
         }
         Some(())
     }
 
-    fn when(&mut self, words: &[&str], line: &str) -> Option<()> {
+    fn apply_when_line(&mut self, words: &[&str], line: &str) -> Option<()> {
         let text = line.split_once(": ").map_or("", |(_, text)| text);
         let words: Vec<&str> = words.iter().map(|word| word.trim_end_matches(':')).collect();
         let fact = match words.as_slice() {
             ["submitted"] => Fact::Submitted(Box::new(self.submission.clone())),
             ["the", "same", "again"] => self.last.clone()?,
-            [time, "passes"] => return self.pass(time),
-            ["the", "registry", "knows", names @ ..] => return self.registry(&cluster(names)),
-            ["the", "user", "pauses"] => self.command(Control::Pause),
-            ["the", "user", "resumes"] => self.command(Control::Resume { budget: None }),
+            [time, "passes"] => return self.pass_time(time),
+            ["the", "registry", "knows", names @ ..] => {
+                return self.set_registered_capabilities(&parse_capabilities(names));
+            }
+            ["the", "user", "pauses"] => self.next_command_fact(CommandAction::Pause),
+            ["the", "user", "interrupts"] => self.next_command_fact(CommandAction::Interrupt),
+            ["the", "user", "resumes"] => self.next_command_fact(CommandAction::Resume { budget: None }),
             ["the", "user", "resumes", "with", rest @ ..] => {
-                self.command(Control::Resume { budget: Some(budget(rest)?) })
+                self.next_command_fact(CommandAction::Resume { budget: Some(parse_budget(rest)?) })
             }
-            ["the", "user", "says", ..] => self.command(Control::Message { text: text.into() }),
-            ["the", "user", "wants", ..] => self.command(Control::Edit(edits(text)?.into_iter().next()?)),
+            ["the", "user", "says", ..] => {
+                self.next_command_fact(CommandAction::Message { text: text.into() })
+            }
+            ["the", "user", "wants", ..] => {
+                self.next_command_fact(CommandAction::Edit(parse_edits(text)?.into_iter().next()?))
+            }
             ["the", "user", "cancels", "the", "run", ..] => {
-                self.command(Control::CancelRun { reason: text.into() })
+                self.next_command_fact(CommandAction::CancelRun { reason: text.into() })
             }
-            ["the", "user", "cancels", task, ..] => {
-                self.command(Control::CancelTask { task: TaskId::new(task).ok()?, reason: text.into() })
-            }
+            ["the", "user", "cancels", task, ..] => self.next_command_fact(CommandAction::CancelTask {
+                task: TaskId::new(task).ok()?,
+                reason: text.into(),
+            }),
             [who, "claims", "planning", rest @ ..] => {
-                let (turn, attempt) = self.planning(rest)?;
-                Fact::Claimed(Work::Planning { turn, attempt }, cast::worker(who))
+                let (turn, attempt) = self.parse_planning_turn(rest)?;
+                Fact::Claimed(Work::Planning { turn, attempt }, cast::worker_id(who))
             }
             [_, "proposes", rest @ ..] => {
-                let (turn, attempt) = self.planning(rest)?;
-                cast::planned(turn, attempt, edits(text)?)
+                let (turn, attempt) = self.parse_planning_turn(rest)?;
+                cast::planned_fact(turn, attempt, parse_edits(text)?)
             }
             [_, "fails", "to", "plan", rest @ ..] => {
-                let (turn, attempt) = self.planning(rest)?;
-                Fact::Planned { turn, attempt, outcome: Err(cast::error(ErrorKind::Model, text)) }
+                let (turn, attempt) = self.parse_planning_turn(rest)?;
+                Fact::Planned { turn, attempt, outcome: Err(cast::task_error(ErrorKind::Model, text)) }
+            }
+            [_, "awaits-the-provider-of", "planning", ..] => {
+                self.provider_of_planning(ProviderStatus::Waiting(cast::provider_wait(text)))?
+            }
+            [_, "hears-from-the-provider-of", "planning", ..] => {
+                self.provider_of_planning(ProviderStatus::Recovered)?
+            }
+            [_, "gives-up-the-provider-of", "planning", ..] => {
+                self.provider_of_planning(ProviderStatus::GivenUp(cast::provider_wait(text)))?
             }
             [who, "writes", "to", task] => {
                 let _ = who;
-                self.scene.heard.insert(TaskId::new(task).ok()?, self.scene.now);
+                self.scene.last_entries.insert(TaskId::new(task).ok()?, self.scene.now);
                 return Some(());
             }
-            [who, does, named, rest @ ..] => self.of_task(who, does, named, rest, text)?,
+            [who, does, named, rest @ ..] => self.parse_task_fact(who, does, named, rest, text)?,
             _ => return None,
         };
-        self.heard.push(self.scene.fact(&fact));
+        self.outcomes.push(self.scene.decide_fact(&fact));
         self.last = Some(fact);
         Some(())
     }
 
-    /// What workers and critics do to a task, named `a`, or `a#2` where it is not at its current attempt.
-    fn of_task(&self, who: &str, does: &str, named: &str, rest: &[&str], text: &str) -> Option<Fact> {
+    /// A change in the wait of the planner's turn for its provider.
+    fn provider_of_planning(&self, status: ProviderStatus) -> Option<Fact> {
+        let turn = self.scene.plan.planning.turn.as_ref()?;
+        Some(Fact::Provider(turn.work().journal_key(), status))
+    }
+
+    /// A fact of a worker or critic about a task: `a`, or `a#2` for an attempt that is not the current one.
+    fn parse_task_fact(&self, who: &str, does: &str, named: &str, rest: &[&str], text: &str) -> Option<Fact> {
         let (id, number) = named.split_once('#').unwrap_or((named, ""));
         let id = TaskId::new(id).ok()?;
         let attempt = match number {
@@ -151,61 +179,90 @@ impl Stage {
         };
         let review = match rest {
             ["at", "try", number, ..] => number.parse().ok()?,
-            _ => self.scene.plan.task(&id).map_or(0, |task| task.review),
+            _ => self.scene.plan.task(&id).map_or(0, |task| task.review_number()),
         };
-        let ended = |outcome: Result<Finished, TaskError>| cast::ended(&id, attempt, who, outcome);
-        let judged = |outcome| cast::judged(&id, attempt, review, who, outcome);
+        let ended =
+            |outcome: Result<AttemptResult, TaskError>| cast::attempt_ended_fact(&id, attempt, who, outcome);
+        let judged = |outcome| cast::reviewed_fact(&id, attempt, review, who, outcome);
+        let provider = |status| {
+            let journal = match self.scene.plan.task(&id).map(|task| task.state()) {
+                Some(TaskState::NeedsReview) => JournalKey::Review(id.clone(), attempt),
+                _ => JournalKey::Task(id.clone(), attempt),
+            };
+            Fact::Provider(journal, status)
+        };
         let feedback = Some(text).filter(|text| !text.is_empty());
         let usage = match rest {
             [.., "using", tokens] => {
                 Usage { input_tokens: tokens.parse().ok()?, model_calls: 1, ..Usage::default() }
             }
-            _ => cast::finished(9).usage,
+            _ => cast::finished_result(9).usage,
         };
         let review = match rest {
-            ["wanting", "a", "critic", ..] => Review::critic(Vec::new()),
-            _ => Review::None,
+            ["wanting", "a", "critic", ..] => ReviewPolicy::critic(Vec::new()),
+            _ => ReviewPolicy::None,
         };
         Some(match does {
-            "claims" => Fact::Claimed(Work::Task { task: id, attempt }, cast::worker(who)),
-            "finishes" => {
-                ended(Ok(Finished { usage, review, is_detailed: rest != ["briefly"], ..cast::finished(9) }))
+            "awaits-the-provider-of" => provider(ProviderStatus::Waiting(cast::provider_wait(text))),
+            "hears-from-the-provider-of" => provider(ProviderStatus::Recovered),
+            "gives-up-the-provider-of" => provider(ProviderStatus::GivenUp(cast::provider_wait(text))),
+            "needs-for" => {
+                let tokens = Some(text.parse().ok()?);
+                Fact::ReservationTooSmall(
+                    JournalKey::Task(id, attempt),
+                    ResourceAmounts { tokens, ..ResourceAmounts::default() },
+                )
             }
-            "empties" => ended(Ok(Finished { is_empty: true, ..cast::finished(9) })),
+            "claims" => Fact::Claimed(Work::Task { task: id, attempt }, cast::worker_id(who)),
+            "finishes" => ended(Ok(AttemptResult {
+                usage,
+                review,
+                is_detailed: rest != ["briefly"],
+                is_answered: true,
+                ..cast::finished_result(9)
+            })),
+            "empties" => ended(Ok(AttemptResult { is_empty: true, ..cast::finished_result(9) })),
             "errs-on" => {
                 let used = if rest.contains(&"using") { usage } else { Usage::default() };
                 let text = text.split(" using ").next().unwrap_or_default();
-                ended(Err(TaskError { usage: used, ..cast::error(ErrorKind::Tool, text) }))
+                ended(Err(TaskError { usage: used, ..cast::task_error(ErrorKind::Tool, text) }))
             }
-            "can't-do" => ended(Err(cast::error(ErrorKind::InvalidTask, text))),
-            "passes" => judged(Ok(cast::verdict(true, None))),
-            "rejects" => judged(Ok(cast::verdict(false, feedback))),
-            "contradicts-itself-on" => judged(Ok(cast::contradiction())),
-            "can't-judge" => judged(Err(cast::error(ErrorKind::Model, text))),
+            "can't-do" => ended(Err(cast::task_error(ErrorKind::InvalidTask, text))),
+            "passes" => judged(Ok(cast::review_verdict(true, None))),
+            "rejects" => judged(Ok(cast::review_verdict(false, feedback))),
+            "contradicts-itself-on" => judged(Ok(cast::contradictory_verdict())),
+            "can't-judge" => judged(Err(cast::task_error(ErrorKind::Model, text))),
             _ => return None,
         })
     }
 
-    /// The planner's current turn and attempt, or those that are named: `#2`.
-    fn planning(&self, rest: &[&str]) -> Option<(u32, u32)> {
+    /// The planner's current turn and attempt, or the given one: `#2`.
+    fn parse_planning_turn(&self, rest: &[&str]) -> Option<(u32, u32)> {
         if let Some(number) = rest.first().and_then(|word| word.strip_prefix('#')) {
             return Some((1, number.parse().ok()?));
         }
-        Some(self.scene.plan.planning.as_ref().map_or((1, 1), |planning| (planning.turn, planning.attempt)))
+        Some(
+            self.scene
+                .plan
+                .planning
+                .turn
+                .as_ref()
+                .map_or((1, 1), |planning| (planning.turn, planning.attempt)),
+        )
     }
 
-    fn registry(&mut self, known: &Cluster) -> Option<()> {
-        self.heard.push(self.scene.cluster(known));
+    fn set_registered_capabilities(&mut self, known: &CapabilityRegistry) -> Option<()> {
+        self.outcomes.push(self.scene.decide_registry_change(known));
         Some(())
     }
 
-    /// A command, under a name of its own.
-    fn command(&mut self, control: Control) -> Fact {
+    /// A command with an id of its own.
+    fn next_command_fact(&mut self, control: CommandAction) -> Fact {
         self.commands += 1;
-        cast::command(&format!("c{}", self.commands), control)
+        cast::command_fact(&format!("c{}", self.commands), control)
     }
 
-    fn pass(&mut self, time: &str) -> Option<()> {
+    fn pass_time(&mut self, time: &str) -> Option<()> {
         let (number, unit) = time.split_at(time.find(char::is_alphabetic)?);
         let seconds = match unit {
             "s" => 1.0,
@@ -214,49 +271,52 @@ impl Stage {
             _ => return None,
         } * number.parse::<f64>().ok()?;
         self.scene.now += SignedDuration::try_from_secs_f64(seconds).ok()?;
-        for overdue in self.scene.overdue() {
-            self.heard.push(self.scene.clock(&overdue));
+        for overdue in self.scene.overdue_inputs_now() {
+            self.outcomes.push(self.scene.decide_overdue_input(&overdue));
         }
         Some(())
     }
 
-    /// Writes what came of a step.
-    fn tell(&mut self, text: &mut String) {
-        for decided in std::mem::take(&mut self.heard) {
+    /// Writes the result of a step.
+    fn write_outcomes(&mut self, text: &mut String) {
+        for decided in std::mem::take(&mut self.outcomes) {
             match decided {
                 Err(refusal) => writeln!(text, "then refused: {refusal}").unwrap(),
                 Ok(events) if events.is_empty() => writeln!(text, "then nothing is decided").unwrap(),
                 Ok(events) => {
                     for event in &events {
-                        writeln!(text, "then {}", show::event(event)).unwrap();
+                        writeln!(text, "then {}", show::format_event(event)).unwrap();
                     }
                 }
             }
         }
-        oracle::check_decided(&self.scene.plan);
+        oracle::check_invariants_after_decision(&self.scene.plan);
         if !self.scene.plan.tasks().is_empty() {
-            writeln!(text, "then the plan: {}", show::plan(&self.scene.plan)).unwrap();
+            writeln!(text, "then the plan: {}", show::format_plan(&self.scene.plan)).unwrap();
         }
-        let owed: Vec<_> = due(&self.scene.plan, Scope::All).iter().map(show::effect).collect();
+        let owed: Vec<_> =
+            pending_effects(&self.scene.plan, EffectScope::All).iter().map(show::format_effect).collect();
         if !owed.is_empty() {
             writeln!(text, "then owed: {}", owed.join(", ")).unwrap();
         }
     }
 
-    /// The log, written to the wire and read back, folds to the very plan.
-    fn check_log(&self) {
+    /// Checks that the log, encoded and decoded, folds to the same plan.
+    fn check_log_folds_to_plan(&self) {
         let mut plan = Plan::default();
         for decision in &self.scene.log {
-            let sealed = wire::seal::<millrace_protocol::plan::Decision>(&wire::body(decision));
-            apply_decision(&mut plan, &wire::open(&sealed, wire::Encoding::MessagePack).unwrap());
+            let sealed = wire::encode_with_inline_body::<millrace_protocol::plan::Decision>(
+                &wire::encode_body(decision),
+            );
+            apply_decision(&mut plan, &wire::decode_message(&sealed, wire::Encoding::MessagePack).unwrap());
         }
         assert_eq!(plan, self.scene.plan);
     }
 }
 
-/// Changes between semicolons; whatever begins with no word for another change is a task, and all tasks are added
-/// together, first.
-fn edits(text: &str) -> Option<Vec<Edit>> {
+/// Parses edits, separated by semicolons. Text that starts with no other edit is a task; all tasks are added together,
+/// first.
+fn parse_edits(text: &str) -> Option<Vec<Edit>> {
     let (mut tasks, mut others) = (Vec::new(), Vec::new());
     for part in text.split(';').filter(|text| !text.trim().is_empty()) {
         let words: Vec<&str> = part.split_whitespace().collect();
@@ -266,37 +326,37 @@ fn edits(text: &str) -> Option<Vec<Edit>> {
             }
             ["retry", id] => others.push(Edit::Retry { task: cast::task_id(id), feedback: None }),
             ["retry", id, "saying", ..] => {
-                let said = part.split_once("saying ").map(|(_, said)| said.trim().to_owned());
-                others.push(Edit::Retry { task: cast::task_id(id), feedback: said });
+                let feedback = part.split_once("saying ").map(|(_, feedback)| feedback.trim().to_owned());
+                others.push(Edit::Retry { task: cast::task_id(id), feedback });
             }
-            ["patch", id, rest @ ..] => others.push(Edit::Patch(patch(id, rest)?)),
+            ["patch", id, rest @ ..] => others.push(Edit::Patch(parse_patch(id, rest)?)),
             ["final", id] => others.push(Edit::MarkFinal { task: cast::task_id(id) }),
             ["finish"] => others.push(Edit::Finish { reason: "it is all there".into() }),
             ["give", "up"] => others.push(Edit::GiveUp { reason: "there is no way on".into() }),
-            words => tasks.push(task(words)?),
+            words => tasks.push(parse_task_spec(words)?),
         }
     }
     let added = (!tasks.is_empty()).then_some(Edit::Add(tasks));
     Some(added.into_iter().chain(others).collect())
 }
 
-/// A patch in the words of a task: what is said there is what changes.
-fn patch(id: &str, words: &[&str]) -> Option<Patch> {
-    let said = task(&[&[id], words].concat())?;
-    let is_said = |word: &str| words.contains(&word);
-    Some(Patch {
-        capability: is_said("by").then_some(said.capability),
-        depends_on: is_said("after").then_some(said.depends_on),
-        parameters: said.parameters,
-        limits: is_said("attempts").then_some(said.limits),
-        on_failed_dependency: is_said("or").then_some(said.on_failed_dependency),
-        objective: is_said("otherwise").then(|| "do it in another way".to_owned()),
-        ..Patch::of(said.id)
+/// Parses a patch, in the language of tasks: the given parts change.
+fn parse_patch(id: &str, words: &[&str]) -> Option<TaskPatch> {
+    let spec = parse_task_spec(&[&[id], words].concat())?;
+    let has = |word: &str| words.contains(&word);
+    Some(TaskPatch {
+        capability: has("by").then_some(spec.capability),
+        depends_on: has("after").then_some(spec.depends_on),
+        parameters: spec.parameters,
+        limits: has("attempts").then_some(spec.limits),
+        on_failed_dependency: has("or").then_some(spec.on_failed_dependency),
+        objective: has("otherwise").then(|| "do it in another way".to_owned()),
+        ..TaskPatch::without_changes(spec.id)
     })
 }
 
-/// What is known; `search(q)` takes no parameters but a `q`.
-fn cluster(names: &[&str]) -> Cluster {
+/// Parses the registered capabilities; `search(q)` requires a parameter `q`.
+fn parse_capabilities(names: &[&str]) -> CapabilityRegistry {
     let described: Vec<_> = names
         .iter()
         .map(|name| name.trim_end_matches(','))
@@ -305,15 +365,15 @@ fn cluster(names: &[&str]) -> Cluster {
             let schema = json!({ "type": "object", "required": [parameter] });
             CapabilityDescription {
                 parameters: (!parameter.is_empty()).then_some(schema),
-                ..CapabilityDescription::new(cast::capability(name), "it does what it can")
+                ..CapabilityDescription::new(cast::capability_name(name), "it does what it can")
             }
         })
         .collect();
-    Cluster::of(&described)
+    CapabilityRegistry::from_descriptions(&described)
 }
 
-/// A budget, a word and a number each.
-fn budget(words: &[&str]) -> Option<Budget> {
+/// Parses a budget: pairs of a word and a number.
+fn parse_budget(words: &[&str]) -> Option<Budget> {
     let mut budget = Budget { final_percent: 0, ..Budget::default() };
     for pair in words.chunks(2) {
         let [word, number] = pair else { return None };
@@ -325,9 +385,9 @@ fn budget(words: &[&str]) -> Option<Budget> {
             "held-back" => budget.final_percent = number.parse().ok()?,
             "steps" => budget.steps = Some(number.parse().ok()?),
             "seconds" => budget.wall_time = Some(Duration::from_secs(number.parse().ok()?)),
-            "then" if *number == "cancel" => budget.when_spent = WhenSpent::Cancel,
+            "then" if *number == "cancel" => budget.when_spent = BudgetExhaustionPolicy::Cancel,
             name => {
-                let own = budget.capabilities.entry(cast::capability(name)).or_default();
+                let own = budget.capabilities.entry(cast::capability_name(name)).or_default();
                 own.tokens = Some(number.parse().ok()?);
             }
         }
@@ -335,9 +395,9 @@ fn budget(words: &[&str]) -> Option<Budget> {
     Some(budget)
 }
 
-fn task(words: &[&str]) -> Option<TaskSpec> {
+fn parse_task_spec(words: &[&str]) -> Option<TaskSpec> {
     let (id, mut rest) = words.split_first()?;
-    let mut spec = cast::task(id, &[]);
+    let mut spec = cast::echo_task(id, &[]);
     loop {
         rest = match rest {
             [] => return Some(spec),
@@ -346,7 +406,7 @@ fn task(words: &[&str]) -> Option<TaskSpec> {
                 rest
             }
             ["by", capability, rest @ ..] => {
-                spec.capability = cast::capability(capability);
+                spec.capability = cast::capability_name(capability);
                 rest
             }
             ["attempts", number, rest @ ..] => {
@@ -358,15 +418,15 @@ fn task(words: &[&str]) -> Option<TaskSpec> {
                 rest
             }
             ["reviewed", rest @ ..] => {
-                spec.review = Review::critic(Vec::new());
+                spec.review = ReviewPolicy::critic(Vec::new());
                 rest
             }
             ["checked", rest @ ..] => {
-                spec.review = Review::Checks { checks: vec![ReviewCheck::Citations] };
+                spec.review = ReviewPolicy::Checks { checks: vec![ReviewCheck::Citations] };
                 rest
             }
             ["sampled", percent, rest @ ..] => {
-                spec.review = Review::Critic {
+                spec.review = ReviewPolicy::Critic {
                     criteria: Vec::new(),
                     checks: Vec::new(),
                     models: Vec::new(),
@@ -402,23 +462,29 @@ fn task(words: &[&str]) -> Option<TaskSpec> {
     }
 }
 
-/// The journal entry of a worker is what its fact was read from: the two must not drift apart.
+/// Facts are read from journal entries: the two must not diverge.
 #[test]
-fn an_outcome_of_a_journal_says_all_that_a_fact_needs() {
-    let entry = work::Entry::Outcome {
-        worker: cast::worker("w1"),
+fn journal_outcome_has_every_field_of_a_fact() {
+    let entry = work::JournalEntry::Outcome {
+        worker: cast::worker_id("w1"),
         review: 0,
-        outcome: work::Outcome::Finished {
+        outcome: work::WorkOutcome::Finished {
             summary: "found".into(),
             is_empty: false,
             is_detailed: true,
-            review: Review::None,
+            is_answered: true,
+            review: ReviewPolicy::None,
             usage: Usage::default(),
             models: Default::default(),
-            result: wire::Blob::Inline(serde_bytes::ByteBuf::from(wire::body(&"result"))),
+            result: wire::InlineOrStoredBytes::Inline(serde_bytes::ByteBuf::from(wire::encode_body(
+                &"result",
+            ))),
         },
     };
-    let read: work::Entry =
-        wire::open(&wire::seal::<work::Entry>(&wire::body(&entry)), wire::Encoding::MessagePack).unwrap();
+    let read: work::JournalEntry = wire::decode_message(
+        &wire::encode_with_inline_body::<work::JournalEntry>(&wire::encode_body(&entry)),
+        wire::Encoding::MessagePack,
+    )
+    .unwrap();
     assert_eq!(read, entry);
 }

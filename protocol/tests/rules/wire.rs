@@ -1,34 +1,39 @@
-//! The words on the wire: version 1 of every message, as bytes that are kept and must be readable for ever; and what
-//! is not a message, which must be refused with a reason and never bring anything down.
+//! The wire format: version 1 of every message, as golden bytes that must stay readable forever; and invalid messages,
+//! which must be rejected with a reason and never cause a panic.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
 use millrace_protocol::ids::{Lane, RunId};
 use millrace_protocol::plan::{
-    Amounts, Answer, Budget, Cause, Clock, Command, Consult, Control, Decision, Document, DocumentSet, Edit,
-    EndReason, Event, Fact, FinalRung, GraphError, Limits, Mode, Occasion, OnFailedDependency, Patch,
-    Refusal, Review, ReviewCheck, Submission, TaskSpec, TaskState, WhenSpent, Work,
+    AnswerCause, AttemptClock, AttemptEvent, Budget, BudgetEvent, BudgetExhaustionPolicy, CommandAction,
+    Decision, DeliverableRule, Document, DocumentSet, Edit, EndReason, Event, Fact, GraphError, GraphEvent,
+    InputAnswer, JournalKey, OnFailedDependency, PlannerConsultMode, PlannerTrigger, PlanningEvent,
+    PlanningMode, ProviderEvent, Refusal, ResourceAmounts, ReviewCheck, ReviewEvent, ReviewPolicy,
+    RunCommand, RunEvent, Submission, TaskEvent, TaskLimits, TaskPatch, TaskSpec, TaskState, UserEvent, Work,
 };
-use millrace_protocol::registry::{Beat, ClusterSettings, Role, RunSummary};
+use millrace_protocol::provider::ProviderStatus;
+use millrace_protocol::registry::{ClusterSettings, Heartbeat, ProcessRole, RunSummary};
 use millrace_protocol::result::{
-    CapabilityDescription, ErrorKind, Limit, ModelUsage, Opinion, Proposal, Quotation, Source, SourceKind,
-    TaskError, TaskResult, Usage, Verdict,
+    CapabilityDescription, ErrorKind, ExceededLimit, JudgeOpinion, ModelUsage, PlanProposal, Quotation,
+    Source, SourceKind, TaskError, TaskResult, Usage, Verdict,
 };
-use millrace_protocol::wire::{self, Blob, Encoding, Garbage, Message, Stored};
-use millrace_protocol::work::{Entry, Input, Order, Outcome, Panel};
+use millrace_protocol::wire::{self, BlobRef, DecodeError, Encoding, InlineOrStoredBytes, WireMessage};
+use millrace_protocol::work::{
+    Assignment, DecisionId, InputResult, JournalEntry, JudgePanel, Order, ReviewBrief, WorkOutcome,
+};
 use proptest::prelude::*;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_bytes::ByteBuf;
 use serde_json::{Value, json};
 
-use crate::scene::Scene;
+use crate::scene::RunScene;
 use crate::{cast, golden};
 
 // ---- one of each
 
-fn usage() -> Usage {
+fn full_usage() -> Usage {
     Usage {
         model_calls: 1,
         tool_calls: 2,
@@ -38,11 +43,11 @@ fn usage() -> Usage {
     }
 }
 
-fn documents() -> DocumentSet {
+fn sample_documents() -> DocumentSet {
     DocumentSet { manifest: "ab".repeat(32), count: 3, bytes: 150_000 }
 }
 
-fn full_task() -> TaskSpec {
+fn full_task_spec() -> TaskSpec {
     TaskSpec {
         objective: "naïve – 調べる".into(),
         parameters: [
@@ -50,125 +55,181 @@ fn full_task() -> TaskSpec {
             ("deep".to_owned(), json!({ "a": { "b": [] } })),
         ]
         .into(),
-        review: Review::critic(vec!["it cites its sources".into()]),
-        limits: Limits {
+        review: ReviewPolicy::critic(vec!["it cites its sources".into()]),
+        limits: TaskLimits {
             max_attempts: 5,
             backoff: std::time::Duration::from_millis(250),
-            ..Limits::default()
+            ..TaskLimits::default()
         },
         on_failed_dependency: OnFailedDependency::Skip,
         is_final: true,
-        ..cast::task("b", &["a"])
+        ..cast::echo_task("b", &["a"])
     }
 }
 
-fn events() -> Vec<Event> {
-    let (task, worker, at) = (cast::task_id("a"), cast::worker("w1"), cast::after(cast::start(), 1));
+/// The events of the first edition of the rules.
+fn sample_events() -> Vec<(&'static str, Event)> {
+    let (task, worker, at) =
+        (cast::task_id("a"), cast::worker_id("w1"), cast::time_after(cast::test_start_time(), 1));
     vec![
-        Event::RunStarted {
-            objective: "find out".into(),
-            mode: Mode::Llm,
-            documents: Some(documents()),
-            model: Some("builtin:extractive".into()),
-            models: BTreeMap::new(),
-            fail_fast: true,
-            budget: Box::new(Budget::default()),
-            consult: Consult::Judgement,
-        },
-        Event::PlanningAsked {
-            turn: 1,
-            attempt: 2,
-            feedback: Some("a circle".into()),
-            occasions: Vec::new(),
-        },
-        Event::PlanningClaimed { turn: 1, attempt: 2, worker: worker.clone() },
-        Event::ProposalAccepted {
-            turn: 1,
-            attempt: 2,
-            reasoning: "so it goes".into(),
-            refused: Vec::new(),
-            is_idle: false,
-            usage: usage(),
-            models: ModelUsage::new(),
-        },
-        Event::PlanningErrored {
-            turn: 1,
-            attempt: 1,
-            error: "overloaded".into(),
-            retry_at: Some(at),
-            outgrew: false,
-            usage: Usage::default(),
-            models: ModelUsage::new(),
-        },
-        Event::TaskAdded { spec: cast::task("a", &[]), ready: true },
-        Event::TaskAdded { spec: full_task(), ready: false },
-        Event::TaskReady { task: task.clone(), attempt: 1 },
-        Event::CapabilityMissing { task: task.clone(), capability: cast::capability("search") },
-        Event::TaskPending { task: task.clone() },
-        Event::AttemptClaimed { task: task.clone(), attempt: 1, worker: worker.clone() },
-        Event::AttemptFinished {
-            task: task.clone(),
-            attempt: 1,
-            worker: worker.clone(),
-            at_sequence: 17,
-            summary: "found".into(),
-            is_detailed: true,
-            review: None,
-            usage: usage(),
-            models: ModelUsage::new(),
-        },
-        Event::AttemptErrored {
-            task: task.clone(),
-            attempt: 1,
-            error: cast::error(ErrorKind::Abandoned, "claimed too often"),
-            retry_at: None,
-        },
-        Event::AttemptTimedOut {
-            task: task.clone(),
-            attempt: 1,
-            clock: Clock::Silence,
-            retry_at: Some(at),
-            usage: Usage::default(),
-        },
-        Event::ReviewErrored {
-            task: task.clone(),
-            attempt: 1,
-            review: 2,
-            error: "no answer".into(),
-            again: true,
-            retry_at: Some(at),
-            usage: Usage::default(),
-            models: ModelUsage::new(),
-        },
-        Event::VerdictGiven {
-            task: task.clone(),
-            attempt: 1,
-            critic: cast::worker("c1"),
-            verdict: cast::verdict(false, Some("more")),
-        },
-        Event::TaskAccepted { task: task.clone(), attempt: 1 },
-        Event::TaskRerun { task: task.clone(), attempt: 2 },
-        Event::TaskFailed { task: task.clone(), reason: "broken".into() },
-        Event::TaskCancelled {
-            task: task.clone(),
-            reason: "enough".into(),
-            with: None,
-            usage: Usage::default(),
-        },
-        Event::RunEnded {
-            reason: EndReason::CompletedPartial,
-            detail: "task b failed".into(),
-            deliverable: Some((task, FinalRung::Producer)),
-        },
+        (
+            "run started, told when to ask",
+            Event::Run(RunEvent::Started {
+                objective: "find out".into(),
+                mode: PlanningMode::Llm,
+                documents: Some(sample_documents()),
+                model: Some("builtin:extractive".into()),
+                models: BTreeMap::new(),
+                fail_fast: true,
+                budget: Box::new(Budget::default()),
+                consult: PlannerConsultMode::Judgement,
+            }),
+        ),
+        (
+            "planning asked",
+            Event::Planning(PlanningEvent::Requested {
+                turn: 1,
+                attempt: 2,
+                feedback: Some("a circle".into()),
+                triggers: Vec::new(),
+            }),
+        ),
+        (
+            "planning claimed",
+            Event::Planning(PlanningEvent::Claimed { turn: 1, attempt: 2, worker: worker.clone() }),
+        ),
+        (
+            "proposal accepted, told whether idle",
+            Event::Planning(PlanningEvent::ProposalAccepted {
+                turn: 1,
+                attempt: 2,
+                reasoning: "so it goes".into(),
+                refused: Vec::new(),
+                is_idle: false,
+                usage: full_usage(),
+                models: ModelUsage::new(),
+            }),
+        ),
+        (
+            "planning errored",
+            Event::Planning(PlanningEvent::Errored {
+                turn: 1,
+                attempt: 1,
+                error: "overloaded".into(),
+                retry_at: Some(at),
+                exceeded_reservation: false,
+                is_refused_by_provider: false,
+                usage: Usage::default(),
+                models: ModelUsage::new(),
+            }),
+        ),
+        (
+            "task added",
+            Event::Graph(GraphEvent::TaskAdded { spec: Box::new(cast::echo_task("a", &[])), ready: true }),
+        ),
+        (
+            "task added, with everything",
+            Event::Graph(GraphEvent::TaskAdded { spec: Box::new(full_task_spec()), ready: false }),
+        ),
+        ("task ready", Event::Task(TaskEvent::Ready { task: task.clone(), attempt: 1 })),
+        (
+            "capability missing",
+            Event::Task(TaskEvent::CapabilityMissing {
+                task: task.clone(),
+                capability: cast::capability_name("search"),
+            }),
+        ),
+        ("task pending", Event::Task(TaskEvent::Pending { task: task.clone() })),
+        (
+            "attempt claimed",
+            Event::Attempt(AttemptEvent::Claimed { task: task.clone(), attempt: 1, worker: worker.clone() }),
+        ),
+        (
+            "attempt finished, told whether detailed",
+            Event::Attempt(AttemptEvent::Finished {
+                task: task.clone(),
+                attempt: 1,
+                worker: worker.clone(),
+                at_sequence: 17,
+                summary: "found".into(),
+                is_detailed: true,
+                is_answered: true,
+                review: None,
+                usage: full_usage(),
+                models: ModelUsage::new(),
+            }),
+        ),
+        (
+            "attempt errored",
+            Event::Attempt(AttemptEvent::Errored {
+                task: task.clone(),
+                attempt: 1,
+                error: cast::task_error(ErrorKind::Abandoned, "claimed too often"),
+                retry_at: None,
+            }),
+        ),
+        (
+            "attempt timed out",
+            Event::Attempt(AttemptEvent::TimedOut {
+                task: task.clone(),
+                attempt: 1,
+                clock: AttemptClock::Silence,
+                retry_at: Some(at),
+                usage: Usage::default(),
+            }),
+        ),
+        (
+            "review errored, told when again",
+            Event::Review(ReviewEvent::Errored {
+                task: task.clone(),
+                attempt: 1,
+                review: 2,
+                error: "no answer".into(),
+                again: true,
+                retry_at: Some(at),
+                usage: Usage::default(),
+                models: ModelUsage::new(),
+            }),
+        ),
+        (
+            "verdict given",
+            Event::Review(ReviewEvent::VerdictGiven {
+                task: task.clone(),
+                attempt: 1,
+                critic: cast::worker_id("c1"),
+                verdict: cast::review_verdict(false, Some("more")),
+            }),
+        ),
+        ("task accepted", Event::Task(TaskEvent::Accepted { task: task.clone(), attempt: 1 })),
+        ("task rerun", Event::Task(TaskEvent::Rerun { task: task.clone(), attempt: 2 })),
+        ("task failed", Event::Task(TaskEvent::Failed { task: task.clone(), reason: "broken".into() })),
+        (
+            "task cancelled",
+            Event::Task(TaskEvent::Cancelled {
+                task: task.clone(),
+                reason: "enough".into(),
+                with: None,
+                usage: Usage::default(),
+            }),
+        ),
+        (
+            "run ended",
+            Event::Run(RunEvent::Ended {
+                reason: EndReason::CompletedPartial,
+                detail: "task b failed".into(),
+                deliverable: Some((task, DeliverableRule::Producer)),
+                is_resumable: false,
+            }),
+        ),
     ]
 }
 
-fn models() -> ModelUsage {
-    [("openai:some-model".to_owned(), usage())].into()
+fn sample_model_usage() -> ModelUsage {
+    [("openai:some-model".to_owned(), full_usage())].into()
 }
 
-fn amounts() -> Amounts {
-    Amounts {
+fn full_amounts() -> ResourceAmounts {
+    ResourceAmounts {
         tokens: Some(10_000),
         input_tokens: Some(8_000),
         output_tokens: Some(2_000),
@@ -178,24 +239,28 @@ fn amounts() -> Amounts {
     }
 }
 
-fn budget() -> Budget {
+fn full_budget() -> Budget {
     Budget {
-        amounts: amounts(),
-        attempt: Amounts { tokens: Some(500), ..Amounts::default() },
-        capabilities: [(cast::capability("planner"), Amounts { model_calls: Some(5), ..Amounts::default() })]
-            .into(),
+        amounts: full_amounts(),
+        attempt: ResourceAmounts { tokens: Some(500), ..ResourceAmounts::default() },
+        capabilities: [(
+            cast::capability_name("planner"),
+            ResourceAmounts { model_calls: Some(5), ..ResourceAmounts::default() },
+        )]
+        .into(),
         wall_time: Some(std::time::Duration::from_millis(90_500)),
+        provider_timeout: None,
         steps: Some(7),
         tasks: Some(40),
         depth: Some(9),
         soft_percent: 70,
         final_percent: 15,
-        when_spent: WhenSpent::Cancel,
+        when_spent: BudgetExhaustionPolicy::Cancel,
     }
 }
 
-fn full_review() -> Review {
-    Review::Critic {
+fn full_review_policy() -> ReviewPolicy {
+    ReviewPolicy::Critic {
         criteria: vec!["it cites its sources".into()],
         checks: vec![
             ReviewCheck::Citations,
@@ -214,236 +279,296 @@ fn full_review() -> Review {
 fn full_verdict() -> Verdict {
     Verdict {
         confidence: Some(0.75),
-        opinions: vec![Opinion {
+        opinions: vec![JudgeOpinion {
             model: "a:b".into(),
             passed: false,
             reasoning: "it does not".into(),
             confidence: Some(0.5),
         }],
-        models: models(),
-        ..cast::verdict(false, Some("more"))
+        models: sample_model_usage(),
+        ..cast::review_verdict(false, Some("more"))
     }
 }
 
-fn occasions() -> Vec<Occasion> {
+fn sample_triggers() -> Vec<PlannerTrigger> {
     let task = || cast::task_id("a");
     vec![
-        Occasion::NoPlan,
-        Occasion::TaskLost { task: task() },
-        Occasion::TaskStuck { task: task(), problem: "nobody offers it".into() },
-        Occasion::Accepted { task: task() },
-        Occasion::Standstill { report: "nothing is left to do".into() },
-        Occasion::Message { by: "ann".into(), text: "hurry".into() },
-        Occasion::BudgetLow { detail: "8 of 10".into() },
-        Occasion::Refused { reasons: vec!["it is over".into()] },
-        Occasion::FalseEnd { why: "it is not".into() },
+        PlannerTrigger::NoPlan,
+        PlannerTrigger::TaskLost { task: task() },
+        PlannerTrigger::TaskStuck { task: task(), problem: "nobody offers it".into() },
+        PlannerTrigger::Accepted { task: task() },
+        PlannerTrigger::Standstill { report: "nothing is left to do".into() },
+        PlannerTrigger::Message { by: "ann".into(), text: "hurry".into() },
+        PlannerTrigger::BudgetLow { detail: "8 of 10".into() },
+        PlannerTrigger::Refused { reasons: vec!["it is over".into()] },
+        PlannerTrigger::FalseEnd { why: "it is not".into() },
     ]
 }
 
-/// What the second edition of the rules added, in version 1 of the words: events of its own, and fields of older ones.
-fn later_events() -> Vec<(&'static str, Event)> {
-    let (task, worker, at) = (cast::task_id("a"), cast::worker("w1"), cast::after(cast::start(), 1));
+/// Events that were added to version 1 later, and older ones with added fields.
+fn later_sample_events() -> Vec<(&'static str, Event)> {
+    let (task, worker, at) =
+        (cast::task_id("a"), cast::worker_id("w1"), cast::time_after(cast::test_start_time(), 1));
     let work = |review| Work::Review { task: cast::task_id("a"), attempt: 1, review };
     let spec = TaskSpec {
-        review: full_review(),
+        review: full_review_policy(),
         on_failed_dependency: OnFailedDependency::Ask,
-        budget: amounts(),
-        ..full_task()
+        budget: full_amounts(),
+        ..full_task_spec()
     };
     vec![
         (
             "run started, with a budget",
-            Event::RunStarted {
+            Event::Run(RunEvent::Started {
                 objective: "find out".into(),
-                mode: Mode::Hybrid,
+                mode: PlanningMode::Hybrid,
                 documents: None,
                 model: None,
-                models: [(cast::capability("critic"), "a:b".to_owned())].into(),
+                models: [(cast::capability_name("critic"), "a:b".to_owned())].into(),
                 fail_fast: false,
-                budget: Box::new(budget()),
-                consult: Consult::EveryResult,
-            },
+                budget: Box::new(full_budget()),
+                consult: PlannerConsultMode::EveryResult,
+            }),
         ),
         (
             "planning asked, with its occasions",
-            Event::PlanningAsked { turn: 2, attempt: 1, feedback: None, occasions: occasions() },
+            Event::Planning(PlanningEvent::Requested {
+                turn: 2,
+                attempt: 1,
+                feedback: None,
+                triggers: sample_triggers(),
+            }),
         ),
-        ("occasion raised", Event::OccasionRaised { occasion: Occasion::TaskLost { task: task.clone() } }),
+        (
+            "occasion raised",
+            Event::Planning(PlanningEvent::TriggerRaised {
+                trigger: PlannerTrigger::TaskLost { task: task.clone() },
+            }),
+        ),
         (
             "proposal accepted, in part",
-            Event::ProposalAccepted {
+            Event::Planning(PlanningEvent::ProposalAccepted {
                 turn: 2,
                 attempt: 1,
                 reasoning: "so it goes".into(),
                 refused: vec!["cancel_task: it is over".into()],
                 is_idle: true,
-                usage: usage(),
-                models: models(),
-            },
+                usage: full_usage(),
+                models: sample_model_usage(),
+            }),
         ),
         (
             "planning errored, with its usage",
-            Event::PlanningErrored {
+            Event::Planning(PlanningEvent::Errored {
                 turn: 1,
                 attempt: 1,
                 error: "overloaded".into(),
                 retry_at: None,
-                outgrew: false,
-                usage: usage(),
-                models: models(),
-            },
+                exceeded_reservation: false,
+                is_refused_by_provider: false,
+                usage: full_usage(),
+                models: sample_model_usage(),
+            }),
         ),
-        ("task added, with a review and a budget", Event::TaskAdded { spec: spec.clone(), ready: false }),
-        ("parameters wrong", Event::ParametersWrong { task: task.clone(), problem: "no q".into() }),
-        ("task patched", Event::TaskPatched { spec: Box::new(spec), attempt: 2 }),
-        ("final marked", Event::FinalMarked { task: task.clone() }),
+        (
+            "task added, with a review and a budget",
+            Event::Graph(GraphEvent::TaskAdded { spec: Box::new(spec.clone()), ready: false }),
+        ),
+        (
+            "parameters wrong",
+            Event::Task(TaskEvent::ParametersRejected { task: task.clone(), problem: "no q".into() }),
+        ),
+        ("task patched", Event::Graph(GraphEvent::TaskPatched { spec: Box::new(spec), attempt: 2 })),
+        ("final marked", Event::Graph(GraphEvent::FinalMarked { task: task.clone() })),
         (
             "task reopened",
-            Event::TaskReopened {
+            Event::Task(TaskEvent::Reopened {
                 task: task.clone(),
                 attempt: 4,
                 ready: true,
                 feedback: Some("harder".into()),
-            },
+            }),
         ),
-        ("task invalidated", Event::TaskInvalidated { task: task.clone(), attempt: 2, usage: usage() }),
-        ("reserved", Event::Reserved { work: work(1), amounts: amounts() }),
-        ("budget low", Event::BudgetLow { detail: "8 of 10".into() }),
+        (
+            "task invalidated",
+            Event::Task(TaskEvent::Invalidated { task: task.clone(), attempt: 2, usage: full_usage() }),
+        ),
+        ("reserved", Event::Budget(BudgetEvent::Reserved { work: work(1), amounts: full_amounts() })),
+        ("budget low", Event::Budget(BudgetEvent::Low { detail: "8 of 10".into() })),
         (
             "winding down",
-            Event::WindingDown { reason: EndReason::BudgetExhausted, detail: "10 of 10".into() },
+            Event::Run(RunEvent::WindingDown {
+                reason: EndReason::BudgetExhausted,
+                detail: "10 of 10".into(),
+            }),
         ),
-        ("commanded", Event::Commanded { id: "c1".into(), by: "ann".into(), what: "pause".into() }),
-        ("message received", Event::MessageReceived { by: "ann".into(), text: "hurry".into() }),
-        ("paused", Event::Paused),
-        ("resumed", Event::Resumed { budget: Box::new(budget()) }),
-        ("run reopened", Event::RunReopened),
-        ("run retired", Event::RunRetired),
-        ("review ready", Event::ReviewReady { task: task.clone() }),
+        (
+            "commanded",
+            Event::User(UserEvent::Commanded { id: "c1".into(), by: "ann".into(), what: "pause".into() }),
+        ),
+        (
+            "message received",
+            Event::User(UserEvent::MessageReceived { by: "ann".into(), text: "hurry".into() }),
+        ),
+        ("paused", Event::Run(RunEvent::Paused)),
+        ("interrupted", Event::Run(RunEvent::Interrupted)),
+        ("resumed", Event::Run(RunEvent::Resumed { budget: Box::new(full_budget()) })),
+        ("run reopened", Event::Run(RunEvent::Reopened)),
+        ("run retired", Event::Run(RunEvent::Retired)),
+        ("review ready", Event::Review(ReviewEvent::Ready { task: task.clone() })),
         (
             "attempt finished, to be judged otherwise",
-            Event::AttemptFinished {
+            Event::Attempt(AttemptEvent::Finished {
                 task: task.clone(),
                 attempt: 1,
                 worker,
                 at_sequence: 17,
                 summary: "found".into(),
                 is_detailed: false,
-                review: Some(Review::None),
-                usage: usage(),
-                models: models(),
-            },
+                is_answered: true,
+                review: Some(ReviewPolicy::None),
+                usage: full_usage(),
+                models: sample_model_usage(),
+            }),
         ),
         (
             "attempt timed out, with what counts as used",
-            Event::AttemptTimedOut {
+            Event::Attempt(AttemptEvent::TimedOut {
                 task: task.clone(),
                 attempt: 1,
-                clock: Clock::RunTime,
+                clock: AttemptClock::RunTime,
                 retry_at: None,
-                usage: usage(),
-            },
+                usage: full_usage(),
+            }),
         ),
         (
             "attempt errored, at its allowance",
-            Event::AttemptErrored {
+            Event::Attempt(AttemptEvent::Errored {
                 task: task.clone(),
                 attempt: 1,
                 error: TaskError {
-                    limit: Some(Limit::Allowance),
-                    usage: usage(),
-                    models: models(),
-                    ..cast::error(ErrorKind::Limit, "what was reserved is used")
+                    limit: Some(ExceededLimit::Allowance),
+                    usage: full_usage(),
+                    models: sample_model_usage(),
+                    ..cast::task_error(ErrorKind::Limit, "what was reserved is used")
                 },
                 retry_at: Some(at),
-            },
+            }),
         ),
         (
             "review errored, with its usage",
-            Event::ReviewErrored {
+            Event::Review(ReviewEvent::Errored {
                 task: task.clone(),
                 attempt: 1,
                 review: 1,
                 error: "no answer".into(),
                 again: false,
                 retry_at: None,
-                usage: usage(),
-                models: models(),
-            },
+                usage: full_usage(),
+                models: sample_model_usage(),
+            }),
         ),
         (
             "verdict given, by several models",
-            Event::VerdictGiven {
+            Event::Review(ReviewEvent::VerdictGiven {
                 task: task.clone(),
                 attempt: 1,
-                critic: cast::worker("c1"),
+                critic: cast::worker_id("c1"),
                 verdict: full_verdict(),
-            },
+            }),
         ),
         (
             "task cancelled, with another",
-            Event::TaskCancelled {
+            Event::Task(TaskEvent::Cancelled {
                 task: cast::task_id("b"),
                 reason: "task a failed".into(),
                 with: Some(task),
-                usage: usage(),
-            },
+                usage: full_usage(),
+            }),
         ),
         (
             "run ended, to be gone on with",
-            Event::RunEnded {
+            Event::Run(RunEvent::Ended {
                 reason: EndReason::MaxSteps,
                 detail: String::new(),
-                deliverable: Some((cast::task_id("a"), FinalRung::Detailed)),
-            },
+                deliverable: Some((cast::task_id("a"), DeliverableRule::Detailed)),
+                is_resumable: false,
+            }),
+        ),
+        (
+            "run ended, to be resumed as it is",
+            Event::Run(RunEvent::Ended {
+                reason: EndReason::PlannerUnavailable,
+                detail: "no such model".into(),
+                deliverable: None,
+                is_resumable: true,
+            }),
+        ),
+        (
+            "planning refused by the provider",
+            Event::Planning(PlanningEvent::Errored {
+                turn: 1,
+                attempt: 1,
+                error: "no such model".into(),
+                retry_at: None,
+                exceeded_reservation: false,
+                is_refused_by_provider: true,
+                usage: Usage::default(),
+                models: ModelUsage::new(),
+            }),
+        ),
+        (
+            "provider awaited",
+            Event::Provider(ProviderEvent::Awaited {
+                journal: JournalKey::Task(cast::task_id("a"), 2),
+                wait: cast::provider_wait("overloaded"),
+            }),
+        ),
+        (
+            "reservation too small",
+            Event::Budget(BudgetEvent::TooSmall {
+                journal: JournalKey::Task(cast::task_id("a"), 1),
+                needs: ResourceAmounts { tokens: Some(2_600), ..ResourceAmounts::default() },
+            }),
+        ),
+        (
+            "provider recovered",
+            Event::Provider(ProviderEvent::Recovered { journal: JournalKey::Planning(2, 1) }),
+        ),
+        (
+            "provider given up",
+            Event::Provider(ProviderEvent::GivenUp {
+                journal: JournalKey::Review(cast::task_id("a"), 2),
+                wait: cast::provider_wait("overloaded"),
+            }),
         ),
     ]
 }
 
-/// The name of an event; whoever adds one is led here, and to its sample above.
-fn event_name(event: &Event) -> &'static str {
-    match event {
-        Event::RunStarted { .. } => "run started, told when to ask",
-        Event::PlanningAsked { .. } => "planning asked",
-        Event::PlanningClaimed { .. } => "planning claimed",
-        Event::ProposalAccepted { .. } => "proposal accepted, told whether idle",
-        Event::PlanningErrored { .. } => "planning errored",
-        Event::TaskAdded { spec, .. } if spec.is_final => "task added, with everything",
-        Event::TaskAdded { .. } => "task added",
-        Event::TaskReady { .. } => "task ready",
-        Event::CapabilityMissing { .. } => "capability missing",
-        Event::TaskPending { .. } => "task pending",
-        Event::AttemptClaimed { .. } => "attempt claimed",
-        Event::AttemptFinished { .. } => "attempt finished, told whether detailed",
-        Event::AttemptErrored { .. } => "attempt errored",
-        Event::AttemptTimedOut { .. } => "attempt timed out",
-        Event::ReviewErrored { .. } => "review errored, told when again",
-        Event::VerdictGiven { .. } => "verdict given",
-        Event::TaskAccepted { .. } => "task accepted",
-        Event::TaskRerun { .. } => "task rerun",
-        Event::TaskFailed { .. } => "task failed",
-        Event::TaskCancelled { .. } => "task cancelled",
-        Event::RunEnded { .. } => "run ended",
-        Event::OccasionRaised { .. }
-        | Event::ParametersWrong { .. }
-        | Event::TaskPatched { .. }
-        | Event::FinalMarked { .. }
-        | Event::TaskReopened { .. }
-        | Event::TaskInvalidated { .. }
-        | Event::Reserved { .. }
-        | Event::BudgetLow { .. }
-        | Event::WindingDown { .. }
-        | Event::Commanded { .. }
-        | Event::MessageReceived { .. }
-        | Event::Paused
-        | Event::Resumed { .. }
-        | Event::RunReopened
-        | Event::RunRetired
-        | Event::ReviewReady { .. } => unreachable!("its sample has its name beside it, in `later_events`"),
-    }
+/// The names of all events on the wire, as the error for an unknown one lists them.
+fn event_names_on_the_wire() -> Vec<String> {
+    let error = serde_json::from_value::<Event>(json!({ "Unknown": {} })).unwrap_err().to_string();
+    let names = error.split('`').skip(1).step_by(2).filter(|name| *name != "Unknown");
+    names.map(str::to_owned).collect()
 }
 
-fn refusals() -> Vec<Refusal> {
+#[test]
+fn every_event_has_a_sample() {
+    let samples: Vec<Event> =
+        sample_events().into_iter().chain(later_sample_events()).map(|(_, event)| event).collect();
+    let sampled = |name: &String| {
+        samples.iter().any(|event| {
+            let json = serde_json::to_value(event).unwrap();
+            json.get(name).is_some() || json.as_str() == Some(name)
+        })
+    };
+    let names = event_names_on_the_wire();
+    assert!(names.len() >= 36, "{names:?}");
+    let missing: Vec<_> = names.iter().filter(|name| !sampled(name)).collect();
+    assert!(missing.is_empty(), "add a sample to `later_events` for {missing:?}");
+}
+
+fn sample_refusals() -> Vec<Refusal> {
     let (a, b) = (cast::task_id("a"), cast::task_id("b"));
     let graph = [
         GraphError::DuplicateTask(a.clone()),
@@ -457,7 +582,7 @@ fn refusals() -> Vec<Refusal> {
         GraphError::EmptyObjective(a.clone()),
         GraphError::LongObjective { task: a.clone(), bytes: 70_000 },
         GraphError::Limit { task: a.clone(), limit: "run_time".into(), expected: "more than 0".into() },
-        GraphError::ReservedCapability { task: a.clone(), capability: cast::capability("critic") },
+        GraphError::ReservedCapability { task: a.clone(), capability: cast::capability_name("critic") },
     ];
     let own = [
         Refusal::AlreadySubmitted,
@@ -468,13 +593,13 @@ fn refusals() -> Vec<Refusal> {
         Refusal::WrongState { task: a.clone(), state: TaskState::NeedsReview, what: "a claim".into() },
         Refusal::AuthorIsCritic(a),
         Refusal::NotCurrentTurn { turn: 1, attempt: 2 },
-        Refusal::NotDue(cast::start()),
+        Refusal::NotDue(cast::test_start_time()),
     ];
     own.into_iter().chain(graph.map(Refusal::Graph)).collect()
 }
 
-fn later_refusals() -> Vec<Refusal> {
-    let (task, capability) = (cast::task_id("a"), cast::capability("search"));
+fn later_sample_refusals() -> Vec<Refusal> {
+    let (task, capability) = (cast::task_id("a"), cast::capability_name("search"));
     vec![
         Refusal::AlreadyApplied("c1".into()),
         Refusal::WrongMoment("the run is paused already".into()),
@@ -490,76 +615,76 @@ fn later_refusals() -> Vec<Refusal> {
     ]
 }
 
-fn decision(events: Vec<Event>, answers: Vec<Answer>) -> Decision {
-    Decision { by: cast::worker("s1"), previous: 41, at: cast::start(), answers, events }
+fn build_decision(events: Vec<Event>, answers: Vec<InputAnswer>) -> Decision {
+    Decision { by: cast::worker_id("s1"), previous: 41, at: cast::test_start_time(), answers, events }
 }
 
-fn decisions() -> Vec<(String, Decision)> {
-    let answer = |cause| Answer { cause, events: 1, refusal: None };
-    let causes = [Cause::Fact(42), Cause::Clock, Cause::Registry, Cause::Rules].map(answer).to_vec();
-    let refused = |refusal| Answer { cause: Cause::Fact(43), events: 0, refusal: Some(refusal) };
-    let of_events = events().into_iter().map(|event| {
-        let name = format!("event: {}", event_name(&event));
-        (name, decision(vec![event], vec![answer(Cause::Fact(42))]))
+fn sample_decisions() -> Vec<(String, Decision)> {
+    let answer = |cause| InputAnswer { cause, events: 1, refusal: None };
+    let causes = [AnswerCause::Fact(42), AnswerCause::Clock, AnswerCause::Registry, AnswerCause::Rules]
+        .map(answer)
+        .to_vec();
+    let refused = |refusal| InputAnswer { cause: AnswerCause::Fact(43), events: 0, refusal: Some(refusal) };
+    let of_events = sample_events().into_iter().chain(later_sample_events()).map(|(name, event)| {
+        (format!("event: {name}"), build_decision(vec![event], vec![answer(AnswerCause::Fact(42))]))
     });
-    let later = later_events().into_iter().map(|(name, event)| {
-        (format!("event: {name}"), decision(vec![event], vec![answer(Cause::Fact(42))]))
-    });
-    let more = decision(Vec::new(), later_refusals().into_iter().map(refused).collect());
+    let more = build_decision(Vec::new(), later_sample_refusals().into_iter().map(refused).collect());
     of_events
-        .chain(later)
         .chain([
             ("more refusals".to_owned(), more),
-            ("all causes".to_owned(), decision(Vec::new(), causes)),
-            ("all refusals".to_owned(), decision(Vec::new(), refusals().into_iter().map(refused).collect())),
+            ("all causes".to_owned(), build_decision(Vec::new(), causes)),
+            (
+                "all refusals".to_owned(),
+                build_decision(Vec::new(), sample_refusals().into_iter().map(refused).collect()),
+            ),
         ])
         .collect()
 }
 
-fn submissions() -> Vec<(String, Submission)> {
+fn sample_submissions() -> Vec<(String, Submission)> {
     let full = Submission {
-        documents: Some(documents()),
+        documents: Some(sample_documents()),
         model: Some("builtin:echo".into()),
         fail_fast: true,
-        ..cast::submission(vec![cast::task("a", &[]), full_task()])
+        ..cast::fixed_plan_submission(vec![cast::echo_task("a", &[]), full_task_spec()])
     };
-    let spec = TaskSpec { review: full_review(), budget: amounts(), ..full_task() };
+    let spec = TaskSpec { review: full_review_policy(), budget: full_amounts(), ..full_task_spec() };
     let later = Submission {
-        mode: Mode::Hybrid,
-        models: [(cast::capability("planner"), "a:b".to_owned())].into(),
-        budget: budget(),
-        consult: Some(Consult::EveryResult),
-        ..cast::submission(vec![cast::task("a", &[]), spec])
+        mode: PlanningMode::Hybrid,
+        models: [(cast::capability_name("planner"), "a:b".to_owned())].into(),
+        budget: full_budget(),
+        consult: Some(PlannerConsultMode::EveryResult),
+        ..cast::fixed_plan_submission(vec![cast::echo_task("a", &[]), spec])
     };
     vec![
         ("with a plan and everything".into(), full),
-        ("without a plan".into(), cast::unplanned()),
+        ("without a plan".into(), cast::planner_submission()),
         ("with a budget and a planner".into(), later),
     ]
 }
 
-fn controls() -> Vec<(String, Control)> {
+fn sample_controls() -> Vec<(String, CommandAction)> {
     let reason = || "by hand".to_owned();
     vec![
-        ("cancel run".into(), Control::CancelRun { reason: reason() }),
-        ("cancel task".into(), Control::CancelTask { task: cast::task_id("a"), reason: reason() }),
+        ("cancel run".into(), CommandAction::CancelRun { reason: reason() }),
+        ("cancel task".into(), CommandAction::CancelTask { task: cast::task_id("a"), reason: reason() }),
     ]
 }
 
-fn edits() -> Vec<Edit> {
+fn sample_edits() -> Vec<Edit> {
     let task = || cast::task_id("a");
-    let patch = Patch {
+    let patch = TaskPatch {
         objective: Some("do it otherwise".into()),
-        capability: Some(cast::capability("search")),
+        capability: Some(cast::capability_name("search")),
         depends_on: Some(vec![cast::task_id("b")]),
         parameters: [("q".to_owned(), Value::Null)].into(),
-        review: Some(full_review()),
-        limits: Some(Limits { max_attempts: 2, ..Limits::default() }),
+        review: Some(full_review_policy()),
+        limits: Some(TaskLimits { max_attempts: 2, ..TaskLimits::default() }),
         on_failed_dependency: Some(OnFailedDependency::Ask),
-        ..Patch::of(task())
+        ..TaskPatch::without_changes(task())
     };
     vec![
-        Edit::Add(vec![cast::task("a", &[]), full_task()]),
+        Edit::Add(vec![cast::echo_task("a", &[]), full_task_spec()]),
         Edit::Patch(patch),
         Edit::Cancel { task: task(), reason: "not needed".into() },
         Edit::Retry { task: task(), feedback: Some("harder".into()) },
@@ -569,140 +694,204 @@ fn edits() -> Vec<Edit> {
     ]
 }
 
-fn commands() -> Vec<(String, Command)> {
-    let command = |control| Command { id: "c1".into(), by: "ann".into(), control };
-    let edits = edits().into_iter().map(|edit| (edit.name().to_owned(), Control::Edit(edit)));
+fn sample_commands() -> Vec<(String, RunCommand)> {
+    let command = |control| RunCommand { id: "c1".into(), by: "ann".into(), control };
+    let edits = sample_edits().into_iter().map(|edit| (edit.name().to_owned(), CommandAction::Edit(edit)));
     let others = [
-        ("pause".to_owned(), Control::Pause),
-        ("resume".to_owned(), Control::Resume { budget: None }),
-        ("resume with more".to_owned(), Control::Resume { budget: Some(budget()) }),
-        ("message".to_owned(), Control::Message { text: "hurry".into() }),
+        ("pause".to_owned(), CommandAction::Pause),
+        ("interrupt".to_owned(), CommandAction::Interrupt),
+        ("resume".to_owned(), CommandAction::Resume { budget: None }),
+        ("resume with more".to_owned(), CommandAction::Resume { budget: Some(full_budget()) }),
+        ("message".to_owned(), CommandAction::Message { text: "hurry".into() }),
     ];
-    let all = controls().into_iter().chain(edits).chain(others);
+    let all = sample_controls().into_iter().chain(edits).chain(others);
     all.map(|(name, control)| (name, command(control))).collect()
 }
 
-fn entries() -> Vec<(String, Entry)> {
-    let outcome = |outcome| Entry::Outcome { worker: cast::worker("w1"), review: 0, outcome };
-    let stored = || Blob::Stored(Stored { sha256: "cd".repeat(32), size: 300_000 });
-    let inline = || Blob::Inline(ByteBuf::from(wire::body(&TaskResult::default())));
-    let finished = |result| Outcome::Finished {
+fn sample_journal_entries() -> Vec<(String, JournalEntry)> {
+    let outcome = |outcome| JournalEntry::Outcome { worker: cast::worker_id("w1"), review: 0, outcome };
+    let wait = || cast::provider_wait("overloaded");
+    let note = |status| JournalEntry::Note { text: "waiting".into(), provider: Some(status) };
+    let released = |why: &str, provider| JournalEntry::Released {
+        worker: cast::worker_id("w1"),
+        why: why.into(),
+        provider,
+        needs: ResourceAmounts::default(),
+    };
+    let stored = || InlineOrStoredBytes::Stored(BlobRef { sha256: "cd".repeat(32), size: 300_000 });
+    let inline = || InlineOrStoredBytes::Inline(ByteBuf::from(wire::encode_body(&TaskResult::default())));
+    let finished = |result| WorkOutcome::Finished {
         summary: "found".into(),
         is_empty: false,
         is_detailed: true,
-        review: Review::None,
-        usage: usage(),
+        is_answered: true,
+        review: ReviewPolicy::None,
+        usage: full_usage(),
         models: ModelUsage::new(),
         result,
     };
-    let judged_otherwise = Outcome::Finished {
+    let judged_otherwise = WorkOutcome::Finished {
         summary: "found".into(),
         is_empty: false,
         is_detailed: false,
-        review: full_review(),
-        usage: usage(),
-        models: models(),
+        is_answered: true,
+        review: full_review_policy(),
+        usage: full_usage(),
+        models: sample_model_usage(),
         result: inline(),
     };
-    let proposal = Proposal {
+    let proposal = PlanProposal {
         reasoning: "so it goes".into(),
-        tasks: vec![cast::task("a", &[]), full_task()],
+        tasks: vec![cast::echo_task("a", &[]), full_task_spec()],
         edits: Vec::new(),
     };
-    let edited = Proposal { reasoning: "so it goes".into(), tasks: Vec::new(), edits: edits() };
-    let judged = Entry::Outcome {
-        worker: cast::worker("c1"),
+    let edited = PlanProposal { reasoning: "so it goes".into(), tasks: Vec::new(), edits: sample_edits() };
+    let judged = JournalEntry::Outcome {
+        worker: cast::worker_id("c1"),
         review: 2,
-        outcome: Outcome::Judged(cast::verdict(true, None)),
+        outcome: WorkOutcome::Judged(cast::review_verdict(true, None)),
     };
     vec![
-        ("claimed".into(), Entry::Claimed { worker: cast::worker("w1"), claim: 2 }),
-        ("step".into(), Entry::Step { number: 3, name: "model".into(), value: inline() }),
-        ("step, stored".into(), Entry::Step { number: 4, name: "tool:search".into(), value: stored() }),
-        ("note".into(), Entry::Note { text: "reading GPL-3.0".into() }),
-        ("released".into(), Entry::Released { worker: cast::worker("w1"), why: "no model answers".into() }),
+        ("claimed".into(), JournalEntry::Claimed { worker: cast::worker_id("w1"), claim: 2 }),
+        ("step".into(), JournalEntry::Step { number: 3, name: "model".into(), value: inline() }),
+        (
+            "step, stored".into(),
+            JournalEntry::Step { number: 4, name: "tool:search".into(), value: stored() },
+        ),
+        ("note".into(), JournalEntry::Note { text: "reading GPL-3.0".into(), provider: None }),
+        ("released".into(), released("no model answers", None)),
+        (
+            "released: too little is reserved".into(),
+            JournalEntry::Released {
+                worker: cast::worker_id("w1"),
+                why: "too small".into(),
+                provider: None,
+                needs: ResourceAmounts { tokens: Some(2_600), ..ResourceAmounts::default() },
+            },
+        ),
+        ("note: waiting for a provider".into(), note(ProviderStatus::Waiting(wait()))),
+        ("note: a provider answers again".into(), note(ProviderStatus::Recovered)),
+        (
+            "released: a provider stays away".into(),
+            released("no model answers", Some(ProviderStatus::GivenUp(wait()))),
+        ),
         ("outcome: finished, told whether detailed".into(), outcome(finished(inline()))),
         ("outcome: finished, told whether detailed, stored".into(), outcome(finished(stored()))),
         ("outcome: finished, to be judged otherwise".into(), outcome(judged_otherwise)),
         ("outcome: judged".into(), judged),
         (
             "outcome: proposed".into(),
-            outcome(Outcome::Proposed { proposal, usage: usage(), models: ModelUsage::new() }),
+            outcome(WorkOutcome::Proposed { proposal, usage: full_usage(), models: ModelUsage::new() }),
         ),
         (
             "outcome: proposed, with changes".into(),
-            outcome(Outcome::Proposed { proposal: edited, usage: usage(), models: models() }),
+            outcome(WorkOutcome::Proposed {
+                proposal: edited,
+                usage: full_usage(),
+                models: sample_model_usage(),
+            }),
         ),
-        ("outcome: judged by several models".into(), outcome(Outcome::Judged(full_verdict()))),
-        ("outcome: errored".into(), outcome(Outcome::Errored(cast::error(ErrorKind::Limit, "too long")))),
+        ("outcome: judged by several models".into(), outcome(WorkOutcome::Judged(full_verdict()))),
+        (
+            "outcome: errored".into(),
+            outcome(WorkOutcome::Errored(cast::task_error(ErrorKind::Limit, "too long"))),
+        ),
     ]
 }
 
-fn orders() -> Vec<(String, Order)> {
-    let task = full_task();
-    let order = |work| Order {
+fn sample_input_result() -> InputResult {
+    InputResult {
+        task: cast::task_id("a"),
+        objective: "do a".into(),
+        capability: cast::capability_name("echo"),
+        worker: cast::worker_id("w1"),
+        summary: "found".into(),
+        at_sequence: 17,
+    }
+}
+
+fn sample_orders() -> Vec<(String, Order)> {
+    let task = full_task_spec();
+    let order = |assignment| Order {
         run: RunId::new("20261121-230000-k3f9q2").unwrap(),
         lane: Lane(3),
-        work,
+        assignment,
         mission: "find out".into(),
         objective: task.objective.clone(),
         capability: task.capability.clone(),
         parameters: task.parameters.clone(),
-        inputs: vec![Input {
-            task: cast::task_id("a"),
-            objective: "do a".into(),
-            capability: cast::capability("echo"),
-            worker: cast::worker("w1"),
-            summary: "found".into(),
-            at_sequence: 17,
-        }],
-        criteria: vec!["it cites its sources".into()],
+        inputs: vec![sample_input_result()],
         is_final: true,
         feedback: vec!["Attempt 1 was rejected: more".into()],
         limits: task.limits.clone(),
-        documents: Some(documents()),
+        provider_timeout: None,
+        documents: Some(sample_documents()),
         model: Some("builtin:extractive".into()),
         own_model: None,
-        checks: Vec::new(),
-        panel: None,
-        evidence: Vec::new(),
-        rejected: None,
         allowance: None,
-        plan_at: 0,
+        decided: None,
     };
-    let bare = Order {
+    let planning = |plan_at| Order {
         parameters: BTreeMap::new(),
         inputs: Vec::new(),
-        criteria: Vec::new(),
         is_final: false,
         feedback: Vec::new(),
-        limits: Limits::default(),
+        limits: TaskLimits::default(),
         documents: None,
         model: None,
-        ..order(Work::Planning { turn: 1, attempt: 1 })
+        ..order(Assignment::Planning { turn: 1, attempt: 1, plan_at })
     };
-    let review = Work::Review { task: cast::task_id("b"), attempt: 1, review: 3 };
-    let full = order(review.clone());
-    let full = Order {
+    let review = |brief| order(Assignment::Review { task: cast::task_id("b"), attempt: 1, review: 3, brief });
+    let criteria = || vec!["it cites its sources".to_owned()];
+    let brief = ReviewBrief {
+        criteria: criteria(),
         checks: vec![ReviewCheck::Citations],
-        panel: Some(Panel { models: vec!["a:b".into(), "c:d".into()], quorum: 2 }),
-        evidence: full.inputs.clone(),
-        rejected: full.inputs.first().cloned(),
-        allowance: Some(amounts()),
-        plan_at: 41,
-        own_model: Some("a:b".into()),
-        ..full
+        panel: Some(JudgePanel { models: vec!["a:b".into(), "c:d".into()], quorum: 2 }),
+        evidence: vec![sample_input_result()],
     };
+    let allowed = |order| Order { allowance: Some(full_amounts()), own_model: Some("a:b".into()), ..order };
+    let rejected = Some(sample_input_result());
+    let full_planning =
+        Order { feedback: vec!["a circle".into()], documents: Some(sample_documents()), ..planning(41) };
+    let patient = Order { provider_timeout: Some(std::time::Duration::from_secs(90)), ..planning(41) };
+    let decided = DecisionId::new(41, "2026-11-21T23:00:00.123456789Z".parse().unwrap());
+    let dated = Order { decided: Some(decided), ..planning(41) };
     vec![
-        ("task, at a place of the plan".into(), order(Work::Task { task: cast::task_id("b"), attempt: 2 })),
-        ("review, at a place of the plan".into(), order(review)),
-        ("planning, bare, at a place of the plan".into(), bare),
-        ("review, with everything".into(), full),
+        ("planning, with its decision".into(), dated),
+        ("planning, with its patience".into(), patient),
+        (
+            "review, at a place of the plan".into(),
+            review(ReviewBrief { criteria: criteria(), ..ReviewBrief::default() }),
+        ),
+        ("planning, bare, at a place of the plan".into(), planning(0)),
+        (
+            "task, with everything that a task has".into(),
+            allowed(order(Assignment::Task { task: cast::task_id("b"), attempt: 2, rejected })),
+        ),
+        ("review, with everything that a review has".into(), allowed(review(brief))),
+        ("planning, with everything that planning has".into(), full_planning),
     ]
 }
 
-/// What stands in buckets and in the blob store, without an envelope.
-fn results() -> Vec<(String, TaskResult)> {
+/// Orders with fields that do not belong to their kind of work, which no supervisor writes.
+#[test]
+fn fields_of_other_kinds_of_work_in_an_order_are_ignored() {
+    let goldens = read_golden_bytes();
+    let read = |name: &str| {
+        let bytes = decode_hex(&goldens[&format!("order {name}")]);
+        wire::decode_message::<Order>(&bytes, Encoding::MessagePack).unwrap()
+    };
+    let task = read("task, at a place of the plan");
+    let rejected = None;
+    assert_eq!(task.assignment, Assignment::Task { task: cast::task_id("b"), attempt: 2, rejected });
+    assert_eq!((task.inputs.len(), task.is_final), (1, true));
+    let with_all = read("review, with everything");
+    let as_meant = read("review, with everything that a review has");
+    assert_eq!(with_all, as_meant, "a rejected result and a place of the plan say nothing to a review");
+}
+
+/// Values in buckets and in the blob store, without an envelope.
+fn sample_task_results() -> Vec<(String, TaskResult)> {
     let full = TaskResult {
         summary: "found".into(),
         output: "It ends [S1].".into(),
@@ -721,59 +910,67 @@ fn results() -> Vec<(String, TaskResult)> {
             last_line: 81,
         }],
         data: Some(json!({ "rows": [1, 2] })),
-        usage: usage(),
+        answered: None,
+        usage: full_usage(),
         models: ModelUsage::new(),
     };
-    let later = TaskResult { models: models(), ..full.clone() };
+    let unanswered = TaskResult { answered: Some(false), ..full.clone() };
+    let later = TaskResult { models: sample_model_usage(), ..full.clone() };
     vec![
+        ("without an answer".to_owned(), unanswered),
         ("full".into(), full),
         ("bare".into(), TaskResult::default()),
         ("full, with its usage by model".into(), later),
     ]
 }
 
-// ---- version 1, for ever
+// ---- version 1, forever
 
-/// Whether bytes read as one certain message.
-type Reader = Box<dyn Fn(&[u8]) -> Result<bool, Garbage>>;
+/// Returns `true` if bytes decode to a certain message.
+type DecodesToMessageFn = Box<dyn Fn(&[u8]) -> Result<bool, DecodeError>>;
 
-/// A message with what reads it.
-struct Sample {
+/// A message with its decoders.
+struct EncodingSample {
     name: String,
     bytes: Vec<u8>,
     json: Value,
-    reads: Reader,
-    reads_json: Reader,
+    reads: DecodesToMessageFn,
+    reads_json: DecodesToMessageFn,
 }
 
-fn sealed<M: Message + PartialEq + Clone + 'static>(samples: Vec<(String, M)>) -> Vec<Sample> {
+fn samples_in_envelopes<M: WireMessage + PartialEq + Clone + 'static>(
+    samples: Vec<(String, M)>,
+) -> Vec<EncodingSample> {
     let of = |(name, message): (String, M)| {
         let (binary, text) = (message.clone(), message.clone());
-        Sample {
+        EncodingSample {
             name: format!("{} {name}", M::KIND),
-            bytes: wire::seal::<M>(&wire::body(&message)),
-            json: serde_json::from_slice(&wire::seal_json(&message).unwrap()).unwrap(),
-            reads: Box::new(move |bytes| Ok(wire::open::<M>(bytes, Encoding::MessagePack)? == binary)),
-            reads_json: Box::new(move |bytes| Ok(wire::open::<M>(bytes, Encoding::Json)? == text)),
+            bytes: wire::encode_with_inline_body::<M>(&wire::encode_body(&message)),
+            json: serde_json::from_slice(&wire::encode_as_json(&message).unwrap()).unwrap(),
+            reads: Box::new(move |bytes| {
+                Ok(wire::decode_message::<M>(bytes, Encoding::MessagePack)? == binary)
+            }),
+            reads_json: Box::new(move |bytes| Ok(wire::decode_message::<M>(bytes, Encoding::Json)? == text)),
         }
     };
     samples.into_iter().map(of).collect()
 }
 
-fn plain<T>(kind: &'static str, samples: Vec<(String, T)>) -> Vec<Sample>
+fn samples_without_envelope<T>(kind: &'static str, samples: Vec<(String, T)>) -> Vec<EncodingSample>
 where
     T: Serialize + DeserializeOwned + PartialEq + Clone + 'static,
 {
     let of = |(name, value): (String, T)| {
         let (binary, text) = (value.clone(), value.clone());
-        Sample {
+        EncodingSample {
             name: format!("{kind} {name}"),
-            bytes: wire::body(&value),
+            bytes: wire::encode_body(&value),
             json: serde_json::to_value(&value).unwrap(),
-            reads: Box::new(move |bytes| Ok(wire::read::<T>(bytes, kind)? == binary)),
+            reads: Box::new(move |bytes| Ok(wire::decode_message_pack::<T>(bytes, kind)? == binary)),
             reads_json: Box::new(move |bytes| {
                 let read = serde_json::from_slice::<T>(bytes);
-                Ok(read.map_err(|error| Garbage::Unreadable { what: kind.into(), why: error.to_string() })?
+                Ok(read
+                    .map_err(|error| DecodeError::Unreadable { what: kind.into(), why: error.to_string() })?
                     == text)
             }),
         }
@@ -781,20 +978,22 @@ where
     samples.into_iter().map(of).collect()
 }
 
-fn samples() -> Vec<Sample> {
+fn all_encoding_samples() -> Vec<EncodingSample> {
     let named = |name: &str| name.to_owned();
     let run = RunId::new("r1").unwrap();
-    let plan = Scene::submitted(cast::submission(vec![cast::task("a", &[])])).plan;
-    let beat = Beat {
-        id: cast::worker("w1"),
-        role: Role::Worker,
+    let plan = RunScene::from_submission(cast::fixed_plan_submission(vec![cast::echo_task("a", &[])])).plan;
+    let beat = Heartbeat {
+        id: cast::worker_id("w1"),
+        role: ProcessRole::Worker,
         host: "machine".into(),
         pid: 4711,
-        started: cast::start(),
-        slots: vec![(cast::capability("echo"), 4)],
+        started: cast::test_start_time(),
+        slots: vec![(cast::capability_name("echo"), 4)],
         busy: 1,
         busy_with: Vec::new(),
         version: "0.1.0".into(),
+        lanes: Vec::new(),
+        last_problem: None,
     };
     let settings = ClusterSettings {
         version: 1,
@@ -804,26 +1003,42 @@ fn samples() -> Vec<Sample> {
         work_lease_ms: 20_000,
         unmarked_orders_through: None,
     };
-    let summary = RunSummary::of(&run, Lane(0), &plan, cast::start()).unwrap();
+    let summary = RunSummary::from_plan(&run, Lane(0), &plan, cast::test_start_time()).unwrap();
     let manifest = vec![Document { path: "GPL-3.0.txt".into(), sha256: "01".repeat(32), size: 35_149 }];
     let description = CapabilityDescription {
         parameters: Some(json!({ "type": "object" })),
-        ..CapabilityDescription::new(cast::capability("echo"), "says it again")
+        ..CapabilityDescription::new(cast::capability_name("echo"), "says it again")
     };
-    let judged = CapabilityDescription { review: full_review(), ..description.clone() };
+    let judged = CapabilityDescription { review: full_review_policy(), ..description.clone() };
     [
-        sealed(decisions()),
-        sealed(submissions()),
-        sealed(controls()),
-        sealed(commands()),
-        sealed(entries()),
-        sealed(orders()),
-        plain("result", results()),
-        plain("manifest", vec![(named("of one"), manifest)]),
-        plain("beat", vec![(named("of a worker"), beat)]),
-        plain("settings", vec![(named("of four lanes"), settings)]),
-        plain("summary", vec![(named("of a run, told how it stands"), summary)]),
-        plain("capability", vec![(named("with parameters"), description), (named("with a review"), judged)]),
+        samples_in_envelopes(sample_decisions()),
+        samples_in_envelopes(sample_submissions()),
+        samples_in_envelopes(sample_controls()),
+        samples_in_envelopes(sample_commands()),
+        samples_in_envelopes(sample_journal_entries()),
+        samples_in_envelopes(sample_orders()),
+        samples_without_envelope("result", sample_task_results()),
+        samples_without_envelope("manifest", vec![(named("of one"), manifest)]),
+        samples_without_envelope("beat", vec![(named("of a worker"), beat)]),
+        samples_without_envelope("settings", vec![(named("of four lanes"), settings)]),
+        samples_without_envelope(
+            "summary",
+            vec![
+                (
+                    named("of a run with a damaged log"),
+                    RunSummary {
+                        log_damage: Some("decision 57 follows 45, which is missing".into()),
+                        ..summary.clone()
+                    },
+                ),
+                (named("of a run, told how it stands"), RunSummary { waiting_for: None, ..summary.clone() }),
+                (named("of a run that waits"), summary),
+            ],
+        ),
+        samples_without_envelope(
+            "capability",
+            vec![(named("with parameters"), description), (named("with a review"), judged)],
+        ),
     ]
     .into_iter()
     .flatten()
@@ -832,9 +1047,9 @@ fn samples() -> Vec<Sample> {
 
 const V1: &str = "golden/v1.txt";
 
-/// The kept bytes by name. The file is never rewritten: `UPDATE_GOLDEN=1` only adds what it does not have yet.
-fn kept() -> BTreeMap<String, String> {
-    let text = std::fs::read_to_string(golden::path(V1)).unwrap_or_default();
+/// The golden bytes by name. The file is never rewritten: `UPDATE_GOLDEN=1` only adds missing samples.
+fn read_golden_bytes() -> BTreeMap<String, String> {
+    let text = std::fs::read_to_string(golden::golden_file_path(V1)).unwrap_or_default();
     let lines = text.lines().filter(|line| !line.is_empty() && !line.starts_with('#'));
     lines
         .filter_map(|line| line.rsplit_once(" = "))
@@ -842,93 +1057,108 @@ fn kept() -> BTreeMap<String, String> {
         .collect()
 }
 
-fn hex(bytes: &[u8]) -> String {
+fn encode_hex(bytes: &[u8]) -> String {
     bytes.iter().fold(String::new(), |mut text, byte| {
         write!(text, "{byte:02x}").unwrap();
         text
     })
 }
 
-fn unhex(text: &str) -> Vec<u8> {
+fn decode_hex(text: &str) -> Vec<u8> {
     (0..text.len()).step_by(2).map(|at| u8::from_str_radix(&text[at..at + 2], 16).unwrap()).collect()
 }
 
 #[test]
-fn version_1_of_every_message_is_written_as_it_always_was() {
-    let mut kept = kept();
+fn messages_are_encoded_as_the_golden_bytes() {
+    let mut goldens = read_golden_bytes();
     if std::env::var_os("UPDATE_GOLDEN").is_some() {
-        for sample in samples() {
-            kept.entry(sample.name).or_insert_with(|| hex(&sample.bytes));
+        for sample in all_encoding_samples() {
+            goldens.entry(sample.name).or_insert_with(|| encode_hex(&sample.bytes));
         }
         let mut text = String::from(
             "# Version 1 of every message, as it stands in logs: `name = bytes`. What is here is never changed; a\n\
              # field that is added gets a sample of a new name.\n",
         );
-        for (name, hex) in &kept {
+        for (name, hex) in &goldens {
             writeln!(text, "{name} = {hex}").unwrap();
         }
-        golden::compare(V1, &text);
+        golden::compare_with_golden_file(V1, &text);
     }
-    for sample in samples() {
-        let kept = kept.get(&sample.name);
-        assert_eq!(kept, Some(&hex(&sample.bytes)), "{} is written in another way", sample.name);
+    for sample in all_encoding_samples() {
+        let golden = goldens.get(&sample.name);
+        assert_eq!(golden, Some(&encode_hex(&sample.bytes)), "{} is encoded differently", sample.name);
     }
 }
 
 #[test]
-fn version_1_of_every_message_is_read_as_it_was_meant() {
-    let kept = kept();
-    for sample in samples() {
-        let bytes = unhex(&kept[&sample.name]);
+fn golden_bytes_decode_to_their_messages() {
+    let goldens = read_golden_bytes();
+    for sample in all_encoding_samples() {
+        let bytes = decode_hex(&goldens[&sample.name]);
         assert_eq!((sample.reads)(&bytes), Ok(true), "{}", sample.name);
     }
 }
 
-/// Bytes of earlier writers, which nobody writes so any more, are read all the same.
+/// Includes bytes of older releases that no program writes any more.
 #[test]
-fn whatever_was_kept_is_read_for_ever() {
-    for (name, bytes) in kept() {
-        let bytes = unhex(&bytes);
+fn all_golden_bytes_are_readable() {
+    for (name, bytes) in read_golden_bytes() {
+        let bytes = decode_hex(&bytes);
         let open = |encoding| match name.split(' ').next().unwrap() {
-            "decision" => wire::open::<Decision>(&bytes, encoding).map(drop),
-            "submission" => wire::open::<Submission>(&bytes, encoding).map(drop),
-            "control" => wire::open::<Control>(&bytes, encoding).map(drop),
-            "command" => wire::open::<Command>(&bytes, encoding).map(drop),
-            "entry" => wire::open::<Entry>(&bytes, encoding).map(drop),
-            "order" => wire::open::<Order>(&bytes, encoding).map(drop),
-            "file" => wire::open::<millrace_protocol::file::FileVersion>(&bytes, encoding).map(drop),
-            "result" => wire::read::<TaskResult>(&bytes, &name).map(drop),
-            "manifest" => wire::read::<Vec<Document>>(&bytes, &name).map(drop),
-            "beat" => wire::read::<Beat>(&bytes, &name).map(drop),
-            "settings" => wire::read::<ClusterSettings>(&bytes, &name).map(drop),
-            "summary" => wire::read::<RunSummary>(&bytes, &name).map(drop),
-            "capability" => wire::read::<CapabilityDescription>(&bytes, &name).map(drop),
-            other => panic!("{other:?} is no kind of message"),
+            "decision" => wire::decode_message::<Decision>(&bytes, encoding).map(drop),
+            "submission" => wire::decode_message::<Submission>(&bytes, encoding).map(drop),
+            "control" => wire::decode_message::<CommandAction>(&bytes, encoding).map(drop),
+            "command" => wire::decode_message::<RunCommand>(&bytes, encoding).map(drop),
+            "entry" => wire::decode_message::<JournalEntry>(&bytes, encoding).map(drop),
+            "order" => wire::decode_message::<Order>(&bytes, encoding).map(drop),
+            "file" => {
+                wire::decode_message::<millrace_protocol::file::FileVersion>(&bytes, encoding).map(drop)
+            }
+            "result" => wire::decode_message_pack::<TaskResult>(&bytes, &name).map(drop),
+            "manifest" => wire::decode_message_pack::<Vec<Document>>(&bytes, &name).map(drop),
+            "beat" => wire::decode_message_pack::<Heartbeat>(&bytes, &name).map(drop),
+            "settings" => wire::decode_message_pack::<ClusterSettings>(&bytes, &name).map(drop),
+            "summary" => wire::decode_message_pack::<RunSummary>(&bytes, &name).map(drop),
+            "capability" => wire::decode_message_pack::<CapabilityDescription>(&bytes, &name).map(drop),
+            other => panic!("{other:?} is not a kind of message"),
         };
         assert_eq!(open(Encoding::MessagePack), Ok(()), "{name}");
     }
 }
 
 #[test]
-fn what_earlier_writers_did_not_say_is_what_was_so_then() {
-    let kept = kept();
+fn missing_fields_default_to_the_old_behaviour() {
+    let goldens = read_golden_bytes();
     let event = |name: &str| {
-        let bytes = unhex(&kept[&format!("decision event: {name}")]);
-        wire::open::<Decision>(&bytes, Encoding::MessagePack).unwrap().events.remove(0)
+        let bytes = decode_hex(&goldens[&format!("decision event: {name}")]);
+        wire::decode_message::<Decision>(&bytes, Encoding::MessagePack).unwrap().events.remove(0)
     };
-    let Event::RunStarted { budget, consult, .. } = event("run started") else { panic!() };
-    assert!(budget.is_default() && consult == Consult::Never, "a planner was asked for a plan and no more");
-    let Event::ProposalAccepted { is_idle, refused, .. } = event("proposal accepted") else { panic!() };
+    let Event::Run(RunEvent::Started { budget, consult, .. }) = event("run started") else { panic!() };
+    assert!(
+        budget.is_default() && consult == PlannerConsultMode::Never,
+        "the planner made one plan and was not called again"
+    );
+    let Event::Planning(PlanningEvent::ProposalAccepted { is_idle, refused, .. }) =
+        event("proposal accepted")
+    else {
+        panic!()
+    };
     assert!(!is_idle && refused.is_empty());
-    let Event::AttemptFinished { is_detailed, review, .. } = event("attempt finished") else { panic!() };
-    assert!(is_detailed && review.is_none(), "it is judged as its task says");
-    let Event::ReviewErrored { again, retry_at, .. } = event("review errored") else { panic!() };
-    assert!(again && retry_at.is_none(), "the next review began at once");
-    let Event::TaskCancelled { with, usage, .. } = event("task cancelled") else { panic!() };
+    let Event::Attempt(AttemptEvent::Finished { is_detailed, review, .. }) = event("attempt finished") else {
+        panic!()
+    };
+    assert!(is_detailed && review.is_none(), "the review of its task applies");
+    let Event::Review(ReviewEvent::Errored { again, retry_at, .. }) = event("review errored") else {
+        panic!()
+    };
+    assert!(again && retry_at.is_none(), "the next review started at once");
+    let Event::Task(TaskEvent::Cancelled { with, usage, .. }) = event("task cancelled") else { panic!() };
     assert!(with.is_none() && usage.is_zero());
-    let finished = unhex(&kept["entry outcome: finished"]);
-    let read = wire::open::<Entry>(&finished, Encoding::MessagePack).unwrap();
-    let Entry::Outcome { outcome: Outcome::Finished { is_detailed, review, models, .. }, .. } = read else {
+    let finished = decode_hex(&goldens["entry outcome: finished"]);
+    let read = wire::decode_message::<JournalEntry>(&finished, Encoding::MessagePack).unwrap();
+    let JournalEntry::Outcome { outcome: WorkOutcome::Finished { is_detailed, review, models, .. }, .. } =
+        read
+    else {
         panic!()
     };
     assert!(is_detailed && review.is_none() && models.is_empty());
@@ -938,28 +1168,33 @@ fn what_earlier_writers_did_not_say_is_what_was_so_then() {
 }
 
 #[test]
-fn every_message_goes_through_json_and_back() {
-    for sample in samples() {
+fn every_message_survives_json() {
+    for sample in all_encoding_samples() {
         let text = serde_json::to_vec(&sample.json).unwrap();
         assert_eq!((sample.reads_json)(&text), Ok(true), "{}", sample.name);
     }
 }
 
 #[test]
-fn fields_of_newer_writers_are_passed_over_wherever_they_stand() {
-    for sample in samples() {
-        let newer = with_more_fields(&sample.json);
-        assert_ne!(newer, sample.json, "{}: nothing was added", sample.name);
+fn unknown_fields_are_ignored_at_every_level() {
+    for sample in all_encoding_samples() {
+        let newer = add_unknown_fields(&sample.json);
+        assert_ne!(newer, sample.json, "{}: no field was added", sample.name);
         let text = serde_json::to_vec(&newer).unwrap();
         assert_eq!((sample.reads_json)(&text), Ok(true), "{} in JSON: {newer}", sample.name);
 
         // The same in MessagePack: the body is a value of its own, in bytes.
         let bytes = match newer.get("b").filter(|_| newer.get("t").is_some()) {
             Some(body) => {
-                let (t, body) = (newer["t"].as_str().unwrap(), wire::body(body));
-                wire::body(&NewerEnvelope { v: 1, t, b: serde_bytes::Bytes::new(&body), later: "more" })
+                let (t, body) = (newer["t"].as_str().unwrap(), wire::encode_body(body));
+                wire::encode_body(&NewerEnvelope {
+                    v: 1,
+                    t,
+                    b: serde_bytes::Bytes::new(&body),
+                    later: "more",
+                })
             }
-            None => wire::body(&newer),
+            None => wire::encode_body(&newer),
         };
         assert_eq!((sample.reads)(&bytes), Ok(true), "{} in MessagePack", sample.name);
     }
@@ -973,7 +1208,7 @@ struct NewerEnvelope<'a> {
     later: &'a str,
 }
 
-/// Variants with small names.
+/// Variants with lowercase names.
 const VARIANTS: [&str; 21] = [
     "critic",
     "checks",
@@ -998,9 +1233,9 @@ const VARIANTS: [&str; 21] = [
     "false_end",
 ];
 
-/// Adds a field to every record in a message. An object with one capitalised key is a variant, not a record; below
-/// these names anything is the user's own.
-fn with_more_fields(value: &Value) -> Value {
+/// Adds a field to every record in a message. An object with one capitalised key is a variant, not a record; the fields
+/// below hold values of users.
+fn add_unknown_fields(value: &Value) -> Value {
     match value {
         Value::Object(fields) => {
             let is_variant = fields.len() == 1
@@ -1013,7 +1248,7 @@ fn with_more_fields(value: &Value) -> Value {
                     "parameters" | "data" | "models" | "capabilities" | "schema" => {
                         (name.clone(), value.clone())
                     }
-                    _ => (name.clone(), with_more_fields(value)),
+                    _ => (name.clone(), add_unknown_fields(value)),
                 })
                 .collect();
             if !is_variant {
@@ -1021,176 +1256,199 @@ fn with_more_fields(value: &Value) -> Value {
             }
             Value::Object(fields)
         }
-        Value::Array(values) => Value::Array(values.iter().map(with_more_fields).collect()),
+        Value::Array(values) => Value::Array(values.iter().map(add_unknown_fields).collect()),
         Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => value.clone(),
     }
 }
 
-// ---- what is no message
+// ---- invalid messages
 
 #[test]
-fn a_message_cut_short_anywhere_is_refused() {
-    for sample in samples() {
+fn truncated_message_is_rejected() {
+    for sample in all_encoding_samples() {
         for length in 0..sample.bytes.len() {
             let read = (sample.reads)(&sample.bytes[..length]);
-            assert!(matches!(read, Err(Garbage::Unreadable { .. })), "{} at {length}: {read:?}", sample.name);
+            assert!(
+                matches!(read, Err(DecodeError::Unreadable { .. })),
+                "{} at {length}: {read:?}",
+                sample.name
+            );
         }
         let text = serde_json::to_vec(&sample.json).unwrap();
         for length in 0..text.len() {
             let read = (sample.reads_json)(&text[..length]);
-            assert!(matches!(read, Err(Garbage::Unreadable { .. })), "{} at {length}: {read:?}", sample.name);
+            assert!(
+                matches!(read, Err(DecodeError::Unreadable { .. })),
+                "{} at {length}: {read:?}",
+                sample.name
+            );
         }
     }
 }
 
 #[test]
-fn a_message_with_something_behind_its_end_is_refused() {
-    for sample in samples() {
+fn message_with_trailing_bytes_is_rejected() {
+    for sample in all_encoding_samples() {
         let behind = [sample.bytes.as_slice(), &[0xc0]].concat();
         let read = (sample.reads)(&behind);
-        assert!(matches!(read, Err(Garbage::Trailing { bytes: 1, .. })), "{}: {read:?}", sample.name);
+        assert!(matches!(read, Err(DecodeError::Trailing { bytes: 1, .. })), "{}: {read:?}", sample.name);
     }
-    let body = [wire::body(&Control::CancelRun { reason: "r".into() }), vec![0xc0, 0xc0]].concat();
-    let sealed = wire::seal::<Control>(&body);
+    let body =
+        [wire::encode_body(&CommandAction::CancelRun { reason: "r".into() }), vec![0xc0, 0xc0]].concat();
+    let sealed = wire::encode_with_inline_body::<CommandAction>(&body);
     assert_eq!(
-        wire::open::<Control>(&sealed, Encoding::MessagePack),
-        Err(Garbage::Trailing { what: "control".into(), bytes: 2 })
+        wire::decode_message::<CommandAction>(&sealed, Encoding::MessagePack),
+        Err(DecodeError::Trailing { what: "control".into(), bytes: 2 })
     );
 }
 
 #[test]
-fn another_kind_another_version_and_an_empty_envelope_are_each_told_apart() {
-    let control = Control::CancelRun { reason: "r".into() };
-    let sealed = wire::seal::<Control>(&wire::body(&control));
-    let wrong = wire::open::<Order>(&sealed, Encoding::MessagePack).unwrap_err();
-    assert_eq!(wrong.to_string(), r#"it is a "control", where a "order" belongs"#);
+fn wrong_kind_wrong_version_and_empty_envelope_have_their_own_errors() {
+    let control = CommandAction::CancelRun { reason: "r".into() };
+    let sealed = wire::encode_with_inline_body::<CommandAction>(&wire::encode_body(&control));
+    let wrong = wire::decode_message::<Order>(&sealed, Encoding::MessagePack).unwrap_err();
+    assert_eq!(wrong.to_string(), r#"expected a message of type "order", found "control""#);
 
     let envelope = |v: i64| serde_json::to_vec(&json!({ "v": v, "t": "control", "b": control })).unwrap();
-    assert_eq!(wire::open::<Control>(&envelope(1), Encoding::Json), Ok(control.clone()));
+    assert_eq!(wire::decode_message::<CommandAction>(&envelope(1), Encoding::Json), Ok(control.clone()));
     for version in [0, 2, 65_535] {
-        let refused = wire::open::<Control>(&envelope(version), Encoding::Json).unwrap_err();
+        let refused = wire::decode_message::<CommandAction>(&envelope(version), Encoding::Json).unwrap_err();
         assert_eq!(
             refused.to_string(),
-            format!(r#"it is a "control" of version {version}; this program reads up to 1"#)
+            format!(r#""control" has version {version}; this program reads up to 1"#)
         );
     }
     assert!(matches!(
-        wire::open::<Control>(&envelope(65_536), Encoding::Json),
-        Err(Garbage::Unreadable { .. })
+        wire::decode_message::<CommandAction>(&envelope(65_536), Encoding::Json),
+        Err(DecodeError::Unreadable { .. })
     ));
-    assert_eq!(wire::open::<Control>(br#"{"v":1,"t":"control"}"#, Encoding::Json), Err(Garbage::Empty));
     assert_eq!(
-        wire::open::<Control>(&wire::body(&json!({ "v": 1, "t": "control" })), Encoding::MessagePack),
-        Err(Garbage::Empty)
+        wire::decode_message::<CommandAction>(br#"{"v":1,"t":"control"}"#, Encoding::Json),
+        Err(DecodeError::Empty)
+    );
+    assert_eq!(
+        wire::decode_message::<CommandAction>(
+            &wire::encode_body(&json!({ "v": 1, "t": "control" })),
+            Encoding::MessagePack
+        ),
+        Err(DecodeError::Empty)
     );
 }
 
 #[test]
-fn a_body_in_the_blob_store_is_found_there_and_nowhere_else() {
-    let stored = Stored { sha256: "ab".repeat(32), size: 300_000 };
-    let elsewhere = wire::seal_stored::<Order>(stored.clone());
-    assert_eq!(wire::open::<Order>(&elsewhere, Encoding::MessagePack), Err(Garbage::Elsewhere));
-    assert_eq!(wire::stored::<Order>(&elsewhere, Encoding::MessagePack), Ok(Some(stored.clone())));
+fn body_in_the_blob_store_is_reported_with_its_address() {
+    let stored = BlobRef { sha256: "ab".repeat(32), size: 300_000 };
+    let elsewhere = wire::encode_with_stored_body::<Order>(stored.clone());
+    assert_eq!(wire::decode_message::<Order>(&elsewhere, Encoding::MessagePack), Err(DecodeError::Elsewhere));
+    assert_eq!(
+        wire::decode_blob_ref_of_body::<Order>(&elsewhere, Encoding::MessagePack),
+        Ok(Some(stored.clone()))
+    );
     assert!(matches!(
-        wire::stored::<Control>(&elsewhere, Encoding::MessagePack),
-        Err(Garbage::WrongKind { .. })
+        wire::decode_blob_ref_of_body::<CommandAction>(&elsewhere, Encoding::MessagePack),
+        Err(DecodeError::WrongKind { .. })
     ));
 
-    let control = Control::CancelRun { reason: "r".into() };
-    let here = wire::seal::<Control>(&wire::body(&control));
-    assert_eq!(wire::stored::<Control>(&here, Encoding::MessagePack), Ok(None));
+    let control = CommandAction::CancelRun { reason: "r".into() };
+    let here = wire::encode_with_inline_body::<CommandAction>(&wire::encode_body(&control));
+    assert_eq!(wire::decode_blob_ref_of_body::<CommandAction>(&here, Encoding::MessagePack), Ok(None));
     let both = serde_json::to_vec(&json!({ "v": 1, "t": "control", "b": control, "s": stored })).unwrap();
-    assert_eq!(wire::stored::<Control>(&both, Encoding::Json), Ok(None), "what is here needs no fetching");
-    assert_eq!(wire::open::<Control>(&both, Encoding::Json), Ok(control));
+    assert_eq!(
+        wire::decode_blob_ref_of_body::<CommandAction>(&both, Encoding::Json),
+        Ok(None),
+        "an inline body needs no fetch"
+    );
+    assert_eq!(wire::decode_message::<CommandAction>(&both, Encoding::Json), Ok(control));
 }
 
 #[test]
-fn names_that_do_not_exist_make_no_message() {
+fn message_with_an_invalid_name_is_rejected() {
     let bad = json!({ "v": 1, "t": "control", "b": { "CancelTask": { "task": "a.b", "reason": "r" } } });
-    let refused = wire::open::<Control>(&serde_json::to_vec(&bad).unwrap(), Encoding::Json).unwrap_err();
-    assert!(refused.to_string().contains("is no task id"), "{refused}");
-    let sealed = wire::seal::<Control>(&wire::body(&bad["b"]));
-    let refused = wire::open::<Control>(&sealed, Encoding::MessagePack).unwrap_err();
-    assert!(refused.to_string().contains("is no task id"), "{refused}");
+    let refused = wire::decode_message::<CommandAction>(&serde_json::to_vec(&bad).unwrap(), Encoding::Json)
+        .unwrap_err();
+    assert!(refused.to_string().contains("is not a valid task id"), "{refused}");
+    let sealed = wire::encode_with_inline_body::<CommandAction>(&wire::encode_body(&bad["b"]));
+    let refused = wire::decode_message::<CommandAction>(&sealed, Encoding::MessagePack).unwrap_err();
+    assert!(refused.to_string().contains("is not a valid task id"), "{refused}");
 }
 
 #[test]
-fn lengths_that_lie_and_depths_without_end_are_refused() {
-    // A text, a list, a map and bytes that claim 4 GiB; and lists in lists, a hundred thousand deep.
+fn false_lengths_and_excessive_depth_are_rejected() {
+    // A string, a list, a map and bytes with a claimed length of 4 GiB; and lists nested a hundred thousand deep.
     let claims: [&[u8]; 4] = [&[0xdb], &[0xdd], &[0xdf], &[0xc6]];
     for claim in claims {
         let forged = [claim, &[0xff; 4], b"short"].concat();
-        assert!(wire::open::<Entry>(&forged, Encoding::MessagePack).is_err());
-        assert!(wire::open_body::<Submission>(&forged).is_err());
+        assert!(wire::decode_message::<JournalEntry>(&forged, Encoding::MessagePack).is_err());
+        assert!(wire::decode_body::<Submission>(&forged).is_err());
     }
     let bomb = [vec![0x91; 100_000], vec![0xc0]].concat();
-    assert!(wire::open_body::<Decision>(&bomb).is_err());
+    assert!(wire::decode_body::<Decision>(&bomb).is_err());
     let task: &[u8] = b"\x81\xa5tasks\x91\x81\xaaparameters\x81\xa1p";
-    assert!(wire::open_body::<Submission>(&[task, &bomb].concat()).is_err());
+    assert!(wire::decode_body::<Submission>(&[task, &bomb].concat()).is_err());
     let text = [br#"{"v":1,"t":"submission","b":"#.to_vec(), vec![b'['; 100_000]].concat();
-    assert!(wire::open::<Submission>(&text, Encoding::Json).is_err());
+    assert!(wire::decode_message::<Submission>(&text, Encoding::Json).is_err());
 }
 
 #[test]
-fn a_submission_as_deep_as_can_be_read_is_answered_by_a_decision_that_can_be_read() {
+fn decision_on_the_deepest_submission_is_readable() {
     let on_half_a_stack = std::thread::Builder::new().stack_size(1024 * 1024);
-    on_half_a_stack.spawn(submit_at_every_depth).unwrap().join().unwrap();
+    on_half_a_stack.spawn(check_submissions_of_every_depth).unwrap().join().unwrap();
 }
 
-fn submit_at_every_depth() {
+fn check_submissions_of_every_depth() {
     let mut read = 0;
     for depth in [60, 64, 65, 100, 150, 175, 180, 185, 190, 250, 400] {
         let value = (0..depth).fold(json!(1), |value, _| json!([value]));
-        let task = TaskSpec { parameters: [("p".to_owned(), value)].into(), ..cast::task("a", &[]) };
-        let Ok(body) = rmp_serde::to_vec_named(&cast::submission(vec![task])) else { continue };
-        let Ok(submission) = wire::open_body::<Submission>(&body) else { continue };
+        let task = TaskSpec { parameters: [("p".to_owned(), value)].into(), ..cast::echo_task("a", &[]) };
+        let Ok(body) = rmp_serde::to_vec_named(&cast::fixed_plan_submission(vec![task])) else { continue };
+        let Ok(submission) = wire::decode_body::<Submission>(&body) else { continue };
         read += 1;
-        let mut scene = Scene::new();
-        scene.fact(&Fact::Submitted(Box::new(submission))).unwrap();
+        let mut scene = RunScene::new();
+        scene.decide_fact(&Fact::Submitted(Box::new(submission))).unwrap();
         assert_eq!(scene.plan.is_live(), depth <= 64, "{depth}");
         let decision = &scene.log[0];
-        assert_eq!(wire::open_body::<Decision>(&wire::body(decision)).as_ref(), Ok(decision));
+        assert_eq!(wire::decode_body::<Decision>(&wire::encode_body(decision)).as_ref(), Ok(decision));
     }
-    assert!(read >= 5, "only {read} of them could be read at all");
+    assert!(read >= 5, "only {read} of them were readable");
 }
 
-fn read_as_everything(bytes: &[u8]) {
+fn decode_as_every_message_type(bytes: &[u8]) {
     for encoding in [Encoding::MessagePack, Encoding::Json] {
-        let _ = wire::open::<Decision>(bytes, encoding);
-        let _ = wire::open::<Submission>(bytes, encoding);
-        let _ = wire::open::<Control>(bytes, encoding);
-        let _ = wire::open::<Entry>(bytes, encoding);
-        let _ = wire::open::<Order>(bytes, encoding);
-        let _ = wire::stored::<Order>(bytes, encoding);
+        let _ = wire::decode_message::<Decision>(bytes, encoding);
+        let _ = wire::decode_message::<Submission>(bytes, encoding);
+        let _ = wire::decode_message::<CommandAction>(bytes, encoding);
+        let _ = wire::decode_message::<JournalEntry>(bytes, encoding);
+        let _ = wire::decode_message::<Order>(bytes, encoding);
+        let _ = wire::decode_blob_ref_of_body::<Order>(bytes, encoding);
     }
-    let _ = wire::open_body::<Decision>(bytes);
-    let _ = wire::open_body::<Entry>(bytes);
-    let _ = wire::read::<TaskResult>(bytes, "result");
+    let _ = wire::decode_body::<Decision>(bytes);
+    let _ = wire::decode_body::<JournalEntry>(bytes);
+    let _ = wire::decode_message_pack::<TaskResult>(bytes, "result");
 }
 
 proptest! {
     #![proptest_config(ProptestConfig { cases: 256, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn any_bytes_at_all_are_read_or_refused(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
-        read_as_everything(&bytes);
+    fn any_bytes_are_decoded_or_rejected(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+        decode_as_every_message_type(&bytes);
     }
 
     #[test]
-    fn messages_with_some_bytes_changed_are_read_or_refused(
+    fn corrupted_messages_are_decoded_or_rejected(
         which: prop::sample::Index,
         changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..6),
     ) {
-        thread_local! { static SAMPLES: Vec<Vec<u8>> = samples().into_iter().map(|sample| sample.bytes).collect(); }
+        thread_local! { static SAMPLES: Vec<Vec<u8>> = all_encoding_samples().into_iter().map(|sample| sample.bytes).collect(); }
         SAMPLES.with(|samples| {
             let mut bytes = which.get(samples).clone();
             for (at, byte) in changes {
                 let at = at.index(bytes.len());
                 bytes[at] = byte;
             }
-            read_as_everything(&bytes);
-            // The body alone, behind an envelope that is whole: most changes above break only that.
-            let _ = wire::open::<Decision>(&wire::seal::<Decision>(&bytes), Encoding::MessagePack);
+            decode_as_every_message_type(&bytes);
+            // The body alone, in an intact envelope: most changes above only break the envelope.
+            let _ = wire::decode_message::<Decision>(&wire::encode_with_inline_body::<Decision>(&bytes), Encoding::MessagePack);
         });
     }
 }

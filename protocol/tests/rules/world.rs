@@ -1,23 +1,25 @@
-//! A small world around one run: queues with one order a subject, journals, planners, workers and critics that die, come
-//! back late, err, repeat themselves and miss what they are told; users who steer; a cluster that changes. What happens
-//! is drawn from a seed, so that the same seed gives the same run.
+//! A simulated world around one run: queues with one order per subject, journals, planners, workers and critics that crash,
+//! return late, fail, repeat themselves and miss messages; users who steer; a cluster that changes. A seed determines
+//! everything that happens.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use millrace_protocol::ids::{RunId, TaskId};
 use millrace_protocol::plan::{
-    Clock, Command, Control, Effect, Event, Fact, Overdue, Plan, Scope, TaskState, Work, due, next_retry,
+    AttemptClock, CommandAction, Effect, EffectScope, Event, Fact, GraphEvent, OverdueInput, Plan,
+    PlanningEvent, RunCommand, TaskEvent, TaskState, Work, next_backoff_end, pending_effects,
 };
+use millrace_protocol::provider::ProviderStatus;
 use millrace_protocol::result::{TaskError, Usage};
 use millrace_protocol::subject;
 
-use crate::oracle::Overshoot;
-use crate::random::{self, Draws, Offers};
-use crate::scene::{Scene, is_unchanged};
+use crate::oracle::ReservationOvershoot;
+use crate::random::{self, RandomDraws, RegisteredTestCapabilities};
+use crate::scene::{RunScene, is_plan_unchanged};
 use crate::{cast, oracle};
 
-/// Somebody at work: with what, who, at which claim of it, and for a planner the plan that it was asked about.
-struct Held {
+/// Work in progress: its claimant, the number of the claim, and for a planner the plan that it was shown.
+struct WorkInProgress {
     work: Work,
     who: String,
     claim: u32,
@@ -25,49 +27,49 @@ struct Held {
 }
 
 /// The world around a run.
-pub struct World {
-    pub scene: Scene,
-    pub draws: Draws,
-    /// Orders that wait, by their subjects: one a subject, a second is refused.
+pub struct SimulatedWorld {
+    pub scene: RunScene,
+    pub draws: RandomDraws,
+    /// Waiting orders by subject; a second order with the same subject is rejected.
     queue: BTreeMap<String, Work>,
-    held: Vec<Held>,
+    held: Vec<WorkInProgress>,
     claims: BTreeMap<Work, u32>,
-    /// Work whose journal has its end.
+    /// Work whose journal has its outcome.
     done: BTreeSet<Work>,
-    offers: Offers,
-    /// Every fact so far, for those that come twice.
-    told: Vec<Fact>,
-    /// What is owed for each task, kept up by asking about the touched ones only.
+    offers: RegisteredTestCapabilities,
+    /// All facts so far, for redelivery.
+    delivered: Vec<Fact>,
+    /// Pending effects by task, updated for touched tasks only.
     owed: BTreeMap<TaskId, Vec<Effect>>,
     decisions: usize,
-    overshoot: Overshoot,
+    overshoot: ReservationOvershoot,
     commands: usize,
 }
 
-impl World {
-    pub fn of(seed: u64) -> Self {
-        let mut draws = Draws(seed);
-        let submission = random::submission(&mut draws);
+impl SimulatedWorld {
+    pub fn from_seed(seed: u64) -> Self {
+        let mut draws = RandomDraws(seed);
+        let submission = random::random_submission(&mut draws);
         let mut world = Self {
-            scene: Scene::new(),
+            scene: RunScene::new(),
             draws,
             queue: BTreeMap::new(),
             held: Vec::new(),
             claims: BTreeMap::new(),
             done: BTreeSet::new(),
-            offers: Offers::ALL,
-            told: Vec::new(),
+            offers: RegisteredTestCapabilities::ALL,
+            delivered: Vec::new(),
             owed: BTreeMap::new(),
             decisions: 0,
-            overshoot: Overshoot::default(),
+            overshoot: ReservationOvershoot::default(),
             commands: 0,
         };
-        world.tell(Fact::Submitted(Box::new(submission)));
+        world.deliver_fact(Fact::Submitted(Box::new(submission)));
         world
     }
 
-    /// Lets chaos reign for `steps`, and then fairness until the run ends; says how many steps that took.
-    pub fn run(&mut self, steps: usize) -> usize {
+    /// Runs `steps` chaotic steps, then fair ones until the run ends; returns the number of steps.
+    pub fn run_until_end(&mut self, steps: usize) -> usize {
         for step in 0.. {
             let is_fair = step >= steps;
             let is_over = !self.scene.plan.is_live();
@@ -76,280 +78,324 @@ impl World {
             }
             assert!(step < 8_000, "the run does not end: {:#?}", self.scene.plan);
             if is_fair {
-                self.make_fair();
+                self.restore_fair_conditions();
             }
-            self.step(is_fair);
+            self.run_random_step(is_fair);
         }
-        unreachable!("the steps are counted without end")
+        unreachable!("the loop has no end of its own")
     }
 
-    /// Whatever is known is there, and nobody holds the run up. Planners stay as they are.
-    fn make_fair(&mut self) {
-        if self.offers != Offers::ALL {
-            self.offers = Offers::ALL;
-            self.registry();
+    /// Registers all capabilities and resumes a paused run. Planners stay as they are.
+    fn restore_fair_conditions(&mut self) {
+        if self.offers != RegisteredTestCapabilities::ALL {
+            self.offers = RegisteredTestCapabilities::ALL;
+            self.check_registry_change();
         }
-        if self.scene.plan.paused.is_some() {
-            self.command(Control::Resume { budget: None });
+        if self.scene.plan.run.paused.is_some() {
+            self.deliver_command(CommandAction::Resume { budget: None });
         }
     }
 
-    fn step(&mut self, is_fair: bool) {
-        match self.draws.below(100) {
-            0..40 => self.claim(),
-            40..75 => self.end_work(),
+    fn run_random_step(&mut self, is_fair: bool) {
+        match self.draws.draw_below(100) {
+            0..40 => self.claim_random_order(),
+            40..75 => self.end_random_work(),
             75..82 => self.pass_time(is_fair),
-            82..86 if !is_fair => self.tell_again(),
-            86..90 if !is_fair => self.lose_worker(),
-            90..93 if !is_fair => self.change_registry(),
-            93..98 if !is_fair => self.steer(),
+            82..86 if !is_fair => self.redeliver_random_fact(),
+            86..90 if !is_fair => self.lose_random_worker(),
+            90..92 if !is_fair => self.change_registry(),
+            92..94 if !is_fair => self.lose_provider(),
+            94..98 if !is_fair => self.deliver_random_command(),
             _ => self.pass_time(is_fair),
         }
     }
 
-    fn claim(&mut self) {
-        let Some((subject, work)) = self.draws.pick(self.queue.clone()) else { return };
+    fn claim_random_order(&mut self) {
+        let Some((subject, work)) = self.draws.pick_random(self.queue.clone()) else { return };
         self.queue.remove(&subject);
         if self.done.contains(&work) {
             return;
         }
         let claim = self.claims.entry(work.clone()).or_default();
         *claim += 1;
-        let (claim, who) = (*claim, format!("w{}", self.draws.below(4)));
-        self.held.push(Held { work: work.clone(), who: who.clone(), claim, seen: self.scene.plan.clone() });
-        self.tell(Fact::Claimed(work, cast::worker(&who)));
+        let (claim, who) = (*claim, format!("w{}", self.draws.draw_below(4)));
+        self.held.push(WorkInProgress {
+            work: work.clone(),
+            who: who.clone(),
+            claim,
+            seen: self.scene.plan.clone(),
+        });
+        self.deliver_fact(Fact::Claimed(work, cast::worker_id(&who)));
     }
 
-    fn end_work(&mut self) {
+    fn end_random_work(&mut self) {
         if self.held.is_empty() {
             return;
         }
-        let at = self.draws.below(self.held.len());
-        let Held { work, who, claim, seen } = self.held.swap_remove(at);
+        let at = self.draws.draw_below(self.held.len());
+        let WorkInProgress { work, who, claim, seen } = self.held.swap_remove(at);
         self.done.insert(work.clone());
         let draws = &mut self.draws;
-        let usage = random::usage(draws, self.scene.plan.reserved.of(&work));
+        let usage = random::random_usage(draws, self.scene.plan.budget.reserved.amounts_of_work(&work));
         let abandoned = || TaskError {
             usage,
-            ..cast::error(millrace_protocol::result::ErrorKind::Abandoned, "claimed too often")
+            ..cast::task_error(millrace_protocol::result::ErrorKind::Abandoned, "claimed too often")
         };
         let is_abandoned = claim > 5;
         let fact = match &work {
             Work::Task { task, attempt } => {
-                let outcome = if is_abandoned { Err(abandoned()) } else { random::outcome(draws, usage) };
-                cast::ended(task, *attempt, &who, outcome)
+                let outcome = if is_abandoned {
+                    Err(abandoned())
+                } else {
+                    random::random_attempt_outcome(draws, usage)
+                };
+                cast::attempt_ended_fact(task, *attempt, &who, outcome)
             }
             Work::Review { task, attempt, review } => {
-                let outcome = if is_abandoned { Err(abandoned()) } else { random::verdict(draws, usage) };
-                cast::judged(task, *attempt, *review, &who, outcome)
+                let outcome = if is_abandoned {
+                    Err(abandoned())
+                } else {
+                    random::random_verdict_outcome(draws, usage)
+                };
+                cast::reviewed_fact(task, *attempt, *review, &who, outcome)
             }
             Work::Planning { turn, attempt } => {
-                let outcome =
-                    if is_abandoned { Err(abandoned()) } else { random::proposal(draws, &seen, usage) };
+                let outcome = if is_abandoned {
+                    Err(abandoned())
+                } else {
+                    random::random_planning_outcome(draws, &seen, usage)
+                };
                 Fact::Planned { turn: *turn, attempt: *attempt, outcome }
             }
         };
-        self.end(&work, usage, fact);
+        self.deliver_work_end(&work, usage, fact);
     }
 
-    /// Tells of an end, and books what it used beyond its reservation where it is accepted.
-    fn end(&mut self, work: &Work, usage: Usage, fact: Fact) {
+    /// Delivers the end of work, and adds what it used beyond its reservation if it is accepted.
+    fn deliver_work_end(&mut self, work: &Work, usage: Usage, fact: Fact) {
         let before = self.scene.plan.clone();
-        self.tell(fact);
+        self.deliver_fact(fact);
         let after = &self.scene.plan;
-        if after.spend.total != before.spend.total {
-            self.overshoot.add(&before, work, &usage);
+        if after.budget.spend.total != before.budget.spend.total {
+            self.overshoot.add_used_beyond_reservation(&before, work, &usage);
         }
-        self.overshoot.check(after);
+        self.overshoot.check_run_limits(after);
     }
 
-    fn tell_again(&mut self) {
-        let Some(fact) = self.draws.pick(self.told.clone()) else { return };
+    fn redeliver_random_fact(&mut self) {
+        let Some(fact) = self.draws.pick_random(self.delivered.clone()) else { return };
         let before = self.scene.plan.clone();
-        let is_claim = matches!(fact, Fact::Claimed(..));
-        let was_refused = self.is_new_command(&fact);
-        self.tell(fact.clone());
-        // A claim told again after a takeover names the worker before: the log has no claim twice, and a supervisor
-        // passes over what it has answered. A command that was refused is new. All else must be known as old by the
-        // rules alone.
+        let is_claim = matches!(fact, Fact::Claimed(..) | Fact::Provider(..) | Fact::ReservationTooSmall(..));
+        let was_refused = self.is_unapplied_command(&fact);
+        self.deliver_fact(fact.clone());
+        // A claim that is repeated after another one names the earlier worker: the log never has a claim twice, and a
+        // supervisor ignores answered facts. A command that was refused may be repeated. The rules must recognise
+        // all other duplicates themselves.
         assert!(
-            is_claim || was_refused || is_unchanged(&before, &self.scene.plan),
-            "told again, this changed the plan: {fact:?}"
+            is_claim || was_refused || is_plan_unchanged(&before, &self.scene.plan),
+            "redelivered, this changed the plan: {fact:?}"
         );
     }
 
-    fn is_new_command(&self, fact: &Fact) -> bool {
+    fn is_unapplied_command(&self, fact: &Fact) -> bool {
         match fact {
-            Fact::Control(command) => !self.scene.plan.commands.contains(&command.id),
+            Fact::Control(command) => !self.scene.plan.run.commands.contains(&command.id),
             Fact::Submitted(_)
             | Fact::Claimed(..)
             | Fact::Planned { .. }
             | Fact::Ended { .. }
-            | Fact::Reviewed { .. } => false,
+            | Fact::Reviewed { .. }
+            | Fact::Provider(..)
+            | Fact::ReservationTooSmall(..) => false,
         }
     }
 
-    /// A worker is lost: what it held goes back to the queue.
-    fn lose_worker(&mut self) {
+    /// A worker is lost: its order goes back to the queue.
+    fn lose_random_worker(&mut self) {
         if self.held.is_empty() {
             return;
         }
-        let at = self.draws.below(self.held.len());
-        let Held { work, .. } = self.held.swap_remove(at);
-        self.queue.entry(self.subject(&work)).or_insert(work);
+        let at = self.draws.draw_below(self.held.len());
+        let WorkInProgress { work, .. } = self.held.swap_remove(at);
+        self.queue.entry(self.order_subject_of(&work)).or_insert(work);
+    }
+
+    /// The provider of some work is away, back, or given up.
+    fn lose_provider(&mut self) {
+        if self.held.is_empty() {
+            return;
+        }
+        let at = self.draws.draw_below(self.held.len());
+        let status = random::provider_status(&mut self.draws);
+        let journal = self.held[at].work.journal_key();
+        if matches!(status, ProviderStatus::GivenUp(_)) {
+            self.held.swap_remove(at);
+        }
+        self.deliver_fact(Fact::Provider(journal, status));
     }
 
     fn change_registry(&mut self) {
-        self.offers.change(&mut self.draws);
-        self.registry();
+        self.offers.change_randomly(&mut self.draws);
+        self.check_registry_change();
     }
 
-    fn registry(&mut self) {
+    fn check_registry_change(&mut self) {
         if !self.scene.plan.is_live() {
             return;
         }
-        let cluster = self.offers.cluster();
-        let expected = registry_by_hand(&self.scene.plan, self.offers);
-        let decided = self.scene.cluster(&cluster).unwrap();
+        let cluster = self.offers.to_registry();
+        let expected = tasks_affected_by_registry(&self.scene.plan, self.offers);
+        let decided = self.scene.decide_registry_change(&cluster).unwrap();
         let about = |event: &Event| {
-            let is_told_of = !matches!(event, Event::OccasionRaised { .. });
+            let is_told_of = !matches!(event, Event::Planning(PlanningEvent::TriggerRaised { .. }));
             event.task().filter(|_| is_told_of).cloned()
         };
-        // What was settled behind it is another matter.
+        // Settling may add further events.
         let own = self.scene.log.last().unwrap().answers[0].events as usize;
         let about: Vec<_> = decided[..own].iter().filter_map(about).collect();
-        assert_eq!(about, expected, "the registry's change is about other tasks");
-        self.after_decision();
+        assert_eq!(about, expected, "the change of the registry affects other tasks");
+        self.carry_out_effects_and_check();
     }
 
-    fn steer(&mut self) {
-        let mut fact = random::command(&mut self.draws, &self.scene.plan);
+    fn deliver_random_command(&mut self) {
+        let mut fact = random::random_command_fact(&mut self.draws, &self.scene.plan);
         if let Fact::Control(command) = &mut fact {
             self.commands += 1;
             command.id = format!("{}-{}", command.id, self.commands);
         }
-        self.tell(fact);
+        self.deliver_fact(fact);
     }
 
-    fn command(&mut self, control: Control) {
+    fn deliver_command(&mut self, control: CommandAction) {
         self.commands += 1;
         let id = format!("fair-{}", self.commands);
-        self.tell(Fact::Control(Command { id, by: "bob".into(), control }));
+        self.deliver_fact(Fact::Control(RunCommand { id, by: "bob".into(), control }));
     }
 
-    /// Time goes by: to the next retry; in a world that stands still, by as much as a clock needs.
+    /// Advances the time: to the next retry, or far enough for a clock if the world is idle.
     fn pass_time(&mut self, is_fair: bool) {
         let stands_still = self.queue.is_empty() && self.held.is_empty();
-        let next = next_retry(&self.scene.plan).filter(|_| self.draws.chance(70));
+        let next = next_backoff_end(&self.scene.plan).filter(|_| self.draws.draw_chance(70));
         let seconds = match (stands_still, is_fair) {
             (true, _) => 3600,
             (false, true) => 1,
-            (false, false) => [1, 60, 700, 4000][self.draws.below(4)],
+            (false, false) => [1, 60, 700, 4000][self.draws.draw_below(4)],
         };
-        self.scene.now = next.unwrap_or_else(|| cast::after(self.scene.now, seconds)).max(self.scene.now);
-        for overdue in self.scene.overdue() {
+        self.scene.now =
+            next.unwrap_or_else(|| cast::time_after(self.scene.now, seconds)).max(self.scene.now);
+        for overdue in self.scene.overdue_inputs_now() {
             let before = self.scene.plan.clone();
-            let decided = self.scene.clock(&overdue);
-            assert!(decided.is_ok() || self.is_moved(&overdue), "{overdue:?}: {decided:?}");
-            oracle::check_ended_stays(&before, &self.scene.plan, &self.scene.last_events());
-            self.after_decision();
+            let decided = self.scene.decide_overdue_input(&overdue);
+            assert!(decided.is_ok() || self.is_overtaken(&overdue), "{overdue:?}: {decided:?}");
+            oracle::check_ended_tasks_stay_ended(&before, &self.scene.plan, &self.scene.last_events());
+            self.carry_out_effects_and_check();
         }
     }
 
-    /// Whether what was overdue is no more so since a decision on something else that was.
-    fn is_moved(&self, overdue: &Overdue) -> bool {
+    /// `true` if another decision has overtaken what was overdue.
+    fn is_overtaken(&self, overdue: &OverdueInput) -> bool {
         if !self.scene.plan.is_live() {
             return true;
         }
-        let state = |task: &TaskId| self.scene.plan.task(task).unwrap().state;
+        let state = |task: &TaskId| self.scene.plan.task(task).unwrap().state();
         match overdue {
-            Overdue::Retry(task) => state(task) != TaskState::Errored,
-            Overdue::RetryReview(task) => state(task) != TaskState::NeedsReview,
-            Overdue::RetryPlanning => self.scene.plan.planning.is_none(),
-            Overdue::WallTime => self.scene.plan.winding_down.is_some() || self.scene.plan.budget_is_low,
-            Overdue::Retire => false,
-            Overdue::Clock(Work::Planning { .. }, _) => self.scene.plan.planning.is_none(),
-            Overdue::Clock(work, Clock::QueueWait | Clock::RunTime | Clock::Silence) => {
-                self.scene.plan.task(work.task().unwrap()).unwrap().given_out().as_ref() != Some(work)
+            OverdueInput::Retry(task) => state(task) != TaskState::Errored,
+            OverdueInput::RetryReview(task) => state(task) != TaskState::NeedsReview,
+            OverdueInput::RetryPlanning => self.scene.plan.planning.turn.is_none(),
+            OverdueInput::WallTime => {
+                self.scene.plan.run.winding_down.is_some() || self.scene.plan.budget.is_low
             }
+            OverdueInput::Retire => false,
+            OverdueInput::Clock(Work::Planning { .. }, _) => self.scene.plan.planning.turn.is_none(),
+            OverdueInput::Clock(
+                work,
+                AttemptClock::QueueWait | AttemptClock::RunTime | AttemptClock::Silence,
+            ) => self.scene.plan.task(work.task().unwrap()).unwrap().dispatched_work().as_ref() != Some(work),
         }
     }
 
-    fn tell(&mut self, fact: Fact) {
+    fn deliver_fact(&mut self, fact: Fact) {
         let before = self.scene.plan.clone();
-        let decided = self.scene.fact(&fact);
-        self.told.push(fact);
+        let decided = self.scene.decide_fact(&fact);
+        self.delivered.push(fact);
         if decided.is_err() {
-            assert!(is_unchanged(&before, &self.scene.plan));
+            assert!(is_plan_unchanged(&before, &self.scene.plan));
         }
-        oracle::check_ended_stays(&before, &self.scene.plan, &self.scene.last_events());
-        self.after_decision();
-        self.learn_of_tasks();
+        oracle::check_ended_tasks_stay_ended(&before, &self.scene.plan, &self.scene.last_events());
+        self.carry_out_effects_and_check();
+        self.check_registry_after_edits();
     }
 
-    /// What the cluster can do is asked again when the tasks are others.
-    fn learn_of_tasks(&mut self) {
+    /// Checks the registry again after tasks have changed.
+    fn check_registry_after_edits(&mut self) {
         let is_news = |event: &Event| {
             matches!(
                 event,
-                Event::TaskAdded { .. }
-                    | Event::TaskPatched { .. }
-                    | Event::TaskReopened { .. }
-                    | Event::TaskInvalidated { .. }
+                Event::Graph(GraphEvent::TaskAdded { .. } | GraphEvent::TaskPatched { .. })
+                    | Event::Task(TaskEvent::Reopened { .. } | TaskEvent::Invalidated { .. })
             )
         };
         if self.scene.last_events().iter().any(is_news) {
-            self.registry();
+            self.check_registry_change();
         }
     }
 
-    /// Does what the last decision asks of the world, and looks whether all is in order.
-    fn after_decision(&mut self) {
+    /// Carries out the effects of the last decision, and checks the plan.
+    fn carry_out_effects_and_check(&mut self) {
         let plan = &self.scene.plan;
-        oracle::check_decided(plan);
+        oracle::check_invariants_after_decision(plan);
         for decision in &self.scene.log[self.decisions..] {
             let mut ids: BTreeSet<TaskId> = decision.events.iter().filter_map(Event::task).cloned().collect();
-            if decision.events.iter().any(Event::concerns_all) {
+            if decision.events.iter().any(Event::affects_all_tasks) {
                 ids.extend(plan.tasks().iter().map(|task| task.spec.id.clone()));
             }
             for id in &ids {
                 let one = BTreeSet::from([id.clone()]);
-                self.owed.insert(id.clone(), of_tasks(due(plan, Scope::Tasks(&one))));
+                self.owed.insert(
+                    id.clone(),
+                    effects_of_tasks_only(pending_effects(plan, EffectScope::Tasks(&one))),
+                );
             }
         }
         self.decisions = self.scene.log.len();
         if plan.is_live() {
-            let kept: BTreeSet<String> = self.owed.values().flatten().map(crate::show::effect).collect();
-            let asked: BTreeSet<String> =
-                of_tasks(due(plan, Scope::All)).iter().map(crate::show::effect).collect();
-            assert_eq!(kept, asked, "what is owed for a task changed, and no event names it");
+            let recorded: BTreeSet<String> =
+                self.owed.values().flatten().map(crate::show::format_effect).collect();
+            let due_now: BTreeSet<String> = effects_of_tasks_only(pending_effects(plan, EffectScope::All))
+                .iter()
+                .map(crate::show::format_effect)
+                .collect();
+            assert_eq!(recorded, due_now, "the effects of a task changed, and no event names the task");
         }
-        self.check_hands();
-        for effect in due(&self.scene.plan, Scope::All) {
-            self.perform(effect);
+        self.check_work_in_flight_is_reserved();
+        for effect in pending_effects(&self.scene.plan, EffectScope::All) {
+            self.carry_out_effect(effect);
         }
     }
 
-    /// Whoever has work in hand that the plan knows of has a reservation for it.
-    fn check_hands(&self) {
+    /// Checks that all work in flight that the plan knows of has a reservation.
+    fn check_work_in_flight_is_reserved(&self) {
         let plan = &self.scene.plan;
-        for work in millrace_protocol::plan::in_hand(plan) {
-            assert!(oracle::is_covered(plan, &work), "{work:?} is in hand without its reservation");
+        for work in millrace_protocol::plan::work_in_flight(plan) {
+            assert!(
+                oracle::has_required_reservation(plan, &work),
+                "{work:?} is in flight without its reservation"
+            );
         }
     }
 
-    fn perform(&mut self, effect: Effect) {
+    fn carry_out_effect(&mut self, effect: Effect) {
         match effect {
             Effect::Offer(work) => {
                 let is_held = self.held.iter().any(|held| held.work == work);
                 if !is_held {
-                    self.queue.entry(self.subject(&work)).or_insert(work);
+                    self.queue.entry(self.order_subject_of(&work)).or_insert(work);
                 }
             }
             Effect::Withdraw(work, capability) => {
-                self.queue.remove(&subject::order(&RunId::new("r").unwrap(), &capability, &work));
-                // Some do not hear of it, and go on.
-                if self.draws.chance(50) {
+                self.queue.remove(&subject::order_subject(&RunId::new("r").unwrap(), &capability, &work));
+                // Some workers miss the stop message and continue.
+                if self.draws.draw_chance(50) {
                     self.held.retain(|held| held.work != work);
                 }
             }
@@ -357,24 +403,30 @@ impl World {
         }
     }
 
-    fn subject(&self, work: &Work) -> String {
-        subject::order(&RunId::new("r").unwrap(), &oracle::capability(&self.scene.plan, work), work)
+    fn order_subject_of(&self, work: &Work) -> String {
+        subject::order_subject(
+            &RunId::new("r").unwrap(),
+            &oracle::charged_capability(&self.scene.plan, work),
+            work,
+        )
     }
 
-    /// Orders that wait although nobody wants them any more, with the queue of a capability that they are in.
-    pub fn left_in_queues(&self) -> Vec<&Work> {
+    /// Returns orders that wait although the plan no longer needs them.
+    pub fn unwanted_orders_in_queue(&self) -> Vec<&Work> {
         let plan = &self.scene.plan;
         let is_wanted = |work: &Work| match work {
-            Work::Planning { .. } => plan.planning.as_ref().is_some_and(|planning| planning.work() == *work),
-            Work::Task { task, .. } => plan.task(task).unwrap().given_out().as_ref() == Some(work),
-            // A verdict counts from an earlier try too.
+            Work::Planning { .. } => {
+                plan.planning.turn.as_ref().is_some_and(|planning| planning.work() == *work)
+            }
+            Work::Task { task, .. } => plan.task(task).unwrap().dispatched_work().as_ref() == Some(work),
+            // The verdict of an earlier try counts too.
             Work::Review { .. } => true,
         };
         self.queue.values().filter(|work| !is_wanted(work)).collect()
     }
 }
 
-fn of_tasks(effects: Vec<Effect>) -> Vec<Effect> {
+fn effects_of_tasks_only(effects: Vec<Effect>) -> Vec<Effect> {
     let is_of_task = |effect: &Effect| match effect {
         Effect::Offer(work) | Effect::Withdraw(work, _) => work.task().is_some(),
         Effect::Close => false,
@@ -382,20 +434,20 @@ fn of_tasks(effects: Vec<Effect>) -> Vec<Effect> {
     effects.into_iter().filter(is_of_task).collect()
 }
 
-/// The tasks that a change of the registry is about, worked out without the counts that the plan keeps for it.
-fn registry_by_hand(plan: &Plan, offers: Offers) -> Vec<TaskId> {
-    use millrace_protocol::plan::ErroredFor;
-    let cluster = offers.cluster();
+/// The tasks that a change of the registry affects, computed without the plan's counts.
+fn tasks_affected_by_registry(plan: &Plan, offers: RegisteredTestCapabilities) -> Vec<TaskId> {
+    use millrace_protocol::plan::ErroredTaskWait;
+    let cluster = offers.to_registry();
     let tasks = plan.tasks().iter().filter(|task| {
-        let is_known = cluster.get(&task.spec.capability).is_some();
+        let is_known = cluster.find_capability(&task.spec.capability).is_some();
         let is_wrong = offers.is_strict
             && task.spec.capability.as_str() == "search"
             && !task.spec.parameters.contains_key("q");
-        match (task.state, task.errored) {
+        match (task.state(), task.errored_wait()) {
             (TaskState::Pending | TaskState::Ready | TaskState::Rerun, _) => !is_known || is_wrong,
-            (TaskState::Errored, Some(ErroredFor::Capability)) => is_known,
-            (TaskState::Errored, Some(ErroredFor::Parameters)) => is_known && !is_wrong,
-            (TaskState::Errored, Some(ErroredFor::Retry(_)) | None)
+            (TaskState::Errored, Some(ErroredTaskWait::Capability { .. })) => is_known,
+            (TaskState::Errored, Some(ErroredTaskWait::Parameters { .. })) => is_known && !is_wrong,
+            (TaskState::Errored, Some(ErroredTaskWait::Retry(_)) | None)
             | (
                 TaskState::Running
                 | TaskState::NeedsReview
@@ -409,7 +461,7 @@ fn registry_by_hand(plan: &Plan, offers: Offers) -> Vec<TaskId> {
     tasks.map(|task| task.spec.id.clone()).collect()
 }
 
-/// All events of a log.
-pub fn events(scene: &Scene) -> impl Iterator<Item = &Event> {
+/// Returns all events of a log.
+pub fn all_events_of_log(scene: &RunScene) -> impl Iterator<Item = &Event> {
     scene.log.iter().flat_map(|decision| &decision.events)
 }

@@ -1,102 +1,117 @@
-//! The owner of one lane: the actor that decides.
+//! The lane owner: the actor that decides on all runs of one lane.
 //!
-//! It owns the runs of its lane, folded, live ones only. It is linked to the supervisor's root; it dies when it can't
-//! write to the log or its lease is stale, and is then started anew from the log. At its start it reads the lane,
-//! folds it, asks each plan what is owed, and decides on the facts that no decision has answered; a restart and a
-//! takeover are the same thing.
+//! It holds the live runs of its lane, folded. The root actor supervises it. It stops with an error when it can't
+//! append to the log or its lease is stale; the lane manager then starts a new one, which reads the log again. At its
+//! start it reads and folds the lane, carries out the pending effects of each plan, and decides on the facts that no
+//! decision has answered. A restart and a takeover are the same code path.
 //!
-//! `handle` never waits for the outside: appends, offers, reads and archiving run as tasks that send their results
-//! back as messages. Per run one decision is in flight at a time; what arrives meanwhile goes into the next one.
-//! Effects are carried out only when their decision is in the log.
+//! `handle` never waits for NATS: appends, offers, reads and archiving run as tasks that send their results back as
+//! messages. Each run has at most one decision in flight; facts that arrive meanwhile go into the next one. Effects are
+//! carried out only when their decision is in the log.
 //!
-//! | file | what the actor does there |
+//! | file | content |
 //! |---|---|
-//! | `folding` | runs come into its hands: read, read anew, looked up in the archive |
-//! | `intake` | what comes in from the lane finds its run |
-//! | `deciding` | the rules are asked, what they say is appended and then carried out |
-//! | `offering` | orders come into queues and out of them |
-//! | `timers` | what time brings about |
-//! | `telling` | summaries, and the end of a run |
+//! | `state` | [`LaneOwnerState`]: the steps of the actor, in the order in which a run passes through them |
+//! | `io` | [`LaneOwnerIo`]: NATS operations as tasks that send their result to the actor |
+//! | `offers` | [`LaneWorkOffers`]: the orders of the runs and their queues |
+//! | `fair_share` | limits the unclaimed orders of each run in a queue |
+//! | `queue_audit` | [`QueueAudit`]: compares the queues with the plans |
+//! | `log_check` | [`LogCheck`]: notices that a server has lost messages of the lane |
+//! | `claims` | [`ClaimBatcher`]: claims that wait briefly, to share an append |
+//! | `summaries` | [`SummaryBatcher`]: the summaries of changed runs, one batch at a time |
+//!
+//! [`LaneOwnerState`]: state::LaneOwnerState
+//! [`LaneOwnerIo`]: io::LaneOwnerIo
+//! [`LaneWorkOffers`]: offers::LaneWorkOffers
+//! [`QueueAudit`]: queue_audit::QueueAudit
+//! [`LogCheck`]: log_check::LogCheck
+//! [`ClaimBatcher`]: claims::ClaimBatcher
+//! [`SummaryBatcher`]: summaries::SummaryBatcher
 
-mod deciding;
-mod folding;
-mod intake;
-mod offering;
-mod telling;
-mod timers;
+mod claims;
+mod fair_share;
+mod io;
+mod log_check;
+mod offers;
+mod queue_audit;
+mod state;
+mod summaries;
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
 use millrace_protocol::ids::{Capability, Lane, RunId, WorkerId};
-use millrace_protocol::plan::{Cluster, Work};
-use millrace_protocol::subject::CRITIC;
-use millrace_runtime::lease::Lease;
+use millrace_protocol::plan::Work;
 use millrace_runtime::log::AppendError;
+use millrace_runtime::nats::strays::SequenceRange;
+use millrace_runtime::work::lane_lease::LaneLease;
+use millrace_runtime::work::queue_state::QueueSnapshot;
 use millrace_runtime::{Bus, Fault};
 use ractor::{Actor, ActorProcessingErr, ActorRef};
-use tokio::sync::{Mutex, OwnedSemaphorePermit, watch};
-use tokio::task::JoinHandle;
-use tracing::{debug, info, warn};
+use tokio::sync::{OwnedSemaphorePermit, watch};
 
+use crate::capability_snapshot::CapabilitySnapshot;
 use crate::live::LiveRun;
-use crate::order::named;
-use crate::reader::{self, Item};
-use crate::standing::LaneStanding;
-use crate::window::Windows;
+use crate::lost_runs::LiveRunIndex;
+use crate::reader::{FoldedLane, LaneMessageItems, LogPosition};
+use crate::status::LaneStatus;
+use state::LaneOwnerState;
 
-/// What a lane's owner needs to begin.
-pub struct Arguments {
-    /// The cluster.
+/// The arguments of a lane owner.
+pub struct LaneOwnerArgs {
+    /// The connection to the cluster.
     pub bus: Bus,
     /// The lane.
     pub lane: Lane,
-    /// Who we are.
+    /// The id of this supervisor.
     pub me: WorkerId,
-    /// The lease, as the keeper renews it.
-    pub lease: watch::Receiver<Lease>,
-    /// What the cluster can do, as the keeper learns it.
-    pub known: watch::Receiver<Arc<Known>>,
-    /// How long a run stays in the lane after its end, for those who watch it.
+    /// The lease on the lane; the lane manager renews it.
+    pub lease: watch::Receiver<LaneLease>,
+    /// The capability snapshot; the lane manager refreshes it.
+    pub cluster: watch::Receiver<Arc<CapabilitySnapshot>>,
+    /// The state of the queues; the queue task refreshes it.
+    pub queues: watch::Receiver<Arc<QueueSnapshot>>,
+    /// The live runs according to their summaries.
+    pub live_runs: Arc<LiveRunIndex>,
+    /// The time that a run stays in the lane after its end, so that clients that watch it see the end.
     pub linger: Duration,
-    /// How the lane stands, for those who look.
-    pub standing: Arc<LaneStanding>,
+    /// The status of the lane, for the health check and metrics.
+    pub status: Arc<LaneStatus>,
 }
 
-/// What the cluster can do.
-#[derive(Debug, Default, PartialEq)]
-pub struct Known {
-    /// The capabilities that are registered, and what they take.
-    pub cluster: Cluster,
-    /// How many slots live workers have for each.
-    pub slots: BTreeMap<Capability, usize>,
-}
-
-/// What the actor is told.
-pub enum Message {
-    /// The lane was read; the sequence is that of the last message.
-    CaughtUp(HashMap<RunId, LiveRun>, u64),
-    /// Something must not go on.
+/// A message to a lane owner. All but the last three carry a result of a task in `io`.
+pub enum LaneMessage {
+    /// The lane was read and folded, on the server with this id.
+    CaughtUp(FoldedLane, String),
+    /// An operation failed that the owner can't continue without.
     Broken(Fault),
-    /// Messages came, up to this sequence.
-    Items(Vec<(RunId, Item)>, u64, OwnedSemaphorePermit),
-    /// It is known whether a run that was handed in, or of which there are facts only, is in the archive already.
-    Looked(RunId, bool),
-    /// An append ended.
+    /// A batch of messages of the lane was read, up to this position.
+    Items(Vec<LaneMessageItems>, LogPosition, OwnedSemaphorePermit),
+    /// The log was checked on the server with this id: `true` if it contains what was read, `None` if the server did not
+    /// respond.
+    LogChecked(String, Option<bool>),
+    /// The archive was checked for a run; `true` if it holds the run.
+    ArchiveChecked(RunId, bool),
+    /// An append ended, with the sequence of the decision.
     Appended(RunId, Result<u64, AppendError>),
-    /// A run was read anew.
+    /// A run was read and folded again.
     Refolded(RunId, Box<LiveRun>),
-    /// Orders could not be put in their queues.
+    /// Orders could not be put into their queues.
     NotOffered(Vec<(Capability, RunId, Work)>),
-    /// Summaries were written, but not those of these runs.
-    Reported(Vec<RunId>),
-    /// A run is in the archive and out of the lane.
+    /// The state of the queues was read.
+    QueuesRead(Arc<QueueSnapshot>),
+    /// These orders were stranded in their queues and have been removed.
+    StrandedOrdersRemoved(Vec<(RunId, Work)>),
+    /// A batch of summaries was written, except those of these runs.
+    SummariesWritten(Vec<RunId>),
+    /// Strays were deleted, except these.
+    StraysDeleted(Vec<SequenceRange>),
+    /// A run is in the archive and no longer in the lane.
     Closed(RunId),
-    /// What the cluster can do has changed.
-    Known,
-    /// Claims have waited long enough.
-    Flush,
+    /// The capability snapshot has changed.
+    ClusterChanged,
+    /// The delayed claims have waited long enough.
+    FlushClaims,
     /// Time has passed.
     Tick,
 }
@@ -104,129 +119,53 @@ pub enum Message {
 /// The owner of a lane.
 pub struct LaneOwner;
 
-/// What the actor holds.
-pub struct State {
-    bus: Bus,
-    lane: Lane,
-    me: WorkerId,
-    lease: watch::Receiver<Lease>,
-    known: watch::Receiver<Arc<Known>>,
-    linger: Duration,
-    standing: Arc<LaneStanding>,
-    runs: HashMap<RunId, LiveRun>,
-    windows: Windows,
-    critic: Capability,
-    /// Runs with claims that wait for company.
-    patient: BTreeSet<RunId>,
-    flush_is_due: bool,
-    ticks: u64,
-    /// Held by whoever writes summaries.
-    pen: Arc<Mutex<()>>,
-    /// Whether something was to be told while the pen was held.
-    tells_again: bool,
-    /// What reads for us for as long as we live.
-    tasks: Vec<JoinHandle<()>>,
-}
-
-impl Drop for State {
-    /// However the actor ends, nobody reads for it any more.
-    fn drop(&mut self) {
-        self.tasks.iter().for_each(JoinHandle::abort);
-    }
-}
-
 impl Actor for LaneOwner {
-    type Msg = Message;
-    type State = State;
-    type Arguments = Arguments;
+    type Msg = LaneMessage;
+    type State = LaneOwnerState;
+    type Arguments = LaneOwnerArgs;
 
     async fn pre_start(
         &self,
-        myself: ActorRef<Message>,
-        arguments: Arguments,
-    ) -> Result<State, ActorProcessingErr> {
-        let Arguments { bus, lane, me, lease, known, linger, standing } = arguments;
-        let (reading, to) = (bus.clone(), myself.clone());
-        let catch_up = tokio::spawn(async move {
-            let message = match reader::catch_up(&reading, lane).await {
-                Ok((runs, through)) => Message::CaughtUp(runs, through),
-                Err(fault) => Message::Broken(fault),
-            };
-            tell(&to, message);
-        });
-        let (mut changes, to) = (known.clone(), myself.clone());
-        let registry = tokio::spawn(async move {
-            while changes.changed().await.is_ok() && to.cast(Message::Known).is_ok() {}
-        });
-        Ok(State {
-            bus,
-            lane,
-            me,
-            lease,
-            known,
-            linger,
-            standing,
-            runs: HashMap::new(),
-            windows: Windows::default(),
-            critic: named(CRITIC),
-            patient: BTreeSet::new(),
-            flush_is_due: false,
-            ticks: 0,
-            pen: Arc::default(),
-            tells_again: false,
-            tasks: vec![catch_up, registry],
-        })
+        myself: ActorRef<LaneMessage>,
+        args: LaneOwnerArgs,
+    ) -> Result<LaneOwnerState, ActorProcessingErr> {
+        Ok(LaneOwnerState::start_reading_lane(myself, args))
     }
 
     async fn handle(
         &self,
-        myself: ActorRef<Message>,
-        message: Message,
-        state: &mut State,
+        _myself: ActorRef<LaneMessage>,
+        message: LaneMessage,
+        state: &mut LaneOwnerState,
     ) -> Result<(), ActorProcessingErr> {
         state.check_lease()?;
         match message {
-            Message::CaughtUp(runs, through) => state.begin(&myself, runs, through),
-            Message::Broken(fault) => return Err(fault.into()),
-            Message::Items(items, through, _permit) => state.take(&myself, items, through),
-            Message::Looked(run, archived) => state.looked(&myself, &run, archived),
-            Message::Appended(run, result) => state.appended(&myself, &run, result)?,
-            Message::Refolded(run, live) => state.refolded(&myself, run, *live),
-            Message::NotOffered(works) => state.not_offered(works),
-            Message::Reported(failed) => state.reported(&myself, &failed),
-            Message::Closed(run) => state.closed(&run),
-            Message::Known => state.learn(&myself),
-            Message::Flush => state.flush(&myself),
-            Message::Tick => state.tick(&myself),
+            LaneMessage::CaughtUp(folded, server) => state.take_over_runs(folded, server),
+            LaneMessage::Broken(fault) => return Err(fault.into()),
+            LaneMessage::Items(messages, through, _permit) => state.handle_lane_messages(messages, through),
+            LaneMessage::LogChecked(server, is_complete) => state.on_log_checked(server, is_complete)?,
+            LaneMessage::ArchiveChecked(run, is_archived) => state.on_archive_checked(&run, is_archived),
+            LaneMessage::Appended(run, result) => state.on_decision_appended(&run, result)?,
+            LaneMessage::Refolded(run, live) => state.on_run_refolded(run, *live),
+            LaneMessage::NotOffered(works) => state.on_offer_failed(works),
+            LaneMessage::QueuesRead(queues) => state.repair_queues(&queues),
+            LaneMessage::StrandedOrdersRemoved(works) => state.publish_dispatched_orders(&works),
+            LaneMessage::SummariesWritten(failed) => state.on_summaries_written(&failed),
+            LaneMessage::StraysDeleted(rest) => state.on_strays_deleted(rest),
+            LaneMessage::Closed(run) => state.on_run_closed(&run),
+            LaneMessage::ClusterChanged => state.on_capabilities_changed(),
+            LaneMessage::FlushClaims => state.commit_delayed_claims(),
+            LaneMessage::Tick => state.check_clocks_and_republish(),
         }
         Ok(())
     }
 
     async fn post_stop(
         &self,
-        _myself: ActorRef<Message>,
-        state: &mut State,
+        _myself: ActorRef<LaneMessage>,
+        state: &mut LaneOwnerState,
     ) -> Result<(), ActorProcessingErr> {
-        info!(lane = %state.lane, runs = state.runs.len(), "gave the lane up");
-        Ok(())
-    }
-}
-
-/// An actor that has stopped needs no messages.
-fn tell(to: &ActorRef<Message>, message: Message) {
-    if to.cast(message).is_err() {
-        debug!("a lane's owner was told something after it had stopped");
-    }
-}
-
-impl State {
-    /// A process that was stopped for a while wakes up here: it must not go on as if nothing had happened.
-    fn check_lease(&self) -> Result<(), ActorProcessingErr> {
-        if self.lease.borrow().is_stale(&self.bus) {
-            warn!(lane = %self.lane, "the lease is stale; stepping down");
-            self.standing.lost();
-            return Err(format!("the lease of lane {} is stale", self.lane).into());
-        }
+        state.log_stop();
         Ok(())
     }
 }

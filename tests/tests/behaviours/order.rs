@@ -1,32 +1,34 @@
-//! Plans that nobody changes while they run: what runs when, and what becomes of those who depend on others.
+//! Plans that do not change while they run: the order of tasks, and what happens to the dependents of failed tasks.
 
 use std::time::Duration;
 
 use jiff::Timestamp;
-use millrace_protocol::plan::{Control, EndReason, FinalRung, OnFailedDependency, Plan, TaskState};
-use millrace_tests::plans::{echo, fixed, id};
-use millrace_tests::stage::{Stage, task, write};
+use millrace_protocol::plan::{
+    CommandAction, DeliverableRule, EndReason, OnFailedDependency, Plan, TaskState,
+};
+use millrace_tests::plans::{echo_task, fixed_submission, task_id};
+use millrace_tests::testbed::{TestBed, capability_task, writer_task};
 use serde_json::json;
 
-use crate::{end, state};
+use crate::{end_reason, task_state};
 
-fn claimed(plan: &Plan, task: &str) -> Timestamp {
-    plan.task(&id(task)).unwrap().attempts[0].claimed_at.unwrap()
+fn claim_time(plan: &Plan, task: &str) -> Timestamp {
+    plan.task(&task_id(task)).unwrap().attempts[0].claimed_at.unwrap()
 }
 
-fn over(plan: &Plan, task: &str) -> Timestamp {
-    plan.task(&id(task)).unwrap().attempts.last().unwrap().ended_at.unwrap()
+fn end_time(plan: &Plan, task: &str) -> Timestamp {
+    plan.task(&task_id(task)).unwrap().attempts.last().unwrap().ended_at.unwrap()
 }
 
-/// A task that fails at once and for good.
-fn fails(name: &str) -> millrace_protocol::plan::TaskSpec {
-    let mut task = echo(name, &json!({"fail_rate": 1.0}));
+/// A task that fails at its only attempt.
+fn failing_task(name: &str) -> millrace_protocol::plan::TaskSpec {
+    let mut task = echo_task(name, &json!({"fail_rate": 1.0}));
     task.limits.max_attempts = 1;
     task
 }
 
-pub async fn tasks_in_a_row_run_one_behind_the_other_and_see_each_other_s_results(stage: &Stage) {
-    let model = stage.model(
+pub async fn chained_tasks_run_in_order_and_see_earlier_results(testbed: &TestBed) {
+    let model = testbed.write_scripted_model(
         "row",
         "rules:
 - when: {task: 'the second, of the first'}
@@ -36,135 +38,153 @@ pub async fn tasks_in_a_row_run_one_behind_the_other_and_see_each_other_s_result
 - reply: {text: 'this is the first'}
 ",
     );
-    let mut tasks = vec![write("a", "begin"), write("b", "go on"), write("c", "end")];
-    tasks[1].depends_on = vec![id("a")];
-    tasks[2].depends_on = vec![id("b")];
+    let mut tasks = vec![writer_task("a", "begin"), writer_task("b", "go on"), writer_task("c", "end")];
+    tasks[1].depends_on = vec![task_id("a")];
+    tasks[2].depends_on = vec![task_id("b")];
     tasks[2].is_final = true;
-    let run = stage
-        .hand_in("row", &millrace_protocol::plan::Submission { model: Some(model), ..fixed(tasks) })
+    let run = testbed
+        .submit_run(
+            "row",
+            &millrace_protocol::plan::Submission { model: Some(model), ..fixed_submission(tasks) },
+        )
         .await;
-    let history = run.ended().await;
-    let plan = history.plan();
-    assert_eq!(end(plan), EndReason::Completed);
-    assert!(over(plan, "a") <= claimed(plan, "b") && over(plan, "b") <= claimed(plan, "c"));
-    assert_eq!(run.result(&history, "c").await.output, "the third, of the second");
-    let shown = run.shown();
+    let history = run.wait_for_end().await;
+    let plan = history.folded_plan();
+    assert_eq!(end_reason(plan), EndReason::Completed);
+    assert!(end_time(plan, "a") <= claim_time(plan, "b") && end_time(plan, "b") <= claim_time(plan, "c"));
+    assert_eq!(run.read_task_result(&history, "c").await.output, "the third, of the second");
+    let shown = run.run_show_json();
     assert_eq!(
-        (&shown["deliverable"]["task"], &shown["deliverable"]["rung"]),
+        (&shown["deliverable"]["task"], &shown["deliverable"]["rule"]),
         (&json!("c"), &json!("final")),
         "{shown}"
     );
     assert_eq!(shown["result"]["output"], "the third, of the second");
 }
 
-pub async fn the_middle_of_a_diamond_runs_at_once(stage: &Stage) {
+pub async fn middle_of_a_diamond_runs_in_parallel(testbed: &TestBed) {
     let mut tasks = vec![
-        echo("top", &json!({})),
-        echo("left", &json!({"delay_ms": 1500})),
-        echo("right", &json!({"delay_ms": 1500})),
-        echo("bottom", &json!({})),
+        echo_task("top", &json!({})),
+        echo_task("left", &json!({"delay_ms": 1500})),
+        echo_task("right", &json!({"delay_ms": 1500})),
+        echo_task("bottom", &json!({})),
     ];
-    tasks[1].depends_on = vec![id("top")];
-    tasks[2].depends_on = vec![id("top")];
-    tasks[3].depends_on = vec![id("left"), id("right")];
-    let history = stage.hand_in("diamond", &fixed(tasks)).await.ended().await;
-    let plan = history.plan();
-    assert_eq!(end(plan), EndReason::Completed);
-    assert!(claimed(plan, "left") < over(plan, "right") && claimed(plan, "right") < over(plan, "left"));
-    assert!(claimed(plan, "bottom") >= over(plan, "left").max(over(plan, "right")));
+    tasks[1].depends_on = vec![task_id("top")];
+    tasks[2].depends_on = vec![task_id("top")];
+    tasks[3].depends_on = vec![task_id("left"), task_id("right")];
+    let history = testbed.submit_run("diamond", &fixed_submission(tasks)).await.wait_for_end().await;
+    let plan = history.folded_plan();
+    assert_eq!(end_reason(plan), EndReason::Completed);
+    assert!(
+        claim_time(plan, "left") < end_time(plan, "right")
+            && claim_time(plan, "right") < end_time(plan, "left")
+    );
+    assert!(claim_time(plan, "bottom") >= end_time(plan, "left").max(end_time(plan, "right")));
 }
 
-pub async fn a_child_begins_before_its_parent_s_slow_sibling_has_ended(stage: &Stage) {
-    let mut tasks =
-        vec![echo("quick", &json!({})), echo("slow", &json!({"delay_ms": 6000})), echo("child", &json!({}))];
-    tasks[2].depends_on = vec![id("quick")];
-    let history = stage.hand_in("cousin", &fixed(tasks)).await.ended().await;
-    let plan = history.plan();
-    assert_eq!(end(plan), EndReason::Completed);
-    assert!(over(plan, "child") < over(plan, "slow"), "the child waited for its parent's sibling");
+pub async fn task_starts_once_its_own_dependencies_are_done(testbed: &TestBed) {
+    let mut tasks = vec![
+        echo_task("quick", &json!({})),
+        echo_task("slow", &json!({"delay_ms": 6000})),
+        echo_task("child", &json!({})),
+    ];
+    tasks[2].depends_on = vec![task_id("quick")];
+    let history = testbed.submit_run("cousin", &fixed_submission(tasks)).await.wait_for_end().await;
+    let plan = history.folded_plan();
+    assert_eq!(end_reason(plan), EndReason::Completed);
+    assert!(end_time(plan, "child") < end_time(plan, "slow"), "the task waited for an unrelated one");
 }
 
-pub async fn whoever_depends_on_a_failed_task_goes_by_its_own_policy_at_once(stage: &Stage) {
+pub async fn dependents_of_a_failed_task_follow_their_policy(testbed: &TestBed) {
     let mut tasks = vec![
-        fails("base"),
-        echo("cancelled", &json!({})),
-        echo("behind", &json!({})),
-        echo("skips", &json!({})),
-        echo("slow", &json!({"delay_ms": 4000})),
+        failing_task("base"),
+        echo_task("cancelled", &json!({})),
+        echo_task("behind", &json!({})),
+        echo_task("skips", &json!({})),
+        echo_task("slow", &json!({"delay_ms": 4000})),
     ];
-    tasks[1].depends_on = vec![id("base")];
-    tasks[2].depends_on = vec![id("cancelled")];
-    tasks[3].depends_on = vec![id("base")];
+    tasks[1].depends_on = vec![task_id("base")];
+    tasks[2].depends_on = vec![task_id("cancelled")];
+    tasks[3].depends_on = vec![task_id("base")];
     tasks[3].on_failed_dependency = OnFailedDependency::Skip;
-    let history = stage.hand_in("policies", &fixed(tasks)).await.ended().await;
-    let plan = history.plan();
-    assert_eq!(end(plan), EndReason::CompletedPartial);
-    let states = ["base", "cancelled", "behind", "skips", "slow"].map(|task| state(plan, task));
+    let history = testbed.submit_run("policies", &fixed_submission(tasks)).await.wait_for_end().await;
+    let plan = history.folded_plan();
+    assert_eq!(end_reason(plan), EndReason::CompletedPartial);
+    let states = ["base", "cancelled", "behind", "skips", "slow"].map(|task| task_state(plan, task));
     use TaskState::{Cancelled, Completed, Failed};
     assert_eq!(states, [Failed, Cancelled, Cancelled, Completed, Completed]);
-    assert_eq!(plan.task(&id("cancelled")).unwrap().reason.as_deref(), Some("task base failed"));
-    assert_eq!(plan.task(&id("behind")).unwrap().reason.as_deref(), Some("task cancelled was cancelled"));
-    assert!(plan.task(&id("behind")).unwrap().since < over(plan, "slow"), "it was decided at once");
+    assert_eq!(plan.task(&task_id("cancelled")).unwrap().end_reason(), Some("task base failed"));
+    assert_eq!(plan.task(&task_id("behind")).unwrap().end_reason(), Some("task cancelled was cancelled"));
+    assert!(
+        plan.task(&task_id("behind")).unwrap().since < end_time(plan, "slow"),
+        "the dependents are cancelled at once"
+    );
 }
 
-pub async fn a_plan_in_which_nothing_can_begin_any_more_ends_with_a_report_of_what_waits_for_what(
-    stage: &Stage,
-) {
-    let mut tasks = vec![fails("base"), echo("waits", &json!({})), echo("behind", &json!({}))];
+pub async fn blocked_plan_ends_with_a_report_of_what_waits_for_what(testbed: &TestBed) {
+    let mut tasks =
+        vec![failing_task("base"), echo_task("waits", &json!({})), echo_task("behind", &json!({}))];
     for (at, on) in [(1, "base"), (2, "waits")] {
-        tasks[at].depends_on = vec![id(on)];
+        tasks[at].depends_on = vec![task_id(on)];
         tasks[at].on_failed_dependency = OnFailedDependency::Ask;
     }
-    let history = stage.hand_in("blocked", &fixed(tasks)).await.ended().await;
-    let plan = history.plan();
-    assert_eq!(end(plan), EndReason::NoProgress);
-    let detail = &plan.end.as_ref().unwrap().detail;
+    let history = testbed.submit_run("blocked", &fixed_submission(tasks)).await.wait_for_end().await;
+    let plan = history.folded_plan();
+    assert_eq!(end_reason(plan), EndReason::NoProgress);
+    let detail = &plan.run.end.as_ref().unwrap().detail;
     for part in ["2 tasks can never begin", "waits waits for base, which is failed", "behind waits for waits"]
     {
         assert!(detail.contains(part), "{detail}");
     }
 }
 
-pub async fn a_cancelled_task_takes_all_with_it_that_hang_on_it_and_no_others(stage: &Stage) {
+pub async fn cancelling_a_task_cancels_only_its_dependents(testbed: &TestBed) {
     let mut tasks = vec![
-        echo("a", &json!({"delay_ms": 60_000})),
-        echo("b", &json!({})),
-        echo("c", &json!({})),
-        echo("other", &json!({"delay_ms": 500})),
+        echo_task("a", &json!({"delay_ms": 60_000})),
+        echo_task("b", &json!({})),
+        echo_task("c", &json!({})),
+        echo_task("other", &json!({"delay_ms": 500})),
     ];
-    tasks[1].depends_on = vec![id("a")];
-    tasks[2].depends_on = vec![id("b"), id("other")];
-    let run = stage.hand_in("cascade", &fixed(tasks)).await;
-    run.until("a under way", |plan| (state(plan, "a") == TaskState::Running).then_some(())).await;
-    let cancel = Control::CancelTask { task: id("a"), reason: "not needed".into() };
-    run.command("cascade", cancel).await.unwrap();
-    let history = run.ended().await;
-    let plan = history.plan();
-    assert_eq!(end(plan), EndReason::CompletedPartial);
-    let reason = |task: &str| plan.task(&id(task)).unwrap().reason.clone().unwrap_or_default();
+    tasks[1].depends_on = vec![task_id("a")];
+    tasks[2].depends_on = vec![task_id("b"), task_id("other")];
+    let run = testbed.submit_run("cascade", &fixed_submission(tasks)).await;
+    run.wait_for_plan("a under way", |plan| (task_state(plan, "a") == TaskState::Running).then_some(()))
+        .await;
+    let cancel = CommandAction::CancelTask { task: task_id("a"), reason: "not needed".into() };
+    run.send_command("cascade", cancel).await.unwrap();
+    let history = run.wait_for_end().await;
+    let plan = history.folded_plan();
+    assert_eq!(end_reason(plan), EndReason::CompletedPartial);
+    let reason = |task: &str| plan.task(&task_id(task)).unwrap().end_reason().unwrap_or_default();
     assert_eq!(
         [reason("a"), reason("b"), reason("c")].map(|why| why.split(' ').next_back().unwrap().to_owned()),
         ["needed", "cancelled", "cancelled"]
     );
-    assert_eq!(state(plan, "other"), TaskState::Completed);
+    assert_eq!(task_state(plan, "other"), TaskState::Completed);
 }
 
-pub async fn a_sibling_s_failure_stops_nobody_unless_the_first_failure_is_to_end_the_run(stage: &Stage) {
-    let tasks = || vec![fails("bad"), echo("good", &json!({"delay_ms": 2000})), echo("quick", &json!({}))];
-    let isolated = stage.hand_in("isolated", &fixed(tasks())).await;
-    let mut submission = fixed(tasks());
+pub async fn failure_does_not_stop_siblings_unless_fail_fast(testbed: &TestBed) {
+    let tasks = || {
+        vec![
+            failing_task("bad"),
+            echo_task("good", &json!({"delay_ms": 2000})),
+            echo_task("quick", &json!({})),
+        ]
+    };
+    let isolated = testbed.submit_run("isolated", &fixed_submission(tasks())).await;
+    let mut submission = fixed_submission(tasks());
     submission.tasks[0].parameters.insert("delay_ms".into(), json!(1000));
     submission.tasks[1].parameters.insert("delay_ms".into(), json!(60_000));
     submission.fail_fast = true;
-    let hasty = stage.hand_in("hasty", &submission).await;
-    let (isolated, hasty) = (isolated.ended().await, hasty.ended().await);
-    let states = |plan: &Plan| ["bad", "good", "quick"].map(|task| state(plan, task));
+    let hasty = testbed.submit_run("hasty", &submission).await;
+    let (isolated, hasty) = (isolated.wait_for_end().await, hasty.wait_for_end().await);
+    let states = |plan: &Plan| ["bad", "good", "quick"].map(|task| task_state(plan, task));
     use TaskState::{Cancelled, Completed, Failed};
-    assert_eq!(states(isolated.plan()), [Failed, Completed, Completed]);
-    assert_eq!(states(hasty.plan()), [Failed, Cancelled, Completed], "what is completed stays");
+    assert_eq!(states(isolated.folded_plan()), [Failed, Completed, Completed]);
+    assert_eq!(states(hasty.folded_plan()), [Failed, Cancelled, Completed], "completed tasks stay completed");
 }
 
-/// A program whose result has nothing beyond its summary.
+/// A program whose result has no more than its summary.
 pub const BRIEF: &str = r#"kind: command
 name: brief
 description: Says one word.
@@ -172,7 +192,7 @@ command: [sh, -c, 'cat > /dev/null; echo "{\"summary\": \"brief\", \"output\": \
 effect: pure
 "#;
 
-/// A program that goes by the name of the capability that puts results together.
+/// A program under the name of the capability that combines results.
 pub const PRODUCER: &str = r#"kind: command
 name: producer
 description: Says one word.
@@ -180,50 +200,56 @@ command: [sh, -c, 'cat > /dev/null; echo "{\"summary\": \"made\", \"output\": \"
 effect: pure
 "#;
 
-pub async fn the_deliverable_is_chosen_by_four_rungs_and_the_newest_wins(stage: &Stage) {
-    let brief = |name: &str| task(name, "say it", "brief");
-    let producer = || task("made", "put it together", "producer");
+pub async fn deliverable_is_chosen_by_four_rules_and_the_newest_wins(testbed: &TestBed) {
+    let brief = |name: &str| capability_task(name, "say it", "brief");
+    let producer = || capability_task("made", "put it together", "producer");
     let mut last = brief("last");
     last.is_final = true;
     let cases = [
-        ("rung-1", vec![last, echo("detailed", &json!({})), producer()], ("last", FinalRung::Final)),
+        (
+            "rung-1",
+            vec![last, echo_task("detailed", &json!({})), producer()],
+            ("last", DeliverableRule::Final),
+        ),
         (
             "rung-2",
-            vec![echo("old", &json!({})), echo("new", &json!({})), producer(), brief("b")],
-            ("new", FinalRung::Detailed),
+            vec![echo_task("old", &json!({})), echo_task("new", &json!({})), producer(), brief("b")],
+            ("new", DeliverableRule::Detailed),
         ),
-        ("rung-3", vec![brief("b"), producer(), brief("c")], ("made", FinalRung::Producer)),
-        ("rung-4", vec![brief("b"), brief("c")], ("c", FinalRung::Any)),
+        ("rung-3", vec![brief("b"), producer(), brief("c")], ("made", DeliverableRule::Producer)),
+        ("rung-4", vec![brief("b"), brief("c")], ("c", DeliverableRule::Any)),
     ];
     for (name, tasks, (task, rung)) in cases {
-        let history = stage.hand_in(name, &fixed(tasks)).await.ended().await;
-        let end = history.plan().end.clone().unwrap();
-        assert_eq!(end.deliverable, Some((id(task), rung)), "{name}");
+        let history = testbed.submit_run(name, &fixed_submission(tasks)).await.wait_for_end().await;
+        let end = history.folded_plan().run.end.clone().unwrap();
+        assert_eq!(end.deliverable, Some((task_id(task), rung)), "{name}");
     }
-    // A final task that fails leaves the choice to the others; where nothing is there, nothing is chosen.
-    let mut lost = fails("lost");
+    // If the final task fails, the other rules apply; without any result there is no deliverable.
+    let mut lost = failing_task("lost");
     lost.is_final = true;
-    let partial = stage.hand_in("rung-lost", &fixed(vec![lost.clone(), echo("kept", &json!({}))])).await;
-    let nothing = stage.hand_in("rung-none", &fixed(vec![lost])).await;
-    let (partial, nothing) = (partial.ended().await, nothing.ended().await);
-    let found = |plan: &Plan| (end(plan), plan.end.as_ref().unwrap().deliverable.clone());
-    let kept = Some((id("kept"), FinalRung::Detailed));
-    assert_eq!(found(partial.plan()), (EndReason::CompletedPartial, kept));
-    assert_eq!(found(nothing.plan()), (EndReason::Failed, None));
+    let partial = testbed
+        .submit_run("rung-lost", &fixed_submission(vec![lost.clone(), echo_task("kept", &json!({}))]))
+        .await;
+    let nothing = testbed.submit_run("rung-none", &fixed_submission(vec![lost])).await;
+    let (partial, nothing) = (partial.wait_for_end().await, nothing.wait_for_end().await);
+    let ending = |plan: &Plan| (end_reason(plan), plan.run.end.as_ref().unwrap().deliverable.clone());
+    let expected = Some((task_id("kept"), DeliverableRule::Detailed));
+    assert_eq!(ending(partial.folded_plan()), (EndReason::CompletedPartial, expected));
+    assert_eq!(ending(nothing.folded_plan()), (EndReason::Failed, None));
 }
 
-/// Plans in YAML that are none, with what must be said of each.
+/// Invalid plan files, each with a part of the expected error.
 const BAD_PLANS: [(&str, &str); 8] = [
     (
         "tasks:\n- {id: a, objective: x, capability: echo}\n- {id: a, objective: x, capability: echo}\n",
-        "twice",
+        "duplicate task id a",
     ),
     ("tasks:\n- {id: a, objective: x, capability: echo, depends_on: [b]}\n", "depends on b"),
     ("tasks:\n- {id: a, objective: x, capability: echo, depends_on: [a]}\n", "depends on itself"),
     (
         "tasks:\n- {id: a, objective: x, capability: echo, depends_on: [b]}\n\
          - {id: b, objective: x, capability: echo, depends_on: [a]}\n",
-        "circle",
+        "dependency cycle",
     ),
     (
         "tasks:\n- {id: a, objective: x, capability: echo, final: true}\n\
@@ -235,45 +261,48 @@ const BAD_PLANS: [(&str, &str); 8] = [
     ("tasks:\n- {id: a, objective: x, capability: echo, limits: {max_attempts: 0}}\n", "max_attempts"),
 ];
 
-pub async fn a_plan_file_that_is_none_is_refused_with_its_line_and_nothing_is_handed_in(stage: &Stage) {
-    for (number, (text, told)) in BAD_PLANS.iter().enumerate() {
-        let file = stage.cluster.folder().join(format!("bad-{number}.yaml"));
+pub async fn invalid_plan_file_is_rejected_with_its_line(testbed: &TestBed) {
+    for (number, (text, expected)) in BAD_PLANS.iter().enumerate() {
+        let file = testbed.cluster.test_folder().join(format!("bad-{number}.yaml"));
         std::fs::write(&file, text).unwrap();
-        let mut command = stage.cluster.command();
-        let said = command.args(["submit", "do it", "--plan"]).arg(&file).output().unwrap();
-        let error = String::from_utf8_lossy(&said.stderr).into_owned();
-        assert_eq!(said.status.code(), Some(2), "{text}: {error}");
+        let mut command = testbed.cluster.millrace_command();
+        let output = command.args(["submit", "do it", "--plan"]).arg(&file).output().unwrap();
+        let error = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(2), "{text}: {error}");
         let place = format!("bad-{number}.yaml:");
-        assert!(error.contains(told) && error.contains(&place), "{text}: {error}");
-        assert!(said.stdout.is_empty(), "no run came of it");
+        assert!(error.contains(expected) && error.contains(&place), "{text}: {error}");
+        assert!(output.stdout.is_empty(), "no run was submitted");
     }
 }
 
-pub async fn an_end_that_comes_twice_or_late_is_refused_and_changes_nothing(stage: &Stage) {
-    let mut late = echo("late", &json!({"delay_ms": 60_000}));
+pub async fn duplicate_and_late_outcomes_are_rejected(testbed: &TestBed) {
+    let mut late = echo_task("late", &json!({"delay_ms": 60_000}));
     late.limits.run_time = Duration::from_secs(2);
     late.limits.max_attempts = 2;
-    let tasks = vec![echo("once", &json!({})), late, echo("slow", &json!({"delay_ms": 6000}))];
-    let run = stage.hand_in("twice", &fixed(tasks)).await;
-    run.until("the first result", |plan| (state(plan, "once") == TaskState::Completed).then_some(())).await;
-    let outcome = stage.last_entry(&run.id, "once", 1).await;
-    let again = stage.write_again(&outcome, &outcome.subject).await;
-    // The first attempt ran out of its time; whoever had it in hand comes with a result when the second one runs.
-    run.until("a second attempt", |plan| {
-        let late = plan.task(&id("late"))?;
-        (late.attempt == 2 && late.state == TaskState::Running).then_some(())
+    let tasks = vec![echo_task("once", &json!({})), late, echo_task("slow", &json!({"delay_ms": 6000}))];
+    let run = testbed.submit_run("twice", &fixed_submission(tasks)).await;
+    run.wait_for_plan("the first result", |plan| {
+        (task_state(plan, "once") == TaskState::Completed).then_some(())
+    })
+    .await;
+    let outcome = testbed.last_journal_record(&run.id, "once", 1).await;
+    let again = testbed.republish_payload(&outcome, &outcome.subject).await;
+    // The first attempt timed out; its worker sends a result while the second attempt runs.
+    run.wait_for_plan("a second attempt", |plan| {
+        let late = plan.task(&task_id("late"))?;
+        (late.attempt == 2 && late.state() == TaskState::Running).then_some(())
     })
     .await;
     let subject = outcome.subject.as_str().replace("task.once.1", "task.late.1");
-    let late = stage.write_again(&outcome, &subject).await;
-    let plan = run.until("the second attempt's end", |plan| {
-        (state(plan, "late") == TaskState::Failed).then(|| plan.clone())
+    let late = testbed.republish_payload(&outcome, &subject).await;
+    let plan = run.wait_for_plan("the second attempt's end", |plan| {
+        (task_state(plan, "late") == TaskState::Failed).then(|| plan.clone())
     });
     let plan = plan.await;
-    let refused = async |fact: u64| run.decided(fact).await.unwrap_err().to_string();
-    assert_eq!(refused(again).await, "task once is completed, so that an outcome changes nothing");
+    let refused = async |fact: u64| run.wait_for_decision_on(fact).await.unwrap_err().to_string();
+    assert_eq!(refused(again).await, "task once is completed: outcome ignored");
     assert_eq!(refused(late).await, "task late is at attempt 2, not 1");
-    let attempts = |task: &str| plan.task(&id(task)).unwrap().attempts.len();
+    let attempts = |task: &str| plan.task(&task_id(task)).unwrap().attempts.len();
     assert_eq!((attempts("once"), attempts("late")), (1, 2));
-    assert_eq!(end(&run.over().await), EndReason::CompletedPartial);
+    assert_eq!(end_reason(&run.wait_for_end_unchecked().await), EndReason::CompletedPartial);
 }

@@ -1,5 +1,4 @@
-//! A server of names (DNS) with a handful of them, for as long as it is held. It answers questions for IPv4 addresses and
-//! nothing else.
+//! A small DNS server that resolves a fixed set of names to IPv4 addresses.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{Ipv4Addr, UdpSocket};
@@ -12,19 +11,19 @@ const HEADER: usize = 12;
 const A: [u8; 2] = [0, 1];
 const NO_SUCH_NAME: u8 = 3;
 
-/// The server. Dropping it ends it.
-pub struct Names {
+/// The server. Dropping it stops it.
+pub struct DnsServer {
     asked: Arc<Mutex<BTreeSet<String>>>,
     is_over: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
 
-impl Names {
+impl DnsServer {
     /// Serves these names on port 53 of an address.
     ///
     /// # Panics
-    /// The port can't be had.
-    pub fn serve(at: Ipv4Addr, names: BTreeMap<String, Ipv4Addr>) -> Self {
+    /// The port is not available.
+    pub fn start_serving(at: Ipv4Addr, names: BTreeMap<String, Ipv4Addr>) -> Self {
         let socket = UdpSocket::bind((at, 53)).unwrap();
         socket.set_read_timeout(Some(Duration::from_millis(50))).unwrap();
         let (asked, is_over) = (Arc::<Mutex<BTreeSet<String>>>::default(), Arc::<AtomicBool>::default());
@@ -33,7 +32,7 @@ impl Names {
             let mut question = [0; 512];
             while !over.load(Ordering::Relaxed) {
                 let Ok((length, from)) = socket.recv_from(&mut question) else { continue };
-                let Some((name, reply)) = answer(&question[..length], &names) else { continue };
+                let Some((name, reply)) = answer_query(&question[..length], &names) else { continue };
                 seen.lock().unwrap().insert(name);
                 drop(socket.send_to(&reply, from));
             }
@@ -41,21 +40,21 @@ impl Names {
         Self { asked, is_over, thread: Some(thread) }
     }
 
-    /// The names that were asked for.
-    pub fn asked(&self) -> BTreeSet<String> {
+    /// The names that were queried.
+    pub fn queried_names(&self) -> BTreeSet<String> {
         self.asked.lock().unwrap().clone()
     }
 }
 
-impl Drop for Names {
+impl Drop for DnsServer {
     fn drop(&mut self) {
         self.is_over.store(true, Ordering::Relaxed);
         self.thread.take().into_iter().for_each(|thread| drop(thread.join()));
     }
 }
 
-/// The name in a question, and what to say to it.
-fn answer(question: &[u8], names: &BTreeMap<String, Ipv4Addr>) -> Option<(String, Vec<u8>)> {
+/// The name in a query, and the response.
+fn answer_query(question: &[u8], names: &BTreeMap<String, Ipv4Addr>) -> Option<(String, Vec<u8>)> {
     let mut at = HEADER;
     let mut labels = Vec::new();
     loop {
@@ -69,14 +68,14 @@ fn answer(question: &[u8], names: &BTreeMap<String, Ipv4Addr>) -> Option<(String
     }
     let (name, end) = (labels.join("."), at + 4);
     let address = names.get(&name);
-    let wanted = question.get(at..at + 2)? == A;
+    let is_address = question.get(at..at + 2)? == A;
     let mut reply = question.get(..end)?.to_vec();
-    // A response, authoritative; recursion is to be had, since some resolvers insist.
+    // An authoritative response; it offers recursion because some resolvers require that.
     (reply[2], reply[3]) = (0x85, 0x80 | if address.is_none() { NO_SUCH_NAME } else { 0 });
     // One question, so many answers, nothing more.
-    reply[4..HEADER].copy_from_slice(&[0, 1, 0, u8::from(wanted && address.is_some()), 0, 0, 0, 0]);
-    if let Some(address) = address.filter(|_| wanted) {
-        // The name of the question, A, IN, for a second, four bytes.
+    reply[4..HEADER].copy_from_slice(&[0, 1, 0, u8::from(is_address && address.is_some()), 0, 0, 0, 0]);
+    if let Some(address) = address.filter(|_| is_address) {
+        // The name of the question, A, IN, TTL of one second, four bytes.
         reply.extend([0xc0, HEADER as u8, 0, 1, 0, 1, 0, 0, 0, 1, 0, 4]);
         reply.extend(address.octets());
     }

@@ -1,25 +1,27 @@
-//! A further capability is a file of ten lines.
+//! Another capability is a file of ten lines.
 
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
 
-use super::overlay::{Overlay, at, copy, differences, list, root, title};
+use super::overlay::{
+    Overlay, copy_folder, differing_documents, document_title, list_at, string_at, workspace_folder,
+};
 
 const FILE: &str = "name: analyst\ndescription: Looks into data files.\ninstructions: Look into the files.\n";
 
-/// What the comment in `capabilities/kustomization.yaml` shows.
-fn shown(capabilities: &str) -> String {
+/// The example in the comment of `capabilities/kustomization.yaml`.
+fn extract_example(capabilities: &str) -> String {
     let lines = capabilities.lines().filter_map(|line| line.strip_prefix("#   "));
     lines.map(|line| format!("{line}\n")).collect()
 }
 
-/// The manifests, and a production overlay of them with the capability.
-fn with_analyst(deploy: &Path) -> Option<Overlay> {
+/// A production overlay of the manifests with the capability.
+fn overlay_with_analyst(deploy: &Path) -> Option<Overlay> {
     let capabilities = deploy.join("kubernetes/capabilities");
     let list = capabilities.join("kustomization.yaml");
     let before = fs::read_to_string(&list).expect("it was copied");
-    let kustomization = shown(&before);
+    let kustomization = extract_example(&before);
     let lines = kustomization.lines().count();
     assert!((8..=10).contains(&lines), "a capability is {lines} lines:\n{kustomization}");
     let folder = capabilities.join("analyst");
@@ -31,18 +33,19 @@ fn with_analyst(deploy: &Path) -> Option<Overlay> {
 }
 
 #[test]
-fn a_further_capability_is_ten_lines_and_changes_nothing_else() {
+fn added_capability_is_ten_lines_and_changes_nothing_else() {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let deploy = folder.path().join("deploy");
-    copy(&root().join("deploy/kubernetes"), &deploy.join("kubernetes"));
-    copy(&root().join("deploy/observability"), &deploy.join("observability"));
+    copy_folder(&workspace_folder().join("deploy/kubernetes"), &deploy.join("kubernetes"));
+    copy_folder(&workspace_folder().join("deploy/observability"), &deploy.join("observability"));
     let Some(before) = Overlay::render(&deploy.join("kubernetes/overlays/production")) else {
         return eprintln!("passed over: neither kubectl nor kustomize is on PATH");
     };
-    let after = with_analyst(&deploy).expect("it was there a moment ago");
-    let workers = after.processes();
-    let worker = workers.iter().find(|one| one.name() == "worker-analyst").expect("it has a Deployment");
-    let volumes = list(worker.pod(), "/volumes");
+    let after = overlay_with_analyst(&deploy).expect("it was there a moment ago");
+    let workers = after.millrace_containers();
+    let worker =
+        workers.iter().find(|one| one.workload_name() == "worker-analyst").expect("it has a Deployment");
+    let volumes = list_at(worker.pod_template(), "/volumes");
     let settings = volumes.iter().find_map(|volume| volume.pointer("/configMap/name")).expect("its file");
     let settings = settings.as_str().expect("a name is text");
     let mut new: BTreeSet<String> = ["Deployment", "PodDisruptionBudget", "ScaledObject", "ServiceAccount"]
@@ -50,43 +53,48 @@ fn a_further_capability_is_ten_lines_and_changes_nothing_else() {
         .map(|kind| format!("{kind}/worker-analyst"))
         .collect();
     new.insert(format!("ConfigMap/{settings}"));
-    assert_eq!(differences(&before, &after), new);
+    assert_eq!(differing_documents(&before, &after), new);
 
-    let path = worker.argument("--capability").expect("what it offers is said");
-    let mounts = list(worker.its, "/volumeMounts");
+    let path = worker.argument_value("--capability").expect("its capability is an argument");
+    let mounts = list_at(worker.its, "/volumeMounts");
     let mount = mounts.iter().find(|mount| mount["name"] == "capability").expect("the file is mounted");
-    let file = path.strip_prefix(at(mount, "/mountPath")).expect("it lies there").trim_start_matches('/');
-    let map = after.named("ConfigMap", settings).expect("it is there");
+    let file =
+        path.strip_prefix(string_at(mount, "/mountPath")).expect("it lies there").trim_start_matches('/');
+    let map = after.find_document("ConfigMap", settings).expect("it is there");
     assert_eq!(map["data"][file], FILE);
     let described = folder.path().join(file);
     fs::write(&described, FILE).expect("a temporary folder");
-    assert_eq!(millrace_worker::file::check(&described).expect("a capability"), "analyst");
+    let capability = millrace_worker::file::describe_capability_file(&described).expect("a capability");
+    assert_eq!(capability.name.as_str(), "analyst");
     let identity = volumes
         .iter()
         .find_map(|volume| volume.pointer("/secret/secretName").filter(|_| volume["name"] == "identity"));
-    assert_eq!(identity.expect("it has one"), "millrace-nkey-worker-analyst");
-    let scaled = after.named("ScaledObject", "worker-analyst").expect("it was found");
-    assert_eq!(list(scaled, "/spec/triggers")[0]["metadata"]["consumer"], "analyst");
+    assert_eq!(identity.expect("an identity"), "millrace-nkey-worker-analyst");
+    let scaled = after.find_document("ScaledObject", "worker-analyst").expect("it was found");
+    assert_eq!(list_at(scaled, "/spec/triggers")[0]["metadata"]["consumer"], "analyst");
     assert_eq!(scaled["spec"]["maxReplicaCount"], 10);
 }
 
 #[test]
-fn a_capability_file_that_changes_rolls_its_own_pods_and_no_others() {
+fn changed_capability_file_restarts_its_own_pods_only() {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let deploy = folder.path().join("deploy");
-    copy(&root().join("deploy/kubernetes"), &deploy.join("kubernetes"));
-    copy(&root().join("deploy/observability"), &deploy.join("observability"));
-    let Some(before) = with_analyst(&deploy) else {
+    copy_folder(&workspace_folder().join("deploy/kubernetes"), &deploy.join("kubernetes"));
+    copy_folder(&workspace_folder().join("deploy/observability"), &deploy.join("observability"));
+    let Some(before) = overlay_with_analyst(&deploy) else {
         return eprintln!("passed over: neither kubectl nor kustomize is on PATH");
     };
     let file = deploy.join("kubernetes/capabilities/analyst/analyst.yaml");
     fs::write(file, FILE.replace("Look into", "Look closely into")).expect("a temporary folder");
     let after = Overlay::render(&deploy.join("kubernetes/overlays/production")).expect("it is there");
-    let changed = differences(&before, &after);
+    let changed = differing_documents(&before, &after);
     let deployments: Vec<&String> = changed.iter().filter(|title| title.starts_with("Deployment/")).collect();
     assert_eq!(deployments, ["Deployment/worker-analyst"]);
     assert!(changed.iter().all(|title| title.contains("analyst")), "{changed:?}");
-    let maps =
-        after.documents.iter().map(title).filter(|title| title.starts_with("ConfigMap/capability-analyst"));
+    let maps = after
+        .documents
+        .iter()
+        .map(document_title)
+        .filter(|title| title.starts_with("ConfigMap/capability-analyst"));
     assert_eq!(maps.count(), 1);
 }

@@ -1,21 +1,21 @@
-//! Whether Kubernetes, KEDA and the Prometheus operator would take the manifests: by their own schemas, which come in
-//! packages, and by what checkov finds.
+//! Validates the manifests against the schemas of Kubernetes, KEDA and the Prometheus operator, which come in packages,
+//! and with checkov.
 
 use std::io::Write;
 use std::process::{Command, Stdio};
 
-use millrace_tests::node::node;
-use millrace_tests::python::python;
+use millrace_tests::node::install_npm_packages;
+use millrace_tests::python::install_python_packages;
 
-use super::overlay::overlays;
+use super::overlay::render_all_overlays;
 
-/// The oldest Kubernetes that is meant, and the newest that the package knows.
+/// The oldest supported Kubernetes, and the newest in the package.
 const KUBERNETES: [&str; 2] = ["1.29", "1.37"];
 const VALIDATE: &str = "kubernetes-validate==1.37.0";
 const CHECKOV: &str = "checkov==3.3.30";
 const MODELS: [&str; 2] = ["@kubernetes-models/keda@2.0.0", "@kubernetes-models/prometheus-operator@6.0.0"];
 
-/// Prints a line for each mistake; kinds that are no part of Kubernetes are for the other script.
+/// Prints a line for each mistake. Kinds that are not part of Kubernetes are left to the other script.
 const CORE: &str = r#"
 import sys, yaml, kubernetes_validate as k
 foreign = {"ScaledObject", "PodMonitor", "PrometheusRule"}
@@ -31,8 +31,8 @@ for document in yaml.safe_load_all(sys.stdin):
             print(f"{name} ({version}): there is no such kind")
 "#;
 
-/// Prints a line for each mistake of the other kinds. The models don't mind fields that they don't know; the
-/// declarations that lie beside them say which there are.
+/// Prints a line for each mistake in the other kinds. The models ignore unknown fields, so the fields are read from the
+/// type declarations next to them.
 const FOREIGN: &str = r#"
 import { readFileSync } from "node:fs";
 import { dirname, resolve } from "node:path";
@@ -78,31 +78,32 @@ for (const document of JSON.parse(readFileSync(0, "utf8"))) {
 }
 "#;
 
-fn answer(command: &mut Command, input: &str) -> String {
+fn run_with_input(command: &mut Command, input: &str) -> String {
     let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("it was installed");
-    child.stdin.take().expect("it was asked for").write_all(input.as_bytes()).expect("it reads");
-    let done = child.wait_with_output().expect("a child can be waited for");
-    assert!(done.status.success(), "{command:?} ended with {}", done.status);
-    String::from_utf8(done.stdout).expect("it prints text")
+    child.stdin.take().expect("stdin is piped").write_all(input.as_bytes()).expect("it reads");
+    let output = child.wait_with_output().expect("a child can be waited for");
+    assert!(output.status.success(), "{command:?} exited with {}", output.status);
+    String::from_utf8(output.stdout).expect("it prints text")
 }
 
 #[test]
-fn every_overlay_is_what_kubernetes_takes() {
-    let Some(all) = overlays() else { return };
-    let python = match python(&[VALIDATE]) {
+fn overlays_match_the_kubernetes_schemas() {
+    let Some(all) = render_all_overlays() else { return };
+    let python = match install_python_packages(&[VALIDATE]) {
         Ok(python) => python,
         Err(why) => return eprintln!("passed over: {why}"),
     };
     for overlay in all {
-        let mistakes = answer(Command::new(&python).args(["-c", CORE]).args(KUBERNETES), &overlay.text);
+        let mistakes =
+            run_with_input(Command::new(&python).args(["-c", CORE]).args(KUBERNETES), &overlay.text);
         assert_eq!(mistakes, "", "{}", overlay.name);
     }
 }
 
 #[test]
-fn every_overlay_is_what_keda_and_the_prometheus_operator_take() {
-    let Some(all) = overlays() else { return };
-    let folder = match node(&MODELS) {
+fn overlays_match_the_keda_and_prometheus_operator_schemas() {
+    let Some(all) = render_all_overlays() else { return };
+    let folder = match install_npm_packages(&MODELS) {
         Ok(folder) => folder,
         Err(why) => return eprintln!("passed over: {why}"),
     };
@@ -110,27 +111,27 @@ fn every_overlay_is_what_keda_and_the_prometheus_operator_take() {
     std::fs::write(&script, FOREIGN).expect("the cache folder");
     for overlay in all {
         let kinds = ["ScaledObject", "PodMonitor", "PrometheusRule"];
-        let foreign: Vec<_> = kinds.iter().flat_map(|kind| overlay.kind(kind)).collect();
+        let foreign: Vec<_> = kinds.iter().flat_map(|kind| overlay.documents_of_kind(kind)).collect();
         let documents = serde_json::to_string(&foreign).expect("documents have a form in JSON");
-        let mistakes = answer(Command::new("node").arg(&script).current_dir(&folder), &documents);
+        let mistakes = run_with_input(Command::new("node").arg(&script).current_dir(&folder), &documents);
         assert_eq!(mistakes, "", "{}", overlay.name);
     }
 }
 
 #[test]
-#[ignore = "installs 400 MB: for whoever changes the manifests"]
-fn checkov_finds_nothing_but_what_the_manifests_argue() {
-    let Some(all) = overlays() else { return };
-    let python = python(&[CHECKOV]).expect("checkov can be installed");
+#[ignore = "installs 400 MB; run it after changing the manifests"]
+fn checkov_finds_only_justified_exceptions() {
+    let Some(all) = render_all_overlays() else { return };
+    let python = install_python_packages(&[CHECKOV]).expect("checkov can be installed");
     for overlay in all {
         let file = tempfile::Builder::new().suffix(".yaml").tempfile().expect("a temporary file");
         std::fs::write(file.path(), &overlay.text).expect("a temporary file");
         let mut checkov = Command::new(python.with_file_name("checkov"));
         checkov.args(["--skip-download", "--framework", "kubernetes", "--compact", "--file"]);
-        let done = checkov.arg(file.path()).output().expect("it was installed");
-        let found = String::from_utf8_lossy(&done.stdout);
-        let passed = found.split("Passed checks: ").nth(1).and_then(|rest| rest.split(',').next());
+        let output = checkov.arg(file.path()).output().expect("it was installed");
+        let findings = String::from_utf8_lossy(&output.stdout);
+        let passed = findings.split("Passed checks: ").nth(1).and_then(|rest| rest.split(',').next());
         let passed: usize = passed.and_then(|number| number.parse().ok()).expect("it counts");
-        assert!(passed > 500 && done.status.success(), "{}:\n{found}", overlay.name);
+        assert!(passed > 500 && output.status.success(), "{}:\n{findings}", overlay.name);
     }
 }

@@ -1,20 +1,19 @@
-//! The built-in capabilities, by name: `echo`, and agents whose files lie in `worker/capabilities` and are a part of the
-//! program.
+//! The built-in capabilities: `echo`, and agents whose files are in `worker/capabilities` and compiled into the program.
 
 mod echo;
 
 use std::sync::Arc;
 
-use millrace_agent::desk::shelf::Inner;
-use millrace_agent::spec::Spec;
+use millrace_agent::session::tools::BuiltInToolNames;
+use millrace_agent::spec::AgentSpec;
 
-pub use echo::Echo;
+pub use echo::EchoCapability;
 
 use crate::Capability;
 use crate::agent::Agent;
-use crate::servers::Servers;
+use crate::tools::mcp::McpServers;
 
-/// The agents that are built in: their names and their files.
+/// The built-in agents: names and files.
 pub(crate) const AGENTS: [(&str, &str); 4] = [
     ("research", include_str!("../../capabilities/research.yaml")),
     ("worker", include_str!("../../capabilities/worker.yaml")),
@@ -23,23 +22,24 @@ pub(crate) const AGENTS: [(&str, &str); 4] = [
 ];
 
 /// The names of the built-in capabilities.
-pub const NAMES: [&str; 5] = ["research", "worker", "producer", "planner", Echo::NAME];
+pub const NAMES: [&str; 5] = ["research", "worker", "producer", "planner", EchoCapability::NAME];
 
-/// The file of a built-in agent, to be read or to begin one's own with.
+/// Returns the file of a built-in agent, to read or to use as a starting point.
 #[must_use]
-pub fn file(name: &str) -> Option<&'static str> {
+pub fn built_in_agent_file(name: &str) -> Option<&'static str> {
     AGENTS.iter().find(|(known, _)| *known == name).map(|(_, file)| *file)
 }
 
-/// The built-in capability of that name.
+/// Opens a built-in capability.
 #[must_use]
-pub fn open(name: &str) -> Option<Arc<dyn Capability>> {
-    if name == Echo::NAME {
-        return Some(Arc::new(Echo::from_environment()));
+pub fn open_built_in(name: &str) -> Option<Arc<dyn Capability>> {
+    if name == EchoCapability::NAME {
+        return Some(Arc::new(EchoCapability::from_environment()));
     }
-    // Built-in agents use no tools but those of the desk, so that they can be had on any machine.
-    let spec = Spec::parse(file(name)?.as_bytes(), &Inner).expect("the built-in files have no mistakes");
-    Some(Arc::new(Agent::of(spec, Vec::new(), Servers::default())))
+    // Built-in agents use built-in tools only, so that they work on any machine.
+    let spec = AgentSpec::parse(built_in_agent_file(name)?.as_bytes(), &BuiltInToolNames)
+        .expect("the built-in files have no mistakes");
+    Some(Arc::new(Agent::from_spec(spec, Vec::new(), McpServers::default())))
 }
 
 #[cfg(test)]
@@ -47,10 +47,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_named_capability_opens_under_its_name() {
+    fn every_built_in_capability_opens_under_its_name() {
         for name in NAMES {
-            assert_eq!(open(name).unwrap().describe().name.as_str(), name);
+            assert_eq!(open_built_in(name).unwrap().describe().name.as_str(), name);
         }
-        assert!(open("critic").is_none());
+        assert!(open_built_in("critic").is_none());
     }
 }

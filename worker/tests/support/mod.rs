@@ -1,5 +1,5 @@
-//! What the tests of workers and critics share: a cluster without a supervisor, whose orders are handed out and whose
-//! journals are read by the test itself.
+//! Shared by the tests of workers and critics: a cluster without a supervisor; the test itself offers orders and reads
+//! journals.
 #![allow(dead_code, reason = "each test program uses its own part of it")]
 
 use std::sync::Arc;
@@ -10,84 +10,87 @@ use millrace_protocol::plan::{Document, DocumentSet, Work};
 use millrace_protocol::result::TaskResult;
 use millrace_protocol::subject::{self, Topic};
 use millrace_protocol::wire;
-use millrace_protocol::work::{Entry, Input, Order, Outcome};
-use millrace_runtime::topology::Wanted;
-use millrace_runtime::{Bus, Connection, log, queue};
-use millrace_tests::{NatsServer, eventually};
+use millrace_protocol::work::{InputResult, JournalEntry, Order, WorkOutcome};
+use millrace_runtime::nats::topology::ClusterOptions;
+use millrace_runtime::work::queue;
+use millrace_runtime::{Bus, ConnectionSettings, log};
+use millrace_tests::{NatsServer, wait_for_value};
 use serde_json::Value;
 
-/// How long anything may take.
-pub const PATIENCE: Duration = Duration::from_secs(20);
+/// The deadline of every wait.
+pub const PATIENCE: Duration = Duration::from_secs(120);
 
-/// A cluster on a server of its own.
+/// A cluster on its own server.
 pub struct Cluster {
     pub server: NatsServer,
     pub bus: Bus,
 }
 
 impl Cluster {
-    /// With a lease on work that is long enough never to matter.
+    /// Starts a cluster with work leases that never expire during a test.
     pub async fn start() -> Self {
-        Self::with_lease(Duration::from_secs(60)).await
+        Self::start_with_lease(Duration::from_secs(60)).await
     }
 
-    pub async fn with_lease(work_lease: Duration) -> Self {
+    pub async fn start_with_lease(work_lease: Duration) -> Self {
         let server = NatsServer::start();
-        let wanted = Wanted { work_lease: Some(work_lease), ..Wanted::default() };
-        let bus = Bus::connect(&connection(&server.url), "test", &wanted).await.unwrap();
+        let wanted = ClusterOptions { work_lease: Some(work_lease), ..ClusterOptions::default() };
+        let bus =
+            Bus::connect_and_ensure_cluster(&connection_to(&server.url), "test", &wanted).await.unwrap();
         Self { server, bus }
     }
 
-    pub fn connection(&self) -> Connection {
-        connection(&self.server.url)
+    pub fn connection(&self) -> ConnectionSettings {
+        connection_to(&self.server.url)
     }
 
-    /// Puts an order in its queue, making that as a supervisor would.
-    pub async fn offer(&self, order: &Order) {
-        let place = subject::order(&order.run, &order.capability, &order.work);
+    /// Publishes an order and creates its queue, as a supervisor would.
+    pub async fn publish_order(&self, order: &Order) {
+        let place = subject::order_subject(&order.run, &order.capability, &order.work());
         let queues = [Capability::new(place.split('.').nth(1).unwrap()).unwrap()].into();
-        queue::ensure(&self.bus, &queues).await.unwrap();
-        queue::offer(&self.bus, vec![order.clone()]).await.map_err(|(_, fault)| fault).unwrap();
+        queue::ensure_queues(&self.bus, &queues).await.unwrap();
+        queue::publish_orders(&self.bus, vec![order.clone()]).await.map_err(|(_, fault)| fault).unwrap();
     }
 
-    /// The journal of an order as it stands.
-    pub async fn journal(&self, order: &Order) -> Vec<(u64, Entry)> {
-        let topic = Topic::journal(&order.work);
+    /// Returns the current journal of an order.
+    pub async fn read_journal(&self, order: &Order) -> Vec<(u64, JournalEntry)> {
+        let topic = Topic::journal_of_work(&order.work());
         let mut entries = Vec::new();
         for record in log::read_topic(&self.bus, order.lane, &order.run, &topic).await.unwrap() {
-            entries.push((record.sequence, self.bus.open::<Entry>(&record).await.unwrap()));
+            entries.push((record.sequence, self.bus.decode_record::<JournalEntry>(&record).await.unwrap()));
         }
         entries
     }
 
-    /// The outcome of an order, with its sequence, once it is there.
-    pub async fn outcome(&self, order: &Order) -> (u64, Outcome) {
-        eventually(PATIENCE, &format!("the outcome of {:?}", order.work), async || {
-            let journal = self.journal(order).await;
+    /// Waits for the outcome of an order; returns it with its sequence.
+    pub async fn await_outcome(&self, order: &Order) -> (u64, WorkOutcome) {
+        wait_for_value(PATIENCE, &format!("the outcome of {:?}", order.work()), async || {
+            let journal = self.read_journal(order).await;
             journal.into_iter().find_map(|(sequence, entry)| match entry {
-                Entry::Outcome { outcome, .. } => Some((sequence, outcome)),
-                Entry::Claimed { .. } | Entry::Step { .. } | Entry::Note { .. } | Entry::Released { .. } => {
-                    None
-                }
+                JournalEntry::Outcome { outcome, .. } => Some((sequence, outcome)),
+                JournalEntry::Claimed { .. }
+                | JournalEntry::Step { .. }
+                | JournalEntry::Note { .. }
+                | JournalEntry::Released { .. } => None,
             })
         })
         .await
     }
 
-    /// The result that an order came to, with the sequence of its outcome.
-    pub async fn result(&self, order: &Order) -> (u64, TaskResult) {
-        let (sequence, outcome) = self.outcome(order).await;
-        let Outcome::Finished { result, .. } = outcome else {
-            panic!("{:?} came to {outcome:?}", order.work);
+    /// Waits for the result of an order; returns it with the sequence of its outcome.
+    pub async fn await_result(&self, order: &Order) -> (u64, TaskResult) {
+        let (sequence, outcome) = self.await_outcome(order).await;
+        let WorkOutcome::Finished { result, .. } = outcome else {
+            panic!("{:?} ended with {outcome:?}", order.work());
         };
-        let bytes = self.bus.blobs().resolve(&result).await.unwrap();
-        (sequence, wire::read_result(&bytes).unwrap())
+        let bytes = self.bus.blobs().read_inline_or_stored(&result).await.unwrap();
+        (sequence, wire::decode_task_result(&bytes).unwrap())
     }
 
-    /// An input as the supervisor would name it, from an order and the sequence of its outcome.
-    pub fn input(order: &Order, worker: &str, sequence: u64, result: &TaskResult) -> Input {
-        let Work::Task { task, .. } = &order.work else { panic!("no task") };
-        Input {
+    /// Creates an input as a supervisor would, from an order and the sequence of its outcome.
+    pub fn build_input(order: &Order, worker: &str, sequence: u64, result: &TaskResult) -> InputResult {
+        let Work::Task { task, .. } = &order.work() else { panic!("not a task") };
+        InputResult {
             task: task.clone(),
             objective: order.objective.clone(),
             capability: order.capability.clone(),
@@ -97,71 +100,72 @@ impl Cluster {
         }
     }
 
-    /// Waits until a queue holds this many orders that nobody acknowledged.
-    pub async fn waiting(&self, capability: &str, count: u64) {
+    /// Waits until a queue holds this many unacknowledged orders.
+    pub async fn await_waiting_orders(&self, capability: &str, count: u64) {
         let settings = self.bus.settings().clone();
         let context = async_nats::jetstream::new(self.bus.client().clone());
         let capability = Capability::new(capability).unwrap();
-        eventually(PATIENCE, &format!("{count} orders in the queue of {capability}"), async || {
-            let mut queue =
-                millrace_runtime::topology::ensure_queue(&context, &settings, &capability).await.unwrap();
+        wait_for_value(PATIENCE, &format!("{count} orders in the queue of {capability}"), async || {
+            let mut queue = millrace_runtime::nats::topology::ensure_queue(&context, &settings, &capability)
+                .await
+                .unwrap();
             let info = queue.info().await.unwrap();
             (info.num_pending + info.num_ack_pending as u64 == count).then_some(())
         })
         .await;
     }
 
-    /// Keeps documents for a run.
-    pub async fn documents(&self, files: &[(&str, &str)]) -> DocumentSet {
+    /// Stores documents for a run.
+    pub async fn store_documents(&self, files: &[(&str, &str)]) -> DocumentSet {
         let mut documents = Vec::new();
         for (path, text) in files {
-            let stored = self.bus.blobs().put(text.as_bytes()).await.unwrap();
+            let stored = self.bus.blobs().put_blob(text.as_bytes()).await.unwrap();
             documents.push(Document { path: (*path).into(), sha256: stored.sha256, size: stored.size });
         }
-        let manifest = self.bus.blobs().put(&wire::body(&documents)).await.unwrap();
+        let manifest = self.bus.blobs().put_blob(&wire::encode_body(&documents)).await.unwrap();
         let bytes = documents.iter().map(|document| document.size).sum();
         DocumentSet { manifest: manifest.sha256, count: documents.len() as u32, bytes }
     }
 }
 
-fn connection(url: &str) -> Connection {
-    Connection::open(url.to_owned())
+fn connection_to(url: &str) -> ConnectionSettings {
+    ConnectionSettings::unauthenticated(url.to_owned())
 }
 
-/// An order for the first attempt at a task of the run `r`.
-pub fn order(capability: &str, task: &str, parameters: Value) -> Order {
+/// Creates an order for the first attempt at a task of the run `r`.
+pub fn build_order(capability: &str, task: &str, parameters: Value) -> Order {
     let work = Work::Task { task: TaskId::new(task).unwrap(), attempt: 1 };
     let parameters = serde_json::from_value(parameters).unwrap();
-    Order { parameters, ..order_for(capability, work) }
+    Order { parameters, ..build_order_for_work(capability, work) }
 }
 
-pub fn order_for(capability: &str, work: Work) -> Order {
+pub fn build_order_for_work(capability: &str, work: Work) -> Order {
     let run = RunId::new("r").unwrap();
     let lane = run.lane(1);
     Order::new(run, lane, work, "test", Capability::new(capability).unwrap())
 }
 
-/// How often each of the journal's entries is there: claims, steps, outcomes.
-pub fn counts(journal: &[(u64, Entry)]) -> (usize, usize, usize) {
+/// Counts the entries of a journal: claims, steps, outcomes.
+pub fn count_entries(journal: &[(u64, JournalEntry)]) -> (usize, usize, usize) {
     journal.iter().fold((0, 0, 0), |(claims, steps, outcomes), (_, entry)| match entry {
-        Entry::Claimed { .. } => (claims + 1, steps, outcomes),
-        Entry::Step { .. } => (claims, steps + 1, outcomes),
-        Entry::Note { .. } | Entry::Released { .. } => (claims, steps, outcomes),
-        Entry::Outcome { .. } => (claims, steps, outcomes + 1),
+        JournalEntry::Claimed { .. } => (claims + 1, steps, outcomes),
+        JournalEntry::Step { .. } => (claims, steps + 1, outcomes),
+        JournalEntry::Note { .. } | JournalEntry::Released { .. } => (claims, steps, outcomes),
+        JournalEntry::Outcome { .. } => (claims, steps, outcomes + 1),
     })
 }
 
-/// The subject of an order's queue.
+/// Returns the subject of an order.
 pub fn order_subject(order: &Order) -> String {
-    subject::order(&order.run, &order.capability, &order.work)
+    subject::order_subject(&order.run, &order.capability, &order.work())
 }
 
-/// Something that is counted from several tasks.
+/// A counter that several tasks share.
 #[derive(Clone, Default)]
 pub struct Counter(Arc<std::sync::atomic::AtomicUsize>);
 
 impl Counter {
-    pub fn add(&self) -> usize {
+    pub fn increment(&self) -> usize {
         self.0.fetch_add(1, std::sync::atomic::Ordering::SeqCst) + 1
     }
 

@@ -1,27 +1,95 @@
-//! The run as a whole: its pauses, its end, and its going on after that.
+//! The run as a whole: its start, its pauses, its end, and continuing after the end.
 
 use jiff::Timestamp;
 
 use crate::ids::TaskId;
-use crate::plan::Budget;
-use crate::plan::state::{End, EndReason, FinalRung, Plan, TaskState};
+use crate::plan::state::{AttemptEnd, DeliverableRule, EndReason, Plan, RunEnd, RunParameters, TaskState};
+use crate::plan::{Budget, JournalKey, RunEvent, UserEvent};
 
 impl Plan {
-    /// After a pause clocks begin anew for what waits for somebody; and a budget may have grown.
-    pub(super) fn resume(&mut self, budget: &Budget, at: Timestamp) {
-        if let Some(start) = self.start.as_mut().filter(|start| start.budget != *budget) {
-            start.budget = budget.clone();
-            self.budget_is_low = false;
+    pub(super) fn apply_run(&mut self, event: &RunEvent, at: Timestamp) {
+        match event {
+            RunEvent::Started { objective, mode, documents, model, models, fail_fast, budget, consult } => {
+                self.run.start = Some(RunParameters {
+                    objective: objective.clone(),
+                    mode: *mode,
+                    documents: documents.clone(),
+                    model: model.clone(),
+                    models: models.clone(),
+                    fail_fast: *fail_fast,
+                    budget: budget.as_ref().clone(),
+                    consult: *consult,
+                    at,
+                });
+            }
+            RunEvent::Paused => self.run.paused = Some(at),
+            RunEvent::Interrupted => self.interrupt_run(at),
+            RunEvent::Resumed { budget } => self.resume_run(budget, at),
+            RunEvent::WindingDown { reason, detail } => {
+                self.clear_triggers();
+                self.run.winding_down = Some((*reason, detail.clone()));
+            }
+            RunEvent::Reopened => self.reopen_run(at),
+            RunEvent::Retired => {
+                if let Some(end) = &mut self.run.end {
+                    end.is_resumable = false;
+                }
+            }
+            RunEvent::Ended { reason, detail, deliverable, is_resumable } => {
+                self.end_run(*reason, detail, deliverable.as_ref(), *is_resumable, at);
+            }
         }
-        self.waiting.clear();
-        self.wait_for_all();
-        let Some(since) = self.paused.take() else { return };
-        self.paused_for = self.paused_for.saturating_add(at.duration_since(since));
-        if let Some(planning) = self.planning.as_mut().filter(|planning| planning.worker.is_none()) {
+    }
+
+    pub(super) fn apply_user(&mut self, event: &UserEvent) {
+        match event {
+            UserEvent::Commanded { id, by, what } => {
+                self.add_note_for_planner(|| format!("the user {by} gave a command: {what}"));
+                self.planning.idle_turns = 0;
+                self.run.commands.insert(id.clone());
+            }
+            UserEvent::MessageReceived { by, text } => self.run.messages.push((by.clone(), text.clone())),
+        }
+    }
+
+    /// Pauses the run and returns its work in flight.
+    fn interrupt_run(&mut self, at: Timestamp) {
+        self.run.paused.get_or_insert(at);
+        self.run.is_interrupted = true;
+        let in_flight = self.tasks.iter().filter_map(|task| match task.state() {
+            TaskState::Running => Some(JournalKey::Task(task.spec.id.clone(), task.attempt)),
+            TaskState::NeedsReview => Some(JournalKey::Review(task.spec.id.clone(), task.attempt)),
+            TaskState::Pending
+            | TaskState::Ready
+            | TaskState::Completed
+            | TaskState::Rerun
+            | TaskState::Errored
+            | TaskState::Failed
+            | TaskState::Cancelled => None,
+        });
+        let turn = self.planning.turn.as_ref().filter(|turn| turn.worker.is_some());
+        let turn = turn.map(|turn| JournalKey::Planning(turn.turn, turn.attempt));
+        let in_flight: Vec<JournalKey> = in_flight.chain(turn).collect();
+        in_flight.iter().for_each(|journal| self.return_work(journal, at));
+    }
+
+    /// Resumes the run with a budget. After a pause the clocks of waiting work start anew.
+    fn resume_run(&mut self, budget: &Budget, at: Timestamp) {
+        if let Some(start) = self.run.start.as_mut().filter(|start| start.budget != *budget) {
+            start.budget = budget.clone();
+            self.budget.is_low = false;
+        }
+        self.index.waiting.clear();
+        self.add_all_waiting_for_reservation();
+        self.run.paused_for_provider = None;
+        self.run.is_interrupted = false;
+        let Some(since) = self.run.paused.take() else { return };
+        self.run.paused_for = self.run.paused_for.saturating_add(at.duration_since(since));
+        if let Some(planning) = self.planning.turn.as_mut().filter(|planning| planning.worker.is_none()) {
             planning.since = at;
         }
         for task in &mut self.tasks {
-            match task.state {
+            match task.state() {
                 TaskState::Ready | TaskState::Rerun | TaskState::NeedsReview | TaskState::Errored => {
                     task.since = at;
                 }
@@ -34,30 +102,42 @@ impl Plan {
         }
     }
 
-    /// A run that had ended goes on. The time in between is no working time; a pause counts it already.
-    pub(super) fn go_on(&mut self, at: Timestamp) {
-        if let Some(end) = self.end.take().filter(|_| self.paused.is_none()) {
-            self.paused_for = self.paused_for.saturating_add(at.duration_since(end.at));
+    /// Continues an ended run. The time in between does not count as run time; a pause excludes it already.
+    fn reopen_run(&mut self, at: Timestamp) {
+        if let Some(end) = self.run.end.take().filter(|_| self.run.paused.is_none()) {
+            self.run.paused_for = self.run.paused_for.saturating_add(at.duration_since(end.at));
         }
-        self.winding_down = None;
-        self.planner_lost = None;
-        self.idle_turns = 0;
+        self.run.winding_down = None;
+        self.planning.lost = None;
+        self.planning.is_refused_by_provider = false;
+        self.planning.idle_turns = 0;
     }
 
-    pub(super) fn finish(
+    fn end_run(
         &mut self,
         reason: EndReason,
         detail: &str,
-        deliverable: Option<&(TaskId, FinalRung)>,
+        deliverable: Option<&(TaskId, DeliverableRule)>,
+        is_resumable: bool,
         at: Timestamp,
     ) {
+        let is_refused_by_provider = self.is_refused_by_provider();
         self.end_turn();
-        self.end = Some(End {
+        self.run.end = Some(RunEnd {
             reason,
             detail: detail.to_owned(),
             deliverable: deliverable.cloned(),
             at,
-            is_resumable: reason.is_resumable() && !self.has_failed_fast(),
+            is_resumable: is_resumable || (reason.needs_larger_budget() && !self.has_failed_fast()),
+            is_refused_by_provider,
         });
+    }
+
+    /// `true` if a provider refused the run's requests for good: those of the planner, or those of its first failed task.
+    fn is_refused_by_provider(&self) -> bool {
+        let failed = self.tasks.iter().find(|task| task.state() == TaskState::Failed);
+        let last = failed.and_then(|task| task.attempts.last()).and_then(|attempt| attempt.end.as_ref());
+        let is_refused = matches!(last, Some(AttemptEnd::Errored(error)) if error.is_refused_by_provider);
+        is_refused || (self.planning.lost.is_some() && self.planning.is_refused_by_provider)
     }
 }

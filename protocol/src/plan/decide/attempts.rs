@@ -1,65 +1,81 @@
-//! Claims, outcomes and clocks of attempts.
+//! Attempts: claims, outcomes and clocks.
 
 use jiff::Timestamp;
 
-use super::super::spec::Review;
-use super::super::state::{Attempt, AttemptEnd, ErroredFor, Occasion, Plan, Start, Task, TaskState};
-use super::super::{Clock, Event, Refusal, Work};
-use super::wave::with_consequences;
-use super::{Finished, after, current_attempt, find, in_hand, on_the_plan, planning, reviews, wrong_state};
+use super::super::spec::ReviewPolicy;
+use super::super::state::{
+    Attempt, AttemptEnd, ErroredTaskWait, Plan, PlannerTrigger, RunParameters, Task, TaskState,
+};
+use super::super::{AttemptClock, AttemptEvent, Event, PlanningEvent, Refusal, TaskEvent, Work};
+use super::wave::append_consequences_of_task_ends;
+use super::{
+    AttemptResult, find_task, find_task_with_attempt, planning, reviews, timestamp_after, truncate_for_plan,
+    usage_of_work_in_flight, wrong_state_refusal,
+};
 use crate::ids::{TaskId, WorkerId};
 use crate::result::{ErrorKind, MAX_SUMMARY, TaskError};
 
-pub(super) fn claimed(plan: &Plan, work: &Work, worker: &WorkerId) -> Result<Vec<Event>, Refusal> {
+pub(super) fn handle_claim(plan: &Plan, work: &Work, worker: &WorkerId) -> Result<Vec<Event>, Refusal> {
     match work {
         Work::Planning { turn, attempt } => {
             let (turn, attempt) = (*turn, *attempt);
-            let current = planning::current(plan, turn, attempt)?;
+            let current = planning::find_open_turn(plan, turn, attempt)?;
             if current.worker.as_ref() == Some(worker) {
                 return Ok(Vec::new());
             }
-            Ok(vec![Event::PlanningClaimed { turn, attempt, worker: worker.clone() }])
+            Ok(vec![Event::Planning(PlanningEvent::Claimed { turn, attempt, worker: worker.clone() })])
         }
-        // Who reviews is told by the verdict; until then the plan only waits.
+        // The verdict names the critic; a claim of a review changes nothing.
         Work::Review { task, attempt, review } => {
-            reviews::current(reviews::under_review(plan, task, *attempt)?, *review).map(|()| Vec::new())
+            reviews::check_review_number(reviews::find_task_under_review(plan, task, *attempt)?, *review)
+                .map(|()| Vec::new())
         }
         Work::Task { task, attempt } => {
             let (id, attempt) = (task.clone(), *attempt);
-            let task = current_attempt(plan, task, attempt)?;
-            match task.state {
+            let task = find_task_with_attempt(plan, task, attempt)?;
+            match task.state() {
                 TaskState::Ready | TaskState::Rerun | TaskState::Running => {
-                    if task.current().is_some_and(|current| current.worker.as_ref() == Some(worker)) {
+                    // An attempt that waits for a worker again may have had this one before.
+                    let claimant = task.current_attempt().and_then(|current| current.worker.as_ref());
+                    if task.state() == TaskState::Running && claimant == Some(worker) {
                         return Ok(Vec::new());
                     }
-                    Ok(vec![Event::AttemptClaimed { task: id, attempt, worker: worker.clone() }])
+                    Ok(vec![Event::Attempt(AttemptEvent::Claimed {
+                        task: id,
+                        attempt,
+                        worker: worker.clone(),
+                    })])
                 }
-                // Whoever claims offers the capability: the registry is only behind.
-                TaskState::Errored if task.given_out().is_some() => {
-                    Ok(vec![Event::AttemptClaimed { task: id, attempt, worker: worker.clone() }])
+                // The claimant provides the capability: the registry is out of date.
+                TaskState::Errored if task.dispatched_work().is_some() => {
+                    Ok(vec![Event::Attempt(AttemptEvent::Claimed {
+                        task: id,
+                        attempt,
+                        worker: worker.clone(),
+                    })])
                 }
                 TaskState::Pending
                 | TaskState::NeedsReview
                 | TaskState::Completed
                 | TaskState::Errored
                 | TaskState::Failed
-                | TaskState::Cancelled => Err(wrong_state(task, "a claim")),
+                | TaskState::Cancelled => Err(wrong_state_refusal(task, "claim ignored")),
             }
         }
     }
 }
 
-pub(super) fn ended(
+pub(super) fn handle_attempt_end(
     plan: &Plan,
     id: &TaskId,
     attempt: u32,
     worker: &WorkerId,
-    outcome: &Result<Finished, TaskError>,
+    outcome: &Result<AttemptResult, TaskError>,
     now: Timestamp,
 ) -> Result<Vec<Event>, Refusal> {
-    let task = current_attempt(plan, id, attempt)?;
-    if task.state != TaskState::Running {
-        return Err(wrong_state(task, "an outcome"));
+    let task = find_task_with_attempt(plan, id, attempt)?;
+    if task.state() != TaskState::Running {
+        return Err(wrong_state_refusal(task, "outcome ignored"));
     }
     let finished = match outcome {
         Ok(finished) if !finished.is_empty => finished,
@@ -69,110 +85,130 @@ pub(super) fn ended(
                 models: finished.models.clone(),
                 ..TaskError::new(ErrorKind::Other, "the result is empty")
             };
-            return Ok(errored(plan, task, &error, now));
+            return Ok(fail_attempt(plan, task, &error, now));
         }
-        Err(error) if error.kind == ErrorKind::WrongParameters && may_wait_for_others(task) => {
-            return Ok(stuck(plan, task, error));
+        Err(error) if error.kind == ErrorKind::WrongParameters && may_wait_for_other_parameters(task) => {
+            return Ok(wait_for_other_parameters(plan, task, error));
         }
-        Err(error) => return Ok(errored(plan, task, error, now)),
+        Err(error) => return Ok(fail_attempt(plan, task, error, now)),
     };
-    let asked = asked(plan, task, finished);
-    let event = Event::AttemptFinished {
+    let review = required_review(plan, task, finished);
+    let event = Event::Attempt(AttemptEvent::Finished {
         task: id.clone(),
         attempt,
         worker: worker.clone(),
         at_sequence: finished.at_sequence,
         summary: finished.summary.chars().take(MAX_SUMMARY).collect(),
         is_detailed: finished.is_detailed,
-        review: (asked != task.spec.review).then(|| asked.clone()),
+        is_answered: finished.is_answered,
+        review: (review != task.spec.review).then(|| review.clone()),
         usage: finished.usage,
         models: finished.models.clone(),
-    };
-    if !asked.is_none() {
+    });
+    if !review.is_none() {
         return Ok(vec![event]);
     }
-    Ok(with_consequences(plan, vec![event, Event::TaskAccepted { task: id.clone(), attempt }]))
+    Ok(append_consequences_of_task_ends(
+        plan,
+        vec![event, Event::Task(TaskEvent::Accepted { task: id.clone(), attempt })],
+    ))
 }
 
-/// Whether a task whose parameters a worker refused may wait for others, as it would have if the registry had known of it
-/// before. Where worker and registry do not agree, that comes to an end.
-fn may_wait_for_others(task: &Task) -> bool {
+/// `true` if a task whose parameters a worker rejected may wait for other parameters, as if the registry had rejected
+/// them. Limited, because worker and registry may disagree.
+fn may_wait_for_other_parameters(task: &Task) -> bool {
     let refused = |attempt: &&Attempt| matches!(&attempt.end, Some(AttemptEnd::Errored(error)) if error.kind == ErrorKind::WrongParameters);
     let so_far = task.attempts.iter().filter(refused).count();
     so_far + 1 < usize::try_from(task.spec.limits.max_attempts).unwrap_or(usize::MAX)
 }
 
-fn stuck(plan: &Plan, task: &Task, error: &TaskError) -> Vec<Event> {
+fn wait_for_other_parameters(plan: &Plan, task: &Task, error: &TaskError) -> Vec<Event> {
     let (id, attempt) = (task.spec.id.clone(), task.attempt);
-    let problem = on_the_plan(&error.message);
+    let problem = truncate_for_plan(&error.message);
     let mut events = vec![
-        Event::AttemptErrored { task: id.clone(), attempt, error: for_the_plan(error), retry_at: None },
-        Event::TaskReopened { task: id.clone(), attempt: attempt + 1, ready: true, feedback: None },
-        Event::ParametersWrong { task: id.clone(), problem: problem.clone() },
+        Event::Attempt(AttemptEvent::Errored {
+            task: id.clone(),
+            attempt,
+            error: strip_error_for_plan(error),
+            retry_at: None,
+        }),
+        Event::Task(TaskEvent::Reopened {
+            task: id.clone(),
+            attempt: attempt + 1,
+            ready: true,
+            feedback: None,
+        }),
+        Event::Task(TaskEvent::ParametersRejected { task: id.clone(), problem: problem.clone() }),
     ];
-    if plan.has_planner() && plan.winding_down.is_none() {
-        events.push(Event::OccasionRaised { occasion: Occasion::TaskStuck { task: id, problem } });
+    if plan.has_planner() && plan.run.winding_down.is_none() {
+        events.push(Event::Planning(PlanningEvent::TriggerRaised {
+            trigger: PlannerTrigger::TaskStuck { task: id, problem },
+        }));
     }
     events
 }
 
-/// How a result is judged: as the task says, else as its capability does; and of results that are sampled, the others
-/// by their checks alone.
-fn asked(plan: &Plan, task: &Task, finished: &Finished) -> Review {
+/// Returns the review of a result: the task's own, or else the capability's. If reviews are sampled, results outside the
+/// sample only run the checks.
+fn required_review(plan: &Plan, task: &Task, finished: &AttemptResult) -> ReviewPolicy {
     let review = if task.spec.review.is_none() { &finished.review } else { &task.spec.review };
     match review {
-        Review::Critic { checks, sample_percent: Some(percent), .. }
-            if !is_sampled(plan.start.as_ref(), task, *percent) =>
+        ReviewPolicy::Critic { checks, sample_percent: Some(percent), .. }
+            if !is_sampled_for_review(plan.run.start.as_ref(), task, *percent) =>
         {
             match checks.as_slice() {
-                [] => Review::None,
-                _ => Review::Checks { checks: checks.clone() },
+                [] => ReviewPolicy::None,
+                _ => ReviewPolicy::Checks { checks: checks.clone() },
             }
         }
-        review @ (Review::None | Review::Checks { .. } | Review::Critic { .. }) => review.clone(),
+        review @ (ReviewPolicy::None | ReviewPolicy::Checks { .. } | ReviewPolicy::Critic { .. }) => {
+            review.clone()
+        }
     }
 }
 
-/// Whether a result is among those that models judge. It follows from the run and the attempt, so that whoever decides
-/// comes to the same: FNV-1a (64 bit) of the run's start in microseconds, the task's id and the attempt.
-fn is_sampled(start: Option<&Start>, task: &Task, percent: u8) -> bool {
+/// `true` if a result is in the sample that models judge. Deterministic, so that every supervisor decides the same:
+/// FNV-1a (64 bit) of the run's start in microseconds, the task's id and the attempt.
+fn is_sampled_for_review(start: Option<&RunParameters>, task: &Task, percent: u8) -> bool {
     let began = start.map_or(0, |start| start.at.as_microsecond());
     let bytes = began.to_le_bytes().into_iter().chain(task.spec.id.as_str().bytes());
     let hash = bytes.chain(task.attempt.to_le_bytes()).fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
     });
-    // The low bits of this hash follow the last byte closely; the high ones do not.
+    // The low bits of this hash depend mostly on the last byte; the high ones do not.
     (hash >> 32) % 100 < u64::from(percent)
 }
 
-/// The error without what its attempt had produced, and without more of its text than a person reads: both stay in the
-/// journal.
-fn for_the_plan(error: &TaskError) -> TaskError {
-    TaskError { message: on_the_plan(&error.message), produced: None, ..error.clone() }
+/// Returns the error without the output of its attempt and with a truncated message; both are in the journal.
+fn strip_error_for_plan(error: &TaskError) -> TaskError {
+    TaskError { message: truncate_for_plan(&error.message), produced: None, ..error.clone() }
 }
 
-fn errored(plan: &Plan, task: &Task, error: &TaskError, now: Timestamp) -> Vec<Event> {
+fn fail_attempt(plan: &Plan, task: &Task, error: &TaskError, now: Timestamp) -> Vec<Event> {
     let (id, attempt) = (task.spec.id.clone(), task.attempt);
-    let retry_at = next_attempt_at(plan, task, error.kind.is_retryable(), now);
-    let error = for_the_plan(error);
+    let retry_at = next_attempt_time(plan, task, error.kind.is_retryable(), now);
+    let error = strip_error_for_plan(error);
     let why = error.message.clone();
-    let event = Event::AttemptErrored { task: id, attempt, error, retry_at };
-    after_failed_attempt(plan, task, event, retry_at, &why)
+    let event = Event::Attempt(AttemptEvent::Errored { task: id, attempt, error, retry_at });
+    fail_task_without_retry(plan, task, event, retry_at, &why)
 }
 
-pub(super) fn time_out(
+pub(super) fn time_out_attempt(
     plan: &Plan,
     id: &TaskId,
     attempt: u32,
-    clock: Clock,
+    clock: AttemptClock,
     now: Timestamp,
 ) -> Result<Vec<Event>, Refusal> {
-    let task = current_attempt(plan, id, attempt)?;
-    let waits_outside = matches!(task.errored, Some(ErroredFor::Capability | ErroredFor::Parameters));
-    let can_run_out = match (task.state, clock) {
-        (TaskState::Ready | TaskState::Rerun, Clock::QueueWait)
-        | (TaskState::Running, Clock::RunTime | Clock::Silence) => true,
-        (TaskState::Errored, Clock::QueueWait) => waits_outside,
+    let task = find_task_with_attempt(plan, id, attempt)?;
+    let waits_outside = matches!(
+        task.errored_wait(),
+        Some(ErroredTaskWait::Capability { .. } | ErroredTaskWait::Parameters { .. })
+    );
+    let can_run_out = match (task.state(), clock) {
+        (TaskState::Ready | TaskState::Rerun, AttemptClock::QueueWait)
+        | (TaskState::Running, AttemptClock::RunTime | AttemptClock::Silence) => true,
+        (TaskState::Errored, AttemptClock::QueueWait) => waits_outside,
         (
             TaskState::Pending
             | TaskState::Ready
@@ -187,31 +223,33 @@ pub(super) fn time_out(
         ) => false,
     };
     if !can_run_out {
-        return Err(wrong_state(task, "a time-out"));
+        return Err(wrong_state_refusal(task, "timeout ignored"));
     }
-    // Where nobody offers the capability, or takes the parameters, waiting once more can't help.
-    let retry_at = next_attempt_at(plan, task, task.state != TaskState::Errored, now);
-    let usage = in_hand(plan, task);
-    let event = Event::AttemptTimedOut { task: id.clone(), attempt, clock, retry_at, usage };
-    let why = match (task.errored, &task.problem) {
-        (Some(ErroredFor::Capability), _) => format!("nobody offers the capability {}", task.spec.capability),
-        (Some(ErroredFor::Parameters), Some(problem)) => {
-            format!("its parameters are not what {} takes: {problem}", task.spec.capability)
+    // While no worker provides the capability, or accepts the parameters, another wait can't help.
+    let retry_at = next_attempt_time(plan, task, task.state() != TaskState::Errored, now);
+    let usage = usage_of_work_in_flight(plan, task);
+    let event = Event::Attempt(AttemptEvent::TimedOut { task: id.clone(), attempt, clock, retry_at, usage });
+    let why = match (task.errored_wait(), &task.parameter_problem()) {
+        (Some(ErroredTaskWait::Capability { .. }), _) => {
+            format!("no worker provides {}", task.spec.capability)
         }
-        (Some(ErroredFor::Retry(_) | ErroredFor::Parameters) | None, _) => clock.to_string(),
+        (Some(ErroredTaskWait::Parameters { .. }), Some(problem)) => {
+            format!("{} rejects its parameters: {problem}", task.spec.capability)
+        }
+        (Some(ErroredTaskWait::Retry(_) | ErroredTaskWait::Parameters { .. }) | None, _) => clock.to_string(),
     };
-    Ok(after_failed_attempt(plan, task, event, retry_at, &why))
+    Ok(fail_task_without_retry(plan, task, event, retry_at, &why))
 }
 
-/// When the next attempt begins: attempts are left, another can help, and the run is not coming to its end (the final
-/// task apart, for whose sake it still goes on).
-fn next_attempt_at(plan: &Plan, task: &Task, is_retryable: bool, now: Timestamp) -> Option<Timestamp> {
-    let is_wanted = plan.winding_down.is_none() || task.spec.is_final;
+/// Returns when the next attempt starts; `None` if no attempts are left, another one can't help, or the run is winding
+/// down. The final task is retried even while the run is winding down.
+fn next_attempt_time(plan: &Plan, task: &Task, is_retryable: bool, now: Timestamp) -> Option<Timestamp> {
+    let is_wanted = plan.run.winding_down.is_none() || task.spec.is_final;
     (is_retryable && is_wanted && task.attempt < task.granted)
-        .then(|| after(now, task.spec.limits.backoff_before(task.attempt + 1)))
+        .then(|| timestamp_after(now, task.spec.limits.backoff_before_attempt(task.attempt + 1)))
 }
 
-fn after_failed_attempt(
+fn fail_task_without_retry(
     plan: &Plan,
     task: &Task,
     event: Event,
@@ -223,18 +261,42 @@ fn after_failed_attempt(
     }
     let reason = match task.attempt {
         0 | 1 => why.to_owned(),
-        attempts => format!("{attempts} attempts came to nothing; the last: {why}"),
+        attempts => format!("failed after {attempts} attempts; the last error: {why}"),
     };
-    with_consequences(plan, vec![event, Event::TaskFailed { task: task.spec.id.clone(), reason }])
+    append_consequences_of_task_ends(
+        plan,
+        vec![event, Event::Task(TaskEvent::Failed { task: task.spec.id.clone(), reason })],
+    )
 }
 
-pub(super) fn retry(plan: &Plan, id: &TaskId, now: Timestamp) -> Result<Vec<Event>, Refusal> {
-    let task = find(plan, id)?;
-    match task.errored {
-        Some(ErroredFor::Retry(at)) if at <= now => {
-            Ok(vec![Event::TaskReady { task: id.clone(), attempt: task.attempt + 1 }])
+pub(super) fn retry_attempt(plan: &Plan, id: &TaskId, now: Timestamp) -> Result<Vec<Event>, Refusal> {
+    let task = find_task(plan, id)?;
+    match task.errored_wait() {
+        Some(ErroredTaskWait::Retry(at)) if *at <= now => {
+            Ok(vec![Event::Task(TaskEvent::Ready { task: id.clone(), attempt: task.attempt + 1 })])
         }
-        Some(ErroredFor::Retry(at)) => Err(Refusal::NotDue(at)),
-        Some(ErroredFor::Capability | ErroredFor::Parameters) | None => Err(wrong_state(task, "a retry")),
+        Some(ErroredTaskWait::Retry(at)) => Err(Refusal::NotDue(*at)),
+        Some(ErroredTaskWait::Capability { .. } | ErroredTaskWait::Parameters { .. }) | None => {
+            Err(wrong_state_refusal(task, "retry ignored"))
+        }
     }
+}
+
+/// Gives a dispatched task another attempt, which has a journal of its own. The attempt with the stale journal does not
+/// count: no worker could ever start it.
+pub(super) fn replace_attempt_with_stale_journal(
+    plan: &Plan,
+    id: &TaskId,
+    attempt: u32,
+) -> Result<Vec<Event>, Refusal> {
+    let task = find_task_with_attempt(plan, id, attempt)?;
+    if !matches!(task.state(), TaskState::Ready | TaskState::Rerun) {
+        return Err(wrong_state_refusal(task, "stale journal ignored"));
+    }
+    Ok(vec![Event::Task(TaskEvent::Reopened {
+        task: id.clone(),
+        attempt: attempt + 1,
+        ready: true,
+        feedback: None,
+    })])
 }

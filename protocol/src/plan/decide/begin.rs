@@ -1,20 +1,20 @@
-//! A run that is handed in.
+//! The submission of a run.
 
-use super::super::spec::{Consult, MAX_OBJECTIVE, Mode, Submission, TaskSpec};
-use super::super::state::{EndReason, Occasion, Plan};
-use super::super::{Event, Refusal, check};
+use super::super::spec::{MAX_OBJECTIVE, PlannerConsultMode, PlanningMode, Submission, TaskSpec};
+use super::super::state::{EndReason, Plan, PlannerTrigger};
+use super::super::{Event, GraphEvent, PlanningEvent, Refusal, RunEvent, check_new_tasks};
 use crate::ids::TaskId;
 use crate::result::MAX_SUMMARY;
 
-pub(super) fn submit(plan: &Plan, submission: &Submission) -> Result<Vec<Event>, Refusal> {
-    if plan.start.is_some() {
+pub(super) fn start_run(plan: &Plan, submission: &Submission) -> Result<Vec<Event>, Refusal> {
+    if plan.run.start.is_some() {
         return Err(Refusal::AlreadySubmitted);
     }
-    let fault = objective_fault(&submission.objective).or_else(|| {
-        let (field, expected) = submission.budget.check().err()?;
-        Some(format!("the budget: {field} must be {expected}"))
+    let fault = find_objective_problem(&submission.objective).or_else(|| {
+        let (field, expected) = submission.budget.check_values().err()?;
+        Some(format!("invalid budget: {field} must be {expected}"))
     });
-    let started = Event::RunStarted {
+    let started = Event::Run(RunEvent::Started {
         objective: match fault {
             Some(_) => submission.objective.chars().take(MAX_SUMMARY).collect(),
             None => submission.objective.clone(),
@@ -25,38 +25,47 @@ pub(super) fn submit(plan: &Plan, submission: &Submission) -> Result<Vec<Event>,
         models: submission.models.clone(),
         fail_fast: submission.fail_fast,
         budget: Box::new(submission.budget.clone()),
-        consult: consult(submission),
-    };
+        consult: effective_consult_mode(submission),
+    });
     if let Some(detail) = fault {
-        return Ok(vec![started, failed(detail)]);
+        return Ok(vec![started, run_failed_event(detail)]);
     }
     let mut events = vec![started];
-    let has_seed = submission.mode == Mode::Fixed || !submission.tasks.is_empty();
+    let has_seed = submission.mode == PlanningMode::Fixed || !submission.tasks.is_empty();
     if has_seed {
-        match check(plan, &submission.tasks) {
-            Ok(()) => events.extend(added(plan, &submission.tasks)),
-            Err(error) => events.push(failed(format!("the plan was refused: {error}"))),
+        match check_new_tasks(plan, &submission.tasks) {
+            Ok(()) => events.extend(task_added_events(plan, &submission.tasks)),
+            Err(error) => events.push(run_failed_event(format!("the plan was rejected: {error}"))),
         }
     } else {
-        let occasions = vec![Occasion::NoPlan];
-        events.push(Event::PlanningAsked { turn: 1, attempt: 1, feedback: None, occasions });
+        let triggers = vec![PlannerTrigger::NoPlan];
+        events.push(Event::Planning(PlanningEvent::Requested {
+            turn: 1,
+            attempt: 1,
+            feedback: None,
+            triggers,
+        }));
     }
     Ok(events)
 }
 
-fn consult(submission: &Submission) -> Consult {
+fn effective_consult_mode(submission: &Submission) -> PlannerConsultMode {
     match submission.mode {
-        Mode::Fixed => submission.consult.unwrap_or(Consult::Never),
-        // A plan that nobody is to make is none.
-        Mode::Llm | Mode::Hybrid => submission.consult.unwrap_or(Consult::Judgement).max(Consult::Judgement),
+        PlanningMode::Fixed => submission.consult.unwrap_or(PlannerConsultMode::Never),
+        // These modes require a planner.
+        PlanningMode::Llm | PlanningMode::Hybrid => {
+            submission.consult.unwrap_or(PlannerConsultMode::Judgement).max(PlannerConsultMode::Judgement)
+        }
     }
 }
 
-fn failed(detail: String) -> Event {
-    Event::RunEnded { reason: EndReason::Failed, detail, deliverable: None }
+fn run_failed_event(detail: String) -> Event {
+    let (reason, deliverable) = (EndReason::Failed, None);
+    // A submission that is refused stays refused.
+    Event::Run(RunEvent::Ended { reason, detail, deliverable, is_resumable: false })
 }
 
-fn objective_fault(objective: &str) -> Option<String> {
+fn find_objective_problem(objective: &str) -> Option<String> {
     if objective.trim().is_empty() {
         return Some("the objective is empty".into());
     }
@@ -66,17 +75,17 @@ fn objective_fault(objective: &str) -> Option<String> {
 }
 
 /// Adds tasks to the plan, each ready or pending.
-pub(super) fn added(plan: &Plan, tasks: &[TaskSpec]) -> Vec<Event> {
+pub(super) fn task_added_events(plan: &Plan, tasks: &[TaskSpec]) -> Vec<Event> {
     tasks
         .iter()
         .map(|spec| {
-            let ready = spec.depends_on.iter().all(|id| is_met(plan, spec, id));
-            Event::TaskAdded { spec: spec.clone(), ready }
+            let ready = spec.depends_on.iter().all(|id| is_dependency_met(plan, spec, id));
+            Event::Graph(GraphEvent::TaskAdded { spec: Box::new(spec.clone()), ready })
         })
         .collect()
 }
 
-/// Whether a task need not wait for one that it depends on.
-pub(super) fn is_met(plan: &Plan, spec: &TaskSpec, dependency: &TaskId) -> bool {
-    plan.task(dependency).is_some_and(|task| task.state.meets(spec.on_failed_dependency))
+/// `true` if a task need not wait for a dependency.
+pub(super) fn is_dependency_met(plan: &Plan, spec: &TaskSpec, dependency: &TaskId) -> bool {
+    plan.task(dependency).is_some_and(|task| task.state().satisfies_dependency(spec.on_failed_dependency))
 }

@@ -1,220 +1,278 @@
-//! Reservations: what work may use is set aside before it is given out. Three pools limit it: the run's, its capability's
-//! and its task's. Where a pool has nothing left and nothing of it may still come back, what waits for it is given up:
-//! a task for its own, the run for its own, which then comes to its end with what it has.
+//! Reservations: the resources that work may use are reserved before it is dispatched. Three pools limit them: the run's,
+//! its capability's and its task's. If a pool is exhausted and no work in flight can return anything to it, the work that
+//! waits for it is given up: a task for its own pool, the run for its own, which then winds down with what it has.
 
 use std::collections::btree_set;
 use std::iter::Peekable;
 
 use jiff::{SignedDuration, Timestamp};
 
-use super::super::budget::{Amounts, Budget, Elapsed, WhenSpent};
-use super::super::due::capability_of;
-use super::super::reserved::{Reservations, Sums};
+use super::super::budget::{Budget, BudgetExhaustionPolicy, ElapsedRunTime, ResourceAmounts, ResourceKind};
+use super::super::reserved::{AmountSums, Reservations};
 use super::super::spec::{OnFailedDependency, TaskSpec};
-use super::super::state::{AttemptEnd, EndReason, ErroredFor, Occasion, Plan, Planning, Task, TaskState};
-use super::super::{Event, Refusal, Work};
-use super::wave::with_consequences;
-use super::{in_hand, planning};
+use super::super::state::{
+    AttemptEnd, EndReason, ErroredTaskWait, Plan, PlannerTrigger, PlanningTurn, Task, TaskState,
+};
+use super::super::{BudgetEvent, Event, GraphEvent, PlanningEvent, Refusal, RunEvent, TaskEvent, Work};
+use super::wave::append_consequences_of_task_ends;
+use super::{planning, usage_of_work_in_flight};
 use crate::ids::Capability;
-use crate::result::{Limit, Usage};
+use crate::result::{ExceededLimit, Usage};
 
-/// An attempt takes one part in so many of what its pool has left.
+/// The divisor of the rest of its pool that an attempt reserves: a quarter.
 const SHARE: u64 = 4;
-/// An attempt at a task with a budget of its own leaves so much of it for its review.
+/// The divisor for a task's own budget: an attempt reserves half, and leaves the rest for its review.
 const TASK_SHARE: u64 = 2;
-/// Below one part in so many of a limit, there is nothing left.
+/// The divisor of a limit below which a pool counts as exhausted: a sixteenth.
 const LEAST: u64 = 16;
 
-/// So many percent of an amount; no amount is too large for it.
-fn part(amount: u64, percent: u64) -> u64 {
+/// Returns a percentage of an amount, without overflow.
+fn percentage_of(amount: u64, percent: u64) -> u64 {
     amount / 100 * percent + amount % 100 * percent / 100
 }
 
-/// What comes of asking for a reservation.
-enum Sized {
+/// The result of a reservation request.
+enum ReservationDecision {
     /// It fits.
-    Fits(Amounts),
-    /// It may fit when work of this pool that is under way has ended.
-    Later(Pool),
-    /// It will never fit: what is used up.
-    Never(Pool, String),
+    Fits(ResourceAmounts),
+    /// It may fit when work in flight of this pool has ended.
+    Later(BudgetPool),
+    /// It will never fit; the reason.
+    Never(BudgetPool, String),
 }
 
-/// Whose budget it is.
+/// The owner of a budget.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Pool {
+enum BudgetPool {
     Run,
     Capability,
     Task,
 }
 
-impl Pool {
-    /// That it is used up.
-    fn say(self, why: &str) -> String {
+impl BudgetPool {
+    /// Describes its exhaustion.
+    fn describe_exhaustion(self, why: &str) -> String {
         match self {
-            Self::Run => format!("the run's budget is used up: {why}"),
-            Self::Capability => format!("the budget of its capability is used up: {why}"),
-            Self::Task => format!("its budget is used up: {why}"),
+            Self::Run => format!("the run's budget is exhausted: {why}"),
+            Self::Capability => format!("the budget of its capability is exhausted: {why}"),
+            Self::Task => format!("its budget is exhausted: {why}"),
         }
     }
 }
 
-/// What one pool has.
-struct Account<'a> {
-    pool: Pool,
-    limits: Amounts,
+/// The state of one pool.
+struct BudgetPoolState<'a> {
+    pool: BudgetPool,
+    limits: ResourceAmounts,
     used: Usage,
-    reserved: Option<&'a Sums>,
-    /// Percent of the limits that this work may not touch.
+    reserved: Option<&'a AmountSums>,
+    /// The percentage of the limits that this work may not use.
     held_back: u64,
     share: u64,
-    /// What an attempt takes where that is said.
-    said: Amounts,
+    /// The requested reservation of an attempt, if there is one.
+    requested: ResourceAmounts,
+    /// What the first request of the work needs, as far as that is known.
+    needs: ResourceAmounts,
+    /// The same of the final task.
+    needs_of_final: ResourceAmounts,
 }
 
-impl Account<'_> {
-    fn size(&self) -> Sized {
-        let mut amounts = Amounts::default();
+impl BudgetPoolState<'_> {
+    /// The amount of a limit that this work may not use: what the first request of the final task is known to need, if that
+    /// is more than the percentage.
+    fn held_back_of(&self, dimension: ResourceKind, limit: u64) -> u64 {
+        if self.held_back == 0 {
+            return 0;
+        }
+        let needs = self.needs_of_final.get(dimension).unwrap_or(0);
+        percentage_of(limit, self.held_back).max(needs).min(limit)
+    }
+
+    fn reservation_for_attempt(&self) -> ReservationDecision {
+        let mut amounts = ResourceAmounts::default();
         let mut is_later = false;
         for (dimension, limit) in self.limits.iter() {
-            let within = limit - part(limit, self.held_back);
-            let used = dimension.of(&self.used);
+            let within = limit - self.held_back_of(dimension, limit);
+            let used = dimension.amount_used(&self.used);
             let reserved = self.reserved.and_then(|sums| sums.get(&dimension)).copied().unwrap_or(0);
             let reserved = u64::try_from(reserved).unwrap_or(u64::MAX);
             let left = within.saturating_sub(used).saturating_sub(reserved);
             let least = (limit / LEAST).max(1);
-            let said = self.said.get(dimension);
-            let wanted = said.unwrap_or_else(|| (left / self.share).max(least));
-            let least = if said.is_some() { wanted.div_ceil(4).max(1) } else { least };
+            let requested = self.requested.get(dimension);
+            let wanted = requested.unwrap_or_else(|| (left / self.share).max(least));
+            let least = if requested.is_some() { wanted.div_ceil(4).max(1) } else { least };
+            let needs = self.needs.get(dimension).unwrap_or(0);
+            let (least, wanted) = (least.max(needs), wanted.max(needs));
             if left < least && reserved > 0 {
                 is_later = true;
             } else if left < least {
-                let (limit, used) = (dimension.say(limit), dimension.say(used));
-                return Sized::Never(self.pool, format!("{used} of {limit} are used"));
+                let (limit, used) = (dimension.format_amount(limit), dimension.format_amount(used));
+                return ReservationDecision::Never(self.pool, format!("{used} of {limit} used"));
             }
             amounts.set(dimension, Some(wanted.min(left)));
         }
-        if is_later { Sized::Later(self.pool) } else { Sized::Fits(amounts) }
+        if is_later { ReservationDecision::Later(self.pool) } else { ReservationDecision::Fits(amounts) }
     }
 }
 
-/// What the run has reserved, while reservations are made one after the other.
-struct Ledger<'a> {
+/// The reservations of the run while more are added.
+struct ReservationLedger<'a> {
     plan: &'a Plan,
     budget: &'a Budget,
     reserved: Reservations,
     made: Vec<Event>,
 }
 
-impl<'a> Ledger<'a> {
+impl<'a> ReservationLedger<'a> {
     fn new(plan: &'a Plan, budget: &'a Budget) -> Self {
-        Self { plan, budget, reserved: plan.reserved.sums(), made: Vec::new() }
+        Self { plan, budget, reserved: plan.budget.reserved.without_single_reservations(), made: Vec::new() }
     }
 
-    fn make(&mut self, work: Work, amounts: Amounts) {
-        if let Some(capability) = capability_of(self.plan, &work) {
-            self.reserved.set_aside(&work, capability, amounts);
-            self.made.push(Event::Reserved { work, amounts });
+    fn reserve_for_work(&mut self, work: Work, amounts: ResourceAmounts) {
+        if let Some(capability) = self.plan.queue_of_work(&work) {
+            self.reserved.reserve(&work, capability, amounts);
+            self.made.push(Event::Budget(BudgetEvent::Reserved { work, amounts }));
         }
     }
 
-    fn size(&self, work: &Work) -> Sized {
+    fn reservation_size_for(&self, work: &Work) -> ReservationDecision {
         let task = work.task().and_then(|id| self.plan.task(id));
         let mut all = self.budget.attempt;
-        let share = if self.outgrew(work, task) { 1 } else { SHARE };
-        let accounts = [self.of_run(task, share), self.of_capability(work, share), self.of_task(task)];
-        for account in accounts.into_iter().flatten() {
-            match account.size() {
-                Sized::Fits(amounts) => all = all.min(amounts),
-                short @ (Sized::Later(_) | Sized::Never(..)) => return short,
+        let share = if self.has_previous_attempt_exceeded_reservation(work, task) { 1 } else { SHARE };
+        let needs = self.needs_of(work);
+        if let Some((dimension, allowed)) = all
+            .iter()
+            .find(|(dimension, allowed)| needs.get(*dimension).is_some_and(|needs| needs > *allowed))
+        {
+            let needs = dimension.format_amount(needs.get(dimension).unwrap_or(0));
+            let why = format!(
+                "its first request needs {needs}, and an attempt may use {}",
+                dimension.format_amount(allowed)
+            );
+            return ReservationDecision::Never(BudgetPool::Task, why);
+        }
+        let accounts = [self.run_pool(task, share), self.capability_pool(work, share), self.task_pool(task)];
+        let needs_of_final = self.needs_of_final_task();
+        for account in
+            accounts.into_iter().flatten().map(|pool| BudgetPoolState { needs, needs_of_final, ..pool })
+        {
+            match account.reservation_for_attempt() {
+                ReservationDecision::Fits(amounts) => all = all.min_per_resource(amounts),
+                short @ (ReservationDecision::Later(_) | ReservationDecision::Never(..)) => return short,
             }
         }
-        Sized::Fits(all)
+        ReservationDecision::Fits(all)
     }
 
-    /// Whether the attempt before came to nothing for want of what it had reserved: this one gets all that is left, lest
-    /// the same be paid for again and again.
-    fn outgrew(&self, work: &Work, task: Option<&Task>) -> bool {
+    /// `true` if the previous attempt exceeded its reservation: this one gets all that is left, so that the same is not
+    /// paid for again and again.
+    fn has_previous_attempt_exceeded_reservation(&self, work: &Work, task: Option<&Task>) -> bool {
         match work {
-            Work::Planning { .. } => self.plan.planning.as_ref().is_some_and(|planning| planning.outgrew),
+            Work::Planning { .. } => {
+                self.plan.planning.turn.as_ref().is_some_and(|planning| planning.exceeded_reservation)
+            }
             Work::Review { .. } => false,
             Work::Task { .. } => {
                 let last = task.and_then(|task| task.attempts.last());
                 let end = last.and_then(|attempt| attempt.end.as_ref());
-                matches!(end, Some(AttemptEnd::Errored(error)) if error.limit == Some(Limit::Allowance))
+                matches!(end, Some(AttemptEnd::Errored(error)) if error.limit == Some(ExceededLimit::Allowance))
             }
         }
     }
 
-    fn of_run(&self, task: Option<&Task>, share: u64) -> Option<Account<'_>> {
+    /// Returns what the first request of work needs, as far as that is known.
+    fn needs_of(&self, work: &Work) -> ResourceAmounts {
+        let needs =
+            self.plan.queue_of_work(work).and_then(|queue| self.plan.budget.needs.get(&queue).copied());
+        needs.unwrap_or_default()
+    }
+
+    /// Returns what the first request of the final task needs: what is known of its capability, or else the most that is
+    /// known of any.
+    fn needs_of_final_task(&self) -> ResourceAmounts {
+        let known = &self.plan.budget.needs;
+        let own = self.plan.final_task().and_then(|task| known.get(&task.spec.capability));
+        own.copied()
+            .unwrap_or_else(|| known.values().copied().fold(ResourceAmounts::default(), ResourceAmounts::max))
+    }
+
+    fn run_pool(&self, task: Option<&Task>, share: u64) -> Option<BudgetPoolState<'_>> {
         if self.budget.amounts.is_empty() {
             return None;
         }
-        let is_last = self.plan.winding_down.is_some() || task.is_some_and(|task| task.spec.is_final);
-        let holds_back = !is_last && self.plan.final_task().is_none_or(|task| !task.state.is_terminal());
-        Some(Account {
-            pool: Pool::Run,
+        let is_last = self.plan.run.winding_down.is_some() || task.is_some_and(|task| task.spec.is_final);
+        let holds_back = !is_last && self.plan.final_task().is_none_or(|task| !task.state().is_terminal());
+        Some(BudgetPoolState {
+            pool: BudgetPool::Run,
             limits: self.budget.amounts,
-            used: self.plan.spend.total,
+            used: self.plan.budget.spend.total,
             reserved: Some(&self.reserved.total),
             held_back: if holds_back { u64::from(self.budget.final_percent) } else { 0 },
             share: if is_last { share.min(TASK_SHARE) } else { share },
-            said: self.budget.attempt,
+            requested: self.budget.attempt,
+            needs: ResourceAmounts::default(),
+            needs_of_final: ResourceAmounts::default(),
         })
     }
 
-    fn of_capability(&self, work: &Work, share: u64) -> Option<Account<'_>> {
+    fn capability_pool(&self, work: &Work, share: u64) -> Option<BudgetPoolState<'_>> {
         if self.budget.capabilities.is_empty() {
             return None;
         }
-        let name = capability_of(self.plan, work)?;
+        let name = self.plan.queue_of_work(work)?;
         let limits = *self.budget.capabilities.get(&name)?;
-        Some(Account {
-            pool: Pool::Capability,
+        Some(BudgetPoolState {
+            pool: BudgetPool::Capability,
             limits,
-            used: self.plan.spend.by_capability.get(&name).copied().unwrap_or_default(),
+            used: self.plan.budget.spend.by_capability.get(&name).copied().unwrap_or_default(),
             reserved: self.reserved.by_capability.get(&name),
             held_back: 0,
             share,
-            said: self.budget.attempt,
+            requested: self.budget.attempt,
+            needs: ResourceAmounts::default(),
+            needs_of_final: ResourceAmounts::default(),
         })
     }
 
-    fn of_task(&self, task: Option<&Task>) -> Option<Account<'_>> {
+    fn task_pool(&self, task: Option<&Task>) -> Option<BudgetPoolState<'_>> {
         let task = task.filter(|task| !task.spec.budget.is_empty())?;
-        Some(Account {
-            pool: Pool::Task,
+        Some(BudgetPoolState {
+            pool: BudgetPool::Task,
             limits: task.spec.budget,
-            used: task.usage(),
-            // One piece of work of a task is under way at a time: what comes before has ended.
+            used: task.total_usage(),
+            // A task has one piece of work in flight at a time: earlier work has ended.
             reserved: None,
             held_back: 0,
             share: TASK_SHARE,
-            said: Amounts::default(),
+            requested: ResourceAmounts::default(),
+            needs: ResourceAmounts::default(),
+            needs_of_final: ResourceAmounts::default(),
         })
     }
 }
 
-/// The work that waits for a reservation, in the order in which it gets one: the planner's, what is to be judged, and then
-/// the tasks as they were added. What waits for a capability can be passed over, which matters where thousands do.
-struct Waiting<'a> {
+/// The work that waits for a reservation, in its order: the planning turn, reviews, and then tasks as they were added. All
+/// work of one capability can be skipped at once, which matters for thousands of tasks.
+struct WorkAwaitingReservation<'a> {
     plan: &'a Plan,
     planning: Option<Work>,
-    /// By capability, those of each in order; reviews are of none, and come first.
+    /// The tasks by capability, each in order; reviews are under `None`, and come first.
     groups: Vec<(&'a Option<Capability>, Peekable<btree_set::Iter<'a, u32>>)>,
-    /// Which of them the last work was of.
+    /// The key of the last returned work.
     last: Option<usize>,
 }
 
-impl<'a> Waiting<'a> {
-    fn of(plan: &'a Plan) -> Self {
-        let planning = plan.planning.as_ref().filter(|planning| planning.retry_at.is_none());
-        let is_short = |work: &Work| plan.needs_reservation(work) && plan.reserved.of(work).is_none();
-        let groups = plan.waiting.iter().map(|(name, all)| (name, all.iter().peekable())).collect();
-        Self { plan, planning: planning.map(Planning::work).filter(is_short), groups, last: None }
+impl<'a> WorkAwaitingReservation<'a> {
+    fn of_plan(plan: &'a Plan) -> Self {
+        let planning = plan.planning.turn.as_ref().filter(|planning| planning.retry_at.is_none());
+        let is_short = |work: &Work| {
+            plan.needs_reservation(work) && plan.budget.reserved.amounts_of_work(work).is_none()
+        };
+        let groups = plan.index.waiting.iter().map(|(name, all)| (name, all.iter().peekable())).collect();
+        Self { plan, planning: planning.map(PlanningTurn::work).filter(is_short), groups, last: None }
     }
 
-    fn next(&mut self) -> Option<Work> {
+    fn next_work(&mut self) -> Option<Work> {
         self.last = None;
         if let Some(planning) = self.planning.take() {
             return Some(planning);
@@ -224,194 +282,213 @@ impl<'a> Waiting<'a> {
         let (_, position, at) = heads.min()?;
         self.groups[at].1.next();
         self.last = Some(at);
-        self.plan.tasks[position as usize].given_out()
+        self.plan.tasks[position as usize].dispatched_work()
     }
 
-    /// Passes over all that waits for the capability that the last work was for.
-    fn pass_over(&mut self) {
+    /// Skips all work of the capability of the last returned work.
+    fn skip_capability_of_last_work(&mut self) {
         if let Some(at) = self.last.take() {
             drop(self.groups.swap_remove(at));
         }
     }
 }
 
-/// Makes reservations for what waits, as far as there is something left; gives up what can never have one.
-pub(super) fn reserve(plan: &Plan) -> Vec<Event> {
-    let Some(start) = plan.start.as_ref().filter(|_| plan.is_counted()) else { return Vec::new() };
-    let mut ledger = Ledger::new(plan, &start.budget);
-    let mut waiting = Waiting::of(plan);
+/// Reserves for waiting work, as far as the pools allow; gives up work that can never get a reservation.
+pub(super) fn reserve_for_waiting_work(plan: &Plan) -> Vec<Event> {
+    let Some(start) = plan.run.start.as_ref().filter(|_| plan.needs_any_reservation()) else {
+        return Vec::new();
+    };
+    let mut ledger = ReservationLedger::new(plan, &start.budget);
+    let mut waiting = WorkAwaitingReservation::of_plan(plan);
     let mut lost = Vec::new();
-    while let Some(work) = waiting.next() {
-        match ledger.size(&work) {
-            Sized::Fits(amounts) => ledger.make(work, amounts),
-            Sized::Later(Pool::Capability) => waiting.pass_over(),
-            // Nobody else has more of it but the final task.
-            Sized::Later(Pool::Run) => {
-                reserve_for_final(plan, &mut ledger);
+    while let Some(work) = waiting.next_work() {
+        match ledger.reservation_size_for(&work) {
+            ReservationDecision::Fits(amounts) => ledger.reserve_for_work(work, amounts),
+            ReservationDecision::Later(BudgetPool::Capability) => waiting.skip_capability_of_last_work(),
+            // Only the final task may use more of it.
+            ReservationDecision::Later(BudgetPool::Run) => {
+                reserve_for_final_task(plan, &mut ledger);
                 break;
             }
-            Sized::Later(Pool::Task) => {}
-            Sized::Never(Pool::Run, why) if ledger.made.is_empty() && plan.winding_down.is_none() => {
-                return wind_down(plan, EndReason::BudgetExhausted, &format!("the budget is used up: {why}"));
+            ReservationDecision::Later(BudgetPool::Task) => {}
+            ReservationDecision::Never(BudgetPool::Run, why)
+                if ledger.made.is_empty() && plan.run.winding_down.is_none() =>
+            {
+                return wind_down_run(
+                    plan,
+                    EndReason::BudgetExhausted,
+                    &format!("the budget is exhausted: {why}"),
+                );
             }
-            Sized::Never(pool, why) => lost.push((work, pool, why)),
+            ReservationDecision::Never(pool, why) => lost.push((work, pool, why)),
         }
     }
-    // What can be given out is given out first; what is lost is found again when it has been.
-    if ledger.made.is_empty() { given_up(plan, &lost) } else { ledger.made }
+    // Dispatch first what can be dispatched; lost work is found again afterwards.
+    if ledger.made.is_empty() { give_up_work_without_reservation(plan, &lost) } else { ledger.made }
 }
 
-fn reserve_for_final(plan: &Plan, ledger: &mut Ledger<'_>) {
+fn reserve_for_final_task(plan: &Plan, ledger: &mut ReservationLedger<'_>) {
     let waits =
-        |task: &&Task| matches!(task.state, TaskState::Ready | TaskState::Rerun | TaskState::NeedsReview);
-    let Some(work) = plan.final_task().filter(waits).and_then(Task::given_out) else { return };
-    if [&plan.reserved, &ledger.reserved].iter().any(|reserved| reserved.of(&work).is_some()) {
+        |task: &&Task| matches!(task.state(), TaskState::Ready | TaskState::Rerun | TaskState::NeedsReview);
+    let Some(work) = plan.final_task().filter(waits).and_then(Task::dispatched_work) else { return };
+    if [&plan.budget.reserved, &ledger.reserved]
+        .iter()
+        .any(|reserved| reserved.amounts_of_work(&work).is_some())
+    {
         return;
     }
-    if let Sized::Fits(amounts) = ledger.size(&work) {
-        ledger.make(work, amounts);
+    if let ReservationDecision::Fits(amounts) = ledger.reservation_size_for(&work) {
+        ledger.reserve_for_work(work, amounts);
     }
 }
 
-/// Whether the budget that planners have to themselves is used up.
-pub(super) fn is_planner_spent(plan: &Plan) -> bool {
-    let Some(start) = &plan.start else { return false };
-    let work = Work::Planning { turn: plan.turns, attempt: 1 };
-    let ledger = Ledger::new(plan, &start.budget);
-    let account = ledger.of_capability(&work, SHARE);
-    matches!(account.map(|account| account.size()), Some(Sized::Never(..)))
+/// `true` if the planner's own budget is exhausted.
+pub(super) fn is_planner_budget_exhausted(plan: &Plan) -> bool {
+    let Some(start) = &plan.run.start else { return false };
+    let work = Work::Planning { turn: plan.planning.turns, attempt: 1 };
+    let ledger = ReservationLedger::new(plan, &start.budget);
+    let account = ledger.capability_pool(&work, SHARE);
+    matches!(account.map(|account| account.reservation_for_attempt()), Some(ReservationDecision::Never(..)))
 }
 
-/// Gives up work that can never have a reservation.
-fn given_up(plan: &Plan, lost: &[(Work, Pool, String)]) -> Vec<Event> {
+/// Gives up work that can never get a reservation.
+fn give_up_work_without_reservation(plan: &Plan, lost: &[(Work, BudgetPool, String)]) -> Vec<Event> {
     let planning = lost.iter().find(|(work, ..)| work.task().is_none());
     if let Some((_, _, why)) = planning {
-        return planning::given_up(plan, &format!("the planner's budget is used up: {why}"))
+        return planning::give_up_turn(plan, &format!("the planner's budget is exhausted: {why}"))
             .into_iter()
             .collect();
     }
-    // Where the first failure ends the run, there is no second one.
-    let is_first_alone = plan.start.as_ref().is_some_and(|start| start.fail_fast);
+    // With fail_fast, only one failure counts.
+    let is_first_alone = plan.run.start.as_ref().is_some_and(|start| start.fail_fast);
     let lost = lost.iter().take(if is_first_alone { 1 } else { lost.len() });
     let events = lost.filter_map(|(work, pool, why)| {
-        let (task, reason) = (work.task()?.clone(), pool.say(why));
-        Some(match plan.winding_down {
-            None => Event::TaskFailed { task, reason },
-            // It comes back when the run is gone on with.
-            Some(_) => Event::TaskCancelled { task, reason, with: None, usage: Usage::default() },
+        let (task, reason) = (work.task()?.clone(), pool.describe_exhaustion(why));
+        Some(match plan.run.winding_down {
+            None => Event::Task(TaskEvent::Failed { task, reason }),
+            // It comes back when the run is resumed.
+            Some(_) => {
+                Event::Task(TaskEvent::Cancelled { task, reason, with: None, usage: Usage::default() })
+            }
         })
     });
-    with_consequences(plan, events.collect())
+    append_consequences_of_task_ends(plan, events.collect())
 }
 
-/// That the soft part of the budget is used up is said once.
-pub(super) fn warn(plan: &Plan, now: Timestamp) -> Vec<Event> {
-    if plan.budget_is_low || plan.winding_down.is_some() {
+/// Warns once that the soft limit of the budget has been reached.
+pub(super) fn warn_once_at_soft_limit(plan: &Plan, now: Timestamp) -> Vec<Event> {
+    if plan.budget.is_low || plan.run.winding_down.is_some() {
         return Vec::new();
     }
-    let Some(detail) = low(plan, now) else { return Vec::new() };
-    let low = Event::BudgetLow { detail: detail.clone() };
-    let occasion = Event::OccasionRaised { occasion: Occasion::BudgetLow { detail } };
-    std::iter::once(low).chain(plan.has_planner().then_some(occasion)).collect()
+    let Some(detail) = soft_limit_detail(plan, now) else { return Vec::new() };
+    let low = Event::Budget(BudgetEvent::Low { detail: detail.clone() });
+    let trigger =
+        Event::Planning(PlanningEvent::TriggerRaised { trigger: PlannerTrigger::BudgetLow { detail } });
+    std::iter::once(low).chain(plan.has_planner().then_some(trigger)).collect()
 }
 
-fn low(plan: &Plan, now: Timestamp) -> Option<String> {
-    let budget = &plan.start.as_ref()?.budget;
+fn soft_limit_detail(plan: &Plan, now: Timestamp) -> Option<String> {
+    let budget = &plan.run.start.as_ref()?.budget;
     let soft = u64::from(budget.soft_percent);
     let amounts = budget.amounts.iter().find_map(|(dimension, limit)| {
-        let used = dimension.of(&plan.spend.total);
-        (used >= part(limit, soft))
-            .then(|| format!("{} of {} are used", dimension.say(used), dimension.say(limit)))
+        let used = dimension.amount_used(&plan.budget.spend.total);
+        (used >= percentage_of(limit, soft))
+            .then(|| format!("{} of {} used", dimension.format_amount(used), dimension.format_amount(limit)))
     });
     amounts.or_else(|| {
-        let time = plan.elapsed(now).filter(Elapsed::is_low)?;
-        Some(format!("{:#} of {:#} are over", rounded(time.worked), rounded(time.limit)))
+        let time = plan.elapsed_time(now).filter(ElapsedRunTime::is_past_soft_limit)?;
+        Some(format!("{:#} of {:#} elapsed", round_to_seconds(time.worked), round_to_seconds(time.limit)))
     })
 }
 
-fn rounded(time: SignedDuration) -> SignedDuration {
+fn round_to_seconds(time: SignedDuration) -> SignedDuration {
     SignedDuration::from_secs(time.as_secs())
 }
 
-/// The time that the run may take is over.
-pub(super) fn wall_time(plan: &Plan, now: Timestamp) -> Result<Vec<Event>, Refusal> {
-    match plan.elapsed(now) {
-        Some(time) if time.is_over() && plan.winding_down.is_none() => {
-            let detail = format!("the time of {:#} that it may take is over", rounded(time.limit));
-            Ok(wind_down(plan, EndReason::BudgetExhausted, &detail))
+/// Handles the run's time limit or its soft limit.
+pub(super) fn handle_time_limit(plan: &Plan, now: Timestamp) -> Result<Vec<Event>, Refusal> {
+    match plan.elapsed_time(now) {
+        Some(time) if time.is_past_limit() && plan.run.winding_down.is_none() => {
+            let detail = format!("the time limit of {:#} has passed", round_to_seconds(time.limit));
+            Ok(wind_down_run(plan, EndReason::BudgetExhausted, &detail))
         }
-        Some(_) => match warn(plan, now) {
-            events if events.is_empty() => Err(Refusal::WrongMoment("its time is not over".into())),
+        Some(_) => match warn_once_at_soft_limit(plan, now) {
+            events if events.is_empty() => Err(Refusal::WrongMoment("the time limit has not passed".into())),
             events => Ok(events),
         },
-        None => Err(Refusal::WrongMoment("the run may take any time".into())),
+        None => Err(Refusal::WrongMoment("the run has no time limit".into())),
     }
 }
 
-/// The run comes to its end: nothing is begun any more but the final task, which goes on without what is missing.
-pub(super) fn wind_down(plan: &Plan, reason: EndReason, detail: &str) -> Vec<Event> {
-    let finishes = plan.start.as_ref().is_some_and(|start| start.budget.when_spent == WhenSpent::Finish);
+/// Winds the run down: no task starts except the final one, which runs without its missing dependencies.
+pub(super) fn wind_down_run(plan: &Plan, reason: EndReason, detail: &str) -> Vec<Event> {
+    let finishes = plan
+        .run
+        .start
+        .as_ref()
+        .is_some_and(|start| start.budget.when_spent == BudgetExhaustionPolicy::Finish);
     let stays = |task: &Task| {
-        finishes && matches!(task.state, TaskState::Running | TaskState::NeedsReview) && !task.spec.is_final
+        finishes && matches!(task.state(), TaskState::Running | TaskState::NeedsReview) && !task.spec.is_final
     };
-    let last = plan.final_task().filter(|task| can_be_made(plan, task, &stays));
-    let mut events = vec![Event::WindingDown { reason, detail: detail.to_owned() }];
-    events.extend(planning::given_up(plan, detail));
-    if let Some(task) = last.filter(|task| task.state == TaskState::Pending) {
+    let last = plan.final_task().filter(|task| can_final_task_succeed(plan, task, &stays));
+    let mut events = vec![Event::Run(RunEvent::WindingDown { reason, detail: detail.to_owned() })];
+    events.extend(planning::give_up_turn(plan, detail));
+    if let Some(task) = last.filter(|task| task.state() == TaskState::Pending) {
         let spec = TaskSpec { on_failed_dependency: OnFailedDependency::Skip, ..task.spec.clone() };
-        events.push(Event::TaskPatched { spec: Box::new(spec), attempt: 0 });
+        events.push(Event::Graph(GraphEvent::TaskPatched { spec: Box::new(spec), attempt: 0 }));
     }
     let is_last = |task: &Task| last.is_some_and(|last| last.spec.id == task.spec.id);
-    for task in plan.tasks.iter().filter(|task| !task.state.is_terminal() && !stays(task) && !is_last(task)) {
-        events.push(Event::TaskCancelled {
+    for task in plan.tasks.iter().filter(|task| !task.state().is_terminal() && !stays(task) && !is_last(task))
+    {
+        events.push(Event::Task(TaskEvent::Cancelled {
             task: task.spec.id.clone(),
-            reason: format!("the run comes to its end: {detail}"),
+            reason: format!("the run is winding down: {detail}"),
             with: None,
-            usage: in_hand(plan, task),
-        });
+            usage: usage_of_work_in_flight(plan, task),
+        }));
     }
-    if let Some(task) = last.filter(|task| task.state == TaskState::Pending) {
+    if let Some(task) = last.filter(|task| task.state() == TaskState::Pending) {
         let dependencies = task.spec.depends_on.iter().filter_map(|id| plan.task(id));
         if !dependencies.into_iter().any(&stays) {
             let attempt = task.attempt.max(1);
-            events.push(Event::TaskReady { task: task.spec.id.clone(), attempt });
+            events.push(Event::Task(TaskEvent::Ready { task: task.spec.id.clone(), attempt }));
         }
     }
     events
 }
 
-/// Whether the final task can still bring the deliverable: it is under way, or something that it builds on is there or
-/// about to be.
-fn can_be_made(plan: &Plan, task: &Task, stays: &impl Fn(&Task) -> bool) -> bool {
+/// `true` if the final task can still produce the deliverable: it is in flight, or a result that it uses exists or is about
+/// to.
+fn can_final_task_succeed(plan: &Plan, task: &Task, stays: &impl Fn(&Task) -> bool) -> bool {
     let has_something = || {
         let mut dependencies = task.spec.depends_on.iter().filter_map(|id| plan.task(id));
         task.spec.depends_on.is_empty()
-            || dependencies.any(|dependency| dependency.state == TaskState::Completed || stays(dependency))
+            || dependencies.any(|dependency| dependency.state() == TaskState::Completed || stays(dependency))
     };
-    match task.state {
+    match task.state() {
         TaskState::Running | TaskState::NeedsReview | TaskState::Ready | TaskState::Rerun => true,
-        TaskState::Errored => matches!(task.errored, Some(ErroredFor::Retry(_))),
+        TaskState::Errored => matches!(task.errored_wait(), Some(ErroredTaskWait::Retry(_))),
         TaskState::Pending => has_something(),
         TaskState::Completed | TaskState::Failed | TaskState::Cancelled => false,
     }
 }
 
-/// A final task that was to go on without what is missing, and of which everything is missing, is given up.
-pub(super) fn abandon_final(plan: &Plan) -> Vec<Event> {
-    if plan.winding_down.is_none() {
+/// Gives up a final task that was to run without its missing dependencies, if all of them are missing.
+pub(super) fn cancel_final_task_without_inputs(plan: &Plan) -> Vec<Event> {
+    if plan.run.winding_down.is_none() {
         return Vec::new();
     }
-    let waits = |task: &&Task| matches!(task.state, TaskState::Ready | TaskState::Pending);
+    let waits = |task: &&Task| matches!(task.state(), TaskState::Ready | TaskState::Pending);
     let Some(task) = plan.final_task().filter(waits) else { return Vec::new() };
     let dependencies = || task.spec.depends_on.iter().filter_map(|id| plan.task(id));
-    let is_lost = |dependency: &Task| matches!(dependency.state, TaskState::Failed | TaskState::Cancelled);
+    let is_lost = |dependency: &Task| matches!(dependency.state(), TaskState::Failed | TaskState::Cancelled);
     if task.spec.depends_on.is_empty() || !dependencies().all(is_lost) {
         return Vec::new();
     }
-    vec![Event::TaskCancelled {
+    vec![Event::Task(TaskEvent::Cancelled {
         task: task.spec.id.clone(),
-        reason: "nothing that it builds on is there".into(),
+        reason: "none of its dependencies has a result".into(),
         with: None,
         usage: Usage::default(),
-    }]
+    })]
 }

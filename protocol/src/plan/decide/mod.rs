@@ -1,24 +1,26 @@
-//! All rules. [`decide`] says what a fact, a command or the passing of time means for a run: the events it makes, or
-//! why it makes none. The table of moves is in [`super`].
+//! The rules. [`decide`] turns a fact, a command or the passing of time into events, or refuses it. The table of
+//! transitions is in [`super`].
 //!
 //! | file | rules of |
 //! |---|---|
-//! | `begin` | a run that is handed in |
-//! | `planning` | a planner's turn, from the question to what of its answer holds |
-//! | `edits` | one change of a plan, whoever wants it |
+//! | `begin` | the submission of a run |
+//! | `planning` | a planning turn, from the request to the valid edits of its answer |
+//! | `edits` | edits of a plan, by the planner or a user |
 //! | `attempts` | claims, outcomes and clocks of attempts |
 //! | `reviews` | verdicts |
-//! | `wave` | what follows for other tasks from a task's end |
-//! | `steering` | what users command |
-//! | `registry` | what the cluster can do |
-//! | `budget` | reservations, and what happens when there is nothing left |
-//! | `settle` | whom to ask next, and the end |
+//! | `provider` | waits for models' providers |
+//! | `wave` | consequences of a task's end for other tasks |
+//! | `steering` | commands of users |
+//! | `registry` | changes of the capability registry |
+//! | `budget` | reservations, and what happens when the budget is exhausted |
+//! | `settle` | the next planning turn, and the end of the run |
 
 mod attempts;
 mod begin;
 mod budget;
 mod edits;
 mod planning;
+mod provider;
 mod registry;
 mod reviews;
 mod settle;
@@ -27,71 +29,98 @@ mod wave;
 
 use jiff::{SignedDuration, Timestamp};
 
-use super::cluster::Cluster;
-use super::event::whole_micros;
-use super::spec::{Review, Submission};
-use super::state::{End, Plan, Task, TaskState};
-use super::{Clock, Command, Event, RETIREMENT, Refusal, Work};
+use super::cluster::CapabilityRegistry;
+use super::edit::CommandAction;
+use super::event::truncate_to_micros;
+use super::spec::{ReviewPolicy, Submission};
+use super::state::{Plan, RunEnd, Task, TaskState};
+use super::{
+    AttemptClock, Event, JournalKey, OverdueInput, RETIREMENT, Refusal, ResourceAmounts, RunCommand,
+    RunEvent, Work,
+};
 use crate::ids::{TaskId, WorkerId};
-use crate::result::{ErrorKind, MAX_MESSAGE, ModelUsage, Proposal, TaskError, Usage, Verdict};
+use crate::provider::ProviderStatus;
+use crate::result::{ErrorKind, MAX_MESSAGE, ModelUsage, PlanProposal, TaskError, Usage, Verdict};
 
-pub(super) use edits::{By, edit};
+pub(super) use edits::{EditAuthor, decide_edit};
 
-/// How often the planner may come to nothing at one turn before it is asked no more.
+/// The maximum number of failed attempts at a planning turn before the planner counts as unavailable.
 pub const MAX_PLANNING_ATTEMPTS: u32 = 3;
-/// How often the review of one attempt may come to nothing before the task fails.
+/// The maximum number of failed reviews of one attempt before the task fails.
 pub const MAX_REVIEWS: u32 = 3;
-/// How many turns of the planner in a row may bring the run nowhere before it is asked no more.
+/// The maximum number of planning turns in a row without progress before the planner is no longer called.
 pub const MAX_IDLE_TURNS: u32 = 3;
 
-/// What a decision can be asked on.
+/// The error of work whose journal has entries from before its dispatch.
+const STALE_JOURNAL: &str = "its journal has entries from before it was dispatched: the server has lost messages, or \
+                             somebody forged them";
+
+/// The input of a decision.
 #[derive(Debug, Clone, Copy)]
-pub enum Input<'a> {
-    /// Somebody wrote to the log.
+pub enum DecisionInput<'a> {
+    /// A message in the log.
     Fact(&'a Fact),
-    /// The backoff of a task is over.
+    /// The backoff of a task has ended.
     Retry(&'a TaskId),
-    /// The backoff of a review is over.
+    /// The backoff of a review has ended.
     RetryReview(&'a TaskId),
-    /// The backoff of the planner's turn is over.
+    /// The backoff of the planning turn has ended.
     RetryPlanning,
     /// A clock of a piece of work ran out.
-    Clock(&'a Work, Clock),
-    /// The time that the run may take is over, or the soft part of it.
+    Clock(&'a Work, AttemptClock),
+    /// The journal of dispatched work has entries from before its dispatch: a server lost messages, or somebody forged
+    /// them. No worker can do the work with this journal.
+    StaleJournal(&'a Work),
+    /// The run's time limit, or its soft limit, has passed.
     WallTime,
-    /// A run that ended was not gone on with for long enough.
+    /// A run that has ended was not resumed in time.
     Retire,
-    /// This is what the cluster can do; that something is missing may be said already, or everybody is just starting.
-    Cluster(&'a Cluster, MayBeMissing),
-    /// Everything else is decided: who is to be asked, what may be given out, has the run come to its end? To be asked
-    /// again until it says nothing more.
+    /// The capabilities of the cluster. Shortly after the start of the run, an unknown capability may still be registered.
+    Cluster(&'a CapabilityRegistry, UnknownCapabilityStatus),
+    /// The consequences of the previous input: work to dispatch, planning turns to start, the end of the run. Repeated
+    /// until it produces no more events.
     Settle,
 }
 
-/// Whether a capability that is not known is missing, or may only not have been heard of yet.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum MayBeMissing {
-    /// It is missing.
-    Yes,
-    /// It may still come.
-    NotYet,
+impl OverdueInput {
+    /// Returns the input to decide on.
+    #[must_use]
+    pub fn input(&self) -> DecisionInput<'_> {
+        match self {
+            Self::Retry(task) => DecisionInput::Retry(task),
+            Self::RetryReview(task) => DecisionInput::RetryReview(task),
+            Self::RetryPlanning => DecisionInput::RetryPlanning,
+            Self::Clock(work, clock) => DecisionInput::Clock(work, *clock),
+            Self::WallTime => DecisionInput::WallTime,
+            Self::Retire => DecisionInput::Retire,
+        }
+    }
 }
 
-/// What clients, workers and critics have written, as far as it matters to the plan.
+/// The status of an unknown capability.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum UnknownCapabilityStatus {
+    /// It counts as missing.
+    Missing,
+    /// It may still be registered.
+    MayRegisterSoon,
+}
+
+/// A message of a client, worker or critic, as far as the plan needs it.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Fact {
-    /// A client handed the run in.
+    /// A client submitted the run.
     Submitted(Box<Submission>),
     /// A worker claimed a piece of work.
     Claimed(Work, WorkerId),
-    /// A planner's attempt ended.
+    /// An attempt at a planning turn ended.
     Planned {
         /// The turn.
         turn: u32,
         /// The attempt.
         attempt: u32,
-        /// What it proposes, and what that took; or why it came to nothing.
-        outcome: Result<Planned, TaskError>,
+        /// The proposal, or the error.
+        outcome: Result<PlanningResult, TaskError>,
     },
     /// A worker's attempt ended.
     Ended {
@@ -99,10 +128,10 @@ pub enum Fact {
         task: TaskId,
         /// The attempt.
         attempt: u32,
-        /// Who worked on it.
+        /// The worker.
         worker: WorkerId,
-        /// What it brought.
-        outcome: Result<Finished, TaskError>,
+        /// The result, or the error.
+        outcome: Result<AttemptResult, TaskError>,
     },
     /// A critic's review ended.
     Reviewed {
@@ -110,123 +139,174 @@ pub enum Fact {
         task: TaskId,
         /// The attempt under review.
         attempt: u32,
-        /// Which try at the review this was.
+        /// The number of this try at the review, from 1.
         review: u32,
-        /// Who judged.
+        /// The critic.
         critic: WorkerId,
-        /// The judgement, or why there is none.
+        /// The verdict, or the error.
         outcome: Result<Verdict, TaskError>,
     },
-    /// A user steers.
-    Control(Command),
+    /// The wait of claimed work for its provider has changed.
+    Provider(JournalKey, ProviderStatus),
+    /// The reservation of claimed work does not pay for its first request, which needs these amounts.
+    ReservationTooSmall(JournalKey, ResourceAmounts),
+    /// A user's command.
+    Control(RunCommand),
 }
 
-/// A result, as far as the plan needs to know it.
+/// A result, as far as the plan needs it.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Finished {
-    /// Where it is: a sequence of the lane.
+pub struct AttemptResult {
+    /// The sequence of its journal entry in the lane.
     pub at_sequence: u64,
-    /// The result in a sentence.
+    /// Its summary.
     pub summary: String,
-    /// Whether there is nothing in it.
+    /// `true` if it has no usable content.
     pub is_empty: bool,
-    /// Whether there is text in it beyond the summary.
+    /// `true` if it has text beyond the summary.
     pub is_detailed: bool,
-    /// How its capability wants it judged where the task does not say.
-    pub review: Review,
-    /// What it took.
+    /// `false` if it does not answer its question.
+    pub is_answered: bool,
+    /// The review that its capability declares, for tasks that declare none.
+    pub review: ReviewPolicy,
+    /// The usage of the attempt.
     pub usage: Usage,
     /// The same by model.
     pub models: ModelUsage,
 }
 
-/// What a planner's turn came to.
+/// The outcome of a planning turn.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Planned {
-    /// What it wants.
-    pub proposal: Proposal,
-    /// What it took.
+pub struct PlanningResult {
+    /// The proposal.
+    pub proposal: PlanProposal,
+    /// The usage of the attempt.
     pub usage: Usage,
     /// The same by model.
     pub models: ModelUsage,
 }
 
-/// Decides. Pure: the same plan, input and time give the same events. The caller logs them, applies them, and asks
-/// [`super::due`] what to do.
+impl Fact {
+    /// `true` if a user cancels the whole run.
+    #[must_use]
+    pub fn is_run_cancellation(&self) -> bool {
+        matches!(self, Self::Control(RunCommand { control: CommandAction::CancelRun { .. }, .. }))
+    }
+
+    /// Returns the work whose end this fact reports, if it reports one.
+    #[must_use]
+    pub fn ended_work(&self) -> Option<Work> {
+        match self {
+            Self::Ended { task, attempt, .. } => Some(Work::Task { task: task.clone(), attempt: *attempt }),
+            Self::Reviewed { task, attempt, review, .. } => {
+                Some(Work::Review { task: task.clone(), attempt: *attempt, review: *review })
+            }
+            Self::Planned { turn, attempt, .. } => Some(Work::Planning { turn: *turn, attempt: *attempt }),
+            Self::Submitted(_)
+            | Self::Claimed(..)
+            | Self::Control(_)
+            | Self::Provider(..)
+            | Self::ReservationTooSmall(..) => None,
+        }
+    }
+}
+
+/// Decides on an input. Pure: the same plan, input and time give the same events. The caller logs the events, applies
+/// them, and asks [`super::due`] for the effects.
 ///
 /// # Errors
-/// Why the input changes nothing.
-pub fn decide(plan: &Plan, input: &Input<'_>, now: Timestamp) -> Result<Vec<Event>, Refusal> {
-    if let Input::Fact(Fact::Submitted(submission)) = input {
-        return begin::submit(plan, submission);
+/// The reason why the input has no effect.
+pub fn decide(plan: &Plan, input: &DecisionInput<'_>, now: Timestamp) -> Result<Vec<Event>, Refusal> {
+    if let DecisionInput::Fact(Fact::Submitted(submission)) = input {
+        return begin::start_run(plan, submission);
     }
-    if let Some(end) = &plan.end {
+    if let Some(end) = &plan.run.end {
         return match input {
-            Input::Fact(Fact::Control(command)) if end.is_resumable => steering::reopen(plan, command, end),
-            Input::Retire if end.is_resumable => retire(end, now),
-            Input::Fact(_)
-            | Input::Retry(_)
-            | Input::RetryReview(_)
-            | Input::RetryPlanning
-            | Input::Clock(..)
-            | Input::WallTime
-            | Input::Retire
-            | Input::Cluster(..)
-            | Input::Settle => Err(Refusal::RunAlreadyEnded(end.reason)),
+            DecisionInput::Fact(Fact::Control(command)) if end.is_resumable => {
+                steering::resume_ended_run(plan, command, end, now)
+            }
+            DecisionInput::Retire if end.is_resumable => retire_run(end, now),
+            DecisionInput::Fact(_)
+            | DecisionInput::Retry(_)
+            | DecisionInput::RetryReview(_)
+            | DecisionInput::RetryPlanning
+            | DecisionInput::Clock(..)
+            | DecisionInput::StaleJournal(_)
+            | DecisionInput::WallTime
+            | DecisionInput::Retire
+            | DecisionInput::Cluster(..)
+            | DecisionInput::Settle => Err(Refusal::RunAlreadyEnded(end.reason)),
         };
     }
-    if plan.start.is_none() {
+    if plan.run.start.is_none() {
         return Err(Refusal::NotSubmitted);
     }
     match input {
-        Input::Fact(fact) => on_fact(plan, fact, now),
-        Input::Retry(task) => attempts::retry(plan, task, now),
-        Input::RetryReview(task) => reviews::retry(plan, task, now),
-        Input::RetryPlanning => planning::retry(plan, now),
-        Input::Clock(Work::Task { task, attempt }, clock) => {
-            attempts::time_out(plan, task, *attempt, *clock, now)
+        DecisionInput::Fact(fact) => decide_fact(plan, fact, now),
+        DecisionInput::Retry(task) => attempts::retry_attempt(plan, task, now),
+        DecisionInput::RetryReview(task) => reviews::retry_review(plan, task, now),
+        DecisionInput::RetryPlanning => planning::retry_turn(plan, now),
+        DecisionInput::Clock(Work::Task { task, attempt }, clock) => {
+            attempts::time_out_attempt(plan, task, *attempt, *clock, now)
         }
-        Input::Clock(Work::Review { task, attempt, review }, clock) => {
-            reviews::time_out(plan, task, *attempt, *review, *clock, now)
+        DecisionInput::Clock(Work::Review { task, attempt, review }, clock) => {
+            reviews::time_out_review(plan, task, *attempt, *review, *clock, now)
         }
-        Input::Clock(Work::Planning { turn, attempt }, clock) => {
-            planning::time_out(plan, *turn, *attempt, *clock, now)
+        DecisionInput::Clock(Work::Planning { turn, attempt }, clock) => {
+            planning::time_out_turn(plan, *turn, *attempt, *clock, now)
         }
-        Input::WallTime => budget::wall_time(plan, now),
-        Input::Retire => Err(Refusal::WrongMoment("the run has not ended".into())),
-        Input::Cluster(cluster, may_be_missing) => Ok(registry::learn(plan, cluster, *may_be_missing)),
-        Input::Settle => Ok(settle::settle(plan, now)),
+        DecisionInput::StaleJournal(Work::Task { task, attempt }) => {
+            attempts::replace_attempt_with_stale_journal(plan, task, *attempt)
+        }
+        DecisionInput::StaleJournal(Work::Review { task, attempt, review }) => {
+            reviews::replace_review_with_stale_journal(plan, task, *attempt, *review, now)
+        }
+        DecisionInput::StaleJournal(Work::Planning { turn, attempt }) => {
+            planning::replace_attempt_with_stale_journal(plan, *turn, *attempt, now)
+        }
+        DecisionInput::WallTime => budget::handle_time_limit(plan, now),
+        DecisionInput::Retire => Err(Refusal::WrongMoment("the run has not ended".into())),
+        DecisionInput::Cluster(cluster, unknown_status) => {
+            Ok(registry::check_tasks_against_registry(plan, cluster, *unknown_status))
+        }
+        DecisionInput::Settle => Ok(settle::settle_plan(plan, now)),
     }
 }
 
-fn retire(end: &End, now: Timestamp) -> Result<Vec<Event>, Refusal> {
+fn retire_run(end: &RunEnd, now: Timestamp) -> Result<Vec<Event>, Refusal> {
     let at = end.at.saturating_add(RETIREMENT).unwrap_or(Timestamp::MAX);
-    if now < at { Err(Refusal::NotDue(at)) } else { Ok(vec![Event::RunRetired]) }
+    if now < at { Err(Refusal::NotDue(at)) } else { Ok(vec![Event::Run(RunEvent::Retired)]) }
 }
 
-fn on_fact(plan: &Plan, fact: &Fact, now: Timestamp) -> Result<Vec<Event>, Refusal> {
+fn decide_fact(plan: &Plan, fact: &Fact, now: Timestamp) -> Result<Vec<Event>, Refusal> {
     match fact {
-        Fact::Submitted(submission) => begin::submit(plan, submission),
-        Fact::Claimed(work, worker) => attempts::claimed(plan, work, worker),
-        Fact::Planned { turn, attempt, outcome } => planning::planned(plan, *turn, *attempt, outcome, now),
+        Fact::Submitted(submission) => begin::start_run(plan, submission),
+        Fact::Claimed(work, worker) => attempts::handle_claim(plan, work, worker),
+        Fact::Planned { turn, attempt, outcome } => {
+            planning::handle_turn_end(plan, *turn, *attempt, outcome, now)
+        }
         Fact::Ended { task, attempt, worker, outcome } => {
-            attempts::ended(plan, task, *attempt, worker, outcome, now)
+            attempts::handle_attempt_end(plan, task, *attempt, worker, outcome, now)
         }
         Fact::Reviewed { task, attempt, review, critic, outcome } => {
-            reviews::reviewed(plan, task, *attempt, *review, critic, outcome, now)
+            reviews::handle_review_end(plan, task, *attempt, *review, critic, outcome, now)
         }
-        Fact::Control(command) => steering::command(plan, command),
+        Fact::Provider(journal, status) => provider::handle_status(plan, journal, status),
+        Fact::ReservationTooSmall(journal, needs) => {
+            provider::handle_small_reservation(plan, journal, *needs)
+        }
+        Fact::Control(command) => steering::handle_command(plan, command),
     }
 }
 
 // ---- shared
 
-fn find<'a>(plan: &'a Plan, id: &TaskId) -> Result<&'a Task, Refusal> {
+fn find_task<'a>(plan: &'a Plan, id: &TaskId) -> Result<&'a Task, Refusal> {
     plan.task(id).ok_or_else(|| Refusal::UnknownTask(id.clone()))
 }
 
-fn current_attempt<'a>(plan: &'a Plan, id: &TaskId, attempt: u32) -> Result<&'a Task, Refusal> {
-    let task = find(plan, id)?;
+fn find_task_with_attempt<'a>(plan: &'a Plan, id: &TaskId, attempt: u32) -> Result<&'a Task, Refusal> {
+    let task = find_task(plan, id)?;
     if task.attempt == attempt {
         Ok(task)
     } else {
@@ -234,30 +314,30 @@ fn current_attempt<'a>(plan: &'a Plan, id: &TaskId, attempt: u32) -> Result<&'a 
     }
 }
 
-fn wrong_state(task: &Task, what: &str) -> Refusal {
-    Refusal::WrongState { task: task.spec.id.clone(), state: task.state, what: what.into() }
+fn wrong_state_refusal(task: &Task, what: &str) -> Refusal {
+    Refusal::WrongState { task: task.spec.id.clone(), state: task.state(), what: what.into() }
 }
 
-fn after(now: Timestamp, wait: std::time::Duration) -> Timestamp {
+fn timestamp_after(now: Timestamp, wait: std::time::Duration) -> Timestamp {
     let wait = SignedDuration::try_from(wait).unwrap_or(SignedDuration::MAX);
-    whole_micros(now.saturating_add(wait).unwrap_or(Timestamp::MAX))
+    truncate_to_micros(now.saturating_add(wait).unwrap_or(Timestamp::MAX))
 }
 
-/// As much of an error's text as a person reads; the rest stays in the journal.
-fn on_the_plan(message: &str) -> String {
+/// Truncates an error message to the length that the plan keeps; the whole text is in the journal.
+fn truncate_for_plan(message: &str) -> String {
     message.chars().take(MAX_MESSAGE).collect()
 }
 
-fn clock_error(clock: Clock, of: &str) -> TaskError {
+fn timeout_error(clock: AttemptClock, of: &str) -> TaskError {
     TaskError::new(ErrorKind::Other, format!("{of}{clock}"))
 }
 
-/// What is counted as used of work that is given up while somebody has it in hand: nobody can say what it was, so all
-/// that it had reserved.
-fn in_hand(plan: &Plan, task: &Task) -> Usage {
-    match task.state {
+/// The usage to count for work of a task that is given up while a worker has it: the actual usage is unknown, so all that
+/// was reserved.
+fn usage_of_work_in_flight(plan: &Plan, task: &Task) -> Usage {
+    match task.state() {
         TaskState::Running | TaskState::NeedsReview => {
-            task.given_out().map(|work| given_up(plan, &work)).unwrap_or_default()
+            task.dispatched_work().map(|work| reserved_amounts_as_usage(plan, &work)).unwrap_or_default()
         }
         TaskState::Pending
         | TaskState::Ready
@@ -269,12 +349,12 @@ fn in_hand(plan: &Plan, task: &Task) -> Usage {
     }
 }
 
-/// What is counted as used of work that is given up in somebody's hand.
-fn given_up(plan: &Plan, work: &Work) -> Usage {
-    plan.reserved.of(work).map(|amounts| amounts.as_usage()).unwrap_or_default()
+/// The usage to count for work that is given up while a worker has it.
+fn reserved_amounts_as_usage(plan: &Plan, work: &Work) -> Usage {
+    plan.budget.reserved.amounts_of_work(work).map(|amounts| amounts.as_usage()).unwrap_or_default()
 }
 
-/// Whether anything of the plan is under way or waits for somebody outside of it.
-fn is_in_motion(plan: &Plan) -> bool {
-    plan.open() > plan.count(TaskState::Pending)
+/// `true` if any work of the plan is in flight or waits for something outside of the plan.
+fn has_work_in_progress(plan: &Plan) -> bool {
+    plan.open_task_count() > plan.task_count_in_state(TaskState::Pending)
 }

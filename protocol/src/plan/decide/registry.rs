@@ -1,57 +1,70 @@
-//! What the cluster can do: tasks that nobody can do, or whose parameters nobody takes, wait in state errored, and go on as
-//! soon as that is mended.
+//! Changes of the capability registry. A task whose capability is unknown, or rejects its parameters, waits in the state
+//! errored until that changes.
 
-use super::super::Event;
-use super::super::cluster::Cluster;
-use super::super::state::{ErroredFor, Occasion, Plan, Task, TaskState};
-use super::{MayBeMissing, on_the_plan};
+use super::super::cluster::CapabilityRegistry;
+use super::super::state::{ErroredTaskWait, Plan, PlannerTrigger, Task, TaskState};
+use super::super::{Event, PlanningEvent, TaskEvent};
+use super::{UnknownCapabilityStatus, truncate_for_plan};
 
-pub(super) fn learn(plan: &Plan, cluster: &Cluster, may_be_missing: MayBeMissing) -> Vec<Event> {
-    let open = plan.open_by_capability.iter().filter(|(_, open)| **open > 0);
-    let is_plain = |name| cluster.get(name).is_some_and(|offered| offered.parameters.is_none());
-    if plan.count(TaskState::Errored) == 0 && open.into_iter().all(|(name, _)| is_plain(name)) {
+pub(super) fn check_tasks_against_registry(
+    plan: &Plan,
+    cluster: &CapabilityRegistry,
+    unknown_status: UnknownCapabilityStatus,
+) -> Vec<Event> {
+    let open = plan.index.open_by_capability.iter().filter(|(_, open)| **open > 0);
+    let is_plain = |name| cluster.find_capability(name).is_some_and(|offered| offered.parameters.is_none());
+    if plan.task_count_in_state(TaskState::Errored) == 0 && open.into_iter().all(|(name, _)| is_plain(name)) {
         return Vec::new();
     }
-    let is_asked = plan.has_planner() && plan.winding_down.is_none();
+    let is_asked = plan.has_planner() && plan.run.winding_down.is_none();
     let mut events = Vec::new();
     for task in &plan.tasks {
-        let Some(event) = of(task, cluster, may_be_missing) else { continue };
-        let problem = problem(task, &event, cluster);
+        let Some(event) = check_task_against_registry(task, cluster, unknown_status) else { continue };
+        let problem = describe_stuck_task(task, &event, cluster);
         events.push(event);
         if let Some(problem) = problem.filter(|_| is_asked) {
-            let occasion = Occasion::TaskStuck { task: task.spec.id.clone(), problem };
-            events.push(Event::OccasionRaised { occasion });
+            let trigger = PlannerTrigger::TaskStuck { task: task.spec.id.clone(), problem };
+            events.push(Event::Planning(PlanningEvent::TriggerRaised { trigger }));
         }
     }
     events
 }
 
-/// What the planner is told of it, where a task is stuck.
-fn problem(task: &Task, event: &Event, cluster: &Cluster) -> Option<String> {
-    if let Event::CapabilityMissing { capability, .. } = event {
-        return Some(format!("nobody offers the capability {capability}; {}", cluster.say()));
+/// Describes the problem of a stuck task for the planner.
+fn describe_stuck_task(task: &Task, event: &Event, cluster: &CapabilityRegistry) -> Option<String> {
+    if let Event::Task(TaskEvent::CapabilityMissing { capability, .. }) = event {
+        return Some(format!("no worker provides {capability}; {}", cluster.format_task_capabilities()));
     }
-    let Event::ParametersWrong { problem, .. } = event else { return None };
-    Some(format!("its parameters are not what {} takes: {problem}", task.spec.capability))
+    let Event::Task(TaskEvent::ParametersRejected { problem, .. }) = event else { return None };
+    Some(format!("{} rejects its parameters: {problem}", task.spec.capability))
 }
 
-fn of(task: &Task, cluster: &Cluster, may_be_missing: MayBeMissing) -> Option<Event> {
+fn check_task_against_registry(
+    task: &Task,
+    cluster: &CapabilityRegistry,
+    unknown_status: UnknownCapabilityStatus,
+) -> Option<Event> {
     let (id, capability) = (task.spec.id.clone(), task.spec.capability.clone());
-    let is_known = cluster.get(&capability).is_some();
-    match (task.state, task.errored) {
-        (TaskState::Pending | TaskState::Ready | TaskState::Rerun, _) if !is_known => {
-            (may_be_missing == MayBeMissing::Yes).then_some(Event::CapabilityMissing { task: id, capability })
-        }
+    let is_known = cluster.find_capability(&capability).is_some();
+    match (task.state(), task.errored_wait()) {
+        (TaskState::Pending | TaskState::Ready | TaskState::Rerun, _) if !is_known => (unknown_status
+            == UnknownCapabilityStatus::Missing)
+            .then_some(Event::Task(TaskEvent::CapabilityMissing { task: id, capability })),
         (TaskState::Pending | TaskState::Ready | TaskState::Rerun, _) => {
-            let problem = on_the_plan(&cluster.problem(&task.spec)?);
-            Some(Event::ParametersWrong { task: id, problem })
+            let problem = truncate_for_plan(&cluster.find_parameter_problem(&task.spec)?);
+            Some(Event::Task(TaskEvent::ParametersRejected { task: id, problem }))
         }
-        (TaskState::Errored, Some(ErroredFor::Capability | ErroredFor::Parameters)) if is_known => {
-            match cluster.problem(&task.spec).map(|problem| on_the_plan(&problem)) {
-                Some(problem) if task.problem.as_ref() == Some(&problem) => None,
-                Some(problem) => Some(Event::ParametersWrong { task: id, problem }),
-                None if task.unmet == 0 => Some(Event::TaskReady { task: id, attempt: task.attempt.max(1) }),
-                None => Some(Event::TaskPending { task: id }),
+        (
+            TaskState::Errored,
+            Some(ErroredTaskWait::Capability { .. } | ErroredTaskWait::Parameters { .. }),
+        ) if is_known => {
+            match cluster.find_parameter_problem(&task.spec).map(|problem| truncate_for_plan(&problem)) {
+                Some(problem) if task.parameter_problem() == Some(problem.as_str()) => None,
+                Some(problem) => Some(Event::Task(TaskEvent::ParametersRejected { task: id, problem })),
+                None if task.unmet == 0 => {
+                    Some(Event::Task(TaskEvent::Ready { task: id, attempt: task.attempt.max(1) }))
+                }
+                None => Some(Event::Task(TaskEvent::Pending { task: id })),
             }
         }
         _ => None,

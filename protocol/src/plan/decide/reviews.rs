@@ -3,32 +3,47 @@
 use jiff::Timestamp;
 
 use super::super::state::{Plan, Task, TaskState};
-use super::super::{Clock, Event, Refusal};
-use super::wave::with_consequences;
-use super::{MAX_REVIEWS, after, clock_error, current_attempt, find, in_hand, on_the_plan, wrong_state};
+use super::super::{AttemptClock, Event, Refusal, ReviewEvent, TaskEvent};
+use super::wave::append_consequences_of_task_ends;
+use super::{
+    MAX_REVIEWS, STALE_JOURNAL, find_task, find_task_with_attempt, timeout_error, timestamp_after,
+    truncate_for_plan, usage_of_work_in_flight, wrong_state_refusal,
+};
 use crate::ids::{TaskId, WorkerId};
 use crate::result::{ErrorKind, TaskError, Verdict};
 
-pub(super) fn under_review<'a>(plan: &'a Plan, id: &TaskId, attempt: u32) -> Result<&'a Task, Refusal> {
-    let task = current_attempt(plan, id, attempt)?;
-    if task.state == TaskState::NeedsReview { Ok(task) } else { Err(wrong_state(task, "a review")) }
-}
-
-/// Which try at the review is under way; between two of them it is the one before.
-fn begun(task: &Task) -> u32 {
-    task.review - u32::from(task.review_at.is_some())
-}
-
-pub(super) fn current(task: &Task, review: u32) -> Result<(), Refusal> {
-    if review > begun(task) {
-        return Err(wrong_state(task, "a review that has not begun"));
+pub(super) fn find_task_under_review<'a>(
+    plan: &'a Plan,
+    id: &TaskId,
+    attempt: u32,
+) -> Result<&'a Task, Refusal> {
+    let task = find_task_with_attempt(plan, id, attempt)?;
+    if task.state() == TaskState::NeedsReview {
+        Ok(task)
+    } else {
+        Err(wrong_state_refusal(task, "review ignored"))
     }
-    if task.review == review { Ok(()) } else { Err(wrong_state(task, "a review that is over")) }
 }
 
-/// A verdict counts from an earlier try at the review too: an order that nobody took in time still waits in its queue
-/// under that number. Whatever is no verdict counts from the current try alone.
-pub(super) fn reviewed(
+/// Returns the number of the current try at the review; during a backoff that of the last one.
+fn started_review_number(task: &Task) -> u32 {
+    task.review_number().saturating_sub(u32::from(task.review_retry_at().is_some()))
+}
+
+pub(super) fn check_review_number(task: &Task, review: u32) -> Result<(), Refusal> {
+    if review > started_review_number(task) {
+        return Err(wrong_state_refusal(task, "this review has not started"));
+    }
+    if task.review_number() == review {
+        Ok(())
+    } else {
+        Err(wrong_state_refusal(task, "this review has ended"))
+    }
+}
+
+/// Handles the end of a review. A verdict of an earlier try counts too: an order that no critic claimed in time stays in
+/// its queue under that number. An error counts only for the current try.
+pub(super) fn handle_review_end(
     plan: &Plan,
     id: &TaskId,
     attempt: u32,
@@ -37,91 +52,110 @@ pub(super) fn reviewed(
     outcome: &Result<Verdict, TaskError>,
     now: Timestamp,
 ) -> Result<Vec<Event>, Refusal> {
-    let task = under_review(plan, id, attempt)?;
+    let task = find_task_under_review(plan, id, attempt)?;
     let refused = |why: String, verdict: &Verdict| TaskError {
         usage: verdict.usage,
         models: verdict.models.clone(),
         ..TaskError::new(ErrorKind::Other, why)
     };
-    let is_author = task.current().and_then(|current| current.worker.as_ref()) == Some(critic);
+    let is_author = task.current_attempt().and_then(|current| current.worker.as_ref()) == Some(critic);
     let verdict = match outcome {
         Ok(verdict) if is_author => {
             let error = refused(Refusal::AuthorIsCritic(id.clone()).to_string(), verdict);
-            return errored(plan, task, review, &error, now);
+            return fail_review(plan, task, review, &error, now);
         }
         Ok(verdict) => verdict,
-        Err(error) => return errored(plan, task, review, error, now),
+        Err(error) => return fail_review(plan, task, review, error, now),
     };
-    if let Some(inconsistency) = verdict.inconsistency() {
-        let error = refused(format!("the verdict was refused: {inconsistency}"), verdict);
-        return errored(plan, task, review, &error, now);
+    if let Some(inconsistency) = verdict.find_inconsistency() {
+        let error = refused(format!("invalid verdict: {inconsistency}"), verdict);
+        return fail_review(plan, task, review, &error, now);
     }
-    if review > begun(task) {
-        return Err(wrong_state(task, "a review that has not begun"));
+    if review > started_review_number(task) {
+        return Err(wrong_state_refusal(task, "this review has not started"));
     }
     let id = id.clone();
-    let given =
-        Event::VerdictGiven { task: id.clone(), attempt, critic: critic.clone(), verdict: verdict.clone() };
-    let may_rerun = plan.winding_down.is_none() || task.spec.is_final;
+    let verdict_given = Event::Review(ReviewEvent::VerdictGiven {
+        task: id.clone(),
+        attempt,
+        critic: critic.clone(),
+        verdict: verdict.clone(),
+    });
+    let may_rerun = plan.run.winding_down.is_none() || task.spec.is_final;
     let next = if verdict.passed {
-        Event::TaskAccepted { task: id, attempt }
+        Event::Task(TaskEvent::Accepted { task: id, attempt })
     } else if attempt < task.granted && may_rerun {
-        Event::TaskRerun { task: id, attempt: attempt + 1 }
+        Event::Task(TaskEvent::Rerun { task: id, attempt: attempt + 1 })
     } else {
         let why = verdict.feedback.as_ref().unwrap_or(&verdict.reasoning);
         let reason = format!("its result was rejected at attempt {attempt} of {attempt}: {why}");
-        Event::TaskFailed { task: id, reason: on_the_plan(&reason) }
+        Event::Task(TaskEvent::Failed { task: id, reason: truncate_for_plan(&reason) })
     };
-    Ok(with_consequences(plan, vec![given, next]))
+    Ok(append_consequences_of_task_ends(plan, vec![verdict_given, next]))
 }
 
-pub(super) fn time_out(
+pub(super) fn time_out_review(
     plan: &Plan,
     id: &TaskId,
     attempt: u32,
     review: u32,
-    clock: Clock,
+    clock: AttemptClock,
     now: Timestamp,
 ) -> Result<Vec<Event>, Refusal> {
-    let task = under_review(plan, id, attempt)?;
-    let error = TaskError { usage: in_hand(plan, task), ..clock_error(clock, "") };
-    errored(plan, task, review, &error, now)
+    let task = find_task_under_review(plan, id, attempt)?;
+    let error = TaskError { usage: usage_of_work_in_flight(plan, task), ..timeout_error(clock, "") };
+    fail_review(plan, task, review, &error, now)
 }
 
-/// The backoff of a review is over.
-pub(super) fn retry(plan: &Plan, id: &TaskId, now: Timestamp) -> Result<Vec<Event>, Refusal> {
-    let task = find(plan, id)?;
-    match task.review_at {
-        Some(at) if at <= now => Ok(vec![Event::ReviewReady { task: id.clone() }]),
+/// Fails a dispatched try at a review whose journal has entries from before its dispatch.
+pub(super) fn replace_review_with_stale_journal(
+    plan: &Plan,
+    id: &TaskId,
+    attempt: u32,
+    review: u32,
+    now: Timestamp,
+) -> Result<Vec<Event>, Refusal> {
+    let task = find_task_under_review(plan, id, attempt)?;
+    check_review_number(task, review)?;
+    fail_review(plan, task, review, &TaskError::new(ErrorKind::Other, STALE_JOURNAL), now)
+}
+
+/// Ends the backoff of a review.
+pub(super) fn retry_review(plan: &Plan, id: &TaskId, now: Timestamp) -> Result<Vec<Event>, Refusal> {
+    let task = find_task(plan, id)?;
+    match task.review_retry_at() {
+        Some(at) if at <= now => Ok(vec![Event::Review(ReviewEvent::Ready { task: id.clone() })]),
         Some(at) => Err(Refusal::NotDue(at)),
-        None => Err(wrong_state(task, "a review's retry")),
+        None => Err(wrong_state_refusal(task, "review retry ignored")),
     }
 }
 
-fn errored(
+fn fail_review(
     plan: &Plan,
     task: &Task,
     review: u32,
     error: &TaskError,
     now: Timestamp,
 ) -> Result<Vec<Event>, Refusal> {
-    current(task, review)?;
+    check_review_number(task, review)?;
     let (id, attempt) = (task.spec.id.clone(), task.attempt);
     let again = review < MAX_REVIEWS && error.kind.is_retryable();
-    let message = on_the_plan(&error.message);
-    let failed = (!again).then(|| Event::TaskFailed {
-        task: id.clone(),
-        reason: format!("its result could not be judged: {message}"),
+    let message = truncate_for_plan(&error.message);
+    let failed = (!again).then(|| {
+        Event::Task(TaskEvent::Failed {
+            task: id.clone(),
+            reason: format!("its result could not be reviewed: {message}"),
+        })
     });
-    let event = Event::ReviewErrored {
+    let event = Event::Review(ReviewEvent::Errored {
         task: id,
         attempt,
         review,
         error: message,
         again,
-        retry_at: again.then(|| after(now, task.spec.limits.backoff_before(review + 1))),
+        retry_at: again.then(|| timestamp_after(now, task.spec.limits.backoff_before_attempt(review + 1))),
         usage: error.usage,
         models: error.models.clone(),
-    };
-    Ok(with_consequences(plan, std::iter::once(event).chain(failed).collect()))
+    });
+    Ok(append_consequences_of_task_ends(plan, std::iter::once(event).chain(failed).collect()))
 }

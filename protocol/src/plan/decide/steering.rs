@@ -1,74 +1,156 @@
-//! What users command. A command is carried out once, and its first event says whose it was.
+//! Commands of users. A command is applied once; its first event names the command.
 
 use std::collections::BTreeSet;
 
-use super::super::edit::{Command, Control, Edit, MAX_TEXT};
+use jiff::Timestamp;
+
+use super::super::due::work_in_flight;
+use super::super::edit::{CommandAction, Edit, MAX_TEXT, RunCommand};
 use super::super::spec::{OnFailedDependency, TaskSpec};
-use super::super::state::{End, EndReason, Occasion, Plan, Task, TaskState};
-use super::super::{Budget, Event, Refusal};
-use super::edits::{By, cancel, edit, is_lost, redone};
+use super::super::state::{EndReason, Plan, PlannerTrigger, RunEnd, Task, TaskState};
+use super::super::{Budget, Event, GraphEvent, PlanningEvent, Refusal, RunEvent, UserEvent, apply};
+use super::edits::{EditAuthor, cancel_task, decide_edit, is_dependency_lost, reopen_tasks};
 use super::planning;
-use super::settle::deliverable;
-use super::wave::Wave;
+use super::settle::choose_deliverable;
+use super::wave::TaskEndPropagation;
 use crate::ids::TaskId;
 
-pub(super) fn command(plan: &Plan, command: &Command) -> Result<Vec<Event>, Refusal> {
-    let mut events = vec![commanded(plan, command)?];
+pub(super) fn handle_command(plan: &Plan, command: &RunCommand) -> Result<Vec<Event>, Refusal> {
+    let mut events = vec![command_event(plan, command)?];
     events.extend(match &command.control {
-        Control::CancelRun { reason } => cancel_run(plan, reason),
-        Control::CancelTask { task, reason } => cancel(plan, task, reason, By::User)?,
-        Control::Edit(wanted) => edit(plan, wanted, By::User)?,
-        Control::Pause if plan.paused.is_some() => {
-            return Err(Refusal::WrongMoment("the run is paused already".into()));
+        CommandAction::CancelRun { reason } => cancel_run(plan, reason),
+        CommandAction::CancelTask { task, reason } => cancel_task(plan, task, reason, EditAuthor::User)?,
+        CommandAction::Edit(wanted) => decide_edit(plan, wanted, EditAuthor::User)?,
+        CommandAction::Pause if plan.run.paused.is_some() => {
+            return Err(Refusal::WrongMoment("the run is already paused".into()));
         }
-        Control::Pause => vec![Event::Paused],
-        Control::Resume { budget: None } if plan.paused.is_none() => {
+        CommandAction::Pause => vec![Event::Run(RunEvent::Paused)],
+        // A claim may have crossed the first interrupt.
+        CommandAction::Interrupt if plan.run.is_interrupted && work_in_flight(plan).is_empty() => {
+            return Err(Refusal::WrongMoment("the run is already interrupted".into()));
+        }
+        CommandAction::Interrupt => vec![Event::Run(RunEvent::Interrupted)],
+        CommandAction::Resume { budget: None } if plan.run.paused.is_none() => {
             return Err(Refusal::WrongMoment("the run is not paused".into()));
         }
-        Control::Resume { budget: Some(_) } if plan.winding_down.is_some() && plan.paused.is_none() => {
-            let why = "the run is coming to its end; go on with it, with more, when it has ended";
+        CommandAction::Resume { budget: Some(_) }
+            if plan.run.winding_down.is_some() && plan.run.paused.is_none() =>
+        {
+            let why = "the run is winding down; resume it with a larger budget when it has ended";
             return Err(Refusal::WrongMoment(why.into()));
         }
-        Control::Resume { budget } => vec![resumed(plan, budget.as_ref())?],
-        Control::Message { text } => message(plan, &command.by, text)?,
+        CommandAction::Resume { budget } => vec![resume_event(plan, budget.as_ref())?],
+        CommandAction::Message { text } => handle_user_message(plan, &command.by, text)?,
     });
     Ok(events)
 }
 
-/// Goes on with a run that has ended, with more than it had.
-pub(super) fn reopen(plan: &Plan, command: &Command, end: &End) -> Result<Vec<Event>, Refusal> {
-    let Control::Resume { budget: Some(budget) } = &command.control else {
-        return Err(Refusal::RunAlreadyEnded(end.reason));
-    };
-    let mut events = vec![commanded(plan, command)?, Event::RunReopened, resumed(plan, Some(budget))?];
-    let given_up = wanted_again(plan);
-    let again = redone(plan, &given_up);
-    let restored = restored(plan, &again);
+/// Resumes a run that has ended: with a larger budget if it lacked one, otherwise as it is, or with the retry of one task.
+pub(super) fn resume_ended_run(
+    plan: &Plan,
+    run_control_command: &RunCommand,
+    end: &RunEnd,
+    now: Timestamp,
+) -> Result<Vec<Event>, Refusal> {
+    match &run_control_command.control {
+        CommandAction::Resume { budget: Some(budget) } => {
+            resume_with(plan, run_control_command, Some(budget))
+        }
+        CommandAction::Resume { budget: None } if end.reason.can_be_retried() => {
+            resume_with(plan, run_control_command, None)
+        }
+        CommandAction::Edit(retry @ Edit::Retry { .. }) if end.reason.can_be_retried() => {
+            retry_in_ended_run(plan, run_control_command, retry, now)
+        }
+        CommandAction::Resume { .. }
+        | CommandAction::Edit(_)
+        | CommandAction::CancelRun { .. }
+        | CommandAction::CancelTask { .. }
+        | CommandAction::Pause
+        | CommandAction::Interrupt
+        | CommandAction::Message { .. } => Err(Refusal::RunAlreadyEnded(end.reason)),
+    }
+}
+
+/// Resumes a run that has ended for the retry of one task. What else has failed stays as it is.
+fn retry_in_ended_run(
+    plan: &Plan,
+    run_control_command: &RunCommand,
+    retry: &Edit,
+    now: Timestamp,
+) -> Result<Vec<Event>, Refusal> {
+    let mut events = vec![
+        command_event(plan, run_control_command)?,
+        Event::Run(RunEvent::Reopened),
+        resume_event(plan, None)?,
+    ];
+    let mut reopened = plan.clone();
+    events.iter().for_each(|event| apply(&mut reopened, event, now));
+    events.extend(decide_edit(&reopened, retry, EditAuthor::User)?);
+    Ok(events)
+}
+
+fn resume_with(
+    plan: &Plan,
+    run_control_command: &RunCommand,
+    budget: Option<&Budget>,
+) -> Result<Vec<Event>, Refusal> {
+    let mut events = vec![
+        command_event(plan, run_control_command)?,
+        Event::Run(RunEvent::Reopened),
+        resume_event(plan, budget)?,
+    ];
+    if plan.has_planner() && plan.tasks.is_empty() {
+        events.push(Event::Planning(PlanningEvent::TriggerRaised { trigger: PlannerTrigger::NoPlan }));
+    }
+    let given_up = tasks_to_run_after_resume(plan);
+    let again = reopen_tasks(plan, &given_up);
+    let restored = restore_dependency_policies(plan, &again);
     events.extend(again.into_iter().chain(restored));
-    // What waits for something that is lost for good is the planner's to judge.
+    // The planner decides on tasks that depend on one that is lost for good.
     let waits = |task: &&Task| task.spec.on_failed_dependency == OnFailedDependency::Ask;
     let asks = plan.tasks.iter().zip(0_u32..).filter(|(task, at)| waits(task) && given_up.contains(at));
     let lost = asks.flat_map(|(task, _)| &task.spec.depends_on).filter_map(|id| plan.task(id));
-    let lost: BTreeSet<&TaskId> =
-        lost.filter(|task| task.state == TaskState::Failed).map(|task| &task.spec.id).collect();
+    let is_lost = |task: &&Task| {
+        let at = plan.task_position(&task.spec.id);
+        task.state() == TaskState::Failed && at.is_none_or(|at| !given_up.contains(&at))
+    };
+    let lost: BTreeSet<&TaskId> = lost.filter(is_lost).map(|task| &task.spec.id).collect();
     if plan.has_planner() {
-        events.extend(
-            lost.into_iter()
-                .map(|task| Event::OccasionRaised { occasion: Occasion::TaskLost { task: task.clone() } }),
-        );
+        events.extend(lost.into_iter().map(|task| {
+            Event::Planning(PlanningEvent::TriggerRaised {
+                trigger: PlannerTrigger::TaskLost { task: task.clone() },
+            })
+        }));
     }
     Ok(events)
 }
 
-/// The tasks that were given up only because the run was coming to its end, but for those that go with what is lost
-/// for good.
-fn wanted_again(plan: &Plan) -> BTreeSet<u32> {
+/// Returns the tasks that were cancelled only because the run was winding down and, in a run that is resumed as it is, those
+/// that have failed or were cancelled with its end; except those that depend on a task that is lost for good.
+fn tasks_to_run_after_resume(plan: &Plan) -> BTreeSet<u32> {
+    let ended = plan.run.end.as_ref().filter(|end| end.reason.can_be_retried());
+    // The first failure of a run with `fail_fast`, and a planner that gives up, cancel the rest with the end of the run.
+    let is_lost_at_end = |task: &Task, end: &RunEnd| match task.state() {
+        TaskState::Failed => true,
+        TaskState::Cancelled => task.since == end.at && task.cancelled_with_dependency().is_none(),
+        TaskState::Pending
+        | TaskState::Ready
+        | TaskState::Running
+        | TaskState::NeedsReview
+        | TaskState::Completed
+        | TaskState::Rerun
+        | TaskState::Errored => false,
+    };
+    let is_wanted = |task: &Task| task.is_wound_down() || ended.is_some_and(|end| is_lost_at_end(task, end));
     let all = (0_u32..).zip(&plan.tasks);
-    let mut wanted: BTreeSet<u32> = all.filter(|(_, task)| task.is_wound_down).map(|(at, _)| at).collect();
+    let mut wanted: BTreeSet<u32> = all.filter(|(_, task)| is_wanted(task)).map(|(at, _)| at).collect();
     let goes = |at: u32, wanted: &BTreeSet<u32>| {
         let spec = &plan.tasks[at as usize].spec;
-        let is_lost =
-            |id| is_lost(plan, spec, id) && plan.position(id).is_none_or(|at| !wanted.contains(&at));
+        let is_lost = |id| {
+            is_dependency_lost(plan, spec, id)
+                && plan.task_position(id).is_none_or(|at| !wanted.contains(&at))
+        };
         spec.on_failed_dependency == OnFailedDependency::Cancel && spec.depends_on.iter().any(is_lost)
     };
     let mut gone: Vec<u32> = wanted.iter().copied().filter(|&at| goes(at, &wanted)).collect();
@@ -84,52 +166,61 @@ fn wanted_again(plan: &Plan) -> BTreeSet<u32> {
     wanted
 }
 
-/// What was to go on without what was missing at the end of the run is again as it was asked for; but for what misses
-/// something that is lost for good, and would wait for it for ever.
-fn restored(plan: &Plan, again: &[Event]) -> Vec<Event> {
+/// Restores the dependency policy of the task that was to run without its missing dependencies at the end of the run,
+/// unless one of them is lost for good, so that the task would wait forever.
+fn restore_dependency_policies(plan: &Plan, again: &[Event]) -> Vec<Event> {
     let again: BTreeSet<&TaskId> = again.iter().filter_map(Event::task).collect();
-    let is_there =
-        |spec: &TaskSpec| spec.depends_on.iter().all(|id| again.contains(id) || !is_lost(plan, spec, id));
+    let is_there = |spec: &TaskSpec| {
+        spec.depends_on.iter().all(|id| again.contains(id) || !is_dependency_lost(plan, spec, id))
+    };
     let changed = plan
         .tasks
         .iter()
         .filter_map(|task| Some(TaskSpec { on_failed_dependency: task.own_policy?, ..task.spec.clone() }));
     let restored = changed.filter(is_there);
-    restored.map(|spec| Event::TaskPatched { spec: Box::new(spec), attempt: 0 }).collect()
+    restored.map(|spec| Event::Graph(GraphEvent::TaskPatched { spec: Box::new(spec), attempt: 0 })).collect()
 }
 
-fn commanded(plan: &Plan, command: &Command) -> Result<Event, Refusal> {
-    let Command { id, by, control } = command;
-    if plan.commands.contains(id) {
+fn command_event(plan: &Plan, command: &RunCommand) -> Result<Event, Refusal> {
+    let RunCommand { id, by, control } = command;
+    if plan.run.commands.contains(id) {
         return Err(Refusal::AlreadyApplied(id.clone()));
     }
     let what = match control {
-        Control::CancelRun { reason } => format!("cancel the run: {reason}"),
-        Control::CancelTask { task, reason } => format!("cancel task {task}: {reason}"),
-        Control::Edit(Edit::Add(tasks)) => format!("add {} tasks", tasks.len()),
-        Control::Edit(Edit::Patch(patch)) => format!("change task {}", patch.task),
-        Control::Edit(Edit::Cancel { task, reason }) => format!("cancel task {task}: {reason}"),
-        Control::Edit(Edit::Retry { task, .. }) => format!("retry task {task}"),
-        Control::Edit(Edit::MarkFinal { task }) => format!("make task {task} final"),
-        Control::Edit(Edit::Finish { .. } | Edit::GiveUp { .. }) => "finish the run".into(),
-        Control::Pause => "pause".into(),
-        Control::Resume { budget: None } => "resume".into(),
-        Control::Resume { budget: Some(_) } => "resume with more".into(),
-        Control::Message { .. } => "tell the planner something".into(),
+        CommandAction::CancelRun { reason } => format!("cancel the run: {reason}"),
+        CommandAction::CancelTask { task, reason } => format!("cancel task {task}: {reason}"),
+        CommandAction::Edit(Edit::Add(tasks)) if tasks.len() == 1 => "add 1 task".into(),
+        CommandAction::Edit(Edit::Add(tasks)) => format!("add {} tasks", tasks.len()),
+        CommandAction::Edit(Edit::Patch(patch)) => {
+            format!("change task {}: {}", patch.task, patch.changed_fields().join(", "))
+        }
+        CommandAction::Edit(Edit::Cancel { task, reason }) => format!("cancel task {task}: {reason}"),
+        CommandAction::Edit(Edit::Retry { task, .. }) => format!("retry task {task}"),
+        CommandAction::Edit(Edit::MarkFinal { task }) => format!("make task {task} final"),
+        CommandAction::Edit(Edit::Finish { .. } | Edit::GiveUp { .. }) => "finish the run".into(),
+        CommandAction::Pause => "pause".into(),
+        CommandAction::Interrupt => "interrupt".into(),
+        CommandAction::Resume { budget: None } => "resume".into(),
+        CommandAction::Resume { budget: Some(_) } => "resume with a larger budget".into(),
+        CommandAction::Message { .. } => "message to the planner".into(),
     };
-    Ok(Event::Commanded { id: id.clone(), by: by.clone(), what: super::on_the_plan(&what) })
+    Ok(Event::User(UserEvent::Commanded {
+        id: id.clone(),
+        by: by.clone(),
+        what: super::truncate_for_plan(&what),
+    }))
 }
 
-fn resumed(plan: &Plan, more: Option<&Budget>) -> Result<Event, Refusal> {
-    let old = plan.start.as_ref().map(|start| start.budget.clone()).unwrap_or_default();
-    let budget = more.map_or_else(|| old.clone(), |more| old.raised(more));
-    if let Err((field, expected)) = budget.check() {
-        return Err(Refusal::Unusable(format!("the budget: {field} must be {expected}")));
+fn resume_event(plan: &Plan, more: Option<&Budget>) -> Result<Event, Refusal> {
+    let old = plan.run.start.as_ref().map(|start| start.budget.clone()).unwrap_or_default();
+    let budget = more.map_or_else(|| old.clone(), |more| old.with_overrides(more));
+    if let Err((field, expected)) = budget.check_values() {
+        return Err(Refusal::Unusable(format!("invalid budget: {field} must be {expected}")));
     }
-    Ok(Event::Resumed { budget: Box::new(budget) })
+    Ok(Event::Run(RunEvent::Resumed { budget: Box::new(budget) }))
 }
 
-fn message(plan: &Plan, by: &str, text: &str) -> Result<Vec<Event>, Refusal> {
+fn handle_user_message(plan: &Plan, by: &str, text: &str) -> Result<Vec<Event>, Refusal> {
     let text = text.trim();
     if text.is_empty() {
         return Err(Refusal::Unusable("the message is empty".into()));
@@ -138,24 +229,24 @@ fn message(plan: &Plan, by: &str, text: &str) -> Result<Vec<Event>, Refusal> {
         return Err(Refusal::Unusable(format!("the message is longer than {MAX_TEXT} bytes")));
     }
     if !plan.has_planner() {
-        return Err(Refusal::WrongMoment("this run has no planner that could be told something".into()));
+        return Err(Refusal::WrongMoment("this run has no planner that could receive a message".into()));
     }
-    if !planning::can_be_told(plan) {
-        return Err(Refusal::WrongMoment("the planner of this run is asked no more".into()));
+    if !planning::accepts_messages(plan) {
+        return Err(Refusal::WrongMoment("the planner of this run is no longer called".into()));
     }
     let (by, text) = (by.to_owned(), text.to_owned());
-    let occasion = Occasion::Message { by: by.clone(), text: text.clone() };
-    Ok(vec![Event::MessageReceived { by, text }, Event::OccasionRaised { occasion }])
+    let trigger = PlannerTrigger::Message { by: by.clone(), text: text.clone() };
+    Ok(vec![
+        Event::User(UserEvent::MessageReceived { by, text }),
+        Event::Planning(PlanningEvent::TriggerRaised { trigger }),
+    ])
 }
 
 fn cancel_run(plan: &Plan, reason: &str) -> Vec<Event> {
-    let mut wave = Wave::default();
-    wave.cancel_all(plan, None, &super::on_the_plan(reason));
-    wave.events.extend(planning::given_up(plan, "the run was cancelled"));
-    wave.events.push(Event::RunEnded {
-        reason: EndReason::Cancelled,
-        detail: super::on_the_plan(reason),
-        deliverable: deliverable(plan),
-    });
+    let mut wave = TaskEndPropagation::default();
+    wave.cancel_all_open_tasks(plan, None, &super::truncate_for_plan(reason));
+    wave.events.extend(planning::give_up_turn(plan, "the run was cancelled"));
+    let detail = super::truncate_for_plan(reason);
+    wave.events.push(Event::Run(RunEvent::ended(EndReason::Cancelled, detail, choose_deliverable(plan))));
     wave.events
 }

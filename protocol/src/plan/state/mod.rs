@@ -1,9 +1,18 @@
 //! The state of a run: what folding its decisions gives. Reading it is free; only [`super::apply`] writes it.
 
+mod json;
+mod provider_waits;
 mod run;
 mod task;
 mod turn;
 
-pub use run::{End, EndReason, FinalRung, MAX_BLOCKED, Plan, Spend, Start};
-pub use task::{Attempt, AttemptEnd, Clock, ErroredFor, Task, TaskState};
-pub use turn::{MAX_NOTES, Occasion, Planning};
+pub use provider_waits::ProviderWaits;
+pub(in crate::plan) use run::PlanIndex;
+pub use run::{
+    BudgetState, DeliverableRule, EndReason, MAX_BLOCKED, Plan, PlanningState, RunEnd, RunParameters,
+    RunState, UsageBreakdown,
+};
+pub use task::{
+    Attempt, AttemptClock, AttemptEnd, AttemptReview, ErroredTaskWait, Task, TaskPhase, TaskState,
+};
+pub use turn::{MAX_NOTES, PlannerTrigger, PlanningTurn};

@@ -1,49 +1,52 @@
-//! The run as a whole: how it began, what it has used, how it ended, and [`Plan`], which holds all of it.
+//! The state of a run, [`Plan`], and its parts: the run as a whole, planning, budget, and the index.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::fmt;
 
 use jiff::{SignedDuration, Timestamp};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use super::provider_waits::ProviderWaits;
 use super::task::{Task, TaskState};
-use super::turn::{Occasion, Planning};
+use super::turn::{PlannerTrigger, PlanningTurn};
 use crate::ids::{Capability, TaskId};
 use crate::plan::Work;
-use crate::plan::budget::{Budget, DEFAULT_STEPS, Elapsed};
+use crate::plan::budget::{Budget, DEFAULT_STEPS, ElapsedRunTime, ResourceAmounts};
 use crate::plan::reserved::Reservations;
-use crate::plan::spec::{Consult, DocumentSet, Mode};
+use crate::plan::spec::{DocumentSet, PlannerConsultMode, PlanningMode};
+use crate::provider::ProviderWait;
 use crate::result::{ModelUsage, Usage};
 
-/// How many waiting tasks a report of a blocked plan names.
+/// The largest number of waiting tasks that the report on a blocked plan names.
 pub const MAX_BLOCKED: usize = 12;
 
-/// Why a run is over.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+/// The reason for the end of a run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum EndReason {
-    /// Everything that was asked for is done.
+    /// The objective is achieved.
     Completed,
-    /// There is a deliverable, but not everything was done.
+    /// There is a deliverable, but not all tasks were completed.
     CompletedPartial,
     /// There is no deliverable.
     Failed,
-    /// Somebody did not want it any more.
+    /// A user cancelled it.
     Cancelled,
-    /// Tasks are open and none of them can ever begin.
+    /// Tasks are open and none of them can ever start.
     NoProgress,
-    /// No plan could be had from the planner.
+    /// The planner failed.
     PlannerUnavailable,
-    /// What it may use is used up. It can be gone on with, with more.
+    /// The budget is exhausted. The run can be resumed with a larger one.
     BudgetExhausted,
-    /// The planner was asked as often as it may be. It can be gone on with, with more.
+    /// The planner had all its turns. The run can be resumed with more.
     MaxSteps,
 }
 
 impl EndReason {
-    /// Whether a run that ended so can be gone on with.
+    /// `true` if a run that ended for this reason needs a larger budget to be resumed.
     #[must_use]
-    pub fn is_resumable(self) -> bool {
+    pub fn needs_larger_budget(self) -> bool {
         match self {
             Self::BudgetExhausted | Self::MaxSteps => true,
             Self::Completed
@@ -52,6 +55,19 @@ impl EndReason {
             | Self::Cancelled
             | Self::NoProgress
             | Self::PlannerUnavailable => false,
+        }
+    }
+
+    /// `true` if a run that ended for this reason can be resumed as it is: its failed work is dispatched anew.
+    #[must_use]
+    pub fn can_be_retried(self) -> bool {
+        match self {
+            Self::Failed | Self::NoProgress | Self::PlannerUnavailable => true,
+            Self::Completed
+            | Self::CompletedPartial
+            | Self::Cancelled
+            | Self::BudgetExhausted
+            | Self::MaxSteps => false,
         }
     }
 }
@@ -71,11 +87,11 @@ impl fmt::Display for EndReason {
     }
 }
 
-/// The rule by which the deliverable was chosen among the completed tasks: the first that finds one, the newest task
-/// winning.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+/// The rule that chose the deliverable among the completed tasks: the first rule that matches a task, and the newest task
+/// that it matches.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
-pub enum FinalRung {
+pub enum DeliverableRule {
     /// The task marked final.
     Final,
     /// A task whose result has text beyond its summary.
@@ -86,10 +102,10 @@ pub enum FinalRung {
     Any,
 }
 
-/// What was used, by whom and of what.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
-pub struct Spend {
-    /// Everything.
+/// Usage, broken down.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, JsonSchema)]
+pub struct UsageBreakdown {
+    /// The total.
     pub total: Usage,
     /// By planners.
     pub planner: Usage,
@@ -99,115 +115,148 @@ pub struct Spend {
     pub critics: Usage,
     /// By capability, `planner` and `critic` among them.
     pub by_capability: BTreeMap<Capability, Usage>,
-    /// By model, as far as that is known.
+    /// By model, as far as known.
     pub by_model: ModelUsage,
 }
 
-/// A run that is over.
+/// The end of a run.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct End {
-    /// How.
+pub struct RunEnd {
+    /// The reason.
     pub reason: EndReason,
-    /// What a person should know about it.
+    /// Details for a person.
     pub detail: String,
-    /// The deliverable's task, and by which rule it was chosen.
-    pub deliverable: Option<(TaskId, FinalRung)>,
-    /// When.
+    /// The deliverable's task, and the rule that chose it.
+    pub deliverable: Option<(TaskId, DeliverableRule)>,
+    /// The time.
     pub at: Timestamp,
-    /// Whether it can be gone on with.
+    /// `true` if the run can be resumed.
     pub is_resumable: bool,
+    /// `true` if a provider refused the run's requests for good: a wrong key, no credit, no such model.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub is_refused_by_provider: bool,
 }
 
-/// The state of a run.
-#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+/// The state of a run: the fold of its decisions.
+#[derive(Debug, Clone, Default, PartialEq)]
 pub struct Plan {
-    /// What the run was started with; `None` before its first decision.
-    pub start: Option<Start>,
-    /// The planner's turn, while one is open.
-    pub planning: Option<Planning>,
+    /// The run as a whole.
+    pub run: RunState,
+    /// The planner's turns.
+    pub planning: PlanningState,
+    /// Usage and reservations.
+    pub budget: BudgetState,
+    pub(in crate::plan) tasks: Vec<Task>,
+    pub(in crate::plan) index: PlanIndex,
+}
+
+/// The state of the run as a whole.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct RunState {
+    /// The parameters of the run; `None` before its first decision.
+    pub start: Option<RunParameters>,
+    /// The messages of users to the planner, oldest first: the user, and the text.
+    pub messages: Vec<(String, String)>,
+    /// The ids of the commands that were applied.
+    pub commands: BTreeSet<String>,
+    /// When the current pause began.
+    pub paused: Option<Timestamp>,
+    /// The provider for which the run was paused, if it was.
+    pub paused_for_provider: Option<ProviderWait>,
+    /// `true` if the run is paused because it was interrupted.
+    pub is_interrupted: bool,
+    /// The time spent in earlier pauses, and between an end and its reopening.
+    pub paused_for: SignedDuration,
+    /// Why the run is winding down, if it is.
+    pub winding_down: Option<(EndReason, String)>,
+    /// The end of the run.
+    pub end: Option<RunEnd>,
+    /// The sequence up to which every fact is answered.
+    pub through: u64,
+}
+
+/// The state of the planner's turns.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct PlanningState {
+    /// The current turn, if one is open.
+    pub turn: Option<PlanningTurn>,
     /// The planner's reasons, turn by turn.
     pub reasoning: Vec<String>,
-    /// What all work used that has ended: planner, workers and critics.
-    pub spend: Spend,
-    /// What work in flight may still use, in a run with a budget.
-    pub reserved: Reservations,
-    /// What the planner is to be asked about at its next turn.
-    pub occasions: Vec<Occasion>,
-    /// How often the planner was asked.
+    /// The triggers of the next turn.
+    pub triggers: Vec<PlannerTrigger>,
+    /// The number of turns so far.
     pub turns: u32,
-    /// How many turns in a row brought the run nowhere.
+    /// The number of turns in a row that made no progress.
     pub idle_turns: u32,
-    /// Why the planner is asked no more.
-    pub planner_lost: Option<String>,
-    /// The last of the planner's work, where it was given up: whoever has it in hand need not go on.
-    pub planning_superseded: Option<Work>,
-    /// What users said to the planner, oldest first: who, and what.
-    pub messages: Vec<(String, String)>,
-    /// The names of the commands that were carried out.
-    pub commands: BTreeSet<String>,
-    /// What happened since the planner was asked last, for its next turn; the newest are kept.
+    /// The reason for which the planner is no longer consulted.
+    pub lost: Option<String>,
+    /// `true` if its provider refused the planner's requests for good.
+    pub is_refused_by_provider: bool,
+    /// The last attempt at a turn, if it was given up: its claimant must stop.
+    pub superseded: Option<Work>,
+    /// Notes for the next turn on the events since the last one; the newest are kept.
     pub notes: Vec<String>,
-    /// Since when nothing is given out.
-    pub paused: Option<Timestamp>,
-    /// How long it was paused, earlier pauses only.
-    pub paused_for: SignedDuration,
-    /// Whether it was said that the budget comes to its end.
-    pub budget_is_low: bool,
-    /// Why the run is coming to its end.
-    pub winding_down: Option<(EndReason, String)>,
-    /// How the run ended.
-    pub end: Option<End>,
-    /// Every fact up to this sequence is answered.
-    pub through: u64,
-    pub(in crate::plan) tasks: Vec<Task>,
-    #[serde(skip)]
-    pub(in crate::plan) index: HashMap<TaskId, u32>,
-    #[serde(skip)]
-    pub(in crate::plan) counts: [u32; 9],
-    #[serde(skip)]
-    pub(in crate::plan) retries: BTreeSet<(Timestamp, u32)>,
-    /// The occasions once more, to look one up in.
-    #[serde(skip)]
-    pub(in crate::plan) raised: HashSet<Occasion>,
-    /// Dependents of tasks that have not been added yet.
-    #[serde(skip)]
-    pub(in crate::plan) unlinked: HashMap<TaskId, Vec<u32>>,
-    #[serde(skip)]
-    pub(in crate::plan) open_by_capability: BTreeMap<Capability, u32>,
-    /// How many tasks have a budget of their own.
-    #[serde(skip)]
-    pub(in crate::plan) budgeted: u32,
-    /// Reviews that are tried again, and when.
-    #[serde(skip)]
-    pub(in crate::plan) reviews: BTreeSet<(Timestamp, u32)>,
-    /// The task whose result is to be the deliverable.
-    #[serde(skip)]
-    pub(in crate::plan) final_at: Option<u32>,
-    /// The tasks whose work can't be given out before something is reserved for it: by capability, reviews under none.
-    #[serde(skip)]
-    pub(in crate::plan) waiting: BTreeMap<Option<Capability>, BTreeSet<u32>>,
 }
 
-/// What a run was started with.
+/// Usage and reservations.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct BudgetState {
+    /// The usage of all work that has ended.
+    pub spend: UsageBreakdown,
+    /// The reservations of work in flight, in a run with a budget.
+    pub reserved: Reservations,
+    /// The amounts that the first request of work needs, by capability, where a reservation was too small.
+    pub needs: BTreeMap<Capability, ResourceAmounts>,
+    /// `true` if the low budget was reported.
+    pub is_low: bool,
+}
+
+/// Data derived from the tasks, reservations and triggers, kept up to date by the fold.
+/// [`Plan::with_recounted_index`] computes it from scratch. Tasks are named by their positions.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub(in crate::plan) struct PlanIndex {
+    /// The positions of the tasks.
+    pub by_id: HashMap<TaskId, u32>,
+    /// The number of tasks in each state.
+    pub counts: [u32; TaskState::ALL.len()],
+    /// The tasks that wait for their backoff, by its end.
+    pub retries: BTreeSet<(Timestamp, u32)>,
+    /// The tasks whose review waits for its backoff, by its end.
+    pub reviews: BTreeSet<(Timestamp, u32)>,
+    /// The triggers of the next turn, for lookup.
+    pub raised: HashSet<PlannerTrigger>,
+    /// The dependents of tasks that have not been added yet.
+    pub unlinked: HashMap<TaskId, Vec<u32>>,
+    /// The number of open tasks of each capability.
+    pub open_by_capability: BTreeMap<Capability, u32>,
+    /// The number of tasks with a budget of their own.
+    pub budgeted: u32,
+    /// The final task.
+    pub final_at: Option<u32>,
+    /// The tasks whose work waits for a reservation, by capability; reviews are under `None`.
+    pub waiting: BTreeMap<Option<Capability>, BTreeSet<u32>>,
+}
+
+/// The parameters with which a run was started.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Start {
-    /// What the user wants.
+pub struct RunParameters {
+    /// The user's objective.
     pub objective: String,
-    /// Who makes the plan.
-    pub mode: Mode,
+    /// The author of the plan.
+    pub mode: PlanningMode,
     /// The documents of the run.
     pub documents: Option<DocumentSet>,
-    /// The model that agents use.
+    /// The default model of agents.
     pub model: Option<String>,
     /// The models of single capabilities.
     pub models: BTreeMap<Capability, String>,
-    /// Whether the first failed task ends the run.
+    /// `true` if the first failed task ends the run.
     pub fail_fast: bool,
-    /// What it may use.
+    /// The budget.
     pub budget: Budget,
-    /// When the planner is asked.
-    pub consult: Consult,
-    /// When.
+    /// When the planner is consulted.
+    pub consult: PlannerConsultMode,
+    /// The time of the start.
     pub at: Timestamp,
 }
 
@@ -221,7 +270,7 @@ impl Plan {
     /// A task by its id.
     #[must_use]
     pub fn task(&self, id: &TaskId) -> Option<&Task> {
-        self.position(id).map(|at| &self.tasks[at as usize])
+        self.task_position(id).map(|at| &self.tasks[at as usize])
     }
 
     /// The ids of the tasks that depend on `task`.
@@ -229,80 +278,99 @@ impl Plan {
         task.dependents.iter().map(|&at| &self.tasks[at as usize].spec.id)
     }
 
-    /// How many tasks are in a state.
+    /// The number of tasks in a state.
     #[must_use]
-    pub fn count(&self, state: TaskState) -> u32 {
-        self.counts[state as usize]
+    pub fn task_count_in_state(&self, state: TaskState) -> u32 {
+        self.index.counts[state as usize]
     }
 
-    /// How many tasks are not in a terminal state.
+    /// The number of tasks that are not in a terminal state.
     #[must_use]
-    pub fn open(&self) -> u32 {
-        TaskState::ALL.iter().filter(|state| !state.is_terminal()).map(|&state| self.count(state)).sum()
+    pub fn open_task_count(&self) -> u32 {
+        TaskState::ALL
+            .iter()
+            .filter(|state| !state.is_terminal())
+            .map(|&state| self.task_count_in_state(state))
+            .sum()
     }
 
-    /// Whether it has ended and can be gone on with.
+    /// `true` if the run has ended and can be resumed.
     #[must_use]
     pub fn is_resumable(&self) -> bool {
-        self.end.as_ref().is_some_and(|end| end.is_resumable)
+        self.run.end.as_ref().is_some_and(|end| end.is_resumable)
     }
 
-    /// Whether the planner is asked in this run.
+    /// `true` if this run consults the planner.
     #[must_use]
     pub fn has_planner(&self) -> bool {
-        self.start.as_ref().is_some_and(|start| start.consult > Consult::Never)
+        self.run.start.as_ref().is_some_and(|start| start.consult > PlannerConsultMode::Never)
     }
 
-    /// How often the planner may be asked.
+    /// The largest number of planner turns.
     #[must_use]
-    pub fn steps(&self) -> u32 {
-        self.start.as_ref().and_then(|start| start.budget.steps).unwrap_or(DEFAULT_STEPS)
+    pub fn max_planning_turns(&self) -> u32 {
+        self.run.start.as_ref().and_then(|start| start.budget.steps).unwrap_or(DEFAULT_STEPS)
     }
 
-    /// Whether work needs a reservation before it is given out.
+    /// `true` if work needs a reservation before it is dispatched.
     #[must_use]
     pub fn needs_reservation(&self, work: &Work) -> bool {
-        let Some(start) = &self.start else { return false };
+        let Some(start) = &self.run.start else { return false };
         let of_task = || work.task().and_then(|task| self.task(task));
-        start.budget.counts() || of_task().is_some_and(|task| !task.spec.budget.is_empty())
+        start.budget.needs_reservations() || of_task().is_some_and(|task| !task.spec.budget.is_empty())
     }
 
-    /// The task whose result is to be the deliverable.
+    /// The final task: its result is the deliverable.
     #[must_use]
     pub fn final_task(&self) -> Option<&Task> {
-        self.final_at.map(|at| &self.tasks[at as usize])
+        self.index.final_at.map(|at| &self.tasks[at as usize])
     }
 
-    /// How long the run took until `now`, apart from pauses and from the time in which it had ended.
+    /// The run time until `now`, without pauses and without the time between an end and its reopening.
     #[must_use]
-    pub fn worked(&self, now: Timestamp) -> SignedDuration {
-        let Some(start) = &self.start else { return SignedDuration::ZERO };
-        let until = self.paused.or(self.end.as_ref().map(|end| end.at)).unwrap_or(now);
-        until.duration_since(start.at).saturating_sub(self.paused_for)
+    pub fn worked_time(&self, now: Timestamp) -> SignedDuration {
+        let Some(start) = &self.run.start else { return SignedDuration::ZERO };
+        let until = self.run.paused.or(self.run.end.as_ref().map(|end| end.at)).unwrap_or(now);
+        until.duration_since(start.at).saturating_sub(self.run.paused_for)
     }
 
-    /// What of its time is over by `now`; `None` if it may take any.
-    pub(in crate::plan) fn elapsed(&self, now: Timestamp) -> Option<Elapsed> {
-        self.start.as_ref()?.budget.elapsed(self.worked(now))
+    /// The part of the time limit that is used at `now`; `None` if there is no limit.
+    pub(in crate::plan) fn elapsed_time(&self, now: Timestamp) -> Option<ElapsedRunTime> {
+        self.run.start.as_ref()?.budget.elapsed_time(self.worked_time(now))
     }
 
-    /// Whether the run has begun and not ended.
+    /// The wait for a provider for which the run is paused, or else the oldest current one; `None` after the end.
+    #[must_use]
+    pub fn oldest_provider_wait(&self) -> Option<&ProviderWait> {
+        let current = || self.provider_waits().min_by_key(|wait| wait.since);
+        self.run.paused_for_provider.as_ref().or_else(current).filter(|_| self.run.end.is_none())
+    }
+
+    /// The waits for providers, of the planner's turn and of each task or review.
+    pub fn provider_waits(&self) -> impl Iterator<Item = &ProviderWait> {
+        let turn = self.planning.turn.as_ref().map(|turn| &turn.waits);
+        turn.into_iter().chain(self.tasks.iter().map(|task| &task.waits)).filter_map(ProviderWaits::current)
+    }
+
+    /// `true` if the run has started and not ended.
     #[must_use]
     pub fn is_live(&self) -> bool {
-        self.start.is_some() && self.end.is_none()
+        self.run.start.is_some() && self.run.end.is_none()
     }
 
-    /// Whether the first failure ends the run, and has come.
+    /// `true` if the first failure ends the run and a task has failed.
     pub(in crate::plan) fn has_failed_fast(&self) -> bool {
-        self.count(TaskState::Failed) > 0 && self.start.as_ref().is_some_and(|start| start.fail_fast)
+        self.task_count_in_state(TaskState::Failed) > 0
+            && self.run.start.as_ref().is_some_and(|start| start.fail_fast)
     }
 
-    /// Whether any work needs a reservation.
-    pub(in crate::plan) fn is_counted(&self) -> bool {
-        self.budgeted > 0 || self.start.as_ref().is_some_and(|start| start.budget.counts())
+    /// `true` if any work needs a reservation.
+    pub(in crate::plan) fn needs_any_reservation(&self) -> bool {
+        self.index.budgeted > 0
+            || self.run.start.as_ref().is_some_and(|start| start.budget.needs_reservations())
     }
 
-    pub(in crate::plan) fn position(&self, id: &TaskId) -> Option<u32> {
-        self.index.get(id).copied()
+    pub(in crate::plan) fn task_position(&self, id: &TaskId) -> Option<u32> {
+        self.index.by_id.get(id).copied()
     }
 }

@@ -1,4 +1,4 @@
-//! Tasks: their states, their attempts, and what is read off them. How they change is written in [`super::super::apply`].
+//! Tasks: states, attempts, and values derived from them. [`super::super::apply()`] changes them.
 
 use std::fmt;
 
@@ -6,20 +6,21 @@ use jiff::Timestamp;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use super::provider_waits::ProviderWaits;
 use crate::ids::{Capability, TaskId, WorkerId};
 use crate::plan::Work;
-use crate::plan::spec::{OnFailedDependency, Review, TaskSpec};
+use crate::plan::spec::{OnFailedDependency, ReviewPolicy, TaskSpec};
 use crate::result::{TaskError, Usage, Verdict};
 
-/// The nine states of a task. The table of moves between them is in [`super`].
+/// The states of a task. The table of transitions is in [`crate::plan`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum TaskState {
-    /// It waits for tasks that it depends on.
+    /// It waits for its dependencies.
     Pending,
     /// An attempt waits for a worker.
     Ready,
-    /// A worker has claimed the attempt: a journal exists.
+    /// A worker claimed the attempt: a journal exists.
     Running,
     /// A result waits for a critic.
     NeedsReview,
@@ -27,16 +28,16 @@ pub enum TaskState {
     Completed,
     /// Its result was rejected; the next attempt waits for a worker.
     Rerun,
-    /// The last attempt came to nothing, or nobody offers the capability.
+    /// It waits for its backoff, its capability, or other parameters.
     Errored,
-    /// It will not be completed. Terminal.
+    /// It failed for good. Terminal.
     Failed,
-    /// It is not wanted any more. Terminal.
+    /// It was cancelled. Terminal.
     Cancelled,
 }
 
 impl TaskState {
-    /// All of them, in the order of their declaration.
+    /// All states, in the order of their declaration.
     pub const ALL: [Self; 9] = [
         Self::Pending,
         Self::Ready,
@@ -49,7 +50,7 @@ impl TaskState {
         Self::Cancelled,
     ];
 
-    /// Whether a task stays in it for ever.
+    /// `true` if a task leaves this state only when it is reopened.
     #[must_use]
     pub fn is_terminal(self) -> bool {
         match self {
@@ -60,8 +61,8 @@ impl TaskState {
         }
     }
 
-    /// Whether a task that depends on one in this state, and has this policy, need not wait for it.
-    pub(in crate::plan) fn meets(self, policy: OnFailedDependency) -> bool {
+    /// `true` if a task in this state meets a dependency with this policy.
+    pub(in crate::plan) fn satisfies_dependency(self, policy: OnFailedDependency) -> bool {
         match self {
             Self::Completed => true,
             Self::Failed | Self::Cancelled => policy == OnFailedDependency::Skip,
@@ -95,10 +96,10 @@ impl fmt::Display for TaskState {
 }
 
 /// The three clocks of an attempt.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
-pub enum Clock {
-    /// From the offer to the claim.
+pub enum AttemptClock {
+    /// From the dispatch to the claim.
     QueueWait,
     /// From the claim to the outcome.
     RunTime,
@@ -106,7 +107,7 @@ pub enum Clock {
     Silence,
 }
 
-impl fmt::Display for Clock {
+impl fmt::Display for AttemptClock {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::QueueWait => "no worker took it in time",
@@ -116,49 +117,68 @@ impl fmt::Display for Clock {
     }
 }
 
-/// How an attempt ended, if it has.
+/// The end of an attempt.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum AttemptEnd {
-    /// It brought a result.
+    /// It produced a result.
     Finished {
-        /// Where the result is: a sequence of the lane.
+        /// The sequence of the result in the lane.
         at_sequence: u64,
         /// The result in a sentence.
         summary: String,
-        /// Whether there is text in it beyond the summary.
+        /// `true` if the result has text beyond the summary.
         is_detailed: bool,
+        /// `false` if the result does not answer its question.
+        #[serde(skip_serializing_if = "is_true")]
+        is_answered: bool,
     },
-    /// It brought an error.
+    /// It failed.
     Errored(TaskError),
-    /// A clock ran out.
-    TimedOut(Clock),
+    /// It timed out.
+    TimedOut(AttemptClock),
 }
 
-/// One attempt at a task, from its claim on; or one that no worker took in time.
+fn is_true(value: &bool) -> bool {
+    *value
+}
+
+/// An attempt at a task, from its claim on; or one that no worker claimed in time.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Attempt {
     /// Its number, from 1.
     pub number: u32,
-    /// Who works or worked on it: the last that claimed it.
+    /// The last claimant.
     pub worker: Option<WorkerId>,
     /// When it was claimed.
     pub claimed_at: Option<Timestamp>,
     /// When it ended.
     pub ended_at: Option<Timestamp>,
-    /// How it ended.
+    /// Its end: a result, an error or a timeout.
     pub end: Option<AttemptEnd>,
-    /// What was used.
+    /// The usage.
     pub usage: Usage,
-    /// How its result was judged, and by whom.
+    /// The critic and its verdict on the result.
     pub verdict: Option<(WorkerId, Box<Verdict>)>,
-    /// What its reviews used, those that came to nothing included.
+    /// The usage of its reviews, failed ones included.
     pub review_usage: Usage,
+    /// The review of its result, if it has one.
+    #[serde(skip)]
+    pub review: Option<AttemptReview>,
+}
+
+/// The review of an attempt's result.
+#[derive(Debug, Clone, PartialEq)]
+pub struct AttemptReview {
+    /// The number of the current or last try, from 1.
+    pub number: u32,
+    /// The review policy for the result.
+    pub policy: ReviewPolicy,
 }
 
 impl Attempt {
-    /// What the next attempt should know of it; `None` if it went well, or is not over.
-    fn came_to(&self) -> Option<String> {
+    /// The feedback for the next attempt; `None` if this one succeeded or has not ended.
+    fn failure_feedback(&self) -> Option<String> {
         let number = self.number;
         if let Some((_, verdict)) = &self.verdict
             && !verdict.passed
@@ -174,150 +194,302 @@ impl Attempt {
     }
 }
 
-/// What a task in state errored waits for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum ErroredFor {
+/// The event that a task in state errored waits for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ErroredTaskWait {
     /// The next attempt, at this time.
     Retry(Timestamp),
     /// A worker that offers its capability.
-    Capability,
-    /// Parameters that its capability takes.
-    Parameters,
+    Capability {
+        /// `true` if an order was dispatched before the capability went missing: it stays in its queue.
+        is_dispatched: bool,
+    },
+    /// Parameters that its capability accepts.
+    Parameters {
+        /// The problem with the present ones.
+        problem: String,
+    },
+}
+
+/// The state of a task with its data.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum TaskPhase {
+    /// [`TaskState::Pending`].
+    Pending,
+    /// [`TaskState::Ready`].
+    Ready,
+    /// [`TaskState::Running`].
+    Running,
+    /// [`TaskState::NeedsReview`]. [`Attempt::review`] has the review.
+    NeedsReview {
+        /// When the review is retried, if it waits for its backoff.
+        retry_at: Option<Timestamp>,
+    },
+    /// [`TaskState::Completed`].
+    Completed,
+    /// [`TaskState::Rerun`].
+    Rerun,
+    /// [`TaskState::Errored`], with the event that the task waits for; `None` if it is about to fail for good.
+    Errored(Option<ErroredTaskWait>),
+    /// [`TaskState::Failed`].
+    Failed {
+        /// The reason.
+        reason: String,
+    },
+    /// [`TaskState::Cancelled`].
+    Cancelled {
+        /// The reason.
+        reason: String,
+        /// The dependency whose loss cancelled the task, if one did: the task comes back with it.
+        with: Option<TaskId>,
+        /// `true` if it was cancelled because the run was winding down.
+        is_wound_down: bool,
+    },
+}
+
+impl TaskPhase {
+    /// The state.
+    #[must_use]
+    pub fn state(&self) -> TaskState {
+        match self {
+            Self::Pending => TaskState::Pending,
+            Self::Ready => TaskState::Ready,
+            Self::Running => TaskState::Running,
+            Self::NeedsReview { .. } => TaskState::NeedsReview,
+            Self::Completed => TaskState::Completed,
+            Self::Rerun => TaskState::Rerun,
+            Self::Errored(_) => TaskState::Errored,
+            Self::Failed { .. } => TaskState::Failed,
+            Self::Cancelled { .. } => TaskState::Cancelled,
+        }
+    }
 }
 
 /// A task of the plan.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Task {
-    /// What was asked for.
+    /// The specification.
     pub spec: TaskSpec,
-    /// Its state.
-    pub state: TaskState,
-    /// Since when it is in that state.
+    /// The state, with its data.
+    pub phase: TaskPhase,
+    /// When the task entered that state.
     pub since: Timestamp,
-    /// The number of the current attempt: the one offered, running, under review or last ended. 0 before the first.
+    /// The number of the current attempt: the one dispatched, running, under review or last ended. 0 before the first.
     pub attempt: u32,
-    /// The last attempt that it may have: more are given when it is opened again.
+    /// The number of the last attempt that the task may have; raised when it is reopened.
     pub granted: u32,
-    /// Which try at the review of the current attempt is under way, from 1.
-    pub review: u32,
-    /// How the current attempt's result is judged.
-    pub asked: Review,
-    /// When the review is tried again, if it waits for that.
-    pub review_at: Option<Timestamp>,
-    /// How many of the tasks it depends on are not accepted yet (nor skipped).
+    /// The number of dependencies that are not met yet.
     pub unmet: u32,
-    /// What it waits for, in state errored.
-    pub errored: Option<ErroredFor>,
-    /// Whether an order of it is out while it waits for its capability.
-    pub is_out: bool,
-    /// What is wrong with its parameters, where it waits for others.
-    pub problem: Option<String>,
-    /// What planner and users told its next attempts, each with the number of the first attempt that is told.
-    pub told: Vec<(u32, String)>,
-    /// Work that was given out for it and is not wanted any more, and in whose queue it is; forgotten when other work of
-    /// it is claimed.
+    /// The instructions of the planner and of users, each with the number of the first attempt that gets them.
+    pub instructions: Vec<(u32, String)>,
+    /// Dispatched work that is not wanted any more, with its queue; dropped when other work of the task is claimed.
     pub superseded: Vec<(Work, Capability)>,
-    /// The task that it was cancelled with, if it was: it comes back with that.
-    pub lost_with: Option<TaskId>,
-    /// Whether it was cancelled because the run was coming to its end.
-    pub is_wound_down: bool,
-    /// What was asked to happen to it when a task it depends on is lost, where the end of the run has it go on without.
-    #[serde(skip)]
+    /// The policy to restore when the run is resumed, if winding down replaced it.
     pub(in crate::plan) own_policy: Option<OnFailedDependency>,
-    /// Why it failed or was cancelled.
-    pub reason: Option<String>,
-    /// Its attempts, oldest first.
+    /// The waits of its current work for a provider.
+    pub waits: ProviderWaits,
+    /// The attempts, oldest first.
     pub attempts: Vec<Attempt>,
-    /// The positions of the tasks that depend on it.
-    #[serde(skip)]
+    /// The positions of the tasks that depend on this one.
     pub(in crate::plan) dependents: Vec<u32>,
 }
 
 impl Task {
+    /// The state.
+    #[must_use]
+    pub fn state(&self) -> TaskState {
+        self.phase.state()
+    }
+
+    /// Returns the event that the task waits for, if its state is errored.
+    #[must_use]
+    pub fn errored_wait(&self) -> Option<&ErroredTaskWait> {
+        if let TaskPhase::Errored(errored) = &self.phase { errored.as_ref() } else { None }
+    }
+
+    /// Describes what the task waits for; `None` if it is in progress or has ended.
+    #[must_use]
+    pub fn describe_wait(&self) -> Option<String> {
+        let capability = self.spec.capability.as_str();
+        match &self.phase {
+            TaskPhase::Pending => {
+                Some(format!("{} of {} dependencies", self.unmet, self.spec.depends_on.len()))
+            }
+            TaskPhase::Ready | TaskPhase::Rerun => Some(format!("a worker that provides {capability}")),
+            TaskPhase::Errored(None) => None,
+            TaskPhase::Errored(Some(ErroredTaskWait::Retry(at))) => {
+                Some(format!("the next attempt, at {}", at.strftime("%H:%M:%S")))
+            }
+            TaskPhase::Errored(Some(ErroredTaskWait::Capability { .. })) => {
+                Some(format!("a worker that provides {capability}; none is running"))
+            }
+            TaskPhase::Errored(Some(ErroredTaskWait::Parameters { problem })) => {
+                Some(format!("other parameters ({problem})"))
+            }
+            TaskPhase::NeedsReview { retry_at: Some(at) } => {
+                Some(format!("the next review, at {}", at.strftime("%H:%M:%S")))
+            }
+            TaskPhase::NeedsReview { retry_at: None }
+            | TaskPhase::Running
+            | TaskPhase::Completed
+            | TaskPhase::Failed { .. }
+            | TaskPhase::Cancelled { .. } => None,
+        }
+    }
+
+    /// The problem with the task's parameters, if it waits for others.
+    #[must_use]
+    pub fn parameter_problem(&self) -> Option<&str> {
+        if let Some(ErroredTaskWait::Parameters { problem }) = self.errored_wait() {
+            Some(problem)
+        } else {
+            None
+        }
+    }
+
+    /// The reason for which the task failed or was cancelled.
+    #[must_use]
+    pub fn end_reason(&self) -> Option<&str> {
+        if let TaskPhase::Failed { reason } | TaskPhase::Cancelled { reason, .. } = &self.phase {
+            Some(reason)
+        } else {
+            None
+        }
+    }
+
+    /// The dependency whose loss cancelled the task, if one did.
+    #[must_use]
+    pub fn cancelled_with_dependency(&self) -> Option<&TaskId> {
+        if let TaskPhase::Cancelled { with, .. } = &self.phase { with.as_ref() } else { None }
+    }
+
+    /// `true` if the task was cancelled because the run was winding down.
+    #[must_use]
+    pub fn is_wound_down(&self) -> bool {
+        matches!(self.phase, TaskPhase::Cancelled { is_wound_down: true, .. })
+    }
+
+    /// When the review is retried, if it waits for its backoff.
+    #[must_use]
+    pub fn review_retry_at(&self) -> Option<Timestamp> {
+        if let TaskPhase::NeedsReview { retry_at } = self.phase { retry_at } else { None }
+    }
+
+    /// The number of the current or last try at a review, from 1; 0 before the first.
+    #[must_use]
+    pub fn review_number(&self) -> u32 {
+        self.last_review().map_or(0, |review| review.number)
+    }
+
+    /// The policy of the current or last review.
+    #[must_use]
+    pub fn review_policy(&self) -> &ReviewPolicy {
+        self.last_review().map_or(&ReviewPolicy::None, |review| &review.policy)
+    }
+
+    fn last_review(&self) -> Option<&AttemptReview> {
+        self.attempts.iter().rev().find_map(|attempt| attempt.review.as_ref())
+    }
+
     /// The current attempt, if it was claimed or has ended.
     #[must_use]
-    pub fn current(&self) -> Option<&Attempt> {
+    pub fn current_attempt(&self) -> Option<&Attempt> {
         self.attempts.last().filter(|attempt| attempt.number == self.attempt)
     }
 
-    /// The work of it whose order is out: it waits for somebody, or somebody has it in hand.
+    /// `false` if the result of the current attempt states that it does not answer its question.
     #[must_use]
-    pub fn given_out(&self) -> Option<Work> {
-        let (task, attempt, review) = (|| self.spec.id.clone(), self.attempt, self.review);
-        match self.state {
-            TaskState::Ready | TaskState::Rerun | TaskState::Running => {
-                Some(Work::Task { task: task(), attempt })
+    pub fn is_answered(&self) -> bool {
+        let end = self.current_attempt().and_then(|attempt| attempt.end.as_ref());
+        !matches!(end, Some(AttemptEnd::Finished { is_answered: false, .. }))
+    }
+
+    /// The dispatched work of the task: it waits in its queue, or is in flight.
+    #[must_use]
+    pub fn dispatched_work(&self) -> Option<Work> {
+        match &self.phase {
+            TaskPhase::Ready | TaskPhase::Rerun | TaskPhase::Running => Some(self.attempt_work()),
+            TaskPhase::NeedsReview { retry_at: None } => Some(self.review_work()),
+            // A worker that still offers the capability may claim it.
+            TaskPhase::Errored(Some(ErroredTaskWait::Capability { is_dispatched: true })) => {
+                Some(self.attempt_work())
             }
-            TaskState::NeedsReview if self.review_at.is_none() => {
-                Some(Work::Review { task: task(), attempt, review })
-            }
-            // Whoever offers the capability may take it still.
-            TaskState::Errored if self.is_out => Some(Work::Task { task: task(), attempt }),
-            TaskState::Pending
-            | TaskState::NeedsReview
-            | TaskState::Errored
-            | TaskState::Completed
-            | TaskState::Failed
-            | TaskState::Cancelled => None,
+            TaskPhase::Pending
+            | TaskPhase::NeedsReview { .. }
+            | TaskPhase::Errored(_)
+            | TaskPhase::Completed
+            | TaskPhase::Failed { .. }
+            | TaskPhase::Cancelled { .. } => None,
         }
     }
 
-    /// What somebody may still have in hand of it, although it does not want it any more.
+    /// The orphaned work of the task: a worker may still be busy with it, although the task does not want it any more.
     #[must_use]
-    pub fn left_behind(&self) -> Option<Work> {
-        match self.state {
-            TaskState::Errored | TaskState::Failed | TaskState::Cancelled if self.attempt > 0 => {}
-            TaskState::Pending
-            | TaskState::Ready
-            | TaskState::Running
-            | TaskState::NeedsReview
-            | TaskState::Completed
-            | TaskState::Rerun
-            | TaskState::Errored
-            | TaskState::Failed
-            | TaskState::Cancelled => return None,
-        }
-        let (task, attempt, current) = (|| self.spec.id.clone(), self.attempt, self.current());
-        match current.and_then(|current| current.end.as_ref()) {
-            // Offered or claimed, and then cancelled. An order that waits for its capability is wanted still.
-            None => (self.state == TaskState::Cancelled).then(|| Work::Task { task: task(), attempt }),
-            Some(AttemptEnd::TimedOut(_)) => Some(Work::Task { task: task(), attempt }),
-            Some(AttemptEnd::Errored(_)) => None,
-            Some(AttemptEnd::Finished { .. }) => current
-                .is_some_and(|current| current.verdict.is_none())
-                .then(|| Work::Review { task: task(), attempt, review: self.review }),
-        }
-    }
-
-    /// Where the accepted result is, and its summary.
-    #[must_use]
-    pub fn accepted(&self) -> Option<(&Attempt, u64, &str)> {
-        if self.state != TaskState::Completed {
+    pub fn orphaned_work(&self) -> Option<Work> {
+        let is_cancelled = match &self.phase {
+            TaskPhase::Cancelled { .. } => true,
+            TaskPhase::Errored(_) | TaskPhase::Failed { .. } => false,
+            TaskPhase::Pending
+            | TaskPhase::Ready
+            | TaskPhase::Running
+            | TaskPhase::NeedsReview { .. }
+            | TaskPhase::Completed
+            | TaskPhase::Rerun => return None,
+        };
+        if self.attempt == 0 {
             return None;
         }
-        let attempt = self.current()?;
+        let current = self.current_attempt();
+        match current.and_then(|current| current.end.as_ref()) {
+            // Dispatched or claimed, and then cancelled. An order that waits for its capability is still wanted.
+            None => is_cancelled.then(|| self.attempt_work()),
+            Some(AttemptEnd::TimedOut(_)) => Some(self.attempt_work()),
+            Some(AttemptEnd::Errored(_)) => None,
+            Some(AttemptEnd::Finished { .. }) => {
+                current.is_some_and(|current| current.verdict.is_none()).then(|| self.review_work())
+            }
+        }
+    }
+
+    /// The current attempt as work.
+    pub(in crate::plan) fn attempt_work(&self) -> Work {
+        Work::Task { task: self.spec.id.clone(), attempt: self.attempt }
+    }
+
+    /// The current try at the review as work.
+    pub(in crate::plan) fn review_work(&self) -> Work {
+        Work::Review { task: self.spec.id.clone(), attempt: self.attempt, review: self.review_number() }
+    }
+
+    /// The accepted attempt, the sequence of its result in the lane, and the summary.
+    #[must_use]
+    pub fn accepted_result(&self) -> Option<(&Attempt, u64, &str)> {
+        if self.state() != TaskState::Completed {
+            return None;
+        }
+        let attempt = self.current_attempt()?;
         match attempt.end.as_ref()? {
             AttemptEnd::Finished { at_sequence, summary, .. } => Some((attempt, *at_sequence, summary)),
             AttemptEnd::Errored(_) | AttemptEnd::TimedOut(_) => None,
         }
     }
 
-    /// What the current attempt is told of earlier ones, oldest first: the reasons of rejections and errors, and what
-    /// the planner and users said.
+    /// The feedback for the current attempt, oldest first: rejections and errors of earlier attempts, and the instructions of
+    /// the planner and of users.
     #[must_use]
-    pub fn feedback(&self) -> Vec<String> {
+    pub fn collect_feedback(&self) -> Vec<String> {
         let earlier = self.attempts.iter().filter(|attempt| attempt.number < self.attempt);
-        let ends = earlier.filter_map(|attempt| Some((attempt.number, attempt.came_to()?)));
-        let told = self.told.iter().map(|(number, text)| (number.saturating_sub(1), text.clone()));
-        let mut all: Vec<(u32, String)> = ends.chain(told).collect();
+        let ends = earlier.filter_map(|attempt| Some((attempt.number, attempt.failure_feedback()?)));
+        let instructions =
+            self.instructions.iter().map(|(number, text)| (number.saturating_sub(1), text.clone()));
+        let mut all: Vec<(u32, String)> = ends.chain(instructions).collect();
         all.sort_by_key(|(number, _)| *number);
         all.into_iter().map(|(_, text)| text).collect()
     }
 
-    /// The attempt whose result was rejected last, and where that result is.
+    /// The attempt whose result was rejected last, the sequence of that result in the lane, and the summary.
     #[must_use]
-    pub fn rejected(&self) -> Option<(&Attempt, u64, &str)> {
+    pub fn last_rejected_result(&self) -> Option<(&Attempt, u64, &str)> {
         let earlier = self.attempts.iter().rev().filter(|attempt| attempt.number < self.attempt);
         earlier
             .filter(|attempt| attempt.verdict.as_ref().is_some_and(|(_, verdict)| !verdict.passed))
@@ -329,9 +501,9 @@ impl Task {
             })
     }
 
-    /// What its attempts and their reviews have used.
+    /// The usage of all attempts and their reviews.
     #[must_use]
-    pub fn usage(&self) -> Usage {
+    pub fn total_usage(&self) -> Usage {
         let mut all = Usage::default();
         for attempt in &self.attempts {
             all.add(attempt.usage);

@@ -1,63 +1,78 @@
-//! The planner's turn: why it is asked, and how far the asking has come.
+//! The planner's turn, and the triggers that lead to one.
 
 use std::fmt;
 
 use jiff::Timestamp;
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Serialize, Serializer};
 
+use super::provider_waits::ProviderWaits;
 use crate::ids::{TaskId, WorkerId};
 use crate::plan::Work;
 
-/// How many notes are kept for the planner.
+/// The largest number of notes for the planner's next turn.
 pub const MAX_NOTES: usize = 40;
 
 /// The state of the planner's turn.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Planning {
+pub struct PlanningTurn {
     /// Its number, from 1.
     pub turn: u32,
     /// The number of the attempt, from 1.
     pub attempt: u32,
-    /// Who works on it.
+    /// The claimant.
     pub worker: Option<WorkerId>,
-    /// When the attempt was asked for, or first claimed.
+    /// When the attempt was requested or, after its claim, first claimed.
     pub since: Timestamp,
-    /// What the attempt before did wrong.
+    /// The error of the attempt before.
     pub feedback: Option<String>,
-    /// When the next attempt begins, if this one is over.
+    /// The time of the next attempt, if this one has ended.
     pub retry_at: Option<Timestamp>,
-    /// Whether an attempt at this turn came to nothing for want of what it had reserved: the next has all that is left.
-    pub outgrew: bool,
-    /// Why it is asked.
-    pub occasions: Vec<Occasion>,
-    /// What happened since it was asked last.
+    /// `true` if an attempt at this turn exceeded its reservation: the next one gets all that is left.
+    #[serde(rename = "outgrew")]
+    pub exceeded_reservation: bool,
+    /// The triggers of the turn.
+    #[serde(rename = "occasions")]
+    pub triggers: Vec<PlannerTrigger>,
+    /// The changes since the last turn.
     pub notes: Vec<String>,
+    /// The waits of the attempt for its provider.
+    #[serde(
+        rename = "waiting_for_provider",
+        serialize_with = "serialize_current",
+        skip_serializing_if = "ProviderWaits::is_over"
+    )]
+    pub waits: ProviderWaits,
 }
 
-impl Planning {
-    /// The attempt that is under way, or was the last.
+/// Writes the current wait alone.
+fn serialize_current<S: Serializer>(waits: &ProviderWaits, serializer: S) -> Result<S::Ok, S::Error> {
+    waits.current().serialize(serializer)
+}
+
+impl PlanningTurn {
+    /// The current or last attempt as work.
     #[must_use]
     pub fn work(&self) -> Work {
         Work::Planning { turn: self.turn, attempt: self.attempt }
     }
 }
 
-/// Something on which the planner's judgement is needed.
+/// A reason to consult the planner.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Occasion {
+pub enum PlannerTrigger {
     /// There is no plan.
     NoPlan,
-    /// A task failed for good, or was lost with one that did.
+    /// A task failed for good, or was cancelled with one that did.
     TaskLost {
         /// The task.
         task: TaskId,
     },
-    /// A task can't begin: nobody offers its capability, or its parameters are not what that takes.
+    /// A task can't start: no worker offers its capability, or the capability does not accept its parameters.
     TaskStuck {
         /// The task.
         task: TaskId,
-        /// What is wrong, and what there is instead.
+        /// The problem, and the alternatives.
         problem: String,
     },
     /// A result was accepted.
@@ -65,36 +80,36 @@ pub enum Occasion {
         /// The task.
         task: TaskId,
     },
-    /// Nothing is left to do, or nothing of what is left can begin.
+    /// No task is open, or no open task can start.
     Standstill {
-        /// What is there, and what waits for what.
+        /// The open tasks, each with the reason why it waits.
         report: String,
     },
-    /// A user said something.
+    /// A user sent a message.
     Message {
-        /// Who.
+        /// The user's name.
         by: String,
-        /// What.
+        /// The message.
         text: String,
     },
-    /// The soft part of the budget is used up: it is time to come to an end.
+    /// The soft limit of the budget is reached: it is time to wrap up.
     BudgetLow {
-        /// What of it.
+        /// The amount that is low.
         detail: String,
     },
-    /// Something of the last turn did not hold any more when it came.
+    /// Edits of the last turn were refused.
     Refused {
-        /// What, and why.
+        /// The edits, and why they were refused.
         reasons: Vec<String>,
     },
-    /// The last turn claimed an end that is none.
+    /// The last turn claimed that the objective was achieved, and it was not.
     FalseEnd {
-        /// Why it is none.
+        /// The missing part.
         why: String,
     },
 }
 
-impl fmt::Display for Occasion {
+impl fmt::Display for PlannerTrigger {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::NoPlan => f.write_str("There is no plan yet: make one."),
@@ -106,13 +121,10 @@ impl fmt::Display for Occasion {
             Self::Standstill { report } => f.write_str(report),
             Self::Message { by, text } => write!(f, "{by} says: {text}"),
             Self::BudgetLow { detail } => {
-                write!(
-                    f,
-                    "The budget comes to its end ({detail}): wrap up, begin nothing that is not needed."
-                )
+                write!(f, "The budget is running low ({detail}): wrap up, start only what is needed.")
             }
             Self::Refused { reasons } => {
-                write!(f, "Of your last turn this was not carried out: {}", reasons.join("; "))
+                write!(f, "These edits of your last turn were refused: {}", reasons.join("; "))
             }
             Self::FalseEnd { why } => write!(f, "You said that the objective is achieved, but {why}."),
         }

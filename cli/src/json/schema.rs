@@ -1,0 +1,94 @@
+//! The schema of the output of each command with `--json`.
+
+use schemars::generate::SchemaSettings;
+use schemars::{JsonSchema, Schema, SchemaGenerator};
+use serde_json::{Value, json};
+
+use super::{
+    BackupOutcome, BenchJson, ClusterJson, CommandOutcome, DecisionLine, DoctorJson, EntryLine, ErrorLine,
+    EventLine, FileJson, LimitJson, LogLineJson, PlannerTranscript, ReplayJson, RunListLine, RunResult,
+    TaskTranscript,
+};
+use crate::commands::config::SettingsDocument;
+
+/// The number of objects that a command prints.
+#[derive(Debug, Clone, Copy)]
+enum OutputKind {
+    /// One object.
+    Document,
+    /// Any number of objects.
+    Lines,
+}
+
+/// Adds the schema of a type to a generator, and returns a reference to it.
+type AddSchema = fn(&mut SchemaGenerator) -> Schema;
+
+/// Returns the schema of one line of the output of a command, or of an object by its name; `None` if there is no such
+/// command or object, or it prints no JSON.
+pub fn output_schema(name: &str) -> Option<Value> {
+    use OutputKind::{Document, Lines};
+    let event: AddSchema = add::<EventLine<'static>>;
+    let result: AddSchema = add::<RunResult<'static>>;
+    let outcome: AddSchema = add::<CommandOutcome<'static>>;
+    let listed: AddSchema = add::<RunListLine<'static>>;
+    let error: AddSchema = add::<ErrorLine>;
+    let (kind, types): (OutputKind, Vec<AddSchema>) = match name {
+        "event" => (Document, vec![event]),
+        "result" => (Document, vec![result]),
+        "error" => (Document, vec![error]),
+        "run" | "resume" | "watch" | "submit" => (Lines, vec![event, result, outcome, error]),
+        "list" => (Lines, vec![listed, error]),
+        "up" => (Lines, vec![outcome, listed, error]),
+        "show" => (
+            Lines,
+            vec![
+                result,
+                add::<TaskTranscript<'static>>,
+                add::<PlannerTranscript<'static>>,
+                add::<EntryLine<'static>>,
+                error,
+            ],
+        ),
+        "down" | "cancel" | "pause" | "edit" | "retry" | "add" | "message" | "nats-config" => {
+            (Document, vec![outcome, error])
+        }
+        "status" | "workers" | "capabilities" => (Document, vec![add::<ClusterJson<'static>>, error]),
+        "logs" => (Lines, vec![add::<LogLineJson<'static>>, error]),
+        "files" => (Lines, vec![add::<FileJson<'static>>, outcome, error]),
+        "limits" => (Lines, vec![add::<LimitJson<'static>>, outcome, error]),
+        "replay" => (Lines, vec![add::<DecisionLine<'static>>, add::<ReplayJson<'static>>, error]),
+        "backup" | "restore" => (Document, vec![add::<BackupOutcome<'static>>, error]),
+        "config" => (Document, vec![add::<SettingsDocument>, error]),
+        "doctor" => (Document, vec![add::<DoctorJson<'static>>, error]),
+        "bench" => (Document, vec![add::<BenchJson>, error]),
+        _ => return None,
+    };
+    let mut schema = union_schema(name, &types);
+    schema["description"] = match kind {
+        Document => "One object.",
+        Lines => "Any number of objects, one on each line.",
+    }
+    .into();
+    Some(schema)
+}
+
+fn add<T: JsonSchema>(generator: &mut SchemaGenerator) -> Schema {
+    generator.subschema_for::<T>()
+}
+
+fn union_schema(name: &str, types: &[AddSchema]) -> Value {
+    let mut generator = SchemaSettings::draft2020_12().for_serialize().into_generator();
+    let refs: Vec<Schema> = types.iter().map(|add| add(&mut generator)).collect();
+    let definitions = generator.take_definitions(true);
+    let mut schema = json!({
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": format!("millrace {name}"),
+        "anyOf": refs,
+        "$defs": definitions,
+    });
+    if let [one] = refs.as_slice() {
+        schema.as_object_mut().map(|schema| schema.remove("anyOf"));
+        schema["$ref"] = one.as_value()["$ref"].clone();
+    }
+    schema
+}

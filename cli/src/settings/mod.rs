@@ -1,0 +1,303 @@
+//! The settings of the command: the environment, `.env`, and `millrace.toml` of the folder and of the user. All of them
+//! become variables of the environment, which the rest of the program and the processes of a local cluster read.
+//!
+//! ```text
+//! flag ▸ environment ▸ .env ▸ [profile.NAME] ▸ top of millrace.toml      the folder's file before the user's
+//! ```
+//!
+//! A process can't change its own environment safely, so it starts itself again with the complete one.
+
+mod dotenv;
+mod file;
+mod variables;
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::fs;
+use std::io::ErrorKind;
+use std::os::unix::fs::MetadataExt;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, anyhow, bail};
+use millrace_local_cluster::folders;
+use millrace_strict_yaml::did_you_mean_hint;
+
+use file::{FileOwner, FileSetting, SettingsFile};
+use variables::{CONFIG, PREFIX, PROFILE};
+
+pub use variables::{VARIABLES, ValueKind, Variable};
+
+/// The name of the settings files.
+const FILE_NAME: &str = "millrace.toml";
+/// The value of [`CONFIG`] with which no file is read.
+const NO_FILES: &str = "none";
+/// The size of the largest file that is read.
+const MAX_BYTES: u64 = 1 << 20;
+
+/// The places of settings; passed in, so that tests need no environment of their own.
+pub struct SettingsSources<'a> {
+    /// Returns a variable of the environment.
+    pub environment: &'a dyn Fn(&str) -> Option<OsString>,
+    /// The value of `--profile`.
+    pub profile: Option<String>,
+    /// The folder that the command was called in.
+    pub working_folder: PathBuf,
+    /// The folder of the user's own settings.
+    pub user_folder: Option<PathBuf>,
+}
+
+/// The settings in effect, and their origin.
+#[derive(Debug, Default)]
+pub struct Settings {
+    /// The settings by variable.
+    pub values: BTreeMap<String, Setting>,
+    /// The files that were read.
+    pub files: Vec<PathBuf>,
+    /// The name of the profile in effect.
+    pub profile: Option<String>,
+}
+
+/// A setting.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Setting {
+    /// The value of the variable.
+    pub value: OsString,
+    /// The origin.
+    pub origin: SettingOrigin,
+}
+
+/// The origin of a setting.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum SettingOrigin {
+    /// The environment.
+    Environment,
+    /// A line of a file.
+    File {
+        /// The file.
+        file: PathBuf,
+        /// The line, from 1.
+        line: usize,
+        /// The profile that contains it, if any.
+        profile: Option<String>,
+    },
+}
+
+impl SettingsSources<'_> {
+    /// Returns the sources of this process.
+    ///
+    /// # Errors
+    /// The working folder does not exist any more.
+    pub fn of_this_process(profile: Option<String>) -> anyhow::Result<Self> {
+        let working_folder = std::env::current_dir().context("can't read the path of the working folder")?;
+        Ok(SettingsSources {
+            environment: &|name| std::env::var_os(name),
+            profile,
+            working_folder,
+            user_folder: folders::default_settings_folder(),
+        })
+    }
+
+    /// Reads all sources. A variable that is set but empty counts as unset.
+    ///
+    /// # Errors
+    /// A file can't be read, has a mistake or belongs to another user, or there is no such profile.
+    pub fn read_settings(&self) -> anyhow::Result<Settings> {
+        let mut settings = Settings::default();
+        for variable in VARIABLES {
+            if let Some(value) = self.variable(variable.name) {
+                settings.add(variable.name, value, SettingOrigin::Environment);
+            }
+        }
+        let config = self.variable(CONFIG);
+        if config.as_deref().is_some_and(|config| config == NO_FILES) {
+            return Ok(settings);
+        }
+        self.add_dotenv(&mut settings)?;
+        let files = self.read_files(config.map(PathBuf::from), &mut settings.files)?;
+        let profile = self.profile.clone().filter(|profile| !profile.is_empty()).or_else(|| {
+            settings.values.get(PROFILE).map(|profile| profile.value.to_string_lossy().into_owned())
+        });
+        if let Some(profile) = profile {
+            check_profile_exists(&profile, &files, &self.working_folder)?;
+            for (path, file) in &files {
+                let own = file.profiles.get(&profile).into_iter().flatten();
+                own.for_each(|setting| settings.add_from_file(path, setting, Some(&profile)));
+            }
+            settings.profile = Some(profile);
+        }
+        for (path, file) in &files {
+            file.defaults.iter().for_each(|setting| settings.add_from_file(path, setting, None));
+        }
+        Ok(settings)
+    }
+
+    fn variable(&self, name: &str) -> Option<OsString> {
+        (self.environment)(name).filter(|value| !value.is_empty())
+    }
+
+    fn add_dotenv(&self, settings: &mut Settings) -> anyhow::Result<()> {
+        let path = self.working_folder.join(".env");
+        let Some(text) = read_own_file(&path)? else { return Ok(()) };
+        let assignments = dotenv::parse_dotenv(&text)
+            .map_err(|mistake| anyhow!("{}:{}: {}", path.display(), mistake.line, mistake.what))?;
+        // The last assignment of a name counts, as in a shell.
+        for assignment in assignments.into_iter().rev().filter(|assignment| !assignment.value.is_empty()) {
+            let (name, line) = (assignment.name.as_str(), assignment.line);
+            if name.starts_with(PREFIX) {
+                check_dotenv_variable(name).map_err(|what| anyhow!("{}:{line}: {what}", path.display()))?;
+            } else if !variables::is_provider_variable(name) || self.variable(name).is_some() {
+                continue;
+            }
+            let origin = SettingOrigin::File { file: path.clone(), line, profile: None };
+            settings.add(name, assignment.value.clone().into(), origin);
+        }
+        settings.files.push(path);
+        Ok(())
+    }
+
+    /// Reads the settings files, the one that takes precedence first.
+    fn read_files(
+        &self,
+        only: Option<PathBuf>,
+        read: &mut Vec<PathBuf>,
+    ) -> anyhow::Result<Vec<(PathBuf, SettingsFile)>> {
+        let is_only = only.is_some();
+        let candidates = match only {
+            Some(path) => vec![(self.working_folder.join(path), FileOwner::User)],
+            None => {
+                let user = self.user_folder.as_ref().map(|folder| folder.join(FILE_NAME));
+                let project = self.working_folder.ancestors().map(|folder| folder.join(FILE_NAME));
+                let mut project = project.filter(|path| Some(path) != user.as_ref() && path.exists());
+                let project = project.next().map(|path| (path, FileOwner::Project));
+                project.into_iter().chain(user.map(|path| (path, FileOwner::User))).collect()
+            }
+        };
+        let mut files = Vec::new();
+        for (path, owner) in candidates {
+            let Some(text) = read_own_file(&path)? else {
+                if is_only {
+                    bail!("{CONFIG}: there is no file {}", path.display());
+                }
+                continue;
+            };
+            let folder = path.parent().unwrap_or(&path);
+            let file = file::parse_settings_file(&text, folder, owner)
+                .map_err(|mistake| anyhow!("{}:{}: {}", path.display(), mistake.line, mistake.what))?;
+            read.push(path.clone());
+            files.push((path, file));
+        }
+        Ok(files)
+    }
+}
+
+impl Settings {
+    fn add(&mut self, name: &str, value: OsString, origin: SettingOrigin) {
+        self.values.entry(name.to_owned()).or_insert(Setting { value, origin });
+    }
+
+    fn add_from_file(&mut self, path: &Path, setting: &FileSetting, profile: Option<&str>) {
+        if setting.value.is_empty() {
+            return;
+        }
+        let profile = profile.map(str::to_owned);
+        let origin = SettingOrigin::File { file: path.to_owned(), line: setting.line, profile };
+        self.add(setting.name, setting.value.clone().into(), origin);
+    }
+
+    /// Starts this process again with the settings from files in its environment. Returns if there are none.
+    ///
+    /// # Errors
+    /// The program can't be started again.
+    pub fn apply_to_process(&self) -> anyhow::Result<()> {
+        let from_files =
+            self.values.iter().filter(|(_, setting)| setting.origin != SettingOrigin::Environment);
+        let variables: Vec<_> = from_files.map(|(name, setting)| (name, &setting.value)).collect();
+        if variables.is_empty() {
+            return Ok(());
+        }
+        let mut arguments = std::env::args_os();
+        let program = std::env::current_exe().context("can't find the path of this program")?;
+        let mut command = Command::new(&program);
+        if let Some(name) = arguments.next() {
+            command.arg0(name);
+        }
+        let error = command.args(arguments).envs(variables).env(CONFIG, NO_FILES).exec();
+        Err(anyhow!(error).context(format!("can't start {} with the settings", program.display())))
+    }
+}
+
+fn check_dotenv_variable(name: &str) -> Result<(), String> {
+    let variable = Variable::by_name(name).ok_or_else(|| {
+        let known = VARIABLES.iter().map(|variable| variable.name);
+        format!("unknown variable {name}{}", did_you_mean_hint(name, known))
+    })?;
+    match variable.scope {
+        variables::VariableScope::Everywhere
+        | variables::VariableScope::Secret
+        | variables::VariableScope::Selection => Ok(()),
+        variables::VariableScope::User => Err(format!(
+            "{name} names a program to run: set it in the environment or in your own {FILE_NAME}"
+        )),
+        variables::VariableScope::Environment => Err(format!("{name} can only be set in the environment")),
+    }
+}
+
+fn check_profile_exists(
+    profile: &str,
+    files: &[(PathBuf, SettingsFile)],
+    working_folder: &Path,
+) -> anyhow::Result<()> {
+    let known = || files.iter().flat_map(|(_, file)| file.profiles.keys().map(String::as_str));
+    if known().any(|name| name == profile) {
+        return Ok(());
+    }
+    let Some((path, _)) = files.first() else {
+        bail!(
+            "there is no profile {profile:?}: no {FILE_NAME} was found in {}, the folders above it, or your own settings",
+            working_folder.display()
+        );
+    };
+    let hint = did_you_mean_hint(profile, known());
+    let mut names: Vec<&str> = known().collect();
+    names.sort_unstable();
+    names.dedup();
+    let names = if names.is_empty() { "none".to_owned() } else { names.join(", ") };
+    bail!("{}: there is no [profile.{profile}] (profiles: {names}){hint}", path.display())
+}
+
+/// Reads a settings file; `None` if there is none. Refuses files that another user may have written, since settings
+/// decide where keys and documents are sent.
+fn read_own_file(path: &Path) -> anyhow::Result<Option<String>> {
+    let unreadable = || format!("can't read {}", path.display());
+    let metadata = match fs::metadata(path) {
+        Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {
+            return Ok(None);
+        }
+        metadata => metadata.with_context(unreadable)?,
+    };
+    if metadata.is_dir() {
+        // A folder named .env is a Python environment.
+        return Ok(None);
+    }
+    let user = rustix::process::geteuid().as_raw();
+    let advice = format!("or set {CONFIG}={NO_FILES} to read no files");
+    if metadata.uid() != user && metadata.uid() != 0 {
+        bail!(
+            "{} belongs to another user (id {}), who could redirect your keys and documents; make it yours with chown, {advice}",
+            path.display(),
+            metadata.uid()
+        );
+    }
+    if metadata.mode() & 0o002 != 0 {
+        bail!(
+            "every user may write {}, and so redirect your keys and documents; `chmod o-w` it, {advice}",
+            path.display()
+        );
+    }
+    if metadata.len() > MAX_BYTES {
+        bail!("{} has {} bytes; settings have at most {MAX_BYTES}", path.display(), metadata.len());
+    }
+    fs::read_to_string(path).map(Some).with_context(unreadable)
+}

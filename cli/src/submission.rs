@@ -1,0 +1,515 @@
+//! Builds a submission from the command line: the objective, the plan, the documents. Mistakes in them are reported before
+//! anything is started.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, anyhow};
+use clap::Args;
+use futures::StreamExt;
+use millrace_agent::corpus::{ListedFile, SkippedFile, list_folder_files};
+use millrace_agent::model::{ModelFactory, open_model};
+use millrace_agent::roles::RESEARCH;
+use millrace_agent::session::ModelPreferences;
+use millrace_protocol::ids::Capability;
+use millrace_protocol::plan::{
+    Budget, CapabilityRegistry, Document, DocumentSet, MAX_OBJECTIVE, PlannerConsultMode, PlanningMode,
+    Submission, TaskSpec,
+};
+use millrace_protocol::wire;
+use millrace_runtime::{Bus, Fault};
+use millrace_worker::{builtin, file};
+
+use crate::budget::BudgetArguments;
+use crate::exit::CommandError;
+use crate::plan_file::{self, CapabilityMistake, PlanFile, TaskFieldPositions};
+use crate::prices;
+use crate::view::print_stderr_line;
+use millrace_local_cluster::LocalOptions;
+use millrace_protocol::safe_text::single_line;
+
+/// Number of unreadable files that an error lists.
+const MAX_LISTED: usize = 10;
+/// Number of documents that are uploaded concurrently.
+const UPLOADS: usize = 16;
+
+/// The arguments that describe a run.
+#[derive(Args, Debug, Clone)]
+pub struct SubmissionArguments {
+    /// The question to answer or the work to do; may be omitted if the plan file has an objective
+    objective: Option<String>,
+    /// Folder with source documents (text, Markdown, HTML); may be given several times
+    #[arg(long, value_name = "DIR")]
+    docs: Vec<PathBuf>,
+    /// Plan file with your own tasks (see `millrace schema plan`)
+    #[arg(long, value_name = "FILE")]
+    plan: Option<PathBuf>,
+    /// Planning mode [default: as in the plan file; or else fixed with a plan file, llm without]
+    #[arg(long, value_name = "MODE", value_enum)]
+    mode: Option<ModeArgument>,
+    /// When the planner is called [default: never in mode fixed, judgement in the other modes]
+    #[arg(long, value_name = "WHEN", value_enum)]
+    consult: Option<ConsultArgument>,
+    #[command(flatten)]
+    budget: BudgetArguments,
+    /// End the run when the first task fails
+    #[arg(long)]
+    fail_fast: bool,
+}
+
+/// The planning mode.
+#[derive(clap::ValueEnum, Debug, Clone, Copy)]
+enum ModeArgument {
+    /// The planner makes the plan and changes it
+    Llm,
+    /// The planner extends and changes the plan in --plan
+    Hybrid,
+    /// The plan in --plan is executed as it is
+    Fixed,
+}
+
+impl From<ModeArgument> for PlanningMode {
+    fn from(mode: ModeArgument) -> Self {
+        match mode {
+            ModeArgument::Llm => Self::Llm,
+            ModeArgument::Hybrid => Self::Hybrid,
+            ModeArgument::Fixed => Self::Fixed,
+        }
+    }
+}
+
+/// When the planner is called.
+#[derive(clap::ValueEnum, Debug, Clone, Copy)]
+enum ConsultArgument {
+    /// Never
+    Never,
+    /// For the first plan, a failure, no tasks left, no progress, a message, or a budget running low
+    Judgement,
+    /// The same, and after each accepted result
+    #[value(alias = "every_result")]
+    EveryResult,
+}
+
+impl From<ConsultArgument> for PlannerConsultMode {
+    fn from(consult: ConsultArgument) -> Self {
+        match consult {
+            ConsultArgument::Never => Self::Never,
+            ConsultArgument::Judgement => Self::Judgement,
+            ConsultArgument::EveryResult => Self::EveryResult,
+        }
+    }
+}
+
+/// A run that is ready for submission once its documents are uploaded.
+pub struct PendingSubmission {
+    objective: String,
+    tasks: Vec<TaskSpec>,
+    /// The plan file, as named by the user, and the positions of its tasks.
+    plan_file: Option<(String, Vec<TaskFieldPositions>)>,
+    fail_fast: bool,
+    mode: PlanningMode,
+    consult: Option<PlannerConsultMode>,
+    budget: Budget,
+    models: ModelPreferences,
+    files: Vec<ListedFile>,
+    /// Files that can't be read, with the reason.
+    pub skipped: Vec<SkippedFile>,
+}
+
+impl PendingSubmission {
+    /// Reads and validates the plan, the documents and the other arguments.
+    pub fn read_arguments(arguments: &SubmissionArguments, models: &[String]) -> Result<Self, CommandError> {
+        let models = parse_model_preferences(models)?;
+        let plan = arguments
+            .plan
+            .as_deref()
+            .map(plan_file::load_plan_file)
+            .transpose()
+            .map_err(CommandError::invalid_input)?;
+        let objective = resolve_objective(arguments.objective.as_deref(), plan.as_ref())?;
+        let mode = resolve_mode(arguments.mode, plan.as_ref())?;
+        let plan = plan.unwrap_or_default();
+        let plan_file =
+            arguments.plan.as_ref().map(|path| (path.display().to_string(), plan.positions.clone()));
+        let consult = resolve_consult(mode, arguments.consult, &plan)?;
+        let budget = arguments
+            .budget
+            .override_budget(plan.budget)
+            .map_err(|why| CommandError::invalid_input(anyhow!(why)))?;
+        let (files, skipped) = read_documents(&arguments.docs)?;
+        let fail_fast = arguments.fail_fast || plan.fail_fast;
+        Ok(Self {
+            objective,
+            tasks: plan.tasks,
+            plan_file,
+            fail_fast,
+            mode,
+            consult,
+            budget,
+            models,
+            files,
+            skipped,
+        })
+    }
+
+    /// `true` if the run has a planner, which can repair its tasks.
+    pub fn has_planner(&self) -> bool {
+        match self.mode {
+            PlanningMode::Llm | PlanningMode::Hybrid => true,
+            PlanningMode::Fixed => self.consult.is_some_and(|consult| consult > PlannerConsultMode::Never),
+        }
+    }
+
+    /// Checks the tasks of the plan file against the known capabilities: refuses parameters that a capability does not
+    /// accept, all at once, unless a planner can repair them. Returns a line for each task whose capability is unknown.
+    pub fn check_tasks(&self, known: &CapabilityRegistry) -> Result<Vec<String>, CommandError> {
+        let Some((file, positions)) = &self.plan_file else { return Ok(Vec::new()) };
+        check_tasks_of_file(file, (&self.tasks, positions), known, self.has_planner())
+    }
+
+    /// The capabilities with a model of their own.
+    pub fn capabilities_with_model(&self) -> impl Iterator<Item = &Capability> {
+        self.models.by_capability.keys()
+    }
+
+    /// The capabilities with a budget of their own.
+    pub fn capabilities_with_budget(&self) -> impl Iterator<Item = &Capability> {
+        self.budget.capabilities.keys()
+    }
+
+    /// `true` if the command line chooses any model.
+    pub fn has_model_argument(&self) -> bool {
+        !self.models.is_empty()
+    }
+
+    /// `true` if the planner or any task calls a language model.
+    pub fn calls_models(&self) -> bool {
+        self.has_planner() || self.tasks.iter().any(|task| task.capability.as_str() != "echo")
+    }
+
+    /// `true` if some of the work can only be done by reading documents as long as no language model is configured. `own` are
+    /// the capabilities of files, which may replace the built-in ones.
+    fn needs_documents_without_model(&self, own: &[String]) -> bool {
+        let is_own = |name: &str| own.iter().any(|capability| capability == name);
+        match self.mode {
+            PlanningMode::Llm => !is_own(RESEARCH),
+            PlanningMode::Hybrid | PlanningMode::Fixed => {
+                !is_own(RESEARCH) && self.tasks.iter().any(|task| task.capability.as_str() == RESEARCH)
+            }
+        }
+    }
+
+    /// Refuses a run without a language model that has no readable document: nothing could answer it.
+    ///
+    /// # Errors
+    /// The files that were skipped, each with the reason.
+    pub fn refuse_without_material(&self, own: &[String]) -> Result<(), CommandError> {
+        if !self.needs_documents_without_model(own) {
+            return Ok(());
+        }
+        const WAY_OUT: &str = "choose a language model with --model provider:model, or give a folder of text, Markdown or HTML \
+                               files with --docs";
+        let mut skipped = self.skipped.clone();
+        for file in &self.files {
+            match file.check_readable() {
+                Ok(()) => return Ok(()),
+                Err(reason) => skipped.push(reason),
+            }
+        }
+        if skipped.is_empty() {
+            return Err(CommandError::invalid_input(anyhow!(
+                "there is nothing to answer from: no documents and no language model; {WAY_OUT}"
+            )));
+        }
+        Err(CommandError::invalid_input(anyhow!(
+            "there is nothing to answer from: no language model, and none of the {} files can be read; {WAY_OUT}\n{}",
+            skipped.len(),
+            list_skipped_files(&skipped)
+        )))
+    }
+
+    /// Returns a warning if the budget limits the cost but the price of a model is unknown.
+    pub fn unknown_price_warning(&self) -> Option<String> {
+        let amounts = [self.budget.amounts, self.budget.attempt].into_iter();
+        let mut amounts = amounts.chain(self.budget.capabilities.values().copied());
+        amounts.find(|amounts| amounts.cost_micros.is_some())?;
+        let unknown = prices::models_without_price(self.models.selections());
+        let unknown: Vec<&str> = unknown.iter().map(String::as_str).collect();
+        let names = unknown.join(", ");
+        (!unknown.is_empty()).then(|| {
+            format!(
+                "millrace: warning: no price known for {names}; its cost is counted as 0: {}",
+                prices::ADVICE
+            )
+        })
+    }
+
+    /// Uploads the documents and returns the submission.
+    ///
+    /// # Errors
+    /// The server does not answer or is full.
+    pub async fn into_submission(self, bus: &Bus) -> Result<Submission, Fault> {
+        let documents =
+            if self.files.is_empty() { None } else { Some(upload_documents(bus, self.files).await?) };
+        Ok(Submission {
+            tasks: self.tasks,
+            documents,
+            model: self.models.default.map(|choice| choice.to_string()),
+            models: self
+                .models
+                .by_capability
+                .into_iter()
+                .map(|(name, choice)| (name, choice.to_string()))
+                .collect(),
+            fail_fast: self.fail_fast,
+            budget: self.budget,
+            consult: self.consult,
+            ..Submission::new(self.objective, self.mode)
+        })
+    }
+}
+
+/// Checks the tasks of a plan file, with their positions, against the known capabilities: refuses parameters that a
+/// capability does not accept, all at once, unless a planner can repair them. Returns a line for each task whose capability
+/// is unknown.
+pub fn check_tasks_of_file(
+    file: &str,
+    (tasks, positions): (&[TaskSpec], &[TaskFieldPositions]),
+    known: &CapabilityRegistry,
+    has_planner: bool,
+) -> Result<Vec<String>, CommandError> {
+    let (mut unknown, mut refused) = (Vec::new(), Vec::new());
+    for mistake in plan_file::find_capability_mistakes(tasks, positions, known) {
+        match mistake {
+            CapabilityMistake::Unknown(mistake) => unknown.push(format!("{file}:{mistake}")),
+            CapabilityMistake::Parameters(mistake) => refused.push(format!("{file}:{mistake}")),
+        }
+    }
+    if refused.is_empty() || has_planner {
+        return Ok(unknown);
+    }
+    Err(CommandError::invalid_input(anyhow!("{}", refused.join("\n"))))
+}
+
+/// The models that the arguments name. A name that can't be is refused here, before anything is started.
+pub fn parse_model_preferences(texts: &[String]) -> Result<ModelPreferences, CommandError> {
+    let models =
+        ModelPreferences::parse(texts.iter().map(String::as_str)).map_err(CommandError::invalid_input)?;
+    models
+        .selections()
+        .try_for_each(millrace_agent::model::validate_selection)
+        .map_err(CommandError::invalid_input)?;
+    Ok(models)
+}
+
+/// Opens the models that a new cluster would use, and looks for the programs of its MCP servers. Its workers inherit the environment of this process: if a key, an
+/// address or a file is missing here, they would crash at every start.
+pub fn open_models_to_check(options: &LocalOptions) -> Result<(), CommandError> {
+    let opener = ModelFactory { record_file: options.record.clone(), ..ModelFactory::default() };
+    let models = parse_model_preferences(&options.model)?;
+    models
+        .selections()
+        .try_for_each(|choice| open_model(choice, &opener).map(drop))
+        .map_err(CommandError::unusable_environment)?;
+    for file in &options.capability {
+        if let Some(reason) = file::find_missing_mcp_program(file).map_err(CommandError::invalid_input)? {
+            return Err(CommandError::unusable_environment(anyhow!("{}: {reason}", file.display())));
+        }
+        let model = file::read_file_model(file).map_err(CommandError::invalid_input)?;
+        if let Some((name, choice)) = model
+            && !models.by_capability.contains_key(&name)
+        {
+            open_model(&choice, &opener).map_err(|error| {
+                CommandError::unusable_environment(anyhow!("{}: {error}", file.display()))
+            })?;
+        }
+    }
+    let own = options.file_capability_names().map_err(CommandError::invalid_input)?;
+    warn_of_unprovided_capabilities(
+        models.by_capability.keys(),
+        builtin::NAMES.into_iter().chain(own.iter().map(String::as_str)),
+    );
+    Ok(())
+}
+
+/// Warns of capabilities that have a model or a budget but that no worker provides.
+pub fn warn_of_unprovided_capabilities<'a>(
+    named: impl Iterator<Item = &'a Capability>,
+    offered: impl Iterator<Item = &'a str>,
+) {
+    // Critics are not in the registry, and a planner may start later.
+    let offered: BTreeSet<&str> = offered.chain(["critic", "planner"]).collect();
+    for name in named.map(Capability::as_str).filter(|name| !offered.contains(name)).collect::<BTreeSet<_>>()
+    {
+        let hint = millrace_strict_yaml::did_you_mean_hint(name, offered.iter().copied());
+        let offered = offered.iter().copied().collect::<Vec<_>>().join(", ");
+        print_stderr_line(&format!(
+            "millrace: warning: {name:?} has a model or a budget, but no worker provides it{hint}; available: {offered}"
+        ));
+    }
+}
+
+/// Returns the mode from the command line, or else from the plan file.
+fn resolve_mode(
+    argument: Option<ModeArgument>,
+    plan: Option<&PlanFile>,
+) -> Result<PlanningMode, CommandError> {
+    let refused = |text: &str| Err(CommandError::invalid_input(anyhow!("{text}")));
+    match (argument.map(PlanningMode::from), plan) {
+        (None | Some(PlanningMode::Llm), None) => Ok(PlanningMode::Llm),
+        (None, Some(plan)) => Ok(plan.mode.unwrap_or(PlanningMode::Fixed)),
+        (Some(PlanningMode::Hybrid | PlanningMode::Fixed), Some(_)) => {
+            Ok(argument.map_or(PlanningMode::Fixed, PlanningMode::from))
+        }
+        (Some(PlanningMode::Llm), Some(_)) => refused(
+            "in mode llm the planner makes the plan: omit --plan, or use --mode hybrid to let the planner extend and \
+             change yours",
+        ),
+        (Some(PlanningMode::Hybrid), None) => refused(
+            "mode hybrid needs a plan for the planner to extend and change: give its file with --plan",
+        ),
+        (Some(PlanningMode::Fixed), None) => refused(
+            "mode fixed needs a plan: give its file with --plan, or use --mode llm to let the planner make one",
+        ),
+    }
+}
+
+/// Returns when the planner is called: from the command line, or else from the plan file.
+fn resolve_consult(
+    mode: PlanningMode,
+    argument: Option<ConsultArgument>,
+    plan: &PlanFile,
+) -> Result<Option<PlannerConsultMode>, CommandError> {
+    match (mode, argument.map(PlannerConsultMode::from).or(plan.consult)) {
+        (PlanningMode::Llm | PlanningMode::Hybrid, Some(PlannerConsultMode::Never)) => {
+            Err(CommandError::invalid_input(anyhow!(
+                "modes llm and hybrid call the planner: `consult` can be `never` in mode fixed only"
+            )))
+        }
+        (PlanningMode::Llm | PlanningMode::Hybrid | PlanningMode::Fixed, consult) => Ok(consult),
+    }
+}
+
+fn resolve_objective(argument: Option<&str>, plan: Option<&PlanFile>) -> Result<String, CommandError> {
+    let from_plan = || plan.and_then(|plan| plan.objective.as_deref());
+    let objective = argument.or_else(from_plan).ok_or_else(|| {
+        let hint = if plan.is_some() { "give one, or add `objective:` to the plan file" } else { "give one" };
+        CommandError::invalid_input(anyhow!(
+            "the objective is missing: {hint}, as in: millrace run \"How does … work?\""
+        ))
+    })?;
+    if objective.trim().is_empty() {
+        return Err(CommandError::invalid_input(anyhow!(
+            "the objective is empty: describe what you want to know or to have done"
+        )));
+    }
+    if objective.len() > MAX_OBJECTIVE {
+        let (bytes, max) = (objective.len(), MAX_OBJECTIVE);
+        return Err(CommandError::invalid_input(anyhow!(
+            "the objective has {bytes} bytes; at most {max} are allowed: put long material into files and \
+             add them with --docs"
+        )));
+    }
+    Ok(objective.trim().to_owned())
+}
+
+/// Lists skipped files with the reason, one a line, the first ones only.
+fn list_skipped_files(skipped: &[SkippedFile]) -> String {
+    let mut lines: Vec<String> = skipped
+        .iter()
+        .take(MAX_LISTED)
+        .map(|file| single_line(&format!("  {}: {}", file.path, file.reason)))
+        .map(|line| format!("  {}", line.trim_start()))
+        .collect();
+    if skipped.len() > MAX_LISTED {
+        lines.push(format!("  and {} more", skipped.len() - MAX_LISTED));
+    }
+    lines.join("\n")
+}
+
+/// Lists the documents of all folders. With several folders, paths begin with the name of their folder.
+fn read_documents(folders: &[PathBuf]) -> Result<(Vec<ListedFile>, Vec<SkippedFile>), CommandError> {
+    let (mut files, mut skipped) = (Vec::new(), Vec::new());
+    for folder in folders {
+        let (mut listed, mut unreadable) = list_folder_files(folder).map_err(CommandError::invalid_input)?;
+        if folders.len() > 1 {
+            let name = document_path_prefix(folder);
+            listed.iter_mut().for_each(|file| file.path = format!("{name}/{}", file.path));
+            unreadable.iter_mut().for_each(|file| file.path = format!("{name}/{}", file.path));
+        }
+        if listed.is_empty() {
+            let folder = folder.display();
+            let reasons = if unreadable.is_empty() {
+                String::new()
+            } else {
+                format!("\n{}", list_skipped_files(&unreadable))
+            };
+            return Err(CommandError::invalid_input(anyhow!(
+                "no readable documents in {folder}: text, Markdown and HTML files are supported{reasons}"
+            )));
+        }
+        files.extend(listed);
+        skipped.extend(unreadable);
+    }
+    let mut paths = BTreeSet::new();
+    for file in &files {
+        if !paths.insert(file.path.as_str()) {
+            return Err(CommandError::invalid_input(anyhow!(
+                "two documents have the path {}: rename one of the --docs folders",
+                file.path
+            )));
+        }
+    }
+    Ok((files, skipped))
+}
+
+fn document_path_prefix(folder: &Path) -> String {
+    let whole = folder.canonicalize().unwrap_or_else(|_| folder.to_owned());
+    whole.file_name().map_or_else(|| "docs".into(), |name| name.to_string_lossy().into_owned())
+}
+
+/// Uploads files by content hash, and a manifest that lists them. Each file is read just before its upload.
+async fn upload_documents(bus: &Bus, files: Vec<ListedFile>) -> Result<DocumentSet, Fault> {
+    let puts = futures::stream::iter(files).map(|listed| async move {
+        let outcome =
+            tokio::task::spawn_blocking(|| listed.read_file()).await.expect("reading a file does not panic");
+        let file = match outcome {
+            Ok(file) => file,
+            Err(SkippedFile { path, reason }) => {
+                print_stderr_line(&format!("millrace: skipped {path}: {reason}"));
+                return Ok(None);
+            }
+        };
+        let stored = bus.blobs().put_blob(&file.bytes).await?;
+        Ok::<_, Fault>(Some(Document { path: file.path, sha256: stored.sha256, size: stored.size }))
+    });
+    let documents: Vec<Result<Option<Document>, Fault>> = puts.buffered(UPLOADS).collect().await;
+    let documents: Vec<Document> =
+        documents.into_iter().filter_map(Result::transpose).collect::<Result<_, _>>()?;
+    let manifest = bus.blobs().put_blob(&wire::encode_body(&documents)).await?;
+    Ok(DocumentSet {
+        manifest: manifest.sha256,
+        count: u32::try_from(documents.len()).unwrap_or(u32::MAX),
+        bytes: documents.iter().map(|document| document.size).sum(),
+    })
+}
+
+/// Writes a file; creates its folder if necessary.
+pub fn write_file_and_create_folder(path: &Path, text: &str) -> anyhow::Result<()> {
+    if let Some(folder) = path.parent().filter(|folder| !folder.as_os_str().is_empty()) {
+        std::fs::create_dir_all(folder)
+            .with_context(|| format!("can't create the folder {}", folder.display()))?;
+    }
+    std::fs::write(path, text).with_context(|| format!("can't write {}", path.display()))
+}
+
+/// Creates a folder that only this user may read, or makes an existing one so: reports quote the user's documents, and
+/// the data folder around it may be one that others read.
+pub fn create_private_folder(path: &Path) -> anyhow::Result<()> {
+    use std::os::unix::fs::PermissionsExt;
+    let create = || {
+        std::fs::create_dir_all(path)?;
+        std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o700))
+    };
+    create().with_context(|| format!("can't create the folder {}", path.display()))
+}

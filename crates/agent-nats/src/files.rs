@@ -1,0 +1,118 @@
+//! The workspace of a run as an agent's files.
+
+use futures::FutureExt;
+use futures::future::BoxFuture;
+use millrace_agent::files::{FileContent, FileEntry, FilePath, Files, FilesError, MAX_FILE, WriteCondition};
+use millrace_protocol::plan::Work;
+use millrace_protocol::work::Order;
+use millrace_runtime::store::workspace::{self, FileAuthor, FileWriteError, RunWorkspace};
+use millrace_runtime::{Bus, Fault};
+
+/// The workspace of a run, with the author of its writes.
+pub struct NatsFiles {
+    workspace: RunWorkspace,
+    author: String,
+}
+
+impl NatsFiles {
+    /// Opens the workspace of an order's run. Files record the order's work as their author.
+    #[must_use]
+    pub fn new(bus: &Bus, order: &Order) -> Self {
+        Self { workspace: RunWorkspace::new(bus, &order.run), author: derive_author(&order.work()) }
+    }
+
+    fn build_writer<'a>(&'a self, key: &'a str) -> FileAuthor<'a> {
+        FileAuthor { author: &self.author, key }
+    }
+}
+
+fn derive_author(work: &Work) -> String {
+    match work {
+        Work::Task { task, .. } => format!("task {task}"),
+        Work::Review { task, .. } => format!("the review of {task}"),
+        Work::Planning { .. } => "the planner".to_owned(),
+    }
+}
+
+fn convert_entry(entry: workspace::FileVersionInfo) -> FileEntry {
+    FileEntry { path: entry.path, size: entry.size, version: entry.version, author: entry.author }
+}
+
+fn convert_content(file: workspace::WorkspaceFile) -> FileContent {
+    FileContent { entry: convert_entry(file.entry), bytes: file.bytes }
+}
+
+fn convert_read_error(fault: &Fault) -> FilesError {
+    let why = fault.to_string();
+    if fault.is_transient() { FilesError::Unavailable(why) } else { FilesError::Broken(why) }
+}
+
+fn convert_write_error(path: &FilePath, error: FileWriteError) -> FilesError {
+    let path = path.clone();
+    match error {
+        FileWriteError::Stale { current } => {
+            FilesError::Stale { path, current: current.map(|file| Box::new(convert_content(*file))) }
+        }
+        FileWriteError::TooLarge { size } => FilesError::TooLarge { path, size, max: MAX_FILE },
+        FileWriteError::Clash { with } => FilesError::Broken(format!(
+            "{path} can't be written: {with} is a file, and a name can't be both a file and a folder"
+        )),
+        FileWriteError::Fault(fault) => convert_read_error(&fault),
+    }
+}
+
+impl Files for NatsFiles {
+    fn list<'a>(&'a self, folder: &'a str) -> BoxFuture<'a, Result<Vec<FileEntry>, FilesError>> {
+        async move {
+            let folder = match folder.trim_matches('/') {
+                "" => None,
+                folder => Some(FilePath::new(folder).map_err(|bad| FilesError::Broken(bad.to_string()))?),
+            };
+            let listed = self.workspace.list_files(folder.as_ref()).await;
+            listed
+                .map(|all| all.into_iter().map(convert_entry).collect())
+                .map_err(|fault| convert_read_error(&fault))
+        }
+        .boxed()
+    }
+
+    fn read<'a>(&'a self, path: &'a FilePath) -> BoxFuture<'a, Result<Option<FileContent>, FilesError>> {
+        let read = self.workspace.read_file(path);
+        read.map(|read| {
+            read.map(|file| file.map(convert_content)).map_err(|fault| convert_read_error(&fault))
+        })
+        .boxed()
+    }
+
+    fn write<'a>(
+        &'a self,
+        path: &'a FilePath,
+        bytes: Vec<u8>,
+        expected: WriteCondition,
+        key: &'a str,
+    ) -> BoxFuture<'a, Result<u64, FilesError>> {
+        let written = self.workspace.write_file(path, bytes, expected, self.build_writer(key));
+        written.map(|done| done.map_err(|error| convert_write_error(path, error))).boxed()
+    }
+
+    fn delete<'a>(
+        &'a self,
+        path: &'a FilePath,
+        expected: WriteCondition,
+        key: &'a str,
+    ) -> BoxFuture<'a, Result<(), FilesError>> {
+        let deleted = self.workspace.delete_file(path, expected, self.build_writer(key));
+        deleted.map(|done| done.map(|_| ()).map_err(|error| convert_write_error(path, error))).boxed()
+    }
+
+    fn find_version_by_key<'a>(
+        &'a self,
+        path: &'a FilePath,
+        key: &'a str,
+    ) -> BoxFuture<'a, Result<Option<u64>, FilesError>> {
+        self.workspace
+            .find_version_by_key(path, key)
+            .map(|made| made.map_err(|fault| convert_read_error(&fault)))
+            .boxed()
+    }
+}

@@ -1,0 +1,61 @@
+//! The journal of an attempt in the log, as an agent's journal.
+
+use std::time::Duration;
+
+use futures::FutureExt;
+use futures::future::BoxFuture;
+use millrace_agent::turn::{Journal, JournalError, KEEPALIVE};
+use millrace_protocol::provider::{ProviderStatus, ProviderWait};
+use millrace_protocol::result::TaskError;
+use millrace_runtime::work::host::AttemptContext;
+use serde_json::Value;
+
+/// The journal of an attempt while an agent works on it.
+pub struct NatsJournal<'a>(pub &'a mut AttemptContext);
+
+impl Journal for NatsJournal<'_> {
+    fn read_recorded_step<'a>(
+        &'a mut self,
+        names: &'a [String],
+    ) -> BoxFuture<'a, Result<Option<(usize, Value)>, JournalError>> {
+        self.0.next_recorded_value_of_any(names).map(|step| step.map_err(convert_task_error)).boxed()
+    }
+
+    fn append_step<'a>(
+        &'a mut self,
+        name: &'a str,
+        value: &'a Value,
+    ) -> BoxFuture<'a, Result<(), JournalError>> {
+        self.0.append_step(name, value).map(|done| done.map_err(convert_task_error)).boxed()
+    }
+
+    fn append_note<'a>(&'a mut self, text: &'a str) -> BoxFuture<'a, Result<(), JournalError>> {
+        self.0.append_note(text).map(|done| done.map_err(convert_task_error)).boxed()
+    }
+
+    fn report_provider<'a>(
+        &'a mut self,
+        text: &'a str,
+        status: &'a ProviderStatus,
+    ) -> BoxFuture<'a, Result<(), JournalError>> {
+        self.0.report_provider(text, status.clone()).map(|done| done.map_err(convert_task_error)).boxed()
+    }
+
+    fn interrupt_wait(&mut self) {
+        self.0.interrupt_wait();
+    }
+
+    fn provider_wait(&self) -> Option<ProviderWait> {
+        self.0.provider_wait().cloned()
+    }
+
+    /// A third of the task's silence limit, so that two heartbeats in a row may be late.
+    fn keepalive_interval(&self) -> Duration {
+        (self.0.order().limits.silence / 3).clamp(Duration::from_millis(100), KEEPALIVE)
+    }
+}
+
+/// The attempt keeps the cause and decides its outcome; the agent only has to stop.
+fn convert_task_error(error: TaskError) -> JournalError {
+    JournalError::Failed(error.message)
+}

@@ -1,0 +1,206 @@
+//! Metrics of model requests on the process's metrics page.
+//!
+//! The series of a model exist before its first request, one for each outcome: a series that appears with its first
+//! event has no earlier value, so `rate()` would miss that event. Runs can name any model, so the number of models with
+//! series of their own is limited.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use millrace_models::ModelSelection;
+use millrace_models::{ModelError, RequestObserver};
+use millrace_protocol::result::Usage;
+use millrace_runtime::ops::metrics::names::{
+    MODEL_COST, MODEL_REQUEST_SECONDS, MODEL_REQUESTS, MODEL_TOKENS,
+};
+use millrace_runtime::ops::metrics::{Counter, Histogram};
+
+/// A dollar in the unit of prices.
+const DOLLAR: f64 = 1_000_000.0;
+/// The outcomes of a request: a reply, or an error of each kind.
+const OUTCOMES: [&str; 13] = [
+    "ok",
+    "rate_limited",
+    "overloaded",
+    "context_overflow",
+    "authentication",
+    "no_quota",
+    "paused",
+    "content_filter",
+    "truncated",
+    "bad_request",
+    "protocol",
+    "timeout",
+    "connection",
+];
+/// The most models with series of their own.
+const MAX_MODELS: usize = 64;
+/// The label value of all other models. No model can have this name.
+const OTHER: &str = "(other)";
+
+/// The metrics of each model, by name.
+static MODELS: Mutex<BTreeMap<String, Arc<ModelMetricSet>>> = Mutex::new(BTreeMap::new());
+
+/// Counts requests, tokens and cost by model.
+#[derive(Debug, Clone, Copy)]
+pub struct ModelMetrics;
+
+impl ModelMetrics {
+    /// Creates the series of models that may be used. A model without a provider in its name gets them at its first
+    /// request.
+    pub fn create_series_for_selections<'a>(choices: impl IntoIterator<Item = &'a ModelSelection>) {
+        let models = choices.into_iter().flat_map(|choice| &choice.models);
+        models.filter(|model| model.name.contains(':')).for_each(|model| create_series(&model.name));
+    }
+}
+
+impl RequestObserver for ModelMetrics {
+    fn request_finished(&self, model: &str, outcome: Result<&Usage, &ModelError>, took: Duration) {
+        let metrics = get_or_create_metrics(model);
+        metrics.seconds.record(took);
+        if let Some(requests) =
+            metrics.requests.get(outcome.map_or_else(ModelError::error_kind_name, |_| "ok"))
+        {
+            requests.increment();
+        }
+        let Ok(usage) = outcome else { return };
+        metrics.input.add(usage.input_tokens as f64);
+        metrics.output.add(usage.output_tokens as f64);
+        metrics.cached.add(usage.cached_tokens as f64);
+        metrics.cost.add(usage.cost_micros as f64 / DOLLAR);
+    }
+}
+
+/// Creates the series of a model before its first request.
+pub(crate) fn create_series(model: &str) {
+    drop(get_or_create_metrics(model));
+}
+
+/// The metrics of one model.
+struct ModelMetricSet {
+    seconds: Histogram,
+    requests: BTreeMap<&'static str, Counter>,
+    input: Counter,
+    output: Counter,
+    cached: Counter,
+    cost: Counter,
+}
+
+impl ModelMetricSet {
+    fn new(model: &str) -> Self {
+        let tokens = |direction| MODEL_TOKENS.with_labels(&[model, direction]);
+        Self {
+            seconds: MODEL_REQUEST_SECONDS.with_labels(&[model]),
+            requests: OUTCOMES
+                .map(|outcome| (outcome, MODEL_REQUESTS.with_labels(&[model, outcome])))
+                .into_iter()
+                .collect(),
+            input: tokens("input"),
+            output: tokens("output"),
+            cached: tokens("cached"),
+            cost: MODEL_COST.with_labels(&[model]),
+        }
+    }
+}
+
+fn get_or_create_metrics(model: &str) -> Arc<ModelMetricSet> {
+    let mut models = MODELS.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(metrics) = models.get(model) {
+        return metrics.clone();
+    }
+    let name = if models.len() < MAX_MODELS { model } else { OTHER };
+    models.entry(name.to_owned()).or_insert_with(|| Arc::new(ModelMetricSet::new(name))).clone()
+}
+
+#[cfg(test)]
+mod tests {
+    use millrace_runtime::ops::metrics;
+    use millrace_runtime::ops::metrics::names::ProcessKind;
+
+    use super::*;
+
+    /// Returns the value of a series on the page.
+    fn read_series_value(series: &str) -> Option<f64> {
+        let page = metrics::render_metrics(ProcessKind::Worker);
+        let line =
+            page.lines().find_map(|line| line.strip_prefix(series)?.strip_prefix(' ').map(str::to_owned));
+        line?.parse().ok()
+    }
+
+    /// Returns an error of each kind. A new kind must be added here and to `OUTCOMES`.
+    fn sample_model_errors() -> Vec<ModelError> {
+        let message = || "m".to_owned();
+        let all = vec![
+            ModelError::RateLimited { retry_after: None, message: message() },
+            ModelError::Overloaded { message: message() },
+            ModelError::ContextOverflow { message: message() },
+            ModelError::Authentication { message: message() },
+            ModelError::Quota { message: message() },
+            ModelError::Paused { retry_after: None, message: message() },
+            ModelError::ContentFilter { message: message() },
+            ModelError::Truncated { message: message() },
+            ModelError::BadRequest { message: message() },
+            ModelError::Protocol { message: message() },
+            ModelError::Timeout { after: Duration::ZERO },
+            ModelError::Connection { message: message() },
+        ];
+        for error in &all {
+            match error {
+                ModelError::RateLimited { .. }
+                | ModelError::Overloaded { .. }
+                | ModelError::ContextOverflow { .. }
+                | ModelError::Authentication { .. }
+                | ModelError::Quota { .. }
+                | ModelError::Paused { .. }
+                | ModelError::ContentFilter { .. }
+                | ModelError::Truncated { .. }
+                | ModelError::BadRequest { .. }
+                | ModelError::Protocol { .. }
+                | ModelError::Timeout { .. }
+                | ModelError::Connection { .. } => {}
+            }
+        }
+        all
+    }
+
+    // One test, because the page and its limit belong to the process.
+    #[test]
+    fn series_exist_before_the_first_request_and_are_limited() {
+        let choice: ModelSelection = ModelSelection::parse("openai:first,openai:second").unwrap();
+        ModelMetrics::create_series_for_selections([&choice]);
+        for model in ["openai:first", "openai:second"] {
+            assert_eq!(
+                read_series_value(&format!("millrace_model_cost_dollars_total{{model=\"{model}\"}}")),
+                Some(0.0)
+            );
+            for outcome in OUTCOMES {
+                let series =
+                    format!("millrace_model_requests_total{{model=\"{model}\",outcome=\"{outcome}\"}}");
+                assert_eq!(read_series_value(&series), Some(0.0), "{series}");
+            }
+        }
+        let usage = Usage { input_tokens: 7, cost_micros: 1_500_000, ..Usage::default() };
+        ModelMetrics.request_finished("openai:first", Ok(&usage), Duration::from_millis(20));
+        assert_eq!(read_series_value("millrace_model_cost_dollars_total{model=\"openai:first\"}"), Some(1.5));
+        for error in sample_model_errors() {
+            ModelMetrics.request_finished("openai:first", Err(&error), Duration::ZERO);
+            let kind = error.error_kind_name();
+            let series =
+                format!("millrace_model_requests_total{{model=\"openai:first\",outcome=\"{kind}\"}}");
+            assert_eq!(read_series_value(&series), Some(1.0), "{series}");
+        }
+
+        (0..200)
+            .for_each(|n| ModelMetrics.request_finished(&format!("made:up-{n}"), Ok(&usage), Duration::ZERO));
+        let page = metrics::render_metrics(ProcessKind::Worker);
+        let models =
+            page.lines().filter(|line| line.starts_with("millrace_model_cost_dollars_total{")).count();
+        assert_eq!(models, MAX_MODELS + 1);
+        let others = (200 + 2 - MAX_MODELS) as f64;
+        assert_eq!(
+            read_series_value("millrace_model_requests_total{model=\"(other)\",outcome=\"ok\"}"),
+            Some(others)
+        );
+    }
+}

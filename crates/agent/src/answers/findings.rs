@@ -1,0 +1,518 @@
+//! Answers from the run's documents: text with citations, and the cited passages by document and line. Each quotation is
+//! looked up in its document, so that a model can't invent one; the result's sources are the quoted documents.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use millrace_protocol::result::{Quotation, Source, SourceKind, TaskResult};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+
+use super::marks;
+use crate::citations::{self, collapse_whitespace};
+use crate::corpus::{Corpus, Document};
+use crate::model::AnswerSchema;
+use crate::spec::AnswerForm;
+use crate::tool::{schema_of, unknown_document_error};
+use crate::turn::{Answer, parse_json_answer};
+
+/// The most tokens of an answer. It stops small models that repeat themselves endlessly.
+pub(crate) const MAX_OUTPUT_TOKENS: u32 = 4_096;
+/// The most lines of one quotation.
+const MAX_LINES: usize = 60;
+/// The share of common words above which an inexact copy is accepted as the lines that it names.
+const MIN_SIMILARITY: f64 = 0.8;
+/// The most documents that the schema lists by name.
+const MAX_NAMED: usize = 100;
+/// The most mistakes in one correction.
+const MAX_MISTAKES: usize = 5;
+/// The most characters of a text that a correction quotes.
+const MAX_SHOWN: usize = 300;
+
+/// An answer from documents, as the model writes it.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
+#[schemars(deny_unknown_fields)]
+pub struct Findings {
+    /// The passages that support the answer; they are numbered from 1 in this order.
+    #[schemars(length(max = 60))]
+    pub quotations: Vec<Passage>,
+    /// The answer in Markdown. Each statement is followed by the number of its quotation: [1], [2].
+    #[schemars(length(min = 1))]
+    pub output: String,
+    /// The answer in one or two sentences.
+    #[schemars(length(min = 1))]
+    pub summary: String,
+    /// Anything that was searched for and not found; null if there is nothing.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub notes: Option<String>,
+    /// `false` if a question was left without an answer. Set by `builtin:extractive` only.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(skip)]
+    pub answered: Option<bool>,
+}
+
+/// A passage of a document.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[schemars(deny_unknown_fields)]
+pub struct Passage {
+    /// The document's path.
+    pub document: String,
+    /// The number of its first line, as shown by read_document.
+    #[schemars(range(min = 1))]
+    pub first_line: u32,
+    /// The number of its last line.
+    #[schemars(range(min = 1))]
+    pub last_line: u32,
+    /// The one or two relevant sentences, copied word for word; null to quote the complete lines.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub text: Option<String>,
+}
+
+impl Answer for Findings {
+    const UNDECLARED_FIELD: Option<&'static str> = Some("answered");
+
+    fn answer_schema(name: &str) -> Option<AnswerSchema> {
+        let mut schema = schema_of::<Self>();
+        schema["required"] = json!(["quotations", "output", "summary"]);
+        Some(AnswerSchema { name: name.to_owned(), schema })
+    }
+
+    fn parse_answer(text: &str) -> Result<Self, String> {
+        let findings: Self = parse_json_answer(text)?;
+        if findings.output.trim().is_empty() {
+            return Err("'output' is empty.".into());
+        }
+        Ok(findings)
+    }
+}
+
+/// Returns the schema of an answer from these documents. If there are few, the schema lists their paths.
+pub(crate) fn findings_schema(corpus: Option<&Corpus>) -> Option<AnswerSchema> {
+    let mut schema = Findings::answer_schema(AnswerForm::Findings.name())?;
+    if let Some(documents) = corpus.map(Corpus::documents).filter(|all| (1..=MAX_NAMED).contains(&all.len()))
+    {
+        let paths: Vec<&str> = documents.iter().map(|document| document.path.as_str()).collect();
+        let document = &mut schema.schema["properties"]["quotations"]["items"]["properties"]["document"];
+        document["enum"] = Value::from(paths);
+    }
+    Some(schema)
+}
+
+/// Converts an answer into a result. The text of quotations is taken from the documents.
+///
+/// # Errors
+/// The mistakes in it, as the correction that the model gets.
+pub(crate) fn resolve_findings(findings: &Findings, corpus: Option<&Corpus>) -> Result<TaskResult, String> {
+    let has_documents = corpus.is_some_and(|corpus| !corpus.documents().is_empty());
+    let has_notes = findings.notes.as_deref().is_some_and(|notes| !notes.trim().is_empty());
+    if findings.quotations.is_empty() && has_documents && !has_notes {
+        return Err("The answer has no quotations. List the passages that support it in 'quotations' (document, first_line, \
+                    last_line) and cite them in 'output' as [1], [2]. If the documents do not cover the question, say \
+                    in 'notes' what you searched for and did not find."
+            .into());
+    }
+    let mut mistakes = Vec::new();
+    let mut quoted: Vec<(&Document, Quotation)> = Vec::new();
+    for (at, passage) in findings.quotations.iter().enumerate() {
+        match look_up_passage(passage, corpus) {
+            Ok(quotation) => quoted.push(quotation),
+            Err(mistake) => mistakes.push(format!("Quotation {}: {mistake}", at + 1)),
+        }
+    }
+    if mistakes.is_empty() {
+        mistakes.extend(unknown_citations(findings, &quoted));
+    }
+    if !mistakes.is_empty() {
+        mistakes.truncate(MAX_MISTAKES);
+        return Err(mistakes.join(" "));
+    }
+    Ok(build_result(findings, quoted))
+}
+
+/// Removes the quotations that are not in the documents, and their citations: the fallback after the last correction.
+/// `None` if no quotation is left.
+pub(crate) fn remove_unverified_quotations(findings: &Findings, corpus: Option<&Corpus>) -> Option<Findings> {
+    let is_verified: Vec<bool> =
+        findings.quotations.iter().map(|passage| look_up_passage(passage, corpus).is_ok()).collect();
+    let verified = |upto: usize| is_verified[..upto].iter().filter(|is_verified| **is_verified).count();
+    if verified(is_verified.len()) == 0 {
+        return None;
+    }
+    let citation = |number: usize| -> Option<String> {
+        let is_kept = (1..=is_verified.len()).contains(&number) && is_verified[number - 1];
+        is_kept.then(|| format!("[{}]", verified(number)))
+    };
+    let quotations = findings.quotations.iter().zip(&is_verified).filter(|(_, is_verified)| **is_verified);
+    Some(Findings {
+        quotations: quotations.map(|(passage, _)| passage.clone()).collect(),
+        output: replace_citations(&citations::split_combined_citations(&findings.output), citation),
+        summary: replace_citations(&citations::split_combined_citations(&findings.summary), citation),
+        notes: findings.notes.clone(),
+        answered: findings.answered,
+    })
+}
+
+/// Replaces each citation `[1]`, `[2]` in a text by `citation` of its number; `None` removes it.
+fn replace_citations(text: &str, citation: impl Fn(usize) -> Option<String>) -> String {
+    let mut replaced = String::with_capacity(text.len());
+    let mut rest = text;
+    while let Some((before, after)) = rest.split_once('[') {
+        replaced.push_str(before);
+        let number = after.split_once(']').and_then(|(inside, rest)| Some((inside.parse().ok()?, rest)));
+        match number {
+            Some((number, after)) => {
+                replaced.push_str(&citation(number).unwrap_or_default());
+                rest = after;
+            }
+            None => {
+                replaced.push('[');
+                rest = after;
+            }
+        }
+    }
+    replaced + rest
+}
+
+/// Looks a passage up in its document.
+fn look_up_passage<'c>(
+    passage: &Passage,
+    corpus: Option<&'c Corpus>,
+) -> Result<(&'c Document, Quotation), String> {
+    let corpus = corpus.ok_or("there are no documents to quote from; remove it.")?;
+    let document = find_document(corpus, &passage.document)
+        .ok_or_else(|| format!("{}.", unknown_document_error(corpus, &passage.document)))?;
+    let count = document.line_count();
+    let (first, last) = (passage.first_line as usize, passage.last_line as usize);
+    let (first, last) = (first.min(last), first.max(last).min(count));
+    if first == 0 || first > count {
+        let path = &document.path;
+        return Err(format!("{path} has lines 1 to {count}; there is no line {first}."));
+    }
+    let copied = passage.text.as_deref().map(collapse_whitespace).filter(|text| !text.is_empty());
+    let (text, first, last) = match copied {
+        Some(text) => verify_copied_text(document, text, first, last)?,
+        None => quote_whole_lines(document, first, last)?,
+    };
+    let line = |number: usize| u32::try_from(number).unwrap_or(u32::MAX);
+    let quotation = Quotation { source: String::new(), text, first_line: line(first), last_line: line(last) };
+    Ok((document, quotation))
+}
+
+/// Finds a document by its path, ignoring case and a leading `/`.
+fn find_document<'c>(corpus: &'c Corpus, path: &str) -> Option<&'c Document> {
+    let path = path.trim();
+    let path = path.strip_prefix("/documents/").or_else(|| path.strip_prefix('/')).unwrap_or(path);
+    corpus.find_document(path).or_else(|| {
+        let mut same = corpus.documents().iter().filter(|document| document.path.eq_ignore_ascii_case(path));
+        same.next().filter(|_| same.next().is_none())
+    })
+}
+
+fn verify_copied_text(
+    document: &Document,
+    text: String,
+    first: usize,
+    last: usize,
+) -> Result<(String, usize, usize), String> {
+    if collapse_whitespace(document.line_range(first, last)).contains(&text) {
+        return Ok((text, first, last));
+    }
+    if let Some((first, last)) = find_text_near_line(document, &text, first) {
+        return Ok((text, first, last));
+    }
+    if share_of_common_words(&text, &collapse_whitespace(document.line_range(first, last))) >= MIN_SIMILARITY
+    {
+        // The model copied these lines inexactly; their original text is quoted.
+        return quote_whole_lines(document, first, last);
+    }
+    let (path, lines, copied) = (
+        &document.path,
+        shorten_text(&collapse_whitespace(document.line_range(first, last))),
+        shorten_text(&text),
+    );
+    Err(format!(
+        "the text “{copied}” is not in {path}; its lines {first} to {last} are “{lines}”. Copy the words exactly, or \
+         omit 'text' to quote the complete lines."
+    ))
+}
+
+/// Returns the share of the words of `text` that are in `lines`.
+fn share_of_common_words(text: &str, lines: &str) -> f64 {
+    let words = |text: &str| -> Vec<String> {
+        let parts = text.split(|c: char| !c.is_alphanumeric()).filter(|word| !word.is_empty());
+        // Numbers are ignored: small models often copy line numbers.
+        let words = parts.filter(|word| !word.bytes().all(|byte| byte.is_ascii_digit()));
+        words.map(str::to_lowercase).collect()
+    };
+    let in_lines: BTreeSet<String> = words(lines).into_iter().collect();
+    let in_text = words(text);
+    let common = in_text.iter().filter(|word| in_lines.contains(*word)).count();
+    common as f64 / in_text.len().max(1) as f64
+}
+
+fn quote_whole_lines(
+    document: &Document,
+    first: usize,
+    last: usize,
+) -> Result<(String, usize, usize), String> {
+    if last - first >= MAX_LINES {
+        let count = last - first + 1;
+        return Err(format!(
+            "{count} lines are too many; quote at most {MAX_LINES}: only the relevant ones."
+        ));
+    }
+    match collapse_whitespace(document.line_range(first, last)) {
+        text if text.is_empty() => Err(format!(
+            "lines {first} to {last} of {} are empty; give the lines with the relevant text.",
+            document.path
+        )),
+        text => Ok((text, first, last)),
+    }
+}
+
+/// Finds a text in a document, ignoring line breaks; returns the lines of the occurrence nearest to the line `near`.
+fn find_text_near_line(document: &Document, text: &str, near: usize) -> Option<(usize, usize)> {
+    let mut folded = String::new();
+    let mut starts: Vec<(usize, usize)> = Vec::new();
+    for number in 1..=document.line_count() {
+        for word in document.nth_line(number).unwrap_or_default().split_whitespace() {
+            if !folded.is_empty() {
+                folded.push(' ');
+            }
+            starts.push((folded.len(), number));
+            folded.push_str(word);
+        }
+    }
+    let line_at = |at: usize| starts[starts.partition_point(|(start, _)| *start <= at) - 1].1;
+    let places = folded.match_indices(text).map(|(at, _)| (line_at(at), line_at(at + text.len() - 1)));
+    places.min_by_key(|(first, _)| first.abs_diff(near))
+}
+
+/// Returns the correction for citations without a quotation.
+fn unknown_citations(findings: &Findings, quoted: &[(&Document, Quotation)]) -> Option<String> {
+    let quotations: Vec<Quotation> = quoted.iter().map(|(_, quotation)| quotation.clone()).collect();
+    let texts = [&findings.output, &findings.summary].map(|text| citations::split_combined_citations(text));
+    let marks = texts.iter().flat_map(|text| citations::find_citations(text, &quotations));
+    let mut unknown: Vec<&str> = marks.filter(|mark| quotation_index(mark, quoted.len()).is_none()).collect();
+    unknown.dedup();
+    let listed: Vec<String> = unknown.iter().take(MAX_MISTAKES).map(|mark| format!("[{mark}]")).collect();
+    (!unknown.is_empty()).then(|| {
+        format!(
+            "'output' or 'summary' cites {}, but there are {} quotations: cite them as [1] to [{}], each after the \
+             statement it supports.",
+            listed.join(", "),
+            quoted.len(),
+            quoted.len()
+        )
+    })
+}
+
+/// Returns the index of the quotation that a citation refers to.
+fn quotation_index(mark: &str, count: usize) -> Option<usize> {
+    let number: usize = mark.parse().ok()?;
+    (1..=count).contains(&number).then(|| number - 1)
+}
+
+fn build_result(findings: &Findings, quoted: Vec<(&Document, Quotation)>) -> TaskResult {
+    let mut sources: Vec<Source> = Vec::new();
+    let mut ids: BTreeMap<&str, String> = BTreeMap::new();
+    let mut quotations = Vec::with_capacity(quoted.len());
+    for (document, quotation) in quoted {
+        let id = ids.entry(&document.path).or_insert_with(|| {
+            sources.push(build_source(sources.len() + 1, document));
+            format!("S{}", sources.len())
+        });
+        quotations.push(Quotation { source: id.clone(), ..quotation });
+    }
+    let name = |mark: &str| Some(quotations[quotation_index(mark, quotations.len())?].source.clone());
+    let output = citations::split_combined_citations(&findings.output);
+    let cited: Vec<usize> = citations::find_citations(&output, &quotations)
+        .into_iter()
+        .filter_map(|mark| quotation_index(mark, quotations.len()))
+        .collect();
+    let mut output =
+        marks::remove_repeated_citations(&citations::rename_citations(&output, &quotations, name));
+    for (_, quotation) in quotations.iter().enumerate().filter(|(at, _)| !cited.contains(at)) {
+        output.push_str(&format!(
+            "\n\n{}",
+            citations::format_block_quote(quotation, &quotation.source).trim_end()
+        ));
+    }
+    let summary = citations::rename_citations(
+        &citations::split_combined_citations(&findings.summary),
+        &quotations,
+        name,
+    );
+    TaskResult {
+        summary: marks::remove_repeated_citations(&summary),
+        output,
+        notes: findings.notes.clone().filter(|notes| !notes.trim().is_empty()),
+        sources,
+        quotations: marks::remove_duplicate_quotations(quotations),
+        answered: findings.answered,
+        ..TaskResult::default()
+    }
+}
+
+fn build_source(number: usize, document: &Document) -> Source {
+    Source {
+        id: format!("S{number}"),
+        kind: SourceKind::Document,
+        title: document.title.clone(),
+        location: document.path.clone(),
+        sha256: Some(document.sha256.clone()),
+    }
+}
+
+fn shorten_text(text: &str) -> String {
+    match text.char_indices().nth(MAX_SHOWN) {
+        None => text.to_owned(),
+        Some((at, _)) => format!("{}…", &text[..at]),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::corpus::InputFile;
+
+    fn build_corpus() -> Corpus {
+        let file = |path: &str, text: &str| InputFile { path: path.into(), bytes: text.as_bytes().to_vec() };
+        let files = vec![
+            file(
+                "law/Apache.txt",
+                "Apache\n\nEach contributor grants\na patent  licence.\n\nIt ends with a suit.",
+            ),
+            file("MIT.txt", "MIT\n\nNo word of them [7]."),
+        ];
+        Corpus::build_or_load(files, None).unwrap()
+    }
+
+    fn build_passage(document: &str, first_line: u32, last_line: u32, text: Option<&str>) -> Passage {
+        Passage { document: document.into(), first_line, last_line, text: text.map(str::to_owned) }
+    }
+
+    fn build_findings(output: &str, quotations: Vec<Passage>) -> Findings {
+        Findings { summary: "s".into(), output: output.into(), quotations, notes: None, answered: None }
+    }
+
+    #[test]
+    fn quotations_and_sources_are_taken_from_the_documents() {
+        let answer = build_findings(
+            "It grants [1], ends [2][1, 3] and is silent [3].",
+            vec![
+                build_passage("law/Apache.txt", 3, 4, None),
+                build_passage("/LAW/apache.txt", 1, 1, Some("It ends\n with a suit.")),
+                build_passage("MIT.txt", 3, 9, Some("No word of them [7].")),
+            ],
+        );
+        let result = resolve_findings(&answer, Some(&build_corpus())).unwrap();
+        assert_eq!(result.output, "It grants [S1], ends [S1][S2] and is silent [S2].");
+        let quotations: Vec<_> = result
+            .quotations
+            .iter()
+            .map(|q| (q.source.as_str(), q.text.as_str(), q.first_line, q.last_line))
+            .collect();
+        assert_eq!(
+            quotations,
+            [
+                ("S1", "Each contributor grants a patent licence.", 3, 4),
+                ("S1", "It ends with a suit.", 6, 6),
+                ("S2", "No word of them [7].", 3, 3),
+            ]
+        );
+        assert_eq!(result.sources[1].location, "MIT.txt");
+        assert_eq!(result.sources[0].sha256.as_ref().map(String::len), Some(64));
+    }
+
+    #[test]
+    fn an_inexact_copy_is_replaced_by_the_original_lines() {
+        let copied = "3. Each contributor grants 4. a patent license licence…";
+        let answer =
+            build_findings("It grants [1].", vec![build_passage("law/Apache.txt", 3, 4, Some(copied))]);
+        let result = resolve_findings(&answer, Some(&build_corpus())).unwrap();
+        assert_eq!(result.quotations[0].text, "Each contributor grants a patent licence.");
+    }
+
+    #[test]
+    fn quotations_that_are_not_cited_are_appended() {
+        let answer = build_findings("It is so.", vec![build_passage("MIT.txt", 3, 3, None)]);
+        let result = resolve_findings(&answer, Some(&build_corpus())).unwrap();
+        assert_eq!(result.output, "It is so.\n\n> No word of them \\[7\\]. [S1] (line 3)");
+    }
+
+    #[test]
+    fn a_quotation_that_is_not_in_the_document_is_rejected() {
+        let corpus = build_corpus();
+        let one = |passage: Passage| {
+            resolve_findings(&build_findings("x [1]", vec![passage]), Some(&corpus)).unwrap_err()
+        };
+        for (mistake, expected) in [
+            (one(build_passage("Apache", 1, 1, None)), "Quotation 1: no document 'Apache'; the nearest are "),
+            (
+                one(build_passage("MIT.txt", 9, 9, None)),
+                "Quotation 1: MIT.txt has lines 1 to 3; there is no line 9.",
+            ),
+            (
+                one(build_passage("MIT.txt", 0, 0, None)),
+                "Quotation 1: MIT.txt has lines 1 to 3; there is no line 0.",
+            ),
+            (one(build_passage("MIT.txt", 2, 2, None)), "Quotation 1: lines 2 to 2 of MIT.txt are empty"),
+            (
+                one(build_passage("MIT.txt", 1, 1, Some("A word of them."))),
+                "Quotation 1: the text “A word of them.” is not in MIT.txt; its lines 1 to 1 are “MIT”.",
+            ),
+            (
+                resolve_findings(&build_findings("x", vec![]), Some(&corpus)).unwrap_err(),
+                "The answer has no quotations.",
+            ),
+            (
+                resolve_findings(
+                    &build_findings("x [2] [S1]", vec![build_passage("MIT.txt", 1, 1, None)]),
+                    Some(&corpus),
+                )
+                .unwrap_err(),
+                "'output' or 'summary' cites [2], [S1], but there are 1 quotations",
+            ),
+            (
+                resolve_findings(&build_findings("x", vec![build_passage("MIT.txt", 1, 1, None)]), None)
+                    .unwrap_err(),
+                "Quotation 1: there are no documents to quote from",
+            ),
+        ] {
+            assert!(mistake.starts_with(expected), "{mistake}\n{expected}");
+        }
+        let silent =
+            Findings { notes: Some("Nothing on patents.".into()), ..build_findings("Nothing.", vec![]) };
+        assert!(resolve_findings(&silent, Some(&corpus)).is_ok());
+        assert!(
+            resolve_findings(&build_findings("Nothing.", vec![]), None).is_ok(),
+            "without documents there is nothing to quote"
+        );
+    }
+
+    #[test]
+    fn unverified_quotations_are_removed_with_their_citations() {
+        let corpus = build_corpus();
+        let (verified, unverified) =
+            (build_passage("MIT.txt", 1, 1, None), build_passage("MIT.txt", 9, 9, None));
+        let quoted = vec![unverified.clone(), verified.clone(), unverified.clone()];
+        let answer = build_findings("It is [1] so [2], says [who] [3][4] in [2", quoted);
+        let rest = remove_unverified_quotations(&answer, Some(&corpus)).unwrap();
+        assert_eq!(rest.output, "It is  so [1], says [who]  in [2");
+        assert_eq!(rest.quotations, [verified]);
+        assert!(resolve_findings(&rest, Some(&corpus)).is_ok());
+        let none = build_findings("It is [1] so.", vec![unverified]);
+        assert_eq!(remove_unverified_quotations(&none, Some(&corpus)), None);
+    }
+
+    #[test]
+    fn the_schema_lists_the_documents_if_there_are_few() {
+        let schema = findings_schema(Some(&build_corpus())).unwrap().schema;
+        let passage = &schema["properties"]["quotations"]["items"]["properties"];
+        assert_eq!(passage["document"]["enum"], json!(["MIT.txt", "law/Apache.txt"]));
+        assert_eq!(passage["first_line"]["minimum"], 1);
+        assert_eq!(schema["required"], json!(["quotations", "output", "summary"]));
+    }
+}

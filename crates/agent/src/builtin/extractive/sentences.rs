@@ -1,0 +1,343 @@
+//! Splits numbered lines into sentences. It owns the definition of a paragraph, a list item and a sentence in plain text
+//! and Markdown; a sentence keeps its line numbers and its exact words, with white space collapsed.
+
+use crate::citations::collapse_whitespace;
+
+/// A sentence of a document.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Sentence {
+    /// Its text, with white space collapsed.
+    pub text: String,
+    /// Its first line.
+    pub first_line: usize,
+    /// Its last line.
+    pub last_line: usize,
+    /// For a list item, the index of the sentence that introduces the list ("The licensee may:").
+    pub introduction: Option<usize>,
+}
+
+/// A longer sentence, in characters, is cut into clauses.
+const LONG: usize = 1_200;
+/// A line shorter than this share of the usual width ends its paragraph.
+const SHORT_LINE: f64 = 0.6;
+/// The maximum assumed width of lines, in characters: where each paragraph is one line, its length is not a width.
+const USUAL_WIDTH: usize = 80;
+
+const ABBREVIATIONS: &[&str] = &[
+    "e.g.", "i.e.", "etc.", "vs.", "no.", "nos.", "sec.", "art.", "fig.", "cf.", "inc.", "ltd.", "corp.",
+    "co.", "dr.", "mr.", "mrs.", "ms.", "st.", "v.", "p.", "pp.", "ch.", "vol.", "u.s.", "approx.", "al.",
+];
+
+/// Splits consecutive numbered lines into sentences.
+pub(super) fn split_into_sentences(lines: &[(usize, &str)]) -> Vec<Sentence> {
+    let mut sentences: Vec<Sentence> = Vec::new();
+    // The introduction of the open list, with the kind of mark that it begins with itself.
+    let mut introduction: Option<(usize, Option<ListMarker>)> = None;
+    for paragraph in group_into_paragraphs(lines) {
+        let mark = detect_list_marker(&paragraph);
+        // An item with the same kind of mark as the introduction is not part of the list.
+        if mark.is_none() || introduction.is_some_and(|(_, own)| own == mark) {
+            introduction = None;
+        }
+        for mut sentence in split_paragraph_into_sentences(&paragraph) {
+            sentence.introduction = introduction.map(|(at, _)| at);
+            sentences.push(sentence);
+        }
+        if let Some(last) = sentences.last()
+            && last.text.ends_with(':')
+        {
+            introduction = Some((sentences.len() - 1, mark));
+        }
+    }
+    sentences
+}
+
+/// Removes the mark of a list item.
+pub(super) fn strip_list_marker(text: &str) -> &str {
+    parse_list_marker(text).map_or(text, |(_, length)| text[length..].trim_start())
+}
+
+/// The kinds of list marks.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum ListMarker {
+    /// `-`, `*`, `•`, `—`
+    Bullet,
+    /// `1.`, `2.1.`, `3)`
+    Number,
+    /// `(a)`, `(iv)`, `b)`, `c.`
+    Letter,
+}
+
+/// The mark at the beginning of a list item, and its length.
+fn parse_list_marker(text: &str) -> Option<(ListMarker, usize)> {
+    let first = text.split_whitespace().next()?;
+    if text.len() == first.len() {
+        return None;
+    }
+    if matches!(first, "-" | "*" | "+" | "•" | "—" | "–" | "o") {
+        return Some((ListMarker::Bullet, first.len()));
+    }
+    let inner = first.strip_prefix('(').unwrap_or(first);
+    let sign = inner.strip_suffix([')', '.'])?;
+    let is_number = sign.len() <= 6
+        && sign.split('.').all(|part| !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_digit()));
+    if is_number {
+        return Some((ListMarker::Number, first.len()));
+    }
+    let is_letter = sign.len() == 1 && sign.bytes().all(|byte| byte.is_ascii_alphabetic());
+    let is_roman = !sign.is_empty() && sign.len() <= 5 && sign.bytes().all(|byte| b"ivxIVX".contains(&byte));
+    // "A." and "I." also begin names and sentences.
+    let is_mark = if inner.ends_with(')') {
+        is_letter || is_roman
+    } else {
+        is_letter && sign.bytes().all(|byte| byte.is_ascii_lowercase())
+    };
+    is_mark.then_some((ListMarker::Letter, first.len()))
+}
+
+/// The mark at the beginning of a paragraph.
+fn detect_list_marker(paragraph: &[(usize, &str)]) -> Option<ListMarker> {
+    let (_, line) = paragraph.first()?;
+    parse_list_marker(line.trim_start()).map(|(mark, _)| mark)
+}
+
+/// Groups lines that belong together: no blank line, heading, rule or list item between them.
+fn group_into_paragraphs<'a>(lines: &[(usize, &'a str)]) -> Vec<Vec<(usize, &'a str)>> {
+    let width = lines.iter().map(|(_, line)| line.chars().count()).max().unwrap_or_default().min(USUAL_WIDTH);
+    let short = width as f64 * SHORT_LINE;
+    let mut paragraphs: Vec<Vec<(usize, &str)>> = Vec::new();
+    let mut continues = false;
+    for &(number, line) in lines {
+        let text = line.trim();
+        if !text.chars().any(char::is_alphanumeric) {
+            continues = false;
+            continue;
+        }
+        let before =
+            paragraphs.last().and_then(|paragraph| paragraph.last()).map_or("", |(_, line)| line.trim());
+        let is_short = (before.chars().count() as f64) < short;
+        let ended = before.starts_with('#')
+            || before.ends_with(':')
+            || (is_short && !text.starts_with(char::is_lowercase));
+        let begins = text.starts_with('#')
+            || parse_list_marker(text).is_some_and(|(mark, _)| {
+                // A number at the beginning of a line may be in the middle of a sentence: "under section / 7. This".
+                let in_list =
+                    paragraphs.last().is_some_and(|paragraph| detect_list_marker(paragraph) == Some(mark));
+                let stops = before.ends_with(['.', ';', ',', '!', '?', ')']);
+                mark == ListMarker::Bullet
+                    || in_list
+                    || stops
+                    || [" and", " or"].iter().any(|word| before.ends_with(word))
+            });
+        match paragraphs.last_mut() {
+            Some(paragraph) if continues && !begins && !ended => paragraph.push((number, line)),
+            Some(_) | None => paragraphs.push(vec![(number, line)]),
+        }
+        continues = true;
+    }
+    paragraphs
+}
+
+/// The text of a paragraph on one line, and the offset of each of its lines.
+struct JoinedLines {
+    text: String,
+    lines: Vec<(usize, usize)>,
+}
+
+impl JoinedLines {
+    fn new(paragraph: &[(usize, &str)]) -> Self {
+        let mut flow = Self { text: String::new(), lines: Vec::new() };
+        for (number, line) in paragraph {
+            if !flow.text.is_empty() {
+                flow.text.push(' ');
+            }
+            flow.lines.push((flow.text.len(), *number));
+            flow.text.push_str(&collapse_whitespace(line));
+        }
+        flow
+    }
+
+    fn line_number_at(&self, offset: usize) -> usize {
+        let after = self.lines.partition_point(|(start, _)| *start <= offset);
+        self.lines[after.saturating_sub(1)].1
+    }
+
+    fn build_sentence(&self, start: usize, end: usize) -> Option<Sentence> {
+        let raw = &self.text[start..end];
+        let text = raw.trim();
+        let start = start + (raw.len() - raw.trim_start().len());
+        (!text.is_empty()).then(|| Sentence {
+            text: text.to_owned(),
+            first_line: self.line_number_at(start),
+            last_line: self.line_number_at(start + text.len() - 1),
+            introduction: None,
+        })
+    }
+}
+
+fn split_paragraph_into_sentences(paragraph: &[(usize, &str)]) -> Vec<Sentence> {
+    let flow = JoinedLines::new(paragraph);
+    let mut sentences = Vec::new();
+    let mut start = 0;
+    for end in find_sentence_ends(&flow.text) {
+        for (from, to) in split_long_sentence(&flow.text, start, end) {
+            sentences.extend(flow.build_sentence(from, to));
+        }
+        start = end;
+    }
+    sentences
+}
+
+/// The ends of the sentences of a text.
+fn find_sentence_ends(text: &str) -> Vec<usize> {
+    let mut ends = Vec::new();
+    let mut start = 0;
+    for (at, _) in text.match_indices(['.', '!', '?']) {
+        let after = &text[at + 1..];
+        let closing =
+            after.len() - after.trim_start_matches(['"', '\'', '”', '’', ')', ']', '»', '*', '_']).len();
+        let rest = &after[closing..];
+        let next = rest.trim_start().chars().next();
+        let begins = next.is_some_and(|c| {
+            c.is_uppercase()
+                || c.is_ascii_digit()
+                || matches!(c, '"' | '“' | '‘' | '\'' | '(' | '[' | '«' | '*' | '—')
+        });
+        let end = at + 1 + closing;
+        if rest.starts_with(char::is_whitespace) && begins && !is_abbreviation(text, start, at) {
+            ends.push(end);
+            start = end;
+        }
+    }
+    ends.push(text.len());
+    ends
+}
+
+/// `true` if the period at `at` belongs to an abbreviation, an initial, or the number at the beginning of the sentence.
+fn is_abbreviation(text: &str, start: usize, at: usize) -> bool {
+    if !text[at..].starts_with('.') {
+        return false;
+    }
+    let before = text[start..at].trim_start();
+    let is_mark =
+        !before.contains(char::is_whitespace) && parse_list_marker(&format!("{before}. x")).is_some();
+    if is_mark {
+        return true;
+    }
+    let word =
+        before.rsplit(|c: char| c.is_whitespace() || matches!(c, '(' | '"' | '“')).next().unwrap_or(before);
+    let is_initial = word.chars().count() == 1 && word.chars().all(char::is_uppercase);
+    is_initial || ABBREVIATIONS.contains(&format!("{}.", word.to_lowercase()).as_str())
+}
+
+/// The sentence or, if it is long, its pieces cut at semicolons or, failing that, commas.
+fn split_long_sentence(text: &str, start: usize, end: usize) -> Vec<(usize, usize)> {
+    let mut pieces = vec![(start, end)];
+    for mark in ["; ", ": ", ", "] {
+        pieces =
+            pieces.into_iter().flat_map(|(from, to)| split_at_punctuation(text, from, to, mark)).collect();
+    }
+    pieces
+}
+
+fn split_at_punctuation(text: &str, start: usize, end: usize, mark: &str) -> Vec<(usize, usize)> {
+    let mut pieces = Vec::new();
+    let mut from = start;
+    while text[from..end].chars().count() > LONG {
+        let limit = text[from..end].char_indices().nth(LONG).map_or(end, |(at, _)| from + at);
+        let Some(at) = text[from..limit].rfind(mark) else { break };
+        pieces.push((from, from + at + mark.len()));
+        from += at + mark.len();
+    }
+    pieces.push((from, end));
+    pieces
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn split_text(text: &str) -> Vec<Sentence> {
+        split_into_sentences(&text.lines().enumerate().map(|(at, line)| (at + 1, line)).collect::<Vec<_>>())
+    }
+
+    fn sentence_texts(text: &str) -> Vec<String> {
+        split_text(text).into_iter().map(|sentence| sentence.text).collect()
+    }
+
+    #[test]
+    fn a_sentence_spans_lines_and_keeps_their_numbers() {
+        let sentences = split_text(
+            "TITLE\n\n3. Grant of Patent License. Subject to this\n   License, each Contributor\n   grants. Next one.\n",
+        );
+        let shown: Vec<_> = sentences.iter().map(|s| (s.text.as_str(), s.first_line, s.last_line)).collect();
+        assert_eq!(
+            shown,
+            [
+                ("TITLE", 1, 1),
+                ("3. Grant of Patent License.", 3, 3),
+                ("Subject to this License, each Contributor grants.", 3, 5),
+                ("Next one.", 5, 5),
+            ]
+        );
+    }
+
+    #[test]
+    fn periods_inside_a_sentence_do_not_end_it() {
+        for text in [
+            "See e.g. The Book, Sec. 3, by A. Author of Inc. Magazine.",
+            "2.1. Each of version 2.0 counts.",
+            "(b) It ends (see above.) now.",
+        ] {
+            assert_eq!(sentence_texts(text), [text]);
+        }
+        assert_eq!(
+            sentence_texts("He said “yes.” Then “No!” (Really.) So."),
+            ["He said “yes.”", "Then “No!”", "(Really.)", "So."]
+        );
+    }
+
+    #[test]
+    fn list_items_are_separate_and_refer_to_their_introduction() {
+        let sentences = split_text("You may:\n\n(a) copy it; and\n(b) sell it.\n\n- third\n\nElse not.");
+        let shown: Vec<_> = sentences.iter().map(|s| (s.text.as_str(), s.introduction)).collect();
+        assert_eq!(
+            shown,
+            [
+                ("You may:", None),
+                ("(a) copy it; and", Some(0)),
+                ("(b) sell it.", Some(0)),
+                ("- third", Some(0)),
+                ("Else not.", None),
+            ]
+        );
+    }
+
+    #[test]
+    fn a_number_that_continues_a_sentence_is_no_list_item() {
+        let text =
+            "b) It is released under this License and any conditions added under section\n7. This is more.";
+        assert_eq!(sentence_texts(text)[0], text.replace('\n', " ").trim_end_matches(" This is more."));
+        assert_eq!(sentence_texts("1. one thing that is named\n2. another").len(), 2);
+    }
+
+    #[test]
+    fn a_heading_is_not_part_of_the_next_sentence() {
+        let text = "1. DEFINITIONS\n“Program” means this, and in whatever form it comes.\n# Head\ntext here";
+        let expected =
+            ["1. DEFINITIONS", "“Program” means this, and in whatever form it comes.", "# Head", "text here"];
+        assert_eq!(sentence_texts(text), expected);
+    }
+
+    #[test]
+    fn a_long_sentence_is_cut_at_clauses_without_loss() {
+        let text =
+            format!("{}; {}, {}", "a ".repeat(500).trim(), "b ".repeat(500).trim(), "c ".repeat(500).trim());
+        let pieces = sentence_texts(&text);
+        assert_eq!(pieces.len(), 3);
+        assert_eq!(pieces.join(" "), text);
+        let solid = sentence_texts(&"x".repeat(5_000));
+        assert_eq!(solid[0].len(), 5_000);
+    }
+}

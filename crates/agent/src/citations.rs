@@ -1,0 +1,165 @@
+//! Citations in Markdown: marks such as `[S1]` or `[3]`, and the blocks that hold quotations. It decides what counts as a
+//! mark: a link, a mark inside a quotation, and text from a document do not. Text from documents is escaped, so that it
+//! contains no marks.
+
+use std::ops::Range;
+
+use millrace_protocol::result::Quotation;
+use millrace_protocol::safe_text::markdown_line;
+
+/// Collapses white space to single blanks.
+pub(crate) fn collapse_whitespace(text: &str) -> String {
+    text.split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
+/// Formats a quotation as a block quote, with its citation and its lines.
+pub(crate) fn format_block_quote(quotation: &Quotation, citation: &str) -> String {
+    let text = markdown_line(&quotation.text);
+    format!("> {text} [{citation}] ({})\n", format_lines_in_words(quotation.first_line, quotation.last_line))
+}
+
+/// Formats a range of lines in words.
+pub(crate) fn format_lines_in_words(first: u32, last: u32) -> String {
+    format!("{} {}", if first == last { "line" } else { "lines" }, format_line_range(first, last))
+}
+
+/// Formats a range of lines as numbers.
+pub(crate) fn format_line_range(first: u32, last: u32) -> String {
+    if first == last { first.to_string() } else { format!("{first}–{last}") }
+}
+
+/// Returns the citations in a text in order, such as `S1` for `[S1]`. Skips links and marks inside quotations.
+pub(crate) fn find_citations<'a>(text: &'a str, quotations: &[Quotation]) -> Vec<&'a str> {
+    let quoted = find_quotations(text, quotations);
+    find_bracketed_citations(text)
+        .filter(|(at, _)| !is_inside_any(&quoted, *at))
+        .map(|(_, mark)| mark)
+        .collect()
+}
+
+/// Renames citations; one for which `name` returns `None` becomes plain text.
+pub(crate) fn rename_citations(
+    text: &str,
+    quotations: &[Quotation],
+    name: impl Fn(&str) -> Option<String>,
+) -> String {
+    let quoted = find_quotations(text, quotations);
+    let mut renumbered = String::with_capacity(text.len());
+    let mut done = 0;
+    for (at, mark) in find_bracketed_citations(text).filter(|(at, _)| !is_inside_any(&quoted, *at)) {
+        match name(mark) {
+            Some(new) => renumbered.push_str(&format!("{}{new}", &text[done..at])),
+            None => renumbered.push_str(&format!("{}\\[{mark}", &text[done..at - 1])),
+        }
+        done = at + mark.len();
+    }
+    renumbered.push_str(&text[done..]);
+    renumbered
+}
+
+/// The positions of the quotations in a text.
+fn find_quotations(text: &str, quotations: &[Quotation]) -> Vec<Range<usize>> {
+    let mut places = Vec::new();
+    for quotation in quotations {
+        // As a quotation is formatted here, and as a model copies it.
+        let forms = [markdown_line(&quotation.text), collapse_whitespace(&quotation.text)];
+        for words in forms.iter().filter(|words| !words.is_empty()) {
+            places.extend(text.match_indices(words).map(|(at, matched)| at..at + matched.len()));
+        }
+    }
+    places
+}
+
+fn is_inside_any(places: &[Range<usize>], at: usize) -> bool {
+    places.iter().any(|place| place.contains(&at))
+}
+
+/// `true` if a text contains anything that looks like a citation.
+pub(crate) fn has_citations(text: &str) -> bool {
+    find_bracketed_citations(text).next().is_some()
+}
+
+/// Splits marks of several numbers (`[1, 2]`) into single marks (`[1][2]`).
+pub(crate) fn split_combined_citations(text: &str) -> String {
+    let mut single = String::with_capacity(text.len());
+    let mut rest = text;
+    while let Some((before, inner, after)) = split_at_brackets(rest) {
+        let parts: Vec<&str> = inner.split([',', ';']).map(str::trim).collect();
+        let are_marks = parts.len() > 1 && parts.iter().all(|part| is_citation(part));
+        single.push_str(before);
+        match are_marks && !after.starts_with('(') {
+            true => single.extend(parts.iter().map(|part| format!("[{part}]"))),
+            false => single.push_str(&rest[before.len()..rest.len() - after.len()]),
+        }
+        rest = after;
+    }
+    single + rest
+}
+
+/// Returns the text before, inside and after the first pair of brackets.
+fn split_at_brackets(text: &str) -> Option<(&str, &str, &str)> {
+    let open = text.find('[')?;
+    let close = open + text[open..].find(']')?;
+    Some((&text[..open], &text[open + 1..close], &text[close + 1..]))
+}
+
+/// `true` if the text of a bracket is a citation: `S1`, `12`, or one of another task's result, `task/S1`.
+fn is_citation(text: &str) -> bool {
+    let (task, mark) = text.rsplit_once('/').unwrap_or(("t", text));
+    let digits = mark.strip_prefix('S').unwrap_or(mark);
+    millrace_protocol::ids::TaskId::new(task).is_ok()
+        && !digits.is_empty()
+        && digits.len() <= 6
+        && digits.bytes().all(|byte| byte.is_ascii_digit())
+}
+
+/// Marks of the form `[S1]`, `[12]` or `[task/S1]`, with the position of the text inside the brackets.
+fn find_bracketed_citations(text: &str) -> impl Iterator<Item = (usize, &str)> {
+    text.match_indices('[').filter_map(move |(at, _)| {
+        let inner = &text[at + 1..];
+        let mark = &inner[..inner.find(']')?];
+        let is_link = inner[mark.len() + 1..].starts_with('(') || text[..at].ends_with(['\\', '!']);
+        (is_citation(mark) && !is_link).then_some((at + 1, mark))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn build_quotation(text: &str) -> Quotation {
+        Quotation { source: "S1".into(), text: text.into(), first_line: 3, last_line: 4 }
+    }
+
+    #[test]
+    fn marks_in_quotations_and_titles_are_not_citations() {
+        let sample = build_quotation("as <name>  says [7] here");
+        let title = markdown_line("The [8]\nof <b>");
+        assert_eq!(title, "The \\[8\\] of \\<b>");
+        let output = format!("{title} [S1].\n\n{}[a](b) [x] [9](link)", format_block_quote(&sample, "S2"));
+        assert!(output.contains("> as \\<name> says \\[7\\] here [S2] (lines 3–4)\n"));
+        assert_eq!(find_citations(&output, std::slice::from_ref(&sample)), ["S1", "S2"]);
+        assert_eq!(find_citations("as <name> says [7] here [S1]", &[sample]), ["S1"]);
+    }
+
+    #[test]
+    fn marks_of_several_numbers_are_split() {
+        assert_eq!(
+            split_combined_citations("a [1, 2; S3] b [x, 1] [4,5](link) [6"),
+            "a [1][2][S3] b [x, 1] [4,5](link) [6"
+        );
+        assert_eq!(find_citations("[patents/S2] [a b/S1] [/S1]", &[]), ["patents/S2"]);
+    }
+
+    #[test]
+    fn citations_are_renumbered_except_unknown_ones_and_quotations() {
+        let sample = build_quotation("x [S1] y");
+        let text = format!("[S1] and [S2], [S1] [S9]\n{}", format_block_quote(&sample, "S1"));
+        let renumbered = rename_citations(&text, &[sample], |mark| match mark {
+            "S1" => Some("12".into()),
+            "S2" => Some("3".into()),
+            _ => None,
+        });
+        assert_eq!(renumbered, "[12] and [3], [12] \\[S9]\n> x \\[S1\\] y [12] (lines 3–4)\n");
+    }
+}

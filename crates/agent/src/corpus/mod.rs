@@ -1,0 +1,126 @@
+//! The documents of a run: read to text, split into passages, searched with BM25. It owns the readable formats and the
+//! line numbers; it fetches nothing: the caller provides the bytes.
+//!
+//! Opening a corpus is CPU-bound: call it where blocking is allowed. Searching and reading take milliseconds.
+
+mod index;
+mod passage;
+mod reading;
+mod store;
+mod terms;
+mod walk;
+
+use std::collections::HashMap;
+use std::path::Path;
+
+use sha2::{Digest, Sha256};
+
+pub use index::{SearchHit, SearchResults, WordDocumentCount};
+pub use reading::{Document, InputFile, MAX_BYTES, MAX_LINE, SkipReason, SkippedFile};
+pub(crate) use terms::split_into_terms;
+pub use walk::{FolderWalkError, ListedFile, list_folder_files};
+
+use index::CorpusIndex;
+
+/// The documents of a run, ready for searching and reading.
+pub struct Corpus {
+    documents: Vec<Document>,
+    skipped: Vec<SkippedFile>,
+    by_path: HashMap<String, usize>,
+    index: CorpusIndex,
+}
+
+/// The reason that a corpus can't be opened. An unreadable document is not such an error: it is skipped and listed.
+#[derive(Debug, thiserror::Error)]
+pub enum CorpusError {
+    /// The index can't be built or searched.
+    #[error("cannot index the documents: {0}")]
+    Index(#[from] tantivy::TantivyError),
+    /// The cache folder can't be used.
+    #[error("cannot use the document cache {path}: {source}")]
+    Cache {
+        /// The folder or file.
+        path: String,
+        /// The operating system's error.
+        source: std::io::Error,
+    },
+}
+
+impl Corpus {
+    /// The cache key of a set of documents: it depends on all paths and contents, not on their order.
+    #[must_use]
+    pub fn cache_key<'a>(documents: impl IntoIterator<Item = (&'a str, &'a str)>) -> String {
+        let mut all: Vec<(&str, &str)> = documents.into_iter().collect();
+        all.sort_unstable();
+        let mut hash = Sha256::new();
+        hash.update(format!("millrace corpus {}\n", store::FORMAT));
+        for (path, sha256) in all {
+            hash.update(format!("{}:{path}{sha256}\n", path.len()));
+        }
+        reading::encode_hex(&hash.finalize())
+    }
+
+    /// Reads and indexes files. With a cache folder, the result is stored there under its [`Corpus::cache_key`], and an existing
+    /// one is used; any number of processes may do so concurrently.
+    ///
+    /// # Errors
+    /// The index can't be built, or the cache folder can't be written.
+    pub fn build_or_load(files: Vec<InputFile>, cache: Option<&Path>) -> Result<Self, CorpusError> {
+        match cache {
+            None => {
+                let (documents, skipped) = reading::read_documents(files);
+                let index = CorpusIndex::in_memory(&documents)?;
+                Ok(Self::new(documents, skipped, index))
+            }
+            Some(cache) => store::open_or_build_corpus(files, cache),
+        }
+    }
+
+    /// Loads the corpus of these documents (path and SHA-256 of each) from the cache; `None` if it is not there, so that
+    /// [`Corpus::build_or_load`] is needed.
+    #[must_use]
+    pub fn load_from_cache<'a>(
+        documents: impl IntoIterator<Item = (&'a str, &'a str)>,
+        cache: &Path,
+    ) -> Option<Self> {
+        store::load_corpus(&cache.join(Self::cache_key(documents)))
+    }
+
+    fn new(documents: Vec<Document>, skipped: Vec<SkippedFile>, index: CorpusIndex) -> Self {
+        let by_path =
+            documents.iter().enumerate().map(|(at, document)| (document.path.clone(), at)).collect();
+        Self { documents, skipped, by_path, index }
+    }
+
+    /// The readable documents, by path.
+    #[must_use]
+    pub fn documents(&self) -> &[Document] {
+        &self.documents
+    }
+
+    /// The skipped files, by path, each with the reason.
+    #[must_use]
+    pub fn skipped_files(&self) -> &[SkippedFile] {
+        &self.skipped
+    }
+
+    /// The document at a path.
+    #[must_use]
+    pub fn find_document(&self, path: &str) -> Option<&Document> {
+        self.by_path.get(path).map(|&at| &self.documents[at])
+    }
+
+    /// The best passages for a query, best first, at most `limit` in total and `per_document` from one document. Words
+    /// match by stem; words in double quotes must be adjacent.
+    ///
+    /// # Errors
+    /// The index can't be read.
+    pub fn search(
+        &self,
+        query: &str,
+        limit: usize,
+        per_document: usize,
+    ) -> Result<SearchResults<'_>, CorpusError> {
+        Ok(self.index.search(&self.documents, query, limit, per_document)?)
+    }
+}

@@ -1,0 +1,365 @@
+//! The form of a critic's answer and its validation. It owns the corrections that a model gets; the rules decide what a
+//! verdict means for the task.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use millrace_protocol::ids::TaskId;
+use millrace_protocol::result::{CriterionOutcome, Verdict};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::citations::collapse_whitespace;
+use crate::model::AnswerSchema;
+use crate::tool::{parse_lenient_json, schema_of};
+use crate::turn::Answer;
+
+/// The gap of a criterion that a critic omitted twice.
+const LEFT_OUT: &str = "The critic did not say whether it is met.";
+
+/// The correction for a rejection that gives the next attempt no guidance.
+const NO_FEEDBACK: &str =
+    "The verdict rejects the result without 'feedback': say what the next attempt must do differently.";
+
+/// A critic's answer. Reasons come before the conclusions that rest on them: models write in this order.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct Judgement {
+    /// The task whose result this judges.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub task_id: Option<String>,
+    /// Every criterion with its outcome.
+    #[schemars(length(min = 1))]
+    pub criteria: Vec<CriterionJudgement>,
+    /// Why, in a few sentences.
+    pub reasoning: String,
+    /// If it does not pass: what the next attempt must do differently.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub feedback: Option<String>,
+    /// true if the result is accepted: exactly if all criteria are met.
+    pub passed: bool,
+    /// Your confidence, from 0 to 1.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub confidence: Option<f64>,
+}
+
+/// The judgement of one criterion.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct CriterionJudgement {
+    /// Its number, such as C1; one without a number in your own words.
+    pub criterion: String,
+    /// What is missing, if it is not met.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gap: Option<String>,
+    /// true if the result meets it.
+    pub met: bool,
+}
+
+impl Answer for Judgement {
+    fn answer_schema(name: &str) -> Option<AnswerSchema> {
+        Some(AnswerSchema { name: name.to_owned(), schema: schema_of::<Self>() })
+    }
+
+    fn parse_answer(text: &str) -> Result<Self, String> {
+        let value = parse_lenient_json(text)
+            .map_err(|mistake| format!("The answer is not one JSON object: {mistake}."))?;
+        serde_json::from_value(value)
+            .map_err(|mistake| format!("The answer does not fit its schema: {mistake}."))
+    }
+}
+
+/// Validates the answers of one review. It remembers the corrections that it gave, so that a resumed review, which sees the
+/// same answers in the same order, has the same outcome.
+pub(crate) struct JudgementValidator<'a> {
+    task: &'a TaskId,
+    criteria: &'a [String],
+    /// `true` once a correction about an omitted criterion was sent.
+    has_corrected_omission: AtomicBool,
+    /// `true` once a correction about missing feedback was sent.
+    has_corrected_feedback: AtomicBool,
+}
+
+impl<'a> JudgementValidator<'a> {
+    pub fn new(task: &'a TaskId, criteria: &'a [String]) -> Self {
+        Self {
+            task,
+            criteria,
+            has_corrected_omission: AtomicBool::new(false),
+            has_corrected_feedback: AtomicBool::new(false),
+        }
+    }
+
+    /// Returns the answer with the criteria in their original words, each once.
+    ///
+    /// # Errors
+    /// The mistake, as the model reads it.
+    pub fn validate_judgement(&self, answer: Judgement) -> Result<Judgement, String> {
+        if let Some(other) = answer.task_id.as_deref().filter(|id| id.trim() != self.task.as_str()) {
+            let other: String = other.chars().take(80).collect();
+            return Err(format!(
+                "You judge the result of the task {}, but 'task_id' names {other:?}.",
+                self.task
+            ));
+        }
+        let (criteria, left_out) = self.assign_judgements(&answer.criteria);
+        let mut judged =
+            Judgement { criteria, feedback: trim_non_empty(answer.feedback.as_deref()), ..answer };
+        if !left_out.is_empty() {
+            if !self.has_corrected_omission.swap(true, Ordering::Relaxed) {
+                return Err(format!(
+                    "'criteria' leaves out {}. Judge every criterion up to C{} in one answer.",
+                    left_out.join(", "),
+                    self.criteria.len()
+                ));
+            }
+            // A critic that omits a criterion twice could not confirm it.
+            (judged.passed, judged.feedback) = (false, judged.feedback.or(Some(LEFT_OUT.to_owned())));
+        }
+        if let Some(contradiction) = judged.to_verdict().find_inconsistency() {
+            return Err(format!("The verdict contradicts itself: {contradiction}."));
+        }
+        if !judged.passed && judged.feedback.is_none() {
+            if !self.has_corrected_feedback.swap(true, Ordering::Relaxed) {
+                return Err(NO_FEEDBACK.to_owned());
+            }
+            judged.feedback = Some(judged.build_fallback_feedback());
+        }
+        Ok(judged)
+    }
+
+    /// Assigns judgements to the requested criteria, in their order, followed by the critic's own; also returns the
+    /// numbers of the omitted ones.
+    fn assign_judgements(&self, judgements: &[CriterionJudgement]) -> (Vec<CriterionJudgement>, Vec<String>) {
+        let mut requested: Vec<Option<CriterionJudgement>> = vec![None; self.criteria.len()];
+        let mut own: Vec<CriterionJudgement> = Vec::new();
+        for one in judgements {
+            match self.find_criterion(&one.criterion) {
+                Some(at) => {
+                    let criterion = self.criteria[at].clone();
+                    let before = requested[at].take();
+                    requested[at] =
+                        Some(merge_judgements(before, CriterionJudgement { criterion, ..one.clone() }));
+                }
+                None => own.push(merge_judgements(None, one.clone())),
+            }
+        }
+        let numbers = (1..).zip(&requested).filter(|(_, one)| one.is_none()).map(|(n, _)| format!("C{n}"));
+        let left_out = numbers.collect();
+        let missing = |at: usize| CriterionJudgement {
+            criterion: self.criteria[at].clone(),
+            gap: Some(LEFT_OUT.to_owned()),
+            met: false,
+        };
+        let requested = requested.into_iter().enumerate().map(|(at, one)| one.unwrap_or_else(|| missing(at)));
+        (requested.chain(own).collect(), left_out)
+    }
+
+    /// The index of the criterion that a model refers to: by its own words, or by its number and possibly more.
+    fn find_criterion(&self, text: &str) -> Option<usize> {
+        let plain = |text: &str| collapse_whitespace(text).trim_end_matches('.').to_lowercase();
+        let same = self.criteria.iter().position(|criterion| plain(criterion) == plain(text));
+        same.or_else(|| {
+            let text = text.trim();
+            let numbered = text.strip_prefix(['C', 'c']).unwrap_or(text);
+            let digits = numbered.bytes().take_while(u8::is_ascii_digit).count();
+            let ends = numbered[digits..].chars().next().is_none_or(|next| !next.is_alphanumeric());
+            let number: usize = numbered[..digits].parse().ok().filter(|_| ends)?;
+            number.checked_sub(1).filter(|at| *at < self.criteria.len())
+        })
+    }
+}
+
+/// Merges two judgements of one criterion: it is met if both are.
+fn merge_judgements(before: Option<CriterionJudgement>, next: CriterionJudgement) -> CriterionJudgement {
+    let met = next.met && before.as_ref().is_none_or(|before| before.met);
+    let gap = trim_non_empty(before.and_then(|before| before.gap).as_deref())
+        .or_else(|| trim_non_empty(next.gap.as_deref()));
+    CriterionJudgement { met, gap: gap.filter(|_| !met), ..next }
+}
+
+fn trim_non_empty(text: Option<&str>) -> Option<String> {
+    text.map(str::trim).filter(|text| !text.is_empty()).map(str::to_owned)
+}
+
+impl Judgement {
+    /// Feedback for a rejection that has none: the unmet criteria and the reasoning.
+    fn build_fallback_feedback(&self) -> String {
+        let failed = self.criteria.iter().filter(|one| !one.met);
+        let lines = failed.map(|one| match &one.gap {
+            Some(gap) => format!("Not met: {} {gap}", one.criterion),
+            None => format!("Not met: {}", one.criterion),
+        });
+        lines.chain(trim_non_empty(Some(&self.reasoning))).collect::<Vec<_>>().join("\n")
+    }
+
+    /// Converts the judgement to a verdict.
+    #[must_use]
+    pub fn to_verdict(&self) -> Verdict {
+        let outcome = |one: &CriterionJudgement| CriterionOutcome {
+            criterion: one.criterion.clone(),
+            met: one.met,
+            gap: one.gap.clone(),
+        };
+        Verdict {
+            passed: self.passed,
+            criteria: self.criteria.iter().map(outcome).collect(),
+            reasoning: self.reasoning.clone(),
+            feedback: self.feedback.clone().filter(|_| !self.passed),
+            confidence: self.confidence,
+            ..Verdict::default()
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn task_id() -> TaskId {
+        TaskId::new("t").unwrap()
+    }
+
+    fn sample_criteria() -> Vec<String> {
+        vec!["It names the law.".into(), "It is  short".into()]
+    }
+
+    fn parse_judgement(value: Value) -> Judgement {
+        Judgement::parse_answer(&value.to_string()).unwrap()
+    }
+
+    fn correction_for(value: Value) -> String {
+        JudgementValidator::new(&task_id(), &sample_criteria())
+            .validate_judgement(parse_judgement(value))
+            .unwrap_err()
+    }
+
+    #[test]
+    fn the_schema_puts_reasons_before_the_verdict() {
+        let schema = Judgement::answer_schema("verdict").unwrap().schema;
+        let names =
+            |schema: &Value| schema["properties"].as_object().unwrap().keys().cloned().collect::<Vec<_>>();
+        let all = ["task_id", "criteria", "reasoning", "feedback", "passed", "confidence"];
+        assert_eq!(names(&schema), all);
+        assert_eq!(names(&schema["properties"]["criteria"]["items"]), ["criterion", "gap", "met"]);
+        assert_eq!(schema["required"], json!(["criteria", "reasoning", "passed"]));
+    }
+
+    #[test]
+    fn criteria_are_matched_by_number_or_words() {
+        let (task, criteria) = (task_id(), sample_criteria());
+        let number = |text: &str| JudgementValidator::new(&task, &criteria).find_criterion(text);
+        for (text, expected) in [
+            ("C1", Some(0)),
+            ("c2", Some(1)),
+            ("2", Some(1)),
+            ("C1: It names the law", Some(0)),
+            (" 2. short", Some(1)),
+            ("it is short.", Some(1)),
+            ("C0", None),
+            ("C3", None),
+            ("C1st", None),
+            ("Clear", None),
+            ("", None),
+            ("it is shorter", None),
+        ] {
+            assert_eq!(number(text), expected, "{text:?}");
+        }
+    }
+
+    #[test]
+    fn criteria_keep_their_own_words_and_appear_once() {
+        let answer = parse_judgement(json!({
+            "task_id": "t",
+            "criteria": [
+                {"criterion": "C2", "met": true, "gap": ""},
+                {"criterion": "It quotes.", "met": true},
+                {"criterion": "C1", "met": true},
+                {"criterion": "C1", "met": false, "gap": "which law?"}
+            ],
+            "reasoning": "r", "passed": false, "feedback": "name it", "confidence": 0.5
+        }));
+        let verdict = JudgementValidator::new(&task_id(), &sample_criteria())
+            .validate_judgement(answer)
+            .unwrap()
+            .to_verdict();
+        let shown: Vec<(&str, bool, Option<&str>)> = verdict
+            .criteria
+            .iter()
+            .map(|one| (one.criterion.as_str(), one.met, one.gap.as_deref()))
+            .collect();
+        let expected = [
+            ("It names the law.", false, Some("which law?")),
+            ("It is  short", true, None),
+            ("It quotes.", true, None),
+        ];
+        assert_eq!(shown, expected);
+        assert_eq!((verdict.find_inconsistency(), verdict.confidence), (None, Some(0.5)));
+        assert_eq!(verdict.feedback.as_deref(), Some("name it"));
+    }
+
+    #[test]
+    fn corrections_are_worded_for_the_model() {
+        let met = |first: bool| json!([{"criterion": "C1", "met": first}, {"criterion": "C2", "met": true}]);
+        for (value, expected) in [
+            (
+                json!({"task_id": "u", "criteria": met(true), "reasoning": "", "passed": true}),
+                "You judge the result of the task t, but 'task_id' names \"u\".",
+            ),
+            (
+                json!({"criteria": met(false), "reasoning": "", "passed": true}),
+                "The verdict contradicts itself: it passes a result with an unmet criterion.",
+            ),
+            (
+                json!({"criteria": met(true), "reasoning": "", "passed": false, "feedback": "x"}),
+                "The verdict contradicts itself: it rejects a result that meets every criterion.",
+            ),
+            (
+                json!({"criteria": met(false), "reasoning": "", "passed": false, "feedback": " "}),
+                "The verdict rejects the result without 'feedback'",
+            ),
+            (
+                json!({"criteria": met(true), "reasoning": "", "passed": true, "confidence": 2}),
+                "The verdict contradicts itself: its confidence is not between 0 and 1.",
+            ),
+            (
+                json!({"criteria": [], "reasoning": "", "passed": true}),
+                "'criteria' leaves out C1, C2. Judge every criterion up to C2 in one answer.",
+            ),
+        ] {
+            let text = correction_for(value);
+            assert!(text.starts_with(expected), "{text}\n{expected}");
+        }
+        let none = JudgementValidator::new(&task_id(), &[])
+            .validate_judgement(Judgement { passed: true, ..Judgement::default() });
+        assert_eq!(none.unwrap_err(), "The verdict contradicts itself: it has no criteria.");
+        assert!(Judgement::parse_answer("no").unwrap_err().starts_with("The answer is not one JSON object"));
+    }
+
+    #[test]
+    fn a_rejection_without_feedback_gets_its_reasons_as_feedback() {
+        let (task, criteria) = (task_id(), sample_criteria());
+        let check = JudgementValidator::new(&task, &criteria);
+        let answer = parse_judgement(json!({
+            "criteria": [{"criterion": "C1", "met": false, "gap": "Which?"}, {"criterion": "C2", "met": false}],
+            "reasoning": "It is vague.", "passed": false
+        }));
+        assert_eq!(check.validate_judgement(answer.clone()).unwrap_err(), NO_FEEDBACK);
+        let feedback = check.validate_judgement(answer).unwrap().to_verdict().feedback.unwrap();
+        assert_eq!(feedback, "Not met: It names the law. Which?\nNot met: It is  short\nIt is vague.");
+    }
+
+    #[test]
+    fn a_criterion_omitted_twice_is_not_met() {
+        let (task, criteria) = (task_id(), sample_criteria());
+        let check = JudgementValidator::new(&task, &criteria);
+        let answer = parse_judgement(json!({
+            "criteria": [{"criterion": "C2", "met": true}], "reasoning": "fine", "passed": true
+        }));
+        let correction = check.validate_judgement(answer.clone()).unwrap_err();
+        assert_eq!(correction, "'criteria' leaves out C1. Judge every criterion up to C2 in one answer.");
+        let verdict = check.validate_judgement(answer).unwrap().to_verdict();
+        assert_eq!((verdict.passed, verdict.find_inconsistency()), (false, None));
+        assert_eq!(verdict.criteria[0].gap.as_deref(), Some(LEFT_OUT));
+        assert!(verdict.feedback.is_some());
+    }
+}

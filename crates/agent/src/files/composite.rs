@@ -1,0 +1,210 @@
+//! Combines several file backends: each path belongs to the backend with the longest matching folder. It stores nothing
+//! and only translates paths.
+
+use std::sync::Arc;
+
+use futures::FutureExt;
+use futures::future::BoxFuture;
+
+use super::{FileContent, FileEntry, FilePath, Files, FilesError, WriteCondition, is_below};
+
+/// A root backend, and other backends mounted on folders.
+pub struct CompositeFiles {
+    root: Arc<dyn Files>,
+    /// Longest folder first.
+    mounts: Vec<Mount>,
+}
+
+struct Mount {
+    folder: FilePath,
+    files: Arc<dyn Files>,
+}
+
+/// The backend of a path, and the path within it.
+struct ResolvedBackend<'a> {
+    files: &'a dyn Files,
+    folder: Option<&'a FilePath>,
+    path: FilePath,
+}
+
+impl CompositeFiles {
+    /// A single backend for all paths.
+    #[must_use]
+    pub fn new(root: Arc<dyn Files>) -> Self {
+        Self { root, mounts: Vec::new() }
+    }
+
+    /// Mounts another backend on a folder. Files of the root below that folder are hidden.
+    #[must_use]
+    pub fn with_mount(mut self, folder: FilePath, files: Arc<dyn Files>) -> Self {
+        self.mounts.push(Mount { folder, files });
+        self.mounts.sort_by_key(|mount| std::cmp::Reverse(mount.folder.as_str().len()));
+        self
+    }
+
+    fn find_backend(&self, path: &FilePath) -> Result<ResolvedBackend<'_>, FilesError> {
+        let mount = self.mounts.iter().find(|mount| is_below(path, mount.folder.as_str()));
+        let Some(Mount { folder, files }) = mount else {
+            return Ok(ResolvedBackend { files: self.root.as_ref(), folder: None, path: path.clone() });
+        };
+        let inner = FilePath::new(&path.as_str()[folder.as_str().len()..]);
+        let path = inner.map_err(|invalid| FilesError::Broken(invalid.to_string()))?;
+        Ok(ResolvedBackend { files: files.as_ref(), folder: Some(folder), path })
+    }
+
+    /// The index of the mount that a path belongs to; `None` for the root.
+    fn find_mount_index(&self, path: &FilePath) -> Option<usize> {
+        self.mounts.iter().position(|mount| is_below(path, mount.folder.as_str()))
+    }
+
+    async fn list_all(&self, folder: &str) -> Result<Vec<FileEntry>, FilesError> {
+        let listed = folder.trim_end_matches('/');
+        let mut all = self.root.list(folder).await?;
+        all.retain(|entry| self.find_mount_index(&entry.path).is_none());
+        for (number, Mount { folder: mounted, files }) in self.mounts.iter().enumerate() {
+            let inner = match listed.strip_prefix(mounted.as_str()) {
+                Some("") => "/",
+                Some(rest) if rest.starts_with('/') => rest,
+                Some(_) | None if is_below(mounted, folder) => "/",
+                Some(_) | None => continue,
+            };
+            let entries =
+                files.list(inner).await.map_err(|error| error_with_outer_path(error, Some(mounted)))?;
+            let entries = entries.into_iter().map(|entry| entry_with_outer_path(entry, Some(mounted)));
+            all.extend(entries.filter(|entry| self.find_mount_index(&entry.path) == Some(number)));
+        }
+        all.sort_by(|a, b| a.path.cmp(&b.path));
+        Ok(all)
+    }
+}
+
+fn join_mount_path(path: FilePath, folder: Option<&FilePath>) -> FilePath {
+    let whole = folder.and_then(|folder| FilePath::new(&format!("{folder}{path}")).ok());
+    whole.unwrap_or(path)
+}
+
+fn entry_with_outer_path(entry: FileEntry, folder: Option<&FilePath>) -> FileEntry {
+    FileEntry { path: join_mount_path(entry.path, folder), ..entry }
+}
+
+fn content_with_outer_path(content: FileContent, folder: Option<&FilePath>) -> FileContent {
+    FileContent { entry: entry_with_outer_path(content.entry, folder), ..content }
+}
+
+/// Translates the paths in an error to those of the caller.
+fn error_with_outer_path(error: FilesError, folder: Option<&FilePath>) -> FilesError {
+    match error {
+        FilesError::Stale { path, current } => FilesError::Stale {
+            path: join_mount_path(path, folder),
+            current: current.map(|current| Box::new(content_with_outer_path(*current, folder))),
+        },
+        FilesError::TooLarge { path, size, max } => {
+            FilesError::TooLarge { path: join_mount_path(path, folder), size, max }
+        }
+        FilesError::Denied(_) | FilesError::Broken(_) | FilesError::Unavailable(_) => error,
+    }
+}
+
+impl Files for CompositeFiles {
+    fn list<'a>(&'a self, folder: &'a str) -> BoxFuture<'a, Result<Vec<FileEntry>, FilesError>> {
+        self.list_all(folder).boxed()
+    }
+
+    fn read<'a>(&'a self, path: &'a FilePath) -> BoxFuture<'a, Result<Option<FileContent>, FilesError>> {
+        async move {
+            let backend = self.find_backend(path)?;
+            let read = backend.files.read(&backend.path).await;
+            read.map(|content| content.map(|content| content_with_outer_path(content, backend.folder)))
+                .map_err(|error| error_with_outer_path(error, backend.folder))
+        }
+        .boxed()
+    }
+
+    fn write<'a>(
+        &'a self,
+        path: &'a FilePath,
+        bytes: Vec<u8>,
+        expected: WriteCondition,
+        key: &'a str,
+    ) -> BoxFuture<'a, Result<u64, FilesError>> {
+        async move {
+            let backend = self.find_backend(path)?;
+            let written = backend.files.write(&backend.path, bytes, expected, key).await;
+            written.map_err(|error| error_with_outer_path(error, backend.folder))
+        }
+        .boxed()
+    }
+
+    fn delete<'a>(
+        &'a self,
+        path: &'a FilePath,
+        expected: WriteCondition,
+        key: &'a str,
+    ) -> BoxFuture<'a, Result<(), FilesError>> {
+        async move {
+            let backend = self.find_backend(path)?;
+            let deleted = backend.files.delete(&backend.path, expected, key).await;
+            deleted.map_err(|error| error_with_outer_path(error, backend.folder))
+        }
+        .boxed()
+    }
+
+    fn find_version_by_key<'a>(
+        &'a self,
+        path: &'a FilePath,
+        key: &'a str,
+    ) -> BoxFuture<'a, Result<Option<u64>, FilesError>> {
+        async move {
+            let backend = self.find_backend(path)?;
+            backend
+                .files
+                .find_version_by_key(&backend.path, key)
+                .await
+                .map_err(|error| error_with_outer_path(error, backend.folder))
+        }
+        .boxed()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::files::FolderFiles;
+
+    fn file_path(text: &str) -> FilePath {
+        FilePath::new(text).unwrap()
+    }
+
+    #[tokio::test]
+    async fn each_path_belongs_to_the_longest_mounted_folder() {
+        let (a, b, c) =
+            (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let folder = |at: &tempfile::TempDir| Arc::new(FolderFiles::open(at.path()).unwrap());
+        let all = CompositeFiles::new(folder(&a))
+            .with_mount(file_path("/mnt"), folder(&b))
+            .with_mount(file_path("/mnt/deep"), folder(&c));
+        for text in ["/x", "/mnt/x", "/mnt/deep/x", "/mntx"] {
+            all.write(&file_path(text), text.into(), WriteCondition::Absent, text).await.unwrap();
+        }
+        assert!(a.path().join("mntx").is_file() && b.path().join("x").is_file());
+        assert!(c.path().join("x").is_file());
+        // Files of the root below a mounted folder are hidden.
+        std::fs::create_dir_all(b.path().join("deep")).unwrap();
+        std::fs::write(b.path().join("deep/hidden"), "x").unwrap();
+        let list = async |folder: &str| -> Vec<String> {
+            all.list(folder).await.unwrap().into_iter().map(|entry| entry.path.to_string()).collect()
+        };
+        assert_eq!(list("/").await, ["/mnt/deep/x", "/mnt/x", "/mntx", "/x"]);
+        assert_eq!(list("/mnt").await, ["/mnt/deep/x", "/mnt/x"]);
+        assert_eq!(list("/mnt/deep/").await, ["/mnt/deep/x"]);
+        assert_eq!(list("/mn").await, Vec::<String>::new());
+        let read = all.read(&file_path("/mnt/deep/x")).await.unwrap().unwrap();
+        assert_eq!((read.entry.path, read.bytes), (file_path("/mnt/deep/x"), b"/mnt/deep/x".to_vec()));
+        match all.write(&file_path("/mnt/x"), vec![], WriteCondition::Absent, "k").await {
+            Err(FilesError::Stale { path: at, current }) => {
+                assert_eq!((at, current.unwrap().entry.path), (file_path("/mnt/x"), file_path("/mnt/x")));
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+}

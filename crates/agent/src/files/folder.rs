@@ -1,0 +1,475 @@
+//! A local folder as files. Nothing outside it can be reached: a path is walked part by part from the folder's own
+//! descriptor, no step follows a symbolic link, and the opened descriptor is the one used, so that nothing can be swapped
+//! between check and use. Hard links can't be told from files: whoever may create them may share files.
+//!
+//! Versions are derived from file metadata (inode, size and times), so that changes by other programs are noticed. Files
+//! are replaced atomically by renaming; of several Millrace processes one writes at a time.
+
+use std::fs::File;
+use std::io::{Read, Write};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use futures::FutureExt;
+use futures::future::BoxFuture;
+use rustix::fs::{AtFlags, Dir, FileType, FlockOperation, Mode, OFlags, Stat};
+use rustix::io::Errno;
+
+use super::{FileContent, FileEntry, FilePath, Files, FilesError, MAX_FILE, WriteCondition, is_below};
+
+/// The maximum number of files in a folder.
+const MAX_ENTRIES: usize = 20_000;
+/// The maximum nesting of folders.
+const MAX_DEPTH: usize = 64;
+/// The name prefix of incomplete files.
+const UNFINISHED: &str = ".millrace-unfinished-";
+
+/// A local folder. Cheap to clone.
+#[derive(Debug, Clone)]
+pub struct FolderFiles {
+    root: Arc<OwnedFd>,
+}
+
+/// The folder of a file, and the file's name in it.
+struct OpenFileSlot {
+    folder: OwnedFd,
+    name: String,
+}
+
+impl FolderFiles {
+    /// Opens an existing local folder.
+    ///
+    /// # Errors
+    /// It does not exist or can't be opened.
+    pub fn open(path: &Path) -> std::io::Result<Self> {
+        let root =
+            rustix::fs::open(path, OFlags::DIRECTORY | OFlags::CLOEXEC | OFlags::RDONLY, Mode::empty())?;
+        Ok(Self { root: Arc::new(root) })
+    }
+
+    /// Locks out writes by other processes while the descriptor lives.
+    fn lock_folder(&self) -> Result<OwnedFd, FilesError> {
+        let all = open_subfolder(self.root.as_fd(), ".").map_err(|errno| io_failure("the folder", errno))?;
+        rustix::fs::flock(&all, FlockOperation::LockExclusive)
+            .map_err(|errno| io_failure("the folder", errno))?;
+        Ok(all)
+    }
+
+    /// Opens the folder of a file; `None` if it does not exist. `create` creates missing folders.
+    fn open_slot(&self, path: &FilePath, create: bool) -> Result<Option<OpenFileSlot>, FilesError> {
+        let mut parts: Vec<&str> = path.parts().collect();
+        let name = parts.pop().unwrap_or_default().to_owned();
+        let mut folder = open_subfolder(self.root.as_fd(), ".").map_err(|errno| io_failure(path, errno))?;
+        for part in parts {
+            let next = match open_subfolder(folder.as_fd(), part) {
+                Err(Errno::NOENT) if create => {
+                    // Another process may have created it first, which is fine.
+                    let _ = rustix::fs::mkdirat(&folder, part, Mode::from_raw_mode(0o755));
+                    open_subfolder(folder.as_fd(), part)
+                }
+                stepped => stepped,
+            };
+            folder = match next {
+                Ok(next) => next,
+                Err(Errno::NOENT) => return Ok(None),
+                Err(errno) => return Err(open_subfolder_error(path, folder.as_fd(), part, errno)),
+            };
+        }
+        Ok(Some(OpenFileSlot { folder, name }))
+    }
+
+    fn read_file(&self, path: &FilePath) -> Result<Option<FileContent>, FilesError> {
+        match self.open_slot(path, false)? {
+            Some(slot) => slot.read_content(path),
+            None => Ok(None),
+        }
+    }
+
+    fn replace_file(
+        &self,
+        path: &FilePath,
+        bytes: &[u8],
+        expected: WriteCondition,
+    ) -> Result<u64, FilesError> {
+        if bytes.len() as u64 > MAX_FILE {
+            return Err(too_large_error(path, bytes.len() as u64));
+        }
+        let _lock = self.lock_folder()?;
+        let current = self.read_file(path)?;
+        if !meets_condition(expected, current.as_ref()) {
+            return match current {
+                // Already written, as by an earlier run of the same call.
+                Some(current) if current.bytes == bytes => Ok(current.entry.version),
+                current => Err(FilesError::Stale { path: path.clone(), current: current.map(Box::new) }),
+            };
+        }
+        let slot = self.open_slot(path, true)?.ok_or_else(|| io_failure(path, Errno::NOENT))?;
+        slot.replace_content(bytes).map_err(|errno| io_failure(path, errno))?;
+        let written = rustix::fs::statat(&slot.folder, slot.name.as_str(), AtFlags::SYMLINK_NOFOLLOW);
+        written.map(|stat| file_version(&stat)).map_err(|errno| io_failure(path, errno))
+    }
+
+    fn remove_file(&self, path: &FilePath, expected: WriteCondition) -> Result<(), FilesError> {
+        let _lock = self.lock_folder()?;
+        let Some(slot) = self.open_slot(path, false)? else { return Ok(()) };
+        let Some(current) = slot.read_content(path)? else { return Ok(()) };
+        if !meets_condition(expected, Some(&current)) {
+            return Err(FilesError::Stale { path: path.clone(), current: Some(Box::new(current)) });
+        }
+        match rustix::fs::unlinkat(&slot.folder, slot.name.as_str(), AtFlags::empty()) {
+            Ok(()) | Err(Errno::NOENT) => Ok(()),
+            Err(errno) => Err(io_failure(path, errno)),
+        }
+    }
+
+    fn list_all_files(&self) -> Result<Vec<FileEntry>, FilesError> {
+        let mut entries = Vec::new();
+        let root = open_subfolder(self.root.as_fd(), ".").map_err(|errno| io_failure("the folder", errno))?;
+        collect_files(&root, "", 0, &mut entries)?;
+        entries.sort_by(|a, b| a.path.cmp(&b.path));
+        Ok(entries)
+    }
+
+    fn run_blocking<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&Self) -> Result<T, FilesError> + Send + 'static,
+    ) -> BoxFuture<'static, Result<T, FilesError>> {
+        let folder = self.clone();
+        async move {
+            let done = tokio::task::spawn_blocking(move || work(&folder)).await;
+            done.unwrap_or_else(|error| Err(FilesError::Broken(format!("the folder can't be used: {error}"))))
+        }
+        .boxed()
+    }
+}
+
+/// Opens a folder within another without following links.
+fn open_subfolder(from: BorrowedFd<'_>, part: &str) -> Result<OwnedFd, Errno> {
+    let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::RDONLY;
+    rustix::fs::openat(from, part, flags, Mode::empty())
+}
+
+fn meets_condition(expected: WriteCondition, current: Option<&FileContent>) -> bool {
+    match expected {
+        WriteCondition::Always => true,
+        WriteCondition::Absent => current.is_none(),
+        WriteCondition::Version(version) => current.is_some_and(|current| current.entry.version == version),
+    }
+}
+
+impl OpenFileSlot {
+    /// Reads the file; `None` if there is none.
+    fn read_content(&self, path: &FilePath) -> Result<Option<FileContent>, FilesError> {
+        // Non-blocking: opening a pipe would block.
+        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;
+        let opened = match rustix::fs::openat(&self.folder, self.name.as_str(), flags, Mode::empty()) {
+            Ok(opened) => opened,
+            Err(Errno::NOENT) => return Ok(None),
+            Err(errno) => return Err(open_subfolder_error(path, self.folder.as_fd(), &self.name, errno)),
+        };
+        let stat = rustix::fs::fstat(&opened).map_err(|errno| io_failure(path, errno))?;
+        if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
+            return Err(FilesError::Broken(format!("{path} is a folder or a device, not a file")));
+        }
+        if file_size(&stat) > MAX_FILE {
+            return Err(too_large_error(path, file_size(&stat)));
+        }
+        let mut bytes = Vec::new();
+        let read = File::from(opened).take(MAX_FILE + 1).read_to_end(&mut bytes);
+        read.map_err(|error| FilesError::Broken(format!("{path} can't be read: {error}")))?;
+        let entry = build_file_entry(path.clone(), &stat);
+        Ok(Some(FileContent { entry: FileEntry { size: bytes.len() as u64, ..entry }, bytes }))
+    }
+
+    /// Writes the file atomically: readers never see a part of it.
+    fn replace_content(&self, bytes: &[u8]) -> Result<(), Errno> {
+        static NUMBER: AtomicU64 = AtomicU64::new(0);
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        let temporary = format!("{UNFINISHED}{}-{number}", std::process::id());
+        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        // A process with the same id may have crashed here before.
+        let _ = rustix::fs::unlinkat(&self.folder, temporary.as_str(), AtFlags::empty());
+        let file = rustix::fs::openat(&self.folder, temporary.as_str(), flags, Mode::from_raw_mode(0o644))?;
+        let mut file = File::from(file);
+        file.write_all(bytes)
+            .and_then(|()| file.sync_all())
+            .map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))
+            .and_then(|()| {
+                rustix::fs::renameat(&self.folder, temporary.as_str(), &self.folder, self.name.as_str())
+            })
+            .inspect_err(|_| {
+                let _ = rustix::fs::unlinkat(&self.folder, temporary.as_str(), AtFlags::empty());
+            })
+    }
+}
+
+/// Collects all files below a folder, except links, devices, and files whose names are not valid paths.
+fn collect_files(
+    folder: &OwnedFd,
+    above: &str,
+    depth: usize,
+    entries: &mut Vec<FileEntry>,
+) -> Result<(), FilesError> {
+    if depth > MAX_DEPTH {
+        return Err(FilesError::Broken(format!("{above} is nested deeper than {MAX_DEPTH} folders")));
+    }
+    let fault = |errno| io_failure(if above.is_empty() { "the folder" } else { above }, errno);
+    for item in Dir::read_from(folder).map_err(fault)? {
+        let item = item.map_err(fault)?;
+        let Ok(name) = item.file_name().to_str() else { continue };
+        if matches!(name, "." | "..") || name.starts_with(UNFINISHED) {
+            continue;
+        }
+        let Ok(path) = FilePath::new(&format!("{above}/{name}")) else { continue };
+        // It may have been deleted since it was listed.
+        let Ok(stat) = rustix::fs::statat(folder, name, AtFlags::SYMLINK_NOFOLLOW) else { continue };
+        match FileType::from_raw_mode(stat.st_mode) {
+            FileType::RegularFile => entries.push(build_file_entry(path, &stat)),
+            FileType::Directory => {
+                if let Ok(inner) = open_subfolder(folder.as_fd(), name) {
+                    collect_files(&inner, path.as_str(), depth + 1, entries)?;
+                }
+            }
+            FileType::Symlink
+            | FileType::Fifo
+            | FileType::Socket
+            | FileType::CharacterDevice
+            | FileType::BlockDevice
+            | FileType::Unknown => {}
+        }
+        if entries.len() > MAX_ENTRIES {
+            return Err(FilesError::Broken(format!("the folder holds more than {MAX_ENTRIES} files")));
+        }
+    }
+    Ok(())
+}
+
+fn build_file_entry(path: FilePath, stat: &Stat) -> FileEntry {
+    FileEntry {
+        path,
+        size: file_size(stat),
+        version: file_version(stat),
+        author: "a program on this machine".into(),
+    }
+}
+
+fn file_size(stat: &Stat) -> u64 {
+    u64::try_from(stat.st_size).unwrap_or(0)
+}
+
+/// A number that changes with the file: FNV-1a of its metadata, in 53 bits, so that any JSON reader represents it exactly.
+fn file_version(stat: &Stat) -> u64 {
+    let parts = [
+        i128::from(stat.st_ino),
+        i128::from(stat.st_size),
+        i128::from(stat.st_mtime),
+        i128::from(stat.st_mtime_nsec),
+        i128::from(stat.st_ctime),
+        i128::from(stat.st_ctime_nsec),
+    ];
+    let bytes = parts.iter().flat_map(|part| part.to_le_bytes());
+    let hash = bytes.fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
+    });
+    ((hash >> 11) ^ (hash & 0x7ff)).max(1)
+}
+
+/// Words the error of a step, and detects symbolic links.
+fn open_subfolder_error(path: &FilePath, folder: BorrowedFd<'_>, part: &str, errno: Errno) -> FilesError {
+    let stat = rustix::fs::statat(folder, part, AtFlags::SYMLINK_NOFOLLOW);
+    let is_link = stat.is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::Symlink);
+    if is_link {
+        return FilesError::Denied(format!(
+            "{path} can't be used: {part:?} in it is a symbolic link, and links are not followed"
+        ));
+    }
+    if errno == Errno::NOTDIR {
+        return FilesError::Broken(format!("{path} can't be used: {part:?} in it is a file, not a folder"));
+    }
+    io_failure(path, errno)
+}
+
+fn io_failure(what: impl std::fmt::Display, errno: Errno) -> FilesError {
+    match errno {
+        Errno::ISDIR | Errno::NOTEMPTY => FilesError::Broken(format!("{what} is a folder, not a file")),
+        Errno::ACCESS | Errno::PERM | Errno::ROFS => {
+            FilesError::Denied(format!("the operating system denies access to {what}: {errno}"))
+        }
+        errno => FilesError::Broken(format!("{what} can't be used: {errno}")),
+    }
+}
+
+fn too_large_error(path: &FilePath, size: u64) -> FilesError {
+    FilesError::TooLarge { path: path.clone(), size, max: MAX_FILE }
+}
+
+impl Files for FolderFiles {
+    fn list<'a>(&'a self, folder: &'a str) -> BoxFuture<'a, Result<Vec<FileEntry>, FilesError>> {
+        async move {
+            let mut entries = self.run_blocking(Self::list_all_files).await?;
+            entries.retain(|entry| is_below(&entry.path, folder));
+            Ok(entries)
+        }
+        .boxed()
+    }
+
+    fn read<'a>(&'a self, path: &'a FilePath) -> BoxFuture<'a, Result<Option<FileContent>, FilesError>> {
+        let path = path.clone();
+        self.run_blocking(move |folder| folder.read_file(&path))
+    }
+
+    fn write<'a>(
+        &'a self,
+        path: &'a FilePath,
+        bytes: Vec<u8>,
+        expected: WriteCondition,
+        _: &'a str,
+    ) -> BoxFuture<'a, Result<u64, FilesError>> {
+        let path = path.clone();
+        self.run_blocking(move |folder| folder.replace_file(&path, &bytes, expected))
+    }
+
+    fn delete<'a>(
+        &'a self,
+        path: &'a FilePath,
+        expected: WriteCondition,
+        _: &'a str,
+    ) -> BoxFuture<'a, Result<(), FilesError>> {
+        let path = path.clone();
+        self.run_blocking(move |folder| folder.remove_file(&path, expected))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::symlink;
+
+    use super::*;
+
+    fn file_path(text: &str) -> FilePath {
+        FilePath::new(text).unwrap()
+    }
+
+    fn temporary_folder() -> (tempfile::TempDir, FolderFiles) {
+        let place = tempfile::tempdir().unwrap();
+        let folder = FolderFiles::open(place.path()).unwrap();
+        (place, folder)
+    }
+
+    #[tokio::test]
+    async fn files_are_read_back_and_stale_writes_are_refused() {
+        let (place, files) = temporary_folder();
+        let at = file_path("/a/b.txt");
+        let one = files.write(&at, b"one".to_vec(), WriteCondition::Absent, "k1").await.unwrap();
+        let two = files.write(&at, b"two".to_vec(), WriteCondition::Version(one), "k2").await.unwrap();
+        assert_ne!(one, two);
+        match files.write(&at, b"three".to_vec(), WriteCondition::Version(one), "k3").await {
+            Err(FilesError::Stale { current: Some(current), .. }) => assert_eq!(current.bytes, b"two"),
+            other => panic!("{other:?}"),
+        }
+        // Repeating a write has no effect.
+        assert_eq!(files.write(&at, b"two".to_vec(), WriteCondition::Version(one), "k2").await, Ok(two));
+        // A change by another program counts.
+        std::fs::write(place.path().join("a/b.txt"), "from outside").unwrap();
+        assert!(files.delete(&at, WriteCondition::Version(two), "k4").await.is_err());
+        let now = files.read(&at).await.unwrap().unwrap().entry.version;
+        files.delete(&at, WriteCondition::Version(now), "k5").await.unwrap();
+        assert_eq!(files.read(&at).await, Ok(None));
+        assert_eq!(files.list("/").await, Ok(vec![]), "no temporary file is left");
+    }
+
+    #[tokio::test]
+    async fn symbolic_links_are_never_followed() {
+        let (place, files) = temporary_folder();
+        let outside = tempfile::tempdir().unwrap();
+        std::fs::write(outside.path().join("secret"), "secret").unwrap();
+        std::fs::create_dir(place.path().join("real")).unwrap();
+        std::fs::write(place.path().join("real/x"), "x").unwrap();
+        symlink(outside.path(), place.path().join("out")).unwrap();
+        symlink(outside.path().join("secret"), place.path().join("file")).unwrap();
+        symlink("..", place.path().join("real/up")).unwrap();
+        symlink("/", place.path().join("root")).unwrap();
+        symlink("real", place.path().join("inside")).unwrap();
+        symlink("loop", place.path().join("loop")).unwrap();
+        for text in
+            ["/out/secret", "/file", "/real/up/real/x", "/root/etc/passwd", "/inside/x", "/loop", "/loop/x"]
+        {
+            let at = file_path(text);
+            let is_refused = |error: FilesError| error.to_string().contains("links are not followed");
+            assert!(is_refused(files.read(&at).await.unwrap_err()), "{text}");
+            assert!(
+                is_refused(files.write(&at, vec![1], WriteCondition::Always, "k").await.unwrap_err()),
+                "{text}"
+            );
+            assert!(is_refused(files.delete(&at, WriteCondition::Always, "k").await.unwrap_err()), "{text}");
+        }
+        assert!(files.write(&file_path("/out/new"), vec![], WriteCondition::Absent, "k").await.is_err());
+        assert_eq!(std::fs::read_dir(outside.path()).unwrap().count(), 1);
+        assert_eq!(std::fs::read(outside.path().join("secret")).unwrap(), b"secret");
+        let listed = files.list("/").await.unwrap();
+        assert_eq!(listed.iter().map(|entry| entry.path.as_str()).collect::<Vec<_>>(), ["/real/x"]);
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn a_link_swapped_in_between_check_and_use_is_not_followed() {
+        let (place, files) = temporary_folder();
+        let outside = tempfile::tempdir().unwrap();
+        std::fs::write(outside.path().join("x"), "secret").unwrap();
+        let (real, link) = (place.path().join("a"), place.path().join("link"));
+        std::fs::create_dir(&real).unwrap();
+        std::fs::write(real.join("x"), "x").unwrap();
+        symlink(outside.path(), &link).unwrap();
+        let stop = Arc::new(std::sync::atomic::AtomicBool::new(false));
+        let swapping = std::thread::spawn({
+            let stop = stop.clone();
+            move || {
+                while !stop.load(Ordering::Relaxed) {
+                    let swap = rustix::fs::RenameFlags::EXCHANGE;
+                    rustix::fs::renameat_with(rustix::fs::CWD, &real, rustix::fs::CWD, &link, swap).unwrap();
+                }
+            }
+        });
+        let mut refused = 0;
+        for _ in 0..500 {
+            match files.read(&file_path("/a/x")).await {
+                Ok(Some(content)) => assert_eq!(content.bytes, b"x"),
+                Ok(None) => panic!("the folder, or a link in its place, always exists"),
+                Err(_) => refused += 1,
+            }
+            refused += u32::from(
+                files.write(&file_path("/a/y"), vec![1], WriteCondition::Always, "k").await.is_err(),
+            );
+        }
+        stop.store(true, Ordering::Relaxed);
+        swapping.join().unwrap();
+        assert!(refused > 0, "some writes met a swapped link");
+        assert_eq!(std::fs::read_dir(outside.path()).unwrap().count(), 1, "nothing was written outside");
+    }
+
+    #[tokio::test]
+    async fn paths_that_are_not_files_are_reported() {
+        let (place, files) = temporary_folder();
+        std::fs::create_dir(place.path().join("dir")).unwrap();
+        std::fs::write(place.path().join("file"), "x").unwrap();
+        let pipe = place.path().join("pipe");
+        rustix::fs::mknodat(rustix::fs::CWD, &pipe, FileType::Fifo, Mode::from_raw_mode(0o600), 0).unwrap();
+        for (text, error) in [
+            ("/dir", "/dir is a folder or a device, not a file"),
+            ("/pipe", "/pipe is a folder or a device, not a file"),
+            ("/file/x", "/file/x can't be used: \"file\" in it is a file, not a folder"),
+        ] {
+            assert_eq!(files.read(&file_path(text)).await.unwrap_err().to_string(), error);
+            assert!(
+                files.write(&file_path(text), vec![], WriteCondition::Always, "k").await.is_err(),
+                "{text}"
+            );
+        }
+        let large = std::fs::File::create(place.path().join("large")).unwrap();
+        large.set_len(MAX_FILE + 1).unwrap();
+        assert!(matches!(files.read(&file_path("/large")).await, Err(FilesError::TooLarge { .. })));
+        let all = vec![0; usize::try_from(MAX_FILE).unwrap() + 1];
+        assert!(files.write(&file_path("/new"), all, WriteCondition::Absent, "k").await.is_err());
+    }
+}

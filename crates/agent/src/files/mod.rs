@@ -1,0 +1,141 @@
+//! Files as an agent's tools see them: paths, contents and versions. It owns the interface; the backends are in the other
+//! files of this folder or in the cluster.
+//!
+//! ```text
+//! CompositeFiles       combines several backends by path prefix
+//! ├─ (the workspace)   the run's own files, stored by the cluster
+//! ├─ Folder            a local folder
+//! └─ Documents         the run's documents, read-only
+//! ```
+//! [`permissions`] define what an agent may do with them.
+
+mod composite;
+mod documents;
+mod folder;
+mod nearest;
+pub mod permissions;
+
+use futures::FutureExt;
+use futures::future::BoxFuture;
+use serde::{Deserialize, Serialize};
+
+pub use millrace_protocol::file::{FilePath, InvalidFilePath, MAX_FILE, MAX_PATH, WriteCondition};
+
+pub use composite::CompositeFiles;
+pub use documents::DocumentFiles;
+pub use folder::FolderFiles;
+pub use nearest::find_nearest_names;
+
+/// A file without its content.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FileEntry {
+    /// Its path.
+    pub path: FilePath,
+    /// Its size in bytes.
+    pub size: u64,
+    /// Its version, from 1; a deletion counts as one.
+    pub version: u64,
+    /// The author: the task, or what the backend knows.
+    pub author: String,
+}
+
+/// A file with its content.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FileContent {
+    /// The entry.
+    pub entry: FileEntry,
+    /// Its bytes.
+    pub bytes: Vec<u8>,
+}
+
+/// A backend that stores files.
+pub trait Files: Send + Sync {
+    /// Lists all files, or those below a folder (`/` or a path without a trailing `/`), by path.
+    ///
+    /// # Errors
+    /// See [`FilesError`].
+    fn list<'a>(&'a self, folder: &'a str) -> BoxFuture<'a, Result<Vec<FileEntry>, FilesError>>;
+
+    /// Reads a file; `None` if there is none.
+    ///
+    /// # Errors
+    /// See [`FilesError`].
+    fn read<'a>(&'a self, path: &'a FilePath) -> BoxFuture<'a, Result<Option<FileContent>, FilesError>>;
+
+    /// Writes a whole file idempotently under `key`: a second write with the same key and the same expectation has no
+    /// effect. Returns the new version.
+    ///
+    /// # Errors
+    /// [`FilesError::Stale`] if the current version is not the expected one; see the others there.
+    fn write<'a>(
+        &'a self,
+        path: &'a FilePath,
+        bytes: Vec<u8>,
+        expected: WriteCondition,
+        key: &'a str,
+    ) -> BoxFuture<'a, Result<u64, FilesError>>;
+
+    /// Deletes a file idempotently under `key`.
+    ///
+    /// # Errors
+    /// As for [`Files::write`].
+    fn delete<'a>(
+        &'a self,
+        path: &'a FilePath,
+        expected: WriteCondition,
+        key: &'a str,
+    ) -> BoxFuture<'a, Result<(), FilesError>>;
+
+    /// Returns the version that a write or deletion with this key made; `None` if there was none, or the backend does not
+    /// record keys.
+    ///
+    /// # Errors
+    /// See [`FilesError`].
+    fn find_version_by_key<'a>(
+        &'a self,
+        path: &'a FilePath,
+        key: &'a str,
+    ) -> BoxFuture<'a, Result<Option<u64>, FilesError>> {
+        let _ = (path, key);
+        futures::future::ready(Ok(None)).boxed()
+    }
+}
+
+/// `true` if a path is below a folder (`/`, or a path without a trailing `/`).
+#[must_use]
+pub fn is_below(path: &FilePath, folder: &str) -> bool {
+    let folder = folder.trim_end_matches('/');
+    path.as_str().strip_prefix(folder).is_some_and(|rest| rest.starts_with('/'))
+}
+
+/// The reason that a file operation failed.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum FilesError {
+    /// The file was changed by someone else.
+    #[error("{path} was changed since, by {}", current.as_ref().map_or("a deletion", |current| current.entry.author.as_str()))]
+    Stale {
+        /// The file.
+        path: FilePath,
+        /// The current content; `None` if it was deleted.
+        current: Option<Box<FileContent>>,
+    },
+    /// The operation is not permitted. The text says what is not allowed.
+    #[error("{0}")]
+    Denied(String),
+    /// The file is too large for the backend.
+    #[error("{path} would have {size} bytes; the maximum is {max}")]
+    TooLarge {
+        /// The file.
+        path: FilePath,
+        /// Its size.
+        size: u64,
+        /// The maximum.
+        max: u64,
+    },
+    /// The file can't be read or written: it is not a file, or damaged.
+    #[error("{0}")]
+    Broken(String),
+    /// The backend is unavailable. A retry may succeed.
+    #[error("{0}")]
+    Unavailable(String),
+}

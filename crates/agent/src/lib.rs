@@ -1,0 +1,21 @@
+//! The agent: a model, its tools and the loop between them, driven by a state machine that can be stopped and resumed
+//! at any point. It owns no connection and no store: the caller provides the journal, the results and the documents,
+//! and the crate does not depend on NATS.
+
+pub mod answers;
+pub mod builtin;
+mod citations;
+pub mod corpus;
+pub mod critic;
+pub mod files;
+pub mod markdown;
+pub mod material;
+pub mod model;
+pub mod planner;
+pub mod roles;
+pub mod session;
+pub mod sources;
+pub mod spec;
+pub mod tool;
+pub mod transcript;
+pub mod turn;

@@ -1,0 +1,73 @@
+//! The environment that a host provides to an agent for one order: journal, sources, files, tools and budget.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use millrace_protocol::plan::{DEFAULT_PROVIDER_TIMEOUT, ResourceAmounts};
+
+use super::SessionError;
+use crate::files::Files;
+use crate::model::{DeltaListener, Model};
+use crate::sources::OrderInputs;
+use crate::tool::{Tool, Toolbox};
+use crate::turn::{AgentBrief, Answer, AnswerCheck, AttemptName, Driver, Journal, Machine, UsageTotals};
+
+/// The environment of a session.
+pub struct SessionEnvironment<'a> {
+    /// Records the agent's steps.
+    pub journal: Box<dyn Journal + 'a>,
+    /// Reads results, documents, the plan and the registry.
+    pub sources: Arc<dyn OrderInputs>,
+    /// The files of the run; `None` if it has no workspace.
+    pub files: Option<Arc<dyn Files>>,
+    /// Receives the model's output as it is generated.
+    pub observer: Arc<dyn DeltaListener>,
+    /// Tools in addition to those of this crate.
+    pub tools: Vec<Arc<dyn Tool>>,
+    /// The part of the run's budget that is reserved for this order. It applies in addition to the capability's limits.
+    pub allowance: ResourceAmounts,
+    /// How long to wait for a model's provider that does not answer.
+    pub provider_timeout: Duration,
+}
+
+impl<'a> SessionEnvironment<'a> {
+    /// Creates an environment without files, extra tools, observer or reservation.
+    pub fn new(sources: Arc<dyn OrderInputs>, journal: impl Journal + 'a) -> Self {
+        Self {
+            journal: Box::new(journal),
+            sources,
+            files: None,
+            observer: Arc::new(()),
+            tools: Vec::new(),
+            allowance: ResourceAmounts::default(),
+            provider_timeout: DEFAULT_PROVIDER_TIMEOUT,
+        }
+    }
+
+    /// Drives one conversation with a model to its answer. `check` validates the answer beyond its schema.
+    pub(super) async fn run_conversation<A: Answer>(
+        mut self,
+        attempt: AttemptName,
+        conversation: PreparedConversation,
+        check: &AnswerCheck<'_, A>,
+    ) -> Result<(A, UsageTotals), SessionError> {
+        let PreparedConversation { brief, toolbox, model } = conversation;
+        let machine = Machine::new(brief).with_reserved_amounts(self.allowance);
+        let driver = Driver::new(model.as_ref(), &toolbox, self.journal.as_mut())
+            .with_attempt_name(attempt)
+            .with_listener(self.observer.as_ref())
+            .with_files(self.files)
+            .provider_timeout(self.provider_timeout)
+            .with_check(check);
+        // Boxed: the future of a running conversation is large.
+        let ended = Box::pin(driver.drive(machine)).await?;
+        Ok(ended.into_result()?)
+    }
+}
+
+/// A conversation before its first request: brief, tools and model.
+pub(super) struct PreparedConversation {
+    pub brief: AgentBrief,
+    pub toolbox: Toolbox,
+    pub model: Arc<dyn Model>,
+}

@@ -1,0 +1,143 @@
+//! The inputs of one session: the run's documents and the results that the task depends on, and the part of them that
+//! goes into the first message. Small inputs are included in full, so that a model that is weak at tool calls can do
+//! without them.
+
+use std::fmt::Write;
+use std::sync::Arc;
+
+use futures::{StreamExt, TryStreamExt};
+use millrace_protocol::result::TaskResult;
+use millrace_protocol::work::{InputResult, Order};
+
+use super::SessionError;
+use super::documents::DocumentCache;
+use super::results::InputResults;
+use crate::answers::NumberedResults;
+use crate::corpus::Corpus;
+use crate::files::{CompositeFiles, DocumentFiles, FilePath, Files};
+use crate::material::{NOTICE, prefix_lines_with_bar};
+use crate::roles::DocumentList;
+use crate::sources::OrderInputs;
+use crate::spec::{AgentSpec, AnswerForm};
+use crate::tool::{ResultEntry, TaskResultSource, find_passages};
+
+/// The number of results that are read concurrently.
+const READS: usize = 16;
+/// The most results that are included in the first message.
+const MAX_SHOWN: usize = 12;
+/// The most characters of all results in the first message.
+const MAX_RESULTS: usize = 16_000;
+/// The most characters of passages in the first message.
+const MAX_PASSAGES: usize = 6_000;
+/// The most passages in the first message.
+const PASSAGES: usize = 5;
+/// The folder in an agent's files where the run's documents are mounted.
+const DOCUMENTS: &str = "/documents";
+
+pub(super) struct SessionInputs {
+    pub corpus: Option<Arc<Corpus>>,
+    /// The results with one numbering of all their sources, for agents that write a report.
+    pub numbered: Option<Arc<NumberedResults>>,
+    /// The results that the first message includes.
+    shown: Vec<(ResultEntry, TaskResult)>,
+}
+
+impl SessionInputs {
+    /// Reads the inputs of an order.
+    pub async fn read_inputs(
+        documents: &DocumentCache,
+        spec: &AgentSpec,
+        order: &Order,
+        sources: &dyn OrderInputs,
+    ) -> Result<Self, SessionError> {
+        let corpus = match &order.documents {
+            None => None,
+            Some(set) => Some(documents.open_corpus(set, sources).await?),
+        };
+        let is_report = spec.answer == AnswerForm::Report;
+        let results = if is_report || order.inputs.len() <= MAX_SHOWN {
+            read_results(&order.inputs, sources).await?
+        } else {
+            Vec::new()
+        };
+        if !is_report {
+            return Ok(Self { corpus, numbered: None, shown: results });
+        }
+        let numbered = NumberedResults::new(results);
+        let shown =
+            if order.inputs.len() <= MAX_SHOWN { numbered.numbered_results().to_vec() } else { Vec::new() };
+        Ok(Self { corpus, numbered: Some(Arc::new(numbered)), shown })
+    }
+
+    /// Returns the list of documents for prompts.
+    pub fn document_list(&self) -> DocumentList {
+        self.corpus.as_deref().map(DocumentList::from_corpus).unwrap_or_default()
+    }
+
+    /// Returns the results that the agent's tools read; `None` if the task has no inputs.
+    pub fn open_results(
+        &self,
+        order: &Order,
+        sources: &Arc<dyn OrderInputs>,
+    ) -> Option<Arc<dyn TaskResultSource>> {
+        match &self.numbered {
+            Some(numbered) => Some(numbered.clone()),
+            None if order.inputs.is_empty() => None,
+            None => Some(Arc::new(InputResults::new(order.inputs.clone(), sources.clone()))),
+        }
+    }
+
+    /// Mounts the run's documents into its files.
+    pub fn mount_documents(&self, files: Arc<dyn Files>) -> Arc<dyn Files> {
+        let Some(corpus) = &self.corpus else { return files };
+        let folder = FilePath::new(DOCUMENTS).expect("a valid path");
+        Arc::new(CompositeFiles::new(files).with_mount(folder, Arc::new(DocumentFiles::new(corpus.clone()))))
+    }
+
+    /// Returns the part of the inputs that goes into the first message.
+    pub fn format_excerpt(&self, order: &Order, form: AnswerForm) -> String {
+        let mut excerpt = String::new();
+        let passages = self.find_document_passages(order).filter(|_| form == AnswerForm::Findings);
+        if let Some(passages) = passages {
+            write!(
+                excerpt,
+                "\nPassages that match words of the objective, as found by search_documents; each line starts with its \
+                 number. {NOTICE}\n\n{passages}"
+            )
+            .expect(TO_STRING);
+        }
+        let results = self.format_results();
+        if !results.is_empty() {
+            write!(excerpt, "\nThe results that your task depends on. {NOTICE}\n{results}").expect(TO_STRING);
+        }
+        excerpt
+    }
+
+    fn find_document_passages(&self, order: &Order) -> Option<String> {
+        let corpus = self.corpus.as_ref().filter(|corpus| !corpus.documents().is_empty())?;
+        find_passages(corpus, &order.objective, PASSAGES)
+            .map(|text| prefix_lines_with_bar(&text, MAX_PASSAGES))
+    }
+
+    fn format_results(&self) -> String {
+        let one = |(entry, result): &(ResultEntry, TaskResult)| {
+            let notes = result.notes.as_ref().map(|notes| format!("\n\nNotes: {notes}")).unwrap_or_default();
+            let text = format!("Objective: {}\n\n{}{notes}", entry.objective, result.output);
+            format!("\nResult of the task {}:\n{}", entry.task_id, prefix_lines_with_bar(&text, MAX_RESULTS))
+        };
+        let text: String = self.shown.iter().map(one).collect();
+        if text.chars().count() > MAX_RESULTS { String::new() } else { text }
+    }
+}
+
+const TO_STRING: &str = "writing to a String can't fail";
+
+async fn read_results(
+    inputs: &[InputResult],
+    sources: &dyn OrderInputs,
+) -> Result<Vec<(ResultEntry, TaskResult)>, SessionError> {
+    // Boxed one by one: the compiler can't prove that a stream of closures over borrowed inputs is `Send`.
+    let reads: Vec<_> = inputs.iter().map(|input| sources.read_result(input)).collect();
+    let results: Vec<TaskResult> = futures::stream::iter(reads).buffered(READS).try_collect().await?;
+    Ok(inputs.iter().map(super::results::build_result_entry).zip(results).collect())
+}

@@ -1,0 +1,278 @@
+//! Running an agent on an order. A [`AgentSession`] reads what the order refers to, opens the model and the tools that the
+//! agent's [`AgentSpec`] names, drives the conversation, and turns the answer into a result or a proposal.
+//!
+//! ```text
+//! AgentHost                      one per process: open models, cached documents
+//! └─ AgentSession::prepare(host, spec, order, SessionEnvironment)
+//!    ├─ SessionInputs            documents and results of the order
+//!    ├─ ToolContext              opens the tools by the table of names
+//!    └─ run_work / run_planning  brief → Driver → answer → TaskResult / Proposal
+//!
+//! AgentHost::run_review          the same for a critic's order: one or more judges → Verdict
+//! ```
+//! Nothing here opens a connection: the journal, the log and the blob store are reached through the [`SessionEnvironment`].
+
+mod consultants;
+mod documents;
+mod environment;
+mod host;
+mod inputs;
+mod models;
+mod plan;
+mod results;
+mod review;
+pub mod tools;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use jiff::Timestamp;
+use millrace_protocol::ids::TaskId;
+use millrace_protocol::plan::ResourceAmounts;
+use millrace_protocol::provider::ProviderWait;
+use millrace_protocol::result::{ErrorKind, TaskError, TaskResult};
+use millrace_protocol::work::{Assignment, Order};
+
+use crate::answers::{Findings, NumberedResults, Report, findings};
+use crate::model::AnswerSchema;
+use crate::roles::{self, DocumentList, WorkTask};
+use crate::sources::OrderInputError;
+use crate::spec::{AgentSpec, AnswerForm, RunTemplateView, TaskTemplateView, TemplateView, format_utc_date};
+use crate::tool::Toolbox;
+use crate::turn::{
+    AgentBrief, Answer, AttemptName, DriveError, JsonAnswer, PlainText, UsageTotals, WorkFailure,
+};
+
+use consultants::ModelConsultants;
+use environment::PreparedConversation;
+use inputs::SessionInputs;
+use tools::ToolContext;
+
+pub use environment::SessionEnvironment;
+pub use host::{AgentHost, HostSettings};
+pub use models::ModelPreferences;
+
+/// The number of times that an answer with quotations that are not in the documents is sent back, before those are dropped.
+const MAX_CORRECTIONS: u32 = 1;
+
+/// A failure of a session.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum SessionError {
+    /// The work failed.
+    #[error(transparent)]
+    Task(#[from] TaskError),
+    /// An input can't be read.
+    #[error(transparent)]
+    Source(#[from] OrderInputError),
+    /// The reservation does not pay for the first request, which needs these amounts. The attempt can continue with more.
+    #[error("the first request needs {0}, more than was reserved")]
+    ReservationTooSmall(ResourceAmounts),
+    /// The model's provider did not answer for too long. The attempt can continue later.
+    #[error("the provider of {} does not answer: {}", .0.model, .0.error)]
+    ProviderAway(ProviderWait),
+}
+
+impl From<WorkFailure> for SessionError {
+    /// An unavailable tool may be available again soon, so the attempt and its journal stay and can be resumed.
+    fn from(failure: WorkFailure) -> Self {
+        match failure.error.as_ref() {
+            DriveError::ProviderAway(wait) => Self::ProviderAway(wait.clone()),
+            DriveError::ReservationTooSmall(needs) => Self::ReservationTooSmall(*needs),
+            DriveError::Tool { .. } => Self::Source(OrderInputError::Unavailable(failure.error.to_string())),
+            DriveError::Model(_)
+            | DriveError::Journal(_)
+            | DriveError::Unreadable { .. }
+            | DriveError::OutOfStep(_) => Self::Task(failure.into()),
+        }
+    }
+}
+
+/// One agent that works on one order.
+pub struct AgentSession<'a> {
+    host: &'a AgentHost,
+    spec: &'a AgentSpec,
+    order: &'a Order,
+    env: SessionEnvironment<'a>,
+    inputs: SessionInputs,
+}
+
+impl<'a> AgentSession<'a> {
+    /// Starts a session: reads the documents and results that the order refers to.
+    ///
+    /// # Errors
+    /// One of them can't be read.
+    pub async fn prepare(
+        host: &'a AgentHost,
+        spec: &'a AgentSpec,
+        order: &'a Order,
+        env: SessionEnvironment<'a>,
+    ) -> Result<Self, SessionError> {
+        let inputs = SessionInputs::read_inputs(&host.documents, spec, order, env.sources.as_ref()).await?;
+        Ok(Self { host, spec, order, env, inputs })
+    }
+
+    /// Carries out the task of the order.
+    ///
+    /// # Errors
+    /// The agent failed, an input can't be read, or the order is not a task.
+    pub async fn run_work(self) -> Result<TaskResult, SessionError> {
+        let (spec, order) = (self.spec, self.order);
+        let Assignment::Task { task, .. } = &order.assignment else {
+            return Err(invalid_order_error("it is not a task").into());
+        };
+        let task = WorkTask {
+            task_id: task.clone(),
+            objective: order.objective.clone(),
+            run_objective: order.mission.clone(),
+            parameters: order.parameters.clone(),
+            feedback: order.feedback.clone(),
+            documents: self.inputs.document_list(),
+        };
+        let question = roles::build_first_message(&task, &self.inputs.format_excerpt(order, spec.answer));
+        let schema = match spec.answer {
+            AnswerForm::Findings => findings::findings_schema(self.inputs.corpus.as_deref()),
+            AnswerForm::Report => Report::answer_schema(spec.answer.name()),
+            AnswerForm::Text => None,
+            AnswerForm::Data => JsonAnswer::answer_schema(spec.answer.name()).map(|schema| AnswerSchema {
+                schema: spec.about.output.clone().unwrap_or(schema.schema),
+                ..schema
+            }),
+            AnswerForm::Plan => {
+                return Err(invalid_order_error("an agent that answers with a plan can't do tasks").into());
+            }
+        };
+        let (result, UsageTotals { usage, models }) = self.request_result(question, schema).await?;
+        Ok(TaskResult { usage, models, ..result })
+    }
+
+    /// Drives the conversation and converts the answer into a task's result.
+    async fn request_result(
+        mut self,
+        question: String,
+        schema: Option<AnswerSchema>,
+    ) -> Result<(TaskResult, UsageTotals), SessionError> {
+        let conversation = self.prepare_conversation(question, schema, Vec::new())?;
+        let Self { spec, order, env, inputs, .. } = self;
+        let (attempt, corpus) = (AttemptName::from_order(order), inputs.corpus.as_deref());
+        match spec.answer {
+            AnswerForm::Findings => {
+                let corrections = AtomicU32::new(0);
+                let check = |answer: Findings| match findings::resolve_findings(&answer, corpus) {
+                    Ok(_) => Ok(answer),
+                    Err(mistake) if corrections.fetch_add(1, Ordering::Relaxed) < MAX_CORRECTIONS => {
+                        Err(mistake)
+                    }
+                    Err(mistake) => {
+                        let rest = findings::remove_unverified_quotations(&answer, corpus);
+                        rest.filter(|rest| findings::resolve_findings(rest, corpus).is_ok()).ok_or(mistake)
+                    }
+                };
+                let (answer, spent) = env.run_conversation(attempt, conversation, &check).await?;
+                Ok((findings::resolve_findings(&answer, corpus).map_err(repeated_check_error)?, spent))
+            }
+            AnswerForm::Report => {
+                let none = NumberedResults::default();
+                let results = inputs.numbered.as_deref().unwrap_or(&none);
+                let check = |answer: Report| results.resolve_citations(&answer).map(|_| answer);
+                let (answer, spent) = env.run_conversation(attempt, conversation, &check).await?;
+                Ok((results.resolve_citations(&answer).map_err(repeated_check_error)?, spent))
+            }
+            AnswerForm::Text => {
+                let (PlainText(output), spent) =
+                    env.run_conversation(attempt, conversation, &|text: PlainText| Ok(text)).await?;
+                Ok((TaskResult { output, ..TaskResult::default() }, spent))
+            }
+            AnswerForm::Data | AnswerForm::Plan => {
+                let (JsonAnswer(data), spent) =
+                    env.run_conversation(attempt, conversation, &|data: JsonAnswer| Ok(data)).await?;
+                let output = format!("```json\n{data:#}\n```");
+                let summary = data["summary"].as_str().unwrap_or_default().to_owned();
+                Ok((TaskResult { summary, output, data: Some(data), ..TaskResult::default() }, spent))
+            }
+        }
+    }
+
+    /// Opens the model and the tools and writes the brief. `stateful` are tools that share state outside of this
+    /// session, such as a planner's.
+    fn prepare_conversation(
+        &mut self,
+        task: String,
+        answer: Option<AnswerSchema>,
+        stateful: Vec<Arc<dyn crate::tool::Tool>>,
+    ) -> Result<PreparedConversation, TaskError> {
+        let Self { host, spec, order, env, inputs } = self;
+        let model = host.models.open_for_order(order, &spec.about.name, spec.model.as_ref());
+        let model = model.map_err(|error| invalid_order_error(&error.to_string()))?;
+        let directory = ModelConsultants::new(
+            spec.about.name.clone(),
+            env.sources.clone(),
+            host.models.clone(),
+            model.clone(),
+        );
+        let context = ToolContext {
+            corpus: inputs.corpus.clone(),
+            results: inputs.open_results(order, &env.sources),
+            consultants: Some(Arc::new(directory)),
+            stateful,
+        };
+        let files = env.files.clone().map(|files| inputs.mount_documents(files));
+        let context = match files {
+            Some(files) => context.with_files(files, spec.permissions.clone()),
+            None => context,
+        };
+        let tools = context.open_tools(&spec.tools).into_iter().chain(std::mem::take(&mut env.tools));
+        let toolbox = Toolbox::new(tools).map_err(|duplicate| invalid_order_error(&duplicate.to_string()))?;
+        let brief = AgentBrief {
+            system: render_instructions(spec, order, &inputs.document_list())?,
+            task,
+            tools: toolbox.specs(),
+            answer,
+            limits: spec.limits,
+            max_output_tokens: match spec.answer {
+                AnswerForm::Findings => findings::MAX_OUTPUT_TOKENS,
+                AnswerForm::Report | AnswerForm::Text | AnswerForm::Data | AnswerForm::Plan => {
+                    roles::MAX_OUTPUT_TOKENS
+                }
+            },
+        };
+        Ok(PreparedConversation { brief, toolbox, model })
+    }
+}
+
+/// Renders the system prompt.
+fn render_instructions(
+    spec: &AgentSpec,
+    order: &Order,
+    documents: &DocumentList,
+) -> Result<String, TaskError> {
+    let planning = TaskId::new("planning").expect("a valid name");
+    let id = match &order.assignment {
+        Assignment::Task { task, .. } | Assignment::Review { task, .. } => task,
+        Assignment::Planning { .. } => &planning,
+    };
+    let task = TaskTemplateView {
+        id,
+        objective: &order.objective,
+        feedback: &order.feedback,
+        is_final: order.is_final,
+    };
+    let view = TemplateView {
+        run: RunTemplateView { id: &order.run, objective: &order.mission },
+        task,
+        parameters: &order.parameters,
+        documents,
+        today: format_utc_date(Timestamp::now()),
+    };
+    let rendered = spec.instructions.render(&view);
+    rendered
+        .map_err(|error| invalid_order_error(&format!("the instructions of {}: {error}", spec.about.name)))
+}
+
+fn invalid_order_error(why: &str) -> TaskError {
+    TaskError::new(ErrorKind::InvalidTask, format!("an agent can't do this order: {why}"))
+}
+
+/// The answer passed this check a moment ago, and the documents can't have changed since.
+fn repeated_check_error(mistake: String) -> TaskError {
+    TaskError::new(ErrorKind::Panic, format!("an answer that was valid is invalid now: {mistake}"))
+}

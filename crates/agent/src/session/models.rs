@@ -1,0 +1,182 @@
+//! The selection of an agent's model, and the pool of open models. One pool serves all agents of a process, so that the
+//! state of a model, such as its circuit breaker, is shared.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use millrace_models::provider::default_model_selection;
+use millrace_models::selection::EmptyModelName;
+use millrace_protocol::ids::Capability;
+use millrace_protocol::work::Order;
+
+use crate::builtin::Extractive;
+use crate::model::{self, CreateModelError, Model, ModelFactory, ModelSelection};
+
+/// The most models that stay open. Runs can name any number of them.
+const MAX_OPEN: usize = 64;
+
+/// The models that a command line names: a default, and models for single capabilities.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct ModelPreferences {
+    /// The model for all capabilities without one of their own.
+    pub default: Option<ModelSelection>,
+    /// The models of single capabilities; that of critics is `critic`, that of planners `planner`.
+    pub by_capability: BTreeMap<Capability, ModelSelection>,
+}
+
+impl ModelPreferences {
+    /// Parses texts of the form `[CAPABILITY=]provider:model[,fallback…]`.
+    ///
+    /// # Errors
+    /// One of them does not name a model.
+    pub fn parse<'a>(texts: impl IntoIterator<Item = &'a str>) -> Result<Self, EmptyModelName> {
+        let mut preferences = Self::default();
+        for text in texts {
+            let pair = text
+                .split_once('=')
+                .and_then(|(name, models)| Some((Capability::new(name.trim()).ok()?, models)));
+            match pair {
+                Some((capability, models)) => {
+                    preferences.by_capability.insert(capability, ModelSelection::parse(models)?);
+                }
+                None => preferences.default = Some(ModelSelection::parse(text)?),
+            }
+        }
+        Ok(preferences)
+    }
+
+    /// Returns all choices.
+    pub fn selections(&self) -> impl Iterator<Item = &ModelSelection> {
+        self.default.iter().chain(self.by_capability.values())
+    }
+
+    /// `true` if no model is named.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.selections().next().is_none()
+    }
+}
+
+pub(super) struct ModelPool {
+    preferences: ModelPreferences,
+    fallback: ModelSelection,
+    factory: ModelFactory,
+    /// Open models by selection, the most recently used last.
+    open: Mutex<Vec<(ModelSelection, Arc<dyn Model>)>>,
+}
+
+impl ModelPool {
+    /// Creates a pool and opens the preferred models, so that a mistake is reported before there is any work.
+    pub fn new(preferences: ModelPreferences, factory: ModelFactory) -> Result<Self, CreateModelError> {
+        let environment = |name: &str| std::env::var(name).ok();
+        let fallback = default_model_selection(&environment).unwrap_or_else(built_in_selection);
+        let pool = Self { preferences, fallback, factory, open: Mutex::new(Vec::new()) };
+        for selection in pool.preferences.selections().cloned().collect::<Vec<_>>() {
+            pool.open_model(&selection)?;
+        }
+        Ok(pool)
+    }
+
+    /// Returns the model for an order. The first of these that is set: the run's model for this capability, the
+    /// process's model for it, the model in the capability's file, the run's default, the process's default, the
+    /// model that the environment variables suggest, the built-in model.
+    pub fn open_for_order(
+        &self,
+        order: &Order,
+        capability: &Capability,
+        spec: Option<&ModelSelection>,
+    ) -> Result<Arc<dyn Model>, CreateModelError> {
+        let parse = |name: &Option<String>| name.as_deref().and_then(|name| ModelSelection::parse(name).ok());
+        let selection = parse(&order.own_model)
+            .or_else(|| self.preferences.by_capability.get(capability).cloned())
+            .or_else(|| spec.cloned())
+            .or_else(|| parse(&order.model))
+            .or_else(|| self.preferences.default.clone());
+        self.open_model(selection.as_ref().unwrap_or(&self.fallback))
+    }
+
+    /// Opens a model, or returns the open one.
+    pub fn open_model(&self, selection: &ModelSelection) -> Result<Arc<dyn Model>, CreateModelError> {
+        let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        let entry = match open.iter().position(|(known, _)| known == selection) {
+            Some(at) => open.remove(at),
+            None => (selection.clone(), model::open_model(selection, &self.factory)?),
+        };
+        let model = entry.1.clone();
+        open.push(entry);
+        if open.len() > MAX_OPEN {
+            open.remove(0);
+        }
+        Ok(model)
+    }
+}
+
+fn built_in_selection() -> ModelSelection {
+    ModelSelection::parse(Extractive::NAME).expect("the built-in model has a name")
+}
+
+#[cfg(test)]
+mod tests {
+    use millrace_protocol::ids::{RunId, TaskId};
+    use millrace_protocol::plan::Work;
+
+    use super::*;
+
+    fn build_order(own_model: Option<&str>, model: Option<&str>) -> Order {
+        let run = RunId::new("r").unwrap();
+        let lane = run.lane(1);
+        let work = Work::Task { task: TaskId::new("t").unwrap(), attempt: 1 };
+        Order {
+            model: model.map(str::to_owned),
+            own_model: own_model.map(str::to_owned),
+            ..Order::new(run, lane, work, "", Capability::new("analyst").unwrap())
+        }
+    }
+
+    #[test]
+    fn a_model_for_one_capability_takes_precedence_over_a_default() {
+        // Each round sets one model less than the round before; the first that is set is used.
+        let all = ["ollama:run-own", "ollama:process-own", "ollama:file", "ollama:run", "ollama:process"];
+        for skipped in 0..=all.len() {
+            let model_at = |at: usize| (at >= skipped).then(|| all[at]);
+            let own = model_at(1).map(|model| format!("analyst={model}"));
+            let preferences =
+                ModelPreferences::parse(own.iter().map(String::as_str).chain(model_at(4))).unwrap();
+            let fallback = built_in_selection();
+            let pool =
+                ModelPool { preferences, fallback, factory: ModelFactory::default(), open: Mutex::default() };
+            let spec = model_at(2).map(|model| ModelSelection::parse(model).unwrap());
+            let order = build_order(model_at(0), model_at(3));
+            let model = pool.open_for_order(&order, &order.capability, spec.as_ref()).unwrap();
+            let expected = all.get(skipped).copied().unwrap_or(Extractive::NAME);
+            assert_eq!(model.name(), expected, "without the first {skipped}");
+        }
+        let preferences = ModelPreferences::parse(["another=ollama:x"]).unwrap();
+        let pool = ModelPool {
+            preferences,
+            fallback: built_in_selection(),
+            factory: ModelFactory::default(),
+            open: Mutex::default(),
+        };
+        let order = build_order(None, None);
+        assert_eq!(pool.open_for_order(&order, &order.capability, None).unwrap().name(), Extractive::NAME);
+    }
+
+    #[test]
+    fn a_text_names_a_default_or_a_model_for_one_capability() {
+        let preferences =
+            ModelPreferences::parse(["openai:a, ollama:b", "critic=builtin:extractive", "x=y:z"]).unwrap();
+        let names = |selection: &ModelSelection| {
+            selection.models.iter().map(|one| one.name.clone()).collect::<Vec<_>>()
+        };
+        assert_eq!(names(preferences.default.as_ref().unwrap()), ["openai:a", "ollama:b"]);
+        assert_eq!(
+            names(&preferences.by_capability[&Capability::new("critic").unwrap()]),
+            ["builtin:extractive"]
+        );
+        assert_eq!(names(&preferences.by_capability[&Capability::new("x").unwrap()]), ["y:z"]);
+        assert!(ModelPreferences::parse(["critic="]).is_err() && ModelPreferences::parse([""]).is_err());
+        let address = ModelPreferences::parse(["openai-compatible:q@http://h/v1"]).unwrap();
+        assert!(address.by_capability.is_empty() && !address.is_empty());
+    }
+}

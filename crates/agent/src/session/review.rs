@@ -1,0 +1,366 @@
+//! Reviews: from a critic's order to a verdict. Judges are models; each is asked in turn until the quorum of the panel
+//! is decided. The brief and the counting of votes are in [`crate::critic`].
+//!
+//! ```text
+//! journal, one model:       model.0 …
+//!          several models:  judge.0.model.0 … judge.1.lost judge.2.model.0 …
+//! ```
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::FutureExt;
+use futures::future::BoxFuture;
+use millrace_protocol::ids::{Capability, TaskId};
+use millrace_protocol::plan::ResourceAmounts;
+use millrace_protocol::provider::{ProviderStatus, ProviderWait};
+use millrace_protocol::result::{ErrorKind, TaskError, Verdict};
+use millrace_protocol::subject::CRITIC;
+use millrace_protocol::work::{Assignment, InputResult, JudgePanel, Order, ReviewBrief};
+use serde_json::Value;
+
+use super::results::InputResults;
+use super::{AgentHost, PreparedConversation, SessionEnvironment, SessionError, invalid_order_error};
+use crate::critic::{
+    Judgement, JudgementValidator, ModelVerdict, ReviewEvidence, ReviewPanel, ReviewTask, build_review_brief,
+};
+use crate::files::Files;
+use crate::model::{Model, ModelSelection};
+use crate::roles::DocumentList;
+use crate::sources::OrderInputs;
+use crate::tool::{TaskResultSource, Toolbox};
+use crate::turn::{AgentBrief, AttemptName, Journal, JournalError, UsageTotals};
+
+/// The part of a review that is the same for all judges.
+struct PanelReview<'a> {
+    order: &'a Order,
+    task: &'a TaskId,
+    criteria: &'a [String],
+    brief: AgentBrief,
+    toolbox: Toolbox,
+}
+
+/// The outcome of one judge of a panel.
+enum JudgeOutcome {
+    Verdict(Verdict, UsageTotals),
+    /// It failed for a reason of its own, so that the others may still reach a verdict.
+    Failed(TaskError),
+}
+
+impl AgentHost {
+    /// Reviews the result that an order refers to, by the order's criteria and `criteria`: asks the models of the
+    /// order's panel one after another until their quorum is decided.
+    ///
+    /// # Errors
+    /// As for [`AgentSession::run_planning`](super::AgentSession::run_planning); the order is not a review of a result; or
+    /// too many judges failed.
+    pub async fn run_review(
+        &self,
+        order: &Order,
+        criteria: &[String],
+        mut env: SessionEnvironment<'_>,
+    ) -> Result<Verdict, SessionError> {
+        let (Assignment::Review { task, brief: requirements, .. }, Some(input)) =
+            (&order.assignment, order.inputs.first())
+        else {
+            return Err(invalid_order_error("it is not a review of a result").into());
+        };
+        let criteria = merge_criteria(requirements, criteria);
+        let (sources, files) = (env.sources.clone(), env.files.clone());
+        let (sheet, evidence) = self.collect_evidence(task, input, order, &criteria, sources, files).await?;
+        let toolbox = evidence.open_tools();
+        let case = PanelReview {
+            order,
+            task,
+            criteria: &criteria,
+            brief: build_review_brief(&sheet, &toolbox),
+            toolbox,
+        };
+        let single = JudgePanel { models: Vec::new(), quorum: 1 };
+        let panel = requirements.panel.as_ref().unwrap_or(&single);
+        if panel.models.is_empty() {
+            let role = Capability::new(CRITIC).expect("a valid name");
+            let model = self.models.open_for_order(order, &role, None);
+            let model = model.map_err(|error| invalid_order_error(&error.to_string()))?;
+            let (verdict, spent) = case.run_judge(model, env).await?;
+            return Ok(Verdict { usage: spent.usage, models: spent.models, ..verdict });
+        }
+        self.ask_panel(&case, panel, &mut env).await
+    }
+
+    /// Returns the review task for the brief, and the evidence for the judges' tools.
+    async fn collect_evidence(
+        &self,
+        task: &TaskId,
+        input: &InputResult,
+        order: &Order,
+        criteria: &[String],
+        sources: Arc<dyn OrderInputs>,
+        files: Option<Arc<dyn Files>>,
+    ) -> Result<(ReviewTask, ReviewEvidence), SessionError> {
+        let result = sources.read_result(input).await?;
+        let corpus = match &order.documents {
+            None => None,
+            Some(set) => Some(self.documents.open_corpus(set, sources.as_ref()).await?),
+        };
+        let sheet = ReviewTask {
+            task_id: task.clone(),
+            objective: order.objective.clone(),
+            run_objective: order.mission.clone(),
+            capability: order.capability.to_string(),
+            criteria: criteria.to_vec(),
+            documents: corpus.as_deref().map(DocumentList::from_corpus).unwrap_or_default(),
+            result,
+            is_cut: false,
+        };
+        let readable = order
+            .review_brief()
+            .into_iter()
+            .flat_map(|brief| &brief.evidence)
+            .chain([input])
+            .cloned()
+            .collect();
+        let results: Arc<dyn TaskResultSource> = Arc::new(InputResults::new(readable, sources));
+        Ok((sheet, ReviewEvidence { corpus, results: Some(results), files }))
+    }
+
+    async fn ask_panel(
+        &self,
+        case: &PanelReview<'_>,
+        panel: &JudgePanel,
+        env: &mut SessionEnvironment<'_>,
+    ) -> Result<Verdict, SessionError> {
+        let mut votes = ReviewPanel::new(panel.models.len(), panel.quorum);
+        let (mut spent, mut failed) = (UsageTotals::default(), Vec::new());
+        for (number, name) in panel.models.iter().enumerate() {
+            let allowance = subtract_spent_amounts(env.allowance, &spent);
+            let outcome = self.ask_judge(case, number, name, allowance, env).await;
+            match outcome.map_err(|error| add_spent_to_error(error, &spent))? {
+                JudgeOutcome::Verdict(verdict, used) => {
+                    spent.add_totals(&used);
+                    votes.add_verdict(ModelVerdict { model: name.clone(), verdict });
+                }
+                JudgeOutcome::Failed(error) => {
+                    spent.add_totals(&UsageTotals { usage: error.usage, models: error.models.clone() });
+                    failed.push((name, error));
+                }
+            }
+            if votes.majority_decision().is_some() {
+                break;
+            }
+        }
+        match votes.into_verdict() {
+            Some(verdict) => Ok(Verdict { usage: spent.usage, models: spent.models, ..verdict }),
+            None => Err(add_spent_to_error(undecided_panel_error(panel, &failed).into(), &spent)),
+        }
+    }
+
+    /// Asks one judge of a panel. A judge's failure is recorded, so that a critic that resumes the review skips it
+    /// instead of matching its steps against those of the next judge.
+    async fn ask_judge(
+        &self,
+        case: &PanelReview<'_>,
+        number: usize,
+        name: &str,
+        allowance: ResourceAmounts,
+        env: &mut SessionEnvironment<'_>,
+    ) -> Result<JudgeOutcome, SessionError> {
+        let mut journal = JudgeJournal {
+            journal: env.journal.as_mut(),
+            prefix: format!("judge.{number}."),
+            recorded_failure: None,
+        };
+        let opened = ModelSelection::parse(name).map_err(|error| error.to_string());
+        let opened = opened
+            .and_then(|selection| self.models.open_model(&selection).map_err(|error| error.to_string()));
+        let judged = match opened {
+            Ok(model) => {
+                let observer = env.observer.clone();
+                let judge = SessionEnvironment {
+                    observer,
+                    allowance,
+                    provider_timeout: env.provider_timeout,
+                    ..SessionEnvironment::new(env.sources.clone(), &mut journal)
+                };
+                case.run_judge(model, judge).await
+            }
+            Err(reason) => journal
+                .read_recorded_step(&[])
+                .await
+                .map_err(journal_error)
+                .and(Err(invalid_order_error(&reason).into())),
+        };
+        match judged {
+            Ok((verdict, spent)) => Ok(JudgeOutcome::Verdict(verdict, spent)),
+            Err(error) => match (journal.recorded_failure.take(), error) {
+                (Some(failure), _) => Ok(JudgeOutcome::Failed(failure)),
+                (None, SessionError::Task(error)) if is_judge_failure(error.kind) => {
+                    journal.record_failure(&error).await.map_err(journal_error)?;
+                    Ok(JudgeOutcome::Failed(error))
+                }
+                (None, error) => Err(error),
+            },
+        }
+    }
+}
+
+impl PanelReview<'_> {
+    /// Asks one model for a judgement.
+    async fn run_judge(
+        &self,
+        model: Arc<dyn Model>,
+        env: SessionEnvironment<'_>,
+    ) -> Result<(Verdict, UsageTotals), SessionError> {
+        // Without files, large tool results stay in the conversation: a judge must not write to the workspace.
+        let env = SessionEnvironment { files: None, ..env };
+        let conversation =
+            PreparedConversation { brief: self.brief.clone(), toolbox: self.toolbox.clone(), model };
+        let expected = JudgementValidator::new(self.task, self.criteria);
+        let check = |judgement: Judgement| expected.validate_judgement(judgement);
+        let (judgement, spent) =
+            env.run_conversation(AttemptName::from_order(self.order), conversation, &check).await?;
+        Ok((judgement.to_verdict(), spent))
+    }
+}
+
+/// Returns the criteria of the order and those of its capability, without duplicates.
+fn merge_criteria(requirements: &ReviewBrief, more: &[String]) -> Vec<String> {
+    let mut merged: Vec<String> = Vec::new();
+    for criterion in requirements.criteria.iter().chain(more) {
+        if !criterion.trim().is_empty() && !merged.contains(criterion) {
+            merged.push(criterion.clone());
+        }
+    }
+    merged
+}
+
+/// `true` if an error concerns one judge, so that others may succeed, rather than something that all judges need.
+fn is_judge_failure(kind: ErrorKind) -> bool {
+    match kind {
+        ErrorKind::Model | ErrorKind::Limit | ErrorKind::InvalidTask | ErrorKind::WrongParameters => true,
+        ErrorKind::Tool | ErrorKind::Panic | ErrorKind::Abandoned | ErrorKind::Unclear | ErrorKind::Other => {
+            false
+        }
+    }
+}
+
+fn subtract_spent_amounts(allowance: ResourceAmounts, spent: &UsageTotals) -> ResourceAmounts {
+    let mut remaining = allowance;
+    for (dimension, amount) in allowance.iter() {
+        remaining.set(dimension, Some(amount.saturating_sub(dimension.amount_used(&spent.usage))));
+    }
+    remaining
+}
+
+/// Adds the usage of the judges before to an error.
+fn add_spent_to_error(error: SessionError, before: &UsageTotals) -> SessionError {
+    match error {
+        SessionError::Source(error) => SessionError::Source(error),
+        SessionError::ProviderAway(wait) => SessionError::ProviderAway(wait),
+        // The usage of the earlier judges is part of the need.
+        SessionError::ReservationTooSmall(needs) => {
+            let mut all = needs;
+            for (dimension, amount) in needs.iter() {
+                all.set(dimension, Some(amount.saturating_add(dimension.amount_used(&before.usage))));
+            }
+            SessionError::ReservationTooSmall(all)
+        }
+        SessionError::Task(error) => {
+            let mut spent = before.clone();
+            spent.add_totals(&UsageTotals { usage: error.usage, models: error.models.clone() });
+            SessionError::Task(TaskError { usage: spent.usage, models: spent.models, ..error })
+        }
+    }
+}
+
+fn undecided_panel_error(panel: &JudgePanel, failed: &[(&String, TaskError)]) -> TaskError {
+    let errors: Vec<String> =
+        failed.iter().map(|(name, error)| format!("{name}: {}", error.message)).collect();
+    let message = format!(
+        "{} of {} judges failed, and the verdicts of the others do not decide whether {} accept the result; {}",
+        failed.len(),
+        panel.models.len(),
+        panel.quorum,
+        errors.join("; ")
+    );
+    // Retryable if one of the failures is: that judge may succeed the next time.
+    let kind = failed.iter().map(|(_, error)| error.kind).find(|kind| kind.is_retryable());
+    TaskError::new(kind.unwrap_or(ErrorKind::InvalidTask), message)
+}
+
+fn journal_error(error: JournalError) -> SessionError {
+    SessionError::Task(TaskError::new(ErrorKind::Other, error.to_string()))
+}
+
+/// The part of the journal that belongs to one judge: steps with its prefix.
+struct JudgeJournal<'a> {
+    journal: &'a mut dyn Journal,
+    prefix: String,
+    /// The failure that the journal holds for this judge.
+    recorded_failure: Option<TaskError>,
+}
+
+impl JudgeJournal<'_> {
+    fn failure_step_name(&self) -> String {
+        format!("{}lost", self.prefix)
+    }
+
+    async fn record_failure(&mut self, error: &TaskError) -> Result<(), JournalError> {
+        let value = serde_json::to_value(error).expect("an error holds only texts and numbers");
+        self.journal.append_step(&self.failure_step_name(), &value).await
+    }
+}
+
+impl Journal for JudgeJournal<'_> {
+    fn read_recorded_step<'a>(
+        &'a mut self,
+        names: &'a [String],
+    ) -> BoxFuture<'a, Result<Option<(usize, Value)>, JournalError>> {
+        async move {
+            let own = names.iter().map(|name| format!("{}{name}", self.prefix));
+            let steps: Vec<String> = own.chain([self.failure_step_name()]).collect();
+            let Some((at, value)) = self.journal.read_recorded_step(&steps).await? else {
+                return Ok(None);
+            };
+            if at < names.len() {
+                return Ok(Some((at, value)));
+            }
+            let unreadable = |mistake: serde_json::Error| JournalError::Failed(mistake.to_string());
+            self.recorded_failure = Some(serde_json::from_value(value).map_err(unreadable)?);
+            Err(JournalError::Failed("this judge failed before".into()))
+        }
+        .boxed()
+    }
+
+    fn append_step<'a>(
+        &'a mut self,
+        name: &'a str,
+        value: &'a Value,
+    ) -> BoxFuture<'a, Result<(), JournalError>> {
+        async move { self.journal.append_step(&format!("{}{name}", self.prefix), value).await }.boxed()
+    }
+
+    fn append_note<'a>(&'a mut self, text: &'a str) -> BoxFuture<'a, Result<(), JournalError>> {
+        self.journal.append_note(text)
+    }
+
+    fn report_provider<'a>(
+        &'a mut self,
+        text: &'a str,
+        status: &'a ProviderStatus,
+    ) -> BoxFuture<'a, Result<(), JournalError>> {
+        self.journal.report_provider(text, status)
+    }
+
+    fn interrupt_wait(&mut self) {
+        self.journal.interrupt_wait();
+    }
+
+    fn provider_wait(&self) -> Option<ProviderWait> {
+        self.journal.provider_wait()
+    }
+
+    fn keepalive_interval(&self) -> Duration {
+        self.journal.keepalive_interval()
+    }
+}

@@ -1,0 +1,165 @@
+//! The built-in tools by name. Tools that reach outside of the process (`execute`, `fetch_url`, `web_search`, MCP) are
+//! added by the host of the agent.
+
+use std::sync::Arc;
+
+use crate::corpus::Corpus;
+use crate::files::Files;
+use crate::files::permissions::CompiledPermissions;
+use crate::spec::{ToolNames, ToolReference};
+use crate::tool::files::create_file_tools;
+use crate::tool::{
+    ConsultableCapabilities, TaskResultSource, Tool, append_note_tool, consult_tool, get_task_result_tool,
+    list_completed_tasks_tool, now_tool, read_document_tool, read_notes_tool, search_documents_tool,
+    think_tool, write_todos_tool,
+};
+
+/// The constructor of a tool.
+#[derive(Clone, Copy)]
+enum ToolConstructor {
+    /// By itself; `None` if the session has nothing for it to work on.
+    Open(fn(&ToolContext) -> Option<Arc<dyn Tool>>),
+    /// As part of a set that shares state: the file tools share the versions that the agent has read, the tools of a
+    /// planner share the draft of the plan.
+    Stateful,
+}
+
+use ToolConstructor::{Open, Stateful};
+
+/// Every built-in tool: its name in capability files and its constructor. Sorted by name.
+const TOOLS: [(&str, ToolConstructor); 26] = [
+    ("add_task", Stateful),
+    ("add_tasks", Stateful),
+    ("append_note", Open(|_| Some(append_note_tool()))),
+    ("cancel_task", Stateful),
+    ("consult", Open(|context| Some(consult_tool(context.consultants.clone()?, context.results.clone())))),
+    ("delete", Stateful),
+    ("edit_file", Stateful),
+    ("finish", Stateful),
+    ("get_task_result", Open(|context| context.results.clone().map(get_task_result_tool))),
+    ("glob", Stateful),
+    ("grep", Stateful),
+    ("list_completed_tasks", Open(|context| context.results.clone().map(list_completed_tasks_tool))),
+    ("ls", Stateful),
+    ("mark_final", Stateful),
+    ("now", Open(|_| Some(now_tool()))),
+    ("patch_task", Stateful),
+    ("read_document", Open(|context| context.available_documents().map(read_document_tool))),
+    ("read_file", Stateful),
+    ("read_notes", Open(|_| Some(read_notes_tool()))),
+    ("retry_task", Stateful),
+    ("search_documents", Open(|context| context.available_documents().map(search_documents_tool))),
+    ("set_status", Stateful),
+    ("think", Open(|_| Some(think_tool()))),
+    ("view_qa_report", Stateful),
+    ("write_file", Stateful),
+    ("write_todos", Open(|_| Some(write_todos_tool()))),
+];
+
+/// Returns the names of all built-in tools, sorted. A capability file may name any of them; an agent gets those that
+/// have something to work on: documents, results, files, other capabilities, a plan.
+pub fn list_built_in_tool_names() -> impl Iterator<Item = &'static str> {
+    TOOLS.iter().map(|(name, _)| *name)
+}
+
+/// The data that the tools of a session work on.
+#[derive(Clone, Default)]
+pub struct ToolContext {
+    /// The documents of the run.
+    pub corpus: Option<Arc<Corpus>>,
+    /// The results that the task depends on.
+    pub results: Option<Arc<dyn TaskResultSource>>,
+    /// The capabilities that can be consulted.
+    pub consultants: Option<Arc<dyn ConsultableCapabilities>>,
+    /// Open tools that share state with each other. They take precedence over tools of the same name.
+    pub stateful: Vec<Arc<dyn Tool>>,
+}
+
+/// The catalogue of the built-in tools; none of them has settings.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct BuiltInToolNames;
+
+impl ToolNames for BuiltInToolNames {
+    fn names(&self) -> Vec<&str> {
+        list_built_in_tool_names().collect()
+    }
+
+    fn has_settings(&self, _: &str) -> bool {
+        false
+    }
+}
+
+impl ToolContext {
+    /// Adds the tools over the run's files.
+    #[must_use]
+    pub fn with_files(mut self, files: Arc<dyn Files>, rules: CompiledPermissions) -> Self {
+        self.stateful.extend(create_file_tools(files, rules));
+        self
+    }
+
+    /// Opens the built-in tools among `entries` that have something to work on.
+    #[must_use]
+    pub fn open_tools(&self, entries: &[ToolReference]) -> Vec<Arc<dyn Tool>> {
+        let constructor = |name: &str| TOOLS.iter().find(|(known, _)| *known == name);
+        entries
+            .iter()
+            .filter_map(|entry| constructor(&entry.name))
+            .filter_map(|(name, constructor)| self.open_tool(name, *constructor))
+            .collect()
+    }
+
+    fn open_tool(&self, name: &str, constructor: ToolConstructor) -> Option<Arc<dyn Tool>> {
+        let stateful = self.stateful.iter().find(|tool| tool.spec().name == name).cloned();
+        match constructor {
+            Open(open) => stateful.or_else(|| open(self)),
+            Stateful => stateful,
+        }
+    }
+
+    fn available_documents(&self) -> Option<Arc<Corpus>> {
+        self.corpus.clone().filter(|corpus| !corpus.documents().is_empty())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use millrace_strict_yaml::Position;
+
+    use super::*;
+    use crate::corpus::InputFile;
+    use crate::files::FolderFiles;
+    use crate::files::permissions::PermissionRules;
+
+    fn open_tool_names(context: &ToolContext) -> Vec<String> {
+        let position = Position { line: 1, column: 1 };
+        let entry = |name: &str| ToolReference { name: name.into(), position, settings: None };
+        let entries: Vec<ToolReference> = list_built_in_tool_names().map(entry).collect();
+        context.open_tools(&entries).iter().map(|tool| tool.spec().name).collect()
+    }
+
+    #[test]
+    fn only_tools_with_something_to_work_on_are_opened() {
+        let always = ["append_note", "now", "read_notes", "think", "write_todos"];
+        assert_eq!(open_tool_names(&ToolContext::default()), always);
+        let file = InputFile { path: "a.txt".into(), bytes: b"text".to_vec() };
+        let corpus = Some(Arc::new(Corpus::build_or_load(vec![file], None).unwrap()));
+        let with_documents = open_tool_names(&ToolContext { corpus, ..ToolContext::default() });
+        assert!(with_documents.contains(&"read_document".into()));
+        assert!(with_documents.contains(&"search_documents".into()));
+    }
+
+    #[test]
+    fn every_file_tool_can_be_named() {
+        let folder = tempfile::tempdir().unwrap();
+        let files = Arc::new(FolderFiles::open(folder.path()).unwrap());
+        let context = ToolContext::default().with_files(files, PermissionRules::default().compile().unwrap());
+        let names = open_tool_names(&context);
+        assert!(context.stateful.iter().all(|tool| names.contains(&tool.spec().name)), "{names:?}");
+        assert_eq!(context.stateful.len(), 7);
+    }
+
+    #[test]
+    fn the_table_is_sorted_by_name_without_duplicates() {
+        assert!(TOOLS.is_sorted_by(|(a, _), (b, _)| a < b));
+    }
+}

@@ -1,0 +1,110 @@
+//! The inputs of an agent's work: earlier results, blobs, the plan and the capabilities of the cluster. The crate reads
+//! them through [`OrderInputs`] only; the host of the agent implements it.
+
+use futures::FutureExt;
+use futures::future::{BoxFuture, ready};
+use jiff::Timestamp;
+use millrace_protocol::plan::{
+    Event, Plan, PlannerConsultMode, PlannerTrigger, PlanningEvent, PlanningMode, RunEvent, apply,
+};
+use millrace_protocol::result::{CapabilityDescription, TaskResult};
+use millrace_protocol::work::{InputResult, Order};
+use serde::{Deserialize, Serialize};
+
+/// Read access to everything an order refers to.
+pub trait OrderInputs: Send + Sync + 'static {
+    /// Returns the result that an input refers to.
+    ///
+    /// # Errors
+    /// See [`OrderInputError`].
+    fn read_result<'a>(
+        &'a self,
+        input: &'a InputResult,
+    ) -> BoxFuture<'a, Result<TaskResult, OrderInputError>>;
+
+    /// Returns the blob with this SHA-256.
+    ///
+    /// # Errors
+    /// See [`OrderInputError`].
+    fn read_blob<'a>(&'a self, sha256: &'a str) -> BoxFuture<'a, Result<Vec<u8>, OrderInputError>>;
+
+    /// Returns the run's plan as of the decision with the sequence `through`. The default knows no log and derives the
+    /// plan from the order alone.
+    ///
+    /// # Errors
+    /// See [`OrderInputError`].
+    fn read_plan<'a>(
+        &'a self,
+        order: &'a Order,
+        through: u64,
+    ) -> BoxFuture<'a, Result<Plan, OrderInputError>> {
+        let _ = through;
+        ready(Ok(plan_without_log(order))).boxed()
+    }
+
+    /// Returns the capabilities of the cluster and the number of live slots of each, for planners.
+    ///
+    /// # Errors
+    /// See [`OrderInputError`].
+    fn read_offers(&self) -> BoxFuture<'_, Result<Vec<CapabilityOffer>, OrderInputError>> {
+        let listing = self.read_capabilities();
+        let offer = |about| CapabilityOffer { about, slots: None };
+        listing.map(move |all| Ok(all?.into_iter().map(offer).collect())).boxed()
+    }
+
+    /// Returns the capabilities of the cluster, for agents that consult each other.
+    ///
+    /// # Errors
+    /// See [`OrderInputError`].
+    fn read_capabilities(&self) -> BoxFuture<'_, Result<Vec<CapabilityDescription>, OrderInputError>> {
+        ready(Ok(Vec::new())).boxed()
+    }
+}
+
+/// A failure to read a source.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum OrderInputError {
+    /// The store does not respond. A retry may succeed.
+    #[error("{0}")]
+    Unavailable(String),
+    /// The data is missing or corrupt. A retry does not help.
+    #[error("{0}")]
+    Broken(String),
+}
+
+/// A capability that a planner can use.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct CapabilityOffer {
+    /// Its description, as registered.
+    #[serde(flatten)]
+    pub about: CapabilityDescription,
+    /// The number of slots that live workers have for it; `None` if unknown.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub slots: Option<u32>,
+}
+
+/// Returns the plan of a run that has no decisions yet, as far as an order describes it.
+#[must_use]
+pub fn plan_without_log(order: &Order) -> Plan {
+    let mut plan = Plan::default();
+    let started = Event::Run(RunEvent::Started {
+        objective: order.mission.clone(),
+        mode: PlanningMode::Llm,
+        documents: order.documents.clone(),
+        model: order.model.clone(),
+        models: Default::default(),
+        fail_fast: false,
+        budget: Box::default(),
+        consult: PlannerConsultMode::Judgement,
+    });
+    let requested = Event::Planning(PlanningEvent::Requested {
+        turn: 1,
+        attempt: 1,
+        feedback: None,
+        triggers: vec![PlannerTrigger::NoPlan],
+    });
+    for event in [started, requested] {
+        apply(&mut plan, &event, Timestamp::UNIX_EPOCH);
+    }
+    plan
+}

@@ -1,0 +1,529 @@
+//! The definition of an agent as data, from YAML in a capability file or from a builder in Rust. It owns the file format,
+//! its error messages and the template of the instructions; it opens no model and no tool, and runs nothing.
+
+mod review;
+mod schema;
+mod template;
+
+use std::path::Path;
+
+use millrace_models::ModelSelection;
+use millrace_protocol::ids::Capability;
+use millrace_protocol::plan::ReviewPolicy;
+use millrace_protocol::result::{CapabilityDescription, ConsultSettings};
+use millrace_strict_yaml::{
+    FileDescription, LoadError, MappingFields, MistakeCollector, Position, YamlMistake, YamlMistakes,
+    YamlNode, YamlValue, deserialize_node, did_you_mean_hint,
+};
+use serde::{Deserialize, Serialize};
+
+pub use review::{read_review, review_schema};
+pub use schema::{agent_file_schema, common_properties_schema, merge_json};
+pub use template::{
+    RunTemplateView, TaskTemplateView, Template, TemplateError, TemplateView, format_utc_date,
+};
+
+use crate::files::permissions::{CompiledPermissions, PermissionRules};
+use crate::turn::Limits;
+
+/// The maximum size of a capability file, in bytes.
+pub const MAX_BYTES: u64 = 1024 * 1024;
+/// The name of the file's content in error messages.
+pub const KIND: FileDescription = FileDescription { name: "capability", holds: "a name and a description" };
+
+/// The fields that all kinds of capabilities have.
+pub const COMMON: [&str; 7] = ["name", "kind", "description", "concurrency", "input", "output", "review"];
+/// The fields of an agent in addition to [`COMMON`].
+pub const AGENT: [&str; 8] =
+    ["instructions", "model", "tools", "mcp", "permissions", "limits", "answer", "consult"];
+
+/// The self-description of a capability of any kind.
+#[derive(Debug, Clone, PartialEq)]
+pub struct CapabilityFields {
+    /// Its name.
+    pub name: Capability,
+    /// A description of its purpose, for planners and people.
+    pub description: String,
+    /// The number of attempts that a worker runs concurrently; `None` for the worker's default.
+    pub slots: Option<u32>,
+    /// The JSON Schema of a task's parameters; `None` accepts any.
+    pub input: Option<serde_json::Value>,
+    /// The JSON Schema of a result's `data`; `None` if there is none.
+    pub output: Option<serde_json::Value>,
+    /// The review of its results, unless the task has its own.
+    pub review: ReviewPolicy,
+}
+
+/// An agent: its instructions, its tools and limits, and the form of its answer.
+#[derive(Debug, Clone)]
+pub struct AgentSpec {
+    /// Its self-description.
+    pub about: CapabilityFields,
+    /// The template of its system prompt.
+    pub instructions: Template,
+    /// Its model; `None` leaves it to the run and the worker.
+    pub model: Option<ModelSelection>,
+    /// The tools it gets.
+    pub tools: Vec<ToolReference>,
+    /// The MCP servers whose tools it gets, as written in the file.
+    pub servers: Vec<YamlNode>,
+    /// Its file permissions.
+    pub permissions: CompiledPermissions,
+    /// Its limits.
+    pub limits: Limits,
+    /// The form of its answer.
+    pub answer: AnswerForm,
+    /// `true` if other agents may ask it short questions.
+    pub is_consultable: bool,
+}
+
+/// A tool of an agent.
+#[derive(Debug, Clone)]
+pub struct ToolReference {
+    /// Its name.
+    pub name: String,
+    /// Its position in the file.
+    pub position: Position,
+    /// Its settings, if the file has any.
+    pub settings: Option<YamlNode>,
+}
+
+/// The form of an agent's answer.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum AnswerForm {
+    /// Markdown that cites passages of the run's documents, each of which is checked against the document.
+    Findings,
+    /// Markdown that cites the sources of the results it used, each of which is checked.
+    Report,
+    /// Plain text.
+    #[default]
+    Text,
+    /// A JSON value that fits the capability's output schema.
+    Data,
+    /// Tasks for a plan. Only for the capability `planner`.
+    Plan,
+}
+
+impl AnswerForm {
+    /// All forms.
+    pub const ALL: [Self; 5] = [Self::Findings, Self::Report, Self::Text, Self::Data, Self::Plan];
+
+    /// Its name in a file; also that of the answer's schema.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Findings => "findings",
+            Self::Report => "report",
+            Self::Text => "text",
+            Self::Data => "data",
+            Self::Plan => "plan",
+        }
+    }
+}
+
+/// The tools that a file may name.
+pub trait ToolNames {
+    /// All names.
+    fn names(&self) -> Vec<&str>;
+
+    /// `true` if the tool of this name takes settings.
+    fn has_settings(&self, name: &str) -> bool;
+}
+
+impl CapabilityFields {
+    /// Reads the common fields.
+    ///
+    /// # Errors
+    /// The first mistake.
+    pub fn read_fields(fields: &MappingFields<'_>) -> Result<Self, YamlMistake> {
+        let mut mistakes = MistakeCollector::default();
+        match Self::collect_fields(fields, &mut mistakes) {
+            Some(read) if mistakes.is_empty() => Ok(read),
+            Some(_) | None => Err(mistakes.into_first()),
+        }
+    }
+
+    /// Reads the common fields and collects the mistakes.
+    pub fn collect_fields(fields: &MappingFields<'_>, mistakes: &mut MistakeCollector) -> Option<Self> {
+        let name = fields.require_field("name").and_then(|name| {
+            Capability::new(name.parse_text("name")?)
+                .map_err(|invalid| YamlMistake::at_position(name.position, invalid.to_string()))
+        });
+        let name = mistakes.check(name);
+        let description = fields.require_field("description").and_then(|description| {
+            match description.parse_text("description")?.trim() {
+                "" => {
+                    Err(description.mismatch_error("description", "a sentence that describes what it does"))
+                }
+                text => Ok(text.to_owned()),
+            }
+        });
+        let description = mistakes.check(description);
+        let slots = fields.find_field("concurrency").map(|node| {
+            match node.parse_integer("concurrency", "from 1 to 1000")? {
+                slots @ 1..=1000 => Ok(slots),
+                _ => Err(node.mismatch_error("concurrency", "a whole number from 1 to 1000")),
+            }
+        });
+        let slots = mistakes.check_optional(slots);
+        let schema = |name: &'static str| fields.find_field(name).map(|node| read_json_schema(node, name));
+        let input = mistakes.check_optional(schema("input"));
+        let output = mistakes.check_optional(schema("output"));
+        let review = mistakes.check_optional(fields.find_field("review").map(read_review));
+        Some(Self {
+            name: name?,
+            description: description?,
+            slots,
+            input,
+            output,
+            review: review.unwrap_or_default(),
+        })
+    }
+
+    /// Adds a criterion for critics to every result; a capability without a review gets one.
+    pub fn add_criterion(&mut self, sentence: &str) {
+        let sentence = sentence.to_owned();
+        self.review = match std::mem::take(&mut self.review) {
+            ReviewPolicy::None => ReviewPolicy::critic(vec![sentence]),
+            ReviewPolicy::Checks { checks } => ReviewPolicy::Critic {
+                criteria: vec![sentence],
+                checks,
+                models: Vec::new(),
+                quorum: None,
+                sample_percent: None,
+            },
+            ReviewPolicy::Critic { mut criteria, checks, models, quorum, sample_percent } => {
+                criteria.push(sentence);
+                ReviewPolicy::Critic { criteria, checks, models, quorum, sample_percent }
+            }
+        };
+    }
+
+    /// The criteria for every result, in addition to those of a task's own review.
+    fn criteria(&self) -> Vec<String> {
+        match &self.review {
+            ReviewPolicy::Critic { criteria, .. } => criteria.clone(),
+            ReviewPolicy::None | ReviewPolicy::Checks { .. } => Vec::new(),
+        }
+    }
+
+    /// The description for the registry.
+    #[must_use]
+    pub fn to_capability_description(&self) -> CapabilityDescription {
+        CapabilityDescription {
+            parameters: self.input.clone(),
+            output: self.output.clone(),
+            criteria: self.criteria(),
+            review: self.review.clone(),
+            ..CapabilityDescription::new(self.name.clone(), self.description.clone())
+        }
+    }
+}
+
+impl AgentSpec {
+    /// An agent that answers in plain text, with this name.
+    ///
+    /// # Panics
+    /// `name` is invalid: letters, digits, '-' and '_', at most 64.
+    #[must_use]
+    pub fn new(name: &str, description: &str) -> Self {
+        let name = Capability::new(name).expect("a capability's name has letters, digits, '-' and '_'");
+        Self {
+            about: CapabilityFields {
+                name,
+                description: description.to_owned(),
+                slots: None,
+                input: None,
+                output: None,
+                review: ReviewPolicy::None,
+            },
+            instructions: Template::default(),
+            model: None,
+            tools: Vec::new(),
+            servers: Vec::new(),
+            permissions: CompiledPermissions::default(),
+            limits: Limits::default(),
+            answer: AnswerForm::default(),
+            is_consultable: false,
+        }
+    }
+
+    /// Reads a file.
+    ///
+    /// # Errors
+    /// It can't be read, or contains a mistake.
+    pub fn load(path: &Path, tool_names: &dyn ToolNames) -> Result<Self, LoadError> {
+        millrace_strict_yaml::load_yaml_file(path, KIND, MAX_BYTES, |bytes| Self::parse(bytes, tool_names))
+    }
+
+    /// Parses the bytes of a file.
+    ///
+    /// # Errors
+    /// All mistakes.
+    pub fn parse(bytes: &[u8], tool_names: &dyn ToolNames) -> Result<Self, YamlMistakes> {
+        Self::read(&millrace_strict_yaml::parse_yaml(bytes, KIND)?, tool_names)
+    }
+
+    /// Parses the tree of a file.
+    ///
+    /// # Errors
+    /// All mistakes.
+    pub fn read(root: &YamlNode, tool_names: &dyn ToolNames) -> Result<Self, YamlMistakes> {
+        let mut mistakes = MistakeCollector::default();
+        let spec = Self::collect(root, tool_names, &mut mistakes);
+        mistakes.finish()?;
+        Ok(spec.expect("a missing field is a mistake"))
+    }
+
+    fn collect(root: &YamlNode, tool_names: &dyn ToolNames, mistakes: &mut MistakeCollector) -> Option<Self> {
+        let names: Vec<&str> = COMMON.into_iter().chain(AGENT).collect();
+        let fields = MappingFields::collect_from_node(root, "capability", &names, mistakes)?;
+        let about = CapabilityFields::collect_fields(&fields, mistakes);
+        let instructions = fields.require_field("instructions").and_then(read_instructions);
+        let instructions = mistakes.check(instructions);
+        let model = fields.find_field("model").map(|node| deserialize_node(node, "model"));
+        let model = mistakes.check_optional(model);
+        let tools = fields.find_field("tools").map(|node| read_tools(node, tool_names));
+        let tools = mistakes.check_optional(tools);
+        let servers =
+            fields.find_field("mcp").map(|node| Ok(node.parse_list("mcp", "MCP servers")?.to_vec()));
+        let servers = mistakes.check_optional(servers);
+        let permissions = mistakes.check_optional(fields.find_field("permissions").map(read_permissions));
+        let limits = fields.find_field("limits").map(|node| deserialize_node(node, "limits"));
+        let limits = mistakes.check_optional(limits);
+        let consult = fields.find_field("consult").map(|node| node.parse_boolean("consult"));
+        let is_consultable = mistakes.check_optional(consult).unwrap_or(false);
+        let has_output = fields.find_field("output").is_some();
+        let answer = mistakes.check_optional(fields.find_field("answer").map(read_answer_form));
+        let answer = answer.unwrap_or(if has_output { AnswerForm::Data } else { AnswerForm::Text });
+        if answer == AnswerForm::Data && !has_output {
+            let position = fields.find_field("answer").map_or(root.position, |node| node.position);
+            let text = "an answer of the form data needs a JSON Schema: add the field \"output\"";
+            mistakes.check::<()>(Err(YamlMistake::at_position(position, text)));
+        }
+        Some(Self {
+            about: about?,
+            instructions: instructions?,
+            model,
+            tools: tools.unwrap_or_default(),
+            servers: servers.unwrap_or_default(),
+            permissions: permissions.unwrap_or_default(),
+            limits: limits.unwrap_or_default(),
+            answer,
+            is_consultable,
+        })
+    }
+
+    /// The description for the registry.
+    #[must_use]
+    pub fn describe(&self) -> CapabilityDescription {
+        let names = |selection: &ModelSelection| {
+            let names: Vec<&str> = selection.models.iter().map(|chosen| chosen.name.as_str()).collect();
+            names.join(", ")
+        };
+        let consult = self.is_consultable.then(|| ConsultSettings {
+            instructions: self.instructions.render_without_task(),
+            model: self.model.as_ref().map(names),
+        });
+        CapabilityDescription { consult, ..self.about.to_capability_description() }
+    }
+}
+
+fn read_instructions(node: &YamlNode) -> Result<Template, YamlMistake> {
+    let text = node.parse_text("instructions")?;
+    if text.trim().is_empty() {
+        return Err(node.mismatch_error("instructions", "the agent's instructions"));
+    }
+    Template::new(text)
+        .map_err(|error| YamlMistake::at_position(node.position, format!("\"instructions\": {error}")))
+}
+
+fn read_permissions(node: &YamlNode) -> Result<CompiledPermissions, YamlMistake> {
+    let rules: PermissionRules = deserialize_node(node, "list of permissions")?;
+    rules
+        .compile()
+        .map_err(|invalid| YamlMistake::at_position(node.position, format!("\"permissions\": {invalid}")))
+}
+
+fn read_answer_form(node: &YamlNode) -> Result<AnswerForm, YamlMistake> {
+    let names = AnswerForm::ALL.map(AnswerForm::name);
+    Ok(AnswerForm::ALL[node.index_of_choice("answer", &names)?])
+}
+
+fn read_json_schema(node: &YamlNode, name: &str) -> Result<serde_json::Value, YamlMistake> {
+    let YamlValue::Map(_) = node.value else {
+        return Err(node.mismatch_error(name, "a JSON Schema, which is a map"));
+    };
+    let schema = node.to_json();
+    match jsonschema::validator_for(&schema) {
+        Ok(_) => Ok(schema),
+        Err(error) => Err(YamlMistake::at_position(
+            node.position,
+            format!("{name:?} is not a valid JSON Schema: {error}"),
+        )),
+    }
+}
+
+fn read_tools(node: &YamlNode, tool_names: &dyn ToolNames) -> Result<Vec<ToolReference>, YamlMistake> {
+    let mut entries: Vec<ToolReference> = Vec::new();
+    for item in node.parse_list("tools", "tools")? {
+        let entry = read_tool(item, tool_names)?;
+        if entries.iter().any(|earlier| earlier.name == entry.name) {
+            return Err(YamlMistake::at_position(
+                entry.position,
+                format!("the tool {:?} is listed twice", entry.name),
+            ));
+        }
+        entries.push(entry);
+    }
+    Ok(entries)
+}
+
+fn read_tool(item: &YamlNode, tool_names: &dyn ToolNames) -> Result<ToolReference, YamlMistake> {
+    let (name, position, settings) = match &item.value {
+        YamlValue::Text(name) => (name, item.position, None),
+        YamlValue::Map(entries) if entries.len() == 1 => {
+            (&entries[0].key, entries[0].position, Some(entries[0].node.clone()))
+        }
+        YamlValue::Nothing
+        | YamlValue::Flag(_)
+        | YamlValue::Number(_)
+        | YamlValue::List(_)
+        | YamlValue::Map(_) => {
+            return Err(
+                item.mismatch_error("tools", "the name of a tool, or a map from its name to its settings")
+            );
+        }
+    };
+    let names = tool_names.names();
+    if !names.contains(&name.as_str()) {
+        let hint = did_you_mean_hint(name, names.iter().copied());
+        let text = format!("there is no tool {name:?}{hint}; the tools are {}", names.join(", "));
+        return Err(YamlMistake::at_position(position, text));
+    }
+    match settings {
+        Some(_) if !tool_names.has_settings(name) => Err(YamlMistake::at_position(
+            position,
+            format!("the tool {name:?} takes no settings; write only its name"),
+        )),
+        settings => Ok(ToolReference { name: name.clone(), position, settings }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct ThreeToolNames;
+
+    impl ToolNames for ThreeToolNames {
+        fn names(&self) -> Vec<&str> {
+            vec!["think", "read_document", "execute"]
+        }
+
+        fn has_settings(&self, name: &str) -> bool {
+            name == "execute"
+        }
+    }
+
+    const GOOD: &str = "\
+name: legal
+description: Answers questions of law.
+instructions: You answer {{ task.objective }} for {{ parameters.client }}.
+tools: [think, execute: {timeout: 5}]
+input: {type: object, required: [client]}
+review: {criteria: [It names the law.]}
+concurrency: 2
+";
+
+    fn parse_mistake(text: &str) -> String {
+        match AgentSpec::parse(text.as_bytes(), &ThreeToolNames) {
+            Ok(spec) => panic!("it is {}", spec.about.name),
+            Err(mistake) => mistake.to_string(),
+        }
+    }
+
+    #[test]
+    fn a_file_defines_an_agent() {
+        let spec = AgentSpec::parse(GOOD.as_bytes(), &ThreeToolNames).unwrap();
+        assert_eq!(
+            (spec.about.name.as_str(), spec.about.slots, spec.answer),
+            ("legal", Some(2), AnswerForm::Text)
+        );
+        assert_eq!(
+            spec.tools.iter().map(|tool| tool.name.as_str()).collect::<Vec<_>>(),
+            ["think", "execute"]
+        );
+        assert!(spec.tools[1].settings.is_some());
+        let described = spec.describe();
+        assert_eq!(described.criteria, ["It names the law."]);
+        assert_eq!(described.review, ReviewPolicy::critic(described.criteria.clone()));
+        assert!(described.parameters.is_some() && described.consult.is_none());
+        let consultable = AgentSpec::parse(format!("{GOOD}consult: true\n").as_bytes(), &ThreeToolNames)
+            .unwrap()
+            .describe();
+        assert_eq!(consultable.consult.unwrap().instructions, "You answer  for .");
+    }
+
+    #[test]
+    fn mistakes_name_the_line_and_the_expected_value() {
+        let with = |line: &str| parse_mistake(&format!("{GOOD}{line}\n"));
+        let instead = |from: &str, to: &str| parse_mistake(&GOOD.replace(from, to));
+        for (mistake_text, expected) in [
+            (
+                parse_mistake(""),
+                "1:1: there is nothing in the file; a capability has a name and a description",
+            ),
+            (instead("name: legal", "name: le gal"), "1:7: \"le gal\" is not a valid capability name"),
+            (
+                with("instrutions: x"),
+                "8:1: there is no field \"instrutions\" in a capability; did you mean \"instructions\"?",
+            ),
+            (
+                instead("description: Answers questions of law.\n", ""),
+                "1:1: this capability lacks the field \"description\"",
+            ),
+            (
+                instead("{{ task.objective }}", "{{ task.objectiv }}"),
+                "3:15: \"instructions\": line 1: there is no \"task.objectiv\"",
+            ),
+            (instead("{{ task.objective }}", "{{ task.objective"), "3:15: \"instructions\": line 1: "),
+            (
+                instead("think,", "thikn,"),
+                "4:9: there is no tool \"thikn\"; did you mean \"think\"?; the tools are think, read_document, execute",
+            ),
+            (
+                instead("think,", "think: {a: 1},"),
+                "4:9: the tool \"think\" takes no settings; write only its name",
+            ),
+            (instead("think,", "think, think,"), "4:16: the tool \"think\" is listed twice"),
+            (instead("type: object", "type: objct"), "5:8: \"input\" is not a valid JSON Schema: "),
+            (
+                instead("criteria: [It names the law.]", "criteria: It"),
+                "6:20: \"criteria\" must be a list of sentences, not the text \"It\"",
+            ),
+            (
+                instead("concurrency: 2", "concurrency: 0"),
+                "7:14: \"concurrency\" must be a whole number from 1 to 1000, not the number 0",
+            ),
+            (
+                with("answer: finding"),
+                "8:9: \"answer\" must be findings, report, text, data or plan, not the text \"finding\"; did you mean \"findings\"?",
+            ),
+            (
+                with("answer: data"),
+                "8:9: an answer of the form data needs a JSON Schema: add the field \"output\"",
+            ),
+            (with("limits: {turn: 3}"), "8:10: there is no field \"turn\" here; did you mean \"turns\"?"),
+            (
+                with("limits: {turns: many}"),
+                "8:17: \"turns\": it must be a whole number of 0 or more, not the text \"many\"",
+            ),
+            (with("consult: maybe"), "8:10: \"consult\" must be true or false, not the text \"maybe\""),
+            (with("mcp: {}"), "8:6: \"mcp\" must be a list of MCP servers, not a map"),
+        ] {
+            assert!(mistake_text.starts_with(expected), "{mistake_text}\n{expected}");
+        }
+    }
+}

@@ -1,0 +1,85 @@
+//! The JSON Schema of a capability file that describes an agent, for editors and for generators of such files. Other crates
+//! add the tools that they provide.
+
+use serde_json::{Value, json};
+
+use super::{AnswerForm, review_schema};
+
+/// The properties that all kinds of capabilities have.
+#[must_use]
+pub fn common_properties_schema() -> Value {
+    json!({
+        "name": {
+            "description": "Its name: letters, digits, '-' and '_'.",
+            "type": "string",
+            "pattern": "^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$",
+        },
+        "description": {
+            "description": "A description of its purpose, for planners and people.",
+            "type": "string",
+            "pattern": "\\S",
+        },
+        "concurrency": {
+            "description": "The number of attempts that a worker runs concurrently.",
+            "type": "integer",
+            "minimum": 1,
+            "maximum": 1000,
+        },
+        "input": { "description": "The JSON Schema of a task's parameters.", "type": "object" },
+        "output": { "description": "The JSON Schema of a result's data.", "type": "object" },
+        "review": review_schema(),
+    })
+}
+
+/// The schema of a file. `tools` are the names of all tools with the schemas of their settings, if any; `server` is the
+/// schema of an MCP server, `permissions` that of the file rules.
+#[must_use]
+pub fn agent_file_schema(tools: &[(&str, Option<Value>)], server: &Value, permissions: &Value) -> Value {
+    let names: Vec<&str> = tools.iter().map(|(name, _)| *name).collect();
+    let set = tools.iter().filter_map(|(name, settings)| {
+        let settings = settings.as_ref()?;
+        Some(json!({
+            "type": "object",
+            "properties": { *name: settings },
+            "required": [name],
+            "additionalProperties": false,
+        }))
+    });
+    let entries: Vec<Value> = [json!({ "enum": names })].into_iter().chain(set).collect();
+    let mut properties = common_properties_schema();
+    let more = json!({
+        "kind": { "const": "agent" },
+        "instructions": {
+            "description": "The agent's instructions: a Jinja template over run.id, run.objective, task.id, \
+                            task.objective, task.feedback, task.final, parameters, documents.count, documents.paths, \
+                            documents.passed_over and today.",
+            "type": "string",
+            "pattern": "\\S",
+        },
+        "model": {
+            "description": "Its model: provider:model, optionally followed by comma-separated fallbacks, or a map with \
+                            settings.",
+            "type": ["string", "object"],
+        },
+        "tools": { "description": "The tools it gets.", "type": "array", "items": { "oneOf": entries } },
+        "mcp": { "description": "The MCP servers whose tools it gets.", "type": "array", "items": server },
+        "permissions": permissions,
+        "limits": crate::tool::schema_of::<crate::turn::Limits>(),
+        "answer": { "description": "The form of its answer.", "enum": AnswerForm::ALL.map(AnswerForm::name) },
+        "consult": { "description": "true if other agents may ask it short questions.", "type": "boolean" },
+    });
+    merge_json(&mut properties, more);
+    json!({
+        "type": "object",
+        "properties": properties,
+        "required": ["name", "description", "instructions"],
+        "additionalProperties": false,
+    })
+}
+
+/// Adds the fields of one map to another.
+pub fn merge_json(into: &mut Value, more: Value) {
+    if let (Value::Object(into), Value::Object(more)) = (into, more) {
+        into.extend(more);
+    }
+}

@@ -1,0 +1,265 @@
+//! `grep`: searches the files for a text.
+
+use std::fmt::Write;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use futures::future::BoxFuture;
+use futures::{FutureExt, StreamExt};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use super::session::{FileSession, refused_error};
+use super::{Call, FileTool, Tool, ToolError, show};
+use crate::files::{FileContent, FilePath, FilesError};
+
+/// The maximum number of matches of one search.
+const MAX_MATCHES: usize = 1_000;
+/// The maximum number of characters of one search's result.
+const MAX_CHARS: usize = 60_000;
+/// The maximum number of characters of a line that are shown.
+const MAX_LINE: usize = 500;
+/// The time limit of one search.
+const MAX_DURATION: Duration = Duration::from_secs(10);
+/// The number of concurrent reads.
+const READS: usize = 8;
+/// The maximum length of the pattern, in characters.
+const MAX_PATTERN: usize = 1_000;
+
+#[derive(Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct GrepArguments {
+    /// The literal text to search for; not a regular expression.
+    #[schemars(length(min = 1))]
+    pattern: String,
+    /// The folder or file to search; the whole workspace by default.
+    path: Option<String>,
+    /// Restricts the files by a pattern for their paths, such as **/*.md.
+    glob: Option<String>,
+    /// What to show; files_with_matches by default.
+    #[serde(default)]
+    output_mode: GrepOutputMode,
+    /// The maximum number of matches (or files), 1 to 1000.
+    #[schemars(range(min = 1, max = 1000))]
+    max_count: Option<u32>,
+    /// true to ignore case.
+    #[serde(default)]
+    ignore_case: bool,
+}
+
+/// The output of a search.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[schemars(rename = "OutputMode")]
+#[serde(rename_all = "snake_case")]
+enum GrepOutputMode {
+    /// The paths of the files.
+    #[default]
+    FilesWithMatches,
+    /// The lines with their numbers, below the path of each file.
+    Content,
+    /// The number of matching lines of each file.
+    Count,
+}
+
+/// `grep{pattern, path?, glob?, output_mode?, max_count?, ignore_case?}`.
+pub(super) fn grep_tool(session: &Arc<FileSession>) -> Arc<dyn Tool> {
+    let description = "Finds the lines of the workspace's files that contain a text, word for word. Shows the files, the \
+                       lines, or their number.";
+    Arc::new(FileTool::new("grep", description, session, run_grep))
+}
+
+/// The matching lines of one file.
+struct MatchingLinesOfFile {
+    path: FilePath,
+    lines: Vec<(usize, String)>,
+}
+
+/// The state of a search.
+#[derive(Default)]
+struct GrepSearch {
+    files: Vec<MatchingLinesOfFile>,
+    /// The number of matching lines.
+    count: usize,
+    searched: usize,
+    binary: usize,
+    unreadable: Vec<String>,
+    stopped: Option<&'static str>,
+}
+
+fn run_grep<'a>(
+    session: &'a FileSession,
+    arguments: GrepArguments,
+    _: &'a Call,
+) -> BoxFuture<'a, Result<String, ToolError>> {
+    async move {
+        validate_arguments(&arguments)?;
+        let search = search_files(session, &arguments).await?;
+        Ok(format_matches(&search, &arguments))
+    }
+    .boxed()
+}
+
+fn validate_arguments(arguments: &GrepArguments) -> Result<(), ToolError> {
+    if arguments.pattern.chars().count() > MAX_PATTERN {
+        return Err(refused_error(format!("Error: the pattern is longer than {MAX_PATTERN} characters")));
+    }
+    if arguments.pattern.contains('\n') {
+        return Err(refused_error(
+            "Error: the pattern has a line end, but lines are searched one by one; search for a part of one line",
+        ));
+    }
+    Ok(())
+}
+
+async fn search_files(session: &FileSession, arguments: &GrepArguments) -> Result<GrepSearch, ToolError> {
+    let folder = FileSession::parse_folder(arguments.path.as_deref())?;
+    let mut paths: Vec<FilePath> =
+        session.list_permitted_files(&folder).await?.into_iter().map(|entry| entry.path).collect();
+    if paths.is_empty() && folder != "/" {
+        let path = session.parse_permitted_path(&folder, crate::files::permissions::FileOperation::Read)?;
+        paths.push(session.read_existing_file(&path).await?.entry.path);
+    } else if let Some(glob) = &arguments.glob {
+        let fits = super::find::compile_path_pattern(glob, &folder)?;
+        paths.retain(fits);
+    }
+    let (started, most) = (Instant::now(), max_matches(arguments));
+    let mut search = GrepSearch::default();
+    // Each read is boxed: the compiler can't prove that a stream of closures over borrowed paths is `Send`.
+    let reads: Vec<_> = paths.iter().map(|path| session.files.read(path)).collect();
+    let mut reads = futures::stream::iter(reads).buffered(READS).zip(futures::stream::iter(&paths));
+    while let Some((read, path)) = reads.next().await {
+        search.add_file(path, read, arguments)?;
+        let enough = match arguments.output_mode {
+            GrepOutputMode::FilesWithMatches | GrepOutputMode::Count => search.files.len() >= most,
+            GrepOutputMode::Content => search.count >= most,
+        };
+        if enough {
+            search.stopped = Some("there may be more matches: the requested number was reached");
+            break;
+        }
+        if started.elapsed() > MAX_DURATION {
+            search.stopped = Some("the search took too long and skipped some files; name a folder or a glob");
+            break;
+        }
+    }
+    Ok(search)
+}
+
+fn max_matches(arguments: &GrepArguments) -> usize {
+    arguments.max_count.map_or(MAX_MATCHES, |most| most as usize).clamp(1, MAX_MATCHES)
+}
+
+impl GrepSearch {
+    fn add_file(
+        &mut self,
+        path: &FilePath,
+        read: Result<Option<FileContent>, FilesError>,
+        arguments: &GrepArguments,
+    ) -> Result<(), ToolError> {
+        let content = match read {
+            Ok(Some(content)) => content,
+            // Deleted since it was listed.
+            Ok(None) => return Ok(()),
+            Err(FilesError::Unavailable(why)) => return Err(ToolError::Unavailable(why)),
+            Err(
+                error @ (FilesError::Stale { .. }
+                | FilesError::Denied(_)
+                | FilesError::TooLarge { .. }
+                | FilesError::Broken(_)),
+            ) => {
+                self.unreadable.push(error.to_string());
+                return Ok(());
+            }
+        };
+        self.searched += 1;
+        let Some(text) = show::decode_text(&content.bytes) else {
+            self.binary += 1;
+            return Ok(());
+        };
+        let lines = find_matching_lines(text, arguments);
+        if !lines.is_empty() {
+            self.count += lines.len();
+            self.files.push(MatchingLinesOfFile { path: path.clone(), lines });
+        }
+        Ok(())
+    }
+}
+
+fn find_matching_lines(text: &str, arguments: &GrepArguments) -> Vec<(usize, String)> {
+    let folded = arguments.pattern.to_lowercase();
+    let fits = |line: &str| {
+        if arguments.ignore_case {
+            line.to_lowercase().contains(&folded)
+        } else {
+            line.contains(&arguments.pattern)
+        }
+    };
+    let matching = text.lines().enumerate().filter(|(_, line)| fits(line));
+    let most = match arguments.output_mode {
+        GrepOutputMode::Content => max_matches(arguments),
+        GrepOutputMode::FilesWithMatches => 1,
+        GrepOutputMode::Count => usize::MAX,
+    };
+    matching.take(most).map(|(at, line)| (at + 1, shorten_line(line))).collect()
+}
+
+fn shorten_line(line: &str) -> String {
+    let cut: String = line.chars().take(MAX_LINE).collect();
+    if cut.len() < line.len() { cut + "…" } else { cut }
+}
+
+fn format_matches(search: &GrepSearch, arguments: &GrepArguments) -> String {
+    let mut text = String::new();
+    let mut left = max_matches(arguments);
+    for MatchingLinesOfFile { path, lines } in &search.files {
+        if text.len() > MAX_CHARS {
+            text += "[cut here: the result is too long; search for a rarer text, or in fewer files]\n";
+            break;
+        }
+        match arguments.output_mode {
+            GrepOutputMode::FilesWithMatches => writeln!(text, "{path}"),
+            GrepOutputMode::Count => writeln!(text, "{path}: {}", lines.len()),
+            GrepOutputMode::Content => {
+                let shown = lines.len().min(left);
+                left -= shown;
+                let lines = lines[..shown].iter().map(|(number, line)| format!("  {number}: {line}\n"));
+                writeln!(text, "{path}:\n{}", lines.collect::<String>().trim_end_matches('\n'))
+            }
+        }
+        .expect("writing to a String can't fail");
+    }
+    if search.files.is_empty() {
+        let files = show::format_count(search.searched as u64, "file");
+        text = format!(
+            "No matches found for '{}' in {files}{}\n",
+            arguments.pattern,
+            hint_at_literal_search(&arguments.pattern)
+        );
+    }
+    text + &format_notes(search)
+}
+
+/// The hint for a text without matches that looks like a regular expression.
+fn hint_at_literal_search(pattern: &str) -> &'static str {
+    let marks = [".*", ".+", "\\d", "\\w", "\\s", "\\b", "\\.", "[^", "(?", "|", "[a-z", "[0-9"];
+    let anchored = pattern.starts_with('^') || pattern.ends_with('$');
+    if anchored || marks.iter().any(|mark| pattern.contains(mark)) {
+        ". The pattern is literal text, not a regular expression: search for a plain piece of the text, with one call \
+         for each alternative"
+    } else {
+        ""
+    }
+}
+
+fn format_notes(search: &GrepSearch) -> String {
+    let mut notes = Vec::new();
+    if search.binary > 0 {
+        notes.push(format!("{} without text skipped", show::format_count(search.binary as u64, "file")));
+    }
+    if let Some(first) = search.unreadable.first() {
+        let files = show::format_count(search.unreadable.len() as u64, "file");
+        notes.push(format!("{files} could not be read: {first}"));
+    }
+    notes.extend(search.stopped.map(str::to_owned));
+    notes.iter().map(|note| format!("[{note}]\n")).collect()
+}

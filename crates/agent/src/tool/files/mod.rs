@@ -1,0 +1,101 @@
+//! The tools with which an agent lists, finds, reads and changes files. They own the texts that the model reads, and the
+//! rule that an agent only changes versions that it has seen: each result that shows or makes a file has its version in
+//! the first line, and a change of a file with another version is refused with the current content.
+//!
+//! ```text
+//! FileTool         one tool: its arguments, its function, and what it restores from a recorded call
+//! └─ FileSession   shared by an agent's tools: the files, the permissions, and the versions seen
+//!    └─ SeenFiles  the versions that the agent knows
+//! ```
+
+mod change;
+mod delete;
+mod edit;
+mod find;
+mod grep;
+mod read;
+mod session;
+mod show;
+#[cfg(test)]
+mod tests;
+
+use std::sync::Arc;
+
+use futures::future::{BoxFuture, ready};
+use futures::{FutureExt, TryFutureExt};
+use schemars::JsonSchema;
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+
+use super::{Call, Effect, Output, Tool, ToolError, ToolResult, ToolSpec, read_arguments, schema_of};
+use crate::files::Files;
+use crate::files::permissions::CompiledPermissions;
+use session::FileSession;
+
+pub use read::{DEFAULT_LIMIT, MAX_READ};
+
+/// The tools of one agent over its files: `ls`, `read_file`, `write_file`, `edit_file`, `delete`, `glob`, `grep`. They
+/// share the versions that the agent has seen, so each agent, and each attempt, needs its own.
+#[must_use]
+pub fn create_file_tools(files: Arc<dyn Files>, rules: CompiledPermissions) -> Vec<Arc<dyn Tool>> {
+    let session = Arc::new(FileSession::new(files, rules));
+    vec![
+        find::ls_tool(&session),
+        read::read_file_tool(&session),
+        change::write_file_tool(&session),
+        edit::edit_file_tool(&session),
+        delete::delete_tool(&session),
+        find::glob_tool(&session),
+        grep::grep_tool(&session),
+    ]
+}
+
+/// The function of a tool.
+type FileToolFunction<A> =
+    for<'a> fn(&'a FileSession, A, &'a Call) -> BoxFuture<'a, Result<String, ToolError>>;
+/// Restores state from a recorded call.
+type RestoreFileState<A> = fn(&FileSession, &A, &ToolResult, &Call);
+
+struct FileTool<A> {
+    spec: ToolSpec,
+    effect: Effect,
+    session: Arc<FileSession>,
+    run: FileToolFunction<A>,
+    remember: RestoreFileState<A>,
+}
+
+impl<A: DeserializeOwned + JsonSchema + Send + 'static> FileTool<A> {
+    /// A tool without effects or state.
+    fn new(name: &str, description: &str, session: &Arc<FileSession>, run: FileToolFunction<A>) -> Self {
+        let spec =
+            ToolSpec { name: name.to_owned(), description: description.to_owned(), schema: schema_of::<A>() };
+        Self { spec, effect: Effect::Pure, session: session.clone(), run, remember: |_, _, _, _| {} }
+    }
+}
+
+impl<A: DeserializeOwned + Send + 'static> Tool for FileTool<A> {
+    fn spec(&self) -> ToolSpec {
+        self.spec.clone()
+    }
+
+    fn effect(&self) -> Effect {
+        self.effect
+    }
+
+    fn call<'a>(&'a self, arguments: Value, call: &'a Call) -> BoxFuture<'a, Result<Output, ToolError>> {
+        match read_arguments(&self.spec.name, arguments) {
+            Ok(arguments) => (self.run)(&self.session, arguments, call).map_ok(Output::from).boxed(),
+            Err(refusal) => ready(Err(refusal)).boxed(),
+        }
+    }
+
+    fn has_bounded_output(&self) -> bool {
+        true
+    }
+
+    fn on_replay(&self, arguments: &Value, result: &ToolResult, call: &Call) {
+        if let Ok(arguments) = serde_json::from_value(arguments.clone()) {
+            (self.remember)(&self.session, &arguments, result, call);
+        }
+    }
+}

@@ -1,0 +1,223 @@
+//! The state that the file tools of one agent share: the files, the permissions, and the versions that the agent knows.
+//! It decides what is stale, and words file errors for the model.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use super::show;
+use crate::files::permissions::{CompiledPermissions, FileOperation, PermissionDenied};
+use crate::files::{
+    FileContent, FileEntry, FilePath, Files, FilesError, WriteCondition, find_nearest_names, is_below,
+};
+use crate::tool::{Call, ToolError, ToolResult};
+
+/// The beginning of the refusal of a second change of a path in one message.
+const PARALLEL: &str = "Error: parallel file mutations to the same path are not allowed";
+
+/// The agent's knowledge of a path.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum KnownFileState {
+    /// There is no file.
+    Absent,
+    /// This version of it.
+    Version(u64),
+}
+
+/// The files of one agent.
+pub(super) struct FileSession {
+    pub files: Arc<dyn Files>,
+    rules: CompiledPermissions,
+    seen: Mutex<SeenFiles>,
+}
+
+#[derive(Default)]
+struct SeenFiles {
+    versions: BTreeMap<FilePath, KnownFileState>,
+    /// The changes of the latest turn that had any: the paths, and the keys of their calls.
+    turn: u64,
+    changes: Vec<(String, String)>,
+}
+
+impl SeenFiles {
+    /// Forgets the changes of earlier turns.
+    fn begin_turn(&mut self, turn: u64) {
+        if self.turn != turn {
+            self.turn = turn;
+            self.changes.clear();
+        }
+    }
+}
+
+impl FileSession {
+    pub fn new(files: Arc<dyn Files>, rules: CompiledPermissions) -> Self {
+        Self { files, rules, seen: Mutex::default() }
+    }
+
+    /// Parses a path and checks that the operation is permitted there.
+    pub fn parse_permitted_path(&self, text: &str, operation: FileOperation) -> Result<FilePath, ToolError> {
+        let path = FilePath::new(text).map_err(|invalid| refused_error(invalid.to_string()))?;
+        self.check_permission(operation, &path).map_err(|denied| refused_error(denied.to_string()))?;
+        Ok(path)
+    }
+
+    /// Parses a folder: `/` or a path without a trailing `/`.
+    pub fn parse_folder(text: Option<&str>) -> Result<String, ToolError> {
+        match text.map_or("", |text| text.strip_prefix("./").unwrap_or(text).trim_end_matches('/')) {
+            "" | "." => Ok("/".to_owned()),
+            path => {
+                FilePath::new(path).map(String::from).map_err(|invalid| refused_error(invalid.to_string()))
+            }
+        }
+    }
+
+    pub fn check_permission(
+        &self,
+        operation: FileOperation,
+        path: &FilePath,
+    ) -> Result<(), PermissionDenied> {
+        self.rules.check_permission(operation, path)
+    }
+
+    /// The files below a folder that the agent may read, by path.
+    pub async fn list_permitted_files(&self, folder: &str) -> Result<Vec<FileEntry>, ToolError> {
+        let mut entries = self.files.list(folder).await.map_err(convert_files_error)?;
+        entries.retain(|entry| self.check_permission(FileOperation::Read, &entry.path).is_ok());
+        Ok(entries)
+    }
+
+    /// Reads a file; if there is none, the refusal names similar ones.
+    pub async fn read_existing_file(&self, path: &FilePath) -> Result<FileContent, ToolError> {
+        match self.files.read(path).await.map_err(convert_files_error)? {
+            Some(content) => Ok(content),
+            None => Err(self.not_found_error(path).await),
+        }
+    }
+
+    /// The refusal for a missing file.
+    pub async fn not_found_error(&self, path: &FilePath) -> ToolError {
+        let entries = self.list_permitted_files("/").await.unwrap_or_default();
+        if entries.iter().any(|entry| is_below(&entry.path, path.as_str())) {
+            return refused_error(format!("Error: '{path}' is a folder; `ls` shows what is in it"));
+        }
+        let near = find_nearest_names(path.as_str(), entries.iter().map(|entry| entry.path.as_str()));
+        let hint = if near.is_empty() {
+            "`ls` and `glob` list the existing files".to_owned()
+        } else {
+            format!("did you mean {}?", near.join(" or "))
+        };
+        refused_error(format!("Error: File '{path}' not found; {hint}"))
+    }
+
+    pub fn known_state(&self, path: &FilePath) -> Option<KnownFileState> {
+        self.lock_seen_files().versions.get(path).copied()
+    }
+
+    pub fn set_known_state(&self, path: &FilePath, known: KnownFileState) {
+        self.lock_seen_files().versions.insert(path.clone(), known);
+    }
+
+    /// The known files below a folder.
+    pub fn list_known_files_below(&self, folder: &FilePath) -> Vec<FilePath> {
+        self.lock_seen_files()
+            .versions
+            .keys()
+            .filter(|known| is_below(known, folder.as_str()))
+            .cloned()
+            .collect()
+    }
+
+    /// Records that a path, and everything below it, is gone.
+    pub fn forget_files_below(&self, path: &FilePath) {
+        let mut seen = self.lock_seen_files();
+        seen.versions.retain(|known, _| !is_below(known, path.as_str()));
+        seen.versions.insert(path.clone(), KnownFileState::Absent);
+    }
+
+    /// The expectation of a write, given the agent's knowledge.
+    pub fn write_condition(&self, path: &FilePath) -> WriteCondition {
+        match self.known_state(path) {
+            Some(KnownFileState::Version(version)) => WriteCondition::Version(version),
+            Some(KnownFileState::Absent) | None => WriteCondition::Absent,
+        }
+    }
+
+    /// Records that a call is about to change a path. If two calls of one message change the same path, or a folder and
+    /// something in it, the second is refused, because their order is undefined.
+    pub fn claim_path_for_call(&self, path: &FilePath, call: &Call) -> Result<(), ToolError> {
+        let mut seen = self.lock_seen_files();
+        seen.begin_turn(call.turn);
+        let overlaps = |other: &str| {
+            other == path.as_str() || is_below(path, other) || other.starts_with(&format!("{path}/"))
+        };
+        if seen.changes.iter().any(|(other, key)| *key != call.key && overlaps(other)) {
+            return Err(refused_error(format!(
+                "{PARALLEL}: another call of this message changes {path}. Check its result first, then make this change if it is still needed"
+            )));
+        }
+        seen.changes.push((path.to_string(), call.key.clone()));
+        Ok(())
+    }
+
+    /// Restores from a recorded call that it was the one of its message to change a path.
+    pub fn restore_change(&self, path: &str, result: &ToolResult, call: &Call) {
+        // A call that was refused because of another was the second.
+        let was_second = result.is_error && result.text.starts_with(PARALLEL);
+        if let (Ok(path), false) = (FilePath::new(path), was_second) {
+            // Recorded calls of a message do not conflict.
+            let _ = self.claim_path_for_call(&path, call);
+        }
+    }
+
+    /// The refusal of a change that would overwrite another's; from here on the agent knows the current version.
+    pub fn stale_version_error(&self, path: &FilePath, current: Option<&FileContent>) -> ToolError {
+        let state = self.known_state(path);
+        let Some(content) = current else {
+            self.set_known_state(path, KnownFileState::Absent);
+            return refused_error(format!(
+                "Error: {path} was deleted since you read it; nothing was changed. To create it again, call write_file \
+                 again"
+            ));
+        };
+        self.set_known_state(path, KnownFileState::Version(content.entry.version));
+        refused_error(show::describe_conflict(content, state.is_some()))
+    }
+
+    /// Converts the error of a change.
+    pub fn change_failed_error(&self, path: &FilePath, error: FilesError) -> ToolError {
+        match error {
+            FilesError::Stale { current, .. } => self.stale_version_error(path, current.as_deref()),
+            FilesError::Denied(_)
+            | FilesError::TooLarge { .. }
+            | FilesError::Broken(_)
+            | FilesError::Unavailable(_) => convert_files_error(error),
+        }
+    }
+
+    /// Restores the known version of a file from the first line of a recorded result.
+    pub fn restore_known_version(&self, path: &str, text: &str) {
+        if let Ok(path) = FilePath::new(path)
+            && let Some(version) = show::parse_version(text)
+        {
+            self.set_known_state(&path, KnownFileState::Version(version));
+        }
+    }
+
+    fn lock_seen_files(&self) -> MutexGuard<'_, SeenFiles> {
+        self.seen.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+pub(super) fn refused_error(text: impl Into<String>) -> ToolError {
+    ToolError::Refused(text.into())
+}
+
+/// Converts a file error.
+pub(super) fn convert_files_error(error: FilesError) -> ToolError {
+    match error {
+        FilesError::Unavailable(why) => ToolError::Unavailable(why),
+        FilesError::Stale { .. }
+        | FilesError::Denied(_)
+        | FilesError::TooLarge { .. }
+        | FilesError::Broken(_) => refused_error(format!("Error: {error}")),
+    }
+}

@@ -1,0 +1,127 @@
+//! The forms of a final answer, and their validation. It owns the checks that need only the answer itself; critics judge
+//! whether an answer is *good*.
+
+use std::collections::BTreeSet;
+
+use millrace_protocol::result::TaskResult;
+use schemars::JsonSchema;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+
+use crate::model::AnswerSchema;
+use crate::tool::{parse_lenient_json, schema_of};
+
+/// The final answer of an agent.
+pub trait Answer: Clone + Serialize + DeserializeOwned + Send + 'static {
+    /// A field that is accepted although the schema does not list it: models are not asked for it.
+    const UNDECLARED_FIELD: Option<&'static str> = None;
+
+    /// The schema for the model, under `name`; `None` requests plain text.
+    fn answer_schema(name: &str) -> Option<AnswerSchema>;
+
+    /// Parses the model's answer; if there is a schema, the answer has been validated against it.
+    ///
+    /// # Errors
+    /// The mistake, worded so that the model can correct it.
+    fn parse_answer(text: &str) -> Result<Self, String>;
+}
+
+/// An answer in plain text.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, serde::Deserialize)]
+pub struct PlainText(pub String);
+
+impl Answer for PlainText {
+    fn answer_schema(_: &str) -> Option<AnswerSchema> {
+        None
+    }
+
+    fn parse_answer(text: &str) -> Result<Self, String> {
+        if text.trim().is_empty() {
+            return Err("The answer is empty.".into());
+        }
+        Ok(Self(text.to_owned()))
+    }
+}
+
+/// Any JSON object that fits the schema in the agent's brief.
+#[derive(Debug, Clone, PartialEq, Serialize, serde::Deserialize)]
+pub struct JsonAnswer(pub Value);
+
+impl Answer for JsonAnswer {
+    /// Any object; the brief names the intended schema.
+    fn answer_schema(name: &str) -> Option<AnswerSchema> {
+        Some(AnswerSchema { name: name.to_owned(), schema: serde_json::json!({"type": "object"}) })
+    }
+
+    fn parse_answer(text: &str) -> Result<Self, String> {
+        parse_json_answer(text).map(Self)
+    }
+}
+
+impl Answer for TaskResult {
+    fn answer_schema(name: &str) -> Option<AnswerSchema> {
+        Some(build_answer_schema::<Self>(name))
+    }
+
+    fn parse_answer(text: &str) -> Result<Self, String> {
+        let result: Self = parse_json_answer(text)?;
+        if result.is_empty() {
+            return Err("'output' is empty and there is no 'data'.".into());
+        }
+        validate_citation_references(&result)?;
+        Ok(result)
+    }
+}
+
+fn build_answer_schema<A: JsonSchema>(name: &str) -> AnswerSchema {
+    AnswerSchema { name: name.to_owned(), schema: schema_of::<A>() }
+}
+
+/// Parses an answer that is one JSON object.
+///
+/// # Errors
+/// The mistake, as the model reads it.
+pub(crate) fn parse_json_answer<A: DeserializeOwned>(text: &str) -> Result<A, String> {
+    let value = parse_lenient_json(text)
+        .map_err(|mistake| format!("The answer is not one JSON object: {mistake}."))?;
+    serde_json::from_value(value).map_err(|mistake| format!("The answer does not fit its schema: {mistake}."))
+}
+
+/// Checks that source ids are unique, and that quotations name a listed source and a valid range of lines.
+fn validate_citation_references(result: &TaskResult) -> Result<(), String> {
+    let mut ids = BTreeSet::new();
+    if let Some(duplicate) = result.sources.iter().find(|source| !ids.insert(source.id.as_str())) {
+        return Err(format!("Two sources have the id '{}'.", duplicate.id));
+    }
+    for quotation in &result.quotations {
+        if !ids.contains(quotation.source.as_str()) {
+            return Err(format!("A quotation names the source '{}', which is not listed.", quotation.source));
+        }
+        if quotation.first_line == 0 || quotation.last_line < quotation.first_line {
+            let lines = format!("{} to {}", quotation.first_line, quotation.last_line);
+            return Err(format!("A quotation of '{}' has the lines {lines}.", quotation.source));
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn mistakes_are_worded_for_the_model_to_correct() {
+        assert!(TaskResult::parse_answer("no").unwrap_err().starts_with("The answer is not one JSON object"));
+        assert!(TaskResult::parse_answer("{}").unwrap_err().contains("'output' is empty"));
+        let unlisted =
+            r#"{"output":"x","quotations":[{"source":"S1","text":"q","first_line":1,"last_line":1}]}"#;
+        assert!(TaskResult::parse_answer(unlisted).unwrap_err().contains("'S1', which is not listed"));
+    }
+
+    #[test]
+    fn a_fenced_answer_is_read() {
+        let result = TaskResult::parse_answer("```json\n{\"output\": \"x\"}\n```").unwrap();
+        assert_eq!(result.output, "x");
+    }
+}

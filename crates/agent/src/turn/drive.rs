@@ -1,0 +1,237 @@
+//! The only loop that carries out the steps of a [`Machine`]. It owns the order of requesting and recording: a model reply
+//! or tool result is in the journal before the machine sees it, and a recorded one is not requested again. It makes no
+//! decisions about the work itself.
+
+use std::future::pending;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::FutureExt;
+use millrace_protocol::plan::{DEFAULT_PROVIDER_TIMEOUT, ResourceAmounts};
+use millrace_protocol::provider::ProviderStatus;
+use tokio::time::{Instant, sleep_until};
+use tracing::{debug, warn};
+
+use super::calls::ToolCallRunner;
+use super::drive_error::{DriveError, decode_step, encode_step};
+use super::keepalive::KeepaliveListener;
+use super::outage::{Outage, OutageStep};
+use super::record::{ModelStep, ModelStepOutcome, SentMessages, SinceLastRequest, to_millis};
+use super::{Answer, AttemptName, Journal, JournalError, Machine, MachineStep, WorkFailure, WorkSummary};
+use crate::files::Files;
+use crate::model::{Delta, DeltaListener, Model, ModelError, Reply, Request};
+use crate::tool::{ModelCallBudget, Toolbox};
+
+/// Validates an answer against facts outside the answer, and returns it in its final form; or returns the mistake, worded
+/// so that the model can correct it. It is called again on resume and must then return the same.
+pub type AnswerCheck<'a, A> = dyn Fn(A) -> Result<A, String> + Send + Sync + 'a;
+
+/// Drives a machine to its end with a model, tools and a journal.
+pub struct Driver<'a, A> {
+    model: &'a dyn Model,
+    toolbox: &'a Toolbox,
+    journal: &'a mut dyn Journal,
+    watch: &'a dyn DeltaListener,
+    attempt: AttemptName,
+    files: Option<Arc<dyn Files>>,
+    check: Option<&'a AnswerCheck<'a, A>>,
+    provider_timeout: Duration,
+}
+
+impl<'a, A: Answer> Driver<'a, A> {
+    /// A driver without an attempt name, watcher, workspace or answer check.
+    pub fn new(model: &'a dyn Model, toolbox: &'a Toolbox, journal: &'a mut dyn Journal) -> Self {
+        let attempt = AttemptName::default();
+        let provider_timeout = DEFAULT_PROVIDER_TIMEOUT;
+        Self { model, toolbox, journal, watch: &(), attempt, files: None, check: None, provider_timeout }
+    }
+
+    /// Sets how long to wait for a provider that does not answer.
+    #[must_use]
+    pub fn provider_timeout(self, provider_timeout: Duration) -> Self {
+        Self { provider_timeout, ..self }
+    }
+
+    /// Sets the attempt's name, used in the keys of its calls and the paths of long results.
+    #[must_use]
+    pub fn with_attempt_name(self, attempt: AttemptName) -> Self {
+        Self { attempt, ..self }
+    }
+
+    /// Streams replies to a watcher while they are being written.
+    #[must_use]
+    pub fn with_listener(self, watch: &'a dyn DeltaListener) -> Self {
+        Self { watch, ..self }
+    }
+
+    /// Stores long results in a workspace, if there is one.
+    #[must_use]
+    pub fn with_files(self, files: Option<Arc<dyn Files>>) -> Self {
+        Self { files, ..self }
+    }
+
+    /// Sets the check that answers must pass.
+    #[must_use]
+    pub fn with_check(self, check: &'a AnswerCheck<'a, A>) -> Self {
+        Self { check: Some(check), ..self }
+    }
+
+    /// Drives a machine to its end. Steps are named `model.<turn>`, `begin.<turn>` and `tool.<turn>.<index>.<tool>`, all
+    /// counted from 0; the calls of one turn run concurrently and are recorded as they end. Dropping the future between
+    /// two steps loses only unrecorded work.
+    ///
+    /// # Errors
+    /// See [`DriveError`]. Reaching a limit is not an error: the machine's outcome reports it.
+    pub async fn drive(mut self, mut machine: Machine<A>) -> Result<WorkSummary<A>, WorkFailure> {
+        match self.run_machine(&mut machine).await {
+            Ok(ended) => Ok(ended),
+            Err(error) => {
+                let (spent, produced) = (machine.usage_so_far().clone(), machine.partial_result());
+                Err(WorkFailure { error: Box::new(error), spent, produced })
+            }
+        }
+    }
+
+    async fn run_machine(&mut self, machine: &mut Machine<A>) -> Result<WorkSummary<A>, DriveError> {
+        let mut since = SinceLastRequest::default();
+        loop {
+            let (turn, left) = (machine.request_count(), machine.time_left());
+            let unaffordable = machine.unaffordable_first_request();
+            match machine.next_step() {
+                MachineStep::AskModel(request) => {
+                    let sent = || SentMessages::new_in(request, &since);
+                    let reply =
+                        self.request_or_replay_model_step(request, turn, left, unaffordable, sent).await?;
+                    let is_compacted = matches!(reply.outcome, ModelStepOutcome::Overflow(_));
+                    since = SinceLastRequest { is_compacted, recorded_calls: Vec::new() };
+                    machine.feed_model_step(reply, self.model.name())?;
+                }
+                MachineStep::CallTools(calls) => {
+                    let (attempt, toolbox, files) = (&self.attempt, self.toolbox, self.files.as_ref());
+                    // A call belongs to the turn of its reply.
+                    let budget = ModelCallBudget::new(machine.amounts_left_for_calls());
+                    let number = turn.saturating_sub(1);
+                    let turn = ToolCallRunner { number, attempt, toolbox, files, left, budget };
+                    let results = turn.run_calls(calls, self.journal).await?;
+                    since.recorded_calls = results.iter().map(|call| call.result.call_id.clone()).collect();
+                    machine.feed_results(results)?;
+                }
+                MachineStep::CheckAnswer(answer) => {
+                    let answer = answer.clone();
+                    machine.feed_checked_answer(match self.check {
+                        None => Ok(answer),
+                        Some(check) => check(answer),
+                    })?;
+                }
+                MachineStep::Done(ended) => return Ok(ended),
+            }
+        }
+    }
+
+    async fn request_or_replay_model_step(
+        &mut self,
+        request: &Request,
+        turn: u64,
+        left: Option<Duration>,
+        unaffordable: Option<ResourceAmounts>,
+        sent: impl FnOnce() -> Option<SentMessages> + Send,
+    ) -> Result<ModelStep, DriveError> {
+        let name = format!("model.{turn}");
+        if let Some((_, value)) = self.journal.read_recorded_step(std::slice::from_ref(&name)).await? {
+            return decode_step(&name, value);
+        }
+        if let Some(needs) = unaffordable {
+            return Err(DriveError::ReservationTooSmall(needs));
+        }
+        debug!(
+            step = name,
+            model = self.model.name(),
+            messages = request.messages.len(),
+            "sending model request"
+        );
+        let (outcome, took) = self.reply_through_outages(request, left).await?;
+        let outcome = match outcome {
+            Some(Ok(reply)) => ModelStepOutcome::Reply(Box::new(reply)),
+            Some(Err(ModelError::ContextOverflow { message })) => ModelStepOutcome::Overflow(message),
+            Some(Err(error)) => return Err(error.into()),
+            None => ModelStepOutcome::TimeUp,
+        };
+        let model = Some(self.model.name().to_owned());
+        let step = ModelStep { outcome, sent: sent(), model, took_ms: to_millis(took) };
+        self.journal.append_step(&name, &encode_step(&step)).await?;
+        Ok(step)
+    }
+
+    /// Returns the model's reply, as [`Self::request_reply_with_keepalive`] does, and how long it took. While the provider is away, it waits: that
+    /// costs neither the attempt nor its working time.
+    async fn reply_through_outages(
+        &mut self,
+        request: &Request,
+        left: Option<Duration>,
+    ) -> Result<(Option<Result<Reply, ModelError>>, Duration), DriveError> {
+        let reported = self.journal.provider_wait();
+        let mut outage = reported.map(|wait| Outage::resume(&wait, self.provider_timeout));
+        loop {
+            let began = Instant::now();
+            let replied = self.request_reply_with_keepalive(request, left).await?;
+            let took = began.elapsed();
+            match replied {
+                Some(Err(error)) if error.is_transient() && self.model.has_provider() => {
+                    let outage = outage.get_or_insert_with(|| Outage::begin(self.provider_timeout));
+                    let step = outage.record_failure(self.model.name(), &error);
+                    self.wait_for_provider(step).await?;
+                }
+                replied => {
+                    if outage.is_some() {
+                        let text = "the model's provider answers again";
+                        self.journal.report_provider(text, &ProviderStatus::Recovered).await?;
+                    }
+                    return Ok((replied, took));
+                }
+            }
+        }
+    }
+
+    /// Reports the wait for the provider, and waits until the next try.
+    async fn wait_for_provider(&mut self, step: OutageStep) -> Result<(), DriveError> {
+        let (until, wait) = match step {
+            OutageStep::TryAt(until, wait) => (until, wait),
+            OutageStep::GiveUp(wait) => return Err(DriveError::ProviderAway(wait)),
+        };
+        warn!(model = wait.model, tries = wait.tries, next_try = %wait.next_try, error = wait.error, "waiting for provider");
+        let text = format!("waiting for {wait}");
+        let status = ProviderStatus::Waiting(wait);
+        while Instant::now() < until {
+            self.journal.report_provider(&text, &status).await?;
+            sleep_until(until.min(Instant::now() + self.journal.keepalive_interval())).await;
+        }
+        self.journal.interrupt_wait();
+        self.watch.on_delta(Delta::Restart);
+        Ok(())
+    }
+
+    /// Returns the model's reply; `None` if the time ran out first. While the reply is being written or the request waits,
+    /// the journal gets a keepalive per interval, so that a provider's delay does not look like a dead worker.
+    async fn request_reply_with_keepalive(
+        &mut self,
+        request: &Request,
+        left: Option<Duration>,
+    ) -> Result<Option<Result<Reply, ModelError>>, JournalError> {
+        let keepalive = KeepaliveListener::new(self.watch);
+        let mut reply = self.model.reply(request, &keepalive);
+        let time_up = left.map_or_else(|| pending().boxed(), |left| tokio::time::sleep(left).boxed());
+        tokio::pin!(time_up);
+        loop {
+            tokio::select! {
+                biased;
+                reply = &mut reply => return Ok(Some(reply)),
+                () = &mut time_up => return Ok(None),
+                () = tokio::time::sleep(self.journal.keepalive_interval()) => {
+                    if let Some(status) = keepalive.take_status() {
+                        self.journal.append_note(&status).await?;
+                    }
+                }
+            }
+        }
+    }
+}

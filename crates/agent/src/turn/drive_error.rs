@@ -1,0 +1,57 @@
+//! The reason that the work could not be finished, and the form of a step's value in the journal.
+
+use millrace_protocol::plan::ResourceAmounts;
+use millrace_protocol::provider::ProviderWait;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+
+use super::{JournalError, UnexpectedInput};
+use crate::model::ModelError;
+
+/// The reason that the work could not be finished. Everything in the journal is preserved.
+#[derive(Debug, thiserror::Error)]
+pub enum DriveError {
+    /// The model request failed.
+    #[error(transparent)]
+    Model(#[from] ModelError),
+    /// The model's provider did not answer for too long. The attempt can continue later.
+    #[error("the provider of {} does not answer: {}", .0.model, .0.error)]
+    ProviderAway(ProviderWait),
+    /// The reservation does not pay for the first request, which needs these amounts; nothing was sent.
+    #[error("the first request needs {0}, more than was reserved")]
+    ReservationTooSmall(ResourceAmounts),
+    /// A tool's service is unavailable.
+    #[error("tool {tool} is unavailable: {reason}")]
+    Tool {
+        /// The tool.
+        tool: String,
+        /// The reason.
+        reason: String,
+    },
+    /// The journal can't continue.
+    #[error(transparent)]
+    Journal(#[from] JournalError),
+    /// A recorded value can't be decoded: it was written by a version that this one does not know.
+    #[error("cannot decode the journal's step {name:?}: {reason}")]
+    Unreadable {
+        /// The step.
+        name: String,
+        /// The reason.
+        reason: String,
+    },
+    /// The loop and the machine are out of sync: a bug.
+    #[error(transparent)]
+    OutOfStep(#[from] UnexpectedInput),
+}
+
+/// Decodes the value of a recorded step.
+pub(super) fn decode_step<T: DeserializeOwned>(name: &str, value: Value) -> Result<T, DriveError> {
+    serde_json::from_value(value)
+        .map_err(|mistake| DriveError::Unreadable { name: name.to_owned(), reason: mistake.to_string() })
+}
+
+/// Encodes the value of a step for the journal.
+pub(super) fn encode_step(value: &impl Serialize) -> Value {
+    serde_json::to_value(value).expect("replies and results hold only texts and numbers")
+}

@@ -1,0 +1,202 @@
+//! The journal of an agent's steps: the interface and the in-memory implementation; a worker keeps its journal on the
+//! log. A journal is an ordered list of named values: on resume it is read from the front, and only steps that are not
+//! in it are carried out.
+
+use std::time::Duration;
+
+use futures::FutureExt;
+use futures::future::{BoxFuture, ready};
+use millrace_protocol::provider::{ProviderStatus, ProviderWait};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+/// The journal of one attempt.
+pub trait Journal: Send {
+    /// Returns the next recorded step, which must be one of `names`: its index among them, and its value. `None` once the
+    /// recorded steps are used up. Each recorded step is returned once, in recorded order.
+    ///
+    /// # Errors
+    /// [`JournalError::Diverged`] if the next recorded step has another name, [`JournalError::Failed`] if its value
+    /// can't be fetched.
+    fn read_recorded_step<'a>(
+        &'a mut self,
+        names: &'a [String],
+    ) -> BoxFuture<'a, Result<Option<(usize, Value)>, JournalError>>;
+
+    /// Appends a completed step. When this returns, the step is durable. Called only after [`Journal::read_recorded_step`] returned
+    /// `None`.
+    ///
+    /// # Errors
+    /// [`JournalError::Failed`] if the step could not be stored: the log is unreachable, or another process took the
+    /// attempt over.
+    fn append_step<'a>(
+        &'a mut self,
+        name: &'a str,
+        value: &'a Value,
+    ) -> BoxFuture<'a, Result<(), JournalError>>;
+
+    /// Writes a keepalive with a line for observers, if the journal has any. It is not a step.
+    ///
+    /// # Errors
+    /// As for [`Journal::append_step`].
+    fn append_note<'a>(&'a mut self, text: &'a str) -> BoxFuture<'a, Result<(), JournalError>> {
+        let _ = text;
+        ready(Ok(())).boxed()
+    }
+
+    /// Reports a change in the wait for the model's provider, with a line for observers. It is not a step, and a keepalive.
+    ///
+    /// # Errors
+    /// As for [`Journal::append_step`].
+    fn report_provider<'a>(
+        &'a mut self,
+        text: &'a str,
+        status: &'a ProviderStatus,
+    ) -> BoxFuture<'a, Result<(), JournalError>> {
+        let _ = status;
+        self.append_note(text)
+    }
+
+    /// Notes that the wait is interrupted by a request to the provider.
+    fn interrupt_wait(&mut self) {}
+
+    /// Returns the wait for the provider that the attempt has reported, on this machine or another, and not ended.
+    fn provider_wait(&self) -> Option<ProviderWait> {
+        None
+    }
+
+    /// The interval without writes after which a keepalive is due.
+    fn keepalive_interval(&self) -> Duration {
+        KEEPALIVE
+    }
+}
+
+impl<J: Journal + ?Sized> Journal for &mut J {
+    fn read_recorded_step<'a>(
+        &'a mut self,
+        names: &'a [String],
+    ) -> BoxFuture<'a, Result<Option<(usize, Value)>, JournalError>> {
+        (**self).read_recorded_step(names)
+    }
+
+    fn append_step<'a>(
+        &'a mut self,
+        name: &'a str,
+        value: &'a Value,
+    ) -> BoxFuture<'a, Result<(), JournalError>> {
+        (**self).append_step(name, value)
+    }
+
+    fn append_note<'a>(&'a mut self, text: &'a str) -> BoxFuture<'a, Result<(), JournalError>> {
+        (**self).append_note(text)
+    }
+
+    fn report_provider<'a>(
+        &'a mut self,
+        text: &'a str,
+        status: &'a ProviderStatus,
+    ) -> BoxFuture<'a, Result<(), JournalError>> {
+        (**self).report_provider(text, status)
+    }
+
+    fn interrupt_wait(&mut self) {
+        (**self).interrupt_wait();
+    }
+
+    fn provider_wait(&self) -> Option<ProviderWait> {
+        (**self).provider_wait()
+    }
+
+    fn keepalive_interval(&self) -> Duration {
+        (**self).keepalive_interval()
+    }
+}
+
+/// The default interval between keepalives.
+pub const KEEPALIVE: Duration = Duration::from_secs(60);
+
+/// The reason that a journal can't continue.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum JournalError {
+    /// The work requests another step than the journal holds: the program or its input changed.
+    #[error(
+        "the journal diverged at step {position}: it holds {recorded:?}, the work requests {requested:?}"
+    )]
+    Diverged {
+        /// The place in the journal, from 0.
+        position: usize,
+        /// The step's name in the journal.
+        recorded: String,
+        /// The names of the requested steps.
+        requested: String,
+    },
+    /// The journal can't be read or written.
+    #[error("cannot use the journal: {0}")]
+    Failed(String),
+}
+
+/// One recorded step.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct JournalStep {
+    /// Its name.
+    pub name: String,
+    /// Its outcome.
+    pub value: Value,
+}
+
+/// A journal in memory, for tests and for work that is never resumed.
+#[derive(Debug, Clone, Default)]
+pub struct MemoryJournal {
+    steps: Vec<JournalStep>,
+    position: usize,
+}
+
+impl MemoryJournal {
+    /// A journal that already holds these steps.
+    #[must_use]
+    pub fn with_steps(steps: Vec<JournalStep>) -> Self {
+        Self { steps, position: 0 }
+    }
+
+    /// All steps, oldest first.
+    #[must_use]
+    pub fn steps(&self) -> &[JournalStep] {
+        &self.steps
+    }
+}
+
+impl MemoryJournal {
+    fn replay_next_step(&mut self, names: &[String]) -> Result<Option<(usize, Value)>, JournalError> {
+        let Some(step) = self.steps.get(self.position) else {
+            return Ok(None);
+        };
+        let Some(index) = names.iter().position(|name| *name == step.name) else {
+            return Err(JournalError::Diverged {
+                position: self.position,
+                recorded: step.name.clone(),
+                requested: names.join(" or "),
+            });
+        };
+        self.position += 1;
+        Ok(Some((index, step.value.clone())))
+    }
+}
+
+impl Journal for MemoryJournal {
+    fn read_recorded_step<'a>(
+        &'a mut self,
+        names: &'a [String],
+    ) -> BoxFuture<'a, Result<Option<(usize, Value)>, JournalError>> {
+        ready(self.replay_next_step(names)).boxed()
+    }
+
+    fn append_step<'a>(
+        &'a mut self,
+        name: &'a str,
+        value: &'a Value,
+    ) -> BoxFuture<'a, Result<(), JournalError>> {
+        self.steps.push(JournalStep { name: name.to_owned(), value: value.clone() });
+        self.position = self.steps.len();
+        ready(Ok(())).boxed()
+    }
+}

@@ -1,0 +1,258 @@
+//! The limits of one attempt, their defaults and their written form; the machine enforces them.
+
+use std::fmt;
+use std::time::Duration;
+
+use millrace_protocol::result::Usage;
+use schemars::JsonSchema;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+use super::StopReason;
+
+/// The limits of an agent in one attempt. Reaching one ends the attempt, with the partial result so far.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct Limits {
+    /// Maximum number of model replies.
+    #[schemars(range(min = 1))]
+    pub turns: u32,
+    /// Maximum number of tool calls, including refused ones. After the conversation is compacted, counting restarts with
+    /// half of this.
+    pub tool_calls: u32,
+    /// Maximum number of calls of one tool with the same arguments.
+    #[schemars(range(min = 1))]
+    pub identical_calls: u32,
+    /// Maximum number of corrections of an invalid answer.
+    pub repairs: u32,
+    /// Maximum number of tokens sent, including cached ones; no limit by default.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub input_tokens: Option<u64>,
+    /// Maximum number of tokens received; no limit by default.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub output_tokens: Option<u64>,
+    /// Maximum number of sent tokens that the provider had cached; no limit by default.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cached_tokens: Option<u64>,
+    /// Maximum cost of an attempt in US dollars; models without a known price do not count. No limit by default.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cost: Option<Dollars>,
+    /// Working time: the duration of model calls and tool calls, counting the longest of concurrent ones. In seconds, or
+    /// as text such as `15m`; no limit by default.
+    #[serde(skip_serializing_if = "Option::is_none", with = "time")]
+    #[schemars(with = "Option<time::DurationInput>")]
+    pub time: Option<Duration>,
+}
+
+impl Limits {
+    /// 30 turns, 20 tool calls, at most 3 identical calls, 2 corrections, and no other limits.
+    pub const DEFAULT: Self = Self {
+        turns: 30,
+        tool_calls: 20,
+        identical_calls: 3,
+        repairs: 2,
+        input_tokens: None,
+        output_tokens: None,
+        cached_tokens: None,
+        cost: None,
+        time: None,
+    };
+
+    /// The limit that another model request of at least `next_input` tokens would exceed.
+    pub(super) fn find_exceeded_limit(
+        &self,
+        usage: &Usage,
+        worked: Duration,
+        next_input: u64,
+    ) -> Option<StopReason> {
+        let over = |limit: Option<u64>, used: u64| limit.filter(|limit| used >= *limit);
+        if let Some(limit) = self.time.filter(|limit| worked >= *limit) {
+            return Some(StopReason::Time { limit });
+        }
+        if let Some(limit) = self.cost.filter(|limit| usage.cost_micros >= limit.micros()) {
+            return Some(StopReason::Cost { limit, used: Dollars::from_micros(usage.cost_micros) });
+        }
+        if let Some(limit) = over(self.output_tokens, usage.output_tokens) {
+            return Some(StopReason::OutputTokens { limit, used: usage.output_tokens });
+        }
+        if let Some(limit) = over(self.cached_tokens, usage.cached_tokens) {
+            return Some(StopReason::CachedTokens { limit, used: usage.cached_tokens });
+        }
+        // Each request resends the conversation: a request that is certain to exceed the limit is not sent.
+        let limit = self.input_tokens?;
+        let would = usage.input_tokens.saturating_add(next_input.max(1));
+        (would > limit).then_some(StopReason::InputTokens { limit, used: usage.input_tokens })
+    }
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self::DEFAULT
+    }
+}
+
+/// An amount in US dollars, stored in millionths. Serialised as a number.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, JsonSchema)]
+#[schemars(with = "f64")]
+pub struct Dollars(u64);
+
+impl Dollars {
+    /// An amount in millionths of a dollar.
+    #[must_use]
+    pub const fn from_micros(micros: u64) -> Self {
+        Self(micros)
+    }
+
+    /// The amount in millionths of a dollar.
+    #[must_use]
+    pub const fn micros(self) -> u64 {
+        self.0
+    }
+
+    #[expect(clippy::cast_precision_loss, reason = "amounts of money stay far below 2^53 millionths")]
+    fn to_f64(self) -> f64 {
+        self.0 as f64 / 1e6
+    }
+}
+
+impl fmt::Display for Dollars {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "${}", self.to_f64())
+    }
+}
+
+impl Serialize for Dollars {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_f64(self.to_f64())
+    }
+}
+
+impl<'de> Deserialize<'de> for Dollars {
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "the amount was checked to lie between 0 and a billion dollars"
+    )]
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let amount = f64::deserialize(deserializer)?;
+        if !(0.0..=1e9).contains(&amount) {
+            return Err(serde::de::Error::custom(format!(
+                "{amount} is not an amount of dollars from 0 to 1e9"
+            )));
+        }
+        Ok(Self((amount * 1e6).round() as u64))
+    }
+}
+
+/// A duration, serialised as seconds and parsed from seconds or from text such as `15m` or `1h 30m`.
+mod time {
+    use std::time::Duration;
+
+    use jiff::SignedDuration;
+    use schemars::JsonSchema;
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+    #[derive(Serialize, Deserialize, JsonSchema)]
+    #[serde(untagged, expecting = "expected seconds, or a text such as 15m or 1h 30m")]
+    pub(super) enum DurationInput {
+        Seconds(f64),
+        Text(String),
+    }
+
+    #[expect(clippy::ref_option, reason = "serde gives a reference to the field")]
+    pub(super) fn serialize<S: Serializer>(
+        time: &Option<Duration>,
+        serializer: S,
+    ) -> Result<S::Ok, S::Error> {
+        time.map(|time| time.as_secs_f64()).serialize(serializer)
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(
+        deserializer: D,
+    ) -> Result<Option<Duration>, D::Error> {
+        let Some(written) = Option::<DurationInput>::deserialize(deserializer)? else {
+            return Ok(None);
+        };
+        let span = match written {
+            DurationInput::Seconds(seconds) => Duration::try_from_secs_f64(seconds).ok(),
+            DurationInput::Text(text) => {
+                text.parse::<SignedDuration>().ok().and_then(|span| span.try_into().ok())
+            }
+        };
+        span.map(Some)
+            .ok_or_else(|| serde::de::Error::custom("expected seconds, or a text such as 15m or 1h 30m"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn limits_are_parsed_and_serialised() {
+        let read = |value| serde_json::from_value::<Limits>(value);
+        assert_eq!(read(json!({})).unwrap(), Limits::DEFAULT);
+        let limits = read(json!({"turns": 5, "cost": 0.25, "time": "1h 30m", "input_tokens": 1000})).unwrap();
+        let expected = Limits {
+            turns: 5,
+            cost: Some(Dollars::from_micros(250_000)),
+            time: Some(Duration::from_secs(5400)),
+            input_tokens: Some(1000),
+            ..Limits::DEFAULT
+        };
+        assert_eq!(limits, expected);
+        assert_eq!(read(serde_json::to_value(limits).unwrap()).unwrap(), limits);
+        assert_eq!(read(json!({"time": 1.5})).unwrap().time, Some(Duration::from_millis(1500)));
+        for wrong in [
+            json!({"cost": -1}),
+            json!({"cost": 1e12}),
+            json!({"time": "soon"}),
+            json!({"time": -5}),
+            json!({"time": "-5s"}),
+            json!({"steps": 3}),
+        ] {
+            assert!(read(wrong.clone()).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn a_limit_is_reached_when_the_next_request_would_exceed_it() {
+        let usage = Usage {
+            input_tokens: 80,
+            output_tokens: 10,
+            cached_tokens: 5,
+            cost_micros: 7,
+            ..Usage::default()
+        };
+        let none = Limits::DEFAULT;
+        let limited = |limits: Limits| limits.find_exceeded_limit(&usage, Duration::from_secs(3), 30);
+        let cents = Dollars::from_micros;
+        let table = [
+            (none, None),
+            (Limits { input_tokens: Some(110), ..none }, None),
+            (
+                Limits { input_tokens: Some(109), ..none },
+                Some(StopReason::InputTokens { limit: 109, used: 80 }),
+            ),
+            (Limits { output_tokens: Some(11), ..none }, None),
+            (
+                Limits { output_tokens: Some(10), ..none },
+                Some(StopReason::OutputTokens { limit: 10, used: 10 }),
+            ),
+            (Limits { cached_tokens: Some(5), ..none }, Some(StopReason::CachedTokens { limit: 5, used: 5 })),
+            (Limits { cost: Some(cents(8)), ..none }, None),
+            (
+                Limits { cost: Some(cents(7)), ..none },
+                Some(StopReason::Cost { limit: cents(7), used: cents(7) }),
+            ),
+            (
+                Limits { time: Some(Duration::from_secs(3)), ..none },
+                Some(StopReason::Time { limit: Duration::from_secs(3) }),
+            ),
+        ];
+        for (limits, expected) in table {
+            assert_eq!(limited(limits), expected, "{limits:?}");
+        }
+    }
+}

@@ -1,0 +1,187 @@
+//! Handles a reply: parses its answer, validates its calls, and reports mistakes in either to the model.
+
+use std::collections::BTreeSet;
+
+use serde_json::Value;
+use sha2::{Digest, Sha256};
+
+use super::{CheckedCall, MAX_CALLS_AT_ONCE, Machine, MachineState, ValidatedToolCall};
+use crate::model::{AnswerSchema, FinishReason, Message, ToolCall, ToolResult};
+use millrace_protocol::schema::convert_unambiguous_values;
+
+use crate::tool::{InnerTool, ValidatedCall, parse_lenient_json};
+use crate::turn::{Answer, StopReason, ToolCallRecord};
+
+impl<A: Answer> Machine<A> {
+    pub(super) fn process_answer(&mut self, text: &str, finish: FinishReason) {
+        let cut_off = finish == FinishReason::Length;
+        let too_long =
+            || format!("It was cut off at {} tokens; answer more briefly.", self.request.max_output_tokens);
+        let answer = match self.parse_and_validate_answer(text) {
+            // A plain text that was cut off is incomplete; a JSON value that parses is complete.
+            Ok(answer) if !cut_off || self.request.answer.is_some() => Ok(answer),
+            Ok(_) => Err(too_long()),
+            Err(mistake) => Err(if cut_off { too_long() } else { mistake }),
+        };
+        match answer {
+            Ok(answer) => self.state = MachineState::Checking(answer),
+            Err(mistake) => self.request_correction(mistake),
+        }
+    }
+
+    fn parse_and_validate_answer(&self, text: &str) -> Result<A, String> {
+        let Some(AnswerSchema { schema, .. }) = &self.request.answer else {
+            return A::parse_answer(text);
+        };
+        let mut value = parse_lenient_json(text)
+            .map_err(|mistake| format!("The answer is not one JSON object: {mistake}."))?;
+        convert_unambiguous_values(schema, &mut value);
+        let undeclared = A::UNDECLARED_FIELD
+            .and_then(|name| Some((name.to_owned(), value.as_object_mut()?.remove(name)?)));
+        self.answer_form
+            .check_value(schema, &value)
+            .map_err(|mistakes| format!("The answer does not fit its schema: {mistakes}."))?;
+        if let (Some(fields), Some((name, content))) = (value.as_object_mut(), undeclared) {
+            fields.insert(name, content);
+        }
+        A::parse_answer(&value.to_string())
+    }
+
+    /// Reports a mistake in the answer to the model, as long as it has corrections left.
+    pub(super) fn request_correction(&mut self, mistake: String) {
+        if self.repairs == self.limits.repairs {
+            return self.stop_with_reason(StopReason::UnusableAnswer { repairs: self.repairs, mistake });
+        }
+        self.repairs += 1;
+        self.push_user_message(format!(
+            "Your answer is invalid. {mistake} Give the complete corrected answer."
+        ));
+        self.request_reply();
+    }
+
+    pub(super) fn process_tool_calls(&mut self, calls: Vec<ToolCall>, finish: FinishReason) {
+        // If there is no next request, no model reads the results, so calls with effects must not run.
+        if let Some(stop) = self.find_exceeded_limit() {
+            return self.stop_with_reason(stop);
+        }
+        if self.out_of_calls {
+            return self.stop_with_reason(StopReason::ToolCalls { limit: self.calls_allowed });
+        }
+        for call in &calls {
+            let made = self.calls_made.entry(digest_call(call)).or_default();
+            *made += 1;
+            if *made > self.limits.identical_calls {
+                let limit = self.limits.identical_calls;
+                return self.stop_with_reason(StopReason::IdenticalCalls { tool: call.name.clone(), limit });
+            }
+        }
+        let mut run = Vec::new();
+        let lists = calls
+            .iter()
+            .filter(|call| self.tools.find_inner_tool(&call.name) == Some(InnerTool::WriteTodos))
+            .count();
+        let checked = calls.into_iter().enumerate().map(|(at, call)| {
+            let id = call.id.clone();
+            match self.check_call(call, at, lists, finish) {
+                Ok(RoutedCall::Run(invocation)) => {
+                    run.push(invocation);
+                    CheckedCall::Run
+                }
+                Ok(RoutedCall::Done(text)) => {
+                    CheckedCall::Answered(ToolResult { call_id: id, text, is_error: false })
+                }
+                Err(text) => CheckedCall::Answered(ToolResult { call_id: id, text, is_error: true }),
+            }
+        });
+        let checked: Vec<CheckedCall> = checked.collect();
+        if run.is_empty() {
+            self.push_results(checked, Vec::new());
+        } else {
+            self.state = MachineState::Calling { calls: checked, run };
+        }
+    }
+
+    /// Validates one call, the `at`-th of its reply, which has `lists` calls of write_todos.
+    fn check_call(
+        &mut self,
+        call: ToolCall,
+        at: usize,
+        lists: usize,
+        finish: FinishReason,
+    ) -> Result<RoutedCall, String> {
+        if at >= MAX_CALLS_AT_ONCE {
+            return Err(format!(
+                "at most {MAX_CALLS_AT_ONCE} calls may be made at once; this one was not run"
+            ));
+        }
+        match self.tools.validate_call(&call) {
+            Ok(ValidatedCall { inner: Some(InnerTool::WriteTodos), .. }) if lists > 1 => Err(
+                "write_todos was called several times in one message, and each call replaces the whole list: none was \
+                 executed. Call it once, with the whole list."
+                    .into(),
+            ),
+            Ok(ValidatedCall { arguments, inner: Some(inner) }) => self.scratch.run_inner_tool(inner, arguments).map(RoutedCall::Done),
+            Ok(ValidatedCall { arguments, inner: None }) => {
+                self.count_against_limit()?;
+                Ok(RoutedCall::Run(ValidatedToolCall { call_id: call.id, tool: call.name, arguments }))
+            }
+            Err(mistake) => {
+                self.count_against_limit()?;
+                let limit = self.request.max_output_tokens;
+                Err(match finish {
+                    FinishReason::Length => format!("{mistake} (the reply was cut off at {limit} tokens)"),
+                    FinishReason::Stop | FinishReason::ToolCalls | FinishReason::ContentFilter => mistake,
+                })
+            }
+        }
+    }
+
+    fn count_against_limit(&mut self) -> Result<(), String> {
+        if self.calls_counted >= self.calls_allowed {
+            return Err(format!("all {} tool calls are used up", self.calls_allowed));
+        }
+        self.calls_counted += 1;
+        Ok(())
+    }
+
+    /// Appends the results of a turn to the conversation, in the order of its calls.
+    pub(super) fn push_results(&mut self, calls: Vec<CheckedCall>, results: Vec<ToolCallRecord>) {
+        let mut results = results.into_iter();
+        self.request.messages.extend(calls.into_iter().filter_map(|call| match call {
+            CheckedCall::Run => results.next().map(|call| Message::Tool(call.result)),
+            CheckedCall::Answered(result) => Some(Message::Tool(result)),
+        }));
+        self.request_reply();
+    }
+}
+
+/// A validated call, or the result of one that was executed at once.
+enum RoutedCall {
+    Run(ValidatedToolCall),
+    Done(String),
+}
+
+/// Gives calls without an id, or with a duplicate one, an id of their own: providers reject a conversation in which a
+/// result can't be matched to its call.
+pub(super) fn make_ids_unique(calls: &mut [ToolCall], turn: u64) {
+    let mut ids = BTreeSet::new();
+    for (at, call) in calls.iter_mut().enumerate() {
+        if call.id.is_empty() || !ids.insert(call.id.clone()) {
+            call.id = format!("call_{turn}_{at}");
+            ids.insert(call.id.clone());
+        }
+    }
+}
+
+/// A digest of tool and arguments that ignores spacing and key order.
+fn digest_call(call: &ToolCall) -> String {
+    let arguments = match serde_json::from_str::<Value>(&call.arguments) {
+        Ok(mut value) => {
+            value.sort_all_objects();
+            value.to_string()
+        }
+        Err(_) => call.arguments.clone(),
+    };
+    let digest = Sha256::new().chain_update(&call.name).chain_update([0]).chain_update(arguments).finalize();
+    digest[..16].iter().map(|byte| format!("{byte:02x}")).collect()
+}

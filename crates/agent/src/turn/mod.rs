@@ -1,0 +1,35 @@
+//! One agent's work on one task: the [`Machine`] decides the next step and performs no I/O, the [`Driver`] carries the
+//! step out, and the [`Journal`] records each completed step so that it is never repeated.
+
+mod allowance;
+mod answer;
+mod calls;
+mod compact;
+mod drive;
+mod drive_error;
+mod journal;
+mod keepalive;
+mod large;
+mod limits;
+mod machine;
+mod name;
+mod outage;
+mod outcome;
+pub(crate) mod record;
+mod scratch;
+mod usage_totals;
+
+pub(crate) use answer::parse_json_answer;
+pub use answer::{Answer, JsonAnswer, PlainText};
+pub use drive::{AnswerCheck, Driver};
+pub use drive_error::DriveError;
+pub use journal::{Journal, JournalError, JournalStep, KEEPALIVE, MemoryJournal};
+pub use large::MAX_RESULT;
+pub use limits::{Dollars, Limits};
+pub use machine::{
+    AgentBrief, MAX_CALLS_AT_ONCE, MAX_COMPACTIONS, Machine, MachineStep, UnexpectedInput, ValidatedToolCall,
+};
+pub use name::AttemptName;
+pub use outcome::{StopReason, WorkFailure, WorkOutcome, WorkSummary};
+pub use record::ToolCallRecord;
+pub use usage_totals::UsageTotals;

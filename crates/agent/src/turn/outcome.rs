@@ -1,0 +1,242 @@
+//! The end of an agent's work: with an answer, at a limit, or with a fault, and what each means for the attempt. It owns
+//! the messages; the machine and its driver choose among them.
+
+use std::time::Duration;
+
+use millrace_protocol::plan::ResourceKind;
+use millrace_protocol::result::{ErrorKind, ExceededLimit, ModelUsage, TaskError, Usage};
+use serde::{Deserialize, Serialize};
+
+use super::{Dollars, DriveError, UsageTotals};
+use crate::model::ModelError;
+
+/// The outcome of an agent's work and its usage.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct WorkSummary<A> {
+    /// The outcome.
+    pub outcome: WorkOutcome<A>,
+    /// Model calls, tool calls and tokens of all the work.
+    pub usage: Usage,
+    /// The same by model.
+    #[serde(default, skip_serializing_if = "ModelUsage::is_empty")]
+    pub models: ModelUsage,
+    /// The partial result in place of an answer: the model's last text, its notes and its to-do list, at most
+    /// [`millrace_protocol::result::MAX_PRODUCED`] characters.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub produced: Option<String>,
+}
+
+impl<A> WorkSummary<A> {
+    /// Returns the answer and its usage, or the error that the outcome means for the attempt.
+    ///
+    /// # Errors
+    /// The work ended without an answer.
+    pub fn into_result(self) -> Result<(A, UsageTotals), TaskError> {
+        match self.outcome {
+            WorkOutcome::Answered(answer) => {
+                Ok((answer, UsageTotals { usage: self.usage, models: self.models }))
+            }
+            WorkOutcome::Stopped(stop) => Err(TaskError {
+                kind: stop.error_kind(),
+                message: format!("the agent gave no answer: {stop}"),
+                limit: stop.reached_limit(),
+                usage: self.usage,
+                models: self.models,
+                is_refused_by_provider: false,
+                produced: self.produced,
+            }),
+        }
+    }
+}
+
+/// The outcome of the work.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum WorkOutcome<A> {
+    /// An answer.
+    Answered(A),
+    /// No answer.
+    Stopped(StopReason),
+}
+
+/// The reason that the work ended without an answer.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
+#[serde(tag = "reason", rename_all = "snake_case")]
+pub enum StopReason {
+    /// The limit of model turns was reached.
+    #[error("no answer after {limit} turns")]
+    Turns {
+        /// The limit.
+        limit: u32,
+    },
+    /// The model kept calling tools after the notice that its calls are used up.
+    #[error("all {limit} tool calls were used up and the model did not answer without them")]
+    ToolCalls {
+        /// The limit.
+        limit: u32,
+    },
+    /// The model repeated one call too often.
+    #[error("the tool {tool} was called with the same arguments more than {limit} times")]
+    IdenticalCalls {
+        /// The tool.
+        tool: String,
+        /// The limit.
+        limit: u32,
+    },
+    /// The next request would exceed the input tokens.
+    #[error("{used} of at most {limit} input tokens were sent, and the next request would exceed the limit")]
+    InputTokens {
+        /// The limit.
+        limit: u64,
+        /// The amount used.
+        used: u64,
+    },
+    /// The output tokens are used up.
+    #[error("{used} of at most {limit} output tokens were received")]
+    OutputTokens {
+        /// The limit.
+        limit: u64,
+        /// The amount used.
+        used: u64,
+    },
+    /// The cached tokens are used up.
+    #[error("{used} of at most {limit} cached tokens were sent")]
+    CachedTokens {
+        /// The limit.
+        limit: u64,
+        /// The amount used.
+        used: u64,
+    },
+    /// The money is spent.
+    #[error("{used} of at most {limit} were spent")]
+    Cost {
+        /// The limit.
+        limit: Dollars,
+        /// The amount spent.
+        used: Dollars,
+    },
+    /// The attempt's reservation in the run's budget is used up.
+    #[error(
+        "the run's budget reserved {} for this attempt, {} of it are used, and the next request would exceed it",
+        .dimension.format_amount(*.limit),
+        .dimension.format_amount(*.used)
+    )]
+    Allowance {
+        /// The dimension of the budget.
+        dimension: ResourceKind,
+        /// The reserved amount.
+        limit: u64,
+        /// The amount used.
+        used: u64,
+    },
+    /// The working time is used up.
+    #[error("the working time of {limit:?} was used up")]
+    Time {
+        /// The limit.
+        limit: Duration,
+    },
+    /// The conversation is too long for the model even after compaction.
+    #[error(
+        "the conversation is too long for the model after it was compacted {compactions} times: {message}"
+    )]
+    Context {
+        /// The number of compactions.
+        compactions: u32,
+        /// The provider's message.
+        message: String,
+    },
+    /// The answer was invalid and corrections did not help.
+    #[error("the answer was still invalid after {repairs} corrections: {mistake}")]
+    UnusableAnswer {
+        /// The number of corrections.
+        repairs: u32,
+        /// The mistake in the last answer.
+        mistake: String,
+    },
+    /// The provider's content filter cut the reply off.
+    #[error("the model's provider filtered the reply")]
+    ContentFilter,
+}
+
+impl StopReason {
+    /// The limit that was reached, if it was one.
+    #[must_use]
+    pub fn reached_limit(&self) -> Option<ExceededLimit> {
+        match self {
+            Self::Turns { .. } => Some(ExceededLimit::Turns),
+            Self::ToolCalls { .. } => Some(ExceededLimit::ToolCalls),
+            Self::IdenticalCalls { .. } => Some(ExceededLimit::IdenticalCalls),
+            Self::InputTokens { .. } => Some(ExceededLimit::InputTokens),
+            Self::OutputTokens { .. } => Some(ExceededLimit::OutputTokens),
+            Self::CachedTokens { .. } => Some(ExceededLimit::CachedTokens),
+            Self::Cost { .. } => Some(ExceededLimit::Cost),
+            Self::Allowance { .. } => Some(ExceededLimit::Allowance),
+            Self::Time { .. } => Some(ExceededLimit::Time),
+            Self::Context { .. } => Some(ExceededLimit::Context),
+            Self::UnusableAnswer { .. } | Self::ContentFilter => None,
+        }
+    }
+
+    /// The kind of task error.
+    #[must_use]
+    pub fn error_kind(&self) -> ErrorKind {
+        self.reached_limit().map_or(ErrorKind::Model, |_| ErrorKind::Limit)
+    }
+}
+
+/// The work could not be finished. The journal keeps what was recorded.
+#[derive(Debug, thiserror::Error)]
+#[error("{error}")]
+pub struct WorkFailure {
+    /// The reason.
+    #[source]
+    pub error: Box<DriveError>,
+    /// The usage so far.
+    pub spent: UsageTotals,
+    /// The partial result so far, as in [`WorkSummary::produced`].
+    pub produced: Option<String>,
+}
+
+impl From<WorkFailure> for TaskError {
+    fn from(failure: WorkFailure) -> Self {
+        let is_refused_by_provider = match failure.error.as_ref() {
+            DriveError::Model(error) => error.is_refusal(),
+            DriveError::ProviderAway(_)
+            | DriveError::ReservationTooSmall(_)
+            | DriveError::Tool { .. }
+            | DriveError::Journal(_)
+            | DriveError::Unreadable { .. }
+            | DriveError::OutOfStep(_) => false,
+        };
+        let kind = match failure.error.as_ref() {
+            DriveError::Model(error) => error_kind_of_model_error(error),
+            DriveError::ProviderAway(_) => ErrorKind::Model,
+            DriveError::ReservationTooSmall(_) => ErrorKind::Limit,
+            DriveError::Tool { .. } => ErrorKind::Tool,
+            DriveError::Journal(_) => ErrorKind::Other,
+            DriveError::Unreadable { .. } | DriveError::OutOfStep(_) => ErrorKind::Panic,
+        };
+        let message = failure.error.to_string();
+        let UsageTotals { usage, models } = failure.spent;
+        Self { usage, models, is_refused_by_provider, produced: failure.produced, ..Self::new(kind, message) }
+    }
+}
+
+/// Maps a model error to a task error. A request that was rejected for its content, its key or its account will be rejected
+/// again; any other failure may be transient.
+fn error_kind_of_model_error(error: &ModelError) -> ErrorKind {
+    match error {
+        ModelError::BadRequest { .. }
+        | ModelError::ContentFilter { .. }
+        | ModelError::Authentication { .. }
+        | ModelError::Quota { .. } => ErrorKind::InvalidTask,
+        ModelError::RateLimited { .. }
+        | ModelError::Overloaded { .. }
+        | ModelError::ContextOverflow { .. }
+        | ModelError::Truncated { .. }
+        | ModelError::Protocol { .. }
+        | ModelError::Timeout { .. }
+        | ModelError::Paused { .. }
+        | ModelError::Connection { .. } => ErrorKind::Model,
+    }
+}

@@ -1,0 +1,142 @@
+//! The journal records of an agent's steps: the outcome of each and how long it took, so that a resumed attempt has the
+//! same working time. Serialisation only.
+
+use std::time::Duration;
+
+use millrace_protocol::result::{ModelUsage, Usage};
+use serde::{Deserialize, Serialize};
+
+use super::UsageTotals;
+use crate::material::keep_beginning_and_end;
+use crate::model::{Message, Reply, Request, ToolResult};
+
+/// The maximum number of characters that are recorded of a message. A step larger than 256 KiB would be stored apart from
+/// the journal, which costs an attempt two more messages.
+const MAX_RECORDED_CHARS: usize = 64_000;
+
+/// The outcome of a model request. Transient errors are not recorded: a resumed attempt sends the request again.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum ModelStepOutcome {
+    /// A reply.
+    Reply(Box<Reply>),
+    /// The conversation is too long for the model, with the provider's message.
+    Overflow(String),
+    /// The working time ran out first.
+    TimeUp,
+}
+
+/// The record of a model request: a step `model.<turn>`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(crate) struct ModelStep {
+    #[serde(rename = "heard")]
+    pub outcome: ModelStepOutcome,
+    /// The messages that the request added to the conversation, for people who read the journal; a resumed attempt does
+    /// not need them. `None` if there are none, or in journals of versions that did not record them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sent: Option<SentMessages>,
+    /// The full name of the requested model; `None` in journals of versions that did not record it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub model: Option<String>,
+    /// The duration in milliseconds.
+    pub took_ms: u64,
+}
+
+/// The messages that a model request added to the conversation and that no other step records: neither replies nor the
+/// results of calls that were run.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct SentMessages {
+    /// The system prompt; with the first request only.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub system: Option<String>,
+    /// The user messages, oldest first.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub user: Vec<String>,
+    /// The results of calls that were refused, or answered by the agent's own state.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub results: Vec<ToolResult>,
+    /// The names of the tools that the agent may call; with the first request only.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub tools: Vec<String>,
+    /// `true` if the conversation was compacted before the request: most older messages are no longer in it.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub is_compacted: bool,
+}
+
+/// The events since the last model request that decide which of its messages are new.
+#[derive(Debug, Default)]
+pub(crate) struct SinceLastRequest {
+    /// `true` if the conversation was compacted, so that its second message, the notice of that, is new.
+    pub is_compacted: bool,
+    /// The ids of the calls that were run, whose results are steps of their own.
+    pub recorded_calls: Vec<String>,
+}
+
+impl SentMessages {
+    /// Returns the new messages of a request; `None` if there are none.
+    pub(crate) fn new_in(request: &Request, since: &SinceLastRequest) -> Option<Self> {
+        let is_compacted = since.is_compacted;
+        let messages = &request.messages;
+        let last_reply = messages.iter().rposition(|message| matches!(message, Message::Assistant { .. }));
+        let is_first = last_reply.is_none() && !is_compacted;
+        let notice = messages.get(1).filter(|_| is_compacted);
+        let begin = last_reply.map_or(if is_compacted { 2 } else { 0 }, |at| at + 1);
+        let mut sent = Self { is_compacted, ..Self::default() };
+        for message in notice.into_iter().chain(messages.get(begin..).unwrap_or_default()) {
+            match message {
+                Message::User { text } => sent.user.push(keep_beginning_and_end(text, MAX_RECORDED_CHARS)),
+                // The request before a compaction had them already.
+                Message::Tool(result) if !is_compacted && !since.recorded_calls.contains(&result.call_id) => {
+                    sent.results.push(result.clone());
+                }
+                Message::Tool(_) | Message::Assistant { .. } => {}
+            }
+        }
+        if is_first {
+            sent.system = Some(keep_beginning_and_end(&request.system, MAX_RECORDED_CHARS));
+            sent.tools = request.tools.iter().map(|tool| tool.name.clone()).collect();
+        }
+        (sent != Self::default()).then_some(sent)
+    }
+}
+
+/// The result of a tool call: a step `tool.<turn>.<index>.<tool>`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ToolCallRecord {
+    /// The result that the model sees.
+    #[serde(flatten)]
+    pub result: ToolResult,
+    /// The model usage of the call.
+    #[serde(default, skip_serializing_if = "Usage::is_zero")]
+    pub usage: Usage,
+    /// The same usage by full model name.
+    #[serde(default, skip_serializing_if = "ModelUsage::is_empty")]
+    pub models: ModelUsage,
+    /// The duration in milliseconds.
+    #[serde(default)]
+    pub took_ms: u64,
+}
+
+impl ToolCallRecord {
+    /// The usage of the call, in total and by model.
+    pub(super) fn usage_totals(&self) -> UsageTotals {
+        UsageTotals { usage: self.usage, models: self.models.clone() }
+    }
+
+    /// The duration of the call.
+    #[must_use]
+    pub fn duration(&self) -> Duration {
+        Duration::from_millis(self.took_ms)
+    }
+}
+
+/// A step `begin.<turn>`: the step names of calls that are about to run and must not run twice.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct BegunCallsStep {
+    pub calls: Vec<String>,
+}
+
+/// Converts a duration to whole milliseconds, saturating.
+pub(super) fn to_millis(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
+}

@@ -1,0 +1,152 @@
+//! An agent's to-do list and notes. It implements the inner tools and the size limits of the stored texts. All of it is
+//! part of the machine's state.
+
+use std::fmt::Write;
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use crate::tool::{
+    AppendNoteArguments, InnerTool, MAX_NOTES_READ, ReadNotesArguments, ThinkArguments, Todo, TodoStatus,
+    WriteTodosArguments,
+};
+
+/// The maximum number of characters of all notes together.
+const MAX_NOTES: usize = 60_000;
+
+/// An agent's to-do list and notes.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub(super) struct Scratchpad {
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    todos: Vec<Todo>,
+    /// Oldest first.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    notes: Vec<String>,
+}
+
+impl Scratchpad {
+    /// Executes a call of an inner tool. The arguments have been validated against its schema.
+    ///
+    /// # Errors
+    /// The error message for the model.
+    pub fn run_inner_tool(&mut self, inner: InnerTool, arguments: Value) -> Result<String, String> {
+        match inner {
+            InnerTool::Think => {
+                let ThinkArguments { thought } = parse_arguments(arguments)?;
+                Ok(format!("Noted ({} characters). Continue.", thought.chars().count()))
+            }
+            InnerTool::WriteTodos => {
+                let WriteTodosArguments { todos } = parse_arguments(arguments)?;
+                self.todos = todos;
+                Ok(format!("Updated todo list to:\n{}", self.format_todo_list().unwrap_or("(empty)".into())))
+            }
+            InnerTool::AppendNote => {
+                let AppendNoteArguments { note } = parse_arguments(arguments)?;
+                self.append_note(note)
+            }
+            InnerTool::ReadNotes => {
+                let ReadNotesArguments { whole } = parse_arguments(arguments)?;
+                let limit = if whole == Some(true) { usize::MAX } else { MAX_NOTES_READ };
+                Ok(self.format_newest_notes(limit).unwrap_or_else(|| "There are no notes yet.".into()))
+            }
+        }
+    }
+
+    fn append_note(&mut self, note: String) -> Result<String, String> {
+        let length = note.chars().count();
+        let stored: usize = self.notes.iter().map(|note| note.chars().count()).sum();
+        if stored + length > MAX_NOTES {
+            return Err(format!(
+                "the notes are full: {stored} of at most {MAX_NOTES} characters; nothing was added. Work with the notes you have."
+            ));
+        }
+        self.notes.push(note);
+        Ok(format!("Note {} saved ({} characters in total).", self.notes.len(), stored + length))
+    }
+
+    /// The to-do list as text; `None` if it is empty.
+    pub fn format_todo_list(&self) -> Option<String> {
+        let lines: Vec<String> = self
+            .todos
+            .iter()
+            .map(|todo| {
+                let mark = match todo.status {
+                    TodoStatus::Pending => "[pending]",
+                    TodoStatus::InProgress => "[in_progress]",
+                    TodoStatus::Completed => "[completed]",
+                };
+                format!("{mark} {}", todo.content)
+            })
+            .collect();
+        (!lines.is_empty()).then(|| lines.join("\n"))
+    }
+
+    /// The newest notes that fit into `limit` characters, oldest first; `None` if there are none.
+    pub fn format_newest_notes(&self, limit: usize) -> Option<String> {
+        let numbered: Vec<String> =
+            self.notes.iter().enumerate().map(|(at, note)| format!("{}. {note}\n", at + 1)).collect();
+        // Room for the line about omitted notes.
+        let mut room = limit.saturating_sub(100);
+        let fitting = numbered.iter().rev().take_while(|note| {
+            let length = note.chars().count();
+            let fits = length <= room;
+            room = room.saturating_sub(length);
+            fits
+        });
+        let left_out = numbered.len() - fitting.count();
+        let mut text = String::new();
+        if left_out > 0 {
+            let _ =
+                writeln!(text, "[{left_out} older notes left out; read_notes with whole=true returns all]");
+        }
+        text.extend(numbered[left_out..].iter().map(String::as_str));
+        (!numbered.is_empty()).then(|| text.trim_end().to_owned())
+    }
+}
+
+fn parse_arguments<T: serde::de::DeserializeOwned>(arguments: Value) -> Result<T, String> {
+    serde_json::from_value(arguments).map_err(|mistake| format!("invalid arguments: {mistake}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_to_do_list_is_replaced_as_a_whole() {
+        let mut scratch = Scratchpad::default();
+        let write = |scratch: &mut Scratchpad, todos| {
+            scratch.run_inner_tool(InnerTool::WriteTodos, json!({"todos": todos})).unwrap()
+        };
+        let first = json!([{"content": "a", "status": "in_progress"}, {"content": "b", "status": "pending"}]);
+        assert_eq!(write(&mut scratch, first), "Updated todo list to:\n[in_progress] a\n[pending] b");
+        let second = json!([{"content": "b", "status": "completed"}]);
+        assert_eq!(write(&mut scratch, second), "Updated todo list to:\n[completed] b");
+        assert_eq!(write(&mut scratch, json!([])), "Updated todo list to:\n(empty)");
+        assert_eq!(scratch.format_todo_list(), None);
+    }
+
+    #[test]
+    fn read_notes_returns_the_newest_or_all_on_request() {
+        let mut scratch = Scratchpad::default();
+        let notes = |scratch: &mut Scratchpad, arguments| {
+            scratch.run_inner_tool(InnerTool::ReadNotes, arguments).unwrap()
+        };
+        assert_eq!(notes(&mut scratch, json!({})), "There are no notes yet.");
+        for n in 0..15 {
+            let note = format!("{n}{}", "ä".repeat(3_998));
+            scratch.run_inner_tool(InnerTool::AppendNote, json!({"note": note})).unwrap();
+        }
+        let newest = notes(&mut scratch, json!({}));
+        assert!(newest.starts_with("[14 older notes left out"), "{newest}");
+        assert!(newest.contains("\n15. 14ä") && newest.chars().count() <= MAX_NOTES_READ);
+        let whole = notes(&mut scratch, json!({"whole": true}));
+        assert!(whole.starts_with("1. 0ä") && whole.chars().count() > 59_000);
+        let full =
+            scratch.run_inner_tool(InnerTool::AppendNote, json!({"note": "x".repeat(100)})).unwrap_err();
+        assert!(full.starts_with("the notes are full"), "{full}");
+        assert_eq!(notes(&mut scratch, json!({"whole": true})), whole, "a refused note is not saved");
+    }
+}

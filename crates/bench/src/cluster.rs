@@ -1,0 +1,204 @@
+//! The cluster of a benchmark: real processes, in a folder that is removed afterwards.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, anyhow, bail};
+use futures::FutureExt;
+use millrace_protocol::registry::ProcessRole;
+use millrace_runtime::work::registry;
+use millrace_runtime::{Bus, duration};
+
+use crate::process::{self, CpuSeconds};
+use millrace_local_cluster::{ClusterInfo, Launcher, LocalCluster, LocalOptions, ProcessEvent};
+
+/// Timeout for the registration of all processes.
+const READY_TIMEOUT: Duration = Duration::from_secs(30);
+/// Polling interval; rarely enough not to affect the measurement.
+pub const POLL_INTERVAL: Duration = Duration::from_millis(10);
+
+/// The options of a benchmark's cluster.
+#[derive(Debug, Clone)]
+pub struct BenchOptions {
+    /// The parent folder of its data folder.
+    pub folder: PathBuf,
+    /// Number of workers.
+    pub workers: u32,
+    /// Number of concurrent tasks of each worker.
+    pub slots: u32,
+    /// `true` to sync each write to disk before it is acknowledged.
+    pub sync_always: bool,
+    /// Time that a run stays in its lane after its end.
+    pub linger: Duration,
+    /// Lease of a supervisor on its lane; `None` for the default.
+    pub lane_lease: Option<Duration>,
+}
+
+/// A running cluster. Dropping it kills its processes and removes its folder.
+pub struct BenchCluster {
+    cluster: LocalCluster,
+    bus: Bus,
+    pids: BTreeMap<String, u32>,
+    // Dropped last, when the processes that write into it have ended.
+    _folder: TempFolder,
+}
+
+impl BenchCluster {
+    /// Starts a cluster and waits until all of its processes have registered.
+    pub async fn start(options: &BenchOptions) -> anyhow::Result<Self> {
+        let folder = TempFolder::create(&options.folder)?;
+        let cluster_options = LocalOptions {
+            data: folder.0.clone(),
+            workers: options.workers,
+            slots: options.slots,
+            supervisors: 1,
+            critics: 1,
+            capability: Vec::new(),
+            model: Vec::new(),
+            record: None,
+            lanes: Some(1),
+            lane_lease: options.lane_lease,
+            work_lease: None,
+            sync_always: options.sync_always,
+            log: "info".into(),
+        };
+        let mut children = cluster_options.child_specs(Launcher::from_current_exe()?.executable());
+        for child in &mut children {
+            child.environment.insert("MILLRACE_LINGER".into(), duration::format_duration(options.linger));
+        }
+        let cluster = LocalCluster::start_with_children(cluster_options, children).await?;
+        let bus = cluster.info().connect().await?;
+        let mut this = Self { cluster, bus, pids: BTreeMap::new(), _folder: folder };
+        this.await_processes(options).await?;
+        Ok(this)
+    }
+
+    async fn await_processes(&mut self, options: &BenchOptions) -> anyhow::Result<()> {
+        let started = Instant::now();
+        loop {
+            self.fail_if_process_ended()?;
+            let heartbeats = registry::read_heartbeats(&self.bus).await?;
+            let count = |role| heartbeats.iter().filter(|beat| beat.role == role).count();
+            if count(ProcessRole::Supervisor) >= 1
+                && count(ProcessRole::Critic) >= 1
+                && count(ProcessRole::Worker) >= options.workers as usize
+            {
+                return Ok(());
+            }
+            if started.elapsed() > READY_TIMEOUT {
+                let roles: Vec<ProcessRole> = heartbeats.iter().map(|beat| beat.role).collect();
+                let seconds = READY_TIMEOUT.as_secs();
+                bail!("not all processes of the cluster have registered within {seconds} s, only {roles:?}");
+            }
+            tokio::time::sleep(POLL_INTERVAL).await;
+        }
+    }
+
+    /// The connection to the cluster.
+    pub fn bus(&self) -> &Bus {
+        &self.bus
+    }
+
+    /// Address and credentials of the cluster.
+    pub fn cluster_info(&self) -> &ClusterInfo {
+        self.cluster.info()
+    }
+
+    /// Opens another connection to the server, with the same options as the cluster's processes use.
+    pub async fn connect_client(&self) -> anyhow::Result<async_nats::Client> {
+        let info = self.cluster.info();
+        let options =
+            async_nats::ConnectOptions::with_user_and_password(info.user.clone(), info.password.clone());
+        let options = options.client_capacity(16_384).subscription_capacity(65_536);
+        options.connect(info.url.as_str()).await.context("connecting to the cluster's server")
+    }
+
+    /// Processes the events of the cluster.
+    ///
+    /// # Errors
+    /// A process ended, which invalidates the measurement.
+    pub fn fail_if_process_ended(&mut self) -> anyhow::Result<()> {
+        while let Some(Some(event)) = self.cluster.next_event().now_or_never() {
+            self.record_process_event(event)?;
+        }
+        Ok(())
+    }
+
+    fn record_process_event(&mut self, event: ProcessEvent) -> anyhow::Result<()> {
+        match event {
+            ProcessEvent::Started { name, pid, .. } => {
+                self.pids.insert(name, pid);
+                Ok(())
+            }
+            ProcessEvent::Died { name, status, last_words, .. } => {
+                Err(anyhow!("{name} ended during the benchmark ({status}); last log line: {last_words}"))
+            }
+            ProcessEvent::Refused { name, last_words, .. } => {
+                Err(anyhow!("{name} refused to start; last log line: {last_words}"))
+            }
+            ProcessEvent::NotStarted { name, error, .. } => Err(anyhow!("{name} can't be started: {error}")),
+        }
+    }
+
+    /// Waits until a killed process has been restarted.
+    pub async fn await_restart(&mut self, name: &str) -> anyhow::Result<()> {
+        loop {
+            let event = tokio::time::timeout(READY_TIMEOUT, self.cluster.next_event())
+                .await
+                .with_context(|| format!("waiting for {name} to be restarted"))?;
+            match event.ok_or_else(|| anyhow!("the cluster ended before {name} was restarted"))? {
+                ProcessEvent::Died { name: other, .. } if other == name => {}
+                ProcessEvent::Started { name: other, pid, .. } if other == name => {
+                    self.pids.insert(other, pid);
+                    return Ok(());
+                }
+                event @ (ProcessEvent::Died { .. }
+                | ProcessEvent::Started { .. }
+                | ProcessEvent::Refused { .. }
+                | ProcessEvent::NotStarted { .. }) => {
+                    self.record_process_event(event)?;
+                }
+            }
+        }
+    }
+
+    /// Returns the process id of a process, such as `supervisor-1`.
+    pub fn pid(&self, name: &str) -> anyhow::Result<u32> {
+        self.pids.get(name).copied().ok_or_else(|| anyhow!("{name} has not been started"))
+    }
+
+    /// Returns the CPU seconds that each process of the cluster and this one (`client`) have used so far.
+    pub fn cpu_seconds(&self) -> CpuSeconds {
+        let children = self.pids.iter().map(|(name, pid)| (name.as_str(), *pid));
+        process::read_cpu_seconds(children.chain([("client", std::process::id())]))
+    }
+
+    /// Stops the cluster in order.
+    pub async fn stop_cluster(self) {
+        self.cluster.stop().await;
+    }
+}
+
+/// A folder that is removed on drop.
+struct TempFolder(PathBuf);
+
+impl TempFolder {
+    fn create(within: &Path) -> anyhow::Result<Self> {
+        static CREATED: AtomicU32 = AtomicU32::new(0);
+        let number = CREATED.fetch_add(1, Ordering::Relaxed);
+        let path = within.join(format!("millrace-bench-{}-{number}", std::process::id()));
+        fs::create_dir_all(&path).with_context(|| format!("can't create the folder {}", path.display()))?;
+        Ok(Self(path))
+    }
+}
+
+impl Drop for TempFolder {
+    fn drop(&mut self) {
+        if let Err(error) = fs::remove_dir_all(&self.0) {
+            eprintln!("millrace: can't remove {}: {error}", self.0.display());
+        }
+    }
+}

@@ -1,0 +1,276 @@
+//! Benchmarks of a cluster, compared with the same messages sent directly through JetStream. `millrace bench` calls [`run`].
+//!
+//! ```text
+//! lib      arguments, list of benchmarks
+//! ├─ speed    throughput and latency of plans            ├─ plans    the plans, as submissions
+//! ├─ replay   reading and folding a run                  ├─ run      one run, measured from its log
+//! ├─ growth   scaling with plan and lane size            ├─ baseline the same messages, no Millrace
+//! ├─ agents   overhead of the agent loop                 ├─ sizes    message sizes of a run
+//! ├─ slots    utilization of worker slots                ├─ stages   latency of a task by stage
+//! └─ report   table and JSON                             └─ cluster  the cluster; process: CPU and memory use
+//! ```
+//!
+//! Every benchmark starts its own cluster of real processes, as `millrace up` does. Times are those at which the server
+//! stored messages. This process takes no part in what is measured: it submits plans, and reads the log afterwards.
+
+mod agents;
+mod baseline;
+mod cluster;
+mod growth;
+mod plans;
+mod process;
+mod replay;
+mod report;
+mod run;
+mod sizes;
+mod slots;
+mod speed;
+mod stages;
+
+use std::num::NonZeroUsize;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Args, ValueEnum};
+
+use cluster::BenchOptions;
+use speed::{ComparisonFigure, compare_with_baseline};
+
+pub use report::BenchReport;
+
+/// The arguments of `millrace bench`.
+#[derive(Args, Debug)]
+#[command(after_long_help = EXPLANATION)]
+pub struct BenchArguments {
+    /// Benchmarks to run
+    #[arg(value_enum, default_value = "all")]
+    benchmarks: Vec<Benchmark>,
+    /// Number of tasks in each plan [default: 20000; chain 2000; layered and growth 100000; agents and slots 1000]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(10..=1_000_000))]
+    tasks: Option<u32>,
+    /// Number of rounds; the median counts. Layers of 100,000 tasks are measured once
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=100))]
+    rounds: u32,
+    /// Number of worker processes
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=64))]
+    workers: u32,
+    /// Number of concurrent tasks of each worker
+    #[arg(long, value_name = "N", default_value_t = 1_024, value_parser = clap::value_parser!(u32).range(1..=65_536))]
+    slots: u32,
+    /// Sync every write to disk before it is acknowledged, in the clusters and in the baseline
+    #[arg(long)]
+    sync_always: bool,
+    /// Folder for the clusters, each in a subfolder that is removed afterwards; results depend on its disk [default: the
+    /// system's folder for temporary files]
+    #[arg(long, value_name = "DIR")]
+    data: Option<PathBuf>,
+    /// Print the report as one JSON object
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `true` if this program was built with optimisation: all profiles but `dev` are.
+const IS_OPTIMIZED: bool = !cfg!(debug_assertions);
+
+const UNOPTIMIZED_WARNING: &str = "millrace: warning: this build is not optimised, so the figures say little about \
+production; measure with `cargo run --release -- bench`";
+
+const EXPLANATION: &str = "\
+Each figure is compared with a baseline: the same messages, of the same sizes, sent through the same server with the same \
+client library, without Millrace. For each task: a fenced decision, an order in the queue, its pull, the claim, the \
+outcome, the acknowledgement, and reading the lane back; 1,024 tasks in flight, or one if each task waits for the one \
+before. The ratio is the fraction of the baseline's speed: 1 is as fast.
+
+  fan_out           independent tasks, from submission to the end of the run
+  fan_out_reviewed  the same, with a critic reviewing each result
+  chain             tasks that each depend on the one before: latency (p50)
+  layered           layers of 1,000 tasks, each depending on two tasks above
+  replay            reading and folding a run, compared with only reading it
+  growth            ten times the tasks; folding speed; supervisor memory; time
+                    from the takeover of a full lane to the first decision
+  agents            concurrent attempts of 12 turns with an instant model: CPU
+                    time per journaled step, and memory per attempt
+  slots             tasks of 50 ms, each reviewed, on 4 workers with 5 slots:
+                    utilization of the slots
+
+All processes share this machine with the server and with this command; other load affects the results.";
+
+/// The benchmarks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
+#[value(rename_all = "snake_case")]
+enum Benchmark {
+    /// Overhead of the agent loop; first, because it measures the memory of this process
+    Agents,
+    /// Independent tasks
+    FanOut,
+    /// The same, with a critic reviewing each result
+    FanOutReviewed,
+    /// Tasks that each depend on the one before
+    Chain,
+    /// Layers of tasks that depend on the layer before
+    Layered,
+    /// Reading and folding a run
+    Replay,
+    /// Scaling with the number of tasks
+    Growth,
+    /// Utilization of worker slots
+    Slots,
+    /// Everything
+    All,
+}
+
+impl Benchmark {
+    const EACH: [Self; 8] = [
+        Self::Agents,
+        Self::FanOut,
+        Self::FanOutReviewed,
+        Self::Chain,
+        Self::Layered,
+        Self::Replay,
+        Self::Growth,
+        Self::Slots,
+    ];
+
+    fn default_task_count(self) -> u32 {
+        match self {
+            Self::FanOut | Self::FanOutReviewed | Self::Replay => 20_000,
+            Self::Chain => 2_000,
+            Self::Agents | Self::Slots => 1_000,
+            Self::Layered | Self::Growth | Self::All => 100_000,
+        }
+    }
+
+    fn benchmark_name(self) -> &'static str {
+        match self {
+            Self::FanOut => "fan_out",
+            Self::FanOutReviewed => "fan_out_reviewed",
+            Self::Chain => "chain",
+            Self::Layered => "layered",
+            Self::Replay => "replay",
+            Self::Growth => "growth",
+            Self::Agents => "agents",
+            Self::Slots => "slots",
+            Self::All => "all",
+        }
+    }
+}
+
+/// Runs the benchmarks and returns their figures. `notify` receives a line for each step. Dropping the future kills the
+/// processes and removes their folders.
+///
+/// # Errors
+/// A cluster does not start, or a run in it does not end as expected.
+pub async fn run_benchmarks(
+    arguments: &BenchArguments,
+    notify: &dyn Fn(&str),
+) -> anyhow::Result<BenchReport> {
+    let mut benchmarks = arguments.benchmarks.clone();
+    if benchmarks.contains(&Benchmark::All) {
+        benchmarks = Benchmark::EACH.to_vec();
+    }
+    benchmarks.sort_unstable();
+    benchmarks.dedup();
+    let processors = std::thread::available_parallelism().map_or(0, NonZeroUsize::get);
+    let mut report = BenchReport::default();
+    report.machine.extend([
+        ("processors", processors.into()),
+        ("sync_always", arguments.sync_always.into()),
+        ("workers", arguments.workers.into()),
+        ("slots", arguments.slots.into()),
+        ("is_optimized", IS_OPTIMIZED.into()),
+    ]);
+    notify(&format!(
+        "millrace: measuring on {processors} processors, with {} worker(s) of {} slots{}",
+        arguments.workers,
+        arguments.slots,
+        if arguments.sync_always { ", syncing every write" } else { "" }
+    ));
+    if !IS_OPTIMIZED {
+        notify(UNOPTIMIZED_WARNING);
+    }
+    for benchmark in benchmarks {
+        let tasks = arguments.tasks.unwrap_or(benchmark.default_task_count());
+        notify(&format!("millrace: {} with {tasks} tasks …", benchmark.benchmark_name()));
+        Box::pin(measure_benchmark(arguments, benchmark, tasks, &mut report)).await?;
+    }
+    Ok(report)
+}
+
+async fn measure_benchmark(
+    arguments: &BenchArguments,
+    benchmark: Benchmark,
+    tasks: u32,
+    report: &mut BenchReport,
+) -> anyhow::Result<()> {
+    let options = arguments.cluster_options();
+    let rounds = arguments.rounds;
+    let (what, by, submission, rounds) = match benchmark {
+        Benchmark::FanOut => (
+            format!("{tasks} tasks at once"),
+            ComparisonFigure::Rate,
+            plans::fan_out_submission(tasks, false),
+            rounds,
+        ),
+        Benchmark::FanOutReviewed => (
+            format!("{tasks} tasks at once, each reviewed"),
+            ComparisonFigure::Rate,
+            plans::fan_out_submission(tasks, true),
+            rounds,
+        ),
+        Benchmark::Chain => (
+            format!("{tasks} tasks in a chain (p50)"),
+            ComparisonFigure::Hop,
+            plans::chain_submission(tasks),
+            rounds,
+        ),
+        Benchmark::Layered => {
+            let layers = tasks.div_ceil(plans::LAYER);
+            let rounds = if tasks >= 100_000 { 1 } else { rounds };
+            (
+                format!("{tasks} tasks in {layers} layers"),
+                ComparisonFigure::Rate,
+                plans::layered_submission(tasks),
+                rounds,
+            )
+        }
+        Benchmark::Replay => {
+            let replay = replay::compare_folding_with_reading(&options, tasks, rounds).await?;
+            report.comparisons.insert(benchmark.benchmark_name(), replay);
+            return Ok(());
+        }
+        Benchmark::Growth => {
+            report.growth.extend(growth::measure_growth(&options, tasks, rounds).await?);
+            return Ok(());
+        }
+        Benchmark::Agents => {
+            let result = agents::measure_agents(&options, tasks, rounds).await?;
+            report.comparisons.insert(benchmark.benchmark_name(), result.comparison);
+            report.growth.extend(result.bounds);
+            return Ok(());
+        }
+        Benchmark::Slots => {
+            report
+                .growth
+                .insert(benchmark.benchmark_name(), slots::measure_slot_use(&options, tasks, rounds).await?);
+            return Ok(());
+        }
+        Benchmark::All => return Ok(()),
+    };
+    let comparison = compare_with_baseline(&options, what, by, &submission, rounds).await?;
+    report.comparisons.insert(benchmark.benchmark_name(), comparison);
+    Ok(())
+}
+
+impl BenchArguments {
+    fn cluster_options(&self) -> BenchOptions {
+        BenchOptions {
+            folder: self.data.clone().unwrap_or_else(std::env::temp_dir),
+            workers: self.workers,
+            slots: self.slots,
+            sync_always: self.sync_always,
+            // Long enough to observe the end in the lane, short enough not to delay the next round.
+            linger: Duration::from_millis(500),
+            lane_lease: None,
+        }
+    }
+}

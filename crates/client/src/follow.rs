@@ -1,0 +1,167 @@
+//! Follows a run: its decisions as the supervisor makes them, through server outages and into the archive.
+
+use std::time::Duration;
+
+use millrace_protocol::ids::RunId;
+use millrace_protocol::plan::{Decision, Event, RunEvent};
+use millrace_protocol::subject::{self, Topic};
+use millrace_runtime::log::lane_tail::LaneTail;
+use millrace_runtime::nats::direct_get::read_last_per_subject;
+use millrace_runtime::nats::record::StreamRecord;
+use millrace_runtime::nats::topology::lane_stream;
+use millrace_runtime::store::archive;
+use millrace_runtime::work::registry;
+use millrace_runtime::{Bus, Fault};
+use tokio::sync::mpsc;
+
+/// Maximum time that reads are retried while the server is unreachable.
+const OUTAGE: Duration = Duration::from_secs(120);
+/// Delay between two attempts of [`retry_transient`].
+const RETRY_DELAY: Duration = Duration::from_millis(250);
+/// After this long without a decision, [`follow_run`] checks whether the run has been archived.
+const QUIET: Duration = Duration::from_secs(2);
+
+/// Sends the decisions of a run with their sequences, from the first one on, as they are made. Ends with the decision
+/// that ends the run, unless another follows it: a run that ended because its budget was used up can be resumed.
+pub fn follow_run(bus: &Bus, run: &RunId) -> mpsc::Receiver<Result<(u64, Decision), Fault>> {
+    let (sender, receiver) = mpsc::channel(64);
+    let (bus, run) = (bus.clone(), run.clone());
+    tokio::spawn(async move {
+        if let Err(fault) = follow_run_into_channel(&bus, &run, &sender).await {
+            // If the receiver is gone, the fault concerns no one.
+            let _ = sender.send(Err(fault)).await;
+        }
+    });
+    receiver
+}
+
+async fn follow_run_into_channel(
+    bus: &Bus,
+    run: &RunId,
+    sender: &mpsc::Sender<Result<(u64, Decision), Fault>>,
+) -> Result<(), Fault> {
+    let lane = bus.lane_of_run(run);
+    let (records, mut arrived) = mpsc::channel(16);
+    let mut tail = LaneTail::follow_subject(bus, lane, subject::topic_subject(lane, run, &Topic::Plan), 1);
+    // A read must not be cancelled halfway, so the reader is a task of its own; it ends when its channel is closed.
+    let reader = tokio::spawn(async move { while records.send(tail.next_records().await).await.is_ok() {} });
+    let mut position = FollowPosition::default();
+    let outcome = loop {
+        let records = match tokio::time::timeout(QUIET, arrived.recv()).await {
+            Ok(Some(records)) => records,
+            Ok(None) => break Ok(()),
+            Err(_) => match retry_transient(|| read_archived_records(bus, run)).await? {
+                Some(records) => records,
+                None => continue,
+            },
+        };
+        match forward_decisions(bus, records, &mut position, sender).await {
+            _ if sender.is_closed() => break Ok(()),
+            Ok(()) => {}
+            Err(fault) => break Err(fault),
+        }
+        let is_over = match position.end {
+            RunEndState::No => false,
+            RunEndState::Resumable => retry_transient(|| read_last_decision_sequence(bus, run))
+                .await?
+                .is_none_or(|last| last <= position.seen),
+            RunEndState::Final => true,
+        };
+        if is_over {
+            break Ok(());
+        }
+    };
+    reader.abort();
+    outcome
+}
+
+/// Returns the records of a run that has been archived; `None` for any other run.
+///
+/// # Errors
+/// The server does not answer.
+pub async fn read_archived_records(bus: &Bus, run: &RunId) -> Result<Option<Vec<StreamRecord>>, Fault> {
+    match registry::read_summary(bus, run).await? {
+        Some(summary) if summary.archived => archive::read_archived_run(bus, run).await,
+        Some(_) | None => Ok(None),
+    }
+}
+
+/// Retries a read while its fault is transient, for as long as a restarting server may need (120 s).
+///
+/// # Errors
+/// The last fault.
+pub async fn retry_transient<T, F>(read: impl Fn() -> F) -> Result<T, Fault>
+where
+    F: Future<Output = Result<T, Fault>>,
+{
+    let started = tokio::time::Instant::now();
+    loop {
+        match read().await {
+            Err(fault) if fault.is_transient() && started.elapsed() < OUTAGE => {
+                tokio::time::sleep(RETRY_DELAY).await;
+            }
+            outcome => return outcome,
+        }
+    }
+}
+
+/// The position up to which a run has been followed.
+#[derive(Default)]
+struct FollowPosition {
+    /// Sequence of the last decision that was forwarded.
+    seen: u64,
+    /// The end state of the run as of that decision.
+    end: RunEndState,
+}
+
+/// `No` while a run is open; otherwise whether it can be resumed.
+#[derive(Default, Clone, Copy)]
+enum RunEndState {
+    #[default]
+    No,
+    Resumable,
+    Final,
+}
+
+impl FollowPosition {
+    fn update_end_state(&mut self, event: &Event) {
+        if let Event::Run(RunEvent::Ended { reason, is_resumable, .. }) = event {
+            let is_resumable = *is_resumable || reason.needs_larger_budget();
+            self.end = if is_resumable { RunEndState::Resumable } else { RunEndState::Final };
+        } else if matches!(event, Event::Run(RunEvent::Retired)) {
+            self.end = RunEndState::Final;
+        } else if matches!(event, Event::Run(RunEvent::Reopened)) {
+            self.end = RunEndState::No;
+        }
+    }
+}
+
+/// Returns the sequence of a run's last decision in its lane; `None` if the lane no longer holds one.
+async fn read_last_decision_sequence(bus: &Bus, run: &RunId) -> Result<Option<u64>, Fault> {
+    let lane = bus.lane_of_run(run);
+    let plan = [subject::topic_subject(lane, run, &Topic::Plan)];
+    let last = read_last_per_subject(bus.client(), &lane_stream(lane), &plan).await?;
+    Ok(last.unwrap_or_default().last().map(|record| record.sequence))
+}
+
+/// Forwards the decisions among `records` that come after `position`.
+async fn forward_decisions(
+    bus: &Bus,
+    records: Vec<StreamRecord>,
+    position: &mut FollowPosition,
+    sender: &mpsc::Sender<Result<(u64, Decision), Fault>>,
+) -> Result<(), Fault> {
+    for record in records {
+        let is_plan = matches!(subject::parse_lane_subject(&record.subject), Some((_, _, Topic::Plan)));
+        if !is_plan || record.is_forged() || record.sequence <= position.seen {
+            continue;
+        }
+        position.seen = record.sequence;
+        let decision: Decision = bus.decode_record(&record).await?;
+        decision.events.iter().for_each(|event| position.update_end_state(event));
+        if sender.send(Ok((record.sequence, decision))).await.is_err() {
+            return Ok(());
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,160 @@
+//! The runs of a cluster as they start, are resumed and end, by the changes of their summaries.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use millrace_protocol::ids::RunId;
+use millrace_protocol::registry::RunSummary;
+use millrace_runtime::nats::direct_get::PagedReader;
+use millrace_runtime::nats::topology::{RUNS, bucket_stream};
+use millrace_runtime::{Bus, Fault};
+
+/// The interval at which the summaries are read.
+const POLL_INTERVAL: Duration = Duration::from_millis(500);
+
+/// A change of a run.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum RunChange {
+    /// It was submitted, and a supervisor has started it.
+    Started(RunSummary),
+    /// It continues after its end.
+    Resumed(RunSummary),
+    /// It has ended.
+    Ended(RunSummary),
+}
+
+/// The changes of a cluster's runs from now on.
+pub struct RunFeed {
+    bus: Bus,
+    /// The sequence of the next summary to read.
+    next: u64,
+    states: RunStates,
+}
+
+impl RunFeed {
+    /// Reads the present runs. Their changes so far are not returned.
+    ///
+    /// # Errors
+    /// The server does not answer.
+    pub async fn open(bus: &Bus) -> Result<Self, Fault> {
+        let mut feed = Self { bus: bus.clone(), next: 1, states: RunStates::default() };
+        feed.read_changes().await?;
+        Ok(feed)
+    }
+
+    /// Waits for the next changes. Reads that fail are repeated: the server may be restarting.
+    pub async fn next_changes(&mut self) -> Vec<RunChange> {
+        loop {
+            tokio::time::sleep(POLL_INTERVAL).await;
+            if let Ok(changes) = self.read_changes().await
+                && !changes.is_empty()
+            {
+                return changes;
+            }
+        }
+    }
+
+    async fn read_changes(&mut self) -> Result<Vec<RunChange>, Fault> {
+        let prefix = format!("$KV.{RUNS}.");
+        let filter = format!("{prefix}>");
+        let mut pages = PagedReader::new(self.bus.client(), bucket_stream(RUNS), filter, self.next);
+        let mut changes = Vec::new();
+        loop {
+            let records = pages.next_page().await?;
+            if records.is_empty() {
+                return Ok(changes);
+            }
+            for record in records {
+                self.next = record.sequence + 1;
+                let Some(key) = record.subject.strip_prefix(&prefix) else { continue };
+                match serde_json::from_slice::<RunSummary>(&record.payload) {
+                    Ok(summary) if !record.is_deletion && summary.run.as_str() == key => {
+                        changes.extend(self.states.update(summary));
+                    }
+                    Ok(_) | Err(_) => {}
+                }
+            }
+        }
+    }
+}
+
+/// The runs that were seen.
+#[derive(Debug, Default)]
+struct RunStates(BTreeMap<RunId, RunState>);
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum RunState {
+    Live,
+    Interrupted,
+    Ended,
+}
+
+impl RunStates {
+    fn update(&mut self, summary: RunSummary) -> Vec<RunChange> {
+        let state = match summary.end {
+            Some(_) => RunState::Ended,
+            None if summary.is_interrupted => RunState::Interrupted,
+            None => RunState::Live,
+        };
+        match (self.0.insert(summary.run.clone(), state), state) {
+            (None, RunState::Live | RunState::Interrupted) => vec![RunChange::Started(summary)],
+            // A short run may have ended before its first summary.
+            (None, RunState::Ended) => vec![RunChange::Started(summary.clone()), RunChange::Ended(summary)],
+            (Some(RunState::Live | RunState::Interrupted), RunState::Ended) => {
+                vec![RunChange::Ended(summary)]
+            }
+            (Some(RunState::Ended | RunState::Interrupted), RunState::Live)
+            | (Some(RunState::Ended), RunState::Interrupted) => vec![RunChange::Resumed(summary)],
+            (Some(RunState::Ended), RunState::Ended)
+            | (Some(RunState::Live), RunState::Live | RunState::Interrupted)
+            | (Some(RunState::Interrupted), RunState::Interrupted) => Vec::new(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use millrace_protocol::ids::Lane;
+    use millrace_protocol::plan::EndReason;
+    use millrace_protocol::result::Usage;
+
+    use super::*;
+
+    fn summary(end: Option<EndReason>) -> RunSummary {
+        let at = jiff::Timestamp::UNIX_EPOCH;
+        RunSummary {
+            run: RunId::new("r").unwrap(),
+            lane: Lane(0),
+            objective: "find out".into(),
+            end,
+            started: at,
+            updated: at,
+            counts: [0; 9],
+            archived: false,
+            is_resumable: false,
+            is_paused: false,
+            is_interrupted: false,
+            winding_down: None,
+            waiting_for_provider: None,
+            usage: Usage::default(),
+            waiting_for: None,
+            log_damage: None,
+        }
+    }
+
+    #[test]
+    fn each_change_is_reported_once() {
+        let (live, ended) = (summary(None), summary(Some(EndReason::Failed)));
+        let mut states = RunStates::default();
+        assert_eq!(states.update(live.clone()), [RunChange::Started(live.clone())]);
+        assert_eq!(states.update(live.clone()), []);
+        assert_eq!(states.update(ended.clone()), [RunChange::Ended(ended.clone())]);
+        assert_eq!(states.update(ended.clone()), [], "the summary is written again with the archive");
+        assert_eq!(states.update(live.clone()), [RunChange::Resumed(live)]);
+        let mut states = RunStates::default();
+        assert_eq!(
+            states.update(ended.clone()),
+            [RunChange::Started(ended.clone()), RunChange::Ended(ended)]
+        );
+    }
+}

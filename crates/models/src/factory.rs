@@ -1,0 +1,279 @@
+//! Builds models from selections. It puts the layers of a model together; each layer is configured by its own module.
+
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use crate::cassette::{CassetteError, RecordingModel, ReplayModel};
+use crate::fallback::with_fallbacks;
+use crate::model::Model;
+use crate::observer::RequestObserver;
+use crate::price::{ModelTariff, PriceTable, PricesError};
+use crate::provider::{self, ModelNameError, ParsedModelName, Provider, ResolvedModel};
+use crate::rate_limit::RateLimiter;
+use crate::resilience::breaker::{CircuitBreaker, CircuitBreakers};
+use crate::resilience::{ResilientModel, RetryPolicy};
+use crate::script::{ScriptError, ScriptedModel};
+use crate::selection::{ModelSelection, ModelSpec, StructuredMode};
+use crate::structured::{OutputSupport, StructuredModel};
+use crate::wire::{self, ModelEndpoint, NativeOutputSupport};
+
+/// Returns a built-in model, which needs no provider, by its name.
+pub type BuiltInModelLookup<'a> = &'a dyn Fn(&str) -> Option<Arc<dyn Model>>;
+/// Returns an environment variable by its name.
+pub type EnvironmentLookup = Arc<dyn Fn(&str) -> Option<String> + Send + Sync>;
+
+/// Creates models and holds the state they share. A process creates one factory and clones it.
+#[derive(Clone)]
+pub struct ModelFactory {
+    /// The cluster's rate limits.
+    pub rate_limiter: Arc<dyn RateLimiter>,
+    /// Counts the requests.
+    pub observer: Arc<dyn RequestObserver>,
+    /// The cassette in which requests and replies are recorded; `None` records nothing.
+    pub record_file: Option<PathBuf>,
+    /// The environment variables with API keys and addresses.
+    pub environment: EnvironmentLookup,
+    /// State shared by models that are created more than once.
+    pub shared: Arc<SharedModelServices>,
+}
+
+impl Default for ModelFactory {
+    fn default() -> Self {
+        Self {
+            rate_limiter: Arc::new(()),
+            observer: Arc::new(()),
+            record_file: None,
+            environment: Arc::new(|name| std::env::var(name).ok()),
+            shared: Arc::default(),
+        }
+    }
+}
+
+/// State shared by models that are created more than once: circuit breakers, scripts, cassettes and prices.
+#[derive(Default)]
+pub struct SharedModelServices {
+    breakers: CircuitBreakers,
+    scripts: Mutex<HashMap<PathBuf, Arc<ScriptedModel>>>,
+    cassettes: Mutex<HashMap<PathBuf, Arc<ReplayModel>>>,
+    prices: Mutex<Option<Arc<PriceTable>>>,
+}
+
+/// Why a model could not be created.
+#[derive(Debug, thiserror::Error)]
+pub enum CreateModelError {
+    /// The name, the address or the key is missing or invalid.
+    #[error(transparent)]
+    Name(#[from] ModelNameError),
+    /// This program was built without support for the provider.
+    #[error(
+        "this program was built without support for {name}; rebuild it with `cargo build --package \
+         millrace --features genai`"
+    )]
+    FeatureDisabled {
+        /// The name of the model.
+        name: String,
+    },
+    /// The script is unusable.
+    #[error(transparent)]
+    Script(#[from] ScriptError),
+    /// The cassette to replay or to record cannot be used.
+    #[error(transparent)]
+    Cassette(#[from] CassetteError),
+    /// The price file is unusable.
+    #[error(transparent)]
+    PriceTable(#[from] PricesError),
+}
+
+/// Checks that a selection names supported models. Keys, addresses and files are not checked: the worker has those.
+///
+/// # Errors
+/// A name is not supported.
+pub fn check_selection(
+    selection: &ModelSelection,
+    built_in: BuiltInModelLookup<'_>,
+) -> Result<(), CreateModelError> {
+    for spec in models_or_error(selection)? {
+        if built_in(&spec.name).is_none() {
+            ensure_provider_available(spec, &provider::parse_model_name(&spec.name)?)?;
+        }
+    }
+    Ok(())
+}
+
+fn models_or_error(selection: &ModelSelection) -> Result<&[ModelSpec], CreateModelError> {
+    match selection.models.as_slice() {
+        [] => Err(ModelNameError::MissingModelName {
+            name: String::new(),
+            example: provider::list_supported_names(),
+        }
+        .into()),
+        models => Ok(models),
+    }
+}
+
+fn ensure_provider_available(spec: &ModelSpec, named: &ParsedModelName) -> Result<(), CreateModelError> {
+    match named {
+        ParsedModelName::Model { provider: Provider::LongTail(_), .. } if !cfg!(feature = "genai") => {
+            Err(CreateModelError::FeatureDisabled { name: spec.name.clone() })
+        }
+        ParsedModelName::Model { .. } | ParsedModelName::Script(_) | ParsedModelName::Replay(_) => Ok(()),
+    }
+}
+
+impl ModelFactory {
+    /// Creates the models of a selection. `built_in` returns the models that need no provider.
+    ///
+    /// # Errors
+    /// See [`CreateModelError`].
+    pub fn create(
+        &self,
+        selection: &ModelSelection,
+        built_in: BuiltInModelLookup<'_>,
+    ) -> Result<Arc<dyn Model>, CreateModelError> {
+        let spec = models_or_error(selection)?;
+        let last = spec.len() - 1;
+        let opened = spec.iter().enumerate().map(|(at, spec)| {
+            let policy =
+                if at == last { RetryPolicy::before_wait() } else { RetryPolicy::for_model_with_fallback() };
+            self.create_single_model(spec, policy, built_in)
+        });
+        let mut opened = opened.collect::<Result<Vec<_>, _>>()?.into_iter();
+        let first = opened.next().expect("an empty selection was rejected");
+        let model = with_fallbacks(first, opened.collect());
+        match &self.record_file {
+            Some(file) => Ok(Arc::new(RecordingModel::new(model, file.clone())?)),
+            None => Ok(model),
+        }
+    }
+
+    fn create_single_model(
+        &self,
+        spec: &ModelSpec,
+        policy: RetryPolicy,
+        built_in: BuiltInModelLookup<'_>,
+    ) -> Result<Arc<dyn Model>, CreateModelError> {
+        if let Some(model) = built_in(&spec.name) {
+            return Ok(model);
+        }
+        let named = provider::parse_model_name(&spec.name)?;
+        ensure_provider_available(spec, &named)?;
+        match named {
+            ParsedModelName::Replay(file) => {
+                Ok(load_file_once(&self.shared.cassettes, &file, ReplayModel::load)?)
+            }
+            ParsedModelName::Script(file) => {
+                let script = load_file_once(&self.shared.scripts, &file, ScriptedModel::load)?;
+                let policy = RetryPolicy { max_attempts: script.max_attempts(), ..RetryPolicy::default() };
+                // A script's errors are deliberate: they must not open the breaker for later requests.
+                let breaker = Arc::default();
+                Ok(self.add_retries_and_limits(script, breaker, spec, policy, ModelTariff::default(), false))
+            }
+            ParsedModelName::Model { provider, model, address } => {
+                let resolved = provider::resolve_model_endpoint(
+                    spec,
+                    provider,
+                    &model,
+                    address,
+                    self.environment.as_ref(),
+                )?;
+                let tariff = self.load_price_table()?.tariff_for_model(provider, &model);
+                let model = create_provider_model(spec, resolved)?;
+                let breaker = self.shared.breakers.breaker_for_model(model.name());
+                Ok(self.add_retries_and_limits(model, breaker, spec, policy, tariff, true))
+            }
+        }
+    }
+
+    fn add_retries_and_limits(
+        &self,
+        inner: Arc<dyn Model>,
+        breaker: Arc<CircuitBreaker>,
+        spec: &ModelSpec,
+        policy: RetryPolicy,
+        tariff: ModelTariff,
+        has_provider: bool,
+    ) -> Arc<dyn Model> {
+        let (rate_limiter, observer) = (self.rate_limiter.clone(), self.observer.clone());
+        let timeout = spec.settings.timeout();
+        Arc::new(ResilientModel {
+            inner,
+            breaker,
+            rate_limiter,
+            observer,
+            tariff,
+            policy,
+            timeout,
+            has_provider,
+        })
+    }
+
+    fn load_price_table(&self) -> Result<Arc<PriceTable>, PricesError> {
+        let mut prices = self.shared.prices.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(prices) = &*prices {
+            return Ok(prices.clone());
+        }
+        let file = (self.environment)("MILLRACE_PRICES").filter(|file| !file.is_empty());
+        let read = match file {
+            Some(file) => PriceTable::load_with_overrides(Path::new(&file))?,
+            None => PriceTable::load_built_in(),
+        };
+        Ok(prices.insert(Arc::new(read)).clone())
+    }
+}
+
+/// Creates a provider's model with the layer for structured output.
+fn create_provider_model(
+    spec: &ModelSpec,
+    ResolvedModel { provider, endpoint }: ResolvedModel,
+) -> Result<Arc<dyn Model>, CreateModelError> {
+    let (native, inner) = match provider {
+        Provider::LongTail(name) => create_long_tail_model(name, endpoint)
+            .ok_or_else(|| CreateModelError::FeatureDisabled { name: spec.name.clone() })?,
+        Provider::OpenAi
+        | Provider::OpenAiResponses
+        | Provider::OpenAiChat
+        | Provider::Anthropic
+        | Provider::Ollama
+        | Provider::LmStudio
+        | Provider::OpenRouter
+        | Provider::OpenAiCompatible => (endpoint.native_output_support(), wire::create_http_model(endpoint)),
+    };
+    let abilities = OutputSupport { native, grammar: provider.is_local() };
+    let structured = match spec.settings.structured {
+        StructuredMode::Auto => provider.default_structured_mode(),
+        wanted @ (StructuredMode::Native
+        | StructuredMode::Tool
+        | StructuredMode::Envelope
+        | StructuredMode::Prompt) => wanted,
+    };
+    Ok(Arc::new(StructuredModel::new(inner, abilities, structured)))
+}
+
+#[cfg(feature = "genai")]
+fn create_long_tail_model(
+    name: &str,
+    endpoint: ModelEndpoint,
+) -> Option<(NativeOutputSupport, Arc<dyn Model>)> {
+    Some((wire::long_tail::NATIVE_SUPPORT, wire::long_tail::connect_through_genai(name, endpoint)?))
+}
+
+#[cfg(not(feature = "genai"))]
+fn create_long_tail_model(_: &str, _: ModelEndpoint) -> Option<(NativeOutputSupport, Arc<dyn Model>)> {
+    None
+}
+
+/// Loads a file at most once per process.
+fn load_file_once<T, E>(
+    cache: &Mutex<HashMap<PathBuf, Arc<T>>>,
+    file: &Path,
+    load: impl FnOnce(&Path) -> Result<T, E>,
+) -> Result<Arc<T>, E> {
+    let mut cache = cache.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(existing) = cache.get(file) {
+        return Ok(existing.clone());
+    }
+    let loaded = Arc::new(load(file)?);
+    cache.insert(file.to_owned(), loaded.clone());
+    Ok(loaded)
+}

@@ -1,0 +1,34 @@
+//! Language models behind one interface: requests and replies ([`model`]), model names and settings ([`selection`]),
+//! and these layers, from the outermost to the innermost:
+//!
+//! ```text
+//! fallback     a model and its fallbacks, tried in order
+//! └─ resilience   retries, the circuit breaker, the cluster's rate limits, the cost of each request
+//!    └─ structured   structured output and tool calls, in whatever form the model supports
+//!       └─ wire         one provider's HTTP API
+//! ```
+//! [`script`] is a scripted model for tests and demonstrations; [`cassette`] records and replays requests. [`provider`]
+//! parses model names, [`price`] knows what models cost, and [`factory`] builds models from all of this. The crate knows
+//! nothing of agents, tools or NATS. API keys stay in [`provider`] and [`wire`] and leave the process only in a request
+//! header.
+
+pub mod cassette;
+pub mod factory;
+pub mod fallback;
+pub mod http_client;
+pub mod model;
+pub mod observer;
+pub mod price;
+pub mod provider;
+pub mod rate_limit;
+pub mod resilience;
+pub mod script;
+pub mod selection;
+pub mod structured;
+pub mod wire;
+
+pub use factory::{CreateModelError, ModelFactory};
+pub use model::{Model, ModelError, Reply, Request};
+pub use observer::RequestObserver;
+pub use rate_limit::RateLimiter;
+pub use selection::{ModelSelection, ModelSettings};

@@ -1,0 +1,392 @@
+//! The interface of all language models: requests, replies and errors. It knows no provider and no transport; each
+//! provider module translates these types to its API and back.
+
+use std::time::Duration;
+
+use futures::future::BoxFuture;
+use millrace_protocol::result::Usage;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+/// A language model, or a substitute for one. One value is shared by all agents of a process.
+pub trait Model: Send + Sync {
+    /// Returns the full name, `provider:model`.
+    fn name(&self) -> &str;
+
+    /// `true` if the replies come from a provider, so that a transient error is over when its outage is. The errors of
+    /// scripts and recordings are part of them and never go away.
+    fn has_provider(&self) -> bool {
+        false
+    }
+
+    /// Answers one request. No state is kept between calls: everything the model needs is in `request`. `listener`
+    /// receives the deltas while the reply is streamed; the returned reply is complete in any case.
+    ///
+    /// # Errors
+    /// The provider failed or refused; [`ModelError::is_transient`] tells if a retry can help.
+    fn reply<'a>(
+        &'a self,
+        request: &'a Request,
+        listener: &'a dyn DeltaListener,
+    ) -> BoxFuture<'a, Result<Reply, ModelError>>;
+}
+
+/// Receives the deltas of a reply while it is streamed.
+pub trait DeltaListener: Send + Sync {
+    /// Called for each delta.
+    fn on_delta(&self, delta: Delta<'_>);
+}
+
+/// Ignores all deltas.
+impl DeltaListener for () {
+    fn on_delta(&self, _: Delta<'_>) {}
+}
+
+/// A part of a streamed reply, or a change in the state of its request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Delta<'a> {
+    /// More text.
+    Text(&'a str),
+    /// More of the reasoning, if the provider shows it.
+    Reasoning(&'a str),
+    /// The model began to call the tool of this name.
+    Call(&'a str),
+    /// All previous deltas are void: the request is retried.
+    Restart,
+    /// The request must wait before it can be sent, for this reason.
+    Waiting(&'a str),
+    /// The wait is over: the request is being sent.
+    Sending,
+}
+
+/// A request to a model: the whole conversation so far, and the allowed forms of a reply.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Request {
+    /// The system prompt.
+    pub system: String,
+    /// The conversation, oldest first. Every tool call in it is followed by its result.
+    pub messages: Vec<Message>,
+    /// The tools the model may call; without any it must answer.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub tools: Vec<ToolSpec>,
+    /// The schema of the final answer; `None` means plain text.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub answer: Option<AnswerSchema>,
+    /// The most tokens the reply may have.
+    pub max_output_tokens: u32,
+}
+
+/// One message of a conversation.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "role", rename_all = "snake_case")]
+pub enum Message {
+    /// Input to the agent.
+    User {
+        /// The text.
+        text: String,
+    },
+    /// A reply of the model.
+    Assistant {
+        /// The text; may be empty if there are calls.
+        text: String,
+        /// The tool calls, in the model's order.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        calls: Vec<ToolCall>,
+        /// State that the provider expects back with the next request.
+        #[serde(rename = "keepsake", default, skip_serializing_if = "Option::is_none")]
+        provider_state: Option<ProviderState>,
+    },
+    /// The result of a tool call.
+    Tool(ToolResult),
+}
+
+/// Opaque state that a provider returns with a reply and expects back with the conversation, such as signed reasoning.
+/// Only the wire that created it reads it; all others leave it out.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ProviderState {
+    /// The full name of the model that returned it.
+    pub model: String,
+    /// The provider's own items.
+    pub items: Value,
+}
+
+/// A tool call as the model wrote it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ToolCall {
+    /// The id the model gave this call; its result has the same id.
+    pub id: String,
+    /// The name of the tool.
+    pub name: String,
+    /// The arguments as the model wrote them: JSON text, if the model made no mistake.
+    pub arguments: String,
+}
+
+/// The result of a tool call, as the model sees it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ToolResult {
+    /// The id of the call.
+    pub call_id: String,
+    /// The text shown to the model.
+    pub text: String,
+    /// `true` if the call failed.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub is_error: bool,
+}
+
+/// A tool as the model sees it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct ToolSpec {
+    /// Its name: letters, digits and `_`.
+    pub name: String,
+    /// A description of its effect and use.
+    pub description: String,
+    /// The JSON Schema of its arguments, an object, without references.
+    pub schema: Value,
+}
+
+/// The schema of a final answer (structured output).
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct AnswerSchema {
+    /// The name of the answer, such as `verdict`.
+    pub name: String,
+    /// Its JSON Schema, an object, without references.
+    pub schema: Value,
+}
+
+/// A model's reply.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct Reply {
+    /// The text; with an [`AnswerSchema`] and no calls, the answer as JSON.
+    #[serde(default)]
+    pub text: String,
+    /// The tools the model wants to call, all in parallel.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub calls: Vec<ToolCall>,
+    /// The tokens used. `model_calls` and `tool_calls` are counted by the caller and stay 0 here.
+    #[serde(default)]
+    pub usage: Usage,
+    /// Why generation stopped.
+    pub finish: FinishReason,
+    /// The full name of the model that answered, if it was a fallback rather than the requested model.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub model: Option<String>,
+    /// State that the provider expects back with the next request.
+    #[serde(rename = "keepsake", default, skip_serializing_if = "Option::is_none")]
+    pub provider_state: Option<ProviderState>,
+}
+
+/// The reason why a model stopped generating.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum FinishReason {
+    /// The reply is complete.
+    #[default]
+    Stop,
+    /// The model waits for the results of its tool calls.
+    ToolCalls,
+    /// `max_output_tokens` was reached: the text is truncated.
+    Length,
+    /// The provider's content filter stopped it.
+    ContentFilter,
+}
+
+/// The error of a request to a model. The messages quote the provider where possible and never contain an API key.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
+#[serde(tag = "kind", rename_all = "snake_case")]
+pub enum ModelError {
+    /// The account's limit on requests or tokens is reached.
+    #[error("rate limited by the model's provider{}: {message}", format_retry_after(.retry_after))]
+    RateLimited {
+        /// The wait that the provider requested.
+        retry_after: Option<Duration>,
+        /// The provider's message.
+        message: String,
+    },
+    /// The provider has no capacity at the moment.
+    #[error("the model's provider is overloaded: {message}")]
+    Overloaded {
+        /// The provider's message.
+        message: String,
+    },
+    /// The conversation is too long for the model.
+    #[error("the conversation is too long for the model: {message}")]
+    ContextOverflow {
+        /// The provider's message.
+        message: String,
+    },
+    /// The API key is missing, wrong, or not allowed to use the model.
+    #[error("the model's provider rejected the API key: {message}")]
+    Authentication {
+        /// The provider's message.
+        message: String,
+    },
+    /// The account has no credit or quota left; the API key is good.
+    #[error("the account at the model's provider has no quota or credit left: {message}")]
+    Quota {
+        /// The provider's message.
+        message: String,
+    },
+    /// The provider's content filter rejected the request.
+    #[error("blocked by the provider's content filter: {message}")]
+    ContentFilter {
+        /// The provider's message.
+        message: String,
+    },
+    /// The reply ended too early, or is broken.
+    #[error("the model's reply was truncated or broken: {message}")]
+    Truncated {
+        /// Where it ended, or the mistake.
+        message: String,
+    },
+    /// The provider rejected the request, or the model does not exist.
+    #[error("the model's provider rejected the request: {message}")]
+    BadRequest {
+        /// The provider's message.
+        message: String,
+    },
+    /// The provider's response is not a valid reply.
+    #[error("unexpected response from the model's provider: {message}")]
+    Protocol {
+        /// The response, shortened.
+        message: String,
+    },
+    /// No reply arrived in time.
+    #[error("the model did not reply within {after:?}")]
+    Timeout {
+        /// The timeout.
+        after: Duration,
+    },
+    /// The request was not sent, because the requests before it failed.
+    #[error("requests to the model are paused: {message}")]
+    Paused {
+        /// When requests are sent again, if that is known.
+        retry_after: Option<Duration>,
+        /// The reason.
+        message: String,
+    },
+    /// The provider cannot be reached.
+    #[error("the model's provider can't be reached: {message}")]
+    Connection {
+        /// The transport's message.
+        message: String,
+    },
+}
+
+fn format_retry_after(wait: &Option<Duration>) -> String {
+    wait.map_or_else(String::new, |wait| format!(" (try again in {wait:?})"))
+}
+
+impl ModelError {
+    /// Returns its kind as a word, for records and metrics.
+    #[must_use]
+    pub fn error_kind_name(&self) -> &'static str {
+        match self {
+            Self::RateLimited { .. } => "rate_limited",
+            Self::Overloaded { .. } => "overloaded",
+            Self::ContextOverflow { .. } => "context_overflow",
+            Self::Authentication { .. } => "authentication",
+            Self::Quota { .. } => "no_quota",
+            Self::ContentFilter { .. } => "content_filter",
+            Self::Truncated { .. } => "truncated",
+            Self::BadRequest { .. } => "bad_request",
+            Self::Protocol { .. } => "protocol",
+            Self::Timeout { .. } => "timeout",
+            Self::Paused { .. } => "paused",
+            Self::Connection { .. } => "connection",
+        }
+    }
+
+    /// Returns `true` if a retry of the same request may succeed.
+    #[must_use]
+    pub fn is_transient(&self) -> bool {
+        match self {
+            Self::RateLimited { .. }
+            | Self::Overloaded { .. }
+            | Self::Truncated { .. }
+            | Self::Timeout { .. }
+            | Self::Paused { .. }
+            | Self::Connection { .. } => true,
+            Self::ContextOverflow { .. }
+            | Self::Authentication { .. }
+            | Self::Quota { .. }
+            | Self::ContentFilter { .. }
+            | Self::BadRequest { .. }
+            | Self::Protocol { .. } => false,
+        }
+    }
+
+    /// Returns `true` if the provider refuses all requests of this account to this model, until a person has mended it: a
+    /// wrong key, no credit, no such model.
+    #[must_use]
+    pub fn is_refusal(&self) -> bool {
+        match self {
+            Self::Authentication { .. } | Self::Quota { .. } => true,
+            Self::BadRequest { message } => says_model_not_found(message),
+            Self::RateLimited { .. }
+            | Self::Overloaded { .. }
+            | Self::ContextOverflow { .. }
+            | Self::ContentFilter { .. }
+            | Self::Truncated { .. }
+            | Self::Protocol { .. }
+            | Self::Timeout { .. }
+            | Self::Paused { .. }
+            | Self::Connection { .. } => false,
+        }
+    }
+
+    /// Returns the wait that the provider, or a circuit breaker, requested.
+    #[must_use]
+    pub fn retry_after(&self) -> Option<Duration> {
+        match self {
+            Self::RateLimited { retry_after, .. } | Self::Paused { retry_after, .. } => *retry_after,
+            Self::Overloaded { .. }
+            | Self::ContextOverflow { .. }
+            | Self::Authentication { .. }
+            | Self::Quota { .. }
+            | Self::ContentFilter { .. }
+            | Self::Truncated { .. }
+            | Self::BadRequest { .. }
+            | Self::Protocol { .. }
+            | Self::Timeout { .. }
+            | Self::Connection { .. } => None,
+        }
+    }
+}
+
+/// Returns `true` if a provider's error message says that the model does not exist.
+fn says_model_not_found(message: &str) -> bool {
+    let message = message.to_lowercase();
+    let code = ["model_not_found", "not a valid model id", "no models loaded", "failed to load model"];
+    let failed = ["does not exist", "not found", "not_found", "no such", "is not available", "not supported"];
+    code.iter().any(|words| message.contains(words))
+        || (message.contains("model") && failed.iter().any(|words| message.contains(words)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rate_limits_are_transient_and_missing_keys_are_not() {
+        let wait = Some(Duration::from_secs(2));
+        let limited = ModelError::RateLimited { retry_after: wait, message: "slow down".into() };
+        assert!(limited.is_transient());
+        assert_eq!(limited.to_string(), "rate limited by the model's provider (try again in 2s): slow down");
+        assert!(!ModelError::Authentication { message: "no key".into() }.is_transient());
+    }
+
+    #[test]
+    fn a_conversation_survives_serialisation() {
+        let call = ToolCall { id: "c1".into(), name: "think".into(), arguments: "{broken".into() };
+        let result = ToolResult { call_id: "c1".into(), text: "no".into(), is_error: true };
+        let state = ProviderState { model: "a:b".into(), items: serde_json::json!([1]) };
+        let messages = vec![
+            Message::User { text: "hello".into() },
+            Message::Assistant { text: String::new(), calls: vec![call], provider_state: Some(state) },
+            Message::Tool(result),
+        ];
+        let text = serde_json::to_string(&messages).unwrap();
+        assert!(text.contains(r#""keepsake":{"model":"a:b""#), "the serialised name is unchanged: {text}");
+        assert_eq!(serde_json::from_str::<Vec<Message>>(&text).unwrap(), messages);
+    }
+}

@@ -1,0 +1,304 @@
+//! Model prices: the dated table in `prices.json`, the lookup of a model, and the cost of a request. The file in
+//! `MILLRACE_PRICES` has the same format (JSON or YAML); its entries take precedence over the table:
+//!
+//! ```yaml
+//! providers:
+//! - provider: openai-compatible
+//!   as_of: 2026-11-01
+//!   source: our contract
+//!   models:
+//!     qwen: {input: 0.1, cached: 0.05, output: 0.4}   # US dollars per million tokens
+//! ```
+
+use std::collections::{BTreeMap, HashSet};
+use std::path::Path;
+use std::sync::{Mutex, PoisonError};
+
+use millrace_protocol::result::Usage;
+use serde::Deserialize;
+use tracing::info;
+
+use crate::provider::Provider;
+
+const BUILT_IN_PRICES_JSON: &str = include_str!("prices.json");
+/// The vendors whose models OpenRouter resells at their own prices: OpenRouter's name for each, and ours.
+const RESOLD_MAKERS: [(&str, &str); 3] =
+    [("openai", "openai"), ("anthropic", "anthropic"), ("google", "gemini")];
+
+/// All known prices.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PriceTable {
+    /// A remark for people who read the file.
+    #[serde(default, rename = "about")]
+    _about: String,
+    providers: Vec<ProviderPrices>,
+}
+
+/// The prices of one provider.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ProviderPrices {
+    provider: String,
+    /// The date of the prices.
+    as_of: jiff::civil::Date,
+    /// Where the prices come from.
+    source: String,
+    models: BTreeMap<String, ModelPrice>,
+}
+
+/// The price of a model in US dollars per million tokens, which is millionths of a dollar per token.
+#[derive(Debug, Clone, Copy, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ModelPrice {
+    input: f64,
+    output: f64,
+    #[serde(default)]
+    cached: Option<f64>,
+    #[serde(default)]
+    cache_write: Option<f64>,
+    /// The rates of long requests.
+    #[serde(default)]
+    long: Option<TokenRates>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Deserialize)]
+#[serde(rename = "Rates", deny_unknown_fields)]
+struct TokenRates {
+    /// A request with more input tokens than this is long.
+    over: u64,
+    input: f64,
+    output: f64,
+    #[serde(default)]
+    cached: Option<f64>,
+    #[serde(default)]
+    cache_write: Option<f64>,
+}
+
+impl ModelPrice {
+    /// Returns the rates of a request with `sent` input tokens.
+    fn token_rates_for_prompt(&self, sent: u64) -> TokenRates {
+        let Self { input, output, cached, cache_write, long } = *self;
+        long.filter(|long| sent > long.over).unwrap_or(TokenRates {
+            over: 0,
+            input,
+            output,
+            cached,
+            cache_write,
+        })
+    }
+}
+
+/// The price of one created model, if known.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct ModelTariff(Option<ModelPrice>);
+
+/// A price file that cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum PricesError {
+    /// It is not readable.
+    #[error("cannot read the price file {file} ({source}); it is set in MILLRACE_PRICES")]
+    Unreadable {
+        /// The file.
+        file: String,
+        /// The I/O error.
+        source: std::io::Error,
+    },
+    /// It is invalid.
+    #[error("invalid price file {file}: {mistake}")]
+    Mistake {
+        /// The file.
+        file: String,
+        /// The problem and its position.
+        mistake: String,
+    },
+}
+
+impl PriceTable {
+    /// Returns the built-in table.
+    #[must_use]
+    pub fn load_built_in() -> Self {
+        serde_json::from_str(BUILT_IN_PRICES_JSON).expect("a test parses the built-in table")
+    }
+
+    /// Loads a file whose entries take precedence over the built-in table.
+    ///
+    /// # Errors
+    /// See [`PricesError`].
+    pub fn load_with_overrides(path: &Path) -> Result<Self, PricesError> {
+        let file = || path.display().to_string();
+        let text = std::fs::read_to_string(path)
+            .map_err(|source| PricesError::Unreadable { file: file(), source })?;
+        let mut own: Self = serde_saphyr::from_str(&text)
+            .map_err(|error| PricesError::Mistake { file: file(), mistake: error.to_string() })?;
+        own.providers.append(&mut Self::load_built_in().providers);
+        Ok(own)
+    }
+
+    /// Returns the price of a provider's model. An unknown price is logged once per model.
+    #[must_use]
+    pub fn tariff_for_model(&self, provider: Provider, model: &str) -> ModelTariff {
+        let price = self
+            .find_price(provider.price_table_section(), model)
+            .or_else(|| self.find_resold_price(provider, model));
+        if price.is_none() && !provider.is_local() {
+            log_unknown_price_once(provider, model);
+        }
+        ModelTariff(price)
+    }
+
+    fn find_resold_price(&self, provider: Provider, model: &str) -> Option<ModelPrice> {
+        let (maker, model) = model.split_once('/').filter(|_| provider == Provider::OpenRouter)?;
+        let (_, ours) = RESOLD_MAKERS.into_iter().find(|(theirs, _)| *theirs == maker)?;
+        self.find_price(ours, model).or_else(|| self.find_price(ours, &model.replace('.', "-")))
+    }
+
+    /// Finds a model by its name, or by its name without a trailing date or `latest`.
+    fn find_price(&self, provider: &str, model: &str) -> Option<ModelPrice> {
+        let exact = |model: &str| {
+            let sections = self.providers.iter().filter(|section| section.provider == provider);
+            sections.filter_map(|section| section.models.get(model)).next().copied()
+        };
+        exact(model).or_else(|| exact(strip_date_suffix(model)?))
+    }
+}
+
+/// Removes the suffix of `claude-x-20250929`, `gpt-x-2026-01-31` and `x-latest`.
+fn strip_date_suffix(model: &str) -> Option<&str> {
+    if let Some(name) = model.strip_suffix("-latest") {
+        return Some(name);
+    }
+    let digits =
+        |text: &str, count: usize| text.len() == count && text.bytes().all(|byte| byte.is_ascii_digit());
+    let (name, last) = model.rsplit_once('-')?;
+    if digits(last, 8) {
+        return Some(name);
+    }
+    let (name, month) = name.rsplit_once('-').filter(|_| digits(last, 2))?;
+    let (name, year) = name.rsplit_once('-').filter(|_| digits(month, 2))?;
+    digits(year, 4).then_some(name)
+}
+
+fn log_unknown_price_once(provider: Provider, model: &str) {
+    static LOGGED: Mutex<Option<HashSet<String>>> = Mutex::new(None);
+    let name = format!("{}:{model}", provider.name());
+    let mut logged = LOGGED.lock().unwrap_or_else(PoisonError::into_inner);
+    if logged.get_or_insert_default().insert(name.clone()) {
+        info!(
+            model = name,
+            "no price known for this model; its cost is counted as 0 unless MILLRACE_PRICES lists it"
+        );
+    }
+}
+
+impl ModelTariff {
+    /// Returns the cost of a request in millionths of a dollar, rounded; 0 if the price is unknown.
+    #[must_use]
+    #[expect(clippy::cast_precision_loss, reason = "counts of tokens are far below 2^52")]
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "saturates, and is never negative"
+    )]
+    pub fn cost_micros(&self, usage: &Usage) -> u64 {
+        let Some(price) = self.0 else {
+            return 0;
+        };
+        let rates = price.token_rates_for_prompt(usage.input_tokens);
+        let (cached, written) = (usage.cached_tokens, usage.cache_write_tokens);
+        let plain = usage.input_tokens.saturating_sub(cached).saturating_sub(written);
+        let parts = [
+            (plain, rates.input),
+            (cached, rates.cached.unwrap_or(rates.input)),
+            (written, rates.cache_write.unwrap_or(rates.input)),
+            (usage.output_tokens, rates.output),
+        ];
+        parts.into_iter().map(|(tokens, rate)| tokens as f64 * rate).sum::<f64>().round() as u64
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn build_usage(input: u64, cached: u64, written: u64, output: u64) -> Usage {
+        Usage {
+            input_tokens: input,
+            cached_tokens: cached,
+            cache_write_tokens: written,
+            output_tokens: output,
+            ..Usage::default()
+        }
+    }
+
+    fn cost_micros_of(provider: Provider, model: &str, usage: Usage) -> u64 {
+        PriceTable::load_built_in().tariff_for_model(provider, model).cost_micros(&usage)
+    }
+
+    #[test]
+    fn the_table_has_dates_and_sources() {
+        for section in PriceTable::load_built_in().providers {
+            assert!(section.source.starts_with("https://"), "{section:?}");
+            assert!(section.as_of.year() >= 2026 && !section.models.is_empty(), "{section:?}");
+            for (model, price) in section.models {
+                let ModelPrice { input, output, cached, .. } = price;
+                assert!(
+                    input > 0.0 && output >= input && cached.is_none_or(|cached| cached < input),
+                    "{model}"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn cost_depends_on_the_kinds_of_tokens() {
+        let million = 1_000_000;
+        let sonnet = |usage| cost_micros_of(Provider::Anthropic, "claude-sonnet-4-6", usage);
+        assert_eq!(sonnet(build_usage(million, 0, 0, 0)), 3_000_000);
+        assert_eq!(
+            sonnet(build_usage(million, 500_000, 250_000, 100_000)),
+            750_000 + 150_000 + 937_500 + 1_500_000
+        );
+        assert_eq!(sonnet(build_usage(0, 10, 10, 0)), 41, "inconsistent counts never give a negative cost");
+        let sol = |input| cost_micros_of(Provider::OpenAi, "gpt-6-sol", build_usage(input, 0, 0, 1_000));
+        assert_eq!((sol(272_000), sol(272_001)), (554_000, 1_103_004));
+    }
+
+    #[test]
+    fn models_are_found_by_all_their_names() {
+        let one = build_usage(1_000_000, 0, 0, 0);
+        let cases = [
+            (Provider::OpenAiChat, "gpt-4o-2024-08-06", 2_500_000),
+            (Provider::Anthropic, "claude-opus-4-5-20251101", 5_000_000),
+            (Provider::Anthropic, "claude-sonnet-4-5-latest", 3_000_000),
+            (Provider::OpenRouter, "anthropic/claude-opus-4.5", 5_000_000),
+            (Provider::OpenRouter, "openai/gpt-5.2", 1_750_000),
+            (Provider::OpenRouter, "z-ai/glm-5.2", 930_000),
+            (Provider::LongTail("gemini"), "gemini-2.5-pro", 2_500_000),
+            (Provider::OpenAi, "gpt-unheard-of", 0),
+            (Provider::OpenAi, "z-ai/glm-5.2", 0),
+            (Provider::Ollama, "gpt-4o", 0),
+        ];
+        for (provider, model, micros) in cases {
+            assert_eq!(cost_micros_of(provider, model, one), micros, "{model}");
+        }
+    }
+
+    #[test]
+    fn a_price_file_takes_precedence_over_the_table() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("prices.yaml");
+        let section = "providers:\n- provider: openai\n  as_of: 2026-11-01\n  source: contract\n  models:\n";
+        std::fs::write(&path, format!("{section}    gpt-4o: {{input: 1, output: 2}}\n")).unwrap();
+        let prices = PriceTable::load_with_overrides(&path).unwrap();
+        let micros = |model| {
+            prices.tariff_for_model(Provider::OpenAi, model).cost_micros(&build_usage(1_000_000, 0, 0, 0))
+        };
+        assert_eq!((micros("gpt-4o"), micros("gpt-4o-mini")), (1_000_000, 150_000));
+        std::fs::write(&path, "providers:\n- provider: openai\n  modles: {}\n").unwrap();
+        let mistake = PriceTable::load_with_overrides(&path).unwrap_err().to_string();
+        assert!(mistake.contains("prices.yaml") && mistake.contains("modles"), "{mistake}");
+        let absent = PriceTable::load_with_overrides(&folder.path().join("none")).unwrap_err().to_string();
+        assert!(absent.contains("MILLRACE_PRICES"), "{absent}");
+    }
+}

@@ -1,0 +1,266 @@
+//! The only place where requests to models are retried. It owns the retry policy, the circuit breaker, reservations in
+//! the cluster's rate limits, the request timeout, the cost of each request, and calls to the request observer. It knows
+//! no provider. A caller sets its own deadline by dropping the future.
+
+mod backoff;
+pub mod breaker;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::Poll;
+use std::time::Duration;
+
+use futures::FutureExt;
+use futures::future::BoxFuture;
+use millrace_protocol::result::Usage;
+use tokio::time::{Instant, sleep, sleep_until, timeout};
+use tracing::warn;
+
+use crate::model::{Delta, DeltaListener, Message, Model, ModelError, Reply, Request};
+use crate::observer::RequestObserver;
+use crate::price::ModelTariff;
+use crate::rate_limit::RateLimiter;
+use breaker::{Admission, CircuitBreaker, RequestPermit};
+
+pub use backoff::{RetryPolicy, outage_delay};
+
+/// A model whose transient failures are retried.
+pub struct ResilientModel {
+    /// The wrapped model.
+    pub inner: Arc<dyn Model>,
+    /// The model's circuit breaker, shared by the whole process.
+    pub breaker: Arc<CircuitBreaker>,
+    /// The cluster's rate limits.
+    pub rate_limiter: Arc<dyn RateLimiter>,
+    /// Counts the requests.
+    pub observer: Arc<dyn RequestObserver>,
+    /// The price of its tokens.
+    pub tariff: ModelTariff,
+    /// The retry policy.
+    pub policy: RetryPolicy,
+    /// Timeout of one request.
+    pub timeout: Duration,
+    /// `true` if the wrapped model is that of a provider.
+    pub has_provider: bool,
+}
+
+impl Model for ResilientModel {
+    fn name(&self) -> &str {
+        self.inner.name()
+    }
+
+    fn has_provider(&self) -> bool {
+        self.has_provider
+    }
+
+    fn reply<'a>(
+        &'a self,
+        request: &'a Request,
+        listener: &'a dyn DeltaListener,
+    ) -> BoxFuture<'a, Result<Reply, ModelError>> {
+        self.reply_with_retries(request, listener).boxed()
+    }
+}
+
+impl ResilientModel {
+    async fn reply_with_retries(
+        &self,
+        request: &Request,
+        listener: &dyn DeltaListener,
+    ) -> Result<Reply, ModelError> {
+        let listener_filter = RetryDeltaListener { listener, any: AtomicBool::new(false) };
+        let reserved = estimate_request_tokens(request);
+        let mut attempts = 0;
+        let mut last_error = None;
+        loop {
+            attempts += 1;
+            let permit =
+                wait_with_notice(&listener_filter, "circuit breaker open", self.wait_for_breaker()).await;
+            // An error of the provider tells more than that requests are paused because of it.
+            let permit = permit.map_err(|paused| last_error.take().unwrap_or(paused))?;
+            let admitted = self.rate_limiter.acquire(self.name(), reserved, self.policy.max_rate_limit_wait);
+            let admitted = wait_with_notice(&listener_filter, "cluster rate limit", admitted).await;
+            admitted.map_err(|wait| self.rate_limit_error(wait))?;
+            let error = match self.send_request_once(permit, request, &listener_filter, reserved).await {
+                Ok(reply) => return Ok(reply),
+                Err(error) => error,
+            };
+            let Some(wait) = self.policy.retry_delay(&error, attempts) else {
+                return Err(error);
+            };
+            warn!(model = self.name(), attempts, wait = ?wait, %error, "model request failed; retrying");
+            listener_filter.discard_partial_output();
+            wait_with_notice(&listener_filter, &error.to_string(), sleep(wait)).await;
+            last_error = Some(error);
+        }
+    }
+
+    async fn send_request_once(
+        &self,
+        permit: RequestPermit,
+        request: &Request,
+        listener: &dyn DeltaListener,
+        reserved: u64,
+    ) -> Result<Reply, ModelError> {
+        let began = Instant::now();
+        let answered = timeout(self.timeout, self.inner.reply(request, listener)).await;
+        let took = began.elapsed();
+        match answered.unwrap_or(Err(ModelError::Timeout { after: self.timeout })) {
+            Ok(mut reply) => {
+                if reply.usage.cost_micros == 0 {
+                    reply.usage.cost_micros = self.tariff.cost_micros(&reply.usage);
+                }
+                self.observer.request_finished(self.name(), Ok(&reply.usage), took);
+                permit.record_success();
+                self.rate_limiter
+                    .settle(
+                        self.name(),
+                        reserved,
+                        tokens_counted_for_rate_limit(&reply.usage).unwrap_or(reserved),
+                    )
+                    .await;
+                Ok(reply)
+            }
+            Err(error) => {
+                self.observer.request_finished(self.name(), Err(&error), took);
+                self.record_failure(&error, permit, reserved).await;
+                Err(error)
+            }
+        }
+    }
+
+    async fn record_failure(&self, error: &ModelError, permit: RequestPermit, reserved: u64) {
+        if error.is_transient() {
+            permit.record_failure(error);
+        } else {
+            permit.record_success();
+        }
+        if let ModelError::RateLimited { retry_after, .. } = error {
+            self.rate_limiter.back_off(self.name(), retry_after.unwrap_or(self.policy.initial_delay)).await;
+        }
+        self.rate_limiter.settle(self.name(), reserved, tokens_used_by_failed_request(error, reserved)).await;
+    }
+
+    /// Waits until the circuit breaker allows a request, unless the policy forbids waiting that long.
+    async fn wait_for_breaker(&self) -> Result<RequestPermit, ModelError> {
+        loop {
+            let changed = self.breaker.wait_for_change();
+            tokio::pin!(changed);
+            changed.as_mut().enable();
+            match CircuitBreaker::admit_request(&self.breaker, Instant::now()) {
+                Admission::Allowed(permit) => return Ok(permit),
+                Admission::Open { until, reason } => {
+                    let wait = until.saturating_duration_since(Instant::now());
+                    if !self.policy.waits_for_breaker || wait > self.policy.max_retry_after {
+                        return Err(self.breaker_open_error(&reason, Some(wait)));
+                    }
+                    sleep_until(until).await;
+                }
+                Admission::HalfOpen { reason } => {
+                    if !self.policy.waits_for_breaker {
+                        return Err(self.breaker_open_error(&reason, None));
+                    }
+                    changed.await;
+                }
+            }
+        }
+    }
+
+    fn breaker_open_error(&self, reason: &str, wait: Option<Duration>) -> ModelError {
+        let until = wait.map_or("until its probe request succeeds".to_owned(), |wait| {
+            format!("for another {}", format_seconds(wait))
+        });
+        let message = format!("circuit breaker of {} open {until}: {reason}", self.name());
+        ModelError::Paused { retry_after: wait, message }
+    }
+
+    fn rate_limit_error(&self, wait: Duration) -> ModelError {
+        let message = format!("the cluster's rate limit for {} is used up until then", self.name());
+        ModelError::RateLimited { retry_after: Some(wait), message }
+    }
+}
+
+/// Awaits `wait`. If it is not ready at once, tells the listener that the request waits, and when it proceeds.
+async fn wait_with_notice<T>(listener: &dyn DeltaListener, reason: &str, wait: impl Future<Output = T>) -> T {
+    tokio::pin!(wait);
+    if let Poll::Ready(at_once) = futures::poll!(&mut wait) {
+        return at_once;
+    }
+    listener.on_delta(Delta::Waiting(reason));
+    let over = wait.await;
+    listener.on_delta(Delta::Sending);
+    over
+}
+
+/// Formats a duration in whole seconds.
+fn format_seconds(wait: Duration) -> String {
+    format!("{:.0} s", wait.as_secs_f64().ceil())
+}
+
+/// Estimates the tokens of a request, including its longest possible reply.
+fn estimate_request_tokens(request: &Request) -> u64 {
+    estimate_sent_tokens(request) + u64::from(request.max_output_tokens)
+}
+
+/// Estimates the tokens that a request sends, at four bytes per token.
+#[must_use]
+pub fn estimate_sent_tokens(request: &Request) -> u64 {
+    let messages = request.messages.iter().map(|message| match message {
+        Message::User { text } => text.len(),
+        Message::Assistant { text, calls, .. } => {
+            text.len() + calls.iter().map(|call| call.name.len() + call.arguments.len()).sum::<usize>()
+        }
+        Message::Tool(result) => result.text.len(),
+    });
+    let tools = request.tools.iter().map(|tool| tool.description.len() + tool.schema.to_string().len());
+    let answer = request.answer.as_ref().map_or(0, |answer| answer.schema.to_string().len());
+    let bytes = request.system.len() + messages.sum::<usize>() + tools.sum::<usize>() + answer;
+    bytes as u64 / 4
+}
+
+fn tokens_counted_for_rate_limit(usage: &Usage) -> Option<u64> {
+    let rate_limited_tokens = usage.input_tokens.saturating_add(usage.output_tokens);
+    (rate_limited_tokens > 0).then_some(rate_limited_tokens)
+}
+
+/// Returns the tokens that a failed request used: none if it was rejected, all reserved ones if it was processed.
+fn tokens_used_by_failed_request(error: &ModelError, reserved: u64) -> u64 {
+    match error {
+        ModelError::RateLimited { .. }
+        | ModelError::Overloaded { .. }
+        | ModelError::ContextOverflow { .. }
+        | ModelError::Authentication { .. }
+        | ModelError::Quota { .. }
+        | ModelError::Paused { .. }
+        | ModelError::BadRequest { .. }
+        | ModelError::Connection { .. } => 0,
+        ModelError::ContentFilter { .. }
+        | ModelError::Truncated { .. }
+        | ModelError::Protocol { .. }
+        | ModelError::Timeout { .. } => reserved,
+    }
+}
+
+/// A listener that forwards `Restart` only if something was streamed before.
+struct RetryDeltaListener<'a> {
+    listener: &'a dyn DeltaListener,
+    any: AtomicBool,
+}
+
+impl RetryDeltaListener<'_> {
+    fn discard_partial_output(&self) {
+        if self.any.swap(false, Ordering::Relaxed) {
+            self.listener.on_delta(Delta::Restart);
+        }
+    }
+}
+
+impl DeltaListener for RetryDeltaListener<'_> {
+    fn on_delta(&self, delta: Delta<'_>) {
+        match delta {
+            Delta::Text(_) | Delta::Reasoning(_) | Delta::Call(_) => self.any.store(true, Ordering::Relaxed),
+            Delta::Restart | Delta::Waiting(_) | Delta::Sending => {}
+        }
+        self.listener.on_delta(delta);
+    }
+}

@@ -1,0 +1,290 @@
+//! Parses tool calls that a model wrote as text: bare JSON, a fenced code block, or tags. A call is the name of a known
+//! tool with arguments and nothing else; text that merely contains JSON stays text.
+
+use serde_json::{Map, Value};
+
+use super::json::{find_fenced_blocks, parse_json_values, strip_reasoning};
+use crate::model::{Message, Request};
+
+/// The keys that models use for a tool's name.
+const NAME_KEYS: [&str; 4] = ["name", "tool", "tool_name", "action"];
+/// The keys that models use for the arguments.
+const ARGUMENT_KEYS: [&str; 6] = ["arguments", "args", "parameters", "params", "input", "action_input"];
+/// Further keys that a call may have.
+const OPTIONAL_KEYS: [&str; 5] = ["id", "type", "thought", "reasoning", "action"];
+/// The opening tag of a call and its closing tag, if it has one.
+const CALL_TAGS: [(&str, Option<&str>); 5] = [
+    ("<tool_call>", Some("</tool_call>")),
+    ("<tool_calls>", Some("</tool_calls>")),
+    ("<function_call>", Some("</function_call>")),
+    ("[TOOL_CALLS]", None),
+    ("<|python_tag|>", None),
+];
+
+/// A tool call parsed from text.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ParsedToolCall {
+    /// The name of the tool.
+    pub name: String,
+    /// The arguments as JSON text.
+    pub arguments: String,
+}
+
+/// The tool calls in a text.
+#[derive(Debug, PartialEq, Eq)]
+pub struct ParsedToolCalls {
+    /// The text before the calls.
+    pub prose: String,
+    /// The calls; never empty.
+    pub calls: Vec<ParsedToolCall>,
+}
+
+/// The tools that a call may name.
+pub struct AvailableTools<'a> {
+    tools: Vec<&'a str>,
+    /// The answer's properties: an object with one of them is the answer rather than a call.
+    answer: Option<&'a Map<String, Value>>,
+}
+
+impl<'a> AvailableTools<'a> {
+    /// Returns the tools of a request.
+    #[must_use]
+    pub fn from_request(request: &'a Request) -> Self {
+        let answer = request.answer.as_ref().and_then(|answer| answer.schema.get("properties"));
+        Self {
+            tools: request.tools.iter().map(|tool| tool.name.as_str()).collect(),
+            answer: answer.and_then(Value::as_object),
+        }
+    }
+
+    /// Returns the tools of a request whose answer cannot be confused with a call.
+    #[must_use]
+    pub fn from_tools_only(request: &'a Request) -> Self {
+        Self { answer: None, ..Self::from_request(request) }
+    }
+
+    fn is_tool(&self, name: &str) -> bool {
+        self.tools.contains(&name)
+    }
+
+    fn is_answer_field(&self, key: &str) -> bool {
+        self.answer.is_some_and(|answer| answer.contains_key(key))
+    }
+}
+
+/// Returns the number of calls in a message.
+pub(super) fn count_tool_calls(message: &Message) -> usize {
+    match message {
+        Message::Assistant { calls, .. } => calls.len(),
+        Message::User { .. } | Message::Tool(_) => 0,
+    }
+}
+
+/// Returns the calls in a text that consists of calls or ends with them.
+#[must_use]
+pub fn find_calls_in_text(text: &str, tools: &AvailableTools<'_>) -> Option<ParsedToolCalls> {
+    let text = strip_reasoning(text);
+    find_tagged_calls(text, tools)
+        .or_else(|| parse_bare_calls(text, tools))
+        .or_else(|| find_fenced_calls(text, tools))
+}
+
+fn parse_bare_calls(text: &str, tools: &AvailableTools<'_>) -> Option<ParsedToolCalls> {
+    Some(ParsedToolCalls {
+        prose: String::new(),
+        calls: calls_from_json_values(&parse_json_values(text)?, tools)?,
+    })
+}
+
+/// Finds calls in consecutive fenced code blocks at the end of a text; prose may precede them.
+fn find_fenced_calls(text: &str, tools: &AvailableTools<'_>) -> Option<ParsedToolCalls> {
+    let blocks = find_fenced_blocks(text);
+    let first = blocks.first()?;
+    let are_adjacent = blocks.windows(2).all(|pair| {
+        let between = &pair[1].before[text.len() - pair[0].after.len()..];
+        between.trim().is_empty()
+    });
+    if !are_adjacent || !blocks.last()?.after.trim().is_empty() {
+        return None;
+    }
+    let calls = blocks.iter().map(|block| calls_from_json_values(&parse_json_values(block.inside)?, tools));
+    let calls = calls.collect::<Option<Vec<_>>>()?.concat();
+    Some(ParsedToolCalls { prose: first.before.trim().to_owned(), calls })
+}
+
+fn find_tagged_calls(text: &str, tools: &AvailableTools<'_>) -> Option<ParsedToolCalls> {
+    CALL_TAGS.iter().find_map(|(open, close)| {
+        let (prose, mut rest) = text.split_once(open)?;
+        let mut calls = Vec::new();
+        loop {
+            let (inside, after) = match close {
+                Some(close) => rest.split_once(close).unwrap_or((rest, "")),
+                None => (rest, ""),
+            };
+            calls.append(&mut calls_from_json_values(&parse_json_values(inside.trim())?, tools)?);
+            match after.split_once(open) {
+                Some((_, next)) => rest = next,
+                None => break,
+            }
+        }
+        Some(ParsedToolCalls { prose: prose.trim().to_owned(), calls })
+    })
+}
+
+/// Parses values as calls; `None` unless all of them are calls.
+pub(super) fn calls_from_json_values(
+    values: &[Value],
+    tools: &AvailableTools<'_>,
+) -> Option<Vec<ParsedToolCall>> {
+    let calls =
+        values.iter().map(|value| calls_from_json_value(value, tools)).collect::<Option<Vec<_>>>()?.concat();
+    (!calls.is_empty()).then_some(calls)
+}
+
+fn calls_from_json_value(value: &Value, tools: &AvailableTools<'_>) -> Option<Vec<ParsedToolCall>> {
+    match value {
+        Value::Array(items) => calls_from_json_values(items, tools),
+        Value::Object(object) => match (object.get("tool_calls"), object.len()) {
+            (Some(Value::Array(items)), 1) => calls_from_json_values(items, tools),
+            (Some(_) | None, _) => call_from_json_object(object, tools).map(|call| vec![call]),
+        },
+        Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => None,
+    }
+}
+
+fn call_from_json_object(object: &Map<String, Value>, tools: &AvailableTools<'_>) -> Option<ParsedToolCall> {
+    if let Some(Value::Object(function)) = object.get("function") {
+        let envelope = object.keys().all(|key| key == "function" || OPTIONAL_KEYS.contains(&key.as_str()));
+        return envelope.then(|| call_from_json_object(function, tools)).flatten();
+    }
+    let names_tool =
+        |key: &&&str| object.get(**key).and_then(Value::as_str).is_some_and(|name| tools.is_tool(name));
+    let name_key = NAME_KEYS.iter().chain(&["function"]).find(names_tool)?;
+    let arguments_key = ARGUMENT_KEYS.iter().find(|key| object.contains_key(**key));
+    let is_call = object.keys().all(|key| {
+        let key = key.as_str();
+        key == *name_key || Some(&key) == arguments_key || OPTIONAL_KEYS.contains(&key)
+    });
+    if !is_call || tools.is_answer_field(name_key) {
+        return None;
+    }
+    let name = object[*name_key].as_str()?.to_owned();
+    Some(ParsedToolCall { name, arguments: arguments_as_text(arguments_key.map(|key| &object[*key]))? })
+}
+
+/// Returns the arguments, given as an object or as its JSON text; no arguments are an empty object.
+fn arguments_as_text(value: Option<&Value>) -> Option<String> {
+    match value {
+        None | Some(Value::Null) => Some("{}".to_owned()),
+        Some(Value::Object(arguments)) => Some(Value::Object(arguments.clone()).to_string()),
+        Some(Value::String(text)) => match serde_json::from_str(text) {
+            Ok(Value::Object(_)) => Some(text.clone()),
+            Ok(_) | Err(_) => None,
+        },
+        Some(Value::Bool(_) | Value::Number(_) | Value::Array(_)) => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::model::{AnswerSchema, ToolSpec};
+
+    fn request_with_answer_schema(answer: Option<Value>) -> Request {
+        let tool = |name: &str| ToolSpec { name: name.into(), description: String::new(), schema: json!({}) };
+        Request {
+            system: String::new(),
+            messages: Vec::new(),
+            tools: vec![tool("search"), tool("read")],
+            answer: answer.map(|schema| AnswerSchema { name: "a".into(), schema }),
+            max_output_tokens: 1,
+        }
+    }
+
+    fn find_calls_for(text: &str, request: &Request) -> Option<String> {
+        let values = find_calls_in_text(text, &AvailableTools::from_request(request))?;
+        let calls = values.calls.iter().map(|call| format!("{}{}", call.name, call.arguments));
+        Some(std::iter::once(values.prose).chain(calls).collect::<Vec<_>>().join("|"))
+    }
+
+    #[test]
+    fn calls_written_as_text_are_parsed_in_every_usual_form() {
+        let one = r#"|search{"q":"x"}"#;
+        let cases = [
+            (r#"{"name":"search","arguments":{"q":"x"}}"#, one),
+            (r#"{"tool":"search","args":{"q":"x"}}"#, one),
+            (r#"{"tool_name": "search", "parameters": {"q": "x"}}"#, one),
+            (r#"{"action":"search","action_input":{"q":"x"},"thought":"look"}"#, one),
+            (r#"{"action":"call_tool","tool":"search","arguments":{"q":"x"}}"#, one),
+            (r#"{"function":"search","arguments":"{\"q\":\"x\"}"}"#, one),
+            (r#"{"type":"function","function":{"name":"search","arguments":{"q":"x"}}}"#, one),
+            (r#"{"tool_calls":[{"name":"search","arguments":{"q":"x"}}]}"#, one),
+            ("```json\n{\"name\":\"search\",\"arguments\":{\"q\":\"x\"}}\n```", one),
+            ("<tool_call>\n{\"name\":\"search\",\"arguments\":{\"q\":\"x\"}}\n</tool_call>", one),
+            ("<tool_call>{\"name\":\"search\",\"arguments\":{\"q\":\"x\"}}", one),
+            ("[TOOL_CALLS][{\"name\":\"search\",\"arguments\":{\"q\":\"x\"}}]", one),
+            ("<|python_tag|>{\"name\":\"search\",\"parameters\":{\"q\":\"x\"}}", one),
+            ("<think>{}</think>{\"name\":\"search\",\"arguments\":{\"q\":\"x\"}}", one),
+            (r#"{"name":"read"}"#, "|read{}"),
+            (
+                "[{\"name\":\"search\",\"arguments\":{}},{\"name\":\"read\",\"arguments\":{}}]",
+                "|search{}|read{}",
+            ),
+            (
+                "{\"name\":\"search\",\"arguments\":{}}\n{\"name\":\"read\",\"arguments\":{}}",
+                "|search{}|read{}",
+            ),
+            (
+                "<tool_call>{\"name\":\"search\"}</tool_call>\n<tool_call>{\"name\":\"read\"}</tool_call>",
+                "|search{}|read{}",
+            ),
+            (
+                "I look.\n```json\n{\"name\":\"search\"}\n```\n\n```json\n{\"name\":\"read\"}\n```",
+                "I look.|search{}|read{}",
+            ),
+            ("I look.\n<tool_call>{\"name\":\"read\"}</tool_call>", "I look.|read{}"),
+        ];
+        for (text, calls) in cases {
+            assert_eq!(
+                find_calls_for(text, &request_with_answer_schema(None)).as_deref(),
+                Some(calls),
+                "{text:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn text_that_merely_contains_json_stays_text() {
+        let texts = [
+            "",
+            "search",
+            r#"{"name":"unknown","arguments":{}}"#,
+            r#"{"name":"search","arguments":[1]}"#,
+            r#"{"name":"search","arguments":"not json"}"#,
+            r#"{"name":"search","arguments":{},"city":"Bern"}"#,
+            r#"{"name":"search","arguments":{}} is how it is called."#,
+            r#"Call it with {"name":"search","arguments":{}}"#,
+            "```json\n{\"name\":\"search\"}\n```\nThat is how it is called.",
+            "```json\n{\"name\":\"search\"}\n```\nand\n```json\n{\"name\":\"read\"}\n```",
+            "```json\n{\"name\":\"search\"}\n```\n```json\n{\"x\":1}\n```",
+            "<tool_call>{\"name\":\"unknown\"}</tool_call>",
+            "<tool_call>broken</tool_call>",
+            "[]",
+            "7",
+        ];
+        for text in texts {
+            assert_eq!(find_calls_for(text, &request_with_answer_schema(None)), None, "{text:?}");
+        }
+    }
+
+    #[test]
+    fn an_answer_whose_fields_look_like_a_call_is_an_answer() {
+        let form = json!({"type": "object", "properties": {"name": {"type": "string"}, "arguments": {}}});
+        let text = r#"{"name":"search","arguments":{"q":"x"}}"#;
+        assert_eq!(find_calls_for(text, &request_with_answer_schema(Some(form))), None);
+        let form = json!({"type": "object", "properties": {"verdict": {"type": "string"}}});
+        assert!(find_calls_for(text, &request_with_answer_schema(Some(form))).is_some());
+    }
+}

@@ -1,0 +1,282 @@
+//! Parses bytes into events: server-sent events, or one JSON value per line. It owns the limits on the size of a response
+//! and does not interpret events.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use bytes::{Bytes, BytesMut};
+use futures::stream::BoxStream;
+use futures::{Stream, StreamExt, TryStreamExt};
+use sse_stream::SseByteStream;
+
+use super::error::format_error_chain;
+
+/// Maximum size of one event; real events are less than a hundredth of this.
+pub(super) const MAX_EVENT_BYTES: usize = 8 << 20;
+
+/// Maximum size of a whole response.
+pub(super) const MAX_REPLY_BYTES: usize = 64 << 20;
+
+/// A stream error.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum StreamError {
+    /// The connection ended early.
+    #[error("the connection closed early: {0}")]
+    Disconnected(String),
+    /// The connection is open, but no data arrives.
+    #[error("the stream timed out: no data for {0:?}")]
+    IdleTimeout(Duration),
+    /// A size limit was exceeded.
+    #[error("{0} exceeds {1} MiB")]
+    TooLong(&'static str, usize),
+    /// The data is not UTF-8.
+    #[error("an event is not UTF-8: {0}")]
+    NotUtf8(String),
+}
+
+/// The bytes of a response.
+pub(super) type ResponseByteStream = BoxStream<'static, Result<Bytes, StreamError>>;
+
+/// The data of the events of a response.
+pub(super) type EventStream = BoxStream<'static, Result<String, StreamError>>;
+
+/// The number of bytes received since the last event.
+type ByteCounter = Arc<AtomicUsize>;
+
+/// Limits a response body to the maximum size.
+pub(super) fn limit_body_size(
+    bytes: impl Stream<Item = reqwest::Result<Bytes>> + Send + 'static,
+) -> ResponseByteStream {
+    let mut total = 0;
+    let limited = bytes.map(move |piece| {
+        let piece = piece.map_err(|error| StreamError::Disconnected(format_error_chain(&error)))?;
+        total += piece.len();
+        if total > MAX_REPLY_BYTES {
+            Err(StreamError::TooLong("the reply", MAX_REPLY_BYTES >> 20))
+        } else {
+            Ok(piece)
+        }
+    });
+    limited.boxed()
+}
+
+fn count_received_bytes(
+    body: ResponseByteStream,
+    counter: &ByteCounter,
+) -> impl Stream<Item = Result<Bytes, StreamError>> + Send + Unpin + use<> {
+    let counter = Arc::clone(counter);
+    body.map(move |piece| {
+        let piece = piece?;
+        let since = counter.fetch_add(piece.len(), Ordering::Relaxed) + piece.len();
+        if since > MAX_EVENT_BYTES {
+            Err(StreamError::TooLong("an event", MAX_EVENT_BYTES >> 20))
+        } else {
+            Ok(piece)
+        }
+    })
+}
+
+/// Ends a body with an error if no data arrives for `timeout`.
+pub(super) fn apply_idle_timeout(body: ResponseByteStream, timeout: Duration) -> ResponseByteStream {
+    let pieces = futures::stream::unfold(Some(body), move |body| async move {
+        let mut body = body?;
+        match tokio::time::timeout(timeout, body.next()).await {
+            Ok(piece) => piece.map(|piece| (piece, Some(body))),
+            Err(_) => Some((Err(StreamError::IdleTimeout(timeout)), None)),
+        }
+    });
+    pieces.fuse().boxed()
+}
+
+/// Parses server-sent events. Comments, names, ids and events without data are skipped.
+pub(super) fn parse_sse_events(body: ResponseByteStream) -> EventStream {
+    let counter = ByteCounter::default();
+    let events = SseByteStream::new(Box::pin(count_received_bytes(body, &counter)));
+    let data = events.filter_map(move |event| {
+        counter.store(0, Ordering::Relaxed);
+        std::future::ready(match event {
+            Ok(event) => event.data.filter(|data| !data.trim().is_empty()).map(Ok),
+            Err(error) => Some(Err(convert_sse_error(error))),
+        })
+    });
+    data.boxed()
+}
+
+fn convert_sse_error(error: sse_stream::Error) -> StreamError {
+    let sse_stream::Error::Body(source) = error else { return StreamError::NotUtf8(error.to_string()) };
+    match source.downcast::<StreamError>() {
+        Ok(broken) => *broken,
+        Err(other) => StreamError::Disconnected(other.to_string()),
+    }
+}
+
+/// Parses one JSON value per line. The last line need not end with a line break.
+pub(super) fn parse_json_lines(body: ResponseByteStream) -> EventStream {
+    let counter = ByteCounter::default();
+    let pieces: Pin<Box<dyn Stream<Item = Result<Bytes, StreamError>> + Send>> =
+        Box::pin(count_received_bytes(body, &counter));
+    let state = (pieces, BytesMut::new(), counter, 0_usize);
+    let lines =
+        futures::stream::try_unfold(state, |(mut pieces, mut buffer, counter, mut seen)| async move {
+            loop {
+                if let Some(at) = buffer[seen..].iter().position(|byte| *byte == b'\n' || *byte == b'\r') {
+                    let line = buffer.split_to(seen + at + 1);
+                    counter.store(buffer.len(), Ordering::Relaxed);
+                    seen = 0;
+                    if let Some(text) = decode_json_line(&line)? {
+                        return Ok(Some((text, (pieces, buffer, counter, seen))));
+                    }
+                    continue;
+                }
+                seen = buffer.len();
+                let Some(piece) = pieces.try_next().await? else { break };
+                buffer.extend_from_slice(&piece);
+            }
+            let last = buffer.split();
+            Ok(decode_json_line(&last)?.map(|text| (text, (pieces, buffer, counter, 0))))
+        });
+    lines.boxed()
+}
+
+fn decode_json_line(line: &[u8]) -> Result<Option<String>, StreamError> {
+    let text = std::str::from_utf8(line).map_err(|error| StreamError::NotUtf8(error.to_string()))?;
+    let text = text.trim_start_matches('\u{feff}').trim();
+    Ok((!text.is_empty()).then(|| text.to_owned()))
+}
+
+/// The beginning of a response, after a byte order mark and white space.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum BodyFormat {
+    /// JSON.
+    Json,
+    /// HTML or XML.
+    Page,
+    /// A field or a comment of server-sent events.
+    Event,
+    /// Anything else.
+    Other,
+    /// No data.
+    Empty,
+}
+
+/// Detects the kind of body by its first bytes, without consuming them.
+pub(super) async fn detect_body_format(
+    mut body: ResponseByteStream,
+) -> Result<(BodyFormat, ResponseByteStream), StreamError> {
+    let mut buffer = BytesMut::new();
+    let start = loop {
+        let prefix = buffer.strip_prefix(b"\xEF\xBB\xBF").unwrap_or(&buffer).trim_ascii_start();
+        // A field name has at most six bytes; a byte order mark may be split between two chunks.
+        if prefix.len() >= 6 || matches!(prefix.first(), Some(b'{' | b'[' | b'<' | b':')) {
+            break classify_body_prefix(prefix);
+        }
+        match body.try_next().await? {
+            Some(piece) => buffer.extend_from_slice(&piece),
+            None if prefix.is_empty() => break BodyFormat::Empty,
+            None => break classify_body_prefix(prefix),
+        }
+    };
+    let first = futures::stream::once(std::future::ready(Ok(buffer.freeze())));
+    Ok((start, first.chain(body).boxed()))
+}
+
+fn classify_body_prefix(prefix: &[u8]) -> BodyFormat {
+    let field = |name: &&[u8]| prefix.starts_with(name);
+    match prefix {
+        [b'{' | b'[', ..] => BodyFormat::Json,
+        [b'<', ..] => BodyFormat::Page,
+        [b':', ..] => BodyFormat::Event,
+        _ if [&b"data:"[..], b"event:", b"id:", b"retry:", b"data\n", b"data\r"].iter().any(field) => {
+            BodyFormat::Event
+        }
+        _ => BodyFormat::Other,
+    }
+}
+
+/// Reads a body as text, up to a limit.
+pub(super) async fn read_body_as_text(
+    mut body: ResponseByteStream,
+    limit: usize,
+) -> Result<String, StreamError> {
+    let mut buffer = Vec::new();
+    while let Some(piece) = body.try_next().await? {
+        buffer.extend_from_slice(&piece);
+        if buffer.len() >= limit {
+            buffer.truncate(limit);
+            break;
+        }
+    }
+    Ok(String::from_utf8_lossy(&buffer).into_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn body_from_pieces(all: &[&[u8]]) -> ResponseByteStream {
+        let owned: Vec<_> = all.iter().map(|piece| Ok(Bytes::copy_from_slice(piece))).collect();
+        futures::stream::iter(owned).boxed()
+    }
+
+    async fn collect_events(events: EventStream) -> Vec<String> {
+        events.map(|event| event.unwrap()).collect().await
+    }
+
+    #[tokio::test]
+    async fn events_and_lines_do_not_depend_on_chunk_boundaries() {
+        let text = "\u{feff}: hello\r\n\r\nevent: x\rdata: {\"a\":\rdata: \"ü\"}\r\rretry: 5\n\ndata:\n\ndata: [DONE]\n\n";
+        let rows = "\u{feff}{\"a\":\"ü\"}\r\n\n{\"b\":2}\r{\"c\":3}";
+        for cut in 0..=text.len() {
+            let (one, two) = text.as_bytes().split_at(cut);
+            let actual = collect_events(parse_sse_events(body_from_pieces(&[one, b"", two]))).await;
+            assert_eq!(actual, ["{\"a\":\n\"ü\"}", "[DONE]"], "cut at {cut}");
+        }
+        for cut in 0..=rows.len() {
+            let (one, two) = rows.as_bytes().split_at(cut);
+            let actual = collect_events(parse_json_lines(body_from_pieces(&[one, two]))).await;
+            assert_eq!(actual, ["{\"a\":\"ü\"}", "{\"b\":2}", "{\"c\":3}"], "cut at {cut}");
+        }
+    }
+
+    #[tokio::test]
+    async fn oversized_events_and_replies_are_rejected() {
+        let piece = vec![b'x'; 1 << 20];
+        let oversized: Vec<&[u8]> =
+            std::iter::once(&b"data: "[..]).chain(std::iter::repeat_n(&piece[..], 20)).collect();
+        let of_events = parse_sse_events(body_from_pieces(&oversized)).next().await.unwrap();
+        assert!(matches!(of_events, Err(StreamError::TooLong("an event", 8))), "{of_events:?}");
+        let of_lines = parse_json_lines(body_from_pieces(&oversized)).next().await.unwrap();
+        assert!(matches!(of_lines, Err(StreamError::TooLong("an event", 8))), "{of_lines:?}");
+        let blank = Bytes::from([&piece[..], b"\n"].concat());
+        let endless = futures::stream::repeat_with(move || Ok(blank.clone()));
+        let mut of_reply = parse_json_lines(limit_body_size(endless));
+        let end = loop {
+            match of_reply.next().await {
+                Some(Ok(_)) => {}
+                other => break other,
+            }
+        };
+        assert!(matches!(end, Some(Err(StreamError::TooLong("the reply", 64)))));
+    }
+
+    #[tokio::test]
+    async fn the_kind_of_body_is_detected() {
+        let cases: [(&[&[u8]], BodyFormat); 8] = [
+            (&[b"\xEF", b"\xBB\xBF", b" {}"], BodyFormat::Json),
+            (&[b"\r\n", b"d", b"ata: 1\n\n"], BodyFormat::Event),
+            (&[b": comment"], BodyFormat::Event),
+            (&[b"<!doctype html>"], BodyFormat::Page),
+            (&[b"dates"], BodyFormat::Other),
+            (&[b"upstream error"], BodyFormat::Other),
+            (&[], BodyFormat::Empty),
+            (&[b"  \n", b""], BodyFormat::Empty),
+        ];
+        for (bytes, expected) in cases {
+            let (start, rest) = detect_body_format(body_from_pieces(bytes)).await.unwrap();
+            assert_eq!(start, expected, "{bytes:?}");
+            assert_eq!(read_body_as_text(rest, 100).await.unwrap().as_bytes(), bytes.concat());
+        }
+    }
+}

@@ -1,0 +1,196 @@
+//! Sends a request over HTTP and returns the response body: events, or one JSON value. It owns headers, size limits and
+//! the check that the body is a response at all; it does not interpret events.
+
+use std::time::Duration;
+
+use reqwest::header::{CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue};
+use secrecy::{ExposeSecret, SecretString};
+use serde_json::Value;
+
+use super::events::{self, BodyFormat, EventStream, MAX_REPLY_BYTES, ResponseByteStream, StreamError};
+use super::redact::SecretRedactor;
+use super::{ModelEndpoint, WireProtocol, error};
+use crate::model::ModelError;
+
+/// Size limit and timeout for reading the body of an error response: its status is what matters most.
+const MAX_ERROR_BODY: usize = 64 << 10;
+const ERROR_BODY_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// The body of a successful response.
+pub(super) enum ResponseBody {
+    /// A stream of events.
+    EventStream(EventStream),
+    /// One JSON value.
+    Json(Value),
+}
+
+/// Sends the requests of one endpoint.
+pub(super) struct HttpSender {
+    client: reqwest::Client,
+    url: String,
+    headers: Result<HeaderMap, String>,
+    parse_json_lines: bool,
+    idle: Duration,
+    pub(super) redactor: SecretRedactor,
+}
+
+impl HttpSender {
+    pub(super) fn new(endpoint: &ModelEndpoint) -> Self {
+        Self {
+            client: crate::http_client::shared_client(),
+            url: build_request_url(endpoint),
+            headers: build_request_headers(endpoint),
+            parse_json_lines: endpoint.wire == WireProtocol::Ollama,
+            idle: endpoint.settings.idle_timeout(),
+            redactor: SecretRedactor::for_endpoint(endpoint),
+        }
+    }
+
+    /// Sends a request body. Fails if there is no connection, on an error status, and on an unexpected body.
+    pub(super) async fn send_request(&self, body: Vec<u8>) -> Result<ResponseBody, ModelError> {
+        let headers = self.headers.clone().map_err(|message| ModelError::BadRequest { message })?;
+        let request = self.client.post(&self.url).headers(headers).body(body);
+        let response = request
+            .send()
+            .await
+            .map_err(|error| error::model_error_from_send_error(&error, &self.redactor))?;
+        if !response.status().is_success() {
+            return Err(self.error_from_response(response).await);
+        }
+        let content_type =
+            response.headers().get(CONTENT_TYPE).and_then(|content_type| content_type.to_str().ok());
+        let content_type = content_type.unwrap_or_default().to_ascii_lowercase();
+        self.read_response_body(&content_type, events::limit_body_size(response.bytes_stream())).await
+    }
+
+    async fn error_from_response(&self, response: reqwest::Response) -> ModelError {
+        let (status, headers) = (response.status(), response.headers().clone());
+        let body =
+            events::read_body_as_text(events::limit_body_size(response.bytes_stream()), MAX_ERROR_BODY);
+        let body = tokio::time::timeout(ERROR_BODY_TIMEOUT, body).await;
+        let text = body.ok().and_then(Result::ok).unwrap_or_default();
+        error::model_error_from_response(status, &headers, &text, &self.redactor)
+    }
+
+    /// Detects the kind of body by its first bytes: content types are often missing or wrong, and an HTML page must not be
+    /// mistaken for a stream without events.
+    async fn read_response_body(
+        &self,
+        content_type: &str,
+        body: ResponseByteStream,
+    ) -> Result<ResponseBody, ModelError> {
+        let (start, body) = events::detect_body_format(body)
+            .await
+            .map_err(|stream_error| self.model_error_from_stream_error(&stream_error, 0))?;
+        // A model may think for long before its first token, so the idle timeout begins with the first byte.
+        let body = events::apply_idle_timeout(body, self.idle);
+        match start {
+            BodyFormat::Json if self.parse_json_lines => {
+                Ok(ResponseBody::EventStream(events::parse_json_lines(body)))
+            }
+            BodyFormat::Json => self.parse_json_body(body).await.map(ResponseBody::Json),
+            BodyFormat::Event if !self.parse_json_lines => {
+                Ok(ResponseBody::EventStream(events::parse_sse_events(body)))
+            }
+            BodyFormat::Empty => Err(ModelError::Truncated { message: "the response is empty".to_owned() }),
+            BodyFormat::Page | BodyFormat::Event | BodyFormat::Other => {
+                let text = events::read_body_as_text(body, MAX_ERROR_BODY)
+                    .await
+                    .map_err(|stream_error| self.model_error_from_stream_error(&stream_error, 0))?;
+                Err(self.unexpected_body_error(content_type, &text))
+            }
+        }
+    }
+
+    async fn parse_json_body(&self, body: ResponseByteStream) -> Result<Value, ModelError> {
+        let text = events::read_body_as_text(body, MAX_REPLY_BYTES)
+            .await
+            .map_err(|stream_error| self.model_error_from_stream_error(&stream_error, 0))?;
+        serde_json::from_str(text.trim_start_matches('\u{feff}')).map_err(|mistake| {
+            if mistake.is_eof() {
+                return ModelError::Truncated {
+                    message: format!("the response ends within its JSON: {mistake}"),
+                };
+            }
+            let text = format!("the response is not valid JSON ({mistake}): {text}");
+            ModelError::Truncated { message: error::redact_and_cut(&text, &self.redactor) }
+        })
+    }
+
+    fn unexpected_body_error(&self, content_type: &str, text: &str) -> ModelError {
+        let content_type = if content_type.is_empty() { "no content type" } else { content_type };
+        let provider_error = error::ProviderError::from_text(None, text);
+        let text = format!("{content_type}: {}; is the base URL right?", provider_error.message);
+        ModelError::Protocol { message: error::redact_and_cut(&text, &self.redactor) }
+    }
+
+    /// Converts the error of a stream that broke after a number of events.
+    pub(super) fn model_error_from_stream_error(
+        &self,
+        stream_error: &StreamError,
+        events_before: usize,
+    ) -> ModelError {
+        let message =
+            error::redact_and_cut(&format!("{stream_error} (after {events_before} events)"), &self.redactor);
+        match stream_error {
+            StreamError::Disconnected(_) | StreamError::IdleTimeout(_) | StreamError::NotUtf8(_) => {
+                ModelError::Truncated { message }
+            }
+            StreamError::TooLong(..) => ModelError::Protocol { message },
+        }
+    }
+
+    /// Returns the error for an event that is not JSON.
+    pub(super) fn invalid_event_error(&self, data: &str, error: &serde_json::Error) -> ModelError {
+        let text = format!("an event is not JSON ({error}): {data}");
+        ModelError::Truncated { message: error::redact_and_cut(&text, &self.redactor) }
+    }
+}
+
+/// Returns the endpoint's URL with the path of its API.
+fn build_request_url(endpoint: &ModelEndpoint) -> String {
+    let base = endpoint.base_url.trim().trim_end_matches('/');
+    match endpoint.wire {
+        WireProtocol::OpenAiChat => format!("{base}/chat/completions"),
+        WireProtocol::OpenAiResponses => format!("{base}/responses"),
+        WireProtocol::Anthropic => format!("{}/v1/messages", base.trim_end_matches("/v1")),
+        WireProtocol::Ollama => format!("{}/api/chat", base.trim_end_matches("/v1").trim_end_matches("/api")),
+    }
+}
+
+/// Returns the headers of every request; those of the settings take precedence.
+fn build_request_headers(endpoint: &ModelEndpoint) -> Result<HeaderMap, String> {
+    let mut headers = HeaderMap::new();
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    if endpoint.wire == WireProtocol::Anthropic {
+        headers.insert("anthropic-version", HeaderValue::from_static("2023-06-01"));
+    }
+    if let Some((name, value)) = endpoint.key.as_ref().and_then(|key| auth_header(endpoint.wire, key)) {
+        headers.insert(name, sensitive_header_value(name, &value)?);
+    }
+    for (name, value) in &endpoint.settings.extra_headers {
+        let header =
+            HeaderName::try_from(name).map_err(|_| format!("{name:?} is not a valid header name"))?;
+        headers.insert(header, sensitive_header_value(name, value)?);
+    }
+    Ok(headers)
+}
+
+fn auth_header(wire: WireProtocol, key: &SecretString) -> Option<(&'static str, String)> {
+    let key = key.expose_secret().trim();
+    let header = match wire {
+        WireProtocol::Anthropic => ("x-api-key", key.to_owned()),
+        WireProtocol::OpenAiChat | WireProtocol::OpenAiResponses | WireProtocol::Ollama => {
+            ("authorization", format!("Bearer {key}"))
+        }
+    };
+    (!key.is_empty()).then_some(header)
+}
+
+fn sensitive_header_value(name: &str, value: &str) -> Result<HeaderValue, String> {
+    let mut header = HeaderValue::from_str(value).map_err(|_| {
+        format!("the value of the header {name} contains characters that are not allowed in headers")
+    })?;
+    header.set_sensitive(true);
+    Ok(header)
+}

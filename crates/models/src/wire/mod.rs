@@ -1,0 +1,407 @@
+//! The wires: each translates a [`Request`] into one provider's HTTP API and the streamed response back into a
+//! [`Reply`]. A wire sends a request once: it does not retry, follows no redirects and knows no prices. What a provider
+//! does not support is left out (see [`NativeOutputSupport`]); [`crate::structured`] compensates for that. API keys are used in
+//! one request header and never appear in a text.
+//!
+//! ```text
+//! mod        the request from end to end: body → http → events → parser → reply
+//! ├─ openai_chat, openai_responses, anthropic, ollama     one API each
+//! ├─ long_tail        the providers of the crate `genai` (feature `genai`)
+//! ├─ http             the HTTP request; the response is a stream of events or a single JSON value
+//! ├─ events           parses bytes into events (SSE, NDJSON), with size limits
+//! ├─ reply_builder    assembles a reply from streamed pieces
+//! ├─ provider_state   opaque provider state and its position among text and calls
+//! ├─ schema           the strict subset of JSON Schema
+//! ├─ error            maps provider errors to `ModelError`
+//! └─ redact           removes secrets from texts
+//! ```
+
+use std::fmt;
+use std::sync::Arc;
+
+use futures::future::BoxFuture;
+use futures::{FutureExt, StreamExt};
+use secrecy::SecretString;
+use serde_json::{Map, Value};
+
+use crate::model::{DeltaListener, Model, ModelError, Reply, Request};
+use crate::selection::ModelSettings;
+
+mod anthropic;
+mod error;
+mod events;
+mod http;
+#[cfg(feature = "genai")]
+pub mod long_tail;
+mod ollama;
+mod openai_chat;
+mod openai_responses;
+mod provider_state;
+mod redact;
+mod reply_builder;
+pub mod schema;
+
+use events::EventStream;
+use http::{HttpSender, ResponseBody};
+
+/// The supported HTTP APIs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum WireProtocol {
+    /// OpenAI's Chat Completions API, which OpenRouter, LM Studio, vLLM, llama.cpp and most gateways implement too:
+    /// `POST {base_url}/chat/completions`.
+    OpenAiChat,
+    /// OpenAI's Responses API: `POST {base_url}/responses`.
+    OpenAiResponses,
+    /// Anthropic's Messages API: `POST {base_url}/v1/messages`; `base_url` may already end with `/v1`.
+    Anthropic,
+    /// Ollama's own chat API: `POST {base_url}/api/chat`.
+    Ollama,
+}
+
+/// One model at one address.
+#[derive(Clone)]
+pub struct ModelEndpoint {
+    /// The API of the server.
+    pub wire: WireProtocol,
+    /// The URL, without the path that the wire appends.
+    pub base_url: String,
+    /// The API key, if any.
+    pub key: Option<SecretString>,
+    /// The provider's name of the model.
+    pub model: String,
+    /// The full name of the model, `provider:model`.
+    pub full_name: String,
+    /// The model's settings. `base_url`, `key_variable` and `structured` are already resolved and ignored here.
+    pub settings: ModelSettings,
+}
+
+/// The native features of a wire.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct NativeOutputSupport {
+    /// Answers that follow a JSON schema; guaranteed to if [`schema::to_strict_schema`] supports the schema.
+    pub structured: bool,
+    /// Tool calls.
+    pub tools: bool,
+    /// Both in one request.
+    pub tools_with_structured: bool,
+}
+
+impl fmt::Debug for ModelEndpoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let redactor = redact::SecretRedactor::for_endpoint(self);
+        f.debug_struct("Endpoint")
+            .field("wire", &self.wire)
+            .field("full_name", &self.full_name)
+            .field("base_url", &redactor.redact(&self.base_url))
+            .field("key", &self.key.as_ref().map(|_| "[hidden]"))
+            .field("extra_headers", &self.settings.extra_headers.keys())
+            .finish_non_exhaustive()
+    }
+}
+
+impl ModelEndpoint {
+    /// Returns what the endpoint supports natively. OpenAI and Anthropic accept a schema and tools in one request; servers
+    /// of local models constrain a reply either to a schema or to a tool call.
+    #[must_use]
+    pub fn native_output_support(&self) -> NativeOutputSupport {
+        let (structured, both) = match self.wire {
+            WireProtocol::OpenAiChat => (true, self.is_openai_host()),
+            WireProtocol::OpenAiResponses => (true, true),
+            WireProtocol::Anthropic => {
+                let structured = anthropic::supports_output_schemas(&self.model);
+                (structured, structured)
+            }
+            WireProtocol::Ollama => (true, false),
+        };
+        NativeOutputSupport { structured, tools: true, tools_with_structured: both }
+    }
+
+    /// Returns `true` for OpenAI's own address or Azure's; other servers differ from them in some ways.
+    fn is_openai_host(&self) -> bool {
+        let host = reqwest::Url::parse(&self.base_url).ok().and_then(|url| url.host_str().map(str::to_owned));
+        host.is_some_and(|host| ["openai.com", "openai.azure.com"].iter().any(|own| is_in_domain(&host, own)))
+    }
+
+    /// Returns the maximum number of tokens for the reply.
+    fn max_output_tokens(&self, request: &Request) -> u32 {
+        self.settings
+            .max_output_tokens
+            .map_or(request.max_output_tokens, |own| own.min(request.max_output_tokens))
+    }
+
+    fn reasoning_effort(&self) -> Option<&str> {
+        self.settings.reasoning_effort.as_deref().map(str::trim).filter(|effort| !effort.is_empty())
+    }
+}
+
+fn is_in_domain(host: &str, domain: &str) -> bool {
+    host == domain || host.strip_suffix(domain).is_some_and(|rest| rest.ends_with('.'))
+}
+
+/// Returns the model behind an endpoint.
+#[must_use]
+pub fn create_http_model(endpoint: ModelEndpoint) -> Arc<dyn Model> {
+    Arc::new(HttpModel { sender: HttpSender::new(&endpoint), endpoint })
+}
+
+/// Parses the response of one provider.
+trait StreamParser: Send {
+    /// Processes one event, or a complete response that was not streamed.
+    ///
+    /// # Errors
+    /// The event is an error; returned in the provider's format.
+    fn handle_event(&mut self, event: &Value, listener: &dyn DeltaListener) -> Result<EventOutcome, Value>;
+
+    /// Processes the end marker `[DONE]`.
+    fn on_done_marker(&mut self) {}
+
+    /// Returns `true` once the provider has sent the finish reason.
+    fn is_complete(&self) -> bool;
+
+    /// Returns the reply; `None` if the provider never sent a finish reason.
+    fn into_reply(self: Box<Self>) -> Option<Reply>;
+}
+
+/// Tells if further events are expected.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum EventOutcome {
+    Continue,
+    Complete,
+}
+
+/// A model reached over HTTP.
+struct HttpModel {
+    endpoint: ModelEndpoint,
+    sender: HttpSender,
+}
+
+impl Model for HttpModel {
+    fn name(&self) -> &str {
+        &self.endpoint.full_name
+    }
+
+    fn reply<'a>(
+        &'a self,
+        request: &'a Request,
+        listener: &'a dyn DeltaListener,
+    ) -> BoxFuture<'a, Result<Reply, ModelError>> {
+        let patience = self.endpoint.settings.timeout();
+        let reply_future = tokio::time::timeout(patience, self.request_reply(request, listener));
+        reply_future.map(move |reply| reply.unwrap_or(Err(ModelError::Timeout { after: patience }))).boxed()
+    }
+}
+
+impl HttpModel {
+    async fn request_reply(
+        &self,
+        request: &Request,
+        listener: &dyn DeltaListener,
+    ) -> Result<Reply, ModelError> {
+        let body = merge_extra_body(self.build_request_body(request), &self.endpoint.settings.extra_body);
+        let mut parser = self.create_stream_parser(request);
+        match self.sender.send_request(body.to_string().into_bytes()).await? {
+            ResponseBody::EventStream(events) => {
+                self.read_event_stream(events, parser.as_mut(), listener).await?
+            }
+            ResponseBody::Json(value) => self.handle_event(&value, parser.as_mut(), listener).map(drop)?,
+        }
+        parser.into_reply().ok_or_else(|| ModelError::Truncated {
+            message: "the stream ended without a finish reason".to_owned(),
+        })
+    }
+
+    fn build_request_body(&self, request: &Request) -> Value {
+        match self.endpoint.wire {
+            WireProtocol::OpenAiChat => openai_chat::build_request_body(&self.endpoint, request),
+            WireProtocol::OpenAiResponses => openai_responses::build_request_body(&self.endpoint, request),
+            WireProtocol::Anthropic => anthropic::build_request_body(&self.endpoint, request),
+            WireProtocol::Ollama => ollama::build_request_body(&self.endpoint, request),
+        }
+    }
+
+    fn create_stream_parser(&self, request: &Request) -> Box<dyn StreamParser> {
+        let name = self.endpoint.full_name.clone();
+        match self.endpoint.wire {
+            WireProtocol::OpenAiChat => Box::new(openai_chat::ChatCompletionsParser::new(request, name)),
+            WireProtocol::OpenAiResponses => Box::new(openai_responses::ResponsesParser::new(request, name)),
+            WireProtocol::Anthropic => Box::new(anthropic::AnthropicParser::new(request, name)),
+            WireProtocol::Ollama => Box::new(ollama::OllamaParser::new(request)),
+        }
+    }
+
+    /// Processes events until the reply is complete. If the stream breaks after the finish reason, the reply is still
+    /// used: only token counts may be missing, and a retry would cost all tokens again.
+    async fn read_event_stream(
+        &self,
+        mut events: EventStream,
+        parser: &mut dyn StreamParser,
+        listener: &dyn DeltaListener,
+    ) -> Result<(), ModelError> {
+        let mut seen = 0;
+        while let Some(event) = events.next().await {
+            let data = match event {
+                Ok(data) => data,
+                Err(events::StreamError::Disconnected(_) | events::StreamError::IdleTimeout(_))
+                    if parser.is_complete() =>
+                {
+                    return Ok(());
+                }
+                Err(error) => return Err(self.sender.model_error_from_stream_error(&error, seen)),
+            };
+            if data.trim() == "[DONE]" {
+                parser.on_done_marker();
+                break;
+            }
+            seen += 1;
+            let value = serde_json::from_str(&data)
+                .map_err(|error| self.sender.invalid_event_error(&data, &error))?;
+            if self.handle_event(&value, parser, listener)? == EventOutcome::Complete {
+                break;
+            }
+        }
+        read_remaining_events(events).await;
+        Ok(())
+    }
+
+    fn handle_event(
+        &self,
+        value: &Value,
+        parser: &mut dyn StreamParser,
+        listener: &dyn DeltaListener,
+    ) -> Result<EventOutcome, ModelError> {
+        parser
+            .handle_event(value, listener)
+            .map_err(|error| error::model_error_from_body(&error, &self.sender.redactor))
+    }
+}
+
+/// Reads the little data that may follow a reply, so that the connection can be reused.
+async fn read_remaining_events(events: EventStream) {
+    let rest = events.take(16).for_each(|_| std::future::ready(()));
+    // Waiting longer would cost more than a new connection.
+    let _ = tokio::time::timeout(std::time::Duration::from_millis(50), rest).await;
+}
+
+/// Merges the `extra_body` setting into a request body. The setting takes precedence; null removes a field.
+fn merge_extra_body(mut body: Value, extra: &Map<String, Value>) -> Value {
+    if let Value::Object(fields) = &mut body {
+        merge_json_fields(fields, extra);
+    }
+    body
+}
+
+fn merge_json_fields(fields: &mut Map<String, Value>, extra: &Map<String, Value>) {
+    for (name, value) in extra {
+        match (fields.get_mut(name), value) {
+            (_, Value::Null) => drop(fields.remove(name)),
+            (Some(Value::Object(within)), Value::Object(more)) => merge_json_fields(within, more),
+            (Some(_) | None, _) => drop(fields.insert(name.clone(), value.clone())),
+        }
+    }
+}
+
+/// Returns the tools sorted by name, so that the providers' prompt caches work independently of the original order.
+fn tools_sorted_by_name(request: &Request) -> Vec<&crate::model::ToolSpec> {
+    let mut tools: Vec<_> = request.tools.iter().collect();
+    tools.sort_by(|a, b| a.name.cmp(&b.name));
+    tools
+}
+
+/// Returns the number at a JSON pointer, or 0.
+fn read_number_at(value: &Value, pointer: &str) -> u64 {
+    value.pointer(pointer).and_then(Value::as_u64).unwrap_or(0)
+}
+
+/// Returns the text at a JSON pointer, or an empty one.
+fn read_text_at<'a>(value: &'a Value, pointer: &str) -> &'a str {
+    value.pointer(pointer).and_then(Value::as_str).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn extra_body_overrides_fields_and_null_removes_them() {
+        let body = json!({"a": 1, "b": {"c": 1, "d": 2}, "e": 3});
+        let extra = json!({"a": 2, "b": {"d": 3, "f": 4}, "e": null, "g": [1]});
+        let all = merge_extra_body(body, extra.as_object().unwrap());
+        assert_eq!(all, json!({"a": 2, "b": {"c": 1, "d": 3, "f": 4}, "g": [1]}));
+    }
+
+    #[test]
+    fn native_support_depends_on_the_address_and_the_model() {
+        let native_support = |wire, base_url: &str, model: &str| {
+            let (key, settings) = (None, ModelSettings::default());
+            let full_name = format!("p:{model}");
+            ModelEndpoint { wire, base_url: base_url.into(), key, model: model.into(), full_name, settings }
+                .native_output_support()
+        };
+        let all = NativeOutputSupport { structured: true, tools: true, tools_with_structured: true };
+        let either = NativeOutputSupport { tools_with_structured: false, ..all };
+        let neither = NativeOutputSupport { structured: false, ..either };
+        assert_eq!(native_support(WireProtocol::OpenAiChat, "https://api.openai.com/v1", "gpt-5"), all);
+        assert_eq!(
+            native_support(WireProtocol::OpenAiChat, "https://x.openai.azure.com/openai/v1", "gpt-5"),
+            all
+        );
+        assert_eq!(native_support(WireProtocol::OpenAiChat, "https://notopenai.com/v1", "gpt-5"), either);
+        assert_eq!(native_support(WireProtocol::OpenAiResponses, "http://localhost:1/v1", "gpt-5"), all);
+        assert_eq!(
+            native_support(WireProtocol::Anthropic, "https://api.anthropic.com", "claude-sonnet-4-5"),
+            all
+        );
+        assert_eq!(
+            native_support(WireProtocol::Anthropic, "https://api.anthropic.com", "claude-sonnet-4-20250514"),
+            neither
+        );
+        assert_eq!(native_support(WireProtocol::Ollama, "http://localhost:11434", "qwen3"), either);
+    }
+
+    #[test]
+    fn only_openai_itself_gets_max_completion_tokens() {
+        let request = Request {
+            system: String::new(),
+            messages: Vec::new(),
+            tools: Vec::new(),
+            answer: None,
+            max_output_tokens: 7,
+        };
+        for (base_url, name, other) in [
+            ("https://api.openai.com/v1", "max_completion_tokens", "max_tokens"),
+            ("http://localhost:1234/v1", "max_tokens", "max_completion_tokens"),
+        ] {
+            let endpoint = ModelEndpoint {
+                wire: WireProtocol::OpenAiChat,
+                base_url: base_url.into(),
+                key: None,
+                model: "m".into(),
+                full_name: "p:m".into(),
+                settings: ModelSettings::default(),
+            };
+            let body = openai_chat::build_request_body(&endpoint, &request);
+            assert_eq!((&body[name], body.get(other)), (&json!(7), None));
+        }
+    }
+
+    #[test]
+    fn a_displayed_endpoint_contains_no_key() {
+        let mut settings = ModelSettings::default();
+        settings.extra_headers.insert("Authorization".into(), "Bearer header-secret-1".into());
+        let endpoint = ModelEndpoint {
+            wire: WireProtocol::OpenAiChat,
+            base_url: "https://user:url-secret-1@example.com/v1".into(),
+            key: Some("key-secret-1".into()),
+            model: "m".into(),
+            full_name: "p:m".into(),
+            settings,
+        };
+        let shown = format!("{endpoint:?} {endpoint:#?}");
+        assert!(!shown.contains("secret-1"), "{shown}");
+    }
+}
+
+#[cfg(test)]
+#[path = "malformed_event_tests.rs"]
+mod malformed_event_tests;

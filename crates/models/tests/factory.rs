@@ -1,0 +1,259 @@
+//! Complete models without a provider, from a selection to a reply: scripts, cassettes, fallbacks, and errors.
+
+#![allow(clippy::unwrap_used, reason = "a test and its helpers may panic")]
+
+mod support;
+
+use std::io::{Read, Write};
+use std::path::Path;
+use std::sync::Arc;
+
+use millrace_models::factory::check_selection;
+use millrace_models::model::{Message, Model, ModelError, Reply};
+use millrace_models::provider::ModelNameError;
+use millrace_models::{CreateModelError, ModelFactory, ModelSelection};
+
+use support::{FakeModel, bad_request, reply, request, request_of};
+
+fn none(_: &str) -> Option<Arc<dyn Model>> {
+    None
+}
+
+/// Returns a factory whose environment has only these variables.
+fn factory_with(variables: &[(&str, &str)]) -> ModelFactory {
+    let set: Vec<(String, String)> =
+        variables.iter().map(|(name, value)| ((*name).into(), (*value).into())).collect();
+    let look_up =
+        move |name: &str| set.iter().find(|(known, _)| known == name).map(|(_, value)| value.clone());
+    ModelFactory { environment: Arc::new(look_up), ..ModelFactory::default() }
+}
+
+fn refused(selection: &str, variables: &[(&str, &str)]) -> String {
+    let selection = ModelSelection::parse(selection).unwrap();
+    match factory_with(variables).create(&selection, &none) {
+        Ok(model) => panic!("{} was created", model.name()),
+        Err(error) => error.to_string(),
+    }
+}
+
+fn write(folder: &Path, name: &str, text: &str) -> String {
+    let path = folder.join(name);
+    std::fs::write(&path, text).unwrap();
+    path.display().to_string()
+}
+
+#[test]
+fn names_are_checked_without_keys() {
+    let built_in =
+        |name: &str| (name == "builtin:puppet").then(|| FakeModel::new([reply("")]) as Arc<dyn Model>);
+    let check = |selection: &str| check_selection(&ModelSelection::parse(selection).unwrap(), &built_in);
+    for good in [
+        "openai:gpt-6-sol, anthropic:claude-opus-5-5",
+        "builtin:puppet",
+        "script:nowhere.yaml",
+        "openai-compatible:qwen@http://127.0.0.1:8081/v1",
+    ] {
+        check(good).unwrap();
+    }
+    let typo = check("openai:gpt-6-sol, antropic:claude").unwrap_err().to_string();
+    assert!(typo.contains("\"antropic:claude\"; did you mean anthropic?"), "{typo}");
+    assert!(matches!(
+        check("builtin:other"),
+        Err(CreateModelError::Name(ModelNameError::UnknownProvider { .. }))
+    ));
+    assert!(
+        millrace_models::factory::check_selection(&ModelSelection { models: Vec::new() }, &built_in).is_err()
+    );
+}
+
+#[test]
+fn the_long_tail_is_supported_or_the_error_explains_how() {
+    let opened = check_selection(&ModelSelection::parse("gemini:gemini-3.5-flash").unwrap(), &none);
+    assert_eq!(opened.is_ok(), cfg!(feature = "genai"));
+    if let Err(error) = opened {
+        assert!(error.to_string().contains("--features genai"), "{error}");
+    }
+}
+
+#[cfg(feature = "genai")]
+#[test]
+fn every_provider_of_the_long_tail_works_with_its_key() {
+    let tail = "gemini vertex bedrock groq xai deepseek cohere mistral together fireworks nebius zai moonshot github";
+    for name in tail.split(' ') {
+        let name = format!("{name}:m");
+        let refused = refused(&name, &[]);
+        let variable = refused.split("set ").nth(1).and_then(|rest| rest.split(' ').next()).unwrap();
+        factory_with(&[(variable, "k")]).create(&ModelSelection::parse(&name).unwrap(), &none).unwrap();
+    }
+}
+
+#[test]
+fn errors_name_what_is_missing() {
+    assert!(refused("openai:gpt-6-sol", &[]).contains("set OPENAI_API_KEY"));
+    let stand_in = refused("openai:gpt-6-sol, anthropic:x", &[("OPENAI_API_KEY", "k")]);
+    assert!(stand_in.contains("set ANTHROPIC_API_KEY"), "{stand_in}");
+    assert!(refused("script:/nowhere/x.yaml", &[]).contains("/nowhere/x.yaml"));
+    assert!(refused("replay:/nowhere/x.jsonl", &[]).contains("/nowhere/x.jsonl"));
+    let prices = [("OPENAI_API_KEY", "k"), ("MILLRACE_PRICES", "/nowhere/p.yaml")];
+    assert!(refused("openai:gpt-6-sol", &prices).contains("/nowhere/p.yaml"));
+}
+
+#[tokio::test]
+async fn models_of_one_script_share_its_rule_counts() {
+    let folder = tempfile::tempdir().unwrap();
+    let rules = "rules:\n- times: 1\n  reply: {text: first}\n- reply: {text: second}\n";
+    let file = write(folder.path(), "script.yaml", rules);
+    let factory = factory_with(&[]);
+    let selection = ModelSelection::parse(&format!("script:{file}")).unwrap();
+    for expected in ["first", "second", "second"] {
+        let model = factory.clone().create(&selection, &none).unwrap();
+        assert_eq!(model.name(), format!("script:{file}"));
+        assert_eq!(model.reply(&request(), &()).await.unwrap().text, expected);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn scripted_errors_are_retried_only_with_tries() {
+    let folder = tempfile::tempdir().unwrap();
+    let rules = "rules:\n- times: 2\n  reply: {error: overloaded}\n- reply: {text: well}\n";
+    let once = write(folder.path(), "once.yaml", rules);
+    let often = write(folder.path(), "often.yaml", &format!("tries: 5\n{rules}"));
+    let ask = async |file: &str| {
+        let model = factory_with(&[])
+            .create(&ModelSelection::parse(&format!("script:{file}")).unwrap(), &none)
+            .unwrap();
+        model.reply(&request(), &()).await
+    };
+    assert!(matches!(ask(&once).await, Err(ModelError::Overloaded { .. })));
+    assert_eq!(ask(&often).await.unwrap().text, "well");
+}
+
+#[tokio::test]
+async fn a_fallback_answers_if_the_first_model_is_unavailable() {
+    let folder = tempfile::tempdir().unwrap();
+    let first = write(folder.path(), "a.yaml", "rules: [{reply: {error: authentication}}]");
+    let other = write(folder.path(), "b.yaml", "rules: [{reply: {text: here}}]");
+    let selection = ModelSelection::parse(&format!("script:{first}, script:{other}")).unwrap();
+    let reply = factory_with(&[]).create(&selection, &none).unwrap().reply(&request(), &()).await.unwrap();
+    assert_eq!((reply.text.as_str(), reply.model), ("here", Some(format!("script:{other}"))));
+}
+
+/// Records a fake model on a cassette.
+async fn record(file: &Path, outcomes: Vec<(&str, Result<Reply, ModelError>)>) {
+    let factory = ModelFactory { record_file: Some(file.to_owned()), ..factory_with(&[]) };
+    let (texts, outcomes): (Vec<_>, Vec<_>) = outcomes.into_iter().unzip();
+    let fake = FakeModel::new(outcomes);
+    let built_in = |_: &str| Some(fake.clone() as Arc<dyn Model>);
+    let model = factory.create(&ModelSelection::parse("a:fake").unwrap(), &built_in).unwrap();
+    for text in texts {
+        let _ = model.reply(&request_of(text), &()).await;
+    }
+}
+
+fn player(file: &Path) -> Arc<dyn Model> {
+    factory_with(&[])
+        .create(&ModelSelection::parse(&format!("replay:{}", file.display())).unwrap(), &none)
+        .unwrap()
+}
+
+#[tokio::test]
+async fn recorded_replies_and_errors_are_replayed_in_order() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("tape.jsonl");
+    record(&file, vec![("a", bad_request("no")), ("b", reply("b1"))]).await;
+    record(&file, vec![("a", reply("a2")), ("a", reply("a3"))]).await;
+    assert_eq!(std::fs::read_to_string(&file).unwrap().lines().count(), 4);
+    let player = player(&file);
+    let play = async |text: &str| {
+        let outcome = player.reply(&request_of(text), &()).await;
+        outcome.map_or_else(|error| error.to_string(), |reply| reply.text)
+    };
+    assert!(play("a").await.contains("no"));
+    for (text, answer) in [("a", "a2"), ("b", "b1"), ("a", "a3"), ("a", "a3"), ("b", "b1")] {
+        assert_eq!(play(text).await, answer);
+    }
+}
+
+#[tokio::test]
+async fn an_unrecorded_request_is_compared_with_the_nearest() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("tape.jsonl");
+    record(&file, vec![("far away", reply("1")), ("the question of patents in 2024", reply("2"))]).await;
+    let player = player(&file);
+    let error =
+        player.reply(&request_of("the question of patents in 2025"), &()).await.unwrap_err().to_string();
+    assert!(error.contains("differs first in messages[0].text from character 31"), "{error}");
+    assert!(error.contains("in 2024\", requested") && error.contains("in 2025\""), "{error}");
+    let mut longer = request_of("the question of patents in 2024");
+    longer.messages.push(Message::User { text: "more".into() });
+    let error = player.reply(&longer, &()).await.unwrap_err().to_string();
+    assert!(
+        error.contains("line 2 and differs first in messages[1]: recorded nothing, requested"),
+        "{error}"
+    );
+    assert!(!ModelError::is_transient(&player.reply(&longer, &()).await.unwrap_err()));
+}
+
+#[tokio::test]
+async fn incomplete_last_lines_are_ignored_and_invalid_ones_rejected() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("tape.jsonl");
+    record(&file, vec![("a", reply("1"))]).await;
+    let whole = std::fs::read_to_string(&file).unwrap();
+    std::fs::write(&file, format!("{whole}{}", &whole[..40])).unwrap();
+    assert_eq!(player(&file).reply(&request_of("a"), &()).await.unwrap().text, "1");
+    std::fs::write(&file, format!("{whole}nonsense\n{whole}")).unwrap();
+    let refused = refused(&format!("replay:{}", file.display()), &[]);
+    assert!(refused.contains("line 2"), "{refused}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn several_models_may_record_to_one_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("tape.jsonl");
+    let long = "x".repeat(100_000);
+    let all = (0..8).map(|_| record(&file, (0..8).map(|_| (long.as_str(), reply(&long))).collect()));
+    futures::future::join_all(all).await;
+    let text = std::fs::read_to_string(&file).unwrap();
+    assert_eq!(text.lines().count(), 64);
+    assert!(text.lines().all(|line| serde_json::from_str::<serde_json::Value>(line).is_ok()));
+}
+
+/// Starts a server that answers one request with status 401 and the received key; the thread returns the request.
+fn refusing_server() -> (String, std::thread::JoinHandle<String>) {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = format!("http://{}/v1", listener.local_addr().unwrap());
+    let server = std::thread::spawn(move || {
+        let (mut stream, _) = listener.accept().unwrap();
+        let mut sent = String::new();
+        let mut buffer = [0; 65_536];
+        while !sent.ends_with('}') {
+            let count = stream.read(&mut buffer).unwrap();
+            sent.push_str(std::str::from_utf8(&buffer[..count]).unwrap());
+        }
+        let body = r#"{"error":{"message":"Incorrect API key provided: sk-very-secret-0123456789","code":"invalid_api_key"}}"#;
+        let head = "HTTP/1.1 401 Unauthorized\r\ncontent-type: application/json\r\nconnection: close\r\n";
+        write!(stream, "{head}content-length: {}\r\n\r\n{body}", body.len()).unwrap();
+        sent
+    });
+    (address, server)
+}
+
+#[tokio::test]
+async fn cassettes_contain_no_api_key() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("tape.jsonl");
+    let (address, server) = refusing_server();
+    let set = [
+        ("OPENAI_COMPATIBLE_API_KEY", "sk-very-secret-0123456789"),
+        ("OPENAI_COMPATIBLE_BASE_URL", &address),
+    ];
+    let factory = ModelFactory { record_file: Some(file.clone()), ..factory_with(&set) };
+    let model = factory.create(&ModelSelection::parse("openai-compatible:x").unwrap(), &none).unwrap();
+    let error = model.reply(&request_of("hello"), &()).await.unwrap_err();
+    assert!(matches!(error, ModelError::Authentication { .. }), "{error}");
+    assert!(server.join().unwrap().contains("sk-very-secret-0123456789"), "the key was sent");
+    let tape = std::fs::read_to_string(&file).unwrap();
+    assert!(tape.contains("authentication") && !tape.contains("sk-very-secret"), "{tape}");
+    assert!(!error.to_string().contains("sk-very-secret"), "{error}");
+}

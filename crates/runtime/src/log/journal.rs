@@ -1,0 +1,313 @@
+//! The journal of one piece of work: a chain of entries on one subject of the lane. Appends are fenced, so that of two
+//! workers that both believe they hold the claim exactly one continues; the append of the other fails, and it stops.
+
+use millrace_protocol::ids::{Lane, RunId, WorkerId};
+use millrace_protocol::plan::ResourceAmounts;
+use millrace_protocol::provider::{ProviderStatus, ProviderWait};
+use millrace_protocol::result::{ErrorKind, MAX_MESSAGE, TaskError};
+use millrace_protocol::subject::Topic;
+use millrace_protocol::wire::InlineOrStoredBytes;
+use millrace_protocol::work::{Assignment, JournalEntry, Order, WorkOutcome};
+use tracing::{info, warn};
+
+use crate::log::{AppendError, append_message, read_topic};
+use crate::nats::bus::Bus;
+
+/// The maximum number of consecutive claims without progress. More count as work that crashes its workers.
+pub const MAX_CLAIMS: u32 = 5;
+
+/// The result of claiming work.
+pub enum ClaimResult {
+    /// This worker holds the claim. The journal contains the steps of earlier claims.
+    Acquired(Box<Journal>),
+    /// The work is done already: only the order is left to acknowledge.
+    Done,
+    /// The run has ended, or another worker claimed the work at the same time.
+    Lost,
+}
+
+/// The journal of work that this worker has claimed.
+pub struct Journal {
+    bus: Bus,
+    lane: Lane,
+    run: RunId,
+    topic: Topic,
+    worker: WorkerId,
+    review: u32,
+    last: u64,
+    steps: u32,
+    /// The steps of earlier claims that have not been replayed yet, oldest first.
+    recorded: std::collections::VecDeque<(String, InlineOrStoredBytes)>,
+    claim: u32,
+    /// The number of consecutive claims without progress, including this one. Released claims do not count.
+    claims_without_progress: u32,
+    /// The number of releases since the last step.
+    releases: u32,
+    /// The current wait for a provider.
+    provider_wait: Option<ProviderWait>,
+}
+
+/// Returns the wait that goes on after a report.
+fn current_wait(status: ProviderStatus) -> Option<ProviderWait> {
+    match status {
+        ProviderStatus::Waiting(wait) => Some(wait),
+        ProviderStatus::Recovered | ProviderStatus::GivenUp(_) => None,
+    }
+}
+
+/// The error of a failed append to a journal.
+pub type JournalError = AppendError;
+
+impl Journal {
+    /// Claims the work of an order for `worker`. Optimistic: the first claim takes a single append.
+    ///
+    /// # Errors
+    /// The server does not respond.
+    pub async fn claim_work(
+        bus: &Bus,
+        order: &Order,
+        worker: &WorkerId,
+    ) -> Result<ClaimResult, crate::Fault> {
+        let mut journal = Self::new(bus, order, worker);
+        loop {
+            let entry = JournalEntry::Claimed { worker: worker.clone(), claim: journal.claim };
+            match journal.append_entry(&entry).await {
+                Ok(()) => break,
+                Err(AppendError::Fault(fault)) => return Err(fault),
+                // The journal was purged: the run has ended and is archived.
+                Err(AppendError::Fenced { last: 0 }) => return Ok(ClaimResult::Lost),
+                Err(AppendError::Fenced { .. }) => {}
+            }
+            if journal.read_entries().await? {
+                return Ok(ClaimResult::Done);
+            }
+        }
+        if journal.claims_without_progress > MAX_CLAIMS {
+            return journal.abandon_claim().await;
+        }
+        if journal.claim > 1 {
+            let (claim, steps) = (journal.claim, journal.recorded.len());
+            info!(run = %journal.run, topic = %journal.topic, claim, steps, "continuing the work of an earlier claim");
+        }
+        Ok(ClaimResult::Acquired(Box::new(journal)))
+    }
+
+    fn new(bus: &Bus, order: &Order, worker: &WorkerId) -> Self {
+        Self {
+            bus: bus.clone(),
+            lane: order.lane,
+            run: order.run.clone(),
+            topic: Topic::journal_of_work(&order.work()),
+            worker: worker.clone(),
+            review: match order.assignment {
+                Assignment::Review { review, .. } => review,
+                Assignment::Task { .. } | Assignment::Planning { .. } => 0,
+            },
+            last: 0,
+            steps: 0,
+            recorded: std::collections::VecDeque::new(),
+            claim: 1,
+            claims_without_progress: 1,
+            releases: 0,
+            provider_wait: None,
+        }
+    }
+
+    /// Reads the existing entries. Returns `true` if the work is done.
+    async fn read_entries(&mut self) -> Result<bool, crate::Fault> {
+        self.recorded.clear();
+        self.provider_wait = None;
+        let (mut claims, mut claims_without_progress, mut releases) = (0, 0, 0);
+        for record in read_topic(&self.bus, self.lane, &self.run, &self.topic).await? {
+            self.last = record.sequence;
+            match self.bus.decode_record::<JournalEntry>(&record).await {
+                Ok(JournalEntry::Claimed { .. }) => {
+                    (claims, claims_without_progress) = (claims + 1, claims_without_progress + 1)
+                }
+                Ok(JournalEntry::Step { name, value, .. }) => {
+                    self.recorded.push_back((name, value));
+                    self.provider_wait = None;
+                    (claims_without_progress, releases) = (0, 0);
+                }
+                Ok(JournalEntry::Note { provider: Some(status), .. }) => {
+                    self.provider_wait = current_wait(status)
+                }
+                Ok(JournalEntry::Note { provider: None, .. }) => {}
+                Ok(JournalEntry::Released { provider, .. }) => {
+                    if let Some(status) = provider {
+                        self.provider_wait = current_wait(status);
+                    }
+                    claims_without_progress = u32::saturating_sub(claims_without_progress, 1);
+                    releases += 1;
+                }
+                // A failed review can be requested again with a higher number.
+                Ok(JournalEntry::Outcome { review, .. }) if review >= self.review => return Ok(true),
+                Ok(JournalEntry::Outcome { .. }) => {
+                    self.recorded.clear();
+                    (claims, claims_without_progress, releases) = (0, 0, 0);
+                }
+                Err(fault) if fault.is_transient() => return Err(fault),
+                Err(fault) => warn!(%fault, "ignoring an invalid journal entry"),
+            }
+        }
+        (self.claim, self.claims_without_progress, self.releases) =
+            (claims + 1, claims_without_progress + 1, releases);
+        Ok(false)
+    }
+
+    async fn abandon_claim(mut self) -> Result<ClaimResult, crate::Fault> {
+        let message = format!(
+            "{MAX_CLAIMS} workers in a row claimed this work and were lost before its next step; it may be crashing them"
+        );
+        warn!(run = %self.run, topic = %self.topic, "abandoning work: {message}");
+        match self.append_outcome(WorkOutcome::Errored(TaskError::new(ErrorKind::Abandoned, message))).await {
+            Ok(()) => Ok(ClaimResult::Done),
+            Err(AppendError::Fenced { .. }) => Ok(ClaimResult::Lost),
+            Err(AppendError::Fault(fault)) => Err(fault),
+        }
+    }
+
+    /// Takes the next step that an earlier claim recorded: its name and value.
+    pub fn take_recorded_step(&mut self) -> Option<(String, InlineOrStoredBytes)> {
+        let step = self.recorded.pop_front();
+        self.steps += u32::from(step.is_some());
+        step
+    }
+
+    /// Returns the number of this claim, from 1.
+    #[must_use]
+    pub fn claim_number(&self) -> u32 {
+        self.claim
+    }
+
+    /// Records a step: from here on it is never executed again.
+    ///
+    /// # Errors
+    /// Another worker has claimed the work, or the server does not respond.
+    pub async fn append_step(
+        &mut self,
+        name: String,
+        value: InlineOrStoredBytes,
+    ) -> Result<(), JournalError> {
+        self.append_entry(&JournalEntry::Step { number: self.steps + 1, name, value }).await?;
+        self.steps += 1;
+        Ok(())
+    }
+
+    /// Appends a note, which also shows that the work makes progress.
+    ///
+    /// # Errors
+    /// As for a step.
+    pub async fn append_note(&mut self, text: String) -> Result<(), JournalError> {
+        self.append_entry(&JournalEntry::Note { text, provider: None }).await
+    }
+
+    /// Appends a note on the wait of the work for its provider.
+    ///
+    /// # Errors
+    /// As for a step.
+    pub async fn append_provider_status(
+        &mut self,
+        text: String,
+        status: ProviderStatus,
+    ) -> Result<(), JournalError> {
+        self.append_entry(&JournalEntry::Note { text, provider: Some(status.clone()) }).await?;
+        self.provider_wait = current_wait(status);
+        Ok(())
+    }
+
+    /// Returns the wait for a provider that this claim, or the claim before it, has reported and not ended.
+    #[must_use]
+    pub fn provider_wait(&self) -> Option<&ProviderWait> {
+        self.provider_wait.as_ref()
+    }
+
+    /// Releases the claim because the provider stayed away for too long. The run pauses, and the work continues from this
+    /// journal when it is resumed. Nothing may be appended after it.
+    ///
+    /// # Errors
+    /// As for a step.
+    pub async fn release_for_provider(&mut self, wait: ProviderWait) -> Result<(), JournalError> {
+        let why = format!("the provider of {} does not answer: {}", wait.model, wait.error);
+        let why = why.chars().take(MAX_MESSAGE).collect();
+        let provider = Some(ProviderStatus::GivenUp(wait));
+        self.append_entry(&JournalEntry::Released {
+            worker: self.worker.clone(),
+            why,
+            provider,
+            needs: ResourceAmounts::default(),
+        })
+        .await
+    }
+
+    /// Releases the claim with a reason, so that it does not count against the work. Nothing may be appended after it.
+    ///
+    /// # Errors
+    /// As for a step.
+    pub async fn append_release(&mut self, why: &str) -> Result<(), JournalError> {
+        let why = why.chars().take(MAX_MESSAGE).collect();
+        self.append_entry(&JournalEntry::Released {
+            worker: self.worker.clone(),
+            why,
+            provider: None,
+            needs: ResourceAmounts::default(),
+        })
+        .await
+    }
+
+    /// Releases the claim because the first request needs more than was reserved. Nothing may be appended after it.
+    ///
+    /// # Errors
+    /// As for a step.
+    pub async fn release_for_reservation(&mut self, needs: ResourceAmounts) -> Result<(), JournalError> {
+        let why = format!("the first request needs {needs}, more than was reserved");
+        self.append_entry(&JournalEntry::Released { worker: self.worker.clone(), why, provider: None, needs })
+            .await
+    }
+
+    /// Returns how often earlier claims were released since the last step.
+    #[must_use]
+    pub fn release_count(&self) -> u32 {
+        self.releases
+    }
+
+    /// Releases the claim of `worker` after its runner was killed together with its journal. Does nothing if another
+    /// worker has claimed the work since.
+    ///
+    /// # Errors
+    /// As for a step.
+    pub async fn append_release_for_worker(
+        bus: &Bus,
+        order: &Order,
+        worker: &WorkerId,
+        why: &str,
+    ) -> Result<(), JournalError> {
+        let mut journal = Self::new(bus, order, worker);
+        let mut claimant = None;
+        for record in read_topic(bus, order.lane, &order.run, &journal.topic).await? {
+            journal.last = record.sequence;
+            match bus.decode_record::<JournalEntry>(&record).await {
+                Ok(JournalEntry::Claimed { worker, .. }) => claimant = Some(worker),
+                Ok(JournalEntry::Released { .. } | JournalEntry::Outcome { .. }) => claimant = None,
+                Ok(JournalEntry::Step { .. } | JournalEntry::Note { .. }) => {}
+                Err(fault) if fault.is_transient() => return Err(fault.into()),
+                Err(fault) => warn!(%fault, "ignoring an invalid journal entry"),
+            }
+        }
+        if claimant.as_ref() == Some(worker) { journal.append_release(why).await } else { Ok(()) }
+    }
+
+    /// Appends the outcome. The order may be acknowledged after it.
+    ///
+    /// # Errors
+    /// As for a step.
+    pub async fn append_outcome(&mut self, outcome: WorkOutcome) -> Result<(), JournalError> {
+        let (worker, review) = (self.worker.clone(), self.review);
+        self.append_entry(&JournalEntry::Outcome { worker, review, outcome }).await
+    }
+
+    async fn append_entry(&mut self, entry: &JournalEntry) -> Result<(), AppendError> {
+        self.last = append_message(&self.bus, self.lane, &self.run, &self.topic, entry, self.last).await?;
+        Ok(())
+    }
+}

@@ -1,0 +1,16 @@
+//! The log: one stream per lane, in which every run has a subject per topic. Appends are fenced, reads are ordered by
+//! sequence.
+
+mod append;
+mod append_metrics;
+pub mod journal;
+pub mod lane_scan;
+pub mod lane_tail;
+mod read;
+
+pub(crate) use append::append_payload;
+pub use append::{AppendError, append_message, publish_message};
+pub use read::{
+    has_submission, list_submitted_runs, measure_lane_lag, purge_run, read_message, read_run, read_run_pages,
+    read_topic, scan_lane,
+};

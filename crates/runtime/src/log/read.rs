@@ -1,0 +1,220 @@
+//! Reading the log: a run, a topic, one message, and what a lane holds. Also removing a run that is in the archive.
+
+use std::collections::BTreeSet;
+
+use async_nats::jetstream;
+use futures::FutureExt;
+use futures::future::BoxFuture;
+use millrace_protocol::ids::{Lane, RunId};
+use millrace_protocol::plan::Submission;
+use millrace_protocol::subject::{self, Topic};
+
+use super::lane_scan::LaneScan;
+use crate::Fault;
+use crate::nats::bus::Bus;
+use crate::nats::direct_get;
+use crate::nats::error::fault_from_client_error;
+use crate::nats::record::StreamRecord;
+use crate::nats::topology::lane_stream;
+
+/// Returns all messages of a run in its lane, oldest first; none if the run is archived or does not exist.
+///
+/// # Errors
+/// The server does not respond.
+pub fn read_run<'a>(
+    bus: &'a Bus,
+    lane: Lane,
+    run: &'a RunId,
+    from: u64,
+) -> BoxFuture<'a, Result<Vec<StreamRecord>, Fault>> {
+    async move {
+        direct_get::read_matching(
+            bus.client(),
+            &lane_stream(lane),
+            &subject::all_subjects_of_run(lane, run),
+            from,
+        )
+        .await
+    }
+    .boxed()
+}
+
+/// Returns the submitted runs that are still in their lanes, live or ended, in the order of their ids. Invalid
+/// submissions are ignored.
+///
+/// # Errors
+/// The server does not respond.
+pub async fn list_submitted_runs(bus: &Bus) -> Result<BTreeSet<RunId>, Fault> {
+    let mut runs = BTreeSet::new();
+    for lane in (0..bus.settings().lanes).map(Lane) {
+        for record in direct_get::read_matching(
+            bus.client(),
+            &lane_stream(lane),
+            &subject::submission_subjects_of_lane(lane),
+            1,
+        )
+        .await?
+        {
+            match bus.decode_record::<Submission>(&record).await {
+                Ok(_) => runs.extend(subject::parse_lane_subject(&record.subject).map(|(_, run, _)| run)),
+                Err(fault) if fault.is_transient() => return Err(fault),
+                Err(fault) => tracing::debug!(%fault, "ignoring an invalid submission"),
+            }
+        }
+    }
+    Ok(runs)
+}
+
+/// Starts a paged read of all messages of a run in its lane, oldest first.
+#[must_use]
+pub fn read_run_pages(bus: &Bus, lane: Lane, run: &RunId) -> direct_get::PagedReader {
+    direct_get::PagedReader::new(bus.client(), lane_stream(lane), subject::all_subjects_of_run(lane, run), 1)
+}
+
+/// Starts a scan of all messages of a lane, oldest first.
+#[must_use]
+pub fn scan_lane(bus: &Bus, lane: Lane) -> LaneScan {
+    LaneScan::new(bus, lane)
+}
+
+/// Returns all messages of one topic of a run, oldest first.
+///
+/// # Errors
+/// The server does not respond.
+pub fn read_topic<'a>(
+    bus: &'a Bus,
+    lane: Lane,
+    run: &'a RunId,
+    topic: &'a Topic,
+) -> BoxFuture<'a, Result<Vec<StreamRecord>, Fault>> {
+    async move {
+        direct_get::read_matching(
+            bus.client(),
+            &lane_stream(lane),
+            &subject::topic_subject(lane, run, topic),
+            1,
+        )
+        .await
+    }
+    .boxed()
+}
+
+/// Returns the message of a lane with this sequence; `None` if it was removed.
+///
+/// # Errors
+/// The server does not respond.
+pub fn read_message<'a>(
+    bus: &'a Bus,
+    lane: Lane,
+    sequence: u64,
+) -> BoxFuture<'a, Result<Option<StreamRecord>, Fault>> {
+    async move {
+        let name = lane_stream(lane);
+        match direct_get::read_at_sequence(bus.client(), &name, sequence).await? {
+            Some(record) => Ok(Some(record)),
+            // The replica that responded may lag behind the leader of the stream.
+            None => read_message_from_leader(bus, &name, sequence).await,
+        }
+    }
+    .boxed()
+}
+
+/// Returns `true` if a lane contains the submission of a run, as its leader knows it.
+///
+/// # Errors
+/// The server does not respond.
+pub fn has_submission<'a>(bus: &'a Bus, lane: Lane, run: &'a RunId) -> BoxFuture<'a, Result<bool, Fault>> {
+    async move {
+        let name = lane_stream(lane);
+        let what = || format!("looking up run {run} in {name}");
+        let stream = bus
+            .request_context()
+            .get_stream_no_info(&name)
+            .await
+            .map_err(|error| fault_from_client_error(&what(), error))?;
+        let subject = subject::topic_subject(lane, run, &Topic::Submitted);
+        match stream.get_last_raw_message_by_subject(&subject).await {
+            Ok(_) => Ok(true),
+            Err(error) => match error.kind() {
+                jetstream::stream::LastRawMessageErrorKind::NoMessageFound => Ok(false),
+                jetstream::stream::LastRawMessageErrorKind::InvalidSubject
+                | jetstream::stream::LastRawMessageErrorKind::JetStream(_)
+                | jetstream::stream::LastRawMessageErrorKind::Other => {
+                    Err(fault_from_client_error(&what(), error))
+                }
+            },
+        }
+    }
+    .boxed()
+}
+
+async fn read_message_from_leader(
+    bus: &Bus,
+    name: &str,
+    sequence: u64,
+) -> Result<Option<StreamRecord>, Fault> {
+    let what = || format!("reading message {sequence} of {name}");
+    let stream = bus
+        .request_context()
+        .get_stream_no_info(name)
+        .await
+        .map_err(|error| fault_from_client_error(&what(), error))?;
+    match stream.get_raw_message(sequence).await {
+        Ok(message) => Ok(Some(message.into())),
+        Err(error) => match error.kind() {
+            jetstream::stream::RawMessageErrorKind::NoMessageFound => Ok(None),
+            jetstream::stream::RawMessageErrorKind::InvalidSubject
+            | jetstream::stream::RawMessageErrorKind::JetStream(_)
+            | jetstream::stream::RawMessageErrorKind::Other => Err(fault_from_client_error(&what(), error)),
+        },
+    }
+}
+
+/// Returns the number of messages of a lane after sequence `through`, as its leader knows it.
+///
+/// # Errors
+/// The server does not respond.
+pub fn measure_lane_lag<'a>(bus: &'a Bus, lane: Lane, through: u64) -> BoxFuture<'a, Result<u64, Fault>> {
+    async move {
+        let name = lane_stream(lane);
+        let stream = bus
+            .request_context()
+            .get_stream_no_info(&name)
+            .await
+            .map_err(|error| fault_from_client_error(&name, error))?;
+        let info = stream
+            .get_info()
+            .await
+            .map_err(|error| fault_from_client_error(&format!("reading the state of {name}"), error))?;
+        Ok(info.state.last_sequence.saturating_sub(through).min(info.state.messages))
+    }
+    .boxed()
+}
+
+/// Removes the messages of a run from its lane, up to and including sequence `through`. Returns how many were removed.
+///
+/// # Errors
+/// The server does not respond.
+pub fn purge_run<'a>(
+    bus: &'a Bus,
+    lane: Lane,
+    run: &'a RunId,
+    through: u64,
+) -> BoxFuture<'a, Result<u64, Fault>> {
+    async move {
+        let name = lane_stream(lane);
+        let stream = bus
+            .request_context()
+            .get_stream_no_info(&name)
+            .await
+            .map_err(|error| fault_from_client_error(&name, error))?;
+        let response = stream
+            .purge()
+            .filter(subject::all_subjects_of_run(lane, run))
+            .sequence(through + 1)
+            .await
+            .map_err(|error| fault_from_client_error(&format!("removing run {run} from {name}"), error))?;
+        Ok(response.purged)
+    }
+    .boxed()
+}

@@ -1,0 +1,54 @@
+//! Reading key-value buckets.
+
+use async_nats::Client;
+use async_nats::jetstream::{self, kv};
+use bytes::Bytes;
+
+use super::direct_get;
+use super::error::fault_from_client_error;
+use super::topology::names::bucket_stream;
+use crate::Fault;
+
+/// Opens an existing bucket.
+pub(crate) async fn open_bucket(context: &jetstream::Context, name: &str) -> Result<kv::Store, Fault> {
+    context
+        .get_key_value(name)
+        .await
+        .map_err(|error| fault_from_client_error(&format!("bucket {name}"), error))
+}
+
+/// An entry of a bucket.
+pub(crate) struct BucketEntry {
+    pub key: String,
+    pub value: Bytes,
+    /// When the server stored it.
+    pub at: jiff::Timestamp,
+}
+
+/// Returns the current entries of a bucket, as keys and values. Deleted keys are left out.
+///
+/// # Errors
+/// The server does not respond.
+pub(crate) async fn read_bucket_entries(
+    client: &Client,
+    bucket: &str,
+) -> Result<Vec<(String, Bytes)>, Fault> {
+    Ok(entries_with_times(client, bucket).await?.into_iter().map(|entry| (entry.key, entry.value)).collect())
+}
+
+/// Returns the current entries of a bucket with their times. Deleted keys are left out.
+///
+/// # Errors
+/// The server does not respond.
+pub(crate) async fn entries_with_times(client: &Client, bucket: &str) -> Result<Vec<BucketEntry>, Fault> {
+    let prefix = format!("$KV.{bucket}.");
+    let records = direct_get::read_matching(client, &bucket_stream(bucket), &format!("{prefix}>"), 1).await?;
+    Ok(records
+        .into_iter()
+        .filter(|record| !record.is_deletion)
+        .filter_map(|record| {
+            let key = record.subject.strip_prefix(&prefix)?.to_owned();
+            Some(BucketEntry { key, value: record.payload, at: record.time })
+        })
+        .collect())
+}

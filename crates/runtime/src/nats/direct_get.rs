@@ -1,0 +1,251 @@
+//! Batched direct gets of a stream (ADR-31), which the client library does not support. On a replicated stream, a
+//! replica that lags behind its leader may respond, so every caller must tolerate missing messages. Appends are safe:
+//! the leader checks them.
+
+use std::time::Duration;
+
+use async_nats::{Client, Message};
+use futures::future::BoxFuture;
+use futures::{FutureExt, StreamExt};
+
+use crate::Fault;
+use crate::nats::provenance::{DeliveryPath, Provenance};
+use crate::nats::record::{StreamRecord, encoding_from_headers};
+
+/// The timeout of the next message of a response.
+const RESPONSE_TIMEOUT: Duration = Duration::from_secs(3);
+/// The number of messages per request.
+const PAGE: usize = 5_000;
+/// The maximum number of retries of a request without a response.
+const MAX_RETRIES: u32 = 8;
+
+/// A paged read of the messages of a stream whose subject matches a filter, oldest first.
+pub struct PagedReader {
+    client: Client,
+    stream: String,
+    filter: String,
+    next: u64,
+    /// The number of messages per request.
+    size: usize,
+    is_over: bool,
+}
+
+impl PagedReader {
+    /// Creates a read that starts at sequence `from`.
+    #[must_use]
+    pub fn new(client: &Client, stream: String, filter: String, from: u64) -> Self {
+        Self { client: client.clone(), stream, filter, next: from.max(1), size: PAGE, is_over: false }
+    }
+
+    /// Reads this number of messages per request.
+    #[must_use]
+    pub(crate) fn with_page_size(self, size: usize) -> Self {
+        Self { size, ..self }
+    }
+
+    /// Returns the next messages, or none after the last.
+    ///
+    /// # Errors
+    /// The server does not respond.
+    pub fn next_page<'a>(&'a mut self) -> BoxFuture<'a, Result<Vec<StreamRecord>, Fault>> {
+        async move {
+            let mut tries = 0;
+            while !self.is_over {
+                let mut records = Vec::new();
+                let outcome = self.read_page(&mut records).await;
+                // Messages that arrived before a failure count: the next page starts after them.
+                self.next = records.last().map_or(self.next, |last: &StreamRecord| last.sequence + 1);
+                match outcome {
+                    Ok(is_last) => self.is_over = is_last,
+                    Err(fault) if tries < MAX_RETRIES => {
+                        tries += 1;
+                        tracing::debug!(stream = self.stream, %fault, tries, "stream read failed; retrying");
+                        tokio::time::sleep(crate::fault::backoff(tries)).await;
+                    }
+                    Err(fault) => return Err(fault),
+                }
+                if !records.is_empty() {
+                    return Ok(records);
+                }
+            }
+            Ok(Vec::new())
+        }
+        .boxed()
+    }
+
+    /// Reads one page into `records`. Returns `true` if it was the last.
+    async fn read_page(&self, records: &mut Vec<StreamRecord>) -> Result<bool, Fault> {
+        let Self { client, stream, filter, next, size, .. } = self;
+        let what = format!("reading {filter} from {stream}");
+        let request = serde_json::json!({ "batch": size, "seq": next, "next_by_subj": filter });
+        match request_page(client, stream, &request, &what, records).await? {
+            PageEnd::Last => Ok(true),
+            PageEnd::More { .. } => Ok(false),
+            PageEnd::TooMany => {
+                Err(Fault::unavailable(what, "the server rejected the request: too many messages"))
+            }
+        }
+    }
+}
+
+/// Returns all messages of `stream` whose subject matches `filter`, from sequence `from` on, oldest first.
+///
+/// # Errors
+/// The server does not respond.
+pub fn read_matching<'a>(
+    client: &'a Client,
+    stream: &'a str,
+    filter: &'a str,
+    from: u64,
+) -> BoxFuture<'a, Result<Vec<StreamRecord>, Fault>> {
+    async move {
+        let mut pages = PagedReader::new(client, stream.into(), filter.into(), from);
+        let mut all = Vec::new();
+        loop {
+            let records = pages.next_page().await?;
+            if records.is_empty() {
+                return Ok(all);
+            }
+            all.extend(records);
+        }
+    }
+    .boxed()
+}
+
+/// Returns the last message of each subject of `stream` that matches one of `filters`, oldest first; `None` if there
+/// are more subjects than a server returns at once (1,024).
+///
+/// # Errors
+/// The server does not respond.
+pub fn read_last_per_subject<'a>(
+    client: &'a Client,
+    stream: &'a str,
+    filters: &'a [String],
+) -> BoxFuture<'a, Result<Option<Vec<StreamRecord>>, Fault>> {
+    async move {
+        let what = format!("reading the last messages of {stream}");
+        let (mut records, mut up_to, mut tries) = (Vec::new(), None, 0);
+        loop {
+            let next = records.last().map_or(1, |last: &StreamRecord| last.sequence + 1);
+            let mut request = serde_json::json!({ "multi_last": filters, "seq": next });
+            if let Some(up_to) = up_to {
+                request["up_to_seq"] = serde_json::Value::from(up_to);
+            }
+            match request_page(client, stream, &request, &what, &mut records).await {
+                Ok(PageEnd::Last) => return Ok(Some(records)),
+                Ok(PageEnd::More { up_to: reported }) => up_to = up_to.or(reported),
+                Ok(PageEnd::TooMany) => return Ok(None),
+                Err(fault) if tries < MAX_RETRIES => {
+                    tries += 1;
+                    tracing::debug!(stream, %fault, tries, "stream read failed; retrying");
+                    // The last message of a subject may change between two attempts, unless the first reported a limit.
+                    if up_to.is_none() {
+                        records.clear();
+                    }
+                    tokio::time::sleep(crate::fault::backoff(tries)).await;
+                }
+                Err(fault) => return Err(fault),
+            }
+        }
+    }
+    .boxed()
+}
+
+/// Returns the message of `stream` with this sequence; `None` if it was removed.
+///
+/// # Errors
+/// The server does not respond.
+pub async fn read_at_sequence(
+    client: &Client,
+    stream: &str,
+    sequence: u64,
+) -> Result<Option<StreamRecord>, Fault> {
+    let mut pages = PagedReader::new(client, stream.into(), ">".into(), sequence);
+    pages.size = 1;
+    let next = pages.next_page().await?.into_iter().next();
+    Ok(next.filter(|record| record.sequence == sequence))
+}
+
+/// The end of a page.
+enum PageEnd {
+    /// There are no more messages.
+    Last,
+    /// There are more messages, up to this sequence.
+    More { up_to: Option<u64> },
+    /// The server rejected the request because too many subjects match.
+    TooMany,
+}
+
+/// Sends one request and adds the messages of the response to `records`.
+async fn request_page(
+    client: &Client,
+    stream: &str,
+    request: &serde_json::Value,
+    what: &str,
+    records: &mut Vec<StreamRecord>,
+) -> Result<PageEnd, Fault> {
+    let inbox = client.new_inbox();
+    let mut responses =
+        client.subscribe(inbox.clone()).await.map_err(|error| Fault::unavailable(what, error))?;
+    client
+        .publish_with_reply(format!("$JS.API.DIRECT.GET.{stream}"), inbox, request.to_string().into())
+        .await
+        .map_err(|error| Fault::unavailable(what, error))?;
+    loop {
+        let message = tokio::time::timeout(RESPONSE_TIMEOUT, responses.next())
+            .await
+            .map_err(|_| Fault::unavailable(what, "the response is incomplete"))?
+            .ok_or_else(|| Fault::unavailable(what, "the connection was closed"))?;
+        // A redirected status may be stored as a message. Only a message of the stream has a sequence.
+        let is_stored = server_header(&message, "Nats-Sequence").is_some();
+        match message.status.filter(|_| !is_stored).map(|status| status.as_u16()) {
+            None => records.push(
+                record_from_response(message)
+                    .ok_or_else(|| Fault::unavailable(what, "a message has no sequence"))?,
+            ),
+            Some(404) => return Ok(PageEnd::Last),
+            Some(204) if server_header(&message, "Nats-Num-Pending").is_none_or(|pending| pending == "0") => {
+                return Ok(PageEnd::Last);
+            }
+            Some(204) => {
+                let up_to = server_header(&message, "Nats-UpTo-Sequence").and_then(|text| text.parse().ok());
+                return Ok(PageEnd::More { up_to });
+            }
+            Some(413) => return Ok(PageEnd::TooMany),
+            Some(status) => {
+                let why = message.description.unwrap_or_else(|| status.to_string());
+                return Err(Fault::unavailable(what, why));
+            }
+        }
+    }
+}
+
+/// Returns a header that the server added to a message. The server adds its headers last: the publisher of the message
+/// may have set one of the same name.
+fn server_header<'a>(message: &'a Message, name: &str) -> Option<&'a str> {
+    Some(message.headers.as_ref()?.get_last(name)?.as_str())
+}
+
+/// Converts a message of a response, whose headers contain its metadata.
+fn record_from_response(message: Message) -> Option<StreamRecord> {
+    let sequence = server_header(&message, "Nats-Sequence")?.parse().ok()?;
+    let subject = server_header(&message, "Nats-Subject")?.into();
+    let time = server_header(&message, "Nats-Time-Stamp")?.parse().ok()?;
+    let is_deletion = server_header(&message, "KV-Operation").is_some()
+        || server_header(&message, "Nats-Marker-Reason").is_some();
+    let headers = message.headers.as_ref();
+    let provenance = match message.status {
+        Some(_) => Provenance::ServerReply,
+        None => Provenance::from_headers(headers, DeliveryPath::ByDirectGet),
+    };
+    let encoding = encoding_from_headers(headers);
+    Some(StreamRecord {
+        sequence,
+        subject,
+        payload: message.payload,
+        encoding,
+        time,
+        is_deletion,
+        provenance,
+    })
+}

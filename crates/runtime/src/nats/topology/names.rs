@@ -1,0 +1,57 @@
+//! The names of the streams, buckets and object stores of a cluster. The permissions in `access` use the same names.
+
+use std::time::Duration;
+
+use millrace_protocol::ids::Lane;
+
+/// The stream of all queues.
+pub const WORK: &str = "WORK";
+/// The stream of the files of all runs.
+pub const FILES: &str = "FILES";
+/// The bucket of rate limits.
+pub const LIMITS: &str = "limits";
+/// The bucket of lane leases.
+pub const LEASES: &str = "leases";
+/// The bucket of live supervisors, which share the lanes.
+pub const MEMBERS: &str = "members";
+/// The bucket of heartbeats.
+pub const HEARTBEATS: &str = "beats";
+/// The bucket of registered capabilities.
+pub const CAPABILITIES: &str = "capabilities";
+/// The bucket of run summaries.
+pub const RUNS: &str = "runs";
+/// The bucket of the cluster's settings.
+pub const CLUSTER: &str = "cluster";
+/// The object store of large values.
+pub const BLOBS: &str = "blobs";
+/// The object store of archived runs.
+pub const ARCHIVE: &str = "archive";
+/// The maximum age of a heartbeat: the process counts as live until then.
+pub const HEARTBEAT_AGE: Duration = Duration::from_secs(10);
+
+/// Returns the name of a lane's stream.
+#[must_use]
+pub fn lane_stream(lane: Lane) -> String {
+    format!("LANE_{lane}")
+}
+
+/// Returns the name of a bucket's stream.
+#[must_use]
+pub fn bucket_stream(bucket: &str) -> String {
+    format!("KV_{bucket}")
+}
+
+/// Returns the name of an object store's stream.
+#[must_use]
+pub fn object_stream(bucket: &str) -> String {
+    format!("OBJ_{bucket}")
+}
+
+/// Returns the names of all streams of a cluster with this number of lanes.
+#[must_use]
+pub fn cluster_stream_names(lanes: u16) -> Vec<String> {
+    let lanes = (0..lanes).map(|lane| lane_stream(Lane(lane)));
+    let buckets = [CLUSTER, LEASES, MEMBERS, HEARTBEATS, CAPABILITIES, RUNS, LIMITS].map(bucket_stream);
+    let stores = [BLOBS, ARCHIVE].map(object_stream);
+    lanes.chain([WORK.into(), FILES.into()]).chain(buckets).chain(stores).collect()
+}

@@ -1,0 +1,190 @@
+//! The HTTP server of a process: `/livez`, `/readyz` and `/metrics`. It also polls the NATS server, for the check
+//! `log`. Requests change nothing, and no request waits for the cluster.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use axum::extract::State;
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use axum::routing::get;
+use tokio::net::TcpListener;
+use tokio::task::AbortHandle;
+use tracing::{debug, info, warn};
+
+use super::{Health, HealthCheckResult, LastEventTime};
+use crate::Fault;
+use crate::nats::bus::Bus;
+use crate::ops::metrics;
+use crate::ops::metrics::names::{BUILD_INFO, ProcessKind};
+
+/// The interval of requests to the NATS server.
+const POLL_INTERVAL: Duration = Duration::from_secs(2);
+/// The maximum age of the last response of the NATS server.
+const MAX_RESPONSE_AGE: Duration = Duration::from_secs(10);
+
+/// The HTTP server can't start.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "cannot serve health and metrics at {address}: {why}; set another address with --http or MILLRACE_HTTP"
+)]
+pub struct ListenError {
+    /// The address.
+    pub address: SocketAddr,
+    /// The error of the operating system.
+    pub why: std::io::Error,
+}
+
+/// The HTTP server of a process, which stops when this is dropped.
+pub struct HttpServer {
+    health: Health,
+    is_served: bool,
+    last_response: Arc<LastEventTime>,
+    tasks: Vec<AbortHandle>,
+}
+
+impl HttpServer {
+    /// Starts the HTTP server at an address; without an address nothing is served.
+    ///
+    /// # Errors
+    /// The address can't be bound.
+    pub async fn start(
+        address: Option<SocketAddr>,
+        process: ProcessKind,
+        health: Health,
+    ) -> Result<Self, ListenError> {
+        let last_response = Arc::new(LastEventTime::default());
+        let mut server = Self { health: health.clone(), is_served: false, last_response, tasks: Vec::new() };
+        let Some(address) = address else { return Ok(server) };
+        let last_response = server.last_response.clone();
+        health.add_readiness_check("log", move || check_response_age(last_response.age()));
+        let failed = |why| ListenError { address, why };
+        let listener = TcpListener::bind(address).await.map_err(failed)?;
+        let address = listener.local_addr().map_err(failed)?;
+        info!(%address, "serving health and metrics");
+        let router = build_health_router(process, health);
+        let serving = tokio::spawn(async move {
+            if let Err(error) = axum::serve(listener, router).await {
+                warn!(%error, "the health and metrics server failed; probes of this process will fail");
+            }
+        });
+        server.is_served = true;
+        server.tasks.push(serving.abort_handle());
+        Ok(server)
+    }
+
+    /// Returns the health of the process.
+    #[must_use]
+    pub fn health(&self) -> &Health {
+        &self.health
+    }
+
+    /// Waits until the process has joined its cluster, and polls the NATS server from then on. `None` if the process is
+    /// stopped before.
+    ///
+    /// # Errors
+    /// The cluster can't be used.
+    pub async fn join_cluster_and_poll_server(
+        &mut self,
+        joining: impl Future<Output = Result<Bus, Fault>>,
+    ) -> Result<Option<Bus>, Fault> {
+        let Some(result) = self.health.run_until_stopping(joining).await else { return Ok(None) };
+        let bus = result?;
+        if self.is_served {
+            let polling = tokio::spawn(poll_nats_server(bus.clone(), self.last_response.clone()));
+            self.tasks.push(polling.abort_handle());
+        }
+        Ok(Some(bus))
+    }
+}
+
+impl Drop for HttpServer {
+    fn drop(&mut self) {
+        self.tasks.iter().for_each(AbortHandle::abort);
+    }
+}
+
+/// Sends the server a request that every role may send, again and again, and records each response.
+async fn poll_nats_server(bus: Bus, last_response: Arc<LastEventTime>) {
+    let mut rounds = tokio::time::interval(POLL_INTERVAL);
+    rounds.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    loop {
+        rounds.tick().await;
+        match bus.request_context().query_account().await {
+            Ok(_) => last_response.set_now(),
+            Err(error) => debug!(%error, "no response from the NATS server"),
+        }
+    }
+}
+
+fn check_response_age(age: Option<Duration>) -> Result<(), String> {
+    match age {
+        None => Err("not joined yet".into()),
+        Some(age) if age > MAX_RESPONSE_AGE => Err(format!("no response for {} s", age.as_secs())),
+        Some(_) => Ok(()),
+    }
+}
+
+#[derive(Clone)]
+struct HealthRouterState {
+    process: ProcessKind,
+    health: Health,
+    /// Keeps the gauge as long as the server runs.
+    _build: metrics::Gauge,
+}
+
+fn build_health_router(process: ProcessKind, health: Health) -> Router {
+    let build = BUILD_INFO.with_labels(&[env!("CARGO_PKG_VERSION"), &process.to_string()]);
+    build.set(1.0);
+    Router::new()
+        .route("/livez", get(serve_liveness))
+        .route("/readyz", get(serve_readiness))
+        .route("/metrics", get(serve_metrics))
+        .fallback(serve_not_found)
+        .with_state(HealthRouterState { process, health, _build: build })
+}
+
+async fn serve_liveness(State(state): State<HealthRouterState>) -> Response {
+    render_check_results("livez", &[state.health.check_liveness()])
+}
+
+async fn serve_readiness(State(state): State<HealthRouterState>) -> Response {
+    render_check_results("readyz", &state.health.check_readiness())
+}
+
+async fn serve_metrics(State(state): State<HealthRouterState>) -> Response {
+    // Running the checks updates their gauges.
+    drop(state.health.check_readiness());
+    ([(header::CONTENT_TYPE, metrics::MEDIA_TYPE)], metrics::render_metrics(state.process)).into_response()
+}
+
+async fn serve_not_found() -> Response {
+    (StatusCode::NOT_FOUND, "not found; available: /livez, /readyz, /metrics\n").into_response()
+}
+
+/// Formats the results of checks like Kubernetes does.
+fn render_check_results(name: &str, results: &[HealthCheckResult]) -> Response {
+    let is_ok = results.iter().all(|one| one.outcome.is_ok());
+    let line = |one: &HealthCheckResult| match &one.outcome {
+        Ok(()) => format!("[+]{} ok\n", one.name),
+        Err(missing) => format!("[-]{} {missing}\n", one.name),
+    };
+    let mut text: String = results.iter().map(line).collect();
+    text += &format!("{name} check {}\n", if is_ok { "passed" } else { "failed" });
+    let status = if is_ok { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
+    (status, text).into_response()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn log_check_fails_when_the_last_response_is_too_old() {
+        assert!(check_response_age(None).is_err());
+        assert!(check_response_age(Some(MAX_RESPONSE_AGE)).is_ok());
+        assert_eq!(check_response_age(Some(Duration::from_secs(12))), Err("no response for 12 s".to_owned()));
+    }
+}

@@ -1,0 +1,206 @@
+//! Taking a backup: the parts, their order, and retries. It changes nothing in the cluster.
+
+use std::path::Path;
+
+use async_nats::jetstream::ErrorCode;
+use async_nats::jetstream::stream::State;
+use futures::FutureExt;
+use futures::future::BoxFuture;
+use jiff::Timestamp;
+use millrace_protocol::ids::Lane;
+use serde::{Deserialize, Serialize};
+use tracing::{debug, warn};
+
+use super::folder::{ChecksummedFile, UnfinishedBackupFolder};
+use super::leader_wait::LeaderReader;
+use super::manifest::{BackupManifest, BackupPart, BackupPartContent, FORMAT};
+use super::{BackupError, BackupProgress, OnBackupProgress, snapshot};
+use crate::fault::backoff;
+use crate::nats::error::{fault_from_client_error, jetstream_error_code};
+use crate::nats::topology::{
+    ARCHIVE, BLOBS, CAPABILITIES, FILES, LIMITS, RUNS, bucket_stream, lane_stream, object_stream,
+};
+use crate::{Bus, Fault};
+
+/// The maximum number of attempts to copy a stream.
+const MAX_ATTEMPTS: u32 = 4;
+
+/// The effect of messages that are removed from a stream while it is copied.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum RemovalPolicy {
+    /// Ended runs are removed, which the order of copying allows for.
+    Allowed,
+    /// Messages are removed only when an object is replaced; then the copy is repeated.
+    Repeat,
+}
+
+/// An entry of a bucket: one line of a backup file.
+#[derive(Serialize, Deserialize)]
+pub struct BucketEntryLine {
+    /// Its key.
+    pub key: String,
+    /// Its value, which is JSON text.
+    pub value: String,
+}
+
+/// Copies a cluster into a new folder. Dropping the future leaves no folder behind.
+///
+/// # Errors
+/// The folder exists or can't be written, or the server can't send a stream.
+pub fn take_backup<'a>(
+    bus: &'a Bus,
+    destination: &'a Path,
+    on_progress: OnBackupProgress<'a>,
+) -> BoxFuture<'a, Result<BackupManifest, BackupError>> {
+    async move {
+        let folder = UnfinishedBackupFolder::new(destination)?;
+        let taken = Timestamp::now();
+        let (mut parts, mut files_through) = (Vec::new(), Vec::new());
+        for lane in (0..bus.settings().lanes).map(Lane) {
+            parts.extend(
+                copy_stream(bus, &folder, &lane_stream(lane), RemovalPolicy::Allowed, on_progress).await?,
+            );
+            files_through.push(leader_stream_state(bus, FILES).await?.map_or(0, |state| state.last_sequence));
+        }
+        parts.push(copy_bucket(bus, &folder, RUNS, is_summary_of_archived_run, on_progress).await?);
+        for stream in [object_stream(ARCHIVE), FILES.into(), object_stream(BLOBS)] {
+            parts.extend(copy_stream(bus, &folder, &stream, RemovalPolicy::Repeat, on_progress).await?);
+        }
+        parts.push(copy_bucket(bus, &folder, CAPABILITIES, |_, _| true, on_progress).await?);
+        if leader_stream_state(bus, &bucket_stream(LIMITS)).await?.is_some() {
+            parts.push(copy_bucket(bus, &folder, LIMITS, |_, _| true, on_progress).await?);
+        }
+        let (version, settings) = (env!("CARGO_PKG_VERSION").to_owned(), bus.settings().clone());
+        let manifest = BackupManifest { format: FORMAT, version, taken, settings, files_through, parts };
+        folder.finish_with_manifest(&manifest)?;
+        Ok(manifest)
+    }
+    .boxed()
+}
+
+/// Copies a stream; `None` if it does not exist, as in clusters of older versions.
+async fn copy_stream(
+    bus: &Bus,
+    folder: &UnfinishedBackupFolder,
+    stream: &str,
+    removals: RemovalPolicy,
+    on_progress: OnBackupProgress<'_>,
+) -> Result<Option<BackupPart>, BackupError> {
+    let file = format!("{stream}.snapshot");
+    let mut tries = 0;
+    loop {
+        let Some(before) = leader_stream_state(bus, stream).await? else { return Ok(None) };
+        let mut output = folder.create_file(&file)?;
+        let copied = snapshot::copy_stream_snapshot(bus.client(), stream, &mut output, on_progress).await;
+        let (bytes, sha256) = output.finish_with_checksum()?;
+        let why = match copied {
+            Ok(stream_copy) => {
+                let after = leader_stream_state(bus, stream).await?;
+                if removals == RemovalPolicy::Allowed
+                    || after.is_some_and(|after| removal_fingerprint(&after) == removal_fingerprint(&before))
+                {
+                    let content = BackupPartContent::Stream {
+                        name: stream.into(),
+                        config: stream_copy.config,
+                        state: stream_copy.state,
+                    };
+                    return Ok(Some(BackupPart { file, bytes, sha256, content }));
+                }
+                "messages were removed during every attempt to copy it".to_owned()
+            }
+            Err(BackupError::Stream { why, .. }) => why,
+            Err(error) => return Err(error),
+        };
+        tries += 1;
+        if tries == MAX_ATTEMPTS {
+            return Err(BackupError::Stream { what: "copying", stream: stream.into(), why });
+        }
+        debug!(stream, why, tries, "copying a stream again");
+        tokio::time::sleep(backoff(tries + 3)).await;
+    }
+}
+
+/// Returns a fingerprint that changes when messages are removed: the first sequence, and the number of gaps.
+fn removal_fingerprint(state: &State) -> (u64, Option<u64>) {
+    // The first message of an empty stream changes the first sequence from 0 to 1 and removes nothing.
+    (state.first_sequence.max(1), state.deleted_count)
+}
+
+/// Returns the state of a stream, as its leader knows it; `None` if there is no such stream.
+async fn leader_stream_state(bus: &Bus, stream: &str) -> Result<Option<State>, Fault> {
+    match bus.request_context().get_stream(stream).await {
+        Ok(stream) => Ok(Some(stream.cached_info().state.clone())),
+        Err(error) if jetstream_error_code(&error) == Some(ErrorCode::STREAM_NOT_FOUND) => Ok(None),
+        Err(error) => Err(fault_from_client_error(&format!("the state of stream {stream}"), error)),
+    }
+}
+
+/// Copies the entries of a bucket that `is_included` accepts. A key that changes meanwhile may occur several times; the
+/// last entry counts.
+async fn copy_bucket(
+    bus: &Bus,
+    folder: &UnfinishedBackupFolder,
+    bucket: &str,
+    is_included: fn(&str, &str) -> bool,
+    on_progress: OnBackupProgress<'_>,
+) -> Result<BackupPart, BackupError> {
+    let file = format!("{bucket}.jsonl");
+    let mut output = folder.create_file(&file)?;
+    let prefix = format!("$KV.{bucket}.");
+    let stream = bucket_stream(bucket);
+    let mut reading =
+        LeaderReader::start_reading(bus.request_context(), &stream, &format!("{prefix}>"), 1).await?;
+    let mut entries = 0;
+    loop {
+        let records = reading.next_records().await?;
+        if records.is_empty() {
+            break;
+        }
+        for record in records.iter().filter(|record| !record.is_deletion) {
+            let Some(key) = record.subject.strip_prefix(&prefix) else { continue };
+            match std::str::from_utf8(&record.payload) {
+                Ok(value) if is_included(key, value) => {
+                    write_bucket_entry_line(
+                        &mut output,
+                        &BucketEntryLine { key: key.to_owned(), value: value.to_owned() },
+                    )?;
+                    entries += 1;
+                }
+                Ok(_) => {}
+                Err(error) => warn!(bucket, key, %error, "ignoring an entry that is not text"),
+            }
+        }
+    }
+    on_progress(BackupProgress {
+        operation: "copying",
+        what: bucket,
+        bytes: output.written_bytes(),
+        is_done: true,
+    });
+    let (bytes, sha256) = output.finish_with_checksum()?;
+    Ok(BackupPart {
+        file,
+        bytes,
+        sha256,
+        content: BackupPartContent::Bucket { name: bucket.into(), entries },
+    })
+}
+
+fn write_bucket_entry_line(output: &mut ChecksummedFile, line: &BucketEntryLine) -> Result<(), BackupError> {
+    let mut text = serde_json::to_vec(line).expect("a line serialises to JSON");
+    text.push(b'\n');
+    output.write_bytes(&text)
+}
+
+/// `true` if a summary belongs to the run of its key and marks it as archived. Other summaries are derived again after
+/// a restore.
+fn is_summary_of_archived_run(run: &str, summary: &str) -> bool {
+    #[derive(Deserialize)]
+    struct RunSummarySequence {
+        run: String,
+        #[serde(default)]
+        archived: bool,
+    }
+    serde_json::from_str::<RunSummarySequence>(summary)
+        .is_ok_and(|summary| summary.archived && summary.run == run)
+}

@@ -1,0 +1,163 @@
+//! Backups: a copy of a cluster in a folder, taken while the cluster runs, and restoring it into an empty account. This
+//! module starts and stops no process, and does not know what a plan is.
+//!
+//! A backup contains what can't be derived: the lanes, the archive, files, blobs, the settings, limits, registered
+//! capabilities, and the summaries of archived runs. Queues, leases, members, heartbeats and the summaries of live runs
+//! are not copied: the first supervisor of the restored cluster creates them again, and dispatches the pending effects
+//! of plans.
+//!
+//! # Consistency
+//!
+//! Streams are copied as snapshots of the server, which keep every sequence; plans, journals and orders refer to each
+//! other by sequence. A snapshot is read block by block while writers continue, with two consequences:
+//!
+//! - It can end after any message. A lane that ends anywhere is like a lane whose supervisor died there, and is resumed
+//!   like one.
+//! - A message that is *removed* meanwhile may be missing from one block while a related one is in another. Only ended
+//!   runs are ever removed, from their lanes, and only after they are archived and their summaries say so.
+//!
+//! Hence the order of copying, in which no copy refers to something that did not exist when its part was copied:
+//!
+//! ```text
+//! lanes ─▶ summaries ─▶ archive ─▶ files ─▶ blobs ─▶ capabilities, limits
+//! ```
+//!
+//! | state of a run when its summary was copied | source of the restored run |
+//! |---|---|
+//! | marked as archived | the archive, which was copied later; its messages in the copied lane may be incomplete and are removed |
+//! | not marked | its lane, from which nothing had been removed by then; its object in the copied archive is newer and is removed |
+//!
+//! Files are copied after the lanes, so that a lane never refers to a missing version. File versions that are newer
+//! than the copied lane of a live run are removed on restore: the work that wrote them is executed again and must not
+//! see them.
+//!
+//! Blobs and files are never removed from a cluster, and archives only when they are replaced. If something was removed
+//! from one of these streams while it was copied, it is copied again.
+//!
+//! # The folder
+//!
+//! ```text
+//! manifest.json         the files with sizes and checksums, the settings, the time, and the program version
+//! manifest.json.sha256  the checksum of manifest.json
+//! LANE_0.snapshot …     the server's snapshot of a stream: a tar archive in S2 compression
+//! runs.jsonl …          the entries of a bucket, one per line
+//! ```
+//!
+//! The folder appears under its name when all of it is on disk, and not before.
+
+mod check;
+mod copy;
+mod folder;
+mod leader_wait;
+mod manifest;
+mod restore;
+mod snapshot;
+
+use std::path::PathBuf;
+
+use crate::Fault;
+
+pub use check::DanglingReference;
+pub use copy::take_backup;
+pub use folder::verify_backup;
+pub use manifest::{BackupManifest, BackupPart, BackupPartContent};
+pub use restore::{RestoreOptions, RestoreReport, restore_backup};
+
+/// The error of taking, verifying or restoring a backup.
+#[derive(Debug, thiserror::Error)]
+pub enum BackupError {
+    /// The folder exists already.
+    #[error("{} exists already; choose a folder that does not", .folder.display())]
+    Exists {
+        /// The folder.
+        folder: PathBuf,
+    },
+    /// A file can't be written or read.
+    #[error("{what} {}: {why}", .path.display())]
+    File {
+        /// The operation, such as `writing`.
+        what: &'static str,
+        /// The file.
+        path: PathBuf,
+        /// The error of the operating system.
+        why: std::io::Error,
+    },
+    /// The folder is not a backup.
+    #[error("{} is not a backup: {why}; choose a folder that `millrace backup` has created", .folder.display())]
+    NotABackup {
+        /// The folder.
+        folder: PathBuf,
+        /// The missing or invalid part.
+        why: String,
+    },
+    /// The backup was taken by a newer program.
+    #[error("the backup {} has format {found}, and this program reads up to {supported}; use the version that took it, or a newer one", .folder.display())]
+    Newer {
+        /// The folder.
+        folder: PathBuf,
+        /// Its format.
+        found: u32,
+        /// The newest supported format.
+        supported: u32,
+    },
+    /// A file of the backup is damaged.
+    #[error("{} is damaged: {why}; nothing was restored; use another copy of this backup, or an older backup", .file.display())]
+    Damaged {
+        /// The file.
+        file: PathBuf,
+        /// The difference.
+        why: String,
+    },
+    /// The server could not send or restore a stream.
+    #[error("{what} stream {stream}: {why}")]
+    Stream {
+        /// `copying` or `restoring`.
+        what: &'static str,
+        /// The stream.
+        stream: String,
+        /// The cause.
+        why: String,
+    },
+    /// The account has a cluster already.
+    #[error(
+        "the account at {url} is not empty: it has {what}; restore into another account, another server, or an empty \
+         data folder"
+    )]
+    Occupied {
+        /// The address of the server.
+        url: String,
+        /// The existing streams.
+        what: String,
+    },
+    /// Another restore is in progress there, or was killed.
+    #[error(
+        "a restore into the account at {url} is unfinished; wait for it, or, if it was killed, remove its remains with \
+         --again"
+    )]
+    Unfinished {
+        /// The address of the server.
+        url: String,
+    },
+    /// The operation was stopped.
+    #[error("stopped; nothing was created")]
+    Stopped,
+    /// The server does not respond, or rejects a request.
+    #[error(transparent)]
+    Fault(#[from] Fault),
+}
+
+/// The progress of an operation.
+#[derive(Debug, Clone, Copy)]
+pub struct BackupProgress<'a> {
+    /// The operation, such as `copying`.
+    pub operation: &'static str,
+    /// The stream, bucket or file.
+    pub what: &'a str,
+    /// The number of bytes so far.
+    pub bytes: u64,
+    /// `true` if this item is complete.
+    pub is_done: bool,
+}
+
+/// A callback for progress.
+pub type OnBackupProgress<'a> = &'a (dyn Fn(BackupProgress<'_>) + Send + Sync);

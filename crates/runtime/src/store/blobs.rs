@@ -1,0 +1,148 @@
+//! Large values, stored under the SHA-256 of their content and verified when read. Storing a value twice stores it
+//! once. A stored value can't be replaced: anything else that is written under its name comes after it.
+
+use std::time::Duration;
+
+use async_nats::jetstream;
+use futures::FutureExt;
+use futures::future::BoxFuture;
+use millrace_protocol::wire::{BlobRef, InlineOrStoredBytes, MAX_INLINE};
+use serde_bytes::ByteBuf;
+use sha2::{Digest, Sha256};
+
+use crate::Fault;
+use crate::nats::object_store::{self, StoredObjectInfo};
+use crate::nats::topology::BLOBS;
+
+/// The maximum number of attempts while other processes store the same value.
+const MAX_ATTEMPTS: u32 = 5;
+/// The length of a name: a SHA-256 in hexadecimal.
+const NAME_LENGTH: usize = 64;
+/// The interval between two attempts.
+const RETRY_INTERVAL: Duration = Duration::from_millis(20);
+
+/// The blob store of a cluster. Cheap to clone.
+#[derive(Clone)]
+pub struct BlobStore {
+    context: jetstream::Context,
+    /// The time after which a blob counts as missing: the responding replica may lag behind its leader.
+    lag: Duration,
+}
+
+/// Returns the SHA-256 of bytes in hexadecimal.
+#[must_use]
+pub fn sha256_hex(bytes: &[u8]) -> String {
+    hexadecimal(&Sha256::digest(bytes))
+}
+
+fn hexadecimal(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+impl BlobStore {
+    pub(crate) fn new(context: &jetstream::Context, lag: Duration) -> Self {
+        Self { context: context.clone(), lag }
+    }
+
+    /// Stores a value.
+    ///
+    /// # Errors
+    /// The server does not respond or is full.
+    pub fn put_blob<'a>(&'a self, bytes: &'a [u8]) -> BoxFuture<'a, Result<BlobRef, Fault>> {
+        async move {
+            let digest = Sha256::digest(bytes);
+            let (name, size) = (hexadecimal(&digest), bytes.len() as u64);
+            for _ in 0..MAX_ATTEMPTS {
+                let descriptions =
+                    object_store::read_object_descriptions(&self.context.client(), BLOBS, &name).await?;
+                let is_stored = self.is_stored(&name, size, &descriptions).await;
+                let last = descriptions.last().map_or(0, |stored| stored.sequence);
+                if is_stored
+                    || object_store::write_object(&self.context, BLOBS, &name, bytes, &digest, last).await?
+                {
+                    return Ok(BlobRef { sha256: name, size });
+                }
+                // Another process has just stored it, and not every replica has it yet.
+                tokio::time::sleep(RETRY_INTERVAL).await;
+            }
+            Err(Fault::unavailable(format!("storing blob {name}"), "other processes keep storing it"))
+        }
+        .boxed()
+    }
+
+    /// Returns `true` if a blob is stored already, with its content: whoever may write blobs can describe one that does not
+    /// exist.
+    async fn is_stored(&self, name: &str, size: u64, descriptions: &[StoredObjectInfo]) -> bool {
+        let is_match = |stored: &StoredObjectInfo| stored.info.size == size && !stored.info.deleted;
+        descriptions.iter().any(is_match) && Box::pin(self.try_get(name)).await.is_ok()
+    }
+
+    /// Returns the value with this name. On a replicated stream it waits for an incomplete value to arrive.
+    ///
+    /// # Errors
+    /// The value is missing, incomplete or damaged, or the server does not answer.
+    pub fn get<'a>(&'a self, name: &'a str) -> BoxFuture<'a, Result<Vec<u8>, Fault>> {
+        async move {
+            // No blob has another name, and other texts may be invalid in a subject.
+            if name.len() != NAME_LENGTH || !name.bytes().all(|byte| byte.is_ascii_hexdigit()) {
+                return Err(Fault::Missing { sha256: name.into() });
+            }
+            let started = tokio::time::Instant::now();
+            loop {
+                match self.try_get(name).await {
+                    Err(fault)
+                        if started.elapsed() < self.lag
+                            && (fault.is_transient() || matches!(fault, Fault::Missing { .. })) =>
+                    {
+                        tokio::time::sleep(RETRY_INTERVAL).await;
+                    }
+                    result => return result,
+                }
+            }
+        }
+        .boxed()
+    }
+
+    async fn try_get(&self, name: &str) -> Result<Vec<u8>, Fault> {
+        let client = self.context.client();
+        let missing = || Fault::Missing { sha256: name.into() };
+        let (mut fault, mut transient) = (missing(), None);
+        for stored in object_store::read_object_descriptions(&client, BLOBS, name).await? {
+            if stored.info.deleted {
+                continue;
+            }
+            match object_store::read_unverified_object(&client, BLOBS, &stored.info).await {
+                Ok(Some(bytes)) => match sha256_hex(&bytes) {
+                    actual if actual == name => return Ok(bytes),
+                    actual => fault = Fault::Damaged { sha256: name.into(), actual },
+                },
+                Ok(None) => transient = transient.or_else(|| Some(missing())),
+                Err(fault) => transient = Some(fault),
+            }
+        }
+        // A damaged version of that name must not hide one that may still become complete.
+        Err(transient.unwrap_or(fault))
+    }
+
+    /// Stores a value if it is too large for a message; otherwise returns it inline.
+    ///
+    /// # Errors
+    /// The server does not respond or is full.
+    pub async fn store_if_large(&self, bytes: Vec<u8>) -> Result<InlineOrStoredBytes, Fault> {
+        if bytes.len() <= MAX_INLINE {
+            return Ok(InlineOrStoredBytes::Inline(ByteBuf::from(bytes)));
+        }
+        Ok(InlineOrStoredBytes::Stored(self.put_blob(&bytes).await?))
+    }
+
+    /// Returns the bytes of a value, inline or stored.
+    ///
+    /// # Errors
+    /// The value is stored and can't be read.
+    pub async fn read_inline_or_stored(&self, blob: &InlineOrStoredBytes) -> Result<Vec<u8>, Fault> {
+        match blob {
+            InlineOrStoredBytes::Inline(bytes) => Ok(bytes.to_vec()),
+            InlineOrStoredBytes::Stored(stored) => self.get(&stored.sha256).await,
+        }
+    }
+}

@@ -1,0 +1,343 @@
+//! Rate limits of models, shared by a whole cluster. A bucket contains the limit and its usage, under the name of a
+//! model or of a provider (for all its models). Workers update the usage by compare-and-set. A model without an entry
+//! is unlimited, at the cost of one read of the bucket per second.
+//!
+//! Times come from the clocks of the machines: clocks that differ by a second shift bookings by a second. A booking
+//! whose response was lost counts twice, which wastes a little of the rate and never exceeds it.
+
+mod booker;
+pub mod rate;
+
+use std::collections::{BTreeMap, HashMap};
+use std::fmt;
+use std::str::FromStr;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use async_nats::jetstream::kv;
+use futures::FutureExt;
+use futures::future::BoxFuture;
+use millrace_protocol::subject::{decode_subject_token, encode_subject_token};
+use tokio::sync::{OnceCell, mpsc, oneshot};
+use tokio::time::Instant;
+
+use crate::nats::buckets::open_bucket;
+use crate::nats::buckets::read_bucket_entries;
+use crate::nats::bus::Bus;
+use crate::nats::error::fault_from_client_error;
+use crate::nats::topology::LIMITS;
+use crate::{Fault, clock};
+use booker::{BookerMessage, RateLimitBooker, WaitingRequest};
+pub use rate::RateLimit;
+use rate::RateLimitState;
+
+/// The maximum age of the cached limits.
+const MAX_CACHE_AGE: Duration = Duration::from_secs(1);
+/// The timeout of writing a pause.
+const PAUSE_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// The subject of a rate limit: a model, `provider:model`, or all models of a provider, `provider:*`.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct LimitName(String);
+
+/// A text that is no [`LimitName`].
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "{text:?} is not a model: use provider:model, such as openai:gpt-4o, or provider:* for all models of a provider"
+)]
+pub struct InvalidLimitName {
+    /// The text, truncated to 200 characters.
+    pub text: String,
+}
+
+impl FromStr for LimitName {
+    type Err = InvalidLimitName;
+    fn from_str(text: &str) -> Result<Self, InvalidLimitName> {
+        let is_plain = |c: char| !c.is_control() && !c.is_whitespace() && !matches!(c, '*' | '?');
+        let fits = text.len() <= 300
+            && text.split_once(':').is_some_and(|(provider, model)| {
+                let is_name = |part: &str| !part.is_empty() && part.chars().all(is_plain);
+                is_name(provider) && (model == "*" || is_name(model))
+            });
+        if fits {
+            return Ok(Self(text.to_owned()));
+        }
+        Err(InvalidLimitName { text: text.chars().take(200).collect() })
+    }
+}
+
+impl fmt::Display for LimitName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(&self.0)
+    }
+}
+
+/// The status of a rate limit.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LimitStatus {
+    /// The model or provider.
+    pub name: String,
+    /// The limit; empty if the model is only paused.
+    pub limit: RateLimit,
+    /// The requests of the last minute.
+    pub requests: u64,
+    /// The tokens of the last minute, booked or used.
+    pub tokens: u64,
+    /// The end of the current pause, if there is one.
+    pub paused_until: Option<jiff::Timestamp>,
+}
+
+/// Sets a limit.
+///
+/// # Errors
+/// The server does not respond.
+pub async fn set_limit(bus: &Bus, name: &LimitName, limit: RateLimit) -> Result<(), Fault> {
+    let store = open_bucket(bus.request_context(), LIMITS).await?;
+    let bytes = serde_json::to_vec(&limit).expect("a limit serialises to JSON");
+    let put = store.put(limit_key(&name.0), bytes.into()).await;
+    put.map(|_| ())
+        .map_err(|error| fault_from_client_error(&format!("setting the rate limit of {name}"), error))
+}
+
+/// Removes a limit and its pause. Returns `true` if there was one.
+///
+/// # Errors
+/// The server does not respond.
+pub async fn remove_limit(bus: &Bus, name: &LimitName) -> Result<bool, Fault> {
+    let store = open_bucket(bus.request_context(), LIMITS).await?;
+    let existed = read_entries(bus).await?.contains_key(&name.0);
+    for key in [limit_key(&name.0), state_key(&name.0)] {
+        store
+            .delete(key)
+            .await
+            .map_err(|error| fault_from_client_error(&format!("removing the rate limit of {name}"), error))?;
+    }
+    Ok(existed)
+}
+
+/// Returns the status of all limits, by name.
+///
+/// # Errors
+/// The server does not respond.
+pub async fn read_rate_limit_statuses(bus: &Bus) -> Result<Vec<LimitStatus>, Fault> {
+    let now = now_micros();
+    let status = |(name, entry): (String, LimitEntry)| {
+        let (requests, tokens) = entry.state.usage_of_last_minute(now);
+        let until = entry.state.paused_until;
+        let paused_until = (until > now).then(|| jiff::Timestamp::from_microsecond(until).ok()).flatten();
+        LimitStatus { name, limit: entry.limit.unwrap_or_default(), requests, tokens, paused_until }
+    };
+    let entries = read_entries(bus).await?.into_iter();
+    let is_active = |entry: &LimitEntry| entry.limit.is_some() || entry.state.paused_until > now;
+    Ok(entries.filter(|(_, entry)| is_active(entry)).map(status).collect())
+}
+
+/// The limit and usage of one name.
+#[derive(Debug, Clone, Default)]
+struct LimitEntry {
+    limit: Option<RateLimit>,
+    state: RateLimitState,
+}
+
+/// Reads all entries of the bucket.
+async fn read_entries(bus: &Bus) -> Result<BTreeMap<String, LimitEntry>, Fault> {
+    let mut by_name: BTreeMap<String, LimitEntry> = BTreeMap::new();
+    for (key, bytes) in read_bucket_entries(bus.client(), LIMITS).await? {
+        let Some((kind, name)) = key.split_once('.') else { continue };
+        let Some(name) = decode_subject_token(name) else { continue };
+        let entry = by_name.entry(name).or_default();
+        match kind {
+            "allowed" => entry.limit = serde_json::from_slice(&bytes).ok(),
+            "state" => entry.state = serde_json::from_slice(&bytes).unwrap_or_default(),
+            _ => {}
+        }
+    }
+    Ok(by_name)
+}
+
+fn limit_key(name: &str) -> String {
+    format!("allowed.{}", encode_subject_token(name))
+}
+
+fn state_key(name: &str) -> String {
+    format!("state.{}", encode_subject_token(name))
+}
+
+fn now_micros() -> i64 {
+    clock::now().as_microsecond()
+}
+
+/// Admits the model requests of one process within the limits of the cluster. Cheap to clone.
+#[derive(Clone)]
+pub struct ClusterRateLimiter(Arc<RateLimiterInner>);
+
+struct RateLimiterInner {
+    bus: Bus,
+    store: OnceCell<kv::Store>,
+    cache: tokio::sync::Mutex<LimitCache>,
+    bookers: Mutex<HashMap<String, mpsc::UnboundedSender<BookerMessage>>>,
+}
+
+/// The entries of the bucket when it was last read.
+#[derive(Default)]
+struct LimitCache {
+    read_at: Option<Instant>,
+    entries: BTreeMap<String, LimitEntry>,
+}
+
+impl ClusterRateLimiter {
+    /// Creates a limiter. Sends no request.
+    #[must_use]
+    pub fn new(bus: &Bus) -> Self {
+        let (store, cache) = (OnceCell::new(), tokio::sync::Mutex::default());
+        Self(Arc::new(RateLimiterInner { bus: bus.clone(), store, cache, bookers: Mutex::default() }))
+    }
+
+    /// Waits until a request to a model (`provider:model`) with up to `tokens` tokens is admitted, and books it.
+    ///
+    /// # Errors
+    /// The request would not be admitted within `patience`, and nothing is booked: how long it would have to wait.
+    pub fn admit_request<'a>(
+        &'a self,
+        model: &'a str,
+        tokens: u64,
+        patience: Duration,
+    ) -> BoxFuture<'a, Result<(), Duration>> {
+        async move {
+            let until = now_micros().saturating_add(i64::try_from(patience.as_micros()).unwrap_or(i64::MAX));
+            let mut booked: Vec<(String, RateLimit)> = Vec::new();
+            for (name, entry) in self.rate_limits_of_model(model).await {
+                let limit = entry.limit.unwrap_or_default();
+                if entry.limit.is_none() && entry.state.paused_until <= now_micros() {
+                    continue;
+                }
+                let (reply, admission) = oneshot::channel();
+                self.send_to_booker(
+                    &name,
+                    BookerMessage::Admit(WaitingRequest { limit, tokens, until, reply }),
+                )
+                .await;
+                // A missing booker means that the bucket is unavailable; then requests are admitted.
+                if let Ok(Err(wait)) = admission.await {
+                    self.cancel_bookings(booked, tokens).await;
+                    return Err(wait);
+                }
+                booked.push((name, limit));
+            }
+            Ok(())
+        }
+        .boxed()
+    }
+
+    /// Corrects the booking of a request by its actual usage.
+    pub fn correct_booked_tokens<'a>(&'a self, model: &'a str, booked: u64, used: u64) -> BoxFuture<'a, ()> {
+        async move {
+            let tokens = to_signed(used) - to_signed(booked);
+            if tokens == 0 {
+                return;
+            }
+            for (name, entry) in self.rate_limits_of_model(model).await {
+                if let Some(limit) = entry.limit {
+                    self.send_to_booker(&name, BookerMessage::Correct { limit, requests: 0, tokens }).await;
+                }
+            }
+        }
+        .boxed()
+    }
+
+    /// Holds all requests to a model for a while, in the whole cluster.
+    pub fn pause_model<'a>(&'a self, model: &'a str, pause: Duration) -> BoxFuture<'a, ()> {
+        async move {
+            let until = now_micros().saturating_add(i64::try_from(pause.as_micros()).unwrap_or(i64::MAX));
+            self.0.cache.lock().await.entries.entry(model.to_owned()).or_default().state.pause_until(until);
+            let (done, written) = oneshot::channel();
+            self.send_to_booker(model, BookerMessage::Pause { until, done }).await;
+            // If writing fails, the pause still holds in this process.
+            let _ = tokio::time::timeout(PAUSE_TIMEOUT.min(pause), written).await;
+        }
+        .boxed()
+    }
+
+    async fn cancel_bookings(&self, booked: Vec<(String, RateLimit)>, tokens: u64) {
+        for (name, limit) in booked {
+            self.send_to_booker(
+                &name,
+                BookerMessage::Correct { limit, requests: -1, tokens: -to_signed(tokens) },
+            )
+            .await;
+        }
+    }
+
+    /// Returns the entries of a model's provider and of the model, at most a second old.
+    async fn rate_limits_of_model(&self, model: &str) -> Vec<(String, LimitEntry)> {
+        let provider = model.split_once(':').map(|(provider, _)| format!("{provider}:*"));
+        let mut cache = self.0.cache.lock().await;
+        if cache.read_at.is_none_or(|at| at.elapsed() >= MAX_CACHE_AGE) {
+            match read_entries(&self.0.bus).await {
+                Ok(entries) => cache.entries = entries,
+                Err(fault) => tracing::debug!(%fault, "cannot read the rate limits; using the cached ones"),
+            }
+            cache.read_at = Some(Instant::now());
+        }
+        let names = provider.into_iter().chain([model.to_owned()]);
+        names.filter_map(|name| cache.entries.get(&name).cloned().map(|entry| (name, entry))).collect()
+    }
+
+    async fn open_store(&self) -> Result<&kv::Store, Fault> {
+        self.0.store.get_or_try_init(|| open_bucket(self.0.bus.request_context(), LIMITS)).await
+    }
+
+    /// Sends a message to the booker of a name, and starts it if it does not run yet.
+    async fn send_to_booker(&self, name: &str, message: BookerMessage) {
+        let running = self.lock_bookers().get(name).cloned();
+        let booker = match running {
+            Some(booker) => booker,
+            None => match self.open_store().await {
+                Ok(store) => self.start_booker(name, store.clone()),
+                Err(fault) => {
+                    return tracing::warn!(%fault, name, "cannot open the rate limits; requests are not limited");
+                }
+            },
+        };
+        // The booker ends only with this limiter.
+        let _ = booker.send(message);
+    }
+
+    fn start_booker(&self, name: &str, store: kv::Store) -> mpsc::UnboundedSender<BookerMessage> {
+        let mut bookers = self.lock_bookers();
+        let start = || {
+            let (sender, messages) = mpsc::unbounded_channel();
+            tokio::spawn(RateLimitBooker::new(store, name.to_owned()).run_until_closed(messages));
+            sender
+        };
+        bookers.entry(name.to_owned()).or_insert_with(start).clone()
+    }
+
+    fn lock_bookers(
+        &self,
+    ) -> std::sync::MutexGuard<'_, HashMap<String, mpsc::UnboundedSender<BookerMessage>>> {
+        self.0.bookers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn to_signed(tokens: u64) -> i64 {
+    i64::try_from(tokens).unwrap_or(i64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn limit_name_is_a_model_or_a_provider() {
+        for text in
+            ["openai:gpt-4o", "openai:*", "openai-compatible:qwen@http://127.0.0.1:8081/v1", "ollama:a:b"]
+        {
+            assert_eq!(text.parse::<LimitName>().unwrap().to_string(), text);
+        }
+        for text in ["gpt-4o", "openai:", ":x", "*", "*:*", "openai:gpt-*", "openai:**", "a b:c", "a:b c", ""]
+        {
+            assert!(text.parse::<LimitName>().is_err(), "{text}");
+        }
+    }
+}

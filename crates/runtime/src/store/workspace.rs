@@ -1,0 +1,517 @@
+//! The workspace of a run: its files. Each version of a file is a message on the subject of its path, a deletion too,
+//! and none is ever removed. The current version is the last message of the subject. A workspace outlives its run.
+//!
+//! Writes are fenced by the last message of the subject, so that the server rejects one of two concurrent writers. They
+//! are idempotent: a write with the same key is recognised, also if the response to the first one was lost.
+
+use async_nats::jetstream::stream::LastRawMessageErrorKind;
+use futures::FutureExt;
+use futures::future::BoxFuture;
+use millrace_protocol::file::{FilePath, FileVersion, MAX_FILE, WriteCondition};
+use millrace_protocol::ids::RunId;
+use millrace_protocol::subject;
+use millrace_protocol::wire::{InlineOrStoredBytes, encode_body, encode_with_inline_body};
+use serde_bytes::ByteBuf;
+use tracing::warn;
+
+use crate::Fault;
+use crate::fault::backoff;
+use crate::log::{AppendError, append_payload};
+use crate::nats::bus::Bus;
+use crate::nats::direct_get;
+use crate::nats::error::fault_from_client_error;
+use crate::nats::record::StreamRecord;
+use crate::nats::topology::FILES;
+use crate::store::blobs::sha256_hex;
+
+/// Larger contents go to the blob store, because a listing reads every message in full.
+const MAX_INLINE: usize = 64 * 1024;
+/// The maximum number of retries of a read from a lagging replica.
+const MAX_RETRIES: u32 = 8;
+
+/// The files of one run.
+pub struct RunWorkspace {
+    bus: Bus,
+    run: RunId,
+}
+
+/// A version of a file, without its content.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FileVersionInfo {
+    /// Its path.
+    pub path: FilePath,
+    /// Its number, from 1.
+    pub version: u64,
+    /// Its author.
+    pub author: String,
+    /// The size of its content in bytes.
+    pub size: u64,
+    /// `true` if this version deletes the file.
+    pub is_deletion: bool,
+    /// When the server stored it.
+    pub time: jiff::Timestamp,
+}
+
+/// A version of a file with its content.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct WorkspaceFile {
+    /// Its metadata.
+    pub entry: FileVersionInfo,
+    /// Its content.
+    pub bytes: Vec<u8>,
+}
+
+/// The author of a write, and its idempotency key.
+#[derive(Debug, Clone, Copy)]
+pub struct FileAuthor<'a> {
+    /// The author, such as `task draft`.
+    pub author: &'a str,
+    /// The idempotency key: a second write with the same key has no effect.
+    pub key: &'a str,
+}
+
+/// The error of a failed write.
+#[derive(Debug, thiserror::Error)]
+pub enum FileWriteError {
+    /// The current version is not the expected one.
+    #[error("version conflict: the file has changed")]
+    Stale {
+        /// The current file; `None` if there is none.
+        current: Option<Box<WorkspaceFile>>,
+    },
+    /// It is larger than [`MAX_FILE`].
+    #[error("the file would have {size} bytes; the limit is {MAX_FILE}")]
+    TooLarge {
+        /// Its size in bytes.
+        size: u64,
+    },
+    /// The path conflicts with another file: a name can't be both a file and a folder.
+    #[error("path conflict with the file {with}: a name can't be both a file and a folder")]
+    Clash {
+        /// The existing file.
+        with: FilePath,
+    },
+    /// The server does not accept the write, or the current version can't be read.
+    #[error(transparent)]
+    Fault(#[from] Fault),
+}
+
+/// A decoded version of a file.
+struct DecodedVersion {
+    version: FileVersion,
+    entry: FileVersionInfo,
+}
+
+/// The end of a file's subject. A forged message there is no version, but the next write must follow it.
+struct FileSubjectTip {
+    /// The last version, if there is one.
+    head: Option<DecodedVersion>,
+    /// The sequence of the last message; 0 if there is none.
+    last: u64,
+}
+
+impl RunWorkspace {
+    /// Creates the workspace of a run. Sends no request.
+    #[must_use]
+    pub fn new(bus: &Bus, run: &RunId) -> Self {
+        Self { bus: bus.clone(), run: run.clone() }
+    }
+
+    /// Returns the files below a folder, or all files, by path. On a replicated stream the responding replica may lag.
+    ///
+    /// # Errors
+    /// The server does not respond.
+    pub fn list_files<'a>(
+        &'a self,
+        folder: Option<&'a FilePath>,
+    ) -> BoxFuture<'a, Result<Vec<FileVersionInfo>, Fault>> {
+        async move {
+            let filters = [subject::file_subjects_in_folder(&self.run, folder)];
+            let records = match direct_get::read_last_per_subject(self.bus.client(), FILES, &filters).await? {
+                Some(records) => records,
+                None => self.read_last_message_per_subject(&filters[0]).await?,
+            };
+            let mut entries = Vec::new();
+            for record in &records {
+                entries.extend(self.read_version_of_last_message(record).await?.map(|head| head.entry));
+            }
+            entries.retain(|entry| !entry.is_deletion);
+            entries.sort_by(|a, b| a.path.cmp(&b.path));
+            Ok(entries)
+        }
+        .boxed()
+    }
+
+    /// Returns the current version of a file; `None` if there is no file.
+    ///
+    /// # Errors
+    /// The server does not respond, or the content can't be read.
+    pub fn read_file<'a>(
+        &'a self,
+        path: &'a FilePath,
+    ) -> BoxFuture<'a, Result<Option<WorkspaceFile>, Fault>> {
+        async move {
+            match self.read_subject_tip(path).await?.head {
+                Some(head) => self.load_content(head).await,
+                None => Ok(None),
+            }
+        }
+        .boxed()
+    }
+
+    /// Returns a version of a file; `None` if there is no such version, or it is a deletion.
+    ///
+    /// # Errors
+    /// As for [`RunWorkspace::read_file`].
+    pub fn read_file_version<'a>(
+        &'a self,
+        path: &'a FilePath,
+        version: u64,
+    ) -> BoxFuture<'a, Result<Option<WorkspaceFile>, Fault>> {
+        async move {
+            let all = self.read_history(path).await?;
+            match all.into_iter().find(|head| head.entry.version == version) {
+                Some(head) => self.load_content(head).await,
+                None => Ok(None),
+            }
+        }
+        .boxed()
+    }
+
+    /// Returns all versions of a file, oldest first, including deletions.
+    ///
+    /// # Errors
+    /// The server does not respond.
+    pub async fn list_versions(&self, path: &FilePath) -> Result<Vec<FileVersionInfo>, Fault> {
+        Ok(self.read_history(path).await?.into_iter().map(|head| head.entry).collect())
+    }
+
+    /// Returns the version that was written with this key; `None` if there is none.
+    ///
+    /// # Errors
+    /// The server does not respond.
+    pub fn find_version_by_key<'a>(
+        &'a self,
+        path: &'a FilePath,
+        key: &'a str,
+    ) -> BoxFuture<'a, Result<Option<u64>, Fault>> {
+        async move {
+            let all = self.read_history(path).await?;
+            Ok(all.iter().find(|head| head.version.key == key).map(|head| head.entry.version))
+        }
+        .boxed()
+    }
+
+    /// Writes a file and returns its new version. A write with the same key and the same expected version is the same
+    /// write, and returns the version that it created. A write with another expected version needs a new key.
+    ///
+    /// # Errors
+    /// See [`FileWriteError`]; nothing was written.
+    pub fn write_file<'a>(
+        &'a self,
+        path: &'a FilePath,
+        bytes: Vec<u8>,
+        expected: WriteCondition,
+        writer: FileAuthor<'a>,
+    ) -> BoxFuture<'a, Result<u64, FileWriteError>> {
+        async move {
+            let size = bytes.len() as u64;
+            if size > MAX_FILE {
+                return Err(FileWriteError::TooLarge { size });
+            }
+            self.append_version(path, Some(bytes), expected, writer).await
+        }
+        .boxed()
+    }
+
+    /// Deletes a file and returns the version of the deletion.
+    ///
+    /// # Errors
+    /// See [`FileWriteError`]; nothing was deleted.
+    pub fn delete_file<'a>(
+        &'a self,
+        path: &'a FilePath,
+        expected: WriteCondition,
+        writer: FileAuthor<'a>,
+    ) -> BoxFuture<'a, Result<u64, FileWriteError>> {
+        self.append_version(path, None, expected, writer).boxed()
+    }
+
+    async fn append_version(
+        &self,
+        path: &FilePath,
+        bytes: Option<Vec<u8>>,
+        expected: WriteCondition,
+        writer: FileAuthor<'_>,
+    ) -> Result<u64, FileWriteError> {
+        let size = bytes.as_ref().map_or(0, |bytes| bytes.len() as u64);
+        let mut content = None;
+        loop {
+            let FileSubjectTip { head, last } = self.read_subject_tip(path).await?;
+            if let Some(version) = self.find_earlier_write(path, head.as_ref(), expected, writer.key).await? {
+                return Ok(version);
+            }
+            if !meets_write_condition(head.as_ref(), expected) {
+                let current = match head {
+                    Some(head) => self.load_content(head).await?,
+                    None => None,
+                };
+                return Err(FileWriteError::Stale { current: current.map(Box::new) });
+            }
+            if let (None, Some(bytes)) = (&content, &bytes) {
+                self.check_path_conflicts(path, head.as_ref()).await?;
+                content = Some(self.store_content(bytes).await?);
+            }
+            let version = FileVersion {
+                version: head.as_ref().map_or(0, |head| head.entry.version) + 1,
+                author: writer.author.to_owned(),
+                key: writer.key.to_owned(),
+                size,
+                content: content.clone(),
+            };
+            match self.publish_version(path, &version, last).await {
+                Ok(()) => return Ok(version.version),
+                // Another writer was first: check against the new version.
+                Err(AppendError::Fenced { .. }) => {}
+                Err(AppendError::Fault(fault)) => return Err(fault.into()),
+            }
+        }
+    }
+
+    /// Stores a content inline or in the blob store.
+    async fn store_content(&self, bytes: &[u8]) -> Result<InlineOrStoredBytes, Fault> {
+        if bytes.len() <= MAX_INLINE {
+            return Ok(InlineOrStoredBytes::Inline(ByteBuf::from(bytes)));
+        }
+        Ok(InlineOrStoredBytes::Stored(self.bus.blobs().put_blob(bytes).await?))
+    }
+
+    async fn publish_version(
+        &self,
+        path: &FilePath,
+        version: &FileVersion,
+        last: u64,
+    ) -> Result<(), AppendError> {
+        let payload = encode_with_inline_body::<FileVersion>(&encode_body(version));
+        let subject = subject::file_subject(&self.run, path);
+        let id = sha256_hex(version.key.as_bytes());
+        append_payload(&self.bus, "file", FILES.into(), subject, payload.into(), last, id).await.map(|_| ())
+    }
+
+    /// Returns the version that was written with this key before. If the current version is the expected one, there is
+    /// none.
+    async fn find_earlier_write(
+        &self,
+        path: &FilePath,
+        head: Option<&DecodedVersion>,
+        expected: WriteCondition,
+        key: &str,
+    ) -> Result<Option<u64>, Fault> {
+        match (head, expected) {
+            (None, _) => Ok(None),
+            (Some(head), _) if head.version.key == key => Ok(Some(head.entry.version)),
+            (Some(head), WriteCondition::Version(version)) if head.entry.version == version => Ok(None),
+            (Some(_), WriteCondition::Version(_) | WriteCondition::Absent | WriteCondition::Always) => {
+                self.find_version_by_key(path, key).await
+            }
+        }
+    }
+
+    /// Rejects a path that is a folder, or that is below a file.
+    async fn check_path_conflicts(
+        &self,
+        path: &FilePath,
+        head: Option<&DecodedVersion>,
+    ) -> Result<(), FileWriteError> {
+        if head.is_some_and(|head| !head.entry.is_deletion) {
+            return Ok(());
+        }
+        let mut filters = vec![subject::file_subjects_in_folder(&self.run, Some(path))];
+        let text = path.as_str();
+        let folders = text.match_indices('/').skip(1).map(|(end, _)| &text[..end]);
+        filters.extend(
+            folders
+                .filter_map(|text| FilePath::new(text).ok())
+                .map(|path| subject::file_subject(&self.run, &path)),
+        );
+        let records = direct_get::read_last_per_subject(self.bus.client(), FILES, &filters).await?;
+        // Too many subjects to return: the path is a folder with more than a thousand files.
+        for record in records.ok_or_else(|| FileWriteError::Clash { with: path.clone() })? {
+            if let Some(head) = self.read_version_of_last_message(&record).await?
+                && !head.entry.is_deletion
+            {
+                return Err(FileWriteError::Clash { with: head.entry.path });
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns the end of a file's subject, as its leader knows it. If the last message is forged, the last version is
+    /// before it.
+    async fn read_subject_tip(&self, path: &FilePath) -> Result<FileSubjectTip, Fault> {
+        let Some(record) = self.read_last_message(path).await? else {
+            return Ok(FileSubjectTip { head: None, last: 0 });
+        };
+        if !record.is_forged() {
+            return Ok(FileSubjectTip {
+                head: Some(self.decode_version(&record).await?),
+                last: record.sequence,
+            });
+        }
+        let records = self.read_through(path, record.sequence).await?;
+        let last = records.last().map_or(0, |last| last.sequence);
+        if last < record.sequence {
+            let what = format!("reading {path} of run {}", self.run);
+            return Err(Fault::unavailable(what, "the replica lags behind its leader"));
+        }
+        Ok(FileSubjectTip { head: self.find_last_version(&records).await?, last })
+    }
+
+    /// Returns the last message of a file, as its leader knows it.
+    async fn read_last_message(&self, path: &FilePath) -> Result<Option<StreamRecord>, Fault> {
+        let subject = subject::file_subject(&self.run, path);
+        let what = || format!("reading {path} of run {}", self.run);
+        for tries in 1.. {
+            let stream = self.bus.request_context().get_stream_no_info(FILES).await;
+            let stream = stream.map_err(|error| fault_from_client_error(&what(), error))?;
+            let error = match stream.get_last_raw_message_by_subject(&subject).await {
+                Ok(message) => return Ok(Some(message.into())),
+                Err(error) => error,
+            };
+            match error.kind() {
+                LastRawMessageErrorKind::NoMessageFound => return Ok(None),
+                LastRawMessageErrorKind::InvalidSubject
+                | LastRawMessageErrorKind::JetStream(_)
+                | LastRawMessageErrorKind::Other
+                    if tries > MAX_RETRIES =>
+                {
+                    return Err(fault_from_client_error(&what(), error));
+                }
+                LastRawMessageErrorKind::InvalidSubject
+                | LastRawMessageErrorKind::JetStream(_)
+                | LastRawMessageErrorKind::Other => tokio::time::sleep(backoff(tries)).await,
+            }
+        }
+        Ok(None)
+    }
+
+    /// Returns all versions of a file, up to the last one that its leader knows.
+    async fn read_history(&self, path: &FilePath) -> Result<Vec<DecodedVersion>, Fault> {
+        let Some(last) = self.read_last_message(path).await? else { return Ok(Vec::new()) };
+        let records = self.read_through(path, last.sequence).await?;
+        let mut all = Vec::with_capacity(records.len());
+        for record in &records {
+            all.extend(self.decode_or_ignore(record).await?);
+        }
+        Ok(all)
+    }
+
+    /// Returns all messages of a file. Retries until the message with the sequence `last` is among them, for a limited
+    /// time.
+    async fn read_through(&self, path: &FilePath, last: u64) -> Result<Vec<StreamRecord>, Fault> {
+        let subject = subject::file_subject(&self.run, path);
+        for tries in 1.. {
+            let records = direct_get::read_matching(self.bus.client(), FILES, &subject, 1).await?;
+            if records.last().is_some_and(|record| record.sequence >= last) || tries > MAX_RETRIES {
+                return Ok(records);
+            }
+            tokio::time::sleep(backoff(tries)).await;
+        }
+        Ok(Vec::new())
+    }
+
+    /// Returns the version of the last message of a subject; if that is forged, the last version before it.
+    async fn read_version_of_last_message(
+        &self,
+        last: &StreamRecord,
+    ) -> Result<Option<DecodedVersion>, Fault> {
+        if !last.is_forged() {
+            return self.decode_or_ignore(last).await;
+        }
+        let records = direct_get::read_matching(self.bus.client(), FILES, &last.subject, 1).await?;
+        self.find_last_version(&records).await
+    }
+
+    /// Returns the last version among the messages of a file.
+    async fn find_last_version(&self, records: &[StreamRecord]) -> Result<Option<DecodedVersion>, Fault> {
+        match records.iter().rev().find(|record| !record.is_forged()) {
+            Some(record) => self.decode_or_ignore(record).await,
+            None => Ok(None),
+        }
+    }
+
+    /// Returns the last message of each subject that is not forged, by reading all messages: for more subjects than the
+    /// server returns at once.
+    async fn read_last_message_per_subject(&self, filter: &str) -> Result<Vec<StreamRecord>, Fault> {
+        let mut last = std::collections::HashMap::new();
+        let mut pages = direct_get::PagedReader::new(self.bus.client(), FILES.into(), filter.into(), 1);
+        loop {
+            let records = pages.next_page().await?;
+            if records.is_empty() {
+                return Ok(last.into_values().collect());
+            }
+            let records = records.into_iter().filter(|record| !record.is_forged());
+            last.extend(records.map(|record| (record.subject.to_string(), record)));
+        }
+    }
+
+    /// Decodes a version of a file; `None` if it is invalid and must be ignored.
+    async fn decode_or_ignore(&self, record: &StreamRecord) -> Result<Option<DecodedVersion>, Fault> {
+        match self.decode_version(record).await {
+            Ok(head) => Ok(Some(head)),
+            Err(fault) if fault.is_transient() => Err(fault),
+            Err(fault) => {
+                warn!(
+                    run = %self.run,
+                    subject = %record.subject,
+                    sequence = record.sequence,
+                    %fault,
+                    "ignoring an invalid version of a workspace file; if it is the newest, the file counts as missing"
+                );
+                Ok(None)
+            }
+        }
+    }
+
+    async fn decode_version(&self, record: &StreamRecord) -> Result<DecodedVersion, Fault> {
+        let version: FileVersion = self.bus.decode_record(record).await?;
+        let (_, path) =
+            subject::parse_file_subject(&record.subject).ok_or_else(|| Fault::InvalidMessage {
+                subject: record.subject.to_string(),
+                sequence: record.sequence,
+                error: millrace_protocol::wire::DecodeError::Unreadable {
+                    what: "its subject".into(),
+                    why: "it contains no path".into(),
+                },
+            })?;
+        let entry = FileVersionInfo {
+            path,
+            version: version.version,
+            author: version.author.clone(),
+            size: version.size,
+            is_deletion: version.content.is_none(),
+            time: record.time,
+        };
+        Ok(DecodedVersion { version, entry })
+    }
+
+    async fn load_content(&self, head: DecodedVersion) -> Result<Option<WorkspaceFile>, Fault> {
+        match &head.version.content {
+            None => Ok(None),
+            Some(content) => {
+                let bytes = self.bus.blobs().read_inline_or_stored(content).await?;
+                Ok(Some(WorkspaceFile { entry: head.entry, bytes }))
+            }
+        }
+    }
+}
+
+/// `true` if the current version is the expected one.
+fn meets_write_condition(head: Option<&DecodedVersion>, expected: WriteCondition) -> bool {
+    let current = head.filter(|head| !head.entry.is_deletion);
+    match expected {
+        WriteCondition::Always => true,
+        WriteCondition::Absent => current.is_none(),
+        WriteCondition::Version(version) => current.is_some_and(|head| head.entry.version == version),
+    }
+}

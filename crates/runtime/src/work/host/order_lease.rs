@@ -1,0 +1,176 @@
+//! The lease on one order that this process has pulled from a queue: reading the order, renewing the lease,
+//! acknowledging the order, and giving it back.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use async_nats::Message;
+use async_nats::jetstream::{self, response::Response};
+use bytes::Bytes;
+use millrace_protocol::subject;
+use millrace_protocol::work::Order;
+use serde::Deserialize;
+use serde_json::json;
+use tracing::debug;
+
+use crate::Fault;
+use crate::nats::bus::Bus;
+use crate::nats::provenance::{DeliveryPath, Provenance};
+use crate::nats::record::{StreamRecord, encoding_from_headers, timestamp_from_nanoseconds};
+use crate::nats::topology::WORK;
+
+/// The lease on an order that this process has pulled. It expires unless it is renewed.
+pub(super) struct OrderLease {
+    bus: Bus,
+    message: Message,
+}
+
+impl OrderLease {
+    pub fn new(bus: Bus, message: Message) -> Self {
+        Self { bus, message }
+    }
+
+    /// Decodes the order.
+    ///
+    /// # Errors
+    /// The order is invalid or forged, or its body can't be read.
+    pub async fn decode_order(&self) -> Result<Order, Fault> {
+        let record = StreamRecord {
+            sequence: 0,
+            subject: self.message.subject.clone(),
+            payload: self.message.payload.clone(),
+            encoding: encoding_from_headers(self.message.headers.as_ref()),
+            time: jiff::Timestamp::UNIX_EPOCH,
+            is_deletion: false,
+            provenance: self.read_provenance().await?,
+        };
+        let order = self.bus.decode_record::<Order>(&record).await?;
+        check_order_address(&self.bus, &order, self.subject())?;
+        Ok(order)
+    }
+
+    /// Returns the subject of the order.
+    pub fn subject(&self) -> &str {
+        &self.message.subject
+    }
+
+    /// Returns the provenance of the order. An order without headers counts as published where the cluster still
+    /// accepts such orders, which programs before 0.4 published.
+    async fn read_provenance(&self) -> Result<Provenance, Fault> {
+        let headers = self.message.headers.as_ref();
+        if headers.is_none()
+            && let Ok(info) = self.jetstream_message().info()
+            && self
+                .bus
+                .unmarked_order_policy()
+                .accepts_unmarked_order(self.bus.request_context(), info.stream_sequence)
+                .await?
+        {
+            return Ok(Provenance::Published);
+        }
+        Ok(Provenance::from_headers(headers, DeliveryPath::AsStored))
+    }
+
+    /// Returns the sequence of the order in its stream; 0 if the server does not name it.
+    pub fn sequence(&self) -> u64 {
+        self.jetstream_message().info().map_or(0, |info| info.stream_sequence)
+    }
+
+    fn jetstream_message(&self) -> jetstream::Message {
+        jetstream::Message { message: self.message.clone(), context: self.bus.request_context().clone() }
+    }
+
+    /// `true` if the queue has delivered the order before.
+    pub fn is_redelivery(&self) -> bool {
+        self.jetstream_message().info().is_ok_and(|info| info.delivered > 1)
+    }
+
+    /// Acknowledges the order, which removes it from the queue. Does not wait for the server: if the acknowledgement is
+    /// lost, the order is redelivered, and the journal shows that it is done.
+    pub async fn acknowledge_order(&self) {
+        self.send_ack(Bytes::from_static(b"+ACK")).await;
+    }
+
+    /// Renews the lease.
+    pub async fn renew_lease(&self) {
+        self.send_ack(Bytes::from_static(b"+WPI")).await;
+    }
+
+    /// Returns `true` if the order is no longer in the queue: it was withdrawn, or another process has acknowledged it.
+    /// A queue that was created after the order was published does not count.
+    ///
+    /// # Errors
+    /// The server does not respond.
+    pub async fn is_order_gone(&self) -> Result<bool, Fault> {
+        let what = || format!("checking the queue for {}", self.subject());
+        let message = self.jetstream_message();
+        let published = message.info().map_err(|error| Fault::unavailable(what(), error))?.published;
+        let published = timestamp_from_nanoseconds(published.unix_timestamp_nanos());
+        let request = json!({ "subjects_filter": self.subject() });
+        let response: Response<QueueStreamInfo> = self
+            .bus
+            .request_context()
+            .request(format!("STREAM.INFO.{WORK}"), &request)
+            .await
+            .map_err(|error| Fault::unavailable(what(), error))?;
+        match response {
+            Response::Ok(state) => Ok(state.created <= published && !state.contains_subject(self.subject())),
+            Response::Err { error } => Err(Fault::unavailable(what(), error)),
+        }
+    }
+
+    /// Returns the order to the queue, which redelivers it after a delay.
+    pub async fn release_order(&self, delay: Duration) {
+        let kind = if delay.is_zero() {
+            Bytes::from_static(b"-NAK")
+        } else {
+            format!(r#"-NAK {{"delay":{}}}"#, delay.as_nanos()).into()
+        };
+        self.send_ack(kind).await;
+    }
+
+    async fn send_ack(&self, kind: Bytes) {
+        let Some(reply) = self.message.reply.clone() else { return };
+        if let Err(error) = self.bus.client().publish(reply, kind).await {
+            debug!(subject = self.subject(), %error, "sending an acknowledgement failed");
+        }
+    }
+}
+
+/// The state of the stream of all queues, as far as it is needed.
+#[derive(Deserialize)]
+struct QueueStreamInfo {
+    created: jiff::Timestamp,
+    state: SubjectMessageCounts,
+}
+
+#[derive(Deserialize)]
+struct SubjectMessageCounts {
+    /// The number of messages per subject; missing if there are none.
+    #[serde(default)]
+    subjects: Option<HashMap<String, u64>>,
+}
+
+impl QueueStreamInfo {
+    fn contains_subject(&self, subject: &str) -> bool {
+        self.state.subjects.as_ref().is_some_and(|subjects| subjects.contains_key(subject))
+    }
+}
+
+/// Checks that an order belongs to its subject and its lane.
+fn check_order_address(bus: &Bus, order: &Order, subject: &str) -> Result<(), Fault> {
+    let invalid = |why: String| Fault::InvalidMessage {
+        subject: subject.to_owned(),
+        sequence: 0,
+        error: millrace_protocol::wire::DecodeError::Unreadable { what: "the order".into(), why },
+    };
+    let expected = subject::order_subject(&order.run, &order.capability, &order.work());
+    if expected != subject {
+        return Err(invalid(format!("its subject must be {expected}")));
+    }
+    if order.lane != bus.lane_of_run(&order.run) {
+        let why = format!("run {} is in lane {}, not {}", order.run, bus.lane_of_run(&order.run), order.lane);
+        return Err(invalid(why));
+    }
+    Ok(())
+}

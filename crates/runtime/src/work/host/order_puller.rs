@@ -1,0 +1,168 @@
+//! Pulling orders from one queue. It requests as many orders as its caller wants, and knows nothing of slots, journals
+//! or handlers.
+//!
+//! Pull requests go over one subscription, without the client library's consumers. The library's batch does not
+//! register a wake-up after an idle heartbeat, so that a later order is noticed seconds late; and its streams prefetch
+//! orders, which starves other processes.
+
+use std::time::Duration;
+
+use async_nats::Subscriber;
+use futures::StreamExt;
+use millrace_protocol::ids::Capability;
+use tracing::info;
+
+use super::order_lease::OrderLease;
+use crate::Fault;
+use crate::nats::bus::Bus;
+use crate::nats::topology::{WORK, has_queue};
+
+/// When one pull request expires.
+const EXPIRES: Duration = Duration::from_secs(5);
+/// The interval of the server's heartbeats for a pull request.
+const HEARTBEAT: Duration = Duration::from_secs(1);
+/// After this time without an order or a heartbeat, a pull request counts as lost.
+const RESPONSE_TIMEOUT: Duration = Duration::from_millis(2_500);
+/// The poll interval for a queue that does not exist yet.
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
+/// The timeout of one such poll. A queue without a leader does not respond; its next leader will respond to pull
+/// requests, so these can be sent meanwhile.
+const POLL_TIMEOUT: Duration = Duration::from_secs(1);
+/// The number of polls after which a log line says that the queue is missing.
+const POLLS_BEFORE_LOG: u32 = 100;
+
+/// Pulls orders from the queue of one capability.
+pub(super) struct OrderPuller {
+    bus: Bus,
+    capability: Capability,
+    /// The subject of pull requests.
+    next: String,
+    /// The prefix of reply subjects; each request has its own.
+    inbox: String,
+    replies: Subscriber,
+    requests: u64,
+    /// `false` if the queue did not respond and is only assumed to exist.
+    pub is_confirmed: bool,
+}
+
+impl OrderPuller {
+    /// Opens the queue of a capability, and waits for a supervisor to create it if necessary. A queue without a leader
+    /// is assumed to exist.
+    ///
+    /// # Errors
+    /// The server does not respond.
+    pub async fn open(bus: &Bus, capability: &Capability) -> Result<Self, Fault> {
+        let mut tries = 0;
+        let is_confirmed = loop {
+            match find_queue(bus, capability).await? {
+                QueueLookup::Exists => break true,
+                QueueLookup::NoResponse => break false,
+                QueueLookup::Missing => tries += 1,
+            }
+            if tries == POLLS_BEFORE_LOG {
+                info!(%capability, "waiting for a supervisor to create the queue");
+            }
+            tokio::time::sleep(POLL_INTERVAL).await;
+        };
+        let inbox = bus.client().new_inbox();
+        let replies = bus
+            .client()
+            .subscribe(format!("{inbox}.*"))
+            .await
+            .map_err(|error| Fault::unavailable(format!("opening the queue of {capability}"), error))?;
+        let next = format!("$JS.API.CONSUMER.MSG.NEXT.{WORK}.{capability}");
+        let (bus, capability) = (bus.clone(), capability.clone());
+        Ok(Self { bus, capability, next, inbox, replies, requests: 0, is_confirmed })
+    }
+
+    /// Requests up to `wanted` orders and passes each to `take` as it arrives. Returns after that many orders, or after
+    /// five seconds. Dropping the future leaves the request open: call [`OrderPuller::close_and_take_late_orders`] then.
+    ///
+    /// # Errors
+    /// The server does not respond or has lost the queue: open it again.
+    pub async fn pull_orders(
+        &mut self,
+        wanted: usize,
+        mut take: impl FnMut(OrderLease),
+    ) -> Result<(), Fault> {
+        let reply = self.request_orders(wanted).await?;
+        let mut missing = wanted;
+        while missing > 0 {
+            let message = tokio::time::timeout(RESPONSE_TIMEOUT, self.replies.next())
+                .await
+                .map_err(|_| self.pull_fault("no heartbeat"))?
+                .ok_or_else(|| self.pull_fault("the connection was closed"))?;
+            match message.status.map(|status| status.as_u16()) {
+                None => {
+                    missing -= 1;
+                    take(OrderLease::new(self.bus.clone(), message));
+                }
+                // The end of an earlier request.
+                Some(_) if *message.subject != *reply => {}
+                Some(100) => {}
+                Some(404 | 408) => return Ok(()),
+                Some(status) => {
+                    return Err(self.pull_fault(message.description.unwrap_or_else(|| status.to_string())));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    async fn request_orders(&mut self, wanted: usize) -> Result<String, Fault> {
+        self.requests += 1;
+        let reply = format!("{}.{}", self.inbox, self.requests);
+        let request = format!(
+            r#"{{"batch":{wanted},"expires":{},"idle_heartbeat":{}}}"#,
+            EXPIRES.as_nanos(),
+            HEARTBEAT.as_nanos()
+        );
+        self.bus
+            .client()
+            .publish_with_reply(self.next.clone(), reply.clone(), request.into())
+            .await
+            .map_err(|error| self.pull_fault(error))?;
+        Ok(reply)
+    }
+
+    /// Stops requesting orders, and passes those already on their way to `take`. Takes two seconds at most.
+    pub async fn close_and_take_late_orders(mut self, mut take: impl FnMut(OrderLease)) {
+        if self.replies.drain().await.is_err() {
+            return;
+        }
+        let mut rest = std::pin::pin!(tokio::time::sleep(RESPONSE_TIMEOUT));
+        loop {
+            tokio::select! {
+                () = &mut rest => return,
+                message = self.replies.next() => match message {
+                    Some(message) if message.status.is_none() => {
+                        take(OrderLease::new(self.bus.clone(), message));
+                    }
+                    Some(_) => {}
+                    None => return,
+                },
+            }
+        }
+    }
+
+    fn pull_fault(&self, cause: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Fault {
+        Fault::unavailable(format!("pulling orders for {}", self.capability), cause)
+    }
+}
+
+/// The result of looking up a queue.
+enum QueueLookup {
+    Exists,
+    Missing,
+    /// The queue has no leader at the moment.
+    NoResponse,
+}
+
+async fn find_queue(bus: &Bus, capability: &Capability) -> Result<QueueLookup, Fault> {
+    match tokio::time::timeout(POLL_TIMEOUT, has_queue(bus.request_context(), capability)).await {
+        Ok(Ok(true)) => Ok(QueueLookup::Exists),
+        Ok(Ok(false)) => Ok(QueueLookup::Missing),
+        Ok(Err(fault)) if !fault.is_transient() => Err(fault),
+        Ok(Err(_)) | Err(_) => Ok(QueueLookup::NoResponse),
+    }
+}

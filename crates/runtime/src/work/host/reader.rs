@@ -1,0 +1,161 @@
+//! Reading the inputs of a piece of work: results of other tasks and the plan from the log, documents from the blob
+//! store, and the registered capabilities. It caches nothing.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use millrace_protocol::ids::{Capability, Lane, RunId, TaskId};
+use millrace_protocol::plan::{Decision, JournalKey, Plan, apply_decision};
+use millrace_protocol::result::{CapabilityDescription, TaskResult};
+use millrace_protocol::subject::{self, Topic};
+use millrace_protocol::wire::{DecodeError, decode_task_result};
+use millrace_protocol::work::{InputResult, JournalEntry, WorkOutcome};
+
+use crate::Fault;
+use crate::fault::max_replica_lag;
+use crate::log::{read_message, read_topic};
+use crate::nats::bus::Bus;
+use crate::nats::record::StreamRecord;
+use crate::nats::topology::lane_stream;
+use crate::work::registry;
+
+/// The interval at which a lagging replica is read again.
+const RETRY_INTERVAL: Duration = Duration::from_millis(50);
+
+/// Reads the inputs of work in one lane. Cheap to clone.
+#[derive(Clone)]
+pub struct ClusterReader {
+    bus: Bus,
+    lane: Lane,
+    run: RunId,
+}
+
+impl ClusterReader {
+    pub(super) fn new(bus: Bus, lane: Lane, run: RunId) -> Self {
+        Self { bus, lane, run }
+    }
+
+    /// Returns the result that an input names. The message must be the one that the input means: a server that has lost
+    /// its newest messages uses their sequences again.
+    ///
+    /// # Errors
+    /// The result was removed or is invalid, the message is another one, or the server does not respond.
+    pub async fn read_result(&self, input: &InputResult) -> Result<TaskResult, Fault> {
+        let record = read_message(&self.bus, self.lane, input.at_sequence).await?;
+        let record = record.ok_or_else(|| Fault::InvalidMessage {
+            subject: lane_stream(self.lane),
+            sequence: input.at_sequence,
+            error: DecodeError::Unreadable {
+                what: format!("the result of task {}", input.task),
+                why: "it was removed; the run has probably ended".into(),
+            },
+        })?;
+        if !self.is_journal_of_task(&record, &input.task) {
+            return Err(replaced_input_fault(&record, input));
+        }
+        let entry = self.bus.decode_record::<JournalEntry>(&record).await?;
+        let JournalEntry::Outcome { outcome: WorkOutcome::Finished { result, summary, .. }, worker, .. } =
+            entry
+        else {
+            return Err(not_a_result_fault(&record));
+        };
+        if worker != input.worker || !summary.starts_with(&input.summary) {
+            return Err(replaced_input_fault(&record, input));
+        }
+        let bytes = self.bus.blobs().read_inline_or_stored(&result).await?;
+        decode_task_result(&bytes).map_err(|error| invalid_result_fault(&record, error))
+    }
+
+    /// `true` if a message is in the journal of an attempt at this task of the run.
+    fn is_journal_of_task(&self, record: &StreamRecord, task: &TaskId) -> bool {
+        match subject::parse_lane_subject(&record.subject) {
+            Some((_, run, Topic::Journal(JournalKey::Task(of, _)))) => run == self.run && of == *task,
+            Some((_, _, Topic::Journal(_) | Topic::Submitted | Topic::Plan | Topic::Control)) | None => false,
+        }
+    }
+
+    /// Returns the registered capabilities, by name.
+    ///
+    /// # Errors
+    /// The server does not respond.
+    pub async fn read_capabilities(&self) -> Result<Vec<CapabilityDescription>, Fault> {
+        Ok(registry::read_capabilities(&self.bus).await?.into_values().collect())
+    }
+
+    /// Returns the slots of all live workers, by capability.
+    ///
+    /// # Errors
+    /// The server does not respond.
+    pub async fn read_live_slots(&self) -> Result<BTreeMap<Capability, u32>, Fault> {
+        let mut slots = BTreeMap::new();
+        for (capability, count) in
+            registry::read_heartbeats(&self.bus).await?.into_iter().flat_map(|heartbeat| heartbeat.slots)
+        {
+            let total: &mut u32 = slots.entry(capability).or_default();
+            *total = total.saturating_add(count);
+        }
+        Ok(slots)
+    }
+
+    /// Returns the plan of a run after its decision with the sequence `through`.
+    ///
+    /// # Errors
+    /// That decision was removed, a decision is invalid, or the server does not respond.
+    pub async fn read_plan(&self, run: &RunId, through: u64) -> Result<Plan, Fault> {
+        let decisions = self.read_decisions(run, through).await?;
+        let mut plan = Plan::default();
+        for record in &decisions {
+            apply_decision(&mut plan, &self.bus.decode_record::<Decision>(record).await?);
+        }
+        if decisions.last().is_some_and(|last| last.sequence == through) {
+            return Ok(plan);
+        }
+        Err(Fault::InvalidMessage {
+            subject: lane_stream(self.lane),
+            sequence: through,
+            error: DecodeError::Unreadable {
+                what: format!("the plan of run {run}"),
+                why: "its decisions were removed; the run has probably ended".into(),
+            },
+        })
+    }
+
+    /// Returns the decisions of a run up to `through`, which may be missing as long as the responding replica lags.
+    async fn read_decisions(&self, run: &RunId, through: u64) -> Result<Vec<StreamRecord>, Fault> {
+        let (started, lag) = (tokio::time::Instant::now(), max_replica_lag(self.bus.settings().replicas));
+        loop {
+            let mut decisions = read_topic(&self.bus, self.lane, run, &Topic::Plan).await?;
+            decisions.retain(|record| record.sequence <= through && !record.is_forged());
+            let is_complete = decisions.last().is_some_and(|last| last.sequence == through);
+            if is_complete || started.elapsed() >= lag {
+                return Ok(decisions);
+            }
+            tokio::time::sleep(RETRY_INTERVAL).await;
+        }
+    }
+
+    /// Returns the blob with this name: the SHA-256 of its content in hexadecimal.
+    ///
+    /// # Errors
+    /// The blob is missing or damaged, or the server does not respond.
+    pub async fn read_blob(&self, sha256: &str) -> Result<Vec<u8>, Fault> {
+        self.bus.blobs().get(sha256).await
+    }
+}
+
+fn replaced_input_fault(record: &StreamRecord, input: &InputResult) -> Fault {
+    let what = format!("the result of task {} by {}", input.task, input.worker);
+    let why = "another message is in its place; the server has lost its newest messages".into();
+    invalid_result_fault(record, DecodeError::Unreadable { what, why })
+}
+
+fn not_a_result_fault(record: &StreamRecord) -> Fault {
+    invalid_result_fault(
+        record,
+        DecodeError::WrongKind { found: "journal entry".into(), expected: "task's result" },
+    )
+}
+
+fn invalid_result_fault(record: &StreamRecord, error: DecodeError) -> Fault {
+    Fault::InvalidMessage { subject: record.subject.to_string(), sequence: record.sequence, error }
+}

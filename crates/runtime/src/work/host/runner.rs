@@ -1,0 +1,210 @@
+//! The actor of one order, from its claim to its acknowledgement. It owns the journal of the work and a slot of its
+//! queue. The queue actor supervises it, kills it to stop the work, and then handles the order itself. It reads nothing
+//! at its start; the journal contains the steps of earlier claims.
+
+use std::any::Any;
+use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use futures::FutureExt;
+use millrace_protocol::result::{ErrorKind, TaskError};
+use millrace_protocol::work::{Order, WorkOutcome};
+use ractor::{Actor, ActorProcessingErr, ActorRef};
+use tokio::sync::OwnedSemaphorePermit;
+use tokio_util::sync::CancellationToken;
+use tracing::{debug, info, warn};
+
+use super::attempt_log::{AttemptLog, OutcomeSummary};
+use super::order_lease::OrderLease;
+use super::queue_status::{BusySlotGuard, QueueStatus, counts_as_finished};
+use super::{AttemptContext, HostContext, OrderHandler};
+use crate::Fault;
+use crate::log::journal::{ClaimResult, Journal, JournalError};
+
+/// The delay before an order is redelivered that this process could not start or may not take.
+const REDELIVERY_DELAY: Duration = Duration::from_secs(1);
+
+pub(super) struct OrderRunnerArguments {
+    pub shared: Arc<HostContext>,
+    pub status: Arc<QueueStatus>,
+    pub handler: Arc<dyn OrderHandler>,
+    pub lease: Arc<OrderLease>,
+    pub cancelled: CancellationToken,
+    /// Cancelled when the process pulls no more orders.
+    pub draining: CancellationToken,
+    /// Frees the slot when it is dropped with the actor.
+    pub _slot: OwnedSemaphorePermit,
+}
+
+pub(super) struct OrderRunner;
+
+/// The only message: start.
+pub(super) struct StartOrderMessage;
+
+impl Actor for OrderRunner {
+    type Msg = StartOrderMessage;
+    type State = OrderRunnerArguments;
+    type Arguments = OrderRunnerArguments;
+
+    async fn pre_start(
+        &self,
+        _: ActorRef<StartOrderMessage>,
+        arguments: OrderRunnerArguments,
+    ) -> Result<OrderRunnerArguments, ActorProcessingErr> {
+        Ok(arguments)
+    }
+
+    async fn handle(
+        &self,
+        myself: ActorRef<StartOrderMessage>,
+        _: StartOrderMessage,
+        state: &mut OrderRunnerArguments,
+    ) -> Result<(), ActorProcessingErr> {
+        let _busy = BusySlotGuard::new(&state.status);
+        let OrderRunnerArguments { status, lease, .. } = &*state;
+        match process_order(state).await {
+            OrderDisposition::Done => {
+                status.done.increment();
+                lease.acknowledge_order().await;
+            }
+            OrderDisposition::Invalid => {
+                status.invalid.increment();
+                lease.acknowledge_order().await;
+            }
+            OrderDisposition::Lost => status.lost.increment(),
+            OrderDisposition::Returned(delay) => {
+                status.returned.increment();
+                lease.release_order(delay).await;
+            }
+        }
+        myself.stop(None);
+        Ok(())
+    }
+}
+
+/// The end of an order in this process.
+enum OrderDisposition {
+    /// It is acknowledged.
+    Done,
+    /// It is invalid or stale, and removed from the queue.
+    Invalid,
+    /// Another process has claimed the work.
+    Lost,
+    /// It returns to the queue, and is redelivered after this delay.
+    Returned(Duration),
+}
+
+async fn process_order(state: &OrderRunnerArguments) -> OrderDisposition {
+    let OrderRunnerArguments { shared, status, handler, lease, .. } = state;
+    let subject = lease.subject();
+    let order = match lease.decode_order().await {
+        Ok(order) => Arc::new(order),
+        Err(fault) if fault.is_transient() => return return_order_after_fault(subject, &fault),
+        Err(fault) => {
+            let invalid_orders = shared.count_invalid_order();
+            warn!(subject, %fault, invalid_orders, "removing an invalid order from its queue");
+            return OrderDisposition::Invalid;
+        }
+    };
+    if !handler.accepts_order(&order, &shared.id) {
+        debug!(subject, "returning an order that this process may not take");
+        return OrderDisposition::Returned(REDELIVERY_DELAY);
+    }
+    match shared.order_check.is_stale(&shared.bus, &order, lease.sequence()).await {
+        Ok(false) => {}
+        Ok(true) => {
+            warn!(subject, decided = ?order.decided, "removing an order whose decision is not in the log: the server has lost its newest messages");
+            return OrderDisposition::Invalid;
+        }
+        Err(fault) => return return_order_after_fault(subject, &fault),
+    }
+    let journal = match Journal::claim_work(&shared.bus, &order, &shared.id).await {
+        Ok(ClaimResult::Acquired(journal)) => *journal,
+        Ok(ClaimResult::Done | ClaimResult::Lost) => return OrderDisposition::Done,
+        Err(fault) => return return_order_after_fault(subject, &fault),
+    };
+    let mut attempt = AttemptContext::new(
+        shared.bus.clone(),
+        order.clone(),
+        shared.id.clone(),
+        journal,
+        state.cancelled.clone(),
+    );
+    let started = Instant::now();
+    let log = AttemptLog::new(&order);
+    log.record_start(attempt.claim_number());
+    let is_idle = attempt.idle_in_draining_process(state.draining.clone());
+    let outcome = tokio::select! {
+        biased;
+        outcome = run_handler(handler.as_ref(), &mut attempt, &order) => outcome,
+        () = is_idle => {
+            info!(subject, "returning work that waits for its provider: this process stops");
+            state.cancelled.cancel();
+            release_waiting_work(shared, &order).await;
+            return OrderDisposition::Returned(Duration::ZERO);
+        }
+    };
+    status.record_duration(started.elapsed());
+    let is_finished = counts_as_finished(&outcome);
+    let summary = OutcomeSummary::from(&outcome);
+    let ended = match attempt.take_given_up() {
+        Some(reason) => {
+            info!(run = %order.run, subject, ?reason, "returning work without an outcome");
+            // First, because the supervisor offers the same work again, and the queue holds one order for it.
+            lease.acknowledge_order().await;
+            attempt.release_given_up(reason).await.map(|()| None)
+        }
+        None => attempt.append_outcome(outcome).await.map(|()| Some(is_finished)),
+    };
+    match ended {
+        Ok(is_finished) => {
+            if let Some(is_finished) = is_finished {
+                status.count_attempt(is_finished);
+                log.record_end(&summary, started.elapsed());
+            }
+            OrderDisposition::Done
+        }
+        Err(JournalError::Fenced { .. }) => {
+            info!(run = %order.run, subject, "another process has claimed this work; dropping it");
+            OrderDisposition::Lost
+        }
+        Err(JournalError::Fault(fault)) => {
+            warn!(subject, %fault, "NATS or journal failure; returning the order to the queue for a retry");
+            OrderDisposition::Returned(attempt.append_release(&fault).await)
+        }
+    }
+}
+
+/// Records in the journal that work which waits for its provider is released, so that its claim does not count.
+async fn release_waiting_work(shared: &HostContext, order: &Order) {
+    let released =
+        Journal::append_release_for_worker(&shared.bus, order, &shared.id, "its worker stopped").await;
+    if let Err(error) = released {
+        debug!(%error, "could not record in the journal that the work was released; this claim counts as one without progress");
+    }
+}
+
+/// Runs the handler. Its errors and panics become outcomes.
+async fn run_handler(handler: &dyn OrderHandler, attempt: &mut AttemptContext, order: &Order) -> WorkOutcome {
+    match AssertUnwindSafe(handler.run_attempt(attempt)).catch_unwind().await {
+        Ok(Ok(outcome)) => outcome,
+        Ok(Err(error)) => WorkOutcome::Errored(error),
+        Err(panic) => {
+            let message = format!("the capability panicked: {}", panic_text(panic.as_ref()));
+            warn!(run = %order.run, work = ?order.work(), message, "a handler panicked");
+            WorkOutcome::Errored(TaskError::new(ErrorKind::Panic, message))
+        }
+    }
+}
+
+fn panic_text(panic: &(dyn Any + Send)) -> &str {
+    let text = panic.downcast_ref::<&str>().copied();
+    text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("no message")
+}
+
+/// Returns an order to the queue because of a transient fault.
+fn return_order_after_fault(subject: &str, fault: &Fault) -> OrderDisposition {
+    warn!(subject, %fault, "NATS or journal failure; returning the order to the queue for a retry");
+    OrderDisposition::Returned(REDELIVERY_DELAY)
+}

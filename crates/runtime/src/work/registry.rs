@@ -1,0 +1,282 @@
+//! The registry of a cluster: capabilities, heartbeats and run summaries. These buckets contain derived data only.
+
+use futures::FutureExt;
+use futures::future::BoxFuture;
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use async_nats::jetstream::kv;
+use async_nats::jetstream::message::PublishMessage;
+use jiff::Timestamp;
+use millrace_protocol::ids::{Capability, RunId, WorkerId};
+use millrace_protocol::registry::{Heartbeat, RunSummary};
+use millrace_protocol::result::CapabilityDescription;
+use serde::Serialize;
+
+use crate::Fault;
+use crate::nats::buckets::{BucketEntry, entries_with_times, open_bucket, read_bucket_entries};
+use crate::nats::bus::Bus;
+use crate::nats::direct_get;
+use crate::nats::error::fault_from_client_error;
+use crate::nats::provenance::{ID_HEADER, Provenance, new_id};
+use crate::nats::record::StreamRecord;
+use crate::nats::topology::{CAPABILITIES, HEARTBEATS, RUNS, bucket_stream};
+
+fn open_registry_bucket<'a>(bus: &'a Bus, bucket: &'a str) -> BoxFuture<'a, Result<kv::Store, Fault>> {
+    open_bucket(bus.request_context(), bucket).boxed()
+}
+
+async fn put_value(bus: &Bus, bucket: &str, key: &str, value: &impl Serialize) -> Result<(), Fault> {
+    let bytes = serde_json::to_vec(value).expect("values of the registry serialise to JSON");
+    let store = open_registry_bucket(bus, bucket).await?;
+    let put = store.put(key, bytes.into()).await;
+    put.map(|_| ()).map_err(|error| fault_from_client_error(&format!("bucket {bucket}, key {key}"), error))
+}
+
+/// The maximum number of capabilities of a cluster. Each has a queue, and a stream has a limited number of consumers.
+const MAX_CAPABILITIES: usize = 1_000;
+
+/// An entry of the capability bucket.
+struct CapabilityEntry {
+    sequence: u64,
+    subject: String,
+    at: Timestamp,
+    /// `true` if a client with permission to publish it has published it.
+    is_published: bool,
+    /// `None` if the entry is invalid.
+    description: Option<CapabilityDescription>,
+}
+
+/// Registers a capability. It stays registered when no process provides it.
+///
+/// # Errors
+/// The server does not respond.
+pub async fn register_capability(bus: &Bus, capability: &CapabilityDescription) -> Result<(), Fault> {
+    let what = format!("registering the capability {}", capability.name);
+    let bytes = serde_json::to_vec(capability).expect("values of the registry serialise to JSON");
+    let message = PublishMessage::build().payload(bytes.into()).header(ID_HEADER, new_id().as_str());
+    let sent = bus.request_context().send_publish(capability_subject(&capability.name), message).await;
+    let acknowledgement = sent.map_err(|error| fault_from_client_error(&what, error))?.await;
+    acknowledgement.map(|_| ()).map_err(|error| fault_from_client_error(&what, error))
+}
+
+/// Registers a capability again if its entry is missing or invalid. An entry of another release of the same capability
+/// stays.
+///
+/// # Errors
+/// The server does not respond.
+pub async fn restore_capability(bus: &Bus, capability: &CapabilityDescription) -> Result<(), Fault> {
+    let subject = capability_subject(&capability.name);
+    let stream = bucket_stream(CAPABILITIES);
+    let records = direct_get::read_matching(bus.client(), &stream, &subject, 1).await?;
+    let is_valid = |record| {
+        let entry = capability_entry(record);
+        entry.is_published && entry.description.is_some()
+    };
+    if records.into_iter().next_back().is_some_and(is_valid) {
+        return Ok(());
+    }
+    tracing::debug!(capability = %capability.name, "the entry of a capability is missing or invalid; writing it again");
+    register_capability(bus, capability).await
+}
+
+fn capability_subject(name: &Capability) -> String {
+    format!("$KV.{CAPABILITIES}.{name}")
+}
+
+/// Reads an entry. It is valid if a client has published it and it describes the capability that its key names: a
+/// redirected copy of another entry does neither. Workers before 0.5 set no id, and their entries count as well, but
+/// supervisors create no queue for them.
+fn capability_entry(record: StreamRecord) -> CapabilityEntry {
+    let is_copy = record.provenance == Provenance::ServerReply;
+    let parsed: Option<CapabilityDescription> = serde_json::from_slice(&record.payload).ok();
+    let description = parsed.filter(|parsed| {
+        !is_copy && !record.is_deletion && *record.subject == *capability_subject(&parsed.name)
+    });
+    CapabilityEntry {
+        sequence: record.sequence,
+        subject: record.subject.to_string(),
+        at: record.time,
+        is_published: !record.provenance.is_forged(),
+        description,
+    }
+}
+
+async fn read_capability_entries(bus: &Bus) -> Result<Vec<CapabilityEntry>, Fault> {
+    let (stream, subjects) = (bucket_stream(CAPABILITIES), format!("$KV.{CAPABILITIES}.>"));
+    let records = direct_get::read_matching(bus.client(), &stream, &subjects, 1).await?;
+    Ok(records.into_iter().map(capability_entry).collect())
+}
+
+/// Returns the registered capabilities by name. Invalid entries are ignored, and so are those over the maximum number.
+///
+/// # Errors
+/// The server does not respond.
+pub async fn read_capabilities(bus: &Bus) -> Result<BTreeMap<Capability, CapabilityDescription>, Fault> {
+    let entries = read_capability_entries(bus).await?;
+    let descriptions = entries.into_iter().filter_map(|entry| entry.description);
+    Ok(descriptions.take(MAX_CAPABILITIES).map(|capability| (capability.name.clone(), capability)).collect())
+}
+
+/// Returns the names of the registered capabilities.
+///
+/// # Errors
+/// The server does not respond.
+pub async fn read_capability_names(bus: &Bus) -> Result<BTreeSet<Capability>, Fault> {
+    Ok(read_capabilities(bus).await?.into_keys().collect())
+}
+
+/// Returns the names of the capabilities that a client with permission to do so has registered: those that need a queue.
+///
+/// # Errors
+/// The server does not respond.
+pub async fn read_published_capability_names(bus: &Bus) -> Result<BTreeSet<Capability>, Fault> {
+    let published = read_capability_entries(bus).await?.into_iter().filter(|entry| entry.is_published);
+    let names = published.filter_map(|entry| entry.description).map(|description| description.name);
+    Ok(names.take(MAX_CAPABILITIES).collect())
+}
+
+/// Removes the invalid entries of the capability bucket that are older than `age`; returns how many. Called by
+/// supervisors: every reader reads the whole bucket.
+///
+/// # Errors
+/// The server does not respond.
+pub async fn remove_invalid_capabilities(bus: &Bus, age: Duration) -> Result<u64, Fault> {
+    let (what, now) = ("removing invalid capabilities", Timestamp::now());
+    let is_old = |at: Timestamp| now.duration_since(at).unsigned_abs() >= age;
+    let entries = read_capability_entries(bus).await?.into_iter();
+    let invalid: Vec<CapabilityEntry> =
+        entries.filter(|entry| entry.description.is_none() && is_old(entry.at)).collect();
+    if invalid.is_empty() {
+        return Ok(0);
+    }
+    let stream = bus
+        .request_context()
+        .get_stream_no_info(bucket_stream(CAPABILITIES))
+        .await
+        .map_err(|error| fault_from_client_error(what, error))?;
+    let mut removed = 0;
+    for CapabilityEntry { sequence, subject, .. } in invalid {
+        // A newer entry of that key stays.
+        let purged = stream.purge().filter(subject).sequence(sequence + 1).await;
+        removed += purged.map_err(|error| fault_from_client_error(what, error))?.purged;
+    }
+    Ok(removed)
+}
+
+/// Sends the heartbeat of a process.
+///
+/// # Errors
+/// The server does not respond.
+pub async fn send_heartbeat(bus: &Bus, heartbeat: &Heartbeat) -> Result<(), Fault> {
+    put_value(bus, HEARTBEATS, &heartbeat_key(heartbeat), heartbeat).await
+}
+
+/// Returns the key of a heartbeat: below its role, so that permissions keep one role from sending those of another.
+fn heartbeat_key(heartbeat: &Heartbeat) -> String {
+    format!("{}.{}", heartbeat.role.name(), heartbeat.id)
+}
+
+/// Removes the heartbeat of a process that stops.
+///
+/// # Errors
+/// The server does not respond: the heartbeat expires by itself.
+pub async fn remove_heartbeat(bus: &Bus, heartbeat: &Heartbeat) -> Result<(), Fault> {
+    let deleted = open_registry_bucket(bus, HEARTBEATS).await?.delete(heartbeat_key(heartbeat)).await;
+    deleted.map_err(|error| fault_from_client_error("removing the heartbeat", error))
+}
+
+/// A heartbeat with the time at which the server stored it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ReceivedHeartbeat {
+    /// The heartbeat.
+    pub heartbeat: Heartbeat,
+    /// When the server stored it.
+    pub at: Timestamp,
+}
+
+/// Returns the current heartbeats. A heartbeat under the key of another process is ignored.
+///
+/// # Errors
+/// The server does not respond.
+pub async fn read_heartbeats(bus: &Bus) -> Result<Vec<Heartbeat>, Fault> {
+    Ok(read_received_heartbeats(bus).await?.into_iter().map(|received| received.heartbeat).collect())
+}
+
+/// Returns the current heartbeats with their times. A heartbeat under the key of another process is ignored.
+///
+/// # Errors
+/// The server does not respond.
+pub async fn read_received_heartbeats(bus: &Bus) -> Result<Vec<ReceivedHeartbeat>, Fault> {
+    let mut heartbeats = Vec::new();
+    for BucketEntry { key, value, at } in entries_with_times(bus.client(), HEARTBEATS).await? {
+        match serde_json::from_slice::<Heartbeat>(&value) {
+            // Processes of older versions use their id alone as the key.
+            Ok(heartbeat) if key == heartbeat_key(&heartbeat) || key == heartbeat.id.as_str() => {
+                heartbeats.push(ReceivedHeartbeat { heartbeat, at });
+            }
+            Ok(_) => tracing::warn!(
+                bucket = HEARTBEATS,
+                key,
+                "ignoring a heartbeat under the key of another process"
+            ),
+            Err(error) => tracing::warn!(bucket = HEARTBEATS, key, %error, "ignoring an unreadable entry"),
+        }
+    }
+    Ok(heartbeats)
+}
+
+/// Writes the summary of a run.
+///
+/// # Errors
+/// The server does not respond.
+pub async fn write_summary(bus: &Bus, summary: &RunSummary) -> Result<(), Fault> {
+    put_value(bus, RUNS, summary.run.as_str(), summary).await
+}
+
+/// Returns the summary of a run; `None` if there is no such run, or it was only just submitted. A summary of another
+/// run under this key is ignored.
+///
+/// # Errors
+/// The server does not respond.
+pub async fn read_summary(bus: &Bus, run: &RunId) -> Result<Option<RunSummary>, Fault> {
+    let bytes = open_registry_bucket(bus, RUNS)
+        .await?
+        .get(run.as_str())
+        .await
+        .map_err(|error| fault_from_client_error("bucket runs", error))?;
+    let summary: Option<RunSummary> = bytes.and_then(|bytes| serde_json::from_slice(&bytes).ok());
+    Ok(summary.filter(|summary| summary.run == *run))
+}
+
+/// Returns the summaries of all runs, oldest first. A summary under the key of another run is ignored.
+///
+/// # Errors
+/// The server does not respond.
+pub async fn read_run_summaries(bus: &Bus) -> Result<Vec<RunSummary>, Fault> {
+    let mut runs = Vec::new();
+    for (key, bytes) in read_bucket_entries(bus.client(), RUNS).await? {
+        match serde_json::from_slice::<RunSummary>(&bytes) {
+            Ok(summary) if key == summary.run.as_str() => runs.push(summary),
+            Ok(_) => tracing::warn!(bucket = RUNS, key, "ignoring a summary under the key of another run"),
+            Err(error) => tracing::warn!(bucket = RUNS, key, %error, "ignoring an unreadable entry"),
+        }
+    }
+    runs.sort_by(|a, b| (a.started, &a.run).cmp(&(b.started, &b.run)));
+    Ok(runs)
+}
+
+/// Returns the name of this machine.
+#[must_use]
+pub fn host_name() -> String {
+    rustix::system::uname().nodename().to_string_lossy().into_owned()
+}
+
+/// Returns a unique id for this process: its role, machine, process id, and 32 random bits.
+#[must_use]
+pub fn new_process_id(role: &str) -> WorkerId {
+    let host: String = host_name().chars().filter(char::is_ascii_alphanumeric).take(16).collect();
+    let random = uuid::Uuid::new_v4().as_fields().0;
+    WorkerId::new(format!("{role}-{host}-{}-{random:08x}", std::process::id()))
+        .expect("letters, digits and hyphens make a valid id")
+}

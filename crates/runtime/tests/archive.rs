@@ -1,0 +1,218 @@
+//! The archive against a real server: only what a program with permission has published counts as the archive of a run,
+//! and redirected server replies do not.
+
+use std::time::Duration;
+
+use async_nats::HeaderMap;
+use async_nats::jetstream::{self, Context};
+use base64::Engine;
+use base64::engine::general_purpose::URL_SAFE;
+use millrace_protocol::ids::{Lane, RunId};
+use millrace_protocol::subject::Topic;
+use millrace_protocol::work::JournalEntry;
+use millrace_runtime::log::append_message;
+use millrace_runtime::nats::record::StreamRecord;
+use millrace_runtime::nats::topology::ClusterOptions;
+use millrace_runtime::store::archive;
+use millrace_runtime::work::registry;
+use millrace_runtime::{Bus, ConnectionSettings};
+use millrace_tests::{NatsServer, wait_for_value};
+use serde_json::{Value, json};
+
+const LANE: Lane = Lane(0);
+const PATIENCE: Duration = Duration::from_secs(120);
+
+fn run_id(name: &str) -> RunId {
+    RunId::new(name).expect("the name is valid")
+}
+
+async fn connect_bus(server: &NatsServer) -> Bus {
+    let connection = ConnectionSettings::unauthenticated(&server.url);
+    Bus::connect_and_ensure_cluster(&connection, "test", &ClusterOptions::default())
+        .await
+        .expect("the cluster is created")
+}
+
+/// Creates a run with two messages, in its lane and in the archive.
+async fn create_archived_run(bus: &Bus, name: &RunId, text: &str) {
+    let note = JournalEntry::Note { text: text.into(), provider: None };
+    append_message(bus, LANE, name, &Topic::Control, &note, 0).await.expect("the server accepts it");
+    let last = append_message(bus, LANE, name, &Topic::Plan, &note, 0).await.expect("the server accepts it");
+    assert_eq!(archive::archive_run(bus, LANE, name, last).await.expect("the server accepts it"), last);
+}
+
+fn jetstream_context(bus: &Bus) -> Context {
+    jetstream::new(bus.client().clone())
+}
+
+fn archive_info_subject(name: &RunId) -> String {
+    format!("$O.archive.M.{}", URL_SAFE.encode(name.as_str()))
+}
+
+/// Returns the last description of a run's archive.
+async fn read_archive_description(bus: &Bus, name: &RunId) -> Value {
+    let stream = jetstream_context(bus).get_stream("OBJ_archive").await.expect("it exists");
+    let message =
+        stream.get_last_raw_message_by_subject(&archive_info_subject(name)).await.expect("it exists");
+    serde_json::from_slice(&message.payload).expect("it is valid JSON")
+}
+
+async fn read_archive_content(bus: &Bus, name: &RunId) -> Vec<u8> {
+    let (stream, info) = (
+        jetstream_context(bus).get_stream("OBJ_archive").await.expect("it exists"),
+        read_archive_description(bus, name),
+    );
+    let parts = format!("$O.archive.C.{}", info.await["nuid"].as_str().expect("it is a string"));
+    stream.get_last_raw_message_by_subject(&parts).await.expect("it is one part").payload.to_vec()
+}
+
+/// Publishes a message without an id to the archive, like a redirected reply without headers.
+async fn publish_without_id(bus: &Bus, subject: String, headers: HeaderMap, payload: Vec<u8>) {
+    let sent = jetstream_context(bus).publish_with_headers(subject, headers, payload.into()).await;
+    sent.expect("the message is sent").await.expect("the server accepts it");
+}
+
+/// Publishes a forged description of a run's archive: that of another run.
+async fn build_forged_description(bus: &Bus, name: &RunId, other: &RunId) -> Vec<u8> {
+    let mut info = read_archive_description(bus, other).await;
+    info["name"] = json!(name);
+    info.to_string().into_bytes()
+}
+
+fn sequences_of_records(records: &[StreamRecord]) -> Vec<u64> {
+    records.iter().map(|record| record.sequence).collect()
+}
+
+#[tokio::test]
+async fn forged_archive_is_ignored() {
+    let server = NatsServer::start();
+    let bus = connect_bus(&server).await;
+    let (other, name) = (run_id("other"), run_id("r"));
+    create_archived_run(&bus, &other, "other").await;
+    let forged = build_forged_description(&bus, &name, &other).await;
+    publish_without_id(&bus, archive_info_subject(&name), HeaderMap::new(), forged.clone()).await;
+    assert!(
+        archive::read_archived_run(&bus, &name).await.expect("the server responds").is_none(),
+        "a reply without headers"
+    );
+    assert!(!archive::is_archived(&bus, &name).await.expect("the server responds"));
+
+    // A reply with the headers of the message that it returns, among them the rollup header of older programs.
+    let mut headers = HeaderMap::new();
+    headers.insert("Nats-Rollup", "sub");
+    let hiding = archive_info_subject(&run_id("hiding"));
+    publish_without_id(&bus, hiding.clone(), headers, forged).await;
+    let question = json!({ "last_by_subj": hiding }).to_string();
+    let subject = "$JS.API.DIRECT.GET.OBJ_archive";
+    bus.client()
+        .publish_with_reply(subject, archive_info_subject(&name), question.into())
+        .await
+        .expect("the message is sent");
+    let stream = jetstream_context(&bus).get_stream("OBJ_archive").await.expect("it exists");
+    wait_for_value(PATIENCE, "the reply in the archive", async || {
+        let last = stream.get_last_raw_message_by_subject(&archive_info_subject(&name)).await.ok()?;
+        last.headers.get("Nats-Stream").map(drop)
+    })
+    .await;
+    assert!(
+        archive::read_archived_run(&bus, &name).await.expect("the server responds").is_none(),
+        "a reply with headers"
+    );
+    assert!(!archive::is_archived(&bus, &name).await.expect("the server responds"));
+    assert!(
+        archive::is_archived(&bus, &other).await.expect("the server responds"),
+        "a published archive counts"
+    );
+}
+
+#[tokio::test]
+async fn lane_takes_precedence_over_forged_summaries_and_archives() {
+    let server = NatsServer::start();
+    let bus = connect_bus(&server).await;
+    let (other, name) = (run_id("other"), run_id("r"));
+    create_archived_run(&bus, &other, "other").await;
+    let plan = JournalEntry::Note { text: "a plan".into(), provider: None };
+    let genuine =
+        append_message(&bus, LANE, &name, &Topic::Plan, &plan, 0).await.expect("the server accepts it");
+    publish_without_id(
+        &bus,
+        archive_info_subject(&name),
+        HeaderMap::new(),
+        build_forged_description(&bus, &name, &other).await,
+    )
+    .await;
+    let summary = |archived: bool| {
+        let summary = json!({
+            "run": "other", "lane": 0, "objective": "", "end": "completed", "started": 0, "updated": 0,
+            "counts": [0, 0, 0, 0, 0, 0, 0, 0, 0], "archived": archived,
+        });
+        serde_json::from_value::<millrace_protocol::registry::RunSummary>(summary).expect("it is one")
+    };
+    registry::write_summary(&bus, &summary(true)).await.expect("the server accepts it");
+    let records =
+        archive::read_run_from_log_or_archive(&bus, LANE, &name).await.expect("the server responds");
+    assert_eq!(sequences_of_records(&records), [genuine]);
+
+    // The summary of another run under the key of this run is ignored.
+    let stolen = serde_json::to_vec(&summary(true)).expect("it is valid JSON");
+    publish_without_id(&bus, format!("$KV.runs.{name}"), HeaderMap::new(), stolen).await;
+    assert!(registry::read_summary(&bus, &name).await.expect("the server responds").is_none());
+    let summaries = registry::read_run_summaries(&bus).await.expect("the server responds");
+    assert_eq!(summaries.iter().map(|it| it.run.as_str()).collect::<Vec<_>>(), ["other"]);
+    // So is a summary that marks this run as archived while the archive contains nothing valid.
+    let lying = millrace_protocol::registry::RunSummary { run: name.clone(), ..summary(true) };
+    registry::write_summary(&bus, &lying).await.expect("the server accepts it");
+    let records =
+        archive::read_run_from_log_or_archive(&bus, LANE, &name).await.expect("the server responds");
+    assert_eq!(sequences_of_records(&records), [genuine]);
+}
+
+#[tokio::test]
+async fn archive_of_older_program_is_read_if_its_digest_matches() {
+    let server = NatsServer::start();
+    let bus = connect_bus(&server).await;
+    let (other, name) = (run_id("other"), run_id("old"));
+    create_archived_run(&bus, &other, "a note").await;
+    let mut bytes = read_archive_content(&bus, &other).await;
+    let write = async |name: &RunId, bytes: &[u8], digest_of: &RunId| {
+        let mut info = read_archive_description(&bus, digest_of).await;
+        (info["name"], info["nuid"]) = (json!(name), json!(format!("parts{name}")));
+        publish_without_id(&bus, format!("$O.archive.C.parts{name}"), HeaderMap::new(), bytes.to_vec()).await;
+        let mut headers = HeaderMap::new();
+        headers.insert("Nats-Rollup", "sub");
+        publish_without_id(&bus, archive_info_subject(name), headers, info.to_string().into_bytes()).await;
+    };
+    write(&name, &bytes, &other).await;
+    let read =
+        archive::read_archived_run(&bus, &name).await.expect("the server responds").expect("it exists");
+    assert_eq!(read.len(), 2);
+    assert!(archive::is_archived(&bus, &name).await.expect("the server responds"));
+    publish_without_id(&bus, format!("$O.archive.C.parts{name}"), HeaderMap::new(), b"forged".to_vec()).await;
+    assert!(
+        archive::is_archived(&bus, &name).await.expect("the server responds"),
+        "parts after it do not belong to it"
+    );
+
+    *bytes.last_mut().expect("it is not empty") ^= 1;
+    write(&run_id("damaged"), &bytes, &other).await;
+    let damaged =
+        archive::read_archived_run(&bus, &run_id("damaged")).await.expect_err("the content differs");
+    assert!(damaged.to_string().contains("incomplete or damaged"), "{damaged}");
+    assert!(!archive::is_archived(&bus, &run_id("damaged")).await.expect("the server responds"));
+}
+
+#[tokio::test]
+async fn forged_parts_of_an_archive_are_ignored() {
+    let server = NatsServer::start();
+    let bus = connect_bus(&server).await;
+    let name = run_id("r");
+    create_archived_run(&bus, &name, "a note").await;
+    let (bytes, info) =
+        (read_archive_content(&bus, &name).await, read_archive_description(&bus, &name).await);
+    let parts = format!("$O.archive.C.{}", info["nuid"].as_str().expect("it is a string"));
+    let stream = jetstream_context(&bus).get_stream("OBJ_archive").await.expect("it exists");
+    stream.purge().filter(parts.clone()).await.expect("the server responds");
+    publish_without_id(&bus, parts, HeaderMap::new(), bytes).await;
+    assert!(archive::read_archived_run(&bus, &name).await.is_err(), "its own parts are removed");
+    assert!(!archive::is_archived(&bus, &name).await.expect("the server responds"));
+}

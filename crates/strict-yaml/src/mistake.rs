@@ -1,0 +1,199 @@
+//! Errors in files and their positions, and wording that all kinds of files share.
+
+use std::fmt;
+
+/// A position in a file; line and column count from 1.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Position {
+    /// The line.
+    pub line: u64,
+    /// The column, in characters.
+    pub column: u64,
+}
+
+impl fmt::Display for Position {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}", self.line, self.column)
+    }
+}
+
+/// An error in the content of a file.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{position}: {text}")]
+pub struct YamlMistake {
+    /// Its position.
+    pub position: Position,
+    /// The problem and the expectation.
+    pub text: String,
+}
+
+impl YamlMistake {
+    /// Creates a mistake at a position.
+    pub fn at_position(position: Position, text: impl Into<String>) -> Self {
+        Self { position, text: text.into() }
+    }
+}
+
+/// The maximum number of mistakes that an error shows.
+const MAX_SHOWN: usize = 20;
+
+/// The errors in the content of a file, at least one, in the order of their positions.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{}", self.lines("").join("\n"))]
+pub struct YamlMistakes(Vec<YamlMistake>);
+
+impl YamlMistakes {
+    /// Returns a line for each mistake, with `prefix` before its position.
+    fn lines(&self, prefix: &str) -> Vec<String> {
+        let mut lines: Vec<String> =
+            self.0.iter().take(MAX_SHOWN).map(|mistake| format!("{prefix}{mistake}")).collect();
+        if self.0.len() > MAX_SHOWN {
+            lines.push(format!("and {} more mistakes", self.0.len() - MAX_SHOWN));
+        }
+        lines
+    }
+}
+
+impl From<YamlMistake> for YamlMistakes {
+    fn from(mistake: YamlMistake) -> Self {
+        Self(vec![mistake])
+    }
+}
+
+/// Collects the mistakes of a file while its parts are read.
+#[derive(Debug, Default)]
+pub struct MistakeCollector(Vec<YamlMistake>);
+
+impl MistakeCollector {
+    /// Returns the value, or collects the mistake.
+    pub fn check<T>(&mut self, result: Result<T, YamlMistake>) -> Option<T> {
+        result.map_err(|mistake| self.0.push(mistake)).ok()
+    }
+
+    /// Returns the value of a part that may be absent, or collects the mistake.
+    pub fn check_optional<T>(&mut self, result: Option<Result<T, YamlMistake>>) -> Option<T> {
+        self.check(result?)
+    }
+
+    /// Adds the mistakes of another collector.
+    pub fn append(&mut self, other: Self) {
+        self.0.extend(other.0);
+    }
+
+    /// `true` if no mistake was collected.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Returns the first of the collected mistakes.
+    ///
+    /// # Panics
+    /// There is none.
+    #[must_use]
+    pub fn into_first(mut self) -> YamlMistake {
+        assert!(!self.0.is_empty(), "a part that was not read is a mistake");
+        self.0.swap_remove(0)
+    }
+
+    /// Returns the collected mistakes.
+    ///
+    /// # Errors
+    /// There are any.
+    pub fn finish(mut self) -> Result<(), YamlMistakes> {
+        self.0.sort_by_key(|mistake| (mistake.position.line, mistake.position.column));
+        self.0.dedup();
+        if self.0.is_empty() { Ok(()) } else { Err(YamlMistakes(self.0)) }
+    }
+}
+
+/// A kind of file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct FileDescription {
+    /// Its name, such as `plan`.
+    pub name: &'static str,
+    /// Its content, such as `tasks`.
+    pub holds: &'static str,
+}
+
+/// An error while loading a file.
+#[derive(Debug, thiserror::Error)]
+pub enum LoadError {
+    /// The file is unreadable.
+    #[error("cannot read the {kind} file {file}")]
+    Unreadable {
+        /// The kind of file.
+        kind: &'static str,
+        /// The path of the file.
+        file: String,
+        /// The I/O error.
+        source: std::io::Error,
+    },
+    /// The file is too large.
+    #[error("the {kind} file {file} has {bytes} bytes; at most {max} are allowed")]
+    TooLarge {
+        /// The kind of file.
+        kind: &'static str,
+        /// The path of the file.
+        file: String,
+        /// The size of the file.
+        bytes: u64,
+        /// The maximum size.
+        max: u64,
+    },
+    /// The file is invalid.
+    #[error("{}", mistakes.lines(&format!("{file}:")).join("\n"))]
+    Mistakes {
+        /// The path of the file.
+        file: String,
+        /// The errors in its content.
+        mistakes: YamlMistakes,
+    },
+}
+
+/// Formats a list of alternatives: `a, b or c`.
+#[must_use]
+pub fn join_with_or(names: &[&str]) -> String {
+    match names {
+        [] => String::new(),
+        [one] => (*one).to_owned(),
+        [most @ .., last] => format!("{} or {last}", most.join(", ")),
+    }
+}
+
+/// Returns `; did you mean "x"?` if a known name is similar to an unknown one, else an empty text.
+pub fn did_you_mean_hint<'a>(unknown: &str, known: impl IntoIterator<Item = &'a str>) -> String {
+    // Long texts are not misspelt names, and computing their distances is expensive.
+    if unknown.chars().count() > 80 {
+        return String::new();
+    }
+    let near = known.into_iter().map(|name| (edit_distance(unknown, name), name)).min();
+    match near {
+        Some((distance, name)) if distance <= 1 + name.chars().count() / 3 => did_you_mean_text(name),
+        Some(_) | None => String::new(),
+    }
+}
+
+pub(crate) fn did_you_mean_text(name: &str) -> String {
+    format!("; did you mean {name:?}?")
+}
+
+/// Returns the Damerau-Levenshtein distance: the number of characters to change, add, remove or swap with a neighbour.
+fn edit_distance(a: &str, b: &str) -> usize {
+    let (a, b): (Vec<char>, Vec<char>) = (a.chars().collect(), b.chars().collect());
+    let mut before: Vec<usize> = Vec::new();
+    let mut last: Vec<usize> = (0..=b.len()).collect();
+    for i in 1..=a.len() {
+        let mut row = vec![i];
+        for j in 1..=b.len() {
+            let changed = last[j - 1] + usize::from(a[i - 1] != b[j - 1]);
+            let mut least = changed.min(last[j] + 1).min(row[j - 1] + 1);
+            if i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1] {
+                least = least.min(before[j - 2] + 1);
+            }
+            row.push(least);
+        }
+        before = std::mem::replace(&mut last, row);
+    }
+    last[b.len()]
+}

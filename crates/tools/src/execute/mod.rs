@@ -1,0 +1,51 @@
+//! The tool `execute`: runs a shell command, confined as far as the kernel supports. Disabled unless a capability enables
+//! it.
+//!
+//! No unsafe code runs between fork and exec: this program, or another one whose `main` first calls [`launcher`], is
+//! started again, confines itself, and starts the shell.
+//!
+//! ```text
+//! tool ── socket: reports; pipe: output ── outer launcher: creates a session and namespaces
+//!                                          └─ inner launcher: pid 1 of its namespace, own root file system,
+//!                                             limits, reaps processes
+//!                                             └─ /bin/sh -c, under landlock
+//! ```
+//!
+//! When the tool ends for any reason, the socket is closed; then the inner launcher exits, and the kernel kills all
+//! processes of the command. Without namespaces there is a single launcher; it is the subreaper of all orphaned
+//! processes and kills them one by one.
+//!
+//! Landlock and the own root file system restrict access to files, namespaces to processes, landlock (Linux 6.12) to
+//! signals, seccomp filters to the network and to kernel interfaces. Rlimits restrict each process; the launcher counts the
+//! processes of a command and their memory, the tool the content of the working folder, and both add up over all commands
+//! of this process. No command runs unless everything in [`ExecuteSettings::require`] is available, and none without
+//! network access unless something restricts all of it.
+
+mod host_limits;
+mod output_buffer;
+mod run_program;
+mod running_command;
+mod settings;
+mod tool;
+mod usage;
+
+#[cfg(target_os = "linux")]
+mod process_table;
+#[cfg(target_os = "linux")]
+mod root_fs;
+#[cfg(target_os = "linux")]
+mod sandbox;
+#[cfg(target_os = "linux")]
+mod seccomp;
+#[cfg(target_os = "linux")]
+mod supervisor;
+
+mod launch_message;
+mod launcher;
+
+pub use launch_message::{Confinement, NetworkAccess};
+pub use launcher::{Launcher, launcher};
+pub use output_buffer::MAX_OUTPUT;
+pub use run_program::ProgramOutcome;
+pub use settings::{CommandLimits, ConfinementKind, DEFAULT_TIMEOUT, ExecuteSettings, MAX_TIMEOUT};
+pub use tool::{ExecuteError, ExecuteTool};

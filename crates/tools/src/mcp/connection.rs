@@ -1,0 +1,334 @@
+//! Connections to MCP servers, one per server and process: connecting, listing tools and detecting dead servers. The
+//! tool calls themselves are in [`super::tool`].
+
+use std::collections::HashMap;
+use std::error::Error;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
+
+use millrace_agent::tool::Tool;
+use reqwest::header::{HeaderName, HeaderValue};
+use rmcp::model::{ClientCapabilities, ClientConfig, ClientRequest, Implementation, PingRequest};
+use rmcp::service::{NotificationContext, RunningService, ServiceError};
+use rmcp::transport::StreamableHttpClientTransport;
+use rmcp::transport::streamable_http_client::StreamableHttpClientTransportConfig;
+use rmcp::{ClientCacheConfig, ClientHandler, RoleClient, ServiceExt};
+use tokio::sync::Mutex;
+use tracing::{info, warn};
+
+use super::server_process;
+use super::settings::McpServer;
+use super::tool::McpTool;
+use super::tool_list::{OfferedTool, list_tools, remove_oversized_tools};
+use crate::child_process::ProcessGroupGuard;
+use crate::execute::Launcher;
+use crate::http_client;
+use crate::untrusted::one_line;
+
+/// Timeout for connecting and listing the tools, all pages together. Some servers are installed on first use.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(60);
+/// Timeout for the ping of a server that did not answer a call in time. Without an answer the server hangs.
+const PING_TIMEOUT: Duration = Duration::from_secs(5);
+/// Timeout for closing a connection politely.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(10);
+/// The delay before reconnecting after a failure; it doubles each time up to the maximum.
+const INITIAL_RETRY_DELAY: Duration = Duration::from_millis(200);
+const MAX_RETRY_DELAY: Duration = Duration::from_secs(10);
+/// Maximum number of characters of an error.
+const MAX_ERROR: usize = 1_000;
+
+/// The reason why the tools of a server are not available.
+#[derive(Debug, Clone, thiserror::Error)]
+#[error("the MCP server {server:?} {reason}")]
+pub struct McpError {
+    /// The name of the server in the settings.
+    pub server: String,
+    /// The reason.
+    pub reason: String,
+}
+
+/// The connections of a process to MCP servers.
+#[derive(Default)]
+pub struct McpPool {
+    launcher: Option<Launcher>,
+    connect_timeout: Option<Duration>,
+    connections: Mutex<HashMap<String, Arc<Connection>>>,
+}
+
+impl McpPool {
+    /// Creates a pool. With a launcher, the kernel kills the programs of the servers when this process dies for any
+    /// reason.
+    #[must_use]
+    pub fn new(launcher: Option<Launcher>) -> Self {
+        Self { launcher, ..Self::default() }
+    }
+
+    /// Sets the timeout for connecting and listing the tools; 60 s by default.
+    #[must_use]
+    pub fn with_connect_timeout(mut self, timeout: Duration) -> Self {
+        self.connect_timeout = Some(timeout);
+        self
+    }
+
+    /// Returns the pool that all capabilities of this process share. The launcher of the first call is used.
+    pub fn shared(launcher: Option<Launcher>) -> &'static Self {
+        static POOL: OnceLock<McpPool> = OnceLock::new();
+        POOL.get_or_init(|| Self::new(launcher))
+    }
+
+    /// Returns the tools of a server that its settings include, under their local names. Connects if necessary.
+    ///
+    /// # Errors
+    /// The settings are invalid, or the server cannot be reached or is not an MCP server.
+    pub async fn tools_of_server(&self, server: &McpServer) -> Result<Vec<Arc<dyn Tool>>, McpError> {
+        let error = |reason| McpError { server: server.name.clone(), reason };
+        server.check().map_err(|mistake| error(format!("has invalid settings: {mistake}")))?;
+        let connection = self.connection_to_server(server).await;
+        let offered = connection.tools().await.map_err(error)?;
+        let mut included: Vec<OfferedTool> =
+            offered.into_iter().filter(|tool| server.includes_tool(&tool.name)).collect();
+        remove_oversized_tools(&server.name, &mut included);
+        if included.is_empty() {
+            warn!(server = server.name, "no tool of this MCP server is included; check include and exclude");
+        }
+        let names =
+            server.local_tool_names(&included.iter().map(|tool| tool.name.clone()).collect::<Vec<_>>());
+        let tools = included.into_iter().zip(names).map(|(tool, name)| {
+            Arc::new(McpTool::new(server, Arc::clone(&connection), name, tool)) as Arc<dyn Tool>
+        });
+        Ok(tools.collect())
+    }
+
+    async fn connection_to_server(&self, server: &McpServer) -> Arc<Connection> {
+        // These settings are specific to a capability and do not affect the connection.
+        let wire = McpServer {
+            include: Vec::new(),
+            exclude: Vec::new(),
+            prefix: None,
+            timeout_s: None,
+            max_result: None,
+            ..server.clone()
+        };
+        let key = serde_json::to_string(&wire).expect("settings are JSON");
+        let mut connections = self.connections.lock().await;
+        let new = || {
+            Arc::new(Connection {
+                server: wire,
+                launcher: self.launcher.clone(),
+                timeout: self.connect_timeout.unwrap_or(CONNECT_TIMEOUT),
+                state: Mutex::default(),
+            })
+        };
+        Arc::clone(connections.entry(key).or_insert_with(new))
+    }
+
+    /// Closes all connections and waits until the programs of the servers have ended.
+    pub async fn close(&self) {
+        let connections: Vec<Arc<Connection>> =
+            self.connections.lock().await.drain().map(|(_, connection)| connection).collect();
+        futures::future::join_all(connections.iter().map(|connection| connection.close())).await;
+    }
+}
+
+/// The connection to one server, connected or not.
+pub(super) struct Connection {
+    server: McpServer,
+    launcher: Option<Launcher>,
+    /// For connecting and listing the tools.
+    timeout: Duration,
+    state: Mutex<ConnectionState>,
+}
+
+#[derive(Default)]
+struct ConnectionState {
+    live: Option<Arc<LiveConnection>>,
+    failures: u32,
+    retry_at: Option<Instant>,
+    /// The last failure to connect, and its time.
+    failure: Option<(Instant, String)>,
+}
+
+/// An established connection.
+pub(super) struct LiveConnection {
+    pub(super) service: RunningService<RoleClient, ToolListChangeHandler>,
+    tools: Mutex<Vec<OfferedTool>>,
+    /// `true` if a call timed out and nothing has been received since.
+    may_hang: AtomicBool,
+    /// Dropped after the service: the server is asked to exit first, then its remaining processes are killed.
+    _program: Option<ProcessGroupGuard>,
+}
+
+impl LiveConnection {
+    fn is_dead(&self) -> bool {
+        self.service.is_closed() || self.service.peer().is_transport_closed()
+    }
+
+    /// Records that a call timed out. The next call first checks that the server does not hang.
+    pub(super) fn record_timeout(&self) {
+        self.may_hang.store(true, Ordering::Release);
+    }
+
+    /// Returns `true` if the server answers. It is only asked after a call has timed out.
+    async fn is_responsive(&self) -> bool {
+        if !self.may_hang.load(Ordering::Acquire) {
+            return true;
+        }
+        let ping = self.service.peer().send_request(ClientRequest::PingRequest(PingRequest::default()));
+        // A server that does not support pings answers with an error.
+        let is_responsive = matches!(
+            tokio::time::timeout(PING_TIMEOUT, ping).await,
+            Ok(Ok(_) | Err(ServiceError::McpError(_) | ServiceError::UnexpectedResponse))
+        );
+        self.may_hang.store(!is_responsive, Ordering::Release);
+        is_responsive
+    }
+}
+
+impl Connection {
+    /// Returns the connection; connects first if there is none, it is dead, or its server hangs. Calls in flight on a
+    /// hung server keep their connection until they time out.
+    pub(super) async fn live_connection(&self) -> Result<Arc<LiveConnection>, String> {
+        let began = Instant::now();
+        let mut state = self.state.lock().await;
+        if let Some(live) = state.live.as_ref().filter(|live| !live.is_dead()) {
+            if live.is_responsive().await {
+                return Ok(Arc::clone(live));
+            }
+            warn!(server = self.server.name, "MCP server hangs; replacing the connection");
+        }
+        state.live = None;
+        // Concurrent calls share one attempt to connect.
+        if let Some((_, reason)) = state.failure.as_ref().filter(|(at, _)| *at > began) {
+            return Err(reason.clone());
+        }
+        if let Some(at) = state.retry_at {
+            tokio::time::sleep_until(at.into()).await;
+        }
+        let connected = tokio::time::timeout(self.timeout, self.connect()).await;
+        match connected.unwrap_or_else(|_| Err(self.timeout_reason())) {
+            Ok(live) => {
+                info!(server = self.server.name, "connected to an MCP server");
+                *state = ConnectionState { live: Some(Arc::new(live)), ..ConnectionState::default() };
+                state.live.clone().ok_or_else(|| "is disconnected".to_owned())
+            }
+            Err(reason) => {
+                let pause =
+                    INITIAL_RETRY_DELAY.saturating_mul(1 << state.failures.min(10)).min(MAX_RETRY_DELAY);
+                state.failures = state.failures.saturating_add(1);
+                state.retry_at = Some(Instant::now() + pause);
+                state.failure = Some((Instant::now(), reason.clone()));
+                warn!(
+                    server = self.server.name,
+                    failures = state.failures,
+                    reason,
+                    "connecting to an MCP server failed"
+                );
+                Err(reason)
+            }
+        }
+    }
+
+    /// Discards a failed connection, so that the next call reconnects.
+    pub(super) async fn discard_connection(&self, dead: &Arc<LiveConnection>) {
+        let mut state = self.state.lock().await;
+        if state.live.as_ref().is_some_and(|live| Arc::ptr_eq(live, dead)) {
+            state.live = None;
+        }
+    }
+
+    async fn close(&self) {
+        let live = self.state.lock().await.live.take();
+        let Some(live) = live else { return };
+        match Arc::try_unwrap(live) {
+            Ok(mut live) => {
+                // An error means that it is closed already. A hung server is killed when it is dropped.
+                let _ = tokio::time::timeout(CLOSE_TIMEOUT, live.service.close()).await;
+            }
+            // A call in flight ends with the connection.
+            Err(live) => live.service.cancellation_token().cancel(),
+        }
+    }
+
+    /// Returns the tools, listed once per connection and again after the server has reported a change.
+    async fn tools(&self) -> Result<Vec<OfferedTool>, String> {
+        let live = self.live_connection().await?;
+        let mut tools = live.tools.lock().await;
+        let changed = &live.service.service().changed;
+        if changed.swap(false, Ordering::AcqRel) {
+            let listed =
+                tokio::time::timeout(self.timeout, list_tools(&self.server.name, live.service.peer())).await;
+            *tools = listed.unwrap_or_else(|_| Err(self.timeout_reason())).inspect_err(|_| {
+                changed.store(true, Ordering::Release);
+                live.record_timeout();
+            })?;
+        }
+        Ok(tools.clone())
+    }
+
+    fn timeout_reason(&self) -> String {
+        format!("did not answer, or did not list its tools, within {} s", self.timeout.as_secs())
+    }
+
+    async fn connect(&self) -> Result<LiveConnection, String> {
+        let handler = ToolListChangeHandler::default();
+        let not_mcp_error = |e: &dyn Error| format!("is not a working MCP server: {}", error_chain(e));
+        let mut group = None;
+        let service = match &self.server.url {
+            Some(url) => {
+                handler.serve(self.http_transport(url.0.as_str())?).await.map_err(|e| not_mcp_error(&e))?
+            }
+            None => {
+                let child = server_process::start_server_process(&self.server, self.launcher.as_ref()).await;
+                let child = child.map_err(|e| format!("cannot be started: {e}"))?;
+                group = child.id().map(ProcessGroupGuard);
+                handler.serve(child).await.map_err(|e| not_mcp_error(&e))?
+            }
+        };
+        // The cache of the MCP library would keep every page.
+        service.peer().set_response_cache_config(ClientCacheConfig::disabled()).await;
+        let tools = list_tools(&self.server.name, service.peer()).await?;
+        let may_hang = AtomicBool::new(false);
+        Ok(LiveConnection { service, tools: Mutex::new(tools), may_hang, _program: group })
+    }
+
+    fn http_transport(&self, url: &str) -> Result<StreamableHttpClientTransport<reqwest::Client>, String> {
+        let headers = self.server.headers.iter().map(|(name, variable)| {
+            let value = std::env::var(variable)
+                .map_err(|_| format!("needs the environment variable {variable} for its header {name}"))?;
+            let invalid_header =
+                |_| format!("has an invalid header {name}, or {variable} contains an invalid value");
+            let key = HeaderName::try_from(name.as_str()).map_err(|e| invalid_header(e.to_string()))?;
+            let mut value = HeaderValue::try_from(value).map_err(|e| invalid_header(e.to_string()))?;
+            value.set_sensitive(true);
+            Ok((key, value))
+        });
+        let headers = headers.collect::<Result<HashMap<_, _>, String>>()?;
+        // Connections whose bodies were not read to the end are slow to reuse.
+        let client = http_client::client().pool_max_idle_per_host(0).build().map_err(|e| error_chain(&e))?;
+        let config = StreamableHttpClientTransportConfig::with_uri(url).custom_headers(headers);
+        Ok(StreamableHttpClientTransport::with_client(client, config))
+    }
+}
+
+/// Handles messages from a server: this client supports no features, and records that the tools have changed.
+#[derive(Default)]
+pub(super) struct ToolListChangeHandler {
+    changed: AtomicBool,
+}
+
+impl ClientHandler for ToolListChangeHandler {
+    fn get_info(&self) -> ClientConfig {
+        let this = Implementation::new("millrace", env!("CARGO_PKG_VERSION"));
+        ClientConfig::new(ClientCapabilities::default(), this)
+    }
+
+    async fn on_tool_list_changed(&self, _: NotificationContext<RoleClient>) {
+        self.changed.store(true, Ordering::Release);
+    }
+}
+
+/// Joins the messages of an error and its sources. They may contain text of the server.
+pub(super) fn error_chain(error: &dyn Error) -> String {
+    one_line(&crate::web::error_chain(error), MAX_ERROR)
+}

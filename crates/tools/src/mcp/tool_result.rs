@@ -1,0 +1,133 @@
+//! Converts the result of an MCP tool to text for a model.
+
+use millrace_agent::tool::ToolError;
+use millrace_protocol::safe_text::strip_control_characters;
+use rmcp::model::{CallToolResult, ContentBlock, ResourceContents};
+
+use crate::untrusted::mark_untrusted;
+
+/// Returns a result as text, marked as material: texts are joined, other content is described, structured content is shown
+/// as JSON if there is nothing else.
+///
+/// # Errors
+/// The server reports the result as an error: `Refused`, with its text.
+pub(super) fn result_text(
+    server: &str,
+    result: &CallToolResult,
+    max_chars: usize,
+) -> Result<String, ToolError> {
+    let mut parts: Vec<String> = result.content.iter().map(content_block_to_text).collect();
+    parts.retain(|text| !text.is_empty());
+    if let Some(structured) = result.structured_content.as_ref().filter(|_| parts.is_empty()) {
+        parts.push(structured.to_string());
+    }
+    let text = match parts.as_slice() {
+        [] => "(the tool returned nothing)".to_owned(),
+        parts => mark_server_text(server, &parts.join("\n\n"), max_chars),
+    };
+    if result.is_error == Some(true) { Err(ToolError::Refused(text)) } else { Ok(text) }
+}
+
+/// Returns text of a server without control characters and truncated, in the marks for untrusted text.
+pub(super) fn mark_server_text(server: &str, text: &str, max_chars: usize) -> String {
+    let origin = format!("the MCP server {server:?}");
+    let text = strip_control_characters(text);
+    match text.char_indices().nth(max_chars) {
+        None => mark_untrusted(&origin, &text),
+        Some((at, _)) => {
+            let chars = text.chars().count();
+            let marked = mark_untrusted(&origin, &text[..at]);
+            format!("{marked}\n[truncated: the first {max_chars} of {chars} characters are shown]")
+        }
+    }
+}
+
+/// Returns a content block as text. The protocol may add variants, hence the wildcard arms.
+fn content_block_to_text(block: &ContentBlock) -> String {
+    match block {
+        ContentBlock::Text(text) => text.text.clone(),
+        ContentBlock::Image(image) => media_summary("image", &image.mime_type, &image.data),
+        ContentBlock::Audio(audio) => media_summary("audio", &audio.mime_type, &audio.data),
+        ContentBlock::Resource(embedded) => match &embedded.resource {
+            ResourceContents::TextResourceContents { uri, text, .. } => format!("[resource {uri}]\n{text}"),
+            ResourceContents::BlobResourceContents { uri, mime_type, blob, .. } => {
+                media_summary(&format!("resource {uri}"), mime_type.as_deref().unwrap_or("bytes"), blob)
+            }
+            _ => "[a resource of an unsupported kind]".to_owned(),
+        },
+        ContentBlock::ResourceLink(link) => format!("[resource {}: {}]", link.name, link.uri),
+        _ => "[content of an unsupported kind]".to_owned(),
+    }
+}
+
+/// Describes binary content; `base64` has four characters per three bytes.
+fn media_summary(what: &str, kind: &str, base64: &str) -> String {
+    format!("[{what}, {kind}, about {} bytes: not shown]", base64.len() / 4 * 3)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn read(result: Value, max_chars: usize) -> Result<String, ToolError> {
+        result_text("s", &serde_json::from_value(result).unwrap(), max_chars)
+    }
+
+    /// Returns the text between the marks, and the text after them.
+    fn unmarked(text: &str) -> (String, String) {
+        let id = text.strip_prefix("[material ").unwrap().split(' ').next().unwrap();
+        let (opening, rest) = text.split_once('\n').unwrap();
+        assert!(opening.contains("from the MCP server \"s\""), "{opening}");
+        let (inner, after) = rest.split_once(&format!("\n[end of material {id}]")).unwrap();
+        (inner.to_owned(), after.to_owned())
+    }
+
+    fn read_unmarked(result: Value, max_chars: usize) -> (String, String) {
+        unmarked(&read(result, max_chars).unwrap())
+    }
+
+    #[test]
+    fn texts_are_joined_and_other_content_is_described() {
+        let shown = read_unmarked(
+            json!({"content": [
+                {"type": "text", "text": "one"},
+                {"type": "image", "data": "QUJDRA==", "mimeType": "image/png"},
+                {"type": "resource", "resource": {"uri": "file:///a", "text": "within"}},
+                {"type": "resource", "resource": {"uri": "file:///b", "blob": "QUJD"}},
+                {"type": "resource_link", "uri": "file:///c", "name": "c"},
+                {"type": "text", "text": "two"},
+            ]}),
+            1_000,
+        );
+        let expected = "one\n\n[image, image/png, about 6 bytes: not shown]\n\n[resource file:///a]\nwithin\n\n\
+                        [resource file:///b, bytes, about 3 bytes: not shown]\n\n[resource c: file:///c]\n\ntwo";
+        assert_eq!(shown, (expected.to_owned(), String::new()));
+    }
+
+    #[test]
+    fn structured_content_is_shown_if_there_is_no_other() {
+        let structured = json!({"content": [], "structuredContent": {"a": 1}});
+        assert_eq!(read_unmarked(structured, 100).0, r#"{"a":1}"#);
+        let both = json!({"content": [{"type": "text", "text": "{\"a\":1}"}], "structuredContent": {"a": 1}});
+        assert_eq!(read_unmarked(both, 100).0, r#"{"a":1}"#);
+        assert_eq!(read(json!({"content": []}), 100).unwrap(), "(the tool returned nothing)");
+    }
+
+    #[test]
+    fn tool_errors_are_refusals_and_long_results_are_truncated() {
+        let error = json!({"content": [{"type": "text", "text": "no such zone"}], "isError": true});
+        let Err(ToolError::Refused(text)) = read(error, 100) else { panic!("it is an error") };
+        assert_eq!(unmarked(&text).0, "no such zone");
+        let long = json!({"content": [{"type": "text", "text": "äöüß"}]});
+        let note = "\n[truncated: the first 2 of 4 characters are shown]";
+        assert_eq!(read_unmarked(long, 2), ("äö".to_owned(), note.to_owned()));
+    }
+
+    #[test]
+    fn control_characters_are_removed() {
+        let steering = json!({"content": [{"type": "text", "text": "a\u{1b}[2J\u{9b}b\u{202e}c\r\nd\te"}]});
+        assert_eq!(read_unmarked(steering, 100).0, "a[2Jbc\nd\te");
+    }
+}

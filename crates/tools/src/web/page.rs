@@ -1,0 +1,270 @@
+//! Converts the bytes of a page to text for a model: content type, character set, and for HTML the readable part as
+//! Markdown. Pages are untrusted: the work on them is bounded, and a failure has no effect on anything else.
+
+use dom_query::{Document, NodeRef};
+use dom_smoothie::Readability;
+use encoding_rs::{Encoding, UTF_8, WINDOWS_1252};
+use millrace_agent::markdown::{TooDeep, is_deeper};
+use millrace_protocol::safe_text::strip_control_characters;
+
+/// Maximum nesting of HTML: the converter is recursive and has a stack of [`PARSER_STACK_SIZE`] bytes.
+const MAX_NESTING: usize = 1_000;
+/// Several times the stack that [`MAX_NESTING`] levels need, even in an unoptimised build.
+const PARSER_STACK_SIZE: usize = 128 * 1024 * 1024;
+/// Number of bytes searched for a `meta` element with the character set.
+const META_CHARSET_SEARCH_BYTES: usize = 2_048;
+/// If the readable part is less than one in this many bytes of the page, it was chosen badly and the whole page is used.
+const READABLE_SHARE: usize = 10;
+/// Maximum length of a title in characters.
+const MAX_TITLE: usize = 200;
+
+/// The kind of a content type.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum TextKind {
+    /// HTML, which is converted.
+    Html,
+    /// Text, which is used unchanged.
+    Text,
+}
+
+/// A page as text.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Page {
+    pub(crate) title: Option<String>,
+    pub(crate) text: String,
+}
+
+/// Returns the kind of a content type and its name without parameters; `Err` with the name if it is not supported. If
+/// there is no content type, the kind is guessed from the first bytes.
+pub(crate) fn detect_text_kind(
+    content_type: Option<&str>,
+    body: &[u8],
+) -> Result<(TextKind, String), String> {
+    let name = content_type.unwrap_or_default().split(';').next().unwrap_or_default().trim().to_lowercase();
+    let (main, sub) = name.split_once('/').unwrap_or((&name, ""));
+    let text = main == "text"
+        || sub.ends_with("+json")
+        || sub.ends_with("+xml")
+        || matches!(
+            name.as_str(),
+            "application/json"
+                | "application/xml"
+                | "application/x-ndjson"
+                | "application/yaml"
+                | "application/toml"
+                | "application/javascript"
+        ) && !sub.is_empty();
+    match name.as_str() {
+        "text/html" | "application/xhtml+xml" => Ok((TextKind::Html, name)),
+        "image/svg+xml" => Err(name),
+        _ if text => Ok((TextKind::Text, name)),
+        "" => {
+            guess_text_kind(body).ok_or_else(|| "of unknown type (no content type, and not text)".to_owned())
+        }
+        _ => Err(name),
+    }
+}
+
+fn guess_text_kind(body: &[u8]) -> Option<(TextKind, String)> {
+    let start = &body[..body.len().min(512)];
+    let lower = String::from_utf8_lossy(start).trim_start().to_lowercase();
+    if lower.starts_with("<!doctype html") || lower.starts_with("<html") {
+        return Some((TextKind::Html, "text/html, guessed".into()));
+    }
+    (!start.contains(&0)).then(|| (TextKind::Text, "text/plain, guessed".into()))
+}
+
+/// Decodes a body by its byte order mark, else by the content type, else by the character set in the page, else as UTF-8
+/// if it is valid, else as windows-1252.
+pub(crate) fn decode_to_utf8(content_type: Option<&str>, body: &[u8]) -> String {
+    let declared = content_type.and_then(|text| find_charset(text.as_bytes())).or_else(|| {
+        let start = &body[..body.len().min(META_CHARSET_SEARCH_BYTES)];
+        // A page that could be parsed up to here is not UTF-16, even if it claims to be.
+        find_charset(start).map(|encoding| if encoding.is_ascii_compatible() { encoding } else { UTF_8 })
+    });
+    // A truncated body may end inside a character.
+    let cut = body.len() >= super::fetch::MAX_BODY;
+    let valid = || std::str::from_utf8(body).map_or_else(|e| cut && e.error_len().is_none(), |_| true);
+    let fallback = || if valid() { UTF_8 } else { WINDOWS_1252 };
+    declared.unwrap_or_else(fallback).decode(body).0.into_owned()
+}
+
+fn find_charset(bytes: &[u8]) -> Option<&'static Encoding> {
+    let text = String::from_utf8_lossy(bytes).to_lowercase();
+    let after = text.split("charset").nth(1)?.trim_start().strip_prefix('=')?;
+    let label: String = after
+        .trim_start_matches([' ', '"', '\''])
+        .chars()
+        .take_while(|c| c.is_ascii_alphanumeric() || "-_:.+".contains(*c))
+        .collect();
+    Encoding::for_label(label.as_bytes())
+}
+
+/// Converts decoded text to a page, on a separate thread with a large stack. A panic of the converter is an error.
+///
+/// # Errors
+/// The HTML cannot be converted, with the reason.
+pub(crate) async fn convert_to_page(text_kind: TextKind, text: String, url: String) -> Result<Page, String> {
+    match text_kind {
+        TextKind::Text => Ok(Page { title: None, text: remove_control_characters(&text) }),
+        TextKind::Html => {
+            let (done, when_done) = tokio::sync::oneshot::channel();
+            std::thread::Builder::new()
+                .name("html".into())
+                .stack_size(PARSER_STACK_SIZE)
+                .spawn(move || drop(done.send(readable_page(&text, &url))))
+                .map_err(|e| format!("cannot start a thread for the conversion: {e}"))?;
+            when_done.await.unwrap_or_else(|_| Err("the converter panicked on its HTML".into()))
+        }
+    }
+}
+
+fn readable_page(html: &str, url: &str) -> Result<Page, String> {
+    let whole = html_to_markdown(html)?;
+    let parsed = Document::from(html);
+    if is_deeper(vec![parsed.root()], NodeRef::children, MAX_NESTING) {
+        return Err(html_error(TooDeep(MAX_NESTING)));
+    }
+    let title = parsed.select_single("title").text().to_string();
+    let article = Readability::with_document(parsed, Some(url), None).and_then(|mut page| page.parse()).ok();
+    let best = article.as_ref().and_then(|article| html_to_markdown(&article.content).ok());
+    let text = best.filter(|best| best.len() * READABLE_SHARE >= whole.len()).unwrap_or(whole);
+    let title = Some(crate::untrusted::one_line(&title, MAX_TITLE)).filter(|title| !title.is_empty());
+    Ok(Page { title, text: remove_control_characters(&text) })
+}
+
+fn html_to_markdown(html: &str) -> Result<String, String> {
+    let skipped =
+        ["script", "style", "noscript", "template", "svg", "img", "iframe", "title", "button", "form"];
+    millrace_agent::markdown::html_to_markdown(html, &skipped, MAX_NESTING).map_err(html_error)
+}
+
+fn html_error(fault: TooDeep) -> String {
+    format!("its HTML cannot be converted: {fault}")
+}
+
+/// Normalises line breaks, and removes control characters, trailing spaces and repeated empty lines.
+fn remove_control_characters(text: &str) -> String {
+    let mut clean = String::with_capacity(text.len());
+    let mut empty = 0;
+    for line in strip_control_characters(text).split('\n') {
+        let line = line.trim_end();
+        empty = if line.is_empty() { empty + 1 } else { 0 };
+        if empty < 2 {
+            clean.push_str(line);
+            clean.push('\n');
+        }
+    }
+    clean.trim().to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    async fn html(text: &str) -> Result<Page, String> {
+        convert_to_page(TextKind::Html, text.to_owned(), "https://example.org/".to_owned()).await
+    }
+
+    #[test]
+    fn content_types_are_supported_by_name() {
+        for (content_type, expected) in [
+            ("text/html; charset=utf-8", Some(TextKind::Html)),
+            ("Application/XHTML+XML", Some(TextKind::Html)),
+            ("text/plain", Some(TextKind::Text)),
+            ("text/csv", Some(TextKind::Text)),
+            ("application/json", Some(TextKind::Text)),
+            ("application/ld+json", Some(TextKind::Text)),
+            ("application/atom+xml", Some(TextKind::Text)),
+            ("application/pdf", None),
+            ("image/png", None),
+            ("image/svg+xml", None),
+            ("application/octet-stream", None),
+            ("video/mp4", None),
+            ("json", None),
+        ] {
+            assert_eq!(
+                detect_text_kind(Some(content_type), b"").ok().map(|encoding| encoding.0),
+                expected,
+                "{content_type}"
+            );
+        }
+        assert_eq!(detect_text_kind(None, b" <!DOCTYPE html><p>x").unwrap().0, TextKind::Html);
+        assert_eq!(detect_text_kind(None, b"plain").unwrap().0, TextKind::Text);
+        assert!(detect_text_kind(None, b"\x7fELF\0\0").is_err());
+    }
+
+    #[test]
+    fn character_sets_are_found_in_all_places() {
+        let latin1 = b"<meta charset=\"iso-8859-1\"><p>caf\xe9".as_slice();
+        for (content_type, body, expected) in [
+            (Some("text/html; charset=ISO-8859-1"), b"caf\xe9".as_slice(), "café"),
+            (Some("text/html; charset=\"utf-8\""), "café".as_bytes(), "café"),
+            (Some("text/html"), latin1, "<meta charset=\"iso-8859-1\"><p>café"),
+            (None, b"caf\xe9", "café"),
+            (None, "café".as_bytes(), "café"),
+            (None, b"caf\xc3", "cafÃ"),
+            (Some("text/html; charset=latin1"), b"\xef\xbb\xbfcaf\xc3\xa9", "café"),
+            (Some("text/plain; charset=shift_jis"), b"\x93\xfa\x96\x7b", "日本"),
+            (Some("text/plain; charset=klingon"), "café".as_bytes(), "café"),
+            (None, b"\xff\xfea\0b\0", "ab"),
+        ] {
+            assert_eq!(decode_to_utf8(content_type, body), expected, "{content_type:?}");
+        }
+    }
+
+    #[tokio::test]
+    async fn the_readable_part_of_a_page_becomes_markdown() {
+        let paragraph =
+            "The mill race carries water to the wheel, and the wheel turns the stones. ".repeat(8);
+        let page = html(&format!(
+            "<html><head><title>Of  mills\n&amp; races</title><script>var secret = 1</script></head><body>\
+             <nav><a href='/a'>Home</a> <a href='/b'>About</a></nav>\
+             <article><h1>Mills</h1><p>{paragraph}</p><ul><li>one</li><li>two</li></ul>\
+             <p>{paragraph}<a href='/more'>more</a></p></article><footer>imprint</footer></body></html>"
+        ))
+        .await
+        .unwrap();
+        assert_eq!(page.title.as_deref(), Some("Of mills & races"));
+        assert!(page.text.contains("The mill race carries water"), "{}", page.text);
+        assert!(page.text.contains("](https://example.org/more)"), "{}", page.text);
+        assert!(!page.text.contains("secret") && !page.text.contains('<'), "{}", page.text);
+    }
+
+    #[tokio::test]
+    async fn a_page_without_a_readable_part_is_shown_completely() {
+        let page = html("<ul><li><a href='/x'>a link</a></li><li>words</li></ul>").await.unwrap();
+        assert!(page.text.contains("a link") && page.text.contains("words"), "{}", page.text);
+        assert_eq!(html("").await.unwrap(), Page { title: None, text: String::new() });
+    }
+
+    #[tokio::test]
+    async fn deeply_nested_html_is_refused() {
+        for tag in ["<div>", "<b>", "<table><td>", "<svg><g>", "<blockquote><p>"] {
+            let bomb = tag.repeat(100_000);
+            assert!(html(&bomb).await.unwrap_err().contains("nested more than"), "{tag}");
+            let deep = format!("{}inside", tag.repeat(200));
+            let page = html(&deep).await.unwrap();
+            assert!(tag.starts_with("<svg") || page.text.contains("inside"), "{tag}");
+        }
+    }
+
+    #[tokio::test]
+    async fn deeply_nested_html_with_stray_end_tags_is_refused() {
+        for tag in ["<div></x>", "<b></x>", "<div><!--</div>-->", "<div title='</div>'>"] {
+            let bomb = html(&tag.repeat(50_000)).await;
+            assert!(
+                bomb.as_ref().is_err_and(|error| error.contains("nested more than")),
+                "{tag}: {bomb:.200?}"
+            );
+        }
+    }
+
+    #[test]
+    fn control_characters_and_repeated_empty_lines_are_removed() {
+        assert_eq!(
+            remove_control_characters("a\r\nb\rc \n\n\n\nd\u{0}\u{1b}[31me\tf\n"),
+            "a\nb\nc\n\nd[31me\tf"
+        );
+    }
+}

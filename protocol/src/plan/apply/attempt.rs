@@ -1,0 +1,150 @@
+//! Attempts and reviews: their claimants and their ends.
+
+use jiff::Timestamp;
+
+use crate::ids::{TaskId, WorkerId};
+use crate::plan::state::{
+    Attempt, AttemptEnd, AttemptReview, ErroredTaskWait, Plan, Task, TaskPhase, TaskState,
+};
+use crate::plan::{AttemptEvent, ReviewEvent};
+use crate::result::{ModelUsage, Usage, Verdict};
+
+impl Plan {
+    pub(super) fn apply_attempt(&mut self, event: &AttemptEvent, at: Timestamp) {
+        match event {
+            AttemptEvent::Claimed { task, attempt, worker } => {
+                self.planning.idle_turns = 0;
+                self.apply_claim(task, *attempt, worker, at);
+            }
+            AttemptEvent::Finished {
+                task,
+                attempt,
+                worker,
+                at_sequence,
+                summary,
+                is_detailed,
+                is_answered,
+                review,
+                usage,
+                models,
+            } => {
+                self.spend_on_task(task, *usage, models);
+                self.move_task_to_phase(task, TaskPhase::NeedsReview { retry_at: None }, at, |task| {
+                    let policy = review.as_ref().unwrap_or(&task.spec.review).clone();
+                    let end = AttemptEnd::Finished {
+                        at_sequence: *at_sequence,
+                        summary: summary.clone(),
+                        is_detailed: *is_detailed,
+                        is_answered: *is_answered,
+                    };
+                    let record = task.end_attempt(*attempt, end, at);
+                    record.worker = Some(worker.clone());
+                    record.usage = *usage;
+                    record.review = Some(AttemptReview { number: 1, policy });
+                });
+            }
+            AttemptEvent::Errored { task, attempt, error, retry_at } => {
+                self.spend_on_task(task, error.usage, &error.models);
+                let end = AttemptEnd::Errored(error.clone());
+                self.record_failed_attempt(task, *attempt, end, error.usage, *retry_at, at);
+            }
+            AttemptEvent::TimedOut { task, attempt, clock, retry_at, usage } => {
+                self.add_note_for_planner(|| format!("attempt {attempt} of task {task} timed out: {clock}"));
+                self.spend_on_task(task, *usage, &ModelUsage::new());
+                self.record_failed_attempt(
+                    task,
+                    *attempt,
+                    AttemptEnd::TimedOut(*clock),
+                    *usage,
+                    *retry_at,
+                    at,
+                );
+            }
+        }
+    }
+
+    pub(super) fn apply_review(&mut self, event: &ReviewEvent, at: Timestamp) {
+        match event {
+            ReviewEvent::Errored { task, retry_at, usage, models, .. } => {
+                self.spend_on_review(task, *usage, models);
+                self.schedule_review_retry(task, *retry_at, at);
+            }
+            ReviewEvent::Ready { task } => {
+                self.move_task_to_phase(task, TaskPhase::NeedsReview { retry_at: None }, at, |_| ())
+            }
+            ReviewEvent::VerdictGiven { task, critic, verdict, .. } => {
+                self.record_verdict(task, critic, verdict)
+            }
+        }
+    }
+
+    fn apply_claim(&mut self, id: &TaskId, attempt: u32, worker: &WorkerId, at: Timestamp) {
+        let Some(task) = self.task_mut(id) else { return };
+        let is_takeover = task.state() == TaskState::Running;
+        task.superseded.clear();
+        task.waits.end(at);
+        let record = task.attempt_entry_mut(attempt);
+        record.worker = Some(worker.clone());
+        record.claimed_at.get_or_insert(at);
+        if !is_takeover {
+            self.move_task_to_phase(id, TaskPhase::Running, at, |_| ());
+        }
+    }
+
+    fn record_failed_attempt(
+        &mut self,
+        id: &TaskId,
+        attempt: u32,
+        end: AttemptEnd,
+        usage: Usage,
+        retry_at: Option<Timestamp>,
+        at: Timestamp,
+    ) {
+        self.move_task_to_phase(id, TaskPhase::Errored(retry_at.map(ErroredTaskWait::Retry)), at, |task| {
+            task.end_attempt(attempt, end, at).usage = usage;
+        });
+    }
+
+    /// Ends a failed try at a review; the next one starts at `retry_at`, or at once.
+    fn schedule_review_retry(&mut self, id: &TaskId, retry_at: Option<Timestamp>, at: Timestamp) {
+        self.move_task_to_phase(id, TaskPhase::NeedsReview { retry_at }, at, |task| {
+            if let Some(review) = task.attempts.iter_mut().rev().find_map(|attempt| attempt.review.as_mut()) {
+                review.number = review.number.saturating_add(1);
+            }
+        });
+    }
+
+    fn record_verdict(&mut self, id: &TaskId, critic: &WorkerId, verdict: &Verdict) {
+        self.spend_on_review(id, verdict.usage, &verdict.models);
+        if let Some(record) = self.task_mut(id).and_then(|task| task.attempts.last_mut()) {
+            record.verdict = Some((critic.clone(), Box::new(verdict.clone())));
+        }
+    }
+}
+
+impl Task {
+    /// Returns the record of an attempt; creates it if there is none.
+    pub(super) fn attempt_entry_mut(&mut self, number: u32) -> &mut Attempt {
+        if self.attempts.last().is_none_or(|last| last.number != number) {
+            self.attempts.push(Attempt {
+                number,
+                worker: None,
+                claimed_at: None,
+                ended_at: None,
+                end: None,
+                usage: Usage::default(),
+                verdict: None,
+                review_usage: Usage::default(),
+                review: None,
+            });
+        }
+        self.attempts.last_mut().expect("an attempt was pushed if there was none")
+    }
+
+    pub(super) fn end_attempt(&mut self, number: u32, end: AttemptEnd, at: Timestamp) -> &mut Attempt {
+        let record = self.attempt_entry_mut(number);
+        record.end = Some(end);
+        record.ended_at = Some(at);
+        record
+    }
+}

@@ -1,0 +1,71 @@
+//! Waits for models' providers. A provider that is away costs no attempt: the attempt waits, and its waits do not count as
+//! run time. A provider that stays away for longer than the run's provider timeout pauses the run, and the attempt
+//! continues from its journal when the run is resumed.
+
+use super::super::state::{Plan, TaskState};
+use super::super::{BudgetEvent, Event, JournalKey, ProviderEvent, Refusal, ResourceAmounts};
+use super::{find_task_with_attempt, planning, reviews, wrong_state_refusal};
+use crate::provider::{ProviderStatus, ProviderWait};
+
+pub(super) fn handle_status(
+    plan: &Plan,
+    journal: &JournalKey,
+    status: &ProviderStatus,
+) -> Result<Vec<Event>, Refusal> {
+    let current = find_current_wait(plan, journal)?;
+    let journal = journal.clone();
+    let event = match status {
+        // Repeated as a heartbeat.
+        ProviderStatus::Waiting(wait) if current == Some(wait) => return Ok(Vec::new()),
+        ProviderStatus::Waiting(wait) => ProviderEvent::Awaited { journal, wait: truncate_error(wait) },
+        ProviderStatus::Recovered if current.is_none() => return Ok(Vec::new()),
+        ProviderStatus::Recovered => ProviderEvent::Recovered { journal },
+        ProviderStatus::GivenUp(wait) => ProviderEvent::GivenUp { journal, wait: truncate_error(wait) },
+    };
+    Ok(vec![Event::Provider(event)])
+}
+
+/// Handles work that was returned because its reservation does not pay for its first request.
+pub(super) fn handle_small_reservation(
+    plan: &Plan,
+    journal: &JournalKey,
+    needs: ResourceAmounts,
+) -> Result<Vec<Event>, Refusal> {
+    find_current_wait(plan, journal)?;
+    Ok(vec![Event::Budget(BudgetEvent::TooSmall { journal: journal.clone(), needs })])
+}
+
+fn truncate_error(wait: &ProviderWait) -> ProviderWait {
+    ProviderWait { error: super::truncate_for_plan(&wait.error), ..wait.clone() }
+}
+
+/// Returns the wait that the plan knows of work in flight.
+fn find_current_wait<'a>(plan: &'a Plan, journal: &JournalKey) -> Result<Option<&'a ProviderWait>, Refusal> {
+    match journal {
+        JournalKey::Task(task, attempt) => {
+            let task = find_task_with_attempt(plan, task, *attempt)?;
+            match task.state() {
+                TaskState::Running => Ok(task.waits.current()),
+                TaskState::Pending
+                | TaskState::Ready
+                | TaskState::NeedsReview
+                | TaskState::Completed
+                | TaskState::Rerun
+                | TaskState::Errored
+                | TaskState::Failed
+                | TaskState::Cancelled => Err(wrong_state_refusal(task, "provider status ignored")),
+            }
+        }
+        JournalKey::Review(task, attempt) => {
+            let task = reviews::find_task_under_review(plan, task, *attempt)?;
+            match task.review_retry_at() {
+                None => Ok(task.waits.current()),
+                Some(_) => Err(wrong_state_refusal(task, "this review has ended")),
+            }
+        }
+        JournalKey::Planning(turn, attempt) => {
+            let current = planning::find_open_turn(plan, *turn, *attempt)?;
+            Ok(current.waits.current())
+        }
+    }
+}

@@ -1,0 +1,138 @@
+//! Events about attempts at tasks.
+
+use std::fmt;
+
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+
+use super::optional_micros;
+use crate::ids::{TaskId, WorkerId};
+use crate::plan::AttemptClock;
+use crate::plan::spec::ReviewPolicy;
+use crate::result::{ModelUsage, TaskError, Usage};
+
+/// An event about an attempt at a task.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub enum AttemptEvent {
+    /// A worker claimed the attempt.
+    #[serde(rename = "AttemptClaimed")]
+    Claimed {
+        /// The task.
+        task: TaskId,
+        /// The attempt.
+        attempt: u32,
+        /// The claimant.
+        worker: WorkerId,
+    },
+    /// The attempt produced a result.
+    #[serde(rename = "AttemptFinished")]
+    Finished {
+        /// The task.
+        task: TaskId,
+        /// The attempt.
+        attempt: u32,
+        /// The worker that produced the result.
+        worker: WorkerId,
+        /// The sequence, in the lane, of the journal entry with the result.
+        at_sequence: u64,
+        /// The result in a sentence.
+        summary: String,
+        /// `true` if the result has text beyond the summary.
+        #[serde(default = "default_is_detailed")]
+        is_detailed: bool,
+        /// `false` if the result does not answer its question. Absent on the wire if it does.
+        #[serde(default = "default_is_answered", skip_serializing_if = "is_true")]
+        is_answered: bool,
+        /// The review of the result, if it is not the one in the task's specification.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        review: Option<ReviewPolicy>,
+        /// The usage.
+        #[serde(default, skip_serializing_if = "Usage::is_zero")]
+        usage: Usage,
+        /// The usage by model.
+        #[serde(default, skip_serializing_if = "ModelUsage::is_empty")]
+        models: ModelUsage,
+    },
+    /// The attempt ended without a result.
+    #[serde(rename = "AttemptErrored")]
+    Errored {
+        /// The task.
+        task: TaskId,
+        /// The attempt.
+        attempt: u32,
+        /// The error.
+        error: TaskError,
+        /// The time of the next attempt; `None` if there is none.
+        #[serde(with = "optional_micros")]
+        retry_at: Option<Timestamp>,
+    },
+    /// The attempt timed out.
+    #[serde(rename = "AttemptTimedOut")]
+    TimedOut {
+        /// The task.
+        task: TaskId,
+        /// The attempt.
+        attempt: u32,
+        /// The clock that ran out.
+        clock: AttemptClock,
+        /// The time of the next attempt; `None` if there is none.
+        #[serde(with = "optional_micros")]
+        retry_at: Option<Timestamp>,
+        /// The counted usage: all that was reserved, since the real usage is unknown.
+        #[serde(default, skip_serializing_if = "Usage::is_zero")]
+        usage: Usage,
+    },
+}
+
+fn default_is_detailed() -> bool {
+    true
+}
+
+fn default_is_answered() -> bool {
+    true
+}
+
+fn is_true(value: &bool) -> bool {
+    *value
+}
+
+impl AttemptEvent {
+    /// The task.
+    #[must_use]
+    pub fn task(&self) -> &TaskId {
+        match self {
+            Self::Claimed { task, .. }
+            | Self::Finished { task, .. }
+            | Self::Errored { task, .. }
+            | Self::TimedOut { task, .. } => task,
+        }
+    }
+
+    /// The error that this event reports, if it reports one, and the attempt.
+    #[must_use]
+    pub fn attempt_and_error(&self) -> Option<(u32, String)> {
+        match self {
+            Self::Errored { attempt, error, .. } => Some((*attempt, error.message.clone())),
+            Self::TimedOut { attempt, clock, .. } => Some((*attempt, clock.to_string())),
+            Self::Claimed { .. } | Self::Finished { .. } => None,
+        }
+    }
+}
+
+impl fmt::Display for AttemptEvent {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let will_retry = |retry_at: &Option<Timestamp>| if retry_at.is_some() { "; will retry" } else { "" };
+        match self {
+            Self::Claimed { task, attempt, worker } => {
+                write!(f, "{task} running, attempt {attempt} on {worker}")
+            }
+            Self::Finished { task, summary, .. } => write!(f, "{task} finished: {summary}"),
+            Self::Errored { task, attempt, error, retry_at } => {
+                write!(f, "{task} attempt {attempt} failed: {}{}", error.message, will_retry(retry_at))
+            }
+            Self::TimedOut { task, attempt, clock, retry_at, .. } => {
+                write!(f, "{task} attempt {attempt} timed out: {clock}{}", will_retry(retry_at))
+            }
+        }
+    }
+}

@@ -1,0 +1,67 @@
+//! Events about reservations and the budget.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use crate::ids::TaskId;
+use crate::plan::budget::ResourceAmounts;
+use crate::plan::{JournalKey, Work};
+
+/// An event about reservations and the budget.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub enum BudgetEvent {
+    /// Part of the budget is reserved for work until it ends.
+    Reserved {
+        /// The work.
+        work: Work,
+        /// The reserved amounts.
+        amounts: ResourceAmounts,
+    },
+    /// The reservation of work does not pay for its first request, so that none was sent: the work is returned, without the
+    /// loss of an attempt, and reserves at least this next time.
+    #[serde(rename = "ReservationTooSmall")]
+    TooSmall {
+        /// The journal of the work.
+        journal: JournalKey,
+        /// The amounts that the first request needs.
+        needs: ResourceAmounts,
+    },
+    /// The soft limit of the budget is reached.
+    #[serde(rename = "BudgetLow")]
+    Low {
+        /// The amount that is low, for a person.
+        detail: String,
+    },
+}
+
+impl BudgetEvent {
+    /// The task that this event concerns, if it concerns one.
+    #[must_use]
+    pub fn task(&self) -> Option<&TaskId> {
+        match self {
+            Self::Reserved { work, .. } => work.task(),
+            Self::TooSmall { journal, .. } => journal.task(),
+            Self::Low { .. } => None,
+        }
+    }
+}
+
+impl fmt::Display for BudgetEvent {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Reserved { work, amounts } => {
+                match work {
+                    Work::Task { task, .. } => write!(f, "reserved for {task}")?,
+                    Work::Review { task, .. } => write!(f, "reserved for the review of {task}")?,
+                    Work::Planning { .. } => f.write_str("reserved for the planner")?,
+                }
+                if amounts.is_empty() { f.write_str(": no limit") } else { write!(f, ": {amounts}") }
+            }
+            Self::TooSmall { journal, needs } => {
+                write!(f, "{journal} returned: its first request needs {needs}, more than was reserved")
+            }
+            Self::Low { detail } => write!(f, "budget running low: {detail}"),
+        }
+    }
+}

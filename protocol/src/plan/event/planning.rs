@@ -1,0 +1,117 @@
+//! Events about the planner's turns.
+
+use std::fmt;
+
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+
+use super::optional_micros;
+use crate::ids::WorkerId;
+use crate::plan::PlannerTrigger;
+use crate::result::{ModelUsage, Usage};
+
+/// An event about the planner's turns.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub enum PlanningEvent {
+    /// Something happened that the planner's next turn must consider.
+    #[serde(rename = "OccasionRaised")]
+    TriggerRaised {
+        /// The trigger.
+        #[serde(rename = "occasion")]
+        trigger: PlannerTrigger,
+    },
+    /// An attempt at a turn may be dispatched.
+    #[serde(rename = "PlanningAsked")]
+    Requested {
+        /// The number of the turn, from 1.
+        turn: u32,
+        /// The number of the attempt at it, from 1.
+        attempt: u32,
+        /// The error of the attempt before.
+        feedback: Option<String>,
+        /// The triggers of the turn.
+        #[serde(default, skip_serializing_if = "Vec::is_empty", rename = "occasions")]
+        triggers: Vec<PlannerTrigger>,
+    },
+    /// A planner claimed the turn.
+    #[serde(rename = "PlanningClaimed")]
+    Claimed {
+        /// The turn.
+        turn: u32,
+        /// The attempt.
+        attempt: u32,
+        /// The claimant.
+        worker: WorkerId,
+    },
+    /// The planner's turn is over; the events of the edits that were accepted follow.
+    ProposalAccepted {
+        /// The turn.
+        turn: u32,
+        /// The attempt.
+        attempt: u32,
+        /// The planner's reasons.
+        reasoning: String,
+        /// The edits that were refused, and why.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        refused: Vec<String>,
+        /// `true` if the turn made no progress: it changed nothing, or claimed an end that was not reached.
+        #[serde(default)]
+        is_idle: bool,
+        /// The usage.
+        #[serde(default)]
+        usage: Usage,
+        /// The usage by model.
+        #[serde(default, skip_serializing_if = "ModelUsage::is_empty")]
+        models: ModelUsage,
+    },
+    /// The planner's attempt failed.
+    #[serde(rename = "PlanningErrored")]
+    Errored {
+        /// The turn.
+        turn: u32,
+        /// The attempt.
+        attempt: u32,
+        /// The error.
+        error: String,
+        /// The time of the next attempt; `None` if there is none.
+        #[serde(with = "optional_micros")]
+        retry_at: Option<Timestamp>,
+        /// `true` if the attempt exceeded its reservation: the next one gets all that is left.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not", rename = "outgrew")]
+        exceeded_reservation: bool,
+        /// `true` if the provider refused the request for good.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        is_refused_by_provider: bool,
+        /// The usage.
+        #[serde(default, skip_serializing_if = "Usage::is_zero")]
+        usage: Usage,
+        /// The usage by model.
+        #[serde(default, skip_serializing_if = "ModelUsage::is_empty")]
+        models: ModelUsage,
+    },
+}
+
+impl fmt::Display for PlanningEvent {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::TriggerRaised { trigger } => write!(f, "for the planner's next turn: {trigger}"),
+            Self::Requested { turn, attempt: 1, triggers, .. } => {
+                write!(f, "planner turn {turn} requested:")?;
+                triggers.iter().try_for_each(|trigger| write!(f, " {trigger}"))
+            }
+            Self::Requested { turn, attempt, .. } => {
+                write!(f, "planner turn {turn} requested again, attempt {attempt}")
+            }
+            Self::Claimed { turn, worker, .. } => write!(f, "planner turn {turn} on {worker}"),
+            Self::ProposalAccepted { turn, reasoning, refused, is_idle, .. } => {
+                let idle = if *is_idle { "; no progress" } else { "" };
+                write!(f, "planner turn {turn} finished: {reasoning}{idle}")?;
+                refused.iter().try_for_each(|why| write!(f, "; refused: {why}"))
+            }
+            Self::Errored { turn, attempt, error, retry_at, .. } => {
+                let next = if retry_at.is_some() { "will retry" } else { "no attempts left" };
+                write!(f, "planner turn {turn}, attempt {attempt} failed: {error}; {next}")
+            }
+        }
+    }
+}

@@ -1,0 +1,90 @@
+//! Events about reviews of results.
+
+use std::fmt;
+
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+
+use super::optional_micros;
+use crate::ids::{TaskId, WorkerId};
+use crate::result::{ModelUsage, Usage, Verdict};
+
+/// An event about a review of a result.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub enum ReviewEvent {
+    /// A try at the review failed.
+    #[serde(rename = "ReviewErrored")]
+    Errored {
+        /// The task.
+        task: TaskId,
+        /// The attempt under review.
+        attempt: u32,
+        /// The number of the try at the review, from 1.
+        review: u32,
+        /// The error.
+        error: String,
+        /// `true` if the review is retried.
+        again: bool,
+        /// The time of the next try; `None` is at once.
+        #[serde(default, with = "optional_micros")]
+        retry_at: Option<Timestamp>,
+        /// The usage.
+        #[serde(default, skip_serializing_if = "Usage::is_zero")]
+        usage: Usage,
+        /// The usage by model.
+        #[serde(default, skip_serializing_if = "ModelUsage::is_empty")]
+        models: ModelUsage,
+    },
+    /// The next try at the review may be dispatched.
+    #[serde(rename = "ReviewReady")]
+    Ready {
+        /// The task.
+        task: TaskId,
+    },
+    /// A critic gave its verdict on a result.
+    VerdictGiven {
+        /// The task.
+        task: TaskId,
+        /// The attempt under review.
+        attempt: u32,
+        /// The critic.
+        critic: WorkerId,
+        /// The verdict.
+        verdict: Verdict,
+    },
+}
+
+impl ReviewEvent {
+    /// The task.
+    #[must_use]
+    pub fn task(&self) -> &TaskId {
+        match self {
+            Self::Errored { task, .. } | Self::Ready { task } | Self::VerdictGiven { task, .. } => task,
+        }
+    }
+
+    /// The error that this event reports, if it reports one, and the attempt under review.
+    #[must_use]
+    pub fn attempt_and_error(&self) -> Option<(u32, String)> {
+        match self {
+            Self::Errored { attempt, error, .. } => Some((*attempt, error.clone())),
+            Self::VerdictGiven { attempt, verdict, .. } if !verdict.passed => {
+                Some((*attempt, format!("rejected: {}", verdict.reasoning)))
+            }
+            Self::VerdictGiven { .. } | Self::Ready { .. } => None,
+        }
+    }
+}
+
+impl fmt::Display for ReviewEvent {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Errored { task, error, .. } => write!(f, "review of {task} failed: {error}"),
+            Self::Ready { task } => write!(f, "{task} is reviewed again"),
+            Self::VerdictGiven { task, critic, verdict, .. } => {
+                let outcome = if verdict.passed { "passed" } else { "rejected" };
+                write!(f, "{task} {outcome} by {critic}: {}", verdict.reasoning)
+            }
+        }
+    }
+}

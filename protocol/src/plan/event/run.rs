@@ -1,0 +1,118 @@
+//! Events about the run as a whole.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use crate::ids::{Capability, TaskId};
+use crate::plan::budget::Budget;
+use crate::plan::spec::{DocumentSet, PlannerConsultMode, PlanningMode};
+use crate::plan::{DeliverableRule, EndReason};
+
+/// An event about the run as a whole.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub enum RunEvent {
+    /// The run starts.
+    #[serde(rename = "RunStarted")]
+    Started {
+        /// The user's objective.
+        objective: String,
+        /// The mode, which decides who makes the plan.
+        mode: PlanningMode,
+        /// The documents of the run.
+        documents: Option<DocumentSet>,
+        /// The default model of agents.
+        model: Option<String>,
+        /// The models of single capabilities.
+        #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+        models: BTreeMap<Capability, String>,
+        /// `true` if the first failed task ends the run.
+        fail_fast: bool,
+        /// The budget.
+        #[serde(default, skip_serializing_if = "Budget::is_default")]
+        budget: Box<Budget>,
+        /// When the planner is consulted.
+        #[serde(default = "default_consult_of_old_runs")]
+        consult: PlannerConsultMode,
+    },
+    /// From now on no work is dispatched.
+    Paused,
+    /// From now on no work is dispatched, and work in flight is returned to wait for a worker as the same attempt.
+    #[serde(rename = "RunInterrupted")]
+    Interrupted,
+    /// Work is dispatched again, under this budget.
+    Resumed {
+        /// The budget from now on.
+        budget: Box<Budget>,
+    },
+    /// The run winds down: only work that the deliverable needs still starts; then the run ends for this reason.
+    WindingDown {
+        /// The reason.
+        reason: EndReason,
+        /// Details for a person.
+        detail: String,
+    },
+    /// An ended run continues.
+    #[serde(rename = "RunReopened")]
+    Reopened,
+    /// An ended run can no longer be resumed.
+    #[serde(rename = "RunRetired")]
+    Retired,
+    /// The run ends.
+    #[serde(rename = "RunEnded")]
+    Ended {
+        /// The reason.
+        reason: EndReason,
+        /// Details for a person; may be empty.
+        #[serde(default)]
+        detail: String,
+        /// The task whose result is the deliverable, and the rule that chose it.
+        deliverable: Option<(TaskId, DeliverableRule)>,
+        /// `true` if the run can be resumed as it is. Apart from that, a run whose budget is exhausted can be resumed with
+        /// a larger one.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not", rename = "resumable")]
+        is_resumable: bool,
+    },
+}
+
+/// Runs that were started before there was a choice consulted the planner once.
+fn default_consult_of_old_runs() -> PlannerConsultMode {
+    PlannerConsultMode::Never
+}
+
+impl RunEvent {
+    /// Creates the end of a run.
+    pub(in crate::plan) fn ended(
+        reason: EndReason,
+        detail: String,
+        deliverable: Option<(TaskId, DeliverableRule)>,
+    ) -> Self {
+        Self::Ended { reason, detail, deliverable, is_resumable: reason.can_be_retried() }
+    }
+
+    pub(super) fn affects_all_tasks(&self) -> bool {
+        match self {
+            Self::Paused | Self::Interrupted | Self::Resumed { .. } | Self::Reopened => true,
+            Self::Started { .. } | Self::WindingDown { .. } | Self::Retired | Self::Ended { .. } => false,
+        }
+    }
+}
+
+impl fmt::Display for RunEvent {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Started { .. } => f.write_str("run started"),
+            Self::Paused => f.write_str("paused"),
+            Self::Interrupted => f.write_str("run interrupted"),
+            Self::Resumed { budget } if budget.is_default() => f.write_str("resumed"),
+            Self::Resumed { budget } if budget.amounts.is_empty() => f.write_str("resumed with a new budget"),
+            Self::Resumed { budget } => write!(f, "resumed with a budget of {}", budget.amounts),
+            Self::WindingDown { reason, detail } => write!(f, "winding down ({reason}): {detail}"),
+            Self::Reopened => f.write_str("run reopened"),
+            Self::Retired => f.write_str("run can no longer be resumed"),
+            Self::Ended { reason, detail, .. } if detail.is_empty() => write!(f, "run {reason}"),
+            Self::Ended { reason, detail, .. } => write!(f, "run {reason}: {detail}"),
+        }
+    }
+}

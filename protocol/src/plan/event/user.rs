@@ -1,0 +1,35 @@
+//! Commands and messages of users.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+/// A user's command or message.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub enum UserEvent {
+    /// A command is applied; the events that it causes follow.
+    Commanded {
+        /// The command's id.
+        id: String,
+        /// The user's name.
+        by: String,
+        /// A description of the command for a person.
+        what: String,
+    },
+    /// A user sent the planner a message.
+    MessageReceived {
+        /// The user's name.
+        by: String,
+        /// The message.
+        text: String,
+    },
+}
+
+impl fmt::Display for UserEvent {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Commanded { by, what, .. } => write!(f, "{by}: {what}"),
+            Self::MessageReceived { by, text } => write!(f, "{by} to the planner: {text}"),
+        }
+    }
+}

@@ -1,0 +1,41 @@
+//! A snapshot of the capability registry and of the workers' slots. The lane manager refreshes it; lane owners and the
+//! queue task watch it.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use millrace_protocol::ids::{Capability, WorkerId};
+use millrace_protocol::plan::CapabilityRegistry;
+use millrace_runtime::work::registry;
+use millrace_runtime::{Bus, Fault};
+
+/// The capabilities of the cluster and the slots of its workers.
+#[derive(Debug, Default, PartialEq)]
+pub struct CapabilitySnapshot {
+    /// The registered capabilities and the parameters that they take.
+    pub cluster: CapabilityRegistry,
+    /// The number of slots that live workers have for each capability.
+    pub slots: BTreeMap<Capability, usize>,
+    /// The live workers and critics.
+    pub processes: BTreeSet<WorkerId>,
+}
+
+impl CapabilitySnapshot {
+    /// Reads the registry and the heartbeats.
+    ///
+    /// # Errors
+    /// The server does not answer.
+    pub async fn read(bus: &Bus) -> Result<Self, Fault> {
+        let mut cluster =
+            CapabilityRegistry::from_descriptions(registry::read_capabilities(bus).await?.values());
+        let mut slots = BTreeMap::new();
+        let mut processes = BTreeSet::new();
+        for heartbeat in registry::read_heartbeats(bus).await? {
+            for (capability, count) in heartbeat.slots {
+                *slots.entry(capability).or_default() += usize::try_from(count).unwrap_or(usize::MAX);
+            }
+            processes.insert(heartbeat.id);
+        }
+        slots.iter().for_each(|(capability, slots)| cluster.set_slots(capability, *slots));
+        Ok(Self { cluster, slots, processes })
+    }
+}

@@ -1,0 +1,282 @@
+//! The orders of a lane's runs. The plans decide which work is pending; this part turns it into orders for the queues,
+//! within each run's share. No I/O.
+
+use std::collections::{BTreeMap, BTreeSet, HashSet};
+
+use millrace_protocol::ids::{Capability, Lane, RunId, TaskId};
+use millrace_protocol::plan::{JournalKey, Plan, TaskState, Work, is_order_pending, work_in_flight};
+use millrace_protocol::subject::{CRITIC, Topic};
+use millrace_protocol::work::Order;
+
+use super::fair_share::FairShareScheduler;
+use crate::live::LiveRun;
+use crate::order::{build_order, builtin_capability};
+
+/// The work of a lane that waits for a queue or is offered in one.
+#[derive(Debug)]
+pub(super) struct LaneWorkOffers {
+    lane: Lane,
+    fair_share: FairShareScheduler,
+    critic: Capability,
+}
+
+impl LaneWorkOffers {
+    pub(super) fn new(lane: Lane) -> Self {
+        Self { lane, fair_share: FairShareScheduler::default(), critic: builtin_capability(CRITIC) }
+    }
+
+    /// Adds work that a decision has made pending. Returns its queue; `None` if the plan does not know the work.
+    pub(super) fn add_work(&mut self, run: &RunId, plan: &Plan, work: Work) -> Option<Capability> {
+        let capability = plan.queue_of_work(&work)?;
+        self.fair_share.add_work(&capability, run, work);
+        Some(capability)
+    }
+
+    /// Returns the orders of a run that fit into its share of a queue, and counts them as offered.
+    pub(super) fn take_next_orders(
+        &mut self,
+        capability: &Capability,
+        run: &RunId,
+        live: &LiveRun,
+    ) -> Vec<Order> {
+        let works =
+            self.fair_share.take_next_work(capability, run, |work| is_order_pending(&live.plan, work));
+        self.build_orders(run, live, &works)
+    }
+
+    /// Returns orders for work that workers have claimed, regardless of shares: it takes no place in a queue. The queue
+    /// ignores an order that it still holds; an order that it has lost must be there when the claimant is lost.
+    pub(super) fn orders_in_flight(&self, run: &RunId, live: &LiveRun) -> Vec<Order> {
+        self.build_orders(run, live, &work_in_flight(&live.plan))
+    }
+
+    /// Returns orders for pieces of work as the plan knows them now.
+    pub(super) fn build_orders(&self, run: &RunId, live: &LiveRun, works: &[Work]) -> Vec<Order> {
+        let Some(last) = live.last_decision() else { return Vec::new() };
+        works.iter().filter_map(|work| build_order(run, self.lane, &live.plan, last, work)).collect()
+    }
+
+    /// Frees the place of claimed work. Returns its queue, if it was offered from here.
+    pub(super) fn free_place_of_claimed_work(
+        &mut self,
+        run: &RunId,
+        plan: &Plan,
+        topic: &Topic,
+    ) -> Option<Capability> {
+        let Topic::Journal(journal) = topic else { return None };
+        let capability = plan.queue_of_journal(journal)?;
+        self.fair_share.free_place_of_claimed_work(&capability, run, topic).then_some(capability)
+    }
+
+    /// Frees the places of work that the plan no longer waits for, even if its claim was never read.
+    pub(super) fn free_places_of_ended_work(&mut self, run: &RunId, plan: &Plan, touched: &BTreeSet<TaskId>) {
+        for task in touched.iter().filter_map(|id| plan.task(id)) {
+            let (id, attempt) = (&task.spec.id, task.attempt);
+            if !matches!(task.state(), TaskState::Ready | TaskState::Rerun) {
+                self.fair_share.free_place_of_claimed_work(
+                    &task.spec.capability,
+                    run,
+                    &Topic::Journal(JournalKey::Task(id.clone(), attempt)),
+                );
+            }
+            if task.state() != TaskState::NeedsReview && !task.review_policy().is_none() {
+                self.fair_share.free_place_of_claimed_work(
+                    &self.critic,
+                    run,
+                    &Topic::Journal(JournalKey::Review(id.clone(), attempt)),
+                );
+            }
+        }
+    }
+
+    /// Removes work that the plan has withdrawn.
+    pub(super) fn remove_withdrawn_work(&mut self, capability: &Capability, run: &RunId, work: &Work) {
+        self.fair_share.remove_withdrawn_work(capability, run, work);
+    }
+
+    /// Makes work wait again that could not be put into its queue, in its old order.
+    pub(super) fn put_back_unoffered_work(&mut self, works: Vec<(Capability, RunId, Work)>) {
+        for (capability, run, work) in works.into_iter().rev() {
+            self.fair_share.put_back_unoffered_work(&capability, &run, work);
+        }
+    }
+
+    /// Removes a run that has ended or is being folded again.
+    pub(super) fn remove_run(&mut self, run: &RunId) {
+        self.fair_share.remove_run(run);
+    }
+
+    /// Sets the number of slots that live workers have for each capability.
+    pub(super) fn set_live_slots(&mut self, slots: BTreeMap<Capability, usize>) {
+        self.fair_share.set_live_slots(slots);
+    }
+
+    /// Returns the queues and runs that have work waiting.
+    pub(super) fn runs_with_waiting_work(&self) -> Vec<(Capability, RunId)> {
+        self.fair_share.runs_with_waiting_work()
+    }
+
+    /// Returns the work of a run that waits for a place in a queue.
+    pub(super) fn waiting_work(&self, run: &RunId) -> HashSet<&Work> {
+        self.fair_share.waiting_work(run)
+    }
+
+    /// Returns all work that is offered and not claimed.
+    #[cfg(test)]
+    pub(super) fn unclaimed_work(&self) -> Vec<(RunId, Work)> {
+        self.fair_share.unclaimed_work()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use jiff::Timestamp;
+    use millrace_protocol::ids::WorkerId;
+    use millrace_protocol::plan::{
+        CapabilityRegistry, CommandAction, Effect, Fact, PlanningMode, RunCommand, Submission, TaskSpec,
+        UnknownCapabilityStatus,
+    };
+
+    use super::*;
+
+    /// A run in memory, and the offers of its lane.
+    struct OfferTestCase {
+        run: RunId,
+        live: LiveRun,
+        offers: LaneWorkOffers,
+        sequence: u64,
+    }
+
+    impl OfferTestCase {
+        /// A submitted run of independent tasks for the capability `echo`; its effects are carried out.
+        fn with_submitted_tasks(tasks: &[&str]) -> Self {
+            let tasks = tasks
+                .iter()
+                .map(|id| TaskSpec::new(task_id(id), format!("do {id}"), echo_capability()))
+                .collect();
+            let submission = Submission { tasks, ..Submission::new("find out", PlanningMode::Fixed) };
+            let (live, offers) = (LiveRun::default(), LaneWorkOffers::new(Lane(0)));
+            let mut case = Self { run: RunId::new("r").unwrap(), live, offers, sequence: 0 };
+            case.decide_and_apply_effects(Fact::Submitted(Box::new(submission)));
+            case
+        }
+
+        /// Decides on a fact and passes the effects to the offers.
+        fn decide_and_apply_effects(&mut self, fact: Fact) {
+            let now: Timestamp = "2026-11-21T23:00:00Z".parse().unwrap();
+            let (me, cluster) = (
+                WorkerId::new("s1").unwrap(),
+                CapabilityRegistry::with_capability_names([echo_capability()]),
+            );
+            self.sequence += 1;
+            self.live.queue_fact(self.sequence, fact);
+            self.live
+                .decide_pending_input(&me, &cluster, UnknownCapabilityStatus::MayRegisterSoon, now)
+                .unwrap();
+            self.sequence += 1;
+            assert!(self.live.finish_append(self.sequence));
+            let (effects, touched) = self.live.take_effects_of_last_decision();
+            self.offers.free_places_of_ended_work(&self.run, &self.live.plan, &touched);
+            for effect in effects {
+                match effect {
+                    Effect::Offer(work) => drop(self.offers.add_work(&self.run, &self.live.plan, work)),
+                    Effect::Withdraw(work, queue) => {
+                        self.offers.remove_withdrawn_work(&queue, &self.run, &work)
+                    }
+                    Effect::Close => self.offers.remove_run(&self.run),
+                }
+            }
+        }
+
+        fn claim_task(&mut self, id: &str) {
+            self.decide_and_apply_effects(Fact::Claimed(first_attempt(id), WorkerId::new("w1").unwrap()));
+        }
+
+        fn take_next_work(&mut self) -> Vec<Work> {
+            work_of_orders(self.offers.take_next_orders(&echo_capability(), &self.run, &self.live))
+        }
+    }
+
+    fn echo_capability() -> Capability {
+        Capability::new("echo").unwrap()
+    }
+
+    fn task_id(id: &str) -> TaskId {
+        TaskId::new(id).unwrap()
+    }
+
+    fn first_attempt(id: &str) -> Work {
+        Work::Task { task: task_id(id), attempt: 1 }
+    }
+
+    fn work_of_orders(orders: Vec<Order>) -> Vec<Work> {
+        orders.into_iter().map(|order| order.work()).collect()
+    }
+
+    #[test]
+    fn pending_work_is_offered_once() {
+        let mut case = OfferTestCase::with_submitted_tasks(&["a", "b"]);
+        assert_eq!(case.take_next_work(), [first_attempt("a"), first_attempt("b")]);
+        assert_eq!(case.take_next_work(), []);
+        assert_eq!(case.offers.unclaimed_work().len(), 2);
+    }
+
+    #[test]
+    fn claim_frees_the_place_of_offered_work_only() {
+        let mut case = OfferTestCase::with_submitted_tasks(&["a"]);
+        case.take_next_work();
+        let topic = Topic::journal_of_work(&first_attempt("a"));
+        assert_eq!(
+            case.offers.free_place_of_claimed_work(&case.run, &case.live.plan, &topic),
+            Some(echo_capability())
+        );
+        assert_eq!(
+            case.offers.free_place_of_claimed_work(&case.run, &case.live.plan, &topic),
+            None,
+            "it is free already"
+        );
+        assert_eq!(case.offers.free_place_of_claimed_work(&case.run, &case.live.plan, &Topic::Plan), None);
+    }
+
+    #[test]
+    fn decided_claim_frees_the_place_even_if_it_was_not_read() {
+        let mut case = OfferTestCase::with_submitted_tasks(&["a", "b"]);
+        case.take_next_work();
+        case.claim_task("a");
+        assert_eq!(case.offers.unclaimed_work(), [(case.run.clone(), first_attempt("b"))]);
+    }
+
+    #[test]
+    fn claimed_work_is_offered_again_without_taking_a_place() {
+        let mut case = OfferTestCase::with_submitted_tasks(&["a", "b"]);
+        case.take_next_work();
+        case.claim_task("a");
+        assert_eq!(work_of_orders(case.offers.orders_in_flight(&case.run, &case.live)), [first_attempt("a")]);
+        assert_eq!(case.offers.unclaimed_work().len(), 1);
+    }
+
+    #[test]
+    fn work_that_was_cancelled_while_it_waited_is_not_offered() {
+        let mut case = OfferTestCase::with_submitted_tasks(&["a", "b"]);
+        let control = CommandAction::CancelTask { task: task_id("a"), reason: "not needed".into() };
+        case.decide_and_apply_effects(Fact::Control(RunCommand {
+            id: "c1".into(),
+            by: "ann".into(),
+            control,
+        }));
+        assert_eq!(case.take_next_work(), [first_attempt("b")]);
+    }
+
+    #[test]
+    fn work_that_could_not_be_offered_keeps_its_order() {
+        let mut case = OfferTestCase::with_submitted_tasks(&["a", "b", "c"]);
+        let failed = case
+            .take_next_work()
+            .into_iter()
+            .map(|work| (echo_capability(), case.run.clone(), work))
+            .collect();
+        case.offers.put_back_unoffered_work(failed);
+        assert_eq!(case.offers.runs_with_waiting_work(), [(echo_capability(), case.run.clone())]);
+        assert_eq!(case.take_next_work(), [first_attempt("a"), first_attempt("b"), first_attempt("c")]);
+    }
+}

@@ -1,0 +1,288 @@
+//! Compares the queues with the plans of a lane. A queue is derived state: whatever it has lost, keeps too long or will
+//! never deliver is found here and repaired by the lane owner. No I/O.
+//!
+//! Queue and plan are read at different times, so a single difference means nothing: an order may be on its way to the
+//! queue, or its acknowledgement may be. Only a difference that two comparisons in a row find is repaired.
+
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
+
+use millrace_protocol::ids::RunId;
+use millrace_protocol::plan::Work;
+use millrace_protocol::subject;
+use millrace_runtime::work::queue_state::{ConsumerPosition, QueueSnapshot};
+
+/// The maximum number of suspected orders that one comparison returns: each costs requests to the server.
+const MAX_SUSPECTS: usize = 200;
+/// The time beyond the work lease after which an order that was delivered must have been claimed or delivered again.
+const MARGIN: Duration = Duration::from_secs(5);
+
+/// An order that a queue should or may hold, according to the plan.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct ExpectedOrder {
+    /// The run.
+    pub run: RunId,
+    /// The work.
+    pub work: Work,
+    /// `true` if the queue must hold the order; `false` if it may.
+    pub is_required: bool,
+    /// `true` if a live worker has claimed the work. Its order may look stranded; the worker works nevertheless.
+    pub is_in_hand: bool,
+}
+
+/// An order that its queue may never deliver.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct SuspectedOrder {
+    /// Its subject.
+    pub subject: String,
+    /// The run.
+    pub run: RunId,
+    /// The work.
+    pub work: Work,
+    /// `true` if it was suspected for longer than any lease, and no live worker has claimed its work.
+    pub is_overdue: bool,
+}
+
+/// The repairs that a comparison calls for.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct QueueRepairs {
+    /// Orders that their queues have lost: publish them again.
+    pub missing: Vec<(RunId, Work)>,
+    /// The subjects of orders that no plan waits for: remove them.
+    pub unwanted: Vec<String>,
+    /// Orders that may be stranded: look them up, and if they are, remove and publish them.
+    pub suspected: Vec<SuspectedOrder>,
+}
+
+/// A difference between a queue and the plans.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Difference {
+    Missing,
+    Unwanted,
+    Suspected,
+}
+
+/// The differences that the last comparison found.
+#[derive(Debug)]
+pub(super) struct QueueAudit {
+    work_lease: Duration,
+    open: HashMap<String, (Difference, Instant)>,
+}
+
+impl QueueAudit {
+    pub(super) fn new(work_lease: Duration) -> Self {
+        Self { work_lease, open: HashMap::new() }
+    }
+
+    /// Compares the queues with the orders that they should and may hold, by subject. Orders of runs for which `is_judged` is
+    /// false are left alone: they belong to another lane, or their plan is not known at the moment.
+    pub(super) fn compare(
+        &mut self,
+        queues: &QueueSnapshot,
+        expected: &HashMap<String, ExpectedOrder>,
+        is_judged: impl Fn(&RunId) -> bool,
+        now: Instant,
+    ) -> QueueRepairs {
+        let (before, mut repairs) = (std::mem::take(&mut self.open), QueueRepairs::default());
+        for (subject, order) in expected {
+            let Some(difference) = difference_of_expected(queues, subject, order) else { continue };
+            let Some(since) = self.keep_open(&before, subject, difference, now) else { continue };
+            match difference {
+                Difference::Missing => repairs.missing.push((order.run.clone(), order.work.clone())),
+                Difference::Suspected if repairs.suspected.len() < MAX_SUSPECTS => {
+                    let is_late = now.duration_since(since) > self.work_lease + MARGIN;
+                    repairs.suspected.push(SuspectedOrder {
+                        subject: subject.clone(),
+                        run: order.run.clone(),
+                        work: order.work.clone(),
+                        is_overdue: is_late && !order.is_in_hand,
+                    });
+                }
+                Difference::Suspected | Difference::Unwanted => {}
+            }
+        }
+        for (_, subjects) in queues.orders.iter().filter(|(run, _)| is_judged(run)) {
+            for subject in subjects.iter().filter(|subject| !expected.contains_key(*subject)) {
+                if self.keep_open(&before, subject, Difference::Unwanted, now).is_some() {
+                    repairs.unwanted.push(subject.clone());
+                }
+            }
+        }
+        repairs
+    }
+
+    /// Notes a difference. Returns the time of the first comparison that found it, if that was an earlier one.
+    fn keep_open(
+        &mut self,
+        before: &HashMap<String, (Difference, Instant)>,
+        subject: &str,
+        difference: Difference,
+        now: Instant,
+    ) -> Option<Instant> {
+        let since = before.get(subject).filter(|(kind, _)| *kind == difference).map(|(_, since)| *since);
+        self.open.insert(subject.to_owned(), (difference, since.unwrap_or(now)));
+        since
+    }
+}
+
+fn difference_of_expected(
+    queues: &QueueSnapshot,
+    subject: &str,
+    order: &ExpectedOrder,
+) -> Option<Difference> {
+    if !queues.orders.get(&order.run).is_some_and(|subjects| subjects.contains(subject)) {
+        return order.is_required.then_some(Difference::Missing);
+    }
+    let (capability, _) = subject::parse_order_subject(subject)?;
+    let consumer = queues.consumers.get(&capability).copied().flatten();
+    consumer.is_some_and(|it: ConsumerPosition| it.has_stranded_orders()).then_some(Difference::Suspected)
+}
+
+#[cfg(test)]
+mod tests {
+    use millrace_protocol::ids::{Capability, TaskId};
+
+    use super::*;
+
+    const LEASE: Duration = Duration::from_secs(15);
+
+    fn run() -> RunId {
+        RunId::new("r").unwrap()
+    }
+
+    fn echo() -> Capability {
+        Capability::new("echo").unwrap()
+    }
+
+    fn work(task: &str) -> Work {
+        Work::Task { task: TaskId::new(task).unwrap(), attempt: 1 }
+    }
+
+    fn subject_of(task: &str) -> String {
+        subject::order_subject(&run(), &echo(), &work(task))
+    }
+
+    fn expected(tasks: &[&str], is_in_hand: bool) -> HashMap<String, ExpectedOrder> {
+        let order =
+            |task: &&str| ExpectedOrder { run: run(), work: work(task), is_required: true, is_in_hand };
+        tasks.iter().map(|task| (subject_of(task), order(task))).collect()
+    }
+
+    /// A queue that holds the orders of these tasks, and a consumer that knows `known` of them.
+    fn queue(tasks: &[&str], known: u64) -> QueueSnapshot {
+        let orders = u64::try_from(tasks.len()).unwrap();
+        let position = ConsumerPosition {
+            orders,
+            undelivered: 0,
+            unacknowledged: known,
+            delivered: 10,
+            acknowledged: 10 - known,
+        };
+        QueueSnapshot {
+            orders: [(run(), tasks.iter().map(|task| subject_of(task)).collect())].into(),
+            consumers: [(echo(), Some(position))].into(),
+        }
+    }
+
+    struct Case {
+        audit: QueueAudit,
+        now: Instant,
+    }
+
+    impl Case {
+        fn new() -> Self {
+            Self { audit: QueueAudit::new(LEASE), now: Instant::now() }
+        }
+
+        /// Compares, two seconds after the last comparison.
+        fn compare(
+            &mut self,
+            queues: &QueueSnapshot,
+            expected: &HashMap<String, ExpectedOrder>,
+        ) -> QueueRepairs {
+            self.now += Duration::from_secs(2);
+            self.audit.compare(queues, expected, |of| *of == run(), self.now)
+        }
+    }
+
+    #[test]
+    fn queue_that_holds_what_the_plan_expects_needs_no_repair() {
+        let mut case = Case::new();
+        for _ in 0..3 {
+            assert_eq!(
+                case.compare(&queue(&["a", "b"], 2), &expected(&["a", "b"], false)),
+                QueueRepairs::default()
+            );
+        }
+    }
+
+    #[test]
+    fn missing_order_is_published_again_after_two_comparisons() {
+        let mut case = Case::new();
+        assert_eq!(case.compare(&queue(&["a"], 1), &expected(&["a", "b"], false)), QueueRepairs::default());
+        let repairs = case.compare(&queue(&["a"], 1), &expected(&["a", "b"], false));
+        assert_eq!(repairs, QueueRepairs { missing: vec![(run(), work("b"))], ..QueueRepairs::default() });
+    }
+
+    #[test]
+    fn order_that_was_only_on_its_way_is_not_published_again() {
+        let mut case = Case::new();
+        case.compare(&queue(&["a"], 1), &expected(&["a", "b"], false));
+        assert_eq!(
+            case.compare(&queue(&["a", "b"], 2), &expected(&["a", "b"], false)),
+            QueueRepairs::default()
+        );
+        assert_eq!(
+            case.compare(&queue(&["a"], 1), &expected(&["a", "b"], false)),
+            QueueRepairs::default(),
+            "the first difference was resolved"
+        );
+    }
+
+    #[test]
+    fn order_that_no_plan_waits_for_is_removed_after_two_comparisons() {
+        let mut case = Case::new();
+        assert_eq!(case.compare(&queue(&["a", "old"], 2), &expected(&["a"], false)), QueueRepairs::default());
+        let repairs = case.compare(&queue(&["a", "old"], 2), &expected(&["a"], false));
+        assert_eq!(repairs, QueueRepairs { unwanted: vec![subject_of("old")], ..QueueRepairs::default() });
+    }
+
+    #[test]
+    fn orders_of_other_lanes_are_left_alone() {
+        let mut case = Case::new();
+        for _ in 0..3 {
+            case.now += Duration::from_secs(2);
+            let repairs = case.audit.compare(&queue(&["a"], 1), &HashMap::new(), |_| false, case.now);
+            assert_eq!(repairs, QueueRepairs::default());
+        }
+    }
+
+    #[test]
+    fn order_is_suspected_if_the_consumer_knows_fewer_orders_than_the_stream_holds() {
+        let mut case = Case::new();
+        case.compare(&queue(&["a", "b"], 1), &expected(&["a", "b"], false));
+        let mut suspected = case.compare(&queue(&["a", "b"], 1), &expected(&["a", "b"], false)).suspected;
+        suspected.sort_by(|a, b| a.subject.cmp(&b.subject));
+        let suspect = |task: &str| SuspectedOrder {
+            subject: subject_of(task),
+            run: run(),
+            work: work(task),
+            is_overdue: false,
+        };
+        assert_eq!(suspected, [suspect("a"), suspect("b")]);
+    }
+
+    #[test]
+    fn suspected_order_is_overdue_after_the_lease_unless_a_live_worker_has_claimed_it() {
+        for is_in_hand in [false, true] {
+            let mut case = Case::new();
+            let rounds = 1 + (LEASE + MARGIN).as_secs() / 2;
+            for _ in 0..rounds {
+                let repairs = case.compare(&queue(&["a"], 0), &expected(&["a"], is_in_hand));
+                assert!(repairs.suspected.iter().all(|suspect| !suspect.is_overdue));
+            }
+            let repairs = case.compare(&queue(&["a"], 0), &expected(&["a"], is_in_hand));
+            assert_eq!(repairs.suspected[0].is_overdue, !is_in_hand);
+        }
+    }
+}

@@ -1,0 +1,615 @@
+//! The state of a lane owner and its steps, in the order in which a run passes through them: it enters (after the lane
+//! was read, or with its first fact), facts arrive, decisions are committed, effects are carried out, and it closes.
+
+use std::collections::{BTreeSet, HashMap};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use millrace_protocol::ids::{Capability, Lane, RunId};
+use millrace_protocol::plan::{DispatchedOrder, Effect, Fact, Plan, TaskState, Work};
+use millrace_protocol::registry::RunSummary;
+use millrace_protocol::subject;
+use millrace_protocol::work::Order;
+use millrace_runtime::clock;
+use millrace_runtime::log::AppendError;
+use millrace_runtime::nats::strays::{SequenceRange, StrayMessages};
+use millrace_runtime::work::queue_state::QueueSnapshot;
+use ractor::{ActorProcessingErr, ActorRef};
+use tokio::task::JoinSet;
+use tracing::{debug, info, warn};
+
+use super::claims::{CLAIM_DELAY, ClaimBatcher};
+use super::io::{LaneOwnerIo, count_repairs};
+use super::log_check::{LogCheck, LogStatus};
+use super::offers::LaneWorkOffers;
+use super::queue_audit::{ExpectedOrder, QueueAudit};
+use super::summaries::SummaryBatcher;
+use super::{LaneMessage, LaneOwnerArgs};
+use crate::ignored::count_unsubmitted;
+use crate::live::{LiveRun, PendingInput, RunMilestone, RunPhase};
+use crate::reader::{FoldedLane, LaneItem, LaneMessageItems, LogPosition};
+use crate::strays::{clean_shared_streams, stray_grace_period};
+
+/// The interval, in ticks, at which all clocks are checked and summaries are written.
+const CLOCK_TICKS: u64 = 20;
+/// The maximum number of characters of an objective in a log line.
+const MAX_OBJECTIVE: usize = 100;
+
+/// The state of a lane owner.
+pub struct LaneOwnerState {
+    args: LaneOwnerArgs,
+    io: LaneOwnerIo,
+    runs: HashMap<RunId, LiveRun>,
+    offers: LaneWorkOffers,
+    audit: QueueAudit,
+    log: LogCheck,
+    claims: ClaimBatcher,
+    summaries: SummaryBatcher,
+    /// The stray messages of the lane that are to be deleted.
+    strays: StrayMessages,
+    is_deleting_strays: bool,
+    ticks: u64,
+    /// The tasks that run as long as the owner; dropping the set aborts them.
+    background: JoinSet<()>,
+}
+
+impl LaneOwnerState {
+    /// Starts to read the lane.
+    pub(super) fn start_reading_lane(myself: ActorRef<LaneMessage>, args: LaneOwnerArgs) -> Self {
+        let io = LaneOwnerIo::new(args.bus.clone(), args.lane, myself);
+        let mut background = JoinSet::new();
+        background.spawn(io.clone().read_lane());
+        background.spawn(io.clone().watch_capability_snapshots(args.cluster.clone()));
+        if args.lane == Lane(0) {
+            background.spawn(clean_shared_streams(args.bus.clone()));
+        }
+        Self {
+            audit: QueueAudit::new(Duration::from_millis(args.bus.settings().work_lease_ms)),
+            offers: LaneWorkOffers::new(args.lane),
+            args,
+            io,
+            runs: HashMap::new(),
+            log: LogCheck::default(),
+            claims: ClaimBatcher::default(),
+            summaries: SummaryBatcher::default(),
+            strays: StrayMessages::default(),
+            is_deleting_strays: false,
+            ticks: 0,
+            background,
+        }
+    }
+
+    /// Fails if the lease is stale: a process that was suspended resumes here and must not continue as the owner.
+    pub(super) fn check_lease(&self) -> Result<(), ActorProcessingErr> {
+        let lane = self.args.lane;
+        if self.args.lease.borrow().is_stale(&self.args.bus) {
+            warn!(%lane, "lease not renewed in time (process suspended, or NATS slow?); stepping down");
+            self.args.status.record_lease_loss();
+            return Err(format!("lease of lane {lane} is stale").into());
+        }
+        Ok(())
+    }
+
+    /// Returns `true` if the log contains everything that this owner has read, and starts a check if that is not known.
+    fn is_log_confirmed(&mut self) -> bool {
+        let server = self.io.connected_server();
+        match self.log.compare_server(server.as_deref()) {
+            LogStatus::Confirmed => true,
+            LogStatus::Unconfirmed => false,
+            LogStatus::CheckPosition(position) => {
+                self.io.check_log(server.unwrap_or_default(), position);
+                false
+            }
+        }
+    }
+
+    /// Handles the result of a check of the log. Fails if the server has lost messages: the next owner reads the lane again.
+    pub(super) fn on_log_checked(
+        &mut self,
+        server: String,
+        is_complete: Option<bool>,
+    ) -> Result<(), ActorProcessingErr> {
+        let lane = self.args.lane;
+        if is_complete == Some(false) {
+            warn!(%lane, "the restarted server lacks the last message that was read; reading the lane again");
+            return Err(format!(
+                "the server has lost messages of lane {lane}, or removed the last one that was read"
+            )
+            .into());
+        }
+        self.log.finish_check(is_complete.map(|_| server));
+        if is_complete.is_some() {
+            let runs: Vec<RunId> = self.runs.keys().cloned().collect();
+            runs.iter().for_each(|run| self.commit_or_delay_claims(run));
+            self.offer_all_waiting_work();
+        }
+        Ok(())
+    }
+
+    pub(super) fn log_stop(&self) {
+        info!(lane = %self.args.lane, runs = self.runs.len(), "stopped owning the lane");
+    }
+
+    // ---- a run enters
+
+    /// Takes over the runs that were read from the lane, and starts to follow it.
+    pub(super) fn take_over_runs(&mut self, folded: FoldedLane, server: String) {
+        let FoldedLane { runs, position, strays } = folded;
+        let through = position.sequence;
+        info!(lane = %self.args.lane, runs = runs.len(), through, strays = strays.count(), "lane taken over");
+        self.log = LogCheck::new(server, position);
+        self.strays = strays;
+        self.offers.set_live_slots(self.args.cluster.borrow().slots.clone());
+        self.args.status.record_caught_up(through, runs.len());
+        self.runs = runs;
+        let ids: Vec<RunId> = self.runs.keys().cloned().collect();
+        let submitted = self.runs.iter().filter(|(_, live)| live.is_submitted());
+        let known = submitted.map(|(run, _)| run.clone()).collect();
+        self.io.report_lost_runs(Arc::clone(&self.args.live_runs), known);
+        ids.iter().for_each(|run| self.check_archive(run));
+        self.background.spawn(self.io.clone().follow_lane(through));
+        self.background.spawn(self.io.clone().watch_queues(self.args.queues.clone()));
+        self.background.spawn(self.io.clone().send_periodic_ticks());
+    }
+
+    /// Checks whether a run is archived before it is resumed. It may have been submitted again, or read while an earlier
+    /// owner was removing it. The summary is marked before anything is removed, so checking after reading finds the mark.
+    /// The mark alone is not enough: a run that the archive does not hold exists only in the lane.
+    fn check_archive(&mut self, run: &RunId) {
+        let Some(live) = self.runs.get_mut(run) else { return };
+        if live.phase == RunPhase::Parked {
+            self.park_damaged_run(run);
+        } else {
+            live.phase = RunPhase::CheckingArchive;
+            self.io.check_archive(run.clone());
+        }
+    }
+
+    pub(super) fn on_archive_checked(&mut self, run: &RunId, is_archived: bool) {
+        let is_checking = |live: &&mut LiveRun| live.phase == RunPhase::CheckingArchive;
+        let Some(live) = self.runs.get_mut(run).filter(is_checking) else { return };
+        if !is_archived && live.log_damage.is_some() && live.is_submitted() {
+            self.park_damaged_run(run);
+            return;
+        }
+        if !is_archived && live.is_submitted() {
+            self.continue_folded_run(run);
+            return;
+        }
+        self.runs.remove(run);
+        if is_archived {
+            warn!(%run, "removing late messages of an archived run");
+            self.io.purge_run(run.clone());
+        } else {
+            warn!(%run, "ignoring a run that has decisions and was never submitted");
+        }
+    }
+
+    /// Parks a run whose log is damaged, and reports it.
+    fn park_damaged_run(&mut self, run: &RunId) {
+        let Some(live) = self.runs.get_mut(run) else { return };
+        let Some(damage) = live.log_damage.clone() else { return };
+        live.phase = RunPhase::Parked;
+        live.is_summary_stale = false;
+        let summary = RunSummary::from_plan(run, self.args.lane, &live.plan, clock::now());
+        self.io.report_damage(run.clone(), summary, damage);
+    }
+
+    /// Resumes a run after it was folded: carries out all pending effects and decides on the facts that are not answered.
+    fn continue_folded_run(&mut self, run: &RunId) {
+        let Some(live) = self.runs.get_mut(run) else { return };
+        live.phase = RunPhase::Idle;
+        let effects = live.pending_effects_of_all_tasks();
+        self.carry_out_effects(run, effects);
+        self.offer_claimed_work_of_run(run);
+        self.commit_or_delay_claims(run);
+    }
+
+    /// Reads and folds a run again, because another supervisor has decided on it.
+    fn refold_run(&mut self, run: &RunId) {
+        let Some(live) = self.runs.get_mut(run) else { return };
+        live.phase = RunPhase::Refolding;
+        self.offers.remove_run(run);
+        self.io.refold_run(run.clone());
+    }
+
+    pub(super) fn on_run_refolded(&mut self, run: RunId, mut live: LiveRun) {
+        if let Some(mut old) = self.runs.remove(&run) {
+            live.queue_facts(old.take_inbox());
+        }
+        self.runs.insert(run.clone(), live);
+        self.check_archive(&run);
+    }
+
+    // ---- messages of the lane arrive
+
+    /// Handles a batch of messages of the lane: queues all of them before anything is offered or decided.
+    pub(super) fn handle_lane_messages(&mut self, messages: Vec<LaneMessageItems>, through: LogPosition) {
+        self.args.status.record_read_sequence(through.sequence);
+        self.log.record_position(through);
+        let (mut touched, mut freed) = (BTreeSet::new(), BTreeSet::new());
+        let now = tokio::time::Instant::now();
+        for LaneMessageItems { run, sequence, is_forged, items } in messages {
+            let is_known = run.as_ref().is_some_and(|run| self.is_known_or_begins(run, &items));
+            let is_stray = is_forged || (run.is_some() && !is_known);
+            if is_stray {
+                self.strays.add(sequence, now);
+            }
+            let Some(run) = run else { continue };
+            if !is_known {
+                count_unsubmitted(self.args.lane, &run, sequence);
+                continue;
+            }
+            for item in items {
+                freed.extend(self.handle_lane_item(&run, item).map(|capability| (capability, run.clone())));
+            }
+            touched.insert(run);
+        }
+        for (capability, run) in freed {
+            self.offer_waiting_work_of_run(&capability, &run);
+        }
+        for run in touched {
+            self.commit_or_delay_claims(&run);
+        }
+    }
+
+    /// Returns `true` if a run is in memory. A submission brings it there.
+    fn is_known_or_begins(&mut self, run: &RunId, items: &[LaneItem]) -> bool {
+        if self.runs.contains_key(run) {
+            return true;
+        }
+        let is_submission = |item: &LaneItem| matches!(item, LaneItem::Fact { fact, .. } if matches!(**fact, Fact::Submitted(_)));
+        if items.iter().any(is_submission) {
+            self.runs.entry(run.clone()).or_default();
+            self.check_archive(run);
+            return true;
+        }
+        let is_opaque = items.iter().any(|item| matches!(item, LaneItem::OpaqueSubmission));
+        if is_opaque {
+            self.runs.entry(run.clone()).or_default().phase = RunPhase::Parked;
+        }
+        is_opaque
+    }
+
+    /// Handles one message of a run in memory; returns the queue in which it freed a place.
+    fn handle_lane_item(&mut self, run: &RunId, item: LaneItem) -> Option<Capability> {
+        let live = self.runs.get_mut(run)?;
+        match item {
+            LaneItem::Fact { sequence, fact } => live.queue_fact(sequence, *fact),
+            LaneItem::Claimed(topic) => {
+                return self.offers.free_place_of_claimed_work(run, &live.plan, &topic);
+            }
+            // The time of the server's clock may differ, or jump.
+            LaneItem::JournalActivity(task, _) => live.record_activity(&task, clock::now()),
+            LaneItem::Forged { sequence } => live.record_forged_sequence(sequence),
+            LaneItem::OpaqueSubmission => {}
+            LaneItem::Decision { sequence } => {
+                if live.is_overtaken_by_decision(sequence) {
+                    let last_known = live.last_sequence;
+                    warn!(
+                        %run,
+                        their_decision = sequence,
+                        last_known,
+                        "another supervisor has decided on this run; reading the run again"
+                    );
+                    self.refold_run(run);
+                }
+            }
+        }
+        None
+    }
+
+    pub(super) fn on_capabilities_changed(&mut self) {
+        self.offers.set_live_slots(self.args.cluster.borrow_and_update().slots.clone());
+        self.runs.values_mut().for_each(LiveRun::request_cluster_check);
+        self.offer_all_waiting_work();
+    }
+
+    /// Checks clocks, and repeats what may have been lost.
+    pub(super) fn check_clocks_and_republish(&mut self) {
+        self.ticks += 1;
+        if !self.is_log_confirmed() {
+            return;
+        }
+        let all_clocks = self.ticks.is_multiple_of(CLOCK_TICKS);
+        let now = clock::now();
+        let mut due = Vec::new();
+        for (run, live) in &mut self.runs {
+            live.update_overdue_inputs(now, all_clocks);
+            let needs_check = live.needs_cluster_check(live.unknown_capability_status(now));
+            let is_urgent = live.pending_input() == PendingInput::Urgent;
+            if live.phase == RunPhase::Idle && (needs_check || is_urgent) {
+                due.push(run.clone());
+            }
+        }
+        due.iter().for_each(|run| self.commit_decision(run));
+        if all_clocks {
+            self.delete_due_strays();
+            self.args.status.set_live_runs(self.runs.len());
+            self.write_summaries();
+            self.offer_all_waiting_work();
+        }
+    }
+
+    // ---- decisions
+
+    /// Commits a decision on the pending input of a run. Claims alone wait for a moment first.
+    fn commit_or_delay_claims(&mut self, run: &RunId) {
+        let Some(live) = self.runs.get(run) else { return };
+        match live.pending_input() {
+            PendingInput::Nothing => {}
+            PendingInput::Urgent => self.commit_decision(run),
+            PendingInput::ClaimsOnly => {
+                if self.claims.delay_claims_of_run(run) {
+                    self.io.send_to_owner_after(CLAIM_DELAY, || LaneMessage::FlushClaims);
+                }
+            }
+        }
+    }
+
+    /// Commits decisions on the claims that were delayed.
+    pub(super) fn commit_delayed_claims(&mut self) {
+        for run in self.claims.take_delayed_runs() {
+            if self.runs.get(&run).is_some_and(|live| live.pending_input() != PendingInput::Nothing) {
+                self.commit_decision(&run);
+            }
+        }
+    }
+
+    /// Decides on the pending input of an idle run and starts to append the decision;
+    /// [`Self::on_decision_appended`] carries out its effects.
+    fn commit_decision(&mut self, run: &RunId) {
+        if !self.is_log_confirmed() {
+            return;
+        }
+        let Some(live) = self.runs.get_mut(run) else { return };
+        let (now, snapshot) = (clock::now(), Arc::clone(&self.args.cluster.borrow()));
+        let unknown_status = live.unknown_capability_status(now);
+        if let Some(decision) =
+            live.decide_pending_input(&self.args.me, &snapshot.cluster, unknown_status, now)
+        {
+            live.phase = RunPhase::Appending;
+            live.is_summary_stale = true;
+            self.io.append_decision(run.clone(), decision, live.last_sequence);
+        }
+    }
+
+    pub(super) fn on_decision_appended(
+        &mut self,
+        run: &RunId,
+        result: Result<u64, AppendError>,
+    ) -> Result<(), ActorProcessingErr> {
+        let Some(live) = self.runs.get_mut(run) else { return Ok(()) };
+        match result {
+            Ok(sequence) if live.finish_append(sequence) => {}
+            Ok(sequence) => {
+                warn!(
+                    %run,
+                    our_decision = sequence,
+                    "another supervisor has decided on this run after our decision; reading the run again"
+                );
+                self.refold_run(run);
+                return Ok(());
+            }
+            Err(AppendError::Fenced { last }) => {
+                let expected = live.last_sequence;
+                if last < expected {
+                    debug!(%run, last, expected, "a forged message was deleted; reading the run again");
+                } else {
+                    warn!(%run, last, expected, "append rejected: another supervisor has extended this run");
+                }
+                self.refold_run(run);
+                return Ok(());
+            }
+            Err(AppendError::Fault(fault)) => return Err(fault.into()),
+        }
+        self.args.status.decisions.increment();
+        live.take_milestones().into_iter().for_each(|milestone| log_milestone(run, &live.plan, milestone));
+        let (effects, touched) = live.take_effects_of_last_decision();
+        self.offers.free_places_of_ended_work(run, &live.plan, &touched);
+        // Clients that wait for the end of a run may stop the cluster when it ends, so the summary of a run that stays in
+        // the lane is written at once. Closing writes that of any other.
+        let is_resumable = live.plan.is_resumable();
+        self.carry_out_effects(run, effects);
+        self.commit_or_delay_claims(run);
+        if is_resumable {
+            self.write_summaries();
+        }
+        Ok(())
+    }
+
+    // ---- effects
+
+    fn carry_out_effects(&mut self, run: &RunId, effects: Vec<Effect>) {
+        let mut queues = BTreeSet::new();
+        for effect in effects {
+            match effect {
+                Effect::Offer(work) => {
+                    let Some(live) = self.runs.get(run) else { return };
+                    queues.extend(self.offers.add_work(run, &live.plan, work));
+                }
+                Effect::Withdraw(work, capability) => {
+                    self.offers.remove_withdrawn_work(&capability, run, &work);
+                    self.io.withdraw_order(run.clone(), work, capability);
+                }
+                Effect::Close => self.close_run(run),
+            }
+        }
+        for capability in queues {
+            self.offer_waiting_work_of_run(&capability, run);
+        }
+    }
+
+    /// Offers as much waiting work of a run as fits into its share of a queue.
+    fn offer_waiting_work_of_run(&mut self, capability: &Capability, run: &RunId) {
+        let Some(live) = self.runs.get(run) else { return };
+        let orders = self.offers.take_next_orders(capability, run, live);
+        self.publish_orders(orders);
+    }
+
+    /// Publishes orders. While it is not confirmed that the log contains the decisions behind them, they are put back.
+    fn publish_orders(&mut self, orders: Vec<Order>) {
+        match self.is_log_confirmed() {
+            true => self.io.publish_orders(orders),
+            false => self.io.return_orders(orders),
+        }
+    }
+
+    fn offer_all_waiting_work(&mut self) {
+        for (capability, run) in self.offers.runs_with_waiting_work() {
+            self.offer_waiting_work_of_run(&capability, &run);
+        }
+    }
+
+    fn offer_claimed_work_of_run(&mut self, run: &RunId) {
+        let Some(live) = self.runs.get(run) else { return };
+        let orders = self.offers.orders_in_flight(run, live);
+        self.publish_orders(orders);
+    }
+
+    pub(super) fn on_offer_failed(&mut self, works: Vec<(Capability, RunId, Work)>) {
+        self.offers.put_back_unoffered_work(works);
+    }
+
+    // ---- the queues
+
+    /// Compares the queues with the plans and repairs the differences.
+    pub(super) fn repair_queues(&mut self, queues: &QueueSnapshot) {
+        if !self.is_log_confirmed() {
+            return;
+        }
+        let expected = self.expected_orders();
+        let (bus, lane) = (&self.args.bus, self.args.lane);
+        let is_judged = |run: &RunId| {
+            bus.lane_of_run(run) == lane && self.runs.get(run).is_none_or(|live| is_plan_known(live.phase))
+        };
+        let repairs = self.audit.compare(queues, &expected, is_judged, Instant::now());
+        if !repairs.missing.is_empty() {
+            warn!(%lane, orders = repairs.missing.len(), "orders are missing from their queues; publishing them again");
+            count_repairs("missing", repairs.missing.len());
+            self.publish_dispatched_orders(&repairs.missing);
+        }
+        self.io.remove_orders(repairs.unwanted);
+        self.io.remove_stranded_orders(repairs.suspected);
+    }
+
+    /// Returns the orders that the queues should hold, and those that they may hold, by subject.
+    fn expected_orders(&self) -> HashMap<String, ExpectedOrder> {
+        let snapshot = self.args.cluster.borrow();
+        let mut expected = HashMap::new();
+        for (run, live) in self.runs.iter().filter(|(_, live)| is_plan_known(live.phase)) {
+            let waiting = self.offers.waiting_work(run);
+            for DispatchedOrder { work, is_required, worker } in live.dispatched_orders() {
+                let Some(queue) = live.plan.queue_of_work(&work) else { continue };
+                let subject = subject::order_subject(run, &queue, &work);
+                let is_required = is_required && !waiting.contains(&work);
+                let is_in_hand = worker.is_some_and(|worker| snapshot.processes.contains(&worker));
+                expected.insert(subject, ExpectedOrder { run: run.clone(), work, is_required, is_in_hand });
+            }
+        }
+        expected
+    }
+
+    /// Publishes the orders for work that is still dispatched.
+    pub(super) fn publish_dispatched_orders(&mut self, works: &[(RunId, Work)]) {
+        let mut orders = Vec::with_capacity(works.len());
+        for (run, work) in works {
+            let Some(live) = self.runs.get(run) else { continue };
+            if live.dispatched_orders().iter().any(|order| order.is_required && order.work == *work) {
+                orders.extend(self.offers.build_orders(run, live, std::slice::from_ref(work)));
+            }
+        }
+        self.publish_orders(orders);
+    }
+
+    // ---- stray messages
+
+    /// Deletes the stray messages that were found before the grace period.
+    fn delete_due_strays(&mut self) {
+        if self.is_deleting_strays {
+            return;
+        }
+        let grace = stray_grace_period(&self.args.bus);
+        let due = self.strays.take_due(tokio::time::Instant::now(), grace);
+        if !due.is_empty() {
+            self.is_deleting_strays = true;
+            self.io.delete_strays(due);
+        }
+    }
+
+    /// Ends a deletion; the rest is deleted after another grace period.
+    pub(super) fn on_strays_deleted(&mut self, rest: Vec<SequenceRange>) {
+        self.is_deleting_strays = false;
+        let now = tokio::time::Instant::now();
+        rest.into_iter().for_each(|range| self.strays.add_range(range, now));
+    }
+
+    // ---- summaries and the end of a run
+
+    /// Writes the summaries of the runs that have changed.
+    fn write_summaries(&mut self) {
+        let now = clock::now();
+        if let Some(batch) = self.summaries.take_next_batch(self.args.lane, &mut self.runs, now) {
+            self.io.write_summaries(batch);
+        }
+    }
+
+    pub(super) fn on_summaries_written(&mut self, failed: &[RunId]) {
+        if self.summaries.finish_batch(&mut self.runs, failed) {
+            self.write_summaries();
+        }
+    }
+
+    fn close_run(&mut self, run: &RunId) {
+        let Some(live) = self.runs.get_mut(run) else { return };
+        if live.phase == RunPhase::Closing {
+            return;
+        }
+        live.phase = RunPhase::Closing;
+        live.is_summary_stale = false;
+        self.offers.remove_run(run);
+        let summary = RunSummary::from_plan(run, self.args.lane, &live.plan, clock::now());
+        if let Some(summary) = summary {
+            self.io.archive_run(summary, live.last_sequence, self.args.linger, self.summaries.batch_lock());
+        }
+    }
+
+    pub(super) fn on_run_closed(&mut self, run: &RunId) {
+        self.runs.remove(run);
+        self.claims.remove_run(run);
+    }
+}
+
+/// `true` if the plan of a run in this phase is the one in the log, so that its orders can be judged by it.
+fn is_plan_known(phase: RunPhase) -> bool {
+    match phase {
+        RunPhase::Idle | RunPhase::Appending => true,
+        RunPhase::CheckingArchive | RunPhase::Refolding | RunPhase::Closing | RunPhase::Parked => false,
+    }
+}
+
+/// Logs that a run began, continues after its end, or ended.
+fn log_milestone(run: &RunId, plan: &Plan, milestone: RunMilestone) {
+    match (milestone, &plan.run.start, &plan.run.end) {
+        (RunMilestone::Started, Some(start), _) => {
+            let objective: String = start.objective.chars().take(MAX_OBJECTIVE).collect();
+            info!(%run, mode = ?start.mode, objective = ?objective, "run started");
+        }
+        (RunMilestone::Reopened, _, _) => info!(%run, "run reopened"),
+        (RunMilestone::Ended, Some(start), Some(end)) => {
+            let usage = plan.budget.spend.total;
+            let duration_ms = u64::try_from(end.at.duration_since(start.at).as_millis()).unwrap_or_default();
+            info!(
+                %run,
+                outcome = %end.reason,
+                completed = plan.task_count_in_state(TaskState::Completed),
+                tasks = plan.tasks().len(),
+                duration_ms,
+                tokens = usage.input_tokens.saturating_add(usage.output_tokens),
+                "run ended"
+            );
+        }
+        // The end is gone if the same decision reopened the run.
+        (RunMilestone::Started | RunMilestone::Ended, _, _) => {}
+    }
+}

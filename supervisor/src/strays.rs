@@ -1,0 +1,104 @@
+//! Deletes stray messages: forged ones, and those of unsubmitted runs. Lane owners find those of their lanes;
+//! the owner of lane 0 also scans the files and the object stores, which no supervisor reads.
+
+use std::time::Duration;
+
+use millrace_runtime::Bus;
+use millrace_runtime::nats::strays::{SequenceRange, StrayMessages, StrayScan, delete_messages};
+use millrace_runtime::nats::topology::{ARCHIVE, BLOBS};
+use millrace_runtime::ops::log_limit::LogLimit;
+use millrace_runtime::ops::metrics::names::STRAYS_REMOVED;
+use millrace_runtime::work::registry;
+use tokio::time::Instant;
+use tracing::{debug, info, warn};
+
+use crate::ignored::count_forged;
+
+/// The lines of all streams.
+static LINES: LogLimit = LogLimit::new();
+
+/// Returns the time for which a stray stays in its stream: ten lane leases, a minute by default. No reader needs it; an
+/// operator who investigates it may.
+pub(crate) fn stray_grace_period(bus: &Bus) -> Duration {
+    Duration::from_millis(bus.settings().lane_lease_ms.saturating_mul(10))
+}
+
+/// Deletes strays of a stream. Returns those that may still exist because the server did not respond.
+pub(crate) async fn delete_strays(bus: &Bus, stream: &str, strays: Vec<SequenceRange>) -> Vec<SequenceRange> {
+    let count: u64 = strays.iter().map(|range| range.length()).sum();
+    let rest = match delete_messages(bus, stream, strays).await {
+        Ok(_) => Vec::new(),
+        Err(unfinished) => {
+            let fault = unfinished.fault;
+            match LINES.count_event("failed") {
+                Some(_) => warn!(stream, %fault, "failed to delete stray messages; retrying"),
+                None => debug!(stream, %fault, "failed to delete stray messages; retrying"),
+            }
+            unfinished.rest
+        }
+    };
+    let deleted = count - rest.iter().map(|range| range.length()).sum::<u64>();
+    if deleted > 0 {
+        STRAYS_REMOVED.with_labels(&[stream]).add(deleted as f64);
+        if LINES.count_event("deleted").is_some() {
+            info!(stream, messages = deleted, "deleted stray messages");
+        }
+    }
+    rest
+}
+
+/// The interval of scans.
+const SCAN_INTERVAL: Duration = Duration::from_secs(10);
+
+/// Scans the files and the object stores for forged messages and deletes them, and removes invalid entries of the
+/// capability registry. Forever.
+pub(crate) async fn clean_shared_streams(bus: Bus) {
+    let grace = stray_grace_period(&bus);
+    let scans = [
+        StrayScan::of_files(&bus),
+        StrayScan::of_object_store(&bus, BLOBS),
+        StrayScan::of_object_store(&bus, ARCHIVE),
+    ];
+    let mut streams = scans.map(|scan| (scan, StrayMessages::default()));
+    let mut rounds = tokio::time::interval(SCAN_INTERVAL.min(grace));
+    rounds.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    loop {
+        rounds.tick().await;
+        for (scan, strays) in &mut streams {
+            clean_stream(&bus, scan, strays).await;
+        }
+        match registry::remove_invalid_capabilities(&bus, grace).await {
+            Ok(0) => {}
+            Ok(entries) => info!(entries, "removed invalid entries of the capability registry"),
+            Err(fault) => {
+                debug!(%fault, "failed to remove invalid entries of the capability registry; retrying")
+            }
+        }
+    }
+}
+
+/// Deletes the forged messages of a stream at once: one request of a client can double what the stream holds.
+async fn clean_stream(bus: &Bus, scan: &mut StrayScan, strays: &mut StrayMessages) {
+    let before = strays.count();
+    if let Err(fault) = scan.scan_new_messages(strays).await {
+        match LINES.count_event("scan") {
+            Some(_) => {
+                warn!(stream = scan.stream(), %fault, "failed to scan a stream for forged messages; retrying")
+            }
+            None => {
+                debug!(stream = scan.stream(), %fault, "failed to scan a stream for forged messages; retrying")
+            }
+        }
+    }
+    let found = strays.count().saturating_sub(before);
+    if found > 0 {
+        count_forged(scan.stream(), found);
+    }
+    let due = strays.take_due(Instant::now(), Duration::ZERO);
+    if due.is_empty() {
+        return;
+    }
+    for range in delete_strays(bus, scan.stream(), due).await {
+        strays.add_range(range, Instant::now());
+    }
+}

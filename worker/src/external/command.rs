@@ -1,0 +1,319 @@
+//! The kind `command`: a program that reads the task as JSON from standard input and writes the result to standard
+//! output; lines on standard error are progress. The program's process group is killed when the program exits and when
+//! the attempt ends.
+
+use std::path::{Path, PathBuf};
+use std::process::{ExitStatus, Stdio};
+use std::time::Duration;
+
+use futures::FutureExt;
+use futures::future::BoxFuture;
+use millrace_agent::spec::CapabilityFields;
+use millrace_agent::tool::Effect;
+use millrace_protocol::result::{CapabilityDescription, TaskError, TaskResult};
+use millrace_strict_yaml::{MappingFields, MistakeCollector, YamlMistake, YamlMistakes, YamlNode};
+use millrace_tools::child_process::{self, ProcessGroupGuard};
+use serde_json::{Value, json};
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
+use tokio::process::{Child, ChildStderr, ChildStdout};
+use tokio::time::Instant;
+
+use super::{
+    ExternalFailure, ExternalTask, ExternalWorkState, begin_or_resume_work, parse_effect, parse_result,
+    parse_timeout, record_outcome,
+};
+use crate::tools::launcher_of_this_program;
+use crate::{Attempt, Capability, CapabilityOutcome};
+
+const FIELDS: [&str; 6] = ["command", "folder", "environment", "timeout", "effect", "max_output"];
+/// The default timeout.
+const TIMEOUT: Duration = Duration::from_secs(600);
+/// The default limit of a result, in bytes.
+const MAX_OUTPUT: u32 = 16 * 1024 * 1024;
+/// The environment variables that every program gets.
+const PASSED: [&str; 5] = ["PATH", "HOME", "LANG", "TMPDIR", "TZ"];
+/// The shortest time between two progress notes.
+const NOTE_INTERVAL: Duration = Duration::from_millis(500);
+/// The longest line of progress, in characters.
+const MAX_LINE: usize = 500;
+/// The number of last lines that an error includes.
+const LAST_LINES: usize = 10;
+
+/// A program as a capability.
+pub(crate) struct CommandCapability {
+    about: CapabilityFields,
+    program: Vec<String>,
+    folder: PathBuf,
+    environment: Vec<String>,
+    timeout: Duration,
+    effect: Effect,
+    max_output: usize,
+}
+
+fn parse_program(command: &YamlNode) -> Result<Vec<String>, YamlMistake> {
+    let words = command.parse_list("command", "words: the program and its arguments")?;
+    let words = words.iter().map(|word| Ok(word.parse_text("command")?.to_owned()));
+    let program: Vec<String> = words.collect::<Result<_, YamlMistake>>()?;
+    if program.first().is_none_or(String::is_empty) {
+        return Err(command.mismatch_error("command", "a list that begins with a program"));
+    }
+    Ok(program)
+}
+
+fn parse_variable_names(node: &YamlNode) -> Result<Vec<String>, YamlMistake> {
+    let names = node.parse_list("environment", "names of variables")?;
+    names.iter().map(|name| Ok(name.parse_text("environment")?.to_owned())).collect()
+}
+
+impl CommandCapability {
+    /// Reads a file. `file_folder` is the folder of the file, which is the default working directory.
+    pub fn parse(root: &YamlNode, file_folder: &Path) -> Result<Self, YamlMistakes> {
+        let mut mistakes = MistakeCollector::default();
+        let capability = Self::collect(root, file_folder, &mut mistakes);
+        mistakes.finish()?;
+        Ok(capability.expect("a missing field is a mistake"))
+    }
+
+    fn collect(root: &YamlNode, file_folder: &Path, mistakes: &mut MistakeCollector) -> Option<Self> {
+        let known = super::append_common_fields(&FIELDS);
+        let fields =
+            MappingFields::collect_from_node(root, "capability of the kind command", &known, mistakes)?;
+        let about = CapabilityFields::collect_fields(&fields, mistakes);
+        let program = mistakes.check(fields.require_field("command").and_then(parse_program));
+        let names = fields.find_field("environment").map(parse_variable_names);
+        let environment = mistakes.check_optional(names).unwrap_or_default();
+        let folder = fields.find_field("folder").map(|node| node.parse_text("folder"));
+        let folder = mistakes.check_optional(folder);
+        let max_output =
+            fields.find_field("max_output").map(|node| node.parse_integer("max_output", "of bytes"));
+        let max_output = mistakes.check_optional(max_output);
+        let timeout = mistakes.check(parse_timeout(&fields, TIMEOUT));
+        let effect = mistakes.check(parse_effect(&fields, Effect::Effect));
+        Some(Self {
+            about: about?,
+            program: program?,
+            folder: folder.map_or_else(|| file_folder.to_owned(), |folder| file_folder.join(folder)),
+            environment,
+            timeout: timeout?,
+            effect: effect?,
+            max_output: max_output.unwrap_or(MAX_OUTPUT) as usize,
+        })
+    }
+
+    pub fn info(&self) -> &CapabilityFields {
+        &self.about
+    }
+
+    async fn run_task(&self, attempt: &mut Attempt<'_>) -> Result<TaskResult, TaskError> {
+        let task = ExternalTask::read_from_attempt(attempt).await?;
+        if let ExternalWorkState::Done(result) = begin_or_resume_work(attempt, self.effect).await? {
+            return Ok(*result);
+        }
+        let output = self.run_program(attempt, task.to_json()).await?;
+        let result = parse_result(&output, self.about.output.as_ref());
+        let result = result.map_err(|failure| self.convert_failure(failure))?;
+        record_outcome(attempt, &result).await?;
+        Ok(result)
+    }
+
+    /// Runs the program and returns its output.
+    async fn run_program(&self, attempt: &mut Attempt<'_>, task: Vec<u8>) -> Result<Vec<u8>, TaskError> {
+        let mut running = self.spawn_program().await.map_err(|failure| self.convert_failure(failure))?;
+        let mut group = running.id().map(ProcessGroupGuard);
+        let (stdin, stdout) = (running.stdin.take(), running.stdout.take());
+        let mut progress = StderrProgress::new(running.stderr.take());
+        let feeding = async {
+            if let Some(mut stdin) = stdin {
+                // Not an error: a program may close its input without reading the task.
+                drop(stdin.write_all(&task).await);
+            }
+            Ok(())
+        };
+        let waiting = async {
+            let status = running.wait().await;
+            // Killed now: other processes of the group may hold the output open.
+            drop(group.take());
+            status.map_err(|fault| {
+                ExternalFailure::with_unknown_outcome(format!(
+                    "can't wait for {}: {fault}",
+                    self.program_name()
+                ))
+            })
+        };
+        let ended = async { tokio::try_join!(waiting, read_output(stdout, self.max_output), feeding) };
+        let timeout = tokio::time::sleep(self.timeout);
+        tokio::pin!(ended, timeout);
+        let ended = loop {
+            tokio::select! {
+                ended = &mut ended => break ended,
+                line = progress.next_line() => attempt.record_note(line).await?,
+                () = &mut timeout => {
+                    let why = format!("{} timed out after {:?}", self.program_name(), self.timeout);
+                    break Err(ExternalFailure::with_unknown_outcome(why));
+                }
+            }
+        };
+        progress.read_remaining_lines().await;
+        let output = ended.and_then(|(status, output, ())| self.check_exit_status(output, status, &progress));
+        output.map_err(|failure| self.convert_failure(failure))
+    }
+
+    async fn spawn_program(&self) -> Result<Child, ExternalFailure> {
+        let passed = PASSED.into_iter().chain(self.environment.iter().map(String::as_str));
+        let variables = passed.filter_map(|name| Some((name.to_owned(), std::env::var_os(name)?)));
+        let mut command =
+            child_process::command_bound_to_parent(&self.program[0], launcher_of_this_program().as_ref());
+        command
+            .args(&self.program[1..])
+            .current_dir(&self.folder)
+            .env_clear()
+            .envs(variables)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .process_group(0)
+            .kill_on_drop(true);
+        let started = child_process::run_on_spawn_thread(move || command.spawn()).await.flatten();
+        started.map_err(|fault| {
+            ExternalFailure::without_effect(format!("can't start {}: {fault}", self.program_name()))
+        })
+    }
+
+    fn check_exit_status(
+        &self,
+        output: Vec<u8>,
+        status: ExitStatus,
+        progress: &StderrProgress,
+    ) -> Result<Vec<u8>, ExternalFailure> {
+        if status.success() {
+            return Ok(output);
+        }
+        let why = format!("{} failed ({status}): {}", self.program_name(), progress.last_lines());
+        // A program that was killed by a signal could not report how far it got.
+        Err(ExternalFailure { why, may_be_done: status.code().is_none() })
+    }
+
+    fn convert_failure(&self, failure: ExternalFailure) -> TaskError {
+        failure.into_task_error(self.effect)
+    }
+
+    fn program_name(&self) -> String {
+        format!("the program {:?}", self.program[0])
+    }
+}
+
+impl Capability for CommandCapability {
+    fn describe(&self) -> CapabilityDescription {
+        self.about.to_capability_description()
+    }
+
+    fn max_concurrent_attempts(&self) -> Option<u32> {
+        self.about.slots
+    }
+
+    fn run<'a>(
+        &'a self,
+        attempt: &'a mut Attempt<'_>,
+    ) -> BoxFuture<'a, Result<CapabilityOutcome, TaskError>> {
+        async move { self.run_task(attempt).await.map(CapabilityOutcome::Result) }.boxed()
+    }
+}
+
+async fn read_output(stdout: Option<ChildStdout>, max: usize) -> Result<Vec<u8>, ExternalFailure> {
+    let Some(stdout) = stdout else { return Ok(Vec::new()) };
+    let mut output = Vec::new();
+    let read = stdout.take(max as u64 + 1).read_to_end(&mut output).await;
+    read.map_err(|fault| ExternalFailure::with_unknown_outcome(format!("can't read its output: {fault}")))?;
+    if output.len() > max {
+        let why = format!("its output is longer than {max} bytes; raise max_output, or write less");
+        return Err(ExternalFailure::with_unknown_outcome(why));
+    }
+    Ok(output)
+}
+
+/// The lines that the program writes to standard error.
+struct StderrProgress {
+    lines: Option<BufReader<ChildStderr>>,
+    last: std::collections::VecDeque<String>,
+    noted_at: Option<Instant>,
+}
+
+impl StderrProgress {
+    fn new(stderr: Option<ChildStderr>) -> Self {
+        Self { lines: stderr.map(BufReader::new), last: Default::default(), noted_at: None }
+    }
+
+    /// Returns the next line for a progress note; lines within [`NOTE_INTERVAL`] of the last note are skipped. Waits
+    /// forever at the end of the lines.
+    async fn next_line(&mut self) -> String {
+        while let Some(line) = self.read_line().await {
+            if self.noted_at.is_none_or(|at| at.elapsed() >= NOTE_INTERVAL) {
+                self.noted_at = Some(Instant::now());
+                return line;
+            }
+        }
+        std::future::pending().await
+    }
+
+    /// Reads the remaining lines for the error message, as far as they are available already.
+    async fn read_remaining_lines(&mut self) {
+        let reading = async { while self.read_line().await.is_some() {} };
+        drop(tokio::time::timeout(Duration::from_millis(200), reading).await);
+    }
+
+    async fn read_line(&mut self) -> Option<String> {
+        let lines = self.lines.as_mut()?;
+        let mut line = Vec::new();
+        loop {
+            // An overlong line is split, so that it can't fill the memory.
+            let available = match lines.fill_buf().await {
+                Ok([]) | Err(_) => {
+                    self.lines = None;
+                    break;
+                }
+                Ok(bytes) => bytes,
+            };
+            let end = available.iter().position(|byte| *byte == b'\n');
+            let length = end.map_or(available.len(), |at| at + 1);
+            line.extend_from_slice(&available[..length]);
+            lines.consume(length);
+            if end.is_some() || line.len() > 4 * MAX_LINE {
+                break;
+            }
+        }
+        let text: String = String::from_utf8_lossy(&line).trim_end().chars().take(MAX_LINE).collect();
+        if text.is_empty() && self.lines.is_none() {
+            return None;
+        }
+        self.last.push_back(text.clone());
+        if self.last.len() > LAST_LINES {
+            self.last.pop_front();
+        }
+        Some(text)
+    }
+
+    fn last_lines(&self) -> String {
+        let lines: Vec<&str> = self.last.iter().map(String::as_str).filter(|line| !line.is_empty()).collect();
+        if lines.is_empty() { "no output on standard error".into() } else { lines.join("\n") }
+    }
+}
+
+/// Returns the JSON Schema of the kind `command`.
+pub(crate) fn capability_file_schema() -> Value {
+    let own = json!({
+        "command": {
+            "description": "The program and its arguments.",
+            "type": "array",
+            "items": { "type": "string" },
+            "minItems": 1,
+        },
+        "folder": { "description": "The working directory, relative to the folder of this file.", "type": "string" },
+        "environment": {
+            "description": "Environment variables to pass on from the worker, in addition to PATH, HOME, LANG, TMPDIR and TZ.",
+            "type": "array",
+            "items": { "type": "string" },
+        },
+        "max_output": { "description": "The most bytes of its result.", "type": "integer", "minimum": 0 },
+    });
+    super::build_capability_schema("command", "command", own)
+}

@@ -1,0 +1,279 @@
+//! Capabilities whose work is done by another program ([`command`]) or service ([`http`]), and what both share: the
+//! fields `timeout` and `effect` of their files, the task as JSON, the result as JSON or text, and two journal steps,
+//! `begin` and `outcome`, that distinguish work that never began from work whose outcome is unknown.
+
+pub(crate) mod command;
+pub(crate) mod http;
+
+use std::time::Duration;
+
+use millrace_agent::spec::{COMMON, common_properties_schema, merge_json};
+use millrace_agent::tool::{self, Effect};
+use millrace_protocol::ids::{RunId, TaskId};
+use millrace_protocol::result::{ErrorKind, TaskError, TaskParameters, TaskResult};
+use millrace_protocol::work::{Assignment, Order};
+use millrace_strict_yaml::{MappingFields, YamlMistake};
+use serde::Serialize;
+use serde_json::{Value, json};
+
+use crate::Attempt;
+
+/// Returns the fields of a kind of file: those of all capability files and `own`.
+fn append_common_fields(own: &[&'static str]) -> Vec<&'static str> {
+    COMMON.into_iter().chain(own.iter().copied()).collect()
+}
+
+/// Reads the field `timeout`.
+fn parse_timeout(fields: &MappingFields<'_>, default: Duration) -> Result<Duration, YamlMistake> {
+    fields.find_field("timeout").map_or(Ok(default), |node| node.parse_duration("timeout"))
+}
+
+/// Reads the field `effect`: whether a retry is safe.
+fn parse_effect(fields: &MappingFields<'_>, default: Effect) -> Result<Effect, YamlMistake> {
+    fields.find_field("effect").map_or(Ok(default), |node| {
+        Ok(Effect::ALL[node.index_of_choice("effect", &Effect::ALL.map(Effect::name))?])
+    })
+}
+
+/// Returns the JSON Schema of a kind of file. `own` are its properties in addition to those of all capability files;
+/// `required` is one of them.
+fn build_capability_schema(kind: &str, required: &str, own: Value) -> Value {
+    let mut properties = common_properties_schema();
+    merge_json(&mut properties, json!({ "kind": { "const": kind } }));
+    merge_json(&mut properties, own);
+    let both = json!({
+        "timeout": {
+            "description": "Timeout, including retries: seconds, or text such as 5m.",
+            "type": ["number", "string"],
+        },
+        "effect": {
+            "description": "What happens if the work is done twice: nothing (pure), nothing if the key is the same \
+                            (idempotent), or a second effect (effect; never retried automatically).",
+            "enum": Effect::ALL.map(Effect::name),
+        },
+    });
+    merge_json(&mut properties, both);
+    json!({
+        "type": "object",
+        "properties": properties,
+        "required": ["kind", "name", "description", required],
+        "additionalProperties": false,
+    })
+}
+
+/// A task as the program or service receives it.
+#[derive(Debug, Serialize)]
+struct ExternalTask {
+    /// The run.
+    pub run: RunId,
+    /// The task.
+    pub task: TaskId,
+    /// The number of the attempt, from 1.
+    pub attempt: u32,
+    /// The idempotency key: the same each time this attempt is sent.
+    pub key: String,
+    /// The task's objective.
+    pub objective: String,
+    /// The objective of the whole run.
+    pub run_objective: String,
+    /// The task's parameters.
+    pub parameters: TaskParameters,
+    /// The results that the task depends on.
+    pub inputs: Vec<ExternalInput>,
+    /// Feedback on earlier attempts, oldest first.
+    pub feedback: Vec<String>,
+    /// `true` if its result is the deliverable of the run.
+    #[serde(rename = "final")]
+    pub is_final: bool,
+}
+
+/// A result that the task depends on.
+#[derive(Debug, Serialize)]
+struct ExternalInput {
+    /// The task that produced it.
+    pub task: TaskId,
+    /// The objective of that task.
+    pub objective: String,
+    /// The capability that did the task.
+    pub capability: String,
+    /// The complete result.
+    pub result: TaskResult,
+}
+
+impl ExternalTask {
+    /// Reads the task of an attempt and its inputs.
+    ///
+    /// # Errors
+    /// The order is not a task, or an input can't be read.
+    pub async fn read_from_attempt(attempt: &mut Attempt<'_>) -> Result<Self, TaskError> {
+        let order = attempt.order().clone();
+        let Assignment::Task { task, attempt: number, .. } = &order.assignment else {
+            return Err(TaskError::new(ErrorKind::InvalidTask, "the order is not a task"));
+        };
+        let mut inputs = Vec::with_capacity(order.inputs.len());
+        for input in &order.inputs {
+            let result = attempt.read_input_result(input).await?;
+            let (objective, capability) = (input.objective.clone(), input.capability.to_string());
+            inputs.push(ExternalInput { task: input.task.clone(), objective, capability, result });
+        }
+        let Order { run, mission, objective, parameters, feedback, is_final, .. } = order.as_ref();
+        Ok(Self {
+            key: format!("{run}/{task}/{number}"),
+            run: run.clone(),
+            task: task.clone(),
+            attempt: *number,
+            objective: objective.clone(),
+            run_objective: mission.clone(),
+            parameters: parameters.clone(),
+            inputs,
+            feedback: feedback.clone(),
+            is_final: *is_final,
+        })
+    }
+
+    /// Serializes the task as JSON.
+    pub fn to_json(&self) -> Vec<u8> {
+        serde_json::to_vec(self).expect("a task holds only names, texts and JSON values")
+    }
+}
+
+const BEGIN: &str = "begin";
+const OUTCOME: &str = "outcome";
+
+/// The state of external work at the start of a claim.
+enum ExternalWorkState {
+    /// An earlier claim has its result.
+    Done(Box<TaskResult>),
+    /// The work must be done now.
+    Pending,
+}
+
+/// Reads the state of the work, and records that it begins.
+///
+/// # Errors
+/// A lost worker began it and a retry could repeat its effect; or as for a step.
+async fn begin_or_resume_work(
+    attempt: &mut Attempt<'_>,
+    effect: Effect,
+) -> Result<ExternalWorkState, TaskError> {
+    if attempt.read_recorded_step(BEGIN).await?.is_none() {
+        attempt.append_step(BEGIN, &Value::Null).await?;
+        return Ok(ExternalWorkState::Pending);
+    }
+    if let Some(value) = attempt.read_recorded_step(OUTCOME).await? {
+        let result = serde_json::from_value(value).map_err(|mistake| {
+            TaskError::new(ErrorKind::Panic, format!("the recorded outcome can't be read: {mistake}"))
+        })?;
+        return Ok(ExternalWorkState::Done(Box::new(result)));
+    }
+    match effect {
+        Effect::Pure | Effect::Idempotent => Ok(ExternalWorkState::Pending),
+        Effect::Effect => {
+            Err(unknown_outcome_error("a worker began this and was lost before the outcome was recorded"))
+        }
+    }
+}
+
+/// The error of work that may have taken effect and must not be retried automatically.
+fn unknown_outcome_error(why: &str) -> TaskError {
+    let message = format!("{why}; it may have taken effect. Check whether it did before you retry the task");
+    TaskError::new(ErrorKind::Unclear, message)
+}
+
+/// A failure of external work.
+#[derive(Debug)]
+struct ExternalFailure {
+    /// The reason.
+    pub why: String,
+    /// `true` if the work may have taken effect all the same.
+    pub may_be_done: bool,
+}
+
+impl ExternalFailure {
+    /// A failure without effect: the work never began, or reported the failure itself.
+    pub fn without_effect(why: String) -> Self {
+        Self { why, may_be_done: false }
+    }
+
+    /// A failure with an unknown outcome: the work was interrupted, or its output is unusable.
+    pub fn with_unknown_outcome(why: String) -> Self {
+        Self { why, may_be_done: true }
+    }
+
+    /// Converts the failure into the attempt's error. It is not retryable if a retry could repeat the effect.
+    pub fn into_task_error(self, effect: Effect) -> TaskError {
+        match effect {
+            Effect::Effect if self.may_be_done => unknown_outcome_error(&self.why),
+            Effect::Pure | Effect::Idempotent | Effect::Effect => TaskError::new(ErrorKind::Tool, self.why),
+        }
+    }
+}
+
+/// Records the outcome of work that began.
+async fn record_outcome(attempt: &mut Attempt<'_>, result: &TaskResult) -> Result<(), TaskError> {
+    let value = serde_json::to_value(result).expect("a result holds only texts, numbers and JSON values");
+    attempt.append_step(OUTCOME, &value).await
+}
+
+/// Parses the output of the work: a task's result as JSON, any other JSON object or array as the result's data, or text.
+///
+/// # Errors
+/// It is empty, or its data does not fit the capability's output schema.
+fn parse_result(bytes: &[u8], schema: Option<&Value>) -> Result<TaskResult, ExternalFailure> {
+    let text = String::from_utf8_lossy(bytes);
+    let text = text.trim();
+    if text.is_empty() {
+        return Err(ExternalFailure::with_unknown_outcome(
+            "the output is empty: expected text, or a result as JSON".into(),
+        ));
+    }
+    let result = match serde_json::from_str::<Value>(text) {
+        Ok(value @ (Value::Object(_) | Value::Array(_))) => result_from_json(value),
+        Ok(Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_)) | Err(_) => {
+            TaskResult { output: text.to_owned(), ..TaskResult::default() }
+        }
+    };
+    if let Some(schema) = schema {
+        let data = result.data.as_ref().unwrap_or(&Value::Null);
+        tool::check_value_against_schema(schema, data).map_err(|mistakes| {
+            ExternalFailure::with_unknown_outcome(format!(
+                "the data does not fit the output schema: {mistakes}"
+            ))
+        })?;
+    }
+    Ok(result)
+}
+
+fn result_from_json(value: Value) -> TaskResult {
+    match serde_json::from_value::<TaskResult>(value.clone()) {
+        Ok(result) if !result.is_empty() => result,
+        Ok(_) | Err(_) => TaskResult {
+            output: format!("```json\n{value:#}\n```"),
+            data: Some(value),
+            ..TaskResult::default()
+        },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn output_is_a_result_data_or_text() {
+        let read = |text: &str| parse_result(text.as_bytes(), None);
+        assert_eq!(read(r#"{"output": "x", "summary": "s"}"#).unwrap().summary, "s");
+        assert_eq!(read(r#"{"words": 3}"#).unwrap().data, Some(json!({"words": 3})));
+        assert_eq!(read("[1]").unwrap().data, Some(json!([1])));
+        assert_eq!(read(" plain\ntext\n").unwrap().output, "plain\ntext");
+        assert_eq!(read("3").unwrap().output, "3");
+        assert!(read(" \n").unwrap_err().why.starts_with("the output is empty"));
+        let schema = json!({"type": "object", "required": ["words"]});
+        assert!(parse_result(br#"{"words": 3}"#, Some(&schema)).is_ok());
+        assert!(
+            parse_result(b"text", Some(&schema)).unwrap_err().why.contains("does not fit the output schema")
+        );
+    }
+}

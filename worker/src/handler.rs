@@ -1,0 +1,80 @@
+//! A capability as the handler of a queue: validates the parameters, runs the capability, and converts what it returns
+//! into the outcome of the attempt.
+
+use std::sync::Arc;
+
+use futures::FutureExt;
+use futures::future::BoxFuture;
+use millrace_agent::session::AgentHost;
+use millrace_agent::tool;
+use millrace_agent::turn::UsageTotals;
+use millrace_protocol::plan::Work;
+use millrace_protocol::result::{CapabilityDescription, ErrorKind, TaskError};
+use millrace_protocol::work::{self, Order};
+use millrace_runtime::work::host;
+use serde_json::Value;
+
+use crate::{Attempt, Capability, CapabilityOutcome};
+
+pub(crate) struct CapabilityHandler {
+    capability: Arc<dyn Capability>,
+    description: CapabilityDescription,
+    agents: Arc<AgentHost>,
+}
+
+impl CapabilityHandler {
+    pub fn new(capability: Arc<dyn Capability>, agents: Arc<AgentHost>) -> Self {
+        Self { description: capability.describe(), capability, agents }
+    }
+
+    async fn run_attempt(&self, host: &mut host::AttemptContext) -> Result<work::WorkOutcome, TaskError> {
+        validate_order(&self.description, host.order())?;
+        let outcome = self.capability.run(&mut Attempt::new(host, &self.agents)).await?;
+        match (outcome, &host.order().work()) {
+            (CapabilityOutcome::Result(result), Work::Task { .. }) => {
+                host.store_finished_outcome(result, self.description.review.clone()).await
+            }
+            (CapabilityOutcome::Proposal(proposal, UsageTotals { usage, models }), Work::Planning { .. }) => {
+                Ok(work::WorkOutcome::Proposed { proposal, usage, models })
+            }
+            (CapabilityOutcome::Result(_) | CapabilityOutcome::Proposal(..), work) => {
+                Err(wrong_outcome_error(&self.description, work))
+            }
+        }
+    }
+}
+
+impl host::OrderHandler for CapabilityHandler {
+    fn describe_capability(&self) -> CapabilityDescription {
+        self.description.clone()
+    }
+
+    fn run_attempt<'a>(
+        &'a self,
+        attempt: &'a mut host::AttemptContext,
+    ) -> BoxFuture<'a, Result<work::WorkOutcome, TaskError>> {
+        self.run_attempt(attempt).boxed()
+    }
+}
+
+fn wrong_outcome_error(description: &CapabilityDescription, work: &Work) -> TaskError {
+    let (order, hint) = match work {
+        Work::Task { .. } => ("a task", "it must return a result"),
+        Work::Review { .. } => ("a review", "only critics do reviews"),
+        Work::Planning { .. } => ("a planning turn", "it must return a proposal"),
+    };
+    let message = format!("the capability {} got an order for {order}: {hint}", description.name);
+    TaskError::new(ErrorKind::Panic, message)
+}
+
+/// Validates an order's parameters against the capability's schema.
+fn validate_order(description: &CapabilityDescription, order: &Order) -> Result<(), TaskError> {
+    let Some(schema) = &description.parameters else {
+        return Ok(());
+    };
+    let parameters = Value::Object(order.parameters.clone().into_iter().collect());
+    tool::check_value_against_schema(schema, &parameters).map_err(|mistakes| {
+        let message = format!("invalid parameters for {}: {mistakes}", description.name);
+        TaskError::new(ErrorKind::WrongParameters, message)
+    })
+}
