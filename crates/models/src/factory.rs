@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use crate::ability::ModelAbility;
 use crate::cassette::{CassetteError, RecordingModel, ReplayModel};
 use crate::fallback::with_fallbacks;
 use crate::model::Model;
@@ -121,6 +122,14 @@ fn ensure_provider_available(spec: &ModelSpec, named: &ParsedModelName) -> Resul
     }
 }
 
+/// A model without retries and limits.
+struct ProvidedModel {
+    model: Arc<dyn Model>,
+    ability: ModelAbility,
+    /// `true` if its replies come from a provider.
+    has_provider: bool,
+}
+
 impl ModelFactory {
     /// Creates the models of a selection. `built_in` returns the models that need no provider.
     ///
@@ -167,7 +176,9 @@ impl ModelFactory {
                 let policy = RetryPolicy { max_attempts: script.max_attempts(), ..RetryPolicy::default() };
                 // A script's errors are deliberate: they must not open the breaker for later requests.
                 let breaker = Arc::default();
-                Ok(self.add_retries_and_limits(script, breaker, spec, policy, ModelTariff::default(), false))
+                let ability = script.ability();
+                let script = ProvidedModel { model: script, ability, has_provider: false };
+                Ok(self.add_retries_and_limits(script, breaker, spec, policy, ModelTariff::default()))
             }
             ParsedModelName::Model { provider, model, address } => {
                 let resolved = provider::resolve_model_endpoint(
@@ -178,26 +189,28 @@ impl ModelFactory {
                     self.environment.as_ref(),
                 )?;
                 let tariff = self.load_price_table()?.tariff_for_model(provider, &model);
+                let ability = ModelAbility::of_model(provider, &model);
                 let model = create_provider_model(spec, resolved)?;
                 let breaker = self.shared.breakers.breaker_for_model(model.name());
-                Ok(self.add_retries_and_limits(model, breaker, spec, policy, tariff, true))
+                let model = ProvidedModel { model, ability, has_provider: true };
+                Ok(self.add_retries_and_limits(model, breaker, spec, policy, tariff))
             }
         }
     }
 
     fn add_retries_and_limits(
         &self,
-        inner: Arc<dyn Model>,
+        provided: ProvidedModel,
         breaker: Arc<CircuitBreaker>,
         spec: &ModelSpec,
         policy: RetryPolicy,
         tariff: ModelTariff,
-        has_provider: bool,
     ) -> Arc<dyn Model> {
         let (rate_limiter, observer) = (self.rate_limiter.clone(), self.observer.clone());
         let timeout = spec.settings.timeout();
+        let ProvidedModel { model, ability, has_provider } = provided;
         Arc::new(ResilientModel {
-            inner,
+            inner: model,
             breaker,
             rate_limiter,
             observer,
@@ -205,6 +218,7 @@ impl ModelFactory {
             policy,
             timeout,
             has_provider,
+            ability,
         })
     }
 

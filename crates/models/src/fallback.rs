@@ -7,7 +7,7 @@ use futures::FutureExt;
 use futures::future::BoxFuture;
 use tracing::warn;
 
-use crate::model::{Delta, DeltaListener, Model, ModelError, Reply, Request};
+use crate::model::{Delta, DeltaListener, Model, ModelAbility, ModelError, Reply, Request};
 
 /// A model and its fallbacks.
 struct FallbackChain {
@@ -28,6 +28,10 @@ impl Model for FallbackChain {
 
     fn has_provider(&self) -> bool {
         self.first.has_provider() || self.others.iter().any(|model| model.has_provider())
+    }
+
+    fn ability(&self) -> ModelAbility {
+        self.first.ability()
     }
 
     fn reply<'a>(

@@ -8,10 +8,11 @@
 //!       └─ wire         one provider's HTTP API
 //! ```
 //! [`script`] is a scripted model for tests and demonstrations; [`cassette`] records and replays requests. [`provider`]
-//! parses model names, [`price`] knows what models cost, and [`factory`] builds models from all of this. The crate knows
+//! parses model names, [`price`] knows what models cost, [`ability`] which prompts they need, and [`factory`] builds models from all of this. The crate knows
 //! nothing of agents, tools or NATS. API keys stay in [`provider`] and [`wire`] and leave the process only in a request
 //! header.
 
+pub mod ability;
 pub mod cassette;
 pub mod factory;
 pub mod fallback;
@@ -27,6 +28,7 @@ pub mod selection;
 pub mod structured;
 pub mod wire;
 
+pub use ability::ModelAbility;
 pub use factory::{CreateModelError, ModelFactory};
 pub use model::{Model, ModelError, Reply, Request};
 pub use observer::RequestObserver;

@@ -8,6 +8,8 @@ use millrace_protocol::result::Usage;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+pub use crate::ability::ModelAbility;
+
 /// A language model, or a substitute for one. One value is shared by all agents of a process.
 pub trait Model: Send + Sync {
     /// Returns the full name, `provider:model`.
@@ -17,6 +19,11 @@ pub trait Model: Send + Sync {
     /// scripts and recordings are part of them and never go away.
     fn has_provider(&self) -> bool {
         false
+    }
+
+    /// Its ability, which selects the variant of the prompts.
+    fn ability(&self) -> ModelAbility {
+        ModelAbility::Strong
     }
 
     /// Answers one request. No state is kept between calls: everything the model needs is in `request`. `listener`

@@ -16,7 +16,7 @@ use millrace_models::price::PriceTable;
 use millrace_models::provider::Provider;
 use millrace_models::resilience::breaker::CircuitBreaker;
 use millrace_models::resilience::{ResilientModel, RetryPolicy};
-use millrace_models::{RateLimiter, RequestObserver};
+use millrace_models::{ModelAbility, RateLimiter, RequestObserver};
 use millrace_protocol::result::Usage;
 use tokio::time::Instant;
 
@@ -30,6 +30,7 @@ fn resilient(inner: Arc<FakeModel>, change: impl FnOnce(&mut ResilientModel)) ->
         observer: Arc::new(()),
         tariff: PriceTable::load_built_in().tariff_for_model(Provider::OpenAi, "gpt-4o"),
         policy: RetryPolicy::default(),
+        ability: ModelAbility::Strong,
         has_provider: true,
         timeout: Duration::from_secs(600),
     };

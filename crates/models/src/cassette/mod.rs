@@ -14,7 +14,7 @@ use futures::future::BoxFuture;
 use serde::{Deserialize, Serialize};
 use tracing::{error, warn};
 
-use crate::model::{Delta, DeltaListener, Model, ModelError, Reply, Request};
+use crate::model::{Delta, DeltaListener, Model, ModelAbility, ModelError, Reply, Request};
 use difference::find_most_similar_request;
 
 /// A request and its outcome.
@@ -95,6 +95,10 @@ impl Model for RecordingModel {
 
     fn has_provider(&self) -> bool {
         self.inner.has_provider()
+    }
+
+    fn ability(&self) -> ModelAbility {
+        self.inner.ability()
     }
 
     fn reply<'a>(
@@ -193,6 +197,11 @@ impl ReplayModel {
 impl Model for ReplayModel {
     fn name(&self) -> &str {
         &self.name
+    }
+
+    /// The ability of the recorded model: the prompts must be those that were recorded.
+    fn ability(&self) -> ModelAbility {
+        self.entries.first().map_or(ModelAbility::Strong, |entry| ModelAbility::of_full_name(&entry.model))
     }
 
     fn reply<'a>(

@@ -367,7 +367,8 @@ pub fn resolve_model_endpoint(
     let key = read_api_key(provider, &spec.settings, &full_name, &variable)?;
     let wire = provider.choose_wire_protocol(&base_url);
     let settings = add_openai_headers(provider, &spec.settings, &variable);
-    let endpoint = ModelEndpoint { wire, base_url, key, model: model.to_owned(), full_name, settings };
+    let (model, is_local) = (model.to_owned(), provider.is_local());
+    let endpoint = ModelEndpoint { wire, base_url, key, model, full_name, is_local, settings };
     Ok(ResolvedModel { provider, endpoint })
 }
 

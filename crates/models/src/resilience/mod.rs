@@ -16,7 +16,7 @@ use millrace_protocol::result::Usage;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tracing::warn;
 
-use crate::model::{Delta, DeltaListener, Message, Model, ModelError, Reply, Request};
+use crate::model::{Delta, DeltaListener, Message, Model, ModelAbility, ModelError, Reply, Request};
 use crate::observer::RequestObserver;
 use crate::price::ModelTariff;
 use crate::rate_limit::RateLimiter;
@@ -42,6 +42,8 @@ pub struct ResilientModel {
     pub timeout: Duration,
     /// `true` if the wrapped model is that of a provider.
     pub has_provider: bool,
+    /// The ability of the model.
+    pub ability: ModelAbility,
 }
 
 impl Model for ResilientModel {
@@ -51,6 +53,10 @@ impl Model for ResilientModel {
 
     fn has_provider(&self) -> bool {
         self.has_provider
+    }
+
+    fn ability(&self) -> ModelAbility {
+        self.ability
     }
 
     fn reply<'a>(

@@ -35,8 +35,9 @@
 //! values from the JSON in them, `{{turn}}` the turn. A text that is a single placeholder becomes the value itself, of any
 //! type.
 //!
-//! Besides `rules`, a file may have `tries` (attempts per request if the reply is a transient error; default 1) and
-//! `ledger` (a log file next to the script with a line per request: rule, answer, turn and task).
+//! Besides `rules`, a file may have `tries` (attempts per request if the reply is a transient error; default 1),
+//! `ledger` (a log file next to the script with a line per request: rule, answer, turn and task) and `ability` (`small` or
+//! `strong`: the prompts to be scripted; default `strong`).
 
 mod placeholders;
 mod rules;
@@ -52,7 +53,9 @@ use serde_json::{Value, json};
 use tokio::time::sleep;
 
 use crate::cassette::append_line;
-use crate::model::{Delta, DeltaListener, FinishReason, Model, ModelError, Reply, Request, ToolCall};
+use crate::model::{
+    Delta, DeltaListener, FinishReason, Model, ModelAbility, ModelError, Reply, Request, ToolCall,
+};
 use crate::resilience::estimate_sent_tokens;
 use placeholders::PlaceholderContext;
 use rules::{ScriptFile, ScriptRule, ScriptedCall, ScriptedReply};
@@ -201,6 +204,10 @@ impl ScriptedModel {
 impl Model for ScriptedModel {
     fn name(&self) -> &str {
         &self.name
+    }
+
+    fn ability(&self) -> ModelAbility {
+        self.file.ability
     }
 
     fn reply<'a>(

@@ -10,7 +10,7 @@ use serde::de::{Deserializer, Error, MapAccess, Visitor};
 use serde_json::Value;
 
 use super::placeholders::PlaceholderContext;
-use crate::model::{FinishReason, ModelError};
+use crate::model::{FinishReason, ModelAbility, ModelError};
 
 /// A script file.
 #[derive(Debug, Deserialize)]
@@ -21,6 +21,8 @@ pub struct ScriptFile {
     pub tries: u32,
     #[serde(default)]
     pub ledger: Option<PathBuf>,
+    #[serde(default)]
+    pub ability: ModelAbility,
 }
 
 fn default_max_attempts() -> u32 {

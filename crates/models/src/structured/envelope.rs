@@ -11,6 +11,7 @@ use super::calls::{self, AvailableTools};
 use super::json::{find_json_object, parse_json_values, strip_reasoning};
 use super::prompt::to_compact_json;
 use crate::model::{AnswerSchema, FinishReason, Message, Reply, Request, ToolCall, ToolResult, ToolSpec};
+use crate::wire::schema::to_grammar_schema;
 
 /// Maximum number of parallel calls. Without a limit in the grammar, a small model may generate calls endlessly.
 const MAX_CALLS: usize = 8;
@@ -92,9 +93,9 @@ fn build_envelope_schema(request: &Request, final_action: &str) -> Value {
     let calls: Vec<Value> = request
         .tools
         .iter()
-        .map(|tool| action(&tool.name, "arguments", remove_unsupported_keywords(&tool.schema)))
+        .map(|tool| action(&tool.name, "arguments", to_grammar_schema(&tool.schema)))
         .collect();
-    let answer = action(final_action, "answer", remove_unsupported_keywords(&answer_schema_or_any(request)));
+    let answer = action(final_action, "answer", to_grammar_schema(&answer_schema_or_any(request)));
     if calls.is_empty() {
         return answer;
     }
@@ -105,38 +106,6 @@ fn build_envelope_schema(request: &Request, final_action: &str) -> Value {
         "maxItems": MAX_CALLS,
     });
     json!({ "oneOf": calls.into_iter().chain([several, answer]).collect::<Vec<_>>() })
-}
-
-/// Removes the parts of a schema that grammars do not support: llama.cpp rejects unanchored patterns and `items: false`.
-fn remove_unsupported_keywords(schema: &Value) -> Value {
-    match schema {
-        Value::Object(map) => Value::Object(
-            map.iter()
-                .filter(|(key, value)| is_supported_keyword(key, value))
-                .map(clean_schema_entry)
-                .collect(),
-        ),
-        Value::Array(items) => Value::Array(items.iter().map(remove_unsupported_keywords).collect()),
-        Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => schema.clone(),
-    }
-}
-
-fn is_supported_keyword(key: &str, value: &Value) -> bool {
-    match key {
-        "$schema" => false,
-        "items" => *value != Value::Bool(false),
-        "pattern" => !value.is_string() || is_anchored(value),
-        _ => true,
-    }
-}
-
-fn is_anchored(pattern: &Value) -> bool {
-    pattern.as_str().is_some_and(|pattern| pattern.starts_with('^') && pattern.ends_with('$'))
-}
-
-fn clean_schema_entry((key, value): (&String, &Value)) -> (String, Value) {
-    let is_literal = matches!(key.as_str(), "const" | "enum" | "default" | "examples");
-    (key.clone(), if is_literal { value.clone() } else { remove_unsupported_keywords(value) })
 }
 
 /// Writes the conversation as envelopes. Tool results become user messages; consecutive ones are merged, because some chat

@@ -30,7 +30,9 @@ use futures::FutureExt;
 use futures::future::BoxFuture;
 use serde_json::Value;
 
-use crate::model::{Delta, DeltaListener, FinishReason, Model, ModelError, Reply, Request, ToolCall};
+use crate::model::{
+    Delta, DeltaListener, FinishReason, Model, ModelAbility, ModelError, Reply, Request, ToolCall,
+};
 use crate::selection::StructuredMode;
 use crate::wire::schema::strict_answer_to_original;
 
@@ -54,6 +56,10 @@ impl StructuredModel {
 impl Model for StructuredModel {
     fn name(&self) -> &str {
         self.inner.name()
+    }
+
+    fn ability(&self) -> ModelAbility {
+        self.inner.ability()
     }
 
     fn reply<'a>(

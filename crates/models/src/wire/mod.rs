@@ -71,6 +71,8 @@ pub struct ModelEndpoint {
     pub model: String,
     /// The full name of the model, `provider:model`.
     pub full_name: String,
+    /// `true` if the server runs local models and enforces any schema by a grammar.
+    pub is_local: bool,
     /// The model's settings. `base_url`, `key_variable` and `structured` are already resolved and ignored here.
     pub settings: ModelSettings,
 }
@@ -335,7 +337,8 @@ mod tests {
         let native_support = |wire, base_url: &str, model: &str| {
             let (key, settings) = (None, ModelSettings::default());
             let full_name = format!("p:{model}");
-            ModelEndpoint { wire, base_url: base_url.into(), key, model: model.into(), full_name, settings }
+            let (base_url, model, is_local) = (base_url.into(), model.into(), false);
+            ModelEndpoint { wire, base_url, key, model, full_name, is_local, settings }
                 .native_output_support()
         };
         let all = NativeOutputSupport { structured: true, tools: true, tools_with_structured: true };
@@ -378,6 +381,7 @@ mod tests {
                 key: None,
                 model: "m".into(),
                 full_name: "p:m".into(),
+                is_local: false,
                 settings: ModelSettings::default(),
             };
             let body = openai_chat::build_request_body(&endpoint, &request);
@@ -395,6 +399,7 @@ mod tests {
             key: Some("key-secret-1".into()),
             model: "m".into(),
             full_name: "p:m".into(),
+            is_local: false,
             settings,
         };
         let shown = format!("{endpoint:?} {endpoint:#?}");

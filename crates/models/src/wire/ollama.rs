@@ -4,7 +4,9 @@
 use serde_json::{Value, json};
 
 use super::reply_builder::{ReplyBuilder, ToolCallFragment, json_to_text, parse_arguments_object};
-use super::{EventOutcome, ModelEndpoint, StreamParser, read_number_at, read_text_at, tools_sorted_by_name};
+use super::{
+    EventOutcome, ModelEndpoint, StreamParser, read_number_at, read_text_at, schema, tools_sorted_by_name,
+};
 use crate::model::{Delta, DeltaListener, FinishReason, Message, Reply, Request};
 
 /// Minimum and maximum context size. Sizes in between are powers of two, because every change makes Ollama reload the
@@ -24,7 +26,7 @@ pub(super) fn build_request_body(endpoint: &ModelEndpoint, request: &Request) ->
         body["tools"] = tools.collect();
     }
     if let Some(answer) = &request.answer {
-        body["format"] = answer.schema.clone();
+        body["format"] = schema::to_grammar_schema(&answer.schema);
     }
     if let Some(effort) = endpoint.reasoning_effort() {
         body["think"] = think_option(effort, &endpoint.model);

@@ -32,8 +32,9 @@ pub(super) fn build_request_body(endpoint: &ModelEndpoint, request: &Request) ->
     };
     set("tools", tools_to_json(request));
     set("response_format", request.answer.as_ref().map(|answer| {
-        let strict = schema::to_strict_schema(&answer.schema);
-        let (is_strict, schema) = (strict.is_some(), strict.unwrap_or_else(|| answer.schema.clone()));
+        let strict = if endpoint.is_local { None } else { schema::to_strict_schema(&answer.schema) };
+        let own = || if endpoint.is_local { schema::to_grammar_schema(&answer.schema) } else { answer.schema.clone() };
+        let (is_strict, schema) = (strict.is_some(), strict.unwrap_or_else(own));
         json!({"type": "json_schema", "json_schema": {"name": answer.name, "strict": is_strict, "schema": schema}})
     }));
     set("temperature", settings.temperature.map(Value::from));

@@ -44,6 +44,45 @@ pub fn to_strict_schema(schema: &Value) -> Option<Value> {
     convert_schema_node(schema, 0)
 }
 
+/// The highest bound on a length that a grammar holds: servers expand it, and llama.cpp rejects more repetitions.
+const MAX_GRAMMAR_LENGTH: u64 = 2_000;
+
+/// Converts a schema to one that the grammars of local servers hold. Unlike the strict subset, optional properties stay
+/// optional and bounds stay bounds. Left out is what servers reject: unanchored patterns, `items: false`, bounds that are
+/// too high.
+#[must_use]
+pub fn to_grammar_schema(schema: &Value) -> Value {
+    match schema {
+        Value::Object(map) => Value::Object(
+            map.iter()
+                .filter(|(key, value)| is_grammar_keyword(key, value))
+                .map(convert_grammar_entry)
+                .collect(),
+        ),
+        Value::Array(items) => Value::Array(items.iter().map(to_grammar_schema).collect()),
+        Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => schema.clone(),
+    }
+}
+
+fn is_grammar_keyword(key: &str, value: &Value) -> bool {
+    match key {
+        "$schema" => false,
+        "items" => *value != Value::Bool(false),
+        "pattern" => !value.is_string() || is_anchored_pattern(value),
+        "maxLength" | "maxItems" => value.as_u64().is_none_or(|bound| bound <= MAX_GRAMMAR_LENGTH),
+        _ => true,
+    }
+}
+
+fn is_anchored_pattern(pattern: &Value) -> bool {
+    pattern.as_str().is_some_and(|pattern| pattern.starts_with('^') && pattern.ends_with('$'))
+}
+
+fn convert_grammar_entry((key, value): (&String, &Value)) -> (String, Value) {
+    let is_literal = matches!(key.as_str(), "const" | "enum" | "default" | "examples");
+    (key.clone(), if is_literal { value.clone() } else { to_grammar_schema(value) })
+}
+
 fn convert_schema_node(schema: &Value, depth: usize) -> Option<Value> {
     let source = schema.as_object().filter(|source| depth <= MAX_DEPTH && !source.is_empty())?;
     if let Some(only) = merge_single_all_of(source) {
@@ -305,6 +344,31 @@ fn has_json_type(kind: &str, value: &Value) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_grammar_keeps_optional_properties_and_bounds() {
+        let schema = json!({
+            "$schema": "x", "type": "object", "additionalProperties": false,
+            "properties": {
+                "output": {"type": "string", "minLength": 1, "maxLength": 2_000},
+                "long": {"type": "string", "maxLength": 2_001, "pattern": "x"},
+                "marks": {"type": "array", "maxItems": 8, "items": {"type": "string", "pattern": "^P[0-9]+$"}},
+                "pair": {"items": false},
+            },
+            "required": ["output"],
+        });
+        let expected = json!({
+            "type": "object", "additionalProperties": false,
+            "properties": {
+                "output": {"type": "string", "minLength": 1, "maxLength": 2_000},
+                "long": {"type": "string"},
+                "marks": {"type": "array", "maxItems": 8, "items": {"type": "string", "pattern": "^P[0-9]+$"}},
+                "pair": {},
+            },
+            "required": ["output"],
+        });
+        assert_eq!(to_grammar_schema(&schema), expected);
+    }
 
     #[test]
     fn optional_properties_become_nullable_and_others_are_forbidden() {

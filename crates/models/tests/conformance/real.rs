@@ -27,6 +27,7 @@ fn model(change: impl Fn(&mut ModelEndpoint)) -> Option<Arc<dyn Model>> {
         key: None,
         model: name,
         full_name,
+        is_local: true,
         settings,
     };
     change(&mut endpoint);

@@ -217,6 +217,27 @@ async fn schemas_that_cannot_be_strict_are_sent_unchanged_or_omitted() {
 }
 
 #[tokio::test]
+async fn local_servers_get_bounds_and_optional_fields() {
+    let schema = json!({
+        "type": "object", "additionalProperties": false, "required": ["output"],
+        "properties": {
+            "output": {"type": "string", "maxLength": 900},
+            "marks": {"type": "array", "maxItems": 8, "items": {"type": "string"}},
+        },
+    });
+    let mut request = question();
+    request.answer =
+        Some(millrace_models::model::AnswerSchema { name: "findings".into(), schema: schema.clone() });
+    let local = sent(WireProtocol::OpenAiChat, &request, |endpoint| endpoint.is_local = true).await.json();
+    assert_eq!(local["response_format"]["json_schema"]["schema"], schema);
+    assert_eq!(sent(WireProtocol::Ollama, &request, |_| ()).await.json()["format"], schema);
+    let hosted = sent(WireProtocol::OpenAiChat, &request, |_| ()).await.json();
+    let strict = &hosted["response_format"]["json_schema"]["schema"];
+    assert_eq!(strict["required"], json!(["output", "marks"]));
+    assert_eq!(strict["properties"]["marks"].get("maxItems"), None);
+}
+
+#[tokio::test]
 async fn blank_texts_are_omitted_for_anthropic() {
     let mut request = question();
     request.messages.push(Message::Assistant { text: " ".into(), calls: vec![], provider_state: None });

@@ -37,6 +37,7 @@ pub fn endpoint(wire: WireProtocol, base_url: &str) -> ModelEndpoint {
         key: Some(KEY.into()),
         model: model.to_owned(),
         full_name: format!("{provider}:{model}"),
+        is_local: wire == WireProtocol::Ollama,
         settings: ModelSettings::default(),
     }
 }
