@@ -21,6 +21,10 @@ impl Journal for NatsJournal<'_> {
         self.0.next_recorded_value_of_any(names).map(|step| step.map_err(convert_task_error)).boxed()
     }
 
+    fn peek_recorded_step(&mut self) -> BoxFuture<'_, Result<Option<(String, Value)>, JournalError>> {
+        self.0.peek_recorded_value().map(|step| step.map_err(convert_task_error)).boxed()
+    }
+
     fn append_step<'a>(
         &'a mut self,
         name: &'a str,

@@ -20,7 +20,9 @@ use millrace_agent::session::{AgentHost, AgentSession, HostSettings, SessionEnvi
 use millrace_agent::sources::{OrderInputError, OrderInputs, plan_without_log};
 use millrace_agent::spec::{AgentSpec, ToolReference};
 use millrace_agent::tool::{ResultEntry, TaskResultSource, ToolError, Toolbox};
-use millrace_agent::turn::{AgentBrief, Answer, Driver, Limits, Machine, MemoryJournal, WorkOutcome};
+use millrace_agent::turn::{
+    AgentBrief, Answer, ConversationFormat, Driver, Limits, Machine, MemoryJournal, WorkOutcome,
+};
 use millrace_protocol::ids::{Capability, Lane, RunId, TaskId, WorkerId};
 use millrace_protocol::plan::{
     Document, DocumentSet, Edit, Event, GraphEvent, Plan, ReviewPolicy, TaskEvent, TaskSpec, Work, apply,
@@ -485,6 +487,7 @@ fn brief(task: String, toolbox: &Toolbox, answer: Option<AnswerSchema>) -> Agent
         answer,
         limits: Limits::default(),
         max_output_tokens: 1_000,
+        format: ConversationFormat::default(),
     }
 }
 

@@ -23,7 +23,9 @@ use millrace_agent::model::{
 use millrace_agent::tool::{
     Toolbox, append_note_tool, read_notes_tool, think_tool, tool_from_function, write_todos_tool,
 };
-use millrace_agent::turn::{AgentBrief, AttemptName, Driver, Limits, Machine, PlainText, UsageTotals};
+use millrace_agent::turn::{
+    AgentBrief, AttemptName, ConversationFormat, Driver, Limits, Machine, PlainText, UsageTotals,
+};
 use millrace_agent_nats::NatsJournal;
 use millrace_protocol::ids::{Capability, Lane};
 use millrace_protocol::plan::ReviewPolicy;
@@ -278,6 +280,7 @@ impl BenchAgent {
             answer: None,
             limits: Limits { turns: TURNS + 1, tool_calls: TURNS, ..Limits::DEFAULT },
             max_output_tokens: 4_096,
+            format: ConversationFormat::default(),
         }
     }
 

@@ -26,7 +26,7 @@ use crate::tool::{
     TaskResultSource, Tool, Toolbox, get_task_result_tool, list_completed_tasks_tool, read_document_tool,
     search_documents_tool, think_tool,
 };
-use crate::turn::{AgentBrief, Answer, Limits};
+use crate::turn::{AgentBrief, Answer, ConversationFormat, Limits};
 
 pub use form::{CriterionJudgement, Judgement};
 
@@ -114,6 +114,7 @@ pub fn build_review_brief(task: &ReviewTask, toolbox: &Toolbox) -> AgentBrief {
         answer: Judgement::answer_schema(VERDICT),
         limits: CRITIC_LIMITS,
         max_output_tokens: MAX_OUTPUT_TOKENS,
+        format: ConversationFormat::default(),
     }
 }
 

@@ -4,13 +4,17 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use millrace_protocol::plan::{DEFAULT_PROVIDER_TIMEOUT, ResourceAmounts};
+use millrace_protocol::result::{ErrorKind, TaskError};
 
 use super::SessionError;
 use crate::files::Files;
-use crate::model::{DeltaListener, Model};
+use crate::model::{DeltaListener, Model, ModelAbility};
 use crate::sources::OrderInputs;
 use crate::tool::{Tool, Toolbox};
-use crate::turn::{AgentBrief, Answer, AnswerCheck, AttemptName, Driver, Journal, Machine, UsageTotals};
+use crate::turn::{
+    AgentBrief, Answer, AnswerCheck, AttemptName, ConversationFormat, Driver, Journal, JournalError, Machine,
+    UsageTotals, read_recorded_format,
+};
 
 /// The environment of a session.
 pub struct SessionEnvironment<'a> {
@@ -44,6 +48,16 @@ impl<'a> SessionEnvironment<'a> {
         }
     }
 
+    /// Returns the format of the conversation that the journal's next step begins, or that of a new one with prompts for this
+    /// ability.
+    pub(super) async fn choose_format(
+        &mut self,
+        ability: ModelAbility,
+    ) -> Result<ConversationFormat, SessionError> {
+        let recorded = read_recorded_format(self.journal.as_mut()).await.map_err(journal_error)?;
+        Ok(recorded.unwrap_or(ConversationFormat::current(ability)))
+    }
+
     /// Drives one conversation with a model to its answer. `check` validates the answer beyond its schema.
     pub(super) async fn run_conversation<A: Answer>(
         mut self,
@@ -65,9 +79,24 @@ impl<'a> SessionEnvironment<'a> {
     }
 }
 
+/// A model, and the format of the conversation with it.
+pub(super) struct OpenedModel {
+    pub model: Arc<dyn Model>,
+    pub format: ConversationFormat,
+}
+
 /// A conversation before its first request: brief, tools and model.
 pub(super) struct PreparedConversation {
     pub brief: AgentBrief,
     pub toolbox: Toolbox,
     pub model: Arc<dyn Model>,
+}
+
+/// Converts a journal error. A journal that diverged is a bug; one that can't be used may be usable again.
+pub(super) fn journal_error(error: JournalError) -> SessionError {
+    let kind = match &error {
+        JournalError::Diverged { .. } => ErrorKind::Panic,
+        JournalError::Failed(_) => ErrorKind::Other,
+    };
+    TaskError::new(kind, error.to_string()).into()
 }

@@ -44,7 +44,7 @@ use crate::turn::{
 };
 
 use consultants::ModelConsultants;
-use environment::PreparedConversation;
+use environment::{OpenedModel, PreparedConversation};
 use inputs::SessionInputs;
 use tools::ToolContext;
 
@@ -115,11 +115,12 @@ impl<'a> AgentSession<'a> {
     ///
     /// # Errors
     /// The agent failed, an input can't be read, or the order is not a task.
-    pub async fn run_work(self) -> Result<TaskResult, SessionError> {
+    pub async fn run_work(mut self) -> Result<TaskResult, SessionError> {
         let (spec, order) = (self.spec, self.order);
         let Assignment::Task { task, .. } = &order.assignment else {
             return Err(invalid_order_error("it is not a task").into());
         };
+        let opened = self.open_model().await?;
         let task = WorkTask {
             task_id: task.clone(),
             objective: order.objective.clone(),
@@ -141,17 +142,18 @@ impl<'a> AgentSession<'a> {
                 return Err(invalid_order_error("an agent that answers with a plan can't do tasks").into());
             }
         };
-        let (result, UsageTotals { usage, models }) = self.request_result(question, schema).await?;
+        let (result, UsageTotals { usage, models }) = self.request_result(opened, question, schema).await?;
         Ok(TaskResult { usage, models, ..result })
     }
 
     /// Drives the conversation and converts the answer into a task's result.
     async fn request_result(
         mut self,
+        opened: OpenedModel,
         question: String,
         schema: Option<AnswerSchema>,
     ) -> Result<(TaskResult, UsageTotals), SessionError> {
-        let conversation = self.prepare_conversation(question, schema, Vec::new())?;
+        let conversation = self.prepare_conversation(opened, question, schema, Vec::new())?;
         let Self { spec, order, env, inputs, .. } = self;
         let (attempt, corpus) = (AttemptName::from_order(order), inputs.corpus.as_deref());
         match spec.answer {
@@ -192,17 +194,26 @@ impl<'a> AgentSession<'a> {
         }
     }
 
-    /// Opens the model and the tools and writes the brief. `stateful` are tools that share state outside of this
+    /// Opens the model, and reads the format of the conversation from the journal if it has begun.
+    async fn open_model(&mut self) -> Result<OpenedModel, SessionError> {
+        let Self { host, spec, order, env, .. } = self;
+        let model = host.models.open_for_order(order, &spec.about.name, spec.model.as_ref());
+        let model = model.map_err(|error| invalid_order_error(&error.to_string()))?;
+        let ability = spec.prompts.unwrap_or_else(|| model.ability());
+        let format = env.choose_format(ability).await?;
+        Ok(OpenedModel { model, format })
+    }
+
+    /// Opens the tools and writes the brief. `stateful` are tools that share state outside of this
     /// session, such as a planner's.
     fn prepare_conversation(
         &mut self,
+        OpenedModel { model, format }: OpenedModel,
         task: String,
         answer: Option<AnswerSchema>,
         stateful: Vec<Arc<dyn crate::tool::Tool>>,
     ) -> Result<PreparedConversation, TaskError> {
         let Self { host, spec, order, env, inputs } = self;
-        let model = host.models.open_for_order(order, &spec.about.name, spec.model.as_ref());
-        let model = model.map_err(|error| invalid_order_error(&error.to_string()))?;
         let directory = ModelConsultants::new(
             spec.about.name.clone(),
             env.sources.clone(),
@@ -234,6 +245,7 @@ impl<'a> AgentSession<'a> {
                     roles::MAX_OUTPUT_TOKENS
                 }
             },
+            format,
         };
         Ok(PreparedConversation { brief, toolbox, model })
     }

@@ -7,10 +7,11 @@ use jiff::Timestamp;
 use millrace_protocol::result::{ErrorKind, PlanProposal, TaskError};
 use millrace_protocol::work::Assignment;
 
+use super::environment::journal_error;
 use super::{AgentSession, SessionEnvironment, SessionError, invalid_order_error};
 use crate::planner::{PlanAnswer, PlanningSnapshot, PlanningTurn};
 use crate::spec::AnswerForm;
-use crate::turn::{AttemptName, JournalError, UsageTotals};
+use crate::turn::{AttemptName, UsageTotals};
 
 /// The step that records the board's inputs.
 const BOARD: &str = "board";
@@ -32,7 +33,8 @@ impl AgentSession<'_> {
         let tools = turn.create_tools(&self.env.sources);
         let board = turn.render_board(self.order, &self.inputs.document_list());
         let form = turn.answer_schema(AnswerForm::Plan.name());
-        let conversation = self.prepare_conversation(board, Some(form), tools)?;
+        let opened = self.open_model().await?;
+        let conversation = self.prepare_conversation(opened, board, Some(form), tools)?;
         let attempt = AttemptName::from_order(self.order);
         let check = |answer: PlanAnswer| turn.validate_answer(answer);
         let (answer, spent) = self.env.run_conversation(attempt, conversation, &check).await?;
@@ -58,12 +60,4 @@ async fn read_turn_snapshot(
     let value = serde_json::to_value(&seen).expect("descriptions have a form in JSON");
     env.journal.append_step(BOARD, &value).await.map_err(journal_error)?;
     Ok(seen)
-}
-
-fn journal_error(error: JournalError) -> SessionError {
-    let kind = match &error {
-        JournalError::Diverged { .. } => ErrorKind::Panic,
-        JournalError::Failed(_) => ErrorKind::Other,
-    };
-    TaskError::new(kind, error.to_string()).into()
 }

@@ -19,6 +19,7 @@ use millrace_protocol::subject::CRITIC;
 use millrace_protocol::work::{Assignment, InputResult, JudgePanel, Order, ReviewBrief};
 use serde_json::Value;
 
+use super::environment::journal_error;
 use super::results::InputResults;
 use super::{AgentHost, PreparedConversation, SessionEnvironment, SessionError, invalid_order_error};
 use crate::critic::{
@@ -213,8 +214,10 @@ impl PanelReview<'_> {
     ) -> Result<(Verdict, UsageTotals), SessionError> {
         // Without files, large tool results stay in the conversation: a judge must not write to the workspace.
         let env = SessionEnvironment { files: None, ..env };
-        let conversation =
-            PreparedConversation { brief: self.brief.clone(), toolbox: self.toolbox.clone(), model };
+        let mut env = env;
+        let format = env.choose_format(model.ability()).await?;
+        let brief = AgentBrief { format, ..self.brief.clone() };
+        let conversation = PreparedConversation { brief, toolbox: self.toolbox.clone(), model };
         let expected = JudgementValidator::new(self.task, self.criteria);
         let check = |judgement: Judgement| expected.validate_judgement(judgement);
         let (judgement, spent) =
@@ -288,10 +291,6 @@ fn undecided_panel_error(panel: &JudgePanel, failed: &[(&String, TaskError)]) ->
     TaskError::new(kind.unwrap_or(ErrorKind::InvalidTask), message)
 }
 
-fn journal_error(error: JournalError) -> SessionError {
-    SessionError::Task(TaskError::new(ErrorKind::Other, error.to_string()))
-}
-
 /// The part of the journal that belongs to one judge: steps with its prefix.
 struct JudgeJournal<'a> {
     journal: &'a mut dyn Journal,
@@ -328,6 +327,15 @@ impl Journal for JudgeJournal<'_> {
             let unreadable = |mistake: serde_json::Error| JournalError::Failed(mistake.to_string());
             self.recorded_failure = Some(serde_json::from_value(value).map_err(unreadable)?);
             Err(JournalError::Failed("this judge failed before".into()))
+        }
+        .boxed()
+    }
+
+    /// The next step of this judge. If the next one belongs to another judge, this one has none.
+    fn peek_recorded_step(&mut self) -> BoxFuture<'_, Result<Option<(String, Value)>, JournalError>> {
+        async move {
+            let next = self.journal.peek_recorded_step().await?;
+            Ok(next.and_then(|(name, value)| Some((name.strip_prefix(&self.prefix)?.to_owned(), value))))
         }
         .boxed()
     }

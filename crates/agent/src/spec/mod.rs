@@ -7,7 +7,7 @@ mod template;
 
 use std::path::Path;
 
-use millrace_models::ModelSelection;
+use millrace_models::{ModelAbility, ModelSelection};
 use millrace_protocol::ids::Capability;
 use millrace_protocol::plan::ReviewPolicy;
 use millrace_protocol::result::{CapabilityDescription, ConsultSettings};
@@ -34,8 +34,8 @@ pub const KIND: FileDescription = FileDescription { name: "capability", holds: "
 /// The fields that all kinds of capabilities have.
 pub const COMMON: [&str; 7] = ["name", "kind", "description", "concurrency", "input", "output", "review"];
 /// The fields of an agent in addition to [`COMMON`].
-pub const AGENT: [&str; 8] =
-    ["instructions", "model", "tools", "mcp", "permissions", "limits", "answer", "consult"];
+pub const AGENT: [&str; 9] =
+    ["instructions", "model", "prompts", "tools", "mcp", "permissions", "limits", "answer", "consult"];
 
 /// The self-description of a capability of any kind.
 #[derive(Debug, Clone, PartialEq)]
@@ -63,6 +63,8 @@ pub struct AgentSpec {
     pub instructions: Template,
     /// Its model; `None` leaves it to the run and the worker.
     pub model: Option<ModelSelection>,
+    /// The variant of its prompts; `None` leaves it to the model.
+    pub prompts: Option<ModelAbility>,
     /// The tools it gets.
     pub tools: Vec<ToolReference>,
     /// The MCP servers whose tools it gets, as written in the file.
@@ -240,6 +242,7 @@ impl AgentSpec {
             },
             instructions: Template::default(),
             model: None,
+            prompts: None,
             tools: Vec::new(),
             servers: Vec::new(),
             permissions: CompiledPermissions::default(),
@@ -284,6 +287,7 @@ impl AgentSpec {
         let instructions = mistakes.check(instructions);
         let model = fields.find_field("model").map(|node| deserialize_node(node, "model"));
         let model = mistakes.check_optional(model);
+        let prompts = mistakes.check_optional(fields.find_field("prompts").map(read_prompts));
         let tools = fields.find_field("tools").map(|node| read_tools(node, tool_names));
         let tools = mistakes.check_optional(tools);
         let servers =
@@ -306,6 +310,7 @@ impl AgentSpec {
             about: about?,
             instructions: instructions?,
             model,
+            prompts,
             tools: tools.unwrap_or_default(),
             servers: servers.unwrap_or_default(),
             permissions: permissions.unwrap_or_default(),
@@ -349,6 +354,11 @@ fn read_permissions(node: &YamlNode) -> Result<CompiledPermissions, YamlMistake>
 fn read_answer_form(node: &YamlNode) -> Result<AnswerForm, YamlMistake> {
     let names = AnswerForm::ALL.map(AnswerForm::name);
     Ok(AnswerForm::ALL[node.index_of_choice("answer", &names)?])
+}
+
+fn read_prompts(node: &YamlNode) -> Result<ModelAbility, YamlMistake> {
+    let names = ModelAbility::ALL.map(ModelAbility::name);
+    Ok(ModelAbility::ALL[node.index_of_choice("prompts", &names)?])
 }
 
 fn read_json_schema(node: &YamlNode, name: &str) -> Result<serde_json::Value, YamlMistake> {
@@ -521,6 +531,7 @@ concurrency: 2
                 "8:17: \"turns\": it must be a whole number of 0 or more, not the text \"many\"",
             ),
             (with("consult: maybe"), "8:10: \"consult\" must be true or false, not the text \"maybe\""),
+            (with("prompts: large"), "8:10: \"prompts\" must be small or strong, not the text \"large\""),
             (with("mcp: {}"), "8:6: \"mcp\" must be a list of MCP servers, not a map"),
         ] {
             assert!(mistake_text.starts_with(expected), "{mistake_text}\n{expected}");

@@ -1,6 +1,7 @@
 //! The JSON Schema of a capability file that describes an agent, for editors and for generators of such files. Other crates
 //! add the tools that they provide.
 
+use millrace_models::ModelAbility;
 use serde_json::{Value, json};
 
 use super::{AnswerForm, review_schema};
@@ -60,6 +61,11 @@ pub fn agent_file_schema(tools: &[(&str, Option<Value>)], server: &Value, permis
             "description": "Its model: provider:model, optionally followed by comma-separated fallbacks, or a map with \
                             settings.",
             "type": ["string", "object"],
+        },
+        "prompts": {
+            "description": "The variant of its prompts and of the form of its answers: for small models or for strong \
+                            ones; by default that of its model.",
+            "enum": ModelAbility::ALL.map(ModelAbility::name),
         },
         "tools": { "description": "The tools it gets.", "type": "array", "items": { "oneOf": entries } },
         "mcp": { "description": "The MCP servers whose tools it gets.", "type": "array", "items": server },

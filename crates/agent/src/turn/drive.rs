@@ -17,7 +17,10 @@ use super::drive_error::{DriveError, decode_step, encode_step};
 use super::keepalive::KeepaliveListener;
 use super::outage::{Outage, OutageStep};
 use super::record::{ModelStep, ModelStepOutcome, SentMessages, SinceLastRequest, to_millis};
-use super::{Answer, AttemptName, Journal, JournalError, Machine, MachineStep, WorkFailure, WorkSummary};
+use super::{
+    Answer, AttemptName, ConversationFormat, Journal, JournalError, Machine, MachineStep, WorkFailure,
+    WorkSummary,
+};
 use crate::files::Files;
 use crate::model::{Delta, DeltaListener, Model, ModelError, Reply, Request};
 use crate::tool::{ModelCallBudget, Toolbox};
@@ -95,13 +98,14 @@ impl<'a, A: Answer> Driver<'a, A> {
     async fn run_machine(&mut self, machine: &mut Machine<A>) -> Result<WorkSummary<A>, DriveError> {
         let mut since = SinceLastRequest::default();
         loop {
-            let (turn, left) = (machine.request_count(), machine.time_left());
+            let (turn, left, format) = (machine.request_count(), machine.time_left(), machine.format());
             let unaffordable = machine.unaffordable_first_request();
             match machine.next_step() {
                 MachineStep::AskModel(request) => {
                     let sent = || SentMessages::new_in(request, &since);
-                    let reply =
-                        self.request_or_replay_model_step(request, turn, left, unaffordable, sent).await?;
+                    let reply = self
+                        .request_or_replay_model_step(request, (turn, format), left, unaffordable, sent)
+                        .await?;
                     let is_compacted = matches!(reply.outcome, ModelStepOutcome::Overflow(_));
                     since = SinceLastRequest { is_compacted, recorded_calls: Vec::new() };
                     machine.feed_model_step(reply, self.model.name())?;
@@ -131,7 +135,7 @@ impl<'a, A: Answer> Driver<'a, A> {
     async fn request_or_replay_model_step(
         &mut self,
         request: &Request,
-        turn: u64,
+        (turn, format): (u64, ConversationFormat),
         left: Option<Duration>,
         unaffordable: Option<ResourceAmounts>,
         sent: impl FnOnce() -> Option<SentMessages> + Send,
@@ -157,7 +161,8 @@ impl<'a, A: Answer> Driver<'a, A> {
             None => ModelStepOutcome::TimeUp,
         };
         let model = Some(self.model.name().to_owned());
-        let step = ModelStep { outcome, sent: sent(), model, took_ms: to_millis(took) };
+        let format = (turn == 0).then_some(format);
+        let step = ModelStep { outcome, sent: sent(), format, model, took_ms: to_millis(took) };
         self.journal.append_step(&name, &encode_step(&step)).await?;
         Ok(step)
     }

@@ -10,6 +10,8 @@ use millrace_protocol::provider::{ProviderStatus, ProviderWait};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use super::ConversationFormat;
+
 /// The journal of one attempt.
 pub trait Journal: Send {
     /// Returns the next recorded step, which must be one of `names`: its index among them, and its value. `None` once the
@@ -22,6 +24,13 @@ pub trait Journal: Send {
         &'a mut self,
         names: &'a [String],
     ) -> BoxFuture<'a, Result<Option<(usize, Value)>, JournalError>>;
+
+    /// Returns the name and the value of the next recorded step and leaves it in place; `None` once the recorded steps are
+    /// used up.
+    ///
+    /// # Errors
+    /// [`JournalError::Failed`] if its value can't be fetched.
+    fn peek_recorded_step(&mut self) -> BoxFuture<'_, Result<Option<(String, Value)>, JournalError>>;
 
     /// Appends a completed step. When this returns, the step is durable. Called only after [`Journal::read_recorded_step`] returned
     /// `None`.
@@ -79,6 +88,10 @@ impl<J: Journal + ?Sized> Journal for &mut J {
         (**self).read_recorded_step(names)
     }
 
+    fn peek_recorded_step(&mut self) -> BoxFuture<'_, Result<Option<(String, Value)>, JournalError>> {
+        (**self).peek_recorded_step()
+    }
+
     fn append_step<'a>(
         &'a mut self,
         name: &'a str,
@@ -110,6 +123,18 @@ impl<J: Journal + ?Sized> Journal for &mut J {
     fn keepalive_interval(&self) -> Duration {
         (**self).keepalive_interval()
     }
+}
+
+/// Returns the format of the conversation that the journal's next step begins; `None` if it has not begun.
+///
+/// # Errors
+/// As for [`Journal::peek_recorded_step`].
+pub(crate) async fn read_recorded_format(
+    journal: &mut dyn Journal,
+) -> Result<Option<ConversationFormat>, JournalError> {
+    let Some((_, value)) = journal.peek_recorded_step().await? else { return Ok(None) };
+    let recorded = value.get("format").and_then(|format| ConversationFormat::deserialize(format).ok());
+    Ok(Some(recorded.unwrap_or(ConversationFormat::ORIGINAL)))
 }
 
 /// The default interval between keepalives.
@@ -188,6 +213,11 @@ impl Journal for MemoryJournal {
         names: &'a [String],
     ) -> BoxFuture<'a, Result<Option<(usize, Value)>, JournalError>> {
         ready(self.replay_next_step(names)).boxed()
+    }
+
+    fn peek_recorded_step(&mut self) -> BoxFuture<'_, Result<Option<(String, Value)>, JournalError>> {
+        let next = self.steps.get(self.position).map(|step| (step.name.clone(), step.value.clone()));
+        ready(Ok(next)).boxed()
     }
 
     fn append_step<'a>(

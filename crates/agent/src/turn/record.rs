@@ -6,7 +6,7 @@ use std::time::Duration;
 use millrace_protocol::result::{ModelUsage, Usage};
 use serde::{Deserialize, Serialize};
 
-use super::UsageTotals;
+use super::{ConversationFormat, UsageTotals};
 use crate::material::keep_beginning_and_end;
 use crate::model::{Message, Reply, Request, ToolResult};
 
@@ -35,6 +35,9 @@ pub(crate) struct ModelStep {
     /// not need them. `None` if there are none, or in journals of versions that did not record them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sent: Option<SentMessages>,
+    /// The format of the conversation; with the first request only. `None` in journals of versions that did not record it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub format: Option<ConversationFormat>,
     /// The full name of the requested model; `None` in journals of versions that did not record it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub model: Option<String>,

@@ -391,6 +391,10 @@ impl Journal for NotingJournal {
         self.steps.read_recorded_step(names)
     }
 
+    fn peek_recorded_step(&mut self) -> BoxFuture<'_, Result<Option<(String, Value)>, JournalError>> {
+        self.steps.peek_recorded_step()
+    }
+
     fn append_step<'a>(
         &'a mut self,
         name: &'a str,

@@ -45,7 +45,7 @@ fn model_sees_its_mistake_before_it_answers_again() {
         user_messages(&machine)[1..],
         [
             "Your answer is invalid. 'output' is empty and there is no 'data'. Give the complete corrected answer.",
-            "Your answer is invalid. It was cut off at 100 tokens; answer more briefly. Give the complete corrected answer.",
+            "Your answer is invalid. It is too long and was cut off at 100 tokens: give at most 50 words. Give the complete corrected answer.",
         ]
     );
 }

@@ -35,6 +35,11 @@ impl Journal for SharedJournal {
         futures::future::ready(effect).boxed()
     }
 
+    fn peek_recorded_step(&mut self) -> BoxFuture<'_, Result<Option<(String, Value)>, JournalError>> {
+        let next = self.0.lock().unwrap().peek_recorded_step().now_or_never().expect("it is in memory");
+        futures::future::ready(next).boxed()
+    }
+
     fn append_step<'a>(
         &'a mut self,
         name: &'a str,

@@ -13,7 +13,8 @@ use millrace_agent::model::{
 };
 use millrace_agent::tool::{Tool, ToolError, Toolbox, tool_from_function};
 use millrace_agent::turn::{
-    AgentBrief, Answer, AttemptName, Driver, Limits, Machine, MemoryJournal, ToolCallRecord, WorkSummary,
+    AgentBrief, Answer, AttemptName, ConversationFormat, Driver, Limits, Machine, MemoryJournal,
+    ToolCallRecord, WorkSummary,
 };
 use millrace_protocol::ids::{Capability, Lane, RunId, TaskId};
 use millrace_protocol::plan::Work;
@@ -105,6 +106,7 @@ pub fn brief(toolbox: &Toolbox, answer: Option<AnswerSchema>) -> AgentBrief {
         answer,
         limits: Limits::default(),
         max_output_tokens: 100,
+        format: ConversationFormat::default(),
     }
 }
 

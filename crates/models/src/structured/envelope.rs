@@ -117,8 +117,11 @@ fn rewrite_conversation(request: &Request, final_action: &str) -> Vec<Message> {
             Message::User { text } => text.clone(),
             Message::Tool(result) => {
                 let text = format_tool_result(&request.messages, result);
-                let more = matches!(request.messages.get(at + 1), Some(Message::Tool(_)));
-                if more { text } else { format!("{text}\n\n{}", format_result_reminder(final_action)) }
+                let is_followed = matches!(request.messages.get(at + 1), Some(Message::Tool(_)));
+                match is_followed || result.is_error {
+                    true => text,
+                    false => format!("{text}\n\n{}", format_result_reminder(final_action)),
+                }
             }
             Message::Assistant { text, calls, .. } => {
                 let text = format_assistant_action(text, calls, final_action);
@@ -139,7 +142,8 @@ fn rewrite_conversation(request: &Request, final_action: &str) -> Vec<Message> {
     messages
 }
 
-/// Returns the reminder after the results of a turn: without it the smallest models repeat the same call.
+/// Returns the reminder after the results of a turn: without it the smallest models repeat the same call. After an error it
+/// is left out: a model that was told to correct a call would answer instead.
 fn format_result_reminder(final_action: &str) -> String {
     format!("If this is enough, answer now with the action \"{final_action}\".")
 }

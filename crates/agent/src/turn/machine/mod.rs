@@ -14,10 +14,12 @@
 //!      │                 │                │
 //!      └── correction, at most `repairs` times
 //! ```
-//! Reaching a limit ends in `Done(stopped)` with the reason and the partial result. Tool calls and turns are softer: when
+//! A correction is requested without tools, so that only the answer is possible. A call that repeats another, with the same
+//! result and nothing new in between, withdraws its tool. Reaching a limit ends in `Done(stopped)` with the reason and the partial result. Tool calls and turns are softer: when
 //! they are used up, the model gets one notice and must answer without tools.
 
 mod next_request;
+mod repetition;
 mod reply;
 
 use std::collections::BTreeMap;
@@ -29,14 +31,16 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::compact::compact_conversation;
+use super::format::original_format;
 use super::record::{ModelStep, ModelStepOutcome, ToolCallRecord};
 use super::scratch::Scratchpad;
-use super::{Answer, Limits, StopReason, UsageTotals, WorkOutcome, WorkSummary};
+use super::{Answer, ConversationFormat, Limits, StopReason, UsageTotals, WorkOutcome, WorkSummary};
 use crate::model::{AnswerSchema, FinishReason, Message, Reply, Request, ToolResult};
 use millrace_protocol::schema::CompiledSchema;
 
 use crate::tool::{ToolSpecs, keep_head_and_tail};
 use next_request::{LAST_TURN, NEARLY_SPENT, NO_CALLS_LEFT};
+use repetition::RepetitionTracker;
 use reply::make_ids_unique;
 
 /// The maximum number of compactions of a conversation.
@@ -59,6 +63,8 @@ pub struct AgentBrief {
     pub limits: Limits,
     /// The maximum number of tokens of one reply.
     pub max_output_tokens: u32,
+    /// The format of the conversation.
+    pub format: ConversationFormat,
 }
 
 /// The next step of a machine.
@@ -99,6 +105,8 @@ pub struct UnexpectedInput {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(bound = "A: Answer")]
 pub struct Machine<A> {
+    #[serde(default = "original_format")]
+    format: ConversationFormat,
     limits: Limits,
     /// The reservation in the run's budget; it applies in addition to the limits.
     #[serde(default, skip_serializing_if = "ResourceAmounts::is_empty")]
@@ -121,6 +129,15 @@ pub struct Machine<A> {
     calls_counted: u32,
     calls_allowed: u32,
     repairs: u32,
+    /// `true` while a correction of the answer is awaited.
+    #[serde(default)]
+    is_correcting: bool,
+    /// The calls that repeat others.
+    #[serde(default)]
+    repetition: RepetitionTracker,
+    /// The last reply that was cut off and is not part of the conversation.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    cut_off: Option<String>,
     compactions: u32,
     /// `true` once the notice about used-up tool calls was sent.
     out_of_calls: bool,
@@ -160,7 +177,7 @@ impl<A: Answer> Machine<A> {
     /// A machine before its first step.
     #[must_use]
     pub fn new(brief: AgentBrief) -> Self {
-        let AgentBrief { system, task, tools, answer, limits, max_output_tokens } = brief;
+        let AgentBrief { system, task, tools, answer, limits, max_output_tokens, format } = brief;
         let request = Request {
             system,
             messages: vec![Message::User { text: task }],
@@ -169,6 +186,7 @@ impl<A: Answer> Machine<A> {
             max_output_tokens,
         };
         let mut machine = Self {
+            format,
             limits,
             reserved: ResourceAmounts::default(),
             model: String::new(),
@@ -184,6 +202,9 @@ impl<A: Answer> Machine<A> {
             calls_counted: 0,
             calls_allowed: limits.tool_calls,
             repairs: 0,
+            is_correcting: false,
+            repetition: RepetitionTracker::default(),
+            cut_off: None,
             compactions: 0,
             out_of_calls: false,
             has_wrap_up_notice: false,
@@ -229,6 +250,11 @@ impl<A: Answer> Machine<A> {
         self.turns
     }
 
+    /// The format of the conversation.
+    pub(super) fn format(&self) -> ConversationFormat {
+        self.format
+    }
+
     /// The usage so far.
     #[must_use]
     pub fn usage_so_far(&self) -> &UsageTotals {
@@ -261,6 +287,7 @@ impl<A: Answer> Machine<A> {
             Message::Assistant { text, .. } if !text.trim().is_empty() => Some(text.trim().to_owned()),
             Message::Assistant { .. } | Message::User { .. } | Message::Tool(_) => None,
         });
+        let text = text.or_else(|| self.cut_off.clone());
         let notes =
             self.scratch.format_newest_notes(MAX_PRODUCED / 2).map(|notes| format!("Notes:\n{notes}"));
         let todos = self.scratch.format_todo_list().map(|todos| format!("To-do list:\n{todos}"));
@@ -316,9 +343,9 @@ impl<A: Answer> Machine<A> {
         self.calls_allowed = self.limits.tool_calls.div_ceil(2);
         self.last_input = 0;
         self.has_wrap_up_notice = false;
-        if std::mem::take(&mut self.out_of_calls) {
-            self.request.tools = self.tools.iter().cloned().collect();
-        }
+        self.repetition = RepetitionTracker::default();
+        self.out_of_calls = false;
+        self.request.tools = self.offered_tools();
         self.request_reply();
         Ok(())
     }

@@ -5,6 +5,7 @@ use millrace_models::resilience::estimate_sent_tokens;
 use millrace_protocol::plan::{ResourceAmounts, ResourceKind};
 
 use super::{Machine, MachineState};
+use crate::model::ToolSpec;
 use crate::turn::allowance::AttemptAllowance;
 use crate::turn::{Answer, StopReason};
 
@@ -91,6 +92,15 @@ impl<A: Answer> Machine<A> {
             self.has_wrap_up_notice = true;
             self.push_user_message(NEARLY_SPENT.to_owned());
         }
+    }
+
+    /// The tools of the next request: none while a correction is awaited or calls are used up.
+    pub(super) fn offered_tools(&self) -> Vec<ToolSpec> {
+        let is_correcting = self.is_correcting && !self.format.is_original();
+        if self.out_of_calls || is_correcting {
+            return Vec::new();
+        }
+        self.tools.iter().filter(|tool| !self.repetition.is_withdrawn(&tool.name)).cloned().collect()
     }
 
     pub(super) fn attempt_allowance(&self) -> AttemptAllowance {

@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 
+use super::repetition::AnsweredCall;
 use super::{CheckedCall, MAX_CALLS_AT_ONCE, Machine, MachineState, ValidatedToolCall};
 use crate::model::{AnswerSchema, FinishReason, Message, ToolCall, ToolResult};
 use millrace_protocol::schema::convert_unambiguous_values;
@@ -15,8 +16,7 @@ use crate::turn::{Answer, StopReason, ToolCallRecord};
 impl<A: Answer> Machine<A> {
     pub(super) fn process_answer(&mut self, text: &str, finish: FinishReason) {
         let cut_off = finish == FinishReason::Length;
-        let too_long =
-            || format!("It was cut off at {} tokens; answer more briefly.", self.request.max_output_tokens);
+        let too_long = || self.describe_cut_off();
         let answer = match self.parse_and_validate_answer(text) {
             // A plain text that was cut off is incomplete; a JSON value that parses is complete.
             Ok(answer) if !cut_off || self.request.answer.is_some() => Ok(answer),
@@ -25,7 +25,31 @@ impl<A: Answer> Machine<A> {
         };
         match answer {
             Ok(answer) => self.state = MachineState::Checking(answer),
-            Err(mistake) => self.request_correction(mistake),
+            Err(mistake) => {
+                if cut_off && !self.format.is_original() {
+                    self.forget_cut_off_reply();
+                }
+                self.request_correction(mistake);
+            }
+        }
+    }
+
+    fn describe_cut_off(&self) -> String {
+        let limit = self.request.max_output_tokens;
+        match self.format.is_original() {
+            true => format!("It was cut off at {limit} tokens; answer more briefly."),
+            false => {
+                format!("It is too long and was cut off at {limit} tokens: give at most {} words.", limit / 2)
+            }
+        }
+    }
+
+    /// Removes the text of a reply that was cut off from the conversation: a small model would continue or copy it, and each
+    /// request would send it again. The empty message stays, since turns alternate.
+    fn forget_cut_off_reply(&mut self) {
+        if let Some(Message::Assistant { text, provider_state, .. }) = self.request.messages.last_mut() {
+            *provider_state = None;
+            self.cut_off = Some(std::mem::take(text));
         }
     }
 
@@ -56,7 +80,24 @@ impl<A: Answer> Machine<A> {
         self.push_user_message(format!(
             "Your answer is invalid. {mistake} Give the complete corrected answer."
         ));
+        self.is_correcting = true;
+        self.request.tools = self.offered_tools();
         self.request_reply();
+    }
+
+    /// Refuses calls that a model makes in place of a correction; each reply with such calls counts as a correction.
+    fn refuse_calls_in_correction(&mut self, calls: Vec<ToolCall>) {
+        if self.repairs == self.limits.repairs {
+            let mistake = "it called tools in place of the corrected answer".to_owned();
+            return self.stop_with_reason(StopReason::UnusableAnswer { repairs: self.repairs, mistake });
+        }
+        self.repairs += 1;
+        let refuse = |call: ToolCall| {
+            let text = "No tool can be called now. Give the complete corrected answer.".to_owned();
+            CheckedCall::Answered(ToolResult { call_id: call.id, text, is_error: true })
+        };
+        let refused = calls.into_iter().map(refuse).collect();
+        self.push_results(refused, Vec::new());
     }
 
     pub(super) fn process_tool_calls(&mut self, calls: Vec<ToolCall>, finish: FinishReason) {
@@ -66,6 +107,9 @@ impl<A: Answer> Machine<A> {
         }
         if self.out_of_calls {
             return self.stop_with_reason(StopReason::ToolCalls { limit: self.calls_allowed });
+        }
+        if self.is_correcting && !self.format.is_original() {
+            return self.refuse_calls_in_correction(calls);
         }
         for call in &calls {
             let made = self.calls_made.entry(digest_call(call)).or_default();
@@ -114,6 +158,10 @@ impl<A: Answer> Machine<A> {
                 "at most {MAX_CALLS_AT_ONCE} calls may be made at once; this one was not run"
             ));
         }
+        if self.repetition.is_withdrawn(&call.name) {
+            self.count_against_limit()?;
+            return Err(format!("{} is no longer available. Continue with what you have.", call.name));
+        }
         match self.tools.validate_call(&call) {
             Ok(ValidatedCall { inner: Some(InnerTool::WriteTodos), .. }) if lists > 1 => Err(
                 "write_todos was called several times in one message, and each call replaces the whole list: none was \
@@ -147,11 +195,42 @@ impl<A: Answer> Machine<A> {
     /// Appends the results of a turn to the conversation, in the order of its calls.
     pub(super) fn push_results(&mut self, calls: Vec<CheckedCall>, results: Vec<ToolCallRecord>) {
         let mut results = results.into_iter();
-        self.request.messages.extend(calls.into_iter().filter_map(|call| match call {
-            CheckedCall::Run => results.next().map(|call| Message::Tool(call.result)),
-            CheckedCall::Answered(result) => Some(Message::Tool(result)),
-        }));
+        let results = calls.into_iter().filter_map(|call| match call {
+            CheckedCall::Run => results.next().map(|call| call.result),
+            CheckedCall::Answered(result) => Some(result),
+        });
+        let mut results: Vec<ToolResult> = results.collect();
+        if !self.format.is_original() {
+            self.withdraw_repeated_tools(&mut results);
+        }
+        self.request.messages.extend(results.into_iter().map(Message::Tool));
         self.request_reply();
+    }
+
+    /// Withdraws the tools whose calls repeat earlier ones, and adds a notice to the results of such calls.
+    fn withdraw_repeated_tools(&mut self, results: &mut [ToolResult]) {
+        let Some(Message::Assistant { calls, .. }) = self.request.messages.last() else { return };
+        let answered: Vec<AnsweredCall> = calls
+            .iter()
+            .zip(results.iter())
+            .map(|(call, result)| AnsweredCall {
+                tool: call.name.clone(),
+                call_digest: digest_call(call),
+                result_digest: digest_text(&result.text),
+            })
+            .collect();
+        let repeats = self.repetition.add_calls(&answered);
+        for ((result, call), _) in
+            results.iter_mut().zip(&answered).zip(&repeats).filter(|(_, repeats)| **repeats)
+        {
+            result.text.push_str(&format!(
+                "\n\nYou made this call before, with the same result. {} is no longer available.",
+                call.tool
+            ));
+        }
+        if repeats.contains(&true) {
+            self.request.tools = self.offered_tools();
+        }
     }
 }
 
@@ -182,6 +261,9 @@ fn digest_call(call: &ToolCall) -> String {
         }
         Err(_) => call.arguments.clone(),
     };
-    let digest = Sha256::new().chain_update(&call.name).chain_update([0]).chain_update(arguments).finalize();
-    digest[..16].iter().map(|byte| format!("{byte:02x}")).collect()
+    digest_text(&format!("{}\0{arguments}", call.name))
+}
+
+fn digest_text(text: &str) -> String {
+    Sha256::digest(text)[..16].iter().map(|byte| format!("{byte:02x}")).collect()
 }

@@ -182,14 +182,34 @@ impl AttemptContext {
             return Err(diverged);
         };
         self.position += 1;
-        let bytes = match self.bus.blobs().read_inline_or_stored(&blob).await {
+        let value = self.read_step_value(&recorded, &blob).await?;
+        Ok(Some((index, value)))
+    }
+
+    /// Returns the name and the value of the next recorded step and leaves it in place; `None` if no recorded steps are
+    /// left.
+    ///
+    /// # Errors
+    /// Its value can't be read.
+    pub async fn peek_recorded_value(&mut self) -> Result<Option<(String, Value)>, TaskError> {
+        if self.next.is_none() {
+            self.next = self.journal.take_recorded_step();
+        }
+        let Some((recorded, blob)) = self.next.clone() else {
+            return Ok(None);
+        };
+        let value = self.read_step_value(&recorded, &blob).await?;
+        Ok(Some((recorded, value)))
+    }
+
+    async fn read_step_value(&mut self, step: &str, blob: &InlineOrStoredBytes) -> Result<Value, TaskError> {
+        let bytes = match self.bus.blobs().read_inline_or_stored(blob).await {
             Ok(bytes) => bytes,
             Err(fault) => return Err(self.end_with_fault(fault)),
         };
-        let value = serde_json::from_slice(&bytes).map_err(|mistake| {
-            handler_contract_error(format!("the recorded step {recorded:?} can't be read: {mistake}"))
-        })?;
-        Ok(Some((index, value)))
+        serde_json::from_slice(&bytes).map_err(|mistake| {
+            handler_contract_error(format!("the recorded step {step:?} can't be read: {mistake}"))
+        })
     }
 
     /// Records a step that was just executed. Must only be called after [`AttemptContext::next_recorded_value`] returned `None`.
