@@ -69,6 +69,12 @@ pub fn command_hint(command: &str) -> String {
     format!("millrace {command}{options}")
 }
 
+/// Returns the command line of this process, as a user types it.
+pub fn this_command() -> String {
+    let arguments = std::env::args_os().skip(1).map(|argument| quote(&argument.to_string_lossy()));
+    std::iter::once("millrace".to_owned()).chain(arguments).collect::<Vec<_>>().join(" ")
+}
+
 /// Quotes an argument for a shell, if that is necessary.
 fn quote(argument: &str) -> String {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || "/._-:@%+=,".contains(c);

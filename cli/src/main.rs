@@ -5,6 +5,7 @@ mod budget;
 mod commands;
 mod connection_monitor;
 mod doctor;
+mod evaluation;
 mod exit;
 mod help;
 mod history;
@@ -28,8 +29,8 @@ use clap::{CommandFactory, Parser, Subcommand};
 use millrace_runtime::program;
 
 use commands::{
-    add, backup, bench, cancel, completions, config, edit, files, limits, list, logs, man, message, metrics,
-    pause, replay, restore, resume, retry, run, schema, show, status, submit, up, watch,
+    add, backup, bench, cancel, completions, config, edit, eval, files, limits, list, logs, man, message,
+    metrics, pause, replay, restore, resume, retry, run, schema, show, status, submit, up, watch,
 };
 use exit::{CommandError, CommandExit, run_until_interrupt};
 use settings::SettingsSources;
@@ -115,6 +116,8 @@ enum Command {
     Doctor(doctor::DoctorArguments),
     /// Generate NATS configuration: users, permissions, certificates
     NatsConfig(commands::nats_config::NatsConfigArguments),
+    /// Evaluate models and capability files against expected facts
+    Eval(eval::EvalArguments),
     /// Measure throughput and latency on this machine
     Bench(millrace_bench::BenchArguments),
     /// Run a supervisor
@@ -205,6 +208,7 @@ async fn dispatch_command(command: Command, profile: Option<String>) -> Result<E
         | Command::Schema(_)
         | Command::Doctor(_)
         | Command::NatsConfig(_)
+        | Command::Eval(_)
         | Command::Bench(_) => "error",
     };
     millrace_runtime::ops::telemetry::init_logging(level);
@@ -261,6 +265,7 @@ async fn dispatch_command(command: Command, profile: Option<String>) -> Result<E
             };
         }
         Command::NatsConfig(arguments) => commands::nats_config::run_command(arguments)?,
+        Command::Eval(arguments) => Box::pin(eval::run_command(arguments, shutdown)).await?,
         Command::Bench(arguments) => bench::run_command(arguments, shutdown).await?,
         Command::Supervisor(arguments) => {
             run_role_process(millrace_supervisor::run_with_args(arguments, shutdown)).await?

@@ -469,7 +469,7 @@ fn document_path_prefix(folder: &Path) -> String {
 }
 
 /// Uploads files by content hash, and a manifest that lists them. Each file is read just before its upload.
-async fn upload_documents(bus: &Bus, files: Vec<ListedFile>) -> Result<DocumentSet, Fault> {
+pub async fn upload_documents(bus: &Bus, files: Vec<ListedFile>) -> Result<DocumentSet, Fault> {
     let puts = futures::stream::iter(files).map(|listed| async move {
         let outcome =
             tokio::task::spawn_blocking(|| listed.read_file()).await.expect("reading a file does not panic");

@@ -8,6 +8,7 @@ pub mod cancel;
 pub mod completions;
 pub mod config;
 pub mod edit;
+pub mod eval;
 pub mod files;
 pub mod limits;
 pub mod list;

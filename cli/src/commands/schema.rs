@@ -3,13 +3,14 @@
 use clap::Args;
 use clap::builder::PossibleValuesParser;
 
+use crate::evaluation::schema::evaluation_file_schema;
 use crate::exit::CommandExit;
 use crate::json::output_schema;
 use crate::plan_file;
 use crate::view::print_json_stdout_document;
 
 const EXAMPLES: &str = "\
-`plan` and `capability` are files that you write; `result`, `event` and `error` are objects; all other names are
+`plan`, `capability` and `evaluation` are files that you write; `result`, `event` and `error` are objects; all other names are
 commands: the schema of each line that the command prints with --json.
 
 Examples:
@@ -18,9 +19,10 @@ Examples:
   millrace schema list";
 
 /// Everything that has a schema.
-pub const NAMES: [&str; 32] = [
+pub const NAMES: [&str; 34] = [
     "plan",
     "capability",
+    "evaluation",
     "result",
     "event",
     "error",
@@ -50,6 +52,7 @@ pub const NAMES: [&str; 32] = [
     "config",
     "doctor",
     "nats-config",
+    "eval",
     "bench",
 ];
 
@@ -67,6 +70,7 @@ pub fn run_command(arguments: &SchemaArguments) -> CommandExit {
     let schema = match arguments.of.as_str() {
         "plan" => plan_file::plan_file_schema(),
         "capability" => millrace_worker::file::capability_file_schema(),
+        "evaluation" => evaluation_file_schema(),
         name => output_schema(name).unwrap_or_default(),
     };
     print_json_stdout_document(&schema);

@@ -10,11 +10,13 @@
 //! | `run` | a run: in a list, and completely |
 //! | `transcript` | what agents did |
 //! | `cluster` | processes, capabilities, lanes, limits, backups, the environment |
+//! | `evaluation` | samples and configurations of an evaluation |
 //! | `command` | the outcome of a command, and errors |
 //! | `schema` | the schema of each command's output |
 
 mod cluster;
 mod command;
+mod evaluation;
 mod event;
 mod run;
 mod schema;
@@ -30,6 +32,7 @@ use serde_json::{Value, json};
 
 pub use cluster::*;
 pub use command::*;
+pub use evaluation::*;
 pub use event::*;
 pub use run::*;
 pub use schema::output_schema;

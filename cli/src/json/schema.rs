@@ -6,8 +6,8 @@ use serde_json::{Value, json};
 
 use super::{
     BackupOutcome, BenchJson, ClusterJson, CommandOutcome, DecisionLine, DoctorJson, EntryLine, ErrorLine,
-    EventLine, FileJson, LimitJson, LogLineJson, PlannerTranscript, ReplayJson, RunListLine, RunResult,
-    TaskTranscript,
+    EvaluationConfigurationJson, EvaluationSampleJson, EventLine, FileJson, LimitJson, LogLineJson,
+    PlannerTranscript, ReplayJson, RunListLine, RunResult, TaskTranscript,
 };
 use crate::commands::config::SettingsDocument;
 
@@ -60,6 +60,10 @@ pub fn output_schema(name: &str) -> Option<Value> {
         "backup" | "restore" => (Document, vec![add::<BackupOutcome<'static>>, error]),
         "config" => (Document, vec![add::<SettingsDocument>, error]),
         "doctor" => (Document, vec![add::<DoctorJson<'static>>, error]),
+        "eval" => (
+            Lines,
+            vec![add::<EvaluationSampleJson<'static>>, add::<EvaluationConfigurationJson<'static>>, error],
+        ),
         "bench" => (Document, vec![add::<BenchJson>, error]),
         _ => return None,
     };

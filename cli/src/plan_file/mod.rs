@@ -150,6 +150,8 @@ pub fn parse_review(text: &str) -> Result<ReviewPolicy, YamlMistake> {
     millrace_agent::spec::read_review(&millrace_strict_yaml::parse_yaml(text.as_bytes(), kind)?)
 }
 
+/// Reads the budget of a run.
+pub use budget::parse_run_budget;
 /// Parses `--on-failed-dependency`.
 pub use tasks::parse_on_failed_dependency;
 pub use tasks::{CapabilityMistake, TaskFieldPositions, find_capability_mistakes};

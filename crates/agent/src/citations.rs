@@ -4,8 +4,53 @@
 
 use std::ops::Range;
 
-use millrace_protocol::result::Quotation;
+use millrace_protocol::result::{Quotation, SourceKind, TaskResult};
 use millrace_protocol::safe_text::markdown_line;
+
+use crate::corpus::Corpus;
+
+/// The number of citations in a text.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct CitationCount {
+    /// All citations.
+    pub total: u32,
+    /// Those that resolve.
+    pub resolved: u32,
+}
+
+/// Counts the citations in the output of a result. A citation resolves if its source is listed, is a document of the
+/// corpus with the same content, and its quotations are in their lines. A source of another kind resolves if it
+/// is listed.
+#[must_use]
+pub fn count_resolving_citations(result: &TaskResult, corpus: &Corpus) -> CitationCount {
+    let resolves = |mark: &str| {
+        let Some(source) = result.sources.iter().find(|source| source.id == mark) else { return false };
+        if source.kind != SourceKind::Document {
+            return true;
+        }
+        let is_same = corpus
+            .find_document(&source.location)
+            .is_some_and(|document| source.sha256.as_ref().is_none_or(|sha256| *sha256 == document.sha256));
+        let mut quotations = result.quotations.iter().filter(|quotation| quotation.source == mark);
+        is_same && quotations.all(|quotation| is_quotation_at_lines(corpus, &source.location, quotation))
+    };
+    let marks = find_citations(&result.output, &result.quotations);
+    let count = |number: usize| u32::try_from(number).unwrap_or(u32::MAX);
+    CitationCount {
+        total: count(marks.len()),
+        resolved: count(marks.into_iter().filter(|mark| resolves(mark)).count()),
+    }
+}
+
+/// `true` if a document contains the text of a quotation in its lines.
+pub(crate) fn is_quotation_at_lines(corpus: &Corpus, path: &str, quotation: &Quotation) -> bool {
+    let wanted = collapse_whitespace(&quotation.text);
+    let (first, last) = (quotation.first_line as usize, quotation.last_line as usize);
+    !wanted.is_empty()
+        && corpus
+            .find_document(path)
+            .is_some_and(|document| collapse_whitespace(document.line_range(first, last)).contains(&wanted))
+}
 
 /// Collapses white space to single blanks.
 pub(crate) fn collapse_whitespace(text: &str) -> String {
@@ -125,7 +170,41 @@ fn find_bracketed_citations(text: &str) -> impl Iterator<Item = (usize, &str)> {
 
 #[cfg(test)]
 mod tests {
+    use millrace_protocol::result::Source;
+
     use super::*;
+    use crate::corpus::InputFile;
+
+    #[test]
+    fn citations_resolve_if_their_source_and_quotations_are_real() {
+        let file = InputFile { path: "a.txt".into(), bytes: b"A lease ends at noon.\n\nA lane.".to_vec() };
+        let corpus = Corpus::build_or_load(vec![file], None).unwrap();
+        let source = |id: &str, location: &str| Source {
+            id: id.into(),
+            kind: SourceKind::Document,
+            title: id.into(),
+            location: location.into(),
+            sha256: None,
+        };
+        let quotation = |source: &str, text: &str| Quotation {
+            source: source.into(),
+            text: text.into(),
+            first_line: 1,
+            last_line: 1,
+        };
+        let mut result = TaskResult {
+            output: "It ends at noon [S1]. Elsewhere too [S2], without a source [S3].".into(),
+            sources: vec![source("S1", "a.txt"), source("S2", "gone.txt")],
+            quotations: vec![quotation("S1", "ends at noon")],
+            ..TaskResult::default()
+        };
+        assert_eq!(count_resolving_citations(&result, &corpus), CitationCount { total: 3, resolved: 1 });
+        result.quotations.push(quotation("S1", "ends at midnight"));
+        assert_eq!(count_resolving_citations(&result, &corpus), CitationCount { total: 3, resolved: 0 });
+        result.quotations.clear();
+        result.sources[0].sha256 = Some("another".into());
+        assert_eq!(count_resolving_citations(&result, &corpus).resolved, 0, "the document has changed");
+    }
 
     fn build_quotation(text: &str) -> Quotation {
         Quotation { source: "S1".into(), text: text.into(), first_line: 3, last_line: 4 }

@@ -4,7 +4,7 @@
 
 pub mod answers;
 pub mod builtin;
-mod citations;
+pub mod citations;
 pub mod corpus;
 pub mod critic;
 pub mod files;

@@ -29,7 +29,7 @@ impl<'a> MappingFields<'a> {
             let actual = node.describe_type_and_value();
             return Err(YamlMistake::at_position(
                 node.position,
-                format!("a {what} must be a map with the fields {fields}, not {actual}"),
+                format!("{} must be a map with the fields {fields}, not {actual}", with_article(what)),
             ));
         };
         match entries.iter().find(|entry| !known.contains(&entry.key.as_str())) {
@@ -81,13 +81,22 @@ impl<'a> MappingFields<'a> {
     }
 }
 
+/// Returns a name with its article.
+fn with_article(what: &str) -> String {
+    let article = if what.starts_with(['a', 'e', 'i', 'o']) { "an" } else { "a" };
+    format!("{article} {what}")
+}
+
 fn unknown_field_mistake(entry: &YamlEntry, what: &str, known: &[&str]) -> YamlMistake {
     let hint = match did_you_mean_hint(&entry.key, known.iter().copied()) {
         hint if hint.is_empty() => format!("; it can have {}", join_with_or(known)),
         hint => hint,
     };
     let key = quote_truncated(&entry.key);
-    YamlMistake::at_position(entry.position, format!("there is no field {key} in a {what}{hint}"))
+    YamlMistake::at_position(
+        entry.position,
+        format!("there is no field {key} in {}{hint}", with_article(what)),
+    )
 }
 
 impl YamlNode {

@@ -9,7 +9,7 @@ use millrace_protocol::schema;
 use regex::{Regex, RegexBuilder};
 use serde_json::Value;
 
-use crate::citations::{self, collapse_whitespace};
+use crate::citations::{self, collapse_whitespace, is_quotation_at_lines};
 use crate::corpus::Corpus;
 use crate::tool::parse_lenient_json;
 
@@ -201,7 +201,12 @@ fn find_quotation_faults(result: &TaskResult, corpus: Option<&Corpus>) -> Vec<St
         match sources.get(quotation.source.as_str()) {
             None => Some(format!("“{words}…” names the source {}, which is not listed.", quotation.source)),
             Some(source) if source.kind != SourceKind::Document => None,
-            Some(source) if is_quotation_at_lines(corpus, &source.location, quotation) => None,
+            Some(source)
+                if corpus
+                    .is_some_and(|corpus| is_quotation_at_lines(corpus, &source.location, quotation)) =>
+            {
+                None
+            }
             Some(source) => Some(format!(
                 "“{words}…” is not in {}, {}.",
                 source.location,
@@ -210,15 +215,6 @@ fn find_quotation_faults(result: &TaskResult, corpus: Option<&Corpus>) -> Vec<St
         }
     };
     result.quotations.iter().filter_map(fault).collect()
-}
-
-fn is_quotation_at_lines(corpus: Option<&Corpus>, path: &str, quotation: &Quotation) -> bool {
-    let wanted = collapse_whitespace(&quotation.text);
-    let (first, last) = (quotation.first_line as usize, quotation.last_line as usize);
-    let document = corpus.and_then(|corpus| corpus.find_document(path));
-    !wanted.is_empty()
-        && document
-            .is_some_and(|document| collapse_whitespace(document.line_range(first, last)).contains(&wanted))
 }
 
 #[cfg(test)]

@@ -1,0 +1,540 @@
+//! `millrace eval`: measures how well models and capability files answer the objectives of an evaluation file.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::anyhow;
+use clap::Args;
+use clap::builder::NonEmptyStringValueParser;
+use futures::StreamExt;
+use millrace_agent::corpus::{Corpus, InputFile, ListedFile, list_folder_files};
+use millrace_agent::model::Model;
+use millrace_local_cluster::users::ClusterUse;
+use millrace_local_cluster::{LocalOptions, folders};
+use millrace_runtime::{Bus, duration};
+use millrace_strict_yaml::did_you_mean_hint;
+use tokio::sync::Mutex;
+use tokio_util::sync::CancellationToken;
+
+use crate::budget::BudgetArguments;
+use crate::evaluation::ceiling::{measure_ceiling, open_ceiling_model};
+use crate::evaluation::cluster::{ClusterSampler, SampleEnd};
+use crate::evaluation::file::{
+    Configuration, EntryName, EvaluationFile, MAX_SAMPLES, Objective, configurations_of_arguments,
+    load_evaluation_file,
+};
+use crate::evaluation::score::{AnswerKind, ConfigurationScore, SampleScore, method_name, percent};
+use crate::evaluation::selection::{SampleConditions, SampleJob, list_samples, select_objectives};
+use crate::evaluation::store::{ResultsFolder, SampleKey, SampleMethod, SampleRecord};
+use crate::evaluation::table::{ConfigurationScores, share_text, table_lines};
+use crate::exit::{CommandError, CommandExit};
+use crate::invocation::this_command;
+use crate::json::{EvaluationConfigurationJson, EvaluationSampleJson, print_json};
+use crate::session::run_with_local_cluster;
+use crate::submission::{open_models_to_check, upload_documents};
+use crate::target::ClusterTarget;
+use crate::view::{print_stderr_line, print_stdout_line, separate_thousands};
+
+/// The time limit of a sample if nothing sets one.
+const TIMEOUT: Duration = Duration::from_secs(600);
+/// The number of samples that are measured at the same time if nothing sets it.
+const PARALLEL: u16 = 4;
+/// The most samples that are measured at the same time.
+const MAX_PARALLEL: i64 = 256;
+
+const EXAMPLES: &str = "\
+The results are kept in a folder: after an interruption, the same command continues where it stopped. \
+A sample is measured again only if something that determines its outcome has changed. \
+`millrace schema evaluation` describes the file.
+
+Exit codes: 0 all samples were measured; 1 a configuration found fewer facts than --min-facts; 2 the file or the arguments \
+are invalid; 3 some samples could not be measured; 4 the environment is unusable; 130 interrupted.
+
+Examples:
+  millrace eval questions.yaml --model ollama:qwen3:4b --model openai:gpt-5.2
+  millrace eval questions.yaml --limit 10 --samples 3 --ceiling
+  millrace eval questions.yaml --configuration lean --only opening-hours --json";
+
+/// The arguments of `millrace eval`.
+#[derive(Args, Debug)]
+#[command(after_help = EXAMPLES)]
+pub struct EvalArguments {
+    /// Evaluation file (see `millrace schema evaluation`)
+    file: PathBuf,
+    #[command(flatten, next_help_heading = "Configurations")]
+    configurations: ConfigurationArguments,
+    #[command(flatten, next_help_heading = "Samples")]
+    samples: SampleArguments,
+    #[command(flatten, next_help_heading = "Output")]
+    output: EvaluationOutputArguments,
+    #[command(flatten, next_help_heading = "Cluster")]
+    cluster: EvaluationClusterArguments,
+}
+
+/// The arguments that choose configurations.
+#[derive(Args, Debug)]
+struct ConfigurationArguments {
+    /// Language model, as provider:model. Each is a configuration of its own; prefix with CAPABILITY= to set a model of all
+    /// of them. May be given several times [default: the configurations of the file]
+    #[arg(long, value_name = "[CAPABILITY=]MODEL")]
+    model: Vec<String>,
+    /// Capability file for the configurations of --model; may be given several times
+    #[arg(long, value_name = "FILE")]
+    capability: Vec<PathBuf>,
+    /// Measure only this configuration of the file; may be given several times
+    #[arg(long, value_name = "NAME", conflicts_with_all = ["model", "capability"])]
+    configuration: Vec<String>,
+}
+
+/// The arguments that choose samples and their conditions.
+#[derive(Args, Debug)]
+struct SampleArguments {
+    /// Measure only the objective with this id; may be given several times, or separated by commas
+    #[arg(long, value_name = "ID", value_delimiter = ',')]
+    only: Vec<String>,
+    /// Measure only N objectives, chosen by --seed
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    limit: Option<u32>,
+    /// Seed of the choice of --limit: the same seed chooses the same objectives
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    seed: u64,
+    /// Number of samples of each objective [default: as in the file; or else 1]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_SAMPLES)))]
+    samples: Option<u32>,
+    /// Also measure the model alone, with the documents that have the answer in one prompt
+    #[arg(long)]
+    ceiling: bool,
+    /// Time limit of a sample, such as 10m [default: as in the file; or else 10m]
+    #[arg(long, value_name = "TIME", value_parser = parse_timeout)]
+    timeout: Option<Duration>,
+    #[command(flatten)]
+    budget: BudgetArguments,
+}
+
+/// The arguments about results.
+#[derive(Args, Debug)]
+struct EvaluationOutputArguments {
+    /// Folder for the results [default: evaluations/NAME in the data folder]
+    #[arg(long, value_name = "DIR")]
+    results: Option<PathBuf>,
+    /// Exit with 1 if a configuration finds fewer of the expected facts, in percent
+    #[arg(long, value_name = "PERCENT", value_parser = clap::value_parser!(u32).range(0..=100))]
+    min_facts: Option<u32>,
+    /// Print a JSON object for each sample and each configuration
+    #[arg(long)]
+    json: bool,
+}
+
+/// The arguments about the cluster.
+#[derive(Args, Debug)]
+struct EvaluationClusterArguments {
+    /// Number of samples that are measured at the same time
+    #[arg(long, value_name = "N", default_value_t = PARALLEL, value_parser = clap::value_parser!(u16).range(1..=MAX_PARALLEL))]
+    parallel: u16,
+    /// NATS server of a cluster that runs the samples, with credentials as for other commands [default: a local cluster for
+    /// each configuration]
+    #[arg(long, value_name = "URL", value_parser = NonEmptyStringValueParser::new())]
+    nats: Option<String>,
+    /// Data folder, in which results are kept
+    #[arg(long, env = "MILLRACE_DATA", value_name = "DIR", default_value_os_t = folders::default_data_folder())]
+    data: PathBuf,
+}
+
+fn parse_timeout(text: &str) -> Result<Duration, String> {
+    match duration::parse_duration(text) {
+        Ok(timeout) if timeout.is_zero() => Err("it must be more than 0 seconds".into()),
+        parsed => parsed.map_err(|why| why.to_string()),
+    }
+}
+
+/// An evaluation with everything that its measurement needs.
+struct Evaluation<'a> {
+    objectives: Vec<&'a Objective>,
+    conditions: SampleConditions,
+    files: Vec<ListedFile>,
+    corpus: Corpus,
+    cluster: &'a EvaluationClusterArguments,
+    progress: SampleProgress,
+    interrupt: CancellationToken,
+}
+
+/// Prints samples as they end.
+#[derive(Debug, Clone, Copy)]
+struct SampleProgress {
+    is_json: bool,
+}
+
+/// The samples of one configuration, measured in one way, by whether they have ended.
+struct PendingSamples<'a> {
+    configuration: &'a Configuration,
+    jobs: Vec<SampleJob<'a>>,
+    score: ConfigurationScore,
+}
+
+/// Runs an evaluation.
+pub async fn run_command(
+    arguments: EvalArguments,
+    interrupt: CancellationToken,
+) -> Result<CommandExit, CommandError> {
+    let file = load_evaluation_file(&arguments.file).map_err(CommandError::invalid_input)?;
+    let configurations = choose_configurations(&arguments.configurations, &file)?;
+    if arguments.cluster.nats.is_some() {
+        refuse_capability_files(&configurations)?;
+    }
+    let samples = &arguments.samples;
+    let limit = samples.limit.map(|limit| limit as usize);
+    let objectives = select_objectives(&file.objectives, &samples.only, limit, samples.seed)?;
+    if samples.ceiling {
+        refuse_without_documents(&objectives)?;
+    }
+    let budget = samples.budget.override_budget(file.budget.clone());
+    let budget = budget.map_err(|why| CommandError::invalid_input(anyhow!(why)))?;
+    let conditions = SampleConditions {
+        samples: samples.samples.or(file.samples).unwrap_or(1),
+        timeout: samples.timeout.or(file.timeout).unwrap_or(TIMEOUT),
+        budget,
+    };
+    let (files, corpus) = read_corpus(&file)?;
+    let default_results = || arguments.cluster.data.join("evaluations").join(file.name.as_str());
+    let results = arguments.output.results.clone().unwrap_or_else(default_results);
+    let results = Mutex::new(ResultsFolder::open(&results)?);
+    let progress = SampleProgress { is_json: arguments.output.json };
+    let cluster = &arguments.cluster;
+    let evaluation =
+        Evaluation { objectives, conditions, files, corpus, cluster, progress, interrupt: interrupt.clone() };
+    let mut scores = Vec::new();
+    let mut is_interrupted = false;
+    for configuration in &configurations {
+        let measured = evaluation.measure_configuration(configuration, samples.ceiling, &results).await?;
+        scores.push(measured);
+        if interrupt.is_cancelled() {
+            is_interrupted = true;
+            break;
+        }
+    }
+    print_scores(&scores, arguments.output.json);
+    let path = results.lock().await.path().display().to_string();
+    print_stderr_line(&format!("millrace: results in {path}"));
+    if is_interrupted {
+        print_stderr_line(&format!("millrace: interrupted; continue with `{}`", this_command()));
+        return Ok(CommandExit::Interrupted);
+    }
+    Ok(choose_exit(&scores, arguments.output.min_facts))
+}
+
+/// Returns the exit code of an evaluation that was not interrupted, after a line on why it is not 0.
+fn choose_exit(scores: &[ConfigurationScores], min_facts: Option<u32>) -> CommandExit {
+    let all = || scores.iter().flat_map(|one| [Some(&one.runs), one.ceiling.as_ref()]).flatten();
+    let missing: u32 = all().map(ConfigurationScore::missing).sum();
+    if missing > 0 {
+        print_stderr_line(&format!(
+            "millrace: {missing} samples could not be measured; try them again with `{}`",
+            this_command()
+        ));
+        let is_nothing_measured = all().all(|score| score.samples == 0);
+        return if is_nothing_measured { CommandExit::Environment } else { CommandExit::Partial };
+    }
+    let too_few = |score: &ConfigurationScores| {
+        let share = percent(score.runs.facts_found, score.runs.facts_expected)?;
+        let least = min_facts.filter(|least| share < *least)?;
+        Some(format!("millrace: {} found {share}% of the facts; at least {least}% are required", score.name))
+    };
+    let too_few: Vec<String> = scores.iter().filter_map(too_few).collect();
+    too_few.iter().for_each(|line| print_stderr_line(line));
+    if too_few.is_empty() { CommandExit::Completed } else { CommandExit::Failed }
+}
+
+fn print_scores(scores: &[ConfigurationScores], is_json: bool) {
+    if !is_json {
+        table_lines(scores).iter().for_each(|line| print_stdout_line(line));
+        return;
+    }
+    for configuration in scores {
+        let ceiling = configuration.ceiling.as_ref();
+        let share = ceiling.and_then(|ceiling| configuration.runs.share_of_ceiling(ceiling));
+        let line = |method, score, share| {
+            print_json(&EvaluationConfigurationJson::new(&configuration.name, method, score, share));
+        };
+        line(SampleMethod::Run, &configuration.runs, share);
+        if let Some(ceiling) = ceiling {
+            line(SampleMethod::Ceiling, ceiling, None);
+        }
+    }
+}
+
+impl SampleProgress {
+    fn print_sample(self, key: &SampleKey, record: &SampleRecord, score: &SampleScore) {
+        if self.is_json {
+            print_json(&EvaluationSampleJson::new(key, record, score));
+            return;
+        }
+        let facts = score.facts_found.len() + score.facts_missed.len();
+        let mut parts = vec![match score.kind {
+            AnswerKind::Answered => "answered".to_owned(),
+            AnswerKind::NotAnswered => "not answered".to_owned(),
+            AnswerKind::Missing => {
+                record.end.map_or_else(|| "no answer".to_owned(), |end| format!("no deliverable ({end})"))
+            }
+        }];
+        if facts > 0 {
+            let count = |number: usize| u32::try_from(number).unwrap_or(u32::MAX);
+            parts.push(format!("{} facts", share_text(count(score.facts_found.len()), count(facts))));
+        }
+        if !score.wrong.is_empty() {
+            parts.push(format!("{} wrong", score.wrong.len()));
+        }
+        let tokens = record.usage.input_tokens + record.usage.output_tokens;
+        parts.push(format!("{} tokens", separate_thousands(&tokens.to_string())));
+        parts.push(format!("{:.1} s", record.elapsed_ms as f64 / 1000.0));
+        print_stderr_line(&format!("millrace: {}: {}", describe_sample(key), parts.join(", ")));
+    }
+}
+
+fn describe_sample(key: &SampleKey) -> String {
+    let SampleKey { configuration, objective, sample, method, .. } = key;
+    let method = match method {
+        SampleMethod::Run => String::new(),
+        SampleMethod::Ceiling => format!(" ({})", method_name(*method)),
+    };
+    format!("{configuration} {objective} {sample}{method}")
+}
+
+/// Returns the configurations: those of the command line, or else those of the file, or else the default models.
+fn choose_configurations(
+    arguments: &ConfigurationArguments,
+    file: &EvaluationFile,
+) -> Result<Vec<Configuration>, CommandError> {
+    if !arguments.model.is_empty() || !arguments.capability.is_empty() {
+        return configurations_of_arguments(&arguments.model, &arguments.capability);
+    }
+    let known = || file.configurations.iter().map(|one| one.name.as_str());
+    if let Some(unknown) = arguments.configuration.iter().find(|name| known().all(|one| one != **name)) {
+        let hint = did_you_mean_hint(unknown, known());
+        return Err(CommandError::invalid_input(anyhow!(
+            "--configuration: there is no configuration {unknown:?} in the file{hint}"
+        )));
+    }
+    if file.configurations.is_empty() {
+        let models = std::env::var("MILLRACE_MODEL").unwrap_or_default();
+        let models = models.split(';').filter(|model| !model.trim().is_empty()).map(str::to_owned).collect();
+        let name = EntryName::from_any_text("default");
+        return Ok(vec![Configuration { name, models, capabilities: Vec::new() }]);
+    }
+    let is_chosen = |one: &&Configuration| {
+        arguments.configuration.is_empty()
+            || arguments.configuration.iter().any(|name| name == one.name.as_str())
+    };
+    Ok(file.configurations.iter().filter(is_chosen).cloned().collect())
+}
+
+fn refuse_capability_files(configurations: &[Configuration]) -> Result<(), CommandError> {
+    match configurations.iter().find(|one| !one.capabilities.is_empty()) {
+        None => Ok(()),
+        Some(one) => Err(CommandError::invalid_input(anyhow!(
+            "configuration {:?} has capability files, which belong to workers: start a worker with them on that cluster, or \
+             omit --nats",
+            one.name.as_str()
+        ))),
+    }
+}
+
+fn refuse_without_documents(objectives: &[&Objective]) -> Result<(), CommandError> {
+    match objectives.iter().find(|one| one.is_answerable() && one.documents.is_empty()) {
+        None => Ok(()),
+        Some(one) => Err(CommandError::invalid_input(anyhow!(
+            "--ceiling: objective {:?} does not name the documents that have its answer; add \"documents\" to it",
+            one.id.as_str()
+        ))),
+    }
+}
+
+fn read_corpus(file: &EvaluationFile) -> Result<(Vec<ListedFile>, Corpus), CommandError> {
+    let (files, mut skipped) = list_folder_files(&file.documents).map_err(CommandError::invalid_input)?;
+    let mut inputs: Vec<InputFile> = Vec::new();
+    for listed in &files {
+        match listed.clone().read_file() {
+            Ok(input) => inputs.push(input),
+            Err(reason) => skipped.push(reason),
+        }
+    }
+    let corpus = Corpus::build_or_load(inputs, None).map_err(CommandError::unusable_environment)?;
+    skipped.extend(corpus.skipped_files().iter().cloned());
+    for one in &skipped {
+        print_stderr_line(&format!("millrace: skipped {}: {}", one.path, one.reason));
+    }
+    Ok((files, corpus))
+}
+
+impl<'a> Evaluation<'a> {
+    /// Measures what is missing of a configuration and returns its scores.
+    async fn measure_configuration(
+        &self,
+        configuration: &'a Configuration,
+        with_ceiling: bool,
+        results: &Mutex<ResultsFolder>,
+    ) -> Result<ConfigurationScores, CommandError> {
+        let mut runs = self.find_pending(configuration, SampleMethod::Run, results).await?;
+        if !runs.jobs.is_empty() {
+            self.measure_runs(&mut runs, results).await?;
+        }
+        let mut scores =
+            ConfigurationScores { name: configuration.name.to_string(), runs: runs.score, ceiling: None };
+        if with_ceiling && !self.interrupt.is_cancelled() {
+            scores.ceiling = self.measure_ceilings(configuration, results).await?;
+        }
+        Ok(scores)
+    }
+
+    /// Returns the samples that have not been measured, and the score of the others.
+    async fn find_pending(
+        &self,
+        configuration: &'a Configuration,
+        method: SampleMethod,
+        results: &Mutex<ResultsFolder>,
+    ) -> Result<PendingSamples<'a>, CommandError> {
+        let all = list_samples(configuration, &self.objectives, method, &self.conditions, &self.corpus)?;
+        let mut pending =
+            PendingSamples { configuration, jobs: Vec::new(), score: ConfigurationScore::default() };
+        pending.score.selected = u32::try_from(all.len()).unwrap_or(u32::MAX);
+        let results = results.lock().await;
+        for job in all {
+            match results.find_record(&job.key) {
+                Some(record) => {
+                    let score = pending.score.add(job.objective, record);
+                    if self.progress.is_json {
+                        self.progress.print_sample(&job.key, record, &score);
+                    }
+                }
+                None => pending.jobs.push(job),
+            }
+        }
+        if pending.score.samples > 0 {
+            print_stderr_line(&format!(
+                "millrace: {}: {} of {} samples ({}) are in the results already",
+                configuration.name,
+                pending.score.samples,
+                pending.score.selected,
+                method_name(method)
+            ));
+        }
+        Ok(pending)
+    }
+
+    /// Measures samples as runs, on a cluster of the configuration's own or on the one that the user names.
+    async fn measure_runs(
+        &self,
+        pending: &mut PendingSamples<'_>,
+        results: &Mutex<ResultsFolder>,
+    ) -> Result<(), CommandError> {
+        if self.cluster.nats.is_some() {
+            let target = ClusterTarget { nats: self.cluster.nats.clone(), data: self.cluster.data.clone() };
+            let (bus, cluster_use): (Bus, Option<ClusterUse>) = target.use_cluster().await?;
+            let outcome = self.measure_on_cluster(&bus, pending, results).await;
+            drop(cluster_use);
+            return outcome;
+        }
+        let options = self.local_options(pending.configuration, &results.lock().await.path().to_owned());
+        open_models_to_check(&options)?;
+        let work = run_with_local_cluster(&options, &self.interrupt, async |bus, _| {
+            self.measure_on_cluster(bus, pending, results).await?;
+            Ok(CommandExit::Completed)
+        });
+        Box::pin(work).await.map(drop)
+    }
+
+    fn local_options(&self, configuration: &Configuration, results: &std::path::Path) -> LocalOptions {
+        let parallel = u32::from(self.cluster.parallel);
+        LocalOptions {
+            workers: 2,
+            // A run has tasks in parallel, and a planner.
+            slots: parallel.max(4),
+            critics: 1,
+            capability: configuration.capabilities.clone(),
+            model: configuration.models.clone(),
+            ..LocalOptions::for_one_command(&results.join("clusters").join(configuration.name.as_str()), true)
+        }
+    }
+
+    async fn measure_on_cluster(
+        &self,
+        bus: &Bus,
+        pending: &mut PendingSamples<'_>,
+        results: &Mutex<ResultsFolder>,
+    ) -> Result<(), CommandError> {
+        let sampler = ClusterSampler {
+            bus,
+            configuration: pending.configuration,
+            documents: upload_documents(bus, self.files.clone()).await?,
+            corpus: &self.corpus,
+            conditions: &self.conditions,
+            interrupt: &self.interrupt,
+        };
+        self.measure_in_parallel(pending, results, async |job| sampler.measure(job, results).await).await
+    }
+
+    /// Measures the model alone. Returns `None` if the configuration has no language model.
+    async fn measure_ceilings(
+        &self,
+        configuration: &'a Configuration,
+        results: &Mutex<ResultsFolder>,
+    ) -> Result<Option<ConfigurationScore>, CommandError> {
+        let Some(model) = open_ceiling_model(configuration)? else {
+            print_stderr_line(&format!(
+                "millrace: {} has no language model; its ceiling is not measured",
+                configuration.name
+            ));
+            return Ok(None);
+        };
+        let model: Arc<dyn Model> = model;
+        let mut pending = self.find_pending(configuration, SampleMethod::Ceiling, results).await?;
+        let timeout = self.conditions.timeout;
+        let measure = async |job: &SampleJob<'_>| {
+            tokio::select! {
+                end = measure_ceiling(model.as_ref(), job.objective, &self.corpus, timeout) => Ok(end),
+                () = self.interrupt.cancelled() => Ok(SampleEnd::Interrupted),
+            }
+        };
+        self.measure_in_parallel(&mut pending, results, measure).await?;
+        Ok(Some(pending.score))
+    }
+
+    /// Measures samples, several at a time, and records each as it ends.
+    async fn measure_in_parallel(
+        &self,
+        pending: &mut PendingSamples<'_>,
+        results: &Mutex<ResultsFolder>,
+        measure: impl AsyncFn(&SampleJob<'_>) -> Result<SampleEnd, CommandError>,
+    ) -> Result<(), CommandError> {
+        let jobs = std::mem::take(&mut pending.jobs);
+        let measure = &measure;
+        let mut ends = futures::stream::iter(jobs)
+            .map(|job| async move {
+                let end = if self.interrupt.is_cancelled() {
+                    Ok(SampleEnd::Interrupted)
+                } else {
+                    measure(&job).await
+                };
+                (job, end)
+            })
+            .buffer_unordered(usize::from(self.cluster.parallel));
+        while let Some((job, end)) = ends.next().await {
+            match end? {
+                SampleEnd::Finished(record) => {
+                    let score = pending.score.add(job.objective, &record);
+                    self.progress.print_sample(&job.key, &record, &score);
+                    results.lock().await.record_end(&job.key, record)?;
+                }
+                SampleEnd::Unmeasured(reason) => {
+                    print_stderr_line(&format!(
+                        "millrace: {}: not measured: {}",
+                        describe_sample(&job.key),
+                        millrace_protocol::safe_text::single_line(&reason)
+                    ));
+                }
+                SampleEnd::Interrupted => {}
+            }
+        }
+        Ok(())
+    }
+}

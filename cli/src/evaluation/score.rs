@@ -1,0 +1,230 @@
+//! Scores samples against their objectives and sums them up by configuration. Pure.
+
+use std::collections::BTreeSet;
+use std::sync::LazyLock;
+
+use millrace_protocol::result::Usage;
+use regex::Regex;
+use schemars::JsonSchema;
+use serde::Serialize;
+
+use super::file::Objective;
+use super::store::{SampleMethod, SampleRecord};
+use super::wording::Wording;
+
+/// The kind of answer that a sample gave.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum AnswerKind {
+    /// There is a deliverable that answers.
+    Answered,
+    /// The deliverable states that the documents do not answer the question.
+    NotAnswered,
+    /// There is no deliverable.
+    Missing,
+}
+
+/// The score of a sample.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SampleScore {
+    /// The kind of answer.
+    pub kind: AnswerKind,
+    /// `true` if the run ended with an accepted deliverable.
+    pub is_accepted: bool,
+    /// The names of the facts that the answer states.
+    pub facts_found: Vec<String>,
+    /// The names of the others.
+    pub facts_missed: Vec<String>,
+    /// The names of the wrong statements in the answer.
+    pub wrong: Vec<String>,
+}
+
+impl SampleScore {
+    /// Scores a sample.
+    pub fn new(objective: &Objective, record: &SampleRecord) -> Self {
+        let text = Wording::read(record.answer.as_deref().unwrap_or_default());
+        let (found, missed): (Vec<_>, Vec<_>) =
+            objective.facts.iter().partition(|fact| fact.is_stated_in(&text));
+        let wrong = objective.wrong.iter().filter(|statement| statement.is_stated_in(&text));
+        let wrong: Vec<String> = wrong.map(|statement| statement.name.clone()).collect();
+        let states_gap = !record.answered || states_no_answer(&text);
+        let kind = match &record.answer {
+            None => AnswerKind::Missing,
+            Some(_) if found.is_empty() && wrong.is_empty() && states_gap => AnswerKind::NotAnswered,
+            Some(_) => AnswerKind::Answered,
+        };
+        let names =
+            |facts: Vec<&super::file::Statement>| facts.iter().map(|fact| fact.name.clone()).collect();
+        Self {
+            kind,
+            is_accepted: record.answer.is_some(),
+            facts_found: names(found),
+            facts_missed: names(missed),
+            wrong,
+        }
+    }
+}
+
+/// `true` if a text states that the documents do not have the answer.
+fn states_no_answer(text: &Wording) -> bool {
+    static GAP: LazyLock<Regex> = LazyLock::new(|| {
+        let subject = r"(?:documents?|passages?|sources?|texts?|files?|context|information)";
+        Regex::new(&format!(
+            r"(?ix)
+            \bno \s (?:\w+ \s)? {subject} \b (?: \s\w+){{0,3}} \s (?:answers?|says?|states?|mentions?|contains?|gives?|about|on|is|was|found|available)
+          | \b{subject} \s (?:\w+ \s){{0,4}} (?:do|does|did|is|are) (?: \s not | n['’]t ) \b
+          | \b(?:is|are|was|were) \s not \s (?:\w+ \s)? (?:mentioned|stated|specified|given|provided|found|answered|included|known|contained|listed|available)
+          | \b(?:cannot|can['’]t|can\ not|could\ not) \s be \s (?:answered|determined|found)
+          | \bnot \s answered \b
+          | \b(?:unable|not \s able) \s to \s (?:answer|find|determine)
+            "
+        ))
+        .expect("a valid pattern")
+    });
+    GAP.is_match(text.plain_text())
+}
+
+/// The sum of the samples of a configuration that were measured in one way.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct ConfigurationScore {
+    /// The selected samples.
+    pub selected: u32,
+    /// Those that have ended.
+    pub samples: u32,
+    /// Those with an accepted deliverable.
+    pub accepted: u32,
+    /// The expected facts.
+    pub facts_expected: u32,
+    /// The facts found.
+    pub facts_found: u32,
+    /// The wrong statements.
+    pub wrong: u32,
+    /// Samples of questions that the documents do not answer.
+    pub unanswerable: u32,
+    /// Those of them whose deliverable says so.
+    pub not_answered: u32,
+    /// Those of them that were answered all the same.
+    pub unfounded: u32,
+    /// Samples of other questions whose deliverable states that there is no answer.
+    pub answers_missed: u32,
+    /// The citations.
+    pub citations: u32,
+    /// Those that resolve.
+    pub resolved_citations: u32,
+    /// The usage.
+    pub usage: Usage,
+    /// The working time in milliseconds.
+    pub elapsed_ms: u64,
+    /// The objectives and facts that were found in at least one sample.
+    found: BTreeSet<(String, String)>,
+    /// The objective and fact of each expected fact, and `true` if it was found, by sample.
+    outcomes: Vec<(String, String, bool)>,
+}
+
+impl ConfigurationScore {
+    /// Adds a sample that has ended.
+    pub fn add(&mut self, objective: &Objective, record: &SampleRecord) -> SampleScore {
+        let score = SampleScore::new(objective, record);
+        let count = |items: &[String]| u32::try_from(items.len()).unwrap_or(u32::MAX);
+        self.samples += 1;
+        self.accepted += u32::from(score.is_accepted);
+        self.facts_expected += count(&score.facts_found) + count(&score.facts_missed);
+        self.facts_found += count(&score.facts_found);
+        self.wrong += count(&score.wrong);
+        match (objective.is_answerable(), score.kind) {
+            (true, AnswerKind::NotAnswered) => self.answers_missed += 1,
+            (true, AnswerKind::Answered | AnswerKind::Missing) => {}
+            (false, kind) => {
+                self.unanswerable += 1;
+                self.not_answered += u32::from(kind == AnswerKind::NotAnswered);
+                self.unfounded += u32::from(kind == AnswerKind::Answered);
+            }
+        }
+        self.citations += record.citations;
+        self.resolved_citations += record.resolved_citations;
+        self.usage.add(record.usage);
+        self.elapsed_ms += record.elapsed_ms;
+        let id = objective.id.as_str();
+        for (name, is_found) in score
+            .facts_found
+            .iter()
+            .map(|name| (name, true))
+            .chain(score.facts_missed.iter().map(|name| (name, false)))
+        {
+            self.outcomes.push((id.to_owned(), name.clone(), is_found));
+            if is_found {
+                self.found.insert((id.to_owned(), name.clone()));
+            }
+        }
+        score
+    }
+
+    /// Returns the share of the facts that the model finds alone, in at least one sample of `ceiling`, that these samples
+    /// found: the facts found and those expected. `None` if the model alone found none of them.
+    pub fn share_of_ceiling(&self, ceiling: &Self) -> Option<(u32, u32)> {
+        let known = self
+            .outcomes
+            .iter()
+            .filter(|(objective, fact, _)| ceiling.found.contains(&(objective.clone(), fact.clone())));
+        let (mut found, mut expected) = (0, 0);
+        for (_, _, is_found) in known {
+            expected += 1;
+            found += u32::from(*is_found);
+        }
+        (expected > 0).then_some((found, expected))
+    }
+
+    /// The method's samples that have not ended.
+    pub fn missing(&self) -> u32 {
+        self.selected.saturating_sub(self.samples)
+    }
+}
+
+/// Returns a share as a percentage, rounded; `None` of nothing.
+pub fn percent(part: u32, whole: u32) -> Option<u32> {
+    let rounded = (u64::from(part) * 100 + u64::from(whole) / 2).checked_div(u64::from(whole))?;
+    u32::try_from(rounded).ok()
+}
+
+/// The name of a method in tables.
+pub fn method_name(method: SampleMethod) -> &'static str {
+    match method {
+        SampleMethod::Run => "run",
+        SampleMethod::Ceiling => "ceiling",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn gaps_are_recognised_and_answers_are_not() {
+        for text in [
+            "The documents do not say which colour it has.",
+            "No passage answers the question.",
+            "The provided document doesn't mention the price.",
+            "The price is not specified in the documents.",
+            "This cannot be answered from the documents.",
+            "There is no information about parking.",
+            "I was unable to find the number.",
+            "Not answered: who signs the contract.",
+        ] {
+            assert!(states_no_answer(&Wording::read(text)), "{text}");
+        }
+        for text in [
+            "The visitor car park has 12 places.",
+            "It is not waterproof.",
+            "Staff do not need a permit.",
+            "The document names Ada Berg.",
+            "No deposit is needed.",
+        ] {
+            assert!(!states_no_answer(&Wording::read(text)), "{text}");
+        }
+    }
+
+    #[test]
+    fn percentages_are_rounded() {
+        assert_eq!((percent(1, 3), percent(2, 3), percent(0, 0)), (Some(33), Some(67), None));
+    }
+}

@@ -1,0 +1,154 @@
+//! The samples of an evaluation: the selected objectives, by configuration, number and method, each with the fingerprint of
+//! everything that determines its outcome. Pure, except that capability files are read.
+
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::{Context, anyhow};
+use millrace_agent::corpus::Corpus;
+use millrace_protocol::plan::Budget;
+use millrace_strict_yaml::did_you_mean_hint;
+use sha2::{Digest, Sha256};
+
+use super::file::{Configuration, Objective};
+use super::store::{SampleKey, SampleMethod};
+use crate::exit::CommandError;
+
+/// The conditions that all samples of an evaluation share.
+#[derive(Debug, Clone)]
+pub struct SampleConditions {
+    /// The number of samples of each objective.
+    pub samples: u32,
+    /// The time limit of a sample.
+    pub timeout: Duration,
+    /// The budget of a run.
+    pub budget: Budget,
+}
+
+/// A sample to measure.
+#[derive(Debug, Clone)]
+pub struct SampleJob<'a> {
+    /// Its identity.
+    pub key: SampleKey,
+    /// Its objective.
+    pub objective: &'a Objective,
+}
+
+/// Selects objectives by their ids, or all, and from these a part of a fixed size that `seed` determines. They keep the
+/// order of the file. A part has about the same objectives when others are added to the file.
+///
+/// # Errors
+/// There is no objective of an id.
+pub fn select_objectives<'a>(
+    objectives: &'a [Objective],
+    only: &[String],
+    limit: Option<usize>,
+    seed: u64,
+) -> Result<Vec<&'a Objective>, CommandError> {
+    if let Some(unknown) = only.iter().find(|id| objectives.iter().all(|one| one.id.as_str() != **id)) {
+        let hint = did_you_mean_hint(unknown, objectives.iter().map(|one| one.id.as_str()));
+        return Err(CommandError::invalid_input(anyhow!(
+            "--only: there is no objective {unknown:?} in the file{hint}"
+        )));
+    }
+    let selected =
+        objectives.iter().filter(|one| only.is_empty() || only.iter().any(|id| id == one.id.as_str()));
+    let mut ranked: Vec<(usize, String, &Objective)> = selected
+        .enumerate()
+        .map(|(at, one)| (at, hash_hex(&[&seed.to_string(), one.id.as_str()]), one))
+        .collect();
+    if let Some(limit) = limit {
+        ranked.sort_by(|a, b| a.1.cmp(&b.1));
+        ranked.truncate(limit);
+        ranked.sort_by_key(|(at, _, _)| *at);
+    }
+    Ok(ranked.into_iter().map(|(_, _, one)| one).collect())
+}
+
+/// Returns the samples of a configuration that are measured in one way. The ceiling is measured for objectives that have
+/// facts.
+///
+/// # Errors
+/// A capability file can't be read.
+pub fn list_samples<'a>(
+    configuration: &Configuration,
+    objectives: &[&'a Objective],
+    method: SampleMethod,
+    conditions: &SampleConditions,
+    corpus: &Corpus,
+) -> Result<Vec<SampleJob<'a>>, CommandError> {
+    let setup = configuration_fingerprint(configuration)?;
+    let mut jobs = Vec::new();
+    for sample in 1..=conditions.samples {
+        for objective in objectives {
+            if method == SampleMethod::Ceiling && !objective.is_answerable() {
+                continue;
+            }
+            let fingerprint = sample_fingerprint(&setup, objective, method, conditions, corpus);
+            let key = SampleKey {
+                configuration: configuration.name.to_string(),
+                objective: objective.id.to_string(),
+                sample,
+                method,
+                fingerprint,
+            };
+            jobs.push(SampleJob { key, objective });
+        }
+    }
+    Ok(jobs)
+}
+
+fn configuration_fingerprint(configuration: &Configuration) -> Result<String, CommandError> {
+    let mut parts = configuration.models.clone();
+    for file in &configuration.capabilities {
+        parts.push(read_capability_file(file)?);
+    }
+    if configuration.models.is_empty() {
+        parts.extend(
+            ["MILLRACE_MODEL", "DEEPAGENTS_MODEL_PROVIDER"]
+                .map(|name| std::env::var(name).unwrap_or_default()),
+        );
+    }
+    Ok(hash_hex(&parts.iter().map(String::as_str).collect::<Vec<_>>()))
+}
+
+fn read_capability_file(file: &Path) -> Result<String, CommandError> {
+    std::fs::read_to_string(file)
+        .with_context(|| format!("can't read the capability file {}", file.display()))
+        .map_err(CommandError::invalid_input)
+}
+
+fn sample_fingerprint(
+    setup: &str,
+    objective: &Objective,
+    method: SampleMethod,
+    conditions: &SampleConditions,
+    corpus: &Corpus,
+) -> String {
+    let documents = corpus.documents().iter();
+    let budget = serde_json::to_string(&conditions.budget).expect("a budget can be serialized");
+    let (method, documents, budget) = match method {
+        SampleMethod::Run => {
+            let key = Corpus::cache_key(documents.map(|one| (one.path.as_str(), one.sha256.as_str())));
+            ("run", key, budget)
+        }
+        SampleMethod::Ceiling => {
+            let named = documents.filter(|one| objective.documents.contains(&one.path));
+            let key = Corpus::cache_key(named.map(|one| (one.path.as_str(), one.sha256.as_str())));
+            ("ceiling", key, String::new())
+        }
+    };
+    let timeout = format!("{:?}", conditions.timeout);
+    let version = env!("CARGO_PKG_VERSION");
+    hash_hex(&[version, setup, &objective.text, method, &documents, &budget, &timeout])
+}
+
+/// Returns the SHA-256 of parts, in hexadecimal.
+fn hash_hex(parts: &[&str]) -> String {
+    let mut hash = Sha256::new();
+    for part in parts {
+        hash.update(part.len().to_le_bytes());
+        hash.update(part);
+    }
+    hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
+}

@@ -1,0 +1,255 @@
+use std::path::Path;
+
+use jiff::Timestamp;
+use millrace_protocol::plan::EndReason;
+use millrace_protocol::result::Usage;
+
+use super::file::{EvaluationFile, Objective, configurations_of_arguments, load_evaluation_file};
+use super::score::{AnswerKind, ConfigurationScore, SampleScore};
+use super::selection::select_objectives;
+use super::store::SampleRecord;
+use super::table::{ConfigurationScores, table_lines};
+
+/// Writes an evaluation file beside a folder with two documents, and loads it.
+fn load(text: &str) -> Result<EvaluationFile, String> {
+    let folder = tempfile::tempdir().unwrap();
+    let write = |name: &str, text: &str| std::fs::write(folder.path().join(name), text).unwrap();
+    std::fs::create_dir(folder.path().join("docs")).unwrap();
+    write("docs/leave.md", "Staff have 28 days of leave.\n");
+    write("docs/prices.txt", "A ticket costs 12 euros.\n");
+    let file = folder.path().join("evaluation.yaml");
+    std::fs::write(&file, text).unwrap();
+    let prefix = format!("{}:", file.display());
+    load_evaluation_file(&file).map_err(|error| error.to_string().replace(&prefix, ""))
+}
+
+const VALID: &str = r#"
+documents: docs
+samples: 2
+timeout: 90s
+budget: {tokens: 20k}
+configurations:
+  - {name: extractive, models: "builtin:extractive"}
+  - {name: script, models: ["planner=script:a.yaml", "script:b.yaml"]}
+objectives:
+  - id: leave
+    objective: How many days of leave do staff have?
+    documents: leave.md
+    facts: [28 days]
+    wrong: [25 days, {any: ["30 days"]}]
+  - id: price
+    objective: What does a ticket cost?
+    documents: [prices.txt]
+    facts:
+      - {name: price, any: ["€12"], pattern: 'twelve\s+euros?'}
+  - {id: parking, objective: Where is the car park?, answerable: false, wrong: [in the yard]}
+"#;
+
+#[test]
+fn an_evaluation_file_is_read() {
+    let file = load(VALID).unwrap();
+    assert_eq!((file.name.as_str(), file.samples), ("evaluation", Some(2)));
+    assert_eq!(file.timeout.unwrap().as_secs(), 90);
+    assert_eq!(file.budget.amounts.tokens, Some(20_000));
+    assert_eq!(file.configurations[1].models.len(), 2);
+    let ids: Vec<&str> = file.objectives.iter().map(|one| one.id.as_str()).collect();
+    assert_eq!(ids, ["leave", "price", "parking"]);
+    assert!(file.objectives[0].is_answerable() && !file.objectives[2].is_answerable());
+}
+
+#[test]
+fn mistakes_are_reported_with_line_column_and_the_most_similar_name() {
+    for (from, to, expected) in [
+        (
+            "documents: docs",
+            "document: docs",
+            "2:1: there is no field \"document\" in an evaluation; did you mean \"documents\"?",
+        ),
+        ("documents: docs", "documents: dosc", "2:12: there is no folder"),
+        ("samples: 2", "samples: 0", "3:10: \"samples\" must be a whole number from 1 to 1000"),
+        ("timeout: 90s", "timeout: soon", "4:10: \"timeout\" must be a duration"),
+        (
+            "tokens: 20k",
+            "tokns: 20k",
+            "5:10: there is no field \"tokns\" in a budget; did you mean \"tokens\"?",
+        ),
+        (
+            "documents: leave.md",
+            "documents: leaves.md",
+            "12:16: there is no document \"leaves.md\" in the documents' folder; did you mean \"leave.md\"?",
+        ),
+        ("id: price", "id: leave", "15:9: there is already an objective \"leave\""),
+        (
+            "id: price",
+            "id: the price",
+            "15:9: \"id\" may have letters, digits, '-', '_' and '.', but \"the price\" has ' '",
+        ),
+        ("facts: [28 days]", "facts: []", "10:5: this objective has no \"facts\""),
+        ("answerable: false,", "", "20:5: this objective has no \"facts\""),
+        (
+            "wrong: [25 days,",
+            "wrong: [28 days,",
+            "10:5: the wrong statement \"28 days\" matches \"28 days\", which is an expected fact",
+        ),
+        (
+            r"'twelve\s+euros?'",
+            "'twelve('",
+            "19:46: \"twelve(\" is not a valid regular expression: unclosed group",
+        ),
+        (r"'twelve\s+euros?'", "'x*'", "19:46: the pattern \"x*\" matches an empty text"),
+        ("any: [\"€12\"], ", "any: [\"…\"], ", "19:29: \"…\" has no word and no number"),
+        ("builtin:extractive", "builtn:extractive", "7:32: "),
+        ("name: script", "name: extractive", "8:12: there is already a configuration \"extractive\""),
+    ] {
+        let text = VALID.replace(from, to);
+        assert_ne!(text, VALID, "{from}");
+        let error = load(&text).map(drop).unwrap_err();
+        assert!(error.starts_with(expected), "{to}\nexpected {expected}\nactual   {error}");
+    }
+    let two = VALID.replace("samples: 2", "samples: 0").replace("id: price", "id: leave");
+    let error = load(&two).map(drop).unwrap_err();
+    assert_eq!(error.lines().count(), 2, "all mistakes are reported: {error}");
+}
+
+#[test]
+fn each_model_of_the_command_line_is_a_configuration() {
+    let models = ["builtin:extractive", "critic=openai:gpt-5.2", "ollama:qwen3:4b"].map(str::to_owned);
+    let all = configurations_of_arguments(&models, &[]).unwrap();
+    let names: Vec<&str> = all.iter().map(|one| one.name.as_str()).collect();
+    assert_eq!(names, ["builtin-extractive", "ollama-qwen3-4b"]);
+    assert_eq!(all[1].models, ["critic=openai:gpt-5.2", "ollama:qwen3:4b"]);
+    assert_eq!(configurations_of_arguments(&[], &[]).unwrap()[0].name.as_str(), "default");
+}
+
+#[test]
+fn a_seeded_part_is_fixed_and_keeps_the_order_of_the_file() {
+    let objectives = load_shipped_evaluation().objectives;
+    let ids = |seed, limit| -> Vec<String> {
+        let selected = select_objectives(&objectives, &[], Some(limit), seed).unwrap();
+        selected.iter().map(|one| one.id.to_string()).collect()
+    };
+    assert_eq!(ids(1, 6), ids(1, 6));
+    assert_ne!(ids(1, 6), ids(2, 6));
+    let ten = ids(1, 10);
+    assert!(ids(1, 6).iter().all(|id| ten.contains(id)), "a larger part contains the smaller one");
+    let all: Vec<String> = objectives.iter().map(|one| one.id.to_string()).collect();
+    assert_eq!(ids(1, 1_000), all);
+    let unknown = select_objectives(&objectives, &[format!("{}x", all[0])], None, 1).unwrap_err();
+    assert!(unknown.error.to_string().contains("did you mean"), "{}", unknown.error);
+}
+
+fn record(answer: Option<&str>) -> SampleRecord {
+    SampleRecord {
+        at: Timestamp::UNIX_EPOCH,
+        run: None,
+        end: Some(EndReason::Completed),
+        detail: String::new(),
+        answer: answer.map(str::to_owned),
+        answered: true,
+        citations: 2,
+        resolved_citations: 1,
+        usage: Usage { model_calls: 3, input_tokens: 1_000, output_tokens: 100, ..Usage::default() },
+        elapsed_ms: 1_500,
+    }
+}
+
+fn objective(file: &EvaluationFile, id: &str) -> Objective {
+    file.objectives.iter().find(|one| one.id.as_str() == id).unwrap().clone()
+}
+
+#[test]
+fn samples_are_scored_by_facts_wrong_statements_and_honesty() {
+    let file = load(VALID).unwrap();
+    let score = |id: &str, answer| {
+        let score = SampleScore::new(&objective(&file, id), &record(answer));
+        (score.kind, score.facts_found.len(), score.wrong.len())
+    };
+    assert_eq!(score("leave", Some("Staff have 28 days [S1].")), (AnswerKind::Answered, 1, 0));
+    assert_eq!(score("leave", Some("They have a month and 25 days.")), (AnswerKind::Answered, 0, 1));
+    assert_eq!(score("leave", Some("The documents do not say.")), (AnswerKind::NotAnswered, 0, 0));
+    assert_eq!(score("leave", None), (AnswerKind::Missing, 0, 0));
+    assert_eq!(score("price", Some("It is **twelve euros**.")), (AnswerKind::Answered, 1, 0));
+    assert_eq!(score("price", Some("EUR 12 each")), (AnswerKind::Answered, 1, 0));
+    assert_eq!(score("parking", Some("It is in the yard.")), (AnswerKind::Answered, 0, 1));
+    assert_eq!(score("parking", Some("No document mentions a car park.")), (AnswerKind::NotAnswered, 0, 0));
+    let mut gap = record(Some("A passage about something else."));
+    gap.answered = false;
+    assert_eq!(SampleScore::new(&objective(&file, "parking"), &gap).kind, AnswerKind::NotAnswered);
+}
+
+#[test]
+fn sums_and_the_share_of_the_ceiling_are_computed_by_fact() {
+    let file = load(VALID).unwrap();
+    let mut scores = ConfigurationScores { name: "small".into(), ..ConfigurationScores::default() };
+    scores.runs.selected = 4;
+    scores.runs.add(&objective(&file, "leave"), &record(Some("28 days")));
+    scores.runs.add(&objective(&file, "price"), &record(Some("30 euros")));
+    scores.runs.add(&objective(&file, "parking"), &record(Some("It is behind the house.")));
+    let mut ceiling = ConfigurationScore::default();
+    ceiling.selected = 2;
+    ceiling.add(&objective(&file, "leave"), &record(Some("28 days")));
+    ceiling.add(&objective(&file, "price"), &record(Some("no idea")));
+    assert_eq!(
+        scores.runs.share_of_ceiling(&ceiling),
+        Some((1, 1)),
+        "the model alone does not know the price"
+    );
+    scores.ceiling = Some(ceiling);
+    assert_eq!((scores.runs.unanswerable, scores.runs.not_answered, scores.runs.unfounded), (1, 0, 1));
+    let lines = table_lines(&[scores]);
+    let cells: Vec<Vec<&str>> = lines
+        .iter()
+        .map(|line| line.split("  ").map(str::trim).filter(|cell| !cell.is_empty()).collect())
+        .collect();
+    assert_eq!(
+        cells[1],
+        [
+            "small",
+            "run",
+            "3 of 4",
+            "3 of 3 (100%)",
+            "1 of 2 (50%)",
+            "0",
+            "1",
+            "0 of 1",
+            "3 of 6 (50%)",
+            "3.0",
+            "1100",
+            "$0.0000",
+            "1.5 s"
+        ]
+    );
+    assert_eq!(cells[2][..6], ["small", "ceiling", "2", "-", "1 of 2 (50%)", "0"]);
+    assert_eq!(lines[3], "small: 1 of 1 (100%) of the facts that the model finds alone");
+}
+
+fn load_shipped_evaluation() -> EvaluationFile {
+    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../examples/evaluation/evaluation.yaml");
+    load_evaluation_file(&file).unwrap_or_else(|error| panic!("{error}"))
+}
+
+#[test]
+fn the_shipped_evaluation_agrees_with_its_documents() {
+    use millrace_agent::corpus::{Corpus, list_folder_files};
+
+    use super::wording::Wording;
+
+    let file = load_shipped_evaluation();
+    let (files, skipped) = list_folder_files(&file.documents).unwrap();
+    assert!(skipped.is_empty() && files.len() >= 40, "{} documents, {skipped:?}", files.len());
+    let files = files.into_iter().map(|file| file.read_file().unwrap()).collect();
+    let corpus = Corpus::build_or_load(files, None).unwrap();
+    assert!(corpus.skipped_files().is_empty(), "{:?}", corpus.skipped_files());
+    assert!(file.objectives.len() >= 30);
+    let unanswerable = file.objectives.iter().filter(|one| !one.is_answerable()).count();
+    assert!(unanswerable >= 4, "{unanswerable}");
+    for objective in &file.objectives {
+        let named: Vec<&str> =
+            objective.documents.iter().map(|path| corpus.find_document(path).unwrap().text()).collect();
+        let text = Wording::read(&named.join("\n"));
+        for fact in &objective.facts {
+            assert!(fact.is_stated_in(&text), "{}: {} is in none of its documents", objective.id, fact.name);
+        }
+        assert!(!objective.is_answerable() || !named.is_empty(), "{} names no document", objective.id);
+    }
+}
