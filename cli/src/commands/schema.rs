@@ -18,6 +18,10 @@ Examples:
   millrace schema result
   millrace schema list";
 
+/// Files that users write.
+#[cfg(test)]
+pub const FILES: [&str; 3] = ["plan", "capability", "evaluation"];
+
 /// Everything that has a schema.
 pub const NAMES: [&str; 34] = [
     "plan",

@@ -253,3 +253,16 @@ fn the_shipped_evaluation_agrees_with_its_documents() {
         assert!(!objective.is_answerable() || !named.is_empty(), "{} names no document", objective.id);
     }
 }
+
+#[test]
+fn the_schema_accepts_the_shipped_evaluation_and_no_unknown_field() {
+    let schema = super::schema::evaluation_file_schema();
+    let validator = jsonschema::validator_for(&schema).unwrap();
+    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../examples/evaluation/evaluation.yaml");
+    let text = std::fs::read_to_string(file).unwrap();
+    let mut value: serde_json::Value = serde_saphyr::from_str(&text).unwrap();
+    let mistakes: Vec<String> = validator.iter_errors(&value).map(|one| one.to_string()).collect();
+    assert!(mistakes.is_empty(), "{mistakes:#?}");
+    value["objectives"][0]["fcts"] = "x".into();
+    assert!(!validator.is_valid(&value));
+}
