@@ -434,7 +434,7 @@ impl<'a> Evaluation<'a> {
             drop(cluster_use);
             return outcome;
         }
-        let options = self.local_options(pending.configuration, &results.lock().await.path().to_owned());
+        let options = self.local_options(pending.configuration, results.lock().await.path());
         open_models_to_check(&options)?;
         let work = run_with_local_cluster(&options, &self.interrupt, async |bus, _| {
             self.measure_on_cluster(bus, pending, results).await?;
