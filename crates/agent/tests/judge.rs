@@ -14,7 +14,7 @@ use millrace_agent::critic::{ReviewEvidence, ReviewTask, build_review_brief};
 use millrace_agent::files::{Files, FolderFiles};
 use millrace_agent::session::{AgentHost, HostSettings, SessionEnvironment, SessionError};
 use millrace_agent::sources::{OrderInputError, OrderInputs};
-use millrace_agent::turn::{JournalStep, MemoryJournal};
+use millrace_agent::turn::{ConversationFormat, JournalStep, MemoryJournal};
 use millrace_protocol::ids::{Capability, RunId, TaskId, WorkerId};
 use millrace_protocol::plan::{ResourceAmounts, Work};
 use millrace_protocol::result::{ErrorKind, TaskError, TaskResult, Verdict};
@@ -142,7 +142,8 @@ async fn judge_with(
 }
 
 async fn judge(order: &Order, journal: &mut MemoryJournal) -> Result<Verdict, SessionError> {
-    let store = ResultStore(BTreeMap::from([(task("t"), result("short"))]));
+    let store =
+        ResultStore(BTreeMap::from([(task("t"), result("short")), (task("before"), result("earlier"))]));
     judge_with(order, store, None, ResourceAmounts::default(), journal).await
 }
 
@@ -185,16 +186,11 @@ async fn invalid_verdict_is_requested_again_with_the_reason() {
         wrong[name] = value;
         wrong
     };
-    let mut mute = answer(false);
-    mute.as_object_mut().unwrap().remove("feedback");
     for (wrong, expected) in [
         (with("task_id", json!("u")), "'task_id' names \"u\""),
-        (with("passed", json!(false)), "rejects a result that meets every criterion"),
-        (with("criteria", json!([{"criterion": "C1", "met": false}])), "with an unmet criterion"),
-        (with("criteria", json!([])), "criteria"),
+        (with("criteria", json!([])), "leaves out C1"),
         (with("criteria", json!([{"criterion": "It is kind.", "met": true}])), "leaves out C1"),
-        (with("confidence", json!(1.5)), "confidence"),
-        (mute, "without 'feedback'"),
+        (json!({"C1": {"met": true}, "reasoning": "fine"}), "'C2' is missing"),
         (json!("no"), "schema"),
     ] {
         let rules = json!([
@@ -212,20 +208,98 @@ async fn persistently_invalid_verdicts_end_in_an_error() {
     let scripts = Scripts::new();
     let mut foreign = answer(true);
     foreign["task_id"] = "u".into();
-    let mut contradictory = answer(true);
-    contradictory["passed"] = false.into();
-    for (wrong, expected) in [(foreign, "names \"u\""), (contradictory, "contradicts itself")] {
-        let model = scripts.fixed_answer("a", wrong);
-        let error = error(&single_critic_order(&model)).await;
-        assert_eq!(error.kind, ErrorKind::Model);
-        assert!(error.message.contains(expected), "{error}");
-        assert_eq!((scripts.take_request_count("a"), error.usage.model_calls), (3, 3));
-    }
+    let model = scripts.fixed_answer("a", foreign);
+    let error = error(&single_critic_order(&model)).await;
+    assert_eq!(error.kind, ErrorKind::Model);
+    assert!(error.message.contains("names \"u\""), "{error}");
+    assert_eq!((scripts.take_request_count("a"), error.usage.model_calls), (3, 3));
     let mut silent = answer(true);
     silent["criteria"] = json!([{"criterion": "It is kind.", "met": true}]);
     let model = scripts.fixed_answer("a", silent);
     let verdict = verdict(&single_critic_order(&model)).await;
     assert!(!verdict.passed, "a criterion that is left out twice is not met");
+}
+
+/// A redundant field that contradicts the criteria costs no request.
+#[tokio::test]
+async fn whether_a_result_passes_is_computed_from_the_criteria() {
+    let scripts = Scripts::new();
+    let mut unmet = answer(true);
+    unmet["criteria"] = json!([{"criterion": "C1", "met": false, "gap": "It is long."}]);
+    let keyed = |met: bool| json!({"C1": {"met": true}, "C2": {"met": met}, "reasoning": "I looked."});
+    for (given, passed) in [(unmet, false), (keyed(true), true), (keyed(false), false)] {
+        let model = scripts.fixed_answer("a", given);
+        let verdict = verdict(&single_critic_order(&model)).await;
+        assert_eq!((verdict.passed, verdict.feedback.is_some()), (passed, !passed));
+        assert_eq!(scripts.take_request_count("a"), 1);
+    }
+}
+
+/// What a model is sent in its first request.
+fn first_prompt(journal: &MemoryJournal) -> String {
+    let sent = &journal.steps()[0].value["sent"];
+    format!("{}\n{}\n{}", sent["system"], sent["user"], sent["tools"])
+}
+
+#[tokio::test]
+async fn code_checks_citations_and_repetitions_and_no_model_is_asked() {
+    let scripts = Scripts::new();
+    let model = scripts.fixed_answer("a", answer(true));
+    let mut order = single_critic_order(&model);
+    let store = |output: &str| {
+        ResultStore(BTreeMap::from([
+            (task("t"), result(output)),
+            (task("before"), result("The Tarn weighs 1.4 kg.")),
+        ]))
+    };
+    let judged = async |order: &Order, output: &str| {
+        let mut journal = MemoryJournal::default();
+        let verdict = judge_with(order, store(output), None, ResourceAmounts::default(), &mut journal).await;
+        (verdict.unwrap(), journal)
+    };
+    let (uncited, _) = judged(&order, "It is so [S9].").await;
+    assert!(!uncited.passed && uncited.feedback.unwrap().contains("[S9] names no listed source."));
+
+    let Assignment::Review { brief, .. } = &mut order.assignment else { panic!("{order:?}") };
+    brief.evidence = vec![input("before")];
+    let (repeated, _) = judged(&order, "The Tarn weighs 1.4 kg.").await;
+    assert!(!repeated.passed && repeated.feedback.unwrap().contains("It repeats the result of before."));
+    assert_eq!(scripts.take_request_count("a"), 0);
+
+    let (own, journal) = judged(&order, "Its battery lasts nine hours.").await;
+    assert!(own.passed && own.criteria.iter().any(|outcome| outcome.criterion.contains("not a repetition")));
+    assert!(first_prompt(&journal).contains("get_task_result"), "there is another result to read");
+    let (_, journal) = judged(&single_critic_order(&model), "Its battery lasts nine hours.").await;
+    let prompt = first_prompt(&journal);
+    for absent in ["get_task_result", "\"ls\"", "grep", "think", "can be read"] {
+        assert!(!prompt.contains(absent), "{absent}: {prompt}");
+    }
+}
+
+/// A review that began under 0.4.0: its journal has no format, and its critic used a tool that is no longer offered.
+#[tokio::test]
+async fn review_that_began_under_0_4_0_continues_as_it_was() {
+    let scripts = Scripts::new();
+    let mut contradictory = answer(true);
+    contradictory["passed"] = false.into();
+    let model = scripts.model(
+        "a",
+        json!([{"turns": [
+            {"calls": [{"list_completed_tasks": {}}]},
+            {"answer": contradictory},
+            {"answer": answer(true)},
+        ]}]),
+    );
+    let order = single_critic_order(&model);
+    let call = json!({"id": "call-1-0", "name": "list_completed_tasks", "arguments": "{}"});
+    let asked = json!({"heard": {"reply": {"calls": [call], "finish": "tool_calls"}}, "took_ms": 1});
+    let listed = json!({"call_id": "call-1-0", "text": "[]"});
+    let steps = [("model.0", asked), ("tool.0.0.list_completed_tasks", listed)];
+    let steps = steps.map(|(name, value)| JournalStep { name: name.into(), value }).to_vec();
+    let mut journal = MemoryJournal::with_steps(steps);
+    assert!(judge(&order, &mut journal).await.unwrap().passed);
+    assert_eq!(scripts.take_request_count("a"), 2, "the contradiction was corrected, as it was then");
+    assert_eq!(names(&journal)[2..], ["model.1", "model.2"]);
 }
 
 #[tokio::test]
@@ -287,7 +361,10 @@ fn long_review(scripts: &Scripts) -> Order {
         ]}]),
     );
     let last = scripts.fixed_answer("c", answer(false));
-    order(&[&first, &lost, &last], 2)
+    let mut order = order(&[&first, &lost, &last], 2);
+    let Assignment::Review { brief, .. } = &mut order.assignment else { panic!("{order:?}") };
+    brief.evidence = vec![input("before")];
+    order
 }
 
 #[tokio::test]
@@ -428,8 +505,11 @@ async fn results_cannot_inject_text_into_the_critic_s_prompt() {
             documents: Default::default(),
             result: TaskResult { summary: output.into(), notes: Some(output.into()), ..result(output) },
             is_cut: false,
+            review: 1,
         };
-        let brief = build_review_brief(&task, &ReviewEvidence::default().open_tools());
+        let format = ConversationFormat::default();
+        let toolbox = ReviewEvidence::default().open_tools(&task, format);
+        let brief = build_review_brief(&task, &toolbox, format);
         let breaks = ['\n', '\r', '\u{b}', '\u{c}', '\u{85}', '\u{2028}', '\u{2029}'];
         let lines = brief.task.split(breaks).filter(|line| !line.starts_with("| "));
         (lines.map(str::to_owned).collect::<Vec<_>>(), brief.system)

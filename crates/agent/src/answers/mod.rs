@@ -5,8 +5,10 @@
 
 pub(crate) mod findings;
 mod marks;
+mod repetition;
 mod report;
 
 pub use findings::{Findings, Passage};
-pub(crate) use report::NumberedResults;
+pub(crate) use repetition::find_repeated_result;
 pub use report::Report;
+pub(crate) use report::{NumberedResults, remove_source_list};

@@ -256,7 +256,7 @@ impl TaskResultSource for NumberedResults {
 }
 
 /// Removes a list of sources that the model wrote at the end of the report.
-fn remove_source_list(output: &str) -> &str {
+pub(crate) fn remove_source_list(output: &str) -> &str {
     let is_heading = |line: &str| {
         let words = line.trim().trim_start_matches('#').trim().trim_matches(['*', ':']).to_lowercase();
         line.trim_start().starts_with(['#', '*'])

@@ -1,5 +1,9 @@
 //! The form of a critic's answer and its validation. It owns the corrections that a model gets; the rules decide what a
 //! verdict means for the task.
+//!
+//! The form has a fixed key per criterion, `C1` to `Cn`. A result passes if all are met; that is computed and never asked.
+//! The form of 0.4.0, a list of criteria and `passed`, is still accepted; only conversations that began under 0.4.0 count
+//! its `passed`.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -7,12 +11,18 @@ use millrace_protocol::ids::TaskId;
 use millrace_protocol::result::{CriterionOutcome, Verdict};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value, json};
 
+use super::standing::ANSWERS;
 use crate::citations::collapse_whitespace;
 use crate::model::AnswerSchema;
 use crate::tool::{parse_lenient_json, schema_of};
-use crate::turn::Answer;
+use crate::turn::{Answer, ConversationFormat};
 
+/// The most characters of a gap.
+const MAX_GAP: u32 = 300;
+/// The most characters of the reasoning, and of the feedback.
+const MAX_REASONING: u32 = 800;
 /// The gap of a criterion that a critic omitted twice.
 const LEFT_OUT: &str = "The critic did not say whether it is met.";
 
@@ -58,12 +68,126 @@ impl Answer for Judgement {
         Some(AnswerSchema { name: name.to_owned(), schema: schema_of::<Self>() })
     }
 
+    fn is_earlier_form(value: &Value) -> bool {
+        value.get("criteria").is_some_and(Value::is_array)
+    }
+
     fn parse_answer(text: &str) -> Result<Self, String> {
         let value = parse_lenient_json(text)
             .map_err(|mistake| format!("The answer is not one JSON object: {mistake}."))?;
-        serde_json::from_value(value)
-            .map_err(|mistake| format!("The answer does not fit its schema: {mistake}."))
+        let has_keys = value.as_object().is_some_and(|object| object.keys().any(|key| is_criterion_key(key)));
+        let read = match has_keys {
+            true => serde_json::from_value(value).map(KeyedJudgement::into_judgement),
+            false => {
+                // `passed` is computed.
+                let earlier = serde_json::from_value::<EarlierJudgement>(value);
+                earlier.map(EarlierJudgement::into_judgement)
+            }
+        };
+        read.map_err(|mistake| format!("The answer does not fit its schema: {mistake}."))
     }
+}
+
+/// A judgement with a key per criterion.
+#[derive(Deserialize)]
+struct KeyedJudgement {
+    #[serde(default)]
+    reasoning: String,
+    #[serde(default)]
+    feedback: Option<String>,
+    #[serde(default)]
+    confidence: Option<f64>,
+    #[serde(flatten)]
+    criteria: Map<String, Value>,
+}
+
+/// The outcome under a criterion's key.
+#[derive(Deserialize)]
+struct KeyedOutcome {
+    #[serde(default)]
+    gap: Option<String>,
+    met: bool,
+}
+
+impl KeyedJudgement {
+    fn into_judgement(self) -> Judgement {
+        let outcomes = self.criteria.into_iter().filter(|(key, _)| is_criterion_key(key));
+        let criteria = outcomes.filter_map(|(criterion, outcome)| {
+            let KeyedOutcome { gap, met } = serde_json::from_value(outcome).ok()?;
+            Some(CriterionJudgement { criterion, gap, met })
+        });
+        let criteria: Vec<CriterionJudgement> = criteria.collect();
+        let passed = criteria.iter().all(|one| one.met);
+        let Self { reasoning, feedback, confidence, .. } = self;
+        Judgement { task_id: None, criteria, reasoning, feedback, passed, confidence }
+    }
+}
+
+/// A judgement in the form of 0.4.0. `passed` may be missing.
+#[derive(Deserialize)]
+struct EarlierJudgement {
+    #[serde(default)]
+    task_id: Option<String>,
+    criteria: Vec<CriterionJudgement>,
+    #[serde(default)]
+    reasoning: String,
+    #[serde(default)]
+    feedback: Option<String>,
+    #[serde(default)]
+    passed: Option<bool>,
+    #[serde(default)]
+    confidence: Option<f64>,
+}
+
+impl EarlierJudgement {
+    fn into_judgement(self) -> Judgement {
+        let Self { task_id, criteria, reasoning, feedback, passed, confidence } = self;
+        let passed = passed.unwrap_or_else(|| criteria.iter().all(|one| one.met));
+        Judgement { task_id, criteria, reasoning, feedback, passed, confidence }
+    }
+}
+
+/// `true` for the key of a criterion, such as `C1`.
+fn is_criterion_key(key: &str) -> bool {
+    key.strip_prefix('C')
+        .is_some_and(|digits| !digits.is_empty() && digits.bytes().all(|b| b.is_ascii_digit()))
+}
+
+/// Returns the form of a verdict on this many criteria. The reason for an outcome comes before it: models write in this
+/// order.
+pub(super) fn judgement_schema(name: &str, criteria: usize, format: ConversationFormat) -> AnswerSchema {
+    let text = |most: u32, about: &str| match format.is_small() {
+        true => json!({"type": "string", "maxLength": most}),
+        false => json!({"type": "string", "maxLength": most, "description": about}),
+    };
+    let outcome = json!({
+        "type": "object",
+        "properties": {
+            "gap": text(MAX_GAP, "What is missing, if it is not met."),
+            "met": {"type": "boolean"},
+        },
+        "required": ["met"],
+        "additionalProperties": false,
+    });
+    let keys: Vec<String> = (1..=criteria).map(|number| format!("C{number}")).collect();
+    let mut properties: Map<String, Value> = keys.iter().map(|key| (key.clone(), outcome.clone())).collect();
+    properties.insert("reasoning".into(), text(MAX_REASONING, "Why, in a few sentences."));
+    if !format.is_small() {
+        let feedback = "If a criterion is not met: what the next attempt must do differently.";
+        properties.insert("feedback".into(), text(MAX_REASONING, feedback));
+        properties.insert(
+            "confidence".into(),
+            json!({"type": "number", "minimum": 0, "maximum": 1, "description": "Your confidence."}),
+        );
+    }
+    let required: Vec<String> = keys.into_iter().chain(["reasoning".to_owned()]).collect();
+    let schema = json!({
+        "type": "object",
+        "properties": properties,
+        "required": required,
+        "additionalProperties": false,
+    });
+    AnswerSchema { name: name.to_owned(), schema }
 }
 
 /// Validates the answers of one review. It remembers the corrections that it gave, so that a resumed review, which sees the
@@ -71,6 +195,7 @@ impl Answer for Judgement {
 pub(crate) struct JudgementValidator<'a> {
     task: &'a TaskId,
     criteria: &'a [String],
+    format: ConversationFormat,
     /// `true` once a correction about an omitted criterion was sent.
     has_corrected_omission: AtomicBool,
     /// `true` once a correction about missing feedback was sent.
@@ -78,10 +203,11 @@ pub(crate) struct JudgementValidator<'a> {
 }
 
 impl<'a> JudgementValidator<'a> {
-    pub fn new(task: &'a TaskId, criteria: &'a [String]) -> Self {
+    pub fn new(task: &'a TaskId, criteria: &'a [String], format: ConversationFormat) -> Self {
         Self {
             task,
             criteria,
+            format,
             has_corrected_omission: AtomicBool::new(false),
             has_corrected_feedback: AtomicBool::new(false),
         }
@@ -99,7 +225,8 @@ impl<'a> JudgementValidator<'a> {
                 self.task
             ));
         }
-        let (criteria, left_out) = self.assign_judgements(&answer.criteria);
+        let given = self.complete_earlier_form(&answer);
+        let (criteria, left_out) = self.assign_judgements(&given);
         let mut judged =
             Judgement { criteria, feedback: trim_non_empty(answer.feedback.as_deref()), ..answer };
         if !left_out.is_empty() {
@@ -113,6 +240,9 @@ impl<'a> JudgementValidator<'a> {
             // A critic that omits a criterion twice could not confirm it.
             (judged.passed, judged.feedback) = (false, judged.feedback.or(Some(LEFT_OUT.to_owned())));
         }
+        if !self.format.is_original() {
+            return Ok(judged.with_computed_verdict());
+        }
         if let Some(contradiction) = judged.to_verdict().find_inconsistency() {
             return Err(format!("The verdict contradicts itself: {contradiction}."));
         }
@@ -123,6 +253,22 @@ impl<'a> JudgementValidator<'a> {
             judged.feedback = Some(judged.build_fallback_feedback());
         }
         Ok(judged)
+    }
+
+    /// Returns the judgements of an answer. The form of 0.4.0 has none for the standing criterion: there `passed` tells of it,
+    /// unless another criterion explains a rejection.
+    fn complete_earlier_form(&self, answer: &Judgement) -> Vec<CriterionJudgement> {
+        let mut given = answer.criteria.clone();
+        let standing = self.criteria.iter().position(|criterion| criterion == ANSWERS);
+        let is_given = |at: usize| given.iter().any(|one| self.find_criterion(&one.criterion) == Some(at));
+        if let Some(at) = standing.filter(|at| !self.format.is_original() && !is_given(*at)) {
+            let met = answer.passed || given.iter().any(|one| !one.met);
+            let reason =
+                trim_non_empty(answer.feedback.as_deref()).unwrap_or_else(|| answer.reasoning.clone());
+            let criterion = format!("C{}", at + 1);
+            given.push(CriterionJudgement { criterion, gap: (!met).then_some(reason), met });
+        }
+        given
     }
 
     /// Assigns judgements to the requested criteria, in their order, followed by the critic's own; also returns the
@@ -180,6 +326,16 @@ fn trim_non_empty(text: Option<&str>) -> Option<String> {
 }
 
 impl Judgement {
+    /// Computes whether the result passes from the criteria, and completes the feedback.
+    fn with_computed_verdict(mut self) -> Self {
+        self.passed = self.criteria.iter().all(|one| one.met);
+        self.confidence = self.confidence.filter(|confidence| (0.0..=1.0).contains(confidence));
+        if !self.passed && self.feedback.is_none() {
+            self.feedback = Some(self.build_fallback_feedback());
+        }
+        self
+    }
+
     /// Feedback for a rejection that has none: the unmet criteria and the reasoning.
     fn build_fallback_feedback(&self) -> String {
         let failed = self.criteria.iter().filter(|one| !one.met);
@@ -211,8 +367,6 @@ impl Judgement {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::{Value, json};
-
     use super::*;
 
     fn task_id() -> TaskId {
@@ -228,7 +382,7 @@ mod tests {
     }
 
     fn correction_for(value: Value) -> String {
-        JudgementValidator::new(&task_id(), &sample_criteria())
+        JudgementValidator::new(&task_id(), &sample_criteria(), ConversationFormat::ORIGINAL)
             .validate_judgement(parse_judgement(value))
             .unwrap_err()
     }
@@ -244,10 +398,60 @@ mod tests {
         assert_eq!(schema["required"], json!(["criteria", "reasoning", "passed"]));
     }
 
+    fn validate(value: Value) -> Result<Verdict, String> {
+        let format = ConversationFormat::default();
+        let judged = JudgementValidator::new(&task_id(), &sample_criteria(), format)
+            .validate_judgement(parse_judgement(value));
+        judged.map(|judgement| judgement.to_verdict())
+    }
+
+    #[test]
+    fn the_form_has_a_bounded_key_per_criterion_and_asks_for_no_verdict() {
+        for ability in crate::model::ModelAbility::ALL {
+            let format = ConversationFormat::current(ability);
+            let schema = judgement_schema("verdict", 2, format).schema;
+            assert_eq!(schema["required"], json!(["C1", "C2", "reasoning"]));
+            assert_eq!(schema["additionalProperties"], json!(false));
+            assert_eq!(schema["properties"]["C1"]["properties"]["gap"]["maxLength"], 300);
+            assert!(schema["properties"].get("passed").is_none() && schema["properties"].get("C3").is_none());
+        }
+    }
+
+    #[test]
+    fn the_verdict_is_computed_from_the_criteria() {
+        let keyed = |second: bool| json!({"C1": {"met": true}, "C2": {"gap": "long", "met": second}, "reasoning": "r"});
+        assert_eq!(validate(keyed(true)).unwrap().passed, true);
+        let rejected = validate(keyed(false)).unwrap();
+        assert_eq!((rejected.passed, rejected.find_inconsistency()), (false, None));
+        assert_eq!(rejected.feedback.as_deref(), Some("Not met: It is  short long\nr"));
+        // The form of 0.4.0, whose redundant field contradicts its criteria.
+        let met = |first: bool| json!([{"criterion": "C1", "met": first}, {"criterion": "C2", "met": true}]);
+        for (first, claimed) in [(true, false), (false, true)] {
+            let answer =
+                json!({"criteria": met(first), "reasoning": "r", "passed": claimed, "confidence": 7});
+            assert!(Judgement::is_earlier_form(&answer));
+            let verdict = validate(answer).unwrap();
+            assert_eq!((verdict.passed, verdict.find_inconsistency()), (first, None), "{claimed}");
+        }
+        // Without a key of its own, the standing criterion is what `passed` is about.
+        let (task, criteria) = (task_id(), [sample_criteria(), vec![ANSWERS.to_owned()]].concat());
+        let format = ConversationFormat::default();
+        for passed in [true, false] {
+            let answer = json!({"criteria": met(true), "reasoning": "Beside the point.", "passed": passed});
+            let judged =
+                JudgementValidator::new(&task, &criteria, format).validate_judgement(parse_judgement(answer));
+            let verdict = judged.unwrap().to_verdict();
+            assert_eq!((verdict.passed, verdict.find_inconsistency()), (passed, None));
+            assert_eq!(verdict.criteria[2].gap.as_deref(), (!passed).then_some("Beside the point."));
+        }
+    }
+
     #[test]
     fn criteria_are_matched_by_number_or_words() {
         let (task, criteria) = (task_id(), sample_criteria());
-        let number = |text: &str| JudgementValidator::new(&task, &criteria).find_criterion(text);
+        let number = |text: &str| {
+            JudgementValidator::new(&task, &criteria, ConversationFormat::ORIGINAL).find_criterion(text)
+        };
         for (text, expected) in [
             ("C1", Some(0)),
             ("c2", Some(1)),
@@ -278,7 +482,7 @@ mod tests {
             ],
             "reasoning": "r", "passed": false, "feedback": "name it", "confidence": 0.5
         }));
-        let verdict = JudgementValidator::new(&task_id(), &sample_criteria())
+        let verdict = JudgementValidator::new(&task_id(), &sample_criteria(), ConversationFormat::ORIGINAL)
             .validate_judgement(answer)
             .unwrap()
             .to_verdict();
@@ -329,7 +533,7 @@ mod tests {
             let text = correction_for(value);
             assert!(text.starts_with(expected), "{text}\n{expected}");
         }
-        let none = JudgementValidator::new(&task_id(), &[])
+        let none = JudgementValidator::new(&task_id(), &[], ConversationFormat::ORIGINAL)
             .validate_judgement(Judgement { passed: true, ..Judgement::default() });
         assert_eq!(none.unwrap_err(), "The verdict contradicts itself: it has no criteria.");
         assert!(Judgement::parse_answer("no").unwrap_err().starts_with("The answer is not one JSON object"));
@@ -338,7 +542,7 @@ mod tests {
     #[test]
     fn a_rejection_without_feedback_gets_its_reasons_as_feedback() {
         let (task, criteria) = (task_id(), sample_criteria());
-        let check = JudgementValidator::new(&task, &criteria);
+        let check = JudgementValidator::new(&task, &criteria, ConversationFormat::ORIGINAL);
         let answer = parse_judgement(json!({
             "criteria": [{"criterion": "C1", "met": false, "gap": "Which?"}, {"criterion": "C2", "met": false}],
             "reasoning": "It is vague.", "passed": false
@@ -351,7 +555,7 @@ mod tests {
     #[test]
     fn a_criterion_omitted_twice_is_not_met() {
         let (task, criteria) = (task_id(), sample_criteria());
-        let check = JudgementValidator::new(&task, &criteria);
+        let check = JudgementValidator::new(&task, &criteria, ConversationFormat::ORIGINAL);
         let answer = parse_judgement(json!({
             "criteria": [{"criterion": "C2", "met": true}], "reasoning": "fine", "passed": true
         }));

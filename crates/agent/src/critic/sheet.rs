@@ -6,11 +6,13 @@
 use std::fmt::Write;
 
 use millrace_protocol::ids::TaskId;
-use millrace_protocol::result::TaskResult;
+use millrace_protocol::result::{Source, TaskResult};
+use millrace_protocol::safe_text::markdown_line;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use super::ReviewTask;
+use crate::answers::remove_source_list;
 use crate::material::{NOTICE, prefix_lines_with_bar};
 use crate::model::{Message, Request};
 use crate::roles::DocumentList;
@@ -31,6 +33,10 @@ const DOCUMENTS: &str = "Documents:";
 const PASSED_OVER: &str = "Documents that can't be read:";
 const SUMMARY: &str = "Result, summary:";
 const OUTPUT: &str = "Result, output:";
+const REVIEW: &str = "Try at this review: ";
+const AGAIN: &str = ". The tries before gave no verdict: judge briefly, and each criterion once.";
+/// The text of a quotation that is listed below.
+const QUOTED_BELOW: &str = "(quoted below)";
 const CUT: &str = "The middle of the output is left out above; read all of it with get_task_result.";
 const NOTES: &str = "Result, notes:";
 const DATA: &str = "Result, data:";
@@ -39,8 +45,17 @@ const QUOTATIONS: &str = "Result, quotations, one JSON object per line:";
 
 /// Renders the message.
 pub(crate) fn render_review_task(task: &ReviewTask) -> String {
-    let ReviewTask { task_id, objective, run_objective, capability, criteria, documents, result, is_cut } =
-        task;
+    let ReviewTask {
+        task_id,
+        objective,
+        run_objective,
+        capability,
+        criteria,
+        documents,
+        result,
+        is_cut,
+        review,
+    } = task;
     let mut sheet =
         ReviewSheetWriter(format!("{OPENING} {NOTICE}\n\n{TASK}{task_id}\n{CAPABILITY}{capability}\n"));
     sheet.push_text_section(MISSION, run_objective);
@@ -48,19 +63,41 @@ pub(crate) fn render_review_task(task: &ReviewTask) -> String {
     for (number, criterion) in (1..).zip(criteria) {
         sheet.push_text_section(&format!("{CRITERION}{number}:"), criterion);
     }
-    sheet.push_line(&format!("{COUNT}{}", documents.count));
+    if *review > 1 {
+        sheet.push_line(&format!("{REVIEW}{review}{AGAIN}"));
+    }
+    if documents.count > 0 {
+        sheet.push_line(&format!("{COUNT}{}", documents.count));
+    }
     sheet.push_list_section(DOCUMENTS, &documents.paths);
     sheet.push_list_section(PASSED_OVER, &documents.passed_over);
     sheet.push_text_section(SUMMARY, &result.summary);
-    sheet.push_section(OUTPUT, &result.output, MAX_OUTPUT);
+    sheet.push_section(OUTPUT, &leave_out_quotations(result), MAX_OUTPUT);
     if *is_cut || result.output.chars().count() > MAX_OUTPUT {
         sheet.push_line(CUT);
     }
     sheet.push_text_section(NOTES, result.notes.as_deref().unwrap_or_default());
     sheet.push_text_section(DATA, &result.data.as_ref().map(to_json_line).unwrap_or_default());
-    sheet.push_list_section(SOURCES, result.sources.iter().map(to_json_line));
+    let sources = result.sources.iter().map(|source| Source { sha256: None, ..source.clone() });
+    sheet.push_list_section(SOURCES, sources.map(|source| to_json_line(&source)));
     sheet.push_list_section(QUOTATIONS, result.quotations.iter().map(to_json_line));
     sheet.0
+}
+
+/// Returns the output without what the lists below it repeat: the list of sources, and the texts of block quotes.
+fn leave_out_quotations(result: &TaskResult) -> String {
+    let mut output = if result.sources.is_empty() {
+        result.output.clone()
+    } else {
+        remove_source_list(&result.output).to_owned()
+    };
+    for quotation in &result.quotations {
+        let text = markdown_line(&quotation.text);
+        if !text.is_empty() {
+            output = output.replace(&format!("> {text} ["), &format!("> {QUOTED_BELOW} ["));
+        }
+    }
+    output
 }
 
 struct ReviewSheetWriter(String);
@@ -125,7 +162,7 @@ fn parse_review_sheet(sheet: &str) -> Option<ReviewTask> {
         capability: named(CAPABILITY)?.to_owned(),
         criteria: criteria.take_while(|criterion| !criterion.is_empty()).collect(),
         documents: DocumentList {
-            count: named(COUNT)?.parse().ok()?,
+            count: named(COUNT).map_or(Some(0), |count| count.parse().ok())?,
             paths: owned(DOCUMENTS),
             passed_over: owned(PASSED_OVER),
         },
@@ -139,6 +176,7 @@ fn parse_review_sheet(sheet: &str) -> Option<ReviewTask> {
             ..TaskResult::default()
         },
         is_cut: rest.lines().any(|line| line == CUT),
+        review: named(REVIEW).and_then(|line| line.strip_suffix(AGAIN)?.parse().ok()).unwrap_or(1),
     })
 }
 
@@ -154,7 +192,7 @@ fn read_section_objects<T: DeserializeOwned>(sheet: &str, heading: &str) -> Vec<
 
 #[cfg(test)]
 mod tests {
-    use millrace_protocol::result::{Quotation, Source, SourceKind};
+    use millrace_protocol::result::{Quotation, SourceKind};
     use serde_json::json;
 
     use super::*;
@@ -178,13 +216,8 @@ mod tests {
 
     fn review_task(hostile: &str) -> ReviewTask {
         let text = || hostile.to_owned();
-        let source = Source {
-            id: text(),
-            kind: SourceKind::Document,
-            title: text(),
-            location: text(),
-            sha256: Some(text()),
-        };
+        let source =
+            Source { id: text(), kind: SourceKind::Document, title: text(), location: text(), sha256: None };
         let quotation = Quotation { source: text(), text: text(), first_line: 1, last_line: 2 };
         ReviewTask {
             task_id: TaskId::new("t").unwrap(),
@@ -203,6 +236,7 @@ mod tests {
                 ..TaskResult::default()
             },
             is_cut: false,
+            review: 1,
         }
     }
 
@@ -240,6 +274,26 @@ mod tests {
             );
             assert_eq!((read.result.data, read.is_cut), (task.result.data, false));
         }
+    }
+
+    #[test]
+    fn no_text_is_shown_twice() {
+        let mut task = review_task("x");
+        let source = |id: &str| Source {
+            id: id.into(),
+            sha256: Some("0123abcd".into()),
+            ..task.result.sources[0].clone()
+        };
+        let words = "The Tarn weighs 1.4 kg.";
+        let quotation = Quotation { source: "S1".into(), text: words.into(), first_line: 3, last_line: 3 };
+        task.result.sources = vec![source("S1")];
+        task.result.output =
+            format!("Light [S1].\n\n> {words} [S1] (line 3)\n\n## Sources\n\n- [S1] Tarn: tarn.md\n");
+        task.result.quotations = vec![quotation];
+        let sheet = render_review_task(&task);
+        assert_eq!(sheet.matches(words).count(), 1, "{sheet}");
+        assert!(sheet.contains("| > (quoted below) [S1] (line 3)\n"), "{sheet}");
+        assert!(!sheet.contains("0123abcd") && !sheet.contains("## Sources"), "{sheet}");
     }
 
     #[test]

@@ -14,7 +14,7 @@ use futures::future::BoxFuture;
 use millrace_protocol::ids::{Capability, TaskId};
 use millrace_protocol::plan::ResourceAmounts;
 use millrace_protocol::provider::{ProviderStatus, ProviderWait};
-use millrace_protocol::result::{ErrorKind, TaskError, Verdict};
+use millrace_protocol::result::{CriterionOutcome, ErrorKind, TaskError, Verdict};
 use millrace_protocol::subject::CRITIC;
 use millrace_protocol::work::{Assignment, InputResult, JudgePanel, Order, ReviewBrief};
 use serde_json::Value;
@@ -22,6 +22,8 @@ use serde_json::Value;
 use super::environment::journal_error;
 use super::results::InputResults;
 use super::{AgentHost, PreparedConversation, SessionEnvironment, SessionError, invalid_order_error};
+use crate::critic::checks::build_verdict;
+use crate::critic::standing::{ReviewedResult, check_standing_criteria, select_asked_criteria};
 use crate::critic::{
     Judgement, JudgementValidator, ModelVerdict, ReviewEvidence, ReviewPanel, ReviewTask, build_review_brief,
 };
@@ -29,16 +31,20 @@ use crate::files::Files;
 use crate::model::{Model, ModelSelection};
 use crate::roles::DocumentList;
 use crate::sources::OrderInputs;
-use crate::tool::{TaskResultSource, Toolbox};
-use crate::turn::{AgentBrief, AttemptName, Journal, JournalError, UsageTotals};
+use crate::tool::TaskResultSource;
+use crate::turn::{
+    AttemptName, ConversationFormat, Journal, JournalError, UsageTotals, read_recorded_format,
+};
+
+/// The maximum number of results that a result is compared with.
+const MAX_COMPARED: usize = 12;
 
 /// The part of a review that is the same for all judges.
 struct PanelReview<'a> {
     order: &'a Order,
     task: &'a TaskId,
-    criteria: &'a [String],
-    brief: AgentBrief,
-    toolbox: Toolbox,
+    sheet: ReviewTask,
+    evidence: ReviewEvidence,
 }
 
 /// The outcome of one judge of a panel.
@@ -61,38 +67,60 @@ impl AgentHost {
         criteria: &[String],
         mut env: SessionEnvironment<'_>,
     ) -> Result<Verdict, SessionError> {
-        let (Assignment::Review { task, brief: requirements, .. }, Some(input)) =
+        let (Assignment::Review { task, review, brief: requirements, .. }, Some(input)) =
             (&order.assignment, order.inputs.first())
         else {
             return Err(invalid_order_error("it is not a review of a result").into());
         };
         let criteria = merge_criteria(requirements, criteria);
+        let recorded = read_recorded_format(env.journal.as_mut()).await.map_err(journal_error)?;
+        let is_original = recorded.is_some_and(ConversationFormat::is_original);
+        let asked = if is_original { criteria.clone() } else { select_asked_criteria(&criteria) };
         let (sources, files) = (env.sources.clone(), env.files.clone());
-        let (sheet, evidence) = self.collect_evidence(task, input, order, &criteria, sources, files).await?;
-        let toolbox = evidence.open_tools();
-        let case = PanelReview {
-            order,
-            task,
-            criteria: &criteria,
-            brief: build_review_brief(&sheet, &toolbox),
-            toolbox,
+        let (sheet, evidence) =
+            self.collect_evidence((task, *review), input, order, &asked, sources, files).await?;
+        let checked = match is_original {
+            true => Vec::new(),
+            false => check_result(&sheet, &evidence, requirements, &criteria, env.sources.as_ref()).await?,
         };
+        if checked.iter().any(|outcome| !outcome.met) {
+            return Ok(build_verdict(checked, &[]));
+        }
+        let case = PanelReview { order, task, sheet, evidence };
+        let judged = self.ask_judges(&case, requirements, &mut env).await?;
+        Ok(add_checked_criteria(judged, checked))
+    }
+
+    /// Asks the models of the panel, or the critics' own model if it names none.
+    async fn ask_judges(
+        &self,
+        case: &PanelReview<'_>,
+        requirements: &ReviewBrief,
+        env: &mut SessionEnvironment<'_>,
+    ) -> Result<Verdict, SessionError> {
+        let order = case.order;
         let single = JudgePanel { models: Vec::new(), quorum: 1 };
         let panel = requirements.panel.as_ref().unwrap_or(&single);
         if panel.models.is_empty() {
             let role = Capability::new(CRITIC).expect("a valid name");
             let model = self.models.open_for_order(order, &role, None);
             let model = model.map_err(|error| invalid_order_error(&error.to_string()))?;
-            let (verdict, spent) = case.run_judge(model, env).await?;
+            let judge = SessionEnvironment {
+                observer: env.observer.clone(),
+                allowance: env.allowance,
+                provider_timeout: env.provider_timeout,
+                ..SessionEnvironment::new(env.sources.clone(), env.journal.as_mut())
+            };
+            let (verdict, spent) = case.run_judge(model, judge).await?;
             return Ok(Verdict { usage: spent.usage, models: spent.models, ..verdict });
         }
-        self.ask_panel(&case, panel, &mut env).await
+        self.ask_panel(case, panel, env).await
     }
 
     /// Returns the review task for the brief, and the evidence for the judges' tools.
     async fn collect_evidence(
         &self,
-        task: &TaskId,
+        (task, review): (&TaskId, u32),
         input: &InputResult,
         order: &Order,
         criteria: &[String],
@@ -113,6 +141,7 @@ impl AgentHost {
             documents: corpus.as_deref().map(DocumentList::from_corpus).unwrap_or_default(),
             result,
             is_cut: false,
+            review,
         };
         let readable = order
             .review_brief()
@@ -122,7 +151,13 @@ impl AgentHost {
             .cloned()
             .collect();
         let results: Arc<dyn TaskResultSource> = Arc::new(InputResults::new(readable, sources));
-        Ok((sheet, ReviewEvidence { corpus, results: Some(results), files }))
+        let has_inputs = order.review_brief().is_some_and(|brief| !brief.evidence.is_empty());
+        let has_files = match &files {
+            None => false,
+            // If the files can't be listed, the tools report why.
+            Some(files) => files.list("/").await.map_or(true, |entries| !entries.is_empty()),
+        };
+        Ok((sheet, ReviewEvidence { corpus, results: Some(results), files, has_inputs, has_files }))
     }
 
     async fn ask_panel(
@@ -216,14 +251,47 @@ impl PanelReview<'_> {
         let env = SessionEnvironment { files: None, ..env };
         let mut env = env;
         let format = env.choose_format(model.ability()).await?;
-        let brief = AgentBrief { format, ..self.brief.clone() };
-        let conversation = PreparedConversation { brief, toolbox: self.toolbox.clone(), model };
-        let expected = JudgementValidator::new(self.task, self.criteria);
+        let toolbox = self.evidence.open_tools(&self.sheet, format);
+        let brief = build_review_brief(&self.sheet, &toolbox, format);
+        let conversation = PreparedConversation { brief, toolbox, model };
+        let expected = JudgementValidator::new(self.task, &self.sheet.criteria, format);
         let check = |judgement: Judgement| expected.validate_judgement(judgement);
         let (judgement, spent) =
             env.run_conversation(AttemptName::from_order(self.order), conversation, &check).await?;
         Ok((judgement.to_verdict(), spent))
     }
+}
+
+/// Returns the outcomes of the criteria that code checks.
+async fn check_result(
+    sheet: &ReviewTask,
+    evidence: &ReviewEvidence,
+    requirements: &ReviewBrief,
+    criteria: &[String],
+    sources: &dyn OrderInputs,
+) -> Result<Vec<CriterionOutcome>, SessionError> {
+    let mut inputs = Vec::new();
+    for input in requirements.evidence.iter().take(MAX_COMPARED) {
+        inputs.push((input.task.clone(), sources.read_result(input).await?));
+    }
+    let reviewed = ReviewedResult {
+        result: &sheet.result,
+        capability: &sheet.capability,
+        corpus: evidence.corpus.as_deref(),
+        inputs: &inputs,
+    };
+    Ok(check_standing_criteria(&reviewed, criteria))
+}
+
+/// Adds the outcomes of the criteria that code checked, unless a judge gave them too.
+fn add_checked_criteria(judged: Verdict, checked: Vec<CriterionOutcome>) -> Verdict {
+    let mut criteria = judged.criteria;
+    for outcome in checked {
+        if criteria.iter().all(|given| given.criterion != outcome.criterion) {
+            criteria.push(outcome);
+        }
+    }
+    Verdict { criteria, ..judged }
 }
 
 /// Returns the criteria of the order and those of its capability, without duplicates.

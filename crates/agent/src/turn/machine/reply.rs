@@ -59,6 +59,9 @@ impl<A: Answer> Machine<A> {
         };
         let mut value = parse_lenient_json(text)
             .map_err(|mistake| format!("The answer is not one JSON object: {mistake}."))?;
+        if !self.format.is_original() && A::is_earlier_form(&value) {
+            return A::parse_answer(&value.to_string());
+        }
         convert_unambiguous_values(schema, &mut value);
         let undeclared = A::UNDECLARED_FIELD
             .and_then(|name| Some((name.to_owned(), value.as_object_mut()?.remove(name)?)));
