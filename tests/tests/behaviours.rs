@@ -75,7 +75,8 @@ shared_cluster_tests! {
         context_overflow_continues_from_notes_at_most_twice,
         rate_limited_request_is_retried_after_the_given_wait,
         consulting_another_capability_is_one_counted_reply,
-        contradictory_verdict_is_asked_again_and_never_counts,
+        invalid_verdict_is_asked_again_and_never_counts,
+        verdict_that_contradicts_itself_counts_by_its_criteria,
     ],
     planning: [
         planner_turns_an_objective_into_a_plan_that_runs,

@@ -6,6 +6,7 @@ use millrace_protocol::result::TaskParameters;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
+use crate::citations::collapse_whitespace;
 use crate::corpus::Corpus;
 use crate::model::{Message, Request};
 
@@ -29,6 +30,10 @@ pub struct DocumentList {
 }
 
 impl DocumentList {
+    fn is_empty(&self) -> bool {
+        *self == Self::default()
+    }
+
     /// Lists the documents of a corpus.
     #[must_use]
     pub fn from_corpus(corpus: &Corpus) -> Self {
@@ -57,11 +62,13 @@ pub struct WorkTask {
     /// The critics' feedback on earlier attempts, oldest first.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub feedback: Vec<String>,
-    /// The documents of the run.
-    #[serde(default)]
+    /// The documents of the run, if the agent can read them.
+    #[serde(default, skip_serializing_if = "DocumentList::is_empty")]
     pub documents: DocumentList,
 }
 
+/// The maximum number of tokens of one reply of a small model that answers with text or data.
+pub(crate) const MAX_OUTPUT_TOKENS_SMALL: u32 = 4_096;
 /// The maximum number of tokens of one reply of an agent.
 pub const MAX_OUTPUT_TOKENS: u32 = 16_384;
 
@@ -73,6 +80,26 @@ const INTRODUCTION: &str =
 pub fn build_first_message(task: &impl Serialize, more: &str) -> String {
     let json = serde_json::to_string_pretty(task).expect("a task holds only names, texts and JSON values");
     format!("{INTRODUCTION}\n\n{json}\n{more}")
+}
+
+/// Builds the first message to a small model: its task as text, followed by `more`. Values of one line each, so that no
+/// value can pass for a part of the message. `lists_documents`: the agent can read documents by their paths.
+#[must_use]
+pub fn build_task_text(task: &WorkTask, more: &str, lists_documents: bool) -> String {
+    let mut text = format!("Question: {}\n", collapse_whitespace(&task.objective));
+    let mission = collapse_whitespace(&task.run_objective);
+    if mission != collapse_whitespace(&task.objective) {
+        text.push_str(&format!("It is part of: {mission}\n"));
+    }
+    if !task.parameters.is_empty() {
+        let parameters = serde_json::to_string(&task.parameters).expect("parameters are JSON values");
+        text.push_str(&format!("Parameters: {parameters}\n"));
+    }
+    if lists_documents && !task.documents.paths.is_empty() {
+        let paths = collapse_whitespace(&task.documents.paths.join(", "));
+        text.push_str(&format!("Documents ({}): {paths}\n", task.documents.count));
+    }
+    text + more
 }
 
 /// Reads the task back from a conversation that began with a [`build_first_message`]; `None` if it began otherwise.

@@ -32,6 +32,23 @@ fn attempt_error(task: &Task, attempt: usize) -> &TaskError {
     error
 }
 
+pub async fn verdict_that_contradicts_itself_counts_by_its_criteria(testbed: &TestBed) {
+    let mut contradicts = verdict_json("name the year");
+    contradicts["passed"] = json!(true);
+    let rules = format!(
+        "rules:\n- when: {{answer: verdict}}\n  reply: {{answer: {contradicts}}}\n- reply: {{text: a draft}}\n"
+    );
+    let model = testbed.write_scripted_model("contradicts", &rules);
+    let mut task = reviewed_task("essay", "write it", "it names the year");
+    task.limits.max_attempts = 1;
+    let run = testbed.submit_run("contradicts", &submission_with_model(model, vec![task])).await;
+    let history = run.wait_for_end().await;
+    assert_eq!(task_state(history.folded_plan(), "essay"), TaskState::Failed);
+    assert_eq!(testbed.count_model_requests("contradicts", "verdict"), 1);
+    let verdict = only_task(history.folded_plan()).attempts[0].verdict.as_ref().map(|(_, verdict)| verdict);
+    assert!(verdict.is_some_and(|verdict| !verdict.passed));
+}
+
 pub async fn rejected_result_is_redone_with_feedback(testbed: &TestBed) {
     let rules = format!(
         "rules:
@@ -203,14 +220,12 @@ pub const ASKER: &str =
 /// An agent that may be consulted.
 pub const EXPERT: &str = "name: expert\ndescription: Knows.\ninstructions: You know the answer.\ntools: [now, think]\nconsult: true\n";
 
-pub async fn contradictory_verdict_is_asked_again_and_never_counts(testbed: &TestBed) {
-    let mut contradicts = verdict_json("name the year");
-    contradicts["passed"] = json!(true);
+pub async fn invalid_verdict_is_asked_again_and_never_counts(testbed: &TestBed) {
     let mut foreign = verdict_json("");
     foreign["task_id"] = json!("another");
     let mut empty = verdict_json("");
     empty["criteria"] = json!([]);
-    for (name, wrong) in [("contradicts", contradicts), ("foreign", foreign), ("empty", empty)] {
+    for (name, wrong) in [("foreign", foreign), ("empty", empty)] {
         // The critic's first verdict is invalid; it corrects that after feedback.
         let rules = format!(
             "rules:\n- when: {{answer: verdict, turn: 1}}\n  reply: {{answer: {wrong}}}\n\
@@ -227,6 +242,10 @@ pub async fn contradictory_verdict_is_asked_again_and_never_counts(testbed: &Tes
         let history = run.wait_for_end().await;
         assert_eq!(end_reason(history.folded_plan()), EndReason::Completed, "{name}");
         assert_eq!(testbed.count_model_requests(name, "verdict"), 2, "{name}");
+        if name == "empty" {
+            // Criteria that are left out twice are not met.
+            continue;
+        }
         // If the verdict stays invalid, the result is not reviewed.
         let name = format!("{name}-for-ever");
         let rules = format!(

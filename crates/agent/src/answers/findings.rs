@@ -1,5 +1,7 @@
-//! Answers from the run's documents: text with citations, and the cited passages by document and line. Each quotation is
-//! looked up in its document, so that a model can't invent one; the result's sources are the quoted documents.
+//! Answers from the run's documents: text with citations, and the cited passages. A strong model gives each passage by its
+//! document and lines, and may copy the words; a small one writes its answer with the labels of lines, which
+//! [`super::labels`] turns into the same. Each quotation is looked up in its document, so that a model can't invent one;
+//! the result's sources are the quoted documents.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,13 +10,13 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use super::marks;
+use super::{labels, marks};
 use crate::citations::{self, collapse_whitespace};
 use crate::corpus::{Corpus, Document};
 use crate::model::AnswerSchema;
 use crate::spec::AnswerForm;
 use crate::tool::{schema_of, unknown_document_error};
-use crate::turn::{Answer, parse_json_answer};
+use crate::turn::{Answer, ConversationFormat, parse_json_answer};
 
 /// The most tokens of an answer. It stops small models that repeat themselves endlessly.
 pub(crate) const MAX_OUTPUT_TOKENS: u32 = 4_096;
@@ -27,7 +29,9 @@ const MAX_NAMED: usize = 100;
 /// The most mistakes in one correction.
 const MAX_MISTAKES: usize = 5;
 /// The most characters of a text that a correction quotes.
-const MAX_SHOWN: usize = 300;
+const MAX_SHOWN: usize = 160;
+/// The most tokens of a small model's answer.
+pub(crate) const MAX_OUTPUT_TOKENS_SMALL: u32 = 1_200;
 
 /// An answer from documents, as the model writes it.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -37,13 +41,18 @@ pub struct Findings {
     /// The passages that support the answer; they are numbered from 1 in this order.
     #[schemars(length(max = 60))]
     pub quotations: Vec<Passage>,
+    /// The labels of cited lines, such as `P2:8`, in the form for small models.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[schemars(skip)]
+    pub citations: Vec<String>,
     /// The answer in Markdown. Each statement is followed by the number of its quotation: [1], [2].
-    #[schemars(length(min = 1))]
+    #[schemars(length(min = 1, max = 400_000))]
     pub output: String,
     /// The answer in one or two sentences.
-    #[schemars(length(min = 1))]
+    #[schemars(length(min = 1, max = 4_000))]
     pub summary: String,
     /// Anything that was searched for and not found; null if there is nothing.
+    #[schemars(length(max = 40_000))]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub notes: Option<String>,
     /// `false` if a question was left without an answer. Set by `builtin:extractive` only.
@@ -65,6 +74,7 @@ pub struct Passage {
     #[schemars(range(min = 1))]
     pub last_line: u32,
     /// The one or two relevant sentences, copied word for word; null to quote the complete lines.
+    #[schemars(length(max = 20_000))]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub text: Option<String>,
 }
@@ -78,6 +88,14 @@ impl Answer for Findings {
         Some(AnswerSchema { name: name.to_owned(), schema })
     }
 
+    fn is_other_form(value: &Value, schema: &Value) -> bool {
+        let has = |name: &str| value.get(name).is_some_and(Value::is_array);
+        match schema["properties"].get("quotations").is_some() {
+            true => has("citations") && !has("quotations"),
+            false => has("quotations"),
+        }
+    }
+
     fn parse_answer(text: &str) -> Result<Self, String> {
         let findings: Self = parse_json_answer(text)?;
         if findings.output.trim().is_empty() {
@@ -87,8 +105,30 @@ impl Answer for Findings {
     }
 }
 
-/// Returns the schema of an answer from these documents. If there are few, the schema lists their paths.
-pub(crate) fn findings_schema(corpus: Option<&Corpus>) -> Option<AnswerSchema> {
+/// Returns the schema of an answer from these documents. If there are few, that for strong models lists their paths. That
+/// for small models has the answer first and then the labels of lines; `has_tools` allows lines outside of the passages.
+pub(crate) fn findings_schema(
+    corpus: Option<&Corpus>,
+    format: ConversationFormat,
+    has_tools: bool,
+) -> Option<AnswerSchema> {
+    if format.is_small() {
+        let label = match has_tools {
+            true => json!({"type": "string", "maxLength": 160}),
+            false => json!({"type": "string", "pattern": "^P[1-9][0-9]?:[1-9][0-9]{0,4}$"}),
+        };
+        let schema = json!({
+            "type": "object",
+            "properties": {
+                "output": {"type": "string", "minLength": 1, "maxLength": 1_500},
+                "citations": {"type": "array", "items": label, "maxItems": 8},
+                "notes": {"type": "string", "maxLength": 400},
+            },
+            "required": ["output", "citations"],
+            "additionalProperties": false,
+        });
+        return Some(AnswerSchema { name: AnswerForm::Findings.name().to_owned(), schema });
+    }
     let mut schema = Findings::answer_schema(AnswerForm::Findings.name())?;
     if let Some(documents) = corpus.map(Corpus::documents).filter(|all| (1..=MAX_NAMED).contains(&all.len()))
     {
@@ -146,11 +186,31 @@ pub(crate) fn remove_unverified_quotations(findings: &Findings, corpus: Option<&
     let quotations = findings.quotations.iter().zip(&is_verified).filter(|(_, is_verified)| **is_verified);
     Some(Findings {
         quotations: quotations.map(|(passage, _)| passage.clone()).collect(),
+        citations: Vec::new(),
         output: replace_citations(&citations::split_combined_citations(&findings.output), citation),
         summary: replace_citations(&citations::split_combined_citations(&findings.summary), citation),
         notes: findings.notes.clone(),
         answered: findings.answered,
     })
+}
+
+/// Moves each quotation whose words are in another document, and only there, to that document.
+pub(crate) fn relocate_quotations(mut findings: Findings, corpus: Option<&Corpus>) -> Findings {
+    let Some(corpus) = corpus else { return findings };
+    for passage in &mut findings.quotations {
+        let copied = passage.text.as_deref().map(collapse_whitespace).filter(|text| !text.is_empty());
+        let Some(copied) = copied.filter(|_| look_up_passage(passage, Some(corpus)).is_err()) else {
+            continue;
+        };
+        let mut places = corpus.documents().iter().filter_map(|document| {
+            let (first, last) = find_text_near_line(document, &copied, 1)?;
+            Some((document.path.clone(), u32::try_from(first).ok()?, u32::try_from(last).ok()?))
+        });
+        if let (Some((document, first_line, last_line)), None) = (places.next(), places.next()) {
+            *passage = Passage { document, first_line, last_line, text: passage.text.take() };
+        }
+    }
+    findings
 }
 
 /// Replaces each citation `[1]`, `[2]` in a text by `citation` of its number; `None` removes it.
@@ -226,19 +286,23 @@ fn verify_copied_text(
         // The model copied these lines inexactly; their original text is quoted.
         return quote_whole_lines(document, first, last);
     }
-    let (path, lines, copied) = (
-        &document.path,
-        shorten_text(&collapse_whitespace(document.line_range(first, last))),
-        shorten_text(&text),
-    );
-    Err(format!(
-        "the text “{copied}” is not in {path}; its lines {first} to {last} are “{lines}”. Copy the words exactly, or \
-         omit 'text' to quote the complete lines."
-    ))
+    let (path, copied) = (&document.path, shorten_text(&text));
+    let nearest = labels::nearest_line(document, &text).filter(|(_, share)| *share > 0.0);
+    let hint = match nearest {
+        Some((line, _)) => {
+            let words = document.nth_line(line as usize).map(collapse_whitespace).unwrap_or_default();
+            format!(
+                "the nearest line is {line}: “{}”. Copy the words exactly, or cite another line",
+                shorten_text(&words)
+            )
+        }
+        None => "no line of it is like that. Cite another document, or leave the statement out".to_owned(),
+    };
+    Err(format!("the text “{copied}” is not in {path}; {hint}."))
 }
 
 /// Returns the share of the words of `text` that are in `lines`.
-fn share_of_common_words(text: &str, lines: &str) -> f64 {
+pub(super) fn share_of_common_words(text: &str, lines: &str) -> f64 {
     let words = |text: &str| -> Vec<String> {
         let parts = text.split(|c: char| !c.is_alphanumeric()).filter(|word| !word.is_empty());
         // Numbers are ignored: small models often copy line numbers.
@@ -339,11 +403,12 @@ fn build_result(findings: &Findings, quoted: Vec<(&Document, Quotation)>) -> Tas
             citations::format_block_quote(quotation, &quotation.source).trim_end()
         ));
     }
-    let summary = citations::rename_citations(
-        &citations::split_combined_citations(&findings.summary),
-        &quotations,
-        name,
-    );
+    let summary = match findings.summary.trim() {
+        "" => summarize_output(&findings.output),
+        summary => summary.to_owned(),
+    };
+    let summary =
+        citations::rename_citations(&citations::split_combined_citations(&summary), &quotations, name);
     TaskResult {
         summary: marks::remove_repeated_citations(&summary),
         output,
@@ -352,6 +417,24 @@ fn build_result(findings: &Findings, quoted: Vec<(&Document, Quotation)>) -> Tas
         quotations: marks::remove_duplicate_quotations(quotations),
         answered: findings.answered,
         ..TaskResult::default()
+    }
+}
+
+/// The most characters of a summary that is taken from the output.
+const MAX_SUMMARY: usize = 300;
+
+/// Returns the first paragraph of an output that is not a heading, shortened: the summary of an answer that has none.
+pub(crate) fn summarize_output(output: &str) -> String {
+    let is_text = |line: &&str| !line.is_empty() && !line.starts_with('#');
+    let paragraph = output.lines().map(str::trim).find(is_text).unwrap_or_default();
+    match paragraph.char_indices().nth(MAX_SUMMARY) {
+        None => paragraph.to_owned(),
+        Some((at, _)) => {
+            let cut = &paragraph[..at];
+            // Not within a mark.
+            let end = cut.rfind([' ', ']']).map_or(at, |end| end + 1);
+            format!("{}…", cut[..end].trim_end())
+        }
     }
 }
 
@@ -376,6 +459,7 @@ fn shorten_text(text: &str) -> String {
 mod tests {
     use super::*;
     use crate::corpus::InputFile;
+    use crate::model::ModelAbility;
 
     fn build_corpus() -> Corpus {
         let file = |path: &str, text: &str| InputFile { path: path.into(), bytes: text.as_bytes().to_vec() };
@@ -394,7 +478,7 @@ mod tests {
     }
 
     fn build_findings(output: &str, quotations: Vec<Passage>) -> Findings {
-        Findings { summary: "s".into(), output: output.into(), quotations, notes: None, answered: None }
+        Findings { summary: "s".into(), output: output.into(), quotations, ..Findings::default() }
     }
 
     #[test]
@@ -461,7 +545,7 @@ mod tests {
             (one(build_passage("MIT.txt", 2, 2, None)), "Quotation 1: lines 2 to 2 of MIT.txt are empty"),
             (
                 one(build_passage("MIT.txt", 1, 1, Some("A word of them."))),
-                "Quotation 1: the text “A word of them.” is not in MIT.txt; its lines 1 to 1 are “MIT”.",
+                "Quotation 1: the text “A word of them.” is not in MIT.txt; the nearest line is 3: “No word of them [7].”. Copy the words exactly",
             ),
             (
                 resolve_findings(&build_findings("x", vec![]), Some(&corpus)).unwrap_err(),
@@ -508,8 +592,48 @@ mod tests {
     }
 
     #[test]
+    fn words_of_another_document_are_found_there() {
+        let corpus = build_corpus();
+        let elsewhere = build_passage("MIT.txt", 1, 1, Some("It ends with a suit."));
+        let answer = build_findings("It ends [1].", vec![elsewhere]);
+        assert!(resolve_findings(&answer, Some(&corpus)).is_err());
+        let result = resolve_findings(&relocate_quotations(answer, Some(&corpus)), Some(&corpus)).unwrap();
+        let quotation = &result.quotations[0];
+        assert_eq!((result.sources[0].location.as_str(), quotation.first_line), ("law/Apache.txt", 6));
+        // Words of two documents stay where they are.
+        let both = InputFile { path: "copy.txt".into(), bytes: b"It ends with a suit.".to_vec() };
+        let third = InputFile { path: "a.txt".into(), bytes: b"It ends with a suit.".to_vec() };
+        let corpus = Corpus::build_or_load(vec![both, third], None).unwrap();
+        let answer =
+            build_findings("x [1]", vec![build_passage("b.txt", 1, 1, Some("It ends with a suit."))]);
+        assert_eq!(relocate_quotations(answer.clone(), Some(&corpus)), answer);
+    }
+
+    #[test]
+    fn a_summary_is_taken_from_the_output_if_there_is_none() {
+        assert_eq!(summarize_output("# Tarn\n\nIt weighs 1.4 kg [1].\n\nMore."), "It weighs 1.4 kg [1].");
+        let long = summarize_output(&"word ".repeat(100));
+        assert!(long.chars().count() <= MAX_SUMMARY + 1 && long.ends_with("word…"), "{long}");
+    }
+
+    #[test]
+    fn every_text_of_the_forms_is_bounded() {
+        for (ability, has_tools) in
+            [(ModelAbility::Small, false), (ModelAbility::Small, true), (ModelAbility::Strong, true)]
+        {
+            let format = ConversationFormat::current(ability);
+            let schema = findings_schema(Some(&build_corpus()), format, has_tools).unwrap().schema;
+            let properties = &schema["properties"];
+            assert!(properties["output"]["maxLength"].is_u64() && properties["notes"]["maxLength"].is_u64());
+            let list = if ability == ModelAbility::Small { "citations" } else { "quotations" };
+            assert!(properties[list]["maxItems"].is_u64());
+        }
+    }
+
+    #[test]
     fn the_schema_lists_the_documents_if_there_are_few() {
-        let schema = findings_schema(Some(&build_corpus())).unwrap().schema;
+        let schema =
+            findings_schema(Some(&build_corpus()), ConversationFormat::default(), true).unwrap().schema;
         let passage = &schema["properties"]["quotations"]["items"]["properties"];
         assert_eq!(passage["document"]["enum"], json!(["MIT.txt", "law/Apache.txt"]));
         assert_eq!(passage["first_line"]["minimum"], 1);

@@ -3,11 +3,15 @@
 //! - [`Findings`]: text with citations of passages of the run's documents.
 //! - [`Report`]: text with citations of the sources of earlier results.
 
+mod checker;
+mod content;
 pub(crate) mod findings;
+pub(crate) mod labels;
 mod marks;
 mod repetition;
-mod report;
+pub(crate) mod report;
 
+pub(crate) use checker::{FindingsChecker, ReportChecker};
 pub use findings::{Findings, Passage};
 pub(crate) use repetition::find_repeated_result;
 pub use report::Report;

@@ -10,11 +10,13 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
+use super::findings::summarize_output;
 use super::marks;
 use crate::citations;
 use crate::model::AnswerSchema;
+use crate::spec::AnswerForm;
 use crate::tool::{ResultEntry, TaskResultSource, ToolError, schema_of};
-use crate::turn::{Answer, parse_json_answer};
+use crate::turn::{Answer, ConversationFormat, parse_json_answer};
 
 /// The most sources that a correction lists.
 const MAX_NAMED: usize = 20;
@@ -25,16 +27,18 @@ const MAX_NAMED: usize = 20;
 #[schemars(deny_unknown_fields)]
 pub struct Report {
     /// The report's title.
+    #[schemars(length(max = 400))]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub title: Option<String>,
     /// The report in Markdown. Each statement keeps the numbers of its sources: [1], [2]. The list of sources is
     /// added automatically.
-    #[schemars(length(min = 1))]
+    #[schemars(length(min = 1, max = 400_000))]
     pub output: String,
     /// The answer in one or two sentences.
-    #[schemars(length(min = 1))]
+    #[schemars(length(min = 1, max = 4_000))]
     pub summary: String,
     /// Questions that the results leave open; null if there are none.
+    #[schemars(length(max = 40_000))]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub notes: Option<String>,
     /// `false` if a question was left without an answer. Set by `builtin:extractive` only.
@@ -59,6 +63,26 @@ impl Answer for Report {
         }
         Ok(report)
     }
+}
+
+/// The most tokens of a small model's report.
+pub(crate) const MAX_OUTPUT_TOKENS_SMALL: u32 = 2_000;
+
+/// Returns the schema of a report.
+pub(crate) fn report_schema(format: ConversationFormat) -> Option<AnswerSchema> {
+    let mut schema = Report::answer_schema(AnswerForm::Report.name())?;
+    if format.is_small() {
+        schema.schema = json!({
+            "type": "object",
+            "properties": {
+                "output": {"type": "string", "minLength": 1, "maxLength": 4_000},
+                "notes": {"type": "string", "maxLength": 400},
+            },
+            "required": ["output"],
+            "additionalProperties": false,
+        });
+    }
+    Some(schema)
 }
 
 /// The inputs of a report, with one numbering of all their sources.
@@ -157,7 +181,10 @@ impl NumberedResults {
     /// The mistake in it, as the correction that the model gets.
     pub fn resolve_citations(&self, report: &Report) -> Result<TaskResult, String> {
         let body = citations::split_combined_citations(remove_source_list(&report.output));
-        let summary = citations::split_combined_citations(&report.summary);
+        let summary = match report.summary.trim() {
+            "" => summarize_output(&body),
+            summary => citations::split_combined_citations(summary),
+        };
         let cited = citations::find_citations(&body, &self.quotations);
         let unknown: Vec<&str> = cited
             .iter()
@@ -177,6 +204,36 @@ impl NumberedResults {
             ));
         }
         Ok(self.build_result(report, &body, &summary, &cited))
+    }
+
+    /// Removes the citations that refer to no source. If none is left, the sources of the results follow the report, and the
+    /// notes say that no statement has a mark: the fallback after the last correction.
+    pub fn mend_citations(&self, report: &Report) -> Report {
+        let clean = |text: &str| {
+            let text = citations::split_combined_citations(text);
+            let marks = citations::find_citations(&text, &self.quotations);
+            let unknown: Vec<String> = marks
+                .iter()
+                .filter(|mark| self.find_source(mark).is_none())
+                .map(|mark| format!("[{mark}]"))
+                .collect();
+            unknown.iter().fold(text.clone(), |text, mark| text.replace(mark, ""))
+        };
+        let mut mended =
+            Report { output: clean(&report.output), summary: clean(&report.summary), ..report.clone() };
+        let has_marks =
+            !citations::find_citations(remove_source_list(&mended.output), &self.quotations).is_empty();
+        if !has_marks && !self.sources.is_empty() {
+            let marks: String = self.sources.iter().map(|source| format!("[{}]", source.id)).collect();
+            mended.output = format!(
+                "{}\n\nSources of the results: {marks}",
+                remove_source_list(&mended.output).trim_end()
+            );
+            let note = "The report does not mark which source supports which statement.";
+            let own = mended.notes.filter(|notes| !notes.trim().is_empty());
+            mended.notes = Some(own.map_or_else(|| note.to_owned(), |own| format!("{own} {note}")));
+        }
+        mended
     }
 
     fn build_result(&self, report: &Report, body: &str, summary: &str, cited: &[&str]) -> TaskResult {

@@ -68,7 +68,7 @@ impl Answer for Judgement {
         Some(AnswerSchema { name: name.to_owned(), schema: schema_of::<Self>() })
     }
 
-    fn is_earlier_form(value: &Value) -> bool {
+    fn is_other_form(value: &Value, _: &Value) -> bool {
         value.get("criteria").is_some_and(Value::is_array)
     }
 
@@ -429,7 +429,7 @@ mod tests {
         for (first, claimed) in [(true, false), (false, true)] {
             let answer =
                 json!({"criteria": met(first), "reasoning": "r", "passed": claimed, "confidence": 7});
-            assert!(Judgement::is_earlier_form(&answer));
+            assert!(Judgement::is_other_form(&answer, &Value::Null));
             let verdict = validate(answer).unwrap();
             assert_eq!((verdict.passed, verdict.find_inconsistency()), (first, None), "{claimed}");
         }

@@ -3,7 +3,7 @@
 
 use millrace_protocol::ids::TaskId;
 use millrace_protocol::plan::ReviewCheck;
-use millrace_protocol::result::{CriterionOutcome, TaskResult};
+use millrace_protocol::result::{CriterionOutcome, Source, SourceKind, TaskResult};
 
 use super::checks::{build_criterion_outcome, find_faults, has_nothing_to_check};
 use crate::answers::find_repeated_result;
@@ -53,14 +53,21 @@ pub(crate) fn check_standing_criteria(
     let ReviewedResult { result, capability, corpus, inputs } = reviewed;
     let is_cited_work = [RESEARCH, PRODUCER].contains(capability) || !result.sources.is_empty();
     let is_named = |criterion: &str| criteria.iter().any(|named| named == criterion);
+    // Without documents of the run there is nothing to compare quotations with.
+    let uncompared = || {
+        let sources = result.sources.iter().map(|source| Source { kind: SourceKind::Web, ..source.clone() });
+        TaskResult { sources: sources.collect(), quotations: Vec::new(), ..(*result).clone() }
+    };
+    let without_documents = corpus.is_none().then(uncompared);
+    let comparable = without_documents.as_ref().unwrap_or(result);
     let mut outcomes = Vec::new();
     if is_named(NOT_EMPTY) {
         outcomes.push(build_criterion_outcome(NOT_EMPTY, Vec::new()));
     }
     for (criterion, check) in [(CITATIONS, ReviewCheck::Citations), (QUOTATIONS, ReviewCheck::Quotations)] {
-        let applies = is_cited_work && !has_nothing_to_check(&check, result);
+        let applies = is_cited_work && !has_nothing_to_check(&check, comparable);
         if applies || is_named(criterion) {
-            let faults = if applies { find_faults(&check, result, *corpus) } else { Ok(None) };
+            let faults = if applies { find_faults(&check, comparable, *corpus) } else { Ok(None) };
             let faults = faults.ok().flatten().unwrap_or_default();
             outcomes.push(build_criterion_outcome(criterion, faults));
         }

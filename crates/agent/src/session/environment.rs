@@ -13,7 +13,7 @@ use crate::sources::OrderInputs;
 use crate::tool::{Tool, Toolbox};
 use crate::turn::{
     AgentBrief, Answer, AnswerCheck, AttemptName, ConversationFormat, Driver, Journal, JournalError, Machine,
-    UsageTotals, read_recorded_format,
+    RecordedBeginning, UsageTotals, read_recorded_beginning,
 };
 
 /// The environment of a session.
@@ -48,14 +48,15 @@ impl<'a> SessionEnvironment<'a> {
         }
     }
 
-    /// Returns the format of the conversation that the journal's next step begins, or that of a new one with prompts for this
-    /// ability.
-    pub(super) async fn choose_format(
+    /// Returns the beginning of the conversation that the journal's next step begins, or that of a new one with prompts for
+    /// this ability.
+    pub(super) async fn choose_beginning(
         &mut self,
         ability: ModelAbility,
-    ) -> Result<ConversationFormat, SessionError> {
-        let recorded = read_recorded_format(self.journal.as_mut()).await.map_err(journal_error)?;
-        Ok(recorded.unwrap_or(ConversationFormat::current(ability)))
+    ) -> Result<RecordedBeginning, SessionError> {
+        let recorded = read_recorded_beginning(self.journal.as_mut()).await.map_err(journal_error)?;
+        let format = ConversationFormat::current(ability);
+        Ok(recorded.unwrap_or(RecordedBeginning { format, prompt: None }))
     }
 
     /// Drives one conversation with a model to its answer. `check` validates the answer beyond its schema.
@@ -79,10 +80,18 @@ impl<'a> SessionEnvironment<'a> {
     }
 }
 
-/// A model, and the format of the conversation with it.
+/// A model, and the beginning of the conversation with it.
 pub(super) struct OpenedModel {
     pub model: Arc<dyn Model>,
-    pub format: ConversationFormat,
+    pub beginning: RecordedBeginning,
+}
+
+/// Replaces the prompt of a brief by the recorded one, so that a resumed conversation is the one that began.
+pub(super) fn restore_prompt(brief: AgentBrief, beginning: RecordedBeginning) -> AgentBrief {
+    match beginning.prompt {
+        Some((system, task)) => AgentBrief { system, task, ..brief },
+        None => brief,
+    }
 }
 
 /// A conversation before its first request: brief, tools and model.

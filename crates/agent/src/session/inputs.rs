@@ -6,6 +6,7 @@ use std::fmt::Write;
 use std::sync::Arc;
 
 use futures::{StreamExt, TryStreamExt};
+use millrace_protocol::ids::TaskId;
 use millrace_protocol::result::TaskResult;
 use millrace_protocol::work::{InputResult, Order};
 
@@ -13,13 +14,15 @@ use super::SessionError;
 use super::documents::DocumentCache;
 use super::results::InputResults;
 use crate::answers::NumberedResults;
-use crate::corpus::Corpus;
+use crate::answers::labels::{ShownPassage, format_labelled_passages};
+use crate::corpus::{Corpus, Document};
 use crate::files::{CompositeFiles, DocumentFiles, FilePath, Files};
 use crate::material::{NOTICE, prefix_lines_with_bar};
 use crate::roles::DocumentList;
 use crate::sources::OrderInputs;
 use crate::spec::{AgentSpec, AnswerForm};
 use crate::tool::{ResultEntry, TaskResultSource, find_passages};
+use crate::turn::ConversationFormat;
 
 /// The number of results that are read concurrently.
 const READS: usize = 16;
@@ -31,8 +34,21 @@ const MAX_RESULTS: usize = 16_000;
 const MAX_PASSAGES: usize = 6_000;
 /// The most passages in the first message.
 const PASSAGES: usize = 5;
+/// The most passages in the first message to a small model, which gets no tool to look for more.
+const LABELLED_PASSAGES: usize = 6;
+/// The most characters of an objective that are searched for.
+const MAX_QUERY: usize = 1_000;
 /// The folder in an agent's files where the run's documents are mounted.
 const DOCUMENTS: &str = "/documents";
+
+/// The part of the inputs that goes into the first message.
+pub(super) struct InputExcerpt {
+    pub text: String,
+    /// `true` if it has passages of documents.
+    pub has_passages: bool,
+    /// `true` if it has all results that the task depends on.
+    pub has_all_results: bool,
+}
 
 pub(super) struct SessionInputs {
     pub corpus: Option<Arc<Corpus>>,
@@ -94,29 +110,79 @@ impl SessionInputs {
         Arc::new(CompositeFiles::new(files).with_mount(folder, Arc::new(DocumentFiles::new(corpus.clone()))))
     }
 
+    /// Returns the results that the task used and that were read.
+    pub fn list_used_results(&self) -> Vec<(TaskId, TaskResult)> {
+        self.shown.iter().map(|(entry, result)| (entry.task_id.clone(), result.clone())).collect()
+    }
+
     /// Returns the part of the inputs that goes into the first message.
-    pub fn format_excerpt(&self, order: &Order, form: AnswerForm) -> String {
-        let mut excerpt = String::new();
-        let passages = self.find_document_passages(order).filter(|_| form == AnswerForm::Findings);
-        if let Some(passages) = passages {
-            write!(
-                excerpt,
-                "\nPassages that match words of the objective, as found by search_documents; each line starts with its \
-                 number. {NOTICE}\n\n{passages}"
-            )
-            .expect(TO_STRING);
+    pub fn format_excerpt(
+        &self,
+        order: &Order,
+        form: AnswerForm,
+        format: ConversationFormat,
+    ) -> InputExcerpt {
+        let mut text = String::new();
+        let is_small = format.is_small();
+        let passages = match (form, is_small) {
+            (AnswerForm::Findings, true) => self.find_labelled_passages(order),
+            (AnswerForm::Findings, false) => self.find_document_passages(order),
+            (AnswerForm::Report | AnswerForm::Text | AnswerForm::Data | AnswerForm::Plan, _) => None,
+        };
+        if let Some(passages) = &passages {
+            let introduction = match is_small {
+                true => "Passages.",
+                false => {
+                    "Passages that match words of the objective, as found by search_documents; each line starts with its \
+                     number."
+                }
+            };
+            write!(text, "\n{introduction} {NOTICE}\n\n{passages}").expect(TO_STRING);
         }
         let results = self.format_results();
         if !results.is_empty() {
-            write!(excerpt, "\nThe results that your task depends on. {NOTICE}\n{results}").expect(TO_STRING);
+            let introduction = match is_small {
+                true => "Results.",
+                false => "The results that your task depends on.",
+            };
+            // Once is enough for a small model.
+            let notice = if is_small && passages.is_some() { "" } else { NOTICE };
+            write!(text, "\n{introduction} {notice}\n{results}").expect(TO_STRING);
         }
-        excerpt
+        let has_all_results = self.shown.is_empty() || !results.is_empty();
+        InputExcerpt { text, has_passages: passages.is_some(), has_all_results }
     }
 
     fn find_document_passages(&self, order: &Order) -> Option<String> {
-        let corpus = self.corpus.as_ref().filter(|corpus| !corpus.documents().is_empty())?;
-        find_passages(corpus, &order.objective, PASSAGES)
+        find_passages(self.readable_corpus()?, &order.objective, PASSAGES)
             .map(|text| prefix_lines_with_bar(&text, MAX_PASSAGES))
+    }
+
+    /// The documents as a whole if they are short, else the best passages, with labels.
+    fn find_labelled_passages(&self, order: &Order) -> Option<String> {
+        let corpus = self.readable_corpus()?;
+        let size: usize = corpus.documents().iter().map(|document| document.text().len()).sum();
+        let whole = |document| {
+            let last_line = Document::line_count(document);
+            ShownPassage { document, first_line: 1, last_line }
+        };
+        let passages: Vec<ShownPassage<'_>> = if size <= MAX_PASSAGES {
+            corpus.documents().iter().map(whole).collect()
+        } else {
+            let query: String = order.objective.replace('"', " ").chars().take(MAX_QUERY).collect();
+            let hits = corpus.search(&query, LABELLED_PASSAGES, 3).ok()?.hits;
+            let shown = hits.into_iter().map(|hit| ShownPassage {
+                document: hit.document,
+                first_line: hit.first_line,
+                last_line: hit.last_line,
+            });
+            shown.collect()
+        };
+        (!passages.is_empty()).then(|| format_labelled_passages(&passages, MAX_PASSAGES))
+    }
+
+    fn readable_corpus(&self) -> Option<&Corpus> {
+        self.corpus.as_deref().filter(|corpus| !corpus.documents().is_empty())
     }
 
     fn format_results(&self) -> String {

@@ -19,12 +19,12 @@ mod host;
 mod inputs;
 mod models;
 mod plan;
+mod prompts;
 mod results;
 mod review;
 pub mod tools;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
 
 use jiff::Timestamp;
 use millrace_protocol::ids::TaskId;
@@ -33,27 +33,34 @@ use millrace_protocol::provider::ProviderWait;
 use millrace_protocol::result::{ErrorKind, TaskError, TaskResult};
 use millrace_protocol::work::{Assignment, Order};
 
-use crate::answers::{Findings, NumberedResults, Report, findings};
-use crate::model::AnswerSchema;
+use crate::answers::labels::PassageLabels;
+use crate::answers::{Findings, FindingsChecker, NumberedResults, Report, ReportChecker, findings, report};
+use crate::model::{AnswerSchema, ModelAbility};
 use crate::roles::{self, DocumentList, WorkTask};
 use crate::sources::OrderInputError;
-use crate::spec::{AgentSpec, AnswerForm, RunTemplateView, TaskTemplateView, TemplateView, format_utc_date};
+use crate::spec::{
+    AgentSpec, AnswerForm, RunTemplateView, TaskTemplateView, TemplateView, ToolReference, format_utc_date,
+};
 use crate::tool::Toolbox;
 use crate::turn::{
-    AgentBrief, Answer, AttemptName, DriveError, JsonAnswer, PlainText, UsageTotals, WorkFailure,
+    AgentBrief, Answer, AttemptName, ConversationFormat, DriveError, JsonAnswer, PlainText, UsageTotals,
+    WorkFailure,
 };
 
 use consultants::ModelConsultants;
-use environment::{OpenedModel, PreparedConversation};
-use inputs::SessionInputs;
+use environment::{OpenedModel, PreparedConversation, restore_prompt};
+use inputs::{InputExcerpt, SessionInputs};
 use tools::ToolContext;
 
 pub use environment::SessionEnvironment;
 pub use host::{AgentHost, HostSettings};
 pub use models::ModelPreferences;
 
-/// The number of times that an answer with quotations that are not in the documents is sent back, before those are dropped.
-const MAX_CORRECTIONS: u32 = 1;
+const SEARCH: &str = "search_documents";
+const READ: &str = "read_document";
+const LIST: &str = "list_completed_tasks";
+const GET: &str = "get_task_result";
+const THINK: &str = "think";
 
 /// A failure of a session.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -94,6 +101,8 @@ pub struct AgentSession<'a> {
     order: &'a Order,
     env: SessionEnvironment<'a>,
     inputs: SessionInputs,
+    /// The names of tools that would show nothing but what the prompt shows.
+    useless_tools: &'static [&'static str],
 }
 
 impl<'a> AgentSession<'a> {
@@ -108,7 +117,7 @@ impl<'a> AgentSession<'a> {
         env: SessionEnvironment<'a>,
     ) -> Result<Self, SessionError> {
         let inputs = SessionInputs::read_inputs(&host.documents, spec, order, env.sources.as_ref()).await?;
-        Ok(Self { host, spec, order, env, inputs })
+        Ok(Self { host, spec, order, env, inputs, useless_tools: &[] })
     }
 
     /// Carries out the task of the order.
@@ -121,18 +130,33 @@ impl<'a> AgentSession<'a> {
             return Err(invalid_order_error("it is not a task").into());
         };
         let opened = self.open_model().await?;
+        let format = opened.beginning.format;
         let task = WorkTask {
             task_id: task.clone(),
             objective: order.objective.clone(),
             run_objective: order.mission.clone(),
             parameters: order.parameters.clone(),
             feedback: order.feedback.clone(),
-            documents: self.inputs.document_list(),
+            // A report is written from results alone.
+            documents: match spec.answer {
+                AnswerForm::Report => DocumentList::default(),
+                AnswerForm::Findings | AnswerForm::Text | AnswerForm::Data | AnswerForm::Plan => {
+                    self.inputs.document_list()
+                }
+            },
         };
-        let question = roles::build_first_message(&task, &self.inputs.format_excerpt(order, spec.answer));
+        let excerpt = self.inputs.format_excerpt(order, spec.answer, format);
+        let question = match format.is_small() {
+            true => {
+                roles::build_task_text(&task, &excerpt.text, spec.tools.iter().any(|tool| tool.name == READ))
+            }
+            false => roles::build_first_message(&task, &excerpt.text),
+        };
         let schema = match spec.answer {
-            AnswerForm::Findings => findings::findings_schema(self.inputs.corpus.as_deref()),
-            AnswerForm::Report => Report::answer_schema(spec.answer.name()),
+            AnswerForm::Findings => {
+                findings::findings_schema(self.inputs.corpus.as_deref(), format, !excerpt.has_passages)
+            }
+            AnswerForm::Report => report::report_schema(format),
             AnswerForm::Text => None,
             AnswerForm::Data => JsonAnswer::answer_schema(spec.answer.name()).map(|schema| AnswerSchema {
                 schema: spec.about.output.clone().unwrap_or(schema.schema),
@@ -142,7 +166,8 @@ impl<'a> AgentSession<'a> {
                 return Err(invalid_order_error("an agent that answers with a plan can't do tasks").into());
             }
         };
-        let (result, UsageTotals { usage, models }) = self.request_result(opened, question, schema).await?;
+        let (result, UsageTotals { usage, models }) =
+            self.request_result(opened, question, schema, excerpt).await?;
         Ok(TaskResult { usage, models, ..result })
     }
 
@@ -152,30 +177,27 @@ impl<'a> AgentSession<'a> {
         opened: OpenedModel,
         question: String,
         schema: Option<AnswerSchema>,
+        excerpt: InputExcerpt,
     ) -> Result<(TaskResult, UsageTotals), SessionError> {
+        let format = opened.beginning.format;
+        self.withdraw_useless_tools(format, &excerpt);
         let conversation = self.prepare_conversation(opened, question, schema, Vec::new())?;
         let Self { spec, order, env, inputs, .. } = self;
         let (attempt, corpus) = (AttemptName::from_order(order), inputs.corpus.as_deref());
         match spec.answer {
             AnswerForm::Findings => {
-                let corrections = AtomicU32::new(0);
-                let check = |answer: Findings| match findings::resolve_findings(&answer, corpus) {
-                    Ok(_) => Ok(answer),
-                    Err(mistake) if corrections.fetch_add(1, Ordering::Relaxed) < MAX_CORRECTIONS => {
-                        Err(mistake)
-                    }
-                    Err(mistake) => {
-                        let rest = findings::remove_unverified_quotations(&answer, corpus);
-                        rest.filter(|rest| findings::resolve_findings(rest, corpus).is_ok()).ok_or(mistake)
-                    }
-                };
+                let labels = PassageLabels::read_from_prompt(&conversation.brief.task);
+                let used = inputs.list_used_results();
+                let checker = FindingsChecker::new(&order.objective, corpus, labels, used, format);
+                let check = |answer: Findings| checker.check_findings(answer);
                 let (answer, spent) = env.run_conversation(attempt, conversation, &check).await?;
                 Ok((findings::resolve_findings(&answer, corpus).map_err(repeated_check_error)?, spent))
             }
             AnswerForm::Report => {
                 let none = NumberedResults::default();
                 let results = inputs.numbered.as_deref().unwrap_or(&none);
-                let check = |answer: Report| results.resolve_citations(&answer).map(|_| answer);
+                let checker = ReportChecker::new(&order.mission, results, format);
+                let check = |answer: Report| checker.check_report(answer);
                 let (answer, spent) = env.run_conversation(attempt, conversation, &check).await?;
                 Ok((results.resolve_citations(&answer).map_err(repeated_check_error)?, spent))
             }
@@ -194,26 +216,41 @@ impl<'a> AgentSession<'a> {
         }
     }
 
+    /// Withdraws the tools that a small model does not need: it repeats their calls in place of an answer. Where the prompt has
+    /// passages and all results, there is nothing left to look up.
+    fn withdraw_useless_tools(&mut self, format: ConversationFormat, excerpt: &InputExcerpt) {
+        let is_cited = matches!(self.spec.answer, AnswerForm::Findings | AnswerForm::Report);
+        if !format.is_small() || !is_cited {
+            return;
+        }
+        self.useless_tools = match (excerpt.has_passages, excerpt.has_all_results) {
+            (true, true) => &[SEARCH, READ, LIST, GET, THINK],
+            (true, false) => &[SEARCH, READ, THINK],
+            (false, true) => &[LIST, GET, THINK],
+            (false, false) => &[THINK],
+        };
+    }
+
     /// Opens the model, and reads the format of the conversation from the journal if it has begun.
     async fn open_model(&mut self) -> Result<OpenedModel, SessionError> {
         let Self { host, spec, order, env, .. } = self;
         let model = host.models.open_for_order(order, &spec.about.name, spec.model.as_ref());
         let model = model.map_err(|error| invalid_order_error(&error.to_string()))?;
         let ability = spec.prompts.unwrap_or_else(|| model.ability());
-        let format = env.choose_format(ability).await?;
-        Ok(OpenedModel { model, format })
+        let beginning = env.choose_beginning(ability).await?;
+        Ok(OpenedModel { model, beginning })
     }
 
     /// Opens the tools and writes the brief. `stateful` are tools that share state outside of this
     /// session, such as a planner's.
     fn prepare_conversation(
         &mut self,
-        OpenedModel { model, format }: OpenedModel,
+        OpenedModel { model, beginning }: OpenedModel,
         task: String,
         answer: Option<AnswerSchema>,
         stateful: Vec<Arc<dyn crate::tool::Tool>>,
     ) -> Result<PreparedConversation, TaskError> {
-        let Self { host, spec, order, env, inputs } = self;
+        let Self { host, spec, order, env, inputs, useless_tools } = self;
         let directory = ModelConsultants::new(
             spec.about.name.clone(),
             env.sources.clone(),
@@ -231,23 +268,33 @@ impl<'a> AgentSession<'a> {
             Some(files) => context.with_files(files, spec.permissions.clone()),
             None => context,
         };
-        let tools = context.open_tools(&spec.tools).into_iter().chain(std::mem::take(&mut env.tools));
+        let format = beginning.format;
+        let references: Vec<ToolReference> =
+            spec.tools.iter().filter(|tool| !useless_tools.contains(&tool.name.as_str())).cloned().collect();
+        let tools = context.open_tools(&references).into_iter().chain(std::mem::take(&mut env.tools));
         let toolbox = Toolbox::new(tools).map_err(|duplicate| invalid_order_error(&duplicate.to_string()))?;
         let brief = AgentBrief {
-            system: render_instructions(spec, order, &inputs.document_list())?,
+            system: render_instructions(spec, order, &inputs.document_list(), format)?,
             task,
             tools: toolbox.specs(),
             answer,
             limits: spec.limits,
-            max_output_tokens: match spec.answer {
-                AnswerForm::Findings => findings::MAX_OUTPUT_TOKENS,
-                AnswerForm::Report | AnswerForm::Text | AnswerForm::Data | AnswerForm::Plan => {
-                    roles::MAX_OUTPUT_TOKENS
-                }
-            },
+            max_output_tokens: choose_max_output_tokens(spec.answer, format),
             format,
         };
-        Ok(PreparedConversation { brief, toolbox, model })
+        Ok(PreparedConversation { brief: restore_prompt(brief, beginning), toolbox, model })
+    }
+}
+
+/// The most tokens of one reply.
+fn choose_max_output_tokens(answer: AnswerForm, format: ConversationFormat) -> u32 {
+    match (answer, format.ability) {
+        (AnswerForm::Findings, ModelAbility::Small) => findings::MAX_OUTPUT_TOKENS_SMALL,
+        (AnswerForm::Report, ModelAbility::Small) => report::MAX_OUTPUT_TOKENS_SMALL,
+        (AnswerForm::Text | AnswerForm::Data, ModelAbility::Small) => roles::MAX_OUTPUT_TOKENS_SMALL,
+        (AnswerForm::Findings, ModelAbility::Strong) => findings::MAX_OUTPUT_TOKENS,
+        (AnswerForm::Report | AnswerForm::Text | AnswerForm::Data, ModelAbility::Strong)
+        | (AnswerForm::Plan, _) => roles::MAX_OUTPUT_TOKENS,
     }
 }
 
@@ -256,7 +303,11 @@ fn render_instructions(
     spec: &AgentSpec,
     order: &Order,
     documents: &DocumentList,
+    format: ConversationFormat,
 ) -> Result<String, TaskError> {
+    let built_in = prompts::built_in_instructions(spec.answer, format.ability);
+    let instructions =
+        built_in.as_ref().filter(|_| spec.instructions.is_empty()).unwrap_or(&spec.instructions);
     let planning = TaskId::new("planning").expect("a valid name");
     let id = match &order.assignment {
         Assignment::Task { task, .. } | Assignment::Review { task, .. } => task,
@@ -275,7 +326,7 @@ fn render_instructions(
         documents,
         today: format_utc_date(Timestamp::now()),
     };
-    let rendered = spec.instructions.render(&view);
+    let rendered = instructions.render(&view);
     rendered
         .map_err(|error| invalid_order_error(&format!("the instructions of {}: {error}", spec.about.name)))
 }

@@ -19,7 +19,7 @@ use millrace_protocol::subject::CRITIC;
 use millrace_protocol::work::{Assignment, InputResult, JudgePanel, Order, ReviewBrief};
 use serde_json::Value;
 
-use super::environment::journal_error;
+use super::environment::{journal_error, restore_prompt};
 use super::results::InputResults;
 use super::{AgentHost, PreparedConversation, SessionEnvironment, SessionError, invalid_order_error};
 use crate::critic::checks::build_verdict;
@@ -32,9 +32,7 @@ use crate::model::{Model, ModelSelection};
 use crate::roles::DocumentList;
 use crate::sources::OrderInputs;
 use crate::tool::TaskResultSource;
-use crate::turn::{
-    AttemptName, ConversationFormat, Journal, JournalError, UsageTotals, read_recorded_format,
-};
+use crate::turn::{AttemptName, Journal, JournalError, UsageTotals, read_recorded_beginning};
 
 /// The maximum number of results that a result is compared with.
 const MAX_COMPARED: usize = 12;
@@ -73,8 +71,8 @@ impl AgentHost {
             return Err(invalid_order_error("it is not a review of a result").into());
         };
         let criteria = merge_criteria(requirements, criteria);
-        let recorded = read_recorded_format(env.journal.as_mut()).await.map_err(journal_error)?;
-        let is_original = recorded.is_some_and(ConversationFormat::is_original);
+        let recorded = read_recorded_beginning(env.journal.as_mut()).await.map_err(journal_error)?;
+        let is_original = recorded.is_some_and(|beginning| beginning.format.is_original());
         let asked = if is_original { criteria.clone() } else { select_asked_criteria(&criteria) };
         let (sources, files) = (env.sources.clone(), env.files.clone());
         let (sheet, evidence) =
@@ -250,9 +248,10 @@ impl PanelReview<'_> {
         // Without files, large tool results stay in the conversation: a judge must not write to the workspace.
         let env = SessionEnvironment { files: None, ..env };
         let mut env = env;
-        let format = env.choose_format(model.ability()).await?;
+        let beginning = env.choose_beginning(model.ability()).await?;
+        let format = beginning.format;
         let toolbox = self.evidence.open_tools(&self.sheet, format);
-        let brief = build_review_brief(&self.sheet, &toolbox, format);
+        let brief = restore_prompt(build_review_brief(&self.sheet, &toolbox, format), beginning);
         let conversation = PreparedConversation { brief, toolbox, model };
         let expected = JudgementValidator::new(self.task, &self.sheet.criteria, format);
         let check = |judgement: Judgement| expected.validate_judgement(judgement);

@@ -59,7 +59,7 @@ pub struct CapabilityFields {
 pub struct AgentSpec {
     /// Its self-description.
     pub about: CapabilityFields,
-    /// The template of its system prompt.
+    /// The template of its system prompt; empty for the built-in prompts of its form of answer.
     pub instructions: Template,
     /// Its model; `None` leaves it to the run and the worker.
     pub model: Option<ModelSelection>,
@@ -110,6 +110,15 @@ pub enum AnswerForm {
 impl AnswerForm {
     /// All forms.
     pub const ALL: [Self; 5] = [Self::Findings, Self::Report, Self::Text, Self::Data, Self::Plan];
+
+    /// `true` if there are built-in prompts for it, so that a capability file needs no instructions.
+    #[must_use]
+    pub const fn has_built_in_prompts(self) -> bool {
+        match self {
+            Self::Findings | Self::Report => true,
+            Self::Text | Self::Data | Self::Plan => false,
+        }
+    }
 
     /// Its name in a file; also that of the answer's schema.
     #[must_use]
@@ -283,8 +292,6 @@ impl AgentSpec {
         let names: Vec<&str> = COMMON.into_iter().chain(AGENT).collect();
         let fields = MappingFields::collect_from_node(root, "capability", &names, mistakes)?;
         let about = CapabilityFields::collect_fields(&fields, mistakes);
-        let instructions = fields.require_field("instructions").and_then(read_instructions);
-        let instructions = mistakes.check(instructions);
         let model = fields.find_field("model").map(|node| deserialize_node(node, "model"));
         let model = mistakes.check_optional(model);
         let prompts = mistakes.check_optional(fields.find_field("prompts").map(read_prompts));
@@ -301,6 +308,12 @@ impl AgentSpec {
         let has_output = fields.find_field("output").is_some();
         let answer = mistakes.check_optional(fields.find_field("answer").map(read_answer_form));
         let answer = answer.unwrap_or(if has_output { AnswerForm::Data } else { AnswerForm::Text });
+        // Without instructions, the built-in ones apply.
+        let instructions = match fields.find_field("instructions") {
+            None if answer.has_built_in_prompts() => Ok(Template::default()),
+            Some(_) | None => fields.require_field("instructions").and_then(read_instructions),
+        };
+        let instructions = mistakes.check(instructions);
         if answer == AnswerForm::Data && !has_output {
             let position = fields.find_field("answer").map_or(root.position, |node| node.position);
             let text = "an answer of the form data needs a JSON Schema: add the field \"output\"";

@@ -78,9 +78,18 @@ pub fn agent_file_schema(tools: &[(&str, Option<Value>)], server: &Value, permis
     json!({
         "type": "object",
         "properties": properties,
-        "required": ["name", "description", "instructions"],
+        "required": ["name", "description"],
+        "anyOf": [
+            { "required": ["instructions"] },
+            { "required": ["answer"], "properties": { "answer": { "enum": forms_with_prompts() } } },
+        ],
         "additionalProperties": false,
     })
+}
+
+/// The names of the forms of answers whose agents need no instructions.
+fn forms_with_prompts() -> Vec<&'static str> {
+    AnswerForm::ALL.into_iter().filter(|form| form.has_built_in_prompts()).map(AnswerForm::name).collect()
 }
 
 /// Adds the fields of one map to another.

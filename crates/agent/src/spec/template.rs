@@ -106,6 +106,12 @@ impl Template {
         }
     }
 
+    /// `true` if there are no instructions.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
     /// Renders the instructions for a task.
     ///
     /// # Errors

@@ -17,9 +17,9 @@ pub trait Answer: Clone + Serialize + DeserializeOwned + Send + 'static {
     /// A field that is accepted although the schema does not list it: models are not asked for it.
     const UNDECLARED_FIELD: Option<&'static str> = None;
 
-    /// `true` if an answer has a form that earlier versions asked for: it is parsed without a check against the schema.
-    fn is_earlier_form(value: &Value) -> bool {
-        let _ = value;
+    /// `true` if an answer has another accepted form than that of the schema: it is parsed without a check against the schema.
+    fn is_other_form(value: &Value, schema: &Value) -> bool {
+        let _ = (value, schema);
         false
     }
 

@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::ConversationFormat;
+use super::record::SentMessages;
 
 /// The journal of one attempt.
 pub trait Journal: Send {
@@ -125,16 +126,26 @@ impl<J: Journal + ?Sized> Journal for &mut J {
     }
 }
 
-/// Returns the format of the conversation that the journal's next step begins; `None` if it has not begun.
+/// The beginning of a conversation, as recorded with its first request.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct RecordedBeginning {
+    pub format: ConversationFormat,
+    /// The system prompt and the task; `None` in journals that do not hold them as a whole.
+    pub prompt: Option<(String, String)>,
+}
+
+/// Returns the beginning of the conversation that the journal's next step begins; `None` if it has not begun.
 ///
 /// # Errors
 /// As for [`Journal::peek_recorded_step`].
-pub(crate) async fn read_recorded_format(
+pub(crate) async fn read_recorded_beginning(
     journal: &mut dyn Journal,
-) -> Result<Option<ConversationFormat>, JournalError> {
+) -> Result<Option<RecordedBeginning>, JournalError> {
     let Some((_, value)) = journal.peek_recorded_step().await? else { return Ok(None) };
-    let recorded = value.get("format").and_then(|format| ConversationFormat::deserialize(format).ok());
-    Ok(Some(recorded.unwrap_or(ConversationFormat::ORIGINAL)))
+    let format = value.get("format").and_then(|format| ConversationFormat::deserialize(format).ok());
+    let sent = value.get("sent").and_then(|sent| SentMessages::deserialize(sent).ok());
+    let prompt = sent.and_then(SentMessages::into_whole_prompt);
+    Ok(Some(RecordedBeginning { format: format.unwrap_or(ConversationFormat::ORIGINAL), prompt }))
 }
 
 /// The default interval between keepalives.

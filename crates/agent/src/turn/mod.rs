@@ -25,8 +25,8 @@ pub use answer::{Answer, JsonAnswer, PlainText};
 pub use drive::{AnswerCheck, Driver};
 pub use drive_error::DriveError;
 pub use format::ConversationFormat;
-pub(crate) use journal::read_recorded_format;
 pub use journal::{Journal, JournalError, JournalStep, KEEPALIVE, MemoryJournal};
+pub(crate) use journal::{RecordedBeginning, read_recorded_beginning};
 pub use large::MAX_RESULT;
 pub use limits::{Dollars, Limits};
 pub use machine::{

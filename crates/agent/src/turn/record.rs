@@ -101,6 +101,13 @@ impl SentMessages {
         }
         (sent != Self::default()).then_some(sent)
     }
+
+    /// Returns the system prompt and the task of a first request, if neither was shortened.
+    pub(crate) fn into_whole_prompt(self) -> Option<(String, String)> {
+        let task = self.user.into_iter().next()?;
+        let is_whole = |text: &String| text.chars().count() <= MAX_RECORDED_CHARS;
+        Some((self.system.filter(is_whole)?, Some(task).filter(is_whole)?))
+    }
 }
 
 /// The result of a tool call: a step `tool.<turn>.<index>.<tool>`.

@@ -218,8 +218,8 @@ fn answer_question(
                 markdown_line(&notes)
             ),
             notes: Some(notes),
-            quotations: Vec::new(),
             answered: Some(false),
+            ..Findings::default()
         };
     }
     let (quotations, output) = format_quotations(&choice);
@@ -231,7 +231,8 @@ fn answer_question(
     }
     let summary = write_summary(&choice, &paths);
     let answered = (!choice.has_answer()).then_some(false);
-    Findings { summary, output, notes: (!notes.is_empty()).then_some(notes), quotations, answered }
+    let notes = (!notes.is_empty()).then_some(notes);
+    Findings { summary, output, notes, quotations, answered, ..Findings::default() }
 }
 
 /// The answer for a run without readable documents.
@@ -251,8 +252,8 @@ fn no_documents_findings(task: &WorkTask) -> Findings {
         summary: "No documents were given, so there is nothing to answer from.".into(),
         output: format!("{output}\n{notes}\n"),
         notes: Some(notes.into()),
-        quotations: Vec::new(),
         answered: Some(false),
+        ..Findings::default()
     }
 }
 
@@ -264,8 +265,8 @@ fn no_search_terms_findings(task: &WorkTask) -> Findings {
         summary: "The question has no words to search for.".into(),
         output: format!("Nothing could be searched for: {}\n\n{notes}\n", markdown_line(&task.objective)),
         notes: Some(notes.into()),
-        quotations: Vec::new(),
         answered: Some(false),
+        ..Findings::default()
     }
 }
 

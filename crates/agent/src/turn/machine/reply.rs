@@ -59,7 +59,7 @@ impl<A: Answer> Machine<A> {
         };
         let mut value = parse_lenient_json(text)
             .map_err(|mistake| format!("The answer is not one JSON object: {mistake}."))?;
-        if !self.format.is_original() && A::is_earlier_form(&value) {
+        if !self.format.is_original() && A::is_other_form(&value, schema) {
             return A::parse_answer(&value.to_string());
         }
         convert_unambiguous_values(schema, &mut value);

@@ -1,0 +1,217 @@
+//! The checks that an answer must pass before it counts, beyond its form: its marks and quotations, and what code can tell
+//! of its content. An answer is sent back once; after that, what can be mended is mended, and the notes name the rest.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use millrace_protocol::ids::TaskId;
+use millrace_protocol::result::TaskResult;
+
+use super::labels::PassageLabels;
+use super::{Findings, NumberedResults, Report, content, find_repeated_result, findings};
+use crate::citations;
+use crate::corpus::Corpus;
+use crate::turn::ConversationFormat;
+
+/// The number of times that an answer is sent back.
+const MAX_CORRECTIONS: u32 = 1;
+
+/// The corrections that an attempt was sent so far. A resumed attempt checks the same answers in the same order.
+#[derive(Debug, Default)]
+struct CorrectionCount(AtomicU32);
+
+impl CorrectionCount {
+    /// `true` if another correction may be sent; it counts as sent.
+    fn take(&self) -> bool {
+        self.0.fetch_add(1, Ordering::Relaxed) < MAX_CORRECTIONS
+    }
+}
+
+/// Checks answers from documents.
+pub(crate) struct FindingsChecker<'a> {
+    pub objective: &'a str,
+    pub corpus: Option<&'a Corpus>,
+    pub labels: PassageLabels,
+    /// The results that the task used.
+    pub inputs: Vec<(TaskId, TaskResult)>,
+    pub format: ConversationFormat,
+    corrections: CorrectionCount,
+}
+
+impl<'a> FindingsChecker<'a> {
+    pub fn new(
+        objective: &'a str,
+        corpus: Option<&'a Corpus>,
+        labels: PassageLabels,
+        inputs: Vec<(TaskId, TaskResult)>,
+        format: ConversationFormat,
+    ) -> Self {
+        Self { objective, corpus, labels, inputs, format, corrections: CorrectionCount::default() }
+    }
+
+    /// Returns the answer as it counts.
+    ///
+    /// # Errors
+    /// The mistake, for the model to correct.
+    pub fn check_findings(&self, answer: Findings) -> Result<Findings, String> {
+        if self.format.is_original() {
+            return self.check_original(answer);
+        }
+        let (numbered, mistake) = match self.labels.number_citations(answer.clone(), self.corpus) {
+            Ok(numbered) => (numbered, None),
+            Err(mistake) => {
+                let known = self.labels.remove_unknown_marks(&answer, self.corpus);
+                (self.labels.number_citations(known, self.corpus).unwrap_or(answer), Some(mistake))
+            }
+        };
+        let numbered = findings::relocate_quotations(numbered, self.corpus);
+        let unresolved = findings::resolve_findings(&numbered, self.corpus).err();
+        let content = self.find_content_mistakes(&numbered);
+        let mistakes: Vec<String> = mistake
+            .into_iter()
+            .chain(unresolved.clone())
+            .chain(content.iter().map(|m| m.correction.clone()))
+            .collect();
+        if mistakes.is_empty() {
+            return Ok(numbered);
+        }
+        if self.corrections.take() {
+            return Err(mistakes.join(" "));
+        }
+        let mended = match unresolved {
+            None => numbered,
+            Some(mistake) => {
+                let rest = findings::remove_unverified_quotations(&numbered, self.corpus);
+                let rest = rest.filter(|rest| findings::resolve_findings(rest, self.corpus).is_ok());
+                rest.ok_or(mistake)?
+            }
+        };
+        Ok(Findings { notes: add_notes(mended.notes.clone(), &content), ..mended })
+    }
+
+    /// The rules of conversations that began under 0.4.0.
+    fn check_original(&self, answer: Findings) -> Result<Findings, String> {
+        match findings::resolve_findings(&answer, self.corpus) {
+            Ok(_) => Ok(answer),
+            Err(mistake) if self.corrections.take() => Err(mistake),
+            Err(mistake) => {
+                let rest = findings::remove_unverified_quotations(&answer, self.corpus);
+                rest.filter(|rest| findings::resolve_findings(rest, self.corpus).is_ok()).ok_or(mistake)
+            }
+        }
+    }
+
+    fn find_content_mistakes(&self, answer: &Findings) -> Vec<ContentMistake> {
+        let mut mistakes = Vec::new();
+        let has_notes = answer.notes.as_deref().is_some_and(|notes| !notes.trim().is_empty());
+        if !answer.quotations.is_empty() && !citations::has_citations(&answer.output) {
+            mistakes.push(ContentMistake {
+                correction: "'output' has no mark: put the mark of its line after each statement.".into(),
+                note: None,
+            });
+        }
+        if !has_notes && answer.answered.is_none() && content::lacks_number(self.objective, &answer.output) {
+            mistakes.push(ContentMistake::lacking_number());
+        }
+        if let Some(task) = find_repeated_result(&answer.output, &self.inputs) {
+            mistakes.push(ContentMistake {
+                correction: format!(
+                    "Your answer repeats the result of {task}. Answer the objective of your own task; if the documents \
+                     do not answer it, say so in 'notes'."
+                ),
+                note: Some(format!("The answer repeats the result of {task}.")),
+            });
+        }
+        mistakes
+    }
+}
+
+/// Checks reports.
+pub(crate) struct ReportChecker<'a> {
+    pub objective: &'a str,
+    pub results: &'a NumberedResults,
+    pub format: ConversationFormat,
+    corrections: CorrectionCount,
+}
+
+impl<'a> ReportChecker<'a> {
+    pub fn new(objective: &'a str, results: &'a NumberedResults, format: ConversationFormat) -> Self {
+        Self { objective, results, format, corrections: CorrectionCount::default() }
+    }
+
+    /// Returns the report as it counts.
+    ///
+    /// # Errors
+    /// The mistake, for the model to correct.
+    pub fn check_report(&self, report: Report) -> Result<Report, String> {
+        let unresolved = self.results.resolve_citations(&report).err();
+        if self.format.is_original() {
+            return unresolved.map_or(Ok(report), Err);
+        }
+        let content = self.find_content_mistakes(&report);
+        let corrections = content.iter().map(|mistake| mistake.correction.clone());
+        let mistakes: Vec<String> = unresolved.iter().cloned().chain(corrections).collect();
+        if mistakes.is_empty() {
+            return Ok(report);
+        }
+        if self.corrections.take() {
+            return Err(mistakes.join(" "));
+        }
+        let mended = if unresolved.is_none() { report } else { self.results.mend_citations(&report) };
+        match self.results.resolve_citations(&mended) {
+            Ok(_) => Ok(Report { notes: add_notes(mended.notes.clone(), &content), ..mended }),
+            Err(mistake) => Err(mistake),
+        }
+    }
+
+    fn find_content_mistakes(&self, report: &Report) -> Vec<ContentMistake> {
+        if report.answered.is_some() {
+            // The built-in model quotes; it can't be asked for more.
+            return Vec::new();
+        }
+        let has_notes = report.notes.as_deref().is_some_and(|notes| !notes.trim().is_empty());
+        let known: Vec<&str> =
+            self.results.numbered_results().iter().map(|(_, result)| result.output.as_str()).collect();
+        let mut mistakes = Vec::new();
+        let missing = content::find_missing_names(self.objective, &report.output, &known);
+        if !missing.is_empty() && !has_notes {
+            let names = missing.join(", ");
+            mistakes.push(ContentMistake {
+                correction: format!(
+                    "The report does not mention {names}, which the objective asks about. If the results do not cover \
+                     it, say so in 'notes'."
+                ),
+                note: Some(format!("Not mentioned: {names}.")),
+            });
+        }
+        let has_number = known.iter().any(|output| content::has_number(output));
+        if !has_notes && has_number && content::lacks_number(self.objective, &report.output) {
+            mistakes.push(ContentMistake::lacking_number());
+        }
+        mistakes
+    }
+}
+
+/// A mistake in what an answer says. It is corrected once; then the answer counts, with a note.
+struct ContentMistake {
+    correction: String,
+    note: Option<String>,
+}
+
+impl ContentMistake {
+    fn lacking_number() -> Self {
+        Self {
+            correction: "The objective asks for a number, and the answer has none. Give it with its unit; if it is not \
+                         known, say so in 'notes'."
+                .into(),
+            note: Some("The answer has no number, although the objective asks for one.".into()),
+        }
+    }
+}
+
+/// Adds the notes of mistakes that were not corrected.
+fn add_notes(notes: Option<String>, mistakes: &[ContentMistake]) -> Option<String> {
+    let own = notes.filter(|notes| !notes.trim().is_empty());
+    let all: Vec<String> =
+        own.into_iter().chain(mistakes.iter().filter_map(|mistake| mistake.note.clone())).collect();
+    (!all.is_empty()).then(|| all.join(" "))
+}

@@ -1,0 +1,135 @@
+//! What code can tell of the content of an answer: whether a question for a number has one, and whether the names of the
+//! objective occur. The words are English; a question in another language is not checked.
+
+/// Phrases that ask for a number, in lowercase.
+const NUMBER_QUESTIONS: [&str; 22] = [
+    "how many",
+    "how much",
+    "how long",
+    "how old",
+    "how far",
+    "how fast",
+    "how heavy",
+    "how high",
+    "how deep",
+    "how wide",
+    "how large",
+    "how big",
+    "how often",
+    "what price",
+    "what weight",
+    "what percentage",
+    "what number",
+    "what is the price",
+    "what is the weight",
+    "what does it cost",
+    "what year",
+    "which year",
+];
+/// Numbers in words, in lowercase.
+const NUMBER_WORDS: [&str; 24] = [
+    "zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven",
+    "twelve", "twenty", "thirty", "hundred", "thousand", "million", "billion", "once", "twice", "half",
+    "none", "no",
+];
+/// The share of words with a capital above which a language is taken to write all nouns with one.
+const MAX_CAPITALS: f64 = 0.4;
+
+/// `true` if an objective asks for a number.
+fn asks_for_number(objective: &str) -> bool {
+    let objective = objective.to_lowercase();
+    NUMBER_QUESTIONS.iter().any(|phrase| {
+        objective.match_indices(phrase).any(|(at, _)| {
+            let before = objective[..at].chars().next_back();
+            let after = objective[at + phrase.len()..].chars().next();
+            !before.is_some_and(char::is_alphanumeric) && !after.is_some_and(char::is_alphanumeric)
+        })
+    })
+}
+
+/// `true` if a text has a number, in digits or words. Marks such as `[1]` do not count.
+pub(super) fn has_number(text: &str) -> bool {
+    let mut depth = 0_u32;
+    let plain: String = text
+        .chars()
+        .filter(|c| {
+            match c {
+                '[' => depth += 1,
+                ']' => depth = depth.saturating_sub(1),
+                _ => {}
+            }
+            depth == 0
+        })
+        .collect();
+    plain.contains(|c: char| c.is_ascii_digit())
+        || plain
+            .split(|c: char| !c.is_alphabetic())
+            .any(|word| NUMBER_WORDS.contains(&word.to_lowercase().as_str()))
+}
+
+/// `true` if an objective asks for a number and the answer has none.
+pub(super) fn lacks_number(objective: &str, answer: &str) -> bool {
+    asks_for_number(objective) && !has_number(answer)
+}
+
+/// Returns the names in an objective that its material mentions and the answer does not: words with a capital that do not
+/// begin a sentence. Where a language writes all nouns so, there are none.
+pub(super) fn find_missing_names(objective: &str, answer: &str, material: &[&str]) -> Vec<String> {
+    let words: Vec<&str> = objective.split_whitespace().collect();
+    let is_capitalised = |word: &&str| word.starts_with(char::is_uppercase);
+    let capitals = words.iter().filter(|word| is_capitalised(word)).count();
+    if capitals as f64 > words.len() as f64 * MAX_CAPITALS {
+        return Vec::new();
+    }
+    let contains = |text: &str, name: &str| {
+        text.split(|c: char| !c.is_alphanumeric()).any(|word| word.eq_ignore_ascii_case(name))
+    };
+    let mut missing: Vec<String> = Vec::new();
+    for pair in words.windows(2) {
+        let begins_sentence = pair[0].ends_with(['.', '?', '!', ':']);
+        let name = pair[1]
+            .trim_matches(|c: char| !c.is_alphanumeric())
+            .trim_end_matches("'s")
+            .trim_end_matches("’s");
+        let is_name = is_capitalised(&pair[1]) && !begins_sentence && name.chars().count() > 2;
+        let is_plain = name.chars().all(char::is_alphanumeric);
+        if is_name
+            && is_plain
+            && material.iter().any(|text| contains(text, name))
+            && !contains(answer, name)
+            && !missing.iter().any(|known| known == name)
+        {
+            missing.push(name.to_owned());
+        }
+    }
+    missing
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_question_for_a_number_needs_one() {
+        for (objective, answer, lacks) in [
+            ("How much does the Tarn 20 weigh?", "It is light [1].", true),
+            ("How much does the Tarn 20 weigh?", "It weighs 1.4 kg [1].", false),
+            ("How many ports has it?", "It has two.", false),
+            ("Show much of it.", "It is light.", false),
+            ("Who is responsible?", "Ada is.", false),
+            ("Wie viel wiegt es?", "Es ist leicht.", false),
+        ] {
+            assert_eq!(lacks_number(objective, answer), lacks, "{objective} {answer}");
+        }
+    }
+
+    #[test]
+    fn names_that_the_material_has_must_occur() {
+        let material = ["The Skua probe needs firmware 4.2. The Tarn does not."];
+        let missing = |objective: &str, answer: &str| find_missing_names(objective, answer, &material);
+        let objective = "Compare the firmware of the Skua and the Tarn. Does Ada know?";
+        assert_eq!(missing(objective, "The skua needs 4.2."), ["Tarn"]);
+        assert!(missing(objective, "Skua: 4.2; Tarn: none.").is_empty());
+        assert!(missing("Vergleiche Firmware Skua Tarn Gerät", "Nichts.").is_empty());
+    }
+}
