@@ -32,8 +32,8 @@ const NUMBER_WORDS: [&str; 24] = [
     "twelve", "twenty", "thirty", "hundred", "thousand", "million", "billion", "once", "twice", "half",
     "none", "no",
 ];
-/// The share of words with a capital above which a language is taken to write all nouns with one.
-const MAX_CAPITALS: f64 = 0.4;
+/// The share of words with a capital within a sentence above which a language is taken to write all nouns with one.
+const MAX_CAPITALS: f64 = 0.3;
 
 /// `true` if an objective asks for a number.
 fn asks_for_number(objective: &str) -> bool {
@@ -76,25 +76,24 @@ pub(super) fn lacks_number(objective: &str, answer: &str) -> bool {
 /// begin a sentence. Where a language writes all nouns so, there are none.
 pub(super) fn find_missing_names(objective: &str, answer: &str, material: &[&str]) -> Vec<String> {
     let words: Vec<&str> = objective.split_whitespace().collect();
-    let is_capitalised = |word: &&str| word.starts_with(char::is_uppercase);
-    let capitals = words.iter().filter(|word| is_capitalised(word)).count();
-    if capitals as f64 > words.len() as f64 * MAX_CAPITALS {
+    let begins_sentence = |before: &str| before.ends_with(['.', '?', '!', ':']);
+    let capitalised: Vec<&str> = words
+        .windows(2)
+        .filter(|pair| pair[1].starts_with(char::is_uppercase) && !begins_sentence(pair[0]))
+        .map(|pair| pair[1])
+        .collect();
+    if capitalised.len() as f64 > words.len() as f64 * MAX_CAPITALS {
         return Vec::new();
     }
     let contains = |text: &str, name: &str| {
         text.split(|c: char| !c.is_alphanumeric()).any(|word| word.eq_ignore_ascii_case(name))
     };
     let mut missing: Vec<String> = Vec::new();
-    for pair in words.windows(2) {
-        let begins_sentence = pair[0].ends_with(['.', '?', '!', ':']);
-        let name = pair[1]
-            .trim_matches(|c: char| !c.is_alphanumeric())
-            .trim_end_matches("'s")
-            .trim_end_matches("’s");
-        let is_name = is_capitalised(&pair[1]) && !begins_sentence && name.chars().count() > 2;
-        let is_plain = name.chars().all(char::is_alphanumeric);
+    for word in capitalised {
+        let name = word.trim_matches(|c: char| !c.is_alphanumeric());
+        let name = name.trim_end_matches("'s").trim_end_matches("’s");
+        let is_name = name.chars().count() > 2 && name.chars().all(char::is_alphanumeric);
         if is_name
-            && is_plain
             && material.iter().any(|text| contains(text, name))
             && !contains(answer, name)
             && !missing.iter().any(|known| known == name)

@@ -1,0 +1,380 @@
+//! Answers of small and strong models, by scripted replies: labels of lines, quotations that stand elsewhere, checks of
+//! content, bounded forms, and prompts without what the agent can't use.
+
+#![allow(clippy::unwrap_used, reason = "a test and its helpers may panic")]
+
+use std::collections::BTreeMap;
+use std::future::ready;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use futures::FutureExt;
+use futures::future::BoxFuture;
+use millrace_agent::model::{Message, ModelFactory, Request};
+use millrace_agent::session::tools::BuiltInToolNames;
+use millrace_agent::session::{AgentHost, AgentSession, HostSettings, SessionEnvironment, SessionError};
+use millrace_agent::sources::{OrderInputError, OrderInputs};
+use millrace_agent::spec::AgentSpec;
+use millrace_agent::turn::{JournalStep, MemoryJournal};
+use millrace_protocol::ids::{Capability, RunId, TaskId, WorkerId};
+use millrace_protocol::plan::{Document, DocumentSet, Work};
+use millrace_protocol::result::TaskResult;
+use millrace_protocol::wire;
+use millrace_protocol::work::{InputResult, Order};
+use serde_json::{Value, json};
+use sha2::{Digest, Sha256};
+use tempfile::TempDir;
+
+const TARN: &str =
+    "# Tarn 20\n\nThe case is made of steel.\nIt weighs 1.4 kg.\nIts battery lasts nine hours.\n";
+const SKUA: &str = "# Skua probe\n\nIt works only with the base unit and needs firmware 4.2.\n";
+const RESEARCH: &str = "\
+name: research
+description: Answers.
+answer: findings
+tools: [search_documents, read_document, list_completed_tasks, get_task_result, think]
+";
+const PRODUCER: &str = "\
+name: producer
+description: Reports.
+answer: report
+tools: [list_completed_tasks, get_task_result, think]
+";
+
+/// The log and the blob store of a run, in memory.
+#[derive(Default)]
+struct Store {
+    results: BTreeMap<TaskId, TaskResult>,
+    blobs: BTreeMap<String, Vec<u8>>,
+}
+
+impl OrderInputs for Store {
+    fn read_result<'a>(
+        &'a self,
+        input: &'a InputResult,
+    ) -> BoxFuture<'a, Result<TaskResult, OrderInputError>> {
+        let result = self.results.get(&input.task).cloned();
+        ready(result.ok_or_else(|| OrderInputError::Broken("not there".into()))).boxed()
+    }
+
+    fn read_blob<'a>(&'a self, sha256: &'a str) -> BoxFuture<'a, Result<Vec<u8>, OrderInputError>> {
+        ready(self.blobs.get(sha256).cloned().ok_or_else(|| OrderInputError::Broken("not there".into())))
+            .boxed()
+    }
+}
+
+/// One task with a scripted model.
+struct ScriptedTask<'a> {
+    capability: &'a str,
+    ability: &'a str,
+    objective: &'a str,
+    mission: &'a str,
+    documents: Vec<(&'a str, &'a str)>,
+    inputs: Vec<(&'a str, TaskResult)>,
+    /// The replies, in order; the last one repeats.
+    replies: Vec<Value>,
+    journal: MemoryJournal,
+    folder: TempDir,
+}
+
+impl<'a> ScriptedTask<'a> {
+    fn research(ability: &'a str, objective: &'a str, replies: Vec<Value>) -> Self {
+        Self {
+            capability: RESEARCH,
+            ability,
+            objective,
+            mission: objective,
+            documents: vec![("skua.md", SKUA), ("tarn.md", TARN)],
+            inputs: Vec::new(),
+            replies,
+            journal: MemoryJournal::default(),
+            folder: tempfile::tempdir().unwrap(),
+        }
+    }
+
+    fn cassette(&self) -> PathBuf {
+        self.folder.path().join("requests.jsonl")
+    }
+
+    /// The requests, in order.
+    fn requests(&self) -> Vec<Request> {
+        let lines = std::fs::read_to_string(self.cassette()).unwrap_or_default();
+        let read = |line: &str| {
+            let mut entry: Value = serde_json::from_str(line).unwrap();
+            serde_json::from_value(entry["request"].take()).unwrap()
+        };
+        lines.lines().map(read).collect()
+    }
+
+    async fn run(&mut self) -> Result<TaskResult, SessionError> {
+        let turns: Vec<Value> = self.replies.iter().map(|answer| json!({ "answer": answer })).collect();
+        let script = self.folder.path().join("model.yaml");
+        let rules = json!({"ability": self.ability, "rules": [{ "turns": turns }]});
+        std::fs::write(&script, rules.to_string()).unwrap();
+
+        let name =
+            |bytes: &[u8]| Sha256::digest(bytes).iter().map(|b| format!("{b:02x}")).collect::<String>();
+        let mut store = Store::default();
+        for (id, result) in &self.inputs {
+            store.results.insert(TaskId::new(*id).unwrap(), result.clone());
+        }
+        let mut documents = Vec::new();
+        for (path, text) in &self.documents {
+            let sha256 = name(text.as_bytes());
+            store.blobs.insert(sha256.clone(), text.as_bytes().to_vec());
+            documents.push(Document { path: (*path).into(), sha256, size: 0 });
+        }
+        let manifest = wire::encode_body(&documents);
+        let count = u32::try_from(documents.len()).unwrap();
+        let set = DocumentSet { manifest: name(&manifest), count, bytes: 0 };
+        store.blobs.insert(set.manifest.clone(), manifest);
+
+        let spec = AgentSpec::parse(self.capability.as_bytes(), &BuiltInToolNames).unwrap();
+        let run = RunId::new("r").unwrap();
+        let work = Work::Task { task: TaskId::new("t").unwrap(), attempt: 1 };
+        let input = |(id, _): &(&str, TaskResult)| InputResult {
+            task: TaskId::new(*id).unwrap(),
+            objective: format!("do {id}"),
+            capability: Capability::new("research").unwrap(),
+            worker: WorkerId::new("w").unwrap(),
+            summary: String::new(),
+            at_sequence: 1,
+        };
+        let order = Order {
+            mission: self.mission.into(),
+            inputs: self.inputs.iter().map(input).collect(),
+            documents: Some(set),
+            own_model: Some(format!("script:{}", script.display())),
+            ..Order::new(run.clone(), run.lane(1), work, self.objective, spec.about.name.clone())
+        };
+        let factory = ModelFactory { record_file: Some(self.cassette()), ..ModelFactory::default() };
+        let host = AgentHost::new(HostSettings { factory, ..HostSettings::default() }).unwrap();
+        let env = SessionEnvironment::new(Arc::new(store), &mut self.journal);
+        let session = AgentSession::prepare(&host, &spec, &order, env).await.unwrap();
+        session.run_work().await
+    }
+}
+
+fn last_user_message(request: &Request) -> &str {
+    let text = request.messages.iter().rev().find_map(|message| match message {
+        Message::User { text } => Some(text.as_str()),
+        Message::Assistant { .. } | Message::Tool(_) => None,
+    });
+    text.unwrap()
+}
+
+fn first_message(request: &Request) -> &str {
+    let Message::User { text } = &request.messages[0] else { panic!("the task comes first") };
+    text
+}
+
+fn labelled(output: &str, citations: &[&str]) -> Value {
+    json!({"output": output, "citations": citations})
+}
+
+fn quoted(output: &str, document: &str, text: &str) -> Value {
+    let quotation = json!({"document": document, "first_line": 1, "last_line": 1, "text": text});
+    json!({"quotations": [quotation], "output": output, "summary": "s"})
+}
+
+#[tokio::test]
+async fn a_small_model_cites_lines_by_their_labels() {
+    let answer = labelled("The Tarn 20 weighs 1.4 kg [P2:4].", &["P2:4", "P2:3"]);
+    let mut work = ScriptedTask::research("small", "How much does the Tarn 20 weigh?", vec![answer]);
+    let result = work.run().await.unwrap();
+    assert!(result.output.starts_with("The Tarn 20 weighs 1.4 kg [S1]."), "{}", result.output);
+    assert_eq!(result.summary, "The Tarn 20 weighs 1.4 kg [S1].");
+    assert_eq!(result.quotations[0].text, "It weighs 1.4 kg.");
+    assert_eq!((result.sources[0].location.as_str(), result.quotations[0].first_line), ("tarn.md", 4));
+    let requests = work.requests();
+    assert_eq!(requests.len(), 1);
+    let task = first_message(&requests[0]);
+    assert!(task.starts_with("Question: How much does the Tarn 20 weigh?\n"), "{task}");
+    assert!(task.contains("\nP2: tarn.md\n| [P2:1] # Tarn 20\n"), "{task}");
+    assert!(task.contains("| [P2:4] It weighs 1.4 kg.\n"), "{task}");
+    assert!(!task.contains('{') && !task.contains("It is part of"), "{task}");
+    assert_eq!(requests[0].tools, vec![], "what it could look up is in the prompt");
+}
+
+#[tokio::test]
+async fn the_form_of_a_small_model_is_bounded() {
+    let answer = labelled("It weighs 1.4 kg [P2:4].", &[]);
+    let mut work = ScriptedTask::research("small", "How much does it weigh?", vec![answer]);
+    work.run().await.unwrap();
+    let request = work.requests().remove(0);
+    assert!(request.max_output_tokens <= 1_500);
+    let form = &request.answer.unwrap().schema;
+    assert_eq!(form["required"], json!(["output", "citations"]));
+    assert!(form["properties"]["output"]["maxLength"].is_u64());
+    assert!(form["properties"]["citations"]["maxItems"].is_u64());
+    let names: Vec<&String> = form["properties"].as_object().unwrap().keys().collect();
+    assert_eq!(names, ["output", "citations", "notes"], "the answer comes first");
+}
+
+#[tokio::test]
+async fn the_other_form_is_accepted_from_either_model() {
+    let question = "How much does the Tarn 20 weigh?";
+    for (ability, answer) in [
+        ("small", quoted("It weighs 1.4 kg [1].", "tarn.md", "It weighs 1.4 kg.")),
+        ("strong", labelled("It weighs 1.4 kg [tarn.md:4].", &["tarn.md:4"])),
+    ] {
+        let mut work = ScriptedTask::research(ability, question, vec![answer]);
+        assert_eq!(work.run().await.unwrap().quotations[0].text, "It weighs 1.4 kg.", "{ability}");
+        assert_eq!(work.requests().len(), 1, "{ability}");
+    }
+}
+
+#[tokio::test]
+async fn words_under_the_wrong_document_are_found_in_the_right_one() {
+    let answer = quoted("It weighs 1.4 kg [1].", "skua.md", "It weighs 1.4 kg.");
+    let mut work = ScriptedTask::research("strong", "How much does the Tarn 20 weigh?", vec![answer]);
+    let result = work.run().await.unwrap();
+    assert_eq!((result.sources[0].location.as_str(), result.quotations[0].first_line), ("tarn.md", 4));
+    assert_eq!(work.requests().len(), 1, "no correction");
+}
+
+#[tokio::test]
+async fn a_correction_names_the_nearest_line_only() {
+    let wrong = quoted("It weighs 2 kg [1].", "tarn.md", "It weighs 2 kg, they say.");
+    let right = quoted("It weighs 1.4 kg [1].", "tarn.md", "It weighs 1.4 kg.");
+    let mut work = ScriptedTask::research("strong", "How much does the Tarn 20 weigh?", vec![wrong, right]);
+    work.run().await.unwrap();
+    let requests = work.requests();
+    let correction = last_user_message(&requests[1]);
+    assert!(correction.contains("the nearest line is 4: “It weighs 1.4 kg.”"), "{correction}");
+    assert!(!correction.contains("steel") && !correction.contains("battery"), "{correction}");
+    assert_eq!(requests[1].tools, vec![], "only the answer is possible");
+}
+
+#[tokio::test]
+async fn a_label_of_no_passage_is_corrected_and_then_removed() {
+    let wrong = labelled("It weighs 1.4 kg [P7:1], as line 4 says [P2:4].", &["P7:1"]);
+    let mut work = ScriptedTask::research("small", "How much does the Tarn 20 weigh?", vec![wrong]);
+    let result = work.run().await.unwrap();
+    let requests = work.requests();
+    assert_eq!(requests.len(), 2);
+    let correction = last_user_message(&requests[1]);
+    assert!(correction.contains("There is no passage P7; the passages are P1 to P2."), "{correction}");
+    assert_eq!(result.output, "It weighs 1.4 kg , as line 4 says [S1].");
+}
+
+#[tokio::test]
+async fn a_finding_needs_a_mark() {
+    let (without, with) =
+        (labelled("It weighs 1.4 kg.", &["P2:4"]), labelled("It weighs 1.4 kg [P2:4].", &["P2:4"]));
+    let mut work =
+        ScriptedTask::research("small", "How much does the Tarn 20 weigh?", vec![without.clone(), with]);
+    assert_eq!(work.run().await.unwrap().output, "It weighs 1.4 kg [S1].");
+    let correction = last_user_message(&work.requests()[1]).to_owned();
+    assert!(correction.contains("'output' has no mark"), "{correction}");
+    // Sent back once; then the quotation follows the answer.
+    let mut work = ScriptedTask::research("small", "How much does the Tarn 20 weigh?", vec![without]);
+    let output = work.run().await.unwrap().output;
+    assert_eq!(output, "It weighs 1.4 kg.\n\n> It weighs 1.4 kg. [S1] (line 4)");
+    assert_eq!(work.requests().len(), 2);
+}
+
+#[tokio::test]
+async fn a_question_for_a_number_needs_one() {
+    let vague = labelled("It is made of steel [P2:3].", &["P2:3"]);
+    let mut work = ScriptedTask::research("small", "How much does the Tarn 20 weigh?", vec![vague.clone()]);
+    let result = work.run().await.unwrap();
+    assert!(last_user_message(&work.requests()[1]).contains("asks for a number"));
+    assert_eq!(
+        result.notes.as_deref(),
+        Some("The answer has no number, although the objective asks for one.")
+    );
+    let mut plain = vague;
+    plain["notes"] = "The passages do not say what it weighs.".into();
+    let mut work = ScriptedTask::research("small", "How much does the Tarn 20 weigh?", vec![plain]);
+    work.run().await.unwrap();
+    assert_eq!(work.requests().len(), 1, "an answer may say that it is not known");
+}
+
+#[tokio::test]
+async fn a_result_that_repeats_its_input_is_sent_back() {
+    let earlier = TaskResult { output: "The Tarn 20 weighs 1.4 kg [S1].".into(), ..TaskResult::default() };
+    let repeated = labelled("The Tarn 20 weighs 1.4 kg [P2:4].", &["P2:4"]);
+    let own = labelled("Its battery lasts nine hours [P2:5].", &["P2:5"]);
+    let question = "How long does the battery of the Tarn 20 last?";
+    let mut work = ScriptedTask::research("small", question, vec![repeated, own]);
+    work.inputs = vec![("research-1", earlier)];
+    let result = work.run().await.unwrap();
+    assert_eq!(result.output, "Its battery lasts nine hours [S1].");
+    let correction = last_user_message(&work.requests()[1]).to_owned();
+    assert!(correction.contains("Your answer repeats the result of research-1."), "{correction}");
+}
+
+/// A finding on the Tarn and the Skua, as an input of a report.
+fn finding() -> TaskResult {
+    let source = json!({"id": "S1", "kind": "document", "title": "t", "location": "tarn.md"});
+    TaskResult {
+        output: "The Tarn weighs 1.4 kg [S1]. The Skua needs firmware 4.2 [S1].".into(),
+        sources: vec![serde_json::from_value(source).unwrap()],
+        ..TaskResult::default()
+    }
+}
+
+#[tokio::test]
+async fn a_report_mentions_the_names_of_the_objective() {
+    let partly = json!({"output": "The Tarn weighs 1.4 kg [1].", "summary": "s"});
+    let mission = "Compare the weight of the Tarn with the firmware of the Skua.";
+    let mut work =
+        ScriptedTask { capability: PRODUCER, ..ScriptedTask::research("strong", mission, vec![partly]) };
+    work.inputs = vec![("research-1", finding())];
+    let result = work.run().await.unwrap();
+    let requests = work.requests();
+    assert_eq!(requests.len(), 2);
+    assert!(last_user_message(&requests[1]).contains("does not mention Skua"));
+    assert_eq!(result.notes.as_deref(), Some("Not mentioned: Skua."));
+    assert!(!first_message(&requests[0]).contains("skua.md"), "it can't read documents");
+}
+
+#[tokio::test]
+async fn a_report_without_marks_is_accepted_with_its_sources_after_a_correction() {
+    let bare = json!({"output": "The Tarn weighs 1.4 kg [9]."});
+    let mut work = ScriptedTask {
+        capability: PRODUCER,
+        ..ScriptedTask::research("small", "What does it weigh?", vec![bare])
+    };
+    work.inputs = vec![("research-1", finding())];
+    let result = work.run().await.unwrap();
+    assert!(result.output.contains("Sources of the results: [1]"), "{}", result.output);
+    assert!(result.notes.unwrap().contains("does not mark which source supports which statement"));
+    let requests = work.requests();
+    assert_eq!((requests.len(), requests[0].tools.len()), (2, 0), "all results are in the prompt");
+    assert!(first_message(&requests[0]).contains("| The Tarn weighs 1.4 kg [1]."));
+}
+
+#[tokio::test]
+async fn a_resumed_conversation_has_the_prompt_that_was_recorded() {
+    let replies =
+        vec![labelled("It is made of steel.", &[]), labelled("It weighs 1.4 kg [P1:4].", &["P1:4"])];
+    let mut work = ScriptedTask::research("small", "How much does the Tarn 20 weigh?", replies);
+    work.documents = vec![("tarn.md", TARN)];
+    let result = work.run().await.unwrap();
+    let first = work.requests().remove(0);
+    // Another worker resumes after the first reply; its program would choose other passages.
+    let held: Vec<JournalStep> = work.journal.steps()[..1].to_vec();
+    work.journal = MemoryJournal::with_steps(held);
+    work.documents = vec![("skua.md", SKUA), ("tarn.md", TARN)];
+    work.ability = "strong";
+    std::fs::remove_file(work.cassette()).unwrap();
+    let resumed = work.run().await.unwrap();
+    assert_eq!((resumed.output, resumed.quotations), (result.output, result.quotations));
+    let second = work.requests().remove(0);
+    assert_eq!((second.system, &second.messages[0]), (first.system, &first.messages[0]));
+}
+
+/// Journals of 0.4.0 record no format. What was accepted then is accepted on resume, by the rules of then.
+#[tokio::test]
+async fn an_answer_recorded_by_0_4_0_counts_as_it_did() {
+    let answer = quoted("It is made of steel.", "tarn.md", "It weighs 1.4 kg.").to_string();
+    let reply = json!({"heard": {"reply": {"text": answer, "finish": "stop"}}, "took_ms": 1});
+    let steps = vec![JournalStep { name: "model.0".into(), value: reply }];
+    let mut work = ScriptedTask::research("small", "How much does the Tarn 20 weigh?", vec![json!({})]);
+    work.journal = MemoryJournal::with_steps(steps);
+    let result = work.run().await.unwrap();
+    assert_eq!(result.output, "It is made of steel.\n\n> It weighs 1.4 kg. [S1] (line 4)");
+    assert_eq!(work.requests(), vec![], "it is not sent back");
+}
