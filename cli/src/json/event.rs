@@ -134,6 +134,9 @@ pub enum EventJson<'a> {
         reasoning: &'a str,
         /// The edits that were refused, with the reason.
         refused: &'a [String],
+        /// Why the plan is a plain one, made without the planner's model, if it is.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        fallback: Option<&'a str>,
         /// `true` if the turn made no progress.
         idle: bool,
         /// The usage.
@@ -692,17 +695,25 @@ fn planning_event(event: &PlanningEvent) -> EventJson<'_> {
         PlanningEvent::Claimed { turn, attempt, worker } => {
             EventJson::PlannerClaimed { turn: *turn, attempt: *attempt, worker }
         }
-        PlanningEvent::ProposalAccepted { turn, attempt, reasoning, refused, is_idle, usage, models } => {
-            EventJson::PlannerFinished {
-                turn: *turn,
-                attempt: *attempt,
-                reasoning,
-                refused,
-                idle: *is_idle,
-                usage: *usage,
-                models,
-            }
-        }
+        PlanningEvent::ProposalAccepted {
+            turn,
+            attempt,
+            reasoning,
+            refused,
+            fallback,
+            is_idle,
+            usage,
+            models,
+        } => EventJson::PlannerFinished {
+            turn: *turn,
+            attempt: *attempt,
+            reasoning,
+            refused,
+            fallback: fallback.as_deref(),
+            idle: *is_idle,
+            usage: *usage,
+            models,
+        },
         PlanningEvent::Errored {
             turn,
             attempt,

@@ -166,6 +166,7 @@ fn planner_turn_events() -> Vec<Event> {
             attempt: 2,
             reasoning: "There is nothing to hurry.".into(),
             refused: vec!["cancel_task: there is no task check".into()],
+            fallback: None,
             is_idle: true,
             usage: usage_of(35),
             models: usage_by_model(35),

@@ -14,6 +14,8 @@ use crate::model::{Message, Request};
 pub const RESEARCH: &str = "research";
 /// The capability that combines results.
 pub const PRODUCER: &str = "producer";
+/// The capability that works on files.
+pub const WORKER: &str = "worker";
 /// The maximum number of paths that a task lists; the others are only counted.
 const MAX_NAMED: usize = 100;
 

@@ -8,6 +8,8 @@ mod answers;
 mod board;
 #[path = "planner/real.rs"]
 mod real;
+#[path = "planner/small.rs"]
+mod small;
 #[path = "planner/support.rs"]
 mod support;
 #[path = "planner/tools.rs"]

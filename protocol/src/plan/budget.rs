@@ -248,6 +248,9 @@ pub const DEFAULT_PROVIDER_TIMEOUT: Duration = Duration::from_secs(30 * 60);
 pub const DEFAULT_STEPS: u32 = 20;
 /// The default of [`Budget::tasks`].
 pub const DEFAULT_TASKS: u32 = 1_000;
+/// The tokens that a run without a limit may use for each different task of a plan that its planner makes: ten times what
+/// tasks usually need, so that only work that goes round in circles reaches it.
+pub const DEFAULT_TOKENS_PER_TASK: u64 = 100_000;
 /// The default of [`Budget::depth`].
 pub const DEFAULT_DEPTH: u32 = 100;
 

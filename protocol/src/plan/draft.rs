@@ -41,6 +41,12 @@ impl PlanDraft {
         &self.cluster
     }
 
+    /// Returns the known capabilities, to share them with another draft.
+    #[must_use]
+    pub fn shared_cluster(&self) -> Arc<CapabilityRegistry> {
+        self.cluster.clone()
+    }
+
     /// Returns the edits so far.
     #[must_use]
     pub fn edits(&self) -> &[Edit] {

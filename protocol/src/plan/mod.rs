@@ -62,7 +62,7 @@ pub use apply::{apply, apply_decision};
 pub(crate) use budget::optional_seconds;
 pub use budget::{
     Budget, BudgetExhaustionPolicy, DEFAULT_DEPTH, DEFAULT_PROVIDER_TIMEOUT, DEFAULT_STEPS, DEFAULT_TASKS,
-    ResourceAmounts, ResourceKind,
+    DEFAULT_TOKENS_PER_TASK, ResourceAmounts, ResourceKind,
 };
 pub use cluster::{CapabilityRegistry, RegisteredCapability};
 pub use decide::{

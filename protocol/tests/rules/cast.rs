@@ -77,7 +77,7 @@ pub fn command_fact(id: &str, control: CommandAction) -> Fact {
 
 /// A planning turn that results in these edits.
 pub fn planned_fact(turn: u32, attempt: u32, edits: Vec<Edit>) -> Fact {
-    let proposal = PlanProposal { reasoning: "so it goes".into(), tasks: Vec::new(), edits };
+    let proposal = PlanProposal { reasoning: "so it goes".into(), tasks: Vec::new(), edits, fallback: None };
     let usage = Usage { model_calls: 1, input_tokens: 100, output_tokens: 20, ..Usage::default() };
     Fact::Planned {
         turn,

@@ -38,7 +38,7 @@ fn run_with_open_turn(draws: &mut RandomDraws) -> RunScene {
 fn deliver_proposal(scene: &mut RunScene, edits: Vec<Edit>) -> Vec<Event> {
     let (turn, attempt) =
         scene.plan.planning.turn.as_ref().map(|planning| (planning.turn, planning.attempt)).unwrap();
-    let proposal = PlanProposal { reasoning: "so it goes".into(), tasks: Vec::new(), edits };
+    let proposal = PlanProposal { reasoning: "so it goes".into(), tasks: Vec::new(), edits, fallback: None };
     let planned = PlanningResult { proposal, usage: Usage::default(), models: ModelUsage::new() };
     scene.decide_fact(&Fact::Planned { turn, attempt, outcome: Ok(planned) }).unwrap()
 }

@@ -284,7 +284,7 @@ pub fn random_planning_outcome(
         edits.push(Edit::Finish { reason: "it is all there".into() });
     }
     let tasks = if draws.draw_chance(40) { random_new_tasks(draws, seen) } else { Vec::new() };
-    let proposal = PlanProposal { reasoning: "so it goes".into(), tasks, edits };
+    let proposal = PlanProposal { reasoning: "so it goes".into(), tasks, edits, fallback: None };
     Ok(PlanningResult { proposal, usage, models: ModelUsage::from([("some:model".to_owned(), usage)]) })
 }
 

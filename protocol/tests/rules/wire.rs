@@ -105,6 +105,7 @@ fn sample_events() -> Vec<(&'static str, Event)> {
                 attempt: 2,
                 reasoning: "so it goes".into(),
                 refused: Vec::new(),
+                fallback: None,
                 is_idle: false,
                 usage: full_usage(),
                 models: ModelUsage::new(),
@@ -352,9 +353,23 @@ fn later_sample_events() -> Vec<(&'static str, Event)> {
                 attempt: 1,
                 reasoning: "so it goes".into(),
                 refused: vec!["cancel_task: it is over".into()],
+                fallback: None,
                 is_idle: true,
                 usage: full_usage(),
                 models: sample_model_usage(),
+            }),
+        ),
+        (
+            "proposal accepted, plain",
+            Event::Planning(PlanningEvent::ProposalAccepted {
+                turn: 1,
+                attempt: 1,
+                reasoning: "so it goes".into(),
+                refused: Vec::new(),
+                fallback: Some("no valid answer".into()),
+                is_idle: false,
+                usage: full_usage(),
+                models: ModelUsage::new(),
             }),
         ),
         (
@@ -744,8 +759,14 @@ fn sample_journal_entries() -> Vec<(String, JournalEntry)> {
         reasoning: "so it goes".into(),
         tasks: vec![cast::echo_task("a", &[]), full_task_spec()],
         edits: Vec::new(),
+        fallback: None,
     };
-    let edited = PlanProposal { reasoning: "so it goes".into(), tasks: Vec::new(), edits: sample_edits() };
+    let edited = PlanProposal {
+        reasoning: "so it goes".into(),
+        tasks: Vec::new(),
+        edits: sample_edits(),
+        fallback: None,
+    };
     let judged = JournalEntry::Outcome {
         worker: cast::worker_id("c1"),
         review: 2,

@@ -3,4 +3,3 @@
 mod extractive;
 
 pub use extractive::Extractive;
-pub(crate) use extractive::build_plain_plan;

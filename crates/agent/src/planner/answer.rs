@@ -1,7 +1,7 @@
 //! The answer of a planning turn: one JSON object that a small model can fill, most of it optional. It owns the schema,
 //! which depends on the plan's mode and state, and the order in which an answer is applied to the draft.
 
-use millrace_protocol::ids::Capability;
+use millrace_models::ModelAbility;
 use millrace_protocol::plan::{Edit, PlanDraft, PlanningMode};
 use millrace_protocol::result::PlanProposal;
 use schemars::JsonSchema;
@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::apply::{ChangeError, apply_change};
+use super::form::PlanningForm;
 use super::normalize::find_implied_final_task;
 use super::request::{CancelRequest, ChangeRequest, PatchRequest, RetryRequest, TaskRequest, shorten_schema};
 use super::{count_added_tasks, filter_visible_offers, has_work_in_progress};
@@ -18,24 +19,36 @@ use crate::sources::CapabilityOffer;
 use crate::tool::schema_of;
 use crate::turn::Answer;
 
+/// The reasoning of a plan that follows from questions.
+const NO_REASONING: &str = "A task for each question, and a report on all of them.";
 /// The maximum number of capabilities that the schema lists by name.
 const MAX_NAMED: usize = 60;
 /// The maximum number of mistakes reported at once.
 const MAX_MISTAKES: usize = 6;
+/// The sizes of an answer of a small model: entries of a list, characters of a text, and characters of an id.
+const MAX_ITEMS: u32 = 8;
+const MAX_TEXT: u32 = 400;
+const MAX_NAME: u32 = 64;
+/// The fields of a task that a small model is not asked for: it fills them with whatever it sees.
+const OPTIONAL_OF_TASKS: [&str; 2] = ["criteria", "on_failed_dependency"];
 
 /// A planner's answer.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct PlanAnswer {
     /// Why, in a few sentences.
+    #[serde(default)]
     pub reasoning: String,
+    /// The questions that the documents must answer.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub questions: Vec<String>,
     /// New tasks.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub tasks: Vec<TaskRequest>,
     /// Tasks to run again.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub retry: Vec<RetryRequest>,
-    /// Changes of waiting tasks.
+    /// Changes of waiting tasks; omitted fields stay.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub patch: Vec<PatchRequest>,
     /// Tasks that are no longer needed.
@@ -44,10 +57,10 @@ pub struct PlanAnswer {
     /// The id of the one task whose result is the deliverable.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub final_task: Option<String>,
-    /// true only if the final task is completed and its result is what the objective asks for.
+    /// true only if the final task is completed and is what the objective asks for.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub finished: Option<bool>,
-    /// Only if nothing more can be done: what is lost, and why nothing can replace it.
+    /// Only if nothing more can be done: what is missing, and why.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub give_up: Option<String>,
 }
@@ -85,56 +98,104 @@ impl PlanAnswer {
 }
 
 /// The schema of an answer, without the fields that have nothing to act on. Those fields are still accepted.
-pub(super) fn build_plan_schema(draft: &PlanDraft, offers: &[CapabilityOffer], mode: PlanningMode) -> Value {
+pub(super) fn build_plan_schema(
+    draft: &PlanDraft,
+    offers: &[CapabilityOffer],
+    form: PlanningForm,
+    ability: ModelAbility,
+) -> Value {
     let mut schema = schema_of::<PlanAnswer>();
     shorten_schema(&mut schema);
-    let mut omitted: Vec<&str> = Vec::new();
-    let plan = draft.plan();
-    if mode == PlanningMode::Fixed {
-        omitted.extend(["tasks", "patch", "final_task"]);
-    }
-    // Lists that matter are required, possibly empty: a small model that may omit a list tends to describe its changes in
-    // "reasoning" only.
-    let mut required = vec!["reasoning"];
-    if plan.tasks().is_empty() {
-        omitted.extend(["retry", "patch", "cancel", "finished", "give_up"]);
-        required.push("tasks");
-    } else if has_work_in_progress(plan) {
-        omitted.push("give_up");
-    } else {
-        required.extend(["retry", "tasks"]);
-    }
-    required.retain(|name| !omitted.contains(name));
-    for list in required.iter().filter(|name| **name != "reasoning") {
-        schema["properties"][*list]["default"] = Value::Array(Vec::new());
-    }
-    schema["required"] = Value::from(required);
-    if let Some(fields) = extra_plan_fields(&mut schema) {
-        fields.retain(|name, _| !omitted.contains(&name.as_str()));
+    let (mut fields, required) = match form {
+        PlanningForm::Questions => (vec!["questions"], vec!["questions"]),
+        PlanningForm::Tasks => match ability {
+            ModelAbility::Small => (vec!["tasks", "final_task"], vec!["tasks"]),
+            ModelAbility::Strong => (vec!["reasoning", "tasks", "final_task"], vec!["reasoning", "tasks"]),
+        },
+        PlanningForm::Combined | PlanningForm::Changes => fields_of_changes(draft),
+    };
+    if let Some(properties) = allow_additional_fields(&mut schema) {
+        properties.retain(|name, _| fields.contains(&name.as_str()));
+        fields.clear();
         for list in ["tasks", "patch"] {
-            if let Some(fields) = fields.get_mut(list).and_then(|list| extra_plan_fields(&mut list["items"]))
+            if let Some(fields) =
+                properties.get_mut(list).and_then(|list| allow_additional_fields(&mut list["items"]))
             {
-                restrict_capability_names(draft, offers, fields);
+                restrict_capability_names(offers, fields);
+                // "final_task" says the same.
+                fields.remove("final");
+                if ability == ModelAbility::Small {
+                    OPTIONAL_OF_TASKS.iter().for_each(|name| drop(fields.remove(*name)));
+                }
             }
         }
+        for list in required.iter().filter(|name| **name != "reasoning") {
+            properties[*list]["default"] = Value::Array(Vec::new());
+        }
+    }
+    schema["required"] = Value::from(required);
+    if ability == ModelAbility::Small {
+        bound_sizes(&mut schema);
     }
     schema
 }
 
+/// The fields of an answer that changes a plan, and the required ones. Lists that matter are required, possibly empty: a
+/// small model that may omit a list tends to describe its changes in "reasoning" only.
+fn fields_of_changes(draft: &PlanDraft) -> (Vec<&'static str>, Vec<&'static str>) {
+    let plan = draft.plan();
+    let mode = plan.run.start.as_ref().map(|start| start.mode).unwrap_or_default();
+    let mut fields =
+        vec!["reasoning", "tasks", "retry", "patch", "cancel", "final_task", "finished", "give_up"];
+    let mut required = vec!["reasoning"];
+    if plan.tasks().is_empty() {
+        fields.retain(|name| ["reasoning", "tasks", "final_task"].contains(name));
+        required.push("tasks");
+    } else if has_work_in_progress(plan) {
+        fields.retain(|name| *name != "give_up");
+    } else {
+        required.extend(["retry", "tasks"]);
+    }
+    if mode == PlanningMode::Fixed {
+        fields.retain(|name| !["tasks", "patch", "final_task"].contains(name));
+    }
+    required.retain(|name| fields.contains(name));
+    (fields, required)
+}
+
+/// Bounds lists and texts, so that a model that repeats itself comes to an end.
+fn bound_sizes(schema: &mut Value) {
+    let Some(fields) = schema["properties"].as_object_mut() else { return };
+    for (name, field) in fields {
+        match field["type"].as_str() {
+            Some("array") => {
+                field["maxItems"] = MAX_ITEMS.into();
+                if field["items"]["type"] == "string" {
+                    field["items"]["maxLength"] = MAX_TEXT.into();
+                } else {
+                    bound_sizes(&mut field["items"]);
+                }
+            }
+            Some("string") if field.get("enum").is_none() => {
+                let is_name = ["id", "task", "final_task"].contains(&name.as_str());
+                field["maxLength"] = if is_name { MAX_NAME } else { MAX_TEXT }.into();
+            }
+            Some(_) | None => {}
+        }
+    }
+}
+
 /// Returns the fields of an object's schema, and allows additional ones.
-fn extra_plan_fields(schema: &mut Value) -> Option<&mut serde_json::Map<String, Value>> {
+fn allow_additional_fields(schema: &mut Value) -> Option<&mut serde_json::Map<String, Value>> {
     schema.as_object_mut()?.remove("additionalProperties");
     schema["properties"].as_object_mut()
 }
 
 /// Restricts capabilities to the known ones, and keeps `parameters` only if some capability takes any. If the cluster's own
 /// agents are missing, it is still starting: another capability may appear, and its tasks wait for it.
-fn restrict_capability_names(
-    draft: &PlanDraft,
-    offers: &[CapabilityOffer],
-    fields: &mut serde_json::Map<String, Value>,
-) {
-    let names: Vec<&str> = draft.cluster().capability_names().map(Capability::as_str).collect();
+fn restrict_capability_names(offers: &[CapabilityOffer], fields: &mut serde_json::Map<String, Value>) {
+    let visible = filter_visible_offers(offers);
+    let names: Vec<&str> = visible.iter().map(|offer| offer.about.name.as_str()).collect();
     let is_started = [RESEARCH, PRODUCER].iter().all(|own| names.contains(own));
     if is_started
         && names.len() <= MAX_NAMED
@@ -142,7 +203,7 @@ fn restrict_capability_names(
     {
         capability["enum"] = Value::from(names);
     }
-    if !filter_visible_offers(offers).iter().any(|offer| offer.about.parameters.is_some()) {
+    if !visible.iter().any(|offer| offer.about.parameters.is_some()) {
         fields.remove("parameters");
     }
 }
@@ -214,8 +275,7 @@ fn find_stall_reason(draft: &PlanDraft) -> Option<String> {
     let plan = draft.plan();
     if plan.tasks().is_empty() {
         return Some(
-            "there is no plan yet, and the answer has no tasks. List them in \"tasks\": one for each thing to find out, \
-             and one that combines the results"
+            "there is no plan yet, and the answer has no tasks: list what to find out, and a task that combines the results"
                 .into(),
         );
     }
@@ -237,8 +297,24 @@ pub(super) fn format_correction(mistakes: &[String]) -> String {
     format!("These parts of it can't be applied:\n{}{more}\nThe rest of it is valid.", lines.join("\n"))
 }
 
+/// The correction for an answer that was refused before.
+pub(super) fn format_repeated_correction(mistakes: &[String], instead: Option<&PlanAnswer>) -> String {
+    let mistake = mistakes.first().map_or("", String::as_str);
+    let advice = match instead {
+        Some(plan) => {
+            let json = serde_json::to_string(plan).expect("an answer serialises to JSON");
+            format!("Give this plan, or another one in its form: {json}")
+        }
+        None => "Leave that part out, or write something else in its place; the rest is valid.".into(),
+    };
+    format!(
+        "It is the same answer as before, and this part of it still can't be applied: {mistake}. {advice}"
+    )
+}
+
 /// The proposal of a turn.
 pub(super) fn build_proposal(applied: AppliedAnswer, reasoning: String) -> PlanProposal {
+    let reasoning = if reasoning.trim().is_empty() { NO_REASONING.to_owned() } else { reasoning };
     let AppliedAnswer { draft, mistakes, refused } = applied;
     let mut edits = draft.into_edits();
     edits.extend(refused);
@@ -254,5 +330,5 @@ pub(super) fn build_proposal(applied: AppliedAnswer, reasoning: String) -> PlanP
         [] => reasoning,
         some => format!("{reasoning}\n\nNot applied: {}", some.join("; ")),
     };
-    PlanProposal { reasoning, tasks, edits }
+    PlanProposal { reasoning, tasks, edits, fallback: None }
 }

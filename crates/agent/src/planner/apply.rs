@@ -2,12 +2,15 @@
 //! is added to a refusal.
 
 use millrace_protocol::plan::{
-    Edit, Event, GraphError, OnFailedDependency, PlanDraft, Refusal, ReviewPolicy, TaskPatch,
+    Edit, Event, GraphError, OnFailedDependency, PlanDraft, Refusal, ReviewPolicy, TaskPatch, TaskSpec,
 };
 
 use super::normalize::{self, find_capability, remove_empty_texts, resolve_task};
 use super::request::{ChangeRequest, PatchRequest};
 use super::{CapabilityOffer, messages};
+
+/// The maximum number of the answer's own tasks that a refusal names.
+const MAX_NAMED: usize = 12;
 
 /// The reason that a change can't be applied.
 pub(super) struct ChangeError {
@@ -32,7 +35,7 @@ pub(super) fn apply_change(
             Ok(events) => changed.extend(events),
             Err(refusal) => {
                 return Err(ChangeError {
-                    why: describe_refusal(draft, &refusal),
+                    why: describe_refusal(draft, &edit, &refusal),
                     edit: Some(Box::new(edit)),
                 });
             }
@@ -116,9 +119,26 @@ fn build_patch(
     })
 }
 
-/// Words a refusal and adds advice where its own text has none.
-fn describe_refusal(draft: &PlanDraft, refusal: &Refusal) -> String {
-    let advice = match refusal {
+/// Words a refusal and adds advice where its own text has none: the ids of the refused tasks are the planner's own, or made
+/// from their capabilities, so that the planner may not know them.
+fn describe_refusal(draft: &PlanDraft, edit: &Edit, refusal: &Refusal) -> String {
+    let advice = match (edit, refusal) {
+        (Edit::Add(specs), Refusal::Graph(GraphError::MissingDependency { .. })) => {
+            let name = |spec: &TaskSpec| format!("{} ({})", spec.id, spec.capability);
+            let new: Vec<String> = specs.iter().take(MAX_NAMED).map(name).collect();
+            let (old, own) = match draft.plan().tasks() {
+                [] => (String::new(), "your tasks are"),
+                _ => (format!("; {}", messages::format_task_list(draft.plan())), "your new ones are"),
+            };
+            format!("{old}; {own} {}; write their ids in depends_on", new.join(", "))
+        }
+        (_, refusal) => advice_on(draft, refusal),
+    };
+    format!("{refusal}{advice}")
+}
+
+fn advice_on(draft: &PlanDraft, refusal: &Refusal) -> String {
+    match refusal {
         Refusal::Graph(GraphError::MissingDependency { .. }) | Refusal::UnknownTask(_) => {
             format!("; {}", messages::format_task_list(draft.plan()))
         }
@@ -153,6 +173,5 @@ fn describe_refusal(draft: &PlanDraft, refusal: &Refusal) -> String {
             | GraphError::Limit { .. }
             | GraphError::ReservedCapability { .. },
         ) => String::new(),
-    };
-    format!("{refusal}{advice}")
+    }
 }

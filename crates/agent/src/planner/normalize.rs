@@ -36,6 +36,11 @@ fn resolve_id_among<'a>(ids: impl Iterator<Item = &'a TaskId> + Clone, text: &st
     ids.clone().find(same).or(only).cloned()
 }
 
+/// Finds the id among `ids` that a text refers to.
+pub(super) fn find_task_id(ids: &[TaskId], text: &str) -> Option<TaskId> {
+    resolve_id_among(ids.iter(), text)
+}
+
 /// Finds the task of the plan that a text refers to.
 pub(super) fn resolve_task(plan: &Plan, text: &str) -> Option<TaskId> {
     // Nearly always an exact match, which the plan's index answers.
@@ -107,7 +112,7 @@ pub(super) fn build_specs(
 }
 
 /// An id for each requested task: its own, or one made from its capability.
-fn choose_task_ids(plan: &Plan, requests: &[TaskRequest]) -> Vec<TaskId> {
+pub(super) fn choose_task_ids(plan: &Plan, requests: &[TaskRequest]) -> Vec<TaskId> {
     let own = |text: &str| resolve_task(plan, text).or_else(|| normalize_task_name(text));
     let own: Vec<Option<TaskId>> = requests.iter().map(|request| own(request.id.as_deref()?)).collect();
     let mut taken: BTreeSet<TaskId> = own.iter().flatten().cloned().collect();

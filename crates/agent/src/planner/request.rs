@@ -11,25 +11,25 @@ use serde_json::Value;
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct TaskRequest {
-    /// A short id of its own, such as research-1.
+    /// A short id, such as research-1.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub id: Option<String>,
-    /// The work to do, understandable without the other tasks.
+    /// The work, understandable without the other tasks.
     #[schemars(length(min = 1))]
     pub objective: String,
-    /// The capability that does it: one of those listed.
+    /// The capability that does it.
     pub capability: String,
-    /// The ids of the tasks whose results it needs. Empty: it starts at once.
+    /// The ids of the tasks whose results it needs.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub depends_on: Vec<String>,
-    /// Up to three sentences that a critic can check in its result.
+    /// Up to three sentences that a critic can check.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub criteria: Vec<String>,
     /// Named values, if the capability takes any.
     #[serde(default, skip_serializing_if = "TaskParameters::is_empty")]
     #[schemars(schema_with = "parameters_schema")]
     pub parameters: TaskParameters,
-    /// If a task it depends on fails: ask (you get a turn, the default), skip (it runs without) or cancel.
+    /// If a dependency fails: ask you (the default), skip it, or cancel this task.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "policy_schema")]
     pub on_failed_dependency: Option<OnFailedDependency>,
@@ -50,17 +50,17 @@ pub struct PatchRequest {
     /// The capability that does it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub capability: Option<String>,
-    /// The ids of all tasks whose results it needs.
+    /// All of them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub depends_on: Option<Vec<String>>,
-    /// The criteria for its result, the complete list.
+    /// All of them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub criteria: Option<Vec<String>>,
     /// Named values to set; null removes one.
     #[serde(default, skip_serializing_if = "TaskParameters::is_empty")]
     #[schemars(schema_with = "parameters_schema")]
     pub parameters: TaskParameters,
-    /// If a task it depends on fails: ask, skip or cancel.
+    /// As for a new task.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "policy_schema")]
     pub on_failed_dependency: Option<OnFailedDependency>,
@@ -70,9 +70,9 @@ pub struct PatchRequest {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct RetryRequest {
-    /// The id of a task that failed, was cancelled, waits for a retry, or is completed.
+    /// The id of a task that has ended or waits for a retry.
     pub task: String,
-    /// Instructions for the next attempt: the changes it must make.
+    /// What to do differently.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub feedback: Option<String>,
 }

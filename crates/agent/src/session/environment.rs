@@ -13,7 +13,7 @@ use crate::sources::OrderInputs;
 use crate::tool::{Tool, Toolbox};
 use crate::turn::{
     AgentBrief, Answer, AnswerCheck, AttemptName, ConversationFormat, Driver, Journal, JournalError, Machine,
-    RecordedBeginning, UsageTotals, read_recorded_beginning,
+    RecordedBeginning, UsageTotals, WorkSummary, read_recorded_beginning,
 };
 
 /// The environment of a session.
@@ -61,11 +61,21 @@ impl<'a> SessionEnvironment<'a> {
 
     /// Drives one conversation with a model to its answer. `check` validates the answer beyond its schema.
     pub(super) async fn run_conversation<A: Answer>(
-        mut self,
+        self,
         attempt: AttemptName,
         conversation: PreparedConversation,
         check: &AnswerCheck<'_, A>,
     ) -> Result<(A, UsageTotals), SessionError> {
+        Ok(self.run_to_end(attempt, conversation, check).await?.into_result()?)
+    }
+
+    /// Drives one conversation with a model to its end, with or without an answer.
+    pub(super) async fn run_to_end<A: Answer>(
+        mut self,
+        attempt: AttemptName,
+        conversation: PreparedConversation,
+        check: &AnswerCheck<'_, A>,
+    ) -> Result<WorkSummary<A>, SessionError> {
         let PreparedConversation { brief, toolbox, model } = conversation;
         let machine = Machine::new(brief).with_reserved_amounts(self.allowance);
         let driver = Driver::new(model.as_ref(), &toolbox, self.journal.as_mut())
@@ -75,8 +85,7 @@ impl<'a> SessionEnvironment<'a> {
             .provider_timeout(self.provider_timeout)
             .with_check(check);
         // Boxed: the future of a running conversation is large.
-        let ended = Box::pin(driver.drive(machine)).await?;
-        Ok(ended.into_result()?)
+        Ok(Box::pin(driver.drive(machine)).await?)
     }
 }
 

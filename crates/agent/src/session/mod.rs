@@ -35,11 +35,11 @@ use millrace_protocol::work::{Assignment, Order};
 
 use crate::answers::labels::PassageLabels;
 use crate::answers::{Findings, FindingsChecker, NumberedResults, Report, ReportChecker, findings, report};
-use crate::model::{AnswerSchema, ModelAbility};
+use crate::model::{AnswerSchema, Model, ModelAbility};
 use crate::roles::{self, DocumentList, WorkTask};
 use crate::sources::OrderInputError;
 use crate::spec::{
-    AgentSpec, AnswerForm, RunTemplateView, TaskTemplateView, TemplateView, ToolReference, format_utc_date,
+    AgentSpec, AnswerForm, RunTemplateView, TaskTemplateView, Template, TemplateView, ToolReference, format_utc_date,
 };
 use crate::tool::Toolbox;
 use crate::turn::{
@@ -103,6 +103,8 @@ pub struct AgentSession<'a> {
     inputs: SessionInputs,
     /// The names of tools that would show nothing but what the prompt shows.
     useless_tools: &'static [&'static str],
+    /// The built-in instructions of a planner's turn.
+    turn_instructions: Option<Template>,
 }
 
 impl<'a> AgentSession<'a> {
@@ -117,7 +119,7 @@ impl<'a> AgentSession<'a> {
         env: SessionEnvironment<'a>,
     ) -> Result<Self, SessionError> {
         let inputs = SessionInputs::read_inputs(&host.documents, spec, order, env.sources.as_ref()).await?;
-        Ok(Self { host, spec, order, env, inputs, useless_tools: &[] })
+        Ok(Self { host, spec, order, env, inputs, useless_tools: &[], turn_instructions: None })
     }
 
     /// Carries out the task of the order.
@@ -233,12 +235,18 @@ impl<'a> AgentSession<'a> {
 
     /// Opens the model, and reads the format of the conversation from the journal if it has begun.
     async fn open_model(&mut self) -> Result<OpenedModel, SessionError> {
-        let Self { host, spec, order, env, .. } = self;
+        let (model, ability) = self.open_pooled_model()?;
+        let beginning = self.env.choose_beginning(ability).await?;
+        Ok(OpenedModel { model, beginning })
+    }
+
+    /// Opens the model, with the ability that its prompts are written for.
+    fn open_pooled_model(&self) -> Result<(Arc<dyn Model>, ModelAbility), TaskError> {
+        let Self { host, spec, order, .. } = self;
         let model = host.models.open_for_order(order, &spec.about.name, spec.model.as_ref());
         let model = model.map_err(|error| invalid_order_error(&error.to_string()))?;
         let ability = spec.prompts.unwrap_or_else(|| model.ability());
-        let beginning = env.choose_beginning(ability).await?;
-        Ok(OpenedModel { model, beginning })
+        Ok((model, ability))
     }
 
     /// Opens the tools and writes the brief. `stateful` are tools that share state outside of this
@@ -250,7 +258,7 @@ impl<'a> AgentSession<'a> {
         answer: Option<AnswerSchema>,
         stateful: Vec<Arc<dyn crate::tool::Tool>>,
     ) -> Result<PreparedConversation, TaskError> {
-        let Self { host, spec, order, env, inputs, useless_tools } = self;
+        let Self { host, spec, order, env, inputs, useless_tools, turn_instructions } = self;
         let directory = ModelConsultants::new(
             spec.about.name.clone(),
             env.sources.clone(),
@@ -274,7 +282,12 @@ impl<'a> AgentSession<'a> {
         let tools = context.open_tools(&references).into_iter().chain(std::mem::take(&mut env.tools));
         let toolbox = Toolbox::new(tools).map_err(|duplicate| invalid_order_error(&duplicate.to_string()))?;
         let brief = AgentBrief {
-            system: render_instructions(spec, order, &inputs.document_list(), format)?,
+            system: render_instructions(
+                spec,
+                order,
+                &inputs.document_list(),
+                turn_instructions.take().or_else(|| prompts::built_in_instructions(spec.answer, format.ability)),
+            )?,
             task,
             tools: toolbox.specs(),
             answer,
@@ -303,9 +316,8 @@ fn render_instructions(
     spec: &AgentSpec,
     order: &Order,
     documents: &DocumentList,
-    format: ConversationFormat,
+    built_in: Option<Template>,
 ) -> Result<String, TaskError> {
-    let built_in = prompts::built_in_instructions(spec.answer, format.ability);
     let instructions =
         built_in.as_ref().filter(|_| spec.instructions.is_empty()).unwrap_or(&spec.instructions);
     let planning = TaskId::new("planning").expect("a valid name");

@@ -4,17 +4,21 @@
 use std::sync::Arc;
 
 use jiff::Timestamp;
+use millrace_protocol::plan::Plan;
 use millrace_protocol::result::{ErrorKind, PlanProposal, TaskError};
 use millrace_protocol::work::Assignment;
 
 use super::environment::journal_error;
-use super::{AgentSession, SessionEnvironment, SessionError, invalid_order_error};
-use crate::planner::{PlanAnswer, PlanningSnapshot, PlanningTurn};
+use super::{AgentSession, SessionError, invalid_order_error};
+use crate::model::ModelAbility;
+use crate::planner::{PlanAnswer, PlanningForm, PlanningSnapshot, PlanningTurn};
 use crate::spec::AnswerForm;
-use crate::turn::{AttemptName, UsageTotals};
+use crate::turn::{AttemptName, StopReason, UsageTotals, WorkOutcome, WorkSummary};
 
 /// The step that records the board's inputs.
 const BOARD: &str = "board";
+/// The maximum number of characters of all documents together that one task of research can read.
+const MAX_CHARACTERS_OF_ONE_TASK: usize = 6_000;
 
 impl AgentSession<'_> {
     /// Carries out a planner's turn.
@@ -27,37 +31,91 @@ impl AgentSession<'_> {
         else {
             return Err(invalid_order_error("only an agent that answers with a plan can plan").into());
         };
-        let seen = read_turn_snapshot(*plan_at, &mut self.env).await?;
-        let plan = self.env.sources.read_plan(self.order, seen.plan_at).await?;
-        let turn = Arc::new(PlanningTurn::new(plan, seen));
-        let tools = turn.create_tools(&self.env.sources);
-        let board = turn.render_board(self.order, &self.inputs.document_list());
+        let (plan_at, ability, documents_fit) = (*plan_at, self.open_pooled_model()?.1, self.do_documents_fit());
+        let recorded = self.read_recorded_snapshot().await?;
+        let plan_at = recorded.as_ref().map_or(plan_at, |snapshot| snapshot.plan_at);
+        let plan = self.env.sources.read_plan(self.order, plan_at).await?;
+        let snapshot = match recorded {
+            Some(recorded) => recorded,
+            None => self.take_snapshot(&plan, plan_at, ability, documents_fit).await?,
+        };
+        let turn = Arc::new(PlanningTurn::new(plan, snapshot));
+        let documents = self.inputs.document_list();
+        let board = turn.render_board(self.order, &documents);
         let form = turn.answer_schema(AnswerForm::Plan.name());
+        let tools = turn.create_tools(&self.env.sources);
+        let has_own_instructions = !self.spec.instructions.is_empty();
+        let hidden = turn.hidden_tools(&documents, has_own_instructions);
+        self.turn_instructions = Some(turn.instructions());
         let opened = self.open_model().await?;
-        let conversation = self.prepare_conversation(opened, board, Some(form), tools)?;
+        let mut conversation = self.prepare_conversation(opened, board, Some(form), tools)?;
+        conversation.brief.tools = conversation.brief.tools.with_hidden_tools(&hidden);
+        conversation.brief.max_output_tokens = turn.max_output_tokens();
         let attempt = AttemptName::from_order(self.order);
         let check = |answer: PlanAnswer| turn.validate_answer(answer);
-        let (answer, spent) = self.env.run_conversation(attempt, conversation, &check).await?;
-        Ok((turn.build_proposal(answer), spent))
+        let WorkSummary { outcome, usage, models, produced } =
+            self.env.run_to_end(attempt, conversation, &check).await?;
+        let spent = UsageTotals { usage, models };
+        match outcome {
+            WorkOutcome::Answered(answer) => Ok((turn.build_proposal(answer), spent)),
+            WorkOutcome::Stopped(stop) => match turn.build_plain_proposal(&stop.to_string()) {
+                Some(proposal) if is_fault_of_model(&stop) => Ok((proposal, spent)),
+                Some(_) | None => Err(stop.into_task_error(spent, produced).into()),
+            },
+        }
+    }
+
+    /// Returns the recorded snapshot of the turn, if the turn is resumed.
+    async fn read_recorded_snapshot(&mut self) -> Result<Option<PlanningSnapshot>, SessionError> {
+        let recorded =
+            self.env.journal.read_recorded_step(&[BOARD.to_owned()]).await.map_err(journal_error)?;
+        let Some((_, value)) = recorded else { return Ok(None) };
+        let snapshot = serde_json::from_value(value).map_err(|mistake| {
+            let why = format!("the journal's step {BOARD:?} can't be read: {mistake}");
+            TaskError::new(ErrorKind::Panic, why)
+        })?;
+        Ok(Some(snapshot))
+    }
+
+    /// Records the inputs of the turn that are not in the log.
+    async fn take_snapshot(
+        &mut self,
+        plan: &Plan,
+        plan_at: u64,
+        ability: ModelAbility,
+        documents_fit: bool,
+    ) -> Result<PlanningSnapshot, SessionError> {
+        let offers = self.env.sources.read_offers().await?;
+        let form = PlanningForm::choose(plan, &offers, ability);
+        let snapshot =
+            PlanningSnapshot { at: Timestamp::now(), plan_at, offers, form, ability, documents_fit };
+        let value = serde_json::to_value(&snapshot).expect("descriptions have a form in JSON");
+        self.env.journal.append_step(BOARD, &value).await.map_err(journal_error)?;
+        Ok(snapshot)
+    }
+
+    /// `true` if one task of research can read all documents.
+    fn do_documents_fit(&self) -> bool {
+        let Some(corpus) = &self.inputs.corpus else { return false };
+        let sizes = corpus.documents().iter().map(|document| document.text().chars().count());
+        sizes.sum::<usize>() <= MAX_CHARACTERS_OF_ONE_TASK
     }
 }
 
-/// Returns the inputs of the turn that are not in the log: recorded ones if the turn is resumed, else current ones.
-async fn read_turn_snapshot(
-    plan_at: u64,
-    env: &mut SessionEnvironment<'_>,
-) -> Result<PlanningSnapshot, SessionError> {
-    if let Some((_, value)) =
-        env.journal.read_recorded_step(&[BOARD.to_owned()]).await.map_err(journal_error)?
-    {
-        return serde_json::from_value(value).map_err(|mistake| {
-            let why = format!("the journal's step {BOARD:?} can't be read: {mistake}");
-            TaskError::new(ErrorKind::Panic, why).into()
-        });
+/// `true` if the model gave no valid answer, rather than the run's limits or its provider.
+fn is_fault_of_model(stop: &StopReason) -> bool {
+    match stop {
+        StopReason::UnusableAnswer { .. }
+        | StopReason::Turns { .. }
+        | StopReason::ToolCalls { .. }
+        | StopReason::IdenticalCalls { .. }
+        | StopReason::Context { .. } => true,
+        StopReason::InputTokens { .. }
+        | StopReason::OutputTokens { .. }
+        | StopReason::CachedTokens { .. }
+        | StopReason::Cost { .. }
+        | StopReason::Allowance { .. }
+        | StopReason::Time { .. }
+        | StopReason::ContentFilter => false,
     }
-    let offers = env.sources.read_offers().await?;
-    let seen = PlanningSnapshot { at: Timestamp::now(), plan_at, offers };
-    let value = serde_json::to_value(&seen).expect("descriptions have a form in JSON");
-    env.journal.append_step(BOARD, &value).await.map_err(journal_error)?;
-    Ok(seen)
 }

@@ -115,8 +115,8 @@ impl AnswerForm {
     #[must_use]
     pub const fn has_built_in_prompts(self) -> bool {
         match self {
-            Self::Findings | Self::Report => true,
-            Self::Text | Self::Data | Self::Plan => false,
+            Self::Findings | Self::Report | Self::Plan => true,
+            Self::Text | Self::Data => false,
         }
     }
 

@@ -1,6 +1,7 @@
 //! The tools of an agent as its machine sees them: the spec of each for the model, and the validation of calls. It owns the
 //! error messages for invalid calls. It can't run a tool.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
@@ -25,6 +26,9 @@ struct CompiledTool {
     spec: ToolSpec,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     inner: Option<InnerTool>,
+    /// `true` if the model is not shown it.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    is_hidden: bool,
     #[serde(skip)]
     compiled: CompiledSchema,
 }
@@ -43,14 +47,28 @@ impl Default for ToolSpecs {
 
 impl ToolSpecs {
     pub(super) fn new(tools: impl Iterator<Item = (ToolSpec, Option<InnerTool>)>) -> Self {
-        let tools =
-            tools.map(|(spec, inner)| CompiledTool { spec, inner, compiled: CompiledSchema::default() });
+        let tools = tools.map(|(spec, inner)| CompiledTool {
+            spec,
+            inner,
+            is_hidden: false,
+            compiled: CompiledSchema::default(),
+        });
         Self(tools.collect())
     }
 
-    /// The specs, by name.
+    /// Hides the tools of these names: the model is not shown them, but a call of one is valid.
+    #[must_use]
+    pub fn with_hidden_tools(&self, names: &BTreeSet<&str>) -> Self {
+        let hidden = |tool: &CompiledTool| CompiledTool {
+            is_hidden: tool.is_hidden || names.contains(tool.spec.name.as_str()),
+            ..tool.clone()
+        };
+        Self(self.0.iter().map(hidden).collect())
+    }
+
+    /// The specs that the model is shown, by name.
     pub fn iter(&self) -> impl Iterator<Item = &ToolSpec> {
-        self.0.iter().map(|tool| &tool.spec)
+        self.0.iter().filter(|tool| !tool.is_hidden).map(|tool| &tool.spec)
     }
 
     /// `true` if there is a tool of this name.

@@ -36,15 +36,10 @@ impl<A> WorkSummary<A> {
             WorkOutcome::Answered(answer) => {
                 Ok((answer, UsageTotals { usage: self.usage, models: self.models }))
             }
-            WorkOutcome::Stopped(stop) => Err(TaskError {
-                kind: stop.error_kind(),
-                message: format!("the agent gave no answer: {stop}"),
-                limit: stop.reached_limit(),
-                usage: self.usage,
-                models: self.models,
-                is_refused_by_provider: false,
-                produced: self.produced,
-            }),
+            WorkOutcome::Stopped(stop) => {
+                let spent = UsageTotals { usage: self.usage, models: self.models };
+                Err(stop.into_task_error(spent, self.produced))
+            }
         }
     }
 }
@@ -159,6 +154,20 @@ pub enum StopReason {
 }
 
 impl StopReason {
+    /// The error that it means for the attempt.
+    #[must_use]
+    pub fn into_task_error(self, spent: UsageTotals, produced: Option<String>) -> TaskError {
+        TaskError {
+            kind: self.error_kind(),
+            message: format!("the agent gave no answer: {self}"),
+            limit: self.reached_limit(),
+            usage: spent.usage,
+            models: spent.models,
+            is_refused_by_provider: false,
+            produced,
+        }
+    }
+
     /// The limit that was reached, if it was one.
     #[must_use]
     pub fn reached_limit(&self) -> Option<ExceededLimit> {

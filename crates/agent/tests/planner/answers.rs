@@ -108,7 +108,7 @@ fn final_task_defaults_to_the_last_one_or_the_report() {
 
 #[test]
 fn capability_with_its_own_review_keeps_it() {
-    let mut seen = seen();
+    let mut seen = seen(&empty(PlanningMode::Llm));
     let citations = ReviewPolicy::Checks { checks: vec![millrace_protocol::plan::ReviewCheck::Citations] };
     seen.offers[4].about.review = citations;
     let turn = PlanningTurn::new(empty(PlanningMode::Llm), seen);
@@ -197,7 +197,7 @@ fn all_mistakes_of_an_answer_are_reported_at_once() {
         (
             empty(PlanningMode::Llm),
             json!({}),
-            "there is no plan yet, and the answer has no tasks. List them in \"tasks\": ",
+            "there is no plan yet, and the answer has no tasks: list what to find out",
         ),
         (
             empty(PlanningMode::Llm),
@@ -215,10 +215,19 @@ fn all_mistakes_of_an_answer_are_reported_at_once() {
             "the new tasks: task a: \"!\" is not a capability; available: echo, producer, research, weather",
         ),
         (
+            stuck().with_turn(vec![]),
+            json!({"tasks": [
+                {"id": "all", "objective": "Report.", "capability": "producer"},
+                {"id": "more", "objective": "Report more.", "capability": "producer"},
+            ]}),
+            "the new tasks: task all is for producer, which combines results of other tasks, but it depends on none: name its \
+             tasks (research, weather), and let it depend on them",
+        ),
+        (
             empty(PlanningMode::Llm),
-            json!({"tasks": [{"id": "all", "objective": "Report.", "capability": "producer"}]}),
-            "the new tasks: task all is for producer, which combines results of other tasks, but it depends on none: add \
-             tasks that find things out first (research, weather), and let it depend on them",
+            json!({"tasks": [task("a", json!([])), task("b", json!(["elsewhere"]))]}),
+            "the new tasks: task b depends on elsewhere, which is not in the plan; your tasks are a (research), b (research); \
+             write their ids in depends_on",
         ),
         (
             empty(PlanningMode::Fixed),
@@ -271,13 +280,13 @@ fn answer_schema_has_only_the_fields_that_apply() {
     let (names, schema) = fields(empty(PlanningMode::Llm));
     assert_eq!(names, ["reasoning", "tasks", "final_task"]);
     let task = &schema["properties"]["tasks"]["items"]["properties"];
-    assert_eq!(task["capability"]["enum"], json!(["echo", "producer", "research", "weather"]));
+    assert_eq!(task["capability"]["enum"], json!(["producer", "research", "weather"]));
     assert!(task["parameters"].is_object());
     let all = ["reasoning", "tasks", "retry", "patch", "cancel", "final_task", "finished", "give_up"];
     let (names, schema) = fields(stuck().with_turn(vec![]));
     assert_eq!(names, all);
     let capability = &schema["properties"]["patch"]["items"]["properties"]["capability"];
-    assert_eq!(capability["enum"], json!(["echo", "producer", "research", "weather"]));
+    assert_eq!(capability["enum"], json!(["producer", "research", "weather"]));
     let mut moving = stuck();
     moving.add("more", "research", &[]);
     assert_eq!(fields(moving.with_turn(vec![])).0, all[..7], "running tasks are not given up");
@@ -285,7 +294,7 @@ fn answer_schema_has_only_the_fields_that_apply() {
     fixed.add("a", "research", &[]).failed("a");
     assert_eq!(fields(fixed.with_turn(vec![])).0, ["reasoning", "retry", "cancel", "finished", "give_up"]);
 
-    let mut seen = seen();
+    let mut seen = seen(&empty(PlanningMode::Llm));
     seen.offers.retain(|offer| offer.about.parameters.is_none() && offer.about.name.as_str() != "research");
     let schema = PlanningTurn::new(empty(PlanningMode::Llm), seen).answer_schema("plan").schema;
     assert!(schema["properties"]["tasks"]["items"]["properties"].get("parameters").is_none());

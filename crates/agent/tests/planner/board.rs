@@ -64,7 +64,8 @@ fn board_lists_all_problems_of_a_plan() {
         paths: vec!["a.txt".into(), "b.txt".into()],
         passed_over: Vec::new(),
     };
-    let turn = millrace_agent::planner::PlanningTurn::new(plan, seen());
+    let seen = seen(&plan);
+    let turn = millrace_agent::planner::PlanningTurn::new(plan, seen);
     golden("board_whole.txt", &turn.render_board(&order, &documents));
 }
 
@@ -140,7 +141,7 @@ fn foreign_text_is_always_quoted_with_bars() {
         PlannerTrigger::FalseEnd { why: hostile.into() },
     ];
     let plan = made.with_turn(triggers);
-    let mut seen = seen();
+    let mut seen = seen(&plan);
     seen.offers = offers();
     seen.offers[4].about.description = hostile.into();
     seen.offers[4].about.parameters = Some(serde_json::json!({"description": hostile}));

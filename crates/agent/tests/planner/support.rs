@@ -6,7 +6,8 @@ use std::sync::Arc;
 use futures::FutureExt;
 use futures::future::{BoxFuture, ready};
 use jiff::Timestamp;
-use millrace_agent::planner::{PlanningSnapshot, PlanningTurn};
+use millrace_agent::model::ModelAbility;
+use millrace_agent::planner::{PlanningForm, PlanningSnapshot, PlanningTurn};
 use millrace_agent::roles::DocumentList;
 use millrace_agent::sources::{CapabilityOffer, OrderInputError, OrderInputs};
 use millrace_agent::tool::{Call, Tool, ToolError};
@@ -184,12 +185,19 @@ pub fn offers() -> Vec<CapabilityOffer> {
     ]
 }
 
-pub fn seen() -> PlanningSnapshot {
-    PlanningSnapshot { at: at(600), plan_at: 7, offers: offers() }
+/// The snapshot of a turn on a plan with a strong model.
+pub fn seen(plan: &Plan) -> PlanningSnapshot {
+    seen_by(plan, ModelAbility::Strong, offers())
+}
+
+pub fn seen_by(plan: &Plan, ability: ModelAbility, offers: Vec<CapabilityOffer>) -> PlanningSnapshot {
+    let form = PlanningForm::choose(plan, &offers, ability);
+    PlanningSnapshot { at: at(600), plan_at: 7, offers, form, ability, documents_fit: false }
 }
 
 pub fn turn(plan: Plan) -> Arc<PlanningTurn> {
-    Arc::new(PlanningTurn::new(plan, seen()))
+    let seen = seen(&plan);
+    Arc::new(PlanningTurn::new(plan, seen))
 }
 
 pub fn order() -> Order {

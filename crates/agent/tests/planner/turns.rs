@@ -18,14 +18,14 @@ pub fn planner() -> AgentSpec {
 }
 
 /// A host whose model answers by a script.
-fn host(folder: &Path, script: &str) -> AgentHost {
+pub fn host(folder: &Path, script: &str) -> AgentHost {
     let file = folder.join("script.yaml");
     std::fs::write(&file, script).unwrap();
     let models = ModelPreferences::parse([format!("script:{}", file.display()).as_str()]).unwrap();
     AgentHost::new(HostSettings { models, ..HostSettings::default() }).unwrap()
 }
 
-async fn run(
+pub async fn run(
     host: &AgentHost,
     log: &Arc<Log>,
     journal: &mut MemoryJournal,
@@ -154,7 +154,7 @@ async fn invalid_answers_end_the_attempt_with_the_reason() {
         ("rules: [{reply: {text: I will think about it.}}]", "The answer is not one JSON object"),
         (
             "rules: [{reply: {answer: {reasoning: x, plan: [a, b]}}}]",
-            "unknown field `plan`, expected one of `reasoning`, `tasks`, `retry`",
+            "unknown field `plan`, expected one of `reasoning`, `questions`, `tasks`, `retry`",
         ),
         (
             "rules: [{reply: {answer: {reasoning: x, tasks: [{id: a, objective: x, capability: cook}]}}}]",

@@ -375,6 +375,20 @@ fn give_up_work_without_reservation(plan: &Plan, lost: &[(Work, BudgetPool, Stri
     append_consequences_of_task_ends(plan, events.collect())
 }
 
+/// Winds down a run whose user set no limit, when it has used far more tokens than its plan needs: a planner or an agent
+/// that goes round in circles comes to an end.
+pub(super) fn wind_down_at_default_tokens(plan: &Plan) -> Vec<Event> {
+    if plan.run.winding_down.is_some() || plan.run.end.is_some() {
+        return Vec::new();
+    }
+    let used = ResourceKind::Tokens.amount_used(&plan.budget.spend.total);
+    let Some(limit) = plan.default_token_limit().filter(|limit| used >= *limit) else { return Vec::new() };
+    let detail = format!(
+        "{used} tokens are used, and without a budget of tokens a run may use {limit} for the tasks of this plan"
+    );
+    wind_down_run(plan, EndReason::BudgetExhausted, &detail)
+}
+
 /// Warns once that the soft limit of the budget has been reached.
 pub(super) fn warn_once_at_soft_limit(plan: &Plan, now: Timestamp) -> Vec<Event> {
     if plan.budget.is_low || plan.run.winding_down.is_some() {

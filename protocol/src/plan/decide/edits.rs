@@ -11,7 +11,7 @@ use super::super::{Event, GraphEvent, Refusal, TaskEvent, check_new_tasks};
 use super::begin::{is_dependency_met, task_added_events};
 use super::wave::append_consequences_of_task_ends;
 use super::{
-    find_task, has_work_in_progress, planning, truncate_for_plan, usage_of_work_in_flight,
+    find_task, has_work_in_progress, planning, repetition, truncate_for_plan, usage_of_work_in_flight,
     wrong_state_refusal,
 };
 use crate::ids::TaskId;
@@ -89,6 +89,7 @@ fn add_tasks(plan: &Plan, tasks: &[TaskSpec], by: EditAuthor) -> Result<Vec<Even
     }
     if by == EditAuthor::Planner {
         tasks.iter().try_for_each(|task| refuse_program_checks(&task.review))?;
+        tasks.iter().try_for_each(|task| repetition::refuse_lost_task(plan, task))?;
         let budget = plan.run.start.as_ref().map(|start| &start.budget);
         let limit = budget.and_then(|budget| budget.tasks).unwrap_or(DEFAULT_TASKS);
         let found = u32::try_from(plan.tasks.len() + tasks.len()).unwrap_or(u32::MAX);

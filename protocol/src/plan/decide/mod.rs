@@ -6,6 +6,7 @@
 //! | `begin` | the submission of a run |
 //! | `planning` | a planning turn, from the request to the valid edits of its answer |
 //! | `edits` | edits of a plan, by the planner or a user |
+//! | `repetition` | tasks that a planner plans again although they were lost |
 //! | `attempts` | claims, outcomes and clocks of attempts |
 //! | `reviews` | verdicts |
 //! | `provider` | waits for models' providers |
@@ -22,6 +23,7 @@ mod edits;
 mod planning;
 mod provider;
 mod registry;
+mod repetition;
 mod reviews;
 mod settle;
 mod steering;

@@ -8,7 +8,7 @@ use super::super::state::{Plan, PlannerTrigger, PlanningTurn, TaskState};
 use super::super::{AttemptClock, Edit, EndReason, Event, PlanningEvent, Refusal, RunEvent, apply};
 use super::edits::{EditAuthor, decide_edit, why_run_cannot_finish};
 use super::{
-    MAX_PLANNING_ATTEMPTS, PlanningResult, STALE_JOURNAL, has_work_in_progress, timeout_error,
+    MAX_PLANNING_ATTEMPTS, PlanningResult, STALE_JOURNAL, has_work_in_progress, repetition, timeout_error,
     timestamp_after, truncate_for_plan,
 };
 use crate::result::{ErrorKind, ExceededLimit, TaskError, Usage};
@@ -147,7 +147,7 @@ fn complete_turn(
     let PlanningResult { proposal, usage, models } = planned;
     let mut trial = plan.clone();
     trial.planning.turn = None;
-    let (mut events, mut refused, mut accepted) = (Vec::new(), Vec::new(), 0_usize);
+    let (mut events, mut refused, mut accepted, mut repeated) = (Vec::new(), Vec::new(), 0_usize, 0_usize);
     let mut not_the_end = None;
     for wanted in proposal.all_edits() {
         if let Edit::Finish { .. } = &wanted
@@ -159,6 +159,7 @@ fn complete_turn(
         match decide_edit(&trial, &wanted, EditAuthor::Planner) {
             Ok(made) => {
                 accepted += 1;
+                repeated += usize::from(repetition::is_repetition(plan, &wanted));
                 made.iter().for_each(|event| apply(&mut trial, event, now));
                 events.extend(made);
                 if trial.run.end.is_some() {
@@ -184,7 +185,10 @@ fn complete_turn(
         attempt,
         reasoning: truncate_for_plan(&proposal.reasoning),
         refused: refused.clone(),
-        is_idle: not_the_end.is_some() || (accepted == 0 && !has_work_in_progress(plan)),
+        fallback: proposal.fallback.as_deref().map(truncate_for_plan),
+        is_idle: not_the_end.is_some()
+            || (accepted == 0 && !has_work_in_progress(plan))
+            || (accepted > 0 && accepted == repeated),
         usage: *usage,
         models: models.clone(),
     });

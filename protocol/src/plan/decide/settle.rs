@@ -6,7 +6,7 @@ use jiff::Timestamp;
 use super::super::spec::{OnFailedDependency, PlanningMode};
 use super::super::state::{DeliverableRule, EndReason, MAX_BLOCKED, Plan, PlannerTrigger, Task, TaskState};
 use super::super::{AttemptEnd, Event, PlanningEvent, RunEvent};
-use super::{budget, has_work_in_progress, planning};
+use super::{budget, has_work_in_progress, planning, truncate_for_plan};
 use crate::ids::TaskId;
 
 /// The detail of the end of a run whose deliverable does not answer its question.
@@ -14,7 +14,8 @@ const UNANSWERED: &str = "no passage of the documents answers the question";
 
 pub(super) fn settle_plan(plan: &Plan, now: Timestamp) -> Vec<Event> {
     let some = |events: Vec<Event>| Some(events).filter(|events| !events.is_empty());
-    some(budget::warn_once_at_soft_limit(plan, now))
+    some(if is_complete(plan) { Vec::new() } else { budget::wind_down_at_default_tokens(plan) })
+        .or_else(|| some(budget::warn_once_at_soft_limit(plan, now)))
         .or_else(|| some(budget::cancel_final_task_without_inputs(plan)))
         .or_else(|| some(request_planning_turn(plan)))
         .or_else(|| some(end_run_if_idle(plan)))
@@ -78,9 +79,10 @@ fn end_run_if_idle(plan: &Plan) -> Vec<Event> {
         if reason == EndReason::Completed
             && deliverable.as_ref().and_then(|(id, _)| plan.task(id)).is_some_and(|task| !task.is_answered())
         {
-            return ended(EndReason::CompletedPartial, UNANSWERED.into());
+            let detail = mention_plain_plan(plan, UNANSWERED.into());
+            return ended(EndReason::CompletedPartial, detail);
         }
-        return ended(reason, detail);
+        return ended(reason, mention_plain_plan(plan, detail));
     }
     if !has_planner {
         return ended(EndReason::NoProgress, describe_open_tasks(plan));
@@ -99,6 +101,14 @@ fn end_run_if_idle(plan: &Plan) -> Vec<Event> {
         return budget::wind_down_run(plan, reason, &detail);
     }
     ended(reason, detail)
+}
+
+/// Adds to the detail of an end that the planner gave no valid plan.
+fn mention_plain_plan(plan: &Plan, detail: String) -> String {
+    let Some(why) = &plan.planning.fallback else { return detail };
+    let plain =
+        truncate_for_plan(&format!("the planner gave no valid plan, so a plain one was carried out: {why}"));
+    if detail.is_empty() { plain } else { format!("{detail}; {plain}") }
 }
 
 /// The reason for the end of a run whose planner is not available any more.

@@ -54,7 +54,11 @@ pub enum PlanningEvent {
         /// The edits that were refused, and why.
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         refused: Vec<String>,
-        /// `true` if the turn made no progress: it changed nothing, or claimed an end that was not reached.
+        /// Why the accepted plan is a plain one, made without the planner's model, if it is.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        fallback: Option<String>,
+        /// `true` if the turn made no progress: it changed nothing, repeated what was lost, or claimed an end that was not
+        /// reached.
         #[serde(default)]
         is_idle: bool,
         /// The usage.
@@ -103,9 +107,12 @@ impl fmt::Display for PlanningEvent {
                 write!(f, "planner turn {turn} requested again, attempt {attempt}")
             }
             Self::Claimed { turn, worker, .. } => write!(f, "planner turn {turn} on {worker}"),
-            Self::ProposalAccepted { turn, reasoning, refused, is_idle, .. } => {
+            Self::ProposalAccepted { turn, reasoning, refused, is_idle, fallback, .. } => {
                 let idle = if *is_idle { "; no progress" } else { "" };
                 write!(f, "planner turn {turn} finished: {reasoning}{idle}")?;
+                if let Some(why) = fallback {
+                    write!(f, "; plain plan, because: {why}")?;
+                }
                 refused.iter().try_for_each(|why| write!(f, "; refused: {why}"))
             }
             Self::Errored { turn, attempt, error, retry_at, .. } => {

@@ -12,7 +12,9 @@ use super::task::{Task, TaskState};
 use super::turn::{PlannerTrigger, PlanningTurn};
 use crate::ids::{Capability, TaskId};
 use crate::plan::Work;
-use crate::plan::budget::{Budget, DEFAULT_STEPS, ElapsedRunTime, ResourceAmounts};
+use crate::plan::budget::{
+    Budget, DEFAULT_STEPS, DEFAULT_TOKENS_PER_TASK, ElapsedRunTime, ResourceAmounts, ResourceKind,
+};
 use crate::plan::reserved::Reservations;
 use crate::plan::spec::{DocumentSet, PlannerConsultMode, PlanningMode};
 use crate::provider::ProviderWait;
@@ -188,6 +190,8 @@ pub struct PlanningState {
     pub turns: u32,
     /// The number of turns in a row that made no progress.
     pub idle_turns: u32,
+    /// Why the plan is a plain one, made without the planner's model, if it is.
+    pub fallback: Option<String>,
     /// The reason for which the planner is no longer consulted.
     pub lost: Option<String>,
     /// `true` if its provider refused the planner's requests for good.
@@ -324,6 +328,28 @@ impl Plan {
     #[must_use]
     pub fn final_task(&self) -> Option<&Task> {
         self.index.final_at.map(|at| &self.tasks[at as usize])
+    }
+
+    /// The number of tokens that a run may use whose planner makes the plan and whose user limits nothing:
+    /// [`DEFAULT_TOKENS_PER_TASK`] for each different task of its plan, at least two. `None` if that does not apply.
+    #[must_use]
+    pub fn default_token_limit(&self) -> Option<u64> {
+        let start = self.run.start.as_ref()?;
+        let applies =
+            start.mode == PlanningMode::Llm && self.has_planner() && start.budget.amounts.is_empty();
+        let limit = |tasks: usize| DEFAULT_TOKENS_PER_TASK.saturating_mul(tasks.max(2) as u64);
+        if !applies {
+            return None;
+        }
+        // Most runs stay far below the limit of their smallest number of tasks.
+        let used = ResourceKind::Tokens.amount_used(&self.budget.spend.total);
+        if used < limit(0) {
+            return Some(limit(0));
+        }
+        let words = |text: &str| text.split_whitespace().map(str::to_lowercase).collect::<Vec<_>>();
+        let different: HashSet<(&Capability, Vec<String>)> =
+            self.tasks.iter().map(|task| (&task.spec.capability, words(&task.spec.objective))).collect();
+        Some(limit(different.len()))
     }
 
     /// The run time until `now`, without pauses and without the time between an end and its reopening.

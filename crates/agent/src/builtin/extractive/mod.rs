@@ -20,7 +20,7 @@ use futures::future::BoxFuture;
 
 use crate::critic::{self, VERDICT};
 use crate::model::{DeltaListener, Model, ModelError, Reply, Request};
-use crate::planner::{PlanAnswer, read_board};
+use crate::planner::read_board;
 use crate::roles::read_task_from_request;
 use crate::spec::AnswerForm;
 
@@ -68,11 +68,6 @@ fn choose_reply(request: &Request) -> Result<Reply, ModelError> {
             if name.is_empty() { "an answer without a schema".to_owned() } else { format!("{name:?}") },
         ),
     })
-}
-
-/// The shortest first plan that it would propose: an example for other planners.
-pub(crate) fn build_plain_plan(objective: &str) -> PlanAnswer {
-    plan::build_shortest_plan(objective)
 }
 
 const FINDINGS: &str = AnswerForm::Findings.name();

@@ -36,14 +36,6 @@ fn build_first_plan(objective: &str) -> PlanAnswer {
     PlanAnswer { tasks: research.into_iter().chain([report]).collect(), ..PlanAnswer::default() }
 }
 
-/// The shortest first plan: an example for other planners.
-pub(super) fn build_shortest_plan(objective: &str) -> PlanAnswer {
-    let answer = build_first_plan(objective);
-    let plain = |task: TaskRequest| TaskRequest { criteria: Vec::new(), on_failed_dependency: None, ..task };
-    let reasoning = "One task for each question, and a report on all of them.".to_owned();
-    PlanAnswer { reasoning, tasks: answer.tasks.into_iter().map(plain).collect(), ..PlanAnswer::default() }
-}
-
 fn build_research_task(number: usize, question: &str) -> TaskRequest {
     build_task_request(format!("research-{number}"), question, RESEARCH)
 }

@@ -1,0 +1,137 @@
+//! The form of a turn: its instructions, the tools that the planner is offered, and the shape of its answer. It follows from
+//! the plan at the beginning of the turn and from the ability of the model, and is recorded with the turn's snapshot.
+
+use std::collections::BTreeSet;
+
+use millrace_models::ModelAbility;
+use millrace_protocol::plan::{ErroredTaskWait, Plan, PlanningMode, Task, TaskState};
+use serde::{Deserialize, Serialize};
+
+use super::filter_visible_offers;
+use crate::roles::{DocumentList, PRODUCER, RESEARCH, WORKER};
+use crate::sources::CapabilityOffer;
+use crate::spec::Template;
+
+/// The maximum number of documents that the board of a first turn names; if there are more, the planner may search them.
+pub(super) const MAX_NAMED_DOCUMENTS: usize = 40;
+
+/// The form of a turn.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum PlanningForm {
+    /// One prompt for all turns, with all tools of the mode: turns that began under 0.4.0, whose journals name no form.
+    #[default]
+    Combined,
+    /// The first plan, as questions to the documents; the tasks follow from them.
+    Questions,
+    /// The first plan, as tasks.
+    Tasks,
+    /// Changes of a plan.
+    Changes,
+}
+
+/// The tools that no form offers: others do the same.
+const REDUNDANT: [&str; 7] =
+    ["add_tasks", "set_status", "mark_final", "finish", "read_document", "think", "now"];
+/// The tools that change a plan, as an answer can.
+const CHANGES: [&str; 4] = ["add_task", "patch_task", "cancel_task", "retry_task"];
+/// The tools that read the tasks of a plan and its documents.
+const INSPECTION: [&str; 3] = ["view_qa_report", "get_task_result", "search_documents"];
+
+impl PlanningForm {
+    /// Chooses the form of a turn on `plan`.
+    #[must_use]
+    pub fn choose(plan: &Plan, offers: &[CapabilityOffer], ability: ModelAbility) -> Self {
+        let mode = plan.run.start.as_ref().map(|start| start.mode).unwrap_or_default();
+        if !plan.tasks().is_empty() || mode == PlanningMode::Fixed {
+            return Self::Changes;
+        }
+        let visible = filter_visible_offers(offers);
+        let names: Vec<&str> = visible.iter().map(|offer| offer.about.name.as_str()).collect();
+        let is_usual = [RESEARCH, PRODUCER].iter().all(|own| names.contains(own))
+            && names.iter().all(|name| [RESEARCH, PRODUCER, WORKER].contains(name));
+        if ability == ModelAbility::Small && is_usual { Self::Questions } else { Self::Tasks }
+    }
+
+    /// `true` if the turn makes the first plan.
+    #[must_use]
+    pub fn is_first_plan(self) -> bool {
+        match self {
+            Self::Questions | Self::Tasks => true,
+            Self::Combined | Self::Changes => false,
+        }
+    }
+
+    /// The instructions of a planner whose capability file has none.
+    #[must_use]
+    pub fn instructions(self, ability: ModelAbility) -> Template {
+        let text = match (self, ability) {
+            (Self::Questions, _) => include_str!("../../prompts/planner/questions.md").to_owned(),
+            (Self::Tasks, ModelAbility::Small) => {
+                include_str!("../../prompts/planner/tasks.small.md").to_owned()
+            }
+            (Self::Tasks, ModelAbility::Strong) => {
+                include_str!("../../prompts/planner/tasks.strong.md").to_owned()
+            }
+            (Self::Changes, ModelAbility::Small) => {
+                include_str!("../../prompts/planner/changes.small.md").to_owned()
+            }
+            (Self::Changes, ModelAbility::Strong) => {
+                include_str!("../../prompts/planner/changes.strong.md").to_owned()
+            }
+            (Self::Combined, _) => [
+                include_str!("../../prompts/planner/tasks.strong.md"),
+                include_str!("../../prompts/planner/changes.strong.md"),
+            ]
+            .join("\n"),
+        };
+        Template::new(&text).expect("the built-in instructions have no mistakes")
+    }
+
+    /// The names of the built-in tools that the planner is not offered: those that its state has no use for, and those that
+    /// repeat what its answer can do. A call of one of them is carried out all the same. Instructions of a user may name the
+    /// tools that change the plan, so that those stay with them.
+    #[must_use]
+    pub fn hidden_tools(
+        self,
+        plan: &Plan,
+        ability: ModelAbility,
+        documents: &DocumentList,
+        has_own_instructions: bool,
+    ) -> BTreeSet<&'static str> {
+        let is_offered = |name: &str| match (self, ability) {
+            (Self::Combined, _) => true,
+            (Self::Questions | Self::Tasks, _) => {
+                name == "search_documents" && documents.count > MAX_NAMED_DOCUMENTS
+            }
+            (Self::Changes, ModelAbility::Small) => false,
+            (Self::Changes, ModelAbility::Strong) => {
+                let is_change = has_own_instructions && CHANGES.contains(&name);
+                (is_change || INSPECTION.contains(&name)) && has_something_to_act_on(plan, name)
+            }
+        };
+        let all = REDUNDANT.into_iter().chain(CHANGES).chain(INSPECTION);
+        all.filter(|name| !is_offered(name)).collect()
+    }
+}
+
+/// `true` if a plan has a task that the tool of this name can act on.
+fn has_something_to_act_on(plan: &Plan, tool: &str) -> bool {
+    let any = |is_it: fn(&Task) -> bool| plan.tasks().iter().any(is_it);
+    match tool {
+        "patch_task" => any(|task| match task.state() {
+            TaskState::Pending | TaskState::Ready | TaskState::Rerun | TaskState::Errored => true,
+            TaskState::Running
+            | TaskState::NeedsReview
+            | TaskState::Completed
+            | TaskState::Failed
+            | TaskState::Cancelled => false,
+        }),
+        "cancel_task" => any(|task| !task.state().is_terminal()),
+        "retry_task" => any(|task| {
+            task.state().is_terminal() || matches!(task.errored_wait(), Some(ErroredTaskWait::Retry(_)))
+        }),
+        "view_qa_report" | "get_task_result" => any(|task| !task.attempts.is_empty()),
+        _ => true,
+    }
+}

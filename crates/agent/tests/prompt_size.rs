@@ -1,0 +1,127 @@
+//! The size of each role's prompt in tokens, as a golden table: a change of a prompt shows up in review. `UPDATE_GOLDEN=1`
+//! rewrites it.
+
+#![allow(clippy::unwrap_used, reason = "a test and its helpers may panic")]
+
+#[path = "planner/support.rs"]
+#[allow(dead_code, reason = "the helpers of the planner's tests")]
+mod support;
+
+use std::fmt::Write;
+use std::path::Path;
+use std::sync::Arc;
+
+use millrace_agent::model::ModelAbility;
+use millrace_agent::planner::{PlanningForm, PlanningSnapshot, PlanningTurn};
+use millrace_agent::roles::DocumentList;
+use millrace_agent::session::tools::{BuiltInToolNames, ToolContext};
+use millrace_agent::spec::AgentSpec;
+use millrace_agent::tool::Toolbox;
+use millrace_protocol::plan::{PlannerTrigger, PlanningMode};
+use support::{Log, PlanBuilder, id, offer, order, seen_by};
+
+const GOLDEN: &str = "tests/golden/prompt_tokens.txt";
+
+/// The parts of a prompt, in tokens.
+struct PromptSize {
+    instructions: usize,
+    tools: usize,
+    form: usize,
+    /// The task, or the planner's board, without its documents.
+    task: usize,
+}
+
+impl PromptSize {
+    /// What does not depend on the work: instructions, tools and the form of the answer.
+    fn fixed(&self) -> usize {
+        self.instructions + self.tools + self.form
+    }
+}
+
+fn count_tokens(text: &str) -> usize {
+    tiktoken_rs::o200k_base_singleton().encode_ordinary(text).len()
+}
+
+fn planner_size(turn: &Arc<PlanningTurn>) -> PromptSize {
+    let documents = DocumentList::default();
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../worker/capabilities/planner.yaml");
+    let spec = AgentSpec::load(&path, &BuiltInToolNames).unwrap_or_else(|fault| panic!("{fault}"));
+    let sources: Arc<dyn millrace_agent::sources::OrderInputs> = Arc::new(Log::default());
+    let context = ToolContext { stateful: turn.create_tools(&sources), ..ToolContext::default() };
+    let toolbox = Toolbox::new(context.open_tools(&spec.tools)).unwrap();
+    let offered = toolbox.specs().with_hidden_tools(&turn.hidden_tools(&documents, false));
+    let tools: Vec<String> = offered.iter().map(|spec| serde_json::to_string(spec).unwrap()).collect();
+    PromptSize {
+        instructions: count_tokens(&turn.instructions().render_without_task()),
+        tools: tools.iter().map(|tool| count_tokens(tool)).sum(),
+        form: count_tokens(&turn.answer_schema("plan").schema.to_string()),
+        task: count_tokens(&turn.render_board(&order(), &documents)),
+    }
+}
+
+fn planners() -> Vec<(String, PromptSize)> {
+    let offers = || -> Vec<_> {
+        [
+            ("producer", "Combines the results of the tasks it depends on into one report with citations. Does no research."),
+            ("research", "Answers one question from the documents of the run, with verbatim quotations and their sources."),
+            ("worker", "Carries out a task with the files of the run."),
+        ]
+        .map(|(name, about)| offer(name, about, None, 4))
+        .to_vec()
+    };
+    let first = || PlanBuilder::started(PlanningMode::Llm).with_turn(vec![PlannerTrigger::NoPlan]);
+    let later = || {
+        let mut made = PlanBuilder::started(PlanningMode::Llm);
+        made.add("law", "research", &[]).add("facts", "research", &[]);
+        made.add("report", "producer", &["law", "facts"]).last("report").completed("law").failed("facts");
+        made.with_turn(vec![PlannerTrigger::TaskLost { task: id("facts") }])
+    };
+    let sized = |plan, ability, form: Option<PlanningForm>| {
+        let seen: PlanningSnapshot = seen_by(&plan, ability, offers());
+        let form = form.unwrap_or(seen.form);
+        planner_size(&Arc::new(PlanningTurn::new(plan, PlanningSnapshot { form, ..seen })))
+    };
+    use ModelAbility::{Small, Strong};
+    vec![
+        ("planner, first turn, small".into(), sized(first(), Small, None)),
+        (
+            "planner, first turn with other capabilities, small".into(),
+            sized(first(), Small, Some(PlanningForm::Tasks)),
+        ),
+        ("planner, first turn, strong".into(), sized(first(), Strong, None)),
+        ("planner, later turn, small".into(), sized(later(), Small, None)),
+        ("planner, later turn, strong".into(), sized(later(), Strong, None)),
+    ]
+}
+
+#[test]
+fn prompts_have_the_sizes_of_the_golden_table() {
+    let mut table = String::from(
+        "Tokens of each prompt (o200k). task: the planner's board, or a task, without documents and passages.\n\n",
+    );
+    writeln!(
+        table,
+        "{:<52} {:>5} {:>12} {:>6} {:>5} {:>5}",
+        "role", "all", "instructions", "tools", "form", "task"
+    )
+    .unwrap();
+    for (role, size) in planners() {
+        let PromptSize { instructions, tools, form, task } = size;
+        let all = size.fixed() + task;
+        writeln!(table, "{role:<52} {all:>5} {instructions:>12} {tools:>6} {form:>5} {task:>5}").unwrap();
+    }
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(GOLDEN);
+    if std::env::var_os("UPDATE_GOLDEN").is_some() {
+        std::fs::write(&path, &table).unwrap();
+    }
+    assert_eq!(table, std::fs::read_to_string(&path).unwrap(), "UPDATE_GOLDEN=1 rewrites {GOLDEN}");
+}
+
+#[test]
+fn prompts_of_planners_stay_within_their_limits() {
+    for (role, size) in planners() {
+        // The board of a first turn is part of it; that of a later one grows with its plan.
+        let (limit, board) = if role.contains("first turn") { (600, size.task) } else { (1_200, 0) };
+        assert!(size.fixed() + board <= limit, "{role}: {} and {} tokens", size.fixed(), size.task);
+    }
+}
