@@ -292,7 +292,10 @@ pub fn suggest_larger_budget(plan: &Plan) -> Option<String> {
             (None, Some(limit)) => {
                 format!("time={}", duration::format_duration(limit.saturating_mul(2)).replace(' ', ""))
             }
-            (None, None) => "tokens=…".into(),
+            (None, None) => match plan.default_token_limit() {
+                Some(limit) => format_doubled_limit_argument(ResourceKind::Tokens, limit),
+                None => "tokens=…".into(),
+            },
         }),
         EndReason::Completed
         | EndReason::CompletedPartial

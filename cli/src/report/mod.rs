@@ -75,7 +75,7 @@ impl RunReport {
                 let _ = writeln!(text, "- [{id}] {title} ({kind}{})", markdown_line(&source.location));
             }
         }
-        if self.end.reason != EndReason::Completed {
+        if self.end.reason != EndReason::Completed || self.history.plan.planning.fallback.is_some() {
             let _ = write!(text, "\n> This run ended **{}**", self.end.reason);
             let detail = if self.end.detail.is_empty() {
                 String::new()

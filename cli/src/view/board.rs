@@ -120,8 +120,12 @@ fn render_run_lines(run: &RunId, plan: &Plan, now: Timestamp) -> Vec<String> {
         budget::describe_used_budget(plan, now).map(|used| format!("budget  {}", separate_thousands(&used)));
     let lost = plan.planning.lost.as_ref().filter(|_| is_live);
     let lost = lost.map(|why| format!("the planner is no longer called: {}", single_line(why)));
-    let end =
-        plan.run.end.as_ref().filter(|end| !end.detail.is_empty() && end.reason != EndReason::Completed);
+    let is_plain = plan.planning.fallback.is_some();
+    let end = plan
+        .run
+        .end
+        .as_ref()
+        .filter(|end| !end.detail.is_empty() && (end.reason != EndReason::Completed || is_plain));
     let end = end.map(|end| format!("{}: {}", end.reason, single_line(&end.detail)));
     let more = resume_command_hint(run, plan).map(|how| format!("resume it: {how}"));
     [paused, planning, winding, budget, describe_usage_by_role(plan), lost, end, more]

@@ -11,6 +11,7 @@ use std::fmt::Write;
 use std::path::Path;
 use std::sync::Arc;
 
+use millrace_agent::corpus::{Corpus, InputFile};
 use millrace_agent::model::ModelAbility;
 use millrace_agent::planner::{PlanningForm, PlanningSnapshot, PlanningTurn};
 use millrace_agent::roles::DocumentList;
@@ -44,10 +45,12 @@ fn count_tokens(text: &str) -> usize {
 
 fn planner_size(turn: &Arc<PlanningTurn>) -> PromptSize {
     let documents = DocumentList::default();
+    let file = InputFile { path: "a.txt".into(), bytes: b"text".to_vec() };
+    let corpus = Some(Arc::new(Corpus::build_or_load(vec![file], None).unwrap()));
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../worker/capabilities/planner.yaml");
     let spec = AgentSpec::load(&path, &BuiltInToolNames).unwrap_or_else(|fault| panic!("{fault}"));
     let sources: Arc<dyn millrace_agent::sources::OrderInputs> = Arc::new(Log::default());
-    let context = ToolContext { stateful: turn.create_tools(&sources), ..ToolContext::default() };
+    let context = ToolContext { corpus, stateful: turn.create_tools(&sources), ..ToolContext::default() };
     let toolbox = Toolbox::new(context.open_tools(&spec.tools)).unwrap();
     let offered = toolbox.specs().with_hidden_tools(&turn.hidden_tools(&documents, false));
     let tools: Vec<String> = offered.iter().map(|spec| serde_json::to_string(spec).unwrap()).collect();

@@ -12,6 +12,7 @@ mod graphs;
 mod oracle;
 mod properties;
 mod random;
+mod repetition;
 mod resumed;
 mod scene;
 mod show;

@@ -31,7 +31,8 @@ impl AgentSession<'_> {
         else {
             return Err(invalid_order_error("only an agent that answers with a plan can plan").into());
         };
-        let (plan_at, ability, documents_fit) = (*plan_at, self.open_pooled_model()?.1, self.do_documents_fit());
+        let (plan_at, ability, documents_fit) =
+            (*plan_at, self.open_pooled_model()?.1, self.do_documents_fit());
         let recorded = self.read_recorded_snapshot().await?;
         let plan_at = recorded.as_ref().map_or(plan_at, |snapshot| snapshot.plan_at);
         let plan = self.env.sources.read_plan(self.order, plan_at).await?;

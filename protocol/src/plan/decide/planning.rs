@@ -228,7 +228,8 @@ pub(super) fn finish_run(plan: &Plan, reason: &str) -> Vec<Event> {
         .final_task()
         .filter(|task| task.state() == TaskState::Completed)
         .map(|task| (task.spec.id.clone(), super::super::DeliverableRule::Final));
-    events.push(Event::Run(RunEvent::ended(EndReason::Completed, truncate_for_plan(reason), deliverable)));
+    let detail = super::settle::mention_plain_plan(plan, truncate_for_plan(reason));
+    events.push(Event::Run(RunEvent::ended(EndReason::Completed, detail, deliverable)));
     events
 }
 
@@ -239,7 +240,8 @@ pub(super) fn give_up_run(plan: &Plan, reason: &str) -> Vec<Event> {
     let mut events = wave.events;
     let deliverable = super::settle::choose_deliverable(plan);
     let reached = deliverable.as_ref().map_or(EndReason::Failed, |_| EndReason::CompletedPartial);
-    events.push(Event::Run(RunEvent::ended(reached, truncate_for_plan(reason), deliverable)));
+    let detail = super::settle::mention_plain_plan(plan, truncate_for_plan(reason));
+    events.push(Event::Run(RunEvent::ended(reached, detail, deliverable)));
     events
 }
 

@@ -104,7 +104,7 @@ fn end_run_if_idle(plan: &Plan) -> Vec<Event> {
 }
 
 /// Adds to the detail of an end that the planner gave no valid plan.
-fn mention_plain_plan(plan: &Plan, detail: String) -> String {
+pub(super) fn mention_plain_plan(plan: &Plan, detail: String) -> String {
     let Some(why) = &plan.planning.fallback else { return detail };
     let plain =
         truncate_for_plan(&format!("the planner gave no valid plan, so a plain one was carried out: {why}"));
