@@ -192,14 +192,22 @@ impl RunHistory {
                     turn.worker = Some(worker.clone());
                 }
             }
-            PlanningEvent::ProposalAccepted { turn, reasoning, refused, is_idle, usage, .. } => {
+            PlanningEvent::ProposalAccepted {
+                turn,
+                reasoning,
+                refused,
+                is_idle,
+                is_repetition,
+                usage,
+                ..
+            } => {
                 for why in refused {
                     self.record_failure(at, FailedPart::Edit, None, Some(*turn), why);
                 }
                 if let Some(last) = self.turns.last_mut() {
                     last.reasoning = Some(reasoning.clone());
                     last.refused.clone_from(refused);
-                    last.is_idle = *is_idle;
+                    last.is_idle = *is_idle || *is_repetition;
                     last.usage.add(*usage);
                     last.ended_at = Some(at);
                 }

@@ -702,6 +702,7 @@ fn planning_event(event: &PlanningEvent) -> EventJson<'_> {
             refused,
             fallback,
             is_idle,
+            is_repetition,
             usage,
             models,
         } => EventJson::PlannerFinished {
@@ -710,7 +711,7 @@ fn planning_event(event: &PlanningEvent) -> EventJson<'_> {
             reasoning,
             refused,
             fallback: fallback.as_deref(),
-            idle: *is_idle,
+            idle: *is_idle || *is_repetition,
             usage: *usage,
             models,
         },

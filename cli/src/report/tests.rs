@@ -168,6 +168,7 @@ fn planner_turn_events() -> Vec<Event> {
             refused: vec!["cancel_task: there is no task check".into()],
             fallback: None,
             is_idle: true,
+            is_repetition: false,
             usage: usage_of(35),
             models: usage_by_model(35),
         }),

@@ -141,14 +141,18 @@ fn check_end_reason(plan: &Plan, reason: EndReason) {
         EndReason::Failed | EndReason::Cancelled => {}
         EndReason::NoProgress => {
             has(
-                open > 0 || plan.planning.idle_turns >= MAX_IDLE_TURNS || lost > 0,
+                open > 0
+                    || plan.planning.idle_turns.max(plan.planning.repeated_turns) >= MAX_IDLE_TURNS
+                    || lost > 0,
                 "it could have continued",
             );
         }
         EndReason::PlannerUnavailable => has(plan.planning.lost.is_some(), "the planner is available"),
-        EndReason::BudgetExhausted => {
-            has(plan.run.start.as_ref().unwrap().budget != Default::default(), "it has no budget")
-        }
+        EndReason::BudgetExhausted => has(
+            plan.run.start.as_ref().unwrap().budget != Default::default()
+                || plan.default_token_limit().is_some(),
+            "it has no budget",
+        ),
         EndReason::MaxSteps => has(plan.planning.turns >= plan.max_planning_turns(), "it has steps left"),
     }
 }

@@ -67,7 +67,7 @@ fn user_and_other_questions_are_not_refused() {
         fail(&mut scene, id, 10);
     }
     propose(&mut scene, vec![Edit::Add(vec![question("b", "What does the data sheet say?")])], None);
-    assert_eq!(scene.plan.planning.idle_turns, 0, "another question is progress");
+    assert_eq!(scene.plan.planning.repeated_turns, 0, "another question is progress");
     let edit = Edit::Add(vec![question("a3", "How heavy is it?")]);
     scene
         .decide_fact(&cast::command_fact("mine", millrace_protocol::plan::CommandAction::Edit(edit)))
@@ -81,15 +81,15 @@ fn turns_that_only_repeat_end_the_run() {
     propose(&mut scene, vec![Edit::Add(vec![question("a", "How heavy is it?")])], None);
     fail(&mut scene, "a", 10);
     propose(&mut scene, vec![Edit::Add(vec![question("b", "How heavy is it?")])], None);
-    assert_eq!(scene.plan.planning.idle_turns, 1, "the same task again");
+    assert_eq!(scene.plan.planning.repeated_turns, 1, "the same task again");
     fail(&mut scene, "b", 10);
     let retry = || vec![Edit::Retry { task: cast::task_id("b"), feedback: None }];
     propose(&mut scene, retry(), None);
-    assert_eq!(scene.plan.planning.idle_turns, 0, "the first retry");
+    assert_eq!(scene.plan.planning.repeated_turns, 0, "the first retry");
     for idle in 1..=3 {
         fail(&mut scene, "b", 10);
         propose(&mut scene, retry(), None);
-        assert_eq!(scene.plan.planning.idle_turns, idle, "the same retry again");
+        assert_eq!(scene.plan.planning.repeated_turns, idle, "the same retry again");
     }
     fail(&mut scene, "b", 10);
     let end = scene.plan.run.end.as_ref().unwrap();

@@ -99,8 +99,14 @@ fn format_planning_event(event: &PlanningEvent) -> String {
         format!(" {}", format_trigger(raised))
     } else if let PlanningEvent::Claimed { turn, attempt, worker } = event {
         format!(" turn {turn} #{attempt} by {worker}")
-    } else if let PlanningEvent::ProposalAccepted { turn, attempt, refused, is_idle, .. } = event {
-        let idle = if *is_idle { ", idle" } else { "" };
+    } else if let PlanningEvent::ProposalAccepted { turn, attempt, refused, is_idle, is_repetition, .. } =
+        event
+    {
+        let idle = match (is_idle, is_repetition) {
+            (true, _) => ", idle",
+            (false, true) => ", repeated",
+            (false, false) => "",
+        };
         let refused = if refused.is_empty() { String::new() } else { format!(", refused {refused:?}") };
         format!(" turn {turn} #{attempt}{idle}{refused}")
     } else if let PlanningEvent::Errored { turn, attempt, error, retry_at, usage, .. } = event {

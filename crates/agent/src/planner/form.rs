@@ -35,8 +35,10 @@ const REDUNDANT: [&str; 7] =
     ["add_tasks", "set_status", "mark_final", "finish", "read_document", "think", "now"];
 /// The tools that change a plan, as an answer can.
 const CHANGES: [&str; 4] = ["add_task", "patch_task", "cancel_task", "retry_task"];
-/// The tools that read the tasks of a plan and its documents.
-const INSPECTION: [&str; 3] = ["view_qa_report", "get_task_result", "search_documents"];
+/// The tools that read the tasks of a plan.
+const INSPECTION: [&str; 2] = ["view_qa_report", "get_task_result"];
+/// The tool that finds passages where a board can't name all documents.
+const SEARCH: &str = "search_documents";
 
 impl PlanningForm {
     /// Chooses the form of a turn on `plan`.
@@ -101,16 +103,16 @@ impl PlanningForm {
     ) -> BTreeSet<&'static str> {
         let is_offered = |name: &str| match (self, ability) {
             (Self::Combined, _) => true,
-            (Self::Questions | Self::Tasks, _) => {
-                name == "search_documents" && documents.count > MAX_NAMED_DOCUMENTS
+            (Self::Questions | Self::Tasks, _) | (Self::Changes, ModelAbility::Strong) if name == SEARCH => {
+                documents.count > MAX_NAMED_DOCUMENTS
             }
-            (Self::Changes, ModelAbility::Small) => false,
+            (Self::Questions | Self::Tasks, _) | (Self::Changes, ModelAbility::Small) => false,
             (Self::Changes, ModelAbility::Strong) => {
                 let is_change = has_own_instructions && CHANGES.contains(&name);
                 (is_change || INSPECTION.contains(&name)) && has_something_to_act_on(plan, name)
             }
         };
-        let all = REDUNDANT.into_iter().chain(CHANGES).chain(INSPECTION);
+        let all = REDUNDANT.into_iter().chain(CHANGES).chain(INSPECTION).chain([SEARCH]);
         all.filter(|name| !is_offered(name)).collect()
     }
 }

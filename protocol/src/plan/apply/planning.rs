@@ -15,12 +15,22 @@ impl Plan {
                 self.request_turn(*turn, *attempt, feedback.as_ref(), triggers, at);
             }
             PlanningEvent::Claimed { worker, .. } => self.claim_turn(worker, at),
-            PlanningEvent::ProposalAccepted { reasoning, fallback, is_idle, usage, models, .. } => {
+            PlanningEvent::ProposalAccepted {
+                reasoning,
+                fallback,
+                is_idle,
+                is_repetition,
+                usage,
+                models,
+                ..
+            } => {
                 self.end_turn();
                 self.planning.fallback = self.planning.fallback.take().or_else(|| fallback.clone());
                 self.planning.reasoning.push(reasoning.clone());
                 self.planning.idle_turns =
                     if *is_idle { self.planning.idle_turns.saturating_add(1) } else { 0 };
+                self.planning.repeated_turns =
+                    if *is_repetition { self.planning.repeated_turns.saturating_add(1) } else { 0 };
                 self.spend_on(PLANNER, *usage, models);
             }
             PlanningEvent::Errored {

@@ -46,6 +46,7 @@ impl Plan {
             UserEvent::Commanded { id, by, what } => {
                 self.add_note_for_planner(|| format!("the user {by} gave a command: {what}"));
                 self.planning.idle_turns = 0;
+                self.planning.repeated_turns = 0;
                 self.run.commands.insert(id.clone());
             }
             UserEvent::MessageReceived { by, text } => self.run.messages.push((by.clone(), text.clone())),
@@ -111,6 +112,7 @@ impl Plan {
         self.planning.lost = None;
         self.planning.is_refused_by_provider = false;
         self.planning.idle_turns = 0;
+        self.planning.repeated_turns = 0;
     }
 
     fn end_run(

@@ -96,7 +96,8 @@ pub(super) fn retry_turn(plan: &Plan, now: Timestamp) -> Result<Vec<Event>, Refu
 /// `true` if the planner may be called again: turns are left, it has not failed for good, the run is not winding down, and
 /// its last turns made progress.
 pub(super) fn can_call_planner(plan: &Plan) -> bool {
-    accepts_messages(plan) && plan.planning.idle_turns < super::MAX_IDLE_TURNS
+    accepts_messages(plan)
+        && plan.planning.idle_turns.max(plan.planning.repeated_turns) < super::MAX_IDLE_TURNS
 }
 
 /// `true` if the planner will read a message: a message resets the count of turns without progress.
@@ -186,9 +187,8 @@ fn complete_turn(
         reasoning: truncate_for_plan(&proposal.reasoning),
         refused: refused.clone(),
         fallback: proposal.fallback.as_deref().map(truncate_for_plan),
-        is_idle: not_the_end.is_some()
-            || (accepted == 0 && !has_work_in_progress(plan))
-            || (accepted > 0 && accepted == repeated),
+        is_idle: not_the_end.is_some() || (accepted == 0 && !has_work_in_progress(plan)),
+        is_repetition: accepted > 0 && accepted == repeated,
         usage: *usage,
         models: models.clone(),
     });

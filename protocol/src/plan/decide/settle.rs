@@ -128,6 +128,14 @@ fn end_reason_without_planner(plan: &Plan) -> (EndReason, String) {
         );
         return (EndReason::NoProgress, detail);
     }
+    if plan.planning.repeated_turns >= super::MAX_IDLE_TURNS {
+        let detail = format!(
+            "{} turns of the planner in a row only repeated what had failed. {}",
+            plan.planning.repeated_turns,
+            describe_standstill(plan)
+        );
+        return (EndReason::NoProgress, detail);
+    }
     let detail =
         format!("the planner was asked {} times, which is all that this run allows", plan.planning.turns);
     (EndReason::MaxSteps, detail)

@@ -57,10 +57,12 @@ pub enum PlanningEvent {
         /// Why the accepted plan is a plain one, made without the planner's model, if it is.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         fallback: Option<String>,
-        /// `true` if the turn made no progress: it changed nothing, repeated what was lost, or claimed an end that was not
-        /// reached.
+        /// `true` if the turn made no progress: it changed nothing, or claimed an end that was not reached.
         #[serde(default)]
         is_idle: bool,
+        /// `true` if all that the turn changed was to repeat what had failed.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        is_repetition: bool,
         /// The usage.
         #[serde(default)]
         usage: Usage,
@@ -107,8 +109,12 @@ impl fmt::Display for PlanningEvent {
                 write!(f, "planner turn {turn} requested again, attempt {attempt}")
             }
             Self::Claimed { turn, worker, .. } => write!(f, "planner turn {turn} on {worker}"),
-            Self::ProposalAccepted { turn, reasoning, refused, is_idle, fallback, .. } => {
-                let idle = if *is_idle { "; no progress" } else { "" };
+            Self::ProposalAccepted { turn, reasoning, refused, is_idle, is_repetition, fallback, .. } => {
+                let idle = match (is_idle, is_repetition) {
+                    (true, _) => "; no progress",
+                    (false, true) => "; it only repeats what failed",
+                    (false, false) => "",
+                };
                 write!(f, "planner turn {turn} finished: {reasoning}{idle}")?;
                 if let Some(why) = fallback {
                     write!(f, "; plain plan, because: {why}")?;

@@ -190,6 +190,8 @@ pub struct PlanningState {
     pub turns: u32,
     /// The number of turns in a row that made no progress.
     pub idle_turns: u32,
+    /// The number of turns in a row that only repeated what had failed.
+    pub repeated_turns: u32,
     /// Why the plan is a plain one, made without the planner's model, if it is.
     pub fallback: Option<String>,
     /// The reason for which the planner is no longer consulted.

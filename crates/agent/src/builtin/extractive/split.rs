@@ -68,11 +68,12 @@ pub(super) fn split_into_questions(objective: &str) -> Vec<String> {
     let mut questions: Vec<String> = Vec::new();
     for part in join_statements(parts) {
         let question = capitalize_and_punctuate(&part);
+        let belongs_to_last = !has_searchable_terms(&part) || refers_back(&part);
+        if questions.contains(&question) {
+            continue;
+        }
         match questions.last_mut() {
-            Some(subject) if !has_searchable_terms(&part) || refers_back(&part) => {
-                *subject = format!("{subject} {question}");
-            }
-            _ if questions.contains(&question) => {}
+            Some(subject) if belongs_to_last => *subject = format!("{subject} {question}"),
             Some(_) | None => questions.push(question),
         }
     }
