@@ -39,7 +39,8 @@ use crate::model::{AnswerSchema, Model, ModelAbility};
 use crate::roles::{self, DocumentList, WorkTask};
 use crate::sources::OrderInputError;
 use crate::spec::{
-    AgentSpec, AnswerForm, RunTemplateView, TaskTemplateView, Template, TemplateView, ToolReference, format_utc_date,
+    AgentSpec, AnswerForm, RunTemplateView, TaskTemplateView, Template, TemplateView, ToolReference,
+    format_utc_date,
 };
 use crate::tool::Toolbox;
 use crate::turn::{
@@ -286,7 +287,9 @@ impl<'a> AgentSession<'a> {
                 spec,
                 order,
                 &inputs.document_list(),
-                turn_instructions.take().or_else(|| prompts::built_in_instructions(spec.answer, format.ability)),
+                turn_instructions
+                    .take()
+                    .or_else(|| prompts::built_in_instructions(spec.answer, format.ability)),
             )?,
             task,
             tools: toolbox.specs(),
