@@ -357,7 +357,7 @@ pub struct PlanProposal {
     /// Further edits of the plan, applied in order after the tasks.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub edits: Vec<Edit>,
-    /// Why the proposal is a plain plan, made without the planner's model, if it is.
+    /// The reason for a plain plan that was made without the planner's model; `None` for the planner's own plan.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fallback: Option<String>,
 }

@@ -134,7 +134,7 @@ pub enum EventJson<'a> {
         reasoning: &'a str,
         /// The edits that were refused, with the reason.
         refused: &'a [String],
-        /// Why the plan is a plain one, made without the planner's model, if it is.
+        /// The reason for a plain plan that was made without the planner's model; absent for the planner's own plan.
         #[serde(skip_serializing_if = "Option::is_none")]
         fallback: Option<&'a str>,
         /// `true` if the turn made no progress.

@@ -7,6 +7,7 @@ use millrace_protocol::ids::RunId;
 use millrace_protocol::plan::{DeliverableRule, EndReason, Plan, ResourceKind, RunEnd, TaskState};
 use millrace_protocol::result::{SourceKind, TaskResult, Usage};
 use millrace_protocol::safe_text::{self, markdown_line, single_line};
+use millrace_protocol::subject::PLANNER;
 use millrace_runtime::Bus;
 
 use crate::budget;
@@ -137,7 +138,8 @@ impl RunReport {
             format!("the deliverable is the result of {task}: {}", explain_deliverable_choice(*rung))
         });
         let more = resume_command_hint(&self.run, plan).map(|how| format!("resume it: {how}"));
-        [Some(first), describe_usage_by_role(plan), rung, more].into_iter().flatten().collect()
+        let other = other_planner_hint(&self.run, plan);
+        [Some(first), describe_usage_by_role(plan), rung, more, other].into_iter().flatten().collect()
     }
 }
 
@@ -149,6 +151,23 @@ pub fn resume_command_hint(run: &RunId, plan: &Plan) -> Option<String> {
     }
     let more = budget::suggest_larger_budget(plan)?;
     Some(command_hint(&format!("resume {run} --budget {more}")))
+}
+
+/// Returns how to resume a run with another model for its planner, if the planner was the reason for its end. A model that the
+/// run itself names for its planner stays with it.
+pub fn other_planner_hint(run: &RunId, plan: &Plan) -> Option<String> {
+    let end = plan.run.end.as_ref()?;
+    let names_planner =
+        plan.run.start.as_ref().is_some_and(|start| start.models.keys().any(|name| name.as_str() == PLANNER));
+    if end.reason != EndReason::PlannerUnavailable || !end.is_resumable {
+        return None;
+    }
+    Some(if names_planner {
+        "or start it again with another model for its planner, or with --plan FILE".to_owned()
+    } else {
+        let resume = command_hint(&format!("resume {run} --model planner=PROVIDER:MODEL"));
+        format!("or with another model for its planner: {resume}; --plan FILE of `run` needs no planner")
+    })
 }
 
 /// Explains why a task's result is the deliverable.

@@ -8,14 +8,14 @@ use millrace_protocol::ids::{Capability, RunId, TaskId, WorkerId};
 use millrace_protocol::plan::{
     AttemptClock, AttemptEvent, Budget, BudgetEvent, Decision, DeliverableRule, EndReason, Event, GraphEvent,
     PlannerConsultMode, PlannerTrigger, PlanningEvent, PlanningMode, ResourceAmounts, ReviewEvent,
-    ReviewPolicy, RunEvent, TaskEvent, TaskSpec, UserEvent,
+    ReviewPolicy, RunEnd, RunEvent, TaskEvent, TaskSpec, UserEvent,
 };
 use millrace_protocol::result::{
     CriterionOutcome, ErrorKind, ModelUsage, TaskError, TaskResult, Usage, Verdict,
 };
 use serde_json::json;
 
-use super::describe_usage_by_role;
+use super::{RunReport, describe_usage_by_role, other_planner_hint};
 use crate::history::RunHistory;
 use crate::json::tests::assert_matches_schema;
 use crate::json::{EventLine, RunResult, to_value};
@@ -270,6 +270,49 @@ fn the_complete_result_matches_the_golden_file() {
         assert_eq!(is, should);
     }
     assert_eq!(text, golden);
+}
+
+#[test]
+fn run_whose_planner_failed_says_how_to_use_another_model() {
+    let end = |reason, names_planner: bool| {
+        let mut plan = sample_history().plan;
+        let planner = names_planner.then(|| (Capability::new("planner").unwrap(), "ollama:qwen3:8b".into()));
+        plan.run.start.as_mut().unwrap().models = planner.into_iter().collect();
+        let at = timestamp_at(100);
+        plan.run.end = Some(RunEnd {
+            reason,
+            detail: "no valid answer".into(),
+            deliverable: None,
+            at,
+            is_resumable: true,
+            is_refused_by_provider: false,
+        });
+        other_planner_hint(&run_id(), &plan)
+    };
+    let hint = end(EndReason::PlannerUnavailable, false).unwrap();
+    assert!(hint.contains("resume 20270115-080000-aaaaaa --model planner=PROVIDER:MODEL"), "{hint}");
+    assert!(!end(EndReason::PlannerUnavailable, true).unwrap().contains("resume"));
+    assert_eq!(end(EndReason::Failed, false), None);
+}
+
+#[test]
+fn report_of_a_plain_plan_says_so() {
+    let report = |fallback: Option<&str>| {
+        let mut history = sample_history();
+        history.plan.planning.fallback = fallback.map(str::to_owned);
+        let end = RunEnd {
+            reason: EndReason::Completed,
+            detail: "the planner gave no valid plan, so a plain one was carried out: no".into(),
+            deliverable: None,
+            at: timestamp_at(100),
+            is_resumable: false,
+            is_refused_by_provider: false,
+        };
+        let result = TaskResult { output: "It weighs 2 kg.".into(), ..TaskResult::default() };
+        RunReport { run: run_id(), end, history, deliverable: Some(result) }.deliverable_markdown().unwrap()
+    };
+    assert!(report(Some("no")).contains("the planner gave no valid plan, so a plain one was carried out"));
+    assert_eq!(report(None), "It weighs 2 kg.\n");
 }
 
 #[test]

@@ -33,7 +33,7 @@ struct PromptSize {
 }
 
 impl PromptSize {
-    /// What does not depend on the work: instructions, tools and the form of the answer.
+    /// The parts that do not depend on the work: instructions, tools and the form of the answer.
     fn fixed(&self) -> usize {
         self.instructions + self.tools + self.form
     }

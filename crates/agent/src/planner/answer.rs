@@ -29,7 +29,7 @@ const MAX_MISTAKES: usize = 6;
 const MAX_ITEMS: u32 = 8;
 const MAX_TEXT: u32 = 400;
 const MAX_NAME: u32 = 64;
-/// The fields of a task that a small model is not asked for: it fills them with whatever it sees.
+/// The fields of a task that a small model is not asked for: it fills them with names that it sees.
 const OPTIONAL_OF_TASKS: [&str; 2] = ["criteria", "on_failed_dependency"];
 
 /// A planner's answer.
@@ -60,7 +60,7 @@ pub struct PlanAnswer {
     /// true only if the final task is completed and is what the objective asks for.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub finished: Option<bool>,
-    /// Only if nothing more can be done: what is missing, and why.
+    /// Only if nothing more can be done: the missing part, and the reason.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub give_up: Option<String>,
 }

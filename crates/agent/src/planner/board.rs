@@ -43,7 +43,7 @@ const OBJECTIVE: &str = "# Objective";
 const NO_TASKS: &str = "There are no tasks yet.";
 const IDLE: &str = "Nothing is in progress.";
 
-/// What a board shows.
+/// The inputs of a board.
 pub(super) struct BoardView<'a> {
     pub plan: &'a Plan,
     pub order: &'a Order,

@@ -16,7 +16,7 @@ use crate::roles::{PRODUCER, RESEARCH};
 /// The maximum number of questions of one plan; the others are joined to the last.
 const MAX_QUESTIONS: usize = 8;
 
-/// What an answer is completed from.
+/// The inputs from which an answer is completed.
 #[derive(Clone, Copy)]
 pub(super) struct AnswerContext<'a> {
     /// The plan at the beginning of the turn.

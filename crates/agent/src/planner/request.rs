@@ -72,7 +72,7 @@ pub struct PatchRequest {
 pub struct RetryRequest {
     /// The id of a task that has ended or waits for a retry.
     pub task: String,
-    /// What to do differently.
+    /// Instructions for the next attempt.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub feedback: Option<String>,
 }

@@ -1,5 +1,5 @@
-//! Planners that are small models: what their answers mean, what they are told of a mistake, and the plan that is carried out
-//! if no answer of theirs is valid.
+//! Planners that are small models: the meaning of their answers, the messages about their mistakes, and the plan that is
+//! carried out if none of their answers is valid.
 
 use std::sync::Arc;
 

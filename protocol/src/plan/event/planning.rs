@@ -54,7 +54,7 @@ pub enum PlanningEvent {
         /// The edits that were refused, and why.
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         refused: Vec<String>,
-        /// Why the accepted plan is a plain one, made without the planner's model, if it is.
+        /// The reason for a plain plan that was made without the planner's model; `None` for the planner's own plan.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         fallback: Option<String>,
         /// `true` if the turn made no progress: it changed nothing, or claimed an end that was not reached.

@@ -192,7 +192,7 @@ pub struct PlanningState {
     pub idle_turns: u32,
     /// The number of turns in a row that only repeated what had failed.
     pub repeated_turns: u32,
-    /// Why the plan is a plain one, made without the planner's model, if it is.
+    /// The reason for a plain plan that was made without the planner's model; `None` for the planner's own plan.
     pub fallback: Option<String>,
     /// The reason for which the planner is no longer consulted.
     pub lost: Option<String>,
