@@ -268,6 +268,9 @@ fn print_and_save_result(
             print_stderr_line(&format!("millrace: report in {}", path.display()));
         }
         print_stderr_line(&format!("millrace: result in {}", saved.json.display()));
+        if let Some(notice) = report.missing_review_line() {
+            print_stderr_line(&format!("millrace: {notice}"));
+        }
     }
     Ok(CommandExit::from_run_end(report.run_end()))
 }

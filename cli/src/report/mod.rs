@@ -141,6 +141,20 @@ impl RunReport {
         let other = other_planner_hint(&self.run, plan);
         [Some(first), describe_usage_by_role(plan), rung, more, other].into_iter().flatten().collect()
     }
+
+    /// The last line of the output: the notice that nobody judged the deliverable.
+    pub fn missing_review_line(&self) -> Option<String> {
+        describe_missing_review(&self.history.plan, &self.end)
+    }
+}
+
+/// Returns a notice if no critic and no check judged the deliverable; `None` if one did, or there is no deliverable.
+pub fn describe_missing_review(plan: &Plan, end: &RunEnd) -> Option<String> {
+    let (task, _) = end.deliverable.as_ref()?;
+    let task = plan.task(task)?;
+    let is_judged = task.attempts.last().is_some_and(|attempt| attempt.verdict.is_some());
+    (!is_judged)
+        .then(|| format!("not reviewed: no critic and no check judged the result of {}", task.spec.id))
 }
 
 /// Returns the command that resumes a run that has ended, if it can be resumed.

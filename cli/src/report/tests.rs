@@ -15,7 +15,7 @@ use millrace_protocol::result::{
 };
 use serde_json::json;
 
-use super::{RunReport, describe_usage_by_role, other_planner_hint};
+use super::{RunReport, describe_missing_review, describe_usage_by_role, other_planner_hint};
 use crate::history::RunHistory;
 use crate::json::tests::assert_matches_schema;
 use crate::json::{EventLine, RunResult, to_value};
@@ -313,6 +313,20 @@ fn report_of_a_plain_plan_says_so() {
     };
     assert!(report(Some("no")).contains("the planner gave no valid plan, so a plain one was carried out"));
     assert_eq!(report(None), "It weighs 2 kg.\n");
+}
+
+#[test]
+fn a_deliverable_that_nobody_judged_is_not_reviewed() {
+    let history = sample_history();
+    let plan = &history.plan;
+    let end = |deliverable: Option<&str>| RunEnd {
+        deliverable: deliverable.map(|task| (task_id(task), DeliverableRule::Final)),
+        ..plan.run.end.clone().expect("the sample has ended")
+    };
+    assert_eq!(describe_missing_review(plan, &end(Some("gather"))), None, "its last attempt passed a review");
+    let notice = "not reviewed: no critic and no check judged the result of report";
+    assert_eq!(describe_missing_review(plan, &end(Some("report"))).as_deref(), Some(notice));
+    assert_eq!(describe_missing_review(plan, &end(None)), None);
 }
 
 #[test]
