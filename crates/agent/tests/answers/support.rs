@@ -1,0 +1,153 @@
+//! One task with a scripted model, whose requests are recorded.
+
+use std::collections::BTreeMap;
+use std::future::ready;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use futures::FutureExt;
+use futures::future::BoxFuture;
+use millrace_agent::model::{ModelFactory, Request};
+use millrace_agent::session::tools::BuiltInToolNames;
+use millrace_agent::session::{AgentHost, AgentSession, HostSettings, SessionEnvironment, SessionError};
+use millrace_agent::sources::{OrderInputError, OrderInputs};
+use millrace_agent::spec::AgentSpec;
+use millrace_agent::turn::MemoryJournal;
+use millrace_protocol::ids::{Capability, RunId, TaskId, WorkerId};
+use millrace_protocol::plan::{Document, DocumentSet, Work};
+use millrace_protocol::result::TaskResult;
+use millrace_protocol::wire;
+use millrace_protocol::work::{InputResult, Order};
+use serde_json::{Value, json};
+use sha2::{Digest, Sha256};
+use tempfile::TempDir;
+
+pub const TARN: &str =
+    "# Tarn 20\n\nThe case is made of steel.\nIt weighs 1.4 kg.\nIts battery lasts nine hours.\n";
+pub const SKUA: &str = "# Skua probe\n\nIt works only with the base unit and needs firmware 4.2.\n";
+pub const RESEARCH: &str = "\
+name: research
+description: Answers.
+answer: findings
+tools: [search_documents, read_document, list_completed_tasks, get_task_result, think]
+";
+pub const PRODUCER: &str = "\
+name: producer
+description: Reports.
+answer: report
+tools: [list_completed_tasks, get_task_result, think]
+";
+
+/// The log and the blob store of a run, in memory.
+#[derive(Default)]
+struct Store {
+    results: BTreeMap<TaskId, TaskResult>,
+    blobs: BTreeMap<String, Vec<u8>>,
+}
+
+impl OrderInputs for Store {
+    fn read_result<'a>(
+        &'a self,
+        input: &'a InputResult,
+    ) -> BoxFuture<'a, Result<TaskResult, OrderInputError>> {
+        let result = self.results.get(&input.task).cloned();
+        ready(result.ok_or_else(|| OrderInputError::Broken("not there".into()))).boxed()
+    }
+
+    fn read_blob<'a>(&'a self, sha256: &'a str) -> BoxFuture<'a, Result<Vec<u8>, OrderInputError>> {
+        ready(self.blobs.get(sha256).cloned().ok_or_else(|| OrderInputError::Broken("not there".into())))
+            .boxed()
+    }
+}
+
+/// One task with a scripted model.
+pub struct ScriptedTask<'a> {
+    pub capability: &'a str,
+    pub ability: &'a str,
+    pub objective: &'a str,
+    pub mission: &'a str,
+    pub documents: Vec<(&'a str, &'a str)>,
+    pub inputs: Vec<(&'a str, TaskResult)>,
+    /// The replies, in order; the last one repeats.
+    pub replies: Vec<Value>,
+    pub journal: MemoryJournal,
+    pub folder: TempDir,
+}
+
+impl<'a> ScriptedTask<'a> {
+    pub fn research(ability: &'a str, objective: &'a str, replies: Vec<Value>) -> Self {
+        Self {
+            capability: RESEARCH,
+            ability,
+            objective,
+            mission: objective,
+            documents: vec![("skua.md", SKUA), ("tarn.md", TARN)],
+            inputs: Vec::new(),
+            replies,
+            journal: MemoryJournal::default(),
+            folder: tempfile::tempdir().unwrap(),
+        }
+    }
+
+    pub fn cassette(&self) -> PathBuf {
+        self.folder.path().join("requests.jsonl")
+    }
+
+    /// The requests, in order.
+    pub fn requests(&self) -> Vec<Request> {
+        let lines = std::fs::read_to_string(self.cassette()).unwrap_or_default();
+        let read = |line: &str| {
+            let mut entry: Value = serde_json::from_str(line).unwrap();
+            serde_json::from_value(entry["request"].take()).unwrap()
+        };
+        lines.lines().map(read).collect()
+    }
+
+    pub async fn run(&mut self) -> Result<TaskResult, SessionError> {
+        let turns: Vec<Value> = self.replies.iter().map(|answer| json!({ "answer": answer })).collect();
+        let script = self.folder.path().join("model.yaml");
+        let rules = json!({"ability": self.ability, "rules": [{ "turns": turns }]});
+        std::fs::write(&script, rules.to_string()).unwrap();
+
+        let name =
+            |bytes: &[u8]| Sha256::digest(bytes).iter().map(|b| format!("{b:02x}")).collect::<String>();
+        let mut store = Store::default();
+        for (id, result) in &self.inputs {
+            store.results.insert(TaskId::new(*id).unwrap(), result.clone());
+        }
+        let mut documents = Vec::new();
+        for (path, text) in &self.documents {
+            let sha256 = name(text.as_bytes());
+            store.blobs.insert(sha256.clone(), text.as_bytes().to_vec());
+            documents.push(Document { path: (*path).into(), sha256, size: 0 });
+        }
+        let manifest = wire::encode_body(&documents);
+        let count = u32::try_from(documents.len()).unwrap();
+        let set = DocumentSet { manifest: name(&manifest), count, bytes: 0 };
+        store.blobs.insert(set.manifest.clone(), manifest);
+
+        let spec = AgentSpec::parse(self.capability.as_bytes(), &BuiltInToolNames).unwrap();
+        let run = RunId::new("r").unwrap();
+        let work = Work::Task { task: TaskId::new("t").unwrap(), attempt: 1 };
+        let input = |(id, _): &(&str, TaskResult)| InputResult {
+            task: TaskId::new(*id).unwrap(),
+            objective: format!("do {id}"),
+            capability: Capability::new("research").unwrap(),
+            worker: WorkerId::new("w").unwrap(),
+            summary: String::new(),
+            at_sequence: 1,
+        };
+        let order = Order {
+            mission: self.mission.into(),
+            inputs: self.inputs.iter().map(input).collect(),
+            documents: Some(set),
+            own_model: Some(format!("script:{}", script.display())),
+            ..Order::new(run.clone(), run.lane(1), work, self.objective, spec.about.name.clone())
+        };
+        let factory = ModelFactory { record_file: Some(self.cassette()), ..ModelFactory::default() };
+        let host = AgentHost::new(HostSettings { factory, ..HostSettings::default() }).unwrap();
+        let env = SessionEnvironment::new(Arc::new(store), &mut self.journal);
+        let session = AgentSession::prepare(&host, &spec, &order, env).await.unwrap();
+        session.run_work().await
+    }
+}
