@@ -235,7 +235,7 @@ async fn whether_a_result_passes_is_computed_from_the_criteria() {
     }
 }
 
-/// What a model is sent in its first request.
+/// The system prompt, the task and the tools of the first request.
 fn first_prompt(journal: &MemoryJournal) -> String {
     let sent = &journal.steps()[0].value["sent"];
     format!("{}\n{}\n{}", sent["system"], sent["user"], sent["tools"])

@@ -1,5 +1,5 @@
-//! The checks that an answer must pass before it counts, beyond its form: its marks and quotations, and what code can tell
-//! of its content. An answer is sent back once; after that, what can be mended is mended, and the notes name the rest.
+//! The checks that an answer must pass before it counts, beyond its form: its marks, its quotations and its content. An
+//! answer is sent back once; after that, invalid marks and quotations are removed, and the notes name other mistakes.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 

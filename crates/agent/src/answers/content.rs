@@ -1,5 +1,5 @@
-//! What code can tell of the content of an answer: whether a question for a number has one, and whether the names of the
-//! objective occur. The words are English; a question in another language is not checked.
+//! Checks of the content of an answer without a model: a question for a number needs one, and the names of the objective
+//! must occur. The words are English; a question in another language is not checked.
 
 /// Phrases that ask for a number, in lowercase.
 const NUMBER_QUESTIONS: [&str; 22] = [

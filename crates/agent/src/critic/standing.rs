@@ -20,7 +20,7 @@ pub(crate) const QUOTATIONS: &str =
     "Every quotation stands in its source word for word, at the lines it names.";
 /// Checked by code, for results other than reports: those repeat what they combine.
 pub(crate) const NOT_REPEATED: &str = "The result is not a repetition of a result that it used.";
-/// The criterion that is asked.
+/// Judged by a model.
 pub(crate) const ANSWERS: &str =
     "It answers the objective of the task, or says plainly what its sources do not answer.";
 

@@ -93,7 +93,7 @@ impl DocumentReview<'_> {
         let mut not_judged = 0;
         for criterion in &self.task.criteria {
             if outcomes.iter().all(|earlier| earlier.criterion != *criterion) {
-                // What code can tell of it is the coverage.
+                // The check of the coverage stands for it.
                 not_judged += usize::from(criterion != criteria::ANSWERS);
                 outcomes.push(judge_criterion(criterion, Vec::new()));
             }
