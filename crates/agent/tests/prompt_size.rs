@@ -3,6 +3,9 @@
 
 #![allow(clippy::unwrap_used, reason = "a test and its helpers may panic")]
 
+#[path = "answers/support.rs"]
+#[allow(dead_code, reason = "the helpers of the tests of answers")]
+mod scripted;
 #[path = "planner/support.rs"]
 #[allow(dead_code, reason = "the helpers of the planner's tests")]
 mod support;
@@ -12,16 +15,23 @@ use std::path::Path;
 use std::sync::Arc;
 
 use millrace_agent::corpus::{Corpus, InputFile};
-use millrace_agent::model::ModelAbility;
+use millrace_agent::critic::{ReviewEvidence, ReviewTask, build_review_brief};
+use millrace_agent::model::{Message, ModelAbility, Request};
 use millrace_agent::planner::{PlanningForm, PlanningSnapshot, PlanningTurn};
 use millrace_agent::roles::DocumentList;
 use millrace_agent::session::tools::{BuiltInToolNames, ToolContext};
 use millrace_agent::spec::AgentSpec;
 use millrace_agent::tool::Toolbox;
+use millrace_agent::turn::ConversationFormat;
+use millrace_protocol::ids::TaskId;
 use millrace_protocol::plan::{PlannerTrigger, PlanningMode};
+use millrace_protocol::result::TaskResult;
+use scripted::{PRODUCER, ScriptedTask};
+use serde_json::{Value, json};
 use support::{Log, PlanBuilder, id, offer, order, seen_by};
 
 const GOLDEN: &str = "tests/golden/prompt_tokens.txt";
+const OBJECTIVE: &str = "How much does the Tarn 20 weigh, and how long does its battery last?";
 
 /// The parts of a prompt, in tokens.
 struct PromptSize {
@@ -97,8 +107,89 @@ fn planners() -> Vec<(String, PromptSize)> {
     ]
 }
 
-#[test]
-fn prompts_have_the_sizes_of_the_golden_table() {
+/// Measures a prompt. Lines with a bar, which hold passages and results, do not count.
+fn measure_prompt(system: &str, tools: &[String], form: &Value, task: &str) -> PromptSize {
+    let own: Vec<&str> = task.lines().filter(|line| !line.starts_with("| ")).collect();
+    PromptSize {
+        instructions: count_tokens(system),
+        tools: tools.iter().map(|tool| count_tokens(tool)).sum(),
+        form: count_tokens(&form.to_string()),
+        task: count_tokens(&own.join("\n")),
+    }
+}
+
+fn size_of_request(request: &Request) -> PromptSize {
+    let Message::User { text } = &request.messages[0] else { panic!("the task comes first") };
+    let tools: Vec<String> = request.tools.iter().map(|tool| serde_json::to_string(tool).unwrap()).collect();
+    measure_prompt(&request.system, &tools, &request.answer.as_ref().unwrap().schema, text)
+}
+
+fn finding() -> TaskResult {
+    let source = json!({"id": "S1", "kind": "document", "title": "Tarn 20", "location": "tarn.md"});
+    let quotation =
+        |text: &str, line: u32| json!({"source": "S1", "text": text, "first_line": line, "last_line": line});
+    let quotations = [quotation("It weighs 1.4 kg.", 4), quotation("Its battery lasts nine hours.", 5)];
+    TaskResult {
+        summary: "It weighs 1.4 kg.".into(),
+        output: "The Tarn 20 weighs 1.4 kg [S1]. Its battery lasts nine hours [S1].".into(),
+        sources: vec![serde_json::from_value(source).unwrap()],
+        quotations: quotations.map(|one| serde_json::from_value(one).unwrap()).to_vec(),
+        ..TaskResult::default()
+    }
+}
+
+async fn research_size(ability: &str) -> PromptSize {
+    let answer = json!({"quotations": [], "output": "x", "summary": "x", "notes": "1 thing is missing"});
+    let mut task = ScriptedTask::research(ability, OBJECTIVE, vec![answer]);
+    task.run().await.unwrap();
+    size_of_request(&task.requests()[0])
+}
+
+async fn producer_size(ability: &str) -> PromptSize {
+    let answer = json!({"output": "The Tarn 20 weighs 1.4 kg [1].", "summary": "x", "notes": "nothing"});
+    let answer = match ability {
+        "small" => json!({"output": answer["output"], "notes": "nothing"}),
+        _ => answer,
+    };
+    let mut task =
+        ScriptedTask { capability: PRODUCER, ..ScriptedTask::research(ability, OBJECTIVE, vec![answer]) };
+    task.inputs = vec![("research-1", finding())];
+    task.run().await.unwrap();
+    size_of_request(&task.requests()[0])
+}
+
+fn critic_size(ability: ModelAbility) -> PromptSize {
+    let format = ConversationFormat::current(ability);
+    let task = ReviewTask {
+        task_id: TaskId::new("research-1").unwrap(),
+        objective: OBJECTIVE.into(),
+        run_objective: OBJECTIVE.into(),
+        capability: "research".into(),
+        criteria: vec!["It names the weight.".into(), "It answers the objective.".into()],
+        documents: DocumentList::default(),
+        result: finding(),
+        is_cut: false,
+        review: 1,
+    };
+    let toolbox = ReviewEvidence::default().open_tools(&task, format);
+    let brief = build_review_brief(&task, &toolbox, format);
+    let tools: Vec<String> = brief.tools.iter().map(|tool| serde_json::to_string(tool).unwrap()).collect();
+    measure_prompt(&brief.system, &tools, &brief.answer.unwrap().schema, &brief.task)
+}
+
+async fn roles() -> Vec<(String, PromptSize)> {
+    let mut rows = Vec::new();
+    for ability in ModelAbility::ALL {
+        let name = ability.name();
+        rows.push((format!("research, {name}"), research_size(name).await));
+        rows.push((format!("producer, {name}"), producer_size(name).await));
+        rows.push((format!("critic, {name}"), critic_size(ability)));
+    }
+    rows
+}
+
+#[tokio::test]
+async fn prompts_have_the_sizes_of_the_golden_table() {
     let mut table = String::from(
         "Tokens of each prompt (o200k). task: the planner's board, or a task, without documents and passages.\n\n",
     );
@@ -108,7 +199,7 @@ fn prompts_have_the_sizes_of_the_golden_table() {
         "role", "all", "instructions", "tools", "form", "task"
     )
     .unwrap();
-    for (role, size) in planners() {
+    for (role, size) in planners().into_iter().chain(roles().await) {
         let PromptSize { instructions, tools, form, task } = size;
         let all = size.fixed() + task;
         writeln!(table, "{role:<52} {all:>5} {instructions:>12} {tools:>6} {form:>5} {task:>5}").unwrap();
@@ -126,5 +217,15 @@ fn prompts_of_planners_stay_within_their_limits() {
         // The board of a first turn is part of it; that of a later one grows with its plan.
         let (limit, board) = if role.contains("first turn") { (600, size.task) } else { (1_200, 0) };
         assert!(size.fixed() + board <= limit, "{role}: {} and {} tokens", size.fixed(), size.task);
+    }
+}
+
+#[tokio::test]
+async fn prompts_for_small_models_stay_within_their_limits() {
+    for (role, limit) in [("research, small", 400), ("producer, small", 500), ("critic, small", 600)] {
+        let rows = roles().await;
+        let (_, size) = rows.iter().find(|(name, _)| name == role).unwrap();
+        let all = size.fixed() + size.task;
+        assert!(all <= limit, "{role}: {all} tokens");
     }
 }

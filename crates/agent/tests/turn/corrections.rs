@@ -103,6 +103,6 @@ async fn a_conversation_of_0_4_0_keeps_its_tools() {
     let (ended, journal) = run::<PlainText>(brief, &tools, replies).await;
     assert_eq!(ended.outcome, WorkOutcome::Answered(PlainText("blue".into())));
     assert_eq!(runs.load(Ordering::SeqCst), 2);
-    let sent = journal.steps().iter().filter_map(|step| step.value["sent"]["user"][0].as_str());
-    assert!(sent.last().unwrap().contains("It was cut off at 100 tokens; answer more briefly."));
+    let mut sent = journal.steps().iter().filter_map(|step| step.value["sent"]["user"][0].as_str());
+    assert!(sent.next_back().unwrap().contains("It was cut off at 100 tokens; answer more briefly."));
 }
