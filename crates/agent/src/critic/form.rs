@@ -420,7 +420,7 @@ mod tests {
     #[test]
     fn the_verdict_is_computed_from_the_criteria() {
         let keyed = |second: bool| json!({"C1": {"met": true}, "C2": {"gap": "long", "met": second}, "reasoning": "r"});
-        assert_eq!(validate(keyed(true)).unwrap().passed, true);
+        assert!(validate(keyed(true)).unwrap().passed);
         let rejected = validate(keyed(false)).unwrap();
         assert_eq!((rejected.passed, rejected.find_inconsistency()), (false, None));
         assert_eq!(rejected.feedback.as_deref(), Some("Not met: It is  short long\nr"));
