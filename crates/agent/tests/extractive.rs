@@ -318,6 +318,71 @@ async fn a_heading_with_the_words_of_the_question_is_no_answer() {
     assert_eq!(run.report().answered, Some(false), "{}", run.report().output);
 }
 
+/// Documents about devices: the subject is in a heading, a table or another document.
+fn device_files() -> Vec<InputFile> {
+    files(&[
+        (
+            "firmware.md",
+            "# Firmware\n\n## Skua probe\n\nWorks only with the firmware 4.2.\n\n## Tarn 20\n\nWorks with every firmware since 3.0.\n",
+        ),
+        (
+            "devices.md",
+            "# Devices\n\n| device | weight | battery |\n|---|---|---|\n| Tarn 10 | 1.1 kg | 6 hours |\n| Tarn 20 | 1.4 kg | 9 \
+             hours |\n\nRepairs are described in `repairs.txt`.\n",
+        ),
+        (
+            "repairs.txt",
+            "REPAIRS\n\nTarn 20 ........ sent to Ilse Brandt\nSkua ........ sent to Omar Haddad\n",
+        ),
+        ("staff.md", "# Staff\n\nThe office opens at nine. Visitors wait in the hall.\n"),
+    ])
+}
+
+#[tokio::test]
+async fn a_heading_counts_for_the_sentences_below_it() {
+    let run = run("Which firmware does the Skua probe work with?", device_files()).await;
+    let output = &run.report().output;
+    assert!(output.contains("Works only with the firmware 4.2."), "{output}");
+    assert!(output.contains("## Skua probe"), "the heading is quoted: {output}");
+    assert!(!output.contains("since 3.0"), "another section is not: {output}");
+    assert_all_pass(&run);
+}
+
+#[tokio::test]
+async fn a_row_of_a_table_is_quoted_with_its_header_row() {
+    let run = run("How much does the Tarn 20 weigh?", device_files()).await;
+    let output = &run.report().output;
+    let (header, row) = (output.find("device | weight"), output.find("Tarn 20 | 1.4 kg"));
+    assert!(header.is_some() && row.is_some() && header < row, "{output}");
+    assert!(!output.contains("1.1 kg"), "another row is not quoted: {output}");
+    assert_all_pass(&run);
+}
+
+#[tokio::test]
+async fn a_document_that_a_passage_names_is_read_too() {
+    let mut all = device_files();
+    // None of the words of the question but one is in the document that is named.
+    all.extend(files(&[("list.txt", "Ottilie Maar repairs batteries on Fridays.\n")]));
+    all[1].bytes = b"# Devices\n\nBroken devices of the kind Tarn are listed in `list.txt`.\n".to_vec();
+    let run = run("Where are broken Tarn devices listed, and who repairs?", all).await;
+    let output = &run.report().output;
+    assert!(output.contains("Ottilie Maar"), "{output}");
+    assert_all_pass(&run);
+}
+
+#[tokio::test]
+async fn a_question_that_nothing_answers_is_named_at_the_end() {
+    let run = run("How much does the Tarn 20 weigh, and which salary earns a plumber?", device_files()).await;
+    let report = run.report();
+    assert_eq!(report.answered, Some(false));
+    assert!(
+        report.output.trim_end().contains("Not answered: Which salary earns a plumber?"),
+        "{}",
+        report.output
+    );
+    assert!(!report.output.contains("Not answered: How much"), "{}", report.output);
+}
+
 #[tokio::test]
 async fn question_with_no_or_too_many_words_is_answered() {
     let lease = [("a.txt", "A lease ends at noon. Word7 is here.")];

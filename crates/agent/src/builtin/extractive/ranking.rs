@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::conversation::NumberedLines;
 use super::question::{Question, QuestionKind};
-use super::sentences::{self, Sentence};
+use super::sentences::{self, Sentence, SentenceKind};
 use crate::citations;
 use crate::corpus::split_into_terms;
 
@@ -21,6 +21,9 @@ const PER_DOCUMENT: usize = 3;
 const COMFORTABLE: usize = 900;
 /// A sentence with fewer words is a heading or a fragment.
 const FEW_WORDS: usize = 6;
+/// The part of a term's weight that counts for the score of a sentence if only a heading above it, or a sentence that
+/// refers to its document, contains the term.
+const CONTEXT_SHARE: f64 = 0.5;
 
 /// Words of obligation and permission.
 const BINDING: &[&str] =
@@ -37,9 +40,12 @@ pub(super) struct CandidateSentence {
     pub sentence: Sentence,
     /// The first line of its passage, and its index in the passage.
     pub place: (usize, usize),
-    /// The introduction of the list that the sentence is an item of.
-    pub introduction: Option<Sentence>,
-    /// The indices of the question's terms that it contains.
+    /// The sentences that belong to it: headings above it that contain terms of the question, the introduction of the list
+    /// that it is an item of, the header row of its table.
+    pub context: Vec<Sentence>,
+    /// The indices of the question's terms that it contains, its context included.
+    pub stated: BTreeSet<usize>,
+    /// These, and the terms of the sentence that refers to its document.
     pub covers: BTreeSet<usize>,
     /// The weighted share of the question's terms that it contains, from 0 to 1.
     pub cover: f64,
@@ -55,32 +61,51 @@ pub(super) fn compute_term_weights(documents: &[(usize, usize)]) -> Vec<f64> {
         .collect()
 }
 
-/// Scores the sentences of a passage.
+/// Scores the sentences of a passage. `referring` are the terms in a sentence of another document that refers to this one.
 pub(super) fn score_sentences(
     question: &Question,
     weights: &[f64],
     passage: &NumberedLines<'_>,
+    referring: &BTreeSet<usize>,
 ) -> Vec<CandidateSentence> {
     let sentences = list_complete_sentences(passage);
+    let terms_of =
+        |at: usize| sentences.get(at).map(|one| MatchedTerms::match_sentence(question, &one.text).covers);
     let mut candidates = Vec::new();
     for (at, sentence) in sentences.iter().enumerate() {
-        let introduction = sentence.introduction.and_then(|at| sentences.get(at)).cloned();
         let own = MatchedTerms::match_sentence(question, &sentence.text);
-        let around = introduction
-            .as_ref()
-            .map(|sentence| MatchedTerms::match_sentence(question, &sentence.text).covers);
-        if own.covers.is_empty() {
+        if own.covers.is_empty() || sentence.kind == SentenceKind::TableHeader {
             continue;
         }
-        let covers: BTreeSet<usize> = own.covers.iter().chain(around.iter().flatten()).copied().collect();
+        let introduction = sentence.introduction.filter(|at| *at < sentences.len());
+        let introducing = introduction.and_then(terms_of).unwrap_or_default();
+        let near: BTreeSet<usize> = own.covers.union(&introducing).copied().collect();
+        let mut stated = near.clone();
+        let mut shown: Vec<usize> = introduction.into_iter().collect();
+        // The innermost heading first: an outer one is shown only for terms that no inner one has.
+        for heading in sentence.headings.iter().rev().copied() {
+            let terms = terms_of(heading).unwrap_or_default();
+            if !terms.is_subset(&stated) {
+                stated.extend(terms);
+                shown.push(heading);
+            }
+        }
+        shown.sort_unstable();
+        let covers: BTreeSet<usize> = stated.union(referring).copied().collect();
+        let context: Vec<Sentence> = shown.into_iter().map(|at| sentences[at].clone()).collect();
         let cover = compute_weighted_coverage(&covers, weights);
-        let score = cover + compute_score_bonus(question, weights, sentence, introduction.as_ref(), &own);
+        let near = compute_weighted_coverage(&near, weights);
+        let introduction = introduction.map(|at| &sentences[at]);
+        let score = near
+            + CONTEXT_SHARE * (cover - near)
+            + compute_score_bonus(question, weights, sentence, introduction, &own);
         candidates.push(CandidateSentence {
             path: passage.path.to_owned(),
             title: passage.title.to_owned(),
             sentence: sentence.clone(),
             place: (passage.first_line(), at),
-            introduction,
+            context,
+            stated,
             covers,
             cover,
             score,
@@ -100,14 +125,22 @@ pub(super) struct SelectedSentences {
 impl SelectedSentences {
     /// `true` if a complete sentence answers the question: a heading that contains its words is no answer.
     pub(super) fn has_answer(&self) -> bool {
-        self.is_relevant && self.quoted.iter().any(|candidate| is_statement(&candidate.sentence.text))
+        self.is_relevant && self.quoted.iter().any(|candidate| is_statement(&candidate.sentence))
     }
 }
 
-/// `true` for a complete sentence, `false` for a heading or a fragment.
-fn is_statement(text: &str) -> bool {
-    let is_complete = text.ends_with(['.', '!', '?', ';', ':', '"', '”', ')']);
-    !text.starts_with('#') && (is_complete || text.split_whitespace().count() >= FEW_WORDS)
+/// `true` for a complete sentence or a row of a table, `false` for a heading or a fragment.
+fn is_statement(sentence: &Sentence) -> bool {
+    let text = &sentence.text;
+    match sentence.kind {
+        SentenceKind::Heading(_) | SentenceKind::TableHeader => false,
+        SentenceKind::Row => true,
+        SentenceKind::Text => {
+            text.ends_with(['.', '!', '?', ';', ':', '"', '”', ')'])
+                || text.split_whitespace().count() >= FEW_WORDS
+                || text.contains(|c: char| c.is_ascii_digit())
+        }
+    }
 }
 
 /// Selects at most `limit` sentences: of each document the best, then further ones that are nearly as good.
@@ -248,7 +281,11 @@ fn compute_score_bonus(
     if text.ends_with(':') {
         bonus -= 0.25;
     }
-    if lower.len() < FEW_WORDS {
+    let is_data = sentence.kind == SentenceKind::Row || text.contains(|c: char| c.is_ascii_digit());
+    if lower.len() < FEW_WORDS && !is_data {
+        bonus -= 0.4;
+    }
+    if matches!(sentence.kind, SentenceKind::Heading(_)) {
         bonus -= 0.4;
     }
     if !text.contains(char::is_lowercase) {

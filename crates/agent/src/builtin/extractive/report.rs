@@ -49,8 +49,6 @@ struct ReportParts {
     sections: Vec<ReportSection>,
     sources: Vec<Source>,
     quotations: Vec<Quotation>,
-    /// `true` if a result states that it does not answer its question.
-    has_unanswered: bool,
 }
 
 struct ReportSection {
@@ -59,6 +57,8 @@ struct ReportSection {
     summary: String,
     body: String,
     notes: Option<String>,
+    /// `false` if its result states that it does not answer its question.
+    is_answered: bool,
 }
 
 impl ReportParts {
@@ -79,7 +79,7 @@ impl ReportParts {
         let ResultView { task_id, result, cut } = shown;
         let number =
             |id: &str| result.sources.iter().find(|source| source.id == id).map(|source| source.id.clone());
-        self.has_unanswered |= !result.is_answered();
+        let is_answered = result.is_answered();
         let mut body =
             demote_headings(&citations::rename_citations(&result.output, &result.quotations, number));
         if citations::find_citations(&body, &result.quotations).is_empty() && !result.sources.is_empty() {
@@ -107,6 +107,7 @@ impl ReportParts {
             body,
             notes: Some(notes.into_iter().flatten().collect::<Vec<_>>().join(" "))
                 .filter(|notes| !notes.is_empty()),
+            is_answered,
         });
     }
 
@@ -119,6 +120,7 @@ impl ReportParts {
             summary: text.clone(),
             body: text,
             notes: None,
+            is_answered: true,
         });
     }
 
@@ -136,13 +138,18 @@ impl ReportParts {
                 output.push_str(&format!("\nNote: {}\n", markdown_line(notes)));
             }
         }
+        let unanswered = self.sections.iter().filter(|section| !section.is_answered);
+        let unanswered: Vec<&str> = unanswered.map(|section| section.heading.as_str()).collect();
         output.push_str(CLOSING);
+        if !unanswered.is_empty() {
+            output.push_str(&format!("\nNot answered: {}\n", unanswered.join(" ")));
+        }
         Report {
             title: Some(shorten_to_heading(&task.objective)),
             summary: self.build_summary(),
             output,
             notes: self.build_notes(task),
-            answered: self.has_unanswered.then_some(false),
+            answered: (!unanswered.is_empty()).then_some(false),
         }
     }
 

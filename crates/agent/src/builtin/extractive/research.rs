@@ -30,6 +30,8 @@ const MAX_QUERY: usize = 900;
 const MARGIN: (usize, usize) = (40, 60);
 /// The maximum number of quotations of one answer.
 const MAX_QUOTATIONS: usize = 20;
+/// The maximum number of documents that are read because a passage names them.
+const MAX_REFERENCES: usize = 3;
 /// The maximum number of documents listed in a note.
 const MAX_NAMED: usize = 30;
 
@@ -47,6 +49,12 @@ pub(super) fn reply_to_research_task(request: &Request, task: &WorkTask) -> Repl
         let passages = select_passages_to_read(&question, &searches);
         if !passages.is_empty() {
             return conversation::reply_with_calls(request, passages.iter().map(build_read_call).collect());
+        }
+    }
+    if has_tool(request, READ) {
+        let referenced = select_references_to_read(task, &question, &searches, &readings);
+        if !referenced.is_empty() {
+            return conversation::reply_with_calls(request, referenced);
         }
     }
     conversation::reply_with_answer(&answer_question(task, &question, &searches, &readings))
@@ -120,6 +128,32 @@ fn select_passages_to_read(question: &Question, searches: &[&ToolExchange<'_>]) 
         }
     }
     chosen
+}
+
+/// The beginnings of documents that the best sentences name and that were not read. References are followed once: not from a
+/// document that was read because of one.
+fn select_references_to_read(
+    task: &WorkTask,
+    question: &Question,
+    searches: &[&ToolExchange<'_>],
+    readings: &[&ToolExchange<'_>],
+) -> Vec<(&'static str, serde_json::Value)> {
+    if readings.len() > select_passages_to_read(question, searches).len() {
+        return Vec::new();
+    }
+    let terms = TermStatistics::new(question, searches);
+    let choice = choose_sentences(task, question, &terms, readings);
+    let is_read = |path: &str| readings.iter().any(|reading| reading.text_argument("path") == path);
+    let mut paths: Vec<&str> = Vec::new();
+    for path in choice.quoted.iter().flat_map(|candidate| list_references(task, candidate)) {
+        if !is_read(path) && !paths.contains(&path) {
+            paths.push(path);
+        }
+    }
+    let left = MAX_CALLS.saturating_sub(searches.len() + readings.len()).min(MAX_REFERENCES);
+    paths.truncate(left);
+    let read = |path: &str| (READ, json!({"path": path, "first_line": 1, "last_line": MARGIN.0 + MARGIN.1}));
+    paths.into_iter().map(read).collect()
 }
 
 /// Extends a chosen passage if the new one is near it.
@@ -203,11 +237,7 @@ fn answer_question(
         };
     }
     let terms = TermStatistics::new(question, searches);
-    let mut candidates: Vec<CandidateSentence> = Vec::new();
-    for passage in readings.iter().filter_map(|reading| conversation::parse_read_lines(reading)) {
-        candidates.extend(ranking::score_sentences(question, &terms.weights, &passage));
-    }
-    let choice = ranking::select_sentences(candidates, MAX_QUOTATIONS);
+    let choice = choose_sentences(task, question, &terms, readings);
     let notes = write_notes(task, question, &terms, &choice);
     if choice.quoted.is_empty() {
         return Findings {
@@ -233,6 +263,54 @@ fn answer_question(
     let answered = (!choice.has_answer()).then_some(false);
     let notes = (!notes.is_empty()).then_some(notes);
     Findings { summary, output, notes, quotations, answered, ..Findings::default() }
+}
+
+/// Selects sentences of the passages that were read, and the best one of each document that a selected sentence names.
+fn choose_sentences(
+    task: &WorkTask,
+    question: &Question,
+    terms: &TermStatistics,
+    readings: &[&ToolExchange<'_>],
+) -> SelectedSentences {
+    let passages: Vec<_> =
+        readings.iter().filter_map(|reading| conversation::parse_read_lines(reading)).collect();
+    let none = BTreeSet::new();
+    let candidates = passages
+        .iter()
+        .flat_map(|passage| ranking::score_sentences(question, &terms.weights, passage, &none));
+    let mut choice = ranking::select_sentences(candidates.collect(), MAX_QUOTATIONS);
+    let mut referring: BTreeMap<String, BTreeSet<usize>> = BTreeMap::new();
+    for candidate in &choice.quoted {
+        for path in list_references(task, candidate) {
+            referring.entry(path.to_owned()).or_default().extend(&candidate.covers);
+        }
+    }
+    for (path, about) in referring {
+        let is_quoted = choice.quoted.iter().any(|candidate| candidate.path == path);
+        if is_quoted || choice.quoted.len() >= MAX_QUOTATIONS {
+            continue;
+        }
+        let of_document = passages.iter().filter(|passage| passage.path == path);
+        let candidates = of_document
+            .flat_map(|passage| ranking::score_sentences(question, &terms.weights, passage, &about));
+        // It must say more about the question than the sentence that refers to it.
+        let candidates = candidates.filter(|candidate| !candidate.stated.is_subset(&about));
+        choice.quoted.extend(candidates.max_by(|a, b| a.score.total_cmp(&b.score)));
+    }
+    choice
+}
+
+/// The documents that a sentence names by their path or file name.
+fn list_references<'a>(task: &'a WorkTask, candidate: &CandidateSentence) -> Vec<&'a str> {
+    let words: BTreeSet<&str> = candidate
+        .sentence
+        .text
+        .split(|c: char| c.is_whitespace() || "`'\"()[]<>,;*".contains(c))
+        .map(|word| word.trim_end_matches(['.', ':', '?', '!']))
+        .collect();
+    let names = |path: &str| path.rsplit('/').next().is_some_and(|name| words.contains(name));
+    let paths = task.documents.paths.iter().map(String::as_str);
+    paths.filter(|path| *path != candidate.path && (words.contains(path) || names(path))).collect()
 }
 
 /// The answer for a run without readable documents.
@@ -285,7 +363,7 @@ fn format_quotations(choice: &SelectedSentences) -> (Vec<Passage>, String) {
                 markdown_line(&candidate.title)
             ));
         }
-        for sentence in candidate.introduction.iter().chain([&candidate.sentence]) {
+        for sentence in candidate.context.iter().chain([&candidate.sentence]) {
             let (first_line, last_line) = (sentence.first_line as u32, sentence.last_line as u32);
             let quotation = Passage {
                 document: candidate.path.clone(),
@@ -357,7 +435,7 @@ fn write_notes(
         notes.push(format!("In no document: {}.", quote_words(&terms.absent)));
     }
     let covered: BTreeSet<usize> =
-        choice.quoted.iter().flat_map(|candidate| candidate.covers.iter().copied()).collect();
+        choice.quoted.iter().flat_map(|candidate| candidate.stated.iter().copied()).collect();
     let elsewhere: Vec<String> = question
         .terms
         .iter()

@@ -1,5 +1,5 @@
-//! Splits numbered lines into sentences. It owns the definition of a paragraph, a list item and a sentence in plain text
-//! and Markdown; a sentence keeps its line numbers and its exact words, with white space collapsed.
+//! Splits numbered lines into sentences. It owns the definition of a heading, a paragraph, a list item, a table row and a
+//! sentence in plain text and Markdown; a sentence keeps its line numbers and its exact words, with white space collapsed.
 
 use crate::citations::collapse_whitespace;
 
@@ -12,8 +12,26 @@ pub(super) struct Sentence {
     pub first_line: usize,
     /// Its last line.
     pub last_line: usize,
-    /// For a list item, the index of the sentence that introduces the list ("The licensee may:").
+    /// For a list item, the index of the sentence that introduces the list ("The licensee may:"); for a table row, that of
+    /// the table's header row.
     pub introduction: Option<usize>,
+    /// The indices of the headings above it, the outermost first.
+    pub headings: Vec<usize>,
+    /// Its kind.
+    pub kind: SentenceKind,
+}
+
+/// The kind of a sentence.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum SentenceKind {
+    /// A sentence or a fragment of running text.
+    Text,
+    /// A heading; 1 is the outermost level.
+    Heading(usize),
+    /// The header row of a table.
+    TableHeader,
+    /// A row of a table, or a line with a dot leader.
+    Row,
 }
 
 /// A longer sentence, in characters, is cut into clauses.
@@ -22,6 +40,9 @@ const LONG: usize = 1_200;
 const SHORT_LINE: f64 = 0.6;
 /// The maximum assumed width of lines, in characters: where each paragraph is one line, its length is not a width.
 const USUAL_WIDTH: usize = 80;
+
+/// The maximum number of words of a heading in capitals.
+const HEADING_WORDS: usize = 8;
 
 const ABBREVIATIONS: &[&str] = &[
     "e.g.", "i.e.", "etc.", "vs.", "no.", "nos.", "sec.", "art.", "fig.", "cf.", "inc.", "ltd.", "corp.",
@@ -33,7 +54,36 @@ pub(super) fn split_into_sentences(lines: &[(usize, &str)]) -> Vec<Sentence> {
     let mut sentences: Vec<Sentence> = Vec::new();
     // The introduction of the open list, with the kind of mark that it begins with itself.
     let mut introduction: Option<(usize, Option<ListMarker>)> = None;
+    let mut headings: Vec<(usize, usize)> = Vec::new();
+    let mut table: Option<OpenTable> = None;
     for paragraph in group_into_paragraphs(lines) {
+        let above: Vec<usize> = headings.iter().map(|(_, at)| *at).collect();
+        if let Some(level) = heading_level(&paragraph) {
+            (introduction, table) = (None, None);
+            headings.retain(|(other, _)| *other < level);
+            let above = headings.iter().map(|(_, at)| *at).collect();
+            let kind = SentenceKind::Heading(level);
+            let heading = JoinedLines::new(&paragraph).build_whole();
+            headings.push((level, sentences.len()));
+            sentences.extend(heading.map(|heading| Sentence { headings: above, kind, ..heading }));
+            continue;
+        }
+        if is_row(&paragraph) {
+            let (number, line) = paragraph[0];
+            let is_header = is_table_line(line) && is_delimiter_line(find_line(lines, number + 1));
+            if is_header {
+                table = Some(OpenTable { header: sentences.len(), last_line: number + 1 });
+            }
+            let open = table.as_mut().filter(|table| !is_header && table.last_line + 1 == number);
+            let header = open.map(|table| {
+                table.last_line = number;
+                table.header
+            });
+            let kind = if is_header { SentenceKind::TableHeader } else { SentenceKind::Row };
+            let row = JoinedLines::new(&paragraph).build_whole();
+            sentences.extend(row.map(|row| Sentence { introduction: header, headings: above, kind, ..row }));
+            continue;
+        }
         let mark = detect_list_marker(&paragraph);
         // An item with the same kind of mark as the introduction is not part of the list.
         if mark.is_none() || introduction.is_some_and(|(_, own)| own == mark) {
@@ -41,6 +91,7 @@ pub(super) fn split_into_sentences(lines: &[(usize, &str)]) -> Vec<Sentence> {
         }
         for mut sentence in split_paragraph_into_sentences(&paragraph) {
             sentence.introduction = introduction.map(|(at, _)| at);
+            sentence.headings.clone_from(&above);
             sentences.push(sentence);
         }
         if let Some(last) = sentences.last()
@@ -50,6 +101,54 @@ pub(super) fn split_into_sentences(lines: &[(usize, &str)]) -> Vec<Sentence> {
         }
     }
     sentences
+}
+
+/// A table whose rows are being read.
+struct OpenTable {
+    /// The index of its header row.
+    header: usize,
+    /// The number of its last line so far.
+    last_line: usize,
+}
+
+/// Returns the level of a heading; `None` for other paragraphs. A short line in capitals is a heading too.
+fn heading_level(paragraph: &[(usize, &str)]) -> Option<usize> {
+    let [(number, line)] = paragraph else { return None };
+    let text = line.trim();
+    let marks = text.len() - text.trim_start_matches('#').len();
+    if marks > 0 {
+        return Some(marks);
+    }
+    let is_short = text.split_whitespace().count() <= HEADING_WORDS;
+    let is_capitals = text.contains(char::is_alphabetic) && !text.contains(char::is_lowercase);
+    let is_heading = is_short && is_capitals && !is_row(paragraph) && !text.ends_with(['.', ';', ',', ':']);
+    is_heading.then_some(if *number == 1 { 1 } else { 2 })
+}
+
+fn is_row(paragraph: &[(usize, &str)]) -> bool {
+    matches!(paragraph, [(_, line)] if is_row_line(line))
+}
+
+/// `true` for a line that is a record of its own: a row of a table, or a line with a dot leader.
+fn is_row_line(line: &str) -> bool {
+    is_table_line(line) || line.contains("....")
+}
+
+fn is_table_line(line: &str) -> bool {
+    let text = line.trim();
+    text.starts_with('|') && text.len() > 1 && text.ends_with('|')
+}
+
+/// `true` for the line below the header row of a table.
+fn is_delimiter_line(line: Option<&str>) -> bool {
+    line.is_some_and(|line| {
+        is_table_line(line) && line.contains('-') && !line.contains(char::is_alphanumeric)
+    })
+}
+
+fn find_line<'a>(lines: &[(usize, &'a str)], number: usize) -> Option<&'a str> {
+    let at = lines.binary_search_by_key(&number, |(number, _)| *number).ok()?;
+    Some(lines[at].1)
 }
 
 /// Removes the mark of a list item.
@@ -117,9 +216,11 @@ fn group_into_paragraphs<'a>(lines: &[(usize, &'a str)]) -> Vec<Vec<(usize, &'a 
             paragraphs.last().and_then(|paragraph| paragraph.last()).map_or("", |(_, line)| line.trim());
         let is_short = (before.chars().count() as f64) < short;
         let ended = before.starts_with('#')
+            || is_row_line(before)
             || before.ends_with(':')
             || (is_short && !text.starts_with(char::is_lowercase));
         let begins = text.starts_with('#')
+            || is_row_line(text)
             || parse_list_marker(text).is_some_and(|(mark, _)| {
                 // A number at the beginning of a line may be in the middle of a sentence: "under section / 7. This".
                 let in_list =
@@ -172,7 +273,14 @@ impl JoinedLines {
             first_line: self.line_number_at(start),
             last_line: self.line_number_at(start + text.len() - 1),
             introduction: None,
+            headings: Vec::new(),
+            kind: SentenceKind::Text,
         })
+    }
+
+    /// The whole text as one sentence.
+    fn build_whole(&self) -> Option<Sentence> {
+        self.build_sentence(0, self.text.len())
     }
 }
 
