@@ -98,7 +98,10 @@ pub struct FailureRecord {
     /// The task, if one failed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub task: Option<TaskId>,
-    /// The attempt, or the planner's turn.
+    /// The planner's turn, if a part of the planner failed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub turn: Option<u32>,
+    /// The attempt at the task or at the planner's turn.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub attempt: Option<u32>,
     /// The error.
@@ -194,6 +197,7 @@ impl RunHistory {
             }
             PlanningEvent::ProposalAccepted {
                 turn,
+                attempt,
                 reasoning,
                 refused,
                 is_idle,
@@ -202,7 +206,7 @@ impl RunHistory {
                 ..
             } => {
                 for why in refused {
-                    self.record_failure(at, FailedPart::Edit, None, Some(*turn), why);
+                    self.record_planner_failure(at, FailedPart::Edit, (*turn, *attempt), why);
                 }
                 if let Some(last) = self.turns.last_mut() {
                     last.reasoning = Some(reasoning.clone());
@@ -212,8 +216,8 @@ impl RunHistory {
                     last.ended_at = Some(at);
                 }
             }
-            PlanningEvent::Errored { turn, error, retry_at, usage, .. } => {
-                self.record_failure(at, FailedPart::Planner, None, Some(*turn), error);
+            PlanningEvent::Errored { turn, attempt, error, retry_at, usage, .. } => {
+                self.record_planner_failure(at, FailedPart::Planner, (*turn, *attempt), error);
                 if let Some(last) = self.turns.last_mut() {
                     last.usage.add(*usage);
                     last.ended_at = retry_at.is_none().then_some(at);
@@ -257,6 +261,19 @@ impl RunHistory {
         attempt: Option<u32>,
         text: &str,
     ) {
-        self.errors.push(FailureRecord { at, of, task: task.cloned(), attempt, text: text.to_owned() });
+        let (task, text) = (task.cloned(), text.to_owned());
+        self.errors.push(FailureRecord { at, of, task, turn: None, attempt, text });
+    }
+
+    /// Records a failure in an attempt at a planner's turn.
+    fn record_planner_failure(
+        &mut self,
+        at: Timestamp,
+        of: FailedPart,
+        (turn, attempt): (u32, u32),
+        text: &str,
+    ) {
+        let (turn, attempt, text) = (Some(turn), Some(attempt), text.to_owned());
+        self.errors.push(FailureRecord { at, of, task: None, turn, attempt, text });
     }
 }

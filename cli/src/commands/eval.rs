@@ -106,8 +106,11 @@ struct SampleArguments {
     #[arg(long)]
     ceiling: bool,
     /// Time limit of a sample, such as 10m [default: as in the file; or else 10m]
-    #[arg(long, value_name = "TIME", value_parser = parse_timeout)]
+    #[arg(long, value_name = "TIME", value_parser = duration::parse_duration)]
     timeout: Option<Duration>,
+    /// Time limit of one call of a model, such as 20m, unless the model's settings have a timeout [default: 10m]
+    #[arg(long, env = "MILLRACE_CALL_TIMEOUT", value_name = "TIME", value_parser = duration::parse_duration)]
+    call_timeout: Option<Duration>,
     #[command(flatten)]
     budget: BudgetArguments,
 }
@@ -141,13 +144,6 @@ struct EvaluationClusterArguments {
     data: PathBuf,
 }
 
-fn parse_timeout(text: &str) -> Result<Duration, String> {
-    match duration::parse_duration(text) {
-        Ok(timeout) if timeout.is_zero() => Err("it must be more than 0 seconds".into()),
-        parsed => parsed.map_err(|why| why.to_string()),
-    }
-}
-
 /// An evaluation with everything that its measurement needs.
 struct Evaluation<'a> {
     objectives: Vec<&'a Objective>,
@@ -155,6 +151,7 @@ struct Evaluation<'a> {
     files: Vec<ListedFile>,
     corpus: Corpus,
     cluster: &'a EvaluationClusterArguments,
+    call_timeout: Option<Duration>,
     progress: SampleProgress,
     interrupt: CancellationToken,
 }
@@ -201,8 +198,16 @@ pub async fn run_command(
     let results = Mutex::new(ResultsFolder::open(&results)?);
     let progress = SampleProgress { is_json: arguments.output.json };
     let cluster = &arguments.cluster;
-    let evaluation =
-        Evaluation { objectives, conditions, files, corpus, cluster, progress, interrupt: interrupt.clone() };
+    let evaluation = Evaluation {
+        objectives,
+        conditions,
+        files,
+        corpus,
+        cluster,
+        call_timeout: samples.call_timeout,
+        progress,
+        interrupt: interrupt.clone(),
+    };
     let mut scores = Vec::new();
     let mut is_interrupted = false;
     for configuration in &configurations {
@@ -452,6 +457,7 @@ impl<'a> Evaluation<'a> {
             critics: 1,
             capability: configuration.capabilities.clone(),
             model: configuration.models.clone(),
+            call_timeout: self.call_timeout,
             ..LocalOptions::for_one_command(&results.join("clusters").join(configuration.name.as_str()), true)
         }
     }
@@ -479,7 +485,7 @@ impl<'a> Evaluation<'a> {
         configuration: &'a Configuration,
         results: &Mutex<ResultsFolder>,
     ) -> Result<Option<ConfigurationScore>, CommandError> {
-        let Some(model) = open_ceiling_model(configuration)? else {
+        let Some(model) = open_ceiling_model(configuration, self.call_timeout)? else {
             print_stderr_line(&format!(
                 "millrace: {} has no language model; its ceiling is not measured",
                 configuration.name

@@ -168,7 +168,9 @@ pub async fn watch_run(
                 history.add_decision(&decision);
                 view.show_decision(run, &history.plan, &live, sequence, &decision);
             }
-            Some(message) = writing.next() => live.add_message(&message.subject, &message.payload),
+            Some(message) = writing.next() => {
+                live.add_message(&message.subject, &message.payload, jiff::Timestamp::now());
+            },
             _ = redraw.tick() => match connection.check() {
                 LinkState::Lost(since) => view.show_lost_connection(run, &history.plan, since),
                 LinkState::Ended => {

@@ -27,14 +27,18 @@ const INSTRUCTIONS: &str = "Answer the question from the documents below. Use on
 ///
 /// # Errors
 /// The model can't be used: no key, no address.
-pub fn open_ceiling_model(configuration: &Configuration) -> Result<Option<Arc<dyn Model>>, CommandError> {
+pub fn open_ceiling_model(
+    configuration: &Configuration,
+    call_timeout: Option<Duration>,
+) -> Result<Option<Arc<dyn Model>>, CommandError> {
     let preferences = parse_model_preferences(&configuration.models)?;
     let of_research =
         || preferences.by_capability.iter().find(|(name, _)| name.as_str() == RESEARCH).map(|(_, one)| one);
     let chosen = preferences.default.as_ref().or_else(of_research).cloned();
     let chosen = chosen.or_else(|| default_model_selection(&|name| std::env::var(name).ok()));
     let Some(chosen) = chosen.filter(|chosen| !is_built_in(chosen)) else { return Ok(None) };
-    open_model(&chosen, &ModelFactory::default()).map(Some).map_err(CommandError::unusable_environment)
+    let factory = ModelFactory { call_timeout, ..ModelFactory::default() };
+    open_model(&chosen, &factory).map(Some).map_err(CommandError::unusable_environment)
 }
 
 fn is_built_in(selection: &ModelSelection) -> bool {

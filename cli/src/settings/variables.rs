@@ -70,6 +70,7 @@ pub const VARIABLES: &[Variable] = &[
     everywhere("MILLRACE_MODEL", ValueKind::Texts(';'), "chosen by the API keys that are set"),
     everywhere("MILLRACE_PRICES", ValueKind::Path, "the built-in prices"),
     everywhere("MILLRACE_RECORD", ValueKind::Path, ""),
+    everywhere("MILLRACE_CALL_TIMEOUT", ValueKind::Text, "10m"),
     everywhere("MILLRACE_SLOTS", ValueKind::Number, "8"),
     everywhere("MILLRACE_GRACE", ValueKind::Text, "20s"),
     everywhere("MILLRACE_DOCUMENT_CACHE", ValueKind::Path, "millrace/documents in the user's cache folder"),

@@ -1,7 +1,8 @@
-//! Streamed model output, by the work it belongs to. It is shown live and not stored in the log.
+//! Streamed model output and requests, by the work they belong to. They are shown live and not stored in the log.
 
 use std::collections::BTreeMap;
 
+use jiff::Timestamp;
 use millrace_protocol::plan::{Task, TaskState, Work};
 use millrace_protocol::safe_text::single_line;
 use millrace_protocol::subject::Topic;
@@ -12,7 +13,21 @@ const REMEMBERED: usize = 400;
 
 /// The most recent model output of each attempt and review.
 #[derive(Debug, Default)]
-pub struct LiveModelOutput(BTreeMap<String, String>);
+pub struct LiveModelOutput {
+    output: BTreeMap<String, String>,
+    requests: BTreeMap<String, LiveRequest>,
+}
+
+/// The request that an agent has sent last.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LiveRequest {
+    /// When it was sent.
+    pub sent_at: Timestamp,
+    /// Its estimated number of tokens.
+    pub tokens: u64,
+    /// When the first part of the reply arrived.
+    pub first_token_at: Option<Timestamp>,
+}
 
 #[derive(Deserialize)]
 struct LiveChunk {
@@ -20,17 +35,31 @@ struct LiveChunk {
     calls: Vec<String>,
     /// Discard the earlier output: the model call was restarted.
     anew: bool,
+    /// A request was sent, before the text.
+    #[serde(default)]
+    sent_tokens: Option<u64>,
+    /// The model has written something that is not shown.
+    #[serde(default)]
+    writing: bool,
 }
 
 impl LiveModelOutput {
     /// Adds a message from a subject `live.<run>.<topic>` of the run. Invalid messages are ignored.
-    pub fn add_message(&mut self, subject: &str, payload: &[u8]) {
+    pub fn add_message(&mut self, subject: &str, payload: &[u8], now: Timestamp) {
         let (Some(topic), Ok(chunk)) =
             (subject.splitn(3, '.').nth(2), serde_json::from_slice::<LiveChunk>(payload))
         else {
             return;
         };
-        let output = self.0.entry(topic.to_owned()).or_default();
+        if let Some(tokens) = chunk.sent_tokens {
+            let request = LiveRequest { sent_at: now, tokens, first_token_at: None };
+            self.requests.insert(topic.to_owned(), request);
+        }
+        let is_writing = chunk.writing || !chunk.text.is_empty() || !chunk.calls.is_empty();
+        if let Some(request) = self.requests.get_mut(topic).filter(|_| is_writing) {
+            request.first_token_at.get_or_insert(now);
+        }
+        let output = self.output.entry(topic.to_owned()).or_default();
         if chunk.anew {
             output.clear();
         }
@@ -40,6 +69,11 @@ impl LiveModelOutput {
         }
         let over = output.chars().count().saturating_sub(REMEMBERED);
         *output = output.chars().skip(over).collect();
+    }
+
+    /// Returns the request that the agent of some work has sent last, as far as it was observed.
+    pub fn last_request_of_work(&self, work: &Work) -> Option<LiveRequest> {
+        self.requests.get(&Topic::journal_of_work(work).to_string()).copied()
     }
 
     /// Returns the last `width` characters of output for a task, on one line.
@@ -56,7 +90,8 @@ impl LiveModelOutput {
             | TaskState::Failed
             | TaskState::Cancelled => return None,
         };
-        let output = single_line(&readable_text(self.0.get(&Topic::journal_of_work(&work).to_string())?));
+        let output =
+            single_line(&readable_text(self.output.get(&Topic::journal_of_work(&work).to_string())?));
         let over = output.chars().count().saturating_sub(width);
         (!output.is_empty()).then(|| format!("writing: …{}", output.chars().skip(over).collect::<String>()))
     }
@@ -91,16 +126,18 @@ mod tests {
     fn live_output_is_kept_until_the_call_restarts() {
         let mut live = LiveModelOutput::default();
         let subject = "live.r.task.a.1";
-        live.add_message(subject, br#"{"text":"The licence\n grants","calls":["think"],"anew":false}"#);
-        live.add_message(subject, b"not JSON");
-        live.add_message("live", b"{}");
-        assert_eq!(live.0["task.a.1"], "The licence\n grants [think] ");
-        live.add_message(subject, br#"{"text":"again","calls":[],"anew":true}"#);
-        assert_eq!(live.0["task.a.1"], "again");
+        let now = Timestamp::UNIX_EPOCH;
+        live.add_message(subject, br#"{"text":"The licence\n grants","calls":["think"],"anew":false}"#, now);
+        live.add_message(subject, b"not JSON", now);
+        live.add_message("live", b"{}", now);
+        assert_eq!(live.output["task.a.1"], "The licence\n grants [think] ");
+        live.add_message(subject, br#"{"text":"again","calls":[],"anew":true}"#, now);
+        assert_eq!(live.output["task.a.1"], "again");
         live.add_message(
             subject,
             format!(r#"{{"text":"{}","calls":[],"anew":false}}"#, "x".repeat(900)).as_bytes(),
+            now,
         );
-        assert_eq!(live.0["task.a.1"].len(), REMEMBERED);
+        assert_eq!(live.output["task.a.1"].len(), REMEMBERED);
     }
 }

@@ -3,6 +3,7 @@
 //! every text safe for one.
 
 mod board;
+mod heartbeat;
 mod lines;
 mod live;
 mod style;
@@ -17,6 +18,7 @@ use millrace_protocol::plan::{Decision, Plan};
 use millrace_protocol::safe_text;
 
 use crate::json::{EventLine, print_json};
+use heartbeat::Heartbeat;
 use lines::is_event_worth_showing;
 
 pub use board::{format_age, render_board_lines};
@@ -32,6 +34,8 @@ pub enum RunDisplay {
     Lines {
         /// `true` if the loss of the connection was reported.
         is_lost: bool,
+        /// The lines about work in progress.
+        heartbeat: heartbeat::Heartbeat,
     },
     /// A JSON object for each event, one per line.
     Json {
@@ -46,7 +50,7 @@ impl RunDisplay {
         match (json, std::io::stderr().is_terminal() && !style::is_dumb_terminal()) {
             (true, _) => Self::Json { is_lost: false },
             (false, true) => Self::Tree(tree::TerminalBoard::new()),
-            (false, false) => Self::Lines { is_lost: false },
+            (false, false) => Self::Lines { is_lost: false, heartbeat: Heartbeat::default() },
         }
     }
 
@@ -74,11 +78,17 @@ impl RunDisplay {
         }
     }
 
-    /// Redraws the tree: time has passed.
-    pub fn redraw(&self, run: &RunId, plan: &Plan, live: &LiveModelOutput) {
+    /// Redraws the tree, or prints lines about work in progress that is silent: time has passed.
+    pub fn redraw(&mut self, run: &RunId, plan: &Plan, live: &LiveModelOutput) {
         match self {
             Self::Tree(tree) => tree.draw_board(run, plan, live, Timestamp::now()),
-            Self::Lines { .. } | Self::Json { .. } => {}
+            Self::Lines { heartbeat, .. } => {
+                let now = Timestamp::now();
+                for line in heartbeat.due_lines(plan, live, now) {
+                    print_stderr_line(&format!("{} {line}", format_clock(now)));
+                }
+            }
+            Self::Json { .. } => {}
         }
     }
 
@@ -86,7 +96,7 @@ impl RunDisplay {
     pub fn show_lost_connection(&mut self, run: &RunId, plan: &Plan, since: Timestamp) {
         match self {
             Self::Tree(tree) => tree.draw_lost_board(run, plan, since, Timestamp::now()),
-            Self::Lines { is_lost } | Self::Json { is_lost } => {
+            Self::Lines { is_lost, .. } | Self::Json { is_lost } => {
                 if !std::mem::replace(is_lost, true) {
                     let line = describe_lost_connection(since);
                     print_stderr_line(&format!("millrace: {line}"));
@@ -99,7 +109,7 @@ impl RunDisplay {
     pub fn show_recovered_connection(&mut self, outage: Duration) {
         match self {
             Self::Tree(_) => {}
-            Self::Lines { is_lost } | Self::Json { is_lost } => {
+            Self::Lines { is_lost, .. } | Self::Json { is_lost } => {
                 if std::mem::take(is_lost) {
                     print_stderr_line(&format!("millrace: {}", describe_recovery(outage)));
                 }

@@ -39,6 +39,8 @@ pub struct AgentHostConfig {
     pub models: ModelPreferences,
     /// The file to which requests to models and their replies are recorded; `None` records nothing.
     pub record: Option<PathBuf>,
+    /// The time limit of a request to a model whose settings have none; `None` is 10 minutes.
+    pub call_timeout: Option<Duration>,
     /// The address of `/livez`, `/readyz` and `/metrics`; `None` serves none of them.
     pub http: Option<SocketAddr>,
 }
@@ -55,6 +57,7 @@ impl AgentHostConfig {
             document_cache: Some(default_document_cache()),
             models: ModelPreferences::default(),
             record: None,
+            call_timeout: None,
             http: None,
         }
     }
@@ -65,11 +68,11 @@ impl AgentHostConfig {
     /// A `--model` does not name a model.
     pub fn parse_args(args: HostArgs) -> Result<Self, ProgramError> {
         let connection = args.connection();
-        let HostArgs { nats: _, slots, id, model, record, grace, document_cache, http } = args;
+        let HostArgs { nats: _, slots, id, model, record, call_timeout, grace, document_cache, http } = args;
         let models =
             ModelPreferences::parse(model.iter().map(String::as_str)).map_err(ProgramError::refused_input)?;
         let (document_cache, http) = (Some(document_cache), http.address);
-        Ok(Self { connection, id, slots, grace, document_cache, models, record, http })
+        Ok(Self { connection, id, slots, grace, document_cache, models, record, call_timeout, http })
     }
 }
 
@@ -87,11 +90,20 @@ pub fn run_agent_role<'a>(
     services: impl FnOnce(Arc<AgentHost>) -> Vec<HostedHandler> + Send + 'a,
 ) -> BoxFuture<'a, Result<(), ProgramError>> {
     async move {
-        let AgentHostConfig { connection, id, slots: _, grace, document_cache, models, record, http } =
-            config;
+        let AgentHostConfig {
+            connection,
+            id,
+            slots: _,
+            grace,
+            document_cache,
+            models,
+            record,
+            call_timeout,
+            http,
+        } = config;
         let selections = || named.iter().chain(models.selections());
         selections().try_for_each(model::validate_selection).map_err(ProgramError::refused_input)?;
-        let factory = ModelFactory { record_file: record, ..ModelFactory::default() };
+        let factory = ModelFactory { record_file: record, call_timeout, ..ModelFactory::default() };
         let settings = HostSettings { models: models.clone(), factory, cache: document_cache };
         let unmetered = AgentHost::new(settings.clone()).map_err(ProgramError::bad_environment)?;
         named

@@ -24,6 +24,10 @@ enum OutputPiece {
     Text(String),
     Call(String),
     Restart,
+    /// A request was sent, with this number of tokens.
+    Sent(u64),
+    /// Output that is not shown.
+    Hidden,
 }
 
 impl LiveOutputStream {
@@ -48,6 +52,8 @@ impl DeltaListener for LiveOutputStream {
             Delta::Restart => OutputPiece::Restart,
             // The journal gets a note if the wait is long.
             Delta::Waiting(_) | Delta::Sending => return,
+            Delta::Sent(tokens) => OutputPiece::Sent(tokens),
+            Delta::Hidden => OutputPiece::Hidden,
         };
         // The receiver ends only after this sender is dropped.
         drop(self.pieces.send(piece));
@@ -75,21 +81,38 @@ struct OutputBatch {
     text: String,
     calls: Vec<String>,
     is_restart: bool,
+    /// The tokens of the request that was sent last in the interval.
+    sent_tokens: Option<u64>,
+    /// `true` if the model has written something since.
+    is_writing: bool,
 }
 
 impl OutputBatch {
     fn append_piece(&mut self, piece: OutputPiece) {
+        self.is_writing = match &piece {
+            OutputPiece::Text(_) | OutputPiece::Call(_) | OutputPiece::Hidden => true,
+            OutputPiece::Restart | OutputPiece::Sent(_) => false,
+        };
         match piece {
             OutputPiece::Text(text) => self.text.push_str(&text),
             OutputPiece::Call(tool) => self.calls.push(tool),
             OutputPiece::Restart => *self = Self { is_restart: true, ..Self::default() },
+            OutputPiece::Sent(tokens) => self.sent_tokens = Some(tokens),
+            OutputPiece::Hidden => {}
         }
     }
 
     fn format_message(&self) -> String {
         let over = self.text.chars().count().saturating_sub(MAX_CHARS);
         let text: String = self.text.chars().skip(over).collect();
-        json!({ "text": text, "calls": self.calls, "anew": self.is_restart }).to_string()
+        let mut message = json!({ "text": text, "calls": self.calls, "anew": self.is_restart });
+        if let Some(tokens) = self.sent_tokens {
+            message["sent_tokens"] = tokens.into();
+        }
+        if self.is_writing && text.is_empty() && self.calls.is_empty() {
+            message["writing"] = true.into();
+        }
+        message.to_string()
     }
 }
 
@@ -112,5 +135,16 @@ mod tests {
         assert_eq!(batch.format_message(), r#"{"text":"ab","calls":["think"],"anew":true}"#);
         batch.append_piece(OutputPiece::Text("x".repeat(MAX_CHARS)));
         assert!(!batch.format_message().contains("ab"), "the end of the output is published");
+    }
+
+    #[test]
+    fn a_request_is_published_with_its_tokens_and_hidden_output_as_a_flag() {
+        let mut batch = OutputBatch::default();
+        batch.append_piece(OutputPiece::Sent(2_625));
+        let value: serde_json::Value = serde_json::from_str(&batch.format_message()).unwrap();
+        assert_eq!((&value["sent_tokens"], value.get("writing")), (&2_625.into(), None));
+        batch.append_piece(OutputPiece::Hidden);
+        let value: serde_json::Value = serde_json::from_str(&batch.format_message()).unwrap();
+        assert_eq!(value["writing"], true);
     }
 }

@@ -59,6 +59,7 @@ impl BenchCluster {
             capability: Vec::new(),
             model: Vec::new(),
             record: None,
+            call_timeout: None,
             lanes: Some(1),
             lane_lease: options.lane_lease,
             work_lease: None,

@@ -83,6 +83,9 @@ pub struct LocalOptions {
         value_name = "FILE"
     )]
     pub record: Option<PathBuf>,
+    /// Time limit of one call of a model, such as 20m, unless the model's settings have a timeout [default: 10m]
+    #[arg(long, env = "MILLRACE_CALL_TIMEOUT", value_name = "TIME", value_parser = duration::parse_duration)]
+    pub call_timeout: Option<Duration>,
     /// Number of lanes of the log; fixed when the cluster is created
     #[arg(long, help_heading = "Cluster settings that few need", value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub lanes: Option<u16>,
@@ -114,6 +117,7 @@ impl LocalOptions {
             capability: Vec::new(),
             model: Vec::new(),
             record: None,
+            call_timeout: None,
             lanes: None,
             lane_lease: None,
             work_lease: None,
@@ -130,6 +134,7 @@ impl LocalOptions {
             ("--supervisors", self.supervisors != 1),
             ("--critics", self.critics != 1),
             ("--record", self.record.is_some()),
+            ("--call-timeout", self.call_timeout.is_some()),
             ("--lanes", self.lanes.is_some()),
             ("--lane-lease", self.lane_lease.is_some()),
             ("--work-lease", self.work_lease.is_some()),
@@ -147,6 +152,7 @@ impl LocalOptions {
             ("--supervisors", Some(self.supervisors.to_string())),
             ("--critics", Some(self.critics.to_string())),
             ("--lanes", self.lanes.map(|lanes| lanes.to_string())),
+            ("--call-timeout", self.call_timeout.map(duration::format_duration)),
             ("--lane-lease", self.lane_lease.map(duration::format_duration)),
             ("--work-lease", self.work_lease.map(duration::format_duration)),
             ("--log", Some(self.log.clone())),
@@ -228,6 +234,7 @@ impl LocalOptions {
             ("MILLRACE_LOG", Some(self.log.clone())),
             ("MILLRACE_MODEL", (!self.model.is_empty()).then(|| self.model.join(";"))),
             ("MILLRACE_RECORD", self.record.as_deref().map(to_absolute_path)),
+            ("MILLRACE_CALL_TIMEOUT", self.call_timeout.map(duration::format_duration)),
             ("MILLRACE_LANE_LEASE", self.lane_lease.map(duration::format_duration)),
             ("MILLRACE_WORK_LEASE", self.work_lease.map(duration::format_duration)),
             ("MILLRACE_LANE_LEASE_IF_NEW", Some(duration::format_duration(LANE_LEASE))),
@@ -333,6 +340,7 @@ mod tests {
                 "--model=critic=c:d",
                 "--capability=/a/b.yaml",
                 "--record=calls.jsonl",
+                "--call-timeout=20m",
                 "--lane-lease=1m 30s",
                 "--work-lease=500ms",
                 "--sync-always",

@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use crate::ability::ModelAbility;
 use crate::cassette::{CassetteError, RecordingModel, ReplayModel};
@@ -33,6 +34,8 @@ pub struct ModelFactory {
     pub observer: Arc<dyn RequestObserver>,
     /// The cassette in which requests and replies are recorded; `None` records nothing.
     pub record_file: Option<PathBuf>,
+    /// The time limit of a request to a model whose settings have none; `None` is 10 minutes.
+    pub call_timeout: Option<Duration>,
     /// The environment variables with API keys and addresses.
     pub environment: EnvironmentLookup,
     /// State shared by models that are created more than once.
@@ -45,6 +48,7 @@ impl Default for ModelFactory {
             rate_limiter: Arc::new(()),
             observer: Arc::new(()),
             record_file: None,
+            call_timeout: None,
             environment: Arc::new(|name| std::env::var(name).ok()),
             shared: Arc::default(),
         }
@@ -167,6 +171,10 @@ impl ModelFactory {
         }
         let named = provider::parse_model_name(&spec.name)?;
         ensure_provider_available(spec, &named)?;
+        let mut spec = spec.clone();
+        let call_timeout = self.call_timeout.map(|timeout| timeout.as_secs_f64());
+        spec.settings.timeout = spec.settings.timeout.or(call_timeout);
+        let spec = &spec;
         match named {
             ParsedModelName::Replay(file) => {
                 Ok(load_file_once(&self.shared.cassettes, &file, ReplayModel::load)?)

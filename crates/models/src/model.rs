@@ -64,6 +64,10 @@ pub enum Delta<'a> {
     Waiting(&'a str),
     /// The wait is over: the request is being sent.
     Sending,
+    /// The request is sent, with this estimated number of tokens.
+    Sent(u64),
+    /// More output that is not shown, such as the envelope of an answer.
+    Hidden,
 }
 
 /// A request to a model: the whole conversation so far, and the allowed forms of a reply.

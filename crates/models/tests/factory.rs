@@ -7,9 +7,11 @@ mod support;
 use std::io::{Read, Write};
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
+use millrace_models::cassette::{CallLabels, LabelledModel};
 use millrace_models::factory::check_selection;
-use millrace_models::model::{Message, Model, ModelError, Reply};
+use millrace_models::model::{Delta, DeltaListener, Message, Model, ModelError, Reply};
 use millrace_models::provider::ModelNameError;
 use millrace_models::{CreateModelError, ModelFactory, ModelSelection};
 
@@ -192,6 +194,86 @@ async fn an_unrecorded_request_is_compared_with_the_nearest() {
         "{error}"
     );
     assert!(!ModelError::is_transient(&player.reply(&longer, &()).await.unwrap_err()));
+}
+
+#[tokio::test]
+async fn recordings_have_times_labels_and_calls_that_were_cut_off() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("tape.jsonl");
+    let script = write(
+        folder.path(),
+        "slow.yaml",
+        "rules:\n- when: {last: slow}\n  reply: {text: never read, delay: 600, pieces: 600}\n- reply: {text: quick}\n",
+    );
+    let factory = ModelFactory { record_file: Some(file.clone()), ..factory_with(&[]) };
+    let inner = factory.create(&ModelSelection::parse(&format!("script:{script}")).unwrap(), &none).unwrap();
+    let labels = CallLabels {
+        run: Some("r".into()),
+        role: Some("research".into()),
+        task: Some("a".into()),
+        attempt: Some(2),
+    };
+    let model = LabelledModel { inner, labels };
+    assert_eq!(model.reply(&request_of("fast"), &()).await.unwrap().text, "quick");
+    // The request is given up once the first part of its reply is there.
+    let (slow, first) = (request_of("slow"), tokio::sync::Notify::new());
+    let listener = FirstText(&first);
+    tokio::select! {
+        _ = model.reply(&slow, &listener) => panic!("the reply takes 10 minutes"),
+        () = first.notified() => {}
+    }
+    let lines: Vec<serde_json::Value> = std::fs::read_to_string(&file)
+        .unwrap()
+        .lines()
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect();
+    for line in &lines {
+        let labels = (&line["run"], &line["role"], &line["task"], &line["attempt"]);
+        assert_eq!(labels, (&"r".into(), &"research".into(), &"a".into(), &2.into()), "{line:#}");
+        assert!(line["at"].is_string() && line["seconds"].is_number(), "{line:#}");
+        assert!(line["first_token_seconds"].is_number(), "{line:#}");
+    }
+    assert_eq!(lines[0]["reply"]["text"], "quick");
+    assert!(!lines[1]["cut_off"]["text"].as_str().unwrap().is_empty(), "{:#}", lines[1]);
+    let player = player(&file);
+    assert_eq!(player.reply(&request_of("fast"), &()).await.unwrap().text, "quick");
+    assert!(player.reply(&slow, &()).await.is_err(), "a call without an outcome is not replayed");
+}
+
+/// Notifies of the first text of a reply.
+struct FirstText<'a>(&'a tokio::sync::Notify);
+
+impl DeltaListener for FirstText<'_> {
+    fn on_delta(&self, delta: Delta<'_>) {
+        if let Delta::Text(_) = delta {
+            self.0.notify_one();
+        }
+    }
+}
+
+#[tokio::test]
+async fn recordings_of_release_0_4_are_replayed() {
+    let folder = tempfile::tempdir().unwrap();
+    let request = serde_json::to_value(request_of("a")).unwrap();
+    let line = serde_json::json!({"model": "openai:x", "request": request, "reply": {"text": "old", "finish": "stop"}});
+    let file = folder.path().join("tape.jsonl");
+    std::fs::write(&file, format!("{line}\n")).unwrap();
+    assert_eq!(player(&file).reply(&request_of("a"), &()).await.unwrap().text, "old");
+}
+
+#[tokio::test]
+async fn a_call_ends_at_the_time_limit_of_the_process_unless_its_model_has_one() {
+    let folder = tempfile::tempdir().unwrap();
+    let script = write(folder.path(), "slow.yaml", "rules:\n- reply: {text: x, delay: 600}\n");
+    let factory = ModelFactory { call_timeout: Some(Duration::from_millis(30)), ..factory_with(&[]) };
+    let mut selection = ModelSelection::parse(&format!("script:{script}")).unwrap();
+    let ask = async |selection: &ModelSelection| {
+        let model = factory.create(selection, &none).unwrap();
+        model.reply(&request(), &()).await.unwrap_err()
+    };
+    assert_eq!(ask(&selection).await, ModelError::Timeout { after: Duration::from_millis(30) });
+    selection.models[0].settings.timeout = Some(0.02);
+    assert_eq!(ask(&selection).await, ModelError::Timeout { after: Duration::from_millis(20) });
 }
 
 #[tokio::test]

@@ -4,9 +4,11 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use millrace_models::cassette::{CallLabels, LabelledModel};
 use millrace_models::provider::default_model_selection;
 use millrace_models::selection::EmptyModelName;
 use millrace_protocol::ids::Capability;
+use millrace_protocol::plan::Work;
 use millrace_protocol::work::Order;
 
 use crate::builtin::Extractive;
@@ -92,7 +94,11 @@ impl ModelPool {
             .or_else(|| spec.cloned())
             .or_else(|| parse(&order.model))
             .or_else(|| self.preferences.default.clone());
-        self.open_model(selection.as_ref().unwrap_or(&self.fallback))
+        let inner = self.open_model(selection.as_ref().unwrap_or(&self.fallback))?;
+        if self.factory.record_file.is_none() {
+            return Ok(inner);
+        }
+        Ok(Arc::new(LabelledModel { inner, labels: call_labels(order, capability) }))
     }
 
     /// Opens a model, or returns the open one.
@@ -108,6 +114,22 @@ impl ModelPool {
             open.remove(0);
         }
         Ok(model)
+    }
+}
+
+/// Returns the labels of the requests of an order's agent.
+fn call_labels(order: &Order, capability: &Capability) -> CallLabels {
+    let (task, attempt) = match order.work() {
+        Work::Planning { attempt, .. } => (None, attempt),
+        Work::Task { task, attempt } | Work::Review { task, attempt, .. } => {
+            (Some(task.to_string()), attempt)
+        }
+    };
+    CallLabels {
+        run: Some(order.run.to_string()),
+        role: Some(capability.to_string()),
+        task,
+        attempt: Some(attempt),
     }
 }
 

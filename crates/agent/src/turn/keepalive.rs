@@ -42,9 +42,11 @@ impl<'a> KeepaliveListener<'a> {
 impl DeltaListener for KeepaliveListener<'_> {
     fn on_delta(&self, delta: Delta<'_>) {
         *self.latest.lock().unwrap_or_else(PoisonError::into_inner) = match delta {
-            Delta::Text(_) | Delta::Reasoning(_) | Delta::Call(_) | Delta::Restart => ModelActivity::Writing,
+            Delta::Text(_) | Delta::Reasoning(_) | Delta::Call(_) | Delta::Hidden | Delta::Restart => {
+                ModelActivity::Writing
+            }
             Delta::Waiting(why) => ModelActivity::Waiting(why.to_owned()),
-            Delta::Sending => ModelActivity::Idle,
+            Delta::Sending | Delta::Sent(_) => ModelActivity::Idle,
         };
         self.watch.on_delta(delta);
     }

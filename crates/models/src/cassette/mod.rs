@@ -1,21 +1,26 @@
 //! Cassettes: files of recorded requests and replies, one JSON object per line, a model that records one, and a model
 //! that replays one. It owns the file format and the comparison of requests. Requests contain no API key, so cassettes
-//! contain none either.
+//! contain none either. Fields about the circumstances of a request are ignored by a replay; files of releases that did not
+//! record them can be replayed, too.
 
 mod difference;
+mod labels;
 
 use std::fs::OpenOptions;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use futures::FutureExt;
 use futures::future::BoxFuture;
+use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use tracing::{error, warn};
 
 use crate::model::{Delta, DeltaListener, Model, ModelAbility, ModelError, Reply, Request};
 use difference::find_most_similar_request;
+pub use labels::{CallLabels, LabelledModel};
 
 /// A request and its outcome.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -23,6 +28,18 @@ use difference::find_most_similar_request;
 struct RecordedExchange {
     /// The full name of the model.
     model: String,
+    /// When the request was made.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    at: Option<Timestamp>,
+    /// The seconds until its outcome.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    seconds: Option<f64>,
+    /// The seconds until the first part of the reply.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    first_token_seconds: Option<f64>,
+    /// The work that the request belongs to.
+    #[serde(flatten)]
+    labels: CallLabels,
     request: Request,
     #[serde(flatten)]
     outcome: RecordedOutcome,
@@ -33,6 +50,15 @@ struct RecordedExchange {
 enum RecordedOutcome {
     Reply(Reply),
     Error(ModelError),
+    /// The request was given up: its attempt was stopped, or ran out of time.
+    CutOff(PartialReply),
+}
+
+/// The part of a reply that had arrived.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+struct PartialReply {
+    /// The text, its reasoning included.
+    text: String,
 }
 
 /// A cassette that cannot be used.
@@ -70,21 +96,114 @@ impl RecordingModel {
         request: &Request,
         listener: &dyn DeltaListener,
     ) -> Result<Reply, ModelError> {
-        let outcome = self.inner.reply(request, listener).await;
-        let entry = RecordedExchange {
-            model: self.inner.name().to_owned(),
-            request: request.clone(),
-            outcome: outcome.clone().map_or_else(RecordedOutcome::Error, RecordedOutcome::Reply),
-        };
+        let mut recording = OpenRecording::start(self, request);
+        let recorder = RecordingListener { listener, progress: &recording.progress };
+        let outcome = self.inner.reply(request, &recorder).await;
+        let entry =
+            recording.finish(outcome.clone().map_or_else(RecordedOutcome::Error, RecordedOutcome::Reply));
         let file = self.file.clone();
-        let written = tokio::task::spawn_blocking(move || {
-            let line = serde_json::to_string(&entry).expect("requests and replies are JSON");
-            append_line(&file, &line)
-        });
+        let written = tokio::task::spawn_blocking(move || append_exchange(&file, &entry));
         if let Ok(Err(fault)) = written.await {
-            error!(file = %self.file.display(), %fault, "recording a model request failed");
+            log_write_fault(&self.file, &fault);
         }
         outcome
+    }
+}
+
+fn append_exchange(file: &Path, exchange: &RecordedExchange) -> std::io::Result<()> {
+    append_line(file, &serde_json::to_string(exchange).expect("requests and replies are JSON"))
+}
+
+fn log_write_fault(file: &Path, fault: &std::io::Error) {
+    error!(file = %file.display(), %fault, "recording a model request failed");
+}
+
+/// A request that has no outcome yet. If it is dropped without one, it is recorded as cut off.
+struct OpenRecording<'a> {
+    model: &'a RecordingModel,
+    request: &'a Request,
+    labels: CallLabels,
+    at: Timestamp,
+    started: Instant,
+    progress: Mutex<ReplyProgress>,
+    is_finished: bool,
+}
+
+/// The progress of a reply.
+#[derive(Debug, Default)]
+struct ReplyProgress {
+    first_token_at: Option<Instant>,
+    text: String,
+}
+
+impl<'a> OpenRecording<'a> {
+    fn start(model: &'a RecordingModel, request: &'a Request) -> Self {
+        Self {
+            model,
+            request,
+            labels: CallLabels::of_current_call(),
+            at: Timestamp::now(),
+            started: Instant::now(),
+            progress: Mutex::default(),
+            is_finished: false,
+        }
+    }
+
+    fn finish(&mut self, outcome: RecordedOutcome) -> RecordedExchange {
+        self.is_finished = true;
+        let progress = self.progress.lock().unwrap_or_else(PoisonError::into_inner);
+        let first_token = progress.first_token_at.map(|at| at.duration_since(self.started));
+        RecordedExchange {
+            model: self.model.inner.name().to_owned(),
+            at: Some(self.at),
+            seconds: Some(round_to_milliseconds(self.started.elapsed())),
+            first_token_seconds: first_token.map(round_to_milliseconds),
+            labels: self.labels.clone(),
+            request: self.request.clone(),
+            outcome,
+        }
+    }
+}
+
+impl Drop for OpenRecording<'_> {
+    fn drop(&mut self) {
+        if self.is_finished {
+            return;
+        }
+        let text = std::mem::take(&mut self.progress.lock().unwrap_or_else(PoisonError::into_inner).text);
+        let exchange = self.finish(RecordedOutcome::CutOff(PartialReply { text }));
+        if let Err(fault) = append_exchange(&self.model.file, &exchange) {
+            log_write_fault(&self.model.file, &fault);
+        }
+    }
+}
+
+fn round_to_milliseconds(duration: Duration) -> f64 {
+    (duration.as_secs_f64() * 1000.0).round() / 1000.0
+}
+
+/// Forwards the parts of a reply and keeps what is recorded of them.
+struct RecordingListener<'a> {
+    listener: &'a dyn DeltaListener,
+    progress: &'a Mutex<ReplyProgress>,
+}
+
+impl DeltaListener for RecordingListener<'_> {
+    fn on_delta(&self, delta: Delta<'_>) {
+        let mut progress = self.progress.lock().unwrap_or_else(PoisonError::into_inner);
+        match delta {
+            Delta::Text(text) | Delta::Reasoning(text) => {
+                progress.first_token_at.get_or_insert_with(Instant::now);
+                progress.text.push_str(text);
+            }
+            Delta::Call(_) | Delta::Hidden => {
+                progress.first_token_at.get_or_insert_with(Instant::now);
+            }
+            Delta::Restart => *progress = ReplyProgress::default(),
+            Delta::Waiting(_) | Delta::Sending | Delta::Sent(_) => {}
+        }
+        drop(progress);
+        self.listener.on_delta(delta);
     }
 }
 
@@ -145,7 +264,7 @@ impl ReplayModel {
         let wrong = |mistake: String| CassetteError { file: path.display().to_string(), mistake };
         let text =
             std::fs::read_to_string(path).map_err(|error| wrong(format!("it is not readable ({error})")))?;
-        let mut entries = Vec::new();
+        let mut entries: Vec<RecordedExchange> = Vec::new();
         for (at, line) in text.split_inclusive('\n').enumerate() {
             match serde_json::from_str(line) {
                 Ok(entry) => entries.push(entry),
@@ -161,7 +280,9 @@ impl ReplayModel {
 
     fn take_matching_exchange(&self, request: &Request) -> Option<&RecordedExchange> {
         let mut played = self.played.lock().unwrap_or_else(PoisonError::into_inner);
-        let same = || (0..self.entries.len()).filter(|at| self.entries[*at].request == *request);
+        let has_outcome = |at: &usize| !matches!(self.entries[*at].outcome, RecordedOutcome::CutOff(_));
+        let same =
+            || (0..self.entries.len()).filter(has_outcome).filter(|at| self.entries[*at].request == *request);
         let at = same().find(|at| !played[*at]).or_else(|| same().last())?;
         played[at] = true;
         Some(&self.entries[at])
@@ -181,7 +302,7 @@ impl ReplayModel {
                 Ok(reply.clone())
             }
             Some(RecordedOutcome::Error(error)) => Err(error.clone()),
-            None => {
+            Some(RecordedOutcome::CutOff(_)) | None => {
                 let nearest_request =
                     find_most_similar_request(self.entries.iter().map(|entry| &entry.request), request);
                 let nearest_request = nearest_request

@@ -109,6 +109,7 @@ impl ResilientModel {
         reserved: u64,
     ) -> Result<Reply, ModelError> {
         let began = Instant::now();
+        listener.on_delta(Delta::Sent(estimate_sent_tokens(request)));
         let answered = timeout(self.timeout, self.inner.reply(request, listener)).await;
         let took = began.elapsed();
         match answered.unwrap_or(Err(ModelError::Timeout { after: self.timeout })) {
@@ -265,7 +266,7 @@ impl DeltaListener for RetryDeltaListener<'_> {
     fn on_delta(&self, delta: Delta<'_>) {
         match delta {
             Delta::Text(_) | Delta::Reasoning(_) | Delta::Call(_) => self.any.store(true, Ordering::Relaxed),
-            Delta::Restart | Delta::Waiting(_) | Delta::Sending => {}
+            Delta::Restart | Delta::Waiting(_) | Delta::Sending | Delta::Sent(_) | Delta::Hidden => {}
         }
         self.listener.on_delta(delta);
     }

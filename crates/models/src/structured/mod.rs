@@ -185,11 +185,11 @@ impl DeltaListener for StructuredDeltaFilter<'_> {
                 | Delta::Call(_)
                 | Delta::Restart
                 | Delta::Waiting(_)
-                | Delta::Sending,
+                | Delta::Sending
+                | Delta::Sent(_)
+                | Delta::Hidden,
             ) => false,
         };
-        if !hidden {
-            self.listener.on_delta(delta);
-        }
+        self.listener.on_delta(if hidden { Delta::Hidden } else { delta });
     }
 }

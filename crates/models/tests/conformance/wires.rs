@@ -338,6 +338,7 @@ impl DeltaListener for DeltaLog {
             Delta::Restart => "restart".to_owned(),
             Delta::Waiting(why) => format!("waiting {why}"),
             Delta::Sending => "asking".to_owned(),
+            Delta::Sent(_) | Delta::Hidden => return,
         };
         self.0.lock().unwrap().push(text);
     }

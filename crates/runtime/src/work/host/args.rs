@@ -35,6 +35,9 @@ pub struct HostArgs {
     /// File to which all model requests and replies are appended; replay:FILE replays them
     #[arg(long, env = "MILLRACE_RECORD", value_name = "FILE")]
     pub record: Option<PathBuf>,
+    /// Time limit of one call of a model, such as 20m, unless the model's settings have a timeout [default: 10m]
+    #[arg(long, env = "MILLRACE_CALL_TIMEOUT", value_name = "TIME", value_parser = duration::parse_duration)]
+    pub call_timeout: Option<Duration>,
     /// Grace period for work in progress after the process is asked to stop, such as 20s
     #[arg(long, env = "MILLRACE_GRACE", value_name = "TIME", default_value = "20s", value_parser = duration::parse_duration)]
     pub grace: Duration,

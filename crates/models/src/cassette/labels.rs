@@ -1,0 +1,68 @@
+//! The labels of recorded requests: the work that a request belongs to. They are set around a call of a model, since models
+//! are shared by all agents of a process.
+
+use std::sync::Arc;
+
+use futures::FutureExt;
+use futures::future::BoxFuture;
+use serde::{Deserialize, Serialize};
+
+use crate::model::{DeltaListener, Model, ModelAbility, ModelError, Reply, Request};
+
+tokio::task_local! {
+    static CURRENT: CallLabels;
+}
+
+/// The work that a request belongs to.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CallLabels {
+    /// The run.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub run: Option<String>,
+    /// The role of the agent: its capability, `planner` or `critic`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub role: Option<String>,
+    /// The task; none for the planner.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub task: Option<String>,
+    /// The attempt at the task, or at the planner's turn.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub attempt: Option<u32>,
+}
+
+impl CallLabels {
+    /// Returns the labels of the call that this code is part of.
+    pub(super) fn of_current_call() -> Self {
+        CURRENT.try_with(Clone::clone).unwrap_or_default()
+    }
+}
+
+/// A model whose requests are labelled.
+pub struct LabelledModel {
+    /// The model.
+    pub inner: Arc<dyn Model>,
+    /// The labels.
+    pub labels: CallLabels,
+}
+
+impl Model for LabelledModel {
+    fn name(&self) -> &str {
+        self.inner.name()
+    }
+
+    fn has_provider(&self) -> bool {
+        self.inner.has_provider()
+    }
+
+    fn ability(&self) -> ModelAbility {
+        self.inner.ability()
+    }
+
+    fn reply<'a>(
+        &'a self,
+        request: &'a Request,
+        listener: &'a dyn DeltaListener,
+    ) -> BoxFuture<'a, Result<Reply, ModelError>> {
+        CURRENT.scope(self.labels.clone(), self.inner.reply(request, listener)).boxed()
+    }
+}
