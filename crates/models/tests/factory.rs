@@ -203,7 +203,10 @@ async fn recordings_have_times_labels_and_calls_that_were_cut_off() {
     let script = write(
         folder.path(),
         "slow.yaml",
-        "rules:\n- when: {last: slow}\n  reply: {text: never read, delay: 600, pieces: 600}\n- reply: {text: quick}\n",
+        &format!(
+            "rules:\n- when: {{last: slow}}\n  reply: {{text: {}, delay: 100, pieces: 1000}}\n- reply: {{text: quick}}\n",
+            "x".repeat(1_000)
+        ),
     );
     let factory = ModelFactory { record_file: Some(file.clone()), ..factory_with(&[]) };
     let inner = factory.create(&ModelSelection::parse(&format!("script:{script}")).unwrap(), &none).unwrap();
@@ -219,7 +222,7 @@ async fn recordings_have_times_labels_and_calls_that_were_cut_off() {
     let (slow, first) = (request_of("slow"), tokio::sync::Notify::new());
     let listener = FirstText(&first);
     tokio::select! {
-        _ = model.reply(&slow, &listener) => panic!("the reply takes 10 minutes"),
+        _ = model.reply(&slow, &listener) => panic!("the reply takes longer"),
         () = first.notified() => {}
     }
     let lines: Vec<serde_json::Value> = std::fs::read_to_string(&file)

@@ -306,7 +306,7 @@ async fn listeners_get_text_and_calls_but_no_envelopes() {
             .unwrap();
         log.0.into_inner().unwrap()
     };
-    assert_eq!(deltas_of(LOCAL, r#"{"action":"now","arguments":{}}"#).await, ["Call(\"now\")"]);
+    assert_eq!(deltas_of(LOCAL, r#"{"action":"now","arguments":{}}"#).await, ["Hidden", "Call(\"now\")"]);
     assert_eq!(deltas_of(HOSTED, "words").await, ["Text(\"words\")"]);
 }
 
