@@ -109,7 +109,7 @@ fn describe_work(one: &WorkInProgress, live: &LiveModelOutput, now: Timestamp) -
 
 /// Formats a number with separated thousands, from 1,000 on.
 fn group_thousands(number: u64) -> String {
-    if number < 10_000 && number >= 1_000 {
+    if (1_000..10_000).contains(&number) {
         return format!("{},{:03}", number / 1_000, number % 1_000);
     }
     separate_thousands(&number.to_string())
