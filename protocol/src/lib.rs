@@ -9,6 +9,7 @@ pub mod registry;
 pub mod result;
 pub mod safe_text;
 pub mod schema;
+mod schema_cost;
 pub mod subject;
 pub mod wire;
 pub mod work;

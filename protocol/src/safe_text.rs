@@ -180,8 +180,10 @@ fn opening_fence(line: &str) -> Option<&str> {
 }
 
 fn closes_fence(line: &str, open: &str) -> bool {
-    let line = line.trim_end();
-    line.starts_with(open) && line.chars().all(|c| open.starts_with(c))
+    // A closing fence may be indented by up to three blanks, and only blanks and tabs may follow it.
+    let unindented = line.trim_start_matches(' ');
+    let mark = unindented.trim_end_matches([' ', '\t', '\r', '\n']);
+    line.len() - unindented.len() <= 3 && mark.starts_with(open) && mark.chars().all(|c| open.starts_with(c))
 }
 
 /// Returns the code spans of a line, and `true` if a run of backticks has no counterpart in it.
@@ -247,6 +249,19 @@ mod tests {
         "\u{fff9}\u{fffb}",
         "\u{e0001}\u{e0041}\u{e007f}",
     ];
+
+    #[test]
+    fn text_after_a_fence_that_a_renderer_closes_is_not_code() {
+        for text in [
+            "```\nx\n   ```\n![c](http://127.0.0.1/leak)",
+            "```\nx\n``` \t\n![c](http://127.0.0.1/leak)",
+            "```\nx\n```\u{a0}\n```\n![c](http://127.0.0.1/leak)",
+        ] {
+            assert!(!markdown_document(text).contains("![c]("), "{text:?}");
+        }
+        let code = "```\n    ```\n![c](http://127.0.0.1/code)\n```";
+        assert!(markdown_document(code).contains("![c]("), "four blanks close no fence");
+    }
 
     #[test]
     fn control_characters_do_not_reach_a_terminal() {

@@ -7,6 +7,8 @@ use jsonschema::error::{TypeKind, ValidationErrorKind};
 use jsonschema::{ValidationError, Validator};
 use serde_json::Value;
 
+use crate::schema_cost::SchemaCost;
+
 /// The maximum number of mistakes in one error.
 const MAX_MISTAKES: usize = 5;
 /// The maximum number of listed choices of an enumeration.
@@ -25,19 +27,26 @@ pub fn check_value_against_schema(schema: &Value, value: &Value) -> Result<(), S
 /// A schema that is compiled on first use, once for all clones. Derived from the schema, so it is neither serialised nor
 /// compared.
 #[derive(Clone, Default)]
-pub struct CompiledSchema(Arc<OnceLock<Option<Validator>>>);
+pub struct CompiledSchema(Arc<OnceLock<Option<BoundedValidator>>>);
+
+/// A validator and the bound of its time.
+struct BoundedValidator {
+    validator: Validator,
+    cost: SchemaCost,
+}
 
 impl CompiledSchema {
-    /// Like [`check_value_against_schema`]; always call it with the same schema. An invalid schema accepts every value: the code that uses the
-    /// value still checks it.
+    /// Like [`check_value_against_schema`]; always call it with the same schema. An invalid schema accepts every value, and one that would take
+    /// exponential time too: the code that uses the value still checks it.
     ///
     /// # Errors
     /// As for [`check_value_against_schema`].
     pub fn check_value(&self, schema: &Value, value: &Value) -> Result<(), String> {
-        let Some(validator) = self.0.get_or_init(|| compile_validator(schema)) else {
+        let Some(BoundedValidator { validator, cost }) = self.0.get_or_init(|| compile_validator(schema))
+        else {
             return Ok(());
         };
-        if validator.is_valid(value) {
+        if !cost.is_affordable_for(value) || validator.is_valid(value) {
             return Ok(());
         }
         let mut mistakes: Vec<String> =
@@ -63,9 +72,10 @@ impl PartialEq for CompiledSchema {
     }
 }
 
-fn compile_validator(schema: &Value) -> Option<Validator> {
+fn compile_validator(schema: &Value) -> Option<BoundedValidator> {
     // Registration reports an invalid schema; here its values are accepted.
-    jsonschema::validator_for(schema).ok()
+    let cost = SchemaCost::estimate(schema)?;
+    Some(BoundedValidator { validator: jsonschema::validator_for(schema).ok()?, cost })
 }
 
 /// Corrects a value where only one meaning is possible: removes a null for an optional field, fills in the default of a
@@ -409,6 +419,19 @@ mod tests {
             "required": ["query"],
             "additionalProperties": false
         })
+    }
+
+    #[test]
+    fn schemas_that_double_are_not_applied() {
+        let mut definitions = serde_json::Map::new();
+        for number in 0..40 {
+            let next = json!({"$ref": format!("#/$defs/d{}", number + 1)});
+            definitions.insert(format!("d{number}"), json!({"allOf": [next, next]}));
+        }
+        definitions.insert("d40".into(), json!({"type": "object"}));
+        let schema = json!({"$defs": definitions, "$ref": "#/$defs/d0"});
+        assert_eq!(check_value_against_schema(&schema, &json!({})), Ok(()));
+        assert_eq!(check_value_against_schema(&schema, &json!(3)), Ok(()), "not applied");
     }
 
     #[test]
