@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use clap::Args as ClapArgs;
 use millrace_protocol::ids::WorkerId;
+use millrace_runtime::nats::connection::parse_server_urls;
 use millrace_runtime::nats::topology::{ClusterDefaults, ClusterOptions};
 use millrace_runtime::ops::health::HttpArgs;
 use millrace_runtime::{ConnectionSettings, duration};
@@ -22,6 +23,7 @@ pub struct SupervisorArgs {
         env = "MILLRACE_NATS_URL",
         hide_env_values = true,
         value_name = "URL",
+        value_parser = parse_server_urls,
         default_value = "nats://127.0.0.1:4222"
     )]
     nats: String,

@@ -36,6 +36,8 @@ const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(8);
 const REFRESH_INTERVAL: Duration = Duration::from_secs(1);
 /// The time that the read of a bucket may take: no lane is acquired or released meanwhile.
 const READ_TIMEOUT: Duration = Duration::from_secs(5);
+/// The minimum time between two checks that the buckets exist.
+const BUCKET_CHECK_INTERVAL: Duration = Duration::from_secs(5);
 /// The interval of heartbeats.
 const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(3);
 /// The time that a lane waits for a new owner after its owner crashed, so that an unreadable lane does not spin.
@@ -58,6 +60,8 @@ pub struct LaneManager {
     /// Lanes whose owner crashed, and when they may be acquired again.
     backoff: HashMap<Lane, tokio::time::Instant>,
     started: jiff::Timestamp,
+    /// When the buckets were last checked.
+    buckets_checked: Option<tokio::time::Instant>,
     health: Health,
     status: Arc<SupervisorStatus>,
 }
@@ -99,6 +103,7 @@ impl LaneManager {
             live_runs: Arc::default(),
             backoff: HashMap::new(),
             started: millrace_runtime::clock::now(),
+            buckets_checked: None,
             health,
             status,
         })
@@ -147,6 +152,19 @@ impl LaneManager {
     async fn adjust_lanes(&mut self) {
         if let Err(fault) = self.try_adjust_lanes().await {
             debug!(%fault, "failed to update the lanes; retrying");
+            self.recreate_buckets().await;
+        }
+    }
+
+    /// Creates buckets that were deleted, since without them no lane has an owner. Called after a fault, which usually has
+    /// another cause; then nothing changes.
+    async fn recreate_buckets(&mut self) {
+        if self.buckets_checked.is_some_and(|at| at.elapsed() < BUCKET_CHECK_INTERVAL) {
+            return;
+        }
+        self.buckets_checked = Some(tokio::time::Instant::now());
+        if let Err(fault) = read_with_timeout("the buckets", self.bus.ensure_buckets()).await {
+            debug!(%fault, "failed to check the buckets; retrying");
         }
     }
 
@@ -246,7 +264,10 @@ impl LaneManager {
                     is_new
                 });
             }
-            Err(fault) => debug!(%fault, "failed to refresh the capability registry"),
+            Err(fault) => {
+                debug!(%fault, "failed to refresh the capability registry");
+                self.recreate_buckets().await;
+            }
         }
     }
 
@@ -266,9 +287,10 @@ impl LaneManager {
         }
     }
 
-    async fn send_heartbeat(&self) {
+    async fn send_heartbeat(&mut self) {
         if let Err(fault) = registry::send_heartbeat(&self.bus, &self.build_heartbeat()).await {
             debug!(%fault, "heartbeat failed");
+            self.recreate_buckets().await;
         }
     }
 

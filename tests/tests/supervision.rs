@@ -14,7 +14,9 @@ use millrace_protocol::registry::ProcessRole as Kind;
 use millrace_protocol::subject::Topic;
 use millrace_runtime::Bus;
 use millrace_runtime::log::{AppendError, append_message, scan_lane};
-use millrace_runtime::nats::topology::{ClusterOptions, RUNS, WORK, lane_stream};
+use millrace_runtime::nats::topology::{
+    ClusterOptions, HEARTBEATS, LEASES, MEMBERS, RUNS, WORK, bucket_stream, lane_stream,
+};
 use millrace_runtime::work::registry;
 use millrace_tests::cluster::{ClusterSetup, ProcessRole, TestCluster, lock_machine};
 use millrace_tests::history::History;
@@ -441,6 +443,28 @@ async fn worker_drops_a_cancelled_run_within_a_second() {
     history.assert_consistent();
     let again = cluster.millrace_command().args(["cancel", "cancelled"]).output().unwrap();
     assert_eq!(again.status.code(), Some(2), "there is nothing left to cancel");
+    cluster.stop_all();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn deleted_buckets_are_created_again() {
+    let _alone = lock_machine();
+    let cluster = TestCluster::start_with_workers(ClusterSetup::default(), 1);
+    let (bus, run) = (cluster.connect_bus().await, run_id("through"));
+    cluster.wait_for_heartbeats(&bus, Kind::Worker, 1).await;
+    submit_run(&bus, &run, &fan_out_submission(100, &json!({"delay_ms": 200}))).await;
+    wait_for_value(TIMEOUT, "progress", async || {
+        let summary = registry::read_summary(&bus, &run).await.ok()??;
+        (summary.completed_and_total_tasks().1 >= 100).then_some(())
+    })
+    .await;
+    let context = async_nats::jetstream::new(bus.client().clone());
+    for bucket in [LEASES, MEMBERS, HEARTBEATS] {
+        context.delete_stream(bucket_stream(bucket)).await.unwrap();
+    }
+    let history = wait_for_run_history(&bus, &run, TIMEOUT).await;
+    history.assert_consistent();
+    submit_and_complete_runs(&bus, &["afterwards".to_owned()]).await;
     cluster.stop_all();
 }
 

@@ -156,6 +156,14 @@ impl Bus {
         &self.0.settings
     }
 
+    /// Creates the buckets of the cluster that do not exist.
+    ///
+    /// # Errors
+    /// The server does not respond or has no storage left, or a bucket differs.
+    pub async fn ensure_buckets(&self) -> Result<(), Fault> {
+        topology::ensure_buckets(&self.0.control, &self.0.settings).await
+    }
+
     /// Returns the lane of a run.
     #[must_use]
     pub fn lane_of_run(&self, run: &millrace_protocol::ids::RunId) -> Lane {

@@ -193,6 +193,22 @@ fn inbox_prefix_of_seed(seed: &str) -> Result<String, String> {
     Ok(super::access::inbox_prefix_of_key(&pair.public_key()))
 }
 
+/// Validates the URLs of NATS servers, separated by commas; for use as a parser of arguments.
+///
+/// # Errors
+/// A URL is empty, malformed, or has another scheme than `nats`, `tls`, `ws` or `wss`.
+pub fn parse_server_urls(text: &str) -> Result<String, String> {
+    for url in text.split(',').map(str::trim) {
+        if url.is_empty() {
+            return Err("a URL is empty; write, for example, nats://127.0.0.1:4222".to_owned());
+        }
+        url.parse::<async_nats::ServerAddr>().map_err(|error| {
+            format!("{}: {error}; write, for example, nats://127.0.0.1:4222", without_passwords(url))
+        })?;
+    }
+    Ok(text.to_owned())
+}
+
 /// Removes users and passwords from server URLs, so that they can be shown.
 #[must_use]
 pub fn without_passwords(urls: &str) -> String {
@@ -224,6 +240,24 @@ mod tests {
         }
         let neither = ConnectionSettings::from_variables("nats://a.example".into(), |_| None);
         assert!(neither.tls.identity.is_none() && neither.build_connect_options().await.is_ok());
+    }
+
+    #[test]
+    fn urls_of_servers_are_validated() {
+        for valid in
+            ["nats://127.0.0.1:4222", "host", "tls://a:1, tls://b:2", "nats://user:word@host", "wss://h"]
+        {
+            assert_eq!(parse_server_urls(valid).as_deref(), Ok(valid));
+        }
+        for (invalid, part) in [
+            ("", "is empty"),
+            ("nats://a,", "is empty"),
+            ("http://a:1", "invalid scheme"),
+            ("nats://user:secret@a b", "write, for example"),
+        ] {
+            let error = parse_server_urls(invalid).unwrap_err();
+            assert!(error.contains(part) && !error.contains("secret"), "{error}");
+        }
     }
 
     #[test]

@@ -13,7 +13,7 @@ use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-use super::direct_get;
+use super::direct_get::{self, PagedReader};
 use super::error::{fault_from_client_error, jetstream_error_code};
 use super::provenance::{ID_HEADER, ORIGIN_HEADER, Provenance, new_id};
 use super::record::StreamRecord;
@@ -24,6 +24,8 @@ use crate::Fault;
 const PART_SIZE: usize = 128 * 1024;
 /// The maximum number of parts that wait for their acknowledgements.
 const MAX_IN_FLIGHT: usize = 8;
+/// The number of parts per request of a read.
+const PARTS_PER_PAGE: usize = 64;
 /// The error code of the server for "the last sequence of the subject is another one".
 const WRONG_LAST_SEQUENCE: ErrorCode = ErrorCode(10071);
 
@@ -153,15 +155,18 @@ async fn read_and_join_parts(
     }
     let size = usize::try_from(info.size).unwrap_or(usize::MAX);
     let mut content = Vec::new();
-    let records = direct_get::read_matching(
-        client,
-        &object_stream(bucket),
-        &object_parts_subject(bucket, &info.nuid),
-        1,
-    )
-    .await?;
-    for part in records.iter().filter(|part| is_part(part)) {
-        content.extend_from_slice(&part.payload);
+    let subject = object_parts_subject(bucket, &info.nuid);
+    let mut pages =
+        PagedReader::new(client, object_stream(bucket), subject, 1).with_page_size(PARTS_PER_PAGE);
+    // Others may have added any number of parts: no more of them are read than the object has bytes.
+    while content.len() < size {
+        let records = pages.next_page().await?;
+        if records.is_empty() {
+            break;
+        }
+        for part in records.iter().filter(|part| is_part(part)) {
+            content.extend_from_slice(&part.payload);
+        }
     }
     if content.len() < size {
         return Ok(None);

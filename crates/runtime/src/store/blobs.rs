@@ -14,6 +14,8 @@ use crate::Fault;
 use crate::nats::object_store::{self, StoredObjectInfo};
 use crate::nats::topology::BLOBS;
 
+/// The maximum number of descriptions of a blob that are tried.
+const MAX_DESCRIPTIONS: usize = 16;
 /// The maximum number of attempts while other processes store the same value.
 const MAX_ATTEMPTS: u32 = 5;
 /// The length of a name: a SHA-256 in hexadecimal.
@@ -74,7 +76,7 @@ impl BlobStore {
     /// exist.
     async fn is_stored(&self, name: &str, size: u64, descriptions: &[StoredObjectInfo]) -> bool {
         let is_match = |stored: &StoredObjectInfo| stored.info.size == size && !stored.info.deleted;
-        descriptions.iter().any(is_match) && Box::pin(self.try_get(name)).await.is_ok()
+        descriptions.iter().any(is_match) && Box::pin(self.try_get(name, Some(size))).await.is_ok()
     }
 
     /// Returns the value with this name. On a replicated stream it waits for an incomplete value to arrive.
@@ -82,6 +84,15 @@ impl BlobStore {
     /// # Errors
     /// The value is missing, incomplete or damaged, or the server does not answer.
     pub fn get<'a>(&'a self, name: &'a str) -> BoxFuture<'a, Result<Vec<u8>, Fault>> {
+        self.get_with_size(name, None)
+    }
+
+    /// Like [`Self::get`]; objects of another size than `size` are not read.
+    fn get_with_size<'a>(
+        &'a self,
+        name: &'a str,
+        size: Option<u64>,
+    ) -> BoxFuture<'a, Result<Vec<u8>, Fault>> {
         async move {
             // No blob has another name, and other texts may be invalid in a subject.
             if name.len() != NAME_LENGTH || !name.bytes().all(|byte| byte.is_ascii_hexdigit()) {
@@ -89,7 +100,7 @@ impl BlobStore {
             }
             let started = tokio::time::Instant::now();
             loop {
-                match self.try_get(name).await {
+                match self.try_get(name, size).await {
                     Err(fault)
                         if started.elapsed() < self.lag
                             && (fault.is_transient() || matches!(fault, Fault::Missing { .. })) =>
@@ -103,14 +114,16 @@ impl BlobStore {
         .boxed()
     }
 
-    async fn try_get(&self, name: &str) -> Result<Vec<u8>, Fault> {
+    async fn try_get(&self, name: &str, size: Option<u64>) -> Result<Vec<u8>, Fault> {
         let client = self.context.client();
         let missing = || Fault::Missing { sha256: name.into() };
         let (mut fault, mut transient) = (missing(), None);
-        for stored in object_store::read_object_descriptions(&client, BLOBS, name).await? {
-            if stored.info.deleted {
-                continue;
-            }
+        let mut descriptions = object_store::read_object_descriptions(&client, BLOBS, name).await?;
+        descriptions
+            .retain(|stored| !stored.info.deleted && size.is_none_or(|size| stored.info.size == size));
+        // Anybody who may write blobs can add descriptions: those of programs of this version come first.
+        descriptions.sort_by_key(|stored| stored.provenance.is_forged());
+        for stored in descriptions.into_iter().take(MAX_DESCRIPTIONS) {
             match object_store::read_unverified_object(&client, BLOBS, &stored.info).await {
                 Ok(Some(bytes)) => match sha256_hex(&bytes) {
                     actual if actual == name => return Ok(bytes),
@@ -142,7 +155,9 @@ impl BlobStore {
     pub async fn read_inline_or_stored(&self, blob: &InlineOrStoredBytes) -> Result<Vec<u8>, Fault> {
         match blob {
             InlineOrStoredBytes::Inline(bytes) => Ok(bytes.to_vec()),
-            InlineOrStoredBytes::Stored(stored) => self.get(&stored.sha256).await,
+            InlineOrStoredBytes::Stored(stored) => {
+                self.get_with_size(&stored.sha256, Some(stored.size)).await
+            }
         }
     }
 }

@@ -21,6 +21,7 @@ use crate::nats::error::fault_from_client_error;
 use crate::nats::provenance::{ID_HEADER, Provenance, new_id};
 use crate::nats::record::StreamRecord;
 use crate::nats::topology::{CAPABILITIES, HEARTBEATS, RUNS, bucket_stream};
+use crate::ops::log_limit::LogLimit;
 
 fn open_registry_bucket<'a>(bus: &'a Bus, bucket: &'a str) -> BoxFuture<'a, Result<kv::Store, Fault>> {
     open_bucket(bus.request_context(), bucket).boxed()
@@ -215,12 +216,8 @@ pub async fn read_received_heartbeats(bus: &Bus) -> Result<Vec<ReceivedHeartbeat
             Ok(heartbeat) if key == heartbeat_key(&heartbeat) || key == heartbeat.id.as_str() => {
                 heartbeats.push(ReceivedHeartbeat { heartbeat, at });
             }
-            Ok(_) => tracing::warn!(
-                bucket = HEARTBEATS,
-                key,
-                "ignoring a heartbeat under the key of another process"
-            ),
-            Err(error) => tracing::warn!(bucket = HEARTBEATS, key, %error, "ignoring an unreadable entry"),
+            Ok(_) => warn_of_ignored_entry(HEARTBEATS, &key, "a heartbeat under the key of another process"),
+            Err(_) => warn_of_ignored_entry(HEARTBEATS, &key, "an unreadable heartbeat"),
         }
     }
     Ok(heartbeats)
@@ -258,12 +255,20 @@ pub async fn read_run_summaries(bus: &Bus) -> Result<Vec<RunSummary>, Fault> {
     for (key, bytes) in read_bucket_entries(bus.client(), RUNS).await? {
         match serde_json::from_slice::<RunSummary>(&bytes) {
             Ok(summary) if key == summary.run.as_str() => runs.push(summary),
-            Ok(_) => tracing::warn!(bucket = RUNS, key, "ignoring a summary under the key of another run"),
-            Err(error) => tracing::warn!(bucket = RUNS, key, %error, "ignoring an unreadable entry"),
+            Ok(_) => warn_of_ignored_entry(RUNS, &key, "a summary under the key of another run"),
+            Err(_) => warn_of_ignored_entry(RUNS, &key, "an unreadable summary"),
         }
     }
     runs.sort_by(|a, b| (a.started, &a.run).cmp(&(b.started, &b.run)));
     Ok(runs)
+}
+
+/// Logs an ignored entry of a bucket: one line per kind and minute, since other processes can write any number of them.
+fn warn_of_ignored_entry(bucket: &str, key: &str, kind: &'static str) {
+    static LINES: LogLimit = LogLimit::new();
+    if let Some(count) = LINES.count_event(kind) {
+        tracing::warn!(bucket, key, count, "ignoring {kind}");
+    }
 }
 
 /// Returns the name of this machine.

@@ -62,6 +62,30 @@ pub async fn ensure_cluster(
     }
     ensure_stream(context, work_stream_config(replicas)).await?;
     ensure_stream(context, files_stream_config(replicas)).await?;
+    ensure_buckets(context, &settings).await?;
+    ensure_stream(context, object_store_stream_config(BLOBS, replicas, false)).await?;
+    ensure_stream(context, object_store_stream_config(ARCHIVE, replicas, true)).await?;
+    if let Err(error) = store.create(READY, "".into()).await
+        && error.kind() != kv::CreateErrorKind::AlreadyExists
+    {
+        return Err(fault_from_client_error(THE_SETTINGS, error));
+    }
+    if settings.unmarked_orders_through.is_some() {
+        freeze_settings(context).await?;
+    }
+    Ok(settings)
+}
+
+/// Creates the buckets of a cluster that do not exist. What they hold, except the settings, is derived from the log or
+/// written again by its owners.
+///
+/// # Errors
+/// The server does not respond or has no storage left, or a bucket differs.
+pub(crate) async fn ensure_buckets(
+    context: &jetstream::Context,
+    settings: &ClusterSettings,
+) -> Result<(), Fault> {
+    let replicas = usize::from(settings.replicas);
     let config =
         |name: &str, max_age| kv::Config { bucket: name.into(), max_age, ..shared_bucket_config(replicas) };
     let lease = Duration::from_millis(settings.lane_lease_ms);
@@ -76,17 +100,7 @@ pub async fn ensure_cluster(
     ] {
         ensure_bucket(context, config).await?;
     }
-    ensure_stream(context, object_store_stream_config(BLOBS, replicas, false)).await?;
-    ensure_stream(context, object_store_stream_config(ARCHIVE, replicas, true)).await?;
-    if let Err(error) = store.create(READY, "".into()).await
-        && error.kind() != kv::CreateErrorKind::AlreadyExists
-    {
-        return Err(fault_from_client_error(THE_SETTINGS, error));
-    }
-    if settings.unmarked_orders_through.is_some() {
-        freeze_settings(context).await?;
-    }
-    Ok(settings)
+    Ok(())
 }
 
 /// Returns the settings of the existing cluster.

@@ -6,6 +6,7 @@
 //! - *Ready*: every check passes. The first check is that the process is not stopping.
 
 mod args;
+mod limited_listener;
 pub mod serve;
 
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -14,6 +14,7 @@ use tokio::net::TcpListener;
 use tokio::task::AbortHandle;
 use tracing::{debug, info, warn};
 
+use super::limited_listener::LimitedListener;
 use super::{Health, HealthCheckResult, LastEventTime};
 use crate::Fault;
 use crate::nats::bus::Bus;
@@ -66,7 +67,7 @@ impl HttpServer {
         info!(%address, "serving health and metrics");
         let router = build_health_router(process, health);
         let serving = tokio::spawn(async move {
-            if let Err(error) = axum::serve(listener, router).await {
+            if let Err(error) = axum::serve(LimitedListener::new(listener), router).await {
                 warn!(%error, "the health and metrics server failed; probes of this process will fail");
             }
         });

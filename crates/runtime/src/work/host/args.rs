@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use millrace_protocol::ids::WorkerId;
 
+use crate::nats::connection::parse_server_urls;
 use crate::ops::health::HttpArgs;
 use crate::{ConnectionSettings, duration};
 
@@ -18,6 +19,7 @@ pub struct HostArgs {
         env = "MILLRACE_NATS_URL",
         hide_env_values = true,
         value_name = "URL",
+        value_parser = parse_server_urls,
         default_value = "nats://127.0.0.1:4222"
     )]
     pub nats: String,
