@@ -16,7 +16,9 @@ use millrace_protocol::result::Usage;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tracing::warn;
 
-use crate::model::{Delta, DeltaListener, Message, Model, ModelAbility, ModelError, Reply, Request};
+use crate::model::{
+    Delta, DeltaListener, Message, Model, ModelAbility, ModelError, Reply, Request, ToolCall,
+};
 use crate::observer::RequestObserver;
 use crate::price::ModelTariff;
 use crate::rate_limit::RateLimiter;
@@ -207,6 +209,16 @@ fn format_seconds(wait: Duration) -> String {
 /// Estimates the tokens of a request, including its longest possible reply.
 fn estimate_request_tokens(request: &Request) -> u64 {
     estimate_sent_tokens(request) + u64::from(request.max_output_tokens)
+}
+
+/// Estimates the usage of a request whose reply has this text and these calls: four bytes are a token.
+pub fn estimate_usage(request: &Request, text: &str, calls: &[ToolCall]) -> Usage {
+    let written = text.len() + calls.iter().map(|call| call.name.len() + call.arguments.len()).sum::<usize>();
+    Usage {
+        input_tokens: estimate_sent_tokens(request),
+        output_tokens: (written as u64 / 4).max(1),
+        ..Usage::default()
+    }
 }
 
 /// Estimates the tokens that a request sends, at four bytes per token.

@@ -48,7 +48,6 @@ use std::time::Duration;
 
 use futures::FutureExt;
 use futures::future::BoxFuture;
-use millrace_protocol::result::Usage;
 use serde_json::{Value, json};
 use tokio::time::sleep;
 
@@ -56,7 +55,7 @@ use crate::cassette::append_line;
 use crate::model::{
     Delta, DeltaListener, FinishReason, Model, ModelAbility, ModelError, Reply, Request, ToolCall,
 };
-use crate::resilience::estimate_sent_tokens;
+use crate::resilience::estimate_usage;
 use placeholders::PlaceholderContext;
 use rules::{ScriptFile, ScriptRule, ScriptedCall, ScriptedReply};
 
@@ -99,6 +98,14 @@ impl ScriptedModel {
     fn parse(text: &str, path: &Path) -> Result<Self, String> {
         let file: ScriptFile = serde_saphyr::from_str(text).map_err(|error| error.to_string())?;
         file.validate_rules()?;
+        if let Some(ledger) = &file.ledger
+            && !ledger.components().all(|part| matches!(part, std::path::Component::Normal(_)))
+        {
+            return Err(format!(
+                "'ledger' is {}; it must be a path below the script's folder",
+                ledger.display()
+            ));
+        }
         let folder = path.parent().unwrap_or(Path::new(""));
         Ok(Self {
             name: format!("script:{}", path.display()),
@@ -232,15 +239,6 @@ fn compose_tool_call(
         placeholders::value_to_text(&view.fill_placeholders(&call.arguments)?)
     };
     Ok(ToolCall { id: format!("call_{}_{}", view.turn, at + 1), name: call.tool.clone(), arguments })
-}
-
-fn estimate_usage(request: &Request, text: &str, calls: &[ToolCall]) -> Usage {
-    let written = text.len() + calls.iter().map(|call| call.name.len() + call.arguments.len()).sum::<usize>();
-    Usage {
-        input_tokens: estimate_sent_tokens(request),
-        output_tokens: (written as u64 / 4).max(1),
-        ..Usage::default()
-    }
 }
 
 /// Streams a reply to the listener.

@@ -21,10 +21,12 @@ use std::sync::Arc;
 
 use futures::future::BoxFuture;
 use futures::{FutureExt, StreamExt};
+use millrace_protocol::result::Usage;
 use secrecy::SecretString;
 use serde_json::{Map, Value};
 
 use crate::model::{DeltaListener, Model, ModelError, Reply, Request};
+use crate::resilience::estimate_usage;
 use crate::selection::ModelSettings;
 
 mod anthropic;
@@ -207,9 +209,15 @@ impl HttpModel {
             }
             ResponseBody::Json(value) => self.handle_event(&value, parser.as_mut(), listener).map(drop)?,
         }
-        parser.into_reply().ok_or_else(|| ModelError::Truncated {
+        let mut reply = parser.into_reply().ok_or_else(|| ModelError::Truncated {
             message: "the stream ended without a finish reason".to_owned(),
-        })
+        })?;
+        // Some servers report no usage. Budgets must hold with them, too.
+        if reply.usage.input_tokens == 0 && reply.usage.output_tokens == 0 {
+            let cost_micros = reply.usage.cost_micros;
+            reply.usage = Usage { cost_micros, ..estimate_usage(request, &reply.text, &reply.calls) };
+        }
+        Ok(reply)
     }
 
     fn build_request_body(&self, request: &Request) -> Value {
