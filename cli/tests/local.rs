@@ -405,6 +405,27 @@ fn children_have_own_groups_and_private_credentials() {
     cluster.stop_and_wait();
 }
 
+#[test]
+fn keys_of_models_are_only_in_the_environment_of_workers_and_critics() {
+    needs_nats_server!();
+    let (_root, data) = create_data_folder();
+    let mut command = cluster_command(&data, &sleeping_children_json());
+    command.env("SOME_PROVIDER_API_KEY", "canary-of-a-key");
+    let cluster = ClusterProcess::spawn_and_read_events(command);
+    cluster.wait_for_event("ready");
+    for (name, pid) in cluster.wait_for_started_pids(5) {
+        // Unreadable for a moment while a program replaces another one.
+        let path = format!("/proc/{}/environ", pid.as_raw_nonzero());
+        let is_expected = name.starts_with("worker") || name.starts_with("critic");
+        wait_until(&format!("the environment of {name} is as expected"), || {
+            let environment = fs::read(&path).unwrap_or_default();
+            let text = String::from_utf8_lossy(&environment);
+            text.contains("PATH=") && text.contains("canary-of-a-key") == is_expected
+        });
+    }
+    cluster.stop_and_wait();
+}
+
 // ---- the data folder ----
 
 #[test]
@@ -676,7 +697,7 @@ fn a_package_with_a_wrong_hash_is_refused() {
     let root = tempfile::tempdir().unwrap();
     let bin = root.path().join("bin");
     fs::create_dir(&bin).unwrap();
-    let pip = "#!/bin/sh\n[ \"$3\" = --version ] && echo 'pip 23.0' && exit\n\
+    let pip = "#!/bin/sh\n[ \"$4\" = --version ] && echo 'pip 23.0' && exit\n\
                echo 'ERROR: THESE PACKAGES DO NOT MATCH THE HASHES FROM THE REQUIREMENTS FILE.' >&2\nexit 1\n";
     write_executable(&bin, "python3", pip);
     let output = doctor_command(root.path(), &bin, &["--fetch"]).output().unwrap();

@@ -39,6 +39,9 @@ const LOCK_TIMEOUT: Duration = Duration::from_millis(500);
 /// Timeout of [`ClusterInfo::connect`]; the cluster may still be starting.
 const CONNECT_LIMIT: Duration = Duration::from_secs(20);
 
+/// Opens no symbolic link: files of a data folder that came with a checkout must not lead out of it.
+const NO_LINK: i32 = rustix::fs::OFlags::NOFOLLOW.bits().cast_signed();
+
 /// Errors of using a data folder.
 #[derive(Debug, thiserror::Error)]
 pub enum DataFolderError {
@@ -241,6 +244,7 @@ impl DataLayout {
         File::options()
             .create(true)
             .append(true)
+            .custom_flags(NO_LINK)
             .open(&path)
             .map_err(|source| self.io_error_at(&path, source))
     }
@@ -255,9 +259,12 @@ impl DataLayout {
         };
         let rotated = self.root.join("logs").join(format!("{name}.log.1"));
         let rotate = || -> io::Result<()> {
-            let mut log = File::options().read(true).write(true).open(&path)?;
+            let mut log = File::options().read(true).write(true).custom_flags(NO_LINK).open(&path)?;
             log.seek(SeekFrom::Start(length.saturating_sub(ROTATED_LIMIT)))?;
-            io::copy(&mut log, &mut File::create(&rotated)?)?;
+            let mut copy = File::options();
+            let mut copy =
+                copy.create(true).write(true).truncate(true).custom_flags(NO_LINK).open(&rotated)?;
+            io::copy(&mut log, &mut copy)?;
             log.set_len(0)
         };
         rotate().map_err(|source| self.io_error_at(&path, source))
@@ -275,7 +282,12 @@ impl DataLayout {
     pub(crate) fn write_private_file(&self, path: &Path, text: &str) -> Result<(), DataFolderError> {
         let new = path.with_extension("new");
         let write = || {
-            let mut file = File::options().create(true).write(true).truncate(true).mode(0o600).open(&new)?;
+            // The left-over of a killed process; or a link, or a file that others may read.
+            match fs::remove_file(&new) {
+                Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
+                Ok(()) | Err(_) => {}
+            }
+            let mut file = File::options().create_new(true).write(true).mode(0o600).open(&new)?;
             file.write_all(text.as_bytes())?;
             fs::rename(&new, path)
         };
@@ -351,6 +363,7 @@ impl FolderLock {
             .truncate(false)
             .read(true)
             .write(true)
+            .custom_flags(NO_LINK)
             .open(&path)
             .map_err(|source| layout.io_error_at(&path, source))?;
         lock_with_timeout(&mut lock, &layout)?;

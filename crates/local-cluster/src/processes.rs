@@ -460,6 +460,7 @@ fn child_command(child: &ChildSpec, launcher: &Launcher, layout: &DataLayout) ->
             let mut command =
                 launcher.build_attached_command_with_lock(&child.program, &layout.nats_lock_path());
             command.current_dir(layout.root_path());
+            keep_only_variables(&mut command, is_system_variable);
             command
         }
         ChildRole::Supervisor | ChildRole::Worker | ChildRole::Critic => {
@@ -468,11 +469,37 @@ fn child_command(child: &ChildSpec, launcher: &Launcher, layout: &DataLayout) ->
             command.env_remove("MILLRACE_NATS_CREDS");
             // They can't all bind the same address.
             command.env_remove("MILLRACE_HTTP");
+            if child.role == ChildRole::Supervisor {
+                keep_only_variables(&mut command, |name| {
+                    is_system_variable(name)
+                        || SUPERVISOR_PREFIXES.iter().any(|prefix| name.starts_with(prefix))
+                });
+            }
             command
         }
     };
     command.args(&child.arguments).envs(&child.environment).process_group(0);
     command
+}
+
+/// The variables of any program: where things are, and how it prints.
+const SYSTEM_VARIABLES: [&str; 9] =
+    ["PATH", "HOME", "USER", "LOGNAME", "TMPDIR", "LANG", "TZ", "NO_COLOR", "LD_LIBRARY_PATH"];
+const SYSTEM_PREFIXES: [&str; 3] = ["LC_", "XDG_", "DYLD_"];
+/// The settings of Millrace and of the libraries that it is built with: of their logs, threads, certificates and exporters.
+const SUPERVISOR_PREFIXES: [&str; 5] = ["MILLRACE_", "RUST_", "TOKIO_", "SSL_", "OTEL_"];
+
+/// Only workers and critics call models: the keys of providers stay out of the environment of the other processes.
+fn keep_only_variables(command: &mut Command, is_kept: impl Fn(&str) -> bool) {
+    for (name, _) in std::env::vars_os() {
+        if !name.to_str().is_some_and(&is_kept) {
+            command.env_remove(name);
+        }
+    }
+}
+
+fn is_system_variable(name: &str) -> bool {
+    SYSTEM_VARIABLES.contains(&name) || SYSTEM_PREFIXES.iter().any(|prefix| name.starts_with(prefix))
 }
 
 /// Waits for the end of a process on a separate thread, without reaping it.

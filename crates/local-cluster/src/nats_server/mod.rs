@@ -11,7 +11,7 @@ mod version;
 use std::env;
 use std::ffi::OsString;
 use std::fmt;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use serde::Serialize;
@@ -205,8 +205,29 @@ fn is_executable(path: &Path) -> bool {
     path.metadata().is_ok_and(|metadata| metadata.is_file() && metadata.permissions().mode() & 0o111 != 0)
 }
 
+/// The hash of the package is checked when it is fetched. From then on, no other user (but root) may be able to
+/// replace the program. A group may: on many systems each user has one of their own.
+fn check_cached_program(path: &Path) -> Result<(), String> {
+    let folder = path.parent().unwrap_or(Path::new("/"));
+    let user = rustix::process::geteuid().as_raw();
+    for place in [folder, path] {
+        let metadata = place.metadata().map_err(|error| error.to_string())?;
+        let is_owned = metadata.uid() == user || metadata.uid() == 0;
+        if !is_owned || metadata.mode() & 0o002 != 0 {
+            return Err(format!(
+                "other users can replace {}; delete it, and it is fetched again",
+                place.display()
+            ));
+        }
+    }
+    Ok(())
+}
+
 fn inspect_server(path: &Path, origin: ServerOrigin) -> Result<UsableServer, RejectedServer> {
     let unusable = |reason: String| RejectedServer::Unusable(path.to_owned(), reason);
+    if origin == ServerOrigin::Cache {
+        check_cached_program(path).map_err(unusable)?;
+    }
     let program = std::path::absolute(path).map_err(|error| unusable(error.to_string()))?;
     let version = ServerVersion::query_program(&program).map_err(unusable)?;
     if version < MIN_VERSION {
@@ -309,6 +330,18 @@ mod tests {
         assert_eq!(rejected.len(), 2);
         assert!(rejected[1].starts_with(&format!("{} can't be used", broken.display())), "{rejected:?}");
         assert!(rejected[1].contains("pyenv: command not found"), "{rejected:?}");
+    }
+
+    #[test]
+    fn a_cached_server_that_other_users_can_replace_is_rejected() {
+        let machine = SimulatedMachine::new();
+        let cached = machine.write_server_script("cache/nats-server-2.15.1", "2.15.1");
+        fs::set_permissions(&cached, fs::Permissions::from_mode(0o777)).unwrap();
+        let (server, rejected) = machine.search_for_server();
+        assert_eq!(server, None);
+        assert!(rejected[0].contains("other users can replace"), "{rejected:?}");
+        fs::set_permissions(&cached, fs::Permissions::from_mode(0o755)).unwrap();
+        assert_eq!(machine.search_for_server(), (Some((cached, ServerOrigin::Cache)), vec![]));
     }
 
     #[test]

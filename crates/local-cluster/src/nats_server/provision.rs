@@ -84,7 +84,7 @@ pub fn find_python(path: &OsString) -> Result<PythonWithPip, FetchError> {
         .find(|program| super::is_executable(program))
         .ok_or_else(|| FetchError::NoPython("it is not on PATH".to_owned()))?;
     let mut command = Command::new(&program);
-    command.args(["-m", "pip", "--version"]).stdin(Stdio::null());
+    command.args(["-I", "-m", "pip", "--version"]).stdin(Stdio::null());
     let output = probe::run_with_timeout(&mut command, PYTHON_LIMIT)
         .map_err(|error| FetchError::NoPython(error.to_string()))?;
     if !output.status.success() {
@@ -172,7 +172,7 @@ fn download_wheel(
         .map_err(|source| FetchError::Cache { path: folder.to_owned(), source })?;
     let mut command = launcher.build_attached_command(&python.program);
     command
-        .args(["-m", "pip", "--quiet", "--no-input", "--no-cache-dir", "--disable-pip-version-check"])
+        .args(["-I", "-m", "pip", "--quiet", "--no-input", "--no-cache-dir", "--disable-pip-version-check"])
         .args(["download", "--no-deps", "--require-hashes", "--only-binary=:all:", "--platform", platform])
         .arg("--dest")
         .arg(folder)
