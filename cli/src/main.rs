@@ -43,8 +43,8 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 /// Durable deep agents: submit an objective, get a cited deliverable, lose no work on the way.
 ///
 /// Exit codes: 0 completed; 1 failed; 2 refused (invalid input or usage, or a command that the state of the run does not
-/// allow); 3 partial (there is a deliverable, but not every task completed); 4 the environment is unusable; 130
-/// interrupted.
+/// allow); 3 partial (there is a deliverable, but not every task completed); 4 the environment is unusable; 5
+/// paused or interrupted by others (`millrace resume` continues); 130 interrupted by you.
 #[derive(Parser)]
 #[command(name = "millrace", version, propagate_version = true)]
 struct Cli {
@@ -79,7 +79,7 @@ enum Command {
     Pause(pause::PauseArguments),
     /// Change a task that no worker has claimed yet
     Edit(edit::EditArguments),
-    /// Retry a task and everything that depends on it
+    /// Retry a task and what was built on it
     Retry(retry::RetryArguments),
     /// Add tasks from a plan file to a run
     Add(add::AddArguments),

@@ -5,12 +5,12 @@ use std::time::Duration;
 
 use anyhow::anyhow;
 use clap::Args;
-use clap::builder::NonEmptyStringValueParser;
 use millrace_client::{read_decisions, read_log_damage};
 use millrace_local_cluster::users::ClusterUse;
 use millrace_local_cluster::{self as local, ClusterLifetime, LocalCluster, folders};
 use millrace_protocol::ids::RunId;
 use millrace_protocol::safe_text::single_line;
+use millrace_runtime::nats::connection::parse_server_urls;
 use millrace_runtime::{Bus, ConnectionSettings, Fault};
 
 use crate::exit::CommandError;
@@ -27,7 +27,7 @@ const START_TRIES: u32 = 20;
 pub struct ClusterTarget {
     /// NATS server of the cluster. Credentials are read from MILLRACE_NATS_NKEY or MILLRACE_NATS_CREDS (files), or from
     /// MILLRACE_NATS_USER and MILLRACE_NATS_PASSWORD [default: the local cluster running on the data folder]
-    #[arg(long, env = "MILLRACE_NATS_URL", hide_env_values = true, value_name = "URL", value_parser = NonEmptyStringValueParser::new())]
+    #[arg(long, env = "MILLRACE_NATS_URL", hide_env_values = true, value_name = "URL", value_parser = parse_server_urls)]
     pub nats: Option<String>,
     /// Data folder of a local cluster
     #[arg(long, env = "MILLRACE_DATA", value_name = "DIR", default_value_os_t = folders::default_data_folder())]

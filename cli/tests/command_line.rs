@@ -560,6 +560,38 @@ fn mistakes_in_settings_are_refused_with_file_and_line() {
 }
 
 #[test]
+fn files_of_a_folder_can_run_nothing_and_get_no_credentials() {
+    let user = CliUser::new();
+    user.write_file("pip.py", "open('was-run', 'w').write('1')");
+    user.run_command(&["doctor"]);
+    assert!(!user.path_of("was-run").exists(), "a module in the working folder was run");
+
+    let key = ("OPENAI_API_KEY", "sk-of-the-environment");
+    let compatible = ("OPENAI_COMPATIBLE_API_KEY", "of-the-environment");
+    let password = ("MILLRACE_NATS_PASSWORD", "of-the-environment");
+    for (file, text, variable, part) in [
+        (".env", "OPENAI_BASE_URL=http://127.0.0.1:1/v1\n", Some(key), "OPENAI_API_KEY of the environment"),
+        (".env", "MILLRACE_RECORD=requests\n", None, "a file to write"),
+        ("millrace.toml", "record = 'requests'\n", None, "a file to write"),
+        ("millrace.toml", "nats_url = 'nats://127.0.0.1:1'\n", Some(password), "MILLRACE_NATS_PASSWORD of"),
+        (
+            "millrace.toml",
+            "model = 'openai-compatible:m@http://127.0.0.1:1/v1'\n",
+            Some(compatible),
+            "OPENAI_COMPATIBLE_API_KEY of",
+        ),
+    ] {
+        user.write_file(file, text);
+        let mut command = user.millrace_command(&["list"]);
+        let output = command.envs(variable).output().unwrap();
+        let error = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{error}");
+        assert!(error.contains(&format!("{file}:1")) && error.contains(part), "{error}");
+        std::fs::remove_file(user.path_of(file)).unwrap();
+    }
+}
+
+#[test]
 fn empty_variables_count_as_unset() {
     let user = CliUser::new();
     let mut command = user.millrace_command(&["list"]);

@@ -5,6 +5,7 @@
 
 use std::collections::BTreeSet;
 use std::fs;
+use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -19,7 +20,7 @@ use millrace_tests::hostile::{
 };
 use millrace_tests::program::millrace_program;
 use rustix::process::{Pid, Signal, kill_process};
-use serde_json::Value;
+use serde_json::{Value, json};
 use tempfile::TempDir;
 
 const QUESTION: &str = "How do these licences treat patents, and when does a patent grant end?";
@@ -291,6 +292,30 @@ fn killed_run_leaves_no_process_and_can_be_resumed() {
     assert_eq!(count_completed_tasks(&result), 20);
     let attempts = result_tasks(&result).iter().map(|task| task["attempts"].as_array().unwrap().len());
     assert!(attempts.eq([1; 20]), "in-flight work was continued, not restarted");
+    user.assert_nothing_running();
+}
+
+#[test]
+fn watch_ends_when_its_run_is_interrupted() {
+    let _alone = lock_machine();
+    let user = UserMachine::new();
+    let plan = user.write_chain_plan(40);
+    let mut run = user.start_in_background(&["run", "--plan", &plan]);
+    user.wait_until("a task is completed", || user.read_file("err").contains("t1 completed"));
+    let watch = user.millrace_command(&["watch", "latest", "--json"]).stdout(Stdio::piped()).spawn().unwrap();
+    let mut watch = BufReader::new(watch.stdout.unwrap());
+    let mut first = String::new();
+    watch.read_line(&mut first).unwrap();
+    assert!(first.contains("\"type\""), "{first}");
+    kill_process(Pid::from_child(&run), Signal::INT).unwrap();
+    assert_eq!(run.wait().unwrap().code(), Some(130));
+    let last = watch.lines().map(Result::unwrap).last().unwrap();
+    let last: Value = serde_json::from_str(&last).unwrap();
+    assert_eq!(
+        (&last["type"], &last["error"], &last["exit_code"]),
+        (&json!("error"), &json!("paused"), &json!(5))
+    );
+    assert!(last["message"].as_str().unwrap().contains("millrace resume"), "{last}");
     user.assert_nothing_running();
 }
 

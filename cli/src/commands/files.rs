@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::anyhow;
 use clap::Args;
+use clap::builder::NonEmptyStringValueParser;
 use millrace_agent::files::{FilePath, Files, FolderFiles, WriteCondition, find_nearest_names};
 use millrace_protocol::ids::RunId;
 use millrace_runtime::Bus;
@@ -29,6 +30,7 @@ Examples:
 #[command(disable_version_flag = true, after_help = EXAMPLES)]
 pub struct FilesArguments {
     /// Run id, a unique prefix of it, or `latest`
+    #[arg(value_parser = NonEmptyStringValueParser::new())]
     run: String,
     /// A file to show, or a folder to list
     path: Option<String>,

@@ -2,6 +2,7 @@
 
 use anyhow::anyhow;
 use clap::Args;
+use clap::builder::NonEmptyStringValueParser;
 use millrace_protocol::plan::{AnswerCause, Decision};
 use millrace_protocol::subject::{self, Topic};
 use millrace_runtime::Bus;
@@ -24,6 +25,7 @@ Examples:
 #[command(after_help = EXAMPLES)]
 pub struct ReplayArguments {
     /// Run id, a unique prefix of it, or `latest`
+    #[arg(value_parser = NonEmptyStringValueParser::new())]
     run: String,
     /// Stop after the message with this sequence number [default: the last]
     #[arg(long, value_name = "SEQUENCE")]

@@ -3,11 +3,11 @@
 
 use anyhow::anyhow;
 use clap::Args;
-use clap::builder::NonEmptyStringValueParser;
 use millrace_protocol::ids::RunId;
 use millrace_protocol::plan::{CommandAction, Plan};
 use millrace_protocol::registry::RunSummary;
 use millrace_runtime::Bus;
+use millrace_runtime::nats::connection::parse_server_urls;
 use millrace_runtime::work::registry;
 use tokio_util::sync::CancellationToken;
 
@@ -43,7 +43,7 @@ pub struct ResumeArguments {
     #[arg(long, value_name = "NAME")]
     by: Option<String>,
     /// NATS server of the cluster, with credentials as for other commands [default: a local cluster on the data folder]
-    #[arg(long, env = "MILLRACE_NATS_URL", hide_env_values = true, value_name = "URL", value_parser = NonEmptyStringValueParser::new())]
+    #[arg(long, env = "MILLRACE_NATS_URL", hide_env_values = true, value_name = "URL", value_parser = parse_server_urls)]
     nats: Option<String>,
     #[command(flatten, next_help_heading = "Output")]
     output: OutputOptions,

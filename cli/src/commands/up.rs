@@ -27,13 +27,19 @@ use millrace_local_cluster::{
     ProcessEvent,
 };
 use millrace_protocol::safe_text::single_line;
-use millrace_runtime::Bus;
+use millrace_protocol::subject::CRITIC;
 use millrace_runtime::nats::topology::ClusterOptions;
+use millrace_runtime::work::registry;
+use millrace_runtime::{Bus, Fault};
 
 /// Interval between checks of the disk, the store and the size of the logs.
 const CHECK_INTERVAL: Duration = Duration::from_secs(2);
 /// Time that interrupting the live runs of a cluster may take.
 const INTERRUPT_LIMIT: Duration = Duration::from_secs(5);
+/// Maximum time that a start in the background waits for the first worker.
+const REGISTRATION_LIMIT: Duration = Duration::from_secs(10);
+/// Delay between two looks at the registered capabilities.
+const REGISTRATION_POLL: Duration = Duration::from_millis(50);
 /// Delay between two attempts to connect to a starting cluster.
 const RECONNECT_DELAY: Duration = Duration::from_millis(500);
 /// Maximum number of characters of a run's objective in a line.
@@ -225,7 +231,10 @@ async fn watch_cluster(cluster: &mut LocalCluster, data: &Path, mut runs: Option
                     ));
                 }
                 let Some(change) = disk.check() else { continue };
-                print_stderr_line(&change.describe(data));
+                // The commands that use a background cluster look at the disk themselves: its log is on the same disk.
+                if runs.is_some() || change == DiskChange::Freed {
+                    print_stderr_line(&change.describe(data));
+                }
                 if change == DiskChange::Freed && let Err(error) = cluster.restart_server() {
                     return CommandError::unusable_environment(error);
                 }
@@ -266,6 +275,9 @@ async fn start_in_background(options: LocalOptions, json: bool) -> Result<Comman
     }
     open_models_to_check(&options)?;
     let info = local::start_detached(&options).await.map_err(CommandError::unusable_environment)?;
+    if options.workers > 0 {
+        wait_for_first_capability(&info).await?;
+    }
     if json {
         print_started_cluster(&info, &options.data);
         return Ok(CommandExit::Completed);
@@ -278,6 +290,20 @@ async fn start_in_background(options: LocalOptions, json: bool) -> Result<Comman
         command_hint("down")
     ));
     Ok(CommandExit::Completed)
+}
+
+/// Waits, for a limited time, until a worker has registered, so that a run that is submitted next finds its capabilities.
+async fn wait_for_first_capability(info: &ClusterInfo) -> Result<(), CommandError> {
+    let bus = info.connect().await?;
+    let is_registered = async || {
+        let names = registry::read_capability_names(&bus).await?;
+        Ok::<_, Fault>(names.iter().any(|name| name.as_str() != CRITIC))
+    };
+    let deadline = Instant::now() + REGISTRATION_LIMIT;
+    while !is_registered().await? && Instant::now() < deadline {
+        tokio::time::sleep(REGISTRATION_POLL).await;
+    }
+    Ok(())
 }
 
 fn print_started_cluster(info: &ClusterInfo, data: &Path) {
@@ -391,7 +417,7 @@ fn format_run_change(change: &RunChange) -> String {
 
 /// Watches the free space on the disk of a data folder: a server on a full disk accepts no more writes, also not when there
 /// is space again.
-struct DiskMonitor {
+pub struct DiskMonitor {
     data: PathBuf,
     is_full: bool,
     /// When the space is checked next; other events must not delay it.
@@ -400,7 +426,7 @@ struct DiskMonitor {
 
 /// A change of the free space.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum DiskChange {
+pub enum DiskChange {
     /// There is too little, with the number of free bytes.
     Full(u64),
     /// There is enough again.
@@ -408,7 +434,7 @@ enum DiskChange {
 }
 
 impl DiskChange {
-    fn describe(self, data: &Path) -> String {
+    pub fn describe(self, data: &Path) -> String {
         let data = data.display();
         match self {
             Self::Full(free) => format!(
@@ -425,8 +451,14 @@ impl DiskChange {
 
 impl DiskMonitor {
     /// A monitor for the disk that holds `data`.
-    fn new(data: &Path) -> Self {
+    pub fn new(data: &Path) -> Self {
         Self { data: data.to_owned(), is_full: false, next_check: Instant::now() + CHECK_INTERVAL }
+    }
+
+    /// Like [`Self::check`] once the interval is over; only a disk that has become full counts.
+    pub fn check_if_due(&mut self) -> Option<DiskChange> {
+        let is_due = Instant::now() >= self.next_check;
+        is_due.then(|| self.check()).flatten().filter(|change| *change != DiskChange::Freed)
     }
 
     /// Returns the change since the last check, if there is one.

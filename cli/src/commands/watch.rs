@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use anyhow::anyhow;
 use clap::Args;
+use clap::builder::NonEmptyStringValueParser;
 use futures::StreamExt;
 use millrace_protocol::ids::RunId;
 use millrace_protocol::plan::{Plan, work_in_flight};
@@ -13,12 +14,13 @@ use millrace_protocol::subject;
 use millrace_runtime::Bus;
 use tokio_util::sync::CancellationToken;
 
+use crate::commands::up::DiskMonitor;
 use crate::connection_monitor::{ConnectionMonitor, LinkState};
 use crate::exit::{CommandError, CommandExit};
 use crate::history::RunHistory;
 use crate::interrupted::interrupt_run;
 use crate::invocation::command_hint;
-use crate::json::print_json;
+use crate::json::{ErrorLine, print_json};
 use crate::report::RunReport;
 use crate::session::ClusterSession;
 use crate::target::{ClusterTarget, ReadConnection, read_run_history, refuse_damaged_log};
@@ -72,6 +74,16 @@ impl OutputOptions {
         }
         Ok(())
     }
+
+    /// Prints why a command stops watching a run that has not ended. Returns the exit code.
+    fn print_stop(&self, exit: CommandExit, text: String) -> CommandExit {
+        if self.json {
+            print_json(&ErrorLine::new(exit, text));
+        } else {
+            print_stderr_line(&format!("millrace: {text}"));
+        }
+        exit
+    }
 }
 
 const EXAMPLES: &str = "\
@@ -86,6 +98,7 @@ Examples:
 #[command(after_help = EXAMPLES)]
 pub struct WatchArguments {
     /// Run id, a unique prefix of it, or `latest`
+    #[arg(value_parser = NonEmptyStringValueParser::new())]
     run: String,
     #[command(flatten, next_help_heading = "Output")]
     output: OutputOptions,
@@ -153,6 +166,7 @@ pub async fn watch_run(
     let mut redraw = tokio::time::interval(REDRAW);
     redraw.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Skip);
     let mut connection = ConnectionMonitor::new(bus, target);
+    let mut disk = target.nats.is_none().then(|| DiskMonitor::new(&target.data));
     // A resumed run has ended before: `follow` knows which end is the last one.
     loop {
         tokio::select! {
@@ -168,10 +182,19 @@ pub async fn watch_run(
                 history.add_decision(&decision);
                 view.show_decision(run, &history.plan, &live, sequence, &decision);
             }
+<<<<<<< HEAD
             Some(message) = writing.next() => {
                 live.add_message(&message.subject, &message.payload, jiff::Timestamp::now());
             },
             _ = redraw.tick() => match connection.check() {
+=======
+            Some(message) = writing.next() => live.add_message(&message.subject, &message.payload),
+            _ = redraw.tick() => {
+                if let Some(change) = disk.as_mut().and_then(DiskMonitor::check_if_due) {
+                    print_stderr_line(&change.describe(&target.data));
+                }
+                match connection.check() {
+>>>>>>> 02ed4b8 (cli: followers end with an interrupted run; credentials stay with addresses)
                 LinkState::Lost(since) => view.show_lost_connection(run, &history.plan, since),
                 LinkState::Ended => {
                     view.end_view(run, &history.plan);
@@ -181,33 +204,38 @@ pub async fn watch_run(
                 LinkState::Connected => {
                     view.redraw(run, &history.plan, &live);
                     // The decisions may be those before a later resumption, so that the log has the last word.
-                    if is_paused_for_provider(&history.plan)
-                        && is_paused_for_provider(&read_plan(bus, run).await?)
-                    {
+                    if is_at_rest(&history.plan) && is_at_rest(&read_plan(bus, run).await?) {
                         break;
                     }
                 }
-            },
+                }
+            }
             () = interrupt.cancelled() => {
                 view.end_view(run, &history.plan);
                 let text = match connection.is_lost() {
                     true => connection.describe_unreachable_run(run),
                     false => stop_watching(bus, run, session).await?,
                 };
-                print_stderr_line(&format!("millrace: {text}"));
-                return Ok(CommandExit::Interrupted);
+                return Ok(output.print_stop(CommandExit::Interrupted, text));
             }
         }
     }
     view.end_view(run, &history.plan);
     if let Some(wait) = history.plan.run.paused_for_provider.as_ref().filter(|_| history.plan.is_live()) {
-        print_stderr_line(&format!(
-            "millrace: run {run} is paused: the provider of {} does not answer ({}); continue it with `{}`",
+        let text = format!(
+            "run {run} is paused: the provider of {} does not answer ({}); continue it with `{}`",
             single_line(&wait.model),
             single_line(&wait.error),
             command_hint(&format!("resume {run}"))
+        );
+        return Ok(output.print_stop(CommandExit::Paused, text));
+    }
+    if is_interrupted(&history.plan) {
+        let resume = command_hint(&format!("resume {run}"));
+        return Ok(output.print_stop(
+            CommandExit::Paused,
+            format!("run {run} was interrupted; continue it with `{resume}`"),
         ));
-        return Ok(CommandExit::Paused);
     }
     let report = RunReport::fetch_if_ended(bus, run, history).await?;
     let report = report.map_err(|_| {
@@ -224,6 +252,10 @@ async fn stop_watching(
     run: &RunId,
     session: Option<&ClusterSession>,
 ) -> Result<String, CommandError> {
+    if is_interrupted(&read_plan(bus, run).await?) {
+        let resume = command_hint(&format!("resume {run}"));
+        return Ok(format!("run {run} was interrupted; continue it with `{resume}`"));
+    }
     let stopping = session.filter(|session| session.stops_with_its_users());
     let Some(session) = stopping else {
         return Ok(format!(
@@ -237,6 +269,16 @@ async fn stop_watching(
         interrupt_run(bus, run).await?;
     }
     Ok(format!("interrupted; run {run} is kept, resume it with `{}`", command_hint(&format!("resume {run}"))))
+}
+
+/// `true` if nothing more happens in a run until it is resumed.
+fn is_at_rest(plan: &Plan) -> bool {
+    is_paused_for_provider(plan) || is_interrupted(plan)
+}
+
+/// `true` if a run was interrupted and not resumed since.
+fn is_interrupted(plan: &Plan) -> bool {
+    plan.is_live() && plan.run.is_interrupted
 }
 
 /// `true` if a run is paused because its provider does not answer, and none of its work is in flight any more.

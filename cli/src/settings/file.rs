@@ -117,7 +117,7 @@ impl Reader<'_> {
             VariableScope::User if self.owner == FileOwner::User => {}
             VariableScope::User => {
                 return Err(mistake(format!(
-                    "{name:?} names a program to run: set it in your own millrace.toml, or set {}",
+                    "{name:?} names a program to run or a file to write: set it in your own millrace.toml, or set {}",
                     variable.name
                 )));
             }

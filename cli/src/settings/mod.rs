@@ -130,7 +130,29 @@ impl SettingsSources<'_> {
         for (path, file) in &files {
             file.defaults.iter().for_each(|setting| settings.add_from_file(path, setting, None));
         }
+        self.refuse_addresses_for_other_credentials(&settings)?;
         Ok(settings)
+    }
+
+    /// Refuses an address that a file of the folder sets if a credential of the environment would be sent to it: the files
+    /// may have come with a checkout.
+    fn refuse_addresses_for_other_credentials(&self, settings: &Settings) -> anyhow::Result<()> {
+        let user_file = self.user_folder.as_ref().map(|folder| folder.join(FILE_NAME));
+        let config = self.variable(CONFIG).map(|path| self.working_folder.join(path));
+        for (name, setting) in &settings.values {
+            let SettingOrigin::File { file, line, .. } = &setting.origin else { continue };
+            let is_of_user = user_file.as_ref() == Some(file) || config.as_ref() == Some(file);
+            let credential = variables::credential_for_address(name, &setting.value.to_string_lossy());
+            let Some(credential) = credential.filter(|_| !is_of_user) else { continue };
+            if self.variable(&credential).is_some() {
+                bail!(
+                    "{}:{line}: {credential} of the environment would be sent to an address that this file sets; set {name} \
+                     in the environment or in your own {FILE_NAME}",
+                    file.display()
+                );
+            }
+        }
+        Ok(())
     }
 
     fn variable(&self, name: &str) -> Option<OsString> {
@@ -238,7 +260,7 @@ fn check_dotenv_variable(name: &str) -> Result<(), String> {
         | variables::VariableScope::Secret
         | variables::VariableScope::Selection => Ok(()),
         variables::VariableScope::User => Err(format!(
-            "{name} names a program to run: set it in the environment or in your own {FILE_NAME}"
+            "{name} names a program to run or a file to write: set it in the environment or in your own {FILE_NAME}"
         )),
         variables::VariableScope::Environment => Err(format!("{name} can only be set in the environment")),
     }

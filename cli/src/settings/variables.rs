@@ -35,8 +35,8 @@ pub enum ValueKind {
 pub enum VariableScope {
     /// The environment, `.env`, and every `millrace.toml`.
     Everywhere,
-    /// The environment and the user's own `millrace.toml`: it names a program to run, which must not depend on the
-    /// folder that a command is called in.
+    /// The environment and the user's own `millrace.toml`: it names a program to run or a file to write, which must not
+    /// depend on the folder that a command is called in.
     User,
     /// The environment and `.env`: files that are shared must not contain it.
     Secret,
@@ -61,16 +61,15 @@ pub const VARIABLES: &[Variable] = &[
     everywhere("MILLRACE_NATS_CA", ValueKind::Path, "the authorities of this machine"),
     everywhere("MILLRACE_NATS_CERT", ValueKind::Path, ""),
     everywhere("MILLRACE_NATS_KEY", ValueKind::Path, ""),
-    Variable {
-        name: "MILLRACE_NATS_SERVER",
-        kind: ValueKind::Path,
-        scope: VariableScope::User,
-        default: "nats-server on the PATH, or fetched",
-    },
+    of_user("MILLRACE_NATS_SERVER", ValueKind::Path, "nats-server on the PATH, or fetched"),
     everywhere("MILLRACE_MODEL", ValueKind::Texts(';'), "chosen by the API keys that are set"),
     everywhere("MILLRACE_PRICES", ValueKind::Path, "the built-in prices"),
+<<<<<<< HEAD
     everywhere("MILLRACE_RECORD", ValueKind::Path, ""),
     everywhere("MILLRACE_CALL_TIMEOUT", ValueKind::Text, "10m"),
+=======
+    of_user("MILLRACE_RECORD", ValueKind::Path, ""),
+>>>>>>> 02ed4b8 (cli: followers end with an interrupted run; credentials stay with addresses)
     everywhere("MILLRACE_SLOTS", ValueKind::Number, "8"),
     everywhere("MILLRACE_GRACE", ValueKind::Text, "20s"),
     everywhere("MILLRACE_DOCUMENT_CACHE", ValueKind::Path, "millrace/documents in the user's cache folder"),
@@ -83,7 +82,7 @@ pub const VARIABLES: &[Variable] = &[
     everywhere("MILLRACE_HTTP", ValueKind::Text, "no health and metrics page"),
     everywhere("MILLRACE_LOG", ValueKind::Text, "info for processes, error for commands"),
     everywhere("MILLRACE_LOG_FORMAT", ValueKind::Text, "text"),
-    everywhere("MILLRACE_ECHO_LEDGER", ValueKind::Path, ""),
+    of_user("MILLRACE_ECHO_LEDGER", ValueKind::Path, ""),
     Variable { name: PROFILE, kind: ValueKind::Text, scope: VariableScope::Selection, default: "" },
     Variable {
         name: CONFIG,
@@ -100,6 +99,10 @@ pub const CONFIG: &str = "MILLRACE_CONFIG";
 
 const fn everywhere(name: &'static str, kind: ValueKind, default: &'static str) -> Variable {
     Variable { name, kind, scope: VariableScope::Everywhere, default }
+}
+
+const fn of_user(name: &'static str, kind: ValueKind, default: &'static str) -> Variable {
+    Variable { name, kind, scope: VariableScope::User, default }
 }
 
 const fn secret(name: &'static str) -> Variable {
@@ -120,6 +123,15 @@ impl Variable {
     /// Returns the key in `millrace.toml`.
     pub fn key(&self) -> String {
         self.name.strip_prefix(PREFIX).unwrap_or(self.name).to_ascii_lowercase()
+    }
+}
+
+/// Returns the variable with the credential that is sent to the address in a setting, if it has one.
+pub fn credential_for_address(name: &str, value: &str) -> Option<String> {
+    match name {
+        "MILLRACE_NATS_URL" => Some("MILLRACE_NATS_PASSWORD".to_owned()),
+        "MILLRACE_MODEL" => value.contains('@').then(|| "OPENAI_COMPATIBLE_API_KEY".to_owned()),
+        name => name.strip_suffix("_BASE_URL").map(|provider| format!("{provider}_API_KEY")),
     }
 }
 

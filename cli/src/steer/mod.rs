@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use anyhow::anyhow;
 use clap::Args;
+use clap::builder::NonEmptyStringValueParser;
 use millrace_protocol::ids::{RunId, TaskId};
 use millrace_protocol::plan::{
     AnswerCause, CommandAction, Decision, Event, GraphEvent, InputAnswer, Plan, Refusal, RunCommand,
@@ -37,6 +38,7 @@ const MAX_NAMED: usize = 10;
 #[derive(Args, Debug)]
 pub struct SteeringArguments {
     /// Run id, a unique prefix of it, or `latest`
+    #[arg(value_parser = NonEmptyStringValueParser::new())]
     run: String,
     /// Author of the command, recorded in the log [default: your login name]
     #[arg(long, value_name = "NAME")]

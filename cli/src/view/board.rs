@@ -181,12 +181,38 @@ fn render_headline(run: &RunId, plan: &Plan, now: Timestamp) -> String {
             format!("{}, {}", end.reason, format_age(end.at.duration_since(start.at)))
         }
     };
+    let waiting = count_tasks_waiting_for_workers(plan);
     let counts: Vec<String> = TaskState::ALL
         .iter()
-        .filter(|state| plan.task_count_in_state(**state) > 0)
-        .map(|state| format!("{} {state}", plan.task_count_in_state(*state)))
+        .map(|state| {
+            let waiting = if *state == TaskState::Errored { waiting } else { 0 };
+            (plan.task_count_in_state(*state) - waiting, state.as_str())
+        })
+        .chain([(waiting, WAITING)])
+        .filter(|(count, _)| *count > 0)
+        .map(|(count, state)| format!("{count} {state}"))
         .collect();
     format!("run {run}  {state}  {}", counts.join(", ")).trim_end().to_owned()
+}
+
+fn count_tasks_waiting_for_workers(plan: &Plan) -> u32 {
+    if plan.task_count_in_state(TaskState::Errored) == 0 {
+        return 0;
+    }
+    let waiting = plan.tasks().iter().filter(|task| is_waiting_for_workers(task)).count();
+    u32::try_from(waiting).unwrap_or(u32::MAX)
+}
+
+/// How a task is shown whose state is `errored` although nothing failed: see [`is_waiting_for_workers`].
+const WAITING: &str = "waiting";
+
+/// Returns whether a task waits for a worker that provides its capability or accepts its parameters. In the log this is an
+/// error of the task.
+fn is_waiting_for_workers(task: &Task) -> bool {
+    matches!(
+        task.errored_wait(),
+        Some(ErroredTaskWait::Capability { .. } | ErroredTaskWait::Parameters { .. })
+    )
 }
 
 /// Selects the tasks to show, in plan order.
@@ -234,9 +260,11 @@ fn render_task_line(task: &Task, live: &LiveModelOutput, names: usize, now: Time
         }
     }
     let id = shorten_middle(task.spec.id.as_str(), names);
-    format!("{} {:12}  {id:names$}  {}", state_symbol(task.state()), task.state(), parts.join(", "))
-        .trim_end()
-        .to_owned()
+    let (symbol, state) = match task.state() {
+        TaskState::Errored if is_waiting_for_workers(task) => ('○', WAITING),
+        state => (state_symbol(state), state.as_str()),
+    };
+    format!("{symbol} {state:12}  {id:names$}  {}", parts.join(", ")).trim_end().to_owned()
 }
 
 /// Shortens the random part of a worker's id; `millrace show RUN TASK` has all of it.

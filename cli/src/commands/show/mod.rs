@@ -4,6 +4,7 @@
 mod task;
 
 use clap::Args;
+use clap::builder::NonEmptyStringValueParser;
 use jiff::Timestamp;
 use millrace_runtime::Bus;
 
@@ -35,6 +36,7 @@ Examples:
 #[command(after_help = EXAMPLES)]
 pub struct ShowArguments {
     /// Run id, a unique prefix of it, or `latest`
+    #[arg(value_parser = NonEmptyStringValueParser::new())]
     run: String,
     /// Task whose transcript to show, or `@planner`
     task: Option<String>,
