@@ -182,19 +182,14 @@ pub async fn watch_run(
                 history.add_decision(&decision);
                 view.show_decision(run, &history.plan, &live, sequence, &decision);
             }
-<<<<<<< HEAD
             Some(message) = writing.next() => {
                 live.add_message(&message.subject, &message.payload, jiff::Timestamp::now());
-            },
-            _ = redraw.tick() => match connection.check() {
-=======
-            Some(message) = writing.next() => live.add_message(&message.subject, &message.payload),
+            }
             _ = redraw.tick() => {
                 if let Some(change) = disk.as_mut().and_then(DiskMonitor::check_if_due) {
                     print_stderr_line(&change.describe(&target.data));
                 }
                 match connection.check() {
->>>>>>> 02ed4b8 (cli: followers end with an interrupted run; credentials stay with addresses)
                 LinkState::Lost(since) => view.show_lost_connection(run, &history.plan, since),
                 LinkState::Ended => {
                     view.end_view(run, &history.plan);

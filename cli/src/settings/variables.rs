@@ -64,12 +64,8 @@ pub const VARIABLES: &[Variable] = &[
     of_user("MILLRACE_NATS_SERVER", ValueKind::Path, "nats-server on the PATH, or fetched"),
     everywhere("MILLRACE_MODEL", ValueKind::Texts(';'), "chosen by the API keys that are set"),
     everywhere("MILLRACE_PRICES", ValueKind::Path, "the built-in prices"),
-<<<<<<< HEAD
-    everywhere("MILLRACE_RECORD", ValueKind::Path, ""),
-    everywhere("MILLRACE_CALL_TIMEOUT", ValueKind::Text, "10m"),
-=======
     of_user("MILLRACE_RECORD", ValueKind::Path, ""),
->>>>>>> 02ed4b8 (cli: followers end with an interrupted run; credentials stay with addresses)
+    everywhere("MILLRACE_CALL_TIMEOUT", ValueKind::Text, "10m"),
     everywhere("MILLRACE_SLOTS", ValueKind::Number, "8"),
     everywhere("MILLRACE_GRACE", ValueKind::Text, "20s"),
     everywhere("MILLRACE_DOCUMENT_CACHE", ValueKind::Path, "millrace/documents in the user's cache folder"),
