@@ -141,7 +141,7 @@ async fn an_envelope_contains_tools_answer_and_conversation() {
         (false, r#"[{"action":"search","arguments":{"query":"a"}},{"action":"now","arguments":{}}]"#),
         (
             true,
-            "Result of search:\nhit\n\nError of now:\nno clock\n\nIf this is enough, answer now with the action \"final\".\n\nGo on.",
+            "Result of search:\nhit\n\nError of now:\nno clock\n\nGo on.",
         ),
         (false, r#"{"action":"final","answer":{"output":"bad"}}"#),
         (true, "It does not fit."),
