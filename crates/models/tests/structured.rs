@@ -139,10 +139,7 @@ async fn an_envelope_contains_tools_answer_and_conversation() {
     let expected = [
         (true, "Task."),
         (false, r#"[{"action":"search","arguments":{"query":"a"}},{"action":"now","arguments":{}}]"#),
-        (
-            true,
-            "Result of search:\nhit\n\nError of now:\nno clock\n\nGo on.",
-        ),
+        (true, "Result of search:\nhit\n\nError of now:\nno clock\n\nGo on."),
         (false, r#"{"action":"final","answer":{"output":"bad"}}"#),
         (true, "It does not fit."),
     ];
