@@ -161,7 +161,7 @@ impl Bus {
     /// # Errors
     /// The server does not respond or has no storage left, or a bucket differs.
     pub async fn ensure_buckets(&self) -> Result<(), Fault> {
-        topology::ensure_buckets(&self.0.control, &self.0.settings).await
+        Box::pin(topology::ensure_buckets(&self.0.control, &self.0.settings)).await
     }
 
     /// Returns the lane of a run.

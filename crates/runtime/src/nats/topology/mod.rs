@@ -62,7 +62,7 @@ pub async fn ensure_cluster(
     }
     ensure_stream(context, work_stream_config(replicas)).await?;
     ensure_stream(context, files_stream_config(replicas)).await?;
-    ensure_buckets(context, &settings).await?;
+    Box::pin(ensure_buckets(context, &settings)).await?;
     ensure_stream(context, object_store_stream_config(BLOBS, replicas, false)).await?;
     ensure_stream(context, object_store_stream_config(ARCHIVE, replicas, true)).await?;
     if let Err(error) = store.create(READY, "".into()).await
