@@ -260,9 +260,10 @@ fn render_task_line(task: &Task, live: &LiveModelOutput, names: usize, now: Time
         }
     }
     let id = shorten_middle(task.spec.id.as_str(), names);
-    let (symbol, state) = match task.state() {
-        TaskState::Errored if is_waiting_for_workers(task) => ('○', WAITING),
-        state => (state_symbol(state), state.as_str()),
+    let (symbol, state) = if is_waiting_for_workers(task) {
+        ('○', WAITING)
+    } else {
+        (state_symbol(task.state()), task.state().as_str())
     };
     format!("{symbol} {state:12}  {id:names$}  {}", parts.join(", ")).trim_end().to_owned()
 }

@@ -437,7 +437,8 @@ mod tests {
         let (task, criteria) = (task_id(), [sample_criteria(), vec![ANSWERS.to_owned()]].concat());
         let format = ConversationFormat::default();
         for passed in [true, false] {
-            let answer = json!({"criteria": met(true), "reasoning": "It misses the point.", "passed": passed});
+            let answer =
+                json!({"criteria": met(true), "reasoning": "It misses the point.", "passed": passed});
             let judged =
                 JudgementValidator::new(&task, &criteria, format).validate_judgement(parse_judgement(answer));
             let verdict = judged.unwrap().to_verdict();
