@@ -302,14 +302,16 @@ fn watch_ends_when_its_run_is_interrupted() {
     let plan = user.write_chain_plan(40);
     let mut run = user.start_in_background(&["run", "--plan", &plan]);
     user.wait_until("a task is completed", || user.read_file("err").contains("t1 completed"));
-    let watch = user.millrace_command(&["watch", "latest", "--json"]).stdout(Stdio::piped()).spawn().unwrap();
-    let mut watch = BufReader::new(watch.stdout.unwrap());
+    let mut watch =
+        user.millrace_command(&["watch", "latest", "--json"]).stdout(Stdio::piped()).spawn().unwrap();
+    let mut events = BufReader::new(watch.stdout.take().unwrap());
     let mut first = String::new();
-    watch.read_line(&mut first).unwrap();
+    events.read_line(&mut first).unwrap();
     assert!(first.contains("\"type\""), "{first}");
     kill_process(Pid::from_child(&run), Signal::INT).unwrap();
     assert_eq!(run.wait().unwrap().code(), Some(130));
-    let last = watch.lines().map(Result::unwrap).last().unwrap();
+    let last = events.lines().map(Result::unwrap).last().unwrap();
+    assert_eq!(watch.wait().unwrap().code(), Some(5));
     let last: Value = serde_json::from_str(&last).unwrap();
     assert_eq!(
         (&last["type"], &last["error"], &last["exit_code"]),
