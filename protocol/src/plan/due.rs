@@ -281,8 +281,8 @@ fn find_expired_clock_of_task(
             Some(AttemptClock::RunTime)
         }
         TaskPhase::Running => {
-            // The lookup is skipped where it can't matter.
-            let silent = |since| has_elapsed(since, limits.silence, now);
+            // The lookup is skipped where it can't matter. Work that waits for a provider has nothing to write.
+            let silent = |since| has_worked_for(since, limits.silence, &task.waits, now);
             let last = || last_entry(&task.spec.id).unwrap_or(task.since).max(task.since);
             (silent(task.since) && silent(last())).then_some(AttemptClock::Silence)
         }
@@ -307,7 +307,7 @@ fn has_elapsed(since: Timestamp, limit: std::time::Duration, now: Timestamp) -> 
     now.duration_since(since) >= limit
 }
 
-/// `true` if work has reached a limit of its run time. Waits for a provider do not count.
+/// `true` if work has reached a limit of its run time or of its silence. Waits for a provider do not count.
 fn has_worked_for(
     since: Timestamp,
     limit: std::time::Duration,

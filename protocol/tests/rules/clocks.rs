@@ -3,9 +3,10 @@
 use jiff::SignedDuration;
 use millrace_protocol::ids::TaskId;
 use millrace_protocol::plan::{
-    AttemptClock, Budget, BudgetEvent, DecisionInput, Event, OverdueInput, Submission, TaskLimits, Work,
-    decide, overdue_inputs,
+    AttemptClock, Budget, BudgetEvent, DecisionInput, Event, Fact, JournalKey, OverdueInput, Submission,
+    TaskLimits, Work, decide, overdue_inputs,
 };
+use millrace_protocol::provider::ProviderStatus;
 use millrace_protocol::result::ErrorKind;
 
 use crate::cast;
@@ -77,6 +78,22 @@ fn silence_counts_from_the_claim_or_the_last_entry() {
     check_overdue_exactly_after(&scene, 20, attempt_clock_input(1, AttemptClock::Silence));
     scene.last_entries.insert(task_a(), cast::time_after(scene.now, 15));
     check_overdue_exactly_after(&scene, 35, attempt_clock_input(1, AttemptClock::Silence));
+}
+
+#[test]
+fn a_wait_for_a_provider_is_no_silence() {
+    let mut scene = scene_with_limited_task();
+    scene.claim_task(&task_a(), "w1");
+    let decide_status = |scene: &mut RunScene, status| {
+        scene.decide_fact(&Fact::Provider(JournalKey::Task(task_a(), 1), status)).unwrap();
+    };
+    scene.now = cast::time_after(scene.now, 5);
+    decide_status(&mut scene, ProviderStatus::Waiting(cast::provider_wait("away")));
+    assert_eq!(overdue_after(&scene, 1_000, 0), []);
+    scene.now = cast::time_after(scene.now, 1_000);
+    decide_status(&mut scene, ProviderStatus::Recovered);
+    // Of the limit of 20 s, 5 s passed before the wait.
+    check_overdue_exactly_after(&scene, 15, attempt_clock_input(1, AttemptClock::Silence));
 }
 
 #[test]
