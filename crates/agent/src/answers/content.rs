@@ -35,6 +35,11 @@ const NUMBER_WORDS: [&str; 24] = [
 /// The share of words with a capital within a sentence above which a language is taken to write all nouns with one.
 const MAX_CAPITALS: f64 = 0.3;
 
+/// `true` if a text says nothing: it is empty, or the dots of a form that was copied.
+pub(super) fn is_blank(text: &str) -> bool {
+    !text.contains(char::is_alphanumeric)
+}
+
 /// `true` if an objective asks for a number.
 fn asks_for_number(objective: &str) -> bool {
     let objective = objective.to_lowercase();
@@ -107,6 +112,12 @@ pub(super) fn find_missing_names(objective: &str, answer: &str, material: &[&str
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn dots_of_a_form_are_no_answer() {
+        assert!(["", " \n", "…", "# …", "..."].into_iter().all(is_blank));
+        assert!(!["28", "Yes.", "はい"].into_iter().any(is_blank));
+    }
 
     #[test]
     fn a_question_for_a_number_needs_one() {

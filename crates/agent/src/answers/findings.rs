@@ -10,7 +10,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use super::{labels, marks};
+use super::{content, labels, marks};
 use crate::citations::{self, collapse_whitespace};
 use crate::corpus::{Corpus, Document};
 use crate::model::AnswerSchema;
@@ -98,7 +98,7 @@ impl Answer for Findings {
 
     fn parse_answer(text: &str) -> Result<Self, String> {
         let findings: Self = parse_json_answer(text)?;
-        if findings.output.trim().is_empty() {
+        if content::is_blank(&findings.output) {
             return Err("'output' is empty.".into());
         }
         Ok(findings)

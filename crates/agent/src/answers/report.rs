@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 
 use super::findings::summarize_output;
-use super::marks;
+use super::{content, marks};
 use crate::citations;
 use crate::model::AnswerSchema;
 use crate::spec::AnswerForm;
@@ -58,7 +58,7 @@ impl Answer for Report {
 
     fn parse_answer(text: &str) -> Result<Self, String> {
         let report: Self = parse_json_answer(text)?;
-        if report.output.trim().is_empty() {
+        if content::is_blank(&report.output) {
             return Err("'output' is empty.".into());
         }
         Ok(report)
