@@ -221,7 +221,7 @@ const EXPENSIVE_PLANNER: &str = "
 rules:
 - when: {answer: plan}
   reply:
-    answer: {reasoning: One task is enough., tasks: [{id: only, objective: be done, capability: echo, final: true}]}
+    answer: {reasoning: One task is enough., tasks: [{id: only, objective: be done, capability: act, final: true}]}
     usage: {input_tokens: 30000, output_tokens: 100}
 ";
 
@@ -229,7 +229,11 @@ rules:
 fn a_run_out_of_tokens_is_finished_with_a_larger_budget() {
     let user = CliUser::new();
     user.write_file("model.yaml", EXPENSIVE_PLANNER);
-    let model = ["--model", "planner=script:model.yaml", "--workers", "1"];
+    user.write_file(
+        "act.yaml",
+        "kind: command\nname: act\ndescription: Acts.\ncommand: [sh, -c, \"echo '{}'\"]\n",
+    );
+    let model = ["--model", "planner=script:model.yaml", "--workers", "1", "--capability", "act.yaml"];
     let run = user.run_command(
         &[&["run", "be done with it", "--mode", "llm", "--budget", "tokens=20k,steps=5"], &model[..]]
             .concat(),
