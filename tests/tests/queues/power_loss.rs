@@ -262,6 +262,58 @@ async fn order_of_a_lost_decision_is_discarded() {
     cluster.stop_all();
 }
 
+/// The stream of the queues loses all orders, the position of the consumer of `echo` does not. The next order belongs to another
+/// capability and has the sequence of an order that `echo` had delivered, so that the server delivers it to workers of `echo`.
+#[tokio::test(flavor = "multi_thread")]
+async fn order_with_the_sequence_of_a_lost_one_stays_in_its_own_queue() {
+    let _alone = lock_machine();
+    let setup = ClusterSetup { work_lease: Some(Duration::from_secs(3)), ..ClusterSetup::default() };
+    let mut cluster = TestCluster::start_with_workers(setup, 1);
+    let store = cluster.server.data_folder().join("store");
+    let (bus, run) = (cluster.connect_bus().await, run_id("first"));
+    cluster.wait_for_heartbeats(&bus, Kind::Worker, 1).await;
+    let tasks = ["a", "b"].map(|task| echo_task(task, &json!({"delay_ms": 60_000})));
+    submit_run(&bus, &run, &fixed_submission(tasks.into())).await;
+    wait_for_value(TIMEOUT, "two claims", async || {
+        let history = History::read_from_log(&bus, &run).await.ok()?;
+        (history.folded_plan().task_count_in_state(TaskState::Running) == 2).then_some(())
+    })
+    .await;
+    let claimed = SystemTime::now();
+    wait_for_value(TIMEOUT, "the position of the consumer", async || {
+        (position_written_at(&store, "WORK/obs/echo")? > claimed).then_some(())
+    })
+    .await;
+    cluster.server.kill();
+    PROCESSES[..3].iter().for_each(|name| cluster.kill_process(name));
+    drop(bus);
+    cut_newest_block(&store, "WORK", |_| 0);
+    cluster.server.restart();
+    let bus = cluster.connect_bus().await;
+    let context = jetstream::new(bus.client().clone());
+    // Nothing is published for `later`, so that nothing but the sequence leads here.
+    for task in ["x", "y"] {
+        let published = context.publish_with_headers(
+            format!("work.later.other.{task}.1"),
+            build_publish_headers(),
+            "order".into(),
+        );
+        let sequence = published.await.unwrap().await.unwrap().sequence;
+        assert!(sequence <= 2, "the order of {task} has sequence {sequence}");
+    }
+    cluster.restart_process("worker-1");
+    cluster.wait_for_log("worker-1", "leaving an order to the queue of its capability", TIMEOUT).await;
+    let orders = async || direct_get::read_matching(bus.client(), WORK, "work.later.>", 1).await.ok();
+    assert_eq!(orders().await.map(|orders| orders.len()), Some(2), "the orders are still in their queue");
+    ["supervisor-1", "critic-1"].iter().for_each(|name| cluster.restart_process(name));
+    // Both tasks are published again.
+    wait_for_value(TIMEOUT, "two claims of the restarted worker", async || {
+        let history = History::read_from_log(&bus, &run).await.ok()?;
+        (history.takeover_count() == 2).then_some(())
+    })
+    .await;
+}
+
 /// Only the server and its newest messages are lost. The supervisor has decided on some of them.
 #[tokio::test(flavor = "multi_thread")]
 async fn supervisor_that_survives_a_loss_of_messages_reads_the_lane_again() {

@@ -7,6 +7,7 @@ use std::time::Duration;
 use async_nats::Message;
 use async_nats::jetstream::{self, response::Response};
 use bytes::Bytes;
+use millrace_protocol::ids::Capability;
 use millrace_protocol::subject;
 use millrace_protocol::work::Order;
 use serde::Deserialize;
@@ -52,6 +53,13 @@ impl OrderLease {
     /// Returns the subject of the order.
     pub fn subject(&self) -> &str {
         &self.message.subject
+    }
+
+    /// `true` if the order belongs to the queue of this capability. After a power loss the server uses sequences a second time,
+    /// and a consumer redelivers whatever has the sequence of an order that it had delivered before: this may be an order of
+    /// another queue.
+    pub fn is_of_queue(&self, capability: &Capability) -> bool {
+        self.subject().split('.').nth(1) == Some(capability.as_str())
     }
 
     /// Returns the provenance of the order. An order without headers counts as published where the cluster still

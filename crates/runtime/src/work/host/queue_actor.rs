@@ -183,6 +183,15 @@ impl QueueActorState {
         lease: Arc<OrderLease>,
         slot: OwnedSemaphorePermit,
     ) -> Result<(), ActorProcessingErr> {
+        if !lease.is_of_queue(&self.capability) {
+            // Its own queue delivers it. An acknowledgement would remove it there.
+            warn!(
+                subject = lease.subject(),
+                "leaving an order to the queue of its capability: the server has lost its newest messages"
+            );
+            self.status.invalid.increment();
+            return Ok(());
+        }
         if self.draining.is_cancelled() {
             lease.release_order(Duration::ZERO).await;
             return Ok(());
