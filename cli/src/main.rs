@@ -4,6 +4,7 @@
 mod budget;
 mod commands;
 mod connection_monitor;
+mod disk_monitor;
 mod doctor;
 mod evaluation;
 mod exit;

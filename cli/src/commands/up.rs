@@ -9,6 +9,7 @@ use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
 use crate::commands::run::{effective_models, find_running_cluster, warn_of_ignored_server};
+use crate::disk_monitor::{DiskChange, DiskMonitor};
 use crate::exit::{CommandError, CommandExit, run_until_interrupt};
 use crate::interrupted::{
     describe_interrupted_runs, interrupt_unfinished_runs, list_interrupted_runs, list_unfinished_runs,
@@ -19,7 +20,7 @@ use crate::report::describe_usage;
 use crate::submission::open_models_to_check;
 use crate::view::{format_clock, format_short_duration, print_stderr_line};
 use millrace_client::{RunChange, RunFeed};
-use millrace_local_cluster::data::{DataFolderError, MIN_FREE_BYTES, free_space};
+use millrace_local_cluster::data::DataFolderError;
 use millrace_local_cluster::folders;
 use millrace_local_cluster::users::{NoUsers, wait_until_unused};
 use millrace_local_cluster::{
@@ -32,8 +33,6 @@ use millrace_runtime::nats::topology::ClusterOptions;
 use millrace_runtime::work::registry;
 use millrace_runtime::{Bus, Fault};
 
-/// Interval between checks of the disk, the store and the size of the logs.
-const CHECK_INTERVAL: Duration = Duration::from_secs(2);
 /// Time that interrupting the live runs of a cluster may take.
 const INTERRUPT_LIMIT: Duration = Duration::from_secs(5);
 /// Maximum time that a start in the background waits for the first worker.
@@ -222,7 +221,7 @@ async fn watch_cluster(cluster: &mut LocalCluster, data: &Path, mut runs: Option
         };
         tokio::select! {
             Some(line) = next_line => line.print(),
-            () = tokio::time::sleep_until(disk.next_check.into()) => {
+            () = tokio::time::sleep_until(disk.next_check().into()) => {
                 cluster.rotate_logs();
                 if !cluster.has_store() {
                     return CommandError::unusable_environment(anyhow!(
@@ -415,70 +414,6 @@ fn format_run_change(change: &RunChange) -> String {
     format!("millrace: {} run {} {text}", format_clock(at), summary.run)
 }
 
-/// Watches the free space on the disk of a data folder: a server on a full disk accepts no more writes, also not when there
-/// is space again.
-pub struct DiskMonitor {
-    data: PathBuf,
-    is_full: bool,
-    /// When the space is checked next; other events must not delay it.
-    next_check: Instant,
-}
-
-/// A change of the free space.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum DiskChange {
-    /// There is too little, with the number of free bytes.
-    Full(u64),
-    /// There is enough again.
-    Freed,
-}
-
-impl DiskChange {
-    pub fn describe(self, data: &Path) -> String {
-        let data = data.display();
-        match self {
-            Self::Full(free) => format!(
-                "millrace: warning: the disk of the data folder {data} is nearly full: {} MiB free. Runs may stall until there is \
-                 space again; no work is lost",
-                free >> 20
-            ),
-            Self::Freed => format!(
-                "millrace: the disk of the data folder {data} has space again; restarting nats-server, runs continue"
-            ),
-        }
-    }
-}
-
-impl DiskMonitor {
-    /// A monitor for the disk that holds `data`.
-    pub fn new(data: &Path) -> Self {
-        Self { data: data.to_owned(), is_full: false, next_check: Instant::now() + CHECK_INTERVAL }
-    }
-
-    /// Like [`Self::check`] once the interval is over; only a disk that has become full counts.
-    pub fn check_if_due(&mut self) -> Option<DiskChange> {
-        let is_due = Instant::now() >= self.next_check;
-        is_due.then(|| self.check()).flatten().filter(|change| *change != DiskChange::Freed)
-    }
-
-    /// Returns the change since the last check, if there is one.
-    fn check(&mut self) -> Option<DiskChange> {
-        self.next_check = Instant::now() + CHECK_INTERVAL;
-        // If free space can't be read, there is nothing to say.
-        free_space(&self.data).ok().and_then(|free| self.check_free_space(free))
-    }
-
-    /// Returns a change when free space falls below the minimum, and when there is enough again.
-    fn check_free_space(&mut self, free: u64) -> Option<DiskChange> {
-        let was_full = std::mem::replace(&mut self.is_full, free < MIN_FREE_BYTES);
-        match (was_full, self.is_full) {
-            (false, true) => Some(DiskChange::Full(free)),
-            (true, false) => Some(DiskChange::Freed),
-            (true, true) | (false, false) => None,
-        }
-    }
-}
-
 /// Returns the error that ends the command if a process refused to start: no restart can help.
 fn find_refusal(event: &ProcessEvent) -> Option<CommandError> {
     match event {
@@ -569,18 +504,5 @@ mod tests {
         let expected =
             " run r-1 completed_partial after 12.3 s: 2 of 3 tasks completed, 42 tokens in 2 calls";
         assert!(line.ends_with(expected), "{line}");
-    }
-
-    #[test]
-    fn low_disk_space_is_reported_once_until_there_is_space_again() {
-        let mut disk = DiskMonitor::new(Path::new("/d"));
-        assert_eq!(disk.check_free_space(MIN_FREE_BYTES), None);
-        let warning = disk.check_free_space(3 << 20).unwrap();
-        let text = warning.describe(Path::new("/d"));
-        assert!(text.contains("/d is nearly full: 3 MiB free"), "{text}");
-        assert_eq!(disk.check_free_space(0), None);
-        assert_eq!(disk.check_free_space(MIN_FREE_BYTES), Some(DiskChange::Freed));
-        assert_eq!(disk.check_free_space(MIN_FREE_BYTES), None);
-        assert!(disk.check_free_space(MIN_FREE_BYTES - 1).is_some());
     }
 }

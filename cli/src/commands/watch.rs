@@ -14,8 +14,8 @@ use millrace_protocol::subject;
 use millrace_runtime::Bus;
 use tokio_util::sync::CancellationToken;
 
-use crate::commands::up::DiskMonitor;
 use crate::connection_monitor::{ConnectionMonitor, LinkState};
+use crate::disk_monitor::DiskMonitor;
 use crate::exit::{CommandError, CommandExit};
 use crate::history::RunHistory;
 use crate::interrupted::interrupt_run;
@@ -190,19 +190,19 @@ pub async fn watch_run(
                     print_stderr_line(&change.describe(&target.data));
                 }
                 match connection.check() {
-                LinkState::Lost(since) => view.show_lost_connection(run, &history.plan, since),
-                LinkState::Ended => {
-                    view.end_view(run, &history.plan);
-                    return Err(connection.ended_error(run));
-                }
-                LinkState::Recovered(outage) => view.show_recovered_connection(outage),
-                LinkState::Connected => {
-                    view.redraw(run, &history.plan, &live);
-                    // The decisions may be those before a later resumption, so that the log has the last word.
-                    if is_at_rest(&history.plan) && is_at_rest(&read_plan(bus, run).await?) {
-                        break;
+                    LinkState::Lost(since) => view.show_lost_connection(run, &history.plan, since),
+                    LinkState::Ended => {
+                        view.end_view(run, &history.plan);
+                        return Err(connection.ended_error(run));
                     }
-                }
+                    LinkState::Recovered(outage) => view.show_recovered_connection(outage),
+                    LinkState::Connected => {
+                        view.redraw(run, &history.plan, &live);
+                        // The decisions may be those before a later resumption, so that the log has the last word.
+                        if is_at_rest(&history.plan) && is_at_rest(&read_plan(bus, run).await?) {
+                            break;
+                        }
+                    }
                 }
             }
             () = interrupt.cancelled() => {
@@ -216,21 +216,8 @@ pub async fn watch_run(
         }
     }
     view.end_view(run, &history.plan);
-    if let Some(wait) = history.plan.run.paused_for_provider.as_ref().filter(|_| history.plan.is_live()) {
-        let text = format!(
-            "run {run} is paused: the provider of {} does not answer ({}); continue it with `{}`",
-            single_line(&wait.model),
-            single_line(&wait.error),
-            command_hint(&format!("resume {run}"))
-        );
+    if let Some(text) = describe_pause(run, &history.plan) {
         return Ok(output.print_stop(CommandExit::Paused, text));
-    }
-    if is_interrupted(&history.plan) {
-        let resume = command_hint(&format!("resume {run}"));
-        return Ok(output.print_stop(
-            CommandExit::Paused,
-            format!("run {run} was interrupted; continue it with `{resume}`"),
-        ));
     }
     let report = RunReport::fetch_if_ended(bus, run, history).await?;
     let report = report.map_err(|_| {
@@ -239,6 +226,19 @@ pub async fn watch_run(
         ))
     })?;
     print_and_save_result(&report, output, &target.data)
+}
+
+/// Returns the line about a run that stands still until a user resumes it.
+fn describe_pause(run: &RunId, plan: &Plan) -> Option<String> {
+    let resume = command_hint(&format!("resume {run}"));
+    if let Some(wait) = plan.run.paused_for_provider.as_ref().filter(|_| plan.is_live()) {
+        return Some(format!(
+            "run {run} is paused: the provider of {} does not answer ({}); continue it with `{resume}`",
+            single_line(&wait.model),
+            single_line(&wait.error)
+        ));
+    }
+    is_interrupted(plan).then(|| format!("run {run} was interrupted; continue it with `{resume}`"))
 }
 
 /// Stops a run that ends with its command. Returns the line about the run.
