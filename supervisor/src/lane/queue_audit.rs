@@ -136,9 +136,15 @@ fn difference_of_expected(
     let (capability, _) = subject::parse_order_subject(subject)?;
     let consumer = queues.consumers.get(&capability).copied().flatten();
     // A consumer that has delivered everything should have led to a claim. It may hold the sequence of an order that a power loss
-    // has removed for one of its own, so that the numbers match although an order is stranded.
+    // has removed for one of its own, so that the numbers match although an order is stranded. Claims of reviews are not in
+    // the plan, so that a long review looks the same: it is left to the redelivery of the queue.
+    let is_claimed_in_plan = match order.work {
+        Work::Task { .. } | Work::Planning { .. } => true,
+        Work::Review { .. } => false,
+    };
     let is_suspect = |it: ConsumerPosition| {
-        it.has_stranded_orders() || (it.undelivered == 0 && order.is_required && !order.is_in_hand)
+        let is_unclaimed = is_claimed_in_plan && order.is_required && !order.is_in_hand;
+        it.has_stranded_orders() || (it.undelivered == 0 && is_unclaimed)
     };
     consumer.is_some_and(is_suspect).then_some(Difference::Suspected)
 }
@@ -305,5 +311,29 @@ mod tests {
             assert!(repairs.suspected.iter().all(|suspect| !suspect.is_overdue));
         }
         assert!(case.compare(&queues, &expected(&["a"], false)).suspected[0].is_overdue);
+    }
+
+    #[test]
+    fn long_review_is_not_suspected_although_the_plan_has_no_claim_of_it() {
+        let critic = Capability::new(subject::CRITIC).unwrap();
+        let work = Work::Review { task: TaskId::new("a").unwrap(), attempt: 1, review: 1 };
+        let subject = subject::order_subject(&run(), &critic, &work);
+        let order = ExpectedOrder { run: run(), work, is_required: true, is_in_hand: false };
+        let position = ConsumerPosition {
+            orders: 1,
+            undelivered: 0,
+            unacknowledged: 1,
+            delivered: 11,
+            acknowledged: 10,
+        };
+        let queues = QueueSnapshot {
+            orders: [(run(), [subject.clone()].into())].into(),
+            consumers: [(critic, Some(position))].into(),
+        };
+        let expected = HashMap::from([(subject, order)]);
+        let mut case = Case::new();
+        for _ in 0..(LEASE + MARGIN).as_secs() {
+            assert_eq!(case.compare(&queues, &expected), QueueRepairs::default());
+        }
     }
 }
