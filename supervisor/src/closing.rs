@@ -16,7 +16,7 @@ const RETRY: Duration = Duration::from_secs(1);
 /// `linger`, so that clients that watch the lane see the end. Returns when the lane holds no message of the run.
 pub async fn close_ended_run(bus: &Bus, mut summary: RunSummary, end: u64, linger: Duration) {
     withdraw_orders_of_run(bus, &summary).await;
-    retry_until_done("summary", &summary, || registry::write_summary(bus, &summary)).await;
+    retry_until_done("summary", &summary, || write_unless_archived(bus, &summary)).await;
     tokio::time::sleep(linger).await;
     let archive = || archive::archive_run(bus, summary.lane, &summary.run, end);
     let through = retry_until_done("archive", &summary, archive).await;
@@ -26,6 +26,13 @@ pub async fn close_ended_run(bus: &Bus, mut summary: RunSummary, end: u64, linge
     retry_until_done("summary", &summary, || registry::write_summary(bus, &summary)).await;
     retry_until_done("purge", &summary, || log::purge_run(bus, summary.lane, &summary.run, through)).await;
     info!(run = %summary.run, "run archived");
+}
+
+/// Writes the summary of an ended run, unless another owner of its lane has archived the run: the mark must stay.
+async fn write_unless_archived(bus: &Bus, summary: &RunSummary) -> Result<(), Fault> {
+    let stored = registry::read_summary(bus, &summary.run).await?;
+    let is_archived = stored.is_some_and(|stored| stored.archived && stored.end == summary.end);
+    if is_archived { Ok(()) } else { registry::write_summary(bus, summary).await }
 }
 
 async fn withdraw_orders_of_run(bus: &Bus, summary: &RunSummary) {

@@ -1,5 +1,6 @@
-//! Finds runs that are live according to their summaries and whose submission is not in the log: a damaged store has lost it.
-//! Their summaries are updated, or every list would show these runs as running for ever.
+//! Finds runs that are live according to their summaries and whose submission is not in the log. Either the archive holds them,
+//! and the server has lost the newest version of the summary, or a damaged store has lost them. Their summaries are updated, or
+//! every list would show these runs as running for ever.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -9,7 +10,9 @@ use millrace_protocol::registry::{RunSummary, SUBMISSION_IS_MISSING};
 use millrace_runtime::work::registry;
 use millrace_runtime::{Bus, Fault, clock, log};
 use tokio::sync::Mutex;
-use tracing::error;
+use tracing::{error, info};
+
+use crate::reader::fold_archived_run;
 
 /// The runs that were live when this process connected to its server. A server loses messages only when it starts, so they
 /// are read once for each server.
@@ -31,12 +34,13 @@ impl LiveRunIndex {
     }
 }
 
-/// `true` if a run with this summary should be in its lane.
+/// `true` if a run with this summary should be in its lane, or is missing there.
 fn is_in_lane(summary: &RunSummary) -> bool {
-    !summary.archived && summary.log_damage.is_none()
+    !summary.archived && summary.log_damage.as_deref().is_none_or(|damage| damage == SUBMISSION_IS_MISSING)
 }
 
-/// Reports the lost runs of a lane in their summaries. `known` are the runs that the lane holds.
+/// Updates the summaries of the runs that a lane does not hold any more: those in the archive are marked as archived, and the
+/// others are reported as lost. `known` are the runs that the lane holds.
 ///
 /// # Errors
 /// The server does not respond.
@@ -51,11 +55,29 @@ pub async fn report_lost_runs(
         // It may have been archived meanwhile, or submitted again.
         let summary = registry::read_summary(bus, run).await?.filter(is_in_lane);
         let Some(summary) = summary else { continue };
-        if !log::has_submission(bus, lane, run).await? {
+        if log::has_submission(bus, lane, run).await? {
+            continue;
+        }
+        if let Some(summary) = summarise_archived_run(bus, lane, run).await? {
+            info!(%run, %lane, "the run is in the archive; its summary is updated");
+            registry::write_summary(bus, &summary).await?;
+        } else if summary.log_damage.is_none() {
             report_damage(bus, summary, SUBMISSION_IS_MISSING.into()).await?;
         }
     }
     Ok(())
+}
+
+/// Returns the summary of a run that the archive holds.
+async fn summarise_archived_run(bus: &Bus, lane: Lane, run: &RunId) -> Result<Option<RunSummary>, Fault> {
+    let archived = match fold_archived_run(bus, run).await {
+        Ok(archived) => archived,
+        Err(fault) if fault.is_transient() => return Err(fault),
+        Err(_) => None,
+    };
+    let archived = archived.filter(|live| live.plan.run.end.is_some());
+    let summary = archived.and_then(|live| RunSummary::from_plan(run, lane, &live.plan, clock::now()));
+    Ok(summary.map(|summary| RunSummary { archived: true, ..summary }))
 }
 
 /// Writes the damage of a run's log into its summary.

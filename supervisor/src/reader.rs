@@ -18,6 +18,7 @@ use millrace_runtime::fault::backoff;
 use millrace_runtime::log::lane_tail::LaneTail;
 use millrace_runtime::nats::record::StreamRecord;
 use millrace_runtime::nats::strays::StrayMessages;
+use millrace_runtime::store::archive;
 use millrace_runtime::{Bus, Fault, clock};
 use tokio::time::Instant;
 use tracing::{error, warn};
@@ -201,6 +202,21 @@ pub async fn fold_run(bus: &Bus, lane: Lane, run: &RunId) -> Result<LiveRun, Fau
         }
     }
     folding.decode_pending_facts(bus).await
+}
+
+/// Reads and folds an archived run; `None` if the archive does not hold it.
+///
+/// # Errors
+/// The server does not answer, or the archive can't be read.
+pub async fn fold_archived_run(bus: &Bus, run: &RunId) -> Result<Option<LiveRun>, Fault> {
+    let Some(records) = archive::read_archived_run(bus, run).await? else { return Ok(None) };
+    let mut folding = RunFoldState::default();
+    for record in records {
+        if let Some((_, _, topic)) = subject::parse_lane_subject(&record.subject) {
+            folding.fold_record(bus, topic, record).await?;
+        }
+    }
+    folding.decode_pending_facts(bus).await.map(Some)
 }
 
 /// A run that is being folded. Facts are decoded at the end only: most of them are answered by a decision.

@@ -10,7 +10,7 @@ use millrace_protocol::ids::{Lane, RunId};
 use millrace_protocol::plan::{
     AttemptClock, AttemptEnd, Budget, EndReason, Plan, Submission, TaskLimits, TaskState,
 };
-use millrace_protocol::registry::ProcessRole as Kind;
+use millrace_protocol::registry::{ProcessRole as Kind, RunSummary, SUBMISSION_IS_MISSING};
 use millrace_protocol::subject::Topic;
 use millrace_runtime::Bus;
 use millrace_runtime::log::{AppendError, append_message, scan_lane};
@@ -171,6 +171,45 @@ async fn leftovers_of_an_archived_run_are_not_run_again() {
     assert_eq!(done, ledger, "no step is repeated");
     assert_eq!(History::read_from_log(&bus, &run).await.unwrap().task_outcomes(), history.task_outcomes());
     cluster.stop_all();
+}
+
+/// A server that has lost its newest bytes holds the end of an archived run again, and an older version of its summary.
+#[tokio::test(flavor = "multi_thread")]
+async fn archived_run_survives_an_older_summary_and_a_rest_in_its_lane() {
+    let _alone = lock_machine();
+    let mut cluster = TestCluster::start_with_workers(
+        ClusterSetup { linger: Duration::from_millis(50), ..ClusterSetup::default() },
+        1,
+    );
+    let (bus, run) = (cluster.connect_bus().await, run_id("rest"));
+    submit_run(&bus, &run, &fan_out_submission(10, &json!({"steps": 2}))).await;
+    cluster.wait_for_log("supervisor-1", "run archived", TIMEOUT).await;
+    let history = History::read_from_log(&bus, &run).await.unwrap();
+    cluster.kill_process("supervisor-1");
+    let context = async_nats::jetstream::new(bus.client().clone());
+    for record in &history.records()[history.records().len() / 2..] {
+        let (subject, payload) = (record.subject.clone(), record.payload.clone());
+        let sent = context.publish_with_headers(subject, build_publish_headers(), payload).await.unwrap();
+        sent.await.unwrap();
+    }
+    for damage in [None, Some(SUBMISSION_IS_MISSING.to_owned())] {
+        let summary = registry::read_summary(&bus, &run).await.unwrap().unwrap();
+        let older = RunSummary { archived: false, end: None, log_damage: damage, ..summary };
+        registry::write_summary(&bus, &older).await.unwrap();
+        let readable = History::read_from_log(&bus, &run).await.unwrap();
+        assert_eq!(readable.task_outcomes(), history.task_outcomes());
+        cluster.restart_process("supervisor-1");
+        let summary = wait_for_value(TIMEOUT, "the mark of the archive", async || {
+            registry::read_summary(&bus, &run).await.ok()?.filter(|summary| summary.archived)
+        })
+        .await;
+        assert_eq!((summary.end, summary.log_damage), (Some(EndReason::Completed), None));
+        wait_for_value(TIMEOUT, "an empty lane", async || {
+            scan_lane(&bus, bus.lane_of_run(&run)).next_records().await.ok()?.is_empty().then_some(())
+        })
+        .await;
+        cluster.kill_process("supervisor-1");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -141,12 +141,12 @@ impl LaneOwnerIo {
         });
     }
 
-    /// Checks whether the archive holds a run.
-    pub(super) fn check_archive(&self, run: RunId) {
+    /// Checks whether the archive holds a run. `is_submitted` says whether the lane holds its submission.
+    pub(super) fn check_archive(&self, run: RunId, is_submitted: bool) {
         let io = self.clone();
         tokio::spawn(async move {
             let Ok(_permit) = io.lookups.acquire().await else { return };
-            match is_archived(&io.bus, &run).await {
+            match is_archived(&io.bus, &run, is_submitted).await {
                 Ok(is_archived) => io.send_to_owner(LaneMessage::ArchiveChecked(run, is_archived)),
                 Err(fault) => io.send_to_owner(LaneMessage::Broken(fault)),
             }
@@ -333,8 +333,12 @@ pub(super) fn count_repairs(difference: &str, orders: usize) {
     QUEUE_REPAIRS.with_labels(&[difference]).add(u32::try_from(orders).unwrap_or(u32::MAX).into());
 }
 
-/// Returns `true` if a run has ended and is in the archive.
-async fn is_archived(bus: &Bus, run: &RunId) -> Result<bool, Fault> {
+/// Returns `true` if a run has ended and is in the archive. A run that the archive holds may have been submitted again, unless its
+/// summary is marked as archived.
+async fn is_archived(bus: &Bus, run: &RunId, is_submitted: bool) -> Result<bool, Fault> {
+    if !is_submitted {
+        return archive::is_archived(bus, run).await;
+    }
     let summary = registry::read_summary(bus, run).await?;
     if !summary.is_some_and(|summary| summary.archived) {
         return Ok(false);

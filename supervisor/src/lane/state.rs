@@ -161,7 +161,7 @@ impl LaneOwnerState {
             self.park_damaged_run(run);
         } else {
             live.phase = RunPhase::CheckingArchive;
-            self.io.check_archive(run.clone());
+            self.io.check_archive(run.clone(), live.is_submitted());
         }
     }
 

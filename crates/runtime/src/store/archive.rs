@@ -188,10 +188,15 @@ pub async fn read_run_from_log_or_archive(
     // The order matters: a summary is marked as archived before messages are removed from the lane. If it is not marked
     // after the read, the read was complete.
     let is_archived = registry::read_summary(bus, run).await?.is_some_and(|summary| summary.archived);
-    if !is_archived && records.iter().any(is_plan_decision) {
+    // After a loss of its newest bytes a server may hold the end of a run that it had removed.
+    if !is_archived && records.iter().any(is_plan_decision) && records.iter().any(is_submission) {
         return Ok(records);
     }
     Ok(read_archived_run(bus, run).await?.unwrap_or(records))
+}
+
+fn is_submission(record: &StreamRecord) -> bool {
+    matches!(subject::parse_lane_subject(&record.subject), Some((_, _, Topic::Submitted)))
 }
 
 fn is_plan_decision(record: &StreamRecord) -> bool {
