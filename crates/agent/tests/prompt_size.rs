@@ -24,7 +24,7 @@ use millrace_agent::spec::AgentSpec;
 use millrace_agent::tool::Toolbox;
 use millrace_agent::turn::ConversationFormat;
 use millrace_protocol::ids::TaskId;
-use millrace_protocol::plan::{PlannerTrigger, PlanningMode};
+use millrace_protocol::plan::{Budget, PlannerTrigger, PlanningMode};
 use millrace_protocol::result::TaskResult;
 use scripted::{PRODUCER, ScriptedTask};
 use serde_json::{Value, json};
@@ -82,7 +82,12 @@ fn planners() -> Vec<(String, PromptSize)> {
         .map(|(name, about)| offer(name, about, None, 4))
         .to_vec()
     };
-    let first = || PlanBuilder::started(PlanningMode::Llm).with_turn(vec![PlannerTrigger::NoPlan]);
+    // A single question is planned without a prompt.
+    let first = || {
+        let made =
+            PlanBuilder::with(PlanningMode::Llm, "Compare how licences treat patents.", Budget::default());
+        made.with_turn(vec![PlannerTrigger::NoPlan])
+    };
     let later = || {
         let mut made = PlanBuilder::started(PlanningMode::Llm);
         made.add("law", "research", &[]).add("facts", "research", &[]);

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use millrace_protocol::ids::TaskId;
 use millrace_protocol::result::TaskResult;
 
+use super::grounding::{self, GroundedFindings};
 use super::labels::PassageLabels;
 use super::{Findings, NumberedResults, Report, content, find_repeated_result, findings};
 use crate::citations;
@@ -14,6 +15,8 @@ use crate::turn::ConversationFormat;
 
 /// The number of times that an answer is sent back.
 const MAX_CORRECTIONS: u32 = 1;
+/// The answer in place of statements that no passage supports.
+const NOT_ANSWERED: &str = "The documents do not answer this question.";
 
 /// The corrections that an attempt was sent so far. A resumed attempt checks the same answers in the same order.
 #[derive(Debug, Default)]
@@ -64,6 +67,13 @@ impl<'a> FindingsChecker<'a> {
             }
         };
         let numbered = findings::relocate_quotations(numbered, self.corpus);
+        let grounded = match self.format.is_small() && numbered.answered.is_none() {
+            true => grounding::ground_findings(&numbered, self.objective, &self.labels, self.corpus),
+            false => None,
+        };
+        if let Some(grounded) = grounded {
+            return self.check_grounded(grounded);
+        }
         let unresolved = findings::resolve_findings(&numbered, self.corpus).err();
         let content = self.find_content_mistakes(&numbered);
         let mistakes: Vec<String> = mistake
@@ -86,6 +96,33 @@ impl<'a> FindingsChecker<'a> {
             }
         };
         Ok(Findings { notes: add_notes(mended.notes.clone(), &content), ..mended })
+    }
+
+    /// Checks an answer of a small model whose statements were compared with the passages. A statement without support is
+    /// sent back once and then left out.
+    fn check_grounded(&self, grounded: GroundedFindings) -> Result<Findings, String> {
+        let GroundedFindings { findings, unsupported, is_answer } = grounded;
+        if !is_answer {
+            if !unsupported.is_empty() && self.corrections.take() {
+                return Err(correct_unsupported(&unsupported));
+            }
+            let is_blank = content::is_blank(&findings.output);
+            let output = if is_blank { NOT_ANSWERED.to_owned() } else { findings.output };
+            let removed = (!unsupported.is_empty()).then(|| note_unsupported(&unsupported));
+            let notes = findings.notes.or(removed).or_else(|| Some(output.clone()));
+            return Ok(Findings { output, notes, answered: Some(false), ..findings });
+        }
+        let content = self.find_content_mistakes(&findings);
+        let corrections = content.iter().map(|mistake| mistake.correction.clone());
+        let mistakes: Vec<String> = (!unsupported.is_empty())
+            .then(|| correct_unsupported(&unsupported))
+            .into_iter()
+            .chain(corrections)
+            .collect();
+        if !mistakes.is_empty() && self.corrections.take() {
+            return Err(mistakes.join(" "));
+        }
+        Ok(Findings { notes: add_notes(findings.notes.clone(), &content), ..findings })
     }
 
     /// The rules of conversations that began under 0.4.0.
@@ -148,12 +185,29 @@ impl<'a> ReportChecker<'a> {
             return unresolved.map_or(Ok(report), Err);
         }
         let content = self.find_content_mistakes(&report);
+        let invented = self.find_invented_numbers(&report);
         let corrections = content.iter().map(|mistake| mistake.correction.clone());
-        let mistakes: Vec<String> = unresolved.iter().cloned().chain(corrections).collect();
+        let unsupported = (!invented.is_empty()).then(|| {
+            format!(
+                "No result says: “{}”. Use the numbers of the results, and no others.",
+                invented.join(" ")
+            )
+        });
+        let mistakes: Vec<String> =
+            unresolved.iter().cloned().chain(unsupported).chain(corrections).collect();
         if mistakes.is_empty() {
             return Ok(report);
         }
         if self.corrections.take() {
+            return Err(mistakes.join(" "));
+        }
+        let report = Report {
+            output: invented
+                .iter()
+                .fold(report.output.clone(), |output, statement| output.replace(statement, "")),
+            ..report
+        };
+        if content::is_blank(&report.output) {
             return Err(mistakes.join(" "));
         }
         let mended = if unresolved.is_none() { report } else { self.results.mend_citations(&report) };
@@ -161,6 +215,22 @@ impl<'a> ReportChecker<'a> {
             Ok(_) => Ok(Report { notes: add_notes(mended.notes.clone(), &content), ..mended }),
             Err(mistake) => Err(mistake),
         }
+    }
+
+    /// Returns the statements of a small model's report with a number that neither the results nor the objective have.
+    fn find_invented_numbers(&self, report: &Report) -> Vec<String> {
+        if !self.format.is_small() || report.answered.is_some() {
+            return Vec::new();
+        }
+        let results = self.results.numbered_results().iter();
+        let objectives = results.clone().map(|(entry, _)| entry.objective.as_str());
+        let material: Vec<&str> = results
+            .clone()
+            .map(|(_, result)| result.output.as_str())
+            .chain(objectives)
+            .chain([self.objective])
+            .collect();
+        grounding::find_invented_numbers(&report.output, &material)
     }
 
     fn find_content_mistakes(&self, report: &Report) -> Vec<ContentMistake> {
@@ -206,6 +276,22 @@ impl ContentMistake {
             note: Some("The answer has no number, although the objective asks for one.".into()),
         }
     }
+}
+
+/// The correction for statements that no passage supports.
+fn correct_unsupported(statements: &[String]) -> String {
+    format!(
+        "No passage says: “{}”. Answer with what a passage says, in its words. If no passage answers the question, write that \
+         they do not answer it.",
+        statements.join(" ")
+    )
+}
+
+/// The note on statements that were left out.
+fn note_unsupported(statements: &[String]) -> String {
+    let count = statements.len();
+    let statements = if count == 1 { "One statement".to_owned() } else { format!("{count} statements") };
+    format!("{statements} of the answer had no support in the documents and was left out.")
 }
 
 /// Adds the notes of mistakes that were not corrected.

@@ -92,7 +92,7 @@ impl Answer for Findings {
         let has = |name: &str| value.get(name).is_some_and(Value::is_array);
         match schema["properties"].get("quotations").is_some() {
             true => has("citations") && !has("quotations"),
-            false => has("quotations"),
+            false => has("quotations") || has("citations"),
         }
     }
 
@@ -106,27 +106,27 @@ impl Answer for Findings {
 }
 
 /// Returns the schema of an answer from these documents. If there are few, that for strong models lists their paths. That
-/// for small models has the answer first and then the labels of lines; `has_tools` allows lines outside of the passages.
+/// for small models has the answer, whose statements carry the labels of lines, and with `has_tools`, which read lines outside
+/// of the passages, a list of labels.
 pub(crate) fn findings_schema(
     corpus: Option<&Corpus>,
     format: ConversationFormat,
     has_tools: bool,
 ) -> Option<AnswerSchema> {
     if format.is_small() {
-        let label = match has_tools {
-            true => json!({"type": "string", "maxLength": 160}),
-            false => json!({"type": "string", "pattern": "^P[1-9][0-9]?:[1-9][0-9]{0,4}$"}),
-        };
-        let schema = json!({
+        let mut schema = json!({
             "type": "object",
             "properties": {
                 "output": {"type": "string", "minLength": 1, "maxLength": 1_500},
-                "citations": {"type": "array", "items": label, "maxItems": 8},
                 "notes": {"type": "string", "maxLength": 400},
             },
-            "required": ["output", "citations"],
+            "required": ["output"],
             "additionalProperties": false,
         });
+        if has_tools {
+            let label = json!({"type": "string", "maxLength": 160});
+            schema["properties"]["citations"] = json!({"type": "array", "items": label, "maxItems": 8});
+        }
         return Some(AnswerSchema { name: AnswerForm::Findings.name().to_owned(), schema });
     }
     let mut schema = Findings::answer_schema(AnswerForm::Findings.name())?;
@@ -626,7 +626,7 @@ mod tests {
             let properties = &schema["properties"];
             assert!(properties["output"]["maxLength"].is_u64() && properties["notes"]["maxLength"].is_u64());
             let list = if ability == ModelAbility::Small { "citations" } else { "quotations" };
-            assert!(properties[list]["maxItems"].is_u64());
+            assert_eq!(properties[list]["maxItems"].is_u64(), has_tools, "marks are enough for passages");
         }
     }
 

@@ -26,9 +26,9 @@ pub(crate) struct ShownPassage<'c> {
     pub last_line: usize,
 }
 
-/// The documents of the passages in a prompt: that of P1, of P2, and so on.
+/// The passages of a prompt, P1 first: the path of the document and the lines that are shown.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(crate) struct PassageLabels(Vec<String>);
+pub(crate) struct PassageLabels(Vec<(String, Vec<usize>)>);
 
 /// A mark, as read: the lines of a document, or the mistake in it.
 type ReadMark = Result<Passage, String>;
@@ -56,18 +56,39 @@ pub(crate) fn format_labelled_passages(passages: &[ShownPassage<'_>], limit: usi
 }
 
 impl PassageLabels {
-    /// Reads the labels of a prompt. Only lines without a bar count, so that no document can add one.
+    /// Reads the labels of a prompt. Only lines without a bar name documents, and only the label at the beginning of a line
+    /// counts, so that no document can add one.
     pub fn read_from_prompt(prompt: &str) -> Self {
         let mut labels = Self::default();
         for line in prompt.lines() {
+            if let Some(shown) = line.strip_prefix("| [P")
+                && let Some((passage, number)) =
+                    shown.split_once(']').and_then(|(label, _)| label.split_once(':'))
+                && passage.parse() == Ok(labels.0.len())
+                && let (Some((_, lines)), Ok(number)) = (labels.0.last_mut(), number.parse())
+            {
+                lines.push(number);
+            }
             let label = line.strip_prefix('P').and_then(|rest| rest.split_once(": "));
             if let Some((number, path)) = label
                 && number.parse() == Ok(labels.0.len() + 1)
             {
-                labels.0.push(path.to_owned());
+                labels.0.push((path.to_owned(), Vec::new()));
             }
         }
         labels
+    }
+
+    /// `true` if the prompt had no passages.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Returns the lines that the prompt shows, with their documents.
+    pub fn shown_lines<'c>(&self, corpus: &'c Corpus) -> Vec<(&'c Document, usize)> {
+        let passages =
+            self.0.iter().filter_map(|(path, lines)| Some((find_labelled_document(corpus, path)?, lines)));
+        passages.flat_map(|(document, lines)| lines.iter().map(move |line| (document, *line))).collect()
     }
 
     /// Replaces the marks that name lines, in the texts and in the list of citations, by quotations with numbers.
@@ -139,13 +160,10 @@ impl PassageLabels {
             None => None,
         };
         if let Some(number) = source.strip_prefix('P').and_then(|number| number.parse::<usize>().ok()) {
-            let Some(path) = number.checked_sub(1).and_then(|at| self.0.get(at)) else {
+            let Some((path, _)) = number.checked_sub(1).and_then(|at| self.0.get(at)) else {
                 return Some(Err(self.unknown_passage_error(number)));
             };
-            let document = corpus
-                .documents()
-                .iter()
-                .find(|document| citations::collapse_whitespace(&document.path) == *path)?;
+            let document = find_labelled_document(corpus, path)?;
             return Some(quote_lines(document, lines, statement, mark));
         }
         let lines = lines?;
@@ -160,6 +178,11 @@ impl PassageLabels {
             count => format!("There is no passage P{number}; the passages are P1 to P{count}."),
         }
     }
+}
+
+/// Finds a document by its path as labels show it.
+fn find_labelled_document<'c>(corpus: &'c Corpus, path: &str) -> Option<&'c Document> {
+    corpus.documents().iter().find(|document| citations::collapse_whitespace(&document.path) == path)
 }
 
 /// Returns the passage that a mark names. Without lines it is the line that has most words of the statement; a line without
@@ -270,7 +293,8 @@ mod tests {
             text.starts_with("P1: tarn 20.md\n| [P1:1] # Tarn 20\n| [P1:3] The case is steel.\n"),
             "{text}"
         );
-        assert_eq!(labels, PassageLabels(vec!["tarn 20.md".into(), "skua.md".into()]));
+        let shown = [("tarn 20.md".to_owned(), vec![1, 3, 4, 5]), ("skua.md".to_owned(), vec![1, 3])];
+        assert_eq!(labels, PassageLabels(shown.to_vec()));
     }
 
     #[test]

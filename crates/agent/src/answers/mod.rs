@@ -6,6 +6,7 @@
 mod checker;
 mod content;
 pub(crate) mod findings;
+mod grounding;
 pub(crate) mod labels;
 mod marks;
 mod repetition;
@@ -13,6 +14,7 @@ pub(crate) mod report;
 
 pub(crate) use checker::{FindingsChecker, ReportChecker};
 pub use findings::{Findings, Passage};
+pub(crate) use grounding::find_invented_numbers;
 pub(crate) use repetition::find_repeated_result;
 pub use report::Report;
 pub(crate) use report::{NumberedResults, remove_source_list};

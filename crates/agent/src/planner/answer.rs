@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::apply::{ChangeError, apply_change};
-use super::form::PlanningForm;
+use super::form::{PlanningForm, max_questions};
 use super::normalize::find_implied_final_task;
 use super::request::{CancelRequest, ChangeRequest, PatchRequest, RetryRequest, TaskRequest, shorten_schema};
 use super::{count_added_tasks, filter_visible_offers, has_work_in_progress};
@@ -107,7 +107,7 @@ pub(super) fn build_plan_schema(
     let mut schema = schema_of::<PlanAnswer>();
     shorten_schema(&mut schema);
     let (mut fields, required) = match form {
-        PlanningForm::Questions => (vec!["questions"], vec!["questions"]),
+        PlanningForm::SingleQuestion | PlanningForm::Questions => (vec!["questions"], vec!["questions"]),
         PlanningForm::Tasks => match ability {
             ModelAbility::Small => (vec!["tasks", "final_task"], vec!["tasks"]),
             ModelAbility::Strong => (vec!["reasoning", "tasks", "final_task"], vec!["reasoning", "tasks"]),
@@ -136,6 +136,10 @@ pub(super) fn build_plan_schema(
     schema["required"] = Value::from(required);
     if ability == ModelAbility::Small {
         bound_sizes(&mut schema);
+        if let Some(questions) = schema["properties"].get_mut("questions") {
+            let objective = draft.plan().run.start.as_ref().map_or("", |start| start.objective.as_str());
+            questions["maxItems"] = max_questions(objective, MAX_ITEMS).into();
+        }
     }
     schema
 }

@@ -67,7 +67,9 @@ pub(super) fn render_board(view: &BoardView<'_>) -> String {
         render_tasks(plan),
     ];
     let rest = match form {
-        PlanningForm::Questions => vec![render_documents(documents, documents_fit)],
+        PlanningForm::SingleQuestion | PlanningForm::Questions => {
+            vec![render_documents(documents, documents_fit)]
+        }
         PlanningForm::Tasks => vec![
             render_limits(plan, at),
             render_capabilities(offers),

@@ -69,6 +69,18 @@ pub(super) fn build_plain_answer(context: AnswerContext<'_>) -> PlanAnswer {
     complete_answer(context, &questions)
 }
 
+/// The plan for one short question: a task of research whose result is the deliverable.
+pub(super) fn build_single_task_answer(context: AnswerContext<'_>) -> PlanAnswer {
+    let task = TaskRequest {
+        id: Some(format!("{RESEARCH}-1")),
+        objective: context.objective().to_owned(),
+        capability: RESEARCH.to_owned(),
+        is_final: true,
+        ..TaskRequest::default()
+    };
+    PlanAnswer { tasks: vec![task], ..PlanAnswer::default() }
+}
+
 /// A task of research for each question, and a report on all of them.
 fn plan_questions(context: AnswerContext<'_>, questions: &[String]) -> Vec<TaskRequest> {
     let mut asked: Vec<String> = Vec::new();

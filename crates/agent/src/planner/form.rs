@@ -22,6 +22,8 @@ pub enum PlanningForm {
     /// One prompt for all turns, with all tools of the mode: turns that began under 0.4.0, whose journals name no form.
     #[default]
     Combined,
+    /// The first plan where the objective is one question for a small model: one task of research, without a model.
+    SingleQuestion,
     /// The first plan, as questions to the documents; the tasks follow from them.
     Questions,
     /// The first plan, as tasks.
@@ -29,6 +31,9 @@ pub enum PlanningForm {
     /// Changes of a plan.
     Changes,
 }
+
+/// The maximum number of characters of an objective that one task of research can answer.
+const MAX_SINGLE_QUESTION: usize = 200;
 
 /// The tools that no form offers: others do the same.
 const REDUNDANT: [&str; 7] =
@@ -52,14 +57,20 @@ impl PlanningForm {
         let names: Vec<&str> = visible.iter().map(|offer| offer.about.name.as_str()).collect();
         let is_usual = [RESEARCH, PRODUCER].iter().all(|own| names.contains(own))
             && names.iter().all(|name| [RESEARCH, PRODUCER, WORKER].contains(name));
-        if ability == ModelAbility::Small && is_usual { Self::Questions } else { Self::Tasks }
+        let objective = plan.run.start.as_ref().map_or("", |start| start.objective.as_str());
+        let is_single = plan.run.messages.is_empty() && is_single_question(objective);
+        match ability {
+            ModelAbility::Small if is_usual && is_single => Self::SingleQuestion,
+            ModelAbility::Small if is_usual => Self::Questions,
+            ModelAbility::Small | ModelAbility::Strong => Self::Tasks,
+        }
     }
 
     /// `true` if the turn makes the first plan.
     #[must_use]
     pub fn is_first_plan(self) -> bool {
         match self {
-            Self::Questions | Self::Tasks => true,
+            Self::SingleQuestion | Self::Questions | Self::Tasks => true,
             Self::Combined | Self::Changes => false,
         }
     }
@@ -68,7 +79,9 @@ impl PlanningForm {
     #[must_use]
     pub fn instructions(self, ability: ModelAbility) -> Template {
         let text = match (self, ability) {
-            (Self::Questions, _) => include_str!("../../prompts/planner/questions.md").to_owned(),
+            (Self::SingleQuestion | Self::Questions, _) => {
+                include_str!("../../prompts/planner/questions.md").to_owned()
+            }
             (Self::Tasks, ModelAbility::Small) => {
                 include_str!("../../prompts/planner/tasks.small.md").to_owned()
             }
@@ -103,10 +116,12 @@ impl PlanningForm {
     ) -> BTreeSet<&'static str> {
         let is_offered = |name: &str| match (self, ability) {
             (Self::Combined, _) => true,
-            (Self::Questions | Self::Tasks, _) | (Self::Changes, ModelAbility::Strong) if name == SEARCH => {
+            // A small model takes what it finds for questions of its own.
+            (_, ModelAbility::Small) => false,
+            (Self::Tasks | Self::Changes, ModelAbility::Strong) if name == SEARCH => {
                 documents.count > MAX_NAMED_DOCUMENTS
             }
-            (Self::Questions | Self::Tasks, _) | (Self::Changes, ModelAbility::Small) => false,
+            (Self::SingleQuestion | Self::Questions | Self::Tasks, ModelAbility::Strong) => false,
             (Self::Changes, ModelAbility::Strong) => {
                 let is_change = has_own_instructions && CHANGES.contains(&name);
                 (is_change || INSPECTION.contains(&name)) && has_something_to_act_on(plan, name)
@@ -115,6 +130,21 @@ impl PlanningForm {
         let all = REDUNDANT.into_iter().chain(CHANGES).chain(INSPECTION).chain([SEARCH]);
         all.filter(|name| !is_offered(name)).collect()
     }
+}
+
+/// The maximum number of questions that an objective is split into: two for each of its sentences, from 2 to `most`.
+pub(super) fn max_questions(objective: &str, most: u32) -> u32 {
+    let is_end = |c: char| ['?', '!', '.', ';', '\n'].contains(&c);
+    let sentences = objective.split(is_end).filter(|sentence| sentence.contains(char::is_alphabetic)).count();
+    u32::try_from(sentences * 2).map_or(most, |count| count.clamp(2, most))
+}
+
+/// `true` if an objective is one short question: one sentence that ends with a question mark.
+fn is_single_question(objective: &str) -> bool {
+    let objective = objective.trim();
+    let Some(question) = objective.strip_suffix('?') else { return false };
+    let has_end = |sentence: &str| sentence.contains(['?', '!', ';', '\n']) || sentence.contains(". ");
+    objective.chars().count() <= MAX_SINGLE_QUESTION && !has_end(question)
 }
 
 /// `true` if a plan has a task that the tool of this name can act on.

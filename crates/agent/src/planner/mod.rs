@@ -201,6 +201,23 @@ impl PlanningTurn {
         answer::build_proposal(applied, answer.reasoning)
     }
 
+    /// The proposal of a first turn that needs no model; `None` if a model has to be asked.
+    #[must_use]
+    pub fn build_single_question_proposal(&self) -> Option<PlanProposal> {
+        match self.form {
+            PlanningForm::SingleQuestion => {
+                let answer = complete::build_single_task_answer(self.context());
+                let applied = answer::apply_answer(&self.lock_draft(), &self.offers, &answer);
+                let reasoning = "The objective is one question: one task of research answers it.";
+                applied.mistakes.is_empty().then(|| answer::build_proposal(applied, reasoning.into()))
+            }
+            PlanningForm::Combined
+            | PlanningForm::Questions
+            | PlanningForm::Tasks
+            | PlanningForm::Changes => None,
+        }
+    }
+
     /// The proposal of a first turn whose planner gave no valid plan, for this reason: one task of research on the
     /// objective, and a report. `None` if this is not a first turn, or the cluster does not offer both.
     #[must_use]
@@ -221,7 +238,10 @@ impl PlanningTurn {
         match self.form {
             // A journal of 0.4.0 was recorded without.
             PlanningForm::Combined => answer::apply_answer(&draft, &self.offers, answer),
-            PlanningForm::Questions | PlanningForm::Tasks | PlanningForm::Changes => {
+            PlanningForm::SingleQuestion
+            | PlanningForm::Questions
+            | PlanningForm::Tasks
+            | PlanningForm::Changes => {
                 let completed = complete::complete_answer(self.context(), answer);
                 answer::apply_answer(&draft, &self.offers, &completed)
             }
@@ -242,7 +262,7 @@ impl PlanningTurn {
     /// A plan in the shape that the turn's form asks for.
     fn shape_as_answer(&self, plan: PlanAnswer) -> PlanAnswer {
         match self.form {
-            PlanningForm::Questions => PlanAnswer {
+            PlanningForm::SingleQuestion | PlanningForm::Questions => PlanAnswer {
                 questions: plan.tasks.into_iter().take(1).map(|task| task.objective).collect(),
                 ..PlanAnswer::default()
             },

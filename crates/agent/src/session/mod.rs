@@ -151,7 +151,9 @@ impl<'a> AgentSession<'a> {
         let excerpt = self.inputs.format_excerpt(order, spec.answer, format);
         let question = match format.is_small() {
             true => {
-                roles::build_task_text(&task, &excerpt.text, spec.tools.iter().any(|tool| tool.name == READ))
+                // What the tools could look up is in the passages.
+                let reads = !excerpt.has_passages && spec.tools.iter().any(|tool| tool.name == READ);
+                roles::build_task_text(&task, &excerpt.text, reads)
             }
             false => roles::build_first_message(&task, &excerpt.text),
         };

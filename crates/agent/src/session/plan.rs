@@ -41,6 +41,9 @@ impl AgentSession<'_> {
             None => self.take_snapshot(&plan, plan_at, ability, documents_fit).await?,
         };
         let turn = Arc::new(PlanningTurn::new(plan, snapshot));
+        if let Some(proposal) = turn.build_single_question_proposal() {
+            return Ok((proposal, UsageTotals::default()));
+        }
         let documents = self.inputs.document_list();
         let board = turn.render_board(self.order, &documents);
         let form = turn.answer_schema(AnswerForm::Plan.name());
@@ -87,7 +90,11 @@ impl AgentSession<'_> {
         documents_fit: bool,
     ) -> Result<PlanningSnapshot, SessionError> {
         let offers = self.env.sources.read_offers().await?;
-        let form = PlanningForm::choose(plan, &offers, ability);
+        // Instructions of a user may split a question in their own way.
+        let form = match PlanningForm::choose(plan, &offers, ability) {
+            PlanningForm::SingleQuestion if !self.spec.instructions.is_empty() => PlanningForm::Questions,
+            form => form,
+        };
         let snapshot =
             PlanningSnapshot { at: Timestamp::now(), plan_at, offers, form, ability, documents_fit };
         let value = serde_json::to_value(&snapshot).expect("descriptions have a form in JSON");

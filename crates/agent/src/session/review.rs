@@ -23,12 +23,14 @@ use super::environment::{journal_error, restore_prompt};
 use super::results::InputResults;
 use super::{AgentHost, PreparedConversation, SessionEnvironment, SessionError, invalid_order_error};
 use crate::critic::checks::build_verdict;
-use crate::critic::standing::{ReviewedResult, check_standing_criteria, select_asked_criteria};
+use crate::critic::standing::{
+    ReviewedResult, check_standing_criteria, is_settled_by_code, select_asked_criteria, verdict_without_model,
+};
 use crate::critic::{
     Judgement, JudgementValidator, ModelVerdict, ReviewEvidence, ReviewPanel, ReviewTask, build_review_brief,
 };
 use crate::files::Files;
-use crate::model::{Model, ModelSelection};
+use crate::model::{Model, ModelAbility, ModelSelection};
 use crate::roles::DocumentList;
 use crate::sources::OrderInputs;
 use crate::tool::TaskResultSource;
@@ -43,6 +45,8 @@ struct PanelReview<'a> {
     task: &'a TaskId,
     sheet: ReviewTask,
     evidence: ReviewEvidence,
+    /// `true` if a model was asked before this process took the review over.
+    has_begun: bool,
 }
 
 /// The outcome of one judge of a panel.
@@ -72,6 +76,7 @@ impl AgentHost {
         };
         let criteria = merge_criteria(requirements, criteria);
         let recorded = read_recorded_beginning(env.journal.as_mut()).await.map_err(journal_error)?;
+        let has_begun = recorded.is_some();
         let is_original = recorded.is_some_and(|beginning| beginning.format.is_original());
         let asked = if is_original { criteria.clone() } else { select_asked_criteria(&criteria) };
         let (sources, files) = (env.sources.clone(), env.files.clone());
@@ -84,7 +89,7 @@ impl AgentHost {
         if checked.iter().any(|outcome| !outcome.met) {
             return Ok(build_verdict(checked, &[]));
         }
-        let case = PanelReview { order, task, sheet, evidence };
+        let case = PanelReview { order, task, sheet, evidence, has_begun };
         let judged = self.ask_judges(&case, requirements, &mut env).await?;
         Ok(add_checked_criteria(judged, checked))
     }
@@ -103,6 +108,10 @@ impl AgentHost {
             let role = Capability::new(CRITIC).expect("a valid name");
             let model = self.models.open_for_order(order, &role, None);
             let model = model.map_err(|error| invalid_order_error(&error.to_string()))?;
+            let is_small = model.ability() == ModelAbility::Small;
+            if is_small && !case.has_begun && is_settled_by_code(&case.sheet, order.is_final) {
+                return Ok(verdict_without_model(&case.sheet));
+            }
             let judge = SessionEnvironment {
                 observer: env.observer.clone(),
                 allowance: env.allowance,

@@ -8,17 +8,23 @@ use millrace_agent::planner::{PlanAnswer, PlanningForm, PlanningSnapshot, Planni
 use millrace_agent::roles::DocumentList;
 use millrace_agent::sources::CapabilityOffer;
 use millrace_agent::turn::MemoryJournal;
-use millrace_protocol::plan::{OnFailedDependency, Plan, PlannerTrigger, PlanningMode, TaskSpec};
+use millrace_protocol::plan::{Budget, OnFailedDependency, Plan, PlannerTrigger, PlanningMode, TaskSpec};
 use millrace_protocol::result::PlanProposal;
 use serde_json::{Value, json};
 
 use crate::support::{Log, PlanBuilder, offer, offers, order, seen_by};
 use crate::turns::{host, run};
 
-const OBJECTIVE: &str = "How do licences treat patents?";
+/// An objective that the planner splits; that of [`empty`].
+const OBJECTIVE: &str = "Compare how licences treat patents.";
+
+/// A plan without tasks of a run with this objective.
+fn asking(objective: &str) -> Plan {
+    PlanBuilder::with(PlanningMode::Llm, objective, Budget::default()).with_turn(vec![PlannerTrigger::NoPlan])
+}
 
 fn empty() -> Plan {
-    PlanBuilder::started(PlanningMode::Llm).with_turn(vec![PlannerTrigger::NoPlan])
+    asking(OBJECTIVE)
 }
 
 /// The capabilities of a cluster without any of its users' own.
@@ -133,7 +139,7 @@ fn questions_are_enough_for_a_plan() {
     let schema = first.answer_schema("plan").schema;
     assert_eq!(schema["required"], json!(["questions"]));
     assert_eq!(schema["properties"].as_object().unwrap().len(), 1);
-    assert_eq!(schema["properties"]["questions"]["maxItems"], 8);
+    assert_eq!(schema["properties"]["questions"]["maxItems"], 2, "two for its one sentence");
     assert_eq!(schema["properties"]["questions"]["items"]["maxLength"], 400);
     assert!(first.max_output_tokens() <= 1_500);
     assert_eq!(graph(&accepted(&first, json!({"questions": [OBJECTIVE]}))), PLAIN);
@@ -150,6 +156,62 @@ fn questions_are_enough_for_a_plan() {
     let proposal = accepted(&first, json!({ "questions": many }));
     assert_eq!(proposal.tasks.len(), 9);
     assert!(proposal.tasks[7].objective.contains("What is 7? What is 8?"), "nothing is dropped");
+}
+
+#[test]
+fn number_of_questions_follows_from_the_objective() {
+    for (objective, most) in [
+        ("Compare the saws", 2),
+        ("How heavy is it? Who repairs it?", 4),
+        ("Compare the saws. Name the lathe. Who repairs them? Since when? What does it cost?", 8),
+    ] {
+        let turn = turn(asking(objective), usual_offers());
+        assert_eq!(
+            turn.answer_schema("plan").schema["properties"]["questions"]["maxItems"],
+            most,
+            "{objective}"
+        );
+    }
+}
+
+#[test]
+fn single_question_is_one_task_of_research() {
+    let form = |objective: &str, ability| PlanningForm::choose(&asking(objective), &usual_offers(), ability);
+    let question = "When is the alarm tested, and by whom?";
+    assert_eq!(form(question, ModelAbility::Small), PlanningForm::SingleQuestion);
+    assert_eq!(form(question, ModelAbility::Strong), PlanningForm::Tasks);
+    let long = format!("{}?", "How often ".repeat(30));
+    for several in
+        ["Compare the saws.", "How heavy is it? Who repairs it?", "The saw broke. Why?", long.as_str()]
+    {
+        assert_eq!(form(several, ModelAbility::Small), PlanningForm::Questions, "{several}");
+    }
+    let own = offers();
+    let with_own = PlanningForm::choose(&asking(question), &own, ModelAbility::Small);
+    assert_eq!(with_own, PlanningForm::Tasks, "other capabilities may have the answer");
+    let mut log = PlanBuilder::with(PlanningMode::Llm, question, Budget::default());
+    let messages = log.plan.run.messages.len();
+    assert_eq!(messages, 0);
+    log.plan.run.messages.push(("ada".into(), "In German, please.".into()));
+    let plan = log.with_turn(vec![PlannerTrigger::NoPlan]);
+    assert_eq!(PlanningForm::choose(&plan, &usual_offers(), ModelAbility::Small), PlanningForm::Questions);
+}
+
+#[tokio::test]
+async fn no_model_plans_a_single_question() {
+    let script = "ability: small\nrules: [{reply: {error: bad_request, message: asked}}]";
+    let folder = tempfile::tempdir().unwrap();
+    let mut journal = MemoryJournal::default();
+    let log = Arc::new(Log { offers: usual_offers(), ..Log::with_plan(asking("When is the alarm tested?")) });
+    let host = host(folder.path(), script);
+    let proposal = run(&host, &log, &mut journal).await.unwrap();
+    assert_eq!(graph(&proposal), ["research-1* research []"]);
+    assert_eq!(
+        (proposal.tasks[0].objective.as_str(), &proposal.fallback),
+        ("When is the alarm tested?", &None)
+    );
+    let mut resumed = MemoryJournal::with_steps(journal.steps().to_vec());
+    assert_eq!(run(&host, &log, &mut resumed).await.unwrap(), proposal);
 }
 
 #[test]
@@ -175,7 +237,12 @@ fn first_turn_offers_no_tool_but_a_search_in_many_documents() {
         let turn = PlanningTurn::new(plan, seen);
         let hidden = turn.hidden_tools(&few, true);
         assert!(hidden.contains("search_documents") && hidden.contains("add_task") && hidden.contains("now"));
-        assert!(!turn.hidden_tools(&many, false).contains("search_documents"));
+        let offers_search = !turn.hidden_tools(&many, false).contains("search_documents");
+        assert_eq!(
+            offers_search,
+            ability == ModelAbility::Strong,
+            "a small model would ask about what it finds"
+        );
     }
 }
 
