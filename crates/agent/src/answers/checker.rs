@@ -1,6 +1,7 @@
 //! The checks that an answer must pass before it counts, beyond its form: its marks, its quotations and its content. An
 //! answer is sent back once; after that, invalid marks and quotations are removed, and the notes name other mistakes.
 
+use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use millrace_protocol::ids::TaskId;
@@ -101,28 +102,27 @@ impl<'a> FindingsChecker<'a> {
     /// Checks an answer of a small model whose statements were compared with the passages. A statement without support is
     /// sent back once and then left out.
     fn check_grounded(&self, grounded: GroundedFindings) -> Result<Findings, String> {
-        let GroundedFindings { findings, unsupported, is_answer } = grounded;
+        let GroundedFindings { findings, unsupported, foreign_words, is_answer } = grounded;
+        let correction = (!unsupported.is_empty()).then(|| correct_unsupported(&unsupported, &foreign_words));
+        let removed = (!unsupported.is_empty()).then(|| note_unsupported(&unsupported));
         if !is_answer {
-            if !unsupported.is_empty() && self.corrections.take() {
-                return Err(correct_unsupported(&unsupported));
+            if let Some(correction) = correction.filter(|_| self.corrections.take()) {
+                return Err(correction);
             }
             let is_blank = content::is_blank(&findings.output);
             let output = if is_blank { NOT_ANSWERED.to_owned() } else { findings.output };
-            let removed = (!unsupported.is_empty()).then(|| note_unsupported(&unsupported));
             let notes = findings.notes.or(removed).or_else(|| Some(output.clone()));
             return Ok(Findings { output, notes, answered: Some(false), ..findings });
         }
         let content = self.find_content_mistakes(&findings);
         let corrections = content.iter().map(|mistake| mistake.correction.clone());
-        let mistakes: Vec<String> = (!unsupported.is_empty())
-            .then(|| correct_unsupported(&unsupported))
-            .into_iter()
-            .chain(corrections)
-            .collect();
+        let mistakes: Vec<String> = correction.into_iter().chain(corrections).collect();
         if !mistakes.is_empty() && self.corrections.take() {
             return Err(mistakes.join(" "));
         }
-        Ok(Findings { notes: add_notes(findings.notes.clone(), &content), ..findings })
+        let notes: Vec<String> = findings.notes.clone().into_iter().chain(removed).collect();
+        let notes = (!notes.is_empty()).then(|| notes.join(" "));
+        Ok(Findings { notes: add_notes(notes, &content), ..findings })
     }
 
     /// The rules of conversations that began under 0.4.0.
@@ -279,10 +279,17 @@ impl ContentMistake {
 }
 
 /// The correction for statements that no passage supports.
-fn correct_unsupported(statements: &[String]) -> String {
+fn correct_unsupported(statements: &[String], foreign_words: &BTreeSet<String>) -> String {
+    let foreign = match foreign_words.len() {
+        0 => String::new(),
+        _ => format!(
+            " No document has the word {}.",
+            Vec::from_iter(foreign_words.iter().map(String::as_str)).join(", ")
+        ),
+    };
     format!(
-        "No passage says: “{}”. Answer with what a passage says, in its words. If no passage answers the question, write that \
-         they do not answer it.",
+        "No passage says: “{}”.{foreign} Answer with what a passage says, in its words. If no passage answers the question, \
+         write that they do not answer it.",
         statements.join(" ")
     )
 }

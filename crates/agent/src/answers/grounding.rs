@@ -7,7 +7,7 @@
 //!                                        └─ 9: no line               ─▶ unsupported
 //! ```
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
 use super::labels::PassageLabels;
@@ -26,6 +26,15 @@ const MIN_SHARE: f64 = 0.5;
 const NUMBER_WORDS: [&str; 13] = [
     "zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve",
 ];
+/// Words of questions that documents answer without using them, as stems.
+const LIGHT_WORDS: [&str; 46] = [
+    "much", "mani", "often", "long", "old", "far", "fast", "heavi", "high", "deep", "wide", "larg", "big",
+    "loud", "go", "come", "get", "give", "take", "tell", "say", "name", "call", "mean", "case", "now",
+    "dure", "around", "degre", "need", "use", "requir", "want", "allow", "happen", "make", "made", "work",
+    "run", "find", "show", "exist", "last", "cost", "price", "pay",
+];
+/// The least number of equal characters at the beginning of two words of one family, and the most after them.
+const FAMILY: (usize, usize) = (4, 3);
 /// Phrases by which a statement says that something is not in the documents, in lowercase.
 const NEGATIONS: [&str; 14] = [
     "not answer",
@@ -51,6 +60,8 @@ pub(super) struct GroundedFindings {
     pub findings: Findings,
     /// The statements that no line supports.
     pub unsupported: Vec<String>,
+    /// The words of the question in these statements that no document has.
+    pub foreign_words: BTreeSet<String>,
     /// `true` if a statement is supported.
     pub is_answer: bool,
 }
@@ -67,6 +78,8 @@ struct CitableLine<'c> {
 struct Claim {
     numbers: BTreeSet<String>,
     words: BTreeSet<String>,
+    /// Its words, also those of the question.
+    all_words: BTreeSet<String>,
     /// `true` if it says nothing but words of the question, which then have to be in the lines.
     is_echo: bool,
 }
@@ -84,7 +97,8 @@ pub(super) fn ground_findings(
         return None;
     }
     let mut grounded = Findings { output: String::new(), quotations: Vec::new(), ..findings.clone() };
-    let (mut unsupported, mut is_answer) = (Vec::new(), false);
+    let foreign = find_foreign_words(objective, &lines, corpus);
+    let (mut unsupported, mut is_answer, mut foreign_words) = (Vec::new(), false, BTreeSet::new());
     let text = citations::split_combined_citations(&findings.output);
     let mut end = 0;
     for range in split_into_statements(&text) {
@@ -99,6 +113,16 @@ pub(super) fn ground_findings(
         }
         if claim.numbers.is_empty() && is_negation(&plain) {
             grounded.output.push_str(plain.trim_end());
+            continue;
+        }
+        let said: Vec<&String> = foreign
+            .iter()
+            .filter(|(stem, _)| claim.all_words.contains(*stem))
+            .map(|(_, word)| word)
+            .collect();
+        if !said.is_empty() {
+            foreign_words.extend(said.into_iter().cloned());
+            unsupported.push(plain.trim().to_owned());
             continue;
         }
         let own = cited_passages(statement, &findings.quotations);
@@ -124,7 +148,7 @@ pub(super) fn ground_findings(
     grounded.output = grounded.output.trim().to_owned();
     grounded.summary = String::new();
     grounded.notes = findings.notes.clone().filter(|notes| !repeats(notes, &findings.output));
-    Some(GroundedFindings { findings: grounded, unsupported, is_answer })
+    Some(GroundedFindings { findings: grounded, unsupported, foreign_words, is_answer })
 }
 
 /// Returns the statements of a text with a number that no text of `material` has.
@@ -143,7 +167,7 @@ impl Claim {
             numbers_of(statement, false).difference(&numbers_of(objective, true)).cloned().collect();
         let own: BTreeSet<String> = all.difference(&asked).cloned().collect();
         let is_echo = own.is_empty() && numbers.is_empty();
-        Self { numbers, words: if is_echo { all } else { own }, is_echo }
+        Self { numbers, words: if is_echo { all.clone() } else { own }, all_words: all, is_echo }
     }
 
     fn is_said_by(&self, lines: &[&CitableLine<'_>]) -> bool {
@@ -209,6 +233,29 @@ impl<'c> CitableLine<'c> {
         let line = u32::try_from(self.number).unwrap_or(u32::MAX);
         Passage { document: self.document.path.clone(), first_line: line, last_line: line, text: None }
     }
+}
+
+/// The words of a question that no document has, as stem and as written: a statement with such a word says what the
+/// documents do not. Words of one family with one of the passages, such as `weigh` and `weight`, count as known.
+fn find_foreign_words(
+    objective: &str,
+    lines: &[CitableLine<'_>],
+    corpus: &Corpus,
+) -> BTreeMap<String, String> {
+    let counts = corpus.search(&objective.replace('"', " "), 1, 1).map(|results| results.words);
+    let unknown = counts.unwrap_or_default().into_iter().filter(|count| count.documents == 0);
+    let stems = unknown
+        .flat_map(|count| words_of(&count.word).into_iter().map(move |stem| (stem, count.word.clone())));
+    let is_known = |stem: &String| {
+        LIGHT_WORDS.contains(&stem.as_str())
+            || lines.iter().any(|line| line.words.iter().any(|word| is_one_family(word, stem)))
+    };
+    stems.filter(|(stem, _)| !is_known(stem)).collect()
+}
+
+fn is_one_family(one: &str, other: &str) -> bool {
+    let common = one.chars().zip(other.chars()).take_while(|(a, b)| a == b).count();
+    common >= FAMILY.0 && one.chars().count().max(other.chars().count()) - common <= FAMILY.1
 }
 
 /// `true` if a line says something by itself: not a heading, and not the rule of a table.
@@ -306,7 +353,12 @@ fn remove_marks(statement: &str) -> String {
             }
         }
     }
-    plain + rest
+    plain.push_str(rest);
+    // A label without brackets, as in `P1: It weighs 9 kg.`
+    match plain.trim_start().split_once(':') {
+        Some((label, rest)) if label.starts_with('P') && is_mark(label) => rest.trim_start().to_owned(),
+        Some(_) | None => plain,
+    }
 }
 
 /// `true` for `3`, for a source such as `S3`, and for a label of a line that does not exist, such as `P9:1`.
@@ -422,6 +474,13 @@ mod tests {
     }
 
     #[test]
+    fn label_without_brackets_is_no_part_of_a_statement() {
+        let grounded = ground("How much does the saw weigh?", "P2: The saw weighs 1,310 kg.");
+        assert_eq!(grounded.findings.output, "The saw weighs 1,310 kg [1].");
+        assert_eq!(places(&grounded), [("heron.md", 5)]);
+    }
+
+    #[test]
     fn mark_of_a_line_that_says_it_stays() {
         let grounded = ground("Who founded it?", "Ines Varga founded it [P1:3].");
         assert_eq!(grounded.findings.output, "Ines Varga founded it [1].");
@@ -437,6 +496,21 @@ mod tests {
         assert!(!grounded.is_answer && grounded.findings.output.is_empty(), "{grounded:?}");
         let grounded = ground("When was Ines Varga born?", "Ines Varga was born in 1970.");
         assert_eq!(grounded.unsupported.len(), 1);
+    }
+
+    #[test]
+    fn statement_with_a_word_of_the_question_that_no_document_has_is_taken_out() {
+        let grounded = ground("When was Ines Varga born?", "Ines Varga was born on 3 May 2011.");
+        assert_eq!((grounded.unsupported.len(), grounded.is_answer), (1, false));
+        assert_eq!(Vec::from_iter(&grounded.foreign_words), ["born"]);
+        for (question, answer) in [
+            ("How much does the Heron band saw weigh?", "The Heron band saw weighs 1,310 kg."),
+            ("During which year did it begin?", "It was founded in 2011."),
+            ("How wide or loud is the saw?", "The saw has 400 V."),
+        ] {
+            let grounded = ground(question, answer);
+            assert!(grounded.is_answer && grounded.unsupported.is_empty(), "{grounded:?}");
+        }
     }
 
     #[test]
