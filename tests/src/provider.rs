@@ -22,6 +22,8 @@ pub enum StubReply {
     Busy(u32),
     /// Replies with this status and an error of this code.
     Error(u16, &'static str),
+    /// Replies with status 200, this content type and this body: the page of a gateway, or an empty body.
+    Body(&'static str, &'static str),
     /// Replies with text that is not JSON from some point on.
     BrokenJson,
     /// Begins a stream of events and disconnects.
@@ -151,6 +153,7 @@ async fn serve_connection(
                 let body = json!({"error": {"message": format!("a {code} error"), "code": code}}).to_string();
                 http_response(&format!("{status} Error"), "", &body)
             }
+            StubReply::Body(kind, body) => http_response_of(kind, "200 OK", "", body),
             StubReply::BrokenJson => http_response("200 OK", "", r#"{"id": "stub", "choices": oops"#),
             StubReply::BrokenStream => {
                 let head =
@@ -185,9 +188,13 @@ fn completion_json(text: &str, prompt: usize) -> String {
 }
 
 fn http_response(status: &str, headers: &str, body: &str) -> String {
+    http_response_of("application/json", status, headers, body)
+}
+
+fn http_response_of(content_type: &str, status: &str, headers: &str, body: &str) -> String {
     let length = body.len();
     format!(
-        "HTTP/1.1 {status}\r\ncontent-type: application/json\r\n{headers}content-length: {length}\r\n\r\n{body}"
+        "HTTP/1.1 {status}\r\ncontent-type: {content_type}\r\n{headers}content-length: {length}\r\n\r\n{body}"
     )
 }
 

@@ -113,6 +113,11 @@ async fn runs_complete_after_an_outage_and_no_attempt_is_counted() {
         StubReply::Disconnect,
         StubReply::BrokenJson,
         StubReply::BrokenStream,
+        StubReply::Body("text/html", "<html><head><title>Bad gateway</title></head></html>"),
+        StubReply::Body("text/plain", "no healthy upstream"),
+        StubReply::Body("application/json", "\"maintenance\""),
+        StubReply::Body("application/json", r#"{"status": "starting"}"#),
+        StubReply::Body("application/json", ""),
     ];
     let mut office = Office::open(SLOTS, faults.iter().cycle().take(600).cloned().collect()).await;
     office.add_worker("worker-1");

@@ -93,13 +93,28 @@ impl HttpSender {
                 Ok(ResponseBody::EventStream(events::parse_sse_events(body)))
             }
             BodyFormat::Empty => Err(ModelError::Truncated { message: "the response is empty".to_owned() }),
-            BodyFormat::Page | BodyFormat::Event | BodyFormat::Other => {
-                let text = events::read_body_as_text(body, MAX_ERROR_BODY)
-                    .await
-                    .map_err(|stream_error| self.model_error_from_stream_error(&stream_error, 0))?;
-                Err(self.unexpected_body_error(content_type, &text))
+            BodyFormat::Page | BodyFormat::Other => {
+                let text = self.read_unexpected_body(content_type, body).await?;
+                Err(ModelError::Truncated { message: text })
+            }
+            BodyFormat::Event => {
+                let text = self.read_unexpected_body(content_type, body).await?;
+                Err(ModelError::Protocol { message: text })
             }
         }
+    }
+
+    /// Describes a body that is no reply of this API. Anything but events comes from a gateway or a server that is
+    /// starting, which may answer properly later; events come from a provider with another API.
+    async fn read_unexpected_body(
+        &self,
+        content_type: &str,
+        body: ResponseByteStream,
+    ) -> Result<String, ModelError> {
+        let text = events::read_body_as_text(body, MAX_ERROR_BODY)
+            .await
+            .map_err(|stream_error| self.model_error_from_stream_error(&stream_error, 0))?;
+        Ok(self.describe_unexpected_body(content_type, &text))
     }
 
     async fn parse_json_body(&self, body: ResponseByteStream) -> Result<Value, ModelError> {
@@ -117,11 +132,11 @@ impl HttpSender {
         })
     }
 
-    fn unexpected_body_error(&self, content_type: &str, text: &str) -> ModelError {
+    fn describe_unexpected_body(&self, content_type: &str, text: &str) -> String {
         let content_type = if content_type.is_empty() { "no content type" } else { content_type };
         let provider_error = error::ProviderError::from_text(None, text);
         let text = format!("{content_type}: {}; is the base URL right?", provider_error.message);
-        ModelError::Protocol { message: error::redact_and_cut(&text, &self.redactor) }
+        error::redact_and_cut(&text, &self.redactor)
     }
 
     /// Converts the error of a stream that broke after a number of events.

@@ -298,7 +298,12 @@ impl GenaiModel {
             genai::Error::ChatResponse { body, .. } => error::model_error_from_body(body, &self.redactor),
             genai::Error::StreamParse { serde_error, .. } => {
                 let text = format!("unexpected event: {serde_error}");
-                ModelError::Protocol { message: error::redact_and_cut(&text, &self.redactor) }
+                let message = error::redact_and_cut(&text, &self.redactor);
+                // An event that is JSON but not one of the provider's will be the same next time.
+                match serde_error.is_data() {
+                    true => ModelError::Protocol { message },
+                    false => ModelError::Truncated { message },
+                }
             }
             genai::Error::ChatResponseGeneration { cause, .. } => {
                 ModelError::Protocol { message: error::redact_and_cut(cause, &self.redactor) }
@@ -319,7 +324,7 @@ impl GenaiModel {
             Error::Reqwest(error) => error::model_error_from_send_error(error, &self.redactor),
             Error::ResponseFailedNotJson { body, .. } | Error::ResponseFailedInvalidJson { body, .. } => {
                 let message = error::ProviderError::from_text(None, body).message;
-                ModelError::Protocol { message: error::redact_and_cut(&message, &self.redactor) }
+                ModelError::Truncated { message: error::redact_and_cut(&message, &self.redactor) }
             }
             Error::JsonValueExt(error) => {
                 ModelError::Protocol { message: error::redact_and_cut(&error.to_string(), &self.redactor) }

@@ -168,7 +168,8 @@ async fn an_html_page_is_reported_as_one() {
     for wire in ALL {
         for kind in ["text/html", content_type(wire), "application/json"] {
             let error = reply_to(wire, response(200, &[("content-type", kind)], page)).await.unwrap_err();
-            let ModelError::Protocol { message } = &error else { panic!("{wire:?} {kind}: {error:?}") };
+            let ModelError::Truncated { message } = &error else { panic!("{wire:?} {kind}: {error:?}") };
+            assert!(error.is_transient(), "a gateway's page is an outage");
             assert!(message.contains("Sign in to the proxy"), "{message}");
             assert!(message.contains("base URL"), "{message}");
         }
@@ -182,7 +183,7 @@ async fn other_bodies_are_reported_as_what_they_are() {
             .await
             .unwrap_err();
         assert!(
-            matches!(&plain, ModelError::Protocol { message } if message.contains("upstream is away")),
+            matches!(&plain, ModelError::Truncated { message } if message.contains("upstream is away")),
             "{plain:?}"
         );
         assert_truncated(
@@ -190,9 +191,10 @@ async fn other_bodies_are_reported_as_what_they_are() {
             "nothing",
             reply_to(wire, response(200, &[("content-type", content_type(wire))], "")).await,
         );
-        let other =
-            reply_to(wire, response(200, &[("content-type", "application/json")], "{\"hello\":1}")).await;
-        assert_truncated(wire, "another JSON", other);
+        for json in ["{\"hello\":1}", "[]", "[1]", "null", "true", "\"maintenance\"", "503"] {
+            let other = reply_to(wire, response(200, &[("content-type", "application/json")], json)).await;
+            assert_truncated(wire, json, other);
+        }
     }
     for wire in SSE {
         let cut =
