@@ -17,6 +17,8 @@ mod inner;
 mod large;
 #[path = "turn/limits.rs"]
 mod limits;
+#[path = "turn/outage.rs"]
+mod outage;
 #[path = "turn/overflow.rs"]
 mod overflow;
 #[path = "turn/properties.rs"]

@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 pub use crate::ability::ModelAbility;
+use crate::resilience::ProviderDeadline;
 
 /// A language model, or a substitute for one. One value is shared by all agents of a process.
 pub trait Model: Send + Sync {
@@ -38,10 +39,15 @@ pub trait Model: Send + Sync {
     ) -> BoxFuture<'a, Result<Reply, ModelError>>;
 }
 
-/// Receives the deltas of a reply while it is streamed.
+/// The caller of a request: receives the deltas of the reply while it is streamed.
 pub trait DeltaListener: Send + Sync {
     /// Called for each delta.
     fn on_delta(&self, delta: Delta<'_>);
+
+    /// Returns the deadline of the caller's wait for a provider that is away; `None` if it does not wait itself.
+    fn provider_deadline(&self) -> Option<&ProviderDeadline> {
+        None
+    }
 }
 
 /// Ignores all deltas.
@@ -243,7 +249,7 @@ pub enum ModelError {
         /// The provider's message.
         message: String,
     },
-    /// The reply ended too early, or is broken.
+    /// The reply ended too early, is broken, or is no reply at all, such as the page of a gateway.
     #[error("the model's reply was truncated or broken: {message}")]
     Truncated {
         /// Where it ended, or the mistake.
@@ -255,7 +261,7 @@ pub enum ModelError {
         /// The provider's message.
         message: String,
     },
-    /// The provider's response is not a valid reply.
+    /// The provider's response is well-formed but not a reply of its API, so that a retry gets the same.
     #[error("unexpected response from the model's provider: {message}")]
     Protocol {
         /// The response, shortened.

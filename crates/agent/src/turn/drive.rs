@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures::FutureExt;
+use millrace_models::resilience::ProviderDeadline;
 use millrace_protocol::plan::{DEFAULT_PROVIDER_TIMEOUT, ResourceAmounts};
 use millrace_protocol::provider::ProviderStatus;
 use tokio::time::{Instant, sleep_until};
@@ -174,15 +175,16 @@ impl<'a, A: Answer> Driver<'a, A> {
         request: &Request,
         left: Option<Duration>,
     ) -> Result<(Option<Result<Reply, ModelError>>, Duration), DriveError> {
+        let deadline = ProviderDeadline::new(self.provider_timeout);
         let reported = self.journal.provider_wait();
-        let mut outage = reported.map(|wait| Outage::resume(&wait, self.provider_timeout));
+        let mut outage = reported.map(|wait| Outage::resume(&wait, &deadline));
         loop {
             let began = Instant::now();
-            let replied = self.request_reply_with_keepalive(request, left).await?;
+            let replied = self.request_reply_with_keepalive(request, left, &deadline).await?;
             let took = began.elapsed();
             match replied {
                 Some(Err(error)) if error.is_transient() && self.model.has_provider() => {
-                    let outage = outage.get_or_insert_with(|| Outage::begin(self.provider_timeout));
+                    let outage = outage.get_or_insert_with(|| Outage::begin(&deadline));
                     let step = outage.record_failure(self.model.name(), &error);
                     self.wait_for_provider(step).await?;
                 }
@@ -221,8 +223,9 @@ impl<'a, A: Answer> Driver<'a, A> {
         &mut self,
         request: &Request,
         left: Option<Duration>,
+        deadline: &ProviderDeadline,
     ) -> Result<Option<Result<Reply, ModelError>>, JournalError> {
-        let keepalive = KeepaliveListener::new(self.watch);
+        let keepalive = KeepaliveListener::new(self.watch, deadline);
         let mut reply = self.model.reply(request, &keepalive);
         let time_up = left.map_or_else(|| pending().boxed(), |left| tokio::time::sleep(left).boxed());
         tokio::pin!(time_up);

@@ -3,12 +3,15 @@
 
 use std::sync::{Mutex, PoisonError};
 
+use millrace_models::resilience::ProviderDeadline;
+
 use crate::model::{Delta, DeltaListener};
 
 /// Forwards the deltas of a reply and remembers the latest activity.
 pub(super) struct KeepaliveListener<'a> {
     watch: &'a dyn DeltaListener,
     latest: Mutex<ModelActivity>,
+    deadline: &'a ProviderDeadline,
 }
 
 enum ModelActivity {
@@ -21,8 +24,8 @@ enum ModelActivity {
 }
 
 impl<'a> KeepaliveListener<'a> {
-    pub fn new(watch: &'a dyn DeltaListener) -> Self {
-        Self { watch, latest: Mutex::new(ModelActivity::Idle) }
+    pub fn new(watch: &'a dyn DeltaListener, deadline: &'a ProviderDeadline) -> Self {
+        Self { watch, latest: Mutex::new(ModelActivity::Idle), deadline }
     }
 
     /// Returns a line about the activity since the last call; `None` if there was none.
@@ -49,5 +52,9 @@ impl DeltaListener for KeepaliveListener<'_> {
             Delta::Sending | Delta::Sent(_) => ModelActivity::Idle,
         };
         self.watch.on_delta(delta);
+    }
+
+    fn provider_deadline(&self) -> Option<&ProviderDeadline> {
+        Some(self.deadline)
     }
 }

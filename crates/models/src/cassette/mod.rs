@@ -19,6 +19,7 @@ use serde::{Deserialize, Serialize};
 use tracing::{error, warn};
 
 use crate::model::{Delta, DeltaListener, Model, ModelAbility, ModelError, Reply, Request};
+use crate::resilience::ProviderDeadline;
 use difference::find_most_similar_request;
 pub use labels::{CallLabels, LabelledModel};
 
@@ -204,6 +205,10 @@ impl DeltaListener for RecordingListener<'_> {
         }
         drop(progress);
         self.listener.on_delta(delta);
+    }
+
+    fn provider_deadline(&self) -> Option<&ProviderDeadline> {
+        self.listener.provider_deadline()
     }
 }
 

@@ -120,6 +120,14 @@ impl CircuitBreaker {
         self.changed.notified()
     }
 
+    /// Ends a pause, so that the next request is the probe.
+    pub fn end_pause(&self, now: Instant) {
+        let mut state = self.lock_state();
+        if let BreakerPhase::Open { until, .. } = &mut state.phase {
+            *until = (*until).min(now);
+        }
+    }
+
     fn lock_state(&self) -> MutexGuard<'_, BreakerState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }

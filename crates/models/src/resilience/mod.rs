@@ -4,6 +4,7 @@
 
 mod backoff;
 pub mod breaker;
+mod provider_deadline;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -25,6 +26,7 @@ use crate::rate_limit::RateLimiter;
 use breaker::{Admission, CircuitBreaker, RequestPermit};
 
 pub use backoff::{RetryPolicy, outage_delay};
+pub use provider_deadline::ProviderDeadline;
 
 /// A model whose transient failures are retried.
 pub struct ResilientModel {
@@ -83,7 +85,8 @@ impl ResilientModel {
         loop {
             attempts += 1;
             let permit =
-                wait_with_notice(&listener_filter, "circuit breaker open", self.wait_for_breaker()).await;
+                wait_with_notice(&listener_filter, "circuit breaker open", self.wait_for_breaker(listener))
+                    .await;
             // An error of the provider tells more than that requests are paused because of it.
             let permit = permit.map_err(|paused| last_error.take().unwrap_or(paused))?;
             let admitted = self.rate_limiter.acquire(self.name(), reserved, self.policy.max_rate_limit_wait);
@@ -96,6 +99,9 @@ impl ResilientModel {
             let Some(wait) = self.policy.retry_delay(&error, attempts) else {
                 return Err(error);
             };
+            if !self.may_retry_after(wait, listener) {
+                return Err(error);
+            }
             warn!(model = self.name(), attempts, wait = ?wait, %error, "model request failed; retrying");
             listener_filter.discard_partial_output();
             wait_with_notice(&listener_filter, &error.to_string(), sleep(wait)).await;
@@ -150,17 +156,37 @@ impl ResilientModel {
         self.rate_limiter.settle(self.name(), reserved, tokens_used_by_failed_request(error, reserved)).await;
     }
 
-    /// Waits until the circuit breaker allows a request, unless the policy forbids waiting that long.
-    async fn wait_for_breaker(&self) -> Result<RequestPermit, ModelError> {
+    /// Returns `true` if a retry after `wait` is not later than the caller waits for the provider.
+    fn may_retry_after(&self, wait: Duration, listener: &dyn DeltaListener) -> bool {
+        let now = Instant::now();
+        let deadline = listener.provider_deadline().filter(|_| self.has_provider);
+        deadline.is_none_or(|deadline| now + wait <= deadline.start(now))
+    }
+
+    /// Waits until the circuit breaker allows a request, unless the policy forbids waiting that long. The last request of a
+    /// caller, at its deadline, is sent during a pause too, because nothing else tells if the provider is still away; but
+    /// if a probe request is in flight then, its outcome counts.
+    async fn wait_for_breaker(&self, listener: &dyn DeltaListener) -> Result<RequestPermit, ModelError> {
+        let deadline = listener.provider_deadline();
+        let is_last_request = deadline.is_some_and(|deadline| deadline.has_passed(Instant::now()));
+        let mut has_waited_for_probe = false;
         loop {
             let changed = self.breaker.wait_for_change();
             tokio::pin!(changed);
             changed.as_mut().enable();
             match CircuitBreaker::admit_request(&self.breaker, Instant::now()) {
                 Admission::Allowed(permit) => return Ok(permit),
+                Admission::Open { .. } if is_last_request && !has_waited_for_probe => {
+                    self.breaker.end_pause(Instant::now());
+                }
+                Admission::HalfOpen { .. } if is_last_request => {
+                    changed.await;
+                    has_waited_for_probe = true;
+                }
                 Admission::Open { until, reason } => {
                     let wait = until.saturating_duration_since(Instant::now());
-                    if !self.policy.waits_for_breaker || wait > self.policy.max_retry_after {
+                    if is_last_request || !self.policy.waits_for_breaker || wait > self.policy.max_retry_after
+                    {
                         return Err(self.breaker_open_error(&reason, Some(wait)));
                     }
                     sleep_until(until).await;
@@ -281,5 +307,9 @@ impl DeltaListener for RetryDeltaListener<'_> {
             Delta::Restart | Delta::Waiting(_) | Delta::Sending | Delta::Sent(_) | Delta::Hidden => {}
         }
         self.listener.on_delta(delta);
+    }
+
+    fn provider_deadline(&self) -> Option<&ProviderDeadline> {
+        self.listener.provider_deadline()
     }
 }

@@ -33,6 +33,7 @@ use serde_json::Value;
 use crate::model::{
     Delta, DeltaListener, FinishReason, Model, ModelAbility, ModelError, Reply, Request, ToolCall,
 };
+use crate::resilience::ProviderDeadline;
 use crate::selection::StructuredMode;
 use crate::wire::schema::strict_answer_to_original;
 
@@ -191,5 +192,9 @@ impl DeltaListener for StructuredDeltaFilter<'_> {
             ) => false,
         };
         self.listener.on_delta(if hidden { Delta::Hidden } else { delta });
+    }
+
+    fn provider_deadline(&self) -> Option<&ProviderDeadline> {
+        self.listener.provider_deadline()
     }
 }

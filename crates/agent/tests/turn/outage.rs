@@ -1,0 +1,129 @@
+//! How long an attempt waits for a provider that is away, with a paused clock and the retries, the circuit breaker and the
+//! fallbacks of real models.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::FutureExt;
+use futures::future::BoxFuture;
+use millrace_agent::model::{DeltaListener, Model, ModelAbility, ModelError, Reply, Request};
+use millrace_agent::turn::{DriveError, Driver, Machine, MemoryJournal, PlainText};
+use millrace_models::price::ModelTariff;
+use millrace_models::resilience::breaker::CircuitBreaker;
+use millrace_models::resilience::{ResilientModel, RetryPolicy};
+use tokio::time::{Instant, sleep};
+
+use super::support::{brief, says, toolbox};
+
+const TIMEOUT: Duration = Duration::from_secs(8);
+
+/// A provider that fails until some time, or for good.
+struct AwayModel {
+    error: ModelError,
+    until: Option<Instant>,
+    /// The duration of a failing call.
+    takes: Duration,
+}
+
+impl Model for AwayModel {
+    fn name(&self) -> &str {
+        "test:away"
+    }
+
+    fn reply<'a>(
+        &'a self,
+        _: &'a Request,
+        _: &'a dyn DeltaListener,
+    ) -> BoxFuture<'a, Result<Reply, ModelError>> {
+        async move {
+            if self.until.is_some_and(|until| Instant::now() >= until) {
+                return Ok(says("back"));
+            }
+            sleep(self.takes).await;
+            Err(self.error.clone())
+        }
+        .boxed()
+    }
+}
+
+fn unreachable() -> ModelError {
+    ModelError::Connection { message: "refused".into() }
+}
+
+fn resilient(model: AwayModel, breaker: &Arc<CircuitBreaker>) -> Arc<ResilientModel> {
+    Arc::new(ResilientModel {
+        inner: Arc::new(model),
+        breaker: breaker.clone(),
+        rate_limiter: Arc::new(()),
+        observer: Arc::new(()),
+        tariff: ModelTariff::default(),
+        policy: RetryPolicy::before_wait(),
+        timeout: Duration::from_secs(600),
+        has_provider: true,
+        ability: ModelAbility::Strong,
+    })
+}
+
+/// Drives an attempt and returns how it ended, and after how long.
+async fn attempt(model: Arc<ResilientModel>) -> (Result<(), DriveError>, Duration) {
+    let (tools, _) = toolbox();
+    let begun = Instant::now();
+    let mut journal = MemoryJournal::default();
+    let driver = Driver::new(&*model, &tools, &mut journal).provider_timeout(TIMEOUT);
+    let ended = driver.drive(Machine::<PlainText>::new(brief(&tools, None))).await;
+    (ended.map(drop).map_err(|failure| *failure.error), begun.elapsed())
+}
+
+/// Asserts that an attempt gave up at the timeout, or when the call in flight then had ended.
+fn assert_gave_up(ended: &(Result<(), DriveError>, Duration), call: Duration, words: &str) {
+    let (Err(DriveError::ProviderAway(wait)), took) = ended else { panic!("{ended:?}") };
+    assert!(wait.error.contains(words), "{wait:?}");
+    let most = TIMEOUT + call + Duration::from_millis(100);
+    assert!(*took <= most, "it gave up after {took:?} and {} tries: {wait:?}", wait.tries);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_open_breaker_does_not_prolong_the_wait_for_a_provider() {
+    let breaker = Arc::default();
+    let away = || resilient(AwayModel { error: unreachable(), until: None, takes: Duration::ZERO }, &breaker);
+    // Enough attempts to open the breaker at once; the later ones find it open for longer and longer.
+    for _ in 0..4 {
+        let all = futures::future::join_all((0..6).map(|_| attempt(away()))).await;
+        all.iter().for_each(|ended| assert_gave_up(ended, Duration::ZERO, ""));
+        assert!(
+            all.iter().any(|(ended, _)| format!("{ended:?}").contains("refused")),
+            "the last try is sent in spite of the breaker: {all:?}"
+        );
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_provider_that_is_back_at_the_deadline_is_used_in_spite_of_its_breaker() {
+    let breaker = Arc::default();
+    let away = AwayModel { error: unreachable(), until: None, takes: Duration::ZERO };
+    let first = resilient(away, &breaker);
+    futures::future::join_all((0..6).map(|_| attempt(first.clone()))).await;
+    let back = AwayModel { error: unreachable(), until: Some(Instant::now()), takes: Duration::ZERO };
+    let second = resilient(back, &breaker);
+    for (ended, took) in futures::future::join_all((0..6).map(|_| attempt(second.clone()))).await {
+        assert!(ended.is_ok() && took <= TIMEOUT, "{ended:?} after {took:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_wait_begins_with_the_first_failure_and_ends_with_at_most_one_call() {
+    let slow = Duration::from_secs(20);
+    let model = AwayModel { error: unreachable(), until: None, takes: slow };
+    let ended = attempt(resilient(model, &Arc::default())).await;
+    // The first call fails after 20 s, its retry 1 s later is in flight at the deadline.
+    let (Err(DriveError::ProviderAway(_)), took) = &ended else { panic!("{ended:?}") };
+    assert!(*took <= slow + TIMEOUT + slow, "{took:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_requested_pause_beyond_the_timeout_ends_the_wait_at_once() {
+    let error =
+        ModelError::RateLimited { retry_after: Some(Duration::from_secs(20)), message: "slow down".into() };
+    let model = AwayModel { error, until: None, takes: Duration::ZERO };
+    assert_gave_up(&attempt(resilient(model, &Arc::default())).await, Duration::ZERO, "slow down");
+}
