@@ -7,7 +7,7 @@ use clap::Args;
 use jiff::{SignedDuration, Timestamp};
 use millrace_protocol::ids::Capability;
 use millrace_protocol::plan::{
-    Budget, BudgetExhaustionPolicy, EndReason, Plan, ResourceAmounts, ResourceKind,
+    Budget, BudgetExhaustionPolicy, Plan, ResourceAmounts, ResourceKind, suggest_larger_limits,
 };
 use millrace_runtime::duration;
 use millrace_strict_yaml::did_you_mean_hint;
@@ -281,48 +281,37 @@ pub fn remaining_amounts(plan: &Plan) -> ResourceAmounts {
     remaining
 }
 
-/// Suggests a `--budget` argument for resuming a run: twice the amount that it ran out of.
+/// Suggests a `--budget` argument with which a run that has ended continues: the limits that stop it, raised; `None` if no
+/// limit stops it.
 pub fn suggest_larger_budget(plan: &Plan) -> Option<String> {
-    let (end, start) = (plan.run.end.as_ref()?, plan.run.start.as_ref()?);
-    let steps = || format!("steps={}", plan.max_planning_turns().saturating_mul(2));
-    match end.reason {
-        EndReason::MaxSteps => Some(steps()),
-        EndReason::BudgetExhausted => Some(match (amount_nearest_to_limit(plan), start.budget.wall_time) {
-            (Some((dimension, limit)), _) => format_doubled_limit_argument(dimension, limit),
-            (None, Some(limit)) => {
-                format!("time={}", duration::format_duration(limit.saturating_mul(2)).replace(' ', ""))
-            }
-            (None, None) => match plan.default_token_limit() {
-                Some(limit) => format_doubled_limit_argument(ResourceKind::Tokens, limit),
-                None => "tokens=…".into(),
-            },
-        }),
-        EndReason::Completed
-        | EndReason::CompletedPartial
-        | EndReason::Failed
-        | EndReason::Cancelled
-        | EndReason::NoProgress
-        | EndReason::PlannerUnavailable => None,
-    }
+    suggest_larger_limits(plan).map(|larger| format_limits(&larger))
 }
 
-/// Returns the amount that is nearest to its limit; `None` if the time limit was reached first.
-fn amount_nearest_to_limit(plan: &Plan) -> Option<(ResourceKind, u64)> {
-    let (end, start) = (plan.run.end.as_ref()?, plan.run.start.as_ref()?);
-    let is_late =
-        start.budget.wall_time.is_some_and(|limit| plan.worked_time(end.at).unsigned_abs() >= limit);
-    let share = |(dimension, limit): &(ResourceKind, u64)| {
-        u128::from(dimension.amount_used(&plan.budget.spend.total)) * 1_000_000 / u128::from((*limit).max(1))
+/// Formats limits as the argument of `--budget`.
+fn format_limits(budget: &Budget) -> String {
+    let amounts = |prefix: String, amounts: &ResourceAmounts| -> Vec<String> {
+        amounts
+            .iter()
+            .map(|(dimension, limit)| format!("{prefix}{}", format_limit(dimension, limit)))
+            .collect()
     };
-    let nearest = start.budget.amounts.iter().max_by_key(share)?;
-    (!is_late || share(&nearest) >= 900_000).then_some(nearest)
+    let mut all = amounts(String::new(), &budget.amounts);
+    all.extend(amounts("attempt.".into(), &budget.attempt));
+    all.extend(budget.capabilities.iter().flat_map(|(name, limits)| amounts(format!("{name}."), limits)));
+    all.extend(
+        budget.wall_time.map(|time| format!("time={}", duration::format_duration(time).replace(' ', ""))),
+    );
+    all.extend(budget.steps.map(|steps| format!("steps={steps}")));
+    all.join(",")
 }
 
-fn format_doubled_limit_argument(dimension: ResourceKind, limit: u64) -> String {
-    let limit = limit.saturating_mul(2);
+fn format_limit(dimension: ResourceKind, limit: u64) -> String {
     let word = dimension_name(dimension);
     match dimension {
-        ResourceKind::Cost => format!("{word}={}.{:02}", limit / 1_000_000, limit % 1_000_000 / 10_000),
+        ResourceKind::Cost => {
+            let (dollars, micros) = (limit / 1_000_000, format!("{:06}", limit % 1_000_000));
+            format!("{word}={dollars}.{:0<2}", micros.trim_end_matches('0'))
+        }
         ResourceKind::Tokens
         | ResourceKind::InputTokens
         | ResourceKind::OutputTokens

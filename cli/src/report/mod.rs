@@ -160,11 +160,11 @@ pub fn describe_missing_review(plan: &Plan, end: &RunEnd) -> Option<String> {
 /// Returns the command that resumes a run that has ended, if it can be resumed.
 pub fn resume_command_hint(run: &RunId, plan: &Plan) -> Option<String> {
     let end = plan.run.end.as_ref().filter(|end| end.is_resumable)?;
-    if !end.reason.needs_larger_budget() {
-        return Some(command_hint(&format!("resume {run}")));
+    match budget::suggest_larger_budget(plan) {
+        Some(more) => Some(command_hint(&format!("resume {run} --budget {more}"))),
+        None if end.reason.needs_larger_budget() => None,
+        None => Some(command_hint(&format!("resume {run}"))),
     }
-    let more = budget::suggest_larger_budget(plan)?;
-    Some(command_hint(&format!("resume {run} --budget {more}")))
 }
 
 /// Returns how to resume a run with another model for its planner, if the planner was the reason for its end. A model that the

@@ -6,8 +6,9 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use millrace_protocol::plan::{
-    Decision, DecisionInput, DeliverableRule, EndReason, Event, Fact, GraphEvent, MAX_IDLE_TURNS, Plan,
-    PlanningEvent, RunEvent, TaskEvent, TaskState, apply, apply_decision, decide,
+    CommandAction, Decision, DecisionInput, DeliverableRule, EndReason, Event, Fact, GraphEvent,
+    MAX_IDLE_TURNS, Plan, PlanningEvent, RunEvent, TaskEvent, TaskState, apply, apply_decision, decide,
+    suggest_larger_limits,
 };
 use millrace_protocol::wire;
 use proptest::prelude::*;
@@ -116,6 +117,27 @@ fn check_end_of_run(world: &SimulatedWorld) {
         check_chosen_deliverable(plan);
     }
     check_end_reason(plan, end.reason);
+    check_suggested_limits(plan);
+}
+
+/// Checks that a run that ended because of its budget continues with the limits that are suggested.
+fn check_suggested_limits(plan: &Plan) {
+    let end = plan.run.end.as_ref().unwrap();
+    let suggested = suggest_larger_limits(plan);
+    if !end.is_resumable || !end.reason.needs_larger_budget() {
+        return;
+    }
+    let limits = suggested.expect("a run without budget has a suggestion");
+    let mut scene = RunScene::new();
+    (scene.plan, scene.now, scene.is_checked) = (plan.clone(), end.at, false);
+    let resume = CommandAction::Resume { budget: Some(limits.clone()) };
+    scene.decide_fact(&cast::command_fact("suggested", resume)).unwrap();
+    let shortage = scene.last_events().into_iter().find(|event| {
+        let mut exhausted = format!("{event:?}");
+        exhausted.make_ascii_lowercase();
+        exhausted.contains("budget is exhausted") || exhausted.contains("time limit")
+    });
+    assert_eq!(shortage, None, "resumed with {limits:?}: {plan:#?}");
 }
 
 /// Checks that the reason of an end is true.

@@ -2,8 +2,9 @@
 //! its capability's and its task's. If a pool is exhausted and no work in flight can return anything to it, the work that
 //! waits for it is given up: a task for its own pool, the run for its own, which then winds down with what it has.
 
-use std::collections::btree_set;
+use std::collections::{BTreeMap, btree_set};
 use std::iter::Peekable;
+use std::time::Duration;
 
 use jiff::{SignedDuration, Timestamp};
 
@@ -88,6 +89,42 @@ impl BudgetPoolState<'_> {
         percentage_of(limit, self.held_back).max(needs).min(limit)
     }
 
+    /// The smallest amount with which work is dispatched.
+    fn least_reservation(&self, dimension: ResourceKind, limit: u64) -> u64 {
+        let least = match self.requested.get(dimension) {
+            Some(requested) => requested.div_ceil(4),
+            None => limit / LEAST,
+        };
+        least.max(1).max(self.needs.get(dimension).unwrap_or(0))
+    }
+
+    /// The amount of a limit that this work may use and that is not used; reservations are left out.
+    fn unused_amount(&self, dimension: ResourceKind, limit: u64) -> u64 {
+        let within = limit - self.held_back_of(dimension, limit);
+        within.saturating_sub(dimension.amount_used(&self.used))
+    }
+
+    /// Returns the limits that stop work, each at least doubled, until work fits that uses a quarter of it.
+    fn larger_limits(&self) -> ResourceAmounts {
+        let mut larger = ResourceAmounts::default();
+        for (dimension, limit) in self.limits.iter() {
+            if self.unused_amount(dimension, limit) < self.least_reservation(dimension, limit) {
+                larger.set(dimension, Some(self.sufficient_limit(dimension, limit)));
+            }
+        }
+        larger
+    }
+
+    fn sufficient_limit(&self, dimension: ResourceKind, limit: u64) -> u64 {
+        let is_enough = |limit: &u64| {
+            let usable = limit - self.held_back_of(dimension, *limit);
+            let wanted = self.least_reservation(dimension, *limit).max(usable / SHARE);
+            self.unused_amount(dimension, *limit) >= wanted
+        };
+        let mut doubled = std::iter::successors(limit.checked_mul(2), |limit| limit.checked_mul(2));
+        doubled.find(is_enough).unwrap_or(u64::MAX)
+    }
+
     fn reservation_for_attempt(&self) -> ReservationDecision {
         let mut amounts = ResourceAmounts::default();
         let mut is_later = false;
@@ -97,12 +134,9 @@ impl BudgetPoolState<'_> {
             let reserved = self.reserved.and_then(|sums| sums.get(&dimension)).copied().unwrap_or(0);
             let reserved = u64::try_from(reserved).unwrap_or(u64::MAX);
             let left = within.saturating_sub(used).saturating_sub(reserved);
-            let least = (limit / LEAST).max(1);
-            let requested = self.requested.get(dimension);
-            let wanted = requested.unwrap_or_else(|| (left / self.share).max(least));
-            let least = if requested.is_some() { wanted.div_ceil(4).max(1) } else { least };
-            let needs = self.needs.get(dimension).unwrap_or(0);
-            let (least, wanted) = (least.max(needs), wanted.max(needs));
+            let least = self.least_reservation(dimension, limit);
+            let wanted = self.requested.get(dimension).unwrap_or_else(|| (left / self.share).max(least));
+            let wanted = wanted.max(self.needs.get(dimension).unwrap_or(0));
             if left < least && reserved > 0 {
                 is_later = true;
             } else if left < least {
@@ -387,6 +421,97 @@ pub(super) fn wind_down_at_default_tokens(plan: &Plan) -> Vec<Event> {
         "{used} tokens are used, and without a budget of tokens a run may use {limit} for the tasks of this plan"
     );
     wind_down_run(plan, EndReason::BudgetExhausted, &detail)
+}
+
+/// Returns the limits that a run which has ended needs to be raised, with values with which it continues; `None` if no limit
+/// stops it. Reservations count nothing: after the end nothing is in flight.
+#[must_use]
+pub fn suggest_larger_limits(plan: &Plan) -> Option<Budget> {
+    let (end, start) = (plan.run.end.as_ref()?, plan.run.start.as_ref()?);
+    let old = &start.budget;
+    let ledger = ReservationLedger::new(plan, old);
+    let known = plan.budget.needs.values().copied();
+    let needs = known.fold(ResourceAmounts::default(), ResourceAmounts::max);
+    let needs_of_final = ledger.needs_of_final_task();
+    // The final task may have run already; resumed, the run needs its share again.
+    let held_back = u64::from(old.final_percent);
+    let run_pool = ledger.run_pool(None, SHARE);
+    let run_pool = run_pool.map(|pool| BudgetPoolState { needs, needs_of_final, held_back, ..pool });
+    let mut larger = Budget {
+        amounts: run_pool.as_ref().map(BudgetPoolState::larger_limits).unwrap_or_default(),
+        attempt: larger_attempt_limits(plan, old),
+        capabilities: larger_capability_limits(plan, &ledger),
+        wall_time: old.wall_time.and_then(|limit| larger_wall_time(plan.worked_time(end.at), limit)),
+        steps: (end.reason == EndReason::MaxSteps).then(|| plan.max_planning_turns().saturating_mul(2)),
+        ..Budget::default()
+    };
+    if end.reason == EndReason::BudgetExhausted && larger.is_default() {
+        larger.amounts = run_pool.as_ref().map_or_else(|| larger_default_tokens(plan), nearest_limit_doubled);
+    }
+    (!larger.is_default()).then_some(larger)
+}
+
+/// Returns the limits of the capabilities of lost work that stop it, each with those that stay.
+fn larger_capability_limits(
+    plan: &Plan,
+    ledger: &ReservationLedger<'_>,
+) -> BTreeMap<Capability, ResourceAmounts> {
+    let lost_turn = plan.planning.lost.as_ref();
+    let lost_turn = lost_turn.map(|_| Work::Planning { turn: plan.planning.turns, attempt: 1 });
+    let lost = plan.tasks.iter().filter(|task| task.state() == TaskState::Failed);
+    let lost_tasks = lost.flat_map(|task| {
+        let (task, attempt) = (task.spec.id.clone(), task.attempt.max(1));
+        [Work::Task { task: task.clone(), attempt }, Work::Review { task, attempt, review: 1 }]
+    });
+    let larger = lost_turn.into_iter().chain(lost_tasks).filter_map(|work| {
+        let pool = ledger.capability_pool(&work, SHARE)?;
+        let mut limits = pool.limits;
+        let larger = BudgetPoolState { needs: ledger.needs_of(&work), ..pool }.larger_limits();
+        larger.iter().for_each(|(dimension, limit)| limits.set(dimension, Some(limit)));
+        (!larger.is_empty()).then(|| Some((plan.queue_of_work(&work)?, limits)))?
+    });
+    larger.collect()
+}
+
+/// Returns the limits of one attempt that are below what the first request of a failed task needs.
+fn larger_attempt_limits(plan: &Plan, old: &Budget) -> ResourceAmounts {
+    let mut larger = ResourceAmounts::default();
+    let lost = plan.tasks.iter().filter(|task| task.state() == TaskState::Failed);
+    for needs in lost.filter_map(|task| plan.budget.needs.get(&task.spec.capability)) {
+        for (dimension, limit) in old.attempt.iter() {
+            let needed = needs.get(dimension).unwrap_or(0);
+            if needed > limit {
+                let raised = needed.saturating_mul(2).max(larger.get(dimension).unwrap_or(0));
+                larger.set(dimension, Some(raised));
+            }
+        }
+    }
+    larger
+}
+
+fn larger_wall_time(worked: SignedDuration, limit: Duration) -> Option<Duration> {
+    let worked = worked.unsigned_abs();
+    let doubled = |limit: &Duration| limit.checked_mul(2);
+    let mut longer = std::iter::successors(Some(limit), doubled);
+    (worked >= limit).then(|| longer.find(|limit| *limit > worked && *limit - worked >= *limit / 4))?
+}
+
+fn larger_default_tokens(plan: &Plan) -> ResourceAmounts {
+    let used = ResourceKind::Tokens.amount_used(&plan.budget.spend.total);
+    let tokens = plan.default_token_limit().unwrap_or(used).max(used).max(1).saturating_mul(2);
+    ResourceAmounts { tokens: Some(tokens), ..ResourceAmounts::default() }
+}
+
+/// Doubles the limit of which the largest share is used.
+fn nearest_limit_doubled(pool: &BudgetPoolState<'_>) -> ResourceAmounts {
+    let share = |(dimension, limit): &(ResourceKind, u64)| {
+        u128::from(dimension.amount_used(&pool.used)) * 1_000_000 / u128::from((*limit).max(1))
+    };
+    let mut larger = ResourceAmounts::default();
+    if let Some((dimension, limit)) = pool.limits.iter().max_by_key(share) {
+        larger.set(dimension, Some(pool.sufficient_limit(dimension, limit)));
+    }
+    larger
 }
 
 /// Warns once that the soft limit of the budget has been reached.

@@ -44,6 +44,7 @@ use crate::ids::{TaskId, WorkerId};
 use crate::provider::ProviderStatus;
 use crate::result::{ErrorKind, MAX_MESSAGE, ModelUsage, PlanProposal, TaskError, Usage, Verdict};
 
+pub use budget::suggest_larger_limits;
 pub(super) use edits::{EditAuthor, decide_edit};
 
 /// The maximum number of failed attempts at a planning turn before the planner counts as unavailable.
