@@ -1,10 +1,12 @@
-//! Interrupted runs: they stay stopped until they are resumed, also under later clusters.
+//! Stopped runs: interrupted or paused, they stay so until they are resumed, also under later clusters. And the hints about
+//! unfinished runs while no cluster is running.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use futures::StreamExt;
 use millrace_protocol::ids::RunId;
-use millrace_protocol::plan::{CommandAction, work_in_flight};
+use millrace_protocol::plan::{CommandAction, PauseReason, Plan, work_in_flight};
 use millrace_runtime::Bus;
 use millrace_runtime::log::list_submitted_runs;
 use millrace_runtime::work::registry;
@@ -30,15 +32,45 @@ pub async fn list_unfinished_runs(bus: &Bus) -> Result<Vec<RunId>, CommandError>
     Ok(list_submitted_runs(bus).await?.into_iter().filter(|run| !ended(run)).collect())
 }
 
-/// Returns the interrupted runs, oldest first.
-pub async fn list_interrupted_runs(bus: &Bus) -> Result<Vec<RunId>, CommandError> {
+/// Why a run is stopped.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum StopKind {
+    Interrupted,
+    PausedForProvider,
+    Paused,
+}
+
+impl StopKind {
+    fn of_plan(plan: &Plan) -> Option<Self> {
+        Some(match plan.pause_reason()? {
+            PauseReason::Provider(_) => Self::PausedForProvider,
+            PauseReason::Interruption => Self::Interrupted,
+            PauseReason::User => Self::Paused,
+        })
+    }
+
+    /// Names so many runs of the kind, with a verb.
+    fn describe_runs(self, count: usize) -> String {
+        let (run, are) = if count == 1 { ("run", "is") } else { ("runs", "are") };
+        match self {
+            Self::Interrupted => format!("{count} interrupted {run} {are} kept"),
+            Self::PausedForProvider => {
+                format!("{count} {run} {are} paused because a model provider did not answer")
+            }
+            Self::Paused => format!("{count} {run} {are} paused"),
+        }
+    }
+}
+
+/// Returns the runs that stay stopped until they are resumed, oldest first.
+pub async fn list_stopped_runs(bus: &Bus) -> Result<Vec<(RunId, StopKind)>, CommandError> {
     let unfinished = futures::stream::iter(list_unfinished_runs(bus).await?);
-    let is_interrupted = |run: RunId| async move {
+    let stop_kind = |run: RunId| async move {
         let plan = read_plan(bus, &run).await?;
-        Ok((plan.run.end.is_none() && plan.run.is_interrupted).then_some(run))
+        Ok(StopKind::of_plan(&plan).map(|kind| (run, kind)))
     };
-    let found: Vec<Result<Option<RunId>, CommandError>> =
-        unfinished.map(is_interrupted).buffered(CONCURRENT).collect().await;
+    let found: Vec<Result<Option<(RunId, StopKind)>, CommandError>> =
+        unfinished.map(stop_kind).buffered(CONCURRENT).collect().await;
     found.into_iter().filter_map(Result::transpose).collect()
 }
 
@@ -76,29 +108,51 @@ pub async fn interrupt_run(bus: &Bus, run: &RunId) -> Result<(), CommandError> {
     }
 }
 
-/// Prints the line about the interrupted runs other than `resumed`, if there are any.
-pub async fn print_interrupted_runs(bus: &Bus, resumed: Option<&RunId>) -> Result<(), CommandError> {
-    let mut runs = list_interrupted_runs(bus).await?;
-    runs.retain(|run| Some(run) != resumed);
-    describe_interrupted_runs(&runs).iter().for_each(|line| print_stderr_line(line));
+/// Prints the lines about the stopped runs other than `resumed`, if there are any.
+pub async fn print_stopped_runs(bus: &Bus, resumed: Option<&RunId>) -> Result<(), CommandError> {
+    let mut runs = list_stopped_runs(bus).await?;
+    runs.retain(|(run, _)| Some(run) != resumed);
+    describe_stopped_runs(&runs).iter().for_each(|line| print_stderr_line(line));
     Ok(())
 }
 
-/// The line about interrupted runs, with the commands that continue or end them; `None` if there are none.
-pub fn describe_interrupted_runs(runs: &[RunId]) -> Option<String> {
-    let commands = |run: &RunId| {
+/// A line for each kind of stopped runs, with the commands that continue or end them.
+pub fn describe_stopped_runs(runs: &[(RunId, StopKind)]) -> Vec<String> {
+    let mut by_kind: BTreeMap<StopKind, Vec<&RunId>> = BTreeMap::new();
+    runs.iter().for_each(|(run, kind)| by_kind.entry(*kind).or_default().push(run));
+    by_kind.into_iter().map(|(kind, runs)| describe_runs_of_kind(kind, &runs)).collect()
+}
+
+fn describe_runs_of_kind(kind: StopKind, runs: &[&RunId]) -> String {
+    let commands = |run: &&RunId| {
         let resume = command_hint(&format!("resume {run}"));
         let cancel = command_hint(&format!("cancel {run}"));
         format!("`{resume}` continues it, `{cancel}` ends it")
     };
-    match runs {
-        [] => None,
-        [run] => Some(format!("millrace: 1 interrupted run is kept: {}", commands(run))),
-        runs => {
-            let list = command_hint("list");
-            let rest = if runs.len() > MAX_NAMED { format!("; `{list}` shows all") } else { String::new() };
-            let newest: Vec<String> = runs.iter().rev().take(MAX_NAMED).map(commands).collect();
-            Some(format!("millrace: {} interrupted runs are kept: {}{rest}", runs.len(), newest.join("; ")))
-        }
-    }
+    let list = command_hint("list");
+    let rest = if runs.len() > MAX_NAMED { format!("; `{list}` shows all") } else { String::new() };
+    let newest: Vec<String> = runs.iter().rev().take(MAX_NAMED).map(commands).collect();
+    format!("millrace: {}: {}{rest}", kind.describe_runs(runs.len()), newest.join("; "))
+}
+
+/// Returns the hint for an unfinished run while no cluster is running.
+pub fn offline_run_hint(run: &RunId, plan: &Plan) -> String {
+    let resume = command_hint(&format!("resume {run}"));
+    let how = match plan.pause_reason() {
+        Some(_) => format!("`{resume}`"),
+        None => format!("`{resume}`, or `{}` for all runs", command_hint("up")),
+    };
+    format!("millrace: no cluster is running, so the run makes no progress until {how}")
+}
+
+/// Returns the hint for several runs while no cluster is running: for those in `stopped`, which have to be resumed, and, with
+/// `has_others`, for those that continue with any cluster.
+pub fn offline_runs_hint(stopped: &[&RunId], has_others: bool) -> String {
+    let up = has_others.then(|| format!("`{}` continues unfinished runs", command_hint("up")));
+    let newest = stopped.iter().rev().take(MAX_NAMED);
+    let resume = newest.map(|run| format!("`{}` continues {run}", command_hint(&format!("resume {run}"))));
+    let all: Vec<String> = up.into_iter().chain(resume).collect();
+    let rest = stopped.len().saturating_sub(MAX_NAMED);
+    let rest = if rest == 0 { String::new() } else { format!("; {rest} more are interrupted or paused") };
+    format!("millrace: no cluster is running, so no run is making progress; {}{rest}", all.join("; "))
 }

@@ -6,6 +6,7 @@
 use std::collections::BTreeSet;
 use std::fs;
 use std::io::{BufRead, BufReader};
+use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -354,6 +355,20 @@ fn interrupted_run_stays_stopped_until_it_is_resumed() {
     assert_eq!([completed(&first), completed(&second)], before);
     let (listed, _) = user.run_successfully(&["list"]);
     assert_eq!(listed.matches("interrupted").count(), 2, "{listed}");
+    let (_, hint) = user.run_successfully(&["list"]);
+    for run in [&first, &second] {
+        assert!(hint.contains(&format!("`millrace resume {run}`")), "{hint}");
+    }
+    assert!(!hint.contains("millrace up"), "`up` does not continue them: {hint}");
+    let (shown, hint) = user.run_successfully(&["show", &first]);
+    assert!(hint.contains(&format!("until `millrace resume {first}`")), "{hint}");
+    assert!(!hint.contains("millrace up") && !shown.contains("a worker"), "{shown}{hint}");
+    let (_, said) = user.run_successfully(&["up", "--detach"]);
+    assert!(said.contains("2 interrupted runs are kept"), "{said}");
+    let (_, said) = user.run_successfully(&["up", "--detach"]);
+    assert!(said.contains("already running") && said.contains("2 interrupted runs are kept"), "{said}");
+    user.run_successfully(&["down"]);
+    user.assert_nothing_running();
 
     // They can be changed and cancelled while nothing runs.
     let (_, said) = user.run_successfully(&["edit", &first, "t39", "--objective", "the last one"]);
@@ -370,6 +385,77 @@ fn interrupted_run_stays_stopped_until_it_is_resumed() {
     let attempts = result_tasks(&shown).iter().map(|task| task["attempts"].as_array().unwrap().len());
     assert!(attempts.eq([1; 40]), "in-flight work was continued, not restarted");
     user.assert_nothing_running();
+}
+
+#[test]
+fn run_paused_for_its_provider_stays_so_when_its_cluster_has_stopped() {
+    let _alone = lock_machine();
+    let user = UserMachine::new();
+    // Nothing listens on this port.
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let model = format!("openai-compatible:away@http://{}/v1", listener.local_addr().unwrap());
+    drop(listener);
+    let docs = licences_folder().display().to_string();
+    let run = ["run", QUESTION, "--docs", &docs, "--model", &model, "--provider-timeout", "1s"];
+    let done = user.run_command(&run);
+    assert_eq!(done.status.code(), Some(5), "{}", utf8_text(&done.stderr));
+    user.assert_nothing_running();
+
+    let (listed, hint) = user.run_successfully(&["list"]);
+    let run = listed.lines().last().unwrap().split_whitespace().next().unwrap().to_owned();
+    assert!(listed.contains("paused: provider") && !listed.contains("interrupted"), "{listed}");
+    assert!(hint.contains(&format!("millrace resume {run}")) && !hint.contains("millrace up"), "{hint}");
+    let (line, _) = user.run_successfully(&["list", "--json"]);
+    let line: Value = serde_json::from_str(&line).unwrap();
+    assert_eq!(line["state"], "paused", "{line}");
+    assert!(line["waiting_for_provider"].to_string().contains("can't be reached"), "{line}");
+    let (shown, _) = user.run_successfully(&["show", &run]);
+    assert!(shown.contains("paused, ") && !shown.contains("interrupted, "), "{shown}");
+    assert!(shown.contains("last error: the model's provider"), "{shown}");
+    let (shown, _) = user.run_successfully(&["show", &run, "--json"]);
+    assert_eq!(serde_json::from_str::<Value>(&shown).unwrap()["state"], "paused");
+
+    // Later commands tell it apart from interrupted runs.
+    fs::write(user.path_of("one.yaml"), "objective: x\ntasks: [{id: a, objective: x, capability: echo}]")
+        .unwrap();
+    let (_, said) = user.run_successfully(&["run", "--plan", "one.yaml"]);
+    assert!(said.contains("1 run is paused because a model provider did not answer"), "{said}");
+    let resumed = user.run_command(&["resume", &run]);
+    let said = utf8_text(&resumed.stderr);
+    assert_eq!(resumed.status.code(), Some(5), "{said}");
+    assert!(said.contains(&format!("run {run} is paused: the provider of")), "{said}");
+    user.assert_nothing_running();
+}
+
+#[test]
+fn runs_of_a_stopped_cluster_are_not_shown_as_waiting_for_workers() {
+    let _alone = lock_machine();
+    let user = UserMachine::new();
+    fs::write(
+        user.path_of("odd.yaml"),
+        "objective: x\ntasks: [{id: a, objective: x, capability: nobody-has-this}]",
+    )
+    .unwrap();
+    user.run_successfully(&["up", "--detach"]);
+    user.run_successfully(&["submit", "--plan", "odd.yaml"]);
+    user.wait_until("the task to wait", || {
+        user.run_successfully(&["list"]).0.contains("a waits for a worker that provides nobody-has-this")
+    });
+    user.run_successfully(&["down"]);
+    user.assert_nothing_running();
+    let (listed, hint) = user.run_successfully(&["list"]);
+    assert!(listed.contains("(no cluster is running)") && !listed.contains("a worker"), "{listed}");
+    assert!(hint.contains("`millrace up` continues unfinished runs"), "{hint}");
+    let (shown, hint) = user.run_successfully(&["show", "latest"]);
+    assert!(shown.contains("unfinished, no cluster is running"), "{shown}");
+    assert!(
+        shown.contains("waiting for a cluster; none is running") && !shown.contains("a worker"),
+        "{shown}"
+    );
+    assert!(hint.contains("millrace up") && hint.contains("millrace resume"), "{hint}");
+    let (shown, _) = user.run_successfully(&["show", "latest", "--json"]);
+    let shown: Value = serde_json::from_str(&shown).unwrap();
+    assert_eq!(shown["tasks"][0]["waiting_for"], "a cluster; none is running", "{shown}");
 }
 
 #[test]

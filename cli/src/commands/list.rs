@@ -10,7 +10,7 @@ use millrace_protocol::safe_text::single_line;
 use millrace_runtime::duration::parse_duration;
 
 use crate::exit::{CommandError, CommandExit};
-use crate::invocation::command_hint;
+use crate::interrupted::offline_runs_hint;
 use crate::json::{RunListLine, RunState, print_json};
 use crate::target::{ClusterTarget, ReadConnection};
 use crate::view::{align_columns, format_age, print_stderr_line, print_stdout_line, separate_thousands};
@@ -25,15 +25,6 @@ Examples:
   millrace list
   millrace list --state running --state paused
   millrace list --since 2h --limit 20 --json";
-
-/// Returns the hint that is printed with unfinished runs while no cluster is running.
-pub fn offline_hint() -> String {
-    format!(
-        "millrace: no cluster is running, so no run is making progress; start it with `{}`, or resume one run with `{}`",
-        command_hint("up"),
-        command_hint("resume")
-    )
-}
 
 /// The arguments of `millrace list`.
 #[derive(Args, Debug)]
@@ -90,7 +81,10 @@ pub async fn run_command(arguments: ListArguments) -> Result<CommandExit, Comman
         true => Ok(list_runs_from_log(bus).await?),
         false => Ok(list_runs(bus).await?),
     };
-    let all = reading.read_and_close(runs).await?;
+    let mut all = reading.read_and_close(runs).await?;
+    if is_offline {
+        all.iter_mut().filter_map(|(_, summary)| summary.as_mut()).for_each(mark_as_offline);
+    }
     let is_empty = all.is_empty();
     let runs = select_runs(all, &arguments);
     if arguments.json {
@@ -106,11 +100,22 @@ pub async fn run_command(arguments: ListArguments) -> Result<CommandExit, Comman
     } else {
         format_runs(&runs, Timestamp::now()).iter().for_each(|line| print_stdout_line(line));
     }
-    let is_live = |(_, summary): &ListedRun| !RunState::of_summary(summary.as_ref()).has_ended();
-    if is_offline && runs.iter().any(is_live) {
-        print_stderr_line(&offline_hint());
+    let is_live = |(_, summary): &&ListedRun| !RunState::of_summary(summary.as_ref()).has_ended();
+    let live: Vec<&ListedRun> = runs.iter().filter(is_live).collect();
+    if is_offline && !live.is_empty() {
+        let is_stopped = |summary: &RunSummary| summary.is_paused;
+        let stopped = live.iter().filter(|(_, summary)| summary.as_ref().is_some_and(is_stopped));
+        let stopped: Vec<&RunId> = stopped.map(|(run, _)| run).collect();
+        print_stderr_line(&offline_runs_hint(&stopped, stopped.len() < live.len()));
     }
     Ok(CommandExit::Completed)
+}
+
+/// Changes what a live run waits for, since no process of its cluster is running.
+fn mark_as_offline(summary: &mut RunSummary) {
+    if summary.end.is_none() && !summary.is_paused && summary.waiting_for_provider.is_none() {
+        summary.waiting_for = Some("no cluster is running".into());
+    }
 }
 
 /// Returns the runs that the options select, oldest first.

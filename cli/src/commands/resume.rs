@@ -15,7 +15,7 @@ use crate::budget::BudgetArguments;
 use crate::commands::run::find_running_cluster;
 use crate::commands::watch::{OutputOptions, watch_run};
 use crate::exit::{CommandError, CommandExit, run_until_interrupt};
-use crate::interrupted::{list_unfinished_runs, print_interrupted_runs};
+use crate::interrupted::{list_unfinished_runs, print_stopped_runs};
 use crate::invocation::command_hint;
 use crate::report::resume_command_hint;
 use crate::session::{ClusterSession, run_with_local_cluster};
@@ -66,7 +66,7 @@ pub async fn run_command(
         };
         refuse_damaged_log(bus, &run).await?;
         if session.is_some_and(ClusterSession::is_new) {
-            print_interrupted_runs(bus, Some(&run)).await?;
+            print_stopped_runs(bus, Some(&run)).await?;
         }
         let plan = read_run_history(bus, &run).await?.plan;
         if let Some(control) = choose_resume_command(&run, &plan, &budget)? {

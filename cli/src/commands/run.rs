@@ -14,7 +14,7 @@ use tokio_util::sync::CancellationToken;
 use crate::commands::submit::{print_submitted_run, warn_of_missing_capabilities};
 use crate::commands::watch::{OutputOptions, watch_run};
 use crate::exit::{CommandError, CommandExit};
-use crate::interrupted::print_interrupted_runs;
+use crate::interrupted::print_stopped_runs;
 use crate::invocation::command_hint;
 use crate::session::run_with_local_cluster;
 use crate::submission::{
@@ -93,7 +93,7 @@ pub async fn run_command(
     let target = ClusterTarget::of_data_folder(&options.data);
     let work = run_with_local_cluster(&options, &interrupt, async |bus, session| {
         if session.is_new() {
-            print_interrupted_runs(bus, None).await?;
+            print_stopped_runs(bus, None).await?;
         } else {
             print_joined_cluster(session.info(), &options, &pending);
             warn_of_missing_capabilities(bus, &pending).await?;

@@ -8,8 +8,8 @@ use millrace_runtime::Bus;
 use millrace_runtime::ops::cluster_status::{CapabilityStatus, ClusterStatus, LaneState, QueueState};
 use millrace_runtime::work::registry::ReceivedHeartbeat;
 
-use crate::commands::list::offline_hint;
 use crate::exit::{CommandError, CommandExit};
+use crate::interrupted::offline_runs_hint;
 use crate::json::{ClusterJson, print_json, process_slots};
 use crate::target::{ClusterTarget, ReadConnection};
 use crate::view::{align_columns, format_age, print_stderr_line, print_stdout_line};
@@ -131,7 +131,7 @@ async fn show(arguments: ViewArguments, view: StatusView) -> Result<CommandExit,
     };
     let exit = reading.read_and_close(read).await?;
     if is_offline {
-        print_stderr_line(&offline_hint());
+        print_stderr_line(&offline_runs_hint(&[], true));
     }
     Ok(exit)
 }

@@ -12,7 +12,8 @@ use crate::commands::run::{effective_models, find_running_cluster, warn_of_ignor
 use crate::disk_monitor::{DiskChange, DiskMonitor};
 use crate::exit::{CommandError, CommandExit, run_until_interrupt};
 use crate::interrupted::{
-    describe_interrupted_runs, interrupt_unfinished_runs, list_interrupted_runs, list_unfinished_runs,
+    describe_stopped_runs, interrupt_unfinished_runs, list_stopped_runs, list_unfinished_runs,
+    print_stopped_runs,
 };
 use crate::invocation::command_hint;
 use crate::json::{CommandOutcome, RunListLine, print_json};
@@ -269,6 +270,7 @@ async fn start_in_background(options: LocalOptions, json: bool) -> Result<Comman
                 "millrace: a cluster is already running on {} (data in {data})",
                 info.url
             ));
+            print_stopped_runs(&info.connect().await?, None).await?;
         }
         return Ok(CommandExit::Completed);
     }
@@ -288,6 +290,9 @@ async fn start_in_background(options: LocalOptions, json: bool) -> Result<Comman
         command_hint("logs"),
         command_hint("down")
     ));
+    // The cluster is there, whatever a reader of its runs finds.
+    let earlier = describe_earlier_runs(&info.connect().await?).await.unwrap_or_default();
+    earlier.iter().for_each(|line| print_stderr_line(line));
     Ok(CommandExit::Completed)
 }
 
@@ -380,11 +385,11 @@ async fn open_run_feed(info: &ClusterInfo) -> (Bus, RunFeed) {
 
 /// The lines about the runs that an earlier cluster has left unfinished.
 async fn describe_earlier_runs(bus: &Bus) -> Result<Vec<String>, CommandError> {
-    let interrupted = list_interrupted_runs(bus).await?;
-    let live = list_unfinished_runs(bus).await?.len().saturating_sub(interrupted.len());
+    let stopped = list_stopped_runs(bus).await?;
+    let live = list_unfinished_runs(bus).await?.len().saturating_sub(stopped.len());
     let runs = if live == 1 { "run" } else { "runs" };
     let continuing = (live > 0).then(|| format!("millrace: {live} unfinished {runs}; continuing"));
-    Ok(continuing.into_iter().chain(describe_interrupted_runs(&interrupted)).collect())
+    Ok(continuing.into_iter().chain(describe_stopped_runs(&stopped)).collect())
 }
 
 /// Returns the line about a change of a run.

@@ -8,7 +8,7 @@ use clap::Args;
 use clap::builder::NonEmptyStringValueParser;
 use futures::StreamExt;
 use millrace_protocol::ids::RunId;
-use millrace_protocol::plan::{Plan, work_in_flight};
+use millrace_protocol::plan::{PauseReason, Plan, work_in_flight};
 use millrace_protocol::safe_text::single_line;
 use millrace_protocol::subject;
 use millrace_runtime::Bus;
@@ -231,14 +231,15 @@ pub async fn watch_run(
 /// Returns the line about a run that stands still until a user resumes it.
 fn describe_pause(run: &RunId, plan: &Plan) -> Option<String> {
     let resume = command_hint(&format!("resume {run}"));
-    if let Some(wait) = plan.run.paused_for_provider.as_ref().filter(|_| plan.is_live()) {
-        return Some(format!(
+    match plan.pause_reason()? {
+        PauseReason::Provider(wait) => Some(format!(
             "run {run} is paused: the provider of {} does not answer ({}); continue it with `{resume}`",
             single_line(&wait.model),
             single_line(&wait.error)
-        ));
+        )),
+        PauseReason::Interruption => Some(format!("run {run} was interrupted; continue it with `{resume}`")),
+        PauseReason::User => None,
     }
-    is_interrupted(plan).then(|| format!("run {run} was interrupted; continue it with `{resume}`"))
 }
 
 /// Stops a run that ends with its command. Returns the line about the run.
@@ -247,9 +248,9 @@ async fn stop_watching(
     run: &RunId,
     session: Option<&ClusterSession>,
 ) -> Result<String, CommandError> {
-    if is_interrupted(&read_plan(bus, run).await?) {
-        let resume = command_hint(&format!("resume {run}"));
-        return Ok(format!("run {run} was interrupted; continue it with `{resume}`"));
+    let plan = read_plan(bus, run).await?;
+    if let Some(line) = describe_pause(run, &plan).filter(|_| is_at_rest(&plan)) {
+        return Ok(line);
     }
     let stopping = session.filter(|session| session.stops_with_its_users());
     let Some(session) = stopping else {

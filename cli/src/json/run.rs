@@ -7,8 +7,8 @@ use std::collections::BTreeMap;
 use jiff::Timestamp;
 use millrace_protocol::ids::{Capability, Lane, RunId, TaskId, WorkerId};
 use millrace_protocol::plan::{
-    Attempt, AttemptEnd, Budget, DeliverableRule, EndReason, ErroredTaskWait, Plan, PlanningMode,
-    ResourceAmounts, Task, TaskState, UsageBreakdown,
+    Attempt, AttemptEnd, Budget, DeliverableRule, EndReason, ErroredTaskWait, PauseReason, Plan,
+    PlanningMode, ResourceAmounts, Task, TaskState, UsageBreakdown,
 };
 use millrace_protocol::registry::RunSummary;
 use millrace_protocol::result::{TaskResult, Usage, Verdict};
@@ -19,6 +19,7 @@ use super::{ErrorDetails, ProviderWaitJson, Time, tagged};
 use crate::budget;
 use crate::history::{FailureRecord, PlannerTurn, RunHistory, UserCommand, UserMessage};
 use crate::report::{explain_deliverable_choice, resume_command_hint};
+use crate::view::{describe_hold, describe_task_wait};
 
 /// The state of a run: how it ended, or what it does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, JsonSchema)]
@@ -99,6 +100,7 @@ impl RunState {
         match summary.end {
             _ if summary.log_damage.is_some() => Self::LogDamaged,
             Some(end) => end.into(),
+            None if summary.is_paused && summary.waiting_for_provider.is_some() => Self::Paused,
             None if summary.is_interrupted => Self::Interrupted,
             None if summary.is_paused => Self::Paused,
             None if summary.winding_down.is_some() => Self::WindingDown,
@@ -110,10 +112,12 @@ impl RunState {
         match (&plan.run.end, &plan.run.start) {
             (Some(end), _) => end.reason.into(),
             (None, None) => Self::Submitted,
-            (None, Some(_)) if plan.run.is_interrupted => Self::Interrupted,
-            (None, Some(_)) if plan.run.paused.is_some() => Self::Paused,
-            (None, Some(_)) if plan.run.winding_down.is_some() => Self::WindingDown,
-            (None, Some(_)) => Self::Running,
+            (None, Some(_)) => match plan.pause_reason() {
+                Some(PauseReason::Provider(_) | PauseReason::User) => Self::Paused,
+                Some(PauseReason::Interruption) => Self::Interrupted,
+                None if plan.run.winding_down.is_some() => Self::WindingDown,
+                None => Self::Running,
+            },
         }
     }
 
@@ -543,7 +547,7 @@ impl<'a> RunResult<'a> {
             answered: deliverable.map(|(id, _)| plan.task(id).is_none_or(Task::is_answered)),
             result,
             task_counts: TaskCounts::new(|state| plan.task_count_in_state(state)),
-            tasks: plan.tasks().iter().map(TaskJson::new).collect(),
+            tasks: plan.tasks().iter().map(|task| TaskJson::new(task, describe_hold(plan, false))).collect(),
             turns: &history.turns,
             messages: &history.messages,
             commands: &history.commands,
@@ -554,12 +558,21 @@ impl<'a> RunResult<'a> {
             errors: &history.errors,
         }
     }
+
+    /// The same while no cluster is running: its tasks wait for one.
+    pub fn without_cluster(self, history: &'a RunHistory) -> Self {
+        let hold = describe_hold(&history.plan, true);
+        Self { tasks: history.plan.tasks().iter().map(|task| TaskJson::new(task, hold)).collect(), ..self }
+    }
 }
 
 impl<'a> TaskJson<'a> {
-    fn new(task: &'a Task) -> Self {
+    fn new(task: &'a Task, hold: Option<&str>) -> Self {
         let attempts = task.attempts.iter().map(|one| AttemptJson::new(task, one)).collect();
-        Self { task: TaskHead::new(task), attempts }
+        Self {
+            task: TaskHead { waiting_for: describe_task_wait(task, hold), ..TaskHead::new(task) },
+            attempts,
+        }
     }
 }
 

@@ -3,7 +3,7 @@
 use jiff::{SignedDuration, Timestamp};
 use millrace_protocol::ids::RunId;
 use millrace_protocol::plan::{
-    Attempt, AttemptEnd, EndReason, ErroredTaskWait, Plan, PlanningTurn, Task, TaskState,
+    Attempt, AttemptEnd, EndReason, ErroredTaskWait, PauseReason, Plan, PlanningTurn, Task, TaskState,
 };
 use millrace_protocol::result::ErrorKind;
 use millrace_protocol::safe_text::single_line;
@@ -35,10 +35,27 @@ pub fn render_board_lines(
     width: usize,
     height: usize,
 ) -> Vec<String> {
-    let mut lines = vec![render_headline(run, plan, now)];
+    render_lines(run, plan, live, now, (width, height), false)
+}
+
+/// Returns the lines of a run, however many, while no cluster is running.
+pub fn render_offline_board_lines(run: &RunId, plan: &Plan, now: Timestamp, width: usize) -> Vec<String> {
+    render_lines(run, plan, &LiveModelOutput::default(), now, (width, usize::MAX), true)
+}
+
+fn render_lines(
+    run: &RunId,
+    plan: &Plan,
+    live: &LiveModelOutput,
+    now: Timestamp,
+    (width, height): (usize, usize),
+    is_offline: bool,
+) -> Vec<String> {
+    let mut lines = vec![render_headline(run, plan, now, is_offline)];
+    let hold = describe_hold(plan, is_offline);
     // On a small terminal most lines are for tasks.
     lines.extend(
-        render_run_lines(run, plan, now).into_iter().take(height / 3).map(|line| format!("├─ {line}")),
+        render_run_lines(run, plan, now, hold).into_iter().take(height / 3).map(|line| format!("├─ {line}")),
     );
     if plan.tasks().is_empty()
         && let Some(last) = lines.last_mut().filter(|last| last.starts_with('├'))
@@ -54,7 +71,7 @@ pub fn render_board_lines(
     for (at, task) in shown.iter().enumerate() {
         let is_last = at + 1 == shown.len() && hidden == 0;
         let branch = if is_last { "└─" } else { "├─" };
-        lines.push(format!("{branch} {}", render_task_line(task, live, names, now)));
+        lines.push(format!("{branch} {}", render_task_line(task, live, names, now, hold)));
     }
     if hidden > 0 {
         lines.push(format!("└─ and {hidden} more"));
@@ -80,13 +97,14 @@ pub fn render_final_board_lines(
     if hidden < MANY_COMPLETED {
         return render_board_lines(run, plan, &live, now, width, height);
     }
-    let mut lines = vec![render_headline(run, plan, now)];
-    lines.extend(render_run_lines(run, plan, now).into_iter().map(|line| format!("├─ {line}")));
+    let mut lines = vec![render_headline(run, plan, now, false)];
+    let hold = describe_hold(plan, false);
+    lines.extend(render_run_lines(run, plan, now, hold).into_iter().map(|line| format!("├─ {line}")));
     let shown: Vec<&Task> = plan.tasks().iter().filter(|task| is_shown(task)).collect();
     let room = height.saturating_sub(lines.len() + 1).max(1);
     let names = shown.iter().take(room).map(|task| task.spec.id.as_str().chars().count()).max().unwrap_or(0);
     for task in shown.iter().take(room) {
-        lines.push(format!("├─ {}", render_task_line(task, &live, names, now)));
+        lines.push(format!("├─ {}", render_task_line(task, &live, names, now, hold)));
     }
     let more = match shown.len().saturating_sub(room) {
         0 => String::new(),
@@ -97,21 +115,25 @@ pub fn render_final_board_lines(
 }
 
 /// Returns the lines about the run as a whole, other than its headline.
-fn render_run_lines(run: &RunId, plan: &Plan, now: Timestamp) -> Vec<String> {
+fn render_run_lines(run: &RunId, plan: &Plan, now: Timestamp, hold: Option<&str>) -> Vec<String> {
     let is_live = plan.run.end.is_none();
-    let planning =
-        plan.planning.turn.as_ref().filter(|_| is_live).map(|planning| render_planner_line(planning, now));
-    let paused = plan.run.paused.filter(|_| is_live).map(|_| {
+    let planning = plan
+        .planning
+        .turn
+        .as_ref()
+        .filter(|_| is_live)
+        .map(|planning| render_planner_line(planning, now, hold));
+    let paused = plan.pause_reason().map(|reason| {
         let resume = command_hint(&format!("resume {run}"));
-        match &plan.run.paused_for_provider {
-            Some(wait) => format!(
+        match reason {
+            PauseReason::Provider(wait) => format!(
                 "paused: the provider of {} has not answered since {}; `{resume}` continues; last error: {}",
                 single_line(&wait.model),
                 format_clock(wait.since),
                 single_line(&wait.error)
             ),
-            None if plan.run.is_interrupted => format!("interrupted: nothing of it runs until `{resume}`"),
-            None => format!("paused: no new tasks start until `{resume}`"),
+            PauseReason::Interruption => format!("interrupted: nothing of it runs until `{resume}`"),
+            PauseReason::User => format!("paused: no new tasks start until `{resume}`"),
         }
     });
     let winding = plan.run.winding_down.as_ref().filter(|_| is_live);
@@ -134,12 +156,12 @@ fn render_run_lines(run: &RunId, plan: &Plan, now: Timestamp) -> Vec<String> {
         .collect()
 }
 
-fn render_planner_line(planning: &PlanningTurn, now: Timestamp) -> String {
+fn render_planner_line(planning: &PlanningTurn, now: Timestamp, hold: Option<&str>) -> String {
     let age = format_age(now.duration_since(planning.since));
     let how = match (&planning.worker, planning.retry_at) {
         (_, Some(_)) => "waiting to retry".to_owned(),
         (Some(worker), None) => format!("on {worker}"),
-        (None, None) => "waiting for a planner".to_owned(),
+        (None, None) => format!("waiting for {}", hold.unwrap_or("a planner")),
     };
     let attempt =
         if planning.attempt > 1 { format!(", attempt {}", planning.attempt) } else { String::new() };
@@ -166,13 +188,14 @@ fn describe_wait(wait: &ProviderWait, now: Timestamp) -> String {
     )
 }
 
-fn render_headline(run: &RunId, plan: &Plan, now: Timestamp) -> String {
+fn render_headline(run: &RunId, plan: &Plan, now: Timestamp, is_offline: bool) -> String {
     let state = match (&plan.run.start, &plan.run.end) {
         (None, _) => "waiting for a supervisor".to_owned(),
         (Some(start), None) => {
-            let state = match plan.run.paused {
-                Some(_) if plan.run.is_interrupted => "interrupted",
-                Some(_) => "paused",
+            let state = match plan.pause_reason() {
+                Some(PauseReason::Interruption) => "interrupted",
+                Some(PauseReason::Provider(_) | PauseReason::User) => "paused",
+                None if is_offline => "unfinished, no cluster is running",
                 None => "running",
             };
             format!("{state}, {}", format_age(now.duration_since(start.at)))
@@ -238,7 +261,13 @@ fn display_priority(state: TaskState) -> u8 {
     }
 }
 
-fn render_task_line(task: &Task, live: &LiveModelOutput, names: usize, now: Timestamp) -> String {
+fn render_task_line(
+    task: &Task,
+    live: &LiveModelOutput,
+    names: usize,
+    now: Timestamp,
+    hold: Option<&str>,
+) -> String {
     let mut parts = Vec::new();
     // A task that never began was given back with its parameters refused.
     let is_refusal = |attempt: &Attempt| matches!(&attempt.end, Some(AttemptEnd::Errored(error)) if error.kind == ErrorKind::WrongParameters);
@@ -256,7 +285,9 @@ fn render_task_line(task: &Task, live: &LiveModelOutput, names: usize, now: Time
     match task.waits.current() {
         Some(wait) => parts.push(describe_wait(wait, now)),
         None => {
-            parts.extend(live.last_output_of_task(task, LIVE_WIDTH).or_else(|| describe_task_remark(task)))
+            parts.extend(
+                live.last_output_of_task(task, LIVE_WIDTH).or_else(|| describe_task_remark(task, hold)),
+            );
         }
     }
     let id = shorten_middle(task.spec.id.as_str(), names);
@@ -278,12 +309,29 @@ fn shorten_worker(worker: &str) -> String {
     }
 }
 
+/// Describes what keeps work from starting even if there is a worker for it; `None` if nothing does.
+pub fn describe_hold(plan: &Plan, is_offline: bool) -> Option<&'static str> {
+    match plan.pause_reason() {
+        Some(_) => Some("the run to be resumed"),
+        None if is_offline && plan.is_live() => Some("a cluster; none is running"),
+        None => None,
+    }
+}
+
+/// Describes what a task waits for: `hold` instead of a worker.
+pub fn describe_task_wait(task: &Task, hold: Option<&str>) -> Option<String> {
+    match hold.filter(|_| task.is_waiting_for_worker()) {
+        Some(hold) => Some(hold.to_owned()),
+        None => task.describe_wait(),
+    }
+}
+
 /// Returns a remark on a task in addition to its state.
-fn describe_task_remark(task: &Task) -> Option<String> {
+fn describe_task_remark(task: &Task, hold: Option<&str>) -> Option<String> {
     match task.state() {
         TaskState::Pending => task.describe_wait().map(|wait| format!("waiting for {wait}")),
         TaskState::Ready | TaskState::Rerun => {
-            let wait = task.describe_wait().map(|wait| format!("waiting for {wait}"));
+            let wait = describe_task_wait(task, hold).map(|wait| format!("waiting for {wait}"));
             let feedback = task.collect_feedback().pop().filter(|_| !task.attempts.is_empty());
             let parts: Vec<String> =
                 wait.into_iter().chain(feedback.map(|text| single_line(&text))).collect();
@@ -304,7 +352,7 @@ fn describe_task_remark(task: &Task) -> Option<String> {
                 millrace_protocol::plan::AttemptEnd::Finished { .. } => None,
             }),
             ErroredTaskWait::Parameters { .. } | ErroredTaskWait::Capability { .. } => {
-                task.describe_wait().map(|wait| format!("waiting for {}", single_line(&wait)))
+                describe_task_wait(task, hold).map(|wait| format!("waiting for {}", single_line(&wait)))
             }
         },
         TaskState::Failed | TaskState::Cancelled => task.end_reason().map(single_line),

@@ -8,16 +8,20 @@ use clap::builder::NonEmptyStringValueParser;
 use jiff::Timestamp;
 use millrace_runtime::Bus;
 
-use crate::commands::list::offline_hint;
 use crate::commands::watch::print_deliverable;
 use crate::exit::{CommandError, CommandExit};
+use crate::interrupted::offline_run_hint;
 use crate::json::{RunResult, print_json};
 use crate::report::RunReport;
 use crate::target::{ClusterTarget, ReadConnection, read_run_history, refuse_damaged_log};
 use crate::view::{
     self, LiveModelOutput, print_board_lines, print_stderr_line, print_stdout_line, render_board_lines,
+    render_offline_board_lines,
 };
 use millrace_client::find_run;
+
+/// Maximum number of characters of a line of the board.
+const WIDTH: usize = 200;
 
 const EXAMPLES: &str = "\
 With a task, shows what its agents did: messages, tool calls with arguments and
@@ -77,14 +81,20 @@ async fn show_run(
     let now = Timestamp::now();
     if !arguments.json {
         let live = LiveModelOutput::default();
-        print_board_lines(&render_board_lines(&run, &history.plan, &live, now, 200, usize::MAX));
+        print_board_lines(&match is_offline {
+            true => render_offline_board_lines(&run, &history.plan, now, WIDTH),
+            false => render_board_lines(&run, &history.plan, &live, now, WIDTH, usize::MAX),
+        });
         view::format_history_lines(&history).iter().for_each(|line| print_stdout_line(line));
     }
     match (RunReport::fetch_if_ended(bus, &run, history).await?, arguments.json) {
         (Ok(report), true) => print_json(&report.result_json()),
         (Ok(report), false) => report.deliverable_markdown().iter().for_each(|text| print_deliverable(text)),
-        (Err(history), true) => print_json(&RunResult::new(&run, &history, None, now)),
-        (Err(_), false) if is_offline => print_stderr_line(&offline_hint()),
+        (Err(history), true) => {
+            let result = RunResult::new(&run, &history, None, now);
+            print_json(&if is_offline { result.without_cluster(&history) } else { result });
+        }
+        (Err(history), false) if is_offline => print_stderr_line(&offline_run_hint(&run, &history.plan)),
         (Err(_), false) => {}
     }
     Ok(CommandExit::Completed)

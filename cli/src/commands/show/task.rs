@@ -13,10 +13,10 @@ use millrace_protocol::safe_text::single_line;
 use millrace_protocol::schema::find_nearest_name;
 use millrace_runtime::Bus;
 
-use crate::commands::list::offline_hint;
 use crate::connection_monitor::{ConnectionMonitor, LinkState};
 use crate::exit::{CommandError, CommandExit};
 use crate::history::RunHistory;
+use crate::interrupted::offline_run_hint;
 use crate::invocation::command_hint;
 use crate::json::{EntryLine, PlannerTranscript, TaskTranscript, print_json};
 use crate::target::ClusterTarget;
@@ -121,7 +121,7 @@ pub async fn show_task(
     }
     view.print_end(options.follow);
     if is_offline && !is_over {
-        print_stderr_line(&offline_hint());
+        print_stderr_line(&offline_run_hint(run, &view.history.plan));
     }
     Ok(CommandExit::Completed)
 }

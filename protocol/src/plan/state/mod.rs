@@ -9,8 +9,8 @@ mod turn;
 pub use provider_waits::ProviderWaits;
 pub(in crate::plan) use run::PlanIndex;
 pub use run::{
-    BudgetState, DeliverableRule, EndReason, MAX_BLOCKED, Plan, PlanningState, RunEnd, RunParameters,
-    RunState, UsageBreakdown,
+    BudgetState, DeliverableRule, EndReason, MAX_BLOCKED, PauseReason, Plan, PlanningState, RunEnd,
+    RunParameters, RunState, UsageBreakdown,
 };
 pub use task::{
     Attempt, AttemptClock, AttemptEnd, AttemptReview, ErroredTaskWait, Task, TaskPhase, TaskState,

@@ -152,6 +152,17 @@ pub struct Plan {
     pub(in crate::plan) index: PlanIndex,
 }
 
+/// Why a run starts no tasks until it is resumed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PauseReason<'a> {
+    /// A provider did not answer within the run's provider timeout; its last wait.
+    Provider(&'a ProviderWait),
+    /// The run was interrupted.
+    Interruption,
+    /// A user paused it.
+    User,
+}
+
 /// The state of the run as a whole.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct RunState {
@@ -378,6 +389,18 @@ impl Plan {
     pub fn provider_waits(&self) -> impl Iterator<Item = &ProviderWait> {
         let turn = self.planning.turn.as_ref().map(|turn| &turn.waits);
         turn.into_iter().chain(self.tasks.iter().map(|task| &task.waits)).filter_map(ProviderWaits::current)
+    }
+
+    /// Returns why the run starts no tasks until it is resumed; `None` if it is not paused, or has ended. A provider that does
+    /// not answer stays the reason if the run's cluster has stopped since.
+    #[must_use]
+    pub fn pause_reason(&self) -> Option<PauseReason<'_>> {
+        self.run.paused.filter(|_| self.run.end.is_none())?;
+        Some(match &self.run.paused_for_provider {
+            Some(wait) => PauseReason::Provider(wait),
+            None if self.run.is_interrupted => PauseReason::Interruption,
+            None => PauseReason::User,
+        })
     }
 
     /// `true` if the run has started and not ended.

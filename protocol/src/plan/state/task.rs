@@ -307,6 +307,13 @@ impl Task {
         if let TaskPhase::Errored(errored) = &self.phase { errored.as_ref() } else { None }
     }
 
+    /// `true` if an attempt at the task, or its next one, waits for a worker.
+    #[must_use]
+    pub fn is_waiting_for_worker(&self) -> bool {
+        matches!(self.state(), TaskState::Ready | TaskState::Rerun)
+            || matches!(self.errored_wait(), Some(ErroredTaskWait::Capability { .. }))
+    }
+
     /// Describes what the task waits for; `None` if it is in progress or has ended.
     #[must_use]
     pub fn describe_wait(&self) -> Option<String> {
