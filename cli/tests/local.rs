@@ -309,6 +309,23 @@ fn a_child_that_refuses_to_start_is_not_restarted() {
 }
 
 #[test]
+fn last_words_of_a_process_are_its_error_or_its_last_line() {
+    needs_nats_server!();
+    for (script, words) in [
+        ("printf 'at work\\nerror: no tool:\\n  line two\\n\\n'; exit 4", "error: no tool: line two"),
+        ("printf 'at work\\n\\n\\n'; exit 2", "at work"),
+        ("exit 2", ""),
+    ] {
+        let (_root, data) = create_data_folder();
+        let cluster = ClusterProcess::start(&data, &json!([child_spec_json("worker", 1, script)]));
+        let refused = cluster.wait_for_event("refused");
+        assert_eq!(refused["last_words"], words, "{script}");
+        assert!(refused["log"].as_str().unwrap().ends_with("logs/worker-1.log"), "{refused}");
+        cluster.stop_and_wait();
+    }
+}
+
+#[test]
 fn a_restarted_server_keeps_port_and_credentials() {
     needs_nats_server!();
     let (_root, data) = create_data_folder();

@@ -422,9 +422,8 @@ fn format_run_change(change: &RunChange) -> String {
 /// Returns the error that ends the command if a process refused to start: no restart can help.
 fn find_refusal(event: &ProcessEvent) -> Option<CommandError> {
     match event {
-        ProcessEvent::Refused { name, code, last_words } => {
-            let reason = last_words.trim();
-            let reason = reason.strip_prefix("error: ").unwrap_or(reason);
+        ProcessEvent::Refused { name, code, last_words, log } => {
+            let reason = describe_last_words(last_words, &format!("exit code {code}"), log);
             let error = anyhow!("{name} can't start: {reason}");
             Some(match code {
                 2 => CommandError::invalid_input(error),
@@ -435,6 +434,16 @@ fn find_refusal(event: &ProcessEvent) -> Option<CommandError> {
     }
 }
 
+/// Describes why a process ended: its error, or else how it ended, and where its log is.
+fn describe_last_words(last_words: &str, status: &str, log: &Path) -> String {
+    let log = log.display();
+    match (last_words.strip_prefix("error: "), last_words) {
+        (Some(error), _) => error.to_owned(),
+        (None, "") => format!("it ended without a message ({status}); its log is {log}"),
+        (None, line) => format!("it ended with {status}; the last line of its log {log}: {line}"),
+    }
+}
+
 /// Prints what went wrong with a process; a normal start is not reported.
 fn print_process_event(event: &ProcessEvent) {
     match event {
@@ -442,13 +451,16 @@ fn print_process_event(event: &ProcessEvent) {
         ProcessEvent::Started { name, pid, restarts } => {
             print_stderr_line(&format!("millrace: {name} restarted (process {pid}, restart {restarts})"));
         }
-        ProcessEvent::Died { name, status, last_words, .. } => {
+        ProcessEvent::Died { name, status, last_words, log, .. } => {
+            let why = if last_words.is_empty() { "it wrote no message" } else { last_words.as_str() };
+            let log = log.display();
             print_stderr_line(&format!(
-                "millrace: {name} ended unexpectedly ({status}), restarting; last log line: {last_words}"
+                "millrace: {name} ended unexpectedly ({status}), restarting; last log line: {why} (its log: {log})"
             ));
         }
-        ProcessEvent::Refused { name, code, last_words } => {
-            print_stderr_line(&format!("millrace: {name} refused to start (exit code {code}): {last_words}"));
+        ProcessEvent::Refused { name, code, last_words, log } => {
+            let why = describe_last_words(last_words, &format!("exit code {code}"), log);
+            print_stderr_line(&format!("millrace: {name} refused to start: {why}"));
         }
         ProcessEvent::NotStarted { name, error, .. } => {
             print_stderr_line(&format!("millrace: {name} can't be started: {error}; retrying"));
@@ -480,6 +492,22 @@ mod tests {
     use millrace_protocol::result::Usage;
 
     use super::*;
+
+    #[test]
+    fn process_without_words_is_reported_with_its_exit_code_and_its_log() {
+        let refused = |last_words: &str| {
+            let (name, log) = ("worker-1".to_owned(), PathBuf::from("/d/logs/worker-1.log"));
+            let event = ProcessEvent::Refused { name, code: 4, last_words: last_words.into(), log };
+            find_refusal(&event).unwrap().error.to_string()
+        };
+        assert_eq!(refused("error: no tool"), "worker-1 can't start: no tool");
+        assert_eq!(
+            refused(""),
+            "worker-1 can't start: it ended without a message (exit code 4); its log is /d/logs/worker-1.log"
+        );
+        let panicked = refused("failed to spawn thread");
+        assert!(panicked.contains("/d/logs/worker-1.log: failed to spawn thread"), "{panicked}");
+    }
 
     #[test]
     fn a_line_tells_how_a_run_began_and_ended() {

@@ -444,6 +444,16 @@ pub(crate) fn last_lines_of_file(path: &Path, offset: u64, lines: usize) -> Stri
     all[all.len().saturating_sub(lines)..].join("\n")
 }
 
+/// Returns why a process has ended, by its log from `offset` on: its error, or else its last line. Empty if it wrote nothing.
+pub(crate) fn last_words_in_file(path: &Path, offset: u64) -> String {
+    let text = last_lines_of_file(path, offset, usize::MAX);
+    let is_word = |line: &&str| !line.is_empty() && !line.starts_with("note: run with `RUST_BACKTRACE");
+    let lines: Vec<&str> = text.lines().map(str::trim).filter(is_word).collect();
+    // An error may have several lines.
+    let from = lines.iter().rposition(|line| line.starts_with("error: "));
+    lines[from.unwrap_or(lines.len().saturating_sub(1))..].join(" ")
+}
+
 fn unusable_folder_error(path: &Path, source: io::Error) -> DataFolderError {
     DataFolderError::Unusable { path: path.to_owned(), source }
 }

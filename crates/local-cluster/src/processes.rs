@@ -6,6 +6,7 @@
 
 use std::io;
 use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
 use std::process::{self, Command, ExitStatus};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::thread;
@@ -57,8 +58,10 @@ pub enum ProcessEvent {
         status: String,
         /// Backoff before the restart, in milliseconds.
         pause_ms: u64,
-        /// The last line of its log since its start.
+        /// Its error, or the last line of its log since its start; empty if it wrote nothing.
         last_words: String,
+        /// The file of its log.
+        log: PathBuf,
     },
     /// The process refused to start: its configuration or environment is unusable. It is not restarted.
     Refused {
@@ -66,8 +69,10 @@ pub enum ProcessEvent {
         name: String,
         /// The exit code: 2 for refused input, 4 for an unusable environment.
         code: i32,
-        /// The last line of its log.
+        /// Its error, or the last line of its log; empty if it wrote nothing.
         last_words: String,
+        /// The file of its log.
+        log: PathBuf,
     },
     /// The process could not be started; the start will be retried.
     NotStarted {
@@ -286,19 +291,19 @@ impl ClusterProcesses {
         let Some((status, lived)) = self.reap_process(place, pid) else { return };
         let is_refusal = self.is_refusal(place, status, lived);
         let member = &mut self.members[place];
+        let name = member.child.process_name();
+        let log = self.layout.log_path(&name);
+        let last_words = data::last_words_in_file(&log, member.log_start);
         if let Some(code) = status.code().filter(|_| is_refusal) {
-            let name = member.child.process_name();
-            let last_words = data::last_lines_of_file(&self.layout.log_path(&name), member.log_start, 1);
-            return self.send_event(ProcessEvent::Refused { name, code, last_words });
+            return self.send_event(ProcessEvent::Refused { name, code, last_words, log });
         }
         let pause = member.schedule_restart(lived);
-        let name = member.child.process_name();
-        let last_words = data::last_lines_of_file(&self.layout.log_path(&name), member.log_start, 1);
         self.send_event(ProcessEvent::Died {
             name,
             status: status.to_string(),
             pause_ms: whole_milliseconds(pause),
             last_words,
+            log,
         });
     }
 

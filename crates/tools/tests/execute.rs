@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use millrace_agent::tool::{Call, Effect, Tool, ToolError};
 use millrace_tools::execute::{
-    ConfinementKind, ExecuteError, ExecuteSettings, ExecuteTool, Launcher, NetworkAccess,
+    CommandLimits, ConfinementKind, ExecuteError, ExecuteSettings, ExecuteTool, Launcher, NetworkAccess,
 };
 use serde_json::json;
 
@@ -290,6 +290,25 @@ async fn with_and_without_namespaces(settings: &ExecuteSettings) -> Vec<ExecuteT
 fn hold_memory(processes: u32) -> String {
     let holder = "head -c 100000000 /dev/zero | tail -c 100000000 | sleep 60 &";
     format!("for n in $(seq {processes}); do {holder} done; wait")
+}
+
+#[tokio::test]
+async fn smallest_limits_let_a_command_run_and_smaller_ones_are_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let smallest = json!({
+        "cpu_s": 1, "memory_mb": 64, "total_memory_mb": 64, "files": 16, "processes": 1, "file_size_mb": 1,
+        "total_disk_mb": 1
+    });
+    let mut settings = free(folder.path());
+    settings.limits = serde_json::from_value(smallest.clone()).unwrap();
+    for tool in with_and_without_namespaces(&settings).await {
+        assert_eq!(sh(&tool, "echo alive").await, format!("alive\n{GOOD}"), "{}", tool.confinement());
+    }
+    for (name, value) in smallest.as_object().unwrap() {
+        let less = json!({ name: value.as_u64().unwrap() - 1 });
+        let error = serde_json::from_value::<CommandLimits>(less).unwrap_err().to_string();
+        assert!(error.contains(&format!("it must be at least {value}")), "{name}: {error}");
+    }
 }
 
 #[tokio::test]

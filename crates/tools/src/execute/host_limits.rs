@@ -5,6 +5,8 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use super::settings::MIN_MEMORY_MB;
+
 pub(super) const MIB: u64 = 1024 * 1024;
 /// The mount point of control groups.
 const CGROUP_ROOT: &str = "/sys/fs/cgroup";
@@ -18,7 +20,7 @@ const MACHINE_DISK: u64 = 8 * 1024 * MIB;
 /// Maximum default memory of a command.
 const MAX_DEFAULT_MEMORY: u64 = 4 * 1024 * MIB;
 /// Minimum default memory of a command, with which at least a shell runs.
-const MIN_DEFAULT_MEMORY: u64 = 64 * MIB;
+const MIN_DEFAULT_MEMORY: u64 = MIN_MEMORY_MB * MIB;
 
 /// The resources of this process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

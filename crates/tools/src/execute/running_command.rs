@@ -20,6 +20,9 @@ use super::output_buffer::OutputBuffer;
 use super::settings::ByteLimits;
 use super::usage::{self, FolderUsage};
 
+/// Set to 0, the allocator of the launcher does not commit a gibibyte at its start, which would count as memory of the
+/// launcher against the limit of its command. Commands do not get the variable.
+pub(super) const ALLOCATOR_VARIABLE: &str = "MIMALLOC_ARENA_EAGER_COMMIT";
 /// The timeout for killing the remaining processes of a command.
 const STOP_TIMEOUT: Duration = Duration::from_secs(10);
 /// The signal `KILL`, and the exit code after it.
@@ -59,6 +62,7 @@ impl RunningCommand {
             .arg(serde_json::to_string(request)?)
             .env_clear()
             .envs(environment.iter().cloned())
+            .env(ALLOCATOR_VARIABLE, "0")
             .current_dir("/")
             .stdin(Stdio::from(OwnedFd::from(theirs)))
             .stdout(Stdio::from(writer.try_clone()?))

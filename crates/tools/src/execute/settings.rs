@@ -3,7 +3,8 @@
 use std::path::PathBuf;
 
 use schemars::JsonSchema;
-use serde::{Deserialize, Serialize};
+use serde::de::Error;
+use serde::{Deserialize, Deserializer, Serialize};
 
 use super::host_limits::{HostLimits, MIB};
 
@@ -72,25 +73,64 @@ pub enum ConfinementKind {
 #[schemars(rename = "Limits")]
 pub struct CommandLimits {
     /// CPU seconds per process.
+    #[serde(deserialize_with = "at_least::<1, _>")]
+    #[schemars(range(min = 1))]
     pub cpu_s: u64,
     /// MiB of memory per process. By default 2048, or `total_memory_mb` if that is less.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(
+        skip_serializing_if = "Option::is_none",
+        deserialize_with = "none_or_at_least::<MIN_MEMORY_MB, _>"
+    )]
+    #[schemars(range(min = 64))]
     pub memory_mb: Option<u64>,
     /// MiB of memory of all processes together, including files in /tmp. By default half of the memory that the worker may
     /// use, at most 4096.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(
+        skip_serializing_if = "Option::is_none",
+        deserialize_with = "none_or_at_least::<MIN_MEMORY_MB, _>"
+    )]
+    #[schemars(range(min = 64))]
     pub total_memory_mb: Option<u64>,
     /// Open files per process.
+    #[serde(deserialize_with = "at_least::<MIN_FILES, _>")]
+    #[schemars(range(min = 16))]
     pub files: u64,
     /// Concurrent processes in total.
+    #[serde(deserialize_with = "at_least::<1, _>")]
+    #[schemars(range(min = 1))]
     pub processes: u64,
     /// MiB per file. By default 1024, or `total_disk_mb` if that is less.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none", deserialize_with = "none_or_at_least::<1, _>")]
+    #[schemars(range(min = 1))]
     pub file_size_mb: Option<u64>,
     /// MiB by which commands may enlarge the working folder. By default half of the free space; for a temporary folder at
     /// most 8192, or 512 if the worker's memory is limited as in a container.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none", deserialize_with = "none_or_at_least::<1, _>")]
+    #[schemars(range(min = 1))]
     pub total_disk_mb: Option<u64>,
+}
+
+/// Minimum of the limits on memory: with less, the launcher and a shell do not start.
+pub const MIN_MEMORY_MB: u64 = 64;
+/// Minimum number of open files: with less, the launcher and a shell do not start.
+pub const MIN_FILES: u64 = 16;
+
+fn at_least<'de, const MIN: u64, D: Deserializer<'de>>(deserializer: D) -> Result<u64, D::Error> {
+    let value = u64::deserialize(deserializer)?;
+    if value < MIN {
+        return Err(D::Error::custom(format!("{value} is too little: it must be at least {MIN}")));
+    }
+    Ok(value)
+}
+
+fn none_or_at_least<'de, const MIN: u64, D: Deserializer<'de>>(
+    deserializer: D,
+) -> Result<Option<u64>, D::Error> {
+    let Some(value) = Option::<u64>::deserialize(deserializer)? else { return Ok(None) };
+    if value < MIN {
+        return Err(D::Error::custom(format!("{value} is too little: it must be at least {MIN}")));
+    }
+    Ok(Some(value))
 }
 
 impl Default for CommandLimits {

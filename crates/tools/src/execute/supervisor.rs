@@ -23,6 +23,7 @@ use super::launch_message::{
     Confinement, ExceededLimit, LaunchRequest, LauncherReport, SUPERVISE_IN_NAMESPACES_ARGUMENT,
 };
 use super::process_table::ProcessTable;
+use super::running_command::ALLOCATOR_VARIABLE;
 use super::{root_fs, sandbox};
 
 /// Interval for counting the processes of a command and their memory.
@@ -139,7 +140,7 @@ fn start_shell(request: &LaunchRequest, has_namespaces: bool) -> io::Result<(Pid
         let thread = scope.spawn(|| {
             let confinement = sandbox::apply_sandbox(request, has_namespaces)?;
             let mut shell = Command::new("/bin/sh");
-            shell.arg("-c").arg(&request.command).stdin(Stdio::null());
+            shell.arg("-c").arg(&request.command).stdin(Stdio::null()).env_remove(ALLOCATOR_VARIABLE);
             let child = shell.spawn().map_err(|e| error_with_context("cannot run /bin/sh", e))?;
             Ok((child.id(), confinement))
         });

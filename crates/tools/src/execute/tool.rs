@@ -228,9 +228,11 @@ impl ExecuteTool {
         match running.wait_for_end(START_TIMEOUT, &self.bytes, &self.folder_usage).await? {
             (Some(confinement), CommandEnd::Exited { code: 0, .. }, _) => Ok(confinement),
             (_, CommandEnd::Exited { code, .. }, output) => {
-                Err(format!("`true` ended with exit code {code} {output}"))
+                Err(format!("`true` ended with exit code {code} {}", to_one_line(&output)))
             }
-            (_, CommandEnd::TimedOut(_), output) => Err(format!("`true` did not end {output}")),
+            (_, CommandEnd::TimedOut(_), output) => {
+                Err(format!("`true` did not end {}", to_one_line(&output)))
+            }
         }
     }
 
@@ -391,6 +393,11 @@ impl Tool for ExecuteTool {
         async move { Ok(self.run_tool_call(read_arguments("execute", arguments)?, call).await?.into()) }
             .boxed()
     }
+}
+
+/// Returns an output on one line, for an error.
+fn to_one_line(output: &str) -> String {
+    output.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
 #[cfg(test)]
