@@ -155,7 +155,9 @@ fn apply_settings() -> anyhow::Result<()> {
     const WITHOUT_SETTINGS: [&str; 5] = ["completions", "config", "help", "man", "schema"];
     match help::find_command_and_profile::<Cli>() {
         Some((command, profile)) if !WITHOUT_SETTINGS.contains(&command.as_str()) => {
-            SettingsSources::of_this_process(profile)?.read_settings()?.apply_to_process()
+            let settings = SettingsSources::of_this_process(profile)?.read_settings()?;
+            settings.warnings.iter().for_each(|warning| view::print_stderr_line(warning));
+            settings.apply_to_process()
         }
         Some(_) | None => Ok(()),
     }

@@ -10,7 +10,7 @@ use serde::Serialize;
 use crate::exit::{CommandError, CommandExit};
 use crate::json::{print_json, tagged};
 use crate::settings::{Setting, SettingOrigin, Settings, SettingsSources, VARIABLES, ValueKind, Variable};
-use crate::view::print_stdout_line;
+use crate::view::{print_stderr_line, print_stdout_line};
 
 const EXAMPLES: &str = "\
 A setting is a variable of the environment, or a key of millrace.toml: MILLRACE_NATS_URL is nats_url.
@@ -79,6 +79,7 @@ pub fn run_command(
 ) -> Result<CommandExit, CommandError> {
     let settings = SettingsSources::of_this_process(profile).and_then(|sources| sources.read_settings());
     let settings = settings.map_err(CommandError::invalid_input)?;
+    settings.warnings.iter().for_each(|warning| print_stderr_line(warning));
     let document = describe_settings(&settings);
     if arguments.json {
         print_json(&document);

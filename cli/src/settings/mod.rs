@@ -46,6 +46,8 @@ pub struct SettingsSources<'a> {
     pub working_folder: PathBuf,
     /// The folder of the user's own settings.
     pub user_folder: Option<PathBuf>,
+    /// The id of the user.
+    pub user: u32,
 }
 
 /// The settings in effect, and their origin.
@@ -57,6 +59,8 @@ pub struct Settings {
     pub files: Vec<PathBuf>,
     /// The name of the profile in effect.
     pub profile: Option<String>,
+    /// A warning for each file that is ignored.
+    pub warnings: Vec<String>,
 }
 
 /// A setting.
@@ -96,13 +100,15 @@ impl SettingsSources<'_> {
             profile,
             working_folder,
             user_folder: folders::default_settings_folder(),
+            user: rustix::process::geteuid().as_raw(),
         })
     }
 
-    /// Reads all sources. A variable that is set but empty counts as unset.
+    /// Reads all sources. A variable that is set but empty counts as unset. A file of another user in a folder above the
+    /// working folder is ignored with a warning: everybody can put one into `/tmp`.
     ///
     /// # Errors
-    /// A file can't be read, has a mistake or belongs to another user, or there is no such profile.
+    /// A file can't be read or has a mistake, one of the working folder belongs to another user, or there is no such profile.
     pub fn read_settings(&self) -> anyhow::Result<Settings> {
         let mut settings = Settings::default();
         for variable in VARIABLES {
@@ -115,7 +121,7 @@ impl SettingsSources<'_> {
             return Ok(settings);
         }
         self.add_dotenv(&mut settings)?;
-        let files = self.read_files(config.map(PathBuf::from), &mut settings.files)?;
+        let files = self.read_files(config.map(PathBuf::from), &mut settings)?;
         let profile = self.profile.clone().filter(|profile| !profile.is_empty()).or_else(|| {
             settings.values.get(PROFILE).map(|profile| profile.value.to_string_lossy().into_owned())
         });
@@ -161,7 +167,7 @@ impl SettingsSources<'_> {
 
     fn add_dotenv(&self, settings: &mut Settings) -> anyhow::Result<()> {
         let path = self.working_folder.join(".env");
-        let Some(text) = read_own_file(&path)? else { return Ok(()) };
+        let Some(text) = read_own_file(&path, self.user)? else { return Ok(()) };
         let assignments = dotenv::parse_dotenv(&text)
             .map_err(|mistake| anyhow!("{}:{}: {}", path.display(), mistake.line, mistake.what))?;
         // The last assignment of a name counts, as in a shell.
@@ -183,22 +189,21 @@ impl SettingsSources<'_> {
     fn read_files(
         &self,
         only: Option<PathBuf>,
-        read: &mut Vec<PathBuf>,
+        settings: &mut Settings,
     ) -> anyhow::Result<Vec<(PathBuf, SettingsFile)>> {
         let is_only = only.is_some();
         let candidates = match only {
             Some(path) => vec![(self.working_folder.join(path), FileOwner::User)],
             None => {
                 let user = self.user_folder.as_ref().map(|folder| folder.join(FILE_NAME));
-                let project = self.working_folder.ancestors().map(|folder| folder.join(FILE_NAME));
-                let mut project = project.filter(|path| Some(path) != user.as_ref() && path.exists());
-                let project = project.next().map(|path| (path, FileOwner::Project));
+                let project = self.find_project_file(user.as_ref(), &mut settings.warnings);
+                let project = project.map(|path| (path, FileOwner::Project));
                 project.into_iter().chain(user.map(|path| (path, FileOwner::User))).collect()
             }
         };
         let mut files = Vec::new();
         for (path, owner) in candidates {
-            let Some(text) = read_own_file(&path)? else {
+            let Some(text) = read_own_file(&path, self.user)? else {
                 if is_only {
                     bail!("{CONFIG}: there is no file {}", path.display());
                 }
@@ -207,10 +212,35 @@ impl SettingsSources<'_> {
             let folder = path.parent().unwrap_or(&path);
             let file = file::parse_settings_file(&text, folder, owner)
                 .map_err(|mistake| anyhow!("{}:{}: {}", path.display(), mistake.line, mistake.what))?;
-            read.push(path.clone());
+            settings.files.push(path.clone());
             files.push((path, file));
         }
         Ok(files)
+    }
+
+    /// Returns the settings file of the working folder or of the nearest folder above it, other than the user's own. Warns of
+    /// those of other users that it passes over.
+    fn find_project_file(&self, user_file: Option<&PathBuf>, warnings: &mut Vec<String>) -> Option<PathBuf> {
+        for (depth, folder) in self.working_folder.ancestors().enumerate() {
+            let path = folder.join(FILE_NAME);
+            if Some(&path) == user_file || !path.exists() {
+                continue;
+            }
+            match self.other_owner(&path).filter(|_| depth > 0) {
+                None => return Some(path),
+                Some(owner) => warnings.push(format!(
+                    "millrace: warning: ignoring {}, which belongs to another user (id {owner}) and is not in the working folder",
+                    path.display()
+                )),
+            }
+        }
+        None
+    }
+
+    /// Returns the owner of a file, or of a link to it, if that is neither this user nor root.
+    fn other_owner(&self, path: &Path) -> Option<u32> {
+        let owners = [fs::symlink_metadata(path), fs::metadata(path)].into_iter().flatten();
+        owners.map(|metadata| metadata.uid()).find(|owner| *owner != self.user && *owner != 0)
     }
 }
 
@@ -228,7 +258,8 @@ impl Settings {
         self.add(setting.name, setting.value.clone().into(), origin);
     }
 
-    /// Starts this process again with the settings from files in its environment. Returns if there are none.
+    /// Starts this process again with the settings from files in its environment, and without files. Returns if there is
+    /// nothing to change.
     ///
     /// # Errors
     /// The program can't be started again.
@@ -236,7 +267,8 @@ impl Settings {
         let from_files =
             self.values.iter().filter(|(_, setting)| setting.origin != SettingOrigin::Environment);
         let variables: Vec<_> = from_files.map(|(name, setting)| (name, &setting.value)).collect();
-        if variables.is_empty() {
+        // The processes that this one starts shall not warn again.
+        if variables.is_empty() && self.warnings.is_empty() {
             return Ok(());
         }
         let mut arguments = std::env::args_os();
@@ -291,7 +323,7 @@ fn check_profile_exists(
 
 /// Reads a settings file; `None` if there is none. Refuses files that another user may have written, since settings
 /// decide where keys and documents are sent.
-fn read_own_file(path: &Path) -> anyhow::Result<Option<String>> {
+fn read_own_file(path: &Path, user: u32) -> anyhow::Result<Option<String>> {
     let unreadable = || format!("can't read {}", path.display());
     let metadata = match fs::metadata(path) {
         Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {
@@ -303,7 +335,6 @@ fn read_own_file(path: &Path) -> anyhow::Result<Option<String>> {
         // A folder named .env is a Python environment.
         return Ok(None);
     }
-    let user = rustix::process::geteuid().as_raw();
     let advice = format!("or set {CONFIG}={NO_FILES} to read no files");
     if metadata.uid() != user && metadata.uid() != 0 {
         bail!(
@@ -322,4 +353,35 @@ fn read_own_file(path: &Path) -> anyhow::Result<Option<String>> {
         bail!("{} has {} bytes; settings have at most {MAX_BYTES}", path.display(), metadata.len());
     }
     fs::read_to_string(path).map(Some).with_context(unreadable)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn files_of_other_users_are_ignored_above_the_working_folder_and_refused_in_it() {
+        let root = tempfile::tempdir().unwrap();
+        let (above, below) = (root.path().join(FILE_NAME), root.path().join("a/b"));
+        fs::create_dir_all(&below).unwrap();
+        fs::write(&above, "slots = 3\n").unwrap();
+        let own = fs::metadata(&above).unwrap().uid();
+        // Files of root are trusted, so root gives the file away; any other user reads as somebody else.
+        if own == 0 {
+            std::os::unix::fs::chown(&above, Some(1), None).unwrap();
+        }
+        let user = own + 2;
+        let read = |working_folder: &Path| {
+            let (profile, user_folder) = (None, None);
+            let working_folder = working_folder.to_owned();
+            SettingsSources { environment: &|_| None, profile, working_folder, user_folder, user }
+                .read_settings()
+        };
+        let settings = read(&below).unwrap();
+        assert!(settings.values.is_empty() && settings.files.is_empty(), "{settings:?}");
+        let [warning] = settings.warnings.as_slice() else { panic!("{settings:?}") };
+        assert!(warning.contains(&above.display().to_string()) && warning.contains("(id "), "{warning}");
+        let error = read(root.path()).unwrap_err().to_string();
+        assert!(error.contains("belongs to another user"), "{error}");
+    }
 }
