@@ -36,8 +36,11 @@ const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(8);
 const REFRESH_INTERVAL: Duration = Duration::from_secs(1);
 /// The time that the read of a bucket may take: no lane is acquired or released meanwhile.
 const READ_TIMEOUT: Duration = Duration::from_secs(5);
-/// The minimum time between two checks that the buckets exist.
+/// The minimum time between two checks that the buckets exist after faults.
 const BUCKET_CHECK_INTERVAL: Duration = Duration::from_secs(5);
+/// The time after which the buckets are checked without a fault: a supervisor reads neither summaries nor rate limits, and
+/// clients and workers can't create buckets.
+const BUCKET_AUDIT_INTERVAL: Duration = Duration::from_secs(10);
 /// The interval of heartbeats.
 const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(3);
 /// The time that a lane waits for a new owner after its owner crashed, so that an unreadable lane does not spin.
@@ -159,7 +162,11 @@ impl LaneManager {
     /// Creates buckets that were deleted, since without them no lane has an owner. Called after a fault, which usually has
     /// another cause; then nothing changes.
     async fn recreate_buckets(&mut self) {
-        if self.buckets_checked.is_some_and(|at| at.elapsed() < BUCKET_CHECK_INTERVAL) {
+        self.recreate_buckets_unless_checked_within(BUCKET_CHECK_INTERVAL).await;
+    }
+
+    async fn recreate_buckets_unless_checked_within(&mut self, interval: Duration) {
+        if self.buckets_checked.is_some_and(|at| at.elapsed() < interval) {
             return;
         }
         self.buckets_checked = Some(tokio::time::Instant::now());
@@ -292,6 +299,7 @@ impl LaneManager {
             debug!(%fault, "heartbeat failed");
             self.recreate_buckets().await;
         }
+        self.recreate_buckets_unless_checked_within(BUCKET_AUDIT_INTERVAL).await;
     }
 
     /// Releases all lanes and removes this supervisor from the members.

@@ -15,7 +15,7 @@ use millrace_protocol::subject::Topic;
 use millrace_runtime::Bus;
 use millrace_runtime::log::{AppendError, append_message, scan_lane};
 use millrace_runtime::nats::topology::{
-    ClusterOptions, HEARTBEATS, LEASES, MEMBERS, RUNS, WORK, bucket_stream, lane_stream,
+    CAPABILITIES, ClusterOptions, HEARTBEATS, LEASES, LIMITS, MEMBERS, RUNS, WORK, bucket_stream, lane_stream,
 };
 use millrace_runtime::work::registry;
 use millrace_tests::cluster::{ClusterSetup, ProcessRole, TestCluster, lock_machine};
@@ -503,6 +503,19 @@ async fn deleted_buckets_are_created_again() {
     }
     let history = wait_for_run_history(&bus, &run, TIMEOUT).await;
     history.assert_consistent();
+    // No supervisor needs these for its own work, so each is deleted alone, while all else is well.
+    for bucket in [RUNS, CAPABILITIES, LIMITS] {
+        context.delete_stream(bucket_stream(bucket)).await.unwrap();
+        wait_for_value(TIMEOUT, bucket, async || {
+            context.get_stream(bucket_stream(bucket)).await.ok().map(drop)
+        })
+        .await;
+    }
+    wait_for_value(TIMEOUT, "the capabilities to be announced again", async || {
+        let names = registry::read_capability_names(&bus).await.ok()?;
+        (!names.is_empty()).then_some(())
+    })
+    .await;
     submit_and_complete_runs(&bus, &["afterwards".to_owned()]).await;
     cluster.stop_all();
 }
