@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use millrace_protocol::ids::TaskId;
 use millrace_protocol::plan::{
-    Budget, CommandAction, OnFailedDependency, OverdueInput, Submission, TaskSpec, TaskState,
+    Budget, CommandAction, Edit, EndReason, OnFailedDependency, OverdueInput, Submission, TaskSpec, TaskState,
 };
 use millrace_protocol::result::ErrorKind;
 
@@ -101,4 +101,82 @@ fn resumed_final_task_skips_dependencies_that_are_lost_for_good() {
     assert_eq!(state_and_policy_of_final_task(&scene), (TaskState::Ready, OnFailedDependency::Skip));
     scene.claim_and_finish_task(&cast::task_id("last"), "w1");
     assert!(scene.plan.run.end.is_some());
+}
+
+/// The states of the tasks `a`, `b`, `c` and `d` of a chain.
+fn states_of_chain(scene: &RunScene) -> [TaskState; 4] {
+    ["a", "b", "c", "d"].map(|id| scene.plan.task(&cast::task_id(id)).unwrap().state())
+}
+
+fn chain_scene(submission: impl FnOnce(Submission) -> Submission) -> RunScene {
+    let last = TaskSpec { is_final: true, ..cast::echo_task("d", &["c"]) };
+    let tasks =
+        vec![cast::echo_task("a", &[]), cast::echo_task("b", &["a"]), cast::echo_task("c", &["b"]), last];
+    RunScene::from_submission(submission(cast::fixed_plan_submission(tasks)))
+}
+
+fn retry_task(scene: &mut RunScene, id: &str) {
+    let retry = Edit::Retry { task: cast::task_id(id), feedback: None };
+    let name = format!("retry-{id}-{}", scene.log.len());
+    scene.decide_fact(&cast::command_fact(&name, CommandAction::Edit(retry))).unwrap();
+    oracle::check_invariants_after_decision(&scene.plan);
+}
+
+#[test]
+fn retry_brings_back_dependents_that_have_failed_or_were_cancelled() {
+    let [a, b, c, d] = ["a", "b", "c", "d"].map(cast::task_id);
+    // Another task keeps the run open.
+    let mut scene = chain_scene(|mut submission| {
+        submission.tasks.push(cast::echo_task("other", &[]));
+        submission
+    });
+    scene.claim_and_finish_task(&a, "w1");
+    scene.claim_task(&b, "w1");
+    fail_task(&mut scene, &b);
+    use TaskState::{Cancelled, Completed, Failed, Pending, Ready};
+    assert_eq!(states_of_chain(&scene), [Completed, Failed, Cancelled, Cancelled]);
+    // The cause is in the result of `a`: its retry brings `b` back too, and what was cancelled with it.
+    retry_task(&mut scene, "a");
+    assert_eq!(states_of_chain(&scene), [Ready, Pending, Pending, Pending]);
+    for task in [&a, &b, &c, &d, &cast::task_id("other")] {
+        scene.claim_and_finish_task(task, "w1");
+    }
+    assert_eq!(scene.plan.run.end.as_ref().unwrap().reason, EndReason::Completed);
+}
+
+#[test]
+fn retry_leaves_dependents_that_miss_another_dependency_or_were_cancelled_by_a_user() {
+    let tasks = vec![
+        cast::echo_task("a", &[]),
+        cast::echo_task("b", &[]),
+        cast::echo_task("c", &["a", "b"]),
+        cast::echo_task("d", &["a"]),
+    ];
+    let mut scene = RunScene::from_submission(cast::fixed_plan_submission(tasks));
+    let cancel = CommandAction::CancelTask { task: cast::task_id("d"), reason: "not needed".into() };
+    scene.decide_fact(&cast::command_fact("cancel", cancel)).unwrap();
+    scene.now = cast::time_after(scene.now, 10);
+    for id in ["a", "b"].map(cast::task_id) {
+        scene.claim_task(&id, "w1");
+        fail_task(&mut scene, &id);
+    }
+    use TaskState::{Cancelled, Failed, Pending, Ready};
+    scene.now = cast::time_after(scene.now, 10);
+    retry_task(&mut scene, "a");
+    assert_eq!(states_of_chain(&scene), [Ready, Failed, Cancelled, Cancelled]);
+    retry_task(&mut scene, "b");
+    assert_eq!(states_of_chain(&scene), [Ready, Ready, Pending, Cancelled]);
+}
+
+#[test]
+fn retry_brings_back_dependents_that_were_cancelled_with_the_end_of_the_run() {
+    let mut scene = chain_scene(|submission| Submission { fail_fast: true, ..submission });
+    let a = cast::task_id("a");
+    scene.claim_task(&a, "w1");
+    fail_task(&mut scene, &a);
+    assert!(scene.plan.run.end.is_some());
+    scene.now = cast::time_after(scene.now, 10);
+    retry_task(&mut scene, "a");
+    use TaskState::{Pending, Ready};
+    assert_eq!(states_of_chain(&scene), [Ready, Pending, Pending, Pending]);
 }

@@ -6,8 +6,9 @@ use std::fmt::Write;
 
 use millrace_protocol::ids::TaskId;
 use millrace_protocol::plan::{
-    AttemptClock, Budget, CapabilityRegistry, CommandAction, Edit, Fact, JournalKey, OnFailedDependency,
-    OverdueInput, Plan, Refusal, Submission, TaskLimits, TaskPatch, TaskState, Work, apply,
+    AttemptClock, Budget, CapabilityRegistry, CommandAction, Edit, Event, Fact, JournalKey,
+    OnFailedDependency, OverdueInput, Plan, Refusal, Submission, TaskEvent, TaskLimits, TaskPatch, TaskState,
+    Work, apply,
 };
 use millrace_protocol::provider::ProviderStatus;
 use millrace_protocol::result::{CapabilityDescription, ErrorKind, ModelUsage, Usage};
@@ -189,7 +190,10 @@ fn later_named_situations() -> Vec<(&'static str, RunScene)> {
         (
             "failed, its dependency runs again",
             change_scene(scene_with_t_errored(2, ErrorKind::InvalidTask), |scene| {
-                edited(scene, retry_edit(cast::task_id("d")))
+                // In a log of 0.4.0, where a retry left failed dependents as they were.
+                let (task, feedback) = (cast::task_id("d"), Some("harder".into()));
+                let retry = Event::Task(TaskEvent::Reopened { task, attempt: 2, ready: true, feedback });
+                apply(&mut scene.plan, &retry, scene.now);
             }),
         ),
         ("running, the run is winding down", change_scene(scene_with_t_running(2, true), pass_time_limit)),

@@ -2,6 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
+use jiff::Timestamp;
+
 use super::super::budget::{DEFAULT_DEPTH, DEFAULT_TASKS};
 use super::super::edit::{Edit, TaskPatch};
 use super::super::graph::{check_patched_task, plan_depth};
@@ -42,7 +44,7 @@ pub(in crate::plan) fn decide_edit(plan: &Plan, edit: &Edit, by: EditAuthor) -> 
         Edit::Add(tasks) => add_tasks(plan, tasks, by),
         Edit::Patch(wanted) => patch_task(plan, wanted, by),
         Edit::Cancel { task, reason } => cancel_task(plan, task, reason, by),
-        Edit::Retry { task, feedback } => retry_task(plan, task, feedback.as_deref()),
+        Edit::Retry { task, feedback } => retry_task(plan, task, feedback.as_deref(), None),
         Edit::MarkFinal { task } => mark_task_final(plan, task),
         Edit::Finish { .. } | Edit::GiveUp { .. } if by == EditAuthor::User => {
             Err(Refusal::WrongMoment("only the planner can finish a run; cancel it instead".into()))
@@ -241,7 +243,13 @@ pub(super) fn cancel_task(
     Ok(events)
 }
 
-fn retry_task(plan: &Plan, id: &TaskId, feedback: Option<&str>) -> Result<Vec<Event>, Refusal> {
+/// Returns the events of a retry. `ended` is the end of the run, if the retry reopens it.
+pub(super) fn retry_task(
+    plan: &Plan,
+    id: &TaskId,
+    feedback: Option<&str>,
+    ended: Option<Timestamp>,
+) -> Result<Vec<Event>, Refusal> {
     let task = find_task(plan, id)?;
     match (task.state(), task.errored_wait()) {
         (TaskState::Completed | TaskState::Failed | TaskState::Cancelled, _)
@@ -268,7 +276,7 @@ fn retry_task(plan: &Plan, id: &TaskId, feedback: Option<&str>) -> Result<Vec<Ev
     refuse_lost_dependency(plan, &task.spec)?;
     let feedback = feedback.map(str::trim).filter(|text| !text.is_empty()).map(str::to_owned);
     let again: BTreeSet<u32> = plan.task_position(id).into_iter().collect();
-    let mut events = reopen_tasks(plan, &again);
+    let mut events = reopen_tasks(plan, &again, LostDependents::Rerun { ended });
     if let Some(Event::Task(TaskEvent::Reopened { feedback: event_feedback, .. })) = events.first_mut() {
         *event_feedback = feedback;
     }
@@ -277,8 +285,8 @@ fn retry_task(plan: &Plan, id: &TaskId, feedback: Option<&str>) -> Result<Vec<Ev
 
 /// Reopens tasks, in the order of the plan, and then all tasks that must run again with them: dependents of their results,
 /// and tasks that were cancelled with them and miss nothing else.
-pub(super) fn reopen_tasks(plan: &Plan, again: &BTreeSet<u32>) -> Vec<Event> {
-    let invalidated = find_invalidated_tasks(plan, again);
+pub(super) fn reopen_tasks(plan: &Plan, again: &BTreeSet<u32>, lost: LostDependents) -> Vec<Event> {
+    let invalidated = find_invalidated_tasks(plan, again, lost);
     let all: BTreeSet<u32> = again.iter().chain(&invalidated).copied().collect();
     let is_redone = |id: &TaskId| plan.task_position(id).is_some_and(|at| all.contains(&at));
     let opened = again.iter().map(|&at| {
@@ -300,10 +308,22 @@ pub(super) fn reopen_tasks(plan: &Plan, again: &BTreeSet<u32>) -> Vec<Event> {
     opened.chain(invalidated).collect()
 }
 
+/// What happens to the dependents of a task that runs again if they have failed, or were cancelled with the end of the run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum LostDependents {
+    /// They stay lost: the caller has chosen all tasks that come back.
+    Stay,
+    /// They run again, with the new result, unless they miss another dependency.
+    Rerun {
+        /// The end of the run, if it has ended.
+        ended: Option<Timestamp>,
+    },
+}
+
 /// Returns the tasks that must run again because others do, nearest first. Each dependency is visited once or twice, no
 /// matter how many tasks run again.
-fn find_invalidated_tasks(plan: &Plan, again: &BTreeSet<u32>) -> Vec<u32> {
-    let mut redone = RerunCollector { plan, all: again.clone(), missed: BTreeMap::new() };
+fn find_invalidated_tasks(plan: &Plan, again: &BTreeSet<u32>, lost: LostDependents) -> Vec<u32> {
+    let mut redone = RerunCollector { plan, lost, all: again.clone(), missed: BTreeMap::new() };
     let dependents = |at: u32| plan.tasks[at as usize].dependents.iter().copied();
     let mut queue: VecDeque<u32> = again.iter().flat_map(|&at| dependents(at)).collect();
     let mut order = Vec::new();
@@ -320,8 +340,9 @@ fn find_invalidated_tasks(plan: &Plan, again: &BTreeSet<u32>) -> Vec<u32> {
 /// Collects the tasks that must run again.
 struct RerunCollector<'a> {
     plan: &'a Plan,
+    lost: LostDependents,
     all: BTreeSet<u32>,
-    /// For tasks that were cancelled with others: the number of their dependencies that are lost and do not run again.
+    /// For lost tasks that may come back: the number of their dependencies that are lost and do not run again.
     missed: BTreeMap<u32, usize>,
 }
 
@@ -353,9 +374,22 @@ impl RerunCollector<'_> {
             }
             // It was cancelled because a dependency was lost: it comes back when none is lost any more.
             TaskState::Cancelled => {
-                task.cancelled_with_dependency().is_some() && self.lost_dependency_count(position) == 0
+                let may_return = task.cancelled_with_dependency().is_some() || self.was_lost_with_run(task);
+                may_return && self.lost_dependency_count(position) == 0
             }
-            TaskState::Pending | TaskState::Failed => false,
+            // Like that of a completed task, its input changes.
+            TaskState::Failed => {
+                self.lost != LostDependents::Stay && self.lost_dependency_count(position) == 0
+            }
+            TaskState::Pending => false,
+        }
+    }
+
+    /// `true` if a task was cancelled because the run wound down or ended, and not by a user before.
+    fn was_lost_with_run(&self, task: &Task) -> bool {
+        match self.lost {
+            LostDependents::Rerun { ended: Some(ended) } => task.is_wound_down() || task.since == ended,
+            LostDependents::Rerun { ended: None } | LostDependents::Stay => false,
         }
     }
 

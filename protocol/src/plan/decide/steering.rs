@@ -9,7 +9,9 @@ use super::super::edit::{CommandAction, Edit, MAX_TEXT, RunCommand};
 use super::super::spec::{OnFailedDependency, TaskSpec};
 use super::super::state::{EndReason, Plan, PlannerTrigger, RunEnd, Task, TaskState};
 use super::super::{Budget, Event, GraphEvent, PlanningEvent, Refusal, RunEvent, UserEvent, apply};
-use super::edits::{EditAuthor, cancel_task, decide_edit, is_dependency_lost, reopen_tasks};
+use super::edits::{
+    EditAuthor, LostDependents, cancel_task, decide_edit, is_dependency_lost, reopen_tasks, retry_task,
+};
 use super::planning;
 use super::settle::choose_deliverable;
 use super::wave::TaskEndPropagation;
@@ -59,8 +61,8 @@ pub(super) fn resume_ended_run(
         CommandAction::Resume { budget: None } if end.reason.can_be_retried() => {
             resume_with(plan, run_control_command, None)
         }
-        CommandAction::Edit(retry @ Edit::Retry { .. }) if end.reason.can_be_retried() => {
-            retry_in_ended_run(plan, run_control_command, retry, now)
+        CommandAction::Edit(Edit::Retry { task, feedback }) if end.reason.can_be_retried() => {
+            retry_in_ended_run(plan, run_control_command, (task, feedback.as_deref()), end, now)
         }
         CommandAction::Resume { .. }
         | CommandAction::Edit(_)
@@ -72,11 +74,13 @@ pub(super) fn resume_ended_run(
     }
 }
 
-/// Resumes a run that has ended for the retry of one task. What else has failed stays as it is.
+/// Resumes a run that has ended for the retry of one task and of its dependents that were lost. What else has failed stays
+/// as it is.
 fn retry_in_ended_run(
     plan: &Plan,
     run_control_command: &RunCommand,
-    retry: &Edit,
+    (task, feedback): (&TaskId, Option<&str>),
+    end: &RunEnd,
     now: Timestamp,
 ) -> Result<Vec<Event>, Refusal> {
     let mut events = vec![
@@ -86,7 +90,7 @@ fn retry_in_ended_run(
     ];
     let mut reopened = plan.clone();
     events.iter().for_each(|event| apply(&mut reopened, event, now));
-    events.extend(decide_edit(&reopened, retry, EditAuthor::User)?);
+    events.extend(retry_task(&reopened, task, feedback, Some(end.at))?);
     Ok(events)
 }
 
@@ -104,7 +108,7 @@ fn resume_with(
         events.push(Event::Planning(PlanningEvent::TriggerRaised { trigger: PlannerTrigger::NoPlan }));
     }
     let given_up = tasks_to_run_after_resume(plan);
-    let again = reopen_tasks(plan, &given_up);
+    let again = reopen_tasks(plan, &given_up, LostDependents::Stay);
     let restored = restore_dependency_policies(plan, &again);
     events.extend(again.into_iter().chain(restored));
     // The planner decides on tasks that depend on one that is lost for good.
