@@ -32,7 +32,7 @@ pub async fn list_unfinished_runs(bus: &Bus) -> Result<Vec<RunId>, CommandError>
     Ok(list_submitted_runs(bus).await?.into_iter().filter(|run| !ended(run)).collect())
 }
 
-/// Why a run is stopped.
+/// The reason for which a run is stopped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum StopKind {
     Interrupted,

@@ -14,6 +14,10 @@ use crate::result::TaskResult;
 /// The maximum size of a body in an envelope; larger ones go to the blob store. 256 KiB, well below the 1 MiB limit of a
 /// NATS server.
 pub const MAX_INLINE: usize = 256 * 1024;
+
+/// The maximum size of a blob in bytes: four times that of the largest document or file. A reader holds a blob in memory as
+/// a whole, and anyone who may write blobs can name any size.
+pub const MAX_BLOB: u64 = 128 * 1024 * 1024;
 /// The maximum nesting depth of a message. Decoding recurses, and a thread's stack is limited. A JSON value from a tool or
 /// a model may be 128 deep and fits in with the message around it.
 pub const MAX_DEPTH: usize = 192;

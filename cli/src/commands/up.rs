@@ -290,7 +290,7 @@ async fn start_in_background(options: LocalOptions, json: bool) -> Result<Comman
         command_hint("logs"),
         command_hint("down")
     ));
-    // The cluster is there, whatever a reader of its runs finds.
+    // The cluster runs, even if its runs can't be read.
     let earlier = describe_earlier_runs(&info.connect().await?).await.unwrap_or_default();
     earlier.iter().for_each(|line| print_stderr_line(line));
     Ok(CommandExit::Completed)

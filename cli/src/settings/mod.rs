@@ -105,7 +105,7 @@ impl SettingsSources<'_> {
     }
 
     /// Reads all sources. A variable that is set but empty counts as unset. A file of another user in a folder above the
-    /// working folder is ignored with a warning: everybody can put one into `/tmp`.
+    /// working folder is ignored with a warning: every user can create one in `/tmp`.
     ///
     /// # Errors
     /// A file can't be read or has a mistake, one of the working folder belongs to another user, or there is no such profile.
@@ -366,7 +366,7 @@ mod tests {
         fs::create_dir_all(&below).unwrap();
         fs::write(&above, "slots = 3\n").unwrap();
         let own = fs::metadata(&above).unwrap().uid();
-        // Files of root are trusted, so root gives the file away; any other user reads as somebody else.
+        // Files of root are trusted, so root changes the owner of the file. Other users read it with another user id.
         if own == 0 {
             std::os::unix::fs::chown(&above, Some(1), None).unwrap();
         }

@@ -5,7 +5,7 @@ use std::error::Error;
 use std::fmt;
 use std::time::Duration;
 
-use millrace_protocol::wire::DecodeError;
+use millrace_protocol::wire::{DecodeError, MAX_BLOB};
 
 /// A failure outside of the rules.
 #[derive(Debug, thiserror::Error)]
@@ -88,6 +88,14 @@ pub enum Fault {
         /// The name of the blob.
         sha256: String,
     },
+    /// The size of a blob, or the size in a reference to it, exceeds [`MAX_BLOB`].
+    #[error("blob {sha256} has {size} bytes; a blob may have {MAX_BLOB}")]
+    TooLarge {
+        /// The name of the blob.
+        sha256: String,
+        /// Its size in bytes.
+        size: u64,
+    },
     /// The server has no storage left.
     #[error("the NATS server has no room left: {cause}; free disk space, or raise the limits of its store")]
     Full {
@@ -119,6 +127,7 @@ impl Fault {
             | Self::Mismatch { .. }
             | Self::InvalidMessage { .. }
             | Self::Damaged { .. }
+            | Self::TooLarge { .. }
             | Self::Missing { .. } => false,
         }
     }
@@ -136,6 +145,7 @@ impl Fault {
             | Self::NoCluster { .. }
             | Self::Mismatch { .. }
             | Self::Damaged { .. }
+            | Self::TooLarge { .. }
             | Self::Missing { .. } => None,
         }
     }

@@ -10,7 +10,7 @@ use millrace_protocol::file::{FilePath, WriteCondition};
 use millrace_protocol::ids::{Capability, Lane, RunId, TaskId};
 use millrace_protocol::plan::{CommandAction, JournalKey, Work};
 use millrace_protocol::subject::{self, Topic};
-use millrace_protocol::wire::{InlineOrStoredBytes, MAX_INLINE};
+use millrace_protocol::wire::{BlobRef, InlineOrStoredBytes, MAX_BLOB, MAX_INLINE};
 use millrace_protocol::work::{JournalEntry, Order};
 use millrace_runtime::log::lane_scan::LaneScan;
 use millrace_runtime::log::lane_tail::LaneTail;
@@ -178,6 +178,36 @@ async fn blob_is_stored_once_and_verified() {
         large,
         "the first description wins"
     );
+}
+
+#[tokio::test]
+async fn blob_of_a_huge_size_is_neither_read_nor_stored() {
+    let server = NatsServer::start();
+    let bus = connect_bus(&server).await;
+    let name = "1".repeat(64);
+    // The reference in a forged journal entry.
+    let size = 1 << 50;
+    let named = InlineOrStoredBytes::Stored(BlobRef { sha256: name.clone(), size });
+    let fault = bus.blobs().read_inline_or_stored(&named).await.expect_err("it is too large");
+    assert!(matches!(&fault, Fault::TooLarge { size: found, .. } if *found == size), "{fault}");
+    assert!(!fault.is_transient() && fault.to_string().contains(&MAX_BLOB.to_string()), "{fault}");
+    // A forged description with this size, and a part of the object.
+    let context = async_nats::jetstream::new(bus.client().clone());
+    let publish = async |subject: String, bytes: Vec<u8>| {
+        let sent = context.publish(subject, bytes.into()).await.expect("the message is sent");
+        sent.await.expect("the server accepts it");
+    };
+    publish("$O.blobs.C.abc".into(), vec![0; 1_000]).await;
+    let info = format!(
+        r#"{{"name":"{name}","bucket":"blobs","nuid":"abc","size":{},"chunks":1,"digest":""}}"#,
+        MAX_BLOB + 1
+    );
+    publish(format!("$O.blobs.M.{}", URL_SAFE.encode(&name)), info.into_bytes()).await;
+    let fault = bus.blobs().get(&name).await.expect_err("it is too large");
+    assert!(matches!(&fault, Fault::Missing { .. }), "it is not read: {fault}");
+    let large = vec![0; usize::try_from(MAX_BLOB).expect("it fits") + 1];
+    let fault = bus.blobs().put_blob(&large).await.expect_err("it is too large");
+    assert!(matches!(fault, Fault::TooLarge { .. }), "{fault}");
 }
 
 #[tokio::test]

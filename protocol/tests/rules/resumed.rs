@@ -135,7 +135,7 @@ fn retry_brings_back_dependents_that_have_failed_or_were_cancelled() {
     fail_task(&mut scene, &b);
     use TaskState::{Cancelled, Completed, Failed, Pending, Ready};
     assert_eq!(states_of_chain(&scene), [Completed, Failed, Cancelled, Cancelled]);
-    // The cause is in the result of `a`: its retry brings `b` back too, and what was cancelled with it.
+    // A retry of `a` reopens the failed task `b`, and the tasks that were cancelled with `b`.
     retry_task(&mut scene, "a");
     assert_eq!(states_of_chain(&scene), [Ready, Pending, Pending, Pending]);
     for task in [&a, &b, &c, &d, &cast::task_id("other")] {

@@ -6,7 +6,7 @@ use std::time::Duration;
 use async_nats::jetstream;
 use futures::FutureExt;
 use futures::future::BoxFuture;
-use millrace_protocol::wire::{BlobRef, InlineOrStoredBytes, MAX_INLINE};
+use millrace_protocol::wire::{BlobRef, InlineOrStoredBytes, MAX_BLOB, MAX_INLINE};
 use serde_bytes::ByteBuf;
 use sha2::{Digest, Sha256};
 
@@ -41,6 +41,10 @@ fn hexadecimal(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
+fn refuse_large_blob(name: &str, size: u64) -> Result<(), Fault> {
+    if size > MAX_BLOB { Err(Fault::TooLarge { sha256: name.into(), size }) } else { Ok(()) }
+}
+
 impl BlobStore {
     pub(crate) fn new(context: &jetstream::Context, lag: Duration) -> Self {
         Self { context: context.clone(), lag }
@@ -49,11 +53,12 @@ impl BlobStore {
     /// Stores a value.
     ///
     /// # Errors
-    /// The server does not respond or is full.
+    /// It is larger than [`MAX_BLOB`], or the server does not respond or is full.
     pub fn put_blob<'a>(&'a self, bytes: &'a [u8]) -> BoxFuture<'a, Result<BlobRef, Fault>> {
         async move {
             let digest = Sha256::digest(bytes);
             let (name, size) = (hexadecimal(&digest), bytes.len() as u64);
+            refuse_large_blob(&name, size)?;
             for _ in 0..MAX_ATTEMPTS {
                 let descriptions =
                     object_store::read_object_descriptions(&self.context.client(), BLOBS, &name).await?;
@@ -79,7 +84,7 @@ impl BlobStore {
         descriptions.iter().any(is_match) && Box::pin(self.try_get(name, Some(size))).await.is_ok()
     }
 
-    /// Returns the value with this name. On a replicated stream it waits for an incomplete value to arrive.
+    /// Returns the value with this name. Objects that are larger than [`MAX_BLOB`] are not read. On a replicated stream it waits for an incomplete value to arrive.
     ///
     /// # Errors
     /// The value is missing, incomplete or damaged, or the server does not answer.
@@ -98,6 +103,7 @@ impl BlobStore {
             if name.len() != NAME_LENGTH || !name.bytes().all(|byte| byte.is_ascii_hexdigit()) {
                 return Err(Fault::Missing { sha256: name.into() });
             }
+            size.map_or(Ok(()), |size| refuse_large_blob(name, size))?;
             let started = tokio::time::Instant::now();
             loop {
                 match self.try_get(name, size).await {
@@ -119,8 +125,11 @@ impl BlobStore {
         let missing = || Fault::Missing { sha256: name.into() };
         let (mut fault, mut transient) = (missing(), None);
         let mut descriptions = object_store::read_object_descriptions(&client, BLOBS, name).await?;
-        descriptions
-            .retain(|stored| !stored.info.deleted && size.is_none_or(|size| stored.info.size == size));
+        descriptions.retain(|stored| {
+            !stored.info.deleted
+                && stored.info.size <= MAX_BLOB
+                && size.is_none_or(|size| stored.info.size == size)
+        });
         // Anybody who may write blobs can add descriptions: those of programs of this version come first.
         descriptions.sort_by_key(|stored| stored.provenance.is_forged());
         for stored in descriptions.into_iter().take(MAX_DESCRIPTIONS) {

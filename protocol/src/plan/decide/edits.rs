@@ -308,10 +308,10 @@ pub(super) fn reopen_tasks(plan: &Plan, again: &BTreeSet<u32>, lost: LostDepende
     opened.chain(invalidated).collect()
 }
 
-/// What happens to the dependents of a task that runs again if they have failed, or were cancelled with the end of the run.
+/// The policy for dependents of a rerun task that have failed, or were cancelled with the end of the run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum LostDependents {
-    /// They stay lost: the caller has chosen all tasks that come back.
+    /// They stay lost: the caller has selected all tasks to run again.
     Stay,
     /// They run again, with the new result, unless they miss another dependency.
     Rerun {

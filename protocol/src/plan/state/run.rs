@@ -152,7 +152,7 @@ pub struct Plan {
     pub(in crate::plan) index: PlanIndex,
 }
 
-/// Why a run starts no tasks until it is resumed.
+/// The reason for which a run starts no tasks until it is resumed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PauseReason<'a> {
     /// A provider did not answer within the run's provider timeout; its last wait.
@@ -391,7 +391,7 @@ impl Plan {
         turn.into_iter().chain(self.tasks.iter().map(|task| &task.waits)).filter_map(ProviderWaits::current)
     }
 
-    /// Returns why the run starts no tasks until it is resumed; `None` if it is not paused, or has ended. A provider that does
+    /// Returns the reason for which the run starts no tasks until it is resumed; `None` if it is not paused, or has ended. A provider that does
     /// not answer stays the reason if the run's cluster has stopped since.
     #[must_use]
     pub fn pause_reason(&self) -> Option<PauseReason<'_>> {

@@ -221,7 +221,7 @@ impl AttemptContext {
         let bytes = serde_json::to_vec(value).expect("a JSON value serialises to JSON");
         let blob = match self.bus.blobs().store_if_large(bytes).await {
             Ok(blob) => blob,
-            Err(fault) => return Err(self.end_with_journal_error(fault.into())),
+            Err(fault) => return Err(self.end_with_storing_fault(fault)),
         };
         self.position += 1;
         let appended = self.journal.append_step(name.to_owned(), blob).await;
@@ -320,7 +320,15 @@ impl AttemptContext {
                 models,
                 result,
             }),
-            Err(fault) => Err(self.end_with_journal_error(fault.into())),
+            Err(fault) => Err(self.end_with_storing_fault(fault)),
+        }
+    }
+
+    /// Converts a fault of storing a value: one that is too large stays so on every worker, and fails the task.
+    fn end_with_storing_fault(&mut self, fault: Fault) -> TaskError {
+        match fault {
+            Fault::TooLarge { .. } => self.end_with_fault(fault),
+            fault => self.end_with_journal_error(fault.into()),
         }
     }
 
