@@ -80,7 +80,7 @@ enum Command {
     Pause(pause::PauseArguments),
     /// Change a task that no worker has claimed yet
     Edit(edit::EditArguments),
-    /// Retry a task and what was built on it
+    /// Retry a task and the tasks that depend on it
     Retry(retry::RetryArguments),
     /// Add tasks from a plan file to a run
     Add(add::AddArguments),

@@ -1,4 +1,4 @@
-//! `millrace retry`: retries a task, and the tasks that depend on it and have not failed.
+//! `millrace retry`: retries a task, and the tasks that depend on it.
 
 use clap::Args;
 use millrace_protocol::ids::TaskId;

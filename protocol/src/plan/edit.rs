@@ -25,8 +25,8 @@ pub enum Edit {
         /// The reason.
         reason: String,
     },
-    /// Runs a task again that has failed, was cancelled, waits for a retry, or is completed. The dependents of a discarded
-    /// result run again too.
+    /// Runs a task again that has failed, was cancelled, waits for a retry, or is completed. Its dependents run
+    /// again too, unless they miss another dependency.
     Retry {
         /// The task.
         task: TaskId,

@@ -234,6 +234,35 @@ async fn run_pauses_after_the_provider_timeout_and_resumes_in_the_same_attempt()
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn open_circuit_breaker_neither_delays_a_pause_nor_repeats_it() {
+    let _machine = lock_machine();
+    let mut office = Office::open(8, vec![StubReply::Text(ANSWER.into())]).await;
+    office.provider.go_away().await;
+    office.add_worker("worker-1");
+    let bus = office.cluster.connect_bus().await;
+    // These runs wait for long, and their failures open the breaker of the worker.
+    for number in 0..4 {
+        submit_run(&bus, &run_id(&format!("patient-{number}")), &question(None)).await;
+    }
+    let is_open = async || {
+        let summaries = registry::read_run_summaries(&bus).await.ok()?;
+        let mut waits = summaries.into_iter().filter_map(|summary| summary.waiting_for_provider);
+        waits.any(|wait| wait.error.contains("circuit breaker")).then_some(())
+    };
+    wait_for_value(PATIENCE, "an open breaker", is_open).await;
+    let hasty = run_id("hasty");
+    submit_run(&bus, &hasty, &question(Some(Duration::from_secs(2)))).await;
+    let wait = wait_until(&bus, &hasty, "a pause", paused_for).await;
+    assert!(wait.error.contains("can't be reached"), "the last request was sent: {wait:?}");
+    office.provider.come_back().await;
+    // The breaker may still be open; the request at the deadline is sent nevertheless.
+    let (code, text) = office.millrace(&["resume", hasty.as_str()]);
+    assert!(code == Some(0) && text.contains(ANSWER), "{code:?} {text}");
+    assert_completed_in_one_attempt(&wait_for_run_history(&bus, &hasty, PATIENCE).await);
+    office.cluster.stop_all();
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn refused_requests_end_a_run_at_once_and_it_resumes_when_that_is_mended() {
     let _machine = lock_machine();
     let mut office = Office::open(8, vec![StubReply::Error(429, "insufficient_quota")]).await;
