@@ -77,9 +77,9 @@ pub(super) fn lacks_number(objective: &str, answer: &str) -> bool {
     asks_for_number(objective) && !has_number(answer)
 }
 
-/// Returns the names in an objective that its material mentions and the answer does not: words with a capital that do not
-/// begin a sentence. Where a language writes all nouns so, there are none.
-pub(super) fn find_missing_names(objective: &str, answer: &str, material: &[&str]) -> Vec<String> {
+/// Returns the names in an objective: words with a capital that do not begin a sentence. Where a language writes all nouns
+/// so, there are none.
+pub(super) fn list_names(objective: &str) -> Vec<String> {
     let words: Vec<&str> = objective.split_whitespace().collect();
     let begins_sentence = |before: &str| before.ends_with(['.', '?', '!', ':']);
     let capitalised: Vec<&str> = words
@@ -90,23 +90,26 @@ pub(super) fn find_missing_names(objective: &str, answer: &str, material: &[&str
     if capitalised.len() as f64 > words.len() as f64 * MAX_CAPITALS {
         return Vec::new();
     }
-    let contains = |text: &str, name: &str| {
-        text.split(|c: char| !c.is_alphanumeric()).any(|word| word.eq_ignore_ascii_case(name))
-    };
-    let mut missing: Vec<String> = Vec::new();
+    let mut names: Vec<String> = Vec::new();
     for word in capitalised {
         let name = word.trim_matches(|c: char| !c.is_alphanumeric());
         let name = name.trim_end_matches("'s").trim_end_matches("’s");
         let is_name = name.chars().count() > 2 && name.chars().all(char::is_alphanumeric);
-        if is_name
-            && material.iter().any(|text| contains(text, name))
-            && !contains(answer, name)
-            && !missing.iter().any(|known| known == name)
-        {
-            missing.push(name.to_owned());
+        if is_name && !names.iter().any(|known| known == name) {
+            names.push(name.to_owned());
         }
     }
-    missing
+    names
+}
+
+/// Returns the names in an objective that its material mentions and the answer does not.
+pub(super) fn find_missing_names(objective: &str, answer: &str, material: &[&str]) -> Vec<String> {
+    let contains = |text: &str, name: &str| {
+        text.split(|c: char| !c.is_alphanumeric()).any(|word| word.eq_ignore_ascii_case(name))
+    };
+    let is_missing =
+        |name: &String| material.iter().any(|text| contains(text, name)) && !contains(answer, name);
+    list_names(objective).into_iter().filter(is_missing).collect()
 }
 
 #[cfg(test)]

@@ -11,7 +11,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
 use super::labels::PassageLabels;
-use super::{Findings, Passage};
+use super::{Findings, Passage, content};
 use crate::citations;
 use crate::corpus::{Corpus, Document, split_into_terms};
 
@@ -80,7 +80,7 @@ struct Claim {
     words: BTreeSet<String>,
     /// Its words, also those of the question.
     all_words: BTreeSet<String>,
-    /// `true` if it says nothing but words of the question, which then have to be in the lines.
+    /// `true` if it says nothing but words of the question.
     is_echo: bool,
 }
 
@@ -125,8 +125,12 @@ pub(super) fn ground_findings(
             unsupported.push(plain.trim().to_owned());
             continue;
         }
+        let others = find_documents_about_others(&claim, objective, &lines);
+        let lines: Vec<&CitableLine<'_>> =
+            lines.iter().filter(|line| !others.contains(line.document.path.as_str())).collect();
         let own = cited_passages(statement, &findings.quotations);
-        let own_lines: Vec<&CitableLine<'_>> = lines.iter().filter(|line| line.is_in(&own)).collect();
+        let own_lines: Vec<&CitableLine<'_>> =
+            lines.iter().copied().filter(|line| line.is_in(&own)).collect();
         let support =
             match !own_lines.is_empty() && own_lines.len() <= MAX_LINES && claim.is_said_by(&own_lines) {
                 true => Some(own_lines),
@@ -162,12 +166,15 @@ pub(crate) fn find_invented_numbers(text: &str, material: &[&str]) -> Vec<String
 impl Claim {
     fn of_statement(statement: &str, objective: &str) -> Self {
         let asked = words_of(objective);
-        let all = words_of(statement);
+        let mut all = words_of(statement);
+        all.remove("yes");
         let numbers: BTreeSet<String> =
             numbers_of(statement, false).difference(&numbers_of(objective, true)).cloned().collect();
         let own: BTreeSet<String> = all.difference(&asked).cloned().collect();
-        let is_echo = own.is_empty() && numbers.is_empty();
-        Self { numbers, words: if is_echo { all.clone() } else { own }, all_words: all, is_echo }
+        let is_choice = is_yes_or_no(statement) || objective.contains(" or ");
+        let says_nothing_new = own.is_empty() && numbers.is_empty();
+        let words = if says_nothing_new { all.clone() } else { own };
+        Self { numbers, words, all_words: all, is_echo: says_nothing_new && !is_choice }
     }
 
     fn is_said_by(&self, lines: &[&CitableLine<'_>]) -> bool {
@@ -177,15 +184,14 @@ impl Claim {
         let least = match (self.numbers.is_empty(), self.words.is_empty()) {
             (false, true) => 0.0,
             (false, false) => MIN_SHARE_WITH_NUMBERS,
-            (true, _) if self.is_echo => 1.0,
             (true, _) => MIN_SHARE,
         };
-        self.numbers.iter().all(has_number) && share >= least
+        !self.is_echo && self.numbers.iter().all(has_number) && share >= least
     }
 
     /// The lines that say it: the fewest that have its numbers, and of these the ones with most of its words.
-    fn find_lines<'l, 'c>(&self, lines: &'l [CitableLine<'c>]) -> Option<Vec<&'l CitableLine<'c>>> {
-        let mut chosen: Vec<&CitableLine<'_>> = Vec::new();
+    fn find_lines<'l, 'c>(&self, lines: &[&'l CitableLine<'c>]) -> Option<Vec<&'l CitableLine<'c>>> {
+        let mut chosen: Vec<&'l CitableLine<'c>> = Vec::new();
         let (mut numbers, mut words) = (self.numbers.clone(), self.words.clone());
         while chosen.len() < MAX_LINES && !self.is_said_by(&chosen) {
             let gain = |line: &CitableLine<'_>| {
@@ -194,7 +200,8 @@ impl Claim {
                 (gained(&numbers, &line.numbers), gained(&words, &line.words))
             };
             // The first of equal lines.
-            let best = lines.iter().rev().max_by_key(|line| gain(line)).filter(|line| gain(line) > (0, 0))?;
+            let best = lines.iter().copied().rev().max_by_key(|line| gain(line));
+            let best = best.filter(|line| gain(line) > (0, 0))?;
             numbers.retain(|number| !best.numbers.contains(number));
             words.retain(|word| !best.words.contains(word));
             chosen.push(best);
@@ -212,10 +219,7 @@ impl<'c> CitableLine<'c> {
         let is_row = |number: &usize| line(*number).trim_start().starts_with('|');
         let header = (1..=number).rev().take_while(is_row).last().map(line);
         let mut words = words_of(text);
-        for more in [Some(document.title.as_str()), Some(document.path.as_str()), heading, header]
-            .into_iter()
-            .flatten()
-        {
+        for more in [Some(document.title.as_str()), heading, header].into_iter().flatten() {
             words.append(&mut words_of(more));
         }
         Some(Self { document, number, numbers: numbers_of(text, true), words })
@@ -251,6 +255,34 @@ fn find_foreign_words(
             || lines.iter().any(|line| line.words.iter().any(|word| is_one_family(word, stem)))
     };
     stems.filter(|(stem, _)| !is_known(stem)).collect()
+}
+
+/// The documents that can't say anything of a name in the statement: another document of the same folder has the name in its
+/// title, and these do not mention it. The weight of one machine is not on the sheet of another.
+fn find_documents_about_others<'c>(
+    claim: &Claim,
+    objective: &str,
+    lines: &[CitableLine<'c>],
+) -> BTreeSet<&'c str> {
+    let folder =
+        |document: &Document| document.path.rsplit_once('/').map_or("", |(folder, _)| folder).to_owned();
+    let mut others = BTreeSet::new();
+    for name in content::list_names(objective).iter().flat_map(|name| words_of(name)) {
+        let has_title = |line: &&CitableLine<'_>| words_of(&line.document.title).contains(&name);
+        let Some(own) = lines.iter().find(has_title).filter(|_| claim.all_words.contains(&name)) else {
+            continue;
+        };
+        let siblings = lines.iter().filter(|line| folder(line.document) == folder(own.document));
+        let of_others = siblings.filter(|line| !words_of(line.document.text()).contains(&name));
+        others.extend(of_others.map(|line| line.document.path.as_str()));
+    }
+    others
+}
+
+/// `true` if a statement begins with yes or no.
+fn is_yes_or_no(statement: &str) -> bool {
+    let first = statement.trim_start().split(|c: char| !c.is_alphabetic()).next().unwrap_or_default();
+    ["yes", "no"].contains(&first.to_lowercase().as_str())
 }
 
 fn is_one_family(one: &str, other: &str) -> bool {
@@ -433,10 +465,12 @@ mod tests {
         | role | name | since |\n|---|---|---|\n| chair | Oskar Lindqvist | 2022 |\n| treasurer | Priya Nair | 2019 |\n";
     const SAW: &str = "# Heron band saw\n\n| | |\n|---|---|\n| weight | 1,310 kg |\n| voltage | 400 V |\n";
 
+    const PLOVER: &str = "# Plover table saw\n\nIt cuts 55 mm deep.\n";
+
     fn ground(objective: &str, output: &str) -> GroundedFindings {
         let file = |path: &str, text: &str| InputFile { path: path.into(), bytes: text.as_bytes().to_vec() };
-        let corpus =
-            Corpus::build_or_load(vec![file("about.md", ABOUT), file("heron.md", SAW)], None).unwrap();
+        let files = vec![file("about.md", ABOUT), file("heron.md", SAW), file("plover.md", PLOVER)];
+        let corpus = Corpus::build_or_load(files, None).unwrap();
         let shown = corpus.documents().iter().map(|document| ShownPassage {
             document,
             first_line: 1,
@@ -496,6 +530,27 @@ mod tests {
         assert!(!grounded.is_answer && grounded.findings.output.is_empty(), "{grounded:?}");
         let grounded = ground("When was Ines Varga born?", "Ines Varga was born in 1970.");
         assert_eq!(grounded.unsupported.len(), 1);
+    }
+
+    #[test]
+    fn statement_that_only_repeats_the_question_is_no_answer() {
+        for (question, answer, is_answer) in [
+            ("Who is the treasurer?", "The treasurer.", false),
+            ("Who is the treasurer?", "about.md", false),
+            ("Is the treasurer Priya Nair?", "Yes, the treasurer is Priya Nair.", true),
+            ("Is the chair Priya Nair or Oskar Lindqvist?", "The chair is Oskar Lindqvist.", true),
+        ] {
+            assert_eq!(ground(question, answer).is_answer, is_answer, "{answer}");
+        }
+    }
+
+    #[test]
+    fn number_from_the_sheet_of_another_subject_is_taken_out() {
+        // Both are in one folder; the sheet of the Plover is there, and has no weight.
+        let question = "How much does the Plover table saw weigh?";
+        let grounded = ground(question, "The Plover table saw weighs 1,310 kg.");
+        assert_eq!((grounded.unsupported.len(), grounded.is_answer), (1, false), "{grounded:?}");
+        assert!(ground(question, "The Plover table saw cuts 55 mm deep.").is_answer);
     }
 
     #[test]

@@ -36,6 +36,8 @@ const MAX_PASSAGES: usize = 6_000;
 const PASSAGES: usize = 5;
 /// The most passages in the first message to a small model, which gets no tool to look for more.
 const LABELLED_PASSAGES: usize = 6;
+/// The least score of a passage for a small model, relative to the best one: others only distract it.
+const MIN_RELATIVE_SCORE: f32 = 0.35;
 /// The most characters of an objective that are searched for.
 const MAX_QUERY: usize = 1_000;
 /// The folder in an agent's files where the run's documents are mounted.
@@ -171,7 +173,8 @@ impl SessionInputs {
         } else {
             let query: String = order.objective.replace('"', " ").chars().take(MAX_QUERY).collect();
             let hits = corpus.search(&query, LABELLED_PASSAGES, 3).ok()?.hits;
-            let shown = hits.into_iter().map(|hit| ShownPassage {
+            let least = hits.first().map_or(0.0, |best| best.score) * MIN_RELATIVE_SCORE;
+            let shown = hits.into_iter().filter(|hit| hit.score >= least).map(|hit| ShownPassage {
                 document: hit.document,
                 first_line: hit.first_line,
                 last_line: hit.last_line,

@@ -91,10 +91,9 @@ impl AgentSession<'_> {
     ) -> Result<PlanningSnapshot, SessionError> {
         let offers = self.env.sources.read_offers().await?;
         // Instructions of a user may split a question in their own way.
-        let form = match PlanningForm::choose(plan, &offers, ability) {
-            PlanningForm::SingleQuestion if !self.spec.instructions.is_empty() => PlanningForm::Questions,
-            form => form,
-        };
+        let form = PlanningForm::choose(plan, &offers, ability);
+        let is_split = form == PlanningForm::SingleQuestion && !self.spec.instructions.is_empty();
+        let form = if is_split { PlanningForm::Questions } else { form };
         let snapshot =
             PlanningSnapshot { at: Timestamp::now(), plan_at, offers, form, ability, documents_fit };
         let value = serde_json::to_value(&snapshot).expect("descriptions have a form in JSON");
