@@ -594,6 +594,27 @@ fn files_of_a_folder_can_run_nothing_and_get_no_credentials() {
 }
 
 #[test]
+fn settings_of_another_user_above_the_folder_are_ignored_with_one_line() {
+    let user = CliUser::new();
+    user.write_file("millrace.toml", "slots = 'not a number'\n");
+    std::fs::create_dir(user.path_of("below")).unwrap();
+    if std::os::unix::fs::chown(user.path_of("millrace.toml"), Some(54_321), None).is_err() {
+        return println!("skipped: only root can give a file to another user");
+    }
+    let list = |folder: &str| {
+        let output = user.millrace_command(&["list"]).current_dir(user.path_of(folder)).output().unwrap();
+        (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
+    };
+    let (code, error) = list("below");
+    assert!(code == Some(4) && error.contains("no cluster is running on"), "{error}");
+    let warnings: Vec<&str> = error.lines().filter(|line| line.contains("ignoring")).collect();
+    let [warning] = warnings.as_slice() else { panic!("{error}") };
+    assert!(warning.contains("millrace.toml") && warning.contains("(id 54321)"), "{warning}");
+    let (code, error) = list("");
+    assert!(code == Some(2) && error.contains("belongs to another user (id 54321)"), "{error}");
+}
+
+#[test]
 fn empty_variables_count_as_unset() {
     let user = CliUser::new();
     let mut command = user.millrace_command(&["list"]);
