@@ -20,6 +20,9 @@ use crate::selection::{ModelSelection, ModelSpec, StructuredMode};
 use crate::structured::{OutputSupport, StructuredModel};
 use crate::wire::{self, ModelEndpoint, NativeOutputSupport};
 
+/// A temperature at which small models copy reliably and still vary a repeated answer.
+const LOW_TEMPERATURE: f64 = 0.2;
+
 /// Returns a built-in model, which needs no provider, by its name.
 pub type BuiltInModelLookup<'a> = &'a dyn Fn(&str) -> Option<Arc<dyn Model>>;
 /// Returns an environment variable by its name.
@@ -189,6 +192,13 @@ impl ModelFactory {
                 Ok(self.add_retries_and_limits(script, breaker, spec, policy, ModelTariff::default()))
             }
             ParsedModelName::Model { provider, model, address } => {
+                let ability = ModelAbility::of_model(provider, &model);
+                let mut spec = spec.clone();
+                let settings = &mut spec.settings;
+                if settings.top_p.is_none() {
+                    settings.temperature = settings.temperature.or(default_temperature(provider, ability));
+                }
+                let spec = &spec;
                 let resolved = provider::resolve_model_endpoint(
                     spec,
                     provider,
@@ -197,7 +207,6 @@ impl ModelFactory {
                     self.environment.as_ref(),
                 )?;
                 let tariff = self.load_price_table()?.tariff_for_model(provider, &model);
-                let ability = ModelAbility::of_model(provider, &model);
                 let model = create_provider_model(spec, resolved)?;
                 let breaker = self.shared.breakers.breaker_for_model(model.name());
                 let model = ProvidedModel { model, ability, has_provider: true };
@@ -242,6 +251,13 @@ impl ModelFactory {
         };
         Ok(prices.insert(Arc::new(read)).clone())
     }
+}
+
+/// The temperature of requests to a model whose settings have none. The servers of local models sample from their own default, about
+/// 0.8, at which small models copy passages wrongly. Ollama knows what its models need.
+fn default_temperature(provider: Provider, ability: ModelAbility) -> Option<f64> {
+    let has_own_defaults = provider == Provider::Ollama || !provider.is_local();
+    (ability == ModelAbility::Small && !has_own_defaults).then_some(LOW_TEMPERATURE)
 }
 
 /// Creates a provider's model with the layer for structured output.
@@ -298,4 +314,23 @@ fn load_file_once<T, E>(
     let loaded = Arc::new(load(file)?);
     cache.insert(file.to_owned(), loaded.clone());
     Ok(loaded)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn small_models_of_local_servers_have_a_low_temperature() {
+        use ModelAbility::{Small, Strong};
+        for (provider, ability, expected) in [
+            (Provider::OpenAiCompatible, Small, Some(LOW_TEMPERATURE)),
+            (Provider::LmStudio, Small, Some(LOW_TEMPERATURE)),
+            (Provider::OpenAiCompatible, Strong, None),
+            (Provider::Ollama, Small, None),
+            (Provider::OpenRouter, Small, None),
+        ] {
+            assert_eq!(default_temperature(provider, ability), expected, "{provider:?} {ability:?}");
+        }
+    }
 }

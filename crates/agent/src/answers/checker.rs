@@ -60,6 +60,10 @@ impl<'a> FindingsChecker<'a> {
         if self.format.is_original() {
             return self.check_original(answer);
         }
+        let answer = match self.labels.expand_labels(&answer.output, self.corpus) {
+            Some(output) => Findings { output, ..answer },
+            None => answer,
+        };
         let (numbered, mistake) = match self.labels.number_citations(answer.clone(), self.corpus) {
             Ok(numbered) => (numbered, None),
             Err(mistake) => {

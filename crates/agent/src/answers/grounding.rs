@@ -27,9 +27,9 @@ const NUMBER_WORDS: [&str; 13] = [
     "zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve",
 ];
 /// Words of questions that documents answer without using them, as stems.
-const LIGHT_WORDS: [&str; 46] = [
+const LIGHT_WORDS: [&str; 47] = [
     "much", "mani", "often", "long", "old", "far", "fast", "heavi", "high", "deep", "wide", "larg", "big",
-    "loud", "go", "come", "get", "give", "take", "tell", "say", "name", "call", "mean", "case", "now",
+    "loud", "go", "goe", "come", "get", "give", "take", "tell", "say", "name", "call", "mean", "case", "now",
     "dure", "around", "degre", "need", "use", "requir", "want", "allow", "happen", "make", "made", "work",
     "run", "find", "show", "exist", "last", "cost", "price", "pay",
 ];

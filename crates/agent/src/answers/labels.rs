@@ -91,6 +91,21 @@ impl PassageLabels {
         passages.flat_map(|(document, lines)| lines.iter().map(move |line| (document, *line))).collect()
     }
 
+    /// Returns the lines that an answer names if it is nothing but labels, such as `P1:3, P1:4`: each with its text and label.
+    pub fn expand_labels(&self, answer: &str, corpus: Option<&Corpus>) -> Option<String> {
+        let is_between = |c: char| c.is_whitespace() || [',', ';', '.', '[', ']'].contains(&c);
+        let labels: Vec<&str> = answer.split(is_between).filter(|label| !label.is_empty()).collect();
+        let line = |label: &&str| {
+            let (passage, number) = label.strip_prefix('P')?.split_once(':')?;
+            let (path, shown) = self.0.get(passage.parse::<usize>().ok()?.checked_sub(1)?)?;
+            let number = number.parse().ok().filter(|number| shown.contains(number))?;
+            let text = find_labelled_document(corpus?, path)?.nth_line(number)?.trim();
+            Some(format!("{text} [{label}]"))
+        };
+        let lines: Option<Vec<String>> = labels.iter().map(line).collect();
+        lines.filter(|lines| !lines.is_empty()).map(|lines| lines.join("\n"))
+    }
+
     /// Replaces the marks that name lines, in the texts and in the list of citations, by quotations with numbers.
     ///
     /// # Errors
@@ -295,6 +310,17 @@ mod tests {
         );
         let shown = [("tarn 20.md".to_owned(), vec![1, 3, 4, 5]), ("skua.md".to_owned(), vec![1, 3])];
         assert_eq!(labels, PassageLabels(shown.to_vec()));
+    }
+
+    #[test]
+    fn answer_of_labels_alone_means_their_lines() {
+        let corpus = build_corpus();
+        let (_, labels) = labelled(&corpus);
+        let expand = |answer: &str| labels.expand_labels(answer, Some(&corpus));
+        assert_eq!(expand("P1:4").as_deref(), Some("It weighs 1.4 kg. [P1:4]"));
+        let both = Some("The case is steel. [P1:3]\nIt needs firmware 4.2. [P2:3]");
+        assert_eq!(expand("[P1:3], [P2:3].").as_deref(), both);
+        assert!(["", "P1:2", "P3:1", "P1:4 weighs", "P1"].into_iter().all(|answer| expand(answer).is_none()));
     }
 
     #[test]
