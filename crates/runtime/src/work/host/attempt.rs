@@ -326,9 +326,10 @@ impl AttemptContext {
 
     /// Converts a fault of storing a value: one that is too large stays so on every worker, and fails the task.
     fn end_with_storing_fault(&mut self, fault: Fault) -> TaskError {
-        match fault {
-            Fault::TooLarge { .. } => self.end_with_fault(fault),
-            fault => self.end_with_journal_error(fault.into()),
+        if matches!(fault, Fault::TooLarge { .. }) {
+            self.end_with_fault(fault)
+        } else {
+            self.end_with_journal_error(fault.into())
         }
     }
 
