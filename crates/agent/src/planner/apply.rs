@@ -3,6 +3,7 @@
 
 use millrace_protocol::plan::{
     Edit, Event, GraphError, OnFailedDependency, PlanDraft, Refusal, ReviewPolicy, TaskPatch, TaskSpec,
+    TaskState,
 };
 
 use super::normalize::{self, find_capability, remove_empty_texts, resolve_task};
@@ -72,7 +73,13 @@ fn build_edit(
         },
         ChangeRequest::Patch(request) => Edit::Patch(build_patch(draft, offers, request)?),
         ChangeRequest::Retry(retry) => {
-            Edit::Retry { task: existing(&retry.task)?, feedback: retry.feedback.clone() }
+            let task = existing(&retry.task)?;
+            // A retry of a task that it depends on has brought it back.
+            let is_pending = draft.plan().task(&task).is_some_and(|task| task.state() == TaskState::Pending);
+            if is_pending && draft.edits().iter().any(|edit| matches!(edit, Edit::Retry { .. })) {
+                return Ok(None);
+            }
+            Edit::Retry { task, feedback: retry.feedback.clone() }
         }
         ChangeRequest::Cancel(cancel) => {
             let reason = cancel.reason.clone().filter(|reason| !reason.trim().is_empty());

@@ -132,10 +132,8 @@ fn order_of_changes_in_an_answer_does_not_matter() {
     );
     let names: Vec<String> =
         proposal.all_edits().map(|edit| format!("{edit:?}").chars().take(40).collect()).collect();
-    assert!(
-        names[0].contains("facts") && names[1].contains("report") && names[2].starts_with("Patch"),
-        "{names:?}"
-    );
+    // The retry of the dependency brings the report back.
+    assert!(names.len() == 2 && names[0].contains("facts") && names[1].starts_with("Patch"), "{names:?}");
 }
 
 #[test]
