@@ -11,5 +11,6 @@ pub mod safe_text;
 pub mod schema;
 mod schema_cost;
 pub mod subject;
+pub mod wait;
 pub mod wire;
 pub mod work;

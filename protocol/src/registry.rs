@@ -130,8 +130,11 @@ pub struct RunSummary {
     /// The time at which this summary was written.
     #[serde(with = "jiff::fmt::serde::timestamp::microsecond::required")]
     pub updated: Timestamp,
-    /// The number of tasks in each state, in the order of [`TaskState::ALL`].
+    /// The number of tasks in each state but the last, in the order of [`TaskState::ALL`].
     pub counts: [u32; 9],
+    /// The number of tasks whose attempts are parked.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub waiting: u32,
     /// `true` if its messages are in the archive and no longer in the lane.
     pub archived: bool,
     /// `true` if it has ended and can be resumed.
@@ -158,6 +161,10 @@ pub struct RunSummary {
     /// The damage of its log, if the run cannot continue because of it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub log_damage: Option<String>,
+}
+
+fn is_zero(count: &u32) -> bool {
+    *count == 0
 }
 
 /// Describes what a run waits for while nothing is in progress: the wait of its first task that has no unmet dependency.
@@ -189,7 +196,8 @@ impl RunSummary {
             end: plan.run.end.as_ref().map(|end| end.reason),
             started: start.at,
             updated: now,
-            counts: TaskState::ALL.map(|state| plan.task_count_in_state(state)),
+            counts: std::array::from_fn(|state| plan.task_count_in_state(TaskState::ALL[state])),
+            waiting: plan.task_count_in_state(TaskState::Waiting),
             archived: false,
             is_resumable: plan.is_resumable(),
             is_paused: plan.run.paused.is_some(),
@@ -205,6 +213,6 @@ impl RunSummary {
     /// Returns the number of tasks, and how many of them are completed.
     #[must_use]
     pub fn completed_and_total_tasks(&self) -> (u32, u32) {
-        (self.counts.iter().sum(), self.counts[TaskState::Completed as usize])
+        (self.counts.iter().sum::<u32>() + self.waiting, self.counts[TaskState::Completed as usize])
     }
 }

@@ -12,6 +12,7 @@ use crate::plan::{
 };
 use crate::provider::ProviderStatus;
 use crate::result::{ModelUsage, PlanProposal, TaskError, TaskParameters, Usage, Verdict};
+use crate::wait::{EndedWait, Wait};
 use crate::wire::InlineOrStoredBytes;
 
 /// An order: the data that a worker needs to do a piece of work without reading the plan.
@@ -50,6 +51,8 @@ pub struct Order {
     pub model: Option<String>,
     /// The model that the run names for this capability or role; it takes precedence over all others.
     pub own_model: Option<String>,
+    /// The waits of the attempt that have ended, oldest first, if it was parked.
+    pub ended_waits: Vec<EndedWait>,
     /// The decision of the run as of which the order was published; `None` if its supervisor does not report it.
     pub decided: Option<DecisionId>,
 }
@@ -176,6 +179,7 @@ impl Order {
             documents: None,
             model: None,
             own_model: None,
+            ended_waits: Vec::new(),
             decided: None,
         }
     }
@@ -243,6 +247,8 @@ struct FlatOrder {
     model: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     own_model: Option<String>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    ended_waits: Vec<EndedWait>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     decided: Option<DecisionId>,
 }
@@ -276,6 +282,7 @@ impl From<FlatOrder> for Order {
             documents: flat.documents,
             model: flat.model,
             own_model: flat.own_model,
+            ended_waits: flat.ended_waits,
             decided: flat.decided,
         }
     }
@@ -313,6 +320,7 @@ impl From<Order> for FlatOrder {
             documents: order.documents,
             model: order.model,
             own_model: order.own_model,
+            ended_waits: order.ended_waits,
             decided: order.decided,
         }
     }
@@ -372,6 +380,14 @@ pub enum JournalEntry {
         /// The change in the attempt's wait for its provider, if the note reports one.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         provider: Option<ProviderStatus>,
+    },
+    /// The claimant parked the attempt, which waits for something outside. The attempt continues when all of these waits have
+    /// ended; until then nobody may claim it.
+    Parked {
+        /// The claimant.
+        worker: WorkerId,
+        /// The waits, at least one.
+        waits: Vec<Wait>,
     },
     /// The claimant released the work because of a transient fault: its claim does not count.
     Released {

@@ -43,7 +43,9 @@ pub fn build_order(run: &RunId, lane: Lane, plan: &Plan, last: DecisionId, work:
                 rejected.and_then(|(attempt, at, summary)| build_input(task, attempt, at, summary));
             let feedback = task.collect_feedback();
             let assignment = Assignment::Task { task: id.clone(), attempt: *attempt, rejected };
-            Some(Order { assignment, inputs, feedback, own_model, ..add_task_fields(common, task) })
+            let ended_waits = task.current_attempt().map(Attempt::ended_waits).unwrap_or_default();
+            let common = Order { assignment, inputs, feedback, own_model, ended_waits, ..common };
+            Some(add_task_fields(common, task))
         }
         Work::Review { task: id, attempt, review } => {
             let task = plan.task(id)?;

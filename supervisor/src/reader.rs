@@ -488,6 +488,10 @@ fn items_from_journal_entry(topic: Topic, entry: JournalEntry, record: &StreamRe
             let fact = Box::new(Fact::Provider(journal, status));
             activity.into_iter().chain([LaneItem::Fact { sequence, fact }]).collect()
         }
+        (Topic::Journal(JournalKey::Task(task, attempt)), JournalEntry::Parked { worker, waits }) => {
+            let fact = Box::new(Fact::Parked { task, attempt, worker, waits });
+            vec![LaneItem::Fact { sequence, fact }]
+        }
         (Topic::Journal(journal), JournalEntry::Released { needs, .. }) if !needs.is_empty() => {
             vec![LaneItem::Fact { sequence, fact: Box::new(Fact::ReservationTooSmall(journal, needs)) }]
         }
@@ -497,9 +501,13 @@ fn items_from_journal_entry(topic: Topic, entry: JournalEntry, record: &StreamRe
         ) => {
             vec![LaneItem::JournalActivity(task, record.time)]
         }
-        (_, JournalEntry::Step { .. } | JournalEntry::Note { .. } | JournalEntry::Released { .. }) => {
-            Vec::new()
-        }
+        (
+            _,
+            JournalEntry::Step { .. }
+            | JournalEntry::Note { .. }
+            | JournalEntry::Released { .. }
+            | JournalEntry::Parked { .. },
+        ) => Vec::new(),
         (Topic::Journal(JournalKey::Task(task, attempt)), JournalEntry::Outcome { worker, outcome, .. }) => {
             let outcome = match outcome {
                 WorkOutcome::Finished {

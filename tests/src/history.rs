@@ -208,6 +208,7 @@ impl History {
             | JournalEntry::Claimed { .. }
             | JournalEntry::Step { .. }
             | JournalEntry::Note { .. }
+            | JournalEntry::Parked { .. }
             | JournalEntry::Released { .. } => None,
         };
         let tasks = self.plan.tasks().iter();
@@ -449,6 +450,7 @@ impl AttemptJournal {
             | JournalEntry::Claimed { .. }
             | JournalEntry::Step { .. }
             | JournalEntry::Note { .. }
+            | JournalEntry::Parked { .. }
             | JournalEntry::Released { .. } => false,
         })
     }
@@ -461,7 +463,10 @@ impl AttemptJournal {
             match entry {
                 JournalEntry::Claimed { .. } => claim += 1,
                 JournalEntry::Step { number, .. } => steps.push((*number, claim)),
-                JournalEntry::Note { .. } | JournalEntry::Released { .. } | JournalEntry::Outcome { .. } => {}
+                JournalEntry::Note { .. }
+                | JournalEntry::Parked { .. }
+                | JournalEntry::Released { .. }
+                | JournalEntry::Outcome { .. } => {}
             }
         }
         steps
@@ -520,6 +525,13 @@ impl JournalCheck {
                 }
             }
             JournalEntry::Note { .. } => Ok(()),
+            JournalEntry::Parked { worker, waits } => {
+                if self.holder.as_deref() == Some(worker.as_str()) && !waits.is_empty() {
+                    Ok(())
+                } else {
+                    Err(format!("{worker} parks what it does not hold, or for nothing"))
+                }
+            }
             JournalEntry::Released { worker, .. } if self.holder.as_deref() == Some(worker.as_str()) => {
                 Ok(())
             }

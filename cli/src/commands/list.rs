@@ -216,6 +216,7 @@ mod tests {
             started,
             updated: started + SignedDuration::from_secs(75),
             counts: [0, 0, 1, 0, 2, 0, 0, 0, 0],
+            waiting: 0,
             archived: false,
             is_resumable: false,
             is_paused: false,

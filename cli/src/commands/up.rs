@@ -520,6 +520,7 @@ mod tests {
             started,
             updated: started + jiff::SignedDuration::from_millis(12_300),
             counts: [0, 0, 0, 0, 2, 0, 0, 1, 0],
+            waiting: 0,
             archived: false,
             is_resumable: false,
             is_paused: false,

@@ -91,6 +91,7 @@ async fn read_result(
         | JournalEntry::Claimed { .. }
         | JournalEntry::Step { .. }
         | JournalEntry::Note { .. }
+        | JournalEntry::Parked { .. }
         | JournalEntry::Released { .. } => Ok(None),
     }
 }

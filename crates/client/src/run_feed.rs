@@ -130,6 +130,7 @@ mod tests {
             started: at,
             updated: at,
             counts: [0; 9],
+            waiting: 0,
             archived: false,
             is_resumable: false,
             is_paused: false,

@@ -103,7 +103,8 @@ pub fn dispatched_orders(plan: &Plan) -> Vec<DispatchedOrder> {
             | TaskState::Completed
             | TaskState::Errored
             | TaskState::Failed
-            | TaskState::Cancelled => false,
+            | TaskState::Cancelled
+            | TaskState::Waiting => false,
         };
         let attempt = task.current_attempt().filter(|_| is_running);
         Some(DispatchedOrder { work, is_required, worker: attempt.and_then(|it| it.worker.clone()) })
@@ -170,7 +171,8 @@ fn effect_of_current_work(plan: &Plan, task: &Task) -> Option<Effect> {
         | TaskPhase::Completed
         | TaskPhase::Errored(_)
         | TaskPhase::Failed { .. }
-        | TaskPhase::Cancelled { .. } => task.orphaned_work().map(|work| withdraw_task_order(task, work)),
+        | TaskPhase::Cancelled { .. }
+        | TaskPhase::Waiting { .. } => task.orphaned_work().map(|work| withdraw_task_order(task, work)),
     }
 }
 
@@ -203,6 +205,7 @@ pub fn overdue_inputs(
     find_overdue_planning_turn(plan, now)
         .into_iter()
         .chain(over(&plan.index.retries, OverdueInput::Retry))
+        .chain(over(&plan.index.waits, OverdueInput::WaitTime))
         .chain(over(&plan.index.reviews, OverdueInput::RetryReview))
         .chain(clocks)
         .chain(find_overdue_time_limit(plan, now))
@@ -220,8 +223,8 @@ fn find_overdue_time_limit(plan: &Plan, now: Timestamp) -> Option<OverdueInput> 
 #[must_use]
 pub fn next_backoff_end(plan: &Plan) -> Option<Timestamp> {
     let planning = plan.planning.turn.as_ref().and_then(|planning| planning.retry_at);
-    let tasks =
-        [plan.index.retries.first(), plan.index.reviews.first()].into_iter().flatten().map(|(at, _)| *at);
+    let tasks = [&plan.index.retries, &plan.index.reviews, &plan.index.waits].map(|waiting| waiting.first());
+    let tasks = tasks.into_iter().flatten().map(|(at, _)| *at);
     tasks.chain(planning).min()
 }
 
@@ -230,6 +233,8 @@ pub fn next_backoff_end(plan: &Plan) -> Option<Timestamp> {
 pub enum OverdueInput {
     /// The backoff of a task is over.
     Retry(TaskId),
+    /// The time of a wait of a parked attempt has come.
+    WaitTime(TaskId),
     /// The backoff of a review is over.
     RetryReview(TaskId),
     /// The backoff of the planner's turn is over.
@@ -297,7 +302,8 @@ fn find_expired_clock_of_task(
         | TaskPhase::Errored(_)
         | TaskPhase::Completed
         | TaskPhase::Failed { .. }
-        | TaskPhase::Cancelled { .. } => None,
+        | TaskPhase::Cancelled { .. }
+        | TaskPhase::Waiting { .. } => None,
     };
     clock.map(|clock| (task.attempt_work(), clock))
 }

@@ -180,6 +180,14 @@ pub enum CommandAction {
         /// The text.
         text: String,
     },
+    /// Signals an event to the run, which ends the waits for it.
+    Signal {
+        /// The name of the event.
+        name: String,
+        /// The data of the event, as JSON text; empty if it has none.
+        #[serde(default, skip_serializing_if = "String::is_empty")]
+        data: String,
+    },
 }
 
 /// The maximum length of a message to the planner, in characters.

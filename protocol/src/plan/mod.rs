@@ -21,6 +21,8 @@
 //! | running | completed | an outcome | a result, and no review required |
 //! | running | needs_review | an outcome | a result, and a review required |
 //! | running | ready | the worker | it gave up waiting for the provider, and the run pauses: the attempt continues later |
+//! | running | waiting | the worker | it parked the attempt, which waits for something outside |
+//! | waiting | ready | a clock, a command | the last of its waits has ended: the same attempt continues |
 //! | running | errored | an outcome, a clock | an error, an empty result or a timeout, and attempts are left |
 //! | running | failed | an outcome, a clock | the same, and no attempts are left or a retry can't help |
 //! | ready, rerun | errored, failed | the queue-wait clock | as above |
@@ -37,7 +39,7 @@
 //! | pending, rerun, errored | ready | an edit | after the edit all its dependencies are met |
 //! | ready, rerun, errored | pending | an edit | after the edit not all its dependencies are met |
 //! | completed, failed, cancelled, errored | ready, pending | an edit, a resumed run | it is to run again |
-//! | ready, running, needs_review, rerun, completed, errored, cancelled | pending | the same | a task that it depends on, or was cancelled with, runs again |
+//! | ready, running, waiting, needs_review, rerun, completed, errored, cancelled | pending | the same | a task that it depends on, or was cancelled with, runs again |
 //!
 //! `completed`, `failed` and `cancelled` are terminal: only the last two rows lead out of them. `errored` is not terminal. A
 //! run that winds down accepts only cancellations; a paused run accepts all edits.

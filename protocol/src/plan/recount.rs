@@ -27,7 +27,8 @@ impl Plan {
         self.index.by_id.clear();
         self.index.counts = [0; TaskState::ALL.len()];
         (self.index.budgeted, self.index.final_at) = (0, None);
-        (self.index.retries, self.index.reviews, self.index.open_by_capability) = Default::default();
+        (self.index.retries, self.index.reviews, self.index.waits) = Default::default();
+        self.index.open_by_capability.clear();
         for (position, task) in (0_u32..).zip(&self.tasks) {
             self.index.by_id.insert(task.spec.id.clone(), position);
             self.index.counts[task.state() as usize] += 1;

@@ -10,6 +10,7 @@ use millrace_protocol::provider::ProviderWait;
 use millrace_protocol::result::{
     CriterionOutcome, ErrorKind, ModelUsage, PlanProposal, TaskError, Usage, Verdict,
 };
+use millrace_protocol::wait::{Wait, WaitCondition};
 
 /// A wait for a provider since the start.
 pub fn provider_wait(error: &str) -> ProviderWait {
@@ -20,6 +21,27 @@ pub fn provider_wait(error: &str) -> ProviderWait {
         tries: 3,
         error: error.into(),
     }
+}
+
+/// A wait for a time, in seconds after the start.
+pub fn time_wait(key: &str, seconds: u64) -> Wait {
+    Wait { key: key.into(), condition: WaitCondition::Until(time_after(test_start_time(), seconds)) }
+}
+
+/// A wait for an event, with a limit in seconds after the start.
+pub fn event_wait(key: &str, name: &str, limit: Option<u64>) -> Wait {
+    let until = limit.map(|seconds| time_after(test_start_time(), seconds));
+    Wait { key: key.into(), condition: WaitCondition::Event { name: name.into(), until } }
+}
+
+pub fn parked_fact(task: &TaskId, attempt: u32, by: &str, waits: Vec<Wait>) -> Fact {
+    Fact::Parked { task: task.clone(), attempt, worker: worker_id(by), waits }
+}
+
+/// A signal of the event with this name.
+pub fn signal_fact(name: &str) -> Fact {
+    let control = CommandAction::Signal { name: name.into(), data: "7".into() };
+    Fact::Control(RunCommand { id: "c2".into(), by: "ann".into(), control })
 }
 
 /// The time at which every test starts.

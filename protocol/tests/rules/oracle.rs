@@ -6,7 +6,7 @@ use jiff::Timestamp;
 use millrace_protocol::ids::{Capability, TaskId};
 use millrace_protocol::plan::{
     BudgetEvent, Effect, EffectScope, ErroredTaskWait, Event, OnFailedDependency, OverdueInput, Plan,
-    ResourceAmounts, ResourceKind, RunEvent, Task, TaskEvent, TaskState, Work, next_backoff_end,
+    ResourceAmounts, ResourceKind, RunEvent, Task, TaskEvent, TaskPhase, TaskState, Work, next_backoff_end,
     overdue_inputs, pending_effects,
 };
 use millrace_protocol::result::Usage;
@@ -48,19 +48,21 @@ fn check_backoffs(plan: &Plan) {
         Some(ErroredTaskWait::Capability { .. } | ErroredTaskWait::Parameters { .. }) | None => None,
     });
     let reviews = at(|task| task.review_retry_at());
+    let waits = at(|task| if let TaskPhase::Waiting { until } = task.phase { until } else { None });
     let planning = plan.planning.turn.as_ref().and_then(|planning| planning.retry_at);
     assert_eq!(
         next_backoff_end(plan),
-        retries.iter().chain(&reviews).map(|(at, _)| *at).chain(planning).min()
+        retries.iter().chain(&reviews).chain(&waits).map(|(at, _)| *at).chain(planning).min()
     );
     if !plan.is_live() {
         return;
     }
-    let (mut is_over, mut is_judged_again) = (Vec::new(), Vec::new());
+    let (mut is_over, mut is_judged_again, mut has_waited) = (Vec::new(), Vec::new(), Vec::new());
     for overdue in overdue_inputs(plan, Timestamp::MAX, |_| None) {
         match overdue {
             OverdueInput::Retry(task) => is_over.push(task),
             OverdueInput::RetryReview(task) => is_judged_again.push(task),
+            OverdueInput::WaitTime(task) => has_waited.push(task),
             OverdueInput::RetryPlanning
             | OverdueInput::Clock(..)
             | OverdueInput::WallTime
@@ -72,6 +74,7 @@ fn check_backoffs(plan: &Plan) {
     };
     assert_eq!(is_over, named(retries), "retries come in the order of their times");
     assert_eq!(is_judged_again, named(reviews), "and so do reviews");
+    assert_eq!(has_waited, named(waits), "and so do waits");
 }
 
 /// The number of dependencies that are neither accepted nor skipped.
@@ -88,6 +91,7 @@ fn count_unmet_dependencies(plan: &Plan, task: &Task) -> usize {
             | TaskState::Running
             | TaskState::NeedsReview
             | TaskState::Rerun
+            | TaskState::Waiting
             | TaskState::Errored => true,
         })
         .count()
@@ -145,6 +149,7 @@ fn check_task_invariants(plan: &Plan, task: &Task) {
         TaskState::Pending => assert!(unmet > 0, "{id} is pending without an open dependency"),
         TaskState::Ready
         | TaskState::Running
+        | TaskState::Waiting
         | TaskState::NeedsReview
         | TaskState::Completed
         | TaskState::Rerun => assert_eq!(unmet, 0, "{id} is {} with open dependencies", task.state()),
@@ -156,6 +161,14 @@ fn check_task_invariants(plan: &Plan, task: &Task) {
         }
     }
     assert!(task.state() == TaskState::Errored || task.errored_wait().is_none(), "{id}");
+    if task.state() == TaskState::Waiting {
+        let attempt = task.current_attempt().expect("a parked attempt was claimed");
+        assert!(attempt.open_waits().next().is_some(), "{id} is parked and waits for nothing");
+        let keys: BTreeSet<_> = attempt.waits.iter().map(|wait| &wait.wait.key).collect();
+        assert_eq!(keys.len(), attempt.waits.len(), "{id} has two waits of one key");
+        let first = attempt.open_waits().filter_map(|wait| wait.condition.until()).min();
+        assert!(matches!(task.phase, TaskPhase::Waiting { until } if until == first), "{id}");
+    }
 
     assert!(
         task.state() == TaskState::NeedsReview || task.review_retry_at().is_none(),
@@ -183,7 +196,7 @@ fn check_reservations(plan: &Plan) {
                 .as_ref()
                 .is_some_and(|planning| planning.retry_at.is_none() && planning.work() == *work),
             Work::Task { task, .. } | Work::Review { task, .. } => {
-                plan.task(task).and_then(Task::dispatched_work).as_ref() == Some(work)
+                plan.task(task).and_then(Task::reserved_work).as_ref() == Some(work)
             }
         };
         assert!(is_wanted, "{work:?} has ended and still has a reservation");
@@ -199,7 +212,9 @@ pub fn has_required_reservation(plan: &Plan, work: &Work) -> bool {
 fn has_effects_or_waits(plan: &Plan) -> bool {
     let is_offer = |effect: &Effect| matches!(effect, Effect::Offer(_));
     let is_claimed = plan.planning.turn.as_ref().is_some_and(|planning| planning.worker.is_some());
-    let waits = |task: &Task| task.state() == TaskState::Running || task.errored_wait().is_some();
+    let waits = |task: &Task| {
+        matches!(task.state(), TaskState::Running | TaskState::Waiting) || task.errored_wait().is_some()
+    };
     pending_effects(plan, EffectScope::All).iter().any(is_offer)
         || is_claimed
         || plan.run.paused.is_some()

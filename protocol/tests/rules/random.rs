@@ -13,6 +13,7 @@ use millrace_protocol::provider::ProviderStatus;
 use millrace_protocol::result::{
     CapabilityDescription, ErrorKind, ModelUsage, PlanProposal, TaskError, Usage, Verdict,
 };
+use millrace_protocol::wait::Wait;
 use serde_json::json;
 
 use crate::cast;
@@ -361,11 +362,32 @@ pub fn random_command_fact(draws: &mut RandomDraws, plan: &Plan) -> Fact {
         5..8 => CommandAction::Resume { budget: None },
         8..11 => CommandAction::Resume { budget: Some(random_larger_budget(draws, plan)) },
         11..13 => CommandAction::Message { text: "look again".into() },
+        14..16 => CommandAction::Signal { name: random_event_name(draws), data: "1".into() },
         13 if draws.draw_chance(30) => CommandAction::CancelRun { reason: reason() },
         _ => CommandAction::Edit(random_edit(draws, plan)),
     };
     let id = format!("c{}", draws.draw_below(60));
     Fact::Control(RunCommand { id, by: "ann".into(), control })
+}
+
+fn random_event_name(draws: &mut RandomDraws) -> String {
+    if draws.draw_chance(70) { "go".into() } else { "halt".into() }
+}
+
+/// Waits with keys that no other claim of the attempt uses; rarely none, or two with the same key.
+pub fn random_waits(draws: &mut RandomDraws, claim: u32) -> Vec<Wait> {
+    let count = if draws.draw_chance(95) { 1 + draws.draw_below(3) } else { 0 };
+    let mut waits = Vec::new();
+    for number in 0..count {
+        let number = if draws.draw_chance(95) { number } else { 0 };
+        let key = format!("{claim}.{number}");
+        let limit = draws.draw_chance(50).then(|| u64::from(draws.draw_u32_below(50_000)));
+        waits.push(match draws.draw_chance(50) {
+            true => cast::time_wait(&key, limit.unwrap_or(1)),
+            false => cast::event_wait(&key, &random_event_name(draws), limit),
+        });
+    }
+    waits
 }
 
 /// A change in the wait for a provider.
@@ -392,7 +414,8 @@ pub fn random_fact(draws: &mut RandomDraws, plan: &Plan) -> Fact {
     let attempt = if draws.draw_chance(85) { attempt } else { draws.draw_u32_below(5) };
     let review = if draws.draw_chance(85) { review } else { draws.draw_u32_below(5) };
     let usage = random_usage(draws, None);
-    match draws.draw_below(13) {
+    match draws.draw_below(14) {
+        13 => cast::parked_fact(&id, attempt, &who, random_waits(draws, attempt)),
         0..4 => Fact::Claimed(Work::Task { task: id, attempt }, cast::worker_id(&who)),
         4..7 => cast::attempt_ended_fact(&id, attempt, &who, random_attempt_outcome(draws, usage)),
         7..10 => cast::reviewed_fact(&id, attempt, review, &who, random_verdict_outcome(draws, usage)),

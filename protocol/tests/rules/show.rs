@@ -87,6 +87,9 @@ fn format_user_event(event: &UserEvent) -> String {
         UserEvent::Commanded { id, by, what } => {
             format_variant_name(event, &format!(" {id} by {by}: {what}"))
         }
+        UserEvent::Signalled(signal) => {
+            format_variant_name(event, &format!(" {:?} by {}", signal.name, signal.by))
+        }
         UserEvent::MessageReceived { by, text } => format_variant_name(event, &format!(" by {by}: {text}")),
     }
 }
@@ -267,7 +270,11 @@ pub fn format_effect(effect: &Effect) -> String {
 fn format_task(task: &Task) -> String {
     let (id, attempt) = (&task.spec.id, task.attempt);
     match task.state() {
-        TaskState::Ready | TaskState::Rerun | TaskState::Running | TaskState::NeedsReview => {
+        TaskState::Ready
+        | TaskState::Rerun
+        | TaskState::Running
+        | TaskState::Waiting
+        | TaskState::NeedsReview => {
             format!("{id}#{attempt} {}", task.state())
         }
         TaskState::Errored => match task.errored_wait() {

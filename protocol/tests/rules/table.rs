@@ -12,6 +12,7 @@ use millrace_protocol::plan::{
 };
 use millrace_protocol::provider::ProviderStatus;
 use millrace_protocol::result::{CapabilityDescription, ErrorKind, ModelUsage, Usage};
+use millrace_protocol::wait::Wait;
 
 use crate::scene::{RunScene, is_plan_unchanged};
 use crate::{cast, golden, show};
@@ -58,6 +59,12 @@ fn scene_with_t_running(max_attempts: u32, is_reviewed: bool) -> RunScene {
     scene
 }
 
+fn scene_with_t_parked(waits: Vec<Wait>) -> RunScene {
+    let mut scene = scene_with_t_running(2, true);
+    scene.decide_fact(&cast::parked_fact(&task_t(), 1, "w1", waits)).unwrap();
+    scene
+}
+
 fn scene_with_t_in_review(max_attempts: u32) -> RunScene {
     let mut scene = scene_with_t_ready(max_attempts, true);
     scene.claim_and_finish_task(&task_t(), "w1");
@@ -96,6 +103,12 @@ fn named_situations() -> Vec<(&'static str, RunScene)> {
                 let wait = ProviderStatus::Waiting(cast::provider_wait("busy"));
                 scene.decide_fact(&Fact::Provider(JournalKey::Task(task_t(), 1), wait)).unwrap();
             }),
+        ),
+        ("waiting, for a time", scene_with_t_parked(vec![cast::time_wait("s", 600)])),
+        ("waiting, for an event", scene_with_t_parked(vec![cast::event_wait("e", "go", Some(600))])),
+        (
+            "waiting, for a time and an event",
+            scene_with_t_parked(vec![cast::time_wait("s", 600), cast::event_wait("e", "go", None)]),
         ),
         ("needs_review", scene_with_t_in_review(2)),
         ("needs_review, the last attempt", scene_with_t_in_review(1)),
@@ -308,6 +321,11 @@ fn decide_review_end(
     scene.decide_fact(&cast::reviewed_fact(&task_t(), attempt, review, by, outcome))
 }
 
+fn decide_parked(scene: &mut RunScene, waits: Vec<Wait>) -> Result<Vec<Event>, Refusal> {
+    let (attempt, _) = current_attempt_and_review(&scene.plan);
+    scene.decide_fact(&cast::parked_fact(&task_t(), attempt, "w1", waits))
+}
+
 fn decide_provider_status(
     scene: &mut RunScene,
     status: ProviderStatus,
@@ -387,6 +405,16 @@ fn named_inputs() -> Vec<(&'static str, ApplyInputFn)> {
                 ProviderStatus::GivenUp(cast::provider_wait("overloaded")),
             ))
         }),
+        ("its worker parks it for a time", |s| decide_parked(s, vec![cast::time_wait("n", 600)])),
+        ("its worker parks it for an event", |s| decide_parked(s, vec![cast::event_wait("n", "go", None)])),
+        ("its worker parks it without a wait", |s| decide_parked(s, Vec::new())),
+        ("its wait is too early to end", |s| s.decide_overdue_input(&OverdueInput::WaitTime(task_t()))),
+        ("the time of its wait has come", |s| {
+            s.now = cast::time_after(s.now, 601);
+            s.decide_overdue_input(&OverdueInput::WaitTime(task_t()))
+        }),
+        ("its event is signalled", |s| s.decide_fact(&cast::signal_fact("go"))),
+        ("another event is signalled", |s| s.decide_fact(&cast::signal_fact("other"))),
         ("a retry too early", |s| s.decide_overdue_input(&OverdueInput::Retry(task_t()))),
         ("a retry in time", |s| {
             s.now = cast::time_after(s.now, 1);

@@ -18,6 +18,7 @@ use millrace_protocol::result::{
     CapabilityDescription, ErrorKind, ExceededLimit, JudgeOpinion, ModelUsage, PlanProposal, Quotation,
     Source, SourceKind, TaskError, TaskResult, Usage, Verdict,
 };
+use millrace_protocol::wait::{EndedWait, Signal, Wait, WaitEnd};
 use millrace_protocol::wire::{self, BlobRef, DecodeError, Encoding, InlineOrStoredBytes, WireMessage};
 use millrace_protocol::work::{
     Assignment, DecisionId, InputResult, JournalEntry, JudgePanel, Order, ReviewBrief, WorkOutcome,
@@ -560,7 +561,45 @@ fn later_sample_events() -> Vec<(&'static str, Event)> {
                 wait: cast::provider_wait("overloaded"),
             }),
         ),
+        (
+            "attempt parked",
+            Event::Attempt(AttemptEvent::Parked {
+                task: cast::task_id("a"),
+                attempt: 2,
+                waits: sample_waits(),
+            }),
+        ),
+        ("attempt wait ended: in time", wait_ended_event(WaitEnd::TimeReached)),
+        ("attempt wait ended: expired", wait_ended_event(WaitEnd::Expired)),
+        ("attempt wait ended: signalled", wait_ended_event(sample_signalled_end())),
+        ("attempt woken", Event::Attempt(AttemptEvent::Woken { task: cast::task_id("a"), attempt: 2 })),
+        (
+            "signalled",
+            Event::User(UserEvent::Signalled(Signal {
+                name: "deployed".into(),
+                by: "ann".into(),
+                data: r#"{"version":3}"#.into(),
+            })),
+        ),
     ]
+}
+
+/// A wait of each kind.
+fn sample_waits() -> Vec<Wait> {
+    vec![
+        cast::time_wait("sleep.2", 60),
+        cast::event_wait("event.3", "deployed", None),
+        cast::event_wait("event.4", "checked", Some(90)),
+    ]
+}
+
+fn sample_signalled_end() -> WaitEnd {
+    WaitEnd::Signalled { by: "ann".into(), data: r#"{"version":3}"#.into() }
+}
+
+fn wait_ended_event(end: WaitEnd) -> Event {
+    let ended = EndedWait { key: "sleep.2".into(), end };
+    Event::Attempt(AttemptEvent::WaitEnded { task: cast::task_id("a"), attempt: 2, ended })
 }
 
 /// The names of all events on the wire, as the error for an unknown one lists them.
@@ -721,6 +760,8 @@ fn sample_commands() -> Vec<(String, RunCommand)> {
         ("resume".to_owned(), CommandAction::Resume { budget: None }),
         ("resume with more".to_owned(), CommandAction::Resume { budget: Some(full_budget()) }),
         ("message".to_owned(), CommandAction::Message { text: "hurry".into() }),
+        ("signal".to_owned(), CommandAction::Signal { name: "deployed".into(), data: "3".into() }),
+        ("signal without data".to_owned(), CommandAction::Signal { name: "go".into(), data: String::new() }),
     ];
     let all = sample_controls().into_iter().chain(edits).chain(others);
     all.map(|(name, control)| (name, command(control))).collect()
@@ -793,6 +834,7 @@ fn sample_journal_entries() -> Vec<(String, JournalEntry)> {
                 needs: ResourceAmounts { tokens: Some(2_600), ..ResourceAmounts::default() },
             },
         ),
+        ("parked".into(), JournalEntry::Parked { worker: cast::worker_id("w1"), waits: sample_waits() }),
         ("note: waiting for a provider".into(), note(ProviderStatus::Waiting(wait()))),
         ("note: a provider answers again".into(), note(ProviderStatus::Recovered)),
         (
@@ -853,6 +895,7 @@ fn sample_orders() -> Vec<(String, Order)> {
         model: Some("builtin:extractive".into()),
         own_model: None,
         allowance: None,
+        ended_waits: Vec::new(),
         decided: None,
     };
     let planning = |plan_at| Order {
@@ -880,7 +923,11 @@ fn sample_orders() -> Vec<(String, Order)> {
     let patient = Order { provider_timeout: Some(std::time::Duration::from_secs(90)), ..planning(41) };
     let decided = DecisionId::new(41, "2026-11-21T23:00:00.123456789Z".parse().unwrap());
     let dated = Order { decided: Some(decided), ..planning(41) };
+    let ends = [WaitEnd::TimeReached, WaitEnd::Expired, sample_signalled_end()];
+    let ended = ends.map(|end| EndedWait { key: "sleep.2".into(), end });
+    let woken = order(Assignment::Task { task: cast::task_id("b"), attempt: 2, rejected: None });
     vec![
+        ("task, woken".into(), Order { ended_waits: ended.into(), ..woken }),
         ("planning, with its decision".into(), dated),
         ("planning, with its patience".into(), patient),
         (

@@ -94,6 +94,11 @@ impl SimulatedWorld {
         if self.scene.plan.run.paused.is_some() {
             self.deliver_command(CommandAction::Resume { budget: None });
         }
+        let open = self.scene.plan.parked_attempts().flat_map(|(_, attempt)| attempt.open_waits());
+        let event = open.filter_map(|wait| wait.condition.event()).next().map(str::to_owned);
+        if let Some(name) = event {
+            self.deliver_command(CommandAction::Signal { name, data: String::new() });
+        }
     }
 
     fn run_random_step(&mut self, is_fair: bool) {
@@ -102,7 +107,8 @@ impl SimulatedWorld {
             40..75 => self.end_random_work(),
             75..82 => self.pass_time(is_fair),
             82..86 if !is_fair => self.redeliver_random_fact(),
-            86..90 if !is_fair => self.lose_random_worker(),
+            86..88 if !is_fair => self.lose_random_worker(),
+            88..90 if !is_fair => self.park_random_attempt(),
             90..92 if !is_fair => self.change_registry(),
             92..94 if !is_fair => self.lose_provider(),
             94..98 if !is_fair => self.deliver_random_command(),
@@ -205,6 +211,7 @@ impl SimulatedWorld {
             | Fact::Planned { .. }
             | Fact::Ended { .. }
             | Fact::Reviewed { .. }
+            | Fact::Parked { .. }
             | Fact::Provider(..)
             | Fact::ReservationTooSmall(..) => false,
         }
@@ -218,6 +225,16 @@ impl SimulatedWorld {
         let at = self.draws.draw_below(self.held.len());
         let WorkInProgress { work, .. } = self.held.swap_remove(at);
         self.queue.entry(self.order_subject_of(&work)).or_insert(work);
+    }
+
+    /// A worker parks its attempt, for times and events.
+    fn park_random_attempt(&mut self) {
+        let parkable = |held: &WorkInProgress| matches!(held.work, Work::Task { .. });
+        let Some(at) = self.held.iter().position(parkable) else { return };
+        let WorkInProgress { work, who, claim, .. } = self.held.swap_remove(at);
+        let Work::Task { task, attempt } = &work else { return };
+        let waits = random::random_waits(&mut self.draws, claim);
+        self.deliver_fact(cast::parked_fact(task, *attempt, &who, waits));
     }
 
     /// The provider of some work is away, back, or given up.
@@ -300,6 +317,7 @@ impl SimulatedWorld {
         let state = |task: &TaskId| self.scene.plan.task(task).unwrap().state();
         match overdue {
             OverdueInput::Retry(task) => state(task) != TaskState::Errored,
+            OverdueInput::WaitTime(task) => state(task) != TaskState::Waiting,
             OverdueInput::RetryReview(task) => state(task) != TaskState::NeedsReview,
             OverdueInput::RetryPlanning => self.scene.plan.planning.turn.is_none(),
             OverdueInput::WallTime => {
@@ -450,6 +468,7 @@ fn tasks_affected_by_registry(plan: &Plan, offers: RegisteredTestCapabilities) -
             (TaskState::Errored, Some(ErroredTaskWait::Retry(_)) | None)
             | (
                 TaskState::Running
+                | TaskState::Waiting
                 | TaskState::NeedsReview
                 | TaskState::Completed
                 | TaskState::Failed

@@ -70,7 +70,7 @@ fn rank_task_for_display(task: &Task, age: usize) -> u8 {
     let rank = match task.state() {
         TaskState::Failed => 1,
         TaskState::Errored => 2,
-        TaskState::Running | TaskState::NeedsReview | TaskState::Rerun => 3,
+        TaskState::Running | TaskState::NeedsReview | TaskState::Rerun | TaskState::Waiting => 3,
         TaskState::Ready => 5,
         TaskState::Cancelled => 6,
         TaskState::Completed => 7,

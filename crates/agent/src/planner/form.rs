@@ -157,7 +157,8 @@ fn has_something_to_act_on(plan: &Plan, tool: &str) -> bool {
             | TaskState::NeedsReview
             | TaskState::Completed
             | TaskState::Failed
-            | TaskState::Cancelled => false,
+            | TaskState::Cancelled
+            | TaskState::Waiting => false,
         }),
         "cancel_task" => any(|task| !task.state().is_terminal()),
         "retry_task" => any(|task| {

@@ -1,11 +1,14 @@
 //! The journal of one piece of work: a chain of entries on one subject of the lane. Appends are fenced, so that of two
 //! workers that both believe they hold the claim exactly one continues; the append of the other fails, and it stops.
 
+use std::collections::HashSet;
+
 use millrace_protocol::ids::{Lane, RunId, WorkerId};
 use millrace_protocol::plan::ResourceAmounts;
 use millrace_protocol::provider::{ProviderStatus, ProviderWait};
 use millrace_protocol::result::{ErrorKind, MAX_MESSAGE, TaskError};
 use millrace_protocol::subject::Topic;
+use millrace_protocol::wait::Wait;
 use millrace_protocol::wire::InlineOrStoredBytes;
 use millrace_protocol::work::{Assignment, JournalEntry, Order, WorkOutcome};
 use tracing::{info, warn};
@@ -45,6 +48,8 @@ pub struct Journal {
     releases: u32,
     /// The current wait for a provider.
     provider_wait: Option<ProviderWait>,
+    /// The keys of the waits that have ended, according to the order.
+    ended_waits: HashSet<String>,
 }
 
 /// Returns the wait that goes on after a report.
@@ -110,19 +115,27 @@ impl Journal {
             claims_without_progress: 1,
             releases: 0,
             provider_wait: None,
+            ended_waits: order.ended_waits.iter().map(|wait| wait.key.clone()).collect(),
         }
     }
 
-    /// Reads the existing entries. Returns `true` if the work is done.
+    /// Reads the existing entries. Returns `true` if there is nothing to do for this order: the work is done, or it is parked
+    /// and still waits according to the order.
     async fn read_entries(&mut self) -> Result<bool, crate::Fault> {
         self.recorded.clear();
         self.provider_wait = None;
         let (mut claims, mut claims_without_progress, mut releases) = (0, 0, 0);
+        let mut is_parked = false;
         for record in read_topic(&self.bus, self.lane, &self.run, &self.topic).await? {
             self.last = record.sequence;
             match self.bus.decode_record::<JournalEntry>(&record).await {
                 Ok(JournalEntry::Claimed { .. }) => {
-                    (claims, claims_without_progress) = (claims + 1, claims_without_progress + 1)
+                    (claims, claims_without_progress) = (claims + 1, claims_without_progress + 1);
+                    is_parked = false;
+                }
+                Ok(JournalEntry::Parked { waits, .. }) => {
+                    is_parked = !waits.iter().all(|wait| self.ended_waits.contains(&wait.key));
+                    (claims_without_progress, releases) = (0, 0);
                 }
                 Ok(JournalEntry::Step { name, value, .. }) => {
                     self.recorded.push_back((name, value));
@@ -152,7 +165,7 @@ impl Journal {
         }
         (self.claim, self.claims_without_progress, self.releases) =
             (claims + 1, claims_without_progress + 1, releases);
-        Ok(false)
+        Ok(is_parked)
     }
 
     async fn abandon_claim(mut self) -> Result<ClaimResult, crate::Fault> {
@@ -265,6 +278,14 @@ impl Journal {
             .await
     }
 
+    /// Parks the attempt: it continues from this journal when all of these waits have ended. Nothing may be appended after it.
+    ///
+    /// # Errors
+    /// As for a step.
+    pub async fn park(&mut self, waits: Vec<Wait>) -> Result<(), JournalError> {
+        self.append_entry(&JournalEntry::Parked { worker: self.worker.clone(), waits }).await
+    }
+
     /// Returns how often earlier claims were released since the last step.
     #[must_use]
     pub fn release_count(&self) -> u32 {
@@ -288,7 +309,11 @@ impl Journal {
             journal.last = record.sequence;
             match bus.decode_record::<JournalEntry>(&record).await {
                 Ok(JournalEntry::Claimed { worker, .. }) => claimant = Some(worker),
-                Ok(JournalEntry::Released { .. } | JournalEntry::Outcome { .. }) => claimant = None,
+                Ok(
+                    JournalEntry::Released { .. }
+                    | JournalEntry::Parked { .. }
+                    | JournalEntry::Outcome { .. },
+                ) => claimant = None,
                 Ok(JournalEntry::Step { .. } | JournalEntry::Note { .. }) => {}
                 Err(fault) if fault.is_transient() => return Err(fault.into()),
                 Err(fault) => warn!(%fault, "ignoring an invalid journal entry"),

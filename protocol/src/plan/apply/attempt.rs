@@ -4,10 +4,11 @@ use jiff::Timestamp;
 
 use crate::ids::{TaskId, WorkerId};
 use crate::plan::state::{
-    Attempt, AttemptEnd, AttemptReview, ErroredTaskWait, Plan, Task, TaskPhase, TaskState,
+    Attempt, AttemptEnd, AttemptReview, AttemptWait, ErroredTaskWait, Plan, Task, TaskPhase, TaskState,
 };
 use crate::plan::{AttemptEvent, ReviewEvent};
 use crate::result::{ModelUsage, Usage, Verdict};
+use crate::wait::{EndedWait, Wait};
 
 impl Plan {
     pub(super) fn apply_attempt(&mut self, event: &AttemptEvent, at: Timestamp) {
@@ -60,7 +61,33 @@ impl Plan {
                     at,
                 );
             }
+            AttemptEvent::Parked { task, attempt, waits } => {
+                self.move_task_to_phase(
+                    task,
+                    TaskPhase::Waiting { until: first_time(waits.iter()) },
+                    at,
+                    |task| {
+                        let waits = waits.iter().map(|wait| AttemptWait { wait: wait.clone(), end: None });
+                        task.attempt_entry_mut(*attempt).waits.extend(waits);
+                    },
+                );
+            }
+            AttemptEvent::WaitEnded { task, attempt, ended } => self.end_wait(task, *attempt, ended, at),
+            AttemptEvent::Woken { task, .. } => {
+                self.planning.idle_turns = 0;
+                self.move_task_to_phase(task, TaskPhase::Ready, at, |_| ());
+            }
         }
+    }
+
+    fn end_wait(&mut self, id: &TaskId, attempt: u32, ended: &EndedWait, at: Timestamp) {
+        let Some(task) = self.task_mut(id).filter(|task| task.state() == TaskState::Waiting) else { return };
+        let (since, record) = (task.since, task.attempt_entry_mut(attempt));
+        let wait = record.waits.iter_mut().find(|wait| wait.wait.key == ended.key && wait.end.is_none());
+        let Some(wait) = wait else { return };
+        wait.end = Some(ended.end.clone());
+        let until = first_time(record.open_waits());
+        self.move_task_to_phase(id, TaskPhase::Waiting { until }, at, |task| task.since = since);
     }
 
     pub(super) fn apply_review(&mut self, event: &ReviewEvent, at: Timestamp) {
@@ -122,6 +149,11 @@ impl Plan {
     }
 }
 
+/// The first time at which one of these waits ends, whatever else happens.
+fn first_time<'a>(waits: impl Iterator<Item = &'a Wait>) -> Option<Timestamp> {
+    waits.filter_map(|wait| wait.condition.until()).min()
+}
+
 impl Task {
     /// Returns the record of an attempt; creates it if there is none.
     pub(super) fn attempt_entry_mut(&mut self, number: u32) -> &mut Attempt {
@@ -136,6 +168,7 @@ impl Task {
                 verdict: None,
                 review_usage: Usage::default(),
                 review: None,
+                waits: Vec::new(),
             });
         }
         self.attempts.last_mut().expect("an attempt was pushed if there was none")

@@ -29,9 +29,11 @@ impl PlanIndex {
         match phase {
             TaskPhase::Errored(Some(ErroredTaskWait::Retry(until))) => Some((&mut self.retries, *until)),
             TaskPhase::NeedsReview { retry_at: Some(until) } => Some((&mut self.reviews, *until)),
+            TaskPhase::Waiting { until: Some(until) } => Some((&mut self.waits, *until)),
             TaskPhase::Pending
             | TaskPhase::Ready
             | TaskPhase::Running
+            | TaskPhase::Waiting { until: None }
             | TaskPhase::NeedsReview { retry_at: None }
             | TaskPhase::Completed
             | TaskPhase::Rerun
@@ -65,6 +67,7 @@ impl Plan {
             TaskPhase::Ready | TaskPhase::Rerun | TaskPhase::NeedsReview { .. } => task.dispatched_work(),
             TaskPhase::Pending
             | TaskPhase::Running
+            | TaskPhase::Waiting { .. }
             | TaskPhase::Completed
             | TaskPhase::Errored(_)
             | TaskPhase::Failed { .. }

@@ -49,6 +49,7 @@ impl Plan {
                 self.planning.repeated_turns = 0;
                 self.run.commands.insert(id.clone());
             }
+            UserEvent::Signalled(signal) => self.run.signals.push(signal.clone()),
             UserEvent::MessageReceived { by, text } => self.run.messages.push((by.clone(), text.clone())),
         }
     }
@@ -66,7 +67,8 @@ impl Plan {
             | TaskState::Rerun
             | TaskState::Errored
             | TaskState::Failed
-            | TaskState::Cancelled => None,
+            | TaskState::Cancelled
+            | TaskState::Waiting => None,
         });
         let turn = self.planning.turn.as_ref().filter(|turn| turn.worker.is_some());
         let turn = turn.map(|turn| JournalKey::Planning(turn.turn, turn.attempt));
@@ -98,7 +100,8 @@ impl Plan {
                 | TaskState::Running
                 | TaskState::Completed
                 | TaskState::Failed
-                | TaskState::Cancelled => {}
+                | TaskState::Cancelled
+                | TaskState::Waiting => {}
             }
         }
     }

@@ -72,7 +72,7 @@ impl Plan {
         let has_reservations = !self.budget.reserved.is_empty();
         let task = &mut self.tasks[position as usize];
         let (from, to_state) = (task.state(), to.state());
-        let before = if has_reservations { task.dispatched_work() } else { None };
+        let before = if has_reservations { task.reserved_work() } else { None };
         self.index.counts[from as usize] -= 1;
         self.index.counts[to_state as usize] += 1;
         self.index.remove_backoff(position, &task.phase);
@@ -89,7 +89,7 @@ impl Plan {
             self.count_open_task(&capability, !to_state.is_terminal());
         }
         if let Some(work) = before
-            && self.tasks[position as usize].dispatched_work().as_ref() != Some(&work)
+            && self.tasks[position as usize].reserved_work().as_ref() != Some(&work)
         {
             self.budget.reserved.release(&work);
         }

@@ -59,7 +59,8 @@ pub(super) fn handle_claim(plan: &Plan, work: &Work, worker: &WorkerId) -> Resul
                 | TaskState::Completed
                 | TaskState::Errored
                 | TaskState::Failed
-                | TaskState::Cancelled => Err(wrong_state_refusal(task, "claim ignored")),
+                | TaskState::Cancelled
+                | TaskState::Waiting => Err(wrong_state_refusal(task, "claim ignored")),
             }
         }
     }
@@ -218,7 +219,8 @@ pub(super) fn time_out_attempt(
             | TaskState::Rerun
             | TaskState::Errored
             | TaskState::Failed
-            | TaskState::Cancelled,
+            | TaskState::Cancelled
+            | TaskState::Waiting,
             _,
         ) => false,
     };

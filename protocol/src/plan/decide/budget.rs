@@ -608,7 +608,8 @@ fn can_final_task_succeed(plan: &Plan, task: &Task, stays: &impl Fn(&Task) -> bo
         TaskState::Running | TaskState::NeedsReview | TaskState::Ready | TaskState::Rerun => true,
         TaskState::Errored => matches!(task.errored_wait(), Some(ErroredTaskWait::Retry(_))),
         TaskState::Pending => has_something(),
-        TaskState::Completed | TaskState::Failed | TaskState::Cancelled => false,
+        // A wait may take longer than any limit of the run.
+        TaskState::Waiting | TaskState::Completed | TaskState::Failed | TaskState::Cancelled => false,
     }
 }
 

@@ -149,7 +149,7 @@ fn patch_task(plan: &Plan, wanted: &TaskPatch, by: EditAuthor) -> Result<Vec<Eve
     let task = find_task(plan, &wanted.task)?;
     match task.state() {
         TaskState::Pending | TaskState::Ready | TaskState::Rerun | TaskState::Errored => {}
-        TaskState::Running | TaskState::NeedsReview => {
+        TaskState::Running | TaskState::NeedsReview | TaskState::Waiting => {
             return Err(wrong_state_refusal(
                 task,
                 "it can't be changed; wait for its end, or cancel it and add another task",
@@ -254,7 +254,7 @@ pub(super) fn retry_task(
     match (task.state(), task.errored_wait()) {
         (TaskState::Completed | TaskState::Failed | TaskState::Cancelled, _)
         | (TaskState::Errored, Some(ErroredTaskWait::Retry(_))) => {}
-        (TaskState::Running | TaskState::NeedsReview, _) => {
+        (TaskState::Running | TaskState::NeedsReview | TaskState::Waiting, _) => {
             return Err(wrong_state_refusal(
                 task,
                 "it can't be retried; wait for its end, or cancel it first",
@@ -367,6 +367,7 @@ impl RerunCollector<'_> {
             TaskState::Ready
             | TaskState::Running
             | TaskState::NeedsReview
+            | TaskState::Waiting
             | TaskState::Completed
             | TaskState::Rerun => true,
             TaskState::Errored => {

@@ -10,6 +10,7 @@
 //! | `attempts` | claims, outcomes and clocks of attempts |
 //! | `reviews` | verdicts |
 //! | `provider` | waits for models' providers |
+//! | `waits` | waits of parked attempts |
 //! | `wave` | consequences of a task's end for other tasks |
 //! | `steering` | commands of users |
 //! | `registry` | changes of the capability registry |
@@ -27,6 +28,7 @@ mod repetition;
 mod reviews;
 mod settle;
 mod steering;
+mod waits;
 mod wave;
 
 use jiff::{SignedDuration, Timestamp};
@@ -43,6 +45,7 @@ use super::{
 use crate::ids::{TaskId, WorkerId};
 use crate::provider::ProviderStatus;
 use crate::result::{ErrorKind, MAX_MESSAGE, ModelUsage, PlanProposal, TaskError, Usage, Verdict};
+use crate::wait::Wait;
 
 pub use budget::suggest_larger_limits;
 pub(super) use edits::{EditAuthor, decide_edit};
@@ -65,6 +68,8 @@ pub enum DecisionInput<'a> {
     Fact(&'a Fact),
     /// The backoff of a task has ended.
     Retry(&'a TaskId),
+    /// The time of a wait of a parked attempt has come.
+    WaitTime(&'a TaskId),
     /// The backoff of a review has ended.
     RetryReview(&'a TaskId),
     /// The backoff of the planning turn has ended.
@@ -91,6 +96,7 @@ impl OverdueInput {
     pub fn input(&self) -> DecisionInput<'_> {
         match self {
             Self::Retry(task) => DecisionInput::Retry(task),
+            Self::WaitTime(task) => DecisionInput::WaitTime(task),
             Self::RetryReview(task) => DecisionInput::RetryReview(task),
             Self::RetryPlanning => DecisionInput::RetryPlanning,
             Self::Clock(work, clock) => DecisionInput::Clock(work, *clock),
@@ -135,6 +141,17 @@ pub enum Fact {
         worker: WorkerId,
         /// The result, or the error.
         outcome: Result<AttemptResult, TaskError>,
+    },
+    /// A worker parked its attempt.
+    Parked {
+        /// The task.
+        task: TaskId,
+        /// The attempt.
+        attempt: u32,
+        /// The worker.
+        worker: WorkerId,
+        /// The waits.
+        waits: Vec<Wait>,
     },
     /// A critic's review ended.
     Reviewed {
@@ -207,6 +224,7 @@ impl Fact {
             Self::Planned { turn, attempt, .. } => Some(Work::Planning { turn: *turn, attempt: *attempt }),
             Self::Submitted(_)
             | Self::Claimed(..)
+            | Self::Parked { .. }
             | Self::Control(_)
             | Self::Provider(..)
             | Self::ReservationTooSmall(..) => None,
@@ -231,6 +249,7 @@ pub fn decide(plan: &Plan, input: &DecisionInput<'_>, now: Timestamp) -> Result<
             DecisionInput::Retire if end.is_resumable => retire_run(end, now),
             DecisionInput::Fact(_)
             | DecisionInput::Retry(_)
+            | DecisionInput::WaitTime(_)
             | DecisionInput::RetryReview(_)
             | DecisionInput::RetryPlanning
             | DecisionInput::Clock(..)
@@ -247,6 +266,7 @@ pub fn decide(plan: &Plan, input: &DecisionInput<'_>, now: Timestamp) -> Result<
     match input {
         DecisionInput::Fact(fact) => decide_fact(plan, fact, now),
         DecisionInput::Retry(task) => attempts::retry_attempt(plan, task, now),
+        DecisionInput::WaitTime(task) => waits::end_waits_by_time(plan, task, now),
         DecisionInput::RetryReview(task) => reviews::retry_review(plan, task, now),
         DecisionInput::RetryPlanning => planning::retry_turn(plan, now),
         DecisionInput::Clock(Work::Task { task, attempt }, clock) => {
@@ -294,6 +314,9 @@ fn decide_fact(plan: &Plan, fact: &Fact, now: Timestamp) -> Result<Vec<Event>, R
         Fact::Reviewed { task, attempt, review, critic, outcome } => {
             reviews::handle_review_end(plan, task, *attempt, *review, critic, outcome, now)
         }
+        Fact::Parked { task, attempt, worker, waits } => {
+            waits::handle_parked(plan, task, *attempt, worker, waits, now)
+        }
         Fact::Provider(journal, status) => provider::handle_status(plan, journal, status),
         Fact::ReservationTooSmall(journal, needs) => {
             provider::handle_small_reservation(plan, journal, *needs)
@@ -339,8 +362,8 @@ fn timeout_error(clock: AttemptClock, of: &str) -> TaskError {
 /// was reserved.
 fn usage_of_work_in_flight(plan: &Plan, task: &Task) -> Usage {
     match task.state() {
-        TaskState::Running | TaskState::NeedsReview => {
-            task.dispatched_work().map(|work| reserved_amounts_as_usage(plan, &work)).unwrap_or_default()
+        TaskState::Running | TaskState::NeedsReview | TaskState::Waiting => {
+            task.reserved_work().map(|work| reserved_amounts_as_usage(plan, &work)).unwrap_or_default()
         }
         TaskState::Pending
         | TaskState::Ready

@@ -53,7 +53,8 @@ fn find_current_wait<'a>(plan: &'a Plan, journal: &JournalKey) -> Result<Option<
                 | TaskState::Rerun
                 | TaskState::Errored
                 | TaskState::Failed
-                | TaskState::Cancelled => Err(wrong_state_refusal(task, "provider status ignored")),
+                | TaskState::Cancelled
+                | TaskState::Waiting => Err(wrong_state_refusal(task, "provider status ignored")),
             }
         }
         JournalKey::Review(task, attempt) => {

@@ -219,7 +219,8 @@ pub(super) fn describe_open_tasks(plan: &Plan) -> String {
                 | TaskState::NeedsReview
                 | TaskState::Completed
                 | TaskState::Rerun
-                | TaskState::Errored => false,
+                | TaskState::Errored
+                | TaskState::Waiting => false,
             });
             match awaited {
                 Some(awaited) => {

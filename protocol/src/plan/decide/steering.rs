@@ -12,10 +12,11 @@ use super::super::{Budget, Event, GraphEvent, PlanningEvent, Refusal, RunEvent, 
 use super::edits::{
     EditAuthor, LostDependents, cancel_task, decide_edit, is_dependency_lost, reopen_tasks, retry_task,
 };
-use super::planning;
 use super::settle::choose_deliverable;
 use super::wave::TaskEndPropagation;
+use super::{planning, waits};
 use crate::ids::TaskId;
+use crate::wait::Signal;
 
 pub(super) fn handle_command(plan: &Plan, command: &RunCommand) -> Result<Vec<Event>, Refusal> {
     let mut events = vec![command_event(plan, command)?];
@@ -43,6 +44,10 @@ pub(super) fn handle_command(plan: &Plan, command: &RunCommand) -> Result<Vec<Ev
         }
         CommandAction::Resume { budget } => vec![resume_event(plan, budget.as_ref())?],
         CommandAction::Message { text } => handle_user_message(plan, &command.by, text)?,
+        CommandAction::Signal { name, data } => {
+            let (name, by, data) = (name.clone(), command.by.clone(), data.clone());
+            waits::handle_signal(plan, &Signal { name, by, data })?
+        }
     });
     Ok(events)
 }
@@ -70,7 +75,8 @@ pub(super) fn resume_ended_run(
         | CommandAction::CancelTask { .. }
         | CommandAction::Pause
         | CommandAction::Interrupt
-        | CommandAction::Message { .. } => Err(Refusal::RunAlreadyEnded(end.reason)),
+        | CommandAction::Message { .. }
+        | CommandAction::Signal { .. } => Err(Refusal::RunAlreadyEnded(end.reason)),
     }
 }
 
@@ -144,7 +150,8 @@ fn tasks_to_run_after_resume(plan: &Plan) -> BTreeSet<u32> {
         | TaskState::NeedsReview
         | TaskState::Completed
         | TaskState::Rerun
-        | TaskState::Errored => false,
+        | TaskState::Errored
+        | TaskState::Waiting => false,
     };
     let is_wanted = |task: &Task| task.is_wound_down() || ended.is_some_and(|end| is_lost_at_end(task, end));
     let all = (0_u32..).zip(&plan.tasks);
@@ -207,6 +214,7 @@ fn command_event(plan: &Plan, command: &RunCommand) -> Result<Event, Refusal> {
         CommandAction::Resume { budget: None } => "resume".into(),
         CommandAction::Resume { budget: Some(_) } => "resume with a larger budget".into(),
         CommandAction::Message { .. } => "message to the planner".into(),
+        CommandAction::Signal { name, .. } => format!("signal the event {name:?}"),
     };
     Ok(Event::User(UserEvent::Commanded {
         id: id.clone(),

@@ -10,6 +10,7 @@ use crate::ids::{TaskId, WorkerId};
 use crate::plan::AttemptClock;
 use crate::plan::spec::ReviewPolicy;
 use crate::result::{ModelUsage, TaskError, Usage};
+use crate::wait::{EndedWait, Wait};
 
 /// An event about an attempt at a task.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -82,6 +83,34 @@ pub enum AttemptEvent {
         #[serde(default, skip_serializing_if = "Usage::is_zero")]
         usage: Usage,
     },
+    /// The attempt waits for something outside; it holds no worker meanwhile.
+    #[serde(rename = "AttemptParked")]
+    Parked {
+        /// The task.
+        task: TaskId,
+        /// The attempt.
+        attempt: u32,
+        /// The waits, at least one.
+        waits: Vec<Wait>,
+    },
+    /// A wait of the parked attempt has ended.
+    #[serde(rename = "AttemptWaitEnded")]
+    WaitEnded {
+        /// The task.
+        task: TaskId,
+        /// The attempt.
+        attempt: u32,
+        /// The wait and its end.
+        ended: EndedWait,
+    },
+    /// All waits of the parked attempt have ended: it waits for a worker again.
+    #[serde(rename = "AttemptWoken")]
+    Woken {
+        /// The task.
+        task: TaskId,
+        /// The attempt.
+        attempt: u32,
+    },
 }
 
 fn default_is_detailed() -> bool {
@@ -104,7 +133,10 @@ impl AttemptEvent {
             Self::Claimed { task, .. }
             | Self::Finished { task, .. }
             | Self::Errored { task, .. }
-            | Self::TimedOut { task, .. } => task,
+            | Self::TimedOut { task, .. }
+            | Self::Parked { task, .. }
+            | Self::WaitEnded { task, .. }
+            | Self::Woken { task, .. } => task,
         }
     }
 
@@ -114,7 +146,11 @@ impl AttemptEvent {
         match self {
             Self::Errored { attempt, error, .. } => Some((*attempt, error.message.clone())),
             Self::TimedOut { attempt, clock, .. } => Some((*attempt, clock.to_string())),
-            Self::Claimed { .. } | Self::Finished { .. } => None,
+            Self::Claimed { .. }
+            | Self::Finished { .. }
+            | Self::Parked { .. }
+            | Self::WaitEnded { .. }
+            | Self::Woken { .. } => None,
         }
     }
 }
@@ -133,6 +169,12 @@ impl fmt::Display for AttemptEvent {
             Self::TimedOut { task, attempt, clock, retry_at, .. } => {
                 write!(f, "{task} attempt {attempt} timed out: {clock}{}", will_retry(retry_at))
             }
+            Self::Parked { task, waits, .. } => {
+                let conditions: Vec<String> = waits.iter().map(|wait| wait.condition.to_string()).collect();
+                write!(f, "{task} waits for {}", conditions.join(", "))
+            }
+            Self::WaitEnded { task, ended, .. } => write!(f, "{task} waits no longer: {}", ended.end),
+            Self::Woken { task, attempt } => write!(f, "{task} attempt {attempt} continues"),
         }
     }
 }

@@ -4,6 +4,8 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
+use crate::wait::Signal;
+
 /// A user's command or message.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub enum UserEvent {
@@ -23,6 +25,8 @@ pub enum UserEvent {
         /// The message.
         text: String,
     },
+    /// A user or a program signalled an event to the run.
+    Signalled(Signal),
 }
 
 impl fmt::Display for UserEvent {
@@ -30,6 +34,7 @@ impl fmt::Display for UserEvent {
         match self {
             Self::Commanded { by, what, .. } => write!(f, "{by}: {what}"),
             Self::MessageReceived { by, text } => write!(f, "{by} to the planner: {text}"),
+            Self::Signalled(Signal { name, by, .. }) => write!(f, "{by} signalled the event {name:?}"),
         }
     }
 }

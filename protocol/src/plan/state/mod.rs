@@ -13,6 +13,7 @@ pub use run::{
     RunParameters, RunState, UsageBreakdown,
 };
 pub use task::{
-    Attempt, AttemptClock, AttemptEnd, AttemptReview, ErroredTaskWait, Task, TaskPhase, TaskState,
+    Attempt, AttemptClock, AttemptEnd, AttemptReview, AttemptWait, ErroredTaskWait, Task, TaskPhase,
+    TaskState,
 };
 pub use turn::{MAX_NOTES, PlannerTrigger, PlanningTurn};

@@ -8,7 +8,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::provider_waits::ProviderWaits;
-use super::task::{Task, TaskState};
+use super::task::{Attempt, Task, TaskState};
 use super::turn::{PlannerTrigger, PlanningTurn};
 use crate::ids::{Capability, TaskId};
 use crate::plan::Work;
@@ -19,6 +19,7 @@ use crate::plan::reserved::Reservations;
 use crate::plan::spec::{DocumentSet, PlannerConsultMode, PlanningMode};
 use crate::provider::ProviderWait;
 use crate::result::{ModelUsage, Usage};
+use crate::wait::Signal;
 
 /// The largest number of waiting tasks that the report on a blocked plan names.
 pub const MAX_BLOCKED: usize = 12;
@@ -170,6 +171,8 @@ pub struct RunState {
     pub start: Option<RunParameters>,
     /// The messages of users to the planner, oldest first: the user, and the text.
     pub messages: Vec<(String, String)>,
+    /// The events that were signalled to the run, oldest first.
+    pub signals: Vec<Signal>,
     /// The ids of the commands that were applied.
     pub commands: BTreeSet<String>,
     /// When the current pause began.
@@ -240,6 +243,8 @@ pub(in crate::plan) struct PlanIndex {
     pub retries: BTreeSet<(Timestamp, u32)>,
     /// The tasks whose review waits for its backoff, by its end.
     pub reviews: BTreeSet<(Timestamp, u32)>,
+    /// The tasks whose attempt is parked until a time, by the first such time.
+    pub waits: BTreeSet<(Timestamp, u32)>,
     /// The triggers of the next turn, for lookup.
     pub raised: HashSet<PlannerTrigger>,
     /// The dependents of tasks that have not been added yet.
@@ -288,6 +293,14 @@ impl Plan {
     #[must_use]
     pub fn task(&self, id: &TaskId) -> Option<&Task> {
         self.task_position(id).map(|at| &self.tasks[at as usize])
+    }
+
+    /// The parked attempts, with their tasks.
+    pub fn parked_attempts(&self) -> impl Iterator<Item = (&Task, &Attempt)> {
+        // Most plans have none.
+        let limit = if self.task_count_in_state(TaskState::Waiting) == 0 { 0 } else { self.tasks.len() };
+        let parked = self.tasks.iter().take(limit).filter(|task| task.state() == TaskState::Waiting);
+        parked.filter_map(|task| Some((task, task.current_attempt()?)))
     }
 
     /// The ids of the tasks that depend on `task`.

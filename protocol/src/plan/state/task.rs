@@ -11,6 +11,7 @@ use crate::ids::{Capability, TaskId, WorkerId};
 use crate::plan::Work;
 use crate::plan::spec::{OnFailedDependency, ReviewPolicy, TaskSpec};
 use crate::result::{TaskError, Usage, Verdict};
+use crate::wait::{EndedWait, Wait, WaitEnd};
 
 /// The states of a task. The table of transitions is in [`crate::plan`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
@@ -34,11 +35,13 @@ pub enum TaskState {
     Failed,
     /// It was cancelled. Terminal.
     Cancelled,
+    /// Its attempt is parked: it waits for something outside, without a worker.
+    Waiting,
 }
 
 impl TaskState {
     /// All states, in the order of their declaration.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 10] = [
         Self::Pending,
         Self::Ready,
         Self::Running,
@@ -48,6 +51,7 @@ impl TaskState {
         Self::Errored,
         Self::Failed,
         Self::Cancelled,
+        Self::Waiting,
     ];
 
     /// `true` if a task leaves this state only when it is reopened.
@@ -55,9 +59,13 @@ impl TaskState {
     pub fn is_terminal(self) -> bool {
         match self {
             Self::Completed | Self::Failed | Self::Cancelled => true,
-            Self::Pending | Self::Ready | Self::Running | Self::NeedsReview | Self::Rerun | Self::Errored => {
-                false
-            }
+            Self::Pending
+            | Self::Ready
+            | Self::Running
+            | Self::NeedsReview
+            | Self::Rerun
+            | Self::Errored
+            | Self::Waiting => false,
         }
     }
 
@@ -66,9 +74,13 @@ impl TaskState {
         match self {
             Self::Completed => true,
             Self::Failed | Self::Cancelled => policy == OnFailedDependency::Skip,
-            Self::Pending | Self::Ready | Self::Running | Self::NeedsReview | Self::Rerun | Self::Errored => {
-                false
-            }
+            Self::Pending
+            | Self::Ready
+            | Self::Running
+            | Self::NeedsReview
+            | Self::Rerun
+            | Self::Errored
+            | Self::Waiting => false,
         }
     }
 
@@ -85,6 +97,7 @@ impl TaskState {
             Self::Errored => "errored",
             Self::Failed => "failed",
             Self::Cancelled => "cancelled",
+            Self::Waiting => "waiting",
         }
     }
 }
@@ -165,6 +178,19 @@ pub struct Attempt {
     /// The review of its result, if it has one.
     #[serde(skip)]
     pub review: Option<AttemptReview>,
+    /// The waits with which it was parked, oldest first, those that have ended included.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub waits: Vec<AttemptWait>,
+}
+
+/// A wait of an attempt.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct AttemptWait {
+    /// The wait.
+    #[serde(flatten)]
+    pub wait: Wait,
+    /// Its end; `None` while the attempt is parked because of it.
+    pub end: Option<WaitEnd>,
 }
 
 /// The review of an attempt's result.
@@ -177,6 +203,18 @@ pub struct AttemptReview {
 }
 
 impl Attempt {
+    /// The waits that have not ended.
+    pub fn open_waits(&self) -> impl Iterator<Item = &Wait> {
+        self.waits.iter().filter(|wait| wait.end.is_none()).map(|wait| &wait.wait)
+    }
+
+    /// The waits that have ended, oldest first.
+    #[must_use]
+    pub fn ended_waits(&self) -> Vec<EndedWait> {
+        let ended = |it: &AttemptWait| Some(EndedWait { key: it.wait.key.clone(), end: it.end.clone()? });
+        self.waits.iter().filter_map(ended).collect()
+    }
+
     /// The feedback for the next attempt; `None` if this one succeeded or has not ended.
     fn failure_feedback(&self) -> Option<String> {
         let number = self.number;
@@ -245,6 +283,11 @@ pub enum TaskPhase {
         /// `true` if it was cancelled because the run was winding down.
         is_wound_down: bool,
     },
+    /// [`TaskState::Waiting`]. [`Attempt::waits`] has the waits.
+    Waiting {
+        /// The first time at which one of its waits ends, whatever else happens.
+        until: Option<Timestamp>,
+    },
 }
 
 impl TaskPhase {
@@ -261,6 +304,7 @@ impl TaskPhase {
             Self::Errored(_) => TaskState::Errored,
             Self::Failed { .. } => TaskState::Failed,
             Self::Cancelled { .. } => TaskState::Cancelled,
+            Self::Waiting { .. } => TaskState::Waiting,
         }
     }
 }
@@ -335,6 +379,10 @@ impl Task {
             }
             TaskPhase::NeedsReview { retry_at: Some(at) } => {
                 Some(format!("the next review, at {}", at.strftime("%H:%M:%S")))
+            }
+            TaskPhase::Waiting { .. } => {
+                let open = self.current_attempt()?.open_waits();
+                Some(open.map(|wait| wait.condition.to_string()).collect::<Vec<_>>().join(", "))
             }
             TaskPhase::NeedsReview { retry_at: None }
             | TaskPhase::Running
@@ -422,6 +470,7 @@ impl Task {
                 Some(self.attempt_work())
             }
             TaskPhase::Pending
+            | TaskPhase::Waiting { .. }
             | TaskPhase::NeedsReview { .. }
             | TaskPhase::Errored(_)
             | TaskPhase::Completed
@@ -439,6 +488,7 @@ impl Task {
             TaskPhase::Pending
             | TaskPhase::Ready
             | TaskPhase::Running
+            | TaskPhase::Waiting { .. }
             | TaskPhase::NeedsReview { .. }
             | TaskPhase::Completed
             | TaskPhase::Rerun => return None,
@@ -455,6 +505,23 @@ impl Task {
             Some(AttemptEnd::Finished { .. }) => {
                 current.is_some_and(|current| current.verdict.is_none()).then(|| self.review_work())
             }
+        }
+    }
+
+    /// The work that holds a reservation: the dispatched work, or the parked attempt, whose usage so far is counted at its end.
+    #[must_use]
+    pub fn reserved_work(&self) -> Option<Work> {
+        match self.phase {
+            TaskPhase::Waiting { .. } => Some(self.attempt_work()),
+            TaskPhase::Pending
+            | TaskPhase::Ready
+            | TaskPhase::Running
+            | TaskPhase::NeedsReview { .. }
+            | TaskPhase::Completed
+            | TaskPhase::Rerun
+            | TaskPhase::Errored(_)
+            | TaskPhase::Failed { .. }
+            | TaskPhase::Cancelled { .. } => self.dispatched_work(),
         }
     }
 

@@ -296,6 +296,7 @@ fn large_value_of_entry(entry: &JournalEntry) -> Option<&InlineOrStoredBytes> {
         JournalEntry::Outcome { .. }
         | JournalEntry::Claimed { .. }
         | JournalEntry::Note { .. }
-        | JournalEntry::Released { .. } => None,
+        | JournalEntry::Released { .. }
+        | JournalEntry::Parked { .. } => None,
     }
 }

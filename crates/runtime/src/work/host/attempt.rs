@@ -6,10 +6,12 @@ use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
+use jiff::Timestamp;
 use millrace_protocol::ids::WorkerId;
 use millrace_protocol::plan::{ResourceAmounts, ReviewPolicy};
 use millrace_protocol::provider::{ProviderStatus, ProviderWait};
 use millrace_protocol::result::{ErrorKind, MAX_SUMMARY, TaskError, TaskResult};
+use millrace_protocol::wait::{Wait, WaitCondition, WaitEnd};
 use millrace_protocol::wire::InlineOrStoredBytes;
 use millrace_protocol::work::{Order, WorkOutcome};
 use serde::Serialize;
@@ -54,6 +56,8 @@ pub(super) enum GivenUp {
     Provider(ProviderWait),
     /// The reservation does not pay for the first request, which needs these amounts.
     Reservation(ResourceAmounts),
+    /// The attempt waits for something outside.
+    Parked(Vec<Wait>),
 }
 
 impl AttemptContext {
@@ -281,6 +285,48 @@ impl AttemptContext {
         TaskError::new(ErrorKind::Limit, format!("the first request needs {needs}, more than was reserved"))
     }
 
+    /// Waits for something outside: returns the end of the wait if it has ended, and records it. Otherwise the attempt is parked:
+    /// it holds no slot, and when the wait has ended the handler runs again, on any machine, with the recorded steps. `key`
+    /// names the wait in the attempt and its step in the journal.
+    ///
+    /// # Errors
+    /// The wait has not ended: the handler must return this error. Or as for a step.
+    pub async fn wait_for(&mut self, key: &str, condition: WaitCondition) -> Result<WaitEnd, TaskError> {
+        if let Some(value) = self.next_recorded_value(key).await? {
+            return serde_json::from_value(value).map_err(|mistake| {
+                handler_contract_error(format!("the recorded wait {key:?} can't be read: {mistake}"))
+            });
+        }
+        let Some(end) = self.ended_wait(key).cloned() else {
+            return Err(self.park(vec![Wait { key: key.to_owned(), condition }]));
+        };
+        let value = serde_json::to_value(&end).expect("the end of a wait serialises to JSON");
+        self.append_step(key, &value).await?;
+        Ok(end)
+    }
+
+    /// Waits until a time. The first call in an attempt decides on the time; later ones continue that wait.
+    ///
+    /// # Errors
+    /// As for [`AttemptContext::wait_for`].
+    pub async fn sleep_until(&mut self, key: &str, at: Timestamp) -> Result<(), TaskError> {
+        self.wait_for(key, WaitCondition::Until(at)).await.map(drop)
+    }
+
+    /// Returns the end of the wait with this key, if the attempt was parked with it and it has ended.
+    #[must_use]
+    pub fn ended_wait(&self, key: &str) -> Option<&WaitEnd> {
+        self.order.ended_waits.iter().find(|wait| wait.key == key).map(|wait| &wait.end)
+    }
+
+    /// Parks the attempt until all of these waits have ended. Returns the error that the handler must return.
+    pub fn park(&mut self, waits: Vec<Wait>) -> TaskError {
+        let conditions: Vec<String> = waits.iter().map(|wait| wait.condition.to_string()).collect();
+        let message = format!("the attempt waits for {}", conditions.join(", "));
+        self.given_up = Some(GivenUp::Parked(waits));
+        TaskError::new(ErrorKind::Other, message)
+    }
+
     /// Takes the reason for which the handler gave the attempt up.
     pub(super) fn take_given_up(&mut self) -> Option<GivenUp> {
         self.given_up.take().filter(|_| self.failed.is_none())
@@ -291,6 +337,7 @@ impl AttemptContext {
         match given_up {
             GivenUp::Provider(wait) => self.journal.release_for_provider(wait).await,
             GivenUp::Reservation(needs) => self.journal.release_for_reservation(needs).await,
+            GivenUp::Parked(waits) => self.journal.park(waits).await,
         }
     }
 

@@ -20,6 +20,9 @@ use crate::nats::provenance::{DeliveryPath, Provenance};
 use crate::nats::record::{StreamRecord, encoding_from_headers, timestamp_from_nanoseconds};
 use crate::nats::topology::WORK;
 
+/// The longest wait for the confirmation that an order was removed.
+const CONFIRMATION_TIMEOUT: Duration = Duration::from_secs(2);
+
 /// The lease on an order that this process has pulled. It expires unless it is renewed.
 pub(super) struct OrderLease {
     bus: Bus,
@@ -97,6 +100,20 @@ impl OrderLease {
     /// lost, the order is redelivered, and the journal shows that it is done.
     pub async fn acknowledge_order(&self) {
         self.send_ack(Bytes::from_static(b"+ACK")).await;
+    }
+
+    /// Like [`Self::acknowledge_order`], and waits until the order is removed, but not for long: an order that is removed later
+    /// may take the place of the next one, which is then published again.
+    pub async fn acknowledge_and_confirm(&self) {
+        let Some(reply) = self.message.reply.clone() else { return };
+        let confirmed = self.bus.client().request(reply, Bytes::from_static(b"+ACK"));
+        match tokio::time::timeout(CONFIRMATION_TIMEOUT, confirmed).await {
+            Ok(Ok(_)) => {}
+            Ok(Err(error)) => {
+                debug!(subject = self.subject(), %error, "an acknowledgement was not confirmed")
+            }
+            Err(_) => debug!(subject = self.subject(), "an acknowledgement was not confirmed in time"),
+        }
     }
 
     /// Renews the lease.

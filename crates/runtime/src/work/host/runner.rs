@@ -152,7 +152,7 @@ async fn process_order(state: &OrderRunnerArguments) -> OrderDisposition {
         Some(reason) => {
             info!(run = %order.run, subject, ?reason, "returning work without an outcome");
             // First, because the supervisor offers the same work again, and the queue holds one order for it.
-            lease.acknowledge_order().await;
+            lease.acknowledge_and_confirm().await;
             attempt.release_given_up(reason).await.map(|()| None)
         }
         None => attempt.append_outcome(outcome).await.map(|()| Some(is_finished)),

@@ -1,0 +1,146 @@
+//! Parked attempts: their waits, and the ends of these. A wait for an event ends with the oldest event of its name that its
+//! attempt has not received yet, also if that was signalled before the wait began.
+
+use std::collections::HashSet;
+
+use jiff::Timestamp;
+
+use super::super::edit::MAX_TEXT;
+use super::super::state::{Attempt, AttemptWait, Plan, Task, TaskState};
+use super::super::{AttemptEvent, Event, Refusal, UserEvent};
+use super::{attempts, find_task, find_task_with_attempt, wrong_state_refusal};
+use crate::ids::{TaskId, WorkerId};
+use crate::result::{ErrorKind, TaskError};
+use crate::wait::{EndedWait, MAX_EVENT_NAME, MAX_WAITS, Signal, Wait, WaitCondition, WaitEnd};
+
+/// The largest number of events that a run keeps.
+const MAX_SIGNALS: usize = 1_000;
+
+pub(super) fn handle_parked(
+    plan: &Plan,
+    id: &TaskId,
+    attempt: u32,
+    worker: &WorkerId,
+    waits: &[Wait],
+    now: Timestamp,
+) -> Result<Vec<Event>, Refusal> {
+    let task = find_task_with_attempt(plan, id, attempt)?;
+    if task.state() != TaskState::Running {
+        return Err(wrong_state_refusal(task, "waits ignored"));
+    }
+    let known = |wait: &Wait| {
+        let mut earlier = task.current_attempt().into_iter().flat_map(|attempt| &attempt.waits);
+        earlier.any(|earlier| earlier.wait.key == wait.key)
+    };
+    if !waits.is_empty() && waits.iter().all(known) {
+        return Err(wrong_state_refusal(task, "it has waited for this already"));
+    }
+    if let Some(mistake) = find_mistake(task, waits) {
+        // Nobody would ever continue the attempt.
+        let error = TaskError::new(ErrorKind::Other, format!("it was parked {mistake}"));
+        return attempts::handle_attempt_end(plan, id, attempt, worker, &Err(error), now);
+    }
+    let parked = Event::Attempt(AttemptEvent::Parked { task: id.clone(), attempt, waits: waits.to_vec() });
+    let received = task.current_attempt().map(names_of_received_events).unwrap_or_default();
+    let ended = ends_by_events(waits, &plan.run.signals, received);
+    Ok(end_waits(task, vec![parked], waits.iter(), ended))
+}
+
+fn find_mistake(task: &Task, waits: &[Wait]) -> Option<&'static str> {
+    let earlier = task.current_attempt().into_iter().flat_map(|attempt| &attempt.waits);
+    let mut keys: HashSet<&str> = earlier.map(|wait| wait.wait.key.as_str()).collect();
+    match waits.len() {
+        0 => Some("without a wait"),
+        1..=MAX_WAITS if waits.iter().all(|wait| keys.insert(&wait.key)) => None,
+        1..=MAX_WAITS => Some("with two waits of the same key"),
+        _ => Some("with too many waits"),
+    }
+}
+
+/// Handles an event that was signalled to the run.
+pub(super) fn handle_signal(plan: &Plan, signal: &Signal) -> Result<Vec<Event>, Refusal> {
+    check_signal(plan, signal)?;
+    let mut signals = plan.run.signals.clone();
+    signals.push(signal.clone());
+    let mut events = vec![Event::User(UserEvent::Signalled(signal.clone()))];
+    for (task, attempt) in plan.parked_attempts() {
+        let open: Vec<Wait> = attempt.open_waits().cloned().collect();
+        let ended = ends_by_events(&open, &signals, names_of_received_events(attempt));
+        events = end_waits(task, events, open.iter(), ended);
+    }
+    Ok(events)
+}
+
+fn check_signal(plan: &Plan, signal: &Signal) -> Result<(), Refusal> {
+    let refuse = |why: String| Err(Refusal::Unusable(why));
+    let name = &signal.name;
+    if name.trim().is_empty() || name.len() > MAX_EVENT_NAME || name.chars().any(char::is_control) {
+        return refuse(format!(
+            "the name of an event must be 1 to {MAX_EVENT_NAME} bytes of text in one line"
+        ));
+    }
+    if signal.data.len() > MAX_TEXT {
+        return refuse(format!("the data of an event must not be longer than {MAX_TEXT} bytes"));
+    }
+    if plan.run.signals.len() >= MAX_SIGNALS {
+        return refuse(format!("a run keeps at most {MAX_SIGNALS} events"));
+    }
+    Ok(())
+}
+
+/// Ends the waits of a parked attempt whose time has come.
+pub(super) fn end_waits_by_time(plan: &Plan, id: &TaskId, now: Timestamp) -> Result<Vec<Event>, Refusal> {
+    let task = find_task(plan, id)?;
+    let Some(attempt) = task.current_attempt().filter(|_| task.state() == TaskState::Waiting) else {
+        return Err(wrong_state_refusal(task, "the time of its wait ignored"));
+    };
+    let end = |wait: &Wait| {
+        wait.condition.until().filter(|until| *until <= now)?;
+        let end = match wait.condition {
+            WaitCondition::Until(_) => WaitEnd::TimeReached,
+            WaitCondition::Event { .. } => WaitEnd::Expired,
+        };
+        Some(EndedWait { key: wait.key.clone(), end })
+    };
+    let ended: Vec<EndedWait> = attempt.open_waits().filter_map(end).collect();
+    if ended.is_empty() {
+        let first = attempt.open_waits().filter_map(|wait| wait.condition.until()).min();
+        return Err(Refusal::NotDue(first.unwrap_or(Timestamp::MAX)));
+    }
+    Ok(end_waits(task, Vec::new(), attempt.open_waits(), ended))
+}
+
+/// The names of the events that an attempt has received, one for each event.
+fn names_of_received_events(attempt: &Attempt) -> Vec<&str> {
+    let received = attempt.waits.iter().filter(|wait| matches!(wait.end, Some(WaitEnd::Signalled { .. })));
+    received.filter_map(|AttemptWait { wait, .. }| wait.condition.event()).collect()
+}
+
+/// The ends of those of these waits whose events were signalled. `received` names the events that the attempt has received.
+fn ends_by_events<'a>(waits: &'a [Wait], signals: &[Signal], mut received: Vec<&'a str>) -> Vec<EndedWait> {
+    let mut ended = Vec::new();
+    for wait in waits {
+        let Some(name) = wait.condition.event() else { continue };
+        let before = received.iter().filter(|other| **other == name).count();
+        let Some(signal) = signals.iter().filter(|signal| signal.name == name).nth(before) else { continue };
+        received.push(name);
+        let end = WaitEnd::Signalled { by: signal.by.clone(), data: signal.data.clone() };
+        ended.push(EndedWait { key: wait.key.clone(), end });
+    }
+    ended
+}
+
+/// Appends the ends of waits, and wakes the attempt if none of its open waits is left.
+fn end_waits<'a>(
+    task: &Task,
+    mut events: Vec<Event>,
+    open: impl Iterator<Item = &'a Wait>,
+    ended: Vec<EndedWait>,
+) -> Vec<Event> {
+    let is_over = open.count() == ended.len() && !ended.is_empty();
+    let (id, attempt) = (&task.spec.id, task.attempt);
+    let end = |ended| Event::Attempt(AttemptEvent::WaitEnded { task: id.clone(), attempt, ended });
+    events.extend(ended.into_iter().map(end));
+    events.extend(is_over.then(|| Event::Attempt(AttemptEvent::Woken { task: id.clone(), attempt })));
+    events
+}

@@ -1,0 +1,119 @@
+//! Waits of parked attempts. An attempt that waits for something outside gives its slot back and ends nothing: it is *parked*.
+//! When its last wait has ended, the same attempt is dispatched again and continues from its journal, on any machine.
+
+use std::fmt;
+
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+
+/// The largest number of waits with which an attempt may be parked at a time.
+pub const MAX_WAITS: usize = 256;
+/// The maximum length of the name of an event, in bytes.
+pub const MAX_EVENT_NAME: usize = 128;
+
+/// A wait of a parked attempt.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Wait {
+    /// The key of the call that waits; each wait of an attempt has another one.
+    pub key: String,
+    /// The condition that ends it.
+    pub condition: WaitCondition,
+}
+
+/// The condition that ends a wait.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum WaitCondition {
+    /// A time.
+    Until(#[serde(with = "jiff::fmt::serde::timestamp::microsecond::required")] Timestamp),
+    /// An event of the run.
+    Event {
+        /// The name of the event.
+        name: String,
+        /// The time at which the wait ends without the event; `None` is never.
+        #[serde(
+            default,
+            skip_serializing_if = "Option::is_none",
+            with = "jiff::fmt::serde::timestamp::microsecond::optional"
+        )]
+        until: Option<Timestamp>,
+    },
+}
+
+impl WaitCondition {
+    /// The name of the event that ends the wait, if one does.
+    #[must_use]
+    pub fn event(&self) -> Option<&str> {
+        match self {
+            Self::Until(_) => None,
+            Self::Event { name, .. } => Some(name),
+        }
+    }
+
+    /// The time at which the wait ends, whatever else happens.
+    #[must_use]
+    pub fn until(&self) -> Option<Timestamp> {
+        match self {
+            Self::Until(at) => Some(*at),
+            Self::Event { until, .. } => *until,
+        }
+    }
+}
+
+/// `2026-11-22 12:00:00 UTC`, `the event "deployed" until 2026-11-22 12:00:00 UTC`.
+impl fmt::Display for WaitCondition {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let time = |at: Timestamp| at.strftime("%Y-%m-%d %H:%M:%S UTC").to_string();
+        match self {
+            Self::Until(at) => f.write_str(&time(*at)),
+            Self::Event { name, until: None } => write!(f, "the event {name:?}"),
+            Self::Event { name, until: Some(at) } => write!(f, "the event {name:?} until {}", time(*at)),
+        }
+    }
+}
+
+/// The end of a wait.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum WaitEnd {
+    /// Its time has come.
+    TimeReached,
+    /// Its event was signalled.
+    Signalled {
+        /// The user or program that signalled it.
+        by: String,
+        /// The data of the event, as JSON text; empty if it has none.
+        data: String,
+    },
+    /// Its event was not signalled in time.
+    Expired,
+}
+
+impl fmt::Display for WaitEnd {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::TimeReached => f.write_str("its time has come"),
+            Self::Signalled { by, .. } => write!(f, "{by} signalled it"),
+            Self::Expired => f.write_str("it expired"),
+        }
+    }
+}
+
+/// A wait that has ended.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EndedWait {
+    /// The key of the call that waited.
+    pub key: String,
+    /// The end.
+    pub end: WaitEnd,
+}
+
+/// An event that a user or a program signalled to a run.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Signal {
+    /// The name of the event.
+    pub name: String,
+    /// The user or program that signalled it.
+    pub by: String,
+    /// The data of the event, as JSON text; empty if it has none.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub data: String,
+}
