@@ -17,7 +17,7 @@ use crate::json::{ErrorLine, print_json};
 const GROUPS: [(&str, &[&str]); 6] = [
     ("Run an objective on this machine", &["run", "resume", "eval"]),
     ("Work with a cluster", &["up", "down", "submit", "watch", "list", "show", "files"]),
-    ("Control a run", &["pause", "cancel", "retry", "edit", "add", "message"]),
+    ("Control a run", &["pause", "cancel", "retry", "edit", "add", "message", "signal"]),
     ("Set up and check", &["doctor", "config", "completions", "man", "schema", "limits", "nats-config"]),
     (
         "Operate",

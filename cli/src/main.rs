@@ -31,7 +31,7 @@ use millrace_runtime::program;
 
 use commands::{
     add, backup, bench, cancel, completions, config, edit, eval, files, limits, list, logs, man, message,
-    metrics, pause, replay, restore, resume, retry, run, schema, show, status, submit, up, watch,
+    metrics, pause, replay, restore, resume, retry, run, schema, show, signal, status, submit, up, watch,
 };
 use exit::{CommandError, CommandExit, run_until_interrupt};
 use settings::SettingsSources;
@@ -87,6 +87,8 @@ enum Command {
     /// Send a message to a run's planner
     #[command(alias = "tell")]
     Message(message::MessageArguments),
+    /// Signal an event to a run, whose attempts may wait for it
+    Signal(signal::SignalArguments),
     /// List, show or download a run's files
     Files(files::FilesArguments),
     /// Show or change the rate limits of models
@@ -200,6 +202,7 @@ async fn dispatch_command(command: Command, profile: Option<String>) -> Result<E
         | Command::Retry(_)
         | Command::Add(_)
         | Command::Message(_)
+        | Command::Signal(_)
         | Command::Files(_)
         | Command::Limits(_)
         | Command::Replay(_)
@@ -248,6 +251,7 @@ async fn dispatch_command(command: Command, profile: Option<String>) -> Result<E
         Command::Retry(arguments) => retry::run_command(arguments, shutdown).await?,
         Command::Add(arguments) => add::run_command(arguments, shutdown).await?,
         Command::Message(arguments) => message::run_command(arguments, shutdown).await?,
+        Command::Signal(arguments) => signal::run_command(arguments, shutdown).await?,
         Command::Files(arguments) => run_until_interrupt(&shutdown, files::run_command(arguments)).await?,
         Command::Limits(arguments) => {
             run_until_interrupt(&shutdown, limits::run_command(arguments, shutdown.clone())).await?

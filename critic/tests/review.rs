@@ -189,6 +189,7 @@ async fn a_check_before_a_crash_is_not_repeated() {
             JournalEntry::Step { number: 1, value, .. } => Some(value),
             JournalEntry::Step { .. }
             | JournalEntry::Claimed { .. }
+            | JournalEntry::Parked { .. }
             | JournalEntry::Released { .. }
             | JournalEntry::Note { .. }
             | JournalEntry::Outcome { .. } => None,

@@ -210,6 +210,12 @@ impl RunSummary {
         })
     }
 
+    /// Returns the number of tasks in a state.
+    #[must_use]
+    pub fn task_count(&self, state: TaskState) -> u32 {
+        self.counts.get(state as usize).copied().unwrap_or(self.waiting)
+    }
+
     /// Returns the number of tasks, and how many of them are completed.
     #[must_use]
     pub fn completed_and_total_tasks(&self) -> (u32, u32) {

@@ -86,6 +86,7 @@ fn step_names(entries: &[JournalEntry]) -> Vec<String> {
         JournalEntry::Step { name, .. } => Some(name.clone()),
         JournalEntry::Claimed { .. }
         | JournalEntry::Note { .. }
+        | JournalEntry::Parked { .. }
         | JournalEntry::Released { .. }
         | JournalEntry::Outcome { .. } => None,
     });
@@ -202,6 +203,7 @@ impl KilledAttempt {
             JournalEntry::Step { .. }
             | JournalEntry::Claimed { .. }
             | JournalEntry::Note { .. }
+            | JournalEntry::Parked { .. }
             | JournalEntry::Released { .. }
             | JournalEntry::Outcome { .. } => None,
         });

@@ -414,6 +414,7 @@ async fn expected_series(bus: &Bus, history: &History) -> BTreeMap<(ProcessKind,
             JournalEntry::Claimed { .. }
             | JournalEntry::Step { .. }
             | JournalEntry::Note { .. }
+            | JournalEntry::Parked { .. }
             | JournalEntry::Released { .. } => {}
         }
     }

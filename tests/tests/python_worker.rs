@@ -74,6 +74,7 @@ fn step_names(entries: &[JournalEntry]) -> Vec<&str> {
         JournalEntry::Step { name, .. } => Some(name.as_str()),
         JournalEntry::Claimed { .. }
         | JournalEntry::Note { .. }
+        | JournalEntry::Parked { .. }
         | JournalEntry::Released { .. }
         | JournalEntry::Outcome { .. } => None,
     });

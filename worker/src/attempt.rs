@@ -2,7 +2,9 @@
 
 use std::future::Future;
 use std::sync::Arc;
+use std::time::Duration;
 
+use jiff::{SignedDuration, Timestamp};
 use millrace_agent::corpus::Corpus;
 use millrace_agent::session::{AgentHost, SessionEnvironment, SessionError};
 use millrace_agent::tool::Tool;
@@ -10,6 +12,7 @@ use millrace_agent_nats::NatsOrderInputs;
 use millrace_protocol::ids::WorkerId;
 use millrace_protocol::provider::{ProviderStatus, ProviderWait};
 use millrace_protocol::result::{ErrorKind, TaskError, TaskResult};
+use millrace_protocol::wait::{WaitCondition, WaitEnd};
 use millrace_protocol::work::{InputResult, Order};
 use millrace_runtime::work::host;
 use serde::Serialize;
@@ -88,6 +91,45 @@ impl<'h> Attempt<'h> {
         work: impl Future<Output = Result<T, TaskError>>,
     ) -> Result<T, TaskError> {
         self.host.run_step_once(name, work).await
+    }
+
+    /// Waits until a time. The attempt holds no worker meanwhile: the capability is dropped with the returned error, and runs
+    /// again on any worker when the time has come. `key` names the wait in the attempt; a later call with the same key returns
+    /// at once.
+    ///
+    /// # Errors
+    /// The time has not come: return this error. Or as for a step.
+    pub async fn sleep_until(&mut self, key: &str, at: Timestamp) -> Result<(), TaskError> {
+        self.host.wait_for(key, WaitCondition::Until(at)).await.map(drop)
+    }
+
+    /// Waits for a duration from the first call on, as [`Attempt::sleep_until`] does.
+    ///
+    /// # Errors
+    /// As for [`Attempt::sleep_until`].
+    pub async fn sleep_for(&mut self, key: &str, duration: Duration) -> Result<(), TaskError> {
+        let duration = SignedDuration::try_from(duration).unwrap_or(SignedDuration::MAX);
+        let at = Timestamp::now().saturating_add(duration).unwrap_or(Timestamp::MAX);
+        self.sleep_until(key, at).await
+    }
+
+    /// Waits for an event that is signalled to the run (`millrace signal`), at most until `until`, without holding a worker, as
+    /// [`Attempt::sleep_until`] does. An event that was signalled before counts, once for each wait of the attempt. Returns the
+    /// event's data, null if it has none; `None` if the event was not signalled in time.
+    ///
+    /// # Errors
+    /// The event was not signalled yet: return this error. Or as for a step.
+    pub async fn wait_for_event(
+        &mut self,
+        key: &str,
+        name: &str,
+        until: Option<Timestamp>,
+    ) -> Result<Option<Value>, TaskError> {
+        let condition = WaitCondition::Event { name: name.to_owned(), until };
+        Ok(match self.host.wait_for(key, condition).await? {
+            WaitEnd::Signalled { data, .. } => Some(serde_json::from_str(&data).unwrap_or_default()),
+            WaitEnd::Expired | WaitEnd::TimeReached => None,
+        })
     }
 
     /// Writes a progress line. It is also a heartbeat, for tasks with a silence limit.

@@ -111,6 +111,7 @@ fn step_names(journal: &[(u64, JournalEntry)]) -> Vec<&str> {
         JournalEntry::Step { name, .. } => Some(name.as_str()),
         JournalEntry::Claimed { .. }
         | JournalEntry::Note { .. }
+        | JournalEntry::Parked { .. }
         | JournalEntry::Released { .. }
         | JournalEntry::Outcome { .. } => None,
     });

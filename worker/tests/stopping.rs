@@ -230,6 +230,7 @@ fn list_releases(journal: &[(u64, JournalEntry)]) -> Vec<(String, String)> {
         JournalEntry::Claimed { .. }
         | JournalEntry::Step { .. }
         | JournalEntry::Note { .. }
+        | JournalEntry::Parked { .. }
         | JournalEntry::Outcome { .. } => None,
     });
     released.collect()
@@ -358,6 +359,7 @@ async fn waiting_for_a_provider_is_noted_and_usage_names_the_model() {
         JournalEntry::Note { text, .. } => Some(text.as_str()),
         JournalEntry::Claimed { .. }
         | JournalEntry::Step { .. }
+        | JournalEntry::Parked { .. }
         | JournalEntry::Released { .. }
         | JournalEntry::Outcome { .. } => None,
     });

@@ -25,6 +25,7 @@ pub mod retry;
 pub mod run;
 pub mod schema;
 pub mod show;
+pub mod signal;
 pub mod status;
 pub mod submit;
 pub mod up;

@@ -10,10 +10,11 @@ use millrace_protocol::plan::{
 };
 use millrace_protocol::provider::ProviderWait;
 use millrace_protocol::result::{ErrorKind, ExceededLimit, ModelUsage, TaskError, Usage, Verdict};
+use millrace_protocol::wait::Signal;
 use schemars::JsonSchema;
 use serde::Serialize;
 
-use super::{Time, tagged};
+use super::{Time, WaitEndJson, WaitJson, event_data, tagged};
 
 /// An event of a run: a line of `millrace run --json`.
 #[derive(Debug, Serialize, JsonSchema)]
@@ -98,6 +99,15 @@ pub enum EventJson<'a> {
         by: &'a str,
         /// The message.
         text: &'a str,
+    },
+    /// A user or a program signalled an event to the run.
+    EventSignalled {
+        /// The name of the event.
+        name: &'a str,
+        /// The user or the program.
+        by: &'a str,
+        /// The data of the event; `null` if it has none.
+        data: Option<serde_json::Value>,
     },
     /// There is a reason to call the planner.
     PlannerTriggered {
@@ -317,6 +327,33 @@ pub enum EventJson<'a> {
         retry_at: Option<Time>,
         /// The counted usage.
         usage: Usage,
+    },
+    /// The attempt waits for times or events, and holds no worker meanwhile.
+    AttemptParked {
+        /// The task.
+        task: &'a TaskId,
+        /// The attempt.
+        attempt: u32,
+        /// The waits.
+        waits: Vec<WaitJson<'a>>,
+    },
+    /// A wait of the attempt has ended.
+    AttemptWaitEnded {
+        /// The task.
+        task: &'a TaskId,
+        /// The attempt.
+        attempt: u32,
+        /// The key of the wait.
+        key: &'a str,
+        /// The end.
+        end: WaitEndJson<'a>,
+    },
+    /// All waits of the attempt have ended; it waits for a worker again.
+    AttemptWoken {
+        /// The task.
+        task: &'a TaskId,
+        /// The attempt.
+        attempt: u32,
     },
     /// A review failed.
     ReviewFailed {
@@ -678,6 +715,9 @@ fn user_event(event: &UserEvent) -> EventJson<'_> {
     match event {
         UserEvent::Commanded { id, by, what } => EventJson::UserCommand { id, by, description: what },
         UserEvent::MessageReceived { by, text } => EventJson::UserMessage { by, text },
+        UserEvent::Signalled(Signal { name, by, data }) => {
+            EventJson::EventSignalled { name, by, data: event_data(data) }
+        }
     }
 }
 
@@ -811,6 +851,15 @@ fn attempt_event(event: &AttemptEvent) -> EventJson<'_> {
             retry_at: retry_at.map(Time::from),
             usage: *usage,
         },
+        AttemptEvent::Parked { task, attempt, waits } => EventJson::AttemptParked {
+            task,
+            attempt: *attempt,
+            waits: waits.iter().map(Into::into).collect(),
+        },
+        AttemptEvent::WaitEnded { task, attempt, ended } => {
+            EventJson::AttemptWaitEnded { task, attempt: *attempt, key: &ended.key, end: (&ended.end).into() }
+        }
+        AttemptEvent::Woken { task, attempt } => EventJson::AttemptWoken { task, attempt: *attempt },
     }
 }
 

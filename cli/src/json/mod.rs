@@ -21,6 +21,7 @@ mod event;
 mod run;
 mod schema;
 mod transcript;
+mod wait;
 
 use std::borrow::Cow;
 
@@ -37,6 +38,7 @@ pub use event::*;
 pub use run::*;
 pub use schema::output_schema;
 pub use transcript::*;
+pub use wait::*;
 
 /// A time in UTC, as RFC 3339.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]

@@ -176,6 +176,8 @@ pub struct TaskCounts {
     pub failed: u32,
     /// Tasks that were cancelled.
     pub cancelled: u32,
+    /// Tasks that wait for a time or an event, without a worker.
+    pub waiting: u32,
 }
 
 impl TaskCounts {
@@ -191,6 +193,7 @@ impl TaskCounts {
             errored: count(TaskState::Errored),
             failed: count(TaskState::Failed),
             cancelled: count(TaskState::Cancelled),
+            waiting: count(TaskState::Waiting),
         }
     }
 }
@@ -238,7 +241,7 @@ pub struct RunListLine<'a> {
 impl<'a> RunListLine<'a> {
     /// Returns the line for a run.
     pub fn new(run: &'a RunId, summary: Option<&'a RunSummary>) -> Self {
-        let counts = |summary: &RunSummary| TaskCounts::new(|state| summary.counts[state as usize]);
+        let counts = |summary: &RunSummary| TaskCounts::new(|state| summary.task_count(state));
         Self {
             run,
             state: RunState::of_summary(summary),

@@ -95,6 +95,13 @@ pub enum TranscriptEvent {
         /// The reason.
         reason: String,
     },
+    /// The claimant parked the attempt.
+    Parked {
+        /// The process.
+        worker: WorkerId,
+        /// The conditions that the attempt waits for, for a person.
+        waits: Vec<String>,
+    },
     /// A line for people who follow the run.
     Note {
         /// The line.
@@ -170,6 +177,10 @@ async fn read_event(bus: &Bus, entry: JournalEntry) -> Result<TranscriptEvent, F
         JournalEntry::Claimed { worker, claim } => TranscriptEvent::Claimed { worker, claim },
         JournalEntry::Released { worker, why, provider: _, needs: _ } => {
             TranscriptEvent::Released { worker, reason: why }
+        }
+        JournalEntry::Parked { worker, waits } => {
+            let waits = waits.iter().map(|wait| wait.condition.to_string()).collect();
+            TranscriptEvent::Parked { worker, waits }
         }
         JournalEntry::Note { text, provider: _ } => TranscriptEvent::Note { text },
         JournalEntry::Step { name, value, .. } => match bus.blobs().read_inline_or_stored(&value).await {

@@ -73,6 +73,9 @@ impl TranscriptPrinter {
             TranscriptEvent::Released { worker, reason } => {
                 (format!("released by {worker}: {}", single_line(reason)), Vec::new())
             }
+            TranscriptEvent::Parked { worker, waits } => {
+                (format!("parked by {worker}, waits for {}", single_line(&waits.join(", "))), Vec::new())
+            }
             TranscriptEvent::Note { text } => (format!("note: {}", single_line(text)), Vec::new()),
             TranscriptEvent::Step(step) => self.render_step(step),
             TranscriptEvent::Result { summary, usage, result, .. } => {
@@ -418,6 +421,7 @@ mod tests {
         let events = [
             entry(TranscriptEvent::Note { text: evil.into() }),
             entry(TranscriptEvent::Released { worker: worker.clone(), reason: evil.into() }),
+            entry(TranscriptEvent::Parked { worker: worker.clone(), waits: vec![evil.into()] }),
             entry(TranscriptEvent::Unreadable { error: evil.into() }),
             entry(TranscriptEvent::Error { worker: worker.clone(), error }),
             entry(TranscriptEvent::Verdict { critic: worker.clone(), review: 1, verdict }),

@@ -208,10 +208,14 @@ fn render_headline(run: &RunId, plan: &Plan, now: Timestamp, is_offline: bool) -
     let counts: Vec<String> = TaskState::ALL
         .iter()
         .map(|state| {
-            let waiting = if *state == TaskState::Errored { waiting } else { 0 };
-            (plan.task_count_in_state(*state) - waiting, state.as_str())
+            let count = plan.task_count_in_state(*state);
+            let count = match state {
+                TaskState::Errored => count - waiting,
+                TaskState::Waiting => count + waiting,
+                _ => count,
+            };
+            (count, state.as_str())
         })
-        .chain([(waiting, WAITING)])
         .filter(|(count, _)| *count > 0)
         .map(|(count, state)| format!("{count} {state}"))
         .collect();
@@ -226,11 +230,8 @@ fn count_tasks_waiting_for_workers(plan: &Plan) -> u32 {
     u32::try_from(waiting).unwrap_or(u32::MAX)
 }
 
-/// How a task is shown whose state is `errored` although nothing failed: see [`is_waiting_for_workers`].
-const WAITING: &str = "waiting";
-
 /// Returns whether a task waits for a worker that provides its capability or accepts its parameters. In the log this is an
-/// error of the task.
+/// error of the task; it is shown as waiting, because nothing failed.
 fn is_waiting_for_workers(task: &Task) -> bool {
     matches!(
         task.errored_wait(),
@@ -252,7 +253,7 @@ fn select_tasks_to_show(tasks: &[Task], room: usize) -> Vec<&Task> {
 
 fn display_priority(state: TaskState) -> u8 {
     match state {
-        TaskState::Running | TaskState::NeedsReview => 0,
+        TaskState::Running | TaskState::NeedsReview | TaskState::Waiting => 0,
         TaskState::Errored | TaskState::Failed | TaskState::Rerun => 1,
         TaskState::Ready => 2,
         TaskState::Pending => 3,
@@ -276,6 +277,7 @@ fn render_task_line(
     }
     if let Some(worker) = task.current_attempt().and_then(|attempt| attempt.worker.as_ref())
         && !task.state().is_terminal()
+        && task.state() != TaskState::Waiting
     {
         parts.push(format!("on {}", shorten_worker(worker.as_str())));
     }
@@ -291,11 +293,8 @@ fn render_task_line(
         }
     }
     let id = shorten_middle(task.spec.id.as_str(), names);
-    let (symbol, state) = if is_waiting_for_workers(task) {
-        ('○', WAITING)
-    } else {
-        (state_symbol(task.state()), task.state().as_str())
-    };
+    let state = if is_waiting_for_workers(task) { TaskState::Waiting } else { task.state() };
+    let (symbol, state) = (state_symbol(state), state.as_str());
     format!("{symbol} {state:12}  {id:names$}  {}", parts.join(", ")).trim_end().to_owned()
 }
 
@@ -329,7 +328,9 @@ pub fn describe_task_wait(task: &Task, hold: Option<&str>) -> Option<String> {
 /// Returns a remark on a task in addition to its state.
 fn describe_task_remark(task: &Task, hold: Option<&str>) -> Option<String> {
     match task.state() {
-        TaskState::Pending => task.describe_wait().map(|wait| format!("waiting for {wait}")),
+        TaskState::Pending | TaskState::Waiting => {
+            task.describe_wait().map(|wait| format!("waiting for {}", single_line(&wait)))
+        }
         TaskState::Ready | TaskState::Rerun => {
             let wait = describe_task_wait(task, hold).map(|wait| format!("waiting for {wait}"));
             let feedback = task.collect_feedback().pop().filter(|_| !task.attempts.is_empty());
@@ -362,7 +363,7 @@ fn describe_task_remark(task: &Task, hold: Option<&str>) -> Option<String> {
 fn state_symbol(state: TaskState) -> char {
     match state {
         TaskState::Pending => '·',
-        TaskState::Ready | TaskState::Rerun => '○',
+        TaskState::Ready | TaskState::Rerun | TaskState::Waiting => '○',
         TaskState::Running => '●',
         TaskState::NeedsReview => '?',
         TaskState::Completed => '✓',

@@ -76,7 +76,8 @@ fn list_work_in_progress(plan: &Plan) -> Vec<WorkInProgress> {
             | TaskState::Rerun
             | TaskState::Errored
             | TaskState::Failed
-            | TaskState::Cancelled => None,
+            | TaskState::Cancelled
+            | TaskState::Waiting => None,
         };
         if let Some((work, is_review, since)) = found {
             all.push(WorkInProgress { work, name: single_line(task.spec.id.as_str()), is_review, since });

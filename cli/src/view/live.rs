@@ -88,7 +88,8 @@ impl LiveModelOutput {
             | TaskState::Rerun
             | TaskState::Errored
             | TaskState::Failed
-            | TaskState::Cancelled => return None,
+            | TaskState::Cancelled
+            | TaskState::Waiting => return None,
         };
         let output =
             single_line(&readable_text(self.output.get(&Topic::journal_of_work(&work).to_string())?));

@@ -171,7 +171,12 @@ pub fn stage_times(records: &[StreamRecord]) -> StageLatencies {
         match wire::decode_message::<JournalEntry>(&record.payload, record.encoding) {
             Ok(JournalEntry::Claimed { .. }) => stages.add_message(LatencyStage::Claim, record.time),
             Ok(JournalEntry::Outcome { .. }) => stages.add_message(LatencyStage::Outcome, record.time),
-            Ok(JournalEntry::Step { .. } | JournalEntry::Note { .. } | JournalEntry::Released { .. })
+            Ok(
+                JournalEntry::Step { .. }
+                | JournalEntry::Note { .. }
+                | JournalEntry::Parked { .. }
+                | JournalEntry::Released { .. },
+            )
             | Err(_) => {}
         }
     }

@@ -65,7 +65,12 @@ impl JournalSizes {
         match wire::decode_message::<JournalEntry>(&record.payload, record.encoding) {
             Ok(JournalEntry::Claimed { .. }) => self.claims.add_size(record.payload.len()),
             Ok(JournalEntry::Outcome { .. }) => self.outcomes.add_size(record.payload.len()),
-            Ok(JournalEntry::Step { .. } | JournalEntry::Note { .. } | JournalEntry::Released { .. })
+            Ok(
+                JournalEntry::Step { .. }
+                | JournalEntry::Note { .. }
+                | JournalEntry::Parked { .. }
+                | JournalEntry::Released { .. },
+            )
             | Err(_) => {}
         }
     }

@@ -97,6 +97,7 @@ async fn appends_survive_server_crashes_exactly_once_and_in_order() {
             JournalEntry::Note { text, .. } => texts.push(text),
             entry @ (JournalEntry::Claimed { .. }
             | JournalEntry::Step { .. }
+            | JournalEntry::Parked { .. }
             | JournalEntry::Released { .. }
             | JournalEntry::Outcome { .. }) => {
                 panic!("{entry:?}")

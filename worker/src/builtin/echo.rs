@@ -14,7 +14,7 @@ use millrace_protocol::result::{CapabilityDescription, ErrorKind, TaskError, Tas
 use millrace_protocol::work::{Assignment, Order};
 use schemars::JsonSchema;
 use serde::Deserialize;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::{Attempt, Capability, CapabilityOutcome};
 
@@ -53,13 +53,28 @@ struct EchoParameters {
     /// Number of journaled steps, which share the delay.
     #[schemars(range(min = 0, max = 100_000))]
     steps: u64,
+    /// Milliseconds for which the attempt is parked before anything else.
+    #[schemars(range(min = 0, max = 86_400_000))]
+    park_ms: u64,
+    /// The name of an event for which the attempt is parked then; none by default.
+    await_event: String,
     /// If true, the result's data is a digest of the task's name and of the digests in the results that it depends on.
     digest: bool,
 }
 
 impl Default for EchoParameters {
     fn default() -> Self {
-        Self { delay_ms: 0, bytes: 64, fail_rate: 0.0, reject_rate: 0.0, seed: 0, steps: 0, digest: false }
+        Self {
+            delay_ms: 0,
+            bytes: 64,
+            fail_rate: 0.0,
+            reject_rate: 0.0,
+            seed: 0,
+            steps: 0,
+            park_ms: 0,
+            await_event: String::new(),
+            digest: false,
+        }
     }
 }
 
@@ -85,6 +100,7 @@ impl EchoCapability {
             return Err(TaskError::new(ErrorKind::InvalidTask, "echo does tasks only"));
         };
         let parameters: EchoParameters = attempt.parse_parameters()?;
+        let event = park_as_requested(attempt, &parameters).await?;
         let digest = if parameters.digest { Some(digest_inputs(attempt, &order, task).await?) } else { None };
         self.sleep_as_requested(attempt, &parameters, &order, &format!("{} {task} {number}", order.run))
             .await?;
@@ -96,7 +112,7 @@ impl EchoCapability {
         Ok(CapabilityOutcome::Result(TaskResult {
             summary: "echo".into(),
             output: filler_text(usize::try_from(parameters.bytes).unwrap_or(usize::MAX)),
-            data: rejected.then(|| json!({"reject": true})).or(digest),
+            data: rejected.then(|| json!({"reject": true})).or(digest).or(event),
             ..TaskResult::default()
         }))
     }
@@ -134,6 +150,20 @@ impl EchoCapability {
         append_line(ledger, line).map_err(|error| {
             TaskError::new(ErrorKind::Other, format!("can't write the ledger {}: {error}", ledger.display()))
         })
+    }
+}
+
+/// Parks the attempt for a time and for an event. Returns the data of the event.
+async fn park_as_requested(
+    attempt: &mut Attempt<'_>,
+    parameters: &EchoParameters,
+) -> Result<Option<Value>, TaskError> {
+    if parameters.park_ms > 0 {
+        attempt.sleep_for("echo.sleep", Duration::from_millis(parameters.park_ms)).await?;
+    }
+    match parameters.await_event.as_str() {
+        "" => Ok(None),
+        event => attempt.wait_for_event("echo.event", event, None).await,
     }
 }
 

@@ -71,6 +71,7 @@ impl Cluster {
                 JournalEntry::Claimed { .. }
                 | JournalEntry::Step { .. }
                 | JournalEntry::Note { .. }
+                | JournalEntry::Parked { .. }
                 | JournalEntry::Released { .. } => None,
             })
         })
@@ -150,7 +151,9 @@ pub fn count_entries(journal: &[(u64, JournalEntry)]) -> (usize, usize, usize) {
     journal.iter().fold((0, 0, 0), |(claims, steps, outcomes), (_, entry)| match entry {
         JournalEntry::Claimed { .. } => (claims + 1, steps, outcomes),
         JournalEntry::Step { .. } => (claims, steps + 1, outcomes),
-        JournalEntry::Note { .. } | JournalEntry::Released { .. } => (claims, steps, outcomes),
+        JournalEntry::Note { .. } | JournalEntry::Parked { .. } | JournalEntry::Released { .. } => {
+            (claims, steps, outcomes)
+        }
         JournalEntry::Outcome { .. } => (claims, steps, outcomes + 1),
     })
 }

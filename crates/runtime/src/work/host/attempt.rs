@@ -6,7 +6,6 @@ use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
-use jiff::Timestamp;
 use millrace_protocol::ids::WorkerId;
 use millrace_protocol::plan::{ResourceAmounts, ReviewPolicy};
 use millrace_protocol::provider::{ProviderStatus, ProviderWait};
@@ -303,14 +302,6 @@ impl AttemptContext {
         let value = serde_json::to_value(&end).expect("the end of a wait serialises to JSON");
         self.append_step(key, &value).await?;
         Ok(end)
-    }
-
-    /// Waits until a time. The first call in an attempt decides on the time; later ones continue that wait.
-    ///
-    /// # Errors
-    /// As for [`AttemptContext::wait_for`].
-    pub async fn sleep_until(&mut self, key: &str, at: Timestamp) -> Result<(), TaskError> {
-        self.wait_for(key, WaitCondition::Until(at)).await.map(drop)
     }
 
     /// Returns the end of the wait with this key, if the attempt was parked with it and it has ended.

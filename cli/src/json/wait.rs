@@ -1,0 +1,56 @@
+//! Waits of parked attempts, as JSON.
+
+use millrace_protocol::wait::{Wait, WaitEnd};
+use schemars::JsonSchema;
+use serde::Serialize;
+
+use super::Time;
+
+/// A wait of a parked attempt.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct WaitJson<'a> {
+    /// The key of the wait in its attempt.
+    key: &'a str,
+    /// The name of the event that it waits for; `null` if it waits for a time.
+    event: Option<&'a str>,
+    /// The time at which it ends, whatever else happens; `null` if it has no limit.
+    until: Option<Time>,
+}
+
+impl<'a> From<&'a Wait> for WaitJson<'a> {
+    fn from(Wait { key, condition }: &'a Wait) -> Self {
+        Self { key, event: condition.event(), until: condition.until().map(Time::from) }
+    }
+}
+
+/// The end of a wait.
+#[derive(Debug, Serialize, JsonSchema)]
+#[serde(tag = "type", rename_all = "snake_case")]
+pub enum WaitEndJson<'a> {
+    /// Its time has come.
+    TimeReached,
+    /// Its event was signalled.
+    Signalled {
+        /// The user or the program.
+        by: &'a str,
+        /// The data of the event; `null` if it has none.
+        data: Option<serde_json::Value>,
+    },
+    /// Its event was not signalled in time.
+    Expired,
+}
+
+impl<'a> From<&'a WaitEnd> for WaitEndJson<'a> {
+    fn from(end: &'a WaitEnd) -> Self {
+        match end {
+            WaitEnd::TimeReached => Self::TimeReached,
+            WaitEnd::Signalled { by, data } => Self::Signalled { by, data: event_data(data) },
+            WaitEnd::Expired => Self::Expired,
+        }
+    }
+}
+
+/// The data of an event; as text if it is not JSON.
+pub fn event_data(data: &str) -> Option<serde_json::Value> {
+    (!data.is_empty()).then(|| serde_json::from_str(data).unwrap_or_else(|_| data.into()))
+}

@@ -1,0 +1,238 @@
+//! Parked attempts: they wait for times and events without a worker, and continue as the same attempts, whatever dies meanwhile.
+
+#![allow(clippy::unwrap_used, reason = "the helpers of tests are tests too")]
+
+use std::time::{Duration, Instant};
+
+use millrace_protocol::ids::RunId;
+use millrace_protocol::plan::{
+    AttemptEnd, CommandAction, EndReason, RunCommand, Submission, TaskSpec, TaskState,
+};
+use millrace_protocol::subject::Topic;
+use millrace_protocol::wire::decode_task_result;
+use millrace_runtime::Bus;
+use millrace_runtime::log::publish_message;
+use millrace_tests::cluster::{ClusterSetup, TestCluster, lock_machine};
+use millrace_tests::crashes::crash_one_at_random;
+use millrace_tests::history::History;
+use millrace_tests::plans::{
+    SeededRandom, echo_task, fixed_submission, run_id, submit_run, task_id, wait_for_run_history,
+};
+use millrace_tests::wait_for_value;
+use serde_json::{Value, json};
+
+const TIMEOUT: Duration = Duration::from_secs(180);
+
+async fn wait_for_count(bus: &Bus, run: &RunId, state: TaskState, count: u32) {
+    wait_for_value(TIMEOUT, &format!("{count} tasks that are {state}"), async || {
+        let history = History::read_from_log(bus, run).await.ok()?;
+        (history.folded_plan().task_count_in_state(state) == count).then_some(())
+    })
+    .await;
+}
+
+async fn signal(bus: &Bus, run: &RunId, name: &str, data: &str) {
+    let id = uuid::Uuid::now_v7().simple().to_string();
+    let control = CommandAction::Signal { name: name.into(), data: data.into() };
+    let command = RunCommand { id: id.clone(), by: "test".into(), control };
+    // While the server is away, the command is sent again; it is applied once.
+    wait_for_value(TIMEOUT, "the signal", async || {
+        publish_message(bus, bus.lane_of_run(run), run, &Topic::Control, &command, &id).await.ok()
+    })
+    .await;
+}
+
+/// The data of a task's result.
+async fn result_data(bus: &Bus, history: &History, task: &str) -> Value {
+    let result = &history.accepted_results()[&task_id(task)];
+    let bytes = bus.blobs().read_inline_or_stored(result).await.unwrap();
+    decode_task_result(&bytes).unwrap().data.unwrap_or_default()
+}
+
+fn assert_completed(history: &History) {
+    history.assert_consistent();
+    let end = history.folded_plan().run.end.as_ref().map(|end| (end.reason, end.detail.clone()));
+    assert_eq!(end.as_ref().map(|(reason, _)| *reason), Some(EndReason::Completed), "{end:?}");
+    for task in history.folded_plan().tasks() {
+        assert_eq!(task.attempts.len(), 1, "{} has another attempt", task.spec.id);
+    }
+}
+
+fn tasks_that_wait(count: u32, parameters: &Value) -> Vec<TaskSpec> {
+    (0..count).map(|task| echo_task(&format!("w{task}"), parameters)).collect()
+}
+
+fn text_of(output: &std::process::Output) -> String {
+    String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr)
+}
+
+/// One slot, five attempts that wait for an event: another task runs meanwhile, every view names the wait, and one signal
+/// wakes all.
+#[tokio::test(flavor = "multi_thread")]
+async fn parked_attempts_hold_no_slot_and_one_event_wakes_them_all() {
+    let _alone = lock_machine();
+    let cluster = TestCluster::start_with_workers(ClusterSetup { slots: 1, ..ClusterSetup::default() }, 1);
+    let (bus, run) = (cluster.connect_bus().await, run_id("event"));
+    let mut tasks = tasks_that_wait(5, &json!({"await_event": "deployed", "steps": 2}));
+    tasks.push(echo_task("plain", &json!({})));
+    submit_run(&bus, &run, &fixed_submission(tasks)).await;
+    wait_for_count(&bus, &run, TaskState::Waiting, 5).await;
+    wait_for_count(&bus, &run, TaskState::Completed, 1).await;
+
+    let millrace = |arguments: &[&str]| cluster.millrace_command().args(arguments).output().unwrap();
+    let show = text_of(&millrace(&["show", "event"]));
+    assert!(show.contains("waiting for the event \"deployed\"") && show.contains("5 waiting"), "{show}");
+    let transcript = text_of(&millrace(&["show", "event", "w0"]));
+    assert!(transcript.contains("waits for the event \"deployed\""), "{transcript}");
+    wait_for_value(TIMEOUT, "the wait in the list", async || {
+        let list: Value =
+            serde_json::from_slice(millrace(&["list", "--json"]).stdout.trim_ascii_end()).ok()?;
+        let wait = list["waiting_for"].as_str()?.to_owned();
+        (wait == "w0 waits for the event \"deployed\"" && list["task_counts"]["waiting"] == 5).then_some(())
+    })
+    .await;
+    let signalled = millrace(&["signal", "event", "deployed", "--payload", r#"{"version":3}"#]);
+    assert!(signalled.status.success(), "{}", text_of(&signalled));
+
+    let history = wait_for_run_history(&bus, &run, TIMEOUT).await;
+    assert_completed(&history);
+    for task in 0..5 {
+        assert_eq!(result_data(&bus, &history, &format!("w{task}")).await, json!({"version": 3}));
+    }
+    let ledger = cluster.read_ledger();
+    assert_eq!(ledger.lines().count(), 10, "each step of the five attempts once: {ledger}");
+    let late = millrace(&["signal", "event", "deployed"]);
+    assert_eq!(late.status.code(), Some(2), "{}", text_of(&late));
+    let not_json = millrace(&["signal", "event", "deployed", "--payload", "{"]);
+    assert!(text_of(&not_json).contains("--payload is not JSON"), "{}", text_of(&not_json));
+    cluster.stop_all();
+}
+
+/// An event counts that was signalled before the wait began; the end of a run with nothing else to do is not its standstill.
+#[tokio::test(flavor = "multi_thread")]
+async fn event_that_comes_before_the_wait_is_kept() {
+    let _alone = lock_machine();
+    let cluster = TestCluster::start_with_workers(ClusterSetup::default(), 1);
+    let (bus, run) = (cluster.connect_bus().await, run_id("early"));
+    let mut second = echo_task("second", &json!({"await_event": "go"}));
+    second.depends_on = vec![task_id("first")];
+    let first = echo_task("first", &json!({"await_event": "start"}));
+    submit_run(&bus, &run, &fixed_submission(vec![first, second])).await;
+    wait_for_count(&bus, &run, TaskState::Waiting, 1).await;
+    signal(&bus, &run, "go", "7").await;
+    signal(&bus, &run, "start", "").await;
+    let history = wait_for_run_history(&bus, &run, TIMEOUT).await;
+    assert_completed(&history);
+    assert_eq!(result_data(&bus, &history, "second").await, json!(7));
+    cluster.stop_all();
+}
+
+/// Everything is killed while attempts sleep; they wake at their time, as the same attempts.
+#[tokio::test(flavor = "multi_thread")]
+async fn sleeping_attempts_survive_the_death_of_every_process() {
+    let _alone = lock_machine();
+    let mut cluster = TestCluster::start_with_workers(ClusterSetup::default(), 1);
+    let (bus, run) = (cluster.connect_bus().await, run_id("asleep"));
+    let started = Instant::now();
+    let asleep = Duration::from_secs(4);
+    submit_run(&bus, &run, &fixed_submission(tasks_that_wait(20, &json!({"park_ms": 4_000, "steps": 1}))))
+        .await;
+    wait_for_count(&bus, &run, TaskState::Waiting, 20).await;
+    cluster.server.kill();
+    for name in ["supervisor-1", "critic-1", "worker-1"] {
+        cluster.kill_process(name);
+    }
+    drop(bus);
+    cluster.server.restart();
+    for name in ["supervisor-1", "critic-1", "worker-1"] {
+        cluster.restart_process(name);
+    }
+    let bus = cluster.connect_bus().await;
+    let history = wait_for_run_history(&bus, &run, TIMEOUT).await;
+    assert_completed(&history);
+    assert!(started.elapsed() >= asleep, "they woke too early");
+    assert_eq!(cluster.read_ledger().lines().count(), 20);
+    cluster.stop_all();
+}
+
+/// A cancelled attempt waits for nothing any more, and a run that is cancelled leaves no wait behind.
+#[tokio::test(flavor = "multi_thread")]
+async fn cancelled_attempts_do_not_wake() {
+    let _alone = lock_machine();
+    let cluster = TestCluster::start_with_workers(ClusterSetup::default(), 1);
+    let (bus, run) = (cluster.connect_bus().await, run_id("cancelled"));
+    submit_run(&bus, &run, &fixed_submission(tasks_that_wait(2, &json!({"await_event": "go"})))).await;
+    wait_for_count(&bus, &run, TaskState::Waiting, 2).await;
+    let cancelled =
+        cluster.millrace_command().args(["cancel", "cancelled", "--task", "w0"]).output().unwrap();
+    assert!(cancelled.status.success(), "{}", text_of(&cancelled));
+    signal(&bus, &run, "go", "").await;
+    let history = wait_for_run_history(&bus, &run, TIMEOUT).await;
+    history.assert_consistent();
+    let plan = history.folded_plan();
+    assert_eq!(plan.task(&task_id("w0")).unwrap().state(), TaskState::Cancelled);
+    assert_eq!(plan.task(&task_id("w1")).unwrap().state(), TaskState::Completed);
+    assert!(cluster.read_ledger().is_empty());
+    let second = run_id("second");
+    submit_run(&bus, &second, &fixed_submission(tasks_that_wait(3, &json!({"park_ms": 86_400_000})))).await;
+    wait_for_count(&bus, &second, TaskState::Waiting, 3).await;
+    let cancelled = cluster.millrace_command().args(["cancel", "second"]).output().unwrap();
+    assert!(cancelled.status.success(), "{}", text_of(&cancelled));
+    let history = wait_for_run_history(&bus, &second, TIMEOUT).await;
+    assert_eq!(history.folded_plan().task_count_in_state(TaskState::Cancelled), 3);
+    cluster.stop_all();
+}
+
+/// Layers of tasks that sleep and wait for events.
+fn layers_that_wait(random: &mut SeededRandom) -> Submission {
+    let mut tasks = Vec::new();
+    for layer in 0..3 {
+        for place in 0..6 {
+            let park = if random.next_bool_with_percent(60) { random.next_below(1_500) } else { 0 };
+            let event = if random.next_bool_with_percent(50) { "go" } else { "" };
+            let parameters =
+                json!({"park_ms": park, "await_event": event, "delay_ms": random.next_below(100)});
+            let mut task = echo_task(&format!("l{layer}-{place}"), &parameters);
+            task.limits.max_attempts = 1;
+            if layer > 0 {
+                task.depends_on = vec![task_id(&format!("l{}-{place}", layer - 1))];
+            }
+            tasks.push(task);
+        }
+    }
+    fixed_submission(tasks)
+}
+
+/// Processes and the server are killed at random moments between parking, waking and the ends. No wake-up is lost and no
+/// attempt is begun a second time. `MILLRACE_WAITING_SEEDS=50` is the long form.
+#[tokio::test(flavor = "multi_thread")]
+async fn kills_lose_no_wake_up() {
+    let _alone = lock_machine();
+    let seeds: u64 = std::env::var("MILLRACE_WAITING_SEEDS").ok().and_then(|it| it.parse().ok()).unwrap_or(3);
+    for seed in 0..seeds {
+        let mut random = SeededRandom::new(seed);
+        let mut cluster = TestCluster::start_with_workers(ClusterSetup::default(), 2);
+        let (bus, run) = (cluster.connect_bus().await, run_id(&format!("kills-{seed}")));
+        let started = Instant::now();
+        submit_run(&bus, &run, &layers_that_wait(&mut random)).await;
+        for crash in 0..6 {
+            crash_one_at_random(&mut cluster, &mut random).await;
+            cluster.restart_exited();
+            if crash == 3 {
+                signal(&bus, &run, "go", "1").await;
+            }
+            tokio::time::sleep(Duration::from_millis(random.next_below(500))).await;
+        }
+        let history = wait_for_value(TIMEOUT, &format!("the end of seed {seed}"), async || {
+            cluster.restart_exited();
+            let history = History::read_from_log(&bus, &run).await.ok()?;
+            history.folded_plan().run.end.is_some().then_some(history)
+        })
+        .await;
+        println!("seed {seed}: over after {:.1?}, {} takeovers", started.elapsed(), history.takeover_count());
+        assert_completed(&history);
+        let ends = history.folded_plan().tasks().iter().flat_map(|task| &task.attempts);
+        assert!(ends.clone().all(|attempt| matches!(attempt.end, Some(AttemptEnd::Finished { .. }))));
+        cluster.stop_all();
+    }
+}
