@@ -49,7 +49,7 @@ pub fn output_schema(name: &str) -> Option<Value> {
                 error,
             ],
         ),
-        "down" | "cancel" | "pause" | "edit" | "retry" | "add" | "message" | "nats-config" => {
+        "down" | "cancel" | "pause" | "edit" | "retry" | "add" | "message" | "signal" | "nats-config" => {
             (Document, vec![outcome, error])
         }
         "status" | "workers" | "capabilities" => (Document, vec![add::<ClusterJson<'static>>, error]),
