@@ -23,7 +23,7 @@ Examples:
 pub const FILES: [&str; 3] = ["plan", "capability", "evaluation"];
 
 /// Everything that has a schema.
-pub const NAMES: [&str; 34] = [
+pub const NAMES: [&str; 35] = [
     "plan",
     "capability",
     "evaluation",
@@ -44,6 +44,7 @@ pub const NAMES: [&str; 34] = [
     "retry",
     "add",
     "message",
+    "signal",
     "files",
     "limits",
     "replay",
