@@ -209,11 +209,9 @@ fn render_headline(run: &RunId, plan: &Plan, now: Timestamp, is_offline: bool) -
         .iter()
         .map(|state| {
             let count = plan.task_count_in_state(*state);
-            let count = match state {
-                TaskState::Errored => count - waiting,
-                TaskState::Waiting => count + waiting,
-                _ => count,
-            };
+            // A task that waits for a worker is shown as one that waits.
+            let count = if *state == TaskState::Errored { count - waiting } else { count };
+            let count = if *state == TaskState::Waiting { count + waiting } else { count };
             (count, state.as_str())
         })
         .filter(|(count, _)| *count > 0)
