@@ -4,7 +4,7 @@
 
 use std::time::{Duration, Instant};
 
-use millrace_protocol::ids::RunId;
+use millrace_protocol::ids::{Capability, RunId};
 use millrace_protocol::plan::{
     AttemptEnd, CommandAction, EndReason, RunCommand, Submission, TaskSpec, TaskState,
 };
@@ -12,7 +12,7 @@ use millrace_protocol::subject::Topic;
 use millrace_protocol::wire::decode_task_result;
 use millrace_runtime::Bus;
 use millrace_runtime::log::publish_message;
-use millrace_tests::cluster::{ClusterSetup, TestCluster, lock_machine};
+use millrace_tests::cluster::{ClusterSetup, ProcessRole, TestCluster, lock_machine};
 use millrace_tests::crashes::crash_one_at_random;
 use millrace_tests::history::History;
 use millrace_tests::plans::{
@@ -180,6 +180,45 @@ async fn cancelled_attempts_do_not_wake() {
     assert!(cancelled.status.success(), "{}", text_of(&cancelled));
     let history = wait_for_run_history(&bus, &second, TIMEOUT).await;
     assert_eq!(history.folded_plan().task_count_in_state(TaskState::Cancelled), 3);
+    cluster.stop_all();
+}
+
+/// The worker of an agent dies while its calls wait; another one continues in the middle of the turn, with the recorded results.
+#[tokio::test(flavor = "multi_thread")]
+async fn agent_continues_in_the_middle_of_a_turn() {
+    let _alone = lock_machine();
+    let mut cluster =
+        TestCluster::start_with_workers(ClusterSetup { slots: 1, ..ClusterSetup::default() }, 0);
+    let folder = tempfile::tempdir().unwrap();
+    let (script, capability) = (folder.path().join("model.yaml"), folder.path().join("release.yaml"));
+    std::fs::write(
+        &script,
+        "rules:\n- turns:\n  - calls: [write_file: {file_path: /a.txt, content: once}, sleep_for: {seconds: 1}, \
+         wait_for_event: {name: approved}]\n  - {text: \"{{last}}\"}\n",
+    )
+    .unwrap();
+    std::fs::write(
+        &capability,
+        "name: release\ndescription: Waits.\ninstructions: Wait.\ntools: [write_file, sleep_for, wait_for_event]\n",
+    )
+    .unwrap();
+    let model = format!("script:{}", script.display());
+    let arguments = ["--capability", capability.to_str().unwrap(), "--model", &model];
+    cluster.start_process(ProcessRole::Worker, "worker-1", &arguments);
+    let (bus, run) = (cluster.connect_bus().await, run_id("agent"));
+    let task = TaskSpec { capability: Capability::new("release").unwrap(), ..echo_task("wait", &json!({})) };
+    submit_run(&bus, &run, &fixed_submission(vec![task])).await;
+    wait_for_count(&bus, &run, TaskState::Waiting, 1).await;
+    cluster.kill_process("worker-1");
+    signal(&bus, &run, "approved", r#"{"by":"ann"}"#).await;
+    cluster.start_process(ProcessRole::Worker, "worker-2", &arguments);
+    let history = wait_for_run_history(&bus, &run, TIMEOUT).await;
+    assert_completed(&history);
+    let bytes =
+        bus.blobs().read_inline_or_stored(&history.accepted_results()[&task_id("wait")]).await.unwrap();
+    let result = decode_task_result(&bytes).unwrap();
+    assert!(result.output.contains(r#"{"by":"ann"}"#), "{}", result.output);
+    assert_eq!((result.usage.model_calls, result.usage.tool_calls), (2, 3), "nothing is asked for twice");
     cluster.stop_all();
 }
 

@@ -7,6 +7,7 @@ use futures::future::BoxFuture;
 use millrace_agent::turn::{Journal, JournalError, KEEPALIVE};
 use millrace_protocol::provider::{ProviderStatus, ProviderWait};
 use millrace_protocol::result::TaskError;
+use millrace_protocol::wait::WaitEnd;
 use millrace_runtime::work::host::AttemptContext;
 use serde_json::Value;
 
@@ -51,6 +52,10 @@ impl Journal for NatsJournal<'_> {
 
     fn provider_wait(&self) -> Option<ProviderWait> {
         self.0.provider_wait().cloned()
+    }
+
+    fn ended_wait(&self, key: &str) -> Option<WaitEnd> {
+        self.0.ended_wait(key).cloned()
     }
 
     /// A third of the task's silence limit, so that two heartbeats in a row may be late.

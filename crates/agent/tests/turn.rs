@@ -25,6 +25,8 @@ mod overflow;
 mod properties;
 #[path = "turn/support.rs"]
 mod support;
+#[path = "turn/waiting.rs"]
+mod waiting;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::Ordering;

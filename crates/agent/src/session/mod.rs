@@ -31,6 +31,7 @@ use millrace_protocol::ids::TaskId;
 use millrace_protocol::plan::ResourceAmounts;
 use millrace_protocol::provider::ProviderWait;
 use millrace_protocol::result::{ErrorKind, TaskError, TaskResult};
+use millrace_protocol::wait::Wait;
 use millrace_protocol::work::{Assignment, Order};
 
 use crate::answers::labels::PassageLabels;
@@ -78,6 +79,9 @@ pub enum SessionError {
     /// The model's provider did not answer for too long. The attempt can continue later.
     #[error("the provider of {} does not answer: {}", .0.model, .0.error)]
     ProviderAway(ProviderWait),
+    /// The attempt waits for something outside. It can continue when all of these waits have ended.
+    #[error("{} calls wait for something outside", .0.len())]
+    Parked(Vec<Wait>),
 }
 
 impl From<WorkFailure> for SessionError {
@@ -86,6 +90,7 @@ impl From<WorkFailure> for SessionError {
         match failure.error.as_ref() {
             DriveError::ProviderAway(wait) => Self::ProviderAway(wait.clone()),
             DriveError::ReservationTooSmall(needs) => Self::ReservationTooSmall(*needs),
+            DriveError::Parked(waits) => Self::Parked(waits.clone()),
             DriveError::Tool { .. } => Self::Source(OrderInputError::Unavailable(failure.error.to_string())),
             DriveError::Model(_)
             | DriveError::Journal(_)
@@ -272,6 +277,7 @@ impl<'a> AgentSession<'a> {
             corpus: inputs.corpus.clone(),
             results: inputs.open_results(order, &env.sources),
             consultants: Some(Arc::new(directory)),
+            can_wait: matches!(order.assignment, Assignment::Task { .. }),
             stateful,
         };
         let files = env.files.clone().map(|files| inputs.mount_documents(files));

@@ -11,7 +11,7 @@ use crate::tool::files::create_file_tools;
 use crate::tool::{
     ConsultableCapabilities, TaskResultSource, Tool, append_note_tool, consult_tool, get_task_result_tool,
     list_completed_tasks_tool, now_tool, read_document_tool, read_notes_tool, search_documents_tool,
-    think_tool, write_todos_tool,
+    sleep_for_tool, sleep_until_tool, think_tool, wait_for_event_tool, write_todos_tool,
 };
 
 /// The constructor of a tool.
@@ -27,7 +27,7 @@ enum ToolConstructor {
 use ToolConstructor::{Open, Stateful};
 
 /// Every built-in tool: its name in capability files and its constructor. Sorted by name.
-const TOOLS: [(&str, ToolConstructor); 26] = [
+const TOOLS: [(&str, ToolConstructor); 29] = [
     ("add_task", Stateful),
     ("add_tasks", Stateful),
     ("append_note", Open(|_| Some(append_note_tool()))),
@@ -50,8 +50,11 @@ const TOOLS: [(&str, ToolConstructor); 26] = [
     ("retry_task", Stateful),
     ("search_documents", Open(|context| context.available_documents().map(search_documents_tool))),
     ("set_status", Stateful),
+    ("sleep_for", Open(|context| context.can_wait.then(sleep_for_tool))),
+    ("sleep_until", Open(|context| context.can_wait.then(sleep_until_tool))),
     ("think", Open(|_| Some(think_tool()))),
     ("view_qa_report", Stateful),
+    ("wait_for_event", Open(|context| context.can_wait.then(wait_for_event_tool))),
     ("write_file", Stateful),
     ("write_todos", Open(|_| Some(write_todos_tool()))),
 ];
@@ -71,6 +74,8 @@ pub struct ToolContext {
     pub results: Option<Arc<dyn TaskResultSource>>,
     /// The capabilities that can be consulted.
     pub consultants: Option<Arc<dyn ConsultableCapabilities>>,
+    /// `true` if the work may be parked: an attempt at a task.
+    pub can_wait: bool,
     /// Open tools that share state with each other. They take precedence over tools of the same name.
     pub stateful: Vec<Arc<dyn Tool>>,
 }

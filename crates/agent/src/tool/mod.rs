@@ -11,6 +11,7 @@ mod inner;
 mod results;
 mod small;
 mod specs;
+mod waiting;
 
 use std::collections::BTreeMap;
 use std::future::Future;
@@ -20,6 +21,7 @@ use std::time::Instant;
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use millrace_protocol::result::{ModelUsage, Usage};
+use millrace_protocol::wait::WaitCondition;
 use schemars::JsonSchema;
 use schemars::generate::SchemaSettings;
 use serde::de::DeserializeOwned;
@@ -47,6 +49,8 @@ pub(crate) use results::{ResultView, keep_head_and_tail};
 pub use small::now_tool;
 pub use specs::ToolSpecs;
 pub(crate) use specs::ValidatedCall;
+pub(crate) use waiting::describe_wait_end;
+pub use waiting::{sleep_for_tool, sleep_until_tool, wait_for_event_tool};
 
 pub use crate::model::{ToolResult, ToolSpec};
 
@@ -160,6 +164,9 @@ pub enum ToolError {
     /// the call.
     #[error("{0}")]
     Unavailable(String),
+    /// The call waits for something outside. The attempt is parked; the end of the wait is the result of the call.
+    #[error("the call waits for {0}")]
+    Waits(WaitCondition),
 }
 
 /// Two tools have the same name.

@@ -9,6 +9,7 @@ use std::time::Duration;
 use futures::stream::FuturesUnordered;
 use futures::{FutureExt, StreamExt};
 use millrace_protocol::result::{ModelUsage, Usage};
+use millrace_protocol::wait::{Wait, WaitCondition};
 use tokio::time::Instant;
 use tracing::warn;
 
@@ -18,12 +19,20 @@ use super::record::{BegunCallsStep, ToolCallRecord, to_millis};
 use super::{AttemptName, DriveError, Journal, ValidatedToolCall};
 use crate::files::Files;
 use crate::model::ToolResult;
-use crate::tool::{Call, Effect, ModelCallBudget, Output, Tool, ToolError, Toolbox};
+use crate::tool::{Call, Effect, ModelCallBudget, Output, Tool, ToolError, Toolbox, describe_wait_end};
 
 /// The result for a call that had begun when its worker was lost.
 const UNKNOWN: &str = "It is unknown whether this call took effect: its worker was lost after the call began and before \
 the result was recorded. The call was not retried. Check what it was meant to change before you continue: if it took \
 effect, do not repeat it; if not, make the call again.";
+
+/// The end of running a call.
+enum CallEnd {
+    /// It has a result.
+    Result(Box<ToolCallRecord>),
+    /// It waits for something outside.
+    Waits(WaitCondition),
+}
 
 /// The context in which the calls of a turn run.
 pub(super) struct ToolCallRunner<'a> {
@@ -59,21 +68,36 @@ impl ToolCallRunner<'_> {
                 results[index] = Some(unknown);
             }
         }
+        for (index, name) in
+            names.iter().enumerate().filter(|(index, _)| results[*index].is_none()).collect::<Vec<_>>()
+        {
+            if let Some(end) = journal.ended_wait(name) {
+                let record = build_call_record(&calls[index], describe_wait_end(&end), false);
+                journal.append_step(name, &encode_step(&record)).await?;
+                results[index] = Some(record);
+            }
+        }
         let open = calls.iter().enumerate().filter(|(index, _)| results[*index].is_none());
         let mut running: FuturesUnordered<_> =
             open.map(|(index, call)| self.run_call(call, index).map(move |result| (index, result))).collect();
-        let mut fault = None;
+        let (mut fault, mut waits) = (None, Vec::new());
         while let Some((index, result)) = running.next().await {
             match result {
-                Ok(result) => {
+                Ok(CallEnd::Result(result)) => {
                     journal.append_step(&names[index], &encode_step(&result)).await?;
-                    results[index] = Some(result);
+                    results[index] = Some(*result);
                 }
+                Ok(CallEnd::Waits(condition)) => waits.push(Wait { key: names[index].clone(), condition }),
                 Err(error) => fault = fault.or(Some(error)),
             }
         }
         drop(running);
-        fault.map_or_else(|| Ok(results.into_iter().flatten().collect()), Err)
+        match fault {
+            Some(fault) => Err(fault),
+            // The results of the other calls are in the journal.
+            None if !waits.is_empty() => Err(DriveError::Parked(waits)),
+            None => Ok(results.into_iter().flatten().collect()),
+        }
     }
 
     /// Records the calls that must not run twice. Returns those that an earlier worker had begun.
@@ -125,13 +149,10 @@ impl ToolCallRunner<'_> {
     }
 
     /// Runs one call. Failures that the model can handle become its result; only an unavailable tool is an error.
-    async fn run_call(&self, call: &ValidatedToolCall, index: usize) -> Result<ToolCallRecord, DriveError> {
+    async fn run_call(&self, call: &ValidatedToolCall, index: usize) -> Result<CallEnd, DriveError> {
         let Some(tool) = self.find_tool(call) else {
-            return Ok(build_call_record(
-                call,
-                format!("the tool {} is not available here", call.tool),
-                true,
-            ));
+            let text = format!("the tool {} is not available here", call.tool);
+            return Ok(CallEnd::Result(Box::new(build_call_record(call, text, true))));
         };
         let began = Instant::now();
         let key = self.attempt.call_key(self.number, index);
@@ -155,6 +176,7 @@ impl ToolCallRunner<'_> {
             Some(Ok(Err(ToolError::Unavailable(reason)))) => {
                 return Err(DriveError::Tool { tool: call.tool.clone(), reason });
             }
+            Some(Ok(Err(ToolError::Waits(condition)))) => return Ok(CallEnd::Waits(condition)),
             Some(Err(panic)) => {
                 warn!(tool = call.tool, panic = panic_message(panic.as_ref()), "tool panicked");
                 build_call_record(call, format!("{} crashed; continue without it", call.tool), true)
@@ -171,7 +193,7 @@ impl ToolCallRunner<'_> {
             let text = std::mem::take(&mut result.result.text);
             result.result.text = limit_result_size(text, path, &context.key, self.files, self.toolbox).await;
         }
-        Ok(result)
+        Ok(CallEnd::Result(Box::new(result)))
     }
 
     fn find_tool(&self, call: &ValidatedToolCall) -> Option<&dyn Tool> {

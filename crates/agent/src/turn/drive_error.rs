@@ -2,6 +2,7 @@
 
 use millrace_protocol::plan::ResourceAmounts;
 use millrace_protocol::provider::ProviderWait;
+use millrace_protocol::wait::Wait;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
@@ -21,6 +22,9 @@ pub enum DriveError {
     /// The reservation does not pay for the first request, which needs these amounts; nothing was sent.
     #[error("the first request needs {0}, more than was reserved")]
     ReservationTooSmall(ResourceAmounts),
+    /// Calls wait for something outside. The attempt is parked, and continues when all of these waits have ended.
+    #[error("{} calls wait for something outside", .0.len())]
+    Parked(Vec<Wait>),
     /// A tool's service is unavailable.
     #[error("tool {tool} is unavailable: {reason}")]
     Tool {

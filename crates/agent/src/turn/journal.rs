@@ -7,6 +7,7 @@ use std::time::Duration;
 use futures::FutureExt;
 use futures::future::{BoxFuture, ready};
 use millrace_protocol::provider::{ProviderStatus, ProviderWait};
+use millrace_protocol::wait::{EndedWait, WaitEnd};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -75,6 +76,12 @@ pub trait Journal: Send {
         None
     }
 
+    /// Returns the end of the wait with this key, if the attempt was parked with it and it has ended.
+    fn ended_wait(&self, key: &str) -> Option<WaitEnd> {
+        let _ = key;
+        None
+    }
+
     /// The interval without writes after which a keepalive is due.
     fn keepalive_interval(&self) -> Duration {
         KEEPALIVE
@@ -119,6 +126,10 @@ impl<J: Journal + ?Sized> Journal for &mut J {
 
     fn provider_wait(&self) -> Option<ProviderWait> {
         (**self).provider_wait()
+    }
+
+    fn ended_wait(&self, key: &str) -> Option<WaitEnd> {
+        (**self).ended_wait(key)
     }
 
     fn keepalive_interval(&self) -> Duration {
@@ -185,13 +196,20 @@ pub struct JournalStep {
 pub struct MemoryJournal {
     steps: Vec<JournalStep>,
     position: usize,
+    ended_waits: Vec<EndedWait>,
 }
 
 impl MemoryJournal {
     /// A journal that already holds these steps.
     #[must_use]
     pub fn with_steps(steps: Vec<JournalStep>) -> Self {
-        Self { steps, position: 0 }
+        Self { steps, ..Self::default() }
+    }
+
+    /// The same journal after these waits have ended, read from its beginning.
+    #[must_use]
+    pub fn with_ended_waits(self, ended_waits: Vec<EndedWait>) -> Self {
+        Self { ended_waits, position: 0, ..self }
     }
 
     /// All steps, oldest first.
@@ -239,5 +257,9 @@ impl Journal for MemoryJournal {
         self.steps.push(JournalStep { name: name.to_owned(), value: value.clone() });
         self.position = self.steps.len();
         ready(Ok(())).boxed()
+    }
+
+    fn ended_wait(&self, key: &str) -> Option<WaitEnd> {
+        self.ended_waits.iter().find(|wait| wait.key == key).map(|wait| wait.end.clone())
     }
 }

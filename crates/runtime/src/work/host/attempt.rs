@@ -12,7 +12,7 @@ use millrace_protocol::provider::{ProviderStatus, ProviderWait};
 use millrace_protocol::result::{ErrorKind, MAX_SUMMARY, TaskError, TaskResult};
 use millrace_protocol::wait::{Wait, WaitCondition, WaitEnd};
 use millrace_protocol::wire::InlineOrStoredBytes;
-use millrace_protocol::work::{Order, WorkOutcome};
+use millrace_protocol::work::{Assignment, Order, WorkOutcome};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
@@ -310,8 +310,12 @@ impl AttemptContext {
         self.order.ended_waits.iter().find(|wait| wait.key == key).map(|wait| &wait.end)
     }
 
-    /// Parks the attempt until all of these waits have ended. Returns the error that the handler must return.
+    /// Parks the attempt until all of these waits have ended. Returns the error that the handler must return. Only attempts at
+    /// tasks can be parked: the error of any other work is its outcome.
     pub fn park(&mut self, waits: Vec<Wait>) -> TaskError {
+        if !matches!(self.order.assignment, Assignment::Task { .. }) {
+            return handler_contract_error("only an attempt at a task can be parked".into());
+        }
         let conditions: Vec<String> = waits.iter().map(|wait| wait.condition.to_string()).collect();
         let message = format!("the attempt waits for {}", conditions.join(", "));
         self.given_up = Some(GivenUp::Parked(waits));

@@ -1,0 +1,131 @@
+//! The tools with which an agent waits for a time or an event. A call that waits parks the attempt: it holds no worker meanwhile,
+//! and the conversation continues with the end of the wait as the result of the call.
+
+use std::sync::Arc;
+
+use jiff::{SignedDuration, Timestamp};
+use millrace_protocol::wait::{MAX_EVENT_NAME, WaitCondition, WaitEnd};
+use schemars::JsonSchema;
+use serde::Deserialize;
+
+use super::{Tool, ToolError, tool_from_function};
+
+/// The longest sleep, in seconds: a year.
+const MAX_SECONDS: u32 = 31_536_000;
+
+#[derive(Deserialize, JsonSchema)]
+#[schemars(rename = "SleepFor")]
+#[serde(deny_unknown_fields)]
+struct SleepForArguments {
+    /// The number of seconds.
+    #[schemars(range(min = 1, max = 31_536_000))]
+    seconds: u32,
+}
+
+#[derive(Deserialize, JsonSchema)]
+#[schemars(rename = "SleepUntil")]
+#[serde(deny_unknown_fields)]
+struct SleepUntilArguments {
+    /// The time, as RFC 3339 with its offset: 2026-11-22T12:00:00Z.
+    #[schemars(length(min = 1, max = 64))]
+    time: String,
+}
+
+#[derive(Deserialize, JsonSchema)]
+#[schemars(rename = "WaitForEvent")]
+#[serde(deny_unknown_fields)]
+struct WaitForEventArguments {
+    /// The name of the event.
+    #[schemars(length(min = 1, max = 128))]
+    name: String,
+    /// The longest wait in seconds; without a limit by default.
+    #[schemars(range(min = 1, max = 31_536_000))]
+    seconds: Option<u32>,
+}
+
+/// `sleep_for{seconds}`: continues after a time.
+#[must_use]
+pub fn sleep_for_tool() -> Arc<dyn Tool> {
+    tool_from_function(
+        "sleep_for",
+        "Waits for a number of seconds. Nothing is used up meanwhile.",
+        |SleepForArguments { seconds }: SleepForArguments, _| async move {
+            Err(ToolError::Waits(WaitCondition::Until(time_after(seconds))))
+        },
+    )
+}
+
+/// `sleep_until{time}`: continues at a time.
+#[must_use]
+pub fn sleep_until_tool() -> Arc<dyn Tool> {
+    tool_from_function(
+        "sleep_until",
+        "Waits until a time. Nothing is used up meanwhile.",
+        |SleepUntilArguments { time }: SleepUntilArguments, _| async move { sleep_until(&time) },
+    )
+}
+
+/// `wait_for_event{name, seconds?}`: continues when a user or a program signals an event to the run.
+#[must_use]
+pub fn wait_for_event_tool() -> Arc<dyn Tool> {
+    tool_from_function(
+        "wait_for_event",
+        "Waits until an event is signalled to this run, and returns its data. An event that was signalled before counts once. \
+         Nothing is used up meanwhile.",
+        |WaitForEventArguments { name, seconds }: WaitForEventArguments, _| async move {
+            if name.trim().is_empty() || name.len() > MAX_EVENT_NAME {
+                let text = format!("the name of an event has 1 to {MAX_EVENT_NAME} bytes");
+                return Err(ToolError::Refused(text));
+            }
+            Err(ToolError::Waits(WaitCondition::Event { name, until: seconds.map(time_after) }))
+        },
+    )
+}
+
+fn sleep_until(time: &str) -> Result<String, ToolError> {
+    let at: Timestamp = time.trim().parse().map_err(|_| {
+        ToolError::Refused(format!("{time:?} is no time; write it as 2026-11-22T12:00:00Z, with its offset"))
+    })?;
+    let now = Timestamp::now();
+    if at <= now {
+        return Ok(format!("{at} is past; it is {now}"));
+    }
+    if at.duration_since(now) > SignedDuration::from_secs(MAX_SECONDS.into()) {
+        return Err(ToolError::Refused(format!("{at} is more than a year away")));
+    }
+    Err(ToolError::Waits(WaitCondition::Until(at)))
+}
+
+fn time_after(seconds: u32) -> Timestamp {
+    let at = Timestamp::now().saturating_add(SignedDuration::from_secs(seconds.into()));
+    at.unwrap_or(Timestamp::MAX)
+}
+
+/// The result of a call whose wait has ended, for the model.
+#[must_use]
+pub(crate) fn describe_wait_end(end: &WaitEnd) -> String {
+    match end {
+        WaitEnd::TimeReached => "The time has come.".into(),
+        WaitEnd::Signalled { by, data } if data.is_empty() => {
+            format!("{by} signalled the event, without data.")
+        }
+        WaitEnd::Signalled { by, data } => format!("{by} signalled the event with this data:\n{data}"),
+        WaitEnd::Expired => "The event was not signalled in time.".into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_future_time_within_a_year_is_waited_for() {
+        assert!(sleep_until("2020-01-01T00:00:00Z").unwrap().contains("is past"));
+        assert!(
+            matches!(sleep_until("tomorrow"), Err(ToolError::Refused(text)) if text.contains("is no time"))
+        );
+        assert!(matches!(sleep_until("9000-01-01T00:00:00Z"), Err(ToolError::Refused(_))));
+        let soon = time_after(60);
+        assert_eq!(sleep_until(&soon.to_string()), Err(ToolError::Waits(WaitCondition::Until(soon))));
+    }
+}

@@ -1,0 +1,98 @@
+//! Calls that wait for a time or an event: the attempt is parked, and continues in the middle of the turn.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use millrace_agent::tool::{Toolbox, sleep_for_tool, wait_for_event_tool};
+use millrace_agent::turn::{DriveError, Driver, Machine, MemoryJournal, PlainText, WorkOutcome, WorkSummary};
+use millrace_protocol::wait::{EndedWait, Wait, WaitCondition, WaitEnd};
+use serde_json::json;
+
+use super::support::{Scripted, brief, calls, look, named, names, says};
+
+fn tools_that_wait() -> (Toolbox, Arc<AtomicUsize>) {
+    let (look, looks) = look();
+    (Toolbox::new([look, sleep_for_tool(), wait_for_event_tool()]).unwrap(), looks)
+}
+
+fn model() -> Scripted {
+    let turn = vec![
+        named("a", "look", &json!({"at": "a"}).to_string()),
+        named("b", "sleep_for", &json!({"seconds": 60}).to_string()),
+        named("c", "wait_for_event", &json!({"name": "deployed", "seconds": 90}).to_string()),
+    ];
+    Scripted::new(vec![calls(turn), says("done")])
+}
+
+async fn drive(
+    model: &Scripted,
+    tools: &Toolbox,
+    journal: &mut MemoryJournal,
+) -> Result<WorkSummary<PlainText>, DriveError> {
+    let driver = Driver::new(model, tools, journal);
+    driver.drive(Machine::new(brief(tools, None))).await.map_err(|failure| *failure.error)
+}
+
+fn parked_waits(ended: Result<WorkSummary<PlainText>, DriveError>) -> Vec<Wait> {
+    match ended {
+        Err(DriveError::Parked(waits)) => waits,
+        other => panic!("it is not parked: {other:?}"),
+    }
+}
+
+fn ends(keys: &[(&str, WaitEnd)]) -> Vec<EndedWait> {
+    keys.iter().map(|(key, end)| EndedWait { key: (*key).to_owned(), end: end.clone() }).collect()
+}
+
+const SLEEP: &str = "tool.0.1.sleep_for";
+const EVENT: &str = "tool.0.2.wait_for_event";
+
+#[tokio::test]
+async fn turn_continues_when_its_waits_have_ended() {
+    let (model, (tools, looks)) = (model(), tools_that_wait());
+    let mut journal = MemoryJournal::default();
+    let waits = parked_waits(drive(&model, &tools, &mut journal).await);
+    let keys: Vec<&str> = waits.iter().map(|wait| wait.key.as_str()).collect();
+    assert_eq!(keys, [SLEEP, EVENT]);
+    assert!(
+        matches!(&waits[1].condition, WaitCondition::Event { name, until: Some(_) } if name == "deployed")
+    );
+    assert_eq!(names(&journal), ["model.0", "tool.0.0.look"], "the other call was made and recorded");
+
+    // Without the ends it is parked again, and nothing is repeated.
+    let mut journal = journal.with_ended_waits(Vec::new());
+    assert_eq!(parked_waits(drive(&model, &tools, &mut journal).await).len(), 2);
+
+    let signalled = WaitEnd::Signalled { by: "ann".into(), data: r#"{"version":3}"#.into() };
+    let mut journal = journal.with_ended_waits(ends(&[(SLEEP, WaitEnd::TimeReached), (EVENT, signalled)]));
+    let ended = drive(&model, &tools, &mut journal).await.unwrap();
+    assert_eq!(ended.outcome, WorkOutcome::Answered(PlainText("done".into())));
+    assert_eq!(names(&journal), ["model.0", "tool.0.0.look", SLEEP, EVENT, "model.1"]);
+    let results: Vec<String> = journal.steps().iter().map(|step| step.value.to_string()).collect();
+    assert!(results[2].contains("The time has come."), "{}", results[2]);
+    assert!(
+        results[3].contains("ann signalled the event") && results[3].contains("version"),
+        "{}",
+        results[3]
+    );
+    assert_eq!(looks.load(Ordering::SeqCst), 1, "the call that did not wait was made once");
+    assert!(model.requests_by_turn().values().all(|requests| *requests == 1), "no reply is asked for twice");
+}
+
+/// The worker is lost after it has recorded the first of two ends.
+#[tokio::test]
+async fn recorded_end_of_a_wait_is_not_recorded_again() {
+    let (model, (tools, _)) = (model(), tools_that_wait());
+    let mut journal = MemoryJournal::default();
+    parked_waits(drive(&model, &tools, &mut journal).await);
+    let all = ends(&[(SLEEP, WaitEnd::TimeReached), (EVENT, WaitEnd::Expired)]);
+    let mut whole = journal.clone().with_ended_waits(all.clone());
+    drive(&model, &tools, &mut whole).await.unwrap();
+    for kept in 2..=whole.steps().len() {
+        let steps = whole.steps()[..kept].to_vec();
+        let mut resumed = MemoryJournal::with_steps(steps).with_ended_waits(all.clone());
+        drive(&model, &tools, &mut resumed).await.unwrap();
+        assert_eq!(names(&resumed), names(&whole), "after {kept} steps");
+    }
+    assert!(whole.steps()[3].value.to_string().contains("not signalled in time"));
+}
