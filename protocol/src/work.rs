@@ -382,7 +382,7 @@ pub enum JournalEntry {
         provider: Option<ProviderStatus>,
     },
     /// The claimant parked the attempt, which waits for something outside. The attempt continues when all of these waits have
-    /// ended; until then nobody may claim it.
+    /// ended; it can't be claimed before.
     Parked {
         /// The claimant.
         worker: WorkerId,

@@ -195,11 +195,7 @@ pub async fn fold_run(bus: &Bus, lane: Lane, run: &RunId) -> Result<LiveRun, Fau
         if records.is_empty() {
             break;
         }
-        for record in records {
-            if let Some((_, _, topic)) = subject::parse_lane_subject(&record.subject) {
-                folding.fold_record(bus, topic, record).await?;
-            }
-        }
+        folding.fold_records(bus, records).await?;
     }
     folding.decode_pending_facts(bus).await
 }
@@ -211,11 +207,7 @@ pub async fn fold_run(bus: &Bus, lane: Lane, run: &RunId) -> Result<LiveRun, Fau
 pub async fn fold_archived_run(bus: &Bus, run: &RunId) -> Result<Option<LiveRun>, Fault> {
     let Some(records) = archive::read_archived_run(bus, run).await? else { return Ok(None) };
     let mut folding = RunFoldState::default();
-    for record in records {
-        if let Some((_, _, topic)) = subject::parse_lane_subject(&record.subject) {
-            folding.fold_record(bus, topic, record).await?;
-        }
-    }
+    folding.fold_records(bus, records).await?;
     folding.decode_pending_facts(bus).await.map(Some)
 }
 
@@ -229,6 +221,15 @@ struct RunFoldState {
 }
 
 impl RunFoldState {
+    async fn fold_records(&mut self, bus: &Bus, records: Vec<StreamRecord>) -> Result<(), Fault> {
+        for record in records {
+            if let Some((_, _, topic)) = subject::parse_lane_subject(&record.subject) {
+                self.fold_record(bus, topic, record).await?;
+            }
+        }
+        Ok(())
+    }
+
     async fn fold_record(&mut self, bus: &Bus, topic: Topic, record: StreamRecord) -> Result<(), Fault> {
         if topic != Topic::Plan {
             if record.is_forged() {

@@ -70,8 +70,8 @@ pub(crate) fn verdict_without_model(task: &ReviewTask) -> Verdict {
     let criteria =
         task.criteria.iter().map(|criterion| build_criterion_outcome(criterion, Vec::new())).collect();
     let reasoning = match task.result.is_answered() {
-        true => "Its statements are cited, and its quotations have their numbers; no model was asked.",
-        false => "It says that the documents have no answer; no model was asked.",
+        true => "Code found its citations and its numbers in the quotations; it was not judged by a model.",
+        false => "It reports that the documents have no answer; it was not judged by a model.",
     };
     Verdict { passed: true, criteria, reasoning: reasoning.into(), ..Verdict::default() }
 }

@@ -68,13 +68,11 @@ impl ToolCallRunner<'_> {
                 results[index] = Some(unknown);
             }
         }
-        for (index, name) in
-            names.iter().enumerate().filter(|(index, _)| results[*index].is_none()).collect::<Vec<_>>()
-        {
-            if let Some(end) = journal.ended_wait(name) {
+        for (index, result) in results.iter_mut().enumerate().filter(|(_, result)| result.is_none()) {
+            if let Some(end) = journal.ended_wait(&names[index]) {
                 let record = build_call_record(&calls[index], describe_wait_end(&end), false);
-                journal.append_step(name, &encode_step(&record)).await?;
-                results[index] = Some(record);
+                journal.append_step(&names[index], &encode_step(&record)).await?;
+                *result = Some(record);
             }
         }
         let open = calls.iter().enumerate().filter(|(index, _)| results[*index].is_none());

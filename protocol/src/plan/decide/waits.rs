@@ -36,13 +36,13 @@ pub(super) fn handle_parked(
         return Err(wrong_state_refusal(task, "it has waited for this already"));
     }
     if let Some(mistake) = find_mistake(task, waits) {
-        // Nobody would ever continue the attempt.
+        // No event would wake the attempt.
         let error = TaskError::new(ErrorKind::Other, format!("it was parked {mistake}"));
         return attempts::handle_attempt_end(plan, id, attempt, worker, &Err(error), now);
     }
     let parked = Event::Attempt(AttemptEvent::Parked { task: id.clone(), attempt, waits: waits.to_vec() });
     let received = task.current_attempt().map(names_of_received_events).unwrap_or_default();
-    let ended = ends_by_events(waits, &plan.run.signals, received);
+    let ended = ends_by_events(waits, plan.run.signals.iter(), received);
     Ok(end_waits(task, vec![parked], waits.iter(), ended))
 }
 
@@ -60,12 +60,11 @@ fn find_mistake(task: &Task, waits: &[Wait]) -> Option<&'static str> {
 /// Handles an event that was signalled to the run.
 pub(super) fn handle_signal(plan: &Plan, signal: &Signal) -> Result<Vec<Event>, Refusal> {
     check_signal(plan, signal)?;
-    let mut signals = plan.run.signals.clone();
-    signals.push(signal.clone());
+    let signals = plan.run.signals.iter().chain([signal]);
     let mut events = vec![Event::User(UserEvent::Signalled(signal.clone()))];
     for (task, attempt) in plan.parked_attempts() {
         let open: Vec<Wait> = attempt.open_waits().cloned().collect();
-        let ended = ends_by_events(&open, &signals, names_of_received_events(attempt));
+        let ended = ends_by_events(&open, signals.clone(), names_of_received_events(attempt));
         events = end_waits(task, events, open.iter(), ended);
     }
     Ok(events)
@@ -117,12 +116,16 @@ fn names_of_received_events(attempt: &Attempt) -> Vec<&str> {
 }
 
 /// The ends of those of these waits whose events were signalled. `received` names the events that the attempt has received.
-fn ends_by_events<'a>(waits: &'a [Wait], signals: &[Signal], mut received: Vec<&'a str>) -> Vec<EndedWait> {
+fn ends_by_events<'a>(
+    waits: &'a [Wait],
+    signals: impl Iterator<Item = &'a Signal> + Clone,
+    mut received: Vec<&'a str>,
+) -> Vec<EndedWait> {
     let mut ended = Vec::new();
     for wait in waits {
         let Some(name) = wait.condition.event() else { continue };
         let before = received.iter().filter(|other| **other == name).count();
-        let Some(signal) = signals.iter().filter(|signal| signal.name == name).nth(before) else { continue };
+        let Some(signal) = signals.clone().filter(|signal| signal.name == name).nth(before) else { continue };
         received.push(name);
         let end = WaitEnd::Signalled { by: signal.by.clone(), data: signal.data.clone() };
         ended.push(EndedWait { key: wait.key.clone(), end });

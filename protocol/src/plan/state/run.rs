@@ -298,8 +298,9 @@ impl Plan {
     /// The parked attempts, with their tasks.
     pub fn parked_attempts(&self) -> impl Iterator<Item = (&Task, &Attempt)> {
         // Most plans have none.
-        let limit = if self.task_count_in_state(TaskState::Waiting) == 0 { 0 } else { self.tasks.len() };
-        let parked = self.tasks.iter().take(limit).filter(|task| task.state() == TaskState::Waiting);
+        let has_any = self.task_count_in_state(TaskState::Waiting) > 0;
+        let tasks = has_any.then_some(&self.tasks).into_iter().flatten();
+        let parked = tasks.filter(|task| task.state() == TaskState::Waiting);
         parked.filter_map(|task| Some((task, task.current_attempt()?)))
     }
 
