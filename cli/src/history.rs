@@ -183,8 +183,8 @@ impl RunHistory {
             UserEvent::MessageReceived { by, text } => {
                 self.messages.push(UserMessage { at, by: by.clone(), text: text.clone() });
             }
-            // The command that signals it is in the list of commands.
-            UserEvent::Signalled(_) => {}
+            // The commands that cause these are in the list of commands.
+            UserEvent::Signalled(_) | UserEvent::StandingAnswerGiven(_) => {}
         }
     }
 

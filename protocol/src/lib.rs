@@ -5,6 +5,7 @@ pub mod file;
 pub mod ids;
 pub mod plan;
 pub mod provider;
+pub mod question;
 pub mod registry;
 pub mod result;
 pub mod safe_text;

@@ -7,6 +7,7 @@
 //! lane.<lane>.run.<run>.review.<task>.<attempt>         critic: the journal of its reviews
 //! lane.<lane>.run.<run>.planning.<turn>.<attempt>       planner: the journal of an attempt at a turn
 //! lane.<lane>.run.<run>.control                         client: commands
+//! lane.<lane>.run.<run>.answer                          client: answers of persons to questions
 //! work.<capability>.<run>.<task>.<attempt>              supervisor: an order for a worker
 //! work.critic.<run>.<task>.<attempt>                    the same, for a review
 //! work.planner.<run>.<turn>.<attempt>                   the same, for a turn of the planner
@@ -37,6 +38,8 @@ pub enum Topic {
     Journal(JournalKey),
     /// `control`.
     Control,
+    /// `answer`.
+    Answer,
 }
 
 impl Topic {
@@ -56,6 +59,7 @@ impl fmt::Display for Topic {
             Self::Journal(JournalKey::Review(task, attempt)) => write!(f, "review.{task}.{attempt}"),
             Self::Journal(JournalKey::Planning(turn, attempt)) => write!(f, "planning.{turn}.{attempt}"),
             Self::Control => f.write_str("control"),
+            Self::Answer => f.write_str("answer"),
         }
     }
 }
@@ -109,6 +113,7 @@ pub fn parse_lane_subject(subject: &str) -> Option<(Lane, RunId, Topic)> {
         "submitted" => Topic::Submitted,
         "plan" => Topic::Plan,
         "control" => Topic::Control,
+        "answer" => Topic::Answer,
         "task" => Topic::Journal(JournalKey::Task(
             TaskId::new(tokens.next()?).ok()?,
             parse_positive_number(tokens.next()?)?,
@@ -262,6 +267,8 @@ pub enum TopicKind {
     Journal(WorkKind),
     /// [`Topic::Control`].
     Control,
+    /// [`Topic::Answer`].
+    Answer,
 }
 
 impl TopicKind {
@@ -273,6 +280,7 @@ impl TopicKind {
             Self::Journal(WorkKind::Review) => "review.*.*",
             Self::Journal(WorkKind::Planning) => "planning.*.*",
             Self::Control => "control",
+            Self::Answer => "answer",
         }
     }
 }
@@ -303,6 +311,7 @@ mod tests {
             Topic::Journal(JournalKey::Review(task, 1)),
             Topic::Journal(JournalKey::Planning(1, 2)),
             Topic::Control,
+            Topic::Answer,
         ] {
             let subject = super::topic_subject(Lane(7), &run, &topic);
             assert_eq!(parse_lane_subject(&subject), Some((Lane(7), run.clone(), topic)), "{subject}");
@@ -327,6 +336,7 @@ mod tests {
             (TopicKind::Journal(WorkKind::Review), Topic::Journal(JournalKey::Review(task.clone(), 1))),
             (TopicKind::Journal(WorkKind::Planning), Topic::Journal(JournalKey::Planning(1, 2))),
             (TopicKind::Control, Topic::Control),
+            (TopicKind::Answer, Topic::Answer),
         ];
         for (kind, of) in &kinds {
             let subject = topic_subject(Lane(7), &run, of);

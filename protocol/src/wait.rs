@@ -3,8 +3,10 @@
 
 use std::fmt;
 
-use jiff::Timestamp;
+use jiff::{SignedDuration, Timestamp};
 use serde::{Deserialize, Serialize};
+
+use crate::question::{Answer, Question};
 
 /// The largest number of waits with which an attempt may be parked at a time.
 pub const MAX_WAITS: usize = 256;
@@ -37,6 +39,8 @@ pub enum WaitCondition {
         )]
         until: Option<Timestamp>,
     },
+    /// The answer of a person.
+    Answer(Box<Question>),
 }
 
 impl WaitCondition {
@@ -44,17 +48,30 @@ impl WaitCondition {
     #[must_use]
     pub fn event(&self) -> Option<&str> {
         match self {
-            Self::Until(_) => None,
+            Self::Until(_) | Self::Answer(_) => None,
             Self::Event { name, .. } => Some(name),
         }
     }
 
-    /// The time at which the wait ends, whatever else happens.
+    /// The question whose answer ends the wait, if one does.
     #[must_use]
-    pub fn until(&self) -> Option<Timestamp> {
+    pub fn question(&self) -> Option<&Question> {
+        match self {
+            Self::Answer(question) => Some(question),
+            Self::Until(_) | Self::Event { .. } => None,
+        }
+    }
+
+    /// The time at which a wait that began at `since` ends or expires, whatever else happens.
+    #[must_use]
+    pub fn until(&self, since: Timestamp) -> Option<Timestamp> {
         match self {
             Self::Until(at) => Some(*at),
             Self::Event { until, .. } => *until,
+            Self::Answer(question) => {
+                let after = SignedDuration::try_from(question.expiry.as_ref()?.after).ok()?;
+                since.checked_add(after).ok()
+            }
         }
     }
 }
@@ -67,6 +84,7 @@ impl fmt::Display for WaitCondition {
             Self::Until(at) => f.write_str(&time(*at)),
             Self::Event { name, until: None } => write!(f, "the event {name:?}"),
             Self::Event { name, until: Some(at) } => write!(f, "the event {name:?} until {}", time(*at)),
+            Self::Answer(question) => question.fmt(f),
         }
     }
 }
@@ -85,6 +103,13 @@ pub enum WaitEnd {
     },
     /// Its event was not signalled in time.
     Expired,
+    /// Its question was answered.
+    Answered {
+        /// The person, as the client named them; empty if the question expired.
+        by: String,
+        /// The answer.
+        answer: Answer,
+    },
 }
 
 impl fmt::Display for WaitEnd {
@@ -93,6 +118,8 @@ impl fmt::Display for WaitEnd {
             Self::TimeReached => f.write_str("its time has come"),
             Self::Signalled { by, .. } => write!(f, "{by} signalled it"),
             Self::Expired => f.write_str("it expired"),
+            Self::Answered { by, answer } if by.is_empty() => answer.fmt(f),
+            Self::Answered { by, answer } => write!(f, "{by} {answer}"),
         }
     }
 }

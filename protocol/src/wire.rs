@@ -46,6 +46,9 @@ impl WireMessage for crate::plan::RunCommand {
 impl WireMessage for crate::plan::CommandAction {
     const KIND: &'static str = "control";
 }
+impl WireMessage for crate::question::RunAnswer {
+    const KIND: &'static str = "answer";
+}
 impl WireMessage for crate::work::JournalEntry {
     const KIND: &'static str = "entry";
 }

@@ -10,6 +10,7 @@ use millrace_protocol::plan::{
     AnswerCause, AttemptResult, CommandAction, Decision, Fact, JournalKey, PlanningResult, RunCommand,
     Submission, Work,
 };
+use millrace_protocol::question::RunAnswer;
 use millrace_protocol::result::{ErrorKind, TaskError};
 use millrace_protocol::subject::{self, Topic};
 use millrace_protocol::wire::{DecodeError, WireMessage, decode_blob_ref_of_body};
@@ -158,7 +159,7 @@ fn begins_run(topic: &Topic, record: &StreamRecord) -> bool {
     match topic {
         Topic::Submitted => may_be_message::<Submission>(record),
         Topic::Plan => may_be_message::<Decision>(record),
-        Topic::Journal(_) | Topic::Control => false,
+        Topic::Journal(_) | Topic::Control | Topic::Answer => false,
     }
 }
 
@@ -278,6 +279,7 @@ impl RunFoldState {
         self.facts.retain(|(topic, record)| match topic {
             Topic::Journal(_) => may_be_message::<JournalEntry>(record),
             Topic::Control => may_be_message::<RunCommand>(record) || may_be_message::<CommandAction>(record),
+            Topic::Answer => may_be_message::<RunAnswer>(record),
             Topic::Submitted | Topic::Plan => true,
         });
         self.compact_at = 2 * self.facts.len();
@@ -409,7 +411,7 @@ async fn decode_record(bus: &Bus, topic: Topic, record: &StreamRecord) -> Result
     let fact = |fact| vec![LaneItem::Fact { sequence, fact: Box::new(fact) }];
     let unreadable = match &topic {
         Topic::Submitted => IgnoredMessage::UnreadableSubmission,
-        Topic::Control => IgnoredMessage::UnreadableCommand,
+        Topic::Control | Topic::Answer => IgnoredMessage::UnreadableCommand,
         Topic::Plan | Topic::Journal(_) => IgnoredMessage::UnreadableEntry,
     };
     let read = match topic {
@@ -423,6 +425,7 @@ async fn decode_record(bus: &Bus, topic: Topic, record: &StreamRecord) -> Result
             bus.decode_record::<Submission>(record).await.map(|it| fact(Fact::Submitted(Box::new(it))))
         }
         Topic::Control => decode_command(bus, record).await.map(|it| fact(Fact::Control(it))),
+        Topic::Answer => bus.decode_record::<RunAnswer>(record).await.map(|it| fact(Fact::Answered(it))),
         Topic::Journal(_) => bus
             .decode_record::<JournalEntry>(record)
             .await
@@ -468,7 +471,11 @@ fn items_from_journal_entry(topic: Topic, entry: JournalEntry, record: &StreamRe
                 Topic::Journal(JournalKey::Planning(turn, attempt)) => {
                     Work::Planning { turn: *turn, attempt: *attempt }
                 }
-                Topic::Journal(JournalKey::Review(..)) | Topic::Submitted | Topic::Plan | Topic::Control => {
+                Topic::Journal(JournalKey::Review(..))
+                | Topic::Submitted
+                | Topic::Plan
+                | Topic::Control
+                | Topic::Answer => {
                     return vec![LaneItem::Claimed(topic)];
                 }
             };
@@ -563,7 +570,9 @@ fn items_from_journal_entry(topic: Topic, entry: JournalEntry, record: &StreamRe
             };
             vec![LaneItem::Fact { sequence, fact: Box::new(Fact::Planned { turn, attempt, outcome }) }]
         }
-        (Topic::Submitted | Topic::Plan | Topic::Control, JournalEntry::Outcome { .. }) => Vec::new(),
+        (Topic::Submitted | Topic::Plan | Topic::Control | Topic::Answer, JournalEntry::Outcome { .. }) => {
+            Vec::new()
+        }
     }
 }
 

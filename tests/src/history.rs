@@ -9,6 +9,7 @@ use millrace_protocol::plan::{
     AnswerCause, Attempt, AttemptEnd, AttemptEvent, CommandAction, Decision, Event, GraphEvent, JournalKey,
     Plan, Refusal, ReviewEvent, ReviewPolicy, RunCommand, Submission, TaskEvent, TaskState, apply_decision,
 };
+use millrace_protocol::question::RunAnswer;
 use millrace_protocol::subject::{self, Topic};
 use millrace_protocol::wire::InlineOrStoredBytes;
 use millrace_protocol::work::{JournalEntry, WorkOutcome};
@@ -116,6 +117,10 @@ impl History {
                     }
                     command => drop(command?),
                 }
+                self.from_clients.insert(sequence);
+            }
+            Topic::Answer => {
+                bus.decode_record::<RunAnswer>(record).await?;
                 self.from_clients.insert(sequence);
             }
             Topic::Journal(_) => {

@@ -387,7 +387,7 @@ async fn expected_series(bus: &Bus, history: &History) -> BTreeMap<(ProcessKind,
                 (ProcessKind::Worker, "task", task.spec.capability.to_string())
             }
             Topic::Journal(JournalKey::Review(..)) => (ProcessKind::Critic, "review", "critic".to_owned()),
-            Topic::Journal(JournalKey::Planning(..)) | Topic::Control => {
+            Topic::Journal(JournalKey::Planning(..)) | Topic::Control | Topic::Answer => {
                 panic!("the run has no planner and no commands")
             }
         };

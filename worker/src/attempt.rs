@@ -11,8 +11,9 @@ use millrace_agent::tool::Tool;
 use millrace_agent_nats::NatsOrderInputs;
 use millrace_protocol::ids::WorkerId;
 use millrace_protocol::provider::{ProviderStatus, ProviderWait};
+use millrace_protocol::question::{Answer, Question};
 use millrace_protocol::result::{ErrorKind, TaskError, TaskResult};
-use millrace_protocol::wait::{WaitCondition, WaitEnd};
+use millrace_protocol::wait::{Wait, WaitCondition, WaitEnd};
 use millrace_protocol::work::{InputResult, Order};
 use millrace_runtime::work::host;
 use serde::Serialize;
@@ -128,8 +129,39 @@ impl<'h> Attempt<'h> {
         let condition = WaitCondition::Event { name: name.to_owned(), until };
         Ok(match self.host.wait_for(key, condition).await? {
             WaitEnd::Signalled { data, .. } => Some(serde_json::from_str(&data).unwrap_or_default()),
-            WaitEnd::Expired | WaitEnd::TimeReached => None,
+            WaitEnd::Expired | WaitEnd::TimeReached | WaitEnd::Answered { .. } => None,
         })
+    }
+
+    /// Asks a person, without holding a worker, as [`Attempt::sleep_until`] does, and returns the answer. For an approval it is one of
+    /// [`Answer::Approve`], [`Answer::Edit`], [`Answer::Reject`] and [`Answer::Respond`], for an input [`Answer::Answer`] or
+    /// [`Answer::Decline`]. [`input_question`](crate::input_question) and [`approval_question`](crate::approval_question) make questions.
+    ///
+    /// # Errors
+    /// Nobody has answered yet: return this error. Or as for a step.
+    pub async fn ask(&mut self, key: &str, question: Question) -> Result<Answer, TaskError> {
+        let mut answers = self.ask_all(vec![(key.to_owned(), question)]).await?;
+        answers.pop().ok_or_else(|| TaskError::new(ErrorKind::Panic, "a question has no answer"))
+    }
+
+    /// Asks several questions at once, each with its key, and returns the answers in the same order, as [`Attempt::ask`] does. They may
+    /// be answered in any order.
+    ///
+    /// # Errors
+    /// As for [`Attempt::ask`].
+    pub async fn ask_all(&mut self, questions: Vec<(String, Question)>) -> Result<Vec<Answer>, TaskError> {
+        let condition = |question| WaitCondition::Answer(Box::new(question));
+        let waits = questions.into_iter().map(|(key, question)| Wait { key, condition: condition(question) });
+        let ends = self.host.wait_for_all(waits.collect()).await?;
+        ends.into_iter()
+            .map(|end| match end {
+                WaitEnd::Answered { answer, .. } => Ok(answer),
+                WaitEnd::TimeReached | WaitEnd::Signalled { .. } | WaitEnd::Expired => Err(TaskError::new(
+                    ErrorKind::Panic,
+                    format!("a question ended without an answer: {end}"),
+                )),
+            })
+            .collect()
     }
 
     /// Writes a progress line. It is also a heartbeat, for tasks with a silence limit.

@@ -50,6 +50,7 @@ pub use agent::{Agent, AgentError};
 pub use args::Args;
 pub use attempt::Attempt;
 pub use capability::{Capability, CapabilityOutcome, capability_from_function, capability_with_parameters};
+pub use millrace_agent::approval::{approval_question, input_question};
 pub use millrace_agent::corpus::Corpus;
 pub use millrace_agent::session::ModelPreferences;
 pub use millrace_agent::spec::AnswerForm;
@@ -58,6 +59,9 @@ pub use millrace_agent::turn::{Limits, UsageTotals};
 pub use millrace_agent_nats::AgentHostConfig;
 pub use millrace_protocol::ids::WorkerId;
 pub use millrace_protocol::plan::{ReviewCheck, ReviewPolicy};
+pub use millrace_protocol::question::{
+    Answer, AnswerKind, ExpiryAction, Question, QuestionExpiry, QuestionSubject,
+};
 pub use millrace_protocol::result::{
     CapabilityDescription, ErrorKind, PlanProposal, Quotation, Source, SourceKind, TaskError, TaskResult,
     Usage,

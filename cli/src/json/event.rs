@@ -9,12 +9,13 @@ use millrace_protocol::plan::{
     ResourceAmounts, ReviewEvent, ReviewPolicy, RunEvent, TaskEvent, TaskSpec, UserEvent, Work,
 };
 use millrace_protocol::provider::ProviderWait;
+use millrace_protocol::question::StandingAnswer;
 use millrace_protocol::result::{ErrorKind, ExceededLimit, ModelUsage, TaskError, Usage, Verdict};
 use millrace_protocol::wait::Signal;
 use schemars::JsonSchema;
 use serde::Serialize;
 
-use super::{Time, WaitEndJson, WaitJson, event_data, tagged};
+use super::{PersonAnswerJson, Time, WaitEndJson, WaitJson, event_data, tagged};
 
 /// An event of a run: a line of `millrace run --json`.
 #[derive(Debug, Serialize, JsonSchema)]
@@ -108,6 +109,20 @@ pub enum EventJson<'a> {
         by: &'a str,
         /// The data of the event; `null` if it has none.
         data: Option<serde_json::Value>,
+    },
+    /// A person's answer also decides further calls.
+    StandingAnswer {
+        /// The capability whose agents make the calls.
+        capability: &'a Capability,
+        /// The tool.
+        tool: &'a str,
+        /// The digest of the calls; `null` for all calls of the tool.
+        digest: Option<&'a str>,
+        /// The person.
+        by: &'a str,
+        /// The decision.
+        #[serde(flatten)]
+        answer: PersonAnswerJson<'a>,
     },
     /// There is a reason to call the planner.
     PlannerTriggered {
@@ -347,6 +362,17 @@ pub enum EventJson<'a> {
         key: &'a str,
         /// The end.
         end: WaitEndJson<'a>,
+    },
+    /// A question of the attempt expired and is asked again.
+    QuestionRenewed {
+        /// The task.
+        task: &'a TaskId,
+        /// The attempt.
+        attempt: u32,
+        /// The key of its wait.
+        key: &'a str,
+        /// The person or role that should answer now; empty is anyone.
+        to: &'a str,
     },
     /// All waits of the attempt have ended; it waits for a worker again.
     AttemptWoken {
@@ -718,6 +744,15 @@ fn user_event(event: &UserEvent) -> EventJson<'_> {
         UserEvent::Signalled(Signal { name, by, data }) => {
             EventJson::EventSignalled { name, by, data: event_data(data) }
         }
+        UserEvent::StandingAnswerGiven(StandingAnswer { capability, tool, digest, by, answer }) => {
+            EventJson::StandingAnswer {
+                capability,
+                tool,
+                digest: digest.as_deref(),
+                by,
+                answer: answer.into(),
+            }
+        }
     }
 }
 
@@ -858,6 +893,9 @@ fn attempt_event(event: &AttemptEvent) -> EventJson<'_> {
         },
         AttemptEvent::WaitEnded { task, attempt, ended } => {
             EventJson::AttemptWaitEnded { task, attempt: *attempt, key: &ended.key, end: (&ended.end).into() }
+        }
+        AttemptEvent::QuestionRenewed { task, attempt, key, to } => {
+            EventJson::QuestionRenewed { task, attempt: *attempt, key, to }
         }
         AttemptEvent::Woken { task, attempt } => EventJson::AttemptWoken { task, attempt: *attempt },
     }

@@ -7,6 +7,7 @@
 //! | file | objects |
 //! |---|---|
 //! | `event` | the events of a run, as `run`, `resume` and `watch` print them, and decisions |
+//! | `question` | questions to persons, and their answers |
 //! | `run` | a run: in a list, and completely |
 //! | `transcript` | what agents did |
 //! | `cluster` | processes, capabilities, lanes, limits, backups, the environment |
@@ -18,6 +19,7 @@ mod cluster;
 mod command;
 mod evaluation;
 mod event;
+mod question;
 mod run;
 mod schema;
 mod transcript;
@@ -35,6 +37,7 @@ pub use cluster::*;
 pub use command::*;
 pub use evaluation::*;
 pub use event::*;
+pub use question::*;
 pub use run::*;
 pub use schema::output_schema;
 pub use transcript::*;

@@ -1,10 +1,10 @@
 //! Waits of parked attempts, as JSON.
 
-use millrace_protocol::wait::{Wait, WaitEnd};
+use millrace_protocol::wait::{Wait, WaitCondition, WaitEnd};
 use schemars::JsonSchema;
 use serde::Serialize;
 
-use super::Time;
+use super::{PersonAnswerJson, QuestionJson, Time};
 
 /// A wait of a parked attempt.
 #[derive(Debug, Serialize, JsonSchema)]
@@ -13,13 +13,21 @@ pub struct WaitJson<'a> {
     key: &'a str,
     /// The name of the event that it waits for; `null` if it waits for a time.
     event: Option<&'a str>,
-    /// The time at which it ends, whatever else happens; `null` if it has no limit.
+    /// The question that must be answered; `null` if it waits for something else.
+    question: Option<QuestionJson<'a>>,
+    /// The time at which it ends, whatever else happens; `null` if it has no limit, or is a question.
     until: Option<Time>,
 }
 
 impl<'a> From<&'a Wait> for WaitJson<'a> {
     fn from(Wait { key, condition }: &'a Wait) -> Self {
-        Self { key, event: condition.event(), until: condition.until().map(Time::from) }
+        let until = match condition {
+            WaitCondition::Until(at) => Some(*at),
+            WaitCondition::Event { until, .. } => *until,
+            WaitCondition::Answer(_) => None,
+        };
+        let question = condition.question().map(QuestionJson::from);
+        Self { key, event: condition.event(), question, until: until.map(Time::from) }
     }
 }
 
@@ -38,6 +46,14 @@ pub enum WaitEndJson<'a> {
     },
     /// Its event was not signalled in time.
     Expired,
+    /// Its question was answered.
+    Answered {
+        /// The person; empty if the question expired.
+        by: &'a str,
+        /// The answer.
+        #[serde(flatten)]
+        answer: PersonAnswerJson<'a>,
+    },
 }
 
 impl<'a> From<&'a WaitEnd> for WaitEndJson<'a> {
@@ -46,6 +62,7 @@ impl<'a> From<&'a WaitEnd> for WaitEndJson<'a> {
             WaitEnd::TimeReached => Self::TimeReached,
             WaitEnd::Signalled { by, data } => Self::Signalled { by, data: event_data(data) },
             WaitEnd::Expired => Self::Expired,
+            WaitEnd::Answered { by, answer } => Self::Answered { by, answer: answer.into() },
         }
     }
 }

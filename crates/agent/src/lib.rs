@@ -3,6 +3,7 @@
 //! and the crate does not depend on NATS.
 
 pub mod answers;
+pub mod approval;
 pub mod builtin;
 pub mod citations;
 pub mod corpus;

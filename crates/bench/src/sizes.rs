@@ -21,7 +21,11 @@ pub fn mean_pass_sizes(measured: &RunMeasurement, submission: &Submission) -> Ve
             Some((_, _, Topic::Plan)) => decisions.add_size(size),
             Some((_, _, Topic::Journal(JournalKey::Task(..)))) => works.add_record(record),
             Some((_, _, Topic::Journal(JournalKey::Review(..)))) => reviews.add_record(record),
-            Some((_, _, Topic::Submitted | Topic::Control | Topic::Journal(JournalKey::Planning(..))))
+            Some((
+                _,
+                _,
+                Topic::Submitted | Topic::Control | Topic::Answer | Topic::Journal(JournalKey::Planning(..)),
+            ))
             | None => {}
         }
     }

@@ -82,7 +82,7 @@ impl Journals {
         match subject::parse_lane_subject(subject) {
             Some((_, _, Topic::Plan)) => true,
             Some((_, _, Topic::Journal(journal))) => self.contains(&journal),
-            Some((_, _, Topic::Submitted | Topic::Control)) | None => false,
+            Some((_, _, Topic::Submitted | Topic::Control | Topic::Answer)) | None => false,
         }
     }
 }
@@ -194,7 +194,7 @@ async fn decode(bus: &Bus, records: &[StreamRecord], journals: &Journals) -> Res
                 let entry = ReceivedEntry { sequence, at: record.time, journal, entry };
                 updates.push(TaskUpdate::Entry(Box::new(entry)));
             }
-            Some((_, _, Topic::Submitted | Topic::Control)) | None => {}
+            Some((_, _, Topic::Submitted | Topic::Control | Topic::Answer)) | None => {}
         }
     }
     Ok(updates)

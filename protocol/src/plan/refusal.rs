@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::state::TaskState;
 use crate::ids::{Capability, TaskId};
+use crate::question::QuestionId;
 
 /// The reason why a fact or a command has no effect.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
@@ -65,6 +66,14 @@ pub enum Refusal {
     /// The command or edit is invalid.
     #[error("{0}")]
     Unusable(String),
+    /// The answer does not fit its question, or the question is not open.
+    #[error("question {question}: {why}")]
+    Question {
+        /// The question.
+        question: QuestionId,
+        /// The reason, and who answered it if somebody did.
+        why: String,
+    },
     /// The capability is unknown.
     #[error("task {task} needs the capability {capability}, which no worker provides; {known}")]
     UnknownCapability {

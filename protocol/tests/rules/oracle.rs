@@ -166,7 +166,7 @@ fn check_task_invariants(plan: &Plan, task: &Task) {
         assert!(attempt.open_waits().next().is_some(), "{id} is parked and waits for nothing");
         let keys: BTreeSet<_> = attempt.waits.iter().map(|wait| &wait.wait.key).collect();
         assert_eq!(keys.len(), attempt.waits.len(), "{id} has two waits of one key");
-        let first = attempt.open_waits().filter_map(|wait| wait.condition.until()).min();
+        let first = attempt.first_wait_time();
         assert!(matches!(task.phase, TaskPhase::Waiting { until } if until == first), "{id}");
     }
 

@@ -90,6 +90,13 @@ fn format_user_event(event: &UserEvent) -> String {
         UserEvent::Signalled(signal) => {
             format_variant_name(event, &format!(" {:?} by {}", signal.name, signal.by))
         }
+        UserEvent::StandingAnswerGiven(given) => {
+            let of = given.digest.as_deref().unwrap_or("every call");
+            format_variant_name(
+                event,
+                &format!(" {} {} ({of}) by {}: {}", given.capability, given.tool, given.by, given.answer),
+            )
+        }
         UserEvent::MessageReceived { by, text } => format_variant_name(event, &format!(" by {by}: {text}")),
     }
 }

@@ -206,6 +206,7 @@ impl SimulatedWorld {
     fn is_unapplied_command(&self, fact: &Fact) -> bool {
         match fact {
             Fact::Control(command) => !self.scene.plan.run.commands.contains(&command.id),
+            Fact::Answered(answer) => !self.scene.plan.run.commands.contains(&answer.id),
             Fact::Submitted(_)
             | Fact::Claimed(..)
             | Fact::Planned { .. }

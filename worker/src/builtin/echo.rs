@@ -16,7 +16,7 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use crate::{Attempt, Capability, CapabilityOutcome};
+use crate::{Answer, Attempt, Capability, CapabilityOutcome, approval_question, input_question};
 
 /// The environment variable with the path of the ledger: a file that gets a line each time a step is executed (not
 /// replayed).
@@ -58,6 +58,11 @@ struct EchoParameters {
     park_ms: u64,
     /// The name of an event for which the attempt is parked then; none by default.
     await_event: String,
+    /// Questions for which the attempt is parked then, all at once; the result's data is the list of the answers.
+    ask: Vec<String>,
+    /// If true, the attempt is parked for the approval of an action that is one journaled step, `echo.action`, with the arguments
+    /// `{"text": …}`; the result's data is what ran.
+    approve: bool,
     /// If true, the result's data is a digest of the task's name and of the digests in the results that it depends on.
     digest: bool,
 }
@@ -73,6 +78,8 @@ impl Default for EchoParameters {
             steps: 0,
             park_ms: 0,
             await_event: String::new(),
+            ask: Vec::new(),
+            approve: false,
             digest: false,
         }
     }
@@ -100,7 +107,10 @@ impl EchoCapability {
             return Err(TaskError::new(ErrorKind::InvalidTask, "echo does tasks only"));
         };
         let parameters: EchoParameters = attempt.parse_parameters()?;
-        let event = park_as_requested(attempt, &parameters).await?;
+        let mut data = park_as_requested(attempt, &parameters).await?;
+        if parameters.approve {
+            data = Some(self.act_if_approved(attempt, &format!("{} {task} {number}", order.run)).await?);
+        }
         let digest = if parameters.digest { Some(digest_inputs(attempt, &order, task).await?) } else { None };
         self.sleep_as_requested(attempt, &parameters, &order, &format!("{} {task} {number}", order.run))
             .await?;
@@ -112,7 +122,7 @@ impl EchoCapability {
         Ok(CapabilityOutcome::Result(TaskResult {
             summary: "echo".into(),
             output: filler_text(usize::try_from(parameters.bytes).unwrap_or(usize::MAX)),
-            data: rejected.then(|| json!({"reject": true})).or(digest).or(event),
+            data: rejected.then(|| json!({"reject": true})).or(digest).or(data),
             ..TaskResult::default()
         }))
     }
@@ -142,6 +152,32 @@ impl EchoCapability {
         Ok(())
     }
 
+    /// Asks for the approval of an action, and carries it out as it was approved.
+    async fn act_if_approved(&self, attempt: &mut Attempt<'_>, name: &str) -> Result<Value, TaskError> {
+        let proposed = json!({"text": "proposed"});
+        let schema = json!({"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"], "additionalProperties": false});
+        let question =
+            approval_question("echo_action", &proposed, "Appends a line to the ledger.", Some(&schema));
+        let arguments = match attempt.ask("echo.approval", question).await? {
+            Answer::Approve => proposed,
+            Answer::Edit { arguments } => serde_json::from_str(&arguments).unwrap_or_default(),
+            refused @ (Answer::Reject { .. }
+            | Answer::Respond { .. }
+            | Answer::Answer { .. }
+            | Answer::Decline) => {
+                return Ok(json!({"refused": refused.to_string()}));
+            }
+        };
+        let body = async {
+            self.append_to_ledger(&format!(
+                "{name} action {}\n",
+                arguments["text"].as_str().unwrap_or_default()
+            ))?;
+            Ok(json!({"ran": arguments["text"]}))
+        };
+        attempt.run_step("echo.action", body).await
+    }
+
     /// Appends a line to the ledger, in one write, so that lines of several processes do not mix.
     fn append_to_ledger(&self, line: &str) -> Result<(), TaskError> {
         let Some(ledger) = &self.ledger else {
@@ -153,7 +189,7 @@ impl EchoCapability {
     }
 }
 
-/// Parks the attempt for a time and for an event. Returns the data of the event.
+/// Parks the attempt for a time, for an event and for answers. Returns the answers, or else the data of the event.
 async fn park_as_requested(
     attempt: &mut Attempt<'_>,
     parameters: &EchoParameters,
@@ -161,10 +197,26 @@ async fn park_as_requested(
     if parameters.park_ms > 0 {
         attempt.sleep_for("echo.sleep", Duration::from_millis(parameters.park_ms)).await?;
     }
-    match parameters.await_event.as_str() {
-        "" => Ok(None),
-        event => attempt.wait_for_event("echo.event", event, None).await,
+    let event = match parameters.await_event.as_str() {
+        "" => None,
+        event => attempt.wait_for_event("echo.event", event, None).await?,
+    };
+    if parameters.ask.is_empty() {
+        return Ok(event);
     }
+    let question = |(number, text): (usize, &String)| {
+        (format!("echo.ask.{number}"), input_question(text, Vec::new(), None))
+    };
+    let answers = attempt.ask_all(parameters.ask.iter().enumerate().map(question).collect()).await?;
+    let value = |answer: &Answer| match answer {
+        Answer::Answer { value } => serde_json::from_str(value).unwrap_or_default(),
+        Answer::Approve
+        | Answer::Edit { .. }
+        | Answer::Reject { .. }
+        | Answer::Respond { .. }
+        | Answer::Decline => Value::Null,
+    };
+    Ok(Some(answers.iter().map(value).collect()))
 }
 
 impl Capability for EchoCapability {

@@ -16,6 +16,7 @@ use std::path::Path;
 use sha2::{Digest, Sha256};
 
 pub use index::{SearchHit, SearchResults, WordDocumentCount};
+pub(crate) use reading::encode_hex;
 pub use reading::{Document, InputFile, MAX_BYTES, MAX_LINE, SkipReason, SkippedFile};
 pub(crate) use terms::split_into_terms;
 pub use walk::{FolderWalkError, ListedFile, list_folder_files};

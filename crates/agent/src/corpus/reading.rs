@@ -359,7 +359,7 @@ fn file_stem(path: &str) -> &str {
     if stem.is_empty() { name } else { stem }
 }
 
-pub(super) fn encode_hex(bytes: &[u8]) -> String {
+pub(crate) fn encode_hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 

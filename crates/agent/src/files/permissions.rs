@@ -52,7 +52,7 @@ pub enum PermissionMode {
     Allow,
     /// It is denied. A file that may not be read is not listed either.
     Deny,
-    /// A person must approve. Approval is not available yet, so it is denied.
+    /// A person must approve each call. Files that may only be read so are not listed, found or searched.
     Ask,
 }
 
@@ -81,11 +81,9 @@ pub enum PermissionDenied {
         /// The operation, as in "may not be read".
         done: &'static str,
     },
-    /// A person would have to approve.
-    #[error(
-        "{path} may be {done} only with a person's approval, which is not available here yet: it counts as denied. Continue without it, and say so in your answer"
-    )]
-    ApprovalUnavailable {
+    /// A person must approve.
+    #[error("{path} may be {done} only with a person's approval")]
+    NeedsApproval {
         /// The file.
         path: FilePath,
         /// The operation, as in "may not be read".
@@ -163,7 +161,7 @@ impl CompiledPermissions {
         match self.0.iter().find(fits).map_or(PermissionMode::Allow, |rule| rule.mode) {
             PermissionMode::Allow => Ok(()),
             PermissionMode::Deny => Err(PermissionDenied::ByRule { path: path.clone(), done }),
-            PermissionMode::Ask => Err(PermissionDenied::ApprovalUnavailable { path: path.clone(), done }),
+            PermissionMode::Ask => Err(PermissionDenied::NeedsApproval { path: path.clone(), done }),
         }
     }
 }

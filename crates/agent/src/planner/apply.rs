@@ -165,6 +165,7 @@ fn advice_on(draft: &PlanDraft, refusal: &Refusal) -> String {
         | Refusal::AlreadyApplied(_)
         | Refusal::WrongMoment(_)
         | Refusal::Unusable(_)
+        | Refusal::Question { .. }
         | Refusal::UnknownCapability { .. }
         | Refusal::WrongParameters { .. }
         | Refusal::FixedPlan { .. }

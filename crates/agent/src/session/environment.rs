@@ -7,6 +7,7 @@ use millrace_protocol::plan::{DEFAULT_PROVIDER_TIMEOUT, ResourceAmounts};
 use millrace_protocol::result::{ErrorKind, TaskError};
 
 use super::SessionError;
+use crate::approval::ApprovalRules;
 use crate::files::Files;
 use crate::model::{DeltaListener, Model, ModelAbility};
 use crate::sources::OrderInputs;
@@ -76,10 +77,11 @@ impl<'a> SessionEnvironment<'a> {
         conversation: PreparedConversation,
         check: &AnswerCheck<'_, A>,
     ) -> Result<WorkSummary<A>, SessionError> {
-        let PreparedConversation { brief, toolbox, model } = conversation;
+        let PreparedConversation { brief, toolbox, model, approvals, can_wait } = conversation;
         let machine = Machine::new(brief).with_reserved_amounts(self.allowance);
         let driver = Driver::new(model.as_ref(), &toolbox, self.journal.as_mut())
             .with_attempt_name(attempt)
+            .with_approvals(approvals, can_wait)
             .with_listener(self.observer.as_ref())
             .with_files(self.files)
             .provider_timeout(self.provider_timeout)
@@ -108,6 +110,10 @@ pub(super) struct PreparedConversation {
     pub brief: AgentBrief,
     pub toolbox: Toolbox,
     pub model: Arc<dyn Model>,
+    /// The rules for calls that need a person's approval.
+    pub approvals: ApprovalRules,
+    /// `true` if the work may be parked.
+    pub can_wait: bool,
 }
 
 /// Converts a journal error. A journal that diverged is a bug; one that can't be used may be usable again.

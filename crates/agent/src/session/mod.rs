@@ -306,7 +306,15 @@ impl<'a> AgentSession<'a> {
             max_output_tokens: choose_max_output_tokens(spec.answer, format),
             format,
         };
-        Ok(PreparedConversation { brief: restore_prompt(brief, beginning), toolbox, model })
+        let can_wait = matches!(order.assignment, Assignment::Task { .. });
+        let approvals = spec.approvals.clone();
+        Ok(PreparedConversation {
+            brief: restore_prompt(brief, beginning),
+            toolbox,
+            model,
+            approvals,
+            can_wait,
+        })
     }
 }
 

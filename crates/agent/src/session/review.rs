@@ -22,6 +22,7 @@ use serde_json::Value;
 use super::environment::{journal_error, restore_prompt};
 use super::results::InputResults;
 use super::{AgentHost, PreparedConversation, SessionEnvironment, SessionError, invalid_order_error};
+use crate::approval::ApprovalRules;
 use crate::critic::checks::build_verdict;
 use crate::critic::standing::{
     ReviewedResult, check_standing_criteria, is_settled_by_code, select_asked_criteria, verdict_without_model,
@@ -261,7 +262,13 @@ impl PanelReview<'_> {
         let format = beginning.format;
         let toolbox = self.evidence.open_tools(&self.sheet, format);
         let brief = restore_prompt(build_review_brief(&self.sheet, &toolbox, format), beginning);
-        let conversation = PreparedConversation { brief, toolbox, model };
+        let conversation = PreparedConversation {
+            brief,
+            toolbox,
+            model,
+            approvals: ApprovalRules::default(),
+            can_wait: false,
+        };
         let expected = JudgementValidator::new(self.task, &self.sheet.criteria, format);
         let check = |judgement: Judgement| expected.validate_judgement(judgement);
         let (judgement, spent) =

@@ -9,9 +9,10 @@ use crate::files::permissions::CompiledPermissions;
 use crate::spec::{ToolNames, ToolReference};
 use crate::tool::files::create_file_tools;
 use crate::tool::{
-    ConsultableCapabilities, TaskResultSource, Tool, append_note_tool, consult_tool, get_task_result_tool,
-    list_completed_tasks_tool, now_tool, read_document_tool, read_notes_tool, search_documents_tool,
-    sleep_for_tool, sleep_until_tool, think_tool, wait_for_event_tool, write_todos_tool,
+    ConsultableCapabilities, TaskResultSource, Tool, append_note_tool, ask_user_tool, consult_tool,
+    get_task_result_tool, list_completed_tasks_tool, now_tool, read_document_tool, read_notes_tool,
+    search_documents_tool, sleep_for_tool, sleep_until_tool, think_tool, wait_for_event_tool,
+    write_todos_tool,
 };
 
 /// The constructor of a tool.
@@ -27,10 +28,11 @@ enum ToolConstructor {
 use ToolConstructor::{Open, Stateful};
 
 /// Every built-in tool: its name in capability files and its constructor. Sorted by name.
-const TOOLS: [(&str, ToolConstructor); 29] = [
+const TOOLS: [(&str, ToolConstructor); 30] = [
     ("add_task", Stateful),
     ("add_tasks", Stateful),
     ("append_note", Open(|_| Some(append_note_tool()))),
+    ("ask_user", Open(|context| context.can_wait.then(ask_user_tool))),
     ("cancel_task", Stateful),
     ("consult", Open(|context| Some(consult_tool(context.consultants.clone()?, context.results.clone())))),
     ("delete", Stateful),

@@ -23,6 +23,7 @@ pub use template::{
     RunTemplateView, TaskTemplateView, Template, TemplateError, TemplateView, format_utc_date,
 };
 
+use crate::approval::{ApprovalRule, ApprovalRules};
 use crate::files::permissions::{CompiledPermissions, PermissionRules};
 use crate::turn::Limits;
 
@@ -34,8 +35,18 @@ pub const KIND: FileDescription = FileDescription { name: "capability", holds: "
 /// The fields that all kinds of capabilities have.
 pub const COMMON: [&str; 7] = ["name", "kind", "description", "concurrency", "input", "output", "review"];
 /// The fields of an agent in addition to [`COMMON`].
-pub const AGENT: [&str; 9] =
-    ["instructions", "model", "prompts", "tools", "mcp", "permissions", "limits", "answer", "consult"];
+pub const AGENT: [&str; 10] = [
+    "instructions",
+    "model",
+    "prompts",
+    "tools",
+    "mcp",
+    "permissions",
+    "approve",
+    "limits",
+    "answer",
+    "consult",
+];
 
 /// The self-description of a capability of any kind.
 #[derive(Debug, Clone, PartialEq)]
@@ -71,6 +82,8 @@ pub struct AgentSpec {
     pub servers: Vec<YamlNode>,
     /// Its file permissions.
     pub permissions: CompiledPermissions,
+    /// Its calls that need a person's approval.
+    pub approvals: ApprovalRules,
     /// Its limits.
     pub limits: Limits,
     /// The form of its answer.
@@ -255,6 +268,7 @@ impl AgentSpec {
             tools: Vec::new(),
             servers: Vec::new(),
             permissions: CompiledPermissions::default(),
+            approvals: ApprovalRules::default(),
             limits: Limits::default(),
             answer: AnswerForm::default(),
             is_consultable: false,
@@ -301,6 +315,8 @@ impl AgentSpec {
             fields.find_field("mcp").map(|node| Ok(node.parse_list("mcp", "MCP servers")?.to_vec()));
         let servers = mistakes.check_optional(servers);
         let permissions = mistakes.check_optional(fields.find_field("permissions").map(read_permissions));
+        let approvals = mistakes
+            .check_optional(fields.find_field("approve").map(|node| read_approvals(node, tool_names)));
         let limits = fields.find_field("limits").map(|node| deserialize_node(node, "limits"));
         let limits = mistakes.check_optional(limits);
         let consult = fields.find_field("consult").map(|node| node.parse_boolean("consult"));
@@ -327,6 +343,7 @@ impl AgentSpec {
             tools: tools.unwrap_or_default(),
             servers: servers.unwrap_or_default(),
             permissions: permissions.unwrap_or_default(),
+            approvals: approvals.unwrap_or_default(),
             limits: limits.unwrap_or_default(),
             answer,
             is_consultable,
@@ -362,6 +379,26 @@ fn read_permissions(node: &YamlNode) -> Result<CompiledPermissions, YamlMistake>
     rules
         .compile()
         .map_err(|invalid| YamlMistake::at_position(node.position, format!("\"permissions\": {invalid}")))
+}
+
+/// Reads the rules for calls that need an approval. A rule that names a tool of an MCP server can't be checked here.
+fn read_approvals(node: &YamlNode, tool_names: &dyn ToolNames) -> Result<ApprovalRules, YamlMistake> {
+    let rules: Vec<ApprovalRule> = deserialize_node(node, "list of approvals")?;
+    let items = node.parse_list("approve", "approvals")?;
+    let names = tool_names.names();
+    for (rule, item) in rules.iter().zip(items) {
+        let is_known =
+            rule.tool.ends_with('*') || rule.tool.contains("__") || names.contains(&rule.tool.as_str());
+        if !is_known {
+            let hint = did_you_mean_hint(&rule.tool, names.iter().copied());
+            let text = format!("there is no tool {:?}{hint}; the tools are {}", rule.tool, names.join(", "));
+            return Err(YamlMistake::at_position(item.position, text));
+        }
+        ApprovalRules::compile(vec![rule.clone()])
+            .map_err(|mistake| YamlMistake::at_position(item.position, format!("\"approve\": {mistake}")))?;
+    }
+    ApprovalRules::compile(rules)
+        .map_err(|mistake| YamlMistake::at_position(node.position, format!("\"approve\": {mistake}")))
 }
 
 fn read_answer_form(node: &YamlNode) -> Result<AnswerForm, YamlMistake> {

@@ -5,6 +5,7 @@ use millrace_models::ModelAbility;
 use serde_json::{Value, json};
 
 use super::{AnswerForm, review_schema};
+use crate::approval::ApprovalRule;
 
 /// The properties that all kinds of capabilities have.
 #[must_use]
@@ -70,6 +71,7 @@ pub fn agent_file_schema(tools: &[(&str, Option<Value>)], server: &Value, permis
         "tools": { "description": "The tools it gets.", "type": "array", "items": { "oneOf": entries } },
         "mcp": { "description": "The MCP servers whose tools it gets.", "type": "array", "items": server },
         "permissions": permissions,
+        "approve": approvals_schema(),
         "limits": crate::tool::schema_of::<crate::turn::Limits>(),
         "answer": { "description": "The form of its answer.", "enum": AnswerForm::ALL.map(AnswerForm::name) },
         "consult": { "description": "true if other agents may ask it short questions.", "type": "boolean" },
@@ -85,6 +87,12 @@ pub fn agent_file_schema(tools: &[(&str, Option<Value>)], server: &Value, permis
         ],
         "additionalProperties": false,
     })
+}
+
+fn approvals_schema() -> Value {
+    let mut schema = crate::tool::schema_of::<Vec<ApprovalRule>>();
+    schema["description"] = "Its calls that need a person's approval before they run.".into();
+    schema
 }
 
 /// The names of the forms of answers whose agents need no instructions.

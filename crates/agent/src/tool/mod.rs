@@ -3,6 +3,7 @@
 //! does not end the agent.
 
 mod arguments;
+mod ask;
 mod call_budget;
 mod consult;
 mod documents;
@@ -29,6 +30,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 pub(crate) use arguments::parse_lenient_json;
+pub use ask::ask_user_tool;
 pub use call_budget::{ModelCallBudget, ModelCallBudgetGuard};
 pub use consult::{ConsultableCapabilities, consult_tool};
 pub use documents::{
@@ -68,6 +70,13 @@ pub trait Tool: Send + Sync {
     /// tool is stored in a file, and the model sees both ends of it.
     fn has_bounded_output(&self) -> bool {
         false
+    }
+
+    /// The reason for which a call with these arguments needs a person's approval; `None` if it needs none by itself. The rules of
+    /// a capability may ask for more.
+    fn approval_reason(&self, arguments: &Value) -> Option<String> {
+        let _ = arguments;
+        None
     }
 
     /// The inner tool that this is, if it is one; the machine answers it, and `call` is never called.
@@ -127,6 +136,8 @@ pub struct Call {
     pub deadline: Option<Instant>,
     /// The model usage that the calls of the turn may have together: a tool that calls a model locks and charges it.
     pub budget: ModelCallBudget,
+    /// `true` if a person has approved it.
+    pub is_approved: bool,
 }
 
 /// The output of a tool.

@@ -4,6 +4,7 @@
 use std::sync::Arc;
 
 use jiff::{SignedDuration, Timestamp};
+use millrace_protocol::question::Answer;
 use millrace_protocol::wait::{MAX_EVENT_NAME, WaitCondition, WaitEnd};
 use schemars::JsonSchema;
 use serde::Deserialize;
@@ -111,6 +112,21 @@ pub(crate) fn describe_wait_end(end: &WaitEnd) -> String {
         }
         WaitEnd::Signalled { by, data } => format!("{by} signalled the event with this data:\n{data}"),
         WaitEnd::Expired => "The event was not signalled in time.".into(),
+        WaitEnd::Answered { by, answer } => describe_answer(by, answer),
+    }
+}
+
+/// The result of `ask_user`, for the model.
+fn describe_answer(by: &str, answer: &Answer) -> String {
+    match answer {
+        Answer::Answer { value } => match serde_json::from_str(value) {
+            Ok(serde_json::Value::String(text)) => text,
+            Ok(_) | Err(_) => value.clone(),
+        },
+        Answer::Decline if by.is_empty() => "Nobody answered in time. Continue without the answer.".into(),
+        Answer::Decline => "The person does not want to answer. Continue without the answer.".into(),
+        Answer::Respond { content } => content.clone(),
+        Answer::Approve | Answer::Edit { .. } | Answer::Reject { .. } => answer.to_string(),
     }
 }
 

@@ -1,5 +1,8 @@
 //! Executes the tool calls of one turn. It owns the order of recording: calls that must not run twice are recorded before
 //! they begin, each result is recorded as soon as it is available, and a recorded call is not run again.
+//!
+//! A call that needs a person's approval waits for it under the key `approve.<turn>.<index>.<tool>`; the other calls of the turn
+//! run at once. When it is approved it runs like any other, and is recorded before it begins by a step of its own.
 
 use std::any::Any;
 use std::panic::AssertUnwindSafe;
@@ -8,8 +11,11 @@ use std::time::Duration;
 
 use futures::stream::FuturesUnordered;
 use futures::{FutureExt, StreamExt};
+use millrace_protocol::question::{Answer, Question};
 use millrace_protocol::result::{ModelUsage, Usage};
-use millrace_protocol::wait::{Wait, WaitCondition};
+use millrace_protocol::schema::check_value_against_schema;
+use millrace_protocol::wait::{Wait, WaitCondition, WaitEnd};
+use serde_json::Value;
 use tokio::time::Instant;
 use tracing::warn;
 
@@ -17,6 +23,7 @@ use super::drive_error::{decode_step, encode_step};
 use super::large::limit_result_size;
 use super::record::{BegunCallsStep, ToolCallRecord, to_millis};
 use super::{AttemptName, DriveError, Journal, ValidatedToolCall};
+use crate::approval::ApprovalRules;
 use crate::files::Files;
 use crate::model::ToolResult;
 use crate::tool::{Call, Effect, ModelCallBudget, Output, Tool, ToolError, Toolbox, describe_wait_end};
@@ -44,6 +51,30 @@ pub(super) struct ToolCallRunner<'a> {
     pub left: Option<Duration>,
     /// The model usage that the calls may have together.
     pub budget: ModelCallBudget,
+    /// The rules for calls that need a person's approval.
+    pub approvals: &'a ApprovalRules,
+    /// `true` if the work may be parked.
+    pub can_wait: bool,
+}
+
+/// The approval that a call needs, or has got.
+enum Approval {
+    /// It needs none.
+    NotNeeded,
+    /// Nobody has answered the question yet.
+    Open(Box<Question>),
+    /// A person has answered.
+    Given(Answer),
+}
+
+/// The next action for a call without a result.
+enum CallAction {
+    /// It runs, with these arguments in place of its own if a person changed them.
+    Run(Option<Value>),
+    /// It has this result and does not run.
+    Result(Box<ToolCallRecord>),
+    /// It waits.
+    Wait(Wait),
 }
 
 impl ToolCallRunner<'_> {
@@ -54,13 +85,17 @@ impl ToolCallRunner<'_> {
         calls: &[ValidatedToolCall],
         journal: &mut dyn Journal,
     ) -> Result<Vec<ToolCallRecord>, DriveError> {
-        let names: Vec<String> = calls
+        let number = self.number;
+        let name = |(index, call): (usize, &ValidatedToolCall)| format!("{number}.{index}.{}", call.tool);
+        let names: Vec<String> =
+            calls.iter().enumerate().map(name).map(|name| format!("tool.{name}")).collect();
+        let approvals: Vec<Approval> = calls
             .iter()
             .enumerate()
-            .map(|(index, call)| format!("tool.{}.{index}.{}", self.number, call.tool))
+            .map(|(index, call)| self.approval_of_call(call, &self.approval_key(index, call), journal))
             .collect();
-        let begun = self.record_begun_calls(calls, &names, journal).await?;
-        let mut results = self.replay_results(calls, &names, journal).await?;
+        let mut begun = self.record_begun_calls(calls, &names, &approvals, journal).await?;
+        let mut results = self.replay_results(calls, &names, &approvals, &mut begun, journal).await?;
         for index in begun {
             if results[index].is_none() {
                 let unknown = build_call_record(&calls[index], UNKNOWN.to_owned(), true);
@@ -68,17 +103,36 @@ impl ToolCallRunner<'_> {
                 results[index] = Some(unknown);
             }
         }
-        for (index, result) in results.iter_mut().enumerate().filter(|(_, result)| result.is_none()) {
-            if let Some(end) = journal.ended_wait(&names[index]) {
-                let record = build_call_record(&calls[index], describe_wait_end(&end), false);
-                journal.append_step(&names[index], &encode_step(&record)).await?;
-                *result = Some(record);
+        let (mut ready, mut waits) = (Vec::new(), Vec::new());
+        for (index, approval) in approvals.into_iter().enumerate() {
+            if results[index].is_some() {
+                continue;
+            }
+            let is_approved = matches!(approval, Approval::Given(_));
+            match self.next_action(&calls[index], index, &names[index], approval, journal) {
+                CallAction::Run(changed) => ready.push((index, is_approved, changed)),
+                CallAction::Result(record) => {
+                    journal.append_step(&names[index], &encode_step(&record)).await?;
+                    results[index] = Some(*record);
+                }
+                CallAction::Wait(wait) => waits.push(wait),
             }
         }
-        let open = calls.iter().enumerate().filter(|(index, _)| results[*index].is_none());
-        let mut running: FuturesUnordered<_> =
-            open.map(|(index, call)| self.run_call(call, index).map(move |result| (index, result))).collect();
-        let (mut fault, mut waits) = (None, Vec::new());
+        for (index, _, _) in
+            ready.iter().filter(|(index, is_approved, _)| *is_approved && self.has_effect(&calls[*index]))
+        {
+            let step = self.begin_step(*index);
+            let begun = BegunCallsStep { calls: vec![names[*index].clone()] };
+            journal.append_step(&step, &encode_step(&begun)).await?;
+        }
+        let mut running: FuturesUnordered<_> = ready
+            .into_iter()
+            .map(|(index, is_approved, changed)| {
+                let call = self.run_call(&calls[index], index, is_approved, changed);
+                call.map(move |result| (index, result))
+            })
+            .collect();
+        let mut fault = None;
         while let Some((index, result)) = running.next().await {
             match result {
                 Ok(CallEnd::Result(result)) => {
@@ -98,48 +152,160 @@ impl ToolCallRunner<'_> {
         }
     }
 
-    /// Records the calls that must not run twice. Returns those that an earlier worker had begun.
+    /// The key under which a call waits for its approval.
+    fn approval_key(&self, index: usize, call: &ValidatedToolCall) -> String {
+        format!("approve.{}.{index}.{}", self.number, call.tool)
+    }
+
+    /// The step that is recorded before an approved call begins.
+    fn begin_step(&self, index: usize) -> String {
+        format!("begin.{}.{index}", self.number)
+    }
+
+    fn has_effect(&self, call: &ValidatedToolCall) -> bool {
+        self.find_tool(call).is_some_and(|tool| tool.effect() == Effect::Effect)
+    }
+
+    /// Returns the approval of a call. An answer counts also if the rules have changed since.
+    fn approval_of_call(&self, call: &ValidatedToolCall, key: &str, journal: &dyn Journal) -> Approval {
+        if let Some(WaitEnd::Answered { answer, .. }) = journal.ended_wait(key) {
+            return Approval::Given(answer);
+        }
+        let Some(tool) = self.find_tool(call) else { return Approval::NotNeeded };
+        let reason = tool.approval_reason(&call.arguments);
+        let schema = tool.spec().schema;
+        let asked = self.approvals.question_for_call(&call.tool, &call.arguments, reason, Some(&schema));
+        asked.map_or(Approval::NotNeeded, |question| Approval::Open(Box::new(question)))
+    }
+
+    /// Returns what happens next with a call that has no result.
+    fn next_action(
+        &self,
+        call: &ValidatedToolCall,
+        index: usize,
+        name: &str,
+        approval: Approval,
+        journal: &dyn Journal,
+    ) -> CallAction {
+        let result =
+            |text: String, is_error| CallAction::Result(Box::new(build_call_record(call, text, is_error)));
+        let changed = match approval {
+            Approval::NotNeeded | Approval::Given(Answer::Approve) => None,
+            Approval::Open(_) if !self.can_wait => {
+                return result(
+                    format!(
+                        "{} needs a person's approval, which is not possible here; continue without it",
+                        call.tool
+                    ),
+                    true,
+                );
+            }
+            Approval::Open(question) => {
+                let condition = WaitCondition::Answer(question);
+                return CallAction::Wait(Wait { key: self.approval_key(index, call), condition });
+            }
+            Approval::Given(Answer::Edit { arguments }) => {
+                match self.read_changed_arguments(call, &arguments) {
+                    Ok(changed) => Some(changed),
+                    Err(mistake) => return result(mistake, true),
+                }
+            }
+            Approval::Given(Answer::Reject { message }) => {
+                let reason = if message.is_empty() { String::new() } else { format!(": {message}") };
+                return result(
+                    format!("A person rejected this call{reason}. It did not run. Do not try it again."),
+                    true,
+                );
+            }
+            Approval::Given(Answer::Respond { content }) => return result(content, false),
+            Approval::Given(Answer::Answer { .. } | Answer::Decline) => {
+                return result(
+                    "The call was answered with something other than a decision; it did not run.".into(),
+                    true,
+                );
+            }
+        };
+        // The tool itself waited.
+        match journal.ended_wait(name) {
+            Some(end) => result(describe_wait_end(&end), false),
+            None => CallAction::Run(changed),
+        }
+    }
+
+    /// Reads the arguments that a person gave in place of the proposed ones.
+    fn read_changed_arguments(&self, call: &ValidatedToolCall, arguments: &str) -> Result<Value, String> {
+        let misfit = |mistake: String| {
+            format!(
+                "A person changed the arguments of this call, and they do not fit: {mistake}. It did not run."
+            )
+        };
+        let changed: Value = serde_json::from_str(arguments).map_err(|error| misfit(error.to_string()))?;
+        if let Some(tool) = self.find_tool(call) {
+            check_value_against_schema(&tool.spec().schema, &changed).map_err(misfit)?;
+        }
+        Ok(changed)
+    }
+
+    /// Records the calls that must not run twice and need no approval. Returns those that an earlier worker had begun.
     async fn record_begun_calls(
         &self,
         calls: &[ValidatedToolCall],
         names: &[String],
+        approvals: &[Approval],
         journal: &mut dyn Journal,
     ) -> Result<Vec<usize>, DriveError> {
-        let effect = |call: &ValidatedToolCall| self.find_tool(call).map_or(Effect::Pure, Tool::effect);
-        let effects = |(index, call)| (effect(call) == Effect::Effect).then_some(index);
-        let effects: Vec<usize> = calls.iter().enumerate().filter_map(effects).collect();
+        let step = format!("begin.{}", self.number);
+        let next = journal.peek_recorded_step().await?;
+        if next.is_some_and(|(name, _)| name == step)
+            && let Some((_, value)) = journal.read_recorded_step(std::slice::from_ref(&step)).await?
+        {
+            let begun: BegunCallsStep = decode_step(&step, value)?;
+            return Ok((0..calls.len()).filter(|index| begun.calls.contains(&names[*index])).collect());
+        }
+        let begins = |index: &usize| {
+            matches!(approvals[*index], Approval::NotNeeded) && self.has_effect(&calls[*index])
+        };
+        let effects: Vec<usize> = (0..calls.len()).filter(begins).collect();
         if effects.is_empty() {
             return Ok(effects);
         }
-        let step = format!("begin.{}", self.number);
-        if let Some((_, value)) = journal.read_recorded_step(std::slice::from_ref(&step)).await? {
-            let begun: BegunCallsStep = decode_step(&step, value)?;
-            return Ok(effects.into_iter().filter(|index| begun.calls.contains(&names[*index])).collect());
-        }
+        // The next recorded step, if there is one, is none of a turn with these calls: the journal has diverged.
+        drop(journal.read_recorded_step(std::slice::from_ref(&step)).await?);
         let begun = BegunCallsStep { calls: effects.iter().map(|index| names[*index].clone()).collect() };
         journal.append_step(&step, &encode_step(&begun)).await?;
         Ok(Vec::new())
     }
 
-    /// Reads the recorded results, in whatever order they were recorded.
+    /// Reads the recorded results, in whatever order they were recorded. Adds the approved calls that have begun to `begun`.
     async fn replay_results(
         &self,
         calls: &[ValidatedToolCall],
         names: &[String],
+        approvals: &[Approval],
+        begun: &mut Vec<usize>,
         journal: &mut dyn Journal,
     ) -> Result<Vec<Option<ToolCallRecord>>, DriveError> {
         let mut results: Vec<Option<ToolCallRecord>> = calls.iter().map(|_| None).collect();
         let mut open: Vec<usize> = (0..calls.len()).collect();
         while !open.is_empty() {
-            let requested: Vec<String> = open.iter().map(|index| names[*index].clone()).collect();
+            let mut requested: Vec<String> = open.iter().map(|index| names[*index].clone()).collect();
+            requested.extend(open.iter().map(|index| self.begin_step(*index)));
             let Some((at, value)) = journal.read_recorded_step(&requested).await? else { break };
+            if at >= open.len() {
+                begun.push(open[at - open.len()]);
+                continue;
+            }
             let index = open.remove(at);
             let result: ToolCallRecord = decode_step(&names[index], value)?;
             self.budget.lock().await.charge_usage(&result.usage);
             if let Some(tool) = self.find_tool(&calls[index]) {
                 let key = self.attempt.call_key(self.number, index);
                 let call = Call { key, turn: self.number, ..Call::default() };
-                tool.on_replay(&calls[index].arguments, &result.result, &call);
+                let changed = match &approvals[index] {
+                    Approval::Given(Answer::Edit { arguments }) => serde_json::from_str(arguments).ok(),
+                    Approval::Given(_) | Approval::NotNeeded | Approval::Open(_) => None,
+                };
+                tool.on_replay(changed.as_ref().unwrap_or(&calls[index].arguments), &result.result, &call);
             }
             results[index] = Some(result);
         }
@@ -147,7 +313,13 @@ impl ToolCallRunner<'_> {
     }
 
     /// Runs one call. Failures that the model can handle become its result; only an unavailable tool is an error.
-    async fn run_call(&self, call: &ValidatedToolCall, index: usize) -> Result<CallEnd, DriveError> {
+    async fn run_call(
+        &self,
+        call: &ValidatedToolCall,
+        index: usize,
+        is_approved: bool,
+        changed: Option<Value>,
+    ) -> Result<CallEnd, DriveError> {
         let Some(tool) = self.find_tool(call) else {
             let text = format!("the tool {} is not available here", call.tool);
             return Ok(CallEnd::Result(Box::new(build_call_record(call, text, true))));
@@ -155,9 +327,9 @@ impl ToolCallRunner<'_> {
         let began = Instant::now();
         let key = self.attempt.call_key(self.number, index);
         let deadline = self.left.map(|left| (began + left).into_std());
-        let context = Call { key, turn: self.number, deadline, budget: self.budget.clone() };
-        let work =
-            AssertUnwindSafe(async { tool.call(call.arguments.clone(), &context).await }).catch_unwind();
+        let context = Call { key, turn: self.number, deadline, budget: self.budget.clone(), is_approved };
+        let arguments = changed.clone().unwrap_or_else(|| call.arguments.clone());
+        let work = AssertUnwindSafe(async { tool.call(arguments, &context).await }).catch_unwind();
         let outcome = match self.left {
             None => Some(work.await),
             Some(left) => tokio::time::timeout(left, work).await.ok(),
@@ -186,6 +358,10 @@ impl ToolCallRunner<'_> {
             ),
         };
         result.took_ms = to_millis(began.elapsed());
+        if let Some(changed) = changed {
+            let text = &mut result.result.text;
+            text.push_str(&format!("\n\n(A person changed the arguments of this call to {changed}; this is the result with these.)"));
+        }
         if !tool.has_bounded_output() {
             let path = || self.attempt.large_result_path(self.number, index).ok();
             let text = std::mem::take(&mut result.result.text);

@@ -22,6 +22,7 @@ use super::{
     Answer, AttemptName, ConversationFormat, Journal, JournalError, Machine, MachineStep, WorkFailure,
     WorkSummary,
 };
+use crate::approval::ApprovalRules;
 use crate::files::Files;
 use crate::model::{Delta, DeltaListener, Model, ModelError, Reply, Request};
 use crate::tool::{ModelCallBudget, Toolbox};
@@ -40,20 +41,38 @@ pub struct Driver<'a, A> {
     files: Option<Arc<dyn Files>>,
     check: Option<&'a AnswerCheck<'a, A>>,
     provider_timeout: Duration,
+    approvals: ApprovalRules,
+    can_wait: bool,
 }
 
 impl<'a, A: Answer> Driver<'a, A> {
     /// A driver without an attempt name, watcher, workspace or answer check.
     pub fn new(model: &'a dyn Model, toolbox: &'a Toolbox, journal: &'a mut dyn Journal) -> Self {
         let attempt = AttemptName::default();
-        let provider_timeout = DEFAULT_PROVIDER_TIMEOUT;
-        Self { model, toolbox, journal, watch: &(), attempt, files: None, check: None, provider_timeout }
+        Self {
+            model,
+            toolbox,
+            journal,
+            watch: &(),
+            attempt,
+            files: None,
+            check: None,
+            provider_timeout: DEFAULT_PROVIDER_TIMEOUT,
+            approvals: ApprovalRules::default(),
+            can_wait: true,
+        }
     }
 
     /// Sets how long to wait for a provider that does not answer.
     #[must_use]
     pub fn provider_timeout(self, provider_timeout: Duration) -> Self {
         Self { provider_timeout, ..self }
+    }
+
+    /// Sets the rules for calls that need a person's approval. Where the work can't be parked, such calls are refused.
+    #[must_use]
+    pub fn with_approvals(self, approvals: ApprovalRules, can_wait: bool) -> Self {
+        Self { approvals, can_wait, ..self }
     }
 
     /// Sets the attempt's name, used in the keys of its calls and the paths of long results.
@@ -113,10 +132,12 @@ impl<'a, A: Answer> Driver<'a, A> {
                 }
                 MachineStep::CallTools(calls) => {
                     let (attempt, toolbox, files) = (&self.attempt, self.toolbox, self.files.as_ref());
+                    let (approvals, can_wait) = (&self.approvals, self.can_wait);
                     // A call belongs to the turn of its reply.
                     let budget = ModelCallBudget::new(machine.amounts_left_for_calls());
                     let number = turn.saturating_sub(1);
-                    let turn = ToolCallRunner { number, attempt, toolbox, files, left, budget };
+                    let turn =
+                        ToolCallRunner { number, attempt, toolbox, files, left, budget, approvals, can_wait };
                     let results = turn.run_calls(calls, self.journal).await?;
                     since.recorded_calls = results.iter().map(|call| call.result.call_id.clone()).collect();
                     machine.feed_results(results)?;

@@ -72,6 +72,7 @@ fn topic_metric_label(topic: &Topic) -> &'static str {
         Topic::Journal(JournalKey::Review(..)) => "review",
         Topic::Journal(JournalKey::Planning(..)) => "planning",
         Topic::Control => "control",
+        Topic::Answer => "answer",
     }
 }
 

@@ -8,7 +8,7 @@ use crate::plan::state::{
 };
 use crate::plan::{AttemptEvent, ReviewEvent};
 use crate::result::{ModelUsage, Usage, Verdict};
-use crate::wait::{EndedWait, Wait};
+use crate::wait::{EndedWait, WaitCondition};
 
 impl Plan {
     pub(super) fn apply_attempt(&mut self, event: &AttemptEvent, at: Timestamp) {
@@ -62,15 +62,14 @@ impl Plan {
                 );
             }
             AttemptEvent::Parked { task, attempt, waits } => {
-                self.move_task_to_phase(
-                    task,
-                    TaskPhase::Waiting { until: first_time(waits.iter()) },
-                    at,
-                    |task| {
-                        let waits = waits.iter().map(|wait| AttemptWait { wait: wait.clone(), end: None });
-                        task.attempt_entry_mut(*attempt).waits.extend(waits);
-                    },
-                );
+                let until = waits.iter().filter_map(|wait| wait.condition.until(at)).min();
+                self.move_task_to_phase(task, TaskPhase::Waiting { until }, at, |task| {
+                    let waits = waits.iter().map(|wait| AttemptWait::begin(wait.clone(), at));
+                    task.attempt_entry_mut(*attempt).waits.extend(waits);
+                });
+            }
+            AttemptEvent::QuestionRenewed { task, attempt, key, to } => {
+                self.renew_question(task, *attempt, key, to, at)
             }
             AttemptEvent::WaitEnded { task, attempt, ended } => self.end_wait(task, *attempt, ended, at),
             AttemptEvent::Woken { task, .. } => {
@@ -81,13 +80,38 @@ impl Plan {
     }
 
     fn end_wait(&mut self, id: &TaskId, attempt: u32, ended: &EndedWait, at: Timestamp) {
+        self.change_open_wait(id, attempt, &ended.key, |wait| {
+            wait.end = Some(ended.end.clone());
+            wait.ended_at = Some(at);
+        });
+    }
+
+    /// Begins the next round of a question.
+    fn renew_question(&mut self, id: &TaskId, attempt: u32, key: &str, to: &str, at: Timestamp) {
+        self.change_open_wait(id, attempt, key, |wait| {
+            wait.since = at;
+            wait.round = wait.round.saturating_add(1);
+            if let WaitCondition::Answer(question) = &mut wait.wait.condition {
+                question.to = to.to_owned();
+            }
+        });
+    }
+
+    /// Changes an open wait of a parked attempt, and the time at which the first one ends.
+    fn change_open_wait(
+        &mut self,
+        id: &TaskId,
+        attempt: u32,
+        key: &str,
+        change: impl FnOnce(&mut AttemptWait),
+    ) {
         let Some(task) = self.task_mut(id).filter(|task| task.state() == TaskState::Waiting) else { return };
         let (since, record) = (task.since, task.attempt_entry_mut(attempt));
-        let wait = record.waits.iter_mut().find(|wait| wait.wait.key == ended.key && wait.end.is_none());
+        let wait = record.waits.iter_mut().find(|wait| wait.wait.key == key && wait.end.is_none());
         let Some(wait) = wait else { return };
-        wait.end = Some(ended.end.clone());
-        let until = first_time(record.open_waits());
-        self.move_task_to_phase(id, TaskPhase::Waiting { until }, at, |task| task.since = since);
+        change(wait);
+        let until = record.first_wait_time();
+        self.move_task_to_phase(id, TaskPhase::Waiting { until }, since, |_| ());
     }
 
     pub(super) fn apply_review(&mut self, event: &ReviewEvent, at: Timestamp) {
@@ -147,11 +171,6 @@ impl Plan {
             record.verdict = Some((critic.clone(), Box::new(verdict.clone())));
         }
     }
-}
-
-/// The first time at which one of these waits ends, whatever else happens.
-fn first_time<'a>(waits: impl Iterator<Item = &'a Wait>) -> Option<Timestamp> {
-    waits.filter_map(|wait| wait.condition.until()).min()
 }
 
 impl Task {

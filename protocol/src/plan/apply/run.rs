@@ -50,6 +50,7 @@ impl Plan {
                 self.run.commands.insert(id.clone());
             }
             UserEvent::Signalled(signal) => self.run.signals.push(signal.clone()),
+            UserEvent::StandingAnswerGiven(answer) => self.run.standing_answers.push(answer.clone()),
             UserEvent::MessageReceived { by, text } => self.run.messages.push((by.clone(), text.clone())),
         }
     }

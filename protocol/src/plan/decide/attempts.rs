@@ -194,6 +194,15 @@ fn fail_attempt(plan: &Plan, task: &Task, error: &TaskError, now: Timestamp) -> 
     fail_task_without_retry(plan, task, event, retry_at, &why)
 }
 
+/// Fails a parked attempt and its task, for a reason that another attempt would not change.
+pub(super) fn fail_parked_attempt(plan: &Plan, task: &Task, why: &str) -> Vec<Event> {
+    let usage = usage_of_work_in_flight(plan, task);
+    let error = strip_error_for_plan(&TaskError { usage, ..TaskError::new(ErrorKind::Other, why) });
+    let (id, attempt) = (task.spec.id.clone(), task.attempt);
+    let event = Event::Attempt(AttemptEvent::Errored { task: id, attempt, error, retry_at: None });
+    fail_task_without_retry(plan, task, event, None, why)
+}
+
 pub(super) fn time_out_attempt(
     plan: &Plan,
     id: &TaskId,

@@ -11,6 +11,7 @@
 //! | `reviews` | verdicts |
 //! | `provider` | waits for models' providers |
 //! | `waits` | waits of parked attempts |
+//! | `questions` | answers of persons |
 //! | `wave` | consequences of a task's end for other tasks |
 //! | `steering` | commands of users |
 //! | `registry` | changes of the capability registry |
@@ -23,6 +24,7 @@ mod budget;
 mod edits;
 mod planning;
 mod provider;
+mod questions;
 mod registry;
 mod repetition;
 mod reviews;
@@ -44,6 +46,7 @@ use super::{
 };
 use crate::ids::{TaskId, WorkerId};
 use crate::provider::ProviderStatus;
+use crate::question::RunAnswer;
 use crate::result::{ErrorKind, MAX_MESSAGE, ModelUsage, PlanProposal, TaskError, Usage, Verdict};
 use crate::wait::Wait;
 
@@ -172,6 +175,8 @@ pub enum Fact {
     ReservationTooSmall(JournalKey, ResourceAmounts),
     /// A user's command.
     Control(RunCommand),
+    /// A person's answer to a question.
+    Answered(RunAnswer),
 }
 
 /// A result, as far as the plan needs it.
@@ -226,6 +231,7 @@ impl Fact {
             | Self::Claimed(..)
             | Self::Parked { .. }
             | Self::Control(_)
+            | Self::Answered(_)
             | Self::Provider(..)
             | Self::ReservationTooSmall(..) => None,
         }
@@ -322,6 +328,7 @@ fn decide_fact(plan: &Plan, fact: &Fact, now: Timestamp) -> Result<Vec<Event>, R
             provider::handle_small_reservation(plan, journal, *needs)
         }
         Fact::Control(command) => steering::handle_command(plan, command),
+        Fact::Answered(answer) => questions::handle_answer(plan, answer),
     }
 }
 

@@ -8,6 +8,7 @@ use jiff::Timestamp;
 use super::super::edit::MAX_TEXT;
 use super::super::state::{Attempt, AttemptWait, Plan, Task, TaskState};
 use super::super::{AttemptEvent, Event, Refusal, UserEvent};
+use super::questions::{ExpiredQuestion, ends_by_standing_answers, expire_question};
 use super::{attempts, find_task, find_task_with_attempt, wrong_state_refusal};
 use crate::ids::{TaskId, WorkerId};
 use crate::result::{ErrorKind, TaskError};
@@ -42,7 +43,8 @@ pub(super) fn handle_parked(
     }
     let parked = Event::Attempt(AttemptEvent::Parked { task: id.clone(), attempt, waits: waits.to_vec() });
     let received = task.current_attempt().map(names_of_received_events).unwrap_or_default();
-    let ended = ends_by_events(waits, plan.run.signals.iter(), received);
+    let mut ended = ends_by_events(waits, plan.run.signals.iter(), received);
+    ended.extend(ends_by_standing_answers(task, waits, &plan.run.standing_answers));
     Ok(end_waits(task, vec![parked], waits.iter(), ended))
 }
 
@@ -87,26 +89,29 @@ fn check_signal(plan: &Plan, signal: &Signal) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// Ends the waits of a parked attempt whose time has come.
+/// Ends the waits of a parked attempt whose time has come, and the questions that have expired.
 pub(super) fn end_waits_by_time(plan: &Plan, id: &TaskId, now: Timestamp) -> Result<Vec<Event>, Refusal> {
     let task = find_task(plan, id)?;
     let Some(attempt) = task.current_attempt().filter(|_| task.state() == TaskState::Waiting) else {
         return Err(wrong_state_refusal(task, "the time of its wait ignored"));
     };
-    let end = |wait: &Wait| {
-        wait.condition.until().filter(|until| *until <= now)?;
-        let end = match wait.condition {
-            WaitCondition::Until(_) => WaitEnd::TimeReached,
-            WaitCondition::Event { .. } => WaitEnd::Expired,
-        };
-        Some(EndedWait { key: wait.key.clone(), end })
-    };
-    let ended: Vec<EndedWait> = attempt.open_waits().filter_map(end).collect();
-    if ended.is_empty() {
-        let first = attempt.open_waits().filter_map(|wait| wait.condition.until()).min();
-        return Err(Refusal::NotDue(first.unwrap_or(Timestamp::MAX)));
+    let (mut ended, mut renewed) = (Vec::new(), Vec::new());
+    for wait in attempt.waits.iter().filter(|wait| wait.is_due(now)) {
+        let key = wait.wait.key.clone();
+        match &wait.wait.condition {
+            WaitCondition::Until(_) => ended.push(EndedWait { key, end: WaitEnd::TimeReached }),
+            WaitCondition::Event { .. } => ended.push(EndedWait { key, end: WaitEnd::Expired }),
+            WaitCondition::Answer(question) => match expire_question(task, wait, question) {
+                ExpiredQuestion::Ended(end) => ended.push(end),
+                ExpiredQuestion::Renewed(event) => renewed.push(event),
+                ExpiredQuestion::Failed(why) => return Ok(attempts::fail_parked_attempt(plan, task, &why)),
+            },
+        }
     }
-    Ok(end_waits(task, Vec::new(), attempt.open_waits(), ended))
+    if ended.is_empty() && renewed.is_empty() {
+        return Err(Refusal::NotDue(attempt.first_wait_time().unwrap_or(Timestamp::MAX)));
+    }
+    Ok(end_waits(task, renewed, attempt.open_waits(), ended))
 }
 
 /// The names of the events that an attempt has received, one for each event.
@@ -134,7 +139,7 @@ fn ends_by_events<'a>(
 }
 
 /// Appends the ends of waits, and wakes the attempt if none of its open waits is left.
-fn end_waits<'a>(
+pub(super) fn end_waits<'a>(
     task: &Task,
     mut events: Vec<Event>,
     open: impl Iterator<Item = &'a Wait>,

@@ -103,6 +103,17 @@ pub enum AttemptEvent {
         /// The wait and its end.
         ended: EndedWait,
     },
+    /// A question of the parked attempt expired and is asked again: its next round.
+    QuestionRenewed {
+        /// The task.
+        task: TaskId,
+        /// The attempt.
+        attempt: u32,
+        /// The key of its wait.
+        key: String,
+        /// The person or role that should answer now; empty is anyone.
+        to: String,
+    },
     /// All waits of the parked attempt have ended: it waits for a worker again.
     #[serde(rename = "AttemptWoken")]
     Woken {
@@ -136,6 +147,7 @@ impl AttemptEvent {
             | Self::TimedOut { task, .. }
             | Self::Parked { task, .. }
             | Self::WaitEnded { task, .. }
+            | Self::QuestionRenewed { task, .. }
             | Self::Woken { task, .. } => task,
         }
     }
@@ -150,6 +162,7 @@ impl AttemptEvent {
             | Self::Finished { .. }
             | Self::Parked { .. }
             | Self::WaitEnded { .. }
+            | Self::QuestionRenewed { .. }
             | Self::Woken { .. } => None,
         }
     }
@@ -174,6 +187,10 @@ impl fmt::Display for AttemptEvent {
                 write!(f, "{task} waits for {}", conditions.join(", "))
             }
             Self::WaitEnded { task, ended, .. } => write!(f, "{task} waits no longer: {}", ended.end),
+            Self::QuestionRenewed { task, to, .. } if to.is_empty() => {
+                write!(f, "{task} asks its question again")
+            }
+            Self::QuestionRenewed { task, to, .. } => write!(f, "{task} asks its question again, to {to}"),
             Self::Woken { task, attempt } => write!(f, "{task} attempt {attempt} continues"),
         }
     }

@@ -4,6 +4,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
+use crate::question::StandingAnswer;
 use crate::wait::Signal;
 
 /// A user's command or message.
@@ -27,6 +28,8 @@ pub enum UserEvent {
     },
     /// A user or a program signalled an event to the run.
     Signalled(Signal),
+    /// A person's answer also decides further calls.
+    StandingAnswerGiven(StandingAnswer),
 }
 
 impl fmt::Display for UserEvent {
@@ -35,6 +38,10 @@ impl fmt::Display for UserEvent {
             Self::Commanded { by, what, .. } => write!(f, "{by}: {what}"),
             Self::MessageReceived { by, text } => write!(f, "{by} to the planner: {text}"),
             Self::Signalled(Signal { name, by, .. }) => write!(f, "{by} signalled the event {name:?}"),
+            Self::StandingAnswerGiven(StandingAnswer { capability, tool, digest, by, answer }) => {
+                let calls = if digest.is_some() { "the same calls" } else { "all calls" };
+                write!(f, "{by} {answer}, for {calls} of {tool} by {capability}")
+            }
         }
     }
 }

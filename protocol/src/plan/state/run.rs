@@ -8,7 +8,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::provider_waits::ProviderWaits;
-use super::task::{Attempt, Task, TaskState};
+use super::task::{Attempt, AttemptWait, Task, TaskState};
 use super::turn::{PlannerTrigger, PlanningTurn};
 use crate::ids::{Capability, TaskId};
 use crate::plan::Work;
@@ -18,6 +18,7 @@ use crate::plan::budget::{
 use crate::plan::reserved::Reservations;
 use crate::plan::spec::{DocumentSet, PlannerConsultMode, PlanningMode};
 use crate::provider::ProviderWait;
+use crate::question::{QuestionId, StandingAnswer};
 use crate::result::{ModelUsage, Usage};
 use crate::wait::Signal;
 
@@ -173,6 +174,8 @@ pub struct RunState {
     pub messages: Vec<(String, String)>,
     /// The events that were signalled to the run, oldest first.
     pub signals: Vec<Signal>,
+    /// The answers that also decide further calls, oldest first.
+    pub standing_answers: Vec<StandingAnswer>,
     /// The ids of the commands that were applied.
     pub commands: BTreeSet<String>,
     /// When the current pause began.
@@ -302,6 +305,14 @@ impl Plan {
         let tasks = has_any.then_some(&self.tasks).into_iter().flatten();
         let parked = tasks.filter(|task| task.state() == TaskState::Waiting);
         parked.filter_map(|task| Some((task, task.current_attempt()?)))
+    }
+
+    /// The open questions, with their ids, tasks and waits, by task in the order of the plan.
+    pub fn open_questions(&self) -> impl Iterator<Item = (QuestionId, &Task, &AttemptWait)> {
+        self.parked_attempts().flat_map(|(task, attempt)| {
+            let open = attempt.questions(task).filter(|(_, wait)| wait.end.is_none());
+            open.map(move |(id, wait)| (id, task, wait))
+        })
     }
 
     /// The ids of the tasks that depend on `task`.

@@ -10,6 +10,7 @@ use super::provider_waits::ProviderWaits;
 use crate::ids::{Capability, TaskId, WorkerId};
 use crate::plan::Work;
 use crate::plan::spec::{OnFailedDependency, ReviewPolicy, TaskSpec};
+use crate::question::QuestionId;
 use crate::result::{TaskError, Usage, Verdict};
 use crate::wait::{EndedWait, Wait, WaitEnd};
 
@@ -189,8 +190,38 @@ pub struct AttemptWait {
     /// The wait.
     #[serde(flatten)]
     pub wait: Wait,
+    /// When it began; for a question, when its current round began.
+    pub since: Timestamp,
+    /// The round of a question, from 1: it grows when an expired question is asked again.
+    #[serde(skip_serializing_if = "is_one")]
+    pub round: u32,
     /// Its end; `None` while the attempt is parked because of it.
     pub end: Option<WaitEnd>,
+    /// When it ended.
+    pub ended_at: Option<Timestamp>,
+}
+
+fn is_one(round: &u32) -> bool {
+    *round == 1
+}
+
+impl AttemptWait {
+    /// Creates a wait that begins at a time.
+    #[must_use]
+    pub fn begin(wait: Wait, since: Timestamp) -> Self {
+        Self { wait, since, round: 1, end: None, ended_at: None }
+    }
+
+    /// The time at which it ends or expires, whatever else happens.
+    #[must_use]
+    pub fn until(&self) -> Option<Timestamp> {
+        self.wait.condition.until(self.since)
+    }
+
+    /// `true` if it is open and its time has come.
+    pub(in crate::plan) fn is_due(&self, now: Timestamp) -> bool {
+        self.end.is_none() && self.until().is_some_and(|until| until <= now)
+    }
 }
 
 /// The review of an attempt's result.
@@ -206,6 +237,26 @@ impl Attempt {
     /// The waits that have not ended.
     pub fn open_waits(&self) -> impl Iterator<Item = &Wait> {
         self.waits.iter().filter(|wait| wait.end.is_none()).map(|wait| &wait.wait)
+    }
+
+    /// The first time at which one of its open waits ends, whatever else happens.
+    #[must_use]
+    pub fn first_wait_time(&self) -> Option<Timestamp> {
+        self.waits.iter().filter(|wait| wait.end.is_none()).filter_map(AttemptWait::until).min()
+    }
+
+    /// The questions among its waits, with their ids; answered ones included.
+    pub fn questions<'a>(
+        &'a self,
+        task: &'a Task,
+    ) -> impl Iterator<Item = (QuestionId, &'a AttemptWait)> + 'a {
+        let questions =
+            (1_u32..).zip(&self.waits).filter(|(_, wait)| wait.wait.condition.question().is_some());
+        questions.map(|(number, wait)| {
+            let id =
+                QuestionId { task: task.spec.id.clone(), attempt: self.number, number, round: wait.round };
+            (id, wait)
+        })
     }
 
     /// The waits that have ended, oldest first.

@@ -29,6 +29,7 @@ pub(super) fn write_file_tool(session: &Arc<FileSession>) -> Arc<dyn Tool> {
     let tool = FileTool::new("write_file", description, session, write_requested_file);
     Arc::new(FileTool {
         effect: Effect::Idempotent,
+        operations: &[FileOperation::Write],
         remember: |session, arguments: &WriteFileArguments, result, call| {
             session.restore_change(&arguments.file_path, result, call);
             session.restore_known_version(&arguments.file_path, &result.text);
@@ -43,7 +44,8 @@ fn write_requested_file<'a>(
     call: &'a Call,
 ) -> BoxFuture<'a, Result<String, ToolError>> {
     async move {
-        let path = session.parse_permitted_path(&arguments.file_path, FileOperation::Write)?;
+        let path =
+            session.parse_permitted_path(&arguments.file_path, FileOperation::Write, call.is_approved)?;
         session.claim_path_for_call(&path, call)?;
         let existed = matches!(session.known_state(&path), Some(KnownFileState::Version(_)));
         let version = replace_known_version(session, &path, arguments.content.into_bytes(), call).await?;

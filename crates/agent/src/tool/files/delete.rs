@@ -30,7 +30,12 @@ pub(super) fn delete_tool(session: &Arc<FileSession>) -> Arc<dyn Tool> {
                        that others have changed since, are listed instead; a second call then deletes them. Deleted \
                        versions stay in the history of the run.";
     let tool = FileTool::new("delete", description, session, delete_path);
-    Arc::new(FileTool { effect: Effect::Idempotent, remember: restore_known_state, ..tool })
+    Arc::new(FileTool {
+        effect: Effect::Idempotent,
+        operations: &[FileOperation::Write],
+        remember: restore_known_state,
+        ..tool
+    })
 }
 
 fn delete_path<'a>(
@@ -39,7 +44,8 @@ fn delete_path<'a>(
     call: &'a Call,
 ) -> BoxFuture<'a, Result<String, ToolError>> {
     async move {
-        let path = session.parse_permitted_path(&arguments.file_path, FileOperation::Write)?;
+        let path =
+            session.parse_permitted_path(&arguments.file_path, FileOperation::Write, call.is_approved)?;
         session.claim_path_for_call(&path, call)?;
         if session.files.read(&path).await.is_ok_and(|content| content.is_some()) {
             return delete_file(session, &path, call).await;

@@ -41,6 +41,7 @@ pub(super) fn edit_file_tool(session: &Arc<FileSession>) -> Arc<dyn Tool> {
     let tool = FileTool::new("edit_file", description, session, edit_requested_file);
     Arc::new(FileTool {
         effect: Effect::Idempotent,
+        operations: &[FileOperation::Read, FileOperation::Write],
         remember: |session, arguments: &EditFileArguments, result, call| {
             session.restore_change(&arguments.file_path, result, call);
             session.restore_known_version(&arguments.file_path, &result.text);
@@ -55,8 +56,9 @@ fn edit_requested_file<'a>(
     call: &'a Call,
 ) -> BoxFuture<'a, Result<String, ToolError>> {
     async move {
-        let path = session.parse_permitted_path(&arguments.file_path, FileOperation::Write)?;
-        session.parse_permitted_path(&arguments.file_path, FileOperation::Read)?;
+        let path =
+            session.parse_permitted_path(&arguments.file_path, FileOperation::Write, call.is_approved)?;
+        session.parse_permitted_path(&arguments.file_path, FileOperation::Read, call.is_approved)?;
         validate_arguments(&arguments)?;
         session.claim_path_for_call(&path, call)?;
         let current = session.files.read(&path).await.map_err(super::session::convert_files_error)?;
@@ -87,7 +89,7 @@ async fn edit_unknown_version(
     arguments: &EditFileArguments,
     call: &Call,
 ) -> Result<String, ToolError> {
-    let path = session.parse_permitted_path(&arguments.file_path, FileOperation::Write)?;
+    let path = session.parse_permitted_path(&arguments.file_path, FileOperation::Write, call.is_approved)?;
     if let Some(version) = find_version_of_repeated_call(session, &path, call).await? {
         return Ok(format!("Successfully replaced the string in '{path}' (version {version})"));
     }

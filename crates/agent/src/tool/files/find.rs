@@ -59,7 +59,7 @@ fn list_folder<'a>(
             return Ok(join_lines_up_to_limit(format_folder_lines(&folder, &entries)));
         }
         // The path may be that of a file.
-        if let Ok(path) = session.parse_permitted_path(&folder, FileOperation::Read)
+        if let Ok(path) = session.parse_permitted_path(&folder, FileOperation::Read, false)
             && let Some(content) = session.files.read(&path).await.map_err(convert_files_error)?
         {
             return Ok(format_entry(&content.entry));

@@ -116,7 +116,8 @@ async fn search_files(session: &FileSession, arguments: &GrepArguments) -> Resul
     let mut paths: Vec<FilePath> =
         session.list_permitted_files(&folder).await?.into_iter().map(|entry| entry.path).collect();
     if paths.is_empty() && folder != "/" {
-        let path = session.parse_permitted_path(&folder, crate::files::permissions::FileOperation::Read)?;
+        let path =
+            session.parse_permitted_path(&folder, crate::files::permissions::FileOperation::Read, false)?;
         paths.push(session.read_existing_file(&path).await?.entry.path);
     } else if let Some(glob) = &arguments.glob {
         let fits = super::find::compile_path_pattern(glob, &folder)?;

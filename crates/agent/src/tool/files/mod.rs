@@ -28,8 +28,8 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use super::{Call, Effect, Output, Tool, ToolError, ToolResult, ToolSpec, read_arguments, schema_of};
-use crate::files::Files;
-use crate::files::permissions::CompiledPermissions;
+use crate::files::permissions::{CompiledPermissions, FileOperation, PermissionDenied};
+use crate::files::{FilePath, Files};
 use session::FileSession;
 
 pub use read::{DEFAULT_LIMIT, MAX_READ};
@@ -59,6 +59,8 @@ type RestoreFileState<A> = fn(&FileSession, &A, &ToolResult, &Call);
 struct FileTool<A> {
     spec: ToolSpec,
     effect: Effect,
+    /// The operations on its file for which a person's approval may be needed.
+    operations: &'static [FileOperation],
     session: Arc<FileSession>,
     run: FileToolFunction<A>,
     remember: RestoreFileState<A>,
@@ -69,7 +71,14 @@ impl<A: DeserializeOwned + JsonSchema + Send + 'static> FileTool<A> {
     fn new(name: &str, description: &str, session: &Arc<FileSession>, run: FileToolFunction<A>) -> Self {
         let spec =
             ToolSpec { name: name.to_owned(), description: description.to_owned(), schema: schema_of::<A>() };
-        Self { spec, effect: Effect::Pure, session: session.clone(), run, remember: |_, _, _, _| {} }
+        Self {
+            spec,
+            effect: Effect::Pure,
+            operations: &[],
+            session: session.clone(),
+            run,
+            remember: |_, _, _, _| {},
+        }
     }
 }
 
@@ -80,6 +89,16 @@ impl<A: DeserializeOwned + Send + 'static> Tool for FileTool<A> {
 
     fn effect(&self) -> Effect {
         self.effect
+    }
+
+    fn approval_reason(&self, arguments: &Value) -> Option<String> {
+        let path = FilePath::new(arguments.get("file_path")?.as_str()?).ok()?;
+        let denied = |operation: &FileOperation| self.session.check_permission(*operation, &path).err();
+        let denied: Vec<PermissionDenied> = self.operations.iter().filter_map(denied).collect();
+        let needs_approval =
+            |denied: &PermissionDenied| matches!(denied, PermissionDenied::NeedsApproval { .. });
+        // A call that is denied anyway needs no person.
+        denied.iter().all(needs_approval).then(|| denied.first().map(ToString::to_string)).flatten()
     }
 
     fn call<'a>(&'a self, arguments: Value, call: &'a Call) -> BoxFuture<'a, Result<Output, ToolError>> {

@@ -42,6 +42,7 @@ pub(super) fn read_file_tool(session: &Arc<FileSession>) -> Arc<dyn Tool> {
                        as it is, without line numbers. A file must have been read before it can be changed.";
     let tool = FileTool::new("read_file", description, session, read_requested_file);
     Arc::new(FileTool {
+        operations: &[FileOperation::Read],
         remember: |session, arguments: &ReadFileArguments, result, _| {
             session.restore_known_version(&arguments.file_path, &result.text);
         },
@@ -52,10 +53,11 @@ pub(super) fn read_file_tool(session: &Arc<FileSession>) -> Arc<dyn Tool> {
 fn read_requested_file<'a>(
     session: &'a FileSession,
     arguments: ReadFileArguments,
-    _: &'a Call,
+    call: &'a Call,
 ) -> BoxFuture<'a, Result<String, ToolError>> {
     async move {
-        let path = session.parse_permitted_path(&arguments.file_path, FileOperation::Read)?;
+        let path =
+            session.parse_permitted_path(&arguments.file_path, FileOperation::Read, call.is_approved)?;
         let content = session.read_existing_file(&path).await?;
         let text = format_requested_lines(&content, arguments.offset, arguments.limit)?;
         if show::parse_version(&text).is_some() {

@@ -53,10 +53,16 @@ impl FileSession {
         Self { files, rules, seen: Mutex::default() }
     }
 
-    /// Parses a path and checks that the operation is permitted there.
-    pub fn parse_permitted_path(&self, text: &str, operation: FileOperation) -> Result<FilePath, ToolError> {
+    /// Parses a path and checks that the operation is permitted there. `is_approved`: a person has approved the call.
+    pub fn parse_permitted_path(
+        &self,
+        text: &str,
+        operation: FileOperation,
+        is_approved: bool,
+    ) -> Result<FilePath, ToolError> {
         let path = FilePath::new(text).map_err(|invalid| refused_error(invalid.to_string()))?;
-        self.check_permission(operation, &path).map_err(|denied| refused_error(denied.to_string()))?;
+        self.check_approved_permission(operation, &path, is_approved)
+            .map_err(|denied| refused_error(denied.to_string()))?;
         Ok(path)
     }
 
@@ -76,6 +82,19 @@ impl FileSession {
         path: &FilePath,
     ) -> Result<(), PermissionDenied> {
         self.rules.check_permission(operation, path)
+    }
+
+    /// Checks a permission for a call; where a person must approve, one that is approved is permitted.
+    pub fn check_approved_permission(
+        &self,
+        operation: FileOperation,
+        path: &FilePath,
+        is_approved: bool,
+    ) -> Result<(), PermissionDenied> {
+        match self.check_permission(operation, path) {
+            Err(PermissionDenied::NeedsApproval { .. }) if is_approved => Ok(()),
+            checked => checked,
+        }
     }
 
     /// The files below a folder that the agent may read, by path.

@@ -8,6 +8,7 @@ use futures::StreamExt;
 use millrace_protocol::file::FileVersion;
 use millrace_protocol::ids::{Lane, RunId};
 use millrace_protocol::plan::{Decision, Document, RunCommand, Submission};
+use millrace_protocol::question::RunAnswer;
 use millrace_protocol::subject::{self, Topic};
 use millrace_protocol::wire::{BlobRef, InlineOrStoredBytes, WireMessage, decode_blob_ref_of_body};
 use millrace_protocol::work::{JournalEntry, WorkOutcome};
@@ -196,6 +197,7 @@ impl ReferenceCheck<'_> {
             Some((_, _, Topic::Plan)) => drop(self.check_body_exists::<Decision>(record)),
             Some((_, _, Topic::Submitted)) => self.check_submission(record).await?,
             Some((_, _, Topic::Control)) => drop(self.check_body_exists::<RunCommand>(record)),
+            Some((_, _, Topic::Answer)) => drop(self.check_body_exists::<RunAnswer>(record)),
             Some((_, _, Topic::Journal(_))) => {
                 self.check_body_and_its_blob::<JournalEntry>(record, large_value_of_entry).await?;
             }

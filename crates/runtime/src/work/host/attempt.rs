@@ -304,6 +304,23 @@ impl AttemptContext {
         Ok(end)
     }
 
+    /// Waits for all of these at once, as [`AttemptContext::wait_for`] does for one; returns their ends in the same order.
+    ///
+    /// # Errors
+    /// As for [`AttemptContext::wait_for`].
+    pub async fn wait_for_all(&mut self, waits: Vec<Wait>) -> Result<Vec<WaitEnd>, TaskError> {
+        let is_open = |wait: &&Wait| self.ended_wait(&wait.key).is_none();
+        let open: Vec<Wait> = waits.iter().filter(is_open).cloned().collect();
+        if !open.is_empty() {
+            return Err(self.park(open));
+        }
+        let mut ends = Vec::with_capacity(waits.len());
+        for Wait { key, condition } in waits {
+            ends.push(self.wait_for(&key, condition).await?);
+        }
+        Ok(ends)
+    }
+
     /// Returns the end of the wait with this key, if the attempt was parked with it and it has ended.
     #[must_use]
     pub fn ended_wait(&self, key: &str) -> Option<&WaitEnd> {

@@ -70,7 +70,12 @@ impl ClusterReader {
     fn is_journal_of_task(&self, record: &StreamRecord, task: &TaskId) -> bool {
         match subject::parse_lane_subject(&record.subject) {
             Some((_, run, Topic::Journal(JournalKey::Task(of, _)))) => run == self.run && of == *task,
-            Some((_, _, Topic::Journal(_) | Topic::Submitted | Topic::Plan | Topic::Control)) | None => false,
+            Some((
+                _,
+                _,
+                Topic::Journal(_) | Topic::Submitted | Topic::Plan | Topic::Control | Topic::Answer,
+            ))
+            | None => false,
         }
     }
 

@@ -1,0 +1,171 @@
+//! Answers of persons to open questions. The first answer that fits an open question counts; every other is refused with the
+//! answer that counts, its author and its time.
+
+use std::borrow::Cow;
+
+use jiff::Timestamp;
+
+use super::super::edit::MAX_TEXT;
+use super::super::state::{Attempt, AttemptWait, Plan, Task, TaskState};
+use super::super::{AttemptEvent, Event, Refusal, UserEvent};
+use super::truncate_for_plan;
+use super::waits::end_waits;
+use crate::question::{AnswerScope, ExpiryAction, Question, QuestionId, RunAnswer, StandingAnswer};
+use crate::wait::{EndedWait, Wait, WaitEnd};
+
+/// The largest number of standing answers that a run keeps.
+const MAX_STANDING_ANSWERS: usize = 1_000;
+
+/// Handles the answer of a person.
+pub(super) fn handle_answer(plan: &Plan, given: &RunAnswer) -> Result<Vec<Event>, Refusal> {
+    let RunAnswer { id, by, question: asked, digest, answer, scope } = given;
+    if plan.run.commands.contains(id) {
+        return Err(Refusal::AlreadyApplied(id.clone()));
+    }
+    let refuse = |why: Cow<'static, str>| Refusal::Question { question: asked.clone(), why: why.into() };
+    let (task, attempt, wait) =
+        find_question(plan, asked).ok_or_else(|| refuse("there is no such question".into()))?;
+    check_is_open(task, attempt, wait, asked).map_err(|why| refuse(why.into()))?;
+    let question = wait.wait.condition.question().ok_or_else(|| refuse("it is no question".into()))?;
+    if question.digest != *digest {
+        let why = "the answer is for other arguments than those of the question; look at it again";
+        return Err(refuse(why.into()));
+    }
+    question.check_answer(answer, *scope).map_err(|why| refuse(why.into()))?;
+    if by.len() > MAX_TEXT {
+        return Err(refuse("the name of its author is too long".into()));
+    }
+    let what = truncate_for_plan(&format!("answer the question {asked}: {answer}"));
+    let mut events = vec![Event::User(UserEvent::Commanded { id: id.clone(), by: by.clone(), what })];
+    let standing = standing_answer(task, question, given);
+    if let Some(standing) = &standing {
+        if plan.run.standing_answers.len() >= MAX_STANDING_ANSWERS {
+            return Err(refuse(
+                format!("a run keeps at most {MAX_STANDING_ANSWERS} answers for further calls").into(),
+            ));
+        }
+        events.push(Event::User(UserEvent::StandingAnswerGiven(standing.clone())));
+    }
+    let end = WaitEnd::Answered { by: by.clone(), answer: answer.clone() };
+    let ended = EndedWait { key: wait.wait.key.clone(), end };
+    let Some(standing) = standing else {
+        return Ok(end_waits(task, events, attempt.open_waits(), vec![ended]));
+    };
+    // It also decides the other open questions that it applies to.
+    for (other, attempt) in plan.parked_attempts() {
+        let is_it = other.spec.id == task.spec.id;
+        let mut all: Vec<EndedWait> = is_it.then(|| ended.clone()).into_iter().collect();
+        let open: Vec<Wait> =
+            attempt.open_waits().filter(|wait| !is_it || wait.key != ended.key).cloned().collect();
+        all.extend(ends_by_standing_answers(other, &open, std::slice::from_ref(&standing)));
+        events = end_waits(other, events, attempt.open_waits(), all);
+    }
+    Ok(events)
+}
+
+/// The answer for further calls, if this is one.
+fn standing_answer(task: &Task, question: &Question, given: &RunAnswer) -> Option<StandingAnswer> {
+    let digest = match given.scope {
+        AnswerScope::Once => return None,
+        AnswerScope::ThisCallInRun => Some(question.digest.clone()),
+        AnswerScope::ThisToolInRun => None,
+    };
+    Some(StandingAnswer {
+        capability: task.spec.capability.clone(),
+        tool: question.tool()?.to_owned(),
+        digest,
+        by: given.by.clone(),
+        answer: given.answer.clone(),
+    })
+}
+
+/// The ends of those of these waits that an earlier answer decides.
+pub(super) fn ends_by_standing_answers(
+    task: &Task,
+    waits: &[Wait],
+    standing: &[StandingAnswer],
+) -> Vec<EndedWait> {
+    let end = |wait: &Wait| {
+        let question = wait.condition.question()?;
+        // The newest decision applies.
+        let given = standing.iter().rev().find(|given| given.applies_to(&task.spec.capability, question))?;
+        let end = WaitEnd::Answered { by: given.by.clone(), answer: given.answer.clone() };
+        Some(EndedWait { key: wait.key.clone(), end })
+    };
+    waits.iter().filter_map(end).collect()
+}
+
+fn find_question<'a>(plan: &'a Plan, asked: &QuestionId) -> Option<(&'a Task, &'a Attempt, &'a AttemptWait)> {
+    let task = plan.task(&asked.task)?;
+    let attempt = task.attempts.iter().find(|attempt| attempt.number == asked.attempt)?;
+    let wait = attempt.waits.get(usize::try_from(asked.number).ok()?.checked_sub(1)?)?;
+    wait.wait.condition.question()?;
+    (asked.round > 0 && asked.round <= wait.round).then_some((task, attempt, wait))
+}
+
+/// # Errors
+/// The question is closed; the error says why, since when, and by whom.
+fn check_is_open(
+    task: &Task,
+    attempt: &Attempt,
+    wait: &AttemptWait,
+    asked: &QuestionId,
+) -> Result<(), String> {
+    let at = |at: Option<Timestamp>| match at {
+        Some(at) => format!(" at {}", at.strftime("%Y-%m-%d %H:%M:%S UTC")),
+        None => String::new(),
+    };
+    if let Some(end) = &wait.end {
+        return Err(match end {
+            WaitEnd::Answered { by, .. } if by.is_empty() => format!("it expired{}", at(wait.ended_at)),
+            WaitEnd::Answered { .. } => format!("{end}{}", at(wait.ended_at)),
+            WaitEnd::TimeReached | WaitEnd::Signalled { .. } | WaitEnd::Expired => "it is closed".into(),
+        });
+    }
+    if asked.round < wait.round {
+        let now = QuestionId { round: wait.round, ..asked.clone() };
+        return Err(format!("it expired and was asked again as {now}{}", at(Some(wait.since))));
+    }
+    if task.state() == TaskState::Waiting && task.attempt == attempt.number {
+        return Ok(());
+    }
+    Err(match task.end_reason() {
+        Some(reason) => format!("it was withdrawn: task {} is {}: {reason}", task.spec.id, task.state()),
+        None => format!("it was withdrawn: task {} is {}", task.spec.id, task.state()),
+    })
+}
+
+/// The consequence of a question that nobody answered in time. It is never an approval.
+pub(super) enum ExpiredQuestion {
+    /// The wait ends.
+    Ended(EndedWait),
+    /// The question is asked again.
+    Renewed(Event),
+    /// The task fails, for this reason.
+    Failed(String),
+}
+
+/// Returns the consequence of a question that nobody answered in time.
+pub(super) fn expire_question(task: &Task, wait: &AttemptWait, question: &Question) -> ExpiredQuestion {
+    let key = &wait.wait.key;
+    let rejected = || {
+        let end = WaitEnd::Answered { by: String::new(), answer: question.answer_of_expiry() };
+        ExpiredQuestion::Ended(EndedWait { key: key.clone(), end })
+    };
+    let renewed = |to: &str| {
+        ExpiredQuestion::Renewed(Event::Attempt(AttemptEvent::QuestionRenewed {
+            task: task.spec.id.clone(),
+            attempt: task.attempt,
+            key: key.clone(),
+            to: to.to_owned(),
+        }))
+    };
+    match question.expiry.as_ref().map(|expiry| &expiry.action) {
+        Some(ExpiryAction::FailTask) => {
+            ExpiredQuestion::Failed(format!("nobody answered in time: {question}"))
+        }
+        Some(ExpiryAction::AskAgain) => renewed(&question.to),
+        Some(ExpiryAction::Escalate { to }) if wait.round == 1 => renewed(to),
+        Some(ExpiryAction::Reject | ExpiryAction::Escalate { .. }) | None => rejected(),
+    }
+}
