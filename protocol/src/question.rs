@@ -41,7 +41,6 @@ pub struct Question {
 
 /// The thing that a question is about.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
 pub enum QuestionSubject {
     /// A tool call that needs an approval before it runs.
     Approval {
@@ -72,10 +71,13 @@ pub struct QuestionExpiry {
     pub after: Duration,
     /// The consequence. It is never an approval.
     pub action: ExpiryAction,
+    /// The person or role to which [`ExpiryAction::Escalate`] gives the question; empty for other actions.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub escalate_to: String,
 }
 
 /// The action when a question expires.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum ExpiryAction {
     /// The call counts as rejected, the input as declined.
@@ -86,10 +88,7 @@ pub enum ExpiryAction {
     AskAgain,
     /// The question is asked again, as a new round that names another person or role; when that expires, it counts as
     /// rejected.
-    Escalate {
-        /// The person or role.
-        to: String,
-    },
+    Escalate,
 }
 
 /// The id of a question in its run: `<task>/<attempt>/<number>`, and `.<round>` if it was asked again.
@@ -190,7 +189,6 @@ impl fmt::Display for AnswerKind {
 
 /// An answer of a person.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
 pub enum Answer {
     /// The call runs as proposed.
     Approve,

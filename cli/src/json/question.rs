@@ -29,7 +29,9 @@ pub struct QuestionJson<'a> {
     /// The seconds that a round of the question may take; `null` if it does not expire.
     expires_s: Option<u64>,
     /// The consequence of an expired question; `null` if it does not expire.
-    on_expiry: Option<&'a ExpiryAction>,
+    on_expiry: Option<ExpiryAction>,
+    /// The person or role that gets an expired question; empty if nobody does.
+    escalate_to: &'a str,
 }
 
 /// The kinds of questions.
@@ -61,8 +63,22 @@ impl<'a> From<&'a Question> for QuestionJson<'a> {
             }
         };
         let expires_s = expiry.as_ref().map(|expiry| expiry.after.as_secs());
-        let on_expiry = expiry.as_ref().map(|expiry| &expiry.action);
-        Self { kind, text, tool, arguments, options, schema, decisions, digest, to, expires_s, on_expiry }
+        let on_expiry = expiry.as_ref().map(|expiry| expiry.action);
+        let escalate_to = expiry.as_ref().map_or("", |expiry| &expiry.escalate_to);
+        Self {
+            kind,
+            text,
+            tool,
+            arguments,
+            options,
+            schema,
+            decisions,
+            digest,
+            to,
+            expires_s,
+            on_expiry,
+            escalate_to,
+        }
     }
 }
 

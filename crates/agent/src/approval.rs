@@ -47,6 +47,9 @@ pub struct ApprovalRule {
     /// The consequence of an expired question; `reject` by default. It is never an approval.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub on_expiry: Option<ExpiryAction>,
+    /// The person or role that gets the question when it expires, for `on_expiry: escalate`.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub escalate_to: String,
 }
 
 /// A condition on an argument of a call.
@@ -110,7 +113,8 @@ impl ApprovalRules {
 impl ApprovalRule {
     fn expiry(&self) -> Option<QuestionExpiry> {
         let after = Duration::from_secs(self.expires_s?.into());
-        Some(QuestionExpiry { after, action: self.on_expiry.clone().unwrap_or(ExpiryAction::Reject) })
+        let action = self.on_expiry.unwrap_or(ExpiryAction::Reject);
+        Some(QuestionExpiry { after, action, escalate_to: self.escalate_to.clone() })
     }
 }
 
@@ -136,6 +140,9 @@ impl CompiledApprovalRule {
                 return Err("\"on_expiry\" needs \"expires_s\": the question never expires without it".into());
             }
             Some(_) | None => {}
+        }
+        if (rule.on_expiry == Some(ExpiryAction::Escalate)) == rule.escalate_to.is_empty() {
+            return Err("\"on_expiry\": escalate and \"escalate_to\" belong together".into());
         }
         Ok(Self { rule, pattern })
     }
@@ -265,6 +272,7 @@ mod tests {
             (json!([{"tool": "a", "decisions": ["approve"]}]), "must contain reject"),
             (json!([{"tool": "a", "on_expiry": "reject"}]), "needs \"expires_s\""),
             (json!([{"tool": "a", "expires_s": 0}]), "must be from 1"),
+            (json!([{"tool": "a", "expires_s": 9, "on_expiry": "escalate"}]), "belong together"),
         ] {
             let refused = rules(rule).unwrap_err();
             assert!(refused.contains(mistake), "{refused}");

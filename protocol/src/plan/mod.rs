@@ -22,7 +22,8 @@
 //! | running | needs_review | an outcome | a result, and a review required |
 //! | running | ready | the worker | it gave up waiting for the provider, and the run pauses: the attempt continues later |
 //! | running | waiting | the worker | it parked the attempt, which waits for something outside |
-//! | waiting | ready | a clock, a command | the last of its waits has ended: the same attempt continues |
+//! | waiting | ready | a clock, a command, an answer | the last of its waits has ended: the same attempt continues |
+//! | waiting | failed | a clock | nobody answered its question in time, and the question says so |
 //! | running | errored | an outcome, a clock | an error, an empty result or a timeout, and attempts are left |
 //! | running | failed | an outcome, a clock | the same, and no attempts are left or a retry can't help |
 //! | ready, rerun | errored, failed | the queue-wait clock | as above |

@@ -7,6 +7,9 @@ use millrace_protocol::plan::{
     RunCommand, Submission, TaskSpec, Work,
 };
 use millrace_protocol::provider::ProviderWait;
+use millrace_protocol::question::{
+    Answer, AnswerKind, AnswerScope, ExpiryAction, Question, QuestionExpiry, QuestionSubject, RunAnswer,
+};
 use millrace_protocol::result::{
     CriterionOutcome, ErrorKind, ModelUsage, PlanProposal, TaskError, Usage, Verdict,
 };
@@ -32,6 +35,64 @@ pub fn time_wait(key: &str, seconds: u64) -> Wait {
 pub fn event_wait(key: &str, name: &str, limit: Option<u64>) -> Wait {
     let until = limit.map(|seconds| time_after(test_start_time(), seconds));
     Wait { key: key.into(), condition: WaitCondition::Event { name: name.into(), until } }
+}
+
+/// A wait for the approval of a call. The digest is that of its key.
+pub fn approval_wait(key: &str, expiry: Option<(u64, ExpiryAction)>) -> Wait {
+    let subject = QuestionSubject::Approval {
+        tool: "execute".into(),
+        arguments: r#"{"command":"rm"}"#.into(),
+        schema: r#"{"type":"object","required":["command"]}"#.into(),
+    };
+    let decisions = vec![AnswerKind::Approve, AnswerKind::Edit, AnswerKind::Reject, AnswerKind::Respond];
+    question_wait(key, subject, decisions, expiry)
+}
+
+/// A wait for an input. The digest is that of its key.
+pub fn input_wait(key: &str, expiry: Option<(u64, ExpiryAction)>) -> Wait {
+    let subject = QuestionSubject::Input { options: vec!["eu".into()], schema: String::new() };
+    question_wait(key, subject, vec![AnswerKind::Answer, AnswerKind::Decline], expiry)
+}
+
+fn question_wait(
+    key: &str,
+    subject: QuestionSubject,
+    decisions: Vec<AnswerKind>,
+    expiry: Option<(u64, ExpiryAction)>,
+) -> Wait {
+    let expiry = expiry.map(|(seconds, action)| QuestionExpiry {
+        after: std::time::Duration::from_secs(seconds),
+        action,
+        escalate_to: if action == ExpiryAction::Escalate { "chief".into() } else { String::new() },
+    });
+    let digest = format!("digest of {key}");
+    let question = Question { subject, text: "Which?".into(), digest, decisions, to: "ops".into(), expiry };
+    Wait { key: key.into(), condition: WaitCondition::Answer(Box::new(question)) }
+}
+
+/// The answer to a question with the digest of this key.
+pub fn answer_fact(id: &str, question: &str, key: &str, answer: Answer, scope: AnswerScope) -> Fact {
+    let question = question.parse().unwrap();
+    Fact::Answered(RunAnswer {
+        id: id.into(),
+        by: "ann".into(),
+        question,
+        digest: format!("digest of {key}"),
+        answer,
+        scope,
+    })
+}
+
+/// One answer of each kind.
+pub fn answers_of_all_kinds() -> Vec<Answer> {
+    vec![
+        Answer::Approve,
+        Answer::Edit { arguments: r#"{"command":"ls"}"#.into() },
+        Answer::Reject { message: "too risky".into() },
+        Answer::Respond { content: "nothing to remove".into() },
+        Answer::Answer { value: r#""eu""#.into() },
+        Answer::Decline,
+    ]
 }
 
 pub fn parked_fact(task: &TaskId, attempt: u32, by: &str, waits: Vec<Wait>) -> Fact {

@@ -11,6 +11,7 @@ mod golden;
 mod graphs;
 mod oracle;
 mod properties;
+mod questions;
 mod random;
 mod repetition;
 mod resumed;

@@ -10,6 +10,7 @@ use millrace_protocol::plan::{
     ResourceKind, ReviewCheck, ReviewPolicy, RunCommand, Submission, TaskLimits, TaskPatch, TaskSpec, Work,
 };
 use millrace_protocol::provider::ProviderStatus;
+use millrace_protocol::question::{AnswerScope, ExpiryAction};
 use millrace_protocol::result::{
     CapabilityDescription, ErrorKind, ModelUsage, PlanProposal, TaskError, Usage, Verdict,
 };
@@ -382,12 +383,38 @@ pub fn random_waits(draws: &mut RandomDraws, claim: u32) -> Vec<Wait> {
         let number = if draws.draw_chance(95) { number } else { 0 };
         let key = format!("{claim}.{number}");
         let limit = draws.draw_chance(50).then(|| u64::from(draws.draw_u32_below(50_000)));
-        waits.push(match draws.draw_chance(50) {
-            true => cast::time_wait(&key, limit.unwrap_or(1)),
-            false => cast::event_wait(&key, &random_event_name(draws), limit),
+        let expiry = limit.map(|limit| (limit + 1, random_expiry_action(draws)));
+        waits.push(match draws.draw_below(4) {
+            0 => cast::time_wait(&key, limit.unwrap_or(1)),
+            1 => cast::event_wait(&key, &random_event_name(draws), limit),
+            2 => cast::approval_wait(&key, expiry),
+            _ => cast::input_wait(&key, expiry),
         });
     }
     waits
+}
+
+fn random_expiry_action(draws: &mut RandomDraws) -> ExpiryAction {
+    match draws.draw_below(4) {
+        0 => ExpiryAction::Reject,
+        1 => ExpiryAction::FailTask,
+        2 => ExpiryAction::AskAgain,
+        _ => ExpiryAction::Escalate,
+    }
+}
+
+/// An answer to an open question if there is one, often one that does not fit it.
+pub fn random_answer_fact(draws: &mut RandomDraws, plan: &Plan) -> Option<Fact> {
+    let open: Vec<_> = plan.open_questions().map(|(id, _, wait)| (id, wait.wait.key.clone())).collect();
+    let (mut question, key) = draws.pick_random(open)?;
+    if draws.draw_chance(10) {
+        question.number = 1 + draws.draw_u32_below(4);
+    }
+    let answer = draws.pick_random(cast::answers_of_all_kinds())?;
+    let scope =
+        if draws.draw_chance(70) { AnswerScope::Once } else { draws.pick_random(AnswerScope::ALL)? };
+    let id = format!("a{}", draws.draw_below(60));
+    Some(cast::answer_fact(&id, &question.to_string(), &key, answer, scope))
 }
 
 /// A change in the wait for a provider.

@@ -11,6 +11,7 @@ use millrace_protocol::plan::{
     Work, apply,
 };
 use millrace_protocol::provider::ProviderStatus;
+use millrace_protocol::question::{Answer, AnswerScope, ExpiryAction};
 use millrace_protocol::result::{CapabilityDescription, ErrorKind, ModelUsage, Usage};
 use millrace_protocol::wait::Wait;
 
@@ -105,6 +106,10 @@ fn named_situations() -> Vec<(&'static str, RunScene)> {
             }),
         ),
         ("waiting, for a time", scene_with_t_parked(vec![cast::time_wait("s", 600)])),
+        (
+            "waiting, for an approval",
+            scene_with_t_parked(vec![cast::approval_wait("q", Some((600, ExpiryAction::FailTask)))]),
+        ),
         ("waiting, for an event", scene_with_t_parked(vec![cast::event_wait("e", "go", Some(600))])),
         (
             "waiting, for a time and an event",
@@ -412,6 +417,9 @@ fn named_inputs() -> Vec<(&'static str, ApplyInputFn)> {
         ("the time of its wait has come", |s| {
             s.now = cast::time_after(s.now, 601);
             s.decide_overdue_input(&OverdueInput::WaitTime(task_t()))
+        }),
+        ("its question is answered", |s| {
+            s.decide_fact(&cast::answer_fact("c3", "t/1/1", "q", Answer::Approve, AnswerScope::Once))
         }),
         ("its event is signalled", |s| s.decide_fact(&cast::signal_fact("go"))),
         ("another event is signalled", |s| s.decide_fact(&cast::signal_fact("other"))),

@@ -13,6 +13,7 @@ use millrace_protocol::plan::{
     RunCommand, RunEvent, Submission, TaskEvent, TaskLimits, TaskPatch, TaskSpec, TaskState, UserEvent, Work,
 };
 use millrace_protocol::provider::ProviderStatus;
+use millrace_protocol::question::{Answer, AnswerScope, ExpiryAction, RunAnswer, StandingAnswer};
 use millrace_protocol::registry::{ClusterSettings, Heartbeat, ProcessRole, RunSummary};
 use millrace_protocol::result::{
     CapabilityDescription, ErrorKind, ExceededLimit, JudgeOpinion, ModelUsage, PlanProposal, Quotation,
@@ -569,9 +570,51 @@ fn later_sample_events() -> Vec<(&'static str, Event)> {
                 waits: sample_waits(),
             }),
         ),
+        (
+            "attempt parked: questions",
+            Event::Attempt(AttemptEvent::Parked {
+                task: cast::task_id("a"),
+                attempt: 2,
+                waits: sample_questions(),
+            }),
+        ),
         ("attempt wait ended: in time", wait_ended_event(WaitEnd::TimeReached)),
         ("attempt wait ended: expired", wait_ended_event(WaitEnd::Expired)),
         ("attempt wait ended: signalled", wait_ended_event(sample_signalled_end())),
+        ("attempt wait ended: approved", wait_ended_event(answered_end(Answer::Approve))),
+        ("attempt wait ended: edited", wait_ended_event(answered_end(edited_answer()))),
+        (
+            "attempt wait ended: rejected",
+            wait_ended_event(answered_end(Answer::Reject { message: "no".into() })),
+        ),
+        (
+            "attempt wait ended: responded",
+            wait_ended_event(answered_end(Answer::Respond { content: "42".into() })),
+        ),
+        (
+            "attempt wait ended: answered",
+            wait_ended_event(answered_end(Answer::Answer { value: r#""eu""#.into() })),
+        ),
+        ("attempt wait ended: declined", wait_ended_event(answered_end(Answer::Decline))),
+        (
+            "question renewed",
+            Event::Attempt(AttemptEvent::QuestionRenewed {
+                task: cast::task_id("a"),
+                attempt: 2,
+                key: "approve.0.1.execute".into(),
+                to: "ops".into(),
+            }),
+        ),
+        (
+            "standing answer",
+            Event::User(UserEvent::StandingAnswerGiven(StandingAnswer {
+                capability: cast::capability_name("echo"),
+                tool: "execute".into(),
+                digest: Some("1f".into()),
+                by: "ann".into(),
+                answer: Answer::Approve,
+            })),
+        ),
         ("attempt woken", Event::Attempt(AttemptEvent::Woken { task: cast::task_id("a"), attempt: 2 })),
         (
             "signalled",
@@ -593,8 +636,24 @@ fn sample_waits() -> Vec<Wait> {
     ]
 }
 
+/// A question of each kind.
+fn sample_questions() -> Vec<Wait> {
+    vec![
+        cast::approval_wait("approve.0.1.execute", Some((60, ExpiryAction::Escalate))),
+        cast::input_wait("tool.0.2.ask_user", None),
+    ]
+}
+
 fn sample_signalled_end() -> WaitEnd {
     WaitEnd::Signalled { by: "ann".into(), data: r#"{"version":3}"#.into() }
+}
+
+fn answered_end(answer: Answer) -> WaitEnd {
+    WaitEnd::Answered { by: "ann".into(), answer }
+}
+
+fn edited_answer() -> Answer {
+    Answer::Edit { arguments: r#"{"command":"ls"}"#.into() }
 }
 
 fn wait_ended_event(end: WaitEnd) -> Event {
@@ -835,6 +894,10 @@ fn sample_journal_entries() -> Vec<(String, JournalEntry)> {
             },
         ),
         ("parked".into(), JournalEntry::Parked { worker: cast::worker_id("w1"), waits: sample_waits() }),
+        (
+            "parked: questions".into(),
+            JournalEntry::Parked { worker: cast::worker_id("w1"), waits: sample_questions() },
+        ),
         ("note: waiting for a provider".into(), note(ProviderStatus::Waiting(wait()))),
         ("note: a provider answers again".into(), note(ProviderStatus::Recovered)),
         (
@@ -1049,6 +1112,22 @@ where
     samples.into_iter().map(of).collect()
 }
 
+/// An answer to a question, once and for further calls.
+fn sample_answers() -> Vec<(String, RunAnswer)> {
+    let answer = |scope| RunAnswer {
+        id: "a1".into(),
+        by: "ann".into(),
+        question: "t/1/2.3".parse().unwrap(),
+        digest: "1f".into(),
+        answer: edited_answer(),
+        scope,
+    };
+    vec![
+        ("once".into(), answer(AnswerScope::Once)),
+        ("for the tool".into(), answer(AnswerScope::ThisToolInRun)),
+    ]
+}
+
 fn all_encoding_samples() -> Vec<EncodingSample> {
     let named = |name: &str| name.to_owned();
     let run = RunId::new("r1").unwrap();
@@ -1086,6 +1165,7 @@ fn all_encoding_samples() -> Vec<EncodingSample> {
         samples_in_envelopes(sample_submissions()),
         samples_in_envelopes(sample_controls()),
         samples_in_envelopes(sample_commands()),
+        samples_in_envelopes(sample_answers()),
         samples_in_envelopes(sample_journal_entries()),
         samples_in_envelopes(sample_orders()),
         samples_without_envelope("result", sample_task_results()),
@@ -1180,6 +1260,7 @@ fn all_golden_bytes_are_readable() {
             "submission" => wire::decode_message::<Submission>(&bytes, encoding).map(drop),
             "control" => wire::decode_message::<CommandAction>(&bytes, encoding).map(drop),
             "command" => wire::decode_message::<RunCommand>(&bytes, encoding).map(drop),
+            "answer" => wire::decode_message::<RunAnswer>(&bytes, encoding).map(drop),
             "entry" => wire::decode_message::<JournalEntry>(&bytes, encoding).map(drop),
             "order" => wire::decode_message::<Order>(&bytes, encoding).map(drop),
             "file" => {

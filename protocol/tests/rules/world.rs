@@ -99,6 +99,7 @@ impl SimulatedWorld {
         if let Some(name) = event {
             self.deliver_command(CommandAction::Signal { name, data: String::new() });
         }
+        self.answer_random_question();
     }
 
     fn run_random_step(&mut self, is_fair: bool) {
@@ -111,7 +112,8 @@ impl SimulatedWorld {
             88..90 if !is_fair => self.park_random_attempt(),
             90..92 if !is_fair => self.change_registry(),
             92..94 if !is_fair => self.lose_provider(),
-            94..98 if !is_fair => self.deliver_random_command(),
+            94..96 if !is_fair => self.answer_random_question(),
+            96..98 if !is_fair => self.deliver_random_command(),
             _ => self.pass_time(is_fair),
         }
     }
@@ -236,6 +238,13 @@ impl SimulatedWorld {
         let Work::Task { task, attempt } = &work else { return };
         let waits = random::random_waits(&mut self.draws, claim);
         self.deliver_fact(cast::parked_fact(task, *attempt, &who, waits));
+    }
+
+    /// A person answers an open question, often in a way that does not fit it.
+    fn answer_random_question(&mut self) {
+        if let Some(answer) = random::random_answer_fact(&mut self.draws, &self.scene.plan) {
+            self.deliver_fact(answer);
+        }
     }
 
     /// The provider of some work is away, back, or given up.

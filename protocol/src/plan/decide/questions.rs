@@ -160,12 +160,11 @@ pub(super) fn expire_question(task: &Task, wait: &AttemptWait, question: &Questi
             to: to.to_owned(),
         }))
     };
-    match question.expiry.as_ref().map(|expiry| &expiry.action) {
-        Some(ExpiryAction::FailTask) => {
-            ExpiredQuestion::Failed(format!("nobody answered in time: {question}"))
-        }
-        Some(ExpiryAction::AskAgain) => renewed(&question.to),
-        Some(ExpiryAction::Escalate { to }) if wait.round == 1 => renewed(to),
-        Some(ExpiryAction::Reject | ExpiryAction::Escalate { .. }) | None => rejected(),
+    let Some(expiry) = &question.expiry else { return rejected() };
+    match expiry.action {
+        ExpiryAction::FailTask => ExpiredQuestion::Failed(format!("nobody answered in time: {question}")),
+        ExpiryAction::AskAgain => renewed(&question.to),
+        ExpiryAction::Escalate if wait.round == 1 => renewed(&expiry.escalate_to),
+        ExpiryAction::Reject | ExpiryAction::Escalate => rejected(),
     }
 }

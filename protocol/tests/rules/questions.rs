@@ -1,0 +1,217 @@
+//! Answers to questions: every answer × every state of a question. The golden file is `tests/questions.txt`.
+
+use std::fmt::Write;
+
+use millrace_protocol::plan::{CommandAction, Fact, OverdueInput, RunCommand, TaskState};
+use millrace_protocol::question::{Answer, AnswerKind, AnswerScope, ExpiryAction};
+use millrace_protocol::wait::Wait;
+
+use crate::scene::{RunScene, is_plan_unchanged};
+use crate::{cast, golden, oracle, show};
+
+/// A run with the task `t`, parked with these waits, and the independent task `o`.
+fn parked_scene(waits: Vec<Wait>) -> RunScene {
+    let tasks = vec![cast::echo_task("t", &[]), cast::echo_task("o", &[])];
+    let mut scene = RunScene::from_submission(cast::fixed_plan_submission(tasks));
+    scene.claim_task(&cast::task_id("t"), "w1");
+    scene.decide_fact(&cast::parked_fact(&cast::task_id("t"), 1, "w1", waits)).unwrap();
+    scene
+}
+
+fn pass_time(scene: &mut RunScene, seconds: u64) {
+    scene.now = cast::time_after(scene.now, seconds);
+    scene.decide_overdue_input(&OverdueInput::WaitTime(cast::task_id("t"))).unwrap();
+}
+
+fn command(scene: &mut RunScene, control: CommandAction) {
+    scene.decide_fact(&Fact::Control(RunCommand { id: "c1".into(), by: "bob".into(), control })).unwrap();
+}
+
+/// A question in each state: its name, the run, the id that answers name, and the key of its digest.
+fn question_states() -> Vec<(&'static str, RunScene, &'static str, &'static str)> {
+    let approval = |expiry| vec![cast::approval_wait("q", expiry), cast::time_wait("s", 90_000)];
+    let expiring = |action| approval(Some((600, action)));
+    let answered = |answer| {
+        let mut scene = parked_scene(approval(None));
+        scene.decide_fact(&cast::answer_fact("a0", "t/1/1", "q", answer, AnswerScope::Once)).unwrap();
+        scene
+    };
+    let expired = |action| {
+        let mut scene = parked_scene(expiring(action));
+        pass_time(&mut scene, 601);
+        scene
+    };
+    let withdrawn = |control| {
+        let mut scene = parked_scene(approval(None));
+        command(&mut scene, control);
+        scene
+    };
+    let reason = || "enough".to_owned();
+    vec![
+        ("open: approval", parked_scene(approval(None)), "t/1/1", "q"),
+        (
+            "open: approval without other waits",
+            parked_scene(vec![cast::approval_wait("q", None)]),
+            "t/1/1",
+            "q",
+        ),
+        ("open: input", parked_scene(vec![cast::input_wait("q", None)]), "t/1/1", "q"),
+        ("open, and shown with other arguments", parked_scene(approval(None)), "t/1/1", "other"),
+        ("answered: approved", answered(Answer::Approve), "t/1/1", "q"),
+        ("answered: rejected", answered(Answer::Reject { message: "too risky".into() }), "t/1/1", "q"),
+        ("expired: rejected", expired(ExpiryAction::Reject), "t/1/1", "q"),
+        ("expired: the task failed", expired(ExpiryAction::FailTask), "t/1/1", "q"),
+        ("expired and asked again: the first round", expired(ExpiryAction::AskAgain), "t/1/1", "q"),
+        ("expired and asked again: the second round", expired(ExpiryAction::AskAgain), "t/1/1.2", "q"),
+        ("escalated: the second round", expired(ExpiryAction::Escalate), "t/1/1.2", "q"),
+        (
+            "withdrawn: the task is cancelled",
+            withdrawn(CommandAction::CancelTask { task: cast::task_id("t"), reason: reason() }),
+            "t/1/1",
+            "q",
+        ),
+        (
+            "withdrawn: the run is cancelled",
+            withdrawn(CommandAction::CancelRun { reason: reason() }),
+            "t/1/1",
+            "q",
+        ),
+        ("unknown: no such number", parked_scene(approval(None)), "t/1/7", "q"),
+        ("unknown: no such attempt", parked_scene(approval(None)), "t/2/1", "q"),
+        ("unknown: no such round", parked_scene(approval(None)), "t/1/1.2", "q"),
+        ("unknown: no such task", parked_scene(approval(None)), "nobody/1/1", "q"),
+        ("unknown: a wait that is no question", parked_scene(approval(None)), "t/1/2", "s"),
+    ]
+}
+
+#[test]
+fn every_answer_to_every_state_of_a_question() {
+    let mut text =
+        String::from("Each row: the answer, then the state of t and all events, or the refusal.\n");
+    let (mut accepted, mut kinds) = (0, 0);
+    for answer in cast::answers_of_all_kinds() {
+        kinds += 1;
+        for (name, mut scene, id, key) in question_states() {
+            let before = scene.plan.clone();
+            let decided =
+                scene.decide_fact(&cast::answer_fact("a1", id, key, answer.clone(), AnswerScope::Once));
+            let cell = match decided {
+                Err(refusal) => {
+                    assert!(
+                        is_plan_unchanged(&before, &scene.plan),
+                        "{name}: a refused answer changed the plan"
+                    );
+                    format!("refused: {refusal}")
+                }
+                Ok(events) => {
+                    accepted += 1;
+                    let state = scene.plan.task(&cast::task_id("t")).unwrap().state();
+                    format!(
+                        "{state} | {}",
+                        events.iter().map(show::format_event).collect::<Vec<_>>().join("; ")
+                    )
+                }
+            };
+            oracle::check_invariants(&scene.plan);
+            writeln!(text, "{:8} {name:46} -> {cell}", answer.kind().name()).unwrap();
+        }
+    }
+    assert_eq!(kinds, AnswerKind::ALL.len());
+    // Four open approvals take four kinds each, the input two.
+    assert_eq!(accepted, 4 * 4 + 2);
+    golden::compare_with_golden_file("questions.txt", &text);
+}
+
+#[test]
+fn repeated_answer_is_applied_once_and_the_second_author_is_told_who_was_first() {
+    let mut scene = parked_scene(vec![cast::approval_wait("q", None), cast::time_wait("s", 90_000)]);
+    let answer = |id: &str, answer| cast::answer_fact(id, "t/1/1", "q", answer, AnswerScope::Once);
+    scene.decide_fact(&answer("a1", Answer::Approve)).unwrap();
+    let refused = scene.decide_fact(&answer("a1", Answer::Approve)).unwrap_err();
+    assert!(refused.to_string().contains("already applied"), "{refused}");
+    let refused = scene.decide_fact(&answer("a2", Answer::Reject { message: String::new() })).unwrap_err();
+    assert_eq!(refused.to_string(), "question t/1/1: ann approved at 2026-11-21 23:00:00 UTC");
+}
+
+/// An answer for the tool also decides its other open calls and later ones; one for the call only those with the same arguments.
+#[test]
+fn standing_answers_decide_open_and_later_calls() {
+    for (scope, same, other) in [
+        (AnswerScope::Once, false, false),
+        (AnswerScope::ThisCallInRun, true, false),
+        (AnswerScope::ThisToolInRun, true, true),
+    ] {
+        let (first, third) = (cast::approval_wait("q", None), cast::approval_wait("x", None));
+        // The same call has the same digest, under another key.
+        let second = Wait { key: "again".into(), ..first.clone() };
+        let mut scene = parked_scene(vec![first, second.clone(), third.clone()]);
+        scene.decide_fact(&cast::answer_fact("a1", "t/1/1", "q", Answer::Approve, scope)).unwrap();
+        let open: Vec<u32> = scene.plan.open_questions().map(|(id, _, _)| id.number).collect();
+        let expected: Vec<u32> = [(2, same), (3, other)]
+            .into_iter()
+            .filter(|(_, is_decided)| !is_decided)
+            .map(|(n, _)| n)
+            .collect();
+        assert_eq!(open, expected, "{scope:?}");
+
+        scene.claim_task(&cast::task_id("o"), "w2");
+        let waits = vec![second, third];
+        scene.decide_fact(&cast::parked_fact(&cast::task_id("o"), 1, "w2", waits)).unwrap();
+        let of_o = scene.plan.open_questions().filter(|(id, _, _)| id.task.as_str() == "o");
+        let open: Vec<u32> = of_o.map(|(id, _, _)| id.number).collect();
+        let expected: Vec<u32> = [(1, same), (2, other)]
+            .into_iter()
+            .filter(|(_, is_decided)| !is_decided)
+            .map(|(n, _)| n)
+            .collect();
+        assert_eq!(open, expected, "{scope:?}");
+        oracle::check_invariants(&scene.plan);
+    }
+}
+
+#[test]
+fn standing_answers_are_for_their_capability_only() {
+    let mut other = cast::echo_task("o", &[]);
+    other.capability = cast::capability_name("search");
+    let tasks = vec![cast::echo_task("t", &[]), other];
+    let mut scene = RunScene::from_submission(cast::fixed_plan_submission(tasks));
+    for task in ["t", "o"] {
+        scene.claim_task(&cast::task_id(task), "w1");
+        let waits = vec![cast::approval_wait("q", None)];
+        scene.decide_fact(&cast::parked_fact(&cast::task_id(task), 1, "w1", waits)).unwrap();
+    }
+    let answer = cast::answer_fact("a1", "t/1/1", "q", Answer::Approve, AnswerScope::ThisToolInRun);
+    scene.decide_fact(&answer).unwrap();
+    let open: Vec<String> = scene.plan.open_questions().map(|(id, _, _)| id.to_string()).collect();
+    assert_eq!(open, ["o/1/1"]);
+}
+
+/// A question without an expiry stays open for a month and longer; one with an expiry expires once per round.
+#[test]
+fn questions_expire_only_where_that_was_asked_for() {
+    let mut scene = parked_scene(vec![
+        cast::input_wait("for ever", None),
+        cast::input_wait("a week", Some((604_800, ExpiryAction::Escalate))),
+    ]);
+    let open = |scene: &RunScene| -> Vec<String> {
+        scene.plan.open_questions().map(|(id, _, _)| id.to_string()).collect()
+    };
+    pass_time(&mut scene, 604_800);
+    assert_eq!(open(&scene), ["t/1/1", "t/1/2.2"]);
+    let to = |scene: &RunScene| {
+        scene
+            .plan
+            .open_questions()
+            .filter_map(|(_, _, wait)| wait.wait.condition.question().map(|it| it.to.clone()))
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(to(&scene), ["ops", "chief"]);
+    let early = scene.decide_overdue_input(&OverdueInput::WaitTime(cast::task_id("t")));
+    assert!(early.is_err(), "it expires once");
+    pass_time(&mut scene, 604_800);
+    assert_eq!(open(&scene), ["t/1/1"]);
+    scene.now = cast::time_after(scene.now, 31 * 86_400);
+    assert!(scene.decide_overdue_input(&OverdueInput::WaitTime(cast::task_id("t"))).is_err());
+    assert_eq!(scene.plan.task(&cast::task_id("t")).unwrap().state(), TaskState::Waiting);
+    oracle::check_invariants(&scene.plan);
+}
