@@ -227,9 +227,14 @@ impl History {
         for AttemptJournal { topic, entries } in self.journals.values() {
             let Topic::Journal(JournalKey::Task(task, attempt)) = topic else { continue };
             for (sequence, entry) in entries {
-                if let JournalEntry::Step { number, .. } = entry {
-                    steps.push((format!("{} {task} {attempt} {number}", self.run), *sequence));
-                }
+                let JournalEntry::Step { name, .. } = entry else { continue };
+                let step = match name.strip_prefix("echo.") {
+                    Some("action") => "action proposed",
+                    Some(number) if number.parse::<u32>().is_ok() => number,
+                    // The end of a wait: nothing is done.
+                    Some(_) | None => continue,
+                };
+                steps.push((format!("{} {task} {attempt} {step}", self.run), *sequence));
             }
         }
         steps

@@ -31,6 +31,7 @@ pub mod provider;
 pub mod python;
 pub mod suite;
 pub mod testbed;
+pub mod waits;
 pub mod web;
 
 /// The version of nats-server that is downloaded if the machine has none.

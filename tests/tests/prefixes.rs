@@ -19,6 +19,7 @@ use millrace_tests::history::History;
 use millrace_tests::plans::{
     build_publish_headers, echo_task, fixed_submission, run_id, submit_run, task_id, wait_for_run_history,
 };
+use millrace_tests::waits::answer_every_question;
 use millrace_tests::{NatsServer, ServerOptions};
 use millrace_worker::builtin::EchoCapability;
 use serde_json::json;
@@ -125,12 +126,13 @@ impl InProcessRoles {
 }
 
 /// The run without a cut.
-async fn run_uncut(server: &NatsServer, ledger: PathBuf, run: &RunId) -> History {
+async fn run_uncut(server: &NatsServer, ledger: PathBuf, run: &RunId, submission: &Submission) -> History {
     let connection = account_connection(server, 0);
     let roles = InProcessRoles::start(&connection, ledger);
     let bus = Bus::join_existing_cluster(&connection, "test", TIMEOUT).await.expect("the cluster is made");
-    submit_run(&bus, run, &sample_submission()).await;
-    let history = wait_for_run_history(&bus, run, TIMEOUT).await;
+    submit_run(&bus, run, submission).await;
+    let (history, ()) =
+        tokio::join!(wait_for_run_history(&bus, run, TIMEOUT), answer_every_question(&bus, run));
     roles.stop().await;
     history
 }
@@ -155,7 +157,8 @@ async fn recover_from_cut(
     restore_messages(&bus, records).await;
     let ledger = folder.join(format!("ledger-{account}"));
     let roles = InProcessRoles::start(&connection, ledger.clone());
-    let history = wait_for_run_history(&bus, run, TIMEOUT).await;
+    let (history, ()) =
+        tokio::join!(wait_for_run_history(&bus, run, TIMEOUT), answer_every_question(&bus, run));
     roles.stop().await;
     RecoveredRun { history, ledger: std::fs::read_to_string(ledger).unwrap_or_default() }
 }
@@ -200,12 +203,40 @@ fn check_recovered_run(cut: usize, uncut: &History, recovered: &RecoveredRun) ->
     }
 }
 
+/// Tasks that sleep, wait for an event, ask two questions and need an approval, in two layers.
+fn submission_with_waits() -> Submission {
+    let first = [
+        json!({"park_ms": 40, "steps": 1}),
+        json!({"await_event": "go", "steps": 1}),
+        json!({"ask": ["Which?", "When?"]}),
+        json!({"approve": true}),
+    ];
+    let first = (0..).zip(first).map(|(n, parameters)| echo_task(&format!("w{n}"), &parameters));
+    let mut last = echo_task("last", &json!({"approve": true, "steps": 1}));
+    last.depends_on = (0..4).map(|n| task_id(&format!("w{n}"))).collect();
+    last.review = ReviewPolicy::critic(Vec::new());
+    fixed_submission(first.chain([last]).collect())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn log_of_a_waiting_run_cut_after_any_message_recovers_to_the_same_end() {
+    let _alone = lock_machine();
+    let (server, folder) = (start_server_with_accounts(), tempfile::tempdir().unwrap());
+    let run = run_id("cut-while-waiting");
+    let uncut = run_uncut(&server, folder.path().join("ledger"), &run, &submission_with_waits()).await;
+    uncut.assert_consistent();
+    let waits: usize =
+        uncut.folded_plan().tasks().iter().flat_map(|task| &task.attempts).map(|it| it.waits.len()).sum();
+    assert_eq!(waits, 6, "a sleep, an event, two inputs and two approvals");
+    recover_from_every_cut(&server, folder.path(), &run, &uncut).await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn log_cut_after_any_message_recovers_to_the_same_end() {
     let _alone = lock_machine();
     let (server, folder) = (start_server_with_accounts(), tempfile::tempdir().unwrap());
     let run = run_id("cut-me-anywhere");
-    let uncut = run_uncut(&server, folder.path().join("ledger"), &run).await;
+    let uncut = run_uncut(&server, folder.path().join("ledger"), &run, &sample_submission()).await;
     uncut.assert_consistent();
     let attempts: Vec<_> = uncut.task_outcomes().into_values().flat_map(|outcome| outcome.attempts).collect();
     assert!(
@@ -216,6 +247,11 @@ async fn log_cut_after_any_message_recovers_to_the_same_end() {
         attempts.iter().any(|(_, _, passed)| *passed == Some(false)),
         "an attempt was rejected: {attempts:?}"
     );
+    recover_from_every_cut(&server, folder.path(), &run, &uncut).await;
+}
+
+/// Cuts the log of a run after every message, and recovers each cut.
+async fn recover_from_every_cut(server: &NatsServer, folder: &Path, run: &RunId, uncut: &History) {
     let records = uncut.records();
     assert!(records.len() < ACCOUNTS, "{} messages", records.len());
     assert!(
@@ -223,11 +259,8 @@ async fn log_cut_after_any_message_recovers_to_the_same_end() {
         "nothing else is there"
     );
 
-    let cuts = futures::stream::iter(1..=records.len()).map(|cut| {
-        let (server, folder, run, uncut) = (&server, folder.path(), &run, &uncut);
-        async move {
-            check_recovered_run(cut, uncut, &recover_from_cut(server, folder, run, &records[..cut]).await)
-        }
+    let cuts = futures::stream::iter(1..=records.len()).map(|cut| async move {
+        check_recovered_run(cut, uncut, &recover_from_cut(server, folder, run, &records[..cut]).await)
     });
     let failures: Vec<String> =
         cuts.buffer_unordered(AT_ONCE).filter_map(async |checked| checked.err()).collect().await;

@@ -4,14 +4,10 @@
 
 use std::time::{Duration, Instant};
 
-use millrace_protocol::ids::{Capability, RunId};
-use millrace_protocol::plan::{
-    AttemptEnd, CommandAction, EndReason, RunCommand, Submission, TaskSpec, TaskState,
-};
-use millrace_protocol::subject::Topic;
+use millrace_protocol::ids::Capability;
+use millrace_protocol::plan::{AttemptEnd, EndReason, Submission, TaskSpec, TaskState};
 use millrace_protocol::wire::decode_task_result;
 use millrace_runtime::Bus;
-use millrace_runtime::log::publish_message;
 use millrace_tests::cluster::{ClusterSetup, ProcessRole, TestCluster, lock_machine};
 use millrace_tests::crashes::crash_one_at_random;
 use millrace_tests::history::History;
@@ -19,28 +15,8 @@ use millrace_tests::plans::{
     SeededRandom, echo_task, fixed_submission, run_id, submit_run, task_id, wait_for_run_history,
 };
 use millrace_tests::wait_for_value;
+use millrace_tests::waits::{TIMEOUT, signal_event, wait_for_task_count};
 use serde_json::{Value, json};
-
-const TIMEOUT: Duration = Duration::from_secs(180);
-
-async fn wait_for_count(bus: &Bus, run: &RunId, state: TaskState, count: u32) {
-    wait_for_value(TIMEOUT, &format!("{count} tasks that are {state}"), async || {
-        let history = History::read_from_log(bus, run).await.ok()?;
-        (history.folded_plan().task_count_in_state(state) == count).then_some(())
-    })
-    .await;
-}
-
-async fn signal(bus: &Bus, run: &RunId, name: &str, data: &str) {
-    let id = uuid::Uuid::now_v7().simple().to_string();
-    let control = CommandAction::Signal { name: name.into(), data: data.into() };
-    let command = RunCommand { id: id.clone(), by: "test".into(), control };
-    // While the server is away, the command is sent again; it is applied once.
-    wait_for_value(TIMEOUT, "the signal", async || {
-        publish_message(bus, bus.lane_of_run(run), run, &Topic::Control, &command, &id).await.ok()
-    })
-    .await;
-}
 
 /// The data of a task's result.
 async fn result_data(bus: &Bus, history: &History, task: &str) -> Value {
@@ -76,8 +52,8 @@ async fn parked_attempts_hold_no_slot_and_one_event_wakes_them_all() {
     let mut tasks = tasks_that_wait(5, &json!({"await_event": "deployed", "steps": 2}));
     tasks.push(echo_task("plain", &json!({})));
     submit_run(&bus, &run, &fixed_submission(tasks)).await;
-    wait_for_count(&bus, &run, TaskState::Waiting, 5).await;
-    wait_for_count(&bus, &run, TaskState::Completed, 1).await;
+    wait_for_task_count(&bus, &run, TaskState::Waiting, 5).await;
+    wait_for_task_count(&bus, &run, TaskState::Completed, 1).await;
 
     let millrace = |arguments: &[&str]| cluster.millrace_command().args(arguments).output().unwrap();
     let show = text_of(&millrace(&["show", "event"]));
@@ -118,9 +94,9 @@ async fn event_that_comes_before_the_wait_is_kept() {
     second.depends_on = vec![task_id("first")];
     let first = echo_task("first", &json!({"await_event": "start"}));
     submit_run(&bus, &run, &fixed_submission(vec![first, second])).await;
-    wait_for_count(&bus, &run, TaskState::Waiting, 1).await;
-    signal(&bus, &run, "go", "7").await;
-    signal(&bus, &run, "start", "").await;
+    wait_for_task_count(&bus, &run, TaskState::Waiting, 1).await;
+    signal_event(&bus, &run, "go", "7").await;
+    signal_event(&bus, &run, "start", "").await;
     let history = wait_for_run_history(&bus, &run, TIMEOUT).await;
     assert_completed(&history);
     assert_eq!(result_data(&bus, &history, "second").await, json!(7));
@@ -137,7 +113,7 @@ async fn sleeping_attempts_survive_the_death_of_every_process() {
     let asleep = Duration::from_secs(4);
     submit_run(&bus, &run, &fixed_submission(tasks_that_wait(20, &json!({"park_ms": 4_000, "steps": 1}))))
         .await;
-    wait_for_count(&bus, &run, TaskState::Waiting, 20).await;
+    wait_for_task_count(&bus, &run, TaskState::Waiting, 20).await;
     cluster.server.kill();
     for name in ["supervisor-1", "critic-1", "worker-1"] {
         cluster.kill_process(name);
@@ -162,11 +138,11 @@ async fn cancelled_attempts_do_not_wake() {
     let cluster = TestCluster::start_with_workers(ClusterSetup::default(), 1);
     let (bus, run) = (cluster.connect_bus().await, run_id("cancelled"));
     submit_run(&bus, &run, &fixed_submission(tasks_that_wait(2, &json!({"await_event": "go"})))).await;
-    wait_for_count(&bus, &run, TaskState::Waiting, 2).await;
+    wait_for_task_count(&bus, &run, TaskState::Waiting, 2).await;
     let cancelled =
         cluster.millrace_command().args(["cancel", "cancelled", "--task", "w0"]).output().unwrap();
     assert!(cancelled.status.success(), "{}", text_of(&cancelled));
-    signal(&bus, &run, "go", "").await;
+    signal_event(&bus, &run, "go", "").await;
     let history = wait_for_run_history(&bus, &run, TIMEOUT).await;
     history.assert_consistent();
     let plan = history.folded_plan();
@@ -175,7 +151,7 @@ async fn cancelled_attempts_do_not_wake() {
     assert!(cluster.read_ledger().is_empty());
     let second = run_id("second");
     submit_run(&bus, &second, &fixed_submission(tasks_that_wait(3, &json!({"park_ms": 86_400_000})))).await;
-    wait_for_count(&bus, &second, TaskState::Waiting, 3).await;
+    wait_for_task_count(&bus, &second, TaskState::Waiting, 3).await;
     let cancelled = cluster.millrace_command().args(["cancel", "second"]).output().unwrap();
     assert!(cancelled.status.success(), "{}", text_of(&cancelled));
     let history = wait_for_run_history(&bus, &second, TIMEOUT).await;
@@ -208,9 +184,9 @@ async fn agent_continues_in_the_middle_of_a_turn() {
     let (bus, run) = (cluster.connect_bus().await, run_id("agent"));
     let task = TaskSpec { capability: Capability::new("release").unwrap(), ..echo_task("wait", &json!({})) };
     submit_run(&bus, &run, &fixed_submission(vec![task])).await;
-    wait_for_count(&bus, &run, TaskState::Waiting, 1).await;
+    wait_for_task_count(&bus, &run, TaskState::Waiting, 1).await;
     cluster.kill_process("worker-1");
-    signal(&bus, &run, "approved", r#"{"by":"ann"}"#).await;
+    signal_event(&bus, &run, "approved", r#"{"by":"ann"}"#).await;
     cluster.start_process(ProcessRole::Worker, "worker-2", &arguments);
     let history = wait_for_run_history(&bus, &run, TIMEOUT).await;
     assert_completed(&history);
@@ -258,7 +234,7 @@ async fn kills_lose_no_wake_up() {
             crash_one_at_random(&mut cluster, &mut random).await;
             cluster.restart_exited();
             if crash == 3 {
-                signal(&bus, &run, "go", "1").await;
+                signal_event(&bus, &run, "go", "1").await;
             }
             tokio::time::sleep(Duration::from_millis(random.next_below(500))).await;
         }

@@ -7,6 +7,8 @@
 mod allowance;
 #[path = "turn/answers.rs"]
 mod answers;
+#[path = "turn/approvals.rs"]
+mod approvals;
 #[path = "turn/corrections.rs"]
 mod corrections;
 #[path = "turn/effects.rs"]

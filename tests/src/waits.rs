@@ -1,0 +1,151 @@
+//! Waiting runs in tests: signals, answers to questions, and waits for the states of tasks.
+
+use std::time::Duration;
+
+use millrace_protocol::ids::RunId;
+use millrace_protocol::plan::{CommandAction, Plan, RunCommand, TaskState};
+use millrace_protocol::question::{Answer, AnswerScope, QuestionId, RunAnswer};
+use millrace_protocol::subject::Topic;
+use millrace_protocol::wire::WireMessage;
+use millrace_runtime::Bus;
+use millrace_runtime::log::publish_message;
+
+use crate::history::History;
+use crate::wait_for_value;
+
+/// The longest wait for a state.
+pub const TIMEOUT: Duration = Duration::from_secs(180);
+
+/// Waits until so many tasks of a run are in a state.
+pub async fn wait_for_task_count(bus: &Bus, run: &RunId, state: TaskState, count: u32) {
+    wait_for_value(TIMEOUT, &format!("{count} tasks that are {state}"), async || {
+        let history = History::read_from_log(bus, run).await.ok()?;
+        (history.folded_plan().task_count_in_state(state) == count).then_some(())
+    })
+    .await;
+}
+
+/// Signals an event to a run.
+pub async fn signal_event(bus: &Bus, run: &RunId, name: &str, data: &str) {
+    let id = uuid::Uuid::now_v7().simple().to_string();
+    let control = CommandAction::Signal { name: name.into(), data: data.into() };
+    publish_until_accepted(
+        bus,
+        run,
+        &Topic::Control,
+        &RunCommand { id: id.clone(), by: "test".into(), control },
+        &id,
+    )
+    .await;
+}
+
+/// An open question: its id, its digest and its text.
+#[derive(Debug, Clone)]
+pub struct OpenQuestion {
+    /// The id.
+    pub id: QuestionId,
+    /// The digest that an answer must name.
+    pub digest: String,
+    /// The text.
+    pub text: String,
+    /// `true` if it is about a tool call.
+    pub is_approval: bool,
+}
+
+fn questions_of(plan: &Plan) -> Vec<OpenQuestion> {
+    let open = plan.open_questions().filter_map(|(id, _, wait)| {
+        let question = wait.wait.condition.question()?;
+        let (digest, text) = (question.digest.clone(), question.text.clone());
+        Some(OpenQuestion { id, digest, text, is_approval: question.tool().is_some() })
+    });
+    open.collect()
+}
+
+/// Returns the open questions of a run; `None` if the run can't be read at the moment.
+pub async fn read_open_questions(bus: &Bus, run: &RunId) -> Option<Vec<OpenQuestion>> {
+    let history = History::read_from_log(bus, run).await.ok()?;
+    Some(questions_of(history.folded_plan()))
+}
+
+/// Waits until a run has so many open questions, and returns them.
+pub async fn wait_for_questions(bus: &Bus, run: &RunId, count: usize) -> Vec<OpenQuestion> {
+    wait_for_value(TIMEOUT, &format!("{count} open questions"), async || {
+        read_open_questions(bus, run).await.filter(|open| open.len() == count)
+    })
+    .await
+}
+
+/// Answers a question, as this person; returns the sequence of the answer in the lane.
+pub async fn answer_question(
+    bus: &Bus,
+    run: &RunId,
+    by: &str,
+    question: &OpenQuestion,
+    answer: Answer,
+) -> u64 {
+    answer_with_scope(bus, run, by, question, answer, AnswerScope::Once).await
+}
+
+/// Answers a question, possibly for further calls too.
+pub async fn answer_with_scope(
+    bus: &Bus,
+    run: &RunId,
+    by: &str,
+    question: &OpenQuestion,
+    answer: Answer,
+    scope: AnswerScope,
+) -> u64 {
+    let id = uuid::Uuid::now_v7().simple().to_string();
+    let (question, digest) = (question.id.clone(), question.digest.clone());
+    let given = RunAnswer { id: id.clone(), by: by.into(), question, digest, answer, scope };
+    publish_until_accepted(bus, run, &Topic::Answer, &given, &id).await
+}
+
+/// Publishes a fact; while the server is away it is sent again, with the same id.
+async fn publish_until_accepted<M: WireMessage>(
+    bus: &Bus,
+    run: &RunId,
+    topic: &Topic,
+    message: &M,
+    id: &str,
+) -> u64 {
+    wait_for_value(TIMEOUT, "the server", async || {
+        publish_message(bus, bus.lane_of_run(run), run, topic, message, id).await.ok()
+    })
+    .await
+}
+
+/// A person who answers every question of a run in the same way, and signals the events that it waits for, until the run ends: calls
+/// are approved, and an input is answered with its own text.
+pub async fn answer_every_question(bus: &Bus, run: &RunId) {
+    let mut answered = std::collections::BTreeSet::new();
+    while let Some(open) = next_questions(bus, run).await {
+        for question in open {
+            if answered.insert(question.id.clone()) {
+                let answer = match question.is_approval {
+                    true => Answer::Approve,
+                    false => {
+                        Answer::Answer { value: serde_json::Value::from(question.text.as_str()).to_string() }
+                    }
+                };
+                answer_question(bus, run, "ann", &question, answer).await;
+            }
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
+/// The open questions of a run, after its events were signalled; `None` if it has ended.
+async fn next_questions(bus: &Bus, run: &RunId) -> Option<Vec<OpenQuestion>> {
+    let Ok(history) = History::read_from_log(bus, run).await else { return Some(Vec::new()) };
+    let plan = history.folded_plan();
+    if plan.run.end.is_some() {
+        return None;
+    }
+    let waits = plan.parked_attempts().flat_map(|(_, attempt)| attempt.open_waits());
+    let event = waits.filter_map(|wait| wait.condition.event()).next().map(str::to_owned);
+    if let Some(event) = event.filter(|_| plan.run.signals.is_empty()) {
+        signal_event(bus, run, &event, "1").await;
+    }
+    Some(questions_of(plan))
+}
