@@ -9,6 +9,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_bytes::ByteBuf;
 
+use crate::plan::{CommandAction, Event};
 use crate::result::TaskResult;
 
 /// The maximum size of a body in an envelope; larger ones go to the blob store. 256 KiB, well below the 1 MiB limit of a
@@ -30,18 +31,37 @@ pub const ENCODING_JSON: &str = "json";
 pub trait WireMessage: Serialize + DeserializeOwned {
     /// Its type on the wire.
     const KIND: &'static str;
-    /// The version of its schema that this program writes, and the newest that it reads.
+    /// The newest version of its schema that this program reads.
     const VERSION: u16 = 1;
+
+    /// The oldest version whose readers understand this message: programs that read only older ones leave it alone, and say which
+    /// version they lack.
+    fn version(&self) -> u16 {
+        1
+    }
 }
+
+/// The version of messages about parked attempts, their waits and their questions; readers of version 1 (0.4) do not know these.
+const WITH_WAITS: u16 = 2;
 
 impl WireMessage for crate::plan::Decision {
     const KIND: &'static str = "decision";
+    const VERSION: u16 = WITH_WAITS;
+
+    fn version(&self) -> u16 {
+        if self.events.iter().any(Event::is_about_waits) { WITH_WAITS } else { 1 }
+    }
 }
 impl WireMessage for crate::plan::Submission {
     const KIND: &'static str = "submission";
 }
 impl WireMessage for crate::plan::RunCommand {
     const KIND: &'static str = "command";
+    const VERSION: u16 = WITH_WAITS;
+
+    fn version(&self) -> u16 {
+        if matches!(self.control, CommandAction::Signal { .. }) { WITH_WAITS } else { 1 }
+    }
 }
 impl WireMessage for crate::plan::CommandAction {
     const KIND: &'static str = "control";
@@ -51,12 +71,22 @@ impl WireMessage for crate::question::RunAnswer {
 }
 impl WireMessage for crate::work::JournalEntry {
     const KIND: &'static str = "entry";
+    const VERSION: u16 = WITH_WAITS;
+
+    fn version(&self) -> u16 {
+        if matches!(self, Self::Parked { .. }) { WITH_WAITS } else { 1 }
+    }
 }
 impl WireMessage for crate::file::FileVersion {
     const KIND: &'static str = "file";
 }
 impl WireMessage for crate::work::Order {
     const KIND: &'static str = "order";
+    const VERSION: u16 = WITH_WAITS;
+
+    fn version(&self) -> u16 {
+        if self.ended_waits.is_empty() { 1 } else { WITH_WAITS }
+    }
 }
 
 /// A value that is inline or in the blob store.
@@ -167,16 +197,16 @@ pub fn encode_body<M: Serialize>(message: &M) -> Vec<u8> {
     rmp_serde::to_vec_named(message).expect("every protocol type can be encoded as MessagePack")
 }
 
-/// Encodes an envelope around an inline body.
+/// Encodes an envelope around an inline body with this [`WireMessage::version`].
 #[must_use]
-pub fn encode_with_inline_body<M: WireMessage>(body: &[u8]) -> Vec<u8> {
-    encode_envelope(&Envelope { v: M::VERSION, t: M::KIND, b: Some(serde_bytes::Bytes::new(body)), s: None })
+pub fn encode_with_inline_body<M: WireMessage>(version: u16, body: &[u8]) -> Vec<u8> {
+    encode_envelope(&Envelope { v: version, t: M::KIND, b: Some(serde_bytes::Bytes::new(body)), s: None })
 }
 
-/// Encodes an envelope around a body in the blob store.
+/// Encodes an envelope around a body in the blob store with this [`WireMessage::version`].
 #[must_use]
-pub fn encode_with_stored_body<M: WireMessage>(blob_ref: BlobRef) -> Vec<u8> {
-    encode_envelope(&Envelope { v: M::VERSION, t: M::KIND, b: None, s: Some(blob_ref) })
+pub fn encode_with_stored_body<M: WireMessage>(version: u16, blob_ref: BlobRef) -> Vec<u8> {
+    encode_envelope(&Envelope { v: version, t: M::KIND, b: None, s: Some(blob_ref) })
 }
 
 fn encode_envelope(envelope: &Envelope<'_>) -> Vec<u8> {
@@ -189,7 +219,7 @@ fn encode_envelope(envelope: &Envelope<'_>) -> Vec<u8> {
 /// The message has a part that JSON can't represent, such as a map whose keys are not strings.
 pub fn encode_as_json<M: WireMessage>(message: &M) -> Result<Vec<u8>, serde_json::Error> {
     let b = Some(serde_json::to_value(message)?);
-    serde_json::to_vec(&JsonEnvelope { v: M::VERSION, t: M::KIND.into(), b, s: None })
+    serde_json::to_vec(&JsonEnvelope { v: message.version(), t: M::KIND.into(), b, s: None })
 }
 
 /// Returns the address of the body if it is in the blob store. Cheap, because the body is not decoded.

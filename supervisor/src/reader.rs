@@ -435,17 +435,12 @@ async fn decode_record(bus: &Bus, topic: Topic, record: &StreamRecord) -> Result
         if fault.is_transient() {
             return Err(fault);
         }
-        let is_newer = is_of_newer_release(&fault);
+        let is_newer = fault.is_of_newer_release();
         count_ignored(if is_newer { IgnoredMessage::NewerVersion } else { unreadable }, record, &fault);
         let may_become_readable = is_newer || !matches!(fault, Fault::InvalidMessage { .. });
         let is_submission = unreadable == IgnoredMessage::UnreadableSubmission;
         Ok((is_submission && may_become_readable).then_some(LaneItem::OpaqueSubmission).into_iter().collect())
     })
-}
-
-/// `true` if a message can't be decoded because a newer release has written it.
-fn is_of_newer_release(fault: &Fault) -> bool {
-    matches!(fault, Fault::InvalidMessage { error: DecodeError::UnknownVersion { .. }, .. })
 }
 
 /// Decodes a command of a user. Old clients sent commands without ids; the message sequence serves as the id.

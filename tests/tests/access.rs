@@ -367,7 +367,7 @@ impl ForgedMessage {
             Decision { by, previous: 0, at: jiff::Timestamp::now(), answers: Vec::new(), events: vec![end] };
         Self {
             subject: subject::topic_subject(lane, run, &Topic::Plan),
-            payload: encode_with_inline_body::<Decision>(&encode_body(&decision)),
+            payload: encode_with_inline_body::<Decision>(1, &encode_body(&decision)),
         }
     }
 
@@ -378,14 +378,14 @@ impl ForgedMessage {
         let entry = JournalEntry::Outcome { worker, review: 1, outcome: WorkOutcome::Judged(verdict) };
         let subject =
             subject::topic_subject(lane, run, &Topic::Journal(JournalKey::Review(task_id("long"), 1)));
-        Self { subject, payload: encode_with_inline_body::<JournalEntry>(&encode_body(&entry)) }
+        Self { subject, payload: encode_with_inline_body::<JournalEntry>(1, &encode_body(&entry)) }
     }
 
     fn forged_order(lane: Lane, run: &RunId) -> Self {
         let order = Order { objective: "forged".into(), ..secret_order(run, lane, "producer") };
         Self {
             subject: format!("work.producer.{run}.t.1"),
-            payload: encode_with_inline_body::<Order>(&encode_body(&order)),
+            payload: encode_with_inline_body::<Order>(1, &encode_body(&order)),
         }
     }
 

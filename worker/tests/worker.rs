@@ -455,6 +455,7 @@ async fn garbage_is_removed_from_the_queue_and_the_next_order_runs() {
     let cluster = Cluster::start().await;
     let misplaced = build_order("echo", "elsewhere", json!({}));
     let sealed = millrace_protocol::wire::encode_with_inline_body::<millrace_protocol::work::Order>(
+        1,
         &millrace_protocol::wire::encode_body(&misplaced),
     );
     let newer = sealed.clone();
@@ -482,10 +483,28 @@ async fn garbage_is_removed_from_the_queue_and_the_next_order_runs() {
     worker.stop().await;
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn order_of_a_newer_release_stays_in_its_queue() {
+    let cluster = Cluster::start().await;
+    let newer = build_order("echo", "newer", json!({}));
+    let payload = wire::encode_with_inline_body::<Order>(99, &wire::encode_body(&newer));
+    let context = async_nats::jetstream::new(cluster.bus.client().clone());
+    let sent =
+        context.publish_with_headers(order_subject(&newer), build_publish_headers(), payload.into()).await;
+    sent.unwrap().await.unwrap();
+    let worker = RunningWorker::start_echo_worker(&cluster);
+    let order = build_order("echo", "good", json!({}));
+    cluster.publish_order(&order).await;
+    cluster.await_result(&order).await;
+    cluster.await_waiting_orders("echo", 1).await;
+    assert!(cluster.read_journal(&newer).await.is_empty(), "it was claimed");
+    worker.stop().await;
+}
+
 /// Publishes an order without a Millrace-Id header, as a supervisor before 0.4 does, or as a redirected server reply.
 async fn offer_without_id(cluster: &Cluster, task: &str) -> Order {
     let order = build_order("echo", task, json!({}));
-    let payload = wire::encode_with_inline_body::<Order>(&wire::encode_body(&order));
+    let payload = wire::encode_with_inline_body::<Order>(1, &wire::encode_body(&order));
     publish_order_without_id(&cluster.bus, &order_subject(&order), &payload).await;
     order
 }

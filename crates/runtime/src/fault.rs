@@ -132,6 +132,12 @@ impl Fault {
         }
     }
 
+    /// `true` if it is a message of a newer release, which this program does not understand.
+    #[must_use]
+    pub fn is_of_newer_release(&self) -> bool {
+        matches!(self, Self::InvalidMessage { error: DecodeError::UnknownVersion { .. }, .. })
+    }
+
     /// Returns the underlying error, to downcast it or to walk its sources. The text of a fault contains the texts of
     /// that chain already, so `source()` returns `None`, and printing the chain of a fault repeats nothing.
     #[must_use]

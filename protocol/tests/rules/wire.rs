@@ -1079,7 +1079,7 @@ fn samples_in_envelopes<M: WireMessage + PartialEq + Clone + 'static>(
         let (binary, text) = (message.clone(), message.clone());
         EncodingSample {
             name: format!("{} {name}", M::KIND),
-            bytes: wire::encode_with_inline_body::<M>(&wire::encode_body(&message)),
+            bytes: wire::encode_with_inline_body::<M>(message.version(), &wire::encode_body(&message)),
             json: serde_json::from_slice(&wire::encode_as_json(&message).unwrap()).unwrap(),
             reads: Box::new(move |bytes| {
                 Ok(wire::decode_message::<M>(bytes, Encoding::MessagePack)? == binary)
@@ -1319,6 +1319,19 @@ fn missing_fields_default_to_the_old_behaviour() {
     assert_eq!(serde_json::to_value(block).unwrap(), json!("ask"));
 }
 
+/// Programs of 0.4 read version 1 only. They leave these messages alone, and say which version they lack.
+#[test]
+fn messages_about_waits_have_a_version_that_0_4_does_not_read() {
+    let parts = ["parked", "wait ended", "woken", "signal", "renewed", "standing answer"];
+    let mut newer = 0;
+    for sample in all_encoding_samples().iter().filter(|sample| sample.json.get("t").is_some()) {
+        let is_about_waits = parts.iter().any(|part| sample.name.contains(part));
+        assert_eq!(sample.json["v"], json!(if is_about_waits { 2 } else { 1 }), "{}", sample.name);
+        newer += usize::from(is_about_waits);
+    }
+    assert!(newer >= 20, "{newer}");
+}
+
 #[test]
 fn every_message_survives_json() {
     for sample in all_encoding_samples() {
@@ -1447,7 +1460,7 @@ fn message_with_trailing_bytes_is_rejected() {
     }
     let body =
         [wire::encode_body(&CommandAction::CancelRun { reason: "r".into() }), vec![0xc0, 0xc0]].concat();
-    let sealed = wire::encode_with_inline_body::<CommandAction>(&body);
+    let sealed = wire::encode_with_inline_body::<CommandAction>(1, &body);
     assert_eq!(
         wire::decode_message::<CommandAction>(&sealed, Encoding::MessagePack),
         Err(DecodeError::Trailing { what: "control".into(), bytes: 2 })
@@ -1457,7 +1470,7 @@ fn message_with_trailing_bytes_is_rejected() {
 #[test]
 fn wrong_kind_wrong_version_and_empty_envelope_have_their_own_errors() {
     let control = CommandAction::CancelRun { reason: "r".into() };
-    let sealed = wire::encode_with_inline_body::<CommandAction>(&wire::encode_body(&control));
+    let sealed = wire::encode_with_inline_body::<CommandAction>(1, &wire::encode_body(&control));
     let wrong = wire::decode_message::<Order>(&sealed, Encoding::MessagePack).unwrap_err();
     assert_eq!(wrong.to_string(), r#"expected a message of type "order", found "control""#);
 
@@ -1490,7 +1503,7 @@ fn wrong_kind_wrong_version_and_empty_envelope_have_their_own_errors() {
 #[test]
 fn body_in_the_blob_store_is_reported_with_its_address() {
     let stored = BlobRef { sha256: "ab".repeat(32), size: 300_000 };
-    let elsewhere = wire::encode_with_stored_body::<Order>(stored.clone());
+    let elsewhere = wire::encode_with_stored_body::<Order>(1, stored.clone());
     assert_eq!(wire::decode_message::<Order>(&elsewhere, Encoding::MessagePack), Err(DecodeError::Elsewhere));
     assert_eq!(
         wire::decode_blob_ref_of_body::<Order>(&elsewhere, Encoding::MessagePack),
@@ -1502,7 +1515,7 @@ fn body_in_the_blob_store_is_reported_with_its_address() {
     ));
 
     let control = CommandAction::CancelRun { reason: "r".into() };
-    let here = wire::encode_with_inline_body::<CommandAction>(&wire::encode_body(&control));
+    let here = wire::encode_with_inline_body::<CommandAction>(1, &wire::encode_body(&control));
     assert_eq!(wire::decode_blob_ref_of_body::<CommandAction>(&here, Encoding::MessagePack), Ok(None));
     let both = serde_json::to_vec(&json!({ "v": 1, "t": "control", "b": control, "s": stored })).unwrap();
     assert_eq!(
@@ -1519,7 +1532,7 @@ fn message_with_an_invalid_name_is_rejected() {
     let refused = wire::decode_message::<CommandAction>(&serde_json::to_vec(&bad).unwrap(), Encoding::Json)
         .unwrap_err();
     assert!(refused.to_string().contains("is not a valid task id"), "{refused}");
-    let sealed = wire::encode_with_inline_body::<CommandAction>(&wire::encode_body(&bad["b"]));
+    let sealed = wire::encode_with_inline_body::<CommandAction>(1, &wire::encode_body(&bad["b"]));
     let refused = wire::decode_message::<CommandAction>(&sealed, Encoding::MessagePack).unwrap_err();
     assert!(refused.to_string().contains("is not a valid task id"), "{refused}");
 }
@@ -1600,7 +1613,7 @@ proptest! {
             }
             decode_as_every_message_type(&bytes);
             // The body alone, in an intact envelope: most changes above only break the envelope.
-            let _ = wire::decode_message::<Decision>(&wire::encode_with_inline_body::<Decision>(&bytes), Encoding::MessagePack);
+            let _ = wire::decode_message::<Decision>(&wire::encode_with_inline_body::<Decision>(1, &bytes), Encoding::MessagePack);
         });
     }
 }

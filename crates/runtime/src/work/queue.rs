@@ -11,7 +11,9 @@ use futures::future::BoxFuture;
 use millrace_protocol::ids::{Capability, RunId};
 use millrace_protocol::plan::Work;
 use millrace_protocol::subject;
-use millrace_protocol::wire::{MAX_INLINE, encode_body, encode_with_inline_body, encode_with_stored_body};
+use millrace_protocol::wire::{
+    MAX_INLINE, WireMessage, encode_body, encode_with_inline_body, encode_with_stored_body,
+};
 use millrace_protocol::work::Order;
 use tracing::{debug, warn};
 
@@ -141,9 +143,9 @@ pub async fn create_lost_queue(bus: &Bus, capability: &Capability) -> Result<boo
 async fn publish_order(bus: &Bus, order: &Order) -> Result<jetstream::context::PublishAckFuture, Fault> {
     let bytes = encode_body(order);
     let payload = if bytes.len() <= MAX_INLINE {
-        encode_with_inline_body::<Order>(&bytes)
+        encode_with_inline_body::<Order>(order.version(), &bytes)
     } else {
-        encode_with_stored_body::<Order>(bus.blobs().put_blob(&bytes).await?)
+        encode_with_stored_body::<Order>(order.version(), bus.blobs().put_blob(&bytes).await?)
     };
     let subject = subject::order_subject(&order.run, &order.capability, &order.work());
     let publish = PublishMessage::build().payload(payload.into()).header(ID_HEADER, new_id().as_str());

@@ -152,6 +152,18 @@ impl AttemptEvent {
         }
     }
 
+    pub(super) fn is_about_waits(&self) -> bool {
+        match self {
+            Self::Parked { .. }
+            | Self::WaitEnded { .. }
+            | Self::QuestionRenewed { .. }
+            | Self::Woken { .. } => true,
+            Self::Claimed { .. } | Self::Finished { .. } | Self::Errored { .. } | Self::TimedOut { .. } => {
+                false
+            }
+        }
+    }
+
     /// The error that this event reports, if it reports one, and the attempt.
     #[must_use]
     pub fn attempt_and_error(&self) -> Option<(u32, String)> {

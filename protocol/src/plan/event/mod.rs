@@ -99,6 +99,21 @@ impl Event {
         }
     }
 
+    /// `true` if this event is about the waits of parked attempts, which programs of 0.4 do not know.
+    pub(crate) fn is_about_waits(&self) -> bool {
+        match self {
+            Self::Attempt(event) => event.is_about_waits(),
+            Self::User(event) => event.is_about_waits(),
+            Self::Run(_)
+            | Self::Planning(_)
+            | Self::Graph(_)
+            | Self::Task(_)
+            | Self::Review(_)
+            | Self::Budget(_)
+            | Self::Provider(_) => false,
+        }
+    }
+
     /// `true` if this event changes the pending effects of every task.
     #[must_use]
     pub fn affects_all_tasks(&self) -> bool {

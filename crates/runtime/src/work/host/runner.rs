@@ -24,6 +24,8 @@ use crate::log::journal::{ClaimResult, Journal, JournalError};
 
 /// The delay before an order is redelivered that this process could not start or may not take.
 const REDELIVERY_DELAY: Duration = Duration::from_secs(1);
+/// The delay after which an order of a newer release is delivered again, to any worker.
+const NEWER_ORDER_DELAY: Duration = Duration::from_secs(5);
 
 pub(super) struct OrderRunnerArguments {
     pub shared: Arc<HostContext>,
@@ -101,6 +103,10 @@ async fn process_order(state: &OrderRunnerArguments) -> OrderDisposition {
     let order = match lease.decode_order().await {
         Ok(order) => Arc::new(order),
         Err(fault) if fault.is_transient() => return return_order_after_fault(subject, &fault),
+        Err(fault) if fault.is_of_newer_release() => {
+            warn!(subject, %fault, "returning an order of a newer release; upgrade this worker");
+            return OrderDisposition::Returned(NEWER_ORDER_DELAY);
+        }
         Err(fault) => {
             let invalid_orders = shared.count_invalid_order();
             warn!(subject, %fault, invalid_orders, "removing an invalid order from its queue");
