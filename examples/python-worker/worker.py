@@ -1,12 +1,19 @@
-"""A Millrace worker in Python that counts words, one line per step. docs/wire.md describes the protocol.
+"""A Millrace worker in Python that counts words, one line per step, and asks a person first if the parameter "ask" has a
+    question. docs/wire.md describes the protocol.
     pip install nats-py[nkeys] msgpack && NATS_URL=nats://127.0.0.1:4222 python worker.py"""
-import asyncio, contextlib, json, os, socket, time, uuid
+import asyncio, contextlib, hashlib, json, os, socket, time, uuid
 import msgpack, nats
 from nats.js.errors import APIError, NotFoundError, ServiceUnavailableError
 
 NAME, ME = "wordcount", f"python-{uuid.uuid4().hex[:12]}"
 
-async def work(parameters, step):
+class Parked(Exception):
+    """The attempt waits; the argument is the wait."""
+
+async def work(parameters, step, ask):
+    if question := parameters.get("ask"):
+        if await step("confirm", lambda: ask("confirm", question)) != "yes":
+            return {"summary": "not counted", "output": "Nobody wanted the words to be counted."}
     async def count(line):
         return await asyncio.sleep(parameters.get("pause", 0), len(line.split()))
     lines = enumerate(parameters["text"].splitlines())
@@ -15,20 +22,22 @@ async def work(parameters, step):
 
 class Journal:
     """The journal of one attempt. Each append names the last entry (optimistic concurrency), so there is a single writer."""
-    def __init__(self, js, lane, run, task, attempt):
+    def __init__(self, js, lane, run, task, attempt, ended=()):
         self.js, self.stream, self.subject = js, f"LANE_{lane}", f"lane.{lane}.run.{run}.task.{task}.{attempt}"
         self.last, self.steps, self.claims, self.recorded, self.is_done = 0, 0, 0, [], False
+        self.ended = {wait["key"]: wait["end"] for wait in ended}
 
-    async def append(self, entry):
+    async def append(self, entry, version=1):
         headers = {"Nats-Expected-Last-Subject-Sequence": str(self.last), "Millrace-Id": uuid.uuid4().hex}
-        message = msgpack.packb({"v": 1, "t": "entry", "b": msgpack.packb(entry)})
+        message = msgpack.packb({"v": version, "t": "entry", "b": msgpack.packb(entry)})
         self.last = (await self.js.publish(self.subject, message, headers=headers)).seq
 
     async def read(self):
         with contextlib.suppress(NotFoundError):
             while found := await self.js.get_msg(self.stream, self.last + 1, self.subject, next=True):
                 self.last, entry = found.seq, msgpack.unpackb(msgpack.unpackb(found.data)["b"])
-                self.claims, self.is_done = self.claims + ("Claimed" in entry), "Outcome" in entry
+                self.claims, waits = self.claims + ("Claimed" in entry), entry.get("Parked", {}).get("waits", [])
+                self.is_done = "Outcome" in entry or any(wait["key"] not in self.ended for wait in waits)
                 self.recorded += [json.loads(entry["Step"]["value"]["Inline"])] if "Step" in entry else []
 
     async def step(self, name, work):
@@ -40,12 +49,24 @@ class Journal:
         await self.append({"Step": {"number": self.steps, "name": name, "value": blob}})
         return value
 
+    async def ask(self, key, question):
+        if key not in self.ended:
+            raise Parked({"key": key, "condition": {"Answer": {
+                "subject": {"Input": {"options": ["yes", "no"]}}, "text": question, "decisions": ["answer", "decline"],
+                "digest": hashlib.sha256(question.encode()).hexdigest()}}})
+        answer = self.ended[key]["Answered"]["answer"]
+        return json.loads(answer["Answer"]["value"]) if "Answer" in answer else None
+
 async def attempt(js, message, order):
-    journal = Journal(js, order["lane"], order["run"], **order["work"]["Task"])
+    journal = Journal(js, order["lane"], order["run"], **order["work"]["Task"], ended=order.get("ended_waits", ()))
     await journal.read()
     if not journal.is_done:
         await journal.append({"Claimed": {"worker": ME, "claim": journal.claims + 1}})
-        result = await work(order["parameters"], journal.step)
+        try:
+            result = await work(order["parameters"], journal.step, journal.ask)
+        except Parked as wait:
+            await message.ack_sync()  # the order is removed before the attempt can be offered again
+            return await journal.append({"Parked": {"worker": ME, "waits": [wait.args[0]]}}, version=2)
         end = {"summary": result["summary"], "is_empty": False, "result": {"Inline": msgpack.packb(result)}}
         await journal.append({"Outcome": {"worker": ME, "outcome": {"Finished": end}}})
     await message.ack()

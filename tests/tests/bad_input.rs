@@ -584,7 +584,7 @@ async fn submission_with_an_unavailable_body_is_waited_for() {
     let sent = context.publish_with_headers(
         at,
         build_publish_headers(),
-        encode_with_stored_body::<Submission>(place).into(),
+        encode_with_stored_body::<Submission>(1, place).into(),
     );
     sent.await.unwrap().await.unwrap();
     submit_run(&bus, &behind, &fan_out_submission(1, &json!({}))).await;

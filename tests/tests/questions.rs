@@ -303,3 +303,47 @@ async fn kills_lose_no_question_and_no_answer() {
         cluster.stop_all();
     }
 }
+
+/// A program asks for an input and an approval, its worker dies, and another one runs it again with the answers.
+#[tokio::test(flavor = "multi_thread")]
+async fn program_waits_for_answers_and_runs_again_with_them() {
+    let _alone = lock_machine();
+    let mut cluster =
+        TestCluster::start_with_workers(ClusterSetup { slots: 1, ..ClusterSetup::default() }, 0);
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(
+        folder.path().join("deploy.py"),
+        "import json, sys\ntask = json.load(sys.stdin)\nopen('runs', 'a').write(task['key'] + '\\n')\n\
+         ended = task.get('ended_waits', {})\nif 'go' not in ended:\n    print(json.dumps({'wait_for': {\n        \
+         'region': {'ask': {'question': 'Which region?', 'options': ['eu', 'us']}},\n        \
+         'go': {'approve': {'action': 'deploy', 'arguments': {'version': 3}}}}}))\nelse:\n    \
+         print(json.dumps({'region': ended['region']['value'], 'go': ended['go']}))\n",
+    )
+    .unwrap();
+    let capability = folder.path().join("deploy.yaml");
+    std::fs::write(
+        &capability,
+        "{kind: command, name: deploy, description: Deploys., command: [python3, deploy.py]}",
+    )
+    .unwrap();
+    let arguments = ["--capability", capability.to_str().unwrap()];
+    cluster.start_process(ProcessRole::Worker, "worker-1", &arguments);
+    let (bus, run) = (cluster.connect_bus().await, run_id("program"));
+    let task = TaskSpec { capability: Capability::new("deploy").unwrap(), ..echo_task("deploy", &json!({})) };
+    submit_run(&bus, &run, &fixed_submission(vec![task])).await;
+    let open = wait_for_questions(&bus, &run, 2).await;
+    cluster.kill_process("worker-1");
+    for question in &open {
+        let edit = Answer::Edit { arguments: json!({"version": 4}).to_string() };
+        let answer = if question.is_approval { edit } else { value(&json!("eu")) };
+        answer_question(&bus, &run, "ann", question, answer).await;
+    }
+    cluster.start_process(ProcessRole::Worker, "worker-2", &arguments);
+    let history = wait_for_run_history(&bus, &run, TIMEOUT).await;
+    assert_completed_in_one_attempt(&history);
+    let go = json!({"end": "answered", "by": "ann", "answer": "edit", "arguments": {"version": 4}});
+    assert_eq!(result_of(&bus, &history, "deploy").await.data, Some(json!({"region": "eu", "go": go})));
+    let runs = std::fs::read_to_string(folder.path().join("runs")).unwrap();
+    assert_eq!(runs, "program/deploy/1\nprogram/deploy/1/1\n", "it ran twice, with two keys");
+    cluster.stop_all();
+}

@@ -224,6 +224,28 @@ impl<'h> Attempt<'h> {
         self.host.next_recorded_value(name).await
     }
 
+    /// Returns the next recorded step, which must have one of these names, by the index of its name; `None` after the last one.
+    pub(crate) async fn read_recorded_step_of_any(
+        &mut self,
+        names: &[String],
+    ) -> Result<Option<(usize, Value)>, TaskError> {
+        self.host.next_recorded_value_of_any(names).await
+    }
+
+    /// `true` if the attempt was parked with a wait of this key and it has ended.
+    pub(crate) fn has_ended_wait(&self, key: &str) -> bool {
+        self.host.ended_wait(key).is_some()
+    }
+
+    /// Parks the attempt with those of these waits that have not ended.
+    ///
+    /// # Errors
+    /// Some have not ended: return this error.
+    pub(crate) fn require_ended_waits(&mut self, waits: Vec<Wait>) -> Result<(), TaskError> {
+        let open: Vec<Wait> = waits.into_iter().filter(|wait| !self.has_ended_wait(&wait.key)).collect();
+        if open.is_empty() { Ok(()) } else { Err(self.host.park(open)) }
+    }
+
     /// Records a step that was just done.
     pub(crate) async fn append_step(&mut self, name: &str, value: &Value) -> Result<(), TaskError> {
         self.host.append_step(name, value).await

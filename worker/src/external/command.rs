@@ -19,8 +19,8 @@ use tokio::process::{Child, ChildStderr, ChildStdout};
 use tokio::time::Instant;
 
 use super::{
-    ExternalFailure, ExternalTask, ExternalWorkState, begin_or_resume_work, parse_effect, parse_result,
-    parse_timeout, record_outcome,
+    ExternalFailure, ExternalTask, ExternalWorkState, begin_or_resume_work, parse_effect, parse_timeout,
+    record_output,
 };
 use crate::tools::launcher_of_this_program;
 use crate::{Attempt, Capability, CapabilityOutcome};
@@ -106,14 +106,12 @@ impl CommandCapability {
 
     async fn run_task(&self, attempt: &mut Attempt<'_>) -> Result<TaskResult, TaskError> {
         let task = ExternalTask::read_from_attempt(attempt).await?;
-        if let ExternalWorkState::Done(result) = begin_or_resume_work(attempt, self.effect).await? {
-            return Ok(*result);
-        }
-        let output = self.run_program(attempt, task.to_json()).await?;
-        let result = parse_result(&output, self.about.output.as_ref());
-        let result = result.map_err(|failure| self.convert_failure(failure))?;
-        record_outcome(attempt, &result).await?;
-        Ok(result)
+        let waited = match begin_or_resume_work(attempt, self.effect).await? {
+            ExternalWorkState::Done(result) => return Ok(*result),
+            ExternalWorkState::Pending(waited) => waited,
+        };
+        let output = self.run_program(attempt, task.with_key_after_waits(waited).to_json()).await?;
+        record_output(attempt, waited, &output, self.about.output.as_ref(), self.effect).await
     }
 
     /// Runs the program and returns its output.

@@ -20,8 +20,8 @@ use serde_json::{Value, json};
 use tokio::time::{Instant, sleep};
 
 use super::{
-    ExternalFailure, ExternalTask, ExternalWorkState, begin_or_resume_work, parse_effect, parse_result,
-    parse_timeout, record_outcome,
+    ExternalFailure, ExternalTask, ExternalWorkState, begin_or_resume_work, parse_effect, parse_timeout,
+    record_output,
 };
 use crate::{Attempt, Capability, CapabilityOutcome};
 
@@ -88,14 +88,13 @@ impl HttpCapability {
 
     async fn run_task(&self, attempt: &mut Attempt<'_>) -> Result<TaskResult, TaskError> {
         let task = ExternalTask::read_from_attempt(attempt).await?;
-        if let ExternalWorkState::Done(result) = begin_or_resume_work(attempt, self.effect).await? {
-            return Ok(*result);
-        }
-        let response = self.send_with_retries(attempt, &task).await?;
-        let result = response.and_then(|response| parse_result(&response, self.about.output.as_ref()));
-        let result = result.map_err(|failure| failure.into_task_error(self.effect))?;
-        record_outcome(attempt, &result).await?;
-        Ok(result)
+        let waited = match begin_or_resume_work(attempt, self.effect).await? {
+            ExternalWorkState::Done(result) => return Ok(*result),
+            ExternalWorkState::Pending(waited) => waited,
+        };
+        let response = self.send_with_retries(attempt, &task.with_key_after_waits(waited)).await?;
+        let response = response.map_err(|failure| failure.into_task_error(self.effect))?;
+        record_output(attempt, waited, &response, self.about.output.as_ref(), self.effect).await
     }
 
     /// Sends the request, with retries until the timeout. A request that may have taken effect is retried only if the

@@ -1,9 +1,11 @@
 //! Capabilities whose work is done by another program ([`command`]) or service ([`http`]), and what both share: the
 //! fields `timeout` and `effect` of their files, the task as JSON, the result as JSON or text, and two journal steps,
-//! `begin` and `outcome`, that distinguish work that never began from work whose outcome is unknown.
+//! `begin` and `outcome`, that distinguish work that never began from work whose outcome is unknown. Work that waits in between
+//! has the steps `begin`, `wait.1`, `begin.1`, `wait.2`, …, `outcome`.
 
 pub(crate) mod command;
 pub(crate) mod http;
+mod waits;
 
 use std::time::Duration;
 
@@ -11,10 +13,11 @@ use millrace_agent::spec::{COMMON, common_properties_schema, merge_json};
 use millrace_agent::tool::{self, Effect};
 use millrace_protocol::ids::{RunId, TaskId};
 use millrace_protocol::result::{ErrorKind, TaskError, TaskParameters, TaskResult};
+use millrace_protocol::wait::Wait;
 use millrace_protocol::work::{Assignment, Order};
 use millrace_strict_yaml::{MappingFields, YamlMistake};
 use serde::Serialize;
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use crate::Attempt;
 
@@ -70,7 +73,7 @@ struct ExternalTask {
     pub task: TaskId,
     /// The number of the attempt, from 1.
     pub attempt: u32,
-    /// The idempotency key: the same each time this attempt is sent.
+    /// The idempotency key: the same each time this attempt is sent, until it has waited.
     pub key: String,
     /// The task's objective.
     pub objective: String,
@@ -85,6 +88,9 @@ struct ExternalTask {
     /// `true` if its result is the deliverable of the run.
     #[serde(rename = "final")]
     pub is_final: bool,
+    /// The waits of the attempt that have ended, by name.
+    #[serde(skip_serializing_if = "Map::is_empty")]
+    pub ended_waits: Map<String, Value>,
 }
 
 /// A result that the task depends on.
@@ -128,7 +134,16 @@ impl ExternalTask {
             inputs,
             feedback: feedback.clone(),
             is_final: *is_final,
+            ended_waits: waits::ended_waits_to_json(&order.ended_waits),
         })
+    }
+
+    /// Gives the work that continues after this number of waits a key of its own.
+    pub fn with_key_after_waits(mut self, waited: u32) -> Self {
+        if waited > 0 {
+            self.key = format!("{}/{waited}", self.key);
+        }
+        self
     }
 
     /// Serializes the task as JSON.
@@ -144,34 +159,81 @@ const OUTCOME: &str = "outcome";
 enum ExternalWorkState {
     /// An earlier claim has its result.
     Done(Box<TaskResult>),
-    /// The work must be done now.
-    Pending,
+    /// The work must be done now; it has waited so many times.
+    Pending(u32),
+}
+
+/// The step that is recorded before the work begins, for the first time or after it has waited.
+fn begin_step(waited: u32) -> String {
+    if waited == 0 { BEGIN.to_owned() } else { format!("{BEGIN}.{waited}") }
 }
 
 /// Reads the state of the work, and records that it begins.
 ///
 /// # Errors
-/// A lost worker began it and a retry could repeat its effect; or as for a step.
+/// A lost worker began it and a retry could repeat its effect; it still waits; or as for a step.
 async fn begin_or_resume_work(
     attempt: &mut Attempt<'_>,
     effect: Effect,
 ) -> Result<ExternalWorkState, TaskError> {
-    if attempt.read_recorded_step(BEGIN).await?.is_none() {
-        attempt.append_step(BEGIN, &Value::Null).await?;
-        return Ok(ExternalWorkState::Pending);
-    }
-    if let Some(value) = attempt.read_recorded_step(OUTCOME).await? {
-        let result = serde_json::from_value(value).map_err(|mistake| {
+    for waited in 0.. {
+        let begin = begin_step(waited);
+        if attempt.read_recorded_step(&begin).await?.is_none() {
+            attempt.append_step(&begin, &Value::Null).await?;
+            return Ok(ExternalWorkState::Pending(waited));
+        }
+        let ends = [OUTCOME.to_owned(), format!("wait.{}", waited + 1)];
+        let unreadable = |mistake| {
             TaskError::new(ErrorKind::Panic, format!("the recorded outcome can't be read: {mistake}"))
-        })?;
-        return Ok(ExternalWorkState::Done(Box::new(result)));
-    }
-    match effect {
-        Effect::Pure | Effect::Idempotent => Ok(ExternalWorkState::Pending),
-        Effect::Effect => {
-            Err(unknown_outcome_error("a worker began this and was lost before the outcome was recorded"))
+        };
+        match attempt.read_recorded_step_of_any(&ends).await? {
+            Some((0, value)) => {
+                let result = serde_json::from_value(value).map_err(unreadable)?;
+                return Ok(ExternalWorkState::Done(Box::new(result)));
+            }
+            Some((_, value)) => {
+                let waits: Vec<Wait> = serde_json::from_value(value).map_err(unreadable)?;
+                attempt.require_ended_waits(waits)?;
+            }
+            None => {
+                return match effect {
+                    Effect::Pure | Effect::Idempotent => Ok(ExternalWorkState::Pending(waited)),
+                    Effect::Effect => Err(unknown_outcome_error(
+                        "a worker began this and was lost before the outcome was recorded",
+                    )),
+                };
+            }
         }
     }
+    unreachable!("a journal has fewer than 2^32 steps")
+}
+
+/// Records the output of work that began, and returns its result.
+///
+/// # Errors
+/// The output is unusable, or it asks for waits: the attempt is parked. Or as for a step.
+async fn record_output(
+    attempt: &mut Attempt<'_>,
+    waited: u32,
+    output: &[u8],
+    schema: Option<&Value>,
+    effect: Effect,
+) -> Result<TaskResult, TaskError> {
+    if let Some(waits) = waits::parse_wait_reply(output).map_err(|failure| failure.into_task_error(effect))? {
+        if let Some(wait) = waits.iter().find(|wait| attempt.has_ended_wait(&wait.key)) {
+            let why = format!(
+                "\"wait_for\" in its output: the wait {:?} has ended already; use another name",
+                wait.key
+            );
+            return Err(ExternalFailure::without_effect(why).into_task_error(effect));
+        }
+        let value = serde_json::to_value(&waits).expect("waits hold only texts and numbers");
+        attempt.append_step(&format!("wait.{}", waited + 1), &value).await?;
+        attempt.require_ended_waits(waits)?;
+    }
+    let result = parse_result(output, schema).map_err(|failure| failure.into_task_error(effect))?;
+    record_outcome(attempt, &result).await?;
+    Ok(result)
 }
 
 /// The error of work that may have taken effect and must not be retried automatically.
