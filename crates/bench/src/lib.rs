@@ -7,6 +7,7 @@
 //! ├─ growth   scaling with plan and lane size            ├─ baseline the same messages, no Millrace
 //! ├─ agents   overhead of the agent loop                 ├─ sizes    message sizes of a run
 //! ├─ slots    utilization of worker slots                ├─ stages   latency of a task by stage
+//! ├─ parked   parked attempts: memory, slots, wake-up    │
 //! └─ report   table and JSON                             └─ cluster  the cluster; process: CPU and memory use
 //! ```
 //!
@@ -17,6 +18,7 @@ mod agents;
 mod baseline;
 mod cluster;
 mod growth;
+mod parked;
 mod plans;
 mod process;
 mod replay;
@@ -45,7 +47,7 @@ pub struct BenchArguments {
     /// Benchmarks to run
     #[arg(value_enum, default_value = "all")]
     benchmarks: Vec<Benchmark>,
-    /// Number of tasks in each plan [default: 20000; chain 2000; layered and growth 100000; agents and slots 1000]
+    /// Number of tasks in each plan [default: 20000; chain 2000; layered and growth 100000; agents and slots 1000; parked 10000]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(10..=1_000_000))]
     tasks: Option<u32>,
     /// Number of rounds; the median counts. Layers of 100,000 tasks are measured once
@@ -92,6 +94,9 @@ before. The ratio is the fraction of the baseline's speed: 1 is as fast.
                     time per journaled step, and memory per attempt
   slots             tasks of 50 ms, each reviewed, on 4 workers with 5 slots:
                     utilization of the slots
+  parked            attempts that wait for an event: memory of a supervisor for
+                    each, slots that they hold, and the rate at which one event
+                    wakes them all and they finish
 
 All processes share this machine with the server and with this command; other load affects the results.";
 
@@ -115,12 +120,14 @@ enum Benchmark {
     Growth,
     /// Utilization of worker slots
     Slots,
+    /// Attempts that wait for an event
+    Parked,
     /// Everything
     All,
 }
 
 impl Benchmark {
-    const EACH: [Self; 8] = [
+    const EACH: [Self; 9] = [
         Self::Agents,
         Self::FanOut,
         Self::FanOutReviewed,
@@ -129,6 +136,7 @@ impl Benchmark {
         Self::Replay,
         Self::Growth,
         Self::Slots,
+        Self::Parked,
     ];
 
     fn default_task_count(self) -> u32 {
@@ -136,6 +144,7 @@ impl Benchmark {
             Self::FanOut | Self::FanOutReviewed | Self::Replay => 20_000,
             Self::Chain => 2_000,
             Self::Agents | Self::Slots => 1_000,
+            Self::Parked => 10_000,
             Self::Layered | Self::Growth | Self::All => 100_000,
         }
     }
@@ -150,6 +159,7 @@ impl Benchmark {
             Self::Growth => "growth",
             Self::Agents => "agents",
             Self::Slots => "slots",
+            Self::Parked => "parked",
             Self::All => "all",
         }
     }
@@ -252,6 +262,10 @@ async fn measure_benchmark(
             report
                 .growth
                 .insert(benchmark.benchmark_name(), slots::measure_slot_use(&options, tasks, rounds).await?);
+            return Ok(());
+        }
+        Benchmark::Parked => {
+            report.growth.extend(parked::measure_parking(&options, tasks).await?);
             return Ok(());
         }
         Benchmark::All => return Ok(()),

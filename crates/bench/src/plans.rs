@@ -57,6 +57,18 @@ pub fn layered_submission(tasks: u32) -> Submission {
     fixed_submission((0..tasks).map(|at| echo_task(at, above(at))).collect())
 }
 
+/// Tasks that wait for the second of two events, behind a first task that waits for the first one.
+pub fn gated_submission(tasks: u32, [open, go]: [&str; 2]) -> Submission {
+    let waiting = |at: u32, event: &str, behind: Vec<TaskId>| {
+        let mut task = echo_task(at, behind);
+        task.parameters.insert("await_event".into(), event.into());
+        task
+    };
+    let gate = waiting(0, open, Vec::new());
+    let behind = (1..=tasks).map(|at| waiting(at, go, vec![task_id(0)]));
+    fixed_submission([gate].into_iter().chain(behind).collect())
+}
+
 fn fixed_submission(tasks: Vec<TaskSpec>) -> Submission {
     Submission { tasks, ..Submission::new("Measure the throughput of tasks.", PlanningMode::Fixed) }
 }

@@ -20,6 +20,9 @@ use millrace_protocol::work::DecisionId;
 /// message.
 const MAX_FACTS: usize = 800;
 
+/// The largest capacity of the queue of facts that is kept while it is empty.
+const MAX_IDLE_INBOX: usize = 4 * MAX_FACTS;
+
 /// The maximum number of refused outcomes of one run that are remembered. Late outcomes and lost messages cause a
 /// few, forged messages more.
 const MAX_REFUSED_OUTCOMES: usize = 10_000;
@@ -361,6 +364,13 @@ impl LiveRun {
             if let Some(work) = fact.ended_work().filter(|_| is_refused) {
                 self.record_refused_outcome(work);
             }
+            if let Fact::Parked { task, .. } | Fact::Ended { task, .. } = &fact {
+                self.last_activity.remove(task);
+            }
+        }
+        if self.inbox.is_empty() && self.inbox.capacity() > MAX_IDLE_INBOX {
+            // Thousands of facts may have arrived at once, and none may follow for weeks.
+            self.inbox.shrink_to(MAX_FACTS);
         }
         for work in std::mem::take(&mut self.blocked) {
             let input = DecisionInput::StaleJournal(&work);

@@ -74,6 +74,10 @@ impl Journal {
         worker: &WorkerId,
     ) -> Result<ClaimResult, crate::Fault> {
         let mut journal = Self::new(bus, order, worker);
+        // The journal of an attempt that was parked is not empty.
+        if !order.ended_waits.is_empty() && journal.read_entries().await? {
+            return Ok(ClaimResult::Done);
+        }
         loop {
             let entry = JournalEntry::Claimed { worker: worker.clone(), claim: journal.claim };
             match journal.append_entry(&entry).await {

@@ -65,7 +65,9 @@ impl Plan {
                 let until = waits.iter().filter_map(|wait| wait.condition.until(at)).min();
                 self.move_task_to_phase(task, TaskPhase::Waiting { until }, at, |task| {
                     let waits = waits.iter().map(|wait| AttemptWait::begin(wait.clone(), at));
-                    task.attempt_entry_mut(*attempt).waits.extend(waits);
+                    let all = &mut task.attempt_entry_mut(*attempt).waits;
+                    all.reserve_exact(waits.len());
+                    all.extend(waits);
                 });
             }
             AttemptEvent::QuestionRenewed { task, attempt, key, to } => {
@@ -177,6 +179,8 @@ impl Task {
     /// Returns the record of an attempt; creates it if there is none.
     pub(super) fn attempt_entry_mut(&mut self, number: u32) -> &mut Attempt {
         if self.attempts.last().is_none_or(|last| last.number != number) {
+            // Most tasks have one attempt; a growing list would reserve the memory of four.
+            self.attempts.reserve_exact(1);
             self.attempts.push(Attempt {
                 number,
                 worker: None,
