@@ -10,21 +10,9 @@ fn workspace_folder() -> PathBuf {
 /// The required rows: planning, reviews and budgets; agents, models, tools and capabilities; and the behaviours, which
 /// have numbers only.
 fn required_rows() -> Vec<String> {
-    let of = |kind: &str, numbers: &[u32]| numbers.iter().map(|n| format!("{kind}{n}")).collect::<Vec<_>>();
-    let up_to = |from: u32, to: u32| (from..=to).collect::<Vec<_>>();
-    [
-        of("PT", &up_to(1, 37)),
-        of("DF", &up_to(1, 9)),
-        of("DU", &[1]),
-        of("DU", &up_to(5, 16)),
-        of("DU", &[28]),
-        of("PA", &up_to(1, 9)),
-        of("PA", &[16, 18, 20]),
-        of("", &up_to(1, 27)),
-        of("", &[31]),
-        of("", &up_to(37, 40)),
-    ]
-    .concat()
+    let of = |kind: &str, last: u32| (1..=last).map(|n| format!("{kind}{n}")).collect::<Vec<_>>();
+    let more = vec!["PA12a".to_owned()];
+    [of("PT", 37), of("DF", 11), of("DU", 33), of("PA", 23), more, of("", 40)].concat()
 }
 
 #[test]
@@ -42,7 +30,8 @@ fn every_row_names_existing_tests() {
         let answer = cells.get(row.as_str()).unwrap_or_else(|| panic!("{row} is missing"));
         let tests: Vec<&str> =
             answer.split('`').skip(1).step_by(2).filter(|name| name.contains("::")).collect();
-        assert!(!tests.is_empty() || answer.starts_with("not wanted"), "{row} names no test");
+        let has_reason = ["not wanted", "not there yet"].iter().any(|reason| answer.starts_with(reason));
+        assert!(!tests.is_empty() || has_reason, "{row} names no test");
         for name in tests {
             let (file, test) = name.split_once("::").expect("a file and a test");
             let source = std::fs::read_to_string(workspace_folder().join(file))
