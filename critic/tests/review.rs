@@ -190,6 +190,7 @@ async fn a_check_before_a_crash_is_not_repeated() {
             JournalEntry::Step { .. }
             | JournalEntry::Claimed { .. }
             | JournalEntry::Parked { .. }
+            | JournalEntry::Delegated { .. }
             | JournalEntry::Released { .. }
             | JournalEntry::Note { .. }
             | JournalEntry::Outcome { .. } => None,

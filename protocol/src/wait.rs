@@ -6,6 +6,8 @@ use std::fmt;
 use jiff::{SignedDuration, Timestamp};
 use serde::{Deserialize, Serialize};
 
+use crate::child::EndedTask;
+use crate::ids::TaskId;
 use crate::question::{Answer, Question};
 
 /// The largest number of waits with which an attempt may be parked at a time.
@@ -41,14 +43,38 @@ pub enum WaitCondition {
     },
     /// The answer of a person.
     Answer(Box<Question>),
+    /// The ends of children of the attempt.
+    Tasks {
+        /// The children.
+        tasks: Vec<TaskId>,
+        /// `true` if the end of one of them is enough.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        any: bool,
+        /// The time at which the wait ends whatever the children do; `None` is never.
+        #[serde(
+            default,
+            skip_serializing_if = "Option::is_none",
+            with = "jiff::fmt::serde::timestamp::microsecond::optional"
+        )]
+        until: Option<Timestamp>,
+    },
 }
 
 impl WaitCondition {
+    /// The children whose ends the wait is for.
+    #[must_use]
+    pub fn tasks(&self) -> &[TaskId] {
+        match self {
+            Self::Until(_) | Self::Event { .. } | Self::Answer(_) => &[],
+            Self::Tasks { tasks, .. } => tasks,
+        }
+    }
+
     /// The name of the event that ends the wait, if one does.
     #[must_use]
     pub fn event(&self) -> Option<&str> {
         match self {
-            Self::Until(_) | Self::Answer(_) => None,
+            Self::Until(_) | Self::Answer(_) | Self::Tasks { .. } => None,
             Self::Event { name, .. } => Some(name),
         }
     }
@@ -58,7 +84,7 @@ impl WaitCondition {
     pub fn question(&self) -> Option<&Question> {
         match self {
             Self::Answer(question) => Some(question),
-            Self::Until(_) | Self::Event { .. } => None,
+            Self::Until(_) | Self::Event { .. } | Self::Tasks { .. } => None,
         }
     }
 
@@ -67,7 +93,7 @@ impl WaitCondition {
     pub fn until(&self, since: Timestamp) -> Option<Timestamp> {
         match self {
             Self::Until(at) => Some(*at),
-            Self::Event { until, .. } => *until,
+            Self::Event { until, .. } | Self::Tasks { until, .. } => *until,
             Self::Answer(question) => {
                 let after = SignedDuration::try_from(question.expiry.as_ref()?.after).ok()?;
                 since.checked_add(after).ok()
@@ -85,6 +111,16 @@ impl fmt::Display for WaitCondition {
             Self::Event { name, until: None } => write!(f, "the event {name:?}"),
             Self::Event { name, until: Some(at) } => write!(f, "the event {name:?} until {}", time(*at)),
             Self::Answer(question) => question.fmt(f),
+            Self::Tasks { tasks, any, until } => {
+                let names: Vec<&str> = tasks.iter().map(TaskId::as_str).collect();
+                let all = match tasks.len() {
+                    1 => "the task ",
+                    _ if *any => "one of the tasks ",
+                    _ => "the tasks ",
+                };
+                write!(f, "{all}{}", names.join(", "))?;
+                until.map_or(Ok(()), |at| write!(f, " until {}", time(at)))
+            }
         }
     }
 }
@@ -110,6 +146,8 @@ pub enum WaitEnd {
         /// The answer.
         answer: Answer,
     },
+    /// Children have ended: all that it is for, one, or those that had ended at its time.
+    TasksEnded(Vec<EndedTask>),
 }
 
 impl fmt::Display for WaitEnd {
@@ -120,6 +158,11 @@ impl fmt::Display for WaitEnd {
             Self::Expired => f.write_str("it expired"),
             Self::Answered { by, answer } if by.is_empty() => answer.fmt(f),
             Self::Answered { by, answer } => write!(f, "{by} {answer}"),
+            Self::TasksEnded(ended) if ended.is_empty() => f.write_str("no task ended in time"),
+            Self::TasksEnded(ended) => {
+                let ends: Vec<String> = ended.iter().map(EndedTask::to_string).collect();
+                f.write_str(&ends.join(", "))
+            }
         }
     }
 }

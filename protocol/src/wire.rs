@@ -41,7 +41,7 @@ pub trait WireMessage: Serialize + DeserializeOwned {
     }
 }
 
-/// The version of messages about parked attempts, their waits and their questions; readers of version 1 (0.4) do not know these.
+/// The version of messages about parked attempts, their waits, their questions and the tasks that they delegate; readers of version 1 (0.4) do not know these.
 const WITH_WAITS: u16 = 2;
 
 impl WireMessage for crate::plan::Decision {
@@ -74,7 +74,7 @@ impl WireMessage for crate::work::JournalEntry {
     const VERSION: u16 = WITH_WAITS;
 
     fn version(&self) -> u16 {
-        if matches!(self, Self::Parked { .. }) { WITH_WAITS } else { 1 }
+        if matches!(self, Self::Parked { .. } | Self::Delegated { .. }) { WITH_WAITS } else { 1 }
     }
 }
 impl WireMessage for crate::file::FileVersion {

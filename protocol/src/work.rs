@@ -6,9 +6,11 @@ use std::time::Duration;
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
+use crate::child::Delegation;
 use crate::ids::{Capability, Lane, RunId, TaskId, WorkerId};
 use crate::plan::{
-    DEFAULT_PROVIDER_TIMEOUT, DocumentSet, ResourceAmounts, ReviewCheck, ReviewPolicy, TaskLimits, Work,
+    DEFAULT_PROVIDER_TIMEOUT, DocumentSet, ResourceAmounts, ReviewCheck, ReviewPolicy, TaskLimits, TaskSpec,
+    Work,
 };
 use crate::provider::ProviderStatus;
 use crate::result::{ModelUsage, PlanProposal, TaskError, TaskParameters, Usage, Verdict};
@@ -53,6 +55,8 @@ pub struct Order {
     pub own_model: Option<String>,
     /// The waits of the attempt that have ended, oldest first, if it was parked.
     pub ended_waits: Vec<EndedWait>,
+    /// The depth of the task among delegated tasks; 0 for a task of a planner or a user.
+    pub depth: u32,
     /// The decision of the run as of which the order was published; `None` if its supervisor does not report it.
     pub decided: Option<DecisionId>,
 }
@@ -180,6 +184,7 @@ impl Order {
             model: None,
             own_model: None,
             ended_waits: Vec::new(),
+            depth: 0,
             decided: None,
         }
     }
@@ -249,6 +254,8 @@ struct FlatOrder {
     own_model: Option<String>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     ended_waits: Vec<EndedWait>,
+    #[serde(default, skip_serializing_if = "is_zero")]
+    depth: u32,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     decided: Option<DecisionId>,
 }
@@ -283,6 +290,7 @@ impl From<FlatOrder> for Order {
             model: flat.model,
             own_model: flat.own_model,
             ended_waits: flat.ended_waits,
+            depth: flat.depth,
             decided: flat.decided,
         }
     }
@@ -321,6 +329,7 @@ impl From<Order> for FlatOrder {
             model: order.model,
             own_model: order.own_model,
             ended_waits: order.ended_waits,
+            depth: order.depth,
             decided: order.decided,
         }
     }
@@ -388,6 +397,16 @@ pub enum JournalEntry {
         worker: WorkerId,
         /// The waits, at least one.
         waits: Vec<Wait>,
+        /// The children that the waits are for and that are not in the plan yet.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        children: Vec<TaskSpec>,
+    },
+    /// The claimant starts, cancels or instructs children of the attempt, and goes on.
+    Delegated {
+        /// The claimant.
+        worker: WorkerId,
+        /// The changes.
+        delegation: Delegation,
     },
     /// The claimant released the work because of a transient fault: its claim does not count.
     Released {
@@ -456,6 +475,10 @@ pub enum WorkOutcome {
     },
     /// An error.
     Errored(TaskError),
+}
+
+fn is_zero(number: &u32) -> bool {
+    *number == 0
 }
 
 fn default_is_detailed() -> bool {

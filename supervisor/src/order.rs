@@ -3,6 +3,7 @@
 use millrace_protocol::ids::{Capability, Lane, RunId};
 use millrace_protocol::plan::{Attempt, AttemptEnd, Plan, ReviewPolicy, Task, Work};
 use millrace_protocol::subject::{CRITIC, PLANNER};
+use millrace_protocol::wait::WaitEnd;
 use millrace_protocol::work::{Assignment, DecisionId, InputResult, JudgePanel, Order, ReviewBrief};
 
 /// The capability of one of the cluster's own names.
@@ -31,12 +32,7 @@ pub fn build_order(run: &RunId, lane: Lane, plan: &Plan, last: DecisionId, work:
         }
         Work::Task { task: id, attempt } => {
             let task = plan.task(id)?;
-            let inputs = task
-                .spec
-                .depends_on
-                .iter()
-                .filter_map(|id| accepted_result_as_input(plan.task(id)?))
-                .collect();
+            let inputs = inputs_of_task(plan, task);
             let own_model = start.models.get(&task.spec.capability).cloned();
             let rejected = task.last_rejected_result();
             let rejected =
@@ -44,7 +40,8 @@ pub fn build_order(run: &RunId, lane: Lane, plan: &Plan, last: DecisionId, work:
             let feedback = task.collect_feedback();
             let assignment = Assignment::Task { task: id.clone(), attempt: *attempt, rejected };
             let ended_waits = task.current_attempt().map(Attempt::ended_waits).unwrap_or_default();
-            let common = Order { assignment, inputs, feedback, own_model, ended_waits, ..common };
+            let depth = task.spec.parent.as_ref().map_or(0, |parent| parent.depth);
+            let common = Order { assignment, inputs, feedback, own_model, ended_waits, depth, ..common };
             Some(add_task_fields(common, task))
         }
         Work::Review { task: id, attempt, review } => {
@@ -60,12 +57,7 @@ pub fn build_order(run: &RunId, lane: Lane, plan: &Plan, last: DecisionId, work:
                     (criteria.clone(), checks.clone(), Some(panel))
                 }
             };
-            let evidence = task
-                .spec
-                .depends_on
-                .iter()
-                .filter_map(|id| accepted_result_as_input(plan.task(id)?))
-                .collect();
+            let evidence = inputs_of_task(plan, task);
             let own_model = start.models.get(CRITIC).cloned();
             let inputs = vec![current_result_as_input(task)?];
             let brief = ReviewBrief { criteria, checks, panel, evidence };
@@ -86,6 +78,26 @@ fn add_task_fields(common: Order, task: &Task) -> Order {
         limits: task.spec.limits.clone(),
         ..common
     }
+}
+
+/// The results that a task builds on: those of its dependencies, and then those of its children that its current attempt has
+/// waited for, in the order of the waits. So the earlier ones keep their places when the attempt is dispatched again.
+fn inputs_of_task(plan: &Plan, task: &Task) -> Vec<InputResult> {
+    let waits = task.current_attempt().into_iter().flat_map(|attempt| &attempt.waits);
+    let ended = waits.filter_map(|wait| match &wait.end {
+        Some(WaitEnd::TasksEnded(ended)) => Some(ended),
+        Some(
+            WaitEnd::TimeReached | WaitEnd::Signalled { .. } | WaitEnd::Answered { .. } | WaitEnd::Expired,
+        )
+        | None => None,
+    });
+    let children = ended.flatten().map(|ended| &ended.task);
+    let mut inputs: Vec<InputResult> = Vec::new();
+    for id in task.spec.depends_on.iter().chain(children) {
+        let is_new = inputs.iter().all(|input| input.task != *id);
+        inputs.extend(plan.task(id).filter(|_| is_new).and_then(accepted_result_as_input));
+    }
+    inputs
 }
 
 /// The accepted result of a task, as input for its dependents.

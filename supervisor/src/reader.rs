@@ -491,9 +491,17 @@ fn items_from_journal_entry(topic: Topic, entry: JournalEntry, record: &StreamRe
             let fact = Box::new(Fact::Provider(journal, status));
             activity.into_iter().chain([LaneItem::Fact { sequence, fact }]).collect()
         }
-        (Topic::Journal(JournalKey::Task(task, attempt)), JournalEntry::Parked { worker, waits }) => {
-            let fact = Box::new(Fact::Parked { task, attempt, worker, waits });
+        (
+            Topic::Journal(JournalKey::Task(task, attempt)),
+            JournalEntry::Parked { worker, waits, children },
+        ) => {
+            let fact = Box::new(Fact::Parked { task, attempt, worker, waits, children });
             vec![LaneItem::Fact { sequence, fact }]
+        }
+        (Topic::Journal(JournalKey::Task(task, attempt)), JournalEntry::Delegated { worker, delegation }) => {
+            let activity = LaneItem::JournalActivity(task.clone(), record.time);
+            let fact = Box::new(Fact::Delegated { task, attempt, worker, delegation });
+            vec![activity, LaneItem::Fact { sequence, fact }]
         }
         (Topic::Journal(journal), JournalEntry::Released { needs, .. }) if !needs.is_empty() => {
             vec![LaneItem::Fact { sequence, fact: Box::new(Fact::ReservationTooSmall(journal, needs)) }]
@@ -509,7 +517,8 @@ fn items_from_journal_entry(topic: Topic, entry: JournalEntry, record: &StreamRe
             JournalEntry::Step { .. }
             | JournalEntry::Note { .. }
             | JournalEntry::Released { .. }
-            | JournalEntry::Parked { .. },
+            | JournalEntry::Parked { .. }
+            | JournalEntry::Delegated { .. },
         ) => Vec::new(),
         (Topic::Journal(JournalKey::Task(task, attempt)), JournalEntry::Outcome { worker, outcome, .. }) => {
             let outcome = match outcome {

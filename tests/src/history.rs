@@ -214,6 +214,7 @@ impl History {
             | JournalEntry::Step { .. }
             | JournalEntry::Note { .. }
             | JournalEntry::Parked { .. }
+            | JournalEntry::Delegated { .. }
             | JournalEntry::Released { .. } => None,
         };
         let tasks = self.plan.tasks().iter();
@@ -461,6 +462,7 @@ impl AttemptJournal {
             | JournalEntry::Step { .. }
             | JournalEntry::Note { .. }
             | JournalEntry::Parked { .. }
+            | JournalEntry::Delegated { .. }
             | JournalEntry::Released { .. } => false,
         })
     }
@@ -475,6 +477,7 @@ impl AttemptJournal {
                 JournalEntry::Step { number, .. } => steps.push((*number, claim)),
                 JournalEntry::Note { .. }
                 | JournalEntry::Parked { .. }
+                | JournalEntry::Delegated { .. }
                 | JournalEntry::Released { .. }
                 | JournalEntry::Outcome { .. } => {}
             }
@@ -534,8 +537,8 @@ impl JournalCheck {
                     Err(format!("step {name:?} is there twice"))
                 }
             }
-            JournalEntry::Note { .. } => Ok(()),
-            JournalEntry::Parked { worker, waits } => {
+            JournalEntry::Note { .. } | JournalEntry::Delegated { .. } => Ok(()),
+            JournalEntry::Parked { worker, waits, children: _ } => {
                 if self.holder.as_deref() == Some(worker.as_str()) && !waits.is_empty() {
                     Ok(())
                 } else {

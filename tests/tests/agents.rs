@@ -87,6 +87,7 @@ fn step_names(entries: &[JournalEntry]) -> Vec<String> {
         JournalEntry::Claimed { .. }
         | JournalEntry::Note { .. }
         | JournalEntry::Parked { .. }
+        | JournalEntry::Delegated { .. }
         | JournalEntry::Released { .. }
         | JournalEntry::Outcome { .. } => None,
     });
@@ -204,6 +205,7 @@ impl KilledAttempt {
             | JournalEntry::Claimed { .. }
             | JournalEntry::Note { .. }
             | JournalEntry::Parked { .. }
+            | JournalEntry::Delegated { .. }
             | JournalEntry::Released { .. }
             | JournalEntry::Outcome { .. } => None,
         });

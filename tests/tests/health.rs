@@ -415,6 +415,7 @@ async fn expected_series(bus: &Bus, history: &History) -> BTreeMap<(ProcessKind,
             | JournalEntry::Step { .. }
             | JournalEntry::Note { .. }
             | JournalEntry::Parked { .. }
+            | JournalEntry::Delegated { .. }
             | JournalEntry::Released { .. } => {}
         }
     }

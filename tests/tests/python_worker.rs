@@ -77,6 +77,7 @@ fn step_names(entries: &[JournalEntry]) -> Vec<&str> {
         JournalEntry::Claimed { .. }
         | JournalEntry::Note { .. }
         | JournalEntry::Parked { .. }
+        | JournalEntry::Delegated { .. }
         | JournalEntry::Released { .. }
         | JournalEntry::Outcome { .. } => None,
     });

@@ -9,17 +9,66 @@ use millrace_agent::corpus::Corpus;
 use millrace_agent::session::{AgentHost, SessionEnvironment, SessionError};
 use millrace_agent::tool::Tool;
 use millrace_agent_nats::NatsOrderInputs;
-use millrace_protocol::ids::WorkerId;
+use millrace_protocol::child::{TaskEnd, child_id};
+use millrace_protocol::ids::{self, TaskId, WorkerId};
+use millrace_protocol::plan::{ResourceAmounts, ReviewPolicy, TaskLimits, TaskSpec};
 use millrace_protocol::provider::{ProviderStatus, ProviderWait};
 use millrace_protocol::question::{Answer, Question};
-use millrace_protocol::result::{ErrorKind, TaskError, TaskResult};
+use millrace_protocol::result::{ErrorKind, TaskError, TaskParameters, TaskResult};
 use millrace_protocol::wait::{Wait, WaitCondition, WaitEnd};
-use millrace_protocol::work::{InputResult, Order};
+use millrace_protocol::work::{Assignment, InputResult, Order};
 use millrace_runtime::work::host;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 use tokio_util::sync::CancellationToken;
+
+/// A task that an attempt delegates.
+#[derive(Debug, Clone)]
+pub struct ChildTask {
+    /// The capability that does it.
+    pub capability: ids::Capability,
+    /// The objective.
+    pub objective: String,
+    /// The parameters of the capability.
+    pub parameters: TaskParameters,
+    /// The review of its result.
+    pub review: ReviewPolicy,
+    /// Its time limits and attempts.
+    pub limits: TaskLimits,
+    /// Its budget; at most an equal share of what this attempt has reserved.
+    pub budget: ResourceAmounts,
+}
+
+impl ChildTask {
+    /// Creates a task with all defaults.
+    #[must_use]
+    pub fn new(capability: ids::Capability, objective: impl Into<String>) -> Self {
+        Self {
+            capability,
+            objective: objective.into(),
+            parameters: TaskParameters::new(),
+            review: ReviewPolicy::None,
+            limits: TaskLimits::default(),
+            budget: ResourceAmounts::default(),
+        }
+    }
+
+    fn into_spec(self, id: TaskId, share: ResourceAmounts) -> TaskSpec {
+        let Self { capability, objective, parameters, review, limits, budget } = self;
+        let budget = share.min_per_resource(budget);
+        TaskSpec { parameters, review, limits, budget, ..TaskSpec::new(id, objective, capability) }
+    }
+}
+
+/// A delegated task without a result.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LostTask {
+    /// The task.
+    pub task: TaskId,
+    /// Its end; `None` if it is not known.
+    pub end: Option<TaskEnd>,
+}
 
 /// One attempt at a task, while it runs.
 pub struct Attempt<'h> {
@@ -129,7 +178,9 @@ impl<'h> Attempt<'h> {
         let condition = WaitCondition::Event { name: name.to_owned(), until };
         Ok(match self.host.wait_for(key, condition).await? {
             WaitEnd::Signalled { data, .. } => Some(serde_json::from_str(&data).unwrap_or_default()),
-            WaitEnd::Expired | WaitEnd::TimeReached | WaitEnd::Answered { .. } => None,
+            WaitEnd::Expired | WaitEnd::TimeReached | WaitEnd::Answered { .. } | WaitEnd::TasksEnded(_) => {
+                None
+            }
         })
     }
 
@@ -156,12 +207,67 @@ impl<'h> Attempt<'h> {
         ends.into_iter()
             .map(|end| match end {
                 WaitEnd::Answered { answer, .. } => Ok(answer),
-                WaitEnd::TimeReached | WaitEnd::Signalled { .. } | WaitEnd::Expired => Err(TaskError::new(
+                WaitEnd::TimeReached
+                | WaitEnd::Signalled { .. }
+                | WaitEnd::Expired
+                | WaitEnd::TasksEnded(_) => Err(TaskError::new(
                     ErrorKind::Panic,
                     format!("a question ended without an answer: {end}"),
                 )),
             })
             .collect()
+    }
+
+    /// Delegates a task to another capability and waits for its end, without holding a worker, as [`Attempt::sleep_until`]
+    /// does. `key` names the call in the attempt. A task that has no result is no error of this call.
+    ///
+    /// # Errors
+    /// The task has not ended: return this error. Or as for a step.
+    pub async fn delegate(
+        &mut self,
+        key: &str,
+        child: ChildTask,
+    ) -> Result<Result<TaskResult, LostTask>, TaskError> {
+        let mut ends = self.delegate_all(key, vec![child]).await?;
+        ends.pop().ok_or_else(|| invalid_parameters_error("the delegated task has no end".into()))
+    }
+
+    /// Delegates tasks that run at once, and waits for the ends of all, as [`Attempt::delegate`] does. Returns the ends in the
+    /// order of the tasks.
+    ///
+    /// # Errors
+    /// As for [`Attempt::delegate`].
+    pub async fn delegate_all(
+        &mut self,
+        key: &str,
+        children: Vec<ChildTask>,
+    ) -> Result<Vec<Result<TaskResult, LostTask>>, TaskError> {
+        let order = self.order().clone();
+        let Assignment::Task { task, attempt, .. } = &order.assignment else {
+            return Err(invalid_parameters_error("only an attempt at a task can delegate".into()));
+        };
+        let shares = u64::try_from(children.len()).unwrap_or(u64::MAX).saturating_add(1);
+        let mut share = order.allowance.unwrap_or_default();
+        for (resource, amount) in order.allowance.unwrap_or_default().iter() {
+            share.set(resource, Some(amount / shares));
+        }
+        let place = |index: usize| child_id(task, *attempt, &format!("{key}-{index}"));
+        let specs = children.into_iter().enumerate();
+        let specs: Vec<TaskSpec> = specs.map(|(index, child)| child.into_spec(place(index), share)).collect();
+        let tasks: Vec<TaskId> = specs.iter().map(|spec| spec.id.clone()).collect();
+        let condition = WaitCondition::Tasks { tasks: tasks.clone(), any: false, until: None };
+        let WaitEnd::TasksEnded(ended) = self.host.wait_for_children(key, condition, specs).await? else {
+            return Err(invalid_parameters_error(format!("the wait {key:?} is not for tasks")));
+        };
+        let mut ends = Vec::with_capacity(tasks.len());
+        for id in &tasks {
+            let end = ended.iter().find(|ended| ended.task == *id);
+            ends.push(match order.inputs.iter().find(|input| input.task == *id) {
+                Some(input) => Ok(self.read_input_result(input).await?),
+                None => Err(LostTask { task: id.clone(), end: end.map(|ended| ended.end.clone()) }),
+            });
+        }
+        Ok(ends)
     }
 
     /// Writes a progress line. It is also a heartbeat, for tasks with a silence limit.
@@ -243,7 +349,7 @@ impl<'h> Attempt<'h> {
     /// Some have not ended: return this error.
     pub(crate) fn require_ended_waits(&mut self, waits: Vec<Wait>) -> Result<(), TaskError> {
         let open: Vec<Wait> = waits.into_iter().filter(|wait| !self.has_ended_wait(&wait.key)).collect();
-        if open.is_empty() { Ok(()) } else { Err(self.host.park(open)) }
+        if open.is_empty() { Ok(()) } else { Err(self.host.park(open, Vec::new())) }
     }
 
     /// Records a step that was just done.

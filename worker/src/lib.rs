@@ -48,7 +48,7 @@ use std::sync::Arc;
 
 pub use agent::{Agent, AgentError};
 pub use args::Args;
-pub use attempt::Attempt;
+pub use attempt::{Attempt, ChildTask, LostTask};
 pub use capability::{Capability, CapabilityOutcome, capability_from_function, capability_with_parameters};
 pub use millrace_agent::approval::{approval_question, input_question};
 pub use millrace_agent::corpus::Corpus;

@@ -112,6 +112,7 @@ fn step_names(journal: &[(u64, JournalEntry)]) -> Vec<&str> {
         JournalEntry::Claimed { .. }
         | JournalEntry::Note { .. }
         | JournalEntry::Parked { .. }
+        | JournalEntry::Delegated { .. }
         | JournalEntry::Released { .. }
         | JournalEntry::Outcome { .. } => None,
     });

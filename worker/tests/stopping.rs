@@ -231,6 +231,7 @@ fn list_releases(journal: &[(u64, JournalEntry)]) -> Vec<(String, String)> {
         | JournalEntry::Step { .. }
         | JournalEntry::Note { .. }
         | JournalEntry::Parked { .. }
+        | JournalEntry::Delegated { .. }
         | JournalEntry::Outcome { .. } => None,
     });
     released.collect()
@@ -360,6 +361,7 @@ async fn waiting_for_a_provider_is_noted_and_usage_names_the_model() {
         JournalEntry::Claimed { .. }
         | JournalEntry::Step { .. }
         | JournalEntry::Parked { .. }
+        | JournalEntry::Delegated { .. }
         | JournalEntry::Released { .. }
         | JournalEntry::Outcome { .. } => None,
     });

@@ -269,6 +269,15 @@ pub enum EventJson<'a> {
         /// The next attempt.
         attempt: u32,
     },
+    /// The task gets instructions of the task that delegated it.
+    TaskInstructed {
+        /// The task.
+        task: &'a TaskId,
+        /// The first attempt that gets them.
+        attempt: u32,
+        /// The instructions.
+        text: &'a str,
+    },
     /// The task failed for good.
     TaskFailed {
         /// The task.
@@ -351,6 +360,17 @@ pub enum EventJson<'a> {
         attempt: u32,
         /// The waits.
         waits: Vec<WaitJson<'a>>,
+    },
+    /// A task that the attempt delegated is not added to the plan.
+    ChildRefused {
+        /// The task.
+        task: &'a TaskId,
+        /// The attempt.
+        attempt: u32,
+        /// The delegated task.
+        child: &'a TaskId,
+        /// The reason.
+        reason: &'a str,
     },
     /// A wait of the attempt has ended.
     AttemptWaitEnded {
@@ -838,6 +858,9 @@ fn task_event(event: &TaskEvent) -> EventJson<'_> {
         }
         TaskEvent::Accepted { task, attempt } => EventJson::TaskCompleted { task, attempt: *attempt },
         TaskEvent::Rerun { task, attempt } => EventJson::TaskRerun { task, attempt: *attempt },
+        TaskEvent::Instructed { task, attempt, text } => {
+            EventJson::TaskInstructed { task, attempt: *attempt, text }
+        }
         TaskEvent::Failed { task, reason } => EventJson::TaskFailed { task, reason },
         TaskEvent::Cancelled { task, reason, with, usage } => {
             EventJson::TaskCancelled { task, reason, because_of: with.as_ref(), usage: *usage }
@@ -891,6 +914,9 @@ fn attempt_event(event: &AttemptEvent) -> EventJson<'_> {
             attempt: *attempt,
             waits: waits.iter().map(Into::into).collect(),
         },
+        AttemptEvent::ChildRefused { task, attempt, child, reason } => {
+            EventJson::ChildRefused { task, attempt: *attempt, child, reason }
+        }
         AttemptEvent::WaitEnded { task, attempt, ended } => {
             EventJson::AttemptWaitEnded { task, attempt: *attempt, key: &ended.key, end: (&ended.end).into() }
         }

@@ -5,6 +5,7 @@ use std::borrow::Cow;
 use std::collections::BTreeMap;
 
 use jiff::Timestamp;
+use millrace_protocol::child::ParentTask;
 use millrace_protocol::ids::{Capability, Lane, RunId, TaskId, WorkerId};
 use millrace_protocol::plan::{
     Attempt, AttemptEnd, Budget, DeliverableRule, EndReason, ErroredTaskWait, PauseReason, Plan,
@@ -367,8 +368,14 @@ pub struct TaskHead<'a> {
     /// The reason for waiting, if it has neither started nor ended.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub waiting_for: Option<String>,
-    /// Its usage, reviews included.
+    /// Its usage, reviews included; without that of the tasks that it delegated.
     pub usage: Usage,
+    /// The task whose attempt delegated it, if one did.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub parent: Option<&'a ParentTask>,
+    /// Its usage with that of the tasks that it delegated, and of theirs, if it delegated any.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub usage_with_children: Option<Usage>,
 }
 
 /// The state of an attempt.
@@ -550,7 +557,11 @@ impl<'a> RunResult<'a> {
             answered: deliverable.map(|(id, _)| plan.task(id).is_none_or(Task::is_answered)),
             result,
             task_counts: TaskCounts::new(|state| plan.task_count_in_state(state)),
-            tasks: plan.tasks().iter().map(|task| TaskJson::new(task, describe_hold(plan, false))).collect(),
+            tasks: plan
+                .tasks()
+                .iter()
+                .map(|task| TaskJson::new(plan, task, describe_hold(plan, false)))
+                .collect(),
             turns: &history.turns,
             messages: &history.messages,
             commands: &history.commands,
@@ -565,15 +576,21 @@ impl<'a> RunResult<'a> {
     /// The same while no cluster is running: its tasks wait for one.
     pub fn without_cluster(self, history: &'a RunHistory) -> Self {
         let hold = describe_hold(&history.plan, true);
-        Self { tasks: history.plan.tasks().iter().map(|task| TaskJson::new(task, hold)).collect(), ..self }
+        Self {
+            tasks: {
+                let plan = &history.plan;
+                plan.tasks().iter().map(|task| TaskJson::new(plan, task, hold)).collect()
+            },
+            ..self
+        }
     }
 }
 
 impl<'a> TaskJson<'a> {
-    fn new(task: &'a Task, hold: Option<&str>) -> Self {
+    fn new(plan: &Plan, task: &'a Task, hold: Option<&str>) -> Self {
         let attempts = task.attempts.iter().map(|one| AttemptJson::new(task, one)).collect();
         Self {
-            task: TaskHead { waiting_for: describe_task_wait(task, hold), ..TaskHead::new(task) },
+            task: TaskHead { waiting_for: describe_task_wait(task, hold), ..TaskHead::new(plan, task) },
             attempts,
         }
     }
@@ -581,7 +598,8 @@ impl<'a> TaskJson<'a> {
 
 impl<'a> TaskHead<'a> {
     /// Returns a task without its attempts.
-    pub fn new(task: &'a Task) -> Self {
+    pub fn new(plan: &Plan, task: &'a Task) -> Self {
+        let has_children = plan.children(task).next().is_some();
         let spec = &task.spec;
         Self {
             id: &spec.id,
@@ -593,6 +611,8 @@ impl<'a> TaskHead<'a> {
             reason: task.end_reason().map(str::to_owned).or_else(|| explain_wait(task)),
             waiting_for: task.describe_wait(),
             usage: task.total_usage(),
+            parent: spec.parent.as_ref(),
+            usage_with_children: has_children.then(|| plan.usage_with_children(task)),
         }
     }
 }

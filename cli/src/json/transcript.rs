@@ -2,7 +2,7 @@
 
 use jiff::Timestamp;
 use millrace_protocol::ids::{RunId, TaskId};
-use millrace_protocol::plan::Task;
+use millrace_protocol::plan::{Plan, Task};
 use schemars::JsonSchema;
 use serde::Serialize;
 
@@ -87,7 +87,7 @@ impl<'a> TaskTranscript<'a> {
     /// Returns the transcript of a task. `only` selects one attempt.
     pub fn new(
         run: &'a RunId,
-        task: &'a Task,
+        (plan, task): (&Plan, &'a Task),
         only: Option<u32>,
         entries: &'a [TranscriptEntry],
         now: Timestamp,
@@ -109,7 +109,7 @@ impl<'a> TaskTranscript<'a> {
                 entries: entries.iter().filter(|entry| entry.journal.number() == number).collect(),
             }
         });
-        let task = TranscribedTask { task: TaskHead::new(task), attempts: attempts.collect() };
+        let task = TranscribedTask { task: TaskHead::new(plan, task), attempts: attempts.collect() };
         Self { run, task }
     }
 }

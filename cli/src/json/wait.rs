@@ -1,5 +1,8 @@
 //! Waits of parked attempts, as JSON.
 
+use millrace_protocol::child::EndedTask;
+use millrace_protocol::ids::TaskId;
+use millrace_protocol::result::Usage;
 use millrace_protocol::wait::{Wait, WaitCondition, WaitEnd};
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -17,17 +20,26 @@ pub struct WaitJson<'a> {
     question: Option<QuestionJson<'a>>,
     /// The time at which it ends, whatever else happens; `null` if it has no limit, or is a question.
     until: Option<Time>,
+    /// The delegated tasks that it waits for.
+    #[serde(skip_serializing_if = "<[TaskId]>::is_empty")]
+    tasks: &'a [TaskId],
 }
 
 impl<'a> From<&'a Wait> for WaitJson<'a> {
     fn from(Wait { key, condition }: &'a Wait) -> Self {
         let until = match condition {
             WaitCondition::Until(at) => Some(*at),
-            WaitCondition::Event { until, .. } => *until,
+            WaitCondition::Event { until, .. } | WaitCondition::Tasks { until, .. } => *until,
             WaitCondition::Answer(_) => None,
         };
         let question = condition.question().map(QuestionJson::from);
-        Self { key, event: condition.event(), question, until: until.map(Time::from) }
+        Self {
+            key,
+            event: condition.event(),
+            question,
+            until: until.map(Time::from),
+            tasks: condition.tasks(),
+        }
     }
 }
 
@@ -54,6 +66,30 @@ pub enum WaitEndJson<'a> {
         #[serde(flatten)]
         answer: PersonAnswerJson<'a>,
     },
+    /// Delegated tasks have ended.
+    TasksEnded {
+        /// The tasks.
+        tasks: Vec<EndedTaskJson<'a>>,
+    },
+}
+
+/// A delegated task that has ended.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct EndedTaskJson<'a> {
+    /// The task.
+    task: &'a TaskId,
+    /// `completed`, `failed`, `timed_out`, `cancelled` or `refused`.
+    end: &'static str,
+    /// Its summary, or the reason for its end.
+    text: &'a str,
+    /// Its usage, with that of the tasks that it delegated.
+    usage: Usage,
+}
+
+impl<'a> From<&'a EndedTask> for EndedTaskJson<'a> {
+    fn from(EndedTask { task, end, usage }: &'a EndedTask) -> Self {
+        Self { task, end: end.name(), text: end.text(), usage: *usage }
+    }
 }
 
 impl<'a> From<&'a WaitEnd> for WaitEndJson<'a> {
@@ -63,6 +99,7 @@ impl<'a> From<&'a WaitEnd> for WaitEndJson<'a> {
             WaitEnd::Signalled { by, data } => Self::Signalled { by, data: event_data(data) },
             WaitEnd::Expired => Self::Expired,
             WaitEnd::Answered { by, answer } => Self::Answered { by, answer: answer.into() },
+            WaitEnd::TasksEnded(ended) => Self::TasksEnded { tasks: ended.iter().map(Into::into).collect() },
         }
     }
 }

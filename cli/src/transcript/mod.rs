@@ -6,7 +6,8 @@ mod text;
 use jiff::Timestamp;
 use millrace_agent::transcript::{TranscriptStep, read_step};
 use millrace_client::ReceivedEntry;
-use millrace_protocol::ids::WorkerId;
+use millrace_protocol::child::Delegation;
+use millrace_protocol::ids::{TaskId, WorkerId};
 use millrace_protocol::plan::JournalKey;
 use millrace_protocol::result::{ModelUsage, PlanProposal, TaskError, TaskResult, Usage, Verdict};
 use millrace_protocol::wire;
@@ -102,6 +103,17 @@ pub enum TranscriptEvent {
         /// The conditions that the attempt waits for, for a person.
         waits: Vec<String>,
     },
+    /// The claimant started, cancelled or instructed delegated tasks.
+    Delegated {
+        /// The process.
+        worker: WorkerId,
+        /// The tasks that it started.
+        started: Vec<TaskId>,
+        /// The tasks that it cancelled.
+        cancelled: Vec<TaskId>,
+        /// The tasks that got instructions.
+        instructed: Vec<TaskId>,
+    },
     /// A line for people who follow the run.
     Note {
         /// The line.
@@ -178,7 +190,18 @@ async fn read_event(bus: &Bus, entry: JournalEntry) -> Result<TranscriptEvent, F
         JournalEntry::Released { worker, why, provider: _, needs: _ } => {
             TranscriptEvent::Released { worker, reason: why }
         }
-        JournalEntry::Parked { worker, waits } => {
+        JournalEntry::Delegated { worker, delegation } => {
+            let Delegation { children, cancels, messages } = delegation;
+            let children = children.into_iter().map(|child| child.id).collect();
+            let ids = |changes: Vec<(TaskId, String)>| changes.into_iter().map(|(task, _)| task).collect();
+            TranscriptEvent::Delegated {
+                worker,
+                started: children,
+                cancelled: ids(cancels),
+                instructed: ids(messages),
+            }
+        }
+        JournalEntry::Parked { worker, waits, children: _ } => {
             let waits = waits.iter().map(|wait| wait.condition.to_string()).collect();
             TranscriptEvent::Parked { worker, waits }
         }

@@ -4,6 +4,7 @@
 use std::fmt::Write;
 
 use millrace_agent::transcript::{ModelCall, ModelCallOutcome, ToolCallResult, TranscriptStep};
+use millrace_protocol::ids::TaskId;
 use millrace_protocol::plan::{Attempt, ResourceKind, Task};
 use millrace_protocol::result::{TaskError, TaskResult, Usage, Verdict};
 use millrace_protocol::safe_text::{single_line, terminal_text};
@@ -75,6 +76,14 @@ impl TranscriptPrinter {
             }
             TranscriptEvent::Parked { worker, waits } => {
                 (format!("parked by {worker}, waits for {}", single_line(&waits.join(", "))), Vec::new())
+            }
+            TranscriptEvent::Delegated { started, cancelled, instructed, .. } => {
+                let parts = [("starts", started), ("cancels", cancelled), ("instructs", instructed)];
+                let parts = parts.iter().filter(|(_, tasks)| !tasks.is_empty()).map(|(verb, tasks)| {
+                    let names: Vec<&str> = tasks.iter().map(TaskId::as_str).collect();
+                    format!("{verb} {}", names.join(", "))
+                });
+                (parts.collect::<Vec<_>>().join("; "), Vec::new())
             }
             TranscriptEvent::Note { text } => (format!("note: {}", single_line(text)), Vec::new()),
             TranscriptEvent::Step(step) => self.render_step(step),

@@ -14,8 +14,10 @@ use super::live::LiveModelOutput;
 use super::{format_clock, separate_thousands};
 use crate::budget;
 use crate::invocation::command_hint;
-use crate::report::{describe_usage_by_role, resume_command_hint};
+use crate::report::{describe_usage, describe_usage_by_role, resume_command_hint};
 
+/// The number of columns by which a delegated task is indented below its parent.
+const INDENTATION: usize = 2;
 /// Maximum number of characters of streamed model output in a task line.
 const LIVE_WIDTH: usize = 60;
 /// Number of characters of a branch, a symbol and a state.
@@ -63,15 +65,16 @@ fn render_lines(
         last.replace_range(..'├'.len_utf8(), "└");
     }
     let available = height.saturating_sub(lines.len()).max(1);
-    let shown = select_tasks_to_show(plan.tasks(), available);
+    let tree = plan.tasks_as_tree();
+    let shown = select_tasks_to_show(&tree, available);
     let hidden = plan.tasks().len() - shown.len();
-    let longest = shown.iter().map(|task| task.spec.id.as_str().chars().count()).max().unwrap_or(0);
+    let longest = shown.iter().map(|(depth, task)| name_width(*depth, task)).max().unwrap_or(0);
     // The state is always shown, and half of the rest is for what the task does.
     let names = longest.min((width.saturating_sub(STATE_WIDTH) / 2).max(MIN_NAME));
-    for (at, task) in shown.iter().enumerate() {
+    for (at, shown_task) in shown.iter().enumerate() {
         let is_last = at + 1 == shown.len() && hidden == 0;
         let branch = if is_last { "└─" } else { "├─" };
-        lines.push(format!("{branch} {}", render_task_line(task, live, names, now, hold)));
+        lines.push(format!("{branch} {}", render_task_line(plan, *shown_task, live, names, now, hold)));
     }
     if hidden > 0 {
         lines.push(format!("└─ and {hidden} more"));
@@ -93,18 +96,19 @@ pub fn render_final_board_lines(
     let is_shown = |task: &Task| {
         task.state() != TaskState::Completed || Some(&task.spec.id) == deliverable || task.spec.is_final
     };
-    let hidden = plan.tasks().iter().filter(|task| !is_shown(task)).count();
+    let tree = plan.tasks_as_tree();
+    let hidden = tree.iter().filter(|(_, task)| !is_shown(task)).count();
     if hidden < MANY_COMPLETED {
         return render_board_lines(run, plan, &live, now, width, height);
     }
     let mut lines = vec![render_headline(run, plan, now, false)];
     let hold = describe_hold(plan, false);
     lines.extend(render_run_lines(run, plan, now, hold).into_iter().map(|line| format!("├─ {line}")));
-    let shown: Vec<&Task> = plan.tasks().iter().filter(|task| is_shown(task)).collect();
+    let shown: Vec<(usize, &Task)> = tree.into_iter().filter(|(_, task)| is_shown(task)).collect();
     let room = height.saturating_sub(lines.len() + 1).max(1);
-    let names = shown.iter().take(room).map(|task| task.spec.id.as_str().chars().count()).max().unwrap_or(0);
-    for task in shown.iter().take(room) {
-        lines.push(format!("├─ {}", render_task_line(task, &live, names, now, hold)));
+    let names = shown.iter().take(room).map(|(depth, task)| name_width(*depth, task)).max().unwrap_or(0);
+    for &task in shown.iter().take(room) {
+        lines.push(format!("├─ {}", render_task_line(plan, task, &live, names, now, hold)));
     }
     let more = match shown.len().saturating_sub(room) {
         0 => String::new(),
@@ -237,16 +241,21 @@ fn is_waiting_for_workers(task: &Task) -> bool {
     )
 }
 
-/// Selects the tasks to show, in plan order.
-fn select_tasks_to_show(tasks: &[Task], room: usize) -> Vec<&Task> {
+/// The number of columns that a task's name needs, with the indentation of a delegated task.
+fn name_width(depth: usize, task: &Task) -> usize {
+    INDENTATION * depth + task.spec.id.as_str().chars().count()
+}
+
+/// Selects the tasks to show, each with its depth, in the order of the tree.
+fn select_tasks_to_show<'a>(tasks: &[(usize, &'a Task)], room: usize) -> Vec<(usize, &'a Task)> {
     if tasks.len() <= room {
-        return tasks.iter().collect();
+        return tasks.to_vec();
     }
     let mut order: Vec<usize> = (0..tasks.len()).collect();
-    order.sort_by_key(|&at| display_priority(tasks[at].state()));
+    order.sort_by_key(|&at| display_priority(tasks[at].1.state()));
     order.truncate(room.saturating_sub(1));
     order.sort_unstable();
-    order.into_iter().map(|at| &tasks[at]).collect()
+    order.into_iter().map(|at| tasks[at]).collect()
 }
 
 fn display_priority(state: TaskState) -> u8 {
@@ -261,7 +270,8 @@ fn display_priority(state: TaskState) -> u8 {
 }
 
 fn render_task_line(
-    task: &Task,
+    plan: &Plan,
+    (depth, task): (usize, &Task),
     live: &LiveModelOutput,
     names: usize,
     now: Timestamp,
@@ -290,7 +300,14 @@ fn render_task_line(
             );
         }
     }
-    let id = shorten_middle(task.spec.id.as_str(), names);
+    if plan.children(task).next().is_some() {
+        let usage = plan.usage_with_children(task);
+        let used = describe_usage(&usage);
+        parts.extend((!usage.is_zero()).then(|| format!("{used} with its delegated tasks")));
+    }
+    let indentation = " ".repeat(INDENTATION * depth);
+    let room = names.saturating_sub(indentation.len()).max(1);
+    let id = format!("{indentation}{}", shorten_middle(task.spec.id.as_str(), room));
     let state = if is_waiting_for_workers(task) { TaskState::Waiting } else { task.state() };
     let (symbol, state) = (state_symbol(state), state.as_str());
     format!("{symbol} {state:12}  {id:names$}  {}", parts.join(", ")).trim_end().to_owned()

@@ -30,7 +30,7 @@ pub fn convert_session_error(attempt: &mut AttemptContext, error: impl Into<Sess
         SessionError::Task(error) => error,
         SessionError::ReservationTooSmall(needs) => attempt.give_up_reservation(needs),
         SessionError::ProviderAway(wait) => attempt.give_up_provider(wait),
-        SessionError::Parked(waits) => attempt.park(waits),
+        SessionError::Parked(waits, children) => attempt.park(waits, children),
         SessionError::Source(OrderInputError::Unavailable(why)) => {
             attempt.end_with_fault(Fault::unavailable("reading the inputs of the work", why))
         }

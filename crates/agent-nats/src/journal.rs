@@ -5,6 +5,7 @@ use std::time::Duration;
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use millrace_agent::turn::{Journal, JournalError, KEEPALIVE};
+use millrace_protocol::child::Delegation;
 use millrace_protocol::provider::{ProviderStatus, ProviderWait};
 use millrace_protocol::result::TaskError;
 use millrace_protocol::wait::WaitEnd;
@@ -44,6 +45,10 @@ impl Journal for NatsJournal<'_> {
         status: &'a ProviderStatus,
     ) -> BoxFuture<'a, Result<(), JournalError>> {
         self.0.report_provider(text, status.clone()).map(|done| done.map_err(convert_task_error)).boxed()
+    }
+
+    fn append_delegation(&mut self, delegation: Delegation) -> BoxFuture<'_, Result<(), JournalError>> {
+        self.0.append_delegation(delegation).map(|done| done.map_err(convert_task_error)).boxed()
     }
 
     fn interrupt_wait(&mut self) {

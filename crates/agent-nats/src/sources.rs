@@ -41,6 +41,11 @@ impl OrderInputs for NatsOrderInputs {
         .boxed()
     }
 
+    fn read_current_plan<'a>(&'a self, order: &'a Order) -> BoxFuture<'a, Result<Plan, OrderInputError>> {
+        let read = self.0.read_current_plan(&order.run, decided_at(order));
+        read.map(|read| read.map_err(convert_fault)).boxed()
+    }
+
     fn read_plan<'a>(
         &'a self,
         order: &'a Order,
@@ -54,6 +59,10 @@ impl OrderInputs for NatsOrderInputs {
         }
         .boxed()
     }
+}
+
+fn decided_at(order: &Order) -> u64 {
+    order.decided.map_or(0, |decided| decided.sequence)
 }
 
 fn convert_fault(fault: Fault) -> OrderInputError {

@@ -42,6 +42,14 @@ pub trait OrderInputs: Send + Sync + 'static {
         ready(Ok(plan_without_log(order))).boxed()
     }
 
+    /// Returns the run's plan as of its last decision. The default knows no log and derives the plan from the order alone.
+    ///
+    /// # Errors
+    /// See [`OrderInputError`].
+    fn read_current_plan<'a>(&'a self, order: &'a Order) -> BoxFuture<'a, Result<Plan, OrderInputError>> {
+        ready(Ok(plan_without_log(order))).boxed()
+    }
+
     /// Returns the capabilities of the cluster and the number of live slots of each, for planners.
     ///
     /// # Errors

@@ -11,6 +11,8 @@ mod answers;
 mod approvals;
 #[path = "turn/corrections.rs"]
 mod corrections;
+#[path = "turn/delegation.rs"]
+mod delegation;
 #[path = "turn/effects.rs"]
 mod effects;
 #[path = "turn/inner.rs"]

@@ -175,6 +175,7 @@ pub fn stage_times(records: &[StreamRecord]) -> StageLatencies {
                 JournalEntry::Step { .. }
                 | JournalEntry::Note { .. }
                 | JournalEntry::Parked { .. }
+                | JournalEntry::Delegated { .. }
                 | JournalEntry::Released { .. },
             )
             | Err(_) => {}

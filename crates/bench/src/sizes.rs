@@ -73,6 +73,7 @@ impl JournalSizes {
                 JournalEntry::Step { .. }
                 | JournalEntry::Note { .. }
                 | JournalEntry::Parked { .. }
+                | JournalEntry::Delegated { .. }
                 | JournalEntry::Released { .. },
             )
             | Err(_) => {}

@@ -92,6 +92,7 @@ async fn read_result(
         | JournalEntry::Step { .. }
         | JournalEntry::Note { .. }
         | JournalEntry::Parked { .. }
+        | JournalEntry::Delegated { .. }
         | JournalEntry::Released { .. } => Ok(None),
     }
 }

@@ -98,6 +98,7 @@ async fn appends_survive_server_crashes_exactly_once_and_in_order() {
             entry @ (JournalEntry::Claimed { .. }
             | JournalEntry::Step { .. }
             | JournalEntry::Parked { .. }
+            | JournalEntry::Delegated { .. }
             | JournalEntry::Released { .. }
             | JournalEntry::Outcome { .. }) => {
                 panic!("{entry:?}")

@@ -41,6 +41,9 @@ fn error_text(result: Result<String, ToolError>) -> String {
     match result {
         Err(ToolError::Refused(error_text) | ToolError::Failed { message: error_text, .. }) => error_text,
         Err(ToolError::Unavailable(text)) => panic!("a page cannot make a service unavailable: {text}"),
+        Err(error @ (ToolError::Delegates(_) | ToolError::Lost { .. })) => {
+            panic!("a page delegates nothing: {error}")
+        }
         Err(ToolError::Waits(condition)) => panic!("a page cannot let an attempt wait for {condition}"),
         Ok(text) => panic!("unexpected success: {text}"),
     }

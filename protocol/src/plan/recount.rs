@@ -3,8 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use super::reserved::Reservations;
-use super::state::{Plan, TaskState};
+use super::state::Plan;
 
 impl Plan {
     /// Returns the same plan with everything derived from its tasks, reservations and triggers computed from scratch.
@@ -13,25 +12,24 @@ impl Plan {
         let mut plan = self.clone();
         plan.recount_tasks();
         plan.recount_links();
+        plan.recount_children();
         plan.index.raised = plan.planning.triggers.iter().cloned().collect();
-        plan.budget.reserved = Reservations::default();
-        for (work, amounts) in self.budget.reserved.iter() {
-            plan.reserve(work, *amounts);
-        }
+        plan.budget.reserved = self.budget.reserved.recounted();
         plan.index.waiting = BTreeMap::new();
+        plan.index.waiting_children.clear();
         plan.add_all_waiting_for_reservation();
         plan
     }
 
     fn recount_tasks(&mut self) {
         self.index.by_id.clear();
-        self.index.counts = [0; TaskState::ALL.len()];
+        (self.index.counts, self.index.child_counts) = Default::default();
         (self.index.budgeted, self.index.final_at) = (0, None);
         (self.index.retries, self.index.reviews, self.index.waits) = Default::default();
         self.index.open_by_capability.clear();
         for (position, task) in (0_u32..).zip(&self.tasks) {
             self.index.by_id.insert(task.spec.id.clone(), position);
-            self.index.counts[task.state() as usize] += 1;
+            self.index.count_new_task(&task.spec, task.state());
             self.index.budgeted += u32::from(!task.spec.budget.is_empty());
             if task.spec.is_final {
                 self.index.final_at.get_or_insert(position);

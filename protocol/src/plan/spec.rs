@@ -8,6 +8,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::budget::{Budget, ResourceAmounts};
+use crate::child::ParentTask;
 use crate::ids::{Capability, TaskId};
 use crate::result::TaskParameters;
 
@@ -23,7 +24,7 @@ pub const MAX_TASKS: usize = 1_000_000;
 // allows only these fields.
 
 /// A task of a plan.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[schemars(deny_unknown_fields)]
 pub struct TaskSpec {
     /// Its id, unique within the plan.
@@ -53,6 +54,10 @@ pub struct TaskSpec {
     /// `true` if its result is the deliverable of the run. At most one task of a plan is final.
     #[serde(default, rename = "final", skip_serializing_if = "std::ops::Not::not")]
     pub is_final: bool,
+    /// The attempt that delegated it; `None` for a task of a planner or a user. Only the rules set it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(skip)]
+    pub parent: Option<ParentTask>,
 }
 
 impl TaskSpec {
@@ -70,13 +75,20 @@ impl TaskSpec {
             on_failed_dependency: OnFailedDependency::default(),
             budget: ResourceAmounts::default(),
             is_final: false,
+            parent: None,
         }
+    }
+
+    /// `true` if an attempt at another task delegated it.
+    #[must_use]
+    pub fn is_child(&self) -> bool {
+        self.parent.is_some()
     }
 }
 
 /// The review of a result before it is accepted. Checks run first and cost no model call; only a result that passes them
 /// goes to a critic.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 #[schemars(rename = "Review")]
 pub enum ReviewPolicy {
@@ -123,7 +135,7 @@ impl ReviewPolicy {
 }
 
 /// A check of a result without a model.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum ReviewCheck {
     /// Every citation in the output names a source of the result, every source is cited, and sources that are documents
@@ -148,7 +160,7 @@ pub enum ReviewCheck {
 }
 
 /// The time limits and attempts of a task. Durations are in seconds.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 #[schemars(rename = "Limits", deny_unknown_fields)]
 pub struct TaskLimits {

@@ -96,7 +96,21 @@ pub fn answers_of_all_kinds() -> Vec<Answer> {
 }
 
 pub fn parked_fact(task: &TaskId, attempt: u32, by: &str, waits: Vec<Wait>) -> Fact {
-    Fact::Parked { task: task.clone(), attempt, worker: worker_id(by), waits }
+    Fact::Parked { task: task.clone(), attempt, worker: worker_id(by), waits, children: Vec::new() }
+}
+
+/// A worker parks its attempt for the end of these children.
+pub fn delegated_fact(task: &TaskId, attempt: u32, by: &str, children: Vec<TaskSpec>) -> Fact {
+    let wait = |child: &TaskSpec| tasks_wait(child.id.as_str(), &[child.id.as_str()], false, None);
+    let waits = children.iter().map(wait).collect();
+    Fact::Parked { task: task.clone(), attempt, worker: worker_id(by), waits, children }
+}
+
+/// A wait for children, with a limit in seconds after the start.
+pub fn tasks_wait(key: &str, tasks: &[&str], any: bool, limit: Option<u64>) -> Wait {
+    let until = limit.map(|seconds| time_after(test_start_time(), seconds));
+    let tasks = tasks.iter().map(|task| task_id(task)).collect();
+    Wait { key: key.into(), condition: WaitCondition::Tasks { tasks, any, until } }
 }
 
 /// A signal of the event with this name.

@@ -5,6 +5,7 @@
 
 mod cast;
 mod clocks;
+mod delegation;
 mod drafts;
 mod effects;
 mod golden;

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use jiff::Timestamp;
+use millrace_protocol::child::{MAX_CHILD_DEPTH, MAX_CHILDREN};
 use millrace_protocol::ids::{Capability, TaskId};
 use millrace_protocol::plan::{
     BudgetEvent, Effect, EffectScope, ErroredTaskWait, Event, OnFailedDependency, OverdueInput, Plan,
@@ -10,6 +11,7 @@ use millrace_protocol::plan::{
     overdue_inputs, pending_effects,
 };
 use millrace_protocol::result::Usage;
+use millrace_protocol::wait::WaitCondition;
 use petgraph::graph::DiGraph;
 
 /// Checks what holds of any fold: derived values equal their recomputation.
@@ -106,6 +108,7 @@ pub fn check_invariants_after_decision(plan: &Plan) {
         check_task_invariants(plan, task);
     }
     check_reservations(plan);
+    check_children(plan);
     assert!(
         plan.planning.turns <= plan.max_planning_turns(),
         "the planner was called {} times",
@@ -203,6 +206,47 @@ fn check_reservations(plan: &Plan) {
     }
 }
 
+/// Checks that open children have a live parent, in which they are listed, and hold no more than it does.
+fn check_children(plan: &Plan) {
+    for task in plan.tasks() {
+        let Some(own) = &task.spec.parent else { continue };
+        let parent = plan.task(&own.task).expect("a child is added after its parent");
+        let id = &task.spec.id;
+        assert!(plan.children(parent).any(|child| child.spec.id == *id), "{id} is no child of {}", own.task);
+        let depth = parent.spec.parent.as_ref().map_or(0, |parent| parent.depth) + 1;
+        assert!(own.depth == depth && depth <= MAX_CHILD_DEPTH, "{id} is at depth {depth}");
+        let is_live = parent.live_attempt() == Some(own.attempt);
+        assert!(task.state().is_terminal() || is_live || !plan.is_live(), "{id} outlives its parent");
+        assert!(!task.spec.is_final && task.spec.depends_on.is_empty(), "{id} is part of the plan");
+    }
+    for task in plan.tasks() {
+        let attempts: BTreeSet<u32> =
+            plan.children(task).filter_map(|child| Some(child.spec.parent.as_ref()?.attempt)).collect();
+        for attempt in attempts {
+            let of_attempt =
+                |child: &&Task| child.spec.parent.as_ref().is_some_and(|own| own.attempt == attempt);
+            let children = plan.children(task).filter(of_attempt).count();
+            assert!(children <= MAX_CHILDREN as usize, "{} has {children} children", task.spec.id);
+        }
+        let open = task.current_attempt().into_iter().flat_map(|attempt| attempt.open_waits());
+        for wait in open.filter(|_| task.state() == TaskState::Waiting && plan.is_live()) {
+            let is_over = |id: &TaskId| {
+                let child = plan.task(id).filter(|child| {
+                    let own = child.spec.parent.as_ref();
+                    own.is_some_and(|own| own.task == task.spec.id && own.attempt == task.attempt)
+                });
+                child.is_none_or(|child| child.state().is_terminal())
+            };
+            if let WaitCondition::Tasks { tasks, any, .. } = &wait.condition {
+                let is_due = if *any { tasks.iter().any(is_over) } else { tasks.iter().all(is_over) };
+                assert!(!is_due, "the wait {} of {} is over and open", wait.key, task.spec.id);
+            }
+        }
+    }
+    let deliverable = plan.run.end.as_ref().and_then(|end| end.deliverable.as_ref());
+    assert!(deliverable.is_none_or(|(task, _)| !plan.is_child(task)), "a child is the deliverable");
+}
+
 /// `true` if work has its reservation, or needs none.
 pub fn has_required_reservation(plan: &Plan, work: &Work) -> bool {
     !plan.needs_reservation(work) || plan.budget.reserved.amounts_of_work(work).is_some()
@@ -267,6 +311,7 @@ pub fn check_new_reservations(plan: &Plan, events: &[Event]) {
     let Some(budget) = plan.run.start.as_ref().map(|start| &start.budget) else { return };
     let mut made: Vec<(Work, ResourceAmounts)> =
         plan.budget.reserved.iter().map(|(work, amounts)| (work.clone(), *amounts)).collect();
+    let mut made_of_run: Vec<(Work, ResourceAmounts)> = Vec::new();
     for event in events {
         let Event::Budget(BudgetEvent::Reserved { work, amounts }) = event else { continue };
         assert!(plan.budget.reserved.amounts_of_work(work).is_none(), "{work:?} has two reservations");
@@ -275,17 +320,13 @@ pub fn check_new_reservations(plan: &Plan, events: &[Event]) {
         let is_last = plan.run.winding_down.is_some() || task.is_some_and(|task| task.spec.is_final);
         let is_made = plan.final_task().is_some_and(|task| task.state().is_terminal());
         let percent = if is_last || is_made { 0 } else { u64::from(budget.final_percent) };
-        let all = |_: &Work| true;
-        assert_within_limit(
-            &budget.amounts,
-            percent,
-            &plan.budget.spend.total,
-            &made,
-            all,
-            "the run's budget",
-        );
+        let is_from_parent = has_reserved_parent(plan, work);
+        if !is_from_parent {
+            made_of_run.push((work.clone(), *amounts));
+            check_total_with_reservations(plan, percent, &made_of_run);
+        }
         let name = charged_capability(plan, work);
-        if let Some(limits) = budget.capabilities.get(&name) {
+        if let Some(limits) = budget.capabilities.get(&name).filter(|_| !is_from_parent) {
             let used = plan.budget.spend.by_capability.get(&name).copied().unwrap_or_default();
             assert_within_limit(
                 limits,
@@ -298,8 +339,32 @@ pub fn check_new_reservations(plan: &Plan, events: &[Event]) {
         }
         if let Some(task) = task {
             let of_task = |other: &Work| other.task() == Some(&task.spec.id);
-            assert_within_limit(&task.spec.budget, 0, &task.total_usage(), &made, of_task, "a task's budget");
+            let used = plan.usage_with_children(task);
+            assert_within_limit(&task.spec.budget, 0, &used, &made, of_task, "a task's budget");
         }
+    }
+}
+
+/// `true` if work is that of a child whose parent has a reservation.
+fn has_reserved_parent(plan: &Plan, work: &Work) -> bool {
+    let parent = work.task().and_then(|task| plan.task(task)).and_then(|task| plan.parent(task));
+    let parent = parent.and_then(Task::reserved_work);
+    parent.is_some_and(|work| plan.budget.reserved.amounts_of_work(&work).is_some())
+}
+
+/// Checks that the run's limits hold what is used, reserved before, and reserved now.
+fn check_total_with_reservations(plan: &Plan, percent: u64, made: &[(Work, ResourceAmounts)]) {
+    let limits = plan.run.start.as_ref().map(|start| start.budget.amounts).unwrap_or_default();
+    for (dimension, limit) in limits.iter() {
+        let new: u64 = made.iter().map(|(_, amounts)| amounts.get(dimension).unwrap_or(0)).sum();
+        let used = dimension.amount_used(&plan.budget.spend.total);
+        let all =
+            u128::from(used) + u128::from(plan.budget.reserved.total_reserved(dimension)) + u128::from(new);
+        let limit = u128::from(limit) - u128::from(limit) * u128::from(percent) / 100;
+        assert!(
+            all <= limit,
+            "{all} of {limit} ({dimension:?}) of the run's budget would be used and reserved"
+        );
     }
 }
 
@@ -331,6 +396,25 @@ pub fn charged_capability(plan: &Plan, work: &Work) -> Capability {
         Work::Review { .. } => own("critic"),
         Work::Task { task, .. } => plan.task(task).unwrap().spec.capability.clone(),
     }
+}
+
+/// The part of a reservation that the work may use itself: without the usage and the reservations of its children.
+pub fn left_of_reservation(plan: &Plan, work: &Work) -> Option<ResourceAmounts> {
+    let reserved = plan.budget.reserved.amounts_of_work(work)?;
+    let task = work.task().and_then(|task| plan.task(task));
+    let mut left = reserved;
+    for (dimension, amount) in reserved.iter() {
+        let children = task.into_iter().flat_map(|task| plan.children(task));
+        let held = children.map(|child| {
+            let used = dimension.amount_used(&plan.usage_with_children(child));
+            match child.state().is_terminal() {
+                true => used,
+                false => used.max(child.spec.budget.get(dimension).unwrap_or(0)),
+            }
+        });
+        left.set(dimension, Some(amount.saturating_sub(held.sum())));
+    }
+    Some(left)
 }
 
 /// The amounts by which work may have exceeded its reservations: what workers used above them, and nothing else.

@@ -144,7 +144,8 @@ fn check_suggested_limits(plan: &Plan) {
 fn check_end_reason(plan: &Plan, reason: EndReason) {
     let (open, lost) = (
         plan.open_task_count(),
-        plan.task_count_in_state(TaskState::Failed) + plan.task_count_in_state(TaskState::Cancelled),
+        plan.planned_task_count_in_state(TaskState::Failed)
+            + plan.planned_task_count_in_state(TaskState::Cancelled),
     );
     let has = |is_there: bool, why: &str| assert!(is_there, "the run ended {reason}, but {why}: {plan:#?}");
     has(open == 0 || reason == EndReason::NoProgress, "tasks are open");
@@ -158,7 +159,7 @@ fn check_end_reason(plan: &Plan, reason: EndReason) {
             has(plan.final_task().is_some() || lost == 0, "a task is lost");
         }
         EndReason::CompletedPartial => {
-            has(plan.task_count_in_state(TaskState::Completed) > 0, "nothing is completed")
+            has(plan.planned_task_count_in_state(TaskState::Completed) > 0, "nothing is completed")
         }
         EndReason::Failed | EndReason::Cancelled => {}
         EndReason::NoProgress => {
@@ -183,7 +184,8 @@ fn check_end_reason(plan: &Plan, reason: EndReason) {
 /// newest producer's, or else the newest completed; and that there is one if any task is completed.
 fn check_chosen_deliverable(plan: &Plan) {
     use millrace_protocol::plan::{AttemptEnd, Task};
-    let completed = || plan.tasks().iter().filter(|task| task.state() == TaskState::Completed);
+    let is_completed = |task: &&Task| task.state() == TaskState::Completed && !task.spec.is_child();
+    let completed = || plan.tasks().iter().filter(is_completed);
     let is_detailed = |task: &&Task| {
         let end = task.current_attempt().and_then(|attempt| attempt.end.as_ref());
         matches!(end, Some(AttemptEnd::Finished { is_detailed: true, .. }))

@@ -3,6 +3,7 @@
 
 use std::time::Duration;
 
+use millrace_protocol::child::{Delegation, child_id};
 use millrace_protocol::ids::TaskId;
 use millrace_protocol::plan::{
     AttemptResult, Budget, BudgetExhaustionPolicy, CapabilityRegistry, CommandAction, Edit, Fact, JournalKey,
@@ -417,6 +418,66 @@ pub fn random_answer_fact(draws: &mut RandomDraws, plan: &Plan) -> Option<Fact> 
     Some(cast::answer_fact(&id, &question.to_string(), &key, answer, scope))
 }
 
+/// A worker delegates tasks, and perhaps waits for them: new ones, the same again, and bad ones.
+pub fn random_delegation(
+    draws: &mut RandomDraws,
+    plan: &Plan,
+    (task, attempt): (&TaskId, u32),
+    who: &str,
+    claim: u32,
+) -> Fact {
+    let count = if draws.draw_chance(3) { 40 } else { draws.draw_below(4) };
+    let mut children: Vec<TaskSpec> = (0..count)
+        .map(|at| {
+            let id = child_id(task, attempt, &format!("{}-{at}", draws.draw_below(3)));
+            let mut spec = TaskSpec {
+                on_failed_dependency: OnFailedDependency::default(),
+                ..random_task(draws, id.as_str())
+            };
+            match draws.draw_below(40) {
+                0 => spec.id = random_task_id(draws, plan),
+                1 => spec.capability = cast::capability_name("critic"),
+                2 => spec.is_final = true,
+                3 => spec.depends_on = vec![task.clone()],
+                4 => spec.objective.clear(),
+                _ => {}
+            }
+            spec
+        })
+        .collect();
+    let existing = plan.tasks().iter().filter(|other| {
+        other.spec.parent.as_ref().is_some_and(|own| own.task == *task && own.attempt == attempt)
+    });
+    let existing: Vec<TaskId> = existing.map(|child| child.spec.id.clone()).collect();
+    let worker = cast::worker_id(who);
+    if draws.draw_chance(40) {
+        let change = |draws: &mut RandomDraws, percent| {
+            let mut picked: Vec<(TaskId, String)> = Vec::new();
+            for id in existing.iter().filter(|_| draws.draw_chance(percent)) {
+                picked.push((id.clone(), "so it is".into()));
+            }
+            picked
+        };
+        let cancels = change(draws, 20);
+        let delegation = Delegation { children, cancels, messages: Vec::new() };
+        return Fact::Delegated { task: task.clone(), attempt, worker, delegation };
+    }
+    let mut ids: Vec<TaskId> = children.iter().map(|child| child.id.clone()).collect();
+    ids.extend(existing.into_iter().filter(|_| draws.draw_chance(50)));
+    if draws.draw_chance(5) {
+        ids.push(cast::task_id("nobody"));
+    }
+    ids.dedup();
+    let ids: Vec<&str> = ids.iter().map(TaskId::as_str).collect();
+    let limit = draws.draw_optional(20, |draws| draws.draw_below(50_000) as u64);
+    let mut waits = vec![cast::tasks_wait(&format!("{claim}.tasks"), &ids, draws.draw_chance(30), limit)];
+    if draws.draw_chance(20) {
+        waits.extend(random_waits(draws, claim));
+    }
+    children.truncate(if draws.draw_chance(5) { 0 } else { children.len() });
+    Fact::Parked { task: task.clone(), attempt, worker, waits, children }
+}
+
 /// A change in the wait for a provider.
 pub fn provider_status(draws: &mut RandomDraws) -> ProviderStatus {
     let wait = cast::provider_wait(if draws.draw_chance(50) { "overloaded" } else { "refused" });
@@ -442,6 +503,7 @@ pub fn random_fact(draws: &mut RandomDraws, plan: &Plan) -> Fact {
     let review = if draws.draw_chance(85) { review } else { draws.draw_u32_below(5) };
     let usage = random_usage(draws, None);
     match draws.draw_below(14) {
+        13 if draws.draw_chance(50) => random_delegation(draws, plan, (&id, attempt), &who, attempt),
         13 => cast::parked_fact(&id, attempt, &who, random_waits(draws, attempt)),
         0..4 => Fact::Claimed(Work::Task { task: id, attempt }, cast::worker_id(&who)),
         4..7 => cast::attempt_ended_fact(&id, attempt, &who, random_attempt_outcome(draws, usage)),

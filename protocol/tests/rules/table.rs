@@ -4,6 +4,7 @@
 use std::collections::BTreeSet;
 use std::fmt::Write;
 
+use millrace_protocol::child::Delegation;
 use millrace_protocol::ids::TaskId;
 use millrace_protocol::plan::{
     AttemptClock, Budget, CapabilityRegistry, CommandAction, Edit, Event, Fact, JournalKey,
@@ -412,6 +413,18 @@ fn named_inputs() -> Vec<(&'static str, ApplyInputFn)> {
         }),
         ("its worker parks it for a time", |s| decide_parked(s, vec![cast::time_wait("n", 600)])),
         ("its worker parks it for an event", |s| decide_parked(s, vec![cast::event_wait("n", "go", None)])),
+        ("its worker parks it for a child", |s| {
+            let (attempt, _) = current_attempt_and_review(&s.plan);
+            let children = vec![cast::echo_task("t-child", &[])];
+            s.decide_fact(&cast::delegated_fact(&task_t(), attempt, "w1", children))
+        }),
+        ("its worker delegates without parking it", |s| {
+            let (attempt, _) = current_attempt_and_review(&s.plan);
+            let children = vec![cast::echo_task("t-child", &[])];
+            let delegation = Delegation { children, ..Delegation::default() };
+            let worker = cast::worker_id("w1");
+            s.decide_fact(&Fact::Delegated { task: task_t(), attempt, worker, delegation })
+        }),
         ("its worker parks it without a wait", |s| decide_parked(s, Vec::new())),
         ("its wait is too early to end", |s| s.decide_overdue_input(&OverdueInput::WaitTime(task_t()))),
         ("the time of its wait has come", |s| {

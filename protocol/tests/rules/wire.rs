@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
+use millrace_protocol::child::{Delegation, EndedTask, ParentTask, TaskEnd};
 use millrace_protocol::ids::{Lane, RunId};
 use millrace_protocol::plan::{
     AnswerCause, AttemptClock, AttemptEvent, Budget, BudgetEvent, BudgetExhaustionPolicy, CommandAction,
@@ -615,6 +616,39 @@ fn later_sample_events() -> Vec<(&'static str, Event)> {
                 answer: Answer::Approve,
             })),
         ),
+        ("attempt wait ended: tasks", wait_ended_event(WaitEnd::TasksEnded(sample_ended_tasks()))),
+        (
+            "child refused",
+            Event::Attempt(AttemptEvent::ChildRefused {
+                task: cast::task_id("a"),
+                attempt: 2,
+                child: cast::task_id("a-2-0-1"),
+                reason: "an attempt may delegate at most 32 tasks".into(),
+            }),
+        ),
+        (
+            "task instructed",
+            Event::Task(TaskEvent::Instructed {
+                task: cast::task_id("a-2-0-0"),
+                attempt: 2,
+                text: "use metric units".into(),
+            }),
+        ),
+        (
+            "task added: child",
+            Event::Graph(GraphEvent::TaskAdded { spec: Box::new(sample_child()), ready: true }),
+        ),
+        (
+            "attempt parked: tasks",
+            Event::Attempt(AttemptEvent::Parked {
+                task: cast::task_id("a"),
+                attempt: 2,
+                waits: vec![
+                    cast::tasks_wait("tool.0.0.task", &["a-2-0-0"], false, None),
+                    cast::tasks_wait("tool.0.1.wait_for", &["a-2-0-0", "a-2-0-1"], true, Some(60)),
+                ],
+            }),
+        ),
         ("attempt woken", Event::Attempt(AttemptEvent::Woken { task: cast::task_id("a"), attempt: 2 })),
         (
             "signalled",
@@ -625,6 +659,29 @@ fn later_sample_events() -> Vec<(&'static str, Event)> {
             })),
         ),
     ]
+}
+
+fn sample_child() -> TaskSpec {
+    let parent = ParentTask { task: cast::task_id("a"), attempt: 2, depth: 1 };
+    TaskSpec { parent: Some(parent), ..cast::echo_task("a-2-0-0", &[]) }
+}
+
+fn sample_ended_tasks() -> Vec<EndedTask> {
+    let ends = [
+        TaskEnd::Completed { summary: "found".into() },
+        TaskEnd::Failed {
+            kind: Some(ErrorKind::Limit),
+            message: "its budget is used up".into(),
+            limit: Some(ExceededLimit::Allowance),
+            produced: Some("half of it".into()),
+        },
+        TaskEnd::TimedOut { message: "it ran longer than its limit".into() },
+        TaskEnd::Cancelled { reason: "enough".into() },
+        TaskEnd::Refused { reason: "an attempt may delegate at most 32 tasks".into() },
+    ];
+    let usage = Usage { model_calls: 1, input_tokens: 30, ..Usage::default() };
+    let ended = |(at, end)| EndedTask { task: cast::task_id(&format!("a-2-0-{at}")), end, usage };
+    ends.into_iter().enumerate().map(ended).collect()
 }
 
 /// A wait of each kind.
@@ -893,10 +950,40 @@ fn sample_journal_entries() -> Vec<(String, JournalEntry)> {
                 needs: ResourceAmounts { tokens: Some(2_600), ..ResourceAmounts::default() },
             },
         ),
-        ("parked".into(), JournalEntry::Parked { worker: cast::worker_id("w1"), waits: sample_waits() }),
+        (
+            "parked".into(),
+            JournalEntry::Parked {
+                worker: cast::worker_id("w1"),
+                waits: sample_waits(),
+                children: Vec::new(),
+            },
+        ),
         (
             "parked: questions".into(),
-            JournalEntry::Parked { worker: cast::worker_id("w1"), waits: sample_questions() },
+            JournalEntry::Parked {
+                worker: cast::worker_id("w1"),
+                waits: sample_questions(),
+                children: Vec::new(),
+            },
+        ),
+        (
+            "parked: tasks".into(),
+            JournalEntry::Parked {
+                worker: cast::worker_id("w1"),
+                waits: vec![cast::tasks_wait("tool.0.0.task", &["a-2-0-0"], false, None)],
+                children: vec![TaskSpec { parent: None, ..sample_child() }],
+            },
+        ),
+        (
+            "delegated".into(),
+            JournalEntry::Delegated {
+                worker: cast::worker_id("w1"),
+                delegation: Delegation {
+                    children: vec![TaskSpec { parent: None, ..sample_child() }],
+                    cancels: vec![(cast::task_id("a-2-0-1"), "not needed".into())],
+                    messages: vec![(cast::task_id("a-2-0-0"), "use metric units".into())],
+                },
+            },
         ),
         ("note: waiting for a provider".into(), note(ProviderStatus::Waiting(wait()))),
         ("note: a provider answers again".into(), note(ProviderStatus::Recovered)),
@@ -959,6 +1046,7 @@ fn sample_orders() -> Vec<(String, Order)> {
         own_model: None,
         allowance: None,
         ended_waits: Vec::new(),
+        depth: 0,
         decided: None,
     };
     let planning = |plan_at| Order {
@@ -1322,7 +1410,17 @@ fn missing_fields_default_to_the_old_behaviour() {
 /// Programs of 0.4 read version 1 only. They leave these messages alone, and say which version they lack.
 #[test]
 fn messages_about_waits_have_a_version_that_0_4_does_not_read() {
-    let parts = ["parked", "wait ended", "woken", "signal", "renewed", "standing answer"];
+    let parts = [
+        "parked",
+        "wait ended",
+        "woken",
+        "signal",
+        "renewed",
+        "standing answer",
+        "child",
+        "instructed",
+        "delegated",
+    ];
     let mut newer = 0;
     for sample in all_encoding_samples().iter().filter(|sample| sample.json.get("t").is_some()) {
         let is_about_waits = parts.iter().any(|part| sample.name.contains(part));

@@ -144,7 +144,7 @@ impl SimulatedWorld {
         let WorkInProgress { work, who, claim, seen } = self.held.swap_remove(at);
         self.done.insert(work.clone());
         let draws = &mut self.draws;
-        let usage = random::random_usage(draws, self.scene.plan.budget.reserved.amounts_of_work(&work));
+        let usage = random::random_usage(draws, oracle::left_of_reservation(&self.scene.plan, &work));
         let abandoned = || TaskError {
             usage,
             ..cast::task_error(millrace_protocol::result::ErrorKind::Abandoned, "claimed too often")
@@ -215,6 +215,7 @@ impl SimulatedWorld {
             | Fact::Ended { .. }
             | Fact::Reviewed { .. }
             | Fact::Parked { .. }
+            | Fact::Delegated { .. }
             | Fact::Provider(..)
             | Fact::ReservationTooSmall(..) => false,
         }
@@ -236,6 +237,17 @@ impl SimulatedWorld {
         let Some(at) = self.held.iter().position(parkable) else { return };
         let WorkInProgress { work, who, claim, .. } = self.held.swap_remove(at);
         let Work::Task { task, attempt } = &work else { return };
+        if self.draws.draw_chance(50) {
+            let fact =
+                random::random_delegation(&mut self.draws, &self.scene.plan, (task, *attempt), &who, claim);
+            let goes_on = matches!(fact, Fact::Delegated { .. });
+            self.deliver_fact(fact);
+            if goes_on {
+                let seen = self.scene.plan.clone();
+                self.held.push(WorkInProgress { work, who, claim, seen });
+            }
+            return;
+        }
         let waits = random::random_waits(&mut self.draws, claim);
         self.deliver_fact(cast::parked_fact(task, *attempt, &who, waits));
     }

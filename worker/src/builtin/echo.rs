@@ -9,14 +9,16 @@ use std::time::Duration;
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use millrace_agent::tool::schema_of;
+use millrace_protocol::child::TaskEnd;
 use millrace_protocol::ids;
-use millrace_protocol::result::{CapabilityDescription, ErrorKind, TaskError, TaskResult};
+use millrace_protocol::plan::TaskLimits;
+use millrace_protocol::result::{CapabilityDescription, ErrorKind, TaskError, TaskParameters, TaskResult};
 use millrace_protocol::work::{Assignment, Order};
 use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use crate::{Answer, Attempt, Capability, CapabilityOutcome, approval_question, input_question};
+use crate::{Answer, Attempt, Capability, CapabilityOutcome, ChildTask, approval_question, input_question};
 
 /// The environment variable with the path of the ledger: a file that gets a line each time a step is executed (not
 /// replayed).
@@ -63,8 +65,31 @@ struct EchoParameters {
     /// If true, the attempt is parked for the approval of an action that is one journaled step, `echo.action`, with the arguments
     /// `{"text": …}`; the result's data is what ran.
     approve: bool,
+    /// Tasks that it delegates at once and waits for. The result's data lists their ends: the data of a result, or the name of
+    /// another end.
+    delegate: Vec<EchoChild>,
     /// If true, the result's data is a digest of the task's name and of the digests in the results that it depends on.
     digest: bool,
+}
+
+/// A task that echo delegates.
+#[derive(Debug, Clone, PartialEq, Deserialize, JsonSchema)]
+#[schemars(rename = "Child")]
+#[serde(deny_unknown_fields)]
+struct EchoChild {
+    /// The capability; echo by default.
+    #[serde(default)]
+    capability: Option<String>,
+    /// Its parameters.
+    #[serde(default)]
+    parameters: TaskParameters,
+    /// The number of its attempts; 1 by default.
+    #[serde(default)]
+    #[schemars(range(min = 1, max = 100))]
+    attempts: Option<u32>,
+    /// Milliseconds that an attempt may take.
+    #[serde(default)]
+    run_ms: Option<u64>,
 }
 
 impl Default for EchoParameters {
@@ -80,6 +105,7 @@ impl Default for EchoParameters {
             await_event: String::new(),
             ask: Vec::new(),
             approve: false,
+            delegate: Vec::new(),
             digest: false,
         }
     }
@@ -111,6 +137,7 @@ impl EchoCapability {
         if parameters.approve {
             data = Some(self.act_if_approved(attempt, &format!("{} {task} {number}", order.run)).await?);
         }
+        let children = delegate_as_requested(attempt, &parameters).await?;
         let digest = if parameters.digest { Some(digest_inputs(attempt, &order, task).await?) } else { None };
         self.sleep_as_requested(attempt, &parameters, &order, &format!("{} {task} {number}", order.run))
             .await?;
@@ -122,7 +149,7 @@ impl EchoCapability {
         Ok(CapabilityOutcome::Result(TaskResult {
             summary: "echo".into(),
             output: filler_text(usize::try_from(parameters.bytes).unwrap_or(usize::MAX)),
-            data: rejected.then(|| json!({"reject": true})).or(digest).or(data),
+            data: rejected.then(|| json!({"reject": true})).or(digest).or(children).or(data),
             ..TaskResult::default()
         }))
     }
@@ -217,6 +244,38 @@ async fn park_as_requested(
         | Answer::Decline => Value::Null,
     };
     Ok(Some(answers.iter().map(value).collect()))
+}
+
+/// Delegates tasks and waits for their ends, in the order of the tasks.
+async fn delegate_as_requested(
+    attempt: &mut Attempt<'_>,
+    parameters: &EchoParameters,
+) -> Result<Option<Value>, TaskError> {
+    if parameters.delegate.is_empty() {
+        return Ok(None);
+    }
+    let mut children = Vec::new();
+    for (index, child) in parameters.delegate.iter().enumerate() {
+        let name = child.capability.as_deref().unwrap_or(EchoCapability::NAME);
+        let capability = ids::Capability::new(name)
+            .map_err(|invalid| TaskError::new(ErrorKind::InvalidTask, invalid.to_string()))?;
+        let default = TaskLimits::default();
+        children.push(ChildTask {
+            parameters: child.parameters.clone(),
+            limits: TaskLimits {
+                max_attempts: child.attempts.unwrap_or(1),
+                run_time: child.run_ms.map_or(default.run_time, Duration::from_millis),
+                ..default
+            },
+            ..ChildTask::new(capability, format!("delegated task {index}"))
+        });
+    }
+    let ends = attempt.delegate_all("echo.delegate", children).await?;
+    let ends = ends.into_iter().map(|end| match end {
+        Ok(result) => result.data.unwrap_or_else(|| json!("completed")),
+        Err(lost) => json!(lost.end.as_ref().map_or("unknown", TaskEnd::name)),
+    });
+    Ok(Some(Value::Array(ends.collect())))
 }
 
 impl Capability for EchoCapability {

@@ -121,6 +121,7 @@ fn end_to_json(end: &WaitEnd) -> Value {
     match end {
         WaitEnd::TimeReached => json!({"end": "time_reached"}),
         WaitEnd::Expired => json!({"end": "expired"}),
+        WaitEnd::TasksEnded(ended) => json!({"end": "tasks_ended", "tasks": ended}),
         WaitEnd::Signalled { by, data } if data.is_empty() => {
             json!({"end": "signalled", "by": by, "data": null})
         }

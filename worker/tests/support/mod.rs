@@ -72,6 +72,7 @@ impl Cluster {
                 | JournalEntry::Step { .. }
                 | JournalEntry::Note { .. }
                 | JournalEntry::Parked { .. }
+                | JournalEntry::Delegated { .. }
                 | JournalEntry::Released { .. } => None,
             })
         })
@@ -151,9 +152,10 @@ pub fn count_entries(journal: &[(u64, JournalEntry)]) -> (usize, usize, usize) {
     journal.iter().fold((0, 0, 0), |(claims, steps, outcomes), (_, entry)| match entry {
         JournalEntry::Claimed { .. } => (claims + 1, steps, outcomes),
         JournalEntry::Step { .. } => (claims, steps + 1, outcomes),
-        JournalEntry::Note { .. } | JournalEntry::Parked { .. } | JournalEntry::Released { .. } => {
-            (claims, steps, outcomes)
-        }
+        JournalEntry::Note { .. }
+        | JournalEntry::Parked { .. }
+        | JournalEntry::Delegated { .. }
+        | JournalEntry::Released { .. } => (claims, steps, outcomes),
         JournalEntry::Outcome { .. } => (claims, steps, outcomes + 1),
     })
 }

@@ -237,9 +237,13 @@ impl<'a> TranscriptView<'a> {
         let entries = std::mem::take(&mut self.entries);
         if self.json && !is_following {
             match self.task() {
-                Some(task) => {
-                    print_json(&TaskTranscript::new(self.run, task, self.number, &entries, Timestamp::now()))
-                }
+                Some(task) => print_json(&TaskTranscript::new(
+                    self.run,
+                    (self.plan(), task),
+                    self.number,
+                    &entries,
+                    Timestamp::now(),
+                )),
                 None => print_json(&PlannerTranscript::new(self.run, &self.history, self.number, &entries)),
             }
             return;

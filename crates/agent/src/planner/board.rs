@@ -210,8 +210,10 @@ fn render_budget_lines(plan: &Plan, at: Timestamp) -> String {
     let budget = &start.budget;
     let mut text = String::new();
     let tasks = budget.tasks.unwrap_or(DEFAULT_TASKS);
-    if budget.tasks.is_some() || plan.tasks().len() > tasks as usize / 2 {
-        writeln!(text, "- the plan has {} of at most {tasks} tasks", plan.tasks().len()).expect(TO_STRING);
+    // Delegated tasks count against a limit that the user has set.
+    let count = if budget.tasks.is_some() { plan.tasks().len() } else { plan.planned_task_count() as usize };
+    if budget.tasks.is_some() || count > tasks as usize / 2 {
+        writeln!(text, "- the plan has {count} of at most {tasks} tasks").expect(TO_STRING);
     }
     if let Some(limit) = budget.wall_time {
         let left = format_time_left(plan, limit, at);

@@ -1,7 +1,7 @@
 //! The tasks of a plan on the board: the relevant ones in full, the ids of the others by state. It owns the ranking and the
 //! size limits.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 
 use millrace_protocol::ids::TaskId;
@@ -45,7 +45,11 @@ pub(super) fn render_task_cards(plan: &Plan) -> String {
         room = left;
         shown.push((at, card));
     }
-    shown.sort_by_key(|(at, _)| *at);
+    // Delegated tasks are below their parents.
+    let tree = plan.tasks_as_tree();
+    let place: BTreeMap<&TaskId, usize> =
+        tree.iter().enumerate().map(|(place, (_, task))| (&task.spec.id, place)).collect();
+    shown.sort_by_key(|(at, _)| place.get(&plan.tasks()[*at].spec.id));
     let full: BTreeSet<usize> = shown.iter().map(|(at, _)| *at).collect();
     let mut text: String = shown.into_iter().map(|(_, card)| card).collect();
     if full.len() < plan.tasks().len() {
@@ -68,7 +72,8 @@ fn rank_task_for_display(task: &Task, age: usize) -> u8 {
         return 0;
     }
     let rank = match task.state() {
-        TaskState::Failed => 1,
+        TaskState::Failed if !task.spec.is_child() => 1,
+        TaskState::Failed => 6,
         TaskState::Errored => 2,
         TaskState::Running | TaskState::NeedsReview | TaskState::Rerun | TaskState::Waiting => 3,
         TaskState::Ready => 5,
@@ -105,7 +110,10 @@ fn list_ids(state: TaskState, ids: Vec<&TaskId>) -> String {
 fn render_task_card(task: &Task) -> String {
     let spec = &task.spec;
     let end = if spec.is_final { ", FINAL" } else { "" };
-    let mut card = format!("\n## {}: {}{end}\ncapability {}", spec.id, task.state(), spec.capability);
+    let delegated =
+        spec.parent.as_ref().map(|parent| format!(", delegated by {}", parent.task)).unwrap_or_default();
+    let mut card =
+        format!("\n## {}: {}{end}{delegated}\ncapability {}", spec.id, task.state(), spec.capability);
     writeln!(card, "; {}; {}", render_attempts(task), render_dependencies(task)).expect(TO_STRING);
     card.push_str(&prefix_lines_with_bar(
         &format!("objective: {}", shorten_to_one_line(&spec.objective, OBJECTIVE)),

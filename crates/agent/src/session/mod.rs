@@ -28,9 +28,9 @@ use std::sync::Arc;
 
 use jiff::Timestamp;
 use millrace_protocol::ids::TaskId;
-use millrace_protocol::plan::ResourceAmounts;
+use millrace_protocol::plan::{ResourceAmounts, TaskSpec};
 use millrace_protocol::provider::ProviderWait;
-use millrace_protocol::result::{ErrorKind, TaskError, TaskResult};
+use millrace_protocol::result::{CapabilityDescription, ErrorKind, TaskError, TaskResult};
 use millrace_protocol::wait::Wait;
 use millrace_protocol::work::{Assignment, Order};
 
@@ -43,7 +43,7 @@ use crate::spec::{
     AgentSpec, AnswerForm, RunTemplateView, TaskTemplateView, Template, TemplateView, ToolReference,
     format_utc_date,
 };
-use crate::tool::Toolbox;
+use crate::tool::{ChildTasks, Toolbox};
 use crate::turn::{
     AgentBrief, Answer, AttemptName, ConversationFormat, DriveError, JsonAnswer, PlainText, UsageTotals,
     WorkFailure,
@@ -79,9 +79,10 @@ pub enum SessionError {
     /// The model's provider did not answer for too long. The attempt can continue later.
     #[error("the provider of {} does not answer: {}", .0.model, .0.error)]
     ProviderAway(ProviderWait),
-    /// The attempt waits for something outside. It can continue when all of these waits have ended.
+    /// The attempt waits for something outside. It can continue when all of these waits have ended. The tasks are children
+    /// that the waits are for.
     #[error("{} calls wait for something outside", .0.len())]
-    Parked(Vec<Wait>),
+    Parked(Vec<Wait>, Vec<TaskSpec>),
 }
 
 impl From<WorkFailure> for SessionError {
@@ -90,7 +91,7 @@ impl From<WorkFailure> for SessionError {
         match failure.error.as_ref() {
             DriveError::ProviderAway(wait) => Self::ProviderAway(wait.clone()),
             DriveError::ReservationTooSmall(needs) => Self::ReservationTooSmall(*needs),
-            DriveError::Parked(waits) => Self::Parked(waits.clone()),
+            DriveError::Parked(waits, children) => Self::Parked(waits.clone(), children.clone()),
             DriveError::Tool { .. } => Self::Source(OrderInputError::Unavailable(failure.error.to_string())),
             DriveError::Model(_)
             | DriveError::Journal(_)
@@ -107,6 +108,8 @@ pub struct AgentSession<'a> {
     order: &'a Order,
     env: SessionEnvironment<'a>,
     inputs: SessionInputs,
+    /// The capabilities of the cluster, if the agent may delegate.
+    capabilities: Vec<CapabilityDescription>,
     /// The names of tools that would show nothing but what the prompt shows.
     useless_tools: &'static [&'static str],
     /// The built-in instructions of a planner's turn.
@@ -125,7 +128,9 @@ impl<'a> AgentSession<'a> {
         env: SessionEnvironment<'a>,
     ) -> Result<Self, SessionError> {
         let inputs = SessionInputs::read_inputs(&host.documents, spec, order, env.sources.as_ref()).await?;
-        Ok(Self { host, spec, order, env, inputs, useless_tools: &[], turn_instructions: None })
+        let delegates = spec.tools.iter().any(|tool| tools::DELEGATION.contains(&tool.name.as_str()));
+        let capabilities = if delegates { env.sources.read_capabilities().await? } else { Vec::new() };
+        Ok(Self { host, spec, order, env, inputs, capabilities, useless_tools: &[], turn_instructions: None })
     }
 
     /// Carries out the task of the order.
@@ -266,16 +271,21 @@ impl<'a> AgentSession<'a> {
         answer: Option<AnswerSchema>,
         stateful: Vec<Arc<dyn crate::tool::Tool>>,
     ) -> Result<PreparedConversation, TaskError> {
-        let Self { host, spec, order, env, inputs, useless_tools, turn_instructions } = self;
+        let Self { host, spec, order, env, inputs, capabilities, useless_tools, turn_instructions } = self;
         let directory = ModelConsultants::new(
             spec.about.name.clone(),
             env.sources.clone(),
             host.models.clone(),
             model.clone(),
         );
+        let results = inputs.open_results(order, &env.sources);
+        let (sources, capabilities) = (env.sources.clone(), std::mem::take(capabilities));
+        let children =
+            ChildTasks::new(order, spec.agents.clone(), sources, results.clone(), capabilities).map(Arc::new);
         let context = ToolContext {
             corpus: inputs.corpus.clone(),
-            results: inputs.open_results(order, &env.sources),
+            results,
+            children,
             consultants: Some(Arc::new(directory)),
             can_wait: matches!(order.assignment, Assignment::Task { .. }),
             stateful,

@@ -343,7 +343,7 @@ fn add_spent_to_error(error: SessionError, before: &UsageTotals) -> SessionError
     match error {
         SessionError::Source(error) => SessionError::Source(error),
         SessionError::ProviderAway(wait) => SessionError::ProviderAway(wait),
-        SessionError::Parked(waits) => SessionError::Parked(waits),
+        SessionError::Parked(waits, children) => SessionError::Parked(waits, children),
         // The usage of the earlier judges is part of the need.
         SessionError::ReservationTooSmall(needs) => {
             let mut all = needs;

@@ -9,10 +9,11 @@ use crate::files::permissions::CompiledPermissions;
 use crate::spec::{ToolNames, ToolReference};
 use crate::tool::files::create_file_tools;
 use crate::tool::{
-    ConsultableCapabilities, TaskResultSource, Tool, append_note_tool, ask_user_tool, consult_tool,
-    get_task_result_tool, list_completed_tasks_tool, now_tool, read_document_tool, read_notes_tool,
-    search_documents_tool, sleep_for_tool, sleep_until_tool, think_tool, wait_for_event_tool,
-    write_todos_tool,
+    ChildTasks, ConsultableCapabilities, TaskResultSource, Tool, append_note_tool, ask_user_tool,
+    cancel_child_tool, check_task_tool, consult_tool, get_task_result_tool, list_completed_tasks_tool,
+    list_tasks_tool, message_task_tool, now_tool, read_document_tool, read_notes_tool, search_documents_tool,
+    sleep_for_tool, sleep_until_tool, start_task_tool, task_tool, think_tool, wait_for_event_tool,
+    wait_for_tool, write_todos_tool,
 };
 
 /// The constructor of a tool.
@@ -28,12 +29,13 @@ enum ToolConstructor {
 use ToolConstructor::{Open, Stateful};
 
 /// Every built-in tool: its name in capability files and its constructor. Sorted by name.
-const TOOLS: [(&str, ToolConstructor); 30] = [
+const TOOLS: [(&str, ToolConstructor); 36] = [
     ("add_task", Stateful),
     ("add_tasks", Stateful),
     ("append_note", Open(|_| Some(append_note_tool()))),
     ("ask_user", Open(|context| context.can_wait.then(ask_user_tool))),
-    ("cancel_task", Stateful),
+    ("cancel_task", Open(|context| context.children.clone().map(cancel_child_tool))),
+    ("check_task", Open(|context| context.children.clone().map(check_task_tool))),
     ("consult", Open(|context| Some(consult_tool(context.consultants.clone()?, context.results.clone())))),
     ("delete", Stateful),
     ("edit_file", Stateful),
@@ -42,8 +44,10 @@ const TOOLS: [(&str, ToolConstructor); 30] = [
     ("glob", Stateful),
     ("grep", Stateful),
     ("list_completed_tasks", Open(|context| context.results.clone().map(list_completed_tasks_tool))),
+    ("list_tasks", Open(|context| context.children.clone().map(list_tasks_tool))),
     ("ls", Stateful),
     ("mark_final", Stateful),
+    ("message_task", Open(|context| context.children.clone().map(message_task_tool))),
     ("now", Open(|_| Some(now_tool()))),
     ("patch_task", Stateful),
     ("read_document", Open(|context| context.available_documents().map(read_document_tool))),
@@ -54,12 +58,18 @@ const TOOLS: [(&str, ToolConstructor); 30] = [
     ("set_status", Stateful),
     ("sleep_for", Open(|context| context.can_wait.then(sleep_for_tool))),
     ("sleep_until", Open(|context| context.can_wait.then(sleep_until_tool))),
+    ("start_task", Open(|context| context.children.clone().map(start_task_tool))),
+    ("task", Open(|context| context.children.clone().map(task_tool))),
     ("think", Open(|_| Some(think_tool()))),
     ("view_qa_report", Stateful),
+    ("wait_for", Open(|context| context.children.clone().map(wait_for_tool))),
     ("wait_for_event", Open(|context| context.can_wait.then(wait_for_event_tool))),
     ("write_file", Stateful),
     ("write_todos", Open(|_| Some(write_todos_tool()))),
 ];
+
+/// The tools that delegate tasks.
+pub(super) const DELEGATION: [&str; 2] = ["start_task", "task"];
 
 /// Returns the names of all built-in tools, sorted. A capability file may name any of them; an agent gets those that
 /// have something to work on: documents, results, files, other capabilities, a plan.
@@ -78,6 +88,8 @@ pub struct ToolContext {
     pub consultants: Option<Arc<dyn ConsultableCapabilities>>,
     /// `true` if the work may be parked: an attempt at a task.
     pub can_wait: bool,
+    /// The children of the attempt; `None` if it may not delegate.
+    pub children: Option<Arc<ChildTasks>>,
     /// Open tools that share state with each other. They take precedence over tools of the same name.
     pub stateful: Vec<Arc<dyn Tool>>,
 }

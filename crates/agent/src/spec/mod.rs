@@ -1,6 +1,7 @@
 //! The definition of an agent as data, from YAML in a capability file or from a builder in Rust. It owns the file format,
 //! its error messages and the template of the instructions; it opens no model and no tool, and runs nothing.
 
+mod agents;
 mod review;
 mod schema;
 mod template;
@@ -17,6 +18,7 @@ use millrace_strict_yaml::{
 };
 use serde::{Deserialize, Serialize};
 
+pub use agents::{AgentAccess, AskableAgent};
 pub use review::{read_review, review_schema};
 pub use schema::{agent_file_schema, common_properties_schema, merge_json};
 pub use template::{
@@ -35,11 +37,12 @@ pub const KIND: FileDescription = FileDescription { name: "capability", holds: "
 /// The fields that all kinds of capabilities have.
 pub const COMMON: [&str; 7] = ["name", "kind", "description", "concurrency", "input", "output", "review"];
 /// The fields of an agent in addition to [`COMMON`].
-pub const AGENT: [&str; 10] = [
+pub const AGENT: [&str; 11] = [
     "instructions",
     "model",
     "prompts",
     "tools",
+    "agents",
     "mcp",
     "permissions",
     "approve",
@@ -78,6 +81,8 @@ pub struct AgentSpec {
     pub prompts: Option<ModelAbility>,
     /// The tools it gets.
     pub tools: Vec<ToolReference>,
+    /// The capabilities that it may ask.
+    pub agents: AgentAccess,
     /// The MCP servers whose tools it gets, as written in the file.
     pub servers: Vec<YamlNode>,
     /// Its file permissions.
@@ -266,6 +271,7 @@ impl AgentSpec {
             model: None,
             prompts: None,
             tools: Vec::new(),
+            agents: AgentAccess::default(),
             servers: Vec::new(),
             permissions: CompiledPermissions::default(),
             approvals: ApprovalRules::default(),
@@ -311,6 +317,7 @@ impl AgentSpec {
         let prompts = mistakes.check_optional(fields.find_field("prompts").map(read_prompts));
         let tools = fields.find_field("tools").map(|node| read_tools(node, tool_names));
         let tools = mistakes.check_optional(tools);
+        let agents = mistakes.check_optional(fields.find_field("agents").map(agents::read_agents));
         let servers =
             fields.find_field("mcp").map(|node| Ok(node.parse_list("mcp", "MCP servers")?.to_vec()));
         let servers = mistakes.check_optional(servers);
@@ -341,6 +348,7 @@ impl AgentSpec {
             model,
             prompts,
             tools: tools.unwrap_or_default(),
+            agents: agents.unwrap_or_default(),
             servers: servers.unwrap_or_default(),
             permissions: permissions.unwrap_or_default(),
             approvals: approvals.unwrap_or_default(),

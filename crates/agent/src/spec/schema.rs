@@ -69,6 +69,7 @@ pub fn agent_file_schema(tools: &[(&str, Option<Value>)], server: &Value, permis
             "enum": ModelAbility::ALL.map(ModelAbility::name),
         },
         "tools": { "description": "The tools it gets.", "type": "array", "items": { "oneOf": entries } },
+        "agents": super::agents::agents_schema(),
         "mcp": { "description": "The MCP servers whose tools it gets.", "type": "array", "items": server },
         "permissions": permissions,
         "approve": approvals_schema(),

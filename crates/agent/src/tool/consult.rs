@@ -152,7 +152,7 @@ impl ConsultTool {
             "" => format!("{INSUFFICIENT}: '{}' gave no answer.", consulted.name),
             text => keep_beginning_and_end(text, limit),
         };
-        Ok(Output { text: answer, usage, models: ModelUsage::from([(model, usage)]) })
+        Ok(Output { text: answer, usage, models: ModelUsage::from([(model, usage)]), ..Output::default() })
     }
 
     async fn find_capability(&self, name: &str) -> Result<CapabilityDescription, ToolError> {

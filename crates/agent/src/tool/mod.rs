@@ -6,6 +6,7 @@ mod arguments;
 mod ask;
 mod call_budget;
 mod consult;
+mod delegation;
 mod documents;
 pub mod files;
 mod inner;
@@ -21,8 +22,10 @@ use std::time::Instant;
 
 use futures::FutureExt;
 use futures::future::BoxFuture;
+use millrace_protocol::child::Delegation;
+use millrace_protocol::plan::{ResourceAmounts, TaskSpec};
 use millrace_protocol::result::{ModelUsage, Usage};
-use millrace_protocol::wait::WaitCondition;
+use millrace_protocol::wait::{WaitCondition, WaitEnd};
 use schemars::JsonSchema;
 use schemars::generate::SchemaSettings;
 use serde::de::DeserializeOwned;
@@ -33,6 +36,10 @@ pub(crate) use arguments::parse_lenient_json;
 pub use ask::ask_user_tool;
 pub use call_budget::{ModelCallBudget, ModelCallBudgetGuard};
 pub use consult::{ConsultableCapabilities, consult_tool};
+pub use delegation::{
+    ChildLimits, ChildTasks, cancel_child_tool, check_task_tool, list_tasks_tool, message_task_tool,
+    start_task_tool, task_tool, wait_for_tool,
+};
 pub use documents::{
     MAX_PASSAGES, MAX_READ_CHARS, MAX_READ_LINES, read_document_tool, search_documents_tool,
 };
@@ -90,6 +97,25 @@ pub trait Tool: Send + Sync {
     /// See [`ToolError`]; its kind decides whether the model can continue.
     fn call<'a>(&'a self, arguments: Value, call: &'a Call) -> BoxFuture<'a, Result<Output, ToolError>>;
 
+    /// The number of tasks that a call delegates: the amounts that the attempt has left are shared among them.
+    fn delegated_tasks(&self) -> u32 {
+        0
+    }
+
+    /// The result of a call that has waited, after the end of its wait.
+    ///
+    /// # Errors
+    /// As for [`Tool::call`]; it must not wait again.
+    fn end_wait<'a>(
+        &'a self,
+        arguments: Value,
+        end: &'a WaitEnd,
+        call: &'a Call,
+    ) -> BoxFuture<'a, Result<Output, ToolError>> {
+        let _ = (arguments, call);
+        futures::future::ready(Ok(describe_wait_end(end).into())).boxed()
+    }
+
     /// Called on resume, instead of [`Tool::call`], for each recorded call with its result: a tool that keeps state
     /// between calls restores it here.
     fn on_replay(&self, arguments: &Value, result: &ToolResult, call: &Call) {
@@ -138,6 +164,10 @@ pub struct Call {
     pub budget: ModelCallBudget,
     /// `true` if a person has approved it.
     pub is_approved: bool,
+    /// The index of the call among those of its turn.
+    pub index: usize,
+    /// The budget of a task that the call delegates, at most: its share of what is left.
+    pub share: ResourceAmounts,
 }
 
 /// The output of a tool.
@@ -149,6 +179,10 @@ pub struct Output {
     pub usage: Usage,
     /// The part of it by full model name.
     pub models: ModelUsage,
+    /// The usage of delegated tasks that counts against the limits of the attempt. Those tasks report it.
+    pub delegated: Usage,
+    /// The changes of the attempt's children. They are in the journal before the result is.
+    pub delegation: Option<Box<Delegation>>,
 }
 
 impl From<String> for Output {
@@ -178,6 +212,17 @@ pub enum ToolError {
     /// The call waits for something outside. The attempt is parked; the end of the wait is the result of the call.
     #[error("the call waits for {0}")]
     Waits(WaitCondition),
+    /// The call delegates this task and waits for its end, as [`ToolError::Waits`] does.
+    #[error("the call waits for the task {}", .0.id)]
+    Delegates(Box<TaskSpec>),
+    /// Delegated tasks did not succeed. The model reads the text; `delegated` counts against the limits of the attempt.
+    #[error("{text}")]
+    Lost {
+        /// The text for the model.
+        text: String,
+        /// The usage of the tasks.
+        delegated: Usage,
+    },
 }
 
 /// Two tools have the same name.

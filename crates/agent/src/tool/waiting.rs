@@ -112,6 +112,7 @@ pub(crate) fn describe_wait_end(end: &WaitEnd) -> String {
         }
         WaitEnd::Signalled { by, data } => format!("{by} signalled the event with this data:\n{data}"),
         WaitEnd::Expired => "The event was not signalled in time.".into(),
+        WaitEnd::TasksEnded(_) => format!("{end}."),
         WaitEnd::Answered { by, answer } => describe_answer(by, answer),
     }
 }

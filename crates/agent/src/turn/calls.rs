@@ -11,6 +11,8 @@ use std::time::Duration;
 
 use futures::stream::FuturesUnordered;
 use futures::{FutureExt, StreamExt};
+use millrace_protocol::child::Delegation;
+use millrace_protocol::plan::{ResourceAmounts, TaskSpec};
 use millrace_protocol::question::{Answer, Question};
 use millrace_protocol::result::{ModelUsage, Usage};
 use millrace_protocol::schema::check_value_against_schema;
@@ -37,8 +39,10 @@ effect, do not repeat it; if not, make the call again.";
 enum CallEnd {
     /// It has a result.
     Result(Box<ToolCallRecord>),
-    /// It waits for something outside.
-    Waits(WaitCondition),
+    /// It has a result, and changes children.
+    Delegated(Box<ToolCallRecord>, Delegation),
+    /// It waits for something outside, perhaps for a task that it delegates.
+    Waits(WaitCondition, Option<Box<TaskSpec>>),
 }
 
 /// The context in which the calls of a turn run.
@@ -55,6 +59,8 @@ pub(super) struct ToolCallRunner<'a> {
     pub approvals: &'a ApprovalRules,
     /// `true` if the work may be parked.
     pub can_wait: bool,
+    /// The amounts of `budget` at the beginning of the turn.
+    pub left_amounts: ResourceAmounts,
 }
 
 /// The approval that a call needs, or has got.
@@ -73,6 +79,8 @@ enum CallAction {
     Run(Option<Value>),
     /// It has this result and does not run.
     Result(Box<ToolCallRecord>),
+    /// It has waited: the end of the wait, and the arguments that a person put in place of its own.
+    End(Option<Value>, WaitEnd),
     /// It waits.
     Wait(Wait),
 }
@@ -103,7 +111,7 @@ impl ToolCallRunner<'_> {
                 results[index] = Some(unknown);
             }
         }
-        let (mut ready, mut waits) = (Vec::new(), Vec::new());
+        let (mut ready, mut waits, mut children) = (Vec::new(), Vec::new(), Vec::new());
         for (index, approval) in approvals.into_iter().enumerate() {
             if results[index].is_some() {
                 continue;
@@ -115,7 +123,12 @@ impl ToolCallRunner<'_> {
                     journal.append_step(&names[index], &encode_step(&record)).await?;
                     results[index] = Some(*record);
                 }
-                CallAction::Wait(wait) => waits.push(wait),
+                CallAction::End(changed, end) => {
+                    let record = self.end_wait(&calls[index], index, changed, &end).await?;
+                    journal.append_step(&names[index], &encode_step(&record)).await?;
+                    results[index] = Some(record);
+                }
+                CallAction::Wait(wait) => waits.push((index, wait)),
             }
         }
         for (index, _, _) in
@@ -125,10 +138,11 @@ impl ToolCallRunner<'_> {
             let begun = BegunCallsStep { calls: vec![names[*index].clone()] };
             journal.append_step(&step, &encode_step(&begun)).await?;
         }
+        let share = self.share_of_delegated_task(calls);
         let mut running: FuturesUnordered<_> = ready
             .into_iter()
             .map(|(index, is_approved, changed)| {
-                let call = self.run_call(&calls[index], index, is_approved, changed);
+                let call = self.run_call(&calls[index], (index, share), is_approved, changed);
                 call.map(move |result| (index, result))
             })
             .collect();
@@ -139,7 +153,15 @@ impl ToolCallRunner<'_> {
                     journal.append_step(&names[index], &encode_step(&result)).await?;
                     results[index] = Some(*result);
                 }
-                Ok(CallEnd::Waits(condition)) => waits.push(Wait { key: names[index].clone(), condition }),
+                Ok(CallEnd::Delegated(result, delegation)) => {
+                    journal.append_delegation(delegation).await?;
+                    journal.append_step(&names[index], &encode_step(&result)).await?;
+                    results[index] = Some(*result);
+                }
+                Ok(CallEnd::Waits(condition, child)) => {
+                    waits.push((index, Wait { key: names[index].clone(), condition }));
+                    children.extend(child.map(|child| *child));
+                }
                 Err(error) => fault = fault.or(Some(error)),
             }
         }
@@ -147,7 +169,12 @@ impl ToolCallRunner<'_> {
         match fault {
             Some(fault) => Err(fault),
             // The results of the other calls are in the journal.
-            None if !waits.is_empty() => Err(DriveError::Parked(waits)),
+            None if !waits.is_empty() => {
+                // In the order of the calls, whichever came to wait first.
+                waits.sort_by_key(|(index, _)| *index);
+                children.sort_by(|one: &TaskSpec, other| one.id.cmp(&other.id));
+                Err(DriveError::Parked(waits.into_iter().map(|(_, wait)| wait).collect(), children))
+            }
             None => Ok(results.into_iter().flatten().collect()),
         }
     }
@@ -227,7 +254,7 @@ impl ToolCallRunner<'_> {
         };
         // The tool itself waited.
         match journal.ended_wait(name) {
-            Some(end) => result(describe_wait_end(&end), false),
+            Some(end) => CallAction::End(changed, end),
             None => CallAction::Run(changed),
         }
     }
@@ -299,8 +326,7 @@ impl ToolCallRunner<'_> {
             let result: ToolCallRecord = decode_step(&names[index], value)?;
             self.budget.lock().await.charge_usage(&result.usage);
             if let Some(tool) = self.find_tool(&calls[index]) {
-                let key = self.attempt.call_key(self.number, index);
-                let call = Call { key, turn: self.number, ..Call::default() };
+                let call = self.call_context(index, ResourceAmounts::default());
                 let changed = match &approvals[index] {
                     Approval::Given(Answer::Edit { arguments }) => serde_json::from_str(arguments).ok(),
                     Approval::Given(_) | Approval::NotNeeded | Approval::Open(_) => None,
@@ -312,11 +338,72 @@ impl ToolCallRunner<'_> {
         Ok(results)
     }
 
+    /// The share of a task that a call delegates: its attempt keeps as much as each of them.
+    fn share_of_delegated_task(&self, calls: &[ValidatedToolCall]) -> ResourceAmounts {
+        let tasks = calls.iter().filter_map(|call| self.find_tool(call)).map(Tool::delegated_tasks);
+        let shares = u64::from(tasks.sum::<u32>()) + 1;
+        let mut share = self.left_amounts;
+        for (resource, amount) in self.left_amounts.iter() {
+            share.set(resource, Some(amount / shares));
+        }
+        share
+    }
+
+    /// The result of a call whose wait has ended.
+    async fn end_wait(
+        &self,
+        call: &ValidatedToolCall,
+        index: usize,
+        changed: Option<Value>,
+        end: &WaitEnd,
+    ) -> Result<ToolCallRecord, DriveError> {
+        let context = self.call_context(index, ResourceAmounts::default());
+        let ended = match self.find_tool(call) {
+            None => Ok(describe_wait_end(end).into()),
+            Some(tool) => {
+                let arguments = changed.unwrap_or_else(|| call.arguments.clone());
+                tool.end_wait(arguments, end, &context).await
+            }
+        };
+        let record = match ended {
+            Ok(Output { text, delegated, .. }) => {
+                ToolCallRecord { delegated, ..build_call_record(call, text, false) }
+            }
+            Err(ToolError::Lost { text, delegated }) => {
+                ToolCallRecord { delegated, ..build_call_record(call, text, true) }
+            }
+            Err(ToolError::Refused(text) | ToolError::Failed { message: text, .. }) => {
+                build_call_record(call, text, true)
+            }
+            Err(ToolError::Unavailable(reason)) => {
+                return Err(DriveError::Tool { tool: call.tool.clone(), reason });
+            }
+            Err(ToolError::Waits(_) | ToolError::Delegates(_)) => {
+                build_call_record(call, "it waits again after its end; continue without it".into(), true)
+            }
+        };
+        Ok(self.limit_size(record, index, &context.key).await)
+    }
+
+    fn call_context(&self, index: usize, share: ResourceAmounts) -> Call {
+        let key = self.attempt.call_key(self.number, index);
+        let budget = self.budget.clone();
+        Call { key, turn: self.number, index, share, budget, deadline: None, is_approved: false }
+    }
+
+    /// Stores a result in a file that is too long for the conversation.
+    async fn limit_size(&self, mut record: ToolCallRecord, index: usize, key: &str) -> ToolCallRecord {
+        let path = || self.attempt.large_result_path(self.number, index).ok();
+        let text = std::mem::take(&mut record.result.text);
+        record.result.text = limit_result_size(text, path, key, self.files, self.toolbox).await;
+        record
+    }
+
     /// Runs one call. Failures that the model can handle become its result; only an unavailable tool is an error.
     async fn run_call(
         &self,
         call: &ValidatedToolCall,
-        index: usize,
+        (index, share): (usize, ResourceAmounts),
         is_approved: bool,
         changed: Option<Value>,
     ) -> Result<CallEnd, DriveError> {
@@ -325,9 +412,9 @@ impl ToolCallRunner<'_> {
             return Ok(CallEnd::Result(Box::new(build_call_record(call, text, true))));
         };
         let began = Instant::now();
-        let key = self.attempt.call_key(self.number, index);
         let deadline = self.left.map(|left| (began + left).into_std());
-        let context = Call { key, turn: self.number, deadline, budget: self.budget.clone(), is_approved };
+        let context = Call { deadline, is_approved, ..self.call_context(index, share) };
+        let mut delegation = None;
         let arguments = changed.clone().unwrap_or_else(|| call.arguments.clone());
         let work = AssertUnwindSafe(async { tool.call(arguments, &context).await }).catch_unwind();
         let outcome = match self.left {
@@ -335,8 +422,12 @@ impl ToolCallRunner<'_> {
             Some(left) => tokio::time::timeout(left, work).await.ok(),
         };
         let mut result = match outcome {
-            Some(Ok(Ok(Output { text, usage, models }))) => {
-                ToolCallRecord { usage, models, ..build_call_record(call, text, false) }
+            Some(Ok(Ok(Output { text, usage, models, delegated, delegation: changes }))) => {
+                delegation = changes;
+                ToolCallRecord { usage, models, delegated, ..build_call_record(call, text, false) }
+            }
+            Some(Ok(Err(ToolError::Lost { text, delegated }))) => {
+                ToolCallRecord { delegated, ..build_call_record(call, text, true) }
             }
             Some(Ok(Err(ToolError::Refused(text)))) => build_call_record(call, text, true),
             Some(Ok(Err(ToolError::Failed { message, detail }))) => {
@@ -346,7 +437,12 @@ impl ToolCallRunner<'_> {
             Some(Ok(Err(ToolError::Unavailable(reason)))) => {
                 return Err(DriveError::Tool { tool: call.tool.clone(), reason });
             }
-            Some(Ok(Err(ToolError::Waits(condition)))) => return Ok(CallEnd::Waits(condition)),
+            Some(Ok(Err(ToolError::Waits(condition)))) => return Ok(CallEnd::Waits(condition, None)),
+            Some(Ok(Err(ToolError::Delegates(child)))) => {
+                let condition =
+                    WaitCondition::Tasks { tasks: vec![child.id.clone()], any: false, until: None };
+                return Ok(CallEnd::Waits(condition, Some(child)));
+            }
             Some(Err(panic)) => {
                 warn!(tool = call.tool, panic = panic_message(panic.as_ref()), "tool panicked");
                 build_call_record(call, format!("{} crashed; continue without it", call.tool), true)
@@ -363,11 +459,12 @@ impl ToolCallRunner<'_> {
             text.push_str(&format!("\n\n(A person changed the arguments of this call to {changed}; this is the result with these.)"));
         }
         if !tool.has_bounded_output() {
-            let path = || self.attempt.large_result_path(self.number, index).ok();
-            let text = std::mem::take(&mut result.result.text);
-            result.result.text = limit_result_size(text, path, &context.key, self.files, self.toolbox).await;
+            result = self.limit_size(result, index, &context.key).await;
         }
-        Ok(CallEnd::Result(Box::new(result)))
+        Ok(match delegation {
+            Some(delegation) => CallEnd::Delegated(Box::new(result), *delegation),
+            None => CallEnd::Result(Box::new(result)),
+        })
     }
 
     fn find_tool(&self, call: &ValidatedToolCall) -> Option<&dyn Tool> {
@@ -377,7 +474,8 @@ impl ToolCallRunner<'_> {
 
 fn build_call_record(call: &ValidatedToolCall, text: String, is_error: bool) -> ToolCallRecord {
     let result = ToolResult { call_id: call.call_id.clone(), text, is_error };
-    ToolCallRecord { result, usage: Usage::default(), models: ModelUsage::new(), took_ms: 0 }
+    let (usage, models, delegated) = (Usage::default(), ModelUsage::new(), Usage::default());
+    ToolCallRecord { result, usage, models, delegated, took_ms: 0 }
 }
 
 /// Extracts the message of a panic.

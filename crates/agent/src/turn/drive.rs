@@ -134,10 +134,20 @@ impl<'a, A: Answer> Driver<'a, A> {
                     let (attempt, toolbox, files) = (&self.attempt, self.toolbox, self.files.as_ref());
                     let (approvals, can_wait) = (&self.approvals, self.can_wait);
                     // A call belongs to the turn of its reply.
-                    let budget = ModelCallBudget::new(machine.amounts_left_for_calls());
+                    let left_amounts = machine.amounts_left_for_calls();
+                    let budget = ModelCallBudget::new(left_amounts);
                     let number = turn.saturating_sub(1);
-                    let turn =
-                        ToolCallRunner { number, attempt, toolbox, files, left, budget, approvals, can_wait };
+                    let turn = ToolCallRunner {
+                        number,
+                        attempt,
+                        toolbox,
+                        files,
+                        left,
+                        budget,
+                        approvals,
+                        can_wait,
+                        left_amounts,
+                    };
                     let results = turn.run_calls(calls, self.journal).await?;
                     since.recorded_calls = results.iter().map(|call| call.result.call_id.clone()).collect();
                     machine.feed_results(results)?;

@@ -1,6 +1,6 @@
 //! The reason that the work could not be finished, and the form of a step's value in the journal.
 
-use millrace_protocol::plan::ResourceAmounts;
+use millrace_protocol::plan::{ResourceAmounts, TaskSpec};
 use millrace_protocol::provider::ProviderWait;
 use millrace_protocol::wait::Wait;
 use serde::Serialize;
@@ -22,9 +22,10 @@ pub enum DriveError {
     /// The reservation does not pay for the first request, which needs these amounts; nothing was sent.
     #[error("the first request needs {0}, more than was reserved")]
     ReservationTooSmall(ResourceAmounts),
-    /// Calls wait for something outside. The attempt is parked, and continues when all of these waits have ended.
+    /// Calls wait for something outside. The attempt is parked, and continues when all of these waits have ended. The tasks are
+    /// children that the waits are for.
     #[error("{} calls wait for something outside", .0.len())]
-    Parked(Vec<Wait>),
+    Parked(Vec<Wait>, Vec<TaskSpec>),
     /// A tool's service is unavailable.
     #[error("tool {tool} is unavailable: {reason}")]
     Tool {

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use futures::FutureExt;
 use futures::future::{BoxFuture, ready};
+use millrace_protocol::child::Delegation;
 use millrace_protocol::provider::{ProviderStatus, ProviderWait};
 use millrace_protocol::wait::{EndedWait, WaitEnd};
 use serde::{Deserialize, Serialize};
@@ -68,6 +69,15 @@ pub trait Journal: Send {
         self.append_note(text)
     }
 
+    /// Starts, cancels or instructs children of the attempt. It is not a step; appended twice, it has no further effect.
+    ///
+    /// # Errors
+    /// As for [`Journal::append_step`]; or the journal is not that of an attempt at a task.
+    fn append_delegation(&mut self, delegation: Delegation) -> BoxFuture<'_, Result<(), JournalError>> {
+        drop(delegation);
+        ready(Err(JournalError::Failed("only an attempt at a task can delegate".into()))).boxed()
+    }
+
     /// Notes that the wait is interrupted by a request to the provider.
     fn interrupt_wait(&mut self) {}
 
@@ -118,6 +128,10 @@ impl<J: Journal + ?Sized> Journal for &mut J {
         status: &'a ProviderStatus,
     ) -> BoxFuture<'a, Result<(), JournalError>> {
         (**self).report_provider(text, status)
+    }
+
+    fn append_delegation(&mut self, delegation: Delegation) -> BoxFuture<'_, Result<(), JournalError>> {
+        (**self).append_delegation(delegation)
     }
 
     fn interrupt_wait(&mut self) {
@@ -197,6 +211,7 @@ pub struct MemoryJournal {
     steps: Vec<JournalStep>,
     position: usize,
     ended_waits: Vec<EndedWait>,
+    delegations: Vec<Delegation>,
 }
 
 impl MemoryJournal {
@@ -210,6 +225,12 @@ impl MemoryJournal {
     #[must_use]
     pub fn with_ended_waits(self, ended_waits: Vec<EndedWait>) -> Self {
         Self { ended_waits, position: 0, ..self }
+    }
+
+    /// The changes of children, oldest first.
+    #[must_use]
+    pub fn delegations(&self) -> &[Delegation] {
+        &self.delegations
     }
 
     /// All steps, oldest first.
@@ -256,6 +277,11 @@ impl Journal for MemoryJournal {
     ) -> BoxFuture<'a, Result<(), JournalError>> {
         self.steps.push(JournalStep { name: name.to_owned(), value: value.clone() });
         self.position = self.steps.len();
+        ready(Ok(())).boxed()
+    }
+
+    fn append_delegation(&mut self, delegation: Delegation) -> BoxFuture<'_, Result<(), JournalError>> {
+        self.delegations.push(delegation);
         ready(Ok(())).boxed()
     }
 

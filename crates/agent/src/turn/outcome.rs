@@ -212,7 +212,7 @@ impl From<WorkFailure> for TaskError {
             DriveError::Model(error) => error.is_refusal(),
             DriveError::ProviderAway(_)
             | DriveError::ReservationTooSmall(_)
-            | DriveError::Parked(_)
+            | DriveError::Parked(..)
             | DriveError::Tool { .. }
             | DriveError::Journal(_)
             | DriveError::Unreadable { .. }
@@ -223,7 +223,7 @@ impl From<WorkFailure> for TaskError {
             DriveError::ProviderAway(_) => ErrorKind::Model,
             DriveError::ReservationTooSmall(_) => ErrorKind::Limit,
             DriveError::Tool { .. } => ErrorKind::Tool,
-            DriveError::Journal(_) | DriveError::Parked(_) => ErrorKind::Other,
+            DriveError::Journal(_) | DriveError::Parked(..) => ErrorKind::Other,
             DriveError::Unreadable { .. } | DriveError::OutOfStep(_) => ErrorKind::Panic,
         };
         let message = failure.error.to_string();

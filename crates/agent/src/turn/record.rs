@@ -122,6 +122,9 @@ pub struct ToolCallRecord {
     /// The same usage by full model name.
     #[serde(default, skip_serializing_if = "ModelUsage::is_empty")]
     pub models: ModelUsage,
+    /// The usage of delegated tasks that counts against the limits of the attempt. Those tasks report it.
+    #[serde(default, skip_serializing_if = "Usage::is_zero")]
+    pub delegated: Usage,
     /// The duration in milliseconds.
     #[serde(default)]
     pub took_ms: u64,

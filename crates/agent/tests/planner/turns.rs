@@ -37,7 +37,7 @@ pub async fn run(
         millrace_agent::session::SessionError::Task(error) => error,
         error @ (millrace_agent::session::SessionError::Source(_)
         | millrace_agent::session::SessionError::ReservationTooSmall(_)
-        | millrace_agent::session::SessionError::Parked(_)
+        | millrace_agent::session::SessionError::Parked(..)
         | millrace_agent::session::SessionError::ProviderAway(_)) => panic!("{error}"),
     })
 }

@@ -71,7 +71,7 @@ async fn drive(
 
 fn parked_waits(ended: Result<WorkSummary<PlainText>, DriveError>) -> Vec<Wait> {
     match ended {
-        Err(DriveError::Parked(waits)) => waits,
+        Err(DriveError::Parked(waits, _)) => waits,
         other => panic!("it is not parked: {other:?}"),
     }
 }

@@ -133,7 +133,13 @@ pub fn says(text: &str) -> Reply {
 
 pub fn result(id: &str, text: &str) -> ToolCallRecord {
     let result = ToolResult { call_id: id.into(), text: text.into(), is_error: false };
-    ToolCallRecord { result, usage: Usage::default(), models: BTreeMap::new(), took_ms: 0 }
+    ToolCallRecord {
+        result,
+        usage: Usage::default(),
+        models: BTreeMap::new(),
+        delegated: Usage::default(),
+        took_ms: 0,
+    }
 }
 
 pub async fn run<A: Answer>(

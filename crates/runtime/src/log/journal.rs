@@ -3,8 +3,9 @@
 
 use std::collections::HashSet;
 
+use millrace_protocol::child::Delegation;
 use millrace_protocol::ids::{Lane, RunId, WorkerId};
-use millrace_protocol::plan::ResourceAmounts;
+use millrace_protocol::plan::{ResourceAmounts, TaskSpec};
 use millrace_protocol::provider::{ProviderStatus, ProviderWait};
 use millrace_protocol::result::{ErrorKind, MAX_MESSAGE, TaskError};
 use millrace_protocol::subject::Topic;
@@ -141,6 +142,7 @@ impl Journal {
                     is_parked = !waits.iter().all(|wait| self.ended_waits.contains(&wait.key));
                     (claims_without_progress, releases) = (0, 0);
                 }
+                Ok(JournalEntry::Delegated { .. }) => (claims_without_progress, releases) = (0, 0),
                 Ok(JournalEntry::Step { name, value, .. }) => {
                     self.recorded.push_back((name, value));
                     self.provider_wait = None;
@@ -286,8 +288,16 @@ impl Journal {
     ///
     /// # Errors
     /// As for a step.
-    pub async fn park(&mut self, waits: Vec<Wait>) -> Result<(), JournalError> {
-        self.append_entry(&JournalEntry::Parked { worker: self.worker.clone(), waits }).await
+    pub async fn park(&mut self, waits: Vec<Wait>, children: Vec<TaskSpec>) -> Result<(), JournalError> {
+        self.append_entry(&JournalEntry::Parked { worker: self.worker.clone(), waits, children }).await
+    }
+
+    /// Starts, cancels or instructs children of the attempt.
+    ///
+    /// # Errors
+    /// As for a step.
+    pub async fn append_delegation(&mut self, delegation: Delegation) -> Result<(), JournalError> {
+        self.append_entry(&JournalEntry::Delegated { worker: self.worker.clone(), delegation }).await
     }
 
     /// Returns how often earlier claims were released since the last step.
@@ -318,7 +328,9 @@ impl Journal {
                     | JournalEntry::Parked { .. }
                     | JournalEntry::Outcome { .. },
                 ) => claimant = None,
-                Ok(JournalEntry::Step { .. } | JournalEntry::Note { .. }) => {}
+                Ok(
+                    JournalEntry::Step { .. } | JournalEntry::Note { .. } | JournalEntry::Delegated { .. },
+                ) => {}
                 Err(fault) if fault.is_transient() => return Err(fault.into()),
                 Err(fault) => warn!(%fault, "ignoring an invalid journal entry"),
             }

@@ -14,7 +14,9 @@ impl Plan {
     pub(super) fn apply_attempt(&mut self, event: &AttemptEvent, at: Timestamp) {
         match event {
             AttemptEvent::Claimed { task, attempt, worker } => {
-                self.planning.idle_turns = 0;
+                if !self.is_child(task) {
+                    self.planning.idle_turns = 0;
+                }
                 self.apply_claim(task, *attempt, worker, at);
             }
             AttemptEvent::Finished {
@@ -73,9 +75,18 @@ impl Plan {
             AttemptEvent::QuestionRenewed { task, attempt, key, to } => {
                 self.renew_question(task, *attempt, key, to, at)
             }
+            AttemptEvent::ChildRefused { task, attempt, child, reason } => {
+                if let Some(task) = self.task_mut(task) {
+                    let refused = (child.clone(), reason.clone());
+                    task.attempt_entry_mut(*attempt).refused_children.push(refused);
+                }
+                self.update_children_index_of(task);
+            }
             AttemptEvent::WaitEnded { task, attempt, ended } => self.end_wait(task, *attempt, ended, at),
             AttemptEvent::Woken { task, .. } => {
-                self.planning.idle_turns = 0;
+                if !self.is_child(task) {
+                    self.planning.idle_turns = 0;
+                }
                 self.move_task_to_phase(task, TaskPhase::Ready, at, |_| ());
             }
         }
@@ -192,6 +203,7 @@ impl Task {
                 review_usage: Usage::default(),
                 review: None,
                 waits: Vec::new(),
+                refused_children: Vec::new(),
             });
         }
         self.attempts.last_mut().expect("an attempt was pushed if there was none")

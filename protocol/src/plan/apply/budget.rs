@@ -42,13 +42,32 @@ impl Plan {
         }
     }
 
+    /// Takes the usage of a child out of the reservation that it comes out of.
+    fn draw_on_parents(&mut self, id: &TaskId, usage: Usage) {
+        let mut task = self.task(id);
+        while let Some(child) = task {
+            let is_from_parent =
+                child.reserved_work().is_some_and(|work| self.budget.reserved.is_from_parent(&work));
+            let parent = self.parent(child).filter(|_| is_from_parent);
+            match parent.and_then(Task::reserved_work) {
+                Some(work) if !self.budget.reserved.is_from_parent(&work) => {
+                    self.budget.reserved.draw(&work, &usage);
+                    return;
+                }
+                Some(_) | None => task = parent,
+            }
+        }
+    }
+
     pub(super) fn spend_on_task(&mut self, id: &TaskId, usage: Usage, models: &ModelUsage) {
+        self.draw_on_parents(id, usage);
         if let Some(capability) = self.task(id).map(|task| task.spec.capability.clone()) {
             self.spend_on(capability.as_str(), usage, models);
         }
     }
 
     pub(super) fn spend_on_review(&mut self, id: &TaskId, usage: Usage, models: &ModelUsage) {
+        self.draw_on_parents(id, usage);
         self.spend_on(CRITIC, usage, models);
         if let Some(record) = self.task_mut(id).and_then(|task| task.attempts.last_mut()) {
             record.review_usage.add(usage);
@@ -94,9 +113,17 @@ impl Plan {
         }
     }
 
-    pub(in crate::plan) fn reserve(&mut self, work: &Work, amounts: ResourceAmounts) {
+    /// `true` if a reservation for this work comes out of that of the task's parent, which has one.
+    pub(in crate::plan) fn draws_on_parent(&self, work: &Work) -> bool {
+        let task = work.task().and_then(|task| self.task(task));
+        let parent = task.and_then(|task| self.parent(task)).and_then(Task::reserved_work);
+        parent.is_some_and(|parent| self.budget.reserved.amounts_of_work(&parent).is_some())
+    }
+
+    fn reserve(&mut self, work: &Work, amounts: ResourceAmounts) {
         let Some(capability) = self.queue_of_work(work) else { return };
-        self.budget.reserved.reserve(work, capability, amounts);
+        let is_from_parent = self.draws_on_parent(work);
+        self.budget.reserved.reserve(work, capability, amounts, is_from_parent);
         if let Some(position) = work.task().and_then(|task| self.task_position(task)) {
             self.remove_waiting_for_reservation(position);
             self.add_if_waiting_for_reservation(position);

@@ -22,7 +22,7 @@ impl Plan {
         }
         let position = u32::try_from(self.tasks.len()).expect("a plan has fewer than 2^32 tasks");
         let phase = if ready { TaskPhase::Ready } else { TaskPhase::Pending };
-        self.index.counts[phase.state() as usize] += 1;
+        self.index.count_new_task(spec, phase.state());
         self.index.budgeted += u32::from(!spec.budget.is_empty());
         self.count_open_task(&spec.capability, true);
         self.tasks.push(Task {
@@ -44,7 +44,9 @@ impl Plan {
             self.index.final_at.get_or_insert(position);
         }
         self.link_to_dependencies(spec, position);
+        self.link_to_parent(position);
         self.add_if_waiting_for_reservation(position);
+        self.update_children_index(position);
     }
 
     /// Links a new task to its dependencies. A seed plan may name tasks that are added later: those are linked when they are
@@ -110,6 +112,7 @@ impl Plan {
         // If the limit is now below the current attempt, that one is the last.
         task.granted = task.granted.max(task.attempt);
         self.add_if_waiting_for_reservation(position);
+        self.update_children_index(position);
     }
 
     /// Makes a task the only final one.

@@ -76,6 +76,10 @@ impl Plan {
         if work.is_some_and(|work| {
             self.needs_reservation(&work) && self.budget.reserved.amounts_of_work(&work).is_none()
         }) {
+            if self.tasks[task_position as usize].spec.is_child() {
+                self.index.waiting_children.insert(task_position);
+                return;
+            }
             let group = self.reservation_queue_key(task_position);
             self.index.waiting.entry(group).or_default().insert(task_position);
         }
@@ -88,7 +92,7 @@ impl Plan {
     }
 
     pub(super) fn remove_waiting_for_reservation(&mut self, task_position: u32) {
-        if self.index.waiting.is_empty() {
+        if self.index.waiting_children.remove(&task_position) || self.index.waiting.is_empty() {
             return;
         }
         let group = self.reservation_queue_key(task_position);

@@ -10,10 +10,12 @@
 //! | `attempt` | attempts and reviews |
 //! | `budget` | usage and reservations |
 //! | `provider` | waits for providers |
+//! | `children` | the links between tasks and their children |
 //! | `index` | derived data that is kept up to date |
 
 mod attempt;
 mod budget;
+mod children;
 mod graph;
 mod index;
 mod planning;

@@ -84,6 +84,7 @@ impl Plan {
             self.budget.is_low = false;
         }
         self.index.waiting.clear();
+        self.index.waiting_children.clear();
         self.add_all_waiting_for_reservation();
         self.run.paused_for_provider = None;
         self.run.is_interrupted = false;
@@ -141,7 +142,8 @@ impl Plan {
 
     /// `true` if a provider refused the run's requests for good: those of the planner, or those of its first failed task.
     fn is_refused_by_provider(&self) -> bool {
-        let failed = self.tasks.iter().find(|task| task.state() == TaskState::Failed);
+        let failed =
+            self.tasks.iter().find(|task| task.state() == TaskState::Failed && !task.spec.is_child());
         let last = failed.and_then(|task| task.attempts.last()).and_then(|attempt| attempt.end.as_ref());
         let is_refused = matches!(last, Some(AttemptEnd::Errored(error)) if error.is_refused_by_provider);
         is_refused || (self.planning.lost.is_some() && self.planning.is_refused_by_provider)

@@ -44,6 +44,11 @@ impl Plan {
                 self.add_note_for_planner(|| format!("task {task} failed: {reason}"));
                 self.move_task_to_phase(task, TaskPhase::Failed { reason: reason.clone() }, at, |_| ());
             }
+            TaskEvent::Instructed { task, attempt, text } => {
+                if let Some(task) = self.task_mut(task) {
+                    task.instructions.push((*attempt, text.clone()));
+                }
+            }
             TaskEvent::Cancelled { task, reason, with, usage } => {
                 self.add_note_for_planner(|| format!("task {task} was cancelled: {reason}"));
                 self.spend_in_flight(task, *usage);
@@ -73,8 +78,7 @@ impl Plan {
         let task = &mut self.tasks[position as usize];
         let (from, to_state) = (task.state(), to.state());
         let before = if has_reservations { task.reserved_work() } else { None };
-        self.index.counts[from as usize] -= 1;
-        self.index.counts[to_state as usize] += 1;
+        self.index.count_state_change(&task.spec, from, to_state);
         self.index.remove_backoff(position, &task.phase);
         task.phase = to;
         task.since = at;
@@ -94,6 +98,7 @@ impl Plan {
             self.budget.reserved.release(&work);
         }
         self.add_if_waiting_for_reservation(position);
+        self.update_children_index(position);
     }
 
     fn record_offered_attempt(&mut self, id: &TaskId, attempt: u32, phase: TaskPhase, at: Timestamp) {

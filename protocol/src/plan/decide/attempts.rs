@@ -118,6 +118,10 @@ pub(super) fn handle_attempt_end(
 /// `true` if a task whose parameters a worker rejected may wait for other parameters, as if the registry had rejected
 /// them. Limited, because worker and registry may disagree.
 fn may_wait_for_other_parameters(task: &Task) -> bool {
+    // Nobody changes the parameters of a child: its parent can delegate another one.
+    if task.spec.is_child() {
+        return false;
+    }
     let refused = |attempt: &&Attempt| matches!(&attempt.end, Some(AttemptEnd::Errored(error)) if error.kind == ErrorKind::WrongParameters);
     let so_far = task.attempts.iter().filter(refused).count();
     so_far + 1 < usize::try_from(task.spec.limits.max_attempts).unwrap_or(usize::MAX)
@@ -185,10 +189,16 @@ fn strip_error_for_plan(error: &TaskError) -> TaskError {
     TaskError { message: truncate_for_plan(&error.message), produced: None, ..error.clone() }
 }
 
+/// Keeps the beginning of the output of a child's failed attempt: its parent gets it.
+fn keep_output_for_parent(task: &Task, error: &TaskError) -> Option<String> {
+    let produced = error.produced.as_deref().filter(|_| task.spec.is_child())?;
+    Some(truncate_for_plan(produced))
+}
+
 fn fail_attempt(plan: &Plan, task: &Task, error: &TaskError, now: Timestamp) -> Vec<Event> {
     let (id, attempt) = (task.spec.id.clone(), task.attempt);
     let retry_at = next_attempt_time(plan, task, error.kind.is_retryable(), now);
-    let error = strip_error_for_plan(error);
+    let error = TaskError { produced: keep_output_for_parent(task, error), ..strip_error_for_plan(error) };
     let why = error.message.clone();
     let event = Event::Attempt(AttemptEvent::Errored { task: id, attempt, error, retry_at });
     fail_task_without_retry(plan, task, event, retry_at, &why)

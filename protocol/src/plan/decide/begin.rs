@@ -33,6 +33,11 @@ pub(super) fn start_run(plan: &Plan, submission: &Submission) -> Result<Vec<Even
     let mut events = vec![started];
     let has_seed = submission.mode == PlanningMode::Fixed || !submission.tasks.is_empty();
     if has_seed {
+        if let Some(task) = submission.tasks.iter().find(|task| task.is_child()) {
+            let why = format!("task {} has a parent; only a running task can delegate", task.id);
+            events.push(run_failed_event(format!("the plan was rejected: {why}")));
+            return Ok(events);
+        }
         match check_new_tasks(plan, &submission.tasks) {
             Ok(()) => events.extend(task_added_events(plan, &submission.tasks)),
             Err(error) => events.push(run_failed_event(format!("the plan was rejected: {error}"))),

@@ -79,6 +79,11 @@ struct BudgetPoolState<'a> {
 }
 
 impl BudgetPoolState<'_> {
+    /// The pool as if no work were in flight.
+    fn without_reservations(self) -> Self {
+        Self { reserved: None, ..self }
+    }
+
     /// The amount of a limit that this work may not use: what the first request of the final task is known to need, if that
     /// is more than the percentage.
     fn held_back_of(&self, dimension: ResourceKind, limit: u64) -> u64 {
@@ -164,7 +169,7 @@ impl<'a> ReservationLedger<'a> {
 
     fn reserve_for_work(&mut self, work: Work, amounts: ResourceAmounts) {
         if let Some(capability) = self.plan.queue_of_work(&work) {
-            self.reserved.reserve(&work, capability, amounts);
+            self.reserved.reserve(&work, capability, amounts, self.plan.draws_on_parent(&work));
             self.made.push(Event::Budget(BudgetEvent::Reserved { work, amounts }));
         }
     }
@@ -185,7 +190,14 @@ impl<'a> ReservationLedger<'a> {
             );
             return ReservationDecision::Never(BudgetPool::Task, why);
         }
-        let accounts = [self.run_pool(task, share), self.capability_pool(work, share), self.task_pool(task)];
+        // The amounts of a child are reserved for its parent, which waits for it: it must not wait for other work.
+        let accounts = match self.plan.draws_on_parent(work) {
+            false => [self.run_pool(task, share), self.capability_pool(work, share), self.task_pool(task)],
+            true => {
+                let of_capability = self.capability_pool(work, share);
+                [None, of_capability.map(BudgetPoolState::without_reservations), self.task_pool(task)]
+            }
+        };
         let needs_of_final = self.needs_of_final_task();
         for account in
             accounts.into_iter().flatten().map(|pool| BudgetPoolState { needs, needs_of_final, ..pool })
@@ -273,7 +285,7 @@ impl<'a> ReservationLedger<'a> {
         Some(BudgetPoolState {
             pool: BudgetPool::Task,
             limits: task.spec.budget,
-            used: task.total_usage(),
+            used: self.plan.usage_with_children(task),
             // A task has one piece of work in flight at a time: earlier work has ended.
             reserved: None,
             held_back: 0,
@@ -334,7 +346,7 @@ pub(super) fn reserve_for_waiting_work(plan: &Plan) -> Vec<Event> {
     };
     let mut ledger = ReservationLedger::new(plan, &start.budget);
     let mut waiting = WorkAwaitingReservation::of_plan(plan);
-    let mut lost = Vec::new();
+    let mut lost = reserve_for_children(plan, &mut ledger);
     while let Some(work) = waiting.next_work() {
         match ledger.reservation_size_for(&work) {
             ReservationDecision::Fits(amounts) => ledger.reserve_for_work(work, amounts),
@@ -359,6 +371,20 @@ pub(super) fn reserve_for_waiting_work(plan: &Plan) -> Vec<Event> {
     }
     // Dispatch first what can be dispatched; lost work is found again afterwards.
     if ledger.made.is_empty() { give_up_work_without_reservation(plan, &lost) } else { ledger.made }
+}
+
+/// Reserves for children. Returns those that can never get a reservation.
+fn reserve_for_children(plan: &Plan, ledger: &mut ReservationLedger<'_>) -> Vec<(Work, BudgetPool, String)> {
+    let mut lost = Vec::new();
+    let waiting = plan.index.waiting_children.iter();
+    for work in waiting.filter_map(|&position| plan.tasks[position as usize].dispatched_work()) {
+        match ledger.reservation_size_for(&work) {
+            ReservationDecision::Fits(amounts) => ledger.reserve_for_work(work, amounts),
+            ReservationDecision::Later(_) => {}
+            ReservationDecision::Never(pool, why) => lost.push((work, pool, why)),
+        }
+    }
+    lost
 }
 
 fn reserve_for_final_task(plan: &Plan, ledger: &mut ReservationLedger<'_>) {
@@ -567,7 +593,9 @@ pub(super) fn wind_down_run(plan: &Plan, reason: EndReason, detail: &str) -> Vec
         .as_ref()
         .is_some_and(|start| start.budget.when_spent == BudgetExhaustionPolicy::Finish);
     let stays = |task: &Task| {
-        finishes && matches!(task.state(), TaskState::Running | TaskState::NeedsReview) && !task.spec.is_final
+        let is_in_flight = matches!(task.state(), TaskState::Running | TaskState::NeedsReview)
+            || task.waits_for_children_only();
+        finishes && is_in_flight && !task.spec.is_final
     };
     let last = plan.final_task().filter(|task| can_final_task_succeed(plan, task, &stays));
     let mut events = vec![Event::Run(RunEvent::WindingDown { reason, detail: detail.to_owned() })];
@@ -608,8 +636,9 @@ fn can_final_task_succeed(plan: &Plan, task: &Task, stays: &impl Fn(&Task) -> bo
         TaskState::Running | TaskState::NeedsReview | TaskState::Ready | TaskState::Rerun => true,
         TaskState::Errored => matches!(task.errored_wait(), Some(ErroredTaskWait::Retry(_))),
         TaskState::Pending => has_something(),
-        // A wait may take longer than any limit of the run.
-        TaskState::Waiting | TaskState::Completed | TaskState::Failed | TaskState::Cancelled => false,
+        // Any other wait may take longer than any limit of the run.
+        TaskState::Waiting => task.waits_for_children_only(),
+        TaskState::Completed | TaskState::Failed | TaskState::Cancelled => false,
     }
 }
 

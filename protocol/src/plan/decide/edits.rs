@@ -13,8 +13,8 @@ use super::super::{Event, GraphEvent, Refusal, TaskEvent, check_new_tasks};
 use super::begin::{is_dependency_met, task_added_events};
 use super::wave::append_consequences_of_task_ends;
 use super::{
-    find_task, has_work_in_progress, planning, repetition, truncate_for_plan, usage_of_work_in_flight,
-    wrong_state_refusal,
+    children, find_task, has_work_in_progress, planning, repetition, truncate_for_plan,
+    usage_of_work_in_flight, wrong_state_refusal,
 };
 use crate::ids::TaskId;
 use crate::result::MAX_MESSAGE;
@@ -85,6 +85,7 @@ fn add_tasks(plan: &Plan, tasks: &[TaskSpec], by: EditAuthor) -> Result<Vec<Even
     if tasks.is_empty() {
         return Err(Refusal::Unusable("the list of tasks is empty".into()));
     }
+    tasks.iter().try_for_each(|task| refuse_child_of_user(plan, task))?;
     check_new_tasks(plan, tasks)?;
     for task in tasks {
         refuse_lost_dependency(plan, task)?;
@@ -94,7 +95,9 @@ fn add_tasks(plan: &Plan, tasks: &[TaskSpec], by: EditAuthor) -> Result<Vec<Even
         tasks.iter().try_for_each(|task| repetition::refuse_lost_task(plan, task))?;
         let budget = plan.run.start.as_ref().map(|start| &start.budget);
         let limit = budget.and_then(|budget| budget.tasks).unwrap_or(DEFAULT_TASKS);
-        let found = u32::try_from(plan.tasks.len() + tasks.len()).unwrap_or(u32::MAX);
+        let has_limit = budget.is_some_and(|budget| budget.tasks.is_some());
+        let own = if has_limit { plan.tasks.len() } else { plan.planned_task_count() as usize };
+        let found = u32::try_from(own + tasks.len()).unwrap_or(u32::MAX);
         if found > limit {
             return Err(Refusal::TooLarge { what: "tasks".into(), found, allowed: limit });
         }
@@ -103,9 +106,26 @@ fn add_tasks(plan: &Plan, tasks: &[TaskSpec], by: EditAuthor) -> Result<Vec<Even
     Ok(task_added_events(plan, tasks))
 }
 
+/// Rejects a task with a parent, or with a dependency that is a child: only attempts delegate, and only they use the results.
+fn refuse_child_of_user(plan: &Plan, spec: &TaskSpec) -> Result<(), Refusal> {
+    if spec.is_child() {
+        return Err(Refusal::Unusable(format!(
+            "task {} has a parent; only a running task can delegate",
+            spec.id
+        )));
+    }
+    match spec.depends_on.iter().find(|id| plan.is_child(id)) {
+        None => Ok(()),
+        Some(child) => Err(Refusal::Unusable(format!(
+            "task {} depends on {child}, which another task has delegated; depend on that task instead",
+            spec.id
+        ))),
+    }
+}
+
 /// Rejects checks that run programs: only users and capabilities may choose programs, because a planner may follow
 /// instructions in text that it has read.
-fn refuse_program_checks(review: &ReviewPolicy) -> Result<(), Refusal> {
+pub(super) fn refuse_program_checks(review: &ReviewPolicy) -> Result<(), Refusal> {
     let checks = match review {
         ReviewPolicy::None => &[][..],
         ReviewPolicy::Checks { checks } | ReviewPolicy::Critic { checks, .. } => checks,
@@ -147,6 +167,7 @@ fn refuse_lost_dependency(plan: &Plan, spec: &TaskSpec) -> Result<(), Refusal> {
 
 fn patch_task(plan: &Plan, wanted: &TaskPatch, by: EditAuthor) -> Result<Vec<Event>, Refusal> {
     let task = find_task(plan, &wanted.task)?;
+    children::refuse_change_of_child(plan, task)?;
     match task.state() {
         TaskState::Pending | TaskState::Ready | TaskState::Rerun | TaskState::Errored => {}
         TaskState::Running | TaskState::NeedsReview | TaskState::Waiting => {
@@ -163,6 +184,10 @@ fn patch_task(plan: &Plan, wanted: &TaskPatch, by: EditAuthor) -> Result<Vec<Eve
     if spec == task.spec {
         return Err(Refusal::Unusable(format!("the patch changes nothing in task {}", wanted.task)));
     }
+    if task.spec.is_child() && !spec.depends_on.is_empty() {
+        return Err(Refusal::Unusable("a delegated task can't depend on other tasks".into()));
+    }
+    refuse_child_of_user(plan, &TaskSpec { parent: None, ..spec.clone() })?;
     check_patched_task(plan, &spec)?;
     if by == EditAuthor::Planner && wanted.review.is_some() {
         refuse_program_checks(&spec.review)?;
@@ -251,6 +276,7 @@ pub(super) fn retry_task(
     ended: Option<Timestamp>,
 ) -> Result<Vec<Event>, Refusal> {
     let task = find_task(plan, id)?;
+    children::refuse_change_of_child(plan, task)?;
     match (task.state(), task.errored_wait()) {
         (TaskState::Completed | TaskState::Failed | TaskState::Cancelled, _)
         | (TaskState::Errored, Some(ErroredTaskWait::Retry(_))) => {}
@@ -414,6 +440,9 @@ fn mark_task_final(plan: &Plan, id: &TaskId) -> Result<Vec<Event>, Refusal> {
     let task = find_task(plan, id)?;
     if task.spec.is_final {
         return Err(Refusal::Unusable(format!("task {id} is already final")));
+    }
+    if task.spec.is_child() {
+        return Err(Refusal::Unusable(format!("another task has delegated task {id}; it can't be final")));
     }
     if matches!(task.state(), TaskState::Failed | TaskState::Cancelled) {
         return Err(wrong_state_refusal(task, "it can't be final; retry it first"));

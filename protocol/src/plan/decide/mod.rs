@@ -4,6 +4,7 @@
 //! | file | rules of |
 //! |---|---|
 //! | `begin` | the submission of a run |
+//! | `children` | delegated tasks: adding them, their ends, and the end of their parent |
 //! | `planning` | a planning turn, from the request to the valid edits of its answer |
 //! | `edits` | edits of a plan, by the planner or a user |
 //! | `repetition` | tasks that a planner plans again although they were lost |
@@ -21,6 +22,7 @@
 mod attempts;
 mod begin;
 mod budget;
+mod children;
 mod edits;
 mod planning;
 mod provider;
@@ -38,12 +40,13 @@ use jiff::{SignedDuration, Timestamp};
 use super::cluster::CapabilityRegistry;
 use super::edit::CommandAction;
 use super::event::truncate_to_micros;
-use super::spec::{ReviewPolicy, Submission};
+use super::spec::{ReviewPolicy, Submission, TaskSpec};
 use super::state::{Plan, RunEnd, Task, TaskState};
 use super::{
     AttemptClock, Event, JournalKey, OverdueInput, RETIREMENT, Refusal, ResourceAmounts, RunCommand,
     RunEvent, Work,
 };
+use crate::child::Delegation;
 use crate::ids::{TaskId, WorkerId};
 use crate::provider::ProviderStatus;
 use crate::question::RunAnswer;
@@ -155,6 +158,19 @@ pub enum Fact {
         worker: WorkerId,
         /// The waits.
         waits: Vec<Wait>,
+        /// The children that the waits are for and that are not in the plan yet.
+        children: Vec<TaskSpec>,
+    },
+    /// A running attempt changed its children.
+    Delegated {
+        /// The task.
+        task: TaskId,
+        /// The attempt.
+        attempt: u32,
+        /// The worker.
+        worker: WorkerId,
+        /// The changes.
+        delegation: Delegation,
     },
     /// A critic's review ended.
     Reviewed {
@@ -230,6 +246,7 @@ impl Fact {
             Self::Submitted(_)
             | Self::Claimed(..)
             | Self::Parked { .. }
+            | Self::Delegated { .. }
             | Self::Control(_)
             | Self::Answered(_)
             | Self::Provider(..)
@@ -320,8 +337,11 @@ fn decide_fact(plan: &Plan, fact: &Fact, now: Timestamp) -> Result<Vec<Event>, R
         Fact::Reviewed { task, attempt, review, critic, outcome } => {
             reviews::handle_review_end(plan, task, *attempt, *review, critic, outcome, now)
         }
-        Fact::Parked { task, attempt, worker, waits } => {
-            waits::handle_parked(plan, task, *attempt, worker, waits, now)
+        Fact::Parked { task, attempt, worker, waits, children } => {
+            waits::handle_parked(plan, task, *attempt, worker, (waits, children), now)
+        }
+        Fact::Delegated { task, attempt, worker: _, delegation } => {
+            children::handle_delegation(plan, task, *attempt, delegation)
         }
         Fact::Provider(journal, status) => provider::handle_status(plan, journal, status),
         Fact::ReservationTooSmall(journal, needs) => {
@@ -370,7 +390,14 @@ fn timeout_error(clock: AttemptClock, of: &str) -> TaskError {
 fn usage_of_work_in_flight(plan: &Plan, task: &Task) -> Usage {
     match task.state() {
         TaskState::Running | TaskState::NeedsReview | TaskState::Waiting => {
-            task.reserved_work().map(|work| reserved_amounts_as_usage(plan, &work)).unwrap_or_default()
+            let reserved = task.reserved_work().and_then(|work| plan.budget.reserved.amounts_of_work(&work));
+            let mut left = reserved.unwrap_or_default();
+            // The usage and the reservations of its children came out of its reservation.
+            let of_children = children::usage_of_children(plan, task);
+            for (resource, amount) in reserved.unwrap_or_default().iter() {
+                left.set(resource, Some(amount.saturating_sub(resource.amount_used(&of_children))));
+            }
+            left.as_usage()
         }
         TaskState::Pending
         | TaskState::Ready

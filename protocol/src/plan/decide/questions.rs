@@ -119,7 +119,9 @@ fn check_is_open(
         return Err(match end {
             WaitEnd::Answered { by, .. } if by.is_empty() => format!("it expired{}", at(wait.ended_at)),
             WaitEnd::Answered { .. } => format!("{end}{}", at(wait.ended_at)),
-            WaitEnd::TimeReached | WaitEnd::Signalled { .. } | WaitEnd::Expired => "it is closed".into(),
+            WaitEnd::TimeReached | WaitEnd::Signalled { .. } | WaitEnd::Expired | WaitEnd::TasksEnded(_) => {
+                "it is closed".into()
+            }
         });
     }
     if asked.round < wait.round {

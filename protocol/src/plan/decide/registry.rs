@@ -4,7 +4,7 @@
 use super::super::cluster::CapabilityRegistry;
 use super::super::state::{ErroredTaskWait, Plan, PlannerTrigger, Task, TaskState};
 use super::super::{Event, PlanningEvent, TaskEvent};
-use super::{UnknownCapabilityStatus, truncate_for_plan};
+use super::{UnknownCapabilityStatus, truncate_for_plan, usage_of_work_in_flight};
 
 pub(super) fn check_tasks_against_registry(
     plan: &Plan,
@@ -20,7 +20,19 @@ pub(super) fn check_tasks_against_registry(
     let mut events = Vec::new();
     for task in &plan.tasks {
         let Some(event) = check_task_against_registry(task, cluster, unknown_status) else { continue };
-        let problem = describe_stuck_task(task, &event, cluster);
+        if let (true, Event::Task(TaskEvent::ParametersRejected { problem, .. })) =
+            (task.spec.is_child(), &event)
+        {
+            // Nobody changes the parameters of a child: its parent can delegate another one.
+            events.push(Event::Task(TaskEvent::Cancelled {
+                task: task.spec.id.clone(),
+                reason: format!("{} rejects its parameters: {problem}", task.spec.capability),
+                with: None,
+                usage: usage_of_work_in_flight(plan, task),
+            }));
+            continue;
+        }
+        let problem = describe_stuck_task(task, &event, cluster).filter(|_| !task.spec.is_child());
         events.push(event);
         if let Some(problem) = problem.filter(|_| is_asked) {
             let trigger = PlannerTrigger::TaskStuck { task: task.spec.id.clone(), problem };

@@ -6,7 +6,7 @@ use jiff::Timestamp;
 use super::super::spec::{OnFailedDependency, PlanningMode};
 use super::super::state::{DeliverableRule, EndReason, MAX_BLOCKED, Plan, PlannerTrigger, Task, TaskState};
 use super::super::{AttemptEnd, Event, PlanningEvent, RunEvent};
-use super::{budget, has_work_in_progress, planning, truncate_for_plan};
+use super::{budget, children, has_work_in_progress, planning, truncate_for_plan};
 use crate::ids::TaskId;
 
 /// The detail of the end of a run whose deliverable does not answer its question.
@@ -14,7 +14,8 @@ const UNANSWERED: &str = "no passage of the documents answers the question";
 
 pub(super) fn settle_plan(plan: &Plan, now: Timestamp) -> Vec<Event> {
     let some = |events: Vec<Event>| Some(events).filter(|events| !events.is_empty());
-    some(if is_complete(plan) { Vec::new() } else { budget::wind_down_at_default_tokens(plan) })
+    some(children::settle_children(plan))
+        .or_else(|| some(settle_budget_of_open_run(plan)))
         .or_else(|| some(budget::warn_once_at_soft_limit(plan, now)))
         .or_else(|| some(budget::cancel_final_task_without_inputs(plan)))
         .or_else(|| some(request_planning_turn(plan)))
@@ -23,18 +24,21 @@ pub(super) fn settle_plan(plan: &Plan, now: Timestamp) -> Vec<Event> {
         .unwrap_or_default()
 }
 
+fn settle_budget_of_open_run(plan: &Plan) -> Vec<Event> {
+    if is_complete(plan) { Vec::new() } else { budget::wind_down_at_default_tokens(plan) }
+}
+
 /// `true` if the deliverable is there and no task is open.
 fn is_complete(plan: &Plan) -> bool {
     let is_planned = plan.run.start.as_ref().is_some_and(|start| start.mode != PlanningMode::Fixed);
     plan.open_task_count() == 0
         && match plan.final_task() {
             Some(task) => task.state() == TaskState::Completed,
-            None => !is_planned && plan.task_count_in_state(TaskState::Completed) == task_count_as_u32(plan),
+            None => {
+                let completed = plan.planned_task_count_in_state(TaskState::Completed);
+                !is_planned && completed == plan.planned_task_count()
+            }
         }
-}
-
-fn task_count_as_u32(plan: &Plan) -> u32 {
-    u32::try_from(plan.tasks.len()).unwrap_or(u32::MAX)
 }
 
 fn request_planning_turn(plan: &Plan) -> Vec<Event> {
@@ -63,10 +67,7 @@ fn end_run_if_idle(plan: &Plan) -> Vec<Event> {
     }
     let deliverable = choose_deliverable(plan);
     let ended = |reason, detail| vec![Event::Run(RunEvent::ended(reason, detail, deliverable.clone()))];
-    let (open, lost) = (
-        plan.open_task_count(),
-        plan.task_count_in_state(TaskState::Failed) + plan.task_count_in_state(TaskState::Cancelled),
-    );
+    let (open, lost) = (plan.open_task_count(), lost_task_count(plan));
     if let Some((reason, detail)) = plan.run.winding_down.as_ref().filter(|_| lost > 0 || !is_complete(plan))
     {
         return ended(*reason, detail.clone());
@@ -155,11 +156,19 @@ fn describe_standstill(plan: &Plan) -> String {
     format!("nothing is left to do, but {what}")
 }
 
+/// The number of lost tasks. The loss of a child is the affair of its parent.
+fn lost_task_count(plan: &Plan) -> u32 {
+    [TaskState::Failed, TaskState::Cancelled]
+        .map(|state| plan.planned_task_count_in_state(state))
+        .iter()
+        .sum()
+}
+
 /// The end reason of a run in which every task has ended.
 fn end_reason_of_finished_tasks(plan: &Plan, rung: Option<DeliverableRule>) -> (EndReason, String) {
-    let lost = plan.task_count_in_state(TaskState::Failed) + plan.task_count_in_state(TaskState::Cancelled);
+    let lost = lost_task_count(plan);
     let has_final = plan.final_task().is_some();
-    let first = plan.tasks.iter().find(|task| task.state() == TaskState::Failed);
+    let first = plan.tasks.iter().find(|task| task.state() == TaskState::Failed && !task.spec.is_child());
     let detail = match first.and_then(|task| task.end_reason().map(|reason| (&task.spec.id, reason))) {
         Some((id, reason)) => format!("task {id} failed: {reason}"),
         None if lost > 0 => format!("{} cancelled", count_tasks_in_words(lost)),
@@ -188,7 +197,8 @@ type DeliverablePredicate<'a> = (DeliverableRule, &'a dyn Fn(&&Task) -> bool);
 /// The completed task whose result is the deliverable: the final one, else the newest with text beyond its summary, else
 /// the newest of a producer, else the newest.
 pub(super) fn choose_deliverable(plan: &Plan) -> Option<(TaskId, DeliverableRule)> {
-    let completed = || plan.tasks.iter().rev().filter(|task| task.state() == TaskState::Completed);
+    let is_completed = |task: &&Task| task.state() == TaskState::Completed && !task.spec.is_child();
+    let completed = || plan.tasks.iter().rev().filter(is_completed);
     let is_detailed = |task: &&Task| {
         let end = task.current_attempt().and_then(|attempt| attempt.end.as_ref());
         matches!(end, Some(AttemptEnd::Finished { is_detailed: true, .. }))

@@ -153,7 +153,10 @@ fn tasks_to_run_after_resume(plan: &Plan) -> BTreeSet<u32> {
         | TaskState::Errored
         | TaskState::Waiting => false,
     };
-    let is_wanted = |task: &Task| task.is_wound_down() || ended.is_some_and(|end| is_lost_at_end(task, end));
+    // A child belongs to an attempt that is over.
+    let is_wanted = |task: &Task| {
+        !task.spec.is_child() && (task.is_wound_down() || ended.is_some_and(|end| is_lost_at_end(task, end)))
+    };
     let all = (0_u32..).zip(&plan.tasks);
     let mut wanted: BTreeSet<u32> = all.filter(|(_, task)| is_wanted(task)).map(|(at, _)| at).collect();
     let goes = |at: u32, wanted: &BTreeSet<u32>| {

@@ -6,10 +6,11 @@ use std::collections::HashSet;
 use jiff::Timestamp;
 
 use super::super::edit::MAX_TEXT;
+use super::super::spec::TaskSpec;
 use super::super::state::{Attempt, AttemptWait, Plan, Task, TaskState};
 use super::super::{AttemptEvent, Event, Refusal, UserEvent};
 use super::questions::{ExpiredQuestion, ends_by_standing_answers, expire_question};
-use super::{attempts, find_task, find_task_with_attempt, wrong_state_refusal};
+use super::{attempts, children, find_task, find_task_with_attempt, wrong_state_refusal};
 use crate::ids::{TaskId, WorkerId};
 use crate::result::{ErrorKind, TaskError};
 use crate::wait::{EndedWait, MAX_EVENT_NAME, MAX_WAITS, Signal, Wait, WaitCondition, WaitEnd};
@@ -22,7 +23,7 @@ pub(super) fn handle_parked(
     id: &TaskId,
     attempt: u32,
     worker: &WorkerId,
-    waits: &[Wait],
+    (waits, children): (&[Wait], &[TaskSpec]),
     now: Timestamp,
 ) -> Result<Vec<Event>, Refusal> {
     let task = find_task_with_attempt(plan, id, attempt)?;
@@ -41,11 +42,12 @@ pub(super) fn handle_parked(
         let error = TaskError::new(ErrorKind::Other, format!("it was parked {mistake}"));
         return attempts::handle_attempt_end(plan, id, attempt, worker, &Err(error), now);
     }
-    let parked = Event::Attempt(AttemptEvent::Parked { task: id.clone(), attempt, waits: waits.to_vec() });
+    let mut events = children::add_children(plan, task, children);
+    events.push(Event::Attempt(AttemptEvent::Parked { task: id.clone(), attempt, waits: waits.to_vec() }));
     let received = task.current_attempt().map(names_of_received_events).unwrap_or_default();
     let mut ended = ends_by_events(waits, plan.run.signals.iter(), received);
     ended.extend(ends_by_standing_answers(task, waits, &plan.run.standing_answers));
-    Ok(end_waits(task, vec![parked], waits.iter(), ended))
+    Ok(end_waits(task, events, waits.iter(), ended))
 }
 
 fn find_mistake(task: &Task, waits: &[Wait]) -> Option<&'static str> {
@@ -101,6 +103,10 @@ pub(super) fn end_waits_by_time(plan: &Plan, id: &TaskId, now: Timestamp) -> Res
         match &wait.wait.condition {
             WaitCondition::Until(_) => ended.push(EndedWait { key, end: WaitEnd::TimeReached }),
             WaitCondition::Event { .. } => ended.push(EndedWait { key, end: WaitEnd::Expired }),
+            WaitCondition::Tasks { tasks, .. } => {
+                let end = WaitEnd::TasksEnded(plan.ended_children(task, tasks));
+                ended.push(EndedWait { key, end });
+            }
             WaitCondition::Answer(question) => match expire_question(task, wait, question) {
                 ExpiredQuestion::Ended(end) => ended.push(end),
                 ExpiredQuestion::Renewed(event) => renewed.push(event),
@@ -112,6 +118,18 @@ pub(super) fn end_waits_by_time(plan: &Plan, id: &TaskId, now: Timestamp) -> Res
         return Err(Refusal::NotDue(attempt.first_wait_time().unwrap_or(Timestamp::MAX)));
     }
     Ok(end_waits(task, renewed, attempt.open_waits(), ended))
+}
+
+/// Ends the waits for children that have ended, of one parked attempt.
+pub(super) fn end_waits_for_children(plan: &Plan, task: &Task) -> Vec<Event> {
+    let Some(attempt) = task.current_attempt() else { return Vec::new() };
+    let is_over = |wait: &&Wait| plan.has_wait_ended(task, &wait.condition);
+    let end = |wait: &Wait| EndedWait {
+        key: wait.key.clone(),
+        end: WaitEnd::TasksEnded(plan.ended_children(task, wait.condition.tasks())),
+    };
+    let ended: Vec<EndedWait> = attempt.open_waits().filter(is_over).map(end).collect();
+    end_waits(task, Vec::new(), attempt.open_waits(), ended)
 }
 
 /// The names of the events that an attempt has received, one for each event.

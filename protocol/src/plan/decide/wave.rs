@@ -17,6 +17,10 @@ pub(super) fn append_consequences_of_task_ends(plan: &Plan, mut events: Vec<Even
     let asks_all = is_asked && start.is_some_and(|start| start.consult == PlannerConsultMode::EveryResult);
     let mut wave = TaskEndPropagation::default();
     for event in &events {
+        // Its parent waits for a child, and nothing else does.
+        if event.task().is_some_and(|task| plan.is_child(task)) {
+            continue;
+        }
         if let Event::Task(TaskEvent::Accepted { task, .. }) = event {
             wave.propagate_accepted_task(plan, task);
             if asks_all && plan.task(task).is_some_and(|task| !task.spec.is_final) {

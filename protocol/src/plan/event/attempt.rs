@@ -114,6 +114,18 @@ pub enum AttemptEvent {
         /// The person or role that should answer now; empty is anyone.
         to: String,
     },
+    /// A task that the attempt delegated was refused.
+    #[serde(rename = "ChildRefused")]
+    ChildRefused {
+        /// The task.
+        task: TaskId,
+        /// The attempt.
+        attempt: u32,
+        /// The child.
+        child: TaskId,
+        /// The reason.
+        reason: String,
+    },
     /// All waits of the parked attempt have ended: it waits for a worker again.
     #[serde(rename = "AttemptWoken")]
     Woken {
@@ -148,6 +160,7 @@ impl AttemptEvent {
             | Self::Parked { task, .. }
             | Self::WaitEnded { task, .. }
             | Self::QuestionRenewed { task, .. }
+            | Self::ChildRefused { task, .. }
             | Self::Woken { task, .. } => task,
         }
     }
@@ -157,6 +170,7 @@ impl AttemptEvent {
             Self::Parked { .. }
             | Self::WaitEnded { .. }
             | Self::QuestionRenewed { .. }
+            | Self::ChildRefused { .. }
             | Self::Woken { .. } => true,
             Self::Claimed { .. } | Self::Finished { .. } | Self::Errored { .. } | Self::TimedOut { .. } => {
                 false
@@ -175,6 +189,7 @@ impl AttemptEvent {
             | Self::Parked { .. }
             | Self::WaitEnded { .. }
             | Self::QuestionRenewed { .. }
+            | Self::ChildRefused { .. }
             | Self::Woken { .. } => None,
         }
     }
@@ -203,6 +218,9 @@ impl fmt::Display for AttemptEvent {
                 write!(f, "{task} asks its question again")
             }
             Self::QuestionRenewed { task, to, .. } => write!(f, "{task} asks its question again, to {to}"),
+            Self::ChildRefused { task, child, reason, .. } => {
+                write!(f, "{task} can't delegate {child}: {reason}")
+            }
             Self::Woken { task, attempt } => write!(f, "{task} attempt {attempt} continues"),
         }
     }

@@ -99,15 +99,18 @@ impl Event {
         }
     }
 
-    /// `true` if this event is about the waits of parked attempts, which programs of 0.4 do not know.
+    /// `true` if this event is about the waits of parked attempts, or about tasks that they delegate, which programs of 0.4 do not know.
     pub(crate) fn is_about_waits(&self) -> bool {
         match self {
             Self::Attempt(event) => event.is_about_waits(),
             Self::User(event) => event.is_about_waits(),
-            Self::Run(_)
+            Self::Graph(GraphEvent::TaskAdded { spec, .. } | GraphEvent::TaskPatched { spec, .. }) => {
+                spec.is_child()
+            }
+            Self::Task(event) => matches!(event, TaskEvent::Instructed { .. }),
+            Self::Graph(GraphEvent::FinalMarked { .. })
+            | Self::Run(_)
             | Self::Planning(_)
-            | Self::Graph(_)
-            | Self::Task(_)
             | Self::Review(_)
             | Self::Budget(_)
             | Self::Provider(_) => false,

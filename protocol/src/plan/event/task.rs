@@ -87,6 +87,16 @@ pub enum TaskEvent {
         /// The reason.
         reason: String,
     },
+    /// The parent of the task wrote instructions for it.
+    #[serde(rename = "TaskInstructed")]
+    Instructed {
+        /// The task.
+        task: TaskId,
+        /// The first attempt that gets them.
+        attempt: u32,
+        /// The instructions.
+        text: String,
+    },
     /// The task is cancelled.
     #[serde(rename = "TaskCancelled")]
     Cancelled {
@@ -117,6 +127,7 @@ impl TaskEvent {
             | Self::Accepted { task, .. }
             | Self::Rerun { task, .. }
             | Self::Failed { task, .. }
+            | Self::Instructed { task, .. }
             | Self::Cancelled { task, .. } => task,
         }
     }
@@ -136,6 +147,7 @@ impl TaskEvent {
             | Self::Invalidated { .. }
             | Self::Accepted { .. }
             | Self::Rerun { .. }
+            | Self::Instructed { .. }
             | Self::Cancelled { .. } => None,
         }
     }
@@ -150,6 +162,7 @@ impl TaskEvent {
             | Self::Accepted { .. }
             | Self::Rerun { .. }
             | Self::Failed { .. }
+            | Self::Instructed { .. }
             | Self::Cancelled { .. } => false,
         }
     }
@@ -169,6 +182,7 @@ impl fmt::Display for TaskEvent {
             Self::Accepted { task, .. } => write!(f, "{task} completed"),
             Self::Rerun { task, attempt } => write!(f, "{task} runs again, attempt {attempt}"),
             Self::Failed { task, reason } => write!(f, "{task} failed: {reason}"),
+            Self::Instructed { task, text, .. } => write!(f, "{task} gets instructions: {text}"),
             Self::Cancelled { task, reason, .. } => write!(f, "{task} cancelled: {reason}"),
         }
     }

@@ -258,8 +258,20 @@ pub(in crate::plan) struct PlanIndex {
     pub budgeted: u32,
     /// The final task.
     pub final_at: Option<u32>,
-    /// The tasks whose work waits for a reservation, by capability; reviews are under `None`.
+    /// The tasks whose work waits for a reservation, by capability; reviews are under `None`. Children are in
+    /// `waiting_children`.
     pub waiting: BTreeMap<Option<Capability>, BTreeSet<u32>>,
+    /// The children whose work, or whose review, waits for a reservation: they never wait behind other tasks, because their
+    /// parents hold what those wait for.
+    pub waiting_children: BTreeSet<u32>,
+    /// The number of children in each state.
+    pub child_counts: [u32; TaskState::ALL.len()],
+    /// The children of each task that has any, in the order of the plan.
+    pub children: BTreeMap<u32, Vec<u32>>,
+    /// The open children whose parent's attempt is not live: they are to be cancelled.
+    pub orphans: BTreeSet<u32>,
+    /// The parked tasks with a wait for children that is to end.
+    pub children_ended: BTreeSet<u32>,
 }
 
 /// The parameters with which a run was started.
@@ -313,6 +325,60 @@ impl Plan {
             let open = attempt.questions(task).filter(|(_, wait)| wait.end.is_none());
             open.map(move |(id, wait)| (id, task, wait))
         })
+    }
+
+    /// The children of a task, in the order of the plan: those of all of its attempts.
+    pub fn children<'a>(&'a self, task: &Task) -> impl Iterator<Item = &'a Task> + use<'a> {
+        let children = self.task_position(&task.spec.id).and_then(|at| self.index.children.get(&at));
+        children.into_iter().flatten().map(|&at| &self.tasks[at as usize])
+    }
+
+    /// The tasks with their depth, each followed by its children.
+    #[must_use]
+    pub fn tasks_as_tree(&self) -> Vec<(usize, &Task)> {
+        // A child whose parent is not in the plan is shown like any other task.
+        let is_root = |task: &&Task| self.parent(task).is_none();
+        let mut open: Vec<(usize, &Task)> =
+            self.tasks.iter().filter(is_root).rev().map(|task| (0, task)).collect();
+        let mut all = Vec::with_capacity(self.tasks.len());
+        while let Some((depth, task)) = open.pop() {
+            all.push((depth, task));
+            let children: Vec<&Task> = self.children(task).collect();
+            open.extend(children.into_iter().rev().map(|child| (depth + 1, child)));
+        }
+        all
+    }
+
+    /// The parent of a task, if it is a child.
+    #[must_use]
+    pub fn parent(&self, task: &Task) -> Option<&Task> {
+        self.task(&task.spec.parent.as_ref()?.task)
+    }
+
+    /// `true` if there is such a task and it is a child.
+    #[must_use]
+    pub fn is_child(&self, id: &TaskId) -> bool {
+        self.task(id).is_some_and(|task| task.spec.is_child())
+    }
+
+    /// The usage of a task with that of its children and of theirs.
+    #[must_use]
+    pub fn usage_with_children(&self, task: &Task) -> Usage {
+        let mut all = task.total_usage();
+        self.children(task).for_each(|child| all.add(self.usage_with_children(child)));
+        all
+    }
+
+    /// The number of tasks in a state that a planner or a user added.
+    #[must_use]
+    pub fn planned_task_count_in_state(&self, state: TaskState) -> u32 {
+        self.index.counts[state as usize] - self.index.child_counts[state as usize]
+    }
+
+    /// The number of tasks that a planner or a user added.
+    #[must_use]
+    pub fn planned_task_count(&self) -> u32 {
+        TaskState::ALL.iter().map(|&state| self.planned_task_count_in_state(state)).sum()
     }
 
     /// The ids of the tasks that depend on `task`.
@@ -436,7 +502,7 @@ impl Plan {
 
     /// `true` if the first failure ends the run and a task has failed.
     pub(in crate::plan) fn has_failed_fast(&self) -> bool {
-        self.task_count_in_state(TaskState::Failed) > 0
+        self.planned_task_count_in_state(TaskState::Failed) > 0
             && self.run.start.as_ref().is_some_and(|start| start.fail_fast)
     }
 

@@ -182,6 +182,9 @@ pub struct Attempt {
     /// The waits with which it was parked, oldest first, those that have ended included.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub waits: Vec<AttemptWait>,
+    /// The tasks that it delegated and that were refused, each with the reason.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub refused_children: Vec<(TaskId, String)>,
 }
 
 /// A wait of an attempt.
@@ -624,6 +627,32 @@ impl Task {
                 }
                 AttemptEnd::Errored(_) | AttemptEnd::TimedOut(_) => None,
             })
+    }
+
+    /// The attempt whose children may run: the current one, from its dispatch to its end.
+    #[must_use]
+    pub fn live_attempt(&self) -> Option<u32> {
+        let is_live = match &self.phase {
+            TaskPhase::Ready
+            | TaskPhase::Rerun
+            | TaskPhase::Running
+            | TaskPhase::Waiting { .. }
+            | TaskPhase::Errored(Some(ErroredTaskWait::Capability { is_dispatched: true })) => true,
+            TaskPhase::Pending
+            | TaskPhase::NeedsReview { .. }
+            | TaskPhase::Errored(_)
+            | TaskPhase::Completed
+            | TaskPhase::Failed { .. }
+            | TaskPhase::Cancelled { .. } => false,
+        };
+        is_live.then_some(self.attempt)
+    }
+
+    /// `true` if its attempt waits for nothing but children.
+    #[must_use]
+    pub fn waits_for_children_only(&self) -> bool {
+        let mut open = self.current_attempt().into_iter().flat_map(Attempt::open_waits);
+        self.state() == TaskState::Waiting && open.all(|wait| !wait.condition.tasks().is_empty())
     }
 
     /// The usage of all attempts and their reviews.

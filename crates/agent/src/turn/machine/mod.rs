@@ -119,6 +119,9 @@ pub struct Machine<A> {
     request: Request,
     scratch: Scratchpad,
     spent: UsageTotals,
+    /// The usage of delegated tasks: it counts against the limits, and those tasks report it.
+    #[serde(default, skip_serializing_if = "Usage::is_zero")]
+    delegated: Usage,
     worked: Duration,
     /// The number of model requests so far.
     turns: u64,
@@ -195,6 +198,7 @@ impl<A: Answer> Machine<A> {
             request,
             scratch: Scratchpad::default(),
             spent: UsageTotals::default(),
+            delegated: Usage::default(),
             worked: Duration::ZERO,
             turns: 0,
             last_input: 0,
@@ -261,10 +265,17 @@ impl<A: Answer> Machine<A> {
         &self.spent
     }
 
+    /// The usage so far that counts against the limits.
+    fn limited_usage(&self) -> Usage {
+        let mut usage = self.spent.usage;
+        usage.add(self.delegated);
+        usage
+    }
+
     /// The model usage that the calls of this step may have together: what is left, minus the next request.
     #[must_use]
     pub fn amounts_left_for_calls(&self) -> ResourceAmounts {
-        self.attempt_allowance().amounts_left_for_calls(&self.spent.usage, self.last_input)
+        self.attempt_allowance().amounts_left_for_calls(&self.limited_usage(), self.last_input)
     }
 
     /// The remaining working time; `None` if it is not limited.
@@ -390,6 +401,7 @@ impl<A: Answer> Machine<A> {
         let calls = std::mem::take(calls);
         self.spent.usage.tool_calls += results.len() as u64;
         results.iter().for_each(|call| self.spent.add_totals(&call.usage_totals()));
+        results.iter().for_each(|call| self.delegated.add(call.delegated));
         self.worked += results.iter().map(ToolCallRecord::duration).max().unwrap_or_default();
         self.push_results(calls, results);
         Ok(())

@@ -26,7 +26,7 @@ impl<A: Answer> Machine<A> {
         }
         self.withdraw_tools_if_spent();
         self.send_wrap_up_notice();
-        let left = self.attempt_allowance().max_reply_tokens(&self.spent.usage, self.estimated_input());
+        let left = self.attempt_allowance().max_reply_tokens(&self.limited_usage(), self.estimated_input());
         self.request.max_output_tokens = self.max_output_tokens.min(left);
         self.state = MachineState::Asking;
     }
@@ -61,16 +61,16 @@ impl<A: Answer> Machine<A> {
         if self.turns >= u64::from(limit) {
             return Some(StopReason::Turns { limit });
         }
-        let own = self.limits.find_exceeded_limit(&self.spent.usage, self.worked, self.last_input);
+        let own = self.limits.find_exceeded_limit(&self.limited_usage(), self.worked, self.last_input);
         // The driver returns an attempt that can't pay for its first request.
         let input = if self.turns == 0 { 0 } else { self.estimated_input() };
-        own.or_else(|| self.attempt_allowance().find_exceeded_limit(&self.spent.usage, input))
+        own.or_else(|| self.attempt_allowance().find_exceeded_limit(&self.limited_usage(), input))
     }
 
     /// Withdraws the tools, with a notice, if no calls are left or the next request is the last one.
     fn withdraw_tools_if_spent(&mut self) {
         let last = self.turns + 1 == u64::from(self.limits.turns)
-            || self.attempt_allowance().is_last_request(&self.spent.usage, self.last_input);
+            || self.attempt_allowance().is_last_request(&self.limited_usage(), self.last_input);
         let notice = match (self.calls_counted >= self.calls_allowed, last) {
             (true, _) => NO_CALLS_LEFT,
             (false, true) => LAST_TURN,
@@ -87,7 +87,7 @@ impl<A: Answer> Machine<A> {
     fn send_wrap_up_notice(&mut self) {
         if !self.has_wrap_up_notice
             && !self.out_of_calls
-            && self.attempt_allowance().is_nearly_used_up(&self.spent.usage)
+            && self.attempt_allowance().is_nearly_used_up(&self.limited_usage())
         {
             self.has_wrap_up_notice = true;
             self.push_user_message(NEARLY_SPENT.to_owned());

@@ -299,6 +299,7 @@ fn large_value_of_entry(entry: &JournalEntry) -> Option<&InlineOrStoredBytes> {
         | JournalEntry::Claimed { .. }
         | JournalEntry::Note { .. }
         | JournalEntry::Released { .. }
-        | JournalEntry::Parked { .. } => None,
+        | JournalEntry::Parked { .. }
+        | JournalEntry::Delegated { .. } => None,
     }
 }

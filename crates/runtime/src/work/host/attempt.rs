@@ -6,8 +6,9 @@ use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
+use millrace_protocol::child::Delegation;
 use millrace_protocol::ids::WorkerId;
-use millrace_protocol::plan::{ResourceAmounts, ReviewPolicy};
+use millrace_protocol::plan::{ResourceAmounts, ReviewPolicy, TaskSpec};
 use millrace_protocol::provider::{ProviderStatus, ProviderWait};
 use millrace_protocol::result::{ErrorKind, MAX_SUMMARY, TaskError, TaskResult};
 use millrace_protocol::wait::{Wait, WaitCondition, WaitEnd};
@@ -56,7 +57,7 @@ pub(super) enum GivenUp {
     /// The reservation does not pay for the first request, which needs these amounts.
     Reservation(ResourceAmounts),
     /// The attempt waits for something outside.
-    Parked(Vec<Wait>),
+    Parked(Vec<Wait>, Vec<TaskSpec>),
 }
 
 impl AttemptContext {
@@ -291,13 +292,26 @@ impl AttemptContext {
     /// # Errors
     /// The wait has not ended: the handler must return this error. Or as for a step.
     pub async fn wait_for(&mut self, key: &str, condition: WaitCondition) -> Result<WaitEnd, TaskError> {
+        self.wait_for_children(key, condition, Vec::new()).await
+    }
+
+    /// Waits as [`AttemptContext::wait_for`] does, for children that are added to the plan when the attempt is parked.
+    ///
+    /// # Errors
+    /// As for [`AttemptContext::wait_for`].
+    pub async fn wait_for_children(
+        &mut self,
+        key: &str,
+        condition: WaitCondition,
+        children: Vec<TaskSpec>,
+    ) -> Result<WaitEnd, TaskError> {
         if let Some(value) = self.next_recorded_value(key).await? {
             return serde_json::from_value(value).map_err(|mistake| {
                 handler_contract_error(format!("the recorded wait {key:?} can't be read: {mistake}"))
             });
         }
         let Some(end) = self.ended_wait(key).cloned() else {
-            return Err(self.park(vec![Wait { key: key.to_owned(), condition }]));
+            return Err(self.park(vec![Wait { key: key.to_owned(), condition }], children));
         };
         let value = serde_json::to_value(&end).expect("the end of a wait serialises to JSON");
         self.append_step(key, &value).await?;
@@ -312,7 +326,7 @@ impl AttemptContext {
         let is_open = |wait: &&Wait| self.ended_wait(&wait.key).is_none();
         let open: Vec<Wait> = waits.iter().filter(is_open).cloned().collect();
         if !open.is_empty() {
-            return Err(self.park(open));
+            return Err(self.park(open, Vec::new()));
         }
         let mut ends = Vec::with_capacity(waits.len());
         for Wait { key, condition } in waits {
@@ -327,15 +341,25 @@ impl AttemptContext {
         self.order.ended_waits.iter().find(|wait| wait.key == key).map(|wait| &wait.end)
     }
 
-    /// Parks the attempt until all of these waits have ended. Returns the error that the handler must return. Only attempts at
+    /// Starts, cancels or instructs children of the attempt, which goes on.
+    ///
+    /// # Errors
+    /// As for a step.
+    pub async fn append_delegation(&mut self, delegation: Delegation) -> Result<(), TaskError> {
+        self.check_journal_is_writable()?;
+        let appended = self.journal.append_delegation(delegation).await;
+        appended.map_err(|error| self.end_with_journal_error(error))
+    }
+
+    /// Parks the attempt until all of these waits have ended, and adds the children that they are for. Returns the error that the handler must return. Only attempts at
     /// tasks can be parked: the error of any other work is its outcome.
-    pub fn park(&mut self, waits: Vec<Wait>) -> TaskError {
+    pub fn park(&mut self, waits: Vec<Wait>, children: Vec<TaskSpec>) -> TaskError {
         if !matches!(self.order.assignment, Assignment::Task { .. }) {
             return handler_contract_error("only an attempt at a task can be parked".into());
         }
         let conditions: Vec<String> = waits.iter().map(|wait| wait.condition.to_string()).collect();
         let message = format!("the attempt waits for {}", conditions.join(", "));
-        self.given_up = Some(GivenUp::Parked(waits));
+        self.given_up = Some(GivenUp::Parked(waits, children));
         TaskError::new(ErrorKind::Other, message)
     }
 
@@ -349,7 +373,7 @@ impl AttemptContext {
         match given_up {
             GivenUp::Provider(wait) => self.journal.release_for_provider(wait).await,
             GivenUp::Reservation(needs) => self.journal.release_for_reservation(needs).await,
-            GivenUp::Parked(waits) => self.journal.park(waits).await,
+            GivenUp::Parked(waits, children) => self.journal.park(waits, children).await,
         }
     }
 

@@ -125,6 +125,20 @@ impl ClusterReader {
         })
     }
 
+    /// Returns the plan of a run as of the last decision that can be read now, which is at least `through`.
+    ///
+    /// # Errors
+    /// As for [`ClusterReader::read_plan`].
+    pub async fn read_current_plan(&self, run: &RunId, through: u64) -> Result<Plan, Fault> {
+        self.read_decisions(run, through).await?;
+        let decisions = read_topic(&self.bus, self.lane, run, &Topic::Plan).await?;
+        let mut plan = Plan::default();
+        for record in decisions.iter().filter(|record| !record.is_forged()) {
+            apply_decision(&mut plan, &self.bus.decode_record::<Decision>(record).await?);
+        }
+        Ok(plan)
+    }
+
     /// Returns the decisions of a run up to `through`, which may be missing as long as the responding replica lags.
     async fn read_decisions(&self, run: &RunId, through: u64) -> Result<Vec<StreamRecord>, Fault> {
         let (started, lag) = (tokio::time::Instant::now(), max_replica_lag(self.bus.settings().replicas));

@@ -1,0 +1,218 @@
+//! Children: tasks that a running attempt delegates. A bad one is refused alone, so that its parent continues with the reason.
+//! A child lives no longer than its parent's attempt, and its budget comes out of its parent's reservation.
+
+use super::super::budget::ResourceAmounts;
+use super::super::spec::TaskSpec;
+use super::super::state::{Plan, Task, TaskState};
+use super::super::{AttemptEvent, Event, GraphEvent, Refusal, TaskEvent, check_new_tasks};
+use super::wave::append_consequences_of_task_ends;
+use super::{
+    edits, find_task_with_attempt, truncate_for_plan, usage_of_work_in_flight, waits, wrong_state_refusal,
+};
+use crate::child::{Delegation, MAX_CHILD_DEPTH, MAX_CHILD_MESSAGE, MAX_CHILDREN, ParentTask};
+use crate::ids::TaskId;
+use crate::result::Usage;
+
+/// Handles the changes that a running attempt makes to its children.
+pub(super) fn handle_delegation(
+    plan: &Plan,
+    id: &TaskId,
+    attempt: u32,
+    delegation: &Delegation,
+) -> Result<Vec<Event>, Refusal> {
+    let task = find_task_with_attempt(plan, id, attempt)?;
+    if task.state() != TaskState::Running {
+        return Err(wrong_state_refusal(task, "its delegation is ignored"));
+    }
+    let mut events = add_children(plan, task, &delegation.children);
+    let open = |child: &TaskId| plan.child_of(task, child).filter(|child| !child.state().is_terminal());
+    for (child, text) in &delegation.messages {
+        // A worker that was lost before it recorded the result of the call sends the message again.
+        let is_new = |child: &&Task| child.instructions.iter().all(|(_, known)| known != text);
+        if let Some(child) = open(child).filter(is_new).filter(|_| text.len() <= MAX_CHILD_MESSAGE) {
+            events.push(Event::Task(TaskEvent::Instructed {
+                task: child.spec.id.clone(),
+                attempt: child.attempt + 1,
+                text: text.clone(),
+            }));
+        }
+    }
+    let cancelled = delegation.cancels.iter().filter_map(|(child, reason)| {
+        let reason = format!("task {id} cancelled it: {reason}");
+        open(child).map(|child| cancel_child(plan, child, &reason))
+    });
+    let cancelled = append_consequences_of_task_ends(plan, cancelled.collect());
+    events.extend(cancelled);
+    match events.is_empty() {
+        true => Err(Refusal::WrongMoment(format!("task {id} has delegated this already"))),
+        false => Ok(events),
+    }
+}
+
+/// Adds the children of a running attempt that are not in the plan yet. One that is refused leaves its reason in the attempt.
+pub(super) fn add_children(plan: &Plan, parent: &Task, children: &[TaskSpec]) -> Vec<Event> {
+    let mut added: Vec<TaskSpec> = Vec::new();
+    let mut events = Vec::new();
+    for child in children {
+        let is_repeated = added.iter().any(|other| other.id == child.id);
+        if is_repeated || plan.child_of(parent, &child.id).is_some() || is_refused(parent, &child.id) {
+            continue;
+        }
+        match check_child(plan, parent, child, &added) {
+            Ok(spec) => {
+                events
+                    .push(Event::Graph(GraphEvent::TaskAdded { spec: Box::new(spec.clone()), ready: true }));
+                added.push(spec);
+            }
+            Err(reason) => events.push(Event::Attempt(AttemptEvent::ChildRefused {
+                task: parent.spec.id.clone(),
+                attempt: parent.attempt,
+                child: child.id.clone(),
+                reason: truncate_for_plan(&reason),
+            })),
+        }
+    }
+    events
+}
+
+fn is_refused(parent: &Task, child: &TaskId) -> bool {
+    let refused = parent.current_attempt().map(|attempt| &attempt.refused_children);
+    refused.into_iter().flatten().any(|(refused, _)| refused == child)
+}
+
+/// Returns the child in the form in which it is added.
+///
+/// # Errors
+/// The reason why it can't be added.
+fn check_child(plan: &Plan, parent: &Task, child: &TaskSpec, added: &[TaskSpec]) -> Result<TaskSpec, String> {
+    let depth = parent.spec.parent.as_ref().map_or(0, |own| own.depth) + 1;
+    if depth > MAX_CHILD_DEPTH {
+        return Err(format!("tasks may be delegated at most {MAX_CHILD_DEPTH} deep"));
+    }
+    if plan.run.winding_down.is_some() {
+        return Err("the run is winding down and starts no more tasks".into());
+    }
+    let siblings = plan.children(parent).filter(|sibling| is_of_current_attempt(parent, sibling));
+    if siblings.count() + added.len() >= MAX_CHILDREN as usize {
+        return Err(format!("an attempt may delegate at most {MAX_CHILDREN} tasks"));
+    }
+    let allowed = plan.run.start.as_ref().and_then(|start| start.budget.tasks);
+    let found = u32::try_from(plan.tasks.len() + added.len() + 1).unwrap_or(u32::MAX);
+    if let Some(allowed) = allowed.filter(|allowed| found > *allowed) {
+        return Err(Refusal::TooLarge { what: "tasks".into(), found, allowed }.to_string());
+    }
+    if !child.depends_on.is_empty() || child.is_final {
+        return Err("a delegated task can't be final and can't depend on other tasks".into());
+    }
+    edits::refuse_program_checks(&child.review).map_err(|refusal| refusal.to_string())?;
+    let spec = TaskSpec {
+        parent: Some(ParentTask { task: parent.spec.id.clone(), attempt: parent.attempt, depth }),
+        budget: budget_of_child(plan, parent, child, added)?,
+        ..child.clone()
+    };
+    check_new_tasks(plan, std::slice::from_ref(&spec)).map_err(|mistake| mistake.to_string())?;
+    Ok(spec)
+}
+
+fn is_of_current_attempt(parent: &Task, child: &Task) -> bool {
+    child.spec.parent.as_ref().is_some_and(|own| own.attempt == parent.attempt)
+}
+
+/// The budget of a child: at most the rest of its parent's reservation.
+fn budget_of_child(
+    plan: &Plan,
+    parent: &Task,
+    child: &TaskSpec,
+    added: &[TaskSpec],
+) -> Result<ResourceAmounts, String> {
+    let reserved = parent.reserved_work().and_then(|work| plan.budget.reserved.amounts_of_work(&work));
+    let Some(reserved) = reserved else { return Ok(child.budget) };
+    let mut left = reserved;
+    for (resource, amount) in reserved.iter() {
+        let siblings = plan.children(parent).filter(|sibling| is_of_current_attempt(parent, sibling));
+        let held = siblings.map(|sibling| match sibling.state().is_terminal() {
+            true => resource.amount_used(&plan.usage_with_children(sibling)),
+            false => sibling.spec.budget.get(resource).unwrap_or(0),
+        });
+        let held = held.chain(added.iter().map(|sibling| sibling.budget.get(resource).unwrap_or(0)));
+        let free = amount.saturating_sub(held.fold(0, u64::saturating_add));
+        if free == 0 {
+            let all = resource.format_amount(amount);
+            return Err(format!("nothing is left for it of the {all} that its parent may use"));
+        }
+        left.set(resource, Some(free));
+    }
+    Ok(child.budget.min_per_resource(left))
+}
+
+/// The usage of the children of a task's current attempt, and the rest of the reservations of open ones.
+pub(super) fn usage_of_children(plan: &Plan, task: &Task) -> Usage {
+    let mut all = Usage::default();
+    for child in plan.children(task).filter(|child| is_of_current_attempt(task, child)) {
+        all.add(plan.usage_with_children(child));
+        if let Some(work) = child.reserved_work().filter(|_| !child.state().is_terminal()) {
+            let held = plan.budget.reserved.amounts_of_work(&work).unwrap_or_default();
+            let mut left = held;
+            // The usage of its own children is in its usage already.
+            let used = used_by_children(plan, child);
+            for (resource, amount) in held.iter() {
+                left.set(resource, Some(amount.saturating_sub(resource.amount_used(&used))));
+            }
+            all.add(left.as_usage());
+        }
+    }
+    all
+}
+
+fn used_by_children(plan: &Plan, task: &Task) -> Usage {
+    let mut all = Usage::default();
+    for child in plan.children(task).filter(|child| is_of_current_attempt(task, child)) {
+        all.add(plan.usage_with_children(child));
+    }
+    all
+}
+
+/// Cancels the open children whose parent's attempt is over, and ends the waits for children that have ended.
+pub(super) fn settle_children(plan: &Plan) -> Vec<Event> {
+    let orphans = plan.index.orphans.iter().map(|&position| &plan.tasks[position as usize]);
+    let orphans: Vec<Event> =
+        orphans.map(|child| cancel_child(plan, child, &why_orphaned(plan, child))).collect();
+    if !orphans.is_empty() {
+        return append_consequences_of_task_ends(plan, orphans);
+    }
+    let woken = plan.index.children_ended.iter().map(|&position| &plan.tasks[position as usize]);
+    woken.flat_map(|task| waits::end_waits_for_children(plan, task)).collect()
+}
+
+fn why_orphaned(plan: &Plan, child: &Task) -> String {
+    match plan.parent(child) {
+        Some(parent) if parent.state().is_terminal() => {
+            format!("its parent {} is {}", parent.spec.id, parent.state())
+        }
+        Some(parent) => format!("the attempt of its parent {} is over", parent.spec.id),
+        None => "its parent is not in the plan".into(),
+    }
+}
+
+fn cancel_child(plan: &Plan, child: &Task, reason: &str) -> Event {
+    Event::Task(TaskEvent::Cancelled {
+        task: child.spec.id.clone(),
+        reason: truncate_for_plan(reason),
+        with: None,
+        usage: usage_of_work_in_flight(plan, child),
+    })
+}
+
+/// Refuses to run a child again, or to change one whose parent's attempt is over.
+pub(super) fn refuse_change_of_child(plan: &Plan, task: &Task) -> Result<(), Refusal> {
+    let Some(own) = &task.spec.parent else { return Ok(()) };
+    let is_live = plan.parent(task).and_then(Task::live_attempt) == Some(own.attempt);
+    if is_live && !task.state().is_terminal() {
+        return Ok(());
+    }
+    let why = match is_live {
+        true => format!("its parent {} has its end already; add another task instead", own.task),
+        false => format!("its parent {} does not wait for it any more; retry that task instead", own.task),
+    };
+    Err(wrong_state_refusal(task, &why))
+}

@@ -1,0 +1,299 @@
+//! Delegated tasks: they run on any machine, their parents wait for them without a worker and get their ends, whatever dies
+//! meanwhile, and nothing is left of them when their parents are cancelled.
+
+#![allow(clippy::unwrap_used, reason = "the helpers of tests are tests too")]
+
+use std::time::{Duration, Instant};
+
+use millrace_protocol::ids::{Capability, RunId};
+use millrace_protocol::plan::{
+    AttemptEnd, Budget, EndReason, ResourceAmounts, ResourceKind, TaskSpec, TaskState,
+};
+use millrace_protocol::wire::decode_task_result;
+use millrace_runtime::Bus;
+use millrace_tests::cluster::{ClusterSetup, ProcessRole, TestCluster, lock_machine};
+use millrace_tests::crashes::crash_one_at_random;
+use millrace_tests::history::History;
+use millrace_tests::pages::{first_code_block, repository_folder};
+use millrace_tests::plans::{
+    SeededRandom, echo_task, fixed_submission, run_id, submit_run, task_id, wait_for_run_history,
+};
+use millrace_tests::wait_for_value;
+use serde_json::{Value, json};
+
+const TIMEOUT: Duration = Duration::from_secs(180);
+
+async fn wait_for_count(bus: &Bus, run: &RunId, state: TaskState, count: u32) {
+    wait_for_value(TIMEOUT, &format!("{count} tasks that are {state}"), async || {
+        let history = History::read_from_log(bus, run).await.ok()?;
+        (history.folded_plan().task_count_in_state(state) == count).then_some(())
+    })
+    .await;
+}
+
+async fn result_of(bus: &Bus, history: &History, task: &str) -> millrace_protocol::result::TaskResult {
+    let bytes = bus.blobs().read_inline_or_stored(&history.accepted_results()[&task_id(task)]).await.unwrap();
+    decode_task_result(&bytes).unwrap()
+}
+
+fn assert_completed(history: &History) {
+    history.assert_consistent();
+    let end = history.folded_plan().run.end.as_ref().map(|end| (end.reason, end.detail.clone()));
+    assert_eq!(end.as_ref().map(|(reason, _)| *reason), Some(EndReason::Completed), "{end:?}");
+}
+
+fn text_of(output: &std::process::Output) -> String {
+    String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr)
+}
+
+/// One slot: a parent delegates three tasks at once. One fails, one times out, one delegates further and succeeds; the parent
+/// gets all three ends and completes.
+#[tokio::test(flavor = "multi_thread")]
+async fn parent_gets_every_end_of_its_children_and_goes_on() {
+    let _alone = lock_machine();
+    let cluster = TestCluster::start_with_workers(ClusterSetup { slots: 1, ..ClusterSetup::default() }, 1);
+    let (bus, run) = (cluster.connect_bus().await, run_id("three"));
+    let children = json!([
+        {"parameters": {"fail_rate": 1.0}},
+        {"parameters": {"delay_ms": 60_000}, "run_ms": 500},
+        {"parameters": {"delegate": [{"parameters": {"steps": 1}}]}},
+    ]);
+    let parent = echo_task("parent", &json!({"delegate": children, "steps": 2}));
+    submit_run(&bus, &run, &fixed_submission(vec![parent])).await;
+    let history = wait_for_run_history(&bus, &run, TIMEOUT).await;
+    assert_completed(&history);
+    let plan = history.folded_plan();
+    assert_eq!(
+        result_of(&bus, &history, "parent").await.data,
+        Some(json!(["failed", "timed_out", ["completed"]]))
+    );
+    assert_eq!(plan.run.end.as_ref().unwrap().deliverable.as_ref().unwrap().0, task_id("parent"));
+    let depths: Vec<u32> =
+        plan.tasks().iter().filter_map(|task| Some(task.spec.parent.as_ref()?.depth)).collect();
+    assert_eq!(depths, [1, 1, 1, 2]);
+    assert_eq!(plan.task(&task_id("parent")).unwrap().attempts.len(), 1);
+    assert_eq!(cluster.read_ledger().lines().count(), 3, "each step once");
+
+    let show = text_of(&cluster.millrace_command().args(["show", "three"]).output().unwrap());
+    assert!(show.contains("completed       parent-"), "{show}");
+    let json: Value = serde_json::from_slice(
+        &cluster.millrace_command().args(["show", "three", "--json"]).output().unwrap().stdout,
+    )
+    .unwrap();
+    assert_eq!(json["tasks"][1]["parent"]["task"], "parent", "{json:#}");
+    cluster.stop_all();
+}
+
+/// Cancelling the parent, and cancelling the run, leaves no open task, no order and no wait.
+#[tokio::test(flavor = "multi_thread")]
+async fn cancelled_parent_leaves_no_child_behind() {
+    let _alone = lock_machine();
+    let cluster = TestCluster::start_with_workers(ClusterSetup { slots: 2, ..ClusterSetup::default() }, 1);
+    let bus = cluster.connect_bus().await;
+    let endless = json!({"delegate": [
+        {"parameters": {"delay_ms": 600_000}},
+        {"parameters": {"await_event": "never"}},
+        {"parameters": {"delegate": [{"parameters": {"delay_ms": 600_000}}]}},
+    ]});
+    for (name, arguments) in [("parent", vec!["--task", "root"]), ("run", Vec::new())] {
+        let run = run_id(name);
+        submit_run(&bus, &run, &fixed_submission(vec![echo_task("root", &endless)])).await;
+        // The root, the child that waits for an event, and the one that delegates.
+        wait_for_count(&bus, &run, TaskState::Waiting, 3).await;
+        wait_for_count(&bus, &run, TaskState::Running, 2).await;
+        let cancelled = cluster.millrace_command().args(["cancel", name]).args(&arguments).output().unwrap();
+        assert!(cancelled.status.success(), "{}", text_of(&cancelled));
+        let history = wait_for_run_history(&bus, &run, TIMEOUT).await;
+        history.assert_consistent();
+        let plan = history.folded_plan();
+        assert_eq!(plan.task_count_in_state(TaskState::Cancelled), 5, "{name}");
+        assert_eq!(plan.parked_attempts().count(), 0);
+    }
+    // The slots are free again at once.
+    let run = run_id("after");
+    submit_run(&bus, &run, &fixed_submission(vec![echo_task("a", &json!({})), echo_task("b", &json!({}))]))
+        .await;
+    assert_completed(&wait_for_run_history(&bus, &run, Duration::from_secs(30)).await);
+    cluster.stop_all();
+}
+
+/// An agent delegates two tasks in one message and one in the background; its worker dies while it waits. Another one
+/// continues with the results, and nothing is delegated twice.
+#[tokio::test(flavor = "multi_thread")]
+async fn agent_delegates_and_continues_with_the_results() {
+    let _alone = lock_machine();
+    let mut cluster =
+        TestCluster::start_with_workers(ClusterSetup { slots: 2, ..ClusterSetup::default() }, 1);
+    let folder = tempfile::tempdir().unwrap();
+    let (script, capability) = (folder.path().join("model.yaml"), folder.path().join("lead.yaml"));
+    std::fs::write(
+        &script,
+        "rules:\n\
+         - when: {task: count}\n  turns:\n  - {text: \"seven\"}\n\
+         - turns:\n\
+         \x20 - calls:\n\
+         \x20   - task: {capability: echo, description: first, parameters: {delay_ms: 1500}}\n\
+         \x20   - task: {capability: nobody, description: second}\n\
+         \x20   - start_task: {capability: echo, description: third, parameters: {delay_ms: 100}}\n\
+         \x20 - calls:\n\
+         \x20   - wait_for: {tasks: [lead-1-0-2]}\n\
+         \x20   - list_tasks: {}\n\
+         \x20 - {text: \"{{last}}\"}\n",
+    )
+    .unwrap();
+    std::fs::write(
+        &capability,
+        "name: lead\ndescription: Delegates.\ninstructions: Delegate.\n\
+         tools: [task, start_task, wait_for, list_tasks]\nagents: [echo]\n",
+    )
+    .unwrap();
+    let model = format!("script:{}", script.display());
+    let arguments = ["--capability", capability.to_str().unwrap(), "--model", &model];
+    cluster.start_process(ProcessRole::Worker, "lead-1", &arguments);
+    let (bus, run) = (cluster.connect_bus().await, run_id("agent"));
+    let task = TaskSpec { capability: Capability::new("lead").unwrap(), ..echo_task("lead", &json!({})) };
+    submit_run(&bus, &run, &fixed_submission(vec![task])).await;
+    wait_for_count(&bus, &run, TaskState::Waiting, 1).await;
+    cluster.kill_process("lead-1");
+    cluster.start_process(ProcessRole::Worker, "lead-2", &arguments);
+    let history = wait_for_run_history(&bus, &run, TIMEOUT).await;
+    assert_completed(&history);
+    let plan = history.folded_plan();
+    let ids: Vec<&str> = plan.tasks().iter().map(|task| task.spec.id.as_str()).collect();
+    assert_eq!(ids.len(), 3, "{ids:?}");
+    assert!(plan.tasks().iter().all(|task| task.attempts.len() == 1), "{ids:?}");
+    let result = result_of(&bus, &history, "lead").await;
+    assert!(result.output.contains("lead-1-0-2"), "{}", result.output);
+    assert_eq!(
+        (result.usage.model_calls, result.usage.tool_calls),
+        (3, 5),
+        "no reply and no result is requested twice"
+    );
+    let transcript =
+        text_of(&cluster.millrace_command().args(["show", "agent", "lead", "--full"]).output().unwrap());
+    assert!(transcript.contains("there is no capability \"nobody\" to ask; there are: echo"), "{transcript}");
+    assert!(transcript.contains("starts lead-1-0-2"), "{transcript}");
+    cluster.stop_all();
+}
+
+/// A run whose budget its root reserves as a whole: children and grandchildren run within that reservation.
+#[tokio::test(flavor = "multi_thread")]
+async fn budget_of_children_comes_out_of_their_parents_reservation() {
+    let _alone = lock_machine();
+    let cluster = TestCluster::start_with_workers(ClusterSetup::default(), 1);
+    let (bus, run) = (cluster.connect_bus().await, run_id("budget"));
+    let nested = json!({"delegate": [{"parameters": {"delegate": [{}, {}]}}, {}]});
+    let mut submission = fixed_submission(vec![echo_task("root", &nested)]);
+    let calls = ResourceAmounts { model_calls: Some(100), ..ResourceAmounts::default() };
+    submission.budget = Budget { amounts: calls, attempt: calls, final_percent: 0, ..Budget::default() };
+    submit_run(&bus, &run, &submission).await;
+    let history = wait_for_run_history(&bus, &run, TIMEOUT).await;
+    assert_completed(&history);
+    let plan = history.folded_plan();
+    assert_eq!(plan.tasks().len(), 5);
+    let budget = |task: &millrace_protocol::plan::Task| task.spec.budget.model_calls.unwrap_or(0);
+    for parent in plan.tasks() {
+        let of_children: u64 = plan.children(parent).map(budget).sum();
+        let own = if parent.spec.is_child() { budget(parent) } else { 100 };
+        assert!(of_children <= own, "{} delegates {of_children} of {own}", parent.spec.id);
+    }
+    assert_eq!(plan.budget.reserved.total_reserved(ResourceKind::ModelCalls), 0);
+    cluster.stop_all();
+}
+
+/// Parents with children and grandchildren, some of which sleep.
+fn nested_delegations(random: &mut SeededRandom) -> Vec<TaskSpec> {
+    let leaf = |random: &mut SeededRandom| json!({"parameters": {"delay_ms": random.next_below(200), "park_ms": random.next_below(500), "steps": 1}});
+    (0..4)
+        .map(|number| {
+            let grandchildren = json!([leaf(random), leaf(random)]);
+            let children = json!([leaf(random), {"parameters": {"delegate": grandchildren, "steps": 1}}]);
+            let mut task = echo_task(&format!("p{number}"), &json!({"delegate": children, "steps": 1}));
+            task.limits.max_attempts = 1;
+            task
+        })
+        .collect()
+}
+
+/// Processes and the server are killed at random moments while tasks are delegated and end. No child is there twice, none is
+/// lost, and no parent sleeps on. `MILLRACE_WAITING_SEEDS=50` is the long form.
+#[tokio::test(flavor = "multi_thread")]
+async fn kills_lose_no_child_and_no_wake_up() {
+    let _alone = lock_machine();
+    let seeds: u64 = std::env::var("MILLRACE_WAITING_SEEDS").ok().and_then(|it| it.parse().ok()).unwrap_or(3);
+    for seed in 0..seeds {
+        let mut random = SeededRandom::new(1_000 + seed);
+        let mut cluster = TestCluster::start_with_workers(ClusterSetup::default(), 2);
+        let (bus, run) = (cluster.connect_bus().await, run_id(&format!("kills-{seed}")));
+        let started = Instant::now();
+        submit_run(&bus, &run, &fixed_submission(nested_delegations(&mut random))).await;
+        for _ in 0..6 {
+            crash_one_at_random(&mut cluster, &mut random).await;
+            cluster.restart_exited();
+            tokio::time::sleep(Duration::from_millis(random.next_below(500))).await;
+        }
+        let history = wait_for_value(TIMEOUT, &format!("the end of seed {seed}"), async || {
+            cluster.restart_exited();
+            let history = History::read_from_log(&bus, &run).await.ok()?;
+            history.folded_plan().run.end.is_some().then_some(history)
+        })
+        .await;
+        println!("seed {seed}: over after {:.1?}, {} takeovers", started.elapsed(), history.takeover_count());
+        assert_completed(&history);
+        let plan = history.folded_plan();
+        assert_eq!(plan.tasks().len(), 4 * 5, "each child once");
+        for task in plan.tasks() {
+            assert_eq!(task.attempts.len(), 1, "{} has another attempt", task.spec.id);
+            assert!(matches!(task.attempts[0].end, Some(AttemptEnd::Finished { .. })), "{}", task.spec.id);
+        }
+        for number in 0..4 {
+            let data = result_of(&bus, &history, &format!("p{number}")).await.data;
+            assert_eq!(data, Some(json!(["completed", ["completed", "completed"]])));
+        }
+        cluster.stop_all();
+    }
+}
+
+/// The example of docs/delegation.md, with a scripted model.
+#[tokio::test(flavor = "multi_thread")]
+async fn documented_example_runs() {
+    let _alone = lock_machine();
+    let mut cluster =
+        TestCluster::start_with_workers(ClusterSetup { slots: 2, ..ClusterSetup::default() }, 0);
+    let page = std::fs::read_to_string(repository_folder().join("docs/delegation.md")).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let [lead, counter, script] =
+        ["lead.yaml", "counter.yaml", "model.yaml"].map(|name| folder.path().join(name));
+    std::fs::write(&lead, first_code_block(&page, "yaml").unwrap()).unwrap();
+    std::fs::write(&counter, first_code_block(&page, "yaml counter").unwrap()).unwrap();
+    std::fs::write(
+        &script,
+        "rules:\n\
+         - when: {task: count}\n  turns:\n  - {text: \"seven words\"}\n\
+         - turns:\n\
+         \x20 - calls:\n\
+         \x20   - task: {capability: counter, description: count one}\n\
+         \x20   - task: {capability: counter, description: count two}\n\
+         \x20 - {text: \"{{last}}\"}\n",
+    )
+    .unwrap();
+    let model = format!("script:{}", script.display());
+    let (lead, counter) = (lead.to_str().unwrap(), counter.to_str().unwrap());
+    let arguments = ["--capability", lead, "--capability", counter, "--model", &model];
+    cluster.start_process(ProcessRole::Worker, "agents", &arguments);
+    let (bus, run) = (cluster.connect_bus().await, run_id("example"));
+    let mut task = echo_task("compare", &json!({}));
+    task.capability = Capability::new("lead").unwrap();
+    task.objective = "compare".into();
+    submit_run(&bus, &run, &fixed_submission(vec![task])).await;
+    let history = wait_for_run_history(&bus, &run, TIMEOUT).await;
+    assert_completed(&history);
+    let plan = history.folded_plan();
+    assert_eq!(plan.tasks().len(), 3);
+    assert!(result_of(&bus, &history, "compare").await.output.contains("seven words"));
+    let limits = &plan.task(&task_id("compare-1-0-1")).unwrap().spec.limits;
+    assert_eq!((limits.run_time.as_secs(), limits.max_attempts), (600, 2), "the limits of the file");
+    let show = text_of(&cluster.millrace_command().args(["show", "example"]).output().unwrap());
+    assert!(show.contains("  compare-1-0-0") && show.contains("with its delegated tasks"), "{show}");
+    cluster.stop_all();
+}
