@@ -202,7 +202,7 @@ mod tests {
                 .to_string()
         };
         assert_eq!(denial("/x"), "/x may not be changed here: this capability's permissions deny it");
-        assert!(denial("/reports/final.md").contains("approval, which is not available"));
+        assert!(denial("/reports/final.md").contains("only with a person's approval"));
         assert!(
             CompiledPermissions::default()
                 .check_permission(FileOperation::Write, &FilePath::new("/x").unwrap())

@@ -385,12 +385,46 @@ async fn permissions_hide_files_and_prevent_changes() {
         ] {
             let refusal = agent.call(tool, arguments).await.unwrap_err();
             assert!(
-                refusal.contains("deny it") || refusal.contains("approval, which is not available"),
+                refusal.contains("deny it") || refusal.contains("only with a person's approval"),
                 "{refusal}"
             );
         }
     }
     assert_eq!(files.0.lock().unwrap().values().map(Vec::len).sum::<usize>(), 4, "nothing was written");
+}
+
+#[tokio::test]
+async fn approved_calls_may_do_what_a_person_must_approve() {
+    let files = in_memory_files(&[("/asked/a", "word"), ("/denied/a", "word")]);
+    let rules: PermissionRules = serde_json::from_value(json!([
+        {"paths": ["/asked"], "mode": "ask"},
+        {"paths": ["/denied"], "mode": "deny"}
+    ]))
+    .unwrap();
+    let mut agent = ToolUser::with_permissions(&files, rules.compile().unwrap());
+    let reason = |agent: &ToolUser, tool: &str, path: &str| {
+        agent.tool(tool).approval_reason(&json!({"file_path": path}))
+    };
+    for tool in ["read_file", "write_file", "edit_file", "delete"] {
+        assert!(
+            reason(&agent, tool, "/asked/a").unwrap().contains("only with a person's approval"),
+            "{tool}"
+        );
+        assert_eq!(reason(&agent, tool, "/denied/a"), None, "a denied call needs no person: {tool}");
+        assert_eq!(reason(&agent, tool, "/free"), None, "{tool}");
+    }
+    let approved =
+        |turn: u64| Call { key: format!("r/t/1/{turn}.0"), turn, is_approved: true, ..Call::default() };
+    let read = json!({"file_path": "/asked/a"});
+    assert!(agent.call("read_file", read.clone()).await.is_err());
+    assert!(agent.call_with_id("read_file", read, &approved(7)).await.unwrap().contains("word"));
+    let write = json!({"file_path": "/asked/a", "content": "new"});
+    assert!(agent.call_with_id("write_file", write, &approved(8)).await.unwrap().contains("Updated"));
+    let denied = json!({"file_path": "/denied/a"});
+    assert!(
+        agent.call_with_id("read_file", denied, &approved(9)).await.is_err(),
+        "no approval lifts a denial"
+    );
 }
 
 #[tokio::test]
