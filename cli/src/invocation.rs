@@ -76,7 +76,7 @@ pub fn this_command() -> String {
 }
 
 /// Quotes an argument for a shell, if that is necessary.
-fn quote(argument: &str) -> String {
+pub fn quote(argument: &str) -> String {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || "/._-:@%+=,".contains(c);
     if !argument.is_empty() && argument.chars().all(is_plain) {
         return argument.to_owned();

@@ -15,6 +15,7 @@ mod invocation;
 mod json;
 mod plan_file;
 mod prices;
+mod questions;
 mod report;
 mod session;
 mod settings;
@@ -30,7 +31,7 @@ use clap::{CommandFactory, Parser, Subcommand};
 use millrace_runtime::program;
 
 use commands::{
-    add, backup, bench, cancel, completions, config, edit, eval, files, limits, list, logs, man, message,
+    add, answer, backup, bench, cancel, completions, config, edit, eval, files, inbox, limits, list, logs, man, message,
     metrics, pause, replay, restore, resume, retry, run, schema, show, signal, status, submit, up, watch,
 };
 use exit::{CommandError, CommandExit, run_until_interrupt};
@@ -89,6 +90,10 @@ enum Command {
     Message(message::MessageArguments),
     /// Signal an event to a run, whose attempts may wait for it
     Signal(signal::SignalArguments),
+    /// Show the open questions of runs to persons
+    Inbox(inbox::InboxArguments),
+    /// Answer questions of runs: approve, edit or reject tool calls, give inputs
+    Answer(answer::AnswerArguments),
     /// List, show or download a run's files
     Files(files::FilesArguments),
     /// Show or change the rate limits of models
@@ -203,6 +208,8 @@ async fn dispatch_command(command: Command, profile: Option<String>) -> Result<E
         | Command::Add(_)
         | Command::Message(_)
         | Command::Signal(_)
+        | Command::Inbox(_)
+        | Command::Answer(_)
         | Command::Files(_)
         | Command::Limits(_)
         | Command::Replay(_)
@@ -252,6 +259,10 @@ async fn dispatch_command(command: Command, profile: Option<String>) -> Result<E
         Command::Add(arguments) => add::run_command(arguments, shutdown).await?,
         Command::Message(arguments) => message::run_command(arguments, shutdown).await?,
         Command::Signal(arguments) => signal::run_command(arguments, shutdown).await?,
+        Command::Inbox(arguments) => {
+            run_until_interrupt(&shutdown, Box::pin(inbox::run_command(arguments, shutdown.clone()))).await?
+        }
+        Command::Answer(arguments) => answer::run_command(arguments, shutdown).await?,
         Command::Files(arguments) => run_until_interrupt(&shutdown, files::run_command(arguments)).await?,
         Command::Limits(arguments) => {
             run_until_interrupt(&shutdown, limits::run_command(arguments, shutdown.clone())).await?

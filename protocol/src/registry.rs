@@ -135,6 +135,13 @@ pub struct RunSummary {
     /// The number of tasks whose attempts are parked.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub waiting: u32,
+    /// The number of its open questions to persons.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub open_questions: u32,
+    /// The number of its questions so far, open and closed; each round counts. Any change of the open questions changes this number
+    /// or the other.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub questions: u32,
     /// `true` if its messages are in the archive and no longer in the lane.
     pub archived: bool,
     /// `true` if it has ended and can be resumed.
@@ -165,6 +172,13 @@ pub struct RunSummary {
 
 fn is_zero(count: &u32) -> bool {
     *count == 0
+}
+
+/// Returns the number of questions that were asked so far; each round counts.
+fn count_questions(plan: &Plan) -> u32 {
+    let attempts = plan.tasks().iter().flat_map(|task| task.attempts.iter().map(move |one| (task, one)));
+    let rounds = attempts.flat_map(|(task, attempt)| attempt.questions(task)).map(|(_, wait)| wait.round);
+    rounds.fold(0, u32::saturating_add)
 }
 
 /// Describes what a run waits for while nothing is in progress: the wait of its first task that has no unmet dependency.
@@ -198,6 +212,8 @@ impl RunSummary {
             updated: now,
             counts: std::array::from_fn(|state| plan.task_count_in_state(TaskState::ALL[state])),
             waiting: plan.task_count_in_state(TaskState::Waiting),
+            open_questions: u32::try_from(plan.open_questions().count()).unwrap_or(u32::MAX),
+            questions: count_questions(plan),
             archived: false,
             is_resumable: plan.is_resumable(),
             is_paused: plan.run.paused.is_some(),

@@ -158,13 +158,22 @@ fn summary_row(summary: &RunSummary, now: Timestamp) -> [String; 7] {
     let until = if summary.end.is_some() { summary.updated } else { now };
     [
         summary.run.to_string(),
-        format_run_state(summary),
+        format_run_state(summary) + &describe_open_questions(summary),
         format!("{done}/{all}"),
         format_age(now.duration_since(summary.started)),
         format_age(until.duration_since(summary.started)),
         format_cost_or_tokens(summary),
         objective + &provider.unwrap_or_default() + &wait.unwrap_or_default(),
     ]
+}
+
+/// Returns `, 2 questions` for a live run that waits for the answers of persons.
+fn describe_open_questions(summary: &RunSummary) -> String {
+    match summary.open_questions {
+        0 => String::new(),
+        1 => ", 1 question".into(),
+        count => format!(", {count} questions"),
+    }
 }
 
 fn format_run_state(summary: &RunSummary) -> String {
@@ -217,6 +226,8 @@ mod tests {
             updated: started + SignedDuration::from_secs(75),
             counts: [0, 0, 1, 0, 2, 0, 0, 0, 0],
             waiting: 0,
+            open_questions: 0,
+            questions: 0,
             archived: false,
             is_resumable: false,
             is_paused: false,

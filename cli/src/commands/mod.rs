@@ -2,6 +2,7 @@
 //! and prints.
 
 pub mod add;
+pub mod answer;
 pub mod backup;
 pub mod bench;
 pub mod cancel;
@@ -10,6 +11,7 @@ pub mod config;
 pub mod edit;
 pub mod eval;
 pub mod files;
+pub mod inbox;
 pub mod limits;
 pub mod list;
 pub mod logs;

@@ -23,7 +23,7 @@ Examples:
 pub const FILES: [&str; 3] = ["plan", "capability", "evaluation"];
 
 /// Everything that has a schema.
-pub const NAMES: [&str; 35] = [
+pub const NAMES: [&str; 37] = [
     "plan",
     "capability",
     "evaluation",
@@ -45,6 +45,8 @@ pub const NAMES: [&str; 35] = [
     "add",
     "message",
     "signal",
+    "inbox",
+    "answer",
     "files",
     "limits",
     "replay",

@@ -521,6 +521,8 @@ mod tests {
             updated: started + jiff::SignedDuration::from_millis(12_300),
             counts: [0, 0, 0, 0, 2, 0, 0, 1, 0],
             waiting: 0,
+            open_questions: 0,
+            questions: 0,
             archived: false,
             is_resumable: false,
             is_paused: false,

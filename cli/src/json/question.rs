@@ -1,9 +1,15 @@
 //! Questions and answers, as JSON.
 
-use millrace_protocol::question::{Answer, AnswerKind, ExpiryAction, Question, QuestionSubject};
+use millrace_protocol::ids::{RunId, TaskId};
+use millrace_protocol::question::{
+    Answer, AnswerKind, ExpiryAction, Question, QuestionId, QuestionSubject,
+};
 use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::Value;
+
+use super::{Time, milliseconds, tagged};
+use crate::questions::{AnswerOutcome, OutcomeKind, QuestionRecord, QuestionState, full_id};
 
 /// A question to a person.
 #[derive(Debug, Serialize, JsonSchema)]
@@ -104,5 +110,138 @@ impl<'a> From<&'a Answer> for PersonAnswerJson<'a> {
             }
         };
         Self { answer: answer.kind(), value, text }
+    }
+}
+
+/// The state of a question.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum QuestionStatus {
+    /// It can be answered.
+    Open,
+    /// A person has answered it.
+    Answered,
+    /// Nobody has answered it in time.
+    Expired,
+    /// Its attempt does not need the answer any more.
+    Withdrawn,
+}
+
+/// A question with its place, its state and its answer.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct QuestionDetails<'a> {
+    /// The task.
+    task: TaskId,
+    /// The attempt.
+    attempt: u32,
+    /// The number of the wait in the attempt, from 1.
+    number: u32,
+    /// The round, from 1; it grows when an expired question is asked again.
+    round: u32,
+    /// The state.
+    status: QuestionStatus,
+    /// When its round was asked.
+    asked_at: Time,
+    /// When it expires; `null` if it does not, or is closed.
+    expires_at: Option<Time>,
+    #[serde(flatten)]
+    question: QuestionJson<'a>,
+    /// The person whose answer counts; `null` as long as there is none.
+    by: Option<&'a str>,
+    /// When it was decided on; `null` while it is open, and if it was withdrawn.
+    decided_at: Option<Time>,
+    /// The time from its round to its decision.
+    time_to_decide_ms: Option<u64>,
+    /// The answer; `null` as long as there is none.
+    answer: Option<PersonAnswerJson<'a>>,
+    /// The reason why it was withdrawn; `null` if it was not.
+    withdrawn: Option<String>,
+}
+
+impl<'a> From<QuestionRecord<'a>> for QuestionDetails<'a> {
+    fn from(record: QuestionRecord<'a>) -> Self {
+        let (expires_at, time_to_decide) = (record.expires_at(), record.time_to_decide());
+        let QuestionRecord { id: QuestionId { task, attempt, number, round }, wait, question, state } = record;
+        let (status, by, answer, withdrawn) = match state {
+            QuestionState::Open => (QuestionStatus::Open, None, None, None),
+            QuestionState::Answered { by, answer } => {
+                (QuestionStatus::Answered, Some(by), Some(answer.into()), None)
+            }
+            QuestionState::Expired => (QuestionStatus::Expired, None, None, None),
+            QuestionState::Withdrawn(reason) => (QuestionStatus::Withdrawn, None, None, Some(reason)),
+        };
+        Self {
+            task,
+            attempt,
+            number,
+            round,
+            status,
+            asked_at: wait.since.into(),
+            expires_at: expires_at.map(Time::from),
+            question: question.into(),
+            by,
+            decided_at: wait.ended_at.map(Time::from),
+            time_to_decide_ms: time_to_decide.map(milliseconds),
+            answer,
+            withdrawn,
+        }
+    }
+}
+
+/// A question of a run: a line of `millrace inbox --json`, and of `millrace watch --json` when it is asked and when it is
+/// closed.
+#[derive(Debug, Serialize, JsonSchema)]
+#[serde(tag = "type", rename = "question")]
+#[schemars(transform = tagged("question"))]
+pub struct QuestionLine<'a> {
+    /// The id, as `millrace answer` accepts it.
+    id: String,
+    /// The run.
+    run: &'a RunId,
+    #[serde(flatten)]
+    details: QuestionDetails<'a>,
+}
+
+impl<'a> QuestionLine<'a> {
+    /// Returns the line for a question of a run.
+    pub fn new(run: &'a RunId, record: QuestionRecord<'a>) -> Self {
+        Self { id: full_id(run, &record.id), run, details: record.into() }
+    }
+}
+
+/// The outcome of an answer: a line of `millrace answer --json`.
+#[derive(Debug, Serialize, JsonSchema)]
+#[serde(tag = "type", rename = "answer")]
+#[schemars(transform = tagged("answer"))]
+pub struct AnswerLine<'a> {
+    /// The question: its full id, or what was given as one.
+    id: &'a str,
+    /// The outcome.
+    outcome: OutcomeKind,
+    /// The person whose answer counts; `null` if there is none.
+    by: Option<&'a str>,
+    /// When that answer was decided on.
+    at: Option<Time>,
+    /// That answer.
+    answer: Option<PersonAnswerJson<'a>>,
+    /// The outcome, for a person.
+    message: &'a str,
+    /// The open questions that the name fits, if there are several.
+    #[serde(skip_serializing_if = "<[String]>::is_empty")]
+    candidates: &'a [String],
+}
+
+impl<'a> From<&'a AnswerOutcome> for AnswerLine<'a> {
+    fn from(outcome: &'a AnswerOutcome) -> Self {
+        let AnswerOutcome { id, kind, by, at, answer, message, candidates } = outcome;
+        Self {
+            id,
+            outcome: *kind,
+            by: by.as_deref(),
+            at: at.map(Time::from),
+            answer: answer.as_ref().map(PersonAnswerJson::from),
+            message,
+            candidates,
+        }
     }
 }

@@ -16,8 +16,9 @@ use millrace_protocol::result::{TaskResult, Usage, Verdict};
 use schemars::JsonSchema;
 use serde::Serialize;
 
-use super::{ErrorDetails, ProviderWaitJson, Time, tagged};
+use super::{ErrorDetails, ProviderWaitJson, QuestionDetails, Time, tagged};
 use crate::budget;
+use crate::questions::questions_of_attempt;
 use crate::history::{FailureRecord, PlannerTurn, RunHistory, UserCommand, UserMessage};
 use crate::report::{explain_deliverable_choice, resume_command_hint};
 use crate::view::{describe_hold, describe_task_wait};
@@ -234,6 +235,8 @@ pub struct RunListLine<'a> {
     /// The wait of its first waiting task, while nothing is in progress.
     #[serde(skip_serializing_if = "Option::is_none")]
     waiting_for: Option<&'a str>,
+    /// The number of its open questions to persons; `millrace inbox` shows them.
+    open_questions: u32,
     /// The damage of its log; such a run cannot continue.
     #[serde(skip_serializing_if = "Option::is_none")]
     log_damage: Option<&'a str>,
@@ -258,6 +261,7 @@ impl<'a> RunListLine<'a> {
                 .and_then(|summary| summary.waiting_for_provider.as_ref())
                 .map(Into::into),
             waiting_for: summary.and_then(|summary| summary.waiting_for.as_deref()),
+            open_questions: summary.map(|summary| summary.open_questions).unwrap_or_default(),
             log_damage: summary.and_then(|summary| summary.log_damage.as_deref()),
         }
     }
@@ -384,6 +388,8 @@ pub struct TaskHead<'a> {
 pub enum AttemptState {
     /// A worker carries it out.
     Running,
+    /// It is parked: it waits for a time, an event or an answer, without a worker.
+    Waiting,
     /// Its result is reviewed.
     UnderReview,
     /// Its result was accepted.
@@ -403,6 +409,7 @@ impl AttemptState {
     pub fn name(self) -> &'static str {
         match self {
             Self::Running => "running",
+            Self::Waiting => "waiting",
             Self::UnderReview => "under_review",
             Self::Accepted => "accepted",
             Self::Rejected => "rejected",
@@ -417,6 +424,7 @@ impl AttemptState {
         let is_current = task.attempt == attempt.number;
         match (attempt.end.as_ref(), attempt.verdict.as_ref()) {
             (None, _) if is_current && task.state() == TaskState::Running => Self::Running,
+            (None, _) if is_current && task.state() == TaskState::Waiting => Self::Waiting,
             (None, _) => Self::GivenUp,
             (Some(AttemptEnd::Errored(_)), _) => Self::Errored,
             (Some(AttemptEnd::TimedOut(_)), _) => Self::TimedOut,
@@ -466,6 +474,9 @@ pub struct AttemptJson<'a> {
     /// Feedback that it was given: from earlier attempts, the planner and users.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub feedback: Vec<String>,
+    /// Its questions to persons, open and closed, in the order in which they were asked.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub questions: Vec<QuestionDetails<'a>>,
 }
 
 /// The budget of a run.
@@ -650,6 +661,7 @@ impl<'a> AttemptJson<'a> {
             usage: attempt.usage,
             review_usage: attempt.review_usage,
             feedback: feedback_before_attempt(task, attempt.number),
+            questions: questions_of_attempt(task, attempt).map(QuestionDetails::from).collect(),
         }
     }
 }

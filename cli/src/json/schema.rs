@@ -5,9 +5,9 @@ use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde_json::{Value, json};
 
 use super::{
-    BackupOutcome, BenchJson, ClusterJson, CommandOutcome, DecisionLine, DoctorJson, EntryLine, ErrorLine,
+    AnswerLine, BackupOutcome, BenchJson, ClusterJson, CommandOutcome, DecisionLine, DoctorJson, EntryLine, ErrorLine,
     EvaluationConfigurationJson, EvaluationSampleJson, EventLine, FileJson, LimitJson, LogLineJson,
-    PlannerTranscript, ReplayJson, RunListLine, RunResult, TaskTranscript,
+    PlannerTranscript, QuestionLine, ReplayJson, RunListLine, RunResult, TaskTranscript,
 };
 use crate::commands::config::SettingsDocument;
 
@@ -31,12 +31,15 @@ pub fn output_schema(name: &str) -> Option<Value> {
     let result: AddSchema = add::<RunResult<'static>>;
     let outcome: AddSchema = add::<CommandOutcome<'static>>;
     let listed: AddSchema = add::<RunListLine<'static>>;
+    let question: AddSchema = add::<QuestionLine<'static>>;
     let error: AddSchema = add::<ErrorLine>;
     let (kind, types): (OutputKind, Vec<AddSchema>) = match name {
         "event" => (Document, vec![event]),
         "result" => (Document, vec![result]),
         "error" => (Document, vec![error]),
-        "run" | "resume" | "watch" | "submit" => (Lines, vec![event, result, outcome, error]),
+        "run" | "resume" | "watch" | "submit" => (Lines, vec![event, question, result, outcome, error]),
+        "inbox" => (Lines, vec![question, error]),
+        "answer" => (Lines, vec![add::<AnswerLine<'static>>, error]),
         "list" => (Lines, vec![listed, error]),
         "up" => (Lines, vec![outcome, listed, error]),
         "show" => (

@@ -13,6 +13,7 @@ use millrace_protocol::plan::{
 };
 use millrace_protocol::safe_text::single_line;
 use millrace_protocol::subject::{self, Topic};
+use millrace_protocol::wire::WireMessage;
 use millrace_runtime::log::lane_tail::LaneTail;
 use millrace_runtime::log::publish_message;
 use millrace_runtime::nats::record::StreamRecord;
@@ -127,6 +128,44 @@ fn login_name() -> Option<String> {
     line.split(':').next().map(str::to_owned)
 }
 
+/// The decision on a message that a client appended to the log of a run.
+#[derive(Debug)]
+pub enum MessageDecision {
+    /// It was applied, with these events.
+    Applied(Vec<Event>),
+    /// It was refused.
+    Refused(Refusal),
+    /// The run was archived without a decision on it.
+    Archived,
+    /// The user interrupted the wait; the message stays in the log.
+    Interrupted,
+}
+
+/// Appends a message of a client to the log of a run, and waits for the decision on it. `id` is the idempotency key in it.
+///
+/// # Errors
+/// The cluster does not answer, or refuses the message to this identity.
+pub async fn append_and_await_decision<M: WireMessage>(
+    bus: &Bus,
+    run: &RunId,
+    topic: &Topic,
+    (message, id): (&M, &str),
+    interrupt: &CancellationToken,
+) -> Result<MessageDecision, Fault> {
+    let sequence = publish_message(bus, bus.lane_of_run(run), run, topic, message, id).await?;
+    let answer = tokio::select! {
+        answer = await_decision_on_fact(bus, run, sequence) => answer?,
+        () = interrupt.cancelled() => return Ok(MessageDecision::Interrupted),
+    };
+    Ok(match answer {
+        Some(Ok(events)) => MessageDecision::Applied(events),
+        // It was published twice because the first acknowledgement was lost; the first copy was applied.
+        Some(Err(Refusal::AlreadyApplied(applied))) if applied == id => MessageDecision::Applied(Vec::new()),
+        Some(Err(refusal)) => MessageDecision::Refused(refusal),
+        None => MessageDecision::Archived,
+    })
+}
+
 /// Appends a command to the log and waits for the decision on it. Returns its events, or `None` if the user interrupts.
 ///
 /// # Errors
@@ -140,27 +179,24 @@ pub async fn send_command_and_await_decision(
 ) -> Result<Option<Vec<Event>>, CommandError> {
     let id = uuid::Uuid::now_v7().simple().to_string();
     let command = RunCommand { id: id.clone(), by, control };
-    let sequence = publish_message(bus, bus.lane_of_run(run), run, &Topic::Control, &command, &id).await?;
-    let answer = tokio::select! {
-        answer = await_decision_on_fact(bus, run, sequence) => answer?,
-        () = interrupt.cancelled() => {
+    match append_and_await_decision(bus, run, &Topic::Control, (&command, &id), interrupt).await? {
+        MessageDecision::Applied(events) => Ok(Some(events)),
+        MessageDecision::Refused(refusal) => Err(CommandError::invalid_input(anyhow!("{refusal}"))),
+        MessageDecision::Interrupted => {
             print_stderr_line(&format!("millrace: the command is in the log; it takes effect on run {run} when a supervisor is running"));
-            return Ok(None);
+            Ok(None)
         }
-    };
-    match answer {
-        Some(Ok(events)) => Ok(Some(events)),
-        // It was published twice because the first acknowledgement was lost; the first copy was applied.
-        Some(Err(Refusal::AlreadyApplied(applied))) if applied == id => Ok(Some(Vec::new())),
-        Some(Err(refusal)) => Err(CommandError::invalid_input(anyhow!("{refusal}"))),
-        None => {
+        MessageDecision::Archived => {
             let plan = read_run_history(bus, run).await?.plan;
             refuse_ended_run(run, &plan)?;
-            Err(CommandError::unusable_environment(anyhow!(
-                "lost track of run {run}: the cluster no longer reports it"
-            )))
+            Err(lost_run_error(run))
         }
     }
+}
+
+/// The error about a run that is neither in its lane nor in the archive.
+pub fn lost_run_error(run: &RunId) -> CommandError {
+    CommandError::unusable_environment(anyhow!("lost track of run {run}: the cluster no longer reports it"))
 }
 
 /// Waits for the decision on a fact; `None` if the run was archived without one.

@@ -131,6 +131,8 @@ mod tests {
             updated: at,
             counts: [0; 9],
             waiting: 0,
+            open_questions: 0,
+            questions: 0,
             archived: false,
             is_resumable: false,
             is_paused: false,
