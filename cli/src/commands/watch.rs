@@ -21,6 +21,7 @@ use crate::history::RunHistory;
 use crate::interrupted::interrupt_run;
 use crate::invocation::command_hint;
 use crate::json::{ErrorLine, print_json};
+use crate::questions::InPlaceAnswers;
 use crate::report::RunReport;
 use crate::session::ClusterSession;
 use crate::target::{ClusterTarget, ReadConnection, read_run_history, refuse_damaged_log};
@@ -167,6 +168,8 @@ pub async fn watch_run(
     redraw.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Skip);
     let mut connection = ConnectionMonitor::new(bus, target);
     let mut disk = target.nats.is_none().then(|| DiskMonitor::new(&target.data));
+    // Answers are given in place by those who started the run; others use `millrace answer`.
+    let mut answers = session.and_then(|_| InPlaceAnswers::open(bus, run, &view));
     // A resumed run has ended before: `follow` knows which end is the last one.
     loop {
         tokio::select! {
@@ -180,10 +183,20 @@ pub async fn watch_run(
                     decision => decision?,
                 };
                 history.add_decision(&decision);
+                if let Some(answers) = &mut answers {
+                    answers.follow(&history.plan, &mut view);
+                }
                 view.show_decision(run, &history.plan, &live, sequence, &decision);
             }
             Some(message) = writing.next() => {
                 live.add_message(&message.subject, &message.payload, jiff::Timestamp::now());
+            }
+            event = InPlaceAnswers::next_event(&mut answers) => {
+                if let Some(answers) = &mut answers {
+                    answers.handle(event, &mut view);
+                    answers.follow(&history.plan, &mut view);
+                }
+                view.redraw(run, &history.plan, &live);
             }
             _ = redraw.tick() => {
                 if let Some(change) = disk.as_mut().and_then(DiskMonitor::check_if_due) {
@@ -197,6 +210,9 @@ pub async fn watch_run(
                     }
                     LinkState::Recovered(outage) => view.show_recovered_connection(outage),
                     LinkState::Connected => {
+                        if let Some(answers) = &mut answers {
+                            answers.follow(&history.plan, &mut view);
+                        }
                         view.redraw(run, &history.plan, &live);
                         // The decisions may be those before a later resumption, so that the log has the last word.
                         if is_at_rest(&history.plan) && is_at_rest(&read_plan(bus, run).await?) {
@@ -206,6 +222,9 @@ pub async fn watch_run(
                 }
             }
             () = interrupt.cancelled() => {
+                if let Some(answers) = &mut answers {
+                    answers.close(&mut view);
+                }
                 view.end_view(run, &history.plan);
                 let text = match connection.is_lost() {
                     true => connection.describe_unreachable_run(run),
@@ -214,6 +233,9 @@ pub async fn watch_run(
                 return Ok(output.print_stop(CommandExit::Interrupted, text));
             }
         }
+    }
+    if let Some(mut answers) = answers {
+        answers.close(&mut view);
     }
     view.end_view(run, &history.plan);
     if let Some(text) = describe_pause(run, &history.plan) {

@@ -181,47 +181,59 @@ pub async fn answer_question(
     if let Some(closed) = AnswerOutcome::of_closed(&run, &record) {
         return Ok(closed);
     }
-    let id = full_id(&run, &record.id);
     let answer = request.answer_to(record.question);
-    if let Err(mistake) = record.question.check_answer(&answer, scope) {
-        return Ok(AnswerOutcome::new(id, OutcomeKind::Refused, mistake));
+    let (id, question) = (record.id.clone(), record.question.clone());
+    let outcome = send_answer(bus, &run, (&id, &question), (answer, scope, by), interrupt).await?;
+    // An answer for further calls may have closed other questions.
+    plans.remove(&run);
+    Ok(outcome)
+}
+
+/// Checks the answer to a question that a person has seen, publishes it, and waits for the decision on it. The answer names the
+/// digest of that question.
+///
+/// # Errors
+/// The cluster does not answer, or refuses answers of this identity.
+pub async fn send_answer(
+    bus: &Bus,
+    run: &RunId,
+    (id, question): (&QuestionId, &Question),
+    (answer, scope, by): (Answer, AnswerScope, &str),
+    interrupt: &CancellationToken,
+) -> Result<AnswerOutcome, CommandError> {
+    let name = full_id(run, id);
+    if let Err(mistake) = question.check_answer(&answer, scope) {
+        return Ok(AnswerOutcome::new(name, OutcomeKind::Refused, mistake));
     }
     let key = uuid::Uuid::now_v7().simple().to_string();
     let message = RunAnswer {
         id: key.clone(),
         by: by.to_owned(),
-        question: record.id.clone(),
-        digest: record.question.digest.clone(),
+        question: id.clone(),
+        digest: question.digest.clone(),
         answer: answer.clone(),
         scope,
     };
-    let question = record.id.clone();
-    let decision = append_and_await_decision(bus, &run, &Topic::Answer, (&message, &key), interrupt).await?;
-    let outcome = match decision {
+    let decision = append_and_await_decision(bus, run, &Topic::Answer, (&message, &key), interrupt).await?;
+    Ok(match decision {
         MessageDecision::Applied(_) => AnswerOutcome {
             by: Some(by.to_owned()),
             at: Some(Timestamp::now()),
             message: single_line(&answer.to_string()),
             answer: Some(answer),
-            ..AnswerOutcome::new(id, OutcomeKind::Answered, String::new())
+            ..AnswerOutcome::new(name, OutcomeKind::Answered, String::new())
         },
-        MessageDecision::Refused(refusal) => outcome_of_refusal(bus, &run, &question, &refusal).await?,
+        MessageDecision::Refused(refusal) => outcome_of_refusal(bus, run, id, &refusal).await?,
         MessageDecision::Archived => {
-            let plan = read_plan(bus, &run).await?;
-            match closed_outcome(&run, &plan, &question) {
-                Some(closed) => closed,
-                None => return Err(lost_run_error(&run)),
-            }
+            let plan = read_plan(bus, run).await?;
+            closed_outcome(run, &plan, id).ok_or_else(|| lost_run_error(run))?
         }
         MessageDecision::Interrupted => AnswerOutcome::new(
-            id,
+            name,
             OutcomeKind::Sent,
             "the answer is in the log; it counts when a supervisor decides on it".into(),
         ),
-    };
-    // An answer for further calls may have closed other questions.
-    plans.remove(&run);
-    Ok(outcome)
+    })
 }
 
 /// Returns the outcome of an answer that the supervisor refused: the state of the question says why, if it is closed.

@@ -6,13 +6,14 @@
 //! | `text` | questions as lines for a person, and the commands that answer them |
 //! | `answering` | sends an answer and tells its outcome |
 //! | `changes` | the questions of a run that were opened and closed since the last look |
-//! | `prompt` | the prompt below the live view, as a state machine; `terminal` reads its keys |
+//! | `prompt` | the prompt below the live view, as a state machine |
+//! | `terminal` | reads the keys of the prompt, opens the editor, sends the answers |
 
 mod answering;
 mod changes;
-
+mod prompt;
 mod reference;
-
+mod terminal;
 mod text;
 
 use jiff::{SignedDuration, Timestamp};
@@ -21,14 +22,12 @@ use millrace_protocol::plan::{Attempt, AttemptWait, Plan, Task, TaskState};
 use millrace_protocol::question::{Answer, Question, QuestionId};
 use millrace_protocol::wait::WaitEnd;
 
-pub use answering::{AnswerOutcome, AnswerRequest, OutcomeKind, PlanCache, answer_question, json_text};
+pub use answering::{AnswerOutcome, AnswerRequest, OutcomeKind, PlanCache, answer_question};
 pub use changes::QuestionTracker;
-
 pub use reference::{QuestionReference, Selection};
-
+pub use terminal::InPlaceAnswers;
 pub use text::{
-    argument_lines, answer_command, describe_end, describe_question, format_closed_question, format_question,
-    format_question_line, kind_name,
+    describe_end, format_board_lines, format_closed_question, format_question, format_question_line,
 };
 
 /// A question, with its place and its state.

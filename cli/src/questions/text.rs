@@ -2,15 +2,18 @@
 
 use jiff::Timestamp;
 use millrace_protocol::ids::RunId;
+use millrace_protocol::plan::Plan;
 use millrace_protocol::question::{AnswerKind, ExpiryAction, Question, QuestionSubject};
 use millrace_protocol::safe_text::single_line;
 
-use super::{QuestionRecord, QuestionState, full_id};
+use super::{QuestionRecord, QuestionState, full_id, open_questions_of_plan};
 use crate::invocation::{command_hint, quote};
 use crate::view::{format_age, format_clock, format_short_duration};
 
 /// The smallest width to which lines are wrapped.
 const MIN_WIDTH: usize = 40;
+/// Maximum number of questions below a board.
+const MAX_BOARD_QUESTIONS: usize = 3;
 
 /// Returns the lines of an open question, as the inbox shows it.
 pub fn format_question(
@@ -119,7 +122,12 @@ fn describe_expiry(question: &Question, action: &ExpiryAction) -> String {
 }
 
 /// Returns the command that answers a question: with its first allowed decision, and the other ones as alternatives.
-pub fn answer_command(run: &RunId, record: &QuestionRecord<'_>) -> String {
+fn answer_command(run: &RunId, record: &QuestionRecord<'_>) -> String {
+    let (first, others) = answer_options(run, record);
+    first + &others
+}
+
+fn answer_options(run: &RunId, record: &QuestionRecord<'_>) -> (String, String) {
     let option = |kind: &AnswerKind| match kind {
         AnswerKind::Approve => "--approve".to_owned(),
         AnswerKind::Edit => "--edit FILE".into(),
@@ -132,7 +140,8 @@ pub fn answer_command(run: &RunId, record: &QuestionRecord<'_>) -> String {
     let first = options.next().unwrap_or_default();
     let command = command_hint(&format!("answer {} {first}", full_id(run, &record.id)));
     let others: Vec<String> = options.collect();
-    if others.is_empty() { command } else { format!("{command}   (or {})", others.join(", ")) }
+    let others = if others.is_empty() { String::new() } else { format!("   (or {})", others.join(", ")) };
+    (command, others)
 }
 
 /// The first option, or a place for the value.
@@ -157,8 +166,35 @@ pub fn format_question_line(run: &RunId, record: &QuestionRecord<'_>) -> String 
     )
 }
 
+/// Returns the lines about the open questions of a run below its board: each with the command that answers it.
+pub fn format_board_lines(run: &RunId, plan: &Plan, now: Timestamp, width: usize) -> Vec<String> {
+    let open = open_questions_of_plan(plan);
+    let mut lines = Vec::new();
+    for record in open.iter().take(MAX_BOARD_QUESTIONS) {
+        let QuestionRecord { id, question, wait, .. } = record;
+        let age = format_age(now.duration_since(wait.since));
+        let what = describe_question(question);
+        lines.push(cut_end(&format!("? {}  {id}  {age}, {what}", kind_name(question)), width));
+        let (first, others) = answer_options(run, record);
+        let whole = format!("  {first}{others}");
+        lines.push(if whole.chars().count() <= width { whole } else { format!("  {first}") });
+    }
+    let hidden = open.len().saturating_sub(MAX_BOARD_QUESTIONS);
+    let inbox = command_hint(&format!("inbox {run}"));
+    lines.extend((hidden > 0).then(|| cut_end(&format!("? and {hidden} more questions: {inbox}"), width)));
+    lines
+}
+
+/// Cuts a line.
+pub fn cut_end(line: &str, width: usize) -> String {
+    if line.chars().count() <= width {
+        return line.to_owned();
+    }
+    line.chars().take(width.saturating_sub(1)).chain(['…']).collect()
+}
+
 /// Describes a question on one line: its text, and the call that needs the approval.
-pub fn describe_question(question: &Question) -> String {
+fn describe_question(question: &Question) -> String {
     let text = single_line(&question.text);
     match &question.subject {
         QuestionSubject::Approval { tool, arguments, .. } => {
@@ -174,7 +210,7 @@ pub fn describe_question(question: &Question) -> String {
 }
 
 /// Wraps a text behind a label at blanks; further lines are indented as far as the text.
-fn wrap_labelled(indent: &str, label: &str, text: &str, width: Option<usize>) -> Vec<String> {
+pub fn wrap_labelled(indent: &str, label: &str, text: &str, width: Option<usize>) -> Vec<String> {
     let head = format!("{indent}{label}");
     let Some(width) = width else { return vec![format!("{head}{text}").trim_end().to_owned()] };
     let hang = " ".repeat(head.chars().count());

@@ -17,7 +17,8 @@ use millrace_protocol::ids::RunId;
 use millrace_protocol::plan::{Decision, Plan};
 use millrace_protocol::safe_text;
 
-use crate::json::{EventLine, print_json};
+use crate::json::{EventLine, QuestionLine, print_json};
+use crate::questions::{QuestionTracker, format_question_line};
 use heartbeat::Heartbeat;
 use lines::is_event_worth_showing;
 
@@ -38,11 +39,15 @@ pub enum RunDisplay {
         is_lost: bool,
         /// The lines about work in progress.
         heartbeat: heartbeat::Heartbeat,
+        /// The questions that were printed.
+        questions: QuestionTracker,
     },
     /// A JSON object for each event, one per line.
     Json {
         /// `true` if the loss of the connection was reported.
         is_lost: bool,
+        /// The questions that were printed.
+        questions: QuestionTracker,
     },
 }
 
@@ -50,15 +55,19 @@ impl RunDisplay {
     /// Chooses the view: JSON if requested, otherwise by whether standard error is a terminal that can be redrawn.
     pub fn new(json: bool) -> Self {
         match (json, std::io::stderr().is_terminal() && !style::is_dumb_terminal()) {
-            (true, _) => Self::Json { is_lost: false },
+            (true, _) => Self::Json { is_lost: false, questions: QuestionTracker::default() },
             (false, true) => Self::Tree(tree::TerminalBoard::new()),
-            (false, false) => Self::Lines { is_lost: false, heartbeat: Heartbeat::default() },
+            (false, false) => Self::Lines {
+                is_lost: false,
+                heartbeat: Heartbeat::default(),
+                questions: QuestionTracker::default(),
+            },
         }
     }
 
     /// Shows a decision, which is already applied to `plan`.
     pub fn show_decision(
-        &self,
+        &mut self,
         run: &RunId,
         plan: &Plan,
         live: &LiveModelOutput,
@@ -72,9 +81,13 @@ impl RunDisplay {
                     print_stderr_line(&format!("{} {}", format_clock(decision.at), format_event_line(event)));
                 }
             }
-            Self::Json { .. } => {
+            Self::Json { questions, .. } => {
                 for event in &decision.events {
                     print_json(&EventLine { run, sequence, at: decision.at.into(), event: event.into() });
+                }
+                let changes = questions.take_changes(plan);
+                for record in changes.opened.into_iter().chain(changes.closed) {
+                    print_json(&QuestionLine::new(run, record));
                 }
             }
         }
@@ -84,10 +97,14 @@ impl RunDisplay {
     pub fn redraw(&mut self, run: &RunId, plan: &Plan, live: &LiveModelOutput) {
         match self {
             Self::Tree(tree) => tree.draw_board(run, plan, live, Timestamp::now()),
-            Self::Lines { heartbeat, .. } => {
+            Self::Lines { heartbeat, questions, .. } => {
                 let now = Timestamp::now();
                 for line in heartbeat.due_lines(plan, live, now) {
                     print_stderr_line(&format!("{} {line}", format_clock(now)));
+                }
+                // Not with each decision: of a run that is watched late, most questions are closed already.
+                for record in questions.take_changes(plan).opened {
+                    print_stderr_line(&format!("millrace: {}", format_question_line(run, &record)));
                 }
             }
             Self::Json { .. } => {}
@@ -98,7 +115,7 @@ impl RunDisplay {
     pub fn show_lost_connection(&mut self, run: &RunId, plan: &Plan, since: Timestamp) {
         match self {
             Self::Tree(tree) => tree.draw_lost_board(run, plan, since, Timestamp::now()),
-            Self::Lines { is_lost, .. } | Self::Json { is_lost } => {
+            Self::Lines { is_lost, .. } | Self::Json { is_lost, .. } => {
                 if !std::mem::replace(is_lost, true) {
                     let line = describe_lost_connection(since);
                     print_stderr_line(&format!("millrace: {line}"));
@@ -111,11 +128,45 @@ impl RunDisplay {
     pub fn show_recovered_connection(&mut self, outage: Duration) {
         match self {
             Self::Tree(_) => {}
-            Self::Lines { is_lost, .. } | Self::Json { is_lost } => {
+            Self::Lines { is_lost, .. } | Self::Json { is_lost, .. } => {
                 if std::mem::take(is_lost) {
                     print_stderr_line(&format!("millrace: {}", describe_recovery(outage)));
                 }
             }
+        }
+    }
+
+    /// `true` if the view is a board that is redrawn in place.
+    pub fn is_board(&self) -> bool {
+        matches!(self, Self::Tree(_))
+    }
+
+    /// Sets the prompt below the board.
+    pub fn set_prompt(&mut self, lines: Vec<String>) {
+        if let Self::Tree(tree) = self {
+            tree.set_prompt(lines);
+        }
+    }
+
+    /// Prints a line that stays.
+    pub fn print_line(&self, line: &str) {
+        match self {
+            Self::Tree(tree) => tree.print_line(&format!("millrace: {line}")),
+            Self::Lines { .. } | Self::Json { .. } => print_stderr_line(&format!("millrace: {line}")),
+        }
+    }
+
+    /// Leaves the terminal to another program.
+    pub fn hide(&self) {
+        if let Self::Tree(tree) = self {
+            tree.hide();
+        }
+    }
+
+    /// Draws again after [`Self::hide`].
+    pub fn show_again(&self) {
+        if let Self::Tree(tree) = self {
+            tree.show_again();
         }
     }
 

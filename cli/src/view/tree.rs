@@ -10,6 +10,8 @@ use millrace_protocol::ids::RunId;
 use millrace_protocol::plan::Plan;
 use millrace_protocol::safe_text::terminal_text;
 
+use crate::questions::format_board_lines;
+
 use super::board::{render_board_lines, render_final_board_lines};
 use super::lines::describe_lost_connection;
 use super::live::LiveModelOutput;
@@ -19,6 +21,8 @@ use super::style::{paint_board_line, wants_colours};
 const MARGIN: usize = 2;
 /// Number of columns that the board leaves free.
 const ROOM: usize = 3;
+/// Maximum number of redraws per second.
+const HZ: u8 = 10;
 /// Maximum number of lines that stay on the screen after the run has ended.
 const LAST_LINES: usize = 40;
 
@@ -26,16 +30,18 @@ const LAST_LINES: usize = 40;
 pub struct TerminalBoard {
     bar: ProgressBar,
     has_colours: bool,
+    /// The prompt below the board; empty if there is none.
+    prompt: Vec<String>,
 }
 
 impl TerminalBoard {
     /// An empty board.
     pub fn new() -> Self {
-        let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr_with_hz(10));
+        let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr_with_hz(HZ));
         let style = ProgressStyle::with_template("{msg}").expect("the constant template is valid");
         bar.set_style(style);
         bar.enable_steady_tick(Duration::from_millis(200));
-        Self { bar, has_colours: wants_colours(true) }
+        Self { bar, has_colours: wants_colours(true), prompt: Vec::new() }
     }
 
     /// Draws the state.
@@ -44,9 +50,38 @@ impl TerminalBoard {
         let height = usize::from(height).saturating_sub(MARGIN).max(3);
         // The terminal shows ^C for an interrupt; it must fit into the last line.
         let width = usize::from(width).saturating_sub(ROOM);
-        let lines = render_board_lines(run, plan, live, now, width, height);
+        // An open question has to be read; it may take all but a few lines.
+        let questions = match self.prompt.is_empty() {
+            true => format_board_lines(run, plan, now, width),
+            false => self.prompt.clone(),
+        };
+        let height = height.saturating_sub(questions.len()).max(3);
+        let mut lines = render_board_lines(run, plan, live, now, width, height);
+        lines.extend(questions);
         let lines: Vec<String> = lines.iter().map(|line| self.paint(line)).collect();
         self.bar.set_message(lines.join("\n"));
+    }
+
+    /// Sets the prompt below the board.
+    pub fn set_prompt(&mut self, lines: Vec<String>) {
+        self.prompt = lines;
+    }
+
+    /// Leaves the terminal to another program.
+    pub fn hide(&self) {
+        self.bar.set_message("");
+        self.bar.tick();
+        self.bar.set_draw_target(ProgressDrawTarget::hidden());
+    }
+
+    /// Draws again after [`Self::hide`].
+    pub fn show_again(&self) {
+        self.bar.set_draw_target(ProgressDrawTarget::stderr_with_hz(HZ));
+    }
+
+    /// Prints a line above the board.
+    pub fn print_line(&self, line: &str) {
+        self.bar.println(terminal_text(line));
     }
 
     /// Draws the state as of the loss of the connection, below a line about it.

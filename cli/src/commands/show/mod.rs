@@ -12,6 +12,7 @@ use crate::commands::watch::print_deliverable;
 use crate::exit::{CommandError, CommandExit};
 use crate::interrupted::offline_run_hint;
 use crate::json::{RunResult, print_json};
+use crate::questions::{format_question_line, open_questions_of_plan};
 use crate::report::RunReport;
 use crate::target::{ClusterTarget, ReadConnection, read_run_history, refuse_damaged_log};
 use crate::view::{
@@ -85,6 +86,9 @@ async fn show_run(
             true => render_offline_board_lines(&run, &history.plan, now, WIDTH),
             false => render_board_lines(&run, &history.plan, &live, now, WIDTH, usize::MAX),
         });
+        for record in open_questions_of_plan(&history.plan) {
+            print_stdout_line(&format_question_line(&run, &record));
+        }
         view::format_history_lines(&history).iter().for_each(|line| print_stdout_line(line));
     }
     match (RunReport::fetch_if_ended(bus, &run, history).await?, arguments.json) {

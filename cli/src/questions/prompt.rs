@@ -1,0 +1,355 @@
+//! The prompt below the live view at which a person answers the open questions of a run, one after the other: a state machine
+//! over keys and states of the run. Pure.
+
+use std::collections::BTreeSet;
+
+use millrace_protocol::plan::Plan;
+use millrace_protocol::question::{Answer, AnswerKind, AnswerScope, Question, QuestionId, QuestionSubject};
+use millrace_protocol::safe_text::single_line;
+
+use super::answering::json_text;
+use super::text::{argument_lines, cut_end, describe_end, kind_name, wrap_labelled};
+use super::{AnswerOutcome, OutcomeKind, open_questions_of_plan, questions_of_plan};
+
+/// Maximum number of lines of a question.
+const MAX_LINES: usize = 14;
+/// Maximum number of bytes that a person may type.
+const MAX_TYPED: usize = 16_000;
+
+/// A key.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Key {
+    /// A character.
+    Char(char),
+    /// Erases the last character.
+    Backspace,
+    /// Erases the line.
+    EraseLine,
+    /// Ends the line.
+    Enter,
+}
+
+/// The work that a key leads to.
+#[derive(Debug, PartialEq, Eq)]
+pub enum PromptAction {
+    /// Sends an answer to the question.
+    Send {
+        /// The question.
+        id: QuestionId,
+        /// The question as the person has seen it.
+        question: Box<Question>,
+        /// The answer.
+        answer: Answer,
+    },
+    /// Opens an editor on the arguments of the call.
+    Edit {
+        /// The arguments, as indented JSON.
+        arguments: String,
+    },
+}
+
+/// What the prompt waits for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum PromptState {
+    /// A decision, or the value of an input.
+    Decision,
+    /// The complete arguments of the call, as JSON.
+    Arguments,
+    /// The reason of a rejection.
+    Reason,
+    /// The text of a response.
+    Response,
+    /// The editor.
+    Editor,
+    /// The decision of a supervisor on the answer.
+    Sending,
+}
+
+/// The question that is shown.
+#[derive(Debug)]
+struct CurrentQuestion {
+    id: QuestionId,
+    question: Question,
+    state: PromptState,
+}
+
+/// The prompt.
+#[derive(Debug)]
+pub struct QuestionPrompt {
+    current: Option<CurrentQuestion>,
+    /// The questions that the person skipped.
+    skipped: BTreeSet<QuestionId>,
+    /// The number of open questions that are not shown.
+    others: usize,
+    typed: String,
+    /// The last mistake.
+    notice: Option<String>,
+    has_editor: bool,
+}
+
+impl QuestionPrompt {
+    /// A prompt without a question; with `has_editor`, arguments are edited in an editor.
+    pub fn new(has_editor: bool) -> Self {
+        let (skipped, typed) = (BTreeSet::new(), String::new());
+        Self { current: None, skipped, others: 0, typed, notice: None, has_editor }
+    }
+
+    /// Follows the state of the run. Returns a line if the question that was shown has been closed by others.
+    pub fn follow(&mut self, plan: &Plan) -> Option<String> {
+        let open = open_questions_of_plan(plan);
+        let mut line = None;
+        if let Some(current) = &self.current
+            && !open.iter().any(|record| record.id == current.id)
+        {
+            let closed = questions_of_plan(plan).find(|record| record.id == current.id);
+            let is_own = current.state == PromptState::Sending;
+            line = closed.filter(|_| !is_own).map(|record| {
+                format!("question {} is closed: {}", record.id, describe_end(&record))
+            });
+            self.show(None);
+        }
+        if self.current.is_none() {
+            let next = open.iter().find(|record| !self.skipped.contains(&record.id));
+            let next = next.map(|record| (record.id.clone(), record.question.clone()));
+            self.show(next);
+        }
+        self.others = open.len() - usize::from(self.current.is_some());
+        line
+    }
+
+    /// `true` if keys are read: a question is shown, and no editor has the terminal.
+    pub fn wants_keys(&self) -> bool {
+        self.current.as_ref().is_some_and(|current| current.state != PromptState::Editor)
+    }
+
+    /// Shows a question; what was typed for another one is discarded.
+    fn show(&mut self, question: Option<(QuestionId, Question)>) {
+        self.typed.clear();
+        self.notice = None;
+        self.current = question.map(|(id, question)| {
+            let state = PromptState::Decision;
+            CurrentQuestion { id, question, state }
+        });
+    }
+
+    /// Handles a key.
+    pub fn press(&mut self, key: Key) -> Option<PromptAction> {
+        let state = self.current.as_ref()?.state;
+        if state == PromptState::Sending || state == PromptState::Editor {
+            return None;
+        }
+        match key {
+            Key::Char(typed) => {
+                if self.typed.len() < MAX_TYPED {
+                    self.typed.push(typed);
+                }
+                None
+            }
+            Key::Backspace => {
+                self.typed.pop();
+                None
+            }
+            Key::EraseLine => {
+                self.typed.clear();
+                None
+            }
+            Key::Enter => {
+                let line = std::mem::take(&mut self.typed);
+                self.notice = None;
+                self.enter(state, line.trim())
+            }
+        }
+    }
+
+    fn enter(&mut self, state: PromptState, line: &str) -> Option<PromptAction> {
+        match state {
+            PromptState::Decision => self.decide(line),
+            PromptState::Arguments if line.is_empty() => self.wait_for(PromptState::Decision),
+            PromptState::Arguments => self.send(Answer::Edit { arguments: line.into() }),
+            PromptState::Reason => self.send(Answer::Reject { message: line.into() }),
+            PromptState::Response if line.is_empty() => self.wait_for(PromptState::Decision),
+            PromptState::Response => self.send(Answer::Respond { content: line.into() }),
+            PromptState::Editor | PromptState::Sending => None,
+        }
+    }
+
+    /// Handles a line at which a decision was asked for.
+    fn decide(&mut self, line: &str) -> Option<PromptAction> {
+        let question = &self.current.as_ref()?.question;
+        let is_input = matches!(question.subject, QuestionSubject::Input { .. });
+        let (word, rest) = line.split_once(char::is_whitespace).unwrap_or((line, ""));
+        let rest = rest.trim();
+        match (word, is_input) {
+            ("", _) => None,
+            ("s" | "skip", false) | ("/s" | "/skip", true) => self.skip(),
+            ("a" | "approve", false) if rest.is_empty() => self.send(Answer::Approve),
+            ("e" | "edit", false) if rest.is_empty() => self.edit(),
+            ("e" | "edit", false) => self.send(Answer::Edit { arguments: rest.into() }),
+            ("r" | "reject", false) if rest.is_empty() => self.wait_for(PromptState::Reason),
+            ("r" | "reject", false) => self.send(Answer::Reject { message: rest.into() }),
+            ("respond", false) if rest.is_empty() => self.wait_for(PromptState::Response),
+            ("respond", false) => self.send(Answer::Respond { content: rest.into() }),
+            ("/d" | "/decline", true) => self.send(Answer::Decline),
+            (_, true) => {
+                let value = typed_value(question, line);
+                self.send(Answer::Answer { value })
+            }
+            (_, false) => self.refuse(format!("{:?} is none of the decisions", single_line(word))),
+        }
+    }
+
+    fn refuse(&mut self, mistake: String) -> Option<PromptAction> {
+        self.notice = Some(mistake);
+        None
+    }
+
+    fn wait_for(&mut self, state: PromptState) -> Option<PromptAction> {
+        let kind = match state {
+            PromptState::Reason => Some(AnswerKind::Reject),
+            PromptState::Response => Some(AnswerKind::Respond),
+            PromptState::Arguments | PromptState::Editor => Some(AnswerKind::Edit),
+            PromptState::Decision | PromptState::Sending => None,
+        };
+        let current = self.current.as_mut()?;
+        if kind.is_some_and(|kind| !current.question.decisions.contains(&kind)) {
+            return self.refuse("this decision is not allowed here".into());
+        }
+        current.state = state;
+        None
+    }
+
+    fn skip(&mut self) -> Option<PromptAction> {
+        let current = self.current.take()?;
+        self.skipped.insert(current.id);
+        None
+    }
+
+    fn edit(&mut self) -> Option<PromptAction> {
+        let state = if self.has_editor { PromptState::Editor } else { PromptState::Arguments };
+        self.wait_for(state);
+        let current = self.current.as_ref().filter(|current| current.state == PromptState::Editor)?;
+        let QuestionSubject::Approval { arguments, .. } = &current.question.subject else { return None };
+        let indented = serde_json::from_str::<serde_json::Value>(arguments)
+            .and_then(|value| serde_json::to_string_pretty(&value));
+        Some(PromptAction::Edit { arguments: indented.unwrap_or_else(|_| arguments.clone()) })
+    }
+
+    /// Handles the end of the editor: the text, or a mistake. Unchanged arguments decide nothing.
+    pub fn finish_editing(&mut self, edited: Result<Option<String>, String>) -> Option<PromptAction> {
+        self.current.as_ref().filter(|current| current.state == PromptState::Editor)?;
+        self.wait_for(PromptState::Decision);
+        match edited {
+            Ok(Some(arguments)) => self.send(Answer::Edit { arguments }),
+            Ok(None) => self.refuse("the arguments were not changed; nothing was sent".into()),
+            Err(mistake) => self.refuse(single_line(&mistake)),
+        }
+    }
+
+    fn send(&mut self, answer: Answer) -> Option<PromptAction> {
+        let current = self.current.as_mut()?;
+        if let Err(mistake) = current.question.check_answer(&answer, AnswerScope::Once) {
+            return self.refuse(single_line(&mistake));
+        }
+        current.state = PromptState::Sending;
+        Some(PromptAction::Send {
+            id: current.id.clone(),
+            question: Box::new(current.question.clone()),
+            answer,
+        })
+    }
+
+    /// Handles the outcome of an answer. Returns the line about it.
+    pub fn finish_sending(&mut self, outcome: Result<AnswerOutcome, String>) -> String {
+        let (line, is_closed) = match &outcome {
+            Ok(outcome) => (outcome.line(), outcome.kind != OutcomeKind::Refused),
+            Err(error) => (format!("the answer was not sent: {}", single_line(error)), false),
+        };
+        let current = self.current.as_mut().filter(|current| current.state == PromptState::Sending);
+        if let Some(current) = current {
+            current.state = PromptState::Decision;
+            if is_closed {
+                // The view may not have read the decision yet.
+                self.skip();
+            }
+        }
+        line
+    }
+
+    /// The lines of the prompt, at most `width` characters each; empty if there is no question to show.
+    pub fn lines(&self, width: usize) -> Vec<String> {
+        let Some(CurrentQuestion { id, question, state }) = &self.current else { return Vec::new() };
+        let more = if self.others > 0 { format!("  ({} more)", self.others) } else { String::new() };
+        let to = single_line(&question.to);
+        let to = if to.is_empty() { to } else { format!(" to {to}") };
+        let mut lines = vec![cut_end(&format!("? {}  {id}{to}{more}", kind_name(question)), width)];
+        // Nothing of a call is cut as long as there is room: the end of a command is as important as its beginning.
+        let mut add = |label: &str, text: &str| lines.extend(wrap_labelled("  ", label, text, Some(width)));
+        add("", &single_line(&question.text));
+        match &question.subject {
+            QuestionSubject::Approval { tool, arguments, .. } => {
+                add("tool: ", &single_line(tool));
+                argument_lines(arguments).iter().for_each(|(name, value)| add(&format!("  {name}"), value));
+            }
+            QuestionSubject::Input { options, .. } => {
+                let options = (1..).zip(options);
+                options.for_each(|(number, option)| add(&format!("{number}. "), &single_line(option)));
+            }
+        }
+        if lines.len() > MAX_LINES {
+            lines.truncate(MAX_LINES - 1);
+            lines.push("  … this is not all: `millrace inbox` shows the whole question".into());
+        }
+        lines.extend(self.notice.iter().map(|notice| format!("  {notice}")));
+        let mut lines: Vec<String> = lines.into_iter().map(|line| cut_end(&line, width)).collect();
+        let head = prompt_text(question, *state);
+        let room = width.saturating_sub(head.chars().count() + 2);
+        lines.push(cut_end(&format!("{head}{}_", keep_end(&single_typed(&self.typed), room)), width));
+        lines
+    }
+}
+
+/// Returns the value that was typed for an input: the number of an option, JSON if there is a schema for it, or a text.
+fn typed_value(question: &Question, line: &str) -> String {
+    let QuestionSubject::Input { options, schema } = &question.subject else { return json_text(line) };
+    let number = line.parse::<usize>().ok().and_then(|number| number.checked_sub(1));
+    if let Some(option) = number.and_then(|at| options.get(at)) {
+        return json_text(option);
+    }
+    let is_json = || serde_json::from_str::<serde::de::IgnoredAny>(line).is_ok();
+    if !schema.is_empty() && is_json() { line.to_owned() } else { json_text(line) }
+}
+
+/// The text before what is typed.
+fn prompt_text(question: &Question, state: PromptState) -> String {
+    match (state, &question.subject) {
+        (PromptState::Decision, QuestionSubject::Approval { .. }) => {
+            let names = question.decisions.iter().filter_map(|kind| match kind {
+                AnswerKind::Approve => Some("approve (a)"),
+                AnswerKind::Edit => Some("edit (e)"),
+                AnswerKind::Reject => Some("reject (r)"),
+                AnswerKind::Respond => Some("respond TEXT"),
+                AnswerKind::Answer | AnswerKind::Decline => None,
+            });
+            format!("{}, skip (s): ", names.collect::<Vec<_>>().join(", "))
+        }
+        (PromptState::Decision, QuestionSubject::Input { options, .. }) => {
+            let number = if options.is_empty() { "text" } else { "number or text" };
+            format!("{number}, decline (/d), skip (/s): ")
+        }
+        (PromptState::Arguments, _) => "new arguments as JSON (empty: back): ".into(),
+        (PromptState::Reason, _) => "reason for the agent (may be empty): ".into(),
+        (PromptState::Response, _) => "result for the agent (empty: back): ".into(),
+        (PromptState::Editor, _) => "waiting for the editor ".into(),
+        (PromptState::Sending, _) => "sending the answer ".into(),
+    }
+}
+
+/// Returns what was typed without its control characters.
+fn single_typed(typed: &str) -> String {
+    typed.chars().filter(|c| !c.is_control()).collect()
+}
+
+fn keep_end(text: &str, room: usize) -> String {
+    let over = text.chars().count().saturating_sub(room);
+    text.chars().skip(over).collect()
+}
