@@ -24,7 +24,7 @@ mod support;
 use support::{MILLRACE, find_check_result, needs_nats_server};
 const DEADLINE: Duration = Duration::from_secs(120);
 /// The default identities of a folder.
-const IDENTITIES: [&str; 11] = [
+const IDENTITIES: [&str; 12] = [
     "supervisor",
     "worker-echo",
     "worker-planner",
@@ -34,6 +34,7 @@ const IDENTITIES: [&str; 11] = [
     "critic",
     "client",
     "viewer",
+    "answerer",
     "metrics",
     "backup",
 ];
@@ -686,7 +687,7 @@ fn kubernetes_secrets_are_built_from_the_files() {
     ] {
         assert_eq!(secrets.get(secret).map(String::as_str), Some(keys), "{secret}");
     }
-    for person in ["client", "viewer"] {
+    for person in ["client", "viewer", "answerer"] {
         let secret = format!("millrace-nkey-{person}");
         assert!(!secrets.keys().any(|name| name.ends_with(&secret)), "no pod is a {person}");
         assert!(folder.seed_path("millrace", person).is_file(), "people take theirs from files");

@@ -152,7 +152,9 @@ pub async fn append_and_await_decision<M: WireMessage>(
     (message, id): (&M, &str),
     interrupt: &CancellationToken,
 ) -> Result<MessageDecision, Fault> {
-    let sequence = publish_message(bus, bus.lane_of_run(run), run, topic, message, id).await?;
+    let lane = bus.lane_of_run(run);
+    let publishing = publish_message(bus, lane, run, topic, message, id);
+    let sequence = bus.fail_on_denial(&subject::topic_subject(lane, run, topic), publishing).await?;
     let answer = tokio::select! {
         answer = await_decision_on_fact(bus, run, sequence) => answer?,
         () = interrupt.cancelled() => return Ok(MessageDecision::Interrupted),

@@ -65,7 +65,7 @@ fn has_deployment(role: &AccessRole) -> bool {
         | AccessRole::Critic
         | AccessRole::Metrics
         | AccessRole::Backup => true,
-        AccessRole::Client | AccessRole::Viewer => false,
+        AccessRole::Client | AccessRole::Viewer | AccessRole::Answerer => false,
     }
 }
 

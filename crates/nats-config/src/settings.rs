@@ -247,6 +247,7 @@ impl TenantSettings {
             fixed("critic", AccessRole::Critic),
             fixed("client", AccessRole::Client),
             fixed("viewer", AccessRole::Viewer),
+            fixed("answerer", AccessRole::Answerer),
             fixed("metrics", AccessRole::Metrics),
             fixed("backup", AccessRole::Backup),
         ]);

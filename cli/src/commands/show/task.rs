@@ -8,7 +8,7 @@ use clap::Args;
 use jiff::Timestamp;
 use millrace_client::{Journals, TaskUpdate, follow_task, read_task};
 use millrace_protocol::ids::{RunId, TaskId};
-use millrace_protocol::plan::{Plan, Task, TaskState};
+use millrace_protocol::plan::{Attempt, Plan, Task, TaskState};
 use millrace_protocol::safe_text::single_line;
 use millrace_protocol::schema::find_nearest_name;
 use millrace_runtime::Bus;
@@ -19,6 +19,7 @@ use crate::history::RunHistory;
 use crate::interrupted::offline_run_hint;
 use crate::invocation::command_hint;
 use crate::json::{EntryLine, PlannerTranscript, TaskTranscript, print_json};
+use crate::questions::{format_closed_question, format_question, questions_of_attempt};
 use crate::target::ClusterTarget;
 use crate::transcript::{TranscriptEntry, TranscriptPrinter, attempt_heading, read_entry};
 use crate::view::{describe_lost_connection, describe_recovery, print_stderr_line, print_stdout_line};
@@ -281,6 +282,24 @@ impl<'a> TranscriptView<'a> {
         self.printer.entry_lines(entry).iter().for_each(|line| print_stdout_line(line));
     }
 
+    /// Prints the questions to persons: what was asked, who decided what, and how long it took.
+    fn print_questions(&self) {
+        let Some(task) = self.task() else { return };
+        let is_shown = |attempt: &&Attempt| self.number.is_none_or(|number| number == attempt.number);
+        let attempts = task.attempts.iter().filter(is_shown);
+        let records: Vec<_> = attempts.flat_map(|attempt| questions_of_attempt(task, attempt)).collect();
+        if !records.is_empty() {
+            print_stdout_line("\nquestions");
+        }
+        for record in records {
+            let lines = match record.is_open() {
+                true => format_question(self.run, &record, Timestamp::now(), None),
+                false => format_closed_question(self.run, &record, None),
+            };
+            lines.iter().for_each(|line| print_stdout_line(&format!("  {line}")));
+        }
+    }
+
     fn entry_json<'b>(&'b self, entry: &'b TranscriptEntry) -> EntryLine<'b> {
         let task = match self.journals {
             Journals::Task(task) => Some(task),
@@ -293,6 +312,7 @@ impl<'a> TranscriptView<'a> {
         if self.json {
             return;
         }
+        self.print_questions();
         if is_following && let Some(task) = self.task() {
             let reason =
                 task.end_reason().map(|reason| format!(": {}", single_line(reason))).unwrap_or_default();

@@ -47,6 +47,9 @@ struct BusInner {
     blobs: BlobStore,
     /// The queues that this process has created.
     queues: Mutex<BTreeSet<Capability>>,
+    denials: DeniedPermissions,
+    /// The address of the server, without passwords.
+    url: String,
 }
 
 impl Bus {
@@ -71,8 +74,8 @@ impl Bus {
                 loop {
                     match Box::pin(topology::ensure_cluster(&control, &url, options)).await {
                         Ok(settings) => {
-                            return Self::from_open_connection(client.clone(), control.clone(), settings)
-                                .await;
+                            let denials = denials.clone();
+                            return Self::new(client.clone(), control.clone(), settings, (denials, url.clone()));
                         }
                         Err(fault @ Fault::Unavailable { .. }) => period.wait_before_retry(fault).await?,
                         Err(fault) => return Err(fault),
@@ -98,14 +101,13 @@ impl Bus {
             let denials = DeniedPermissions::default();
             let client = connect_with_retries(connection, name, &denials, RetryPeriod::new(patience)).await?;
             let control = jetstream_context(&client, Duration::from_secs(5));
-            let mut period = RetryPeriod::new(patience);
+            let (mut period, url) = (RetryPeriod::new(patience), without_passwords(&connection.url));
             let joined = async {
                 loop {
-                    match topology::find_cluster_settings(&control, &without_passwords(&connection.url)).await
-                    {
+                    match topology::find_cluster_settings(&control, &url).await {
                         Ok(settings) => {
-                            return Self::from_open_connection(client.clone(), control.clone(), settings)
-                                .await;
+                            let denials = denials.clone();
+                            return Self::new(client.clone(), control.clone(), settings, (denials, url.clone()));
                         }
                         Err(fault @ (Fault::NoCluster { .. } | Fault::Unavailable { .. })) => {
                             period.wait_before_retry(fault).await?;
@@ -125,11 +127,37 @@ impl Bus {
         control: jetstream::Context,
         settings: ClusterSettings,
     ) -> Result<Self, Fault> {
+        Self::new(client, control, settings, (DeniedPermissions::default(), String::new()))
+    }
+
+    fn new(
+        client: async_nats::Client,
+        control: jetstream::Context,
+        settings: ClusterSettings,
+        (denials, url): (DeniedPermissions, String),
+    ) -> Result<Self, Fault> {
         let blobs = BlobStore::new(&control, max_replica_lag(settings.replicas));
         let publish = jetstream_context(&client, ACK_TIMEOUT);
         let unmarked_orders = UnmarkedOrderPolicy::from_settings(&settings);
         let queues = Mutex::default();
-        Ok(Self(Arc::new(BusInner { client, publish, control, settings, unmarked_orders, blobs, queues })))
+        let inner = BusInner { client, publish, control, settings, unmarked_orders, blobs, queues, denials, url };
+        Ok(Self(Arc::new(inner)))
+    }
+
+    /// Publishes something to a subject. Returns at once with [`Fault::Forbidden`] if the server denies that to this identity;
+    /// otherwise the publication would only time out.
+    ///
+    /// # Errors
+    /// Those of the publication, or the denial.
+    pub async fn fail_on_denial<T>(
+        &self,
+        subject: &str,
+        publishing: impl Future<Output = Result<T, Fault>>,
+    ) -> Result<T, Fault> {
+        tokio::select! {
+            result = publishing => result,
+            what = self.0.denials.wait_for_denial_of(subject) => Err(Fault::Forbidden { url: self.0.url.clone(), what }),
+        }
     }
 
     /// Returns the NATS client.

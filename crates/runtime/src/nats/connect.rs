@@ -160,6 +160,17 @@ impl DeniedPermissions {
         self.0.1.notify_one();
     }
 
+    /// Waits until the server denies something to this subject, and returns its words.
+    pub(super) async fn wait_for_denial_of(&self, subject: &str) -> String {
+        loop {
+            self.0.1.notified().await;
+            let what = self.0.0.lock().unwrap_or_else(PoisonError::into_inner).take().unwrap_or_default();
+            if what.contains(subject) {
+                return what;
+            }
+        }
+    }
+
     /// Runs an operation that needs responses of the server. Returns at once with [`Fault::Forbidden`] if the server
     /// denies a permission meanwhile.
     pub(super) async fn fail_on_denial<T, E: From<Fault>>(

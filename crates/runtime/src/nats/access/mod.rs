@@ -7,8 +7,9 @@
 //! | supervisor | plans, orders, stops, leases, summaries, the archive; creates and purges streams and queues, deletes orders and forged messages | the lanes, the queues, files, blobs |
 //! | worker | the journals of tasks (a planner: of its turns), files, blobs | its own queue, the lanes, files, blobs |
 //! | critic | the journals of reviews, blobs | its own queue, the lanes, files, blobs |
-//! | client | submissions, commands, limits, blobs | everything; of queues the state and the waiting orders |
+//! | client | submissions, commands, answers, limits, blobs | everything; of queues the state and the waiting orders |
 //! | viewer | nothing | the same |
+//! | answerer | answers to questions | the same |
 //! | metrics | nothing | the state of streams and queues, the oldest order of each, heartbeats, summaries |
 //! | backup | everything, when it restores | everything, when it copies |
 //!
@@ -64,6 +65,8 @@ pub enum AccessRole {
     Client,
     /// Reads runs.
     Viewer,
+    /// Reads runs and answers their questions.
+    Answerer,
     /// Measures the cluster.
     Metrics,
     /// Copies the cluster, and restores it.
@@ -96,6 +99,7 @@ pub fn permissions_of_role(role: &AccessRole, lanes: u16, inbox: &str) -> Permis
         AccessRole::Critic => builder.add_critic_permissions(),
         AccessRole::Client => builder.add_client_permissions(),
         AccessRole::Viewer => builder.add_viewer_permissions(),
+        AccessRole::Answerer => builder.add_answerer_permissions(),
         AccessRole::Metrics => builder.add_metrics_permissions(),
         AccessRole::Backup => builder.add_backup_permissions(),
     }
@@ -170,6 +174,7 @@ impl PermissionsBuilder {
         self.add_viewer_permissions();
         self.allow_publish(subject::subjects_of_topic_kind(TopicKind::Submitted));
         self.allow_publish(subject::subjects_of_topic_kind(TopicKind::Control));
+        self.allow_publish(subject::subjects_of_topic_kind(TopicKind::Answer));
         self.allow_writing_objects(BLOBS);
         self.allow_publish(format!("$KV.{LIMITS}.*.*"));
     }
@@ -185,6 +190,11 @@ impl PermissionsBuilder {
         }
         self.allow_reading_queue_states();
         self.allow_subscribe(subject::ALL_LIVE);
+    }
+
+    fn add_answerer_permissions(&mut self) {
+        self.add_viewer_permissions();
+        self.allow_publish(subject::subjects_of_topic_kind(TopicKind::Answer));
     }
 
     fn add_metrics_permissions(&mut self) {
