@@ -31,8 +31,9 @@ use clap::{CommandFactory, Parser, Subcommand};
 use millrace_runtime::program;
 
 use commands::{
-    add, answer, backup, bench, cancel, completions, config, edit, eval, files, inbox, limits, list, logs, man, message,
-    metrics, pause, replay, restore, resume, retry, run, schema, show, signal, status, submit, up, watch,
+    add, answer, backup, bench, cancel, completions, config, edit, eval, files, inbox, limits, list, logs,
+    man, message, metrics, pause, replay, restore, resume, retry, run, schema, show, signal, status, submit,
+    up, watch,
 };
 use exit::{CommandError, CommandExit, run_until_interrupt};
 use settings::SettingsSources;

@@ -268,6 +268,55 @@ async fn cluster_works_without_any_permission_violation() {
 }
 
 /// The number of live processes of each role: supervisors, workers, critics.
+#[tokio::test(flavor = "multi_thread")]
+async fn answerer_answers_questions_and_does_nothing_else() {
+    let _alone = lock_machine();
+    let place = RestrictedServer::start_for_tenants(&["millrace"]);
+    let _processes = start_restricted_processes(&place);
+    let watching = place.connect_identity("millrace", "metrics").await;
+    wait_for_value(TIMEOUT, "all processes", async || {
+        (count_live_processes(&watching).await == [2, 5, 1]).then_some(())
+    })
+    .await;
+    let plan = place.folder.path().join("questions.yaml");
+    std::fs::write(
+        &plan,
+        "objective: ask\ntasks:\n  - {id: ask, objective: ask, capability: echo, parameters: {ask: [\"Which?\", \"When?\"]}}\n",
+    )
+    .unwrap();
+    let plan = plan.display().to_string();
+    let run = place.run_and_read_stdout("client", &["submit", "--plan", &plan]).trim().to_owned();
+    let inbox = wait_for_value(TIMEOUT, "the questions", async || {
+        let listed = place.run_and_read_stdout("answerer", &["inbox", "--json"]);
+        (listed.lines().count() == 2).then_some(listed)
+    })
+    .await;
+    assert!(inbox.contains("Which?"), "{inbox}");
+    let (which, when) = (format!("{run}/ask/1/1"), format!("{run}/ask/1/2"));
+    // The server refuses the answer of a viewer and of a worker, and every other command of an answerer.
+    let answer = ["answer", &which, "--value", "forged"];
+    for (identity, arguments) in
+        [("viewer", &answer[..]), ("answerer", &["cancel", &run]), ("answerer", &["submit", "--plan", &plan])]
+    {
+        let output = place.millrace_command_as(identity).args(arguments).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(4), "{identity} {arguments:?}: {said}");
+        assert!(said.contains("permission denied by the NATS server"), "{identity} {arguments:?}: {said}");
+    }
+    // Workers and critics do not even get as far as that: they may not read the list of runs.
+    let lane = watching.lane_of_run(&run_id(&run));
+    let subject = subject::topic_subject(lane, &run_id(&run), &Topic::Answer);
+    for identity in ["worker-echo", "worker-planner", "critic", "viewer"] {
+        let mut thief = place.connect_with_stolen_seed("millrace", identity);
+        assert!(!thief.may_publish(&subject), "{identity}");
+    }
+    place.run_and_read_stdout("answerer", &["answer", &which, "--value", "north", "--by", "ann"]);
+    place.run_and_read_stdout("client", &["answer", &when, "--value", "now"]);
+    place.run_and_read_stdout("viewer", &["watch", &run]);
+    let history = place.run_and_read_stdout("viewer", &["inbox", &run, "--history"]);
+    assert!(history.contains("ann answered \"north\" at "), "{history}");
+}
+
 async fn count_live_processes(bus: &Bus) -> [usize; 3] {
     let beats = registry::read_heartbeats(bus).await.unwrap_or_default();
     let count = |role| beats.iter().filter(|beat| beat.role == role).count();

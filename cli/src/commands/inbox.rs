@@ -100,7 +100,8 @@ async fn list_questions(
     only: Option<RunId>,
     is_offline: bool,
 ) -> Result<CommandExit, CommandError> {
-    let is_wanted = |(run, (open, _)): (RunId, QuestionCounts)| (arguments.history || open > 0).then_some(run);
+    let is_wanted =
+        |(run, (open, _)): (RunId, QuestionCounts)| (arguments.history || open > 0).then_some(run);
     let (runs, is_one): (Vec<RunId>, bool) = match only {
         // It may have asked a moment ago, before its summary was written.
         Some(run) => (vec![run], true),

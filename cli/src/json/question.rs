@@ -1,9 +1,7 @@
 //! Questions and answers, as JSON.
 
 use millrace_protocol::ids::{RunId, TaskId};
-use millrace_protocol::question::{
-    Answer, AnswerKind, ExpiryAction, Question, QuestionId, QuestionSubject,
-};
+use millrace_protocol::question::{Answer, AnswerKind, ExpiryAction, Question, QuestionId, QuestionSubject};
 use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::Value;
@@ -161,7 +159,8 @@ pub struct QuestionDetails<'a> {
 impl<'a> From<QuestionRecord<'a>> for QuestionDetails<'a> {
     fn from(record: QuestionRecord<'a>) -> Self {
         let (expires_at, time_to_decide) = (record.expires_at(), record.time_to_decide());
-        let QuestionRecord { id: QuestionId { task, attempt, number, round }, wait, question, state } = record;
+        let QuestionRecord { id: QuestionId { task, attempt, number, round }, wait, question, state } =
+            record;
         let (status, by, answer, withdrawn) = match state {
             QuestionState::Open => (QuestionStatus::Open, None, None, None),
             QuestionState::Answered { by, answer } => {

@@ -18,8 +18,8 @@ use serde::Serialize;
 
 use super::{ErrorDetails, ProviderWaitJson, QuestionDetails, Time, tagged};
 use crate::budget;
-use crate::questions::questions_of_attempt;
 use crate::history::{FailureRecord, PlannerTurn, RunHistory, UserCommand, UserMessage};
+use crate::questions::questions_of_attempt;
 use crate::report::{explain_deliverable_choice, resume_command_hint};
 use crate::view::{describe_hold, describe_task_wait};
 

@@ -5,9 +5,9 @@ use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde_json::{Value, json};
 
 use super::{
-    AnswerLine, BackupOutcome, BenchJson, ClusterJson, CommandOutcome, DecisionLine, DoctorJson, EntryLine, ErrorLine,
-    EvaluationConfigurationJson, EvaluationSampleJson, EventLine, FileJson, LimitJson, LogLineJson,
-    PlannerTranscript, QuestionLine, ReplayJson, RunListLine, RunResult, TaskTranscript,
+    AnswerLine, BackupOutcome, BenchJson, ClusterJson, CommandOutcome, DecisionLine, DoctorJson, EntryLine,
+    ErrorLine, EvaluationConfigurationJson, EvaluationSampleJson, EventLine, FileJson, LimitJson,
+    LogLineJson, PlannerTranscript, QuestionLine, ReplayJson, RunListLine, RunResult, TaskTranscript,
 };
 use crate::commands::config::SettingsDocument;
 

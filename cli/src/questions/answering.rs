@@ -173,7 +173,8 @@ pub async fn answer_question(
         Selection::One(record) => record,
         Selection::None(message) => return unknown(message),
         Selection::Several(candidates) => {
-            let message = format!("{name} has {} open questions: {}", candidates.len(), candidates.join(", "));
+            let message =
+                format!("{name} has {} open questions: {}", candidates.len(), candidates.join(", "));
             let ambiguous = AnswerOutcome::new(name.to_owned(), OutcomeKind::Ambiguous, message);
             return Ok(AnswerOutcome { candidates, ..ambiguous });
         }

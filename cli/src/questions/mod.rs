@@ -92,9 +92,9 @@ pub fn questions_of_attempt<'a>(
 fn state_of<'a>(task: &Task, attempt: &Attempt, wait: &'a AttemptWait) -> QuestionState<'a> {
     match &wait.end {
         Some(WaitEnd::Answered { by, answer }) if !by.is_empty() => QuestionState::Answered { by, answer },
-        Some(WaitEnd::Answered { .. } | WaitEnd::TimeReached | WaitEnd::Signalled { .. } | WaitEnd::Expired) => {
-            QuestionState::Expired
-        }
+        Some(
+            WaitEnd::Answered { .. } | WaitEnd::TimeReached | WaitEnd::Signalled { .. } | WaitEnd::Expired,
+        ) => QuestionState::Expired,
         None if task.state() == TaskState::Waiting && task.attempt == attempt.number => QuestionState::Open,
         None => {
             let reason = task.end_reason().map(|reason| format!(": {reason}")).unwrap_or_default();

@@ -103,9 +103,9 @@ impl QuestionPrompt {
         {
             let closed = questions_of_plan(plan).find(|record| record.id == current.id);
             let is_own = current.state == PromptState::Sending;
-            line = closed.filter(|_| !is_own).map(|record| {
-                format!("question {} is closed: {}", record.id, describe_end(&record))
-            });
+            line = closed
+                .filter(|_| !is_own)
+                .map(|record| format!("question {} is closed: {}", record.id, describe_end(&record)));
             self.show(None);
         }
         if self.current.is_none() {
@@ -352,4 +352,156 @@ fn single_typed(typed: &str) -> String {
 fn keep_end(text: &str, room: usize) -> String {
     let over = text.chars().count().saturating_sub(room);
     text.chars().skip(over).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn approval(decisions: &[AnswerKind]) -> Question {
+        Question {
+            subject: QuestionSubject::Approval {
+                tool: "execute".into(),
+                arguments: "{\"command\":\"rm -r build\"}".into(),
+                schema: String::new(),
+            },
+            text: "Deletes the build folder.".into(),
+            digest: "d".into(),
+            decisions: decisions.to_vec(),
+            to: String::new(),
+            expiry: None,
+        }
+    }
+
+    fn input(options: &[&str], schema: &str) -> Question {
+        let options = options.iter().map(|&option| option.to_owned()).collect();
+        let subject = QuestionSubject::Input { options, schema: schema.into() };
+        Question { subject, decisions: vec![AnswerKind::Answer, AnswerKind::Decline], ..approval(&[]) }
+    }
+
+    fn prompt_with(question: Question, has_editor: bool) -> QuestionPrompt {
+        let mut prompt = QuestionPrompt::new(has_editor);
+        prompt.show(Some(("t/1/1".parse().unwrap(), question)));
+        prompt
+    }
+
+    /// Types a line; returns the answer that it sends.
+    fn enter(prompt: &mut QuestionPrompt, line: &str) -> Option<Answer> {
+        for typed in line.chars() {
+            assert_eq!(prompt.press(Key::Char(typed)), None);
+        }
+        match prompt.press(Key::Enter) {
+            Some(PromptAction::Send { answer, .. }) => Some(answer),
+            Some(PromptAction::Edit { .. }) | None => None,
+        }
+    }
+
+    fn last_line(prompt: &QuestionPrompt) -> String {
+        prompt.lines(200).pop().unwrap_or_default()
+    }
+
+    #[test]
+    fn approvals_are_decided_by_a_word_or_a_letter() {
+        for (lines, answer) in [
+            (&["a"][..], Answer::Approve),
+            (&["approve"], Answer::Approve),
+            (&["r", "not today"], Answer::Reject { message: "not today".into() }),
+            (&["r", ""], Answer::Reject { message: String::new() }),
+            (&["reject too late"], Answer::Reject { message: "too late".into() }),
+            (&["respond", "it is gone"], Answer::Respond { content: "it is gone".into() }),
+            (
+                &["e", "", "e", "{\"command\":\"ls\"}"],
+                Answer::Edit { arguments: "{\"command\":\"ls\"}".into() },
+            ),
+        ] {
+            let all = [AnswerKind::Approve, AnswerKind::Edit, AnswerKind::Reject, AnswerKind::Respond];
+            let mut prompt = prompt_with(approval(&all), false);
+            let sent: Vec<Answer> = lines.iter().filter_map(|line| enter(&mut prompt, line)).collect();
+            assert_eq!(sent, [answer], "{lines:?}");
+            assert_eq!(enter(&mut prompt, "a"), None, "one answer is sent at a time");
+        }
+    }
+
+    #[test]
+    fn mistakes_and_decisions_that_are_not_allowed_send_nothing() {
+        let mut prompt = prompt_with(approval(&[AnswerKind::Approve]), false);
+        for (line, notice) in [
+            ("yes", "\"yes\" is none of the decisions"),
+            ("e", "this decision is not allowed here"),
+            ("r no", "reject is not allowed here; allowed: approve"),
+        ] {
+            assert_eq!(enter(&mut prompt, line), None);
+            let lines = prompt.lines(200).join("\n");
+            assert!(lines.contains(notice), "{line}: {lines}");
+        }
+        assert_eq!(enter(&mut prompt, ""), None, "an empty line decides nothing");
+        assert_eq!(last_line(&prompt), "approve (a), skip (s): _");
+    }
+
+    #[test]
+    fn inputs_are_given_by_number_or_text() {
+        for (question, line, value) in [
+            (input(&["north", "south"], ""), "2", "\"south\""),
+            (input(&["north", "south"], ""), "3", "\"3\""),
+            (input(&[], ""), "42", "\"42\""),
+            (input(&[], "{\"type\":\"integer\"}"), "42", "42"),
+            (input(&[], ""), "skip", "\"skip\""),
+        ] {
+            let sent = enter(&mut prompt_with(question, false), line);
+            assert_eq!(sent, Some(Answer::Answer { value: value.into() }), "{line}");
+        }
+        assert_eq!(enter(&mut prompt_with(input(&[], ""), false), "/d"), Some(Answer::Decline));
+        let mut prompt = prompt_with(input(&[], "{\"type\":\"integer\"}"), false);
+        assert_eq!(enter(&mut prompt, "many"), None);
+        assert!(prompt.lines(200).join("\n").contains("the answer: "), "{:?}", prompt.lines(200));
+    }
+
+    #[test]
+    fn question_that_is_closed_takes_what_was_typed_for_it_away() {
+        let mut prompt = prompt_with(approval(&[AnswerKind::Approve]), false);
+        prompt.press(Key::Char('a'));
+        // The plan has no such question any more.
+        assert_eq!(prompt.follow(&Plan::default()), None);
+        assert_eq!(prompt.press(Key::Enter), None);
+        assert!(prompt.lines(80).is_empty());
+        prompt.show(Some(("t/1/2".parse().unwrap(), approval(&[AnswerKind::Approve]))));
+        assert_eq!(prompt.press(Key::Enter), None, "nothing of the other line is left");
+    }
+
+    #[test]
+    fn edited_arguments_are_sent_only_if_they_were_changed() {
+        let all = [AnswerKind::Approve, AnswerKind::Edit];
+        let mut prompt = prompt_with(approval(&all), true);
+        for typed in ['e'] {
+            prompt.press(Key::Char(typed));
+        }
+        let Some(PromptAction::Edit { arguments }) = prompt.press(Key::Enter) else { panic!("no editor") };
+        assert_eq!(arguments, "{\n  \"command\": \"rm -r build\"\n}");
+        assert!(!prompt.wants_keys(), "the editor has the terminal");
+        assert_eq!(prompt.finish_editing(Ok(None)), None);
+        assert!(prompt.wants_keys());
+        prompt.press(Key::Char('e'));
+        prompt.press(Key::Enter);
+        assert_eq!(prompt.finish_editing(Ok(Some("[]".into()))), None, "it must be an object");
+        prompt.press(Key::Char('e'));
+        prompt.press(Key::Enter);
+        let sent = prompt.finish_editing(Ok(Some("{}".into())));
+        assert!(matches!(sent, Some(PromptAction::Send { answer: Answer::Edit { .. }, .. })), "{sent:?}");
+    }
+
+    #[test]
+    fn long_calls_are_wrapped_and_typed_text_is_cut_at_its_beginning() {
+        let mut question = approval(&[AnswerKind::Approve]);
+        let command = format!("{} && rm -rf /", "echo hello ".repeat(12).trim_end());
+        let arguments = serde_json::json!({"command": command}).to_string();
+        question.subject =
+            QuestionSubject::Approval { tool: "execute".into(), arguments, schema: String::new() };
+        let mut prompt = prompt_with(question, false);
+        prompt.press(Key::Char('\u{7}'));
+        "word ".repeat(30).chars().for_each(|typed| drop(prompt.press(Key::Char(typed))));
+        let lines = prompt.lines(60);
+        assert!(lines.iter().all(|line| line.chars().count() <= 60), "{lines:#?}");
+        assert!(lines.iter().any(|line| line.ends_with("rm -rf /")), "{lines:#?}");
+        assert!(lines.last().unwrap().ends_with("word word _"), "{lines:#?}");
+    }
 }

@@ -45,9 +45,11 @@ impl FromStr for QuestionReference {
         let text = text.trim();
         let (run, rest) = text.split_once('/').map_or((text, None), |(run, rest)| (run, Some(rest)));
         if run.is_empty() {
-            return Err("the run is missing; an id has the form RUN/TASK/ATTEMPT/NUMBER, and RUN or RUN/TASK is \
+            return Err(
+                "the run is missing; an id has the form RUN/TASK/ATTEMPT/NUMBER, and RUN or RUN/TASK is \
                         enough if it has one open question"
-                .into());
+                    .into(),
+            );
         }
         let part = match rest {
             None => ReferencedPart::Run,
@@ -85,7 +87,8 @@ impl QuestionReference {
             ReferencedPart::Task(task) => only(format!("task {task} of run {run}"), Some(task)),
             ReferencedPart::Question(id) => {
                 let is_it = |record: &QuestionRecord<'_>| {
-                    (&record.id.task, record.id.attempt, record.id.number) == (&id.task, id.attempt, id.number)
+                    (&record.id.task, record.id.attempt, record.id.number)
+                        == (&id.task, id.attempt, id.number)
                 };
                 match questions_of_plan(plan).find(is_it).filter(|record| id.round <= record.id.round) {
                     Some(record) => Selection::One(Box::new(QuestionRecord { id: id.clone(), ..record })),
@@ -102,7 +105,8 @@ mod tests {
 
     #[test]
     fn ids_and_short_forms_are_parsed() {
-        let part = |text: &str| text.parse::<QuestionReference>().map(|reference| (reference.run, reference.part));
+        let part =
+            |text: &str| text.parse::<QuestionReference>().map(|reference| (reference.run, reference.part));
         let question = |text: &str| ReferencedPart::Question(text.parse().unwrap());
         assert_eq!(part("latest").unwrap(), ("latest".into(), ReferencedPart::Run));
         assert_eq!(part("r-1/t").unwrap(), ("r-1".into(), ReferencedPart::Task(TaskId::new("t").unwrap())));

@@ -20,9 +20,9 @@ use rustix::termios::{self, LocalModes, OptionalActions, QueueSelector, SpecialC
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
+use super::AnswerOutcome;
 use super::answering::send_answer;
 use super::prompt::{Key, PromptAction, QuestionPrompt};
-use super::AnswerOutcome;
 use crate::steer::author_name;
 use crate::view::RunDisplay;
 
@@ -136,7 +136,8 @@ impl InPlaceAnswers {
     }
 
     fn send(&self, id: QuestionId, question: Question, answer: Answer) {
-        let (bus, run, by, sender) = (self.bus.clone(), self.run.clone(), self.by.clone(), self.sender.clone());
+        let (bus, run, by, sender) =
+            (self.bus.clone(), self.run.clone(), self.by.clone(), self.sender.clone());
         tokio::spawn(async move {
             let answer = (answer, AnswerScope::Once, by.as_str());
             let never = CancellationToken::new();
@@ -350,12 +351,10 @@ mod tests {
         let keys = |text: &str| text.chars().map(Key::Char).collect::<Vec<_>>();
         assert_eq!(decoder.decode("aé".as_bytes()), keys("aé"));
         assert_eq!(decoder.decode(&[0xc3]), []);
-        assert_eq!(decoder.decode(&[0xa9, 0x7f, b'\r', 0x15]), [
-            Key::Char('é'),
-            Key::Backspace,
-            Key::Enter,
-            Key::EraseLine
-        ]);
+        assert_eq!(
+            decoder.decode(&[0xa9, 0x7f, b'\r', 0x15]),
+            [Key::Char('é'), Key::Backspace, Key::Enter, Key::EraseLine]
+        );
         assert_eq!(decoder.decode(b"\x1b[1;5Cx\x1bOPy\x00\xff"), keys("xy"), "cursor and function keys");
     }
 }

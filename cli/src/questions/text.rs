@@ -32,10 +32,14 @@ pub fn format_question(
         add("to: ", &single_line(&question.to));
     }
     add("allowed: ", &names_of_decisions(&question.decisions));
-    if let Some((at, action)) = record.expires_at().zip(question.expiry.as_ref().map(|expiry| &expiry.action)) {
+    if let Some((at, action)) = record.expires_at().zip(question.expiry.as_ref().map(|expiry| &expiry.action))
+    {
         let left = at.duration_since(now);
         let when = if left.is_positive() { format!("in {}", format_age(left)) } else { "now".into() };
-        add("expires: ", &format!("{when}, at {}; then {}", format_clock(at), describe_expiry(question, action)));
+        add(
+            "expires: ",
+            &format!("{when}, at {}; then {}", format_clock(at), describe_expiry(question, action)),
+        );
     }
     // Not wrapped: it is copied.
     lines.push(format!("  answer: {}", answer_command(run, record)));
@@ -45,7 +49,8 @@ pub fn format_question(
 /// Returns the lines of a closed question: what was asked, who decided what, when, and how long it took.
 pub fn format_closed_question(run: &RunId, record: &QuestionRecord<'_>, width: Option<usize>) -> Vec<String> {
     let QuestionRecord { question, .. } = record;
-    let mut lines = vec![format!("{}  {}  {}", full_id(run, &record.id), kind_name(question), describe_end(record))];
+    let mut lines =
+        vec![format!("{}  {}  {}", full_id(run, &record.id), kind_name(question), describe_end(record))];
     let mut add = |label: &str, text: &str| lines.extend(wrap_labelled("  ", label, text, width));
     add("", &single_line(&question.text));
     add_subject(question, &mut add);
@@ -157,7 +162,8 @@ fn example_value(question: &Question) -> String {
 /// Returns an open question on one line, with the command that answers it.
 pub fn format_question_line(run: &RunId, record: &QuestionRecord<'_>) -> String {
     let question = record.question;
-    let to = if question.to.is_empty() { String::new() } else { format!(" to {}", single_line(&question.to)) };
+    let to =
+        if question.to.is_empty() { String::new() } else { format!(" to {}", single_line(&question.to)) };
     format!(
         "question {}{to}: {}; answer it with: {}",
         full_id(run, &record.id),
@@ -199,11 +205,16 @@ fn describe_question(question: &Question) -> String {
     match &question.subject {
         QuestionSubject::Approval { tool, arguments, .. } => {
             let call = single_line(&format!("{tool} {arguments}"));
-            if text.is_empty() { format!("approval of {call}") } else { format!("approval of {call}: {text}") }
+            if text.is_empty() {
+                format!("approval of {call}")
+            } else {
+                format!("approval of {call}: {text}")
+            }
         }
         QuestionSubject::Input { options, .. } if options.is_empty() => text,
         QuestionSubject::Input { options, .. } => {
-            let options = (1..).zip(options).map(|(number, option)| format!("{number}. {}", single_line(option)));
+            let options =
+                (1..).zip(options).map(|(number, option)| format!("{number}. {}", single_line(option)));
             format!("{text} [{}]", options.collect::<Vec<_>>().join(", "))
         }
     }
@@ -234,7 +245,10 @@ pub fn wrap_labelled(indent: &str, label: &str, text: &str, width: Option<usize>
         }
     }
     let mut heads = std::iter::once(head).chain(std::iter::repeat(hang));
-    lines.into_iter().map(|line| format!("{}{line}", heads.next().unwrap_or_default()).trim_end().to_owned()).collect()
+    lines
+        .into_iter()
+        .map(|line| format!("{}{line}", heads.next().unwrap_or_default()).trim_end().to_owned())
+        .collect()
 }
 
 #[cfg(test)]
@@ -294,6 +308,35 @@ mod tests {
                 "  answer: millrace answer r-1/build/1/2 --approve   (or --edit FILE, --reject TEXT)",
             ]
         );
+    }
+
+    #[test]
+    fn questions_match_their_schema() {
+        use crate::json::tests::assert_matches_schema;
+        use crate::json::{AnswerLine, QuestionLine, to_value};
+        use crate::questions::{AnswerOutcome, OutcomeKind};
+
+        let line = with_record(approval(), |run, record| to_value(&QuestionLine::new(run, record.clone())));
+        for command in ["inbox", "watch", "run"] {
+            assert_matches_schema(command, &line);
+        }
+        assert_eq!(
+            (&line["type"], &line["id"], &line["number"]),
+            (&"question".into(), &"r-1/build/1/2".into(), &2.into())
+        );
+        let mut outcome = AnswerOutcome {
+            id: "r-1/build/1/2".into(),
+            kind: OutcomeKind::Already,
+            by: Some("ann".into()),
+            at: Some(Timestamp::UNIX_EPOCH),
+            answer: Some(millrace_protocol::question::Answer::Reject { message: "no".into() }),
+            message: "ann rejected: no".into(),
+            candidates: Vec::new(),
+        };
+        assert_matches_schema("answer", &to_value(&AnswerLine::from(&outcome)));
+        outcome =
+            AnswerOutcome { by: None, at: None, answer: None, candidates: vec!["r/t/1/1".into()], ..outcome };
+        assert_matches_schema("answer", &to_value(&AnswerLine::from(&outcome)));
     }
 
     #[test]

@@ -185,7 +185,9 @@ pub async fn send_command_and_await_decision(
         MessageDecision::Applied(events) => Ok(Some(events)),
         MessageDecision::Refused(refusal) => Err(CommandError::invalid_input(anyhow!("{refusal}"))),
         MessageDecision::Interrupted => {
-            print_stderr_line(&format!("millrace: the command is in the log; it takes effect on run {run} when a supervisor is running"));
+            print_stderr_line(&format!(
+                "millrace: the command is in the log; it takes effect on run {run} when a supervisor is running"
+            ));
             Ok(None)
         }
         MessageDecision::Archived => {

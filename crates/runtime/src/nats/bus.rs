@@ -75,7 +75,12 @@ impl Bus {
                     match Box::pin(topology::ensure_cluster(&control, &url, options)).await {
                         Ok(settings) => {
                             let denials = denials.clone();
-                            return Self::new(client.clone(), control.clone(), settings, (denials, url.clone()));
+                            return Self::new(
+                                client.clone(),
+                                control.clone(),
+                                settings,
+                                (denials, url.clone()),
+                            );
                         }
                         Err(fault @ Fault::Unavailable { .. }) => period.wait_before_retry(fault).await?,
                         Err(fault) => return Err(fault),
@@ -107,7 +112,12 @@ impl Bus {
                     match topology::find_cluster_settings(&control, &url).await {
                         Ok(settings) => {
                             let denials = denials.clone();
-                            return Self::new(client.clone(), control.clone(), settings, (denials, url.clone()));
+                            return Self::new(
+                                client.clone(),
+                                control.clone(),
+                                settings,
+                                (denials, url.clone()),
+                            );
                         }
                         Err(fault @ (Fault::NoCluster { .. } | Fault::Unavailable { .. })) => {
                             period.wait_before_retry(fault).await?;
@@ -140,7 +150,8 @@ impl Bus {
         let publish = jetstream_context(&client, ACK_TIMEOUT);
         let unmarked_orders = UnmarkedOrderPolicy::from_settings(&settings);
         let queues = Mutex::default();
-        let inner = BusInner { client, publish, control, settings, unmarked_orders, blobs, queues, denials, url };
+        let inner =
+            BusInner { client, publish, control, settings, unmarked_orders, blobs, queues, denials, url };
         Ok(Self(Arc::new(inner)))
     }
 
