@@ -354,7 +354,8 @@ impl Question {
             return Err(format!("the answer has {} bytes; the maximum is {MAX_ANSWER}", text.len()));
         }
         let is_standing = matches!(answer, Answer::Approve | Answer::Reject { .. });
-        if !scope.is_once() && !(is_standing && matches!(self.subject, QuestionSubject::Approval { .. })) {
+        let is_call = matches!(self.subject, QuestionSubject::Approval { .. });
+        if !(scope.is_once() || is_standing && is_call) {
             return Err("only an approval or a rejection of a call can count for further calls".into());
         }
         match (answer, &self.subject) {

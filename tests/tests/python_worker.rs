@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use millrace_protocol::ids::Capability;
 use millrace_protocol::plan::{JournalKey, Plan, Submission, TaskSpec, TaskState};
-use millrace_protocol::question::Answer;
+use millrace_protocol::question::{Answer, RunAnswer};
 use millrace_protocol::registry::{ClusterSettings, Heartbeat};
 use millrace_protocol::result::{CapabilityDescription, TaskResult};
 use millrace_protocol::subject::Topic;
@@ -163,6 +163,7 @@ fn examples_in_wire_md_match_the_types() {
                 "beat" => serde_json::from_value::<Heartbeat>(value).and_then(serde_json::to_value),
                 "order" => serde_json::from_value::<Order>(value).and_then(serde_json::to_value),
                 "entry" => serde_json::from_value::<JournalEntry>(value).and_then(serde_json::to_value),
+                "answer" => serde_json::from_value::<RunAnswer>(value).and_then(serde_json::to_value),
                 "result" => serde_json::from_value::<TaskResult>(value).and_then(serde_json::to_value),
                 other => panic!("unknown message kind {other:?}"),
             }

@@ -246,10 +246,8 @@ async fn outcome_of_refusal(
 ) -> Result<AnswerOutcome, CommandError> {
     let plan = read_plan(bus, run).await?;
     let refused = || {
-        let message = match refusal {
-            Refusal::Question { why, .. } => why.clone(),
-            other => other.to_string(),
-        };
+        let message =
+            if let Refusal::Question { why, .. } = refusal { why.clone() } else { refusal.to_string() };
         AnswerOutcome::new(full_id(run, question), OutcomeKind::Refused, message)
     };
     Ok(closed_outcome(run, &plan, question).unwrap_or_else(refused))

@@ -472,9 +472,7 @@ mod tests {
     fn edited_arguments_are_sent_only_if_they_were_changed() {
         let all = [AnswerKind::Approve, AnswerKind::Edit];
         let mut prompt = prompt_with(approval(&all), true);
-        for typed in ['e'] {
-            prompt.press(Key::Char(typed));
-        }
+        prompt.press(Key::Char('e'));
         let Some(PromptAction::Edit { arguments }) = prompt.press(Key::Enter) else { panic!("no editor") };
         assert_eq!(arguments, "{\n  \"command\": \"rm -r build\"\n}");
         assert!(!prompt.wants_keys(), "the editor has the terminal");

@@ -3,7 +3,7 @@
 use jiff::Timestamp;
 use millrace_protocol::ids::RunId;
 use millrace_protocol::plan::Plan;
-use millrace_protocol::question::{AnswerKind, ExpiryAction, Question, QuestionSubject};
+use millrace_protocol::question::{AnswerKind, ExpiryAction, Question, QuestionExpiry, QuestionSubject};
 use millrace_protocol::safe_text::single_line;
 
 use super::{QuestionRecord, QuestionState, full_id, open_questions_of_plan};
@@ -32,14 +32,11 @@ pub fn format_question(
         add("to: ", &single_line(&question.to));
     }
     add("allowed: ", &names_of_decisions(&question.decisions));
-    if let Some((at, action)) = record.expires_at().zip(question.expiry.as_ref().map(|expiry| &expiry.action))
-    {
+    if let Some((at, expiry)) = record.expires_at().zip(question.expiry.as_ref()) {
         let left = at.duration_since(now);
         let when = if left.is_positive() { format!("in {}", format_age(left)) } else { "now".into() };
-        add(
-            "expires: ",
-            &format!("{when}, at {}; then {}", format_clock(at), describe_expiry(question, action)),
-        );
+        let consequence = describe_expiry(question, expiry, wait.round);
+        add("expires: ", &format!("{when}, at {}; then {consequence}", format_clock(at)));
     }
     // Not wrapped: it is copied.
     lines.push(format!("  answer: {}", answer_command(run, record)));
@@ -114,15 +111,16 @@ fn names_of_decisions(decisions: &[AnswerKind]) -> String {
     decisions.iter().map(|kind| kind.name()).collect::<Vec<_>>().join(", ")
 }
 
-fn describe_expiry(question: &Question, action: &ExpiryAction) -> String {
-    match action {
-        ExpiryAction::Reject => match question.subject {
+/// Describes the consequence if nobody answers in this round. A question is escalated once.
+fn describe_expiry(question: &Question, expiry: &QuestionExpiry, round: u32) -> String {
+    match expiry.action {
+        ExpiryAction::FailTask => "the task fails".into(),
+        ExpiryAction::AskAgain => "it is asked again".into(),
+        ExpiryAction::Escalate if round == 1 => format!("{} is asked", single_line(&expiry.escalate_to)),
+        ExpiryAction::Reject | ExpiryAction::Escalate => match question.subject {
             QuestionSubject::Approval { .. } => "the call counts as rejected".into(),
             QuestionSubject::Input { .. } => "it counts as declined".into(),
         },
-        ExpiryAction::FailTask => "the task fails".into(),
-        ExpiryAction::AskAgain => "it is asked again".into(),
-        ExpiryAction::Escalate { to } => format!("{} is asked", single_line(to)),
     }
 }
 
@@ -257,7 +255,6 @@ mod tests {
 
     use jiff::SignedDuration;
     use millrace_protocol::plan::AttemptWait;
-    use millrace_protocol::question::QuestionExpiry;
     use millrace_protocol::wait::{Wait, WaitCondition};
 
     use super::*;
@@ -275,7 +272,8 @@ mod tests {
             to: "release managers".into(),
             expiry: Some(QuestionExpiry {
                 after: Duration::from_secs(3600),
-                action: ExpiryAction::Escalate { to: "the head".into() },
+                action: ExpiryAction::Escalate,
+                escalate_to: "the head".into(),
             }),
         }
     }

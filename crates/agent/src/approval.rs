@@ -155,9 +155,9 @@ impl CompiledApprovalRule {
         let Some((when, pattern)) = self.rule.when.as_ref().zip(self.pattern.as_ref()) else {
             return fits_name;
         };
-        let is_match = |argument: &Value| match argument {
-            Value::String(text) => pattern.is_match(text),
-            other => pattern.is_match(&other.to_string()),
+        let is_match = |argument: &Value| match argument.as_str() {
+            Some(text) => pattern.is_match(text),
+            None => pattern.is_match(&argument.to_string()),
         };
         fits_name && arguments.get(&when.argument).is_some_and(is_match)
     }

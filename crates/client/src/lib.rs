@@ -12,7 +12,7 @@ mod run_feed;
 use jiff::Timestamp;
 use millrace_protocol::ids::RunId;
 use millrace_protocol::plan::Submission;
-use millrace_protocol::subject::Topic;
+use millrace_protocol::subject::{Topic, topic_subject};
 use millrace_runtime::log::{AppendError, append_message};
 use millrace_runtime::{Bus, Fault};
 
@@ -29,7 +29,9 @@ pub use run_feed::{RunChange, RunFeed};
 pub async fn submit_run(bus: &Bus, submission: &Submission) -> Result<RunId, Fault> {
     for _ in 0..10 {
         let run = RunId::generate(Timestamp::now(), uuid::Uuid::new_v4().as_fields().0);
-        match append_message(bus, bus.lane_of_run(&run), &run, &Topic::Submitted, submission, 0).await {
+        let lane = bus.lane_of_run(&run);
+        let appending = append_message(bus, lane, &run, &Topic::Submitted, submission, 0);
+        match bus.fail_on_denial(&topic_subject(lane, &run, &Topic::Submitted), appending).await {
             Ok(_) => return Ok(run),
             // Another client took the same id in the same second: try another id.
             Err(AppendError::Fenced { .. }) => {}

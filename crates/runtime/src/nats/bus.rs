@@ -160,14 +160,16 @@ impl Bus {
     ///
     /// # Errors
     /// Those of the publication, or the denial.
-    pub async fn fail_on_denial<T>(
+    pub async fn fail_on_denial<T, E: From<Fault>>(
         &self,
         subject: &str,
-        publishing: impl Future<Output = Result<T, Fault>>,
-    ) -> Result<T, Fault> {
+        publishing: impl Future<Output = Result<T, E>>,
+    ) -> Result<T, E> {
         tokio::select! {
             result = publishing => result,
-            what = self.0.denials.wait_for_denial_of(subject) => Err(Fault::Forbidden { url: self.0.url.clone(), what }),
+            what = self.0.denials.wait_for_denial_of(subject) => {
+                Err(Fault::Forbidden { url: self.0.url.clone(), what }.into())
+            }
         }
     }
 
