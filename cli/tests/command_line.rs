@@ -832,3 +832,25 @@ fn a_service_that_refuses_connections_is_named_while_it_is_retried() {
     refused.assert_exit_code(2).assert_stderr_contains("wrong.yaml:2:").assert_stderr_contains("delay_ms");
     user.run_command(&["cancel", &run]).assert_exit_code(0);
 }
+
+#[test]
+fn an_answer_has_exactly_one_decision() {
+    let user = CliUser::new();
+    for (arguments, mistake) in [
+        (&["answer", "r/t/1/1"][..], "required arguments were not provided"),
+        (&["answer", "--approve"], "required arguments were not provided"),
+        (&["answer", "r/t/1/1", "--approve", "--decline"], "cannot be used with"),
+        (&["answer", "r/t/1/1", "--reject", "no", "--value", "3"], "cannot be used with"),
+        (
+            &["answer", "r/t/1/1", "--approve", "--scope", "always"],
+            "possible values: once, this_call_in_run, this_tool_in_run",
+        ),
+        (&["answer", "r/t/1/1", "--edit", "no-such-file.json"], "no-such-file.json can't be read"),
+        (&["answer", "r/t/1/1", "--edit", "-"], "standard input is not JSON"),
+        (&["inbox", "--watch", "--history"], "cannot be used with"),
+    ] {
+        user.run_command(arguments).assert_exit_code(2).assert_stderr_contains(mistake);
+    }
+    // A decision that is complete gets as far as the cluster.
+    user.run_command(&["answer", "r/t/1/1", "--approve"]).assert_exit_code(4);
+}
