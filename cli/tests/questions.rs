@@ -79,7 +79,7 @@ fn questions_of_two_runs_are_answered_in_any_order() {
     let shown = user.run_command(&["show", &release]).out;
     assert!(shown.contains(&format!("question {region}: Which region?")), "{shown}");
 
-    // A run with several open questions has to be told which one; one is found by its run alone.
+    // A run id selects a question only if the run has one open question.
     let ambiguous = user.run_command(&["answer", &release, "--decline"]);
     ambiguous
         .assert_exit_code(2)
@@ -100,7 +100,7 @@ fn questions_of_two_runs_are_answered_in_any_order() {
     // The only open question of a task.
     user.run_command(&["answer", &format!("{release}/plan"), "--value", "north"]).assert_exit_code(0);
     user.run_command(&["answer", &deploy, "--edit", "arguments.json", "--by", "cem"]).assert_exit_code(0);
-    // Second answers are told who was first, with what, and when.
+    // The outcome of a second answer names the first one, its author and its time.
     let late = user.run_command(&["answer", &deploy, "--approve"]);
     late.assert_exit_code(2).assert_stderr_contains(
         "has been answered already: cem approved with the arguments {\"text\":\"checked\"} at ",

@@ -174,7 +174,7 @@ fn is_zero(count: &u32) -> bool {
     *count == 0
 }
 
-/// Returns the number of questions that were asked so far; each round counts.
+/// Returns the number of questions so far; each round counts.
 fn count_questions(plan: &Plan) -> u32 {
     let attempts = plan.tasks().iter().flat_map(|task| task.attempts.iter().map(move |one| (task, one)));
     let rounds = attempts.flat_map(|(task, attempt)| attempt.questions(task)).map(|(_, wait)| wait.round);

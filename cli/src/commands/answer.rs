@@ -19,7 +19,7 @@ use crate::view::{print_error, print_stderr_line};
 
 const EXPLANATION: &str = "\
 `millrace inbox` lists the open questions with their ids and the decisions that each allows. The first answer counts; a later
-one is told who gave it. RUN or RUN/TASK is enough as an id if it has one open question.
+one is refused with its author. RUN or RUN/TASK is enough as an id if it has one open question.
 
 Exit codes: 0 every question was answered; 2 an answer was refused, or came too late: the others count.
 
@@ -40,7 +40,7 @@ pub struct AnswerArguments {
     /// Run the tool call as proposed
     #[arg(long, group = "decision", help_heading = "Decision")]
     approve: bool,
-    /// Do not run the tool call; the agent is told this reason
+    /// Do not run the tool call; the agent receives this reason
     #[arg(long, group = "decision", value_name = "TEXT", help_heading = "Decision")]
     reject: Option<String>,
     /// Run the tool call with the complete arguments in this file, as JSON; - is standard input
@@ -49,10 +49,10 @@ pub struct AnswerArguments {
     /// Do not run the tool call; the agent is given this text as its result
     #[arg(long, group = "decision", value_name = "TEXT", help_heading = "Decision")]
     respond: Option<String>,
-    /// Give the input that was asked for: JSON, or a text
+    /// Give the requested input: JSON, or a text
     #[arg(long, group = "decision", value_name = "VALUE", help_heading = "Decision")]
     value: Option<String>,
-    /// Decline to give the input that was asked for
+    /// Decline to give the requested input
     #[arg(long, group = "decision", help_heading = "Decision")]
     decline: bool,
     /// Calls that the approval or rejection also decides: this call only, all calls of the tool with the same arguments, or

@@ -44,7 +44,7 @@ pub struct InboxArguments {
     /// Only questions of this run: a run id, a unique prefix of it, or `latest` [default: all runs]
     #[arg(value_parser = NonEmptyStringValueParser::new())]
     run: Option<String>,
-    /// Also list the questions that are closed: who decided what, when, and how long it took
+    /// Also list closed questions, with the decision, its author, its time and its duration
     #[arg(long)]
     history: bool,
     /// Print new questions as they come, and those that are answered elsewhere, until Ctrl-C

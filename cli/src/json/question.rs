@@ -119,7 +119,7 @@ pub enum QuestionStatus {
     Open,
     /// A person has answered it.
     Answered,
-    /// Nobody has answered it in time.
+    /// It expired without an answer.
     Expired,
     /// Its attempt does not need the answer any more.
     Withdrawn,
@@ -134,11 +134,11 @@ pub struct QuestionDetails<'a> {
     attempt: u32,
     /// The number of the wait in the attempt, from 1.
     number: u32,
-    /// The round, from 1; it grows when an expired question is asked again.
+    /// The round, from 1; it grows when an expired question is renewed.
     round: u32,
     /// The state.
     status: QuestionStatus,
-    /// When its round was asked.
+    /// The start of its round.
     asked_at: Time,
     /// When it expires; `null` if it does not, or is closed.
     expires_at: Option<Time>,
@@ -187,7 +187,7 @@ impl<'a> From<QuestionRecord<'a>> for QuestionDetails<'a> {
     }
 }
 
-/// A question of a run: a line of `millrace inbox --json`, and of `millrace watch --json` when it is asked and when it is
+/// A question of a run: a line of `millrace inbox --json`, and of `millrace watch --json` when it is opened and when it is
 /// closed.
 #[derive(Debug, Serialize, JsonSchema)]
 #[serde(tag = "type", rename = "question")]
@@ -213,7 +213,7 @@ impl<'a> QuestionLine<'a> {
 #[serde(tag = "type", rename = "answer")]
 #[schemars(transform = tagged("answer"))]
 pub struct AnswerLine<'a> {
-    /// The question: its full id, or what was given as one.
+    /// The question: its full id, or the argument if there is no such question.
     id: &'a str,
     /// The outcome.
     outcome: OutcomeKind,

@@ -474,7 +474,7 @@ pub struct AttemptJson<'a> {
     /// Feedback that it was given: from earlier attempts, the planner and users.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub feedback: Vec<String>,
-    /// Its questions to persons, open and closed, in the order in which they were asked.
+    /// Its questions to persons, open and closed, oldest first.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub questions: Vec<QuestionDetails<'a>>,
 }

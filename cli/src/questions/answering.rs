@@ -57,7 +57,7 @@ pub fn json_text(text: &str) -> String {
 pub enum OutcomeKind {
     /// The answer counts.
     Answered,
-    /// Somebody has answered before.
+    /// Another answer was decided on before.
     Already,
     /// The question expired before.
     Expired,
@@ -73,7 +73,7 @@ pub enum OutcomeKind {
     Sent,
 }
 
-/// The outcome of an answer, with what a person needs to know about it.
+/// The outcome of an answer, with its details for a person.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AnswerOutcome {
     /// The question, as the user named it; its full id if there is such a question.
@@ -109,13 +109,13 @@ impl AnswerOutcome {
                 Some(Self { by, at, answer, ..new(OutcomeKind::Already, message)? })
             }
             QuestionState::Expired => {
-                Some(Self { at, ..new(OutcomeKind::Expired, format!("nobody answered in time{when}"))? })
+                Some(Self { at, ..new(OutcomeKind::Expired, format!("it expired without an answer{when}"))? })
             }
             QuestionState::Withdrawn(reason) => new(OutcomeKind::Withdrawn, single_line(reason)),
             QuestionState::Open if record.id.round < record.wait.round => {
                 let now = QuestionId { round: record.wait.round, ..record.id.clone() };
                 let now = full_id(run, &now);
-                new(OutcomeKind::Expired, format!("nobody answered in time; it was asked again as {now}"))
+                new(OutcomeKind::Expired, format!("it expired without an answer and was renewed as {now}"))
             }
             QuestionState::Open => None,
         }

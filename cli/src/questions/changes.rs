@@ -23,7 +23,7 @@ pub struct QuestionChanges<'a> {
 }
 
 impl QuestionTracker {
-    /// Returns the changes since the last call. A question that is asked again is closed and opened: each round has its id.
+    /// Returns the changes since the last call. A renewed question is closed and opened: each round has its id.
     pub fn take_changes<'a>(&mut self, plan: &'a Plan) -> QuestionChanges<'a> {
         if self.open.is_empty() && plan.open_questions().next().is_none() {
             return QuestionChanges::default();

@@ -55,7 +55,7 @@ pub enum QuestionState<'a> {
         /// The answer.
         answer: &'a Answer,
     },
-    /// Nobody has answered it in time.
+    /// It expired without an answer.
     Expired,
     /// Its attempt does not need the answer any more, for this reason.
     Withdrawn(String),
@@ -78,7 +78,7 @@ impl QuestionRecord<'_> {
     }
 }
 
-/// Returns the questions of an attempt, open and closed, in the order in which they were asked.
+/// Returns the questions of an attempt, open and closed, oldest first.
 pub fn questions_of_attempt<'a>(
     task: &'a Task,
     attempt: &'a Attempt,

@@ -48,7 +48,7 @@ pub enum PromptAction {
     },
 }
 
-/// What the prompt waits for.
+/// The input that the prompt waits for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum PromptState {
     /// A decision, or the value of an input.
@@ -122,7 +122,7 @@ impl QuestionPrompt {
         self.current.as_ref().is_some_and(|current| current.state != PromptState::Editor)
     }
 
-    /// Shows a question; what was typed for another one is discarded.
+    /// Shows a question; text that was typed for another one is discarded.
     fn show(&mut self, question: Option<(QuestionId, Question)>) {
         self.typed.clear();
         self.notice = None;
@@ -173,7 +173,7 @@ impl QuestionPrompt {
         }
     }
 
-    /// Handles a line at which a decision was asked for.
+    /// Handles a line that contains a decision.
     fn decide(&mut self, line: &str) -> Option<PromptAction> {
         let question = &self.current.as_ref()?.question;
         let is_input = matches!(question.subject, QuestionSubject::Input { .. });

@@ -32,7 +32,7 @@ enum ReferencedPart {
 pub enum Selection<'a> {
     /// One, open or closed.
     One(Box<QuestionRecord<'a>>),
-    /// None; the text says what was looked for.
+    /// None; the text names the part of the run without a question.
     None(String),
     /// Several open ones: their full ids.
     Several(Vec<String>),

@@ -1,6 +1,6 @@
 //! The keys, the editor and the answers of the prompt below the live view.
 //!
-//! While a question is shown, the terminal does not echo and delivers each key; Ctrl-C stays a signal. What was typed before a
+//! While a question is shown, the terminal does not echo and delivers each key; Ctrl-C stays a signal. Text that was typed before a
 //! question is shown is discarded, so that it cannot answer the question. The terminal is restored when no question is shown, before
 //! an editor starts, and when this is dropped. A process in the background touches nothing: it would be stopped.
 
@@ -143,7 +143,7 @@ impl InPlaceAnswers {
             let never = CancellationToken::new();
             let outcome = send_answer(&bus, &run, (&id, &question), answer, &never).await;
             let outcome = outcome.map_err(|error| error.error.to_string());
-            // If the view has ended, nobody reads the outcome.
+            // If the view has ended, the outcome has no reader.
             let _ = sender.send(PromptEvent::Sent(outcome));
         });
     }
@@ -211,7 +211,7 @@ impl Drop for KeyTerminal {
 
 /// `true` if the terminal of standard input delivers its keys to this process group.
 fn is_in_foreground() -> bool {
-    // A terminal that is not the controlling one has no foreground group, and stops nobody.
+    // A terminal that is not the controlling one has no foreground group, and stops no process.
     termios::tcgetpgrp(std::io::stdin()).map_or(true, |group| group == rustix::process::getpgrp())
 }
 

@@ -43,7 +43,7 @@ pub fn format_question(
     lines
 }
 
-/// Returns the lines of a closed question: what was asked, who decided what, when, and how long it took.
+/// Returns the lines of a closed question, with the decision, its author, its time and its duration.
 pub fn format_closed_question(run: &RunId, record: &QuestionRecord<'_>, width: Option<usize>) -> Vec<String> {
     let QuestionRecord { question, .. } = record;
     let mut lines =
@@ -111,12 +111,12 @@ fn names_of_decisions(decisions: &[AnswerKind]) -> String {
     decisions.iter().map(|kind| kind.name()).collect::<Vec<_>>().join(", ")
 }
 
-/// Describes the consequence if nobody answers in this round. A question is escalated once.
+/// Describes the consequence of an expired round. A question is escalated once.
 fn describe_expiry(question: &Question, expiry: &QuestionExpiry, round: u32) -> String {
     match expiry.action {
         ExpiryAction::FailTask => "the task fails".into(),
-        ExpiryAction::AskAgain => "it is asked again".into(),
-        ExpiryAction::Escalate if round == 1 => format!("{} is asked", single_line(&expiry.escalate_to)),
+        ExpiryAction::AskAgain => "a new round begins".into(),
+        ExpiryAction::Escalate if round == 1 => format!("it goes to {}", single_line(&expiry.escalate_to)),
         ExpiryAction::Reject | ExpiryAction::Escalate => match question.subject {
             QuestionSubject::Approval { .. } => "the call counts as rejected".into(),
             QuestionSubject::Input { .. } => "it counts as declined".into(),
@@ -218,7 +218,7 @@ fn describe_question(question: &Question) -> String {
     }
 }
 
-/// Wraps a text behind a label at blanks; further lines are indented as far as the text.
+/// Wraps a text after a label at blanks; further lines are indented as far as the text.
 pub fn wrap_labelled(indent: &str, label: &str, text: &str, width: Option<usize>) -> Vec<String> {
     let head = format!("{indent}{label}");
     let Some(width) = width else { return vec![format!("{head}{text}").trim_end().to_owned()] };
@@ -302,7 +302,7 @@ mod tests {
                 "    timeout_s: 5",
                 "  to: release managers",
                 "  allowed: approve, edit, reject",
-                &format!("  expires: in 59 min 55 s, at {expiry}; then the head is asked"),
+                &format!("  expires: in 59 min 55 s, at {expiry}; then it goes to the head"),
                 "  answer: millrace answer r-1/build/1/2 --approve   (or --edit FILE, --reject TEXT)",
             ]
         );
@@ -348,7 +348,7 @@ mod tests {
     }
 
     #[test]
-    fn long_texts_are_wrapped_behind_their_label() {
+    fn long_texts_are_wrapped_after_their_label() {
         let text = format!("{} {}", "word ".repeat(10).trim_end(), "x".repeat(50));
         let lines = wrap_labelled("  ", "to: ", &text, Some(46));
         assert_eq!(lines[0], "  to: word word word word word word word word");

@@ -91,7 +91,7 @@ impl Terminal {
         self.shown.clear();
     }
 
-    /// What was shown since the last [`Self::forget`].
+    /// The output since the last [`Self::forget`].
     pub fn screen(&self) -> &str {
         &self.shown
     }

@@ -282,7 +282,7 @@ impl<'a> TranscriptView<'a> {
         self.printer.entry_lines(entry).iter().for_each(|line| print_stdout_line(line));
     }
 
-    /// Prints the questions to persons: what was asked, who decided what, and how long it took.
+    /// Prints the questions to persons, with the decisions, their authors and the time that each took.
     fn print_questions(&self) {
         let Some(task) = self.task() else { return };
         let is_shown = |attempt: &&Attempt| self.number.is_none_or(|number| number == attempt.number);
