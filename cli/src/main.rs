@@ -93,7 +93,7 @@ enum Command {
     Signal(signal::SignalArguments),
     /// Show the open questions of runs to persons
     Inbox(inbox::InboxArguments),
-    /// Answer questions of runs: approve, edit or reject tool calls, give inputs
+    /// Approve, edit or reject tool calls of runs, or give inputs
     Answer(answer::AnswerArguments),
     /// List, show or download a run's files
     Files(files::FilesArguments),
