@@ -94,7 +94,7 @@ impl QuestionPrompt {
         Self { current: None, skipped, others: 0, typed, notice: None, has_editor }
     }
 
-    /// Follows the state of the run. Returns a line if the question that was shown has been closed by others.
+    /// Follows the state of the run. Returns a line if the question that was shown has been closed.
     pub fn follow(&mut self, plan: &Plan) -> Option<String> {
         let open = open_questions_of_plan(plan);
         let mut line = None;
@@ -102,10 +102,9 @@ impl QuestionPrompt {
             && !open.iter().any(|record| record.id == current.id)
         {
             let closed = questions_of_plan(plan).find(|record| record.id == current.id);
-            let is_own = current.state == PromptState::Sending;
-            line = closed
-                .filter(|_| !is_own)
-                .map(|record| format!("question {} is closed: {}", record.id, describe_end(&record)));
+            // Also after an own answer: the run may end with it, before its outcome arrives.
+            line =
+                closed.map(|record| format!("question {} is closed: {}", record.id, describe_end(&record)));
             self.show(None);
         }
         if self.current.is_none() {
@@ -258,21 +257,20 @@ impl QuestionPrompt {
         })
     }
 
-    /// Handles the outcome of an answer. Returns the line about it.
-    pub fn finish_sending(&mut self, outcome: Result<AnswerOutcome, String>) -> String {
-        let (line, is_closed) = match &outcome {
-            Ok(outcome) => (outcome.line(), outcome.kind != OutcomeKind::Refused),
-            Err(error) => (format!("the answer was not sent: {}", single_line(error)), false),
-        };
-        let current = self.current.as_mut().filter(|current| current.state == PromptState::Sending);
-        if let Some(current) = current {
-            current.state = PromptState::Decision;
-            if is_closed {
-                // The view may not have read the decision yet.
-                self.skip();
+    /// Handles the outcome of an answer. Returns the line about it, unless the state of the run has shown it already.
+    pub fn finish_sending(&mut self, outcome: Result<AnswerOutcome, String>) -> Option<String> {
+        let current = self.current.as_mut().filter(|current| current.state == PromptState::Sending)?;
+        current.state = PromptState::Decision;
+        match outcome {
+            Ok(outcome) => {
+                if outcome.kind != OutcomeKind::Refused {
+                    // The view may not have read the decision yet.
+                    self.skip();
+                }
+                Some(outcome.line())
             }
+            Err(error) => Some(format!("the answer was not sent: {}", single_line(&error))),
         }
-        line
     }
 
     /// The lines of the prompt, at most `width` characters each; empty if there is no question to show.

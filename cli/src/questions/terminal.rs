@@ -100,7 +100,9 @@ impl InPlaceAnswers {
                 self.prompt.finish_editing(edited)
             }
             PromptEvent::Sent(outcome) => {
-                view.print_line(&self.prompt.finish_sending(outcome));
+                if let Some(line) = self.prompt.finish_sending(outcome) {
+                    view.print_line(&line);
+                }
                 None
             }
         };
