@@ -93,7 +93,11 @@ fn state_of<'a>(task: &Task, attempt: &Attempt, wait: &'a AttemptWait) -> Questi
     match &wait.end {
         Some(WaitEnd::Answered { by, answer }) if !by.is_empty() => QuestionState::Answered { by, answer },
         Some(
-            WaitEnd::Answered { .. } | WaitEnd::TimeReached | WaitEnd::Signalled { .. } | WaitEnd::Expired,
+            WaitEnd::Answered { .. }
+            | WaitEnd::TimeReached
+            | WaitEnd::Signalled { .. }
+            | WaitEnd::Expired
+            | WaitEnd::TasksEnded(_),
         ) => QuestionState::Expired,
         None if task.state() == TaskState::Waiting && task.attempt == attempt.number => QuestionState::Open,
         None => {
