@@ -347,3 +347,49 @@ async fn program_waits_for_answers_and_runs_again_with_them() {
     assert_eq!(runs, "program/deploy/1\nprogram/deploy/1/1\n", "it ran twice, with two keys");
     cluster.stop_all();
 }
+
+/// Ten questions at once of two children of a child. They are answered in random order, and everything is killed and restarted between
+/// any two answers: each question is asked once, and every parent gets the answers of its children.
+#[tokio::test(flavor = "multi_thread")]
+async fn questions_of_nested_children_are_answered_across_restarts_of_everything() {
+    let _alone = lock_machine();
+    let mut cluster =
+        TestCluster::start_with_workers(ClusterSetup { slots: 1, ..ClusterSetup::default() }, 1);
+    let (mut bus, run) = (cluster.connect_bus().await, run_id("nested"));
+    let five = |name: &str| -> Vec<String> { (0..5).map(|n| format!("{name} {n}?")).collect() };
+    let leaf = |name: &str| json!({"parameters": {"ask": five(name), "steps": 1}});
+    let middle = json!({"parameters": {"delegate": [leaf("left"), leaf("right")]}});
+    let root = echo_task("root", &json!({"delegate": [middle], "steps": 1}));
+    submit_run(&bus, &run, &fixed_submission(vec![root])).await;
+    let mut open = wait_for_questions(&bus, &run, 10).await;
+    let tasks: std::collections::BTreeSet<&str> =
+        open.iter().map(|question| question.id.task.as_str()).collect();
+    assert_eq!(tasks.len(), 2, "the ids name the children: {tasks:?}");
+    let mut random = SeededRandom::new(14);
+    while !open.is_empty() {
+        let at = usize::try_from(random.next_below(open.len() as u64)).unwrap();
+        let question = open.remove(at);
+        answer_question(&bus, &run, "ann", &question, value(&json!(question.text))).await;
+        cluster.server.kill();
+        for name in ["supervisor-1", "critic-1", "worker-1"] {
+            cluster.kill_process(name);
+        }
+        drop(bus);
+        cluster.server.restart();
+        for name in ["supervisor-1", "critic-1", "worker-1"] {
+            cluster.restart_process(name);
+        }
+        bus = cluster.connect_bus().await;
+    }
+    let history = wait_for_run_history(&bus, &run, TIMEOUT).await;
+    assert_completed_in_one_attempt(&history);
+    let plan = history.folded_plan();
+    assert_eq!(plan.tasks().len(), 4, "each child was added once");
+    let attempts =
+        plan.tasks().iter().flat_map(|task| task.attempts.iter().map(move |attempt| (task, attempt)));
+    let asked = attempts.flat_map(|(task, attempt)| attempt.questions(task)).count();
+    assert_eq!(asked, 10, "each question was asked once");
+    assert_eq!(result_of(&bus, &history, "root").await.data, Some(json!([[five("left"), five("right")]])));
+    assert_eq!(cluster.read_ledger().lines().count(), 3, "{}", cluster.read_ledger());
+    cluster.stop_all();
+}
