@@ -187,6 +187,9 @@ pub async fn watch_run(
                     answers.follow(&history.plan, &mut view);
                 }
                 view.show_decision(run, &history.plan, &live, sequence, &decision);
+                if let Some(answers) = &mut answers {
+                    answers.print_lines(&view);
+                }
             }
             Some(message) = writing.next() => {
                 live.add_message(&message.subject, &message.payload, jiff::Timestamp::now());
@@ -197,6 +200,9 @@ pub async fn watch_run(
                     answers.follow(&history.plan, &mut view);
                 }
                 view.redraw(run, &history.plan, &live);
+                if let Some(answers) = &mut answers {
+                    answers.print_lines(&view);
+                }
             }
             _ = redraw.tick() => {
                 if let Some(change) = disk.as_mut().and_then(DiskMonitor::check_if_due) {
@@ -214,6 +220,9 @@ pub async fn watch_run(
                             answers.follow(&history.plan, &mut view);
                         }
                         view.redraw(run, &history.plan, &live);
+                        if let Some(answers) = &mut answers {
+                            answers.print_lines(&view);
+                        }
                         // The decisions may be those before a later resumption, so that the log has the last word.
                         if is_at_rest(&history.plan) && is_at_rest(&read_plan(bus, run).await?) {
                             break;

@@ -257,9 +257,16 @@ impl QuestionPrompt {
         })
     }
 
-    /// Handles the outcome of an answer. Returns the line about it, unless the state of the run has shown it already.
-    pub fn finish_sending(&mut self, outcome: Result<AnswerOutcome, String>) -> Option<String> {
-        let current = self.current.as_mut().filter(|current| current.state == PromptState::Sending)?;
+    /// Handles the outcome of the answer to a question. Returns the line about it, unless the state of the run has shown it already:
+    /// then another question is shown by now.
+    pub fn finish_sending(
+        &mut self,
+        id: &QuestionId,
+        outcome: Result<AnswerOutcome, String>,
+    ) -> Option<String> {
+        let is_it =
+            |current: &&mut CurrentQuestion| current.id == *id && current.state == PromptState::Sending;
+        let current = self.current.as_mut().filter(is_it)?;
         current.state = PromptState::Decision;
         match outcome {
             Ok(outcome) => {
@@ -464,6 +471,22 @@ mod tests {
         assert!(prompt.lines(80).is_empty());
         prompt.show(Some(("t/1/2".parse().unwrap(), approval(&[AnswerKind::Approve]))));
         assert_eq!(prompt.press(Key::Enter), None, "nothing of the other line is left");
+    }
+
+    #[test]
+    fn late_outcome_does_not_close_another_question() {
+        let mut prompt = prompt_with(input(&[], ""), false);
+        let (first, second) = ("t/1/1".parse().unwrap(), "t/1/2".parse().unwrap());
+        assert!(enter(&mut prompt, "north").is_some());
+        // The state of the run shows the decision before its outcome arrives.
+        prompt.show(Some((second, input(&[], ""))));
+        assert!(enter(&mut prompt, "1.4").is_some());
+        assert_eq!(prompt.finish_sending(&first, Err("too late".into())), None);
+        assert_eq!(last_line(&prompt), "sending the answer _");
+        let second = "t/1/2".parse().unwrap();
+        let line = prompt.finish_sending(&second, Err("the server is away".into()));
+        assert_eq!(line.as_deref(), Some("the answer was not sent: the server is away"));
+        assert!(enter(&mut prompt, "1.4").is_some(), "it can be sent again");
     }
 
     #[test]

@@ -38,8 +38,8 @@ pub enum PromptEvent {
     Key(Key),
     /// The editor has ended: the new arguments, `None` if they are unchanged, or a mistake.
     Edited(Result<Option<String>, String>),
-    /// The outcome of an answer.
-    Sent(Result<AnswerOutcome, String>),
+    /// The outcome of the answer to a question.
+    Sent(QuestionId, Result<AnswerOutcome, String>),
 }
 
 /// Answers questions of a run at the terminal that shows it.
@@ -48,6 +48,8 @@ pub struct InPlaceAnswers {
     run: RunId,
     by: String,
     prompt: QuestionPrompt,
+    /// Lines to be printed.
+    lines: Vec<String>,
     terminal: KeyTerminal,
     sender: mpsc::UnboundedSender<PromptEvent>,
     events: mpsc::UnboundedReceiver<PromptEvent>,
@@ -65,6 +67,7 @@ impl InPlaceAnswers {
             run: run.clone(),
             by: author_name(None),
             prompt: QuestionPrompt::new(editor_command().is_some()),
+            lines: Vec::new(),
             terminal: KeyTerminal::new(sender.clone()),
             sender,
             events,
@@ -85,10 +88,13 @@ impl InPlaceAnswers {
 
     /// Shows the question that is next in the state of the run.
     pub fn follow(&mut self, plan: &Plan, view: &mut RunDisplay) {
-        if let Some(line) = self.prompt.follow(plan) {
-            view.print_line(&line);
-        }
+        self.lines.extend(self.prompt.follow(plan));
         self.refresh(view);
+    }
+
+    /// Prints the lines about questions that were closed. Called when the board is drawn without their prompt.
+    pub fn print_lines(&mut self, view: &RunDisplay) {
+        self.lines.drain(..).for_each(|line| view.print_line(&line));
     }
 
     /// Handles an event.
@@ -99,10 +105,8 @@ impl InPlaceAnswers {
                 view.show_again();
                 self.prompt.finish_editing(edited)
             }
-            PromptEvent::Sent(outcome) => {
-                if let Some(line) = self.prompt.finish_sending(outcome) {
-                    view.print_line(&line);
-                }
+            PromptEvent::Sent(id, outcome) => {
+                self.lines.extend(self.prompt.finish_sending(&id, outcome));
                 None
             }
         };
@@ -123,6 +127,7 @@ impl InPlaceAnswers {
     pub fn close(&mut self, view: &mut RunDisplay) {
         self.terminal.restore();
         view.set_prompt(Vec::new());
+        self.print_lines(view);
     }
 
     fn refresh(&mut self, view: &mut RunDisplay) {
@@ -146,7 +151,7 @@ impl InPlaceAnswers {
             let outcome = send_answer(&bus, &run, (&id, &question), answer, &never).await;
             let outcome = outcome.map_err(|error| error.error.to_string());
             // If the view has ended, the outcome has no reader.
-            let _ = sender.send(PromptEvent::Sent(outcome));
+            let _ = sender.send(PromptEvent::Sent(id, outcome));
         });
     }
 }
