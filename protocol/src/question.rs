@@ -23,7 +23,7 @@ pub const MAX_ANSWER: usize = 64_000;
 /// A question to a person.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Question {
-    /// The thing that is asked.
+    /// The subject.
     pub subject: QuestionSubject,
     /// The text for the person.
     pub text: String,
@@ -156,7 +156,7 @@ pub enum AnswerKind {
     Reject,
     /// The call does not run; a text of the person is its result.
     Respond,
-    /// The value that was asked for.
+    /// The requested value.
     Answer,
     /// The person does not answer.
     Decline,
@@ -207,7 +207,7 @@ pub enum Answer {
         /// The result, for the agent.
         content: String,
     },
-    /// The value that was asked for.
+    /// The requested value.
     Answer {
         /// The value, as JSON.
         value: String,

@@ -174,13 +174,6 @@ fn is_zero(count: &u32) -> bool {
     *count == 0
 }
 
-/// Returns the number of questions so far; each round counts.
-fn count_questions(plan: &Plan) -> u32 {
-    let attempts = plan.tasks().iter().flat_map(|task| task.attempts.iter().map(move |one| (task, one)));
-    let rounds = attempts.flat_map(|(task, attempt)| attempt.questions(task)).map(|(_, wait)| wait.round);
-    rounds.fold(0, u32::saturating_add)
-}
-
 /// Describes what a run waits for while nothing is in progress: the wait of its first task that has no unmet dependency.
 fn describe_wait(plan: &Plan) -> Option<String> {
     let is_in_progress = plan.run.end.is_some()
@@ -213,7 +206,7 @@ impl RunSummary {
             counts: std::array::from_fn(|state| plan.task_count_in_state(TaskState::ALL[state])),
             waiting: plan.task_count_in_state(TaskState::Waiting),
             open_questions: u32::try_from(plan.open_questions().count()).unwrap_or(u32::MAX),
-            questions: count_questions(plan),
+            questions: plan.run.question_count,
             archived: false,
             is_resumable: plan.is_resumable(),
             is_paused: plan.run.paused.is_some(),

@@ -9,7 +9,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_bytes::ByteBuf;
 
-use crate::plan::{CommandAction, Event};
+use crate::plan::{CommandAction, Event, InputAnswer, Refusal};
 use crate::result::TaskResult;
 
 /// The maximum size of a body in an envelope; larger ones go to the blob store. 256 KiB, well below the 1 MiB limit of a
@@ -49,7 +49,10 @@ impl WireMessage for crate::plan::Decision {
     const VERSION: u16 = WITH_WAITS;
 
     fn version(&self) -> u16 {
-        if self.events.iter().any(Event::is_about_waits) { WITH_WAITS } else { 1 }
+        let refuses_answer = |answer: &InputAnswer| matches!(answer.refusal, Some(Refusal::Question { .. }));
+        let is_newer =
+            self.events.iter().any(Event::is_about_waits) || self.answers.iter().any(refuses_answer);
+        if is_newer { WITH_WAITS } else { 1 }
     }
 }
 impl WireMessage for crate::plan::Submission {

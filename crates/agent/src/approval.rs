@@ -16,6 +16,10 @@ use crate::corpus::encode_hex;
 
 /// The longest time after which a question expires, in seconds: a year.
 const MAX_EXPIRY: u32 = 31_536_000;
+/// The largest number of proposed answers.
+const MAX_OPTIONS: usize = 20;
+/// The maximum length of a proposed answer, in bytes.
+const MAX_OPTION: usize = 500;
 /// The answers that a rule allows by default.
 const DEFAULT_DECISIONS: [AnswerKind; 3] = [AnswerKind::Approve, AnswerKind::Edit, AnswerKind::Reject];
 /// The answers that are possible for a tool call.
@@ -183,6 +187,27 @@ pub fn approval_question(action: &str, arguments: &Value, text: &str, schema: Op
     }
 }
 
+/// Checks the parts of a question to a person.
+///
+/// # Errors
+/// The mistake, with the limits.
+pub fn check_input(text: &str, options: &[String], schema: Option<&Value>) -> Result<(), String> {
+    if text.trim().is_empty() || text.len() > MAX_QUESTION_TEXT {
+        return Err(format!("a question has 1 to {MAX_QUESTION_TEXT} bytes"));
+    }
+    if options.len() > MAX_OPTIONS || options.iter().any(|option| option.len() > MAX_OPTION) {
+        return Err(format!("at most {MAX_OPTIONS} options of {MAX_OPTION} bytes each are possible"));
+    }
+    let Some(schema) = schema else { return Ok(()) };
+    if schema.to_string().len() > MAX_QUESTION_TEXT {
+        return Err(format!("the schema is longer than {MAX_QUESTION_TEXT} bytes"));
+    }
+    match jsonschema::validator_for(schema) {
+        Ok(_) => Ok(()),
+        Err(error) => Err(format!("\"schema\" is not a valid JSON Schema: {error}")),
+    }
+}
+
 /// Creates the question of an agent to a person. `options` are proposed answers, `schema` is that of the answer.
 #[must_use]
 pub fn input_question(text: &str, options: Vec<String>, schema: Option<&Value>) -> Question {
@@ -199,7 +224,7 @@ pub fn input_question(text: &str, options: Vec<String>, schema: Option<&Value>) 
 }
 
 /// The digest of a call: SHA-256 of the tool and its arguments as JSON, each after its length.
-fn digest_of_call(tool: &str, arguments: &str) -> String {
+pub(crate) fn digest_of_call(tool: &str, arguments: &str) -> String {
     hash(&["call", tool, arguments])
 }
 

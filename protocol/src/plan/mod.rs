@@ -22,6 +22,7 @@
 //! | running | needs_review | an outcome | a result, and a review required |
 //! | running | ready | the worker | it gave up waiting for the provider, and the run pauses: the attempt continues later |
 //! | running | waiting | the worker | it parked the attempt, which waits for something outside |
+//! | ready | waiting | the worker | the same, in the moment in which an interrupt returned the attempt |
 //! | waiting | ready | a clock, a command, an answer | the last of its waits has ended: the same attempt continues |
 //! | waiting | failed | a clock | nobody answered its question in time, and the question says so |
 //! | running | errored | an outcome, a clock | an error, an empty result or a timeout, and attempts are left |

@@ -2,8 +2,10 @@
 
 use std::fmt::Write;
 
-use millrace_protocol::plan::{CommandAction, Fact, OverdueInput, RunCommand, TaskState};
-use millrace_protocol::question::{Answer, AnswerKind, AnswerScope, ExpiryAction};
+use millrace_protocol::plan::{
+    Budget, CommandAction, Edit, Fact, OverdueInput, RunCommand, Submission, TaskPatch, TaskState,
+};
+use millrace_protocol::question::{Answer, AnswerKind, AnswerScope, ExpiryAction, RunAnswer};
 use millrace_protocol::wait::Wait;
 
 use crate::scene::{RunScene, is_plan_unchanged};
@@ -214,4 +216,68 @@ fn questions_expire_only_where_that_was_asked_for() {
     assert!(scene.decide_overdue_input(&OverdueInput::WaitTime(cast::task_id("t"))).is_err());
     assert_eq!(scene.plan.task(&cast::task_id("t")).unwrap().state(), TaskState::Waiting);
     oracle::check_invariants(&scene.plan);
+}
+
+/// The worker parks its attempt in the moment in which the run is interrupted. Its entry is after the command in the log and counts
+/// nevertheless, because no worker could continue from that journal.
+#[test]
+fn attempt_parked_in_the_moment_of_an_interrupt_waits() {
+    let tasks = vec![cast::echo_task("t", &[]), cast::echo_task("o", &[])];
+    let mut scene = RunScene::from_submission(cast::fixed_plan_submission(tasks));
+    scene.claim_task(&cast::task_id("t"), "w1");
+    command(&mut scene, CommandAction::Interrupt);
+    let parked = cast::parked_fact(&cast::task_id("t"), 1, "w1", vec![cast::approval_wait("q", None)]);
+    scene.decide_fact(&parked).unwrap();
+    let state = |scene: &RunScene| scene.plan.task(&cast::task_id("t")).unwrap().state();
+    assert_eq!(state(&scene), TaskState::Waiting);
+    oracle::check_invariants(&scene.plan);
+    scene.decide_fact(&cast::command_fact("c9", CommandAction::Resume { budget: None })).unwrap();
+    scene.decide_fact(&cast::answer_fact("a1", "t/1/1", "q", Answer::Approve, AnswerScope::Once)).unwrap();
+    assert_eq!(state(&scene), TaskState::Ready);
+    // An attempt that no worker has had can't be parked.
+    let unclaimed = cast::parked_fact(&cast::task_id("o"), 1, "w1", vec![cast::approval_wait("q", None)]);
+    assert!(scene.decide_fact(&unclaimed).is_err());
+}
+
+/// A run that winds down waits for nobody: a task that would is cancelled, and the run ends.
+#[test]
+fn run_that_winds_down_does_not_wait_for_people() {
+    let budget = Budget { wall_time: Some(std::time::Duration::from_secs(100)), ..Budget::default() };
+    let submission = cast::fixed_plan_submission(vec![cast::echo_task("t", &[])]);
+    let mut scene = RunScene::from_submission(Submission { budget, ..submission });
+    scene.claim_task(&cast::task_id("t"), "w1");
+    scene.now = cast::time_after(scene.now, 100);
+    scene.decide_overdue_input(&OverdueInput::WallTime).unwrap();
+    assert!(scene.plan.run.winding_down.is_some() && scene.plan.run.end.is_none());
+    let parked = cast::parked_fact(&cast::task_id("t"), 1, "w1", vec![cast::approval_wait("q", None)]);
+    scene.decide_fact(&parked).unwrap();
+    assert_eq!(scene.plan.task(&cast::task_id("t")).unwrap().state(), TaskState::Cancelled);
+    assert!(scene.plan.run.end.is_some(), "the run would wait for ever");
+}
+
+/// A woken attempt has begun: its task can't be changed, and other parameters of its capability do not replace it.
+#[test]
+fn woken_attempt_is_not_replaced() {
+    let mut scene = parked_scene(vec![cast::approval_wait("q", None)]);
+    scene.decide_fact(&cast::answer_fact("a1", "t/1/1", "q", Answer::Approve, AnswerScope::Once)).unwrap();
+    let patch =
+        TaskPatch { objective: Some("else".into()), ..TaskPatch::without_changes(cast::task_id("t")) };
+    let edit = cast::command_fact("c9", CommandAction::Edit(Edit::Patch(patch)));
+    let refused = scene.decide_fact(&edit).unwrap_err();
+    assert!(refused.to_string().contains("it has begun and can't be changed"), "{refused}");
+    assert_eq!(scene.plan.task(&cast::task_id("t")).unwrap().attempt, 1);
+}
+
+#[test]
+fn answer_without_an_author_is_refused() {
+    let mut scene = parked_scene(vec![cast::approval_wait("q", None)]);
+    for by in ["", " ", "a\u{1b}[2J", &"x".repeat(300)] {
+        let Fact::Answered(given) = cast::answer_fact("a1", "t/1/1", "q", Answer::Approve, AnswerScope::Once)
+        else {
+            panic!("an answer")
+        };
+        let refused = scene.decide_fact(&Fact::Answered(RunAnswer { by: by.into(), ..given })).unwrap_err();
+        assert!(refused.to_string().contains("the name of its author"), "{refused}");
+    }
+    assert_eq!(scene.plan.open_questions().count(), 1);
 }

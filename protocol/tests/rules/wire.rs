@@ -1428,6 +1428,11 @@ fn messages_about_waits_have_a_version_that_0_4_does_not_read() {
         newer += usize::from(is_about_waits);
     }
     assert!(newer >= 20, "{newer}");
+    let refusal =
+        Refusal::Question { question: "t/1/1".parse().unwrap(), why: "there is no such question".into() };
+    let mut decision = sample_decisions().remove(0).1;
+    decision.answers[0].refusal = Some(refusal);
+    assert_eq!(decision.version(), 2, "a refusal that those do not know");
 }
 
 #[test]

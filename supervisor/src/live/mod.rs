@@ -364,9 +364,6 @@ impl LiveRun {
             if let Some(work) = fact.ended_work().filter(|_| is_refused) {
                 self.record_refused_outcome(work);
             }
-            if let Fact::Parked { task, .. } | Fact::Ended { task, .. } = &fact {
-                self.last_activity.remove(task);
-            }
         }
         if self.inbox.is_empty() && self.inbox.capacity() > MAX_IDLE_INBOX {
             // Thousands of facts may have arrived at once, and none may follow for weeks.
@@ -376,7 +373,13 @@ impl LiveRun {
             let input = DecisionInput::StaleJournal(&work);
             self.decide_and_append_answer(&mut decision, AnswerCause::Rules, &input);
         }
-        for overdue in std::mem::take(&mut self.overdue) {
+        // An answer that is among the facts left came before the expiry of its question.
+        let has_facts_left = !self.inbox.is_empty();
+        let is_later =
+            |overdue: &OverdueInput| has_facts_left && matches!(overdue, OverdueInput::WaitTime(_));
+        let (later, now) = std::mem::take(&mut self.overdue).into_iter().partition::<Vec<_>, _>(is_later);
+        self.overdue = later;
+        for overdue in now {
             self.decide_and_append_answer(&mut decision, AnswerCause::Clock, &overdue.input());
         }
         self.append_registry_check(&mut decision, cluster, unknown_status);
@@ -457,7 +460,10 @@ impl LiveRun {
     /// it when that decision is in the log.
     pub fn take_effects_of_last_decision(&mut self) -> (Vec<Effect>, BTreeSet<TaskId>) {
         let touched = std::mem::take(&mut self.touched);
-        for task in &touched {
+        // An event may concern a running attempt without beginning it anew: instructions from its parent.
+        let is_running =
+            |task: &TaskId| self.plan.task(task).is_some_and(|task| task.state() == TaskState::Running);
+        for task in touched.iter().filter(|task| !is_running(task)) {
             self.last_activity.remove(task);
         }
         let effects = match (self.plan.run.start.is_none(), std::mem::take(&mut self.is_all_touched)) {

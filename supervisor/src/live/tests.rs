@@ -4,12 +4,17 @@
 //! A decision is shown as its answers: the cause, then the events (`AttemptClaimed a`) or the refusal (`!WrongState`).
 
 use jiff::SignedDuration;
+use millrace_protocol::child::{Delegation, ParentTask};
 use millrace_protocol::ids::Capability;
 use millrace_protocol::plan::{
     AttemptResult, CommandAction, PlanningMode, ReviewPolicy, RunCommand, Submission, TaskLimits, TaskSpec,
     Work,
 };
+use millrace_protocol::question::{
+    Answer, AnswerKind, AnswerScope, ExpiryAction, Question, QuestionExpiry, QuestionSubject, RunAnswer,
+};
 use millrace_protocol::result::{ErrorKind, ModelUsage, TaskError, Usage};
+use millrace_protocol::wait::{Wait, WaitCondition};
 use serde_json::Value;
 
 use super::*;
@@ -248,6 +253,75 @@ fn journal_activity_postpones_the_silence_timeout() {
         .then_has_pending_input(PendingInput::Nothing)
         .when_time_passes(60)
         .then_decides("clock: AttemptTimedOut a");
+}
+
+#[test]
+fn instructions_for_a_running_attempt_do_not_make_it_silent() {
+    let delegate =
+        |delegation| Fact::Delegated { task: task_id("a"), attempt: 1, worker: worker_id("w1"), delegation };
+    let child = TaskSpec {
+        parent: Some(ParentTask::of_attempt(task_id("a"), 1)),
+        limits: TaskLimits { silence: Duration::from_secs(SILENCE), ..TaskLimits::default() },
+        ..TaskSpec::new(task_id("child"), "do it", Capability::new("echo").unwrap())
+    };
+    let instructed =
+        Delegation { messages: vec![(task_id("child"), "hurry".into())], ..Delegation::default() };
+    let mut case = LiveRunTestCase::with_submitted_run(&[("a", &[])])
+        .given_decided_fact(claim_fact("a", "w1"))
+        .given_decided_fact(delegate(Delegation { children: vec![child], ..Delegation::default() }))
+        .given_decided_fact(claim_fact("child", "w2"));
+    let active = case.now + SignedDuration::from_secs(60);
+    case.live.record_activity(&task_id("a"), active);
+    case.live.record_activity(&task_id("child"), active);
+    let mut case = case.given_decided_fact(delegate(instructed));
+    drop(case.live.take_effects_of_last_decision());
+    case.when_time_passes(SILENCE).then_has_pending_input(PendingInput::Nothing);
+}
+
+/// An answer that was given in time counts, although its question has expired before it is decided.
+#[test]
+fn answer_among_many_facts_comes_before_the_expiry_of_its_question() {
+    let question = Question {
+        subject: QuestionSubject::Input { options: Vec::new(), schema: String::new() },
+        text: "Which?".into(),
+        digest: "d".into(),
+        decisions: vec![AnswerKind::Answer],
+        to: String::new(),
+        expiry: Some(QuestionExpiry {
+            after: Duration::from_secs(60),
+            action: ExpiryAction::FailTask,
+            escalate_to: String::new(),
+        }),
+    };
+    let condition = WaitCondition::Answer(Box::new(question));
+    let parked = Fact::Parked {
+        task: task_id("a"),
+        attempt: 1,
+        worker: worker_id("w1"),
+        waits: vec![Wait { key: "q".into(), condition }],
+        children: Vec::new(),
+    };
+    let mut case = LiveRunTestCase::with_submitted_run(&[("a", &[])])
+        .given_decided_fact(claim_fact("a", "w1"))
+        .given_decided_fact(parked);
+    for _ in 0..MAX_FACTS {
+        case = case.when_fact_arrives(claim_fact("missing", "w1"));
+    }
+    let mut case = case
+        .when_fact_arrives(Fact::Answered(RunAnswer {
+            id: "a1".into(),
+            by: "ann".into(),
+            question: "a/1/1".parse().unwrap(),
+            digest: "d".into(),
+            answer: Answer::Answer { value: "1".into() },
+            scope: AnswerScope::Once,
+        }))
+        .when_time_passes(61);
+    let first = case.decide_pending_input().unwrap();
+    assert_eq!((first.answers.len(), first.events.len()), (MAX_FACTS, 0), "nothing has expired");
+    case.append_last_decision();
+    let second = show_decision(&case.decide_pending_input().unwrap());
+    assert!(second.contains("Commanded, AttemptWaitEnded a, AttemptWoken a"), "{second}");
 }
 
 #[test]

@@ -13,8 +13,8 @@
 //! The next time, the task has the ends in `ended_waits`, by their names.
 
 use jiff::Timestamp;
-use millrace_agent::approval::{approval_question, input_question};
-use millrace_protocol::question::{Answer, MAX_QUESTION_TEXT};
+use millrace_agent::approval::{approval_question, check_input, input_question};
+use millrace_protocol::question::Answer;
 use millrace_protocol::wait::{EndedWait, MAX_EVENT_NAME, MAX_WAITS, Wait, WaitCondition, WaitEnd};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
@@ -92,11 +92,9 @@ impl RequestedWait {
                 return Err(format!("the name of an event has 1 to {MAX_EVENT_NAME} bytes"));
             }
             Self::Event { event, until } => WaitCondition::Event { name: event, until },
-            Self::Ask { ask } if !is_fit(&ask.question, MAX_QUESTION_TEXT) => {
-                return Err(format!("a question has 1 to {MAX_QUESTION_TEXT} bytes"));
-            }
             Self::Ask { ask } => {
                 let RequestedInput { question, options, schema } = ask;
+                check_input(&question, &options, schema.as_ref())?;
                 WaitCondition::Answer(Box::new(input_question(&question, options, schema.as_ref())))
             }
             Self::Approve { approve } if !is_fit(&approve.action, MAX_EVENT_NAME) => {

@@ -2,19 +2,13 @@
 
 use std::sync::Arc;
 
-use millrace_protocol::question::MAX_QUESTION_TEXT;
 use millrace_protocol::wait::WaitCondition;
 use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::Value;
 
 use super::{Tool, ToolError, tool_from_function};
-use crate::approval::input_question;
-
-/// The largest number of proposed answers.
-const MAX_OPTIONS: usize = 20;
-/// The maximum length of a proposed answer, in bytes.
-const MAX_OPTION: usize = 500;
+use crate::approval::{check_input, input_question};
 
 #[derive(Deserialize, JsonSchema)]
 #[schemars(rename = "AskUser")]
@@ -44,23 +38,8 @@ pub fn ask_user_tool() -> Arc<dyn Tool> {
 
 fn ask_user(arguments: AskUserArguments) -> Result<String, ToolError> {
     let AskUserArguments { question, options, schema } = arguments;
-    let refuse = |text: String| Err(ToolError::Refused(text));
-    let question = question.trim();
-    if question.is_empty() || question.len() > MAX_QUESTION_TEXT {
-        return refuse(format!("a question has 1 to {MAX_QUESTION_TEXT} bytes"));
-    }
-    if options.len() > MAX_OPTIONS || options.iter().any(|option| option.len() > MAX_OPTION) {
-        return refuse(format!("at most {MAX_OPTIONS} options of {MAX_OPTION} bytes each are possible"));
-    }
-    let schema = schema.map(Value::Object);
-    if let Some(schema) = &schema {
-        if let Err(error) = jsonschema::validator_for(schema) {
-            return refuse(format!("\"schema\" is not a valid JSON Schema: {error}"));
-        }
-        if schema.to_string().len() > MAX_QUESTION_TEXT {
-            return refuse(format!("the schema is longer than {MAX_QUESTION_TEXT} bytes"));
-        }
-    }
+    let (question, schema) = (question.trim(), schema.map(Value::Object));
+    check_input(question, &options, schema.as_ref()).map_err(ToolError::Refused)?;
     let question = input_question(question, options, schema.as_ref());
     Err(ToolError::Waits(WaitCondition::Answer(Box::new(question))))
 }

@@ -1,7 +1,7 @@
 //! Executes the tool calls of one turn. It owns the order of recording: calls that must not run twice are recorded before
 //! they begin, each result is recorded as soon as it is available, and a recorded call is not run again.
 //!
-//! A call that needs a person's approval waits for it under the key `approve.<turn>.<index>.<tool>`; the other calls of the turn
+//! A call that needs a person's approval waits for it under the key `approve.<turn>.<index>.<tool>.<digest>`; the other calls of the turn
 //! run at once. When it is approved it runs like any other, and is recorded before it begins by a step of its own.
 
 use std::any::Any;
@@ -25,11 +25,13 @@ use super::drive_error::{decode_step, encode_step};
 use super::large::limit_result_size;
 use super::record::{BegunCallsStep, ToolCallRecord, to_millis};
 use super::{AttemptName, DriveError, Journal, ValidatedToolCall};
-use crate::approval::ApprovalRules;
+use crate::approval::{ApprovalRules, digest_of_call};
 use crate::files::Files;
 use crate::model::ToolResult;
 use crate::tool::{Call, Effect, ModelCallBudget, Output, Tool, ToolError, Toolbox, describe_wait_end};
 
+/// The length of the digest of a call in the key of its approval.
+const DIGEST_LENGTH: usize = 16;
 /// The result for a call that had begun when its worker was lost.
 const UNKNOWN: &str = "It is unknown whether this call took effect: its worker was lost after the call began and before \
 the result was recorded. The call was not retried. Check what it was meant to change before you continue: if it took \
@@ -67,7 +69,7 @@ pub(super) struct ToolCallRunner<'a> {
 enum Approval {
     /// It needs none.
     NotNeeded,
-    /// Nobody has answered the question yet.
+    /// The question has no answer yet.
     Open(Box<Question>),
     /// A person has answered.
     Given(Answer),
@@ -181,7 +183,9 @@ impl ToolCallRunner<'_> {
 
     /// The key under which a call waits for its approval.
     fn approval_key(&self, index: usize, call: &ValidatedToolCall) -> String {
-        format!("approve.{}.{index}.{}", self.number, call.tool)
+        // With another set of tools a call may have another index: an answer is for these arguments only.
+        let digest = digest_of_call(&call.tool, &call.arguments.to_string());
+        format!("approve.{}.{index}.{}.{}", self.number, call.tool, &digest[..DIGEST_LENGTH])
     }
 
     /// The step that is recorded before an approved call begins.

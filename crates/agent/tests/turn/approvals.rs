@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Mutex};
 
-use millrace_agent::approval::{ApprovalRule, ApprovalRules};
+use millrace_agent::approval::{ApprovalRule, ApprovalRules, approval_question};
 use millrace_agent::tool::{Effect, Tool, Toolbox, ask_user_tool, tool_with_effect};
 use millrace_agent::turn::{DriveError, Driver, Machine, MemoryJournal, PlainText, WorkOutcome, WorkSummary};
 use millrace_protocol::question::{Answer, AnswerKind, Question, QuestionSubject};
@@ -89,14 +89,22 @@ fn ran(runs: &Runs) -> Vec<String> {
     runs.lock().unwrap().clone()
 }
 
-const FIRST: &str = "approve.0.0.send";
-const SECOND: &str = "approve.0.2.put";
-const THIRD: &str = "approve.0.3.send";
+/// The key of the approval of a call.
+fn key(index: usize, tool: &str, on: &str) -> String {
+    let digest = approval_question(tool, &json!({"on": on}), "", None).digest;
+    format!("approve.0.{index}.{tool}.{}", &digest[..16])
+}
+
+/// The keys of the calls that need an approval.
+fn keys() -> [String; 3] {
+    [key(0, "send", "a"), key(2, "put", "x"), key(3, "send", "d")]
+}
 
 fn decisions() -> Vec<EndedWait> {
     let edit = Answer::Edit { arguments: r#"{"on":"y"}"#.into() };
     let reject = Answer::Reject { message: "not today".into() };
-    answered(&[(FIRST, Answer::Approve), (SECOND, edit), (THIRD, reject)])
+    let [first, second, third] = keys();
+    answered(&[(&first, Answer::Approve), (&second, edit), (&third, reject)])
 }
 
 #[tokio::test]
@@ -104,8 +112,8 @@ async fn calls_run_as_they_were_approved_and_the_others_at_once() {
     let (model, (tools, runs)) = (model(), tools());
     let mut journal = MemoryJournal::default();
     let waits = parked_waits(drive(&model, &tools, &mut journal).await);
-    let keys: Vec<&str> = waits.iter().map(|wait| wait.key.as_str()).collect();
-    assert_eq!(keys, [FIRST, SECOND, THIRD]);
+    let asked_keys: Vec<&str> = waits.iter().map(|wait| wait.key.as_str()).collect();
+    assert_eq!(asked_keys, keys());
     assert_eq!(ran(&runs), ["put b"], "the call that needs nobody ran");
     assert_eq!(names(&journal), ["model.0", "tool.0.1.put"]);
     let asked = question(&waits[0]);
@@ -172,7 +180,8 @@ async fn responses_and_unfit_arguments_run_nothing() {
     parked_waits(drive(&model, &tools, &mut journal).await);
     let unfit = Answer::Edit { arguments: r#"{"off":1}"#.into() };
     let respond = Answer::Respond { content: "the answer is 42".into() };
-    let ends = answered(&[(FIRST, respond), (SECOND, unfit), (THIRD, Answer::Approve)]);
+    let [first, second, third] = keys();
+    let ends = answered(&[(&first, respond), (&second, unfit), (&third, Answer::Approve)]);
     let mut journal = journal.with_ended_waits(ends);
     drive(&model, &tools, &mut journal).await.unwrap();
     assert_eq!(ran(&runs), ["put b", "send d"]);
@@ -196,6 +205,32 @@ async fn answers_count_after_the_rules_have_changed() {
     let driver = Driver::new(&model, &tools, &mut journal);
     driver.drive(Machine::<PlainText>::new(brief(&tools, None))).await.unwrap();
     assert_eq!(ran(&runs), ["put b", "send a", "put y"], "the rejected call does not run");
+}
+
+/// A tool is withdrawn while its call waits, so that the others have other places. No answer is taken for another call.
+#[tokio::test]
+async fn answers_do_not_apply_to_other_calls_after_the_tools_have_changed() {
+    let on = |id: &str, tool: &str, on: &str| named(id, tool, &json!({"on": on}).to_string());
+    let turn = vec![on("a", "send", "a"), on("b", "put", "x"), on("c", "put", "xx")];
+    let model = Scripted::new(vec![calls(turn), says("done")]);
+    let mut journal = MemoryJournal::default();
+    parked_waits(drive(&model, &tools().0, &mut journal).await);
+    let keys = [key(0, "send", "a"), key(1, "put", "x"), key(2, "put", "xx")];
+    let reject = Answer::Reject { message: String::new() };
+    let ends = answered(&[(&keys[0], Answer::Approve), (&keys[1], Answer::Approve), (&keys[2], reject)]);
+    let runs = Runs::default();
+    let put = {
+        let runs = runs.clone();
+        tool_with_effect(Effect::Idempotent, "put", "Acts.", move |Act { on }: Act, _| {
+            runs.lock().unwrap().push(on);
+            async move { Ok(String::new()) }
+        })
+    };
+    let fewer = Toolbox::new([put]).unwrap();
+    let mut journal = journal.with_ended_waits(ends);
+    let asked_again = parked_waits(drive(&model, &fewer, &mut journal).await);
+    assert_eq!(asked_again.len(), 2);
+    assert!(ran(&runs).is_empty(), "a call ran with the answer for another one: {:?}", ran(&runs));
 }
 
 #[tokio::test]

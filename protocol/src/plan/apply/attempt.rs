@@ -65,6 +65,8 @@ impl Plan {
             }
             AttemptEvent::Parked { task, attempt, waits } => {
                 let until = waits.iter().filter_map(|wait| wait.condition.until(at)).min();
+                let questions = waits.iter().filter(|wait| wait.condition.question().is_some()).count();
+                self.count_questions(questions);
                 self.move_task_to_phase(task, TaskPhase::Waiting { until }, at, |task| {
                     let waits = waits.iter().map(|wait| AttemptWait::begin(wait.clone(), at));
                     let all = &mut task.attempt_entry_mut(*attempt).waits;
@@ -73,6 +75,7 @@ impl Plan {
                 });
             }
             AttemptEvent::QuestionRenewed { task, attempt, key, to } => {
+                self.count_questions(1);
                 self.renew_question(task, *attempt, key, to, at)
             }
             AttemptEvent::ChildRefused { task, attempt, child, reason } => {
@@ -97,6 +100,11 @@ impl Plan {
             wait.end = Some(ended.end.clone());
             wait.ended_at = Some(at);
         });
+    }
+
+    fn count_questions(&mut self, more: usize) {
+        let more = u32::try_from(more).unwrap_or(u32::MAX);
+        self.run.question_count = self.run.question_count.saturating_add(more);
     }
 
     /// Begins the next round of a question.

@@ -3,7 +3,7 @@
 
 use super::super::budget::ResourceAmounts;
 use super::super::spec::TaskSpec;
-use super::super::state::{Plan, Task, TaskState};
+use super::super::state::{Plan, Task};
 use super::super::{AttemptEvent, Event, GraphEvent, Refusal, TaskEvent, check_new_tasks};
 use super::wave::append_consequences_of_task_ends;
 use super::{
@@ -21,7 +21,7 @@ pub(super) fn handle_delegation(
     delegation: &Delegation,
 ) -> Result<Vec<Event>, Refusal> {
     let task = find_task_with_attempt(plan, id, attempt)?;
-    if task.state() != TaskState::Running {
+    if !task.has_worker_or_lost_it_to_interrupt() {
         return Err(wrong_state_refusal(task, "its delegation is ignored"));
     }
     let mut events = add_children(plan, task, &delegation.children);

@@ -169,6 +169,12 @@ fn patch_task(plan: &Plan, wanted: &TaskPatch, by: EditAuthor) -> Result<Vec<Eve
     let task = find_task(plan, &wanted.task)?;
     children::refuse_change_of_child(plan, task)?;
     match task.state() {
+        TaskState::Ready if task.is_woken() => {
+            return Err(wrong_state_refusal(
+                task,
+                "it has begun and can't be changed; wait for its end, or cancel it and add another task",
+            ));
+        }
         TaskState::Pending | TaskState::Ready | TaskState::Rerun | TaskState::Errored => {}
         TaskState::Running | TaskState::NeedsReview | TaskState::Waiting => {
             return Err(wrong_state_refusal(

@@ -390,15 +390,9 @@ fn timeout_error(clock: AttemptClock, of: &str) -> TaskError {
 fn usage_of_work_in_flight(plan: &Plan, task: &Task) -> Usage {
     match task.state() {
         TaskState::Running | TaskState::NeedsReview | TaskState::Waiting => {
-            let reserved = task.reserved_work().and_then(|work| plan.budget.reserved.amounts_of_work(&work));
-            let mut left = reserved.unwrap_or_default();
-            // The usage and the reservations of its children came out of its reservation.
-            let of_children = children::usage_of_children(plan, task);
-            for (resource, amount) in reserved.unwrap_or_default().iter() {
-                left.set(resource, Some(amount.saturating_sub(resource.amount_used(&of_children))));
-            }
-            left.as_usage()
+            usage_of_reserved_work(plan, task)
         }
+        TaskState::Ready if task.is_woken() => usage_of_reserved_work(plan, task),
         TaskState::Pending
         | TaskState::Ready
         | TaskState::Completed
@@ -407,6 +401,17 @@ fn usage_of_work_in_flight(plan: &Plan, task: &Task) -> Usage {
         | TaskState::Failed
         | TaskState::Cancelled => Usage::default(),
     }
+}
+
+/// The reservation of the work of a task, without what its children have used and reserved: that came out of it.
+fn usage_of_reserved_work(plan: &Plan, task: &Task) -> Usage {
+    let reserved = task.reserved_work().and_then(|work| plan.budget.reserved.amounts_of_work(&work));
+    let mut left = reserved.unwrap_or_default();
+    let of_children = children::usage_of_children(plan, task);
+    for (resource, amount) in reserved.unwrap_or_default().iter() {
+        left.set(resource, Some(amount.saturating_sub(resource.amount_used(&of_children))));
+    }
+    left.as_usage()
 }
 
 /// The usage to count for work that is given up while a worker has it.

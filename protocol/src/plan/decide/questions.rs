@@ -5,7 +5,6 @@ use std::borrow::Cow;
 
 use jiff::Timestamp;
 
-use super::super::edit::MAX_TEXT;
 use super::super::state::{Attempt, AttemptWait, Plan, Task, TaskState};
 use super::super::{AttemptEvent, Event, Refusal, UserEvent};
 use super::truncate_for_plan;
@@ -13,6 +12,8 @@ use super::waits::end_waits;
 use crate::question::{AnswerScope, ExpiryAction, Question, QuestionId, RunAnswer, StandingAnswer};
 use crate::wait::{EndedWait, Wait, WaitEnd};
 
+/// The maximum length of the name of an author, in bytes.
+const MAX_AUTHOR: usize = 256;
 /// The largest number of standing answers that a run keeps.
 const MAX_STANDING_ANSWERS: usize = 1_000;
 
@@ -32,8 +33,8 @@ pub(super) fn handle_answer(plan: &Plan, given: &RunAnswer) -> Result<Vec<Event>
         return Err(refuse(why.into()));
     }
     question.check_answer(answer, *scope).map_err(|why| refuse(why.into()))?;
-    if by.len() > MAX_TEXT {
-        return Err(refuse("the name of its author is too long".into()));
+    if by.trim().is_empty() || by.len() > MAX_AUTHOR || by.chars().any(char::is_control) {
+        return Err(refuse("the name of its author must be 1 to 256 bytes of text in one line".into()));
     }
     let what = truncate_for_plan(&format!("answer the question {asked}: {answer}"));
     let mut events = vec![Event::User(UserEvent::Commanded { id: id.clone(), by: by.clone(), what })];
@@ -141,7 +142,7 @@ fn check_is_open(
 pub(super) enum ExpiredQuestion {
     /// The wait ends.
     Ended(EndedWait),
-    /// The question is asked again.
+    /// The question gets another round.
     Renewed(Event),
     /// The task fails, for this reason.
     Failed(String),

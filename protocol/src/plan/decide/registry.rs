@@ -62,6 +62,8 @@ fn check_task_against_registry(
         (TaskState::Pending | TaskState::Ready | TaskState::Rerun, _) if !is_known => (unknown_status
             == UnknownCapabilityStatus::Missing)
             .then_some(Event::Task(TaskEvent::CapabilityMissing { task: id, capability })),
+        // The attempt has begun with its parameters.
+        (TaskState::Ready, _) if task.is_woken() => None,
         (TaskState::Pending | TaskState::Ready | TaskState::Rerun, _) => {
             let problem = truncate_for_plan(&cluster.find_parameter_problem(&task.spec)?);
             Some(Event::Task(TaskEvent::ParametersRejected { task: id, problem }))

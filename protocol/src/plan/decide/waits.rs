@@ -8,9 +8,12 @@ use jiff::Timestamp;
 use super::super::edit::MAX_TEXT;
 use super::super::spec::TaskSpec;
 use super::super::state::{Attempt, AttemptWait, Plan, Task, TaskState};
-use super::super::{AttemptEvent, Event, Refusal, UserEvent};
+use super::super::{AttemptEvent, Event, Refusal, TaskEvent, UserEvent};
 use super::questions::{ExpiredQuestion, ends_by_standing_answers, expire_question};
-use super::{attempts, children, find_task, find_task_with_attempt, wrong_state_refusal};
+use super::wave::append_consequences_of_task_ends;
+use super::{
+    attempts, children, find_task, find_task_with_attempt, usage_of_work_in_flight, wrong_state_refusal,
+};
 use crate::ids::{TaskId, WorkerId};
 use crate::result::{ErrorKind, TaskError};
 use crate::wait::{EndedWait, MAX_EVENT_NAME, MAX_WAITS, Signal, Wait, WaitCondition, WaitEnd};
@@ -27,7 +30,7 @@ pub(super) fn handle_parked(
     now: Timestamp,
 ) -> Result<Vec<Event>, Refusal> {
     let task = find_task_with_attempt(plan, id, attempt)?;
-    if task.state() != TaskState::Running {
+    if !task.has_worker_or_lost_it_to_interrupt() {
         return Err(wrong_state_refusal(task, "waits ignored"));
     }
     let known = |wait: &Wait| {
@@ -39,8 +42,13 @@ pub(super) fn handle_parked(
     }
     if let Some(mistake) = find_mistake(task, waits) {
         // No event would wake the attempt.
-        let error = TaskError::new(ErrorKind::Other, format!("it was parked {mistake}"));
+        let usage = usage_of_work_in_flight(plan, task);
+        let error =
+            TaskError { usage, ..TaskError::new(ErrorKind::Other, format!("it was parked {mistake}")) };
         return attempts::handle_attempt_end(plan, id, attempt, worker, &Err(error), now);
+    }
+    if plan.run.winding_down.is_some() && waits.iter().any(|wait| wait.condition.tasks().is_empty()) {
+        return Ok(cancel_at_end_of_run(plan, task));
     }
     let mut events = children::add_children(plan, task, children);
     events.push(Event::Attempt(AttemptEvent::Parked { task: id.clone(), attempt, waits: waits.to_vec() }));
@@ -48,6 +56,17 @@ pub(super) fn handle_parked(
     let mut ended = ends_by_events(waits, plan.run.signals.iter(), received);
     ended.extend(ends_by_standing_answers(task, waits, &plan.run.standing_answers));
     Ok(end_waits(task, events, waits.iter(), ended))
+}
+
+/// Cancels a task that would wait longer than its run, which is winding down.
+fn cancel_at_end_of_run(plan: &Plan, task: &Task) -> Vec<Event> {
+    let cancelled = Event::Task(TaskEvent::Cancelled {
+        task: task.spec.id.clone(),
+        reason: "the run is winding down, and the task waits for something outside".into(),
+        with: None,
+        usage: usage_of_work_in_flight(plan, task),
+    });
+    append_consequences_of_task_ends(plan, vec![cancelled])
 }
 
 fn find_mistake(task: &Task, waits: &[Wait]) -> Option<&'static str> {

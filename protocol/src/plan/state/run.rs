@@ -22,6 +22,8 @@ use crate::question::{QuestionId, StandingAnswer};
 use crate::result::{ModelUsage, Usage};
 use crate::wait::Signal;
 
+/// The largest number of delegated tasks per task of the plan that count for the default limit of tokens.
+const MAX_COUNTED_CHILDREN: usize = 8;
 /// The largest number of waiting tasks that the report on a blocked plan names.
 pub const MAX_BLOCKED: usize = 12;
 
@@ -174,6 +176,8 @@ pub struct RunState {
     pub messages: Vec<(String, String)>,
     /// The events that were signalled to the run, oldest first.
     pub signals: Vec<Signal>,
+    /// The number of questions so far, open and closed; each round counts.
+    pub question_count: u32,
     /// The answers that also decide further calls, oldest first.
     pub standing_answers: Vec<StandingAnswer>,
     /// The ids of the commands that were applied.
@@ -451,9 +455,14 @@ impl Plan {
             return Some(limit(0));
         }
         let words = |text: &str| text.split_whitespace().map(str::to_lowercase).collect::<Vec<_>>();
-        let different: HashSet<(&Capability, Vec<String>)> =
-            self.tasks.iter().map(|task| (&task.spec.capability, words(&task.spec.objective))).collect();
-        Some(limit(different.len()))
+        let different = |is_child: bool| {
+            let tasks = self.tasks.iter().filter(|task| task.spec.is_child() == is_child);
+            let names = tasks.map(|task| (&task.spec.capability, words(&task.spec.objective)));
+            names.collect::<HashSet<(&Capability, Vec<String>)>>().len()
+        };
+        // An agent that goes round in circles must not raise its own limit without end.
+        let (planned, delegated) = (different(false), different(true));
+        Some(limit(planned + delegated.min(planned.max(1) * MAX_COUNTED_CHILDREN)))
     }
 
     /// The run time until `now`, without pauses and without the time between an end and its reopening.

@@ -412,6 +412,32 @@ impl Task {
             || matches!(self.errored_wait(), Some(ErroredTaskWait::Capability { .. }))
     }
 
+    /// `true` if a worker has the current attempt, or had it when an interrupt returned it: entries that the worker wrote before it
+    /// was notified count.
+    #[must_use]
+    pub(in crate::plan) fn has_worker_or_lost_it_to_interrupt(&self) -> bool {
+        let has_begun = |attempt: &Attempt| attempt.claimed_at.is_some() && attempt.end.is_none();
+        match self.state() {
+            TaskState::Running => true,
+            TaskState::Ready => self.current_attempt().is_some_and(has_begun),
+            TaskState::Pending
+            | TaskState::NeedsReview
+            | TaskState::Completed
+            | TaskState::Rerun
+            | TaskState::Errored
+            | TaskState::Failed
+            | TaskState::Cancelled
+            | TaskState::Waiting => false,
+        }
+    }
+
+    /// `true` if the current attempt was parked and waits for a worker again: it has done a part of its work.
+    #[must_use]
+    pub(in crate::plan) fn is_woken(&self) -> bool {
+        let was_parked = |attempt: &Attempt| !attempt.waits.is_empty() && attempt.end.is_none();
+        self.state() == TaskState::Ready && self.current_attempt().is_some_and(was_parked)
+    }
+
     /// Describes what the task waits for; `None` if it is in progress or has ended.
     #[must_use]
     pub fn describe_wait(&self) -> Option<String> {
