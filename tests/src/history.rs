@@ -221,21 +221,32 @@ impl History {
         tasks.filter_map(|task| Some((task.spec.id.clone(), result(task.accepted_result()?.1)?))).collect()
     }
 
-    /// The recorded steps, as `echo` names them in its ledger, each with its sequence number.
+    /// The recorded steps, by their numbers: `run task attempt number`, each with its sequence number.
     #[must_use]
     pub fn recorded_steps(&self) -> Vec<(String, u64)> {
+        self.steps_named_by(|number, _| Some(number.to_string()))
+    }
+
+    /// The recorded steps that `echo` has done, as its ledger names them, each with its sequence number. The ends of waits are steps too,
+    /// and not in the ledger.
+    #[must_use]
+    pub fn recorded_echo_steps(&self) -> Vec<(String, u64)> {
+        self.steps_named_by(|_, name| match name.strip_prefix("echo.")? {
+            "action" => Some("action proposed".to_owned()),
+            number => number.parse::<u32>().ok().map(|number| number.to_string()),
+        })
+    }
+
+    fn steps_named_by(&self, name_of: impl Fn(u32, &str) -> Option<String>) -> Vec<(String, u64)> {
         let mut steps = Vec::new();
         for AttemptJournal { topic, entries } in self.journals.values() {
             let Topic::Journal(JournalKey::Task(task, attempt)) = topic else { continue };
             for (sequence, entry) in entries {
-                let JournalEntry::Step { name, .. } = entry else { continue };
-                let step = match name.strip_prefix("echo.") {
-                    Some("action") => "action proposed",
-                    Some(number) if number.parse::<u32>().is_ok() => number,
-                    // The end of a wait: nothing is done.
-                    Some(_) | None => continue,
-                };
-                steps.push((format!("{} {task} {attempt} {step}", self.run), *sequence));
+                if let JournalEntry::Step { number, name, .. } = entry
+                    && let Some(step) = name_of(*number, name)
+                {
+                    steps.push((format!("{} {task} {attempt} {step}", self.run), *sequence));
+                }
             }
         }
         steps
