@@ -9,8 +9,8 @@ use serde::{Deserialize, Serialize};
 use crate::child::Delegation;
 use crate::ids::{Capability, Lane, RunId, TaskId, WorkerId};
 use crate::plan::{
-    DEFAULT_PROVIDER_TIMEOUT, DocumentSet, ResourceAmounts, ReviewCheck, ReviewPolicy, TaskLimits, TaskSpec,
-    Work,
+    Attempt, DEFAULT_PROVIDER_TIMEOUT, DocumentSet, ResourceAmounts, ReviewCheck, ReviewPolicy, Task,
+    TaskLimits, TaskSpec, Work,
 };
 use crate::provider::ProviderStatus;
 use crate::result::{ModelUsage, PlanProposal, TaskError, TaskParameters, Usage, Verdict};
@@ -360,6 +360,21 @@ pub struct InputResult {
     pub summary: String,
     /// The sequence, in the lane, of the journal entry with the result.
     pub at_sequence: u64,
+}
+
+impl InputResult {
+    /// Creates the input from a result of an attempt at a task; `None` if no worker has had the attempt.
+    #[must_use]
+    pub fn of_attempt(task: &Task, attempt: &Attempt, at_sequence: u64, summary: &str) -> Option<Self> {
+        Some(Self {
+            task: task.spec.id.clone(),
+            objective: task.spec.objective.clone(),
+            capability: task.spec.capability.clone(),
+            worker: attempt.worker.clone()?,
+            summary: summary.to_owned(),
+            at_sequence,
+        })
+    }
 }
 
 /// An entry of a journal. A journal is a chain: each append names the entry before it, so that two writers can never both

@@ -35,8 +35,8 @@ pub fn build_order(run: &RunId, lane: Lane, plan: &Plan, last: DecisionId, work:
             let inputs = inputs_of_task(plan, task);
             let own_model = start.models.get(&task.spec.capability).cloned();
             let rejected = task.last_rejected_result();
-            let rejected =
-                rejected.and_then(|(attempt, at, summary)| build_input(task, attempt, at, summary));
+            let rejected = rejected
+                .and_then(|(attempt, at, summary)| InputResult::of_attempt(task, attempt, at, summary));
             let feedback = task.collect_feedback();
             let assignment = Assignment::Task { task: id.clone(), attempt: *attempt, rejected };
             let ended_waits = task.current_attempt().map(Attempt::ended_waits).unwrap_or_default();
@@ -111,19 +111,8 @@ fn current_result_as_input(task: &Task) -> Option<InputResult> {
     let attempt = task.current_attempt()?;
     match attempt.end.as_ref()? {
         AttemptEnd::Finished { at_sequence, summary, .. } => {
-            build_input(task, attempt, *at_sequence, summary)
+            InputResult::of_attempt(task, attempt, *at_sequence, summary)
         }
         AttemptEnd::Errored(_) | AttemptEnd::TimedOut(_) => None,
     }
-}
-
-fn build_input(task: &Task, attempt: &Attempt, at_sequence: u64, summary: &str) -> Option<InputResult> {
-    Some(InputResult {
-        task: task.spec.id.clone(),
-        objective: task.spec.objective.clone(),
-        capability: task.spec.capability.clone(),
-        worker: attempt.worker.clone()?,
-        summary: summary.to_owned(),
-        at_sequence,
-    })
 }

@@ -5,7 +5,7 @@
 
 use std::time::{Duration, Instant};
 
-use millrace_protocol::ids::{Capability, RunId};
+use millrace_protocol::ids::Capability;
 use millrace_protocol::plan::{
     AttemptEnd, Budget, EndReason, ResourceAmounts, ResourceKind, TaskSpec, TaskState,
 };
@@ -19,17 +19,8 @@ use millrace_tests::plans::{
     SeededRandom, echo_task, fixed_submission, run_id, submit_run, task_id, wait_for_run_history,
 };
 use millrace_tests::wait_for_value;
+use millrace_tests::waits::{TIMEOUT, wait_for_task_count};
 use serde_json::{Value, json};
-
-const TIMEOUT: Duration = Duration::from_secs(180);
-
-async fn wait_for_count(bus: &Bus, run: &RunId, state: TaskState, count: u32) {
-    wait_for_value(TIMEOUT, &format!("{count} tasks that are {state}"), async || {
-        let history = History::read_from_log(bus, run).await.ok()?;
-        (history.folded_plan().task_count_in_state(state) == count).then_some(())
-    })
-    .await;
-}
 
 async fn result_of(bus: &Bus, history: &History, task: &str) -> millrace_protocol::result::TaskResult {
     let bytes = bus.blobs().read_inline_or_stored(&history.accepted_results()[&task_id(task)]).await.unwrap();
@@ -99,8 +90,8 @@ async fn cancelled_parent_leaves_no_child_behind() {
         let run = run_id(name);
         submit_run(&bus, &run, &fixed_submission(vec![echo_task("root", &endless)])).await;
         // The root, the child that waits for an event, and the one that delegates.
-        wait_for_count(&bus, &run, TaskState::Waiting, 3).await;
-        wait_for_count(&bus, &run, TaskState::Running, 2).await;
+        wait_for_task_count(&bus, &run, TaskState::Waiting, 3).await;
+        wait_for_task_count(&bus, &run, TaskState::Running, 2).await;
         let cancelled = cluster.millrace_command().args(["cancel", name]).args(&arguments).output().unwrap();
         assert!(cancelled.status.success(), "{}", text_of(&cancelled));
         let history = wait_for_run_history(&bus, &run, TIMEOUT).await;
@@ -153,7 +144,7 @@ async fn agent_delegates_and_continues_with_the_results() {
     let (bus, run) = (cluster.connect_bus().await, run_id("agent"));
     let task = TaskSpec { capability: Capability::new("lead").unwrap(), ..echo_task("lead", &json!({})) };
     submit_run(&bus, &run, &fixed_submission(vec![task])).await;
-    wait_for_count(&bus, &run, TaskState::Waiting, 1).await;
+    wait_for_task_count(&bus, &run, TaskState::Waiting, 1).await;
     cluster.kill_process("lead-1");
     cluster.start_process(ProcessRole::Worker, "lead-2", &arguments);
     let history = wait_for_run_history(&bus, &run, TIMEOUT).await;

@@ -71,7 +71,7 @@ pub enum Refusal {
     Question {
         /// The question.
         question: QuestionId,
-        /// The reason, and who answered it if somebody did.
+        /// The reason, with the author of the answer that counts if there is one.
         why: String,
     },
     /// The capability is unknown.

@@ -421,14 +421,7 @@ fn parse_task(name: &str) -> Result<TaskId, ToolError> {
 /// The result of a task of the plan, to be read.
 fn result_of_task(task: &Task) -> Option<InputResult> {
     let (attempt, at_sequence, summary) = task.accepted_result()?;
-    Some(InputResult {
-        task: task.spec.id.clone(),
-        objective: task.spec.objective.clone(),
-        capability: task.spec.capability.clone(),
-        worker: attempt.worker.clone()?,
-        summary: summary.to_owned(),
-        at_sequence,
-    })
+    InputResult::of_attempt(task, attempt, at_sequence, summary)
 }
 
 /// The tools of one kind.

@@ -95,10 +95,10 @@ impl ToolCallRunner<'_> {
         calls: &[ValidatedToolCall],
         journal: &mut dyn Journal,
     ) -> Result<Vec<ToolCallRecord>, DriveError> {
-        let number = self.number;
-        let name = |(index, call): (usize, &ValidatedToolCall)| format!("{number}.{index}.{}", call.tool);
-        let names: Vec<String> =
-            calls.iter().enumerate().map(name).map(|name| format!("tool.{name}")).collect();
+        let name = |(index, call): (usize, &ValidatedToolCall)| {
+            format!("tool.{}.{index}.{}", self.number, call.tool)
+        };
+        let names: Vec<String> = calls.iter().enumerate().map(name).collect();
         let approvals: Vec<Approval> = calls
             .iter()
             .enumerate()

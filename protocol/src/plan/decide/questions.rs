@@ -24,17 +24,17 @@ pub(super) fn handle_answer(plan: &Plan, given: &RunAnswer) -> Result<Vec<Event>
         return Err(Refusal::AlreadyApplied(id.clone()));
     }
     let refuse = |why: Cow<'static, str>| Refusal::Question { question: asked.clone(), why: why.into() };
-    let (task, attempt, wait) =
+    let (task, attempt, wait, question) =
         find_question(plan, asked).ok_or_else(|| refuse("there is no such question".into()))?;
     check_is_open(task, attempt, wait, asked).map_err(|why| refuse(why.into()))?;
-    let question = wait.wait.condition.question().ok_or_else(|| refuse("it is no question".into()))?;
     if question.digest != *digest {
         let why = "the answer is for other arguments than those of the question; look at it again";
         return Err(refuse(why.into()));
     }
     question.check_answer(answer, *scope).map_err(|why| refuse(why.into()))?;
     if by.trim().is_empty() || by.len() > MAX_AUTHOR || by.chars().any(char::is_control) {
-        return Err(refuse("the name of its author must be 1 to 256 bytes of text in one line".into()));
+        let why = format!("the name of its author must be 1 to {MAX_AUTHOR} bytes of text in one line");
+        return Err(refuse(why.into()));
     }
     let what = truncate_for_plan(&format!("answer the question {asked}: {answer}"));
     let mut events = vec![Event::User(UserEvent::Commanded { id: id.clone(), by: by.clone(), what })];
@@ -96,12 +96,16 @@ pub(super) fn ends_by_standing_answers(
     waits.iter().filter_map(end).collect()
 }
 
-fn find_question<'a>(plan: &'a Plan, asked: &QuestionId) -> Option<(&'a Task, &'a Attempt, &'a AttemptWait)> {
+/// Returns the question, with its task, attempt and wait; `None` if there is no such question.
+fn find_question<'a>(
+    plan: &'a Plan,
+    asked: &QuestionId,
+) -> Option<(&'a Task, &'a Attempt, &'a AttemptWait, &'a Question)> {
     let task = plan.task(&asked.task)?;
     let attempt = task.attempts.iter().find(|attempt| attempt.number == asked.attempt)?;
     let wait = attempt.waits.get(usize::try_from(asked.number).ok()?.checked_sub(1)?)?;
-    wait.wait.condition.question()?;
-    (asked.round > 0 && asked.round <= wait.round).then_some((task, attempt, wait))
+    let question = wait.wait.condition.question()?;
+    (asked.round > 0 && asked.round <= wait.round).then_some((task, attempt, wait, question))
 }
 
 /// # Errors
@@ -138,7 +142,7 @@ fn check_is_open(
     })
 }
 
-/// The consequence of a question that nobody answered in time. It is never an approval.
+/// The consequence of an expired question. It is never an approval.
 pub(super) enum ExpiredQuestion {
     /// The wait ends.
     Ended(EndedWait),
@@ -148,7 +152,7 @@ pub(super) enum ExpiredQuestion {
     Failed(String),
 }
 
-/// Returns the consequence of a question that nobody answered in time.
+/// Returns the consequence of an expired question.
 pub(super) fn expire_question(task: &Task, wait: &AttemptWait, question: &Question) -> ExpiredQuestion {
     let key = &wait.wait.key;
     let rejected = || {
