@@ -55,6 +55,9 @@ pub struct SubmissionArguments {
     /// End the run when the first task fails
     #[arg(long)]
     fail_fast: bool,
+    /// Start no task before a person has approved the plan (`millrace inbox` shows it, `millrace answer` approves it)
+    #[arg(long)]
+    approve_plan: bool,
 }
 
 /// The planning mode.
@@ -107,6 +110,7 @@ pub struct PendingSubmission {
     /// The plan file, as named by the user, and the positions of its tasks.
     plan_file: Option<(String, Vec<TaskFieldPositions>)>,
     fail_fast: bool,
+    approve_plan: bool,
     mode: PlanningMode,
     consult: Option<PlannerConsultMode>,
     budget: Budget,
@@ -143,6 +147,7 @@ impl PendingSubmission {
             tasks: plan.tasks,
             plan_file,
             fail_fast,
+            approve_plan: arguments.approve_plan || plan.approve_plan,
             mode,
             consult,
             budget,
@@ -262,6 +267,7 @@ impl PendingSubmission {
                 .map(|(name, choice)| (name, choice.to_string()))
                 .collect(),
             fail_fast: self.fail_fast,
+            approve_plan: self.approve_plan,
             budget: self.budget,
             consult: self.consult,
             ..Submission::new(self.objective, self.mode)

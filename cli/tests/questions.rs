@@ -193,16 +193,25 @@ fn questions_are_answered_while_no_cluster_is_running() {
 }
 
 #[test]
-fn example_in_the_docs_works() {
+fn examples_in_the_docs_work() {
+    let history = run_example("## An example", 2);
+    assert!(history.contains("answered \"staging\"") && history.contains(" approved at "), "{history}");
+    let followed = run_example("## Approval of the plan", 2);
+    assert!(followed.contains("42 visitors"), "{followed}");
+}
+
+/// Runs the first commands below a heading of the page about people, as a user who waits for the questions, with so many answers.
+/// Returns the output of the command before the last.
+fn run_example(heading: &str, answers: usize) -> String {
     let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
     let page = std::fs::read_to_string(root.join("docs/people.md")).unwrap();
-    let example = page.split_once("## An example").unwrap().1.split_once("```console\n").unwrap().1;
+    let example = page.split_once(heading).unwrap().1.split_once("```console\n").unwrap().1;
     let commands = example.split_once("```").unwrap().0.lines();
     let commands: Vec<Vec<&str>> =
         commands.map(|line| line.strip_prefix("$ millrace ").unwrap().split(' ').collect()).collect();
     assert!(commands.len() > 5, "{commands:?}");
     let user = CliUser::new();
-    let (mut answered, mut history) = (0, String::new());
+    let (mut answered, mut last) = (0, [String::new(), String::new()]);
     for arguments in commands {
         let has_question = arguments[0] == "answer" || arguments == ["inbox", "latest"];
         if has_question {
@@ -212,12 +221,10 @@ fn example_in_the_docs_works() {
         let output = user.run_command(&paths.iter().map(String::as_str).collect::<Vec<_>>());
         output.assert_exit_code(0);
         answered += usize::from(arguments[0] == "answer");
-        if arguments.last() == Some(&"--history") {
-            history = output.out;
-        }
+        last = [last[1].clone(), output.out];
     }
-    assert_eq!(answered, 2);
-    assert!(history.contains("answered \"staging\"") && history.contains(" approved at "), "{history}");
+    assert_eq!(answered, answers);
+    std::mem::take(&mut last[0])
 }
 
 /// Returns an argument with the path of a file of the repository made absolute.

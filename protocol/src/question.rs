@@ -1,5 +1,6 @@
-//! Questions of a run to a person: the approval of a tool call, and the input that an agent needs. A question is a wait of a
-//! parked attempt ([`crate::wait::WaitCondition::Answer`]), so that an open one holds no worker, and any number may be open.
+//! Questions of a run to a person: the approval of a tool call, the input that an agent needs, the judgement of a result, and
+//! the approval of the plan. All but the last are waits of an attempt ([`crate::wait::WaitCondition::Answer`]), so that an open
+//! one holds no worker, and any number may be open.
 //!
 //! The supervisor's decision makes an answer valid: the first one that fits an open question, in the order of the log. Every
 //! other is refused with the reason, and with the author and time of the answer that counts.
@@ -10,6 +11,7 @@ use std::time::Duration;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
 
 use crate::ids::{Capability, InvalidName, TaskId};
 use crate::schema::CompiledSchema;
@@ -61,13 +63,30 @@ pub enum QuestionSubject {
         #[serde(default, skip_serializing_if = "String::is_empty")]
         schema: String,
     },
+    /// The judgement of a result.
+    Review {
+        /// The result in a sentence.
+        summary: String,
+        /// The criteria, one sentence each; may be empty.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        criteria: Vec<String>,
+        /// The verdict of the critic that reviewed it before, for the person; empty if none did.
+        #[serde(default, skip_serializing_if = "String::is_empty")]
+        critic: String,
+    },
+    /// The approval of the plan, before the first task starts.
+    Plan {
+        /// The number of its tasks.
+        tasks: u32,
+    },
 }
 
 /// The consequence of a question that nobody answers in time.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct QuestionExpiry {
-    /// The time that each round of the question may take.
+    /// The time that each round of the question may take, in seconds.
     #[serde(with = "whole_seconds")]
+    #[schemars(with = "u64")]
     pub after: Duration,
     /// The consequence. It is never an approval.
     pub action: ExpiryAction,
@@ -91,24 +110,99 @@ pub enum ExpiryAction {
     Escalate,
 }
 
-/// The id of a question in its run: `<task>/<attempt>/<number>`, and `.<round>` if it was asked again.
+/// The id of a question in its run: `<task>/<attempt>/<number>`, or `plan/<number>` for the approval of the plan; and
+/// `.<round>` if it was asked again.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(from = "WireQuestionId", into = "WireQuestionId")]
 pub struct QuestionId {
-    /// The task.
-    pub task: TaskId,
-    /// The attempt.
-    pub attempt: u32,
-    /// The number of the wait in the attempt, from 1.
+    /// The part of the run that asks.
+    pub asker: QuestionAsker,
+    /// The number of the question: of the wait in the attempt, or of the plan's questions, from 1.
     pub number: u32,
     /// The round, from 1; it grows when a question is asked again.
     pub round: u32,
 }
 
+/// The part of a run that asks a question.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum QuestionAsker {
+    /// The plan.
+    Plan,
+    /// An attempt at a task.
+    Attempt(TaskId, u32),
+}
+
+/// The first part of the id of a question about the plan.
+const PLAN: &str = "plan";
+
+impl QuestionId {
+    /// The id of a question of an attempt.
+    #[must_use]
+    pub fn of_attempt(task: TaskId, attempt: u32, number: u32, round: u32) -> Self {
+        Self { asker: QuestionAsker::Attempt(task, attempt), number, round }
+    }
+
+    /// The id of a question about the plan.
+    #[must_use]
+    pub fn of_plan(number: u32, round: u32) -> Self {
+        Self { asker: QuestionAsker::Plan, number, round }
+    }
+
+    /// The task whose attempt asks, if one does.
+    #[must_use]
+    pub fn task(&self) -> Option<&TaskId> {
+        match &self.asker {
+            QuestionAsker::Plan => None,
+            QuestionAsker::Attempt(task, _) => Some(task),
+        }
+    }
+
+    /// `true` if both name the same question, in whatever round.
+    #[must_use]
+    pub fn is_same_question(&self, other: &Self) -> bool {
+        self.asker == other.asker && self.number == other.number
+    }
+}
+
 impl fmt::Display for QuestionId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { task, attempt, number, round } = self;
-        write!(f, "{task}/{attempt}/{number}")?;
+        let Self { asker, number, round } = self;
+        match asker {
+            QuestionAsker::Plan => write!(f, "{PLAN}/{number}")?,
+            QuestionAsker::Attempt(task, attempt) => write!(f, "{task}/{attempt}/{number}")?,
+        }
         if *round > 1 { write!(f, ".{round}") } else { Ok(()) }
+    }
+}
+
+/// The wire form: a question about the plan has no task and no attempt.
+#[derive(Serialize, Deserialize)]
+struct WireQuestionId {
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    task: Option<TaskId>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    attempt: Option<u32>,
+    number: u32,
+    round: u32,
+}
+
+impl From<QuestionId> for WireQuestionId {
+    fn from(QuestionId { asker, number, round }: QuestionId) -> Self {
+        match asker {
+            QuestionAsker::Plan => Self { task: None, attempt: None, number, round },
+            QuestionAsker::Attempt(task, attempt) => {
+                Self { task: Some(task), attempt: Some(attempt), number, round }
+            }
+        }
+    }
+}
+
+impl From<WireQuestionId> for QuestionId {
+    fn from(WireQuestionId { task, attempt, number, round }: WireQuestionId) -> Self {
+        match task {
+            None => Self::of_plan(number, round),
+            Some(task) => Self::of_attempt(task, attempt.unwrap_or_default(), number, round),
+        }
     }
 }
 
@@ -116,7 +210,7 @@ impl fmt::Display for QuestionId {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum InvalidQuestionId {
     /// It has another form.
-    #[error("{0:?} is no id of a question; it has the form TASK/ATTEMPT/NUMBER")]
+    #[error("{0:?} is no id of a question; it has the form TASK/ATTEMPT/NUMBER or plan/NUMBER")]
     Form(String),
     /// Its task is no task id.
     #[error(transparent)]
@@ -128,20 +222,24 @@ impl FromStr for QuestionId {
 
     fn from_str(text: &str) -> Result<Self, InvalidQuestionId> {
         let invalid = || InvalidQuestionId::Form(text.chars().take(200).collect());
-        let positive = |text: &str| text.parse::<u32>().ok().filter(|number| *number > 0);
-        let mut parts = text.split('/');
-        let (task, attempt, last) = match (parts.next(), parts.next(), parts.next(), parts.next()) {
-            (Some(task), Some(attempt), Some(last), None) => (task, attempt, last),
-            (_, _, _, _) => return Err(invalid()),
+        let positive = |text: &str| text.parse::<u32>().ok().filter(|number| *number > 0).ok_or_else(invalid);
+        let parts: Vec<&str> = text.split('/').collect();
+        let (asker, last) = match parts.as_slice() {
+            [PLAN, last] => (QuestionAsker::Plan, last),
+            [task, attempt, last] => (QuestionAsker::Attempt(TaskId::new(task)?, positive(attempt)?), last),
+            _ => return Err(invalid()),
         };
         let (number, round) = match last.split_once('.') {
-            Some((number, round)) => (number, positive(round).ok_or_else(invalid)?),
-            None => (last, 1),
+            Some((number, round)) => (number, positive(round)?),
+            None => (*last, 1),
         };
-        let (attempt, number) =
-            (positive(attempt).ok_or_else(invalid)?, positive(number).ok_or_else(invalid)?);
-        Ok(Self { task: TaskId::new(task)?, attempt, number, round })
+        Ok(Self { asker, number: positive(number)?, round })
     }
+}
+
+/// Returns a digest in hexadecimal.
+pub(crate) fn hex_digest(hash: Sha256) -> String {
+    hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// The kinds of answers.
@@ -160,12 +258,24 @@ pub enum AnswerKind {
     Answer,
     /// The person does not answer.
     Decline,
+    /// The result is accepted.
+    Pass,
+    /// The result is rejected.
+    Fail,
 }
 
 impl AnswerKind {
     /// All kinds.
-    pub const ALL: [Self; 6] =
-        [Self::Approve, Self::Edit, Self::Reject, Self::Respond, Self::Answer, Self::Decline];
+    pub const ALL: [Self; 8] = [
+        Self::Approve,
+        Self::Edit,
+        Self::Reject,
+        Self::Respond,
+        Self::Answer,
+        Self::Decline,
+        Self::Pass,
+        Self::Fail,
+    ];
 
     /// Its name in files and commands.
     #[must_use]
@@ -177,6 +287,8 @@ impl AnswerKind {
             Self::Respond => "respond",
             Self::Answer => "answer",
             Self::Decline => "decline",
+            Self::Pass => "pass",
+            Self::Fail => "fail",
         }
     }
 }
@@ -214,6 +326,13 @@ pub enum Answer {
     },
     /// The person does not answer.
     Decline,
+    /// The result is accepted.
+    Pass,
+    /// The result is rejected.
+    Fail {
+        /// The feedback for the next attempt.
+        feedback: String,
+    },
 }
 
 impl Answer {
@@ -227,14 +346,17 @@ impl Answer {
             Self::Respond { .. } => AnswerKind::Respond,
             Self::Answer { .. } => AnswerKind::Answer,
             Self::Decline => AnswerKind::Decline,
+            Self::Pass => AnswerKind::Pass,
+            Self::Fail { .. } => AnswerKind::Fail,
         }
     }
 
     /// The text that it carries.
     fn text(&self) -> &str {
         match self {
-            Self::Approve | Self::Decline => "",
-            Self::Edit { arguments: text }
+            Self::Approve | Self::Decline | Self::Pass => "",
+            Self::Fail { feedback: text }
+            | Self::Edit { arguments: text }
             | Self::Reject { message: text }
             | Self::Respond { content: text }
             | Self::Answer { value: text } => text,
@@ -253,6 +375,8 @@ impl fmt::Display for Answer {
             Self::Respond { content } => write!(f, "responded: {content}"),
             Self::Answer { value } => write!(f, "answered {value}"),
             Self::Decline => f.write_str("declined"),
+            Self::Pass => f.write_str("passed it"),
+            Self::Fail { feedback } => write!(f, "failed it: {feedback}"),
         }
     }
 }
@@ -376,14 +500,22 @@ impl Question {
             (Answer::Respond { content }, _) if content.trim().is_empty() => {
                 Err("the response is empty".into())
             }
+            (Answer::Fail { feedback }, _) if feedback.trim().is_empty() => {
+                Err("the feedback is empty; say what the next attempt must do better".into())
+            }
             (
                 Answer::Approve
                 | Answer::Edit { .. }
                 | Answer::Reject { .. }
                 | Answer::Respond { .. }
                 | Answer::Answer { .. }
-                | Answer::Decline,
-                QuestionSubject::Approval { .. } | QuestionSubject::Input { .. },
+                | Answer::Decline
+                | Answer::Pass
+                | Answer::Fail { .. },
+                QuestionSubject::Approval { .. }
+                | QuestionSubject::Input { .. }
+                | QuestionSubject::Review { .. }
+                | QuestionSubject::Plan { .. },
             ) => Ok(()),
         }
     }
@@ -393,16 +525,22 @@ impl Question {
     pub fn tool(&self) -> Option<&str> {
         match &self.subject {
             QuestionSubject::Approval { tool, .. } => Some(tool),
-            QuestionSubject::Input { .. } => None,
+            QuestionSubject::Input { .. } | QuestionSubject::Review { .. } | QuestionSubject::Plan { .. } => {
+                None
+            }
         }
     }
 
     /// The answer that its expiry gives, if that is one.
     #[must_use]
     pub fn answer_of_expiry(&self) -> Answer {
+        const NO_ANSWER: &str = "nobody answered in time";
         match self.subject {
-            QuestionSubject::Approval { .. } => Answer::Reject { message: "nobody answered in time".into() },
+            QuestionSubject::Approval { .. } | QuestionSubject::Plan { .. } => {
+                Answer::Reject { message: NO_ANSWER.into() }
+            }
             QuestionSubject::Input { .. } => Answer::Decline,
+            QuestionSubject::Review { .. } => Answer::Fail { feedback: NO_ANSWER.into() },
         }
     }
 }
@@ -424,6 +562,16 @@ impl fmt::Display for Question {
                 write!(f, "the approval of {tool} {}", shorten(arguments))
             }
             QuestionSubject::Input { .. } => write!(f, "an answer to \"{}\"", shorten(&self.text)),
+            QuestionSubject::Review { summary, .. } if self.to.is_empty() => {
+                write!(f, "a person's judgement of \"{}\"", shorten(summary))
+            }
+            QuestionSubject::Review { summary, .. } => {
+                write!(f, "the judgement of {} on \"{}\"", self.to, shorten(summary))
+            }
+            QuestionSubject::Plan { tasks: 1 } => f.write_str("the approval of the plan, which has 1 task"),
+            QuestionSubject::Plan { tasks } => {
+                write!(f, "the approval of the plan, which has {tasks} tasks")
+            }
         }
     }
 }
@@ -477,6 +625,11 @@ mod tests {
         for (text, valid) in [
             ("t1/1/2", true),
             ("t1/1/2.3", true),
+            ("plan/1", true),
+            ("plan/2.3", true),
+            ("plan/1/2", true),
+            ("plan/0", false),
+            ("plan", false),
             ("t1/1", false),
             ("t1/0/1", false),
             ("t1/1/1/1", false),

@@ -9,8 +9,9 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_bytes::ByteBuf;
 
-use crate::plan::{CommandAction, Event, InputAnswer, Refusal};
+use crate::plan::{CommandAction, Event, InputAnswer, Refusal, TaskSpec};
 use crate::result::TaskResult;
+use crate::work::WorkOutcome;
 
 /// The maximum size of a body in an envelope; larger ones go to the blob store. 256 KiB, well below the 1 MiB limit of a
 /// NATS server.
@@ -57,13 +58,29 @@ impl WireMessage for crate::plan::Decision {
 }
 impl WireMessage for crate::plan::Submission {
     const KIND: &'static str = "submission";
+    const VERSION: u16 = WITH_WAITS;
+
+    fn version(&self) -> u16 {
+        let is_newer = self.approve_plan || self.tasks.iter().any(TaskSpec::needs_newer_reader);
+        if is_newer { WITH_WAITS } else { 1 }
+    }
 }
 impl WireMessage for crate::plan::RunCommand {
     const KIND: &'static str = "command";
     const VERSION: u16 = WITH_WAITS;
 
     fn version(&self) -> u16 {
-        if matches!(self.control, CommandAction::Signal { .. }) { WITH_WAITS } else { 1 }
+        let is_newer = match &self.control {
+            CommandAction::Signal { .. } => true,
+            CommandAction::Edit(edit) => edit.needs_newer_reader(),
+            CommandAction::CancelRun { .. }
+            | CommandAction::CancelTask { .. }
+            | CommandAction::Pause
+            | CommandAction::Interrupt
+            | CommandAction::Resume { .. }
+            | CommandAction::Message { .. } => false,
+        };
+        if is_newer { WITH_WAITS } else { 1 }
     }
 }
 impl WireMessage for crate::plan::CommandAction {
@@ -77,7 +94,18 @@ impl WireMessage for crate::work::JournalEntry {
     const VERSION: u16 = WITH_WAITS;
 
     fn version(&self) -> u16 {
-        if matches!(self, Self::Parked { .. } | Self::Delegated { .. }) { WITH_WAITS } else { 1 }
+        let is_newer = match self {
+            Self::Parked { .. } | Self::Delegated { .. } => true,
+            Self::Outcome { outcome: WorkOutcome::Finished { review, .. }, .. } => {
+                review.needs_newer_reader()
+            }
+            Self::Outcome { .. }
+            | Self::Claimed { .. }
+            | Self::Step { .. }
+            | Self::Note { .. }
+            | Self::Released { .. } => false,
+        };
+        if is_newer { WITH_WAITS } else { 1 }
     }
 }
 impl WireMessage for crate::file::FileVersion {

@@ -46,8 +46,8 @@ pub fn build_order(run: &RunId, lane: Lane, plan: &Plan, last: DecisionId, work:
         }
         Work::Review { task: id, attempt, review } => {
             let task = plan.task(id)?;
-            let (criteria, checks, panel) = match &task.review_policy() {
-                ReviewPolicy::None => {
+            let (criteria, checks, panel) = match task.review_policy().by_critic() {
+                ReviewPolicy::None | ReviewPolicy::Persons(_) => {
                     (Vec::new(), Vec::new(), Some(JudgePanel { quorum: 1, ..JudgePanel::default() }))
                 }
                 ReviewPolicy::Checks { checks } => (Vec::new(), checks.clone(), None),

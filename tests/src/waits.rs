@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use millrace_protocol::ids::RunId;
-use millrace_protocol::plan::{CommandAction, Plan, RunCommand, TaskState};
-use millrace_protocol::question::{Answer, AnswerScope, QuestionId, RunAnswer};
+use millrace_protocol::plan::{CommandAction, Plan, RunCommand, RunQuestion, TaskState};
+use millrace_protocol::question::{Answer, AnswerKind, AnswerScope, QuestionId, RunAnswer};
 use millrace_protocol::subject::Topic;
 use millrace_protocol::wire::WireMessage;
 use millrace_runtime::Bus;
@@ -48,15 +48,30 @@ pub struct OpenQuestion {
     pub digest: String,
     /// The text.
     pub text: String,
-    /// `true` if it is about a tool call.
-    pub is_approval: bool,
+    /// The allowed answers.
+    pub decisions: Vec<AnswerKind>,
+}
+
+impl OpenQuestion {
+    /// The task that asks; empty for the plan.
+    pub fn task(&self) -> &str {
+        self.id.task().map_or("", |task| task.as_str())
+    }
+
+    /// The answer of a person who agrees with everything, and answers an input with its own text.
+    pub fn agreeing_answer(&self) -> Answer {
+        match self.decisions[0] {
+            AnswerKind::Approve => Answer::Approve,
+            AnswerKind::Pass => Answer::Pass,
+            _ => Answer::Answer { value: serde_json::Value::from(self.text.as_str()).to_string() },
+        }
+    }
 }
 
 fn questions_of(plan: &Plan) -> Vec<OpenQuestion> {
-    let open = plan.open_questions().filter_map(|(id, _, wait)| {
-        let question = wait.wait.condition.question()?;
+    let open = plan.open_questions().map(|RunQuestion { id, question, .. }| {
         let (digest, text) = (question.digest.clone(), question.text.clone());
-        Some(OpenQuestion { id, digest, text, is_approval: question.tool().is_some() })
+        OpenQuestion { id, digest, text, decisions: question.decisions.clone() }
     });
     open.collect()
 }
@@ -115,20 +130,13 @@ async fn publish_until_accepted<M: WireMessage>(
     .await
 }
 
-/// A person who answers every question of a run in the same way, and signals the events that it waits for, until the run ends: calls
-/// are approved, and an input is answered with its own text.
+/// A person who answers every question of a run in the same way, and signals the events that it waits for, until the run ends.
 pub async fn answer_every_question(bus: &Bus, run: &RunId) {
     let mut answered = std::collections::BTreeSet::new();
     while let Some(open) = next_questions(bus, run).await {
         for question in open {
             if answered.insert(question.id.clone()) {
-                let answer = match question.is_approval {
-                    true => Answer::Approve,
-                    false => {
-                        Answer::Answer { value: serde_json::Value::from(question.text.as_str()).to_string() }
-                    }
-                };
-                answer_question(bus, run, "ann", &question, answer).await;
+                answer_question(bus, run, "ann", &question, question.agreeing_answer()).await;
             }
         }
         tokio::time::sleep(Duration::from_millis(20)).await;

@@ -6,8 +6,8 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use millrace_protocol::ids::{Capability, RunId};
-use millrace_protocol::plan::{EndReason, TaskSpec, TaskState};
-use millrace_protocol::question::{Answer, AnswerScope};
+use millrace_protocol::plan::{EndReason, PersonReview, ReviewPolicy, Submission, TaskSpec, TaskState};
+use millrace_protocol::question::{Answer, AnswerKind, AnswerScope};
 use millrace_protocol::wait::WaitEnd;
 use millrace_protocol::wire::decode_task_result;
 use millrace_runtime::Bus;
@@ -69,7 +69,7 @@ async fn questions_are_answered_in_any_order_and_hold_no_slot() {
     let open = wait_for_questions(&bus, &run, 5).await;
     wait_for_task_count(&bus, &run, TaskState::Completed, 1).await;
     let of = |task: &str, number: u32| -> &OpenQuestion {
-        open.iter().find(|it| it.id.task.as_str() == task && it.id.number == number).unwrap()
+        open.iter().find(|it| it.task() == task && it.id.number == number).unwrap()
     };
     let answers = [
         (of("asks", 2), value(&json!(3))),
@@ -106,7 +106,7 @@ async fn answers_that_do_not_fit_leave_the_question_open() {
         vec![echo_task("act", &json!({"approve": true})), echo_task("ask", &json!({"ask": ["Why?"]}))];
     submit_run(&bus, &run, &fixed_submission(tasks)).await;
     let open = wait_for_questions(&bus, &run, 2).await;
-    let of = |task: &str| open.iter().find(|it| it.id.task.as_str() == task).unwrap();
+    let of = |task: &str| open.iter().find(|it| it.task() == task).unwrap();
     let stale = OpenQuestion { digest: "of other arguments".into(), ..of("act").clone() };
     let misfit = Answer::Edit { arguments: json!({"txt": "x"}).to_string() };
     for (question, answer, why) in [
@@ -163,7 +163,7 @@ async fn of_three_answers_at_once_one_wins_and_the_others_are_told_who() {
     assert_completed_in_one_attempt(&history);
     let mut wins: BTreeMap<&str, usize> = BTreeMap::new();
     for (at, question) in open.iter().enumerate() {
-        let task = history.folded_plan().task(&question.id.task).unwrap();
+        let task = history.folded_plan().task(question.id.task().unwrap()).unwrap();
         let end = task.attempts[0].waits[question.id.number as usize - 1].end.clone();
         let Some(WaitEnd::Answered { by: winner, .. }) = end else { panic!("{end:?}") };
         let facts = [("ann", ann[at]), ("bob", bob[at]), ("eve", eve[at])];
@@ -259,12 +259,16 @@ async fn kills_lose_no_question_and_no_answer() {
             };
             let mut task = echo_task(&format!("q{n}"), &parameters);
             task.limits.max_attempts = 1;
+            if n % 4 == 0 {
+                task.review = review_by_person();
+            }
             if n >= 6 {
                 task.depends_on = vec![task_id(&format!("q{}", n - 6))];
             }
             tasks.push(task);
         }
-        submit_run(&bus, &run, &fixed_submission(tasks)).await;
+        let submission = Submission { approve_plan: true, ..fixed_submission(tasks) };
+        submit_run(&bus, &run, &submission).await;
         let crashes = async {
             for _ in 0..6 {
                 crash_one_at_random(&mut cluster, &mut random).await;
@@ -298,10 +302,64 @@ async fn kills_lose_no_question_and_no_answer() {
             .flat_map(|task| &task.attempts)
             .map(|it| it.waits.len())
             .sum();
-        assert_eq!(asked, 4 + 8 + 4 + 4, "seed {seed}: each question once, and four sleeps");
+        assert_eq!(asked, 4 + 8 + 4 + 4 + 3, "seed {seed}: each question once, four sleeps, three reviews");
+        assert_eq!(history.folded_plan().run.plan_questions.len(), 1);
         println!("seed {seed}: {} takeovers", history.takeover_count());
         cluster.stop_all();
     }
+}
+
+fn review_by_person() -> ReviewPolicy {
+    ReviewPolicy::Persons(Box::new(PersonReview { ask: vec![String::new()], ..PersonReview::default() }))
+}
+
+/// No task starts before the plan is approved. A person fails a result after a critic has passed it; the next attempt gets the
+/// feedback, and another person's judgement counts.
+#[tokio::test(flavor = "multi_thread")]
+async fn person_approves_the_plan_and_judges_results() {
+    let _alone = lock_machine();
+    let mut cluster = TestCluster::start_with_workers(ClusterSetup::default(), 1);
+    let (bus, run) = (cluster.connect_bus().await, run_id("judged"));
+    let review = PersonReview {
+        ask: vec!["ann".into()],
+        criteria: vec!["It names a number.".into()],
+        first: ReviewPolicy::critic(Vec::new()),
+        ..PersonReview::default()
+    };
+    let mut task = echo_task("report", &json!({}));
+    task.review = ReviewPolicy::Persons(Box::new(review));
+    let submission = Submission { approve_plan: true, ..fixed_submission(vec![task]) };
+    submit_run(&bus, &run, &submission).await;
+    let plan_question = wait_for_questions(&bus, &run, 1).await.remove(0);
+    assert_eq!(plan_question.id.to_string(), "plan/1");
+    cluster.kill_process("supervisor-1");
+    cluster.restart_exited();
+    answer_question(&bus, &run, "ann", &plan_question, Answer::Approve).await;
+    let judgement = |attempt: u32| {
+        let (bus, run) = (bus.clone(), run.clone());
+        async move {
+            let id = format!("report/{attempt}/1");
+            let what = format!("the question {id}");
+            wait_for_value(TIMEOUT, &what, async || {
+                read_open_questions(&bus, &run).await?.into_iter().find(|open| open.id.to_string() == id)
+            })
+            .await
+        }
+    };
+    let failed = Answer::Fail { feedback: "name the number".into() };
+    answer_question(&bus, &run, "ann", &judgement(1).await, failed).await;
+    let second = judgement(2).await;
+    cluster.kill_process("supervisor-1");
+    cluster.restart_exited();
+    let fact = answer_question(&bus, &run, "bob", &second, Answer::Pass).await;
+    assert_eq!(decision_on(&bus, &run, fact).await, Ok(()));
+    let history = wait_for_run_history(&bus, &run, TIMEOUT).await;
+    history.assert_consistent();
+    let report = history.folded_plan().task(&task_id("report")).unwrap();
+    assert_eq!((report.state(), report.attempts.len()), (TaskState::Completed, 2));
+    let feedback: Vec<_> = report.attempts[0].verdict.iter().filter_map(|it| it.1.feedback.clone()).collect();
+    assert_eq!(feedback, ["ann rejected it: name the number"]);
+    cluster.stop_all();
 }
 
 /// A program asks for an input and an approval, its worker dies, and another one runs it again with the answers.
@@ -335,7 +393,8 @@ async fn program_waits_for_answers_and_runs_again_with_them() {
     cluster.kill_process("worker-1");
     for question in &open {
         let edit = Answer::Edit { arguments: json!({"version": 4}).to_string() };
-        let answer = if question.is_approval { edit } else { value(&json!("eu")) };
+        let answer =
+            if question.decisions.contains(&AnswerKind::Approve) { edit } else { value(&json!("eu")) };
         answer_question(&bus, &run, "ann", question, answer).await;
     }
     cluster.start_process(ProcessRole::Worker, "worker-2", &arguments);
@@ -362,8 +421,7 @@ async fn questions_of_nested_children_are_answered_across_restarts_of_everything
     let root = echo_task("root", &json!({"delegate": [middle], "steps": 1}));
     submit_run(&bus, &run, &fixed_submission(vec![root])).await;
     let mut open = wait_for_questions(&bus, &run, 10).await;
-    let tasks: std::collections::BTreeSet<&str> =
-        open.iter().map(|question| question.id.task.as_str()).collect();
+    let tasks: std::collections::BTreeSet<&str> = open.iter().map(|question| question.task()).collect();
     assert_eq!(tasks.len(), 2, "the ids name the children: {tasks:?}");
     let mut random = SeededRandom::new(14);
     while !open.is_empty() {

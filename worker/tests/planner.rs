@@ -65,6 +65,7 @@ async fn planning_order(cluster: &Cluster) -> Order {
         fail_fast: false,
         budget: Box::default(),
         consult: PlannerConsultMode::Judgement,
+        approve_plan: false,
     });
     let tasks = vec![task("facts", &[]), task("lost", &[]), task("report", &["facts"])];
     let first = append_events(cluster, &order, 0, [vec![started], tasks].concat()).await;

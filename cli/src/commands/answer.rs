@@ -27,7 +27,9 @@ Examples:
   millrace answer latest --approve
   millrace answer latest/deploy/1/1 --reject \"not on a Friday\" --scope this_tool_in_run
   millrace answer latest/deploy/1/1 --edit arguments.json
-  millrace answer r-7/plan/1/1 r-9/plan/1/1 --value north";
+  millrace answer r-7/choose/1/1 r-9/choose/1/1 --value north
+  millrace answer latest/report/1/1 --fail \"the table has no units\"
+  millrace answer latest/plan/1 --approve";
 
 /// The arguments of `millrace answer`.
 #[derive(Args, Debug)]
@@ -37,10 +39,10 @@ pub struct AnswerArguments {
     /// Questions, as `millrace inbox` prints their ids
     #[arg(required = true, value_name = "ID", value_parser = NonEmptyStringValueParser::new())]
     ids: Vec<String>,
-    /// Run the tool call as proposed
+    /// Run the tool call as proposed, or start the tasks of the plan
     #[arg(long, group = "decision", help_heading = "Decision")]
     approve: bool,
-    /// Do not run the tool call; the agent receives this reason
+    /// Do not run the tool call, or do not carry out the plan; the agent or the planner receives this reason
     #[arg(long, group = "decision", value_name = "TEXT", help_heading = "Decision")]
     reject: Option<String>,
     /// Run the tool call with the complete arguments in this file, as JSON; - is standard input
@@ -55,6 +57,12 @@ pub struct AnswerArguments {
     /// Decline to give the requested input
     #[arg(long, group = "decision", help_heading = "Decision")]
     decline: bool,
+    /// Accept the result
+    #[arg(long, group = "decision", help_heading = "Decision")]
+    pass: bool,
+    /// Reject the result; the next attempt receives this feedback
+    #[arg(long, group = "decision", value_name = "TEXT", help_heading = "Decision")]
+    fail: Option<String>,
     /// Calls that the approval or rejection also decides: this call only, all calls of the tool with the same arguments, or
     /// all calls of the tool, each by the same capability in this run
     #[arg(
@@ -131,15 +139,20 @@ fn print_outcome(outcome: &AnswerOutcome, json: bool) {
 
 /// Reads the decision of the command line.
 fn read_request(arguments: &AnswerArguments) -> Result<AnswerRequest, CommandError> {
-    let AnswerArguments { approve, reject, edit, respond, value, decline, .. } = arguments;
-    Ok(match (approve, reject, edit, respond, value, decline) {
-        (true, ..) => AnswerRequest::Given(Answer::Approve),
-        (_, Some(message), ..) => AnswerRequest::Given(Answer::Reject { message: message.clone() }),
-        (_, _, Some(file), ..) => AnswerRequest::Given(Answer::Edit { arguments: read_arguments(file)? }),
-        (_, _, _, Some(content), ..) => AnswerRequest::Given(Answer::Respond { content: content.clone() }),
-        (_, _, _, _, Some(value), _) => AnswerRequest::Value(value.clone()),
-        (..) => AnswerRequest::Given(Answer::Decline),
-    })
+    let AnswerArguments { approve, reject, edit, respond, value, pass, fail, .. } = arguments;
+    if let Some(value) = value {
+        return Ok(AnswerRequest::Value(value.clone()));
+    }
+    let answer = match (approve, reject, edit, respond, pass, fail) {
+        (true, ..) => Answer::Approve,
+        (_, Some(message), ..) => Answer::Reject { message: message.clone() },
+        (_, _, Some(file), ..) => Answer::Edit { arguments: read_arguments(file)? },
+        (_, _, _, Some(content), ..) => Answer::Respond { content: content.clone() },
+        (_, _, _, _, true, _) => Answer::Pass,
+        (_, _, _, _, _, Some(feedback)) => Answer::Fail { feedback: feedback.clone() },
+        (..) => Answer::Decline,
+    };
+    Ok(AnswerRequest::Given(answer))
 }
 
 /// Reads the arguments of a call from a file or from standard input.

@@ -12,7 +12,7 @@ use console::Term;
 use jiff::Timestamp;
 use millrace_client::{find_run, list_runs, list_runs_from_log, read_plan};
 use millrace_protocol::ids::RunId;
-use millrace_protocol::plan::Plan;
+use millrace_protocol::plan::{Plan, RunQuestion};
 use millrace_protocol::safe_text::single_line;
 use millrace_runtime::{Bus, Fault};
 use tokio_util::sync::CancellationToken;
@@ -21,8 +21,7 @@ use crate::exit::{CommandError, CommandExit};
 use crate::invocation::command_hint;
 use crate::json::{QuestionLine, print_json};
 use crate::questions::{
-    QuestionRecord, QuestionTracker, describe_end, format_closed_question, format_question, full_id,
-    open_questions_of_plan, questions_of_plan,
+    QuestionTracker, describe_end, format_closed_question, format_question, full_id, open_questions_of_plan,
 };
 use crate::target::{ClusterTarget, ReadConnection};
 use crate::view::{format_clock, print_stderr_line, print_stdout_line};
@@ -113,7 +112,7 @@ async fn list_questions(
     for run in &runs {
         let plan = read_plan(bus, run).await?;
         let records = match arguments.history {
-            true => questions_of_plan(&plan).collect(),
+            true => plan.questions().collect(),
             false => open_questions_of_plan(&plan),
         };
         for record in records {
@@ -143,7 +142,7 @@ fn output_width() -> Option<usize> {
     std::io::stdout().is_terminal().then(|| usize::from(Term::stdout().size().1).saturating_sub(1))
 }
 
-fn print_question(run: &RunId, record: QuestionRecord<'_>, now: Timestamp, width: Option<usize>, json: bool) {
+fn print_question(run: &RunId, record: RunQuestion<'_>, now: Timestamp, width: Option<usize>, json: bool) {
     if json {
         print_json(&QuestionLine::new(run, record));
         return;

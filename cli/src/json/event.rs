@@ -15,7 +15,7 @@ use millrace_protocol::wait::Signal;
 use schemars::JsonSchema;
 use serde::Serialize;
 
-use super::{PersonAnswerJson, Time, WaitEndJson, WaitJson, event_data, tagged};
+use super::{PersonAnswerJson, QuestionJson, Time, WaitEndJson, WaitJson, event_data, tagged};
 
 /// An event of a run: a line of `millrace run --json`.
 #[derive(Debug, Serialize, JsonSchema)]
@@ -53,6 +53,20 @@ pub enum EventJson<'a> {
         budget: &'a Budget,
         /// When the planner is called.
         consult: PlannerConsultMode,
+        /// `true` if a person must approve the plan before its first task starts.
+        approve_plan: bool,
+    },
+    /// A person must approve the plan.
+    PlanQuestionAsked {
+        /// The question.
+        question: Option<QuestionJson<'a>>,
+        /// `true` if it is the next round of the open question, because the plan has changed.
+        again: bool,
+    },
+    /// The question about the plan has ended.
+    PlanQuestionEnded {
+        /// Its end.
+        end: WaitEndJson<'a>,
     },
     /// No new tasks start until the run is resumed.
     RunPaused {},
@@ -730,18 +744,32 @@ impl<'a> From<&'a Event> for EventJson<'a> {
 
 fn run_event(event: &RunEvent) -> EventJson<'_> {
     match event {
-        RunEvent::Started { objective, mode, documents, model, models, fail_fast, budget, consult } => {
-            EventJson::RunStarted {
-                objective,
-                mode: *mode,
-                documents: documents.as_ref(),
-                model: model.as_deref(),
-                models,
-                fail_fast: *fail_fast,
-                budget,
-                consult: *consult,
-            }
-        }
+        RunEvent::Started {
+            objective,
+            mode,
+            documents,
+            model,
+            models,
+            fail_fast,
+            budget,
+            consult,
+            approve_plan,
+        } => EventJson::RunStarted {
+            objective,
+            mode: *mode,
+            documents: documents.as_ref(),
+            model: model.as_deref(),
+            models,
+            fail_fast: *fail_fast,
+            budget,
+            consult: *consult,
+            approve_plan: *approve_plan,
+        },
+        RunEvent::PlanQuestionAsked { wait, again } => EventJson::PlanQuestionAsked {
+            question: wait.condition.question().map(QuestionJson::from),
+            again: *again,
+        },
+        RunEvent::PlanQuestionEnded { end } => EventJson::PlanQuestionEnded { end: end.into() },
         RunEvent::Paused => EventJson::RunPaused {},
         RunEvent::Interrupted => EventJson::RunInterrupted {},
         RunEvent::Resumed { budget } => EventJson::RunResumed { budget },

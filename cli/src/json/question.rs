@@ -1,13 +1,16 @@
 //! Questions and answers, as JSON.
 
 use millrace_protocol::ids::{RunId, TaskId};
-use millrace_protocol::question::{Answer, AnswerKind, ExpiryAction, Question, QuestionId, QuestionSubject};
+use millrace_protocol::plan::{QuestionState, RunQuestion};
+use millrace_protocol::question::{
+    Answer, AnswerKind, ExpiryAction, Question, QuestionAsker, QuestionId, QuestionSubject,
+};
 use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::Value;
 
 use super::{Time, milliseconds, tagged};
-use crate::questions::{AnswerOutcome, OutcomeKind, QuestionRecord, QuestionState, full_id};
+use crate::questions::{AnswerOutcome, OutcomeKind, full_id};
 
 /// A question to a person.
 #[derive(Debug, Serialize, JsonSchema)]
@@ -22,6 +25,12 @@ pub struct QuestionJson<'a> {
     arguments: Option<Value>,
     /// The proposed answers to an input.
     options: &'a [String],
+    /// The result to judge, in a sentence; `null` for other kinds.
+    result: Option<&'a str>,
+    /// The criteria for the judgement of a result.
+    criteria: &'a [String],
+    /// The verdict of the critic on that result; `null` if there is none.
+    critic: Option<&'a str>,
     /// The JSON Schema of edited arguments, or of the answer; `null` if there is none.
     schema: Option<Value>,
     /// The kinds of answers that are allowed.
@@ -46,6 +55,10 @@ pub enum QuestionKindJson {
     Approval,
     /// An input for an agent.
     Input,
+    /// The judgement of a result.
+    Review,
+    /// The approval of the plan.
+    Plan,
 }
 
 impl<'a> From<&'a Question> for QuestionJson<'a> {
@@ -54,34 +67,45 @@ impl<'a> From<&'a Question> for QuestionJson<'a> {
         let json = |text: &str| {
             (!text.is_empty()).then(|| serde_json::from_str(text).unwrap_or_else(|_| text.into()))
         };
-        let (kind, tool, arguments, options, schema) = match subject {
-            QuestionSubject::Approval { tool, arguments, schema } => (
-                QuestionKindJson::Approval,
-                Some(tool.as_str()),
-                json(arguments),
-                [].as_slice(),
-                json(schema),
-            ),
-            QuestionSubject::Input { options, schema } => {
-                (QuestionKindJson::Input, None, None, options.as_slice(), json(schema))
-            }
-        };
         let expires_s = expiry.as_ref().map(|expiry| expiry.after.as_secs());
         let on_expiry = expiry.as_ref().map(|expiry| expiry.action);
         let escalate_to = expiry.as_ref().map_or("", |expiry| &expiry.escalate_to);
-        Self {
-            kind,
+        let common = Self {
+            kind: QuestionKindJson::Plan,
             text,
-            tool,
-            arguments,
-            options,
-            schema,
+            tool: None,
+            arguments: None,
+            options: &[],
+            result: None,
+            criteria: &[],
+            critic: None,
+            schema: None,
             decisions,
             digest,
             to,
             expires_s,
             on_expiry,
             escalate_to,
+        };
+        match subject {
+            QuestionSubject::Approval { tool, arguments, schema } => Self {
+                kind: QuestionKindJson::Approval,
+                tool: Some(tool),
+                arguments: json(arguments),
+                schema: json(schema),
+                ..common
+            },
+            QuestionSubject::Input { options, schema } => {
+                Self { kind: QuestionKindJson::Input, options, schema: json(schema), ..common }
+            }
+            QuestionSubject::Review { summary, criteria, critic } => Self {
+                kind: QuestionKindJson::Review,
+                result: Some(summary),
+                criteria,
+                critic: Some(critic.as_str()).filter(|critic| !critic.is_empty()),
+                ..common
+            },
+            QuestionSubject::Plan { .. } => common,
         }
     }
 }
@@ -93,7 +117,7 @@ pub struct PersonAnswerJson<'a> {
     answer: AnswerKind,
     /// The changed arguments, or the value; `null` for other kinds.
     value: Option<Value>,
-    /// The reason of a rejection, or the text of a response; `null` for other kinds.
+    /// The reason of a rejection, the text of a response, or the feedback on a result; `null` for other kinds.
     text: Option<&'a str>,
 }
 
@@ -101,11 +125,11 @@ impl<'a> From<&'a Answer> for PersonAnswerJson<'a> {
     fn from(answer: &'a Answer) -> Self {
         let json = |text: &str| Some(serde_json::from_str(text).unwrap_or_else(|_| text.into()));
         let (value, text) = match answer {
-            Answer::Approve | Answer::Decline => (None, None),
+            Answer::Approve | Answer::Decline | Answer::Pass => (None, None),
             Answer::Edit { arguments: value } | Answer::Answer { value } => (json(value), None),
-            Answer::Reject { message: text } | Answer::Respond { content: text } => {
-                (None, Some(text.as_str()))
-            }
+            Answer::Reject { message: text }
+            | Answer::Respond { content: text }
+            | Answer::Fail { feedback: text } => (None, Some(text.as_str())),
         };
         Self { answer: answer.kind(), value, text }
     }
@@ -128,11 +152,11 @@ pub enum QuestionStatus {
 /// A question with its place, its state and its answer.
 #[derive(Debug, Serialize, JsonSchema)]
 pub struct QuestionDetails<'a> {
-    /// The task.
-    task: TaskId,
-    /// The attempt.
-    attempt: u32,
-    /// The number of the wait in the attempt, from 1.
+    /// The task; `null` for a question about the plan.
+    task: Option<TaskId>,
+    /// The attempt; `null` for a question about the plan.
+    attempt: Option<u32>,
+    /// The number of the wait in the attempt, or of the question about the plan, from 1.
     number: u32,
     /// The round, from 1; it grows when an expired question is renewed.
     round: u32,
@@ -156,11 +180,14 @@ pub struct QuestionDetails<'a> {
     withdrawn: Option<String>,
 }
 
-impl<'a> From<QuestionRecord<'a>> for QuestionDetails<'a> {
-    fn from(record: QuestionRecord<'a>) -> Self {
+impl<'a> From<RunQuestion<'a>> for QuestionDetails<'a> {
+    fn from(record: RunQuestion<'a>) -> Self {
         let (expires_at, time_to_decide) = (record.expires_at(), record.time_to_decide());
-        let QuestionRecord { id: QuestionId { task, attempt, number, round }, wait, question, state } =
-            record;
+        let RunQuestion { id: QuestionId { asker, number, round }, task: _, wait, question, state } = record;
+        let (task, attempt) = match asker {
+            QuestionAsker::Plan => (None, None),
+            QuestionAsker::Attempt(task, attempt) => (Some(task), Some(attempt)),
+        };
         let (status, by, answer, withdrawn) = match state {
             QuestionState::Open => (QuestionStatus::Open, None, None, None),
             QuestionState::Answered { by, answer } => {
@@ -203,7 +230,7 @@ pub struct QuestionLine<'a> {
 
 impl<'a> QuestionLine<'a> {
     /// Returns the line for a question of a run.
-    pub fn new(run: &'a RunId, record: QuestionRecord<'a>) -> Self {
+    pub fn new(run: &'a RunId, record: RunQuestion<'a>) -> Self {
         Self { id: full_id(run, &record.id), run, details: record.into() }
     }
 }

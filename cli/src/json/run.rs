@@ -19,7 +19,6 @@ use serde::Serialize;
 use super::{ErrorDetails, ProviderWaitJson, QuestionDetails, Time, tagged};
 use crate::budget;
 use crate::history::{FailureRecord, PlannerTurn, RunHistory, UserCommand, UserMessage};
-use crate::questions::questions_of_attempt;
 use crate::report::{explain_deliverable_choice, resume_command_hint};
 use crate::view::{describe_hold, describe_task_wait};
 
@@ -426,6 +425,9 @@ impl AttemptState {
             (None, _) if is_current && task.state() == TaskState::Running => Self::Running,
             (None, _) if is_current && task.state() == TaskState::Waiting => Self::Waiting,
             (None, _) => Self::GivenUp,
+            (Some(AttemptEnd::Finished { .. }), _) if is_current && task.state() == TaskState::Waiting => {
+                Self::UnderReview
+            }
             (Some(AttemptEnd::Errored(_)), _) => Self::Errored,
             (Some(AttemptEnd::TimedOut(_)), _) => Self::TimedOut,
             (Some(AttemptEnd::Finished { .. }), Some((_, verdict))) if !verdict.passed => Self::Rejected,
@@ -661,7 +663,7 @@ impl<'a> AttemptJson<'a> {
             usage: attempt.usage,
             review_usage: attempt.review_usage,
             feedback: feedback_before_attempt(task, attempt.number),
-            questions: questions_of_attempt(task, attempt).map(QuestionDetails::from).collect(),
+            questions: attempt.questions(task).map(QuestionDetails::from).collect(),
         }
     }
 }

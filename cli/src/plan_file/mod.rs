@@ -21,9 +21,9 @@ const MAX_BYTES: u64 = 32 * 1024 * 1024;
 const KIND: FileDescription = FileDescription { name: "plan", holds: "tasks" };
 
 /// The fields of a plan.
-const FIELDS: [&str; 6] = ["objective", "mode", "consult", "budget", "fail_fast", "tasks"];
+const FIELDS: [&str; 7] = ["objective", "mode", "consult", "budget", "fail_fast", "approve_plan", "tasks"];
 /// Fields of the run as a whole, which are not allowed in a file whose tasks are added to an existing run.
-const OF_RUN: [&str; 4] = ["mode", "consult", "budget", "fail_fast"];
+const OF_RUN: [&str; 5] = ["mode", "consult", "budget", "fail_fast", "approve_plan"];
 /// The names of the variants of [`PlannerConsultMode`], in order.
 const CONSULT: [&str; 3] = ["never", "judgement", "every_result"];
 
@@ -40,6 +40,8 @@ pub struct PlanFile {
     pub budget: Budget,
     /// `true` if the first failed task ends the run.
     pub fail_fast: bool,
+    /// `true` if a person must approve the plan before its first task starts.
+    pub approve_plan: bool,
     /// The tasks; they form a valid plan.
     pub tasks: Vec<TaskSpec>,
     /// The positions of the tasks' fields, in the same order.
@@ -84,6 +86,7 @@ pub fn parse_plan_file(bytes: &[u8]) -> Result<PlanFile, YamlMistakes> {
     };
     let objective = file.find_field("objective").map(|node| node.parse_text("objective"));
     let fail_fast = file.find_field("fail_fast").map(|node| node.parse_boolean("fail_fast"));
+    let approve_plan = file.find_field("approve_plan").map(|node| node.parse_boolean("approve_plan"));
     let plan = PlanFile {
         objective: mistakes.check_optional(objective).map(str::to_owned),
         mode: mistakes.check_optional(file.find_field("mode").map(parse_mode)),
@@ -92,6 +95,7 @@ pub fn parse_plan_file(bytes: &[u8]) -> Result<PlanFile, YamlMistakes> {
             .check_optional(file.find_field("budget").map(budget::parse_run_budget))
             .unwrap_or_default(),
         fail_fast: mistakes.check_optional(fail_fast).unwrap_or_default(),
+        approve_plan: mistakes.check_optional(approve_plan).unwrap_or_default(),
         ..PlanFile::default()
     };
     let (tasks, positions) = match mistakes.check(file.require_field("tasks")) {

@@ -26,6 +26,9 @@ struct PlanFileSchema {
     /// If true, the first failed task ends the run.
     #[schemars(default)]
     fail_fast: bool,
+    /// If true, a person must approve the plan before its first task starts.
+    #[schemars(default)]
+    approve_plan: bool,
     /// The tasks, in any order.
     #[schemars(length(min = 1))]
     tasks: Vec<TaskSpec>,

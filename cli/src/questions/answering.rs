@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use jiff::Timestamp;
 use millrace_client::{FindError, find_run, read_plan};
 use millrace_protocol::ids::RunId;
-use millrace_protocol::plan::{Plan, Refusal};
+use millrace_protocol::plan::{Plan, QuestionState, Refusal, RunQuestion};
 use millrace_protocol::question::{Answer, AnswerScope, Question, QuestionId, QuestionSubject, RunAnswer};
 use millrace_protocol::safe_text::single_line;
 use millrace_protocol::subject::Topic;
@@ -14,7 +14,7 @@ use schemars::JsonSchema;
 use serde::Serialize;
 use tokio_util::sync::CancellationToken;
 
-use super::{QuestionRecord, QuestionReference, QuestionState, Selection, full_id};
+use super::{QuestionReference, Selection, full_id};
 use crate::exit::CommandError;
 use crate::steer::{MessageDecision, append_and_await_decision, lost_run_error};
 use crate::view::format_clock;
@@ -36,7 +36,9 @@ impl AnswerRequest {
             Self::Value(text) => {
                 let is_option = match &question.subject {
                     QuestionSubject::Input { options, .. } => options.contains(text),
-                    QuestionSubject::Approval { .. } => false,
+                    QuestionSubject::Approval { .. }
+                    | QuestionSubject::Review { .. }
+                    | QuestionSubject::Plan { .. } => false,
                 };
                 let is_json = serde_json::from_str::<serde::de::IgnoredAny>(text).is_ok();
                 let value = if is_json && !is_option { text.clone() } else { json_text(text) };
@@ -98,7 +100,7 @@ impl AnswerOutcome {
     }
 
     /// The outcome for a question that is closed; `None` if it is open.
-    fn of_closed(run: &RunId, record: &QuestionRecord<'_>) -> Option<Self> {
+    fn of_closed(run: &RunId, record: &RunQuestion<'_>) -> Option<Self> {
         let new = |kind, message| Some(Self::new(full_id(run, &record.id), kind, message));
         let at = record.wait.ended_at;
         let when = at.map(|at| format!(" at {}", format_clock(at))).unwrap_or_default();
@@ -115,7 +117,12 @@ impl AnswerOutcome {
             QuestionState::Open if record.id.round < record.wait.round => {
                 let now = QuestionId { round: record.wait.round, ..record.id.clone() };
                 let now = full_id(run, &now);
-                new(OutcomeKind::Expired, format!("it expired without an answer and was renewed as {now}"))
+                let why = if record.task.is_some() {
+                    "it expired without an answer"
+                } else {
+                    "the plan has changed"
+                };
+                new(OutcomeKind::Expired, format!("{why}; it was renewed as {now}"))
             }
             QuestionState::Open => None,
         }

@@ -2,10 +2,10 @@
 
 use std::collections::BTreeSet;
 
-use millrace_protocol::plan::Plan;
+use millrace_protocol::plan::{Plan, RunQuestion};
 use millrace_protocol::question::QuestionId;
 
-use super::{QuestionRecord, open_questions_of_plan, questions_of_plan};
+use super::open_questions_of_plan;
 
 /// Remembers the open questions of a run.
 #[derive(Debug, Default)]
@@ -17,9 +17,9 @@ pub struct QuestionTracker {
 #[derive(Debug, Default)]
 pub struct QuestionChanges<'a> {
     /// The new open questions, the oldest first.
-    pub opened: Vec<QuestionRecord<'a>>,
+    pub opened: Vec<RunQuestion<'a>>,
     /// The questions that are closed now.
-    pub closed: Vec<QuestionRecord<'a>>,
+    pub closed: Vec<RunQuestion<'a>>,
 }
 
 impl QuestionTracker {
@@ -34,7 +34,7 @@ impl QuestionTracker {
         let closed_ids: Vec<QuestionId> = self.open.difference(&now).cloned().collect();
         let closed = match closed_ids.is_empty() {
             true => Vec::new(),
-            false => questions_of_plan(plan).filter(|record| closed_ids.contains(&record.id)).collect(),
+            false => plan.questions().filter(|record| closed_ids.contains(&record.id)).collect(),
         };
         self.open = now;
         QuestionChanges { opened, closed }

@@ -8,8 +8,8 @@ use millrace_protocol::question::{Answer, AnswerKind, AnswerScope, Question, Que
 use millrace_protocol::safe_text::single_line;
 
 use super::answering::json_text;
-use super::text::{argument_lines, cut_end, describe_end, kind_name, wrap_labelled};
-use super::{AnswerOutcome, OutcomeKind, open_questions_of_plan, questions_of_plan};
+use super::text::{add_subject, cut_end, describe_end, kind_name, wrap_labelled};
+use super::{AnswerOutcome, OutcomeKind, open_questions_of_plan};
 
 /// Maximum number of lines of a question.
 const MAX_LINES: usize = 14;
@@ -59,6 +59,8 @@ enum PromptState {
     Reason,
     /// The text of a response.
     Response,
+    /// The feedback on a result that is rejected.
+    Feedback,
     /// The editor.
     Editor,
     /// The decision of a supervisor on the answer.
@@ -101,7 +103,7 @@ impl QuestionPrompt {
         if let Some(current) = &self.current
             && !open.iter().any(|record| record.id == current.id)
         {
-            let closed = questions_of_plan(plan).find(|record| record.id == current.id);
+            let closed = plan.questions().find(|record| record.id == current.id);
             // Also after an own answer: the run may end with it, before its outcome arrives.
             line =
                 closed.map(|record| format!("question {} is closed: {}", record.id, describe_end(&record)));
@@ -166,7 +168,10 @@ impl QuestionPrompt {
             PromptState::Arguments if line.is_empty() => self.wait_for(PromptState::Decision),
             PromptState::Arguments => self.send(Answer::Edit { arguments: line.into() }),
             PromptState::Reason => self.send(Answer::Reject { message: line.into() }),
-            PromptState::Response if line.is_empty() => self.wait_for(PromptState::Decision),
+            PromptState::Response | PromptState::Feedback if line.is_empty() => {
+                self.wait_for(PromptState::Decision)
+            }
+            PromptState::Feedback => self.send(Answer::Fail { feedback: line.into() }),
             PromptState::Response => self.send(Answer::Respond { content: line.into() }),
             PromptState::Editor | PromptState::Sending => None,
         }
@@ -187,6 +192,9 @@ impl QuestionPrompt {
             ("r" | "reject", false) if rest.is_empty() => self.wait_for(PromptState::Reason),
             ("r" | "reject", false) => self.send(Answer::Reject { message: rest.into() }),
             ("respond", false) if rest.is_empty() => self.wait_for(PromptState::Response),
+            ("p" | "pass", false) if rest.is_empty() => self.send(Answer::Pass),
+            ("f" | "fail", false) if rest.is_empty() => self.wait_for(PromptState::Feedback),
+            ("f" | "fail", false) => self.send(Answer::Fail { feedback: rest.into() }),
             ("respond", false) => self.send(Answer::Respond { content: rest.into() }),
             ("/d" | "/decline", true) => self.send(Answer::Decline),
             (_, true) => {
@@ -206,6 +214,7 @@ impl QuestionPrompt {
         let kind = match state {
             PromptState::Reason => Some(AnswerKind::Reject),
             PromptState::Response => Some(AnswerKind::Respond),
+            PromptState::Feedback => Some(AnswerKind::Fail),
             PromptState::Arguments | PromptState::Editor => Some(AnswerKind::Edit),
             PromptState::Decision | PromptState::Sending => None,
         };
@@ -289,17 +298,7 @@ impl QuestionPrompt {
         let mut lines = vec![cut_end(&format!("? {}  {id}{to}{more}", kind_name(question)), width)];
         // Nothing of a call is cut as long as there is room: the end of a command is as important as its beginning.
         let mut add = |label: &str, text: &str| lines.extend(wrap_labelled("  ", label, text, Some(width)));
-        add("", &single_line(&question.text));
-        match &question.subject {
-            QuestionSubject::Approval { tool, arguments, .. } => {
-                add("tool: ", &single_line(tool));
-                argument_lines(arguments).iter().for_each(|(name, value)| add(&format!("  {name}"), value));
-            }
-            QuestionSubject::Input { options, .. } => {
-                let options = (1..).zip(options);
-                options.for_each(|(number, option)| add(&format!("{number}. "), &single_line(option)));
-            }
-        }
+        add_subject(question, &mut add);
         if lines.len() > MAX_LINES {
             lines.truncate(MAX_LINES - 1);
             lines.push("  … this is not all: `millrace inbox` shows the whole question".into());
@@ -327,12 +326,17 @@ fn typed_value(question: &Question, line: &str) -> String {
 /// The text before what is typed.
 fn prompt_text(question: &Question, state: PromptState) -> String {
     match (state, &question.subject) {
-        (PromptState::Decision, QuestionSubject::Approval { .. }) => {
+        (
+            PromptState::Decision,
+            QuestionSubject::Approval { .. } | QuestionSubject::Review { .. } | QuestionSubject::Plan { .. },
+        ) => {
             let names = question.decisions.iter().filter_map(|kind| match kind {
                 AnswerKind::Approve => Some("approve (a)"),
                 AnswerKind::Edit => Some("edit (e)"),
                 AnswerKind::Reject => Some("reject (r)"),
                 AnswerKind::Respond => Some("respond TEXT"),
+                AnswerKind::Pass => Some("pass (p)"),
+                AnswerKind::Fail => Some("fail (f)"),
                 AnswerKind::Answer | AnswerKind::Decline => None,
             });
             format!("{}, skip (s): ", names.collect::<Vec<_>>().join(", "))
@@ -343,6 +347,7 @@ fn prompt_text(question: &Question, state: PromptState) -> String {
         }
         (PromptState::Arguments, _) => "new arguments as JSON (empty: back): ".into(),
         (PromptState::Reason, _) => "reason for the agent (may be empty): ".into(),
+        (PromptState::Feedback, _) => "feedback for the next attempt (empty: back): ".into(),
         (PromptState::Response, _) => "result for the agent (empty: back): ".into(),
         (PromptState::Editor, _) => "waiting for the editor ".into(),
         (PromptState::Sending, _) => "sending the answer ".into(),

@@ -3,10 +3,10 @@
 use std::str::FromStr;
 
 use millrace_protocol::ids::{RunId, TaskId};
-use millrace_protocol::plan::Plan;
+use millrace_protocol::plan::{Plan, RunQuestion};
 use millrace_protocol::question::QuestionId;
 
-use super::{QuestionRecord, full_id, open_questions_of_plan, questions_of_plan};
+use super::{full_id, open_questions_of_plan};
 
 /// A name of a question. Its run is a full id, a unique prefix of one, or `latest`.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -31,7 +31,7 @@ enum ReferencedPart {
 #[derive(Debug)]
 pub enum Selection<'a> {
     /// One, open or closed.
-    One(Box<QuestionRecord<'a>>),
+    One(Box<RunQuestion<'a>>),
     /// None; the text names the part of the run without a question.
     None(String),
     /// Several open ones: their full ids.
@@ -57,7 +57,9 @@ impl FromStr for QuestionReference {
                 ReferencedPart::Task(TaskId::new(task).map_err(|error| error.to_string())?)
             }
             Some(question) => ReferencedPart::Question(question.parse().map_err(|_| {
-                format!("{text:?} is no id of a question; it has the form RUN/TASK/ATTEMPT/NUMBER")
+                format!(
+                    "{text:?} is no id of a question; it has the form RUN/TASK/ATTEMPT/NUMBER or RUN/plan/NUMBER"
+                )
             })?),
         };
         Ok(Self { run: run.to_owned(), part })
@@ -70,7 +72,7 @@ impl QuestionReference {
     pub fn select<'a>(&self, run: &RunId, plan: &'a Plan) -> Selection<'a> {
         let only = |what: String, task: Option<&TaskId>| {
             let mut open = open_questions_of_plan(plan);
-            open.retain(|record| task.is_none_or(|task| record.id.task == *task));
+            open.retain(|record| task.is_none() || record.id.task() == task);
             match (open.pop(), open.is_empty()) {
                 (None, _) => Selection::None(format!("{what} has no open question")),
                 (Some(one), true) => Selection::One(Box::new(one)),
@@ -85,16 +87,10 @@ impl QuestionReference {
                 Selection::None(format!("run {run} has no task {task}"))
             }
             ReferencedPart::Task(task) => only(format!("task {task} of run {run}"), Some(task)),
-            ReferencedPart::Question(id) => {
-                let is_it = |record: &QuestionRecord<'_>| {
-                    (&record.id.task, record.id.attempt, record.id.number)
-                        == (&id.task, id.attempt, id.number)
-                };
-                match questions_of_plan(plan).find(is_it).filter(|record| id.round <= record.id.round) {
-                    Some(record) => Selection::One(Box::new(QuestionRecord { id: id.clone(), ..record })),
-                    None => Selection::None(format!("run {run} has no question {id}")),
-                }
-            }
+            ReferencedPart::Question(id) => match plan.question(id) {
+                Some(record) => Selection::One(Box::new(RunQuestion { id: id.clone(), ..record })),
+                None => Selection::None(format!("run {run} has no question {id}")),
+            },
         }
     }
 }
@@ -111,6 +107,7 @@ mod tests {
         assert_eq!(part("latest").unwrap(), ("latest".into(), ReferencedPart::Run));
         assert_eq!(part("r-1/t").unwrap(), ("r-1".into(), ReferencedPart::Task(TaskId::new("t").unwrap())));
         assert_eq!(part("r-1/t/1/2").unwrap(), ("r-1".into(), question("t/1/2")));
+        assert_eq!(part("r-1/plan/1").unwrap(), ("r-1".into(), question("plan/1")));
         assert_eq!(part(" r-1/t/1/2.3 ").unwrap(), ("r-1".into(), question("t/1/2.3")));
         for (text, mistake) in [
             ("", "the run is missing"),

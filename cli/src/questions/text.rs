@@ -2,11 +2,11 @@
 
 use jiff::Timestamp;
 use millrace_protocol::ids::RunId;
-use millrace_protocol::plan::Plan;
+use millrace_protocol::plan::{Plan, QuestionState, RunQuestion};
 use millrace_protocol::question::{AnswerKind, ExpiryAction, Question, QuestionExpiry, QuestionSubject};
 use millrace_protocol::safe_text::single_line;
 
-use super::{QuestionRecord, QuestionState, full_id, open_questions_of_plan};
+use super::{full_id, open_questions_of_plan};
 use crate::invocation::{command_hint, quote};
 use crate::view::{format_age, format_clock, format_short_duration};
 
@@ -18,15 +18,14 @@ const MAX_BOARD_QUESTIONS: usize = 3;
 /// Returns the lines of an open question, as the inbox shows it.
 pub fn format_question(
     run: &RunId,
-    record: &QuestionRecord<'_>,
+    record: &RunQuestion<'_>,
     now: Timestamp,
     width: Option<usize>,
 ) -> Vec<String> {
-    let QuestionRecord { question, wait, .. } = record;
+    let RunQuestion { question, wait, .. } = record;
     let age = format_age(now.duration_since(wait.since));
     let mut lines = vec![format!("{}  {}  {age} ago", full_id(run, &record.id), kind_name(question))];
     let mut add = |label: &str, text: &str| lines.extend(wrap_labelled("  ", label, text, width));
-    add("", &single_line(&question.text));
     add_subject(question, &mut add);
     if !question.to.is_empty() {
         add("to: ", &single_line(&question.to));
@@ -44,18 +43,17 @@ pub fn format_question(
 }
 
 /// Returns the lines of a closed question, with the decision, its author, its time and its duration.
-pub fn format_closed_question(run: &RunId, record: &QuestionRecord<'_>, width: Option<usize>) -> Vec<String> {
-    let QuestionRecord { question, .. } = record;
+pub fn format_closed_question(run: &RunId, record: &RunQuestion<'_>, width: Option<usize>) -> Vec<String> {
+    let RunQuestion { question, .. } = record;
     let mut lines =
         vec![format!("{}  {}  {}", full_id(run, &record.id), kind_name(question), describe_end(record))];
     let mut add = |label: &str, text: &str| lines.extend(wrap_labelled("  ", label, text, width));
-    add("", &single_line(&question.text));
     add_subject(question, &mut add);
     lines
 }
 
 /// Describes the end of a question: `approved by ann at 12:00:00 UTC after 5.0 s`.
-pub fn describe_end(record: &QuestionRecord<'_>) -> String {
+pub fn describe_end(record: &RunQuestion<'_>) -> String {
     let when = record.wait.ended_at.map(|at| format!(" at {}", format_clock(at))).unwrap_or_default();
     let after = record.time_to_decide().map(format_short_duration);
     let after = after.map(|after| format!(" after {after}")).unwrap_or_default();
@@ -69,7 +67,14 @@ pub fn describe_end(record: &QuestionRecord<'_>) -> String {
     }
 }
 
-fn add_subject(question: &Question, add: &mut impl FnMut(&str, &str)) {
+/// Adds the text of a question and what it is about.
+pub fn add_subject(question: &Question, add: &mut impl FnMut(&str, &str)) {
+    match &question.subject {
+        QuestionSubject::Plan { .. } => {}
+        QuestionSubject::Approval { .. } | QuestionSubject::Input { .. } | QuestionSubject::Review { .. } => {
+            add("", &single_line(&question.text));
+        }
+    }
     match &question.subject {
         QuestionSubject::Approval { tool, arguments, .. } => {
             add("tool: ", &single_line(tool));
@@ -82,11 +87,21 @@ fn add_subject(question: &Question, add: &mut impl FnMut(&str, &str)) {
                 add(&format!("{number}. "), &single_line(option));
             }
         }
+        QuestionSubject::Review { summary, criteria, critic } => {
+            add("result: ", &single_line(summary));
+            for criterion in criteria {
+                add("criterion: ", &single_line(criterion));
+            }
+            if !critic.is_empty() {
+                add("the critic: ", &single_line(critic));
+            }
+        }
+        QuestionSubject::Plan { .. } => question.text.lines().for_each(|line| add("- ", &single_line(line))),
     }
 }
 
 /// Returns a line for each argument, or one for all if they are no object.
-pub fn argument_lines(arguments: &str) -> Vec<(String, String)> {
+fn argument_lines(arguments: &str) -> Vec<(String, String)> {
     match serde_json::from_str::<serde_json::Map<String, serde_json::Value>>(arguments) {
         Ok(fields) => {
             let line = |(name, value): (&String, &serde_json::Value)| {
@@ -104,6 +119,8 @@ pub fn kind_name(question: &Question) -> &'static str {
     match question.subject {
         QuestionSubject::Approval { .. } => "approval",
         QuestionSubject::Input { .. } => "input",
+        QuestionSubject::Review { .. } => "review",
+        QuestionSubject::Plan { .. } => "plan",
     }
 }
 
@@ -120,17 +137,19 @@ fn describe_expiry(question: &Question, expiry: &QuestionExpiry, round: u32) -> 
         ExpiryAction::Reject | ExpiryAction::Escalate => match question.subject {
             QuestionSubject::Approval { .. } => "the call counts as rejected".into(),
             QuestionSubject::Input { .. } => "it counts as declined".into(),
+            QuestionSubject::Review { .. } => "it counts as a vote against the result".into(),
+            QuestionSubject::Plan { .. } => "the plan counts as rejected".into(),
         },
     }
 }
 
 /// Returns the command that answers a question: with its first allowed decision, and the other ones as alternatives.
-fn answer_command(run: &RunId, record: &QuestionRecord<'_>) -> String {
+fn answer_command(run: &RunId, record: &RunQuestion<'_>) -> String {
     let (first, others) = answer_options(run, record);
     first + &others
 }
 
-fn answer_options(run: &RunId, record: &QuestionRecord<'_>) -> (String, String) {
+fn answer_options(run: &RunId, record: &RunQuestion<'_>) -> (String, String) {
     let option = |kind: &AnswerKind| match kind {
         AnswerKind::Approve => "--approve".to_owned(),
         AnswerKind::Edit => "--edit FILE".into(),
@@ -138,6 +157,8 @@ fn answer_options(run: &RunId, record: &QuestionRecord<'_>) -> (String, String) 
         AnswerKind::Respond => "--respond TEXT".into(),
         AnswerKind::Answer => format!("--value {}", example_value(record.question)),
         AnswerKind::Decline => "--decline".into(),
+        AnswerKind::Pass => "--pass".into(),
+        AnswerKind::Fail => "--fail TEXT".into(),
     };
     let mut options = record.question.decisions.iter().map(option);
     let first = options.next().unwrap_or_default();
@@ -153,12 +174,14 @@ fn example_value(question: &Question) -> String {
         QuestionSubject::Input { options, .. } => {
             options.first().map_or_else(|| "TEXT".into(), |option| quote(&single_line(option)))
         }
-        QuestionSubject::Approval { .. } => "TEXT".into(),
+        QuestionSubject::Approval { .. } | QuestionSubject::Review { .. } | QuestionSubject::Plan { .. } => {
+            "TEXT".into()
+        }
     }
 }
 
 /// Returns an open question on one line, with the command that answers it.
-pub fn format_question_line(run: &RunId, record: &QuestionRecord<'_>) -> String {
+pub fn format_question_line(run: &RunId, record: &RunQuestion<'_>) -> String {
     let question = record.question;
     let to =
         if question.to.is_empty() { String::new() } else { format!(" to {}", single_line(&question.to)) };
@@ -175,7 +198,7 @@ pub fn format_board_lines(run: &RunId, plan: &Plan, now: Timestamp, width: usize
     let open = open_questions_of_plan(plan);
     let mut lines = Vec::new();
     for record in open.iter().take(MAX_BOARD_QUESTIONS) {
-        let QuestionRecord { id, question, wait, .. } = record;
+        let RunQuestion { id, question, wait, .. } = record;
         let age = format_age(now.duration_since(wait.since));
         let what = describe_question(question);
         lines.push(cut_end(&format!("? {}  {id}  {age}, {what}", kind_name(question)), width));
@@ -215,6 +238,8 @@ fn describe_question(question: &Question) -> String {
                 (1..).zip(options).map(|(number, option)| format!("{number}. {}", single_line(option)));
             format!("{text} [{}]", options.collect::<Vec<_>>().join(", "))
         }
+        QuestionSubject::Review { summary, .. } => format!("judge the result: {}", single_line(summary)),
+        QuestionSubject::Plan { .. } => question.to_string(),
     }
 }
 
@@ -278,12 +303,12 @@ mod tests {
         }
     }
 
-    fn with_record<T>(question: Question, check: impl FnOnce(&RunId, &QuestionRecord<'_>) -> T) -> T {
+    fn with_record<T>(question: Question, check: impl FnOnce(&RunId, &RunQuestion<'_>) -> T) -> T {
         let condition = WaitCondition::Answer(Box::new(question));
         let wait = AttemptWait::begin(Wait { key: "k".into(), condition }, Timestamp::UNIX_EPOCH);
         let question = wait.wait.condition.question().unwrap();
         let id = "build/1/2".parse().unwrap();
-        let record = QuestionRecord { id, wait: &wait, question, state: QuestionState::Open };
+        let record = RunQuestion { id, task: None, wait: &wait, question, state: QuestionState::Open };
         check(&RunId::new("r-1").unwrap(), &record)
     }
 

@@ -107,6 +107,7 @@ fn run_started_event() -> Event {
         fail_fast: false,
         budget: Box::new(budget),
         consult: PlannerConsultMode::Judgement,
+        approve_plan: false,
     })
 }
 

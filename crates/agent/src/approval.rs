@@ -74,6 +74,7 @@ pub struct ApprovalRules(Vec<CompiledApprovalRule>);
 struct CompiledApprovalRule {
     rule: ApprovalRule,
     pattern: Option<Regex>,
+    expiry: Option<QuestionExpiry>,
 }
 
 impl ApprovalRules {
@@ -100,26 +101,43 @@ impl ApprovalRules {
         reason: Option<String>,
         schema: Option<&Value>,
     ) -> Option<Question> {
-        let rule = self.0.iter().find(|rule| rule.fits(tool, arguments)).map(|rule| &rule.rule);
-        if rule.is_none() && reason.is_none() {
+        let fitting = self.0.iter().find(|rule| rule.fits(tool, arguments));
+        if fitting.is_none() && reason.is_none() {
             return None;
         }
-        let description = rule.map(|rule| rule.description.clone()).filter(|text| !text.is_empty());
+        let description =
+            fitting.map(|fitting| fitting.rule.description.clone()).filter(|text| !text.is_empty());
         let text = description.or(reason).unwrap_or_else(|| format!("the agent wants to call {tool}"));
         let asked = approval_question(tool, arguments, &text, schema);
-        let Some(rule) = rule else { return Some(asked) };
+        let Some(CompiledApprovalRule { rule, expiry, .. }) = fitting else { return Some(asked) };
         let decisions =
             if rule.decisions.is_empty() { asked.decisions.clone() } else { rule.decisions.clone() };
-        Some(Question { decisions, to: rule.to.clone(), expiry: rule.expiry(), ..asked })
+        Some(Question { decisions, to: rule.to.clone(), expiry: expiry.clone(), ..asked })
     }
 }
 
-impl ApprovalRule {
-    fn expiry(&self) -> Option<QuestionExpiry> {
-        let after = Duration::from_secs(self.expires_s?.into());
-        let action = self.on_expiry.unwrap_or(ExpiryAction::Reject);
-        Some(QuestionExpiry { after, action, escalate_to: self.escalate_to.clone() })
+/// Reads the expiry of a question as capability files and plans write it.
+///
+/// # Errors
+/// The mistake.
+pub(crate) fn read_expiry(
+    expires_s: Option<u32>,
+    on_expiry: Option<ExpiryAction>,
+    escalate_to: &str,
+) -> Result<Option<QuestionExpiry>, String> {
+    if expires_s.is_none() && on_expiry.is_some() {
+        return Err("\"on_expiry\" needs \"expires_s\": the question never expires without it".into());
     }
+    if (on_expiry == Some(ExpiryAction::Escalate)) == escalate_to.is_empty() {
+        return Err("\"on_expiry\": escalate and \"escalate_to\" belong together".into());
+    }
+    let Some(seconds) = expires_s else { return Ok(None) };
+    if !(1..=MAX_EXPIRY).contains(&seconds) {
+        return Err(format!("\"expires_s\" must be from 1 to {MAX_EXPIRY}"));
+    }
+    let after = Duration::from_secs(seconds.into());
+    let action = on_expiry.unwrap_or(ExpiryAction::Reject);
+    Ok(Some(QuestionExpiry { after, action, escalate_to: escalate_to.to_owned() }))
 }
 
 impl CompiledApprovalRule {
@@ -136,19 +154,8 @@ impl CompiledApprovalRule {
         if !rule.decisions.is_empty() && !rule.decisions.contains(&AnswerKind::Reject) {
             return Err("\"decisions\" must contain reject, so that a person can refuse".into());
         }
-        match rule.expires_s {
-            Some(seconds) if !(1..=MAX_EXPIRY).contains(&seconds) => {
-                return Err(format!("\"expires_s\" must be from 1 to {MAX_EXPIRY}"));
-            }
-            None if rule.on_expiry.is_some() => {
-                return Err("\"on_expiry\" needs \"expires_s\": the question never expires without it".into());
-            }
-            Some(_) | None => {}
-        }
-        if (rule.on_expiry == Some(ExpiryAction::Escalate)) == rule.escalate_to.is_empty() {
-            return Err("\"on_expiry\": escalate and \"escalate_to\" belong together".into());
-        }
-        Ok(Self { rule, pattern })
+        let expiry = read_expiry(rule.expires_s, rule.on_expiry, &rule.escalate_to)?;
+        Ok(Self { rule, pattern, expiry })
     }
 
     fn fits(&self, tool: &str, arguments: &Value) -> bool {

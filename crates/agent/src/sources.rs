@@ -104,6 +104,7 @@ pub fn plan_without_log(order: &Order) -> Plan {
         fail_fast: false,
         budget: Box::default(),
         consult: PlannerConsultMode::Judgement,
+        approve_plan: false,
     });
     let requested = Event::Planning(PlanningEvent::Requested {
         turn: 1,

@@ -65,9 +65,15 @@ pub fn is_order_pending(plan: &Plan, work: &Work) -> bool {
         }
 }
 
-/// `true` if work may be dispatched: the run is neither over nor paused, and the work has its reservation.
+/// `true` if work may be dispatched: the run is neither over nor paused, its plan needs no approval any more, and the work has
+/// its reservation.
 fn may_dispatch(plan: &Plan, work: &Work) -> bool {
-    plan.run.end.is_none()
+    let is_held = match work {
+        Work::Planning { .. } => false,
+        Work::Task { .. } | Work::Review { .. } => plan.needs_approval(),
+    };
+    !is_held
+        && plan.run.end.is_none()
         && plan.run.paused.is_none()
         && (!plan.needs_reservation(work) || plan.budget.reserved.amounts_of_work(work).is_some())
 }
@@ -279,7 +285,8 @@ fn find_expired_clock_of_task(
             (is_over && may_dispatch(plan, &task.attempt_work())).then_some(AttemptClock::QueueWait)
         }
         TaskPhase::Errored(Some(ErroredTaskWait::Capability { .. } | ErroredTaskWait::Parameters { .. })) => {
-            let is_over = plan.run.paused.is_none() && has_elapsed(task.since, limits.queue_wait, now);
+            let may_start = plan.run.paused.is_none() && !plan.needs_approval();
+            let is_over = may_start && has_elapsed(task.since, limits.queue_wait, now);
             is_over.then_some(AttemptClock::QueueWait)
         }
         TaskPhase::Running if has_worked_for(task.since, limits.run_time, &task.waits, now) => {

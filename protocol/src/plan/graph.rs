@@ -11,6 +11,8 @@ use super::spec::{
 use super::state::Plan;
 use crate::ids::TaskId;
 
+/// The largest number of persons that judge a result.
+const MAX_PERSONS: usize = 32;
 /// Capabilities that only the supervisor assigns work to.
 const RESERVED: [&str; 2] = ["planner", "critic"];
 
@@ -127,10 +129,14 @@ fn check_text_and_list_sizes(task: &TaskSpec) -> Result<(), GraphError> {
 }
 
 fn check_review(task: &TaskSpec) -> Result<(), GraphError> {
+    check_review_policy(task, &task.review)
+}
+
+fn check_review_policy(task: &TaskSpec, review: &ReviewPolicy) -> Result<(), GraphError> {
     let refuse = |expected: &str| {
         Err(GraphError::Limit { task: task.id.clone(), limit: "review".into(), expected: expected.into() })
     };
-    match &task.review {
+    match review {
         ReviewPolicy::None => Ok(()),
         ReviewPolicy::Checks { checks } if checks.is_empty() => refuse("at least one check, or a critic"),
         ReviewPolicy::Checks { checks } => check_review_checks(task, checks),
@@ -143,6 +149,18 @@ fn check_review(task: &TaskSpec) -> Result<(), GraphError> {
                 return refuse("one with a sample_percent from 0 to 100");
             }
             check_review_checks(task, checks)
+        }
+        ReviewPolicy::Persons(review) => {
+            if review.ask.is_empty() || review.ask.len() > MAX_PERSONS {
+                return refuse(&format!("one by 1 to {MAX_PERSONS} persons"));
+            }
+            if review.quorum.is_some_and(|quorum| quorum == 0 || quorum > review.vote_count()) {
+                return refuse("one with a quorum from 1 to the number of its persons, plus 1 for a critic");
+            }
+            if matches!(review.first, ReviewPolicy::Persons(_)) {
+                return refuse("one in which persons judge once");
+            }
+            check_review_policy(task, &review.first)
         }
     }
 }

@@ -25,6 +25,9 @@
 //! | ready | waiting | the worker | the same, in the moment in which an interrupt returned the attempt |
 //! | waiting | ready | a clock, a command, an answer | the last of its waits has ended: the same attempt continues |
 //! | waiting | failed | a clock | nobody answered its question in time, and the question says so |
+//! | needs_review | waiting | a verdict | persons must judge the result too |
+//! | running | waiting | an outcome | a result that persons must judge, and no critic |
+//! | waiting | completed, rerun, failed | the judgement of persons | enough votes accept the result; or not, and attempts are left or not |
 //! | running | errored | an outcome, a clock | an error, an empty result or a timeout, and attempts are left |
 //! | running | failed | an outcome, a clock | the same, and no attempts are left or a retry can't help |
 //! | ready, rerun | errored, failed | the queue-wait clock | as above |

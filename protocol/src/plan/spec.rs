@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 use super::budget::{Budget, ResourceAmounts};
 use crate::child::ParentTask;
 use crate::ids::{Capability, TaskId};
+use crate::question::QuestionExpiry;
 use crate::result::TaskParameters;
 
 /// The maximum size of the objective of a run or a task, in bytes.
@@ -79,6 +80,12 @@ impl TaskSpec {
         }
     }
 
+    /// `true` if readers of version 1 of the wire format, which 0.4.0 has, do not understand it.
+    #[must_use]
+    pub(crate) fn needs_newer_reader(&self) -> bool {
+        self.is_child() || self.review.needs_newer_reader()
+    }
+
     /// `true` if an attempt at another task delegated it.
     #[must_use]
     pub fn is_child(&self) -> bool {
@@ -118,6 +125,43 @@ pub enum ReviewPolicy {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         sample_percent: Option<u8>,
     },
+    /// Persons judge the result.
+    Persons(Box<PersonReview>),
+}
+
+/// A review by persons. Each of them gets a question and has one vote; a critic that reviews the result before them has one
+/// vote too. A result that fails the checks reaches no person, and neither does one whose fate is decided without them.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct PersonReview {
+    /// The persons or roles that should judge, at least one; an empty name is anyone.
+    pub ask: Vec<String>,
+    /// The criteria, one sentence each; may be empty.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub criteria: Vec<String>,
+    /// The number of votes that accept the result, of the persons and the critic; `None` is a majority.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub quorum: Option<u32>,
+    /// The consequence of a question that nobody answers in time; `None` if the questions do not expire.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub expiry: Option<QuestionExpiry>,
+    /// The review before the persons are asked: none, checks or a critic.
+    #[serde(default, skip_serializing_if = "ReviewPolicy::is_none")]
+    pub first: ReviewPolicy,
+}
+
+impl PersonReview {
+    /// The number of votes: those of the persons, and that of the critic if there is one.
+    #[must_use]
+    pub fn vote_count(&self) -> u32 {
+        let persons = u32::try_from(self.ask.len()).unwrap_or(u32::MAX);
+        persons.saturating_add(u32::from(matches!(self.first, ReviewPolicy::Critic { .. })))
+    }
+
+    /// The number of votes that accept the result.
+    #[must_use]
+    pub fn required_votes(&self) -> u32 {
+        self.quorum.unwrap_or(self.vote_count() / 2 + 1)
+    }
 }
 
 impl ReviewPolicy {
@@ -125,6 +169,20 @@ impl ReviewPolicy {
     #[must_use]
     pub fn is_none(&self) -> bool {
         matches!(self, Self::None)
+    }
+
+    /// `true` if readers of version 1 of the wire format, which 0.4.0 has, do not understand it.
+    pub(crate) fn needs_newer_reader(&self) -> bool {
+        match self {
+            Self::None | Self::Checks { .. } | Self::Critic { .. } => false,
+            Self::Persons(_) => true,
+        }
+    }
+
+    /// The review that a critic does: this one, or the one before persons are asked.
+    #[must_use]
+    pub fn by_critic(&self) -> &Self {
+        if let Self::Persons(review) = self { &review.first } else { self }
     }
 
     /// Creates a critic's review by these criteria.
@@ -293,6 +351,9 @@ pub struct Submission {
     /// The events on which the planner is called; `None` follows the mode: never for [`PlanningMode::Fixed`], else when judgement is needed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub consult: Option<PlannerConsultMode>,
+    /// `true` if a person must approve the plan before its first task starts.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub approve_plan: bool,
 }
 
 impl Submission {
@@ -309,6 +370,7 @@ impl Submission {
             fail_fast: false,
             budget: Budget::default(),
             consult: None,
+            approve_plan: false,
         }
     }
 }

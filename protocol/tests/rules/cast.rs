@@ -3,8 +3,8 @@
 use jiff::{SignedDuration, Timestamp};
 use millrace_protocol::ids::{Capability, TaskId, WorkerId};
 use millrace_protocol::plan::{
-    AttemptResult, CapabilityRegistry, CommandAction, Edit, Fact, PlanningMode, PlanningResult, ReviewPolicy,
-    RunCommand, Submission, TaskSpec, Work,
+    AttemptResult, CapabilityRegistry, CommandAction, Edit, Fact, PersonReview, Plan, PlanningMode,
+    PlanningResult, ReviewPolicy, RunCommand, Submission, TaskSpec, Work,
 };
 use millrace_protocol::provider::ProviderWait;
 use millrace_protocol::question::{
@@ -54,7 +54,7 @@ pub fn input_wait(key: &str, expiry: Option<(u64, ExpiryAction)>) -> Wait {
     question_wait(key, subject, vec![AnswerKind::Answer, AnswerKind::Decline], expiry)
 }
 
-fn question_wait(
+pub fn question_wait(
     key: &str,
     subject: QuestionSubject,
     decisions: Vec<AnswerKind>,
@@ -92,7 +92,28 @@ pub fn answers_of_all_kinds() -> Vec<Answer> {
         Answer::Respond { content: "nothing to remove".into() },
         Answer::Answer { value: r#""eu""#.into() },
         Answer::Decline,
+        Answer::Pass,
+        Answer::Fail { feedback: "it has no units".into() },
     ]
+}
+
+/// A review by these persons, after another review.
+pub fn review_by_persons(ask: &[&str], quorum: Option<u32>, first: ReviewPolicy) -> ReviewPolicy {
+    ReviewPolicy::Persons(Box::new(PersonReview {
+        ask: ask.iter().map(|&name| name.to_owned()).collect(),
+        criteria: vec!["it has units".into()],
+        quorum,
+        first,
+        ..PersonReview::default()
+    }))
+}
+
+/// The answer of a person to a question that the plan knows, with its digest.
+pub fn answer_of(plan: &Plan, id: &str, by: &str, question: &str, answer: Answer) -> Fact {
+    let asked = question.parse().unwrap();
+    let digest = plan.question(&asked).map_or_else(String::new, |found| found.question.digest.clone());
+    let scope = AnswerScope::Once;
+    Fact::Answered(RunAnswer { id: id.into(), by: by.into(), question: asked, digest, answer, scope })
 }
 
 pub fn parked_fact(task: &TaskId, attempt: u32, by: &str, waits: Vec<Wait>) -> Fact {

@@ -263,6 +263,7 @@ fn has_effects_or_waits(plan: &Plan) -> bool {
         || is_claimed
         || plan.run.paused.is_some()
         || next_backoff_end(plan).is_some()
+        || plan.open_questions().next().is_some()
         || plan.tasks().iter().any(waits)
 }
 

@@ -3,7 +3,8 @@
 use std::fmt::Write;
 
 use millrace_protocol::plan::{
-    Budget, CommandAction, Edit, Fact, OverdueInput, RunCommand, Submission, TaskPatch, TaskState,
+    Budget, CommandAction, Edit, Fact, OverdueInput, ReviewPolicy, RunCommand, Submission, TaskPatch,
+    TaskState,
 };
 use millrace_protocol::question::{Answer, AnswerKind, AnswerScope, ExpiryAction, RunAnswer};
 use millrace_protocol::wait::Wait;
@@ -27,6 +28,43 @@ fn pass_time(scene: &mut RunScene, seconds: u64) {
 
 fn command(scene: &mut RunScene, control: CommandAction) {
     scene.decide_fact(&Fact::Control(RunCommand { id: "c1".into(), by: "bob".into(), control })).unwrap();
+}
+
+/// The name of the digest that the plan has for the question.
+const OWN_DIGEST: &str = "the question's";
+
+/// A run whose task `t` has a result that these persons must judge.
+fn reviewed_scene(ask: &[&str]) -> RunScene {
+    let mut task = cast::echo_task("t", &[]);
+    task.review = cast::review_by_persons(ask, None, ReviewPolicy::None);
+    let tasks = vec![task, cast::echo_task("o", &[])];
+    let mut scene = RunScene::from_submission(cast::fixed_plan_submission(tasks));
+    scene.claim_and_finish_task(&cast::task_id("t"), "w1");
+    scene
+}
+
+/// The same, judged by persons one after the other.
+fn reviewed_by(persons: &[&str]) -> RunScene {
+    let mut scene = reviewed_scene(&["", ""]);
+    for (number, by) in (1..).zip(persons) {
+        let answer = cast::answer_of(&scene.plan, by, by, &format!("t/1/{number}"), Answer::Pass);
+        scene.decide_fact(&answer).unwrap();
+    }
+    scene
+}
+
+/// A run whose plan needs an approval.
+fn plan_scene() -> RunScene {
+    let tasks = vec![cast::echo_task("t", &[]), cast::echo_task("o", &["t"])];
+    let submission = cast::fixed_plan_submission(tasks);
+    RunScene::from_submission(Submission { approve_plan: true, ..submission })
+}
+
+/// The same, and a task is added while the question is open.
+fn changed_plan_scene() -> RunScene {
+    let mut scene = plan_scene();
+    command(&mut scene, CommandAction::Edit(Edit::Add(vec![cast::echo_task("more", &[])])));
+    scene
 }
 
 /// A question in each state: its name, the run, the id that answers name, and the key of its digest.
@@ -83,6 +121,14 @@ fn question_states() -> Vec<(&'static str, RunScene, &'static str, &'static str)
         ("unknown: no such round", parked_scene(approval(None)), "t/1/1.2", "q"),
         ("unknown: no such task", parked_scene(approval(None)), "nobody/1/1", "q"),
         ("unknown: a wait that is no question", parked_scene(approval(None)), "t/1/2", "s"),
+        ("unknown: no question about the plan", parked_scene(approval(None)), "plan/1", OWN_DIGEST),
+        ("open: review", reviewed_scene(&["", ""]), "t/1/1", OWN_DIGEST),
+        ("open: review that decides", reviewed_scene(&[""]), "t/1/1", OWN_DIGEST),
+        ("open: review, and the author has judged it", reviewed_by(&["ann"]), "t/1/2", OWN_DIGEST),
+        ("answered: judged", reviewed_by(&["bob"]), "t/1/1", OWN_DIGEST),
+        ("open: plan", plan_scene(), "plan/1", OWN_DIGEST),
+        ("open: plan that has changed", changed_plan_scene(), "plan/1", OWN_DIGEST),
+        ("open: plan that has changed, second round", changed_plan_scene(), "plan/1.2", OWN_DIGEST),
     ]
 }
 
@@ -95,8 +141,10 @@ fn every_answer_to_every_state_of_a_question() {
         kinds += 1;
         for (name, mut scene, id, key) in question_states() {
             let before = scene.plan.clone();
-            let decided =
-                scene.decide_fact(&cast::answer_fact("a1", id, key, answer.clone(), AnswerScope::Once));
+            let decided = match key {
+                OWN_DIGEST => scene.decide_fact(&cast::answer_of(&before, "a1", "ann", id, answer.clone())),
+                _ => scene.decide_fact(&cast::answer_fact("a1", id, key, answer.clone(), AnswerScope::Once)),
+            };
             let cell = match decided {
                 Err(refusal) => {
                     assert!(
@@ -119,8 +167,8 @@ fn every_answer_to_every_state_of_a_question() {
         }
     }
     assert_eq!(kinds, AnswerKind::ALL.len());
-    // Four open approvals take four kinds each, the input two.
-    assert_eq!(accepted, 4 * 4 + 2);
+    // Four open approvals take four kinds each, the input, the two reviews and the two plans two.
+    assert_eq!(accepted, 4 * 4 + 5 * 2);
     golden::compare_with_golden_file("questions.txt", &text);
 }
 
@@ -148,7 +196,7 @@ fn standing_answers_decide_open_and_later_calls() {
         let second = Wait { key: "again".into(), ..first.clone() };
         let mut scene = parked_scene(vec![first, second.clone(), third.clone()]);
         scene.decide_fact(&cast::answer_fact("a1", "t/1/1", "q", Answer::Approve, scope)).unwrap();
-        let open: Vec<u32> = scene.plan.open_questions().map(|(id, _, _)| id.number).collect();
+        let open: Vec<u32> = scene.plan.open_questions().map(|question| question.id.number).collect();
         let expected: Vec<u32> = [(2, same), (3, other)]
             .into_iter()
             .filter(|(_, is_decided)| !is_decided)
@@ -159,8 +207,8 @@ fn standing_answers_decide_open_and_later_calls() {
         scene.claim_task(&cast::task_id("o"), "w2");
         let waits = vec![second, third];
         scene.decide_fact(&cast::parked_fact(&cast::task_id("o"), 1, "w2", waits)).unwrap();
-        let of_o = scene.plan.open_questions().filter(|(id, _, _)| id.task.as_str() == "o");
-        let open: Vec<u32> = of_o.map(|(id, _, _)| id.number).collect();
+        let of_o = scene.plan.open_questions().filter(|it| it.id.task() == Some(&cast::task_id("o")));
+        let open: Vec<u32> = of_o.map(|question| question.id.number).collect();
         let expected: Vec<u32> = [(1, same), (2, other)]
             .into_iter()
             .filter(|(_, is_decided)| !is_decided)
@@ -184,7 +232,7 @@ fn standing_answers_are_for_their_capability_only() {
     }
     let answer = cast::answer_fact("a1", "t/1/1", "q", Answer::Approve, AnswerScope::ThisToolInRun);
     scene.decide_fact(&answer).unwrap();
-    let open: Vec<String> = scene.plan.open_questions().map(|(id, _, _)| id.to_string()).collect();
+    let open: Vec<String> = scene.plan.open_questions().map(|question| question.id.to_string()).collect();
     assert_eq!(open, ["o/1/1"]);
 }
 
@@ -196,16 +244,12 @@ fn questions_expire_only_where_that_was_asked_for() {
         cast::input_wait("a week", Some((604_800, ExpiryAction::Escalate))),
     ]);
     let open = |scene: &RunScene| -> Vec<String> {
-        scene.plan.open_questions().map(|(id, _, _)| id.to_string()).collect()
+        scene.plan.open_questions().map(|question| question.id.to_string()).collect()
     };
     pass_time(&mut scene, 604_800);
     assert_eq!(open(&scene), ["t/1/1", "t/1/2.2"]);
     let to = |scene: &RunScene| {
-        scene
-            .plan
-            .open_questions()
-            .filter_map(|(_, _, wait)| wait.wait.condition.question().map(|it| it.to.clone()))
-            .collect::<Vec<_>>()
+        scene.plan.open_questions().map(|question| question.question.to.clone()).collect::<Vec<_>>()
     };
     assert_eq!(to(&scene), ["ops", "chief"]);
     let early = scene.decide_overdue_input(&OverdueInput::WaitTime(cast::task_id("t")));

@@ -11,7 +11,7 @@ use millrace_protocol::plan::{
     ResourceKind, ReviewCheck, ReviewPolicy, RunCommand, Submission, TaskLimits, TaskPatch, TaskSpec, Work,
 };
 use millrace_protocol::provider::ProviderStatus;
-use millrace_protocol::question::{AnswerScope, ExpiryAction};
+use millrace_protocol::question::{Answer, AnswerScope, ExpiryAction, RunAnswer};
 use millrace_protocol::result::{
     CapabilityDescription, ErrorKind, ModelUsage, PlanProposal, TaskError, Usage, Verdict,
 };
@@ -101,6 +101,7 @@ pub fn random_submission(draws: &mut RandomDraws) -> Submission {
         fail_fast: draws.draw_chance(10),
         budget: random_budget(draws),
         consult: draws.draw_optional(40, |draws| consults[draws.draw_below(3)]),
+        approve_plan: draws.draw_chance(10),
         ..cast::fixed_plan_submission(Vec::new())
     }
 }
@@ -158,6 +159,14 @@ fn random_review_policy(draws: &mut RandomDraws) -> ReviewPolicy {
             quorum: Some(1),
             sample_percent: Some(50),
         },
+        7 => {
+            let first =
+                [ReviewPolicy::None, ReviewPolicy::Checks { checks }, ReviewPolicy::critic(Vec::new())]
+                    [draws.draw_below(3)]
+                .clone();
+            let quorum = draws.draw_optional(50, |_| 1);
+            cast::review_by_persons(&["ann", ""][..1 + draws.draw_below(2)], quorum, first)
+        }
         _ => ReviewPolicy::critic(Vec::new()),
     }
 }
@@ -406,16 +415,22 @@ fn random_expiry_action(draws: &mut RandomDraws) -> ExpiryAction {
 
 /// An answer to an open question if there is one, often one that does not fit it.
 pub fn random_answer_fact(draws: &mut RandomDraws, plan: &Plan) -> Option<Fact> {
-    let open: Vec<_> = plan.open_questions().map(|(id, _, wait)| (id, wait.wait.key.clone())).collect();
-    let (mut question, key) = draws.pick_random(open)?;
+    let open: Vec<_> = plan.open_questions().map(|it| (it.id, it.question.clone())).collect();
+    let (mut question, about) = draws.pick_random(open)?;
     if draws.draw_chance(10) {
         question.number = 1 + draws.draw_u32_below(4);
     }
-    let answer = draws.pick_random(cast::answers_of_all_kinds())?;
+    let fits = |answer: &Answer| about.decisions.contains(&answer.kind());
+    let mut answers = cast::answers_of_all_kinds();
+    if draws.draw_chance(70) {
+        answers.retain(fits);
+    }
+    let answer = draws.pick_random(answers)?;
     let scope =
         if draws.draw_chance(70) { AnswerScope::Once } else { draws.pick_random(AnswerScope::ALL)? };
     let id = format!("a{}", draws.draw_below(60));
-    Some(cast::answer_fact(&id, &question.to_string(), &key, answer, scope))
+    let by = ["ann", "bob"][draws.draw_below(2)].to_owned();
+    Some(Fact::Answered(RunAnswer { id, by, question, digest: about.digest, answer, scope }))
 }
 
 /// A worker delegates tasks, and perhaps waits for them: new ones, the same again, and bad ones.

@@ -214,6 +214,7 @@ fn format_review_policy(review: &ReviewPolicy) -> &'static str {
         ReviewPolicy::None => "judged by nobody",
         ReviewPolicy::Checks { .. } => "judged by checks",
         ReviewPolicy::Critic { .. } => "judged by a critic",
+        ReviewPolicy::Persons(_) => "judged by persons",
     }
 }
 

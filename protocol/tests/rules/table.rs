@@ -8,8 +8,8 @@ use millrace_protocol::child::Delegation;
 use millrace_protocol::ids::TaskId;
 use millrace_protocol::plan::{
     AttemptClock, Budget, CapabilityRegistry, CommandAction, Edit, Event, Fact, JournalKey,
-    OnFailedDependency, OverdueInput, Plan, Refusal, Submission, TaskEvent, TaskLimits, TaskPatch, TaskState,
-    Work, apply,
+    OnFailedDependency, OverdueInput, Plan, Refusal, ReviewPolicy, Submission, TaskEvent, TaskLimits,
+    TaskPatch, TaskState, Work, apply,
 };
 use millrace_protocol::provider::ProviderStatus;
 use millrace_protocol::question::{Answer, AnswerScope, ExpiryAction};
@@ -67,6 +67,24 @@ fn scene_with_t_parked(waits: Vec<Wait>) -> RunScene {
     scene
 }
 
+/// The attempt at `t` has a result that a person must judge.
+fn scene_with_t_judged(max_attempts: u32) -> RunScene {
+    let mut scene = scene_with_t_running(max_attempts, false);
+    let mut result = cast::finished_result(5);
+    result.review = cast::review_by_persons(&[""], None, ReviewPolicy::None);
+    scene.decide_fact(&cast::attempt_ended_fact(&task_t(), 1, "w1", Ok(result))).unwrap();
+    scene
+}
+
+/// The same, and a critic must judge it before; both must accept it.
+fn scene_with_t_judged_after_critic() -> RunScene {
+    let mut scene = scene_with_t_running(2, false);
+    let mut result = cast::finished_result(5);
+    result.review = cast::review_by_persons(&[""], None, ReviewPolicy::critic(Vec::new()));
+    scene.decide_fact(&cast::attempt_ended_fact(&task_t(), 1, "w1", Ok(result))).unwrap();
+    scene
+}
+
 fn scene_with_t_in_review(max_attempts: u32) -> RunScene {
     let mut scene = scene_with_t_ready(max_attempts, true);
     scene.claim_and_finish_task(&task_t(), "w1");
@@ -116,7 +134,10 @@ fn named_situations() -> Vec<(&'static str, RunScene)> {
             "waiting, for a time and an event",
             scene_with_t_parked(vec![cast::time_wait("s", 600), cast::event_wait("e", "go", None)]),
         ),
+        ("waiting, for the judgement of a person", scene_with_t_judged(2)),
+        ("waiting, for the judgement of a person, the last attempt", scene_with_t_judged(1)),
         ("needs_review", scene_with_t_in_review(2)),
+        ("needs_review, by a critic and then a person", scene_with_t_judged_after_critic()),
         ("needs_review, the last attempt", scene_with_t_in_review(1)),
         (
             "needs_review, the last try",
@@ -430,6 +451,13 @@ fn named_inputs() -> Vec<(&'static str, ApplyInputFn)> {
         ("the time of its wait has come", |s| {
             s.now = cast::time_after(s.now, 601);
             s.decide_overdue_input(&OverdueInput::WaitTime(task_t()))
+        }),
+        ("a person passes its result", |s| {
+            s.decide_fact(&cast::answer_of(&s.plan, "c4", "ann", "t/1/1", Answer::Pass))
+        }),
+        ("a person fails its result", |s| {
+            let failed = Answer::Fail { feedback: "more".into() };
+            s.decide_fact(&cast::answer_of(&s.plan, "c5", "ann", "t/1/1", failed))
         }),
         ("its question is answered", |s| {
             s.decide_fact(&cast::answer_fact("c3", "t/1/1", "q", Answer::Approve, AnswerScope::Once))

@@ -14,7 +14,9 @@ use millrace_protocol::plan::{
     RunCommand, RunEvent, Submission, TaskEvent, TaskLimits, TaskPatch, TaskSpec, TaskState, UserEvent, Work,
 };
 use millrace_protocol::provider::ProviderStatus;
-use millrace_protocol::question::{Answer, AnswerScope, ExpiryAction, RunAnswer, StandingAnswer};
+use millrace_protocol::question::{
+    Answer, AnswerKind, AnswerScope, ExpiryAction, QuestionSubject, RunAnswer, StandingAnswer,
+};
 use millrace_protocol::registry::{ClusterSettings, Heartbeat, ProcessRole, RunSummary};
 use millrace_protocol::result::{
     CapabilityDescription, ErrorKind, ExceededLimit, JudgeOpinion, ModelUsage, PlanProposal, Quotation,
@@ -86,6 +88,7 @@ fn sample_events() -> Vec<(&'static str, Event)> {
                 fail_fast: true,
                 budget: Box::new(Budget::default()),
                 consult: PlannerConsultMode::Judgement,
+                approve_plan: false,
             }),
         ),
         (
@@ -333,6 +336,7 @@ fn later_sample_events() -> Vec<(&'static str, Event)> {
                 fail_fast: false,
                 budget: Box::new(full_budget()),
                 consult: PlannerConsultMode::EveryResult,
+                approve_plan: false,
             }),
         ),
         (
@@ -649,6 +653,31 @@ fn later_sample_events() -> Vec<(&'static str, Event)> {
                 ],
             }),
         ),
+        (
+            "attempt parked: judgement",
+            Event::Attempt(AttemptEvent::Parked {
+                task: cast::task_id("a"),
+                attempt: 2,
+                waits: vec![sample_judgement()],
+            }),
+        ),
+        (
+            "attempt wait ended: failed",
+            wait_ended_event(answered_end(Answer::Fail { feedback: "it has no units".into() })),
+        ),
+        ("attempt wait ended: passed", wait_ended_event(answered_end(Answer::Pass))),
+        (
+            "task added: judged by persons",
+            Event::Graph(GraphEvent::TaskAdded { spec: Box::new(spec_judged_by_persons()), ready: true }),
+        ),
+        (
+            "plan question asked",
+            Event::Run(RunEvent::PlanQuestionAsked { wait: sample_plan_question(), again: true }),
+        ),
+        (
+            "plan question ended",
+            Event::Run(RunEvent::PlanQuestionEnded { end: answered_end(Answer::Approve) }),
+        ),
         ("attempt woken", Event::Attempt(AttemptEvent::Woken { task: cast::task_id("a"), attempt: 2 })),
         (
             "signalled",
@@ -699,6 +728,25 @@ fn sample_questions() -> Vec<Wait> {
         cast::approval_wait("approve.0.1.execute", Some((60, ExpiryAction::Escalate))),
         cast::input_wait("tool.0.2.ask_user", None),
     ]
+}
+
+fn sample_judgement() -> Wait {
+    let subject = QuestionSubject::Review {
+        summary: "found".into(),
+        criteria: vec!["it has units".into()],
+        critic: "accepted: it does".into(),
+    };
+    cast::question_wait("review.1", subject, vec![AnswerKind::Pass, AnswerKind::Fail], None)
+}
+
+fn sample_plan_question() -> Wait {
+    let subject = QuestionSubject::Plan { tasks: 2 };
+    cast::question_wait("plan.1", subject, vec![AnswerKind::Approve, AnswerKind::Reject], None)
+}
+
+fn spec_judged_by_persons() -> TaskSpec {
+    let review = cast::review_by_persons(&["ann", ""], Some(2), full_review_policy());
+    TaskSpec { review, ..cast::echo_task("a", &[]) }
 }
 
 fn sample_signalled_end() -> WaitEnd {
@@ -833,6 +881,10 @@ fn sample_submissions() -> Vec<(String, Submission)> {
         ("with a plan and everything".into(), full),
         ("without a plan".into(), cast::planner_submission()),
         ("with a budget and a planner".into(), later),
+        (
+            "judged by persons, and approved by one".into(),
+            Submission { approve_plan: true, ..cast::fixed_plan_submission(vec![spec_judged_by_persons()]) },
+        ),
     ]
 }
 
@@ -1213,6 +1265,14 @@ fn sample_answers() -> Vec<(String, RunAnswer)> {
     vec![
         ("once".into(), answer(AnswerScope::Once)),
         ("for the tool".into(), answer(AnswerScope::ThisToolInRun)),
+        (
+            "to the plan".into(),
+            RunAnswer {
+                question: "plan/1.2".parse().unwrap(),
+                answer: Answer::Approve,
+                ..answer(AnswerScope::Once)
+            },
+        ),
     ]
 }
 
@@ -1420,6 +1480,8 @@ fn messages_about_waits_have_a_version_that_0_4_does_not_read() {
         "child",
         "instructed",
         "delegated",
+        "judged by persons",
+        "plan question",
     ];
     let mut newer = 0;
     for sample in all_encoding_samples().iter().filter(|sample| sample.json.get("t").is_some()) {
@@ -1477,7 +1539,8 @@ struct NewerEnvelope<'a> {
 }
 
 /// Variants with lowercase names.
-const VARIANTS: [&str; 21] = [
+const VARIANTS: [&str; 22] = [
+    "persons",
     "critic",
     "checks",
     "schema",

@@ -122,7 +122,9 @@ impl RunMilestone {
             RunEvent::Started { .. } => Some(Self::Started),
             RunEvent::Reopened => Some(Self::Reopened),
             RunEvent::Ended { .. } => Some(Self::Ended),
-            RunEvent::Paused
+            RunEvent::PlanQuestionAsked { .. }
+            | RunEvent::PlanQuestionEnded { .. }
+            | RunEvent::Paused
             | RunEvent::Interrupted
             | RunEvent::Resumed { .. }
             | RunEvent::WindingDown { .. }

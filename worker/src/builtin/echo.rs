@@ -191,7 +191,9 @@ impl EchoCapability {
             refused @ (Answer::Reject { .. }
             | Answer::Respond { .. }
             | Answer::Answer { .. }
-            | Answer::Decline) => {
+            | Answer::Decline
+            | Answer::Pass
+            | Answer::Fail { .. }) => {
                 return Ok(json!({"refused": refused.to_string()}));
             }
         };
@@ -241,7 +243,9 @@ async fn park_as_requested(
         | Answer::Edit { .. }
         | Answer::Reject { .. }
         | Answer::Respond { .. }
-        | Answer::Decline => Value::Null,
+        | Answer::Decline
+        | Answer::Pass
+        | Answer::Fail { .. } => Value::Null,
     };
     Ok(Some(answers.iter().map(value).collect()))
 }

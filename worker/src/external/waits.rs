@@ -127,10 +127,12 @@ fn end_to_json(end: &WaitEnd) -> Value {
         WaitEnd::Answered { by, answer } => {
             let mut value = json!({"end": "answered", "by": by, "answer": answer.kind()});
             match answer {
-                Answer::Approve | Answer::Decline => {}
+                Answer::Approve | Answer::Decline | Answer::Pass => {}
                 Answer::Edit { arguments } => value["arguments"] = parse(arguments),
                 Answer::Answer { value: given } => value["value"] = parse(given),
-                Answer::Reject { message: text } | Answer::Respond { content: text } => {
+                Answer::Reject { message: text }
+                | Answer::Respond { content: text }
+                | Answer::Fail { feedback: text } => {
                     value["text"] = text.as_str().into();
                 }
             }

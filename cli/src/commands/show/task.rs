@@ -19,7 +19,7 @@ use crate::history::RunHistory;
 use crate::interrupted::offline_run_hint;
 use crate::invocation::command_hint;
 use crate::json::{EntryLine, PlannerTranscript, TaskTranscript, print_json};
-use crate::questions::{format_closed_question, format_question, questions_of_attempt};
+use crate::questions::{format_closed_question, format_question};
 use crate::target::ClusterTarget;
 use crate::transcript::{TranscriptEntry, TranscriptPrinter, attempt_heading, read_entry};
 use crate::view::{describe_lost_connection, describe_recovery, print_stderr_line, print_stdout_line};
@@ -216,7 +216,7 @@ impl<'a> TranscriptView<'a> {
                     let attempt = task.attempts.iter().find(|attempt| attempt.number == number);
                     attempt.is_some_and(|attempt| attempt.end.is_some())
                 };
-                let is_under_review = task.state() == TaskState::NeedsReview;
+                let is_under_review = matches!(task.state(), TaskState::NeedsReview | TaskState::Waiting);
                 task.state().is_terminal()
                     || task.attempt > number
                     || (task.attempt == number && has_ended(number) && !is_under_review)
@@ -287,7 +287,7 @@ impl<'a> TranscriptView<'a> {
         let Some(task) = self.task() else { return };
         let is_shown = |attempt: &&Attempt| self.number.is_none_or(|number| number == attempt.number);
         let attempts = task.attempts.iter().filter(is_shown);
-        let records: Vec<_> = attempts.flat_map(|attempt| questions_of_attempt(task, attempt)).collect();
+        let records: Vec<_> = attempts.flat_map(|attempt| attempt.questions(task)).collect();
         if !records.is_empty() {
             print_stdout_line("\nquestions");
         }

@@ -2,6 +2,7 @@
 //! its error messages and the template of the instructions; it opens no model and no tool, and runs nothing.
 
 mod agents;
+mod person_review;
 mod review;
 mod schema;
 mod template;
@@ -212,28 +213,14 @@ impl CapabilityFields {
 
     /// Adds a criterion for critics to every result; a capability without a review gets one.
     pub fn add_criterion(&mut self, sentence: &str) {
-        let sentence = sentence.to_owned();
-        self.review = match std::mem::take(&mut self.review) {
-            ReviewPolicy::None => ReviewPolicy::critic(vec![sentence]),
-            ReviewPolicy::Checks { checks } => ReviewPolicy::Critic {
-                criteria: vec![sentence],
-                checks,
-                models: Vec::new(),
-                quorum: None,
-                sample_percent: None,
-            },
-            ReviewPolicy::Critic { mut criteria, checks, models, quorum, sample_percent } => {
-                criteria.push(sentence);
-                ReviewPolicy::Critic { criteria, checks, models, quorum, sample_percent }
-            }
-        };
+        self.review = add_criterion_to_review(std::mem::take(&mut self.review), sentence.to_owned());
     }
 
     /// The criteria for every result, in addition to those of a task's own review.
     fn criteria(&self) -> Vec<String> {
-        match &self.review {
+        match self.review.by_critic() {
             ReviewPolicy::Critic { criteria, .. } => criteria.clone(),
-            ReviewPolicy::None | ReviewPolicy::Checks { .. } => Vec::new(),
+            ReviewPolicy::None | ReviewPolicy::Checks { .. } | ReviewPolicy::Persons(_) => Vec::new(),
         }
     }
 
@@ -246,6 +233,27 @@ impl CapabilityFields {
             criteria: self.criteria(),
             review: self.review.clone(),
             ..CapabilityDescription::new(self.name.clone(), self.description.clone())
+        }
+    }
+}
+
+fn add_criterion_to_review(review: ReviewPolicy, sentence: String) -> ReviewPolicy {
+    match review {
+        ReviewPolicy::None => ReviewPolicy::critic(vec![sentence]),
+        ReviewPolicy::Checks { checks } => ReviewPolicy::Critic {
+            criteria: vec![sentence],
+            checks,
+            models: Vec::new(),
+            quorum: None,
+            sample_percent: None,
+        },
+        ReviewPolicy::Critic { mut criteria, checks, models, quorum, sample_percent } => {
+            criteria.push(sentence);
+            ReviewPolicy::Critic { criteria, checks, models, quorum, sample_percent }
+        }
+        ReviewPolicy::Persons(mut review) => {
+            review.criteria.push(sentence);
+            ReviewPolicy::Persons(review)
         }
     }
 }

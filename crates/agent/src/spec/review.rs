@@ -11,6 +11,7 @@
 //!   models: [openai:a, ollama:b, anthropic:c]
 //!   quorum: 2
 //!   sample: 20                       # models judge 20 percent of the results
+//!   person: true                     # and then a person, see `person_review`
 //! ```
 
 use std::time::Duration;
@@ -20,9 +21,10 @@ use millrace_protocol::plan::{ReviewCheck, ReviewPolicy};
 use millrace_strict_yaml::{MappingFields, YamlMistake, YamlNode, YamlValue};
 use serde_json::json;
 
+use super::person_review::{person_review_schema, read_person_review};
 use super::read_json_schema;
 
-const FIELDS: [&str; 5] = ["criteria", "checks", "models", "quorum", "sample"];
+const FIELDS: [&str; 6] = ["criteria", "checks", "models", "quorum", "sample", "person"];
 const CHECKS: [&str; 7] =
     ["citations", "quotations", "schema", "matches", "matches_not", "command", "timeout"];
 /// The maximum timeout of a check's program.
@@ -40,7 +42,8 @@ pub fn read_review(node: &YamlNode) -> Result<ReviewPolicy, YamlMistake> {
         }),
         YamlValue::Map(_) => read_review_map(node),
         YamlValue::Nothing | YamlValue::Flag(_) | YamlValue::Number(_) | YamlValue::List(_) => {
-            Err(node.mismatch_error("review", "none, critic, {criteria: […]} or {checks: […]}"))
+            Err(node
+                .mismatch_error("review", "none, critic, {criteria: […]}, {checks: […]} or {person: true}"))
         }
     }
 }
@@ -53,10 +56,12 @@ fn read_review_map(node: &YamlNode) -> Result<ReviewPolicy, YamlMistake> {
     let quorum = fields.find_field("quorum").map(|node| read_quorum(node, models.as_ref())).transpose()?;
     let sample_percent = fields.find_field("sample").map(read_sample).transpose()?;
     let is_critic = [criteria.is_some(), models.is_some(), quorum.is_some(), sample_percent.is_some()];
-    match (checks, is_critic.contains(&true)) {
+    let person = fields.find_field("person");
+    let review = match (checks, is_critic.contains(&true)) {
+        (None, false) if person.is_some() => Ok(ReviewPolicy::None),
         (None, false) => Err(YamlMistake::at_position(
             node.position,
-            "a review needs criteria, checks or models; otherwise write none or critic",
+            "a review needs criteria, checks, models or a person; otherwise write none or critic",
         )),
         (Some(checks), false) if checks.is_empty() => Err(YamlMistake::at_position(
             node.position,
@@ -70,6 +75,10 @@ fn read_review_map(node: &YamlNode) -> Result<ReviewPolicy, YamlMistake> {
             quorum,
             sample_percent,
         }),
+    }?;
+    match person {
+        Some(person) => read_person_review(person, review),
+        None => Ok(review),
     }
 }
 
@@ -242,8 +251,8 @@ pub fn review_schema() -> serde_json::Value {
         ],
     });
     json!({
-        "description": "The review of a result before it is accepted: none, a critic, checks only, or checks first and \
-                        then critics.",
+        "description": "The review of a result before it is accepted: none, a critic, checks only, or checks first, then \
+                        critics, then persons.",
         "oneOf": [
             { "enum": ["none", "critic"] },
             {
@@ -263,11 +272,12 @@ pub fn review_schema() -> serde_json::Value {
                         "minimum": 1,
                     },
                     "sample": {
-                        "description": "The percentage of results that models judge.",
+                        "description": "The percentage of results that models and persons judge.",
                         "type": "integer",
                         "minimum": 0,
                         "maximum": 100,
                     },
+                    "person": person_review_schema(),
                 },
                 "minProperties": 1,
                 "additionalProperties": false,

@@ -127,7 +127,11 @@ fn describe_answer(by: &str, answer: &Answer) -> String {
         Answer::Decline if by.is_empty() => "Nobody answered in time. Continue without the answer.".into(),
         Answer::Decline => "The person does not want to answer. Continue without the answer.".into(),
         Answer::Respond { content } => content.clone(),
-        Answer::Approve | Answer::Edit { .. } | Answer::Reject { .. } => answer.to_string(),
+        Answer::Approve
+        | Answer::Edit { .. }
+        | Answer::Reject { .. }
+        | Answer::Pass
+        | Answer::Fail { .. } => answer.to_string(),
     }
 }
 

@@ -249,7 +249,7 @@ impl ToolCallRunner<'_> {
                 );
             }
             Approval::Given(Answer::Respond { content }) => return result(content, false),
-            Approval::Given(Answer::Answer { .. } | Answer::Decline) => {
+            Approval::Given(Answer::Answer { .. } | Answer::Decline | Answer::Pass | Answer::Fail { .. }) => {
                 return result(
                     "The call was answered with something other than a decision; it did not run.".into(),
                     true,

@@ -57,6 +57,7 @@ impl PlanBuilder {
             fail_fast: false,
             budget: Box::new(budget),
             consult: PlannerConsultMode::Judgement,
+            approve_plan: false,
         }));
         made
     }

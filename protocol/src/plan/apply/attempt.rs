@@ -102,7 +102,7 @@ impl Plan {
         });
     }
 
-    fn count_questions(&mut self, more: usize) {
+    pub(super) fn count_questions(&mut self, more: usize) {
         let more = u32::try_from(more).unwrap_or(u32::MAX);
         self.run.question_count = self.run.question_count.saturating_add(more);
     }

@@ -3,13 +3,26 @@
 use jiff::Timestamp;
 
 use crate::ids::TaskId;
-use crate::plan::state::{AttemptEnd, DeliverableRule, EndReason, Plan, RunEnd, RunParameters, TaskState};
+use crate::plan::state::{
+    AttemptEnd, AttemptWait, DeliverableRule, EndReason, Plan, RunEnd, RunParameters, TaskState,
+};
 use crate::plan::{Budget, JournalKey, RunEvent, UserEvent};
+use crate::wait::{Wait, WaitEnd};
 
 impl Plan {
     pub(super) fn apply_run(&mut self, event: &RunEvent, at: Timestamp) {
         match event {
-            RunEvent::Started { objective, mode, documents, model, models, fail_fast, budget, consult } => {
+            RunEvent::Started {
+                objective,
+                mode,
+                documents,
+                model,
+                models,
+                fail_fast,
+                budget,
+                consult,
+                approve_plan,
+            } => {
                 self.run.start = Some(RunParameters {
                     objective: objective.clone(),
                     mode: *mode,
@@ -19,9 +32,12 @@ impl Plan {
                     fail_fast: *fail_fast,
                     budget: budget.as_ref().clone(),
                     consult: *consult,
+                    approve_plan: *approve_plan,
                     at,
                 });
             }
+            RunEvent::PlanQuestionAsked { wait, again } => self.ask_about_plan(wait, *again, at),
+            RunEvent::PlanQuestionEnded { end } => self.end_plan_question(end, at),
             RunEvent::Paused => self.run.paused = Some(at),
             RunEvent::Interrupted => self.interrupt_run(at),
             RunEvent::Resumed { budget } => self.resume_run(budget, at),
@@ -93,6 +109,11 @@ impl Plan {
         if let Some(planning) = self.planning.turn.as_mut().filter(|planning| planning.worker.is_none()) {
             planning.since = at;
         }
+        self.restart_clocks_of_waiting_work(at);
+    }
+
+    /// Restarts the clocks of tasks that wait for a worker or a critic.
+    fn restart_clocks_of_waiting_work(&mut self, at: Timestamp) {
         for task in &mut self.tasks {
             match task.state() {
                 TaskState::Ready | TaskState::Rerun | TaskState::NeedsReview | TaskState::Errored => {
@@ -106,6 +127,23 @@ impl Plan {
                 | TaskState::Waiting => {}
             }
         }
+    }
+
+    /// Adds a question about the plan, or its next round.
+    fn ask_about_plan(&mut self, wait: &Wait, again: bool, at: Timestamp) {
+        self.count_questions(1);
+        let asked = AttemptWait::begin(wait.clone(), at);
+        match self.run.plan_questions.last_mut().filter(|_| again) {
+            Some(last) => *last = AttemptWait { round: last.round.saturating_add(1), ..asked },
+            None => self.run.plan_questions.push(asked),
+        }
+    }
+
+    fn end_plan_question(&mut self, end: &WaitEnd, at: Timestamp) {
+        if let Some(last) = self.run.plan_questions.last_mut() {
+            (last.end, last.ended_at) = (Some(end.clone()), Some(at));
+        }
+        self.restart_clocks_of_waiting_work(at);
     }
 
     /// Continues an ended run. The time in between does not count as run time; a pause excludes it already.

@@ -7,6 +7,7 @@ use super::super::state::{
     Attempt, AttemptEnd, ErroredTaskWait, Plan, PlannerTrigger, RunParameters, Task, TaskState,
 };
 use super::super::{AttemptClock, AttemptEvent, Event, PlanningEvent, Refusal, TaskEvent, Work};
+use super::votes::ask_persons;
 use super::wave::append_consequences_of_task_ends;
 use super::{
     AttemptResult, find_task, find_task_with_attempt, planning, reviews, timestamp_after, truncate_for_plan,
@@ -106,8 +107,15 @@ pub(super) fn handle_attempt_end(
         usage: finished.usage,
         models: finished.models.clone(),
     });
-    if !review.is_none() {
-        return Ok(vec![event]);
+    match &review {
+        ReviewPolicy::None => {}
+        ReviewPolicy::Persons(persons) if persons.first.is_none() => {
+            let summary: String = finished.summary.chars().take(MAX_SUMMARY).collect();
+            return Ok(ask_persons(plan, task, vec![event], (persons, &summary, None)));
+        }
+        ReviewPolicy::Checks { .. } | ReviewPolicy::Critic { .. } | ReviewPolicy::Persons(_) => {
+            return Ok(vec![event]);
+        }
     }
     Ok(append_consequences_of_task_ends(
         plan,
@@ -154,10 +162,10 @@ fn wait_for_other_parameters(plan: &Plan, task: &Task, error: &TaskError) -> Vec
 }
 
 /// Returns the review of a result: the task's own, or else the capability's. If reviews are sampled, results outside the
-/// sample only run the checks.
+/// sample only run the checks, and no person judges them.
 fn required_review(plan: &Plan, task: &Task, finished: &AttemptResult) -> ReviewPolicy {
     let review = if task.spec.review.is_none() { &finished.review } else { &task.spec.review };
-    match review {
+    match review.by_critic() {
         ReviewPolicy::Critic { checks, sample_percent: Some(percent), .. }
             if !is_sampled_for_review(plan.run.start.as_ref(), task, *percent) =>
         {
@@ -166,9 +174,10 @@ fn required_review(plan: &Plan, task: &Task, finished: &AttemptResult) -> Review
                 _ => ReviewPolicy::Checks { checks: checks.clone() },
             }
         }
-        review @ (ReviewPolicy::None | ReviewPolicy::Checks { .. } | ReviewPolicy::Critic { .. }) => {
-            review.clone()
-        }
+        ReviewPolicy::None
+        | ReviewPolicy::Checks { .. }
+        | ReviewPolicy::Critic { .. }
+        | ReviewPolicy::Persons(_) => review.clone(),
     }
 }
 

@@ -26,6 +26,7 @@ pub(super) fn start_run(plan: &Plan, submission: &Submission) -> Result<Vec<Even
         fail_fast: submission.fail_fast,
         budget: Box::new(submission.budget.clone()),
         consult: effective_consult_mode(submission),
+        approve_plan: submission.approve_plan,
     });
     if let Some(detail) = fault {
         return Ok(vec![started, run_failed_event(detail)]);

@@ -314,7 +314,9 @@ impl<'a> WorkAwaitingReservation<'a> {
         let is_short = |work: &Work| {
             plan.needs_reservation(work) && plan.budget.reserved.amounts_of_work(work).is_none()
         };
-        let groups = plan.index.waiting.iter().map(|(name, all)| (name, all.iter().peekable())).collect();
+        // Tasks of a plan that nobody has approved do not start.
+        let waiting = Some(&plan.index.waiting).filter(|_| !plan.needs_approval()).into_iter().flatten();
+        let groups = waiting.map(|(name, all)| (name, all.iter().peekable())).collect();
         Self { plan, planning: planning.map(PlanningTurn::work).filter(is_short), groups, last: None }
     }
 
@@ -390,7 +392,8 @@ fn reserve_for_children(plan: &Plan, ledger: &mut ReservationLedger<'_>) -> Vec<
 fn reserve_for_final_task(plan: &Plan, ledger: &mut ReservationLedger<'_>) {
     let waits =
         |task: &&Task| matches!(task.state(), TaskState::Ready | TaskState::Rerun | TaskState::NeedsReview);
-    let Some(work) = plan.final_task().filter(waits).and_then(Task::dispatched_work) else { return };
+    let last = plan.final_task().filter(|task| waits(task) && !plan.needs_approval());
+    let Some(work) = last.and_then(Task::dispatched_work) else { return };
     if [&plan.budget.reserved, &ledger.reserved]
         .iter()
         .any(|reserved| reserved.amounts_of_work(&work).is_some())
@@ -424,13 +427,16 @@ fn give_up_work_without_reservation(plan: &Plan, lost: &[(Work, BudgetPool, Stri
     let lost = lost.iter().take(if is_first_alone { 1 } else { lost.len() });
     let events = lost.filter_map(|(work, pool, why)| {
         let (task, reason) = (work.task()?.clone(), pool.describe_exhaustion(why));
-        Some(match plan.run.winding_down {
-            None => Event::Task(TaskEvent::Failed { task, reason }),
-            // It comes back when the run is resumed.
-            Some(_) => {
-                Event::Task(TaskEvent::Cancelled { task, reason, with: None, usage: Usage::default() })
-            }
-        })
+        // A larger budget of the run does not help a task that has used its own.
+        let comes_back = match pool {
+            BudgetPool::Task => false,
+            BudgetPool::Run | BudgetPool::Capability => plan.run.winding_down.is_some(),
+        };
+        let (usage, with) = (Usage::default(), None);
+        Some(Event::Task(match comes_back {
+            false => TaskEvent::Failed { task, reason },
+            true => TaskEvent::Cancelled { task, reason, with, usage },
+        }))
     });
     append_consequences_of_task_ends(plan, events.collect())
 }
@@ -597,7 +603,8 @@ pub(super) fn wind_down_run(plan: &Plan, reason: EndReason, detail: &str) -> Vec
             || task.waits_for_children_only();
         finishes && is_in_flight && !task.spec.is_final
     };
-    let last = plan.final_task().filter(|task| can_final_task_succeed(plan, task, &stays));
+    let can_succeed = |task: &&Task| !plan.needs_approval() && can_final_task_succeed(plan, task, &stays);
+    let last = plan.final_task().filter(can_succeed);
     let mut events = vec![Event::Run(RunEvent::WindingDown { reason, detail: detail.to_owned() })];
     events.extend(planning::give_up_turn(plan, detail));
     if let Some(task) = last.filter(|task| task.state() == TaskState::Pending) {

@@ -126,8 +126,8 @@ fn refuse_child_of_user(plan: &Plan, spec: &TaskSpec) -> Result<(), Refusal> {
 /// Rejects checks that run programs: only users and capabilities may choose programs, because a planner may follow
 /// instructions in text that it has read.
 pub(super) fn refuse_program_checks(review: &ReviewPolicy) -> Result<(), Refusal> {
-    let checks = match review {
-        ReviewPolicy::None => &[][..],
+    let checks = match review.by_critic() {
+        ReviewPolicy::None | ReviewPolicy::Persons(_) => &[][..],
         ReviewPolicy::Checks { checks } | ReviewPolicy::Critic { checks, .. } => checks,
     };
     if checks.iter().any(|check| matches!(check, ReviewCheck::Command { .. })) {

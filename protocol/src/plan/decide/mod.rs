@@ -8,8 +8,10 @@
 //! | `planning` | a planning turn, from the request to the valid edits of its answer |
 //! | `edits` | edits of a plan, by the planner or a user |
 //! | `repetition` | tasks that a planner plans again although they were lost |
+//! | `approval` | the approval of the plan by a person |
 //! | `attempts` | claims, outcomes and clocks of attempts |
-//! | `reviews` | verdicts |
+//! | `reviews` | verdicts of critics |
+//! | `votes` | reviews by persons |
 //! | `provider` | waits for models' providers |
 //! | `waits` | waits of parked attempts |
 //! | `questions` | answers of persons |
@@ -19,6 +21,7 @@
 //! | `budget` | reservations, and what happens when the budget is exhausted |
 //! | `settle` | the next planning turn, and the end of the run |
 
+mod approval;
 mod attempts;
 mod begin;
 mod budget;
@@ -32,6 +35,7 @@ mod repetition;
 mod reviews;
 mod settle;
 mod steering;
+mod votes;
 mod waits;
 mod wave;
 

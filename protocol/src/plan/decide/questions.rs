@@ -5,10 +5,11 @@ use std::borrow::Cow;
 
 use jiff::Timestamp;
 
-use super::super::state::{Attempt, AttemptWait, Plan, Task, TaskState};
+use super::super::state::{AttemptWait, Plan, QuestionState, RunQuestion, Task};
 use super::super::{AttemptEvent, Event, Refusal, UserEvent};
+use super::approval::answer_plan_question;
 use super::truncate_for_plan;
-use super::waits::end_waits;
+use super::waits::{end_waits, end_waits_of_attempt};
 use crate::question::{AnswerScope, ExpiryAction, Question, QuestionId, RunAnswer, StandingAnswer};
 use crate::wait::{EndedWait, Wait, WaitEnd};
 
@@ -24,9 +25,9 @@ pub(super) fn handle_answer(plan: &Plan, given: &RunAnswer) -> Result<Vec<Event>
         return Err(Refusal::AlreadyApplied(id.clone()));
     }
     let refuse = |why: Cow<'static, str>| Refusal::Question { question: asked.clone(), why: why.into() };
-    let (task, attempt, wait, question) =
-        find_question(plan, asked).ok_or_else(|| refuse("there is no such question".into()))?;
-    check_is_open(task, attempt, wait, asked).map_err(|why| refuse(why.into()))?;
+    let found = plan.question(asked).ok_or_else(|| refuse("there is no such question".into()))?;
+    check_is_open(&found, asked).map_err(|why| refuse(why.into()))?;
+    let question = found.question;
     if question.digest != *digest {
         let why = "the answer is for other arguments than those of the question; look at it again";
         return Err(refuse(why.into()));
@@ -37,22 +38,38 @@ pub(super) fn handle_answer(plan: &Plan, given: &RunAnswer) -> Result<Vec<Event>
         return Err(refuse(why.into()));
     }
     let what = truncate_for_plan(&format!("answer the question {asked}: {answer}"));
-    let mut events = vec![Event::User(UserEvent::Commanded { id: id.clone(), by: by.clone(), what })];
-    let standing = standing_answer(task, question, given);
-    if let Some(standing) = &standing {
-        if plan.run.standing_answers.len() >= MAX_STANDING_ANSWERS {
-            return Err(refuse(
-                format!("a run keeps at most {MAX_STANDING_ANSWERS} answers for further calls").into(),
-            ));
-        }
-        events.push(Event::User(UserEvent::StandingAnswerGiven(standing.clone())));
+    let events = vec![Event::User(UserEvent::Commanded { id: id.clone(), by: by.clone(), what })];
+    let Some((task, attempt)) = found.task.and_then(|task| Some((task, task.current_attempt()?))) else {
+        return Ok(answer_plan_question(plan, events, by, answer));
+    };
+    if attempt.judgements().any(|wait| is_answered_by(wait, by)) {
+        return Err(refuse(
+            format!("{by} has judged this result already; another person must answer").into(),
+        ));
     }
     let end = WaitEnd::Answered { by: by.clone(), answer: answer.clone() };
-    let ended = EndedWait { key: wait.wait.key.clone(), end };
-    let Some(standing) = standing else {
-        return Ok(end_waits(task, events, attempt.open_waits(), vec![ended]));
-    };
-    // It also decides the other open questions that it applies to.
+    let ended = EndedWait { key: found.wait.wait.key.clone(), end };
+    match standing_answer(task, question, given) {
+        None => Ok(end_waits_of_attempt(plan, (task, attempt), events, vec![ended])),
+        Some(_) if plan.run.standing_answers.len() >= MAX_STANDING_ANSWERS => Err(refuse(
+            format!("a run keeps at most {MAX_STANDING_ANSWERS} answers for further calls").into(),
+        )),
+        Some(standing) => Ok(apply_standing_answer(plan, task, events, (standing, ended))),
+    }
+}
+
+fn is_answered_by(wait: &AttemptWait, person: &str) -> bool {
+    matches!(&wait.end, Some(WaitEnd::Answered { by, .. }) if by == person)
+}
+
+/// Ends a wait, and the other open questions that the same answer decides.
+fn apply_standing_answer(
+    plan: &Plan,
+    task: &Task,
+    mut events: Vec<Event>,
+    (standing, ended): (StandingAnswer, EndedWait),
+) -> Vec<Event> {
+    events.push(Event::User(UserEvent::StandingAnswerGiven(standing.clone())));
     for (other, attempt) in plan.parked_attempts() {
         let is_it = other.spec.id == task.spec.id;
         let mut all: Vec<EndedWait> = is_it.then(|| ended.clone()).into_iter().collect();
@@ -61,7 +78,7 @@ pub(super) fn handle_answer(plan: &Plan, given: &RunAnswer) -> Result<Vec<Event>
         all.extend(ends_by_standing_answers(other, &open, std::slice::from_ref(&standing)));
         events = end_waits(other, events, attempt.open_waits(), all);
     }
-    Ok(events)
+    events
 }
 
 /// The answer for further calls, if this is one.
@@ -96,50 +113,23 @@ pub(super) fn ends_by_standing_answers(
     waits.iter().filter_map(end).collect()
 }
 
-/// Returns the question, with its task, attempt and wait; `None` if there is no such question.
-fn find_question<'a>(
-    plan: &'a Plan,
-    asked: &QuestionId,
-) -> Option<(&'a Task, &'a Attempt, &'a AttemptWait, &'a Question)> {
-    let task = plan.task(&asked.task)?;
-    let attempt = task.attempts.iter().find(|attempt| attempt.number == asked.attempt)?;
-    let wait = attempt.waits.get(usize::try_from(asked.number).ok()?.checked_sub(1)?)?;
-    let question = wait.wait.condition.question()?;
-    (asked.round > 0 && asked.round <= wait.round).then_some((task, attempt, wait, question))
-}
-
 /// # Errors
 /// The question is closed; the error says why, since when, and by whom.
-fn check_is_open(
-    task: &Task,
-    attempt: &Attempt,
-    wait: &AttemptWait,
-    asked: &QuestionId,
-) -> Result<(), String> {
+fn check_is_open(found: &RunQuestion<'_>, asked: &QuestionId) -> Result<(), String> {
     let at = |at: Option<Timestamp>| match at {
         Some(at) => format!(" at {}", at.strftime("%Y-%m-%d %H:%M:%S UTC")),
         None => String::new(),
     };
-    if let Some(end) = &wait.end {
-        return Err(match end {
-            WaitEnd::Answered { by, .. } if by.is_empty() => format!("it expired{}", at(wait.ended_at)),
-            WaitEnd::Answered { .. } => format!("{end}{}", at(wait.ended_at)),
-            WaitEnd::TimeReached | WaitEnd::Signalled { .. } | WaitEnd::Expired | WaitEnd::TasksEnded(_) => {
-                "it is closed".into()
-            }
-        });
+    match &found.state {
+        QuestionState::Answered { by, answer } => Err(format!("{by} {answer}{}", at(found.wait.ended_at))),
+        QuestionState::Expired => Err(format!("it expired{}", at(found.wait.ended_at))),
+        QuestionState::Withdrawn(reason) => Err(format!("it was withdrawn: {reason}")),
+        QuestionState::Open if asked.round < found.id.round => {
+            let what = if found.task.is_some() { "it expired and" } else { "the plan has changed, and it" };
+            Err(format!("{what} was asked again as {}{}", found.id, at(Some(found.wait.since))))
+        }
+        QuestionState::Open => Ok(()),
     }
-    if asked.round < wait.round {
-        let now = QuestionId { round: wait.round, ..asked.clone() };
-        return Err(format!("it expired and was asked again as {now}{}", at(Some(wait.since))));
-    }
-    if task.state() == TaskState::Waiting && task.attempt == attempt.number {
-        return Ok(());
-    }
-    Err(match task.end_reason() {
-        Some(reason) => format!("it was withdrawn: task {} is {}: {reason}", task.spec.id, task.state()),
-        None => format!("it was withdrawn: task {} is {}", task.spec.id, task.state()),
-    })
 }
 
 /// The consequence of an expired question. It is never an approval.

@@ -2,8 +2,10 @@
 
 use jiff::Timestamp;
 
-use super::super::state::{Plan, Task, TaskState};
+use super::super::spec::{PersonReview, ReviewPolicy};
+use super::super::state::{Attempt, Plan, Task, TaskState};
 use super::super::{AttemptClock, Event, Refusal, ReviewEvent, TaskEvent};
+use super::votes::{Votes, ask_persons};
 use super::wave::append_consequences_of_task_ends;
 use super::{
     MAX_REVIEWS, STALE_JOURNAL, find_task, find_task_with_attempt, timeout_error, timestamp_after,
@@ -74,24 +76,49 @@ pub(super) fn handle_review_end(
     if review > started_review_number(task) {
         return Err(wrong_state_refusal(task, "this review has not started"));
     }
-    let id = id.clone();
     let verdict_given = Event::Review(ReviewEvent::VerdictGiven {
         task: id.clone(),
         attempt,
         critic: critic.clone(),
         verdict: verdict.clone(),
     });
-    let may_rerun = plan.run.winding_down.is_none() || task.spec.is_final;
-    let next = if verdict.passed {
-        Event::Task(TaskEvent::Accepted { task: id, attempt })
-    } else if attempt < task.granted && may_rerun {
-        Event::Task(TaskEvent::Rerun { task: id, attempt: attempt + 1 })
-    } else {
-        let why = verdict.feedback.as_ref().unwrap_or(&verdict.reasoning);
-        let reason = format!("its result was rejected at attempt {attempt} of {attempt}: {why}");
-        Event::Task(TaskEvent::Failed { task: id, reason: truncate_for_plan(&reason) })
-    };
+    if let ReviewPolicy::Persons(review) = task.review_policy()
+        && needs_persons(review, verdict)
+    {
+        let summary = task.current_attempt().and_then(Attempt::result_summary).unwrap_or_default();
+        return Ok(ask_persons(plan, task, vec![verdict_given], (review, summary, Some(verdict))));
+    }
+    let next = consequence_of_verdict(plan, task, verdict);
     Ok(append_consequences_of_task_ends(plan, vec![verdict_given, next]))
+}
+
+/// `true` if persons must judge a result after this verdict of a critic. Checks have no vote: a result that fails them is
+/// rejected.
+fn needs_persons(review: &PersonReview, verdict: &Verdict) -> bool {
+    match review.first {
+        ReviewPolicy::Critic { .. } => {
+            let mut votes = Votes::default();
+            votes.count(verdict.passed);
+            votes.outcome(review).is_none()
+        }
+        ReviewPolicy::None | ReviewPolicy::Checks { .. } | ReviewPolicy::Persons(_) => verdict.passed,
+    }
+}
+
+/// The consequence of a verdict on the current result of a task: it is accepted, or another attempt starts, or the task
+/// fails.
+pub(super) fn consequence_of_verdict(plan: &Plan, task: &Task, verdict: &Verdict) -> Event {
+    let (id, attempt) = (task.spec.id.clone(), task.attempt);
+    let may_rerun = plan.run.winding_down.is_none() || task.spec.is_final;
+    if verdict.passed {
+        return Event::Task(TaskEvent::Accepted { task: id, attempt });
+    }
+    if attempt < task.granted && may_rerun {
+        return Event::Task(TaskEvent::Rerun { task: id, attempt: attempt + 1 });
+    }
+    let why = verdict.feedback.as_ref().unwrap_or(&verdict.reasoning);
+    let reason = format!("its result was rejected at attempt {attempt} of {attempt}: {why}");
+    Event::Task(TaskEvent::Failed { task: id, reason: truncate_for_plan(&reason) })
 }
 
 pub(super) fn time_out_review(

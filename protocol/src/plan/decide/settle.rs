@@ -6,6 +6,7 @@ use jiff::Timestamp;
 use super::super::spec::{OnFailedDependency, PlanningMode};
 use super::super::state::{DeliverableRule, EndReason, MAX_BLOCKED, Plan, PlannerTrigger, Task, TaskState};
 use super::super::{AttemptEnd, Event, PlanningEvent, RunEvent};
+use super::approval::ask_about_plan;
 use super::{budget, children, has_work_in_progress, planning, truncate_for_plan};
 use crate::ids::TaskId;
 
@@ -19,6 +20,7 @@ pub(super) fn settle_plan(plan: &Plan, now: Timestamp) -> Vec<Event> {
         .or_else(|| some(budget::warn_once_at_soft_limit(plan, now)))
         .or_else(|| some(budget::cancel_final_task_without_inputs(plan)))
         .or_else(|| some(request_planning_turn(plan)))
+        .or_else(|| some(ask_about_plan(plan)))
         .or_else(|| some(end_run_if_idle(plan)))
         .or_else(|| plan.run.paused.is_none().then(|| budget::reserve_for_waiting_work(plan)))
         .unwrap_or_default()

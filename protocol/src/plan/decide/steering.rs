@@ -257,7 +257,7 @@ fn handle_user_message(plan: &Plan, by: &str, text: &str) -> Result<Vec<Event>, 
     ])
 }
 
-fn cancel_run(plan: &Plan, reason: &str) -> Vec<Event> {
+pub(super) fn cancel_run(plan: &Plan, reason: &str) -> Vec<Event> {
     let mut wave = TaskEndPropagation::default();
     wave.cancel_all_open_tasks(plan, None, &super::truncate_for_plan(reason));
     wave.events.extend(planning::give_up_turn(plan, "the run was cancelled"));

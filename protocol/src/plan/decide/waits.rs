@@ -10,9 +10,11 @@ use super::super::spec::TaskSpec;
 use super::super::state::{Attempt, AttemptWait, Plan, Task, TaskState};
 use super::super::{AttemptEvent, Event, Refusal, TaskEvent, UserEvent};
 use super::questions::{ExpiredQuestion, ends_by_standing_answers, expire_question};
+use super::votes::{count_votes, open_person_review};
 use super::wave::append_consequences_of_task_ends;
 use super::{
-    attempts, children, find_task, find_task_with_attempt, usage_of_work_in_flight, wrong_state_refusal,
+    attempts, children, find_task, find_task_with_attempt, truncate_for_plan, usage_of_work_in_flight,
+    wrong_state_refusal,
 };
 use crate::ids::{TaskId, WorkerId};
 use crate::result::{ErrorKind, TaskError};
@@ -129,14 +131,36 @@ pub(super) fn end_waits_by_time(plan: &Plan, id: &TaskId, now: Timestamp) -> Res
             WaitCondition::Answer(question) => match expire_question(task, wait, question) {
                 ExpiredQuestion::Ended(end) => ended.push(end),
                 ExpiredQuestion::Renewed(event) => renewed.push(event),
-                ExpiredQuestion::Failed(why) => return Ok(attempts::fail_parked_attempt(plan, task, &why)),
+                ExpiredQuestion::Failed(why) if attempt.end.is_none() => {
+                    return Ok(attempts::fail_parked_attempt(plan, task, &why));
+                }
+                ExpiredQuestion::Failed(why) => return Ok(fail_unjudged_task(plan, task, &why)),
             },
         }
     }
     if ended.is_empty() && renewed.is_empty() {
         return Err(Refusal::NotDue(attempt.first_wait_time().unwrap_or(Timestamp::MAX)));
     }
-    Ok(end_waits(task, renewed, attempt.open_waits(), ended))
+    Ok(end_waits_of_attempt(plan, (task, attempt), renewed, ended))
+}
+
+/// Fails a task whose result persons did not judge in time.
+fn fail_unjudged_task(plan: &Plan, task: &Task, why: &str) -> Vec<Event> {
+    let (task, reason) = (task.spec.id.clone(), truncate_for_plan(why));
+    append_consequences_of_task_ends(plan, vec![Event::Task(TaskEvent::Failed { task, reason })])
+}
+
+/// Appends the ends of waits of a parked attempt, or the votes on its result, and their consequences.
+pub(super) fn end_waits_of_attempt(
+    plan: &Plan,
+    (task, attempt): (&Task, &Attempt),
+    events: Vec<Event>,
+    ended: Vec<EndedWait>,
+) -> Vec<Event> {
+    match open_person_review(task, attempt) {
+        Some(review) => count_votes(plan, task, (attempt, review), events, ended),
+        None => end_waits(task, events, attempt.open_waits(), ended),
+    }
 }
 
 /// Ends the waits for children that have ended, of one parked attempt.

@@ -172,9 +172,8 @@ impl AttemptEvent {
             | Self::QuestionRenewed { .. }
             | Self::ChildRefused { .. }
             | Self::Woken { .. } => true,
-            Self::Claimed { .. } | Self::Finished { .. } | Self::Errored { .. } | Self::TimedOut { .. } => {
-                false
-            }
+            Self::Finished { review, .. } => review.as_ref().is_some_and(ReviewPolicy::needs_newer_reader),
+            Self::Claimed { .. } | Self::Errored { .. } | Self::TimedOut { .. } => false,
         }
     }
 

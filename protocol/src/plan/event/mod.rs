@@ -105,15 +105,15 @@ impl Event {
             Self::Attempt(event) => event.is_about_waits(),
             Self::User(event) => event.is_about_waits(),
             Self::Graph(GraphEvent::TaskAdded { spec, .. } | GraphEvent::TaskPatched { spec, .. }) => {
-                spec.is_child()
+                spec.needs_newer_reader()
             }
             Self::Task(event) => matches!(event, TaskEvent::Instructed { .. }),
             Self::Graph(GraphEvent::FinalMarked { .. })
-            | Self::Run(_)
             | Self::Planning(_)
             | Self::Review(_)
             | Self::Budget(_)
             | Self::Provider(_) => false,
+            Self::Run(event) => event.is_about_waits(),
         }
     }
 

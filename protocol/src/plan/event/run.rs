@@ -9,6 +9,7 @@ use crate::ids::{Capability, TaskId};
 use crate::plan::budget::Budget;
 use crate::plan::spec::{DocumentSet, PlannerConsultMode, PlanningMode};
 use crate::plan::{DeliverableRule, EndReason};
+use crate::wait::{Wait, WaitEnd};
 
 /// An event about the run as a whole.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -35,6 +36,24 @@ pub enum RunEvent {
         /// When the planner is consulted.
         #[serde(default = "default_consult_of_old_runs")]
         consult: PlannerConsultMode,
+        /// `true` if a person must approve the plan before its first task starts.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        approve_plan: bool,
+    },
+    /// A person must approve the plan.
+    #[serde(rename = "PlanQuestionAsked")]
+    PlanQuestionAsked {
+        /// The question, as a wait.
+        wait: Wait,
+        /// `true` if it is the next round of the open question, because the plan has changed.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        again: bool,
+    },
+    /// The question about the plan has ended. If it was approved, tasks start.
+    #[serde(rename = "PlanQuestionEnded")]
+    PlanQuestionEnded {
+        /// Its end.
+        end: WaitEnd,
     },
     /// From now on no work is dispatched.
     Paused,
@@ -91,10 +110,32 @@ impl RunEvent {
         Self::Ended { reason, detail, deliverable, is_resumable: reason.can_be_retried() }
     }
 
+    pub(super) fn is_about_waits(&self) -> bool {
+        match self {
+            Self::PlanQuestionAsked { .. } | Self::PlanQuestionEnded { .. } => true,
+            Self::Started { approve_plan, .. } => *approve_plan,
+            Self::Paused
+            | Self::Interrupted
+            | Self::Resumed { .. }
+            | Self::WindingDown { .. }
+            | Self::Reopened
+            | Self::Retired
+            | Self::Ended { .. } => false,
+        }
+    }
+
     pub(super) fn affects_all_tasks(&self) -> bool {
         match self {
-            Self::Paused | Self::Interrupted | Self::Resumed { .. } | Self::Reopened => true,
-            Self::Started { .. } | Self::WindingDown { .. } | Self::Retired | Self::Ended { .. } => false,
+            Self::Paused
+            | Self::Interrupted
+            | Self::Resumed { .. }
+            | Self::Reopened
+            | Self::PlanQuestionEnded { .. } => true,
+            Self::PlanQuestionAsked { .. }
+            | Self::Started { .. }
+            | Self::WindingDown { .. }
+            | Self::Retired
+            | Self::Ended { .. } => false,
         }
     }
 }
@@ -103,6 +144,11 @@ impl fmt::Display for RunEvent {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Started { .. } => f.write_str("run started"),
+            Self::PlanQuestionAsked { wait, again: false } => write!(f, "waiting for {}", wait.condition),
+            Self::PlanQuestionAsked { wait, again: true } => {
+                write!(f, "the plan has changed; waiting for {}", wait.condition)
+            }
+            Self::PlanQuestionEnded { end } => write!(f, "plan: {end}"),
             Self::Paused => f.write_str("paused"),
             Self::Interrupted => f.write_str("run interrupted"),
             Self::Resumed { budget } if budget.is_default() => f.write_str("resumed"),

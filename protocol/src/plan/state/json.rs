@@ -6,8 +6,8 @@ use jiff::{SignedDuration, Timestamp};
 use serde::{Serialize, Serializer};
 
 use super::{
-    Attempt, EndReason, ErroredTaskWait, Plan, PlannerTrigger, PlanningTurn, RunEnd, RunParameters, Task,
-    TaskState, UsageBreakdown,
+    Attempt, AttemptWait, EndReason, ErroredTaskWait, Plan, PlannerTrigger, PlanningTurn, RunEnd,
+    RunParameters, Task, TaskState, UsageBreakdown,
 };
 use crate::ids::{Capability, TaskId};
 use crate::plan::Work;
@@ -28,6 +28,8 @@ struct FlatPlan<'a> {
     planner_lost: &'a Option<String>,
     planning_superseded: &'a Option<Work>,
     messages: &'a [(String, String)],
+    #[serde(skip_serializing_if = "<[_]>::is_empty")]
+    plan_questions: &'a [AttemptWait],
     commands: &'a BTreeSet<String>,
     notes: &'a [String],
     paused: Option<Timestamp>,
@@ -58,6 +60,7 @@ impl Serialize for Plan {
             planner_lost: &planning.lost,
             planning_superseded: &planning.superseded,
             messages: &run.messages,
+            plan_questions: &run.plan_questions,
             commands: &run.commands,
             notes: &planning.notes,
             paused: run.paused,

@@ -2,11 +2,13 @@
 
 mod json;
 mod provider_waits;
+mod questions;
 mod run;
 mod task;
 mod turn;
 
 pub use provider_waits::ProviderWaits;
+pub use questions::{QuestionState, RunQuestion};
 pub(in crate::plan) use run::PlanIndex;
 pub use run::{
     BudgetState, DeliverableRule, EndReason, MAX_BLOCKED, PauseReason, Plan, PlanningState, RunEnd,

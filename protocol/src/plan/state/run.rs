@@ -8,7 +8,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::provider_waits::ProviderWaits;
-use super::task::{Attempt, AttemptWait, Task, TaskState};
+use super::task::{AttemptWait, Task, TaskState};
 use super::turn::{PlannerTrigger, PlanningTurn};
 use crate::ids::{Capability, TaskId};
 use crate::plan::Work;
@@ -18,7 +18,7 @@ use crate::plan::budget::{
 use crate::plan::reserved::Reservations;
 use crate::plan::spec::{DocumentSet, PlannerConsultMode, PlanningMode};
 use crate::provider::ProviderWait;
-use crate::question::{QuestionId, StandingAnswer};
+use crate::question::StandingAnswer;
 use crate::result::{ModelUsage, Usage};
 use crate::wait::Signal;
 
@@ -180,6 +180,8 @@ pub struct RunState {
     pub question_count: u32,
     /// The answers that also decide further calls, oldest first.
     pub standing_answers: Vec<StandingAnswer>,
+    /// The questions about the approval of the plan, oldest first, each with its last round.
+    pub plan_questions: Vec<AttemptWait>,
     /// The ids of the commands that were applied.
     pub commands: BTreeSet<String>,
     /// When the current pause began.
@@ -297,6 +299,9 @@ pub struct RunParameters {
     pub budget: Budget,
     /// When the planner is consulted.
     pub consult: PlannerConsultMode,
+    /// `true` if a person must approve the plan before its first task starts.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub approve_plan: bool,
     /// The time of the start.
     pub at: Timestamp,
 }
@@ -312,23 +317,6 @@ impl Plan {
     #[must_use]
     pub fn task(&self, id: &TaskId) -> Option<&Task> {
         self.task_position(id).map(|at| &self.tasks[at as usize])
-    }
-
-    /// The parked attempts, with their tasks.
-    pub fn parked_attempts(&self) -> impl Iterator<Item = (&Task, &Attempt)> {
-        // Most plans have none.
-        let has_any = self.task_count_in_state(TaskState::Waiting) > 0;
-        let tasks = has_any.then_some(&self.tasks).into_iter().flatten();
-        let parked = tasks.filter(|task| task.state() == TaskState::Waiting);
-        parked.filter_map(|task| Some((task, task.current_attempt()?)))
-    }
-
-    /// The open questions, with their ids, tasks and waits, by task in the order of the plan.
-    pub fn open_questions(&self) -> impl Iterator<Item = (QuestionId, &Task, &AttemptWait)> {
-        self.parked_attempts().flat_map(|(task, attempt)| {
-            let open = attempt.questions(task).filter(|(_, wait)| wait.end.is_none());
-            open.map(move |(id, wait)| (id, task, wait))
-        })
     }
 
     /// The children of a task, in the order of the plan: those of all of its attempts.

@@ -10,7 +10,7 @@ use super::provider_waits::ProviderWaits;
 use crate::ids::{Capability, TaskId, WorkerId};
 use crate::plan::Work;
 use crate::plan::spec::{OnFailedDependency, ReviewPolicy, TaskSpec};
-use crate::question::QuestionId;
+use crate::question::QuestionSubject;
 use crate::result::{TaskError, Usage, Verdict};
 use crate::wait::{EndedWait, Wait, WaitEnd};
 
@@ -36,7 +36,7 @@ pub enum TaskState {
     Failed,
     /// It was cancelled. Terminal.
     Cancelled,
-    /// Its attempt is parked: it waits for something outside, without a worker.
+    /// It waits for something outside, without a worker: its attempt is parked, or persons judge its result.
     Waiting,
 }
 
@@ -248,18 +248,22 @@ impl Attempt {
         self.waits.iter().filter(|wait| wait.end.is_none()).filter_map(AttemptWait::until).min()
     }
 
-    /// The questions among its waits, with their ids; answered ones included.
-    pub fn questions<'a>(
-        &'a self,
-        task: &'a Task,
-    ) -> impl Iterator<Item = (QuestionId, &'a AttemptWait)> + 'a {
-        let questions =
-            (1_u32..).zip(&self.waits).filter(|(_, wait)| wait.wait.condition.question().is_some());
-        questions.map(|(number, wait)| {
-            let id =
-                QuestionId { task: task.spec.id.clone(), attempt: self.number, number, round: wait.round };
-            (id, wait)
-        })
+    /// The questions to persons about its result, those that have ended included.
+    pub fn judgements(&self) -> impl Iterator<Item = &AttemptWait> {
+        let is_judgement = |wait: &&AttemptWait| {
+            let question = wait.wait.condition.question();
+            question.is_some_and(|it| matches!(it.subject, QuestionSubject::Review { .. }))
+        };
+        self.waits.iter().filter(is_judgement)
+    }
+
+    /// Its result in a sentence, if it produced one.
+    #[must_use]
+    pub fn result_summary(&self) -> Option<&str> {
+        match self.end.as_ref()? {
+            AttemptEnd::Finished { summary, .. } => Some(summary),
+            AttemptEnd::Errored(_) | AttemptEnd::TimedOut(_) => None,
+        }
     }
 
     /// The waits that have ended, oldest first.
@@ -659,10 +663,11 @@ impl Task {
     #[must_use]
     pub fn live_attempt(&self) -> Option<u32> {
         let is_live = match &self.phase {
+            // A result that persons judge has ended its attempt.
+            TaskPhase::Waiting { .. } => self.current_attempt().is_some_and(|attempt| attempt.end.is_none()),
             TaskPhase::Ready
             | TaskPhase::Rerun
             | TaskPhase::Running
-            | TaskPhase::Waiting { .. }
             | TaskPhase::Errored(Some(ErroredTaskWait::Capability { is_dispatched: true })) => true,
             TaskPhase::Pending
             | TaskPhase::NeedsReview { .. }

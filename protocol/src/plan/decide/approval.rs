@@ -1,0 +1,88 @@
+//! The approval of the plan by a person, before the first task starts. The question names the digest of the tasks; a plan that
+//! changes before the answer is asked about again, as the next round.
+
+use sha2::{Digest, Sha256};
+
+use super::super::edit::MAX_TEXT;
+use super::super::state::{AttemptWait, Plan, PlannerTrigger};
+use super::super::{Event, PlanningEvent, RunEvent};
+use super::planning;
+use super::steering::cancel_run;
+use crate::question::{Answer, AnswerKind, MAX_QUESTION_TEXT, Question, QuestionSubject, hex_digest};
+use crate::wait::{Wait, WaitCondition, WaitEnd};
+
+/// The maximum length of the line about one task in the question, in characters.
+const MAX_LINE: usize = 300;
+
+/// Asks for the approval of the plan if that is missing: once there is a plan, and again when it has changed.
+pub(super) fn ask_about_plan(plan: &Plan) -> Vec<Event> {
+    let is_in_the_making = plan.planning.turn.is_some() || plan.open_task_count() == 0;
+    if is_in_the_making || plan.run.winding_down.is_some() || !plan.needs_approval() {
+        return Vec::new();
+    }
+    let open = plan.run.plan_questions.last().filter(|question| question.end.is_none());
+    let question = question_about_plan(plan);
+    let is_asked = |open: &AttemptWait| {
+        open.wait.condition.question().is_some_and(|asked| asked.digest == question.digest)
+    };
+    if open.is_some_and(is_asked) {
+        return Vec::new();
+    }
+    let condition = WaitCondition::Answer(Box::new(question));
+    let number = plan.run.plan_questions.len() + usize::from(open.is_none());
+    let wait = Wait { key: format!("plan.{number}"), condition };
+    vec![Event::Run(RunEvent::PlanQuestionAsked { wait, again: open.is_some() })]
+}
+
+fn question_about_plan(plan: &Plan) -> Question {
+    let mut digest = Sha256::new();
+    let (mut text, mut left_out) = (String::new(), 0_usize);
+    let open = plan.tasks().iter().filter(|task| !task.state().is_terminal());
+    for spec in open.map(|task| &task.spec) {
+        digest.update(serde_json::to_vec(spec).unwrap_or_default());
+        let after: Vec<&str> = spec.depends_on.iter().map(|id| id.as_str()).collect();
+        let after = if after.is_empty() { String::new() } else { format!(", after {}", after.join(", ")) };
+        let line = format!("{} ({}{after}): {}", spec.id, spec.capability, spec.objective);
+        let line: String = line.split_whitespace().collect::<Vec<_>>().join(" ");
+        let line: String = line.chars().take(MAX_LINE).collect();
+        if left_out > 0 || text.len() + line.len() > MAX_QUESTION_TEXT {
+            left_out += 1;
+        } else {
+            text.push_str(&line);
+            text.push('\n');
+        }
+    }
+    if left_out > 0 {
+        text.push_str(&format!("and {left_out} more tasks"));
+    }
+    Question {
+        subject: QuestionSubject::Plan { tasks: plan.open_task_count() },
+        text: text.trim_end().to_owned(),
+        digest: hex_digest(digest),
+        decisions: vec![AnswerKind::Approve, AnswerKind::Reject],
+        to: String::new(),
+        expiry: None,
+    }
+}
+
+/// Applies the answer of a person to the question about the plan. The planner gets the reason of a rejection and makes another
+/// plan; without a planner the run is cancelled.
+pub(super) fn answer_plan_question(
+    plan: &Plan,
+    mut events: Vec<Event>,
+    by: &str,
+    answer: &Answer,
+) -> Vec<Event> {
+    let end = WaitEnd::Answered { by: by.to_owned(), answer: answer.clone() };
+    events.push(Event::Run(RunEvent::PlanQuestionEnded { end }));
+    let Answer::Reject { message } = answer else { return events };
+    if planning::can_call_planner(plan) && plan.run.winding_down.is_none() {
+        let text: String = format!("I reject the plan. {message}").chars().take(MAX_TEXT).collect();
+        let trigger = PlannerTrigger::Message { by: by.to_owned(), text };
+        events.push(Event::Planning(PlanningEvent::TriggerRaised { trigger }));
+    } else {
+        let why = if message.is_empty() { String::new() } else { format!(": {message}") };
+        events.extend(cancel_run(plan, &format!("{by} rejected the plan{why}")));
+    }
+    events
+}
