@@ -219,6 +219,12 @@ impl RunSummary {
         })
     }
 
+    /// `true` if both summaries of a run say the same, whenever they were written.
+    #[must_use]
+    pub fn is_same_except_times(&self, other: &Self) -> bool {
+        *self == Self { started: self.started, updated: self.updated, ..other.clone() }
+    }
+
     /// Returns the number of tasks in a state.
     #[must_use]
     pub fn task_count(&self, state: TaskState) -> u32 {

@@ -100,6 +100,12 @@ pub fn submission_subjects_of_lane(lane: Lane) -> String {
     format!("lane.{lane}.run.*.submitted")
 }
 
+/// The plans of all runs of a lane.
+#[must_use]
+pub fn plan_subjects_of_lane(lane: Lane) -> String {
+    format!("lane.{lane}.run.*.plan")
+}
+
 /// The run and topic that a subject of a lane names; `None` if it names none.
 #[must_use]
 pub fn parse_lane_subject(subject: &str) -> Option<(Lane, RunId, Topic)> {

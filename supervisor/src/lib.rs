@@ -45,7 +45,8 @@ use tracing::info;
 pub use args::SupervisorArgs;
 pub use live::{LiveRun, PendingInput, RunMilestone, RunPhase};
 pub use millrace_runtime::program::{ProgramError, run_program};
-pub use reader::{FoldedLane, fold_lane};
+pub use reader::outline::fold_lane_without_journals;
+pub use reader::{FoldedLane, fold_lane, fold_whole_lane};
 use status::SupervisorStatus;
 
 /// The configuration of a supervisor.

@@ -2,6 +2,8 @@
 //! An unreadable message is counted and ignored, so that it does not block the lane. A message of an unsubmitted run, or a
 //! forged one, is a stray: its sequence is kept, and nothing else of it.
 
+pub mod outline;
+
 use std::collections::{HashMap, VecDeque};
 
 use jiff::Timestamp;
@@ -16,13 +18,14 @@ use millrace_protocol::subject::{self, Topic};
 use millrace_protocol::wire::{DecodeError, WireMessage, decode_blob_ref_of_body};
 use millrace_protocol::work::{JournalEntry, WorkOutcome};
 use millrace_runtime::fault::backoff;
+use millrace_runtime::log::lane_outline;
 use millrace_runtime::log::lane_tail::LaneTail;
 use millrace_runtime::nats::record::StreamRecord;
 use millrace_runtime::nats::strays::StrayMessages;
 use millrace_runtime::store::archive;
 use millrace_runtime::{Bus, Fault, clock};
 use tokio::time::Instant;
-use tracing::{error, warn};
+use tracing::{debug, error, warn};
 
 use crate::ignored::{IgnoredMessage, count_ignored};
 use crate::live::{LiveRun, RunPhase};
@@ -98,60 +101,98 @@ pub struct FoldedLane {
     pub position: LogPosition,
     /// Its stray messages.
     pub strays: StrayMessages,
+    /// `true` if answered journals were left out.
+    pub is_without_journals: bool,
 }
 
-/// Reads and folds a whole lane. A run begins with its submission, or with a decision: what was written to a run before
-/// is a stray.
+/// Reads and folds a lane. A run begins with its submission, or with a decision: what was written to a run before is a
+/// stray. Large journals are left out, as far as decisions have answered them.
 ///
 /// # Errors
 /// The server does not answer. An unreadable decision is no error: it parks its run.
 pub async fn fold_lane(bus: &Bus, lane: Lane) -> Result<FoldedLane, Fault> {
-    let mut folding: HashMap<RunId, RunFoldState> = HashMap::new();
-    let mut pages = millrace_runtime::log::scan_lane(bus, lane);
-    let mut folded = FoldedLane::default();
-    loop {
-        let records = pages.next_records().await?;
-        if records.is_empty() {
-            break;
-        }
-        let now = Instant::now();
-        for record in records {
-            folded.position = LogPosition::of_record(&record);
-            let Some((run, topic)) = parse_subject_or_count(&record) else {
-                if is_stray(&record, |run| folding.contains_key(run)) {
-                    folded.strays.add(record.sequence, now);
-                }
-                continue;
-            };
-            match folding.get_mut(&run) {
-                Some(state) => {
-                    if record.is_forged() {
-                        folded.strays.add(record.sequence, now);
-                    }
-                    state.fold_record(bus, topic, record).await?;
-                }
-                None if begins_run(&topic, &record) => {
-                    folding.entry(run).or_default().fold_record(bus, topic, record).await?;
-                }
-                None => {
-                    count_ignored(kind_of_stray(&record), &record, &"its run was never submitted");
-                    folded.strays.add(record.sequence, now);
-                }
+    if lane_outline::has_large_journals(bus, lane).await? {
+        match outline::fold_lane_without_journals(bus, lane).await {
+            Ok(folded) => return Ok(folded),
+            Err(fault) => {
+                debug!(%lane, %fault, "failed to read the lane without its journals; reading all of it")
             }
         }
     }
-    for (run, state) in folding {
-        let sequences: Vec<u64> = state.facts.iter().map(|(_, record)| record.sequence).collect();
-        let live = state.decode_pending_facts(bus).await?;
-        if live.is_submitted() || live.last_sequence > 0 || live.phase == RunPhase::Parked {
-            folded.runs.insert(run, live);
-        } else {
-            // Its submission is unreadable.
-            let now = Instant::now();
-            sequences.into_iter().for_each(|sequence| folded.strays.add(sequence, now));
+    fold_whole_lane(bus, lane).await
+}
+
+/// Reads and folds all messages of a lane, in their order.
+///
+/// # Errors
+/// The server does not answer. An unreadable decision is no error: it parks its run.
+pub async fn fold_whole_lane(bus: &Bus, lane: Lane) -> Result<FoldedLane, Fault> {
+    let mut fold = LaneFold::default();
+    let mut pages = millrace_runtime::log::scan_lane(bus, lane);
+    loop {
+        let records = pages.next_records().await?;
+        if records.is_empty() {
+            return fold.finish_fold(bus).await;
+        }
+        for record in records {
+            fold.fold_record(bus, record).await?;
         }
     }
-    Ok(folded)
+}
+
+/// A lane that is being folded.
+#[derive(Default)]
+struct LaneFold {
+    runs: HashMap<RunId, RunFoldState>,
+    position: LogPosition,
+    strays: StrayMessages,
+}
+
+impl LaneFold {
+    /// Folds a message. The messages of one run must come in their order.
+    async fn fold_record(&mut self, bus: &Bus, record: StreamRecord) -> Result<(), Fault> {
+        if record.sequence > self.position.sequence {
+            self.position = LogPosition::of_record(&record);
+        }
+        let Some((run, topic)) = parse_subject_or_count(&record) else {
+            if is_stray(&record, |run| self.runs.contains_key(run)) {
+                self.strays.add(record.sequence, Instant::now());
+            }
+            return Ok(());
+        };
+        match self.runs.get_mut(&run) {
+            Some(state) => {
+                if record.is_forged() {
+                    self.strays.add(record.sequence, Instant::now());
+                }
+                state.fold_record(bus, topic, record).await
+            }
+            None if begins_run(&topic, &record) => {
+                self.runs.entry(run).or_default().fold_record(bus, topic, record).await
+            }
+            None => {
+                count_ignored(kind_of_stray(&record), &record, &"its run was never submitted");
+                self.strays.add(record.sequence, Instant::now());
+                Ok(())
+            }
+        }
+    }
+
+    async fn finish_fold(self, bus: &Bus) -> Result<FoldedLane, Fault> {
+        let mut folded = FoldedLane { position: self.position, strays: self.strays, ..FoldedLane::default() };
+        for (run, state) in self.runs {
+            let sequences: Vec<u64> = state.facts.iter().map(|(_, record)| record.sequence).collect();
+            let live = state.decode_pending_facts(bus).await?;
+            if live.is_submitted() || live.last_sequence > 0 || live.phase == RunPhase::Parked {
+                folded.runs.insert(run, live);
+            } else {
+                // Its submission is unreadable.
+                let now = Instant::now();
+                sequences.into_iter().for_each(|sequence| folded.strays.add(sequence, now));
+            }
+        }
+        Ok(folded)
+    }
 }
 
 /// `true` if a run may begin with this message.
@@ -219,6 +260,10 @@ struct RunFoldState {
     facts: VecDeque<(Topic, StreamRecord)>,
     /// The number of facts at which the unreadable ones are dropped.
     compact_at: usize,
+    /// The sequence of the last message among the decisions, readable or not; 0 before the first.
+    last_plan_message: u64,
+    /// The facts that decisions refused and that were not read.
+    unread_refused: Vec<u64>,
 }
 
 impl RunFoldState {
@@ -247,6 +292,7 @@ impl RunFoldState {
             }
             return Ok(());
         }
+        self.last_plan_message = record.sequence;
         match bus.decode_record::<Decision>(&record).await {
             Ok(decision) => {
                 self.live.fold_decision(record.sequence, &decision);
@@ -290,13 +336,26 @@ impl RunFoldState {
         for answer in decision.answers.iter().filter(|answer| answer.refusal.is_some()) {
             let AnswerCause::Fact(sequence) = answer.cause else { continue };
             let found = self.facts.binary_search_by_key(&sequence, |(_, record)| record.sequence);
-            let Some((topic, record)) = found.ok().map(|position| &self.facts[position]) else { continue };
-            for item in decode_record(bus, topic.clone(), record).await? {
-                if let LaneItem::Fact { fact, .. } = item
-                    && let Some(work) = fact.ended_work()
-                {
-                    self.live.record_refused_outcome(work);
-                }
+            match found.ok().map(|position| self.facts[position].clone()) {
+                Some((topic, record)) => self.record_if_outcome(bus, topic, &record).await?,
+                None => self.unread_refused.push(sequence),
+            }
+        }
+        Ok(())
+    }
+
+    /// Notes a refused fact if it is an outcome.
+    async fn record_if_outcome(
+        &mut self,
+        bus: &Bus,
+        topic: Topic,
+        record: &StreamRecord,
+    ) -> Result<(), Fault> {
+        for item in decode_record(bus, topic, record).await? {
+            if let LaneItem::Fact { fact, .. } = item
+                && let Some(work) = fact.ended_work()
+            {
+                self.live.record_refused_outcome(work);
             }
         }
         Ok(())

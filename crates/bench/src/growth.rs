@@ -4,28 +4,21 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, anyhow, bail};
-use async_nats::jetstream::{self, kv};
-use jiff::Timestamp;
-use millrace_protocol::ids::{Lane, RunId};
+use anyhow::bail;
+use async_nats::jetstream;
+use millrace_protocol::ids::Lane;
 use millrace_protocol::plan::Decision;
-use millrace_protocol::subject::Topic;
-use millrace_runtime::log::read_topic;
-use millrace_runtime::nats::topology::{LEASES, lane_stream};
-use rustix::process::{Pid, Signal, kill_process};
+use millrace_runtime::nats::topology::lane_stream;
 
 use crate::cluster::{BenchCluster, BenchOptions, POLL_INTERVAL};
 use crate::replay::InMemoryFolding;
 use crate::report::{BoundedFigure, median};
 use crate::run::{LONG, decode_decisions, measure_run, run_timeout, wait_for_summary};
 use crate::speed::start_warm_cluster;
+use crate::takeover::{LEASE, LaneTakeover, SUPERVISOR};
 use crate::{plans, process};
 use millrace_client::submit_run;
 
-/// Name of the supervisor process.
-const SUPERVISOR: &str = "supervisor-1";
-/// Lane lease of the killed supervisor; not part of the measured time.
-const LEASE: Duration = Duration::from_secs(1);
 /// Minimum duration of the run whose owner is killed: long enough for the next owner to take over.
 const LASTING: Duration = Duration::from_secs(6);
 
@@ -88,13 +81,9 @@ async fn measure_takeover(options: &BenchOptions, tasks: u32) -> anyhow::Result<
     let plan = plans::fan_out_submission_with_delay(tasks, LASTING);
     let run = submit_run(cluster.bus(), &plan).await?;
     await_messages(&cluster, tasks).await?;
-    let leases = jetstream::new(cluster.bus().client().clone()).get_key_value(LEASES).await?;
-    let old = read_lease_holder(&leases).await?.ok_or_else(|| anyhow!("lane 0 has no owner"))?.1;
-    let pid = i32::try_from(cluster.pid(SUPERVISOR)?).ok().and_then(Pid::from_raw);
-    kill_process(pid.ok_or_else(|| anyhow!("{SUPERVISOR} has no process id"))?, Signal::KILL)?;
-    cluster.await_restart(SUPERVISOR).await?;
-    let taken = await_new_holder(&leases, &old).await?;
-    let decided = await_decision(&cluster, &run, &old, taken).await?;
+    let takeover = LaneTakeover::kill_owner(&cluster).await?;
+    let taken = takeover.await_owner(&mut cluster).await?;
+    let decided = takeover.await_decision(&cluster, &run, taken).await?;
     wait_for_summary(&mut cluster, &run, tasks, "end", |summary| summary.end.is_some()).await?;
     cluster.stop_cluster().await;
     Ok(decided.duration_since(taken).as_secs_f64())
@@ -113,45 +102,4 @@ async fn await_messages(cluster: &BenchCluster, count: u32) -> anyhow::Result<()
         }
         tokio::time::sleep(POLL_INTERVAL).await;
     }
-}
-
-/// Returns the owner of lane 0 and the time of its last lease renewal.
-async fn read_lease_holder(leases: &kv::Store) -> anyhow::Result<Option<(Timestamp, String)>> {
-    let entry = leases.entry("lane-0").await.context("reading the lease of lane 0")?;
-    let Some(entry) = entry.filter(|entry| entry.operation == kv::Operation::Put) else { return Ok(None) };
-    let since = Timestamp::from_nanosecond(entry.created.unix_timestamp_nanos())?;
-    Ok(Some((since, String::from_utf8_lossy(&entry.value).into_owned())))
-}
-
-async fn await_new_holder(leases: &kv::Store, old: &str) -> anyhow::Result<Timestamp> {
-    let began = Instant::now();
-    while began.elapsed() < run_timeout(0) {
-        if let Some((since, who)) = read_lease_holder(leases).await?
-            && who != old
-        {
-            return Ok(since);
-        }
-        tokio::time::sleep(POLL_INTERVAL).await;
-    }
-    bail!("no process took over the lane of {old}")
-}
-
-/// Returns the time of the first decision by an owner other than `old`, at `after` or later.
-async fn await_decision(
-    cluster: &BenchCluster,
-    run: &RunId,
-    old: &str,
-    after: Timestamp,
-) -> anyhow::Result<Timestamp> {
-    let (bus, began) = (cluster.bus(), Instant::now());
-    while began.elapsed() < run_timeout(0) {
-        let records = read_topic(bus, bus.lane_of_run(run), run, &Topic::Plan).await?;
-        let late: Vec<_> = records.into_iter().filter(|record| record.time >= after).collect();
-        let by_another = |(_, decision): &(Timestamp, Decision)| decision.by.as_str() != old;
-        if let Some((at, _)) = decode_decisions(cluster, &late).await?.into_iter().find(by_another) {
-            return Ok(at);
-        }
-        tokio::time::sleep(POLL_INTERVAL).await;
-    }
-    bail!("the new owner of the lane has made no decision within {} s", run_timeout(0).as_secs())
 }

@@ -7,7 +7,9 @@
 //! ├─ growth   scaling with plan and lane size            ├─ baseline the same messages, no Millrace
 //! ├─ agents   overhead of the agent loop                 ├─ sizes    message sizes of a run
 //! ├─ slots    utilization of worker slots                ├─ stages   latency of a task by stage
-//! ├─ parked   parked attempts: memory, slots, wake-up    │
+//! ├─ parked   parked attempts: memory, slots, wake-up    ├─ takeover kills a lane's owner
+//! ├─ waiting  takeover of a lane full of waiting runs    │
+//! ├─ delegate latency of delegation                      │
 //! └─ report   table and JSON                             └─ cluster  the cluster; process: CPU and memory use
 //! ```
 //!
@@ -17,6 +19,7 @@
 mod agents;
 mod baseline;
 mod cluster;
+mod delegate;
 mod growth;
 mod parked;
 mod plans;
@@ -28,6 +31,8 @@ mod sizes;
 mod slots;
 mod speed;
 mod stages;
+mod takeover;
+mod waiting;
 
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
@@ -47,7 +52,8 @@ pub struct BenchArguments {
     /// Benchmarks to run
     #[arg(value_enum, default_value = "all")]
     benchmarks: Vec<Benchmark>,
-    /// Number of tasks in each plan [default: 20000; chain 2000; layered and growth 100000; agents and slots 1000; parked 10000]
+    /// Number of tasks in each plan [default: 20000; chain 2000; layered and growth 100000; agents and slots 1000; parked
+    /// and waiting_runs 10000; delegate 500]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(10..=1_000_000))]
     tasks: Option<u32>,
     /// Number of rounds; the median counts. Layers of 100,000 tasks are measured once
@@ -97,6 +103,13 @@ before. The ratio is the fraction of the baseline's speed: 1 is as fast.
   parked            attempts that wait for an event: memory of a supervisor for
                     each, slots that they hold, and the rate at which one event
                     wakes them all and they finish
+  waiting_runs      runs with 100 kB of journal each that wait for an event: time
+                    from the takeover of their lane until the new owner decides on
+                    what was sent to them meanwhile, its memory, and the time in
+                    which one of them wakes and ends, in hops of a chain
+  delegate          from the journaled call of a task to the claim of the task that
+                    it delegates, and from the end of that to the next journal
+                    entry of the parent, in hops of a chain in the same run
 
 All processes share this machine with the server and with this command; other load affects the results.";
 
@@ -122,12 +135,16 @@ enum Benchmark {
     Slots,
     /// Attempts that wait for an event
     Parked,
+    /// Runs that wait for an event: takeover of their lane
+    WaitingRuns,
+    /// Latency of delegation
+    Delegate,
     /// Everything
     All,
 }
 
 impl Benchmark {
-    const EACH: [Self; 9] = [
+    const EACH: [Self; 11] = [
         Self::Agents,
         Self::FanOut,
         Self::FanOutReviewed,
@@ -137,6 +154,8 @@ impl Benchmark {
         Self::Growth,
         Self::Slots,
         Self::Parked,
+        Self::WaitingRuns,
+        Self::Delegate,
     ];
 
     fn default_task_count(self) -> u32 {
@@ -144,7 +163,8 @@ impl Benchmark {
             Self::FanOut | Self::FanOutReviewed | Self::Replay => 20_000,
             Self::Chain => 2_000,
             Self::Agents | Self::Slots => 1_000,
-            Self::Parked => 10_000,
+            Self::Parked | Self::WaitingRuns => 10_000,
+            Self::Delegate => 500,
             Self::Layered | Self::Growth | Self::All => 100_000,
         }
     }
@@ -160,6 +180,8 @@ impl Benchmark {
             Self::Agents => "agents",
             Self::Slots => "slots",
             Self::Parked => "parked",
+            Self::WaitingRuns => "waiting_runs",
+            Self::Delegate => "delegate",
             Self::All => "all",
         }
     }
@@ -266,6 +288,14 @@ async fn measure_benchmark(
         }
         Benchmark::Parked => {
             report.growth.extend(parked::measure_parking(&options, tasks).await?);
+            return Ok(());
+        }
+        Benchmark::WaitingRuns => {
+            report.growth.extend(waiting::measure_waiting_runs(&options, tasks).await?);
+            return Ok(());
+        }
+        Benchmark::Delegate => {
+            report.growth.extend(delegate::measure_delegation(&options, tasks, rounds).await?);
             return Ok(());
         }
         Benchmark::All => return Ok(()),

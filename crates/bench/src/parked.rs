@@ -69,7 +69,8 @@ pub async fn measure_parking(
     ]))
 }
 
-async fn signal_event(cluster: &BenchCluster, run: &RunId, name: &str) -> anyhow::Result<()> {
+/// Signals an event to a run.
+pub async fn signal_event(cluster: &BenchCluster, run: &RunId, name: &str) -> anyhow::Result<()> {
     let (bus, id) = (cluster.bus(), format!("signal-{name}"));
     let control = CommandAction::Signal { name: name.to_owned(), data: String::new() };
     let command = RunCommand { id: id.clone(), by: "bench".into(), control };

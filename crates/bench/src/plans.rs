@@ -69,6 +69,23 @@ pub fn gated_submission(tasks: u32, [open, go]: [&str; 2]) -> Submission {
     fixed_submission([gate].into_iter().chain(behind).collect())
 }
 
+/// A task that journals this number of bytes and then waits for an event.
+pub fn waiting_submission(journal_bytes: u32, event: &str) -> Submission {
+    let mut task = echo_task(0, Vec::new());
+    task.parameters.insert("journal_bytes".into(), journal_bytes.into());
+    task.parameters.insert("await_event".into(), event.into());
+    fixed_submission(vec![task])
+}
+
+/// A chain of `tasks` tasks that each delegate one task and wait for it, followed by as many that delegate none.
+pub fn delegating_submission(tasks: u32) -> Submission {
+    let mut plan = chain_submission(2 * tasks);
+    for task in plan.tasks.iter_mut().take(tasks as usize) {
+        task.parameters.insert("delegate".into(), serde_json::json!([{}]));
+    }
+    plan
+}
+
 fn fixed_submission(tasks: Vec<TaskSpec>) -> Submission {
     Submission { tasks, ..Submission::new("Measure the throughput of tasks.", PlanningMode::Fixed) }
 }
@@ -100,6 +117,8 @@ mod tests {
             chain_submission(30),
             layered_submission(3 * LAYER),
             layered_submission(LAYER + 1),
+            waiting_submission(1_000, "go"),
+            delegating_submission(30),
         ] {
             assert_eq!(check_new_tasks(&Plan::default(), &plan.tasks), Ok(()));
         }

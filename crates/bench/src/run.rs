@@ -77,10 +77,7 @@ pub async fn measure_run(
     submission: &Submission,
 ) -> anyhow::Result<RunMeasurement> {
     let tasks = u32::try_from(submission.tasks.len())?;
-    let EndedRun { run, seconds } = run_to_end(cluster, submission).await?;
-    wait_for_summary(cluster, &run, tasks, "be archived", |summary| summary.archived).await?;
-    let records = archive::read_archived_run(cluster.bus(), &run).await?;
-    let records = records.ok_or_else(|| anyhow!("run {run} is not in the archive"))?;
+    let (EndedRun { run, seconds }, records) = run_to_archive(cluster, submission).await?;
     let decisions = decode_decisions(cluster, &records).await?;
     verify_decisions(&run, tasks, decisions.iter().map(|(_, decision)| decision))?;
     let time = |record: Option<&StreamRecord>| record.map(|record| record.time);
@@ -94,6 +91,19 @@ pub async fn measure_run(
         decisions: decisions.len(),
         records,
     })
+}
+
+/// Submits a run and returns it with all its messages when it has been archived and removed from its lane.
+pub async fn run_to_archive(
+    cluster: &mut BenchCluster,
+    submission: &Submission,
+) -> anyhow::Result<(EndedRun, Vec<StreamRecord>)> {
+    let tasks = u32::try_from(submission.tasks.len())?;
+    let ended = run_to_end(cluster, submission).await?;
+    wait_for_summary(cluster, &ended.run, tasks, "be archived", |summary| summary.archived).await?;
+    let records = archive::read_archived_run(cluster.bus(), &ended.run).await?;
+    let records = records.ok_or_else(|| anyhow!("run {} is not in the archive", ended.run))?;
+    Ok((ended, records))
 }
 
 /// Waits until the summary of a run fulfils a condition.
@@ -184,7 +194,8 @@ pub fn stage_times(records: &[StreamRecord]) -> StageLatencies {
     stages
 }
 
-fn hop_times(decisions: &[(Timestamp, Decision)]) -> Vec<Duration> {
+/// Returns the times between successive decisions that accepted a task.
+pub fn hop_times(decisions: &[(Timestamp, Decision)]) -> Vec<Duration> {
     let accepts = |decision: &Decision| {
         decision.events.iter().any(|event| matches!(event, Event::Task(TaskEvent::Accepted { .. })))
     };

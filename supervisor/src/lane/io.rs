@@ -153,6 +153,20 @@ impl LaneOwnerIo {
         });
     }
 
+    /// Reads the summaries of runs.
+    pub(super) fn read_summaries(&self, runs: &[RunId]) {
+        for batch in runs.chunks(registry::MAX_SUMMARIES) {
+            let (io, batch) = (self.clone(), batch.to_vec());
+            tokio::spawn(async move {
+                let Ok(_permit) = io.lookups.acquire().await else { return };
+                match registry::read_summaries(&io.bus, &batch).await {
+                    Ok(summaries) => io.send_to_owner(LaneMessage::SummariesRead(batch, summaries)),
+                    Err(fault) => io.send_to_owner(LaneMessage::Broken(fault)),
+                }
+            });
+        }
+    }
+
     /// Reports the runs in their summaries that the lane has lost. `known` are those that it holds.
     pub(super) fn report_lost_runs(&self, index: Arc<LiveRunIndex>, known: HashSet<RunId>) {
         let io = self.clone();

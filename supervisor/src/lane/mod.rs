@@ -42,6 +42,7 @@ use std::time::Duration;
 
 use millrace_protocol::ids::{Capability, Lane, RunId, WorkerId};
 use millrace_protocol::plan::Work;
+use millrace_protocol::registry::RunSummary;
 use millrace_runtime::log::AppendError;
 use millrace_runtime::nats::strays::SequenceRange;
 use millrace_runtime::work::lane_lease::LaneLease;
@@ -90,6 +91,8 @@ pub enum LaneMessage {
     /// The log was checked on the server with this id: `true` if it contains what was read, `None` if the server did not
     /// respond.
     LogChecked(String, Option<bool>),
+    /// The summaries of these runs were read, as far as there are any.
+    SummariesRead(Vec<RunId>, Vec<RunSummary>),
     /// The archive was checked for a run; `true` if it holds the run.
     ArchiveChecked(RunId, bool),
     /// An append ended, with the sequence of the decision.
@@ -144,6 +147,7 @@ impl Actor for LaneOwner {
             LaneMessage::Broken(fault) => return Err(fault.into()),
             LaneMessage::Items(messages, through, _permit) => state.handle_lane_messages(messages, through),
             LaneMessage::LogChecked(server, is_complete) => state.on_log_checked(server, is_complete)?,
+            LaneMessage::SummariesRead(runs, summaries) => state.on_summaries_read(&runs, &summaries),
             LaneMessage::ArchiveChecked(run, is_archived) => state.on_archive_checked(&run, is_archived),
             LaneMessage::Appended(run, result) => state.on_decision_appended(&run, result)?,
             LaneMessage::Refolded(run, live) => state.on_run_refolded(run, *live),

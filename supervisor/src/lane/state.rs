@@ -134,9 +134,9 @@ impl LaneOwnerState {
 
     /// Takes over the runs that were read from the lane, and starts to follow it.
     pub(super) fn take_over_runs(&mut self, folded: FoldedLane, server: String) {
-        let FoldedLane { runs, position, strays } = folded;
-        let through = position.sequence;
-        info!(lane = %self.args.lane, runs = runs.len(), through, strays = strays.count(), "lane taken over");
+        let FoldedLane { runs, position, strays, is_without_journals } = folded;
+        let (through, lane) = (position.sequence, self.args.lane);
+        info!(%lane, runs = runs.len(), through, strays = strays.count(), is_without_journals, "lane taken over");
         self.log = LogCheck::new(server, position);
         self.strays = strays;
         self.offers.set_live_slots(self.args.cluster.borrow().slots.clone());
@@ -146,7 +146,7 @@ impl LaneOwnerState {
         let submitted = self.runs.iter().filter(|(_, live)| live.is_submitted());
         let known = submitted.map(|(run, _)| run.clone()).collect();
         self.io.report_lost_runs(Arc::clone(&self.args.live_runs), known);
-        ids.iter().for_each(|run| self.check_archive(run));
+        self.check_archive_of_all(&ids);
         self.background.spawn(self.io.clone().follow_lane(through));
         self.background.spawn(self.io.clone().watch_queues(self.args.queues.clone()));
         self.background.spawn(self.io.clone().send_periodic_ticks());
@@ -162,6 +162,39 @@ impl LaneOwnerState {
         } else {
             live.phase = RunPhase::CheckingArchive;
             self.io.check_archive(run.clone(), live.is_submitted());
+        }
+    }
+
+    /// Checks all runs that were read from the lane. Most are not archived, and batches of summaries show that.
+    fn check_archive_of_all(&mut self, runs: &[RunId]) {
+        let is_usual = |live: &LiveRun| live.phase != RunPhase::Parked && live.is_submitted();
+        let (usual, others): (Vec<RunId>, Vec<RunId>) =
+            runs.iter().cloned().partition(|run| self.runs.get(run).is_some_and(is_usual));
+        for run in &usual {
+            if let Some(live) = self.runs.get_mut(run) {
+                live.phase = RunPhase::CheckingArchive;
+            }
+        }
+        self.io.read_summaries(&usual);
+        others.iter().for_each(|run| self.check_archive(run));
+    }
+
+    /// Resumes the runs whose summaries are not marked as archived, and checks the others.
+    pub(super) fn on_summaries_read(&mut self, runs: &[RunId], summaries: &[RunSummary]) {
+        let summaries: HashMap<&RunId, &RunSummary> =
+            summaries.iter().map(|summary| (&summary.run, summary)).collect();
+        for run in runs {
+            let Some(live) = self.runs.get_mut(run) else { continue };
+            let stored = summaries.get(run);
+            if stored.is_some_and(|stored| stored.archived) {
+                self.io.check_archive(run.clone(), true);
+                continue;
+            }
+            let current = RunSummary::from_plan(run, self.args.lane, &live.plan, clock::now());
+            let is_current =
+                current.zip(stored).is_some_and(|(now, stored)| now.is_same_except_times(stored));
+            live.is_summary_stale &= !is_current;
+            self.on_archive_checked(run, false);
         }
     }
 

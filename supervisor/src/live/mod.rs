@@ -64,7 +64,7 @@ pub enum PendingInput {
 }
 
 /// A run in the memory of its lane's owner.
-#[derive(Debug)]
+#[derive(Debug, PartialEq)]
 pub struct LiveRun {
     /// The folded plan.
     pub plan: Plan,

@@ -27,6 +27,9 @@ pub const LEDGER: &str = "MILLRACE_ECHO_LEDGER";
 /// The text that results repeat.
 const TEXT: &str = "The mill race turns the wheel, and the wheel turns the stone. ";
 
+/// The maximum size of a step of `journal_bytes`.
+const JOURNAL_STEP: u64 = 10_000;
+
 /// The capability `echo`.
 #[derive(Debug, Default)]
 pub struct EchoCapability {
@@ -55,7 +58,10 @@ struct EchoParameters {
     /// Number of journaled steps, which share the delay.
     #[schemars(range(min = 0, max = 100_000))]
     steps: u64,
-    /// Milliseconds for which the attempt is parked before anything else.
+    /// Number of bytes that it journals before anything else, in steps of 10,000 bytes.
+    #[schemars(range(min = 0, max = 67_108_864))]
+    journal_bytes: u64,
+    /// Milliseconds for which the attempt is parked then.
     #[schemars(range(min = 0, max = 86_400_000))]
     park_ms: u64,
     /// The name of an event for which the attempt is parked then; none by default.
@@ -101,6 +107,7 @@ impl Default for EchoParameters {
             reject_rate: 0.0,
             seed: 0,
             steps: 0,
+            journal_bytes: 0,
             park_ms: 0,
             await_event: String::new(),
             ask: Vec::new(),
@@ -133,6 +140,7 @@ impl EchoCapability {
             return Err(TaskError::new(ErrorKind::InvalidTask, "echo does tasks only"));
         };
         let parameters: EchoParameters = attempt.parse_parameters()?;
+        journal_as_requested(attempt, parameters.journal_bytes).await?;
         let mut data = park_as_requested(attempt, &parameters).await?;
         if parameters.approve {
             data = Some(self.act_if_approved(attempt, &format!("{} {task} {number}", order.run)).await?);
@@ -216,6 +224,16 @@ impl EchoCapability {
             TaskError::new(ErrorKind::Other, format!("can't write the ledger {}: {error}", ledger.display()))
         })
     }
+}
+
+/// Journals steps with this number of bytes in total.
+async fn journal_as_requested(attempt: &mut Attempt<'_>, bytes: u64) -> Result<(), TaskError> {
+    for step in 0..bytes.div_ceil(JOURNAL_STEP) {
+        let length = JOURNAL_STEP.min(bytes - step * JOURNAL_STEP);
+        let text = async { Ok(filler_text(usize::try_from(length).unwrap_or(usize::MAX))) };
+        attempt.run_step(&format!("echo.journal.{step}"), text).await?;
+    }
+    Ok(())
 }
 
 /// Parks the attempt for a time, for an event and for answers. Returns the answers, or else the data of the event.

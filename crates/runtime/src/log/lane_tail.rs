@@ -21,8 +21,7 @@ use crate::fault::backoff;
 use crate::nats::bus::Bus;
 use crate::nats::direct_get::PagedReader;
 use crate::nats::error::fault_from_client_error;
-use crate::nats::provenance::{DeliveryPath, Provenance};
-use crate::nats::record::{StreamRecord, encoding_from_headers, timestamp_from_nanoseconds};
+use crate::nats::record::StreamRecord;
 use crate::nats::topology::lane_stream;
 
 /// The interval of the server's heartbeats while there are no messages.
@@ -151,20 +150,7 @@ impl LaneTail {
                 continue;
             }
             self.next = sequence + 1;
-            let time = timestamp_from_nanoseconds(info.published.unix_timestamp_nanos());
-            let headers = message.headers.as_ref();
-            let (encoding, provenance) =
-                (encoding_from_headers(headers), Provenance::from_headers(headers, DeliveryPath::AsStored));
-            let async_nats::Message { subject, payload, .. } = message.message;
-            records.push(StreamRecord {
-                sequence,
-                subject,
-                payload,
-                encoding,
-                time,
-                is_deletion: false,
-                provenance,
-            });
+            records.push(StreamRecord::from_delivery(&message, &info));
         }
         Ok(records)
     }

@@ -1,6 +1,7 @@
 //! A message of a stream, as the server returns it.
 
-use async_nats::jetstream::message::StreamMessage;
+use async_nats::jetstream::Message;
+use async_nats::jetstream::message::{Info, StreamMessage};
 use bytes::Bytes;
 use millrace_protocol::wire::{ENCODING_HEADER, ENCODING_JSON, Encoding};
 
@@ -30,6 +31,20 @@ impl StreamRecord {
     #[must_use]
     pub fn is_forged(&self) -> bool {
         self.provenance.is_forged()
+    }
+
+    /// Converts a message that a consumer delivered.
+    pub(crate) fn from_delivery(message: &Message, info: &Info<'_>) -> Self {
+        let headers = message.headers.as_ref();
+        Self {
+            sequence: info.stream_sequence,
+            subject: message.subject.clone(),
+            payload: message.payload.clone(),
+            encoding: encoding_from_headers(headers),
+            provenance: Provenance::from_headers(headers, DeliveryPath::AsStored),
+            time: timestamp_from_nanoseconds(info.published.unix_timestamp_nanos()),
+            is_deletion: false,
+        }
     }
 }
 

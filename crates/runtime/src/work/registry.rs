@@ -246,6 +246,26 @@ pub async fn read_summary(bus: &Bus, run: &RunId) -> Result<Option<RunSummary>, 
     Ok(summary.filter(|summary| summary.run == *run))
 }
 
+/// The maximum number of summaries that [`read_summaries`] returns: the server returns no more at once.
+pub const MAX_SUMMARIES: usize = 500;
+
+/// Returns the summaries of these runs, at most [`MAX_SUMMARIES`], in any order; of runs without one, none.
+///
+/// # Errors
+/// The server does not respond.
+pub async fn read_summaries(bus: &Bus, runs: &[RunId]) -> Result<Vec<RunSummary>, Fault> {
+    let subjects: Vec<String> = runs.iter().map(|run| format!("$KV.{RUNS}.{run}")).collect();
+    let records = direct_get::read_last_per_subject(bus.client(), &bucket_stream(RUNS), &subjects).await?;
+    let records = records.ok_or_else(|| Fault::unavailable("bucket runs", "too many summaries at once"))?;
+    Ok(records.iter().filter(|record| !record.is_deletion).filter_map(summary_of_key).collect())
+}
+
+/// Parses a summary; a summary of another run under this key is ignored.
+fn summary_of_key(record: &StreamRecord) -> Option<RunSummary> {
+    let summary: RunSummary = serde_json::from_slice(&record.payload).ok()?;
+    (*record.subject == *format!("$KV.{RUNS}.{}", summary.run)).then_some(summary)
+}
+
 /// Returns the summaries of all runs, oldest first. A summary under the key of another run is ignored.
 ///
 /// # Errors

@@ -1,0 +1,179 @@
+//! Reading a lane without the payloads of its journals: the last message of each subject, and the decisions. Journals are most of
+//! the bytes of a lane, and decisions have answered nearly all of their entries, so that a new owner does not need them.
+//!
+//! Each read fails if the server does not answer in time, or if messages are removed meanwhile: the caller then reads the whole
+//! lane. A replica that lags may answer, so the caller must compare what it has read with the last message of each subject.
+
+use std::time::Duration;
+
+use async_nats::jetstream::consumer::{AckPolicy, DeliverPolicy, ReplayPolicy, pull};
+use futures::future::BoxFuture;
+use futures::stream::ReadyChunks;
+use futures::{FutureExt, StreamExt};
+use millrace_protocol::ids::Lane;
+use millrace_protocol::subject;
+
+use crate::Fault;
+use crate::nats::bus::Bus;
+use crate::nats::direct_get;
+use crate::nats::error::fault_from_client_error;
+use crate::nats::record::StreamRecord;
+use crate::nats::topology::lane_stream;
+
+/// The minimum size of a lane for which its journals are left out: a smaller one is read in a moment.
+const MIN_LANE_BYTES: u64 = 1 << 20;
+/// The minimum number of bytes per subject for which the journals are left out. Below it, reading the whole lane in its order
+/// takes the server less time than looking messages up by their subjects.
+const MIN_SUBJECT_BYTES: u64 = 16 << 10;
+/// The number of messages per pull request.
+const BATCH: usize = 4_000;
+/// The maximum number of messages that one call returns.
+const CHUNK: usize = 512;
+/// The interval of the server's heartbeats while there are no messages.
+const HEARTBEAT: Duration = Duration::from_secs(1);
+/// When one pull request expires.
+const EXPIRES: Duration = Duration::from_secs(10);
+/// The timeout of the next messages.
+const TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Returns `true` if a lane is read faster without its journals.
+///
+/// # Errors
+/// The server does not respond.
+pub async fn has_large_journals(bus: &Bus, lane: Lane) -> Result<bool, Fault> {
+    let name = lane_stream(lane);
+    let stream = bus
+        .request_context()
+        .get_stream(&name)
+        .await
+        .map_err(|error| fault_from_client_error(&format!("reading {name}"), error))?;
+    let state = &stream.cached_info().state;
+    Ok(state.bytes >= MIN_LANE_BYTES && state.bytes >= MIN_SUBJECT_BYTES * state.subjects_count)
+}
+
+/// Returns the last message of each subject of a lane, without its payload.
+///
+/// # Errors
+/// The server does not respond, or messages were removed meanwhile.
+pub fn read_last_of_subjects(bus: &Bus, lane: Lane) -> BoxFuture<'_, Result<Vec<StreamRecord>, Fault>> {
+    async move {
+        let config = pull::Config {
+            deliver_policy: DeliverPolicy::LastPerSubject,
+            headers_only: true,
+            filter_subject: subject::all_subjects_of_lane(lane),
+            ..scan_config()
+        };
+        let mut scan = ConsumerScan::open(bus, lane, config).await?;
+        let mut all = Vec::new();
+        loop {
+            let records = scan.next_records().await?;
+            if records.is_empty() {
+                return Ok(all);
+            }
+            all.extend(records);
+        }
+    }
+    .boxed()
+}
+
+/// Starts a scan of the decisions of all runs of a lane, oldest first.
+///
+/// # Errors
+/// The server does not respond.
+pub async fn scan_decisions(bus: &Bus, lane: Lane) -> Result<ConsumerScan, Fault> {
+    let filter_subject = subject::plan_subjects_of_lane(lane);
+    ConsumerScan::open(bus, lane, pull::Config { filter_subject, ..scan_config() }).await
+}
+
+/// Returns the messages of a subject from sequence `from` to sequence `last`.
+///
+/// # Errors
+/// The server does not respond, or the message with the sequence `last` is not there.
+pub async fn read_subject_range(
+    bus: &Bus,
+    lane: Lane,
+    subject: &str,
+    from: u64,
+    last: u64,
+) -> Result<Vec<StreamRecord>, Fault> {
+    let mut records = direct_get::read_matching(bus.client(), &lane_stream(lane), subject, from).await?;
+    records.retain(|record| record.sequence <= last);
+    match records.last() {
+        Some(record) if record.sequence == last => Ok(records),
+        Some(_) | None => {
+            Err(Fault::unavailable(format!("reading {subject}"), format!("message {last} is missing")))
+        }
+    }
+}
+
+fn scan_config() -> pull::Config {
+    pull::Config {
+        ack_policy: AckPolicy::None,
+        replay_policy: ReplayPolicy::Instant,
+        memory_storage: true,
+        num_replicas: 1,
+        inactive_threshold: Duration::from_secs(30),
+        ..Default::default()
+    }
+}
+
+/// A read of the messages that a consumer has to deliver.
+pub struct ConsumerScan {
+    /// `None` after the last message.
+    stream: Option<ReadyChunks<pull::Stream>>,
+    delivered: u64,
+    what: String,
+}
+
+impl ConsumerScan {
+    async fn open(bus: &Bus, lane: Lane, config: pull::Config) -> Result<Self, Fault> {
+        let what = format!("reading {}", lane_stream(lane));
+        let consumer = bus
+            .request_context()
+            .create_consumer_on_stream(config, lane_stream(lane))
+            .await
+            .map_err(|error| fault_from_client_error(&what, error))?;
+        if consumer.cached_info().num_pending == 0 {
+            return Ok(Self { stream: None, delivered: 0, what });
+        }
+        let stream = consumer
+            .stream()
+            .max_messages_per_batch(BATCH)
+            .heartbeat(HEARTBEAT)
+            .expires(EXPIRES)
+            .messages()
+            .await
+            .map_err(|error| fault_from_client_error(&what, error))?;
+        Ok(Self { stream: Some(stream.ready_chunks(CHUNK)), delivered: 0, what })
+    }
+
+    /// Returns the next messages, or none after the last.
+    ///
+    /// # Errors
+    /// The consumer failed, or messages were removed meanwhile.
+    pub fn next_records(&mut self) -> BoxFuture<'_, Result<Vec<StreamRecord>, Fault>> {
+        async move {
+            let Some(stream) = &mut self.stream else { return Ok(Vec::new()) };
+            let failed = |why: &str| Fault::unavailable(&self.what, why);
+            let chunk = tokio::time::timeout(TIMEOUT, stream.next()).await;
+            let chunk = chunk.map_err(|_| failed("the next message is late"))?;
+            let chunk = chunk.ok_or_else(|| failed("the consumer ended"))?;
+            let (mut records, mut is_over) = (Vec::with_capacity(chunk.len()), false);
+            for message in chunk {
+                let message = message.map_err(|error| failed(&error.to_string()))?;
+                let info = message.info().map_err(|error| failed(&error.to_string()))?;
+                if info.consumer_sequence != self.delivered + 1 {
+                    return Err(failed("the consumer skipped a message"));
+                }
+                self.delivered = info.consumer_sequence;
+                is_over = info.pending == 0;
+                records.push(StreamRecord::from_delivery(&message, &info));
+            }
+            if is_over {
+                self.stream = None;
+            }
+            Ok(records)
+        }
+        .boxed()
+    }
+}
