@@ -45,6 +45,13 @@ fn every_benchmark_reports_figure_and_baseline() {
         "fold_in_memory",
         "supervisor_memory",
         "takeover",
+        "parked_wake",
+        "waiting_takeover",
+        "waiting_memory",
+        "waiting_wake",
+        "delegate_start",
+        "delegate_end",
+        "delegate_hop",
     ] {
         let value = report["growth"][name]["figure"].as_f64();
         assert!(

@@ -71,7 +71,7 @@ pub async fn measure_parking(
 
 /// Signals an event to a run.
 pub async fn signal_event(cluster: &BenchCluster, run: &RunId, name: &str) -> anyhow::Result<()> {
-    let (bus, id) = (cluster.bus(), format!("signal-{name}"));
+    let (bus, id) = (cluster.bus(), format!("signal-{run}-{name}"));
     let control = CommandAction::Signal { name: name.to_owned(), data: String::new() };
     let command = RunCommand { id: id.clone(), by: "bench".into(), control };
     publish_message(bus, bus.lane_of_run(run), run, &Topic::Control, &command, &id).await?;
