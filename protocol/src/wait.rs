@@ -15,6 +15,12 @@ pub const MAX_WAITS: usize = 256;
 /// The maximum length of the name of an event, in bytes.
 pub const MAX_EVENT_NAME: usize = 128;
 
+/// `true` if this may be the name of an event: 1 to [`MAX_EVENT_NAME`] bytes of text in one line.
+#[must_use]
+pub fn is_event_name(name: &str) -> bool {
+    !name.trim().is_empty() && name.len() <= MAX_EVENT_NAME && !name.chars().any(char::is_control)
+}
+
 /// A wait of a parked attempt.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Wait {

@@ -11,7 +11,6 @@ use serde_bytes::ByteBuf;
 
 use crate::plan::{CommandAction, Event, InputAnswer, Refusal, TaskSpec};
 use crate::result::TaskResult;
-use crate::work::WorkOutcome;
 
 /// The maximum size of a body in an envelope; larger ones go to the blob store. 256 KiB, well below the 1 MiB limit of a
 /// NATS server.
@@ -96,14 +95,8 @@ impl WireMessage for crate::work::JournalEntry {
     fn version(&self) -> u16 {
         let is_newer = match self {
             Self::Parked { .. } | Self::Delegated { .. } => true,
-            Self::Outcome { outcome: WorkOutcome::Finished { review, .. }, .. } => {
-                review.needs_newer_reader()
-            }
-            Self::Outcome { .. }
-            | Self::Claimed { .. }
-            | Self::Step { .. }
-            | Self::Note { .. }
-            | Self::Released { .. } => false,
+            Self::Outcome { outcome, .. } => outcome.needs_newer_reader(),
+            Self::Claimed { .. } | Self::Step { .. } | Self::Note { .. } | Self::Released { .. } => false,
         };
         if is_newer { WITH_WAITS } else { 1 }
     }

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use crate::child::Delegation;
 use crate::ids::{Capability, Lane, RunId, TaskId, WorkerId};
 use crate::plan::{
-    Attempt, DEFAULT_PROVIDER_TIMEOUT, DocumentSet, ResourceAmounts, ReviewCheck, ReviewPolicy, Task,
+    Attempt, DEFAULT_PROVIDER_TIMEOUT, DocumentSet, Edit, ResourceAmounts, ReviewCheck, ReviewPolicy, Task,
     TaskLimits, TaskSpec, Work,
 };
 use crate::provider::ProviderStatus;
@@ -490,6 +490,20 @@ pub enum WorkOutcome {
     },
     /// An error.
     Errored(TaskError),
+}
+
+impl WorkOutcome {
+    /// `true` if readers of version 1 of the wire format, which 0.4.0 has, do not understand it.
+    pub(crate) fn needs_newer_reader(&self) -> bool {
+        match self {
+            Self::Proposed { proposal, .. } => {
+                proposal.tasks.iter().any(TaskSpec::needs_newer_reader)
+                    || proposal.edits.iter().any(Edit::needs_newer_reader)
+            }
+            Self::Finished { review, .. } => review.needs_newer_reader(),
+            Self::Judged(_) | Self::Errored(_) => false,
+        }
+    }
 }
 
 fn is_zero(number: &u32) -> bool {

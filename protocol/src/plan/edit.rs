@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::budget::Budget;
 use super::spec::{OnFailedDependency, ReviewPolicy, TaskLimits, TaskSpec};
+use super::start::{PlanTime, StartEvent};
 use crate::ids::{Capability, TaskId};
 use crate::result::TaskParameters;
 
@@ -56,7 +57,11 @@ impl Edit {
     pub(crate) fn needs_newer_reader(&self) -> bool {
         match self {
             Self::Add(tasks) => tasks.iter().any(TaskSpec::needs_newer_reader),
-            Self::Patch(patch) => patch.review.as_ref().is_some_and(ReviewPolicy::needs_newer_reader),
+            Self::Patch(patch) => {
+                patch.not_before.is_some()
+                    || patch.wait_for_event.is_some()
+                    || patch.review.as_ref().is_some_and(ReviewPolicy::needs_newer_reader)
+            }
             Self::Cancel { .. }
             | Self::Retry { .. }
             | Self::MarkFinal { .. }
@@ -116,6 +121,12 @@ pub struct TaskPatch {
     /// The policy for a dependency that fails or is cancelled.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub on_failed_dependency: Option<OnFailedDependency>,
+    /// The time before which it does not start; 0, the start of the run, removes it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub not_before: Option<PlanTime>,
+    /// The event without which it does not start; an empty name removes it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub wait_for_event: Option<Box<StartEvent>>,
 }
 
 impl TaskPatch {
@@ -131,6 +142,8 @@ impl TaskPatch {
             review,
             limits,
             on_failed_dependency,
+            not_before,
+            wait_for_event,
         } = self;
         let fields = [
             ("objective", objective.is_some()),
@@ -140,6 +153,8 @@ impl TaskPatch {
             ("review", review.is_some()),
             ("limits", limits.is_some()),
             ("on_failed_dependency", on_failed_dependency.is_some()),
+            ("not_before", not_before.is_some()),
+            ("wait_for_event", wait_for_event.is_some()),
         ];
         fields.into_iter().filter_map(|(name, is_changed)| is_changed.then_some(name)).collect()
     }
@@ -156,6 +171,8 @@ impl TaskPatch {
             review: None,
             limits: None,
             on_failed_dependency: None,
+            not_before: None,
+            wait_for_event: None,
         }
     }
 }

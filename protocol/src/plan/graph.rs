@@ -8,6 +8,7 @@ use super::GraphError;
 use super::spec::{
     MAX_OBJECTIVE, MAX_PARAMETER_DEPTH, MAX_TASKS, ReviewCheck, ReviewPolicy, TaskLimits, TaskSpec,
 };
+use super::start::find_start_mistake;
 use super::state::Plan;
 use crate::ids::TaskId;
 
@@ -123,6 +124,10 @@ fn check_text_and_list_sizes(task: &TaskSpec) -> Result<(), GraphError> {
     if !task.parameters.values().all(|value| is_within_depth(value, MAX_PARAMETER_DEPTH)) {
         let expected = format!("nested at most {MAX_PARAMETER_DEPTH} deep");
         return Err(GraphError::Limit { task: task.id.clone(), limit: "parameters".into(), expected });
+    }
+    if let Some((field, expected)) = find_start_mistake(task.not_before, task.wait_for_event.as_deref()) {
+        let (limit, expected) = (field.into(), expected.into());
+        return Err(GraphError::Limit { task: task.id.clone(), limit, expected });
     }
     check_review(task)?;
     check_limits(task, &task.limits)

@@ -21,10 +21,11 @@
 //! | running | completed | an outcome | a result, and no review required |
 //! | running | needs_review | an outcome | a result, and a review required |
 //! | running | ready | the worker | it gave up waiting for the provider, and the run pauses: the attempt continues later |
+//! | pending, ready, rerun, errored, failed, cancelled | waiting | as to ready | it may start only at a time, or after an event, that has not come |
 //! | running | waiting | the worker | it parked the attempt, which waits for something outside |
 //! | ready | waiting | the worker | the same, in the moment in which an interrupt returned the attempt |
 //! | waiting | ready | a clock, a command, an answer | the last of its waits has ended: the same attempt continues |
-//! | waiting | failed | a clock | nobody answered its question in time, and the question says so |
+//! | waiting | failed | a clock | nobody answered its question, or signalled the event of its start, in time, and it says so |
 //! | needs_review | waiting | a verdict | persons must judge the result too |
 //! | running | waiting | an outcome | a result that persons must judge, and no critic |
 //! | waiting | completed, rerun, failed | the judgement of persons | enough votes accept the result; or not, and attempts are left or not |
@@ -41,8 +42,8 @@
 //! | pending, errored | cancelled | a dependency failed or was cancelled | its policy is `cancel` |
 //! | any open state | cancelled | a command, a planner's edit | it or the run is cancelled, or the planner finishes without it |
 //! | any open state | cancelled | the end of the run | the first failure ends it, or it winds down without the task |
-//! | pending, rerun, errored | ready | an edit | after the edit all its dependencies are met |
-//! | ready, rerun, errored | pending | an edit | after the edit not all its dependencies are met |
+//! | pending, rerun, errored, waiting | ready | an edit | after the edit all its dependencies are met; of those that wait, only one that has not begun |
+//! | ready, rerun, errored, waiting | pending | an edit | after the edit not all its dependencies are met |
 //! | completed, failed, cancelled, errored | ready, pending | an edit, a resumed run | it is to run again |
 //! | ready, running, waiting, needs_review, rerun, completed, errored, cancelled | pending | the same | a task that it depends on, or was cancelled with, runs again |
 //!
@@ -62,6 +63,7 @@ mod recount;
 mod refusal;
 mod reserved;
 mod spec;
+mod start;
 mod state;
 mod work;
 
@@ -90,5 +92,9 @@ pub use graph::check_new_tasks;
 pub use refusal::{GraphError, Refusal};
 pub use reserved::Reservations;
 pub use spec::*;
+pub use start::{
+    MAX_PLAN_TIME, NOT_BEFORE_KEY, PLAN_WAIT_PREFIX, PlanTime, StartEvent, StartEventExpiry,
+    StartExpiryAction, WAIT_FOR_EVENT_KEY,
+};
 pub use state::*;
 pub use work::{JournalKey, Work, WorkKind};

@@ -13,6 +13,8 @@ impl Plan {
         plan.recount_tasks();
         plan.recount_links();
         plan.recount_children();
+        plan.index.unchecked_starts.clear();
+        (0_u32..).take(plan.tasks.len()).for_each(|position| plan.update_unchecked_start(position));
         plan.index.raised = plan.planning.triggers.iter().cloned().collect();
         plan.budget.reserved = self.budget.reserved.recounted();
         plan.index.waiting = BTreeMap::new();

@@ -4,14 +4,17 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use jiff::Timestamp;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::budget::{Budget, ResourceAmounts};
+use super::start::{PlanTime, StartEvent, start_waits};
 use crate::child::ParentTask;
 use crate::ids::{Capability, TaskId};
 use crate::question::QuestionExpiry;
 use crate::result::TaskParameters;
+use crate::wait::Wait;
 
 /// The maximum size of the objective of a run or a task, in bytes.
 pub const MAX_OBJECTIVE: usize = 64 * 1024;
@@ -52,6 +55,12 @@ pub struct TaskSpec {
     /// The budget of its attempts and their reviews together.
     #[serde(default, skip_serializing_if = "ResourceAmounts::is_empty")]
     pub budget: ResourceAmounts,
+    /// The time before which no attempt at it starts.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub not_before: Option<PlanTime>,
+    /// The event of the run without which no attempt at it starts.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub wait_for_event: Option<Box<StartEvent>>,
     /// `true` if its result is the deliverable of the run. At most one task of a plan is final.
     #[serde(default, rename = "final", skip_serializing_if = "std::ops::Not::not")]
     pub is_final: bool,
@@ -75,6 +84,8 @@ impl TaskSpec {
             limits: TaskLimits::default(),
             on_failed_dependency: OnFailedDependency::default(),
             budget: ResourceAmounts::default(),
+            not_before: None,
+            wait_for_event: None,
             is_final: false,
             parent: None,
         }
@@ -83,13 +94,24 @@ impl TaskSpec {
     /// `true` if readers of version 1 of the wire format, which 0.4.0 has, do not understand it.
     #[must_use]
     pub(crate) fn needs_newer_reader(&self) -> bool {
-        self.is_child() || self.review.needs_newer_reader()
+        self.is_child() || self.has_start_conditions() || self.review.needs_newer_reader()
     }
 
     /// `true` if an attempt at another task delegated it.
     #[must_use]
     pub fn is_child(&self) -> bool {
         self.parent.is_some()
+    }
+
+    /// `true` if an attempt at it starts only at a time or after an event.
+    #[must_use]
+    pub fn has_start_conditions(&self) -> bool {
+        self.not_before.is_some() || self.wait_for_event.is_some()
+    }
+
+    /// The waits that must have ended before an attempt at it starts, in a run that started at `start`.
+    pub(in crate::plan) fn start_waits(&self, start: Timestamp) -> Vec<Wait> {
+        start_waits(self.not_before, self.wait_for_event.as_deref(), start)
     }
 }
 

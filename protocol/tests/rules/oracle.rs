@@ -7,8 +7,8 @@ use millrace_protocol::child::{MAX_CHILD_DEPTH, MAX_CHILDREN};
 use millrace_protocol::ids::{Capability, TaskId};
 use millrace_protocol::plan::{
     BudgetEvent, Effect, EffectScope, ErroredTaskWait, Event, OnFailedDependency, OverdueInput, Plan,
-    ResourceAmounts, ResourceKind, RunEvent, Task, TaskEvent, TaskPhase, TaskState, Work, next_backoff_end,
-    overdue_inputs, pending_effects,
+    ResourceAmounts, ResourceKind, RunEvent, StartExpiryAction, Task, TaskEvent, TaskPhase, TaskState, Work,
+    next_backoff_end, overdue_inputs, pending_effects,
 };
 use millrace_protocol::result::Usage;
 use millrace_protocol::wait::WaitCondition;
@@ -165,7 +165,7 @@ fn check_task_invariants(plan: &Plan, task: &Task) {
     }
     assert!(task.state() == TaskState::Errored || task.errored_wait().is_none(), "{id}");
     if task.state() == TaskState::Waiting {
-        let attempt = task.current_attempt().expect("a parked attempt was claimed");
+        let attempt = task.current_attempt().expect("a parked attempt has a record");
         assert!(attempt.open_waits().next().is_some(), "{id} is parked and waits for nothing");
         let keys: BTreeSet<_> = attempt.waits.iter().map(|wait| &wait.wait.key).collect();
         assert_eq!(keys.len(), attempt.waits.len(), "{id} has two waits of one key");
@@ -187,6 +187,20 @@ fn check_task_invariants(plan: &Plan, task: &Task) {
         task.superseded.iter().all(|(work, _)| wanted.as_ref() != Some(work)),
         "{id} withdraws work that it needs"
     );
+}
+
+/// Checks that an attempt that is dispatched at `now` may start: its time has come, and its event was signalled or has
+/// expired with that consequence.
+pub fn check_start_conditions(plan: &Plan, work: &Work, now: Timestamp) {
+    let Work::Task { task, .. } = work else { return };
+    let (spec, start) = (&plan.task(task).unwrap().spec, plan.run.start.as_ref().unwrap().at);
+    assert!(spec.not_before.is_none_or(|time| time.resolve(start) <= now), "{task} starts too early");
+    let Some(event) = &spec.wait_for_event else { return };
+    let is_signalled = plan.run.signals.iter().any(|signal| signal.name == event.name);
+    let may_start = event.expiry.as_ref().is_some_and(|expiry| {
+        expiry.action == StartExpiryAction::Start && expiry.until.resolve(start) <= now
+    });
+    assert!(is_signalled || may_start, "{task} starts without its event");
 }
 
 /// Checks that finished work has no reservation.

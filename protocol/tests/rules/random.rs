@@ -7,8 +7,9 @@ use millrace_protocol::child::{Delegation, child_id};
 use millrace_protocol::ids::TaskId;
 use millrace_protocol::plan::{
     AttemptResult, Budget, BudgetExhaustionPolicy, CapabilityRegistry, CommandAction, Edit, Fact, JournalKey,
-    OnFailedDependency, Plan, PlannerConsultMode, PlanningMode, PlanningResult, ResourceAmounts,
-    ResourceKind, ReviewCheck, ReviewPolicy, RunCommand, Submission, TaskLimits, TaskPatch, TaskSpec, Work,
+    OnFailedDependency, Plan, PlanTime, PlannerConsultMode, PlanningMode, PlanningResult, ResourceAmounts,
+    ResourceKind, ReviewCheck, ReviewPolicy, RunCommand, StartEvent, StartEventExpiry, StartExpiryAction,
+    Submission, TaskLimits, TaskPatch, TaskSpec, Work,
 };
 use millrace_protocol::provider::ProviderStatus;
 use millrace_protocol::question::{Answer, AnswerScope, ExpiryAction, RunAnswer};
@@ -139,8 +140,29 @@ fn random_task(draws: &mut RandomDraws, id: &str) -> TaskSpec {
         on_failed_dependency: random_dependency_policy(draws),
         budget: draws.draw_optional(15, random_amounts).unwrap_or_default(),
         parameters: draws.draw_optional(30, |_| ("q".to_owned(), json!("what"))).into_iter().collect(),
+        not_before: draws.draw_optional(8, random_plan_time),
+        wait_for_event: draws.draw_optional(8, random_start_event),
         ..cast::echo_task(id, &[])
     }
+}
+
+/// A time before, at or after the start of the run.
+fn random_plan_time(draws: &mut RandomDraws) -> PlanTime {
+    let seconds = draws.draw_below(20_000) as u64;
+    match draws.draw_below(3) {
+        0 => PlanTime::At(cast::time_after(cast::test_start_time(), seconds)),
+        1 => PlanTime::AfterStart(Duration::from_secs(seconds)),
+        _ => PlanTime::AfterStart(Duration::ZERO),
+    }
+}
+
+fn random_start_event(draws: &mut RandomDraws) -> Box<StartEvent> {
+    let actions = [StartExpiryAction::Start, StartExpiryAction::FailTask];
+    let expiry = draws.draw_optional(50, |draws| StartEventExpiry {
+        until: random_plan_time(draws),
+        action: actions[draws.draw_below(2)],
+    });
+    Box::new(StartEvent { name: random_event_name(draws), expiry })
 }
 
 fn random_dependency_policy(draws: &mut RandomDraws) -> OnFailedDependency {
@@ -359,6 +381,11 @@ fn random_patch(draws: &mut RandomDraws, seen: &Plan, task: TaskId) -> TaskPatch
             ..TaskLimits::default()
         }),
         on_failed_dependency: draws.draw_optional(20, random_dependency_policy),
+        not_before: draws.draw_optional(10, random_plan_time),
+        wait_for_event: draws.draw_optional(10, |draws| match draws.draw_chance(50) {
+            true => random_start_event(draws),
+            false => Box::new(StartEvent { name: String::new(), expiry: None }),
+        }),
         ..TaskPatch::without_changes(task)
     }
 }

@@ -8,8 +8,8 @@ use millrace_protocol::child::Delegation;
 use millrace_protocol::ids::TaskId;
 use millrace_protocol::plan::{
     AttemptClock, Budget, CapabilityRegistry, CommandAction, Edit, Event, Fact, JournalKey,
-    OnFailedDependency, OverdueInput, Plan, Refusal, ReviewPolicy, Submission, TaskEvent, TaskLimits,
-    TaskPatch, TaskState, Work, apply,
+    OnFailedDependency, OverdueInput, Plan, PlanTime, Refusal, ReviewPolicy, StartEvent, StartEventExpiry,
+    StartExpiryAction, Submission, TaskEvent, TaskLimits, TaskPatch, TaskSpec, TaskState, Work, apply,
 };
 use millrace_protocol::provider::ProviderStatus;
 use millrace_protocol::question::{Answer, AnswerScope, ExpiryAction};
@@ -22,11 +22,20 @@ use crate::{cast, golden, show};
 /// Task `t` depends on `d`, and `z` on `t`; `t` has `max_attempts` attempts and possibly a review. Task `o` is independent,
 /// so that the run continues whatever happens to `t`.
 fn scene_with_task_t(max_attempts: u32, is_reviewed: bool) -> RunScene {
+    scene_with_changed_task_t(max_attempts, is_reviewed, |_| ())
+}
+
+fn scene_with_changed_task_t(
+    max_attempts: u32,
+    is_reviewed: bool,
+    change: impl FnOnce(&mut TaskSpec),
+) -> RunScene {
     let mut task =
         if is_reviewed { cast::reviewed_echo_task("t", &["d"]) } else { cast::echo_task("t", &["d"]) };
     task.capability = cast::capability_name("search");
     task.limits = TaskLimits { max_attempts, ..TaskLimits::default() };
     task.on_failed_dependency = OnFailedDependency::Cancel;
+    change(&mut task);
     let (before, behind, beside) =
         (cast::echo_task("d", &[]), cast::echo_task("z", &["t"]), cast::echo_task("o", &[]));
     // No situation takes that long, except those whose time limit has passed.
@@ -85,6 +94,21 @@ fn scene_with_t_judged_after_critic() -> RunScene {
     scene
 }
 
+/// `t` starts with the event `go`, which is awaited until 600 s after the start of the run.
+fn scene_with_start_event() -> RunScene {
+    let until = PlanTime::AfterStart(std::time::Duration::from_secs(600));
+    let expiry = Some(StartEventExpiry { until, action: StartExpiryAction::FailTask });
+    scene_with_changed_task_t(2, true, |task| {
+        task.wait_for_event = Some(Box::new(StartEvent { name: "go".into(), expiry }));
+    })
+}
+
+fn scene_with_t_before_start() -> RunScene {
+    let mut scene = scene_with_start_event();
+    scene.claim_and_finish_task(&cast::task_id("d"), "w0");
+    scene
+}
+
 fn scene_with_t_in_review(max_attempts: u32) -> RunScene {
     let mut scene = scene_with_t_ready(max_attempts, true);
     scene.claim_and_finish_task(&task_t(), "w1");
@@ -136,6 +160,7 @@ fn named_situations() -> Vec<(&'static str, RunScene)> {
         ),
         ("waiting, for the judgement of a person", scene_with_t_judged(2)),
         ("waiting, for the judgement of a person, the last attempt", scene_with_t_judged(1)),
+        ("waiting, for the event of its start", scene_with_t_before_start()),
         ("needs_review", scene_with_t_in_review(2)),
         ("needs_review, by a critic and then a person", scene_with_t_judged_after_critic()),
         ("needs_review, the last attempt", scene_with_t_in_review(1)),
@@ -185,6 +210,21 @@ fn later_named_situations() -> Vec<(&'static str, RunScene)> {
     };
     let done = || change_scene(scene_with_t_in_review(2), |scene| scene.finish_review(&task_t(), true));
     vec![
+        ("pending, it starts with an event", scene_with_start_event()),
+        (
+            "failed, before its start",
+            change_scene(scene_with_t_before_start(), |scene| {
+                scene.now = cast::time_after(scene.now, 601);
+                scene.decide_overdue_input(&OverdueInput::WaitTime(task_t())).unwrap();
+            }),
+        ),
+        (
+            "cancelled, before its start",
+            change_scene(scene_with_t_before_start(), |scene| {
+                let cancel = CommandAction::CancelTask { task: task_t(), reason: "enough".into() };
+                scene.decide_fact(&cancel_command_fact(cancel)).unwrap();
+            }),
+        ),
         (
             "needs_review, between two tries",
             change_scene(scene_with_t_in_review(2), |scene| {
@@ -497,6 +537,13 @@ fn named_inputs() -> Vec<(&'static str, ApplyInputFn)> {
             decide_user_command(s, CommandAction::CancelRun { reason: "enough".into() })
         }),
         ("a user patches it", |s| decide_user_edit(s, patch_objective_edit())),
+        ("a user lets it start with an event", |s| {
+            let event = Some(Box::new(StartEvent { name: "later".into(), expiry: None }));
+            decide_user_edit(
+                s,
+                Edit::Patch(TaskPatch { wait_for_event: event, ..TaskPatch::without_changes(task_t()) }),
+            )
+        }),
         ("a user changes its capability", |s| {
             let echo = Some(cast::capability_name("echo"));
             decide_user_edit(

@@ -9,9 +9,10 @@ use millrace_protocol::ids::{Lane, RunId};
 use millrace_protocol::plan::{
     AnswerCause, AttemptClock, AttemptEvent, Budget, BudgetEvent, BudgetExhaustionPolicy, CommandAction,
     Decision, DeliverableRule, Document, DocumentSet, Edit, EndReason, Event, Fact, GraphError, GraphEvent,
-    InputAnswer, JournalKey, OnFailedDependency, PlannerConsultMode, PlannerTrigger, PlanningEvent,
+    InputAnswer, JournalKey, OnFailedDependency, PlanTime, PlannerConsultMode, PlannerTrigger, PlanningEvent,
     PlanningMode, ProviderEvent, Refusal, ResourceAmounts, ReviewCheck, ReviewEvent, ReviewPolicy,
-    RunCommand, RunEvent, Submission, TaskEvent, TaskLimits, TaskPatch, TaskSpec, TaskState, UserEvent, Work,
+    RunCommand, RunEvent, StartEvent, StartEventExpiry, StartExpiryAction, Submission, TaskEvent, TaskLimits,
+    TaskPatch, TaskSpec, TaskState, UserEvent, Work,
 };
 use millrace_protocol::provider::ProviderStatus;
 use millrace_protocol::question::{
@@ -643,6 +644,14 @@ fn later_sample_events() -> Vec<(&'static str, Event)> {
             Event::Graph(GraphEvent::TaskAdded { spec: Box::new(sample_child()), ready: true }),
         ),
         (
+            "task added: start condition",
+            Event::Graph(GraphEvent::TaskAdded { spec: Box::new(task_with_start()), ready: true }),
+        ),
+        (
+            "task patched: start condition",
+            Event::Graph(GraphEvent::TaskPatched { spec: Box::new(task_with_start()), attempt: 2 }),
+        ),
+        (
             "attempt parked: tasks",
             Event::Attempt(AttemptEvent::Parked {
                 task: cast::task_id("a"),
@@ -688,6 +697,17 @@ fn later_sample_events() -> Vec<(&'static str, Event)> {
             })),
         ),
     ]
+}
+
+/// A task that starts at a time and after an event.
+fn task_with_start() -> TaskSpec {
+    let until = PlanTime::AfterStart(std::time::Duration::from_millis(90_500));
+    let expiry = Some(StartEventExpiry { until, action: StartExpiryAction::FailTask });
+    TaskSpec {
+        not_before: Some(PlanTime::At(cast::test_start_time())),
+        wait_for_event: Some(Box::new(StartEvent { name: "deployed".into(), expiry })),
+        ..cast::echo_task("a", &[])
+    }
 }
 
 fn sample_child() -> TaskSpec {
@@ -885,6 +905,7 @@ fn sample_submissions() -> Vec<(String, Submission)> {
             "judged by persons, and approved by one".into(),
             Submission { approve_plan: true, ..cast::fixed_plan_submission(vec![spec_judged_by_persons()]) },
         ),
+        ("a start condition".into(), cast::fixed_plan_submission(vec![task_with_start()])),
     ]
 }
 
@@ -919,6 +940,15 @@ fn sample_edits() -> Vec<Edit> {
     ]
 }
 
+/// A patch that starts a task later, and no longer with an event.
+fn patch_of_start() -> TaskPatch {
+    TaskPatch {
+        not_before: Some(PlanTime::AfterStart(std::time::Duration::from_secs(60))),
+        wait_for_event: Some(Box::new(StartEvent { name: String::new(), expiry: None })),
+        ..TaskPatch::without_changes(cast::task_id("a"))
+    }
+}
+
 fn sample_commands() -> Vec<(String, RunCommand)> {
     let command = |control| RunCommand { id: "c1".into(), by: "ann".into(), control };
     let edits = sample_edits().into_iter().map(|edit| (edit.name().to_owned(), CommandAction::Edit(edit)));
@@ -930,6 +960,8 @@ fn sample_commands() -> Vec<(String, RunCommand)> {
         ("message".to_owned(), CommandAction::Message { text: "hurry".into() }),
         ("signal".to_owned(), CommandAction::Signal { name: "deployed".into(), data: "3".into() }),
         ("signal without data".to_owned(), CommandAction::Signal { name: "go".into(), data: String::new() }),
+        ("add: start condition".to_owned(), CommandAction::Edit(Edit::Add(vec![task_with_start()]))),
+        ("patch: start condition".to_owned(), CommandAction::Edit(Edit::Patch(patch_of_start()))),
     ];
     let all = sample_controls().into_iter().chain(edits).chain(others);
     all.map(|(name, control)| (name, command(control))).collect()
@@ -1050,6 +1082,19 @@ fn sample_journal_entries() -> Vec<(String, JournalEntry)> {
         (
             "outcome: proposed".into(),
             outcome(WorkOutcome::Proposed { proposal, usage: full_usage(), models: ModelUsage::new() }),
+        ),
+        (
+            "outcome: proposed, start condition".into(),
+            outcome(WorkOutcome::Proposed {
+                proposal: PlanProposal {
+                    reasoning: "it is too early".into(),
+                    tasks: Vec::new(),
+                    edits: vec![Edit::Patch(patch_of_start())],
+                    fallback: None,
+                },
+                usage: Usage::default(),
+                models: ModelUsage::new(),
+            }),
         ),
         (
             "outcome: proposed, with changes".into(),
@@ -1482,6 +1527,7 @@ fn messages_about_waits_have_a_version_that_0_4_does_not_read() {
         "delegated",
         "judged by persons",
         "plan question",
+        "start condition",
     ];
     let mut newer = 0;
     for sample in all_encoding_samples().iter().filter(|sample| sample.json.get("t").is_some()) {

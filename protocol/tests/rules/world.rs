@@ -6,8 +6,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use millrace_protocol::ids::{RunId, TaskId};
 use millrace_protocol::plan::{
-    AttemptClock, CommandAction, Effect, EffectScope, Event, Fact, GraphEvent, OverdueInput, Plan,
-    PlanningEvent, RunCommand, TaskEvent, TaskState, Work, next_backoff_end, pending_effects,
+    AttemptClock, CommandAction, Effect, EffectScope, Event, Fact, OverdueInput, Plan, PlanningEvent,
+    RunCommand, TaskState, Work, next_backoff_end, pending_effects,
 };
 use millrace_protocol::provider::ProviderStatus;
 use millrace_protocol::result::{TaskError, Usage};
@@ -368,14 +368,7 @@ impl SimulatedWorld {
 
     /// Checks the registry again after tasks have changed.
     fn check_registry_after_edits(&mut self) {
-        let is_news = |event: &Event| {
-            matches!(
-                event,
-                Event::Graph(GraphEvent::TaskAdded { .. } | GraphEvent::TaskPatched { .. })
-                    | Event::Task(TaskEvent::Reopened { .. } | TaskEvent::Invalidated { .. })
-            )
-        };
-        if self.scene.last_events().iter().any(is_news) {
+        if self.scene.last_events().iter().any(Event::needs_capability_check) {
             self.check_registry_change();
         }
     }
@@ -427,6 +420,7 @@ impl SimulatedWorld {
     fn carry_out_effect(&mut self, effect: Effect) {
         match effect {
             Effect::Offer(work) => {
+                oracle::check_start_conditions(&self.scene.plan, &work, self.scene.now);
                 let is_held = self.held.iter().any(|held| held.work == work);
                 if !is_held {
                     self.queue.entry(self.order_subject_of(&work)).or_insert(work);
@@ -484,6 +478,8 @@ fn tasks_affected_by_registry(plan: &Plan, offers: RegisteredTestCapabilities) -
             && task.spec.capability.as_str() == "search"
             && !task.spec.parameters.contains_key("q");
         match (task.state(), task.errored_wait()) {
+            // It is checked when it starts.
+            (TaskState::Pending, _) if task.spec.has_start_conditions() => false,
             (TaskState::Pending | TaskState::Ready | TaskState::Rerun, _) => !is_known || is_wrong,
             (TaskState::Errored, Some(ErroredTaskWait::Capability { .. })) => is_known,
             (TaskState::Errored, Some(ErroredTaskWait::Parameters { .. })) => is_known && !is_wrong,

@@ -385,9 +385,12 @@ impl LiveRun {
             self.decide_and_append_answer(&mut decision, AnswerCause::Clock, &overdue.input());
         }
         self.append_registry_check(&mut decision, cluster, unknown_status);
+        let checked = decision.events.len();
         if !decision.events.is_empty() {
             self.append_follow_up_events(&mut decision);
         }
+        // A task whose start has been waited for is checked when the wait has ended.
+        self.is_cluster_check_due |= decision.events[checked..].iter().any(Event::needs_capability_check);
         self.is_all_touched |= decision.events.iter().any(Event::affects_all_tasks);
         self.milestones.extend(decision.events.iter().filter_map(RunMilestone::from_event));
         self.plan.run.through = self.plan.run.through.max(decision.answered_through().unwrap_or(0));

@@ -46,6 +46,7 @@ impl Plan {
         self.link_to_dependencies(spec, position);
         self.link_to_parent(position);
         self.add_if_waiting_for_reservation(position);
+        self.update_unchecked_start(position);
         self.update_children_index(position);
     }
 
@@ -112,6 +113,7 @@ impl Plan {
         // If the limit is now below the current attempt, that one is the last.
         task.granted = task.granted.max(task.attempt);
         self.add_if_waiting_for_reservation(position);
+        self.update_unchecked_start(position);
         self.update_children_index(position);
     }
 

@@ -57,6 +57,15 @@ impl Plan {
         }
     }
 
+    /// Updates whether the start of a task is to be checked, after it changed.
+    pub(in crate::plan) fn update_unchecked_start(&mut self, position: u32) {
+        if self.tasks[position as usize].has_unchecked_start() {
+            self.index.unchecked_starts.insert(position);
+        } else {
+            self.index.unchecked_starts.remove(&position);
+        }
+    }
+
     /// Adds a task to those whose work waits for a reservation, if it does.
     pub(super) fn add_if_waiting_for_reservation(&mut self, task_position: u32) {
         if !self.needs_any_reservation() {

@@ -98,6 +98,7 @@ impl Plan {
             self.budget.reserved.release(&work);
         }
         self.add_if_waiting_for_reservation(position);
+        self.update_unchecked_start(position);
         self.update_children_index(position);
     }
 

@@ -176,6 +176,7 @@ fn patch_task(plan: &Plan, wanted: &TaskPatch, by: EditAuthor) -> Result<Vec<Eve
             ));
         }
         TaskState::Pending | TaskState::Ready | TaskState::Rerun | TaskState::Errored => {}
+        TaskState::Waiting if task.is_waiting_to_start() => {}
         TaskState::Running | TaskState::NeedsReview | TaskState::Waiting => {
             return Err(wrong_state_refusal(
                 task,
@@ -225,7 +226,9 @@ fn patch_task(plan: &Plan, wanted: &TaskPatch, by: EditAuthor) -> Result<Vec<Eve
         (TaskState::Pending, _) if !is_ready => vec![patch(0)],
         (TaskState::Pending, _) => vec![patch(0), waits(task.attempt.max(1))],
         // The dispatched order has the old parameters: it is withdrawn, and a new attempt waits.
-        _ if task.dispatched_work().is_some() => vec![patch(task.attempt + 1), waits(task.attempt + 1)],
+        _ if task.dispatched_work().is_some() || task.is_waiting_to_start() => {
+            vec![patch(task.attempt + 1), waits(task.attempt + 1)]
+        }
         _ => vec![patch(0), waits(task.attempt.max(1))],
     })
 }
@@ -247,6 +250,12 @@ fn apply_patch_to_spec(old: &TaskSpec, wanted: &TaskPatch) -> TaskSpec {
         review: wanted.review.clone().unwrap_or_else(|| old.review.clone()),
         limits: wanted.limits.clone().unwrap_or_else(|| old.limits.clone()),
         on_failed_dependency: wanted.on_failed_dependency.unwrap_or(old.on_failed_dependency),
+        not_before: wanted.not_before.or(old.not_before).filter(|time| !time.is_start()),
+        wait_for_event: wanted
+            .wait_for_event
+            .clone()
+            .or_else(|| old.wait_for_event.clone())
+            .filter(|event| !event.name.is_empty()),
         ..old.clone()
     }
 }
@@ -286,6 +295,9 @@ pub(super) fn retry_task(
     match (task.state(), task.errored_wait()) {
         (TaskState::Completed | TaskState::Failed | TaskState::Cancelled, _)
         | (TaskState::Errored, Some(ErroredTaskWait::Retry(_))) => {}
+        (TaskState::Waiting, _) if task.is_waiting_to_start() => {
+            return Err(wrong_state_refusal(task, "it will run without a retry"));
+        }
         (TaskState::Running | TaskState::NeedsReview | TaskState::Waiting, _) => {
             return Err(wrong_state_refusal(
                 task,

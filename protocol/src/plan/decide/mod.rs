@@ -34,6 +34,7 @@ mod registry;
 mod repetition;
 mod reviews;
 mod settle;
+mod starts;
 mod steering;
 mod votes;
 mod waits;

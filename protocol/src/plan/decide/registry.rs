@@ -59,6 +59,9 @@ fn check_task_against_registry(
     let (id, capability) = (task.spec.id.clone(), task.spec.capability.clone());
     let is_known = cluster.find_capability(&capability).is_some();
     match (task.state(), task.errored_wait()) {
+        // It is checked when it starts, which may be in a month.
+        (TaskState::Pending, _) if task.spec.has_start_conditions() => None,
+        (TaskState::Ready | TaskState::Rerun, _) if task.has_unchecked_start() => None,
         (TaskState::Pending | TaskState::Ready | TaskState::Rerun, _) if !is_known => (unknown_status
             == UnknownCapabilityStatus::Missing)
             .then_some(Event::Task(TaskEvent::CapabilityMissing { task: id, capability })),

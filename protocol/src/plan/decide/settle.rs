@@ -7,7 +7,7 @@ use super::super::spec::{OnFailedDependency, PlanningMode};
 use super::super::state::{DeliverableRule, EndReason, MAX_BLOCKED, Plan, PlannerTrigger, Task, TaskState};
 use super::super::{AttemptEnd, Event, PlanningEvent, RunEvent};
 use super::approval::ask_about_plan;
-use super::{budget, children, has_work_in_progress, planning, truncate_for_plan};
+use super::{budget, children, has_work_in_progress, planning, starts, truncate_for_plan};
 use crate::ids::TaskId;
 
 /// The detail of the end of a run whose deliverable does not answer its question.
@@ -16,6 +16,7 @@ const UNANSWERED: &str = "no passage of the documents answers the question";
 pub(super) fn settle_plan(plan: &Plan, now: Timestamp) -> Vec<Event> {
     let some = |events: Vec<Event>| Some(events).filter(|events| !events.is_empty());
     some(children::settle_children(plan))
+        .or_else(|| some(starts::park_before_start(plan, now)))
         .or_else(|| some(settle_budget_of_open_run(plan)))
         .or_else(|| some(budget::warn_once_at_soft_limit(plan, now)))
         .or_else(|| some(budget::cancel_final_task_without_inputs(plan)))

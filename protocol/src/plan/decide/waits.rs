@@ -13,12 +13,14 @@ use super::questions::{ExpiredQuestion, ends_by_standing_answers, expire_questio
 use super::votes::{count_votes, open_person_review};
 use super::wave::append_consequences_of_task_ends;
 use super::{
-    attempts, children, find_task, find_task_with_attempt, truncate_for_plan, usage_of_work_in_flight,
+    attempts, children, find_task, find_task_with_attempt, starts, truncate_for_plan, usage_of_work_in_flight,
     wrong_state_refusal,
 };
 use crate::ids::{TaskId, WorkerId};
 use crate::result::{ErrorKind, TaskError};
-use crate::wait::{EndedWait, MAX_EVENT_NAME, MAX_WAITS, Signal, Wait, WaitCondition, WaitEnd};
+use crate::wait::{
+    EndedWait, MAX_EVENT_NAME, MAX_WAITS, Signal, Wait, WaitCondition, WaitEnd, is_event_name,
+};
 
 /// The largest number of events that a run keeps.
 const MAX_SIGNALS: usize = 1_000;
@@ -61,7 +63,7 @@ pub(super) fn handle_parked(
 }
 
 /// Cancels a task that would wait longer than its run, which is winding down.
-fn cancel_at_end_of_run(plan: &Plan, task: &Task) -> Vec<Event> {
+pub(super) fn cancel_at_end_of_run(plan: &Plan, task: &Task) -> Vec<Event> {
     let cancelled = Event::Task(TaskEvent::Cancelled {
         task: task.spec.id.clone(),
         reason: "the run is winding down, and the task waits for something outside".into(),
@@ -97,8 +99,7 @@ pub(super) fn handle_signal(plan: &Plan, signal: &Signal) -> Result<Vec<Event>, 
 
 fn check_signal(plan: &Plan, signal: &Signal) -> Result<(), Refusal> {
     let refuse = |why: String| Err(Refusal::Unusable(why));
-    let name = &signal.name;
-    if name.trim().is_empty() || name.len() > MAX_EVENT_NAME || name.chars().any(char::is_control) {
+    if !is_event_name(&signal.name) {
         return refuse(format!(
             "the name of an event must be 1 to {MAX_EVENT_NAME} bytes of text in one line"
         ));
@@ -123,7 +124,10 @@ pub(super) fn end_waits_by_time(plan: &Plan, id: &TaskId, now: Timestamp) -> Res
         let key = wait.wait.key.clone();
         match &wait.wait.condition {
             WaitCondition::Until(_) => ended.push(EndedWait { key, end: WaitEnd::TimeReached }),
-            WaitCondition::Event { .. } => ended.push(EndedWait { key, end: WaitEnd::Expired }),
+            WaitCondition::Event { .. } => match starts::why_start_fails(task, &key) {
+                Some(why) => return Ok(attempts::fail_parked_attempt(plan, task, &why)),
+                None => ended.push(EndedWait { key, end: WaitEnd::Expired }),
+            },
             WaitCondition::Tasks { tasks, .. } => {
                 let end = WaitEnd::TasksEnded(plan.ended_children(task, tasks));
                 ended.push(EndedWait { key, end });
@@ -182,7 +186,7 @@ fn names_of_received_events(attempt: &Attempt) -> Vec<&str> {
 }
 
 /// The ends of those of these waits whose events were signalled. `received` names the events that the attempt has received.
-fn ends_by_events<'a>(
+pub(super) fn ends_by_events<'a>(
     waits: &'a [Wait],
     signals: impl Iterator<Item = &'a Signal> + Clone,
     mut received: Vec<&'a str>,

@@ -9,6 +9,7 @@ use super::optional_micros;
 use crate::ids::{TaskId, WorkerId};
 use crate::plan::AttemptClock;
 use crate::plan::spec::ReviewPolicy;
+use crate::plan::start::PLAN_WAIT_PREFIX;
 use crate::result::{ModelUsage, TaskError, Usage};
 use crate::wait::{EndedWait, Wait};
 
@@ -174,6 +175,21 @@ impl AttemptEvent {
             | Self::Woken { .. } => true,
             Self::Finished { review, .. } => review.as_ref().is_some_and(ReviewPolicy::needs_newer_reader),
             Self::Claimed { .. } | Self::Errored { .. } | Self::TimedOut { .. } => false,
+        }
+    }
+
+    /// `true` if it ends a wait for the start of its task: the task is not checked while it waits.
+    pub(super) fn needs_capability_check(&self) -> bool {
+        match self {
+            Self::WaitEnded { ended, .. } => ended.key.starts_with(PLAN_WAIT_PREFIX),
+            Self::Claimed { .. }
+            | Self::Finished { .. }
+            | Self::Errored { .. }
+            | Self::TimedOut { .. }
+            | Self::Parked { .. }
+            | Self::QuestionRenewed { .. }
+            | Self::ChildRefused { .. }
+            | Self::Woken { .. } => false,
         }
     }
 

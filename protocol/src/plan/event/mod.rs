@@ -83,16 +83,16 @@ impl Event {
         }
     }
 
-    /// `true` if this event adds, changes or reopens a task, so that its capability must be checked again.
+    /// `true` if this event adds, changes, reopens or starts a task, so that its capability must be checked again.
     #[must_use]
     pub fn needs_capability_check(&self) -> bool {
         match self {
             Self::Graph(event) => event.needs_capability_check(),
             Self::Task(event) => event.needs_capability_check(),
+            Self::Attempt(event) => event.needs_capability_check(),
             Self::Run(_)
             | Self::User(_)
             | Self::Planning(_)
-            | Self::Attempt(_)
             | Self::Review(_)
             | Self::Budget(_)
             | Self::Provider(_) => false,

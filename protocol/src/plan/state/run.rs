@@ -276,6 +276,8 @@ pub(in crate::plan) struct PlanIndex {
     pub children: BTreeMap<u32, Vec<u32>>,
     /// The open children whose parent's attempt is not live: they are to be cancelled.
     pub orphans: BTreeSet<u32>,
+    /// The tasks with an attempt that would be dispatched, although the conditions for its start have not been checked.
+    pub unchecked_starts: BTreeSet<u32>,
     /// The parked tasks with a wait for children that is to end.
     pub children_ended: BTreeSet<u32>,
 }

@@ -438,8 +438,25 @@ impl Task {
     /// `true` if the current attempt was parked and waits for a worker again: it has done a part of its work.
     #[must_use]
     pub(in crate::plan) fn is_woken(&self) -> bool {
-        let was_parked = |attempt: &Attempt| !attempt.waits.is_empty() && attempt.end.is_none();
+        let was_parked = |attempt: &Attempt| {
+            !attempt.waits.is_empty() && attempt.claimed_at.is_some() && attempt.end.is_none()
+        };
         self.state() == TaskState::Ready && self.current_attempt().is_some_and(was_parked)
+    }
+
+    /// `true` if the current attempt is parked and no worker has claimed it: it waits for its start.
+    #[must_use]
+    pub fn is_waiting_to_start(&self) -> bool {
+        let has_begun = |attempt: &Attempt| attempt.claimed_at.is_some();
+        self.state() == TaskState::Waiting && !self.current_attempt().is_some_and(has_begun)
+    }
+
+    /// `true` if the current attempt would be dispatched, although the conditions for its start have not been checked.
+    pub(in crate::plan) fn has_unchecked_start(&self) -> bool {
+        let is_checked = |attempt: &Attempt| !attempt.waits.is_empty() || attempt.claimed_at.is_some();
+        self.spec.has_start_conditions()
+            && matches!(self.phase, TaskPhase::Ready | TaskPhase::Rerun)
+            && !self.current_attempt().is_some_and(is_checked)
     }
 
     /// Describes what the task waits for; `None` if it is in progress or has ended.

@@ -1,0 +1,57 @@
+//! The start of tasks that wait for a time or an event. Each attempt at such a task is parked once, before its first dispatch:
+//! the conditions that are met end at once, and the attempt starts when all have ended. Whatever makes a task ready, the next
+//! step of settling finds it, so that no attempt is dispatched too early.
+
+use jiff::Timestamp;
+
+use super::super::start::{StartExpiryAction, WAIT_FOR_EVENT_KEY};
+use super::super::state::{Plan, Task};
+use super::super::{AttemptEvent, Event};
+use super::waits::{cancel_at_end_of_run, end_waits, ends_by_events};
+use crate::wait::{EndedWait, Wait, WaitCondition, WaitEnd};
+
+/// Parks the attempts that would be dispatched without a check of their start.
+pub(super) fn park_before_start(plan: &Plan, now: Timestamp) -> Vec<Event> {
+    let mut events = Vec::new();
+    for &position in &plan.index.unchecked_starts {
+        let task = &plan.tasks[position as usize];
+        let (waits, ended) = start_waits_of_task(plan, task, now);
+        if plan.run.winding_down.is_some() && ended.len() < waits.len() {
+            // It may end other tasks of the list as well.
+            return if events.is_empty() { cancel_at_end_of_run(plan, task) } else { events };
+        }
+        events.extend(park_task(task, waits, ended));
+    }
+    events
+}
+
+fn park_task(task: &Task, waits: Vec<Wait>, ended: Vec<EndedWait>) -> Vec<Event> {
+    let parked =
+        AttemptEvent::Parked { task: task.spec.id.clone(), attempt: task.attempt, waits: waits.clone() };
+    end_waits(task, vec![Event::Attempt(parked)], waits.iter(), ended)
+}
+
+/// The waits of a task for its start, and the ends of those whose conditions are met. A wait for an event that has expired is
+/// left to the clock.
+fn start_waits_of_task(plan: &Plan, task: &Task, now: Timestamp) -> (Vec<Wait>, Vec<EndedWait>) {
+    let began = plan.run.start.as_ref().map_or(now, |start| start.at);
+    let waits = task.spec.start_waits(began);
+    let is_over = |wait: &&Wait| matches!(wait.condition, WaitCondition::Until(at) if at <= now);
+    let reached = |wait: &Wait| EndedWait { key: wait.key.clone(), end: WaitEnd::TimeReached };
+    let mut ended: Vec<EndedWait> = waits.iter().filter(is_over).map(reached).collect();
+    ended.extend(ends_by_events(&waits, plan.run.signals.iter(), Vec::new()));
+    (waits, ended)
+}
+
+/// Returns why a task fails if the wait of this key has expired; `None` if it continues.
+pub(super) fn why_start_fails(task: &Task, key: &str) -> Option<String> {
+    let event = task.spec.wait_for_event.as_ref().filter(|_| key == WAIT_FOR_EVENT_KEY)?;
+    let expiry = event.expiry.as_ref()?;
+    match expiry.action {
+        StartExpiryAction::Start => None,
+        StartExpiryAction::FailTask => Some(format!(
+            "the event {:?} was not signalled until {}; signal it, and retry the task",
+            event.name, expiry.until
+        )),
+    }
+}
