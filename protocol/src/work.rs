@@ -10,11 +10,11 @@ use crate::child::Delegation;
 use crate::ids::{Capability, Lane, RunId, TaskId, WorkerId};
 use crate::plan::{
     Attempt, DEFAULT_PROVIDER_TIMEOUT, DocumentSet, Edit, ResourceAmounts, ReviewCheck, ReviewPolicy, Task,
-    TaskLimits, TaskSpec, Work,
+    TaskLimits, TaskSpec, WAIT_FOR_EVENT_KEY, Work,
 };
 use crate::provider::ProviderStatus;
 use crate::result::{ModelUsage, PlanProposal, TaskError, TaskParameters, Usage, Verdict};
-use crate::wait::{EndedWait, Wait};
+use crate::wait::{EndedWait, Wait, WaitEnd};
 use crate::wire::InlineOrStoredBytes;
 
 /// An order: the data that a worker needs to do a piece of work without reading the plan.
@@ -156,6 +156,12 @@ pub struct ReviewBrief {
 }
 
 impl Order {
+    /// The end of the wait for the event without which the task does not start, if it has one.
+    #[must_use]
+    pub fn start_event(&self) -> Option<&WaitEnd> {
+        self.ended_waits.iter().find(|wait| wait.key == WAIT_FOR_EVENT_KEY).map(|wait| &wait.end)
+    }
+
     /// An order with no data beyond its work, objective and capability.
     #[must_use]
     pub fn new(

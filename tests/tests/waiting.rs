@@ -5,12 +5,16 @@
 use std::time::{Duration, Instant};
 
 use millrace_protocol::ids::Capability;
-use millrace_protocol::plan::{AttemptEnd, EndReason, Submission, TaskSpec, TaskState};
+use millrace_protocol::plan::{
+    AttemptEnd, EndReason, PlanTime, StartEvent, StartEventExpiry, StartExpiryAction, Submission, TaskSpec,
+    TaskState,
+};
 use millrace_protocol::wire::decode_task_result;
 use millrace_runtime::Bus;
 use millrace_tests::cluster::{ClusterSetup, ProcessRole, TestCluster, lock_machine};
 use millrace_tests::crashes::crash_one_at_random;
 use millrace_tests::history::History;
+use millrace_tests::pages::{first_code_block, repository_folder};
 use millrace_tests::plans::{
     SeededRandom, echo_task, fixed_submission, run_id, submit_run, task_id, wait_for_run_history,
 };
@@ -250,4 +254,118 @@ async fn kills_lose_no_wake_up() {
         assert!(ends.clone().all(|attempt| matches!(attempt.end, Some(AttemptEnd::Finished { .. }))));
         cluster.stop_all();
     }
+}
+
+/// A task that starts with an event.
+fn task_with_start_event(name: &str, event: &str, expiry: Option<StartEventExpiry>) -> TaskSpec {
+    let event = StartEvent { name: event.into(), expiry };
+    TaskSpec { wait_for_event: Some(Box::new(event)), ..echo_task(name, &json!({"steps": 1})) }
+}
+
+fn start_expiry(action: StartExpiryAction) -> Option<StartEventExpiry> {
+    Some(StartEventExpiry { until: PlanTime::AfterStart(Duration::from_secs(2)), action })
+}
+
+/// Tasks with start conditions are in no queue until these are met, whatever dies meanwhile. Then each has one attempt.
+#[tokio::test(flavor = "multi_thread")]
+async fn tasks_start_at_their_time_and_after_their_event() {
+    let _alone = lock_machine();
+    let setup = ClusterSetup { slots: 1, ..ClusterSetup::default() };
+    let mut cluster = TestCluster::start_with_workers(setup, 0);
+    let folder = tempfile::tempdir().unwrap();
+    let (capability, input) = (folder.path().join("publish.yaml"), folder.path().join("input.json"));
+    let program = format!("cat > {}; echo published", input.display());
+    let text = json!({"name": "publish", "kind": "command", "description": "Publishes.", "command": ["sh", "-c", program]});
+    std::fs::write(&capability, text.to_string()).unwrap();
+    let worker = ["--capability", capability.to_str().unwrap(), "--capability", "echo"];
+    cluster.start_process(ProcessRole::Worker, "worker-1", &worker);
+    let (bus, run) = (cluster.connect_bus().await, run_id("starts"));
+    let delay = Duration::from_secs(5);
+    let publish = TaskSpec {
+        capability: Capability::new("publish").unwrap(),
+        depends_on: vec![task_id("plain")],
+        parameters: Default::default(),
+        ..task_with_start_event("publish", "deployed", None)
+    };
+    let tasks = vec![
+        echo_task("plain", &json!({})),
+        TaskSpec {
+            not_before: Some(PlanTime::AfterStart(delay)),
+            ..echo_task("later", &json!({"steps": 1}))
+        },
+        publish,
+        task_with_start_event("edited", "never", None),
+        task_with_start_event("expired", "never", start_expiry(StartExpiryAction::Start)),
+        task_with_start_event("failed", "never", start_expiry(StartExpiryAction::FailTask)),
+    ];
+    submit_run(&bus, &run, &fixed_submission(tasks)).await;
+    let wanted = [
+        ("failed", TaskState::Failed),
+        ("expired", TaskState::Completed),
+        ("publish", TaskState::Waiting),
+        ("edited", TaskState::Waiting),
+    ];
+    wait_for_value(TIMEOUT, "the ends of the waits that expire", async || {
+        let history = History::read_from_log(&bus, &run).await.ok()?;
+        let is_state = |(name, state): &(&str, TaskState)| {
+            history.folded_plan().task(&task_id(name)).is_some_and(|task| task.state() == *state)
+        };
+        wanted.iter().all(is_state).then_some(())
+    })
+    .await;
+    let millrace = |arguments: &[&str]| cluster.millrace_command().args(arguments).output().unwrap();
+    let show = text_of(&millrace(&["show", "starts"]));
+    assert!(show.contains("waiting for the event \"deployed\""), "{show}");
+    let shown: Value = serde_json::from_slice(&millrace(&["show", "starts", "--json"]).stdout).unwrap();
+    let waits = &shown["tasks"][2]["attempts"][0]["waits"];
+    assert_eq!(waits[0]["event"], "deployed", "{shown:#}");
+    assert!(waits[0]["since"].is_string() && waits[0]["end"].is_null(), "{waits}");
+    let edited = millrace(&["edit", "starts", "edited", "--wait-for-event", "none"]);
+    assert!(edited.status.success(), "{}", text_of(&edited));
+    for name in ["supervisor-1", "worker-1"] {
+        cluster.kill_process(name);
+        cluster.restart_process(name);
+    }
+    signal_event(&bus, &run, "deployed", r#"{"version":3}"#).await;
+
+    let history = wait_for_run_history(&bus, &run, TIMEOUT).await;
+    history.assert_consistent();
+    let plan = history.folded_plan();
+    let started = plan.run.start.as_ref().unwrap().at;
+    for (name, attempt) in [("plain", 1), ("later", 1), ("publish", 1), ("edited", 2), ("expired", 1)] {
+        let task = plan.task(&task_id(name)).unwrap();
+        assert_eq!((task.state(), task.attempt), (TaskState::Completed, attempt), "{name}");
+    }
+    let failed = plan.task(&task_id("failed")).unwrap().end_reason().unwrap();
+    assert!(failed.contains("the event \"never\" was not signalled until 2 s after the start"), "{failed}");
+    let claimed = plan.task(&task_id("later")).unwrap().attempts[0].claimed_at.unwrap();
+    assert!(claimed.duration_since(started).unsigned_abs() >= delay, "{claimed} is too early");
+    let input: Value = serde_json::from_slice(&std::fs::read(input).unwrap()).unwrap();
+    assert_eq!(input["ended_waits"]["plan.wait_for_event"]["data"], json!({"version": 3}), "{input}");
+    assert_eq!(cluster.read_ledger().lines().count(), 3, "later, edited and expired have one step each");
+    cluster.stop_all();
+}
+
+/// The example of the documentation, which anybody may copy, runs as the page says.
+#[tokio::test(flavor = "multi_thread")]
+async fn documented_plan_with_start_conditions_runs() {
+    let _alone = lock_machine();
+    let cluster = TestCluster::start_with_workers(ClusterSetup::default(), 1);
+    let page = std::fs::read_to_string(repository_folder().join("docs/plans.md")).unwrap();
+    let plan = cluster.test_folder().join("plan.yaml");
+    std::fs::write(&plan, first_code_block(&page, "yaml start conditions").unwrap()).unwrap();
+    let millrace = |arguments: &[&str]| {
+        let output = cluster.millrace_command().args(arguments).output().unwrap();
+        assert!(output.status.success(), "{}", text_of(&output));
+        output
+    };
+    let submitted = millrace(&["submit", "--plan", plan.to_str().unwrap()]);
+    let id = String::from_utf8(submitted.stdout).unwrap().trim().to_owned();
+    let (bus, run) = (cluster.connect_bus().await, run_id(&id));
+    wait_for_task_count(&bus, &run, TaskState::Waiting, 1).await;
+    let list = text_of(&millrace(&["show", &id]));
+    assert!(list.contains("waiting for the event \"deployed\" until "), "{list}");
+    millrace(&["signal", &id, "deployed"]);
+    assert_completed(&wait_for_run_history(&bus, &run, TIMEOUT).await);
+    cluster.stop_all();
 }

@@ -1,4 +1,4 @@
-//! `millrace edit`: changes a task that no worker has claimed yet: objective, parameters, dependencies, review, limits.
+//! `millrace edit`: changes a task that no worker has claimed yet: objective, parameters, dependencies, review, limits, start.
 
 use std::time::Duration;
 
@@ -6,7 +6,7 @@ use anyhow::anyhow;
 use clap::Args;
 use millrace_protocol::ids::{Capability, TaskId};
 use millrace_protocol::plan::{
-    CommandAction, Edit, OnFailedDependency, Plan, ReviewPolicy, TaskLimits, TaskPatch,
+    CommandAction, Edit, OnFailedDependency, Plan, PlanTime, ReviewPolicy, StartEvent, TaskLimits, TaskPatch,
 };
 use millrace_protocol::result::TaskParameters;
 use millrace_runtime::{Bus, duration};
@@ -22,6 +22,7 @@ const EXAMPLES: &str = "\
 Examples:
   millrace edit latest draft --objective \"Write two pages, with a table\"
   millrace edit latest draft --depends-on sources,interviews --max-attempts 5
+  millrace edit latest draft --not-before 2026-12-01T09:00:00Z --wait-for-event approved
   millrace edit latest draft --final";
 
 /// The arguments of `millrace edit`.
@@ -67,6 +68,20 @@ struct TaskChanges {
     /// Policy if a task it depends on fails or is cancelled: cancel, skip (run without it) or ask (the planner)
     #[arg(long, value_name = "POLICY", value_parser = plan_file::parse_on_failed_dependency)]
     on_failed_dependency: Option<OnFailedDependency>,
+    /// Time before which it does not start: 2026-12-01T09:00:00Z, or 2h after the start of the run; none removes it
+    #[arg(long, value_name = "TIME", value_parser = parse_not_before)]
+    not_before: Option<PlanTime>,
+    /// Event without which it does not start, as in a plan file: NAME or {name, until, on_expiry}; none removes it
+    #[arg(long, value_name = "EVENT", value_parser = parse_start_event)]
+    wait_for_event: Option<Box<StartEvent>>,
+}
+
+fn parse_not_before(text: &str) -> Result<PlanTime, String> {
+    plan_file::parse_not_before(text).map_err(|mistake| mistake.to_string())
+}
+
+fn parse_start_event(text: &str) -> Result<Box<StartEvent>, String> {
+    plan_file::parse_start_event(text).map_err(|mistake| mistake.to_string())
 }
 
 /// Task ids separated by commas.
@@ -102,7 +117,7 @@ pub async fn run_command(
     if !is_final && changes.is_empty() {
         return Err(CommandError::invalid_input(anyhow!(
             "nothing to change is given; name a change: --objective, --capability, --depends-on, --param, --review, \
-             --max-attempts, --run-time, --on-failed-dependency or --final"
+             --max-attempts, --run-time, --on-failed-dependency, --not-before, --wait-for-event or --final"
         )));
     }
     let make = async |bus: &Bus, plan: &Plan| {
@@ -128,6 +143,8 @@ impl TaskChanges {
             max_attempts,
             run_time,
             on_failed_dependency,
+            not_before,
+            wait_for_event,
         } = self;
         objective.is_none()
             && capability.is_none()
@@ -137,6 +154,8 @@ impl TaskChanges {
             && max_attempts.is_none()
             && run_time.is_none()
             && on_failed_dependency.is_none()
+            && not_before.is_none()
+            && wait_for_event.is_none()
     }
 
     fn into_patch(self, task: TaskId, plan: &Plan) -> TaskPatch {
@@ -150,6 +169,8 @@ impl TaskChanges {
             review: self.review,
             limits,
             on_failed_dependency: self.on_failed_dependency,
+            not_before: self.not_before,
+            wait_for_event: self.wait_for_event,
             ..TaskPatch::without_changes(task)
         }
     }

@@ -16,7 +16,7 @@ use millrace_protocol::result::{TaskResult, Usage, Verdict};
 use schemars::JsonSchema;
 use serde::Serialize;
 
-use super::{ErrorDetails, ProviderWaitJson, QuestionDetails, Time, tagged};
+use super::{ErrorDetails, ProviderWaitJson, QuestionDetails, Time, WaitDetails, tagged};
 use crate::budget;
 use crate::history::{FailureRecord, PlannerTurn, RunHistory, UserCommand, UserMessage};
 use crate::report::{explain_deliverable_choice, resume_command_hint};
@@ -387,7 +387,7 @@ pub struct TaskHead<'a> {
 pub enum AttemptState {
     /// A worker carries it out.
     Running,
-    /// It is parked: it waits for a time, an event or an answer, without a worker.
+    /// It is parked: it waits for a time, an event or an answer, without a worker. Or its waits have ended, and it waits for a worker.
     Waiting,
     /// Its result is reviewed.
     UnderReview,
@@ -423,7 +423,8 @@ impl AttemptState {
         let is_current = task.attempt == attempt.number;
         match (attempt.end.as_ref(), attempt.verdict.as_ref()) {
             (None, _) if is_current && task.state() == TaskState::Running => Self::Running,
-            (None, _) if is_current && task.state() == TaskState::Waiting => Self::Waiting,
+            // One that continues, or starts, when a worker takes it.
+            (None, _) if is_current && task.live_attempt().is_some() => Self::Waiting,
             (None, _) => Self::GivenUp,
             (Some(AttemptEnd::Finished { .. }), _) if is_current && task.state() == TaskState::Waiting => {
                 Self::UnderReview
@@ -479,6 +480,9 @@ pub struct AttemptJson<'a> {
     /// Its questions to persons, open and closed, oldest first.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub questions: Vec<QuestionDetails<'a>>,
+    /// Its other waits, open and ended, oldest first.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub waits: Vec<WaitDetails<'a>>,
 }
 
 /// The budget of a run.
@@ -664,6 +668,7 @@ impl<'a> AttemptJson<'a> {
             review_usage: attempt.review_usage,
             feedback: feedback_before_attempt(task, attempt.number),
             questions: attempt.questions(task).map(QuestionDetails::from).collect(),
+            waits: attempt.waits.iter().filter_map(WaitDetails::of_wait).collect(),
         }
     }
 }

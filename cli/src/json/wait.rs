@@ -2,6 +2,7 @@
 
 use millrace_protocol::child::EndedTask;
 use millrace_protocol::ids::TaskId;
+use millrace_protocol::plan::AttemptWait;
 use millrace_protocol::result::Usage;
 use millrace_protocol::wait::{Wait, WaitCondition, WaitEnd};
 use schemars::JsonSchema;
@@ -40,6 +41,42 @@ impl<'a> From<&'a Wait> for WaitJson<'a> {
             until: until.map(Time::from),
             tasks: condition.tasks(),
         }
+    }
+}
+
+/// A wait of an attempt for anything but a person, with its times and its end.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct WaitDetails<'a> {
+    /// What ends it, as text.
+    waits_for: String,
+    /// The name of the event that it waits for; `null` if it waits for something else.
+    event: Option<&'a str>,
+    /// The delegated tasks that it waits for.
+    #[serde(skip_serializing_if = "<[TaskId]>::is_empty")]
+    tasks: &'a [TaskId],
+    /// When it began.
+    since: Time,
+    /// The time at which it ends, whatever else happens; `null` if it has no limit.
+    until: Option<Time>,
+    /// When it ended; `null` if it has not.
+    ended_at: Option<Time>,
+    /// How it ended; `null` if it has not.
+    end: Option<WaitEndJson<'a>>,
+}
+
+impl<'a> WaitDetails<'a> {
+    /// Returns the details of a wait; `None` for a question, which has details of its own.
+    pub fn of_wait(wait: &'a AttemptWait) -> Option<Self> {
+        let condition = &wait.wait.condition;
+        condition.question().is_none().then(|| Self {
+            waits_for: condition.to_string(),
+            event: condition.event(),
+            tasks: condition.tasks(),
+            since: Time::from(wait.since),
+            until: wait.until().map(Time::from),
+            ended_at: wait.ended_at.map(Time::from),
+            end: wait.end.as_ref().map(WaitEndJson::from),
+        })
     }
 }
 

@@ -3,6 +3,7 @@
 
 mod budget;
 mod schema;
+mod start;
 mod tasks;
 
 use std::path::Path;
@@ -14,6 +15,7 @@ use millrace_strict_yaml::{
 };
 
 pub use schema::plan_file_schema;
+pub use start::{parse_not_before, parse_start_event};
 
 /// The most bytes of a plan file: 32 MiB, which is 100,000 tasks with all their fields.
 const MAX_BYTES: u64 = 32 * 1024 * 1024;

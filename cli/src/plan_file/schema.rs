@@ -6,6 +6,8 @@ use millrace_protocol::plan::{PlannerConsultMode, TaskSpec};
 use schemars::JsonSchema;
 use serde_json::{Value, json};
 
+use super::start::{event_schema, time_schema};
+
 /// A plan: the tasks of a run and their dependencies.
 #[derive(JsonSchema)]
 #[schemars(rename = "Plan", deny_unknown_fields)]
@@ -54,6 +56,13 @@ pub fn plan_file_schema() -> Value {
         "enum": ["cancel", "skip", "ask", "block"],
     });
     schema["$defs"]["Review"] = review_schema();
+    let fields = &mut schema["$defs"]["TaskSpec"]["properties"];
+    let description_of = |field: &Value| field["description"].as_str().unwrap_or_default().to_owned();
+    fields["not_before"] = time_schema(&description_of(&fields["not_before"]));
+    fields["wait_for_event"] = event_schema(&description_of(&fields["wait_for_event"]));
+    for unused in ["PlanTime", "StartEvent", "StartEventExpiry", "StartExpiryAction"] {
+        schema["$defs"].as_object_mut().and_then(|all| all.shift_remove(unused));
+    }
     schema["$defs"]["TaskSpec"]["properties"]["review"]["default"] = json!("none");
     schema["$defs"]["Limits"]["description"] = json!("Limits on the number and duration of attempts.");
     let limits = &mut schema["$defs"]["Limits"]["properties"];

@@ -9,10 +9,10 @@ use millrace_strict_yaml::{
     MappingFields, MistakeCollector, Position, YamlMistake, YamlNode, YamlValue, did_you_mean_hint,
 };
 
-use super::budget;
+use super::{budget, start};
 
 /// The fields of a task.
-pub const FIELDS: [&str; 10] = [
+pub const FIELDS: [&str; 12] = [
     "id",
     "objective",
     "capability",
@@ -22,6 +22,8 @@ pub const FIELDS: [&str; 10] = [
     "limits",
     "on_failed_dependency",
     "budget",
+    "not_before",
+    "wait_for_event",
     "final",
 ];
 /// The fields of a task's limits.
@@ -153,6 +155,9 @@ fn parse_task(node: &YamlNode, mistakes: &mut MistakeCollector) -> Option<TaskSp
     let policy = mistakes.check_optional(policy);
     let budget = fields.find_field("budget").map(|node| budget::parse_amounts(node, "task's budget"));
     let budget = mistakes.check_optional(budget);
+    let not_before = fields.find_field("not_before").map(|node| start::parse_time(node, "not_before"));
+    let not_before = mistakes.check_optional(not_before);
+    let wait_for_event = mistakes.check_optional(fields.find_field("wait_for_event").map(start::parse_event));
     let is_final = fields.find_field("final").map(|node| node.parse_boolean("final"));
     let is_final = mistakes.check_optional(is_final);
     Some(TaskSpec {
@@ -162,6 +167,8 @@ fn parse_task(node: &YamlNode, mistakes: &mut MistakeCollector) -> Option<TaskSp
         limits: limits.unwrap_or_default(),
         on_failed_dependency: policy.unwrap_or_default(),
         budget: budget.unwrap_or_default(),
+        not_before,
+        wait_for_event,
         is_final: is_final.unwrap_or_default(),
         ..TaskSpec::new(id?, objective?, capability?)
     })

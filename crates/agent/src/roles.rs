@@ -61,6 +61,9 @@ pub struct WorkTask {
     /// Named values for the task.
     #[serde(default, skip_serializing_if = "TaskParameters::is_empty")]
     pub parameters: TaskParameters,
+    /// The event without which the task did not start.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub event: Option<String>,
     /// The critics' feedback on earlier attempts, oldest first.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub feedback: Vec<String>,
@@ -96,6 +99,9 @@ pub fn build_task_text(task: &WorkTask, more: &str, lists_documents: bool) -> St
     if !task.parameters.is_empty() {
         let parameters = serde_json::to_string(&task.parameters).expect("parameters are JSON values");
         text.push_str(&format!("Parameters: {parameters}\n"));
+    }
+    if let Some(event) = &task.event {
+        text.push_str(&format!("Event: {}\n", collapse_whitespace(event)));
     }
     if lists_documents && !task.documents.paths.is_empty() {
         let paths = collapse_whitespace(&task.documents.paths.join(", "));

@@ -516,6 +516,7 @@ async fn report_names_tasks_without_results_and_keeps_the_others() {
         objective: task.objective,
         run_objective: "x".into(),
         parameters: BTreeMap::new(),
+        event: None,
         feedback: Vec::new(),
         documents: DocumentList::default(),
     };

@@ -43,7 +43,7 @@ use crate::spec::{
     AgentSpec, AnswerForm, RunTemplateView, TaskTemplateView, Template, TemplateView, ToolReference,
     format_utc_date,
 };
-use crate::tool::{ChildTasks, Toolbox};
+use crate::tool::{ChildTasks, Toolbox, describe_wait_end};
 use crate::turn::{
     AgentBrief, Answer, AttemptName, ConversationFormat, DriveError, JsonAnswer, PlainText, UsageTotals,
     WorkFailure,
@@ -149,6 +149,7 @@ impl<'a> AgentSession<'a> {
             objective: order.objective.clone(),
             run_objective: order.mission.clone(),
             parameters: order.parameters.clone(),
+            event: order.start_event().map(describe_wait_end),
             feedback: order.feedback.clone(),
             // A report is written from results alone.
             documents: match spec.answer {
