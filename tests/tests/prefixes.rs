@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use futures::StreamExt;
 use millrace_protocol::ids::RunId;
-use millrace_protocol::plan::{ReviewPolicy, Submission};
+use millrace_protocol::plan::{PlanTime, ReviewPolicy, StartEvent, Submission, TaskSpec};
 use millrace_runtime::nats::connection::Credentials;
 use millrace_runtime::nats::record::StreamRecord;
 use millrace_runtime::nats::topology::ClusterOptions;
@@ -203,7 +203,7 @@ fn check_recovered_run(cut: usize, uncut: &History, recovered: &RecoveredRun) ->
     }
 }
 
-/// Tasks that sleep, wait for an event, ask two questions and need an approval, in two layers.
+/// Tasks that sleep, wait for an event, ask two questions, need an approval, and start at a time and after an event, in two layers.
 fn submission_with_waits() -> Submission {
     let first = [
         json!({"park_ms": 40, "steps": 1}),
@@ -212,10 +212,15 @@ fn submission_with_waits() -> Submission {
         json!({"approve": true}),
     ];
     let first = (0..).zip(first).map(|(n, parameters)| echo_task(&format!("w{n}"), &parameters));
+    let starts = TaskSpec {
+        not_before: Some(PlanTime::AfterStart(Duration::from_millis(60))),
+        wait_for_event: Some(Box::new(StartEvent { name: "go".into(), expiry: None })),
+        ..echo_task("w4", &json!({"steps": 1}))
+    };
     let mut last = echo_task("last", &json!({"approve": true, "steps": 1}));
-    last.depends_on = (0..4).map(|n| task_id(&format!("w{n}"))).collect();
+    last.depends_on = (0..5).map(|n| task_id(&format!("w{n}"))).collect();
     last.review = ReviewPolicy::critic(Vec::new());
-    fixed_submission(first.chain([last]).collect())
+    fixed_submission(first.chain([starts, last]).collect())
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -227,7 +232,37 @@ async fn log_of_a_waiting_run_cut_after_any_message_recovers_to_the_same_end() {
     uncut.assert_consistent();
     let waits: usize =
         uncut.folded_plan().tasks().iter().flat_map(|task| &task.attempts).map(|it| it.waits.len()).sum();
-    assert_eq!(waits, 6, "a sleep, an event, two inputs and two approvals");
+    assert_eq!(waits, 8, "a sleep, an event, two inputs, two approvals, and two waits for a start");
+    recover_from_every_cut(&server, folder.path(), &run, &uncut).await;
+}
+
+/// A task that delegates two tasks, of which one delegates a third, and one that is refused; and a task that uses its result.
+fn submission_with_children() -> Submission {
+    let children = json!([
+        {"parameters": {"steps": 1}},
+        {"parameters": {"steps": 1, "delegate": [{"parameters": {"steps": 1}}]}},
+        {"capability": "critic"},
+    ]);
+    let parent = echo_task("parent", &json!({"delegate": children, "steps": 1}));
+    let mut last = echo_task("last", &json!({"steps": 1}));
+    last.depends_on = vec![task_id("parent")];
+    last.review = ReviewPolicy::critic(Vec::new());
+    fixed_submission(vec![parent, last])
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn log_of_a_run_with_children_cut_after_any_message_recovers_to_the_same_end() {
+    let _alone = lock_machine();
+    let (server, folder) = (start_server_with_accounts(), tempfile::tempdir().unwrap());
+    let run = run_id("cut-with-children");
+    let uncut = run_uncut(&server, folder.path().join("ledger"), &run, &submission_with_children()).await;
+    uncut.assert_consistent();
+    let plan = uncut.folded_plan();
+    let depths: Vec<u32> =
+        plan.tasks().iter().filter_map(|task| Some(task.spec.parent.as_ref()?.depth)).collect();
+    assert_eq!(depths, [1, 1, 2], "two children and a grandchild");
+    let refused = &plan.task(&task_id("parent")).unwrap().attempts[0].refused_children;
+    assert_eq!(refused.len(), 1, "{refused:?}");
     recover_from_every_cut(&server, folder.path(), &run, &uncut).await;
 }
 
