@@ -11,6 +11,7 @@ use millrace_runtime::nats::connection::Credentials;
 use millrace_runtime::nats::topology::LEASES;
 use millrace_runtime::{Bus, ConnectionSettings, duration};
 
+use crate::clock::TestClock;
 pub use crate::processes::{
     NamedProcesses, ProcessRole, create_file, find_tagged_processes, remove_millrace_variables,
     set_process_tag, wait_for_exit,
@@ -43,6 +44,8 @@ pub struct ClusterSetup {
     pub slots: u32,
     /// The options of the server.
     pub server: ServerOptions,
+    /// The clock of all processes but the server; `None` is that of this machine.
+    pub clock: Option<TestClock>,
 }
 
 impl Default for ClusterSetup {
@@ -54,6 +57,7 @@ impl Default for ClusterSetup {
             linger: Duration::from_secs(5),
             slots: 8,
             server: ServerOptions::default(),
+            clock: None,
         }
     }
 }
@@ -147,6 +151,7 @@ impl TestCluster {
         if let Some((user, password)) = self.setup.server.user.clone() {
             environment.extend([("MILLRACE_NATS_USER", user), ("MILLRACE_NATS_PASSWORD", password)]);
         }
+        environment.extend(self.setup.clock.iter().flat_map(TestClock::environment));
         environment
     }
 

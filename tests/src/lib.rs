@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
 pub mod autoscaler;
+pub mod clock;
 pub mod cluster;
 pub mod crashes;
 pub mod history;
