@@ -3,21 +3,28 @@
 
 #![allow(clippy::unwrap_used, reason = "the helpers of tests are tests too")]
 
+use std::ffi::OsString;
+use std::path::Path;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use millrace_protocol::ids::Capability;
 use millrace_protocol::plan::{
-    AttemptEnd, Budget, EndReason, ResourceAmounts, ResourceKind, TaskSpec, TaskState,
+    AttemptEnd, Budget, EndReason, ResourceAmounts, ResourceKind, Submission, TaskSpec, TaskState,
 };
+use millrace_protocol::registry;
+use millrace_protocol::wait::WaitEnd;
 use millrace_protocol::wire::decode_task_result;
 use millrace_runtime::Bus;
-use millrace_tests::cluster::{ClusterSetup, ProcessRole, TestCluster, lock_machine};
+use millrace_tests::cluster::{ClusterSetup, NamedProcesses, ProcessRole, TestCluster, lock_machine};
 use millrace_tests::crashes::crash_one_at_random;
 use millrace_tests::history::History;
+use millrace_tests::machines::TestMachines;
 use millrace_tests::pages::{first_code_block, repository_folder};
 use millrace_tests::plans::{
     SeededRandom, echo_task, fixed_submission, run_id, submit_run, task_id, wait_for_run_history,
 };
+use millrace_tests::program::millrace_program;
 use millrace_tests::wait_for_value;
 use millrace_tests::waits::{TIMEOUT, wait_for_task_count};
 use serde_json::{Value, json};
@@ -189,6 +196,179 @@ async fn budget_of_children_comes_out_of_their_parents_reservation() {
         assert!(of_children <= own, "{} delegates {of_children} of {own}", parent.spec.id);
     }
     assert_eq!(plan.budget.reserved.total_reserved(ResourceKind::ModelCalls), 0);
+    cluster.stop_all();
+}
+
+/// The model of the agents on several machines.
+const SCRIPT_OF_MACHINES: &str = r#"
+rules:
+- when: {task: "ask somebody"}
+  turns: [{calls: [{write_file: {file_path: /a.txt, content: x}}]}, {text: "{{last}}"}]
+- when: {task: "count words"}
+  turns: [{text: "seven"}]
+- when: {task: "delegate further"}
+  turns: [{calls: [{task: {capability: counter, description: count words}}]}, {text: "{{last}}"}]
+- when: {task: "delegate a sleep"}
+  turns: [{calls: [{task: {capability: slow, description: sleep}}]}, {text: "{{last}}"}]
+- when: {task: "echo boss"}
+  turns:
+  - calls:
+    - task: {capability: brittle, description: fail, limits: {attempts: 1}}
+    - task: {capability: slow, description: sleep, limits: {seconds: 2, attempts: 1}}
+    - task: {capability: lead, description: delegate further}
+  - {text: "{{last}}"}
+- when: {task: "echo endless"}
+  turns:
+  - calls:
+    - task: {capability: slow, description: sleep}
+    - task: {capability: asker, description: ask somebody}
+    - task: {capability: lead, description: delegate a sleep}
+"#;
+
+/// Writes the capability files of each machine; returns the arguments of their workers.
+fn write_machines(folder: &Path, sleep: &str) -> [Vec<String>; 3] {
+    let script = folder.join("model.yaml");
+    std::fs::write(&script, SCRIPT_OF_MACHINES).unwrap();
+    let agent = |name: &str, more: Value| {
+        let mut file =
+            json!({"name": name, "description": "Works.", "instructions": "Work.", "tools": ["task"]});
+        file.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        file
+    };
+    let program = |name: &str, command: Value| json!({"name": name, "kind": "command", "description": "Works.", "command": command});
+    let machines = [
+        vec![program("brittle", json!(["sh", "-c", "echo broken >&2; exit 1"]))],
+        vec![program("slow", json!(["sleep", sleep]))],
+        vec![
+            agent("boss", json!({})),
+            agent("lead", json!({})),
+            agent("counter", json!({"tools": []})),
+            agent("asker", json!({"tools": ["write_file"], "approve": [{"tool": "write_file"}]})),
+        ],
+    ];
+    machines.map(|files| {
+        let mut arguments = vec!["--model".to_owned(), format!("script:{}", script.display())];
+        for file in files {
+            let path = folder.join(format!("{}.yaml", file["name"].as_str().unwrap()));
+            std::fs::write(&path, file.to_string()).unwrap();
+            arguments.extend(["--capability".to_owned(), path.display().to_string()]);
+        }
+        arguments
+    })
+}
+
+/// Starts a worker on each machine.
+fn start_far_workers(cluster: &mut TestCluster, machines: &Arc<TestMachines>, arguments: &[Vec<String>; 3]) {
+    let (url, setup) = (cluster.server.url.clone(), cluster.millrace_command());
+    let environment: Vec<(OsString, Option<OsString>)> =
+        setup.get_envs().map(|(name, value)| (name.into(), value.map(Into::into))).collect();
+    for (number, more) in arguments.iter().enumerate() {
+        let (machines, more) = (Arc::clone(machines), more.clone());
+        let (url, environment) = (url.clone(), environment.clone());
+        let start = move |id: &str| {
+            let mut command = machines.command_on_machine(number, millrace_program());
+            for (name, value) in &environment {
+                match value {
+                    Some(value) => command.env(name, value),
+                    None => command.env_remove(name),
+                };
+            }
+            command.args(["worker", "--nats", &url, "--id", id]).args(&more);
+            command
+        };
+        NamedProcesses::start_process(cluster, ProcessRole::Worker, &format!("machine-{number}"), start);
+    }
+}
+
+fn agent_task(name: &str) -> TaskSpec {
+    TaskSpec { capability: Capability::new("boss").unwrap(), ..echo_task(name, &json!({})) }
+}
+
+/// The number of running processes with this argument.
+fn count_processes(argument: &str) -> usize {
+    let folders = std::fs::read_dir("/proc").unwrap().filter_map(Result::ok);
+    let lines = folders.filter_map(|folder| std::fs::read(folder.path().join("cmdline")).ok());
+    lines.filter(|line| line.split(|byte| *byte == 0).any(|word| word == argument.as_bytes())).count()
+}
+
+/// Three capabilities, each on a machine of its own: one fails, one times out, one succeeds with the help of a fourth. Their
+/// parent gets all three ends and goes on, within its reservation. Cancelling a root leaves no work, process or question.
+#[tokio::test(flavor = "multi_thread")]
+async fn agent_delegates_to_capabilities_on_several_machines() {
+    let _alone = lock_machine();
+    let machines = match TestMachines::new(3) {
+        Ok(machines) => Arc::new(machines),
+        Err(why) => {
+            return println!("passed over: no network namespaces here ({why}); they need root and iproute2");
+        }
+    };
+    let mut setup = ClusterSetup::default();
+    setup.server.host = Some(machines.host_address());
+    let mut cluster = TestCluster::start_with_workers(setup, 0);
+    let (folder, sleep) = (tempfile::tempdir().unwrap(), format!("86{}", 100_000 + std::process::id()));
+    let arguments = write_machines(folder.path(), &sleep);
+    start_far_workers(&mut cluster, &machines, &arguments);
+    let (bus, run) = (cluster.connect_bus().await, run_id("machines"));
+    cluster.wait_for_heartbeats(&bus, registry::ProcessRole::Worker, 3).await;
+
+    let calls = ResourceAmounts { model_calls: Some(40), ..ResourceAmounts::default() };
+    let budget = Budget { amounts: calls, attempt: calls, final_percent: 0, ..Budget::default() };
+    let submission = fixed_submission(vec![agent_task("boss")]);
+    submit_run(&bus, &run, &Submission { budget: budget.clone(), ..submission }).await;
+    let history = wait_for_run_history(&bus, &run, TIMEOUT).await;
+    assert_completed(&history);
+    let plan = history.folded_plan();
+    let boss = plan.task(&task_id("boss")).unwrap();
+    assert_eq!(boss.attempts.len(), 1);
+    let ends = boss.attempts[0].waits.iter().filter_map(|wait| match &wait.end {
+        Some(WaitEnd::TasksEnded(ended)) => Some(ended[0].end.name()),
+        _ => None,
+    });
+    assert_eq!(ends.collect::<Vec<_>>(), ["failed", "timed_out", "completed"]);
+    let children = plan.tasks().iter().filter(|task| task.spec.is_child());
+    let places: Vec<String> = children
+        .map(|task| task.attempts[0].worker.as_ref().unwrap().as_str().rsplit_once('-').unwrap().0.to_owned())
+        .collect();
+    assert_eq!(places, ["machine-0", "machine-1", "machine-2", "machine-2"]);
+    // The calls of the boss, of the lead and of the counter are counted once, within the reservation of the boss.
+    let calls = plan.tasks().iter().map(|task| (task.spec.id.as_str(), task.total_usage().model_calls));
+    let calls: Vec<(&str, u64)> = calls.collect();
+    let total: u64 = calls.iter().map(|(_, calls)| calls).sum();
+    assert_eq!((calls[0], calls[3].1, calls[4].1), (("boss", 2), 2, 1), "{calls:?}");
+    // The usage of the program that timed out is unknown: its reservation counts.
+    assert!(total < 40, "{calls:?}");
+    assert_eq!(plan.usage_with_children(boss).model_calls, total, "{calls:?}");
+    assert_eq!(plan.budget.spend.total.model_calls, total, "{calls:?}");
+    let grandchild = plan.tasks().iter().find(|task| task.spec.capability.as_str() == "counter").unwrap();
+    assert!(
+        grandchild.spec.budget.model_calls.is_some_and(|calls| calls < 40),
+        "{:?}",
+        grandchild.spec.budget
+    );
+    assert_eq!(plan.budget.reserved.total_reserved(ResourceKind::ModelCalls), 0);
+
+    let endless = run_id("endless");
+    submit_run(&bus, &endless, &Submission { budget, ..fixed_submission(vec![agent_task("endless")]) }).await;
+    wait_for_task_count(&bus, &endless, TaskState::Waiting, 3).await;
+    wait_for_task_count(&bus, &endless, TaskState::Running, 2).await;
+    wait_for_value(TIMEOUT, "two programs", async || (count_processes(&sleep) == 2).then_some(())).await;
+    let cancelled = cluster.millrace_command().args(["cancel", "endless"]).output().unwrap();
+    assert!(cancelled.status.success(), "{}", text_of(&cancelled));
+    let history = wait_for_run_history(&bus, &endless, TIMEOUT).await;
+    history.assert_consistent();
+    let plan = history.folded_plan();
+    assert_eq!(plan.task_count_in_state(TaskState::Cancelled), 5);
+    assert_eq!(plan.open_questions().count(), 0);
+    wait_for_value(TIMEOUT, "the ends of the programs", async || {
+        (count_processes(&sleep) == 0).then_some(())
+    })
+    .await;
+    wait_for_value(TIMEOUT, "empty queues", async || {
+        let context = async_nats::jetstream::new(bus.client().clone());
+        let mut queues = context.get_stream("WORK").await.ok()?;
+        (queues.info().await.ok()?.state.messages == 0).then_some(())
+    })
+    .await;
     cluster.stop_all();
 }
 
