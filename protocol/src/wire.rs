@@ -109,7 +109,7 @@ impl WireMessage for crate::work::Order {
     const VERSION: u16 = WITH_WAITS;
 
     fn version(&self) -> u16 {
-        if self.ended_waits.is_empty() { 1 } else { WITH_WAITS }
+        if self.ended_waits.is_empty() && self.overrides.is_none() { 1 } else { WITH_WAITS }
     }
 }
 

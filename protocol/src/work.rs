@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::child::Delegation;
 use crate::ids::{Capability, Lane, RunId, TaskId, WorkerId};
+use crate::overrides::AgentOverrides;
 use crate::plan::{
     Attempt, DEFAULT_PROVIDER_TIMEOUT, DocumentSet, Edit, ResourceAmounts, ReviewCheck, ReviewPolicy, Task,
     TaskLimits, TaskSpec, WAIT_FOR_EVENT_KEY, Work,
@@ -57,6 +58,8 @@ pub struct Order {
     pub ended_waits: Vec<EndedWait>,
     /// The depth of the task among delegated tasks; 0 for a task of a planner or a user.
     pub depth: u32,
+    /// The overrides of the agent that does the task, if it was delegated with any.
+    pub overrides: Option<Box<AgentOverrides>>,
     /// The decision of the run as of which the order was published; `None` if its supervisor does not report it.
     pub decided: Option<DecisionId>,
 }
@@ -191,6 +194,7 @@ impl Order {
             own_model: None,
             ended_waits: Vec::new(),
             depth: 0,
+            overrides: None,
             decided: None,
         }
     }
@@ -263,6 +267,8 @@ struct FlatOrder {
     #[serde(default, skip_serializing_if = "is_zero")]
     depth: u32,
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    overrides: Option<Box<AgentOverrides>>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     decided: Option<DecisionId>,
 }
 
@@ -297,6 +303,7 @@ impl From<FlatOrder> for Order {
             own_model: flat.own_model,
             ended_waits: flat.ended_waits,
             depth: flat.depth,
+            overrides: flat.overrides,
             decided: flat.decided,
         }
     }
@@ -336,6 +343,7 @@ impl From<Order> for FlatOrder {
             own_model: order.own_model,
             ended_waits: order.ended_waits,
             depth: order.depth,
+            overrides: order.overrides,
             decided: order.decided,
         }
     }

@@ -41,7 +41,9 @@ pub fn build_order(run: &RunId, lane: Lane, plan: &Plan, last: DecisionId, work:
             let assignment = Assignment::Task { task: id.clone(), attempt: *attempt, rejected };
             let ended_waits = task.current_attempt().map(Attempt::ended_waits).unwrap_or_default();
             let depth = task.spec.parent.as_ref().map_or(0, |parent| parent.depth);
-            let common = Order { assignment, inputs, feedback, own_model, ended_waits, depth, ..common };
+            let overrides = task.spec.overrides.clone();
+            let common =
+                Order { assignment, inputs, feedback, own_model, ended_waits, depth, overrides, ..common };
             Some(add_task_fields(common, task))
         }
         Work::Review { task: id, attempt, review } => {

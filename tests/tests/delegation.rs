@@ -174,6 +174,64 @@ async fn agent_delegates_and_continues_with_the_results() {
     cluster.stop_all();
 }
 
+/// A restricted agent has none of the tools that its delegation took away, and what it delegates is restricted too: a program,
+/// which can't be, refuses the task.
+#[tokio::test(flavor = "multi_thread")]
+async fn restricted_agent_gets_no_more_by_delegating() {
+    let _alone = lock_machine();
+    let mut cluster =
+        TestCluster::start_with_workers(ClusterSetup { slots: 2, ..ClusterSetup::default() }, 1);
+    let folder = tempfile::tempdir().unwrap();
+    let write = |name: &str, text: &str| {
+        let path = folder.path().join(name);
+        std::fs::write(&path, text).unwrap();
+        path.to_str().unwrap().to_owned()
+    };
+    let script = write(
+        "model.yaml",
+        "rules:\n\
+         - when: {task: help me}\n\
+         \x20 turns:\n\
+         \x20 - calls:\n\
+         \x20   - write_file: {file_path: /x.md, content: x}\n\
+         \x20   - ls: {path: /}\n\
+         \x20   - task: {capability: echo, description: sneak}\n\
+         \x20 - {text: \"{{last}}\"}\n\
+         - turns:\n\
+         \x20 - calls:\n\
+         \x20   - task: {capability: helper, description: help me}\n\
+         \x20 - {text: \"{{last}}\"}\n",
+    );
+    let lead = write(
+        "lead.yaml",
+        "name: lead\ndescription: Delegates.\ninstructions: Delegate.\ntools: [task, ls]\n\
+         agents: [{name: helper, tools: [task, ls], limits: {turns: 4}}]\n",
+    );
+    let helper = write(
+        "helper.yaml",
+        "name: helper\ndescription: Helps.\ninstructions: Help.\ntools: [task, ls, write_file]\n",
+    );
+    let model = format!("script:{script}");
+    let arguments = ["--capability", &lead, "--capability", &helper, "--model", &model];
+    cluster.start_process(ProcessRole::Worker, "agents", &arguments);
+    let (bus, run) = (cluster.connect_bus().await, run_id("strict"));
+    let task = TaskSpec { capability: Capability::new("lead").unwrap(), ..echo_task("lead", &json!({})) };
+    submit_run(&bus, &run, &fixed_submission(vec![task])).await;
+    let history = wait_for_run_history(&bus, &run, TIMEOUT).await;
+    assert_completed(&history);
+    let output = result_of(&bus, &history, "lead").await.output;
+    assert!(output.contains("echo is no agent and can't be restricted"), "{output}");
+    let show = |arguments: &[&str]| {
+        text_of(&cluster.millrace_command().arg("show").args(arguments).output().unwrap())
+    };
+    let transcript = show(&["strict", "lead-1-0-0", "--full"]);
+    assert!(transcript.contains("there is no tool 'write_file'"), "{transcript}");
+    let json: Value = serde_json::from_str(&show(&["strict", "--json"])).unwrap();
+    assert_eq!(json["tasks"][1]["overrides"], json!({"tools": ["ls", "task"], "turns": 4}), "{json:#}");
+    assert_eq!(json["tasks"][2]["overrides"], json!({"tools": ["ls", "task"]}), "{json:#}");
+    cluster.stop_all();
+}
+
 /// A run whose budget its root reserves as a whole: children and grandchildren run within that reservation.
 #[tokio::test(flavor = "multi_thread")]
 async fn budget_of_children_comes_out_of_their_parents_reservation() {

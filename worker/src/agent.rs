@@ -11,7 +11,7 @@ use millrace_agent::spec::{AgentSpec, AnswerForm, Template, ToolReference};
 use millrace_agent::tool::{Tool, ToolSpec};
 use millrace_agent::turn::Limits;
 use millrace_protocol::plan::{ReviewPolicy, Work};
-use millrace_protocol::result::{CapabilityDescription, TaskError};
+use millrace_protocol::result::{CapabilityDescription, ErrorKind, TaskError};
 use millrace_strict_yaml::Position;
 
 use crate::tools::mcp::McpServers;
@@ -170,11 +170,18 @@ impl Agent {
     /// Runs a session for one attempt.
     async fn run_session(&self, attempt: &mut Attempt<'_>) -> Result<CapabilityOutcome, TaskError> {
         let (agents, order) = (attempt.agent_host(), attempt.order().clone());
-        let tools = self.open_tools().await?;
+        let overrides = order.overrides.as_deref().cloned().unwrap_or_default();
+        let spec = self.spec.with_overrides(&overrides).map_err(|why| {
+            TaskError::new(ErrorKind::InvalidTask, format!("its overrides can't be applied: {why}"))
+        })?;
+        let mut tools = self.open_tools().await?;
+        if let Some(allowed) = &overrides.tools {
+            tools.retain(|tool| allowed.contains(&tool.spec().name));
+        }
         let outcome: Result<CapabilityOutcome, SessionError> = async {
-            let session =
-                AgentSession::prepare(agents, &self.spec, &order, attempt.session_environment(tools)).await?;
-            match (&order.work(), self.spec.answer) {
+            let environment = attempt.session_environment(tools);
+            let session = AgentSession::prepare(agents, &spec, &order, environment).await?;
+            match (&order.work(), spec.answer) {
                 (Work::Planning { .. }, AnswerForm::Plan) => {
                     let (proposal, spent) = session.run_planning().await?;
                     Ok(CapabilityOutcome::Proposal(proposal, spent))
@@ -207,6 +214,10 @@ impl Capability for Agent {
 
     fn model(&self) -> Option<&ModelSelection> {
         self.spec.model.as_ref()
+    }
+
+    fn applies_restrictions(&self) -> bool {
+        true
     }
 
     fn run<'a>(

@@ -30,6 +30,12 @@ pub trait Capability: Send + Sync + 'static {
         None
     }
 
+    /// Returns `true` if it applies the tools and the file rules to which the overrides of a delegated task restrict it. Other
+    /// capabilities get no such task: they would do what the delegating agent may not have done.
+    fn applies_restrictions(&self) -> bool {
+        false
+    }
+
     /// Runs one attempt. Effects that must not happen twice belong into an [`Attempt::run_step`]; a panic becomes an error of
     /// the attempt. The future is dropped at an await when the attempt is cancelled.
     ///

@@ -29,6 +29,7 @@ impl CapabilityHandler {
 
     async fn run_attempt(&self, host: &mut host::AttemptContext) -> Result<work::WorkOutcome, TaskError> {
         validate_order(&self.description, host.order())?;
+        self.refuse_restrictions(host.order())?;
         let outcome = self.capability.run(&mut Attempt::new(host, &self.agents)).await?;
         match (outcome, &host.order().work()) {
             (CapabilityOutcome::Result(result), Work::Task { .. }) => {
@@ -41,6 +42,19 @@ impl CapabilityHandler {
                 Err(wrong_outcome_error(&self.description, work))
             }
         }
+    }
+
+    /// Refuses a task whose restrictions the capability can't apply.
+    fn refuse_restrictions(&self, order: &Order) -> Result<(), TaskError> {
+        let is_restricted = order.overrides.as_ref().is_some_and(|overrides| overrides.has_restrictions());
+        if !is_restricted || self.capability.applies_restrictions() {
+            return Ok(());
+        }
+        let message = format!(
+            "{} is no agent and can't be restricted to tools or file rules, as the overrides of this task ask for",
+            self.description.name
+        );
+        Err(TaskError::new(ErrorKind::InvalidTask, message))
     }
 }
 

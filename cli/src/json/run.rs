@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 use jiff::Timestamp;
 use millrace_protocol::child::ParentTask;
 use millrace_protocol::ids::{Capability, Lane, RunId, TaskId, WorkerId};
+use millrace_protocol::overrides::AgentOverrides;
 use millrace_protocol::plan::{
     Attempt, AttemptEnd, Budget, DeliverableRule, EndReason, ErroredTaskWait, PauseReason, Plan,
     PlanningMode, ResourceAmounts, Task, TaskState, UsageBreakdown,
@@ -376,6 +377,9 @@ pub struct TaskHead<'a> {
     /// The task whose attempt delegated it, if one did.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub parent: Option<&'a ParentTask>,
+    /// What its delegation changed about the agent that does it, if anything: the restrictions of its parents included.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub overrides: Option<&'a AgentOverrides>,
     /// Its usage with that of the tasks that it delegated, and of theirs, if it delegated any.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub usage_with_children: Option<Usage>,
@@ -629,6 +633,7 @@ impl<'a> TaskHead<'a> {
             waiting_for: task.describe_wait(),
             usage: task.total_usage(),
             parent: spec.parent.as_ref(),
+            overrides: spec.overrides.as_deref(),
             usage_with_children: has_children.then(|| plan.usage_with_children(task)),
         }
     }

@@ -12,6 +12,7 @@ use super::budget::{Budget, ResourceAmounts};
 use super::start::{PlanTime, StartEvent, start_waits};
 use crate::child::ParentTask;
 use crate::ids::{Capability, TaskId};
+use crate::overrides::AgentOverrides;
 use crate::question::QuestionExpiry;
 use crate::result::TaskParameters;
 use crate::wait::Wait;
@@ -68,6 +69,10 @@ pub struct TaskSpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(skip)]
     pub parent: Option<ParentTask>,
+    /// The overrides of the agent that does it. Only delegated tasks have any.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(skip)]
+    pub overrides: Option<Box<AgentOverrides>>,
 }
 
 impl TaskSpec {
@@ -88,6 +93,7 @@ impl TaskSpec {
             wait_for_event: None,
             is_final: false,
             parent: None,
+            overrides: None,
         }
     }
 
@@ -112,6 +118,18 @@ impl TaskSpec {
     /// The waits that must have ended before an attempt at it starts, in a run that started at `start`.
     pub(in crate::plan) fn start_waits(&self, start: Timestamp) -> Vec<Wait> {
         start_waits(self.not_before, self.wait_for_event.as_deref(), start)
+    }
+
+    /// `true` if it has fields that only a delegated task can have.
+    #[must_use]
+    pub fn has_fields_of_children(&self) -> bool {
+        self.parent.is_some() || self.overrides.is_some()
+    }
+
+    /// The task without the fields that only a delegated task can have.
+    #[must_use]
+    pub fn without_fields_of_children(&self) -> Self {
+        Self { parent: None, overrides: None, ..self.clone() }
     }
 }
 

@@ -2,6 +2,7 @@
 
 use millrace_protocol::child::{Delegation, MAX_CHILD_DEPTH, MAX_CHILDREN, ParentTask, TaskEnd};
 use millrace_protocol::ids::TaskId;
+use millrace_protocol::overrides::AgentOverrides;
 use millrace_protocol::plan::{
     Budget, CommandAction, Edit, EndReason, Event, Fact, OverdueInput, Refusal, ResourceAmounts,
     ResourceKind, Submission, TaskEvent, TaskPatch, TaskSpec, TaskState, Work,
@@ -266,8 +267,11 @@ fn users_and_planners_can_not_make_children_part_of_the_plan() {
     let mut with_parent = cast::echo_task("x", &[]);
     with_parent.parent = Some(ParentTask::of_attempt(id("p"), 1));
     assert!(
-        matches!(edit(Edit::Add(vec![with_parent])), Err(Refusal::Unusable(why)) if why.contains("has a parent"))
+        matches!(edit(Edit::Add(vec![with_parent])), Err(Refusal::Unusable(why)) if why.contains("fields of a delegated task"))
     );
+    let mut with_overrides = cast::echo_task("x", &[]);
+    with_overrides.overrides = Some(Box::default());
+    assert!(edit(Edit::Add(vec![with_overrides])).is_err());
     let dependent = cast::echo_task("x", &["a"]);
     assert!(
         matches!(edit(Edit::Add(vec![dependent])), Err(Refusal::Unusable(why)) if why.contains("depend on that task instead"))
@@ -287,7 +291,54 @@ fn users_and_planners_can_not_make_children_part_of_the_plan() {
     let mut submitted = cast::echo_task("p", &[]);
     submitted.parent = Some(ParentTask::of_attempt(id("q"), 1));
     let scene = RunScene::from_submission(cast::fixed_plan_submission(vec![submitted]));
-    assert!(scene.plan.run.end.unwrap().detail.contains("has a parent"));
+    assert!(scene.plan.run.end.unwrap().detail.contains("fields of a delegated task"));
+}
+
+fn restricted(name: &str, tools: &[&str]) -> TaskSpec {
+    let tools = Some(tools.iter().map(|tool| (*tool).to_owned()).collect());
+    let overrides = AgentOverrides {
+        tools,
+        model: Some("openai:small".into()),
+        turns: Some(3),
+        ..AgentOverrides::default()
+    };
+    TaskSpec { overrides: Some(Box::new(overrides)), ..child(name) }
+}
+
+/// Whatever a restricted task delegates has no more than it: with overrides of its own, and without any.
+#[test]
+fn restrictions_of_a_parent_hold_for_all_tasks_below_it() {
+    let mut scene = plain_parent();
+    let first = restricted("a", &["ls", "grep", "task"]);
+    scene.decide_fact(&cast::delegated_fact(&id("p"), 1, "w1", vec![first, child("free")])).unwrap();
+    scene.claim_task(&id("a"), "w1");
+    let below = vec![child("b"), restricted("c", &["grep", "execute"])];
+    scene.decide_fact(&cast::delegated_fact(&id("a"), 1, "w1", below)).unwrap();
+    scene.claim_task(&id("b"), "w1");
+    delegate(&mut scene, "b", &["d"]);
+    let tools = |task: &str| {
+        let overrides = scene.plan.task(&id(task)).unwrap().spec.overrides.clone()?;
+        overrides.tools.map(|tools| tools.into_iter().collect::<Vec<_>>().join(" "))
+    };
+    assert_eq!(tools("free"), None);
+    assert_eq!(["a", "b", "d"].map(&tools), ["grep ls task"; 3].map(|names| Some(names.to_owned())));
+    assert_eq!(tools("c"), Some("grep".into()));
+    let of_b = scene.plan.task(&id("b")).unwrap().spec.overrides.clone().unwrap();
+    assert_eq!(
+        (of_b.model, of_b.turns),
+        (None, None),
+        "neither the model nor the limits are those of its parent"
+    );
+}
+
+#[test]
+fn too_many_overrides_are_refused() {
+    let mut scene = plain_parent();
+    let names: Vec<String> = (0..300).map(|number| format!("t{number}")).collect();
+    let names: Vec<&str> = names.iter().map(String::as_str).collect();
+    scene.decide_fact(&cast::delegated_fact(&id("p"), 1, "w1", vec![restricted("a", &names)])).unwrap();
+    let ends = received_ends(&scene, "p");
+    assert!(matches!(&ends[0].1, TaskEnd::Refused { reason } if reason.contains("overrides")), "{ends:?}");
 }
 
 /// The first failure that ends a run is not that of a child, and the planner is not asked because of one.

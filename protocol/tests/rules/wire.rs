@@ -6,6 +6,9 @@ use std::fmt::Write;
 
 use millrace_protocol::child::{Delegation, EndedTask, ParentTask, TaskEnd};
 use millrace_protocol::ids::{Lane, RunId};
+use millrace_protocol::overrides::{
+    AgentOverrides, FileOperation, PermissionMode, PermissionRule, PermissionRules,
+};
 use millrace_protocol::plan::{
     AnswerCause, AttemptClock, AttemptEvent, Budget, BudgetEvent, BudgetExhaustionPolicy, CommandAction,
     Decision, DeliverableRule, Document, DocumentSet, Edit, EndReason, Event, Fact, GraphError, GraphEvent,
@@ -652,6 +655,10 @@ fn later_sample_events() -> Vec<(&'static str, Event)> {
             Event::Graph(GraphEvent::TaskPatched { spec: Box::new(task_with_start()), attempt: 2 }),
         ),
         (
+            "task added: child with overrides",
+            Event::Graph(GraphEvent::TaskAdded { spec: Box::new(sample_overridden_child()), ready: true }),
+        ),
+        (
             "attempt parked: tasks",
             Event::Attempt(AttemptEvent::Parked {
                 task: cast::task_id("a"),
@@ -713,6 +720,25 @@ fn task_with_start() -> TaskSpec {
 fn sample_child() -> TaskSpec {
     let parent = ParentTask { task: cast::task_id("a"), attempt: 2, depth: 1 };
     TaskSpec { parent: Some(parent), ..cast::echo_task("a-2-0-0", &[]) }
+}
+
+fn sample_overridden_child() -> TaskSpec {
+    TaskSpec { overrides: Some(Box::new(sample_overrides())), ..sample_child() }
+}
+
+fn sample_overrides() -> AgentOverrides {
+    let rule = PermissionRule {
+        operations: vec![FileOperation::Read, FileOperation::Write],
+        paths: vec!["/drafts/**".into()],
+        mode: PermissionMode::Ask,
+    };
+    AgentOverrides {
+        model: Some("openai:small".into()),
+        tools: Some(["grep", "ls"].map(str::to_owned).into()),
+        permissions: vec![PermissionRules(vec![rule])],
+        turns: Some(5),
+        tool_calls: Some(9),
+    }
 }
 
 fn sample_ended_tasks() -> Vec<EndedTask> {
@@ -1144,6 +1170,7 @@ fn sample_orders() -> Vec<(String, Order)> {
         allowance: None,
         ended_waits: Vec::new(),
         depth: 0,
+        overrides: None,
         decided: None,
     };
     let planning = |plan_at| Order {
@@ -1175,6 +1202,10 @@ fn sample_orders() -> Vec<(String, Order)> {
     let ended = ends.map(|end| EndedWait { key: "sleep.2".into(), end });
     let woken = order(Assignment::Task { task: cast::task_id("b"), attempt: 2, rejected: None });
     vec![
+        (
+            "task, overridden".into(),
+            Order { overrides: Some(Box::new(sample_overrides())), depth: 1, ..woken.clone() },
+        ),
         ("task, woken".into(), Order { ended_waits: ended.into(), ..woken }),
         ("planning, with its decision".into(), dated),
         ("planning, with its patience".into(), patient),
@@ -1528,6 +1559,7 @@ fn messages_about_waits_have_a_version_that_0_4_does_not_read() {
         "judged by persons",
         "plan question",
         "start condition",
+        "overridden",
     ];
     let mut newer = 0;
     for sample in all_encoding_samples().iter().filter(|sample| sample.json.get("t").is_some()) {

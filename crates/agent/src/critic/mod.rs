@@ -21,7 +21,9 @@ use millrace_protocol::result::TaskResult;
 
 use crate::corpus::Corpus;
 use crate::files::Files;
-use crate::files::permissions::{FileOperation, PermissionMode, PermissionRule, PermissionRules};
+use crate::files::permissions::{
+    CompiledPermissions, FileOperation, PermissionMode, PermissionRule, PermissionRules,
+};
 use crate::model::ModelAbility;
 use crate::roles::{DocumentList, MAX_OUTPUT_TOKENS};
 use crate::tool::files::create_file_tools;
@@ -138,7 +140,7 @@ fn read_only_tools(files: Arc<dyn Files>) -> impl Iterator<Item = Arc<dyn Tool>>
         paths: vec!["/**".into()],
         mode: PermissionMode::Deny,
     };
-    let rules = PermissionRules(vec![never]).compile().expect("the pattern is valid");
+    let rules = CompiledPermissions::compile(&PermissionRules(vec![never])).expect("the pattern is valid");
     create_file_tools(files, rules).into_iter().filter(|tool| READING.contains(&tool.spec().name.as_str()))
 }
 

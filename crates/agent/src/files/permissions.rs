@@ -1,64 +1,13 @@
-//! File permissions of a capability: an ordered list of rules, of which the first match decides. It owns the rules and
-//! their format; file tools check them.
+//! File permissions of an agent: lists of rules, in each of which the first match decides. The strictest decision of all lists
+//! counts. File tools check them.
 
 use globset::{GlobBuilder, GlobSet, GlobSetBuilder};
-use schemars::JsonSchema;
-use serde::{Deserialize, Serialize};
+pub use millrace_protocol::overrides::{FileOperation, PermissionMode, PermissionRule, PermissionRules};
 
 use super::FilePath;
 
 /// The maximum length of a pattern, in bytes.
 const MAX_PATTERN: usize = 1_000;
-
-/// File rules as written in a capability file. The first rule that matches a path and an operation decides whether it is
-/// permitted; without a match it is.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[schemars(rename = "Permissions")]
-#[serde(transparent)]
-pub struct PermissionRules(pub Vec<PermissionRule>);
-
-/// A rule over files.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[schemars(rename = "Rule")]
-#[serde(deny_unknown_fields)]
-pub struct PermissionRule {
-    /// The operations; all by default.
-    #[serde(default = "all_operations")]
-    pub operations: Vec<FileOperation>,
-    /// The paths: patterns that begin with `/`. `*` matches any part of a name, `**` any folders, `{a,b}` either; a pattern
-    /// that matches a folder matches everything in it.
-    pub paths: Vec<String>,
-    /// The decision.
-    pub mode: PermissionMode,
-}
-
-/// An operation on a file.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[schemars(rename = "Operation")]
-#[serde(rename_all = "snake_case")]
-pub enum FileOperation {
-    /// Read, list or find it.
-    Read,
-    /// Write, edit or delete it.
-    Write,
-}
-
-/// The decision of a rule.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "snake_case")]
-#[schemars(rename = "Mode")]
-pub enum PermissionMode {
-    /// It is permitted.
-    Allow,
-    /// It is denied. A file that may not be read is not listed either.
-    Deny,
-    /// A person must approve each call. Files that may only be read so are not listed, found or searched.
-    Ask,
-}
-
-fn all_operations() -> Vec<FileOperation> {
-    vec![FileOperation::Read, FileOperation::Write]
-}
 
 /// An invalid pattern.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -91,9 +40,9 @@ pub enum PermissionDenied {
     },
 }
 
-/// CompiledSchema permissions.
+/// Compiled permissions: lists of rules, of which the strictest decision counts.
 #[derive(Debug, Clone, Default)]
-pub struct CompiledPermissions(Vec<CompiledPermissionRule>);
+pub struct CompiledPermissions(Vec<Vec<CompiledPermissionRule>>);
 
 #[derive(Debug, Clone)]
 struct CompiledPermissionRule {
@@ -102,23 +51,16 @@ struct CompiledPermissionRule {
     mode: PermissionMode,
 }
 
-impl PermissionRules {
-    /// Compiles the patterns.
-    ///
-    /// # Errors
-    /// A pattern is invalid.
-    pub fn compile(&self) -> Result<CompiledPermissions, InvalidGlobPattern> {
-        let compiled = |rule: &PermissionRule| {
-            let mut paths = GlobSetBuilder::new();
-            for pattern in &rule.paths {
-                let pattern = pattern.trim_end_matches('/');
-                paths.add(parse_glob(pattern)?);
-                paths.add(parse_glob(&format!("{pattern}/**"))?);
-            }
-            let paths = paths.build().map_err(|error| invalid_pattern_error("", error.to_string()))?;
-            Ok(CompiledPermissionRule { operations: rule.operations.clone(), paths, mode: rule.mode })
-        };
-        self.0.iter().map(compiled).collect::<Result<_, _>>().map(CompiledPermissions)
+impl CompiledPermissionRule {
+    fn compile(rule: &PermissionRule) -> Result<Self, InvalidGlobPattern> {
+        let mut paths = GlobSetBuilder::new();
+        for pattern in &rule.paths {
+            let pattern = pattern.trim_end_matches('/');
+            paths.add(parse_glob(pattern)?);
+            paths.add(parse_glob(&format!("{pattern}/**"))?);
+        }
+        let paths = paths.build().map_err(|error| invalid_pattern_error("", error.to_string()))?;
+        Ok(Self { operations: rule.operations.clone(), paths, mode: rule.mode })
     }
 }
 
@@ -142,6 +84,22 @@ fn invalid_pattern_error(pattern: &str, reason: String) -> InvalidGlobPattern {
 }
 
 impl CompiledPermissions {
+    /// Compiles the patterns of a list of rules.
+    ///
+    /// # Errors
+    /// A pattern is invalid.
+    pub fn compile(rules: &PermissionRules) -> Result<Self, InvalidGlobPattern> {
+        let compiled = rules.0.iter().map(CompiledPermissionRule::compile);
+        Ok(Self(vec![compiled.collect::<Result<_, _>>()?]))
+    }
+
+    /// These permissions and others: the strictest decision counts.
+    #[must_use]
+    pub fn and(mut self, other: Self) -> Self {
+        self.0.extend(other.0);
+        self
+    }
+
     /// Checks whether an operation on a file is permitted.
     ///
     /// # Errors
@@ -158,7 +116,8 @@ impl CompiledPermissions {
             FileOperation::Read => "read",
             FileOperation::Write => "changed",
         };
-        match self.0.iter().find(fits).map_or(PermissionMode::Allow, |rule| rule.mode) {
+        let decisions = self.0.iter().filter_map(|rules| rules.iter().find(fits)).map(|rule| rule.mode);
+        match decisions.max().unwrap_or(PermissionMode::Allow) {
             PermissionMode::Allow => Ok(()),
             PermissionMode::Deny => Err(PermissionDenied::ByRule { path: path.clone(), done }),
             PermissionMode::Ask => Err(PermissionDenied::NeedsApproval { path: path.clone(), done }),
@@ -171,7 +130,7 @@ mod tests {
     use super::*;
 
     fn compile_rules(yaml_like: serde_json::Value) -> CompiledPermissions {
-        serde_json::from_value::<PermissionRules>(yaml_like).unwrap().compile().unwrap()
+        CompiledPermissions::compile(&serde_json::from_value(yaml_like).unwrap()).unwrap()
     }
 
     #[test]
@@ -211,6 +170,24 @@ mod tests {
     }
 
     #[test]
+    fn the_strictest_of_several_lists_decides() {
+        let own = compile_rules(
+            serde_json::json!([{"paths": ["/a"], "mode": "deny"}, {"paths": ["/b"], "mode": "ask"}]),
+        );
+        let more = compile_rules(
+            serde_json::json!([{"paths": ["/a", "/b"], "mode": "allow"}, {"paths": ["/c"], "mode": "deny"}]),
+        );
+        for both in [own.clone().and(more.clone()), more.and(own)] {
+            let check =
+                |path: &str| both.check_permission(FileOperation::Read, &FilePath::new(path).unwrap());
+            assert!(matches!(check("/a"), Err(PermissionDenied::ByRule { .. })));
+            assert!(matches!(check("/b"), Err(PermissionDenied::NeedsApproval { .. })));
+            assert!(matches!(check("/c"), Err(PermissionDenied::ByRule { .. })));
+            assert!(check("/d").is_ok());
+        }
+    }
+
+    #[test]
     fn a_star_matches_within_a_name_and_bad_patterns_are_rejected() {
         let rules = compile_rules(serde_json::json!([{"paths": ["/a/*.md"], "mode": "deny"}]));
         let may =
@@ -218,11 +195,11 @@ mod tests {
         assert!(!may("/a/x.md") && may("/a/b/x.md") && may("/b/x.md"));
         for (pattern, reason) in [("*.md", "must begin with '/'"), ("/[", "unclosed character class")] {
             let rule = PermissionRule {
-                operations: all_operations(),
+                operations: vec![FileOperation::Read],
                 paths: vec![pattern.into()],
                 mode: PermissionMode::Deny,
             };
-            let mistake = PermissionRules(vec![rule]).compile().unwrap_err().to_string();
+            let mistake = CompiledPermissions::compile(&PermissionRules(vec![rule])).unwrap_err().to_string();
             assert!(mistake.contains(reason), "{mistake}");
         }
     }

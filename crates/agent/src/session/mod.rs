@@ -281,8 +281,10 @@ impl<'a> AgentSession<'a> {
         );
         let results = inputs.open_results(order, &env.sources);
         let (sources, capabilities) = (env.sources.clone(), std::mem::take(capabilities));
-        let children =
-            ChildTasks::new(order, spec.agents.clone(), sources, results.clone(), capabilities).map(Arc::new);
+        let own_tools = spec.tools.iter().map(|tool| tool.name.clone());
+        let own_tools = own_tools.chain(env.tools.iter().map(|tool| tool.spec().name)).collect();
+        let children = ChildTasks::new(order, spec.agents.clone(), sources, results.clone(), capabilities)
+            .map(|children| Arc::new(children.with_own_tools(own_tools)));
         let context = ToolContext {
             corpus: inputs.corpus.clone(),
             results,

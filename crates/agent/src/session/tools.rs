@@ -147,7 +147,6 @@ mod tests {
     use super::*;
     use crate::corpus::InputFile;
     use crate::files::FolderFiles;
-    use crate::files::permissions::PermissionRules;
 
     fn open_tool_names(context: &ToolContext) -> Vec<String> {
         let position = Position { line: 1, column: 1 };
@@ -171,7 +170,7 @@ mod tests {
     fn every_file_tool_can_be_named() {
         let folder = tempfile::tempdir().unwrap();
         let files = Arc::new(FolderFiles::open(folder.path()).unwrap());
-        let context = ToolContext::default().with_files(files, PermissionRules::default().compile().unwrap());
+        let context = ToolContext::default().with_files(files, CompiledPermissions::default());
         let names = open_tool_names(&context);
         assert!(context.stateful.iter().all(|tool| names.contains(&tool.spec().name)), "{names:?}");
         assert_eq!(context.stateful.len(), 7);

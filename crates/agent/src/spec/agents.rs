@@ -1,12 +1,20 @@
 //! The field `agents` of a capability file: the capabilities that its agent may ask, and how often and how deep it may
 //! delegate.
 
+use std::collections::BTreeSet;
+
+use millrace_models::ModelSelection;
 use millrace_protocol::child::{MAX_CHILD_DEPTH, MAX_CHILDREN};
 use millrace_protocol::ids::Capability;
+use millrace_protocol::overrides::{AgentOverrides, PermissionRules};
 use millrace_strict_yaml::{MappingFields, YamlMistake, YamlNode, YamlValue, deserialize_node};
 use serde_json::{Value, json};
 
+use super::ToolReference;
 use crate::tool::ChildLimits;
+
+/// The fields of an askable capability.
+const FIELDS: [&str; 7] = ["name", "description", "max", "limits", "model", "tools", "permissions"];
 
 /// The capabilities that an agent may ask.
 #[derive(Debug, Clone, PartialEq)]
@@ -30,7 +38,21 @@ pub struct AskableAgent {
     pub max: Option<u32>,
     /// The limits of each of these tasks.
     pub limits: ChildLimits,
+    /// What it changes about the agent that does them.
+    pub overrides: AgentOverrides,
 }
+
+impl AskableAgent {
+    /// A capability without bounds and overrides.
+    #[must_use]
+    pub fn new(name: Capability) -> Self {
+        let (limits, overrides) = (ChildLimits::default(), AgentOverrides::default());
+        Self { name, description: None, max: None, limits, overrides }
+    }
+}
+
+/// The tools of the agent that delegates: it can only pass on its own.
+pub(super) struct OwnTools<'a>(pub Option<&'a [ToolReference]>);
 
 impl Default for AgentAccess {
     fn default() -> Self {
@@ -54,14 +76,15 @@ impl AgentAccess {
 }
 
 /// Reads the field: a list of capabilities, or a map with the list and bounds.
-pub(super) fn read_agents(node: &YamlNode) -> Result<AgentAccess, YamlMistake> {
+pub(super) fn read_agents(node: &YamlNode, own: &OwnTools<'_>) -> Result<AgentAccess, YamlMistake> {
     match &node.value {
         YamlValue::List(items) => {
-            Ok(AgentAccess { agents: Some(read_list(items)?), ..AgentAccess::default() })
+            Ok(AgentAccess { agents: Some(read_list(items, own)?), ..AgentAccess::default() })
         }
         YamlValue::Map(_) => {
             let fields = MappingFields::from_node(node, "list of agents", &["ask", "depth", "max"])?;
-            let ask = fields.find_field("ask").map(|ask| read_list(ask.parse_list("ask", "capabilities")?));
+            let ask =
+                fields.find_field("ask").map(|ask| read_list(ask.parse_list("ask", "capabilities")?, own));
             let bound = |name: &'static str, most: u32| match fields.find_field(name) {
                 None => Ok(most),
                 Some(node) => read_bound(node, name, most),
@@ -86,10 +109,10 @@ fn read_bound(node: &YamlNode, name: &str, most: u32) -> Result<u32, YamlMistake
     }
 }
 
-fn read_list(items: &[YamlNode]) -> Result<Vec<AskableAgent>, YamlMistake> {
+fn read_list(items: &[YamlNode], own: &OwnTools<'_>) -> Result<Vec<AskableAgent>, YamlMistake> {
     let mut agents: Vec<AskableAgent> = Vec::new();
     for item in items {
-        let agent = read_agent(item)?;
+        let agent = read_agent(item, own)?;
         if agents.iter().any(|earlier| earlier.name == agent.name) {
             let text = format!("the capability {:?} is listed twice", agent.name.as_str());
             return Err(YamlMistake::at_position(item.position, text));
@@ -99,22 +122,56 @@ fn read_list(items: &[YamlNode]) -> Result<Vec<AskableAgent>, YamlMistake> {
     Ok(agents)
 }
 
-fn read_agent(item: &YamlNode) -> Result<AskableAgent, YamlMistake> {
+fn read_agent(item: &YamlNode, own: &OwnTools<'_>) -> Result<AskableAgent, YamlMistake> {
     if let YamlValue::Text(_) = item.value {
-        let name = read_name(item)?;
-        return Ok(AskableAgent { name, description: None, max: None, limits: ChildLimits::default() });
+        return Ok(AskableAgent::new(read_name(item)?));
     }
-    let fields =
-        MappingFields::from_node(item, "askable capability", &["name", "description", "max", "limits"])?;
+    let fields = MappingFields::from_node(item, "askable capability", &FIELDS)?;
     let description = fields.find_field("description").map(|node| node.parse_text("description"));
     let max = fields.find_field("max").map(|node| read_bound(node, "max", MAX_CHILDREN));
     let limits = fields.find_field("limits").map(|node| deserialize_node(node, "limits"));
+    let permissions = fields.find_field("permissions").map(super::read_permissions);
     Ok(AskableAgent {
-        name: read_name(fields.require_field("name")?)?,
         description: description.transpose()?.map(str::to_owned),
         max: max.transpose()?,
         limits: limits.transpose()?.unwrap_or_default(),
+        overrides: AgentOverrides {
+            model: fields.find_field("model").map(read_model).transpose()?,
+            tools: fields.find_field("tools").map(|node| own.read_subset(node)).transpose()?,
+            permissions: permissions.transpose()?.map(|(rules, _)| rules).into_iter().collect(),
+            ..AgentOverrides::default()
+        },
+        ..AskableAgent::new(read_name(fields.require_field("name")?)?)
     })
+}
+
+fn read_model(node: &YamlNode) -> Result<String, YamlMistake> {
+    let names = node.parse_text("model")?;
+    match ModelSelection::parse(names) {
+        Ok(_) => Ok(names.to_owned()),
+        Err(error) => Err(YamlMistake::at_position(node.position, error.to_string())),
+    }
+}
+
+impl OwnTools<'_> {
+    /// Reads the tools that an agent passes on. Those of MCP servers are not known before a worker runs.
+    fn read_subset(&self, node: &YamlNode) -> Result<BTreeSet<String>, YamlMistake> {
+        let mut names = BTreeSet::new();
+        for item in node.parse_list("tools", "tools")? {
+            let name = item.parse_text("tools")?;
+            let own = self.0.unwrap_or_default().iter().map(|tool| tool.name.as_str());
+            if self.0.is_some() && !name.contains("__") && own.clone().all(|known| known != name) {
+                let own: Vec<&str> = own.collect();
+                let text = format!(
+                    "the tool {name:?} is none of this agent's own, and it can pass on no others; its tools are {}",
+                    own.join(", ")
+                );
+                return Err(YamlMistake::at_position(item.position, text));
+            }
+            names.insert(name.to_owned());
+        }
+        Ok(names)
+    }
 }
 
 fn read_name(node: &YamlNode) -> Result<Capability, YamlMistake> {
@@ -133,6 +190,8 @@ fn read_name(node: &YamlNode) -> Result<Capability, YamlMistake> {
 pub(super) fn agents_schema() -> Value {
     let name = json!({ "type": "string", "pattern": "^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$" });
     let bound = |most: u32| json!({ "type": "integer", "minimum": 1, "maximum": most });
+    let mut permissions = crate::tool::schema_of::<PermissionRules>();
+    permissions["description"] = "File rules in addition to its own; the stricter decision counts.".into();
     let agent = json!({
         "type": "object",
         "properties": {
@@ -140,6 +199,17 @@ pub(super) fn agents_schema() -> Value {
             "description": { "type": "string" },
             "max": bound(MAX_CHILDREN),
             "limits": crate::tool::schema_of::<ChildLimits>(),
+            "model": {
+                "description": "The model in place of that of its file: provider:model, optionally followed by \
+                                comma-separated fallbacks.",
+                "type": "string",
+            },
+            "tools": {
+                "description": "The only tools that it gets, of its own and of those of this agent.",
+                "type": "array",
+                "items": { "type": "string" },
+            },
+            "permissions": permissions,
         },
         "required": ["name"],
         "additionalProperties": false,
@@ -164,7 +234,10 @@ mod tests {
 
     fn read(text: &str) -> Result<AgentAccess, String> {
         let node = parse_yaml(text.as_bytes(), crate::spec::KIND).unwrap();
-        read_agents(&node).map_err(|mistake| mistake.to_string())
+        let position = millrace_strict_yaml::Position { line: 1, column: 1 };
+        let tool = |name: &str| ToolReference { name: name.into(), position, settings: None };
+        let own = [tool("task"), tool("grep")];
+        read_agents(&node, &OwnTools(Some(&own))).map_err(|mistake| mistake.to_string())
     }
 
     #[test]
@@ -180,12 +253,35 @@ mod tests {
     }
 
     #[test]
+    fn overrides_are_read_with_the_agent() {
+        let access = read(
+            "[{name: a, model: \"openai:x, openai:y\", tools: [grep, time__now], limits: {turns: 3},\n\
+             permissions: [{paths: [/a], mode: deny}]}]\n",
+        )
+        .unwrap();
+        let entry = access.entry(&Capability::new("a").unwrap()).unwrap();
+        let tools: Vec<&str> = entry.overrides.tools.iter().flatten().map(String::as_str).collect();
+        assert_eq!((tools.as_slice(), entry.limits.turns), (["grep", "time__now"].as_slice(), Some(3)));
+        assert_eq!(entry.overrides.model.as_deref(), Some("openai:x, openai:y"));
+        assert_eq!(entry.overrides.permissions[0].0[0].paths, ["/a"]);
+    }
+
+    #[test]
     fn mistakes_name_the_line() {
         for (text, expected) in [
             ("research\n", "1:1: \"agents\" must be a list of capabilities, or a map of ask, depth and max"),
             ("[critic]\n", "1:2: no agent can ask critic"),
             ("[a, a]\n", "1:5: the capability \"a\" is listed twice"),
             ("[{name: a, maximum: 2}]\n", "1:12: there is no field \"maximum\" in an askable capability"),
+            (
+                "[{name: a, tools: [execute]}]\n",
+                "1:20: the tool \"execute\" is none of this agent's own, and it can pass on no others; its tools are task, grep",
+            ),
+            ("[{name: a, model: \"\"}]\n", "1:19: \"\" names no model"),
+            (
+                "[{name: a, permissions: [{paths: [a], mode: deny}]}]\n",
+                "1:25: \"permissions\": \"a\" is not a valid path",
+            ),
             ("{depth: 9}\n", "1:9: \"depth\" must be a whole number from 1 to 3, not the number 9"),
             (
                 "[{name: a, limits: {token: 2}}]\n",

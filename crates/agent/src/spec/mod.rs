@@ -11,6 +11,7 @@ use std::path::Path;
 
 use millrace_models::{ModelAbility, ModelSelection};
 use millrace_protocol::ids::Capability;
+use millrace_protocol::overrides::AgentOverrides;
 use millrace_protocol::plan::ReviewPolicy;
 use millrace_protocol::result::{CapabilityDescription, ConsultSettings};
 use millrace_strict_yaml::{
@@ -19,6 +20,7 @@ use millrace_strict_yaml::{
 };
 use serde::{Deserialize, Serialize};
 
+use agents::OwnTools;
 pub use agents::{AgentAccess, AskableAgent};
 pub use review::{read_review, review_schema};
 pub use schema::{agent_file_schema, common_properties_schema, merge_json};
@@ -325,7 +327,9 @@ impl AgentSpec {
         let prompts = mistakes.check_optional(fields.find_field("prompts").map(read_prompts));
         let tools = fields.find_field("tools").map(|node| read_tools(node, tool_names));
         let tools = mistakes.check_optional(tools);
-        let agents = mistakes.check_optional(fields.find_field("agents").map(agents::read_agents));
+        let own_tools = OwnTools(tools.as_deref());
+        let agents = fields.find_field("agents").map(|node| agents::read_agents(node, &own_tools));
+        let agents = mistakes.check_optional(agents);
         let servers =
             fields.find_field("mcp").map(|node| Ok(node.parse_list("mcp", "MCP servers")?.to_vec()));
         let servers = mistakes.check_optional(servers);
@@ -358,12 +362,34 @@ impl AgentSpec {
             tools: tools.unwrap_or_default(),
             agents: agents.unwrap_or_default(),
             servers: servers.unwrap_or_default(),
-            permissions: permissions.unwrap_or_default(),
+            permissions: permissions.map(|(_, compiled)| compiled).unwrap_or_default(),
             approvals: approvals.unwrap_or_default(),
             limits: limits.unwrap_or_default(),
             answer,
             is_consultable,
         })
+    }
+
+    /// The agent with overrides: another model, fewer tools, stricter permissions, lower limits.
+    ///
+    /// # Errors
+    /// A model or a pattern in them is invalid.
+    pub fn with_overrides(&self, overrides: &AgentOverrides) -> Result<Self, String> {
+        let mut spec = self.clone();
+        if let Some(names) = &overrides.model {
+            spec.model = Some(ModelSelection::parse(names).map_err(|error| error.to_string())?);
+        }
+        if let Some(allowed) = &overrides.tools {
+            spec.tools.retain(|tool| allowed.contains(&tool.name));
+        }
+        for rules in &overrides.permissions {
+            let rules = CompiledPermissions::compile(rules).map_err(|invalid| invalid.to_string())?;
+            spec.permissions = spec.permissions.and(rules);
+        }
+        spec.limits.turns = overrides.turns.map_or(spec.limits.turns, |most| most.min(spec.limits.turns));
+        let tool_calls = spec.limits.tool_calls;
+        spec.limits.tool_calls = overrides.tool_calls.map_or(tool_calls, |most| most.min(tool_calls));
+        Ok(spec)
     }
 
     /// The description for the registry.
@@ -390,11 +416,17 @@ fn read_instructions(node: &YamlNode) -> Result<Template, YamlMistake> {
         .map_err(|error| YamlMistake::at_position(node.position, format!("\"instructions\": {error}")))
 }
 
-fn read_permissions(node: &YamlNode) -> Result<CompiledPermissions, YamlMistake> {
+/// Reads file rules, as written and compiled.
+fn read_permissions(node: &YamlNode) -> Result<(PermissionRules, CompiledPermissions), YamlMistake> {
+    if let YamlValue::List(rules) = &node.value {
+        for rule in rules {
+            MappingFields::from_node(rule, "permission", &["operations", "paths", "mode"])?;
+        }
+    }
     let rules: PermissionRules = deserialize_node(node, "list of permissions")?;
-    rules
-        .compile()
-        .map_err(|invalid| YamlMistake::at_position(node.position, format!("\"permissions\": {invalid}")))
+    let compiled = CompiledPermissions::compile(&rules)
+        .map_err(|invalid| YamlMistake::at_position(node.position, format!("\"permissions\": {invalid}")))?;
+    Ok((rules, compiled))
 }
 
 /// Reads the rules for calls that need an approval. A rule that names a tool of an MCP server can't be checked here.
@@ -540,6 +572,25 @@ concurrency: 2
             .unwrap()
             .describe();
         assert_eq!(consultable.consult.unwrap().instructions, "You answer  for .");
+    }
+
+    #[test]
+    fn overrides_only_take_away() {
+        let spec = AgentSpec::parse(GOOD.as_bytes(), &ThreeToolNames).unwrap();
+        let overrides = AgentOverrides {
+            model: Some("openai:other".into()),
+            tools: Some(["think", "read_document"].map(str::to_owned).into()),
+            turns: Some(4),
+            tool_calls: Some(1_000),
+            ..AgentOverrides::default()
+        };
+        let changed = spec.with_overrides(&overrides).unwrap();
+        let names: Vec<&str> = changed.tools.iter().map(|tool| tool.name.as_str()).collect();
+        assert_eq!(names, ["think"], "a tool that the capability lacks is not added");
+        assert_eq!((changed.limits.turns, changed.limits.tool_calls), (4, spec.limits.tool_calls));
+        assert_eq!(changed.model.unwrap().models[0].name, "openai:other");
+        let invalid = AgentOverrides { model: Some(String::new()), ..AgentOverrides::default() };
+        assert!(spec.with_overrides(&invalid).is_err());
     }
 
     #[test]

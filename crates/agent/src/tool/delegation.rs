@@ -1,7 +1,7 @@
 //! The tools with which an agent delegates work to other capabilities. A delegated task is a child of the agent's task in the
 //! plan: it runs on any machine, and ends with the agent's attempt at the latest. [`ChildTasks`] is their shared state.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -10,6 +10,7 @@ use futures::future::BoxFuture;
 use jiff::{SignedDuration, Timestamp};
 use millrace_protocol::child::{Delegation, EndedTask, MAX_CHILD_MESSAGE, TaskEnd, child_id};
 use millrace_protocol::ids::{Capability, TaskId};
+use millrace_protocol::overrides::AgentOverrides;
 use millrace_protocol::plan::{AttemptEnd, Plan, ResourceAmounts, ReviewPolicy, Task, TaskLimits, TaskSpec};
 use millrace_protocol::result::{CapabilityDescription, TaskParameters, TaskResult};
 use millrace_protocol::wait::{WaitCondition, WaitEnd};
@@ -44,6 +45,8 @@ pub struct ChildTasks {
     results: Option<Arc<dyn TaskResultSource>>,
     /// The capabilities that could be asked when the session began.
     known: Vec<CapabilityDescription>,
+    /// The tools of the agent itself: it can pass on no others.
+    own_tools: BTreeSet<String>,
     /// The tasks that the attempt has delegated, for the bounds of the capability file.
     delegated: Mutex<BTreeMap<TaskId, Capability>>,
 }
@@ -69,6 +72,11 @@ pub struct ChildLimits {
     /// Attempts until it fails; 3 by default.
     #[schemars(range(min = 1, max = 100))]
     pub attempts: Option<u32>,
+    /// Model replies of one attempt, at most those of the capability.
+    #[schemars(range(min = 1))]
+    pub turns: Option<u32>,
+    /// Tool calls of one attempt, at most those of the capability.
+    pub tool_calls: Option<u32>,
 }
 
 impl ChildLimits {
@@ -96,6 +104,8 @@ impl ChildLimits {
             seconds: smaller(self.seconds, other.seconds),
             wait_seconds: smaller(self.wait_seconds, other.wait_seconds),
             attempts: smaller(self.attempts, other.attempts),
+            turns: smaller(self.turns, other.turns),
+            tool_calls: smaller(self.tool_calls, other.tool_calls),
         }
     }
 
@@ -197,10 +207,33 @@ impl ChildTasks {
             return None;
         };
         let (task, attempt) = (task.clone(), *attempt);
-        let delegated = Mutex::default();
+        let (delegated, own_tools) = (Mutex::default(), BTreeSet::new());
         let is_allowed = order.depth < access.depth;
         let order = Arc::new(order.clone());
-        is_allowed.then_some(Self { order, task, attempt, access, sources, results, known, delegated })
+        is_allowed.then_some(Self {
+            order,
+            task,
+            attempt,
+            access,
+            sources,
+            results,
+            known,
+            own_tools,
+            delegated,
+        })
+    }
+
+    /// Sets the tools of the agent itself, of which it can pass some on.
+    #[must_use]
+    pub fn with_own_tools(self, own_tools: BTreeSet<String>) -> Self {
+        Self { own_tools, ..self }
+    }
+
+    /// The overrides of a task for a capability with these limits.
+    fn overrides_for(&self, capability: &Capability, limits: &ChildLimits) -> AgentOverrides {
+        let own = self.access.entry(capability).map(|entry| entry.overrides.clone()).unwrap_or_default();
+        let tools = own.tools.map(|tools| tools.intersection(&self.own_tools).cloned().collect());
+        AgentOverrides { tools, turns: limits.turns, tool_calls: limits.tool_calls, ..own }
     }
 
     fn id_of_call(&self, call: &Call) -> TaskId {
@@ -268,7 +301,9 @@ impl ChildTasks {
             Some(_) | None => ReviewPolicy::None,
         };
         self.count(&id, &about.name)?;
+        let overrides = self.overrides_for(&about.name, &limits);
         Ok(TaskSpec {
+            overrides: (!overrides.is_empty()).then(|| Box::new(overrides)),
             parameters,
             review,
             limits: limits.task_limits(),

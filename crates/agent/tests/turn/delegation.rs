@@ -14,6 +14,7 @@ use millrace_agent::tool::{
 use millrace_agent::turn::{DriveError, Driver, Machine, MemoryJournal, PlainText, WorkOutcome, WorkSummary};
 use millrace_protocol::child::{EndedTask, TaskEnd};
 use millrace_protocol::ids::{Capability, Lane, RunId, TaskId};
+use millrace_protocol::overrides::AgentOverrides;
 use millrace_protocol::plan::{ResourceAmounts, TaskSpec, Work};
 use millrace_protocol::result::{
     CapabilityDescription, ErrorKind, ExceededLimit, Source, SourceKind, TaskResult, Usage,
@@ -84,7 +85,9 @@ fn toolbox(access: AgentAccess) -> Toolbox {
     let order = Order::new(RunId::new("r").unwrap(), Lane(0), work, "lead", capability("lead"));
     let known = vec![CapabilityDescription::new(capability("research"), "does research")];
     let results: Option<Arc<dyn TaskResultSource>> = Some(Arc::new(Results));
-    let children = Arc::new(ChildTasks::new(&order, access, Arc::new(Cluster), results, known).unwrap());
+    let children = ChildTasks::new(&order, access, Arc::new(Cluster), results, known).unwrap();
+    let own = ["task", "start_task", "wait_for"].map(str::to_owned);
+    let children = Arc::new(children.with_own_tools(own.into()));
     let tools = [task_tool(children.clone()), start_task_tool(children.clone()), wait_for_tool(children)];
     Toolbox::new(tools).unwrap()
 }
@@ -217,25 +220,9 @@ async fn usage_of_tasks_counts_against_the_amounts_of_the_attempt() {
 
 #[tokio::test]
 async fn bad_calls_are_refused_with_what_there_is() {
-    let entry = AskableAgent {
-        name: capability("research"),
-        description: None,
-        max: Some(1),
-        limits: ChildLimits::default(),
-    };
-    let access = AgentAccess { agents: Some(vec![entry]), ..AgentAccess::default() };
-    let some = AgentAccess {
-        agents: Some(vec![
-            access.agents.clone().unwrap().remove(0),
-            AskableAgent {
-                name: capability("numbers"),
-                description: None,
-                max: None,
-                limits: ChildLimits::default(),
-            },
-        ]),
-        ..AgentAccess::default()
-    };
+    let entry = AskableAgent { max: Some(1), ..AskableAgent::new(capability("research")) };
+    let agents = Some(vec![entry, AskableAgent::new(capability("numbers"))]);
+    let some = AgentAccess { agents, ..AgentAccess::default() };
     let start = |id: &str, arguments: Value| named(id, "start_task", &arguments.to_string());
     let turns = || {
         let first = vec![
@@ -290,6 +277,31 @@ async fn background_task_sets_its_budget_aside() {
     let step = journal.steps().iter().find(|step| step.name == "tool.0.0.start_task").unwrap();
     assert_eq!(step.value["delegated"]["input_tokens"], 80);
     assert_eq!(journal.delegations()[0].children[0].budget.tokens, Some(80));
+}
+
+/// Overrides of the capability file travel with the task: the stricter limits, and no tool that the asking agent lacks.
+#[tokio::test]
+async fn task_has_the_overrides_of_the_file() {
+    let entry = AskableAgent {
+        limits: ChildLimits { turns: Some(5), ..ChildLimits::default() },
+        overrides: AgentOverrides {
+            model: Some("openai:small".into()),
+            tools: Some(["task", "grep", "time__now"].map(str::to_owned).into()),
+            ..AgentOverrides::default()
+        },
+        ..AskableAgent::new(capability("research"))
+    };
+    let access = AgentAccess { agents: Some(vec![entry]), ..AgentAccess::default() };
+    let (tools, mut journal) = (toolbox(access), MemoryJournal::default());
+    let arguments =
+        json!({"description": "x", "capability": "research", "limits": {"turns": 9, "tool_calls": 4}});
+    let replies = vec![calls(vec![task("a", &arguments)]), says("done")];
+    let (_, children) = parked(drive(replies, &tools, &mut journal, ResourceAmounts::default()).await);
+    let overrides = children[0].overrides.clone().unwrap();
+    let passed: Vec<&str> = overrides.tools.iter().flatten().map(String::as_str).collect();
+    assert_eq!(passed, ["task"], "the asking agent has task, start_task and wait_for");
+    assert_eq!((overrides.model.as_deref(), overrides.turns), (Some("openai:small"), Some(5)));
+    assert_eq!(overrides.tool_calls, Some(4));
 }
 
 #[test]

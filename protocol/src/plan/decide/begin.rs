@@ -34,8 +34,9 @@ pub(super) fn start_run(plan: &Plan, submission: &Submission) -> Result<Vec<Even
     let mut events = vec![started];
     let has_seed = submission.mode == PlanningMode::Fixed || !submission.tasks.is_empty();
     if has_seed {
-        if let Some(task) = submission.tasks.iter().find(|task| task.is_child()) {
-            let why = format!("task {} has a parent; only a running task can delegate", task.id);
+        if let Some(task) = submission.tasks.iter().find(|task| task.has_fields_of_children()) {
+            let why =
+                format!("task {} has fields of a delegated task; only a running task can delegate", task.id);
             events.push(run_failed_event(format!("the plan was rejected: {why}")));
             return Ok(events);
         }

@@ -11,6 +11,7 @@ use super::{
 };
 use crate::child::{Delegation, MAX_CHILD_DEPTH, MAX_CHILD_MESSAGE, MAX_CHILDREN, ParentTask};
 use crate::ids::TaskId;
+use crate::overrides::AgentOverrides;
 use crate::result::Usage;
 
 /// Handles the changes that a running attempt makes to its children.
@@ -108,10 +109,22 @@ fn check_child(plan: &Plan, parent: &Task, child: &TaskSpec, added: &[TaskSpec])
     let spec = TaskSpec {
         parent: Some(ParentTask { task: parent.spec.id.clone(), attempt: parent.attempt, depth }),
         budget: budget_of_child(plan, parent, child, added)?,
+        overrides: overrides_of_child(parent, child)?,
         ..child.clone()
     };
     check_new_tasks(plan, std::slice::from_ref(&spec)).map_err(|mistake| mistake.to_string())?;
     Ok(spec)
+}
+
+/// The overrides of a child, with the restrictions of its parent.
+fn overrides_of_child(parent: &Task, child: &TaskSpec) -> Result<Option<Box<AgentOverrides>>, String> {
+    let own = child.overrides.as_deref().cloned().unwrap_or_default();
+    let overrides = match parent.spec.overrides.as_deref() {
+        Some(outer) => own.within(outer),
+        None => own,
+    };
+    overrides.check_size()?;
+    Ok((!overrides.is_empty()).then(|| Box::new(overrides)))
 }
 
 fn is_of_current_attempt(parent: &Task, child: &Task) -> bool {

@@ -106,11 +106,11 @@ fn add_tasks(plan: &Plan, tasks: &[TaskSpec], by: EditAuthor) -> Result<Vec<Even
     Ok(task_added_events(plan, tasks))
 }
 
-/// Rejects a task with a parent, or with a dependency that is a child: only attempts delegate, and only they use the results.
+/// Rejects a task with fields of a delegated one, or with a dependency that is a child: only attempts delegate, and only they use the results.
 fn refuse_child_of_user(plan: &Plan, spec: &TaskSpec) -> Result<(), Refusal> {
-    if spec.is_child() {
+    if spec.has_fields_of_children() {
         return Err(Refusal::Unusable(format!(
-            "task {} has a parent; only a running task can delegate",
+            "task {} has fields of a delegated task; only a running task can delegate",
             spec.id
         )));
     }
@@ -194,7 +194,7 @@ fn patch_task(plan: &Plan, wanted: &TaskPatch, by: EditAuthor) -> Result<Vec<Eve
     if task.spec.is_child() && !spec.depends_on.is_empty() {
         return Err(Refusal::Unusable("a delegated task can't depend on other tasks".into()));
     }
-    refuse_child_of_user(plan, &TaskSpec { parent: None, ..spec.clone() })?;
+    refuse_child_of_user(plan, &spec.without_fields_of_children())?;
     check_patched_task(plan, &spec)?;
     if by == EditAuthor::Planner && wanted.review.is_some() {
         refuse_program_checks(&spec.review)?;

@@ -360,7 +360,7 @@ async fn permissions_hide_files_and_prevent_changes() {
         {"operations": ["write"], "paths": ["/asked"], "mode": "ask"}
     ]))
     .unwrap();
-    let mut agent = ToolUser::with_permissions(&files, rules.compile().unwrap());
+    let mut agent = ToolUser::with_permissions(&files, CompiledPermissions::compile(&rules).unwrap());
     assert_eq!(
         agent.call("ls", json!({"path": "/d"})).await.unwrap(),
         "/d/open (4 bytes, version 1 by task other)"
@@ -401,7 +401,7 @@ async fn approved_calls_may_do_what_a_person_must_approve() {
         {"paths": ["/denied"], "mode": "deny"}
     ]))
     .unwrap();
-    let mut agent = ToolUser::with_permissions(&files, rules.compile().unwrap());
+    let mut agent = ToolUser::with_permissions(&files, CompiledPermissions::compile(&rules).unwrap());
     let reason = |agent: &ToolUser, tool: &str, path: &str| {
         agent.tool(tool).approval_reason(&json!({"file_path": path}))
     };
