@@ -109,7 +109,8 @@ impl WireMessage for crate::work::Order {
     const VERSION: u16 = WITH_WAITS;
 
     fn version(&self) -> u16 {
-        if self.ended_waits.is_empty() && self.overrides.is_none() { 1 } else { WITH_WAITS }
+        let is_plain = self.ended_waits.is_empty() && self.overrides.is_none() && self.fork.is_none();
+        if is_plain { 1 } else { WITH_WAITS }
     }
 }
 

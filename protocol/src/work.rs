@@ -60,6 +60,8 @@ pub struct Order {
     pub depth: u32,
     /// The overrides of the agent that does the task, if it was delegated with any.
     pub overrides: Option<Box<AgentOverrides>>,
+    /// The conversation that the attempt continues, if the task is a fork: [`TaskSpec::fork`].
+    pub fork: Option<Box<InlineOrStoredBytes>>,
     /// The decision of the run as of which the order was published; `None` if its supervisor does not report it.
     pub decided: Option<DecisionId>,
 }
@@ -195,6 +197,7 @@ impl Order {
             ended_waits: Vec::new(),
             depth: 0,
             overrides: None,
+            fork: None,
             decided: None,
         }
     }
@@ -269,6 +272,8 @@ struct FlatOrder {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     overrides: Option<Box<AgentOverrides>>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    fork: Option<Box<InlineOrStoredBytes>>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     decided: Option<DecisionId>,
 }
 
@@ -304,6 +309,7 @@ impl From<FlatOrder> for Order {
             ended_waits: flat.ended_waits,
             depth: flat.depth,
             overrides: flat.overrides,
+            fork: flat.fork,
             decided: flat.decided,
         }
     }
@@ -344,6 +350,7 @@ impl From<Order> for FlatOrder {
             ended_waits: order.ended_waits,
             depth: order.depth,
             overrides: order.overrides,
+            fork: order.fork,
             decided: order.decided,
         }
     }

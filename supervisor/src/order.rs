@@ -41,9 +41,18 @@ pub fn build_order(run: &RunId, lane: Lane, plan: &Plan, last: DecisionId, work:
             let assignment = Assignment::Task { task: id.clone(), attempt: *attempt, rejected };
             let ended_waits = task.current_attempt().map(Attempt::ended_waits).unwrap_or_default();
             let depth = task.spec.parent.as_ref().map_or(0, |parent| parent.depth);
-            let overrides = task.spec.overrides.clone();
-            let common =
-                Order { assignment, inputs, feedback, own_model, ended_waits, depth, overrides, ..common };
+            let (overrides, fork) = (task.spec.overrides.clone(), task.spec.fork.clone());
+            let common = Order {
+                assignment,
+                inputs,
+                feedback,
+                own_model,
+                ended_waits,
+                depth,
+                overrides,
+                fork,
+                ..common
+            };
             Some(add_task_fields(common, task))
         }
         Work::Review { task: id, attempt, review } => {
@@ -82,7 +91,7 @@ fn add_task_fields(common: Order, task: &Task) -> Order {
     }
 }
 
-/// The results that a task builds on: those of its dependencies, and then those of its children that its current attempt has
+/// The results that a task builds on: those of its parent if it is a fork, those of its dependencies, and then those of its children that its current attempt has
 /// waited for, in the order of the waits. So the earlier ones keep their places when the attempt is dispatched again.
 fn inputs_of_task(plan: &Plan, task: &Task) -> Vec<InputResult> {
     let waits = task.current_attempt().into_iter().flat_map(|attempt| &attempt.waits);
@@ -94,7 +103,9 @@ fn inputs_of_task(plan: &Plan, task: &Task) -> Vec<InputResult> {
         | None => None,
     });
     let children = ended.flatten().map(|ended| &ended.task);
-    let mut inputs: Vec<InputResult> = Vec::new();
+    // A fork knows them from its conversation.
+    let forked = plan.parent(task).filter(|_| task.spec.fork.is_some());
+    let mut inputs = forked.map(|parent| inputs_of_task(plan, parent)).unwrap_or_default();
     for id in task.spec.depends_on.iter().chain(children) {
         let is_new = inputs.iter().all(|input| input.task != *id);
         inputs.extend(plan.task(id).filter(|_| is_new).and_then(accepted_result_as_input));

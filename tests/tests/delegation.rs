@@ -14,7 +14,7 @@ use millrace_protocol::plan::{
 };
 use millrace_protocol::registry;
 use millrace_protocol::wait::WaitEnd;
-use millrace_protocol::wire::decode_task_result;
+use millrace_protocol::wire::{InlineOrStoredBytes, decode_task_result};
 use millrace_runtime::Bus;
 use millrace_tests::cluster::{ClusterSetup, NamedProcesses, ProcessRole, TestCluster, lock_machine};
 use millrace_tests::crashes::crash_one_at_random;
@@ -229,6 +229,76 @@ async fn restricted_agent_gets_no_more_by_delegating() {
     let json: Value = serde_json::from_str(&show(&["strict", "--json"])).unwrap();
     assert_eq!(json["tasks"][1]["overrides"], json!({"tools": ["ls", "task"], "turns": 4}), "{json:#}");
     assert_eq!(json["tasks"][2]["overrides"], json!({"tools": ["ls", "task"]}), "{json:#}");
+    cluster.stop_all();
+}
+
+/// An agent forks itself. Its worker dies while it waits; the fork runs on another one, from a conversation in the blob store, with the
+/// results that its parent has, and pays for its own reply alone.
+#[tokio::test(flavor = "multi_thread")]
+async fn fork_continues_the_conversation_on_any_worker() {
+    let _alone = lock_machine();
+    let mut cluster =
+        TestCluster::start_with_workers(ClusterSetup { slots: 2, ..ClusterSetup::default() }, 1);
+    let folder = tempfile::tempdir().unwrap();
+    let (script, capability) = (folder.path().join("model.yaml"), folder.path().join("lead.yaml"));
+    std::fs::write(
+        &script,
+        "rules:\n\
+         - when: {last: You are a fork}\n\
+         \x20 reply: {calls: [get_task_result: {task_id: first}], delay: 1.5}\n\
+         - when: {tool: get_task_result}\n\
+         \x20 reply: {text: \"{{last}}\"}\n\
+         - turns:\n\
+         \x20 - calls:\n\
+         \x20   - task: {capability: lead, description: look again, mode: fork}\n\
+         \x20 - {text: \"the fork says {{last}}\"}\n",
+    )
+    .unwrap();
+    let instructions = "Delegate. ".repeat(600);
+    std::fs::write(
+        &capability,
+        format!(
+            "name: lead\ndescription: Delegates.\ninstructions: {instructions}\n\
+             tools: [task, get_task_result]\nagents: {{ask: [], fork: true}}\n"
+        ),
+    )
+    .unwrap();
+    let model = format!("script:{}", script.display());
+    let arguments = ["--capability", capability.to_str().unwrap(), "--model", &model];
+    cluster.start_process(ProcessRole::Worker, "lead-1", &arguments);
+    let (bus, run) = (cluster.connect_bus().await, run_id("fork"));
+    let first = echo_task("first", &json!({}));
+    let task = TaskSpec {
+        capability: Capability::new("lead").unwrap(),
+        depends_on: vec![task_id("first")],
+        is_final: true,
+        ..echo_task("lead", &json!({}))
+    };
+    submit_run(&bus, &run, &fixed_submission(vec![first, task])).await;
+    wait_for_task_count(&bus, &run, TaskState::Waiting, 1).await;
+    cluster.kill_process("lead-1");
+    cluster.start_process(ProcessRole::Worker, "lead-2", &arguments);
+    let history = wait_for_run_history(&bus, &run, TIMEOUT).await;
+    assert_completed(&history);
+    let plan = history.folded_plan();
+    let fork = plan.task(&task_id("lead-1-0-0")).unwrap();
+    assert!(
+        matches!(fork.spec.fork.as_deref(), Some(InlineOrStoredBytes::Stored(_))),
+        "{:?}",
+        fork.spec.fork
+    );
+    let of_fork = result_of(&bus, &history, "lead-1-0-0").await;
+    assert_eq!(of_fork.usage.model_calls, 2, "its own replies alone");
+    let result = result_of(&bus, &history, "lead").await;
+    assert!(
+        result.output.starts_with("the fork says") && result.output.contains("first"),
+        "{}",
+        result.output
+    );
+    assert_eq!(result.usage.model_calls, 2);
+    let json = cluster.millrace_command().args(["show", "fork", "--json"]).output().unwrap().stdout;
+    let json: Value = serde_json::from_slice(&json).unwrap();
+    assert_eq!(json["tasks"][2]["is_fork"], true, "{json:#}");
     cluster.stop_all();
 }
 

@@ -44,10 +44,10 @@ impl CapabilityHandler {
         }
     }
 
-    /// Refuses a task whose restrictions the capability can't apply.
+    /// Refuses a task whose restrictions the capability can't apply, or whose conversation it can't continue.
     fn refuse_restrictions(&self, order: &Order) -> Result<(), TaskError> {
         let is_restricted = order.overrides.as_ref().is_some_and(|overrides| overrides.has_restrictions());
-        if !is_restricted || self.capability.applies_restrictions() {
+        if !(is_restricted || order.fork.is_some()) || self.capability.applies_restrictions() {
             return Ok(());
         }
         let message = format!(

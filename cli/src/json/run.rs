@@ -377,6 +377,9 @@ pub struct TaskHead<'a> {
     /// The task whose attempt delegated it, if one did.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub parent: Option<&'a ParentTask>,
+    /// `true` if it continues the conversation of the attempt that delegated it.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub is_fork: bool,
     /// What its delegation changed about the agent that does it, if anything: the restrictions of its parents included.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub overrides: Option<&'a AgentOverrides>,
@@ -633,6 +636,7 @@ impl<'a> TaskHead<'a> {
             waiting_for: task.describe_wait(),
             usage: task.total_usage(),
             parent: spec.parent.as_ref(),
+            is_fork: spec.fork.is_some(),
             overrides: spec.overrides.as_deref(),
             usage_with_children: has_children.then(|| plan.usage_with_children(task)),
         }

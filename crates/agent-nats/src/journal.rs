@@ -9,6 +9,7 @@ use millrace_protocol::child::Delegation;
 use millrace_protocol::provider::{ProviderStatus, ProviderWait};
 use millrace_protocol::result::TaskError;
 use millrace_protocol::wait::WaitEnd;
+use millrace_protocol::wire::InlineOrStoredBytes;
 use millrace_runtime::work::host::AttemptContext;
 use serde_json::Value;
 
@@ -49,6 +50,10 @@ impl Journal for NatsJournal<'_> {
 
     fn append_delegation(&mut self, delegation: Delegation) -> BoxFuture<'_, Result<(), JournalError>> {
         self.0.append_delegation(delegation).map(|done| done.map_err(convert_task_error)).boxed()
+    }
+
+    fn store_value(&mut self, bytes: Vec<u8>) -> BoxFuture<'_, Result<InlineOrStoredBytes, JournalError>> {
+        self.0.store_value(bytes).map(|stored| stored.map_err(convert_task_error)).boxed()
     }
 
     fn interrupt_wait(&mut self) {

@@ -15,6 +15,8 @@ mod corrections;
 mod delegation;
 #[path = "turn/effects.rs"]
 mod effects;
+#[path = "turn/fork.rs"]
+mod fork;
 #[path = "turn/inner.rs"]
 mod inner;
 #[path = "turn/large.rs"]

@@ -16,6 +16,7 @@ use crate::overrides::AgentOverrides;
 use crate::question::QuestionExpiry;
 use crate::result::TaskParameters;
 use crate::wait::Wait;
+use crate::wire::InlineOrStoredBytes;
 
 /// The maximum size of the objective of a run or a task, in bytes.
 pub const MAX_OBJECTIVE: usize = 64 * 1024;
@@ -73,6 +74,10 @@ pub struct TaskSpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(skip)]
     pub overrides: Option<Box<AgentOverrides>>,
+    /// The conversation that it continues, if it is a fork of its parent's attempt. Only workers read it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(skip)]
+    pub fork: Option<Box<InlineOrStoredBytes>>,
 }
 
 impl TaskSpec {
@@ -94,6 +99,7 @@ impl TaskSpec {
             is_final: false,
             parent: None,
             overrides: None,
+            fork: None,
         }
     }
 
@@ -123,13 +129,13 @@ impl TaskSpec {
     /// `true` if it has fields that only a delegated task can have.
     #[must_use]
     pub fn has_fields_of_children(&self) -> bool {
-        self.parent.is_some() || self.overrides.is_some()
+        self.parent.is_some() || self.overrides.is_some() || self.fork.is_some()
     }
 
     /// The task without the fields that only a delegated task can have.
     #[must_use]
     pub fn without_fields_of_children(&self) -> Self {
-        Self { parent: None, overrides: None, ..self.clone() }
+        Self { parent: None, overrides: None, fork: None, ..self.clone() }
     }
 }
 

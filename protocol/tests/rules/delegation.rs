@@ -9,6 +9,7 @@ use millrace_protocol::plan::{
 };
 use millrace_protocol::result::{ErrorKind, TaskError, Usage};
 use millrace_protocol::wait::WaitEnd;
+use millrace_protocol::wire::InlineOrStoredBytes;
 
 use crate::cast;
 use crate::scene::RunScene;
@@ -329,6 +330,46 @@ fn restrictions_of_a_parent_hold_for_all_tasks_below_it() {
         (None, None),
         "neither the model nor the limits are those of its parent"
     );
+}
+
+fn fork(name: &str) -> TaskSpec {
+    let conversation = InlineOrStoredBytes::Inline(b"{}".to_vec().into());
+    TaskSpec { fork: Some(Box::new(conversation)), ..child(name) }
+}
+
+/// A fork has the capability, the model and the restrictions of the attempt that it continues, and delegates nothing.
+#[test]
+fn fork_is_like_its_parent_and_delegates_nothing() {
+    let mut scene = plain_parent();
+    scene.decide_fact(&cast::delegated_fact(&id("p"), 1, "w1", vec![restricted("a", &["task"])])).unwrap();
+    scene.claim_task(&id("a"), "w1");
+    let mut other = fork("other");
+    other.capability = cast::capability_name("research");
+    scene.decide_fact(&cast::delegated_fact(&id("a"), 1, "w1", vec![fork("f"), other])).unwrap();
+    let ends = received_ends(&scene, "a");
+    assert!(
+        matches!(&ends[0].1, TaskEnd::Refused { reason } if reason.contains("the capability of its parent")),
+        "{ends:?}"
+    );
+    let overrides = scene.plan.task(&id("f")).unwrap().spec.overrides.clone().unwrap();
+    assert_eq!((overrides.model.as_deref(), overrides.turns), (Some("openai:small"), None));
+    let tools: Vec<String> = overrides.tools.unwrap().into_iter().collect();
+    assert_eq!(tools, ["task"]);
+    let patch = TaskPatch {
+        capability: Some(cast::capability_name("research")),
+        ..TaskPatch::without_changes(id("f"))
+    };
+    let patched = scene.decide_fact(&cast::command_fact("c", CommandAction::Edit(Edit::Patch(patch))));
+    assert!(matches!(&patched, Err(Refusal::Unusable(why)) if why.contains("a fork keeps")), "{patched:?}");
+    scene.claim_task(&id("f"), "w2");
+    delegate(&mut scene, "f", &["g"]);
+    let ends = received_ends(&scene, "f");
+    assert!(
+        matches!(&ends[0].1, TaskEnd::Refused { reason } if reason == "a fork can't delegate"),
+        "{ends:?}"
+    );
+    let submitted = cast::fixed_plan_submission(vec![fork("p")]);
+    assert!(RunScene::from_submission(submitted).plan.run.end.is_some(), "no user submits a fork");
 }
 
 #[test]

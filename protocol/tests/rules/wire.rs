@@ -655,6 +655,13 @@ fn later_sample_events() -> Vec<(&'static str, Event)> {
             Event::Graph(GraphEvent::TaskPatched { spec: Box::new(task_with_start()), attempt: 2 }),
         ),
         (
+            "task added: child that is a fork",
+            Event::Graph(GraphEvent::TaskAdded {
+                spec: Box::new(TaskSpec { fork: Some(sample_fork()), ..sample_child() }),
+                ready: true,
+            }),
+        ),
+        (
             "task added: child with overrides",
             Event::Graph(GraphEvent::TaskAdded { spec: Box::new(sample_overridden_child()), ready: true }),
         ),
@@ -720,6 +727,10 @@ fn task_with_start() -> TaskSpec {
 fn sample_child() -> TaskSpec {
     let parent = ParentTask { task: cast::task_id("a"), attempt: 2, depth: 1 };
     TaskSpec { parent: Some(parent), ..cast::echo_task("a-2-0-0", &[]) }
+}
+
+fn sample_fork() -> Box<InlineOrStoredBytes> {
+    Box::new(InlineOrStoredBytes::Stored(BlobRef { sha256: "0".repeat(64), size: 70_000 }))
 }
 
 fn sample_overridden_child() -> TaskSpec {
@@ -1171,6 +1182,7 @@ fn sample_orders() -> Vec<(String, Order)> {
         ended_waits: Vec::new(),
         depth: 0,
         overrides: None,
+        fork: None,
         decided: None,
     };
     let planning = |plan_at| Order {
@@ -1202,6 +1214,7 @@ fn sample_orders() -> Vec<(String, Order)> {
     let ended = ends.map(|end| EndedWait { key: "sleep.2".into(), end });
     let woken = order(Assignment::Task { task: cast::task_id("b"), attempt: 2, rejected: None });
     vec![
+        ("task, forked".into(), Order { fork: Some(sample_fork()), depth: 1, ..woken.clone() }),
         (
             "task, overridden".into(),
             Order { overrides: Some(Box::new(sample_overrides())), depth: 1, ..woken.clone() },
@@ -1560,6 +1573,7 @@ fn messages_about_waits_have_a_version_that_0_4_does_not_read() {
         "plan question",
         "start condition",
         "overridden",
+        "forked",
     ];
     let mut newer = 0;
     for sample in all_encoding_samples().iter().filter(|sample| sample.json.get("t").is_some()) {

@@ -13,8 +13,8 @@ use crate::model::{DeltaListener, Model, ModelAbility};
 use crate::sources::OrderInputs;
 use crate::tool::{Tool, Toolbox};
 use crate::turn::{
-    AgentBrief, Answer, AnswerCheck, AttemptName, ConversationFormat, Driver, Journal, JournalError, Machine,
-    RecordedBeginning, UsageTotals, WorkSummary, read_recorded_beginning,
+    AgentBrief, Answer, AnswerCheck, AttemptName, ConversationFormat, Driver, ForkedConversation, Journal,
+    JournalError, Machine, RecordedBeginning, UsageTotals, WorkSummary, read_recorded_beginning,
 };
 
 /// The environment of a session.
@@ -77,8 +77,12 @@ impl<'a> SessionEnvironment<'a> {
         conversation: PreparedConversation,
         check: &AnswerCheck<'_, A>,
     ) -> Result<WorkSummary<A>, SessionError> {
-        let PreparedConversation { brief, toolbox, model, approvals, can_wait } = conversation;
-        let machine = Machine::new(brief).with_reserved_amounts(self.allowance);
+        let PreparedConversation { brief, toolbox, model, approvals, can_wait, fork } = conversation;
+        let machine = match fork {
+            Some((fork, task)) => Machine::of_fork(brief, &fork, &task),
+            None => Machine::new(brief),
+        };
+        let machine = machine.with_reserved_amounts(self.allowance);
         let driver = Driver::new(model.as_ref(), &toolbox, self.journal.as_mut())
             .with_attempt_name(attempt)
             .with_approvals(approvals, can_wait)
@@ -114,6 +118,8 @@ pub(super) struct PreparedConversation {
     pub approvals: ApprovalRules,
     /// `true` if the work may be parked.
     pub can_wait: bool,
+    /// The conversation that it continues, with its task, if it is a fork.
+    pub fork: Option<(ForkedConversation, String)>,
 }
 
 /// Converts a journal error. A journal that diverged is a bug; one that can't be used may be usable again.

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use futures::{StreamExt, TryStreamExt};
 use millrace_protocol::ids::TaskId;
 use millrace_protocol::result::TaskResult;
+use millrace_protocol::wire::InlineOrStoredBytes;
 use millrace_protocol::work::{InputResult, Order};
 
 use super::SessionError;
@@ -19,10 +20,10 @@ use crate::corpus::{Corpus, Document};
 use crate::files::{CompositeFiles, DocumentFiles, FilePath, Files};
 use crate::material::{NOTICE, prefix_lines_with_bar};
 use crate::roles::DocumentList;
-use crate::sources::OrderInputs;
+use crate::sources::{OrderInputError, OrderInputs};
 use crate::spec::{AgentSpec, AnswerForm};
 use crate::tool::{ResultEntry, TaskResultSource, find_passages};
-use crate::turn::ConversationFormat;
+use crate::turn::{ConversationFormat, ForkedConversation};
 
 /// The number of results that are read concurrently.
 const READS: usize = 16;
@@ -50,6 +51,21 @@ pub(super) struct InputExcerpt {
     pub has_passages: bool,
     /// `true` if it has all results that the task depends on.
     pub has_all_results: bool,
+}
+
+/// Reads the conversation that a fork continues; `None` if the order is for no fork.
+pub(super) async fn read_fork(
+    order: &Order,
+    sources: &dyn OrderInputs,
+) -> Result<Option<ForkedConversation>, OrderInputError> {
+    let bytes = match order.fork.as_deref() {
+        None => return Ok(None),
+        Some(InlineOrStoredBytes::Inline(bytes)) => bytes.to_vec(),
+        Some(InlineOrStoredBytes::Stored(stored)) => sources.read_blob(&stored.sha256).await?,
+    };
+    let unreadable =
+        |error| OrderInputError::Broken(format!("the conversation of the fork is unreadable: {error}"));
+    serde_json::from_slice(&bytes).map(Some).map_err(unreadable)
 }
 
 pub(super) struct SessionInputs {

@@ -45,8 +45,8 @@ use crate::spec::{
 };
 use crate::tool::{ChildTasks, Toolbox, describe_wait_end};
 use crate::turn::{
-    AgentBrief, Answer, AttemptName, ConversationFormat, DriveError, JsonAnswer, PlainText, UsageTotals,
-    WorkFailure,
+    AgentBrief, Answer, AttemptName, ConversationFormat, DriveError, ForkedConversation, JsonAnswer,
+    PlainText, RecordedBeginning, UsageTotals, WorkFailure, format_fork_task,
 };
 
 use consultants::ModelConsultants;
@@ -108,6 +108,8 @@ pub struct AgentSession<'a> {
     order: &'a Order,
     env: SessionEnvironment<'a>,
     inputs: SessionInputs,
+    /// The conversation that it continues, if the task is a fork.
+    fork: Option<ForkedConversation>,
     /// The capabilities of the cluster, if the agent may delegate.
     capabilities: Vec<CapabilityDescription>,
     /// The names of tools that would show nothing but what the prompt shows.
@@ -130,7 +132,9 @@ impl<'a> AgentSession<'a> {
         let inputs = SessionInputs::read_inputs(&host.documents, spec, order, env.sources.as_ref()).await?;
         let delegates = spec.tools.iter().any(|tool| tools::DELEGATION.contains(&tool.name.as_str()));
         let capabilities = if delegates { env.sources.read_capabilities().await? } else { Vec::new() };
-        Ok(Self { host, spec, order, env, inputs, capabilities, useless_tools: &[], turn_instructions: None })
+        let fork = inputs::read_fork(order, env.sources.as_ref()).await?;
+        let (useless_tools, turn_instructions) = (&[][..], None);
+        Ok(Self { host, spec, order, env, inputs, fork, capabilities, useless_tools, turn_instructions })
     }
 
     /// Carries out the task of the order.
@@ -250,6 +254,10 @@ impl<'a> AgentSession<'a> {
     /// Opens the model, and reads the format of the conversation from the journal if it has begun.
     async fn open_model(&mut self) -> Result<OpenedModel, SessionError> {
         let (model, ability) = self.open_pooled_model()?;
+        if let Some(fork) = &self.fork {
+            let beginning = RecordedBeginning { format: fork.format(), prompt: None };
+            return Ok(OpenedModel { model, beginning });
+        }
         let beginning = self.env.choose_beginning(ability).await?;
         Ok(OpenedModel { model, beginning })
     }
@@ -272,7 +280,8 @@ impl<'a> AgentSession<'a> {
         answer: Option<AnswerSchema>,
         stateful: Vec<Arc<dyn crate::tool::Tool>>,
     ) -> Result<PreparedConversation, TaskError> {
-        let Self { host, spec, order, env, inputs, capabilities, useless_tools, turn_instructions } = self;
+        let Self { host, spec, order, env, inputs, fork, capabilities, useless_tools, turn_instructions } =
+            self;
         let directory = ModelConsultants::new(
             spec.about.name.clone(),
             env.sources.clone(),
@@ -321,13 +330,12 @@ impl<'a> AgentSession<'a> {
         };
         let can_wait = matches!(order.assignment, Assignment::Task { .. });
         let approvals = spec.approvals.clone();
-        Ok(PreparedConversation {
-            brief: restore_prompt(brief, beginning),
-            toolbox,
-            model,
-            approvals,
-            can_wait,
-        })
+        let fork = fork.take().map(|fork| (fork, format_fork_task(order)));
+        let brief = match &fork {
+            Some((fork, _)) => fork.to_brief(brief),
+            None => restore_prompt(brief, beginning),
+        };
+        Ok(PreparedConversation { brief, toolbox, model, approvals, can_wait, fork })
     }
 }
 

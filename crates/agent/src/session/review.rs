@@ -268,6 +268,7 @@ impl PanelReview<'_> {
             model,
             approvals: ApprovalRules::default(),
             can_wait: false,
+            fork: None,
         };
         let expected = JudgementValidator::new(self.task, &self.sheet.criteria, format);
         let check = |judgement: Judgement| expected.validate_judgement(judgement);

@@ -8,6 +8,8 @@ use millrace_protocol::child::{MAX_CHILD_DEPTH, MAX_CHILDREN};
 use millrace_protocol::ids::Capability;
 use millrace_protocol::overrides::{AgentOverrides, PermissionRules};
 use millrace_strict_yaml::{MappingFields, YamlMistake, YamlNode, YamlValue, deserialize_node};
+use schemars::JsonSchema;
+use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::ToolReference;
@@ -21,10 +23,23 @@ const FIELDS: [&str; 7] = ["name", "description", "max", "limits", "model", "too
 pub struct AgentAccess {
     /// The capabilities; `None` allows all that are registered.
     pub agents: Option<Vec<AskableAgent>>,
+    /// The bounds of its forks; `None` if it may not fork itself.
+    pub fork: Option<ForkAccess>,
     /// The largest depth of the tasks that it delegates.
     pub depth: u32,
     /// The largest number of tasks that one of its attempts delegates.
     pub max: u32,
+}
+
+/// The bounds of the forks of an agent.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct ForkAccess {
+    /// The largest number of forks of one attempt.
+    #[schemars(range(min = 1, max = 32))]
+    pub max: Option<u32>,
+    /// The limits of each fork.
+    pub limits: ChildLimits,
 }
 
 /// A capability that an agent may ask.
@@ -56,7 +71,7 @@ pub(super) struct OwnTools<'a>(pub Option<&'a [ToolReference]>);
 
 impl Default for AgentAccess {
     fn default() -> Self {
-        Self { agents: None, depth: MAX_CHILD_DEPTH, max: MAX_CHILDREN }
+        Self { agents: None, fork: None, depth: MAX_CHILD_DEPTH, max: MAX_CHILDREN }
     }
 }
 
@@ -82,7 +97,7 @@ pub(super) fn read_agents(node: &YamlNode, own: &OwnTools<'_>) -> Result<AgentAc
             Ok(AgentAccess { agents: Some(read_list(items, own)?), ..AgentAccess::default() })
         }
         YamlValue::Map(_) => {
-            let fields = MappingFields::from_node(node, "list of agents", &["ask", "depth", "max"])?;
+            let fields = MappingFields::from_node(node, "list of agents", &["ask", "fork", "depth", "max"])?;
             let ask =
                 fields.find_field("ask").map(|ask| read_list(ask.parse_list("ask", "capabilities")?, own));
             let bound = |name: &'static str, most: u32| match fields.find_field(name) {
@@ -91,13 +106,26 @@ pub(super) fn read_agents(node: &YamlNode, own: &OwnTools<'_>) -> Result<AgentAc
             };
             Ok(AgentAccess {
                 agents: ask.transpose()?,
+                fork: fields.find_field("fork").map(read_fork).transpose()?.flatten(),
                 depth: bound("depth", MAX_CHILD_DEPTH)?,
                 max: bound("max", MAX_CHILDREN)?,
             })
         }
         YamlValue::Nothing | YamlValue::Flag(_) | YamlValue::Number(_) | YamlValue::Text(_) => {
-            Err(node.mismatch_error("agents", "a list of capabilities, or a map of ask, depth and max"))
+            Err(node.mismatch_error("agents", "a list of capabilities, or a map of ask, fork, depth and max"))
         }
+    }
+}
+
+/// Reads `true`, `false`, or the bounds of forks.
+fn read_fork(node: &YamlNode) -> Result<Option<ForkAccess>, YamlMistake> {
+    match &node.value {
+        YamlValue::Flag(is_allowed) => Ok(is_allowed.then(ForkAccess::default)),
+        YamlValue::Nothing
+        | YamlValue::Number(_)
+        | YamlValue::Text(_)
+        | YamlValue::List(_)
+        | YamlValue::Map(_) => deserialize_node(node, "fork").map(Some),
     }
 }
 
@@ -215,9 +243,12 @@ pub(super) fn agents_schema() -> Value {
         "additionalProperties": false,
     });
     let list = json!({ "type": "array", "items": { "oneOf": [name, agent] } });
+    let mut fork = json!({ "oneOf": [{ "type": "boolean" }, crate::tool::schema_of::<ForkAccess>()] });
+    fork["description"] =
+        "true, or bounds, if its tasks may continue its own conversation with \"mode\": \"fork\".".into();
     let map = json!({
         "type": "object",
-        "properties": { "ask": list, "depth": bound(MAX_CHILD_DEPTH), "max": bound(MAX_CHILDREN) },
+        "properties": { "ask": list, "fork": fork, "depth": bound(MAX_CHILD_DEPTH), "max": bound(MAX_CHILDREN) },
         "additionalProperties": false,
     });
     json!({
@@ -249,6 +280,10 @@ mod tests {
         let bounds = read("{depth: 1, max: 4}\n").unwrap();
         assert_eq!((bounds.depth, bounds.max, bounds.agents.is_none()), (1, 4, true));
         assert!(bounds.allows(&Capability::new("other").unwrap()));
+        assert_eq!((bounds.fork, read("{fork: false}\n").unwrap().fork), (None, None));
+        assert_eq!(read("{fork: true}\n").unwrap().fork, Some(ForkAccess::default()));
+        let fork = read("{fork: {max: 2, limits: {turns: 4}}}\n").unwrap().fork.unwrap();
+        assert_eq!((fork.max, fork.limits.turns), (Some(2), Some(4)));
         assert!(!bounds.allows(&Capability::new("critic").unwrap()));
     }
 
@@ -269,7 +304,10 @@ mod tests {
     #[test]
     fn mistakes_name_the_line() {
         for (text, expected) in [
-            ("research\n", "1:1: \"agents\" must be a list of capabilities, or a map of ask, depth and max"),
+            (
+                "research\n",
+                "1:1: \"agents\" must be a list of capabilities, or a map of ask, fork, depth and max",
+            ),
             ("[critic]\n", "1:2: no agent can ask critic"),
             ("[a, a]\n", "1:5: the capability \"a\" is listed twice"),
             ("[{name: a, maximum: 2}]\n", "1:12: there is no field \"maximum\" in an askable capability"),

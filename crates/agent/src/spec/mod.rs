@@ -21,7 +21,7 @@ use millrace_strict_yaml::{
 use serde::{Deserialize, Serialize};
 
 use agents::OwnTools;
-pub use agents::{AgentAccess, AskableAgent};
+pub use agents::{AgentAccess, AskableAgent, ForkAccess};
 pub use review::{read_review, review_schema};
 pub use schema::{agent_file_schema, common_properties_schema, merge_json};
 pub use template::{

@@ -14,6 +14,7 @@ use millrace_protocol::overrides::AgentOverrides;
 use millrace_protocol::plan::{AttemptEnd, Plan, ResourceAmounts, ReviewPolicy, Task, TaskLimits, TaskSpec};
 use millrace_protocol::result::{CapabilityDescription, TaskParameters, TaskResult};
 use millrace_protocol::wait::{WaitCondition, WaitEnd};
+use millrace_protocol::wire::InlineOrStoredBytes;
 use millrace_protocol::work::{Assignment, InputResult, Order};
 use schemars::JsonSchema;
 use serde::Deserialize;
@@ -24,7 +25,7 @@ use super::{
     check_value_against_schema, keep_head_and_tail, read_arguments, schema_of,
 };
 use crate::sources::{OrderInputError, OrderInputs};
-use crate::spec::AgentAccess;
+use crate::spec::{AgentAccess, AskableAgent, ForkAccess};
 use crate::turn::Dollars;
 
 /// The largest number of capabilities in the description of a tool.
@@ -131,6 +132,8 @@ struct TaskArguments {
     /// The capability that does it.
     #[schemars(length(min = 1, max = 64))]
     capability: String,
+    /// "fork": the task continues this conversation as another agent of your own capability, and can't delegate. "isolated" by default.
+    mode: Option<TaskMode>,
     /// Parameters of the capability.
     parameters: Option<TaskParameters>,
     /// A JSON Schema that the data of its result must match. Only for a capability whose results have data.
@@ -139,6 +142,14 @@ struct TaskArguments {
     review: Option<Vec<String>>,
     /// Its limits.
     limits: Option<ChildLimits>,
+}
+
+/// What a delegated task knows of the conversation that delegates it.
+#[derive(Clone, Copy, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+enum TaskMode {
+    Isolated,
+    Fork,
 }
 
 #[derive(Deserialize, JsonSchema)]
@@ -194,7 +205,8 @@ struct CancelTaskArguments {
 struct ListTasksArguments {}
 
 impl ChildTasks {
-    /// Creates the state for an attempt; `None` if it may not delegate: it is no attempt at a task, or too deep.
+    /// Creates the state for an attempt; `None` if it may not delegate: it is no attempt at a task, or too deep. A fork has the tools of
+    /// the conversation that it continues, and each of its calls is refused.
     #[must_use]
     pub fn new(
         order: &Order,
@@ -208,7 +220,7 @@ impl ChildTasks {
         };
         let (task, attempt) = (task.clone(), *attempt);
         let (delegated, own_tools) = (Mutex::default(), BTreeSet::new());
-        let is_allowed = order.depth < access.depth;
+        let is_allowed = order.depth < access.depth || order.fork.is_some();
         let order = Arc::new(order.clone());
         is_allowed.then_some(Self {
             order,
@@ -229,9 +241,22 @@ impl ChildTasks {
         Self { own_tools, ..self }
     }
 
-    /// The overrides of a task for a capability with these limits.
-    fn overrides_for(&self, capability: &Capability, limits: &ChildLimits) -> AgentOverrides {
-        let own = self.access.entry(capability).map(|entry| entry.overrides.clone()).unwrap_or_default();
+    /// Returns the bounds of a fork.
+    fn check_fork(&self, capability: &str) -> Result<ForkAccess, ToolError> {
+        let Some(fork) = self.access.fork else {
+            return Err(ToolError::Refused("this agent may not fork itself; leave \"mode\" out".into()));
+        };
+        let own = &self.order.capability;
+        if capability != own.as_str() {
+            let text = format!("a fork is of the capability {own}: name it, or leave \"mode\" out");
+            return Err(ToolError::Refused(text));
+        }
+        Ok(fork)
+    }
+
+    /// The overrides of a task with these limits for a listed capability.
+    fn overrides_for(&self, entry: Option<&AskableAgent>, limits: &ChildLimits) -> AgentOverrides {
+        let own = entry.map(|entry| entry.overrides.clone()).unwrap_or_default();
         let tools = own.tools.map(|tools| tools.intersection(&self.own_tools).cloned().collect());
         AgentOverrides { tools, turns: limits.turns, tool_calls: limits.tool_calls, ..own }
     }
@@ -256,14 +281,25 @@ impl ChildTasks {
             .collect();
         let more = askable.len().saturating_sub(MAX_LISTED);
         let more = if more > 0 { format!("\nand {more} more") } else { String::new() };
-        if listed.is_empty() { "none".into() } else { format!("\n{}{more}", listed.join("\n")) }
+        let own = format!("\n{}: this agent itself, only with the mode fork", self.order.capability);
+        let more = if self.access.fork.is_some() { more + &own } else { more };
+        if listed.is_empty() && more.is_empty() {
+            "none".into()
+        } else {
+            format!("\n{}{more}", listed.join("\n"))
+        }
     }
 
     /// Builds the task that a call delegates, and counts it.
     async fn build_child(&self, arguments: TaskArguments, call: &Call) -> Result<TaskSpec, ToolError> {
-        let TaskArguments { description, capability, parameters, output, review, limits } = arguments;
-        let about = self.find_capability(&capability).await?;
-        let parameters = parameters.unwrap_or_default();
+        let TaskArguments { description, capability, mode, parameters, output, review, limits } = arguments;
+        let fork = match mode {
+            Some(TaskMode::Fork) => Some(self.check_fork(&capability)?),
+            Some(TaskMode::Isolated) | None => None,
+        };
+        let about = self.find_capability(&capability, fork.is_some()).await?;
+        let own_parameters = || fork.map(|_| self.order.parameters.clone());
+        let parameters = parameters.or_else(own_parameters).unwrap_or_default();
         if let Some(schema) = &about.parameters {
             let object = Value::Object(parameters.clone().into_iter().collect());
             check_value_against_schema(schema, &object).map_err(|problem| {
@@ -286,7 +322,8 @@ impl ChildTasks {
                 format!("{description}\n\nThe data of the result must match this JSON Schema: {schema}")
             }
         };
-        let own = self.access.entry(&about.name).map(|entry| entry.limits).unwrap_or_default();
+        let entry = || self.access.entry(&about.name).map(|entry| entry.limits);
+        let own = fork.map(|fork| fork.limits).or_else(entry).unwrap_or_default();
         let limits = limits.unwrap_or_default().min(own);
         let budget = call.share.min_per_resource(limits.amounts());
         if let Some((resource, _)) = budget.iter().find(|(_, amount)| *amount == 0) {
@@ -300,9 +337,16 @@ impl ChildTasks {
             Some(criteria) if !criteria.is_empty() => ReviewPolicy::critic(criteria),
             Some(_) | None => ReviewPolicy::None,
         };
-        self.count(&id, &about.name)?;
-        let overrides = self.overrides_for(&about.name, &limits);
+        let entry = self.access.entry(&about.name).filter(|_| fork.is_none());
+        let most = fork.map_or_else(|| entry.and_then(|entry| entry.max), |fork| fork.max);
+        self.count(&id, &about.name, most)?;
+        let overrides = self.overrides_for(entry, &limits);
+        let conversation = fork.and(call.fork.as_deref()).map(|conversation| {
+            let bytes = serde_json::to_vec(conversation).expect("a conversation serialises to JSON");
+            Box::new(InlineOrStoredBytes::Inline(bytes.into()))
+        });
         Ok(TaskSpec {
+            fork: conversation,
             overrides: (!overrides.is_empty()).then(|| Box::new(overrides)),
             parameters,
             review,
@@ -313,13 +357,12 @@ impl ChildTasks {
     }
 
     /// Counts a delegated task, once.
-    fn count(&self, id: &TaskId, capability: &Capability) -> Result<(), ToolError> {
+    fn count(&self, id: &TaskId, capability: &Capability, most: Option<u32>) -> Result<(), ToolError> {
         let mut delegated = self.delegated.lock().unwrap_or_else(PoisonError::into_inner);
         if delegated.contains_key(id) {
             return Ok(());
         }
         let of_capability = delegated.values().filter(|other| *other == capability).count();
-        let most = self.access.entry(capability).and_then(|entry| entry.max);
         if delegated.len() >= self.access.max as usize {
             return Err(ToolError::Refused(format!(
                 "this task may delegate at most {} tasks",
@@ -342,8 +385,12 @@ impl ChildTasks {
         }
     }
 
-    async fn find_capability(&self, name: &str) -> Result<CapabilityDescription, ToolError> {
+    /// Returns a capability that may be asked; that of the agent itself may always be forked.
+    async fn find_capability(&self, name: &str, is_fork: bool) -> Result<CapabilityDescription, ToolError> {
         let all = self.sources.read_capabilities().await.map_err(source_error)?;
+        if let Some(own) = all.iter().find(|about| is_fork && about.name.as_str() == name) {
+            return Ok(own.clone());
+        }
         let askable: Vec<&CapabilityDescription> =
             all.iter().filter(|about| self.access.allows(&about.name)).collect();
         if let Some(about) = askable.iter().find(|about| about.name.as_str() == name) {
@@ -543,6 +590,9 @@ impl DelegationTool {
     }
 
     async fn run(&self, arguments: Value, call: &Call) -> Result<Output, ToolError> {
+        if self.delegated_tasks() > 0 && self.children.order.fork.is_some() {
+            return Err(ToolError::Refused("a fork can't delegate; do it yourself".into()));
+        }
         match self.kind {
             Kind::Task => {
                 let child = self.children.build_child(read_arguments(self.name(), arguments)?, call).await?;
@@ -594,6 +644,17 @@ impl DelegationTool {
             }
             Kind::List => self.list_tasks().await.map(Output::from),
         }
+    }
+
+    /// The schema of a task; `mode` is only there if there is a choice.
+    fn task_schema(&self) -> Value {
+        let mut schema = schema_of::<TaskArguments>();
+        if let Some(properties) = schema["properties"].as_object_mut()
+            && self.children.access.fork.is_none()
+        {
+            properties.remove("mode");
+        }
+        schema
     }
 
     /// Returns the id of a child that has not ended.
@@ -707,7 +768,7 @@ impl DelegationTool {
 impl Tool for DelegationTool {
     fn spec(&self) -> ToolSpec {
         let schema = match self.kind {
-            Kind::Task | Kind::Start => schema_of::<TaskArguments>(),
+            Kind::Task | Kind::Start => self.task_schema(),
             Kind::Check => schema_of::<OneTaskArguments>(),
             Kind::Wait => schema_of::<WaitForArguments>(),
             Kind::Message => schema_of::<MessageTaskArguments>(),

@@ -32,6 +32,8 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use crate::turn::ForkedConversation;
+
 pub(crate) use arguments::parse_lenient_json;
 pub use ask::ask_user_tool;
 pub use call_budget::{ModelCallBudget, ModelCallBudgetGuard};
@@ -168,6 +170,8 @@ pub struct Call {
     pub index: usize,
     /// The budget of a task that the call delegates, at most: its share of what is left.
     pub share: ResourceAmounts,
+    /// The conversation, forked at this call; only for tools that delegate tasks.
+    pub fork: Option<Arc<ForkedConversation>>,
 }
 
 /// The output of a tool.

@@ -17,11 +17,13 @@ use millrace_protocol::question::{Answer, Question};
 use millrace_protocol::result::{ModelUsage, Usage};
 use millrace_protocol::schema::check_value_against_schema;
 use millrace_protocol::wait::{Wait, WaitCondition, WaitEnd};
+use millrace_protocol::wire::InlineOrStoredBytes;
 use serde_json::Value;
 use tokio::time::Instant;
 use tracing::warn;
 
 use super::drive_error::{decode_step, encode_step};
+use super::fork::ForkedConversation;
 use super::large::limit_result_size;
 use super::record::{BegunCallsStep, ToolCallRecord, to_millis};
 use super::{AttemptName, DriveError, Journal, ValidatedToolCall};
@@ -63,6 +65,8 @@ pub(super) struct ToolCallRunner<'a> {
     pub can_wait: bool,
     /// The amounts of `budget` at the beginning of the turn.
     pub left_amounts: ResourceAmounts,
+    /// The conversation, for calls that fork it; `None` if no call of the turn delegates.
+    pub fork: Option<ForkedConversation>,
 }
 
 /// The approval that a call needs, or has got.
@@ -155,14 +159,17 @@ impl ToolCallRunner<'_> {
                     journal.append_step(&names[index], &encode_step(&result)).await?;
                     results[index] = Some(*result);
                 }
-                Ok(CallEnd::Delegated(result, delegation)) => {
+                Ok(CallEnd::Delegated(result, mut delegation)) => {
+                    store_forks(&mut delegation.children, journal).await?;
                     journal.append_delegation(delegation).await?;
                     journal.append_step(&names[index], &encode_step(&result)).await?;
                     results[index] = Some(*result);
                 }
                 Ok(CallEnd::Waits(condition, child)) => {
                     waits.push((index, Wait { key: names[index].clone(), condition }));
-                    children.extend(child.map(|child| *child));
+                    let mut delegated: Vec<TaskSpec> = child.map(|child| *child).into_iter().collect();
+                    store_forks(&mut delegated, journal).await?;
+                    children.extend(delegated);
                 }
                 Err(error) => fault = fault.or(Some(error)),
             }
@@ -392,7 +399,8 @@ impl ToolCallRunner<'_> {
     fn call_context(&self, index: usize, share: ResourceAmounts) -> Call {
         let key = self.attempt.call_key(self.number, index);
         let budget = self.budget.clone();
-        Call { key, turn: self.number, index, share, budget, deadline: None, is_approved: false }
+        let turn = self.number;
+        Call { key, turn, index, share, budget, ..Call::default() }
     }
 
     /// Stores a result in a file that is too long for the conversation.
@@ -417,7 +425,9 @@ impl ToolCallRunner<'_> {
         };
         let began = Instant::now();
         let deadline = self.left.map(|left| (began + left).into_std());
-        let context = Call { deadline, is_approved, ..self.call_context(index, share) };
+        let fork = self.fork.as_ref().filter(|_| tool.delegated_tasks() > 0);
+        let fork = fork.map(|fork| Arc::new(fork.at_call(&call.call_id)));
+        let context = Call { deadline, is_approved, fork, ..self.call_context(index, share) };
         let mut delegation = None;
         let arguments = changed.clone().unwrap_or_else(|| call.arguments.clone());
         let work = AssertUnwindSafe(async { tool.call(arguments, &context).await }).catch_unwind();
@@ -474,6 +484,17 @@ impl ToolCallRunner<'_> {
     fn find_tool(&self, call: &ValidatedToolCall) -> Option<&dyn Tool> {
         self.toolbox.get(&call.tool)
     }
+}
+
+/// Stores the conversations that forked tasks continue, so that any machine has them.
+async fn store_forks(children: &mut [TaskSpec], journal: &mut dyn Journal) -> Result<(), DriveError> {
+    for child in children {
+        if let Some(InlineOrStoredBytes::Inline(bytes)) = child.fork.as_deref_mut() {
+            let bytes = std::mem::take(bytes).into_vec();
+            child.fork = Some(Box::new(journal.store_value(bytes).await?));
+        }
+    }
+    Ok(())
 }
 
 fn build_call_record(call: &ValidatedToolCall, text: String, is_error: bool) -> ToolCallRecord {

@@ -137,6 +137,8 @@ impl<'a, A: Answer> Driver<'a, A> {
                     let left_amounts = machine.amounts_left_for_calls();
                     let budget = ModelCallBudget::new(left_amounts);
                     let number = turn.saturating_sub(1);
+                    let mut tools = calls.iter().filter_map(|call| toolbox.get(&call.tool));
+                    let fork = tools.any(|tool| tool.delegated_tasks() > 0).then(|| machine.fork());
                     let turn = ToolCallRunner {
                         number,
                         attempt,
@@ -147,6 +149,7 @@ impl<'a, A: Answer> Driver<'a, A> {
                         approvals,
                         can_wait,
                         left_amounts,
+                        fork,
                     };
                     let results = turn.run_calls(calls, self.journal).await?;
                     since.recorded_calls = results.iter().map(|call| call.result.call_id.clone()).collect();

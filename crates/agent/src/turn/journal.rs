@@ -9,6 +9,7 @@ use futures::future::{BoxFuture, ready};
 use millrace_protocol::child::Delegation;
 use millrace_protocol::provider::{ProviderStatus, ProviderWait};
 use millrace_protocol::wait::{EndedWait, WaitEnd};
+use millrace_protocol::wire::InlineOrStoredBytes;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -78,6 +79,14 @@ pub trait Journal: Send {
         ready(Err(JournalError::Failed("only an attempt at a task can delegate".into()))).boxed()
     }
 
+    /// Stores a value of a delegated task, and returns it or its address. It is not a step.
+    ///
+    /// # Errors
+    /// As for [`Journal::append_step`].
+    fn store_value(&mut self, bytes: Vec<u8>) -> BoxFuture<'_, Result<InlineOrStoredBytes, JournalError>> {
+        ready(Ok(InlineOrStoredBytes::Inline(bytes.into()))).boxed()
+    }
+
     /// Notes that the wait is interrupted by a request to the provider.
     fn interrupt_wait(&mut self) {}
 
@@ -132,6 +141,10 @@ impl<J: Journal + ?Sized> Journal for &mut J {
 
     fn append_delegation(&mut self, delegation: Delegation) -> BoxFuture<'_, Result<(), JournalError>> {
         (**self).append_delegation(delegation)
+    }
+
+    fn store_value(&mut self, bytes: Vec<u8>) -> BoxFuture<'_, Result<InlineOrStoredBytes, JournalError>> {
+        (**self).store_value(bytes)
     }
 
     fn interrupt_wait(&mut self) {

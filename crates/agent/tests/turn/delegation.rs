@@ -26,9 +26,9 @@ use serde_json::{Value, json};
 use super::support::{Scripted, brief, calls, named, names, says};
 
 /// A cluster with the capabilities `research`, `numbers` and `other`.
-struct Cluster;
+pub struct Cluster;
 
-fn capability(name: &str) -> Capability {
+pub fn capability(name: &str) -> Capability {
     Capability::new(name).unwrap()
 }
 
@@ -92,7 +92,7 @@ fn toolbox(access: AgentAccess) -> Toolbox {
     Toolbox::new(tools).unwrap()
 }
 
-fn task(id: &str, arguments: &Value) -> millrace_agent::model::ToolCall {
+pub fn task(id: &str, arguments: &Value) -> millrace_agent::model::ToolCall {
     named(id, "task", &arguments.to_string())
 }
 
@@ -108,7 +108,7 @@ async fn drive(
     driver.drive(machine).await.map_err(|failure| *failure.error)
 }
 
-fn parked(ended: Result<WorkSummary<PlainText>, DriveError>) -> (Vec<Wait>, Vec<TaskSpec>) {
+pub fn parked(ended: Result<WorkSummary<PlainText>, DriveError>) -> (Vec<Wait>, Vec<TaskSpec>) {
     match ended {
         Err(DriveError::Parked(waits, children)) => (waits, children),
         other => panic!("it is not parked: {other:?}"),
@@ -130,7 +130,7 @@ fn tokens(amount: u64) -> ResourceAmounts {
 }
 
 /// The text of a recorded result, and whether it is an error.
-fn recorded(journal: &MemoryJournal, step: &str) -> (String, bool) {
+pub fn recorded(journal: &MemoryJournal, step: &str) -> (String, bool) {
     let step = journal.steps().iter().find(|recorded| recorded.name == step).unwrap();
     (step.value["text"].as_str().unwrap().to_owned(), step.value["is_error"] == true)
 }

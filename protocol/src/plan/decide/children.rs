@@ -105,6 +105,7 @@ fn check_child(plan: &Plan, parent: &Task, child: &TaskSpec, added: &[TaskSpec])
     if !child.depends_on.is_empty() || child.is_final {
         return Err("a delegated task can't be final and can't depend on other tasks".into());
     }
+    check_fork(parent, child)?;
     edits::refuse_program_checks(&child.review).map_err(|refusal| refusal.to_string())?;
     let spec = TaskSpec {
         parent: Some(ParentTask { task: parent.spec.id.clone(), attempt: parent.attempt, depth }),
@@ -116,13 +117,25 @@ fn check_child(plan: &Plan, parent: &Task, child: &TaskSpec, added: &[TaskSpec])
     Ok(spec)
 }
 
+/// A fork delegates no further, and has the capability of the attempt that it continues.
+fn check_fork(parent: &Task, child: &TaskSpec) -> Result<(), String> {
+    if parent.spec.fork.is_some() {
+        return Err("a fork can't delegate".into());
+    }
+    if child.fork.is_some() && child.capability != parent.spec.capability {
+        return Err(format!("a fork has the capability of its parent, {}", parent.spec.capability));
+    }
+    Ok(())
+}
+
 /// The overrides of a child, with the restrictions of its parent.
 fn overrides_of_child(parent: &Task, child: &TaskSpec) -> Result<Option<Box<AgentOverrides>>, String> {
-    let own = child.overrides.as_deref().cloned().unwrap_or_default();
-    let overrides = match parent.spec.overrides.as_deref() {
-        Some(outer) => own.within(outer),
-        None => own,
-    };
+    let mut own = child.overrides.as_deref().cloned().unwrap_or_default();
+    let outer = parent.spec.overrides.as_deref().cloned().unwrap_or_default();
+    if child.fork.is_some() {
+        own.model.clone_from(&outer.model);
+    }
+    let overrides = own.within(&outer);
     overrides.check_size()?;
     Ok((!overrides.is_empty()).then(|| Box::new(overrides)))
 }

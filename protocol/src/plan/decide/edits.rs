@@ -194,6 +194,9 @@ fn patch_task(plan: &Plan, wanted: &TaskPatch, by: EditAuthor) -> Result<Vec<Eve
     if task.spec.is_child() && !spec.depends_on.is_empty() {
         return Err(Refusal::Unusable("a delegated task can't depend on other tasks".into()));
     }
+    if task.spec.fork.is_some() && spec.capability != task.spec.capability {
+        return Err(Refusal::Unusable("a fork keeps the capability whose conversation it continues".into()));
+    }
     refuse_child_of_user(plan, &spec.without_fields_of_children())?;
     check_patched_task(plan, &spec)?;
     if by == EditAuthor::Planner && wanted.review.is_some() {

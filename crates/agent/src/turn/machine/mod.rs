@@ -31,6 +31,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::compact::compact_conversation;
+use super::fork::ForkedConversation;
 use super::format::original_format;
 use super::record::{ModelStep, ModelStepOutcome, ToolCallRecord};
 use super::scratch::Scratchpad;
@@ -125,6 +126,9 @@ pub struct Machine<A> {
     worked: Duration,
     /// The number of model requests so far.
     turns: u64,
+    /// The number of replies that it had before its first request, if it is a fork.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    inherited_turns: u64,
     /// The tokens sent by the last request: the next one sends at least as many.
     last_input: u64,
     /// The number of times each call was made, by a digest of tool and arguments.
@@ -180,6 +184,38 @@ impl<A: Answer> Machine<A> {
     /// A machine before its first step.
     #[must_use]
     pub fn new(brief: AgentBrief) -> Self {
+        let mut machine = Self::before_first_request(brief);
+        machine.request_reply();
+        machine
+    }
+
+    /// A machine that continues a forked conversation with this task, before its first step.
+    #[must_use]
+    pub fn of_fork(brief: AgentBrief, fork: &ForkedConversation, task: &str) -> Self {
+        let mut machine = Self::before_first_request(brief);
+        machine.request.messages = fork.to_messages(task);
+        let replies = fork.messages.iter().filter(|message| matches!(message, Message::Assistant { .. }));
+        machine.inherited_turns = replies.count() as u64;
+        machine.scratch = fork.scratch.clone();
+        machine.request_reply();
+        machine
+    }
+
+    /// The conversation while its calls are being made, to be forked by one of them.
+    #[must_use]
+    pub fn fork(&self) -> ForkedConversation {
+        ForkedConversation {
+            system: self.request.system.clone(),
+            messages: self.request.messages.clone(),
+            tools: self.tools.clone(),
+            answer: self.request.answer.clone(),
+            format: self.format,
+            scratch: self.scratch.clone(),
+            call_id: String::new(),
+        }
+    }
+
+    fn before_first_request(brief: AgentBrief) -> Self {
         let AgentBrief { system, task, tools, answer, limits, max_output_tokens, format } = brief;
         let request = Request {
             system,
@@ -188,7 +224,7 @@ impl<A: Answer> Machine<A> {
             answer,
             max_output_tokens,
         };
-        let mut machine = Self {
+        Self {
             format,
             limits,
             reserved: ResourceAmounts::default(),
@@ -201,6 +237,7 @@ impl<A: Answer> Machine<A> {
             delegated: Usage::default(),
             worked: Duration::ZERO,
             turns: 0,
+            inherited_turns: 0,
             last_input: 0,
             calls_made: BTreeMap::new(),
             calls_counted: 0,
@@ -214,9 +251,7 @@ impl<A: Answer> Machine<A> {
             has_wrap_up_notice: false,
             state: MachineState::Asking,
             answer_form: CompiledSchema::default(),
-        };
-        machine.request_reply();
-        machine
+        }
     }
 
     /// Adds the reservation in the run's budget to the limits. Call it before the first step.
@@ -315,7 +350,7 @@ impl<A: Answer> Machine<A> {
         self.require_waiting_for_reply("a reply")?;
         let Reply { text, mut calls, usage, finish, model, provider_state } = reply;
         self.count_request(model, usage, took);
-        make_ids_unique(&mut calls, self.turns - 1);
+        make_ids_unique(&mut calls, self.inherited_turns + self.turns - 1);
         self.last_input = usage.input_tokens;
         self.request.messages.push(Message::Assistant {
             text: text.clone(),
@@ -457,4 +492,8 @@ impl<A: Answer> Machine<A> {
         };
         UnexpectedInput { waits_for, fed: fed.to_owned() }
     }
+}
+
+fn is_zero(number: &u64) -> bool {
+    *number == 0
 }

@@ -5,6 +5,7 @@ use std::collections::{HashMap, HashSet};
 
 use async_nats::jetstream::Context;
 use futures::StreamExt;
+use millrace_protocol::child::Delegation;
 use millrace_protocol::file::FileVersion;
 use millrace_protocol::ids::{Lane, RunId};
 use millrace_protocol::plan::{Decision, Document, RunCommand, Submission};
@@ -199,10 +200,11 @@ impl ReferenceCheck<'_> {
             Some((_, _, Topic::Control)) => drop(self.check_body_exists::<RunCommand>(record)),
             Some((_, _, Topic::Answer)) => drop(self.check_body_exists::<RunAnswer>(record)),
             Some((_, _, Topic::Journal(_))) => {
-                self.check_body_and_its_blob::<JournalEntry>(record, large_value_of_entry).await?;
+                self.check_body_and_its_blob::<JournalEntry>(record, values_of_entry).await?;
             }
             None if subject::parse_file_subject(&record.subject).is_some() => {
-                self.check_body_and_its_blob::<FileVersion>(record, |file| file.content.as_ref()).await?;
+                self.check_body_and_its_blob::<FileVersion>(record, |file| file.content.iter().collect())
+                    .await?;
             }
             None => {}
         }
@@ -221,15 +223,17 @@ impl ReferenceCheck<'_> {
     async fn check_body_and_its_blob<M: WireMessage>(
         &mut self,
         record: &StreamRecord,
-        blob_of: fn(&M) -> Option<&InlineOrStoredBytes>,
+        values_of: fn(&M) -> Vec<&InlineOrStoredBytes>,
     ) -> Result<(), Fault> {
         if !self.check_body_exists::<M>(record) {
             return Ok(());
         }
         match retry_for_replica_lag(|| self.bus.decode_record::<M>(record)).await {
             Ok(message) => {
-                if let Some(InlineOrStoredBytes::Stored(place)) = blob_of(&message) {
-                    self.check_stored_value(place, record);
+                for value in values_of(&message) {
+                    if let InlineOrStoredBytes::Stored(place) = value {
+                        self.check_stored_value(place, record);
+                    }
                 }
                 Ok(())
             }
@@ -291,15 +295,18 @@ where
     operation().await
 }
 
-fn large_value_of_entry(entry: &JournalEntry) -> Option<&InlineOrStoredBytes> {
+/// The values of an entry that may be in the blob store.
+fn values_of_entry(entry: &JournalEntry) -> Vec<&InlineOrStoredBytes> {
     match entry {
-        JournalEntry::Step { value, .. } => Some(value),
-        JournalEntry::Outcome { outcome: WorkOutcome::Finished { result, .. }, .. } => Some(result),
+        JournalEntry::Step { value, .. } => vec![value],
+        JournalEntry::Outcome { outcome: WorkOutcome::Finished { result, .. }, .. } => vec![result],
+        JournalEntry::Parked { children, .. }
+        | JournalEntry::Delegated { delegation: Delegation { children, .. }, .. } => {
+            children.iter().filter_map(|child| child.fork.as_deref()).collect()
+        }
         JournalEntry::Outcome { .. }
         | JournalEntry::Claimed { .. }
         | JournalEntry::Note { .. }
-        | JournalEntry::Released { .. }
-        | JournalEntry::Parked { .. }
-        | JournalEntry::Delegated { .. } => None,
+        | JournalEntry::Released { .. } => Vec::new(),
     }
 }

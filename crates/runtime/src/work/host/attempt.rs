@@ -30,6 +30,8 @@ use crate::nats::bus::Bus;
 const MIN_DELAY: Duration = Duration::from_secs(1);
 /// The longest of these delays.
 const MAX_DELAY: Duration = Duration::from_secs(60);
+/// The largest value of a delegated task, in bytes, that is in the task itself: plans stay small.
+const MAX_INLINE_VALUE: usize = 4 * 1024;
 
 /// One attempt at a piece of work, while it runs.
 pub struct AttemptContext {
@@ -230,6 +232,21 @@ impl AttemptContext {
         self.position += 1;
         let appended = self.journal.append_step(name.to_owned(), blob).await;
         appended.map_err(|error| self.end_with_journal_error(error))
+    }
+
+    /// Stores a value of a delegated task: in the blob store if it has more than [`MAX_INLINE_VALUE`] bytes.
+    ///
+    /// # Errors
+    /// As for a step.
+    pub async fn store_value(&mut self, bytes: Vec<u8>) -> Result<InlineOrStoredBytes, TaskError> {
+        self.check_journal_is_writable()?;
+        if bytes.len() <= MAX_INLINE_VALUE {
+            return Ok(InlineOrStoredBytes::Inline(bytes.into()));
+        }
+        match self.bus.blobs().put_blob(&bytes).await {
+            Ok(stored) => Ok(InlineOrStoredBytes::Stored(stored)),
+            Err(fault) => Err(self.end_with_storing_fault(fault)),
+        }
     }
 
     /// Appends a note for observers, which also counts as progress for time limits.

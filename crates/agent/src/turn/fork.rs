@@ -1,0 +1,88 @@
+//! A fork: another attempt that continues the conversation of this one at a call. The fork begins with the same messages, byte for byte, so
+//! that it pays for no reply again and providers find the beginning in their caches.
+
+use millrace_protocol::work::Order;
+use serde::{Deserialize, Serialize};
+
+use super::scratch::Scratchpad;
+use super::{AgentBrief, ConversationFormat};
+use crate::model::{AnswerSchema, Message, ToolResult};
+use crate::tool::ToolSpecs;
+
+/// The results of the other calls of the message that forked.
+const OTHER_CALL: &str =
+    "This call is made by the agent from which you were forked. You do not get its result.";
+
+/// A conversation whose last message makes calls, one of which forks it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct ForkedConversation {
+    pub(super) system: String,
+    pub(super) messages: Vec<Message>,
+    pub(super) tools: ToolSpecs,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) answer: Option<AnswerSchema>,
+    pub(super) format: ConversationFormat,
+    pub(super) scratch: Scratchpad,
+    /// The id of the call that forks.
+    pub(super) call_id: String,
+}
+
+impl ForkedConversation {
+    /// The same conversation, forked by another call of its last message.
+    #[must_use]
+    pub fn at_call(&self, call_id: &str) -> Self {
+        Self { call_id: call_id.to_owned(), ..self.clone() }
+    }
+
+    /// The format of the conversation.
+    #[must_use]
+    pub fn format(&self) -> ConversationFormat {
+        self.format
+    }
+
+    /// The brief of the fork: that of the agent that forked, with the limits of this one.
+    #[must_use]
+    pub fn to_brief(&self, brief: AgentBrief) -> AgentBrief {
+        let task = match self.messages.first() {
+            Some(Message::User { text }) => text.clone(),
+            Some(Message::Assistant { .. } | Message::Tool(_)) | None => brief.task,
+        };
+        AgentBrief {
+            system: self.system.clone(),
+            task,
+            tools: self.tools.clone(),
+            answer: self.answer.clone(),
+            format: self.format,
+            ..brief
+        }
+    }
+
+    /// The messages of the fork before its first request: those of the conversation, and a result for each call of the last one. That
+    /// of the call that forked is the task.
+    pub(super) fn to_messages(&self, task: &str) -> Vec<Message> {
+        let calls = match self.messages.last() {
+            Some(Message::Assistant { calls, .. }) => calls.as_slice(),
+            Some(Message::User { .. } | Message::Tool(_)) | None => &[],
+        };
+        let results = calls.iter().map(|call| {
+            let text = if call.id == self.call_id { task } else { OTHER_CALL };
+            Message::Tool(ToolResult { call_id: call.id.clone(), text: text.to_owned(), is_error: false })
+        });
+        self.messages.iter().cloned().chain(results).collect()
+    }
+}
+
+/// The task of a fork, for its model.
+#[must_use]
+pub fn format_fork_task(order: &Order) -> String {
+    let feedback: String = order.feedback.iter().map(|text| format!("\n- {text}")).collect();
+    let feedback = match feedback.as_str() {
+        "" => String::new(),
+        list => format!("\n\nFeedback on earlier attempts:{list}"),
+    };
+    format!(
+        "You are a fork: you have the conversation so far, and the agent that made this call waits for your result. Do only the task \
+         below. You can't delegate. Then answer, in the form that was asked for.\n\n{}{feedback}",
+        order.objective
+    )
+}
