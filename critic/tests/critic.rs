@@ -122,9 +122,9 @@ async fn a_complete_run_passes_its_reviews() {
         let (sequence, result) = cluster.await_result(&order).await;
         assert!(!result.is_empty() && result.usage.model_calls > 0, "{result:?}");
         let input = Cluster::build_input(&order, "author", sequence, &result);
-        let criteria = match &spec.review {
+        let criteria = match spec.review.by_critic() {
             ReviewPolicy::Critic { criteria, .. } => criteria.clone(),
-            ReviewPolicy::None | ReviewPolicy::Checks { .. } => Vec::new(),
+            ReviewPolicy::None | ReviewPolicy::Checks { .. } | ReviewPolicy::Persons(_) => Vec::new(),
         };
         let brief = ReviewBrief { criteria, ..ReviewBrief::default() };
         let review = with_review_brief(build_review_order(&order, input.clone()), brief);

@@ -63,7 +63,14 @@ impl OpenQuestion {
         match self.decisions[0] {
             AnswerKind::Approve => Answer::Approve,
             AnswerKind::Pass => Answer::Pass,
-            _ => Answer::Answer { value: serde_json::Value::from(self.text.as_str()).to_string() },
+            AnswerKind::Edit
+            | AnswerKind::Reject
+            | AnswerKind::Respond
+            | AnswerKind::Answer
+            | AnswerKind::Decline
+            | AnswerKind::Fail => {
+                Answer::Answer { value: serde_json::Value::from(self.text.as_str()).to_string() }
+            }
         }
     }
 }

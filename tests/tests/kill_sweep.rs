@@ -148,7 +148,7 @@ async fn run_with_kill(
         let (history, ()) = tokio::join!(kill, answer_every_question(&bus, &run));
         history
     };
-    let Ok(history) = tokio::time::timeout(TIMEOUT, ended).await else {
+    let Ok(history) = Box::pin(tokio::time::timeout(TIMEOUT, ended)).await else {
         return Some(format!("{run} does not end"));
     };
     let mut violations = history.find_violations();
@@ -187,7 +187,7 @@ async fn kill_behind_any_append_changes_nothing() {
         async move {
             let mut failures = Vec::new();
             for &(count, victim) in kills.iter().skip(first).step_by(CLUSTERS) {
-                failures.extend(run_with_kill(cluster, expected, count, victim).await);
+                failures.extend(Box::pin(run_with_kill(cluster, expected, count, victim)).await);
             }
             failures
         }

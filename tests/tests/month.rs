@@ -93,7 +93,7 @@ fn count_rounds(history: &History, task: &str) -> usize {
 async fn wait_for_round(bus: &Bus, run: &RunId, round: u32, open: usize) {
     wait_for_value(TIMEOUT, &format!("round {round} and {open} open questions"), async || {
         let questions = read_open_questions(bus, run).await?;
-        let current = questions.iter().find(|question| question.id.task.as_str() == "again")?;
+        let current = questions.iter().find(|question| question.task() == "again")?;
         (current.id.round == round && questions.len() == open).then_some(())
     })
     .await;

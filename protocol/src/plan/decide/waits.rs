@@ -13,8 +13,8 @@ use super::questions::{ExpiredQuestion, ends_by_standing_answers, expire_questio
 use super::votes::{count_votes, open_person_review};
 use super::wave::append_consequences_of_task_ends;
 use super::{
-    attempts, children, find_task, find_task_with_attempt, starts, truncate_for_plan, usage_of_work_in_flight,
-    wrong_state_refusal,
+    attempts, children, find_task, find_task_with_attempt, starts, truncate_for_plan,
+    usage_of_work_in_flight, wrong_state_refusal,
 };
 use crate::ids::{TaskId, WorkerId};
 use crate::result::{ErrorKind, TaskError};
