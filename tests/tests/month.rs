@@ -78,10 +78,9 @@ fn waiting_submission() -> Submission {
 /// The events of a run about one task that fit.
 fn count_events(history: &History, task: &str, fits: fn(&AttemptEvent) -> bool) -> usize {
     let of_task = |event: &&AttemptEvent| event.task().as_str() == task;
-    let events = history.timed_events().filter_map(|(_, event)| match event {
-        Event::Attempt(event) => Some(event),
-        _ => None,
-    });
+    let events = history
+        .timed_events()
+        .filter_map(|(_, event)| if let Event::Attempt(event) = event { Some(event) } else { None });
     events.filter(of_task).filter(|event| fits(event)).count()
 }
 
