@@ -1,4 +1,4 @@
-//! Overrides: what the capability file of a delegating agent changes about the agent that it asks. They only take away, except for
+//! Overrides: the changes by the capability file of a delegating agent to the agent that does the task. They only take away, except for
 //! the model. The rules add what the delegating attempt itself was restricted to, so that no chain of tasks gets around them.
 
 use std::collections::BTreeSet;
@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 /// The largest number of tools, and of file rules, that overrides may name.
 pub const MAX_OVERRIDE_ENTRIES: usize = 256;
 
-/// The overrides of an agent that does a delegated task, in place of what its capability file says.
+/// The overrides of an agent that does a delegated task, in place of the settings in its capability file.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct AgentOverrides {
     /// The model, as `provider:model`, with fallbacks after commas; `None` leaves the capability its own.

@@ -111,7 +111,7 @@ pub enum ExpiryAction {
 }
 
 /// The id of a question in its run: `<task>/<attempt>/<number>`, or `plan/<number>` for the approval of the plan; and
-/// `.<round>` if it was asked again.
+/// `.<round>` from the second round on.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(from = "WireQuestionId", into = "WireQuestionId")]
 pub struct QuestionId {

@@ -174,7 +174,7 @@ async fn agent_delegates_and_continues_with_the_results() {
     cluster.stop_all();
 }
 
-/// A restricted agent has none of the tools that its delegation took away, and what it delegates is restricted too: a program,
+/// A restricted agent has none of the tools that its delegation took away, and its delegated tasks are restricted too: a program,
 /// which can't be, refuses the task.
 #[tokio::test(flavor = "multi_thread")]
 async fn restricted_agent_gets_no_more_by_delegating() {
@@ -420,7 +420,7 @@ fn count_processes(argument: &str) -> usize {
 }
 
 /// Three capabilities, each on a machine of its own: one fails, one times out, one succeeds with the help of a fourth. Their
-/// parent gets all three ends and goes on, within its reservation. Cancelling a root leaves no work, process or question.
+/// parent gets all three ends and continues, within its reservation. Cancelling a root leaves no work, process or question.
 #[tokio::test(flavor = "multi_thread")]
 async fn agent_delegates_to_capabilities_on_several_machines() {
     let _alone = lock_machine();

@@ -1,5 +1,5 @@
-//! Kills behind every message of the log of a run that waits for everything an attempt can wait for: an approval, an input, a
-//! child, a time and an event. Not random: behind each append, of the lane and of each journal, one role is killed, or all
+//! Kills after every message of the log of a run that waits for everything an attempt can wait for: an approval, an input, a
+//! child, a time and an event. Not random: after each append, of the lane and of each journal, one role is killed, or all
 //! are. The run ends as the undisturbed one.
 
 #![allow(clippy::unwrap_used, reason = "the helpers of tests are tests too")]
@@ -21,7 +21,7 @@ use serde_json::{Value, json};
 /// The number of clusters that run at the same time: most of a recovery is the wait for a lease to expire.
 const CLUSTERS: usize = 6;
 
-/// What is killed.
+/// The killed role.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Victim {
     Worker,
@@ -104,7 +104,7 @@ async fn read_ended_run(bus: &Bus, run: &RunId) -> History {
     .await
 }
 
-/// What a run leaves: how its tasks fared, and the numbers of its waits, questions and children. Not that of its signals: the person
+/// The end of a run: the ends of its tasks, and the numbers of its waits, questions and children. Not that of its signals: the person
 /// signals an event again as long as no supervisor decides on it.
 fn summarise(history: &History) -> String {
     let plan = history.folded_plan();
@@ -130,7 +130,7 @@ fn find_repeated_effects(history: &History, ledger: &str, run: &RunId) -> Option
     (lines.len() > recorded.len() + 1).then(|| format!("{} steps were done: {lines:?}", lines.len()))
 }
 
-/// A run in which `victim` is killed behind the append `count`; returns how it differs from the undisturbed one.
+/// A run in which `victim` is killed after the append `count`; returns its differences from the undisturbed one.
 async fn run_with_kill(
     cluster: &mut TestCluster,
     expected: &str,
@@ -160,7 +160,7 @@ async fn run_with_kill(
     (!violations.is_empty()).then(|| format!("{run}: {}", violations.join("; ")))
 }
 
-/// `MILLRACE_KILL_SWEEP=5` kills each role behind each append; the default kills one, each in turn.
+/// `MILLRACE_KILL_SWEEP=5` kills each role after each append; the default kills one, each in turn.
 #[tokio::test(flavor = "multi_thread")]
 async fn kill_behind_any_append_changes_nothing() {
     let _alone = lock_machine();
@@ -193,7 +193,7 @@ async fn kill_behind_any_append_changes_nothing() {
         }
     });
     let failures: Vec<String> = futures::future::join_all(sweeps).await.into_iter().flatten().collect();
-    println!("{} kills behind {} appends in {:.0?}", kills.len(), appends, started.elapsed());
+    println!("{} kills after {} appends in {:.0?}", kills.len(), appends, started.elapsed());
     assert!(failures.is_empty(), "{} of {} kills:\n{}", failures.len(), kills.len(), failures.join("\n"));
     clusters.into_iter().for_each(TestCluster::stop_all);
 }

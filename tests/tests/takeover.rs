@@ -147,7 +147,7 @@ async fn any_prefix_of_a_lane_is_folded_to_the_same_without_its_journals() {
 }
 
 /// The owner is killed again and again, also while it reads the lane, and everything is restarted once. Signals that come while
-/// nobody owns the lane wake their runs, each wait ends once, and the journals are not read.
+/// the lane has no owner wake their runs, each wait ends once, and the journals are not read.
 #[tokio::test(flavor = "multi_thread")]
 async fn waiting_runs_survive_takeovers_that_do_not_read_their_journals() {
     let _alone = lock_machine();

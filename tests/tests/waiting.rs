@@ -266,7 +266,7 @@ fn start_expiry(action: StartExpiryAction) -> Option<StartEventExpiry> {
     Some(StartEventExpiry { until: PlanTime::AfterStart(Duration::from_secs(2)), action })
 }
 
-/// Tasks with start conditions are in no queue until these are met, whatever dies meanwhile. Then each has one attempt.
+/// Tasks with start conditions are in no queue until these are met, also if processes die. Then each has one attempt.
 #[tokio::test(flavor = "multi_thread")]
 async fn tasks_start_at_their_time_and_after_their_event() {
     let _alone = lock_machine();

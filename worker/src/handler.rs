@@ -44,7 +44,7 @@ impl CapabilityHandler {
         }
     }
 
-    /// Refuses a task whose restrictions the capability can't apply, or whose conversation it can't continue.
+    /// Refuses a task with restrictions that the capability can't apply, or with a conversation that it can't continue.
     fn refuse_restrictions(&self, order: &Order) -> Result<(), TaskError> {
         let is_restricted = order.overrides.as_ref().is_some_and(|overrides| overrides.has_restrictions());
         if !(is_restricted || order.fork.is_some()) || self.capability.applies_restrictions() {

@@ -380,7 +380,7 @@ pub struct TaskHead<'a> {
     /// `true` if it continues the conversation of the attempt that delegated it.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub is_fork: bool,
-    /// What its delegation changed about the agent that does it, if anything: the restrictions of its parents included.
+    /// The overrides of its agent by its delegation, the restrictions of its parents included.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub overrides: Option<&'a AgentOverrides>,
     /// Its usage with that of the tasks that it delegated, and of theirs, if it delegated any.

@@ -17,9 +17,9 @@ pub struct WaitJson<'a> {
     key: &'a str,
     /// The name of the event that it waits for; `null` if it waits for a time.
     event: Option<&'a str>,
-    /// The question that must be answered; `null` if it waits for something else.
+    /// The question that must be answered; `null` for other waits.
     question: Option<QuestionJson<'a>>,
-    /// The time at which it ends, whatever else happens; `null` if it has no limit, or is a question.
+    /// The time at which it ends, at the latest; `null` if it has no limit, or is a question.
     until: Option<Time>,
     /// The delegated tasks that it waits for.
     #[serde(skip_serializing_if = "<[TaskId]>::is_empty")]
@@ -47,20 +47,20 @@ impl<'a> From<&'a Wait> for WaitJson<'a> {
 /// A wait of an attempt for anything but a person, with its times and its end.
 #[derive(Debug, Serialize, JsonSchema)]
 pub struct WaitDetails<'a> {
-    /// What ends it, as text.
+    /// The condition that ends it, as text.
     waits_for: String,
-    /// The name of the event that it waits for; `null` if it waits for something else.
+    /// The name of the event that it waits for; `null` for other waits.
     event: Option<&'a str>,
     /// The delegated tasks that it waits for.
     #[serde(skip_serializing_if = "<[TaskId]>::is_empty")]
     tasks: &'a [TaskId],
     /// When it began.
     since: Time,
-    /// The time at which it ends, whatever else happens; `null` if it has no limit.
+    /// The time at which it ends, at the latest; `null` if it has no limit.
     until: Option<Time>,
     /// When it ended; `null` if it has not.
     ended_at: Option<Time>,
-    /// How it ended; `null` if it has not.
+    /// Its end; `null` if it has not.
     end: Option<WaitEndJson<'a>>,
 }
 

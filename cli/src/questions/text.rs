@@ -67,7 +67,7 @@ pub fn describe_end(record: &RunQuestion<'_>) -> String {
     }
 }
 
-/// Adds the text of a question and what it is about.
+/// Adds the text and the subject of a question.
 pub fn add_subject(question: &Question, add: &mut impl FnMut(&str, &str)) {
     match &question.subject {
         QuestionSubject::Plan { .. } => {}

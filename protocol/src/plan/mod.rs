@@ -25,7 +25,7 @@
 //! | running | waiting | the worker | it parked the attempt, which waits for something outside |
 //! | ready | waiting | the worker | the same, in the moment in which an interrupt returned the attempt |
 //! | waiting | ready | a clock, a command, an answer | the last of its waits has ended: the same attempt continues |
-//! | waiting | failed | a clock | nobody answered its question, or signalled the event of its start, in time, and it says so |
+//! | waiting | failed | a clock | its question, or the event of its start, has expired with that consequence |
 //! | needs_review | waiting | a verdict | persons must judge the result too |
 //! | running | waiting | an outcome | a result that persons must judge, and no critic |
 //! | waiting | completed, rerun, failed | the judgement of persons | enough votes accept the result; or not, and attempts are left or not |

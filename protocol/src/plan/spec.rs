@@ -187,10 +187,10 @@ pub struct PersonReview {
     /// The number of votes that accept the result, of the persons and the critic; `None` is a majority.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub quorum: Option<u32>,
-    /// The consequence of a question that nobody answers in time; `None` if the questions do not expire.
+    /// The consequence of an expired question; `None` if the questions do not expire.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub expiry: Option<QuestionExpiry>,
-    /// The review before the persons are asked: none, checks or a critic.
+    /// The review before that of the persons: none, checks or a critic.
     #[serde(default, skip_serializing_if = "ReviewPolicy::is_none")]
     pub first: ReviewPolicy,
 }
@@ -225,7 +225,7 @@ impl ReviewPolicy {
         }
     }
 
-    /// The review that a critic does: this one, or the one before persons are asked.
+    /// The review that a critic does: this one, or the one before that of persons.
     #[must_use]
     pub fn by_critic(&self) -> &Self {
         if let Self::Persons(review) = self { &review.first } else { self }

@@ -306,7 +306,7 @@ fn restricted(name: &str, tools: &[&str]) -> TaskSpec {
     TaskSpec { overrides: Some(Box::new(overrides)), ..child(name) }
 }
 
-/// Whatever a restricted task delegates has no more than it: with overrides of its own, and without any.
+/// A task below a restricted one has no more than it: with overrides of its own, and without any.
 #[test]
 fn restrictions_of_a_parent_hold_for_all_tasks_below_it() {
     let mut scene = plain_parent();

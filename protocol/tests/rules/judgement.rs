@@ -100,7 +100,7 @@ fn rejection_by_a_person_is_feedback_for_the_next_attempt() {
     assert_eq!((critic.as_str(), verdict.find_inconsistency()), ("persons", None));
 }
 
-/// Nobody has two votes on one result, and a vote for a result that was decided comes too late.
+/// No person has two votes on one result, and a vote for a result that was decided comes too late.
 #[test]
 fn person_votes_once_on_a_result() {
     let mut task = cast::echo_task("t", &[]);
@@ -230,7 +230,7 @@ fn changed_plan_is_asked_about_again() {
     scene.decide_fact(&add).unwrap();
     assert_eq!(open_ids(&scene), ["plan/1.2"]);
     let refused = scene.decide_fact(&seen).unwrap_err().to_string();
-    assert!(refused.contains("the plan has changed, and it was asked again as plan/1.2"), "{refused}");
+    assert!(refused.contains("the plan has changed, and it was renewed as plan/1.2"), "{refused}");
     answer(&mut scene, "ann", "plan/1.2", Answer::Approve).unwrap();
     assert_eq!(offer_count(&scene), 2);
     // Later changes need no approval.
@@ -247,7 +247,7 @@ fn rejected_plan_without_a_planner_cancels_the_run() {
     assert_eq!((end.reason, end.detail.as_str()), (EndReason::Cancelled, "ann rejected the plan: too dear"));
 }
 
-/// The planner reads the reason of a rejection, and its next plan is asked about as another question.
+/// The planner reads the reason of a rejection, and its next plan opens another question.
 #[test]
 fn rejected_plan_goes_back_to_the_planner() {
     let submission = Submission { mode: PlanningMode::Llm, ..cast::fixed_plan_submission(Vec::new()) };
@@ -270,7 +270,7 @@ fn rejected_plan_goes_back_to_the_planner() {
     assert_eq!(offer_count(&scene), 2);
 }
 
-/// A run whose time is over ends, also if nobody has approved its plan.
+/// A run whose time is over ends, also without an approval of its plan.
 #[test]
 fn run_that_winds_down_before_the_approval_ends() {
     let mut last = cast::echo_task("t", &[]);

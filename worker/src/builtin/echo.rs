@@ -58,7 +58,7 @@ struct EchoParameters {
     /// Number of journaled steps, which share the delay.
     #[schemars(range(min = 0, max = 100_000))]
     steps: u64,
-    /// Number of bytes that it journals before anything else, in steps of 10,000 bytes.
+    /// Number of bytes that it journals first, in steps of 10,000 bytes.
     #[schemars(range(min = 0, max = 67_108_864))]
     journal_bytes: u64,
     /// Milliseconds for which the attempt is parked then.

@@ -53,7 +53,7 @@ pub struct AskableAgent {
     pub max: Option<u32>,
     /// The limits of each of these tasks.
     pub limits: ChildLimits,
-    /// What it changes about the agent that does them.
+    /// The overrides of the agent that does them.
     pub overrides: AgentOverrides,
 }
 

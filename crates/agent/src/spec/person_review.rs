@@ -49,7 +49,7 @@ struct PersonSettings {
     escalate_to: String,
 }
 
-/// Reads the field `person` of a review. `first` is the review before the persons are asked.
+/// Reads the field `person` of a review. `first` is the review before that of the persons.
 ///
 /// # Errors
 /// The first mistake.

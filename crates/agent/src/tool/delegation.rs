@@ -144,7 +144,7 @@ struct TaskArguments {
     limits: Option<ChildLimits>,
 }
 
-/// What a delegated task knows of the conversation that delegates it.
+/// The part of the conversation that a delegated task receives.
 #[derive(Clone, Copy, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 enum TaskMode {
@@ -385,7 +385,7 @@ impl ChildTasks {
         }
     }
 
-    /// Returns a capability that may be asked; that of the agent itself may always be forked.
+    /// Returns a capability to which the agent may delegate; it may always fork its own.
     async fn find_capability(&self, name: &str, is_fork: bool) -> Result<CapabilityDescription, ToolError> {
         let all = self.sources.read_capabilities().await.map_err(source_error)?;
         if let Some(own) = all.iter().find(|about| is_fork && about.name.as_str() == name) {

@@ -1,5 +1,5 @@
 //! The approval of the plan by a person, before the first task starts. The question names the digest of the tasks; a plan that
-//! changes before the answer is asked about again, as the next round.
+//! changes before the answer starts the next round.
 
 use sha2::{Digest, Sha256};
 

@@ -314,7 +314,7 @@ impl<'a> WorkAwaitingReservation<'a> {
         let is_short = |work: &Work| {
             plan.needs_reservation(work) && plan.budget.reserved.amounts_of_work(work).is_none()
         };
-        // Tasks of a plan that nobody has approved do not start.
+        // Tasks do not start before the approval of the plan.
         let waiting = Some(&plan.index.waiting).filter(|_| !plan.needs_approval()).into_iter().flatten();
         let groups = waiting.map(|(name, all)| (name, all.iter().peekable())).collect();
         Self { plan, planning: planning.map(PlanningTurn::work).filter(is_short), groups, last: None }

@@ -126,7 +126,7 @@ fn check_is_open(found: &RunQuestion<'_>, asked: &QuestionId) -> Result<(), Stri
         QuestionState::Withdrawn(reason) => Err(format!("it was withdrawn: {reason}")),
         QuestionState::Open if asked.round < found.id.round => {
             let what = if found.task.is_some() { "it expired and" } else { "the plan has changed, and it" };
-            Err(format!("{what} was asked again as {}{}", found.id, at(Some(found.wait.since))))
+            Err(format!("{what} was renewed as {}{}", found.id, at(Some(found.wait.since))))
         }
         QuestionState::Open => Ok(()),
     }

@@ -101,7 +101,7 @@ fn describe_verdict(verdict: &Verdict) -> String {
     format!("{}: {}", if verdict.passed { "accepted" } else { "rejected" }, verdict.reasoning)
 }
 
-/// The review by persons for whose votes the current result of a task waits; `None` if it waits for none.
+/// The review by persons on which the current result of a task waits; `None` if there is none.
 pub(super) fn open_person_review<'a>(task: &'a Task, attempt: &Attempt) -> Option<&'a PersonReview> {
     match task.review_policy() {
         ReviewPolicy::Persons(review) if attempt.end.is_some() => Some(review),
