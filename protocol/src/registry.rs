@@ -184,6 +184,9 @@ fn describe_wait(plan: &Plan) -> Option<String> {
     if is_in_progress {
         return None;
     }
+    if plan.needs_approval() && plan.open_task_count() > 0 {
+        return Some("the plan waits for the approval of a person".into());
+    }
     let waiting = plan
         .tasks()
         .iter()

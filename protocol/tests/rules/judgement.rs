@@ -1,10 +1,12 @@
 //! Reviews by persons, and the approval of the plan.
 
+use millrace_protocol::ids::{Lane, RunId};
 use millrace_protocol::plan::{
     Budget, CommandAction, Edit, Effect, EffectScope, EndReason, Fact, OverdueInput, PersonReview,
     PlanningMode, ReviewPolicy, RunCommand, Submission, TaskState, pending_effects,
 };
 use millrace_protocol::question::{Answer, ExpiryAction, QuestionExpiry};
+use millrace_protocol::registry::RunSummary;
 
 use crate::scene::RunScene;
 use crate::{cast, oracle};
@@ -211,6 +213,9 @@ fn plan_starts_when_a_person_approves_it() {
         question.text
     );
     assert_eq!(scene.plan.budget.reserved.iter().count(), 0);
+    let run = RunId::new("r1").unwrap();
+    let summary = RunSummary::from_plan(&run, Lane(0), &scene.plan, scene.now).unwrap();
+    assert_eq!(summary.waiting_for.as_deref(), Some("the plan waits for the approval of a person"));
     scene.now = cast::time_after(scene.now, 40 * 86_400);
     assert_eq!(scene.overdue_inputs_now(), []);
     answer(&mut scene, "ann", "plan/1", Answer::Approve).unwrap();
