@@ -2,6 +2,7 @@
 //! the model. The rules add what the delegating attempt itself was restricted to, so that no chain of tasks gets around them.
 
 use std::collections::BTreeSet;
+use std::fmt;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -36,7 +37,7 @@ impl AgentOverrides {
         *self == Self::default()
     }
 
-    /// `true` if they restrict what an attempt may do. A capability that is no agent can't apply that.
+    /// `true` if they restrict the tools or the files of an attempt. Only agents can apply that.
     #[must_use]
     pub fn has_restrictions(&self) -> bool {
         self.tools.is_some() || !self.permissions.is_empty()
@@ -66,6 +67,27 @@ impl AgentOverrides {
             return Err(format!("its overrides have more than {MAX_OVERRIDE_ENTRIES} tools or file rules"));
         }
         Ok(())
+    }
+}
+
+/// `the model openai:small, the tools grep ls, 2 file rules, 5 turns, 9 tool calls`.
+impl fmt::Display for AgentOverrides {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let tools = self.tools.as_ref().map(|tools| match tools.len() {
+            0 => "no tools".to_owned(),
+            _ => format!("the tools {}", tools.iter().map(String::as_str).collect::<Vec<_>>().join(" ")),
+        });
+        let rules: usize = self.permissions.iter().map(|rules| rules.0.len()).sum();
+        let count = |count: usize, what: &str| format!("{count} {what}{}", if count == 1 { "" } else { "s" });
+        let limit = |limit: Option<u32>, what: &str| limit.map(|limit| count(limit as usize, what));
+        let parts = [
+            self.model.as_ref().map(|model| format!("the model {model}")),
+            tools,
+            (rules > 0).then(|| count(rules, "file rule")),
+            limit(self.turns, "turn"),
+            limit(self.tool_calls, "tool call"),
+        ];
+        f.write_str(&parts.into_iter().flatten().collect::<Vec<_>>().join(", "))
     }
 }
 
@@ -146,6 +168,8 @@ mod tests {
         let both = some.clone().within(&outer);
         assert_eq!((both.model, both.turns, both.permissions.len()), (None, None, 1));
         assert!(!free.has_restrictions() && some.has_restrictions());
+        let limited = AgentOverrides { turns: Some(1), tool_calls: Some(9), ..some };
+        assert_eq!(limited.to_string(), "the tools grep ls, 1 turn, 9 tool calls");
     }
 
     #[test]

@@ -109,8 +109,11 @@ impl WireMessage for crate::work::Order {
     const VERSION: u16 = WITH_WAITS;
 
     fn version(&self) -> u16 {
-        let is_plain = self.ended_waits.is_empty() && self.overrides.is_none() && self.fork.is_none();
-        if is_plain { 1 } else { WITH_WAITS }
+        let is_newer = !self.ended_waits.is_empty()
+            || self.overrides.is_some()
+            || self.fork.is_some()
+            || self.shared.is_some();
+        if is_newer { WITH_WAITS } else { 1 }
     }
 }
 

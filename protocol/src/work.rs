@@ -62,8 +62,18 @@ pub struct Order {
     pub overrides: Option<Box<AgentOverrides>>,
     /// The conversation that the attempt continues, if the task is a fork: [`TaskSpec::fork`].
     pub fork: Option<Box<InlineOrStoredBytes>>,
+    /// The conversation that it continues, if it is a call of a shared one.
+    pub shared: Option<SharedConversation>,
     /// The decision of the run as of which the order was published; `None` if its supervisor does not report it.
     pub decided: Option<DecisionId>,
+}
+
+/// A conversation that tasks of a run share. Each call of it ends with a step that holds the conversation so far.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SharedConversation {
+    /// The last call that was completed, and its attempt; `None` if the conversation begins.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last_call: Option<(TaskId, u32)>,
 }
 
 /// A decision in the log. A server that has lost its newest messages uses their sequences again, so a sequence alone does
@@ -198,6 +208,7 @@ impl Order {
             depth: 0,
             overrides: None,
             fork: None,
+            shared: None,
             decided: None,
         }
     }
@@ -274,6 +285,8 @@ struct FlatOrder {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     fork: Option<Box<InlineOrStoredBytes>>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    shared: Option<SharedConversation>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     decided: Option<DecisionId>,
 }
 
@@ -310,6 +323,7 @@ impl From<FlatOrder> for Order {
             depth: flat.depth,
             overrides: flat.overrides,
             fork: flat.fork,
+            shared: flat.shared,
             decided: flat.decided,
         }
     }
@@ -351,6 +365,7 @@ impl From<Order> for FlatOrder {
             depth: order.depth,
             overrides: order.overrides,
             fork: order.fork,
+            shared: order.shared,
             decided: order.decided,
         }
     }

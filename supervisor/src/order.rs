@@ -4,7 +4,9 @@ use millrace_protocol::ids::{Capability, Lane, RunId};
 use millrace_protocol::plan::{Attempt, AttemptEnd, Plan, ReviewPolicy, Task, Work};
 use millrace_protocol::subject::{CRITIC, PLANNER};
 use millrace_protocol::wait::WaitEnd;
-use millrace_protocol::work::{Assignment, DecisionId, InputResult, JudgePanel, Order, ReviewBrief};
+use millrace_protocol::work::{
+    Assignment, DecisionId, InputResult, JudgePanel, Order, ReviewBrief, SharedConversation,
+};
 
 /// The capability of one of the cluster's own names.
 pub(crate) fn builtin_capability(capability: &str) -> Capability {
@@ -41,7 +43,6 @@ pub fn build_order(run: &RunId, lane: Lane, plan: &Plan, last: DecisionId, work:
             let assignment = Assignment::Task { task: id.clone(), attempt: *attempt, rejected };
             let ended_waits = task.current_attempt().map(Attempt::ended_waits).unwrap_or_default();
             let depth = task.spec.parent.as_ref().map_or(0, |parent| parent.depth);
-            let (overrides, fork) = (task.spec.overrides.clone(), task.spec.fork.clone());
             let common = Order {
                 assignment,
                 inputs,
@@ -49,8 +50,9 @@ pub fn build_order(run: &RunId, lane: Lane, plan: &Plan, last: DecisionId, work:
                 own_model,
                 ended_waits,
                 depth,
-                overrides,
-                fork,
+                overrides: task.spec.overrides.clone(),
+                fork: task.spec.fork.clone(),
+                shared: task.spec.is_shared.then(|| shared_conversation(plan, task)),
                 ..common
             };
             Some(add_task_fields(common, task))
@@ -106,11 +108,21 @@ fn inputs_of_task(plan: &Plan, task: &Task) -> Vec<InputResult> {
     // A fork knows them from its conversation.
     let forked = plan.parent(task).filter(|_| task.spec.fork.is_some());
     let mut inputs = forked.map(|parent| inputs_of_task(plan, parent)).unwrap_or_default();
-    for id in task.spec.depends_on.iter().chain(children) {
+    // A call of a shared conversation only runs after those before it.
+    let depends_on = task.spec.depends_on.iter().filter(|_| !task.spec.is_shared);
+    for id in depends_on.chain(children) {
         let is_new = inputs.iter().all(|input| input.task != *id);
         inputs.extend(plan.task(id).filter(|_| is_new).and_then(accepted_result_as_input));
     }
     inputs
+}
+
+/// The conversation that a call continues: that of the last call before it that was completed.
+fn shared_conversation(plan: &Plan, call: &Task) -> SharedConversation {
+    let before = plan.tasks().iter().take_while(|task| task.spec.id != call.spec.id);
+    let calls = before.filter(|task| task.spec.shares_conversation_with(&call.spec));
+    let last = calls.filter(|task| task.accepted_result().is_some()).last();
+    SharedConversation { last_call: last.map(|task| (task.spec.id.clone(), task.attempt)) }
 }
 
 /// The accepted result of a task, as input for its dependents.

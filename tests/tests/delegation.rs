@@ -229,6 +229,8 @@ async fn restricted_agent_gets_no_more_by_delegating() {
     let json: Value = serde_json::from_str(&show(&["strict", "--json"])).unwrap();
     assert_eq!(json["tasks"][1]["overrides"], json!({"tools": ["ls", "task"], "turns": 4}), "{json:#}");
     assert_eq!(json["tasks"][2]["overrides"], json!({"tools": ["ls", "task"]}), "{json:#}");
+    let board = show(&["strict"]);
+    assert!(board.contains("with the tools ls task, 4 turns"), "{board}");
     cluster.stop_all();
 }
 
@@ -299,6 +301,60 @@ async fn fork_continues_the_conversation_on_any_worker() {
     let json = cluster.millrace_command().args(["show", "fork", "--json"]).output().unwrap().stdout;
     let json: Value = serde_json::from_slice(&json).unwrap();
     assert_eq!(json["tasks"][2]["is_fork"], true, "{json:#}");
+    cluster.stop_all();
+}
+
+/// Three calls of a shared agent, two of them at once: each continues the conversation of the one before, on whichever worker.
+#[tokio::test(flavor = "multi_thread")]
+async fn shared_agent_keeps_one_conversation_across_calls_and_workers() {
+    let _alone = lock_machine();
+    let mut cluster =
+        TestCluster::start_with_workers(ClusterSetup { slots: 2, ..ClusterSetup::default() }, 0);
+    let folder = tempfile::tempdir().unwrap();
+    let write = |name: &str, text: &str| {
+        let path = folder.path().join(name);
+        std::fs::write(&path, text).unwrap();
+        path.to_str().unwrap().to_owned()
+    };
+    let script = write(
+        "model.yaml",
+        "rules:\n\
+         - when: {system: librarian}\n\
+         \x20 turns: [{text: first, delay: 1}, {text: second, delay: 1}, {text: third}]\n\
+         - turns:\n\
+         \x20 - calls:\n\
+         \x20   - task: {capability: library, description: one}\n\
+         \x20   - task: {capability: library, description: two}\n\
+         \x20 - calls:\n\
+         \x20   - task: {capability: library, description: three}\n\
+         \x20 - {text: \"{{last}}\"}\n",
+    );
+    let lead = write(
+        "lead.yaml",
+        "name: lead\ndescription: Delegates.\ninstructions: Delegate.\ntools: [task]\n\
+         agents: [{name: library, shared: true}]\n",
+    );
+    let library =
+        write("library.yaml", "name: library\ndescription: Answers.\ninstructions: You are a librarian.\n");
+    let model = format!("script:{script}");
+    let arguments = ["--capability", &lead, "--capability", &library, "--model", &model];
+    cluster.start_process(ProcessRole::Worker, "library-1", &arguments);
+    let (bus, run) = (cluster.connect_bus().await, run_id("shared"));
+    let task = TaskSpec { capability: Capability::new("lead").unwrap(), ..echo_task("lead", &json!({})) };
+    submit_run(&bus, &run, &fixed_submission(vec![task])).await;
+    wait_for_task_count(&bus, &run, TaskState::Completed, 1).await;
+    cluster.kill_process("library-1");
+    cluster.start_process(ProcessRole::Worker, "library-2", &arguments);
+    let history = wait_for_run_history(&bus, &run, TIMEOUT).await;
+    assert_completed(&history);
+    for (task, answer) in [("lead-1-0-0", "first"), ("lead-1-0-1", "second"), ("lead-1-1-0", "third")] {
+        let result = result_of(&bus, &history, task).await;
+        assert_eq!((result.output.as_str(), result.usage.model_calls), (answer, 1), "{task}");
+    }
+    assert_eq!(result_of(&bus, &history, "lead").await.output, "third");
+    let json = cluster.millrace_command().args(["show", "shared", "--json"]).output().unwrap().stdout;
+    let json: Value = serde_json::from_slice(&json).unwrap();
+    assert_eq!(json["tasks"][1]["is_shared"], true, "{json:#}");
     cluster.stop_all();
 }
 
@@ -578,7 +634,19 @@ async fn documented_example_runs() {
     .unwrap();
     let model = format!("script:{}", script.display());
     let (lead, counter) = (lead.to_str().unwrap(), counter.to_str().unwrap());
-    let arguments = ["--capability", lead, "--capability", counter, "--model", &model];
+    // The other examples are valid capability files, or parts of one.
+    let others = ["overrides", "fork", "shared"].map(|name| {
+        let block = first_code_block(&page, &format!("yaml {name}")).unwrap();
+        let head = format!(
+            "name: {name}\ndescription: An example.\ninstructions: Delegate.\ntools: [task, search_documents, read_document]\n"
+        );
+        let path = folder.path().join(format!("{name}.yaml"));
+        std::fs::write(&path, if block.starts_with("name:") { block } else { head + &block }).unwrap();
+        path.to_str().unwrap().to_owned()
+    });
+    let files = [lead, counter].into_iter().chain(others.iter().map(String::as_str));
+    let mut arguments: Vec<&str> = files.flat_map(|file| ["--capability", file]).collect();
+    arguments.extend(["--model", &model]);
     cluster.start_process(ProcessRole::Worker, "agents", &arguments);
     let (bus, run) = (cluster.connect_bus().await, run_id("example"));
     let mut task = echo_task("compare", &json!({}));

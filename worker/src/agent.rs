@@ -216,7 +216,7 @@ impl Capability for Agent {
         self.spec.model.as_ref()
     }
 
-    fn applies_restrictions(&self) -> bool {
+    fn is_agent(&self) -> bool {
         true
     }
 

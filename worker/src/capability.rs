@@ -30,9 +30,9 @@ pub trait Capability: Send + Sync + 'static {
         None
     }
 
-    /// Returns `true` if it applies the tools and the file rules to which the overrides of a delegated task restrict it. Other
-    /// capabilities get no such task: they would do what the delegating agent may not have done.
-    fn applies_restrictions(&self) -> bool {
+    /// Returns `true` if it is an agent: it applies the overrides of a delegated task, and continues conversations. Any other
+    /// capability refuses a task that requires that.
+    fn is_agent(&self) -> bool {
         false
     }
 

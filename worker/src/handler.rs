@@ -29,7 +29,7 @@ impl CapabilityHandler {
 
     async fn run_attempt(&self, host: &mut host::AttemptContext) -> Result<work::WorkOutcome, TaskError> {
         validate_order(&self.description, host.order())?;
-        self.refuse_restrictions(host.order())?;
+        self.refuse_tasks_of_agents(host.order())?;
         let outcome = self.capability.run(&mut Attempt::new(host, &self.agents)).await?;
         match (outcome, &host.order().work()) {
             (CapabilityOutcome::Result(result), Work::Task { .. }) => {
@@ -44,16 +44,20 @@ impl CapabilityHandler {
         }
     }
 
-    /// Refuses a task with restrictions that the capability can't apply, or with a conversation that it can't continue.
-    fn refuse_restrictions(&self, order: &Order) -> Result<(), TaskError> {
+    /// Refuses a task that only an agent can do: one with restrictions, or one that continues a conversation.
+    fn refuse_tasks_of_agents(&self, order: &Order) -> Result<(), TaskError> {
         let is_restricted = order.overrides.as_ref().is_some_and(|overrides| overrides.has_restrictions());
-        if !(is_restricted || order.fork.is_some()) || self.capability.applies_restrictions() {
+        let continues = order.fork.is_some() || order.shared.is_some();
+        if self.capability.is_agent() || !(is_restricted || continues) {
             return Ok(());
         }
-        let message = format!(
-            "{} is no agent and can't be restricted to tools or file rules, as the overrides of this task ask for",
-            self.description.name
-        );
+        let name = &self.description.name;
+        let message = match is_restricted {
+            true => format!(
+                "{name} is no agent and can't be restricted to tools or file rules, as this task requires"
+            ),
+            false => format!("{name} is no agent and can't continue a conversation, as this task requires"),
+        };
         Err(TaskError::new(ErrorKind::InvalidTask, message))
     }
 }

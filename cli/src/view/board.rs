@@ -3,7 +3,8 @@
 use jiff::{SignedDuration, Timestamp};
 use millrace_protocol::ids::RunId;
 use millrace_protocol::plan::{
-    Attempt, AttemptEnd, EndReason, ErroredTaskWait, PauseReason, Plan, PlanningTurn, Task, TaskState,
+    Attempt, AttemptEnd, EndReason, ErroredTaskWait, PauseReason, Plan, PlanningTurn, Task, TaskSpec,
+    TaskState,
 };
 use millrace_protocol::result::ErrorKind;
 use millrace_protocol::safe_text::single_line;
@@ -277,7 +278,7 @@ fn render_task_line(
     now: Timestamp,
     hold: Option<&str>,
 ) -> String {
-    let mut parts = Vec::new();
+    let mut parts: Vec<String> = describe_delegation(&task.spec).into_iter().collect();
     // A task that never began was given back with its parameters refused.
     let is_refusal = |attempt: &Attempt| matches!(&attempt.end, Some(AttemptEnd::Errored(error)) if error.kind == ErrorKind::WrongParameters);
     if task.attempt > 1 && !task.attempts.iter().all(is_refusal) {
@@ -311,6 +312,18 @@ fn render_task_line(
     let state = if is_waiting_for_workers(task) { TaskState::Waiting } else { task.state() };
     let (symbol, state) = (state_symbol(state), state.as_str());
     format!("{symbol} {state:12}  {id:names$}  {}", parts.join(", ")).trim_end().to_owned()
+}
+
+/// Describes the conversation that a delegated task continues, and its overrides; `None` if it has neither.
+fn describe_delegation(spec: &TaskSpec) -> Option<String> {
+    let conversation = match (spec.fork.is_some(), spec.is_shared) {
+        (true, _) => Some("a fork".to_owned()),
+        (false, true) => Some("shared".to_owned()),
+        (false, false) => None,
+    };
+    let overrides = spec.overrides.as_ref().map(|overrides| format!("with {overrides}"));
+    let parts: Vec<String> = conversation.into_iter().chain(overrides).collect();
+    (!parts.is_empty()).then(|| parts.join(" "))
 }
 
 /// Shortens the random part of a worker's id; `millrace show RUN TASK` has all of it.

@@ -3,6 +3,7 @@
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use millrace_agent::sources::{CapabilityOffer, OrderInputError, OrderInputs, plan_without_log};
+use millrace_protocol::ids::TaskId;
 use millrace_protocol::plan::Plan;
 use millrace_protocol::result::{CapabilityDescription, TaskResult};
 use millrace_protocol::work::{InputResult, Order};
@@ -22,6 +23,15 @@ impl OrderInputs for NatsOrderInputs {
 
     fn read_blob<'a>(&'a self, sha256: &'a str) -> BoxFuture<'a, Result<Vec<u8>, OrderInputError>> {
         self.0.read_blob(sha256).map(|read| read.map_err(convert_fault)).boxed()
+    }
+
+    fn read_step<'a>(
+        &'a self,
+        task: &'a TaskId,
+        attempt: u32,
+        step: &'a str,
+    ) -> BoxFuture<'a, Result<Option<Vec<u8>>, OrderInputError>> {
+        self.0.read_step(task, attempt, step).map(|read| read.map_err(convert_fault)).boxed()
     }
 
     fn read_capabilities(&self) -> BoxFuture<'_, Result<Vec<CapabilityDescription>, OrderInputError>> {

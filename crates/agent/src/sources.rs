@@ -4,6 +4,7 @@
 use futures::FutureExt;
 use futures::future::{BoxFuture, ready};
 use jiff::Timestamp;
+use millrace_protocol::ids::TaskId;
 use millrace_protocol::plan::{
     Event, Plan, PlannerConsultMode, PlannerTrigger, PlanningEvent, PlanningMode, RunEvent, apply,
 };
@@ -27,6 +28,21 @@ pub trait OrderInputs: Send + Sync + 'static {
     /// # Errors
     /// See [`OrderInputError`].
     fn read_blob<'a>(&'a self, sha256: &'a str) -> BoxFuture<'a, Result<Vec<u8>, OrderInputError>>;
+
+    /// Returns the value of a step of an attempt at a task of the run, as JSON; `None` if its journal has no such step. The default
+    /// knows no log.
+    ///
+    /// # Errors
+    /// See [`OrderInputError`].
+    fn read_step<'a>(
+        &'a self,
+        task: &'a TaskId,
+        attempt: u32,
+        step: &'a str,
+    ) -> BoxFuture<'a, Result<Option<Vec<u8>>, OrderInputError>> {
+        let _ = (task, attempt, step);
+        ready(Ok(None)).boxed()
+    }
 
     /// Returns the run's plan as of the decision with the sequence `through`. The default knows no log and derives the
     /// plan from the order alone.

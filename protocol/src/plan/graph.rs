@@ -84,7 +84,9 @@ pub(super) fn plan_depth(plan: &Plan, tasks: &[TaskSpec]) -> u32 {
     let new: HashMap<&TaskId, &TaskSpec> = tasks.iter().map(|task| (&task.id, task)).collect();
     let spec_of = |id: &TaskId| new.get(id).copied().or_else(|| plan.task(id).map(|task| &task.spec));
     let mut depths: HashMap<&TaskId, u32> = HashMap::new();
-    let all = plan.tasks().iter().map(|task| &task.spec.id).chain(tasks.iter().map(|task| &task.id));
+    // Delegated tasks are no part of the plan: calls of a shared conversation wait for each other.
+    let planned = plan.tasks().iter().filter(|task| !task.spec.is_child());
+    let all = planned.map(|task| &task.spec.id).chain(tasks.iter().map(|task| &task.id));
     for id in all {
         // A task is done after all of its dependencies; the list replaces the call stack.
         let mut open = vec![id];

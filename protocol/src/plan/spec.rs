@@ -78,6 +78,10 @@ pub struct TaskSpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(skip)]
     pub fork: Option<Box<InlineOrStoredBytes>>,
+    /// `true` if it continues the conversation that all such tasks of its capability in the run share, one after the other.
+    #[serde(default, rename = "shared", skip_serializing_if = "std::ops::Not::not")]
+    #[schemars(skip)]
+    pub is_shared: bool,
 }
 
 impl TaskSpec {
@@ -100,6 +104,7 @@ impl TaskSpec {
             parent: None,
             overrides: None,
             fork: None,
+            is_shared: false,
         }
     }
 
@@ -126,16 +131,22 @@ impl TaskSpec {
         start_waits(self.not_before, self.wait_for_event.as_deref(), start)
     }
 
+    /// `true` if it continues the same conversation as another task.
+    #[must_use]
+    pub fn shares_conversation_with(&self, other: &Self) -> bool {
+        self.is_shared && other.is_shared && self.capability == other.capability
+    }
+
     /// `true` if it has fields that only a delegated task can have.
     #[must_use]
     pub fn has_fields_of_children(&self) -> bool {
-        self.parent.is_some() || self.overrides.is_some() || self.fork.is_some()
+        self.parent.is_some() || self.overrides.is_some() || self.fork.is_some() || self.is_shared
     }
 
     /// The task without the fields that only a delegated task can have.
     #[must_use]
     pub fn without_fields_of_children(&self) -> Self {
-        Self { parent: None, overrides: None, fork: None, ..self.clone() }
+        Self { parent: None, overrides: None, fork: None, is_shared: false, ..self.clone() }
     }
 }
 

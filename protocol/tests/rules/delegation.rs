@@ -4,8 +4,8 @@ use millrace_protocol::child::{Delegation, MAX_CHILD_DEPTH, MAX_CHILDREN, Parent
 use millrace_protocol::ids::TaskId;
 use millrace_protocol::overrides::AgentOverrides;
 use millrace_protocol::plan::{
-    Budget, CommandAction, Edit, EndReason, Event, Fact, OverdueInput, Refusal, ResourceAmounts,
-    ResourceKind, Submission, TaskEvent, TaskPatch, TaskSpec, TaskState, Work,
+    Budget, CommandAction, Edit, EndReason, Event, Fact, OnFailedDependency, OverdueInput, Refusal,
+    ResourceAmounts, ResourceKind, Submission, TaskEvent, TaskPatch, TaskSpec, TaskState, Work,
 };
 use millrace_protocol::result::{ErrorKind, TaskError, Usage};
 use millrace_protocol::wait::WaitEnd;
@@ -360,7 +360,10 @@ fn fork_is_like_its_parent_and_delegates_nothing() {
         ..TaskPatch::without_changes(id("f"))
     };
     let patched = scene.decide_fact(&cast::command_fact("c", CommandAction::Edit(Edit::Patch(patch))));
-    assert!(matches!(&patched, Err(Refusal::Unusable(why)) if why.contains("a fork keeps")), "{patched:?}");
+    assert!(
+        matches!(&patched, Err(Refusal::Unusable(why)) if why.contains("a fork or shared agent keeps")),
+        "{patched:?}"
+    );
     scene.claim_task(&id("f"), "w2");
     delegate(&mut scene, "f", &["g"]);
     let ends = received_ends(&scene, "f");
@@ -370,6 +373,113 @@ fn fork_is_like_its_parent_and_delegates_nothing() {
     );
     let submitted = cast::fixed_plan_submission(vec![fork("p")]);
     assert!(RunScene::from_submission(submitted).plan.run.end.is_some(), "no user submits a fork");
+}
+
+fn shared(name: &str, capability: &str) -> TaskSpec {
+    TaskSpec { is_shared: true, capability: cast::capability_name(capability), ..child(name) }
+}
+
+fn delegate_tasks(scene: &mut RunScene, parent: &str, children: Vec<TaskSpec>) {
+    scene.decide_fact(&cast::delegated_fact(&id(parent), 1, "w1", children)).unwrap();
+}
+
+/// Two parents ask the same shared agent, one of them twice at once: one call runs at a time, however the one before has ended.
+#[test]
+fn calls_of_a_shared_agent_run_one_after_the_other() {
+    let tasks = vec![cast::echo_task("p", &[]), cast::echo_task("q", &[])];
+    let mut scene = running_parent(cast::fixed_plan_submission(tasks));
+    scene.claim_task(&id("q"), "w1");
+    delegate_tasks(&mut scene, "p", vec![shared("a", "lib"), shared("b", "lib"), shared("other", "x")]);
+    delegate_tasks(&mut scene, "q", vec![shared("c", "lib"), shared("d", "lib")]);
+    let states = |scene: &RunScene| ["a", "b", "c", "d"].map(|task| state(scene, task));
+    let (ready, pending) = (TaskState::Ready, TaskState::Pending);
+    assert_eq!((states(&scene), state(&scene, "other")), ([ready, pending, pending, pending], ready));
+    let patch = TaskPatch {
+        on_failed_dependency: Some(OnFailedDependency::Cancel),
+        ..TaskPatch::without_changes(id("b"))
+    };
+    let patched = scene.decide_fact(&cast::command_fact("e", CommandAction::Edit(Edit::Patch(patch))));
+    assert!(matches!(&patched, Err(Refusal::Unusable(why)) if why.contains("however")), "{patched:?}");
+    let cancel = CommandAction::CancelTask { task: id("c"), reason: "enough".into() };
+    scene.decide_fact(&cast::command_fact("k", cancel)).unwrap();
+    assert_eq!(states(&scene), [ready, pending, TaskState::Cancelled, pending], "one is open before each");
+    fail(&mut scene, "a");
+    assert_eq!(states(&scene), [TaskState::Failed, ready, TaskState::Cancelled, pending]);
+    finish(&mut scene, "b");
+    assert_eq!(state(&scene, "d"), ready, "the child of another parent");
+    finish(&mut scene, "other");
+    assert_eq!(state(&scene, "p"), ready, "it has all ends");
+    finish(&mut scene, "p");
+    finish(&mut scene, "d");
+    finish(&mut scene, "q");
+    assert_eq!(scene.plan.run.end.as_ref().unwrap().reason, EndReason::Completed);
+}
+
+/// A worker cancels calls and asks again in one message: the new call waits for the calls that stay open alone, and a call that
+/// is cancelled twice ends once.
+#[test]
+fn call_that_replaces_a_cancelled_one_does_not_wait_for_it() {
+    let mut scene = plain_parent();
+    let change = |children, cancels| Fact::Delegated {
+        task: id("p"),
+        attempt: 1,
+        worker: cast::worker_id("w1"),
+        delegation: Delegation { children, cancels, ..Delegation::default() },
+    };
+    let cancel = |name: &str| (id(name), "not needed".to_owned());
+    let states = |scene: &RunScene| ["a", "b", "c", "d"].map(|task| state(scene, task));
+    let (ready, pending, cancelled) = (TaskState::Ready, TaskState::Pending, TaskState::Cancelled);
+    let calls = ["a", "b", "c", "d"].map(|name| shared(name, "lib")).to_vec();
+    scene.decide_fact(&change(calls, Vec::new())).unwrap();
+    scene.decide_fact(&change(vec![shared("e", "lib")], vec![cancel("b"), cancel("b")])).unwrap();
+    assert_eq!(states(&scene), [ready, cancelled, pending, pending]);
+    let all = ["a", "c", "d", "e"].map(cancel).to_vec();
+    scene.decide_fact(&change(Vec::new(), all[1..3].to_vec())).unwrap();
+    assert_eq!(state(&scene, "e"), pending, "a is open before it");
+    scene.decide_fact(&change(vec![shared("f", "lib")], all)).unwrap();
+    assert_eq!((state(&scene, "e"), state(&scene, "f")), (cancelled, ready));
+}
+
+/// The end of an attempt cancels its queued calls; the calls of other parents continue.
+#[test]
+fn queued_calls_end_with_their_parents() {
+    let tasks = vec![cast::echo_task("p", &[]), cast::echo_task("q", &[])];
+    let mut scene = running_parent(cast::fixed_plan_submission(tasks));
+    scene.claim_task(&id("q"), "w1");
+    delegate_tasks(&mut scene, "p", vec![shared("a", "lib"), shared("b", "lib")]);
+    delegate_tasks(&mut scene, "q", vec![shared("c", "lib")]);
+    let cancel = CommandAction::CancelTask { task: id("p"), reason: "enough".into() };
+    scene.decide_fact(&cast::command_fact("k", cancel)).unwrap();
+    assert_eq!(["a", "b"].map(|task| state(&scene, task)), [TaskState::Cancelled; 2]);
+    assert_eq!(state(&scene, "c"), TaskState::Ready);
+}
+
+/// Shared agents that ask each other would wait for each other for ever.
+#[test]
+fn shared_agents_can_not_wait_for_themselves() {
+    let tasks = vec![cast::echo_task("p", &[]), cast::echo_task("q", &[])];
+    let mut scene = running_parent(cast::fixed_plan_submission(tasks));
+    scene.claim_task(&id("q"), "w1");
+    delegate_tasks(&mut scene, "p", vec![shared("a", "lib")]);
+    delegate_tasks(&mut scene, "q", vec![shared("b", "log")]);
+    scene.claim_task(&id("a"), "w1");
+    scene.claim_task(&id("b"), "w1");
+    delegate_tasks(&mut scene, "a", vec![shared("own", "lib")]);
+    let ends = received_ends(&scene, "a");
+    assert!(
+        matches!(&ends[0].1, TaskEnd::Refused { reason } if reason.contains("wait for itself")),
+        "{ends:?}"
+    );
+    scene.claim_task(&id("a"), "w1");
+    delegate_tasks(&mut scene, "a", vec![shared("a-log", "log")]);
+    assert_eq!(state(&scene, "a-log"), TaskState::Pending, "it waits for b");
+    delegate_tasks(&mut scene, "b", vec![shared("b-lib", "lib")]);
+    let ends = received_ends(&scene, "b");
+    assert!(
+        matches!(&ends[0].1, TaskEnd::Refused { reason } if reason.contains("wait for itself")),
+        "{ends:?}"
+    );
+    assert_eq!(state(&scene, "b"), TaskState::Ready);
 }
 
 #[test]

@@ -231,8 +231,12 @@ fn check_children(plan: &Plan) {
         assert!(own.depth == depth && depth <= MAX_CHILD_DEPTH, "{id} is at depth {depth}");
         let is_live = parent.live_attempt() == Some(own.attempt);
         assert!(task.state().is_terminal() || is_live || !plan.is_live(), "{id} outlives its parent");
-        assert!(!task.spec.is_final && task.spec.depends_on.is_empty(), "{id} is part of the plan");
+        let is_earlier_call =
+            |id: &TaskId| plan.task(id).is_some_and(|other| task.spec.shares_conversation_with(&other.spec));
+        let is_outside_plan = !task.spec.is_final && task.spec.depends_on.iter().all(is_earlier_call);
+        assert!(is_outside_plan, "{id} is part of the plan");
     }
+    check_shared_conversations(plan);
     for task in plan.tasks() {
         let attempts: BTreeSet<u32> =
             plan.children(task).filter_map(|child| Some(child.spec.parent.as_ref()?.attempt)).collect();
@@ -259,6 +263,17 @@ fn check_children(plan: &Plan) {
     }
     let deliverable = plan.run.end.as_ref().and_then(|end| end.deliverable.as_ref());
     assert!(deliverable.is_none_or(|(task, _)| !plan.is_child(task)), "a child is the deliverable");
+}
+
+/// Checks that at most one call of a shared conversation may run: all other open ones wait for earlier calls, however those end.
+fn check_shared_conversations(plan: &Plan) {
+    let mut first: BTreeSet<&str> = BTreeSet::new();
+    let open = plan.tasks().iter().filter(|task| task.spec.is_shared && !task.state().is_terminal());
+    for task in open {
+        assert_eq!(task.spec.on_failed_dependency, OnFailedDependency::Skip, "{}", task.spec.id);
+        let is_alone = task.unmet > 0 || first.insert(task.spec.capability.as_str());
+        assert!(is_alone, "{} may run beside another call of its conversation", task.spec.id);
+    }
 }
 
 /// `true` if work has its reservation, or needs none.

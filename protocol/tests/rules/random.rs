@@ -17,6 +17,7 @@ use millrace_protocol::result::{
     CapabilityDescription, ErrorKind, ModelUsage, PlanProposal, TaskError, Usage, Verdict,
 };
 use millrace_protocol::wait::Wait;
+use millrace_protocol::wire::InlineOrStoredBytes;
 use serde_json::json;
 
 use crate::cast;
@@ -482,6 +483,8 @@ pub fn random_delegation(
                 2 => spec.is_final = true,
                 3 => spec.depends_on = vec![task.clone()],
                 4 => spec.objective.clear(),
+                5 => spec.fork = Some(Box::new(InlineOrStoredBytes::Inline(b"{}".to_vec().into()))),
+                6..15 => spec.is_shared = true,
                 _ => {}
             }
             spec
@@ -500,7 +503,9 @@ pub fn random_delegation(
             }
             picked
         };
-        let cancels = change(draws, 20);
+        let mut cancels = change(draws, 20);
+        // A worker may name a child twice.
+        cancels.extend(change(draws, 5));
         let delegation = Delegation { children, cancels, messages: Vec::new() };
         return Fact::Delegated { task: task.clone(), attempt, worker, delegation };
     }

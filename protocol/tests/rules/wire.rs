@@ -29,7 +29,8 @@ use millrace_protocol::result::{
 use millrace_protocol::wait::{EndedWait, Signal, Wait, WaitEnd};
 use millrace_protocol::wire::{self, BlobRef, DecodeError, Encoding, InlineOrStoredBytes, WireMessage};
 use millrace_protocol::work::{
-    Assignment, DecisionId, InputResult, JournalEntry, JudgePanel, Order, ReviewBrief, WorkOutcome,
+    Assignment, DecisionId, InputResult, JournalEntry, JudgePanel, Order, ReviewBrief, SharedConversation,
+    WorkOutcome,
 };
 use proptest::prelude::*;
 use serde::Serialize;
@@ -655,6 +656,13 @@ fn later_sample_events() -> Vec<(&'static str, Event)> {
             Event::Graph(GraphEvent::TaskPatched { spec: Box::new(task_with_start()), attempt: 2 }),
         ),
         (
+            "task added: child of a shared agent",
+            Event::Graph(GraphEvent::TaskAdded {
+                spec: Box::new(TaskSpec { is_shared: true, ..sample_child() }),
+                ready: false,
+            }),
+        ),
+        (
             "task added: child that is a fork",
             Event::Graph(GraphEvent::TaskAdded {
                 spec: Box::new(TaskSpec { fork: Some(sample_fork()), ..sample_child() }),
@@ -731,6 +739,10 @@ fn sample_child() -> TaskSpec {
 
 fn sample_fork() -> Box<InlineOrStoredBytes> {
     Box::new(InlineOrStoredBytes::Stored(BlobRef { sha256: "0".repeat(64), size: 70_000 }))
+}
+
+fn sample_shared() -> SharedConversation {
+    SharedConversation { last_call: Some((cast::task_id("a-1-0-0"), 1)) }
 }
 
 fn sample_overridden_child() -> TaskSpec {
@@ -1183,6 +1195,7 @@ fn sample_orders() -> Vec<(String, Order)> {
         depth: 0,
         overrides: None,
         fork: None,
+        shared: None,
         decided: None,
     };
     let planning = |plan_at| Order {
@@ -1214,6 +1227,10 @@ fn sample_orders() -> Vec<(String, Order)> {
     let ended = ends.map(|end| EndedWait { key: "sleep.2".into(), end });
     let woken = order(Assignment::Task { task: cast::task_id("b"), attempt: 2, rejected: None });
     vec![
+        (
+            "task, of a shared agent".into(),
+            Order { shared: Some(sample_shared()), depth: 1, ..woken.clone() },
+        ),
         ("task, forked".into(), Order { fork: Some(sample_fork()), depth: 1, ..woken.clone() }),
         (
             "task, overridden".into(),
@@ -1574,6 +1591,7 @@ fn messages_about_waits_have_a_version_that_0_4_does_not_read() {
         "start condition",
         "overridden",
         "forked",
+        "shared",
     ];
     let mut newer = 0;
     for sample in all_encoding_samples().iter().filter(|sample| sample.json.get("t").is_some()) {

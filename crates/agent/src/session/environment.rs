@@ -77,7 +77,7 @@ impl<'a> SessionEnvironment<'a> {
         conversation: PreparedConversation,
         check: &AnswerCheck<'_, A>,
     ) -> Result<WorkSummary<A>, SessionError> {
-        let PreparedConversation { brief, toolbox, model, approvals, can_wait, fork } = conversation;
+        let PreparedConversation { brief, toolbox, model, approvals, can_wait, fork, records } = conversation;
         let machine = match fork {
             Some((fork, task)) => Machine::of_fork(brief, &fork, &task),
             None => Machine::new(brief),
@@ -86,6 +86,7 @@ impl<'a> SessionEnvironment<'a> {
         let driver = Driver::new(model.as_ref(), &toolbox, self.journal.as_mut())
             .with_attempt_name(attempt)
             .with_approvals(approvals, can_wait)
+            .recording_conversation(records)
             .with_listener(self.observer.as_ref())
             .with_files(self.files)
             .provider_timeout(self.provider_timeout)
@@ -118,8 +119,20 @@ pub(super) struct PreparedConversation {
     pub approvals: ApprovalRules,
     /// `true` if the work may be parked.
     pub can_wait: bool,
-    /// The conversation that it continues, with its task, if it is a fork.
+    /// The conversation that it continues, with its task, if there is one.
     pub fork: Option<(ForkedConversation, String)>,
+    /// `true` if the conversation is recorded after its answer, for a task that continues it.
+    pub records: bool,
+}
+
+impl PreparedConversation {
+    /// The message with the passages for the task: that of a fork is the one of its parent.
+    pub fn newest_task(&self) -> &str {
+        match &self.fork {
+            Some((_, task)) if self.records => task,
+            Some(_) | None => &self.brief.task,
+        }
+    }
 }
 
 /// Converts a journal error. A journal that diverged is a bug; one that can't be used may be usable again.

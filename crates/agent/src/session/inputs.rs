@@ -23,7 +23,7 @@ use crate::roles::DocumentList;
 use crate::sources::{OrderInputError, OrderInputs};
 use crate::spec::{AgentSpec, AnswerForm};
 use crate::tool::{ResultEntry, TaskResultSource, find_passages};
-use crate::turn::{ConversationFormat, ForkedConversation};
+use crate::turn::{CONVERSATION_STEP, ConversationFormat, ForkedConversation};
 
 /// The number of results that are read concurrently.
 const READS: usize = 16;
@@ -53,18 +53,24 @@ pub(super) struct InputExcerpt {
     pub has_all_results: bool,
 }
 
-/// Reads the conversation that a fork continues; `None` if the order is for no fork.
-pub(super) async fn read_fork(
+/// Reads the conversation that a fork or a call of a shared agent continues; `None` if a new one begins.
+pub(super) async fn read_continued_conversation(
     order: &Order,
     sources: &dyn OrderInputs,
 ) -> Result<Option<ForkedConversation>, OrderInputError> {
     let bytes = match order.fork.as_deref() {
-        None => return Ok(None),
+        None => match order.shared.as_ref().and_then(|shared| shared.last_call.as_ref()) {
+            None => return Ok(None),
+            Some((task, attempt)) => match sources.read_step(task, *attempt, CONVERSATION_STEP).await? {
+                None => return Ok(None),
+                Some(bytes) => bytes,
+            },
+        },
         Some(InlineOrStoredBytes::Inline(bytes)) => bytes.to_vec(),
         Some(InlineOrStoredBytes::Stored(stored)) => sources.read_blob(&stored.sha256).await?,
     };
     let unreadable =
-        |error| OrderInputError::Broken(format!("the conversation of the fork is unreadable: {error}"));
+        |error| OrderInputError::Broken(format!("the conversation that it continues is unreadable: {error}"));
     serde_json::from_slice(&bytes).map(Some).map_err(unreadable)
 }
 

@@ -108,7 +108,7 @@ pub struct AgentSession<'a> {
     order: &'a Order,
     env: SessionEnvironment<'a>,
     inputs: SessionInputs,
-    /// The conversation that it continues, if the task is a fork.
+    /// The conversation that it continues, if the task is a fork or a call of a shared agent.
     fork: Option<ForkedConversation>,
     /// The capabilities of the cluster, if the agent may delegate.
     capabilities: Vec<CapabilityDescription>,
@@ -132,7 +132,7 @@ impl<'a> AgentSession<'a> {
         let inputs = SessionInputs::read_inputs(&host.documents, spec, order, env.sources.as_ref()).await?;
         let delegates = spec.tools.iter().any(|tool| tools::DELEGATION.contains(&tool.name.as_str()));
         let capabilities = if delegates { env.sources.read_capabilities().await? } else { Vec::new() };
-        let fork = inputs::read_fork(order, env.sources.as_ref()).await?;
+        let fork = inputs::read_continued_conversation(order, env.sources.as_ref()).await?;
         let (useless_tools, turn_instructions) = (&[][..], None);
         Ok(Self { host, spec, order, env, inputs, fork, capabilities, useless_tools, turn_instructions })
     }
@@ -206,7 +206,7 @@ impl<'a> AgentSession<'a> {
         let (attempt, corpus) = (AttemptName::from_order(order), inputs.corpus.as_deref());
         match spec.answer {
             AnswerForm::Findings => {
-                let labels = PassageLabels::read_from_prompt(&conversation.brief.task);
+                let labels = PassageLabels::read_from_prompt(conversation.newest_task());
                 let used = inputs.list_used_results();
                 let checker = FindingsChecker::new(&order.objective, corpus, labels, used, format);
                 let check = |answer: Findings| checker.check_findings(answer);
@@ -330,12 +330,14 @@ impl<'a> AgentSession<'a> {
         };
         let can_wait = matches!(order.assignment, Assignment::Task { .. });
         let approvals = spec.approvals.clone();
-        let fork = fork.take().map(|fork| (fork, format_fork_task(order)));
+        let next = if order.fork.is_some() { format_fork_task(order) } else { brief.task.clone() };
+        let fork = fork.take().map(|fork| (fork, next));
         let brief = match &fork {
             Some((fork, _)) => fork.to_brief(brief),
             None => restore_prompt(brief, beginning),
         };
-        Ok(PreparedConversation { brief, toolbox, model, approvals, can_wait, fork })
+        let records = order.shared.is_some();
+        Ok(PreparedConversation { brief, toolbox, model, approvals, can_wait, fork, records })
     }
 }
 

@@ -269,6 +269,7 @@ impl PanelReview<'_> {
             approvals: ApprovalRules::default(),
             can_wait: false,
             fork: None,
+            records: false,
         };
         let expected = JudgementValidator::new(self.task, &self.sheet.criteria, format);
         let check = |judgement: Judgement| expected.validate_judgement(judgement);

@@ -16,7 +16,7 @@ use super::ToolReference;
 use crate::tool::ChildLimits;
 
 /// The fields of an askable capability.
-const FIELDS: [&str; 7] = ["name", "description", "max", "limits", "model", "tools", "permissions"];
+const FIELDS: [&str; 8] = ["name", "description", "max", "limits", "shared", "model", "tools", "permissions"];
 
 /// The capabilities that an agent may ask.
 #[derive(Debug, Clone, PartialEq)]
@@ -53,6 +53,8 @@ pub struct AskableAgent {
     pub max: Option<u32>,
     /// The limits of each of these tasks.
     pub limits: ChildLimits,
+    /// `true` if these tasks continue one conversation, one after the other.
+    pub is_shared: bool,
     /// The overrides of the agent that does them.
     pub overrides: AgentOverrides,
 }
@@ -62,7 +64,7 @@ impl AskableAgent {
     #[must_use]
     pub fn new(name: Capability) -> Self {
         let (limits, overrides) = (ChildLimits::default(), AgentOverrides::default());
-        Self { name, description: None, max: None, limits, overrides }
+        Self { name, description: None, max: None, limits, is_shared: false, overrides }
     }
 }
 
@@ -158,11 +160,13 @@ fn read_agent(item: &YamlNode, own: &OwnTools<'_>) -> Result<AskableAgent, YamlM
     let description = fields.find_field("description").map(|node| node.parse_text("description"));
     let max = fields.find_field("max").map(|node| read_bound(node, "max", MAX_CHILDREN));
     let limits = fields.find_field("limits").map(|node| deserialize_node(node, "limits"));
+    let shared = fields.find_field("shared").map(|node| node.parse_boolean("shared"));
     let permissions = fields.find_field("permissions").map(super::read_permissions);
     Ok(AskableAgent {
         description: description.transpose()?.map(str::to_owned),
         max: max.transpose()?,
         limits: limits.transpose()?.unwrap_or_default(),
+        is_shared: shared.transpose()?.unwrap_or(false),
         overrides: AgentOverrides {
             model: fields.find_field("model").map(read_model).transpose()?,
             tools: fields.find_field("tools").map(|node| own.read_subset(node)).transpose()?,
@@ -227,6 +231,10 @@ pub(super) fn agents_schema() -> Value {
             "description": { "type": "string" },
             "max": bound(MAX_CHILDREN),
             "limits": crate::tool::schema_of::<ChildLimits>(),
+            "shared": {
+                "description": "true if its tasks in a run continue one conversation, one after the other.",
+                "type": "boolean",
+            },
             "model": {
                 "description": "The model in place of that of its file: provider:model, optionally followed by \
                                 comma-separated fallbacks.",
@@ -290,7 +298,7 @@ mod tests {
     #[test]
     fn overrides_are_read_with_the_agent() {
         let access = read(
-            "[{name: a, model: \"openai:x, openai:y\", tools: [grep, time__now], limits: {turns: 3},\n\
+            "[{name: a, shared: true, model: \"openai:x, openai:y\", tools: [grep, time__now], limits: {turns: 3},\n\
              permissions: [{paths: [/a], mode: deny}]}]\n",
         )
         .unwrap();
@@ -298,6 +306,7 @@ mod tests {
         let tools: Vec<&str> = entry.overrides.tools.iter().flatten().map(String::as_str).collect();
         assert_eq!((tools.as_slice(), entry.limits.turns), (["grep", "time__now"].as_slice(), Some(3)));
         assert_eq!(entry.overrides.model.as_deref(), Some("openai:x, openai:y"));
+        assert!(entry.is_shared);
         assert_eq!(entry.overrides.permissions[0].0[0].paths, ["/a"]);
     }
 

@@ -3,7 +3,6 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
 
 use futures::FutureExt;
 use futures::future::BoxFuture;
@@ -11,7 +10,7 @@ use jiff::{SignedDuration, Timestamp};
 use millrace_protocol::child::{Delegation, EndedTask, MAX_CHILD_MESSAGE, TaskEnd, child_id};
 use millrace_protocol::ids::{Capability, TaskId};
 use millrace_protocol::overrides::AgentOverrides;
-use millrace_protocol::plan::{AttemptEnd, Plan, ResourceAmounts, ReviewPolicy, Task, TaskLimits, TaskSpec};
+use millrace_protocol::plan::{AttemptEnd, Plan, ReviewPolicy, Task, TaskSpec};
 use millrace_protocol::result::{CapabilityDescription, TaskParameters, TaskResult};
 use millrace_protocol::wait::{WaitCondition, WaitEnd};
 use millrace_protocol::wire::InlineOrStoredBytes;
@@ -21,12 +20,11 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::{
-    Call, Effect, Output, TaskResultSource, Tool, ToolError, ToolResult, ToolSpec,
+    Call, ChildLimits, Effect, Output, TaskResultSource, Tool, ToolError, ToolResult, ToolSpec,
     check_value_against_schema, keep_head_and_tail, read_arguments, schema_of,
 };
 use crate::sources::{OrderInputError, OrderInputs};
 use crate::spec::{AgentAccess, AskableAgent, ForkAccess};
-use crate::turn::Dollars;
 
 /// The largest number of capabilities in the description of a tool.
 const MAX_LISTED: usize = 40;
@@ -50,76 +48,6 @@ pub struct ChildTasks {
     own_tools: BTreeSet<String>,
     /// The tasks that the attempt has delegated, for the bounds of the capability file.
     delegated: Mutex<BTreeMap<TaskId, Capability>>,
-}
-
-/// The limits of a delegated task.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize, JsonSchema)]
-#[serde(default, deny_unknown_fields)]
-pub struct ChildLimits {
-    /// Input and output tokens of all its attempts and reviews. An attempt may use half of what is left.
-    #[schemars(range(min = 1))]
-    pub tokens: Option<u64>,
-    /// Model calls, as for tokens.
-    #[schemars(range(min = 1))]
-    pub model_calls: Option<u64>,
-    /// Cost in US dollars, as for tokens.
-    pub cost: Option<Dollars>,
-    /// Seconds of one attempt from its claim to its end; 1800 by default.
-    #[schemars(range(min = 1, max = 604_800))]
-    pub seconds: Option<u32>,
-    /// Seconds that an attempt waits for a worker; 3600 by default.
-    #[schemars(range(min = 1, max = 604_800))]
-    pub wait_seconds: Option<u32>,
-    /// Attempts until it fails; 3 by default.
-    #[schemars(range(min = 1, max = 100))]
-    pub attempts: Option<u32>,
-    /// Model replies of one attempt, at most those of the capability.
-    #[schemars(range(min = 1))]
-    pub turns: Option<u32>,
-    /// Tool calls of one attempt, at most those of the capability.
-    pub tool_calls: Option<u32>,
-}
-
-impl ChildLimits {
-    fn amounts(&self) -> ResourceAmounts {
-        ResourceAmounts {
-            tokens: self.tokens,
-            model_calls: self.model_calls,
-            cost_micros: self.cost.map(Dollars::micros),
-            ..ResourceAmounts::default()
-        }
-    }
-
-    /// The smaller of each limit.
-    fn min(self, other: Self) -> Self {
-        fn smaller<T: Ord>(one: Option<T>, other: Option<T>) -> Option<T> {
-            match (one, other) {
-                (Some(one), Some(other)) => Some(one.min(other)),
-                (one, other) => one.or(other),
-            }
-        }
-        Self {
-            tokens: smaller(self.tokens, other.tokens),
-            model_calls: smaller(self.model_calls, other.model_calls),
-            cost: smaller(self.cost, other.cost),
-            seconds: smaller(self.seconds, other.seconds),
-            wait_seconds: smaller(self.wait_seconds, other.wait_seconds),
-            attempts: smaller(self.attempts, other.attempts),
-            turns: smaller(self.turns, other.turns),
-            tool_calls: smaller(self.tool_calls, other.tool_calls),
-        }
-    }
-
-    fn task_limits(&self) -> TaskLimits {
-        let default = TaskLimits::default();
-        let seconds = |seconds: Option<u32>| seconds.map(|seconds| Duration::from_secs(seconds.into()));
-        TaskLimits {
-            run_time: seconds(self.seconds).unwrap_or(default.run_time),
-            queue_wait: seconds(self.wait_seconds).unwrap_or(default.queue_wait),
-            max_attempts: self.attempts.unwrap_or(default.max_attempts),
-            ..default
-        }
-    }
 }
 
 #[derive(Deserialize, JsonSchema)]
@@ -347,6 +275,7 @@ impl ChildTasks {
         });
         Ok(TaskSpec {
             fork: conversation,
+            is_shared: entry.is_some_and(|entry| entry.is_shared),
             overrides: (!overrides.is_empty()).then(|| Box::new(overrides)),
             parameters,
             review,
@@ -835,15 +764,6 @@ mod tests {
     use millrace_protocol::result::Usage;
 
     use super::*;
-
-    #[test]
-    fn limits_of_the_file_and_of_the_call_are_both_kept() {
-        let call = ChildLimits { tokens: Some(900), seconds: Some(60), ..ChildLimits::default() };
-        let file = ChildLimits { tokens: Some(500), attempts: Some(1), ..ChildLimits::default() };
-        let both = call.min(file);
-        assert_eq!((both.tokens, both.seconds, both.attempts), (Some(500), Some(60), Some(1)));
-        assert_eq!(both.task_limits().run_time, Duration::from_secs(60));
-    }
 
     #[test]
     fn error_of_a_lost_task_names_kind_and_limit() {

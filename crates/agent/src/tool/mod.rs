@@ -5,6 +5,7 @@
 mod arguments;
 mod ask;
 mod call_budget;
+mod child_limits;
 mod consult;
 mod delegation;
 mod documents;
@@ -37,10 +38,11 @@ use crate::turn::ForkedConversation;
 pub(crate) use arguments::parse_lenient_json;
 pub use ask::ask_user_tool;
 pub use call_budget::{ModelCallBudget, ModelCallBudgetGuard};
+pub use child_limits::ChildLimits;
 pub use consult::{ConsultableCapabilities, consult_tool};
 pub use delegation::{
-    ChildLimits, ChildTasks, cancel_child_tool, check_task_tool, list_tasks_tool, message_task_tool,
-    start_task_tool, task_tool, wait_for_tool,
+    ChildTasks, cancel_child_tool, check_task_tool, list_tasks_tool, message_task_tool, start_task_tool,
+    task_tool, wait_for_tool,
 };
 pub use documents::{
     MAX_PASSAGES, MAX_READ_CHARS, MAX_READ_LINES, read_document_tool, search_documents_tool,

@@ -20,12 +20,15 @@ use super::outage::{Outage, OutageStep};
 use super::record::{ModelStep, ModelStepOutcome, SentMessages, SinceLastRequest, to_millis};
 use super::{
     Answer, AttemptName, ConversationFormat, Journal, JournalError, Machine, MachineStep, WorkFailure,
-    WorkSummary,
+    WorkOutcome, WorkSummary,
 };
 use crate::approval::ApprovalRules;
 use crate::files::Files;
 use crate::model::{Delta, DeltaListener, Model, ModelError, Reply, Request};
 use crate::tool::{ModelCallBudget, Toolbox};
+
+/// The step that holds a conversation after its answer.
+pub(crate) const CONVERSATION_STEP: &str = "conversation";
 
 /// Validates an answer against facts outside the answer, and returns it in its final form; or returns the mistake, worded
 /// so that the model can correct it. It is called again on resume and must then return the same.
@@ -43,6 +46,7 @@ pub struct Driver<'a, A> {
     provider_timeout: Duration,
     approvals: ApprovalRules,
     can_wait: bool,
+    records_conversation: bool,
 }
 
 impl<'a, A: Answer> Driver<'a, A> {
@@ -60,6 +64,7 @@ impl<'a, A: Answer> Driver<'a, A> {
             provider_timeout: DEFAULT_PROVIDER_TIMEOUT,
             approvals: ApprovalRules::default(),
             can_wait: true,
+            records_conversation: false,
         }
     }
 
@@ -73,6 +78,12 @@ impl<'a, A: Answer> Driver<'a, A> {
     #[must_use]
     pub fn with_approvals(self, approvals: ApprovalRules, can_wait: bool) -> Self {
         Self { approvals, can_wait, ..self }
+    }
+
+    /// Sets whether the conversation is recorded at its end, for a task that continues it.
+    #[must_use]
+    pub fn recording_conversation(self, records_conversation: bool) -> Self {
+        Self { records_conversation, ..self }
     }
 
     /// Sets the attempt's name, used in the keys of its calls and the paths of long results.
@@ -162,9 +173,23 @@ impl<'a, A: Answer> Driver<'a, A> {
                         Some(check) => check(answer),
                     })?;
                 }
-                MachineStep::Done(ended) => return Ok(ended),
+                MachineStep::Done(ended) => {
+                    if self.records_conversation && matches!(ended.outcome, WorkOutcome::Answered(_)) {
+                        self.record_conversation(machine).await?;
+                    }
+                    return Ok(ended);
+                }
             }
         }
+    }
+
+    /// Records the conversation after its answer, as the step [`CONVERSATION_STEP`].
+    async fn record_conversation(&mut self, machine: &Machine<A>) -> Result<(), DriveError> {
+        let step = [CONVERSATION_STEP.to_owned()];
+        if self.journal.read_recorded_step(&step).await?.is_none() {
+            self.journal.append_step(CONVERSATION_STEP, &encode_step(&machine.fork())).await?;
+        }
+        Ok(())
     }
 
     async fn request_or_replay_model_step(

@@ -1,4 +1,5 @@
-//! A fork: another attempt that continues the conversation of this one at a call. The fork begins with the same messages, byte for byte, so
+//! Conversations that another attempt continues: a call of a shared agent continues the one that has ended before. A fork continues
+//! that of its parent at a call. It begins with the same messages, byte for byte, so
 //! that it pays for no reply again and providers find the beginning in their caches.
 
 use millrace_protocol::work::Order;
@@ -13,7 +14,7 @@ use crate::tool::ToolSpecs;
 const OTHER_CALL: &str =
     "This call is made by the agent from which you were forked. You do not get its result.";
 
-/// A conversation whose last message makes calls, one of which forks it.
+/// A conversation that another attempt continues. Its last message makes calls, one of which forks it; or it has ended with an answer.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ForkedConversation {
     pub(super) system: String,
@@ -23,7 +24,7 @@ pub struct ForkedConversation {
     pub(super) answer: Option<AnswerSchema>,
     pub(super) format: ConversationFormat,
     pub(super) scratch: Scratchpad,
-    /// The id of the call that forks.
+    /// The id of the call that forks; empty if the conversation has ended.
     pub(super) call_id: String,
 }
 
@@ -61,8 +62,12 @@ impl ForkedConversation {
     /// of the call that forked is the task.
     pub(super) fn to_messages(&self, task: &str) -> Vec<Message> {
         let calls = match self.messages.last() {
-            Some(Message::Assistant { calls, .. }) => calls.as_slice(),
-            Some(Message::User { .. } | Message::Tool(_)) | None => &[],
+            Some(Message::Assistant { calls, .. }) if !calls.is_empty() => calls.as_slice(),
+            // The conversation has ended: the task is the next message.
+            Some(Message::Assistant { .. } | Message::User { .. } | Message::Tool(_)) | None => {
+                let next = Message::User { text: task.to_owned() };
+                return self.messages.iter().cloned().chain([next]).collect();
+            }
         };
         let results = calls.iter().map(|call| {
             let text = if call.id == self.call_id { task } else { OTHER_CALL };

@@ -23,6 +23,7 @@ mod usage_totals;
 
 pub(crate) use answer::parse_json_answer;
 pub use answer::{Answer, JsonAnswer, PlainText};
+pub(crate) use drive::CONVERSATION_STEP;
 pub use drive::{AnswerCheck, Driver};
 pub use drive_error::DriveError;
 pub use fork::{ForkedConversation, format_fork_task};

@@ -18,7 +18,7 @@ use millrace_protocol::work::Order;
 use serde_json::{Value, json};
 
 use super::delegation::{Cluster, capability, parked, recorded, task};
-use super::support::{Scripted, brief, call, calls, look, named, says};
+use super::support::{Scripted, brief, call, calls, look, named, names, says};
 
 /// A scripted model that keeps the requests that it gets.
 struct Listening {
@@ -189,6 +189,39 @@ async fn fork_has_the_notes_and_can_not_delegate() {
         let (text, is_error) = recorded(&journal, step);
         assert!(is_error && text.contains("a fork can't delegate"), "{text}");
     }
+}
+
+/// The conversation of a shared agent is recorded once, after its answer, and the next call continues it.
+#[tokio::test]
+async fn call_of_a_shared_agent_continues_after_the_last_answer() {
+    let (tools, model) = (toolbox(&order("t"), None), Listening::new(vec![says("one")]));
+    let record = async |model: &dyn Model, journal: &mut MemoryJournal| {
+        let machine: Machine<PlainText> = Machine::new(brief(&tools, None));
+        let driver = Driver::new(model, &tools, journal).recording_conversation(true);
+        driver.drive(machine).await.map_err(|failure| *failure.error).unwrap()
+    };
+    let mut journal = MemoryJournal::default();
+    record(&model, &mut journal).await;
+    assert_eq!(names(&journal), ["model.0", "conversation"]);
+    for kept in 0..=2 {
+        let mut cut = MemoryJournal::with_steps(journal.steps()[..kept].to_vec());
+        record(&Scripted::new(vec![says("one")]), &mut cut).await;
+        assert_eq!(names(&cut), ["model.0", "conversation"], "it is recorded once");
+    }
+    let before = model.requests().remove(0);
+    let conversation: ForkedConversation = serde_json::from_value(journal.steps()[1].value.clone()).unwrap();
+    let machine =
+        Machine::of_fork(conversation.to_brief(brief(&tools, None)), &conversation, "And the doors?");
+    let model = Listening::new(vec![Reply::default(), says("two")]);
+    let summary = drive(&model, &tools, &mut MemoryJournal::default(), machine).await.unwrap();
+    assert_eq!(
+        (summary.outcome, summary.usage.model_calls),
+        (WorkOutcome::Answered(PlainText("two".into())), 1)
+    );
+    let first = model.requests().remove(0);
+    assert_eq!(first.messages[0], before.messages[0]);
+    assert!(matches!(&first.messages[1], Message::Assistant { text, .. } if text == "one"));
+    assert_eq!(first.messages[2], Message::User { text: "And the doors?".into() });
 }
 
 #[tokio::test]

@@ -1,8 +1,10 @@
 //! Children: tasks that a running attempt delegates. A bad one is refused alone, so that its parent continues with the reason.
 //! A child lives no longer than its parent's attempt, and its budget comes out of its parent's reservation.
 
+use std::collections::{BTreeMap, BTreeSet};
+
 use super::super::budget::ResourceAmounts;
-use super::super::spec::TaskSpec;
+use super::super::spec::{OnFailedDependency, TaskSpec};
 use super::super::state::{Plan, Task};
 use super::super::{AttemptEvent, Event, GraphEvent, Refusal, TaskEvent, check_new_tasks};
 use super::wave::append_consequences_of_task_ends;
@@ -25,8 +27,14 @@ pub(super) fn handle_delegation(
     if !task.has_worker_or_lost_it_to_interrupt() {
         return Err(wrong_state_refusal(task, "its delegation is ignored"));
     }
-    let mut events = add_children(plan, task, &delegation.children);
     let open = |child: &TaskId| plan.child_of(task, child).filter(|child| !child.state().is_terminal());
+    // A child that is named twice ends once.
+    let cancels: BTreeMap<&TaskId, (&Task, &str)> = delegation
+        .cancels
+        .iter()
+        .filter_map(|(child, reason)| Some((child, (open(child)?, reason.as_str()))))
+        .collect();
+    let mut events = add_children(plan, task, &delegation.children, |id| cancels.contains_key(id));
     for (child, text) in &delegation.messages {
         // A worker that was lost before it recorded the result of the call sends the message again.
         let is_new = |child: &&Task| child.instructions.iter().all(|(_, known)| known != text);
@@ -38,9 +46,9 @@ pub(super) fn handle_delegation(
             }));
         }
     }
-    let cancelled = delegation.cancels.iter().filter_map(|(child, reason)| {
+    let cancelled = cancels.values().map(|(child, reason)| {
         let reason = format!("task {id} cancelled it: {reason}");
-        open(child).map(|child| cancel_child(plan, child, &reason))
+        cancel_child(plan, child, &reason)
     });
     let cancelled = append_consequences_of_task_ends(plan, cancelled.collect());
     events.extend(cancelled);
@@ -51,7 +59,13 @@ pub(super) fn handle_delegation(
 }
 
 /// Adds the children of a running attempt that are not in the plan yet. One that is refused leaves its reason in the attempt.
-pub(super) fn add_children(plan: &Plan, parent: &Task, children: &[TaskSpec]) -> Vec<Event> {
+/// None of them waits for a task that the same decision cancels.
+pub(super) fn add_children(
+    plan: &Plan,
+    parent: &Task,
+    children: &[TaskSpec],
+    is_cancelled: impl Fn(&TaskId) -> bool,
+) -> Vec<Event> {
     let mut added: Vec<TaskSpec> = Vec::new();
     let mut events = Vec::new();
     for child in children {
@@ -60,9 +74,10 @@ pub(super) fn add_children(plan: &Plan, parent: &Task, children: &[TaskSpec]) ->
             continue;
         }
         match check_child(plan, parent, child, &added) {
-            Ok(spec) => {
-                events
-                    .push(Event::Graph(GraphEvent::TaskAdded { spec: Box::new(spec.clone()), ready: true }));
+            Ok(mut spec) => {
+                spec.depends_on.retain(|id| !is_cancelled(id));
+                let ready = spec.depends_on.is_empty();
+                events.push(Event::Graph(GraphEvent::TaskAdded { spec: Box::new(spec.clone()), ready }));
                 added.push(spec);
             }
             Err(reason) => events.push(Event::Attempt(AttemptEvent::ChildRefused {
@@ -111,9 +126,17 @@ fn check_child(plan: &Plan, parent: &Task, child: &TaskSpec, added: &[TaskSpec])
         parent: Some(ParentTask { task: parent.spec.id.clone(), attempt: parent.attempt, depth }),
         budget: budget_of_child(plan, parent, child, added)?,
         overrides: overrides_of_child(parent, child)?,
+        depends_on: earlier_calls_of_conversation(plan, parent, child, added)?,
+        on_failed_dependency: match child.is_shared {
+            true => OnFailedDependency::Skip,
+            false => child.on_failed_dependency,
+        },
         ..child.clone()
     };
-    check_new_tasks(plan, std::slice::from_ref(&spec)).map_err(|mistake| mistake.to_string())?;
+    // A call of a shared conversation depends on those that are added with it.
+    let mut new = added.to_vec();
+    new.push(spec.clone());
+    check_new_tasks(plan, &new).map_err(|mistake| mistake.to_string())?;
     Ok(spec)
 }
 
@@ -126,6 +149,47 @@ fn check_fork(parent: &Task, child: &TaskSpec) -> Result<(), String> {
         return Err(format!("a fork has the capability of its parent, {}", parent.spec.capability));
     }
     Ok(())
+}
+
+/// The open calls of a shared conversation: a new call runs after all of them, however they end.
+fn earlier_calls_of_conversation(
+    plan: &Plan,
+    parent: &Task,
+    child: &TaskSpec,
+    added: &[TaskSpec],
+) -> Result<Vec<TaskId>, String> {
+    if !child.is_shared {
+        return Ok(Vec::new());
+    }
+    let is_open = |task: &&Task| !task.state().is_terminal() && task.spec.shares_conversation_with(child);
+    let open: Vec<&Task> = plan.tasks.iter().filter(is_open).collect();
+    if waits_for(plan, &open, parent) {
+        return Err(format!(
+            "it would wait for itself: a call of the shared agent {} waits for {}",
+            child.capability, parent.spec.id
+        ));
+    }
+    let open = open.iter().map(|task| &task.spec);
+    let added = added.iter().filter(|other| other.shares_conversation_with(child));
+    Ok(open.chain(added).map(|earlier| earlier.id.clone()).collect())
+}
+
+/// `true` if the end of one of these tasks may wait for the end of another one: through its children, and through the tasks that it
+/// depends on.
+fn waits_for(plan: &Plan, tasks: &[&Task], other: &Task) -> bool {
+    let mut seen: BTreeSet<&TaskId> = BTreeSet::new();
+    let mut open: Vec<&Task> = tasks.to_vec();
+    while let Some(task) = open.pop() {
+        if task.state().is_terminal() || !seen.insert(&task.spec.id) {
+            continue;
+        }
+        if task.spec.id == other.spec.id {
+            return true;
+        }
+        open.extend(plan.children(task));
+        open.extend(task.spec.depends_on.iter().filter_map(|id| plan.task(id)));
+    }
+    false
 }
 
 /// The overrides of a child, with the restrictions of its parent.

@@ -191,13 +191,23 @@ fn patch_task(plan: &Plan, wanted: &TaskPatch, by: EditAuthor) -> Result<Vec<Eve
     if spec == task.spec {
         return Err(Refusal::Unusable(format!("the patch changes nothing in task {}", wanted.task)));
     }
-    if task.spec.is_child() && !spec.depends_on.is_empty() {
+    if task.spec.is_child() && spec.depends_on != task.spec.depends_on {
         return Err(Refusal::Unusable("a delegated task can't depend on other tasks".into()));
     }
-    if task.spec.fork.is_some() && spec.capability != task.spec.capability {
-        return Err(Refusal::Unusable("a fork keeps the capability whose conversation it continues".into()));
+    let continues = task.spec.fork.is_some() || task.spec.is_shared;
+    if continues && spec.capability != task.spec.capability {
+        return Err(Refusal::Unusable(
+            "a fork or shared agent keeps the capability whose conversation it continues".into(),
+        ));
     }
-    refuse_child_of_user(plan, &spec.without_fields_of_children())?;
+    if task.spec.is_shared && spec.on_failed_dependency != task.spec.on_failed_dependency {
+        return Err(Refusal::Unusable(
+            "a call of a shared agent runs however the calls before it end".into(),
+        ));
+    }
+    if !task.spec.is_child() {
+        refuse_child_of_user(plan, &spec)?;
+    }
     check_patched_task(plan, &spec)?;
     if by == EditAuthor::Planner && wanted.review.is_some() {
         refuse_program_checks(&spec.review)?;

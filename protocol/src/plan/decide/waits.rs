@@ -54,7 +54,7 @@ pub(super) fn handle_parked(
     if plan.run.winding_down.is_some() && waits.iter().any(|wait| wait.condition.tasks().is_empty()) {
         return Ok(cancel_at_end_of_run(plan, task));
     }
-    let mut events = children::add_children(plan, task, children);
+    let mut events = children::add_children(plan, task, children, |_| false);
     events.push(Event::Attempt(AttemptEvent::Parked { task: id.clone(), attempt, waits: waits.to_vec() }));
     let received = task.current_attempt().map(names_of_received_events).unwrap_or_default();
     let mut ended = ends_by_events(waits, plan.run.signals.iter(), received);

@@ -16,9 +16,13 @@ pub(super) fn append_consequences_of_task_ends(plan: &Plan, mut events: Vec<Even
         && start.is_some_and(|start| start.consult > PlannerConsultMode::Never);
     let asks_all = is_asked && start.is_some_and(|start| start.consult == PlannerConsultMode::EveryResult);
     let mut wave = TaskEndPropagation::default();
+    let cancelled = events.iter().filter(|event| matches!(event, Event::Task(TaskEvent::Cancelled { .. })));
+    let cancelled = cancelled.filter_map(Event::task).filter(|task| plan.is_child(task));
+    wave.gone.extend(cancelled.filter_map(|task| plan.task_position(task)));
     for event in &events {
-        // Its parent waits for a child, and nothing else does.
-        if event.task().is_some_and(|task| plan.is_child(task)) {
+        // Its parent waits for a child, and nothing else does but later calls of the same conversation.
+        if let Some(child) = event.task().filter(|task| plan.is_child(task)) {
+            wave.propagate_end_of_child(plan, child, event);
             continue;
         }
         if let Event::Task(TaskEvent::Accepted { task, .. }) = event {
@@ -77,6 +81,16 @@ impl TaskEndPropagation {
         for &dependent in &plan.tasks[position as usize].dependents {
             self.count_dependency_as_met(plan, dependent);
         }
+    }
+
+    /// Makes the next call of a shared conversation ready, however the one before it has ended.
+    fn propagate_end_of_child(&mut self, plan: &Plan, child: &TaskId, event: &Event) {
+        let Event::Task(TaskEvent::Accepted { .. } | TaskEvent::Failed { .. } | TaskEvent::Cancelled { .. }) =
+            event
+        else {
+            return;
+        };
+        self.propagate_accepted_task(plan, child);
     }
 
     /// Counts a dependency of a task as met; the last one makes the task ready.

@@ -66,6 +66,23 @@ impl ClusterReader {
         decode_task_result(&bytes).map_err(|error| invalid_result_fault(&record, error))
     }
 
+    /// Returns the value of a step of an attempt at a task of the run; `None` if its journal has no such step.
+    ///
+    /// # Errors
+    /// The journal or the value can't be read, or the server does not respond.
+    pub async fn read_step(&self, task: &TaskId, attempt: u32, step: &str) -> Result<Option<Vec<u8>>, Fault> {
+        let journal = Topic::Journal(JournalKey::Task(task.clone(), attempt));
+        for record in read_topic(&self.bus, self.lane, &self.run, &journal).await?.iter().rev() {
+            let JournalEntry::Step { name, value, .. } = self.bus.decode_record(record).await? else {
+                continue;
+            };
+            if name == step {
+                return self.bus.blobs().read_inline_or_stored(&value).await.map(Some);
+            }
+        }
+        Ok(None)
+    }
+
     /// `true` if a message is in the journal of an attempt at this task of the run.
     fn is_journal_of_task(&self, record: &StreamRecord, task: &TaskId) -> bool {
         match subject::parse_lane_subject(&record.subject) {
