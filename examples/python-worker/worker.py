@@ -1,5 +1,5 @@
-"""A Millrace worker in Python that counts words, one line per step, and asks a person first if the parameter "ask" has a
-    question. docs/wire.md describes the protocol.
+"""A Millrace worker in Python that counts words, one line per step. It asks a person first if the parameter "ask" has a question,
+    and delegates the paragraphs to the capability that the parameter "delegate" names. docs/wire.md describes the protocol.
     pip install nats-py[nkeys] msgpack && NATS_URL=nats://127.0.0.1:4222 python worker.py"""
 import asyncio, contextlib, hashlib, json, os, socket, time, uuid
 import msgpack, nats
@@ -8,24 +8,32 @@ from nats.js.errors import APIError, NotFoundError, ServiceUnavailableError
 NAME, ME = "wordcount", f"python-{uuid.uuid4().hex[:12]}"
 
 class Parked(Exception):
-    """The attempt waits; the argument is the wait."""
+    """The attempt waits; the argument is the entry."""
 
-async def work(parameters, step, ask):
+async def work(parameters, step, ask, delegate):
     if question := parameters.get("ask"):
         if await step("confirm", lambda: ask("confirm", question)) != "yes":
             return {"summary": "not counted", "output": "Nobody wanted the words to be counted."}
     async def count(line):
         return await asyncio.sleep(parameters.get("pause", 0), len(line.split()))
-    lines = enumerate(parameters["text"].splitlines())
-    total = sum([await step(f"line.{number}", lambda: count(line)) for number, line in lines])
+    if capability := parameters.get("delegate"):
+        tasks = [{"objective": "Count the words.", "capability": capability, "parameters": {"text": text}}
+                 for text in parameters["text"].split("\n\n")]
+        ends = await step("paragraphs", lambda: delegate("paragraphs", tasks))
+        total = sum(int(end["Completed"]["summary"].split()[0]) for end in ends if "Completed" in end)
+    else:
+        lines = enumerate(parameters["text"].splitlines())
+        total = sum([await step(f"line.{number}", lambda: count(line)) for number, line in lines])
     return {"summary": f"{total} words", "output": f"The text has {total} words.", "data": {"words": total}}
 
 class Journal:
     """The journal of one attempt. Each append names the last entry (optimistic concurrency), so there is a single writer."""
-    def __init__(self, js, lane, run, task, attempt, ended=()):
-        self.js, self.stream, self.subject = js, f"LANE_{lane}", f"lane.{lane}.run.{run}.task.{task}.{attempt}"
+    def __init__(self, js, order):
+        lane, task, attempt = order["lane"], order["work"]["Task"]["task"], order["work"]["Task"]["attempt"]
+        self.js, self.stream, self.subject = js, f"LANE_{lane}", f"lane.{lane}.run.{order['run']}.task.{task}.{attempt}"
         self.last, self.steps, self.claims, self.recorded, self.is_done = 0, 0, 0, [], False
-        self.ended = {wait["key"]: wait["end"] for wait in ended}
+        self.ended = {wait["key"]: wait["end"] for wait in order.get("ended_waits", ())}
+        self.child, self.allowance = f"{task}-{attempt}", order.get("allowance", {})
 
     async def append(self, entry, version=1):
         headers = {"Nats-Expected-Last-Subject-Sequence": str(self.last), "Millrace-Id": uuid.uuid4().hex}
@@ -49,24 +57,33 @@ class Journal:
         await self.append({"Step": {"number": self.steps, "name": name, "value": blob}})
         return value
 
-    async def ask(self, key, question):
+    async def wait(self, key, condition, children=()):
         if key not in self.ended:
-            raise Parked({"key": key, "condition": {"Answer": {
-                "subject": {"Input": {"options": ["yes", "no"]}}, "text": question, "decisions": ["answer", "decline"],
-                "digest": hashlib.sha256(question.encode()).hexdigest()}}})
-        answer = self.ended[key]["Answered"]["answer"]
+            raise Parked({"worker": ME, "waits": [{"key": key, "condition": condition}], "children": list(children)})
+        return self.ended[key]
+
+    async def ask(self, key, question):
+        answer = (await self.wait(key, {"Answer": {
+            "subject": {"Input": {"options": ["yes", "no"]}}, "text": question, "decisions": ["answer", "decline"],
+            "digest": hashlib.sha256(question.encode()).hexdigest()}}))["Answered"]["answer"]
         return json.loads(answer["Answer"]["value"]) if "Answer" in answer else None
 
+    async def delegate(self, key, tasks):
+        share = {name: amount // (len(tasks) + 1) for name, amount in self.allowance.items()}
+        children = [{"id": f"{self.child}-{key}-{number}", "budget": share, **task} for number, task in enumerate(tasks)]
+        ended = await self.wait(key, {"Tasks": {"tasks": [child["id"] for child in children]}}, children)
+        return [task["end"] for task in ended["TasksEnded"]]
+
 async def attempt(js, message, order):
-    journal = Journal(js, order["lane"], order["run"], **order["work"]["Task"], ended=order.get("ended_waits", ()))
+    journal = Journal(js, order)
     await journal.read()
     if not journal.is_done:
         await journal.append({"Claimed": {"worker": ME, "claim": journal.claims + 1}})
         try:
-            result = await work(order["parameters"], journal.step, journal.ask)
-        except Parked as wait:
+            result = await work(order["parameters"], journal.step, journal.ask, journal.delegate)
+        except Parked as parked:
             await message.ack_sync()  # the order is removed before the attempt can be offered again
-            return await journal.append({"Parked": {"worker": ME, "waits": [wait.args[0]]}}, version=2)
+            return await journal.append({"Parked": parked.args[0]}, version=2)
         end = {"summary": result["summary"], "is_empty": False, "result": {"Inline": msgpack.packb(result)}}
         await journal.append({"Outcome": {"worker": ME, "outcome": {"Finished": end}}})
     await message.ack()

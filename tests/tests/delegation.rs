@@ -358,6 +358,46 @@ async fn shared_agent_keeps_one_conversation_across_calls_and_workers() {
     cluster.stop_all();
 }
 
+/// A program delegates two tasks in its reply, its worker dies, and another one runs it again with their ends and results.
+#[tokio::test(flavor = "multi_thread")]
+async fn program_delegates_in_its_reply() {
+    let _alone = lock_machine();
+    let mut cluster =
+        TestCluster::start_with_workers(ClusterSetup { slots: 2, ..ClusterSetup::default() }, 1);
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(
+        folder.path().join("lead.py"),
+        "import json, sys\ntask = json.load(sys.stdin)\nended = task.get('ended_waits', {})\n\
+         one = {'capability': 'echo', 'description': 'one', 'parameters': {'delay_ms': 1500, 'steps': 1}}\n\
+         bad = {'capability': 'echo', 'description': 'bad', 'parameters': {'fail_rate': 1.0}, 'limits': {'attempts': 1}}\n\
+         if 'work' not in ended:\n    print(json.dumps({'wait_for': {'work': {'delegate': [one, bad]}}}))\nelse:\n    \
+         states = [end['state'] for end in ended['work']['tasks']]\n    \
+         print(json.dumps({'states': states, 'inputs': [given['task'] for given in task['inputs']]}))\n",
+    )
+    .unwrap();
+    let capability = folder.path().join("lead.yaml");
+    std::fs::write(
+        &capability,
+        "{kind: command, name: lead, description: Delegates., command: [python3, lead.py]}",
+    )
+    .unwrap();
+    let arguments = ["--capability", capability.to_str().unwrap()];
+    cluster.start_process(ProcessRole::Worker, "lead-1", &arguments);
+    let (bus, run) = (cluster.connect_bus().await, run_id("program"));
+    let task = TaskSpec { capability: Capability::new("lead").unwrap(), ..echo_task("lead", &json!({})) };
+    submit_run(&bus, &run, &fixed_submission(vec![task])).await;
+    wait_for_task_count(&bus, &run, TaskState::Waiting, 1).await;
+    cluster.kill_process("lead-1");
+    cluster.start_process(ProcessRole::Worker, "lead-2", &arguments);
+    let history = wait_for_run_history(&bus, &run, TIMEOUT).await;
+    assert_completed(&history);
+    let data = json!({"states": ["completed", "failed"], "inputs": ["lead-1-work-0"]});
+    assert_eq!(result_of(&bus, &history, "lead").await.data, Some(data));
+    assert_eq!(history.folded_plan().tasks().len(), 3, "each task once");
+    assert_eq!(cluster.read_ledger().lines().count(), 1, "each step once");
+    cluster.stop_all();
+}
+
 /// A run whose budget its root reserves as a whole: children and grandchildren run within that reservation.
 #[tokio::test(flavor = "multi_thread")]
 async fn budget_of_children_comes_out_of_their_parents_reservation() {

@@ -343,13 +343,17 @@ impl<'h> Attempt<'h> {
         self.host.ended_wait(key).is_some()
     }
 
-    /// Parks the attempt with those of these waits that have not ended.
+    /// Parks the attempt with those of these waits that have not ended, and delegates the tasks that they are for.
     ///
     /// # Errors
     /// Some have not ended: return this error.
-    pub(crate) fn require_ended_waits(&mut self, waits: Vec<Wait>) -> Result<(), TaskError> {
+    pub(crate) fn require_ended_waits(
+        &mut self,
+        waits: Vec<Wait>,
+        children: Vec<TaskSpec>,
+    ) -> Result<(), TaskError> {
         let open: Vec<Wait> = waits.into_iter().filter(|wait| !self.has_ended_wait(&wait.key)).collect();
-        if open.is_empty() { Ok(()) } else { Err(self.host.park(open, Vec::new())) }
+        if open.is_empty() { Ok(()) } else { Err(self.host.park(open, children)) }
     }
 
     /// Records a step that was just done.

@@ -13,11 +13,12 @@ use millrace_agent::spec::{COMMON, common_properties_schema, merge_json};
 use millrace_agent::tool::{self, Effect};
 use millrace_protocol::ids::{RunId, TaskId};
 use millrace_protocol::result::{ErrorKind, TaskError, TaskParameters, TaskResult};
-use millrace_protocol::wait::Wait;
 use millrace_protocol::work::{Assignment, Order};
 use millrace_strict_yaml::{MappingFields, YamlMistake};
 use serde::Serialize;
 use serde_json::{Map, Value, json};
+
+use waits::{DelegatingAttempt, RequestedWaits};
 
 use crate::Attempt;
 
@@ -192,8 +193,8 @@ async fn begin_or_resume_work(
                 return Ok(ExternalWorkState::Done(Box::new(result)));
             }
             Some((_, value)) => {
-                let waits: Vec<Wait> = serde_json::from_value(value).map_err(unreadable)?;
-                attempt.require_ended_waits(waits)?;
+                let RequestedWaits { waits, children } = serde_json::from_value(value).map_err(unreadable)?;
+                attempt.require_ended_waits(waits, children)?;
             }
             None => {
                 return match effect {
@@ -219,21 +220,32 @@ async fn record_output(
     schema: Option<&Value>,
     effect: Effect,
 ) -> Result<TaskResult, TaskError> {
-    if let Some(waits) = waits::parse_wait_reply(output).map_err(|failure| failure.into_task_error(effect))? {
-        if let Some(wait) = waits.iter().find(|wait| attempt.has_ended_wait(&wait.key)) {
-            let why = format!(
-                "\"wait_for\" in its output: the wait {:?} has ended already; use another name",
-                wait.key
-            );
-            return Err(ExternalFailure::without_effect(why).into_task_error(effect));
-        }
-        let value = serde_json::to_value(&waits).expect("waits hold only texts and numbers");
+    if let Some(requested) =
+        parse_wait_reply(attempt, output).map_err(|failure| failure.into_task_error(effect))?
+    {
+        let value = serde_json::to_value(&requested).expect("waits and tasks hold only texts and numbers");
         attempt.append_step(&format!("wait.{}", waited + 1), &value).await?;
-        attempt.require_ended_waits(waits)?;
+        attempt.require_ended_waits(requested.waits, requested.children)?;
     }
     let result = parse_result(output, schema).map_err(|failure| failure.into_task_error(effect))?;
     record_outcome(attempt, &result).await?;
     Ok(result)
+}
+
+/// Returns the waits that an output of an attempt asks for; `None` if it is a result.
+fn parse_wait_reply(attempt: &Attempt<'_>, output: &[u8]) -> Result<Option<RequestedWaits>, ExternalFailure> {
+    let order = attempt.order();
+    let Assignment::Task { task, attempt: number, .. } = &order.assignment else { return Ok(None) };
+    let allowance = order.allowance.unwrap_or_default();
+    let delegating = DelegatingAttempt { task, attempt: *number, allowance };
+    let Some(requested) = waits::parse_wait_reply(output, &delegating)? else { return Ok(None) };
+    match requested.waits.iter().find(|wait| attempt.has_ended_wait(&wait.key)) {
+        None => Ok(Some(requested)),
+        Some(wait) => Err(ExternalFailure::without_effect(format!(
+            "\"wait_for\" in its output: the wait {:?} has ended already; use another name",
+            wait.key
+        ))),
+    }
 }
 
 /// The error of work that may have taken effect and must not be retried automatically.

@@ -1,12 +1,13 @@
 //! Waits of programs and services: in place of a result they reply with the waits that they need, and are run again when all of
-//! these have ended.
+//! these have ended. A wait can delegate tasks to other capabilities.
 //!
 //! ```json
 //! {"wait_for": {
 //!   "region": {"ask": {"question": "Which region?", "options": ["eu", "us"]}},
 //!   "go":     {"approve": {"action": "deploy", "arguments": {"version": 3}, "text": "Deploys to production."}},
 //!   "later":  {"until": "2026-11-22T12:00:00Z"},
-//!   "built":  {"event": "built"}
+//!   "built":  {"event": "built"},
+//!   "counts": {"delegate": [{"capability": "wordcount", "description": "Count.", "parameters": {"text": "one two"}}]}
 //! }}
 //! ```
 //!
@@ -14,12 +15,32 @@
 
 use jiff::Timestamp;
 use millrace_agent::approval::{approval_question, check_input, input_question};
+use millrace_agent::tool::ChildLimits;
+use millrace_protocol::child::{EndedTask, MAX_CHILDREN, TaskEnd, child_id};
+use millrace_protocol::ids::{Capability, TaskId};
+use millrace_protocol::plan::{ResourceAmounts, ReviewPolicy, TaskSpec};
 use millrace_protocol::question::Answer;
+use millrace_protocol::result::TaskParameters;
 use millrace_protocol::wait::{EndedWait, MAX_EVENT_NAME, MAX_WAITS, Wait, WaitCondition, WaitEnd};
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
 use super::ExternalFailure;
+
+/// The waits of a reply, and the tasks that some of them delegate.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(super) struct RequestedWaits {
+    pub waits: Vec<Wait>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub children: Vec<TaskSpec>,
+}
+
+/// The attempt that replied. Its tasks have ids that begin with its own, and share its allowance.
+pub(super) struct DelegatingAttempt<'a> {
+    pub task: &'a TaskId,
+    pub attempt: u32,
+    pub allowance: ResourceAmounts,
+}
 
 /// The reply of a program or service that waits.
 #[derive(Deserialize)]
@@ -35,7 +56,29 @@ enum RequestedWait {
     Ask { ask: RequestedInput },
     Approve { approve: RequestedApproval },
     Event { event: String, until: Option<Timestamp> },
+    Delegate { delegate: OneOrMore<RequestedTask>, until: Option<Timestamp> },
     Until { until: Timestamp },
+}
+
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum OneOrMore<T> {
+    One(Box<T>),
+    More(Vec<T>),
+}
+
+/// A task that the program or service delegates.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RequestedTask {
+    capability: Capability,
+    description: String,
+    #[serde(default)]
+    parameters: TaskParameters,
+    #[serde(default)]
+    review: Vec<String>,
+    #[serde(default)]
+    limits: ChildLimits,
 }
 
 #[derive(Deserialize)]
@@ -62,7 +105,10 @@ struct RequestedApproval {
 ///
 /// # Errors
 /// It asks for waits in a wrong form.
-pub(super) fn parse_wait_reply(output: &[u8]) -> Result<Option<Vec<Wait>>, ExternalFailure> {
+pub(super) fn parse_wait_reply(
+    output: &[u8],
+    attempt: &DelegatingAttempt<'_>,
+) -> Result<Option<RequestedWaits>, ExternalFailure> {
     let Ok(value) = serde_json::from_slice::<Value>(output) else { return Ok(None) };
     if value.get("wait_for").is_none() {
         return Ok(None);
@@ -72,19 +118,55 @@ pub(super) fn parse_wait_reply(output: &[u8]) -> Result<Option<Vec<Wait>>, Exter
     if reply.wait_for.is_empty() || reply.wait_for.len() > MAX_WAITS {
         return Err(invalid(format!("it must have 1 to {MAX_WAITS} waits")));
     }
-    let wait = |(key, wait): (String, Value)| {
-        let condition = serde_json::from_value(wait).map_err(|_| {
-            let forms = "{\"ask\": {\"question\": …}}, {\"approve\": {\"action\": …}}, {\"until\": TIME} or {\"event\": NAME}";
-            format!("the wait {key:?} has another form than {forms}")
-        });
-        let condition = condition.and_then(RequestedWait::into_condition);
-        condition.map(|condition| Wait { key, condition })
-    };
-    reply.wait_for.into_iter().map(wait).collect::<Result<Vec<_>, _>>().map(Some).map_err(invalid)
+    let mut requested = RequestedWaits { waits: Vec::new(), children: Vec::new() };
+    for (key, wait) in reply.wait_for {
+        let wait: RequestedWait = serde_json::from_value(wait).map_err(|_| {
+            let forms = "{\"ask\": {\"question\": …}}, {\"approve\": {\"action\": …}}, {\"until\": TIME}, {\"event\": NAME} \
+                         or {\"delegate\": {\"capability\": …, \"description\": …}}";
+            invalid(format!("the wait {key:?} has another form than {forms}"))
+        })?;
+        let condition = wait.into_condition(&key, attempt, &mut requested.children).map_err(invalid)?;
+        requested.waits.push(Wait { key, condition });
+    }
+    attempt.share_allowance(&mut requested.children);
+    Ok(Some(requested))
+}
+
+impl DelegatingAttempt<'_> {
+    /// Gives each task an equal share of the allowance; the attempt keeps one share.
+    fn share_allowance(&self, children: &mut [TaskSpec]) {
+        let shares = u64::try_from(children.len()).unwrap_or(u64::MAX).saturating_add(1);
+        let mut share = self.allowance;
+        for (resource, amount) in self.allowance.iter() {
+            share.set(resource, Some(amount / shares));
+        }
+        children.iter_mut().for_each(|child| child.budget = share.min_per_resource(child.budget));
+    }
+}
+
+impl RequestedTask {
+    fn into_spec(self, id: TaskId) -> TaskSpec {
+        let Self { capability, description, parameters, review, limits } = self;
+        let review = if review.is_empty() { ReviewPolicy::None } else { ReviewPolicy::critic(review) };
+        TaskSpec {
+            parameters,
+            review,
+            budget: limits.amounts(),
+            limits: limits.task_limits(),
+            overrides: limits.to_overrides(),
+            ..TaskSpec::new(id, description, capability)
+        }
+    }
 }
 
 impl RequestedWait {
-    fn into_condition(self) -> Result<WaitCondition, String> {
+    /// Converts it, and adds the tasks that it delegates to `children`.
+    fn into_condition(
+        self,
+        key: &str,
+        attempt: &DelegatingAttempt<'_>,
+        children: &mut Vec<TaskSpec>,
+    ) -> Result<WaitCondition, String> {
         let is_fit = |text: &str, max: usize| !text.trim().is_empty() && text.len() <= max;
         Ok(match self {
             Self::Until { until } => WaitCondition::Until(until),
@@ -92,6 +174,21 @@ impl RequestedWait {
                 return Err(format!("the name of an event has 1 to {MAX_EVENT_NAME} bytes"));
             }
             Self::Event { event, until } => WaitCondition::Event { name: event, until },
+            Self::Delegate { delegate, until } => {
+                let requested = match delegate {
+                    OneOrMore::One(only) => vec![*only],
+                    OneOrMore::More(all) => all,
+                };
+                if requested.is_empty() || requested.len() > MAX_CHILDREN as usize {
+                    return Err(format!("\"delegate\" must have 1 to {MAX_CHILDREN} tasks"));
+                }
+                let id = |index: usize| child_id(attempt.task, attempt.attempt, &format!("{key}-{index}"));
+                let specs = requested.into_iter().enumerate();
+                let specs: Vec<TaskSpec> = specs.map(|(index, task)| task.into_spec(id(index))).collect();
+                let tasks = specs.iter().map(|spec| spec.id.clone()).collect();
+                children.extend(specs);
+                WaitCondition::Tasks { tasks, any: false, until }
+            }
             Self::Ask { ask } => {
                 let RequestedInput { question, options, schema } = ask;
                 check_input(&question, &options, schema.as_ref())?;
@@ -119,7 +216,10 @@ fn end_to_json(end: &WaitEnd) -> Value {
     match end {
         WaitEnd::TimeReached => json!({"end": "time_reached"}),
         WaitEnd::Expired => json!({"end": "expired"}),
-        WaitEnd::TasksEnded(ended) => json!({"end": "tasks_ended", "tasks": ended}),
+        WaitEnd::TasksEnded(ended) => {
+            let tasks: Vec<Value> = ended.iter().map(ended_task_to_json).collect();
+            json!({"end": "tasks_ended", "tasks": tasks})
+        }
         WaitEnd::Signalled { by, data } if data.is_empty() => {
             json!({"end": "signalled", "by": by, "data": null})
         }
@@ -141,13 +241,27 @@ fn end_to_json(end: &WaitEnd) -> Value {
     }
 }
 
+/// The end of a delegated task. Its result, if it has one, is among the inputs.
+fn ended_task_to_json(ended: &EndedTask) -> Value {
+    let mut value = json!({"task": ended.task, "state": ended.end.name(), "text": ended.end.text(), "usage": ended.usage});
+    if let TaskEnd::Failed { kind, limit, produced, .. } = &ended.end {
+        value["kind"] = json!(kind);
+        value["limit"] = json!(limit);
+        value["produced"] = json!(produced);
+    }
+    value
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn replies_that_wait_are_told_from_results() {
-        let parse = |text: &str| parse_wait_reply(text.as_bytes());
+        let task = TaskId::new("t").unwrap();
+        let allowance = ResourceAmounts { tokens: Some(300), ..ResourceAmounts::default() };
+        let attempt = DelegatingAttempt { task: &task, attempt: 2, allowance };
+        let parse = |text: &str| parse_wait_reply(text.as_bytes(), &attempt);
         assert!(parse("plain").unwrap().is_none());
         assert!(parse(r#"{"words": 3}"#).unwrap().is_none());
         let waits = parse(
@@ -156,7 +270,7 @@ mod tests {
         );
         let waits = waits.unwrap().unwrap();
         let shown: Vec<String> =
-            waits.iter().map(|wait| format!("{}: {}", wait.key, wait.condition)).collect();
+            waits.waits.iter().map(|wait| format!("{}: {}", wait.key, wait.condition)).collect();
         assert_eq!(
             shown,
             [
@@ -166,8 +280,22 @@ mod tests {
                 r#"d: the approval of deploy {"v":3}"#
             ]
         );
+        let delegated = parse(
+            r#"{"wait_for": {"counts": {"delegate": [{"capability": "echo", "description": "one"},
+                {"capability": "echo", "description": "two", "limits": {"tokens": 20, "seconds": 5}}]}}}"#,
+        );
+        let RequestedWaits { waits, children } = delegated.unwrap().unwrap();
+        assert_eq!(waits[0].condition.to_string(), "the tasks t-2-counts-0, t-2-counts-1");
+        let budgets: Vec<Option<u64>> = children.iter().map(|child| child.budget.tokens).collect();
+        assert_eq!(budgets, [Some(100), Some(20)], "three shares");
+        assert_eq!(children[1].limits.run_time.as_secs(), 5);
         for (text, mistake) in [
             (r#"{"wait_for": {}}"#, "1 to"),
+            (r#"{"wait_for": {"a": {"delegate": []}}}"#, "must have 1 to 32 tasks"),
+            (
+                r#"{"wait_for": {"a": {"delegate": {"capability": "b c"}}}}"#,
+                "the wait \"a\" has another form",
+            ),
             (r#"{"wait_for": {"a": {"asks": 1}}}"#, "the wait \"a\" has another form"),
             (r#"{"wait_for": {"a": {"event": ""}}}"#, "the name of an event"),
             (r#"{"wait_for": {"a": {"ask": {"question": " "}}}}"#, "a question has"),
