@@ -300,7 +300,7 @@ async fn fork_continues_the_conversation_on_any_worker() {
     assert_eq!(result.usage.model_calls, 2);
     let json = cluster.millrace_command().args(["show", "fork", "--json"]).output().unwrap().stdout;
     let json: Value = serde_json::from_slice(&json).unwrap();
-    assert_eq!(json["tasks"][2]["is_fork"], true, "{json:#}");
+    assert_eq!(json["tasks"][2]["fork"], true, "{json:#}");
     cluster.stop_all();
 }
 
@@ -354,7 +354,7 @@ async fn shared_agent_keeps_one_conversation_across_calls_and_workers() {
     assert_eq!(result_of(&bus, &history, "lead").await.output, "third");
     let json = cluster.millrace_command().args(["show", "shared", "--json"]).output().unwrap().stdout;
     let json: Value = serde_json::from_slice(&json).unwrap();
-    assert_eq!(json["tasks"][1]["is_shared"], true, "{json:#}");
+    assert_eq!(json["tasks"][1]["shared"], true, "{json:#}");
     cluster.stop_all();
 }
 

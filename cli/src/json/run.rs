@@ -379,10 +379,10 @@ pub struct TaskHead<'a> {
     pub parent: Option<&'a ParentTask>,
     /// `true` if it continues the conversation of the attempt that delegated it.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
-    pub is_fork: bool,
+    pub fork: bool,
     /// `true` if it continues the conversation that all such tasks of its capability in the run share.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
-    pub is_shared: bool,
+    pub shared: bool,
     /// The overrides of its agent by its delegation, the restrictions of its parents included.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub overrides: Option<&'a AgentOverrides>,
@@ -639,8 +639,8 @@ impl<'a> TaskHead<'a> {
             waiting_for: task.describe_wait(),
             usage: task.total_usage(),
             parent: spec.parent.as_ref(),
-            is_fork: spec.fork.is_some(),
-            is_shared: spec.is_shared,
+            fork: spec.fork.is_some(),
+            shared: spec.is_shared,
             overrides: spec.overrides.as_deref(),
             usage_with_children: has_children.then(|| plan.usage_with_children(task)),
         }

@@ -364,13 +364,16 @@ mod tests {
             ),
             (
                 "review: true",
-                "1:9: \"review\" must be none, critic, {criteria: […]} or {checks: […]}, not true",
+                "1:9: \"review\" must be none, critic, {criteria: […]}, {checks: […]} or {person: true}, not true",
             ),
             (
                 "review: {critera: []}",
                 "1:10: there is no field \"critera\" in a review; did you mean \"criteria\"?",
             ),
-            ("review: {}", "1:9: a review needs criteria, checks or models; otherwise write none or critic"),
+            (
+                "review: {}",
+                "1:9: a review needs criteria, checks, models or a person; otherwise write none or critic",
+            ),
             ("review: {checks: []}", "1:9: a review without criteria and models needs at least one check"),
             ("review: {criteria: [a, '']}", "1:24: \"criteria\" must be a sentence, not the text \"\""),
             (
@@ -428,10 +431,40 @@ mod tests {
                 "review: {models: [ollama:a, ollama:b], quorum: 0}",
                 "1:48: \"quorum\" must be a whole number from 1 to 2, the number of its models, not the number 0",
             ),
+            (
+                "review: {person: false}",
+                "1:18: \"person\" must be true, a name, names or {ask: […]}, not false",
+            ),
+            ("review: {person: {ask: [ann], quorum: 2}}", "1:18: \"quorum\" must be from 1 to 1: "),
+            (
+                "review: {person: {on_expiry: fail_task}}",
+                "1:18: \"on_expiry\" needs \"expires_s\": the question never expires without it",
+            ),
+            ("review: {person: {to: ann}}", "1:"),
             ("review: {sample: 101}", "1:18: \"sample\" must be a whole number from 0 to 100"),
         ] {
             let mistake = read_review_text(text).expect_err(text);
             assert!(mistake.starts_with(expected), "{mistake}\n{expected}");
+        }
+    }
+
+    #[test]
+    fn persons_judge_after_the_rest_of_the_review() {
+        let names = |names: &[&str]| names.iter().map(|&name| name.to_owned()).collect::<Vec<_>>();
+        for (text, ask, votes, required) in [
+            ("review: {person: true}", names(&[""]), 1, 1),
+            ("review: {person: ann}", names(&["ann"]), 1, 1),
+            ("review: {person: [ann, legal]}", names(&["ann", "legal"]), 2, 2),
+            ("review: {checks: [citations], person: true}", names(&[""]), 1, 1),
+            (
+                "review: {criteria: [a], person: {ask: [ann, legal], quorum: 1}}",
+                names(&["ann", "legal"]),
+                3,
+                1,
+            ),
+        ] {
+            let ReviewPolicy::Persons(review) = read_review_text(text).unwrap() else { panic!("{text}") };
+            assert_eq!((&review.ask, review.vote_count(), review.required_votes()), (&ask, votes, required));
         }
     }
 
@@ -443,6 +476,13 @@ mod tests {
             ("review: {criteria: [a], checks: [citations, {matches: a}], quorum: 1, sample: 0}", true),
             ("review: {checks: [{command: [a], timeout: 3s}, {schema: {}}]}", true),
             ("review: {models: [ollama:a]}", true),
+            ("review: {person: true}", true),
+            (
+                "review: {criteria: [a], person: {ask: [ann, legal], quorum: 3, expires_s: 60, on_expiry: fail_task}}",
+                true,
+            ),
+            ("review: {person: false}", false),
+            ("review: {person: {to: ann}}", false),
             ("review: citic", false),
             ("review: {}", false),
             ("review: {checks: [citation]}", false),
