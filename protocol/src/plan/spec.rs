@@ -217,7 +217,18 @@ impl PersonReview {
     /// The number of votes that accept the result.
     #[must_use]
     pub fn required_votes(&self) -> u32 {
-        self.quorum.unwrap_or(self.vote_count() / 2 + 1)
+        let votes = self.vote_count();
+        self.quorum.map_or(votes / 2 + 1, |quorum| quorum.min(votes))
+    }
+
+    /// The same persons after another review. The vote of a critic that is new does not replace one of theirs.
+    #[must_use]
+    pub(in crate::plan) fn after(&self, first: ReviewPolicy) -> Self {
+        let mut review = Self { first, ..self.clone() };
+        if review.vote_count() > self.vote_count() {
+            review.quorum = Some(self.required_votes() + 1);
+        }
+        review
     }
 }
 

@@ -3,7 +3,7 @@
 use millrace_protocol::ids::{Lane, RunId};
 use millrace_protocol::plan::{
     Budget, CommandAction, Edit, Effect, EffectScope, EndReason, Fact, OverdueInput, PersonReview,
-    PlanningMode, ReviewPolicy, RunCommand, Submission, TaskState, pending_effects,
+    PlanningMode, ReviewPolicy, RunCommand, Submission, TaskPatch, TaskState, pending_effects,
 };
 use millrace_protocol::question::{Answer, ExpiryAction, QuestionExpiry};
 use millrace_protocol::registry::RunSummary;
@@ -265,14 +265,87 @@ fn rejected_plan_goes_back_to_the_planner() {
     assert_eq!(open_ids(&scene), ["plan/1"]);
     answer(&mut scene, "ann", "plan/1", Answer::Reject { message: "also ask legal".into() }).unwrap();
     assert!(open_ids(&scene).is_empty());
-    let turn = scene.plan.planning.turn.as_ref().expect("the planner is called");
-    let triggers = format!("{:?}", turn.triggers);
-    assert!(triggers.contains("I reject the plan. also ask legal"), "{triggers}");
+    assert!(scene.plan.planning.turn.is_some(), "the planner is called");
+    assert_eq!(scene.plan.run.messages, [("ann".into(), "I reject the plan. also ask legal".into())]);
     let planned = cast::planned_fact(2, 1, vec![Edit::Add(vec![cast::echo_task("legal", &[])])]);
     scene.decide_fact(&planned).unwrap();
     assert_eq!((open_ids(&scene), offer_count(&scene)), (vec!["plan/2".to_owned()], 0));
     answer(&mut scene, "ann", "plan/2", Answer::Approve).unwrap();
     assert_eq!(offer_count(&scene), 2);
+}
+
+/// While the run is paused the planner is not called: the rejected plan is not asked about again, and the next one can't be
+/// approved before the planner has changed it.
+#[test]
+fn plan_is_not_approved_while_the_planner_changes_it() {
+    let tasks = vec![cast::echo_task("t", &[])];
+    let hybrid = Submission { mode: PlanningMode::Hybrid, ..cast::fixed_plan_submission(tasks) };
+    let command = |scene: &mut RunScene, id: &str, control: CommandAction| {
+        scene.decide_fact(&Fact::Control(RunCommand { id: id.into(), by: "bob".into(), control })).unwrap();
+    };
+    let mut scene = plan_scene(hybrid.clone());
+    command(&mut scene, "c1", CommandAction::Pause);
+    answer(&mut scene, "ann", "plan/1", Answer::Reject { message: "no".into() }).unwrap();
+    assert!(open_ids(&scene).is_empty(), "the planner has not answered yet");
+    command(&mut scene, "c2", CommandAction::Resume { budget: None });
+    assert!(scene.plan.planning.turn.is_some() && open_ids(&scene).is_empty());
+
+    let mut scene = plan_scene(hybrid);
+    command(&mut scene, "c1", CommandAction::Message { text: "also remove old releases".into() });
+    assert_eq!(open_ids(&scene), ["plan/1"]);
+    let refused = answer(&mut scene, "ann", "plan/1", Answer::Approve).unwrap_err();
+    assert!(refused.contains("the planner is changing the plan"), "{refused}");
+    let planned = cast::planned_fact(1, 1, vec![Edit::Add(vec![cast::echo_task("remove", &[])])]);
+    scene.decide_fact(&planned).unwrap();
+    assert_eq!(open_ids(&scene), ["plan/1.2"]);
+    answer(&mut scene, "ann", "plan/1.2", Answer::Approve).unwrap();
+    assert_eq!(offer_count(&scene), 2);
+}
+
+/// The persons of a capability judge its results whatever review a planner or an agent gives to the task; a critic that comes
+/// with that does not vote in their place.
+#[test]
+fn own_review_of_a_task_does_not_replace_persons() {
+    for (quorum, own, required) in [
+        (None, ReviewPolicy::critic(Vec::new()), 2),
+        (Some(1), ReviewPolicy::critic(Vec::new()), 2),
+        (Some(1), ReviewPolicy::Checks { checks: vec![millrace_protocol::plan::ReviewCheck::Citations] }, 1),
+    ] {
+        let mut task = cast::echo_task("t", &[]);
+        task.review = own;
+        let mut scene = RunScene::from_submission(cast::fixed_plan_submission(vec![task]));
+        scene.claim_task(&cast::task_id("t"), "w1");
+        let mut result = cast::finished_result(5);
+        result.review = cast::review_by_persons(&["ann"], quorum, ReviewPolicy::None);
+        scene.decide_fact(&cast::attempt_ended_fact(&cast::task_id("t"), 1, "w1", Ok(result))).unwrap();
+        let ReviewPolicy::Persons(review) = scene.plan.tasks()[0].review_policy() else { panic!() };
+        assert_eq!(review.required_votes(), required);
+        scene.finish_review(&cast::task_id("t"), true);
+        assert_eq!(open_ids(&scene), ["t/1/1"]);
+        answer(&mut scene, "ann", "t/1/1", Answer::Pass).unwrap();
+        assert_eq!(state(&scene), TaskState::Completed);
+    }
+}
+
+#[test]
+fn planner_can_not_take_persons_out_of_a_review() {
+    let mut task = cast::echo_task("t", &["d"]);
+    task.review = cast::review_by_persons(&["ann"], None, ReviewPolicy::None);
+    let tasks = vec![cast::echo_task("d", &[]), task];
+    let hybrid = Submission { mode: PlanningMode::Hybrid, ..cast::fixed_plan_submission(tasks) };
+    let mut scene = RunScene::from_submission(hybrid);
+    let control = CommandAction::Message { text: "criteria, please".into() };
+    scene.decide_fact(&Fact::Control(RunCommand { id: "c1".into(), by: "bob".into(), control })).unwrap();
+    let patch = TaskPatch {
+        review: Some(ReviewPolicy::critic(vec!["it has units".into()])),
+        ..TaskPatch::without_changes(cast::task_id("t"))
+    };
+    scene.decide_fact(&cast::planned_fact(1, 1, vec![Edit::Patch(patch)])).unwrap();
+    let ReviewPolicy::Persons(review) = &scene.plan.task(&cast::task_id("t")).unwrap().spec.review else {
+        panic!("the persons are gone")
+    };
+    assert_eq!((review.ask.as_slice(), review.required_votes()), (&["ann".to_owned()][..], 2));
+    assert!(matches!(review.first, ReviewPolicy::Critic { .. }));
 }
 
 /// A run whose time is over ends, also without an approval of its plan.

@@ -4,20 +4,21 @@
 use sha2::{Digest, Sha256};
 
 use super::super::edit::MAX_TEXT;
+use super::super::spec::TaskSpec;
 use super::super::state::{AttemptWait, Plan, PlannerTrigger};
-use super::super::{Event, PlanningEvent, RunEvent};
+use super::super::{Event, PlanningEvent, RunEvent, UserEvent};
 use super::planning;
 use super::steering::cancel_run;
 use crate::question::{Answer, AnswerKind, MAX_QUESTION_TEXT, Question, QuestionSubject, hex_digest};
 use crate::wait::{Wait, WaitCondition, WaitEnd};
 
-/// The maximum length of the line about one task in the question, in characters.
-const MAX_LINE: usize = 300;
+/// The maximum length of the objective, the parameters and the dependencies of a task in the question, in characters.
+const MAX_PART: usize = 200;
 
 /// Asks for the approval of the plan if that is missing: once there is a plan, and again when it has changed.
 pub(super) fn ask_about_plan(plan: &Plan) -> Vec<Event> {
-    let is_in_the_making = plan.planning.turn.is_some() || plan.open_task_count() == 0;
-    if is_in_the_making || plan.run.winding_down.is_some() || !plan.needs_approval() {
+    let is_needed = plan.needs_approval() && plan.open_task_count() > 0 && plan.run.winding_down.is_none();
+    if !is_needed || is_planner_at_work(plan) {
         return Vec::new();
     }
     let open = plan.run.plan_questions.last().filter(|question| question.end.is_none());
@@ -34,17 +35,18 @@ pub(super) fn ask_about_plan(plan: &Plan) -> Vec<Event> {
     vec![Event::Run(RunEvent::PlanQuestionAsked { wait, again: open.is_some() })]
 }
 
+/// `true` if the planner is about to change the plan: its turn is open, or begins when the run is resumed.
+fn is_planner_at_work(plan: &Plan) -> bool {
+    plan.planning.turn.is_some() || (!plan.planning.triggers.is_empty() && planning::can_call_planner(plan))
+}
+
 fn question_about_plan(plan: &Plan) -> Question {
     let mut digest = Sha256::new();
     let (mut text, mut left_out) = (String::new(), 0_usize);
     let open = plan.tasks().iter().filter(|task| !task.state().is_terminal());
     for spec in open.map(|task| &task.spec) {
         digest.update(serde_json::to_vec(spec).unwrap_or_default());
-        let after: Vec<&str> = spec.depends_on.iter().map(|id| id.as_str()).collect();
-        let after = if after.is_empty() { String::new() } else { format!(", after {}", after.join(", ")) };
-        let line = format!("{} ({}{after}): {}", spec.id, spec.capability, spec.objective);
-        let line: String = line.split_whitespace().collect::<Vec<_>>().join(" ");
-        let line: String = line.chars().take(MAX_LINE).collect();
+        let line = describe_task(spec);
         if left_out > 0 || text.len() + line.len() > MAX_QUESTION_TEXT {
             left_out += 1;
         } else {
@@ -65,24 +67,54 @@ fn question_about_plan(plan: &Plan) -> Question {
     }
 }
 
+/// Describes a task on one line: everything that a person must know to approve it, each part cut at [`MAX_PART`].
+fn describe_task(spec: &TaskSpec) -> String {
+    let cut = |text: &str| -> String {
+        let line = text.split_whitespace().collect::<Vec<_>>().join(" ");
+        match line.char_indices().nth(MAX_PART) {
+            Some((end, _)) => format!("{}…", &line[..end]),
+            None => line,
+        }
+    };
+    let mut line = format!("{} ({}", spec.id, spec.capability);
+    if !spec.depends_on.is_empty() {
+        let after: Vec<&str> = spec.depends_on.iter().map(|id| id.as_str()).collect();
+        line.push_str(&format!(", after {}", cut(&after.join(", "))));
+    }
+    line.push_str(&format!("): {}", cut(&spec.objective)));
+    if !spec.parameters.is_empty() {
+        let parameters = serde_json::to_string(&spec.parameters).unwrap_or_default();
+        line.push_str(&format!("; parameters {}", cut(&parameters)));
+    }
+    line
+}
+
 /// Applies the answer of a person to the question about the plan. The planner gets the reason of a rejection and makes another
 /// plan; without a planner the run is cancelled.
+///
+/// # Errors
+/// The planner is about to change the plan, so that it can't be approved.
 pub(super) fn answer_plan_question(
     plan: &Plan,
     mut events: Vec<Event>,
     by: &str,
     answer: &Answer,
-) -> Vec<Event> {
+) -> Result<Vec<Event>, String> {
+    if *answer == Answer::Approve && is_planner_at_work(plan) {
+        return Err("the planner is changing the plan; approve it when its turn has ended".into());
+    }
     let end = WaitEnd::Answered { by: by.to_owned(), answer: answer.clone() };
     events.push(Event::Run(RunEvent::PlanQuestionEnded { end }));
-    let Answer::Reject { message } = answer else { return events };
+    let Answer::Reject { message } = answer else { return Ok(events) };
     if planning::can_call_planner(plan) && plan.run.winding_down.is_none() {
         let text: String = format!("I reject the plan. {message}").chars().take(MAX_TEXT).collect();
-        let trigger = PlannerTrigger::Message { by: by.to_owned(), text };
+        let by = by.to_owned();
+        let trigger = PlannerTrigger::Message { by: by.clone(), text: text.clone() };
+        events.push(Event::User(UserEvent::MessageReceived { by, text }));
         events.push(Event::Planning(PlanningEvent::TriggerRaised { trigger }));
     } else {
         let why = if message.is_empty() { String::new() } else { format!(": {message}") };
         events.extend(cancel_run(plan, &format!("{by} rejected the plan{why}")));
     }
-    events
+    Ok(events)
 }

@@ -161,10 +161,18 @@ fn wait_for_other_parameters(plan: &Plan, task: &Task, error: &TaskError) -> Vec
     events
 }
 
-/// Returns the review of a result: the task's own, or else the capability's. If reviews are sampled, results outside the
-/// sample only run the checks, and no person judges them.
+/// Returns the review of a result: the task's own, or else the capability's. The persons of a capability judge its results also
+/// after a task's own review, which a planner or an agent may have set. If reviews are sampled, results outside the sample only
+/// run the checks, and no person judges them.
 fn required_review(plan: &Plan, task: &Task, finished: &AttemptResult) -> ReviewPolicy {
-    let review = if task.spec.review.is_none() { &finished.review } else { &task.spec.review };
+    let review = match (&task.spec.review, &finished.review) {
+        (ReviewPolicy::None, of_capability) => of_capability.clone(),
+        (
+            own @ (ReviewPolicy::Checks { .. } | ReviewPolicy::Critic { .. }),
+            ReviewPolicy::Persons(persons),
+        ) => ReviewPolicy::Persons(Box::new(persons.after(own.clone()))),
+        (own, _) => own.clone(),
+    };
     match review.by_critic() {
         ReviewPolicy::Critic { checks, sample_percent: Some(percent), .. }
             if !is_sampled_for_review(plan.run.start.as_ref(), task, *percent) =>
@@ -177,7 +185,7 @@ fn required_review(plan: &Plan, task: &Task, finished: &AttemptResult) -> Review
         ReviewPolicy::None
         | ReviewPolicy::Checks { .. }
         | ReviewPolicy::Critic { .. }
-        | ReviewPolicy::Persons(_) => review.clone(),
+        | ReviewPolicy::Persons(_) => review,
     }
 }
 

@@ -187,7 +187,13 @@ fn patch_task(plan: &Plan, wanted: &TaskPatch, by: EditAuthor) -> Result<Vec<Eve
             return Err(wrong_state_refusal(task, "it can't be changed; retry it, or add another task"));
         }
     }
-    let spec = apply_patch_to_spec(&task.spec, wanted);
+    let mut spec = apply_patch_to_spec(&task.spec, wanted);
+    if let (EditAuthor::Planner, ReviewPolicy::Persons(persons)) = (by, &task.spec.review)
+        && !matches!(spec.review, ReviewPolicy::Persons(_))
+    {
+        // A planner may add to the review of a user's task; it can't take the persons away.
+        spec.review = ReviewPolicy::Persons(Box::new(persons.after(spec.review)));
+    }
     if spec == task.spec {
         return Err(Refusal::Unusable(format!("the patch changes nothing in task {}", wanted.task)));
     }

@@ -40,7 +40,7 @@ pub(super) fn handle_answer(plan: &Plan, given: &RunAnswer) -> Result<Vec<Event>
     let what = truncate_for_plan(&format!("answer the question {asked}: {answer}"));
     let events = vec![Event::User(UserEvent::Commanded { id: id.clone(), by: by.clone(), what })];
     let Some((task, attempt)) = found.task.and_then(|task| Some((task, task.current_attempt()?))) else {
-        return Ok(answer_plan_question(plan, events, by, answer));
+        return answer_plan_question(plan, events, by, answer).map_err(|why| refuse(why.into()));
     };
     if attempt.judgements().any(|wait| is_answered_by(wait, by)) {
         return Err(refuse(

@@ -4,6 +4,7 @@
 use sha2::{Digest, Sha256};
 
 use super::super::spec::{PersonReview, ReviewPolicy};
+use super::super::start::PLAN_WAIT_PREFIX;
 use super::super::state::{Attempt, Plan, Task};
 use super::super::{AttemptEvent, Event, ReviewEvent, TaskEvent};
 use super::reviews::consequence_of_verdict;
@@ -59,7 +60,7 @@ pub(super) fn ask_persons(
     }
     let question = question_about_result(task, review, summary, critic);
     let waits = review.ask.iter().enumerate().map(|(at, to)| Wait {
-        key: format!("review.{}", at + 1),
+        key: format!("{PLAN_WAIT_PREFIX}review.{}", at + 1),
         condition: WaitCondition::Answer(Box::new(Question { to: to.clone(), ..question.clone() })),
     });
     let (id, attempt) = (task.spec.id.clone(), task.attempt);

@@ -7,6 +7,7 @@ use jiff::Timestamp;
 
 use super::super::edit::MAX_TEXT;
 use super::super::spec::TaskSpec;
+use super::super::start::PLAN_WAIT_PREFIX;
 use super::super::state::{Attempt, AttemptWait, Plan, Task, TaskState};
 use super::super::{AttemptEvent, Event, Refusal, TaskEvent, UserEvent};
 use super::questions::{ExpiredQuestion, ends_by_standing_answers, expire_question};
@@ -41,7 +42,8 @@ pub(super) fn handle_parked(
         let mut earlier = task.current_attempt().into_iter().flat_map(|attempt| &attempt.waits);
         earlier.any(|earlier| earlier.wait.key == wait.key)
     };
-    if !waits.is_empty() && waits.iter().all(known) {
+    let is_reserved = |wait: &Wait| wait.key.starts_with(PLAN_WAIT_PREFIX);
+    if !waits.is_empty() && waits.iter().all(|wait| known(wait) && !is_reserved(wait)) {
         return Err(wrong_state_refusal(task, "it has waited for this already"));
     }
     if let Some(mistake) = find_mistake(task, waits) {
@@ -78,6 +80,9 @@ fn find_mistake(task: &Task, waits: &[Wait]) -> Option<&'static str> {
     let mut keys: HashSet<&str> = earlier.map(|wait| wait.wait.key.as_str()).collect();
     match waits.len() {
         0 => Some("without a wait"),
+        1..=MAX_WAITS if waits.iter().any(|wait| wait.key.starts_with(PLAN_WAIT_PREFIX)) => {
+            Some("with a key that begins with \"plan.\"; use another one")
+        }
         1..=MAX_WAITS if waits.iter().all(|wait| keys.insert(&wait.key)) => None,
         1..=MAX_WAITS => Some("with two waits of the same key"),
         _ => Some("with too many waits"),
