@@ -19,7 +19,7 @@ use futures::{FutureExt, StreamExt, TryStreamExt};
 use millrace_protocol::ids::{Lane, RunId};
 use millrace_protocol::plan::JournalKey;
 use millrace_protocol::subject::{self, Topic};
-use millrace_runtime::log::lane_outline::{self, read_subject_range};
+use millrace_runtime::log::lane_outline::{self, read_run_with_last, read_subject_range};
 use millrace_runtime::nats::record::StreamRecord;
 use millrace_runtime::{Bus, Fault, clock, log};
 
@@ -64,6 +64,14 @@ impl LaneOutline {
     }
 }
 
+impl RunOutline {
+    /// Returns the sequence of the last message of each subject.
+    fn last_sequences(&self) -> Vec<u64> {
+        let plan = Some(self.plan_end).filter(|sequence| *sequence > 0);
+        plan.into_iter().chain(self.others.iter().map(|(_, record)| record.sequence)).collect()
+    }
+}
+
 /// Reads and folds a lane without the journals that its decisions have answered.
 ///
 /// # Errors
@@ -75,9 +83,9 @@ pub async fn fold_lane_without_journals(bus: &Bus, lane: Lane) -> Result<FoldedL
     let (complete, incomplete): (Vec<_>, Vec<_>) =
         outline.runs.into_iter().partition(|(run, of_run)| is_plan_complete(&fold, run, of_run));
     fold_facts(bus, lane, &complete, &mut fold).await?;
-    for (run, _) in incomplete {
+    for (run, of_run) in incomplete {
         fold.runs.remove(&run);
-        let records = log::read_run(bus, lane, &run, 1).await?;
+        let records = read_run_with_last(bus, lane, &run, &of_run.last_sequences()).await?;
         fold_records(bus, records, outline.position, &mut fold).await?;
     }
     for record in outline.others {

@@ -10,9 +10,10 @@ use async_nats::jetstream::consumer::{AckPolicy, DeliverPolicy, ReplayPolicy, pu
 use futures::future::BoxFuture;
 use futures::stream::ReadyChunks;
 use futures::{FutureExt, StreamExt};
-use millrace_protocol::ids::Lane;
+use millrace_protocol::ids::{Lane, RunId};
 use millrace_protocol::subject;
 
+use super::read::read_run;
 use crate::Fault;
 use crate::nats::bus::Bus;
 use crate::nats::direct_get;
@@ -98,11 +99,35 @@ pub async fn read_subject_range(
 ) -> Result<Vec<StreamRecord>, Fault> {
     let mut records = direct_get::read_matching(bus.client(), &lane_stream(lane), subject, from).await?;
     records.retain(|record| record.sequence <= last);
-    match records.last() {
-        Some(record) if record.sequence == last => Ok(records),
-        Some(_) | None => {
-            Err(Fault::unavailable(format!("reading {subject}"), format!("message {last} is missing")))
+    require_sequences(subject, &records, &[last])?;
+    Ok(records)
+}
+
+/// Returns all messages of a run. `last` are the sequences of the last message of each of its subjects.
+///
+/// # Errors
+/// The server does not respond, or one of these messages is not there.
+pub async fn read_run_with_last(
+    bus: &Bus,
+    lane: Lane,
+    run: &RunId,
+    last: &[u64],
+) -> Result<Vec<StreamRecord>, Fault> {
+    let records = read_run(bus, lane, run, 1).await?;
+    require_sequences(&subject::all_subjects_of_run(lane, run), &records, last)?;
+    Ok(records)
+}
+
+/// Checks that the messages read from `filter`, oldest first, contain all of these sequences. A replica that lags lacks the
+/// newest ones.
+fn require_sequences(filter: &str, records: &[StreamRecord], sequences: &[u64]) -> Result<(), Fault> {
+    let is_missing =
+        |sequence: &u64| records.binary_search_by_key(sequence, |record| record.sequence).is_err();
+    match sequences.iter().copied().find(is_missing) {
+        Some(missing) => {
+            Err(Fault::unavailable(format!("reading {filter}"), format!("message {missing} is missing")))
         }
+        None => Ok(()),
     }
 }
 
@@ -175,5 +200,39 @@ impl ConsumerScan {
             Ok(records)
         }
         .boxed()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use millrace_protocol::wire::Encoding;
+
+    use super::*;
+    use crate::nats::provenance::Provenance;
+
+    fn record_at(sequence: u64) -> StreamRecord {
+        StreamRecord {
+            sequence,
+            subject: "lane.0.run.r.submitted".into(),
+            payload: bytes::Bytes::new(),
+            encoding: Encoding::MessagePack,
+            time: jiff::Timestamp::UNIX_EPOCH,
+            is_deletion: false,
+            provenance: Provenance::Published,
+        }
+    }
+
+    #[test]
+    fn read_that_lacks_a_last_message_fails() {
+        let records: Vec<StreamRecord> = [2, 3, 5, 8].map(record_at).into();
+        for complete in [&[8, 2, 5][..], &[2, 3, 5, 8], &[]] {
+            assert_eq!(require_sequences("r", &records, complete).ok(), Some(()), "{complete:?}");
+        }
+        for (lacking, missing) in [(&[2, 8, 9][..], 9), (&[4], 4), (&[1, 8], 1)] {
+            let fault = require_sequences("r", &records, lacking).unwrap_err();
+            assert!(fault.is_transient());
+            assert!(fault.to_string().contains(&format!("message {missing} is missing")), "{fault}");
+        }
+        assert!(require_sequences("r", &[], &[1]).is_err(), "a replica that has nothing yet");
     }
 }
