@@ -71,6 +71,8 @@ async fn publish_unanswered_messages(bus: &Bus, runs: &[RunId]) {
         (&runs[2], Topic::Plan, true),
         (&runs[3], Topic::Control, true),
         (&run_id("unsubmitted"), journal("t"), false),
+        // A running attempt: the forged message must not hide its last entry.
+        (&run_id("mixed"), journal("t3"), true),
     ] {
         publish_record(bus, &subject::topic_subject(LANE, run, &topic), b"{}", is_forged).await;
     }
@@ -122,6 +124,12 @@ async fn any_prefix_of_a_lane_is_folded_to_the_same_without_its_journals() {
     let tasks = tasks.iter().enumerate().map(|(n, parameters)| echo_task(&format!("t{n}"), parameters));
     submit_run(&bus, &mixed, &fixed_submission(tasks.collect())).await;
     wait_for_task_count(&bus, &mixed, TaskState::Waiting, 3).await;
+    wait_for_value(TIMEOUT, "the running task t3", async || {
+        let history = History::read_from_log(&bus, &mixed).await.ok()?;
+        let plan = history.folded_plan();
+        (plan.task(&task_id("t3"))?.state() == TaskState::Running).then_some(())
+    })
+    .await;
     publish_refused_outcome(&bus, &runs[1]).await;
     cluster.kill_process("supervisor-1");
     publish_unanswered_messages(&bus, &runs).await;

@@ -2,13 +2,14 @@
 //! their decisions only, and not the megabytes that their agents have written.
 //!
 //! The result is the same as that of reading the whole lane up to the last message that it had at the beginning: the lane's
-//! owner follows the lane from there. Three reads, each compared with the first one:
+//! owner follows the lane from there. The reads, each compared with the first one:
 //!
 //! | read | gives |
 //! |---|---|
 //! | the last message of each subject, without payload | the runs, the position, the time of the last entry of each journal, and the subjects with facts after the last answered one |
 //! | all decisions | the plans |
 //! | the messages after the last answered one, of these subjects; all messages of runs without a decision | the facts to decide on, and strays |
+//! | the journals of running tasks that end with a forged message | the time of the last entry before it |
 //!
 //! A forged message that decisions have passed is deleted with its run only: the owner before has seen it.
 
@@ -16,14 +17,16 @@ use std::collections::HashMap;
 
 use futures::future::BoxFuture;
 use futures::{FutureExt, StreamExt, TryStreamExt};
+use jiff::Timestamp;
 use millrace_protocol::ids::{Lane, RunId};
-use millrace_protocol::plan::JournalKey;
+use millrace_protocol::plan::{JournalKey, TaskState};
 use millrace_protocol::subject::{self, Topic};
 use millrace_runtime::log::lane_outline::{self, read_run_with_last, read_subject_range};
 use millrace_runtime::nats::record::StreamRecord;
 use millrace_runtime::{Bus, Fault, clock, log};
 
 use super::{FoldedLane, LaneFold, LogPosition};
+use crate::live::LiveRun;
 
 /// The number of subjects that are read at the same time.
 const MAX_READS: usize = 32;
@@ -141,13 +144,7 @@ async fn fold_facts(
     let mut unread = Vec::new();
     for (run, outline) in runs {
         let Some(state) = fold.runs.get_mut(run) else { continue };
-        for (topic, record) in &outline.others {
-            if let Topic::Journal(JournalKey::Task(task, _)) = topic
-                && !record.is_forged()
-            {
-                state.live.record_activity(task, record.time.min(clock::now()));
-            }
-        }
+        record_last_activity(bus, lane, outline, &mut state.live).await?;
         let through = state.live.plan.run.through;
         for (_, last) in outline.others.iter().filter(|(_, last)| last.sequence > through) {
             unread.push(read_facts(bus, lane, last.subject.to_string(), through + 1, last.sequence));
@@ -170,6 +167,44 @@ async fn fold_facts(
         fold.fold_record(bus, record).await?;
     }
     Ok(())
+}
+
+/// Records the time of the last entry that the journals of each running task have.
+async fn record_last_activity(
+    bus: &Bus,
+    lane: Lane,
+    outline: &RunOutline,
+    live: &mut LiveRun,
+) -> Result<(), Fault> {
+    let mut entries = Vec::new();
+    for (topic, last) in &outline.others {
+        if let Topic::Journal(JournalKey::Task(task, _)) = topic
+            && live.plan.task(task).is_some_and(|task| task.state() == TaskState::Running)
+        {
+            let entry = read_last_genuine(bus, lane, last).await?;
+            entries.extend(entry.map(|(sequence, time)| (sequence, task, time)));
+        }
+    }
+    // A task has one journal per attempt; behind a forged message, their order is another one.
+    entries.sort_by_key(|(sequence, ..)| *sequence);
+    for (_, task, time) in entries {
+        live.record_activity(task, time.min(clock::now()));
+    }
+    Ok(())
+}
+
+/// Returns the sequence and the time of the last message of a subject that is not forged. Reads the subject only if `last`,
+/// its last message, is forged.
+async fn read_last_genuine(
+    bus: &Bus,
+    lane: Lane,
+    last: &StreamRecord,
+) -> Result<Option<(u64, Timestamp)>, Fault> {
+    if !last.is_forged() {
+        return Ok(Some((last.sequence, last.time)));
+    }
+    let records = read_subject_range(bus, lane, &last.subject, 1, last.sequence).await?;
+    Ok(records.iter().rfind(|record| !record.is_forged()).map(|record| (record.sequence, record.time)))
 }
 
 fn read_facts(
