@@ -13,6 +13,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::ToolReference;
+use super::server_tools::ServerToolNames;
 use crate::tool::ChildLimits;
 
 /// The fields of an askable capability.
@@ -69,7 +70,12 @@ impl AskableAgent {
 }
 
 /// The tools of the agent that delegates: it can only pass on its own.
-pub(super) struct OwnTools<'a>(pub Option<&'a [ToolReference]>);
+pub(super) struct OwnTools<'a> {
+    /// The tools that its file names; `None` if they are not known.
+    pub tools: Option<&'a [ToolReference]>,
+    /// The names that the tools of its MCP servers may have.
+    pub of_servers: &'a ServerToolNames,
+}
 
 impl Default for AgentAccess {
     fn default() -> Self {
@@ -186,14 +192,14 @@ fn read_model(node: &YamlNode) -> Result<String, YamlMistake> {
 }
 
 impl OwnTools<'_> {
-    /// Reads the tools that an agent passes on. Those of MCP servers are not known before a worker runs.
+    /// Reads the tools that an agent passes on.
     fn read_subset(&self, node: &YamlNode) -> Result<BTreeSet<String>, YamlMistake> {
         let mut names = BTreeSet::new();
         for item in node.parse_list("tools", "tools")? {
             let name = item.parse_text("tools")?;
-            let own = self.0.unwrap_or_default().iter().map(|tool| tool.name.as_str());
-            if self.0.is_some() && !name.contains("__") && own.clone().all(|known| known != name) {
-                let own: Vec<&str> = own.collect();
+            if !self.may_include(name) {
+                let own = self.tools.unwrap_or_default().iter().map(|tool| tool.name.clone());
+                let own: Vec<String> = own.chain(self.of_servers.patterns()).collect();
                 let text = format!(
                     "the tool {name:?} is none of this agent's own, and it can pass on no others; its tools are {}",
                     own.join(", ")
@@ -203,6 +209,12 @@ impl OwnTools<'_> {
             names.insert(name.to_owned());
         }
         Ok(names)
+    }
+
+    /// `true` if the agent may have a tool of this name.
+    fn may_include(&self, name: &str) -> bool {
+        self.tools.is_none_or(|tools| tools.iter().any(|tool| tool.name == name))
+            || self.of_servers.may_include(name)
     }
 }
 
@@ -276,7 +288,10 @@ mod tests {
         let position = millrace_strict_yaml::Position { line: 1, column: 1 };
         let tool = |name: &str| ToolReference { name: name.into(), position, settings: None };
         let own = [tool("task"), tool("grep")];
-        read_agents(&node, &OwnTools(Some(&own))).map_err(|mistake| mistake.to_string())
+        let servers = parse_yaml(b"[{name: time, command: mcp-server-time}]\n", crate::spec::KIND).unwrap();
+        let servers = ServerToolNames::from_servers(servers.parse_list("mcp", "MCP servers").unwrap());
+        let own = OwnTools { tools: Some(&own), of_servers: &servers };
+        read_agents(&node, &own).map_err(|mistake| mistake.to_string())
     }
 
     #[test]
@@ -298,13 +313,13 @@ mod tests {
     #[test]
     fn overrides_are_read_with_the_agent() {
         let access = read(
-            "[{name: a, shared: true, model: \"openai:x, openai:y\", tools: [grep, time__now], limits: {turns: 3},\n\
+            "[{name: a, shared: true, model: \"openai:x, openai:y\", tools: [grep, time_now], limits: {turns: 3},\n\
              permissions: [{paths: [/a], mode: deny}]}]\n",
         )
         .unwrap();
         let entry = access.entry(&Capability::new("a").unwrap()).unwrap();
         let tools: Vec<&str> = entry.overrides.tools.iter().flatten().map(String::as_str).collect();
-        assert_eq!((tools.as_slice(), entry.limits.turns), (["grep", "time__now"].as_slice(), Some(3)));
+        assert_eq!((tools.as_slice(), entry.limits.turns), (["grep", "time_now"].as_slice(), Some(3)));
         assert_eq!(entry.overrides.model.as_deref(), Some("openai:x, openai:y"));
         assert!(entry.is_shared);
         assert_eq!(entry.overrides.permissions[0].0[0].paths, ["/a"]);
@@ -322,7 +337,7 @@ mod tests {
             ("[{name: a, maximum: 2}]\n", "1:12: there is no field \"maximum\" in an askable capability"),
             (
                 "[{name: a, tools: [execute]}]\n",
-                "1:20: the tool \"execute\" is none of this agent's own, and it can pass on no others; its tools are task, grep",
+                "1:20: the tool \"execute\" is none of this agent's own, and it can pass on no others; its tools are task, grep, time_*",
             ),
             ("[{name: a, model: \"\"}]\n", "1:19: \"\" names no model"),
             (

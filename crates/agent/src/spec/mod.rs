@@ -5,6 +5,7 @@ mod agents;
 mod person_review;
 mod review;
 mod schema;
+mod server_tools;
 mod template;
 
 use std::path::Path;
@@ -24,6 +25,7 @@ use agents::OwnTools;
 pub use agents::{AgentAccess, AskableAgent, ForkAccess};
 pub use review::{read_review, review_schema};
 pub use schema::{agent_file_schema, common_properties_schema, merge_json};
+use server_tools::ServerToolNames;
 pub use template::{
     RunTemplateView, TaskTemplateView, Template, TemplateError, TemplateView, format_utc_date,
 };
@@ -327,15 +329,17 @@ impl AgentSpec {
         let prompts = mistakes.check_optional(fields.find_field("prompts").map(read_prompts));
         let tools = fields.find_field("tools").map(|node| read_tools(node, tool_names));
         let tools = mistakes.check_optional(tools);
-        let own_tools = OwnTools(tools.as_deref());
-        let agents = fields.find_field("agents").map(|node| agents::read_agents(node, &own_tools));
-        let agents = mistakes.check_optional(agents);
         let servers =
             fields.find_field("mcp").map(|node| Ok(node.parse_list("mcp", "MCP servers")?.to_vec()));
-        let servers = mistakes.check_optional(servers);
+        let servers = mistakes.check_optional(servers).unwrap_or_default();
+        let server_tools = ServerToolNames::from_servers(&servers);
+        let own_tools = OwnTools { tools: tools.as_deref(), of_servers: &server_tools };
+        let agents = fields.find_field("agents").map(|node| agents::read_agents(node, &own_tools));
+        let agents = mistakes.check_optional(agents);
         let permissions = mistakes.check_optional(fields.find_field("permissions").map(read_permissions));
-        let approvals = mistakes
-            .check_optional(fields.find_field("approve").map(|node| read_approvals(node, tool_names)));
+        let approvals =
+            fields.find_field("approve").map(|node| read_approvals(node, tool_names, &server_tools));
+        let approvals = mistakes.check_optional(approvals);
         let limits = fields.find_field("limits").map(|node| deserialize_node(node, "limits"));
         let limits = mistakes.check_optional(limits);
         let consult = fields.find_field("consult").map(|node| node.parse_boolean("consult"));
@@ -361,7 +365,7 @@ impl AgentSpec {
             prompts,
             tools: tools.unwrap_or_default(),
             agents: agents.unwrap_or_default(),
-            servers: servers.unwrap_or_default(),
+            servers,
             permissions: permissions.map(|(_, compiled)| compiled).unwrap_or_default(),
             approvals: approvals.unwrap_or_default(),
             limits: limits.unwrap_or_default(),
@@ -429,17 +433,22 @@ fn read_permissions(node: &YamlNode) -> Result<(PermissionRules, CompiledPermiss
     Ok((rules, compiled))
 }
 
-/// Reads the rules for calls that need an approval. A rule that names a tool of an MCP server can't be checked here.
-fn read_approvals(node: &YamlNode, tool_names: &dyn ToolNames) -> Result<ApprovalRules, YamlMistake> {
+/// Reads the rules for calls that need an approval.
+fn read_approvals(
+    node: &YamlNode,
+    tool_names: &dyn ToolNames,
+    server_tools: &ServerToolNames,
+) -> Result<ApprovalRules, YamlMistake> {
     let rules: Vec<ApprovalRule> = deserialize_node(node, "list of approvals")?;
     let items = node.parse_list("approve", "approvals")?;
     let names = tool_names.names();
     for (rule, item) in rules.iter().zip(items) {
-        let is_known =
-            rule.tool.ends_with('*') || rule.tool.contains("__") || names.contains(&rule.tool.as_str());
-        if !is_known {
-            let hint = did_you_mean_hint(&rule.tool, names.iter().copied());
-            let text = format!("there is no tool {:?}{hint}; the tools are {}", rule.tool, names.join(", "));
+        let tool = rule.tool.as_str();
+        if !tool.ends_with('*') && !names.contains(&tool) && !server_tools.may_include(tool) {
+            let hint = did_you_mean_hint(tool, names.iter().copied());
+            let all = names.iter().map(|&name| name.to_owned()).chain(server_tools.patterns());
+            let all = all.collect::<Vec<_>>().join(", ");
+            let text = format!("there is no tool {tool:?}{hint}; the tools are {all}");
             return Err(YamlMistake::at_position(item.position, text));
         }
         ApprovalRules::compile(vec![rule.clone()])
@@ -572,6 +581,29 @@ concurrency: 2
             .unwrap()
             .describe();
         assert_eq!(consultable.consult.unwrap().instructions, "You answer  for .");
+    }
+
+    /// Both the overrides and the approvals of a file may name the tools of its MCP servers.
+    #[test]
+    fn tools_of_mcp_servers_can_be_named() {
+        let file = |tool: &str| {
+            format!(
+                "{GOOD}mcp: [{{name: time, command: a}}]\nagents: [{{name: a, tools: [think, {tool}]}}]\n\
+                 approve: [{{tool: {tool}}}]\n"
+            )
+        };
+        let spec = AgentSpec::parse(file("time_now").as_bytes(), &ThreeToolNames).unwrap();
+        let passed = &spec.agents.agents.as_ref().unwrap()[0].overrides.tools;
+        assert!(passed.as_ref().unwrap().contains("time_now"));
+        for other in ["time__", "clock__now", "times_now"] {
+            let is_valid = AgentSpec::parse(file(other).as_bytes(), &ThreeToolNames).is_ok();
+            assert_eq!(is_valid, other.starts_with("time_"), "{other}");
+        }
+        let mistakes = parse_mistake(&file("clock_now"));
+        for expected in ["its tools are think, execute, time_*", "are think, read_document, execute, time_*"]
+        {
+            assert!(mistakes.contains(expected), "{mistakes}");
+        }
     }
 
     #[test]
