@@ -1,7 +1,7 @@
 //! The specifications that users and planners submit: tasks with their limits and reviews, and the run as a whole. Plain data;
 //! [`super::graph`] validates it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use jiff::Timestamp;
@@ -12,7 +12,7 @@ use super::budget::{Budget, ResourceAmounts};
 use super::start::{PlanTime, StartEvent, start_waits};
 use crate::child::ParentTask;
 use crate::ids::{Capability, TaskId};
-use crate::overrides::AgentOverrides;
+use crate::overrides::{AgentOverrides, PermissionRules};
 use crate::question::QuestionExpiry;
 use crate::result::TaskParameters;
 use crate::wait::Wait;
@@ -78,7 +78,8 @@ pub struct TaskSpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(skip)]
     pub fork: Option<Box<InlineOrStoredBytes>>,
-    /// `true` if it continues the conversation that all such tasks of its capability in the run share, one after the other.
+    /// `true` if it continues the conversation that all such tasks of its capability in the run with the same restrictions share, one
+    /// after the other.
     #[serde(default, rename = "shared", skip_serializing_if = "std::ops::Not::not")]
     #[schemars(skip)]
     pub is_shared: bool,
@@ -131,10 +132,17 @@ impl TaskSpec {
         start_waits(self.not_before, self.wait_for_event.as_deref(), start)
     }
 
-    /// `true` if it continues the same conversation as another task.
+    /// `true` if it continues the same conversation as another task. The restrictions must be equal, so that a restricted agent does not
+    /// learn the content that an unrestricted one has read.
     #[must_use]
     pub fn shares_conversation_with(&self, other: &Self) -> bool {
-        self.is_shared && other.is_shared && self.capability == other.capability
+        let is_shared = self.is_shared && other.is_shared && self.capability == other.capability;
+        is_shared && self.restrictions() == other.restrictions()
+    }
+
+    /// The only tools of the agent that does it, and the file rules in addition to its own.
+    fn restrictions(&self) -> (Option<&BTreeSet<String>>, &[PermissionRules]) {
+        self.overrides.as_deref().map_or((None, &[]), |own| (own.tools.as_ref(), &own.permissions))
     }
 
     /// `true` if it has fields that only a delegated task can have.

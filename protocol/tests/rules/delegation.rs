@@ -2,7 +2,7 @@
 
 use millrace_protocol::child::{Delegation, MAX_CHILD_DEPTH, MAX_CHILDREN, ParentTask, TaskEnd};
 use millrace_protocol::ids::TaskId;
-use millrace_protocol::overrides::AgentOverrides;
+use millrace_protocol::overrides::{AgentOverrides, PermissionRules};
 use millrace_protocol::plan::{
     Budget, CommandAction, Edit, EndReason, Event, Fact, OnFailedDependency, OverdueInput, Refusal,
     ResourceAmounts, ResourceKind, Submission, TaskEvent, TaskPatch, TaskSpec, TaskState, Work,
@@ -413,6 +413,49 @@ fn calls_of_a_shared_agent_run_one_after_the_other() {
     finish(&mut scene, "d");
     finish(&mut scene, "q");
     assert_eq!(scene.plan.run.end.as_ref().unwrap().reason, EndReason::Completed);
+}
+
+/// A call with restrictions continues no conversation without them, whether they are its own or those of its parent.
+#[test]
+fn calls_with_different_restrictions_share_no_conversation() {
+    let mut scene = plain_parent();
+    let tools = |spec: TaskSpec, names: &[&str]| {
+        let tools = Some(names.iter().map(|name| (*name).to_owned()).collect());
+        TaskSpec { overrides: Some(Box::new(AgentOverrides { tools, ..AgentOverrides::default() })), ..spec }
+    };
+    let denied = AgentOverrides {
+        permissions: vec![PermissionRules(Vec::new())],
+        model: Some("openai:small".into()),
+        ..AgentOverrides::default()
+    };
+    let denied = |name: &str| TaskSpec { overrides: Some(Box::new(denied.clone())), ..shared(name, "lib") };
+    let other_model = AgentOverrides { model: Some("openai:small".into()), ..AgentOverrides::default() };
+    let model = TaskSpec { overrides: Some(Box::new(other_model)), ..shared("model", "lib") };
+    let children = vec![
+        shared("free", "lib"),
+        tools(shared("grep", "lib"), &["grep"]),
+        denied("denied"),
+        model,
+        tools(shared("grep-again", "lib"), &["grep"]),
+        denied("denied-again"),
+        tools(child("lead"), &["grep", "task"]),
+    ];
+    delegate_tasks(&mut scene, "p", children);
+    scene.claim_task(&id("lead"), "w1");
+    delegate_tasks(
+        &mut scene,
+        "lead",
+        vec![shared("inherited", "lib"), tools(shared("own", "lib"), &["grep"])],
+    );
+    let before = |task: &str| {
+        let depends_on = &scene.plan.task(&id(task)).unwrap().spec.depends_on;
+        depends_on.iter().map(ToString::to_string).collect::<Vec<_>>().join(" ")
+    };
+    for first in ["free", "grep", "denied", "inherited"] {
+        assert_eq!((before(first).as_str(), state(&scene, first)), ("", TaskState::Ready), "{first}");
+    }
+    let waiting = ["model", "grep-again", "denied-again", "own"].map(before);
+    assert_eq!(waiting, ["free", "grep", "denied", "grep grep-again"]);
 }
 
 /// A worker cancels calls and asks again in one message: the new call waits for the calls that stay open alone, and a call that

@@ -7,8 +7,8 @@ use millrace_protocol::child::{MAX_CHILD_DEPTH, MAX_CHILDREN};
 use millrace_protocol::ids::{Capability, TaskId};
 use millrace_protocol::plan::{
     BudgetEvent, Effect, EffectScope, ErroredTaskWait, Event, OnFailedDependency, OverdueInput, Plan,
-    ResourceAmounts, ResourceKind, RunEvent, StartExpiryAction, Task, TaskEvent, TaskPhase, TaskState, Work,
-    next_backoff_end, overdue_inputs, pending_effects,
+    ResourceAmounts, ResourceKind, RunEvent, StartExpiryAction, Task, TaskEvent, TaskPhase, TaskSpec,
+    TaskState, Work, next_backoff_end, overdue_inputs, pending_effects,
 };
 use millrace_protocol::result::Usage;
 use millrace_protocol::wait::WaitCondition;
@@ -267,12 +267,15 @@ fn check_children(plan: &Plan) {
 
 /// Checks that at most one call of a shared conversation may run: all other open ones wait for earlier calls, however those end.
 fn check_shared_conversations(plan: &Plan) {
-    let mut first: BTreeSet<&str> = BTreeSet::new();
     let open = plan.tasks().iter().filter(|task| task.spec.is_shared && !task.state().is_terminal());
+    let mut first: Vec<&TaskSpec> = Vec::new();
     for task in open {
         assert_eq!(task.spec.on_failed_dependency, OnFailedDependency::Skip, "{}", task.spec.id);
-        let is_alone = task.unmet > 0 || first.insert(task.spec.capability.as_str());
-        assert!(is_alone, "{} may run beside another call of its conversation", task.spec.id);
+        if task.unmet == 0 {
+            let is_alone = first.iter().all(|other| !other.shares_conversation_with(&task.spec));
+            assert!(is_alone, "{} may run beside another call of its conversation", task.spec.id);
+            first.push(&task.spec);
+        }
     }
 }
 

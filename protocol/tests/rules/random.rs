@@ -1,10 +1,12 @@
 //! Random data from a seed: submissions, likely and unlikely facts, good and bad planning turns, commands of users, and
 //! clusters that change.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use millrace_protocol::child::{Delegation, child_id};
 use millrace_protocol::ids::TaskId;
+use millrace_protocol::overrides::AgentOverrides;
 use millrace_protocol::plan::{
     AttemptResult, Budget, BudgetExhaustionPolicy, CapabilityRegistry, CommandAction, Edit, Fact, JournalKey,
     OnFailedDependency, Plan, PlanTime, PlannerConsultMode, PlanningMode, PlanningResult, ResourceAmounts,
@@ -484,7 +486,12 @@ pub fn random_delegation(
                 3 => spec.depends_on = vec![task.clone()],
                 4 => spec.objective.clear(),
                 5 => spec.fork = Some(Box::new(InlineOrStoredBytes::Inline(b"{}".to_vec().into()))),
-                6..15 => spec.is_shared = true,
+                6..12 => spec.is_shared = true,
+                12..15 => {
+                    let overrides =
+                        AgentOverrides { tools: Some(BTreeSet::new()), ..AgentOverrides::default() };
+                    (spec.is_shared, spec.overrides) = (true, Some(Box::new(overrides)));
+                }
                 _ => {}
             }
             spec

@@ -41,9 +41,12 @@ impl ForkedConversation {
         self.format
     }
 
-    /// The brief of the fork: that of the agent that forked, with the limits of this one.
+    /// The brief of the attempt that continues it: with the prompt and the format of the conversation, and the limits of the attempt. A
+    /// fork has the tools of the conversation as well, so that its first request begins with the same bytes; a call of a shared agent has
+    /// its own tools.
     #[must_use]
     pub fn to_brief(&self, brief: AgentBrief) -> AgentBrief {
+        let has_ended = self.call_id.is_empty();
         let task = match self.messages.first() {
             Some(Message::User { text }) => text.clone(),
             Some(Message::Assistant { .. } | Message::Tool(_)) | None => brief.task,
@@ -51,7 +54,7 @@ impl ForkedConversation {
         AgentBrief {
             system: self.system.clone(),
             task,
-            tools: self.tools.clone(),
+            tools: if has_ended { brief.tools } else { self.tools.clone() },
             answer: self.answer.clone(),
             format: self.format,
             ..brief

@@ -210,6 +210,8 @@ async fn call_of_a_shared_agent_continues_after_the_last_answer() {
     }
     let before = model.requests().remove(0);
     let conversation: ForkedConversation = serde_json::from_value(journal.steps()[1].value.clone()).unwrap();
+    // The tools are those of the call: it has no others in its toolbox.
+    let tools = Toolbox::new([look().0]).unwrap();
     let machine =
         Machine::of_fork(conversation.to_brief(brief(&tools, None)), &conversation, "And the doors?");
     let model = Listening::new(vec![Reply::default(), says("two")]);
@@ -219,7 +221,9 @@ async fn call_of_a_shared_agent_continues_after_the_last_answer() {
         (WorkOutcome::Answered(PlainText("two".into())), 1)
     );
     let first = model.requests().remove(0);
-    assert_eq!(first.messages[0], before.messages[0]);
+    assert_eq!((&first.system, &first.messages[0]), (&before.system, &before.messages[0]));
+    let names = |request: &Request| request.tools.iter().map(|tool| tool.name.clone()).collect::<Vec<_>>();
+    assert_eq!((names(&first).join(" "), names(&before).len()), ("look".to_owned(), 4));
     assert!(matches!(&first.messages[1], Message::Assistant { text, .. } if text == "one"));
     assert_eq!(first.messages[2], Message::User { text: "And the doors?".into() });
 }

@@ -122,17 +122,18 @@ fn check_child(plan: &Plan, parent: &Task, child: &TaskSpec, added: &[TaskSpec])
     }
     check_fork(parent, child)?;
     edits::refuse_program_checks(&child.review).map_err(|refusal| refusal.to_string())?;
-    let spec = TaskSpec {
+    let mut spec = TaskSpec {
         parent: Some(ParentTask { task: parent.spec.id.clone(), attempt: parent.attempt, depth }),
         budget: budget_of_child(plan, parent, child, added)?,
         overrides: overrides_of_child(parent, child)?,
-        depends_on: earlier_calls_of_conversation(plan, parent, child, added)?,
         on_failed_dependency: match child.is_shared {
             true => OnFailedDependency::Skip,
             false => child.on_failed_dependency,
         },
         ..child.clone()
     };
+    // The restrictions of its parent decide which conversation it continues.
+    spec.depends_on = earlier_calls_of_conversation(plan, parent, &spec, added)?;
     // A call of a shared conversation depends on those that are added with it.
     let mut new = added.to_vec();
     new.push(spec.clone());
