@@ -29,8 +29,8 @@ pub trait OrderInputs: Send + Sync + 'static {
     /// See [`OrderInputError`].
     fn read_blob<'a>(&'a self, sha256: &'a str) -> BoxFuture<'a, Result<Vec<u8>, OrderInputError>>;
 
-    /// Returns the value of a step of an attempt at a task of the run, as JSON; `None` if its journal has no such step. The default
-    /// knows no log.
+    /// Returns the value of a step of an attempt at a task of the run, as JSON; `None` if its journal has no such step, or a replica that
+    /// lags has not got it yet. The default knows no log.
     ///
     /// # Errors
     /// See [`OrderInputError`].

@@ -21,6 +21,7 @@ use millrace_runtime::ops::metrics::names::ProcessKind;
 use millrace_runtime::store::archive;
 use millrace_runtime::store::blobs::sha256_hex;
 use millrace_runtime::store::workspace::{FileAuthor, RunWorkspace};
+use millrace_runtime::work::host::ClusterReader;
 use millrace_runtime::work::queue;
 use millrace_runtime::{Bus, ConnectionSettings, Fault};
 use millrace_tests::{NatsServer, ServerOptions, wait_for_value};
@@ -654,6 +655,34 @@ async fn redirected_server_reply_is_no_event_of_a_plan() {
     let archived =
         archive::read_archived_run(&bus, &name).await.expect("the server responds").expect("it exists");
     assert_eq!(archived.len(), 2, "the archive contains nothing else");
+}
+
+#[tokio::test]
+async fn forged_entry_hides_no_step_of_a_journal() {
+    let server = NatsServer::start();
+    let bus = connect_bus(&server).await;
+    let (name, task) = (run_id("r"), TaskId::new("t").expect("the name is valid"));
+    let journal = Topic::Journal(JournalKey::Task(task.clone(), 1));
+    let step = |value: &[u8]| JournalEntry::Step {
+        number: 1,
+        name: "conversation".into(),
+        value: InlineOrStoredBytes::Inline(value.to_vec().into()),
+    };
+    let other = Topic::Journal(JournalKey::Task(task.clone(), 2));
+    append_message(&bus, LANE, &name, &other, &step(b"forged"), 0).await.expect("it may be written");
+    append_message(&bus, LANE, &name, &journal, &step(b"genuine"), 0).await.expect("it may be written");
+    // Without headers: those of the entry expect an empty journal.
+    let request = r#"{"seq":1,"no_hdr":true}"#;
+    redirect_reply(&bus, request, &subject::topic_subject(LANE, &name, &journal)).await;
+    wait_for_value(PATIENCE, "the reply in the lane", async || {
+        let records = read_run(&bus, LANE, &name, 1).await.expect("the server responds");
+        records.iter().any(millrace_runtime::nats::record::StreamRecord::is_forged).then_some(())
+    })
+    .await;
+    let reader = ClusterReader::new(bus, LANE, name);
+    let value = reader.read_step(&task, 1, "conversation").await.expect("the server responds");
+    assert_eq!(value.as_deref(), Some(b"genuine".as_slice()));
+    assert_eq!(reader.read_step(&task, 1, "another").await.expect("the server responds"), None);
 }
 
 #[tokio::test]

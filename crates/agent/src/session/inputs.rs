@@ -61,10 +61,10 @@ pub(super) async fn read_continued_conversation(
     let bytes = match order.fork.as_deref() {
         None => match order.shared.as_ref().and_then(|shared| shared.last_call.as_ref()) {
             None => return Ok(None),
-            Some((task, attempt)) => match sources.read_step(task, *attempt, CONVERSATION_STEP).await? {
-                None => return Ok(None),
-                Some(bytes) => bytes,
-            },
+            Some((task, attempt)) => {
+                let step = sources.read_step(task, *attempt, CONVERSATION_STEP).await?;
+                step.ok_or_else(|| missing_conversation_error(task, *attempt))?
+            }
         },
         Some(InlineOrStoredBytes::Inline(bytes)) => bytes.to_vec(),
         Some(InlineOrStoredBytes::Stored(stored)) => sources.read_blob(&stored.sha256).await?,
@@ -72,6 +72,13 @@ pub(super) async fn read_continued_conversation(
     let unreadable =
         |error| OrderInputError::Broken(format!("the conversation that it continues is unreadable: {error}"));
     serde_json::from_slice(&bytes).map(Some).map_err(unreadable)
+}
+
+/// A call is completed after its conversation is recorded, so a journal without it is read from a replica that lags.
+fn missing_conversation_error(task: &TaskId, attempt: u32) -> OrderInputError {
+    OrderInputError::Unavailable(format!(
+        "the conversation that it continues, of attempt {attempt} at task {task}, is not in the log yet"
+    ))
 }
 
 pub(super) struct SessionInputs {
@@ -231,4 +238,62 @@ async fn read_results(
     let reads: Vec<_> = inputs.iter().map(|input| sources.read_result(input)).collect();
     let results: Vec<TaskResult> = futures::stream::iter(reads).buffered(READS).try_collect().await?;
     Ok(inputs.iter().map(super::results::build_result_entry).zip(results).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use futures::FutureExt;
+    use futures::future::{BoxFuture, ready};
+    use millrace_protocol::ids::{Capability, Lane, RunId};
+    use millrace_protocol::plan::Work;
+    use millrace_protocol::work::SharedConversation;
+
+    use super::*;
+
+    /// A log whose only step is this one.
+    struct OneStep(Option<Vec<u8>>);
+
+    impl OrderInputs for OneStep {
+        fn read_result<'a>(
+            &'a self,
+            _: &'a InputResult,
+        ) -> BoxFuture<'a, Result<TaskResult, OrderInputError>> {
+            ready(Err(OrderInputError::Broken("no results here".into()))).boxed()
+        }
+
+        fn read_blob<'a>(&'a self, _: &'a str) -> BoxFuture<'a, Result<Vec<u8>, OrderInputError>> {
+            ready(Err(OrderInputError::Broken("no blobs here".into()))).boxed()
+        }
+
+        fn read_step<'a>(
+            &'a self,
+            task: &'a TaskId,
+            attempt: u32,
+            step: &'a str,
+        ) -> BoxFuture<'a, Result<Option<Vec<u8>>, OrderInputError>> {
+            assert_eq!((task.as_str(), attempt, step), ("first", 2, CONVERSATION_STEP));
+            ready(Ok(self.0.clone())).boxed()
+        }
+    }
+
+    /// A call of a shared agent, after this one.
+    fn shared_call(last_call: Option<(TaskId, u32)>) -> Order {
+        let task = TaskId::new("next").unwrap();
+        let (run, capability) = (RunId::new("r").unwrap(), Capability::new("library").unwrap());
+        let order = Order::new(run, Lane(0), Work::Task { task, attempt: 1 }, "go on", capability);
+        Order { shared: Some(SharedConversation { last_call }), ..order }
+    }
+
+    #[tokio::test]
+    async fn call_of_a_shared_agent_never_begins_anew_for_a_conversation_that_is_not_read() {
+        let read = async |order: &Order, step: Option<&str>| {
+            let log = OneStep(step.map(|text| text.as_bytes().to_vec()));
+            read_continued_conversation(order, &log).await
+        };
+        assert_eq!(read(&shared_call(None), None).await, Ok(None), "the first call begins a conversation");
+        let later = shared_call(Some((TaskId::new("first").unwrap(), 2)));
+        let missing = read(&later, None).await;
+        assert!(matches!(&missing, Err(OrderInputError::Unavailable(why)) if why.contains("task first")));
+        assert!(matches!(read(&later, Some("{}")).await, Err(OrderInputError::Broken(_))));
+    }
 }

@@ -31,7 +31,9 @@ pub struct ClusterReader {
 }
 
 impl ClusterReader {
-    pub(super) fn new(bus: Bus, lane: Lane, run: RunId) -> Self {
+    /// A reader for the orders of a run.
+    #[must_use]
+    pub fn new(bus: Bus, lane: Lane, run: RunId) -> Self {
         Self { bus, lane, run }
     }
 
@@ -66,13 +68,15 @@ impl ClusterReader {
         decode_task_result(&bytes).map_err(|error| invalid_result_fault(&record, error))
     }
 
-    /// Returns the value of a step of an attempt at a task of the run; `None` if its journal has no such step.
+    /// Returns the value of a step of an attempt at a task of the run; `None` if its journal has no such step, or a replica that lags
+    /// has not got it yet. Forged entries are ignored.
     ///
     /// # Errors
     /// The journal or the value can't be read, or the server does not respond.
     pub async fn read_step(&self, task: &TaskId, attempt: u32, step: &str) -> Result<Option<Vec<u8>>, Fault> {
         let journal = Topic::Journal(JournalKey::Task(task.clone(), attempt));
-        for record in read_topic(&self.bus, self.lane, &self.run, &journal).await?.iter().rev() {
+        let records = read_topic(&self.bus, self.lane, &self.run, &journal).await?;
+        for record in records.iter().rev().filter(|record| !record.is_forged()) {
             let JournalEntry::Step { name, value, .. } = self.bus.decode_record(record).await? else {
                 continue;
             };
