@@ -176,8 +176,13 @@ fn render_dependencies(task: &Task) -> String {
     }
 }
 
-/// The reason that an errored task waits.
+/// The reason that an errored or waiting task waits.
 fn describe_waiting_reason(task: &Task) -> Option<String> {
+    if task.state() == TaskState::Waiting {
+        let since = task.since.strftime("%Y-%m-%d %H:%M:%S UTC");
+        let wait = shorten_to_one_line(&task.describe_wait()?, OUTCOME);
+        return Some(format!("waiting since {since} for {wait}"));
+    }
     match task.errored_wait()? {
         ErroredTaskWait::Retry(_) => Some("waiting briefly before its next attempt".into()),
         ErroredTaskWait::Capability { .. } => Some(format!("no worker offers {}", task.spec.capability)),

@@ -1,10 +1,12 @@
 //! The planner's board: its content, and that text from outside can't pass for its own.
 
 use millrace_protocol::plan::{
-    Budget, BudgetEvent, Event, PlannerTrigger, PlanningMode, ResourceAmounts, TaskEvent, UserEvent, Work,
+    AttemptEvent, Budget, BudgetEvent, Event, PlannerTrigger, PlanningMode, ResourceAmounts, TaskEvent,
+    UserEvent, Work,
 };
+use millrace_protocol::wait::{Wait, WaitCondition};
 
-use crate::support::{PlanBuilder, board, id, offers, order, seen};
+use crate::support::{PlanBuilder, at, board, id, offers, order, seen};
 
 /// Compares with the golden file of this name; `UPDATE_GOLDEN=1` rewrites it.
 fn golden(name: &str, board: &str) {
@@ -67,6 +69,21 @@ fn board_lists_all_problems_of_a_plan() {
     let seen = seen(&plan);
     let turn = millrace_agent::planner::PlanningTurn::new(plan, seen);
     golden("board_whole.txt", &turn.render_board(&order, &documents));
+}
+
+#[test]
+fn board_shows_since_when_and_for_what_a_task_waits() {
+    let mut made = PlanBuilder::started(PlanningMode::Llm);
+    made.add("deploy", "research", &[]).claimed("deploy");
+    let event = WaitCondition::Event { name: "the\nrelease".into(), until: None };
+    let waits = [("wake", WaitCondition::Until(at(90_000))), ("event", event)];
+    let waits = waits.map(|(key, condition)| Wait { key: key.into(), condition }).into();
+    made.event(Event::Attempt(AttemptEvent::Parked { task: id("deploy"), attempt: 1, waits }));
+    let shown = board(made.with_turn(vec![PlannerTrigger::NoPlan]));
+    let card = "\n## deploy: waiting\ncapability research; attempt 1 of 3; depends on nothing\n\
+                | objective: Find out about deploy.\n\
+                | waiting since 2027-01-15 08:00:04 UTC for 2027-01-16 09:00:00 UTC, the event \"the\\nrelease\"\n";
+    assert!(shown.contains(card), "{shown}");
 }
 
 #[test]
