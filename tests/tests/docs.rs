@@ -91,19 +91,20 @@ fn links_between_pages_resolve() {
 }
 
 #[test]
-fn capability_in_the_docs_is_valid() {
-    let page = read_page(&repository_folder().join("docs/capabilities.md"));
-    let shown = first_code_block(&page, "yaml").expect("the page has an example");
+fn capabilities_in_the_docs_are_valid() {
     let folder = tempfile::tempdir().expect("a temporary folder");
-    let file = folder.path().join("analyst.yaml");
-    fs::write(&file, shown).expect("a file in a temporary folder");
-    assert_eq!(
-        millrace_worker::file::describe_capability_file(&file)
-            .expect("a valid capability file")
-            .name
-            .as_str(),
-        "analyst"
-    );
+    for (name, page, heading) in [
+        ("analyst", "docs/capabilities.md", "# "),
+        ("publisher", "docs/people.md", "## Questions in capability files"),
+    ] {
+        let text = read_page(&repository_folder().join(page));
+        let (_, section) = text.split_once(heading).expect("the page has the heading");
+        let shown = first_code_block(section, "yaml").expect("the page has an example");
+        let file = folder.path().join(format!("{name}.yaml"));
+        fs::write(&file, shown).expect("a file in a temporary folder");
+        let described = millrace_worker::file::describe_capability_file(&file);
+        assert_eq!(described.expect("a valid capability file").name.as_str(), name, "{page}");
+    }
 }
 
 #[test]
