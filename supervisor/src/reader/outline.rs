@@ -185,7 +185,7 @@ async fn record_last_activity(
             entries.extend(entry.map(|(sequence, time)| (sequence, task, time)));
         }
     }
-    // A task has one journal per attempt; behind a forged message, their order is another one.
+    // A task has a journal per attempt: its newest entry counts, which is not always in the journal that changed last.
     entries.sort_by_key(|(sequence, ..)| *sequence);
     for (_, task, time) in entries {
         live.record_activity(task, time.min(clock::now()));
