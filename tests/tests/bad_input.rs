@@ -421,7 +421,7 @@ async fn undecodable_messages_are_logged_and_skipped() {
         "lane.0.run.littered.control",
         "lane.0.run.littered.task.l9-0.1",
         "lane.0.run.littered.nonsense",
-        "this program reads up to 1",
+        "this program reads up to 2",
         "ignoring",
     ] {
         assert!(supervisor.contains(text), "the supervisor's log lacks {text:?}:\n{supervisor}");
