@@ -333,7 +333,7 @@ async fn person_approves_the_plan_and_judges_results() {
     let plan_question = wait_for_questions(&bus, &run, 1).await.remove(0);
     assert_eq!(plan_question.id.to_string(), "plan/1");
     cluster.kill_process("supervisor-1");
-    cluster.restart_exited();
+    cluster.restart_process("supervisor-1");
     answer_question(&bus, &run, "ann", &plan_question, Answer::Approve).await;
     let judgement = |attempt: u32| {
         let (bus, run) = (bus.clone(), run.clone());
@@ -350,7 +350,7 @@ async fn person_approves_the_plan_and_judges_results() {
     answer_question(&bus, &run, "ann", &judgement(1).await, failed).await;
     let second = judgement(2).await;
     cluster.kill_process("supervisor-1");
-    cluster.restart_exited();
+    cluster.restart_process("supervisor-1");
     let fact = answer_question(&bus, &run, "bob", &second, Answer::Pass).await;
     assert_eq!(decision_on(&bus, &run, fact).await, Ok(()));
     let history = wait_for_run_history(&bus, &run, TIMEOUT).await;
