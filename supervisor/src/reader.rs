@@ -105,7 +105,7 @@ pub struct FoldedLane {
     pub is_without_journals: bool,
 }
 
-/// Reads and folds a lane. A run begins with its submission, or with a decision: what was written to a run before is a
+/// Reads and folds a lane. A run begins with its submission, or with a decision: an earlier message of the run is a
 /// stray. Large journals are left out, as far as decisions have answered them.
 ///
 /// # Errors

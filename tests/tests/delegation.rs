@@ -44,6 +44,13 @@ fn text_of(output: &std::process::Output) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr)
 }
 
+/// Writes a file of a test, and returns its path.
+fn write_file(folder: &std::path::Path, name: &str, text: &str) -> String {
+    let path = folder.join(name);
+    std::fs::write(&path, text).unwrap();
+    path.to_str().unwrap().to_owned()
+}
+
 /// One slot: a parent delegates three tasks at once. One fails, one times out, one delegates further and succeeds; the parent
 /// gets all three ends and completes.
 #[tokio::test(flavor = "multi_thread")]
@@ -182,11 +189,7 @@ async fn restricted_agent_gets_no_more_by_delegating() {
     let mut cluster =
         TestCluster::start_with_workers(ClusterSetup { slots: 2, ..ClusterSetup::default() }, 1);
     let folder = tempfile::tempdir().unwrap();
-    let write = |name: &str, text: &str| {
-        let path = folder.path().join(name);
-        std::fs::write(&path, text).unwrap();
-        path.to_str().unwrap().to_owned()
-    };
+    let write = |name: &str, text: &str| write_file(folder.path(), name, text);
     let script = write(
         "model.yaml",
         "rules:\n\
@@ -311,11 +314,7 @@ async fn shared_agent_keeps_one_conversation_across_calls_and_workers() {
     let mut cluster =
         TestCluster::start_with_workers(ClusterSetup { slots: 2, ..ClusterSetup::default() }, 0);
     let folder = tempfile::tempdir().unwrap();
-    let write = |name: &str, text: &str| {
-        let path = folder.path().join(name);
-        std::fs::write(&path, text).unwrap();
-        path.to_str().unwrap().to_owned()
-    };
+    let write = |name: &str, text: &str| write_file(folder.path(), name, text);
     let script = write(
         "model.yaml",
         "rules:\n\

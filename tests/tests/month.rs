@@ -1,5 +1,5 @@
-//! A month of waiting, by a clock that the test moves while the processes are down: only what was asked to
-//! expire does, once for each round; sleeps end once; leases, heartbeats and the archive are unaffected.
+//! A month of waiting, by a clock that the test moves while the processes are down: only questions with an expiry
+//! expire, once for each round; sleeps end once; leases, heartbeats and the archive are unaffected.
 
 #![allow(clippy::unwrap_used, reason = "the helpers of tests are tests too")]
 

@@ -6,14 +6,13 @@ use serde_json::Value;
 
 use super::GraphError;
 use super::spec::{
-    MAX_OBJECTIVE, MAX_PARAMETER_DEPTH, MAX_TASKS, ReviewCheck, ReviewPolicy, TaskLimits, TaskSpec,
+    MAX_OBJECTIVE, MAX_PARAMETER_DEPTH, MAX_PERSONS, MAX_TASKS, ReviewCheck, ReviewPolicy, TaskLimits,
+    TaskSpec,
 };
 use super::start::find_start_mistake;
 use super::state::Plan;
 use crate::ids::TaskId;
 
-/// The largest number of persons that judge a result.
-const MAX_PERSONS: usize = 32;
 /// Capabilities that only the supervisor assigns work to.
 const RESERVED: [&str; 2] = ["planner", "critic"];
 

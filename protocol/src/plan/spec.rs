@@ -23,6 +23,8 @@ pub const MAX_OBJECTIVE: usize = 64 * 1024;
 /// The maximum nesting depth of the values of a task's parameters. Far below the depth that the decoders of the log
 /// accept, so that an accepted task can always be written and read.
 pub const MAX_PARAMETER_DEPTH: usize = 64;
+/// The largest number of persons that judge a result.
+pub const MAX_PERSONS: usize = 32;
 /// The maximum number of tasks of a plan.
 pub const MAX_TASKS: usize = 1_000_000;
 

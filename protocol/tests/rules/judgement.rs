@@ -274,7 +274,7 @@ fn rejected_plan_goes_back_to_the_planner() {
     assert_eq!(offer_count(&scene), 2);
 }
 
-/// While the run is paused the planner is not called: the rejected plan is not asked about again, and the next one can't be
+/// While the run is paused the planner is not called: the rejected plan gets no new question, and the next one can't be
 /// approved before the planner has changed it.
 #[test]
 fn plan_is_not_approved_while_the_planner_changes_it() {

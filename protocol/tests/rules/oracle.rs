@@ -273,7 +273,7 @@ fn check_shared_conversations(plan: &Plan) {
         assert_eq!(task.spec.on_failed_dependency, OnFailedDependency::Skip, "{}", task.spec.id);
         if task.unmet == 0 {
             let is_alone = first.iter().all(|other| !other.shares_conversation_with(&task.spec));
-            assert!(is_alone, "{} may run beside another call of its conversation", task.spec.id);
+            assert!(is_alone, "{} may run while another call of its conversation is open", task.spec.id);
             first.push(&task.spec);
         }
     }

@@ -14,7 +14,7 @@
 //!     escalate_to: head of legal
 //! ```
 
-use millrace_protocol::plan::{PersonReview, ReviewPolicy};
+use millrace_protocol::plan::{MAX_PERSONS, PersonReview, ReviewPolicy};
 use millrace_protocol::question::ExpiryAction;
 use millrace_strict_yaml::{YamlMistake, YamlNode, YamlValue, deserialize_node};
 use schemars::JsonSchema;
@@ -22,9 +22,6 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use crate::approval::read_expiry;
-
-/// The largest number of persons that judge a result.
-const MAX_PERSONS: usize = 32;
 
 /// The settings of a review by persons.
 #[derive(Debug, Default, Deserialize, JsonSchema)]

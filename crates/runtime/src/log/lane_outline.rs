@@ -6,13 +6,13 @@
 
 use std::time::Duration;
 
-use async_nats::jetstream::consumer::{AckPolicy, DeliverPolicy, ReplayPolicy, pull};
+use async_nats::jetstream::consumer::{DeliverPolicy, pull};
 use futures::future::BoxFuture;
-use futures::stream::ReadyChunks;
 use futures::{FutureExt, StreamExt};
 use millrace_protocol::ids::{Lane, RunId};
 use millrace_protocol::subject;
 
+use super::lane_consumer::{LaneMessages, create_lane_consumer, lane_consumer_config, pull_messages};
 use super::read::read_run;
 use crate::Fault;
 use crate::nats::bus::Bus;
@@ -26,14 +26,6 @@ const MIN_LANE_BYTES: u64 = 1 << 20;
 /// The minimum number of bytes per subject for which the journals are left out. Below it, reading the whole lane in its order
 /// takes the server less time than looking messages up by their subjects.
 const MIN_SUBJECT_BYTES: u64 = 16 << 10;
-/// The number of messages per pull request.
-const BATCH: usize = 4_000;
-/// The maximum number of messages that one call returns.
-const CHUNK: usize = 512;
-/// The interval of the server's heartbeats while there are no messages.
-const HEARTBEAT: Duration = Duration::from_secs(1);
-/// When one pull request expires.
-const EXPIRES: Duration = Duration::from_secs(10);
 /// The timeout of the next messages.
 const TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -62,7 +54,7 @@ pub fn read_last_of_subjects(bus: &Bus, lane: Lane) -> BoxFuture<'_, Result<Vec<
             deliver_policy: DeliverPolicy::LastPerSubject,
             headers_only: true,
             filter_subject: subject::all_subjects_of_lane(lane),
-            ..scan_config()
+            ..lane_consumer_config()
         };
         let mut scan = ConsumerScan::open(bus, lane, config).await?;
         let mut all = Vec::new();
@@ -83,7 +75,7 @@ pub fn read_last_of_subjects(bus: &Bus, lane: Lane) -> BoxFuture<'_, Result<Vec<
 /// The server does not respond.
 pub async fn scan_decisions(bus: &Bus, lane: Lane) -> Result<ConsumerScan, Fault> {
     let filter_subject = subject::plan_subjects_of_lane(lane);
-    ConsumerScan::open(bus, lane, pull::Config { filter_subject, ..scan_config() }).await
+    ConsumerScan::open(bus, lane, pull::Config { filter_subject, ..lane_consumer_config() }).await
 }
 
 /// Returns the messages of a subject from sequence `from` to sequence `last`.
@@ -131,21 +123,10 @@ fn require_sequences(filter: &str, records: &[StreamRecord], sequences: &[u64]) 
     }
 }
 
-fn scan_config() -> pull::Config {
-    pull::Config {
-        ack_policy: AckPolicy::None,
-        replay_policy: ReplayPolicy::Instant,
-        memory_storage: true,
-        num_replicas: 1,
-        inactive_threshold: Duration::from_secs(30),
-        ..Default::default()
-    }
-}
-
 /// A read of the messages that a consumer has to deliver.
 pub struct ConsumerScan {
     /// `None` after the last message.
-    stream: Option<ReadyChunks<pull::Stream>>,
+    stream: Option<LaneMessages>,
     delivered: u64,
     what: String,
 }
@@ -153,23 +134,12 @@ pub struct ConsumerScan {
 impl ConsumerScan {
     async fn open(bus: &Bus, lane: Lane, config: pull::Config) -> Result<Self, Fault> {
         let what = format!("reading {}", lane_stream(lane));
-        let consumer = bus
-            .request_context()
-            .create_consumer_on_stream(config, lane_stream(lane))
-            .await
-            .map_err(|error| fault_from_client_error(&what, error))?;
-        if consumer.cached_info().num_pending == 0 {
-            return Ok(Self { stream: None, delivered: 0, what });
-        }
-        let stream = consumer
-            .stream()
-            .max_messages_per_batch(BATCH)
-            .heartbeat(HEARTBEAT)
-            .expires(EXPIRES)
-            .messages()
-            .await
-            .map_err(|error| fault_from_client_error(&what, error))?;
-        Ok(Self { stream: Some(stream.ready_chunks(CHUNK)), delivered: 0, what })
+        let consumer = create_lane_consumer(bus, lane, config, &what).await?;
+        let stream = match consumer.cached_info().num_pending {
+            0 => None,
+            _ => Some(pull_messages(&consumer, &what).await?),
+        };
+        Ok(Self { stream, delivered: 0, what })
     }
 
     /// Returns the next messages, or none after the last.

@@ -10,28 +10,19 @@ use futures::FutureExt;
 use futures::future::BoxFuture;
 use std::time::Duration;
 
-use async_nats::jetstream::consumer::{AckPolicy, DeliverPolicy, ReplayPolicy, pull};
+use async_nats::jetstream::consumer::{DeliverPolicy, pull};
 use futures::StreamExt;
-use futures::stream::ReadyChunks;
 use millrace_protocol::ids::Lane;
 use tracing::{debug, warn};
 
+use super::lane_consumer::{CHUNK, LaneMessages, create_lane_consumer, lane_consumer_config, pull_messages};
 use crate::Fault;
 use crate::fault::backoff;
 use crate::nats::bus::Bus;
 use crate::nats::direct_get::PagedReader;
-use crate::nats::error::fault_from_client_error;
 use crate::nats::record::StreamRecord;
 use crate::nats::topology::lane_stream;
 
-/// The interval of the server's heartbeats while there are no messages.
-const HEARTBEAT: Duration = Duration::from_secs(1);
-/// When one pull request expires.
-const EXPIRES: Duration = Duration::from_secs(10);
-/// The number of messages per pull request.
-const BATCH: usize = 4_000;
-/// The maximum number of messages that one call returns.
-const CHUNK: usize = 512;
 /// The poll interval of a single subject.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
@@ -43,7 +34,7 @@ pub struct LaneTail {
     next: u64,
     delivered: u64,
     pending: u64,
-    stream: Option<ReadyChunks<pull::Stream>>,
+    stream: Option<LaneMessages>,
     /// `true` if the consumer failed. The cause may be a message that the client library takes for a status of the server
     /// (a redirected reply), so the next messages are read with direct gets.
     has_failed: bool,
@@ -174,31 +165,11 @@ impl LaneTail {
         Ok(records)
     }
 
-    async fn open_consumer(&self) -> Result<ReadyChunks<pull::Stream>, Fault> {
-        let config = pull::Config {
-            deliver_policy: DeliverPolicy::ByStartSequence { start_sequence: self.next },
-            ack_policy: AckPolicy::None,
-            replay_policy: ReplayPolicy::Instant,
-            memory_storage: true,
-            num_replicas: 1,
-            inactive_threshold: Duration::from_secs(30),
-            ..Default::default()
-        };
+    async fn open_consumer(&self) -> Result<LaneMessages, Fault> {
         let what = "the consumer of the lane";
-        let consumer = self
-            .bus
-            .request_context()
-            .create_consumer_on_stream(config, lane_stream(self.lane))
-            .await
-            .map_err(|error| fault_from_client_error(what, error))?;
-        let stream = consumer
-            .stream()
-            .max_messages_per_batch(BATCH)
-            .heartbeat(HEARTBEAT)
-            .expires(EXPIRES)
-            .messages()
-            .await
-            .map_err(|error| fault_from_client_error(what, error))?;
-        Ok(stream.ready_chunks(CHUNK))
+        let deliver_policy = DeliverPolicy::ByStartSequence { start_sequence: self.next };
+        let config = pull::Config { deliver_policy, ..lane_consumer_config() };
+        let consumer = create_lane_consumer(&self.bus, self.lane, config, what).await?;
+        pull_messages(&consumer, what).await
     }
 }

@@ -4,6 +4,7 @@
 mod append;
 mod append_metrics;
 pub mod journal;
+mod lane_consumer;
 pub mod lane_outline;
 pub mod lane_scan;
 pub mod lane_tail;

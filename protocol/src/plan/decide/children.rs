@@ -28,7 +28,7 @@ pub(super) fn handle_delegation(
         return Err(wrong_state_refusal(task, "its delegation is ignored"));
     }
     let open = |child: &TaskId| plan.child_of(task, child).filter(|child| !child.state().is_terminal());
-    // A child that is named twice ends once.
+    // A duplicate id in the list ends its child once.
     let cancels: BTreeMap<&TaskId, (&Task, &str)> = delegation
         .cancels
         .iter()

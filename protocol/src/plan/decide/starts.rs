@@ -1,6 +1,6 @@
 //! The start of tasks that wait for a time or an event. Each attempt at such a task is parked once, before its first dispatch:
-//! the conditions that are met end at once, and the attempt starts when all have ended. Whatever makes a task ready, the next
-//! step of settling finds it, so that no attempt is dispatched too early.
+//! the conditions that are met end at once, and the attempt starts when all have ended. The next step of
+//! settling finds every task that became ready, so that no attempt is dispatched too early.
 
 use jiff::Timestamp;
 

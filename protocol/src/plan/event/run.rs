@@ -41,7 +41,6 @@ pub enum RunEvent {
         approve_plan: bool,
     },
     /// A person must approve the plan.
-    #[serde(rename = "PlanQuestionAsked")]
     PlanQuestionAsked {
         /// The question, as a wait.
         wait: Wait,
@@ -50,7 +49,6 @@ pub enum RunEvent {
         again: bool,
     },
     /// The question about the plan has ended. If it was approved, tasks start.
-    #[serde(rename = "PlanQuestionEnded")]
     PlanQuestionEnded {
         /// Its end.
         end: WaitEnd,
