@@ -73,15 +73,6 @@ pub enum CreateModelError {
     /// The name, the address or the key is missing or invalid.
     #[error(transparent)]
     Name(#[from] ModelNameError),
-    /// This program was built without support for the provider.
-    #[error(
-        "this program was built without support for {name}; rebuild it with `cargo build --package \
-         millrace --features genai`"
-    )]
-    FeatureDisabled {
-        /// The name of the model.
-        name: String,
-    },
     /// The script is unusable.
     #[error(transparent)]
     Script(#[from] ScriptError),
@@ -101,9 +92,9 @@ pub fn check_selection(
     selection: &ModelSelection,
     built_in: BuiltInModelLookup<'_>,
 ) -> Result<(), CreateModelError> {
-    for spec in models_or_error(selection)? {
+    for spec in models_or_error(selection)?.iter().filter(|spec| spec.tier().is_none()) {
         if built_in(&spec.name).is_none() {
-            ensure_provider_available(spec, &provider::parse_model_name(&spec.name)?)?;
+            provider::parse_model_name(&spec.name)?;
         }
     }
     Ok(())
@@ -117,15 +108,6 @@ fn models_or_error(selection: &ModelSelection) -> Result<&[ModelSpec], CreateMod
         }
         .into()),
         models => Ok(models),
-    }
-}
-
-fn ensure_provider_available(spec: &ModelSpec, named: &ParsedModelName) -> Result<(), CreateModelError> {
-    match named {
-        ParsedModelName::Model { provider: Provider::LongTail(_), .. } if !cfg!(feature = "genai") => {
-            Err(CreateModelError::FeatureDisabled { name: spec.name.clone() })
-        }
-        ParsedModelName::Model { .. } | ParsedModelName::Script(_) | ParsedModelName::Replay(_) => Ok(()),
     }
 }
 
@@ -173,7 +155,6 @@ impl ModelFactory {
             return Ok(model);
         }
         let named = provider::parse_model_name(&spec.name)?;
-        ensure_provider_available(spec, &named)?;
         let mut spec = spec.clone();
         let call_timeout = self.call_timeout.map(|timeout| timeout.as_secs_f64());
         spec.settings.timeout = spec.settings.timeout.or(call_timeout);
@@ -266,8 +247,11 @@ fn create_provider_model(
     ResolvedModel { provider, endpoint }: ResolvedModel,
 ) -> Result<Arc<dyn Model>, CreateModelError> {
     let (native, inner) = match provider {
-        Provider::LongTail(name) => create_long_tail_model(name, endpoint)
-            .ok_or_else(|| CreateModelError::FeatureDisabled { name: spec.name.clone() })?,
+        Provider::LongTail(name) => {
+            let model = wire::long_tail::connect_through_genai(name, endpoint)
+                .ok_or_else(|| provider::unknown_provider_error(&spec.name, name))?;
+            (wire::long_tail::native_output_support(name), model)
+        }
         Provider::OpenAi
         | Provider::OpenAiResponses
         | Provider::OpenAiChat
@@ -286,19 +270,6 @@ fn create_provider_model(
         | StructuredMode::Prompt) => wanted,
     };
     Ok(Arc::new(StructuredModel::new(inner, abilities, structured)))
-}
-
-#[cfg(feature = "genai")]
-fn create_long_tail_model(
-    name: &str,
-    endpoint: ModelEndpoint,
-) -> Option<(NativeOutputSupport, Arc<dyn Model>)> {
-    Some((wire::long_tail::NATIVE_SUPPORT, wire::long_tail::connect_through_genai(name, endpoint)?))
-}
-
-#[cfg(not(feature = "genai"))]
-fn create_long_tail_model(_: &str, _: ModelEndpoint) -> Option<(NativeOutputSupport, Arc<dyn Model>)> {
-    None
 }
 
 /// Loads a file at most once per process.

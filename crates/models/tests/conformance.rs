@@ -14,7 +14,6 @@ mod breaks;
 mod faults;
 #[path = "conformance/framing.rs"]
 mod framing;
-#[cfg(feature = "genai")]
 #[path = "conformance/long_tail.rs"]
 mod long_tail;
 #[path = "conformance/oddities.rs"]

@@ -28,9 +28,12 @@ use crate::model::{
     ToolResult,
 };
 
-/// The assumed native support of all these providers: tool calls. Support for schemas differs and is not known here.
-pub const NATIVE_SUPPORT: NativeOutputSupport =
-    NativeOutputSupport { structured: false, tools: true, tools_with_structured: false };
+/// Returns what a provider supports natively. All support tool calls. Gemini takes the JSON Schema of an answer as it is
+/// (<https://ai.google.dev/gemini-api/docs/structured-output>); for the others that differs by model and is not known here.
+#[must_use]
+pub fn native_output_support(provider: &str) -> NativeOutputSupport {
+    NativeOutputSupport { structured: provider == "gemini", tools: true, tools_with_structured: false }
+}
 
 /// Returns a model of a provider; `None` for an unknown provider. An empty `base_url` is the provider's own address; the
 /// endpoint's `wire` is ignored.

@@ -6,7 +6,7 @@
 //! ```text
 //! mod        the request from end to end: body → http → events → parser → reply
 //! ├─ openai_chat, openai_responses, anthropic, ollama     one API each
-//! ├─ long_tail        the providers of the crate `genai` (feature `genai`)
+//! ├─ long_tail        the providers of the crate `genai`
 //! ├─ http             the HTTP request; the response is a stream of events or a single JSON value
 //! ├─ events           parses bytes into events (SSE, NDJSON), with size limits
 //! ├─ reply_builder    assembles a reply from streamed pieces
@@ -33,7 +33,6 @@ mod anthropic;
 mod error;
 mod events;
 mod http;
-#[cfg(feature = "genai")]
 pub mod long_tail;
 mod ollama;
 mod openai_chat;
