@@ -8,7 +8,7 @@ use anyhow::{Context, anyhow};
 use clap::Args;
 use futures::StreamExt;
 use millrace_agent::corpus::{ListedFile, SkippedFile, list_folder_files};
-use millrace_agent::model::{ModelFactory, open_model};
+use millrace_agent::model::{ModelFactory, ModelSelection, open_model};
 use millrace_agent::roles::RESEARCH;
 use millrace_agent::session::ModelPreferences;
 use millrace_protocol::ids::Capability;
@@ -313,19 +313,22 @@ pub fn parse_model_preferences(texts: &[String]) -> Result<ModelPreferences, Com
 pub fn open_models_to_check(options: &LocalOptions) -> Result<(), CommandError> {
     let opener = ModelFactory { record_file: options.record.clone(), ..ModelFactory::default() };
     let models = parse_model_preferences(&options.model)?;
-    models
-        .selections()
-        .try_for_each(|choice| open_model(choice, &opener).map(drop))
-        .map_err(CommandError::unusable_environment)?;
+    // Runs may name the models of the tiers that are left.
+    let check = |choice: &ModelSelection| match models.replace_tiers(choice) {
+        choice if choice.has_tier() => Ok(()),
+        choice => open_model(&choice, &opener).map(drop),
+    };
+    models.selections().try_for_each(check).map_err(CommandError::unusable_environment)?;
+    let mut tiers = BTreeSet::new();
     for file in &options.capability {
         if let Some(reason) = file::find_missing_mcp_program(file).map_err(CommandError::invalid_input)? {
             return Err(CommandError::unusable_environment(anyhow!("{}: {reason}", file.display())));
         }
         let model = file::read_file_model(file).map_err(CommandError::invalid_input)?;
-        if let Some((name, choice)) = model
-            && !models.by_capability.contains_key(&name)
-        {
-            open_model(&choice, &opener).map_err(|error| {
+        let Some((name, choice)) = model else { continue };
+        tiers.extend(choice.models.iter().filter_map(|model| model.tier().map(str::to_owned)));
+        if !models.by_capability.contains_key(&name) {
+            check(&choice).map_err(|error| {
                 CommandError::unusable_environment(anyhow!("{}: {error}", file.display()))
             })?;
         }
@@ -333,7 +336,7 @@ pub fn open_models_to_check(options: &LocalOptions) -> Result<(), CommandError> 
     let own = options.file_capability_names().map_err(CommandError::invalid_input)?;
     warn_of_unprovided_capabilities(
         models.by_capability.keys(),
-        builtin::NAMES.into_iter().chain(own.iter().map(String::as_str)),
+        builtin::NAMES.into_iter().chain(own.iter().chain(&tiers).map(String::as_str)),
     );
     Ok(())
 }
@@ -350,7 +353,8 @@ pub fn warn_of_unprovided_capabilities<'a>(
         let hint = millrace_strict_yaml::did_you_mean_hint(name, offered.iter().copied());
         let offered = offered.iter().copied().collect::<Vec<_>>().join(", ");
         print_stderr_line(&format!(
-            "millrace: warning: {name:?} has a model or a budget, but no worker provides it{hint}; available: {offered}"
+            "millrace: warning: {name:?} has a model or a budget, but no worker provides it{hint}; available: {offered}; \
+             its model is used where a capability file names tier:{name}"
         ));
     }
 }

@@ -1,6 +1,7 @@
 //! The messages between supervisor, workers and critics: orders in a queue, and the entries of the journal that the claimant
 //! of an order writes.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use jiff::Timestamp;
@@ -54,6 +55,8 @@ pub struct Order {
     pub model: Option<String>,
     /// The model that the run names for this capability or role; it takes precedence over all others.
     pub own_model: Option<String>,
+    /// All models that the run names for capabilities and tiers; a tier is named in a capability file as `tier:NAME`.
+    pub models: BTreeMap<Capability, String>,
     /// The waits of the attempt that have ended, oldest first, if it was parked.
     pub ended_waits: Vec<EndedWait>,
     /// The depth of the task among delegated tasks; 0 for a task of a planner or a user.
@@ -204,6 +207,7 @@ impl Order {
             documents: None,
             model: None,
             own_model: None,
+            models: BTreeMap::new(),
             ended_waits: Vec::new(),
             depth: 0,
             overrides: None,
@@ -276,6 +280,8 @@ struct FlatOrder {
     model: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     own_model: Option<String>,
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    models: BTreeMap<Capability, String>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     ended_waits: Vec<EndedWait>,
     #[serde(default, skip_serializing_if = "is_zero")]
@@ -319,6 +325,7 @@ impl From<FlatOrder> for Order {
             documents: flat.documents,
             model: flat.model,
             own_model: flat.own_model,
+            models: flat.models,
             ended_waits: flat.ended_waits,
             depth: flat.depth,
             overrides: flat.overrides,
@@ -361,6 +368,7 @@ impl From<Order> for FlatOrder {
             documents: order.documents,
             model: order.model,
             own_model: order.own_model,
+            models: order.models,
             ended_waits: order.ended_waits,
             depth: order.depth,
             overrides: order.overrides,

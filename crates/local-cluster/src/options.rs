@@ -72,7 +72,7 @@ pub struct LocalOptions {
     #[arg(long, value_name = "FILE")]
     pub capability: Vec<PathBuf>,
     /// Language model, as provider:model; separate fallback models with commas. Prefix with CAPABILITY= (planner and critic
-    /// too) to set it for one capability only. May be given several times; in the variable, separate with ;
+    /// too) to set it for one capability only, or with the name of a tier for `tier:NAME` in capability files. May be given several times; in the variable, separate with ;
     #[arg(long, env = "MILLRACE_MODEL", value_name = "[CAPABILITY=]MODEL", value_delimiter = ';')]
     pub model: Vec<String>,
     /// Append all model requests and replies to this file; replay:FILE answers from such a file instead

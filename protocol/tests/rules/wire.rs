@@ -1190,6 +1190,7 @@ fn sample_orders() -> Vec<(String, Order)> {
         documents: Some(sample_documents()),
         model: Some("builtin:extractive".into()),
         own_model: None,
+        models: BTreeMap::new(),
         allowance: None,
         ended_waits: Vec::new(),
         depth: 0,
@@ -1226,7 +1227,9 @@ fn sample_orders() -> Vec<(String, Order)> {
     let ends = [WaitEnd::TimeReached, WaitEnd::Expired, sample_signalled_end()];
     let ended = ends.map(|end| EndedWait { key: "sleep.2".into(), end });
     let woken = order(Assignment::Task { task: cast::task_id("b"), attempt: 2, rejected: None });
+    let models = [(cast::capability_name("fast"), "a:b".to_owned())].into();
     vec![
+        ("task, with the models of the run".into(), Order { models, ..woken.clone() }),
         (
             "task, of a shared agent".into(),
             Order { shared: Some(sample_shared()), depth: 1, ..woken.clone() },

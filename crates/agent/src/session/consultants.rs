@@ -7,7 +7,7 @@ use futures::future::BoxFuture;
 use millrace_protocol::ids::Capability;
 use millrace_protocol::result::CapabilityDescription;
 
-use super::models::ModelPool;
+use super::models::{ModelPool, RunModels};
 use crate::model::{Model, ModelSelection};
 use crate::sources::{OrderInputError, OrderInputs};
 use crate::tool::{ConsultableCapabilities, ToolError};
@@ -16,6 +16,7 @@ pub(super) struct ModelConsultants {
     own: Capability,
     sources: Arc<dyn OrderInputs>,
     models: Arc<ModelPool>,
+    run: RunModels,
     /// The model of the agent itself; consultations use it by default.
     model: Arc<dyn Model>,
 }
@@ -25,9 +26,10 @@ impl ModelConsultants {
         own: Capability,
         sources: Arc<dyn OrderInputs>,
         models: Arc<ModelPool>,
+        run: RunModels,
         model: Arc<dyn Model>,
     ) -> Self {
-        Self { own, sources, models, model }
+        Self { own, sources, models, run, model }
     }
 }
 
@@ -54,6 +56,6 @@ impl ConsultableCapabilities for ModelConsultants {
     fn open_model(&self, name: Option<&str>) -> Result<Arc<dyn Model>, String> {
         let Some(name) = name else { return Ok(self.model.clone()) };
         let selection = ModelSelection::parse(name).map_err(|empty| empty.to_string())?;
-        self.models.open_model(&selection).map_err(|error| error.to_string())
+        self.models.open_for_run(&self.run, &selection).map_err(|error| error.to_string())
     }
 }

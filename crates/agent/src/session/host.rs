@@ -43,7 +43,7 @@ impl AgentHost {
     /// # Errors
     /// It can't be opened.
     pub fn check_model_selection(&self, selection: &ModelSelection) -> Result<(), CreateModelError> {
-        self.models.open_model(selection).map(drop)
+        self.models.check(selection)
     }
 
     /// Returns the documents of a run, opened once for all sessions.

@@ -52,6 +52,7 @@ use crate::turn::{
 use consultants::ModelConsultants;
 use environment::{OpenedModel, PreparedConversation, restore_prompt};
 use inputs::{InputExcerpt, SessionInputs};
+use models::RunModels;
 use tools::ToolContext;
 
 pub use environment::SessionEnvironment;
@@ -286,6 +287,7 @@ impl<'a> AgentSession<'a> {
             spec.about.name.clone(),
             env.sources.clone(),
             host.models.clone(),
+            RunModels::of_order(order),
             model.clone(),
         );
         let results = inputs.open_results(order, &env.sources);

@@ -22,29 +22,35 @@ const MAX_OPEN: usize = 64;
 pub struct ModelPreferences {
     /// The model for all capabilities without one of their own.
     pub default: Option<ModelSelection>,
-    /// The models of single capabilities; that of critics is `critic`, that of planners `planner`.
+    /// The models of single capabilities and of tiers; that of critics is `critic`, that of planners `planner`.
     pub by_capability: BTreeMap<Capability, ModelSelection>,
 }
 
 impl ModelPreferences {
-    /// Parses texts of the form `[CAPABILITY=]provider:model[,fallback…]`.
+    /// Parses texts of the form `[NAME=]provider:model[,fallback…][,NAME=…]`, in which a name is that of a capability or of a tier.
     ///
     /// # Errors
     /// One of them does not name a model.
     pub fn parse<'a>(texts: impl IntoIterator<Item = &'a str>) -> Result<Self, EmptyModelName> {
         let mut preferences = Self::default();
-        for text in texts {
-            let pair = text
-                .split_once('=')
-                .and_then(|(name, models)| Some((Capability::new(name.trim()).ok()?, models)));
-            match pair {
-                Some((capability, models)) => {
-                    preferences.by_capability.insert(capability, ModelSelection::parse(models)?);
-                }
-                None => preferences.default = Some(ModelSelection::parse(text)?),
+        for (name, models) in texts.into_iter().flat_map(split_at_names) {
+            let selection = ModelSelection::parse(&models)?;
+            match name {
+                Some(name) => drop(preferences.by_capability.insert(name, selection)),
+                None => preferences.default = Some(selection),
             }
         }
         Ok(preferences)
+    }
+
+    /// Replaces each tier by the models that are named for it. A tier for which none are named stays.
+    #[must_use]
+    pub fn replace_tiers(&self, selection: &ModelSelection) -> ModelSelection {
+        selection.replace_tiers(&|tier| self.models_of_tier(tier))
+    }
+
+    fn models_of_tier(&self, tier: &str) -> Option<ModelSelection> {
+        self.by_capability.get(&Capability::new(tier).ok()?).cloned()
     }
 
     /// Returns all choices.
@@ -56,6 +62,37 @@ impl ModelPreferences {
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.selections().next().is_none()
+    }
+}
+
+/// Splits `a:b, fast=c:d, e:f` into its models without a name, and those of each name.
+fn split_at_names(text: &str) -> Vec<(Option<Capability>, String)> {
+    let mut groups: Vec<(Option<Capability>, String)> = Vec::new();
+    for part in text.split(',') {
+        let named = part
+            .split_once('=')
+            .and_then(|(name, models)| Some((Capability::new(name.trim()).ok()?, models)));
+        match (named, groups.last_mut()) {
+            (Some((name, models)), _) => groups.push((Some(name), models.to_owned())),
+            (None, Some((_, models))) => models.extend([",", part]),
+            (None, None) => groups.push((None, part.to_owned())),
+        }
+    }
+    groups
+}
+
+/// The models that a run names.
+#[derive(Debug, Clone)]
+pub(super) struct RunModels {
+    /// Those of single capabilities and of tiers.
+    named: BTreeMap<Capability, String>,
+    /// The one for work without a model of its own.
+    default: Option<String>,
+}
+
+impl RunModels {
+    pub fn of_order(order: &Order) -> Self {
+        Self { named: order.models.clone(), default: order.model.clone() }
     }
 }
 
@@ -74,9 +111,36 @@ impl ModelPool {
         let fallback = default_model_selection(&environment).unwrap_or_else(built_in_selection);
         let pool = Self { preferences, fallback, factory, open: Mutex::new(Vec::new()) };
         for selection in pool.preferences.selections().cloned().collect::<Vec<_>>() {
-            pool.open_model(&selection)?;
+            pool.check(&selection)?;
         }
         Ok(pool)
+    }
+
+    /// Opens a model, so that a mistake is reported before there is any work. A tier for which only runs can name models is left out.
+    pub fn check(&self, selection: &ModelSelection) -> Result<(), CreateModelError> {
+        let selection = self.preferences.replace_tiers(selection);
+        if selection.has_tier() { Ok(()) } else { self.open_model(&selection).map(drop) }
+    }
+
+    /// Opens a model that is named for work of a run. A tier stands for the models that the run names for it, or the process;
+    /// without any, it is the model that the work would have if none was named.
+    pub fn open_for_run(
+        &self,
+        run: &RunModels,
+        selection: &ModelSelection,
+    ) -> Result<Arc<dyn Model>, CreateModelError> {
+        let named = |tier: &str| {
+            let of_run = run.named.get(&Capability::new(tier).ok()?);
+            parse_models(of_run).or_else(|| self.preferences.models_of_tier(tier))
+        };
+        let of_tier = |tier: &str| Some(named(tier).unwrap_or_else(|| self.default_model(run)));
+        self.open_model(&selection.replace_tiers(&of_tier))
+    }
+
+    /// Returns the model of work for which none is named: the run's default, or the process's, or else the environment's.
+    fn default_model(&self, run: &RunModels) -> ModelSelection {
+        let default = parse_models(run.default.as_ref()).or_else(|| self.preferences.default.clone());
+        default.unwrap_or_else(|| self.fallback.clone())
     }
 
     /// Returns the model for an order. The first of these that is set: the run's model for this capability, the
@@ -88,13 +152,12 @@ impl ModelPool {
         capability: &Capability,
         spec: Option<&ModelSelection>,
     ) -> Result<Arc<dyn Model>, CreateModelError> {
-        let parse = |name: &Option<String>| name.as_deref().and_then(|name| ModelSelection::parse(name).ok());
-        let selection = parse(&order.own_model)
+        let run = RunModels::of_order(order);
+        let selection = parse_models(order.own_model.as_ref())
             .or_else(|| self.preferences.by_capability.get(capability).cloned())
             .or_else(|| spec.cloned())
-            .or_else(|| parse(&order.model))
-            .or_else(|| self.preferences.default.clone());
-        let inner = self.open_model(selection.as_ref().unwrap_or(&self.fallback))?;
+            .unwrap_or_else(|| self.default_model(&run));
+        let inner = self.open_for_run(&run, &selection)?;
         if self.factory.record_file.is_none() {
             return Ok(inner);
         }
@@ -102,7 +165,7 @@ impl ModelPool {
     }
 
     /// Opens a model, or returns the open one.
-    pub fn open_model(&self, selection: &ModelSelection) -> Result<Arc<dyn Model>, CreateModelError> {
+    fn open_model(&self, selection: &ModelSelection) -> Result<Arc<dyn Model>, CreateModelError> {
         let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
         let entry = match open.iter().position(|(known, _)| known == selection) {
             Some(at) => open.remove(at),
@@ -115,6 +178,10 @@ impl ModelPool {
         }
         Ok(model)
     }
+}
+
+fn parse_models(names: Option<&String>) -> Option<ModelSelection> {
+    ModelSelection::parse(names?).ok()
 }
 
 /// Returns the labels of the requests of an order's agent.
@@ -185,6 +252,34 @@ mod tests {
     }
 
     #[test]
+    fn a_tier_is_the_model_that_the_run_names_or_the_process_or_else_the_default() {
+        let preferences = ModelPreferences::parse(["ollama:process, fast=ollama:process-fast"]).unwrap();
+        let pool = ModelPool {
+            preferences,
+            fallback: built_in_selection(),
+            factory: ModelFactory::default(),
+            open: Mutex::default(),
+        };
+        let opened = |order: &Order, tier: &str| {
+            let selection = ModelSelection::parse(tier).unwrap();
+            pool.open_for_order(order, &order.capability, Some(&selection))
+                .map(|model| model.name().to_owned())
+        };
+        let models = [(Capability::new("fast").unwrap(), "ollama:run-fast".to_owned())].into();
+        let named = Order { models, ..build_order(None, Some("ollama:run")) };
+        assert_eq!(opened(&named, "tier:fast").unwrap(), "ollama:run-fast");
+        assert_eq!(opened(&named, "tier:strong").unwrap(), "ollama:run");
+        let unnamed = build_order(None, None);
+        assert_eq!(opened(&unnamed, "tier:fast").unwrap(), "ollama:process-fast");
+        assert_eq!(opened(&unnamed, "tier:strong").unwrap(), "ollama:process");
+        let nested = [(Capability::new("fast").unwrap(), "tier:other".to_owned())].into();
+        let error = opened(&Order { models: nested, ..build_order(None, None) }, "tier:fast").unwrap_err();
+        assert!(error.to_string().contains("add --model other=PROVIDER:MODEL"), "{error}");
+        // A process can start although only runs name the models of a tier.
+        assert!(pool.check(&ModelSelection::parse("tier:strong").unwrap()).is_ok());
+    }
+
+    #[test]
     fn a_text_names_a_default_or_a_model_for_one_capability() {
         let preferences =
             ModelPreferences::parse(["openai:a, ollama:b", "critic=builtin:extractive", "x=y:z"]).unwrap();
@@ -197,6 +292,13 @@ mod tests {
             ["builtin:extractive"]
         );
         assert_eq!(names(&preferences.by_capability[&Capability::new("x").unwrap()]), ["y:z"]);
+        let tiers = ModelPreferences::parse(["openai:a, fast=openai:b, ollama:c,strong=openai:d"]).unwrap();
+        assert_eq!(names(tiers.default.as_ref().unwrap()), ["openai:a"]);
+        let of = |tier: &str| names(&tiers.by_capability[&Capability::new(tier).unwrap()]);
+        assert_eq!(
+            (of("fast"), of("strong")),
+            (vec!["openai:b".into(), "ollama:c".into()], vec!["openai:d".into()])
+        );
         assert!(ModelPreferences::parse(["critic="]).is_err() && ModelPreferences::parse([""]).is_err());
         let address = ModelPreferences::parse(["openai-compatible:q@http://h/v1"]).unwrap();
         assert!(address.by_capability.is_empty() && !address.is_empty());

@@ -20,6 +20,7 @@ use millrace_protocol::work::{Assignment, InputResult, JudgePanel, Order, Review
 use serde_json::Value;
 
 use super::environment::{journal_error, restore_prompt};
+use super::models::RunModels;
 use super::results::InputResults;
 use super::{AgentHost, PreparedConversation, SessionEnvironment, SessionError, invalid_order_error};
 use crate::approval::ApprovalRules;
@@ -214,9 +215,11 @@ impl AgentHost {
             prefix: format!("judge.{number}."),
             recorded_failure: None,
         };
+        let run = RunModels::of_order(case.order);
         let opened = ModelSelection::parse(name).map_err(|error| error.to_string());
-        let opened = opened
-            .and_then(|selection| self.models.open_model(&selection).map_err(|error| error.to_string()));
+        let opened = opened.and_then(|selection| {
+            self.models.open_for_run(&run, &selection).map_err(|error| error.to_string())
+        });
         let judged = match opened {
             Ok(model) => {
                 let observer = env.observer.clone();

@@ -59,7 +59,7 @@ pub fn agent_file_schema(tools: &[(&str, Option<Value>)], server: &Value, permis
             "pattern": "\\S",
         },
         "model": {
-            "description": "Its model: provider:model, optionally followed by comma-separated fallbacks, or a map with \
+            "description": "Its model: provider:model or tier:NAME, optionally followed by comma-separated fallbacks, or a map with \
                             settings.",
             "type": ["string", "object"],
         },

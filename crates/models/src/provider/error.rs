@@ -13,6 +13,12 @@ pub enum ModelNameError {
         /// The provider with the most similar name.
         hint: Option<String>,
     },
+    /// The models of a tier are named where the tier itself was to be replaced.
+    #[error("{name:?} stands for the models of a tier, and none are named for it; add --model {}=PROVIDER:MODEL to the run or the worker", .name.trim_start_matches("tier:"))]
+    TierWithoutModels {
+        /// The requested name, cut to 80 characters.
+        name: String,
+    },
     /// The name has a provider but no model.
     #[error("{name:?} names no model; write {example}")]
     MissingModelName {

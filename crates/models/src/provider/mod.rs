@@ -12,7 +12,7 @@
 //! | `lm-studio`, `lmstudio` | `LM_STUDIO_API_KEY`, if any | `LM_STUDIO_BASE_URL` |
 //! | `openrouter` | `OPENROUTER_API_KEY` | `OPENROUTER_BASE_URL` |
 //! | `openai-compatible` (llama.cpp, vLLM, any gateway) | `OPENAI_COMPATIBLE_API_KEY`, if any | in the name: `openai-compatible:qwen@http://127.0.0.1:8081/v1`, in the setting `base_url`, or `OPENAI_COMPATIBLE_BASE_URL` |
-//! | `gemini` and the rest of the long tail | each provider's usual variable | needs the feature `genai` |
+//! | `gemini` and the rest of the long tail, by the crate `genai` | `GEMINI_API_KEY`, and each provider's usual variable | each provider's own |
 //!
 //! In addition there are `script:FILE` and `replay:FILE`.
 
@@ -89,7 +89,7 @@ const ALIASES: [(&str, Provider); 4] = [
     ("google", Provider::LongTail("gemini")),
     ("vertex-ai", Provider::LongTail("vertex")),
 ];
-/// The providers of the feature `genai` and the variables with their API keys.
+/// The providers of the crate `genai` and the variables with their API keys.
 const LONG_TAIL: [(&str, &str); 14] = [
     ("gemini", "GEMINI_API_KEY"),
     ("vertex", "VERTEX_API_KEY"),
@@ -108,6 +108,7 @@ const LONG_TAIL: [(&str, &str); 14] = [
 ];
 const SCRIPT_PREFIX: &str = "script";
 const REPLAY_PREFIX: &str = "replay";
+const TIER_PREFIX: &str = "tier";
 
 const OPENAI_BASE_URL: &str = "https://api.openai.com/v1";
 
@@ -244,6 +245,7 @@ pub fn parse_model_name(name: &str) -> Result<ParsedModelName, ModelNameError> {
             name: truncate_for_message(name),
             example: format!("{before}:FILE"),
         }),
+        TIER_PREFIX => Err(ModelNameError::TierWithoutModels { name: truncate_for_message(name) }),
         SCRIPT_PREFIX => Ok(ParsedModelName::Script(model.into())),
         REPLAY_PREFIX => Ok(ParsedModelName::Replay(model.into())),
         _ => {
@@ -279,13 +281,14 @@ fn example_model_name(provider: Provider) -> &'static str {
     }
 }
 
-fn unknown_provider_error(name: &str, provider: &str) -> ModelNameError {
+/// Returns the error for a name whose provider is unknown, with the most similar known one.
+pub(crate) fn unknown_provider_error(name: &str, provider: &str) -> ModelNameError {
     let provider = provider.to_lowercase().replace('_', "-");
     let names = PROVIDERS
         .iter()
         .map(|provider| provider.name())
         .chain(LONG_TAIL.map(|(tail, _)| tail))
-        .chain([SCRIPT_PREFIX, REPLAY_PREFIX, "builtin"]);
+        .chain([SCRIPT_PREFIX, REPLAY_PREFIX, TIER_PREFIX, "builtin"]);
     let near = names.map(|known| (strsim::damerau_levenshtein(known, &provider), known)).min();
     let near = near.filter(|(distance, known)| *distance <= 2.max(known.len() / 4));
     ModelNameError::UnknownProvider {
@@ -299,8 +302,7 @@ fn unknown_provider_error(name: &str, provider: &str) -> ModelNameError {
 #[must_use]
 pub fn list_supported_names() -> String {
     let providers = PROVIDERS.map(|provider| format!("{}:{}", provider.name(), example_model_name(provider)));
-    let tail = if cfg!(feature = "genai") { &LONG_TAIL[..] } else { &[] };
-    let tail: String = tail.iter().map(|(name, _)| format!(", {name}:MODEL")).collect();
+    let tail: String = LONG_TAIL.iter().map(|(name, _)| format!(", {name}:MODEL")).collect();
     format!("builtin:extractive, {}{tail}, {SCRIPT_PREFIX}:FILE, {REPLAY_PREFIX}:FILE", providers.join(", "))
 }
 

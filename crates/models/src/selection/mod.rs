@@ -28,10 +28,14 @@ pub struct ModelSelection {
     pub models: Vec<ModelSpec>,
 }
 
+/// What a name begins with that stands for the models of a tier, such as `tier:fast`.
+const TIER_PREFIX: &str = "tier:";
+
 /// One model of a selection.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ModelSpec {
-    /// Its full name, `provider:model`; a name without a provider is OpenAI's.
+    /// Its full name, `provider:model`; a name without a provider is OpenAI's. `tier:NAME` stands for the models that the run or the
+    /// process names for a tier.
     pub name: String,
     /// Its settings.
     pub settings: ModelSettings,
@@ -150,7 +154,46 @@ fn duration_or_default(seconds: Option<f64>, default: u64) -> Duration {
     duration.unwrap_or(Duration::from_secs(default))
 }
 
+impl ModelSpec {
+    /// Returns the tier that its name stands for, if it does.
+    #[must_use]
+    pub fn tier(&self) -> Option<&str> {
+        self.name.strip_prefix(TIER_PREFIX).map(str::trim)
+    }
+}
+
 impl ModelSelection {
+    /// Replaces each tier by its models, which get the settings of the tier where they have none of their own. A tier without
+    /// models stays.
+    #[must_use]
+    pub fn replace_tiers(&self, models_of_tier: &dyn Fn(&str) -> Option<Self>) -> Self {
+        let mut models: Vec<ModelSpec> = Vec::new();
+        for spec in &self.models {
+            let of_tier = spec.tier().and_then(models_of_tier);
+            let of_tier =
+                of_tier.map_or_else(|| vec![spec.clone()], |tier| tier.with_settings(&spec.settings));
+            let is_new = |own: &ModelSpec| models.iter().all(|earlier| earlier.name != own.name);
+            let added: Vec<ModelSpec> = of_tier.into_iter().filter(is_new).collect();
+            models.extend(added);
+        }
+        Self { models }
+    }
+
+    fn with_settings(self, settings: &ModelSettings) -> Vec<ModelSpec> {
+        let default = ModelSettings::default();
+        let own = |spec: ModelSpec| match spec.settings == default {
+            true => ModelSpec { settings: settings.clone(), ..spec },
+            false => spec,
+        };
+        self.models.into_iter().map(own).collect()
+    }
+
+    /// Returns `true` if one of its names stands for a tier.
+    #[must_use]
+    pub fn has_tier(&self) -> bool {
+        self.models.iter().any(|spec| spec.tier().is_some())
+    }
+
     /// Parses a selection: `provider:model`, followed by fallbacks separated by commas.
     ///
     /// # Errors
@@ -185,6 +228,22 @@ pub struct EmptyModelName {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn tiers_are_replaced_by_their_models_with_the_settings_of_the_tier() {
+        let selection: ModelSelection = serde_json::from_str(
+            r#"{"name": "tier:fast", "temperature": 0.5, "fallback": ["openai:b", "tier:none"]}"#,
+        )
+        .unwrap();
+        let of_tier =
+            |tier: &str| (tier == "fast").then(|| ModelSelection::parse("openai:a, openai:b").unwrap());
+        let replaced = selection.replace_tiers(&of_tier);
+        let models: Vec<_> =
+            replaced.models.iter().map(|spec| (spec.name.as_str(), spec.settings.temperature)).collect();
+        assert_eq!(models, [("openai:a", Some(0.5)), ("openai:b", Some(0.5)), ("tier:none", None)]);
+        assert!(selection.has_tier() && replaced.has_tier());
+        assert!(!of_tier("fast").unwrap().has_tier());
+    }
 
     #[test]
     fn a_displayed_selection_contains_no_key() {
