@@ -55,7 +55,7 @@ pub struct Order {
     pub model: Option<String>,
     /// The model that the run names for this capability or role; it takes precedence over all others.
     pub own_model: Option<String>,
-    /// All models that the run names for capabilities and tiers; a tier is named in a capability file as `tier:NAME`.
+    /// The models of the run for single capabilities and for tiers. A capability file refers to a tier as `tier:NAME`.
     pub models: BTreeMap<Capability, String>,
     /// The waits of the attempt that have ended, oldest first, if it was parked.
     pub ended_waits: Vec<EndedWait>,

@@ -43,7 +43,7 @@ impl ModelPreferences {
         Ok(preferences)
     }
 
-    /// Replaces each tier by the models that are named for it. A tier for which none are named stays.
+    /// Replaces each tier by its models; a tier without models stays.
     #[must_use]
     pub fn replace_tiers(&self, selection: &ModelSelection) -> ModelSelection {
         selection.replace_tiers(&|tier| self.models_of_tier(tier))
@@ -122,8 +122,8 @@ impl ModelPool {
         if selection.has_tier() { Ok(()) } else { self.open_model(&selection).map(drop) }
     }
 
-    /// Opens a model that is named for work of a run. A tier stands for the models that the run names for it, or the process;
-    /// without any, it is the model that the work would have if none was named.
+    /// Opens a model for work of a run. The models of a tier are those of the run, or else of the process, or else the default
+    /// model.
     pub fn open_for_run(
         &self,
         run: &RunModels,
@@ -137,7 +137,7 @@ impl ModelPool {
         self.open_model(&selection.replace_tiers(&of_tier))
     }
 
-    /// Returns the model of work for which none is named: the run's default, or the process's, or else the environment's.
+    /// Returns the default model: the run's, the process's or the environment's.
     fn default_model(&self, run: &RunModels) -> ModelSelection {
         let default = parse_models(run.default.as_ref()).or_else(|| self.preferences.default.clone());
         default.unwrap_or_else(|| self.fallback.clone())

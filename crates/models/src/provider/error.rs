@@ -13,8 +13,8 @@ pub enum ModelNameError {
         /// The provider with the most similar name.
         hint: Option<String>,
     },
-    /// The models of a tier are named where the tier itself was to be replaced.
-    #[error("{name:?} stands for the models of a tier, and none are named for it; add --model {}=PROVIDER:MODEL to the run or the worker", .name.trim_start_matches("tier:"))]
+    /// A tier without models, or a tier as the model of another one.
+    #[error("the tier {name:?} has no models; add --model {}=PROVIDER:MODEL to the run or the worker", .name.trim_start_matches("tier:"))]
     TierWithoutModels {
         /// The requested name, cut to 80 characters.
         name: String,

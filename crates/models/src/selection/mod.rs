@@ -28,7 +28,7 @@ pub struct ModelSelection {
     pub models: Vec<ModelSpec>,
 }
 
-/// What a name begins with that stands for the models of a tier, such as `tier:fast`.
+/// The prefix of a tier in place of a model: `tier:fast`.
 const TIER_PREFIX: &str = "tier:";
 
 /// One model of a selection.
