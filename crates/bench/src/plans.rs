@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use millrace_protocol::ids::{Capability, TaskId};
-use millrace_protocol::plan::{PlanningMode, ReviewPolicy, Submission, TaskSpec};
+use millrace_protocol::plan::{PlanningMode, ReviewPolicy, Submission, TaskSpec, Work};
 
 /// Number of tasks in a layer of [`layered_submission`].
 pub const LAYER: u32 = 1_000;
@@ -75,6 +75,11 @@ pub fn waiting_submission(journal_bytes: u32, event: &str) -> Submission {
     task.parameters.insert("journal_bytes".into(), journal_bytes.into());
     task.parameters.insert("await_event".into(), event.into());
     fixed_submission(vec![task])
+}
+
+/// The work of [`waiting_submission`].
+pub fn waiting_work() -> Work {
+    Work::Task { task: task_id(0), attempt: 1 }
 }
 
 /// A chain of `tasks` tasks that each delegate one task and wait for it, followed by as many that delegate none.

@@ -18,7 +18,7 @@ use crate::resilience::{ResilientModel, RetryPolicy};
 use crate::script::{ScriptError, ScriptedModel};
 use crate::selection::{ModelSelection, ModelSpec, StructuredMode};
 use crate::structured::{OutputSupport, StructuredModel};
-use crate::wire::{self, ModelEndpoint, NativeOutputSupport};
+use crate::wire;
 
 /// A temperature at which small models copy reliably and still vary a repeated answer.
 const LOW_TEMPERATURE: f64 = 0.2;

@@ -249,6 +249,7 @@ impl ToolCallRunner<'_> {
                 }
             }
             Approval::Given(Answer::Reject { message }) => {
+                let message = message.trim_end_matches(['.', ' ']);
                 let reason = if message.is_empty() { String::new() } else { format!(": {message}") };
                 return result(
                     format!("A person rejected this call{reason}. It did not run. Do not try it again."),
