@@ -7,6 +7,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use crate::file::FilePath;
 use crate::plan::{Edit, ReviewPolicy, TaskSpec};
 
 /// The result of a task. `output` cites sources by their ids, as `[S1]`.
@@ -29,6 +30,9 @@ pub struct TaskResult {
     /// Structured output, in the form that the capability declares.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub data: Option<Value>,
+    /// The files of the run's workspace that the attempt made or changed, by path.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub artifacts: Vec<Artifact>,
     /// `false` if the task was a question and the result does not answer it. `None` if the capability does not tell.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(skip)]
@@ -63,6 +67,19 @@ impl TaskResult {
     pub fn is_empty(&self) -> bool {
         self.output.trim().is_empty() && self.data.as_ref().is_none_or(Value::is_null)
     }
+}
+
+/// A version of a file that an attempt made.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct Artifact {
+    /// Its path.
+    pub path: FilePath,
+    /// The version.
+    pub version: u64,
+    /// The size of its content in bytes.
+    pub bytes: u64,
+    /// The SHA-256 of its content in hexadecimal.
+    pub sha256: String,
 }
 
 /// A source of a result.

@@ -6,9 +6,10 @@ use std::time::Duration;
 
 use jiff::{SignedDuration, Timestamp};
 use millrace_agent::corpus::Corpus;
+use millrace_agent::files::Files;
 use millrace_agent::session::{AgentHost, SessionEnvironment, SessionError};
 use millrace_agent::tool::Tool;
-use millrace_agent_nats::NatsOrderInputs;
+use millrace_agent_nats::{NatsFiles, NatsJournal, NatsOrderInputs};
 use millrace_protocol::child::{TaskEnd, child_id};
 use millrace_protocol::ids::{self, TaskId, WorkerId};
 use millrace_protocol::plan::{ResourceAmounts, ReviewPolicy, TaskLimits, TaskSpec};
@@ -323,6 +324,16 @@ impl<'h> Attempt<'h> {
     /// Creates the environment of an agent that works on this attempt, with tools in addition to the built-in ones.
     pub(crate) fn session_environment(&mut self, tools: Vec<Arc<dyn Tool>>) -> SessionEnvironment<'_> {
         SessionEnvironment { tools, ..millrace_agent_nats::build_agent_environment(self.host) }
+    }
+
+    /// Returns the files of the run. Changes name the task as their author.
+    pub(crate) fn files(&self) -> Arc<dyn Files> {
+        Arc::new(NatsFiles::new(self.host.bus(), self.host.order()))
+    }
+
+    /// Returns the journal.
+    pub(crate) fn journal(&mut self) -> NatsJournal<'_> {
+        NatsJournal(self.host)
     }
 
     /// Returns the recorded value of the next step, which must be called `name`; `None` after the last recorded step.

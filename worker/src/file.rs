@@ -9,7 +9,7 @@ use millrace_agent::spec::{self, AgentSpec, KIND, MAX_BYTES};
 use millrace_agent::tool::schema_of;
 use millrace_protocol::ids;
 use millrace_protocol::result::CapabilityDescription;
-use millrace_strict_yaml::{LoadError, YamlMistake, YamlMistakes, YamlNode, YamlValue};
+use millrace_strict_yaml::{LoadError, Position, YamlMistake, YamlMistakes, YamlNode, YamlValue};
 use serde_json::json;
 
 use crate::Capability;
@@ -128,7 +128,8 @@ fn parse_capability_file(bytes: &[u8], folder: &Path) -> Result<CapabilityFile, 
         1 => Ok(CapabilityFile::Command(CommandCapability::parse(&root, folder)?)),
         2 => Ok(CapabilityFile::Http(HttpCapability::parse(&root)?)),
         _ => {
-            let spec = AgentSpec::read(&root, &AllToolNames)?;
+            let mut spec = AgentSpec::read(&root, &AllToolNames)?;
+            spec.folder = spec.folder.map(|files| files.relative_to(folder));
             let servers = McpServers::parse(&spec.servers)?;
             Ok(CapabilityFile::Agent(Box::new(spec), servers))
         }
@@ -154,6 +155,7 @@ impl CapabilityFile {
     async fn open_capability(self) -> Result<Arc<dyn Capability>, YamlMistake> {
         Ok(match self {
             Self::Agent(spec, servers) => {
+                check_host_folder(&spec)?;
                 let tools = tools::open_outside_tools(&spec).await?;
                 Arc::new(Agent::from_spec(*spec, tools, servers))
             }
@@ -161,6 +163,14 @@ impl CapabilityFile {
             Self::Http(http) => Arc::new(http),
         })
     }
+}
+
+/// Checks that the folder of the host that an agent works on can be opened.
+fn check_host_folder(spec: &AgentSpec) -> Result<(), YamlMistake> {
+    let Some(folder) = &spec.folder else { return Ok(()) };
+    let unusable =
+        |why| YamlMistake::at_position(Position { line: 1, column: 1 }, format!("\"files\": {why}"));
+    folder.open().map(drop).map_err(unusable)
 }
 
 /// Returns the JSON Schema of capability files.

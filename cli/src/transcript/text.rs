@@ -215,6 +215,11 @@ impl TranscriptPrinter {
             let text = format!("[{}] {} ({})", source.id, source.title, source.location);
             lines.push(format!("{INDENT}{}", single_line(&text)));
         }
+        for artifact in &result.artifacts {
+            let text =
+                format!("file {} (version {}, {} bytes)", artifact.path, artifact.version, artifact.bytes);
+            lines.push(format!("{INDENT}{}", single_line(&text)));
+        }
         lines
     }
 

@@ -56,6 +56,13 @@ impl Journal for NatsJournal<'_> {
         self.0.store_value(bytes).map(|stored| stored.map_err(convert_task_error)).boxed()
     }
 
+    fn load_value<'a>(
+        &'a mut self,
+        stored: &'a InlineOrStoredBytes,
+    ) -> BoxFuture<'a, Result<Vec<u8>, JournalError>> {
+        self.0.load_value(stored).map(|loaded| loaded.map_err(convert_task_error)).boxed()
+    }
+
     fn interrupt_wait(&mut self) {
         self.0.interrupt_wait();
     }

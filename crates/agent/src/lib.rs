@@ -17,6 +17,7 @@ pub mod roles;
 pub mod session;
 pub mod sources;
 pub mod spec;
+pub mod state;
 pub mod tool;
 pub mod transcript;
 pub mod turn;

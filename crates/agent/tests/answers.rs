@@ -273,6 +273,48 @@ async fn a_resumed_conversation_has_the_prompt_that_was_recorded() {
     assert_eq!((second.system, &second.messages[0]), (first.system, &first.messages[0]));
 }
 
+const COUNTER: &str = "\
+name: counter
+description: Counts.
+instructions: The phase is {{ phase }}, the count {{ state.count }}.
+state:
+  count: {schema: {type: integer}, default: 0, access: readwrite, policies: [{on: set, max: 5}]}
+phases:
+  - {from: low, to: high, when: state.count > 2}
+";
+
+#[tokio::test]
+async fn a_resumed_conversation_has_the_state_and_the_rules_that_were_recorded() {
+    let set = |count: u32| json!({"calls": [{"set_count": {"value": count}}]});
+    let replies = vec![set(3), set(9), json!({"text": "done"})];
+    let mut work = ScriptedTask::research("strong", "Count.", replies);
+    work.capability = COUNTER;
+    let result = work.run().await.unwrap();
+    let systems = |work: &ScriptedTask<'_>| -> Vec<String> {
+        work.requests().into_iter().map(|request| request.system).collect()
+    };
+    let shown = [
+        "The phase is low, the count 0.",
+        "The phase is high, the count 3.",
+        "The phase is high, the count 3.",
+    ];
+    assert_eq!(systems(&work), shown, "the second write is vetoed");
+    let whole = work.journal.steps().to_vec();
+    // Another worker resumes with another capability file.
+    let changed =
+        COUNTER.replace("max: 5", "max: 1").replace("count > 2", "count > 8").replace("phase is", "stage is");
+    for prefix in 1..whole.len() {
+        std::fs::remove_file(work.cassette()).unwrap();
+        work.journal = MemoryJournal::with_steps(whole[..prefix].to_vec());
+        work.capability = &changed;
+        let resumed = work.run().await.unwrap();
+        assert_eq!(
+            (resumed.output, systems(&work)),
+            (result.output.clone(), shown[prefix..].iter().map(ToString::to_string).collect())
+        );
+    }
+}
+
 /// Journals of 0.4.0 record no format. What was accepted then is accepted on resume, by the rules of then.
 #[tokio::test]
 async fn an_answer_recorded_by_0_4_0_counts_as_it_did() {

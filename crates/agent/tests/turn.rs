@@ -27,6 +27,8 @@ mod limits;
 mod outage;
 #[path = "turn/overflow.rs"]
 mod overflow;
+#[path = "turn/programs.rs"]
+mod programs;
 #[path = "turn/properties.rs"]
 mod properties;
 #[path = "turn/support.rs"]

@@ -23,9 +23,7 @@ use millrace_agent::model::{
 use millrace_agent::tool::{
     Toolbox, append_note_tool, read_notes_tool, think_tool, tool_from_function, write_todos_tool,
 };
-use millrace_agent::turn::{
-    AgentBrief, AttemptName, ConversationFormat, Driver, Limits, Machine, PlainText, UsageTotals,
-};
+use millrace_agent::turn::{AgentBrief, AttemptName, ConversationFormat, Driver, Limits, Machine, PlainText};
 use millrace_agent_nats::NatsJournal;
 use millrace_protocol::ids::{Capability, Lane};
 use millrace_protocol::plan::ReviewPolicy;
@@ -289,8 +287,8 @@ impl BenchAgent {
         let machine: Machine<PlainText> = Machine::new(self.build_brief());
         let mut journal = NatsJournal(attempt);
         let driver = Driver::new(self, &self.toolbox, &mut journal).with_attempt_name(name);
-        let (PlainText(output), UsageTotals { usage, .. }) =
-            Box::pin(driver.drive(machine)).await?.into_result()?;
+        let work = Box::pin(driver.drive(machine)).await?.into_result()?;
+        let (PlainText(output), usage) = (work.answer, work.spent.usage);
         attempt
             .store_finished_outcome(TaskResult { output, usage, ..TaskResult::default() }, ReviewPolicy::None)
             .await

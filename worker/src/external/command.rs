@@ -8,24 +8,28 @@ use std::time::Duration;
 
 use futures::FutureExt;
 use futures::future::BoxFuture;
+use millrace_agent::files::ProgramFiles;
 use millrace_agent::spec::CapabilityFields;
-use millrace_agent::tool::Effect;
+use millrace_agent::tool::{Effect, schema_of};
 use millrace_protocol::result::{CapabilityDescription, TaskError, TaskResult};
-use millrace_strict_yaml::{MappingFields, MistakeCollector, YamlMistake, YamlMistakes, YamlNode};
+use millrace_strict_yaml::{
+    MappingFields, MistakeCollector, YamlMistake, YamlMistakes, YamlNode, deserialize_node,
+};
 use millrace_tools::child_process::{self, ProcessGroupGuard};
 use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::process::{Child, ChildStderr, ChildStdout};
 use tokio::time::Instant;
 
+use super::files::{ProgramFolder, WrittenFiles};
 use super::{
-    ExternalFailure, ExternalTask, ExternalWorkState, begin_or_resume_work, parse_effect, parse_timeout,
-    record_output,
+    ExternalFailure, ExternalOutput, ExternalTask, ExternalWorkState, begin_or_resume_work, parse_effect,
+    parse_timeout, record_output,
 };
 use crate::tools::launcher_of_this_program;
 use crate::{Attempt, Capability, CapabilityOutcome};
 
-const FIELDS: [&str; 6] = ["command", "folder", "environment", "timeout", "effect", "max_output"];
+const FIELDS: [&str; 7] = ["command", "files", "folder", "environment", "timeout", "effect", "max_output"];
 /// The default timeout.
 const TIMEOUT: Duration = Duration::from_secs(600);
 /// The default limit of a result, in bytes.
@@ -44,6 +48,8 @@ pub(crate) struct CommandCapability {
     about: CapabilityFields,
     program: Vec<String>,
     folder: PathBuf,
+    /// The files of the run that the program works on; `None` if it gets none.
+    files: Option<ProgramFiles>,
     environment: Vec<String>,
     timeout: Duration,
     effect: Effect,
@@ -84,6 +90,8 @@ impl CommandCapability {
         let environment = mistakes.check_optional(names).unwrap_or_default();
         let folder = fields.find_field("folder").map(|node| node.parse_text("folder"));
         let folder = mistakes.check_optional(folder);
+        let files = fields.find_field("files").map(|node| deserialize_node(node, "files"));
+        let files = mistakes.check_optional(files);
         let max_output =
             fields.find_field("max_output").map(|node| node.parse_integer("max_output", "of bytes"));
         let max_output = mistakes.check_optional(max_output);
@@ -93,6 +101,7 @@ impl CommandCapability {
             about: about?,
             program: program?,
             folder: folder.map_or_else(|| file_folder.to_owned(), |folder| file_folder.join(folder)),
+            files,
             environment,
             timeout: timeout?,
             effect: effect?,
@@ -106,17 +115,36 @@ impl CommandCapability {
 
     async fn run_task(&self, attempt: &mut Attempt<'_>) -> Result<TaskResult, TaskError> {
         let task = ExternalTask::read_from_attempt(attempt).await?;
-        let waited = match begin_or_resume_work(attempt, self.effect).await? {
+        let (waited, step) = match begin_or_resume_work(attempt, self.effect).await? {
             ExternalWorkState::Done(result) => return Ok(*result),
-            ExternalWorkState::Pending(waited) => waited,
+            ExternalWorkState::Pending(waited) => (waited, None),
+            ExternalWorkState::Ended(waited, step) => (waited, Some(*step)),
         };
-        let output = self.run_program(attempt, task.with_key_after_waits(waited).to_json()).await?;
-        record_output(attempt, waited, &output, self.about.output.as_ref(), self.effect).await
+        let task = task.with_key_after_waits(waited);
+        let (bytes, files) = match (step, &self.files) {
+            (Some(step), _) => step.write_back(attempt, &task.key).await?,
+            (None, None) => (self.run_program(attempt, &task, &self.folder).await?, WrittenFiles::default()),
+            (None, Some(files)) => {
+                let mut folder = ProgramFolder::lay_out(attempt, files).await?;
+                let output = self.run_program(attempt, &task, folder.path()).await?;
+                let step = folder.record_changes(attempt, waited, &output).await?;
+                step.write_back(attempt, &task.key).await?
+            }
+        };
+        let output = ExternalOutput { bytes: &bytes, files };
+        record_output(attempt, waited, output, self.about.output.as_ref(), self.effect).await
     }
 
-    /// Runs the program and returns its output.
-    async fn run_program(&self, attempt: &mut Attempt<'_>, task: Vec<u8>) -> Result<Vec<u8>, TaskError> {
-        let mut running = self.spawn_program().await.map_err(|failure| self.convert_failure(failure))?;
+    /// Runs the program in a folder and returns its output.
+    async fn run_program(
+        &self,
+        attempt: &mut Attempt<'_>,
+        task: &ExternalTask,
+        folder: &Path,
+    ) -> Result<Vec<u8>, TaskError> {
+        let task = task.to_json();
+        let running = self.spawn_program(folder).await;
+        let mut running = running.map_err(|failure| self.convert_failure(failure))?;
         let mut group = running.id().map(ProcessGroupGuard);
         let (stdin, stdout) = (running.stdin.take(), running.stdout.take());
         let mut progress = StderrProgress::new(running.stderr.take());
@@ -156,14 +184,14 @@ impl CommandCapability {
         output.map_err(|failure| self.convert_failure(failure))
     }
 
-    async fn spawn_program(&self) -> Result<Child, ExternalFailure> {
+    async fn spawn_program(&self, folder: &Path) -> Result<Child, ExternalFailure> {
         let passed = PASSED.into_iter().chain(self.environment.iter().map(String::as_str));
         let variables = passed.filter_map(|name| Some((name.to_owned(), std::env::var_os(name)?)));
         let mut command =
-            child_process::command_bound_to_parent(&self.program[0], launcher_of_this_program().as_ref());
+            child_process::command_bound_to_parent(self.resolve_word(0), launcher_of_this_program().as_ref());
         command
-            .args(&self.program[1..])
-            .current_dir(&self.folder)
+            .args((1..self.program.len()).map(|at| self.resolve_word(at)))
+            .current_dir(folder)
             .env_clear()
             .envs(variables)
             .stdin(Stdio::piped())
@@ -175,6 +203,18 @@ impl CommandCapability {
         started.map_err(|fault| {
             ExternalFailure::without_effect(format!("can't start {}: {fault}", self.program_name()))
         })
+    }
+
+    /// Returns a word of the command. A program that works in a folder of its own finds `./` and `../` from the folder of the
+    /// capability all the same.
+    fn resolve_word(&self, at: usize) -> PathBuf {
+        let word = &self.program[at];
+        let is_relative = word.starts_with("./") || word.starts_with("../");
+        if self.files.is_none() || !is_relative {
+            return PathBuf::from(word);
+        }
+        let joined = self.folder.join(word);
+        std::path::absolute(&joined).unwrap_or(joined)
     }
 
     fn check_exit_status(
@@ -296,6 +336,13 @@ impl StderrProgress {
     }
 }
 
+fn files_schema() -> Value {
+    let description = "The files of the run that the program gets in its working directory, and those whose changes are kept.";
+    let mut schema = schema_of::<ProgramFiles>();
+    schema["description"] = json!(description);
+    schema
+}
+
 /// Returns the JSON Schema of the kind `command`.
 pub(crate) fn capability_file_schema() -> Value {
     let own = json!({
@@ -305,7 +352,12 @@ pub(crate) fn capability_file_schema() -> Value {
             "items": { "type": "string" },
             "minItems": 1,
         },
-        "folder": { "description": "The working directory, relative to the folder of this file.", "type": "string" },
+        "files": files_schema(),
+        "folder": {
+            "description": "The working directory, relative to the folder of this file. With files, the program works in a \
+                            folder of its own, and words of the command that begin with ./ or ../ are found from here.",
+            "type": "string",
+        },
         "environment": {
             "description": "Environment variables to pass on from the worker, in addition to PATH, HOME, LANG, TMPDIR and TZ.",
             "type": "array",

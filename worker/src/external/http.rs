@@ -10,7 +10,7 @@ use millrace_agent::spec::CapabilityFields;
 use millrace_agent::tool::Effect;
 use millrace_models::http_client::shared_client;
 use millrace_protocol::provider::ProviderWait;
-use millrace_protocol::result::{CapabilityDescription, TaskError, TaskResult};
+use millrace_protocol::result::{CapabilityDescription, ErrorKind, TaskError, TaskResult};
 use millrace_strict_yaml::{
     MappingFields, MistakeCollector, Position, YamlMistake, YamlMistakes, YamlNode, YamlValue as Yaml,
 };
@@ -19,9 +19,10 @@ use reqwest::{Response, StatusCode, Url};
 use serde_json::{Value, json};
 use tokio::time::{Instant, sleep};
 
+use super::files::WrittenFiles;
 use super::{
-    ExternalFailure, ExternalTask, ExternalWorkState, begin_or_resume_work, parse_effect, parse_timeout,
-    record_output,
+    ExternalFailure, ExternalOutput, ExternalTask, ExternalWorkState, begin_or_resume_work, parse_effect,
+    parse_timeout, record_output,
 };
 use crate::{Attempt, Capability, CapabilityOutcome};
 
@@ -91,10 +92,15 @@ impl HttpCapability {
         let waited = match begin_or_resume_work(attempt, self.effect).await? {
             ExternalWorkState::Done(result) => return Ok(*result),
             ExternalWorkState::Pending(waited) => waited,
+            ExternalWorkState::Ended(..) => {
+                let why = "the journal is one of a program: the capability has changed its kind";
+                return Err(TaskError::new(ErrorKind::Panic, why));
+            }
         };
         let response = self.send_with_retries(attempt, &task.with_key_after_waits(waited)).await?;
         let response = response.map_err(|failure| failure.into_task_error(self.effect))?;
-        record_output(attempt, waited, &response, self.about.output.as_ref(), self.effect).await
+        let output = ExternalOutput { bytes: &response, files: WrittenFiles::default() };
+        record_output(attempt, waited, output, self.about.output.as_ref(), self.effect).await
     }
 
     /// Sends the request, with retries until the timeout. A request that may have taken effect is retried only if the

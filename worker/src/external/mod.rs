@@ -4,6 +4,7 @@
 //! has the steps `begin`, `wait.1`, `begin.1`, `wait.2`, …, `outcome`.
 
 pub(crate) mod command;
+mod files;
 pub(crate) mod http;
 mod waits;
 
@@ -18,6 +19,7 @@ use millrace_strict_yaml::{MappingFields, YamlMistake};
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
+use files::{FilesStep, WrittenFiles};
 use waits::{DelegatingAttempt, RequestedWaits};
 
 use crate::Attempt;
@@ -162,6 +164,8 @@ enum ExternalWorkState {
     Done(Box<TaskResult>),
     /// The work must be done now; it has waited so many times.
     Pending(u32),
+    /// A program has ended after so many waits, and the files that it changed are perhaps not written yet.
+    Ended(u32, Box<FilesStep>),
 }
 
 /// The step that is recorded before the work begins, for the first time or after it has waited.
@@ -183,11 +187,18 @@ async fn begin_or_resume_work(
             attempt.append_step(&begin, &Value::Null).await?;
             return Ok(ExternalWorkState::Pending(waited));
         }
-        let ends = [OUTCOME.to_owned(), format!("wait.{}", waited + 1)];
+        let mut ends = vec![OUTCOME.to_owned(), format!("wait.{}", waited + 1), files::step_name(waited)];
         let unreadable = |mistake| {
             TaskError::new(ErrorKind::Panic, format!("the recorded outcome can't be read: {mistake}"))
         };
-        match attempt.read_recorded_step_of_any(&ends).await? {
+        let mut recorded = attempt.read_recorded_step_of_any(&ends).await?;
+        let mut changed_files = None;
+        if let Some((2, value)) = recorded {
+            changed_files = Some(serde_json::from_value(value).map_err(unreadable)?);
+            ends.pop();
+            recorded = attempt.read_recorded_step_of_any(&ends).await?;
+        }
+        match recorded {
             Some((0, value)) => {
                 let result = serde_json::from_value(value).map_err(unreadable)?;
                 return Ok(ExternalWorkState::Done(Box::new(result)));
@@ -197,9 +208,10 @@ async fn begin_or_resume_work(
                 attempt.require_ended_waits(waits, children)?;
             }
             None => {
-                return match effect {
-                    Effect::Pure | Effect::Idempotent => Ok(ExternalWorkState::Pending(waited)),
-                    Effect::Effect => Err(unknown_outcome_error(
+                return match (changed_files, effect) {
+                    (Some(step), _) => Ok(ExternalWorkState::Ended(waited, Box::new(step))),
+                    (None, Effect::Pure | Effect::Idempotent) => Ok(ExternalWorkState::Pending(waited)),
+                    (None, Effect::Effect) => Err(unknown_outcome_error(
                         "a worker began this and was lost before the outcome was recorded",
                     )),
                 };
@@ -209,17 +221,18 @@ async fn begin_or_resume_work(
     unreachable!("a journal has fewer than 2^32 steps")
 }
 
-/// Records the output of work that began, and returns its result.
+/// Records the output of work that began, and returns its result with the files that it changed.
 ///
 /// # Errors
 /// The output is unusable, or it asks for waits: the attempt is parked. Or as for a step.
 async fn record_output(
     attempt: &mut Attempt<'_>,
     waited: u32,
-    output: &[u8],
+    output: ExternalOutput<'_>,
     schema: Option<&Value>,
     effect: Effect,
 ) -> Result<TaskResult, TaskError> {
+    let ExternalOutput { bytes: output, files } = output;
     if let Some(requested) =
         parse_wait_reply(attempt, output).map_err(|failure| failure.into_task_error(effect))?
     {
@@ -227,9 +240,21 @@ async fn record_output(
         attempt.append_step(&format!("wait.{}", waited + 1), &value).await?;
         attempt.require_ended_waits(requested.waits, requested.children)?;
     }
-    let result = parse_result(output, schema).map_err(|failure| failure.into_task_error(effect))?;
+    let mut result = parse_result(output, schema).map_err(|failure| failure.into_task_error(effect))?;
+    // Only files that were written count, not those that the output claims.
+    result.artifacts = files.artifacts;
+    if !files.warnings.is_empty() {
+        let notes = result.notes.take().map_or_else(String::new, |notes| format!("{notes}\n\n"));
+        result.notes = Some(notes + &files.warnings);
+    }
     record_outcome(attempt, &result).await?;
     Ok(result)
+}
+
+/// The output of work, and the files that it changed.
+struct ExternalOutput<'a> {
+    pub bytes: &'a [u8],
+    pub files: WrittenFiles,
 }
 
 /// Returns the waits that an output of an attempt asks for; `None` if it is a result.

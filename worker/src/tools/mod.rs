@@ -12,7 +12,7 @@ use millrace_agent::session::tools as built_in;
 use millrace_agent::spec::{AgentSpec, ToolNames, ToolReference};
 use millrace_agent::tool::{Tool, schema_of};
 use millrace_strict_yaml::{YamlMistake, deserialize_node};
-use millrace_tools::execute::{self, ExecuteTool, Launcher};
+use millrace_tools::execute::{self, ExecuteTool, Launcher, WorkspaceExecuteTool};
 use millrace_tools::web::{self, FetchTool, SearchSettings, SearchTool};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
@@ -99,7 +99,7 @@ async fn open_execute(entry: &ToolReference) -> Result<Arc<dyn Tool>, YamlMistak
         launcher_of_this_program().ok_or_else(|| unavailable_tool_error(entry, &MissingLauncher))?;
     let tool =
         ExecuteTool::open(settings, launcher).await.map_err(|error| unavailable_tool_error(entry, &error))?;
-    Ok(Arc::new(tool))
+    Ok(Arc::new(WorkspaceExecuteTool::new(tool)))
 }
 
 async fn open_fetch(entry: &ToolReference) -> Result<Arc<dyn Tool>, YamlMistake> {

@@ -124,12 +124,23 @@ impl FolderFiles {
         }
     }
 
-    fn list_all_files(&self) -> Result<Vec<FileEntry>, FilesError> {
+    fn list_all_files(&self, is_skipped: &dyn Fn(&FilePath) -> bool) -> Result<Vec<FileEntry>, FilesError> {
         let mut entries = Vec::new();
         let root = open_subfolder(self.root.as_fd(), ".").map_err(|errno| io_failure("the folder", errno))?;
-        collect_files(&root, "", 0, &mut entries)?;
+        collect_files(&root, "", 0, is_skipped, &mut entries)?;
         entries.sort_by(|a, b| a.path.cmp(&b.path));
         Ok(entries)
+    }
+
+    /// Lists all files except those that are skipped, by path. Skipped folders are not entered.
+    ///
+    /// # Errors
+    /// See [`FilesError`].
+    pub fn list_except(
+        &self,
+        is_skipped: impl Fn(&FilePath) -> bool + Send + 'static,
+    ) -> BoxFuture<'static, Result<Vec<FileEntry>, FilesError>> {
+        self.run_blocking(move |folder| folder.list_all_files(&is_skipped))
     }
 
     fn run_blocking<T: Send + 'static>(
@@ -210,6 +221,7 @@ fn collect_files(
     folder: &OwnedFd,
     above: &str,
     depth: usize,
+    is_skipped: &dyn Fn(&FilePath) -> bool,
     entries: &mut Vec<FileEntry>,
 ) -> Result<(), FilesError> {
     if depth > MAX_DEPTH {
@@ -223,13 +235,16 @@ fn collect_files(
             continue;
         }
         let Ok(path) = FilePath::new(&format!("{above}/{name}")) else { continue };
+        if is_skipped(&path) {
+            continue;
+        }
         // It may have been deleted since it was listed.
         let Ok(stat) = rustix::fs::statat(folder, name, AtFlags::SYMLINK_NOFOLLOW) else { continue };
         match FileType::from_raw_mode(stat.st_mode) {
             FileType::RegularFile => entries.push(build_file_entry(path, &stat)),
             FileType::Directory => {
                 if let Ok(inner) = open_subfolder(folder.as_fd(), name) {
-                    collect_files(&inner, path.as_str(), depth + 1, entries)?;
+                    collect_files(&inner, path.as_str(), depth + 1, is_skipped, entries)?;
                 }
             }
             FileType::Symlink
@@ -308,7 +323,7 @@ fn too_large_error(path: &FilePath, size: u64) -> FilesError {
 impl Files for FolderFiles {
     fn list<'a>(&'a self, folder: &'a str) -> BoxFuture<'a, Result<Vec<FileEntry>, FilesError>> {
         async move {
-            let mut entries = self.run_blocking(Self::list_all_files).await?;
+            let mut entries = self.list_except(|_| false).await?;
             entries.retain(|entry| is_below(&entry.path, folder));
             Ok(entries)
         }

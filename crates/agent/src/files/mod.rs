@@ -7,13 +7,15 @@
 //! ├─ Folder            a local folder
 //! └─ Documents         the run's documents, read-only
 //! ```
-//! [`permissions`] define what an agent may do with them.
+//! [`permissions`] define what an agent may do with them; a [`WorkingCopy`] gives them to a program.
 
 mod composite;
 mod documents;
 mod folder;
 mod nearest;
 pub mod permissions;
+mod program_files;
+mod working_copy;
 
 use futures::FutureExt;
 use futures::future::BoxFuture;
@@ -25,6 +27,8 @@ pub use composite::CompositeFiles;
 pub use documents::DocumentFiles;
 pub use folder::FolderFiles;
 pub use nearest::find_nearest_names;
+pub use program_files::{MaxFiles, MaxMegabytes, PathPatterns, ProgramFiles};
+pub use working_copy::{AgentFiles, FileChange, FileChanges, FileDigest, WorkingCopy, sha256_hex};
 
 /// A file without its content.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

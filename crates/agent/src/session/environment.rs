@@ -8,13 +8,15 @@ use millrace_protocol::result::{ErrorKind, TaskError};
 
 use super::SessionError;
 use crate::approval::ApprovalRules;
-use crate::files::Files;
+use crate::files::{AgentFiles, Files};
 use crate::model::{DeltaListener, Model, ModelAbility};
 use crate::sources::OrderInputs;
+use crate::state::StateRules;
 use crate::tool::{Tool, Toolbox};
 use crate::turn::{
-    AgentBrief, Answer, AnswerCheck, AttemptName, ConversationFormat, Driver, ForkedConversation, Journal,
-    JournalError, Machine, RecordedBeginning, UsageTotals, WorkSummary, read_recorded_beginning,
+    AgentBrief, Answer, AnswerCheck, AnsweredWork, AttemptName, ConversationFormat, Driver,
+    ForkedConversation, Journal, JournalError, Machine, RecordedBeginning, WorkSummary,
+    read_recorded_beginning,
 };
 
 /// The environment of a session.
@@ -50,14 +52,15 @@ impl<'a> SessionEnvironment<'a> {
     }
 
     /// Returns the beginning of the conversation that the journal's next step begins, or that of a new one with prompts for
-    /// this ability.
+    /// this ability and these rules for the agent's state.
     pub(super) async fn choose_beginning(
         &mut self,
         ability: ModelAbility,
+        state: Option<StateRules>,
     ) -> Result<RecordedBeginning, SessionError> {
         let recorded = read_recorded_beginning(self.journal.as_mut()).await.map_err(journal_error)?;
         let format = ConversationFormat::current(ability);
-        Ok(recorded.unwrap_or(RecordedBeginning { format, prompt: None }))
+        Ok(recorded.unwrap_or(RecordedBeginning { format, prompt: None, state }))
     }
 
     /// Drives one conversation with a model to its answer. `check` validates the answer beyond its schema.
@@ -66,7 +69,7 @@ impl<'a> SessionEnvironment<'a> {
         attempt: AttemptName,
         conversation: PreparedConversation,
         check: &AnswerCheck<'_, A>,
-    ) -> Result<(A, UsageTotals), SessionError> {
+    ) -> Result<AnsweredWork<A>, SessionError> {
         Ok(self.run_to_end(attempt, conversation, check).await?.into_result()?)
     }
 
@@ -77,18 +80,20 @@ impl<'a> SessionEnvironment<'a> {
         conversation: PreparedConversation,
         check: &AnswerCheck<'_, A>,
     ) -> Result<WorkSummary<A>, SessionError> {
-        let PreparedConversation { brief, toolbox, model, approvals, can_wait, fork, records } = conversation;
+        let PreparedConversation { brief, toolbox, model, files, state, approvals, can_wait, fork, records } =
+            conversation;
         let machine = match fork {
             Some((fork, task)) => Machine::of_fork(brief, &fork, &task),
             None => Machine::new(brief),
         };
-        let machine = machine.with_reserved_amounts(self.allowance);
+        let machine = machine.with_state(state).with_reserved_amounts(self.allowance);
         let driver = Driver::new(model.as_ref(), &toolbox, self.journal.as_mut())
             .with_attempt_name(attempt)
             .with_approvals(approvals, can_wait)
             .recording_conversation(records)
             .with_listener(self.observer.as_ref())
             .with_files(self.files)
+            .with_agent_files(files)
             .provider_timeout(self.provider_timeout)
             .with_check(check);
         // Boxed: the future of a running conversation is large.
@@ -115,6 +120,10 @@ pub(super) struct PreparedConversation {
     pub brief: AgentBrief,
     pub toolbox: Toolbox,
     pub model: Arc<dyn Model>,
+    /// The files that programs work on.
+    pub files: Option<AgentFiles>,
+    /// The rules for the agent's state, if it has one.
+    pub state: Option<StateRules>,
     /// The rules for calls that need a person's approval.
     pub approvals: ApprovalRules,
     /// `true` if the work may be parked.

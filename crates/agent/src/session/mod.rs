@@ -36,6 +36,7 @@ use millrace_protocol::work::{Assignment, Order};
 
 use crate::answers::labels::PassageLabels;
 use crate::answers::{Findings, FindingsChecker, NumberedResults, Report, ReportChecker, findings, report};
+use crate::files::{AgentFiles, CompositeFiles, Files};
 use crate::model::{AnswerSchema, Model, ModelAbility};
 use crate::roles::{self, DocumentList, WorkTask};
 use crate::sources::OrderInputError;
@@ -43,10 +44,11 @@ use crate::spec::{
     AgentSpec, AnswerForm, RunTemplateView, TaskTemplateView, Template, TemplateView, ToolReference,
     format_utc_date,
 };
+use crate::state::{StatePrompt, StateRules, create_state_tools};
 use crate::tool::{ChildTasks, Toolbox, describe_wait_end};
 use crate::turn::{
-    AgentBrief, Answer, AttemptName, ConversationFormat, DriveError, ForkedConversation, JsonAnswer,
-    PlainText, RecordedBeginning, UsageTotals, WorkFailure, format_fork_task,
+    AgentBrief, Answer, AnsweredWork, AttemptName, ConversationFormat, DriveError, ForkedConversation,
+    JsonAnswer, PlainText, RecordedBeginning, UsageTotals, WorkFailure, format_fork_task,
 };
 
 use consultants::ModelConsultants;
@@ -187,9 +189,7 @@ impl<'a> AgentSession<'a> {
                 return Err(invalid_order_error("an agent that answers with a plan can't do tasks").into());
             }
         };
-        let (result, UsageTotals { usage, models }) =
-            self.request_result(opened, question, schema, excerpt).await?;
-        Ok(TaskResult { usage, models, ..result })
+        self.request_result(opened, question, schema, excerpt).await
     }
 
     /// Drives the conversation and converts the answer into a task's result.
@@ -199,7 +199,7 @@ impl<'a> AgentSession<'a> {
         question: String,
         schema: Option<AnswerSchema>,
         excerpt: InputExcerpt,
-    ) -> Result<(TaskResult, UsageTotals), SessionError> {
+    ) -> Result<TaskResult, SessionError> {
         let format = opened.beginning.format;
         self.withdraw_useless_tools(format, &excerpt);
         let conversation = self.prepare_conversation(opened, question, schema, Vec::new())?;
@@ -211,28 +211,32 @@ impl<'a> AgentSession<'a> {
                 let used = inputs.list_used_results();
                 let checker = FindingsChecker::new(&order.objective, corpus, labels, used, format);
                 let check = |answer: Findings| checker.check_findings(answer);
-                let (answer, spent) = env.run_conversation(attempt, conversation, &check).await?;
-                Ok((findings::resolve_findings(&answer, corpus).map_err(repeated_check_error)?, spent))
+                let work = env.run_conversation(attempt, conversation, &check).await?;
+                let result =
+                    findings::resolve_findings(&work.answer, corpus).map_err(repeated_check_error)?;
+                Ok(complete_result(result, work))
             }
             AnswerForm::Report => {
                 let none = NumberedResults::default();
                 let results = inputs.numbered.as_deref().unwrap_or(&none);
                 let checker = ReportChecker::new(&order.mission, results, format);
                 let check = |answer: Report| checker.check_report(answer);
-                let (answer, spent) = env.run_conversation(attempt, conversation, &check).await?;
-                Ok((results.resolve_citations(&answer).map_err(repeated_check_error)?, spent))
+                let work = env.run_conversation(attempt, conversation, &check).await?;
+                let result = results.resolve_citations(&work.answer).map_err(repeated_check_error)?;
+                Ok(complete_result(result, work))
             }
             AnswerForm::Text => {
-                let (PlainText(output), spent) =
-                    env.run_conversation(attempt, conversation, &|text: PlainText| Ok(text)).await?;
-                Ok((TaskResult { output, ..TaskResult::default() }, spent))
+                let work = env.run_conversation(attempt, conversation, &|text: PlainText| Ok(text)).await?;
+                let result = TaskResult { output: work.answer.0.clone(), ..TaskResult::default() };
+                Ok(complete_result(result, work))
             }
             AnswerForm::Data | AnswerForm::Plan => {
-                let (JsonAnswer(data), spent) =
-                    env.run_conversation(attempt, conversation, &|data: JsonAnswer| Ok(data)).await?;
+                let work = env.run_conversation(attempt, conversation, &|data: JsonAnswer| Ok(data)).await?;
+                let data = work.answer.0.clone();
                 let output = format!("```json\n{data:#}\n```");
                 let summary = data["summary"].as_str().unwrap_or_default().to_owned();
-                Ok((TaskResult { summary, output, data: Some(data), ..TaskResult::default() }, spent))
+                let result = TaskResult { summary, output, data: Some(data), ..TaskResult::default() };
+                Ok(complete_result(result, work))
             }
         }
     }
@@ -256,10 +260,12 @@ impl<'a> AgentSession<'a> {
     async fn open_model(&mut self) -> Result<OpenedModel, SessionError> {
         let (model, ability) = self.open_pooled_model()?;
         if let Some(fork) = &self.fork {
-            let beginning = RecordedBeginning { format: fork.format(), prompt: None };
+            let state = fork.state_rules().cloned();
+            let beginning = RecordedBeginning { format: fork.format(), prompt: None, state };
             return Ok(OpenedModel { model, beginning });
         }
-        let beginning = self.env.choose_beginning(ability).await?;
+        let state = Some(self.spec.state.clone()).filter(|rules| !rules.is_empty());
+        let beginning = self.env.choose_beginning(ability, state).await?;
         Ok(OpenedModel { model, beginning })
     }
 
@@ -276,7 +282,7 @@ impl<'a> AgentSession<'a> {
     /// session, such as a planner's.
     fn prepare_conversation(
         &mut self,
-        OpenedModel { model, beginning }: OpenedModel,
+        OpenedModel { model, mut beginning }: OpenedModel,
         task: String,
         answer: Option<AnswerSchema>,
         stateful: Vec<Arc<dyn crate::tool::Tool>>,
@@ -305,24 +311,26 @@ impl<'a> AgentSession<'a> {
             stateful,
         };
         let files = env.files.clone().map(|files| inputs.mount_documents(files));
-        let context = match files {
-            Some(files) => context.with_files(files, spec.permissions.clone()),
+        let agent_files = files.map(|files| open_agent_files(spec, files)).transpose()?;
+        let context = match &agent_files {
+            Some(agent) => context.with_files(agent.files.clone(), agent.permissions.clone()),
             None => context,
         };
         let format = beginning.format;
         let references: Vec<ToolReference> =
             spec.tools.iter().filter(|tool| !useless_tools.contains(&tool.name.as_str())).cloned().collect();
-        let tools = context.open_tools(&references).into_iter().chain(std::mem::take(&mut env.tools));
+        let own = std::mem::take(&mut env.tools).into_iter().map(|tool| {
+            let of_attempt = agent_files.as_ref().and_then(|files| tool.for_attempt(files));
+            of_attempt.unwrap_or(tool)
+        });
+        let mut state = beginning.state.take();
+        let of_state = state.as_ref().map(create_state_tools).unwrap_or_default();
+        let tools = context.open_tools(&references).into_iter().chain(own).chain(of_state);
         let toolbox = Toolbox::new(tools).map_err(|duplicate| invalid_order_error(&duplicate.to_string()))?;
+        let built_in =
+            turn_instructions.take().or_else(|| prompts::built_in_instructions(spec.answer, format.ability));
         let brief = AgentBrief {
-            system: render_instructions(
-                spec,
-                order,
-                &inputs.document_list(),
-                turn_instructions
-                    .take()
-                    .or_else(|| prompts::built_in_instructions(spec.answer, format.ability)),
-            )?,
+            system: render_instructions(spec, order, &inputs.document_list(), built_in, state.as_mut())?,
             task,
             tools: toolbox.specs(),
             answer,
@@ -339,8 +347,27 @@ impl<'a> AgentSession<'a> {
             None => restore_prompt(brief, beginning),
         };
         let records = order.shared.is_some();
-        Ok(PreparedConversation { brief, toolbox, model, approvals, can_wait, fork, records })
+        let files = agent_files;
+        Ok(PreparedConversation { brief, toolbox, model, files, state, approvals, can_wait, fork, records })
     }
+}
+
+/// Adds the host's folder to an agent's files, with the agent's permissions.
+fn open_agent_files(spec: &AgentSpec, files: Arc<dyn Files>) -> Result<AgentFiles, TaskError> {
+    let permissions = spec.permissions.clone();
+    let Some(folder) = &spec.folder else { return Ok(AgentFiles { files, permissions }) };
+    let opened = folder.open().map_err(|why| TaskError::new(ErrorKind::Tool, why))?;
+    let permissions = folder
+        .restrict_permissions(permissions)
+        .map_err(|invalid| TaskError::new(ErrorKind::InvalidTask, invalid.to_string()))?;
+    let files = CompositeFiles::new(files).with_mount(folder.at.clone(), Arc::new(opened));
+    Ok(AgentFiles { files: Arc::new(files), permissions })
+}
+
+/// Adds the usage of the work and the files that it made to its result.
+fn complete_result<A>(result: TaskResult, work: AnsweredWork<A>) -> TaskResult {
+    let UsageTotals { usage, models } = work.spent;
+    TaskResult { usage, models, artifacts: work.artifacts, ..result }
 }
 
 /// The most tokens of one reply.
@@ -355,12 +382,13 @@ fn choose_max_output_tokens(answer: AnswerForm, format: ConversationFormat) -> u
     }
 }
 
-/// Renders the system prompt.
+/// Renders the system prompt. A prompt that shows the state becomes a part of its rules, unless a recorded one is.
 fn render_instructions(
     spec: &AgentSpec,
     order: &Order,
     documents: &DocumentList,
     built_in: Option<Template>,
+    state: Option<&mut StateRules>,
 ) -> Result<String, TaskError> {
     let instructions =
         built_in.as_ref().filter(|_| spec.instructions.is_empty()).unwrap_or(&spec.instructions);
@@ -381,8 +409,16 @@ fn render_instructions(
         parameters: &order.parameters,
         documents,
         today: format_utc_date(Timestamp::now()),
+        state: state.as_deref().map(StateRules::default_values).unwrap_or_default(),
+        phase: state.as_deref().map_or("", StateRules::first_phase).to_owned(),
     };
     let rendered = instructions.render(&view);
+    if let Some(rules) = state
+        && !instructions.state_names().is_empty()
+    {
+        let view = serde_json::to_value(&view).expect("a view holds only texts and JSON values");
+        rules.prompt.get_or_insert_with(|| StatePrompt { template: instructions.clone(), view });
+    }
     rendered
         .map_err(|error| invalid_order_error(&format!("the instructions of {}: {error}", spec.about.name)))
 }

@@ -57,7 +57,7 @@ impl AgentSession<'_> {
         conversation.brief.max_output_tokens = turn.max_output_tokens();
         let attempt = AttemptName::from_order(self.order);
         let check = |answer: PlanAnswer| turn.validate_answer(answer);
-        let WorkSummary { outcome, usage, models, produced } =
+        let WorkSummary { outcome, usage, models, artifacts: _, produced } =
             self.env.run_to_end(attempt, conversation, &check).await?;
         let spent = UsageTotals { usage, models };
         match outcome {

@@ -261,7 +261,7 @@ impl PanelReview<'_> {
         // Without files, large tool results stay in the conversation: a judge must not write to the workspace.
         let env = SessionEnvironment { files: None, ..env };
         let mut env = env;
-        let beginning = env.choose_beginning(model.ability()).await?;
+        let beginning = env.choose_beginning(model.ability(), None).await?;
         let format = beginning.format;
         let toolbox = self.evidence.open_tools(&self.sheet, format);
         let brief = restore_prompt(build_review_brief(&self.sheet, &toolbox, format), beginning);
@@ -269,6 +269,8 @@ impl PanelReview<'_> {
             brief,
             toolbox,
             model,
+            files: None,
+            state: None,
             approvals: ApprovalRules::default(),
             can_wait: false,
             fork: None,
@@ -276,9 +278,8 @@ impl PanelReview<'_> {
         };
         let expected = JudgementValidator::new(self.task, &self.sheet.criteria, format);
         let check = |judgement: Judgement| expected.validate_judgement(judgement);
-        let (judgement, spent) =
-            env.run_conversation(AttemptName::from_order(self.order), conversation, &check).await?;
-        Ok((judgement.to_verdict(), spent))
+        let judged = env.run_conversation(AttemptName::from_order(self.order), conversation, &check).await?;
+        Ok((judged.answer.to_verdict(), judged.spent))
     }
 }
 

@@ -2,12 +2,15 @@
 //! its error messages and the template of the instructions; it opens no model and no tool, and runs nothing.
 
 mod agents;
+mod host_folder;
 mod person_review;
 mod review;
 mod schema;
 mod server_tools;
+mod state;
 mod template;
 
+use std::collections::BTreeMap;
 use std::path::Path;
 
 use millrace_models::{ModelAbility, ModelSelection};
@@ -23,15 +26,18 @@ use serde::{Deserialize, Serialize};
 
 use agents::OwnTools;
 pub use agents::{AgentAccess, AskableAgent, ForkAccess};
+pub use host_folder::HostFolder;
 pub use review::{read_review, review_schema};
 pub use schema::{agent_file_schema, common_properties_schema, merge_json};
 use server_tools::ServerToolNames;
+use state::{PlacedCondition, StateSource};
 pub use template::{
     RunTemplateView, TaskTemplateView, Template, TemplateError, TemplateView, format_utc_date,
 };
 
 use crate::approval::{ApprovalRule, ApprovalRules};
 use crate::files::permissions::{CompiledPermissions, PermissionRules};
+use crate::state::StateRules;
 use crate::turn::Limits;
 
 /// The maximum size of a capability file, in bytes.
@@ -42,18 +48,21 @@ pub const KIND: FileDescription = FileDescription { name: "capability", holds: "
 /// The fields that all kinds of capabilities have.
 pub const COMMON: [&str; 7] = ["name", "kind", "description", "concurrency", "input", "output", "review"];
 /// The fields of an agent in addition to [`COMMON`].
-pub const AGENT: [&str; 11] = [
+pub const AGENT: [&str; 14] = [
     "instructions",
     "model",
     "prompts",
     "tools",
     "agents",
     "mcp",
+    "files",
     "permissions",
     "approve",
     "limits",
     "answer",
     "consult",
+    "state",
+    "phases",
 ];
 
 /// The self-description of a capability of any kind.
@@ -90,6 +99,8 @@ pub struct AgentSpec {
     pub agents: AgentAccess,
     /// The MCP servers whose tools it gets, as written in the file.
     pub servers: Vec<YamlNode>,
+    /// The folder of the host among its files, if it has one.
+    pub folder: Option<HostFolder>,
     /// Its file permissions.
     pub permissions: CompiledPermissions,
     /// Its calls that need a person's approval.
@@ -100,6 +111,8 @@ pub struct AgentSpec {
     pub answer: AnswerForm,
     /// `true` if other agents may ask it short questions.
     pub is_consultable: bool,
+    /// The rules for its state.
+    pub state: StateRules,
 }
 
 /// A tool of an agent.
@@ -285,11 +298,13 @@ impl AgentSpec {
             tools: Vec::new(),
             agents: AgentAccess::default(),
             servers: Vec::new(),
+            folder: None,
             permissions: CompiledPermissions::default(),
             approvals: ApprovalRules::default(),
             limits: Limits::default(),
             answer: AnswerForm::default(),
             is_consultable: false,
+            state: StateRules::default(),
         }
     }
 
@@ -328,7 +343,7 @@ impl AgentSpec {
         let model = mistakes.check_optional(model);
         let prompts = mistakes.check_optional(fields.find_field("prompts").map(read_prompts));
         let tools = fields.find_field("tools").map(|node| read_tools(node, tool_names));
-        let tools = mistakes.check_optional(tools);
+        let (tools, conditions) = mistakes.check_optional(tools).unzip();
         let servers =
             fields.find_field("mcp").map(|node| Ok(node.parse_list("mcp", "MCP servers")?.to_vec()));
         let servers = mistakes.check_optional(servers).unwrap_or_default();
@@ -336,6 +351,8 @@ impl AgentSpec {
         let own_tools = OwnTools { tools: tools.as_deref(), of_servers: &server_tools };
         let agents = fields.find_field("agents").map(|node| agents::read_agents(node, &own_tools));
         let agents = mistakes.check_optional(agents);
+        let folder = fields.find_field("files").map(|node| deserialize_node(node, "files"));
+        let folder = mistakes.check_optional(folder);
         let permissions = mistakes.check_optional(fields.find_field("permissions").map(read_permissions));
         let approvals =
             fields.find_field("approve").map(|node| read_approvals(node, tool_names, &server_tools));
@@ -353,6 +370,17 @@ impl AgentSpec {
             Some(_) | None => fields.require_field("instructions").and_then(read_instructions),
         };
         let instructions = mistakes.check(instructions);
+        let source = StateSource {
+            fields: &fields,
+            conditions: conditions.unwrap_or_default(),
+            tool_names: tool_names.names(),
+        };
+        let state = state::collect_state(source, mistakes);
+        if let (Some(template), Some(node)) = (&instructions, fields.find_field("instructions"))
+            && mistakes.is_empty()
+        {
+            mistakes.check(state::check_template(template, node, &state));
+        }
         if answer == AnswerForm::Data && !has_output {
             let position = fields.find_field("answer").map_or(root.position, |node| node.position);
             let text = "an answer of the form data needs a JSON Schema: add the field \"output\"";
@@ -366,11 +394,13 @@ impl AgentSpec {
             tools: tools.unwrap_or_default(),
             agents: agents.unwrap_or_default(),
             servers,
+            folder,
             permissions: permissions.map(|(_, compiled)| compiled).unwrap_or_default(),
             approvals: approvals.unwrap_or_default(),
             limits: limits.unwrap_or_default(),
             answer,
             is_consultable,
+            state,
         })
     }
 
@@ -482,10 +512,16 @@ fn read_json_schema(node: &YamlNode, name: &str) -> Result<serde_json::Value, Ya
     }
 }
 
-fn read_tools(node: &YamlNode, tool_names: &dyn ToolNames) -> Result<Vec<ToolReference>, YamlMistake> {
-    let mut entries: Vec<ToolReference> = Vec::new();
+/// The tools of an agent, and the conditions under which some of them are available.
+type ListedTools = (Vec<ToolReference>, BTreeMap<String, PlacedCondition>);
+
+fn read_tools(node: &YamlNode, tool_names: &dyn ToolNames) -> Result<ListedTools, YamlMistake> {
+    let (mut entries, mut conditions) = (Vec::<ToolReference>::new(), BTreeMap::new());
     for item in node.parse_list("tools", "tools")? {
-        let entry = read_tool(item, tool_names)?;
+        let (entry, condition) = read_tool(item, tool_names)?;
+        if let Some(condition) = condition {
+            conditions.insert(entry.name.clone(), condition);
+        }
         if entries.iter().any(|earlier| earlier.name == entry.name) {
             return Err(YamlMistake::at_position(
                 entry.position,
@@ -494,10 +530,25 @@ fn read_tools(node: &YamlNode, tool_names: &dyn ToolNames) -> Result<Vec<ToolRef
         }
         entries.push(entry);
     }
-    Ok(entries)
+    Ok((entries, conditions))
 }
 
-fn read_tool(item: &YamlNode, tool_names: &dyn ToolNames) -> Result<ToolReference, YamlMistake> {
+/// Takes the condition `when` out of the settings of a tool.
+fn take_condition(settings: YamlNode) -> Result<(Option<YamlNode>, Option<PlacedCondition>), YamlMistake> {
+    let YamlValue::Map(mut entries) = settings.value else { return Ok((Some(settings), None)) };
+    let Some(at) = entries.iter().position(|entry| entry.key == "when") else {
+        return Ok((Some(YamlNode { value: YamlValue::Map(entries), ..settings }), None));
+    };
+    let condition = state::read_condition(&entries.remove(at).node)?;
+    let rest = YamlNode { value: YamlValue::Map(entries), ..settings };
+    let is_empty = matches!(&rest.value, YamlValue::Map(entries) if entries.is_empty());
+    Ok(((!is_empty).then_some(rest), Some(condition)))
+}
+
+fn read_tool(
+    item: &YamlNode,
+    tool_names: &dyn ToolNames,
+) -> Result<(ToolReference, Option<PlacedCondition>), YamlMistake> {
     let (name, position, settings) = match &item.value {
         YamlValue::Text(name) => (name, item.position, None),
         YamlValue::Map(entries) if entries.len() == 1 => {
@@ -519,12 +570,13 @@ fn read_tool(item: &YamlNode, tool_names: &dyn ToolNames) -> Result<ToolReferenc
         let text = format!("there is no tool {name:?}{hint}; the tools are {}", names.join(", "));
         return Err(YamlMistake::at_position(position, text));
     }
+    let (settings, condition) = settings.map(take_condition).transpose()?.unwrap_or_default();
     match settings {
         Some(_) if !tool_names.has_settings(name) => Err(YamlMistake::at_position(
             position,
-            format!("the tool {name:?} takes no settings; write only its name"),
+            format!("the tool {name:?} takes no settings but \"when\"; write only its name"),
         )),
-        settings => Ok(ToolReference { name: name.clone(), position, settings }),
+        settings => Ok((ToolReference { name: name.clone(), position, settings }, condition)),
     }
 }
 
@@ -654,7 +706,7 @@ concurrency: 2
             ),
             (
                 instead("think,", "think: {a: 1},"),
-                "4:9: the tool \"think\" takes no settings; write only its name",
+                "4:9: the tool \"think\" takes no settings but \"when\"; write only its name",
             ),
             (instead("think,", "think, think,"), "4:16: the tool \"think\" is listed twice"),
             (instead("type: object", "type: objct"), "5:8: \"input\" is not a valid JSON Schema: "),

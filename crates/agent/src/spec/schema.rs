@@ -4,7 +4,7 @@
 use millrace_models::ModelAbility;
 use serde_json::{Value, json};
 
-use super::{AnswerForm, review_schema};
+use super::{AnswerForm, HostFolder, review_schema};
 use crate::approval::ApprovalRule;
 
 /// The properties that all kinds of capabilities have.
@@ -38,14 +38,13 @@ pub fn common_properties_schema() -> Value {
 #[must_use]
 pub fn agent_file_schema(tools: &[(&str, Option<Value>)], server: &Value, permissions: &Value) -> Value {
     let names: Vec<&str> = tools.iter().map(|(name, _)| *name).collect();
-    let set = tools.iter().filter_map(|(name, settings)| {
-        let settings = settings.as_ref()?;
-        Some(json!({
+    let set = tools.iter().map(|(name, settings)| {
+        json!({
             "type": "object",
-            "properties": { *name: settings },
+            "properties": { *name: settings_schema(settings.as_ref()) },
             "required": [name],
             "additionalProperties": false,
-        }))
+        })
     });
     let entries: Vec<Value> = [json!({ "enum": names })].into_iter().chain(set).collect();
     let mut properties = common_properties_schema();
@@ -54,7 +53,7 @@ pub fn agent_file_schema(tools: &[(&str, Option<Value>)], server: &Value, permis
         "instructions": {
             "description": "The agent's instructions: a Jinja template over run.id, run.objective, task.id, \
                             task.objective, task.feedback, task.final, parameters, documents.count, documents.paths, \
-                            documents.passed_over and today.",
+                            documents.passed_over, today, state and phase.",
             "type": "string",
             "pattern": "\\S",
         },
@@ -71,6 +70,7 @@ pub fn agent_file_schema(tools: &[(&str, Option<Value>)], server: &Value, permis
         "tools": { "description": "The tools it gets.", "type": "array", "items": { "oneOf": entries } },
         "agents": super::agents::agents_schema(),
         "mcp": { "description": "The MCP servers whose tools it gets.", "type": "array", "items": server },
+        "files": folder_schema(),
         "permissions": permissions,
         "approve": approvals_schema(),
         "limits": crate::tool::schema_of::<crate::turn::Limits>(),
@@ -78,6 +78,7 @@ pub fn agent_file_schema(tools: &[(&str, Option<Value>)], server: &Value, permis
         "consult": { "description": "true if other agents may ask it short questions.", "type": "boolean" },
     });
     merge_json(&mut properties, more);
+    merge_json(&mut properties, super::state::state_schemas());
     json!({
         "type": "object",
         "properties": properties,
@@ -90,9 +91,35 @@ pub fn agent_file_schema(tools: &[(&str, Option<Value>)], server: &Value, permis
     })
 }
 
+/// The schema of a tool's settings with its condition, or of its condition alone.
+fn settings_schema(settings: Option<&Value>) -> Value {
+    let condition = json!({
+        "description": "The tool is available where this expression over state.FIELD and phase holds.",
+        "type": "string",
+        "minLength": 1,
+    });
+    let Some(settings) = settings else {
+        return json!({
+            "type": "object",
+            "properties": { "when": condition },
+            "required": ["when"],
+            "additionalProperties": false,
+        });
+    };
+    let mut settings = settings.clone();
+    settings["properties"]["when"] = condition;
+    settings
+}
+
 fn approvals_schema() -> Value {
     let mut schema = crate::tool::schema_of::<Vec<ApprovalRule>>();
     schema["description"] = "Its calls that need a person's approval before they run.".into();
+    schema
+}
+
+fn folder_schema() -> Value {
+    let mut schema = crate::tool::schema_of::<HostFolder>();
+    schema["description"] = "A folder of the host among its files.".into();
     schema
 }
 

@@ -1,18 +1,21 @@
 //! The instructions of an agent as a template over its run, its task and its documents. It owns the names that a template
 //! may use; an unknown name is a mistake, found as early as possible.
 
+use std::collections::BTreeMap;
 use std::fmt;
 
 use jiff::Timestamp;
 use millrace_protocol::ids::{RunId, TaskId};
 use millrace_protocol::result::TaskParameters;
 use minijinja::{Environment, UndefinedBehavior};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
 use crate::roles::DocumentList;
 
 /// Instructions with placeholders that are filled in for each task.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(transparent)]
 pub struct Template(String);
 
 /// The values for a template.
@@ -28,6 +31,10 @@ pub struct TemplateView<'a> {
     pub documents: &'a DocumentList,
     /// The day, as `2026-11-22`.
     pub today: String,
+    /// The fields of the agent's state.
+    pub state: BTreeMap<String, Value>,
+    /// The agent's phase; empty if it has none.
+    pub phase: String,
 }
 
 /// The run in a template.
@@ -72,7 +79,7 @@ impl fmt::Display for TemplateError {
 }
 
 /// The names that a template may use: of those with a dot, the first part has no other fields.
-const NAMES: [&str; 11] = [
+const NAMES: [&str; 13] = [
     "run.id",
     "run.objective",
     "task.id",
@@ -84,6 +91,8 @@ const NAMES: [&str; 11] = [
     "documents.passed_over",
     "parameters",
     "today",
+    "state",
+    "phase",
 ];
 
 impl Template {
@@ -120,6 +129,29 @@ impl Template {
         create_environment(UndefinedBehavior::Strict)
             .render_str(&self.0, view)
             .map_err(|error| convert_minijinja_error(&error))
+    }
+
+    /// Renders the instructions from the values of a view as JSON.
+    ///
+    /// # Errors
+    /// As for [`Template::render`].
+    pub fn render_value(&self, view: &Value) -> Result<String, TemplateError> {
+        create_environment(UndefinedBehavior::Strict)
+            .render_str(&self.0, view)
+            .map_err(|error| convert_minijinja_error(&error))
+    }
+
+    /// The names of the agent's state that it uses, such as `phase` and `state.count`, sorted.
+    #[must_use]
+    pub fn state_names(&self) -> Vec<String> {
+        let environment = create_environment(UndefinedBehavior::Strict);
+        let Ok(template) = environment.template_from_str(&self.0) else { return Vec::new() };
+        let is_state =
+            |name: &String| matches!(name.split('.').next().unwrap_or_default(), "state" | "phase");
+        let mut names: Vec<String> =
+            template.undeclared_variables(true).into_iter().filter(is_state).collect();
+        names.sort_unstable();
+        names
     }
 
     /// Renders the instructions without a task: unknown values are left out.
@@ -176,6 +208,8 @@ mod tests {
             parameters: &parameters,
             documents: &documents,
             today: format_utc_date("2026-11-22T10:00:00Z".parse().unwrap()),
+            state: BTreeMap::from([("count".to_owned(), json!(0))]),
+            phase: "draft".into(),
         };
         template.render(&view).map_err(|error| error.to_string())
     }

@@ -28,6 +28,8 @@ pub enum InnerTool {
     AppendNote,
     /// `read_notes{whole?}`.
     ReadNotes,
+    /// A tool over the agent's state.
+    State,
 }
 
 #[derive(Deserialize, JsonSchema)]
@@ -104,55 +106,59 @@ question. Notes remain when the conversation is shortened, so note what you woul
 const READ_NOTES: &str =
     "Read the notes of this task: the newest, at most 8000 characters, or all with whole=true.";
 
-impl InnerTool {
-    fn spec(self) -> ToolSpec {
-        let (name, description, schema) = match self {
-            Self::Think => ("think", THINK, schema_of::<ThinkArguments>()),
-            Self::WriteTodos => ("write_todos", WRITE_TODOS, schema_of::<WriteTodosArguments>()),
-            Self::AppendNote => ("append_note", APPEND_NOTE, schema_of::<AppendNoteArguments>()),
-            Self::ReadNotes => ("read_notes", READ_NOTES, schema_of::<ReadNotesArguments>()),
-        };
-        ToolSpec { name: name.to_owned(), description: description.to_owned(), schema }
-    }
-}
-
 /// `think{thought}`: lets a model write down a thought between two steps. It has no effect.
 #[must_use]
 pub fn think_tool() -> Arc<dyn Tool> {
-    Arc::new(InnerToolAdapter(InnerTool::Think))
+    InnerToolAdapter::create::<ThinkArguments>(InnerTool::Think, "think", THINK)
 }
 
 /// `write_todos{todos: [{content, status}]}`: replaces the agent's to-do list.
 #[must_use]
 pub fn write_todos_tool() -> Arc<dyn Tool> {
-    Arc::new(InnerToolAdapter(InnerTool::WriteTodos))
+    InnerToolAdapter::create::<WriteTodosArguments>(InnerTool::WriteTodos, "write_todos", WRITE_TODOS)
 }
 
 /// `append_note{note}`: saves a note for the rest of the task.
 #[must_use]
 pub fn append_note_tool() -> Arc<dyn Tool> {
-    Arc::new(InnerToolAdapter(InnerTool::AppendNote))
+    InnerToolAdapter::create::<AppendNoteArguments>(InnerTool::AppendNote, "append_note", APPEND_NOTE)
 }
 
 /// `read_notes{whole?}`: reads the notes of the task.
 #[must_use]
 pub fn read_notes_tool() -> Arc<dyn Tool> {
-    Arc::new(InnerToolAdapter(InnerTool::ReadNotes))
+    InnerToolAdapter::create::<ReadNotesArguments>(InnerTool::ReadNotes, "read_notes", READ_NOTES)
 }
 
-struct InnerToolAdapter(InnerTool);
+struct InnerToolAdapter {
+    inner: InnerTool,
+    name: &'static str,
+    description: &'static str,
+    schema: fn() -> Value,
+}
+
+impl InnerToolAdapter {
+    fn create<A: JsonSchema>(
+        inner: InnerTool,
+        name: &'static str,
+        description: &'static str,
+    ) -> Arc<dyn Tool> {
+        Arc::new(Self { inner, name, description, schema: schema_of::<A> })
+    }
+}
 
 impl Tool for InnerToolAdapter {
     fn spec(&self) -> ToolSpec {
-        self.0.spec()
+        let Self { name, description, schema, .. } = self;
+        ToolSpec { name: (*name).to_owned(), description: (*description).to_owned(), schema: schema() }
     }
 
     fn inner(&self) -> Option<InnerTool> {
-        Some(self.0)
+        Some(self.inner)
     }
 
     fn call<'a>(&'a self, _: Value, _: &'a Call) -> BoxFuture<'a, Result<Output, ToolError>> {
-        let text = format!("{} works only inside an agent's conversation", self.spec().name);
+        let text = format!("{} works only inside an agent's conversation", self.name);
         Box::pin(futures::future::ready(Err(ToolError::Refused(text))))
     }
 }

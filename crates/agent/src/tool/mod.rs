@@ -33,7 +33,8 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::turn::ForkedConversation;
+use crate::files::{AgentFiles, FileChanges};
+use crate::turn::{ArtifactChange, ForkedConversation};
 
 pub(crate) use arguments::parse_lenient_json;
 pub use ask::ask_user_tool;
@@ -100,6 +101,12 @@ pub trait Tool: Send + Sync {
     /// # Errors
     /// See [`ToolError`]; its kind decides whether the model can continue.
     fn call<'a>(&'a self, arguments: Value, call: &'a Call) -> BoxFuture<'a, Result<Output, ToolError>>;
+
+    /// The tool for one attempt with these files, if it works on files; `None` if one tool serves all attempts.
+    fn for_attempt(&self, files: &AgentFiles) -> Option<Arc<dyn Tool>> {
+        let _ = files;
+        None
+    }
 
     /// The number of tasks that a call delegates: the amounts that the attempt has left are shared among them.
     fn delegated_tasks(&self) -> u32 {
@@ -177,7 +184,7 @@ pub struct Call {
 }
 
 /// The output of a tool.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Default)]
 pub struct Output {
     /// The text for the model.
     pub text: String,
@@ -189,6 +196,10 @@ pub struct Output {
     pub delegated: Usage,
     /// The changes of the attempt's children. They are in the journal before the result is.
     pub delegation: Option<Box<Delegation>>,
+    /// The files that the call changed.
+    pub artifacts: Vec<ArtifactChange>,
+    /// The changes in a program's working folder. They are in the journal before they are written.
+    pub changes: Option<Box<FileChanges>>,
 }
 
 impl From<String> for Output {

@@ -175,7 +175,7 @@ fn no_result_error(task: &TaskId, entries: &[ResultEntry]) -> ToolError {
 }
 
 /// Serialises a result to about `limit` characters of JSON. The output is shortened first, then the data is dropped, then
-/// quotations and sources from the end.
+/// quotations, sources and files from the end.
 fn result_to_json_within_limit(task_id: TaskId, result: TaskResult, limit: usize) -> String {
     let mut shown = ResultView { task_id, result, cut: None };
     let whole = to_json_text(&shown);
@@ -200,6 +200,10 @@ fn result_to_json_within_limit(task_id: TaskId, result: TaskResult, limit: usize
     let sources = drop_items_from_end(&mut shown, limit, |result| &mut result.sources);
     if sources > 0 {
         left_out.push(format!("{sources} sources"));
+    }
+    let artifacts = drop_items_from_end(&mut shown, limit, |result| &mut result.artifacts);
+    if artifacts > 0 {
+        left_out.push(format!("{artifacts} files"));
     }
     shown.result.summary = keep_head_and_tail(&shown.result.summary, limit / 4);
     shown.result.notes = shown.result.notes.map(|notes| keep_head_and_tail(&notes, limit / 4));

@@ -3,8 +3,11 @@
 //!
 //! A call that needs a person's approval waits for it under the key `approve.<turn>.<index>.<tool>.<digest>`; the other calls of the turn
 //! run at once. When it is approved it runs like any other, and is recorded before it begins by a step of its own.
+//!
+//! The files that a program changed are recorded under `files.<turn>.<index>.<tool>` before they are written.
 
 use std::any::Any;
+use std::collections::BTreeMap;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Duration;
@@ -25,10 +28,12 @@ use tracing::warn;
 use super::drive_error::{decode_step, encode_step};
 use super::fork::ForkedConversation;
 use super::large::limit_result_size;
-use super::record::{BegunCallsStep, ToolCallRecord, to_millis};
-use super::{AttemptName, DriveError, Journal, ValidatedToolCall};
+use super::record::{BegunCallsStep, FileChangesStep, ToolCallRecord, to_millis};
+use super::{
+    AttemptName, DriveError, FileChangesError, Journal, RecordedChanges, ValidatedToolCall, WrittenChanges,
+};
 use crate::approval::{ApprovalRules, digest_of_call};
-use crate::files::Files;
+use crate::files::{AgentFiles, FileChanges, Files};
 use crate::model::ToolResult;
 use crate::tool::{Call, Effect, ModelCallBudget, Output, Tool, ToolError, Toolbox, describe_wait_end};
 
@@ -39,12 +44,17 @@ const UNKNOWN: &str = "It is unknown whether this call took effect: its worker w
 the result was recorded. The call was not retried. Check what it was meant to change before you continue: if it took \
 effect, do not repeat it; if not, make the call again.";
 
+/// The changes of files that are recorded and perhaps not written yet, by the index of their call.
+type PendingChanges = BTreeMap<usize, FileChangesStep>;
+
 /// The end of running a call.
 enum CallEnd {
     /// It has a result.
     Result(Box<ToolCallRecord>),
     /// It has a result, and changes children.
     Delegated(Box<ToolCallRecord>, Delegation),
+    /// It has a result, and a program that it ran changed files.
+    Changed(Box<ToolCallRecord>, Box<FileChanges>),
     /// It waits for something outside, perhaps for a task that it delegates.
     Waits(WaitCondition, Option<Box<TaskSpec>>),
 }
@@ -55,6 +65,8 @@ pub(super) struct ToolCallRunner<'a> {
     pub attempt: &'a AttemptName,
     pub toolbox: &'a Toolbox,
     pub files: Option<&'a Arc<dyn Files>>,
+    /// The files that programs work on.
+    pub agent_files: Option<&'a AgentFiles>,
     /// The remaining working time.
     pub left: Option<Duration>,
     /// The model usage that the calls may have together.
@@ -109,7 +121,16 @@ impl ToolCallRunner<'_> {
             .map(|(index, call)| self.approval_of_call(call, &self.approval_key(index, call), journal))
             .collect();
         let mut begun = self.record_begun_calls(calls, &names, &approvals, journal).await?;
-        let mut results = self.replay_results(calls, &names, &approvals, &mut begun, journal).await?;
+        let mut pending = PendingChanges::new();
+        let replayed = self.replay_results(calls, &names, &approvals, (&mut begun, &mut pending), journal);
+        let mut results = replayed.await?;
+        for (index, step) in pending {
+            if results[index].is_none() {
+                let record = self.write_changes(&calls[index], index, step, journal).await?;
+                journal.append_step(&names[index], &encode_step(&record)).await?;
+                results[index] = Some(record);
+            }
+        }
         for index in begun {
             if results[index].is_none() {
                 let unknown = build_call_record(&calls[index], UNKNOWN.to_owned(), true);
@@ -165,6 +186,17 @@ impl ToolCallRunner<'_> {
                     journal.append_step(&names[index], &encode_step(&result)).await?;
                     results[index] = Some(*result);
                 }
+                Ok(CallEnd::Changed(call, changes)) => {
+                    let changes = RecordedChanges::store_contents(&changes, journal).await;
+                    let changes = changes.map_err(|error| file_changes_error(&calls[index], error))?;
+                    let step = FileChangesStep { call: *call, changes };
+                    journal
+                        .append_step(&self.changes_step(index, &calls[index]), &encode_step(&step))
+                        .await?;
+                    let record = self.write_changes(&calls[index], index, step, journal).await?;
+                    journal.append_step(&names[index], &encode_step(&record)).await?;
+                    results[index] = Some(record);
+                }
                 Ok(CallEnd::Waits(condition, child)) => {
                     waits.push((index, Wait { key: names[index].clone(), condition }));
                     let mut delegated: Vec<TaskSpec> = child.map(|child| *child).into_iter().collect();
@@ -198,6 +230,32 @@ impl ToolCallRunner<'_> {
     /// The step that is recorded before an approved call begins.
     fn begin_step(&self, index: usize) -> String {
         format!("begin.{}.{index}", self.number)
+    }
+
+    /// The step that records the files that a call changed, before they are written.
+    fn changes_step(&self, index: usize, call: &ValidatedToolCall) -> String {
+        format!("files.{}.{index}.{}", self.number, call.tool)
+    }
+
+    /// Writes the files that a call changed, and adds what became of them to its result.
+    async fn write_changes(
+        &self,
+        call: &ValidatedToolCall,
+        index: usize,
+        step: FileChangesStep,
+        journal: &mut dyn Journal,
+    ) -> Result<ToolCallRecord, DriveError> {
+        let FileChangesStep { call: mut record, changes } = step;
+        let Some(files) = self.agent_files else {
+            record.result.text.push_str("\n[Not kept: there is no workspace here]");
+            return Ok(record);
+        };
+        let key = self.attempt.call_key(self.number, index);
+        let written = changes.write_back(files, &key, journal).await;
+        let WrittenChanges { text, artifacts, .. } =
+            written.map_err(|error| file_changes_error(call, error))?;
+        record.result.text.push_str(&format!("\n{text}"));
+        Ok(ToolCallRecord { artifacts, ..record })
     }
 
     fn has_effect(&self, call: &ValidatedToolCall) -> bool {
@@ -315,13 +373,14 @@ impl ToolCallRunner<'_> {
         Ok(Vec::new())
     }
 
-    /// Reads the recorded results, in whatever order they were recorded. Adds the approved calls that have begun to `begun`.
+    /// Reads the recorded results, in whatever order they were recorded. Adds the approved calls that have begun to `begun`, and
+    /// the changes of files to `pending`.
     async fn replay_results(
         &self,
         calls: &[ValidatedToolCall],
         names: &[String],
         approvals: &[Approval],
-        begun: &mut Vec<usize>,
+        (begun, pending): (&mut Vec<usize>, &mut PendingChanges),
         journal: &mut dyn Journal,
     ) -> Result<Vec<Option<ToolCallRecord>>, DriveError> {
         let mut results: Vec<Option<ToolCallRecord>> = calls.iter().map(|_| None).collect();
@@ -329,7 +388,13 @@ impl ToolCallRunner<'_> {
         while !open.is_empty() {
             let mut requested: Vec<String> = open.iter().map(|index| names[*index].clone()).collect();
             requested.extend(open.iter().map(|index| self.begin_step(*index)));
+            requested.extend(open.iter().map(|index| self.changes_step(*index, &calls[*index])));
             let Some((at, value)) = journal.read_recorded_step(&requested).await? else { break };
+            if at >= 2 * open.len() {
+                let step = decode_step(&requested[at], value)?;
+                pending.insert(open[at - 2 * open.len()], step);
+                continue;
+            }
             if at >= open.len() {
                 begun.push(open[at - open.len()]);
                 continue;
@@ -429,7 +494,7 @@ impl ToolCallRunner<'_> {
         let fork = self.fork.as_ref().filter(|_| tool.delegated_tasks() > 0);
         let fork = fork.map(|fork| Arc::new(fork.at_call(&call.call_id)));
         let context = Call { deadline, is_approved, fork, ..self.call_context(index, share) };
-        let mut delegation = None;
+        let (mut delegation, mut changed_files) = (None, None);
         let arguments = changed.clone().unwrap_or_else(|| call.arguments.clone());
         let work = AssertUnwindSafe(async { tool.call(arguments, &context).await }).catch_unwind();
         let outcome = match self.left {
@@ -437,9 +502,18 @@ impl ToolCallRunner<'_> {
             Some(left) => tokio::time::timeout(left, work).await.ok(),
         };
         let mut result = match outcome {
-            Some(Ok(Ok(Output { text, usage, models, delegated, delegation: changes }))) => {
-                delegation = changes;
-                ToolCallRecord { usage, models, delegated, ..build_call_record(call, text, false) }
+            Some(Ok(Ok(Output {
+                text,
+                usage,
+                models,
+                delegated,
+                delegation: children,
+                artifacts,
+                changes,
+            }))) => {
+                (delegation, changed_files) = (children, changes);
+                let record = build_call_record(call, text, false);
+                ToolCallRecord { usage, models, delegated, artifacts, ..record }
             }
             Some(Ok(Err(ToolError::Lost { text, delegated }))) => {
                 ToolCallRecord { delegated, ..build_call_record(call, text, true) }
@@ -476,9 +550,10 @@ impl ToolCallRunner<'_> {
         if !tool.has_bounded_output() {
             result = self.limit_size(result, index, &context.key).await;
         }
-        Ok(match delegation {
-            Some(delegation) => CallEnd::Delegated(Box::new(result), *delegation),
-            None => CallEnd::Result(Box::new(result)),
+        Ok(match (delegation, changed_files) {
+            (Some(delegation), _) => CallEnd::Delegated(Box::new(result), *delegation),
+            (None, Some(changes)) => CallEnd::Changed(Box::new(result), changes),
+            (None, None) => CallEnd::Result(Box::new(result)),
         })
     }
 
@@ -501,7 +576,17 @@ async fn store_forks(children: &mut [TaskSpec], journal: &mut dyn Journal) -> Re
 fn build_call_record(call: &ValidatedToolCall, text: String, is_error: bool) -> ToolCallRecord {
     let result = ToolResult { call_id: call.call_id.clone(), text, is_error };
     let (usage, models, delegated) = (Usage::default(), ModelUsage::new(), Usage::default());
-    ToolCallRecord { result, usage, models, delegated, took_ms: 0 }
+    ToolCallRecord { result, usage, models, delegated, artifacts: Vec::new(), took_ms: 0 }
+}
+
+/// The error of a call whose files can't be written now: the attempt is released, and continues with writing them.
+fn file_changes_error(call: &ValidatedToolCall, error: FileChangesError) -> DriveError {
+    match error {
+        FileChangesError::Journal(error) => error.into(),
+        FileChangesError::Files(error) => {
+            DriveError::Tool { tool: call.tool.clone(), reason: error.to_string() }
+        }
+    }
 }
 
 /// Extracts the message of a panic.

@@ -23,8 +23,9 @@ use super::{
     WorkOutcome, WorkSummary,
 };
 use crate::approval::ApprovalRules;
-use crate::files::Files;
+use crate::files::{AgentFiles, Files};
 use crate::model::{Delta, DeltaListener, Model, ModelError, Reply, Request};
+use crate::state::StateRules;
 use crate::tool::{ModelCallBudget, Toolbox};
 
 /// The step that holds a conversation after its answer.
@@ -42,6 +43,7 @@ pub struct Driver<'a, A> {
     watch: &'a dyn DeltaListener,
     attempt: AttemptName,
     files: Option<Arc<dyn Files>>,
+    agent_files: Option<AgentFiles>,
     check: Option<&'a AnswerCheck<'a, A>>,
     provider_timeout: Duration,
     approvals: ApprovalRules,
@@ -60,6 +62,7 @@ impl<'a, A: Answer> Driver<'a, A> {
             watch: &(),
             attempt,
             files: None,
+            agent_files: None,
             check: None,
             provider_timeout: DEFAULT_PROVIDER_TIMEOUT,
             approvals: ApprovalRules::default(),
@@ -104,6 +107,12 @@ impl<'a, A: Answer> Driver<'a, A> {
         Self { files, ..self }
     }
 
+    /// Sets the files that programs work on.
+    #[must_use]
+    pub fn with_agent_files(self, agent_files: Option<AgentFiles>) -> Self {
+        Self { agent_files, ..self }
+    }
+
     /// Sets the check that answers must pass.
     #[must_use]
     pub fn with_check(self, check: &'a AnswerCheck<'a, A>) -> Self {
@@ -130,12 +139,19 @@ impl<'a, A: Answer> Driver<'a, A> {
         let mut since = SinceLastRequest::default();
         loop {
             let (turn, left, format) = (machine.request_count(), machine.time_left(), machine.format());
+            let rules = machine.agent_state().filter(|_| turn == 0).map(|state| state.rules().clone());
             let unaffordable = machine.unaffordable_first_request();
             match machine.next_step() {
                 MachineStep::AskModel(request) => {
                     let sent = || SentMessages::new_in(request, &since);
                     let reply = self
-                        .request_or_replay_model_step(request, (turn, format), left, unaffordable, sent)
+                        .request_or_replay_model_step(
+                            request,
+                            (turn, format, rules),
+                            left,
+                            unaffordable,
+                            sent,
+                        )
                         .await?;
                     let is_compacted = matches!(reply.outcome, ModelStepOutcome::Overflow(_));
                     since = SinceLastRequest { is_compacted, recorded_calls: Vec::new() };
@@ -155,6 +171,7 @@ impl<'a, A: Answer> Driver<'a, A> {
                         attempt,
                         toolbox,
                         files,
+                        agent_files: self.agent_files.as_ref(),
                         left,
                         budget,
                         approvals,
@@ -195,7 +212,7 @@ impl<'a, A: Answer> Driver<'a, A> {
     async fn request_or_replay_model_step(
         &mut self,
         request: &Request,
-        (turn, format): (u64, ConversationFormat),
+        (turn, format, state): (u64, ConversationFormat, Option<StateRules>),
         left: Option<Duration>,
         unaffordable: Option<ResourceAmounts>,
         sent: impl FnOnce() -> Option<SentMessages> + Send,
@@ -222,7 +239,7 @@ impl<'a, A: Answer> Driver<'a, A> {
         };
         let model = Some(self.model.name().to_owned());
         let format = (turn == 0).then_some(format);
-        let step = ModelStep { outcome, sent: sent(), format, model, took_ms: to_millis(took) };
+        let step = ModelStep { outcome, sent: sent(), format, state, model, took_ms: to_millis(took) };
         self.journal.append_step(&name, &encode_step(&step)).await?;
         Ok(step)
     }

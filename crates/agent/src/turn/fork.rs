@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 use super::scratch::Scratchpad;
 use super::{AgentBrief, ConversationFormat};
 use crate::model::{AnswerSchema, Message, ToolResult};
+use crate::state::{AgentState, StateRules};
 use crate::tool::ToolSpecs;
 
 /// The results of the other calls of the message that forked.
@@ -24,6 +25,8 @@ pub struct ForkedConversation {
     pub(super) answer: Option<AnswerSchema>,
     pub(super) format: ConversationFormat,
     pub(super) scratch: Scratchpad,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) agent_state: Option<Box<AgentState>>,
     /// The id of the call that forks; empty if the conversation has ended.
     pub(super) call_id: String,
 }
@@ -39,6 +42,12 @@ impl ForkedConversation {
     #[must_use]
     pub fn format(&self) -> ConversationFormat {
         self.format
+    }
+
+    /// The rules for the state of the agent, if it has one.
+    #[must_use]
+    pub fn state_rules(&self) -> Option<&StateRules> {
+        self.agent_state.as_ref().map(|state| state.rules())
     }
 
     /// The brief of the attempt that continues it: with the prompt and the format of the conversation, and the limits of the attempt. A

@@ -15,6 +15,7 @@ use serde_json::Value;
 
 use super::ConversationFormat;
 use super::record::SentMessages;
+use crate::state::StateRules;
 
 /// The journal of one attempt.
 pub trait Journal: Send {
@@ -79,12 +80,29 @@ pub trait Journal: Send {
         ready(Err(JournalError::Failed("only an attempt at a task can delegate".into()))).boxed()
     }
 
-    /// Stores a value of a delegated task, and returns it or its address. It is not a step.
+    /// Stores a value that a step or a delegated task refers to, and returns it or its address. It is not a step.
     ///
     /// # Errors
     /// As for [`Journal::append_step`].
     fn store_value(&mut self, bytes: Vec<u8>) -> BoxFuture<'_, Result<InlineOrStoredBytes, JournalError>> {
         ready(Ok(InlineOrStoredBytes::Inline(bytes.into()))).boxed()
+    }
+
+    /// Loads a value that [`Journal::store_value`] has stored, on this machine or another.
+    ///
+    /// # Errors
+    /// [`JournalError::Failed`] if it can't be read.
+    fn load_value<'a>(
+        &'a mut self,
+        stored: &'a InlineOrStoredBytes,
+    ) -> BoxFuture<'a, Result<Vec<u8>, JournalError>> {
+        ready(match stored {
+            InlineOrStoredBytes::Inline(bytes) => Ok(bytes.to_vec()),
+            InlineOrStoredBytes::Stored(blob) => {
+                Err(JournalError::Failed(format!("this journal has no stored value {}", blob.sha256)))
+            }
+        })
+        .boxed()
     }
 
     /// Notes that the wait is interrupted by a request to the provider.
@@ -147,6 +165,13 @@ impl<J: Journal + ?Sized> Journal for &mut J {
         (**self).store_value(bytes)
     }
 
+    fn load_value<'a>(
+        &'a mut self,
+        stored: &'a InlineOrStoredBytes,
+    ) -> BoxFuture<'a, Result<Vec<u8>, JournalError>> {
+        (**self).load_value(stored)
+    }
+
     fn interrupt_wait(&mut self) {
         (**self).interrupt_wait();
     }
@@ -170,6 +195,8 @@ pub(crate) struct RecordedBeginning {
     pub format: ConversationFormat,
     /// The system prompt and the task; `None` in journals that do not hold them as a whole.
     pub prompt: Option<(String, String)>,
+    /// The rules for the agent's state, if it has one.
+    pub state: Option<StateRules>,
 }
 
 /// Returns the beginning of the conversation that the journal's next step begins; `None` if it has not begun.
@@ -183,7 +210,10 @@ pub(crate) async fn read_recorded_beginning(
     let format = value.get("format").and_then(|format| ConversationFormat::deserialize(format).ok());
     let sent = value.get("sent").and_then(|sent| SentMessages::deserialize(sent).ok());
     let prompt = sent.and_then(SentMessages::into_whole_prompt);
-    Ok(Some(RecordedBeginning { format: format.unwrap_or(ConversationFormat::ORIGINAL), prompt }))
+    let state = value.get("state").map(StateRules::deserialize).transpose().map_err(|mistake| {
+        JournalError::Failed(format!("the recorded rules for the agent's state can't be read: {mistake}"))
+    })?;
+    Ok(Some(RecordedBeginning { format: format.unwrap_or(ConversationFormat::ORIGINAL), prompt, state }))
 }
 
 /// The default interval between keepalives.

@@ -7,6 +7,7 @@ mod calls;
 mod compact;
 mod drive;
 mod drive_error;
+mod file_changes;
 mod fork;
 mod format;
 mod journal;
@@ -26,6 +27,7 @@ pub use answer::{Answer, JsonAnswer, PlainText};
 pub(crate) use drive::CONVERSATION_STEP;
 pub use drive::{AnswerCheck, Driver};
 pub use drive_error::DriveError;
+pub use file_changes::{ArtifactChange, FileChangesError, RecordedChanges, WrittenChanges};
 pub use fork::{ForkedConversation, format_fork_task};
 pub use format::ConversationFormat;
 pub use journal::{Journal, JournalError, JournalStep, KEEPALIVE, MemoryJournal};
@@ -36,6 +38,6 @@ pub use machine::{
     AgentBrief, MAX_CALLS_AT_ONCE, MAX_COMPACTIONS, Machine, MachineStep, UnexpectedInput, ValidatedToolCall,
 };
 pub use name::AttemptName;
-pub use outcome::{StopReason, WorkFailure, WorkOutcome, WorkSummary};
+pub use outcome::{AnsweredWork, StopReason, WorkFailure, WorkOutcome, WorkSummary};
 pub use record::ToolCallRecord;
 pub use usage_totals::UsageTotals;

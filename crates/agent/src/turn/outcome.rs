@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use millrace_protocol::plan::ResourceKind;
-use millrace_protocol::result::{ErrorKind, ExceededLimit, ModelUsage, TaskError, Usage};
+use millrace_protocol::result::{Artifact, ErrorKind, ExceededLimit, ModelUsage, TaskError, Usage};
 use serde::{Deserialize, Serialize};
 
 use super::{Dollars, DriveError, UsageTotals};
@@ -20,6 +20,9 @@ pub struct WorkSummary<A> {
     /// The same by model.
     #[serde(default, skip_serializing_if = "ModelUsage::is_empty")]
     pub models: ModelUsage,
+    /// The files that it made or changed, by path.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub artifacts: Vec<Artifact>,
     /// The partial result in place of an answer: the model's last text, its notes and its to-do list, at most
     /// [`millrace_protocol::result::MAX_PRODUCED`] characters.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -27,14 +30,15 @@ pub struct WorkSummary<A> {
 }
 
 impl<A> WorkSummary<A> {
-    /// Returns the answer and its usage, or the error that the outcome means for the attempt.
+    /// Returns the answer, or the error that the outcome means for the attempt.
     ///
     /// # Errors
     /// The work ended without an answer.
-    pub fn into_result(self) -> Result<(A, UsageTotals), TaskError> {
+    pub fn into_result(self) -> Result<AnsweredWork<A>, TaskError> {
         match self.outcome {
             WorkOutcome::Answered(answer) => {
-                Ok((answer, UsageTotals { usage: self.usage, models: self.models }))
+                let spent = UsageTotals { usage: self.usage, models: self.models };
+                Ok(AnsweredWork { answer, spent, artifacts: self.artifacts })
             }
             WorkOutcome::Stopped(stop) => {
                 let spent = UsageTotals { usage: self.usage, models: self.models };
@@ -42,6 +46,17 @@ impl<A> WorkSummary<A> {
             }
         }
     }
+}
+
+/// Work that ended with an answer.
+#[derive(Debug, Clone, PartialEq)]
+pub struct AnsweredWork<A> {
+    /// The answer.
+    pub answer: A,
+    /// The usage of the work.
+    pub spent: UsageTotals,
+    /// The files that it made or changed, by path.
+    pub artifacts: Vec<Artifact>,
 }
 
 /// The outcome of the work.

@@ -6,9 +6,10 @@ use std::time::Duration;
 use millrace_protocol::result::{ModelUsage, Usage};
 use serde::{Deserialize, Serialize};
 
-use super::{ConversationFormat, UsageTotals};
+use super::{ArtifactChange, ConversationFormat, RecordedChanges, UsageTotals};
 use crate::material::keep_beginning_and_end;
 use crate::model::{Message, Reply, Request, ToolResult};
+use crate::state::StateRules;
 
 /// The maximum number of characters that are recorded of a message. A step larger than 256 KiB would be stored apart from
 /// the journal, which costs an attempt two more messages.
@@ -38,6 +39,9 @@ pub(crate) struct ModelStep {
     /// The format of the conversation; with the first request only. `None` in journals of versions that did not record it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub format: Option<ConversationFormat>,
+    /// The rules for the agent's state; with the first request only.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub state: Option<StateRules>,
     /// The full name of the requested model; `None` in journals of versions that did not record it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub model: Option<String>,
@@ -125,6 +129,9 @@ pub struct ToolCallRecord {
     /// The usage of delegated tasks that counts against the limits of the attempt. Those tasks report it.
     #[serde(default, skip_serializing_if = "Usage::is_zero")]
     pub delegated: Usage,
+    /// The files that the call changed.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub artifacts: Vec<ArtifactChange>,
     /// The duration in milliseconds.
     #[serde(default)]
     pub took_ms: u64,
@@ -141,6 +148,14 @@ impl ToolCallRecord {
     pub fn duration(&self) -> Duration {
         Duration::from_millis(self.took_ms)
     }
+}
+
+/// A step `files.<turn>.<index>.<tool>`: the result of a call whose program has ended, and the files that it changed, before
+/// they are written.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct FileChangesStep {
+    pub call: ToolCallRecord,
+    pub changes: RecordedChanges,
 }
 
 /// A step `begin.<turn>`: the step names of calls that are about to run and must not run twice.

@@ -49,6 +49,7 @@ impl Scratchpad {
                 let limit = if whole == Some(true) { usize::MAX } else { MAX_NOTES_READ };
                 Ok(self.format_newest_notes(limit).unwrap_or_else(|| "There are no notes yet.".into()))
             }
+            InnerTool::State => Err("this agent has no state".into()),
         }
     }
 

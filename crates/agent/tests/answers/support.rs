@@ -68,7 +68,7 @@ pub struct ScriptedTask<'a> {
     pub mission: &'a str,
     pub documents: Vec<(&'a str, &'a str)>,
     pub inputs: Vec<(&'a str, TaskResult)>,
-    /// The replies, in order; the last one repeats.
+    /// The replies, in order; the last one repeats. One with `calls` or `text` is a whole turn, any other an answer.
     pub replies: Vec<Value>,
     pub journal: MemoryJournal,
     pub folder: TempDir,
@@ -104,7 +104,11 @@ impl<'a> ScriptedTask<'a> {
     }
 
     pub async fn run(&mut self) -> Result<TaskResult, SessionError> {
-        let turns: Vec<Value> = self.replies.iter().map(|answer| json!({ "answer": answer })).collect();
+        let is_turn = |reply: &&Value| reply.get("calls").is_some() || reply.get("text").is_some();
+        let turn = |reply: &Value| {
+            Some(reply).filter(is_turn).cloned().unwrap_or_else(|| json!({ "answer": reply }))
+        };
+        let turns: Vec<Value> = self.replies.iter().map(turn).collect();
         let script = self.folder.path().join("model.yaml");
         let rules = json!({"ability": self.ability, "rules": [{ "turns": turns }]});
         std::fs::write(&script, rules.to_string()).unwrap();

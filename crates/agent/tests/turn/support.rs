@@ -138,6 +138,7 @@ pub fn result(id: &str, text: &str) -> ToolCallRecord {
         usage: Usage::default(),
         models: BTreeMap::new(),
         delegated: Usage::default(),
+        artifacts: Vec::new(),
         took_ms: 0,
     }
 }

@@ -28,6 +28,7 @@ mod running_command;
 mod settings;
 mod tool;
 mod usage;
+mod workspace;
 
 #[cfg(target_os = "linux")]
 mod process_table;
@@ -49,3 +50,4 @@ pub use output_buffer::MAX_OUTPUT;
 pub use run_program::ProgramOutcome;
 pub use settings::{CommandLimits, ConfinementKind, DEFAULT_TIMEOUT, ExecuteSettings, MAX_TIMEOUT};
 pub use tool::{ExecuteError, ExecuteTool};
+pub use workspace::WorkspaceExecuteTool;

@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use millrace_agent::files::ProgramFiles;
 use schemars::JsonSchema;
 use serde::de::Error;
 use serde::{Deserialize, Deserializer, Serialize};
@@ -22,6 +23,10 @@ pub struct ExecuteSettings {
     /// removed afterwards.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub folder: Option<PathBuf>,
+    /// The files of the agent's workspace that commands get in their working folder, and those whose changes are kept. By
+    /// default all; without effect if `folder` is set.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub files: Option<ProgramFiles>,
     /// Paths that commands can read in addition to the programs and libraries of the system.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub read: Vec<PathBuf>,
@@ -44,6 +49,7 @@ impl Default for ExecuteSettings {
     fn default() -> Self {
         Self {
             folder: None,
+            files: None,
             read: Vec::new(),
             network: false,
             env: Vec::new(),

@@ -36,8 +36,7 @@ const TIMED_OUT_EXIT_CODE: i32 = 124;
 pub struct ExecuteTool {
     settings: ExecuteSettings,
     launcher: Launcher,
-    folder: WorkFolder,
-    folder_usage: FolderUsage,
+    folder: MeasuredFolder,
     bytes: ByteLimits,
     environment: Vec<(String, String)>,
     confinement: Confinement,
@@ -57,6 +56,11 @@ pub enum ExecuteError {
     /// The timeout is out of range.
     #[error("timeout_s is {0}; it must be 1 to {MAX_TIMEOUT}")]
     Timeout(u32),
+    /// Both a folder of the machine and the files of the agent are asked for.
+    #[error(
+        "`folder` and `files` can't be used together: `files` gives commands a folder of their own; remove one"
+    )]
+    FilesInFolder,
     /// The launcher cannot be started, or cannot even run `true`.
     #[error("{} cannot run commands: {reason}", launcher.display())]
     Launcher {
@@ -97,17 +101,30 @@ pub enum ExecuteError {
 
 #[derive(Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-struct Arguments {
+pub(super) struct Arguments {
     /// The command for /bin/sh.
-    command: String,
+    pub(super) command: String,
     /// Timeout in seconds, at most 3600.
     timeout: Option<i64>,
 }
 
 /// A working folder. A temporary one is removed on drop.
-struct WorkFolder {
+pub(super) struct WorkFolder {
     path: PathBuf,
     is_temporary: bool,
+}
+
+/// A working folder with its size.
+pub(super) struct MeasuredFolder {
+    folder: WorkFolder,
+    usage: FolderUsage,
+}
+
+impl MeasuredFolder {
+    /// Returns its path.
+    pub(super) fn path(&self) -> &Path {
+        &self.folder.path
+    }
 }
 
 impl WorkFolder {
@@ -150,14 +167,13 @@ impl ExecuteTool {
         if !(1..=MAX_TIMEOUT).contains(&settings.timeout_s) {
             return Err(ExecuteError::Timeout(settings.timeout_s));
         }
+        if settings.folder.is_some() && settings.files.is_some() {
+            return Err(ExecuteError::FilesInFolder);
+        }
         let folder = WorkFolder::open(settings.folder.as_ref())?;
-        let home = folder.path.to_string_lossy().into_owned();
         let configured =
             settings.env.iter().filter_map(|name| Some((name.clone(), std::env::var(name).ok()?)));
-        let environment = [("PATH".to_owned(), PATH.to_owned()), ("HOME".to_owned(), home)]
-            .into_iter()
-            .chain(configured)
-            .collect();
+        let environment = [("PATH".to_owned(), PATH.to_owned())].into_iter().chain(configured).collect();
         let network = NetworkAccess::Open;
         let confinement = Confinement {
             landlock: false,
@@ -170,13 +186,12 @@ impl ExecuteTool {
         let host = HostLimits::detect(&folder.path)
             .map_err(|error| ExecuteError::WorkFolder { path: folder.path.clone(), error })?;
         let bytes = settings.limits.in_bytes(host, folder.is_temporary);
-        let max_shared = folder.is_temporary.then_some(bytes.shared_disk);
-        let folder_usage = FolderUsage::measure(folder.path.clone(), bytes.total_disk, max_shared).await;
-        let mut tool = Self { settings, launcher, folder, folder_usage, bytes, environment, confinement };
+        let folder = measure_folder(folder, bytes).await;
+        let mut tool = Self { settings, launcher, folder, bytes, environment, confinement };
         tool.detect_confinement().await?;
         info!(
             confinement = %tool.confinement,
-            folder = %tool.folder.path.display(),
+            folder = %tool.folder.path().display(),
             memory_mb = tool.bytes.total_memory / MIB,
             disk_mb = tool.bytes.total_disk / MIB,
             "execute is available"
@@ -200,7 +215,7 @@ impl ExecuteTool {
     #[doc(hidden)]
     pub fn set_shared_limits(&mut self, memory: u64, disk: u64) {
         (self.bytes.shared_memory, self.bytes.shared_disk) = (memory, disk);
-        self.folder_usage.set_shared_limit(disk);
+        self.folder.usage.set_shared_limit(disk);
     }
 
     /// Detects the available confinement by running a command with namespaces and, if that fails, without.
@@ -223,9 +238,9 @@ impl ExecuteTool {
     }
 
     async fn try_confinement(&self, namespaces: bool) -> Result<Confinement, String> {
-        let request = self.launch_request("true".into(), namespaces);
+        let request = self.launch_request("true".into(), &self.folder, namespaces);
         let running = self.start_command(&request).map_err(|e| e.to_string())?;
-        match running.wait_for_end(START_TIMEOUT, &self.bytes, &self.folder_usage).await? {
+        match running.wait_for_end(START_TIMEOUT, &self.bytes, &self.folder.usage).await? {
             (Some(confinement), CommandEnd::Exited { code: 0, .. }, _) => Ok(confinement),
             (_, CommandEnd::Exited { code, .. }, output) => {
                 Err(format!("`true` ended with exit code {code} {}", to_one_line(&output)))
@@ -237,13 +252,17 @@ impl ExecuteTool {
     }
 
     fn start_command(&self, request: &LaunchRequest) -> io::Result<RunningCommand> {
-        RunningCommand::start(&self.launcher, &self.environment, request)
+        let home = ("HOME".to_owned(), request.folder.to_string_lossy().into_owned());
+        // A variable of the settings takes precedence.
+        let environment: Vec<(String, String)> =
+            [home].into_iter().chain(self.environment.iter().cloned()).collect();
+        RunningCommand::start(&self.launcher, &environment, request)
     }
 
-    fn launch_request(&self, command: String, namespaces: bool) -> LaunchRequest {
+    fn launch_request(&self, command: String, folder: &MeasuredFolder, namespaces: bool) -> LaunchRequest {
         LaunchRequest {
             command,
-            folder: self.folder.path.clone(),
+            folder: folder.path().to_owned(),
             read: self.settings.read.clone(),
             network: self.settings.network,
             limits: self.settings.limits,
@@ -252,7 +271,29 @@ impl ExecuteTool {
         }
     }
 
-    async fn run_tool_call(&self, arguments: Arguments, call: &Call) -> Result<String, ToolError> {
+    /// Creates a temporary working folder for the commands of one attempt.
+    ///
+    /// # Errors
+    /// It can't be created.
+    pub(super) async fn create_folder(&self) -> Result<MeasuredFolder, ExecuteError> {
+        Ok(measure_folder(WorkFolder::open(None)?, self.bytes).await)
+    }
+
+    /// Returns the settings.
+    pub(super) fn settings(&self) -> &ExecuteSettings {
+        &self.settings
+    }
+
+    /// Runs the command of a call in a folder, and returns its output and its end for the model.
+    ///
+    /// # Errors
+    /// See [`ToolError`].
+    pub(super) async fn run_tool_call(
+        &self,
+        arguments: Arguments,
+        folder: &MeasuredFolder,
+        call: &Call,
+    ) -> Result<String, ToolError> {
         let limit = self.timeout_for(arguments.timeout, call)?;
         if arguments.command.len() > MAX_COMMAND || arguments.command.contains('\0') {
             let text = format!(
@@ -264,7 +305,7 @@ impl ExecuteTool {
         let command_failed =
             |detail: String| ToolError::Failed { message: "the command could not be run".into(), detail };
         let (end, output) =
-            self.run_command_to_end(arguments.command, limit).await.map_err(command_failed)?;
+            self.run_in_folder(arguments.command, folder, limit).await.map_err(command_failed)?;
         Ok(self.format_output(&output, &end))
     }
 
@@ -274,9 +315,18 @@ impl ExecuteTool {
         command: String,
         limit: Duration,
     ) -> Result<(CommandEnd, String), String> {
-        let request = self.launch_request(command, self.confinement.namespaces);
+        self.run_in_folder(command, &self.folder, limit).await
+    }
+
+    async fn run_in_folder(
+        &self,
+        command: String,
+        folder: &MeasuredFolder,
+        limit: Duration,
+    ) -> Result<(CommandEnd, String), String> {
+        let request = self.launch_request(command, folder, self.confinement.namespaces);
         let running = self.start_command(&request).map_err(|error| error.to_string())?;
-        let (_, end, output) = running.wait_for_end(limit, &self.bytes, &self.folder_usage).await?;
+        let (_, end, output) = running.wait_for_end(limit, &self.bytes, &folder.usage).await?;
         Ok((end, output))
     }
 
@@ -307,7 +357,7 @@ impl ExecuteTool {
 
     /// Returns the working folder of commands.
     pub(super) fn work_folder(&self) -> &Path {
-        &self.folder.path
+        self.folder.path()
     }
 
     fn timeout_for(&self, requested_seconds: Option<i64>, call: &Call) -> Result<Duration, ToolError> {
@@ -322,6 +372,12 @@ impl ExecuteTool {
             call.deadline.map_or(Duration::MAX, |at| at.saturating_duration_since(Instant::now()));
         Ok(remaining.min(Duration::from_secs(seconds.into())))
     }
+}
+
+async fn measure_folder(folder: WorkFolder, bytes: ByteLimits) -> MeasuredFolder {
+    let max_shared = folder.is_temporary.then_some(bytes.shared_disk);
+    let usage = FolderUsage::measure(folder.path.clone(), bytes.total_disk, max_shared).await;
+    MeasuredFolder { folder, usage }
 }
 
 /// Checks that the available confinement meets the settings. `reason`: why something is missing.
@@ -390,8 +446,11 @@ impl Tool for ExecuteTool {
     }
 
     fn call<'a>(&'a self, arguments: Value, call: &'a Call) -> BoxFuture<'a, Result<Output, ToolError>> {
-        async move { Ok(self.run_tool_call(read_arguments("execute", arguments)?, call).await?.into()) }
-            .boxed()
+        async move {
+            let arguments = read_arguments("execute", arguments)?;
+            Ok(self.run_tool_call(arguments, &self.folder, call).await?.into())
+        }
+        .boxed()
     }
 }
 

@@ -4,13 +4,15 @@ use std::sync::Arc;
 
 use futures::FutureExt;
 use futures::future::BoxFuture;
+use millrace_protocol::result::Artifact;
 use schemars::JsonSchema;
 use serde::Deserialize;
 
 use super::session::{FileSession, KnownFileState, convert_files_error};
 use super::{Call, Effect, FileTool, Tool, ToolError};
-use crate::files::FilePath;
 use crate::files::permissions::FileOperation;
+use crate::files::{FilePath, sha256_hex};
+use crate::turn::ArtifactChange;
 
 #[derive(Deserialize, JsonSchema)]
 #[schemars(rename = "WriteArguments")]
@@ -62,10 +64,17 @@ pub(super) async fn replace_known_version(
     bytes: Vec<u8>,
     call: &Call,
 ) -> Result<u64, ToolError> {
+    let artifact = build_artifact(path, &bytes);
     let written = session.files.write(path, bytes, session.write_condition(path), &call.key).await;
     let version = written.map_err(|error| session.change_failed_error(path, error))?;
+    session.add_artifact(&call.key, ArtifactChange::Written(Artifact { version, ..artifact }));
     session.set_known_state(path, KnownFileState::Version(version));
     Ok(version)
+}
+
+/// A file with this content, as a result names it; its version is not known yet.
+pub(super) fn build_artifact(path: &FilePath, bytes: &[u8]) -> Artifact {
+    Artifact { path: path.clone(), version: 0, bytes: bytes.len() as u64, sha256: sha256_hex(bytes) }
 }
 
 /// The version that an earlier run of this very call made, for instance on a lost worker; remembered from here on.

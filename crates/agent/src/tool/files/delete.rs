@@ -13,6 +13,7 @@ use super::session::{FileSession, KnownFileState, convert_files_error, refused_e
 use super::{Call, Effect, FileTool, Tool, ToolError, ToolResult, show};
 use crate::files::permissions::FileOperation;
 use crate::files::{FileEntry, FilePath, WriteCondition};
+use crate::turn::ArtifactChange;
 
 /// The maximum number of files listed at once.
 const MAX_NAMED: usize = 500;
@@ -67,6 +68,7 @@ async fn delete_file(session: &FileSession, path: &FilePath, call: &Call) -> Res
     let deleted = session.files.delete(path, expected, &call.key).await;
     deleted.map_err(|error| session.change_failed_error(path, error))?;
     session.set_known_state(path, KnownFileState::Absent);
+    session.add_artifact(&call.key, ArtifactChange::Deleted(path.clone()));
     Ok(format!("Deleted {path}"))
 }
 
@@ -78,15 +80,19 @@ async fn report_missing_path(
     let mut is_done = find_version_of_repeated_call(session, path, call).await?.is_some();
     // Files of a folder are deleted one by one.
     for below in session.list_known_files_below(path) {
-        is_done |= session
-            .files
-            .find_version_by_key(&below, &idempotency_key(call, &below))
-            .await
-            .map_err(convert_files_error)?
-            .is_some();
+        let key = idempotency_key(call, &below);
+        let deletion = session.files.find_version_by_key(&below, &key).await.map_err(convert_files_error)?;
+        if deletion.is_some() {
+            is_done = true;
+            session.add_artifact(&call.key, ArtifactChange::Deleted(below));
+        }
     }
     session.forget_files_below(path);
-    if is_done { Ok(format!("Deleted {path}")) } else { Err(session.not_found_error(path).await) }
+    if !is_done {
+        return Err(session.not_found_error(path).await);
+    }
+    session.add_artifact(&call.key, ArtifactChange::Deleted(path.clone()));
+    Ok(format!("Deleted {path}"))
 }
 
 /// The key for deleting a file together with its folder.
@@ -128,6 +134,7 @@ async fn delete_folder(
         let deleted = session.files.delete(path, expected, &idempotency_key(call, path)).await;
         deleted.map_err(|error| session.change_failed_error(path, error))?;
         session.set_known_state(path, KnownFileState::Absent);
+        session.add_artifact(&call.key, ArtifactChange::Deleted(path.clone()));
     }
     Ok(format!("Deleted {folder} with {}", show::format_count(all.len() as u64, "file")))
 }

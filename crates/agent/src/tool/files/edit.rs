@@ -5,13 +5,15 @@ use std::sync::Arc;
 
 use futures::FutureExt;
 use futures::future::BoxFuture;
+use millrace_protocol::result::Artifact;
 use schemars::JsonSchema;
 use serde::Deserialize;
 
-use super::change::{find_version_of_repeated_call, replace_known_version};
+use super::change::{build_artifact, find_version_of_repeated_call, replace_known_version};
 use super::session::{FileSession, KnownFileState, refused_error};
 use super::{Call, Effect, FileTool, Tool, ToolError, show};
 use crate::files::permissions::FileOperation;
+use crate::turn::ArtifactChange;
 
 /// The maximum number of characters quoted back to the model.
 const MAX_QUOTED: usize = 200;
@@ -91,6 +93,11 @@ async fn edit_unknown_version(
 ) -> Result<String, ToolError> {
     let path = session.parse_permitted_path(&arguments.file_path, FileOperation::Write, call.is_approved)?;
     if let Some(version) = find_version_of_repeated_call(session, &path, call).await? {
+        let current = session.files.read(&path).await.map_err(super::session::convert_files_error)?;
+        if let Some(content) = current.filter(|content| content.entry.version == version) {
+            let artifact = Artifact { version, ..build_artifact(&path, &content.bytes) };
+            session.add_artifact(&call.key, ArtifactChange::Written(artifact));
+        }
         return Ok(format!("Successfully replaced the string in '{path}' (version {version})"));
     }
     match session.files.read(&path).await.map_err(super::session::convert_files_error)? {

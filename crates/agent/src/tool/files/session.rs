@@ -10,6 +10,7 @@ use crate::files::{
     FileContent, FileEntry, FilePath, Files, FilesError, WriteCondition, find_nearest_names, is_below,
 };
 use crate::tool::{Call, ToolError, ToolResult};
+use crate::turn::ArtifactChange;
 
 /// The beginning of the refusal of a second change of a path in one message.
 const PARALLEL: &str = "Error: parallel file mutations to the same path are not allowed";
@@ -33,6 +34,8 @@ pub(super) struct FileSession {
 #[derive(Default)]
 struct SeenFiles {
     versions: BTreeMap<FilePath, KnownFileState>,
+    /// The files that calls have changed, with the keys of the calls.
+    artifacts: Vec<(String, ArtifactChange)>,
     /// The changes of the latest turn that had any: the paths, and the keys of their calls.
     turn: u64,
     changes: Vec<(String, String)>,
@@ -133,6 +136,20 @@ impl FileSession {
 
     pub fn set_known_state(&self, path: &FilePath, known: KnownFileState) {
         self.lock_seen_files().versions.insert(path.clone(), known);
+    }
+
+    /// Records that a call has changed a file.
+    pub fn add_artifact(&self, key: &str, change: ArtifactChange) {
+        self.lock_seen_files().artifacts.push((key.to_owned(), change));
+    }
+
+    /// Returns the files that a call has changed, and forgets them.
+    pub fn take_artifacts(&self, key: &str) -> Vec<ArtifactChange> {
+        let mut seen = self.lock_seen_files();
+        let (taken, others) = std::mem::take(&mut seen.artifacts).into_iter().partition(|(of, _)| of == key);
+        seen.artifacts = others;
+        let taken: Vec<(String, ArtifactChange)> = taken;
+        taken.into_iter().map(|(_, change)| change).collect()
     }
 
     /// The known files below a folder.

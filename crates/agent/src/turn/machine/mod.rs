@@ -21,12 +21,14 @@
 mod next_request;
 mod repetition;
 mod reply;
+mod state;
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use millrace_protocol::file::FilePath;
 use millrace_protocol::plan::ResourceAmounts;
-use millrace_protocol::result::{MAX_PRODUCED, Usage};
+use millrace_protocol::result::{Artifact, MAX_PRODUCED, Usage};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -35,8 +37,11 @@ use super::fork::ForkedConversation;
 use super::format::original_format;
 use super::record::{ModelStep, ModelStepOutcome, ToolCallRecord};
 use super::scratch::Scratchpad;
-use super::{Answer, ConversationFormat, Limits, StopReason, UsageTotals, WorkOutcome, WorkSummary};
+use super::{
+    Answer, ArtifactChange, ConversationFormat, Limits, StopReason, UsageTotals, WorkOutcome, WorkSummary,
+};
 use crate::model::{AnswerSchema, FinishReason, Message, Reply, Request, ToolResult};
+use crate::state::AgentState;
 use millrace_protocol::schema::CompiledSchema;
 
 use crate::tool::{ToolSpecs, keep_head_and_tail};
@@ -119,6 +124,8 @@ pub struct Machine<A> {
     /// The next model request; its messages are the conversation.
     request: Request,
     scratch: Scratchpad,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    agent_state: Option<Box<AgentState>>,
     spent: UsageTotals,
     /// The usage of delegated tasks: it counts against the limits, and those tasks report it.
     #[serde(default, skip_serializing_if = "Usage::is_zero")]
@@ -146,6 +153,9 @@ pub struct Machine<A> {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     cut_off: Option<String>,
     compactions: u32,
+    /// The files that it made or changed.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    artifacts: BTreeMap<FilePath, Artifact>,
     /// `true` once the notice about used-up tool calls was sent.
     out_of_calls: bool,
     /// `true` once the notice to finish was sent.
@@ -197,6 +207,7 @@ impl<A: Answer> Machine<A> {
         let replies = fork.messages.iter().filter(|message| matches!(message, Message::Assistant { .. }));
         machine.inherited_turns = replies.count() as u64;
         machine.scratch = fork.scratch.clone();
+        machine.agent_state = fork.agent_state.clone();
         machine.request_reply();
         machine
     }
@@ -211,6 +222,7 @@ impl<A: Answer> Machine<A> {
             answer: self.request.answer.clone(),
             format: self.format,
             scratch: self.scratch.clone(),
+            agent_state: self.agent_state.clone(),
             call_id: String::new(),
         }
     }
@@ -233,6 +245,7 @@ impl<A: Answer> Machine<A> {
             max_output_tokens,
             request,
             scratch: Scratchpad::default(),
+            agent_state: None,
             spent: UsageTotals::default(),
             delegated: Usage::default(),
             worked: Duration::ZERO,
@@ -247,6 +260,7 @@ impl<A: Answer> Machine<A> {
             repetition: RepetitionTracker::default(),
             cut_off: None,
             compactions: 0,
+            artifacts: BTreeMap::new(),
             out_of_calls: false,
             has_wrap_up_notice: false,
             state: MachineState::Asking,
@@ -275,6 +289,7 @@ impl<A: Answer> Machine<A> {
                 outcome: outcome.clone(),
                 usage: self.spent.usage,
                 models: self.spent.models.clone(),
+                artifacts: self.artifacts.values().cloned().collect(),
                 produced: match outcome {
                     WorkOutcome::Answered(_) => None,
                     WorkOutcome::Stopped(_) => self.partial_result(),
@@ -438,8 +453,20 @@ impl<A: Answer> Machine<A> {
         results.iter().for_each(|call| self.spent.add_totals(&call.usage_totals()));
         results.iter().for_each(|call| self.delegated.add(call.delegated));
         self.worked += results.iter().map(ToolCallRecord::duration).max().unwrap_or_default();
+        results.iter().flat_map(|call| &call.artifacts).for_each(|change| self.add_artifact(change));
         self.push_results(calls, results);
         Ok(())
+    }
+
+    fn add_artifact(&mut self, change: &ArtifactChange) {
+        match change {
+            ArtifactChange::Written(artifact) => {
+                self.artifacts.insert(artifact.path.clone(), artifact.clone());
+            }
+            ArtifactChange::Deleted(path) => {
+                self.artifacts.remove(path);
+            }
+        }
     }
 
     /// Feeds the outcome of the answer check: the answer in its final form, or the mistake for the model to correct.

@@ -100,7 +100,10 @@ impl<A: Answer> Machine<A> {
         if self.out_of_calls || is_correcting {
             return Vec::new();
         }
-        self.tools.iter().filter(|tool| !self.repetition.is_withdrawn(&tool.name)).cloned().collect()
+        let is_offered = |tool: &&ToolSpec| {
+            !self.repetition.is_withdrawn(&tool.name) && self.is_available_in_state(&tool.name)
+        };
+        self.tools.iter().filter(is_offered).cloned().collect()
     }
 
     pub(super) fn attempt_allowance(&self) -> AttemptAllowance {

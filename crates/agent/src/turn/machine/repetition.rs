@@ -36,14 +36,15 @@ impl RepetitionTracker {
     }
 
     /// Adds the calls of one reply; returns for each whether it repeats an earlier one, so that its tool is withdrawn. Calls
-    /// of the same reply do not repeat each other.
-    pub fn add_calls(&mut self, calls: &[AnsweredCall]) -> Vec<bool> {
+    /// of the same reply do not repeat each other. Only calls that count can be repetitions.
+    pub fn add_calls(&mut self, calls: &[AnsweredCall], counts: impl Fn(&AnsweredCall) -> bool) -> Vec<bool> {
         let before = self.fresh;
         let repeats: Vec<bool> = calls
             .iter()
             .map(|call| {
                 let seen = self.results.get(&call.call_digest);
-                seen.is_some_and(|seen| seen.digest == call.result_digest && seen.fresh == before)
+                counts(call)
+                    && seen.is_some_and(|seen| seen.digest == call.result_digest && seen.fresh == before)
             })
             .collect();
         for call in calls {
@@ -72,7 +73,7 @@ mod tests {
             call_digest: call.into(),
             result_digest: result.into(),
         };
-        tracker.add_calls(&[call])[0]
+        tracker.add_calls(&[call], |_| true)[0]
     }
 
     #[test]
@@ -99,7 +100,7 @@ mod tests {
     fn concurrent_calls_do_not_repeat_each_other() {
         let call = || AnsweredCall { tool: "t".into(), call_digest: "c".into(), result_digest: "r".into() };
         let mut tracker = RepetitionTracker::default();
-        assert_eq!(tracker.add_calls(&[call(), call()]), [false, false]);
-        assert_eq!(tracker.add_calls(&[call(), call()]), [true, true]);
+        assert_eq!(tracker.add_calls(&[call(), call()], |_| true), [false, false]);
+        assert_eq!(tracker.add_calls(&[call(), call()], |_| true), [true, true]);
     }
 }

@@ -165,7 +165,14 @@ impl<A: Answer> Machine<A> {
             self.count_against_limit()?;
             return Err(format!("{} is no longer available. Continue with what you have.", call.name));
         }
+        if let Some(refusal) = self.refuse_unavailable_tool(&call.name) {
+            self.count_against_limit()?;
+            return Err(refusal);
+        }
         match self.tools.validate_call(&call) {
+            Ok(ValidatedCall { arguments, inner: Some(InnerTool::State) }) => {
+                self.run_state_tool(&call.name, &arguments).map(RoutedCall::Done)
+            }
             Ok(ValidatedCall { inner: Some(InnerTool::WriteTodos), .. }) if lists > 1 => Err(
                 "write_todos was called several times in one message, and each call replaces the whole list: none was \
                  executed. Call it once, with the whole list."
@@ -207,6 +214,7 @@ impl<A: Answer> Machine<A> {
             self.withdraw_repeated_tools(&mut results);
         }
         self.request.messages.extend(results.into_iter().map(Message::Tool));
+        self.end_turn_of_state();
         self.request_reply();
     }
 
@@ -222,7 +230,9 @@ impl<A: Answer> Machine<A> {
                 result_digest: digest_text(&result.text),
             })
             .collect();
-        let repeats = self.repetition.add_calls(&answered);
+        // Reading a field again is no sign of going round in circles: another call may have changed it.
+        let counts = |call: &AnsweredCall| self.tools.find_inner_tool(&call.tool) != Some(InnerTool::State);
+        let repeats = self.repetition.add_calls(&answered, counts);
         for ((result, call), _) in
             results.iter_mut().zip(&answered).zip(&repeats).filter(|(_, repeats)| **repeats)
         {

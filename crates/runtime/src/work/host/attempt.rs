@@ -234,7 +234,7 @@ impl AttemptContext {
         appended.map_err(|error| self.end_with_journal_error(error))
     }
 
-    /// Stores a value of a delegated task: in the blob store if it has more than [`MAX_INLINE_VALUE`] bytes.
+    /// Stores a value that a step or a delegated task refers to: in the blob store if it has more than [`MAX_INLINE_VALUE`] bytes.
     ///
     /// # Errors
     /// As for a step.
@@ -246,6 +246,17 @@ impl AttemptContext {
         match self.bus.blobs().put_blob(&bytes).await {
             Ok(stored) => Ok(InlineOrStoredBytes::Stored(stored)),
             Err(fault) => Err(self.end_with_storing_fault(fault)),
+        }
+    }
+
+    /// Loads a value that [`AttemptContext::store_value`] has stored, in this process or another.
+    ///
+    /// # Errors
+    /// It can't be read: the handler must return.
+    pub async fn load_value(&mut self, stored: &InlineOrStoredBytes) -> Result<Vec<u8>, TaskError> {
+        match self.bus.blobs().read_inline_or_stored(stored).await {
+            Ok(bytes) => Ok(bytes),
+            Err(fault) => Err(self.end_with_fault(fault)),
         }
     }
 

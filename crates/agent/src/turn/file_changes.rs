@@ -1,0 +1,317 @@
+//! Files that a program changed: they are recorded in the journal with their contents, and then written to where the
+//! agent's files are stored. A worker that is lost in between has recorded them, and the next one writes the rest: each
+//! write has the key of its call, so that none is made twice.
+//!
+//! A file that was changed by someone else meanwhile keeps its content. What the program wrote is stored beside it.
+
+use millrace_protocol::file::WriteCondition;
+use millrace_protocol::result::Artifact;
+use millrace_protocol::wire::InlineOrStoredBytes;
+use serde::{Deserialize, Serialize};
+
+use super::{Journal, JournalError};
+use crate::files::{AgentFiles, FileChange, FileChanges, FileContent, FilePath, FilesError};
+
+/// The maximum length of a text that is recorded as it is, in bytes.
+const MAX_TEXT: usize = 16 * 1024;
+/// The maximum number of files that a result names.
+const MAX_NAMED: usize = 40;
+
+/// A change of an agent's files by a call.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ArtifactChange {
+    /// A version that it made.
+    Written(Artifact),
+    /// A file that it deleted.
+    Deleted(FilePath),
+}
+
+/// The changes of a program, as recorded before they are written.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RecordedChanges {
+    changes: Vec<RecordedChange>,
+    /// The changes that are not kept, each with its reason.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    left_out: Vec<String>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+struct RecordedChange {
+    path: FilePath,
+    /// The version that the program got; `None` if the program made the file.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    base: Option<u64>,
+    /// The new content; `None` if the program removed the file.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    content: Option<RecordedContent>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+struct RecordedContent {
+    size: u64,
+    sha256: String,
+    bytes: RecordedBytes,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum RecordedBytes {
+    Text(String),
+    Bytes(InlineOrStoredBytes),
+}
+
+/// A failure to record changes or to write them. The attempt can continue later.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum FileChangesError {
+    /// The journal can't be used.
+    #[error(transparent)]
+    Journal(#[from] JournalError),
+    /// The files can't be used now.
+    #[error(transparent)]
+    Files(#[from] FilesError),
+}
+
+/// The changes that were written.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct WrittenChanges {
+    /// A description for the model; empty if nothing changed.
+    pub text: String,
+    /// The part of it about conflicts and changes that are not kept; empty if there are none.
+    pub warnings: String,
+    /// The changed files.
+    pub artifacts: Vec<ArtifactChange>,
+}
+
+impl RecordedChanges {
+    /// Stores the contents of changes, one file at a time.
+    ///
+    /// # Errors
+    /// See [`FileChangesError`].
+    pub async fn store_contents(
+        found: &FileChanges,
+        journal: &mut dyn Journal,
+    ) -> Result<Self, FileChangesError> {
+        let mut changes = Vec::with_capacity(found.changes.len());
+        for change in &found.changes {
+            changes.push(store_content(found, change, journal).await?);
+        }
+        Ok(Self { changes, left_out: found.left_out.clone() })
+    }
+
+    /// Writes the changes under the key of the call that made them. A repetition has no further effect.
+    ///
+    /// # Errors
+    /// See [`FileChangesError`].
+    pub async fn write_back(
+        &self,
+        agent: &AgentFiles,
+        key: &str,
+        journal: &mut dyn Journal,
+    ) -> Result<WrittenChanges, FileChangesError> {
+        let mut report = ChangeReport::default();
+        for change in &self.changes {
+            match &change.content {
+                None => change.delete(agent, key, &mut report).await?,
+                Some(content) => change.write(content, agent, key, (&mut *journal, &mut report)).await?,
+            }
+        }
+        report.left_out.extend(self.left_out.iter().cloned());
+        let warnings = format_lines(&[("Conflicts", &report.conflicts), ("Not kept", &report.left_out)]);
+        Ok(WrittenChanges { text: report.format_text(), warnings, artifacts: report.artifacts })
+    }
+}
+
+async fn store_content(
+    found: &FileChanges,
+    change: &FileChange,
+    journal: &mut dyn Journal,
+) -> Result<RecordedChange, FileChangesError> {
+    let (path, base) = (change.path.clone(), change.base);
+    let Some(digest) = &change.content else { return Ok(RecordedChange { path, base, content: None }) };
+    let bytes = match crate::files::Files::read(&found.folder, &path).await? {
+        Some(content) => content.bytes,
+        None => {
+            let text = format!("{path} disappeared from the working folder after the program had ended");
+            return Err(FilesError::Unavailable(text).into());
+        }
+    };
+    let bytes = match String::from_utf8(bytes) {
+        Ok(text) if text.len() <= MAX_TEXT => RecordedBytes::Text(text),
+        Ok(text) => RecordedBytes::Bytes(journal.store_value(text.into_bytes()).await?),
+        Err(error) => RecordedBytes::Bytes(journal.store_value(error.into_bytes()).await?),
+    };
+    let content = RecordedContent { size: digest.size, sha256: digest.sha256.clone(), bytes };
+    Ok(RecordedChange { path, base, content: Some(content) })
+}
+
+/// What became of the changes.
+#[derive(Default)]
+struct ChangeReport {
+    written: Vec<String>,
+    conflicts: Vec<String>,
+    left_out: Vec<String>,
+    artifacts: Vec<ArtifactChange>,
+}
+
+impl ChangeReport {
+    fn add_written(&mut self, done: &str, path: &FilePath, version: u64, content: &RecordedContent) {
+        let (bytes, sha256) = (content.size, content.sha256.clone());
+        self.written.push(format!("{done} {path} (version {version}, {bytes} bytes)"));
+        self.artifacts.push(ArtifactChange::Written(Artifact { path: path.clone(), version, bytes, sha256 }));
+    }
+
+    fn format_text(&self) -> String {
+        let Self { written, conflicts, left_out, .. } = self;
+        format_lines(&[("Files", written), ("Conflicts", conflicts), ("Not kept", left_out)])
+    }
+}
+
+/// Formats each list as a line in brackets; empty lists are left out.
+fn format_lines(lists: &[(&str, &Vec<String>)]) -> String {
+    let format_list = |(name, items): &(&str, &Vec<String>)| {
+        let more = items.len().saturating_sub(MAX_NAMED);
+        let more = if more > 0 { format!("; and {more} more") } else { String::new() };
+        let named: Vec<&str> = items.iter().take(MAX_NAMED).map(String::as_str).collect();
+        format!("[{name}: {}{more}]", named.join("; "))
+    };
+    let lines = lists.iter().filter(|(_, items)| !items.is_empty()).map(format_list);
+    lines.collect::<Vec<_>>().join("\n")
+}
+
+impl RecordedChange {
+    fn condition(&self) -> WriteCondition {
+        self.base.map_or(WriteCondition::Absent, WriteCondition::Version)
+    }
+
+    async fn delete(
+        &self,
+        agent: &AgentFiles,
+        key: &str,
+        report: &mut ChangeReport,
+    ) -> Result<(), FileChangesError> {
+        let path = &self.path;
+        match agent.files.delete(path, self.condition(), key).await {
+            Ok(()) => {
+                report.written.push(format!("deleted {path}"));
+                report.artifacts.push(ArtifactChange::Deleted(path.clone()));
+            }
+            Err(FilesError::Stale { current: Some(current), .. }) => {
+                report.conflicts.push(format!("{} was not deleted: {}", path, describe_current(&current)))
+            }
+            Err(error @ FilesError::Unavailable(_)) => return Err(error.into()),
+            // It is gone already, or it can't be deleted.
+            Err(FilesError::Stale { current: None, .. }) => {}
+            Err(error) => report.left_out.push(error.to_string()),
+        }
+        Ok(())
+    }
+
+    async fn write(
+        &self,
+        content: &RecordedContent,
+        agent: &AgentFiles,
+        key: &str,
+        (journal, report): (&mut dyn Journal, &mut ChangeReport),
+    ) -> Result<(), FileChangesError> {
+        let path = &self.path;
+        let bytes = content.load_bytes(journal).await?;
+        match agent.files.write(path, bytes, self.condition(), key).await {
+            Ok(version) => {
+                let done = if self.base.is_some() { "changed" } else { "created" };
+                report.add_written(done, path, version, content);
+            }
+            Err(FilesError::Stale { current, .. }) => {
+                let bytes = content.load_bytes(journal).await?;
+                let copy = self.write_beside(bytes, content, agent, key, report).await?;
+                let current = current.map_or_else(
+                    || "it was deleted meanwhile".to_owned(),
+                    |current| describe_current(&current),
+                );
+                report.conflicts.push(format!("{path} was not changed: {current}; {copy}"));
+            }
+            Err(error @ FilesError::Unavailable(_)) => return Err(error.into()),
+            Err(error) => report.left_out.push(error.to_string()),
+        }
+        Ok(())
+    }
+
+    /// Stores what the program wrote beside a file that someone else has changed. Returns where it is.
+    async fn write_beside(
+        &self,
+        bytes: Vec<u8>,
+        content: &RecordedContent,
+        agent: &AgentFiles,
+        key: &str,
+        report: &mut ChangeReport,
+    ) -> Result<String, FileChangesError> {
+        let lost = |why: String| format!("what the program wrote could not be stored: {why}");
+        let path = match conflict_path(&self.path, key) {
+            Ok(path) => path,
+            Err(why) => return Ok(lost(why)),
+        };
+        match agent.files.write(&path, bytes, WriteCondition::Always, key).await {
+            Ok(version) => {
+                report.add_written("created", &path, version, content);
+                Ok(format!("what the program wrote is in {path}"))
+            }
+            Err(error @ FilesError::Unavailable(_)) => Err(error.into()),
+            Err(error) => Ok(lost(error.to_string())),
+        }
+    }
+}
+
+impl RecordedContent {
+    async fn load_bytes(&self, journal: &mut dyn Journal) -> Result<Vec<u8>, JournalError> {
+        match &self.bytes {
+            RecordedBytes::Text(text) => Ok(text.clone().into_bytes()),
+            RecordedBytes::Bytes(stored) => journal.load_value(stored).await,
+        }
+    }
+}
+
+fn describe_current(current: &FileContent) -> String {
+    let entry = &current.entry;
+    format!("{} changed it meanwhile, and it has version {}", entry.author, entry.version)
+}
+
+/// The path of what a program wrote for a file that someone else has changed: `/a/report.conflict-<call>.md`.
+fn conflict_path(path: &FilePath, key: &str) -> Result<FilePath, String> {
+    let call: String = key
+        .split_once('/')
+        .map_or(key, |(_, call)| call)
+        .chars()
+        .map(|c| if c.is_ascii_alphanumeric() || c == '-' || c == '_' { c } else { '.' })
+        .collect();
+    let text = path.as_str();
+    let name_at = text.rfind('/').map_or(0, |at| at + 1);
+    let end_at = text[name_at..].rfind('.').filter(|at| *at > 0).map_or(text.len(), |at| name_at + at);
+    let (stem, end) = text.split_at(end_at);
+    FilePath::new(&format!("{stem}.conflict-{call}{end}")).map_err(|invalid| invalid.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_conflicting_version_is_stored_beside_the_file() {
+        let beside =
+            |path: &str| conflict_path(&FilePath::new(path).unwrap(), "run/draft/2/3.0").unwrap().to_string();
+        assert_eq!(beside("/a/report.md"), "/a/report.conflict-draft.2.3.0.md");
+        assert_eq!(beside("/a.b/report"), "/a.b/report.conflict-draft.2.3.0");
+        assert_eq!(beside("/.env"), "/.env.conflict-draft.2.3.0");
+        assert!(conflict_path(&FilePath::new(&"x".repeat(500)).unwrap(), "run/draft/2/3.0").is_err());
+    }
+
+    #[test]
+    fn a_report_names_a_bounded_number_of_files() {
+        let written = (0..50).map(|at| format!("created /{at}")).collect();
+        let report =
+            ChangeReport { written, left_out: vec!["/x is denied".into()], ..ChangeReport::default() };
+        let text = report.format_text();
+        assert!(text.starts_with("[Files: created /0; created /1;"), "{text}");
+        assert!(text.ends_with("created /39; and 10 more]\n[Not kept: /x is denied]"), "{text}");
+        assert_eq!(ChangeReport::default().format_text(), "");
+    }
+}

@@ -1,0 +1,70 @@
+//! The agent's state in its machine: the tools over it, the tools that are available in it, and the end of a turn.
+
+use serde_json::Value;
+
+use super::{Machine, MachineState};
+use crate::state::{AgentState, StateRules};
+use crate::turn::Answer;
+
+impl<A: Answer> Machine<A> {
+    /// Gives the agent a state at its beginning, unless it continues a conversation with one. Call it before the first step.
+    #[must_use]
+    pub fn with_state(mut self, rules: Option<StateRules>) -> Self {
+        if self.agent_state.is_none() {
+            let rules = rules.filter(|rules| !rules.is_empty());
+            self.agent_state = rules.map(|rules| Box::new(AgentState::new(rules)));
+        }
+        if self.agent_state.is_some()
+            && let MachineState::Asking = self.state
+        {
+            self.show_state();
+            self.request_reply();
+        }
+        self
+    }
+
+    /// The state.
+    #[must_use]
+    pub fn agent_state(&self) -> Option<&AgentState> {
+        self.agent_state.as_deref()
+    }
+
+    /// `true` if the tool has no condition, or its condition holds.
+    pub(super) fn is_available_in_state(&self, tool: &str) -> bool {
+        self.agent_state.as_ref().is_none_or(|state| state.is_available(tool))
+    }
+
+    /// The refusal of a call of a tool that was not offered, since its condition did not hold.
+    pub(super) fn refuse_unavailable_tool(&self, tool: &str) -> Option<String> {
+        let state = self.agent_state.as_ref()?;
+        let is_conditional = state.rules().conditions.contains_key(tool);
+        let was_offered = self.request.tools.iter().any(|offered| offered.name == tool);
+        (is_conditional && !was_offered).then(|| state.unavailable_tool_error(tool))
+    }
+
+    /// Executes a call of a tool over the state.
+    pub(super) fn run_state_tool(&mut self, tool: &str, arguments: &Value) -> Result<String, String> {
+        match &mut self.agent_state {
+            Some(state) => state.run_tool(tool, arguments),
+            None => Err("this agent has no state".into()),
+        }
+    }
+
+    /// Changes the phase at the end of a turn, and shows the state in the next request.
+    pub(super) fn end_turn_of_state(&mut self) {
+        let Some(state) = &mut self.agent_state else { return };
+        if let Some(notice) = state.end_turn() {
+            self.push_user_message(notice);
+        }
+        self.show_state();
+    }
+
+    /// Renders the prompt with the state, and offers the tools that are available in it.
+    fn show_state(&mut self) {
+        // A template that can't be rendered with the current values keeps the last prompt.
+        if let Some(Some(Ok(system))) = self.agent_state.as_ref().map(|state| state.render_prompt()) {
+            self.request.system = system;
+        }
+        self.request.tools = self.offered_tools();
+    }
+}

@@ -1,0 +1,127 @@
+//! Capabilities of the kind `command` that work on the files of the run, against a real NATS server.
+#![allow(clippy::unwrap_used, reason = "the helpers of tests are tests too")]
+
+mod support;
+
+use millrace_protocol::file::{FilePath, WriteCondition};
+use millrace_protocol::ids::WorkerId;
+use millrace_protocol::wire::InlineOrStoredBytes;
+use millrace_protocol::work::Order;
+use millrace_runtime::log::journal::{ClaimResult, Journal};
+use millrace_runtime::store::workspace::{FileAuthor, RunWorkspace};
+use millrace_worker::{AgentHostConfig, CancellationToken, WorkerConfig, file, run_worker};
+use serde_json::{Value, json};
+use support::{Cluster, build_order};
+use tempfile::TempDir;
+
+/// A worker that offers the capability of a file until the token is cancelled.
+async fn start_worker(
+    cluster: &Cluster,
+    folder: &TempDir,
+    text: &str,
+) -> (CancellationToken, tokio::task::JoinHandle<()>) {
+    let path = folder.path().join("own.yaml");
+    std::fs::write(&path, text).unwrap();
+    let offered = file::open_capability_by_name(path.to_str().unwrap()).await.unwrap();
+    let host = AgentHostConfig {
+        id: Some(WorkerId::new("next").unwrap()),
+        document_cache: None,
+        ..AgentHostConfig::new(cluster.connection())
+    };
+    let stop = CancellationToken::new();
+    let running = run_worker(WorkerConfig { capabilities: vec![offered], host }, stop.clone());
+    (stop, tokio::spawn(async move { running.await.unwrap() }))
+}
+
+fn path(text: &str) -> FilePath {
+    FilePath::new(text).unwrap()
+}
+
+async fn store(workspace: &RunWorkspace, at: &str, text: &str) {
+    let author = FileAuthor { author: "someone", key: at };
+    workspace.write_file(&path(at), text.into(), WriteCondition::Absent, author).await.unwrap();
+}
+
+async fn read(workspace: &RunWorkspace, at: &str) -> Option<(u64, String)> {
+    let file = workspace.read_file(&path(at)).await.unwrap()?;
+    Some((file.entry.version, String::from_utf8(file.bytes).unwrap()))
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn program_works_on_the_files_of_the_run() {
+    let cluster = Cluster::start().await;
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("sum.sh"), "cat > /dev/null; cat data/* > out/sum.txt; ls; rm data/b")
+        .unwrap();
+    let text = "{kind: command, name: own, description: x, effect: pure, command: [sh, ./sum.sh], \
+                files: {in: [/data, /out], out: [/out]}}";
+    let order = build_order("own", "files", json!({}));
+    let workspace = RunWorkspace::new(&cluster.bus, &order.run);
+    for (at, text) in [("/data/a", "1\n"), ("/data/b", "2\n"), ("/out/old", "x"), ("/secret", "no")] {
+        store(&workspace, at, text).await;
+    }
+    let (stop, done) = start_worker(&cluster, &folder, text).await;
+    cluster.publish_order(&order).await;
+    let (_, result) = cluster.await_result(&order).await;
+    assert_eq!(result.output, "data\nout", "{result:?}");
+    let made: Vec<(&str, u64, u64)> = result
+        .artifacts
+        .iter()
+        .map(|artifact| (artifact.path.as_str(), artifact.version, artifact.bytes))
+        .collect();
+    assert_eq!(made, [("/out/sum.txt", 1, 4)]);
+    assert_eq!(result.artifacts[0].sha256.len(), 64);
+    assert_eq!(read(&workspace, "/out/sum.txt").await, Some((1, "1\n2\n".into())));
+    assert_eq!(read(&workspace, "/data/b").await, Some((1, "2\n".into())), "its changes are not kept");
+    let notes = result.notes.unwrap();
+    assert_eq!(notes, "[Not kept: /data/b is not among the files whose changes are kept]");
+    stop.cancel();
+    done.await.unwrap();
+}
+
+/// Records that a worker has run the program and was lost before it wrote the files.
+async fn lose_worker_after_program(cluster: &Cluster, order: &Order) {
+    let claimed = Journal::claim_work(&cluster.bus, order, &WorkerId::new("lost").unwrap()).await.unwrap();
+    let ClaimResult::Acquired(mut journal) = claimed else { panic!("another worker has the work") };
+    let large = "x".repeat(300_000);
+    let stored = cluster.bus.blobs().store_if_large(large.into_bytes()).await.unwrap();
+    let content = |size: u64, bytes: Value| json!({"size": size, "sha256": "of the test", "bytes": bytes});
+    let changes = json!([
+        {"path": "/large", "content": content(300_000, json!({"bytes": stored}))},
+        {"path": "/old", "base": 1},
+        {"path": "/seen", "base": 1, "content": content(3, json!({"text": "new"}))},
+    ]);
+    let step = json!({"output": "it ran", "changes": {"changes": changes}});
+    for (name, value) in [("begin", Value::Null), ("files.0", step)] {
+        let bytes = serde_json::to_vec(&value).unwrap();
+        journal.append_step(name.to_owned(), InlineOrStoredBytes::Inline(bytes.into())).await.unwrap();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn changes_of_a_lost_program_are_written_once() {
+    let cluster = Cluster::start().await;
+    let folder = tempfile::tempdir().unwrap();
+    let text = "{kind: command, name: own, description: x, command: [sh, -c, 'echo ran again'], files: {}}";
+    let order = build_order("own", "lost", json!({}));
+    let workspace = RunWorkspace::new(&cluster.bus, &order.run);
+    store(&workspace, "/old", "old").await;
+    store(&workspace, "/seen", "seen").await;
+    cluster.publish_order(&order).await;
+    lose_worker_after_program(&cluster, &order).await;
+    // The lost worker had written one of the files.
+    let author = FileAuthor { author: "task lost", key: "r/lost/1" };
+    workspace.write_file(&path("/seen"), "new".into(), WriteCondition::Version(1), author).await.unwrap();
+    let (stop, done) = start_worker(&cluster, &folder, text).await;
+    let (_, result) = cluster.await_result(&order).await;
+    assert_eq!(result.output, "it ran", "the program did not run again");
+    let made: Vec<(&str, u64)> =
+        result.artifacts.iter().map(|artifact| (artifact.path.as_str(), artifact.version)).collect();
+    assert_eq!(made, [("/large", 1), ("/seen", 2)]);
+    assert_eq!(read(&workspace, "/seen").await, Some((2, "new".into())));
+    assert_eq!(read(&workspace, "/large").await.unwrap().1.len(), 300_000);
+    assert_eq!(read(&workspace, "/old").await, None);
+    assert_eq!(workspace.list_versions(&path("/seen")).await.unwrap().len(), 2);
+    stop.cancel();
+    done.await.unwrap();
+}
