@@ -74,7 +74,7 @@ async fn program_works_on_the_files_of_the_run() {
     assert_eq!(read(&workspace, "/out/sum.txt").await, Some((1, "1\n2\n".into())));
     assert_eq!(read(&workspace, "/data/b").await, Some((1, "2\n".into())), "its changes are not kept");
     let notes = result.notes.unwrap();
-    assert_eq!(notes, "[Not kept: /data/b is not among the files whose changes are kept]");
+    assert_eq!(notes, "[Not saved: /data/b matches no pattern of the files whose changes are saved]");
     stop.cancel();
     done.await.unwrap();
 }

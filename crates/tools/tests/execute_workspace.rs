@@ -121,7 +121,9 @@ async fn settings_choose_between_a_folder_and_the_files() {
     let text = attempt.run("ls; echo y > data.csv").await;
     assert_eq!(
         text,
-        format!("data.csv\n{GOOD}\n[Not kept: /data.csv is not among the files whose changes are kept]")
+        format!(
+            "data.csv\n{GOOD}\n[Not saved: /data.csv matches no pattern of the files whose changes are saved]"
+        )
     );
     assert_eq!(attempt.read("data.csv").as_deref(), Some("x"));
 }

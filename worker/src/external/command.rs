@@ -125,7 +125,7 @@ impl CommandCapability {
             (Some(step), _) => step.write_back(attempt, &task.key).await?,
             (None, None) => (self.run_program(attempt, &task, &self.folder).await?, WrittenFiles::default()),
             (None, Some(files)) => {
-                let mut folder = ProgramFolder::lay_out(attempt, files).await?;
+                let mut folder = ProgramFolder::update_folder(attempt, files).await?;
                 let output = self.run_program(attempt, &task, folder.path()).await?;
                 let step = folder.record_changes(attempt, waited, &output).await?;
                 step.write_back(attempt, &task.key).await?

@@ -44,16 +44,19 @@ impl ProgramFolder {
     ///
     /// # Errors
     /// It can't be created, or the files can't be read.
-    pub async fn lay_out(attempt: &mut Attempt<'_>, settings: &ProgramFiles) -> Result<Self, TaskError> {
+    pub async fn update_folder(
+        attempt: &mut Attempt<'_>,
+        settings: &ProgramFiles,
+    ) -> Result<Self, TaskError> {
         let unusable = |error: std::io::Error| {
             TaskError::new(ErrorKind::Tool, format!("can't create a working folder for the program: {error}"))
         };
         let folder = tempfile::Builder::new().prefix("millrace-command-").tempdir().map_err(unusable)?;
         let files = AgentFiles::unrestricted(attempt.files());
         let mut copy = WorkingCopy::open(files, settings.clone(), folder.path()).map_err(unusable)?;
-        let omitted = copy.lay_out().await.map_err(|error| convert_files_error(attempt, error))?;
-        if !omitted.is_empty() {
-            attempt.record_note(format!("not in the working folder: {}", omitted.join("; "))).await?;
+        let omissions = copy.update_folder().await.map_err(|error| convert_files_error(attempt, error))?;
+        if !omissions.is_empty() {
+            attempt.record_note(format!("not in the working folder: {}", omissions.join("; "))).await?;
         }
         Ok(Self { folder, copy })
     }

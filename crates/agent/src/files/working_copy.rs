@@ -40,12 +40,12 @@ pub struct WorkingCopy {
     settings: ProgramFiles,
     folder: FolderFiles,
     /// The files that were laid out, as they were then.
-    laid_out: BTreeMap<FilePath, LaidOutFile>,
+    base_files: BTreeMap<FilePath, BaseFile>,
     /// The local versions of files that were not kept, so that they are reported once.
     reported: BTreeMap<FilePath, u64>,
 }
 
-struct LaidOutFile {
+struct BaseFile {
     /// Its version where the agent's files are stored.
     version: u64,
     /// Its version in the folder.
@@ -59,7 +59,7 @@ pub struct FileChanges {
     /// The changes, by path.
     pub changes: Vec<FileChange>,
     /// The changes that are not kept, each with its reason.
-    pub left_out: Vec<String>,
+    pub exclusions: Vec<String>,
     /// The folder.
     pub folder: FolderFiles,
 }
@@ -68,7 +68,7 @@ impl FileChanges {
     /// `true` if there is nothing to write and nothing to report.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.changes.is_empty() && self.left_out.is_empty()
+        self.changes.is_empty() && self.exclusions.is_empty()
     }
 }
 
@@ -99,7 +99,7 @@ impl WorkingCopy {
     /// The folder can't be opened.
     pub fn open(agent: AgentFiles, settings: ProgramFiles, folder: &Path) -> std::io::Result<Self> {
         let folder = FolderFiles::open(folder)?;
-        Ok(Self { agent, settings, folder, laid_out: BTreeMap::new(), reported: BTreeMap::new() })
+        Ok(Self { agent, settings, folder, base_files: BTreeMap::new(), reported: BTreeMap::new() })
     }
 
     /// Brings the folder up to date: writes the files that are new or have changed, and removes those that are gone.
@@ -107,31 +107,31 @@ impl WorkingCopy {
     ///
     /// # Errors
     /// The files can't be listed or read.
-    pub async fn lay_out(&mut self) -> Result<Vec<String>, FilesError> {
-        let (wanted, mut omitted) = self.choose_files().await?;
+    pub async fn update_folder(&mut self) -> Result<Vec<String>, FilesError> {
+        let (wanted, mut omissions) = self.choose_files().await?;
         let paths: BTreeSet<&FilePath> = wanted.iter().map(|entry| &entry.path).collect();
         let gone: Vec<FilePath> =
-            self.laid_out.keys().filter(|path| !paths.contains(path)).cloned().collect();
+            self.base_files.keys().filter(|path| !paths.contains(path)).cloned().collect();
         for path in gone {
-            self.laid_out.remove(&path);
+            self.base_files.remove(&path);
             // A link in its place stays: it leads nowhere for these files.
             let _ = self.folder.delete(&path, WriteCondition::Always, "").await;
         }
         let local = self.list_local_versions().await?;
         for entry in &wanted {
-            let is_current = self.laid_out.get(&entry.path).is_some_and(|file| {
+            let is_current = self.base_files.get(&entry.path).is_some_and(|file| {
                 file.version == entry.version && local.get(&entry.path) == Some(&file.local)
             });
-            if !is_current && let Some(reason) = self.lay_out_file(&entry.path).await? {
-                omitted.push(reason);
+            if !is_current && let Some(reason) = self.copy_file(&entry.path).await? {
+                omissions.push(reason);
             }
         }
-        Ok(omitted)
+        Ok(omissions)
     }
 
     /// Returns the files that were laid out.
     pub fn paths(&self) -> impl Iterator<Item = &FilePath> {
-        self.laid_out.keys()
+        self.base_files.keys()
     }
 
     /// Chooses the files that fit the limits, in the order of their paths.
@@ -150,9 +150,9 @@ impl WorkingCopy {
             bytes += entry.size;
             wanted.push(entry);
         }
-        let omitted = (too_many > 0)
+        let omissions = (too_many > 0)
             .then(|| format!("{too_many} more files: the limits are {}", self.describe_limits()));
-        Ok((wanted, omitted.into_iter().collect()))
+        Ok((wanted, omissions.into_iter().collect()))
     }
 
     fn describe_limits(&self) -> String {
@@ -160,18 +160,18 @@ impl WorkingCopy {
     }
 
     /// Writes one file into the folder. Returns the reason if the folder can't hold it.
-    async fn lay_out_file(&mut self, path: &FilePath) -> Result<Option<String>, FilesError> {
+    async fn copy_file(&mut self, path: &FilePath) -> Result<Option<String>, FilesError> {
         // Deleted since it was listed.
         let Some(content) = self.agent.files.read(path).await? else { return Ok(None) };
         let sha256 = sha256_hex(&content.bytes);
         match self.folder.write(path, content.bytes, WriteCondition::Always, "").await {
             Ok(local) => {
                 let version = content.entry.version;
-                self.laid_out.insert(path.clone(), LaidOutFile { version, local, sha256 });
+                self.base_files.insert(path.clone(), BaseFile { version, local, sha256 });
                 Ok(None)
             }
             Err(error) => {
-                self.laid_out.remove(path);
+                self.base_files.remove(path);
                 Ok(Some(error.to_string()))
             }
         }
@@ -184,18 +184,18 @@ impl WorkingCopy {
     /// The folder can't be read.
     pub async fn find_changes(&mut self, is_approved: bool) -> Result<FileChanges, FilesError> {
         let mut found =
-            FileChanges { changes: Vec::new(), left_out: Vec::new(), folder: self.folder.clone() };
+            FileChanges { changes: Vec::new(), exclusions: Vec::new(), folder: self.folder.clone() };
         let entries = self.list_local_files().await?;
         let present: BTreeSet<FilePath> = entries.iter().map(|entry| entry.path.clone()).collect();
         let mut bytes = 0_u64;
         for entry in entries {
-            if let Some(change) = self.find_change(&entry, is_approved, &mut found.left_out).await? {
+            if let Some(change) = self.find_change(&entry, is_approved, &mut found.exclusions).await? {
                 bytes = bytes.saturating_add(entry.size);
                 self.add_change(change, (bytes, entry.version), &mut found);
             }
         }
         let removed: Vec<(FilePath, u64)> = self
-            .laid_out
+            .base_files
             .iter()
             .filter(|(path, _)| !present.contains(*path))
             .map(|(path, file)| (path.clone(), file.version))
@@ -206,7 +206,7 @@ impl WorkingCopy {
                 Err(error) => Some(error.to_string()),
             };
             match reason {
-                Some(reason) => found.left_out.push(reason),
+                Some(reason) => found.exclusions.push(reason),
                 None => found.changes.push(FileChange { path, base: Some(version), content: None }),
             }
         }
@@ -219,7 +219,7 @@ impl WorkingCopy {
         let is_full = found.changes.len() >= self.settings.max_files.0 as usize;
         if is_full || bytes > self.settings.max_bytes() {
             let path = &change.path;
-            found.left_out.push(format!("{path}: the limits are {}", self.describe_limits()));
+            found.exclusions.push(format!("{path}: the limits are {}", self.describe_limits()));
             self.reported.insert(change.path, local);
         } else {
             found.changes.push(change);
@@ -231,10 +231,10 @@ impl WorkingCopy {
         &mut self,
         entry: &FileEntry,
         is_approved: bool,
-        left_out: &mut Vec<String>,
+        exclusions: &mut Vec<String>,
     ) -> Result<Option<FileChange>, FilesError> {
         let path = &entry.path;
-        let base = self.laid_out.get(path);
+        let base = self.base_files.get(path);
         let is_known = base.is_some_and(|file| file.local == entry.version)
             || self.reported.get(path) == Some(&entry.version);
         if is_known {
@@ -245,7 +245,7 @@ impl WorkingCopy {
             false => self.reason_to_leave_out(path, is_approved),
         };
         if let Some(reason) = reason {
-            left_out.push(reason);
+            exclusions.push(reason);
             self.reported.insert(path.clone(), entry.version);
             return Ok(None);
         }
@@ -262,7 +262,7 @@ impl WorkingCopy {
     /// Returns the reason for which a change of this file is not kept.
     fn reason_to_leave_out(&self, path: &FilePath, is_approved: bool) -> Option<String> {
         if !self.settings.includes_output(path) {
-            return Some(format!("{path} is not among the files whose changes are kept"));
+            return Some(format!("{path} matches no pattern of the files whose changes are saved"));
         }
         match self.agent.permissions.check_permission(FileOperation::Write, path) {
             Ok(()) => None,
@@ -272,7 +272,7 @@ impl WorkingCopy {
     }
 
     async fn list_local_files(&self) -> Result<Vec<FileEntry>, FilesError> {
-        let exchanged: Vec<FilePath> = self.laid_out.keys().cloned().collect();
+        let exchanged: Vec<FilePath> = self.base_files.keys().cloned().collect();
         let is_skipped = move |path: &FilePath| {
             is_ignored(path) && !exchanged.iter().any(|file| file == path || is_below(file, path.as_str()))
         };
@@ -349,7 +349,7 @@ mod tests {
             place.store(path, path);
         }
         let mut copy = place.copy("{}");
-        assert_eq!(copy.lay_out().await.unwrap(), Vec::<String>::new());
+        assert_eq!(copy.update_folder().await.unwrap(), Vec::<String>::new());
         assert_eq!(std::fs::read(place.local.path().join("same.txt")).unwrap(), b"same.txt");
         assert!(copy.find_changes(false).await.unwrap().changes.is_empty(), "nothing has changed yet");
         write(&place.local, "touched.txt", "touched.txt");
@@ -362,7 +362,7 @@ mod tests {
         let found = copy.find_changes(false).await.unwrap();
         let expected =
             ["changed /.hidden/kept.txt", "changed /edited.txt", "removed /gone.txt", "new /made/new.txt"];
-        assert_eq!((describe(&found), found.left_out), (expected.map(str::to_owned).to_vec(), Vec::new()));
+        assert_eq!((describe(&found), found.exclusions), (expected.map(str::to_owned).to_vec(), Vec::new()));
     }
 
     #[tokio::test]
@@ -371,11 +371,11 @@ mod tests {
         place.store("a.txt", "one");
         place.store("b.txt", "b");
         let mut copy = place.copy("{}");
-        copy.lay_out().await.unwrap();
+        copy.update_folder().await.unwrap();
         write(&place.local, "a.txt", "a change that was not kept");
         place.store("c.txt", "c");
         std::fs::remove_file(place.stored.path().join("b.txt")).unwrap();
-        copy.lay_out().await.unwrap();
+        copy.update_folder().await.unwrap();
         let local = |name: &str| std::fs::read_to_string(place.local.path().join(name)).ok();
         assert_eq!(
             (local("a.txt").as_deref(), local("b.txt"), local("c.txt").as_deref()),
@@ -392,7 +392,7 @@ mod tests {
         }
         let mut copy = place.copy(r#"{"in": ["/data"], "out": ["/out"], "max_files": 1}"#);
         assert_eq!(
-            copy.lay_out().await.unwrap(),
+            copy.update_folder().await.unwrap(),
             ["1 more files: the limits are 1 files and 256 MiB together"]
         );
         assert!(place.local.path().join("data/a").exists() && !place.local.path().join("other").exists());
@@ -403,14 +403,14 @@ mod tests {
         let found = copy.find_changes(false).await.unwrap();
         assert_eq!(describe(&found), ["new /out/1"]);
         assert_eq!(
-            found.left_out,
+            found.exclusions,
             [
-                "/data/a is not among the files whose changes are kept",
+                "/data/a matches no pattern of the files whose changes are saved",
                 "/out/2: the limits are 1 files and 256 MiB together"
             ]
         );
         let again = copy.find_changes(false).await.unwrap();
-        assert!(again.left_out.is_empty(), "each is reported once: {:?}", again.left_out);
+        assert!(again.exclusions.is_empty(), "each is reported once: {:?}", again.exclusions);
     }
 
     #[tokio::test]
@@ -424,13 +424,13 @@ mod tests {
         let permissions = CompiledPermissions::compile(&serde_json::from_str(rules).unwrap()).unwrap();
         let agent = AgentFiles { permissions, ..AgentFiles::unrestricted(place.files.clone()) };
         let mut copy = WorkingCopy::open(agent, ProgramFiles::default(), place.local.path()).unwrap();
-        copy.lay_out().await.unwrap();
+        copy.update_folder().await.unwrap();
         assert!(!place.local.path().join("secret.txt").exists());
         write(&place.local, "fixed.txt", "changed");
         write(&place.local, "ask.txt", "made");
         let found = copy.find_changes(false).await.unwrap();
         assert!(found.changes.is_empty(), "{:?}", found.changes);
-        assert_eq!(found.left_out.len(), 2, "{:?}", found.left_out);
+        assert_eq!(found.exclusions.len(), 2, "{:?}", found.exclusions);
         write(&place.local, "ask.txt", "made again");
         assert_eq!(describe(&copy.find_changes(true).await.unwrap()), ["new /ask.txt"]);
     }

@@ -8,9 +8,10 @@ mod review;
 mod schema;
 mod server_tools;
 mod state;
+mod state_schema;
 mod template;
+mod tools;
 
-use std::collections::BTreeMap;
 use std::path::Path;
 
 use millrace_models::{ModelAbility, ModelSelection};
@@ -30,7 +31,7 @@ pub use host_folder::HostFolder;
 pub use review::{read_review, review_schema};
 pub use schema::{agent_file_schema, common_properties_schema, merge_json};
 use server_tools::ServerToolNames;
-use state::{PlacedCondition, StateSource};
+use state::StateSource;
 pub use template::{
     RunTemplateView, TaskTemplateView, Template, TemplateError, TemplateView, format_utc_date,
 };
@@ -342,7 +343,7 @@ impl AgentSpec {
         let model = fields.find_field("model").map(|node| deserialize_node(node, "model"));
         let model = mistakes.check_optional(model);
         let prompts = mistakes.check_optional(fields.find_field("prompts").map(read_prompts));
-        let tools = fields.find_field("tools").map(|node| read_tools(node, tool_names));
+        let tools = fields.find_field("tools").map(|node| tools::read_tools(node, tool_names));
         let (tools, conditions) = mistakes.check_optional(tools).unzip();
         let servers =
             fields.find_field("mcp").map(|node| Ok(node.parse_list("mcp", "MCP servers")?.to_vec()));
@@ -509,74 +510,6 @@ fn read_json_schema(node: &YamlNode, name: &str) -> Result<serde_json::Value, Ya
             node.position,
             format!("{name:?} is not a valid JSON Schema: {error}"),
         )),
-    }
-}
-
-/// The tools of an agent, and the conditions under which some of them are available.
-type ListedTools = (Vec<ToolReference>, BTreeMap<String, PlacedCondition>);
-
-fn read_tools(node: &YamlNode, tool_names: &dyn ToolNames) -> Result<ListedTools, YamlMistake> {
-    let (mut entries, mut conditions) = (Vec::<ToolReference>::new(), BTreeMap::new());
-    for item in node.parse_list("tools", "tools")? {
-        let (entry, condition) = read_tool(item, tool_names)?;
-        if let Some(condition) = condition {
-            conditions.insert(entry.name.clone(), condition);
-        }
-        if entries.iter().any(|earlier| earlier.name == entry.name) {
-            return Err(YamlMistake::at_position(
-                entry.position,
-                format!("the tool {:?} is listed twice", entry.name),
-            ));
-        }
-        entries.push(entry);
-    }
-    Ok((entries, conditions))
-}
-
-/// Takes the condition `when` out of the settings of a tool.
-fn take_condition(settings: YamlNode) -> Result<(Option<YamlNode>, Option<PlacedCondition>), YamlMistake> {
-    let YamlValue::Map(mut entries) = settings.value else { return Ok((Some(settings), None)) };
-    let Some(at) = entries.iter().position(|entry| entry.key == "when") else {
-        return Ok((Some(YamlNode { value: YamlValue::Map(entries), ..settings }), None));
-    };
-    let condition = state::read_condition(&entries.remove(at).node)?;
-    let rest = YamlNode { value: YamlValue::Map(entries), ..settings };
-    let is_empty = matches!(&rest.value, YamlValue::Map(entries) if entries.is_empty());
-    Ok(((!is_empty).then_some(rest), Some(condition)))
-}
-
-fn read_tool(
-    item: &YamlNode,
-    tool_names: &dyn ToolNames,
-) -> Result<(ToolReference, Option<PlacedCondition>), YamlMistake> {
-    let (name, position, settings) = match &item.value {
-        YamlValue::Text(name) => (name, item.position, None),
-        YamlValue::Map(entries) if entries.len() == 1 => {
-            (&entries[0].key, entries[0].position, Some(entries[0].node.clone()))
-        }
-        YamlValue::Nothing
-        | YamlValue::Flag(_)
-        | YamlValue::Number(_)
-        | YamlValue::List(_)
-        | YamlValue::Map(_) => {
-            return Err(
-                item.mismatch_error("tools", "the name of a tool, or a map from its name to its settings")
-            );
-        }
-    };
-    let names = tool_names.names();
-    if !names.contains(&name.as_str()) {
-        let hint = did_you_mean_hint(name, names.iter().copied());
-        let text = format!("there is no tool {name:?}{hint}; the tools are {}", names.join(", "));
-        return Err(YamlMistake::at_position(position, text));
-    }
-    let (settings, condition) = settings.map(take_condition).transpose()?.unwrap_or_default();
-    match settings {
-        Some(_) if !tool_names.has_settings(name) => Err(YamlMistake::at_position(
-            position,
-            format!("the tool {name:?} takes no settings but \"when\"; write only its name"),
-        )),
-        settings => Ok((ToolReference { name: name.clone(), position, settings }, condition)),
     }
 }
 

@@ -78,7 +78,7 @@ pub fn agent_file_schema(tools: &[(&str, Option<Value>)], server: &Value, permis
         "consult": { "description": "true if other agents may ask it short questions.", "type": "boolean" },
     });
     merge_json(&mut properties, more);
-    merge_json(&mut properties, super::state::state_schemas());
+    merge_json(&mut properties, super::state_schema::state_schemas());
     json!({
         "type": "object",
         "properties": properties,

@@ -6,7 +6,7 @@
 //!   - write_file: {when: "phase == 'write'"}
 //! state:
 //!   facts:
-//!     description: what is known so far
+//!     description: the facts so far
 //!     schema: {type: array, items: {type: string}}
 //!     default: []
 //!     access: readwrite          # hidden, read, write or readwrite
@@ -32,17 +32,17 @@ use crate::state::{
 };
 
 /// The maximum length of a field's name.
-const MAX_NAME: usize = 40;
+pub(super) const MAX_NAME: usize = 40;
 /// The maximum number of fields.
-const MAX_FIELDS: usize = 100;
+pub(super) const MAX_FIELDS: usize = 100;
 
-const ACCESS: [(&str, StateAccess); 4] = [
+pub(super) const ACCESS: [(&str, StateAccess); 4] = [
     ("hidden", StateAccess::Hidden),
     ("read", StateAccess::Read),
     ("write", StateAccess::Write),
     ("readwrite", StateAccess::ReadWrite),
 ];
-const OPERATIONS: [(&str, StateOperation); 3] =
+pub(super) const OPERATIONS: [(&str, StateOperation); 3] =
     [("get", StateOperation::Get), ("set", StateOperation::Set), ("append", StateOperation::Append)];
 
 /// The names that a policy's condition may use in addition to those of all conditions.
@@ -290,10 +290,8 @@ fn read_operations(fields: &MappingFields<'_>, is_list: bool) -> Result<Vec<Stat
         return Ok(vec![StateOperation::Set, StateOperation::Append]);
     };
     let names = OPERATIONS.map(|(name, _)| name);
-    let items = match &node.value {
-        YamlValue::List(items) if !items.is_empty() => items.as_slice(),
-        _ => std::slice::from_ref(node),
-    };
+    let list = if let YamlValue::List(items) = &node.value { Some(items) } else { None };
+    let items = list.filter(|items| !items.is_empty()).map_or(std::slice::from_ref(node), Vec::as_slice);
     let mut operations = BTreeSet::new();
     for item in items {
         let at = item.index_of_choice("on", &names)?;
@@ -307,9 +305,10 @@ fn read_operations(fields: &MappingFields<'_>, is_list: bool) -> Result<Vec<Stat
 }
 
 fn read_denial(node: &YamlNode) -> Result<PlacedCondition, YamlMistake> {
-    let text = match &node.value {
-        YamlValue::Flag(flag) => flag.to_string(),
-        _ => node.parse_text("deny")?.to_owned(),
+    let text = if let YamlValue::Flag(flag) = &node.value {
+        flag.to_string()
+    } else {
+        node.parse_text("deny")?.to_owned()
     };
     let condition = Condition::parse(&text).map_err(|error| {
         YamlMistake::at_position(node.position, format!("\"deny\" is not a condition: {error}"))
@@ -371,75 +370,6 @@ fn check_reachable(changes: &[(PhaseChange, Position)]) -> Result<(), YamlMistak
         first.unwrap_or_default()
     );
     Err(YamlMistake::at_position(*position, text))
-}
-
-/// The JSON Schemas of the fields `state` and `phases`.
-pub(super) fn state_schemas() -> Value {
-    let condition = json!({
-        "description": "An expression over state.FIELD and phase, such as: phase == 'write' and state.count > 2",
-        "type": "string",
-        "minLength": 1,
-    });
-    let operation = json!({ "enum": OPERATIONS.map(|(name, _)| name) });
-    let rules = ["schema", "matches", "min", "max", "deny"].map(|rule| json!({ "required": [rule] }));
-    let policy = json!({
-        "type": "object",
-        "properties": {
-            "on": {
-                "description": "The operations that it applies to; set and append by default.",
-                "oneOf": [operation, { "type": "array", "items": operation, "minItems": 1 }],
-            },
-            "schema": { "description": "The JSON Schema of the value, or of the item of an append.", "type": "object" },
-            "matches": { "description": "A regular expression that the text, or the item of an append, must match.", "type": "string" },
-            "min": { "description": "The least number, length of a text or length of a list.", "type": "number" },
-            "max": { "description": "The greatest number, length of a text or length of a list.", "type": "number" },
-            "deny": {
-                "description": "The operation is denied where this expression over value, old, state.FIELD and phase holds.",
-                "type": ["string", "boolean"],
-            },
-            "message": { "description": "The reason that the agent reads.", "type": "string" },
-        },
-        "anyOf": rules,
-        "additionalProperties": false,
-    });
-    let field = json!({
-        "type": "object",
-        "properties": {
-            "description": { "description": "Its meaning, for the agent.", "type": "string" },
-            "schema": { "description": "The JSON Schema of its values.", "type": "object" },
-            "default": { "description": "Its value at the beginning; null by default." },
-            "access": {
-                "description": "The tools that the agent has for it; read by default.",
-                "enum": ACCESS.map(|(name, _)| name),
-            },
-            "policies": { "description": "Rules that can veto an operation.", "type": "array", "items": policy },
-        },
-        "additionalProperties": false,
-    });
-    json!({
-        "state": {
-            "description": "The typed state of the agent: fields that it reads and writes with tools.",
-            "type": "object",
-            "propertyNames": { "pattern": "^[a-z][a-z0-9_]{0,39}$" },
-            "additionalProperties": field,
-            "maxProperties": MAX_FIELDS,
-        },
-        "phases": {
-            "description": "The changes of the agent's phase. It begins in the phase that the first one leaves; after a turn, the \
-                            first one of the current phase happens whose condition holds.",
-            "type": "array",
-            "items": {
-                "type": "object",
-                "properties": {
-                    "from": { "type": "string", "minLength": 1, "maxLength": MAX_NAME },
-                    "to": { "type": "string", "minLength": 1, "maxLength": MAX_NAME },
-                    "when": condition,
-                },
-                "required": ["from", "to", "when"],
-                "additionalProperties": false,
-            },
-        },
-    })
 }
 
 #[cfg(test)]

@@ -7,7 +7,6 @@
 //! The files that a program changed are recorded under `files.<turn>.<index>.<tool>` before they are written.
 
 use std::any::Any;
-use std::collections::BTreeMap;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Duration;
@@ -25,13 +24,12 @@ use serde_json::Value;
 use tokio::time::Instant;
 use tracing::warn;
 
+use super::call_changes::{PendingChanges, file_changes_error};
 use super::drive_error::{decode_step, encode_step};
 use super::fork::ForkedConversation;
 use super::large::limit_result_size;
 use super::record::{BegunCallsStep, FileChangesStep, ToolCallRecord, to_millis};
-use super::{
-    AttemptName, DriveError, FileChangesError, Journal, RecordedChanges, ValidatedToolCall, WrittenChanges,
-};
+use super::{AttemptName, DriveError, Journal, RecordedChanges, ValidatedToolCall};
 use crate::approval::{ApprovalRules, digest_of_call};
 use crate::files::{AgentFiles, FileChanges, Files};
 use crate::model::ToolResult;
@@ -43,9 +41,6 @@ const DIGEST_LENGTH: usize = 16;
 const UNKNOWN: &str = "It is unknown whether this call took effect: its worker was lost after the call began and before \
 the result was recorded. The call was not retried. Check what it was meant to change before you continue: if it took \
 effect, do not repeat it; if not, make the call again.";
-
-/// The changes of files that are recorded and perhaps not written yet, by the index of their call.
-type PendingChanges = BTreeMap<usize, FileChangesStep>;
 
 /// The end of running a call.
 enum CallEnd {
@@ -230,32 +225,6 @@ impl ToolCallRunner<'_> {
     /// The step that is recorded before an approved call begins.
     fn begin_step(&self, index: usize) -> String {
         format!("begin.{}.{index}", self.number)
-    }
-
-    /// The step that records the files that a call changed, before they are written.
-    fn changes_step(&self, index: usize, call: &ValidatedToolCall) -> String {
-        format!("files.{}.{index}.{}", self.number, call.tool)
-    }
-
-    /// Writes the files that a call changed, and adds what became of them to its result.
-    async fn write_changes(
-        &self,
-        call: &ValidatedToolCall,
-        index: usize,
-        step: FileChangesStep,
-        journal: &mut dyn Journal,
-    ) -> Result<ToolCallRecord, DriveError> {
-        let FileChangesStep { call: mut record, changes } = step;
-        let Some(files) = self.agent_files else {
-            record.result.text.push_str("\n[Not kept: there is no workspace here]");
-            return Ok(record);
-        };
-        let key = self.attempt.call_key(self.number, index);
-        let written = changes.write_back(files, &key, journal).await;
-        let WrittenChanges { text, artifacts, .. } =
-            written.map_err(|error| file_changes_error(call, error))?;
-        record.result.text.push_str(&format!("\n{text}"));
-        Ok(ToolCallRecord { artifacts, ..record })
     }
 
     fn has_effect(&self, call: &ValidatedToolCall) -> bool {
@@ -577,16 +546,6 @@ fn build_call_record(call: &ValidatedToolCall, text: String, is_error: bool) -> 
     let result = ToolResult { call_id: call.call_id.clone(), text, is_error };
     let (usage, models, delegated) = (Usage::default(), ModelUsage::new(), Usage::default());
     ToolCallRecord { result, usage, models, delegated, artifacts: Vec::new(), took_ms: 0 }
-}
-
-/// The error of a call whose files can't be written now: the attempt is released, and continues with writing them.
-fn file_changes_error(call: &ValidatedToolCall, error: FileChangesError) -> DriveError {
-    match error {
-        FileChangesError::Journal(error) => error.into(),
-        FileChangesError::Files(error) => {
-            DriveError::Tool { tool: call.tool.clone(), reason: error.to_string() }
-        }
-    }
 }
 
 /// Extracts the message of a panic.

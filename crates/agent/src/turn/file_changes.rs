@@ -2,7 +2,7 @@
 //! agent's files are stored. A worker that is lost in between has recorded them, and the next one writes the rest: each
 //! write has the key of its call, so that none is made twice.
 //!
-//! A file that was changed by someone else meanwhile keeps its content. What the program wrote is stored beside it.
+//! A file that someone else has changed since keeps its content. The content of the program is stored next to it.
 
 use millrace_protocol::file::WriteCondition;
 use millrace_protocol::result::Artifact;
@@ -33,7 +33,7 @@ pub struct RecordedChanges {
     changes: Vec<RecordedChange>,
     /// The changes that are not kept, each with its reason.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    left_out: Vec<String>,
+    exclusions: Vec<String>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -77,7 +77,7 @@ pub enum FileChangesError {
 pub struct WrittenChanges {
     /// A description for the model; empty if nothing changed.
     pub text: String,
-    /// The part of it about conflicts and changes that are not kept; empty if there are none.
+    /// The part of it about conflicts and unsaved changes; empty if there are none.
     pub warnings: String,
     /// The changed files.
     pub artifacts: Vec<ArtifactChange>,
@@ -96,7 +96,7 @@ impl RecordedChanges {
         for change in &found.changes {
             changes.push(store_content(found, change, journal).await?);
         }
-        Ok(Self { changes, left_out: found.left_out.clone() })
+        Ok(Self { changes, exclusions: found.exclusions.clone() })
     }
 
     /// Writes the changes under the key of the call that made them. A repetition has no further effect.
@@ -116,8 +116,8 @@ impl RecordedChanges {
                 Some(content) => change.write(content, agent, key, (&mut *journal, &mut report)).await?,
             }
         }
-        report.left_out.extend(self.left_out.iter().cloned());
-        let warnings = format_lines(&[("Conflicts", &report.conflicts), ("Not kept", &report.left_out)]);
+        report.exclusions.extend(self.exclusions.iter().cloned());
+        let warnings = format_lines(&[("Conflicts", &report.conflicts), ("Not saved", &report.exclusions)]);
         Ok(WrittenChanges { text: report.format_text(), warnings, artifacts: report.artifacts })
     }
 }
@@ -145,12 +145,12 @@ async fn store_content(
     Ok(RecordedChange { path, base, content: Some(content) })
 }
 
-/// What became of the changes.
+/// The outcome of the changes.
 #[derive(Default)]
 struct ChangeReport {
     written: Vec<String>,
     conflicts: Vec<String>,
-    left_out: Vec<String>,
+    exclusions: Vec<String>,
     artifacts: Vec<ArtifactChange>,
 }
 
@@ -162,8 +162,8 @@ impl ChangeReport {
     }
 
     fn format_text(&self) -> String {
-        let Self { written, conflicts, left_out, .. } = self;
-        format_lines(&[("Files", written), ("Conflicts", conflicts), ("Not kept", left_out)])
+        let Self { written, conflicts, exclusions, .. } = self;
+        format_lines(&[("Files", written), ("Conflicts", conflicts), ("Not saved", exclusions)])
     }
 }
 
@@ -202,7 +202,7 @@ impl RecordedChange {
             Err(error @ FilesError::Unavailable(_)) => return Err(error.into()),
             // It is gone already, or it can't be deleted.
             Err(FilesError::Stale { current: None, .. }) => {}
-            Err(error) => report.left_out.push(error.to_string()),
+            Err(error) => report.exclusions.push(error.to_string()),
         }
         Ok(())
     }
@@ -224,19 +224,17 @@ impl RecordedChange {
             Err(FilesError::Stale { current, .. }) => {
                 let bytes = content.load_bytes(journal).await?;
                 let copy = self.write_beside(bytes, content, agent, key, report).await?;
-                let current = current.map_or_else(
-                    || "it was deleted meanwhile".to_owned(),
-                    |current| describe_current(&current),
-                );
+                let current = current
+                    .map_or_else(|| "it was deleted since".to_owned(), |current| describe_current(&current));
                 report.conflicts.push(format!("{path} was not changed: {current}; {copy}"));
             }
             Err(error @ FilesError::Unavailable(_)) => return Err(error.into()),
-            Err(error) => report.left_out.push(error.to_string()),
+            Err(error) => report.exclusions.push(error.to_string()),
         }
         Ok(())
     }
 
-    /// Stores what the program wrote beside a file that someone else has changed. Returns where it is.
+    /// Stores the program's content next to a file that someone else has changed. Returns its place.
     async fn write_beside(
         &self,
         bytes: Vec<u8>,
@@ -245,7 +243,7 @@ impl RecordedChange {
         key: &str,
         report: &mut ChangeReport,
     ) -> Result<String, FileChangesError> {
-        let lost = |why: String| format!("what the program wrote could not be stored: {why}");
+        let lost = |why: String| format!("the program's content could not be stored: {why}");
         let path = match conflict_path(&self.path, key) {
             Ok(path) => path,
             Err(why) => return Ok(lost(why)),
@@ -253,7 +251,7 @@ impl RecordedChange {
         match agent.files.write(&path, bytes, WriteCondition::Always, key).await {
             Ok(version) => {
                 report.add_written("created", &path, version, content);
-                Ok(format!("what the program wrote is in {path}"))
+                Ok(format!("the program's content is in {path}"))
             }
             Err(error @ FilesError::Unavailable(_)) => Err(error.into()),
             Err(error) => Ok(lost(error.to_string())),
@@ -272,7 +270,7 @@ impl RecordedContent {
 
 fn describe_current(current: &FileContent) -> String {
     let entry = &current.entry;
-    format!("{} changed it meanwhile, and it has version {}", entry.author, entry.version)
+    format!("{} has changed it since; its version is {}", entry.author, entry.version)
 }
 
 /// The path of what a program wrote for a file that someone else has changed: `/a/report.conflict-<call>.md`.
@@ -308,10 +306,10 @@ mod tests {
     fn a_report_names_a_bounded_number_of_files() {
         let written = (0..50).map(|at| format!("created /{at}")).collect();
         let report =
-            ChangeReport { written, left_out: vec!["/x is denied".into()], ..ChangeReport::default() };
+            ChangeReport { written, exclusions: vec!["/x is denied".into()], ..ChangeReport::default() };
         let text = report.format_text();
         assert!(text.starts_with("[Files: created /0; created /1;"), "{text}");
-        assert!(text.ends_with("created /39; and 10 more]\n[Not kept: /x is denied]"), "{text}");
+        assert!(text.ends_with("created /39; and 10 more]\n[Not saved: /x is denied]"), "{text}");
         assert_eq!(ChangeReport::default().format_text(), "");
     }
 }

@@ -3,6 +3,7 @@
 
 mod allowance;
 mod answer;
+mod call_changes;
 mod calls;
 mod compact;
 mod drive;

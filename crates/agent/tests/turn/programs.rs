@@ -150,7 +150,7 @@ impl Tool for Program {
             let folder = tempfile::tempdir().unwrap();
             let settings = ProgramFiles::default();
             let mut copy = WorkingCopy::open(self.files.clone(), settings, folder.path()).unwrap();
-            copy.lay_out().await.unwrap();
+            copy.update_folder().await.unwrap();
             run_script(folder.path(), arguments["script"].as_str().unwrap());
             (self.meanwhile)(&self.workspace);
             let changes = copy.find_changes(false).await.unwrap();
@@ -328,10 +328,10 @@ async fn conflicting_changes_lose_nothing() {
     assert_eq!(
         text,
         "it ran\n[Files: created /in.conflict-t1.2.2.0.txt (version 1, 4 bytes); created /out/lines.conflict-t1.2.2.0.txt \
-         (version 1, 2 bytes)]\n[Conflicts: /in.txt was not changed: task other changed it meanwhile, and it has version 2; what \
-         the program wrote is in /in.conflict-t1.2.2.0.txt; /old.txt was not deleted: task other changed it meanwhile, and it \
-         has version 2; /out/lines.txt was not changed: task other changed it meanwhile, and it has version 1; what the \
-         program wrote is in /out/lines.conflict-t1.2.2.0.txt]"
+         (version 1, 2 bytes)]\n[Conflicts: /in.txt was not changed: task other has changed it since; its version is 2; the \
+         program's content is in /in.conflict-t1.2.2.0.txt; /old.txt was not deleted: task other has changed it since; its \
+         version is 2; /out/lines.txt was not changed: task other has changed it since; its version is 1; the \
+         program's content is in /out/lines.conflict-t1.2.2.0.txt]"
     );
     let texts = workspace.texts();
     let newest = |path: &str| texts[path].last().unwrap().clone().unwrap();

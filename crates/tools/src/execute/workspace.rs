@@ -90,15 +90,15 @@ impl AttemptExecuteTool {
         let Some(AttemptFolder { copy, folder }) = place.as_mut() else {
             return Err(folder_error("there is no working folder"));
         };
-        let omitted = copy.lay_out().await.map_err(files_error)?;
+        let omissions = copy.update_folder().await.map_err(files_error)?;
         let hint = path_hint(&arguments.command, copy);
         let mut text = self.executor.run_tool_call(arguments, folder, call).await?;
         let changes = copy.find_changes(call.is_approved).await;
         if let Err(error) = &changes {
-            let _ = write!(text, "\n[Not kept: what the command changed, since {error}]");
+            let _ = write!(text, "\n[Not saved: what the command changed, since {error}]");
         }
-        if !omitted.is_empty() {
-            let _ = write!(text, "\n[Not in the working folder: {}]", omitted.join("; "));
+        if !omissions.is_empty() {
+            let _ = write!(text, "\n[Not in the working folder: {}]", omissions.join("; "));
         }
         if text.contains("[Command failed") {
             text.extend(hint);

@@ -37,9 +37,7 @@ use super::fork::ForkedConversation;
 use super::format::original_format;
 use super::record::{ModelStep, ModelStepOutcome, ToolCallRecord};
 use super::scratch::Scratchpad;
-use super::{
-    Answer, ArtifactChange, ConversationFormat, Limits, StopReason, UsageTotals, WorkOutcome, WorkSummary,
-};
+use super::{Answer, ConversationFormat, Limits, StopReason, UsageTotals, WorkOutcome, WorkSummary};
 use crate::model::{AnswerSchema, FinishReason, Message, Reply, Request, ToolResult};
 use crate::state::AgentState;
 use millrace_protocol::schema::CompiledSchema;
@@ -456,17 +454,6 @@ impl<A: Answer> Machine<A> {
         results.iter().flat_map(|call| &call.artifacts).for_each(|change| self.add_artifact(change));
         self.push_results(calls, results);
         Ok(())
-    }
-
-    fn add_artifact(&mut self, change: &ArtifactChange) {
-        match change {
-            ArtifactChange::Written(artifact) => {
-                self.artifacts.insert(artifact.path.clone(), artifact.clone());
-            }
-            ArtifactChange::Deleted(path) => {
-                self.artifacts.remove(path);
-            }
-        }
     }
 
     /// Feeds the outcome of the answer check: the answer in its final form, or the mistake for the model to correct.

@@ -1,10 +1,11 @@
-//! The agent's state in its machine: the tools over it, the tools that are available in it, and the end of a turn.
+//! The agent's state in its machine: the tools over it, the tools that are available in it, and the end of a turn. Also the list of
+//! the files that the agent made.
 
 use serde_json::Value;
 
 use super::{Machine, MachineState};
 use crate::state::{AgentState, StateRules};
-use crate::turn::Answer;
+use crate::turn::{Answer, ArtifactChange};
 
 impl<A: Answer> Machine<A> {
     /// Gives the agent a state at its beginning, unless it continues a conversation with one. Call it before the first step.
@@ -57,6 +58,18 @@ impl<A: Answer> Machine<A> {
             self.push_user_message(notice);
         }
         self.show_state();
+    }
+
+    /// Counts a file that a call made, changed or deleted.
+    pub(super) fn add_artifact(&mut self, change: &ArtifactChange) {
+        match change {
+            ArtifactChange::Written(artifact) => {
+                self.artifacts.insert(artifact.path.clone(), artifact.clone());
+            }
+            ArtifactChange::Deleted(path) => {
+                self.artifacts.remove(path);
+            }
+        }
     }
 
     /// Renders the prompt with the state, and offers the tools that are available in it.
