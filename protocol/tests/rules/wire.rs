@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::fmt::Write;
 
 use millrace_protocol::child::{Delegation, EndedTask, ParentTask, TaskEnd};
+use millrace_protocol::file::FilePath;
 use millrace_protocol::ids::{Lane, RunId};
 use millrace_protocol::overrides::{
     AgentOverrides, FileOperation, PermissionMode, PermissionRule, PermissionRules,
@@ -23,8 +24,8 @@ use millrace_protocol::question::{
 };
 use millrace_protocol::registry::{ClusterSettings, Heartbeat, ProcessRole, RunSummary};
 use millrace_protocol::result::{
-    CapabilityDescription, ErrorKind, ExceededLimit, JudgeOpinion, ModelUsage, PlanProposal, Quotation,
-    Source, SourceKind, TaskError, TaskResult, Usage, Verdict,
+    Artifact, CapabilityDescription, ErrorKind, ExceededLimit, JudgeOpinion, ModelUsage, PlanProposal,
+    Quotation, Source, SourceKind, TaskError, TaskResult, Usage, Verdict,
 };
 use millrace_protocol::wait::{EndedWait, Signal, Wait, WaitEnd};
 use millrace_protocol::wire::{self, BlobRef, DecodeError, Encoding, InlineOrStoredBytes, WireMessage};
@@ -1294,12 +1295,20 @@ fn sample_task_results() -> Vec<(String, TaskResult)> {
         }],
         data: Some(json!({ "rows": [1, 2] })),
         answered: None,
+        artifacts: Vec::new(),
         usage: full_usage(),
         models: ModelUsage::new(),
     };
+    let artifacts = vec![Artifact {
+        path: FilePath::new("/plots/rows.csv").unwrap(),
+        version: 3,
+        bytes: 8,
+        sha256: "cd".repeat(32),
+    }];
     let unanswered = TaskResult { answered: Some(false), ..full.clone() };
     let later = TaskResult { models: sample_model_usage(), ..full.clone() };
     vec![
+        ("with a file that it made".to_owned(), TaskResult { artifacts, ..full.clone() }),
         ("without an answer".to_owned(), unanswered),
         ("full".into(), full),
         ("bare".into(), TaskResult::default()),
