@@ -16,7 +16,7 @@ use crate::json::{ErrorLine, print_json};
 /// All visible commands, by group.
 const GROUPS: [(&str, &[&str]); 7] = [
     ("Run an objective on this machine", &["run", "resume", "eval"]),
-    ("Work with a cluster", &["up", "down", "submit", "watch", "list", "show", "files"]),
+    ("Work with a cluster", &["up", "down", "submit", "watch", "list", "show", "files", "memories"]),
     ("Control a run", &["pause", "cancel", "retry", "edit", "add", "message", "signal"]),
     ("Answer questions of runs", &["inbox", "answer"]),
     ("Set up and check", &["doctor", "config", "completions", "man", "schema", "limits", "nats-config"]),

@@ -32,8 +32,8 @@ use millrace_runtime::program;
 
 use commands::{
     add, answer, backup, bench, cancel, completions, config, edit, eval, files, inbox, limits, list, logs,
-    man, message, metrics, pause, replay, restore, resume, retry, run, schema, show, signal, status, submit,
-    up, watch,
+    man, memories, message, metrics, pause, replay, restore, resume, retry, run, schema, show, signal,
+    status, submit, up, watch,
 };
 use exit::{CommandError, CommandExit, run_until_interrupt};
 use settings::SettingsSources;
@@ -97,6 +97,8 @@ enum Command {
     Answer(answer::AnswerArguments),
     /// List, show or download a run's files
     Files(files::FilesArguments),
+    /// List, show, download or remove what agents remember across runs
+    Memories(memories::MemoriesArguments),
     /// Show or change the rate limits of models
     Limits(limits::LimitsArguments),
     /// Reconstruct a run's state at any point in its log
@@ -212,6 +214,7 @@ async fn dispatch_command(command: Command, profile: Option<String>) -> Result<E
         | Command::Inbox(_)
         | Command::Answer(_)
         | Command::Files(_)
+        | Command::Memories(_)
         | Command::Limits(_)
         | Command::Replay(_)
         | Command::Backup(_)
@@ -265,6 +268,9 @@ async fn dispatch_command(command: Command, profile: Option<String>) -> Result<E
         }
         Command::Answer(arguments) => answer::run_command(arguments, shutdown).await?,
         Command::Files(arguments) => run_until_interrupt(&shutdown, files::run_command(arguments)).await?,
+        Command::Memories(arguments) => {
+            run_until_interrupt(&shutdown, memories::run_command(arguments)).await?
+        }
         Command::Limits(arguments) => {
             run_until_interrupt(&shutdown, limits::run_command(arguments, shutdown.clone())).await?
         }

@@ -14,7 +14,7 @@ use millrace_agent::session::ModelPreferences;
 use millrace_protocol::ids::Capability;
 use millrace_protocol::plan::{
     Budget, CapabilityRegistry, Document, DocumentSet, MAX_OBJECTIVE, PlannerConsultMode, PlanningMode,
-    Submission, TaskSpec,
+    Submission, TaskSpec, find_criteria_problem,
 };
 use millrace_protocol::wire;
 use millrace_runtime::{Bus, Fault};
@@ -58,6 +58,10 @@ pub struct SubmissionArguments {
     /// Start no task before a person has approved the plan (`millrace inbox` shows it, `millrace answer` approves it)
     #[arg(long)]
     approve_plan: bool,
+    /// Criterion for the deliverable, one sentence: a critic checks it in the result of the final task; may be given several
+    /// times
+    #[arg(long, value_name = "TEXT")]
+    criteria: Vec<String>,
 }
 
 /// The planning mode.
@@ -111,6 +115,7 @@ pub struct PendingSubmission {
     plan_file: Option<(String, Vec<TaskFieldPositions>)>,
     fail_fast: bool,
     approve_plan: bool,
+    criteria: Vec<String>,
     mode: PlanningMode,
     consult: Option<PlannerConsultMode>,
     budget: Budget,
@@ -142,12 +147,17 @@ impl PendingSubmission {
             .map_err(|why| CommandError::invalid_input(anyhow!(why)))?;
         let (files, skipped) = read_documents(&arguments.docs)?;
         let fail_fast = arguments.fail_fast || plan.fail_fast;
+        let criteria = [plan.criteria, arguments.criteria.clone()].concat();
+        if let Some(problem) = find_criteria_problem(&criteria) {
+            return Err(CommandError::invalid_input(anyhow!("{problem}")));
+        }
         Ok(Self {
             objective,
             tasks: plan.tasks,
             plan_file,
             fail_fast,
             approve_plan: arguments.approve_plan || plan.approve_plan,
+            criteria,
             mode,
             consult,
             budget,
@@ -268,6 +278,7 @@ impl PendingSubmission {
                 .collect(),
             fail_fast: self.fail_fast,
             approve_plan: self.approve_plan,
+            criteria: self.criteria,
             budget: self.budget,
             consult: self.consult,
             ..Submission::new(self.objective, self.mode)

@@ -187,29 +187,76 @@ pub fn order_subjects_of_run(run: &RunId) -> String {
 /// All orders.
 pub const ALL_ORDERS: &str = "work.>";
 
-/// The subject of the versions of a file in a run's workspace: one [`encode_subject_token`] per part of the path.
-#[must_use]
-pub fn file_subject(run: &RunId, path: &FilePath) -> String {
-    path.parts().fold(format!("files.{run}"), |subject, part| subject + "." + &encode_subject_token(part))
+/// The owner of a set of files with versions.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum FileSpace {
+    /// The workspace of a run.
+    Run(RunId),
+    /// The memories of the account, which outlive all runs.
+    Memories,
 }
 
-/// All files of a run below a folder; `None` is the root.
-#[must_use]
-pub fn file_subjects_in_folder(run: &RunId, folder: Option<&FilePath>) -> String {
-    folder.map_or_else(|| format!("files.{run}"), |folder| file_subject(run, folder)) + ".>"
+/// The token of the memories in place of a run. No run has this name: a name begins with a letter or a digit.
+const MEMORIES_TOKEN: &str = "_memories";
+
+impl FileSpace {
+    fn subject_token(&self) -> &str {
+        match self {
+            Self::Run(run) => run.as_str(),
+            Self::Memories => MEMORIES_TOKEN,
+        }
+    }
+
+    fn parse_token(token: &str) -> Option<Self> {
+        match token {
+            MEMORIES_TOKEN => Some(Self::Memories),
+            run => RunId::new(run).ok().map(Self::Run),
+        }
+    }
 }
 
-/// The run and the path that a subject of a file names; `None` if it names none.
+/// For people: `run r`, `the memories`.
+impl fmt::Display for FileSpace {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Run(run) => write!(f, "run {run}"),
+            Self::Memories => f.write_str("the memories"),
+        }
+    }
+}
+
+/// The subject of the versions of a file: one [`encode_subject_token`] per part of the path.
 #[must_use]
-pub fn parse_file_subject(subject: &str) -> Option<(RunId, FilePath)> {
-    let (run, parts) = subject.strip_prefix("files.")?.split_once('.')?;
+pub fn file_subject(space: &FileSpace, path: &FilePath) -> String {
+    let root = format!("files.{}", space.subject_token());
+    path.parts().fold(root, |subject, part| subject + "." + &encode_subject_token(part))
+}
+
+/// All files below a folder; `None` is the root.
+#[must_use]
+pub fn file_subjects_in_folder(space: &FileSpace, folder: Option<&FilePath>) -> String {
+    let root = || format!("files.{}", space.subject_token());
+    folder.map_or_else(root, |folder| file_subject(space, folder)) + ".>"
+}
+
+/// The owner and the path that a subject of a file names; `None` if it names none.
+#[must_use]
+pub fn parse_file_subject(subject: &str) -> Option<(FileSpace, FilePath)> {
+    let (space, parts) = subject.strip_prefix("files.")?.split_once('.')?;
     let parts: Option<Vec<String>> = parts.split('.').map(decode_subject_token).collect();
-    let (run, path) = (RunId::new(run).ok()?, FilePath::new(&format!("/{}", parts?.join("/"))).ok()?);
+    let (space, path) =
+        (FileSpace::parse_token(space)?, FilePath::new(&format!("/{}", parts?.join("/"))).ok()?);
     // Each path has one subject; other spellings of it are invalid.
-    (file_subject(&run, &path) == subject).then_some((run, path))
+    (file_subject(&space, &path) == subject).then_some((space, path))
 }
 
-/// The files of all runs.
+/// The memories of the account.
+#[must_use]
+pub fn memory_subjects() -> String {
+    file_subjects_in_folder(&FileSpace::Memories, None)
+}
+
+/// The files of all runs, and the memories.
 pub const ALL_FILES: &str = "files.>";
 
 /// Encodes any text as a token of a subject or of a bucket's key: each byte that is no ASCII letter, digit, `-` or `_`
@@ -373,6 +420,7 @@ mod tests {
     fn each_path_has_its_own_subject() {
         let run = RunId::new("r-1").unwrap();
         let mut seen = std::collections::BTreeSet::new();
+        let run = FileSpace::Run(run);
         for text in [
             "a", "a/b", "a.b", "a=2eb", "a..b", "..a", "*", ">", "a/>", "a b", "\u{e9}", "e\u{301}", "%",
             "=", "$JS",
@@ -383,7 +431,12 @@ mod tests {
             assert!(seen.insert(subject), "{text}");
         }
         assert_eq!(file_subject(&run, &FilePath::new("/notes/a.md").unwrap()), "files.r-1.notes.a=2emd");
+        let memory = file_subject(&FileSpace::Memories, &FilePath::new("/team.md").unwrap());
+        assert_eq!(memory, "files._memories.team=2emd");
+        let parsed = parse_file_subject(&memory).unwrap();
+        assert_eq!(parsed, (FileSpace::Memories, FilePath::new("/team.md").unwrap()));
         for subject in [
+            "files._other.a",
             "files.r",
             "files.r.=",
             "files.r.=zz",

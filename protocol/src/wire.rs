@@ -41,6 +41,9 @@ pub trait WireMessage: Serialize + DeserializeOwned {
     }
 }
 
+/// The beginning of the names of an agent's steps that shorten its conversation.
+const CONTEXT_STEPS: &str = "context.";
+
 /// The version of messages about parked attempts, their waits, their questions and the tasks that they delegate; readers of version 1 (0.4) do not know these.
 const WITH_WAITS: u16 = 2;
 
@@ -60,7 +63,9 @@ impl WireMessage for crate::plan::Submission {
     const VERSION: u16 = WITH_WAITS;
 
     fn version(&self) -> u16 {
-        let is_newer = self.approve_plan || self.tasks.iter().any(TaskSpec::needs_newer_reader);
+        let is_newer = self.approve_plan
+            || !self.criteria.is_empty()
+            || self.tasks.iter().any(TaskSpec::needs_newer_reader);
         if is_newer { WITH_WAITS } else { 1 }
     }
 }
@@ -96,7 +101,9 @@ impl WireMessage for crate::work::JournalEntry {
         let is_newer = match self {
             Self::Parked { .. } | Self::Delegated { .. } => true,
             Self::Outcome { outcome, .. } => outcome.needs_newer_reader(),
-            Self::Claimed { .. } | Self::Step { .. } | Self::Note { .. } | Self::Released { .. } => false,
+            // A shortened conversation can't be resumed by the rules of 0.4.
+            Self::Step { name, .. } => name.starts_with(CONTEXT_STEPS),
+            Self::Claimed { .. } | Self::Note { .. } | Self::Released { .. } => false,
         };
         if is_newer { WITH_WAITS } else { 1 }
     }

@@ -15,7 +15,7 @@ use crate::plan::{
     TaskLimits, TaskSpec, WAIT_FOR_EVENT_KEY, Work,
 };
 use crate::provider::ProviderStatus;
-use crate::result::{ModelUsage, PlanProposal, TaskError, TaskParameters, Usage, Verdict};
+use crate::result::{CriterionOutcome, ModelUsage, PlanProposal, TaskError, TaskParameters, Usage, Verdict};
 use crate::wait::{EndedWait, Wait, WaitEnd};
 use crate::wire::InlineOrStoredBytes;
 
@@ -110,6 +110,10 @@ pub enum Assignment {
         attempt: u32,
         /// The result of an earlier attempt that was rejected last.
         rejected: Option<InputResult>,
+        /// The attempt that produced that result, with the verdict on it; `None` if its supervisor does not report it.
+        rejection: Option<Rejection>,
+        /// The criteria of the run that apply to the result, if it is the deliverable.
+        criteria: Vec<String>,
     },
     /// A review of a result.
     Review {
@@ -133,6 +137,15 @@ pub enum Assignment {
     },
 }
 
+/// The rejection of a result: its attempt, and the verdict by criterion.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Rejection {
+    /// The attempt that produced the result.
+    pub attempt: u32,
+    /// Each criterion with its outcome.
+    pub criteria: Vec<CriterionOutcome>,
+}
+
 impl Assignment {
     /// The piece of work.
     #[must_use]
@@ -151,7 +164,9 @@ impl Assignment {
 impl From<Work> for Assignment {
     fn from(work: Work) -> Self {
         match work {
-            Work::Task { task, attempt } => Self::Task { task, attempt, rejected: None },
+            Work::Task { task, attempt } => {
+                Self::Task { task, attempt, rejected: None, rejection: None, criteria: Vec::new() }
+            }
             Work::Review { task, attempt, review } => {
                 Self::Review { task, attempt, review, brief: ReviewBrief::default() }
             }
@@ -262,6 +277,10 @@ struct FlatOrder {
     evidence: Vec<InputResult>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     rejected: Option<InputResult>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    rejection: Option<Rejection>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    deliverable_criteria: Vec<String>,
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     is_final: bool,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -300,7 +319,10 @@ struct FlatOrder {
 impl From<FlatOrder> for Order {
     fn from(flat: FlatOrder) -> Self {
         let assignment = match flat.work {
-            Work::Task { task, attempt } => Assignment::Task { task, attempt, rejected: flat.rejected },
+            Work::Task { task, attempt } => {
+                let FlatOrder { rejected, rejection, deliverable_criteria: criteria, .. } = flat;
+                Assignment::Task { task, attempt, rejected, rejection, criteria }
+            }
             Work::Review { task, attempt, review } => {
                 let FlatOrder { criteria, checks, panel, evidence, .. } = flat;
                 let brief = ReviewBrief { criteria, checks, panel, evidence };
@@ -339,10 +361,13 @@ impl From<FlatOrder> for Order {
 impl From<Order> for FlatOrder {
     fn from(order: Order) -> Self {
         let work = order.work();
-        let (rejected, brief, plan_at) = match order.assignment {
-            Assignment::Task { rejected, .. } => (rejected, ReviewBrief::default(), 0),
-            Assignment::Review { brief, .. } => (None, brief, 0),
-            Assignment::Planning { plan_at, .. } => (None, ReviewBrief::default(), plan_at),
+        let none = ReviewBrief::default;
+        let (rejected, rejection, deliverable_criteria, brief, plan_at) = match order.assignment {
+            Assignment::Task { rejected, rejection, criteria, .. } => {
+                (rejected, rejection, criteria, none(), 0)
+            }
+            Assignment::Review { brief, .. } => (None, None, Vec::new(), brief, 0),
+            Assignment::Planning { plan_at, .. } => (None, None, Vec::new(), none(), plan_at),
         };
         let ReviewBrief { criteria, checks, panel, evidence } = brief;
         Self {
@@ -359,6 +384,8 @@ impl From<Order> for FlatOrder {
             panel,
             evidence,
             rejected,
+            rejection,
+            deliverable_criteria,
             is_final: order.is_final,
             feedback: order.feedback,
             allowance: order.allowance,

@@ -5,7 +5,7 @@ use millrace_protocol::plan::{Attempt, AttemptEnd, Plan, ReviewPolicy, Task, Wor
 use millrace_protocol::subject::{CRITIC, PLANNER};
 use millrace_protocol::wait::WaitEnd;
 use millrace_protocol::work::{
-    Assignment, DecisionId, InputResult, JudgePanel, Order, ReviewBrief, SharedConversation,
+    Assignment, DecisionId, InputResult, JudgePanel, Order, Rejection, ReviewBrief, SharedConversation,
 };
 
 /// The capability of one of the cluster's own names.
@@ -37,11 +37,18 @@ pub fn build_order(run: &RunId, lane: Lane, plan: &Plan, last: DecisionId, work:
             let task = plan.task(id)?;
             let inputs = inputs_of_task(plan, task);
             let own_model = start.models.get(&task.spec.capability).cloned();
-            let rejected = task.last_rejected_result();
-            let rejected = rejected
-                .and_then(|(attempt, at, summary)| InputResult::of_attempt(task, attempt, at, summary));
+            let last = task.last_rejected_result();
+            let rejected =
+                last.and_then(|(attempt, at, summary)| InputResult::of_attempt(task, attempt, at, summary));
+            let rejection = last.and_then(|(attempt, ..)| rejection_of_attempt(attempt));
             let feedback = task.collect_feedback();
-            let assignment = Assignment::Task { task: id.clone(), attempt: *attempt, rejected };
+            let assignment = Assignment::Task {
+                task: id.clone(),
+                attempt: *attempt,
+                rejected,
+                rejection,
+                criteria: plan.criteria_of_task(task).to_vec(),
+            };
             let ended_waits = task.current_attempt().map(Attempt::ended_waits).unwrap_or_default();
             let depth = task.spec.parent.as_ref().map_or(0, |parent| parent.depth);
             let common = Order {
@@ -80,6 +87,12 @@ pub fn build_order(run: &RunId, lane: Lane, plan: &Plan, last: DecisionId, work:
             Some(Order { assignment, inputs, own_model, ..add_task_fields(common, task) })
         }
     }
+}
+
+/// The rejection of an attempt's result.
+fn rejection_of_attempt(attempt: &Attempt) -> Option<Rejection> {
+    let (_, verdict) = attempt.verdict.as_ref()?;
+    Some(Rejection { attempt: attempt.number, criteria: verdict.criteria.clone() })
 }
 
 /// Fills in what the orders for a task and for its review share.

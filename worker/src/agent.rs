@@ -1,17 +1,19 @@
 //! A capability whose work is done by an agent. Its [`AgentSpec`] comes from a capability file or from the builder here; each
 //! attempt is a [`AgentSession`].
 
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use millrace_agent::model::ModelSelection;
-use millrace_agent::session::{AgentSession, SessionError, tools};
-use millrace_agent::spec::{AgentSpec, AnswerForm, Template, ToolReference};
+use millrace_agent::session::{AgentSession, MemoryFile, SessionEnvironment, SessionError, tools};
+use millrace_agent::spec::{AgentSpec, AnswerForm, MemoryPlace, Template, ToolReference};
 use millrace_agent::tool::{Tool, ToolSpec};
 use millrace_agent::turn::Limits;
 use millrace_protocol::plan::{ReviewPolicy, Work};
-use millrace_protocol::result::{CapabilityDescription, ErrorKind, TaskError};
+use millrace_protocol::result::{self, CapabilityDescription, TaskError};
 use millrace_strict_yaml::Position;
 
 use crate::tools::mcp::McpServers;
@@ -41,6 +43,8 @@ pub struct Agent {
     /// Tools in addition to the built-in ones.
     tools: Vec<Arc<dyn Tool>>,
     servers: McpServers,
+    /// The folder of its capability file, with its memory files.
+    folder: Option<PathBuf>,
     /// The first mistake in the calls to the builder.
     mistake: Option<AgentError>,
 }
@@ -63,12 +67,22 @@ impl Agent {
     #[must_use]
     pub fn new(name: &str, description: &str) -> Self {
         let spec = AgentSpec::new(name, description);
-        Self { spec, tools: Vec::new(), servers: McpServers::default(), mistake: None }
+        Self { spec, tools: Vec::new(), servers: McpServers::default(), folder: None, mistake: None }
+    }
+
+    /// Creates a built-in agent.
+    pub(crate) fn from_built_in_spec(spec: AgentSpec) -> Self {
+        Self { spec, tools: Vec::new(), servers: McpServers::default(), folder: None, mistake: None }
     }
 
     /// Creates the agent of a capability file, with its tools that reach outside of the process.
-    pub(crate) fn from_spec(spec: AgentSpec, tools: Vec<Arc<dyn Tool>>, servers: McpServers) -> Self {
-        Self { spec, tools, servers, mistake: None }
+    pub(crate) fn from_spec(
+        spec: AgentSpec,
+        tools: Vec<Arc<dyn Tool>>,
+        servers: McpServers,
+        folder: &Path,
+    ) -> Self {
+        Self { spec, tools, servers, folder: Some(folder.to_owned()), mistake: None }
     }
 
     /// Sets the system prompt: a template, as in a capability file.
@@ -172,14 +186,18 @@ impl Agent {
         let (agents, order) = (attempt.agent_host(), attempt.order().clone());
         let overrides = order.overrides.as_deref().cloned().unwrap_or_default();
         let spec = self.spec.with_overrides(&overrides).map_err(|why| {
-            TaskError::new(ErrorKind::InvalidTask, format!("its overrides can't be applied: {why}"))
+            TaskError::new(result::ErrorKind::InvalidTask, format!("its overrides can't be applied: {why}"))
         })?;
         let mut tools = self.open_tools().await?;
         if let Some(allowed) = &overrides.tools {
             tools.retain(|tool| allowed.contains(&tool.spec().name));
         }
+        let memory_files = match &self.folder {
+            Some(folder) => read_memory_files(&spec, folder).await?,
+            None => Vec::new(),
+        };
         let outcome: Result<CapabilityOutcome, SessionError> = async {
-            let environment = attempt.session_environment(tools);
+            let environment = SessionEnvironment { memory_files, ..attempt.session_environment(tools) };
             let session = AgentSession::prepare(agents, &spec, &order, environment).await?;
             match (&order.work(), spec.answer) {
                 (Work::Planning { .. }, AnswerForm::Plan) => {
@@ -201,6 +219,23 @@ impl Agent {
         tools.extend(self.servers.open_tools().await?);
         Ok(tools)
     }
+}
+
+/// Reads the memory files beside a capability file. Missing ones are passed over.
+async fn read_memory_files(spec: &AgentSpec, folder: &Path) -> Result<Vec<MemoryFile>, TaskError> {
+    let mut files = Vec::new();
+    for place in spec.memory.iter().flatten() {
+        let MemoryPlace::Beside(path) = place else { continue };
+        match tokio::fs::read_to_string(folder.join(path)).await {
+            Ok(text) => files.push(MemoryFile { place: path.display().to_string(), text }),
+            Err(error) if error.kind() == ErrorKind::NotFound => {}
+            Err(error) => {
+                let text = format!("the memory file {} can't be read: {error}", folder.join(path).display());
+                return Err(TaskError::new(result::ErrorKind::InvalidTask, text));
+            }
+        }
+    }
+    Ok(files)
 }
 
 impl Capability for Agent {

@@ -61,7 +61,7 @@ pub async fn open_capability_by_name(name: &str) -> Result<Arc<dyn Capability>, 
         parse_capability_file(bytes, folder)
     })?;
     Ok(file
-        .open_capability()
+        .open_capability(folder)
         .await
         .map_err(|mistake| LoadError::Mistakes { file: name.to_owned(), mistakes: mistake.into() })?)
 }
@@ -152,12 +152,12 @@ impl CapabilityFile {
     }
 
     /// Opens the tools that the file names.
-    async fn open_capability(self) -> Result<Arc<dyn Capability>, YamlMistake> {
+    async fn open_capability(self, folder: &Path) -> Result<Arc<dyn Capability>, YamlMistake> {
         Ok(match self {
             Self::Agent(spec, servers) => {
                 check_host_folder(&spec)?;
                 let tools = tools::open_outside_tools(&spec).await?;
-                Arc::new(Agent::from_spec(*spec, tools, servers))
+                Arc::new(Agent::from_spec(*spec, tools, servers, folder))
             }
             Self::Command(command) => Arc::new(command),
             Self::Http(http) => Arc::new(http),

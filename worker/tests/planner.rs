@@ -66,6 +66,7 @@ async fn planning_order(cluster: &Cluster) -> Order {
         budget: Box::default(),
         consult: PlannerConsultMode::Judgement,
         approve_plan: false,
+        criteria: Vec::new(),
     });
     let tasks = vec![task("facts", &[]), task("lost", &[]), task("report", &["facts"])];
     let first = append_events(cluster, &order, 0, [vec![started], tasks].concat()).await;

@@ -7,7 +7,6 @@ use anyhow::anyhow;
 use clap::Args;
 use clap::builder::NonEmptyStringValueParser;
 use millrace_agent::files::{FilePath, Files, FolderFiles, WriteCondition, find_nearest_names};
-use millrace_protocol::ids::RunId;
 use millrace_runtime::Bus;
 use millrace_runtime::store::workspace::{FileVersionInfo, RunWorkspace, WorkspaceFile};
 
@@ -32,6 +31,13 @@ pub struct FilesArguments {
     /// Run id, a unique prefix of it, or `latest`
     #[arg(value_parser = NonEmptyStringValueParser::new())]
     run: String,
+    #[command(flatten)]
+    files: FileArguments,
+}
+
+/// The arguments that select files of a run or of the memories.
+#[derive(Args, Debug)]
+pub struct FileArguments {
     /// A file to show, or a folder to list
     path: Option<String>,
     /// Show this version of the file [default: the newest]
@@ -50,24 +56,48 @@ pub struct FilesArguments {
     target: ClusterTarget,
 }
 
-/// Lists, shows or downloads files.
-pub async fn run_command(arguments: FilesArguments) -> Result<CommandExit, CommandError> {
-    let reading = ReadConnection::open_for_reading(&arguments.target).await?;
-    reading.read_and_close(async |bus| list_or_show_files(bus, &arguments).await).await
+impl FileArguments {
+    /// The file or folder; `None` for all.
+    pub fn parse_path(&self) -> Result<Option<FilePath>, CommandError> {
+        match self.path.as_deref().map(|path| path.trim_end_matches('/')) {
+            None | Some("" | ".") => Ok(None),
+            Some(path) => path.parse().map(Some).map_err(CommandError::invalid_input),
+        }
+    }
+
+    /// The cluster.
+    pub fn target(&self) -> &ClusterTarget {
+        &self.target
+    }
+
+    /// `true` for JSON.
+    pub fn is_json(&self) -> bool {
+        self.json
+    }
 }
 
-async fn list_or_show_files(bus: &Bus, arguments: &FilesArguments) -> Result<CommandExit, CommandError> {
-    let run = find_run(bus, &arguments.run).await?;
-    let workspace = RunWorkspace::new(bus, &run);
-    let path = match arguments.path.as_deref().map(|path| path.trim_end_matches('/')) {
-        None | Some("" | ".") => None,
-        Some(path) => Some(path.parse::<FilePath>().map_err(CommandError::invalid_input)?),
+/// Lists, shows or downloads files.
+pub async fn run_command(arguments: FilesArguments) -> Result<CommandExit, CommandError> {
+    let FilesArguments { run, files } = arguments;
+    let reading = ReadConnection::open_for_reading(&files.target).await?;
+    let show = async |bus: &Bus| {
+        let run = find_run(bus, &run).await?;
+        list_or_show_files(&RunWorkspace::new(bus, &run), &format!("files {run}"), &files).await
     };
-    let Some(path) = path else {
-        return list_folder(&workspace, &run, None, arguments).await;
+    reading.read_and_close(show).await
+}
+
+/// Lists, shows or downloads files. `command` lists all of them.
+pub async fn list_or_show_files(
+    workspace: &RunWorkspace,
+    command: &str,
+    arguments: &FileArguments,
+) -> Result<CommandExit, CommandError> {
+    let Some(path) = arguments.parse_path()? else {
+        return list_folder(workspace, command, None, arguments).await;
     };
     if arguments.list {
-        return list_versions(&workspace, &run, &path, arguments).await;
+        return list_versions(workspace, command, &path, arguments).await;
     }
     let file = match arguments.version {
         None => workspace.read_file(&path).await?,
@@ -75,10 +105,10 @@ async fn list_or_show_files(bus: &Bus, arguments: &FilesArguments) -> Result<Com
     };
     match file {
         Some(file) => show_file(&file, arguments).await,
-        None if arguments.version.is_none() => list_folder(&workspace, &run, Some(&path), arguments).await,
+        None if arguments.version.is_none() => list_folder(workspace, command, Some(&path), arguments).await,
         None => {
-            Err(version_not_found_error(&workspace, &run, &path, arguments.version.unwrap_or_default())
-                .await?)
+            let version = arguments.version.unwrap_or_default();
+            Err(version_not_found_error(workspace, command, &path, version).await?)
         }
     }
 }
@@ -86,16 +116,16 @@ async fn list_or_show_files(bus: &Bus, arguments: &FilesArguments) -> Result<Com
 /// Lists a folder, or downloads all files in it.
 async fn list_folder(
     workspace: &RunWorkspace,
-    run: &RunId,
+    command: &str,
     folder: Option<&FilePath>,
-    arguments: &FilesArguments,
+    arguments: &FileArguments,
 ) -> Result<CommandExit, CommandError> {
     let entries = workspace.list_files(folder).await?;
     if let (true, Some(path)) = (entries.is_empty(), folder) {
-        return Err(file_not_found_error(workspace, run, path).await?);
+        return Err(file_not_found_error(workspace, command, path).await?);
     }
     if entries.is_empty() {
-        print_stderr_line(&format!("millrace: run {run} has no files"));
+        print_stderr_line(&format!("millrace: {} has no files", workspace.space()));
     }
     match &arguments.output {
         Some(output) => download_all_files(workspace, &entries, folder, output, arguments.json).await?,
@@ -106,13 +136,13 @@ async fn list_folder(
 
 async fn list_versions(
     workspace: &RunWorkspace,
-    run: &RunId,
+    command: &str,
     path: &FilePath,
-    arguments: &FilesArguments,
+    arguments: &FileArguments,
 ) -> Result<CommandExit, CommandError> {
     let entries = workspace.list_versions(path).await?;
     if entries.is_empty() {
-        return Err(file_not_found_error(workspace, run, path).await?);
+        return Err(file_not_found_error(workspace, command, path).await?);
     }
     print_file_entries(&entries, arguments.json);
     Ok(CommandExit::Completed)
@@ -139,7 +169,7 @@ fn print_file_entries(entries: &[FileVersionInfo], json: bool) {
 }
 
 /// Prints a file, or writes it to `--output`.
-async fn show_file(file: &WorkspaceFile, arguments: &FilesArguments) -> Result<CommandExit, CommandError> {
+async fn show_file(file: &WorkspaceFile, arguments: &FileArguments) -> Result<CommandExit, CommandError> {
     if let Some(output) = &arguments.output {
         write_output_file(file, output, arguments.json)?;
         return Ok(CommandExit::Completed);
@@ -212,15 +242,16 @@ async fn download_all_files(
 }
 
 /// Returns the error for an unknown file, with similar names.
-async fn file_not_found_error(
+pub async fn file_not_found_error(
     workspace: &RunWorkspace,
-    run: &RunId,
+    command: &str,
     path: &FilePath,
 ) -> Result<CommandError, CommandError> {
     let versions = workspace.list_versions(path).await?;
     if let Some(deleted) = versions.last() {
         return Ok(CommandError::invalid_input(anyhow!(
-            "{path} of run {run} was deleted by {} with version {}; --version shows an earlier one",
+            "{path} of {} was deleted by {} with version {}; --version shows an earlier one",
+            workspace.space(),
             deleted.author,
             deleted.version
         )));
@@ -228,21 +259,21 @@ async fn file_not_found_error(
     let entries = workspace.list_files(None).await?;
     let near = find_nearest_names(path.as_str(), entries.iter().map(|entry| entry.path.as_str()));
     let hint = match near.as_slice() {
-        [] => format!("`{}` lists its files", command_hint(&format!("files {run}"))),
+        [] => format!("`{}` lists its files", command_hint(command)),
         near => format!("did you mean {}?", near.join(" or ")),
     };
-    Ok(CommandError::invalid_input(anyhow!("run {run} has no file {path}; {hint}")))
+    Ok(CommandError::invalid_input(anyhow!("{} has no file {path}; {hint}", workspace.space())))
 }
 
 async fn version_not_found_error(
     workspace: &RunWorkspace,
-    run: &RunId,
+    command: &str,
     path: &FilePath,
     version: u64,
 ) -> Result<CommandError, CommandError> {
     let versions = workspace.list_versions(path).await?;
     let Some(last) = versions.last() else {
-        return file_not_found_error(workspace, run, path).await;
+        return file_not_found_error(workspace, command, path).await;
     };
     if versions.iter().any(|entry| entry.version == version) {
         return Ok(CommandError::invalid_input(anyhow!(

@@ -16,6 +16,7 @@ pub mod limits;
 pub mod list;
 pub mod logs;
 pub mod man;
+pub mod memories;
 pub mod message;
 pub mod metrics;
 pub mod nats_config;

@@ -23,7 +23,7 @@ Examples:
 pub const FILES: [&str; 3] = ["plan", "capability", "evaluation"];
 
 /// Everything that has a schema.
-pub const NAMES: [&str; 37] = [
+pub const NAMES: [&str; 38] = [
     "plan",
     "capability",
     "evaluation",
@@ -48,6 +48,7 @@ pub const NAMES: [&str; 37] = [
     "inbox",
     "answer",
     "files",
+    "memories",
     "limits",
     "replay",
     "status",

@@ -65,6 +65,13 @@ pub enum CommandOutcome<'a> {
         /// Their size in bytes.
         bytes: u64,
     },
+    /// A memory was removed.
+    MemoryRemoved {
+        /// Its path.
+        path: &'a str,
+        /// The version of the removal.
+        version: u64,
+    },
     /// The configuration of NATS servers was written.
     NatsConfigWritten {
         /// The folder.

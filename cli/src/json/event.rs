@@ -55,6 +55,9 @@ pub enum EventJson<'a> {
         consult: PlannerConsultMode,
         /// `true` if a person must approve the plan before its first task starts.
         approve_plan: bool,
+        /// The criteria for the deliverable.
+        #[serde(skip_serializing_if = "<[String]>::is_empty")]
+        criteria: &'a [String],
     },
     /// A person must approve the plan.
     PlanQuestionAsked {
@@ -754,6 +757,7 @@ fn run_event(event: &RunEvent) -> EventJson<'_> {
             budget,
             consult,
             approve_plan,
+            criteria,
         } => EventJson::RunStarted {
             objective,
             mode: *mode,
@@ -764,6 +768,7 @@ fn run_event(event: &RunEvent) -> EventJson<'_> {
             budget,
             consult: *consult,
             approve_plan: *approve_plan,
+            criteria,
         },
         RunEvent::PlanQuestionAsked { wait, again } => EventJson::PlanQuestionAsked {
             question: wait.condition.question().map(QuestionJson::from),

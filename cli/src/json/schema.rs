@@ -57,7 +57,7 @@ pub fn output_schema(name: &str) -> Option<Value> {
         }
         "status" | "workers" | "capabilities" => (Document, vec![add::<ClusterJson<'static>>, error]),
         "logs" => (Lines, vec![add::<LogLineJson<'static>>, error]),
-        "files" => (Lines, vec![add::<FileJson<'static>>, outcome, error]),
+        "files" | "memories" => (Lines, vec![add::<FileJson<'static>>, outcome, error]),
         "limits" => (Lines, vec![add::<LimitJson<'static>>, outcome, error]),
         "replay" => (Lines, vec![add::<DecisionLine<'static>>, add::<ReplayJson<'static>>, error]),
         "backup" | "restore" => (Document, vec![add::<BackupOutcome<'static>>, error]),

@@ -8,7 +8,9 @@ mod tasks;
 
 use std::path::Path;
 
-use millrace_protocol::plan::{Budget, Plan, PlannerConsultMode, PlanningMode, ReviewPolicy, TaskSpec};
+use millrace_protocol::plan::{
+    Budget, Plan, PlannerConsultMode, PlanningMode, ReviewPolicy, TaskSpec, find_criteria_problem,
+};
 use millrace_strict_yaml::{
     FileDescription, LoadError, MappingFields, MistakeCollector, YamlMistake, YamlMistakes, YamlNode,
     YamlValue,
@@ -23,9 +25,10 @@ const MAX_BYTES: u64 = 32 * 1024 * 1024;
 const KIND: FileDescription = FileDescription { name: "plan", holds: "tasks" };
 
 /// The fields of a plan.
-const FIELDS: [&str; 7] = ["objective", "mode", "consult", "budget", "fail_fast", "approve_plan", "tasks"];
+const FIELDS: [&str; 8] =
+    ["objective", "criteria", "mode", "consult", "budget", "fail_fast", "approve_plan", "tasks"];
 /// Fields of the run as a whole, which are not allowed in a file whose tasks are added to an existing run.
-const OF_RUN: [&str; 5] = ["mode", "consult", "budget", "fail_fast", "approve_plan"];
+const OF_RUN: [&str; 6] = ["criteria", "mode", "consult", "budget", "fail_fast", "approve_plan"];
 /// The names of the variants of [`PlannerConsultMode`], in order.
 const CONSULT: [&str; 3] = ["never", "judgement", "every_result"];
 
@@ -44,6 +47,8 @@ pub struct PlanFile {
     pub fail_fast: bool,
     /// `true` if a person must approve the plan before its first task starts.
     pub approve_plan: bool,
+    /// The criteria for the deliverable.
+    pub criteria: Vec<String>,
     /// The tasks; they form a valid plan.
     pub tasks: Vec<TaskSpec>,
     /// The positions of the tasks' fields, in the same order.
@@ -89,7 +94,9 @@ pub fn parse_plan_file(bytes: &[u8]) -> Result<PlanFile, YamlMistakes> {
     let objective = file.find_field("objective").map(|node| node.parse_text("objective"));
     let fail_fast = file.find_field("fail_fast").map(|node| node.parse_boolean("fail_fast"));
     let approve_plan = file.find_field("approve_plan").map(|node| node.parse_boolean("approve_plan"));
+    let criteria = mistakes.check_optional(file.find_field("criteria").map(parse_criteria));
     let plan = PlanFile {
+        criteria: criteria.unwrap_or_default(),
         objective: mistakes.check_optional(objective).map(str::to_owned),
         mode: mistakes.check_optional(file.find_field("mode").map(parse_mode)),
         consult: mistakes.check_optional(file.find_field("consult").map(parse_consult)),
@@ -125,6 +132,16 @@ fn parse_additional_tasks(bytes: &[u8], plan: &Plan) -> Result<AdditionalTasks, 
     let tasks = tasks::parse_and_validate_tasks(node, plan, &mut mistakes);
     mistakes.finish()?;
     Ok(AdditionalTasks { tasks, positions: tasks::task_field_positions(node) })
+}
+
+fn parse_criteria(node: &YamlNode) -> Result<Vec<String>, YamlMistake> {
+    let items = node.parse_list("criteria", "sentences")?.iter();
+    let criteria: Vec<String> =
+        items.map(|item| item.parse_text("criteria").map(str::to_owned)).collect::<Result<_, _>>()?;
+    match find_criteria_problem(&criteria) {
+        None => Ok(criteria),
+        Some(problem) => Err(YamlMistake::at_position(node.position, problem)),
+    }
 }
 
 fn parse_mode(node: &YamlNode) -> Result<PlanningMode, YamlMistake> {

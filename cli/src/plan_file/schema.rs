@@ -16,6 +16,9 @@ struct PlanFileSchema {
     /// The objective of the run; may be omitted if it is given on the command line.
     #[schemars(default)]
     objective: Option<String>,
+    /// The criteria for the deliverable, one sentence each: a critic checks them in the result of the final task.
+    #[schemars(default, length(max = 50))]
+    criteria: Vec<String>,
     /// Planning mode: `fixed` executes the plan as it is (the default), `hybrid` lets the planner extend and change it.
     #[schemars(default)]
     mode: Option<String>,

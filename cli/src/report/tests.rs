@@ -108,6 +108,7 @@ fn run_started_event() -> Event {
         budget: Box::new(budget),
         consult: PlannerConsultMode::Judgement,
         approve_plan: false,
+        criteria: Vec::new(),
     })
 }
 

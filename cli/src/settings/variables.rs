@@ -64,6 +64,7 @@ pub const VARIABLES: &[Variable] = &[
     of_user("MILLRACE_NATS_SERVER", ValueKind::Path, "nats-server on the PATH, or fetched"),
     everywhere("MILLRACE_MODEL", ValueKind::Texts(';'), "chosen by the API keys that are set"),
     everywhere("MILLRACE_PRICES", ValueKind::Path, "the built-in prices"),
+    everywhere("MILLRACE_CONTEXT_WINDOW", ValueKind::Text, "the known windows"),
     of_user("MILLRACE_RECORD", ValueKind::Path, ""),
     everywhere("MILLRACE_CALL_TIMEOUT", ValueKind::Text, "10m"),
     everywhere("MILLRACE_SLOTS", ValueKind::Number, "8"),

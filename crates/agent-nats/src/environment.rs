@@ -16,6 +16,7 @@ pub fn build_agent_environment(attempt: &mut AttemptContext) -> SessionEnvironme
     let sources = Arc::new(NatsOrderInputs(attempt.cluster_reader()));
     SessionEnvironment {
         files: Some(Arc::new(NatsFiles::new(&bus, &order))),
+        memories: Some(Arc::new(NatsFiles::of_memories(&bus, &order))),
         observer: Arc::new(LiveOutputStream::start_publisher(&bus, &order)),
         allowance: order.allowance.unwrap_or_default(),
         provider_timeout: order.provider_timeout(),

@@ -1,4 +1,4 @@
-//! The workspace of a run as an agent's files.
+//! The workspace of a run, and the memories of the account, as an agent's files.
 
 use futures::FutureExt;
 use futures::future::BoxFuture;
@@ -8,7 +8,7 @@ use millrace_protocol::work::Order;
 use millrace_runtime::store::workspace::{self, FileAuthor, FileWriteError, RunWorkspace};
 use millrace_runtime::{Bus, Fault};
 
-/// The workspace of a run, with the author of its writes.
+/// The workspace of a run or the memories, with the author of their writes.
 pub struct NatsFiles {
     workspace: RunWorkspace,
     author: String,
@@ -19,6 +19,13 @@ impl NatsFiles {
     #[must_use]
     pub fn new(bus: &Bus, order: &Order) -> Self {
         Self { workspace: RunWorkspace::new(bus, &order.run), author: derive_author(&order.work()) }
+    }
+
+    /// Opens the memories of the account for an order. They record the order's work and its run as their author.
+    #[must_use]
+    pub fn of_memories(bus: &Bus, order: &Order) -> Self {
+        let author = format!("{} of run {}", derive_author(&order.work()), order.run);
+        Self { workspace: RunWorkspace::of_memories(bus), author }
     }
 
     fn build_writer<'a>(&'a self, key: &'a str) -> FileAuthor<'a> {

@@ -34,6 +34,15 @@ impl OrderInputs for NatsOrderInputs {
         self.0.read_step(task, attempt, step).map(|read| read.map_err(convert_fault)).boxed()
     }
 
+    fn read_steps<'a>(
+        &'a self,
+        task: &'a TaskId,
+        attempt: u32,
+        prefix: &'a str,
+    ) -> BoxFuture<'a, Result<Vec<Vec<u8>>, OrderInputError>> {
+        self.0.read_steps(task, attempt, prefix).map(|read| read.map_err(convert_fault)).boxed()
+    }
+
     fn read_capabilities(&self) -> BoxFuture<'_, Result<Vec<CapabilityDescription>, OrderInputError>> {
         self.0.read_capabilities().map(|read| read.map_err(convert_fault)).boxed()
     }

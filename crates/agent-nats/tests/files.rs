@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use millrace_agent::files::permissions::CompiledPermissions;
-use millrace_agent::files::{FilePath, Files};
+use millrace_agent::files::{FilePath, Files, FilesError, WriteCondition};
 use millrace_agent::tool::files::create_file_tools;
 use millrace_agent::tool::{Call, Tool, ToolError, ToolResult};
 use millrace_agent_nats::NatsFiles;
@@ -223,4 +223,34 @@ async fn concurrent_edits_are_not_lost() {
         .collect();
     assert!(agents.iter().any(|agent| !agent.refusals.is_empty()), "edits conflicted");
     check_lines_survived(&bus, "r", &agents, lines).await;
+}
+
+#[tokio::test]
+async fn agents_of_two_runs_share_the_memories() {
+    let server = NatsServer::start();
+    let bus = connect_bus(&server).await;
+    let path = FilePath::new("/team.md").expect("a path");
+    let [first, second] = ["r1", "r2"].map(|run| NatsFiles::of_memories(&bus, &build_order(run, "t")));
+    first.write(&path, b"one\n".to_vec(), WriteCondition::Absent, "r1/t/1/0.0").await.expect("it is new");
+    let read = second.read(&path).await.expect("it is readable").expect("it is there");
+    assert_eq!((read.bytes, read.entry.author.as_str()), (b"one\n".to_vec(), "task t of run r1"));
+    let run = NatsFiles::new(&bus, &build_order("r1", "t"));
+    assert_eq!(run.list("/").await.expect("a list"), vec![], "the files of a run are others");
+
+    // Both have read version 1 and append a line.
+    let write = async |files: &NatsFiles, text: &str, version: u64, key: &str| {
+        files.write(&path, text.as_bytes().to_vec(), WriteCondition::Version(version), key).await
+    };
+    let (a, b) =
+        tokio::join!(write(&first, "one\na\n", 1, "r1/t/1/1.0"), write(&second, "one\nb\n", 1, "r2/t/1/0.0"));
+    let (winner, loser) = if a.is_ok() { ("a", b) } else { ("b", a) };
+    let Err(FilesError::Stale { current: Some(current), .. }) = loser else { panic!("{loser:?}") };
+    assert_eq!(current.bytes, format!("one\n{winner}\n").into_bytes());
+    let (other, files) = if winner == "a" { ("b", &second) } else { ("a", &first) };
+    let both = format!("one\n{winner}\n{other}\n");
+    let key = if winner == "a" { "r2/t/1/1.0" } else { "r1/t/1/2.0" };
+    write(files, &both, 2, key).await.expect("it has the current content");
+    assert_eq!(write(files, &both, 2, key).await.expect("the same write"), 3, "a repetition changes nothing");
+    let read = first.read(&path).await.expect("it is readable").expect("it is there");
+    assert_eq!(read.bytes, both.into_bytes());
 }

@@ -64,6 +64,9 @@ pub struct WorkTask {
     /// The event without which the task did not start.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub event: Option<String>,
+    /// The criteria for the deliverable of the run, if this task makes it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub criteria: Vec<String>,
     /// The critics' feedback on earlier attempts, oldest first.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub feedback: Vec<String>,
@@ -102,6 +105,9 @@ pub fn build_task_text(task: &WorkTask, more: &str, lists_documents: bool) -> St
     }
     if let Some(event) = &task.event {
         text.push_str(&format!("Event: {}\n", collapse_whitespace(event)));
+    }
+    if !task.criteria.is_empty() {
+        text.push_str(&format!("Criteria: {}\n", collapse_whitespace(&task.criteria.join(" "))));
     }
     if lists_documents && !task.documents.paths.is_empty() {
         let paths = collapse_whitespace(&task.documents.paths.join(", "));

@@ -44,6 +44,21 @@ pub trait OrderInputs: Send + Sync + 'static {
         ready(Ok(None)).boxed()
     }
 
+    /// Returns the values of the steps of an attempt at a task of the run whose names begin with `prefix`, as JSON, in the order of
+    /// its journal. The default knows no log.
+    ///
+    /// # Errors
+    /// See [`OrderInputError`].
+    fn read_steps<'a>(
+        &'a self,
+        task: &'a TaskId,
+        attempt: u32,
+        prefix: &'a str,
+    ) -> BoxFuture<'a, Result<Vec<Vec<u8>>, OrderInputError>> {
+        let _ = (task, attempt, prefix);
+        ready(Ok(Vec::new())).boxed()
+    }
+
     /// Returns the run's plan as of the decision with the sequence `through`. The default knows no log and derives the
     /// plan from the order alone.
     ///
@@ -121,6 +136,7 @@ pub fn plan_without_log(order: &Order) -> Plan {
         budget: Box::default(),
         consult: PlannerConsultMode::Judgement,
         approve_plan: false,
+        criteria: Vec::new(),
     });
     let requested = Event::Planning(PlanningEvent::Requested {
         turn: 1,

@@ -9,6 +9,8 @@ mod allowance;
 mod answers;
 #[path = "turn/approvals.rs"]
 mod approvals;
+#[path = "turn/context.rs"]
+mod context;
 #[path = "turn/corrections.rs"]
 mod corrections;
 #[path = "turn/delegation.rs"]
@@ -176,6 +178,7 @@ fn machine_serialised_between_any_steps_continues_identically() {
                 let results = results.collect();
                 machine.feed_results(results).unwrap();
             }
+            MachineStep::Shorten(_) => unreachable!("its context has no settings"),
             MachineStep::CheckAnswer(answer) => {
                 let answer = answer.clone();
                 machine.feed_checked_answer(Ok(answer)).unwrap();

@@ -18,6 +18,7 @@ use crate::resilience::{ResilientModel, RetryPolicy};
 use crate::script::{ScriptError, ScriptedModel};
 use crate::selection::{ModelSelection, ModelSpec, StructuredMode};
 use crate::structured::{OutputSupport, StructuredModel};
+use crate::window::{WINDOW_VARIABLE, known_window, parse_window_setting};
 use crate::wire;
 
 /// A temperature at which small models copy reliably and still vary a repeated answer.
@@ -79,6 +80,9 @@ pub enum CreateModelError {
     /// The cassette to replay or to record cannot be used.
     #[error(transparent)]
     Cassette(#[from] CassetteError),
+    /// The setting of context windows is invalid.
+    #[error("{0}")]
+    Window(String),
     /// The price file is unusable.
     #[error(transparent)]
     PriceTable(#[from] PricesError),
@@ -115,6 +119,7 @@ fn models_or_error(selection: &ModelSelection) -> Result<&[ModelSpec], CreateMod
 struct ProvidedModel {
     model: Arc<dyn Model>,
     ability: ModelAbility,
+    context_window: Option<u64>,
     /// `true` if its replies come from a provider.
     has_provider: bool,
 }
@@ -169,7 +174,8 @@ impl ModelFactory {
                 // A script's errors are deliberate: they must not open the breaker for later requests.
                 let breaker = Arc::default();
                 let ability = script.ability();
-                let script = ProvidedModel { model: script, ability, has_provider: false };
+                let context_window = self.choose_window(spec)?;
+                let script = ProvidedModel { model: script, ability, context_window, has_provider: false };
                 Ok(self.add_retries_and_limits(script, breaker, spec, policy, ModelTariff::default()))
             }
             ParsedModelName::Model { provider, model, address } => {
@@ -190,7 +196,8 @@ impl ModelFactory {
                 let tariff = self.load_price_table()?.tariff_for_model(provider, &model);
                 let model = create_provider_model(spec, resolved)?;
                 let breaker = self.shared.breakers.breaker_for_model(model.name());
-                let model = ProvidedModel { model, ability, has_provider: true };
+                let context_window = self.choose_window(spec)?;
+                let model = ProvidedModel { model, ability, context_window, has_provider: true };
                 Ok(self.add_retries_and_limits(model, breaker, spec, policy, tariff))
             }
         }
@@ -206,7 +213,7 @@ impl ModelFactory {
     ) -> Arc<dyn Model> {
         let (rate_limiter, observer) = (self.rate_limiter.clone(), self.observer.clone());
         let timeout = spec.settings.timeout();
-        let ProvidedModel { model, ability, has_provider } = provided;
+        let ProvidedModel { model, ability, context_window, has_provider } = provided;
         Arc::new(ResilientModel {
             inner: model,
             breaker,
@@ -217,7 +224,18 @@ impl ModelFactory {
             timeout,
             has_provider,
             ability,
+            context_window,
         })
+    }
+
+    /// The context window of a model: as set for it in the capability file, in the environment, or in the table.
+    fn choose_window(&self, spec: &ModelSpec) -> Result<Option<u64>, CreateModelError> {
+        if let Some(window) = spec.settings.context_window {
+            return Ok(Some(window.into()));
+        }
+        let setting = (self.environment)(WINDOW_VARIABLE).unwrap_or_default();
+        let set = parse_window_setting(&setting, &spec.name).map_err(CreateModelError::Window)?;
+        Ok(set.or_else(|| known_window(&spec.name)))
     }
 
     fn load_price_table(&self) -> Result<Arc<PriceTable>, PricesError> {

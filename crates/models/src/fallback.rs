@@ -34,6 +34,12 @@ impl Model for FallbackChain {
         self.first.ability()
     }
 
+    /// The smallest one: the conversation must fit whichever model replies.
+    fn context_window(&self) -> Option<u64> {
+        let others = self.others.iter().filter_map(|model| model.context_window());
+        self.first.context_window().into_iter().chain(others).min()
+    }
+
     fn reply<'a>(
         &'a self,
         request: &'a Request,

@@ -8,7 +8,8 @@
 //!       └─ wire         one provider's HTTP API
 //! ```
 //! [`script`] is a scripted model for tests and demonstrations; [`cassette`] records and replays requests. [`provider`]
-//! parses model names, [`price`] knows what models cost, [`ability`] which prompts they need, and [`factory`] builds models from all of this. The crate knows
+//! parses model names, [`price`] knows what models cost, [`ability`] which prompts they need, [`window`] how long
+//! their conversations can be, and [`factory`] builds models from all of this. The crate knows
 //! nothing of agents, tools or NATS. API keys stay in [`provider`] and [`wire`] and leave the process only in a request
 //! header.
 
@@ -26,6 +27,7 @@ pub mod resilience;
 pub mod script;
 pub mod selection;
 pub mod structured;
+pub mod window;
 pub mod wire;
 
 pub use ability::ModelAbility;

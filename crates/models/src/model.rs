@@ -27,6 +27,11 @@ pub trait Model: Send + Sync {
         ModelAbility::Strong
     }
 
+    /// Its context window in tokens; `None` if it is not known.
+    fn context_window(&self) -> Option<u64> {
+        None
+    }
+
     /// Answers one request. No state is kept between calls: everything the model needs is in `request`. `listener`
     /// receives the deltas while the reply is streamed; the returned reply is complete in any case.
     ///

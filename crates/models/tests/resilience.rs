@@ -24,6 +24,7 @@ use support::{FakeModel, Outcome, bad_request, limited, overloaded, reply, reque
 
 fn resilient(inner: Arc<FakeModel>, change: impl FnOnce(&mut ResilientModel)) -> ResilientModel {
     let mut resilient = ResilientModel {
+        context_window: None,
         inner,
         breaker: Arc::new(CircuitBreaker::default()),
         rate_limiter: Arc::new(()),

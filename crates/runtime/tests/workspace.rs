@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use millrace_protocol::file::{FilePath, MAX_FILE, WriteCondition};
 use millrace_protocol::ids::RunId;
-use millrace_protocol::subject;
+use millrace_protocol::subject::{self, FileSpace};
 use millrace_runtime::nats::topology::{ClusterOptions, FILES, LIMITS};
 use millrace_runtime::store::rate_limits::{self, ClusterRateLimiter, RateLimit};
 use millrace_runtime::store::workspace::{FileAuthor, FileWriteError, RunWorkspace, WorkspaceFile};
@@ -182,7 +182,8 @@ async fn write_with_the_same_key_is_idempotent() {
 
 /// Publishes a message without an id to the subject of a file, like a redirected server reply.
 async fn publish_forged_version(bus: &Bus, at: &str) {
-    let subject = subject::file_subject(&RunId::new("r").expect("the name is valid"), &file_path(at));
+    let subject =
+        subject::file_subject(&FileSpace::Run(RunId::new("r").expect("the name is valid")), &file_path(at));
     let context = async_nats::jetstream::new(bus.client().clone());
     context.publish(subject, "forged".into()).await.expect("the message is sent").await.expect("it is kept");
 }

@@ -263,6 +263,35 @@ impl ReviewPolicy {
         if let Self::Persons(review) = self { &review.first } else { self }
     }
 
+    /// The same review with more criteria for the critic or the persons; where there is neither, a critic reviews by them.
+    #[must_use]
+    pub fn with_criteria(self, more: &[String]) -> Self {
+        if more.is_empty() {
+            return self;
+        }
+        let append = |mut criteria: Vec<String>| {
+            criteria.extend_from_slice(more);
+            criteria
+        };
+        match self {
+            Self::None => Self::critic(more.to_vec()),
+            Self::Checks { checks } => Self::Critic {
+                criteria: more.to_vec(),
+                checks,
+                models: Vec::new(),
+                quorum: None,
+                sample_percent: None,
+            },
+            Self::Critic { criteria, checks, models, quorum, sample_percent } => {
+                Self::Critic { criteria: append(criteria), checks, models, quorum, sample_percent }
+            }
+            Self::Persons(review) => {
+                let review = *review;
+                Self::Persons(Box::new(PersonReview { criteria: append(review.criteria), ..review }))
+            }
+        }
+    }
+
     /// Creates a critic's review by these criteria.
     #[must_use]
     pub fn critic(criteria: Vec<String>) -> Self {
@@ -432,6 +461,9 @@ pub struct Submission {
     /// `true` if a person must approve the plan before its first task starts.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub approve_plan: bool,
+    /// The criteria for the deliverable, one sentence each: they are added to the review of the final task.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub criteria: Vec<String>,
 }
 
 impl Submission {
@@ -449,6 +481,7 @@ impl Submission {
             budget: Budget::default(),
             consult: None,
             approve_plan: false,
+            criteria: Vec::new(),
         }
     }
 }

@@ -3,7 +3,7 @@
 use millrace_protocol::ids::{Lane, RunId};
 use millrace_protocol::plan::{
     Budget, CommandAction, Edit, Effect, EffectScope, EndReason, Fact, OverdueInput, PersonReview,
-    PlanningMode, ReviewPolicy, RunCommand, Submission, TaskPatch, TaskState, pending_effects,
+    PlanningMode, ReviewPolicy, RunCommand, Submission, TaskPatch, TaskSpec, TaskState, pending_effects,
 };
 use millrace_protocol::question::{Answer, ExpiryAction, QuestionExpiry};
 use millrace_protocol::registry::RunSummary;
@@ -361,4 +361,66 @@ fn run_that_winds_down_before_the_approval_ends() {
     assert!(open_ids(&scene).is_empty());
     let refused = answer(&mut scene, "ann", "plan/1", Answer::Approve).unwrap_err();
     assert!(refused.contains("ended"), "{refused}");
+}
+
+/// The criteria of the review of the task `t` after its result.
+fn criteria_under_review(tasks: Vec<TaskSpec>, mode: PlanningMode) -> Option<Vec<String>> {
+    let criteria = vec!["It names the mill.".to_owned()];
+    let submission = Submission { criteria, mode, ..cast::fixed_plan_submission(tasks) };
+    let mut scene = RunScene::from_submission(submission);
+    scene.claim_and_finish_task(&cast::task_id("t"), "w1");
+    match scene.plan.task(&cast::task_id("t")).unwrap().review_policy().by_critic() {
+        ReviewPolicy::Critic { criteria, .. } => Some(criteria.clone()),
+        ReviewPolicy::None | ReviewPolicy::Checks { .. } | ReviewPolicy::Persons(_) => None,
+    }
+}
+
+#[test]
+fn criteria_of_the_run_are_added_to_the_review_of_the_final_task() {
+    let task =
+        |id: &str, review: ReviewPolicy, is_final| TaskSpec { review, is_final, ..cast::echo_task(id, &[]) };
+    let names_mill = Some(vec!["It names the mill.".to_owned()]);
+    let final_task = |review| criteria_under_review(vec![task("t", review, true)], PlanningMode::Fixed);
+    assert_eq!(final_task(ReviewPolicy::None), names_mill, "a task without a review gets one");
+    let own = ReviewPolicy::critic(vec!["It is short.".into()]);
+    assert_eq!(final_task(own.clone()), Some(vec!["It is short.".into(), "It names the mill.".into()]));
+    let unsampled = match own {
+        ReviewPolicy::Critic { criteria, checks, models, quorum, .. } => {
+            ReviewPolicy::Critic { criteria, checks, models, quorum, sample_percent: Some(0) }
+        }
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(final_task(unsampled), names_mill, "the deliverable is reviewed whatever the sample");
+
+    let none = || ReviewPolicy::None;
+    let two = |is_final| vec![task("t", none(), false), task("other", none(), is_final)];
+    assert_eq!(criteria_under_review(two(true), PlanningMode::Fixed), None, "it is not the final one");
+    assert_eq!(
+        criteria_under_review(two(false), PlanningMode::Fixed),
+        None,
+        "either could be the deliverable"
+    );
+    let only = vec![task("t", none(), false)];
+    assert_eq!(
+        criteria_under_review(only, PlanningMode::Fixed),
+        names_mill,
+        "the only task on which none depends"
+    );
+    let planned = vec![task("t", none(), false)];
+    assert_eq!(criteria_under_review(planned, PlanningMode::Hybrid), None, "the planner will mark one");
+}
+
+#[test]
+fn run_with_bad_criteria_is_refused_with_the_reason() {
+    for (criteria, expected) in [
+        (vec![" ".to_owned()], "criterion 1 is empty"),
+        (vec!["x".repeat(2_001)], "criterion 1 has 2001 bytes"),
+        (vec!["x".to_owned(); 51], "there are 51 criteria; at most 50 are allowed"),
+    ] {
+        let submission =
+            Submission { criteria, ..cast::fixed_plan_submission(vec![cast::echo_task("t", &[])]) };
+        let scene = RunScene::from_submission(submission);
+        let end = scene.plan.run.end.as_ref().unwrap();
+        assert!(end.detail.starts_with(expected), "{}", end.detail);
+    }
 }

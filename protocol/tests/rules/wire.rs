@@ -95,6 +95,7 @@ fn sample_events() -> Vec<(&'static str, Event)> {
                 budget: Box::new(Budget::default()),
                 consult: PlannerConsultMode::Judgement,
                 approve_plan: false,
+                criteria: Vec::new(),
             }),
         ),
         (
@@ -343,6 +344,7 @@ fn later_sample_events() -> Vec<(&'static str, Event)> {
                 budget: Box::new(full_budget()),
                 consult: PlannerConsultMode::EveryResult,
                 approve_plan: false,
+                criteria: Vec::new(),
             }),
         ),
         (
@@ -1227,7 +1229,13 @@ fn sample_orders() -> Vec<(String, Order)> {
     let dated = Order { decided: Some(decided), ..planning(41) };
     let ends = [WaitEnd::TimeReached, WaitEnd::Expired, sample_signalled_end()];
     let ended = ends.map(|end| EndedWait { key: "sleep.2".into(), end });
-    let woken = order(Assignment::Task { task: cast::task_id("b"), attempt: 2, rejected: None });
+    let woken = order(Assignment::Task {
+        task: cast::task_id("b"),
+        attempt: 2,
+        rejected: None,
+        rejection: None,
+        criteria: Vec::new(),
+    });
     let models = [(cast::capability_name("fast"), "a:b".to_owned())].into();
     vec![
         ("task, with the models of the run".into(), Order { models, ..woken.clone() }),
@@ -1250,7 +1258,13 @@ fn sample_orders() -> Vec<(String, Order)> {
         ("planning, bare, at a place of the plan".into(), planning(0)),
         (
             "task, with everything that a task has".into(),
-            allowed(order(Assignment::Task { task: cast::task_id("b"), attempt: 2, rejected })),
+            allowed(order(Assignment::Task {
+                task: cast::task_id("b"),
+                attempt: 2,
+                rejected,
+                rejection: None,
+                criteria: Vec::new(),
+            })),
         ),
         ("review, with everything that a review has".into(), allowed(review(brief))),
         ("planning, with everything that planning has".into(), full_planning),
@@ -1267,7 +1281,9 @@ fn fields_of_other_kinds_of_work_in_an_order_are_ignored() {
     };
     let task = read("task, at a place of the plan");
     let rejected = None;
-    assert_eq!(task.assignment, Assignment::Task { task: cast::task_id("b"), attempt: 2, rejected });
+    let (rejection, criteria) = (None, Vec::new());
+    let expected = Assignment::Task { task: cast::task_id("b"), attempt: 2, rejected, rejection, criteria };
+    assert_eq!(task.assignment, expected);
     assert_eq!((task.inputs.len(), task.is_final), (1, true));
     let with_all = read("review, with everything");
     let as_meant = read("review, with everything that a review has");
@@ -1294,6 +1310,7 @@ fn sample_task_results() -> Vec<(String, TaskResult)> {
             last_line: 81,
         }],
         data: Some(json!({ "rows": [1, 2] })),
+        artifacts: Vec::new(),
         answered: None,
         artifacts: Vec::new(),
         usage: full_usage(),

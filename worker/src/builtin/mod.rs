@@ -11,7 +11,6 @@ pub use echo::EchoCapability;
 
 use crate::Capability;
 use crate::agent::Agent;
-use crate::tools::mcp::McpServers;
 
 /// The built-in agents: names and files.
 pub(crate) const AGENTS: [(&str, &str); 4] = [
@@ -39,7 +38,7 @@ pub fn open_built_in(name: &str) -> Option<Arc<dyn Capability>> {
     // Built-in agents use built-in tools only, so that they work on any machine.
     let spec = AgentSpec::parse(built_in_agent_file(name)?.as_bytes(), &BuiltInToolNames)
         .expect("the built-in files have no mistakes");
-    Some(Arc::new(Agent::from_spec(spec, Vec::new(), McpServers::default())))
+    Some(Arc::new(Agent::from_built_in_spec(spec)))
 }
 
 #[cfg(test)]

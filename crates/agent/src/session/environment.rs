@@ -7,6 +7,7 @@ use millrace_protocol::plan::{DEFAULT_PROVIDER_TIMEOUT, ResourceAmounts};
 use millrace_protocol::result::{ErrorKind, TaskError};
 
 use super::SessionError;
+use super::memory::MemoryFile;
 use crate::approval::ApprovalRules;
 use crate::files::{AgentFiles, Files};
 use crate::model::{DeltaListener, Model, ModelAbility};
@@ -14,8 +15,8 @@ use crate::sources::OrderInputs;
 use crate::state::StateRules;
 use crate::tool::{Tool, Toolbox};
 use crate::turn::{
-    AgentBrief, Answer, AnswerCheck, AnsweredWork, AttemptName, ConversationFormat, Driver,
-    ForkedConversation, Journal, JournalError, Machine, RecordedBeginning, WorkSummary,
+    AgentBrief, Answer, AnswerCheck, AnsweredWork, AttemptName, ContextSettings, ConversationFormat, Driver,
+    ForkedConversation, InheritedState, Journal, JournalError, Machine, RecordedBeginning, WorkSummary,
     read_recorded_beginning,
 };
 
@@ -27,6 +28,10 @@ pub struct SessionEnvironment<'a> {
     pub sources: Arc<dyn OrderInputs>,
     /// The files of the run; `None` if it has no workspace.
     pub files: Option<Arc<dyn Files>>,
+    /// The memories of the account; `None` if there are none.
+    pub memories: Option<Arc<dyn Files>>,
+    /// The existing memory files beside the capability file.
+    pub memory_files: Vec<MemoryFile>,
     /// Receives the model's output as it is generated.
     pub observer: Arc<dyn DeltaListener>,
     /// Tools in addition to those of this crate.
@@ -44,6 +49,8 @@ impl<'a> SessionEnvironment<'a> {
             journal: Box::new(journal),
             sources,
             files: None,
+            memories: None,
+            memory_files: Vec::new(),
             observer: Arc::new(()),
             tools: Vec::new(),
             allowance: ResourceAmounts::default(),
@@ -57,10 +64,15 @@ impl<'a> SessionEnvironment<'a> {
         &mut self,
         ability: ModelAbility,
         state: Option<StateRules>,
+        context: Option<ContextSettings>,
     ) -> Result<RecordedBeginning, SessionError> {
-        let recorded = read_recorded_beginning(self.journal.as_mut()).await.map_err(journal_error)?;
-        let format = ConversationFormat::current(ability);
-        Ok(recorded.unwrap_or(RecordedBeginning { format, prompt: None, state }))
+        let new = RecordedBeginning::new(ConversationFormat::current(ability), state, context);
+        Ok(self.read_beginning().await?.unwrap_or(new))
+    }
+
+    /// Returns the beginning of the conversation that the journal's next step begins; `None` if it has not begun.
+    pub(super) async fn read_beginning(&mut self) -> Result<Option<RecordedBeginning>, SessionError> {
+        read_recorded_beginning(self.journal.as_mut()).await.map_err(journal_error)
     }
 
     /// Drives one conversation with a model to its answer. `check` validates the answer beyond its schema.
@@ -80,17 +92,34 @@ impl<'a> SessionEnvironment<'a> {
         conversation: PreparedConversation,
         check: &AnswerCheck<'_, A>,
     ) -> Result<WorkSummary<A>, SessionError> {
-        let PreparedConversation { brief, toolbox, model, files, state, approvals, can_wait, fork, records } =
-            conversation;
-        let machine = match fork {
-            Some((fork, task)) => Machine::of_fork(brief, &fork, &task),
+        let PreparedConversation {
+            brief,
+            toolbox,
+            model,
+            files,
+            state,
+            approvals,
+            can_wait,
+            continued,
+            records,
+            inherited,
+            context,
+            summarizer,
+        } = conversation;
+        let machine = match continued {
+            Some(continued) => Machine::of_fork(brief, &continued.conversation, &continued.next),
             None => Machine::new(brief),
         };
-        let machine = machine.with_state(state).with_reserved_amounts(self.allowance);
+        let machine = machine
+            .with_state(state)
+            .with_notes(inherited.notes.clone())
+            .with_reserved_amounts(self.allowance);
         let driver = Driver::new(model.as_ref(), &toolbox, self.journal.as_mut())
             .with_attempt_name(attempt)
             .with_approvals(approvals, can_wait)
             .recording_conversation(records)
+            .inheriting(inherited)
+            .with_context(context, summarizer.as_deref())
             .with_listener(self.observer.as_ref())
             .with_files(self.files)
             .with_agent_files(files)
@@ -128,17 +157,32 @@ pub(super) struct PreparedConversation {
     pub approvals: ApprovalRules,
     /// `true` if the work may be parked.
     pub can_wait: bool,
-    /// The conversation that it continues, with its task, if there is one.
-    pub fork: Option<(ForkedConversation, String)>,
-    /// `true` if the conversation is recorded after its answer, for a task that continues it.
+    /// The conversation that it continues, if there is one.
+    pub continued: Option<ContinuedConversation>,
+    /// `true` if the conversation is recorded after its answer, for a task or an attempt that continues it.
     pub records: bool,
+    /// The state that the attempt takes over from earlier ones.
+    pub inherited: InheritedState,
+    /// The settings of its context; `None` if it is not kept within its model's window.
+    pub context: Option<ContextSettings>,
+    /// The model that summarises it; `None` is its own.
+    pub summarizer: Option<Arc<dyn Model>>,
+}
+
+/// A conversation that continues with another message.
+pub(super) struct ContinuedConversation {
+    pub conversation: ForkedConversation,
+    /// The next message.
+    pub next: String,
+    /// `true` if the next message has the passages for the task; otherwise those of the first message apply.
+    pub has_passages: bool,
 }
 
 impl PreparedConversation {
     /// The message with the passages for the task: that of a fork is the one of its parent.
     pub fn newest_task(&self) -> &str {
-        match &self.fork {
-            Some((_, task)) if self.records => task,
+        match &self.continued {
+            Some(continued) if continued.has_passages => &continued.next,
             Some(_) | None => &self.brief.task,
         }
     }

@@ -21,7 +21,7 @@ use crate::files::{CompositeFiles, DocumentFiles, FilePath, Files};
 use crate::material::{NOTICE, prefix_lines_with_bar};
 use crate::roles::DocumentList;
 use crate::sources::{OrderInputError, OrderInputs};
-use crate::spec::{AgentSpec, AnswerForm};
+use crate::spec::{AgentSpec, AnswerForm, ResultScope};
 use crate::tool::{ResultEntry, TaskResultSource, find_passages};
 use crate::turn::{CONVERSATION_STEP, ConversationFormat, ForkedConversation};
 
@@ -125,12 +125,14 @@ impl SessionInputs {
     pub fn open_results(
         &self,
         order: &Order,
+        scope: ResultScope,
         sources: &Arc<dyn OrderInputs>,
     ) -> Option<Arc<dyn TaskResultSource>> {
         match &self.numbered {
+            // The numbers of sources are those of the inputs: a report can cite no others.
             Some(numbered) => Some(numbered.clone()),
-            None if order.inputs.is_empty() => None,
-            None => Some(Arc::new(InputResults::new(order.inputs.clone(), sources.clone()))),
+            None if order.inputs.is_empty() && scope == ResultScope::Dependencies => None,
+            None => Some(Arc::new(InputResults::in_scope(order, scope, sources.clone()))),
         }
     }
 

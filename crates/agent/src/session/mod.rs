@@ -17,9 +17,11 @@ mod documents;
 mod environment;
 mod host;
 mod inputs;
+mod memory;
 mod models;
 mod plan;
 mod prompts;
+mod rerun;
 mod results;
 mod review;
 pub mod tools;
@@ -41,24 +43,27 @@ use crate::model::{AnswerSchema, Model, ModelAbility};
 use crate::roles::{self, DocumentList, WorkTask};
 use crate::sources::OrderInputError;
 use crate::spec::{
-    AgentSpec, AnswerForm, RunTemplateView, TaskTemplateView, Template, TemplateView, ToolReference,
-    format_utc_date,
+    AgentSpec, AnswerForm, RevisionMode, RunTemplateView, TaskTemplateView, Template, TemplateView,
+    ToolReference, format_utc_date,
 };
 use crate::state::{StatePrompt, StateRules, create_state_tools};
 use crate::tool::{ChildTasks, Toolbox, describe_wait_end};
 use crate::turn::{
     AgentBrief, Answer, AnsweredWork, AttemptName, ConversationFormat, DriveError, ForkedConversation,
-    JsonAnswer, PlainText, RecordedBeginning, UsageTotals, WorkFailure, format_fork_task,
+    JsonAnswer, PlainText, UsageTotals, WorkFailure, format_fork_task,
 };
 
 use consultants::ModelConsultants;
-use environment::{OpenedModel, PreparedConversation, restore_prompt};
+use environment::{ContinuedConversation, OpenedModel, PreparedConversation, restore_prompt};
 use inputs::{InputExcerpt, SessionInputs};
+use memory::{mount_memories, read_memory_section};
 use models::RunModels;
+use rerun::EarlierAttempts;
 use tools::ToolContext;
 
 pub use environment::SessionEnvironment;
 pub use host::{AgentHost, HostSettings};
+pub use memory::MemoryFile;
 pub use models::ModelPreferences;
 
 const SEARCH: &str = "search_documents";
@@ -113,6 +118,10 @@ pub struct AgentSession<'a> {
     inputs: SessionInputs,
     /// The conversation that it continues, if the task is a fork or a call of a shared agent.
     fork: Option<ForkedConversation>,
+    /// The state of the earlier attempts at the task.
+    earlier: EarlierAttempts,
+    /// The section of the prompt with the memory.
+    memory: Option<String>,
     /// The capabilities of the cluster, if the agent may delegate.
     capabilities: Vec<CapabilityDescription>,
     /// The names of tools that would show nothing but what the prompt shows.
@@ -130,14 +139,30 @@ impl<'a> AgentSession<'a> {
         host: &'a AgentHost,
         spec: &'a AgentSpec,
         order: &'a Order,
-        env: SessionEnvironment<'a>,
+        mut env: SessionEnvironment<'a>,
     ) -> Result<Self, SessionError> {
         let inputs = SessionInputs::read_inputs(&host.documents, spec, order, env.sources.as_ref()).await?;
         let delegates = spec.tools.iter().any(|tool| tools::DELEGATION.contains(&tool.name.as_str()));
         let capabilities = if delegates { env.sources.read_capabilities().await? } else { Vec::new() };
         let fork = inputs::read_continued_conversation(order, env.sources.as_ref()).await?;
+        let recorded = env.read_beginning().await?.map(|beginning| beginning.inherited);
+        let earlier = EarlierAttempts::read(spec, order, recorded, env.sources.as_ref()).await?;
+        let beside = std::mem::take(&mut env.memory_files);
+        let memory = read_memory_section(spec, beside, env.memories.as_ref()).await?;
         let (useless_tools, turn_instructions) = (&[][..], None);
-        Ok(Self { host, spec, order, env, inputs, fork, capabilities, useless_tools, turn_instructions })
+        Ok(Self {
+            host,
+            spec,
+            order,
+            env,
+            inputs,
+            fork,
+            earlier,
+            memory,
+            capabilities,
+            useless_tools,
+            turn_instructions,
+        })
     }
 
     /// Carries out the task of the order.
@@ -146,7 +171,7 @@ impl<'a> AgentSession<'a> {
     /// The agent failed, an input can't be read, or the order is not a task.
     pub async fn run_work(mut self) -> Result<TaskResult, SessionError> {
         let (spec, order) = (self.spec, self.order);
-        let Assignment::Task { task, .. } = &order.assignment else {
+        let Assignment::Task { task, criteria, .. } = &order.assignment else {
             return Err(invalid_order_error("it is not a task").into());
         };
         let opened = self.open_model().await?;
@@ -157,6 +182,7 @@ impl<'a> AgentSession<'a> {
             run_objective: order.mission.clone(),
             parameters: order.parameters.clone(),
             event: order.start_event().map(describe_wait_end),
+            criteria: criteria.clone(),
             feedback: order.feedback.clone(),
             // A report is written from results alone.
             documents: match spec.answer {
@@ -167,13 +193,14 @@ impl<'a> AgentSession<'a> {
             },
         };
         let excerpt = self.inputs.format_excerpt(order, spec.answer, format);
+        let more = format!("{}{}", excerpt.text, self.earlier.format_section(order, format));
         let question = match format.is_small() {
             true => {
                 // What the tools could look up is in the passages.
                 let reads = !excerpt.has_passages && spec.tools.iter().any(|tool| tool.name == READ);
-                roles::build_task_text(&task, &excerpt.text, reads)
+                roles::build_task_text(&task, &more, reads)
             }
-            false => roles::build_first_message(&task, &excerpt.text),
+            false => roles::build_first_message(&task, &more),
         };
         let schema = match spec.answer {
             AnswerForm::Findings => {
@@ -259,13 +286,14 @@ impl<'a> AgentSession<'a> {
     /// Opens the model, and reads the format of the conversation from the journal if it has begun.
     async fn open_model(&mut self) -> Result<OpenedModel, SessionError> {
         let (model, ability) = self.open_pooled_model()?;
-        if let Some(fork) = &self.fork {
-            let state = fork.state_rules().cloned();
-            let beginning = RecordedBeginning { format: fork.format(), prompt: None, state };
-            return Ok(OpenedModel { model, beginning });
-        }
         let state = Some(self.spec.state.clone()).filter(|rules| !rules.is_empty());
-        let beginning = self.env.choose_beginning(ability, state).await?;
+        let is_task = matches!(self.order.assignment, Assignment::Task { .. });
+        let context = is_task.then(|| self.spec.context.settings_for(model.as_ref()));
+        let mut beginning = self.env.choose_beginning(ability, state, context).await?;
+        if let Some(conversation) = self.fork.as_ref().or(self.earlier.conversation.as_ref()) {
+            (beginning.format, beginning.prompt) = (conversation.format(), None);
+            beginning.state = conversation.state_rules().cloned();
+        }
         Ok(OpenedModel { model, beginning })
     }
 
@@ -287,7 +315,10 @@ impl<'a> AgentSession<'a> {
         answer: Option<AnswerSchema>,
         stateful: Vec<Arc<dyn crate::tool::Tool>>,
     ) -> Result<PreparedConversation, TaskError> {
-        let Self { host, spec, order, env, inputs, fork, capabilities, useless_tools, turn_instructions } =
+        let continued = self.continued_conversation(&task);
+        let inherited = std::mem::take(&mut self.earlier.inherited);
+        let memory = self.memory.take();
+        let Self { host, spec, order, env, inputs, capabilities, useless_tools, turn_instructions, .. } =
             self;
         let directory = ModelConsultants::new(
             spec.about.name.clone(),
@@ -296,7 +327,7 @@ impl<'a> AgentSession<'a> {
             RunModels::of_order(order),
             model.clone(),
         );
-        let results = inputs.open_results(order, &env.sources);
+        let results = inputs.open_results(order, spec.results, &env.sources);
         let (sources, capabilities) = (env.sources.clone(), std::mem::take(capabilities));
         let own_tools = spec.tools.iter().map(|tool| tool.name.clone());
         let own_tools = own_tools.chain(env.tools.iter().map(|tool| tool.spec().name)).collect();
@@ -311,6 +342,7 @@ impl<'a> AgentSession<'a> {
             stateful,
         };
         let files = env.files.clone().map(|files| inputs.mount_documents(files));
+        let files = files.map(|files| mount_memories(spec, files, env.memories.as_ref()));
         let agent_files = files.map(|files| open_agent_files(spec, files)).transpose()?;
         let context = match &agent_files {
             Some(agent) => context.with_files(agent.files.clone(), agent.permissions.clone()),
@@ -329,8 +361,13 @@ impl<'a> AgentSession<'a> {
         let toolbox = Toolbox::new(tools).map_err(|duplicate| invalid_order_error(&duplicate.to_string()))?;
         let built_in =
             turn_instructions.take().or_else(|| prompts::built_in_instructions(spec.answer, format.ability));
+        let instructions =
+            render_instructions(spec, order, &inputs.document_list(), built_in, state.as_mut())?;
         let brief = AgentBrief {
-            system: render_instructions(spec, order, &inputs.document_list(), built_in, state.as_mut())?,
+            system: match memory {
+                Some(memory) => format!("{}\n\n{memory}", instructions.trim_end()),
+                None => instructions,
+            },
             task,
             tools: toolbox.specs(),
             answer,
@@ -340,15 +377,49 @@ impl<'a> AgentSession<'a> {
         };
         let can_wait = matches!(order.assignment, Assignment::Task { .. });
         let approvals = spec.approvals.clone();
-        let next = if order.fork.is_some() { format_fork_task(order) } else { brief.task.clone() };
-        let fork = fork.take().map(|fork| (fork, next));
-        let brief = match &fork {
-            Some((fork, _)) => fork.to_brief(brief),
+        let context = beginning.context;
+        let summarizer = match &spec.context.summary_model {
+            Some(selection) => {
+                let opened = host.models.open_for_run(&RunModels::of_order(order), selection);
+                Some(opened.map_err(|error| invalid_order_error(&error.to_string()))?)
+            }
+            None => None,
+        };
+        let brief = match &continued {
+            Some(continued) => continued.conversation.to_brief(brief),
             None => restore_prompt(brief, beginning),
         };
-        let records = order.shared.is_some();
-        let files = agent_files;
-        Ok(PreparedConversation { brief, toolbox, model, files, state, approvals, can_wait, fork, records })
+        let records = order.shared.is_some() || (can_wait && spec.revise == RevisionMode::SameConversation);
+        Ok(PreparedConversation {
+            brief,
+            toolbox,
+            model,
+            files: agent_files,
+            state,
+            approvals,
+            can_wait,
+            continued,
+            records,
+            inherited,
+            context,
+            summarizer,
+        })
+    }
+
+    /// The conversation that the attempt continues, if there is one. `task` is the first message of a new one.
+    fn continued_conversation(&mut self, task: &str) -> Option<ContinuedConversation> {
+        let revised = self.earlier.conversation.take().map(|conversation| ContinuedConversation {
+            conversation,
+            next: self.earlier.format_revision_request(self.order),
+            has_passages: false,
+        });
+        let is_fork = self.order.fork.is_some();
+        let forked = || {
+            let next = if is_fork { format_fork_task(self.order) } else { task.to_owned() };
+            let conversation = self.fork.take()?;
+            Some(ContinuedConversation { conversation, next, has_passages: !is_fork })
+        };
+        revised.or_else(forked)
     }
 }
 

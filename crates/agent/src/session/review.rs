@@ -36,7 +36,7 @@ use crate::model::{Model, ModelAbility, ModelSelection};
 use crate::roles::DocumentList;
 use crate::sources::OrderInputs;
 use crate::tool::TaskResultSource;
-use crate::turn::{AttemptName, Journal, JournalError, UsageTotals, read_recorded_beginning};
+use crate::turn::{AttemptName, InheritedState, Journal, JournalError, UsageTotals, read_recorded_beginning};
 
 /// The maximum number of results that a result is compared with.
 const MAX_COMPARED: usize = 12;
@@ -261,7 +261,7 @@ impl PanelReview<'_> {
         // Without files, large tool results stay in the conversation: a judge must not write to the workspace.
         let env = SessionEnvironment { files: None, ..env };
         let mut env = env;
-        let beginning = env.choose_beginning(model.ability(), None).await?;
+        let beginning = env.choose_beginning(model.ability(), None, None).await?;
         let format = beginning.format;
         let toolbox = self.evidence.open_tools(&self.sheet, format);
         let brief = restore_prompt(build_review_brief(&self.sheet, &toolbox, format), beginning);
@@ -273,7 +273,10 @@ impl PanelReview<'_> {
             state: None,
             approvals: ApprovalRules::default(),
             can_wait: false,
-            fork: None,
+            continued: None,
+            inherited: InheritedState::default(),
+            context: None,
+            summarizer: None,
             records: false,
         };
         let expected = JudgementValidator::new(self.task, &self.sheet.criteria, format);

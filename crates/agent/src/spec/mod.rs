@@ -2,7 +2,9 @@
 //! its error messages and the template of the instructions; it opens no model and no tool, and runs nothing.
 
 mod agents;
+mod context;
 mod host_folder;
+mod memory;
 mod person_review;
 mod review;
 mod schema;
@@ -27,7 +29,9 @@ use serde::{Deserialize, Serialize};
 
 use agents::OwnTools;
 pub use agents::{AgentAccess, AskableAgent, ForkAccess};
+pub use context::ContextSpec;
 pub use host_folder::HostFolder;
+pub use memory::{MEMORIES, MemoryPlace};
 pub use review::{read_review, review_schema};
 pub use schema::{agent_file_schema, common_properties_schema, merge_json};
 use server_tools::ServerToolNames;
@@ -49,7 +53,7 @@ pub const KIND: FileDescription = FileDescription { name: "capability", holds: "
 /// The fields that all kinds of capabilities have.
 pub const COMMON: [&str; 7] = ["name", "kind", "description", "concurrency", "input", "output", "review"];
 /// The fields of an agent in addition to [`COMMON`].
-pub const AGENT: [&str; 14] = [
+pub const AGENT: [&str; 18] = [
     "instructions",
     "model",
     "prompts",
@@ -64,6 +68,10 @@ pub const AGENT: [&str; 14] = [
     "consult",
     "state",
     "phases",
+    "revise",
+    "results",
+    "context",
+    "memory",
 ];
 
 /// The self-description of a capability of any kind.
@@ -114,6 +122,58 @@ pub struct AgentSpec {
     pub is_consultable: bool,
     /// The rules for its state.
     pub state: StateRules,
+    /// The conversation in which a rejected result is revised.
+    pub revise: RevisionMode,
+    /// The tasks whose results it may read.
+    pub results: ResultScope,
+    /// The rules that keep its conversation within its model's window.
+    pub context: ContextSpec,
+    /// The files whose text it has in its prompt; `None` if it has no memories.
+    pub memory: Option<Vec<MemoryPlace>>,
+}
+
+/// The conversation in which the attempt after a rejection works.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum RevisionMode {
+    /// A new one, whose first message has the rejected result, the verdict and the notes.
+    #[default]
+    NewConversation,
+    /// That of the rejected attempt, which continues with the feedback.
+    SameConversation,
+}
+
+impl RevisionMode {
+    const ALL: [Self; 2] = [Self::NewConversation, Self::SameConversation];
+
+    /// Its name in a file.
+    const fn name(self) -> &'static str {
+        match self {
+            Self::NewConversation => "new_conversation",
+            Self::SameConversation => "same_conversation",
+        }
+    }
+}
+
+/// The tasks whose results an agent may list and read.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum ResultScope {
+    /// Those on which its task depends, directly or through others.
+    #[default]
+    Dependencies,
+    /// All tasks of the run.
+    Run,
+}
+
+impl ResultScope {
+    const ALL: [Self; 2] = [Self::Dependencies, Self::Run];
+
+    /// Its name in a file.
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Dependencies => "dependencies",
+            Self::Run => "run",
+        }
+    }
 }
 
 /// A tool of an agent.
@@ -231,7 +291,7 @@ impl CapabilityFields {
 
     /// Adds a criterion for critics to every result; a capability without a review gets one.
     pub fn add_criterion(&mut self, sentence: &str) {
-        self.review = add_criterion_to_review(std::mem::take(&mut self.review), sentence.to_owned());
+        self.review = std::mem::take(&mut self.review).with_criteria(&[sentence.to_owned()]);
     }
 
     /// The criteria for every result, in addition to those of a task's own review.
@@ -251,27 +311,6 @@ impl CapabilityFields {
             criteria: self.criteria(),
             review: self.review.clone(),
             ..CapabilityDescription::new(self.name.clone(), self.description.clone())
-        }
-    }
-}
-
-fn add_criterion_to_review(review: ReviewPolicy, sentence: String) -> ReviewPolicy {
-    match review {
-        ReviewPolicy::None => ReviewPolicy::critic(vec![sentence]),
-        ReviewPolicy::Checks { checks } => ReviewPolicy::Critic {
-            criteria: vec![sentence],
-            checks,
-            models: Vec::new(),
-            quorum: None,
-            sample_percent: None,
-        },
-        ReviewPolicy::Critic { mut criteria, checks, models, quorum, sample_percent } => {
-            criteria.push(sentence);
-            ReviewPolicy::Critic { criteria, checks, models, quorum, sample_percent }
-        }
-        ReviewPolicy::Persons(mut review) => {
-            review.criteria.push(sentence);
-            ReviewPolicy::Persons(review)
         }
     }
 }
@@ -306,6 +345,10 @@ impl AgentSpec {
             answer: AnswerForm::default(),
             is_consultable: false,
             state: StateRules::default(),
+            revise: RevisionMode::default(),
+            results: ResultScope::default(),
+            context: ContextSpec::default(),
+            memory: None,
         }
     }
 
@@ -362,6 +405,10 @@ impl AgentSpec {
         let limits = mistakes.check_optional(limits);
         let consult = fields.find_field("consult").map(|node| node.parse_boolean("consult"));
         let is_consultable = mistakes.check_optional(consult).unwrap_or(false);
+        let revise = mistakes.check_optional(fields.find_field("revise").map(read_revision_mode));
+        let results = mistakes.check_optional(fields.find_field("results").map(read_result_scope));
+        let context = mistakes.check_optional(fields.find_field("context").map(context::read_context));
+        let memory = mistakes.check_optional(fields.find_field("memory").map(memory::read_memory));
         let has_output = fields.find_field("output").is_some();
         let answer = mistakes.check_optional(fields.find_field("answer").map(read_answer_form));
         let answer = answer.unwrap_or(if has_output { AnswerForm::Data } else { AnswerForm::Text });
@@ -402,6 +449,10 @@ impl AgentSpec {
             answer,
             is_consultable,
             state,
+            revise: revise.unwrap_or_default(),
+            results: results.unwrap_or_default(),
+            context: context.unwrap_or_default(),
+            memory,
         })
     }
 
@@ -492,6 +543,16 @@ fn read_approvals(
 fn read_answer_form(node: &YamlNode) -> Result<AnswerForm, YamlMistake> {
     let names = AnswerForm::ALL.map(AnswerForm::name);
     Ok(AnswerForm::ALL[node.index_of_choice("answer", &names)?])
+}
+
+fn read_revision_mode(node: &YamlNode) -> Result<RevisionMode, YamlMistake> {
+    let names = RevisionMode::ALL.map(RevisionMode::name);
+    Ok(RevisionMode::ALL[node.index_of_choice("revise", &names)?])
+}
+
+fn read_result_scope(node: &YamlNode) -> Result<ResultScope, YamlMistake> {
+    let names = ResultScope::ALL.map(ResultScope::name);
+    Ok(ResultScope::ALL[node.index_of_choice("results", &names)?])
 }
 
 fn read_prompts(node: &YamlNode) -> Result<ModelAbility, YamlMistake> {

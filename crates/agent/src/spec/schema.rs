@@ -75,6 +75,18 @@ pub fn agent_file_schema(tools: &[(&str, Option<Value>)], server: &Value, permis
         "approve": approvals_schema(),
         "limits": crate::tool::schema_of::<crate::turn::Limits>(),
         "answer": { "description": "The form of its answer.", "enum": AnswerForm::ALL.map(AnswerForm::name) },
+        "context": super::context::context_schema(),
+        "memory": super::memory::memory_schema(),
+        "revise": {
+            "description": "The conversation in which a rejected result is revised: a new one with the rejected result, the \
+                            verdict and the notes (the default), or that of the rejected attempt.",
+            "enum": ["new_conversation", "same_conversation"],
+        },
+        "results": {
+            "description": "The tasks whose results it may list and read: those on which its task depends, directly or \
+                            through others (the default), or all tasks of the run.",
+            "enum": ["dependencies", "run"],
+        },
         "consult": { "description": "true if other agents may ask it short questions.", "type": "boolean" },
     });
     merge_json(&mut properties, more);

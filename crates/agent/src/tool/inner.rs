@@ -30,6 +30,8 @@ pub enum InnerTool {
     ReadNotes,
     /// A tool over the agent's state.
     State,
+    /// `compact_conversation{}`.
+    CompactConversation,
 }
 
 #[derive(Deserialize, JsonSchema)]
@@ -91,6 +93,9 @@ pub(crate) struct ReadNotesArguments {
     pub whole: Option<bool>,
 }
 
+/// The name of the tool that saves a note.
+pub(crate) const APPEND_NOTE_NAME: &str = "append_note";
+
 const THINK: &str = "Write down a thought before the next step: what is known, what is missing, what to do next. It \
                      changes nothing and fetches nothing.";
 
@@ -105,6 +110,14 @@ question. Notes remain when the conversation is shortened, so note what you woul
 
 const READ_NOTES: &str =
     "Read the notes of this task: the newest, at most 8000 characters, or all with whole=true.";
+
+const COMPACT_CONVERSATION: &str = "Replace the older part of this conversation by a summary, when a part of the work is done \
+and its details are no longer needed. The whole conversation is saved to a file first. Not possible while the conversation is short.";
+
+#[derive(Deserialize, JsonSchema)]
+#[schemars(rename = "CompactConversation")]
+#[serde(deny_unknown_fields)]
+struct CompactConversationArguments {}
 
 /// `think{thought}`: lets a model write down a thought between two steps. It has no effect.
 #[must_use]
@@ -128,6 +141,16 @@ pub fn append_note_tool() -> Arc<dyn Tool> {
 #[must_use]
 pub fn read_notes_tool() -> Arc<dyn Tool> {
     InnerToolAdapter::create::<ReadNotesArguments>(InnerTool::ReadNotes, "read_notes", READ_NOTES)
+}
+
+/// `compact_conversation{}`: replaces the older part of the conversation by a summary.
+#[must_use]
+pub fn compact_conversation_tool() -> Arc<dyn Tool> {
+    InnerToolAdapter::create::<CompactConversationArguments>(
+        InnerTool::CompactConversation,
+        "compact_conversation",
+        COMPACT_CONVERSATION,
+    )
 }
 
 struct InnerToolAdapter {

@@ -49,10 +49,11 @@ pub use documents::{
     MAX_PASSAGES, MAX_READ_CHARS, MAX_READ_LINES, read_document_tool, search_documents_tool,
 };
 pub(crate) use documents::{find_passages, unknown_document_error};
+pub(crate) use inner::APPEND_NOTE_NAME;
 pub(crate) use inner::{AppendNoteArguments, ReadNotesArguments, ThinkArguments, WriteTodosArguments};
 pub use inner::{
-    InnerTool, MAX_NOTE, MAX_NOTES_READ, MAX_TODOS, Todo, TodoStatus, append_note_tool, read_notes_tool,
-    think_tool, write_todos_tool,
+    InnerTool, MAX_NOTE, MAX_NOTES_READ, MAX_TODOS, Todo, TodoStatus, append_note_tool,
+    compact_conversation_tool, read_notes_tool, think_tool, write_todos_tool,
 };
 pub use millrace_protocol::schema::check_value_against_schema;
 pub use results::{

@@ -18,7 +18,8 @@ pub const DEFAULT_RESULT_CHARS: usize = 20_000;
 /// The minimum that a model may request: anything shorter is not useful.
 const MIN_RESULT_CHARS: usize = 500;
 
-/// The results that an agent may read: those of the tasks that its own task depends on, directly or indirectly.
+/// The results that an agent may read: those of the tasks that its own task depends on, directly or through others, or those of
+/// all tasks of the run.
 pub trait TaskResultSource: Send + Sync {
     /// Those tasks, in the order of the plan.
     ///

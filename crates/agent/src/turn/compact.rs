@@ -1,6 +1,8 @@
-//! Compacts a conversation that became too long for its model. It keeps the task, the agent's notes and the newest
+//! Compacts a conversation that became too long for its model and whose context has no settings: that of a planner or a judge, or one
+//! that began under an older release. The others are shortened by [`super::context`]. It keeps the task, the agent's notes and the newest
 //! messages, and never separates a call from its results.
 
+use super::context::{approximate_size, group_messages};
 use super::scratch::Scratchpad;
 use crate::model::{Message, ToolResult};
 use crate::tool::keep_head_and_tail;
@@ -35,8 +37,11 @@ pub(super) fn compact_conversation(
     let mut room = (messages.iter().map(approximate_size).sum::<usize>() / 2).saturating_sub(fixed);
     let mut newest_groups = Vec::new();
     let mut limit = NEWEST_RESULT;
-    for group in
-        group_messages(rest).into_iter().rev().filter(|group| !is_obsolete_user_message(group, obsolete))
+    for group in group_messages(rest)
+        .collect::<Vec<_>>()
+        .into_iter()
+        .rev()
+        .filter(|group| !is_obsolete_user_message(group, obsolete))
     {
         let group: Vec<Message> = group.iter().map(|message| shorten_message(message, limit)).collect();
         let length = group.iter().map(approximate_size).sum::<usize>();
@@ -59,11 +64,6 @@ fn format_recovery_notice(scratch: &Scratchpad) -> String {
     format!("{RECOVERY}\n\n## Your notes\n{notes}\n\n## Your to-do list\n{todos}")
 }
 
-/// Splits messages into groups that belong together: a reply with the results of its calls, or one message.
-fn group_messages(messages: &[Message]) -> Vec<&[Message]> {
-    messages.chunk_by(|_, next| matches!(next, Message::Tool(_))).collect()
-}
-
 fn is_obsolete_user_message(group: &[Message], obsolete: &[&str]) -> bool {
     matches!(group, [Message::User { text }] if obsolete.contains(&text.as_str()))
 }
@@ -74,20 +74,6 @@ fn shorten_message(message: &Message, limit: usize) -> Message {
             Message::Tool(ToolResult { text: keep_head_and_tail(&result.text, limit), ..result.clone() })
         }
         Message::User { .. } | Message::Assistant { .. } => message.clone(),
-    }
-}
-
-/// The approximate size of a message in bytes.
-fn approximate_size(message: &Message) -> usize {
-    match message {
-        Message::User { text } => text.len(),
-        Message::Tool(result) => result.text.len(),
-        Message::Assistant { text, calls, provider_state } => {
-            let calls: usize = calls.iter().map(|call| call.name.len() + call.arguments.len()).sum();
-            text.len()
-                + calls
-                + provider_state.as_ref().map_or(0, |keepsake| keepsake.items.to_string().len())
-        }
     }
 }
 

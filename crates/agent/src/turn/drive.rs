@@ -2,6 +2,8 @@
 //! or tool result is in the journal before the machine sees it, and a recorded one is not requested again. It makes no
 //! decisions about the work itself.
 
+mod shorten;
+
 use std::future::pending;
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,10 +19,10 @@ use super::calls::ToolCallRunner;
 use super::drive_error::{DriveError, decode_step, encode_step};
 use super::keepalive::KeepaliveListener;
 use super::outage::{Outage, OutageStep};
-use super::record::{ModelStep, ModelStepOutcome, SentMessages, SinceLastRequest, to_millis};
+use super::record::{InheritedState, ModelStep, ModelStepOutcome, SentMessages, SinceLastRequest, to_millis};
 use super::{
-    Answer, AttemptName, ConversationFormat, Journal, JournalError, Machine, MachineStep, WorkFailure,
-    WorkOutcome, WorkSummary,
+    Answer, AttemptName, ContextSettings, ConversationFormat, Journal, JournalError, Machine, MachineStep,
+    WorkFailure, WorkOutcome, WorkSummary,
 };
 use crate::approval::ApprovalRules;
 use crate::files::{AgentFiles, Files};
@@ -49,6 +51,9 @@ pub struct Driver<'a, A> {
     approvals: ApprovalRules,
     can_wait: bool,
     records_conversation: bool,
+    inherited: InheritedState,
+    context: Option<ContextSettings>,
+    summarizer: Option<&'a dyn Model>,
 }
 
 impl<'a, A: Answer> Driver<'a, A> {
@@ -68,6 +73,9 @@ impl<'a, A: Answer> Driver<'a, A> {
             approvals: ApprovalRules::default(),
             can_wait: true,
             records_conversation: false,
+            inherited: InheritedState::default(),
+            context: None,
+            summarizer: None,
         }
     }
 
@@ -87,6 +95,19 @@ impl<'a, A: Answer> Driver<'a, A> {
     #[must_use]
     pub fn recording_conversation(self, records_conversation: bool) -> Self {
         Self { records_conversation, ..self }
+    }
+
+    /// Sets the state that the attempt takes over from earlier ones. It is recorded with the first request.
+    #[must_use]
+    pub(crate) fn inheriting(self, inherited: InheritedState) -> Self {
+        Self { inherited, ..self }
+    }
+
+    /// Sets the settings of the conversation's context, which are recorded with the first request, and the model that summarises
+    /// it; `None` is the model of the conversation.
+    #[must_use]
+    pub fn with_context(self, context: Option<ContextSettings>, summarizer: Option<&'a dyn Model>) -> Self {
+        Self { context, summarizer, ..self }
     }
 
     /// Sets the attempt's name, used in the keys of its calls and the paths of long results.
@@ -125,7 +146,8 @@ impl<'a, A: Answer> Driver<'a, A> {
     ///
     /// # Errors
     /// See [`DriveError`]. Reaching a limit is not an error: the machine's outcome reports it.
-    pub async fn drive(mut self, mut machine: Machine<A>) -> Result<WorkSummary<A>, WorkFailure> {
+    pub async fn drive(mut self, machine: Machine<A>) -> Result<WorkSummary<A>, WorkFailure> {
+        let mut machine = machine.with_context(self.context);
         match self.run_machine(&mut machine).await {
             Ok(ended) => Ok(ended),
             Err(error) => {
@@ -153,7 +175,8 @@ impl<'a, A: Answer> Driver<'a, A> {
                             sent,
                         )
                         .await?;
-                    let is_compacted = matches!(reply.outcome, ModelStepOutcome::Overflow(_));
+                    let is_compacted =
+                        matches!(reply.outcome, ModelStepOutcome::Overflow(_)) && self.context.is_none();
                     since = SinceLastRequest { is_compacted, recorded_calls: Vec::new() };
                     machine.feed_model_step(reply, self.model.name())?;
                 }
@@ -182,6 +205,13 @@ impl<'a, A: Answer> Driver<'a, A> {
                     let results = turn.run_calls(calls, self.journal).await?;
                     since.recorded_calls = results.iter().map(|call| call.result.call_id.clone()).collect();
                     machine.feed_results(results)?;
+                }
+                MachineStep::Shorten(shortening) => {
+                    let shortening = shortening.clone();
+                    let step = self.shorten_or_replay(&shortening, left).await?;
+                    // The notice of a summary is new.
+                    since.is_compacted |= shortening.summary.is_some() && step.history.is_saved();
+                    machine.feed_shortened(step)?;
                 }
                 MachineStep::CheckAnswer(answer) => {
                     let answer = answer.clone();
@@ -230,7 +260,7 @@ impl<'a, A: Answer> Driver<'a, A> {
             messages = request.messages.len(),
             "sending model request"
         );
-        let (outcome, took) = self.reply_through_outages(request, left).await?;
+        let (outcome, took) = self.reply_through_outages(self.model, request, left).await?;
         let outcome = match outcome {
             Some(Ok(reply)) => ModelStepOutcome::Reply(Box::new(reply)),
             Some(Err(ModelError::ContextOverflow { message })) => ModelStepOutcome::Overflow(message),
@@ -239,7 +269,18 @@ impl<'a, A: Answer> Driver<'a, A> {
         };
         let model = Some(self.model.name().to_owned());
         let format = (turn == 0).then_some(format);
-        let step = ModelStep { outcome, sent: sent(), format, state, model, took_ms: to_millis(took) };
+        let inherited = Some(self.inherited.clone()).filter(|earlier| turn == 0 && !earlier.is_empty());
+        let context = self.context.filter(|_| turn == 0);
+        let step = ModelStep {
+            outcome,
+            sent: sent(),
+            format,
+            state,
+            inherited,
+            context,
+            model,
+            took_ms: to_millis(took),
+        };
         self.journal.append_step(&name, &encode_step(&step)).await?;
         Ok(step)
     }
@@ -248,6 +289,7 @@ impl<'a, A: Answer> Driver<'a, A> {
     /// costs neither the attempt nor its working time.
     async fn reply_through_outages(
         &mut self,
+        model: &dyn Model,
         request: &Request,
         left: Option<Duration>,
     ) -> Result<(Option<Result<Reply, ModelError>>, Duration), DriveError> {
@@ -256,12 +298,12 @@ impl<'a, A: Answer> Driver<'a, A> {
         let mut outage = reported.map(|wait| Outage::resume(&wait, &deadline));
         loop {
             let began = Instant::now();
-            let replied = self.request_reply_with_keepalive(request, left, &deadline).await?;
+            let replied = self.request_reply_with_keepalive(model, request, left, &deadline).await?;
             let took = began.elapsed();
             match replied {
-                Some(Err(error)) if error.is_transient() && self.model.has_provider() => {
+                Some(Err(error)) if error.is_transient() && model.has_provider() => {
                     let outage = outage.get_or_insert_with(|| Outage::begin(&deadline));
-                    let step = outage.record_failure(self.model.name(), &error);
+                    let step = outage.record_failure(model.name(), &error);
                     self.wait_for_provider(step).await?;
                 }
                 replied => {
@@ -297,12 +339,13 @@ impl<'a, A: Answer> Driver<'a, A> {
     /// the journal gets a keepalive per interval, so that a provider's delay does not look like a dead worker.
     async fn request_reply_with_keepalive(
         &mut self,
+        model: &dyn Model,
         request: &Request,
         left: Option<Duration>,
         deadline: &ProviderDeadline,
     ) -> Result<Option<Result<Reply, ModelError>>, JournalError> {
         let keepalive = KeepaliveListener::new(self.watch, deadline);
-        let mut reply = self.model.reply(request, &keepalive);
+        let mut reply = model.reply(request, &keepalive);
         let time_up = left.map_or_else(|| pending().boxed(), |left| tokio::time::sleep(left).boxed());
         tokio::pin!(time_up);
         loop {

@@ -38,6 +38,11 @@ impl ForkedConversation {
         Self { call_id: call_id.to_owned(), ..self.clone() }
     }
 
+    /// `true` if it has ended with an answer.
+    pub(super) fn has_ended(&self) -> bool {
+        !matches!(self.messages.last(), Some(Message::Assistant { calls, .. }) if !calls.is_empty())
+    }
+
     /// The format of the conversation.
     #[must_use]
     pub fn format(&self) -> ConversationFormat {

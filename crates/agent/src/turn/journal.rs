@@ -13,8 +13,8 @@ use millrace_protocol::wire::InlineOrStoredBytes;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::ConversationFormat;
-use super::record::SentMessages;
+use super::record::{InheritedState, SentMessages};
+use super::{ContextSettings, ConversationFormat};
 use crate::state::StateRules;
 
 /// The journal of one attempt.
@@ -197,6 +197,21 @@ pub(crate) struct RecordedBeginning {
     pub prompt: Option<(String, String)>,
     /// The rules for the agent's state, if it has one.
     pub state: Option<StateRules>,
+    /// The state that the attempt took over from earlier ones.
+    pub inherited: InheritedState,
+    /// The settings of the conversation's context; `None` if it is not kept within a window.
+    pub context: Option<ContextSettings>,
+}
+
+impl RecordedBeginning {
+    /// The beginning of a new conversation.
+    pub fn new(
+        format: ConversationFormat,
+        state: Option<StateRules>,
+        context: Option<ContextSettings>,
+    ) -> Self {
+        Self { format, prompt: None, state, inherited: InheritedState::default(), context }
+    }
 }
 
 /// Returns the beginning of the conversation that the journal's next step begins; `None` if it has not begun.
@@ -213,7 +228,14 @@ pub(crate) async fn read_recorded_beginning(
     let state = value.get("state").map(StateRules::deserialize).transpose().map_err(|mistake| {
         JournalError::Failed(format!("the recorded rules for the agent's state can't be read: {mistake}"))
     })?;
-    Ok(Some(RecordedBeginning { format: format.unwrap_or(ConversationFormat::ORIGINAL), prompt, state }))
+    let inherited = value.get("inherited").and_then(|state| InheritedState::deserialize(state).ok());
+    Ok(Some(RecordedBeginning {
+        format: format.unwrap_or(ConversationFormat::ORIGINAL),
+        prompt,
+        state,
+        inherited: inherited.unwrap_or_default(),
+        context: value.get("context").and_then(|context| ContextSettings::deserialize(context).ok()),
+    }))
 }
 
 /// The default interval between keepalives.

@@ -6,6 +6,7 @@ mod answer;
 mod call_changes;
 mod calls;
 mod compact;
+mod context;
 mod drive;
 mod drive_error;
 mod file_changes;
@@ -25,6 +26,7 @@ mod usage_totals;
 
 pub(crate) use answer::parse_json_answer;
 pub use answer::{Answer, JsonAnswer, PlainText};
+pub use context::ContextSettings;
 pub(crate) use drive::CONVERSATION_STEP;
 pub use drive::{AnswerCheck, Driver};
 pub use drive_error::DriveError;
@@ -40,5 +42,7 @@ pub use machine::{
 };
 pub use name::AttemptName;
 pub use outcome::{AnsweredWork, StopReason, WorkFailure, WorkOutcome, WorkSummary};
+pub(crate) use record::InheritedState;
 pub use record::ToolCallRecord;
+pub(crate) use scratch::{collect_recorded_notes, format_notes};
 pub use usage_totals::UsageTotals;

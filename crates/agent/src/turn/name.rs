@@ -9,6 +9,8 @@ use crate::files::{FilePath, InvalidFilePath};
 
 /// The folder for results that are too long for the conversation.
 const FOLDER: &str = "/large_results";
+/// The folder for the conversations of attempts that were shortened.
+const HISTORY_FOLDER: &str = "/conversation_history";
 
 /// The name of an attempt: `<run>/<task>/<attempt>`; for a review `<run>/<task>/<attempt>/review.<n>`, for planning
 /// `<run>/@planning.<turn>/<attempt>`.
@@ -34,6 +36,11 @@ impl AttemptName {
     #[must_use]
     pub fn call_key(&self, turn: u64, index: usize) -> String {
         format!("{self}/{turn}.{index}")
+    }
+
+    /// The path of the file with the whole conversation.
+    pub(super) fn history_path(&self) -> Result<FilePath, InvalidFilePath> {
+        FilePath::new(&format!("{HISTORY_FOLDER}/{}.md", self.work))
     }
 
     /// The path for the long result of a call.

@@ -6,7 +6,7 @@ use std::time::Duration;
 use millrace_protocol::result::{ModelUsage, Usage};
 use serde::{Deserialize, Serialize};
 
-use super::{ArtifactChange, ConversationFormat, RecordedChanges, UsageTotals};
+use super::{ArtifactChange, ContextSettings, ConversationFormat, RecordedChanges, UsageTotals};
 use crate::material::keep_beginning_and_end;
 use crate::model::{Message, Reply, Request, ToolResult};
 use crate::state::StateRules;
@@ -42,11 +42,35 @@ pub(crate) struct ModelStep {
     /// The rules for the agent's state; with the first request only.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub state: Option<StateRules>,
+    /// The state that the attempt took over from earlier ones; with the first request only, and `None` if there is nothing.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub inherited: Option<InheritedState>,
+    /// The settings of the conversation's context; with the first request only, and `None` if it is not kept within a window.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub context: Option<ContextSettings>,
     /// The full name of the requested model; `None` in journals of versions that did not record it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub model: Option<String>,
     /// The duration in milliseconds.
     pub took_ms: u64,
+}
+
+/// The state that an attempt takes over from earlier attempts at its task.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct InheritedState {
+    /// Their notes, oldest first.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub notes: Vec<String>,
+    /// The attempt whose conversation it continues.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub conversation_of: Option<u32>,
+}
+
+impl InheritedState {
+    /// `true` if there is nothing to take over.
+    pub fn is_empty(&self) -> bool {
+        *self == Self::default()
+    }
 }
 
 /// The messages that a model request added to the conversation and that no other step records: neither replies nor the

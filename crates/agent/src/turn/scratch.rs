@@ -6,9 +6,10 @@ use std::fmt::Write;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use super::record::{ModelStep, ModelStepOutcome};
 use crate::tool::{
-    AppendNoteArguments, InnerTool, MAX_NOTES_READ, ReadNotesArguments, ThinkArguments, Todo, TodoStatus,
-    WriteTodosArguments,
+    APPEND_NOTE_NAME, AppendNoteArguments, InnerTool, MAX_NOTES_READ, ReadNotesArguments, ThinkArguments,
+    Todo, TodoStatus, WriteTodosArguments,
 };
 
 /// The maximum number of characters of all notes together.
@@ -44,6 +45,7 @@ impl Scratchpad {
                 let AppendNoteArguments { note } = parse_arguments(arguments)?;
                 self.append_note(note)
             }
+            InnerTool::CompactConversation => Err("this conversation can't be compacted".into()),
             InnerTool::ReadNotes => {
                 let ReadNotesArguments { whole } = parse_arguments(arguments)?;
                 let limit = if whole == Some(true) { usize::MAX } else { MAX_NOTES_READ };
@@ -51,6 +53,12 @@ impl Scratchpad {
             }
             InnerTool::State => Err("this agent has no state".into()),
         }
+    }
+
+    /// The same to-do list with these notes.
+    #[must_use]
+    pub fn with_notes(self, notes: Vec<String>) -> Self {
+        Self { notes, ..self }
     }
 
     fn append_note(&mut self, note: String) -> Result<String, String> {
@@ -103,6 +111,31 @@ impl Scratchpad {
         text.extend(numbered[left_out..].iter().map(String::as_str));
         (!numbered.is_empty()).then(|| text.trim_end().to_owned())
     }
+}
+
+/// The newest of these notes that fit into `limit` characters, oldest first; `None` if there are none.
+#[must_use]
+pub(crate) fn format_notes(notes: &[String], limit: usize) -> Option<String> {
+    Scratchpad::default().with_notes(notes.to_vec()).format_newest_notes(limit)
+}
+
+/// Returns the notes at the end of an attempt, from the values of its steps `model.…`: those with which it began, and those that
+/// its replies added. Steps that are not an agent's are ignored.
+#[must_use]
+pub(crate) fn collect_recorded_notes(steps: &[Vec<u8>]) -> Vec<String> {
+    let mut scratch = Scratchpad::default();
+    for step in steps.iter().filter_map(|bytes| serde_json::from_slice::<ModelStep>(bytes).ok()) {
+        if let Some(inherited) = step.inherited {
+            scratch.notes = inherited.notes;
+        }
+        let ModelStepOutcome::Reply(reply) = step.outcome else { continue };
+        let notes = reply.calls.iter().filter(|call| call.name == APPEND_NOTE_NAME);
+        for arguments in notes.filter_map(|call| serde_json::from_str(&call.arguments).ok()) {
+            // The machine refused a note that does not fit, too.
+            drop(scratch.run_inner_tool(InnerTool::AppendNote, arguments));
+        }
+    }
+    scratch.notes
 }
 
 fn parse_arguments<T: serde::de::DeserializeOwned>(arguments: Value) -> Result<T, String> {

@@ -58,6 +58,7 @@ impl PlanBuilder {
             budget: Box::new(budget),
             consult: PlannerConsultMode::Judgement,
             approve_plan: false,
+            criteria: Vec::new(),
         }));
         made
     }

@@ -140,6 +140,7 @@ proptest! {
                     let results = results.collect();
                     machine.feed_results(results).unwrap();
                 }
+                MachineStep::Shorten(_) => unreachable!("its context has no settings"),
                 MachineStep::CheckAnswer(answer) => {
                     let answer = answer.clone();
                     machine.feed_checked_answer(if steps % 2 == 0 { Ok(answer) } else { Err("No.".into()) }).unwrap();

@@ -58,6 +58,10 @@ impl Model for LabelledModel {
         self.inner.ability()
     }
 
+    fn context_window(&self) -> Option<u64> {
+        self.inner.context_window()
+    }
+
     fn reply<'a>(
         &'a self,
         request: &'a Request,

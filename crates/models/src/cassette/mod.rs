@@ -225,6 +225,10 @@ impl Model for RecordingModel {
         self.inner.ability()
     }
 
+    fn context_window(&self) -> Option<u64> {
+        self.inner.context_window()
+    }
+
     fn reply<'a>(
         &'a self,
         request: &'a Request,

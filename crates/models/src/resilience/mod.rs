@@ -48,6 +48,8 @@ pub struct ResilientModel {
     pub has_provider: bool,
     /// The ability of the model.
     pub ability: ModelAbility,
+    /// Its context window in tokens; `None` if it is not known.
+    pub context_window: Option<u64>,
 }
 
 impl Model for ResilientModel {
@@ -61,6 +63,10 @@ impl Model for ResilientModel {
 
     fn ability(&self) -> ModelAbility {
         self.ability
+    }
+
+    fn context_window(&self) -> Option<u64> {
+        self.context_window
     }
 
     fn reply<'a>(

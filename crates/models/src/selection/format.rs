@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::{ModelSelection, ModelSettings, ModelSpec};
+use crate::window::MIN_WINDOW;
 
 const NAME_FIELD: &str = "name";
 const FALLBACK_FIELD: &str = "fallback";
@@ -208,6 +209,15 @@ fn deserialize_in_range<'de, D: Deserializer<'de>>(
             Err(D::Error::custom(format!("{field} is {number}; it must be from {least} to {most}")))
         }
         number => Ok(number),
+    }
+}
+
+pub(super) fn deserialize_context_window<'de, D: Deserializer<'de>>(d: D) -> Result<Option<u32>, D::Error> {
+    match Option::<u32>::deserialize(d)? {
+        Some(window) if u64::from(window) < MIN_WINDOW => {
+            Err(D::Error::custom(format!("context_window is {window}; the least is {MIN_WINDOW} tokens")))
+        }
+        window => Ok(window),
     }
 }
 

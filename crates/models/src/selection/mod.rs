@@ -67,6 +67,13 @@ pub struct ModelSettings {
     )]
     #[schemars(range(min = 1))]
     pub max_output_tokens: Option<u32>,
+    /// The context window in tokens, if it is not the known one of the model.
+    #[serde(
+        skip_serializing_if = "Option::is_none",
+        deserialize_with = "format::deserialize_context_window"
+    )]
+    #[schemars(range(min = 2048))]
+    pub context_window: Option<u32>,
     /// The reasoning effort, in the provider's terms (`low`, `medium`, `high` …).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reasoning_effort: Option<String>,
@@ -125,6 +132,7 @@ impl fmt::Debug for ModelSettings {
             .field("temperature", &self.temperature)
             .field("top_p", &self.top_p)
             .field("max_output_tokens", &self.max_output_tokens)
+            .field("context_window", &self.context_window)
             .field("reasoning_effort", &self.reasoning_effort)
             .field("structured", &self.structured)
             .field("timeout", &self.timeout)

@@ -1,4 +1,4 @@
-//! The workspace of a run: its files. Each version of a file is a message on the subject of its path, a deletion too,
+//! The workspace of a run: its files; and the memories of the account, which are kept in the same way. Each version of a file is a message on the subject of its path, a deletion too,
 //! and none is ever removed. The current version is the last message of the subject. A workspace outlives its run.
 //!
 //! Writes are fenced by the last message of the subject, so that the server rejects one of two concurrent writers. They
@@ -9,7 +9,7 @@ use futures::FutureExt;
 use futures::future::BoxFuture;
 use millrace_protocol::file::{FilePath, FileVersion, MAX_FILE, WriteCondition};
 use millrace_protocol::ids::RunId;
-use millrace_protocol::subject;
+use millrace_protocol::subject::{self, FileSpace};
 use millrace_protocol::wire::{InlineOrStoredBytes, WireMessage, encode_body, encode_with_inline_body};
 use serde_bytes::ByteBuf;
 use tracing::warn;
@@ -29,10 +29,10 @@ const MAX_INLINE: usize = 64 * 1024;
 /// The maximum number of retries of a read from a lagging replica.
 const MAX_RETRIES: u32 = 8;
 
-/// The files of one run.
+/// The files of one run, or the memories.
 pub struct RunWorkspace {
     bus: Bus,
-    run: RunId,
+    space: FileSpace,
 }
 
 /// A version of a file, without its content.
@@ -114,7 +114,19 @@ impl RunWorkspace {
     /// Creates the workspace of a run. Sends no request.
     #[must_use]
     pub fn new(bus: &Bus, run: &RunId) -> Self {
-        Self { bus: bus.clone(), run: run.clone() }
+        Self { bus: bus.clone(), space: FileSpace::Run(run.clone()) }
+    }
+
+    /// Opens the memories of the account, which all its runs share. Sends no request.
+    #[must_use]
+    pub fn of_memories(bus: &Bus) -> Self {
+        Self { bus: bus.clone(), space: FileSpace::Memories }
+    }
+
+    /// The owner of the files.
+    #[must_use]
+    pub fn space(&self) -> &FileSpace {
+        &self.space
     }
 
     /// Returns the files below a folder, or all files, by path. On a replicated stream the responding replica may lag.
@@ -126,7 +138,7 @@ impl RunWorkspace {
         folder: Option<&'a FilePath>,
     ) -> BoxFuture<'a, Result<Vec<FileVersionInfo>, Fault>> {
         async move {
-            let filters = [subject::file_subjects_in_folder(&self.run, folder)];
+            let filters = [subject::file_subjects_in_folder(&self.space, folder)];
             let records = match direct_get::read_last_per_subject(self.bus.client(), FILES, &filters).await? {
                 Some(records) => records,
                 None => self.read_last_message_per_subject(&filters[0]).await?,
@@ -293,7 +305,7 @@ impl RunWorkspace {
         last: u64,
     ) -> Result<(), AppendError> {
         let payload = encode_with_inline_body::<FileVersion>(version.version(), &encode_body(version));
-        let subject = subject::file_subject(&self.run, path);
+        let subject = subject::file_subject(&self.space, path);
         let id = sha256_hex(version.key.as_bytes());
         append_payload(&self.bus, "file", FILES.into(), subject, payload.into(), last, id).await.map(|_| ())
     }
@@ -326,13 +338,13 @@ impl RunWorkspace {
         if head.is_some_and(|head| !head.entry.is_deletion) {
             return Ok(());
         }
-        let mut filters = vec![subject::file_subjects_in_folder(&self.run, Some(path))];
+        let mut filters = vec![subject::file_subjects_in_folder(&self.space, Some(path))];
         let text = path.as_str();
         let folders = text.match_indices('/').skip(1).map(|(end, _)| &text[..end]);
         filters.extend(
             folders
                 .filter_map(|text| FilePath::new(text).ok())
-                .map(|path| subject::file_subject(&self.run, &path)),
+                .map(|path| subject::file_subject(&self.space, &path)),
         );
         let records = direct_get::read_last_per_subject(self.bus.client(), FILES, &filters).await?;
         // Too many subjects to return: the path is a folder with more than a thousand files.
@@ -361,7 +373,7 @@ impl RunWorkspace {
         let records = self.read_through(path, record.sequence).await?;
         let last = records.last().map_or(0, |last| last.sequence);
         if last < record.sequence {
-            let what = format!("reading {path} of run {}", self.run);
+            let what = format!("reading {path} of {}", self.space);
             return Err(Fault::unavailable(what, "the replica lags behind its leader"));
         }
         Ok(FileSubjectTip { head: self.find_last_version(&records).await?, last })
@@ -369,8 +381,8 @@ impl RunWorkspace {
 
     /// Returns the last message of a file, as its leader knows it.
     async fn read_last_message(&self, path: &FilePath) -> Result<Option<StreamRecord>, Fault> {
-        let subject = subject::file_subject(&self.run, path);
-        let what = || format!("reading {path} of run {}", self.run);
+        let subject = subject::file_subject(&self.space, path);
+        let what = || format!("reading {path} of {}", self.space);
         for tries in 1.. {
             let stream = self.bus.request_context().get_stream_no_info(FILES).await;
             let stream = stream.map_err(|error| fault_from_client_error(&what(), error))?;
@@ -409,7 +421,7 @@ impl RunWorkspace {
     /// Returns all messages of a file. Retries until the message with the sequence `last` is among them, for a limited
     /// time.
     async fn read_through(&self, path: &FilePath, last: u64) -> Result<Vec<StreamRecord>, Fault> {
-        let subject = subject::file_subject(&self.run, path);
+        let subject = subject::file_subject(&self.space, path);
         for tries in 1.. {
             let records = direct_get::read_matching(self.bus.client(), FILES, &subject, 1).await?;
             if records.last().is_some_and(|record| record.sequence >= last) || tries > MAX_RETRIES {
@@ -462,7 +474,7 @@ impl RunWorkspace {
             Err(fault) if fault.is_transient() => Err(fault),
             Err(fault) => {
                 warn!(
-                    run = %self.run,
+                    owner = %self.space,
                     subject = %record.subject,
                     sequence = record.sequence,
                     %fault,

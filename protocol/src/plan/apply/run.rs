@@ -22,6 +22,7 @@ impl Plan {
                 budget,
                 consult,
                 approve_plan,
+                criteria,
             } => {
                 self.run.start = Some(RunParameters {
                     objective: objective.clone(),
@@ -33,6 +34,7 @@ impl Plan {
                     budget: budget.as_ref().clone(),
                     consult: *consult,
                     approve_plan: *approve_plan,
+                    criteria: criteria.clone(),
                     at,
                 });
             }

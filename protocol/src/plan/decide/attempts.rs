@@ -163,8 +163,13 @@ fn wait_for_other_parameters(plan: &Plan, task: &Task, error: &TaskError) -> Vec
 
 /// Returns the review of a result: the task's own, or else the capability's. The persons of a capability judge its results also
 /// after a task's own review, which a planner or an agent may have set. If reviews are sampled, results outside the sample only
-/// run the checks, and no person judges them.
+/// run the checks, and no person judges them. The criteria for the deliverable apply to each result of the final task.
 fn required_review(plan: &Plan, task: &Task, finished: &AttemptResult) -> ReviewPolicy {
+    let criteria = plan.criteria_of_task(task);
+    own_or_capability_review(plan, task, finished).with_criteria(criteria)
+}
+
+fn own_or_capability_review(plan: &Plan, task: &Task, finished: &AttemptResult) -> ReviewPolicy {
     let review = match (&task.spec.review, &finished.review) {
         (ReviewPolicy::None, of_capability) => of_capability.clone(),
         (

@@ -6,11 +6,17 @@ use super::super::{Event, GraphEvent, PlanningEvent, Refusal, RunEvent, check_ne
 use crate::ids::TaskId;
 use crate::result::MAX_SUMMARY;
 
+/// The maximum number of criteria for a deliverable.
+const MAX_CRITERIA: usize = 50;
+/// The maximum size of a criterion in bytes.
+const MAX_CRITERION: usize = 2_000;
+
 pub(super) fn start_run(plan: &Plan, submission: &Submission) -> Result<Vec<Event>, Refusal> {
     if plan.run.start.is_some() {
         return Err(Refusal::AlreadySubmitted);
     }
-    let fault = find_objective_problem(&submission.objective).or_else(|| {
+    let fault = find_objective_problem(&submission.objective);
+    let fault = fault.or_else(|| find_criteria_problem(&submission.criteria)).or_else(|| {
         let (field, expected) = submission.budget.check_values().err()?;
         Some(format!("invalid budget: {field} must be {expected}"))
     });
@@ -27,6 +33,7 @@ pub(super) fn start_run(plan: &Plan, submission: &Submission) -> Result<Vec<Even
         budget: Box::new(submission.budget.clone()),
         consult: effective_consult_mode(submission),
         approve_plan: submission.approve_plan,
+        criteria: submission.criteria.clone(),
     });
     if let Some(detail) = fault {
         return Ok(vec![started, run_failed_event(detail)]);
@@ -79,6 +86,24 @@ fn find_objective_problem(objective: &str) -> Option<String> {
     let bytes = objective.len();
     (bytes > MAX_OBJECTIVE)
         .then(|| format!("the objective has {bytes} bytes; at most {MAX_OBJECTIVE} are allowed"))
+}
+
+/// The mistake in the criteria for the deliverable, if there is one.
+#[must_use]
+pub fn find_criteria_problem(criteria: &[String]) -> Option<String> {
+    if criteria.len() > MAX_CRITERIA {
+        let count = criteria.len();
+        return Some(format!("there are {count} criteria; at most {MAX_CRITERIA} are allowed"));
+    }
+    let position = criteria.iter().position(|text| text.trim().is_empty() || text.len() > MAX_CRITERION)?;
+    let number = position + 1;
+    Some(match criteria[position].trim() {
+        "" => format!("criterion {number} is empty; write what the deliverable must do"),
+        text => format!(
+            "criterion {number} has {} bytes; at most {MAX_CRITERION} are allowed: write one sentence for each",
+            text.len()
+        ),
+    })
 }
 
 /// Adds tasks to the plan, each ready or pending.

@@ -39,6 +39,9 @@ pub enum RunEvent {
         /// `true` if a person must approve the plan before its first task starts.
         #[serde(default, skip_serializing_if = "std::ops::Not::not")]
         approve_plan: bool,
+        /// The criteria for the deliverable.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        criteria: Vec<String>,
     },
     /// A person must approve the plan.
     PlanQuestionAsked {
@@ -111,7 +114,7 @@ impl RunEvent {
     pub(super) fn is_about_waits(&self) -> bool {
         match self {
             Self::PlanQuestionAsked { .. } | Self::PlanQuestionEnded { .. } => true,
-            Self::Started { approve_plan, .. } => *approve_plan,
+            Self::Started { approve_plan, criteria, .. } => *approve_plan || !criteria.is_empty(),
             Self::Paused
             | Self::Interrupted
             | Self::Resumed { .. }

@@ -304,6 +304,9 @@ pub struct RunParameters {
     /// `true` if a person must approve the plan before its first task starts.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub approve_plan: bool,
+    /// The criteria for the deliverable.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub criteria: Vec<String>,
     /// The time of the start.
     pub at: Timestamp,
 }
@@ -378,6 +381,24 @@ impl Plan {
     /// The ids of the tasks that depend on `task`.
     pub fn dependents<'a>(&'a self, task: &'a Task) -> impl Iterator<Item = &'a TaskId> + 'a {
         task.dependents.iter().map(|&at| &self.tasks[at as usize].spec.id)
+    }
+
+    /// The criteria for the deliverable that apply to the results of a task: all of them if it is the final task, or the only
+    /// possible one in a plan without a planner, else none.
+    #[must_use]
+    pub fn criteria_of_task(&self, task: &Task) -> &[String] {
+        let criteria = self.run.start.as_ref().map_or(&[][..], |start| start.criteria.as_slice());
+        if criteria.is_empty() || task.spec.is_final || self.is_only_last_task(task) { criteria } else { &[] }
+    }
+
+    /// `true` if it is the only task on which no other depends, and neither a planner nor a user has marked one as final.
+    fn is_only_last_task(&self, task: &Task) -> bool {
+        let is_last = |task: &&Task| !task.spec.is_child() && task.dependents.is_empty();
+        let mut last = self.tasks.iter().filter(is_last);
+        !self.has_planner()
+            && self.tasks.iter().all(|task| !task.spec.is_final)
+            && last.next().is_some_and(|only| only.spec.id == task.spec.id)
+            && last.next().is_none()
     }
 
     /// The number of tasks in a state.

@@ -9,7 +9,7 @@
 //!      ▲  │  ▲                 │
 //!      │  │  └── all invalid ──┘
 //!      │  │      or inner tools
-//!      │  ├──too long──▶ compacted, at most twice, and asked again
+//!      │  ├──too long, or about to be──▶ Shorten the conversation, and asked again
 //!      │  └──answer──▶ read ──fits──▶ Check the answer ──passes──▶ Done(answered)
 //!      │                 │                │
 //!      └── correction, at most `repairs` times
@@ -18,9 +18,11 @@
 //! result and nothing new in between, withdraws its tool. Reaching a limit ends in `Done(stopped)` with the reason and the partial result. Tool calls and turns are softer: when
 //! they are used up, the model gets one notice and must answer without tools.
 
+mod begin;
 mod next_request;
 mod repetition;
 mod reply;
+mod shorten;
 mod state;
 
 use std::collections::BTreeMap;
@@ -33,7 +35,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::compact::compact_conversation;
-use super::fork::ForkedConversation;
+use super::context::Shortening;
 use super::format::original_format;
 use super::record::{ModelStep, ModelStepOutcome, ToolCallRecord};
 use super::scratch::Scratchpad;
@@ -46,6 +48,7 @@ use crate::tool::{ToolSpecs, keep_head_and_tail};
 use next_request::{LAST_TURN, NEARLY_SPENT, NO_CALLS_LEFT};
 use repetition::RepetitionTracker;
 use reply::make_ids_unique;
+use shorten::ContextState;
 
 /// The maximum number of compactions of a conversation.
 pub const MAX_COMPACTIONS: u32 = 2;
@@ -78,6 +81,8 @@ pub enum MachineStep<'a, A> {
     AskModel(&'a Request),
     /// Run these calls, concurrently if possible, then [`Machine::feed_results`] with one result per call in this order.
     CallTools(&'a [ValidatedToolCall]),
+    /// Save the conversation, and get a summary of it if one is requested, then [`Machine::feed_shortened`].
+    Shorten(&'a Shortening),
     /// Check the answer against facts outside the machine, then [`Machine::feed_checked_answer`].
     CheckAnswer(&'a A),
     /// The work has ended.
@@ -154,6 +159,9 @@ pub struct Machine<A> {
     /// The files that it made or changed.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     artifacts: BTreeMap<FilePath, Artifact>,
+    /// The context of the conversation, if it is kept within its model's window.
+    #[serde(default)]
+    context: ContextState,
     /// `true` once the notice about used-up tool calls was sent.
     out_of_calls: bool,
     /// `true` once the notice to finish was sent.
@@ -175,6 +183,7 @@ enum MachineState<A> {
         run: Vec<ValidatedToolCall>,
     },
     Checking(A),
+    Shortening(Box<Shortening>),
     Over(WorkOutcome<A>),
 }
 
@@ -189,89 +198,21 @@ enum CheckedCall {
 }
 
 impl<A: Answer> Machine<A> {
-    /// A machine before its first step.
-    #[must_use]
-    pub fn new(brief: AgentBrief) -> Self {
-        let mut machine = Self::before_first_request(brief);
-        machine.request_reply();
-        machine
-    }
-
-    /// A machine that continues a forked conversation with this task, before its first step.
-    #[must_use]
-    pub fn of_fork(brief: AgentBrief, fork: &ForkedConversation, task: &str) -> Self {
-        let mut machine = Self::before_first_request(brief);
-        machine.request.messages = fork.to_messages(task);
-        let replies = fork.messages.iter().filter(|message| matches!(message, Message::Assistant { .. }));
-        machine.inherited_turns = replies.count() as u64;
-        machine.scratch = fork.scratch.clone();
-        machine.agent_state = fork.agent_state.clone();
-        machine.request_reply();
-        machine
-    }
-
-    /// The conversation while its calls are being made, to be forked by one of them.
-    #[must_use]
-    pub fn fork(&self) -> ForkedConversation {
-        ForkedConversation {
-            system: self.request.system.clone(),
-            messages: self.request.messages.clone(),
-            tools: self.tools.clone(),
-            answer: self.request.answer.clone(),
-            format: self.format,
-            scratch: self.scratch.clone(),
-            agent_state: self.agent_state.clone(),
-            call_id: String::new(),
-        }
-    }
-
-    fn before_first_request(brief: AgentBrief) -> Self {
-        let AgentBrief { system, task, tools, answer, limits, max_output_tokens, format } = brief;
-        let request = Request {
-            system,
-            messages: vec![Message::User { text: task }],
-            tools: tools.iter().cloned().collect(),
-            answer,
-            max_output_tokens,
-        };
-        Self {
-            format,
-            limits,
-            reserved: ResourceAmounts::default(),
-            model: String::new(),
-            tools,
-            max_output_tokens,
-            request,
-            scratch: Scratchpad::default(),
-            agent_state: None,
-            spent: UsageTotals::default(),
-            delegated: Usage::default(),
-            worked: Duration::ZERO,
-            turns: 0,
-            inherited_turns: 0,
-            last_input: 0,
-            calls_made: BTreeMap::new(),
-            calls_counted: 0,
-            calls_allowed: limits.tool_calls,
-            repairs: 0,
-            is_correcting: false,
-            repetition: RepetitionTracker::default(),
-            cut_off: None,
-            compactions: 0,
-            artifacts: BTreeMap::new(),
-            out_of_calls: false,
-            has_wrap_up_notice: false,
-            state: MachineState::Asking,
-            answer_form: CompiledSchema::default(),
-        }
-    }
-
     /// Adds the reservation in the run's budget to the limits. Call it before the first step.
     #[must_use]
     pub fn with_reserved_amounts(mut self, reserved: ResourceAmounts) -> Self {
         self.reserved = reserved;
         if let MachineState::Asking = self.state {
             self.request_reply();
+        }
+        self
+    }
+
+    /// Begins with these notes, if there are any. Call it before the first step.
+    #[must_use]
+    pub(crate) fn with_notes(mut self, notes: Vec<String>) -> Self {
+        if !notes.is_empty() {
+            self.scratch = self.scratch.with_notes(notes);
         }
         self
     }
@@ -283,6 +224,7 @@ impl<A: Answer> Machine<A> {
             MachineState::Asking => MachineStep::AskModel(&self.request),
             MachineState::Calling { run, .. } => MachineStep::CallTools(run),
             MachineState::Checking(answer) => MachineStep::CheckAnswer(answer),
+            MachineState::Shortening(shortening) => MachineStep::Shorten(shortening),
             MachineState::Over(outcome) => MachineStep::Done(WorkSummary {
                 outcome: outcome.clone(),
                 usage: self.spent.usage,
@@ -365,6 +307,11 @@ impl<A: Answer> Machine<A> {
         self.count_request(model, usage, took);
         make_ids_unique(&mut calls, self.inherited_turns + self.turns - 1);
         self.last_input = usage.input_tokens;
+        self.measure_density(usage.input_tokens);
+        if !self.context.is_unmanaged() {
+            // Overflows count in a row.
+            self.compactions = 0;
+        }
         self.request.messages.push(Message::Assistant {
             text: text.clone(),
             calls: calls.clone(),
@@ -388,6 +335,10 @@ impl<A: Answer> Machine<A> {
     pub fn feed_overflow(&mut self, message: String, took: Duration) -> Result<(), UnexpectedInput> {
         self.require_waiting_for_reply("an overflow")?;
         self.count_request(None, Usage::default(), took);
+        if !self.context.is_unmanaged() {
+            self.shorten_after_overflow(message);
+            return Ok(());
+        }
         if self.compactions == MAX_COMPACTIONS {
             self.stop_with_reason(StopReason::Context { compactions: self.compactions, message });
             return Ok(());
@@ -474,9 +425,10 @@ impl<A: Answer> Machine<A> {
     fn require_waiting_for_reply(&self, fed: &str) -> Result<(), UnexpectedInput> {
         match &self.state {
             MachineState::Asking => Ok(()),
-            MachineState::Calling { .. } | MachineState::Checking(_) | MachineState::Over(_) => {
-                Err(self.out_of_step_error(fed))
-            }
+            MachineState::Calling { .. }
+            | MachineState::Checking(_)
+            | MachineState::Shortening(_)
+            | MachineState::Over(_) => Err(self.out_of_step_error(fed)),
         }
     }
 
@@ -502,6 +454,7 @@ impl<A: Answer> Machine<A> {
             MachineState::Asking => "a reply",
             MachineState::Calling { .. } => "tool results",
             MachineState::Checking(_) => "a checked answer",
+            MachineState::Shortening(_) => "a shortened conversation",
             MachineState::Over(_) => "nothing",
         };
         UnexpectedInput { waits_for, fed: fed.to_owned() }

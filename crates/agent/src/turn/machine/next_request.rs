@@ -24,6 +24,9 @@ impl<A: Answer> Machine<A> {
         if let Some(stop) = self.find_exceeded_limit() {
             return self.stop_with_reason(stop);
         }
+        if let Some(cause) = self.shortening_cause() {
+            return self.begin_shortening(cause);
+        }
         self.withdraw_tools_if_spent();
         self.send_wrap_up_notice();
         let left = self.attempt_allowance().max_reply_tokens(&self.limited_usage(), self.estimated_input());

@@ -178,6 +178,9 @@ impl<A: Answer> Machine<A> {
                  executed. Call it once, with the whole list."
                     .into(),
             ),
+            Ok(ValidatedCall { inner: Some(InnerTool::CompactConversation), .. }) => {
+                self.request_compaction().map(RoutedCall::Done)
+            }
             Ok(ValidatedCall { arguments, inner: Some(inner) }) => self.scratch.run_inner_tool(inner, arguments).map(RoutedCall::Done),
             Ok(ValidatedCall { arguments, inner: None }) => {
                 self.count_against_limit()?;

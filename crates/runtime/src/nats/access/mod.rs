@@ -7,7 +7,7 @@
 //! | supervisor | plans, orders, stops, leases, summaries, the archive; creates and purges streams and queues, deletes orders and forged messages | the lanes, the queues, files, blobs |
 //! | worker | the journals of tasks (a planner: of its turns), files, blobs | its own queue, the lanes, files, blobs |
 //! | critic | the journals of reviews, blobs | its own queue, the lanes, files, blobs |
-//! | client | submissions, commands, answers, limits, blobs | everything; of queues the state and the waiting orders |
+//! | client | submissions, commands, answers, memories, limits, blobs | everything; of queues the state and the waiting orders |
 //! | viewer | nothing | the same |
 //! | answerer | answers to questions | the same |
 //! | metrics | nothing | the state of streams and queues, the oldest order of each, heartbeats, summaries |
@@ -177,6 +177,7 @@ impl PermissionsBuilder {
         self.allow_publish(subject::subjects_of_topic_kind(TopicKind::Answer));
         self.allow_writing_objects(BLOBS);
         self.allow_publish(format!("$KV.{LIMITS}.*.*"));
+        self.allow_publish(subject::memory_subjects());
     }
 
     fn add_viewer_permissions(&mut self) {

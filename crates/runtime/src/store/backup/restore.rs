@@ -13,7 +13,7 @@ use futures::future::BoxFuture;
 use futures::{FutureExt, StreamExt, TryStreamExt};
 use millrace_protocol::ids::{Lane, RunId};
 use millrace_protocol::registry::ClusterSettings;
-use millrace_protocol::subject;
+use millrace_protocol::subject::{self, FileSpace};
 use serde_json::Value;
 use tokio_util::sync::CancellationToken;
 use tracing::warn;
@@ -403,7 +403,10 @@ impl RestoreOperation<'_> {
                 return Ok(());
             }
             for record in records {
-                let Some((run, _)) = subject::parse_file_subject(&record.subject) else { continue };
+                // Memories belong to no run: a repeated write recognises its version.
+                let Some((FileSpace::Run(run), _)) = subject::parse_file_subject(&record.subject) else {
+                    continue;
+                };
                 let lane = usize::from(run.lane(self.settings.lanes).0);
                 let through = self.manifest.files_through.get(lane).copied().unwrap_or(u64::MAX);
                 if record.sequence > through && !archived.contains(&run) {

@@ -8,7 +8,7 @@ use millrace_protocol::ids::{Capability, Lane, RunId, TaskId};
 use millrace_protocol::plan::{Decision, JournalKey, Plan, apply_decision};
 use millrace_protocol::result::{CapabilityDescription, TaskResult};
 use millrace_protocol::subject::{self, Topic};
-use millrace_protocol::wire::{DecodeError, decode_task_result};
+use millrace_protocol::wire::{DecodeError, InlineOrStoredBytes, decode_task_result};
 use millrace_protocol::work::{InputResult, JournalEntry, WorkOutcome};
 
 use crate::Fault;
@@ -74,17 +74,44 @@ impl ClusterReader {
     /// # Errors
     /// The journal or the value can't be read, or the server does not respond.
     pub async fn read_step(&self, task: &TaskId, attempt: u32, step: &str) -> Result<Option<Vec<u8>>, Fault> {
+        let steps = self.read_matching_steps(task, attempt, |name| name == step).await?;
+        match steps.last() {
+            Some(value) => self.bus.blobs().read_inline_or_stored(value).await.map(Some),
+            None => Ok(None),
+        }
+    }
+
+    /// Returns the values of the steps of an attempt at a task of the run whose names begin with `prefix`, in the order of its
+    /// journal. Forged entries are ignored.
+    ///
+    /// # Errors
+    /// As for [`ClusterReader::read_step`].
+    pub async fn read_steps(&self, task: &TaskId, attempt: u32, prefix: &str) -> Result<Vec<Vec<u8>>, Fault> {
+        let steps = self.read_matching_steps(task, attempt, |name| name.starts_with(prefix)).await?;
+        let mut values = Vec::with_capacity(steps.len());
+        for value in &steps {
+            values.push(self.bus.blobs().read_inline_or_stored(value).await?);
+        }
+        Ok(values)
+    }
+
+    async fn read_matching_steps(
+        &self,
+        task: &TaskId,
+        attempt: u32,
+        matches: impl Fn(&str) -> bool,
+    ) -> Result<Vec<InlineOrStoredBytes>, Fault> {
         let journal = Topic::Journal(JournalKey::Task(task.clone(), attempt));
         let records = read_topic(&self.bus, self.lane, &self.run, &journal).await?;
-        for record in records.iter().rev().filter(|record| !record.is_forged()) {
-            let JournalEntry::Step { name, value, .. } = self.bus.decode_record(record).await? else {
-                continue;
-            };
-            if name == step {
-                return self.bus.blobs().read_inline_or_stored(&value).await.map(Some);
+        let mut steps = Vec::new();
+        for record in records.iter().filter(|record| !record.is_forged()) {
+            if let JournalEntry::Step { name, value, .. } = self.bus.decode_record(record).await?
+                && matches(&name)
+            {
+                steps.push(value);
             }
         }
-        Ok(None)
+        Ok(steps)
     }
 
     /// `true` if a message is in the journal of an attempt at this task of the run.

@@ -1,0 +1,171 @@
+//! Cuts in the older messages of a conversation: long arguments of calls that wrote files, and long results. Calls are never
+//! separated from their results.
+
+use serde_json::Value;
+
+use super::{approximate_size, group_messages};
+use crate::files::FilePath;
+use crate::model::{Message, ToolCall, ToolResult};
+use crate::tool::keep_head_and_tail;
+
+/// The tools whose arguments hold file contents, which the files have too.
+const WRITERS: [&str; 2] = ["edit_file", "write_file"];
+/// The number of characters from which on an argument is cut.
+const LONG_ARGUMENT: usize = 2_000;
+/// The number of characters that are kept of a cut argument.
+const KEPT_OF_ARGUMENT: usize = 20;
+/// The number of characters from which on a result is cut.
+const LONG_RESULT: usize = 2_000;
+/// The number of characters that are kept of a cut result, at both ends together.
+const KEPT_OF_RESULT: usize = 400;
+
+/// Returns the position of the first of the newest messages that have at most `size` bytes together; the last group is always
+/// among them. Messages before `from` are not.
+pub(in crate::turn) fn first_recent_message(messages: &[Message], from: usize, size: usize) -> usize {
+    let groups: Vec<&[Message]> = group_messages(messages.get(from..).unwrap_or_default()).collect();
+    let (mut first, mut total) = (messages.len(), 0);
+    for (count, group) in groups.into_iter().rev().enumerate() {
+        total += group.iter().map(approximate_size).sum::<usize>();
+        if count > 0 && total > size {
+            break;
+        }
+        first -= group.len();
+    }
+    first
+}
+
+/// Cuts the long parts of the messages before `recent`, except `kept`. `path` is that of the file with the whole text.
+pub(in crate::turn) fn cut_older_messages(
+    messages: &[Message],
+    kept: std::ops::Range<usize>,
+    recent: usize,
+    path: Option<&FilePath>,
+) -> Vec<Message> {
+    let cut = |(at, message): (usize, &Message)| match message {
+        _ if at >= recent || kept.contains(&at) => message.clone(),
+        Message::User { .. } => message.clone(),
+        Message::Tool(result) => Message::Tool(cut_result(result, LONG_RESULT, KEPT_OF_RESULT, path)),
+        Message::Assistant { text, calls, provider_state } => Message::Assistant {
+            text: text.clone(),
+            calls: calls.iter().map(|call| cut_call(call, path)).collect(),
+            provider_state: provider_state.clone(),
+        },
+    };
+    messages.iter().enumerate().map(cut).collect()
+}
+
+/// Shortens the results among the newest messages evenly, so that these have about `size` bytes together.
+pub(in crate::turn) fn shorten_recent_messages(
+    messages: &[Message],
+    size: usize,
+    path: Option<&FilePath>,
+) -> Vec<Message> {
+    let total: usize = messages.iter().map(approximate_size).sum();
+    let results = messages.iter().filter(|message| matches!(message, Message::Tool(_))).count();
+    if total <= size || results == 0 {
+        return messages.to_vec();
+    }
+    let of_results = |message: &Message| match message {
+        Message::Tool(result) => result.text.len(),
+        Message::User { .. } | Message::Assistant { .. } => 0,
+    };
+    let fixed = total - messages.iter().map(of_results).sum::<usize>();
+    let limit = (size.saturating_sub(fixed) / results).max(KEPT_OF_RESULT);
+    let shorten = |message: &Message| match message {
+        Message::Tool(result) => Message::Tool(cut_result(result, limit, limit, path)),
+        Message::User { .. } | Message::Assistant { .. } => message.clone(),
+    };
+    messages.iter().map(shorten).collect()
+}
+
+fn cut_result(result: &ToolResult, long: usize, kept: usize, path: Option<&FilePath>) -> ToolResult {
+    if result.text.chars().count() <= long {
+        return result.clone();
+    }
+    let text = format!("{}\n{}", keep_head_and_tail(&result.text, kept), where_to_read(path));
+    ToolResult { text, ..result.clone() }
+}
+
+fn cut_call(call: &ToolCall, path: Option<&FilePath>) -> ToolCall {
+    if !WRITERS.contains(&call.name.as_str()) || call.arguments.chars().count() <= LONG_ARGUMENT {
+        return call.clone();
+    }
+    match serde_json::from_str::<Value>(&call.arguments) {
+        Ok(Value::Object(mut fields)) => {
+            fields.values_mut().for_each(|value| cut_argument(value, path));
+            ToolCall { arguments: Value::Object(fields).to_string(), ..call.clone() }
+        }
+        Ok(_) | Err(_) => call.clone(),
+    }
+}
+
+fn cut_argument(value: &mut Value, path: Option<&FilePath>) {
+    if let Value::String(text) = value
+        && text.chars().count() > LONG_ARGUMENT
+    {
+        let beginning: String = text.chars().take(KEPT_OF_ARGUMENT).collect();
+        *text = format!("{beginning}[… argument cut. {}]", where_to_read(path));
+    }
+}
+
+fn where_to_read(path: Option<&FilePath>) -> String {
+    path.map(|path| format!("All of it is in {path}.")).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn reply(calls: Vec<ToolCall>) -> Message {
+        Message::Assistant { text: String::new(), calls, provider_state: None }
+    }
+
+    fn call(id: &str, name: &str, arguments: &Value) -> ToolCall {
+        ToolCall { id: id.into(), name: name.into(), arguments: arguments.to_string() }
+    }
+
+    fn result(id: &str, length: usize) -> Message {
+        Message::Tool(ToolResult { call_id: id.into(), text: "r".repeat(length), is_error: false })
+    }
+
+    #[test]
+    fn long_arguments_of_writes_and_long_results_are_cut_in_older_messages_only() {
+        let content = |length: usize| json!({"file_path": "/a", "content": "c".repeat(length)});
+        let messages = [
+            Message::User { text: "u".repeat(5_000) },
+            reply(vec![call("1", "write_file", &content(2_001)), call("2", "grep", &content(2_001))]),
+            result("1", 2_000),
+            result("2", 2_001),
+            reply(vec![call("3", "write_file", &content(9_000))]),
+            result("3", 9_000),
+        ];
+        let path = FilePath::new("/conversation_history/t/1.md").unwrap();
+        let cut = cut_older_messages(&messages, 0..1, 4, Some(&path));
+        assert_eq!((&cut[0], &cut[2]), (&messages[0], &messages[2]), "short or kept");
+        assert_eq!(cut[4..], messages[4..], "recent");
+        let Message::Assistant { calls, .. } = &cut[1] else { panic!() };
+        let written: Value = serde_json::from_str(&calls[0].arguments).unwrap();
+        let mark = "[… argument cut. All of it is in /conversation_history/t/1.md.]";
+        assert_eq!(written["content"], format!("{}{mark}", "c".repeat(20)));
+        assert_eq!(written["file_path"], "/a");
+        assert!(calls[1].arguments.len() > 2_000, "other tools' arguments are not in any file");
+        let Message::Tool(result) = &cut[3] else { panic!() };
+        assert!(result.text.len() < 600 && result.text.ends_with("t/1.md."), "{}", result.text);
+    }
+
+    #[test]
+    fn newest_messages_fit_and_are_never_separated_from_their_calls() {
+        let turn = |id: &str, length| [reply(vec![call(id, "look", &json!({}))]), result(id, length)];
+        let messages: Vec<Message> = [turn("1", 900), turn("2", 900), turn("3", 900)].concat();
+        for (size, first) in [(0, 4), (950, 4), (1_900, 2), (10_000, 0)] {
+            assert_eq!(first_recent_message(&messages, 0, size), first, "{size}");
+        }
+        assert_eq!(first_recent_message(&messages, 2, 10_000), 2);
+        let shortened = shorten_recent_messages(&messages, 1_500, None);
+        let total: usize = shortened.iter().map(approximate_size).sum();
+        assert!((1_300..1_800).contains(&total), "{total}");
+        assert_eq!(shorten_recent_messages(&messages, 5_000, None), messages);
+    }
+}

@@ -1,0 +1,38 @@
+//! Keeping a conversation within its model's context window: when it is shortened, what is cut, and the summary that replaces
+//! its older part. Pure rules over messages; the machine decides by them, and the driver stores the history and asks the model.
+//!
+//! ```text
+//! estimate ≥ trigger ──▶ older arguments and results are cut ──still too long──▶ a summary replaces all but the newest messages
+//!                              └─ before either: the whole conversation is in the history file
+//! ```
+
+mod cut;
+mod history;
+mod step;
+mod summary;
+
+pub(super) use cut::{cut_older_messages, first_recent_message, shorten_recent_messages};
+pub(super) use history::format_history;
+pub use step::ContextSettings;
+pub(crate) use step::{ContextStep, HistoryState};
+pub(super) use step::{ShortenCause, Shortening};
+pub(super) use summary::{build_summary_request, format_notice};
+
+use crate::model::Message;
+
+/// The approximate size of a message in bytes.
+pub(super) fn approximate_size(message: &Message) -> usize {
+    match message {
+        Message::User { text } => text.len(),
+        Message::Tool(result) => result.text.len(),
+        Message::Assistant { text, calls, provider_state } => {
+            let calls: usize = calls.iter().map(|call| call.name.len() + call.arguments.len()).sum();
+            text.len() + calls + provider_state.as_ref().map_or(0, |state| state.items.to_string().len())
+        }
+    }
+}
+
+/// Splits messages into groups that belong together: a reply with the results of its calls, or one message.
+pub(super) fn group_messages(messages: &[Message]) -> impl Iterator<Item = &[Message]> {
+    messages.chunk_by(|_, next| matches!(next, Message::Tool(_)))
+}

@@ -1,0 +1,339 @@
+//! Conversations that are kept within their model's context window: cuts, summaries, the history file, the same on a resume, and
+//! a beginning that stays the same between cuts.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
+
+use futures::FutureExt;
+use futures::future::{BoxFuture, ready};
+use millrace_agent::files::{FileContent, FileEntry, FilePath, Files, FilesError, WriteCondition};
+use millrace_agent::model::{DeltaListener, Message, Model, ModelError, Reply, Request};
+use millrace_agent::tool::{Toolbox, append_note_tool, compact_conversation_tool, tool_from_function};
+use millrace_agent::turn::{
+    ContextSettings, Driver, JournalStep, Limits, Machine, MemoryJournal, PlainText, StopReason, WorkOutcome,
+    WorkSummary,
+};
+use millrace_protocol::result::Usage;
+use serde_json::json;
+
+use crate::support::{Look, attempt, call, calls, limited, named, names, says};
+
+const SUMMARISER: &str = "You summarise";
+
+/// Files in memory with versions and keys.
+#[derive(Default)]
+struct VersionedFiles {
+    files: Mutex<BTreeMap<FilePath, Vec<(String, Vec<u8>)>>>,
+    is_full: bool,
+}
+
+impl VersionedFiles {
+    fn text(&self, path: &str) -> String {
+        let files = self.files.lock().unwrap();
+        let versions = files.get(&FilePath::new(path).unwrap()).expect("the file exists");
+        String::from_utf8(versions.last().unwrap().1.clone()).unwrap()
+    }
+}
+
+impl Files for VersionedFiles {
+    fn list<'a>(&'a self, _: &'a str) -> BoxFuture<'a, Result<Vec<FileEntry>, FilesError>> {
+        ready(Ok(Vec::new())).boxed()
+    }
+
+    fn read<'a>(&'a self, path: &'a FilePath) -> BoxFuture<'a, Result<Option<FileContent>, FilesError>> {
+        let files = self.files.lock().unwrap();
+        let content = files.get(path).map(|versions| {
+            let bytes = versions.last().unwrap().1.clone();
+            let (size, version) = (bytes.len() as u64, versions.len() as u64);
+            let entry = FileEntry { path: path.clone(), size, version, author: "it".into() };
+            FileContent { entry, bytes }
+        });
+        ready(Ok(content)).boxed()
+    }
+
+    fn write<'a>(
+        &'a self,
+        path: &'a FilePath,
+        bytes: Vec<u8>,
+        _: WriteCondition,
+        key: &'a str,
+    ) -> BoxFuture<'a, Result<u64, FilesError>> {
+        if self.is_full {
+            return ready(Err(FilesError::Denied("the store is full".into()))).boxed();
+        }
+        let mut files = self.files.lock().unwrap();
+        let versions = files.entry(path.clone()).or_default();
+        versions.push((key.to_owned(), bytes));
+        ready(Ok(versions.len() as u64)).boxed()
+    }
+
+    fn delete<'a>(
+        &'a self,
+        _: &'a FilePath,
+        _: WriteCondition,
+        _: &'a str,
+    ) -> BoxFuture<'a, Result<(), FilesError>> {
+        ready(Ok(())).boxed()
+    }
+
+    fn find_version_by_key<'a>(
+        &'a self,
+        path: &'a FilePath,
+        key: &'a str,
+    ) -> BoxFuture<'a, Result<Option<u64>, FilesError>> {
+        let files = self.files.lock().unwrap();
+        let versions = files.get(path).map_or(&[][..], Vec::as_slice);
+        let at = versions.iter().position(|(other, _)| other == key);
+        ready(Ok(at.map(|at| at as u64 + 1))).boxed()
+    }
+}
+
+/// A model with a window, and a cache of the last prompt. It looks at one thing after the other, which it knows from the number of
+/// its requests, and answers at the end.
+struct WindowedModel {
+    window: u64,
+    things: usize,
+    /// Calls besides `look`, by the thing.
+    extra: BTreeMap<usize, &'static str>,
+    requests: Mutex<Vec<Request>>,
+    summaries: Mutex<usize>,
+}
+
+impl WindowedModel {
+    fn new(window: u64, things: usize) -> Self {
+        let (extra, requests, summaries) = Default::default();
+        Self { window, things, extra, requests, summaries }
+    }
+
+    fn reply_to(&self, request: &Request) -> Result<Reply, ModelError> {
+        let tokens = tokens_of(request);
+        if tokens > self.window {
+            let message = format!("prompt is too long: {tokens} tokens > {} maximum", self.window);
+            return Err(ModelError::ContextOverflow { message });
+        }
+        if request.system.starts_with(SUMMARISER) {
+            *self.summaries.lock().unwrap() += 1;
+            return Ok(says("The agent looked at things."));
+        }
+        let mut requests = self.requests.lock().unwrap();
+        let cached = requests.last().map_or(0, |last| common_tokens(last, request));
+        let at = requests.len();
+        requests.push(request.clone());
+        let usage =
+            Usage { input_tokens: tokens, cached_tokens: cached, output_tokens: 5, ..Usage::default() };
+        if at >= self.things {
+            return Ok(Reply { usage, ..says("done") });
+        }
+        let look = call(&format!("c{at}"), json!({"at": format!("thing {at}")}));
+        let extra = self.extra.get(&at).map(|tool| named(&format!("e{at}"), tool, "{}"));
+        Ok(Reply { usage, ..calls([look].into_iter().chain(extra).collect()) })
+    }
+}
+
+impl Model for WindowedModel {
+    fn name(&self) -> &str {
+        "test:windowed"
+    }
+
+    fn reply<'a>(
+        &'a self,
+        request: &'a Request,
+        _: &'a dyn DeltaListener,
+    ) -> BoxFuture<'a, Result<Reply, ModelError>> {
+        ready(self.reply_to(request)).boxed()
+    }
+}
+
+fn size_of(messages: &[Message]) -> u64 {
+    let size = |message: &Message| match message {
+        Message::User { text } => text.len(),
+        Message::Tool(result) => result.text.len(),
+        Message::Assistant { text, calls, .. } => {
+            text.len() + calls.iter().map(|call| call.name.len() + call.arguments.len()).sum::<usize>()
+        }
+    };
+    messages.iter().map(size).sum::<usize>() as u64
+}
+
+/// Three bytes a token: more than the machine assumes before it has measured any.
+fn tokens_of(request: &Request) -> u64 {
+    (request.system.len() as u64 + size_of(&request.messages)) / 3
+}
+
+fn common_tokens(before: &Request, after: &Request) -> u64 {
+    let same = before.messages.iter().zip(&after.messages).take_while(|(a, b)| a == b).count();
+    size_of(&after.messages[..same]) / 3
+}
+
+fn thing(at: &str, length: usize) -> String {
+    let mark = format!("<{at}> ");
+    mark.repeat(length / mark.len())
+}
+
+fn tools(length: usize) -> Toolbox {
+    let look = tool_from_function("look", "Looks.", move |Look { at, .. }: Look, _| async move {
+        Ok(thing(&at, length))
+    });
+    // Only its name counts: agents with it can read the history file.
+    let read = tool_from_function("read_file", "Reads.", |Look { at, .. }: Look, _| async move { Ok(at) });
+    Toolbox::new([look, read, append_note_tool(), compact_conversation_tool()]).unwrap()
+}
+
+async fn drive(
+    model: &WindowedModel,
+    settings: ContextSettings,
+    length: usize,
+    files: Option<Arc<VersionedFiles>>,
+    journal: &mut MemoryJournal,
+) -> WorkSummary<PlainText> {
+    let tools = tools(length);
+    let limits = Limits { turns: 500, tool_calls: 500, ..Limits::DEFAULT };
+    let files = files.map(|files| files as Arc<dyn Files>);
+    Driver::new(model, &tools, journal)
+        .with_attempt_name(attempt())
+        .with_files(files)
+        .with_context(Some(settings), None)
+        .drive(Machine::new(limited(&tools, limits)))
+        .await
+        .unwrap()
+}
+
+fn answered() -> WorkOutcome<PlainText> {
+    WorkOutcome::Answered(PlainText("done".into()))
+}
+
+fn cuts(journal: &MemoryJournal) -> Vec<&JournalStep> {
+    journal.steps().iter().filter(|step| step.name.starts_with("context.")).collect()
+}
+
+#[tokio::test]
+async fn two_million_characters_go_through_a_small_window_and_nothing_is_lost() {
+    let (window, things, length) = (32_768, 100, 20_000);
+    let (model, files) = (WindowedModel::new(window, things), Arc::new(VersionedFiles::default()));
+    let mut journal = MemoryJournal::default();
+    let settings = ContextSettings::for_window(Some(window));
+    let ended = drive(&model, settings, length, Some(files.clone()), &mut journal).await;
+    assert_eq!(ended.outcome, answered());
+    let overflows =
+        journal.steps().iter().filter(|step| step.value["heard"].get("overflow").is_some()).count();
+    assert_eq!(overflows, 0, "it is shortened before it overflows");
+
+    let path = "/conversation_history/t1/2.md";
+    let history = files.text(path);
+    assert!(history.len() > 1_800_000, "{} characters", history.len());
+    // Newer results are in the conversation.
+    let requests = model.requests.into_inner().unwrap();
+    let rest = format!("{:?}", requests.last().unwrap().messages);
+    for at in 0..things {
+        let text = thing(&format!("thing {at}"), length);
+        let times = history.matches(&text).count();
+        assert!(times == 1 || (times == 0 && rest.contains(&text)), "thing {at}: {times} times");
+    }
+
+    let cuts = cuts(&journal);
+    let summaries = *model.summaries.lock().unwrap();
+    assert!(summaries > 0 && cuts.len() > 10, "{} cuts, {summaries} summaries", cuts.len());
+    assert!(cuts.iter().all(|cut| cut.value["tokens_before"].as_u64().unwrap() > 25_000));
+    // Between cuts each conversation begins with the one before, byte for byte.
+    let changed = requests.windows(2).filter(|pair| !pair[1].messages.starts_with(&pair[0].messages)).count();
+    assert!(changed <= cuts.len(), "{changed} of {} beginnings changed", requests.len());
+    assert!(
+        requests
+            .iter()
+            .all(|request| request.system == requests[0].system && request.tools == requests[0].tools)
+    );
+    let named = requests.iter().filter(|request| format!("{:?}", request.messages).contains(path)).count();
+    assert!(named > things / 2, "the file is named in {named} requests");
+    let Usage { input_tokens, cached_tokens, model_calls, .. } = ended.usage;
+    println!("cached: {cached_tokens} of {input_tokens} input tokens, {} cuts", cuts.len());
+    assert!(cached_tokens * 100 > input_tokens * 40, "{cached_tokens} of {input_tokens} cached");
+    assert_eq!(model_calls as usize, requests.len() + summaries, "summaries are counted");
+}
+
+#[tokio::test]
+async fn resume_after_any_step_shortens_identically() {
+    // Results of this length are not cut, so that most shortenings need a summary.
+    let (window, things, length) = (4_096, 24, 1_500);
+    let settings = ContextSettings::for_window(Some(window));
+    let (model, mut journal) = (WindowedModel::new(window, things), MemoryJournal::default());
+    let files = Arc::new(VersionedFiles::default());
+    let ended = drive(&model, settings, length, Some(files.clone()), &mut journal).await;
+    assert_eq!(ended.outcome, answered());
+    assert!(cuts(&journal).len() > 2, "{:?}", names(&journal));
+    assert!(*model.summaries.lock().unwrap() > 1);
+    let whole = model.requests.into_inner().unwrap();
+    for kept in 0..=journal.steps().len() {
+        let steps = journal.steps()[..kept].to_vec();
+        let count = |name: &str| steps.iter().filter(|step| step.name.starts_with(name)).count();
+        let (answered, cut) = (count("model."), count("context."));
+        let again = WindowedModel::new(window, things);
+        *again.requests.lock().unwrap() = whole[..answered].to_vec();
+        // A worker that was lost may have saved the history and not recorded it.
+        let saved = Arc::new(VersionedFiles::default());
+        for (path, versions) in files.files.lock().unwrap().iter() {
+            let versions = versions.iter().take(cut + 1).cloned().collect();
+            saved.files.lock().unwrap().insert(path.clone(), versions);
+        }
+        let mut resumed = MemoryJournal::with_steps(steps);
+        // Another release may know another window: the recorded one counts. The session passes it on.
+        let end = drive(&again, settings, length, Some(saved.clone()), &mut resumed).await;
+        assert_eq!(end.outcome, ended.outcome, "after {kept} steps");
+        assert_eq!(names(&resumed), names(&journal));
+        assert_eq!(again.requests.into_inner().unwrap(), whole, "after {kept} steps");
+        let path = "/conversation_history/t1/2.md";
+        assert_eq!(saved.text(path), files.text(path), "after {kept} steps");
+    }
+}
+
+#[tokio::test]
+async fn nothing_is_dropped_while_the_history_can_not_be_saved() {
+    let window = 4_096;
+    let model = WindowedModel::new(window, 16);
+    let full = Arc::new(VersionedFiles { is_full: true, ..VersionedFiles::default() });
+    let mut journal = MemoryJournal::default();
+    let settings = ContextSettings::for_window(Some(window));
+    let ended = drive(&model, settings, 3_500, Some(full), &mut journal).await;
+    assert!(matches!(ended.outcome, WorkOutcome::Stopped(StopReason::Context { .. })), "{:?}", ended.outcome);
+    let requests = model.requests.into_inner().unwrap();
+    for pair in requests.windows(2) {
+        assert!(pair[1].messages.starts_with(&pair[0].messages), "the conversation only grows");
+    }
+    assert_eq!(cuts(&journal)[0].value["history"]["failed"], "the store is full");
+    assert_eq!(*model.summaries.lock().unwrap(), 0);
+}
+
+#[tokio::test]
+async fn window_that_the_provider_names_is_kept_afterwards() {
+    let model = WindowedModel::new(4_096, 16);
+    let mut journal = MemoryJournal::default();
+    let files = Arc::new(VersionedFiles::default());
+    let ended = drive(&model, ContextSettings::default(), 3_500, Some(files), &mut journal).await;
+    assert_eq!(ended.outcome, answered());
+    let overflows =
+        journal.steps().iter().filter(|step| step.value["heard"].get("overflow").is_some()).count();
+    assert_eq!(overflows, 1, "only the first one is not foreseen: {:?}", names(&journal));
+    assert!(cuts(&journal).len() > 2);
+}
+
+#[tokio::test]
+async fn agent_can_compact_its_conversation_from_half_of_the_trigger_on() {
+    let window = 16_384;
+    let mut model = WindowedModel::new(window, 14);
+    model.extra = [(1, "compact_conversation"), (12, "compact_conversation")].into();
+    let mut journal = MemoryJournal::default();
+    let files = Arc::new(VersionedFiles::default());
+    let settings = ContextSettings::for_window(Some(window));
+    let ended = drive(&model, settings, 2_000, Some(files), &mut journal).await;
+    assert_eq!(ended.outcome, answered());
+    let steps = names(&journal);
+    let cut = steps.iter().position(|name| *name == "context.0").unwrap();
+    assert_eq!((cuts(&journal).len(), steps[cut + 1]), (1, "model.13"), "{steps:?}");
+    let requests = model.requests.into_inner().unwrap();
+    let refused = format!("{:?}", requests[2].messages);
+    assert!(refused.contains("need not be compacted; it can be from 6963 tokens on"), "{refused}");
+    let Message::User { text } = &requests[13].messages[1] else { panic!("a notice") };
+    assert!(
+        text.contains("## Summary\nThe agent looked at things.")
+            && text.contains("/conversation_history/t1/2.md")
+    );
+}
