@@ -6,6 +6,7 @@ mod commands;
 mod connection_monitor;
 mod disk_monitor;
 mod doctor;
+mod documents;
 mod evaluation;
 mod exit;
 mod help;

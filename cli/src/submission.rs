@@ -6,41 +6,37 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, anyhow};
 use clap::Args;
-use futures::StreamExt;
-use millrace_agent::corpus::{ListedFile, SkippedFile, list_folder_files};
 use millrace_agent::model::{ModelFactory, ModelSelection, open_model};
 use millrace_agent::roles::RESEARCH;
 use millrace_agent::session::ModelPreferences;
 use millrace_protocol::ids::Capability;
 use millrace_protocol::plan::{
-    Budget, CapabilityRegistry, Document, DocumentSet, MAX_OBJECTIVE, PlannerConsultMode, PlanningMode,
-    Submission, TaskSpec, find_criteria_problem,
+    Budget, CapabilityRegistry, MAX_OBJECTIVE, PlannerConsultMode, PlanningMode, Submission, TaskSpec,
+    find_criteria_problem,
 };
-use millrace_protocol::wire;
 use millrace_runtime::{Bus, Fault};
 use millrace_worker::{builtin, file};
 
 use crate::budget::BudgetArguments;
+use crate::documents::{DocumentFiles, list_skipped_files, upload_documents};
 use crate::exit::CommandError;
 use crate::plan_file::{self, CapabilityMistake, PlanFile, TaskFieldPositions};
 use crate::prices;
 use crate::view::print_stderr_line;
 use millrace_local_cluster::LocalOptions;
-use millrace_protocol::safe_text::single_line;
-
-/// Number of unreadable files that an error lists.
-const MAX_LISTED: usize = 10;
-/// Number of documents that are uploaded concurrently.
-const UPLOADS: usize = 16;
 
 /// The arguments that describe a run.
 #[derive(Args, Debug, Clone)]
 pub struct SubmissionArguments {
     /// The question to answer or the work to do; may be omitted if the plan file has an objective
     objective: Option<String>,
-    /// Folder with source documents (text, Markdown, HTML); may be given several times
-    #[arg(long, value_name = "DIR")]
-    docs: Vec<PathBuf>,
+    /// Source documents: a folder, a file, a pattern such as 'notes/**/*.pdf', a URL, or - for standard input; text of any
+    /// kind, HTML, PDF, DOCX, PPTX, XLSX, EPUB and e-mail are read. May be given several times
+    #[arg(long, value_name = "PATH|URL|-")]
+    docs: Vec<String>,
+    /// List the files that were skipped, with the reasons
+    #[arg(long)]
+    verbose: bool,
     /// Plan file with your own tasks (see `millrace schema plan`)
     #[arg(long, value_name = "FILE")]
     plan: Option<PathBuf>,
@@ -120,14 +116,16 @@ pub struct PendingSubmission {
     consult: Option<PlannerConsultMode>,
     budget: Budget,
     models: ModelPreferences,
-    files: Vec<ListedFile>,
-    /// Files that can't be read, with the reason.
-    pub skipped: Vec<SkippedFile>,
+    documents: DocumentFiles,
+    is_verbose: bool,
 }
 
 impl PendingSubmission {
     /// Reads and validates the plan, the documents and the other arguments.
-    pub fn read_arguments(arguments: &SubmissionArguments, models: &[String]) -> Result<Self, CommandError> {
+    pub async fn read_arguments(
+        arguments: &SubmissionArguments,
+        models: &[String],
+    ) -> Result<Self, CommandError> {
         let models = parse_model_preferences(models)?;
         let plan = arguments
             .plan
@@ -145,7 +143,7 @@ impl PendingSubmission {
             .budget
             .override_budget(plan.budget)
             .map_err(|why| CommandError::invalid_input(anyhow!(why)))?;
-        let (files, skipped) = read_documents(&arguments.docs)?;
+        let documents = DocumentFiles::collect(&arguments.docs).await?;
         let fail_fast = arguments.fail_fast || plan.fail_fast;
         let criteria = [plan.criteria, arguments.criteria.clone()].concat();
         if let Some(problem) = find_criteria_problem(&criteria) {
@@ -162,8 +160,8 @@ impl PendingSubmission {
             consult,
             budget,
             models,
-            files,
-            skipped,
+            documents,
+            is_verbose: arguments.verbose,
         })
     }
 
@@ -222,14 +220,11 @@ impl PendingSubmission {
         if !self.needs_documents_without_model(own) {
             return Ok(());
         }
-        const WAY_OUT: &str = "choose a language model with --model provider:model, or give a folder of text, Markdown or HTML \
-                               files with --docs";
-        let mut skipped = self.skipped.clone();
-        for file in &self.files {
-            match file.check_readable() {
-                Ok(()) => return Ok(()),
-                Err(reason) => skipped.push(reason),
-            }
+        const WAY_OUT: &str =
+            "choose a language model with --model provider:model, or name documents with --docs";
+        let DocumentFiles { readable, skipped, .. } = &self.documents;
+        if *readable > 0 {
+            return Ok(());
         }
         if skipped.is_empty() {
             return Err(CommandError::invalid_input(anyhow!(
@@ -239,8 +234,13 @@ impl PendingSubmission {
         Err(CommandError::invalid_input(anyhow!(
             "there is nothing to answer from: no language model, and none of the {} files can be read; {WAY_OUT}\n{}",
             skipped.len(),
-            list_skipped_files(&skipped)
+            list_skipped_files(skipped)
         )))
+    }
+
+    /// Prints the number of documents of the run and a summary of the skipped files.
+    pub fn print_documents(&self) {
+        self.documents.summary_lines(self.is_verbose).iter().for_each(|line| print_stderr_line(line));
     }
 
     /// Returns a warning if the budget limits the cost but the price of a model is unknown.
@@ -264,8 +264,8 @@ impl PendingSubmission {
     /// # Errors
     /// The server does not answer or is full.
     pub async fn into_submission(self, bus: &Bus) -> Result<Submission, Fault> {
-        let documents =
-            if self.files.is_empty() { None } else { Some(upload_documents(bus, self.files).await?) };
+        let files = self.documents.files;
+        let documents = if files.is_empty() { None } else { Some(upload_documents(bus, files).await?) };
         Ok(Submission {
             tasks: self.tasks,
             documents,
@@ -347,7 +347,10 @@ pub fn open_models_to_check(options: &LocalOptions) -> Result<(), CommandError> 
     let own = options.file_capability_names().map_err(CommandError::invalid_input)?;
     warn_of_unprovided_capabilities(
         models.by_capability.keys(),
-        builtin::NAMES.into_iter().chain(own.iter().chain(&tiers).map(String::as_str)),
+        builtin::NAMES
+            .into_iter()
+            .chain(builtin::web_capability_names(options.web))
+            .chain(own.iter().chain(&tiers).map(String::as_str)),
     );
     Ok(())
 }
@@ -432,87 +435,6 @@ fn resolve_objective(argument: Option<&str>, plan: Option<&PlanFile>) -> Result<
         )));
     }
     Ok(objective.trim().to_owned())
-}
-
-/// Lists skipped files with the reason, one a line, the first ones only.
-fn list_skipped_files(skipped: &[SkippedFile]) -> String {
-    let mut lines: Vec<String> = skipped
-        .iter()
-        .take(MAX_LISTED)
-        .map(|file| single_line(&format!("  {}: {}", file.path, file.reason)))
-        .map(|line| format!("  {}", line.trim_start()))
-        .collect();
-    if skipped.len() > MAX_LISTED {
-        lines.push(format!("  and {} more", skipped.len() - MAX_LISTED));
-    }
-    lines.join("\n")
-}
-
-/// Lists the documents of all folders. With several folders, paths begin with the name of their folder.
-fn read_documents(folders: &[PathBuf]) -> Result<(Vec<ListedFile>, Vec<SkippedFile>), CommandError> {
-    let (mut files, mut skipped) = (Vec::new(), Vec::new());
-    for folder in folders {
-        let (mut listed, mut unreadable) = list_folder_files(folder).map_err(CommandError::invalid_input)?;
-        if folders.len() > 1 {
-            let name = document_path_prefix(folder);
-            listed.iter_mut().for_each(|file| file.path = format!("{name}/{}", file.path));
-            unreadable.iter_mut().for_each(|file| file.path = format!("{name}/{}", file.path));
-        }
-        if listed.is_empty() {
-            let folder = folder.display();
-            let reasons = if unreadable.is_empty() {
-                String::new()
-            } else {
-                format!("\n{}", list_skipped_files(&unreadable))
-            };
-            return Err(CommandError::invalid_input(anyhow!(
-                "no readable documents in {folder}: text, Markdown and HTML files are supported{reasons}"
-            )));
-        }
-        files.extend(listed);
-        skipped.extend(unreadable);
-    }
-    let mut paths = BTreeSet::new();
-    for file in &files {
-        if !paths.insert(file.path.as_str()) {
-            return Err(CommandError::invalid_input(anyhow!(
-                "two documents have the path {}: rename one of the --docs folders",
-                file.path
-            )));
-        }
-    }
-    Ok((files, skipped))
-}
-
-fn document_path_prefix(folder: &Path) -> String {
-    let whole = folder.canonicalize().unwrap_or_else(|_| folder.to_owned());
-    whole.file_name().map_or_else(|| "docs".into(), |name| name.to_string_lossy().into_owned())
-}
-
-/// Uploads files by content hash, and a manifest that lists them. Each file is read just before its upload.
-pub async fn upload_documents(bus: &Bus, files: Vec<ListedFile>) -> Result<DocumentSet, Fault> {
-    let puts = futures::stream::iter(files).map(|listed| async move {
-        let outcome =
-            tokio::task::spawn_blocking(|| listed.read_file()).await.expect("reading a file does not panic");
-        let file = match outcome {
-            Ok(file) => file,
-            Err(SkippedFile { path, reason }) => {
-                print_stderr_line(&format!("millrace: skipped {path}: {reason}"));
-                return Ok(None);
-            }
-        };
-        let stored = bus.blobs().put_blob(&file.bytes).await?;
-        Ok::<_, Fault>(Some(Document { path: file.path, sha256: stored.sha256, size: stored.size }))
-    });
-    let documents: Vec<Result<Option<Document>, Fault>> = puts.buffered(UPLOADS).collect().await;
-    let documents: Vec<Document> =
-        documents.into_iter().filter_map(Result::transpose).collect::<Result<_, _>>()?;
-    let manifest = bus.blobs().put_blob(&wire::encode_body(&documents)).await?;
-    Ok(DocumentSet {
-        manifest: manifest.sha256,
-        count: u32::try_from(documents.len()).unwrap_or(u32::MAX),
-        bytes: documents.iter().map(|document| document.size).sum(),
-    })
 }
 
 /// Writes a file; creates its folder if necessary.

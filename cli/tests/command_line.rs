@@ -7,6 +7,7 @@ use std::fs;
 use std::io::pipe;
 use std::net::TcpListener;
 use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
 use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
@@ -144,13 +145,13 @@ fn a_run_with_nothing_to_answer_from_is_refused() {
         fs::create_dir(user.path_of(folder)).unwrap();
     }
     user.write_file("papers/report.pdf", "%PDF-1.7");
-    fs::write(user.path_of("papers/latin.txt"), b"\xe9t\xe9").unwrap();
+    fs::write(user.path_of("papers/photo.png"), b"\x89PNG\0\0").unwrap();
     std::os::unix::fs::symlink("/etc/hostname", user.path_of("links/out.txt")).unwrap();
     let cases: &[(&[&str], &[&str])] = &[
         (&["run", "x"], &["nothing to answer from", "--model", "--docs"]),
         (
             &["run", "x", "--docs", "papers"],
-            &["report.pdf: files of the kind .pdf", "latin.txt: it is not UTF-8"],
+            &["report.pdf: it is damaged", "photo.png: binary files of the kind .png"],
         ),
         (&["run", "x", "--docs", "links"], &["no readable documents", "out.txt: it is a link"]),
     ];
@@ -160,6 +161,64 @@ fn a_run_with_nothing_to_answer_from_is_refused() {
         parts.iter().for_each(|part| assert!(stderr.contains(part), "{part:?} is not in: {stderr}"));
     }
     assert!(!user.path_of("data").exists(), "no data folder is created");
+}
+
+#[test]
+fn documents_of_many_formats_are_counted_read_and_cited_by_page() {
+    let user = CliUser::new();
+    let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("../crates/documents/tests/fixtures");
+    fs::create_dir_all(user.path_of("docs/.hidden")).unwrap();
+    for name in ["dam.pdf", "gear.docx", "hopper.pptx", "race.xlsx", "sieve.epub", "brake.eml"] {
+        fs::copy(fixtures.join(name), user.path_of(&format!("docs/{name}"))).unwrap();
+    }
+    for name in ["encrypted.pdf", "bomb.docx", "form-calls-itself.pdf"] {
+        fs::copy(fixtures.join("hostile").join(name), user.path_of(&format!("docs/{name}"))).unwrap();
+    }
+    let question = "How many kilograms does the dam of mill 2 weigh?";
+    let arguments = ["run", question, "--docs", "docs", "--result", "result.json", "--verbose"];
+    let (code, stderr) = run_without_keys(&user, &arguments);
+    assert_eq!(code, Some(0), "{stderr}");
+    assert!(stderr.starts_with("documents: 6 of 10 files (4 skipped: "), "{stderr}");
+    for part in
+        ["encrypted.pdf: it is encrypted", "bomb.docx: it unpacks to more than", ".hidden: it is hidden"]
+    {
+        assert!(stderr.contains(part), "{part:?} is not in: {stderr}");
+    }
+    let result: serde_json::Value = serde_json::from_str(&user.read_file("result.json")).unwrap();
+    let quotations = result["result"]["quotations"].as_array().unwrap();
+    let quotation =
+        quotations.iter().find(|one| one["text"].as_str().unwrap().contains("dam of mill 2")).unwrap();
+    assert_eq!(quotation["place"], "page 2", "{quotations:?}");
+    assert!(result["result"]["output"].as_str().unwrap().contains("page 2, line"), "{result:#}");
+}
+
+#[test]
+fn documents_are_named_as_files_and_patterns() {
+    let user = CliUser::new();
+    fs::create_dir_all(user.path_of("notes/deep")).unwrap();
+    for (path, text) in [
+        ("notes/deep/salt.csv", "what,when\nsalt,as soon as the water is hot\n"),
+        ("notes/other.log", "nothing"),
+        ("soup.yaml", "soup: boil the water first"),
+    ] {
+        user.write_file(path, text);
+    }
+    let question = "When is salt added to the water?";
+    for (docs, line) in [
+        (&["--docs", "notes/**/*.csv"][..], "documents: 1 of 1 file\n"),
+        (&["--docs", "soup.yaml", "--docs", "notes/deep/salt.csv"], "documents: 2 of 2 files\n"),
+    ] {
+        let (_, stderr) = run_without_keys(&user, &[&["run", question][..], docs].concat());
+        assert!(stderr.starts_with(line), "{stderr}");
+    }
+    for (docs, reason) in [
+        ("*.pdf", "no file matches --docs *.pdf"),
+        ("http://127.0.0.1/a.html", "only the public internet is allowed"),
+        ("missing", "there is no folder missing"),
+    ] {
+        let (code, stderr) = run_without_keys(&user, &["run", question, "--docs", docs]);
+        assert!(code == Some(2) && stderr.contains(reason), "{stderr}");
+    }
 }
 
 #[test]

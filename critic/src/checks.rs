@@ -25,12 +25,12 @@ pub(crate) async fn run_checks(
     result: &TaskResult,
 ) -> Result<Vec<CriterionOutcome>, TaskError> {
     let checks = order.review_brief().map(|brief| brief.checks.as_slice()).unwrap_or_default();
-    let documents = order.documents.as_ref().filter(|_| checks.iter().any(check_reads_documents));
-    let corpus = match documents {
-        None => None,
-        Some(set) => {
-            let opened = agents.open_documents(set, &NatsOrderInputs(attempt.cluster_reader())).await;
-            Some(opened.map_err(|error| convert_session_error(attempt, error))?)
+    let corpus = match checks.iter().any(check_reads_documents) {
+        false => None,
+        true => {
+            let sources = NatsOrderInputs(attempt.cluster_reader());
+            let opened = agents.open_sources_of_result(order.documents.as_ref(), result, &sources).await;
+            opened.map_err(|error| convert_session_error(attempt, error))?
         }
     };
     let mut outcomes = Vec::with_capacity(checks.len());

@@ -9,6 +9,7 @@ mod echo;
 mod review;
 
 use std::path::PathBuf;
+use std::process::ExitCode;
 use std::sync::Arc;
 
 use futures::future::BoxFuture;
@@ -22,10 +23,16 @@ use tokio_util::sync::CancellationToken;
 pub use args::Args;
 pub use millrace_agent_nats::AgentHostConfig;
 pub use millrace_runtime::program::{ProgramError, run_program};
-pub use millrace_tools::execute::launcher;
 
 use check_programs::CheckProgramRunner;
 use review::Critic;
+
+/// Does the work of an internal process if this process was started as one: the launcher of check programs, or the reader of
+/// a document. Returns `None` at once otherwise. It must be the first call in `main`, before there are threads.
+#[must_use]
+pub fn launcher() -> Option<ExitCode> {
+    millrace_tools::execute::launcher().or_else(millrace_documents::run_as_extractor)
+}
 
 /// The configuration of a critic.
 pub struct CriticConfig {

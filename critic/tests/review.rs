@@ -36,10 +36,12 @@ fn valid_result() -> TaskResult {
         title: "MIT License".into(),
         location: "MIT.txt".into(),
         sha256: None,
+        accessed_at: None,
     };
     let text = "Permission is hereby granted, free of charge, to any person obtaining a copy of this software and \
                 associated documentation files";
-    let quotation = Quotation { source: "S1".into(), text: text.into(), first_line: 5, last_line: 6 };
+    let quotation =
+        Quotation { source: "S1".into(), text: text.into(), first_line: 5, last_line: 6, place: None };
     TaskResult {
         summary: "It is free.".into(),
         output: "# MIT\n\nAnybody may use it [S1].".into(),

@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 
+use jiff::Timestamp;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -96,6 +97,10 @@ pub struct Source {
     /// The SHA-256 of its bytes in hexadecimal, if it was read completely.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sha256: Option<String>,
+    /// The time at which it was read, if it may change. The SHA-256 is then that of its text in lines, which is kept.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "Option<String>")]
+    pub accessed_at: Option<Timestamp>,
 }
 
 /// The kind of a source.
@@ -126,6 +131,9 @@ pub struct Quotation {
     pub first_line: u32,
     /// Its last line.
     pub last_line: u32,
+    /// The page, slide, sheet or section of the source, such as `page 3`, in formats that have any.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub place: Option<String>,
 }
 
 /// Usage of models and tools.

@@ -34,13 +34,14 @@ fn package_dependencies() -> BTreeMap<String, BTreeSet<String>> {
 }
 
 /// The allowed dependencies of the worker. The critic reads no capability files.
-const WORKER: [&str; 7] = [
+const WORKER: [&str; 8] = [
     "millrace-protocol",
     "millrace-runtime",
     "millrace-models",
     "millrace-agent",
     "millrace-agent-nats",
     "millrace-tools",
+    "millrace-documents",
     "millrace-strict-yaml",
 ];
 
@@ -51,15 +52,19 @@ fn dependencies_follow_the_table() {
         ("millrace-runtime", &["millrace-protocol"]),
         ("millrace-strict-yaml", &[]),
         ("millrace-models", &["millrace-protocol"]),
-        ("millrace-agent", &["millrace-protocol", "millrace-models", "millrace-strict-yaml"]),
-        ("millrace-tools", &["millrace-protocol", "millrace-agent"]),
+        ("millrace-documents", &[]),
+        (
+            "millrace-agent",
+            &["millrace-protocol", "millrace-models", "millrace-documents", "millrace-strict-yaml"],
+        ),
+        ("millrace-tools", &["millrace-protocol", "millrace-agent", "millrace-documents"]),
         (
             "millrace-agent-nats",
             &["millrace-protocol", "millrace-runtime", "millrace-models", "millrace-agent"],
         ),
         ("millrace-supervisor", &["millrace-protocol", "millrace-runtime"]),
         ("millrace-worker", &WORKER),
-        ("millrace-critic", &WORKER[..6]),
+        ("millrace-critic", &WORKER[..7]),
         ("millrace-client", &["millrace-protocol", "millrace-runtime"]),
         ("millrace-nats-config", &["millrace-protocol", "millrace-runtime", "millrace-worker"]),
         ("millrace-local-cluster", &["millrace-runtime", "millrace-strict-yaml", "millrace-worker"]),
@@ -89,6 +94,7 @@ fn rules_have_no_sockets_and_agents_no_nats() {
     let dependencies = package_dependencies();
     for (package, banned) in [
         ("millrace-protocol", &["tokio", "async-nats", "ractor", "tracing", "rand"][..]),
+        ("millrace-documents", &["tokio", "async-nats", "reqwest"]),
         ("millrace-strict-yaml", &["tokio", "async-nats", "reqwest"][..]),
         ("millrace-models", &["async-nats", "ractor"][..]),
         ("millrace-agent", &["async-nats", "ractor", "reqwest"][..]),

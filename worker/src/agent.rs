@@ -80,9 +80,9 @@ impl Agent {
         spec: AgentSpec,
         tools: Vec<Arc<dyn Tool>>,
         servers: McpServers,
-        folder: &Path,
+        folder: Option<&Path>,
     ) -> Self {
-        Self { spec, tools, servers, folder: Some(folder.to_owned()), mistake: None }
+        Self { spec, tools, servers, folder: folder.map(Path::to_owned), mistake: None }
     }
 
     /// Sets the system prompt: a template, as in a capability file.

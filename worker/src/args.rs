@@ -15,6 +15,10 @@ pub struct Args {
     /// name. Default: all built-in capabilities
     #[arg(long, value_name = "NAME|FILE")]
     pub capability: Vec<String>,
+    /// Offer the capability web_research, which searches and reads the web; it is offered too if there is a search engine
+    /// (TAVILY_API_KEY or SEARXNG_URL) and no --capability
+    #[arg(long, env = "MILLRACE_WEB", value_parser = clap::builder::BoolishValueParser::new())]
+    pub web: bool,
     /// The arguments that workers and critics share.
     #[command(flatten)]
     pub host: HostArgs,
@@ -26,10 +30,13 @@ impl Args {
     /// # Errors
     /// A capability can't be opened, or a `--model` does not name a model.
     pub async fn into_config(self) -> Result<WorkerConfig, ProgramError> {
-        let names: Vec<&str> = match self.capability.as_slice() {
-            [] => builtin::NAMES.to_vec(),
+        let mut names: Vec<&str> = match self.capability.as_slice() {
+            [] => builtin::NAMES.into_iter().chain(builtin::web_capability_names(self.web)).collect(),
             names => names.iter().map(String::as_str).collect(),
         };
+        if self.web && !names.contains(&builtin::WEB_RESEARCH) {
+            names.push(builtin::WEB_RESEARCH);
+        }
         // Files first: they replace built-in capabilities.
         let (files, built_in): (Vec<&str>, Vec<&str>) =
             names.into_iter().partition(|name| file::is_capability_file_name(name));
@@ -110,6 +117,8 @@ mod tests {
         assert_eq!(names(&offered(&[]).await), builtin::NAMES);
         let two = offered(&["--capability", "echo", "--capability", "research"]).await;
         assert_eq!(names(&two), ["echo", "research"]);
+        let web = offered(&["--capability", "echo", "--web"]).await;
+        assert_eq!(names(&web), ["echo", "web_research"]);
 
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("own.yaml");

@@ -27,7 +27,7 @@ const KINDS: [&str; 3] = ["agent", "command", "http"];
 #[derive(Debug, thiserror::Error)]
 pub enum OpenCapabilityError {
     /// There is no built-in capability with this name.
-    #[error("there is no built-in capability {name:?}{hint}; available are {}; for a capability file, give its path, as in ./{name}.yaml", builtin::NAMES.join(", "))]
+    #[error("there is no built-in capability {name:?}{hint}; available are {}, web_research; for a capability file, give its path, as in ./{name}.yaml", builtin::NAMES.join(", "))]
     Unknown {
         /// The name, cut to 80 characters.
         name: String,
@@ -53,7 +53,7 @@ enum CapabilityFile {
 /// The name is unknown, the file has a mistake in it, or a tool that it needs is not available on this machine.
 pub async fn open_capability_by_name(name: &str) -> Result<Arc<dyn Capability>, OpenCapabilityError> {
     if !is_capability_file_name(name) {
-        return open_built_in_capability(name);
+        return open_built_in_capability(name).await;
     }
     let path = Path::new(name);
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
@@ -61,7 +61,7 @@ pub async fn open_capability_by_name(name: &str) -> Result<Arc<dyn Capability>, 
         parse_capability_file(bytes, folder)
     })?;
     Ok(file
-        .open_capability(folder)
+        .open_capability(Some(folder))
         .await
         .map_err(|mistake| LoadError::Mistakes { file: name.to_owned(), mistakes: mistake.into() })?)
 }
@@ -115,9 +115,16 @@ pub fn is_capability_file_name(name: &str) -> bool {
     is_yaml || name.contains(std::path::MAIN_SEPARATOR) || name.contains('/')
 }
 
-fn open_built_in_capability(name: &str) -> Result<Arc<dyn Capability>, OpenCapabilityError> {
+async fn open_built_in_capability(name: &str) -> Result<Arc<dyn Capability>, OpenCapabilityError> {
+    if let Some(spec) = builtin::read_built_in_agent(name) {
+        let opened = CapabilityFile::Agent(Box::new(spec), McpServers::default()).open_capability(None).await;
+        return opened.map_err(|mistake| {
+            LoadError::Mistakes { file: name.to_owned(), mistakes: mistake.into() }.into()
+        });
+    }
     builtin::open_built_in(name).ok_or_else(|| {
-        let hint = millrace_strict_yaml::did_you_mean_hint(name, builtin::NAMES);
+        let names = builtin::NAMES.into_iter().chain([builtin::WEB_RESEARCH]);
+        let hint = millrace_strict_yaml::did_you_mean_hint(name, names);
         OpenCapabilityError::Unknown { name: name.chars().take(80).collect(), hint }
     })
 }
@@ -152,7 +159,7 @@ impl CapabilityFile {
     }
 
     /// Opens the tools that the file names.
-    async fn open_capability(self, folder: &Path) -> Result<Arc<dyn Capability>, YamlMistake> {
+    async fn open_capability(self, folder: Option<&Path>) -> Result<Arc<dyn Capability>, YamlMistake> {
         Ok(match self {
             Self::Agent(spec, servers) => {
                 check_host_folder(&spec)?;

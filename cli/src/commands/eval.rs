@@ -18,6 +18,7 @@ use tokio::sync::Mutex;
 use tokio_util::sync::CancellationToken;
 
 use crate::budget::BudgetArguments;
+use crate::documents::upload_documents;
 use crate::evaluation::ceiling::{measure_ceiling, open_ceiling_model};
 use crate::evaluation::cluster::{ClusterSampler, SampleEnd};
 use crate::evaluation::file::{
@@ -32,7 +33,7 @@ use crate::exit::{CommandError, CommandExit};
 use crate::invocation::this_command;
 use crate::json::{EvaluationConfigurationJson, EvaluationSampleJson, print_json};
 use crate::session::run_with_local_cluster;
-use crate::submission::{open_models_to_check, upload_documents};
+use crate::submission::open_models_to_check;
 use crate::target::ClusterTarget;
 use crate::view::{print_stderr_line, print_stdout_line, separate_thousands};
 

@@ -31,6 +31,8 @@ An interrupted run stays stopped until `millrace resume` continues it, without r
 
 Examples:
   millrace run \"What do these licences require?\" --docs licences/
+  millrace run \"Which licences allow this?\" --docs 'notes/**/*.pdf' --docs LICENSE.docx
+  millrace run \"What changed in TLS 1.3?\" --web --model openai:gpt-5.2
   millrace run \"Compare the two designs\" --docs designs/ --model openai:gpt-5.2 --out report.md
   millrace run --plan plan.yaml --budget tokens=200k,cost=2.00,time=30m";
 
@@ -63,12 +65,10 @@ pub async fn run_command(
     interrupt: CancellationToken,
 ) -> Result<CommandExit, CommandError> {
     let RunArguments { pending, output, options, detach } = arguments;
-    let pending = PendingSubmission::read_arguments(&pending, &options.model)?;
+    let pending = PendingSubmission::read_arguments(&pending, &options.model).await?;
     output.refuse_unusable_paths()?;
     warn_of_ignored_server("run");
-    for skipped in &pending.skipped {
-        print_stderr_line(&format!("millrace: skipped {}: {}", skipped.path, skipped.reason));
-    }
+    pending.print_documents();
     pending.unknown_price_warning().iter().for_each(|warning| print_stderr_line(warning));
     let is_up = find_running_cluster(&options)?;
     let has_no_model = !pending.has_model_argument() && choose_models_from_environment().is_none();
@@ -81,7 +81,10 @@ pub async fn run_command(
         }
         warn_of_unprovided_capabilities(
             pending.capabilities_with_budget(),
-            BUILT_IN.into_iter().chain(own.iter().map(String::as_str)),
+            BUILT_IN
+                .into_iter()
+                .chain(builtin::web_capability_names(options.web))
+                .chain(own.iter().map(String::as_str)),
         );
         if has_no_model && pending.calls_models() {
             print_stderr_line(EXTRACTIVE_NOTICE);
@@ -198,7 +201,8 @@ pub fn warn_of_ignored_server(command: &str) {
 /// it does not accept. A planner can repair both.
 fn refuse_impossible_tasks(pending: &PendingSubmission, options: &LocalOptions) -> Result<(), CommandError> {
     let own = options.describe_file_capabilities().map_err(CommandError::invalid_input)?;
-    let built_in = BUILT_IN.iter().filter_map(|name| Some(builtin::open_built_in(name)?.describe()));
+    let built_in = BUILT_IN.into_iter().chain(builtin::web_capability_names(options.web));
+    let built_in = built_in.filter_map(builtin::describe_built_in);
     let known: Vec<CapabilityDescription> = built_in.chain(own).collect();
     let unknown = pending.check_tasks(&CapabilityRegistry::from_descriptions(&known))?;
     if unknown.is_empty() || pending.has_planner() {

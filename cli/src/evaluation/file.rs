@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use millrace_agent::corpus::list_folder_files;
+use millrace_agent::corpus::{SUPPORTED, list_folder_files};
 use millrace_protocol::plan::{Budget, MAX_OBJECTIVE};
 use millrace_strict_yaml::{
     FileDescription, LoadError, MappingFields, MistakeCollector, YamlMistake, YamlMistakes, YamlNode,
@@ -212,7 +212,7 @@ fn list_document_paths(node: &YamlNode, folder: &Path) -> Result<BTreeSet<String
     let (files, _) = list_folder_files(folder).map_err(|error| mistake(error.to_string()))?;
     if files.is_empty() {
         return Err(mistake(format!(
-            "no readable documents in {}: text, Markdown and HTML files are supported",
+            "no readable documents in {}: {SUPPORTED} are supported",
             folder.display()
         )));
     }

@@ -66,6 +66,7 @@ pub const VARIABLES: &[Variable] = &[
     everywhere("MILLRACE_PRICES", ValueKind::Path, "the built-in prices"),
     everywhere("MILLRACE_CONTEXT_WINDOW", ValueKind::Text, "the known windows"),
     of_user("MILLRACE_RECORD", ValueKind::Path, ""),
+    of_user("MILLRACE_WEB", ValueKind::Text, "false"),
     everywhere("MILLRACE_CALL_TIMEOUT", ValueKind::Text, "10m"),
     everywhere("MILLRACE_SLOTS", ValueKind::Number, "8"),
     everywhere("MILLRACE_GRACE", ValueKind::Text, "20s"),

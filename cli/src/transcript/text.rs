@@ -416,6 +416,7 @@ mod tests {
             title: evil.into(),
             location: evil.into(),
             sha256: None,
+            accessed_at: None,
         };
         let result = TaskResult {
             output: evil.into(),

@@ -63,6 +63,10 @@ impl Journal for NatsJournal<'_> {
         self.0.load_value(stored).map(|loaded| loaded.map_err(convert_task_error)).boxed()
     }
 
+    fn store_blob(&mut self, bytes: Vec<u8>) -> BoxFuture<'_, Result<(), JournalError>> {
+        async move { self.0.store_blob(&bytes).await.map_err(convert_task_error) }.boxed()
+    }
+
     fn interrupt_wait(&mut self) {
         self.0.interrupt_wait();
     }

@@ -4,7 +4,7 @@
 
 use std::ops::Range;
 
-use millrace_protocol::result::{Quotation, SourceKind, TaskResult};
+use millrace_protocol::result::{Quotation, Source, SourceKind, TaskResult};
 use millrace_protocol::safe_text::markdown_line;
 
 use crate::corpus::Corpus;
@@ -25,14 +25,14 @@ pub struct CitationCount {
 pub fn count_resolving_citations(result: &TaskResult, corpus: &Corpus) -> CitationCount {
     let resolves = |mark: &str| {
         let Some(source) = result.sources.iter().find(|source| source.id == mark) else { return false };
-        if source.kind != SourceKind::Document {
+        if !is_readable_source(source) {
             return true;
         }
         let is_same = corpus
-            .find_document(&source.location)
+            .find_source(source)
             .is_some_and(|document| source.sha256.as_ref().is_none_or(|sha256| *sha256 == document.sha256));
         let mut quotations = result.quotations.iter().filter(|quotation| quotation.source == mark);
-        is_same && quotations.all(|quotation| is_quotation_at_lines(corpus, &source.location, quotation))
+        is_same && quotations.all(|quotation| is_quotation_at_lines(corpus, source, quotation))
     };
     let marks = find_citations(&result.output, &result.quotations);
     let count = |number: usize| u32::try_from(number).unwrap_or(u32::MAX);
@@ -42,13 +42,22 @@ pub fn count_resolving_citations(result: &TaskResult, corpus: &Corpus) -> Citati
     }
 }
 
-/// `true` if a document contains the text of a quotation in its lines.
-pub(crate) fn is_quotation_at_lines(corpus: &Corpus, path: &str, quotation: &Quotation) -> bool {
+/// `true` if the text of a source can be read here: a document of the run, or a web page whose text was kept.
+pub(crate) fn is_readable_source(source: &Source) -> bool {
+    match source.kind {
+        SourceKind::Document => true,
+        SourceKind::Web => source.sha256.is_some(),
+        SourceKind::Code | SourceKind::Data | SourceKind::Other => false,
+    }
+}
+
+/// `true` if a source contains the text of a quotation in its lines.
+pub(crate) fn is_quotation_at_lines(corpus: &Corpus, source: &Source, quotation: &Quotation) -> bool {
     let wanted = collapse_whitespace(&quotation.text);
     let (first, last) = (quotation.first_line as usize, quotation.last_line as usize);
     !wanted.is_empty()
         && corpus
-            .find_document(path)
+            .find_source(source)
             .is_some_and(|document| collapse_whitespace(document.line_range(first, last)).contains(&wanted))
 }
 
@@ -60,7 +69,16 @@ pub(crate) fn collapse_whitespace(text: &str) -> String {
 /// Formats a quotation as a block quote, with its citation and its lines.
 pub(crate) fn format_block_quote(quotation: &Quotation, citation: &str) -> String {
     let text = markdown_line(&quotation.text);
-    format!("> {text} [{citation}] ({})\n", format_lines_in_words(quotation.first_line, quotation.last_line))
+    format!("> {text} [{citation}] ({})\n", format_place_in_words(quotation))
+}
+
+/// Formats the place and the lines of a quotation in words, such as `page 3, line 12`.
+pub(crate) fn format_place_in_words(quotation: &Quotation) -> String {
+    let lines = format_lines_in_words(quotation.first_line, quotation.last_line);
+    match &quotation.place {
+        Some(place) => format!("{}, {lines}", markdown_line(place)),
+        None => lines,
+    }
 }
 
 /// Formats a range of lines in words.
@@ -170,8 +188,6 @@ fn find_bracketed_citations(text: &str) -> impl Iterator<Item = (usize, &str)> {
 
 #[cfg(test)]
 mod tests {
-    use millrace_protocol::result::Source;
-
     use super::*;
     use crate::corpus::InputFile;
 
@@ -185,12 +201,14 @@ mod tests {
             title: id.into(),
             location: location.into(),
             sha256: None,
+            accessed_at: None,
         };
         let quotation = |source: &str, text: &str| Quotation {
             source: source.into(),
             text: text.into(),
             first_line: 1,
             last_line: 1,
+            place: None,
         };
         let mut result = TaskResult {
             output: "It ends at noon [S1]. Elsewhere too [S2], without a source [S3].".into(),
@@ -207,7 +225,7 @@ mod tests {
     }
 
     fn build_quotation(text: &str) -> Quotation {
-        Quotation { source: "S1".into(), text: text.into(), first_line: 3, last_line: 4 }
+        Quotation { source: "S1".into(), text: text.into(), first_line: 3, last_line: 4, place: None }
     }
 
     #[test]

@@ -9,7 +9,6 @@ pub mod citations;
 pub mod corpus;
 pub mod critic;
 pub mod files;
-pub mod markdown;
 pub mod material;
 pub mod model;
 pub mod planner;

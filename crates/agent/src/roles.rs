@@ -12,6 +12,8 @@ use crate::model::{Message, Request};
 
 /// The capability that answers questions from documents.
 pub const RESEARCH: &str = "research";
+/// The capability that answers questions from the web.
+pub const WEB_RESEARCH: &str = "web_research";
 /// The capability that combines results.
 pub const PRODUCER: &str = "producer";
 /// The capability that works on files.

@@ -327,3 +327,13 @@ async fn an_answer_recorded_by_0_4_0_counts_as_it_did() {
     assert_eq!(result.output, "It is made of steel.\n\n> It weighs 1.4 kg. [S1] (line 4)");
     assert_eq!(work.requests(), vec![], "it is not sent back");
 }
+
+#[tokio::test]
+async fn research_without_sources_says_so_and_asks_no_model() {
+    let answer = labelled("It weighs 1.4 kg.", &[]);
+    let mut work = ScriptedTask::research("strong", "How much does the Tarn 20 weigh?", vec![answer]);
+    work.documents.clear();
+    let result = work.run().await.unwrap();
+    assert!(result.output.starts_with("No sources: "), "{}", result.output);
+    assert_eq!((result.answered, work.requests().len()), (Some(false), 0));
+}

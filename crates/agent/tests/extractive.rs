@@ -518,6 +518,7 @@ async fn report_names_tasks_without_results_and_keeps_the_others() {
         parameters: BTreeMap::new(),
         event: None,
         feedback: Vec::new(),
+        criteria: Vec::new(),
         documents: DocumentList::default(),
     };
     let position = Position { line: 1, column: 1 };

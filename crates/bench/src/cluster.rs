@@ -57,6 +57,7 @@ impl BenchCluster {
             supervisors: 1,
             critics: 1,
             capability: Vec::new(),
+            web: false,
             model: Vec::new(),
             record: None,
             call_timeout: None,

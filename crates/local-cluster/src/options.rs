@@ -71,6 +71,10 @@ pub struct LocalOptions {
     /// be given several times
     #[arg(long, value_name = "FILE")]
     pub capability: Vec<PathBuf>,
+    /// Let agents search and read the web, with the capability web_research; a search engine (TAVILY_API_KEY or
+    /// SEARXNG_URL) allows it too
+    #[arg(long, env = "MILLRACE_WEB", value_parser = clap::builder::BoolishValueParser::new())]
+    pub web: bool,
     /// Language model, as provider:model; separate fallback models with commas. Prefix with CAPABILITY= (planner and critic
     /// too) to set it for one capability only, or with the name of a tier for `tier:NAME` in capability files. May be given several times; in the variable, separate with ;
     #[arg(long, env = "MILLRACE_MODEL", value_name = "[CAPABILITY=]MODEL", value_delimiter = ';')]
@@ -115,6 +119,7 @@ impl LocalOptions {
             supervisors: u32::from(has_supervisor),
             critics: 0,
             capability: Vec::new(),
+            web: false,
             model: Vec::new(),
             record: None,
             call_timeout: None,
@@ -133,6 +138,7 @@ impl LocalOptions {
             ("--slots", self.slots != SLOTS),
             ("--supervisors", self.supervisors != 1),
             ("--critics", self.critics != 1),
+            ("--web", self.web),
             ("--record", self.record.is_some()),
             ("--call-timeout", self.call_timeout.is_some()),
             ("--lanes", self.lanes.is_some()),
@@ -164,12 +170,14 @@ impl LocalOptions {
         let models = self.model.iter().map(|model| format!("--model={model}").into());
         let record = self.record.iter().flat_map(|file| ["--record".into(), file.clone().into()]);
         let sync_always = self.sync_always.then(|| "--sync-always".into());
+        let web = self.web.then(|| "--web".into());
         data.into_iter()
             .chain(others)
             .chain(capabilities)
             .chain(models)
             .chain(record)
             .chain(sync_always)
+            .chain(web)
             .collect()
     }
 
@@ -204,7 +212,8 @@ impl LocalOptions {
 
     /// Returns the capabilities of the workers, if they have more than the built-in ones.
     fn offered_capabilities(&self) -> impl Iterator<Item = String> {
-        let built_in = builtin::NAMES.into_iter().filter(|_| !self.capability.is_empty());
+        let built_in = builtin::NAMES.into_iter().chain(builtin::web_capability_names(self.web));
+        let built_in = built_in.filter(|_| !self.capability.is_empty());
         built_in.map(str::to_owned).chain(self.capability.iter().map(|file| to_absolute_path(file)))
     }
 
@@ -233,6 +242,7 @@ impl LocalOptions {
             ("MILLRACE_SLOTS", Some(self.slots.to_string())),
             ("MILLRACE_LOG", Some(self.log.clone())),
             ("MILLRACE_MODEL", (!self.model.is_empty()).then(|| self.model.join(";"))),
+            ("MILLRACE_WEB", self.web.then(|| "true".to_owned())),
             ("MILLRACE_RECORD", self.record.as_deref().map(to_absolute_path)),
             ("MILLRACE_CALL_TIMEOUT", self.call_timeout.map(duration::format_duration)),
             ("MILLRACE_LANE_LEASE", self.lane_lease.map(duration::format_duration)),

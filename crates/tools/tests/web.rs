@@ -86,8 +86,8 @@ async fn a_page_is_marked_as_untrusted_and_has_a_header() {
     let header =
         format!("URL: {} | title: Of mills | type: text/html | fetched: 20", server.url("/page?q=1"));
     assert!(lines[1].starts_with(&header), "{text}");
-    assert!(lines[1].ends_with("characters 0 to 16 of 16"), "{text}");
-    assert_eq!(lines[3], "The wheel turns.");
+    assert!(lines[1].ends_with("characters 0 to 17 of 17"), "{text}");
+    assert_eq!(lines[3], "1\tThe wheel turns.");
     assert_eq!(lines[4], format!("[end of material {mark}]"));
 }
 
@@ -110,22 +110,23 @@ async fn parts_of_a_long_page_fit_together_and_are_cached() {
     let server = Server::start(move |_| Response::new("text/plain", body.clone())).await;
     let (tool, url) = (fetch(&server), server.url("/"));
     let mut read = String::new();
-    let mut start = 0;
+    let (mut start, mut lines) = (0, 0);
     loop {
         let text = run(&tool, json!({"url": url, "start": start})).await.unwrap();
         let from = text.match_indices("\n\n").next().unwrap().0 + 2;
         let to = text.rfind("\n[end of material").unwrap();
-        // Spaces at the end of a part are not shown.
-        read.push_str(&text[from..to]);
+        for (number, line) in text[from..to].lines().map(|line| line.split_once('\t').unwrap()) {
+            lines += 1;
+            assert_eq!(number.parse(), Ok(lines), "each line is whole and has its number");
+            read.push_str(line);
+            read.push(' ');
+        }
         match text.rsplit_once("Continue with start=") {
             Some((_, next)) => start = next.trim_end_matches('.').parse().unwrap(),
             None => break,
         }
-        if whole[start - 1..].starts_with(' ') {
-            read.push(' ');
-        }
     }
-    assert_eq!(read, whole.trim_end());
+    assert_eq!(read, whole);
     assert_eq!(server.request_count(), 1);
     let past = error_text(run(&tool, json!({"url": url, "start": 999_999})).await);
     assert!(past.contains("begin at 0"), "{past}");

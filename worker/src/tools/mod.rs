@@ -47,12 +47,13 @@ const OUTSIDE: [OutsideToolEntry; 3] = [
     },
 ];
 
-/// Does the work of a launcher if this process was started as one by a tool that runs programs; returns `None` at once
-/// otherwise. It must be the first call in `main`, before there are threads, so it must not run within `#[tokio::main]`.
-/// Without it there is no `execute` tool, and MCP servers may outlive a worker that is killed.
+/// Does the work of an internal process if this process was started as one: the launcher of a tool that runs programs, or
+/// the reader of a document. Returns `None` at once otherwise. It must be the first call in `main`, before there are
+/// threads, so it must not run within `#[tokio::main]`. Without it there is no `execute` tool, MCP servers may outlive a
+/// worker that is killed, and PDF and office documents are not read.
 #[must_use]
 pub fn run_as_launcher() -> Option<ExitCode> {
-    execute::launcher()
+    execute::launcher().or_else(millrace_documents::run_as_extractor)
 }
 
 /// Returns this program as a launcher, if its `main` calls [`launcher`].

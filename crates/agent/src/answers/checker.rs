@@ -33,7 +33,6 @@ impl CorrectionCount {
 /// Checks answers from documents.
 pub(crate) struct FindingsChecker<'a> {
     pub objective: &'a str,
-    pub corpus: Option<&'a Corpus>,
     pub labels: PassageLabels,
     /// The results that the task used.
     pub inputs: Vec<(TaskId, TaskResult)>,
@@ -44,42 +43,41 @@ pub(crate) struct FindingsChecker<'a> {
 impl<'a> FindingsChecker<'a> {
     pub fn new(
         objective: &'a str,
-        corpus: Option<&'a Corpus>,
         labels: PassageLabels,
         inputs: Vec<(TaskId, TaskResult)>,
         format: ConversationFormat,
     ) -> Self {
-        Self { objective, corpus, labels, inputs, format, corrections: CorrectionCount::default() }
+        Self { objective, labels, inputs, format, corrections: CorrectionCount::default() }
     }
 
-    /// Returns the answer as it counts.
+    /// Returns the final form of the answer. `corpus` has the sources that it may cite.
     ///
     /// # Errors
     /// The mistake, for the model to correct.
-    pub fn check_findings(&self, answer: Findings) -> Result<Findings, String> {
+    pub fn check_findings(&self, answer: Findings, corpus: Option<&Corpus>) -> Result<Findings, String> {
         if self.format.is_original() {
-            return self.check_original(answer);
+            return self.check_original(answer, corpus);
         }
-        let answer = match self.labels.expand_labels(&answer.output, self.corpus) {
+        let answer = match self.labels.expand_labels(&answer.output, corpus) {
             Some(output) => Findings { output, ..answer },
             None => answer,
         };
-        let (numbered, mistake) = match self.labels.number_citations(answer.clone(), self.corpus) {
+        let (numbered, mistake) = match self.labels.number_citations(answer.clone(), corpus) {
             Ok(numbered) => (numbered, None),
             Err(mistake) => {
-                let known = self.labels.remove_unknown_marks(&answer, self.corpus);
-                (self.labels.number_citations(known, self.corpus).unwrap_or(answer), Some(mistake))
+                let known = self.labels.remove_unknown_marks(&answer, corpus);
+                (self.labels.number_citations(known, corpus).unwrap_or(answer), Some(mistake))
             }
         };
-        let numbered = findings::relocate_quotations(numbered, self.corpus);
+        let numbered = findings::relocate_quotations(numbered, corpus);
         let grounded = match self.format.is_small() && numbered.answered.is_none() {
-            true => grounding::ground_findings(&numbered, self.objective, &self.labels, self.corpus),
+            true => grounding::ground_findings(&numbered, self.objective, &self.labels, corpus),
             false => None,
         };
         if let Some(grounded) = grounded {
             return self.check_grounded(grounded);
         }
-        let unresolved = findings::resolve_findings(&numbered, self.corpus).err();
+        let unresolved = findings::resolve_findings(&numbered, corpus).err();
         let content = self.find_content_mistakes(&numbered);
         let mistakes: Vec<String> = mistake
             .into_iter()
@@ -95,8 +93,8 @@ impl<'a> FindingsChecker<'a> {
         let mended = match unresolved {
             None => numbered,
             Some(mistake) => {
-                let rest = findings::remove_unverified_quotations(&numbered, self.corpus);
-                let rest = rest.filter(|rest| findings::resolve_findings(rest, self.corpus).is_ok());
+                let rest = findings::remove_unverified_quotations(&numbered, corpus);
+                let rest = rest.filter(|rest| findings::resolve_findings(rest, corpus).is_ok());
                 rest.ok_or(mistake)?
             }
         };
@@ -130,13 +128,13 @@ impl<'a> FindingsChecker<'a> {
     }
 
     /// The rules of conversations that began under 0.4.0.
-    fn check_original(&self, answer: Findings) -> Result<Findings, String> {
-        match findings::resolve_findings(&answer, self.corpus) {
+    fn check_original(&self, answer: Findings, corpus: Option<&Corpus>) -> Result<Findings, String> {
+        match findings::resolve_findings(&answer, corpus) {
             Ok(_) => Ok(answer),
             Err(mistake) if self.corrections.take() => Err(mistake),
             Err(mistake) => {
-                let rest = findings::remove_unverified_quotations(&answer, self.corpus);
-                rest.filter(|rest| findings::resolve_findings(rest, self.corpus).is_ok()).ok_or(mistake)
+                let rest = findings::remove_unverified_quotations(&answer, corpus);
+                rest.filter(|rest| findings::resolve_findings(rest, corpus).is_ok()).ok_or(mistake)
             }
         }
     }

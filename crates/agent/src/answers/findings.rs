@@ -144,13 +144,17 @@ pub(crate) fn findings_schema(
 /// # Errors
 /// The mistakes in it, as the correction that the model gets.
 pub(crate) fn resolve_findings(findings: &Findings, corpus: Option<&Corpus>) -> Result<TaskResult, String> {
-    let has_documents = corpus.is_some_and(|corpus| !corpus.documents().is_empty());
+    let has_sources = corpus.is_some_and(Corpus::has_sources);
     let has_notes = findings.notes.as_deref().is_some_and(|notes| !notes.trim().is_empty());
-    if findings.quotations.is_empty() && has_documents && !has_notes {
-        return Err("The answer has no quotations. List the passages that support it in 'quotations' (document, first_line, \
-                    last_line) and cite them in 'output' as [1], [2]. If the documents do not cover the question, say \
-                    in 'notes' what you searched for and did not find."
-            .into());
+    if findings.quotations.is_empty() && has_sources && !has_notes {
+        let pages = corpus.is_some_and(Corpus::reads_web);
+        let pages =
+            if pages { " The document of a web page is its URL, as fetch_url returned it." } else { "" };
+        return Err(format!(
+            "The answer has no quotations. List the passages that support it in 'quotations' (document, first_line, \
+             last_line) and cite them in 'output' as [1], [2]. If the documents do not cover the question, say \
+             in 'notes' what you searched for and did not find.{pages}"
+        ));
     }
     let mut mistakes = Vec::new();
     let mut quoted: Vec<(&Document, Quotation)> = Vec::new();
@@ -202,7 +206,7 @@ pub(crate) fn relocate_quotations(mut findings: Findings, corpus: Option<&Corpus
         let Some(copied) = copied.filter(|_| look_up_passage(passage, Some(corpus)).is_err()) else {
             continue;
         };
-        let mut places = corpus.documents().iter().filter_map(|document| {
+        let mut places = corpus.documents_and_pages().filter_map(|document| {
             let (first, last) = find_text_near_line(document, &copied, 1)?;
             Some((document.path.clone(), u32::try_from(first).ok()?, u32::try_from(last).ok()?))
         });
@@ -255,7 +259,9 @@ fn look_up_passage<'c>(
         None => quote_whole_lines(document, first, last)?,
     };
     let line = |number: usize| u32::try_from(number).unwrap_or(u32::MAX);
-    let quotation = Quotation { source: String::new(), text, first_line: line(first), last_line: line(last) };
+    let place = document.place_of_lines(first, last);
+    let quotation =
+        Quotation { source: String::new(), text, first_line: line(first), last_line: line(last), place };
     Ok((document, quotation))
 }
 
@@ -264,7 +270,8 @@ fn find_document<'c>(corpus: &'c Corpus, path: &str) -> Option<&'c Document> {
     let path = path.trim();
     let path = path.strip_prefix("/documents/").or_else(|| path.strip_prefix('/')).unwrap_or(path);
     corpus.find_document(path).or_else(|| {
-        let mut same = corpus.documents().iter().filter(|document| document.path.eq_ignore_ascii_case(path));
+        let mut same =
+            corpus.documents_and_pages().filter(|document| document.path.eq_ignore_ascii_case(path));
         same.next().filter(|_| same.next().is_none())
     })
 }
@@ -439,12 +446,22 @@ pub(crate) fn summarize_output(output: &str) -> String {
 }
 
 fn build_source(number: usize, document: &Document) -> Source {
-    Source {
+    let source = Source {
         id: format!("S{number}"),
         kind: SourceKind::Document,
         title: document.title.clone(),
         location: document.path.clone(),
         sha256: Some(document.sha256.clone()),
+        accessed_at: None,
+    };
+    match &document.page {
+        None => source,
+        Some(page) => Source {
+            kind: SourceKind::Web,
+            location: page.url.clone(),
+            accessed_at: Some(page.accessed_at),
+            ..source
+        },
     }
 }
 

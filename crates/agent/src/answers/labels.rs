@@ -182,7 +182,7 @@ impl PassageLabels {
             return Some(quote_lines(document, lines, statement, mark));
         }
         let lines = lines?;
-        let document = corpus.documents().iter().find(|document| document.path == source)?;
+        let document = corpus.find_document(source)?;
         Some(quote_lines(document, Some(lines), statement, mark))
     }
 

@@ -14,7 +14,7 @@ use super::findings::summarize_output;
 use super::{content, marks};
 use crate::citations;
 use crate::model::AnswerSchema;
-use crate::spec::AnswerForm;
+use crate::spec::{AnswerForm, format_utc_date};
 use crate::tool::{ResultEntry, TaskResultSource, ToolError, schema_of};
 use crate::turn::{Answer, ConversationFormat, parse_json_answer};
 
@@ -347,23 +347,32 @@ fn format_source_list(sources: &[Source], quotations: &[Quotation]) -> String {
     let mut list = "\n## Sources\n\n".to_owned();
     for source in sources {
         let quoted = quotations.iter().filter(|quotation| quotation.source == source.id);
-        let mut places: Vec<(u32, u32)> =
-            quoted.map(|quotation| (quotation.first_line, quotation.last_line)).collect();
-        places.sort_unstable();
-        places.dedup();
-        let places = match places.as_slice() {
-            [] => String::new(),
-            [(first, last)] => format!(", {}", citations::format_lines_in_words(*first, *last)),
-            several => {
-                let ranges: Vec<String> =
-                    several.iter().map(|(first, last)| citations::format_line_range(*first, *last)).collect();
-                format!(", lines {}", ranges.join(", "))
-            }
-        };
+        let places = format_places(quoted);
+        let read =
+            source.accessed_at.map(|at| format!(" (read {})", format_utc_date(at))).unwrap_or_default();
         let (title, location) = (markdown_line(&source.title), markdown_line(&source.location));
-        list.push_str(&format!("- [{}] {title}: {location}{places}\n", source.id));
+        list.push_str(&format!("- [{}] {title}: {location}{read}{places}\n", source.id));
     }
     list
+}
+
+/// Formats the lines of quotations, by the pages of their source if it has any.
+fn format_places<'a>(quotations: impl Iterator<Item = &'a Quotation>) -> String {
+    let mut places: Vec<(u32, u32, Option<&str>)> = quotations
+        .map(|quotation| (quotation.first_line, quotation.last_line, quotation.place.as_deref()))
+        .collect();
+    places.sort_unstable();
+    places.dedup();
+    let by_place = places.chunk_by(|(_, _, one), (_, _, other)| one == other).map(|same| {
+        let ranges: Vec<String> =
+            same.iter().map(|(first, last, _)| citations::format_line_range(*first, *last)).collect();
+        let is_single = matches!(same, [(first, last, _)] if first == last);
+        let word = if is_single { "line" } else { "lines" };
+        let place = same[0].2.map(|place| format!("{}, ", markdown_line(place))).unwrap_or_default();
+        format!("{place}{word} {}", ranges.join(", "))
+    });
+    let all = by_place.collect::<Vec<_>>().join("; ");
+    if all.is_empty() { all } else { format!(", {all}") }
 }
 
 #[cfg(test)]
@@ -379,11 +388,12 @@ mod tests {
             title: location.to_uppercase(),
             location: location.into(),
             sha256: None,
+            accessed_at: None,
         }
     }
 
     fn build_quotation(source: &str, text: &str) -> Quotation {
-        Quotation { source: source.into(), text: text.into(), first_line: 3, last_line: 4 }
+        Quotation { source: source.into(), text: text.into(), first_line: 3, last_line: 4, place: None }
     }
 
     fn numbered_inputs() -> NumberedResults {

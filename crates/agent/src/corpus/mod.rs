@@ -3,28 +3,47 @@
 //!
 //! Opening a corpus is CPU-bound: call it where blocking is allowed. Searching and reading take milliseconds.
 
+mod document;
 mod index;
+pub mod pages;
 mod passage;
 mod reading;
+mod skipped;
 mod store;
 mod terms;
 mod walk;
 
 use std::collections::HashMap;
 use std::path::Path;
+use std::sync::Arc;
 
 use sha2::{Digest, Sha256};
 
+pub use document::Document;
 pub use index::{SearchHit, SearchResults, WordDocumentCount};
 pub(crate) use reading::encode_hex;
-pub use reading::{Document, InputFile, MAX_BYTES, MAX_LINE, SkipReason, SkippedFile};
+pub(crate) use reading::normalize_text;
+pub use reading::{InputFile, MAX_BYTES, MAX_LINE};
+pub use skipped::{SUPPORTED, SkipReason, SkippedFile};
 pub(crate) use terms::split_into_terms;
 pub use walk::{FolderWalkError, ListedFile, list_folder_files};
 
+use millrace_protocol::result::{Source, SourceKind};
+
 use index::CorpusIndex;
 
-/// The documents of a run, ready for searching and reading.
+/// The documents of a run, ready for searching and reading, and the web pages of an attempt, ready for reading. A clone
+/// shares them.
+#[derive(Clone)]
 pub struct Corpus {
+    run: Arc<RunDocuments>,
+    pages: Vec<Arc<Document>>,
+    /// `true` if web pages can be sources.
+    reads_web: bool,
+}
+
+/// The documents of a run.
+struct RunDocuments {
     documents: Vec<Document>,
     skipped: Vec<SkippedFile>,
     by_path: HashMap<String, usize>,
@@ -90,25 +109,64 @@ impl Corpus {
     fn new(documents: Vec<Document>, skipped: Vec<SkippedFile>, index: CorpusIndex) -> Self {
         let by_path =
             documents.iter().enumerate().map(|(at, document)| (document.path.clone(), at)).collect();
-        Self { documents, skipped, by_path, index }
+        let run = Arc::new(RunDocuments { documents, skipped, by_path, index });
+        Self { run, pages: Vec::new(), reads_web: false }
+    }
+
+    /// Returns the same documents with these web pages.
+    #[must_use]
+    pub fn with_pages(&self, pages: Vec<Arc<Document>>) -> Self {
+        Self { run: self.run.clone(), pages, reads_web: true }
     }
 
     /// The readable documents, by path.
     #[must_use]
     pub fn documents(&self) -> &[Document] {
-        &self.documents
+        &self.run.documents
+    }
+
+    /// The documents and the web pages.
+    pub fn documents_and_pages(&self) -> impl Iterator<Item = &Document> {
+        self.run.documents.iter().chain(self.pages.iter().map(AsRef::as_ref))
+    }
+
+    /// `true` if there is anything to cite, or there may be.
+    #[must_use]
+    pub fn has_sources(&self) -> bool {
+        self.reads_web || !self.run.documents.is_empty()
+    }
+
+    /// `true` if web pages can be sources.
+    #[must_use]
+    pub fn reads_web(&self) -> bool {
+        self.reads_web
     }
 
     /// The skipped files, by path, each with the reason.
     #[must_use]
     pub fn skipped_files(&self) -> &[SkippedFile] {
-        &self.skipped
+        &self.run.skipped
     }
 
-    /// The document at a path.
+    /// The document at a path, or the web page with a name.
     #[must_use]
     pub fn find_document(&self, path: &str) -> Option<&Document> {
-        self.by_path.get(path).map(|&at| &self.documents[at])
+        let of_run = self.run.by_path.get(path).map(|&at| &self.run.documents[at]);
+        of_run.or_else(|| self.pages.iter().map(AsRef::as_ref).find(|page| page.is_named(path)))
+    }
+
+    /// The document that a source is: by its path, or by its content if it is a web page. `None` if it is not here, or of a
+    /// kind that is not read here.
+    #[must_use]
+    pub fn find_source(&self, source: &Source) -> Option<&Document> {
+        match source.kind {
+            SourceKind::Document => self.find_document(&source.location),
+            SourceKind::Web => {
+                let mut pages = self.pages.iter().map(AsRef::as_ref);
+                pages.find(|page: &&Document| source.sha256.as_deref() == Some(&page.sha256))
+            }
+            SourceKind::Code | SourceKind::Data | SourceKind::Other => None,
+        }
     }
 
     /// The best passages for a query, best first, at most `limit` in total and `per_document` from one document. Words
@@ -122,6 +180,6 @@ impl Corpus {
         limit: usize,
         per_document: usize,
     ) -> Result<SearchResults<'_>, CorpusError> {
-        Ok(self.index.search(&self.documents, query, limit, per_document)?)
+        Ok(self.run.index.search(&self.run.documents, query, limit, per_document)?)
     }
 }

@@ -2,18 +2,20 @@
 //! file. It never fails as a whole: an unreadable file is listed with the reason.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fmt;
 
+use millrace_documents::markdown::html_to_markdown;
+use millrace_documents::text::{decode_text, find_declared_encoding};
+use millrace_documents::{BinaryFormat, ExtractedText, Extractor, TextPart, detect_binary_format};
 use millrace_protocol::safe_text::single_line;
-use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-use crate::markdown::html_to_markdown;
+use super::document::{Document, DocumentPlace, StoredDocument};
+use super::skipped::{SkipReason, SkippedFile};
 
 /// The maximum size of a file, in bytes.
 pub const MAX_BYTES: u64 = 32 * 1024 * 1024;
 /// The maximum size of a corpus' text, in bytes: further documents are skipped.
-const MAX_TOTAL: usize = 1024 * 1024 * 1024;
+pub(super) const MAX_TOTAL: usize = 1024 * 1024 * 1024;
 /// The maximum length of a line, in characters; a longer line is broken between words. Shorter lines are unchanged, so
 /// that line numbers are those of the file.
 pub const MAX_LINE: usize = 2_000;
@@ -31,143 +33,6 @@ pub struct InputFile {
     pub path: String,
     /// Its content.
     pub bytes: Vec<u8>,
-}
-
-/// A document as text. Lines are counted from 1.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(from = "StoredDocument", into = "StoredDocument")]
-pub struct Document {
-    /// Its path below the documents' folder, readable and safe to cite: see `readable_paths`.
-    pub path: String,
-    /// Its title: from its content, otherwise from its name.
-    pub title: String,
-    /// The SHA-256 of its bytes, in hexadecimal.
-    pub sha256: String,
-    text: String,
-    /// The offset of each line in `text`.
-    starts: Vec<usize>,
-}
-
-/// A document without the fields derived from its text.
-#[derive(Clone, Serialize, Deserialize)]
-struct StoredDocument {
-    path: String,
-    title: String,
-    sha256: String,
-    text: String,
-}
-
-impl From<StoredDocument> for Document {
-    fn from(stored: StoredDocument) -> Self {
-        let StoredDocument { path, title, sha256, text } = stored;
-        let ends = text.match_indices('\n').map(|(at, _)| at + 1).filter(|&at| at < text.len());
-        let starts = std::iter::once(0).chain(ends).collect();
-        Self { path, title, sha256, text, starts }
-    }
-}
-
-impl From<Document> for StoredDocument {
-    fn from(document: Document) -> Self {
-        let Document { path, title, sha256, text, starts: _ } = document;
-        Self { path, title, sha256, text }
-    }
-}
-
-impl Document {
-    /// The number of lines; at least 1.
-    #[must_use]
-    pub fn line_count(&self) -> usize {
-        self.starts.len()
-    }
-
-    /// The whole text, its lines ending in `\n`.
-    #[must_use]
-    pub fn text(&self) -> &str {
-        &self.text
-    }
-
-    /// A line without its line end; `None` if there is no such line.
-    #[must_use]
-    pub fn nth_line(&self, number: usize) -> Option<&str> {
-        let start = *self.starts.get(number.checked_sub(1)?)?;
-        let end = self.starts.get(number).copied().unwrap_or(self.text.len());
-        Some(self.text[start..end].trim_end_matches('\n'))
-    }
-
-    /// The lines from `first` to `last`, inclusive.
-    #[must_use]
-    pub fn line_range(&self, first: usize, last: usize) -> &str {
-        let Some(&start) = first.checked_sub(1).and_then(|at| self.starts.get(at)) else {
-            return "";
-        };
-        let end = self.starts.get(last).copied().unwrap_or(self.text.len());
-        self.text[start..end.max(start)].trim_end_matches('\n')
-    }
-}
-
-/// A file that was skipped.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct SkippedFile {
-    /// Its path below the documents' folder.
-    pub path: String,
-    /// The reason.
-    pub reason: SkipReason,
-}
-
-/// The reason for skipping a file.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum SkipReason {
-    /// Its file extension is not supported.
-    Kind(String),
-    /// It contains bytes that do not occur in text.
-    Binary,
-    /// It is not valid UTF-8 from this byte on.
-    NotUtf8(usize),
-    /// It is larger than [`MAX_BYTES`]; its size.
-    TooLarge(u64),
-    /// Earlier documents used up the corpus' maximum size.
-    TooMuch,
-    /// It contains no text.
-    Empty,
-    /// Its HTML is nested too deep, or the converter failed.
-    Html(String),
-    /// Another file has the same path.
-    SamePath,
-    /// It is a link to a folder or out of the documents' folder.
-    Link,
-    /// It is not a file: a socket, a pipe, a device.
-    NotAFile,
-    /// The operating system denied access.
-    Unreadable(String),
-}
-
-impl fmt::Display for SkipReason {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        const MIB: u64 = 1024 * 1024;
-        match self {
-            Self::Kind(kind) => {
-                write!(
-                    f,
-                    "files of the kind .{kind} are not supported; text, Markdown, reStructuredText and HTML are"
-                )
-            }
-            Self::Binary => f.write_str("it is binary, not text"),
-            Self::NotUtf8(at) => write!(f, "it is not UTF-8 text (byte {at})"),
-            Self::TooLarge(size) => {
-                write!(f, "it has {} MiB; the maximum is {} MiB", size.div_ceil(MIB), MAX_BYTES / MIB)
-            }
-            Self::TooMuch => {
-                write!(f, "the documents before it reach the maximum of {} MiB", MAX_TOTAL as u64 / MIB)
-            }
-            Self::Empty => f.write_str("it contains no text"),
-            Self::Html(reason) => write!(f, "its HTML can't be read: {reason}"),
-            Self::SamePath => f.write_str("another file has the same path"),
-            Self::Link => f.write_str("it is a link to a folder or out of the documents' folder"),
-            Self::NotAFile => f.write_str("it is not a regular file"),
-            Self::Unreadable(reason) => write!(f, "it can't be opened: {reason}"),
-        }
-    }
 }
 
 /// Converts files to documents; both lists are ordered by path.
@@ -188,7 +53,7 @@ pub(super) fn read_documents(mut files: Vec<InputFile>) -> (Vec<Document>, Vec<S
         };
         match read {
             Ok(document) => {
-                total += document.text.len();
+                total += document.text().len();
                 documents.push(document);
             }
             Err(reason) => skipped.push(SkippedFile { path: file.path, reason }),
@@ -228,70 +93,85 @@ fn readable_path(path: &str) -> String {
     parts.collect::<Vec<_>>().join("/")
 }
 
-/// Checks that a file with this path could be a document, by its name alone.
-pub(super) fn check_file_name(path: &str) -> Result<(), SkipReason> {
-    detect_format(path).map(drop)
-}
-
 /// Checks that a file can be read as a document.
 pub(super) fn check_file_content(file: &InputFile) -> Result<(), SkipReason> {
     read_document(file).map(drop)
 }
 
 fn read_document(file: &InputFile) -> Result<Document, SkipReason> {
-    let format = detect_format(&file.path)?;
     let size = file.bytes.len() as u64;
     if size > MAX_BYTES {
         return Err(SkipReason::TooLarge(size));
     }
-    if file.bytes.contains(&0) {
-        return Err(SkipReason::Binary);
-    }
-    let raw = std::str::from_utf8(&file.bytes).map_err(|fault| SkipReason::NotUtf8(fault.valid_up_to()))?;
-    let raw = raw.strip_prefix('\u{feff}').unwrap_or(raw);
-    let (title, text) = match format {
-        DocumentFormat::Text => (None, normalize_text(raw)),
-        DocumentFormat::Markdown => (None, normalize_text(raw)),
-        DocumentFormat::Html => (html_title(raw), normalize_text(&html_to_text(raw)?)),
+    let ending = file_ending(&file.path);
+    let is_title = |text: &str| match ending.as_deref() {
+        None | Some("txt" | "text" | "rst") => first_line_title(text),
+        Some(number) if number.bytes().all(|byte| byte.is_ascii_digit()) => first_line_title(text),
+        Some("md" | "markdown" | "html" | "htm" | "xhtml") => heading_title(text),
+        Some(_) => None,
     };
+    let ExtractedText { title, parts } = match detect_binary_format(&file.bytes, ending.as_deref()) {
+        Some(format) => extract_in_child(format, &file.bytes)?,
+        None => read_text(&file.bytes, ending.as_deref())?,
+    };
+    let (text, places) = join_parts(&parts);
     if text.trim().is_empty() {
         return Err(SkipReason::Empty);
     }
-    let title = title
-        .or_else(
-            || if format == DocumentFormat::Text { first_line_title(&text) } else { heading_title(&text) },
-        )
-        .unwrap_or_else(|| file_stem(&file.path).to_owned());
+    let title = title.and_then(|title| shorten_title(&title)).or_else(|| is_title(&text));
+    let title = title.unwrap_or_else(|| title_of_file(&file.path).to_owned());
     let sha256 = encode_hex(&Sha256::digest(&file.bytes));
-    Ok(StoredDocument { path: file.path.clone(), title, sha256, text }.into())
+    Ok(StoredDocument { path: file.path.clone(), title, sha256, text, places }.into())
 }
 
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum DocumentFormat {
-    Text,
-    Markdown,
-    Html,
+/// Extracts the text of a binary format. Its parser runs in a process of its own, without the keys of this one.
+fn extract_in_child(format: BinaryFormat, bytes: &[u8]) -> Result<ExtractedText, SkipReason> {
+    Extractor::this_program()
+        .and_then(|extractor| extractor.extract_text(format, bytes))
+        .map_err(SkipReason::Unextractable)
 }
 
-/// Determines the format by the file extension. A name without one, or with a number (`GPL-3.0`), is treated as text.
-fn detect_format(path: &str) -> Result<DocumentFormat, SkipReason> {
-    let name = path.rsplit('/').next().unwrap_or(path);
-    let Some((_, ending)) = name.rsplit_once('.') else {
-        return Ok(DocumentFormat::Text);
-    };
-    match ending.to_lowercase().as_str() {
-        "txt" | "text" | "rst" => Ok(DocumentFormat::Text),
-        "md" | "markdown" => Ok(DocumentFormat::Markdown),
-        "html" | "htm" => Ok(DocumentFormat::Html),
-        number if !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit()) => {
-            Ok(DocumentFormat::Text)
+/// Decodes text. HTML becomes Markdown.
+fn read_text(bytes: &[u8], ending: Option<&str>) -> Result<ExtractedText, SkipReason> {
+    let is_markup = matches!(ending, Some("html" | "htm" | "xhtml"));
+    let declared = if is_markup { find_declared_encoding(bytes) } else { None };
+    let not_text = || ending.map_or(SkipReason::Binary, |ending| SkipReason::Kind(ending.to_owned()));
+    let raw = decode_text(bytes, declared).ok_or_else(not_text)?;
+    let (title, text) = if is_markup { (html_title(&raw), html_to_text(&raw)?) } else { (None, raw) };
+    Ok(ExtractedText { title, parts: vec![TextPart { place: None, text }] })
+}
+
+/// Joins the parts of a document to its text, with the first line of each.
+fn join_parts(parts: &[TextPart]) -> (String, Vec<DocumentPlace>) {
+    let (mut text, mut places) = (String::new(), Vec::new());
+    let mut lines = 0;
+    for part in parts {
+        let normal = normalize_text(&part.text);
+        if normal.trim().is_empty() {
+            continue;
         }
-        other => Err(SkipReason::Kind(other.to_owned())),
+        if !text.is_empty() {
+            text.push('\n');
+            lines += 1;
+        }
+        if let Some(name) = &part.place {
+            places.push(DocumentPlace { name: single_line(name), first_line: lines + 1 });
+        }
+        lines += normal.matches('\n').count();
+        text.push_str(&normal);
     }
+    (text, places)
+}
+
+/// Returns the ending of a file's name, in lower case.
+pub(super) fn file_ending(path: &str) -> Option<String> {
+    let name = path.rsplit('/').next().unwrap_or(path);
+    let (stem, ending) = name.rsplit_once('.')?;
+    (!stem.is_empty() && !ending.is_empty()).then(|| ending.to_lowercase())
 }
 
 /// Normalises line ends, removes control characters and trailing blanks, and breaks lines longer than [`MAX_LINE`].
-fn normalize_text(raw: &str) -> String {
+pub(crate) fn normalize_text(raw: &str) -> String {
     let mut text = String::with_capacity(raw.len());
     for line in raw.replace("\r\n", "\n").replace('\r', "\n").trim_end().split('\n') {
         let printable: String =
@@ -353,10 +233,15 @@ fn shorten_title(raw: &str) -> Option<String> {
     fits.then_some(title)
 }
 
-fn file_stem(path: &str) -> &str {
+/// The title of a document without one: the name of its file, without the ending of a format for reading.
+fn title_of_file(path: &str) -> &str {
+    const READING: [&str; 12] =
+        ["txt", "text", "rst", "md", "markdown", "html", "htm", "pdf", "docx", "pptx", "epub", "eml"];
     let name = path.rsplit('/').next().unwrap_or(path);
-    let stem = name.rsplit_once('.').map_or(name, |(stem, _)| stem);
-    if stem.is_empty() { name } else { stem }
+    match name.rsplit_once('.') {
+        Some((stem, ending)) if !stem.is_empty() && READING.contains(&ending.to_lowercase().as_str()) => stem,
+        Some(_) | None => name,
+    }
 }
 
 pub(crate) fn encode_hex(bytes: &[u8]) -> String {
@@ -382,7 +267,7 @@ mod tests {
         let files = vec![
             build_file("z.txt", "last"),
             build_file("a.pdf", "%PDF-1.7"),
-            build_file("b.txt", [0xff, b'a']),
+            build_file("b.png", b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR"),
             build_file("c", b"\x7fELF\0\0"),
             build_file("d.md", " \n\t\n"),
             build_file("e.txt", vec![b'x'; MAX_BYTES as usize + 1]),
@@ -396,14 +281,55 @@ mod tests {
         assert_eq!(
             reasons,
             [
-                "a.pdf: files of the kind .pdf are not supported; text, Markdown, reStructuredText and HTML are",
-                "b.txt: it is not UTF-8 text (byte 0)",
+                "a.pdf: no process for reading it can be started: the program's main does not begin with run_as_launcher()",
+                "b.png: binary files of the kind .png are not supported; text in any character set, HTML, PDF, DOCX, PPTX, XLSX, EPUB and e-mail are",
                 "c: it is binary, not text",
                 "d.md: it contains no text",
                 "e.txt: it has 33 MiB; the maximum is 32 MiB",
                 "z.txt: another file has the same path",
             ]
         );
+    }
+
+    #[test]
+    fn any_text_is_a_document() {
+        let latin = encoding_rs::WINDOWS_1252.encode("Größe: 3 Fuß, Breite: müßig").0.into_owned();
+        let utf16: Vec<u8> = "\u{feff}a;b\r\n1;2".encode_utf16().flat_map(u16::to_le_bytes).collect();
+        for (path, bytes, title, text) in [
+            ("table.csv", b"part,weight\nwheel,501\n".to_vec(), "table.csv", "part,weight\nwheel,501\n"),
+            ("data.json", b"{\"a\": 1}".to_vec(), "data.json", "{\"a\": 1}\n"),
+            ("plan.yaml", b"a: [1]".to_vec(), "plan.yaml", "a: [1]\n"),
+            ("mill.log", b"12:00 INFO turning".to_vec(), "mill.log", "12:00 INFO turning\n"),
+            ("src/main.rs", b"fn main() {}\n".to_vec(), "main.rs", "fn main() {}\n"),
+            ("todo.org", b"* Mills\n** Wheel".to_vec(), "todo.org", "* Mills\n** Wheel\n"),
+            ("Makefile", b"all:\n\tgrind".to_vec(), "Makefile", "all:\n\tgrind\n"),
+            ("latin.txt", latin, "Größe: 3 Fuß, Breite: müßig", "Größe: 3 Fuß, Breite: müßig\n"),
+            ("excel.csv", utf16, "excel.csv", "a;b\n1;2\n"),
+        ] {
+            let document = read_single_document(path, bytes);
+            assert_eq!((document.title.as_str(), document.text()), (title, text), "{path}");
+        }
+    }
+
+    #[test]
+    fn parts_of_a_document_are_places_of_its_lines() {
+        let part = |place: &str, text: &str| TextPart { place: Some(place.into()), text: text.into() };
+        let parts =
+            [part("page 1", "a\nb"), part("page 2", " \n"), part("page 3", "c"), part("page 4", "d\n\ne")];
+        let (text, places) = join_parts(&parts);
+        assert_eq!(text, "a\nb\n\nc\n\nd\n\ne\n");
+        let (path, title, sha256) = (String::new(), String::new(), String::new());
+        let document = Document::from(StoredDocument { path, title, sha256, text, places });
+        for (lines, place) in [
+            ((1, 1), Some("page 1")),
+            ((2, 3), Some("page 1")),
+            ((4, 4), Some("page 3")),
+            ((2, 6), Some("page 1 to page 4")),
+            ((8, 8), Some("page 4")),
+        ] {
+            assert_eq!(document.place_of_lines(lines.0, lines.1).as_deref(), place, "{lines:?}");
+        }
+        assert_eq!(read_single_document("a.txt", "a").place_of_lines(1, 1), None);
     }
 
     #[test]

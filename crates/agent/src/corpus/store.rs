@@ -12,11 +12,11 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 use super::index::CorpusIndex;
-use super::reading::{self, Document, InputFile, SkippedFile};
-use super::{Corpus, CorpusError};
+use super::reading::{self, InputFile};
+use super::{Corpus, CorpusError, Document, SkippedFile};
 
 /// Incremented with each change of the stored data or of the term analysis.
-pub(super) const FORMAT: u32 = 2;
+pub(super) const FORMAT: u32 = 3;
 
 const DOCUMENTS: &str = "documents.json";
 const INDEX: &str = "index";
@@ -52,6 +52,11 @@ pub(super) fn open_or_build_corpus(files: Vec<InputFile>, cache: &Path) -> Resul
         return Ok(corpus);
     }
     let (documents, skipped) = reading::read_documents(files);
+    // A file that needed too much time or memory may be readable later, or in another process.
+    if !skipped.iter().all(|file| file.reason.is_lasting()) {
+        let index = CorpusIndex::in_memory(&documents)?;
+        return Ok(Corpus::new(documents, skipped, index));
+    }
     let building = CorpusBuild::create_folder(cache, &key)?;
     building.write_corpus(&documents, &skipped)?;
     building.move_into_cache(&folder)?;
@@ -137,7 +142,7 @@ mod tests {
         vec![
             file("b.txt", "A lease ends."),
             file("a.md", "# Head\n\nA lane is a stream."),
-            file("c.pdf", "%PDF"),
+            file("c.bin", "\u{1}\u{0}\u{2}"),
         ]
     }
 

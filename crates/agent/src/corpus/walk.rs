@@ -4,6 +4,7 @@
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use super::reading;
 use super::{InputFile, MAX_BYTES, SkipReason, SkippedFile};
@@ -32,18 +33,25 @@ pub enum FolderWalkError {
 pub struct ListedFile {
     /// Its path below the folder, with `/` between parts.
     pub path: String,
-    /// Its absolute path.
-    file: PathBuf,
+    content: FileContent,
+}
+
+/// The place of a file's content.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum FileContent {
+    /// A file, by its absolute path.
+    Path(PathBuf),
+    /// Memory.
+    Bytes(Arc<Vec<u8>>),
 }
 
 impl ListedFile {
-    /// Checks that it is readable as a document. A file of an unsupported kind is not opened.
+    /// Checks that it is readable as a document. Its text is extracted for that.
     ///
     /// # Errors
     /// The reason that it would be skipped.
     pub fn check_readable(&self) -> Result<(), SkippedFile> {
         let skip = |reason| SkippedFile { path: self.path.clone(), reason };
-        reading::check_file_name(&self.path).map_err(skip)?;
         reading::check_file_content(&self.clone().read_file()?).map_err(skip)
     }
 
@@ -52,7 +60,10 @@ impl ListedFile {
     /// # Errors
     /// It can no longer be read, or has become too large.
     pub fn read_file(self) -> Result<InputFile, SkippedFile> {
-        let bytes = fs::read(&self.file).map_err(|error| to_skip_reason(&error));
+        let bytes = match &self.content {
+            FileContent::Path(file) => fs::read(file).map_err(|error| to_skip_reason(&error)),
+            FileContent::Bytes(bytes) => Ok(bytes.to_vec()),
+        };
         match bytes {
             Ok(bytes) if bytes.len() as u64 > MAX_BYTES => {
                 Err(SkippedFile { path: self.path, reason: SkipReason::TooLarge(bytes.len() as u64) })
@@ -63,7 +74,28 @@ impl ListedFile {
     }
 }
 
-/// Lists the files below a folder, by path, and the skipped ones. Hidden files and folders are ignored; a link is followed
+impl ListedFile {
+    /// Returns a document whose content is in memory.
+    #[must_use]
+    pub fn from_bytes(path: String, bytes: Vec<u8>) -> Self {
+        Self { path, content: FileContent::Bytes(Arc::new(bytes)) }
+    }
+
+    /// Returns a single file, under its name. A link is followed, since the caller names it.
+    ///
+    /// # Errors
+    /// The reason that it would be skipped.
+    pub fn open_single_file(file: &Path) -> Result<Self, SkippedFile> {
+        let path = file.file_name().unwrap_or(file.as_os_str()).to_string_lossy().into_owned();
+        let opened = fs::canonicalize(file).map_err(|error| to_skip_reason(&error)).and_then(check_file);
+        match opened {
+            Ok(file) => Ok(Self { path, content: FileContent::Path(file) }),
+            Err(reason) => Err(SkippedFile { path, reason }),
+        }
+    }
+}
+
+/// Lists the files below a folder, by path, and the skipped ones: hidden files and folders among them; a link is followed
 /// to a file inside the folder, never out of it or to a folder.
 ///
 /// # Errors
@@ -108,10 +140,11 @@ impl FolderWalk {
             for entry in entries {
                 let Ok(entry) = entry else { continue };
                 let name = entry.file_name().to_string_lossy().into_owned();
+                let path = format!("{prefix}{name}");
                 if name.starts_with('.') {
+                    self.skip_file(path, SkipReason::Hidden);
                     continue;
                 }
-                let path = format!("{prefix}{name}");
                 match entry.file_type() {
                     Ok(kind) if kind.is_dir() => pending.push((entry.path(), format!("{path}/"))),
                     Ok(kind) => self.add_file(&entry.path(), path, kind.is_symlink()),
@@ -124,7 +157,7 @@ impl FolderWalk {
 
     fn add_file(&mut self, file: &Path, path: String, is_link: bool) {
         match self.resolve_link(file, is_link) {
-            Ok(file) => self.files.push(ListedFile { path, file }),
+            Ok(file) => self.files.push(ListedFile { path, content: FileContent::Path(file) }),
             Err(reason) => self.skip_file(path, reason),
         }
     }
@@ -138,21 +171,26 @@ impl FolderWalk {
                 return Err(SkipReason::Link);
             }
         }
-        let metadata = fs::metadata(&file).map_err(|error| to_skip_reason(&error))?;
-        if !metadata.is_file() {
-            return Err(SkipReason::NotAFile);
-        }
-        if metadata.len() > MAX_BYTES {
-            return Err(SkipReason::TooLarge(metadata.len()));
-        }
-        // Opening it here reports an unreadable file before anything has started.
-        fs::File::open(&file).map_err(|error| to_skip_reason(&error))?;
-        Ok(file)
+        check_file(file)
     }
 
     fn skip_file(&mut self, path: String, reason: SkipReason) {
         self.skipped.push(SkippedFile { path, reason });
     }
+}
+
+/// Checks that a file can be opened and is small enough.
+fn check_file(file: PathBuf) -> Result<PathBuf, SkipReason> {
+    let metadata = fs::metadata(&file).map_err(|error| to_skip_reason(&error))?;
+    if !metadata.is_file() {
+        return Err(SkipReason::NotAFile);
+    }
+    if metadata.len() > MAX_BYTES {
+        return Err(SkipReason::TooLarge(metadata.len()));
+    }
+    // Opening it here reports an unreadable file before anything has started.
+    fs::File::open(&file).map_err(|error| to_skip_reason(&error))?;
+    Ok(file)
 }
 
 fn to_skip_reason(error: &io::Error) -> SkipReason {
@@ -170,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn files_are_sorted_without_hidden_ones_and_links_stay_inside() {
+    fn files_are_sorted_hidden_ones_are_named_and_links_stay_inside() {
         let outside = tempfile::tempdir().unwrap();
         write_file(outside.path(), "secret.txt", "secret");
         let root = tempfile::tempdir().unwrap();
@@ -195,7 +233,14 @@ mod tests {
             skipped.iter().map(|s| (s.path.as_str(), s.reason == SkipReason::Link)).collect();
         assert_eq!(
             reported,
-            [("broken.txt", false), ("folder", true), ("loop", true), ("outside.txt", true)]
+            [
+                (".git", false),
+                (".hidden", false),
+                ("broken.txt", false),
+                ("folder", true),
+                ("loop", true),
+                ("outside.txt", true)
+            ]
         );
     }
 

@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use millrace_protocol::plan::ReviewCheck;
-use millrace_protocol::result::{CriterionOutcome, Quotation, Source, SourceKind, TaskResult, Verdict};
+use millrace_protocol::result::{CriterionOutcome, Quotation, Source, TaskResult, Verdict};
 use millrace_protocol::schema;
 use regex::{Regex, RegexBuilder};
 use serde_json::Value;
@@ -184,15 +184,14 @@ fn find_citation_faults(result: &TaskResult, corpus: Option<&Corpus>) -> Vec<Str
     let listed: BTreeSet<&str> = result.sources.iter().map(|source| source.id.as_str()).collect();
     let unlisted = cited.difference(&listed).map(|mark| format!("[{mark}] names no listed source."));
     let uncited = listed.difference(&cited).map(|id| format!("Source {id} is not cited in the output."));
-    let documents = result.sources.iter().filter(|source| source.kind == SourceKind::Document);
-    let unread =
-        documents.filter(|source| corpus.and_then(|corpus| corpus.find_document(&source.location)).is_none());
+    let readable = result.sources.iter().filter(|source| citations::is_readable_source(source));
+    let unread = readable.filter(|source| corpus.and_then(|corpus| corpus.find_source(source)).is_none());
     let unread = unread.map(|source| format!("Source {} ({}) can't be read.", source.id, source.location));
     unlisted.chain(uncited).chain(unread).collect()
 }
 
-/// Reports quotations whose text is not at their lines. Sources that are not documents of the run can't be checked here and
-/// are skipped.
+/// Reports quotations whose text is not at their lines. Sources that are neither documents of the run nor kept web pages
+/// can't be checked here and are skipped.
 fn find_quotation_faults(result: &TaskResult, corpus: Option<&Corpus>) -> Vec<String> {
     let sources: BTreeMap<&str, &Source> =
         result.sources.iter().map(|source| (source.id.as_str(), source)).collect();
@@ -200,11 +199,8 @@ fn find_quotation_faults(result: &TaskResult, corpus: Option<&Corpus>) -> Vec<St
         let words: String = quotation.text.chars().take(60).collect();
         match sources.get(quotation.source.as_str()) {
             None => Some(format!("“{words}…” names the source {}, which is not listed.", quotation.source)),
-            Some(source) if source.kind != SourceKind::Document => None,
-            Some(source)
-                if corpus
-                    .is_some_and(|corpus| is_quotation_at_lines(corpus, &source.location, quotation)) =>
-            {
+            Some(source) if !citations::is_readable_source(source) => None,
+            Some(source) if corpus.is_some_and(|corpus| is_quotation_at_lines(corpus, source, quotation)) => {
                 None
             }
             Some(source) => Some(format!(
@@ -220,6 +216,8 @@ fn find_quotation_faults(result: &TaskResult, corpus: Option<&Corpus>) -> Vec<St
 #[cfg(test)]
 mod tests {
     use serde_json::json;
+
+    use millrace_protocol::result::SourceKind;
 
     use super::*;
     use crate::corpus::InputFile;
@@ -237,12 +235,14 @@ mod tests {
             title: id.into(),
             location: location.into(),
             sha256: None,
+            accessed_at: None,
         };
         let quotation = |source: &str, text: &str, first_line, last_line| Quotation {
             source: source.into(),
             text: text.into(),
             first_line,
             last_line,
+            place: None,
         };
         TaskResult {
             output: "It ends at noon [S1], so they say [S2].".into(),

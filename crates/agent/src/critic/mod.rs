@@ -122,9 +122,11 @@ impl ReviewEvidence {
     }
 
     fn list_tools(&self) -> Vec<Arc<dyn Tool>> {
-        let corpus = self.corpus.as_ref().filter(|corpus| !corpus.documents().is_empty());
-        let documents = corpus.into_iter().flat_map(|corpus| -> [Arc<dyn Tool>; 2] {
-            [search_documents_tool(corpus.clone()), read_document_tool(corpus.clone())]
+        let corpus = self.corpus.as_ref().filter(|corpus| corpus.has_sources());
+        let documents = corpus.into_iter().flat_map(|corpus| {
+            // Only documents of the run are searched; there is no need for that in kept pages.
+            let search = (!corpus.documents().is_empty()).then(|| search_documents_tool(corpus.clone()));
+            search.into_iter().chain([read_document_tool(corpus.clone())])
         });
         let results = self.results.iter().flat_map(|results| -> [Arc<dyn Tool>; 2] {
             [list_completed_tasks_tool(results.clone()), get_task_result_tool(results.clone())]
@@ -253,7 +255,8 @@ mod tests {
         assert_eq!(tool_names(&full, &task, small).len(), 7);
         let again = ReviewTask { review: 2, ..review_task() };
         assert_eq!(tool_names(&full, &again, small), Vec::<String>::new());
-        let quotation = Quotation { source: "S1".into(), text: "text".into(), first_line: 1, last_line: 1 };
+        let quotation =
+            Quotation { source: "S1".into(), text: "text".into(), first_line: 1, last_line: 1, place: None };
         let quoting = TaskResult { quotations: vec![quotation], ..review_task().result };
         let quoting = ReviewTask { result: quoting, ..review_task() };
         assert!(!tool_names(&full, &quoting, small).contains(&"read_document".to_owned()));

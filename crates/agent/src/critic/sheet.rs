@@ -216,9 +216,15 @@ mod tests {
 
     fn review_task(hostile: &str) -> ReviewTask {
         let text = || hostile.to_owned();
-        let source =
-            Source { id: text(), kind: SourceKind::Document, title: text(), location: text(), sha256: None };
-        let quotation = Quotation { source: text(), text: text(), first_line: 1, last_line: 2 };
+        let source = Source {
+            id: text(),
+            kind: SourceKind::Document,
+            title: text(),
+            location: text(),
+            sha256: None,
+            accessed_at: None,
+        };
+        let quotation = Quotation { source: text(), text: text(), first_line: 1, last_line: 2, place: None };
         ReviewTask {
             task_id: TaskId::new("t").unwrap(),
             objective: text(),
@@ -285,7 +291,8 @@ mod tests {
             ..task.result.sources[0].clone()
         };
         let words = "The Tarn weighs 1.4 kg.";
-        let quotation = Quotation { source: "S1".into(), text: words.into(), first_line: 3, last_line: 3 };
+        let quotation =
+            Quotation { source: "S1".into(), text: words.into(), first_line: 3, last_line: 3, place: None };
         task.result.sources = vec![source("S1")];
         task.result.output =
             format!("Light [S1].\n\n> {words} [S1] (line 3)\n\n## Sources\n\n- [S1] Tarn: tarn.md\n");

@@ -10,7 +10,7 @@ use super::checks::{build_criterion_outcome, find_faults, has_nothing_to_check};
 use crate::answers::{find_invented_numbers, find_repeated_result};
 use crate::citations::has_citations;
 use crate::corpus::Corpus;
-use crate::roles::{PRODUCER, RESEARCH};
+use crate::roles::{PRODUCER, RESEARCH, WEB_RESEARCH};
 
 /// Checked before any review.
 pub(crate) const NOT_EMPTY: &str = "The result is not empty.";
@@ -52,7 +52,9 @@ pub(crate) fn select_asked_criteria(criteria: &[String]) -> Vec<String> {
 /// number that its quotations do not have. Tasks with criteria of their own are always judged.
 pub(crate) fn is_settled_by_code(task: &ReviewTask, is_final: bool) -> bool {
     let ReviewTask { result, criteria, capability, objective, .. } = task;
-    if capability != RESEARCH || criteria.iter().any(|criterion| criterion != ANSWERS) {
+    if ![RESEARCH, WEB_RESEARCH].contains(&capability.as_str())
+        || criteria.iter().any(|criterion| criterion != ANSWERS)
+    {
         return false;
     }
     let is_grounded = || {
@@ -82,11 +84,12 @@ pub(crate) fn check_standing_criteria(
     criteria: &[String],
 ) -> Vec<CriterionOutcome> {
     let ReviewedResult { result, capability, corpus, inputs } = reviewed;
-    let is_cited_work = [RESEARCH, PRODUCER].contains(capability) || !result.sources.is_empty();
+    let is_cited_work = [RESEARCH, WEB_RESEARCH, PRODUCER].contains(capability) || !result.sources.is_empty();
     let is_named = |criterion: &str| criteria.iter().any(|named| named == criterion);
     // Without documents of the run there is nothing to compare quotations with.
     let uncompared = || {
-        let sources = result.sources.iter().map(|source| Source { kind: SourceKind::Web, ..source.clone() });
+        let unread = |source: &Source| Source { kind: SourceKind::Other, ..source.clone() };
+        let sources = result.sources.iter().map(unread);
         TaskResult { sources: sources.collect(), quotations: Vec::new(), ..(*result).clone() }
     };
     let without_documents = corpus.is_none().then(uncompared);

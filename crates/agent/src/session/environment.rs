@@ -9,6 +9,7 @@ use millrace_protocol::result::{ErrorKind, TaskError};
 use super::SessionError;
 use super::memory::MemoryFile;
 use crate::approval::ApprovalRules;
+use crate::corpus::pages::AttemptPages;
 use crate::files::{AgentFiles, Files};
 use crate::model::{DeltaListener, Model, ModelAbility};
 use crate::sources::OrderInputs;
@@ -105,6 +106,7 @@ impl<'a> SessionEnvironment<'a> {
             inherited,
             context,
             summarizer,
+            pages,
         } = conversation;
         let machine = match continued {
             Some(continued) => Machine::of_fork(brief, &continued.conversation, &continued.next),
@@ -123,6 +125,7 @@ impl<'a> SessionEnvironment<'a> {
             .with_listener(self.observer.as_ref())
             .with_files(self.files)
             .with_agent_files(files)
+            .with_pages(pages)
             .provider_timeout(self.provider_timeout)
             .with_check(check);
         // Boxed: the future of a running conversation is large.
@@ -167,6 +170,8 @@ pub(super) struct PreparedConversation {
     pub context: Option<ContextSettings>,
     /// The model that summarises it; `None` is its own.
     pub summarizer: Option<Arc<dyn Model>>,
+    /// The web pages that it reads, if it can.
+    pub pages: Option<Arc<AttemptPages>>,
 }
 
 /// A conversation that continues with another message.

@@ -4,10 +4,12 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use millrace_protocol::plan::DocumentSet;
+use millrace_protocol::result::{SourceKind, TaskResult};
 
 use super::documents::DocumentCache;
 use super::models::{ModelPool, ModelPreferences};
 use crate::corpus::Corpus;
+use crate::corpus::pages::{WebPage, read_page};
 use crate::model::{CreateModelError, ModelFactory, ModelSelection};
 use crate::sources::{OrderInputError, OrderInputs};
 
@@ -57,4 +59,58 @@ impl AgentHost {
     ) -> Result<Arc<Corpus>, OrderInputError> {
         self.documents.open_corpus(set, sources).await
     }
+
+    /// Returns the documents of a run, together with the web pages that a result cites, as they were when they were read.
+    ///
+    /// # Errors
+    /// One of them can't be fetched.
+    pub async fn open_sources_of_result(
+        &self,
+        set: Option<&DocumentSet>,
+        result: &TaskResult,
+        sources: &dyn OrderInputs,
+    ) -> Result<Option<Arc<Corpus>>, OrderInputError> {
+        let documents = match set {
+            None => None,
+            Some(set) => Some(self.documents.open_corpus(set, sources).await?),
+        };
+        add_kept_pages(documents, result, sources).await
+    }
+}
+
+/// Adds the web pages that a result cites to the documents, as they were when they were read.
+async fn add_kept_pages(
+    corpus: Option<Arc<Corpus>>,
+    result: &TaskResult,
+    sources: &dyn OrderInputs,
+) -> Result<Option<Arc<Corpus>>, OrderInputError> {
+    let mut pages = Vec::new();
+    for source in result.sources.iter().filter(|source| source.kind == SourceKind::Web) {
+        let Some(sha256) = source.sha256.clone() else { continue };
+        let page = WebPage {
+            url: source.location.clone(),
+            requested_url: None,
+            name: source.location.clone(),
+            title: Some(source.title.clone()),
+            accessed_at: source.accessed_at.unwrap_or_default(),
+            sha256,
+        };
+        match read_page(page, sources).await {
+            Ok(page) => pages.push(Arc::new(page)),
+            // The checks report it as a source that can't be read.
+            Err(OrderInputError::Broken(why)) => {
+                tracing::warn!(source = source.id, why, "cannot read a kept page")
+            }
+            Err(unavailable @ OrderInputError::Unavailable(_)) => return Err(unavailable),
+        }
+    }
+    if pages.is_empty() {
+        return Ok(corpus);
+    }
+    let documents = match corpus {
+        Some(corpus) => corpus.as_ref().clone(),
+        None => Corpus::build_or_load(Vec::new(), None)
+            .map_err(|error| OrderInputError::Broken(error.to_string()))?,
+    };
+    Ok(Some(Arc::new(documents.with_pages(pages))))
 }

@@ -38,6 +38,8 @@ use millrace_protocol::work::{Assignment, Order};
 
 use crate::answers::labels::PassageLabels;
 use crate::answers::{Findings, FindingsChecker, NumberedResults, Report, ReportChecker, findings, report};
+use crate::corpus::Corpus;
+use crate::corpus::pages::AttemptPages;
 use crate::files::{AgentFiles, CompositeFiles, Files};
 use crate::model::{AnswerSchema, Model, ModelAbility};
 use crate::roles::{self, DocumentList, WorkTask};
@@ -71,6 +73,8 @@ const READ: &str = "read_document";
 const LIST: &str = "list_completed_tasks";
 const GET: &str = "get_task_result";
 const THINK: &str = "think";
+/// The beginning of the names of built-in models.
+const BUILT_IN_MODEL: &str = "builtin:";
 
 /// A failure of a session.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -175,6 +179,12 @@ impl<'a> AgentSession<'a> {
             return Err(invalid_order_error("it is not a task").into());
         };
         let opened = self.open_model().await?;
+        let is_new = opened.beginning.prompt.is_none() && !opened.beginning.format.is_original();
+        // The built-in model answers from documents only, and says itself that there are none.
+        let has_memory = !opened.model.name().starts_with(BUILT_IN_MODEL);
+        if is_new && has_memory && self.has_no_sources() {
+            return Ok(no_sources_result());
+        }
         let format = opened.beginning.format;
         let task = WorkTask {
             task_id: task.clone(),
@@ -204,7 +214,9 @@ impl<'a> AgentSession<'a> {
         };
         let schema = match spec.answer {
             AnswerForm::Findings => {
-                findings::findings_schema(self.inputs.corpus.as_deref(), format, !excerpt.has_passages)
+                // Web pages have names that are not known yet.
+                let listed = self.inputs.corpus.as_deref().filter(|_| !self.reads_web());
+                findings::findings_schema(listed, format, !excerpt.has_passages || self.reads_web())
             }
             AnswerForm::Report => report::report_schema(format),
             AnswerForm::Text => None,
@@ -236,12 +248,15 @@ impl<'a> AgentSession<'a> {
             AnswerForm::Findings => {
                 let labels = PassageLabels::read_from_prompt(conversation.newest_task());
                 let used = inputs.list_used_results();
-                let checker = FindingsChecker::new(&order.objective, corpus, labels, used, format);
-                let check = |answer: Findings| checker.check_findings(answer);
+                let checker = FindingsChecker::new(&order.objective, labels, used, format);
+                let pages = conversation.pages.clone();
+                let list_sources =
+                    || pages.as_ref().map(|pages| pages.list_sources()).or_else(|| corpus.cloned());
+                let check = |answer: Findings| checker.check_findings(answer, list_sources().as_ref());
                 let work = env.run_conversation(attempt, conversation, &check).await?;
-                let result =
-                    findings::resolve_findings(&work.answer, corpus).map_err(repeated_check_error)?;
-                Ok(complete_result(result, work))
+                let sources = list_sources();
+                let result = findings::resolve_findings(&work.answer, sources.as_ref());
+                Ok(complete_result(result.map_err(repeated_check_error)?, work))
             }
             AnswerForm::Report => {
                 let none = NumberedResults::default();
@@ -266,6 +281,18 @@ impl<'a> AgentSession<'a> {
                 Ok(complete_result(result, work))
             }
         }
+    }
+
+    /// `true` if it answers from sources and there are none: a model would answer from memory.
+    fn has_no_sources(&self) -> bool {
+        let has_documents = self.inputs.corpus.as_deref().is_some_and(Corpus::has_sources);
+        let is_bound = self.spec.answer == AnswerForm::Findings && self.spec.instructions.is_empty();
+        is_bound && !has_documents && !self.reads_web() && self.order.inputs.is_empty() && self.fork.is_none()
+    }
+
+    /// `true` if it has a tool that reads web pages.
+    fn reads_web(&self) -> bool {
+        self.env.tools.iter().any(|tool| tool.reads_pages())
     }
 
     /// Withdraws the tools that a small model does not need: it repeats their calls in place of an answer. Where the prompt has
@@ -349,6 +376,9 @@ impl<'a> AgentSession<'a> {
             None => context,
         };
         let format = beginning.format;
+        let pages = env.tools.iter().any(|tool| tool.reads_pages());
+        let pages = pages.then(|| AttemptPages::new(env.sources.clone(), inputs.corpus.as_deref()));
+        let pages = pages.transpose().map_err(|error| invalid_order_error(&error.to_string()))?.map(Arc::new);
         let references: Vec<ToolReference> =
             spec.tools.iter().filter(|tool| !useless_tools.contains(&tool.name.as_str())).cloned().collect();
         let own = std::mem::take(&mut env.tools).into_iter().map(|tool| {
@@ -390,11 +420,12 @@ impl<'a> AgentSession<'a> {
             None => restore_prompt(brief, beginning),
         };
         let records = order.shared.is_some() || (can_wait && spec.revise == RevisionMode::SameConversation);
+        let files = agent_files;
         Ok(PreparedConversation {
             brief,
             toolbox,
             model,
-            files: agent_files,
+            files,
             state,
             approvals,
             can_wait,
@@ -403,6 +434,7 @@ impl<'a> AgentSession<'a> {
             inherited,
             context,
             summarizer,
+            pages,
         })
     }
 
@@ -439,6 +471,16 @@ fn open_agent_files(spec: &AgentSpec, files: Arc<dyn Files>) -> Result<AgentFile
 fn complete_result<A>(result: TaskResult, work: AnsweredWork<A>) -> TaskResult {
     let UsageTotals { usage, models } = work.spent;
     TaskResult { usage, models, artifacts: work.artifacts, ..result }
+}
+
+/// The result of a question that there is nothing to answer from.
+fn no_sources_result() -> TaskResult {
+    let summary = "No sources: the run has no documents, and web pages are not read here.";
+    let output = format!(
+        "{summary} The question was not answered, since an answer from a model's memory can't be checked. Add documents \
+         with --docs, or allow the web with --web."
+    );
+    TaskResult { summary: summary.into(), output, answered: Some(false), ..TaskResult::default() }
 }
 
 /// The most tokens of one reply.

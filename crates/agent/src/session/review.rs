@@ -137,17 +137,19 @@ impl AgentHost {
         files: Option<Arc<dyn Files>>,
     ) -> Result<(ReviewTask, ReviewEvidence), SessionError> {
         let result = sources.read_result(input).await?;
-        let corpus = match &order.documents {
+        let documents = match &order.documents {
             None => None,
             Some(set) => Some(self.documents.open_corpus(set, sources.as_ref()).await?),
         };
+        let list = documents.as_deref().map(DocumentList::from_corpus).unwrap_or_default();
+        let corpus = self.open_sources_of_result(order.documents.as_ref(), &result, sources.as_ref()).await?;
         let sheet = ReviewTask {
             task_id: task.clone(),
             objective: order.objective.clone(),
             run_objective: order.mission.clone(),
             capability: order.capability.to_string(),
             criteria: criteria.to_vec(),
-            documents: corpus.as_deref().map(DocumentList::from_corpus).unwrap_or_default(),
+            documents: list,
             result,
             is_cut: false,
             review,
@@ -278,6 +280,7 @@ impl PanelReview<'_> {
             context: None,
             summarizer: None,
             records: false,
+            pages: None,
         };
         let expected = JudgementValidator::new(self.task, &self.sheet.criteria, format);
         let check = |judgement: Judgement| expected.validate_judgement(judgement);

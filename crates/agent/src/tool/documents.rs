@@ -125,8 +125,13 @@ fn format_search_results(corpus: &Corpus, results: &SearchResults<'_>) -> String
     }
     for hit in &results.hits {
         let SearchHit { document, first_line, last_line, score } = hit;
-        write!(text, "\n== lines {first_line} to {last_line} of {}, score {score:.2}\n", document.path)
-            .expect(TO_STRING);
+        let place = format_place(document, *first_line, *last_line);
+        writeln!(
+            text,
+            "\n== lines {first_line} to {last_line} of {}, score {score:.2}{place}",
+            document.path
+        )
+        .expect(TO_STRING);
         append_numbered_lines(document, *first_line, *last_line, usize::MAX, &mut text);
     }
     text
@@ -149,7 +154,16 @@ fn format_requested_lines(corpus: &Corpus, arguments: &ReadDocumentArguments) ->
     let last = last.min(count).min(first + MAX_READ_LINES - 1);
     let mut lines = String::new();
     let shown = append_numbered_lines(document, first, last, MAX_READ_CHARS, &mut lines);
-    Ok(format!("== lines {first} to {shown} of {count}, {}: {}\n{lines}", document.path, document.title))
+    let place = format_place(document, first, shown);
+    Ok(format!(
+        "== lines {first} to {shown} of {count}, {}: {}{place}\n{lines}",
+        document.path, document.title
+    ))
+}
+
+/// Formats the page, slide, sheet or section of lines, if the document has any.
+fn format_place(document: &Document, first: usize, last: usize) -> String {
+    document.place_of_lines(first, last).map(|place| format!(", {place}")).unwrap_or_default()
 }
 
 /// Appends numbered lines, at least one, up to `limit` characters; returns the number of the last one.
@@ -178,8 +192,7 @@ const TO_STRING: &str = "writing to a String can't fail";
 pub(crate) fn unknown_document_error(corpus: &Corpus, path: &str) -> String {
     let wanted: String = path.chars().take(200).collect();
     let mut nearest: Vec<(usize, &str)> = corpus
-        .documents()
-        .iter()
+        .documents_and_pages()
         .map(|document| {
             (path_distance(&wanted.to_lowercase(), &document.path.to_lowercase()), document.path.as_str())
         })

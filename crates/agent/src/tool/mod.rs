@@ -33,6 +33,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use crate::corpus::pages::PageContent;
 use crate::files::{AgentFiles, FileChanges};
 use crate::turn::{ArtifactChange, ForkedConversation};
 
@@ -82,6 +83,11 @@ pub trait Tool: Send + Sync {
     /// `true` if the tool limits its results itself, to at most about 100,000 characters. A longer result of any other
     /// tool is stored in a file, and the model sees both ends of it.
     fn has_bounded_output(&self) -> bool {
+        false
+    }
+
+    /// `true` if its outputs have web pages, which can be cited.
+    fn reads_pages(&self) -> bool {
         false
     }
 
@@ -201,6 +207,8 @@ pub struct Output {
     pub artifacts: Vec<ArtifactChange>,
     /// The changes in a program's working folder. They are in the journal before they are written.
     pub changes: Option<Box<FileChanges>>,
+    /// The web page that was read. It is kept, and can be cited like a document.
+    pub page: Option<Box<PageContent>>,
 }
 
 impl From<String> for Output {

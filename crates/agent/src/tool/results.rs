@@ -289,8 +289,15 @@ mod tests {
             title: "A".into(),
             location: "a.txt".into(),
             sha256: None,
+            accessed_at: None,
         };
-        let quotation = Quotation { source: "S1".into(), text: "q".repeat(300), first_line: 1, last_line: 2 };
+        let quotation = Quotation {
+            source: "S1".into(),
+            text: "q".repeat(300),
+            first_line: 1,
+            last_line: 2,
+            place: None,
+        };
         TaskResult {
             summary: "s".into(),
             output: "äb".repeat(20_000),

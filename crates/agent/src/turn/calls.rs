@@ -31,6 +31,7 @@ use super::large::limit_result_size;
 use super::record::{BegunCallsStep, FileChangesStep, ToolCallRecord, to_millis};
 use super::{AttemptName, DriveError, Journal, RecordedChanges, ValidatedToolCall};
 use crate::approval::{ApprovalRules, digest_of_call};
+use crate::corpus::pages::{AttemptPages, PageContent};
 use crate::files::{AgentFiles, FileChanges, Files};
 use crate::model::ToolResult;
 use crate::tool::{Call, Effect, ModelCallBudget, Output, Tool, ToolError, Toolbox, describe_wait_end};
@@ -46,6 +47,8 @@ effect, do not repeat it; if not, make the call again.";
 enum CallEnd {
     /// It has a result.
     Result(Box<ToolCallRecord>),
+    /// It has a result, and a web page to keep.
+    Page(Box<ToolCallRecord>, Box<PageContent>),
     /// It has a result, and changes children.
     Delegated(Box<ToolCallRecord>, Delegation),
     /// It has a result, and a program that it ran changed files.
@@ -72,6 +75,8 @@ pub(super) struct ToolCallRunner<'a> {
     pub can_wait: bool,
     /// The amounts of `budget` at the beginning of the turn.
     pub left_amounts: ResourceAmounts,
+    /// The web pages that the attempt has read, if it can.
+    pub pages: Option<&'a AttemptPages>,
     /// The conversation, for calls that fork it; `None` if no call of the turn delegates.
     pub fork: Option<ForkedConversation>,
 }
@@ -172,6 +177,11 @@ impl ToolCallRunner<'_> {
         while let Some((index, result)) = running.next().await {
             match result {
                 Ok(CallEnd::Result(result)) => {
+                    journal.append_step(&names[index], &encode_step(&result)).await?;
+                    results[index] = Some(*result);
+                }
+                Ok(CallEnd::Page(mut result, page)) => {
+                    self.keep_page(&mut result, *page, journal).await?;
                     journal.append_step(&names[index], &encode_step(&result)).await?;
                     results[index] = Some(*result);
                 }
@@ -371,6 +381,12 @@ impl ToolCallRunner<'_> {
             let index = open.remove(at);
             let result: ToolCallRecord = decode_step(&names[index], value)?;
             self.budget.lock().await.charge_usage(&result.usage);
+            if let (Some(page), Some(pages)) = (&result.page, self.pages) {
+                pages.restore_page(page).await.map_err(|error| DriveError::Tool {
+                    tool: calls[index].tool.clone(),
+                    reason: error.to_string(),
+                })?;
+            }
             if let Some(tool) = self.find_tool(&calls[index]) {
                 let call = self.call_context(index, ResourceAmounts::default());
                 let changed = match &approvals[index] {
@@ -382,6 +398,30 @@ impl ToolCallRunner<'_> {
             results[index] = Some(result);
         }
         Ok(results)
+    }
+
+    /// Keeps a web page, so that it can be cited and checked whatever becomes of it.
+    async fn keep_page(
+        &self,
+        record: &mut ToolCallRecord,
+        content: PageContent,
+        journal: &mut dyn Journal,
+    ) -> Result<(), DriveError> {
+        let Some(pages) = self.pages else { return Ok(()) };
+        let document = pages.name_page(content);
+        journal.store_blob(document.text().as_bytes().to_vec()).await?;
+        if let Some(page) = &document.page
+            && page.name != page.url
+        {
+            let text = &mut record.result.text;
+            text.push_str(&format!(
+                "\nThe page has changed since you read it before; cite this version as {}.",
+                page.name
+            ));
+        }
+        record.page = document.page.clone().map(Box::new);
+        pages.add_page(document);
+        Ok(())
     }
 
     /// The share of a task that a call delegates: its attempt keeps as much as each of them.
@@ -463,7 +503,7 @@ impl ToolCallRunner<'_> {
         let fork = self.fork.as_ref().filter(|_| tool.delegated_tasks() > 0);
         let fork = fork.map(|fork| Arc::new(fork.at_call(&call.call_id)));
         let context = Call { deadline, is_approved, fork, ..self.call_context(index, share) };
-        let (mut delegation, mut changed_files) = (None, None);
+        let (mut delegation, mut changed_files, mut page) = (None, None, None);
         let arguments = changed.clone().unwrap_or_else(|| call.arguments.clone());
         let work = AssertUnwindSafe(async { tool.call(arguments, &context).await }).catch_unwind();
         let outcome = match self.left {
@@ -479,8 +519,9 @@ impl ToolCallRunner<'_> {
                 delegation: children,
                 artifacts,
                 changes,
+                page: read,
             }))) => {
-                (delegation, changed_files) = (children, changes);
+                (delegation, changed_files, page) = (children, changes, read);
                 let record = build_call_record(call, text, false);
                 ToolCallRecord { usage, models, delegated, artifacts, ..record }
             }
@@ -519,10 +560,11 @@ impl ToolCallRunner<'_> {
         if !tool.has_bounded_output() {
             result = self.limit_size(result, index, &context.key).await;
         }
-        Ok(match (delegation, changed_files) {
-            (Some(delegation), _) => CallEnd::Delegated(Box::new(result), *delegation),
-            (None, Some(changes)) => CallEnd::Changed(Box::new(result), changes),
-            (None, None) => CallEnd::Result(Box::new(result)),
+        Ok(match (delegation, changed_files, page) {
+            (Some(delegation), _, _) => CallEnd::Delegated(Box::new(result), *delegation),
+            (None, Some(changes), _) => CallEnd::Changed(Box::new(result), changes),
+            (None, None, Some(page)) => CallEnd::Page(Box::new(result), page),
+            (None, None, None) => CallEnd::Result(Box::new(result)),
         })
     }
 
@@ -545,7 +587,7 @@ async fn store_forks(children: &mut [TaskSpec], journal: &mut dyn Journal) -> Re
 fn build_call_record(call: &ValidatedToolCall, text: String, is_error: bool) -> ToolCallRecord {
     let result = ToolResult { call_id: call.call_id.clone(), text, is_error };
     let (usage, models, delegated) = (Usage::default(), ModelUsage::new(), Usage::default());
-    ToolCallRecord { result, usage, models, delegated, artifacts: Vec::new(), took_ms: 0 }
+    ToolCallRecord { result, usage, models, delegated, artifacts: Vec::new(), page: None, took_ms: 0 }
 }
 
 /// Extracts the message of a panic.

@@ -25,6 +25,7 @@ use super::{
     WorkFailure, WorkOutcome, WorkSummary,
 };
 use crate::approval::ApprovalRules;
+use crate::corpus::pages::AttemptPages;
 use crate::files::{AgentFiles, Files};
 use crate::model::{Delta, DeltaListener, Model, ModelError, Reply, Request};
 use crate::state::StateRules;
@@ -46,6 +47,7 @@ pub struct Driver<'a, A> {
     attempt: AttemptName,
     files: Option<Arc<dyn Files>>,
     agent_files: Option<AgentFiles>,
+    pages: Option<Arc<AttemptPages>>,
     check: Option<&'a AnswerCheck<'a, A>>,
     provider_timeout: Duration,
     approvals: ApprovalRules,
@@ -68,6 +70,7 @@ impl<'a, A: Answer> Driver<'a, A> {
             attempt,
             files: None,
             agent_files: None,
+            pages: None,
             check: None,
             provider_timeout: DEFAULT_PROVIDER_TIMEOUT,
             approvals: ApprovalRules::default(),
@@ -132,6 +135,12 @@ impl<'a, A: Answer> Driver<'a, A> {
     #[must_use]
     pub fn with_agent_files(self, agent_files: Option<AgentFiles>) -> Self {
         Self { agent_files, ..self }
+    }
+
+    /// Keeps the web pages that tools read, if they can be cited.
+    #[must_use]
+    pub fn with_pages(self, pages: Option<Arc<AttemptPages>>) -> Self {
+        Self { pages, ..self }
     }
 
     /// Sets the check that answers must pass.
@@ -200,6 +209,7 @@ impl<'a, A: Answer> Driver<'a, A> {
                         approvals,
                         can_wait,
                         left_amounts,
+                        pages: self.pages.as_deref(),
                         fork,
                     };
                     let results = turn.run_calls(calls, self.journal).await?;

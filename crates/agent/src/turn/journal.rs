@@ -105,6 +105,15 @@ pub trait Journal: Send {
         .boxed()
     }
 
+    /// Stores bytes under their SHA-256, for later readers of the run. It is not a step. The default has no store.
+    ///
+    /// # Errors
+    /// As for [`Journal::append_step`].
+    fn store_blob(&mut self, bytes: Vec<u8>) -> BoxFuture<'_, Result<(), JournalError>> {
+        drop(bytes);
+        ready(Ok(())).boxed()
+    }
+
     /// Notes that the wait is interrupted by a request to the provider.
     fn interrupt_wait(&mut self) {}
 
@@ -170,6 +179,10 @@ impl<J: Journal + ?Sized> Journal for &mut J {
         stored: &'a InlineOrStoredBytes,
     ) -> BoxFuture<'a, Result<Vec<u8>, JournalError>> {
         (**self).load_value(stored)
+    }
+
+    fn store_blob(&mut self, bytes: Vec<u8>) -> BoxFuture<'_, Result<(), JournalError>> {
+        (**self).store_blob(bytes)
     }
 
     fn interrupt_wait(&mut self) {

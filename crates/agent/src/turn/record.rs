@@ -7,6 +7,7 @@ use millrace_protocol::result::{ModelUsage, Usage};
 use serde::{Deserialize, Serialize};
 
 use super::{ArtifactChange, ContextSettings, ConversationFormat, RecordedChanges, UsageTotals};
+use crate::corpus::pages::WebPage;
 use crate::material::keep_beginning_and_end;
 use crate::model::{Message, Reply, Request, ToolResult};
 use crate::state::StateRules;
@@ -156,6 +157,9 @@ pub struct ToolCallRecord {
     /// The files that the call changed.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub artifacts: Vec<ArtifactChange>,
+    /// The web page that the call has read.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub page: Option<Box<WebPage>>,
     /// The duration in milliseconds.
     #[serde(default)]
     pub took_ms: u64,

@@ -139,6 +139,7 @@ pub fn result(id: &str, text: &str) -> ToolCallRecord {
         models: BTreeMap::new(),
         delegated: Usage::default(),
         artifacts: Vec::new(),
+        page: None,
         took_ms: 0,
     }
 }

@@ -3,16 +3,15 @@
 
 use dom_query::{Document, NodeRef};
 use dom_smoothie::Readability;
-use encoding_rs::{Encoding, UTF_8, WINDOWS_1252};
-use millrace_agent::markdown::{TooDeep, is_deeper};
+use encoding_rs::{UTF_8, WINDOWS_1252};
+use millrace_documents::markdown::{TooDeep, is_deeper};
+use millrace_documents::text::find_declared_encoding;
 use millrace_protocol::safe_text::strip_control_characters;
 
 /// Maximum nesting of HTML: the converter is recursive and has a stack of [`PARSER_STACK_SIZE`] bytes.
 const MAX_NESTING: usize = 1_000;
 /// Several times the stack that [`MAX_NESTING`] levels need, even in an unoptimised build.
 const PARSER_STACK_SIZE: usize = 128 * 1024 * 1024;
-/// Number of bytes searched for a `meta` element with the character set.
-const META_CHARSET_SEARCH_BYTES: usize = 2_048;
 /// If the readable part is less than one in this many bytes of the page, it was chosen badly and the whole page is used.
 const READABLE_SHARE: usize = 10;
 /// Maximum length of a title in characters.
@@ -77,27 +76,16 @@ fn guess_text_kind(body: &[u8]) -> Option<(TextKind, String)> {
 /// Decodes a body by its byte order mark, else by the content type, else by the character set in the page, else as UTF-8
 /// if it is valid, else as windows-1252.
 pub(crate) fn decode_to_utf8(content_type: Option<&str>, body: &[u8]) -> String {
-    let declared = content_type.and_then(|text| find_charset(text.as_bytes())).or_else(|| {
-        let start = &body[..body.len().min(META_CHARSET_SEARCH_BYTES)];
+    let declared = content_type.and_then(|text| find_declared_encoding(text.as_bytes())).or_else(|| {
         // A page that could be parsed up to here is not UTF-16, even if it claims to be.
-        find_charset(start).map(|encoding| if encoding.is_ascii_compatible() { encoding } else { UTF_8 })
+        find_declared_encoding(body)
+            .map(|encoding| if encoding.is_ascii_compatible() { encoding } else { UTF_8 })
     });
     // A truncated body may end inside a character.
     let cut = body.len() >= super::fetch::MAX_BODY;
     let valid = || std::str::from_utf8(body).map_or_else(|e| cut && e.error_len().is_none(), |_| true);
     let fallback = || if valid() { UTF_8 } else { WINDOWS_1252 };
     declared.unwrap_or_else(fallback).decode(body).0.into_owned()
-}
-
-fn find_charset(bytes: &[u8]) -> Option<&'static Encoding> {
-    let text = String::from_utf8_lossy(bytes).to_lowercase();
-    let after = text.split("charset").nth(1)?.trim_start().strip_prefix('=')?;
-    let label: String = after
-        .trim_start_matches([' ', '"', '\''])
-        .chars()
-        .take_while(|c| c.is_ascii_alphanumeric() || "-_:.+".contains(*c))
-        .collect();
-    Encoding::for_label(label.as_bytes())
 }
 
 /// Converts decoded text to a page, on a separate thread with a large stack. A panic of the converter is an error.
@@ -136,7 +124,7 @@ fn readable_page(html: &str, url: &str) -> Result<Page, String> {
 fn html_to_markdown(html: &str) -> Result<String, String> {
     let skipped =
         ["script", "style", "noscript", "template", "svg", "img", "iframe", "title", "button", "form"];
-    millrace_agent::markdown::html_to_markdown(html, &skipped, MAX_NESTING).map_err(html_error)
+    millrace_documents::markdown::html_to_markdown(html, &skipped, MAX_NESTING).map_err(html_error)
 }
 
 fn html_error(fault: TooDeep) -> String {

@@ -374,8 +374,13 @@ fn format_quotations(choice: &SelectedSentences) -> (Vec<Passage>, String) {
             if !quotations.contains(&quotation) {
                 quotations.push(quotation);
                 let number = quotations.len().to_string();
-                let shown =
-                    Quotation { source: number.clone(), text: sentence.text.clone(), first_line, last_line };
+                let shown = Quotation {
+                    source: number.clone(),
+                    text: sentence.text.clone(),
+                    first_line,
+                    last_line,
+                    place: None,
+                };
                 output.push_str(&citations::format_block_quote(&shown, &number));
                 output.push('\n');
             }

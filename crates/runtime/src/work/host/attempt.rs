@@ -260,6 +260,18 @@ impl AttemptContext {
         }
     }
 
+    /// Stores bytes in the blob store, under their SHA-256.
+    ///
+    /// # Errors
+    /// As for a step.
+    pub async fn store_blob(&mut self, bytes: &[u8]) -> Result<(), TaskError> {
+        self.check_journal_is_writable()?;
+        match self.bus.blobs().put_blob(bytes).await {
+            Ok(_) => Ok(()),
+            Err(fault) => Err(self.end_with_storing_fault(fault)),
+        }
+    }
+
     /// Appends a note for observers, which also counts as progress for time limits.
     ///
     /// # Errors

@@ -1,0 +1,144 @@
+//! Web pages as documents. A page that a tool has fetched is kept by its content: its text in lines is a blob, and its
+//! address, title and time are in the journal, so that every later reader sees the page as it was fetched.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+
+use super::{Corpus, CorpusError, Document, encode_hex, normalize_text};
+use crate::sources::{OrderInputError, OrderInputs};
+
+/// A kept web page, without its text.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WebPage {
+    /// The address that it was read from, after redirects.
+    pub url: String,
+    /// The address that was requested, if it is another one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub requested_url: Option<String>,
+    /// The name by which it is cited: its address, with a number if the attempt has read other versions of it before.
+    pub name: String,
+    /// Its title.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub title: Option<String>,
+    /// The time at which it was read.
+    pub accessed_at: Timestamp,
+    /// The SHA-256 of its text in lines, in hexadecimal: the name of the blob.
+    pub sha256: String,
+}
+
+/// A web page as a tool returns it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PageContent {
+    /// The address that it was read from, after redirects.
+    pub url: String,
+    /// The address that was requested.
+    pub requested_url: String,
+    /// Its title.
+    pub title: Option<String>,
+    /// The time at which it was read.
+    pub accessed_at: Timestamp,
+    /// Its text, as [`split_page_into_lines`] returns it.
+    pub text: String,
+}
+
+/// Returns the text of a page in the lines by which it is cited.
+#[must_use]
+pub fn split_page_into_lines(text: &str) -> String {
+    normalize_text(text)
+}
+
+impl Document {
+    /// `true` if it is a web page with this name or requested address. A fragment of an address is ignored.
+    pub(super) fn is_named(&self, name: &str) -> bool {
+        let address = name.split('#').next().unwrap_or(name);
+        let is_same =
+            |known: &str| known == name || known.trim_end_matches('/') == address.trim_end_matches('/');
+        let requested = self.page.as_ref().and_then(|page| page.requested_url.as_deref());
+        is_same(&self.path) || requested.is_some_and(is_same)
+    }
+}
+
+/// The web pages that an attempt has read.
+pub struct AttemptPages {
+    sources: Arc<dyn OrderInputs>,
+    /// The documents of the run.
+    documents: Corpus,
+    pages: Mutex<Vec<Arc<Document>>>,
+}
+
+impl AttemptPages {
+    /// Creates an empty list next to the documents of the run. The texts of recorded pages are read from `sources`.
+    ///
+    /// # Errors
+    /// As for [`Corpus::build_or_load`].
+    pub fn new(sources: Arc<dyn OrderInputs>, documents: Option<&Corpus>) -> Result<Self, CorpusError> {
+        let documents =
+            documents.map_or_else(|| Corpus::build_or_load(Vec::new(), None), |all| Ok(all.clone()))?;
+        Ok(Self { sources, documents, pages: Mutex::default() })
+    }
+
+    /// Returns the document that a fetched page becomes. It is not added yet.
+    #[must_use]
+    pub fn name_page(&self, content: PageContent) -> Document {
+        let PageContent { url, requested_url, title, accessed_at, text } = content;
+        let sha256 = encode_hex(&Sha256::digest(text.as_bytes()));
+        let pages = self.lock();
+        let versions = || pages.iter().filter_map(|page| page.page.as_ref()).filter(|page| page.url == url);
+        let name = match versions().find(|page| page.sha256 == sha256) {
+            Some(same) => same.name.clone(),
+            None => match versions().count() {
+                0 => url.clone(),
+                earlier => format!("{url} ({})", earlier + 1),
+            },
+        };
+        let requested_url = Some(requested_url).filter(|requested| *requested != url);
+        Document::from_web_page(WebPage { url, requested_url, name, title, accessed_at, sha256 }, &text)
+    }
+
+    /// Adds a page.
+    pub fn add_page(&self, page: Document) {
+        let mut pages = self.lock();
+        if pages.iter().all(|known| known.path != page.path) {
+            pages.push(Arc::new(page));
+        }
+    }
+
+    /// Adds a page that the journal has recorded.
+    ///
+    /// # Errors
+    /// Its text can't be read.
+    pub async fn restore_page(&self, page: &WebPage) -> Result<(), OrderInputError> {
+        self.add_page(read_page(page.clone(), self.sources.as_ref()).await?);
+        Ok(())
+    }
+
+    /// Returns the documents of the run together with the pages so far.
+    #[must_use]
+    pub fn list_sources(&self) -> Corpus {
+        self.documents.with_pages(self.lock().clone())
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Vec<Arc<Document>>> {
+        self.pages.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Reads a kept page.
+///
+/// # Errors
+/// Its blob can't be read, or has another content.
+pub async fn read_page(page: WebPage, sources: &dyn OrderInputs) -> Result<Document, OrderInputError> {
+    let broken = |why: &str| OrderInputError::Broken(format!("the kept text of {} {why}", page.url));
+    if page.sha256.len() != 64 || !page.sha256.bytes().all(|byte| byte.is_ascii_hexdigit()) {
+        return Err(broken("has an invalid SHA-256"));
+    }
+    let bytes = sources.read_blob(&page.sha256).await?;
+    if encode_hex(&Sha256::digest(&bytes)) != page.sha256 {
+        return Err(broken("has another content"));
+    }
+    let text = String::from_utf8(bytes).map_err(|_| broken("is not UTF-8"))?;
+    Ok(Document::from_web_page(page, &text))
+}

@@ -1,0 +1,229 @@
+//! Web pages as sources: a page that a tool has read is kept, cited by line like a document, and the same after a takeover,
+//! also if the page has changed.
+
+#![allow(clippy::unwrap_used, reason = "a test and its helpers may panic")]
+
+use std::collections::BTreeMap;
+use std::future::ready;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+
+use futures::FutureExt;
+use futures::future::BoxFuture;
+use jiff::Timestamp;
+use millrace_agent::corpus::pages::{PageContent, split_page_into_lines};
+use millrace_agent::model::ModelFactory;
+use millrace_agent::session::{AgentHost, AgentSession, HostSettings, SessionEnvironment, SessionError};
+use millrace_agent::sources::{OrderInputError, OrderInputs};
+use millrace_agent::spec::{AgentSpec, ToolNames};
+use millrace_agent::tool::{Call, Output, Tool, ToolError, ToolSpec};
+use millrace_agent::turn::{Journal, JournalError, JournalStep, MemoryJournal};
+use millrace_protocol::ids::{RunId, TaskId};
+use millrace_protocol::plan::Work;
+use millrace_protocol::result::{SourceKind, TaskResult};
+use millrace_protocol::work::{InputResult, Order};
+use serde_json::{Value, json};
+use sha2::{Digest, Sha256};
+
+const URL: &str = "https://mills.example/wheel";
+const READER: &str = "\
+name: reader
+description: Reads the web.
+answer: findings
+instructions: Read.
+tools: [fetch_url]
+";
+
+/// Blobs by their SHA-256, shared by all workers of a run.
+#[derive(Clone, Default)]
+struct Blobs(Arc<Mutex<BTreeMap<String, Vec<u8>>>>);
+
+impl OrderInputs for Blobs {
+    fn read_result<'a>(&'a self, _: &'a InputResult) -> BoxFuture<'a, Result<TaskResult, OrderInputError>> {
+        ready(Err(OrderInputError::Broken("no results".into()))).boxed()
+    }
+
+    fn read_blob<'a>(&'a self, sha256: &'a str) -> BoxFuture<'a, Result<Vec<u8>, OrderInputError>> {
+        let blob = self.0.lock().unwrap().get(sha256).cloned();
+        ready(blob.ok_or_else(|| OrderInputError::Broken("not there".into()))).boxed()
+    }
+}
+
+/// A journal in memory with a blob store.
+#[derive(Default)]
+struct StoringJournal {
+    journal: MemoryJournal,
+    blobs: Blobs,
+}
+
+impl Journal for StoringJournal {
+    fn read_recorded_step<'a>(
+        &'a mut self,
+        names: &'a [String],
+    ) -> BoxFuture<'a, Result<Option<(usize, Value)>, JournalError>> {
+        self.journal.read_recorded_step(names)
+    }
+
+    fn peek_recorded_step(&mut self) -> BoxFuture<'_, Result<Option<(String, Value)>, JournalError>> {
+        self.journal.peek_recorded_step()
+    }
+
+    fn append_step<'a>(
+        &'a mut self,
+        name: &'a str,
+        value: &'a Value,
+    ) -> BoxFuture<'a, Result<(), JournalError>> {
+        self.journal.append_step(name, value)
+    }
+
+    fn store_blob(&mut self, bytes: Vec<u8>) -> BoxFuture<'_, Result<(), JournalError>> {
+        let name = Sha256::digest(&bytes).iter().map(|byte| format!("{byte:02x}")).collect();
+        self.blobs.0.lock().unwrap().insert(name, bytes);
+        ready(Ok(())).boxed()
+    }
+}
+
+/// A page that says something else each time it is read.
+#[derive(Default)]
+struct ChangingPage(AtomicUsize);
+
+impl Tool for ChangingPage {
+    fn spec(&self) -> ToolSpec {
+        let schema =
+            json!({"type": "object", "properties": {"url": {"type": "string"}}, "required": ["url"]});
+        ToolSpec { name: "fetch_url".into(), description: "Fetches.".into(), schema }
+    }
+
+    fn reads_pages(&self) -> bool {
+        true
+    }
+
+    fn call<'a>(&'a self, arguments: Value, _: &'a Call) -> BoxFuture<'a, Result<Output, ToolError>> {
+        let number = self.0.fetch_add(1, Ordering::SeqCst) + 1;
+        let text = split_page_into_lines(&format!("# Wheel\n\nThe wheel number {number} turns.\nIt is old."));
+        let page = PageContent {
+            url: URL.into(),
+            requested_url: arguments["url"].as_str().unwrap().to_owned(),
+            title: Some("Of wheels".into()),
+            accessed_at: Timestamp::UNIX_EPOCH,
+            text: text.clone(),
+        };
+        ready(Ok(Output { page: Some(Box::new(page)), ..Output::from(text) })).boxed()
+    }
+}
+
+struct FetchName;
+
+impl ToolNames for FetchName {
+    fn names(&self) -> Vec<&str> {
+        vec!["fetch_url"]
+    }
+
+    fn has_settings(&self, _: &str) -> bool {
+        true
+    }
+}
+
+fn fetch(url: &str) -> Value {
+    json!({"calls": [{"fetch_url": {"url": url}}]})
+}
+
+fn answer(document: &str, line: u32) -> Value {
+    let quotation = json!({"document": document, "first_line": line, "last_line": line});
+    json!({"answer": {"quotations": [quotation], "output": "It turns [1].", "summary": "It turns [1]."}})
+}
+
+/// Runs the reader with a script, from what a journal holds.
+async fn run_reader(
+    turns: &[Value],
+    page: &Arc<ChangingPage>,
+    journal: &mut StoringJournal,
+) -> Result<TaskResult, SessionError> {
+    let folder = tempfile::tempdir().unwrap();
+    let script = folder.path().join("model.yaml");
+    std::fs::write(&script, json!({"rules": [{ "turns": turns }]}).to_string()).unwrap();
+    let spec = AgentSpec::parse(READER.as_bytes(), &FetchName).unwrap();
+    let run = RunId::new("r").unwrap();
+    let work = Work::Task { task: TaskId::new("t").unwrap(), attempt: 1 };
+    let order = Order {
+        own_model: Some(format!("script:{}", script.display())),
+        ..Order::new(run.clone(), run.lane(1), work, "Does the wheel turn?", spec.about.name.clone())
+    };
+    let host = AgentHost::new(HostSettings { factory: ModelFactory::default(), ..HostSettings::default() });
+    let host = host.unwrap();
+    let sources = Arc::new(journal.blobs.clone());
+    let env = SessionEnvironment { tools: vec![page.clone()], ..SessionEnvironment::new(sources, journal) };
+    AgentSession::prepare(&host, &spec, &order, env).await?.run_work().await
+}
+
+#[tokio::test]
+async fn page_that_was_read_is_cited_by_line() {
+    let (page, mut journal) = (Arc::default(), StoringJournal::default());
+    let turns = [fetch("https://mills.example/old-address"), answer(URL, 3)];
+    let result = run_reader(&turns, &page, &mut journal).await.unwrap();
+    let (source, quotation) = (&result.sources[0], &result.quotations[0]);
+    assert_eq!(
+        (source.kind, source.location.as_str(), source.title.as_str()),
+        (SourceKind::Web, URL, "Of wheels")
+    );
+    assert_eq!(source.accessed_at, Some(Timestamp::UNIX_EPOCH));
+    assert_eq!((quotation.text.as_str(), quotation.first_line), ("The wheel number 1 turns.", 3));
+    let kept = journal.blobs.read_blob(source.sha256.as_deref().unwrap()).await.unwrap();
+    assert_eq!(kept, b"# Wheel\n\nThe wheel number 1 turns.\nIt is old.\n");
+    assert_eq!(result.output, "It turns [S1].");
+}
+
+#[tokio::test]
+async fn requested_address_names_the_page_too() {
+    let old = "https://mills.example/old-address";
+    let (page, mut journal) = (Arc::default(), StoringJournal::default());
+    let result = run_reader(&[fetch(old), answer(old, 3)], &page, &mut journal).await.unwrap();
+    assert_eq!(result.sources[0].location, URL);
+}
+
+#[tokio::test]
+async fn lines_that_were_not_read_are_refused_and_never_cited() {
+    let (page, mut journal) = (Arc::default(), StoringJournal::default());
+    let turns = [answer(URL, 3), answer("https://elsewhere.example/", 1), answer(URL, 9)];
+    let error = run_reader(&turns, &page, &mut journal).await.unwrap_err().to_string();
+    assert!(error.contains("no document"), "{error}");
+    let without = json!({"answer": {"quotations": [], "output": "It turns.", "summary": "It turns."}});
+    let error = run_reader(&[without], &page, &mut StoringJournal::default()).await.unwrap_err().to_string();
+    assert!(error.contains("The answer has no quotations") && error.contains("its URL"), "{error}");
+}
+
+#[tokio::test]
+async fn attempt_taken_over_after_any_step_cites_the_page_as_it_was_read() {
+    let turns = [fetch(URL), answer(URL, 3)];
+    let mut whole = StoringJournal::default();
+    let expected = run_reader(&turns, &Arc::default(), &mut whole).await.unwrap();
+    let steps: Vec<JournalStep> = whole.journal.steps().to_vec();
+    assert!(steps.len() >= 3, "{steps:?}");
+    for taken in 0..=steps.len() {
+        let page: Arc<ChangingPage> = Arc::default();
+        let mut journal = StoringJournal {
+            journal: MemoryJournal::with_steps(steps[..taken].to_vec()),
+            blobs: whole.blobs.clone(),
+        };
+        let result = run_reader(&turns, &page, &mut journal).await.unwrap();
+        // Each run has a script of another name.
+        let result = TaskResult { models: expected.models.clone(), ..result };
+        assert_eq!(result, expected, "after {taken} steps");
+        let is_fetched = steps[..taken].iter().any(|step| step.name.starts_with("tool."));
+        assert_eq!(page.0.load(Ordering::SeqCst), usize::from(!is_fetched), "after {taken} steps");
+    }
+}
+
+#[tokio::test]
+async fn versions_of_a_page_that_changes_are_told_apart() {
+    let turns = [fetch(URL), fetch(URL), answer(&format!("{URL} (2)"), 3)];
+    let mut journal = StoringJournal::default();
+    let result = run_reader(&turns, &Arc::default(), &mut journal).await.unwrap();
+    assert_eq!(result.quotations[0].text, "The wheel number 2 turns.");
+    assert_eq!(result.sources[0].location, URL, "the address is that of the page");
+    let second = journal.journal.steps().iter().filter(|step| step.name.starts_with("tool.")).nth(1).unwrap();
+    assert!(second.value["text"].as_str().unwrap().contains(&format!("cite this version as {URL} (2).")));
+    let turns = [fetch(URL), fetch(URL), answer(URL, 3)];
+    let first = run_reader(&turns, &Arc::default(), &mut StoringJournal::default()).await.unwrap();
+    assert_eq!(first.quotations[0].text, "The wheel number 1 turns.");
+}

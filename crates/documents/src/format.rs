@@ -1,0 +1,147 @@
+//! The binary formats: detection by content, and the parser of each.
+
+use serde::{Deserialize, Serialize};
+
+use crate::{ExtractError, ExtractedText, mail, office, pdf, publication, sheet};
+
+/// The number of bytes in which the marks of a format are searched.
+const HEAD: usize = 4_096;
+/// The beginning of compound files: old office formats, and new ones that are encrypted.
+const COMPOUND_FILE: &[u8] = &[0xd0, 0xcf, 0x11, 0xe0, 0xa1, 0xb1, 0x1a, 0xe1];
+
+/// A format whose parser runs in a child process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum BinaryFormat {
+    /// PDF.
+    Pdf,
+    /// A text document of Word (DOCX).
+    TextDocument,
+    /// Slides of PowerPoint (PPTX).
+    Slides,
+    /// A workbook: XLSX, XLSB, XLS, ODS.
+    Workbook,
+    /// EPUB.
+    Publication,
+    /// An e-mail message.
+    Mail,
+    /// An office document that is encrypted.
+    Encrypted,
+}
+
+impl BinaryFormat {
+    /// All of them.
+    pub const ALL: [Self; 7] = [
+        Self::Pdf,
+        Self::TextDocument,
+        Self::Slides,
+        Self::Workbook,
+        Self::Publication,
+        Self::Mail,
+        Self::Encrypted,
+    ];
+
+    /// Its name on the command line of the child process.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Pdf => "pdf",
+            Self::TextDocument => "text-document",
+            Self::Slides => "slides",
+            Self::Workbook => "workbook",
+            Self::Publication => "publication",
+            Self::Mail => "mail",
+            Self::Encrypted => "encrypted",
+        }
+    }
+}
+
+/// Returns the format of a file by its content; the name's ending decides only where the content can't. `None` if it has
+/// none of these formats.
+#[must_use]
+pub fn detect_binary_format(bytes: &[u8], ending: Option<&str>) -> Option<BinaryFormat> {
+    let head = &bytes[..bytes.len().min(HEAD)];
+    let ending = ending.map(str::to_lowercase);
+    let ending = ending.as_deref().unwrap_or_default();
+    if find(&head[..head.len().min(1_024)], b"%PDF-") {
+        return Some(BinaryFormat::Pdf);
+    }
+    if bytes.starts_with(COMPOUND_FILE) {
+        let name: Vec<u8> = "EncryptedPackage".encode_utf16().flat_map(u16::to_le_bytes).collect();
+        if find(bytes, &name) {
+            return Some(BinaryFormat::Encrypted);
+        }
+        return (ending == "xls").then_some(BinaryFormat::Workbook);
+    }
+    // The second one is an archive without parts.
+    if bytes.starts_with(b"PK\x03\x04") || bytes.starts_with(b"PK\x05\x06") {
+        return detect_packed_format(bytes, ending);
+    }
+    (ending == "eml").then_some(BinaryFormat::Mail)
+}
+
+fn detect_packed_format(bytes: &[u8], ending: &str) -> Option<BinaryFormat> {
+    match ending {
+        "docx" | "docm" | "dotx" => return Some(BinaryFormat::TextDocument),
+        "pptx" | "pptm" | "ppsx" => return Some(BinaryFormat::Slides),
+        "xlsx" | "xlsm" | "xlsb" | "ods" => return Some(BinaryFormat::Workbook),
+        "epub" => return Some(BinaryFormat::Publication),
+        _ => {}
+    }
+    [
+        (&b"word/document.xml"[..], BinaryFormat::TextDocument),
+        (b"ppt/presentation.xml", BinaryFormat::Slides),
+        (b"xl/workbook.", BinaryFormat::Workbook),
+        (b"application/epub+zip", BinaryFormat::Publication),
+        (b"application/vnd.oasis.opendocument.spreadsheet", BinaryFormat::Workbook),
+    ]
+    .into_iter()
+    .find_map(|(mark, format)| find(bytes, mark).then_some(format))
+}
+
+/// Extracts the text of a document, in this process.
+///
+/// # Errors
+/// See [`ExtractError`]. On a damaged file the parser may also panic, loop, or use up the memory.
+pub fn extract_text(format: BinaryFormat, bytes: &[u8]) -> Result<ExtractedText, ExtractError> {
+    match format {
+        BinaryFormat::Pdf => pdf::extract_pages(bytes),
+        BinaryFormat::TextDocument => office::extract_text_document(bytes),
+        BinaryFormat::Slides => office::extract_slides(bytes),
+        BinaryFormat::Workbook => sheet::extract_sheets(bytes),
+        BinaryFormat::Publication => publication::extract_sections(bytes),
+        BinaryFormat::Mail => mail::extract_message(bytes),
+        BinaryFormat::Encrypted => Err(ExtractError::Encrypted),
+    }
+}
+
+fn find(bytes: &[u8], mark: &[u8]) -> bool {
+    bytes.windows(mark.len()).any(|window| window == mark)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn formats_are_detected_by_content() {
+        let packed = |part: &str| [b"PK\x03\x04....", part.as_bytes()].concat();
+        for (bytes, ending, expected) in [
+            (b"%PDF-1.7\n".to_vec(), "txt", Some(BinaryFormat::Pdf)),
+            (packed("word/document.xml"), "zip", Some(BinaryFormat::TextDocument)),
+            (packed(""), "PPTX", Some(BinaryFormat::Slides)),
+            (packed("xl/workbook.xml"), "", Some(BinaryFormat::Workbook)),
+            (packed("mimetypeapplication/epub+zip"), "", Some(BinaryFormat::Publication)),
+            (packed("a.txt"), "zip", None),
+            (COMPOUND_FILE.to_vec(), "xls", Some(BinaryFormat::Workbook)),
+            (COMPOUND_FILE.to_vec(), "doc", None),
+            (b"From: a@b\n\nHello".to_vec(), "eml", Some(BinaryFormat::Mail)),
+            (b"no PDF".to_vec(), "pdf", None),
+        ] {
+            assert_eq!(detect_binary_format(&bytes, Some(ending)), expected, "{ending}");
+        }
+        let name: Vec<u8> = "EncryptedPackage".encode_utf16().flat_map(u16::to_le_bytes).collect();
+        let encrypted = [COMPOUND_FILE, &name].concat();
+        assert_eq!(detect_binary_format(&encrypted, Some("docx")), Some(BinaryFormat::Encrypted));
+    }
+}
