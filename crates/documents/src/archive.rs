@@ -133,11 +133,11 @@ fn too_large_error(limit: u64) -> ExtractError {
 }
 
 fn to_extract_error(error: ZipError) -> ExtractError {
-    match error {
-        ZipError::InvalidPassword => ExtractError::Encrypted,
-        ZipError::UnsupportedArchive(ZipError::PASSWORD_REQUIRED) => ExtractError::Encrypted,
-        error => ExtractError::Damaged(error.to_string()),
-    }
+    let needs_password = matches!(
+        error,
+        ZipError::InvalidPassword | ZipError::UnsupportedArchive(ZipError::PASSWORD_REQUIRED)
+    );
+    if needs_password { ExtractError::Encrypted } else { ExtractError::Damaged(error.to_string()) }
 }
 
 #[cfg(test)]

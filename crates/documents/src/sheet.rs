@@ -40,10 +40,12 @@ fn format_range(range: &Range<Data>) -> String {
 }
 
 fn format_cell(cell: &Data) -> String {
-    match cell {
-        Data::DateTime(time) if time.is_datetime() => format_time(time),
-        other => other.to_string().split_whitespace().collect::<Vec<_>>().join(" "),
+    if let Data::DateTime(time) = cell
+        && time.is_datetime()
+    {
+        return format_time(time);
     }
+    cell.to_string().split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
 fn format_time(time: &ExcelDateTime) -> String {
@@ -55,8 +57,6 @@ fn format_time(time: &ExcelDateTime) -> String {
 }
 
 fn to_extract_error(error: Error) -> ExtractError {
-    match error {
-        Error::Xls(XlsError::Password) | Error::Xlsx(XlsxError::Password) => ExtractError::Encrypted,
-        error => ExtractError::Damaged(error.to_string()),
-    }
+    let needs_password = matches!(error, Error::Xls(XlsError::Password) | Error::Xlsx(XlsxError::Password));
+    if needs_password { ExtractError::Encrypted } else { ExtractError::Damaged(error.to_string()) }
 }

@@ -34,7 +34,7 @@ const SEARCH_VARIABLES: [&str; 2] = ["TAVILY_API_KEY", "SEARXNG_URL"];
 #[must_use]
 pub fn web_capability_names(allows_web: bool) -> Vec<&'static str> {
     let is_set = |name: &&str| std::env::var_os(name).is_some_and(|value| !value.is_empty());
-    match allows_web || SEARCH_VARIABLES.iter().any(|name| is_set(&name)) {
+    match allows_web || SEARCH_VARIABLES.iter().any(is_set) {
         true => vec![WEB_RESEARCH],
         false => Vec::new(),
     }
