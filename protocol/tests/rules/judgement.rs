@@ -388,7 +388,9 @@ fn criteria_of_the_run_are_added_to_the_review_of_the_final_task() {
         ReviewPolicy::Critic { criteria, checks, models, quorum, .. } => {
             ReviewPolicy::Critic { criteria, checks, models, quorum, sample_percent: Some(0) }
         }
-        other => panic!("{other:?}"),
+        other @ (ReviewPolicy::None | ReviewPolicy::Checks { .. } | ReviewPolicy::Persons(_)) => {
+            panic!("{other:?}")
+        }
     };
     assert_eq!(final_task(unsampled), names_mill, "the deliverable is reviewed whatever the sample");
 
