@@ -20,10 +20,13 @@ use crate::support::{Look, attempt, call, calls, limited, named, names, says};
 
 const SUMMARISER: &str = "You summarise";
 
+/// The key of a write and the content.
+type FileVersion = (String, Vec<u8>);
+
 /// Files in memory with versions and keys.
 #[derive(Default)]
 struct VersionedFiles {
-    files: Mutex<BTreeMap<FilePath, Vec<(String, Vec<u8>)>>>,
+    files: Mutex<BTreeMap<FilePath, Vec<FileVersion>>>,
     is_full: bool,
 }
 
