@@ -127,7 +127,9 @@ impl Plan {
         change: impl FnOnce(&mut AttemptWait),
     ) {
         let Some(task) = self.task_mut(id).filter(|task| task.state() == TaskState::Waiting) else { return };
-        let (since, record) = (task.since, task.attempt_entry_mut(attempt));
+        let since = task.since;
+        // An attempt that is over has no open wait.
+        let Some(record) = task.attempts.last_mut().filter(|record| record.number == attempt) else { return };
         let wait = record.waits.iter_mut().find(|wait| wait.wait.key == key && wait.end.is_none());
         let Some(wait) = wait else { return };
         change(wait);
