@@ -100,11 +100,11 @@ impl Plan {
 
     /// The child of this id, if it is one of the current attempt of `parent`.
     pub(in crate::plan) fn child_of(&self, parent: &Task, child: &TaskId) -> Option<&Task> {
-        let is_its = |child: &&Task| {
-            let own = child.spec.parent.as_ref();
-            own.is_some_and(|own| own.task == parent.spec.id && own.attempt == parent.attempt)
-        };
-        self.task(child).filter(is_its)
+        let position = self.task_position(child)?;
+        let linked = self.parent_position(position).map(|at| &self.tasks[at as usize].spec.id);
+        let child = &self.tasks[position as usize];
+        let attempt = child.spec.parent.as_ref().map(|own| own.attempt);
+        (linked == Some(&parent.spec.id) && attempt == Some(parent.attempt)).then_some(child)
     }
 
     /// The ends of those of these children that have ended.
