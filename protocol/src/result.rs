@@ -417,6 +417,9 @@ pub struct CapabilityDescription {
     /// Its settings for short questions of other agents; `None` if it answers none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub consult: Option<ConsultSettings>,
+    /// Its version; `None` if it has none of its own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub version: Option<CapabilityVersion>,
 }
 
 impl CapabilityDescription {
@@ -431,8 +434,36 @@ impl CapabilityDescription {
             criteria: Vec::new(),
             review: ReviewPolicy::None,
             consult: None,
+            version: None,
         }
     }
+}
+
+/// The version of a capability: of the file that defines it, and of the program that the file starts.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct CapabilityVersion {
+    /// The version that its author gave it, such as `2026-11-24` or `3.1`; at most [`MAX_VERSION`] characters.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub version: Option<String>,
+    /// SHA-256 of its capability file, in hexadecimal; absent if no file defines it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sha256: Option<String>,
+    /// SHA-256 of the files of the program that a capability of the kind `command` starts, in hexadecimal.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub program_sha256: Option<String>,
+}
+
+/// The maximum length of a capability's version in characters.
+pub const MAX_VERSION: usize = 100;
+
+/// The software that does a piece of work.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct Build {
+    /// The program and its version, such as `millrace 0.4.0`.
+    pub program: String,
+    /// The version of the capability; absent if it has none of its own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub capability: Option<CapabilityVersion>,
 }
 
 /// The settings with which a capability answers a short question: one model reply, without tools.

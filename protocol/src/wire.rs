@@ -41,8 +41,9 @@ pub trait WireMessage: Serialize + DeserializeOwned {
     }
 }
 
-/// The beginning of the names of an agent's steps that shorten its conversation.
-const CONTEXT_STEPS: &str = "context.";
+/// The beginnings of the names of an agent's steps that readers of version 1 do not know and would take for a divergence: those
+/// that shorten its conversation, and those that keep the files a program has written.
+const NEWER_STEPS: [&str; 2] = ["context.", "files."];
 
 /// The version of messages about parked attempts, their waits, their questions and the tasks that they delegate; readers of version 1 (0.4) do not know these.
 const WITH_WAITS: u16 = 2;
@@ -101,8 +102,7 @@ impl WireMessage for crate::work::JournalEntry {
         let is_newer = match self {
             Self::Parked { .. } | Self::Delegated { .. } => true,
             Self::Outcome { outcome, .. } => outcome.needs_newer_reader(),
-            // A shortened conversation can't be resumed by the rules of 0.4.
-            Self::Step { name, .. } => name.starts_with(CONTEXT_STEPS),
+            Self::Step { name, .. } => NEWER_STEPS.iter().any(|prefix| name.starts_with(prefix)),
             Self::Claimed { .. } | Self::Note { .. } | Self::Released { .. } => false,
         };
         if is_newer { WITH_WAITS } else { 1 }

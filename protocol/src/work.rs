@@ -2,6 +2,7 @@
 //! of an order writes.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::Timestamp;
@@ -15,7 +16,9 @@ use crate::plan::{
     TaskLimits, TaskSpec, WAIT_FOR_EVENT_KEY, Work,
 };
 use crate::provider::ProviderStatus;
-use crate::result::{CriterionOutcome, ModelUsage, PlanProposal, TaskError, TaskParameters, Usage, Verdict};
+use crate::result::{
+    Build, CriterionOutcome, ModelUsage, PlanProposal, TaskError, TaskParameters, Usage, Verdict,
+};
 use crate::wait::{EndedWait, Wait, WaitEnd};
 use crate::wire::InlineOrStoredBytes;
 
@@ -458,6 +461,9 @@ pub enum JournalEntry {
         worker: WorkerId,
         /// The number of the claim in this journal, from 1.
         claim: u32,
+        /// The software of the claimant; absent from workers up to 0.4.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        build: Option<Arc<Build>>,
     },
     /// A step that must not be repeated: a model's reply, a tool's result.
     Step {

@@ -517,7 +517,7 @@ async fn decode_command(bus: &Bus, record: &StreamRecord) -> Result<RunCommand, 
 fn items_from_journal_entry(topic: Topic, entry: JournalEntry, record: &StreamRecord) -> Vec<LaneItem> {
     let sequence = record.sequence;
     match (topic, entry) {
-        (topic, JournalEntry::Claimed { worker, .. }) => {
+        (topic, JournalEntry::Claimed { worker, build, .. }) => {
             let work = match &topic {
                 Topic::Journal(JournalKey::Task(task, attempt)) => {
                     Work::Task { task: task.clone(), attempt: *attempt }
@@ -535,7 +535,7 @@ fn items_from_journal_entry(topic: Topic, entry: JournalEntry, record: &StreamRe
             };
             vec![
                 LaneItem::Claimed(topic),
-                LaneItem::Fact { sequence, fact: Box::new(Fact::Claimed(work, worker)) },
+                LaneItem::Fact { sequence, fact: Box::new(Fact::Claimed(work, worker, build)) },
             ]
         }
         (

@@ -524,7 +524,7 @@ impl JournalCheck {
             return Err("it is before the first claim".into());
         }
         match entry {
-            JournalEntry::Claimed { worker, claim } => {
+            JournalEntry::Claimed { worker, claim, .. } => {
                 // A failed review is requested again, and its claims are numbered from 1 again.
                 if self.ended.is_some() {
                     *self = Self { ended: self.ended, ..Self::default() };

@@ -36,7 +36,7 @@ pub const WRITER: &str = "writer";
 pub const MEASURE: &str = "measure";
 
 const WRITER_FILE: &str = "name: writer\ndescription: Writes the requested text.\ntools: [now, think]\n\
-                           instructions: Write what the objective asks for.\nlimits: {tool_calls: 3}\n";
+                           version: \"2.1\"\ninstructions: Write what the objective asks for.\nlimits: {tool_calls: 3}\n";
 const MEASURE_FILE: &str = "kind: command\nname: measure\ndescription: Measures something.\n\
                             command: [sh, -c, 'cat > /dev/null; echo it is measured']\neffect: pure\n\
                             input: {type: object, properties: {length: {type: integer}}, required: [length]}\n";

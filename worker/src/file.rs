@@ -8,7 +8,8 @@ use millrace_agent::model::ModelSelection;
 use millrace_agent::spec::{self, AgentSpec, KIND, MAX_BYTES};
 use millrace_agent::tool::schema_of;
 use millrace_protocol::ids;
-use millrace_protocol::result::CapabilityDescription;
+use millrace_protocol::result::{CapabilityDescription, CapabilityVersion};
+use millrace_runtime::store::blobs::sha256_hex;
 use millrace_strict_yaml::{LoadError, Position, YamlMistake, YamlMistakes, YamlNode, YamlValue};
 use serde_json::json;
 
@@ -57,9 +58,14 @@ pub async fn open_capability_by_name(name: &str) -> Result<Arc<dyn Capability>, 
     }
     let path = Path::new(name);
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let file = millrace_strict_yaml::load_yaml_file(path, KIND, MAX_BYTES, |bytes| {
-        parse_capability_file(bytes, folder)
+    let mut file = millrace_strict_yaml::load_yaml_file(path, KIND, MAX_BYTES, |bytes| {
+        let mut file = parse_capability_file(bytes, folder)?;
+        file.version_mut().sha256 = Some(sha256_hex(bytes));
+        Ok::<_, YamlMistakes>(file)
     })?;
+    if let CapabilityFile::Command(command) = &mut file {
+        command.hash_program();
+    }
     Ok(file
         .open_capability(Some(folder))
         .await
@@ -155,6 +161,15 @@ impl CapabilityFile {
             Self::Agent(spec, _) => spec.describe(),
             Self::Command(command) => command.info().to_capability_description(),
             Self::Http(http) => http.info().to_capability_description(),
+        }
+    }
+
+    /// The version of the capability.
+    fn version_mut(&mut self) -> &mut CapabilityVersion {
+        match self {
+            Self::Agent(spec, _) => &mut spec.about.version,
+            Self::Command(command) => &mut command.about.version,
+            Self::Http(http) => &mut http.about.version,
         }
     }
 

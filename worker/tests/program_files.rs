@@ -81,7 +81,8 @@ async fn program_works_on_the_files_of_the_run() {
 
 /// Records that a worker has run the program and was lost before it wrote the files.
 async fn lose_worker_after_program(cluster: &Cluster, order: &Order) {
-    let claimed = Journal::claim_work(&cluster.bus, order, &WorkerId::new("lost").unwrap()).await.unwrap();
+    let claimed =
+        Journal::claim_work(&cluster.bus, order, &WorkerId::new("lost").unwrap(), None).await.unwrap();
     let ClaimResult::Acquired(mut journal) = claimed else { panic!("another worker has the work") };
     let large = "x".repeat(300_000);
     let stored = cluster.bus.blobs().store_if_large(large.into_bytes()).await.unwrap();

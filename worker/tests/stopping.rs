@@ -240,7 +240,7 @@ fn list_releases(journal: &[(u64, JournalEntry)]) -> Vec<(String, String)> {
 #[tokio::test(flavor = "multi_thread")]
 async fn released_claims_do_not_count_towards_the_limit_of_five() {
     let cluster = Cluster::start().await;
-    let lost = |claim| JournalEntry::Claimed { worker: WorkerId::new("lost").unwrap(), claim };
+    let lost = |claim| JournalEntry::Claimed { worker: WorkerId::new("lost").unwrap(), claim, build: None };
     let released = || JournalEntry::Released {
         worker: WorkerId::new("lost").unwrap(),
         why: "no answer".into(),

@@ -291,8 +291,9 @@ async fn a_stale_worker_is_fenced_and_drops_the_attempt() {
     gate.wait_until_begun().await;
     // Another worker takes over, as if the first worker's lease had expired.
     let successor = WorkerId::new("successor").unwrap();
-    let claim =
-        millrace_runtime::log::journal::Journal::claim_work(&cluster.bus, &order, &successor).await.unwrap();
+    let claim = millrace_runtime::log::journal::Journal::claim_work(&cluster.bus, &order, &successor, None)
+        .await
+        .unwrap();
     let millrace_runtime::log::journal::ClaimResult::Acquired(mut journal) = claim else {
         panic!("not claimable")
     };
@@ -417,7 +418,7 @@ async fn an_order_is_given_up_after_five_lost_workers() {
     let topic = Topic::journal_of_work(&order.work());
     let mut last = 0;
     for claim in 1..=5 {
-        let entry = JournalEntry::Claimed { worker: WorkerId::new("lost").unwrap(), claim };
+        let entry = JournalEntry::Claimed { worker: WorkerId::new("lost").unwrap(), claim, build: None };
         last = log::append_message(&cluster.bus, order.lane, &order.run, &topic, &entry, last).await.unwrap();
     }
     cluster.publish_order(&order).await;
@@ -439,7 +440,7 @@ async fn an_order_that_progresses_with_each_lost_worker_continues() {
         let value = InlineOrStoredBytes::Inline(ByteBuf::from(number.to_string().into_bytes()));
         JournalEntry::Step { number, name: format!("echo.{number}"), value }
     };
-    let claim = |claim| JournalEntry::Claimed { worker: WorkerId::new("lost").unwrap(), claim };
+    let claim = |claim| JournalEntry::Claimed { worker: WorkerId::new("lost").unwrap(), claim, build: None };
     for entry in [claim(1), claim(2), step(1), claim(3), claim(4), step(2), claim(5), claim(6), claim(7)] {
         last = log::append_message(&cluster.bus, order.lane, &order.run, &topic, &entry, last).await.unwrap();
     }

@@ -10,7 +10,7 @@ use millrace_protocol::plan::{
 };
 use millrace_protocol::provider::ProviderWait;
 use millrace_protocol::question::StandingAnswer;
-use millrace_protocol::result::{ErrorKind, ExceededLimit, ModelUsage, TaskError, Usage, Verdict};
+use millrace_protocol::result::{Build, ErrorKind, ExceededLimit, ModelUsage, TaskError, Usage, Verdict};
 use millrace_protocol::wait::Signal;
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -321,6 +321,9 @@ pub enum EventJson<'a> {
         attempt: u32,
         /// The process.
         worker: &'a WorkerId,
+        /// Its software, if it named it.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        build: Option<&'a Build>,
     },
     /// The attempt produced a result.
     AttemptFinished {
@@ -903,8 +906,8 @@ fn task_event(event: &TaskEvent) -> EventJson<'_> {
 
 fn attempt_event(event: &AttemptEvent) -> EventJson<'_> {
     match event {
-        AttemptEvent::Claimed { task, attempt, worker } => {
-            EventJson::AttemptClaimed { task, attempt: *attempt, worker }
+        AttemptEvent::Claimed { task, attempt, worker, build } => {
+            EventJson::AttemptClaimed { task, attempt: *attempt, worker, build: build.as_deref() }
         }
         AttemptEvent::Finished {
             task,

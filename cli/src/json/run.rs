@@ -13,7 +13,7 @@ use millrace_protocol::plan::{
     PlanningMode, ResourceAmounts, Task, TaskState, UsageBreakdown,
 };
 use millrace_protocol::registry::RunSummary;
-use millrace_protocol::result::{TaskResult, Usage, Verdict};
+use millrace_protocol::result::{Build, TaskResult, Usage, Verdict};
 use schemars::JsonSchema;
 use serde::Serialize;
 
@@ -462,6 +462,9 @@ pub struct AttemptJson<'a> {
     pub number: u32,
     /// The worker that claimed it.
     pub worker: Option<&'a WorkerId>,
+    /// The software of that worker: the program, and the version of the capability.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub build: Option<&'a Build>,
     /// When it was claimed.
     pub claimed_at: Option<Time>,
     /// When it ended.
@@ -670,6 +673,7 @@ impl<'a> AttemptJson<'a> {
         Self {
             number: attempt.number,
             worker: attempt.worker.as_ref(),
+            build: attempt.build.as_deref(),
             claimed_at: attempt.claimed_at.map(Time::from),
             ended_at: attempt.ended_at.map(Time::from),
             state: AttemptState::of_attempt(task, attempt),

@@ -62,7 +62,12 @@ fn sample_criterion_outcome() -> CriterionOutcome {
 }
 
 fn attempt_claimed_event(name: &str, attempt: u32) -> Event {
-    Event::Attempt(AttemptEvent::Claimed { task: task_id(name), attempt, worker: worker_id("worker-1") })
+    Event::Attempt(AttemptEvent::Claimed {
+        task: task_id(name),
+        attempt,
+        worker: worker_id("worker-1"),
+        build: None,
+    })
 }
 
 fn attempt_finished_event(name: &str, attempt: u32, tokens: u64) -> Event {

@@ -3,13 +3,15 @@
 
 mod text;
 
+use std::sync::Arc;
+
 use jiff::Timestamp;
 use millrace_agent::transcript::{TranscriptStep, read_step};
 use millrace_client::ReceivedEntry;
 use millrace_protocol::child::Delegation;
 use millrace_protocol::ids::{TaskId, WorkerId};
 use millrace_protocol::plan::JournalKey;
-use millrace_protocol::result::{ModelUsage, PlanProposal, TaskError, TaskResult, Usage, Verdict};
+use millrace_protocol::result::{Build, ModelUsage, PlanProposal, TaskError, TaskResult, Usage, Verdict};
 use millrace_protocol::wire;
 use millrace_protocol::work::{JournalEntry, WorkOutcome};
 use millrace_runtime::{Bus, Fault};
@@ -88,6 +90,9 @@ pub enum TranscriptEvent {
         worker: WorkerId,
         /// The number of the claim, from 1.
         claim: u32,
+        /// The software of the process, if it named it.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        build: Option<Arc<Build>>,
     },
     /// The claimant released the work.
     Released {
@@ -186,7 +191,7 @@ pub async fn read_entry(bus: &Bus, entry: ReceivedEntry) -> Result<TranscriptEnt
 
 async fn read_event(bus: &Bus, entry: JournalEntry) -> Result<TranscriptEvent, Fault> {
     Ok(match entry {
-        JournalEntry::Claimed { worker, claim } => TranscriptEvent::Claimed { worker, claim },
+        JournalEntry::Claimed { worker, claim, build } => TranscriptEvent::Claimed { worker, claim, build },
         JournalEntry::Released { worker, why, provider: _, needs: _ } => {
             TranscriptEvent::Released { worker, reason: why }
         }

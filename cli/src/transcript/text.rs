@@ -6,7 +6,7 @@ use std::fmt::Write;
 use millrace_agent::transcript::{ModelCall, ModelCallOutcome, ToolCallResult, TranscriptStep};
 use millrace_protocol::ids::TaskId;
 use millrace_protocol::plan::{Attempt, ResourceKind, Task};
-use millrace_protocol::result::{TaskError, TaskResult, Usage, Verdict};
+use millrace_protocol::result::{Build, TaskError, TaskResult, Usage, Verdict};
 use millrace_protocol::safe_text::{single_line, terminal_text};
 use serde_json::Value;
 
@@ -65,11 +65,12 @@ impl TranscriptPrinter {
 
     fn render(&mut self, journal: &JournalName, event: &TranscriptEvent) -> (String, Vec<String>) {
         match event {
-            TranscriptEvent::Claimed { worker, claim } => {
+            TranscriptEvent::Claimed { worker, claim, build } => {
                 let what =
                     if matches!(journal, JournalName::Review { .. }) { "review claimed" } else { "claimed" };
                 let again = if *claim > 1 { format!(" (claim {claim})") } else { String::new() };
-                (format!("{what} by {worker}{again}"), Vec::new())
+                let build = build.as_deref().map(describe_build).unwrap_or_default();
+                (format!("{what} by {worker}{again}{build}"), Vec::new())
             }
             TranscriptEvent::Released { worker, reason } => {
                 (format!("released by {worker}: {}", single_line(reason)), Vec::new())
@@ -333,6 +334,16 @@ fn json_text(value: &impl serde::Serialize) -> String {
 /// Returns the name of a plain enum value.
 fn plain(value: &impl serde::Serialize) -> String {
     json_text(value).trim_matches('"').to_owned()
+}
+
+/// Returns the software of a claimant, as in `, millrace 0.4.0, version 1.2, file 3f9a0c1d2e4b`.
+fn describe_build(build: &Build) -> String {
+    let capability = build.capability.as_ref();
+    let version = capability.and_then(|capability| capability.version.as_ref());
+    let file = capability.and_then(|capability| capability.sha256.as_ref());
+    let version = version.map(|version| format!(", version {}", single_line(version)));
+    let file = file.map(|file| format!(", file {}", single_line(&file.chars().take(12).collect::<String>())));
+    format!(", {}{}{}", single_line(&build.program), version.unwrap_or_default(), file.unwrap_or_default())
 }
 
 #[cfg(test)]

@@ -171,7 +171,9 @@ fn planning_turn_times_out_and_its_backoff_ends() {
         OverdueInput::Clock(work.clone(), AttemptClock::QueueWait),
     );
     scene.now = cast::time_after(scene.now, 10);
-    scene.decide_fact(&millrace_protocol::plan::Fact::Claimed(work.clone(), cast::worker_id("p1"))).unwrap();
+    scene
+        .decide_fact(&millrace_protocol::plan::Fact::Claimed(work.clone(), cast::worker_id("p1"), None))
+        .unwrap();
     check_overdue_exactly_after(
         &scene,
         seconds(limits.run_time),

@@ -106,7 +106,7 @@ fn claimed_work_is_in_flight() {
     let mut planned = RunScene::from_submission(cast::planner_submission());
     assert_eq!(work_in_flight(&planned.plan), []);
     let turn = Work::Planning { turn: 1, attempt: 1 };
-    planned.decide_fact(&Fact::Claimed(turn.clone(), cast::worker_id("w1"))).unwrap();
+    planned.decide_fact(&Fact::Claimed(turn.clone(), cast::worker_id("w1"), None)).unwrap();
     assert_eq!(work_in_flight(&planned.plan), [turn]);
 }
 
@@ -131,7 +131,7 @@ fn work_is_in_flight_from_its_claim_to_its_end() {
 fn planning_turn_is_in_flight_until_it_has_ended() {
     let mut scene = RunScene::from_submission(cast::planner_submission());
     let work = Work::Planning { turn: 1, attempt: 1 };
-    scene.decide_fact(&Fact::Claimed(work.clone(), cast::worker_id("p1"))).unwrap();
+    scene.decide_fact(&Fact::Claimed(work.clone(), cast::worker_id("p1"), None)).unwrap();
     assert_eq!(work_in_flight(&scene.plan), [work]);
     let outcome = Err(cast::task_error(millrace_protocol::result::ErrorKind::Model, "overloaded"));
     scene.decide_fact(&Fact::Planned { turn: 1, attempt: 1, outcome }).unwrap();

@@ -365,7 +365,7 @@ proptest! {
             }
             for task in scene.plan.tasks().to_vec() {
                 let work = cast::attempt_work(&task.spec.id, task.attempt);
-                let _ = scene.decide_fact(&Fact::Claimed(work, cast::worker_id("w1")));
+                let _ = scene.decide_fact(&Fact::Claimed(work, cast::worker_id("w1"), None));
                 let broken = cast::task_error(millrace_protocol::result::ErrorKind::Tool, "broken");
                 let _ = scene.decide_fact(&cast::attempt_ended_fact(&task.spec.id, task.attempt, "w1", Err(broken)));
             }

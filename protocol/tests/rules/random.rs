@@ -559,10 +559,10 @@ pub fn random_fact(draws: &mut RandomDraws, plan: &Plan) -> Fact {
     match draws.draw_below(14) {
         13 if draws.draw_chance(50) => random_delegation(draws, plan, (&id, attempt), &who, attempt),
         13 => cast::parked_fact(&id, attempt, &who, random_waits(draws, attempt)),
-        0..4 => Fact::Claimed(Work::Task { task: id, attempt }, cast::worker_id(&who)),
+        0..4 => Fact::Claimed(Work::Task { task: id, attempt }, cast::worker_id(&who), None),
         4..7 => cast::attempt_ended_fact(&id, attempt, &who, random_attempt_outcome(draws, usage)),
         7..10 => cast::reviewed_fact(&id, attempt, review, &who, random_verdict_outcome(draws, usage)),
-        10 => Fact::Claimed(Work::Review { task: id, attempt, review }, cast::worker_id(&who)),
+        10 => Fact::Claimed(Work::Review { task: id, attempt, review }, cast::worker_id(&who), None),
         11 => Fact::Provider(JournalKey::Task(id, attempt), provider_status(draws)),
         _ => Fact::Provider(JournalKey::Review(id, attempt), provider_status(draws)),
     }
@@ -573,7 +573,7 @@ fn random_planner_fact(draws: &mut RandomDraws, plan: &Plan, who: &str) -> Fact 
     let (turn, attempt) =
         if draws.draw_chance(90) { current } else { (draws.draw_u32_below(4), draws.draw_u32_below(4)) };
     if draws.draw_chance(40) {
-        return Fact::Claimed(Work::Planning { turn, attempt }, cast::worker_id(who));
+        return Fact::Claimed(Work::Planning { turn, attempt }, cast::worker_id(who), None);
     }
     if draws.draw_chance(10) {
         return Fact::Provider(JournalKey::Planning(turn, attempt), provider_status(draws));

@@ -114,7 +114,7 @@ impl RunScene {
     /// A worker claims the current attempt.
     pub fn claim_task(&mut self, task: &TaskId, by: &str) {
         let work = cast::attempt_work(task, self.plan.task(task).unwrap().attempt);
-        self.decide_fact(&Fact::Claimed(work, cast::worker_id(by))).unwrap();
+        self.decide_fact(&Fact::Claimed(work, cast::worker_id(by), None)).unwrap();
     }
 
     /// The same, and the worker finishes it.

@@ -376,7 +376,7 @@ fn decide_claim(
     by: &str,
     attempt: u32,
 ) -> Result<Vec<millrace_protocol::plan::Event>, Refusal> {
-    scene.decide_fact(&Fact::Claimed(cast::attempt_work(&task_t(), attempt), cast::worker_id(by)))
+    scene.decide_fact(&Fact::Claimed(cast::attempt_work(&task_t(), attempt), cast::worker_id(by), None))
 }
 
 fn decide_review_end(
@@ -435,7 +435,7 @@ fn named_inputs() -> Vec<(&'static str, ApplyInputFn)> {
         ("a critic's claim", |s| {
             let (attempt, review) = current_attempt_and_review(&s.plan);
             let work = Work::Review { task: task_t(), attempt, review };
-            s.decide_fact(&Fact::Claimed(work, cast::worker_id("c1")))
+            s.decide_fact(&Fact::Claimed(work, cast::worker_id("c1"), None))
         }),
         ("a verdict: passed", |s| decide_review_end(s, "c1", Ok(cast::review_verdict(true, None)))),
         ("a verdict: rejected", |s| {
@@ -510,7 +510,11 @@ fn named_inputs() -> Vec<(&'static str, ApplyInputFn)> {
             s.decide_overdue_input(&OverdueInput::Retry(task_t()))
         }),
         ("its dependency is accepted", |s| {
-            s.decide_fact(&Fact::Claimed(cast::attempt_work(&cast::task_id("d"), 1), cast::worker_id("w0")))?;
+            s.decide_fact(&Fact::Claimed(
+                cast::attempt_work(&cast::task_id("d"), 1),
+                cast::worker_id("w0"),
+                None,
+            ))?;
             s.decide_fact(&cast::attempt_ended_fact(
                 &cast::task_id("d"),
                 1,
@@ -520,7 +524,11 @@ fn named_inputs() -> Vec<(&'static str, ApplyInputFn)> {
         }),
         ("its dependency fails", |s| {
             let broken = cast::task_error(ErrorKind::InvalidTask, "broken");
-            s.decide_fact(&Fact::Claimed(cast::attempt_work(&cast::task_id("d"), 1), cast::worker_id("w0")))?;
+            s.decide_fact(&Fact::Claimed(
+                cast::attempt_work(&cast::task_id("d"), 1),
+                cast::worker_id("w0"),
+                None,
+            ))?;
             s.decide_fact(&cast::attempt_ended_fact(&cast::task_id("d"), 1, "w0", Err(broken)))
         }),
         ("its capability is unregistered", |s| s.decide_registry_change(&registry_without_search())),

@@ -131,7 +131,7 @@ impl TranscriptPlayer {
             }),
             [who, "claims", "planning", rest @ ..] => {
                 let (turn, attempt) = self.parse_planning_turn(rest)?;
-                Fact::Claimed(Work::Planning { turn, attempt }, cast::worker_id(who))
+                Fact::Claimed(Work::Planning { turn, attempt }, cast::worker_id(who), None)
             }
             [_, "proposes", rest @ ..] => {
                 let (turn, attempt) = self.parse_planning_turn(rest)?;
@@ -213,7 +213,7 @@ impl TranscriptPlayer {
                     ResourceAmounts { tokens, ..ResourceAmounts::default() },
                 )
             }
-            "claims" => Fact::Claimed(Work::Task { task: id, attempt }, cast::worker_id(who)),
+            "claims" => Fact::Claimed(Work::Task { task: id, attempt }, cast::worker_id(who), None),
             "finishes" => ended(Ok(AttemptResult {
                 usage,
                 review,

@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
+use std::sync::Arc;
 
 use millrace_protocol::child::{Delegation, EndedTask, ParentTask, TaskEnd};
 use millrace_protocol::file::FilePath;
@@ -24,14 +25,15 @@ use millrace_protocol::question::{
 };
 use millrace_protocol::registry::{ClusterSettings, Heartbeat, ProcessRole, RunSummary};
 use millrace_protocol::result::{
-    Artifact, CapabilityDescription, ErrorKind, ExceededLimit, JudgeOpinion, ModelUsage, PlanProposal,
-    Quotation, Source, SourceKind, TaskError, TaskResult, Usage, Verdict,
+    Artifact, Build, CapabilityDescription, CapabilityVersion, CriterionOutcome, ErrorKind, ExceededLimit,
+    JudgeOpinion, ModelUsage, PlanProposal, Quotation, Source, SourceKind, TaskError, TaskResult, Usage,
+    Verdict,
 };
 use millrace_protocol::wait::{EndedWait, Signal, Wait, WaitEnd};
 use millrace_protocol::wire::{self, BlobRef, DecodeError, Encoding, InlineOrStoredBytes, WireMessage};
 use millrace_protocol::work::{
-    Assignment, DecisionId, InputResult, JournalEntry, JudgePanel, Order, ReviewBrief, SharedConversation,
-    WorkOutcome,
+    Assignment, DecisionId, InputResult, JournalEntry, JudgePanel, Order, Rejection, ReviewBrief,
+    SharedConversation, WorkOutcome,
 };
 use proptest::prelude::*;
 use serde::Serialize;
@@ -157,7 +159,12 @@ fn sample_events() -> Vec<(&'static str, Event)> {
         ("task pending", Event::Task(TaskEvent::Pending { task: task.clone() })),
         (
             "attempt claimed",
-            Event::Attempt(AttemptEvent::Claimed { task: task.clone(), attempt: 1, worker: worker.clone() }),
+            Event::Attempt(AttemptEvent::Claimed {
+                task: task.clone(),
+                attempt: 1,
+                worker: worker.clone(),
+                build: None,
+            }),
         ),
         (
             "attempt finished, told whether detailed",
@@ -332,6 +339,15 @@ fn later_sample_events() -> Vec<(&'static str, Event)> {
         ..full_task_spec()
     };
     vec![
+        (
+            "attempt claimed, by a build",
+            Event::Attempt(AttemptEvent::Claimed {
+                task: task.clone(),
+                attempt: 1,
+                worker: worker.clone(),
+                build: Some(sample_build()),
+            }),
+        ),
         (
             "run started, with a budget",
             Event::Run(RunEvent::Started {
@@ -934,6 +950,16 @@ fn sample_decisions() -> Vec<(String, Decision)> {
         .collect()
 }
 
+/// The software of a claimant.
+fn sample_build() -> Arc<Build> {
+    let capability = CapabilityVersion {
+        version: Some("2.1".into()),
+        sha256: Some("ab".repeat(32)),
+        program_sha256: Some("cd".repeat(32)),
+    };
+    Arc::new(Build { program: "millrace 0.5.0".into(), capability: Some(capability) })
+}
+
 fn sample_submissions() -> Vec<(String, Submission)> {
     let full = Submission {
         documents: Some(sample_documents()),
@@ -958,6 +984,10 @@ fn sample_submissions() -> Vec<(String, Submission)> {
             Submission { approve_plan: true, ..cast::fixed_plan_submission(vec![spec_judged_by_persons()]) },
         ),
         ("a start condition".into(), cast::fixed_plan_submission(vec![task_with_start()])),
+        (
+            "with criteria of the deliverable".into(),
+            Submission { criteria: vec!["It has three parts.".into()], ..cast::planner_submission() },
+        ),
     ]
 }
 
@@ -1069,8 +1099,20 @@ fn sample_journal_entries() -> Vec<(String, JournalEntry)> {
         outcome: WorkOutcome::Judged(cast::review_verdict(true, None)),
     };
     vec![
-        ("claimed".into(), JournalEntry::Claimed { worker: cast::worker_id("w1"), claim: 2 }),
+        ("claimed".into(), JournalEntry::Claimed { worker: cast::worker_id("w1"), claim: 2, build: None }),
+        (
+            "claimed, by a build".into(),
+            JournalEntry::Claimed { worker: cast::worker_id("w1"), claim: 2, build: Some(sample_build()) },
+        ),
         ("step".into(), JournalEntry::Step { number: 3, name: "model".into(), value: inline() }),
+        (
+            "step, shortened conversation".into(),
+            JournalEntry::Step { number: 5, name: "context.2".into(), value: inline() },
+        ),
+        (
+            "step, written files".into(),
+            JournalEntry::Step { number: 6, name: "files.2.0.execute".into(), value: inline() },
+        ),
         (
             "step, stored".into(),
             JournalEntry::Step { number: 4, name: "tool:search".into(), value: stored() },
@@ -1248,6 +1290,16 @@ fn sample_orders() -> Vec<(String, Order)> {
             "task, overridden".into(),
             Order { overrides: Some(Box::new(sample_overrides())), depth: 1, ..woken.clone() },
         ),
+        (
+            "task, with the rejection of its result".into(),
+            order(Assignment::Task {
+                task: cast::task_id("b"),
+                attempt: 2,
+                rejected: None,
+                rejection: Some(sample_rejection()),
+                criteria: vec!["It has three parts.".into()],
+            }),
+        ),
         ("task, woken".into(), Order { ended_waits: ended.into(), ..woken }),
         ("planning, with its decision".into(), dated),
         ("planning, with its patience".into(), patient),
@@ -1269,6 +1321,17 @@ fn sample_orders() -> Vec<(String, Order)> {
         ("review, with everything that a review has".into(), allowed(review(brief))),
         ("planning, with everything that planning has".into(), full_planning),
     ]
+}
+
+fn sample_rejection() -> Rejection {
+    Rejection {
+        attempt: 1,
+        criteria: vec![CriterionOutcome {
+            criterion: "It cites.".into(),
+            met: false,
+            gap: Some("no source".into()),
+        }],
+    }
 }
 
 /// Orders with fields that do not belong to their kind of work, which no supervisor writes.
@@ -1444,6 +1507,8 @@ fn all_encoding_samples() -> Vec<EncodingSample> {
         ..CapabilityDescription::new(cast::capability_name("echo"), "says it again")
     };
     let judged = CapabilityDescription { review: full_review_policy(), ..description.clone() };
+    let version = sample_build().capability.clone();
+    let versioned = CapabilityDescription { version, ..description.clone() };
     [
         samples_in_envelopes(sample_decisions()),
         samples_in_envelopes(sample_submissions()),
@@ -1472,7 +1537,11 @@ fn all_encoding_samples() -> Vec<EncodingSample> {
         ),
         samples_without_envelope(
             "capability",
-            vec![(named("with parameters"), description), (named("with a review"), judged)],
+            vec![
+                (named("with parameters"), description),
+                (named("with a review"), judged),
+                (named("with a version"), versioned),
+            ],
         ),
     ]
     .into_iter()
@@ -1622,6 +1691,9 @@ fn messages_about_waits_have_a_version_that_0_4_does_not_read() {
         "overridden",
         "forked",
         "shared",
+        "shortened conversation",
+        "written files",
+        "criteria of the deliverable",
     ];
     let mut newer = 0;
     for sample in all_encoding_samples().iter().filter(|sample| sample.json.get("t").is_some()) {

@@ -133,7 +133,7 @@ impl SimulatedWorld {
             claim,
             seen: self.scene.plan.clone(),
         });
-        self.deliver_fact(Fact::Claimed(work, cast::worker_id(&who)));
+        self.deliver_fact(Fact::Claimed(work, cast::worker_id(&who), None));
     }
 
     fn end_random_work(&mut self) {

@@ -189,7 +189,11 @@ mod tests {
         }
 
         fn claim_task(&mut self, id: &str) {
-            self.decide_and_apply_effects(Fact::Claimed(first_attempt(id), WorkerId::new("w1").unwrap()));
+            self.decide_and_apply_effects(Fact::Claimed(
+                first_attempt(id),
+                WorkerId::new("w1").unwrap(),
+                None,
+            ));
         }
 
         fn take_next_work(&mut self) -> Vec<Work> {

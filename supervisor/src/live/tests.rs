@@ -332,7 +332,7 @@ fn activity_of_an_earlier_attempt_does_not_count() {
     case.given_decided_fact(failure_fact("a", "w1"))
         .when_backoffs_are_checked_after(1)
         .then_decides("clock: TaskReady a")
-        .given_decided_fact(Fact::Claimed(attempt_work("a", 2), worker_id("w2")))
+        .given_decided_fact(Fact::Claimed(attempt_work("a", 2), worker_id("w2"), None))
         .when_time_passes(SILENCE)
         .then_decides("clock: AttemptTimedOut a");
 }
@@ -668,7 +668,7 @@ fn submission_fact(tasks: &[(&str, &[&str])]) -> Fact {
 }
 
 fn claim_fact(id: &str, by: &str) -> Fact {
-    Fact::Claimed(attempt_work(id, 1), worker_id(by))
+    Fact::Claimed(attempt_work(id, 1), worker_id(by), None)
 }
 
 fn success_fact(id: &str, by: &str) -> Fact {

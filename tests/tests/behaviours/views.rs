@@ -119,12 +119,22 @@ pub async fn transcript_shows_what_an_agent_did(testbed: &TestBed) {
         let at = first["entries"][0]["at"].as_str().unwrap();
         assert!(at.parse::<jiff::Timestamp>().is_ok(), "{at}");
 
+        let capability = &first["build"]["capability"];
+        assert!(first["build"]["program"].as_str().unwrap().starts_with("millrace "), "{first:#}");
+        assert_eq!(
+            (&capability["version"], capability["sha256"].as_str().unwrap().len()),
+            (&json!("2.1"), 64)
+        );
+        assert_eq!(&entries(first, "claimed")[0]["build"], &first["build"]);
+
         let only = json_of(testbed, &["show", name, "essay", "--attempt", "2", "--json"]);
         assert_eq!(only["task"]["attempts"], json!([second]), "{where_}");
 
         let text = printed(testbed, &["show", name, "essay"]);
         for line in [
             "\nattempt 1  rejected  on ",
+            ", millrace 0.",
+            ", version 2.1, file ",
             "  system:\n",
             "    → think {\"thought\":\"which year was it\"}\n",
             "100 tokens in, 10 out",

@@ -12,6 +12,7 @@ use millrace_agent::files::ProgramFiles;
 use millrace_agent::spec::CapabilityFields;
 use millrace_agent::tool::{Effect, schema_of};
 use millrace_protocol::result::{CapabilityDescription, TaskError, TaskResult};
+use millrace_runtime::store::blobs::sha256_hex;
 use millrace_strict_yaml::{
     MappingFields, MistakeCollector, YamlMistake, YamlMistakes, YamlNode, deserialize_node,
 };
@@ -40,12 +41,14 @@ const PASSED: [&str; 5] = ["PATH", "HOME", "LANG", "TMPDIR", "TZ"];
 const NOTE_INTERVAL: Duration = Duration::from_millis(500);
 /// The longest line of progress, in characters.
 const MAX_LINE: usize = 500;
+/// The size in bytes of the largest file of a program whose SHA-256 is recorded.
+const MAX_HASHED: u64 = 64 * 1024 * 1024;
 /// The number of last lines that an error includes.
 const LAST_LINES: usize = 10;
 
 /// A program as a capability.
 pub(crate) struct CommandCapability {
-    about: CapabilityFields,
+    pub about: CapabilityFields,
     program: Vec<String>,
     folder: PathBuf,
     /// The files of the run that the program works on; `None` if it gets none.
@@ -107,6 +110,21 @@ impl CommandCapability {
             effect: effect?,
             max_output: max_output.unwrap_or(MAX_OUTPUT) as usize,
         })
+    }
+
+    /// Records the SHA-256 of the file that the command names, or, if it names several, of the lines of their SHA-256. A program
+    /// that is found by `PATH` is not one of them.
+    pub fn hash_program(&mut self) {
+        let files = self.program.iter().map(|word| self.folder.join(word));
+        let small = files.filter(|path| {
+            std::fs::metadata(path).is_ok_and(|file| file.is_file() && file.len() <= MAX_HASHED)
+        });
+        let hashes = small.filter_map(|path| std::fs::read(path).ok()).map(|bytes| sha256_hex(&bytes));
+        self.about.version.program_sha256 = match &hashes.collect::<Vec<_>>()[..] {
+            [] => None,
+            [only] => Some(only.clone()),
+            several => Some(sha256_hex(several.join("\n").as_bytes())),
+        };
     }
 
     pub fn info(&self) -> &CapabilityFields {

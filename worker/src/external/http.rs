@@ -41,7 +41,7 @@ const MAX_QUOTED: usize = 500;
 
 /// A service as a capability.
 pub(crate) struct HttpCapability {
-    about: CapabilityFields,
+    pub about: CapabilityFields,
     url: Url,
     headers: HeaderMap,
     timeout: Duration,

@@ -20,7 +20,7 @@ use millrace_models::{ModelAbility, ModelSelection};
 use millrace_protocol::ids::Capability;
 use millrace_protocol::overrides::AgentOverrides;
 use millrace_protocol::plan::ReviewPolicy;
-use millrace_protocol::result::{CapabilityDescription, ConsultSettings};
+use millrace_protocol::result::{CapabilityDescription, CapabilityVersion, ConsultSettings, MAX_VERSION};
 use millrace_strict_yaml::{
     FileDescription, LoadError, MappingFields, MistakeCollector, Position, YamlMistake, YamlMistakes,
     YamlNode, YamlValue, deserialize_node, did_you_mean_hint,
@@ -51,7 +51,8 @@ pub const MAX_BYTES: u64 = 1024 * 1024;
 pub const KIND: FileDescription = FileDescription { name: "capability", holds: "a name and a description" };
 
 /// The fields that all kinds of capabilities have.
-pub const COMMON: [&str; 7] = ["name", "kind", "description", "concurrency", "input", "output", "review"];
+pub const COMMON: [&str; 8] =
+    ["name", "kind", "version", "description", "concurrency", "input", "output", "review"];
 /// The fields of an agent in addition to [`COMMON`].
 pub const AGENT: [&str; 18] = [
     "instructions",
@@ -89,6 +90,8 @@ pub struct CapabilityFields {
     pub output: Option<serde_json::Value>,
     /// The review of its results, unless the task has its own.
     pub review: ReviewPolicy,
+    /// Its version.
+    pub version: CapabilityVersion,
 }
 
 /// An agent: its instructions, its tools and limits, and the form of its answer.
@@ -239,6 +242,13 @@ pub trait ToolNames {
     fn has_settings(&self, name: &str) -> bool;
 }
 
+fn read_version(node: &YamlNode) -> Result<String, YamlMistake> {
+    let expected = format!("a text of at most {MAX_VERSION} characters on one line, such as \"1.2\"");
+    let text = node.parse_text("version")?.trim();
+    let is_valid = (1..=MAX_VERSION).contains(&text.chars().count()) && !text.contains(char::is_control);
+    is_valid.then(|| text.to_owned()).ok_or_else(|| node.mismatch_error("version", &expected))
+}
+
 impl CapabilityFields {
     /// Reads the common fields.
     ///
@@ -268,6 +278,7 @@ impl CapabilityFields {
             }
         });
         let description = mistakes.check(description);
+        let version = mistakes.check_optional(fields.find_field("version").map(read_version));
         let slots = fields.find_field("concurrency").map(|node| {
             match node.parse_integer("concurrency", "from 1 to 1000")? {
                 slots @ 1..=1000 => Ok(slots),
@@ -286,6 +297,7 @@ impl CapabilityFields {
             input,
             output,
             review: review.unwrap_or_default(),
+            version: CapabilityVersion { version, ..CapabilityVersion::default() },
         })
     }
 
@@ -310,6 +322,7 @@ impl CapabilityFields {
             output: self.output.clone(),
             criteria: self.criteria(),
             review: self.review.clone(),
+            version: (self.version != CapabilityVersion::default()).then(|| self.version.clone()),
             ..CapabilityDescription::new(self.name.clone(), self.description.clone())
         }
     }
@@ -331,6 +344,7 @@ impl AgentSpec {
                 input: None,
                 output: None,
                 review: ReviewPolicy::None,
+                version: CapabilityVersion::default(),
             },
             instructions: Template::default(),
             model: None,

@@ -2,6 +2,7 @@
 //! add the tools that they provide.
 
 use millrace_models::ModelAbility;
+use millrace_protocol::result::MAX_VERSION;
 use serde_json::{Value, json};
 
 use super::{AnswerForm, HostFolder, review_schema};
@@ -20,6 +21,12 @@ pub fn common_properties_schema() -> Value {
             "description": "A description of its purpose, for planners and people.",
             "type": "string",
             "pattern": "\\S",
+        },
+        "version": {
+            "description": "Its version. Every attempt names it, beside the SHA-256 of this file.",
+            "type": "string",
+            "minLength": 1,
+            "maxLength": MAX_VERSION,
         },
         "concurrency": {
             "description": "The number of attempts that a worker runs concurrently.",

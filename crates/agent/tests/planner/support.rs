@@ -100,7 +100,12 @@ impl PlanBuilder {
 
     pub fn claimed(&mut self, name: &str) -> &mut Self {
         let attempt = self.attempt(name);
-        self.event(Event::Attempt(AttemptEvent::Claimed { task: id(name), attempt, worker: worker() }))
+        self.event(Event::Attempt(AttemptEvent::Claimed {
+            task: id(name),
+            attempt,
+            worker: worker(),
+            build: None,
+        }))
     }
 
     pub fn finished(&mut self, name: &str) -> &mut Self {

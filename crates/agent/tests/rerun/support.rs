@@ -52,7 +52,8 @@ pub fn rejection(attempt: u32) -> Rejection {
 /// A task is claimed, finished and accepted.
 pub fn complete_task(plan: &mut Plan, id: &str, at_sequence: u64) {
     let (task, worker) = (task_id(id), WorkerId::new("w").unwrap());
-    let claimed = AttemptEvent::Claimed { task: task.clone(), attempt: 1, worker: worker.clone() };
+    let claimed =
+        AttemptEvent::Claimed { task: task.clone(), attempt: 1, worker: worker.clone(), build: None };
     let finished = AttemptEvent::Finished {
         task: task.clone(),
         attempt: 1,

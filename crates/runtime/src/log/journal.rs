@@ -2,12 +2,13 @@
 //! workers that both believe they hold the claim exactly one continues; the append of the other fails, and it stops.
 
 use std::collections::HashSet;
+use std::sync::Arc;
 
 use millrace_protocol::child::Delegation;
 use millrace_protocol::ids::{Lane, RunId, WorkerId};
 use millrace_protocol::plan::{ResourceAmounts, TaskSpec};
 use millrace_protocol::provider::{ProviderStatus, ProviderWait};
-use millrace_protocol::result::{ErrorKind, MAX_MESSAGE, TaskError};
+use millrace_protocol::result::{Build, ErrorKind, MAX_MESSAGE, TaskError};
 use millrace_protocol::subject::Topic;
 use millrace_protocol::wait::Wait;
 use millrace_protocol::wire::InlineOrStoredBytes;
@@ -65,7 +66,7 @@ fn current_wait(status: ProviderStatus) -> Option<ProviderWait> {
 pub type JournalError = AppendError;
 
 impl Journal {
-    /// Claims the work of an order for `worker`. Optimistic: the first claim takes a single append.
+    /// Claims the work of an order for `worker`, whose software is `build`. Optimistic: the first claim takes a single append.
     ///
     /// # Errors
     /// The server does not respond.
@@ -73,6 +74,7 @@ impl Journal {
         bus: &Bus,
         order: &Order,
         worker: &WorkerId,
+        build: Option<&Arc<Build>>,
     ) -> Result<ClaimResult, crate::Fault> {
         let mut journal = Self::new(bus, order, worker);
         // The journal of an attempt that was parked is not empty.
@@ -80,7 +82,8 @@ impl Journal {
             return Ok(ClaimResult::Done);
         }
         loop {
-            let entry = JournalEntry::Claimed { worker: worker.clone(), claim: journal.claim };
+            let entry =
+                JournalEntry::Claimed { worker: worker.clone(), claim: journal.claim, build: build.cloned() };
             match journal.append_entry(&entry).await {
                 Ok(()) => break,
                 Err(AppendError::Fault(fault)) => return Err(fault),

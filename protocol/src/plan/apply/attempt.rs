@@ -1,5 +1,7 @@
 //! Attempts and reviews: their claimants and their ends.
 
+use std::sync::Arc;
+
 use jiff::Timestamp;
 
 use crate::ids::{TaskId, WorkerId};
@@ -7,17 +9,18 @@ use crate::plan::state::{
     Attempt, AttemptEnd, AttemptReview, AttemptWait, ErroredTaskWait, Plan, Task, TaskPhase, TaskState,
 };
 use crate::plan::{AttemptEvent, ReviewEvent};
-use crate::result::{ModelUsage, Usage, Verdict};
+use crate::result::{Build, ModelUsage, Usage, Verdict};
 use crate::wait::{EndedWait, WaitCondition};
 
 impl Plan {
     pub(super) fn apply_attempt(&mut self, event: &AttemptEvent, at: Timestamp) {
         match event {
-            AttemptEvent::Claimed { task, attempt, worker } => {
+            AttemptEvent::Claimed { task, attempt, worker, build } => {
                 if !self.is_child(task) {
                     self.planning.idle_turns = 0;
                 }
-                self.apply_claim(task, *attempt, worker, at);
+                let build = build.as_ref().map(|build| self.intern_build(build));
+                self.apply_claim(task, *attempt, worker, build, at);
             }
             AttemptEvent::Finished {
                 task,
@@ -152,13 +155,30 @@ impl Plan {
         }
     }
 
-    fn apply_claim(&mut self, id: &TaskId, attempt: u32, worker: &WorkerId, at: Timestamp) {
+    /// Returns the run's own copy of a build: thousands of attempts share a few.
+    fn intern_build(&mut self, build: &Arc<Build>) -> Arc<Build> {
+        if let Some(same) = self.builds.iter().find(|other| *other == build) {
+            return same.clone();
+        }
+        self.builds.push(build.clone());
+        build.clone()
+    }
+
+    fn apply_claim(
+        &mut self,
+        id: &TaskId,
+        attempt: u32,
+        worker: &WorkerId,
+        build: Option<Arc<Build>>,
+        at: Timestamp,
+    ) {
         let Some(task) = self.task_mut(id) else { return };
         let is_takeover = task.state() == TaskState::Running;
         task.superseded.clear();
         task.waits.end(at);
         let record = task.attempt_entry_mut(attempt);
         record.worker = Some(worker.clone());
+        record.build = build;
         record.claimed_at.get_or_insert(at);
         if !is_takeover {
             self.move_task_to_phase(id, TaskPhase::Running, at, |_| ());
@@ -205,6 +225,7 @@ impl Task {
             self.attempts.push(Attempt {
                 number,
                 worker: None,
+                build: None,
                 claimed_at: None,
                 ended_at: None,
                 end: None,

@@ -1,5 +1,7 @@
 //! Attempts: claims, outcomes and clocks.
 
+use std::sync::Arc;
+
 use jiff::Timestamp;
 
 use super::super::spec::ReviewPolicy;
@@ -14,9 +16,14 @@ use super::{
     usage_of_work_in_flight, wrong_state_refusal,
 };
 use crate::ids::{TaskId, WorkerId};
-use crate::result::{ErrorKind, MAX_SUMMARY, TaskError};
+use crate::result::{Build, ErrorKind, MAX_SUMMARY, TaskError};
 
-pub(super) fn handle_claim(plan: &Plan, work: &Work, worker: &WorkerId) -> Result<Vec<Event>, Refusal> {
+pub(super) fn handle_claim(
+    plan: &Plan,
+    work: &Work,
+    worker: &WorkerId,
+    build: Option<&Arc<Build>>,
+) -> Result<Vec<Event>, Refusal> {
     match work {
         Work::Planning { turn, attempt } => {
             let (turn, attempt) = (*turn, *attempt);
@@ -32,29 +39,28 @@ pub(super) fn handle_claim(plan: &Plan, work: &Work, worker: &WorkerId) -> Resul
                 .map(|()| Vec::new())
         }
         Work::Task { task, attempt } => {
-            let (id, attempt) = (task.clone(), *attempt);
-            let task = find_task_with_attempt(plan, task, attempt)?;
+            let task = find_task_with_attempt(plan, task, *attempt)?;
+            let claimed = || {
+                vec![Event::Attempt(AttemptEvent::Claimed {
+                    task: task.spec.id.clone(),
+                    attempt: *attempt,
+                    worker: worker.clone(),
+                    build: build.cloned(),
+                })]
+            };
             match task.state() {
                 TaskState::Ready | TaskState::Rerun | TaskState::Running => {
                     // An attempt that waits for a worker again may have had this one before.
-                    let claimant = task.current_attempt().and_then(|current| current.worker.as_ref());
-                    if task.state() == TaskState::Running && claimant == Some(worker) {
+                    let has_same_claimant = task.current_attempt().is_some_and(|current| {
+                        current.worker.as_ref() == Some(worker) && current.build.as_ref() == build
+                    });
+                    if task.state() == TaskState::Running && has_same_claimant {
                         return Ok(Vec::new());
                     }
-                    Ok(vec![Event::Attempt(AttemptEvent::Claimed {
-                        task: id,
-                        attempt,
-                        worker: worker.clone(),
-                    })])
+                    Ok(claimed())
                 }
                 // The claimant provides the capability: the registry is out of date.
-                TaskState::Errored if task.dispatched_work().is_some() => {
-                    Ok(vec![Event::Attempt(AttemptEvent::Claimed {
-                        task: id,
-                        attempt,
-                        worker: worker.clone(),
-                    })])
-                }
+                TaskState::Errored if task.dispatched_work().is_some() => Ok(claimed()),
                 TaskState::Pending
                 | TaskState::NeedsReview
                 | TaskState::Completed

@@ -40,6 +40,8 @@ mod votes;
 mod waits;
 mod wave;
 
+use std::sync::Arc;
+
 use jiff::{SignedDuration, Timestamp};
 
 use super::cluster::CapabilityRegistry;
@@ -55,7 +57,7 @@ use crate::child::Delegation;
 use crate::ids::{TaskId, WorkerId};
 use crate::provider::ProviderStatus;
 use crate::question::RunAnswer;
-use crate::result::{ErrorKind, MAX_MESSAGE, ModelUsage, PlanProposal, TaskError, Usage, Verdict};
+use crate::result::{Build, ErrorKind, MAX_MESSAGE, ModelUsage, PlanProposal, TaskError, Usage, Verdict};
 use crate::wait::Wait;
 
 pub use begin::find_criteria_problem;
@@ -132,8 +134,8 @@ pub enum UnknownCapabilityStatus {
 pub enum Fact {
     /// A client submitted the run.
     Submitted(Box<Submission>),
-    /// A worker claimed a piece of work.
-    Claimed(Work, WorkerId),
+    /// A worker claimed a piece of work; the last field is its software, if it named it.
+    Claimed(Work, WorkerId, Option<Arc<Build>>),
     /// An attempt at a planning turn ended.
     Planned {
         /// The turn.
@@ -333,7 +335,7 @@ fn retire_run(end: &RunEnd, now: Timestamp) -> Result<Vec<Event>, Refusal> {
 fn decide_fact(plan: &Plan, fact: &Fact, now: Timestamp) -> Result<Vec<Event>, Refusal> {
     match fact {
         Fact::Submitted(submission) => begin::start_run(plan, submission),
-        Fact::Claimed(work, worker) => attempts::handle_claim(plan, work, worker),
+        Fact::Claimed(work, worker, build) => attempts::handle_claim(plan, work, worker, build.as_ref()),
         Fact::Planned { turn, attempt, outcome } => {
             planning::handle_turn_end(plan, *turn, *attempt, outcome, now)
         }

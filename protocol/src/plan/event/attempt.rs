@@ -1,6 +1,7 @@
 //! Events about attempts at tasks.
 
 use std::fmt;
+use std::sync::Arc;
 
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
@@ -10,7 +11,7 @@ use crate::ids::{TaskId, WorkerId};
 use crate::plan::AttemptClock;
 use crate::plan::spec::ReviewPolicy;
 use crate::plan::start::PLAN_WAIT_PREFIX;
-use crate::result::{ModelUsage, TaskError, Usage};
+use crate::result::{Build, ModelUsage, TaskError, Usage};
 use crate::wait::{EndedWait, Wait};
 
 /// An event about an attempt at a task.
@@ -25,6 +26,9 @@ pub enum AttemptEvent {
         attempt: u32,
         /// The claimant.
         worker: WorkerId,
+        /// The software of the claimant.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        build: Option<Arc<Build>>,
     },
     /// The attempt produced a result.
     #[serde(rename = "AttemptFinished")]
@@ -214,7 +218,7 @@ impl fmt::Display for AttemptEvent {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let will_retry = |retry_at: &Option<Timestamp>| if retry_at.is_some() { "; will retry" } else { "" };
         match self {
-            Self::Claimed { task, attempt, worker } => {
+            Self::Claimed { task, attempt, worker, .. } => {
                 write!(f, "{task} running, attempt {attempt} on {worker}")
             }
             Self::Finished { task, summary, .. } => write!(f, "{task} finished: {summary}"),

@@ -47,7 +47,7 @@ struct FlatPlan<'a> {
 
 impl Serialize for Plan {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let Self { run, planning, budget, tasks, index: _ } = self;
+        let Self { run, planning, budget, tasks, index: _, builds: _ } = self;
         FlatPlan {
             start: &run.start,
             planning: &planning.turn,

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::fmt;
+use std::sync::Arc;
 
 use jiff::{SignedDuration, Timestamp};
 use schemars::JsonSchema;
@@ -19,7 +20,7 @@ use crate::plan::reserved::Reservations;
 use crate::plan::spec::{DocumentSet, PlannerConsultMode, PlanningMode};
 use crate::provider::ProviderWait;
 use crate::question::StandingAnswer;
-use crate::result::{ModelUsage, Usage};
+use crate::result::{Build, ModelUsage, Usage};
 use crate::wait::Signal;
 
 /// The largest number of delegated tasks per task of the plan that count for the default limit of tokens.
@@ -154,6 +155,8 @@ pub struct Plan {
     pub budget: BudgetState,
     pub(in crate::plan) tasks: Vec<Task>,
     pub(in crate::plan) index: PlanIndex,
+    /// The software of the claimants so far, each once.
+    pub(in crate::plan) builds: Vec<Arc<Build>>,
 }
 
 /// The reason for which a run starts no tasks until it is resumed.

@@ -1,6 +1,7 @@
 //! Tasks: states, attempts, and values derived from them. [`super::super::apply()`] changes them.
 
 use std::fmt;
+use std::sync::Arc;
 
 use jiff::Timestamp;
 use schemars::JsonSchema;
@@ -11,7 +12,7 @@ use crate::ids::{Capability, TaskId, WorkerId};
 use crate::plan::Work;
 use crate::plan::spec::{OnFailedDependency, ReviewPolicy, TaskSpec};
 use crate::question::QuestionSubject;
-use crate::result::{TaskError, Usage, Verdict};
+use crate::result::{Build, TaskError, Usage, Verdict};
 use crate::wait::{EndedWait, Wait, WaitEnd};
 
 /// The states of a task. The table of transitions is in [`crate::plan`].
@@ -164,6 +165,9 @@ pub struct Attempt {
     pub number: u32,
     /// The last claimant.
     pub worker: Option<WorkerId>,
+    /// The software of the last claimant, if the claimant named it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub build: Option<Arc<Build>>,
     /// When it was claimed.
     pub claimed_at: Option<Timestamp>,
     /// When it ended.

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use millrace_protocol::ids::{Capability, RunId};
 use millrace_protocol::plan::Work;
+use millrace_protocol::result::Build;
 use millrace_protocol::subject;
 use ractor::{Actor, ActorId, ActorProcessingErr, ActorRef, SupervisionEvent};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
@@ -26,6 +27,9 @@ const FAILURE_DELAY: Duration = Duration::from_secs(1);
 /// The timeout of recording that an order is returned because this process stops.
 const RELEASE_TIMEOUT: Duration = Duration::from_secs(1);
 
+/// The program that hosts the work, as journals name it.
+const PROGRAM: &str = concat!("millrace ", env!("CARGO_PKG_VERSION"));
+
 pub(super) struct QueueActorArguments {
     pub shared: Arc<HostContext>,
     pub status: Arc<QueueStatus>,
@@ -38,6 +42,7 @@ pub(super) struct QueueActorState {
     status: Arc<QueueStatus>,
     handler: Arc<dyn OrderHandler>,
     capability: Capability,
+    build: Arc<Build>,
     in_flight: HashMap<ActorId, OrderInFlight>,
     draining: CancellationToken,
     filler_runs: bool,
@@ -91,7 +96,9 @@ impl Actor for QueueActor {
         arguments: QueueActorArguments,
     ) -> Result<QueueActorState, ActorProcessingErr> {
         let QueueActorArguments { shared, status, handler, slots } = arguments;
-        let capability = handler.describe_capability().name;
+        let description = handler.describe_capability();
+        let build = Arc::new(Build { program: PROGRAM.to_owned(), capability: description.version });
+        let capability = description.name;
         let draining = CancellationToken::new();
         let filler = SlotFiller {
             bus: shared.bus.clone(),
@@ -102,7 +109,16 @@ impl Actor for QueueActor {
         };
         tokio::spawn(run_slot_filler(filler, myself));
         let in_flight = HashMap::new();
-        Ok(QueueActorState { shared, status, handler, capability, in_flight, draining, filler_runs: true })
+        Ok(QueueActorState {
+            shared,
+            status,
+            handler,
+            capability,
+            build,
+            in_flight,
+            draining,
+            filler_runs: true,
+        })
     }
 
     async fn handle(
@@ -204,6 +220,7 @@ impl QueueActorState {
             shared: self.shared.clone(),
             status: self.status.clone(),
             handler: self.handler.clone(),
+            build: self.build.clone(),
             lease: lease.clone(),
             cancelled: cancelled.clone(),
             draining: self.draining.clone(),

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use futures::FutureExt;
-use millrace_protocol::result::{ErrorKind, TaskError};
+use millrace_protocol::result::{Build, ErrorKind, TaskError};
 use millrace_protocol::work::{Order, WorkOutcome};
 use ractor::{Actor, ActorProcessingErr, ActorRef};
 use tokio::sync::OwnedSemaphorePermit;
@@ -31,6 +31,8 @@ pub(super) struct OrderRunnerArguments {
     pub shared: Arc<HostContext>,
     pub status: Arc<QueueStatus>,
     pub handler: Arc<dyn OrderHandler>,
+    /// The software that does the work.
+    pub build: Arc<Build>,
     pub lease: Arc<OrderLease>,
     pub cancelled: CancellationToken,
     /// Cancelled when the process pulls no more orders.
@@ -125,7 +127,7 @@ async fn process_order(state: &OrderRunnerArguments) -> OrderDisposition {
         }
         Err(fault) => return return_order_after_fault(subject, &fault),
     }
-    let journal = match Journal::claim_work(&shared.bus, &order, &shared.id).await {
+    let journal = match Journal::claim_work(&shared.bus, &order, &shared.id, Some(&state.build)).await {
         Ok(ClaimResult::Acquired(journal)) => *journal,
         Ok(ClaimResult::Done | ClaimResult::Lost) => return OrderDisposition::Done,
         Err(fault) => return return_order_after_fault(subject, &fault),
