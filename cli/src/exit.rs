@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 use std::time::Duration;
 
-use millrace_client::FindError;
+use millrace_client::{EarlierRunError, FindError};
 use millrace_protocol::plan::{EndReason, RunEnd};
 use millrace_runtime::Fault;
 use millrace_runtime::program::{self, FailureExitCode};
@@ -100,6 +100,16 @@ impl From<FindError> for CommandError {
             | FindError::Empty
             | FindError::NotFound(_)
             | FindError::Ambiguous { .. }) => Self::invalid_input(error),
+        }
+    }
+}
+
+impl From<EarlierRunError> for CommandError {
+    fn from(error: EarlierRunError) -> Self {
+        match error {
+            EarlierRunError::Find(error) => error.into(),
+            EarlierRunError::Fault(fault) => fault.into(),
+            error @ EarlierRunError::NotEnded(_) => Self::invalid_input(error),
         }
     }
 }

@@ -6,15 +6,17 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, anyhow};
 use clap::Args;
+use millrace_agent::corpus::ListedFile;
 use millrace_agent::model::{ModelFactory, ModelSelection, open_model};
 use millrace_agent::roles::RESEARCH;
 use millrace_agent::session::ModelPreferences;
+use millrace_client::{EarlierResults, read_earlier_run};
 use millrace_protocol::ids::Capability;
 use millrace_protocol::plan::{
-    Budget, CapabilityRegistry, MAX_OBJECTIVE, PlannerConsultMode, PlanningMode, Submission, TaskSpec,
-    find_criteria_problem,
+    Budget, CapabilityRegistry, EarlierRun, MAX_OBJECTIVE, PlannerConsultMode, PlanningMode, Submission,
+    TaskSpec, find_criteria_problem, find_earlier_runs_problem,
 };
-use millrace_runtime::{Bus, Fault};
+use millrace_runtime::Bus;
 use millrace_worker::{builtin, file};
 
 use crate::budget::BudgetArguments;
@@ -58,6 +60,10 @@ pub struct SubmissionArguments {
     /// times
     #[arg(long, value_name = "TEXT")]
     criteria: Vec<String>,
+    /// Follow up on a run that has ended: its results and files are documents of the new run. A run id, a unique prefix of one,
+    /// or `latest`; may be given several times
+    #[arg(long, value_name = "RUN")]
+    after: Vec<String>,
 }
 
 /// The planning mode.
@@ -117,6 +123,8 @@ pub struct PendingSubmission {
     budget: Budget,
     models: ModelPreferences,
     documents: DocumentFiles,
+    /// The runs to follow up on, as the user names them.
+    after: Vec<String>,
     is_verbose: bool,
 }
 
@@ -161,6 +169,7 @@ impl PendingSubmission {
             budget,
             models,
             documents,
+            after: arguments.after.clone(),
             is_verbose: arguments.verbose,
         })
     }
@@ -223,7 +232,7 @@ impl PendingSubmission {
         const WAY_OUT: &str =
             "choose a language model with --model provider:model, or name documents with --docs";
         let DocumentFiles { readable, skipped, .. } = &self.documents;
-        if *readable > 0 {
+        if *readable > 0 || !self.after.is_empty() {
             return Ok(());
         }
         if skipped.is_empty() {
@@ -259,12 +268,26 @@ impl PendingSubmission {
         })
     }
 
-    /// Uploads the documents and returns the submission.
+    /// Uploads the documents, those of earlier runs included, and returns the submission.
     ///
     /// # Errors
-    /// The server does not answer or is full.
-    pub async fn into_submission(self, bus: &Bus) -> Result<Submission, Fault> {
-        let files = self.documents.files;
+    /// An earlier run is unknown or has not ended, or the server does not answer or is full.
+    pub async fn into_submission(self, bus: &Bus) -> Result<Submission, CommandError> {
+        let mut files = self.documents.files;
+        let mut after: Vec<EarlierRun> = Vec::new();
+        for text in &self.after {
+            let EarlierResults { about, documents } = read_earlier_run(bus, text).await?;
+            if after.iter().any(|earlier| earlier.run == about.run) {
+                continue;
+            }
+            let named = documents.len();
+            print_stderr_line(&format!("millrace: following up on run {} ({named} documents)", about.run));
+            files.extend(documents.into_iter().map(|(path, bytes)| ListedFile::from_bytes(path, bytes)));
+            after.push(about);
+        }
+        if let Some(problem) = find_earlier_runs_problem(&after) {
+            return Err(CommandError::invalid_input(anyhow!("{problem}")));
+        }
         let documents = if files.is_empty() { None } else { Some(upload_documents(bus, files).await?) };
         Ok(Submission {
             tasks: self.tasks,
@@ -279,6 +302,7 @@ impl PendingSubmission {
             fail_fast: self.fail_fast,
             approve_plan: self.approve_plan,
             criteria: self.criteria,
+            after,
             budget: self.budget,
             consult: self.consult,
             ..Submission::new(self.objective, self.mode)

@@ -66,6 +66,7 @@ impl WireMessage for crate::plan::Submission {
     fn version(&self) -> u16 {
         let is_newer = self.approve_plan
             || !self.criteria.is_empty()
+            || !self.after.is_empty()
             || self.tasks.iter().any(TaskSpec::needs_newer_reader);
         if is_newer { WITH_WAITS } else { 1 }
     }

@@ -219,6 +219,42 @@ fn first_command_leaves_a_report_with_valid_citations() {
 }
 
 #[test]
+fn follow_up_searches_and_cites_the_results_of_an_earlier_run() {
+    let _alone = lock_machine();
+    let machine = UserMachine::new();
+    fs::create_dir(machine.path_of("notes")).unwrap();
+    fs::write(machine.path_of("notes/valves.txt"), "The Zephyr valve opens at 42 degrees.\n").unwrap();
+    machine.run_successfully(&["run", "When does the Zephyr valve open?", "--docs", "notes"]);
+    let data = machine.path_of("data");
+    let first = read_result_json(&data)["run"].as_str().unwrap().to_owned();
+
+    let unknown = machine.run_command(&["run", "And at night?", "--after", "20200101-000000-aaaaaa"]);
+    let error = utf8_text(&unknown.stderr);
+    assert!(unknown.status.code() == Some(2) && error.contains("no run \"20200101"), "{error}");
+
+    fs::remove_dir_all(machine.path_of("notes")).unwrap();
+    let question = "At how many degrees opens the Zephyr valve?";
+    let (out, err) = machine.run_successfully(&["run", question, "--after", "latest", "--json"]);
+    assert!(err.contains(&format!("following up on run {first} (")), "{err}");
+    let result: Value = serde_json::from_str(out.lines().last().unwrap()).unwrap();
+    assert_eq!(result["after"][0]["run"], first.as_str(), "{result:#}");
+    assert_eq!(result["after"][0]["objective"], "When does the Zephyr valve open?");
+    let report = format!("earlier/{first}/report.md");
+    let sources = result["result"]["sources"].as_array().unwrap();
+    assert!(sources.iter().any(|source| source["location"] == report.as_str()), "{sources:#?}");
+    assert!(result["result"]["output"].as_str().unwrap().contains("42 degrees"), "{result:#}");
+
+    let plan = machine.write_chain_plan(200);
+    let (out, _) = machine.run_successfully(&["run", "--plan", &plan, "--detach"]);
+    let running = machine.run_command(&["submit", "And then?", "--after", out.trim()]);
+    let error = utf8_text(&running.stderr);
+    assert!(running.status.code() == Some(2) && error.contains("has not ended"), "{error}");
+    machine.run_successfully(&["cancel", out.trim()]);
+    machine.run_successfully(&["down"]);
+    machine.assert_nothing_running();
+}
+
+#[test]
 fn json_output_is_one_object_per_line_with_the_result_last() {
     let _alone = lock_machine();
     let user = UserMachine::new();

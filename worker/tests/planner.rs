@@ -67,6 +67,7 @@ async fn planning_order(cluster: &Cluster) -> Order {
         consult: PlannerConsultMode::Judgement,
         approve_plan: false,
         criteria: Vec::new(),
+        after: Vec::new(),
     });
     let tasks = vec![task("facts", &[]), task("lost", &[]), task("report", &["facts"])];
     let first = append_events(cluster, &order, 0, [vec![started], tasks].concat()).await;

@@ -1,4 +1,4 @@
-//! `millrace add`: adds the tasks of a plan file to a run in progress.
+//! `millrace add`: adds the tasks of a plan file to a run in progress, or to one that has failed and goes on with them.
 
 use std::path::PathBuf;
 
@@ -10,7 +10,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::exit::{CommandError, CommandExit};
 use crate::plan_file::{self, AdditionalTasks};
-use crate::steer::SteeringArguments;
+use crate::steer::{SteeringArguments, refuse_edit_of_ended_run};
 use crate::submission::check_tasks_of_file;
 use crate::view::print_stderr_line;
 
@@ -48,5 +48,5 @@ pub async fn run_command(
         }
         Ok(CommandAction::Edit(Edit::Add(tasks)))
     };
-    steering.run_control_command(&interrupt, make).await
+    steering.checked_command(&interrupt, refuse_edit_of_ended_run, make).await
 }

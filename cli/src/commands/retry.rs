@@ -6,7 +6,7 @@ use millrace_protocol::plan::{CommandAction, Edit};
 use tokio_util::sync::CancellationToken;
 
 use crate::exit::{CommandError, CommandExit};
-use crate::steer::{SteeringArguments, refuse_retry_in_ended_run, refuse_unknown_task};
+use crate::steer::{SteeringArguments, refuse_edit_of_ended_run, refuse_unknown_task};
 
 const EXAMPLE: &str = "\
 Example:
@@ -35,5 +35,5 @@ pub async fn run_command(
         refuse_unknown_task(plan, &task)?;
         Ok(CommandAction::Edit(Edit::Retry { task, feedback }))
     };
-    steering.checked_command(&interrupt, refuse_retry_in_ended_run, make).await
+    steering.checked_command(&interrupt, refuse_edit_of_ended_run, make).await
 }

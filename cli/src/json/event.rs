@@ -5,8 +5,9 @@ use std::collections::BTreeMap;
 use millrace_protocol::ids::{Capability, RunId, TaskId, WorkerId};
 use millrace_protocol::plan::{
     AnswerCause, AttemptClock, AttemptEvent, Budget, BudgetEvent, Decision, DeliverableRule, DocumentSet,
-    EndReason, Event, GraphEvent, JournalKey, PlannerConsultMode, PlanningEvent, PlanningMode, ProviderEvent,
-    ResourceAmounts, ReviewEvent, ReviewPolicy, RunEvent, TaskEvent, TaskSpec, UserEvent, Work,
+    EarlierRun, EndReason, Event, GraphEvent, JournalKey, PlannerConsultMode, PlanningEvent, PlanningMode,
+    ProviderEvent, ResourceAmounts, ReviewEvent, ReviewPolicy, RunEvent, TaskEvent, TaskSpec, UserEvent,
+    Work,
 };
 use millrace_protocol::provider::ProviderWait;
 use millrace_protocol::question::StandingAnswer;
@@ -58,6 +59,9 @@ pub enum EventJson<'a> {
         /// The criteria for the deliverable.
         #[serde(skip_serializing_if = "<[String]>::is_empty")]
         criteria: &'a [String],
+        /// The runs that this run follows up on.
+        #[serde(skip_serializing_if = "<[EarlierRun]>::is_empty")]
+        after: &'a [EarlierRun],
     },
     /// A person must approve the plan.
     PlanQuestionAsked {
@@ -761,6 +765,7 @@ fn run_event(event: &RunEvent) -> EventJson<'_> {
             consult,
             approve_plan,
             criteria,
+            after,
         } => EventJson::RunStarted {
             objective,
             mode: *mode,
@@ -772,6 +777,7 @@ fn run_event(event: &RunEvent) -> EventJson<'_> {
             consult: *consult,
             approve_plan: *approve_plan,
             criteria,
+            after,
         },
         RunEvent::PlanQuestionAsked { wait, again } => EventJson::PlanQuestionAsked {
             question: wait.condition.question().map(QuestionJson::from),

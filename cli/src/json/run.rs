@@ -9,7 +9,7 @@ use millrace_protocol::child::ParentTask;
 use millrace_protocol::ids::{Capability, Lane, RunId, TaskId, WorkerId};
 use millrace_protocol::overrides::AgentOverrides;
 use millrace_protocol::plan::{
-    Attempt, AttemptEnd, Budget, DeliverableRule, EndReason, ErroredTaskWait, PauseReason, Plan,
+    Attempt, AttemptEnd, Budget, DeliverableRule, EarlierRun, EndReason, ErroredTaskWait, PauseReason, Plan,
     PlanningMode, ResourceAmounts, Task, TaskState, UsageBreakdown,
 };
 use millrace_protocol::registry::RunSummary;
@@ -280,6 +280,9 @@ pub struct RunResult<'a> {
     objective: Option<&'a str>,
     /// The planning mode.
     mode: Option<PlanningMode>,
+    /// The runs that it follows up on.
+    #[serde(skip_serializing_if = "<[EarlierRun]>::is_empty")]
+    after: &'a [EarlierRun],
     /// When it started.
     started_at: Option<Time>,
     /// Its end; `null` until then.
@@ -570,6 +573,7 @@ impl<'a> RunResult<'a> {
             state: RunState::of_plan(plan),
             objective: start.map(|start| start.objective.as_str()),
             mode: start.map(|start| start.mode),
+            after: start.map_or(&[][..], |start| start.after.as_slice()),
             started_at: start.map(|start| start.at.into()),
             end: end.map(|end| EndJson {
                 reason: end.reason,

@@ -114,6 +114,7 @@ fn run_started_event() -> Event {
         consult: PlannerConsultMode::Judgement,
         approve_plan: false,
         criteria: Vec::new(),
+        after: Vec::new(),
     })
 }
 

@@ -279,13 +279,14 @@ pub fn refuse_ended_run(run: &RunId, plan: &Plan) -> Result<(), CommandError> {
     let advice =
         resume_command_hint(run, plan).map(|how| format!("resume it first: {how}")).unwrap_or_else(|| {
             let show = command_hint(&format!("show {run}"));
-            format!("`{show}` prints its results; submit a new run for further work")
+            let follow_up = command_hint(&format!("run OBJECTIVE --after {run}"));
+            format!("`{show}` prints its results; `{follow_up}` follows up on them")
         });
     Err(CommandError::invalid_input(anyhow!("run {run} has ended ({}{detail}); {advice}", end.reason)))
 }
 
-/// Refuses the retry of a task in a run that has ended for good. One that failed continues with the task.
-pub fn refuse_retry_in_ended_run(run: &RunId, plan: &Plan) -> Result<(), CommandError> {
+/// Refuses a retry or more tasks in a run that has ended for good. One that failed continues with them.
+pub fn refuse_edit_of_ended_run(run: &RunId, plan: &Plan) -> Result<(), CommandError> {
     match &plan.run.end {
         Some(end) if end.is_resumable && end.reason.can_be_retried() => Ok(()),
         Some(_) | None => refuse_ended_run(run, plan),

@@ -137,6 +137,7 @@ pub fn plan_without_log(order: &Order) -> Plan {
         consult: PlannerConsultMode::Judgement,
         approve_plan: false,
         criteria: Vec::new(),
+        after: Vec::new(),
     });
     let requested = Event::Planning(PlanningEvent::Requested {
         turn: 1,

@@ -3,6 +3,7 @@
 //! Everything is read from the log, and the caller folds it; no supervisor is queried. The connection is a
 //! [`millrace_runtime::Bus`], so that credentials and permissions are those of any other process.
 
+mod earlier;
 mod find;
 mod follow;
 mod journals;
@@ -16,6 +17,7 @@ use millrace_protocol::subject::{Topic, topic_subject};
 use millrace_runtime::log::{AppendError, append_message};
 use millrace_runtime::{Bus, Fault};
 
+pub use earlier::{EarlierResults, EarlierRunError, read_earlier_run};
 pub use find::{FindError, find_run, list_runs, list_runs_from_log};
 pub use follow::{follow_run, read_archived_records, retry_transient};
 pub use journals::{Journals, ReceivedEntry, TaskUpdate, follow_task, read_task};

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use super::budget::{Budget, ResourceAmounts};
 use super::start::{PlanTime, StartEvent, start_waits};
 use crate::child::ParentTask;
-use crate::ids::{Capability, TaskId};
+use crate::ids::{Capability, RunId, TaskId};
 use crate::overrides::{AgentOverrides, PermissionRules};
 use crate::question::QuestionExpiry;
 use crate::result::TaskParameters;
@@ -464,7 +464,29 @@ pub struct Submission {
     /// The criteria for the deliverable, one sentence each: they are added to the review of the final task.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub criteria: Vec<String>,
+    /// The runs that this run follows up on; their results are among its documents.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub after: Vec<EarlierRun>,
 }
+
+/// A run that another one follows up on. The results of the earlier run are documents of the later one, so that agents search and
+/// cite them, and the later run needs nothing of the earlier one.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct EarlierRun {
+    /// Its id.
+    pub run: RunId,
+    /// Its objective, cut to [`MAX_EARLIER_TEXT`] bytes.
+    pub objective: String,
+    /// Its deliverable in a sentence; empty if it has none.
+    pub summary: String,
+    /// The folder, among the documents, with its results.
+    pub folder: String,
+}
+
+/// The maximum number of runs that a run may follow up on.
+pub const MAX_EARLIER_RUNS: usize = 16;
+/// The maximum size, in bytes, of each text about an earlier run.
+pub const MAX_EARLIER_TEXT: usize = 4_000;
 
 impl Submission {
     /// Creates a submission with all defaults.
@@ -482,6 +504,7 @@ impl Submission {
             consult: None,
             approve_plan: false,
             criteria: Vec::new(),
+            after: Vec::new(),
         }
     }
 }

@@ -180,3 +180,28 @@ fn retry_brings_back_dependents_that_were_cancelled_with_the_end_of_the_run() {
     use TaskState::{Pending, Ready};
     assert_eq!(states_of_chain(&scene), [Ready, Pending, Pending, Pending]);
 }
+
+#[test]
+fn failed_run_continues_with_the_tasks_that_a_user_adds() {
+    let mut scene = chain_scene(|submission| submission);
+    let a = cast::task_id("a");
+    scene.claim_task(&a, "w1");
+    fail_task(&mut scene, &a);
+    assert_eq!(scene.plan.run.end.as_ref().unwrap().reason, EndReason::Failed);
+    let more = vec![cast::echo_task("e", &[])];
+    scene.decide_fact(&cast::command_fact("more", CommandAction::Edit(Edit::Add(more)))).unwrap();
+    oracle::check_invariants_after_decision(&scene.plan);
+    let state = |scene: &RunScene, id: &str| scene.plan.task(&cast::task_id(id)).unwrap().state();
+    assert!(scene.plan.run.end.is_none());
+    assert_eq!((state(&scene, "a"), state(&scene, "e")), (TaskState::Failed, TaskState::Ready));
+    scene.claim_and_finish_task(&cast::task_id("e"), "w1");
+    let end = scene.plan.run.end.as_ref().unwrap();
+    assert_eq!(end.deliverable.as_ref().map(|(task, _)| task.as_str()), Some("e"), "{end:?}");
+
+    let unknown = vec![cast::echo_task("f", &["missing"])];
+    let mut failed = chain_scene(|submission| submission);
+    failed.claim_task(&a, "w1");
+    fail_task(&mut failed, &a);
+    failed.decide_fact(&cast::command_fact("bad", CommandAction::Edit(Edit::Add(unknown)))).unwrap_err();
+    assert!(failed.plan.run.end.is_some(), "a refused command reopens nothing");
+}

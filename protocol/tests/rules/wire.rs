@@ -13,11 +13,11 @@ use millrace_protocol::overrides::{
 };
 use millrace_protocol::plan::{
     AnswerCause, AttemptClock, AttemptEvent, Budget, BudgetEvent, BudgetExhaustionPolicy, CommandAction,
-    Decision, DeliverableRule, Document, DocumentSet, Edit, EndReason, Event, Fact, GraphError, GraphEvent,
-    InputAnswer, JournalKey, OnFailedDependency, PlanTime, PlannerConsultMode, PlannerTrigger, PlanningEvent,
-    PlanningMode, ProviderEvent, Refusal, ResourceAmounts, ReviewCheck, ReviewEvent, ReviewPolicy,
-    RunCommand, RunEvent, StartEvent, StartEventExpiry, StartExpiryAction, Submission, TaskEvent, TaskLimits,
-    TaskPatch, TaskSpec, TaskState, UserEvent, Work,
+    Decision, DeliverableRule, Document, DocumentSet, EarlierRun, Edit, EndReason, Event, Fact, GraphError,
+    GraphEvent, InputAnswer, JournalKey, OnFailedDependency, PlanTime, PlannerConsultMode, PlannerTrigger,
+    PlanningEvent, PlanningMode, ProviderEvent, Refusal, ResourceAmounts, ReviewCheck, ReviewEvent,
+    ReviewPolicy, RunCommand, RunEvent, StartEvent, StartEventExpiry, StartExpiryAction, Submission,
+    TaskEvent, TaskLimits, TaskPatch, TaskSpec, TaskState, UserEvent, Work,
 };
 use millrace_protocol::provider::ProviderStatus;
 use millrace_protocol::question::{
@@ -98,6 +98,7 @@ fn sample_events() -> Vec<(&'static str, Event)> {
                 consult: PlannerConsultMode::Judgement,
                 approve_plan: false,
                 criteria: Vec::new(),
+                after: Vec::new(),
             }),
         ),
         (
@@ -361,6 +362,7 @@ fn later_sample_events() -> Vec<(&'static str, Event)> {
                 consult: PlannerConsultMode::EveryResult,
                 approve_plan: false,
                 criteria: Vec::new(),
+                after: Vec::new(),
             }),
         ),
         (
@@ -950,6 +952,15 @@ fn sample_decisions() -> Vec<(String, Decision)> {
         .collect()
 }
 
+fn sample_earlier_run() -> EarlierRun {
+    EarlierRun {
+        run: RunId::new("20261121-230000-abcdef").unwrap(),
+        objective: "list the licences".into(),
+        summary: "fifteen licences".into(),
+        folder: "earlier/20261121-230000-abcdef".into(),
+    }
+}
+
 /// The software of a claimant.
 fn sample_build() -> Arc<Build> {
     let capability = CapabilityVersion {
@@ -984,6 +995,10 @@ fn sample_submissions() -> Vec<(String, Submission)> {
             Submission { approve_plan: true, ..cast::fixed_plan_submission(vec![spec_judged_by_persons()]) },
         ),
         ("a start condition".into(), cast::fixed_plan_submission(vec![task_with_start()])),
+        (
+            "after an earlier run".into(),
+            Submission { after: vec![sample_earlier_run()], ..cast::planner_submission() },
+        ),
         (
             "with criteria of the deliverable".into(),
             Submission { criteria: vec!["It has three parts.".into()], ..cast::planner_submission() },
@@ -1694,6 +1709,7 @@ fn messages_about_waits_have_a_version_that_0_4_does_not_read() {
         "shortened conversation",
         "written files",
         "criteria of the deliverable",
+        "after an earlier run",
     ];
     let mut newer = 0;
     for sample in all_encoding_samples().iter().filter(|sample| sample.json.get("t").is_some()) {

@@ -59,6 +59,7 @@ impl PlanBuilder {
             consult: PlannerConsultMode::Judgement,
             approve_plan: false,
             criteria: Vec::new(),
+            after: Vec::new(),
         }));
         made
     }

@@ -23,6 +23,7 @@ impl Plan {
                 consult,
                 approve_plan,
                 criteria,
+                after,
             } => {
                 self.run.start = Some(RunParameters {
                     objective: objective.clone(),
@@ -35,6 +36,7 @@ impl Plan {
                     consult: *consult,
                     approve_plan: *approve_plan,
                     criteria: criteria.clone(),
+                    after: after.clone(),
                     at,
                 });
             }

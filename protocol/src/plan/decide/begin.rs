@@ -1,6 +1,9 @@
 //! The submission of a run.
 
-use super::super::spec::{MAX_OBJECTIVE, PlannerConsultMode, PlanningMode, Submission, TaskSpec};
+use super::super::spec::{
+    EarlierRun, MAX_EARLIER_RUNS, MAX_EARLIER_TEXT, MAX_OBJECTIVE, PlannerConsultMode, PlanningMode,
+    Submission, TaskSpec,
+};
 use super::super::state::{EndReason, Plan, PlannerTrigger};
 use super::super::{Event, GraphEvent, PlanningEvent, Refusal, RunEvent, check_new_tasks};
 use crate::ids::TaskId;
@@ -16,7 +19,8 @@ pub(super) fn start_run(plan: &Plan, submission: &Submission) -> Result<Vec<Even
         return Err(Refusal::AlreadySubmitted);
     }
     let fault = find_objective_problem(&submission.objective);
-    let fault = fault.or_else(|| find_criteria_problem(&submission.criteria)).or_else(|| {
+    let fault = fault.or_else(|| find_criteria_problem(&submission.criteria));
+    let fault = fault.or_else(|| find_earlier_runs_problem(&submission.after)).or_else(|| {
         let (field, expected) = submission.budget.check_values().err()?;
         Some(format!("invalid budget: {field} must be {expected}"))
     });
@@ -34,6 +38,7 @@ pub(super) fn start_run(plan: &Plan, submission: &Submission) -> Result<Vec<Even
         consult: effective_consult_mode(submission),
         approve_plan: submission.approve_plan,
         criteria: submission.criteria.clone(),
+        after: submission.after.clone(),
     });
     if let Some(detail) = fault {
         return Ok(vec![started, run_failed_event(detail)]);
@@ -104,6 +109,22 @@ pub fn find_criteria_problem(criteria: &[String]) -> Option<String> {
             text.len()
         ),
     })
+}
+
+/// The mistake in the runs that a run follows up on, if there is one.
+#[must_use]
+pub fn find_earlier_runs_problem(after: &[EarlierRun]) -> Option<String> {
+    if after.len() > MAX_EARLIER_RUNS {
+        let count = after.len();
+        return Some(format!("the run follows {count} runs; at most {MAX_EARLIER_RUNS} are allowed"));
+    }
+    let is_long = |earlier: &&EarlierRun| {
+        [&earlier.objective, &earlier.summary, &earlier.folder]
+            .into_iter()
+            .any(|it| it.len() > MAX_EARLIER_TEXT)
+    };
+    let long = after.iter().find(is_long)?;
+    Some(format!("the texts about the earlier run {} have more than {MAX_EARLIER_TEXT} bytes each", long.run))
 }
 
 /// Adds tasks to the plan, each ready or pending.

@@ -60,7 +60,7 @@ use crate::question::RunAnswer;
 use crate::result::{Build, ErrorKind, MAX_MESSAGE, ModelUsage, PlanProposal, TaskError, Usage, Verdict};
 use crate::wait::Wait;
 
-pub use begin::find_criteria_problem;
+pub use begin::{find_criteria_problem, find_earlier_runs_problem};
 pub use budget::suggest_larger_limits;
 pub(super) use edits::{EditAuthor, decide_edit};
 

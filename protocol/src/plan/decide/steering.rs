@@ -52,7 +52,8 @@ pub(super) fn handle_command(plan: &Plan, command: &RunCommand) -> Result<Vec<Ev
     Ok(events)
 }
 
-/// Resumes a run that has ended: with a larger budget if it lacked one, otherwise as it is, or with the retry of one task.
+/// Resumes a run that has ended: with a larger budget if it lacked one, otherwise as it is, with more tasks, or with the retry of one
+/// task.
 pub(super) fn resume_ended_run(
     plan: &Plan,
     run_control_command: &RunCommand,
@@ -66,8 +67,8 @@ pub(super) fn resume_ended_run(
         CommandAction::Resume { budget: None } if end.reason.can_be_retried() => {
             resume_with(plan, run_control_command, None)
         }
-        CommandAction::Edit(Edit::Retry { task, feedback }) if end.reason.can_be_retried() => {
-            retry_in_ended_run(plan, run_control_command, (task, feedback.as_deref()), end, now)
+        CommandAction::Edit(edit @ (Edit::Retry { .. } | Edit::Add(_))) if end.reason.can_be_retried() => {
+            edit_ended_run(plan, run_control_command, edit, end, now)
         }
         CommandAction::Resume { .. }
         | CommandAction::Edit(_)
@@ -80,12 +81,12 @@ pub(super) fn resume_ended_run(
     }
 }
 
-/// Resumes a run that has ended for the retry of one task and of its dependents that were lost. What else has failed stays
-/// as it is.
-fn retry_in_ended_run(
+/// Resumes a run that has ended for more tasks, or for the retry of one task and of its dependents that were lost. What else has
+/// failed stays as it is.
+fn edit_ended_run(
     plan: &Plan,
     run_control_command: &RunCommand,
-    (task, feedback): (&TaskId, Option<&str>),
+    edit: &Edit,
     end: &RunEnd,
     now: Timestamp,
 ) -> Result<Vec<Event>, Refusal> {
@@ -96,7 +97,15 @@ fn retry_in_ended_run(
     ];
     let mut reopened = plan.clone();
     events.iter().for_each(|event| apply(&mut reopened, event, now));
-    events.extend(retry_task(&reopened, task, feedback, Some(end.at))?);
+    events.extend(match edit {
+        Edit::Retry { task, feedback } => retry_task(&reopened, task, feedback.as_deref(), Some(end.at))?,
+        Edit::Add(_)
+        | Edit::Patch(_)
+        | Edit::Cancel { .. }
+        | Edit::MarkFinal { .. }
+        | Edit::Finish { .. }
+        | Edit::GiveUp { .. } => decide_edit(&reopened, edit, EditAuthor::User)?,
+    });
     Ok(events)
 }
 

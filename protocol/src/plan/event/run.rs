@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::ids::{Capability, TaskId};
 use crate::plan::budget::Budget;
-use crate::plan::spec::{DocumentSet, PlannerConsultMode, PlanningMode};
+use crate::plan::spec::{DocumentSet, EarlierRun, PlannerConsultMode, PlanningMode};
 use crate::plan::{DeliverableRule, EndReason};
 use crate::wait::{Wait, WaitEnd};
 
@@ -42,6 +42,9 @@ pub enum RunEvent {
         /// The criteria for the deliverable.
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         criteria: Vec<String>,
+        /// The runs that this run follows up on.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        after: Vec<EarlierRun>,
     },
     /// A person must approve the plan.
     PlanQuestionAsked {
@@ -114,7 +117,9 @@ impl RunEvent {
     pub(super) fn is_about_waits(&self) -> bool {
         match self {
             Self::PlanQuestionAsked { .. } | Self::PlanQuestionEnded { .. } => true,
-            Self::Started { approve_plan, criteria, .. } => *approve_plan || !criteria.is_empty(),
+            Self::Started { approve_plan, criteria, after, .. } => {
+                *approve_plan || !criteria.is_empty() || !after.is_empty()
+            }
             Self::Paused
             | Self::Interrupted
             | Self::Resumed { .. }

@@ -17,7 +17,7 @@ use crate::plan::budget::{
     Budget, DEFAULT_STEPS, DEFAULT_TOKENS_PER_TASK, ElapsedRunTime, ResourceAmounts, ResourceKind,
 };
 use crate::plan::reserved::Reservations;
-use crate::plan::spec::{DocumentSet, PlannerConsultMode, PlanningMode};
+use crate::plan::spec::{DocumentSet, EarlierRun, PlannerConsultMode, PlanningMode};
 use crate::provider::ProviderWait;
 use crate::question::StandingAnswer;
 use crate::result::{Build, ModelUsage, Usage};
@@ -310,6 +310,9 @@ pub struct RunParameters {
     /// The criteria for the deliverable.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub criteria: Vec<String>,
+    /// The runs that this run follows up on.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub after: Vec<EarlierRun>,
     /// The time of the start.
     pub at: Timestamp,
 }
