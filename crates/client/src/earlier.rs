@@ -39,7 +39,7 @@ pub enum EarlierRunError {
     /// No run, or several, have this name.
     #[error(transparent)]
     Find(#[from] FindError),
-    /// The run goes on.
+    /// The run is in progress.
     #[error(
         "run {0} has not ended, so that its results may change; wait for its end with `millrace watch {0}`, or cancel it"
     )]
