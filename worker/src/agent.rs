@@ -7,15 +7,17 @@ use std::sync::Arc;
 
 use futures::FutureExt;
 use futures::future::BoxFuture;
+use millrace_agent::hooks::Hook;
 use millrace_agent::model::ModelSelection;
 use millrace_agent::session::{AgentSession, MemoryFile, SessionEnvironment, SessionError, tools};
-use millrace_agent::spec::{AgentSpec, AnswerForm, MemoryPlace, Template, ToolReference};
+use millrace_agent::spec::{AgentSpec, AnswerForm, CommandHook, MemoryPlace, Template, ToolReference};
 use millrace_agent::tool::{Tool, ToolSpec};
 use millrace_agent::turn::Limits;
 use millrace_protocol::plan::{ReviewPolicy, Work};
 use millrace_protocol::result::{self, CapabilityDescription, TaskError};
 use millrace_strict_yaml::Position;
 
+use crate::hooks::CommandHookRunner;
 use crate::tools::mcp::McpServers;
 use crate::{Attempt, Capability, CapabilityOutcome};
 
@@ -45,6 +47,8 @@ pub struct Agent {
     servers: McpServers,
     /// The folder of its capability file, with its memory files.
     folder: Option<PathBuf>,
+    /// Its hooks.
+    hooks: Vec<Arc<dyn Hook>>,
     /// The first mistake in the calls to the builder.
     mistake: Option<AgentError>,
 }
@@ -67,12 +71,12 @@ impl Agent {
     #[must_use]
     pub fn new(name: &str, description: &str) -> Self {
         let spec = AgentSpec::new(name, description);
-        Self { spec, tools: Vec::new(), servers: McpServers::default(), folder: None, mistake: None }
+        Self::from_spec(spec, Vec::new(), McpServers::default(), None)
     }
 
     /// Creates a built-in agent.
     pub(crate) fn from_built_in_spec(spec: AgentSpec) -> Self {
-        Self { spec, tools: Vec::new(), servers: McpServers::default(), folder: None, mistake: None }
+        Self::from_spec(spec, Vec::new(), McpServers::default(), None)
     }
 
     /// Creates the agent of a capability file, with its tools that reach outside of the process.
@@ -82,7 +86,13 @@ impl Agent {
         servers: McpServers,
         folder: Option<&Path>,
     ) -> Self {
-        Self { spec, tools, servers, folder: folder.map(Path::to_owned), mistake: None }
+        let hooks = folder.into_iter().flat_map(|folder| {
+            let runner = |hook: &CommandHook| CommandHookRunner::new(hook.clone(), folder);
+            spec.hooks.iter().map(runner).map(|hook| Arc::new(hook) as Arc<dyn Hook>)
+        });
+        let hooks = hooks.collect();
+        let folder = folder.map(Path::to_owned);
+        Self { spec, tools, servers, folder, hooks, mistake: None }
     }
 
     /// Sets the system prompt: a template, as in a capability file.
@@ -118,6 +128,13 @@ impl Agent {
             let available = tools::list_built_in_tool_names().collect::<Vec<_>>().join(", ");
             self.record_error(format!("there is no built-in tool {name:?}; available: {available}"));
         }
+        self
+    }
+
+    /// Adds a hook, which sees its calls of models and tools after the hooks added before.
+    #[must_use]
+    pub fn hook(mut self, hook: Arc<dyn Hook>) -> Self {
+        self.hooks.push(hook);
         self
     }
 
@@ -197,7 +214,9 @@ impl Agent {
             None => Vec::new(),
         };
         let outcome: Result<CapabilityOutcome, SessionError> = async {
-            let environment = SessionEnvironment { memory_files, ..attempt.session_environment(tools) };
+            let hooks = self.hooks.clone();
+            let environment =
+                SessionEnvironment { memory_files, hooks, ..attempt.session_environment(tools) };
             let session = AgentSession::prepare(agents, &spec, &order, environment).await?;
             match (&order.work(), spec.answer) {
                 (Work::Planning { .. }, AnswerForm::Plan) => {

@@ -38,6 +38,7 @@ mod capability;
 mod external;
 pub mod file;
 mod handler;
+mod hooks;
 mod tools;
 
 use futures::FutureExt;
@@ -52,6 +53,7 @@ pub use attempt::{Attempt, ChildTask, LostTask};
 pub use capability::{Capability, CapabilityOutcome, capability_from_function, capability_with_parameters};
 pub use millrace_agent::approval::{approval_question, input_question};
 pub use millrace_agent::corpus::Corpus;
+pub use millrace_agent::hooks::{Hook, HookContext, HookEvent, HookPoint, HookRefusal};
 pub use millrace_agent::session::ModelPreferences;
 pub use millrace_agent::spec::AnswerForm;
 pub use millrace_agent::tool::{Effect, Tool, ToolError, tool_from_function as tool};

@@ -9,6 +9,7 @@ pub mod citations;
 pub mod corpus;
 pub mod critic;
 pub mod files;
+pub mod hooks;
 pub mod material;
 pub mod model;
 pub mod planner;

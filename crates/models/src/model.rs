@@ -248,8 +248,8 @@ pub enum ModelError {
         /// The provider's message.
         message: String,
     },
-    /// The provider's content filter rejected the request.
-    #[error("blocked by the provider's content filter: {message}")]
+    /// A content filter rejected the request or the reply: the provider's, or a hook of the worker.
+    #[error("blocked by a content filter: {message}")]
     ContentFilter {
         /// The provider's message.
         message: String,

@@ -36,7 +36,7 @@ const TIMEOUT: Duration = Duration::from_secs(600);
 /// The default limit of a result, in bytes.
 const MAX_OUTPUT: u32 = 16 * 1024 * 1024;
 /// The environment variables that every program gets.
-const PASSED: [&str; 5] = ["PATH", "HOME", "LANG", "TMPDIR", "TZ"];
+pub(crate) const PASSED: [&str; 5] = ["PATH", "HOME", "LANG", "TMPDIR", "TZ"];
 /// The shortest time between two progress notes.
 const NOTE_INTERVAL: Duration = Duration::from_millis(500);
 /// The longest line of progress, in characters.

@@ -11,6 +11,7 @@ use super::memory::MemoryFile;
 use crate::approval::ApprovalRules;
 use crate::corpus::pages::AttemptPages;
 use crate::files::{AgentFiles, Files};
+use crate::hooks::Hook;
 use crate::model::{DeltaListener, Model, ModelAbility};
 use crate::sources::OrderInputs;
 use crate::state::StateRules;
@@ -37,6 +38,8 @@ pub struct SessionEnvironment<'a> {
     pub observer: Arc<dyn DeltaListener>,
     /// Tools in addition to those of this crate.
     pub tools: Vec<Arc<dyn Tool>>,
+    /// The hooks that see the agent's calls.
+    pub hooks: Vec<Arc<dyn Hook>>,
     /// The part of the run's budget that is reserved for this order. It applies in addition to the capability's limits.
     pub allowance: ResourceAmounts,
     /// How long to wait for a model's provider that does not answer.
@@ -54,6 +57,7 @@ impl<'a> SessionEnvironment<'a> {
             memory_files: Vec::new(),
             observer: Arc::new(()),
             tools: Vec::new(),
+            hooks: Vec::new(),
             allowance: ResourceAmounts::default(),
             provider_timeout: DEFAULT_PROVIDER_TIMEOUT,
         }

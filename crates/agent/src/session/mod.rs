@@ -41,6 +41,7 @@ use crate::answers::{Findings, FindingsChecker, NumberedResults, Report, ReportC
 use crate::corpus::Corpus;
 use crate::corpus::pages::AttemptPages;
 use crate::files::{AgentFiles, CompositeFiles, Files};
+use crate::hooks::{AttemptHooks, HookContext};
 use crate::model::{AnswerSchema, Model, ModelAbility};
 use crate::roles::{self, DocumentList, WorkTask};
 use crate::sources::OrderInputError;
@@ -387,7 +388,11 @@ impl<'a> AgentSession<'a> {
         });
         let mut state = beginning.state.take();
         let of_state = state.as_ref().map(create_state_tools).unwrap_or_default();
+        let hooks =
+            HookContext { attempt: AttemptName::from_order(order), capability: spec.about.name.clone() };
+        let hooks = AttemptHooks::new(hooks, std::mem::take(&mut env.hooks));
         let tools = context.open_tools(&references).into_iter().chain(own).chain(of_state);
+        let tools = tools.map(|tool| hooks.wrap_tool(tool));
         let toolbox = Toolbox::new(tools).map_err(|duplicate| invalid_order_error(&duplicate.to_string()))?;
         let built_in =
             turn_instructions.take().or_else(|| prompts::built_in_instructions(spec.answer, format.ability));
@@ -411,7 +416,8 @@ impl<'a> AgentSession<'a> {
         let summarizer = match &spec.context.summary_model {
             Some(selection) => {
                 let opened = host.models.open_for_run(&RunModels::of_order(order), selection);
-                Some(opened.map_err(|error| invalid_order_error(&error.to_string()))?)
+                let opened = opened.map_err(|error| invalid_order_error(&error.to_string()))?;
+                Some(hooks.wrap_model(opened))
             }
             None => None,
         };
@@ -424,7 +430,7 @@ impl<'a> AgentSession<'a> {
         Ok(PreparedConversation {
             brief,
             toolbox,
-            model,
+            model: hooks.wrap_model(model),
             files,
             state,
             approvals,

@@ -3,6 +3,7 @@
 
 mod agents;
 mod context;
+mod hooks;
 mod host_folder;
 mod memory;
 mod person_review;
@@ -30,6 +31,7 @@ use serde::{Deserialize, Serialize};
 use agents::OwnTools;
 pub use agents::{AgentAccess, AskableAgent, ForkAccess};
 pub use context::ContextSpec;
+pub use hooks::CommandHook;
 pub use host_folder::HostFolder;
 pub use memory::{MEMORIES, MemoryPlace};
 pub use review::{read_review, review_schema};
@@ -54,7 +56,7 @@ pub const KIND: FileDescription = FileDescription { name: "capability", holds: "
 pub const COMMON: [&str; 8] =
     ["name", "kind", "version", "description", "concurrency", "input", "output", "review"];
 /// The fields of an agent in addition to [`COMMON`].
-pub const AGENT: [&str; 18] = [
+pub const AGENT: [&str; 19] = [
     "instructions",
     "model",
     "prompts",
@@ -73,6 +75,7 @@ pub const AGENT: [&str; 18] = [
     "results",
     "context",
     "memory",
+    "hooks",
 ];
 
 /// The self-description of a capability of any kind.
@@ -133,6 +136,8 @@ pub struct AgentSpec {
     pub context: ContextSpec,
     /// The files whose text it has in its prompt; `None` if it has no memories.
     pub memory: Option<Vec<MemoryPlace>>,
+    /// The programs that see its calls.
+    pub hooks: Vec<CommandHook>,
 }
 
 /// The conversation in which the attempt after a rejection works.
@@ -363,6 +368,7 @@ impl AgentSpec {
             results: ResultScope::default(),
             context: ContextSpec::default(),
             memory: None,
+            hooks: Vec::new(),
         }
     }
 
@@ -423,6 +429,7 @@ impl AgentSpec {
         let results = mistakes.check_optional(fields.find_field("results").map(read_result_scope));
         let context = mistakes.check_optional(fields.find_field("context").map(context::read_context));
         let memory = mistakes.check_optional(fields.find_field("memory").map(memory::read_memory));
+        let hooks = mistakes.check_optional(fields.find_field("hooks").map(hooks::read_hooks));
         let has_output = fields.find_field("output").is_some();
         let answer = mistakes.check_optional(fields.find_field("answer").map(read_answer_form));
         let answer = answer.unwrap_or(if has_output { AnswerForm::Data } else { AnswerForm::Text });
@@ -467,6 +474,7 @@ impl AgentSpec {
             results: results.unwrap_or_default(),
             context: context.unwrap_or_default(),
             memory,
+            hooks: hooks.unwrap_or_default(),
         })
     }
 

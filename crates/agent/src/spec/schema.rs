@@ -84,6 +84,7 @@ pub fn agent_file_schema(tools: &[(&str, Option<Value>)], server: &Value, permis
         "answer": { "description": "The form of its answer.", "enum": AnswerForm::ALL.map(AnswerForm::name) },
         "context": super::context::context_schema(),
         "memory": super::memory::memory_schema(),
+        "hooks": super::hooks::hooks_schema(),
         "revise": {
             "description": "The conversation in which a rejected result is revised: a new one with the rejected result, the \
                             verdict and the notes (the default), or that of the rejected attempt.",

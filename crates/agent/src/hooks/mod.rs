@@ -1,0 +1,198 @@
+//! Hooks: code of a worker that sees the model calls and tool calls of its agents, to redact, to guard or to log.
+//!
+//! ```text
+//! request ─▶ before_model ─▶ model ─▶ reply ─▶ after_model ─▶ journal
+//! call    ─▶ before_tool  ─▶ tool  ─▶ text  ─▶ after_tool  ─▶ journal
+//! ```
+//! They wrap the model and the tools, so that the driver of a conversation knows nothing of them. The journal records replies and
+//! results as the hooks leave them, and a recorded step calls no hook again. It records requests as the agent made
+//! them: what `before_model` removes stays away from the provider, not from the journal. Tools that the machine answers itself
+//! (`think`, to-do lists, notes) call no hooks.
+//!
+//! A hook refuses by an error. The model reads why a tool call was refused; a refused model call ends the attempt. A hook that
+//! fails must refuse too, so that nothing passes a guard that is broken.
+
+mod model;
+mod tool;
+
+use std::sync::Arc;
+
+use futures::future::BoxFuture;
+use millrace_protocol::ids::Capability;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use crate::model::{Model, Reply, Request};
+use crate::tool::Tool;
+use crate::turn::AttemptName;
+
+use model::HookedModel;
+use tool::HookedTool;
+
+/// A point at which hooks are called.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum HookPoint {
+    /// Before a request is sent to a model.
+    BeforeModel,
+    /// After a model's reply, before the agent sees it.
+    AfterModel,
+    /// Before a tool is called. An approval of the call, if it needs one, has been given.
+    BeforeTool,
+    /// After a tool's call, before its text is recorded and the model sees it.
+    AfterTool,
+}
+
+impl HookPoint {
+    /// All points.
+    pub const ALL: [Self; 4] = [Self::BeforeModel, Self::AfterModel, Self::BeforeTool, Self::AfterTool];
+
+    /// Its name in files.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::BeforeModel => "before_model",
+            Self::AfterModel => "after_model",
+            Self::BeforeTool => "before_tool",
+            Self::AfterTool => "after_tool",
+        }
+    }
+}
+
+/// A call that a hook sees, with what it may change.
+#[derive(Debug)]
+pub enum HookEvent<'a> {
+    /// A request to a model; the hook may change all of it.
+    BeforeModel {
+        /// The model, as `provider:model`.
+        model: &'a str,
+        /// The request.
+        request: &'a mut Request,
+    },
+    /// A model's reply; the hook may change all of it. While hooks see replies, no text is streamed to observers.
+    AfterModel {
+        /// The model, as `provider:model`.
+        model: &'a str,
+        /// The reply.
+        reply: &'a mut Reply,
+    },
+    /// A call of a tool. The hook can refuse it and not change it, because a person may have approved these arguments.
+    BeforeTool {
+        /// The name of the tool.
+        tool: &'a str,
+        /// The arguments.
+        arguments: &'a Value,
+    },
+    /// The text of a tool's result or error; the hook may change it. A web page whose text was changed can't be cited.
+    AfterTool {
+        /// The name of the tool.
+        tool: &'a str,
+        /// The arguments.
+        arguments: &'a Value,
+        /// The text for the model.
+        text: &'a mut String,
+        /// `true` if the call failed.
+        is_error: bool,
+    },
+}
+
+impl HookEvent<'_> {
+    /// The point of the call.
+    #[must_use]
+    pub fn point(&self) -> HookPoint {
+        match self {
+            Self::BeforeModel { .. } => HookPoint::BeforeModel,
+            Self::AfterModel { .. } => HookPoint::AfterModel,
+            Self::BeforeTool { .. } => HookPoint::BeforeTool,
+            Self::AfterTool { .. } => HookPoint::AfterTool,
+        }
+    }
+}
+
+/// The attempt that a call belongs to.
+#[derive(Debug, Clone)]
+pub struct HookContext {
+    /// The name of the attempt: `<run>/<task>/<attempt>`.
+    pub attempt: AttemptName,
+    /// The capability.
+    pub capability: Capability,
+}
+
+/// The refusal of a call by a hook: the reason, for the model and for people.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct HookRefusal(pub String);
+
+/// Code that sees the calls of agents.
+pub trait Hook: Send + Sync {
+    /// Its name, for messages.
+    fn name(&self) -> &str;
+
+    /// The points at which it is called.
+    fn points(&self) -> &[HookPoint];
+
+    /// `true` if it sees the calls of this tool.
+    fn sees_tool(&self, tool: &str) -> bool {
+        let _ = tool;
+        true
+    }
+
+    /// Sees a call, and changes or refuses it. It runs again if the worker is lost before the call is recorded.
+    ///
+    /// # Errors
+    /// The call is refused, or the hook failed.
+    fn call<'a>(
+        &'a self,
+        context: &'a HookContext,
+        event: HookEvent<'a>,
+    ) -> BoxFuture<'a, Result<(), HookRefusal>>;
+}
+
+/// The hooks of one attempt, called in their order.
+#[derive(Clone)]
+pub(crate) struct AttemptHooks {
+    context: Arc<HookContext>,
+    hooks: Vec<Arc<dyn Hook>>,
+}
+
+impl AttemptHooks {
+    pub fn new(context: HookContext, hooks: Vec<Arc<dyn Hook>>) -> Self {
+        Self { context: Arc::new(context), hooks }
+    }
+
+    /// Returns a model whose calls these hooks see; the model itself if none does.
+    pub fn wrap_model(&self, model: Arc<dyn Model>) -> Arc<dyn Model> {
+        let sees = self.has_point(HookPoint::BeforeModel) || self.has_point(HookPoint::AfterModel);
+        if sees { Arc::new(HookedModel { model, hooks: self.clone() }) } else { model }
+    }
+
+    /// Returns a tool whose calls these hooks see; the tool itself if none does.
+    pub fn wrap_tool(&self, tool: Arc<dyn Tool>) -> Arc<dyn Tool> {
+        let name = tool.spec().name;
+        let is_seen = |hook: &&Arc<dyn Hook>| {
+            let points = hook.points();
+            hook.sees_tool(&name)
+                && (points.contains(&HookPoint::BeforeTool) || points.contains(&HookPoint::AfterTool))
+        };
+        let hooks: Vec<Arc<dyn Hook>> = self.hooks.iter().filter(is_seen).cloned().collect();
+        if hooks.is_empty() || tool.inner().is_some() {
+            return tool;
+        }
+        Arc::new(HookedTool { tool, name, hooks: Self { context: self.context.clone(), hooks } })
+    }
+
+    fn has_point(&self, point: HookPoint) -> bool {
+        self.hooks.iter().any(|hook| hook.points().contains(&point))
+    }
+
+    /// The hooks that are called at a point.
+    fn at_point(&self, point: HookPoint) -> impl Iterator<Item = &dyn Hook> {
+        self.hooks.iter().filter(move |hook| hook.points().contains(&point)).map(AsRef::as_ref)
+    }
+}
+
+/// Returns the text of a refusal that names the hook.
+fn describe_refusal(hook: &dyn Hook, refusal: &HookRefusal) -> String {
+    format!("the hook {} refused it: {refusal}", hook.name())
+}
