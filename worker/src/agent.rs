@@ -9,6 +9,7 @@ use futures::FutureExt;
 use futures::future::BoxFuture;
 use millrace_agent::model::ModelSelection;
 use millrace_agent::session::{AgentSession, MemoryFile, SessionEnvironment, SessionError, tools};
+use millrace_agent::skills::Skill;
 use millrace_agent::spec::{AgentSpec, AnswerForm, MemoryPlace, Template, ToolReference};
 use millrace_agent::tool::{Tool, ToolSpec};
 use millrace_agent::turn::Limits;
@@ -45,6 +46,8 @@ pub struct Agent {
     servers: McpServers,
     /// The folder of its capability file, with its memory files.
     folder: Option<PathBuf>,
+    /// Its skills.
+    skills: Vec<Arc<Skill>>,
     /// The first mistake in the calls to the builder.
     mistake: Option<AgentError>,
 }
@@ -67,12 +70,12 @@ impl Agent {
     #[must_use]
     pub fn new(name: &str, description: &str) -> Self {
         let spec = AgentSpec::new(name, description);
-        Self { spec, tools: Vec::new(), servers: McpServers::default(), folder: None, mistake: None }
+        Self::from_spec(spec, Vec::new(), McpServers::default(), None)
     }
 
     /// Creates a built-in agent.
     pub(crate) fn from_built_in_spec(spec: AgentSpec) -> Self {
-        Self { spec, tools: Vec::new(), servers: McpServers::default(), folder: None, mistake: None }
+        Self::from_spec(spec, Vec::new(), McpServers::default(), None)
     }
 
     /// Creates the agent of a capability file, with its tools that reach outside of the process.
@@ -82,7 +85,13 @@ impl Agent {
         servers: McpServers,
         folder: Option<&Path>,
     ) -> Self {
-        Self { spec, tools, servers, folder: folder.map(Path::to_owned), mistake: None }
+        let folder = folder.map(Path::to_owned);
+        Self { spec, tools, servers, folder, skills: Vec::new(), mistake: None }
+    }
+
+    /// Sets the skills that were loaded from the folders of its capability file.
+    pub(crate) fn with_skills(self, skills: Vec<Arc<Skill>>) -> Self {
+        Self { skills, ..self }
     }
 
     /// Sets the system prompt: a template, as in a capability file.
@@ -197,7 +206,9 @@ impl Agent {
             None => Vec::new(),
         };
         let outcome: Result<CapabilityOutcome, SessionError> = async {
-            let environment = SessionEnvironment { memory_files, ..attempt.session_environment(tools) };
+            let skills = self.skills.clone();
+            let environment =
+                SessionEnvironment { memory_files, skills, ..attempt.session_environment(tools) };
             let session = AgentSession::prepare(agents, &spec, &order, environment).await?;
             match (&order.work(), spec.answer) {
                 (Work::Planning { .. }, AnswerForm::Plan) => {

@@ -9,12 +9,13 @@ mod person_review;
 mod review;
 mod schema;
 mod server_tools;
+mod skills;
 mod state;
 mod state_schema;
 mod template;
 mod tools;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use millrace_models::{ModelAbility, ModelSelection};
 use millrace_protocol::ids::Capability;
@@ -54,7 +55,7 @@ pub const KIND: FileDescription = FileDescription { name: "capability", holds: "
 pub const COMMON: [&str; 8] =
     ["name", "kind", "version", "description", "concurrency", "input", "output", "review"];
 /// The fields of an agent in addition to [`COMMON`].
-pub const AGENT: [&str; 18] = [
+pub const AGENT: [&str; 19] = [
     "instructions",
     "model",
     "prompts",
@@ -73,6 +74,7 @@ pub const AGENT: [&str; 18] = [
     "results",
     "context",
     "memory",
+    "skills",
 ];
 
 /// The self-description of a capability of any kind.
@@ -133,6 +135,8 @@ pub struct AgentSpec {
     pub context: ContextSpec,
     /// The files whose text it has in its prompt; `None` if it has no memories.
     pub memory: Option<Vec<MemoryPlace>>,
+    /// The folders of its skills, relative to that of its file unless they are absolute.
+    pub skills: Vec<PathBuf>,
 }
 
 /// The conversation in which the attempt after a rejection works.
@@ -363,6 +367,7 @@ impl AgentSpec {
             results: ResultScope::default(),
             context: ContextSpec::default(),
             memory: None,
+            skills: Vec::new(),
         }
     }
 
@@ -423,6 +428,9 @@ impl AgentSpec {
         let results = mistakes.check_optional(fields.find_field("results").map(read_result_scope));
         let context = mistakes.check_optional(fields.find_field("context").map(context::read_context));
         let memory = mistakes.check_optional(fields.find_field("memory").map(memory::read_memory));
+        let listed_tools = tools.as_deref().unwrap_or_default();
+        let skills = fields.find_field("skills").map(|node| skills::read_skills(node, listed_tools));
+        let skills = mistakes.check_optional(skills).unwrap_or_default();
         let has_output = fields.find_field("output").is_some();
         let answer = mistakes.check_optional(fields.find_field("answer").map(read_answer_form));
         let answer = answer.unwrap_or(if has_output { AnswerForm::Data } else { AnswerForm::Text });
@@ -467,6 +475,7 @@ impl AgentSpec {
             results: results.unwrap_or_default(),
             context: context.unwrap_or_default(),
             memory,
+            skills,
         })
     }
 

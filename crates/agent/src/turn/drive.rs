@@ -28,6 +28,7 @@ use crate::approval::ApprovalRules;
 use crate::corpus::pages::AttemptPages;
 use crate::files::{AgentFiles, Files};
 use crate::model::{Delta, DeltaListener, Model, ModelError, Reply, Request};
+use crate::skills::SkillEntry;
 use crate::state::StateRules;
 use crate::tool::{ModelCallBudget, Toolbox};
 
@@ -171,6 +172,7 @@ impl<'a, A: Answer> Driver<'a, A> {
         loop {
             let (turn, left, format) = (machine.request_count(), machine.time_left(), machine.format());
             let rules = machine.agent_state().filter(|_| turn == 0).map(|state| state.rules().clone());
+            let skills = if turn == 0 { machine.skills().to_vec() } else { Vec::new() };
             let unaffordable = machine.unaffordable_first_request();
             match machine.next_step() {
                 MachineStep::AskModel(request) => {
@@ -178,7 +180,7 @@ impl<'a, A: Answer> Driver<'a, A> {
                     let reply = self
                         .request_or_replay_model_step(
                             request,
-                            (turn, format, rules),
+                            (turn, format, rules, skills),
                             left,
                             unaffordable,
                             sent,
@@ -252,7 +254,7 @@ impl<'a, A: Answer> Driver<'a, A> {
     async fn request_or_replay_model_step(
         &mut self,
         request: &Request,
-        (turn, format, state): (u64, ConversationFormat, Option<StateRules>),
+        (turn, format, state, skills): (u64, ConversationFormat, Option<StateRules>, Vec<SkillEntry>),
         left: Option<Duration>,
         unaffordable: Option<ResourceAmounts>,
         sent: impl FnOnce() -> Option<SentMessages> + Send,
@@ -288,6 +290,7 @@ impl<'a, A: Answer> Driver<'a, A> {
             state,
             inherited,
             context,
+            skills,
             model,
             took_ms: to_millis(took),
         };
