@@ -182,7 +182,7 @@ mod tests {
             (body("description: b"), "\"name\" is missing"),
             (body("name: a"), "\"description\" is missing"),
             (body("name: a\ndescription: ''"), "\"description\" is empty"),
-            (body("name: a\ndescription: [b]"), "line 3"),
+            (body("name: a\ndescription: [b]"), "3:14: \"description\" must be a text"),
             (body("name: A\ndescription: b"), "\"A\" is not a valid name"),
             (body("name: a--b\ndescription: b"), "\"a--b\" is not a valid name"),
             (body("name: -a\ndescription: b"), "\"-a\" is not a valid name"),
@@ -196,8 +196,8 @@ mod tests {
             ),
             (body(&format!("name: a\ndescription: b\n{}", long("compatibility", 501))), "the maximum is 500"),
             (body("name: a\ndescription: b\nmetadata: c"), "\"metadata\""),
-            (body("name: a\nname: a\ndescription: b"), "line 3"),
-            (body("name: a\ndescription: Use it: now"), "line 3"),
+            (body("name: a\nname: a\ndescription: b"), "3:"),
+            (body("name: a\ndescription: Use it: now"), "3:"),
         ] {
             let mistake = parse_skill_header(text.as_bytes(), "a").unwrap_err();
             assert!(mistake.contains(expected), "{text:?}: {mistake}");

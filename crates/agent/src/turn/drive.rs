@@ -4,6 +4,8 @@
 
 mod shorten;
 
+use std::borrow::Cow;
+use std::collections::BTreeMap;
 use std::future::pending;
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,6 +14,7 @@ use futures::FutureExt;
 use millrace_models::resilience::ProviderDeadline;
 use millrace_protocol::plan::{DEFAULT_PROVIDER_TIMEOUT, ResourceAmounts};
 use millrace_protocol::provider::ProviderStatus;
+use millrace_protocol::wire::{BlobRef, InlineOrStoredBytes};
 use tokio::time::{Instant, sleep_until};
 use tracing::{debug, warn};
 
@@ -27,7 +30,7 @@ use super::{
 use crate::approval::ApprovalRules;
 use crate::corpus::pages::AttemptPages;
 use crate::files::{AgentFiles, Files};
-use crate::model::{Delta, DeltaListener, Model, ModelError, Reply, Request};
+use crate::model::{Delta, DeltaListener, Image, Message, Model, ModelError, Reply, Request};
 use crate::skills::SkillEntry;
 use crate::state::StateRules;
 use crate::tool::{ModelCallBudget, Toolbox};
@@ -57,6 +60,8 @@ pub struct Driver<'a, A> {
     inherited: InheritedState,
     context: Option<ContextSettings>,
     summarizer: Option<&'a dyn Model>,
+    /// The bytes of the images of recorded results, by SHA-256.
+    images: BTreeMap<String, Arc<[u8]>>,
 }
 
 impl<'a, A: Answer> Driver<'a, A> {
@@ -80,6 +85,7 @@ impl<'a, A: Answer> Driver<'a, A> {
             inherited: InheritedState::default(),
             context: None,
             summarizer: None,
+            images: BTreeMap::new(),
         }
     }
 
@@ -266,6 +272,8 @@ impl<'a, A: Answer> Driver<'a, A> {
         if let Some(needs) = unaffordable {
             return Err(DriveError::ReservationTooSmall(needs));
         }
+        let attached = self.attach_images(request).await?;
+        let request = attached.as_ref();
         debug!(
             step = name,
             model = self.model.name(),
@@ -296,6 +304,38 @@ impl<'a, A: Answer> Driver<'a, A> {
         };
         self.journal.append_step(&name, &encode_step(&step)).await?;
         Ok(step)
+    }
+
+    /// Returns the request with the bytes of its images: those of recorded results are read from where they are stored.
+    async fn attach_images<'r>(&mut self, request: &'r Request) -> Result<Cow<'r, Request>, DriveError> {
+        let lacks_bytes = |message: &Message| match message {
+            Message::Tool(result) => result.images.iter().any(|image| image.bytes().is_none()),
+            Message::User { .. } | Message::Assistant { .. } => false,
+        };
+        if !request.messages.iter().any(lacks_bytes) {
+            return Ok(Cow::Borrowed(request));
+        }
+        let mut request = request.clone();
+        for message in &mut request.messages {
+            let Message::Tool(result) = message else { continue };
+            for image in result.images.iter_mut().filter(|image| image.bytes().is_none()) {
+                let bytes = self.load_image(image).await?;
+                *image = image.clone().with_content(bytes);
+            }
+        }
+        Ok(Cow::Owned(request))
+    }
+
+    /// Reads the bytes of an image, once for each attempt on this machine.
+    async fn load_image(&mut self, image: &Image) -> Result<Arc<[u8]>, DriveError> {
+        if let Some(bytes) = self.images.get(&image.sha256) {
+            return Ok(bytes.clone());
+        }
+        let blob = BlobRef { sha256: image.sha256.clone(), size: image.size };
+        let bytes = self.journal.load_value(&InlineOrStoredBytes::Stored(blob)).await?;
+        let bytes: Arc<[u8]> = bytes.into();
+        self.images.insert(image.sha256.clone(), bytes.clone());
+        Ok(bytes)
     }
 
     /// Returns the model's reply, as [`Self::request_reply_with_keepalive`] does, and how long it took. While the provider is away, it waits: that

@@ -83,7 +83,7 @@ async fn signatures_return_to_gemini_and_results_are_one_turn() {
     });
     request.messages.extend(
         results
-            .map(|call| Message::Tool(ToolResult { call_id: call.id, text: "ok".into(), is_error: false })),
+            .map(|call| Message::Tool(ToolResult { call_id: call.id, text: "ok".into(), is_error: false, images: Vec::new() })),
     );
     gemini.reply(&request, &()).await.unwrap();
     let contents = stub.seen()[1].json()["contents"].as_array().unwrap().clone();

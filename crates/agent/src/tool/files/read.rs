@@ -10,6 +10,7 @@ use serde::Deserialize;
 use super::session::{FileSession, KnownFileState, refused_error};
 use super::{Call, FileTool, Tool, ToolError, show};
 use crate::files::FileContent;
+use crate::tool::Image;
 use crate::files::permissions::FileOperation;
 
 /// The maximum number of characters of one read.
@@ -59,6 +60,15 @@ fn read_requested_file<'a>(
         let path =
             session.parse_permitted_path(&arguments.file_path, FileOperation::Read, call.is_approved)?;
         let content = session.read_existing_file(&path).await?;
+        if show::decode_text(&content.bytes).is_none()
+            && let Ok(image) = Image::from_bytes(path.as_str(), &content.bytes)
+        {
+            let version = content.entry.version;
+            session.set_known_state(&path, KnownFileState::Version(version));
+            let text = format!("@@ {} | version {version} @@", image.describe());
+            session.add_image(&call.key, image);
+            return Ok(text);
+        }
         let text = format_requested_lines(&content, arguments.offset, arguments.limit)?;
         if show::parse_version(&text).is_some() {
             session.set_known_state(&path, KnownFileState::Version(content.entry.version));

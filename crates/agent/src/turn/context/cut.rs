@@ -44,7 +44,10 @@ pub(in crate::turn) fn cut_older_messages(
     let cut = |(at, message): (usize, &Message)| match message {
         _ if at >= recent || kept.contains(&at) => message.clone(),
         Message::User { .. } => message.clone(),
-        Message::Tool(result) => Message::Tool(cut_result(result, LONG_RESULT, KEPT_OF_RESULT, path)),
+        Message::Tool(result) => {
+            let cut = cut_result(result, LONG_RESULT, KEPT_OF_RESULT, path);
+            Message::Tool(leave_out_images(cut))
+        }
         Message::Assistant { text, calls, provider_state } => Message::Assistant {
             text: text.clone(),
             calls: calls.iter().map(|call| cut_call(call, path)).collect(),
@@ -71,11 +74,24 @@ pub(in crate::turn) fn shorten_recent_messages(
     };
     let fixed = total - messages.iter().map(of_results).sum::<usize>();
     let limit = (size.saturating_sub(fixed) / results).max(KEPT_OF_RESULT);
-    let shorten = |message: &Message| match message {
-        Message::Tool(result) => Message::Tool(cut_result(result, limit, limit, path)),
+    let last = messages.iter().rposition(|message| matches!(message, Message::Tool(_)));
+    let shorten = |(at, message): (usize, &Message)| match message {
+        Message::Tool(result) => {
+            let cut = cut_result(result, limit, limit, path);
+            Message::Tool(if Some(at) == last { cut } else { leave_out_images(cut) })
+        }
         Message::User { .. } | Message::Assistant { .. } => message.clone(),
     };
-    messages.iter().map(shorten).collect()
+    messages.iter().enumerate().map(shorten).collect()
+}
+
+/// Replaces the images of a result by their descriptions.
+pub(in crate::turn) fn leave_out_images(mut result: ToolResult) -> ToolResult {
+    for image in std::mem::take(&mut result.images) {
+        let note = format!("\n[{}: left out, since the conversation is long]", image.describe());
+        result.text.push_str(&note);
+    }
+    result
 }
 
 fn cut_result(result: &ToolResult, long: usize, kept: usize, path: Option<&FilePath>) -> ToolResult {
@@ -127,7 +143,7 @@ mod tests {
     }
 
     fn result(id: &str, length: usize) -> Message {
-        Message::Tool(ToolResult { call_id: id.into(), text: "r".repeat(length), is_error: false })
+        Message::Tool(ToolResult { call_id: id.into(), text: "r".repeat(length), is_error: false, images: Vec::new() })
     }
 
     #[test]

@@ -97,7 +97,7 @@ impl<A: Answer> Machine<A> {
         self.repairs += 1;
         let refuse = |call: ToolCall| {
             let text = "No tool can be called now. Give the complete corrected answer.".to_owned();
-            CheckedCall::Answered(ToolResult { call_id: call.id, text, is_error: true })
+            CheckedCall::Answered(ToolResult { call_id: call.id, text, is_error: true, images: Vec::new() })
         };
         let refused = calls.into_iter().map(refuse).collect();
         self.push_results(refused, Vec::new());
@@ -135,9 +135,9 @@ impl<A: Answer> Machine<A> {
                     CheckedCall::Run
                 }
                 Ok(RoutedCall::Done(text)) => {
-                    CheckedCall::Answered(ToolResult { call_id: id, text, is_error: false })
+                    CheckedCall::Answered(ToolResult { call_id: id, text, is_error: false, images: Vec::new() })
                 }
-                Err(text) => CheckedCall::Answered(ToolResult { call_id: id, text, is_error: true }),
+                Err(text) => CheckedCall::Answered(ToolResult { call_id: id, text, is_error: true, images: Vec::new() }),
             }
         });
         let checked: Vec<CheckedCall> = checked.collect();
