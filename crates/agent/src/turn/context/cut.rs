@@ -172,6 +172,27 @@ mod tests {
     }
 
     #[test]
+    fn images_count_and_are_left_out_of_older_messages() {
+        const PNG: &[u8] = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR\0\0\0\x02\0\0\0\x03\x08\x02\0\0\0";
+        let image = crate::model::Image::from_bytes("/plot.png", PNG).unwrap();
+        let look = |id: &str| {
+            let images = vec![image.clone()];
+            let result = ToolResult { call_id: id.into(), text: "seen".into(), images, ..ToolResult::default() };
+            [reply(vec![call(id, "look", &json!({}))]), Message::Tool(result)]
+        };
+        let messages: Vec<Message> = [look("1"), look("2")].concat();
+        assert!(approximate_size(&messages[1]) > 6_000);
+        let cut = cut_older_messages(&messages, 0..0, 2, None);
+        let Message::Tool(result) = &cut[1] else { panic!() };
+        let note = "[image /plot.png, PNG 2×3, 29 bytes: left out, since the conversation is long]";
+        assert_eq!((result.text.as_str(), result.images.len()), (format!("seen\n{note}").as_str(), 0));
+        assert_eq!(cut[2..], messages[2..]);
+        let shortened = shorten_recent_messages(&messages, 1_000, None);
+        let images = |message: &Message| matches!(message, Message::Tool(result) if !result.images.is_empty());
+        assert_eq!(shortened.iter().map(images).collect::<Vec<_>>(), [false, false, false, true]);
+    }
+
+    #[test]
     fn newest_messages_fit_and_are_never_separated_from_their_calls() {
         let turn = |id: &str, length| [reply(vec![call(id, "look", &json!({}))]), result(id, length)];
         let messages: Vec<Message> = [turn("1", 900), turn("2", 900), turn("3", 900)].concat();
