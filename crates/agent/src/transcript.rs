@@ -283,8 +283,14 @@ mod tests {
 
     #[test]
     fn each_message_is_recorded_with_the_request_that_added_it() {
-        let result =
-            |id: &str| Message::Tool(ToolResult { call_id: id.into(), text: "done".into(), is_error: false, images: Vec::new() });
+        let result = |id: &str| {
+            Message::Tool(ToolResult {
+                call_id: id.into(),
+                text: "done".into(),
+                is_error: false,
+                images: Vec::new(),
+            })
+        };
         let sent = |messages, is_compacted| {
             let since = SinceLastRequest { is_compacted, recorded_calls: vec!["run".into()] };
             SentMessages::new_in(&request(messages), &since)

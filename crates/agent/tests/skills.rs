@@ -21,6 +21,7 @@ use millrace_agent::turn::{Journal, JournalError, JournalStep, MemoryJournal};
 use millrace_protocol::ids::{RunId, TaskId};
 use millrace_protocol::plan::Work;
 use millrace_protocol::result::TaskResult;
+use millrace_protocol::wire::InlineOrStoredBytes;
 use millrace_protocol::work::{InputResult, Order};
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
@@ -87,11 +88,13 @@ impl Journal for StoringJournal {
 struct Worker {
     folder: TempDir,
     file: &'static str,
+    /// The conversation that the attempt continues, as recorded.
+    continued: Option<Vec<u8>>,
 }
 
 impl Worker {
     fn new(file: &'static str) -> Self {
-        Self { folder: tempfile::tempdir().unwrap(), file }
+        Self { folder: tempfile::tempdir().unwrap(), file, continued: None }
     }
 
     /// Adds a skill: its front matter after the name, its instructions, and the text of a reference.
@@ -132,6 +135,7 @@ impl Worker {
         let work = Work::Task { task: TaskId::new("t").unwrap(), attempt: 1 };
         let order = Order {
             own_model: Some(format!("script:{}", script.display())),
+            fork: self.continued.clone().map(|bytes| Box::new(InlineOrStoredBytes::Inline(bytes.into()))),
             ..Order::new(run.clone(), run.lane(1), work, "Write to the miller.", spec.about.name.clone())
         };
         let factory = ModelFactory { record_file: Some(self.path("requests")), ..ModelFactory::default() };
@@ -321,4 +325,36 @@ fn mistakes_in_the_field_are_reported() {
         assert!(mistake.contains(expected), "{mistake}");
     }
     assert!(parse(&format!("{base}tools: [read_file]\nskills: [x, /y]\n")).is_ok());
+}
+
+#[tokio::test]
+async fn conversation_that_continues_keeps_its_skills() {
+    const FILE: &str = "\
+name: clerk
+description: Writes letters.
+instructions: You write letters.
+tools: [read_file]
+skills: [./skills]
+revise: same_conversation
+";
+    let first =
+        Worker::new(FILE).with_skill("letters", "description: How letters are written.", "Be polite.");
+    let workspace = tempfile::tempdir().unwrap();
+    let mut journal = StoringJournal::default();
+    let turns = [read("/skills/letters/SKILL.md"), json!({"text": "Dear miller"})];
+    first.run(&turns, workspace.path(), &mut journal).await.unwrap();
+    let last = journal.journal.steps().last().unwrap().clone();
+    assert_eq!(last.name, "conversation");
+
+    let mut second = Worker::new(FILE).with_skill("letters", "description: Other letters.", "Be rude.");
+    second.continued = Some(last.value.to_string().into_bytes());
+    let mut next = StoringJournal { blobs: journal.blobs.clone(), ..StoringJournal::default() };
+    let unused = json!({"text": "unused"});
+    let turns = [unused.clone(), unused, read("/skills/letters/references/tone.md"), json!({"text": "done"})];
+    second.run(&turns, workspace.path(), &mut next).await.unwrap();
+    let request = second.requests().pop().unwrap();
+    assert!(request.system.contains("How letters are written."), "{}", request.system);
+    assert!(results(&request)[1].0.contains("tone of Be polite."), "{:?}", results(&request));
+    let recorded = next.journal.steps()[0].value["skills"].to_string();
+    assert!(recorded.contains("How letters are written."), "{recorded}");
 }

@@ -224,7 +224,8 @@ impl Image {
     #[must_use]
     pub fn describe(&self) -> String {
         let Self { name, format, width, height, size, .. } = self;
-        let size = if *size < 1_000 { format!("{size} bytes") } else { format!("{} kB", size.div_ceil(1_000)) };
+        let size =
+            if *size < 1_000 { format!("{size} bytes") } else { format!("{} kB", size.div_ceil(1_000)) };
         format!("image {name}, {} {width}×{height}, {size}", format.name())
     }
 }
@@ -281,7 +282,8 @@ pub enum ImageSupport {
 /// newer ones.
 #[must_use]
 pub fn replace_unsent_images(request: &Request, support: ImageSupport) -> Cow<'_, Request> {
-    let has_images = |message: &Message| matches!(message, Message::Tool(result) if !result.images.is_empty());
+    let has_images =
+        |message: &Message| matches!(message, Message::Tool(result) if !result.images.is_empty());
     if !request.messages.iter().any(has_images) {
         return Cow::Borrowed(request);
     }
@@ -402,7 +404,12 @@ mod tests {
     fn images_that_can_not_be_sent_have_a_text_in_their_place() {
         let image = Image::from_bytes("/plot.png", &png(640, 480)).unwrap();
         let result = |images: Vec<Image>| {
-            Message::Tool(ToolResult { call_id: "c".into(), text: "read".into(), images, ..ToolResult::default() })
+            Message::Tool(ToolResult {
+                call_id: "c".into(),
+                text: "read".into(),
+                images,
+                ..ToolResult::default()
+            })
         };
         let request = |messages: Vec<Message>| Request {
             system: String::new(),
@@ -421,7 +428,11 @@ mod tests {
         assert_eq!(text_of(&blind, 0), (expected.into(), 0));
         assert_eq!(replace_unsent_images(&one, ImageSupport::Native).as_ref(), &one);
         let missing = request(vec![result(vec![image.clone().without_content()])]);
-        assert!(text_of(&replace_unsent_images(&missing, ImageSupport::Native), 0).0.contains("it can't be shown"));
+        assert!(
+            text_of(&replace_unsent_images(&missing, ImageSupport::Native), 0)
+                .0
+                .contains("it can't be shown")
+        );
         let many = request((0..MAX_IMAGES + 2).map(|_| result(vec![image.clone()])).collect());
         let sent = replace_unsent_images(&many, ImageSupport::Native);
         let counts: Vec<usize> = (0..many.messages.len()).map(|at| text_of(&sent, at).1).collect();

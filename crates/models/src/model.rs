@@ -404,7 +404,8 @@ mod tests {
     #[test]
     fn a_conversation_survives_serialisation() {
         let call = ToolCall { id: "c1".into(), name: "think".into(), arguments: "{broken".into() };
-        let result = ToolResult { call_id: "c1".into(), text: "no".into(), is_error: true, images: Vec::new() };
+        let result =
+            ToolResult { call_id: "c1".into(), text: "no".into(), is_error: true, images: Vec::new() };
         let state = ProviderState { model: "a:b".into(), items: serde_json::json!([1]) };
         let messages = vec![
             Message::User { text: "hello".into() },

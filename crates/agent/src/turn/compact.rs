@@ -100,8 +100,14 @@ mod tests {
             calls: ids.iter().map(call).collect(),
             provider_state: None,
         };
-        let result =
-            |id: String| Message::Tool(ToolResult { call_id: id, text: "r".repeat(length), is_error: false, images: Vec::new() });
+        let result = |id: String| {
+            Message::Tool(ToolResult {
+                call_id: id,
+                text: "r".repeat(length),
+                is_error: false,
+                images: Vec::new(),
+            })
+        };
         std::iter::once(reply).chain(ids.into_iter().map(result)).collect()
     }
 

@@ -98,7 +98,12 @@ impl ForkedConversation {
         };
         let results = calls.iter().map(|call| {
             let text = if call.id == self.call_id { task } else { OTHER_CALL };
-            Message::Tool(ToolResult { call_id: call.id.clone(), text: text.to_owned(), is_error: false, images: Vec::new() })
+            Message::Tool(ToolResult {
+                call_id: call.id.clone(),
+                text: text.to_owned(),
+                is_error: false,
+                images: Vec::new(),
+            })
         });
         self.messages.iter().cloned().chain(results).collect()
     }

@@ -144,7 +144,8 @@ async fn image_that_was_read_is_sent_and_recorded_by_its_hash() {
 async fn results_of_older_releases_have_no_images() {
     let folder = tempfile::tempdir().unwrap();
     std::fs::write(folder.path().join("notes.txt"), "It grows.\n").unwrap();
-    let old = json!({"call_id": "a", "text": "'/plot.png' can't be shown as text", "is_error": true, "took_ms": 1});
+    let old =
+        json!({"call_id": "a", "text": "'/plot.png' can't be shown as text", "is_error": true, "took_ms": 1});
     let reply = json!({"heard": {"reply": {"calls": [{"id": "a", "name": "read_file",
         "arguments": "{\"file_path\":\"/plot.png\"}"}], "finish": "tool_calls"}}, "took_ms": 1});
     let steps = [("model.0", reply), ("tool.0.0.read_file", old)];

@@ -22,13 +22,11 @@ use tokio::time::timeout;
 
 use super::redact::SecretRedactor;
 use super::reply_builder::{ReplyBuilder, ToolCallFragment, json_to_text, parse_arguments_object};
-use super::{
-    ModelEndpoint, NativeOutputSupport, error, introduce_images, schema, tools_sorted_by_name,
-};
+use super::{ModelEndpoint, NativeOutputSupport, error, introduce_images, schema, tools_sorted_by_name};
 use crate::image::replace_unsent_images;
 use crate::model::{
-    Delta, DeltaListener, FinishReason, Image, Message, Model, ModelError, ProviderState, Reply, Request, ToolCall,
-    ToolResult,
+    Delta, DeltaListener, FinishReason, Image, Message, Model, ModelError, ProviderState, Reply, Request,
+    ToolCall, ToolResult,
 };
 
 /// Returns what a provider supports natively. All support tool calls. Gemini takes the JSON Schema of an answer as it is
@@ -365,9 +363,8 @@ fn take_images(images: &mut Vec<&Image>) -> Option<ChatMessage> {
     }
     let images = std::mem::take(images);
     let text = ContentPart::from_text(introduce_images(&images));
-    let part = |image: &&Image| {
-        ContentPart::from_binary_base64(image.format.media_type(), image.to_base64(), None)
-    };
+    let part =
+        |image: &&Image| ContentPart::from_binary_base64(image.format.media_type(), image.to_base64(), None);
     let parts: Vec<ContentPart> = [text].into_iter().chain(images.iter().map(part)).collect();
     Some(ChatMessage::user(MessageContent::from_parts(parts)))
 }

@@ -66,10 +66,7 @@ fn required_context_tokens(bytes: usize, reply: u32) -> u64 {
 fn messages_to_json(request: &Request) -> Vec<Value> {
     let system =
         Some(json!({"role": "system", "content": request.system})).filter(|_| !request.system.is_empty());
-    system
-        .into_iter()
-        .chain((0..request.messages.len()).flat_map(|at| messages_at(request, at)))
-        .collect()
+    system.into_iter().chain((0..request.messages.len()).flat_map(|at| messages_at(request, at))).collect()
 }
 
 /// The message at a position, and one with the images of tool results after the last of them: models expect them from the user.

@@ -9,7 +9,9 @@ use super::{
     EventOutcome, ModelEndpoint, StreamParser, images_after_results, introduce_images, read_number_at,
     read_text_at, schema, tools_sorted_by_name,
 };
-use crate::model::{Delta, DeltaListener, FinishReason, Image, Message, ProviderState, Reply, Request, ToolCall};
+use crate::model::{
+    Delta, DeltaListener, FinishReason, Image, Message, ProviderState, Reply, Request, ToolCall,
+};
 
 /// The fields in which servers send reasoning and expect it back with calls. The first one is a list of items to be
 /// appended; the others are text.

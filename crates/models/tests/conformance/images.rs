@@ -20,11 +20,8 @@ fn image(name: &str) -> Image {
 
 /// Two parallel calls, each with an image in its result, and a message after them.
 fn request() -> Request {
-    let call = |id: &str| ToolCall {
-        id: id.into(),
-        name: "read".into(),
-        arguments: "{\"path\":\"a\"}".into(),
-    };
+    let call =
+        |id: &str| ToolCall { id: id.into(), name: "read".into(), arguments: "{\"path\":\"a\"}".into() };
     let result = |id: &str, name: &str| {
         Message::Tool(ToolResult {
             call_id: id.into(),
@@ -35,11 +32,7 @@ fn request() -> Request {
     };
     let mut request = question();
     request.messages.extend([
-        Message::Assistant {
-            text: String::new(),
-            calls: vec![call("c1"), call("c2")],
-            provider_state: None,
-        },
+        Message::Assistant { text: String::new(), calls: vec![call("c1"), call("c2")], provider_state: None },
         result("c1", "/a.png"),
         result("c2", "/b.png"),
         Message::User { text: "Compare them.".into() },
@@ -110,8 +103,7 @@ async fn each_api_gets_images_in_its_own_form() {
 #[tokio::test]
 async fn gemini_gets_images_after_the_results() {
     let end = json!({"candidates": [{"content": {"role": "model", "parts": [{"text": "ok"}]}, "finishReason": "STOP"}]});
-    let stub =
-        Stub::new(chunked("text/event-stream", &[format!("data: {end}\r\n\r\n").as_bytes()])).await;
+    let stub = Stub::new(chunked("text/event-stream", &[format!("data: {end}\r\n\r\n").as_bytes()])).await;
     let endpoint = ModelEndpoint {
         model: "gemini-2.5-pro".into(),
         full_name: "gemini:gemini-2.5-pro".into(),

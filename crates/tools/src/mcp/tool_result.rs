@@ -12,7 +12,9 @@ use crate::untrusted::mark_untrusted;
 pub(super) fn result_images(server: &str, result: &CallToolResult) -> Vec<Image> {
     let number = 1..;
     let images = result.content.iter().filter_map(decode_image).take(MAX_IMAGES).zip(number);
-    images.map(|(image, number)| Image { name: format!("{number} of the MCP server {server:?}"), ..image }).collect()
+    images
+        .map(|(image, number)| Image { name: format!("{number} of the MCP server {server:?}"), ..image })
+        .collect()
 }
 
 /// Decodes an image, without a name.

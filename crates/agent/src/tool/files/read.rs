@@ -10,8 +10,8 @@ use serde::Deserialize;
 use super::session::{FileSession, KnownFileState, refused_error};
 use super::{Call, FileTool, Tool, ToolError, show};
 use crate::files::FileContent;
-use crate::tool::Image;
 use crate::files::permissions::FileOperation;
+use crate::tool::Image;
 
 /// The maximum number of characters of one read.
 pub const MAX_READ: usize = 79_000;

@@ -143,7 +143,12 @@ mod tests {
     }
 
     fn result(id: &str, length: usize) -> Message {
-        Message::Tool(ToolResult { call_id: id.into(), text: "r".repeat(length), is_error: false, images: Vec::new() })
+        Message::Tool(ToolResult {
+            call_id: id.into(),
+            text: "r".repeat(length),
+            is_error: false,
+            images: Vec::new(),
+        })
     }
 
     #[test]
@@ -177,7 +182,8 @@ mod tests {
         let image = crate::model::Image::from_bytes("/plot.png", PNG).unwrap();
         let look = |id: &str| {
             let images = vec![image.clone()];
-            let result = ToolResult { call_id: id.into(), text: "seen".into(), images, ..ToolResult::default() };
+            let result =
+                ToolResult { call_id: id.into(), text: "seen".into(), images, ..ToolResult::default() };
             [reply(vec![call(id, "look", &json!({}))]), Message::Tool(result)]
         };
         let messages: Vec<Message> = [look("1"), look("2")].concat();
@@ -188,7 +194,8 @@ mod tests {
         assert_eq!((result.text.as_str(), result.images.len()), (format!("seen\n{note}").as_str(), 0));
         assert_eq!(cut[2..], messages[2..]);
         let shortened = shorten_recent_messages(&messages, 1_000, None);
-        let images = |message: &Message| matches!(message, Message::Tool(result) if !result.images.is_empty());
+        let images =
+            |message: &Message| matches!(message, Message::Tool(result) if !result.images.is_empty());
         assert_eq!(shortened.iter().map(images).collect::<Vec<_>>(), [false, false, false, true]);
     }
 

@@ -134,10 +134,18 @@ impl<A: Answer> Machine<A> {
                     run.push(invocation);
                     CheckedCall::Run
                 }
-                Ok(RoutedCall::Done(text)) => {
-                    CheckedCall::Answered(ToolResult { call_id: id, text, is_error: false, images: Vec::new() })
-                }
-                Err(text) => CheckedCall::Answered(ToolResult { call_id: id, text, is_error: true, images: Vec::new() }),
+                Ok(RoutedCall::Done(text)) => CheckedCall::Answered(ToolResult {
+                    call_id: id,
+                    text,
+                    is_error: false,
+                    images: Vec::new(),
+                }),
+                Err(text) => CheckedCall::Answered(ToolResult {
+                    call_id: id,
+                    text,
+                    is_error: true,
+                    images: Vec::new(),
+                }),
             }
         });
         let checked: Vec<CheckedCall> = checked.collect();
