@@ -1,4 +1,4 @@
-//! Images through processes: a worker that takes an attempt over sends the image that an earlier one has read, as it was then, from the
+//! Images through processes: a worker that takes an attempt over sends the image that an earlier one has read, from the
 //! blob store; the journal has only its hash.
 
 #![allow(clippy::unwrap_used, reason = "the helpers of tests are tests too")]
@@ -35,7 +35,7 @@ fn png(filler: u8) -> Vec<u8> {
     bytes
 }
 
-/// A model behind OpenAI's chat completions that reads an image and describes it. It keeps the bodies of the requests.
+/// A model behind OpenAI's chat completions that reads an image and describes it. It records the bodies of the requests.
 async fn start_model(bodies: Arc<Mutex<Vec<Value>>>) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();

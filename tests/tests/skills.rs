@@ -1,5 +1,5 @@
-//! Skills through processes: an attempt whose worker is killed continues on another worker with the skills that it began with, whatever
-//! the other worker's folder has, and `execute` runs their scripts.
+//! Skills through processes: an attempt whose worker is killed continues on another worker with the skills that it began with, even if
+//! its own folder differs, and `execute` runs their scripts.
 
 #![allow(clippy::unwrap_used, reason = "the helpers of tests are tests too")]
 

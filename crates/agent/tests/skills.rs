@@ -151,7 +151,7 @@ impl Worker {
 }
 
 fn letter_writer() -> Worker {
-    let skill = "description: How letters are written.\nallowed-tools: write_file";
+    let skill = "description: Format of letters.\nallowed-tools: write_file";
     Worker::new(CLERK).with_skill("letters", skill, "Be polite.")
 }
 
@@ -186,7 +186,7 @@ async fn prompt_has_the_list_and_files_are_read_on_demand() {
     let requests = worker.requests();
     let system = &requests[0].system;
     assert!(system.starts_with("You write letters.\n\n## Skills\n\n"), "{system}");
-    assert!(system.ends_with("\n- letters: How letters are written. (/skills/letters/SKILL.md)"), "{system}");
+    assert!(system.ends_with("\n- letters: Format of letters. (/skills/letters/SKILL.md)"), "{system}");
     assert!(!system.contains("Be polite."), "the instructions are read on demand");
     let results = results(&requests[3]);
     assert!(
@@ -251,23 +251,23 @@ async fn attempt_taken_over_after_any_step_has_the_skills_that_it_began_with() {
     let expected = first.requests().pop().unwrap();
     let steps: Vec<JournalStep> = whole.journal.steps().to_vec();
     assert!(steps[0].value.to_string().contains("\"sha256\""), "{}", steps[0].value);
-    for behind in 1..steps.len() {
+    for after in 1..steps.len() {
         let second = Worker::new(CLERK)
             .with_skill("letters", "description: Other letters.", "Be rude.")
             .with_skill("more", "description: More.", "More.");
         let workspace = tempfile::tempdir().unwrap();
         let blobs = whole.blobs.clone();
-        let journal = MemoryJournal::with_steps(steps[..behind].to_vec());
+        let journal = MemoryJournal::with_steps(steps[..after].to_vec());
         let mut journal = StoringJournal { journal, blobs };
         let result = second.run(&turns, workspace.path(), &mut journal).await.unwrap();
         assert_eq!(result.output, "Dear miller");
         if let Some(last) = second.requests().pop() {
-            assert_eq!(last.system, expected.system, "behind {behind}");
-            assert_eq!(last.messages, expected.messages, "behind {behind}");
+            assert_eq!(last.system, expected.system, "after {after} steps");
+            assert_eq!(last.messages, expected.messages, "after {after} steps");
         }
         assert_eq!(journal.journal.steps()[0], steps[0]);
     }
-    // Without the stored files it says so, and does not continue with others.
+    // If the stored files are missing, the attempt fails with the reason.
     let journal = MemoryJournal::with_steps(steps[..1].to_vec());
     let mut journal = StoringJournal { journal, blobs: Blobs::default() };
     let second = Worker::new(CLERK).with_skill("letters", "description: Other letters.", "Be rude.");
@@ -288,7 +288,7 @@ tools:
 - delete: {when: \"'other' in skills.read\"}
 skills: [./skills]
 ";
-    let skill = "description: How letters are written.\nallowed-tools: write_file";
+    let skill = "description: Format of letters.\nallowed-tools: write_file";
     let worker = Worker::new(FILE).with_skill("letters", skill, "Be polite.");
     let workspace = tempfile::tempdir().unwrap();
     let write = || call("write_file", json!({"file_path": "/draft.md", "content": "Dear miller"}));
@@ -338,7 +338,7 @@ skills: [./skills]
 revise: same_conversation
 ";
     let first =
-        Worker::new(FILE).with_skill("letters", "description: How letters are written.", "Be polite.");
+        Worker::new(FILE).with_skill("letters", "description: Format of letters.", "Be polite.");
     let workspace = tempfile::tempdir().unwrap();
     let mut journal = StoringJournal::default();
     let turns = [read("/skills/letters/SKILL.md"), json!({"text": "Dear miller"})];
@@ -353,8 +353,8 @@ revise: same_conversation
     let turns = [unused.clone(), unused, read("/skills/letters/references/tone.md"), json!({"text": "done"})];
     second.run(&turns, workspace.path(), &mut next).await.unwrap();
     let request = second.requests().pop().unwrap();
-    assert!(request.system.contains("How letters are written."), "{}", request.system);
+    assert!(request.system.contains("Format of letters."), "{}", request.system);
     assert!(results(&request)[1].0.contains("tone of Be polite."), "{:?}", results(&request));
     let recorded = next.journal.steps()[0].value["skills"].to_string();
-    assert!(recorded.contains("How letters are written."), "{recorded}");
+    assert!(recorded.contains("Format of letters."), "{recorded}");
 }

@@ -125,7 +125,7 @@ pub struct Image {
     pub content: ImageContent,
 }
 
-/// The bytes of an image, or none. All values are equal: the hash beside them names the content.
+/// The bytes of an image, if they are attached. All values are equal: the hash in [`Image`] identifies the content.
 #[derive(Clone, Default)]
 pub struct ImageContent(Option<Arc<[u8]>>);
 

@@ -20,7 +20,7 @@ const MAX_SKILL_FILES: usize = 500;
 const MAX_DEPTH: usize = 16;
 /// The maximum number of skills of a capability.
 const MAX_SKILLS: usize = 100;
-/// The maximum number of warnings; the last one says how many more there are.
+/// The maximum number of warnings. If there are more, the last one has the number of the others.
 const MAX_WARNINGS: usize = 20;
 /// A folder that Python makes for itself. Names that begin with a dot are passed over as well.
 const IGNORED: &str = "__pycache__";

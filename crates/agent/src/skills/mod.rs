@@ -5,7 +5,7 @@
 //! ```text
 //! a worker starts:     load_skills(folders) ─▶ Skill { SkillEntry, SkillPackage, its bytes }
 //! an attempt begins:   the packages are stored as blobs ─▶ the list of entries is recorded with the first request
-//! another worker:      recorded entries ─▶ the packages with these hashes, whatever its own folders have
+//! another worker:      recorded entries ─▶ the packages with these hashes, not its own folders
 //! ```
 
 mod format;

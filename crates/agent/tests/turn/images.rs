@@ -129,13 +129,13 @@ async fn image_that_was_read_is_sent_and_recorded_by_its_hash() {
     let recorded = journal.journal.steps()[1].value.to_string();
     assert!(recorded.contains(&sha256(&large_png())) && recorded.len() < 1_000, "{recorded}");
 
-    // Whatever becomes of the file, a worker that takes over sends the same.
+    // The file is removed; a worker that takes over sends the same bytes.
     let steps: Vec<JournalStep> = journal.journal.steps().to_vec();
     std::fs::remove_file(folder.path().join("plot.png")).unwrap();
-    for behind in 2..steps.len() {
-        let journal_of_next = MemoryJournal::with_steps(steps[..behind].to_vec());
+    for after in 2..steps.len() {
+        let journal_of_next = MemoryJournal::with_steps(steps[..after].to_vec());
         let mut next = StoringJournal { journal: journal_of_next, blobs: journal.blobs.clone() };
-        assert_eq!(run(folder.path(), &mut next).await, seen, "behind {behind}");
+        assert_eq!(run(folder.path(), &mut next).await, seen, "after {after} steps");
         assert_eq!(next.journal.steps(), steps);
     }
 }
