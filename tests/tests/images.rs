@@ -61,7 +61,7 @@ async fn answer_request(mut stream: TcpStream, bodies: Arc<Mutex<Vec<Value>>>) {
         0 => read("/plot.png"),
         1 => {
             tokio::time::sleep(DELAY).await;
-            read("/none.txt")
+            read("/wheel.pdf")
         }
         _ => (json!({"role": "assistant", "content": "It is a plot."}), "stop"),
     };
@@ -129,6 +129,14 @@ async fn image_is_sent_by_the_worker_that_takes_over() {
     let author = |key| FileAuthor { author: "test", key };
     workspace.write_file(&path, png(1), WriteCondition::Absent, author("a")).await.unwrap();
 
+    // A document in a binary format is read as text with its pages.
+    let fixture = concat!(env!("CARGO_MANIFEST_DIR"), "/../crates/documents/tests/fixtures/wheel.pdf");
+    let pdf = FilePath::new("/wheel.pdf").unwrap();
+    workspace
+        .write_file(&pdf, fs::read(fixture).unwrap(), WriteCondition::Absent, author("c"))
+        .await
+        .unwrap();
+
     cluster.start_process(ProcessRole::Worker, "first", &["--capability", &file]);
     let task = TaskSpec { capability: Capability::new("viewer").unwrap(), ..echo_task("look", &json!({})) };
     submit_run(&bus, &run, &fixed_submission(vec![TaskSpec { is_final: true, ..task }])).await;
@@ -147,6 +155,7 @@ async fn image_is_sent_by_the_worker_that_takes_over() {
     let base64 = |filler| base64::engine::general_purpose::STANDARD.encode(png(filler));
     assert!(last.contains(&base64(1)), "the image as it was read");
     assert!(!last.contains(&base64(2)) && last.contains("image /plot.png, PNG 2×3, 400 kB"));
+    assert!(last.contains("Grinding needs water") && last.contains("[page 1]") && last.contains("[page 3]"));
     let steps = read_steps(&bus, &run).await;
     let largest = steps.iter().map(|(_, value)| value.len()).max().unwrap();
     assert!(steps[1].1.contains("\"sha256\"") && largest < 20_000, "{largest} bytes in a step");

@@ -337,8 +337,7 @@ tools: [read_file]
 skills: [./skills]
 revise: same_conversation
 ";
-    let first =
-        Worker::new(FILE).with_skill("letters", "description: Format of letters.", "Be polite.");
+    let first = Worker::new(FILE).with_skill("letters", "description: Format of letters.", "Be polite.");
     let workspace = tempfile::tempdir().unwrap();
     let mut journal = StoringJournal::default();
     let turns = [read("/skills/letters/SKILL.md"), json!({"text": "Dear miller"})];

@@ -17,15 +17,15 @@ pub(super) fn result_images(server: &str, result: &CallToolResult) -> Vec<Image>
         .collect()
 }
 
-/// Decodes an image, without a name.
+/// Decodes an image, without a name. The protocol may add variants, hence the wildcard arms.
 fn decode_image(block: &ContentBlock) -> Option<Image> {
     let data = match block {
         ContentBlock::Image(image) => &image.data,
         ContentBlock::Resource(embedded) => match &embedded.resource {
             ResourceContents::BlobResourceContents { blob, .. } => blob,
-            _ => return None,
+            ResourceContents::TextResourceContents { .. } | _ => return None,
         },
-        _ => return None,
+        ContentBlock::Text(_) | ContentBlock::Audio(_) | ContentBlock::ResourceLink(_) | _ => return None,
     };
     // Larger images are refused anyway.
     let bytes = Some(data).filter(|data| data.len() <= MAX_IMAGE_BYTES / 3 * 4 + 4)?;
