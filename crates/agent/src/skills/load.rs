@@ -9,7 +9,7 @@ use millrace_protocol::file::FilePath;
 use serde_bytes::ByteBuf;
 
 use super::format::parse_skill_header;
-use super::{PackagedFile, SKILL_FILE, Skill};
+use super::{PackagedFile, SKILL_FILE, SKILLS, Skill};
 use crate::files::FolderFiles;
 
 /// The maximum size of a skill with all its files, in bytes.
@@ -122,6 +122,9 @@ fn load_skill(folder: &Path) -> Result<Skill, SkipReason> {
     let (mut files, mut size) = (Vec::with_capacity(paths.len()), 0_u64);
     for path in paths {
         let file = folder.join(path.as_str().trim_start_matches('/'));
+        // The agent sees it below the folder of all skills.
+        FilePath::new(&format!("{SKILLS}/{name}{path}"))
+            .map_err(|invalid| SkipReason::new(&file, invalid.to_string()))?;
         let read = place.read_file(&path).map_err(|error| SkipReason::new(&file, error.to_string()))?;
         let read = read.ok_or_else(|| SkipReason::new(&file, "it disappeared while it was read"))?;
         size += read.bytes.len() as u64;
@@ -229,6 +232,10 @@ mod tests {
             let part = fs::File::create(folder.path().join(format!("sum/{part}"))).unwrap();
             part.set_len(4 * 1024 * 1024).unwrap();
         }
+        write_skill(folder.path(), "long", "x");
+        let deep = folder.path().join("long").join(["x".repeat(249), "y".repeat(249)].join("/"));
+        fs::create_dir_all(&deep).unwrap();
+        fs::write(deep.join("z"), "x").unwrap();
         write_skill(folder.path(), "many", "x");
         (0..MAX_SKILL_FILES).for_each(|n| fs::write(folder.path().join(format!("many/{n}")), "x").unwrap());
         let loaded = load_skills(&[folder.path().to_owned()]).unwrap();
@@ -237,6 +244,7 @@ mod tests {
             ("/Bad/SKILL.md", "\"Bad\" is not a valid name"),
             ("/empty/SKILL.md", "can't be read"),
             ("/large/data.bin", "more than 10 MiB"),
+            ("/long/", "it is longer than 512 bytes"),
             ("/many", "more than 500 files"),
             ("/sum", "more than 10 MiB"),
         ];
