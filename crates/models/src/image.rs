@@ -23,6 +23,8 @@ pub const MAX_IMAGE_BYTES: usize = 3_750_000;
 pub const MAX_IMAGE_SIDE: usize = 8_000;
 /// The maximum number of images of a request; of more, the newest are sent.
 pub const MAX_IMAGES: usize = 20;
+/// The maximum size of all images of a request in bytes: Gemini takes requests of 20 MB.
+const MAX_REQUEST_BYTES: u64 = 14_000_000;
 
 /// Models that see images, or do not, by a part of their names. The first match counts; all others do not.
 const MODELS: [(&str, bool); 37] = [
@@ -288,29 +290,50 @@ pub fn replace_unsent_images(request: &Request, support: ImageSupport) -> Cow<'_
         return Cow::Borrowed(request);
     }
     let mut request = request.clone();
-    let mut left = MAX_IMAGES;
+    let mut room = ImageRoom::default();
     for message in request.messages.iter_mut().rev() {
         let Message::Tool(result) = message else { continue };
-        replace_images_of_result(result, support, &mut left);
+        replace_images_of_result(result, support, &mut room);
     }
     Cow::Owned(request)
 }
 
-/// `left` is the number of images that may still be sent.
-fn replace_images_of_result(result: &mut ToolResult, support: ImageSupport, left: &mut usize) {
+/// The images that a request can still have, counted from the newest one.
+#[derive(Debug, Clone, Copy)]
+pub struct ImageRoom {
+    images: usize,
+    bytes: u64,
+}
+
+impl Default for ImageRoom {
+    fn default() -> Self {
+        Self { images: MAX_IMAGES, bytes: MAX_REQUEST_BYTES }
+    }
+}
+
+impl ImageRoom {
+    /// Takes an image, if there is room for it. All older images are left out after the first one without room.
+    pub fn take(&mut self, image: &Image) -> bool {
+        let has_room = self.images > 0 && image.size <= self.bytes;
+        *self = match has_room {
+            true => Self { images: self.images - 1, bytes: self.bytes - image.size },
+            false => Self { images: 0, bytes: 0 },
+        };
+        has_room
+    }
+}
+
+fn replace_images_of_result(result: &mut ToolResult, support: ImageSupport, room: &mut ImageRoom) {
     let mut stand_ins = Vec::new();
     result.images.retain(|image| {
-        let reason = match (support, image.bytes()) {
-            (ImageSupport::None, _) => "this model cannot see images",
-            (ImageSupport::TextOnly, _) => "it can't be shown together with tools and this form of answer",
-            (ImageSupport::Native, None) => "it can't be shown",
-            (ImageSupport::Native, Some(_)) if *left == 0 => {
+        let reason = match support {
+            ImageSupport::None => "this model cannot see images",
+            ImageSupport::TextOnly => "it can't be shown together with tools and this form of answer",
+            ImageSupport::Native if !room.take(image) => {
                 "it is not shown any more, since there are newer ones"
             }
-            (ImageSupport::Native, Some(_)) => {
-                *left -= 1;
-                return true;
-            }
+            ImageSupport::Native if image.bytes().is_none() => "it can't be shown",
+            ImageSupport::Native => return true,
         };
         stand_ins.push(format!("[{}: {reason}]", image.describe()));
         false
@@ -437,6 +460,10 @@ mod tests {
         let sent = replace_unsent_images(&many, ImageSupport::Native);
         let counts: Vec<usize> = (0..many.messages.len()).map(|at| text_of(&sent, at).1).collect();
         assert_eq!((counts[..2].to_vec(), counts[2..].iter().sum()), (vec![0, 0], MAX_IMAGES));
+        let large = Image { size: MAX_REQUEST_BYTES / 3, ..image };
+        let four = request((0..4).map(|_| result(vec![large.clone()])).collect());
+        let sent = replace_unsent_images(&four, ImageSupport::Native);
+        assert_eq!((0..4).map(|at| text_of(&sent, at).1).collect::<Vec<_>>(), [0, 1, 1, 1]);
         let none = request(vec![Message::User { text: "x".into() }]);
         assert!(matches!(replace_unsent_images(&none, ImageSupport::None), Cow::Borrowed(_)));
     }

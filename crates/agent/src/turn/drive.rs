@@ -30,7 +30,9 @@ use super::{
 use crate::approval::ApprovalRules;
 use crate::corpus::pages::AttemptPages;
 use crate::files::{AgentFiles, Files};
-use crate::model::{Delta, DeltaListener, Image, Message, Model, ModelError, Reply, Request};
+use crate::model::{
+    Delta, DeltaListener, Image, ImageRoom, Message, Model, ModelError, Reply, Request, ToolResult,
+};
 use crate::skills::SkillEntry;
 use crate::state::StateRules;
 use crate::tool::{ModelCallBudget, Toolbox};
@@ -60,7 +62,7 @@ pub struct Driver<'a, A> {
     inherited: InheritedState,
     context: Option<ContextSettings>,
     summarizer: Option<&'a dyn Model>,
-    /// The bytes of the images of recorded results, by SHA-256.
+    /// The bytes of the images of the last request and of the results since, by SHA-256.
     images: BTreeMap<String, Arc<[u8]>>,
 }
 
@@ -220,7 +222,8 @@ impl<'a, A: Answer> Driver<'a, A> {
                         pages: self.pages.as_deref(),
                         fork,
                     };
-                    let results = turn.run_calls(calls, self.journal).await?;
+                    let mut results = turn.run_calls(calls, self.journal).await?;
+                    results.iter_mut().for_each(|call| self.detach_images(&mut call.result));
                     since.recorded_calls = results.iter().map(|call| call.result.call_id.clone()).collect();
                     machine.feed_results(results)?;
                 }
@@ -306,7 +309,7 @@ impl<'a, A: Answer> Driver<'a, A> {
         Ok(step)
     }
 
-    /// Returns the request with the bytes of its images: those of recorded results are read from where they are stored.
+    /// Returns the request with the bytes of the newest images, as many as fit a request.
     async fn attach_images<'r>(&mut self, request: &'r Request) -> Result<Cow<'r, Request>, DriveError> {
         let lacks_bytes = |message: &Message| match message {
             Message::Tool(result) => result.images.iter().any(|image| image.bytes().is_none()),
@@ -315,18 +318,32 @@ impl<'a, A: Answer> Driver<'a, A> {
         if !request.messages.iter().any(lacks_bytes) {
             return Ok(Cow::Borrowed(request));
         }
-        let mut request = request.clone();
-        for message in &mut request.messages {
+        let (mut request, mut room, mut sent) = (request.clone(), ImageRoom::default(), BTreeMap::new());
+        for message in request.messages.iter_mut().rev() {
             let Message::Tool(result) = message else { continue };
-            for image in result.images.iter_mut().filter(|image| image.bytes().is_none()) {
-                let bytes = self.load_image(image).await?;
-                *image = image.clone().with_content(bytes);
+            for image in &mut result.images {
+                if room.take(image) {
+                    let bytes = self.load_image(image).await?;
+                    sent.insert(image.sha256.clone(), bytes.clone());
+                    *image = image.clone().with_content(bytes);
+                }
             }
         }
+        self.images = sent;
         Ok(Cow::Owned(request))
     }
 
-    /// Reads the bytes of an image, once for each attempt on this machine.
+    /// Moves the bytes of images out of a result, so that the conversation does not hold them.
+    fn detach_images(&mut self, result: &mut ToolResult) {
+        for image in &mut result.images {
+            if let Some(bytes) = image.bytes() {
+                self.images.insert(image.sha256.clone(), bytes.clone());
+                *image = image.clone().without_content();
+            }
+        }
+    }
+
+    /// Returns the bytes of an image: those of the last request, or as they are stored.
     async fn load_image(&mut self, image: &Image) -> Result<Arc<[u8]>, DriveError> {
         if let Some(bytes) = self.images.get(&image.sha256) {
             return Ok(bytes.clone());

@@ -136,7 +136,10 @@ async fn image_that_was_read_is_sent_and_recorded_by_its_hash() {
         let journal_of_next = MemoryJournal::with_steps(steps[..after].to_vec());
         let mut next = StoringJournal { journal: journal_of_next, blobs: journal.blobs.clone() };
         assert_eq!(run(folder.path(), &mut next).await, seen, "after {after} steps");
-        assert_eq!(next.journal.steps(), steps);
+        let results = |steps: &[JournalStep]| -> Vec<Value> {
+            steps.iter().map(|step| step.value["images"].clone()).collect()
+        };
+        assert_eq!(results(next.journal.steps()), results(&steps));
     }
 }
 
