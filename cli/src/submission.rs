@@ -359,6 +359,9 @@ pub fn open_models_to_check(options: &LocalOptions) -> Result<(), CommandError> 
         if let Some(reason) = file::find_missing_mcp_program(file).map_err(CommandError::invalid_input)? {
             return Err(CommandError::unusable_environment(anyhow!("{}: {reason}", file.display())));
         }
+        for warning in file::find_bad_skills(file).map_err(CommandError::invalid_input)? {
+            print_stderr_line(&format!("millrace: warning: skipping a skill: {warning}"));
+        }
         let model = file::read_file_model(file).map_err(CommandError::invalid_input)?;
         let Some((name, choice)) = model else { continue };
         tiers.extend(choice.models.iter().filter_map(|model| model.tier().map(str::to_owned)));

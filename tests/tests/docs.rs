@@ -95,6 +95,7 @@ fn capabilities_in_the_docs_are_valid() {
     let folder = tempfile::tempdir().expect("a temporary folder");
     for (name, page, heading) in [
         ("analyst", "docs/capabilities.md", "# "),
+        ("statistician", "docs/skills.md", "# "),
         ("publisher", "docs/people.md", "## Questions in capability files"),
     ] {
         let text = read_page(&repository_folder().join(page));

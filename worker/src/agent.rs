@@ -10,6 +10,7 @@ use futures::future::BoxFuture;
 use millrace_agent::hooks::Hook;
 use millrace_agent::model::ModelSelection;
 use millrace_agent::session::{AgentSession, MemoryFile, SessionEnvironment, SessionError, tools};
+use millrace_agent::skills::Skill;
 use millrace_agent::spec::{AgentSpec, AnswerForm, CommandHook, MemoryPlace, Template, ToolReference};
 use millrace_agent::tool::{Tool, ToolSpec};
 use millrace_agent::turn::Limits;
@@ -49,6 +50,8 @@ pub struct Agent {
     folder: Option<PathBuf>,
     /// Its hooks.
     hooks: Vec<Arc<dyn Hook>>,
+    /// Its skills.
+    skills: Vec<Arc<Skill>>,
     /// The first mistake in the calls to the builder.
     mistake: Option<AgentError>,
 }
@@ -92,7 +95,12 @@ impl Agent {
         });
         let hooks = hooks.collect();
         let folder = folder.map(Path::to_owned);
-        Self { spec, tools, servers, folder, hooks, mistake: None }
+        Self { spec, tools, servers, folder, hooks, skills: Vec::new(), mistake: None }
+    }
+
+    /// Sets the skills that were loaded from the folders of its capability file.
+    pub(crate) fn with_skills(self, skills: Vec<Arc<Skill>>) -> Self {
+        Self { skills, ..self }
     }
 
     /// Sets the system prompt: a template, as in a capability file.
@@ -214,9 +222,9 @@ impl Agent {
             None => Vec::new(),
         };
         let outcome: Result<CapabilityOutcome, SessionError> = async {
-            let hooks = self.hooks.clone();
+            let (hooks, skills) = (self.hooks.clone(), self.skills.clone());
             let environment =
-                SessionEnvironment { memory_files, hooks, ..attempt.session_environment(tools) };
+                SessionEnvironment { memory_files, hooks, skills, ..attempt.session_environment(tools) };
             let session = AgentSession::prepare(agents, &spec, &order, environment).await?;
             match (&order.work(), spec.answer) {
                 (Work::Planning { .. }, AnswerForm::Plan) => {

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use millrace_agent::files::permissions::PermissionRules;
 use millrace_agent::model::ModelSelection;
+use millrace_agent::skills::{LoadSkillsError, LoadedSkills, Skill, load_skills};
 use millrace_agent::spec::{self, AgentSpec, KIND, MAX_BYTES};
 use millrace_agent::tool::schema_of;
 use millrace_protocol::ids;
@@ -121,6 +122,23 @@ pub fn is_capability_file_name(name: &str) -> bool {
     is_yaml || name.contains(std::path::MAIN_SEPARATOR) || name.contains('/')
 }
 
+/// Returns the skills of a capability file that a worker would skip, each with its file and the mistake.
+///
+/// # Errors
+/// The file can't be read or has a mistake in it, or a folder of skills can't be read.
+pub fn find_bad_skills(path: &Path) -> Result<Vec<String>, LoadError> {
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let file = millrace_strict_yaml::load_yaml_file(path, KIND, MAX_BYTES, |bytes| {
+        parse_capability_file(bytes, folder)
+    })?;
+    let CapabilityFile::Agent(spec, _) = file else { return Ok(Vec::new()) };
+    let loaded = load_skills(&spec.skills).map_err(|error| LoadError::Mistakes {
+        file: path.display().to_string(),
+        mistakes: unusable_skills_error(&error).into(),
+    })?;
+    Ok(loaded.warnings)
+}
+
 async fn open_built_in_capability(name: &str) -> Result<Arc<dyn Capability>, OpenCapabilityError> {
     if let Some(spec) = builtin::read_built_in_agent(name) {
         let opened = CapabilityFile::Agent(Box::new(spec), McpServers::default()).open_capability(None).await;
@@ -143,6 +161,7 @@ fn parse_capability_file(bytes: &[u8], folder: &Path) -> Result<CapabilityFile, 
         _ => {
             let mut spec = AgentSpec::read(&root, &AllToolNames)?;
             spec.folder = spec.folder.map(|files| files.relative_to(folder));
+            spec.skills.iter_mut().for_each(|skills| *skills = folder.join(&skills));
             let servers = McpServers::parse(&spec.servers)?;
             Ok(CapabilityFile::Agent(Box::new(spec), servers))
         }
@@ -178,8 +197,9 @@ impl CapabilityFile {
         Ok(match self {
             Self::Agent(spec, servers) => {
                 check_host_folder(&spec)?;
+                let skills = open_skills(&spec)?;
                 let tools = tools::open_outside_tools(&spec).await?;
-                Arc::new(Agent::from_spec(*spec, tools, servers, folder))
+                Arc::new(Agent::from_spec(*spec, tools, servers, folder).with_skills(skills))
             }
             Self::Command(command) => Arc::new(command),
             Self::Http(http) => Arc::new(http),
@@ -193,6 +213,20 @@ fn check_host_folder(spec: &AgentSpec) -> Result<(), YamlMistake> {
     let unusable =
         |why| YamlMistake::at_position(Position { line: 1, column: 1 }, format!("\"files\": {why}"));
     folder.open().map(drop).map_err(unusable)
+}
+
+/// Loads the skills of an agent. Those that can't be used are skipped.
+fn open_skills(spec: &AgentSpec) -> Result<Vec<Arc<Skill>>, YamlMistake> {
+    let loaded = load_skills(&spec.skills).map_err(|error| unusable_skills_error(&error))?;
+    let LoadedSkills { skills, warnings } = loaded;
+    for warning in warnings {
+        tracing::warn!(capability = %spec.about.name, warning, "skipping skill");
+    }
+    Ok(skills)
+}
+
+fn unusable_skills_error(error: &LoadSkillsError) -> YamlMistake {
+    YamlMistake::at_position(Position { line: 1, column: 1 }, format!("\"skills\": {error}"))
 }
 
 /// Returns the JSON Schema of capability files.

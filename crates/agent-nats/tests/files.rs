@@ -64,7 +64,7 @@ impl EditingAgent {
         let call = self.next_call();
         let outcome = run_tool(&self.tools[tool], &arguments, &call).await;
         let text = outcome.clone().unwrap_or_else(|text| text);
-        let result = ToolResult { call_id: "c".into(), text, is_error: outcome.is_err() };
+        let result = ToolResult { call_id: "c".into(), text, is_error: outcome.is_err(), images: Vec::new() };
         self.record.push((tool.to_owned(), arguments, result, call));
         self.turn += 1;
         outcome

@@ -15,6 +15,7 @@ pub mod model;
 pub mod planner;
 pub mod roles;
 pub mod session;
+pub mod skills;
 pub mod sources;
 pub mod spec;
 pub mod state;

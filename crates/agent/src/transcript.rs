@@ -101,7 +101,8 @@ impl PromptMessage {
     }
 
     fn from_result(result: ToolResult) -> Self {
-        let ToolResult { call_id, text, is_error } = result;
+        let ToolResult { call_id, mut text, is_error, images } = result;
+        images.iter().for_each(|image| text.push_str(&format!("\n[{}]", image.describe())));
         Self { call_id: Some(call_id), is_error, ..Self::new("tool", text) }
     }
 }
@@ -282,8 +283,14 @@ mod tests {
 
     #[test]
     fn each_message_is_recorded_with_the_request_that_added_it() {
-        let result =
-            |id: &str| Message::Tool(ToolResult { call_id: id.into(), text: "done".into(), is_error: false });
+        let result = |id: &str| {
+            Message::Tool(ToolResult {
+                call_id: id.into(),
+                text: "done".into(),
+                is_error: false,
+                images: Vec::new(),
+            })
+        };
         let sent = |messages, is_compacted| {
             let since = SinceLastRequest { is_compacted, recorded_calls: vec!["run".into()] };
             SentMessages::new_in(&request(messages), &since)

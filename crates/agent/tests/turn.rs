@@ -19,6 +19,8 @@ mod delegation;
 mod effects;
 #[path = "turn/fork.rs"]
 mod fork;
+#[path = "turn/images.rs"]
+mod images;
 #[path = "turn/inner.rs"]
 mod inner;
 #[path = "turn/large.rs"]

@@ -9,7 +9,7 @@
 //! ```
 //! [`script`] is a scripted model for tests and demonstrations; [`cassette`] records and replays requests. [`provider`]
 //! parses model names, [`price`] knows what models cost, [`ability`] which prompts they need, [`window`] how long
-//! their conversations can be, and [`factory`] builds models from all of this. The crate knows
+//! their conversations can be, [`image`] which of them see images, and [`factory`] builds models from all of this. The crate knows
 //! nothing of agents, tools or NATS. API keys stay in [`provider`] and [`wire`] and leave the process only in a request
 //! header.
 
@@ -18,6 +18,7 @@ pub mod cassette;
 pub mod factory;
 pub mod fallback;
 pub mod http_client;
+pub mod image;
 pub mod model;
 pub mod observer;
 pub mod price;

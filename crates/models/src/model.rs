@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 pub use crate::ability::ModelAbility;
+pub use crate::image::{Image, ImageFormat};
 use crate::resilience::ProviderDeadline;
 
 /// A language model, or a substitute for one. One value is shared by all agents of a process.
@@ -144,7 +145,7 @@ pub struct ToolCall {
 }
 
 /// The result of a tool call, as the model sees it.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ToolResult {
     /// The id of the call.
     pub call_id: String,
@@ -153,6 +154,9 @@ pub struct ToolResult {
     /// `true` if the call failed.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub is_error: bool,
+    /// The images that belong to the text. A model that sees none gets their descriptions.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub images: Vec<Image>,
 }
 
 /// A tool as the model sees it.
@@ -400,7 +404,8 @@ mod tests {
     #[test]
     fn a_conversation_survives_serialisation() {
         let call = ToolCall { id: "c1".into(), name: "think".into(), arguments: "{broken".into() };
-        let result = ToolResult { call_id: "c1".into(), text: "no".into(), is_error: true };
+        let result =
+            ToolResult { call_id: "c1".into(), text: "no".into(), is_error: true, images: Vec::new() };
         let state = ProviderState { model: "a:b".into(), items: serde_json::json!([1]) };
         let messages = vec![
             Message::User { text: "hello".into() },

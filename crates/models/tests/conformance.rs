@@ -14,6 +14,8 @@ mod breaks;
 mod faults;
 #[path = "conformance/framing.rs"]
 mod framing;
+#[path = "conformance/images.rs"]
+mod images;
 #[path = "conformance/long_tail.rs"]
 mod long_tail;
 #[path = "conformance/oddities.rs"]

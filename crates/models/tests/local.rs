@@ -70,7 +70,8 @@ fn continued(request: &Request, reply: &Reply, result: &str) -> Request {
         provider_state: reply.provider_state.clone(),
     });
     for call in &reply.calls {
-        let result = ToolResult { call_id: call.id.clone(), text: result.into(), is_error: false };
+        let result =
+            ToolResult { call_id: call.id.clone(), text: result.into(), is_error: false, images: Vec::new() };
         request.messages.push(Message::Tool(result));
     }
     request

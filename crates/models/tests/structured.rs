@@ -69,7 +69,7 @@ fn conversation() -> Vec<Message> {
         arguments: arguments.into(),
     };
     let result = |id: &str, text: &str, is_error| {
-        Message::Tool(ToolResult { call_id: id.into(), text: text.into(), is_error })
+        Message::Tool(ToolResult { call_id: id.into(), text: text.into(), is_error, images: Vec::new() })
     };
     let calls = vec![call("c1", "search", r#"{"query":"a"}"#), call("c2", "now", "{}")];
     vec![

@@ -124,6 +124,31 @@ fn read_document(file: &InputFile) -> Result<Document, SkipReason> {
     Ok(StoredDocument { path: file.path.clone(), title, sha256, text, places }.into())
 }
 
+/// Returns the text of a file in a binary format, with a line before each page, slide, sheet or section, such as `[page 3]`; `None` if the
+/// file is in no such format. Blocks while a parser runs.
+pub(crate) fn read_binary_text(path: &str, bytes: &[u8]) -> Option<Result<String, SkipReason>> {
+    let format = detect_binary_format(bytes, file_ending(path).as_deref())?;
+    Some(extract_in_child(format, bytes).and_then(|extracted| {
+        let text = format_parts(&extracted.parts);
+        if text.is_empty() { Err(SkipReason::Empty) } else { Ok(text) }
+    }))
+}
+
+fn format_parts(parts: &[TextPart]) -> String {
+    let mut text = String::new();
+    for part in parts {
+        let normal = normalize_text(&part.text);
+        if normal.trim().is_empty() {
+            continue;
+        }
+        if let Some(place) = &part.place {
+            text.push_str(&format!("[{}]\n", single_line(place)));
+        }
+        text.push_str(&normal);
+    }
+    text
+}
+
 /// Extracts the text of a binary format. Its parser runs in a process of its own, without the keys of this one.
 fn extract_in_child(format: BinaryFormat, bytes: &[u8]) -> Result<ExtractedText, SkipReason> {
     Extractor::this_program()
@@ -254,6 +279,15 @@ mod tests {
 
     fn build_file(path: &str, bytes: impl AsRef<[u8]>) -> InputFile {
         InputFile { path: path.into(), bytes: bytes.as_ref().to_vec() }
+    }
+
+    #[test]
+    fn parts_of_a_binary_file_begin_with_their_place() {
+        let part = |place: &str, text: &str| TextPart { place: Some(place.into()), text: text.into() };
+        let text =
+            format_parts(&[part("page 1", "one\r\ntwo"), part("page 2", " \n"), part("page 3", "three")]);
+        assert_eq!(text, "[page 1]\none\ntwo\n[page 3]\nthree\n");
+        assert!(read_binary_text("/a.bin", b"\0\x01").is_none());
     }
 
     fn read_single_document(path: &str, bytes: impl AsRef<[u8]>) -> Document {

@@ -30,6 +30,8 @@ const UNFINISHED: &str = ".millrace-unfinished-";
 #[derive(Debug, Clone)]
 pub struct FolderFiles {
     root: Arc<OwnedFd>,
+    /// `true` if files that begin with `#!` are written as programs.
+    has_programs: bool,
 }
 
 /// The folder of a file, and the file's name in it.
@@ -46,7 +48,13 @@ impl FolderFiles {
     pub fn open(path: &Path) -> std::io::Result<Self> {
         let root =
             rustix::fs::open(path, OFlags::DIRECTORY | OFlags::CLOEXEC | OFlags::RDONLY, Mode::empty())?;
-        Ok(Self { root: Arc::new(root) })
+        Ok(Self { root: Arc::new(root), has_programs: false })
+    }
+
+    /// Writes files that begin with `#!` so that they can be run.
+    #[must_use]
+    pub fn with_programs(self) -> Self {
+        Self { has_programs: true, ..self }
     }
 
     /// Locks out writes by other processes while the descriptor lives.
@@ -80,7 +88,8 @@ impl FolderFiles {
         Ok(Some(OpenFileSlot { folder, name }))
     }
 
-    fn read_file(&self, path: &FilePath) -> Result<Option<FileContent>, FilesError> {
+    /// Reads a file on this thread; `None` if there is none.
+    pub(crate) fn read_file(&self, path: &FilePath) -> Result<Option<FileContent>, FilesError> {
         match self.open_slot(path, false)? {
             Some(slot) => slot.read_content(path),
             None => Ok(None),
@@ -106,7 +115,9 @@ impl FolderFiles {
             };
         }
         let slot = self.open_slot(path, true)?.ok_or_else(|| io_failure(path, Errno::NOENT))?;
-        slot.replace_content(bytes).map_err(|errno| io_failure(path, errno))?;
+        let is_program = self.has_programs && bytes.starts_with(b"#!");
+        let mode = Mode::from_raw_mode(if is_program { 0o755 } else { 0o644 });
+        slot.replace_content(bytes, mode).map_err(|errno| io_failure(path, errno))?;
         let written = rustix::fs::statat(&slot.folder, slot.name.as_str(), AtFlags::SYMLINK_NOFOLLOW);
         written.map(|stat| file_version(&stat)).map_err(|errno| io_failure(path, errno))
     }
@@ -195,14 +206,14 @@ impl OpenFileSlot {
     }
 
     /// Writes the file atomically: readers never see a part of it.
-    fn replace_content(&self, bytes: &[u8]) -> Result<(), Errno> {
+    fn replace_content(&self, bytes: &[u8], mode: Mode) -> Result<(), Errno> {
         static NUMBER: AtomicU64 = AtomicU64::new(0);
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
         let temporary = format!("{UNFINISHED}{}-{number}", std::process::id());
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         // A process with the same id may have crashed here before.
         let _ = rustix::fs::unlinkat(&self.folder, temporary.as_str(), AtFlags::empty());
-        let file = rustix::fs::openat(&self.folder, temporary.as_str(), flags, Mode::from_raw_mode(0o644))?;
+        let file = rustix::fs::openat(&self.folder, temporary.as_str(), flags, mode)?;
         let mut file = File::from(file);
         file.write_all(bytes)
             .and_then(|()| file.sync_all())

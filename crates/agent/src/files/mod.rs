@@ -5,7 +5,8 @@
 //! CompositeFiles       combines several backends by path prefix
 //! ├─ (the workspace)   the run's own files, stored by the cluster
 //! ├─ Folder            a local folder
-//! └─ Documents         the run's documents, read-only
+//! ├─ Documents         the run's documents, read-only
+//! └─ SkillFiles        the agent's skills, read-only
 //! ```
 //! [`permissions`] define what an agent may do with them; a [`WorkingCopy`] gives them to a program.
 
@@ -15,6 +16,7 @@ mod folder;
 mod nearest;
 pub mod permissions;
 mod program_files;
+mod skills;
 mod working_copy;
 
 use futures::FutureExt;
@@ -28,6 +30,7 @@ pub use documents::DocumentFiles;
 pub use folder::FolderFiles;
 pub use nearest::find_nearest_names;
 pub use program_files::{MaxFiles, MaxMegabytes, PathPatterns, ProgramFiles};
+pub use skills::SkillFiles;
 pub use working_copy::{AgentFiles, FileChange, FileChanges, FileDigest, WorkingCopy, sha256_hex};
 
 /// A file without its content.

@@ -98,7 +98,7 @@ impl WorkingCopy {
     /// # Errors
     /// The folder can't be opened.
     pub fn open(agent: AgentFiles, settings: ProgramFiles, folder: &Path) -> std::io::Result<Self> {
-        let folder = FolderFiles::open(folder)?;
+        let folder = FolderFiles::open(folder)?.with_programs();
         Ok(Self { agent, settings, folder, base_files: BTreeMap::new(), reported: BTreeMap::new() })
     }
 
@@ -363,6 +363,19 @@ mod tests {
         let expected =
             ["changed /.hidden/kept.txt", "changed /edited.txt", "removed /gone.txt", "new /made/new.txt"];
         assert_eq!((describe(&found), found.exclusions), (expected.map(str::to_owned).to_vec(), Vec::new()));
+    }
+
+    #[tokio::test]
+    async fn scripts_with_an_interpreter_can_be_run() {
+        use std::os::unix::fs::PermissionsExt;
+
+        let place = Place::new();
+        place.store("run.sh", "#!/bin/sh\n");
+        place.store("data.txt", "# data");
+        place.copy("{}").update_folder().await.unwrap();
+        let mode =
+            |name: &str| std::fs::metadata(place.local.path().join(name)).unwrap().permissions().mode();
+        assert_eq!((mode("run.sh") & 0o111, mode("data.txt") & 0o111), (0o111, 0));
     }
 
     #[tokio::test]

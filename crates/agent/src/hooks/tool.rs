@@ -42,7 +42,10 @@ impl HookedTool {
                     Ok(()) if output.text == original => {}
                     Ok(()) => output.page = None,
                     // The call may have had effects, which are recorded with its result.
-                    Err(withheld) => (output.text, output.page) = (withheld, None),
+                    Err(withheld) => {
+                        (output.text, output.page) = (withheld, None);
+                        output.images.clear();
+                    }
                 }
                 Ok(output)
             }

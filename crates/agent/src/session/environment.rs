@@ -13,6 +13,7 @@ use crate::corpus::pages::AttemptPages;
 use crate::files::{AgentFiles, Files};
 use crate::hooks::Hook;
 use crate::model::{DeltaListener, Model, ModelAbility};
+use crate::skills::{Skill, SkillEntry};
 use crate::sources::OrderInputs;
 use crate::state::StateRules;
 use crate::tool::{Tool, Toolbox};
@@ -34,6 +35,8 @@ pub struct SessionEnvironment<'a> {
     pub memories: Option<Arc<dyn Files>>,
     /// The existing memory files beside the capability file.
     pub memory_files: Vec<MemoryFile>,
+    /// The skills of the capability that this worker has loaded.
+    pub skills: Vec<Arc<Skill>>,
     /// Receives the model's output as it is generated.
     pub observer: Arc<dyn DeltaListener>,
     /// Tools in addition to those of this crate.
@@ -55,6 +58,7 @@ impl<'a> SessionEnvironment<'a> {
             files: None,
             memories: None,
             memory_files: Vec::new(),
+            skills: Vec::new(),
             observer: Arc::new(()),
             tools: Vec::new(),
             hooks: Vec::new(),
@@ -111,12 +115,14 @@ impl<'a> SessionEnvironment<'a> {
             context,
             summarizer,
             pages,
+            skills,
         } = conversation;
         let machine = match continued {
             Some(continued) => Machine::of_fork(brief, &continued.conversation, &continued.next),
             None => Machine::new(brief),
         };
         let machine = machine
+            .with_skills(skills)
             .with_state(state)
             .with_notes(inherited.notes.clone())
             .with_reserved_amounts(self.allowance);
@@ -176,6 +182,8 @@ pub(super) struct PreparedConversation {
     pub summarizer: Option<Arc<dyn Model>>,
     /// The web pages that it reads, if it can.
     pub pages: Option<Arc<AttemptPages>>,
+    /// The skills that it can read.
+    pub skills: Vec<SkillEntry>,
 }
 
 /// A conversation that continues with another message.

@@ -24,8 +24,10 @@ mod prompts;
 mod rerun;
 mod results;
 mod review;
+mod skills;
 pub mod tools;
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use jiff::Timestamp;
@@ -62,6 +64,7 @@ use inputs::{InputExcerpt, SessionInputs};
 use memory::{mount_memories, read_memory_section};
 use models::RunModels;
 use rerun::EarlierAttempts;
+use skills::AttemptSkills;
 use tools::ToolContext;
 
 pub use environment::SessionEnvironment;
@@ -127,6 +130,8 @@ pub struct AgentSession<'a> {
     earlier: EarlierAttempts,
     /// The section of the prompt with the memory.
     memory: Option<String>,
+    /// The skills that the agent can read.
+    skills: AttemptSkills,
     /// The capabilities of the cluster, if the agent may delegate.
     capabilities: Vec<CapabilityDescription>,
     /// The names of tools that would show nothing but what the prompt shows.
@@ -150,8 +155,13 @@ impl<'a> AgentSession<'a> {
         let delegates = spec.tools.iter().any(|tool| tools::DELEGATION.contains(&tool.name.as_str()));
         let capabilities = if delegates { env.sources.read_capabilities().await? } else { Vec::new() };
         let fork = inputs::read_continued_conversation(order, env.sources.as_ref()).await?;
-        let recorded = env.read_beginning().await?.map(|beginning| beginning.inherited);
+        let beginning = env.read_beginning().await?;
+        let recorded = beginning.as_ref().map(|beginning| beginning.inherited.clone());
         let earlier = EarlierAttempts::read(spec, order, recorded, env.sources.as_ref()).await?;
+        let continued = fork.as_ref().or(earlier.conversation.as_ref());
+        let recorded = continued.map(|conversation| conversation.skills().to_vec());
+        let recorded = recorded.or_else(|| beginning.map(|beginning| beginning.skills));
+        let skills = AttemptSkills::open(spec, recorded, &mut env).await?;
         let beside = std::mem::take(&mut env.memory_files);
         let memory = read_memory_section(spec, beside, env.memories.as_ref()).await?;
         let (useless_tools, turn_instructions) = (&[][..], None);
@@ -164,6 +174,7 @@ impl<'a> AgentSession<'a> {
             fork,
             earlier,
             memory,
+            skills,
             capabilities,
             useless_tools,
             turn_instructions,
@@ -345,7 +356,7 @@ impl<'a> AgentSession<'a> {
     ) -> Result<PreparedConversation, TaskError> {
         let continued = self.continued_conversation(&task);
         let inherited = std::mem::take(&mut self.earlier.inherited);
-        let memory = self.memory.take();
+        let (memory, skills) = (self.memory.take(), std::mem::take(&mut self.skills));
         let Self { host, spec, order, env, inputs, capabilities, useless_tools, turn_instructions, .. } =
             self;
         let directory = ModelConsultants::new(
@@ -358,7 +369,9 @@ impl<'a> AgentSession<'a> {
         let results = inputs.open_results(order, spec.results, &env.sources);
         let (sources, capabilities) = (env.sources.clone(), std::mem::take(capabilities));
         let own_tools = spec.tools.iter().map(|tool| tool.name.clone());
-        let own_tools = own_tools.chain(env.tools.iter().map(|tool| tool.spec().name)).collect();
+        let own_tools: BTreeSet<String> =
+            own_tools.chain(env.tools.iter().map(|tool| tool.spec().name)).collect();
+        let sections = format_sections([skills.format_section(&own_tools), memory]);
         let children = ChildTasks::new(order, spec.agents.clone(), sources, results.clone(), capabilities)
             .map(|children| Arc::new(children.with_own_tools(own_tools)));
         let context = ToolContext {
@@ -371,6 +384,7 @@ impl<'a> AgentSession<'a> {
         };
         let files = env.files.clone().map(|files| inputs.mount_documents(files));
         let files = files.map(|files| mount_memories(spec, files, env.memories.as_ref()));
+        let files = files.map(|files| skills.mount_files(files));
         let agent_files = files.map(|files| open_agent_files(spec, files)).transpose()?;
         let context = match &agent_files {
             Some(agent) => context.with_files(agent.files.clone(), agent.permissions.clone()),
@@ -397,11 +411,11 @@ impl<'a> AgentSession<'a> {
         let built_in =
             turn_instructions.take().or_else(|| prompts::built_in_instructions(spec.answer, format.ability));
         let instructions =
-            render_instructions(spec, order, &inputs.document_list(), built_in, state.as_mut())?;
+            render_instructions(spec, order, &inputs.document_list(), built_in, state.as_mut(), &sections)?;
         let brief = AgentBrief {
-            system: match memory {
-                Some(memory) => format!("{}\n\n{memory}", instructions.trim_end()),
-                None => instructions,
+            system: match sections.as_str() {
+                "" => instructions,
+                sections => format!("{}{sections}", instructions.trim_end()),
             },
             task,
             tools: toolbox.specs(),
@@ -441,6 +455,7 @@ impl<'a> AgentSession<'a> {
             context,
             summarizer,
             pages,
+            skills: skills.entries(),
         })
     }
 
@@ -471,6 +486,11 @@ fn open_agent_files(spec: &AgentSpec, files: Arc<dyn Files>) -> Result<AgentFile
         .map_err(|invalid| TaskError::new(ErrorKind::InvalidTask, invalid.to_string()))?;
     let files = CompositeFiles::new(files).with_mount(folder.at.clone(), Arc::new(opened));
     Ok(AgentFiles { files: Arc::new(files), permissions })
+}
+
+/// Joins the sections of a prompt that follow its instructions, each after an empty line.
+fn format_sections(sections: [Option<String>; 2]) -> String {
+    sections.into_iter().flatten().map(|section| format!("\n\n{section}")).collect()
 }
 
 /// Adds the usage of the work and the files that it made to its result.
@@ -508,6 +528,7 @@ fn render_instructions(
     documents: &DocumentList,
     built_in: Option<Template>,
     state: Option<&mut StateRules>,
+    sections: &str,
 ) -> Result<String, TaskError> {
     let instructions =
         built_in.as_ref().filter(|_| spec.instructions.is_empty()).unwrap_or(&spec.instructions);
@@ -536,7 +557,8 @@ fn render_instructions(
         && !instructions.state_names().is_empty()
     {
         let view = serde_json::to_value(&view).expect("a view holds only texts and JSON values");
-        rules.prompt.get_or_insert_with(|| StatePrompt { template: instructions.clone(), view });
+        let (template, sections) = (instructions.clone(), sections.to_owned());
+        rules.prompt.get_or_insert_with(|| StatePrompt { template, view, sections });
     }
     rendered
         .map_err(|error| invalid_order_error(&format!("the instructions of {}: {error}", spec.about.name)))

@@ -281,6 +281,7 @@ impl PanelReview<'_> {
             summarizer: None,
             records: false,
             pages: None,
+            skills: Vec::new(),
         };
         let expected = JudgementValidator::new(self.task, &self.sheet.criteria, format);
         let check = |judgement: Judgement| expected.validate_judgement(judgement);

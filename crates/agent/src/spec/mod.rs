@@ -10,12 +10,13 @@ mod person_review;
 mod review;
 mod schema;
 mod server_tools;
+mod skills;
 mod state;
 mod state_schema;
 mod template;
 mod tools;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use millrace_models::{ModelAbility, ModelSelection};
 use millrace_protocol::ids::Capability;
@@ -56,7 +57,7 @@ pub const KIND: FileDescription = FileDescription { name: "capability", holds: "
 pub const COMMON: [&str; 8] =
     ["name", "kind", "version", "description", "concurrency", "input", "output", "review"];
 /// The fields of an agent in addition to [`COMMON`].
-pub const AGENT: [&str; 19] = [
+pub const AGENT: [&str; 20] = [
     "instructions",
     "model",
     "prompts",
@@ -76,6 +77,7 @@ pub const AGENT: [&str; 19] = [
     "context",
     "memory",
     "hooks",
+    "skills",
 ];
 
 /// The self-description of a capability of any kind.
@@ -138,6 +140,8 @@ pub struct AgentSpec {
     pub memory: Option<Vec<MemoryPlace>>,
     /// The programs that see its calls.
     pub hooks: Vec<CommandHook>,
+    /// The folders of its skills, relative to that of its file unless they are absolute.
+    pub skills: Vec<PathBuf>,
 }
 
 /// The conversation in which the attempt after a rejection works.
@@ -369,6 +373,7 @@ impl AgentSpec {
             context: ContextSpec::default(),
             memory: None,
             hooks: Vec::new(),
+            skills: Vec::new(),
         }
     }
 
@@ -430,6 +435,9 @@ impl AgentSpec {
         let context = mistakes.check_optional(fields.find_field("context").map(context::read_context));
         let memory = mistakes.check_optional(fields.find_field("memory").map(memory::read_memory));
         let hooks = mistakes.check_optional(fields.find_field("hooks").map(hooks::read_hooks));
+        let listed_tools = tools.as_deref().unwrap_or_default();
+        let skills = fields.find_field("skills").map(|node| skills::read_skills(node, listed_tools));
+        let skills = mistakes.check_optional(skills).unwrap_or_default();
         let has_output = fields.find_field("output").is_some();
         let answer = mistakes.check_optional(fields.find_field("answer").map(read_answer_form));
         let answer = answer.unwrap_or(if has_output { AnswerForm::Data } else { AnswerForm::Text });
@@ -475,6 +483,7 @@ impl AgentSpec {
             context: context.unwrap_or_default(),
             memory,
             hooks: hooks.unwrap_or_default(),
+            skills,
         })
     }
 

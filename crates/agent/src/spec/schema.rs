@@ -85,6 +85,7 @@ pub fn agent_file_schema(tools: &[(&str, Option<Value>)], server: &Value, permis
         "context": super::context::context_schema(),
         "memory": super::memory::memory_schema(),
         "hooks": super::hooks::hooks_schema(),
+        "skills": super::skills::skills_schema(),
         "revise": {
             "description": "The conversation in which a rejected result is revised: a new one with the rejected result, the \
                             verdict and the notes (the default), or that of the rejected attempt.",
@@ -114,7 +115,7 @@ pub fn agent_file_schema(tools: &[(&str, Option<Value>)], server: &Value, permis
 /// The schema of a tool's settings with its condition, or of its condition alone.
 fn settings_schema(settings: Option<&Value>) -> Value {
     let condition = json!({
-        "description": "The tool is available where this expression over state.FIELD and phase holds.",
+        "description": "The tool is available where this expression over state.FIELD, phase, skills.read and skills.tools holds.",
         "type": "string",
         "minLength": 1,
     });

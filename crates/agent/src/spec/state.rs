@@ -26,6 +26,7 @@ use millrace_strict_yaml::{
 use serde_json::{Value, json};
 
 use super::{Template, read_json_schema};
+use crate::skills::SkillProgress;
 use crate::state::{
     Condition, ConditionView, PhaseChange, StateAccess, StateField, StateOperation, StatePolicy, StateRules,
     state_tool_name,
@@ -47,6 +48,8 @@ pub(super) const OPERATIONS: [(&str, StateOperation); 3] =
 
 /// The names that a policy's condition may use in addition to those of all conditions.
 const POLICY_NAMES: [&str; 2] = ["value", "old"];
+/// The names that the conditions of tools and phases may use if the agent has skills.
+const SKILL_NAMES: [&str; 1] = ["skills"];
 
 /// A condition with its position.
 pub(super) type PlacedCondition = (Condition, Position);
@@ -75,6 +78,7 @@ pub(super) fn collect_state(source: StateSource<'_>, mistakes: &mut MistakeColle
     placed.of_tools_and_phases.extend(conditions.values().cloned());
     let state = fields.find_field("state").map(|node| read_fields(node, &tool_names, &mut placed));
     let phases = fields.find_field("phases").map(|node| read_phases(node, &mut placed));
+    let has_skills = fields.find_field("skills").is_some();
     let rules = StateRules {
         fields: mistakes.check_optional(state).unwrap_or_default(),
         conditions: conditions.into_iter().map(|(tool, (condition, _))| (tool, condition)).collect(),
@@ -83,7 +87,7 @@ pub(super) fn collect_state(source: StateSource<'_>, mistakes: &mut MistakeColle
     };
     // A mistake in the fields would be repeated by all conditions that use them.
     if mistakes.is_empty() {
-        mistakes.check(check_conditions(&rules, &placed));
+        mistakes.check(check_conditions(&rules, &placed, has_skills));
     }
     rules
 }
@@ -108,14 +112,20 @@ pub(super) fn check_template(
     })
 }
 
-fn check_conditions(rules: &StateRules, placed: &PlacedConditions) -> Result<(), YamlMistake> {
+fn check_conditions(
+    rules: &StateRules,
+    placed: &PlacedConditions,
+    has_skills: bool,
+) -> Result<(), YamlMistake> {
     for (condition, position) in &placed.of_policies {
         check_names(condition, *position, rules, &POLICY_NAMES)?;
     }
-    let values = rules.default_values();
+    let (values, skills) = (rules.default_values(), SkillProgress::default());
+    let more = if has_skills { &SKILL_NAMES[..] } else { &[] };
     for (condition, position) in &placed.of_tools_and_phases {
-        check_names(condition, *position, rules, &[])?;
-        let view = ConditionView { state: &values, phase: rules.first_phase(), old: None, value: None };
+        check_names(condition, *position, rules, more)?;
+        let (phase, skills) = (rules.first_phase(), &skills);
+        let view = ConditionView { state: &values, phase, skills, old: None, value: None };
         condition.evaluate(&view).map_err(|error| {
             let text = format!(
                 "{:?} can't be evaluated with the defaults of the state: {error}",
@@ -142,10 +152,17 @@ fn check_names(
 /// Checks a name that a condition or a template uses: `phase`, `state.FIELD` or one of `more`.
 fn check_name(name: &str, rules: &StateRules, more: &[&str]) -> Result<(), String> {
     let first = name.split('.').next().unwrap_or(name);
+    let second = name.split('.').nth(1);
     if more.contains(&first) {
-        return Ok(());
+        return match (first, second) {
+            ("skills", Some(field)) if !["read", "tools"].contains(&field) => {
+                Err(format!("there is no {name:?}; the names are skills.read and skills.tools"))
+            }
+            _ => Ok(()),
+        };
     }
-    match (first, name.split('.').nth(1)) {
+    match (first, second) {
+        ("skills", _) => Err("there are no skills: add the field \"skills\"".into()),
         ("phase", None) if !rules.phases.is_empty() => Ok(()),
         ("phase", None) => Err("there are no phases: add the field \"phases\"".into()),
         ("state", None) if !rules.fields.is_empty() => Ok(()),

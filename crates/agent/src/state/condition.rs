@@ -1,10 +1,12 @@
-//! Conditions over an agent's state and phase: expressions as in templates, such as `phase == 'draft' and state.count > 2`.
+//! Conditions over an agent's state, phase and skills: expressions as in templates, such as `phase == 'draft' and state.count > 2`.
 
 use std::collections::BTreeMap;
 
 use minijinja::{Environment, UndefinedBehavior};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+
+use crate::skills::SkillProgress;
 
 /// A condition. Its syntax has been checked.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -18,6 +20,8 @@ pub struct ConditionView<'a> {
     pub state: &'a BTreeMap<String, Value>,
     /// The phase; empty if the agent has none.
     pub phase: &'a str,
+    /// The skills whose instructions were read.
+    pub skills: &'a SkillProgress,
     /// The value before a change, for policies.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub old: Option<&'a Value>,
@@ -84,7 +88,9 @@ mod tests {
     #[test]
     fn conditions_are_expressions_over_state_and_phase() {
         let state = BTreeMap::from([("count".to_owned(), json!(0)), ("names".to_owned(), json!(["a", "b"]))]);
-        let view = ConditionView { state: &state, phase: "draft", old: None, value: Some(&json!(5)) };
+        let skills = SkillProgress { read: vec!["csv".into()], tools: vec!["execute".into()] };
+        let (skills, value) = (&skills, Some(&json!(5)));
+        let view = ConditionView { state: &state, phase: "draft", skills, old: None, value };
         for (text, expected) in [
             ("phase == 'draft'", Ok(true)),
             ("phase in ['review', 'done']", Ok(false)),
@@ -92,6 +98,9 @@ mod tests {
             ("state.count == 0 and not state.count > 2", Ok(true)),
             ("state.names | length >= 2", Ok(true)),
             ("value > state.count", Ok(true)),
+            ("'csv' in skills.read and 'execute' in skills.tools", Ok(true)),
+            ("'pdf' in skills.read", Ok(false)),
+            ("'csv' in skills.raed", Err(())),
             ("state.count | length > 1", Err(())),
             ("state.colour == 1", Err(())),
         ] {

@@ -19,6 +19,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use crate::skills::{SkillEntry, SkillProgress};
 use crate::spec::{Template, TemplateError};
 
 pub use condition::{Condition, ConditionView};
@@ -99,6 +100,9 @@ pub struct StatePrompt {
     pub template: Template,
     /// The other values that it shows.
     pub view: Value,
+    /// The text of the prompt after the template.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub sections: String,
 }
 
 /// The state of an agent.
@@ -108,6 +112,8 @@ pub struct AgentState {
     values: BTreeMap<String, Value>,
     #[serde(default, skip_serializing_if = "String::is_empty")]
     phase: String,
+    #[serde(default, skip_serializing_if = "SkillProgress::is_empty")]
+    skills: SkillProgress,
 }
 
 impl StateRules {
@@ -172,7 +178,7 @@ impl AgentState {
     #[must_use]
     pub fn new(rules: StateRules) -> Self {
         let (values, phase) = (rules.default_values(), rules.first_phase().to_owned());
-        Self { rules, values, phase }
+        Self { rules, values, phase, skills: SkillProgress::default() }
     }
 
     /// The rules.
@@ -212,11 +218,15 @@ impl AgentState {
     /// # Errors
     /// A value has another type than the template needs.
     pub fn render_prompt(&self) -> Option<Result<String, TemplateError>> {
-        let StatePrompt { template, view } = self.rules.prompt.as_ref()?;
+        let StatePrompt { template, view, sections } = self.rules.prompt.as_ref()?;
         let mut view = view.clone();
         view["state"] = self.values.clone().into_iter().collect();
         view["phase"] = self.phase.clone().into();
-        Some(template.render_value(&view))
+        let append = |text: String| match sections.as_str() {
+            "" => text,
+            sections => format!("{}{sections}", text.trim_end()),
+        };
+        Some(template.render_value(&view).map(append))
     }
 
     /// Executes a call of one of the state's tools. The arguments have been validated against its schema.
@@ -303,8 +313,14 @@ impl AgentState {
         Some(format!("The phase has changed from {from} to {}.", self.phase))
     }
 
+    /// Adds a skill whose instructions were read.
+    pub fn add_skill(&mut self, skill: &SkillEntry) {
+        self.skills.add_skill(skill);
+    }
+
     fn view(&self) -> ConditionView<'_> {
-        ConditionView { state: &self.values, phase: &self.phase, old: None, value: None }
+        let Self { values, phase, skills, .. } = self;
+        ConditionView { state: values, phase, skills, old: None, value: None }
     }
 }
 

@@ -68,7 +68,7 @@ pub(crate) use specs::ValidatedCall;
 pub(crate) use waiting::describe_wait_end;
 pub use waiting::{sleep_for_tool, sleep_until_tool, wait_for_event_tool};
 
-pub use crate::model::{ToolResult, ToolSpec};
+pub use crate::model::{Image, ToolResult, ToolSpec};
 
 /// A tool that a model can call.
 pub trait Tool: Send + Sync {
@@ -209,6 +209,8 @@ pub struct Output {
     pub changes: Option<Box<FileChanges>>,
     /// The web page that was read. It is kept, and can be cited like a document.
     pub page: Option<Box<PageContent>>,
+    /// The images that belong to the text, with their bytes. They are stored before the result is recorded.
+    pub images: Vec<Image>,
 }
 
 impl From<String> for Output {

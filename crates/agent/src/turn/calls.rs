@@ -177,21 +177,25 @@ impl ToolCallRunner<'_> {
         while let Some((index, result)) = running.next().await {
             match result {
                 Ok(CallEnd::Result(result)) => {
+                    store_images(&result, journal).await?;
                     journal.append_step(&names[index], &encode_step(&result)).await?;
                     results[index] = Some(*result);
                 }
                 Ok(CallEnd::Page(mut result, page)) => {
                     self.keep_page(&mut result, *page, journal).await?;
+                    store_images(&result, journal).await?;
                     journal.append_step(&names[index], &encode_step(&result)).await?;
                     results[index] = Some(*result);
                 }
                 Ok(CallEnd::Delegated(result, mut delegation)) => {
+                    store_images(&result, journal).await?;
                     store_forks(&mut delegation.children, journal).await?;
                     journal.append_delegation(delegation).await?;
                     journal.append_step(&names[index], &encode_step(&result)).await?;
                     results[index] = Some(*result);
                 }
                 Ok(CallEnd::Changed(call, changes)) => {
+                    store_images(&call, journal).await?;
                     let changes = RecordedChanges::store_contents(&changes, journal).await;
                     let changes = changes.map_err(|error| file_changes_error(&calls[index], error))?;
                     let step = FileChangesStep { call: *call, changes };
@@ -520,9 +524,11 @@ impl ToolCallRunner<'_> {
                 artifacts,
                 changes,
                 page: read,
+                images,
             }))) => {
                 (delegation, changed_files, page) = (children, changes, read);
-                let record = build_call_record(call, text, false);
+                let mut record = build_call_record(call, text, false);
+                record.result.images = images;
                 ToolCallRecord { usage, models, delegated, artifacts, ..record }
             }
             Some(Ok(Err(ToolError::Lost { text, delegated }))) => {
@@ -573,6 +579,14 @@ impl ToolCallRunner<'_> {
     }
 }
 
+/// Stores the images of a result, so that any machine can send them.
+async fn store_images(record: &ToolCallRecord, journal: &mut dyn Journal) -> Result<(), DriveError> {
+    for bytes in record.result.images.iter().filter_map(|image| image.bytes()) {
+        journal.store_blob(bytes.to_vec()).await?;
+    }
+    Ok(())
+}
+
 /// Stores the conversations that forked tasks continue, so that any machine has them.
 async fn store_forks(children: &mut [TaskSpec], journal: &mut dyn Journal) -> Result<(), DriveError> {
     for child in children {
@@ -585,7 +599,7 @@ async fn store_forks(children: &mut [TaskSpec], journal: &mut dyn Journal) -> Re
 }
 
 fn build_call_record(call: &ValidatedToolCall, text: String, is_error: bool) -> ToolCallRecord {
-    let result = ToolResult { call_id: call.call_id.clone(), text, is_error };
+    let result = ToolResult { call_id: call.call_id.clone(), text, is_error, images: Vec::new() };
     let (usage, models, delegated) = (Usage::default(), ModelUsage::new(), Usage::default());
     ToolCallRecord { result, usage, models, delegated, artifacts: Vec::new(), page: None, took_ms: 0 }
 }

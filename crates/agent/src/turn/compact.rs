@@ -2,7 +2,7 @@
 //! that began under an older release. The others are shortened by [`super::context`]. It keeps the task, the agent's notes and the newest
 //! messages, and never separates a call from its results.
 
-use super::context::{approximate_size, group_messages};
+use super::context::{approximate_size, group_messages, leave_out_images};
 use super::scratch::Scratchpad;
 use crate::model::{Message, ToolResult};
 use crate::tool::keep_head_and_tail;
@@ -71,7 +71,9 @@ fn is_obsolete_user_message(group: &[Message], obsolete: &[&str]) -> bool {
 fn shorten_message(message: &Message, limit: usize) -> Message {
     match message {
         Message::Tool(result) => {
-            Message::Tool(ToolResult { text: keep_head_and_tail(&result.text, limit), ..result.clone() })
+            let text = keep_head_and_tail(&result.text, limit);
+            let result = ToolResult { text, ..result.clone() };
+            Message::Tool(if limit == OLDER_RESULT { leave_out_images(result) } else { result })
         }
         Message::User { .. } | Message::Assistant { .. } => message.clone(),
     }
@@ -98,8 +100,14 @@ mod tests {
             calls: ids.iter().map(call).collect(),
             provider_state: None,
         };
-        let result =
-            |id: String| Message::Tool(ToolResult { call_id: id, text: "r".repeat(length), is_error: false });
+        let result = |id: String| {
+            Message::Tool(ToolResult {
+                call_id: id,
+                text: "r".repeat(length),
+                is_error: false,
+                images: Vec::new(),
+            })
+        };
         std::iter::once(reply).chain(ids.into_iter().map(result)).collect()
     }
 

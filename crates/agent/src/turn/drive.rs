@@ -4,6 +4,8 @@
 
 mod shorten;
 
+use std::borrow::Cow;
+use std::collections::BTreeMap;
 use std::future::pending;
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,6 +14,7 @@ use futures::FutureExt;
 use millrace_models::resilience::ProviderDeadline;
 use millrace_protocol::plan::{DEFAULT_PROVIDER_TIMEOUT, ResourceAmounts};
 use millrace_protocol::provider::ProviderStatus;
+use millrace_protocol::wire::{BlobRef, InlineOrStoredBytes};
 use tokio::time::{Instant, sleep_until};
 use tracing::{debug, warn};
 
@@ -27,7 +30,10 @@ use super::{
 use crate::approval::ApprovalRules;
 use crate::corpus::pages::AttemptPages;
 use crate::files::{AgentFiles, Files};
-use crate::model::{Delta, DeltaListener, Model, ModelError, Reply, Request};
+use crate::model::{
+    Delta, DeltaListener, Image, ImageRoom, Message, Model, ModelError, Reply, Request, ToolResult,
+};
+use crate::skills::SkillEntry;
 use crate::state::StateRules;
 use crate::tool::{ModelCallBudget, Toolbox};
 
@@ -56,6 +62,8 @@ pub struct Driver<'a, A> {
     inherited: InheritedState,
     context: Option<ContextSettings>,
     summarizer: Option<&'a dyn Model>,
+    /// The bytes of the images of the last request and of the results since, by SHA-256.
+    images: BTreeMap<String, Arc<[u8]>>,
 }
 
 impl<'a, A: Answer> Driver<'a, A> {
@@ -79,6 +87,7 @@ impl<'a, A: Answer> Driver<'a, A> {
             inherited: InheritedState::default(),
             context: None,
             summarizer: None,
+            images: BTreeMap::new(),
         }
     }
 
@@ -171,6 +180,7 @@ impl<'a, A: Answer> Driver<'a, A> {
         loop {
             let (turn, left, format) = (machine.request_count(), machine.time_left(), machine.format());
             let rules = machine.agent_state().filter(|_| turn == 0).map(|state| state.rules().clone());
+            let skills = if turn == 0 { machine.skills().to_vec() } else { Vec::new() };
             let unaffordable = machine.unaffordable_first_request();
             match machine.next_step() {
                 MachineStep::AskModel(request) => {
@@ -178,7 +188,7 @@ impl<'a, A: Answer> Driver<'a, A> {
                     let reply = self
                         .request_or_replay_model_step(
                             request,
-                            (turn, format, rules),
+                            (turn, format, rules, skills),
                             left,
                             unaffordable,
                             sent,
@@ -212,7 +222,8 @@ impl<'a, A: Answer> Driver<'a, A> {
                         pages: self.pages.as_deref(),
                         fork,
                     };
-                    let results = turn.run_calls(calls, self.journal).await?;
+                    let mut results = turn.run_calls(calls, self.journal).await?;
+                    results.iter_mut().for_each(|call| self.detach_images(&mut call.result));
                     since.recorded_calls = results.iter().map(|call| call.result.call_id.clone()).collect();
                     machine.feed_results(results)?;
                 }
@@ -252,7 +263,7 @@ impl<'a, A: Answer> Driver<'a, A> {
     async fn request_or_replay_model_step(
         &mut self,
         request: &Request,
-        (turn, format, state): (u64, ConversationFormat, Option<StateRules>),
+        (turn, format, state, skills): (u64, ConversationFormat, Option<StateRules>, Vec<SkillEntry>),
         left: Option<Duration>,
         unaffordable: Option<ResourceAmounts>,
         sent: impl FnOnce() -> Option<SentMessages> + Send,
@@ -264,6 +275,8 @@ impl<'a, A: Answer> Driver<'a, A> {
         if let Some(needs) = unaffordable {
             return Err(DriveError::ReservationTooSmall(needs));
         }
+        let attached = self.attach_images(request).await?;
+        let request = attached.as_ref();
         debug!(
             step = name,
             model = self.model.name(),
@@ -288,11 +301,58 @@ impl<'a, A: Answer> Driver<'a, A> {
             state,
             inherited,
             context,
+            skills,
             model,
             took_ms: to_millis(took),
         };
         self.journal.append_step(&name, &encode_step(&step)).await?;
         Ok(step)
+    }
+
+    /// Returns the request with the bytes of the newest images, as many as fit a request.
+    async fn attach_images<'r>(&mut self, request: &'r Request) -> Result<Cow<'r, Request>, DriveError> {
+        let lacks_bytes = |message: &Message| match message {
+            Message::Tool(result) => result.images.iter().any(|image| image.bytes().is_none()),
+            Message::User { .. } | Message::Assistant { .. } => false,
+        };
+        if !request.messages.iter().any(lacks_bytes) {
+            return Ok(Cow::Borrowed(request));
+        }
+        let (mut request, mut room, mut sent) = (request.clone(), ImageRoom::default(), BTreeMap::new());
+        for message in request.messages.iter_mut().rev() {
+            let Message::Tool(result) = message else { continue };
+            for image in &mut result.images {
+                if room.take(image) {
+                    let bytes = self.load_image(image).await?;
+                    sent.insert(image.sha256.clone(), bytes.clone());
+                    *image = image.clone().with_content(bytes);
+                }
+            }
+        }
+        self.images = sent;
+        Ok(Cow::Owned(request))
+    }
+
+    /// Moves the bytes of images out of a result, so that the conversation does not hold them.
+    fn detach_images(&mut self, result: &mut ToolResult) {
+        for image in &mut result.images {
+            if let Some(bytes) = image.bytes() {
+                self.images.insert(image.sha256.clone(), bytes.clone());
+                *image = image.clone().without_content();
+            }
+        }
+    }
+
+    /// Returns the bytes of an image: those of the last request, or as they are stored.
+    async fn load_image(&mut self, image: &Image) -> Result<Arc<[u8]>, DriveError> {
+        if let Some(bytes) = self.images.get(&image.sha256) {
+            return Ok(bytes.clone());
+        }
+        let blob = BlobRef { sha256: image.sha256.clone(), size: image.size };
+        let bytes = self.journal.load_value(&InlineOrStoredBytes::Stored(blob)).await?;
+        let bytes: Arc<[u8]> = bytes.into();
+        self.images.insert(image.sha256.clone(), bytes.clone());
+        Ok(bytes)
     }
 
     /// Returns the model's reply, as [`Self::request_reply_with_keepalive`] does, and how long it took. While the provider is away, it waits: that

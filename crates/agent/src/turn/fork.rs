@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 use super::scratch::Scratchpad;
 use super::{AgentBrief, ConversationFormat};
 use crate::model::{AnswerSchema, Message, ToolResult};
+use crate::skills::SkillEntry;
 use crate::state::{AgentState, StateRules};
 use crate::tool::ToolSpecs;
 
@@ -27,6 +28,9 @@ pub struct ForkedConversation {
     pub(super) scratch: Scratchpad,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) agent_state: Option<Box<AgentState>>,
+    /// The skills that the agent can read.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(super) skills: Vec<SkillEntry>,
     /// The id of the call that forks; empty if the conversation has ended.
     pub(super) call_id: String,
 }
@@ -53,6 +57,12 @@ impl ForkedConversation {
     #[must_use]
     pub fn state_rules(&self) -> Option<&StateRules> {
         self.agent_state.as_ref().map(|state| state.rules())
+    }
+
+    /// The skills that the agent can read.
+    #[must_use]
+    pub fn skills(&self) -> &[SkillEntry] {
+        &self.skills
     }
 
     /// The brief of the attempt that continues it: with the prompt and the format of the conversation, and the limits of the attempt. A
@@ -88,7 +98,12 @@ impl ForkedConversation {
         };
         let results = calls.iter().map(|call| {
             let text = if call.id == self.call_id { task } else { OTHER_CALL };
-            Message::Tool(ToolResult { call_id: call.id.clone(), text: text.to_owned(), is_error: false })
+            Message::Tool(ToolResult {
+                call_id: call.id.clone(),
+                text: text.to_owned(),
+                is_error: false,
+                images: Vec::new(),
+            })
         });
         self.messages.iter().cloned().chain(results).collect()
     }

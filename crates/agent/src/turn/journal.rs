@@ -15,6 +15,7 @@ use serde_json::Value;
 
 use super::record::{InheritedState, SentMessages};
 use super::{ContextSettings, ConversationFormat};
+use crate::skills::SkillEntry;
 use crate::state::StateRules;
 
 /// The journal of one attempt.
@@ -214,6 +215,8 @@ pub(crate) struct RecordedBeginning {
     pub inherited: InheritedState,
     /// The settings of the conversation's context; `None` if it is not kept within a window.
     pub context: Option<ContextSettings>,
+    /// The skills that the agent can read.
+    pub skills: Vec<SkillEntry>,
 }
 
 impl RecordedBeginning {
@@ -223,7 +226,14 @@ impl RecordedBeginning {
         state: Option<StateRules>,
         context: Option<ContextSettings>,
     ) -> Self {
-        Self { format, prompt: None, state, inherited: InheritedState::default(), context }
+        Self {
+            format,
+            prompt: None,
+            state,
+            inherited: InheritedState::default(),
+            context,
+            skills: Vec::new(),
+        }
     }
 }
 
@@ -242,12 +252,17 @@ pub(crate) async fn read_recorded_beginning(
         JournalError::Failed(format!("the recorded rules for the agent's state can't be read: {mistake}"))
     })?;
     let inherited = value.get("inherited").and_then(|state| InheritedState::deserialize(state).ok());
+    let skills =
+        value.get("skills").map(Vec::<SkillEntry>::deserialize).transpose().map_err(|mistake| {
+            JournalError::Failed(format!("the recorded skills can't be read: {mistake}"))
+        })?;
     Ok(Some(RecordedBeginning {
         format: format.unwrap_or(ConversationFormat::ORIGINAL),
         prompt,
         state,
         inherited: inherited.unwrap_or_default(),
         context: value.get("context").and_then(|context| ContextSettings::deserialize(context).ok()),
+        skills: skills.unwrap_or_default(),
     }))
 }
 

@@ -10,6 +10,7 @@ use super::{ArtifactChange, ContextSettings, ConversationFormat, RecordedChanges
 use crate::corpus::pages::WebPage;
 use crate::material::keep_beginning_and_end;
 use crate::model::{Message, Reply, Request, ToolResult};
+use crate::skills::SkillEntry;
 use crate::state::StateRules;
 
 /// The maximum number of characters that are recorded of a message. A step larger than 256 KiB would be stored apart from
@@ -49,6 +50,9 @@ pub(crate) struct ModelStep {
     /// The settings of the conversation's context; with the first request only, and `None` if it is not kept within a window.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub context: Option<ContextSettings>,
+    /// The skills that the agent can read; with the first request only.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub skills: Vec<SkillEntry>,
     /// The full name of the requested model; `None` in journals of versions that did not record it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub model: Option<String>,

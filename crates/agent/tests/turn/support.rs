@@ -132,7 +132,7 @@ pub fn says(text: &str) -> Reply {
 }
 
 pub fn result(id: &str, text: &str) -> ToolCallRecord {
-    let result = ToolResult { call_id: id.into(), text: text.into(), is_error: false };
+    let result = ToolResult { call_id: id.into(), text: text.into(), is_error: false, images: Vec::new() };
     ToolCallRecord {
         result,
         usage: Usage::default(),

@@ -17,6 +17,7 @@ use millrace_protocol::result::Usage;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tracing::warn;
 
+use crate::image::image_tokens;
 use crate::model::{
     Delta, DeltaListener, Message, Model, ModelAbility, ModelError, Reply, Request, ToolCall,
 };
@@ -253,7 +254,7 @@ pub fn estimate_usage(request: &Request, text: &str, calls: &[ToolCall]) -> Usag
     }
 }
 
-/// Estimates the tokens that a request sends, at four bytes per token.
+/// Estimates the tokens that a request sends, at four bytes per token and [`crate::image::IMAGE_TOKENS`] per image.
 #[must_use]
 pub fn estimate_sent_tokens(request: &Request) -> u64 {
     let messages = request.messages.iter().map(|message| match message {
@@ -266,7 +267,7 @@ pub fn estimate_sent_tokens(request: &Request) -> u64 {
     let tools = request.tools.iter().map(|tool| tool.description.len() + tool.schema.to_string().len());
     let answer = request.answer.as_ref().map_or(0, |answer| answer.schema.to_string().len());
     let bytes = request.system.len() + messages.sum::<usize>() + tools.sum::<usize>() + answer;
-    bytes as u64 / 4
+    bytes as u64 / 4 + image_tokens(request) as u64
 }
 
 fn tokens_counted_for_rate_limit(usage: &Usage) -> Option<u64> {

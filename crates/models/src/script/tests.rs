@@ -29,7 +29,7 @@ fn task_message() -> Message {
 
 fn tool_turn_messages(tool: &str, result: &str, is_error: bool) -> [Message; 2] {
     let call = ToolCall { id: "c".into(), name: tool.into(), arguments: "{}".into() };
-    let result = ToolResult { call_id: "c".into(), text: result.into(), is_error };
+    let result = ToolResult { call_id: "c".into(), text: result.into(), is_error, images: Vec::new() };
     [
         Message::Assistant { text: String::new(), calls: vec![call], provider_state: None },
         Message::Tool(result),

@@ -74,6 +74,9 @@ pub struct ModelSettings {
     )]
     #[schemars(range(min = 2048))]
     pub context_window: Option<u32>,
+    /// `true` if it sees images, `false` if not; by default as known for the model.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub images: Option<bool>,
     /// The reasoning effort, in the provider's terms (`low`, `medium`, `high` …).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reasoning_effort: Option<String>,
@@ -133,6 +136,7 @@ impl fmt::Debug for ModelSettings {
             .field("top_p", &self.top_p)
             .field("max_output_tokens", &self.max_output_tokens)
             .field("context_window", &self.context_window)
+            .field("images", &self.images)
             .field("reasoning_effort", &self.reasoning_effort)
             .field("structured", &self.structured)
             .field("timeout", &self.timeout)

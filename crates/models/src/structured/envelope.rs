@@ -10,6 +10,7 @@ use serde_json::{Map, Value, json};
 use super::calls::{self, AvailableTools};
 use super::json::{find_json_object, parse_json_values, strip_reasoning};
 use super::prompt::to_compact_json;
+use crate::image::{ImageSupport, replace_unsent_images};
 use crate::model::{AnswerSchema, FinishReason, Message, Reply, Request, ToolCall, ToolResult, ToolSpec};
 use crate::wire::schema::to_grammar_schema;
 
@@ -111,6 +112,7 @@ fn build_envelope_schema(request: &Request, final_action: &str) -> Value {
 /// Writes the conversation as envelopes. Tool results become user messages; consecutive ones are merged, because some chat
 /// templates require alternating roles.
 fn rewrite_conversation(request: &Request, final_action: &str) -> Vec<Message> {
+    let request = &*replace_unsent_images(request, ImageSupport::TextOnly);
     let mut messages: Vec<Message> = Vec::new();
     for (at, message) in request.messages.iter().enumerate() {
         let text = match message {

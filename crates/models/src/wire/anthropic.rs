@@ -8,7 +8,7 @@ use super::reply_builder::{ReplyBuilder, ToolCallFragment, parse_arguments_objec
 use super::{
     EventOutcome, ModelEndpoint, StreamParser, read_number_at, read_text_at, schema, tools_sorted_by_name,
 };
-use crate::model::{Delta, DeltaListener, FinishReason, Message, Reply, Request};
+use crate::model::{Delta, DeltaListener, FinishReason, Image, Message, Reply, Request};
 
 /// The version in a model's name: `claude-sonnet-4-5-20250929`, `claude-3-7-sonnet-latest`, also after a vendor prefix.
 /// Names without a version are newer than all of those.
@@ -137,7 +137,11 @@ fn role_and_content_blocks(endpoint: &ModelEndpoint, message: &Message) -> (&'st
         }
         Message::Tool(result) => {
             let mut block = json!({"type": "tool_result", "tool_use_id": sanitize_call_id(&result.call_id)});
-            text_content_block(&result.text).into_iter().for_each(|text| block["content"] = json!([text]));
+            let text = text_content_block(&result.text).into_iter();
+            let content: Vec<Value> = text.chain(result.images.iter().map(image_content_block)).collect();
+            if !content.is_empty() {
+                block["content"] = Value::Array(content);
+            }
             if result.is_error {
                 block["is_error"] = json!(true);
             }
@@ -162,6 +166,11 @@ fn part_to_content_block(part: &MessagePart<'_>) -> Option<Value> {
 /// Returns a text block; `None` for blank text, which the API rejects.
 fn text_content_block(text: &str) -> Option<Value> {
     (!text.trim().is_empty()).then(|| json!({"type": "text", "text": text}))
+}
+
+fn image_content_block(image: &Image) -> Value {
+    let (media_type, data) = (image.format.media_type(), image.to_base64());
+    json!({"type": "image", "source": {"type": "base64", "media_type": media_type, "data": data}})
 }
 
 /// Replaces the characters that Anthropic does not allow in ids; ids of other providers may contain them.

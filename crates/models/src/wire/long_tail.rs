@@ -22,10 +22,11 @@ use tokio::time::timeout;
 
 use super::redact::SecretRedactor;
 use super::reply_builder::{ReplyBuilder, ToolCallFragment, json_to_text, parse_arguments_object};
-use super::{ModelEndpoint, NativeOutputSupport, error, schema, tools_sorted_by_name};
+use super::{ModelEndpoint, NativeOutputSupport, error, introduce_images, schema, tools_sorted_by_name};
+use crate::image::replace_unsent_images;
 use crate::model::{
-    Delta, DeltaListener, FinishReason, Message, Model, ModelError, ProviderState, Reply, Request, ToolCall,
-    ToolResult,
+    Delta, DeltaListener, FinishReason, Image, Message, Model, ModelError, ProviderState, Reply, Request,
+    ToolCall, ToolResult,
 };
 
 /// Returns what a provider supports natively. All support tool calls. Gemini takes the JSON Schema of an answer as it is
@@ -100,6 +101,7 @@ impl GenaiModel {
         listener: &dyn DeltaListener,
     ) -> Result<Reply, ModelError> {
         let model = ModelIden::new(self.adapter, self.endpoint.model.clone());
+        let request = &*replace_unsent_images(request, self.endpoint.image_support());
         let options = self.build_chat_options(request);
         let response_future =
             self.client.exec_chat_stream(model, self.build_chat_request(request), Some(&options));
@@ -230,12 +232,15 @@ impl GenaiModel {
     fn convert_messages(&self, request: &Request) -> Vec<ChatMessage> {
         let mut all: Vec<ChatMessage> = Vec::new();
         let mut results: Vec<ToolResponse> = Vec::new();
+        let mut images: Vec<&Image> = Vec::new();
         for message in &request.messages {
             if let Message::Tool(result) = message {
                 results.push(convert_tool_result(request, result));
+                images.extend(&result.images);
                 continue;
             }
             all.extend(take_merged_tool_results(&mut results));
+            all.extend(take_images(&mut images));
             match message {
                 Message::User { text } => all.push(ChatMessage::user(text.as_str())),
                 Message::Assistant { text, calls, provider_state } => {
@@ -249,6 +254,7 @@ impl GenaiModel {
             }
         }
         all.extend(take_merged_tool_results(&mut results));
+        all.extend(take_images(&mut images));
         all
     }
 
@@ -348,6 +354,19 @@ fn truncated_stream_error() -> ModelError {
 
 fn take_merged_tool_results(results: &mut Vec<ToolResponse>) -> Option<ChatMessage> {
     (!results.is_empty()).then(|| ChatMessage::from(std::mem::take(results)))
+}
+
+/// The images of the tool results before, in a message of the user: a result can only have text.
+fn take_images(images: &mut Vec<&Image>) -> Option<ChatMessage> {
+    if images.is_empty() {
+        return None;
+    }
+    let images = std::mem::take(images);
+    let text = ContentPart::from_text(introduce_images(&images));
+    let part =
+        |image: &&Image| ContentPart::from_binary_base64(image.format.media_type(), image.to_base64(), None);
+    let parts: Vec<ContentPart> = [text].into_iter().chain(images.iter().map(part)).collect();
+    Some(ChatMessage::user(MessageContent::from_parts(parts)))
 }
 
 /// Converts a tool result; Gemini needs the name of the tool.

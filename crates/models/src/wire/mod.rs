@@ -25,7 +25,8 @@ use millrace_protocol::result::Usage;
 use secrecy::SecretString;
 use serde_json::{Map, Value};
 
-use crate::model::{DeltaListener, Model, ModelError, Reply, Request};
+use crate::image::{ImageSupport, replace_unsent_images, sees_images};
+use crate::model::{DeltaListener, Image, Message, Model, ModelError, Reply, Request, ToolResult};
 use crate::resilience::estimate_usage;
 use crate::selection::ModelSettings;
 
@@ -132,6 +133,14 @@ impl ModelEndpoint {
             .map_or(request.max_output_tokens, |own| own.min(request.max_output_tokens))
     }
 
+    /// The way in which the model gets images: as its settings say, or the table.
+    fn image_support(&self) -> ImageSupport {
+        match self.settings.images.unwrap_or_else(|| sees_images(&self.model)) {
+            true => ImageSupport::Native,
+            false => ImageSupport::None,
+        }
+    }
+
     fn reasoning_effort(&self) -> Option<&str> {
         self.settings.reasoning_effort.as_deref().map(str::trim).filter(|effort| !effort.is_empty())
     }
@@ -200,6 +209,7 @@ impl HttpModel {
         request: &Request,
         listener: &dyn DeltaListener,
     ) -> Result<Reply, ModelError> {
+        let request = &*replace_unsent_images(request, self.endpoint.image_support());
         let body = merge_extra_body(self.build_request_body(request), &self.endpoint.settings.extra_body);
         let mut parser = self.create_stream_parser(request);
         match self.sender.send_request(body.to_string().into_bytes()).await? {
@@ -314,6 +324,26 @@ fn tools_sorted_by_name(request: &Request) -> Vec<&crate::model::ToolSpec> {
     let mut tools: Vec<_> = request.tools.iter().collect();
     tools.sort_by(|a, b| a.name.cmp(&b.name));
     tools
+}
+
+/// The images of consecutive tool results, oldest first, from the message at `at` back: for APIs whose tool results are text, which get
+/// them in a message of the user after the last of these results. Empty if another result follows.
+fn images_after_results(messages: &[Message], at: usize) -> Vec<&Image> {
+    if matches!(messages.get(at + 1), Some(Message::Tool(_))) {
+        return Vec::new();
+    }
+    let results = messages[..=at].iter().rev().map_while(|message| match message {
+        Message::Tool(result) => Some(result),
+        Message::User { .. } | Message::Assistant { .. } => None,
+    });
+    let results: Vec<&ToolResult> = results.collect();
+    results.into_iter().rev().flat_map(|result| &result.images).collect()
+}
+
+/// The text before images that are sent after the tool results that they belong to.
+fn introduce_images(images: &[&Image]) -> String {
+    let names: Vec<String> = images.iter().map(|image| image.describe()).collect();
+    format!("The images of the tool results above, in this order: {}", names.join("; "))
 }
 
 /// Returns the number at a JSON pointer, or 0.

@@ -5,8 +5,10 @@ use serde_json::{Value, json};
 
 use super::reply_builder::{ReplyBuilder, ToolCallFragment, json_to_text, parse_arguments_object};
 use super::{
-    EventOutcome, ModelEndpoint, StreamParser, read_number_at, read_text_at, schema, tools_sorted_by_name,
+    EventOutcome, ModelEndpoint, StreamParser, images_after_results, introduce_images, read_number_at,
+    read_text_at, schema, tools_sorted_by_name,
 };
+use crate::image::image_tokens;
 use crate::model::{Delta, DeltaListener, FinishReason, Message, Reply, Request};
 
 /// Minimum and maximum context size. Sizes in between are powers of two, because every change makes Ollama reload the
@@ -31,7 +33,13 @@ pub(super) fn build_request_body(endpoint: &ModelEndpoint, request: &Request) ->
     if let Some(effort) = endpoint.reasoning_effort() {
         body["think"] = think_option(effort, &endpoint.model);
     }
-    let context = required_context_tokens(body.to_string().len(), limit);
+    // Images are not tokens of their text.
+    let images = request.messages.iter().map(|message| match message {
+        Message::Tool(result) => result.images.iter().map(|image| image.to_base64().len()).sum(),
+        Message::User { .. } | Message::Assistant { .. } => 0,
+    });
+    let bytes = body.to_string().len().saturating_sub(images.sum::<usize>());
+    let context = required_context_tokens(bytes + 3 * image_tokens(request), limit);
     body["options"] = json!({"num_ctx": context, "num_predict": limit});
     let settings = [("temperature", endpoint.settings.temperature), ("top_p", endpoint.settings.top_p)];
     for (name, value) in settings {
@@ -58,10 +66,21 @@ fn required_context_tokens(bytes: usize, reply: u32) -> u64 {
 fn messages_to_json(request: &Request) -> Vec<Value> {
     let system =
         Some(json!({"role": "system", "content": request.system})).filter(|_| !request.system.is_empty());
-    system
-        .into_iter()
-        .chain(request.messages.iter().map(|message| self::message_to_json(request, message)))
-        .collect()
+    system.into_iter().chain((0..request.messages.len()).flat_map(|at| messages_at(request, at))).collect()
+}
+
+/// The message at a position, and one with the images of tool results after the last of them: models expect them from the user.
+fn messages_at(request: &Request, at: usize) -> Vec<Value> {
+    let message = message_to_json(request, &request.messages[at]);
+    let images = match &request.messages[at] {
+        Message::Tool(_) => images_after_results(&request.messages, at),
+        Message::User { .. } | Message::Assistant { .. } => Vec::new(),
+    };
+    if images.is_empty() {
+        return vec![message];
+    }
+    let content: Vec<String> = images.iter().map(|image| image.to_base64()).collect();
+    vec![message, json!({"role": "user", "content": introduce_images(&images), "images": content})]
 }
 
 fn message_to_json(request: &Request, message: &Message) -> Value {

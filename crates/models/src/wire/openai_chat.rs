@@ -6,9 +6,12 @@ use serde_json::{Map, Value, json};
 
 use super::reply_builder::{ReplyBuilder, ToolCallFragment, json_to_text, parse_arguments_object};
 use super::{
-    EventOutcome, ModelEndpoint, StreamParser, read_number_at, read_text_at, schema, tools_sorted_by_name,
+    EventOutcome, ModelEndpoint, StreamParser, images_after_results, introduce_images, read_number_at,
+    read_text_at, schema, tools_sorted_by_name,
 };
-use crate::model::{Delta, DeltaListener, FinishReason, Message, ProviderState, Reply, Request, ToolCall};
+use crate::model::{
+    Delta, DeltaListener, FinishReason, Image, Message, ProviderState, Reply, Request, ToolCall,
+};
 
 /// The fields in which servers send reasoning and expect it back with calls. The first one is a list of items to be
 /// appended; the others are text.
@@ -57,8 +60,24 @@ fn messages_to_json(endpoint: &ModelEndpoint, request: &Request) -> Vec<Value> {
         Some(json!({"role": "system", "content": request.system})).filter(|_| !request.system.is_empty());
     system
         .into_iter()
-        .chain(request.messages.iter().map(|message| self::message_to_json(endpoint, message)))
+        .chain((0..request.messages.len()).flat_map(|at| messages_at(endpoint, &request.messages, at)))
         .collect()
+}
+
+/// The message at a position, and one with the images of tool results after the last of them: a result can only have text.
+fn messages_at(endpoint: &ModelEndpoint, messages: &[Message], at: usize) -> Vec<Value> {
+    let message = message_to_json(endpoint, &messages[at]);
+    let images = match &messages[at] {
+        Message::Tool(_) => images_after_results(messages, at),
+        Message::User { .. } | Message::Assistant { .. } => Vec::new(),
+    };
+    if images.is_empty() {
+        return vec![message];
+    }
+    let text = json!({"type": "text", "text": introduce_images(&images)});
+    let part = |image: &&Image| json!({"type": "image_url", "image_url": {"url": image.to_data_url()}});
+    let parts: Vec<Value> = [text].into_iter().chain(images.iter().map(part)).collect();
+    vec![message, json!({"role": "user", "content": parts})]
 }
 
 fn message_to_json(endpoint: &ModelEndpoint, message: &Message) -> Value {

@@ -10,7 +10,7 @@ use super::reply_builder::{ReplyBuilder, ToolCallFragment, json_to_text};
 use super::{
     EventOutcome, ModelEndpoint, StreamParser, read_number_at, read_text_at, schema, tools_sorted_by_name,
 };
-use crate::model::{Delta, DeltaListener, FinishReason, Message, Reply, Request};
+use crate::model::{Delta, DeltaListener, FinishReason, Image, Message, Reply, Request};
 
 /// OpenAI's minimum for the limit.
 const MIN_OUTPUT_TOKENS: u32 = 16;
@@ -69,7 +69,16 @@ fn message_to_input_items(endpoint: &ModelEndpoint, message: &Message) -> Vec<Va
                 .collect()
         }
         Message::Tool(result) => {
-            vec![json!({"type": "function_call_output", "call_id": result.call_id, "output": result.text})]
+            let output = match result.images.as_slice() {
+                [] => json!(result.text),
+                images => {
+                    let text = json!({"type": "input_text", "text": result.text});
+                    let image =
+                        |image: &Image| json!({"type": "input_image", "image_url": image.to_data_url()});
+                    [text].into_iter().chain(images.iter().map(image)).collect()
+                }
+            };
+            vec![json!({"type": "function_call_output", "call_id": result.call_id, "output": output})]
         }
     }
 }

@@ -81,10 +81,9 @@ async fn signatures_return_to_gemini_and_results_are_one_turn() {
         calls: reply.calls,
         provider_state: reply.provider_state,
     });
-    request.messages.extend(
-        results
-            .map(|call| Message::Tool(ToolResult { call_id: call.id, text: "ok".into(), is_error: false })),
-    );
+    request.messages.extend(results.map(|call| {
+        Message::Tool(ToolResult { call_id: call.id, text: "ok".into(), is_error: false, images: Vec::new() })
+    }));
     gemini.reply(&request, &()).await.unwrap();
     let contents = stub.seen()[1].json()["contents"].as_array().unwrap().clone();
     assert_eq!(contents.len(), 3, "{contents:#?}");

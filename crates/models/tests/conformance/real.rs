@@ -100,6 +100,7 @@ async fn a_real_model_calls_a_tool_and_reads_its_result() {
         call_id: reply.calls[0].id.clone(),
         text: "The word is PELICAN.".into(),
         is_error: false,
+        images: Vec::new(),
     };
     request.messages.push(Message::Assistant {
         text: reply.text,

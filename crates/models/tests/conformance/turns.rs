@@ -15,7 +15,12 @@ fn next(reply: Reply) -> Request {
         .calls
         .iter()
         .map(|call| {
-            Message::Tool(ToolResult { call_id: call.id.clone(), text: "ok".into(), is_error: false })
+            Message::Tool(ToolResult {
+                call_id: call.id.clone(),
+                text: "ok".into(),
+                is_error: false,
+                images: Vec::new(),
+            })
         })
         .collect();
     let Reply { text, calls, provider_state, .. } = reply;

@@ -269,7 +269,7 @@ pub fn conversation() -> Request {
         arguments: arguments.into(),
     };
     let result = |id: &str, text: &str, is_error| {
-        Message::Tool(ToolResult { call_id: id.into(), text: text.into(), is_error })
+        Message::Tool(ToolResult { call_id: id.into(), text: text.into(), is_error, images: Vec::new() })
     };
     let calls = vec![call("call_a", "ls", "{\"path\":\"a\"}"), call("call.b", "read", "{\"path\":")];
     let provider_state =

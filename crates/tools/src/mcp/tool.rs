@@ -174,7 +174,8 @@ impl Tool for McpTool {
     fn call<'a>(&'a self, arguments: Value, call: &'a Call) -> BoxFuture<'a, Result<Output, ToolError>> {
         async move {
             let result = self.call_server(arguments, call.deadline).await?;
-            Ok(tool_result::result_text(&self.server, &result, self.max_result)?.into())
+            let text = tool_result::result_text(&self.server, &result, self.max_result)?;
+            Ok(Output { images: tool_result::result_images(&self.server, &result), ..text.into() })
         }
         .boxed()
     }

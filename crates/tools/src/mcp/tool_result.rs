@@ -1,10 +1,36 @@
-//! Converts the result of an MCP tool to text for a model.
+//! Converts the result of an MCP tool to text and images for a model.
 
-use millrace_agent::tool::ToolError;
+use data_encoding::BASE64;
+use millrace_agent::model::{MAX_IMAGE_BYTES, MAX_IMAGES};
+use millrace_agent::tool::{Image, ToolError};
 use millrace_protocol::safe_text::strip_control_characters;
 use rmcp::model::{CallToolResult, ContentBlock, ResourceContents};
 
 use crate::untrusted::mark_untrusted;
+
+/// Returns the images of a result that a model can be shown.
+pub(super) fn result_images(server: &str, result: &CallToolResult) -> Vec<Image> {
+    let number = 1..;
+    let images = result.content.iter().filter_map(decode_image).take(MAX_IMAGES).zip(number);
+    images
+        .map(|(image, number)| Image { name: format!("{number} of the MCP server {server:?}"), ..image })
+        .collect()
+}
+
+/// Decodes an image, without a name. The protocol may add variants, hence the wildcard arms.
+fn decode_image(block: &ContentBlock) -> Option<Image> {
+    let data = match block {
+        ContentBlock::Image(image) => &image.data,
+        ContentBlock::Resource(embedded) => match &embedded.resource {
+            ResourceContents::BlobResourceContents { blob, .. } => blob,
+            ResourceContents::TextResourceContents { .. } | _ => return None,
+        },
+        ContentBlock::Text(_) | ContentBlock::Audio(_) | ContentBlock::ResourceLink(_) | _ => return None,
+    };
+    // Larger images are refused anyway.
+    let bytes = Some(data).filter(|data| data.len() <= MAX_IMAGE_BYTES / 3 * 4 + 4)?;
+    Image::from_bytes("", &BASE64.decode(bytes.as_bytes()).ok()?).ok()
+}
 
 /// Returns a result as text, marked as material: texts are joined, other content is described, structured content is shown
 /// as JSON if there is nothing else.
@@ -46,6 +72,7 @@ pub(super) fn mark_server_text(server: &str, text: &str, max_chars: usize) -> St
 fn content_block_to_text(block: &ContentBlock) -> String {
     match block {
         ContentBlock::Text(text) => text.text.clone(),
+        ContentBlock::Image(_) if decode_image(block).is_some() => "[image: below]".to_owned(),
         ContentBlock::Image(image) => media_summary("image", &image.mime_type, &image.data),
         ContentBlock::Audio(audio) => media_summary("audio", &audio.mime_type, &audio.data),
         ContentBlock::Resource(embedded) => match &embedded.resource {
@@ -104,6 +131,26 @@ mod tests {
         let expected = "one\n\n[image, image/png, about 6 bytes: not shown]\n\n[resource file:///a]\nwithin\n\n\
                         [resource file:///b, bytes, about 3 bytes: not shown]\n\n[resource c: file:///c]\n\ntwo";
         assert_eq!(shown, (expected.to_owned(), String::new()));
+    }
+
+    #[test]
+    fn images_are_decoded_and_others_described() {
+        let png = "iVBORw0KGgoAAAANSUhEUgAAAAIAAAADCAIAAAA=";
+        let value = json!({"content": [
+            {"type": "image", "data": "QUJDRA==", "mimeType": "image/png"},
+            {"type": "image", "data": png, "mimeType": "image/jpeg"},
+            {"type": "resource", "resource": {"uri": "file:///b", "blob": png}},
+            {"type": "image", "data": "no base64", "mimeType": "image/png"},
+        ]});
+        let result: CallToolResult = serde_json::from_value(value.clone()).unwrap();
+        let images = result_images("s", &result);
+        let described: Vec<String> = images.iter().map(Image::describe).collect();
+        assert_eq!(
+            described,
+            [1, 2].map(|n| format!("image {n} of the MCP server \"s\", PNG 2×3, 29 bytes"))
+        );
+        let (text, _) = read_unmarked(value, 1_000);
+        assert!(text.contains("[image, image/png, about 6 bytes: not shown]\n\n[image: below]"), "{text}");
     }
 
     #[test]

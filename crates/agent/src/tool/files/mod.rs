@@ -104,7 +104,11 @@ impl<A: DeserializeOwned + Send + 'static> Tool for FileTool<A> {
     fn call<'a>(&'a self, arguments: Value, call: &'a Call) -> BoxFuture<'a, Result<Output, ToolError>> {
         match read_arguments(&self.spec.name, arguments) {
             Ok(arguments) => (self.run)(&self.session, arguments, call)
-                .map_ok(|text| Output { artifacts: self.session.take_artifacts(&call.key), ..text.into() })
+                .map_ok(|text| Output {
+                    artifacts: self.session.take_artifacts(&call.key),
+                    images: self.session.take_images(&call.key),
+                    ..text.into()
+                })
                 .boxed(),
             Err(refusal) => ready(Err(refusal)).boxed(),
         }

@@ -9,8 +9,10 @@ use serde::Deserialize;
 
 use super::session::{FileSession, KnownFileState, refused_error};
 use super::{Call, FileTool, Tool, ToolError, show};
+use crate::corpus::read_binary_text;
 use crate::files::FileContent;
 use crate::files::permissions::FileOperation;
+use crate::tool::Image;
 
 /// The maximum number of characters of one read.
 pub const MAX_READ: usize = 79_000;
@@ -59,6 +61,19 @@ fn read_requested_file<'a>(
         let path =
             session.parse_permitted_path(&arguments.file_path, FileOperation::Read, call.is_approved)?;
         let content = session.read_existing_file(&path).await?;
+        if show::decode_text(&content.bytes).is_none()
+            && let Ok(image) = Image::from_bytes(path.as_str(), &content.bytes)
+        {
+            let version = content.entry.version;
+            session.set_known_state(&path, KnownFileState::Version(version));
+            let text = format!("@@ {} | version {version} @@", image.describe());
+            session.add_image(&call.key, image);
+            return Ok(text);
+        }
+        let content = match show::decode_text(&content.bytes) {
+            Some(_) => content,
+            None => extract_text(content).await?,
+        };
         let text = format_requested_lines(&content, arguments.offset, arguments.limit)?;
         if show::parse_version(&text).is_some() {
             session.set_known_state(&path, KnownFileState::Version(content.entry.version));
@@ -66,6 +81,19 @@ fn read_requested_file<'a>(
         Ok(text)
     }
     .boxed()
+}
+
+/// Returns the text of a document in a binary format in place of its bytes.
+async fn extract_text(content: FileContent) -> Result<FileContent, ToolError> {
+    let refusal = |why: &str| refused_error(format!("Error: {}{why}", show::describe_binary_file(&content)));
+    let (path, bytes) = (content.entry.path.clone(), content.bytes.clone());
+    let extracted = tokio::task::spawn_blocking(move || read_binary_text(path.as_str(), &bytes)).await;
+    match extracted {
+        Ok(Some(Ok(text))) => Ok(FileContent { bytes: text.into_bytes(), ..content }),
+        Ok(Some(Err(reason))) => Err(refusal(&format!("; {reason}"))),
+        Ok(None) => Err(refusal("")),
+        Err(panic) => Err(refusal(&format!("; its parser failed: {panic}"))),
+    }
 }
 
 /// The requested lines, below a header line.

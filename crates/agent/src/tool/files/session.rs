@@ -9,7 +9,7 @@ use crate::files::permissions::{CompiledPermissions, FileOperation, PermissionDe
 use crate::files::{
     FileContent, FileEntry, FilePath, Files, FilesError, WriteCondition, find_nearest_names, is_below,
 };
-use crate::tool::{Call, ToolError, ToolResult};
+use crate::tool::{Call, Image, ToolError, ToolResult};
 use crate::turn::ArtifactChange;
 
 /// The beginning of the refusal of a second change of a path in one message.
@@ -36,6 +36,8 @@ struct SeenFiles {
     versions: BTreeMap<FilePath, KnownFileState>,
     /// The files that calls have changed, with the keys of the calls.
     artifacts: Vec<(String, ArtifactChange)>,
+    /// The images that calls have read, with the keys of the calls.
+    images: Vec<(String, Image)>,
     /// The changes of the latest turn that had any: the paths, and the keys of their calls.
     turn: u64,
     changes: Vec<(String, String)>,
@@ -141,6 +143,20 @@ impl FileSession {
     /// Records that a call has changed a file.
     pub fn add_artifact(&self, key: &str, change: ArtifactChange) {
         self.lock_seen_files().artifacts.push((key.to_owned(), change));
+    }
+
+    /// Adds an image that a call with this key has read.
+    pub fn add_image(&self, key: &str, image: Image) {
+        self.lock_seen_files().images.push((key.to_owned(), image));
+    }
+
+    /// Takes the images that the call with this key has read.
+    pub fn take_images(&self, key: &str) -> Vec<Image> {
+        let mut seen = self.lock_seen_files();
+        let (taken, others) = std::mem::take(&mut seen.images).into_iter().partition(|(of, _)| of == key);
+        seen.images = others;
+        let taken: Vec<(String, Image)> = taken;
+        taken.into_iter().map(|(_, image)| image).collect()
     }
 
     /// Returns the files that a call has changed, and forgets them.

@@ -3,6 +3,8 @@
 
 use std::fmt::Write;
 
+use millrace_models::image::{Image, InvalidImage};
+
 use crate::files::{FileContent, FileEntry};
 
 /// The maximum number of characters of a file shown with a refusal.
@@ -58,7 +60,13 @@ pub(super) fn decode_text(bytes: &[u8]) -> Option<&str> {
 pub(super) fn describe_binary_file(content: &FileContent) -> String {
     let FileEntry { path, size, .. } = &content.entry;
     let kind = identify_file_type(&content.bytes).unwrap_or("not UTF-8 text");
-    format!("'{path}' can't be shown as text: it is {kind}, {size} bytes")
+    let why = match Image::from_bytes(path.as_str(), &content.bytes) {
+        Err(error @ (InvalidImage::TooLarge(_) | InvalidImage::TooManyPixels(..))) => {
+            format!("; it can't be shown as an image either: {error}")
+        }
+        Ok(_) | Err(InvalidImage::Format | InvalidImage::Damaged(_)) => String::new(),
+    };
+    format!("'{path}' can't be shown as text: it is {kind}, {size} bytes{why}")
 }
 
 /// Identifies the type of a file by its first bytes.

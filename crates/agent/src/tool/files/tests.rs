@@ -144,7 +144,7 @@ impl ToolUser {
             Err(other) => panic!("{other:?}"),
         };
         let text = done.clone().unwrap_or_else(|text| text);
-        let result = ToolResult { call_id: "c".into(), text, is_error: done.is_err() };
+        let result = ToolResult { call_id: "c".into(), text, is_error: done.is_err(), images: Vec::new() };
         self.record.push((name.to_owned(), arguments, result, call.clone()));
         done
     }

@@ -44,7 +44,10 @@ pub(in crate::turn) fn cut_older_messages(
     let cut = |(at, message): (usize, &Message)| match message {
         _ if at >= recent || kept.contains(&at) => message.clone(),
         Message::User { .. } => message.clone(),
-        Message::Tool(result) => Message::Tool(cut_result(result, LONG_RESULT, KEPT_OF_RESULT, path)),
+        Message::Tool(result) => {
+            let cut = cut_result(result, LONG_RESULT, KEPT_OF_RESULT, path);
+            Message::Tool(leave_out_images(cut))
+        }
         Message::Assistant { text, calls, provider_state } => Message::Assistant {
             text: text.clone(),
             calls: calls.iter().map(|call| cut_call(call, path)).collect(),
@@ -71,11 +74,24 @@ pub(in crate::turn) fn shorten_recent_messages(
     };
     let fixed = total - messages.iter().map(of_results).sum::<usize>();
     let limit = (size.saturating_sub(fixed) / results).max(KEPT_OF_RESULT);
-    let shorten = |message: &Message| match message {
-        Message::Tool(result) => Message::Tool(cut_result(result, limit, limit, path)),
+    let last = messages.iter().rposition(|message| matches!(message, Message::Tool(_)));
+    let shorten = |(at, message): (usize, &Message)| match message {
+        Message::Tool(result) => {
+            let cut = cut_result(result, limit, limit, path);
+            Message::Tool(if Some(at) == last { cut } else { leave_out_images(cut) })
+        }
         Message::User { .. } | Message::Assistant { .. } => message.clone(),
     };
-    messages.iter().map(shorten).collect()
+    messages.iter().enumerate().map(shorten).collect()
+}
+
+/// Replaces the images of a result by their descriptions.
+pub(in crate::turn) fn leave_out_images(mut result: ToolResult) -> ToolResult {
+    for image in std::mem::take(&mut result.images) {
+        let note = format!("\n[{}: left out, since the conversation is long]", image.describe());
+        result.text.push_str(&note);
+    }
+    result
 }
 
 fn cut_result(result: &ToolResult, long: usize, kept: usize, path: Option<&FilePath>) -> ToolResult {
@@ -127,7 +143,12 @@ mod tests {
     }
 
     fn result(id: &str, length: usize) -> Message {
-        Message::Tool(ToolResult { call_id: id.into(), text: "r".repeat(length), is_error: false })
+        Message::Tool(ToolResult {
+            call_id: id.into(),
+            text: "r".repeat(length),
+            is_error: false,
+            images: Vec::new(),
+        })
     }
 
     #[test]
@@ -153,6 +174,29 @@ mod tests {
         assert!(calls[1].arguments.len() > 2_000, "other tools' arguments are not in any file");
         let Message::Tool(result) = &cut[3] else { panic!() };
         assert!(result.text.len() < 600 && result.text.ends_with("t/1.md."), "{}", result.text);
+    }
+
+    #[test]
+    fn images_count_and_are_left_out_of_older_messages() {
+        const PNG: &[u8] = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR\0\0\0\x02\0\0\0\x03\x08\x02\0\0\0";
+        let image = crate::model::Image::from_bytes("/plot.png", PNG).unwrap();
+        let look = |id: &str| {
+            let images = vec![image.clone()];
+            let result =
+                ToolResult { call_id: id.into(), text: "seen".into(), images, ..ToolResult::default() };
+            [reply(vec![call(id, "look", &json!({}))]), Message::Tool(result)]
+        };
+        let messages: Vec<Message> = [look("1"), look("2")].concat();
+        assert!(approximate_size(&messages[1]) > 6_000);
+        let cut = cut_older_messages(&messages, 0..0, 2, None);
+        let Message::Tool(result) = &cut[1] else { panic!() };
+        let note = "[image /plot.png, PNG 2×3, 29 bytes: left out, since the conversation is long]";
+        assert_eq!((result.text.as_str(), result.images.len()), (format!("seen\n{note}").as_str(), 0));
+        assert_eq!(cut[2..], messages[2..]);
+        let shortened = shorten_recent_messages(&messages, 1_000, None);
+        let images =
+            |message: &Message| matches!(message, Message::Tool(result) if !result.images.is_empty());
+        assert_eq!(shortened.iter().map(images).collect::<Vec<_>>(), [false, false, false, true]);
     }
 
     #[test]

@@ -18,7 +18,9 @@ fn write_message(to: &mut String, message: &Message) {
         Message::User { text } => write!(to, "## User\n\n{text}\n\n"),
         Message::Tool(result) => {
             let state = if result.is_error { " (failed)" } else { "" };
-            write!(to, "## Result of call {}{state}\n\n{}\n\n", result.call_id, result.text)
+            let images = result.images.iter().map(|image| format!("[{}]\n\n", image.describe()));
+            let images: String = images.collect();
+            write!(to, "## Result of call {}{state}\n\n{}\n\n{images}", result.call_id, result.text)
         }
         Message::Assistant { text, calls, provider_state: _ } => {
             to.push_str("## Agent\n\n");

@@ -11,12 +11,14 @@ mod history;
 mod step;
 mod summary;
 
-pub(super) use cut::{cut_older_messages, first_recent_message, shorten_recent_messages};
+pub(super) use cut::{cut_older_messages, first_recent_message, leave_out_images, shorten_recent_messages};
 pub(super) use history::format_history;
 pub use step::ContextSettings;
 pub(crate) use step::{ContextStep, HistoryState};
 pub(super) use step::{ShortenCause, Shortening};
 pub(super) use summary::{build_summary_request, format_notice};
+
+use millrace_models::image::IMAGE_TOKENS;
 
 use crate::model::Message;
 
@@ -24,7 +26,8 @@ use crate::model::Message;
 pub(super) fn approximate_size(message: &Message) -> usize {
     match message {
         Message::User { text } => text.len(),
-        Message::Tool(result) => result.text.len(),
+        // At four bytes per token.
+        Message::Tool(result) => result.text.len() + 4 * IMAGE_TOKENS * result.images.len(),
         Message::Assistant { text, calls, provider_state } => {
             let calls: usize = calls.iter().map(|call| call.name.len() + call.arguments.len()).sum();
             text.len() + calls + provider_state.as_ref().map_or(0, |state| state.items.to_string().len())

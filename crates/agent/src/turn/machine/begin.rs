@@ -35,6 +35,7 @@ impl<A: Answer> Machine<A> {
         machine.inherited_turns = replies.count() as u64;
         machine.scratch = fork.scratch.clone();
         machine.agent_state = fork.agent_state.clone();
+        machine.skills = fork.skills.clone();
         machine.request_reply();
         machine
     }
@@ -50,6 +51,7 @@ impl<A: Answer> Machine<A> {
             format: self.format,
             scratch: self.scratch.clone(),
             agent_state: self.agent_state.clone(),
+            skills: self.skills.clone(),
             call_id: String::new(),
         }
     }
@@ -73,6 +75,7 @@ impl<A: Answer> Machine<A> {
             request,
             scratch: Scratchpad::default(),
             agent_state: None,
+            skills: Vec::new(),
             spent: UsageTotals::default(),
             delegated: Usage::default(),
             worked: Duration::ZERO,

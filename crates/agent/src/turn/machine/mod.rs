@@ -41,6 +41,7 @@ use super::record::{ModelStep, ModelStepOutcome, ToolCallRecord};
 use super::scratch::Scratchpad;
 use super::{Answer, ConversationFormat, Limits, StopReason, UsageTotals, WorkOutcome, WorkSummary};
 use crate::model::{AnswerSchema, FinishReason, Message, Reply, Request, ToolResult};
+use crate::skills::SkillEntry;
 use crate::state::AgentState;
 use millrace_protocol::schema::CompiledSchema;
 
@@ -129,6 +130,9 @@ pub struct Machine<A> {
     scratch: Scratchpad,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     agent_state: Option<Box<AgentState>>,
+    /// The skills that it can read.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    skills: Vec<SkillEntry>,
     spent: UsageTotals,
     /// The usage of delegated tasks: it counts against the limits, and those tasks report it.
     #[serde(default, skip_serializing_if = "Usage::is_zero")]
@@ -397,7 +401,8 @@ impl<A: Answer> Machine<A> {
             let waits_for = "the results of its calls in their order";
             return Err(UnexpectedInput { waits_for, fed: fed.join(", ") });
         }
-        let calls = std::mem::take(calls);
+        let (calls, run) = (std::mem::take(calls), std::mem::take(run));
+        run.iter().zip(&results).for_each(|(call, record)| self.note_skill_read(call, &record.result));
         self.spent.usage.tool_calls += results.len() as u64;
         results.iter().for_each(|call| self.spent.add_totals(&call.usage_totals()));
         results.iter().for_each(|call| self.delegated.add(call.delegated));

@@ -97,7 +97,7 @@ impl<A: Answer> Machine<A> {
         self.repairs += 1;
         let refuse = |call: ToolCall| {
             let text = "No tool can be called now. Give the complete corrected answer.".to_owned();
-            CheckedCall::Answered(ToolResult { call_id: call.id, text, is_error: true })
+            CheckedCall::Answered(ToolResult { call_id: call.id, text, is_error: true, images: Vec::new() })
         };
         let refused = calls.into_iter().map(refuse).collect();
         self.push_results(refused, Vec::new());
@@ -134,10 +134,18 @@ impl<A: Answer> Machine<A> {
                     run.push(invocation);
                     CheckedCall::Run
                 }
-                Ok(RoutedCall::Done(text)) => {
-                    CheckedCall::Answered(ToolResult { call_id: id, text, is_error: false })
-                }
-                Err(text) => CheckedCall::Answered(ToolResult { call_id: id, text, is_error: true }),
+                Ok(RoutedCall::Done(text)) => CheckedCall::Answered(ToolResult {
+                    call_id: id,
+                    text,
+                    is_error: false,
+                    images: Vec::new(),
+                }),
+                Err(text) => CheckedCall::Answered(ToolResult {
+                    call_id: id,
+                    text,
+                    is_error: true,
+                    images: Vec::new(),
+                }),
             }
         });
         let checked: Vec<CheckedCall> = checked.collect();

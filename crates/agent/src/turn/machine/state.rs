@@ -1,11 +1,17 @@
 //! The agent's state in its machine: the tools over it, the tools that are available in it, and the end of a turn. Also the list of
 //! the files that the agent made.
 
+use millrace_protocol::file::FilePath;
 use serde_json::Value;
 
-use super::{Machine, MachineState};
+use super::{Machine, MachineState, ValidatedToolCall};
+use crate::model::ToolResult;
+use crate::skills::SkillEntry;
 use crate::state::{AgentState, StateRules};
 use crate::turn::{Answer, ArtifactChange};
+
+/// The tool with which an agent reads a skill.
+const READ_FILE: &str = "read_file";
 
 impl<A: Answer> Machine<A> {
     /// Gives the agent a state at its beginning, unless it continues a conversation with one. Call it before the first step.
@@ -22,6 +28,33 @@ impl<A: Answer> Machine<A> {
             self.request_reply();
         }
         self
+    }
+
+    /// Sets the skills that the agent can read, unless it continues a conversation with its own. Call it before the first step.
+    #[must_use]
+    pub(crate) fn with_skills(mut self, skills: Vec<SkillEntry>) -> Self {
+        if self.skills.is_empty() {
+            self.skills = skills;
+        }
+        self
+    }
+
+    /// The skills that the agent can read.
+    pub(crate) fn skills(&self) -> &[SkillEntry] {
+        &self.skills
+    }
+
+    /// Adds a skill to the state if the call has read its instructions.
+    pub(super) fn note_skill_read(&mut self, call: &ValidatedToolCall, result: &ToolResult) {
+        if call.tool != READ_FILE || result.is_error {
+            return;
+        }
+        let path = call.arguments.get("file_path").and_then(Value::as_str);
+        let Some(path) = path.and_then(|path| FilePath::new(path).ok()) else { return };
+        let skill = self.skills.iter().find(|skill| skill.path() == path.as_str());
+        if let (Some(skill), Some(state)) = (skill, &mut self.agent_state) {
+            state.add_skill(skill);
+        }
     }
 
     /// The state.

@@ -1,0 +1,470 @@
+//! Images in a conversation: their description, the limits of providers, the models that see them, and the text that takes their place
+//! elsewhere. A request names an image by its SHA-256; the bytes are attached before it is sent and are never serialised.
+//!
+//! The estimate and the limits are those of the strictest provider, Anthropic (<https://platform.claude.com/docs/en/build-with-claude/vision>):
+//! an image is scaled to 1,568 pixels and then has at most about 1,600 tokens, has at most 5 MB as base64 and 8,000 pixels a side, and at
+//! most 20 images of that size fit a request. At OpenAI an image of high detail has up to about 1,500 tokens, at Gemini 258 for each 768
+//! pixels.
+
+use std::borrow::Cow;
+use std::fmt;
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+
+use crate::model::{Message, Request, ToolResult};
+
+/// The estimated number of tokens of an image.
+pub const IMAGE_TOKENS: usize = 1_600;
+/// The maximum size of an image in bytes: 5 MB as base64.
+pub const MAX_IMAGE_BYTES: usize = 3_750_000;
+/// The maximum width and height of an image in pixels.
+pub const MAX_IMAGE_SIDE: usize = 8_000;
+/// The maximum number of images of a request; of more, the newest are sent.
+pub const MAX_IMAGES: usize = 20;
+/// The maximum size of all images of a request in bytes: Gemini takes requests of 20 MB.
+const MAX_REQUEST_BYTES: u64 = 14_000_000;
+
+/// Models that see images, or do not, by a part of their names. The first match counts; all others do not.
+const MODELS: [(&str, bool); 37] = [
+    ("gpt-3", false),
+    ("gpt-oss", false),
+    ("gpt-4-32k", false),
+    ("gpt-4.1", true),
+    ("gpt-4o-audio", false),
+    ("gpt-4o", true),
+    ("gpt-4-turbo", true),
+    ("gpt-5", true),
+    ("gpt-6", true),
+    ("o1-mini", false),
+    ("o3-mini", false),
+    ("o4-mini", true),
+    ("claude-2", false),
+    ("claude-instant", false),
+    ("claude", true),
+    ("gemini-embedding", false),
+    ("gemini", true),
+    ("gemma3:1b", false),
+    ("gemma-3-1b", false),
+    ("gemma3", true),
+    ("gemma-3", true),
+    ("gemma-4", true),
+    ("grok-4", true),
+    ("grok-2-vision", true),
+    ("pixtral", true),
+    ("mistral-medium", true),
+    ("mistral-small", true),
+    ("llama-4", true),
+    ("llama4", true),
+    ("llava", true),
+    ("moondream", true),
+    ("minicpm-v", true),
+    ("-vision", true),
+    ("qwen2.5vl", true),
+    ("qwen3vl", true),
+    ("-vl", true),
+    ("glm-4.5v", true),
+];
+/// Models that see images, by their whole names: the beginnings of others that do not.
+const WHOLE_NAMES: [&str; 2] = ["o1", "o3"];
+
+/// The format of an image. All providers take these.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ImageFormat {
+    /// PNG.
+    Png,
+    /// JPEG.
+    Jpeg,
+    /// GIF; models see its first frame.
+    Gif,
+    /// WebP.
+    Webp,
+}
+
+impl ImageFormat {
+    /// Its media type.
+    #[must_use]
+    pub const fn media_type(self) -> &'static str {
+        match self {
+            Self::Png => "image/png",
+            Self::Jpeg => "image/jpeg",
+            Self::Gif => "image/gif",
+            Self::Webp => "image/webp",
+        }
+    }
+
+    /// Its name for people.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Png => "PNG",
+            Self::Jpeg => "JPEG",
+            Self::Gif => "GIF",
+            Self::Webp => "WebP",
+        }
+    }
+}
+
+/// An image of a conversation.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Image {
+    /// Its path, or where it comes from.
+    pub name: String,
+    /// Its format.
+    pub format: ImageFormat,
+    /// Its width in pixels.
+    pub width: u32,
+    /// Its height in pixels.
+    pub height: u32,
+    /// Its size in bytes.
+    pub size: u64,
+    /// The SHA-256 of its bytes in hexadecimal.
+    pub sha256: String,
+    /// Its bytes, while a request with it is being sent.
+    #[serde(skip)]
+    pub content: ImageContent,
+}
+
+/// The bytes of an image, if they are attached. All values are equal: the hash in [`Image`] identifies the content.
+#[derive(Clone, Default)]
+pub struct ImageContent(Option<Arc<[u8]>>);
+
+impl PartialEq for ImageContent {
+    fn eq(&self, _: &Self) -> bool {
+        true
+    }
+}
+
+impl Eq for ImageContent {}
+
+impl fmt::Debug for ImageContent {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.0 {
+            Some(bytes) => write!(f, "{} bytes", bytes.len()),
+            None => f.write_str("none"),
+        }
+    }
+}
+
+/// The reason for which bytes are no image that a model can be shown.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum InvalidImage {
+    /// It is no PNG, JPEG, GIF or WebP image.
+    #[error("it is no PNG, JPEG, GIF or WebP image")]
+    Format,
+    /// It is damaged.
+    #[error("it is damaged: {0}")]
+    Damaged(String),
+    /// It has too many bytes.
+    #[error("it has {0} bytes; the maximum is {MAX_IMAGE_BYTES}")]
+    TooLarge(usize),
+    /// It has too many pixels.
+    #[error("it has {0}×{1} pixels; the maximum is {MAX_IMAGE_SIDE} a side")]
+    TooManyPixels(usize, usize),
+}
+
+impl Image {
+    /// Reads the header of an image. Its bytes are attached.
+    ///
+    /// # Errors
+    /// See [`InvalidImage`].
+    pub fn from_bytes(name: &str, bytes: &[u8]) -> Result<Self, InvalidImage> {
+        let format = find_format(bytes).ok_or(InvalidImage::Format)?;
+        if bytes.len() > MAX_IMAGE_BYTES {
+            return Err(InvalidImage::TooLarge(bytes.len()));
+        }
+        let size = imagesize::blob_size(bytes).map_err(|error| InvalidImage::Damaged(error.to_string()))?;
+        let is_allowed = |side: usize| (1..=MAX_IMAGE_SIDE).contains(&side);
+        if !is_allowed(size.width) || !is_allowed(size.height) {
+            return Err(InvalidImage::TooManyPixels(size.width, size.height));
+        }
+        let side = |side: usize| u32::try_from(side).unwrap_or(u32::MAX);
+        Ok(Self {
+            name: name.to_owned(),
+            format,
+            width: side(size.width),
+            height: side(size.height),
+            size: bytes.len() as u64,
+            sha256: Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect(),
+            content: ImageContent(Some(bytes.into())),
+        })
+    }
+
+    /// Its bytes as base64; empty if they are not attached.
+    #[must_use]
+    pub fn to_base64(&self) -> String {
+        self.bytes().map(|bytes| data_encoding::BASE64.encode(bytes)).unwrap_or_default()
+    }
+
+    /// Its bytes as a `data:` URL.
+    #[must_use]
+    pub fn to_data_url(&self) -> String {
+        format!("data:{};base64,{}", self.format.media_type(), self.to_base64())
+    }
+
+    /// The image with its bytes.
+    #[must_use]
+    pub fn with_content(self, bytes: Arc<[u8]>) -> Self {
+        Self { content: ImageContent(Some(bytes)), ..self }
+    }
+
+    /// The image without its bytes.
+    #[must_use]
+    pub fn without_content(self) -> Self {
+        Self { content: ImageContent(None), ..self }
+    }
+
+    /// Its bytes, if they are attached.
+    #[must_use]
+    pub fn bytes(&self) -> Option<&Arc<[u8]>> {
+        self.content.0.as_ref()
+    }
+
+    /// A description: `image /plot.png, PNG 640×480, 12 kB`.
+    #[must_use]
+    pub fn describe(&self) -> String {
+        let Self { name, format, width, height, size, .. } = self;
+        let size =
+            if *size < 1_000 { format!("{size} bytes") } else { format!("{} kB", size.div_ceil(1_000)) };
+        format!("image {name}, {} {width}×{height}, {size}", format.name())
+    }
+}
+
+/// The estimated number of tokens of the images of a request.
+pub(crate) fn image_tokens(request: &Request) -> usize {
+    let images = request.messages.iter().map(|message| match message {
+        Message::Tool(result) => result.images.len(),
+        Message::User { .. } | Message::Assistant { .. } => 0,
+    });
+    images.sum::<usize>() * IMAGE_TOKENS
+}
+
+fn find_format(bytes: &[u8]) -> Option<ImageFormat> {
+    let is_webp = bytes.starts_with(b"RIFF") && bytes.get(8..12) == Some(b"WEBP");
+    [
+        (bytes.starts_with(b"\x89PNG\r\n\x1a\n"), ImageFormat::Png),
+        (bytes.starts_with(b"\xff\xd8\xff"), ImageFormat::Jpeg),
+        (bytes.starts_with(b"GIF87a") || bytes.starts_with(b"GIF89a"), ImageFormat::Gif),
+        (is_webp, ImageFormat::Webp),
+    ]
+    .into_iter()
+    .find_map(|(is_it, format)| is_it.then_some(format))
+}
+
+/// `true` if a model of this name, without the provider, is known to see images.
+#[must_use]
+pub fn sees_images(model: &str) -> bool {
+    let name = model.to_lowercase();
+    let own = name.rsplit('/').next().unwrap_or(&name);
+    if WHOLE_NAMES.iter().any(|whole| own == *whole || own.strip_prefix(whole).is_some_and(is_dated)) {
+        return true;
+    }
+    MODELS.iter().find(|(part, _)| own.contains(part)).is_some_and(|(_, sees)| *sees)
+}
+
+/// `true` for the end of a dated name, such as `-2025-04-16`, or `-pro`.
+fn is_dated(rest: &str) -> bool {
+    rest == "-pro" || rest.strip_prefix('-').is_some_and(|date| date.starts_with("20"))
+}
+
+/// The way in which a model gets the images of a request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ImageSupport {
+    /// It sees them.
+    Native,
+    /// It sees none.
+    None,
+    /// It would see them, but not in a request whose messages are all rewritten as text.
+    TextOnly,
+}
+
+/// Returns the request with a text in place of each image that can't be sent: the model sees none, it has no bytes, or there are too many
+/// newer ones.
+#[must_use]
+pub fn replace_unsent_images(request: &Request, support: ImageSupport) -> Cow<'_, Request> {
+    let has_images =
+        |message: &Message| matches!(message, Message::Tool(result) if !result.images.is_empty());
+    if !request.messages.iter().any(has_images) {
+        return Cow::Borrowed(request);
+    }
+    let mut request = request.clone();
+    let mut room = ImageRoom::default();
+    for message in request.messages.iter_mut().rev() {
+        let Message::Tool(result) = message else { continue };
+        replace_images_of_result(result, support, &mut room);
+    }
+    Cow::Owned(request)
+}
+
+/// The images that a request can still have, counted from the newest one.
+#[derive(Debug, Clone, Copy)]
+pub struct ImageRoom {
+    images: usize,
+    bytes: u64,
+}
+
+impl Default for ImageRoom {
+    fn default() -> Self {
+        Self { images: MAX_IMAGES, bytes: MAX_REQUEST_BYTES }
+    }
+}
+
+impl ImageRoom {
+    /// Takes an image, if there is room for it. All older images are left out after the first one without room.
+    pub fn take(&mut self, image: &Image) -> bool {
+        let has_room = self.images > 0 && image.size <= self.bytes;
+        *self = match has_room {
+            true => Self { images: self.images - 1, bytes: self.bytes - image.size },
+            false => Self { images: 0, bytes: 0 },
+        };
+        has_room
+    }
+}
+
+fn replace_images_of_result(result: &mut ToolResult, support: ImageSupport, room: &mut ImageRoom) {
+    let mut stand_ins = Vec::new();
+    result.images.retain(|image| {
+        let reason = match support {
+            ImageSupport::None => "this model cannot see images",
+            ImageSupport::TextOnly => "it can't be shown together with tools and this form of answer",
+            ImageSupport::Native if !room.take(image) => {
+                "it is not shown any more, since there are newer ones"
+            }
+            ImageSupport::Native if image.bytes().is_none() => "it can't be shown",
+            ImageSupport::Native => return true,
+        };
+        stand_ins.push(format!("[{}: {reason}]", image.describe()));
+        false
+    });
+    for stand_in in stand_ins {
+        if !result.text.is_empty() {
+            result.text.push('\n');
+        }
+        result.text.push_str(&stand_in);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The header of a PNG image of this size.
+    fn png(width: u32, height: u32) -> Vec<u8> {
+        let mut bytes = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR".to_vec();
+        bytes.extend(width.to_be_bytes());
+        bytes.extend(height.to_be_bytes());
+        bytes.extend([8, 2, 0, 0, 0]);
+        bytes
+    }
+
+    #[test]
+    fn header_of_an_image_is_read() {
+        let image = Image::from_bytes("/plot.png", &png(640, 480)).unwrap();
+        assert_eq!((image.format, image.width, image.height), (ImageFormat::Png, 640, 480));
+        assert_eq!(image.describe(), "image /plot.png, PNG 640×480, 29 bytes");
+        let gif = b"GIF89a\x02\0\x03\0\0\0\0";
+        assert_eq!(Image::from_bytes("a", gif).unwrap().describe(), "image a, GIF 2×3, 13 bytes");
+        for (bytes, error) in [
+            (b"text".to_vec(), InvalidImage::Format),
+            (png(8_001, 1), InvalidImage::TooManyPixels(8_001, 1)),
+            (png(0, 1), InvalidImage::TooManyPixels(0, 1)),
+            ([png(1, 1), vec![0; MAX_IMAGE_BYTES]].concat(), InvalidImage::TooLarge(MAX_IMAGE_BYTES + 29)),
+        ] {
+            assert_eq!(Image::from_bytes("a", &bytes), Err(error));
+        }
+        let cut = Image::from_bytes("a", &png(1, 1)[..12]).unwrap_err();
+        assert!(matches!(cut, InvalidImage::Damaged(_)), "{cut}");
+    }
+
+    #[test]
+    fn any_prefix_of_an_image_is_read_or_refused() {
+        for whole in [png(3, 4), b"\xff\xd8\xff\xe0\0\x10JFIF\0\x01\x01\0\0\x01\0\x01\0\0".to_vec()] {
+            for end in 0..whole.len() {
+                drop(Image::from_bytes("a", &whole[..end]));
+            }
+        }
+    }
+
+    #[test]
+    fn bytes_are_not_serialised() {
+        let image = Image::from_bytes("/plot.png", &png(1, 1)).unwrap();
+        let text = serde_json::to_string(&image).unwrap();
+        assert!(!text.contains("content"), "{text}");
+        let read: Image = serde_json::from_str(&text).unwrap();
+        assert_eq!((read.bytes(), &read), (None, &image));
+    }
+
+    #[test]
+    fn models_that_see_images_are_known() {
+        for (name, sees) in [
+            ("gpt-5", true),
+            ("gpt-4o-mini", true),
+            ("gpt-4", false),
+            ("gpt-3.5-turbo", false),
+            ("o3", true),
+            ("o3-2025-04-16", true),
+            ("o3-mini", false),
+            ("o1", true),
+            ("claude-sonnet-5-5", true),
+            ("anthropic/claude-3-haiku", true),
+            ("gemini-2.5-pro", true),
+            ("qwen3:8b", false),
+            ("qwen2.5vl:7b", true),
+            ("Qwen/Qwen3-VL-8B-Instruct", true),
+            ("llama3.2-vision", true),
+            ("gemma3:4b", true),
+            ("gemma3:1b", false),
+            ("gpt-oss:20b", false),
+            ("default", false),
+        ] {
+            assert_eq!(sees_images(name), sees, "{name}");
+        }
+    }
+
+    #[test]
+    fn images_that_can_not_be_sent_have_a_text_in_their_place() {
+        let image = Image::from_bytes("/plot.png", &png(640, 480)).unwrap();
+        let result = |images: Vec<Image>| {
+            Message::Tool(ToolResult {
+                call_id: "c".into(),
+                text: "read".into(),
+                images,
+                ..ToolResult::default()
+            })
+        };
+        let request = |messages: Vec<Message>| Request {
+            system: String::new(),
+            messages,
+            tools: Vec::new(),
+            answer: None,
+            max_output_tokens: 10,
+        };
+        let text_of = |request: &Request, at: usize| match &request.messages[at] {
+            Message::Tool(result) => (result.text.clone(), result.images.len()),
+            Message::User { .. } | Message::Assistant { .. } => panic!(),
+        };
+        let one = request(vec![result(vec![image.clone()])]);
+        let blind = replace_unsent_images(&one, ImageSupport::None);
+        let expected = "read\n[image /plot.png, PNG 640×480, 29 bytes: this model cannot see images]";
+        assert_eq!(text_of(&blind, 0), (expected.into(), 0));
+        assert_eq!(replace_unsent_images(&one, ImageSupport::Native).as_ref(), &one);
+        let missing = request(vec![result(vec![image.clone().without_content()])]);
+        assert!(
+            text_of(&replace_unsent_images(&missing, ImageSupport::Native), 0)
+                .0
+                .contains("it can't be shown")
+        );
+        let many = request((0..MAX_IMAGES + 2).map(|_| result(vec![image.clone()])).collect());
+        let sent = replace_unsent_images(&many, ImageSupport::Native);
+        let counts: Vec<usize> = (0..many.messages.len()).map(|at| text_of(&sent, at).1).collect();
+        assert_eq!((counts[..2].to_vec(), counts[2..].iter().sum()), (vec![0, 0], MAX_IMAGES));
+        let large = Image { size: MAX_REQUEST_BYTES / 3, ..image };
+        let four = request((0..4).map(|_| result(vec![large.clone()])).collect());
+        let sent = replace_unsent_images(&four, ImageSupport::Native);
+        assert_eq!((0..4).map(|at| text_of(&sent, at).1).collect::<Vec<_>>(), [0, 1, 1, 1]);
+        let none = request(vec![Message::User { text: "x".into() }]);
+        assert!(matches!(replace_unsent_images(&none, ImageSupport::None), Cow::Borrowed(_)));
+    }
+}

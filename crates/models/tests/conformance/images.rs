@@ -1,0 +1,151 @@
+//! Images of tool results: each API gets them in its own form, and a model that sees none gets a text. The expected parts of the bodies
+//! are written as the providers' documents show them.
+
+use millrace_models::ModelSettings;
+use millrace_models::image::Image;
+use millrace_models::model::{Message, Request, ToolCall, ToolResult};
+use millrace_models::wire::{ModelEndpoint, WireProtocol, create_http_model, long_tail};
+use serde_json::{Value, json};
+
+use crate::stub::{Stub, chunked};
+use crate::wires::{ALL, content_type, endpoint, events, framed, question};
+
+/// The smallest valid PNG header of 2 by 3 pixels.
+const PNG: &[u8] = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR\0\0\0\x02\0\0\0\x03\x08\x02\0\0\0";
+const BASE64: &str = "iVBORw0KGgoAAAANSUhEUgAAAAIAAAADCAIAAAA=";
+
+fn image(name: &str) -> Image {
+    Image::from_bytes(name, PNG).unwrap()
+}
+
+/// Two parallel calls, each with an image in its result, and a message after them.
+fn request() -> Request {
+    let call =
+        |id: &str| ToolCall { id: id.into(), name: "read".into(), arguments: "{\"path\":\"a\"}".into() };
+    let result = |id: &str, name: &str| {
+        Message::Tool(ToolResult {
+            call_id: id.into(),
+            text: format!("{name} was read"),
+            images: vec![image(name)],
+            ..ToolResult::default()
+        })
+    };
+    let mut request = question();
+    request.messages.extend([
+        Message::Assistant { text: String::new(), calls: vec![call("c1"), call("c2")], provider_state: None },
+        result("c1", "/a.png"),
+        result("c2", "/b.png"),
+        Message::User { text: "Compare them.".into() },
+    ]);
+    request
+}
+
+async fn sent(wire: WireProtocol, request: &Request, change: impl Fn(&mut ModelEndpoint)) -> Value {
+    let stub = Stub::new(chunked(content_type(wire), &[framed(wire, &events(wire)).as_bytes()])).await;
+    let mut endpoint = endpoint(wire, &stub.url());
+    endpoint.settings.images = Some(true);
+    change(&mut endpoint);
+    create_http_model(endpoint).reply(request, &()).await.unwrap();
+    stub.only_request().json()
+}
+
+const INTRODUCTION: &str = "The images of the tool results above, in this order: image /a.png, PNG 2×3, 29 bytes; image /b.png, \
+                            PNG 2×3, 29 bytes";
+
+#[tokio::test]
+async fn each_api_gets_images_in_its_own_form() {
+    let url = format!("data:image/png;base64,{BASE64}");
+    let chat = sent(WireProtocol::OpenAiChat, &request(), |_| ()).await;
+    let part = json!({"type": "image_url", "image_url": {"url": url}});
+    assert_eq!(
+        chat["messages"].as_array().unwrap()[3..],
+        [
+            json!({"role": "tool", "tool_call_id": "c1", "content": "/a.png was read"}),
+            json!({"role": "tool", "tool_call_id": "c2", "content": "/b.png was read"}),
+            json!({"role": "user", "content": [{"type": "text", "text": INTRODUCTION}, part, part]}),
+            json!({"role": "user", "content": "Compare them."}),
+        ],
+        "{chat:#}"
+    );
+
+    let responses = sent(WireProtocol::OpenAiResponses, &request(), |_| ()).await;
+    let output = |id: &str, name: &str| {
+        let text = json!({"type": "input_text", "text": format!("{name} was read")});
+        json!({"type": "function_call_output", "call_id": id,
+            "output": [text, {"type": "input_image", "image_url": url}]})
+    };
+    let input = responses["input"].as_array().unwrap();
+    assert_eq!(input[3..5], [output("c1", "/a.png"), output("c2", "/b.png")], "{responses:#}");
+
+    let anthropic = sent(WireProtocol::Anthropic, &request(), |_| ()).await;
+    let source = json!({"type": "base64", "media_type": "image/png", "data": BASE64});
+    let blocks = anthropic["messages"][2]["content"].as_array().unwrap();
+    assert_eq!(
+        blocks[1],
+        json!({"type": "tool_result", "tool_use_id": "c2",
+            "content": [{"type": "text", "text": "/b.png was read"}, {"type": "image", "source": source}]}),
+        "{anthropic:#}"
+    );
+
+    let ollama = sent(WireProtocol::Ollama, &request(), |_| ()).await;
+    let messages = ollama["messages"].as_array().unwrap();
+    assert_eq!(
+        messages[4..],
+        [
+            json!({"role": "tool", "tool_name": "read", "content": "/b.png was read"}),
+            json!({"role": "user", "content": INTRODUCTION, "images": [BASE64, BASE64]}),
+            json!({"role": "user", "content": "Compare them."}),
+        ],
+        "{ollama:#}"
+    );
+}
+
+#[tokio::test]
+async fn gemini_gets_images_after_the_results() {
+    let end = json!({"candidates": [{"content": {"role": "model", "parts": [{"text": "ok"}]}, "finishReason": "STOP"}]});
+    let stub = Stub::new(chunked("text/event-stream", &[format!("data: {end}\r\n\r\n").as_bytes()])).await;
+    let endpoint = ModelEndpoint {
+        model: "gemini-2.5-pro".into(),
+        full_name: "gemini:gemini-2.5-pro".into(),
+        ..endpoint(WireProtocol::OpenAiChat, &stub.url())
+    };
+    let model = long_tail::connect_through_genai("gemini", endpoint).unwrap();
+    model.reply(&request(), &()).await.unwrap();
+    let body = stub.only_request().json();
+    let contents = body["contents"].as_array().unwrap();
+    let image = json!({"inlineData": {"mimeType": "image/png", "data": BASE64}});
+    let inline = |part: &Value| {
+        // Both spellings are documented.
+        let data = part.get("inlineData").or_else(|| part.get("inline_data")).cloned().unwrap();
+        let media_type = data.get("mimeType").or_else(|| data.get("mime_type")).cloned().unwrap();
+        json!({"inlineData": {"mimeType": media_type, "data": data["data"]}})
+    };
+    assert!(contents[2].to_string().contains("functionResponse"), "{body:#}");
+    assert_eq!(contents[3]["parts"][0]["text"], INTRODUCTION, "{body:#}");
+    assert_eq!((inline(&contents[3]["parts"][1]), inline(&contents[3]["parts"][2])), (image.clone(), image));
+}
+
+#[tokio::test]
+async fn models_that_see_no_images_get_a_text() {
+    let stand_in = "/a.png was read\\n[image /a.png, PNG 2×3, 29 bytes: this model cannot see images]";
+    let request = request();
+    for wire in ALL {
+        let body = sent(wire, &request, |endpoint| {
+            endpoint.settings.images = None;
+            endpoint.model = "qwen3:4b".into();
+        })
+        .await;
+        let text = body.to_string();
+        assert!(text.contains(stand_in) && !text.contains(BASE64), "{wire:?}: {body:#}");
+        let known = sent(wire, &request, |endpoint| {
+            endpoint.settings.images = None;
+            endpoint.model = "claude-sonnet-4-6".into();
+        });
+        assert!(known.await.to_string().contains(BASE64), "{wire:?}: the table knows the model");
+        let blinded = sent(wire, &request, |endpoint| {
+            endpoint.settings = ModelSettings { images: Some(false), ..ModelSettings::default() };
+            endpoint.model = "claude-sonnet-4-6".into();
+        });
+        assert!(!blinded.await.to_string().contains(BASE64), "{wire:?}: the setting takes precedence");
+    }
+}
