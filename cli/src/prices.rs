@@ -4,16 +4,16 @@ use std::collections::BTreeSet;
 use std::path::Path;
 
 use millrace_models::ModelSelection;
-use millrace_models::price::{ModelTariff, PriceTable};
 use millrace_models::provider::{ParsedModelName, parse_model_name};
+use millrace_models::table::{ModelTable, ModelTariff};
 
 /// Returns the full names of the chosen models whose price is unknown. An unreadable price file is ignored here; opening
 /// the models reports it.
 pub fn models_without_price<'a>(choices: impl Iterator<Item = &'a ModelSelection>) -> BTreeSet<String> {
     let file = std::env::var("MILLRACE_PRICES").ok().filter(|file| !file.is_empty());
     let prices = file
-        .and_then(|file| PriceTable::load_with_overrides(Path::new(&file)).ok())
-        .unwrap_or_else(PriceTable::load_built_in);
+        .and_then(|file| ModelTable::load_with_overrides(Path::new(&file)).ok())
+        .unwrap_or_else(ModelTable::load_built_in);
     choices
         .flat_map(|choice| &choice.models)
         .filter(|chosen| match parse_model_name(&chosen.name) {

@@ -63,7 +63,7 @@ pub const VARIABLES: &[Variable] = &[
     everywhere("MILLRACE_NATS_KEY", ValueKind::Path, ""),
     of_user("MILLRACE_NATS_SERVER", ValueKind::Path, "nats-server on the PATH, or fetched"),
     everywhere("MILLRACE_MODEL", ValueKind::Texts(';'), "chosen by the API keys that are set"),
-    everywhere("MILLRACE_PRICES", ValueKind::Path, "the built-in prices"),
+    everywhere("MILLRACE_PRICES", ValueKind::Path, "the built-in table"),
     everywhere("MILLRACE_CONTEXT_WINDOW", ValueKind::Text, "the known windows"),
     of_user("MILLRACE_RECORD", ValueKind::Path, ""),
     of_user("MILLRACE_WEB", ValueKind::Text, "false"),

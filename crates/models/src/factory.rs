@@ -10,7 +10,6 @@ use crate::cassette::{CassetteError, RecordingModel, ReplayModel};
 use crate::fallback::with_fallbacks;
 use crate::model::Model;
 use crate::observer::RequestObserver;
-use crate::price::{ModelTariff, PriceTable, PricesError};
 use crate::provider::{self, ModelNameError, ParsedModelName, Provider, ResolvedModel};
 use crate::rate_limit::RateLimiter;
 use crate::resilience::breaker::{CircuitBreaker, CircuitBreakers};
@@ -18,6 +17,7 @@ use crate::resilience::{ResilientModel, RetryPolicy};
 use crate::script::{ScriptError, ScriptedModel};
 use crate::selection::{ModelSelection, ModelSpec, StructuredMode};
 use crate::structured::{OutputSupport, StructuredModel};
+use crate::table::{ModelTable, ModelTableError, ModelTariff};
 use crate::window::{WINDOW_VARIABLE, known_window, parse_window_setting};
 use crate::wire;
 
@@ -59,13 +59,13 @@ impl Default for ModelFactory {
     }
 }
 
-/// State shared by models that are created more than once: circuit breakers, scripts, cassettes and prices.
+/// State shared by models that are created more than once: circuit breakers, scripts, cassettes and the table of models.
 #[derive(Default)]
 pub struct SharedModelServices {
     breakers: CircuitBreakers,
     scripts: Mutex<HashMap<PathBuf, Arc<ScriptedModel>>>,
     cassettes: Mutex<HashMap<PathBuf, Arc<ReplayModel>>>,
-    prices: Mutex<Option<Arc<PriceTable>>>,
+    table: Mutex<Option<Arc<ModelTable>>>,
 }
 
 /// Why a model could not be created.
@@ -83,9 +83,9 @@ pub enum CreateModelError {
     /// The setting of context windows is invalid.
     #[error("{0}")]
     Window(String),
-    /// The price file is unusable.
+    /// The file of models is unusable.
     #[error(transparent)]
-    PriceTable(#[from] PricesError),
+    ModelTable(#[from] ModelTableError),
 }
 
 /// Checks that a selection names supported models. Keys, addresses and files are not checked: the worker has those.
@@ -174,14 +174,17 @@ impl ModelFactory {
                 // A script's errors are deliberate: they must not open the breaker for later requests.
                 let breaker = Arc::default();
                 let ability = script.ability();
-                let context_window = self.choose_window(spec)?;
+                let context_window = self.choose_window(spec, None)?;
                 let script = ProvidedModel { model: script, ability, context_window, has_provider: false };
                 Ok(self.add_retries_and_limits(script, breaker, spec, policy, ModelTariff::default()))
             }
             ParsedModelName::Model { provider, model, address } => {
-                let ability = ModelAbility::of_model(provider, &model);
+                let table = self.load_table()?;
+                let ability = table.ability_of_model(provider, &model);
+                let ability = ability.unwrap_or_else(|| ModelAbility::of_model(provider, &model));
                 let mut spec = spec.clone();
                 let settings = &mut spec.settings;
+                settings.images = settings.images.or(table.images_of_model(provider, &model));
                 if settings.top_p.is_none() {
                     settings.temperature = settings.temperature.or(default_temperature(provider, ability));
                 }
@@ -193,10 +196,11 @@ impl ModelFactory {
                     address,
                     self.environment.as_ref(),
                 )?;
-                let tariff = self.load_price_table()?.tariff_for_model(provider, &model);
+                let tariff = table.tariff_for_model(provider, &model);
+                let listed_window = table.window_of_model(provider, &model);
                 let model = create_provider_model(spec, resolved)?;
                 let breaker = self.shared.breakers.breaker_for_model(model.name());
-                let context_window = self.choose_window(spec)?;
+                let context_window = self.choose_window(spec, listed_window)?;
                 let model = ProvidedModel { model, ability, context_window, has_provider: true };
                 Ok(self.add_retries_and_limits(model, breaker, spec, policy, tariff))
             }
@@ -228,27 +232,27 @@ impl ModelFactory {
         })
     }
 
-    /// The context window of a model: as set for it in the capability file, in the environment, or in the table.
-    fn choose_window(&self, spec: &ModelSpec) -> Result<Option<u64>, CreateModelError> {
+    /// The context window of a model: as set for it in the capability file, in the environment, or in the table, or as known.
+    fn choose_window(&self, spec: &ModelSpec, listed: Option<u64>) -> Result<Option<u64>, CreateModelError> {
         if let Some(window) = spec.settings.context_window {
             return Ok(Some(window.into()));
         }
         let setting = (self.environment)(WINDOW_VARIABLE).unwrap_or_default();
         let set = parse_window_setting(&setting, &spec.name).map_err(CreateModelError::Window)?;
-        Ok(set.or_else(|| known_window(&spec.name)))
+        Ok(set.or(listed).or_else(|| known_window(&spec.name)))
     }
 
-    fn load_price_table(&self) -> Result<Arc<PriceTable>, PricesError> {
-        let mut prices = self.shared.prices.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(prices) = &*prices {
-            return Ok(prices.clone());
+    fn load_table(&self) -> Result<Arc<ModelTable>, ModelTableError> {
+        let mut table = self.shared.table.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(table) = &*table {
+            return Ok(table.clone());
         }
         let file = (self.environment)("MILLRACE_PRICES").filter(|file| !file.is_empty());
         let read = match file {
-            Some(file) => PriceTable::load_with_overrides(Path::new(&file))?,
-            None => PriceTable::load_built_in(),
+            Some(file) => ModelTable::load_with_overrides(Path::new(&file))?,
+            None => ModelTable::load_built_in(),
         };
-        Ok(prices.insert(Arc::new(read)).clone())
+        Ok(table.insert(Arc::new(read)).clone())
     }
 }
 

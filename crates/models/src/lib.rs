@@ -8,7 +8,7 @@
 //!       └─ wire         one provider's HTTP API
 //! ```
 //! [`script`] is a scripted model for tests and demonstrations; [`cassette`] records and replays requests. [`provider`]
-//! parses model names, [`price`] knows what models cost, [`ability`] which prompts they need, [`window`] how long
+//! parses model names, [`table`] what is listed of models: prices, windows, abilities, [`ability`] which prompts they need, [`window`] how long
 //! their conversations can be, [`image`] which of them see images, and [`factory`] builds models from all of this. The crate knows
 //! nothing of agents, tools or NATS. API keys stay in [`provider`] and [`wire`] and leave the process only in a request
 //! header.
@@ -21,13 +21,13 @@ pub mod http_client;
 pub mod image;
 pub mod model;
 pub mod observer;
-pub mod price;
 pub mod provider;
 pub mod rate_limit;
 pub mod resilience;
 pub mod script;
 pub mod selection;
 pub mod structured;
+pub mod table;
 pub mod window;
 pub mod wire;
 

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use millrace_models::cassette::{CallLabels, LabelledModel};
 use millrace_models::factory::check_selection;
-use millrace_models::model::{Delta, DeltaListener, Message, Model, ModelError, Reply};
+use millrace_models::model::{Delta, DeltaListener, Message, Model, ModelAbility, ModelError, Reply};
 use millrace_models::provider::ModelNameError;
 use millrace_models::{CreateModelError, ModelFactory, ModelSelection};
 
@@ -331,4 +331,23 @@ async fn cassettes_contain_no_api_key() {
     let tape = std::fs::read_to_string(&file).unwrap();
     assert!(tape.contains("authentication") && !tape.contains("sk-very-secret"), "{tape}");
     assert!(!error.to_string().contains("sk-very-secret"), "{error}");
+}
+
+#[test]
+fn file_of_models_sets_window_and_ability() {
+    let folder = tempfile::tempdir().unwrap();
+    let models = "providers:\n- {provider: openai, as_of: 2026-11-01, source: x, models: \
+                  {gpt-6-sol: {context_window: 9000, prompts: small}}}\n";
+    let file = write(folder.path(), "models.yaml", models);
+    let open = |variables: &[(&str, &str)]| {
+        let selection = ModelSelection::parse("openai:gpt-6-sol").unwrap();
+        let model =
+            factory_with(variables).create(&selection, &none).unwrap_or_else(|error| panic!("{error}"));
+        (model.context_window(), model.ability())
+    };
+    let key = ("OPENAI_API_KEY", "k");
+    assert_eq!(open(&[key]), (Some(400_000), ModelAbility::Strong));
+    assert_eq!(open(&[key, ("MILLRACE_PRICES", &file)]), (Some(9_000), ModelAbility::Small));
+    let set = [key, ("MILLRACE_PRICES", file.as_str()), ("MILLRACE_CONTEXT_WINDOW", "20000")];
+    assert_eq!(open(&set), (Some(20_000), ModelAbility::Small), "the variable applies before the file");
 }

@@ -12,10 +12,10 @@ use futures::future::BoxFuture;
 use futures::{FutureExt, StreamExt};
 use millrace_models::fallback::with_fallbacks;
 use millrace_models::model::{Delta, DeltaListener, Model, ModelError, Reply};
-use millrace_models::price::PriceTable;
 use millrace_models::provider::Provider;
 use millrace_models::resilience::breaker::CircuitBreaker;
 use millrace_models::resilience::{ResilientModel, RetryPolicy};
+use millrace_models::table::ModelTable;
 use millrace_models::{ModelAbility, RateLimiter, RequestObserver};
 use millrace_protocol::result::Usage;
 use tokio::time::Instant;
@@ -29,7 +29,7 @@ fn resilient(inner: Arc<FakeModel>, change: impl FnOnce(&mut ResilientModel)) ->
         breaker: Arc::new(CircuitBreaker::default()),
         rate_limiter: Arc::new(()),
         observer: Arc::new(()),
-        tariff: PriceTable::load_built_in().tariff_for_model(Provider::OpenAi, "gpt-4o"),
+        tariff: ModelTable::load_built_in().tariff_for_model(Provider::OpenAi, "gpt-4o"),
         policy: RetryPolicy::default(),
         ability: ModelAbility::Strong,
         has_provider: true,

@@ -8,9 +8,9 @@ use futures::FutureExt;
 use futures::future::BoxFuture;
 use millrace_agent::model::{DeltaListener, Model, ModelAbility, ModelError, Reply, Request};
 use millrace_agent::turn::{DriveError, Driver, Machine, MemoryJournal, PlainText};
-use millrace_models::price::ModelTariff;
 use millrace_models::resilience::breaker::CircuitBreaker;
 use millrace_models::resilience::{ResilientModel, RetryPolicy};
+use millrace_models::table::ModelTariff;
 use tokio::time::{Instant, sleep};
 
 use super::support::{brief, says, toolbox};

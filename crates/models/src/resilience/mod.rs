@@ -22,8 +22,8 @@ use crate::model::{
     Delta, DeltaListener, Message, Model, ModelAbility, ModelError, Reply, Request, ToolCall,
 };
 use crate::observer::RequestObserver;
-use crate::price::ModelTariff;
 use crate::rate_limit::RateLimiter;
+use crate::table::ModelTariff;
 use breaker::{Admission, CircuitBreaker, RequestPermit};
 
 pub use backoff::{RetryPolicy, outage_delay};

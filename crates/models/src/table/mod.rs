@@ -1,5 +1,6 @@
-//! Model prices: the dated table in `prices.json`, the lookup of a model, and the cost of a request. The file in
-//! `MILLRACE_PRICES` has the same format (JSON or YAML); its entries take precedence over the table:
+//! The table of models: prices, context windows and abilities. The built-in prices are in `models.json`, with their dates; windows and
+//! abilities that no entry names follow from the families in [`crate::window`], [`crate::ability`] and [`crate::image`]. The file in
+//! `MILLRACE_PRICES` has the same format (JSON or YAML); each of its fields takes precedence over what is built in:
 //!
 //! ```yaml
 //! providers:
@@ -8,6 +9,7 @@
 //!   source: our contract
 //!   models:
 //!     qwen: {input: 0.1, cached: 0.05, output: 0.4}   # US dollars per million tokens
+//!     qwen-vl: {context_window: 65536, prompts: small, images: true}
 //! ```
 
 use std::collections::{BTreeMap, HashSet};
@@ -18,47 +20,93 @@ use millrace_protocol::result::Usage;
 use serde::Deserialize;
 use tracing::info;
 
+use crate::ability::ModelAbility;
 use crate::provider::Provider;
+use crate::window::MIN_WINDOW;
 
-const BUILT_IN_PRICES_JSON: &str = include_str!("prices.json");
+const BUILT_IN_MODELS_JSON: &str = include_str!("models.json");
 /// The vendors whose models OpenRouter resells at their own prices: OpenRouter's name for each, and ours.
 const RESOLD_MAKERS: [(&str, &str); 3] =
     [("openai", "openai"), ("anthropic", "anthropic"), ("google", "gemini")];
 
-/// All known prices.
+/// All known models.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct PriceTable {
+pub struct ModelTable {
     /// A remark for people who read the file.
     #[serde(default, rename = "about")]
     _about: String,
-    providers: Vec<ProviderPrices>,
+    providers: Vec<ProviderModels>,
 }
 
-/// The prices of one provider.
+/// The models of one provider.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct ProviderPrices {
+struct ProviderModels {
     provider: String,
-    /// The date of the prices.
+    /// The date of the entries.
     as_of: jiff::civil::Date,
-    /// Where the prices come from.
+    /// Where they come from.
     source: String,
-    models: BTreeMap<String, ModelPrice>,
+    models: BTreeMap<String, ModelEntry>,
 }
 
-/// The price of a model in US dollars per million tokens, which is millionths of a dollar per token.
+/// An entry of the table. A field that is absent is looked up in the sections that follow.
 #[derive(Debug, Clone, Copy, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct ModelPrice {
-    input: f64,
-    output: f64,
+struct ModelEntry {
+    #[serde(default)]
+    input: Option<f64>,
+    #[serde(default)]
+    output: Option<f64>,
     #[serde(default)]
     cached: Option<f64>,
     #[serde(default)]
     cache_write: Option<f64>,
-    /// The rates of long requests.
     #[serde(default)]
+    long: Option<TokenRates>,
+    /// The context window in tokens.
+    #[serde(default)]
+    context_window: Option<u64>,
+    /// The ability that its prompts are written for.
+    #[serde(default)]
+    prompts: Option<ModelAbility>,
+    /// `true` if it sees images.
+    #[serde(default)]
+    images: Option<bool>,
+}
+
+impl ModelEntry {
+    /// The price; `None` if the entry has none.
+    fn price(&self) -> Option<ModelPrice> {
+        let Self { cached, cache_write, long, .. } = *self;
+        Some(ModelPrice { input: self.input?, output: self.output?, cached, cache_write, long })
+    }
+
+    /// The mistake in the entry, if there is one.
+    fn find_mistake(&self) -> Option<String> {
+        let Self { input, output, cached, cache_write, long, .. } = self;
+        let has_rates = cached.is_some() || cache_write.is_some() || long.is_some();
+        match (input, output, self.context_window) {
+            (Some(_), None, _) => Some("it has the price \"input\" and no \"output\"; write both".into()),
+            (None, Some(_), _) => Some("it has the price \"output\" and no \"input\"; write both".into()),
+            (None, None, _) if has_rates => Some("its prices need \"input\" and \"output\"".into()),
+            (_, _, Some(window)) if window < MIN_WINDOW => {
+                Some(format!("its \"context_window\" is {window}; at least {MIN_WINDOW} tokens are needed"))
+            }
+            (Some(_), Some(_), _) | (None, None, _) => None,
+        }
+    }
+}
+
+/// The price of a model in US dollars per million tokens, which is millionths of a dollar per token.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct ModelPrice {
+    input: f64,
+    output: f64,
+    cached: Option<f64>,
+    cache_write: Option<f64>,
+    /// The rates of long requests.
     long: Option<TokenRates>,
 }
 
@@ -93,11 +141,11 @@ impl ModelPrice {
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct ModelTariff(Option<ModelPrice>);
 
-/// A price file that cannot be used.
+/// A file of models that cannot be used.
 #[derive(Debug, thiserror::Error)]
-pub enum PricesError {
+pub enum ModelTableError {
     /// It is not readable.
-    #[error("cannot read the price file {file} ({source}); it is set in MILLRACE_PRICES")]
+    #[error("cannot read the file of models {file} ({source}); it is set in MILLRACE_PRICES")]
     Unreadable {
         /// The file.
         file: String,
@@ -105,7 +153,7 @@ pub enum PricesError {
         source: std::io::Error,
     },
     /// It is invalid.
-    #[error("invalid price file {file}: {mistake}")]
+    #[error("invalid file of models {file}: {mistake}")]
     Mistake {
         /// The file.
         file: String,
@@ -114,23 +162,32 @@ pub enum PricesError {
     },
 }
 
-impl PriceTable {
+impl ModelTable {
     /// Returns the built-in table.
     #[must_use]
     pub fn load_built_in() -> Self {
-        serde_json::from_str(BUILT_IN_PRICES_JSON).expect("a test parses the built-in table")
+        serde_json::from_str(BUILT_IN_MODELS_JSON).expect("a test parses the built-in table")
     }
 
     /// Loads a file whose entries take precedence over the built-in table.
     ///
     /// # Errors
-    /// See [`PricesError`].
-    pub fn load_with_overrides(path: &Path) -> Result<Self, PricesError> {
+    /// See [`ModelTableError`].
+    pub fn load_with_overrides(path: &Path) -> Result<Self, ModelTableError> {
         let file = || path.display().to_string();
         let text = std::fs::read_to_string(path)
-            .map_err(|source| PricesError::Unreadable { file: file(), source })?;
+            .map_err(|source| ModelTableError::Unreadable { file: file(), source })?;
         let mut own: Self = serde_saphyr::from_str(&text)
-            .map_err(|error| PricesError::Mistake { file: file(), mistake: error.to_string() })?;
+            .map_err(|error| ModelTableError::Mistake { file: file(), mistake: error.to_string() })?;
+        let models = own.providers.iter().flat_map(|section| &section.models);
+        if let Some((name, mistake)) =
+            models.filter_map(|(name, model)| Some((name, model.find_mistake()?))).next()
+        {
+            return Err(ModelTableError::Mistake {
+                file: file(),
+                mistake: format!("model {name}: {mistake}"),
+            });
+        }
         own.providers.append(&mut Self::load_built_in().providers);
         Ok(own)
     }
@@ -147,17 +204,39 @@ impl PriceTable {
         ModelTariff(price)
     }
 
+    /// Returns the context window of a provider's model in tokens; `None` if no entry names it.
+    #[must_use]
+    pub fn window_of_model(&self, provider: Provider, model: &str) -> Option<u64> {
+        self.find(provider.price_table_section(), model, |entry| entry.context_window)
+    }
+
+    /// Returns the ability of a provider's model; `None` if no entry names it.
+    #[must_use]
+    pub fn ability_of_model(&self, provider: Provider, model: &str) -> Option<ModelAbility> {
+        self.find(provider.price_table_section(), model, |entry| entry.prompts)
+    }
+
+    /// Returns `true` if a provider's model sees images; `None` if no entry says so or not.
+    #[must_use]
+    pub fn images_of_model(&self, provider: Provider, model: &str) -> Option<bool> {
+        self.find(provider.price_table_section(), model, |entry| entry.images)
+    }
+
     fn find_resold_price(&self, provider: Provider, model: &str) -> Option<ModelPrice> {
         let (maker, model) = model.split_once('/').filter(|_| provider == Provider::OpenRouter)?;
         let (_, ours) = RESOLD_MAKERS.into_iter().find(|(theirs, _)| *theirs == maker)?;
         self.find_price(ours, model).or_else(|| self.find_price(ours, &model.replace('.', "-")))
     }
 
-    /// Finds a model by its name, or by its name without a trailing date or `latest`.
     fn find_price(&self, provider: &str, model: &str) -> Option<ModelPrice> {
+        self.find(provider, model, ModelEntry::price)
+    }
+
+    /// Finds a field of a model by the model's name, or by its name without a trailing date or `latest`.
+    fn find<T>(&self, provider: &str, model: &str, field: impl Fn(&ModelEntry) -> Option<T>) -> Option<T> {
         let exact = |model: &str| {
             let sections = self.providers.iter().filter(|section| section.provider == provider);
-            sections.filter_map(|section| section.models.get(model)).next().copied()
+            sections.filter_map(|section| section.models.get(model)).find_map(&field)
         };
         exact(model).or_else(|| exact(strip_date_suffix(model)?))
     }
@@ -232,16 +311,16 @@ mod tests {
     }
 
     fn cost_micros_of(provider: Provider, model: &str, usage: Usage) -> u64 {
-        PriceTable::load_built_in().tariff_for_model(provider, model).cost_micros(&usage)
+        ModelTable::load_built_in().tariff_for_model(provider, model).cost_micros(&usage)
     }
 
     #[test]
     fn the_table_has_dates_and_sources() {
-        for section in PriceTable::load_built_in().providers {
+        for section in ModelTable::load_built_in().providers {
             assert!(section.source.starts_with("https://"), "{section:?}");
             assert!(section.as_of.year() >= 2026 && !section.models.is_empty(), "{section:?}");
-            for (model, price) in section.models {
-                let ModelPrice { input, output, cached, .. } = price;
+            for (model, entry) in section.models {
+                let ModelPrice { input, output, cached, .. } = entry.price().unwrap();
                 assert!(
                     input > 0.0 && output >= input && cached.is_none_or(|cached| cached < input),
                     "{model}"
@@ -285,20 +364,39 @@ mod tests {
     }
 
     #[test]
-    fn a_price_file_takes_precedence_over_the_table() {
+    fn a_file_takes_precedence_over_the_table() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("prices.yaml");
         let section = "providers:\n- provider: openai\n  as_of: 2026-11-01\n  source: contract\n  models:\n";
         std::fs::write(&path, format!("{section}    gpt-4o: {{input: 1, output: 2}}\n")).unwrap();
-        let prices = PriceTable::load_with_overrides(&path).unwrap();
+        let prices = ModelTable::load_with_overrides(&path).unwrap();
         let micros = |model| {
             prices.tariff_for_model(Provider::OpenAi, model).cost_micros(&build_usage(1_000_000, 0, 0, 0))
         };
         assert_eq!((micros("gpt-4o"), micros("gpt-4o-mini")), (1_000_000, 150_000));
+        let entry = "    gpt-4o: {context_window: 9000, prompts: small, images: false}\n";
+        std::fs::write(&path, format!("{section}{entry}")).unwrap();
+        let table = ModelTable::load_with_overrides(&path).unwrap();
+        let (provider, dated) = (Provider::OpenAi, "gpt-4o-2024-08-06");
+        assert_eq!(table.window_of_model(provider, dated), Some(9_000));
+        assert_eq!(table.ability_of_model(provider, dated), Some(ModelAbility::Small));
+        assert_eq!(table.images_of_model(provider, dated), Some(false));
+        assert_eq!(table.window_of_model(provider, "gpt-4o-mini"), None);
+        let cost = table.tariff_for_model(provider, dated).cost_micros(&build_usage(1_000_000, 0, 0, 0));
+        assert_eq!(cost, 2_500_000, "an entry without a price keeps the built-in one");
+        for (entry, expected) in [
+            ("{input: 1}", "model gpt-4o: it has the price \"input\" and no \"output\""),
+            ("{cached: 1}", "need \"input\" and \"output\""),
+            ("{context_window: 10}", "at least 2048 tokens"),
+        ] {
+            std::fs::write(&path, format!("{section}    gpt-4o: {entry}\n")).unwrap();
+            let mistake = ModelTable::load_with_overrides(&path).unwrap_err().to_string();
+            assert!(mistake.contains(expected), "{mistake}");
+        }
         std::fs::write(&path, "providers:\n- provider: openai\n  modles: {}\n").unwrap();
-        let mistake = PriceTable::load_with_overrides(&path).unwrap_err().to_string();
+        let mistake = ModelTable::load_with_overrides(&path).unwrap_err().to_string();
         assert!(mistake.contains("prices.yaml") && mistake.contains("modles"), "{mistake}");
-        let absent = PriceTable::load_with_overrides(&folder.path().join("none")).unwrap_err().to_string();
+        let absent = ModelTable::load_with_overrides(&folder.path().join("none")).unwrap_err().to_string();
         assert!(absent.contains("MILLRACE_PRICES"), "{absent}");
     }
 }
