@@ -9,7 +9,7 @@
 //! ```
 //! [`script`] is a scripted model for tests and demonstrations; [`cassette`] records and replays requests. [`provider`]
 //! parses model names, [`price`] knows what models cost, [`ability`] which prompts they need, [`window`] how long
-//! their conversations can be, [`image`] which of them see images, and [`factory`] builds models from all of this. The crate knows
+//! their conversations can be, [`vision`] which of them see [`image`]s, and [`factory`] builds models from all of this. The crate knows
 //! nothing of agents, tools or NATS. API keys stay in [`provider`] and [`wire`] and leave the process only in a request
 //! header.
 
@@ -28,6 +28,7 @@ pub mod resilience;
 pub mod script;
 pub mod selection;
 pub mod structured;
+pub mod vision;
 pub mod window;
 pub mod wire;
 
