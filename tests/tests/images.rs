@@ -80,7 +80,7 @@ async fn answer_request(mut stream: TcpStream, bodies: Arc<Mutex<Vec<Value>>>) {
 async fn read_body(stream: &mut TcpStream) -> Value {
     let mut bytes = Vec::new();
     loop {
-        let mut part = [0; 65_536];
+        let mut part = vec![0; 65_536];
         let count = stream.read(&mut part).await.unwrap();
         bytes.extend_from_slice(&part[..count]);
         let Some(end) = bytes.windows(4).position(|part| part == b"\r\n\r\n").map(|at| at + 4) else {

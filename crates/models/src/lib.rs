@@ -8,8 +8,8 @@
 //!       └─ wire         one provider's HTTP API
 //! ```
 //! [`script`] is a scripted model for tests and demonstrations; [`cassette`] records and replays requests. [`provider`]
-//! parses model names, [`table`] what is listed of models: prices, windows, abilities, [`ability`] which prompts they need, [`window`] how long
-//! their conversations can be, [`image`] which of them see images, and [`factory`] builds models from all of this. The crate knows
+//! parses model names, [`table`] lists their prices, [`ability`] knows which prompts they need, [`window`] how long
+//! their conversations can be, [`vision`] which of them see [`image`]s, and [`factory`] builds models from all of this. The crate knows
 //! nothing of agents, tools or NATS. API keys stay in [`provider`] and [`wire`] and leave the process only in a request
 //! header.
 
@@ -28,6 +28,7 @@ pub mod script;
 pub mod selection;
 pub mod structured;
 pub mod table;
+pub mod vision;
 pub mod window;
 pub mod wire;
 

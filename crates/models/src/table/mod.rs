@@ -1,5 +1,5 @@
 //! The table of models: prices, context windows and abilities. The built-in prices are in `models.json`, with their dates; windows and
-//! abilities that no entry names follow from the families in [`crate::window`], [`crate::ability`] and [`crate::image`]. The file in
+//! abilities that no entry names follow from the families in [`crate::window`], [`crate::ability`] and [`crate::vision`]. The file in
 //! `MILLRACE_PRICES` has the same format (JSON or YAML); each of its fields takes precedence over what is built in:
 //!
 //! ```yaml

@@ -25,10 +25,11 @@ use millrace_protocol::result::Usage;
 use secrecy::SecretString;
 use serde_json::{Map, Value};
 
-use crate::image::{ImageSupport, replace_unsent_images, sees_images};
+use crate::image::{ImageSupport, replace_unsent_images};
 use crate::model::{DeltaListener, Image, Message, Model, ModelError, Reply, Request, ToolResult};
 use crate::resilience::estimate_usage;
 use crate::selection::ModelSettings;
+use crate::vision::sees_images;
 
 mod anthropic;
 mod error;
