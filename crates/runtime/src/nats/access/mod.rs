@@ -48,7 +48,7 @@ use millrace_protocol::registry;
 use millrace_protocol::subject::{self, CRITIC, PLANNER, TopicKind};
 
 use crate::nats::topology::names::{
-    ARCHIVE, BLOBS, CAPABILITIES, CLUSTER, FILES, HEARTBEATS, LEASES, LIMITS, MEMBERS, RUNS, WORK,
+    ARCHIVE, BLOBS, CAPABILITIES, CLUSTER, FILES, HEARTBEATS, KEYS, LEASES, LIMITS, MEMBERS, RUNS, WORK,
     bucket_stream, cluster_stream_names, lane_stream, object_stream,
 };
 
@@ -177,6 +177,8 @@ impl PermissionsBuilder {
         self.allow_publish(subject::subjects_of_topic_kind(TopicKind::Answer));
         self.allow_writing_objects(BLOBS);
         self.allow_publish(format!("$KV.{LIMITS}.*.*"));
+        self.allow_reading_bucket(KEYS);
+        self.allow_publish(format!("$KV.{KEYS}.*"));
         self.allow_publish(subject::memory_subjects());
     }
 
@@ -237,7 +239,7 @@ impl PermissionsBuilder {
             self.allow_publish(format!("$JS.SNAPSHOT.ACK.{stream}.>"));
             self.allow_publish(format!("$JS.SNAPSHOT.RESTORE.{stream}.>"));
         }
-        for bucket in [CLUSTER, CAPABILITIES, RUNS, LIMITS] {
+        for bucket in [CLUSTER, CAPABILITIES, RUNS, LIMITS, KEYS] {
             self.allow_publish(format!("$KV.{bucket}.>"));
         }
     }
