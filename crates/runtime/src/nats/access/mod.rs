@@ -7,7 +7,7 @@
 //! | supervisor | plans, orders, stops, leases, summaries, the archive; creates and purges streams and queues, deletes orders and forged messages | the lanes, the queues, files, blobs |
 //! | worker | the journals of tasks (a planner: of its turns), files, blobs | its own queue, the lanes, files, blobs |
 //! | critic | the journals of reviews, blobs | its own queue, the lanes, files, blobs |
-//! | client | submissions, commands, answers, memories, limits, blobs | everything; of queues the state and the waiting orders |
+//! | client, gateway | submissions, commands, answers, memories, limits, idempotency keys, blobs | everything; of queues the state and the waiting orders |
 //! | viewer | nothing | the same |
 //! | answerer | answers to questions | the same |
 //! | metrics | nothing | the state of streams and queues, the oldest order of each, heartbeats, summaries |
@@ -180,6 +180,10 @@ impl PermissionsBuilder {
         self.allow_reading_bucket(KEYS);
         self.allow_publish(format!("$KV.{KEYS}.*"));
         self.allow_publish(subject::memory_subjects());
+        // New messages wake the streams of a gateway; the lanes can be read anyway.
+        for lane in 0..self.lanes {
+            self.allow_subscribe(subject::all_subjects_of_lane(Lane(lane)));
+        }
     }
 
     fn add_viewer_permissions(&mut self) {
