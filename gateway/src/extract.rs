@@ -115,7 +115,10 @@ pub fn media_type(headers: &HeaderMap) -> &str {
 pub fn parse_json<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Problem> {
     // A list of the fields' values would be read as the object.
     if !bytes.trim_ascii_start().starts_with(b"{") {
-        return Err(Problem::new(ProblemKind::InvalidRequest, "the body is no object of JSON: it must begin with {"));
+        return Err(Problem::new(
+            ProblemKind::InvalidRequest,
+            "the body is no object of JSON: it must begin with {",
+        ));
     }
     let mut input = serde_json::Deserializer::from_slice(bytes);
     let parsed = serde_path_to_error::deserialize(&mut input).map_err(|error| {

@@ -147,4 +147,13 @@ mod tests {
         }
         assert!(open_listener(Some("127.0.0.1:0".parse().unwrap())).await.is_ok());
     }
+
+    #[tokio::test]
+    async fn next_free_port_is_used_unless_the_user_chooses_one() {
+        // Another process may have it already.
+        let _taken = TcpListener::bind(DEFAULT_API).await;
+        let listener = open_listener(None).await.unwrap();
+        assert!(listener.local_addr().unwrap().port() > DEFAULT_API.port());
+        assert!(open_listener(Some(listener.local_addr().unwrap())).await.is_err());
+    }
 }

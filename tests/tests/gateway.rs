@@ -619,6 +619,35 @@ async fn uploaded_documents_belong_to_the_run() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn cluster_on_this_machine_serves_the_api_and_stops_with_it() {
+    let _alone = lock_machine();
+    let folder = tempfile::tempdir().unwrap();
+    let data = folder.path().join("data");
+    let millrace = |arguments: &[&str]| {
+        let mut command = millrace_tests::cluster::remove_millrace_variables(std::process::Command::new(
+            millrace_tests::program::millrace_program(),
+        ));
+        command.args(arguments).arg("--data").arg(&data).stdin(std::process::Stdio::null());
+        command.output().unwrap()
+    };
+    let up = millrace(&["up", "--detach", "--workers", "1", "--api", "127.0.0.1:0"]);
+    let text = String::from_utf8_lossy(&up.stderr).into_owned();
+    assert!(up.status.success(), "{text}");
+    let url = std::fs::read_to_string(data.join("api.url")).unwrap();
+    assert!(text.contains(&format!("the HTTP API is on {} ", url.trim())), "{text}");
+    let address = url.trim().strip_prefix("http://").unwrap().parse().unwrap();
+    let request = Request::new("POST", "/api/v1/runs").json(&chain(1, &json!({})));
+    let submitted = request.send(address).await;
+    assert_eq!(submitted.status, 201, "{}", submitted.text());
+    let run = submitted.json()["run"].as_str().unwrap().to_owned();
+    let ended = Request::new("GET", format!("/api/v1/runs/{run}/wait?timeout=60")).send(address).await;
+    assert_eq!((ended.status, &ended.json()["state"]), (200, &json!("completed")));
+    assert!(millrace(&["down"]).status.success());
+    assert!(!data.join("api.url").exists());
+    assert!(Request::new("GET", "/api/v1/version").try_send(address).await.is_none(), "the gateway is left");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn commands_of_the_page_lead_from_submission_to_report() {
     let _alone = lock_machine();
     let cluster = TestCluster::start_with_workers(ClusterSetup::default(), 1);
