@@ -18,7 +18,7 @@ use millrace_plan_file::{
 };
 use millrace_protocol::ids::{Capability, RunId, TaskId};
 use millrace_protocol::plan::{
-    CapabilityRegistry, CommandAction, Edit, Plan, RunCommand, TaskLimits, TaskPatch,
+    CapabilityRegistry, CommandAction, Edit, Plan, RunCommand, RunEnd, TaskLimits, TaskPatch,
 };
 use millrace_protocol::subject::Topic;
 use millrace_runtime::duration::parse_duration;
@@ -334,7 +334,7 @@ async fn add_tasks(
     key: IdempotencyKey,
     JsonBody(AddBody { tasks }): JsonBody<AddBody>,
 ) -> Result<Response, Problem> {
-    let (run, plan) = open_run(&gateway, &run).await?;
+    let (run, plan) = editable_run(&gateway, &run).await?;
     let text = serde_json::json!({ "tasks": tasks }).to_string();
     let AdditionalTasks { tasks, positions } = parse_additional_tasks(text.as_bytes(), &plan)
         .map_err(|mistakes| Problem::new(ProblemKind::InvalidRun, mistakes))?;
@@ -417,13 +417,7 @@ async fn retry_task(
     key: IdempotencyKey,
     OptionalJsonBody(body): OptionalJsonBody<RetryBody>,
 ) -> Result<Response, Problem> {
-    let (run, plan) = read_plan(&gateway, &run).await?;
-    // A run that failed continues with the task.
-    let can_continue =
-        |end: &millrace_protocol::plan::RunEnd| end.is_resumable && end.reason.can_be_retried();
-    if plan.run.end.as_ref().is_some_and(|end| !can_continue(end)) {
-        refuse_ended_run(&run, &plan)?;
-    }
+    let (run, plan) = editable_run(&gateway, &run).await?;
     let action = CommandAction::Edit(Edit::Retry { task: find_task(&plan, &task)?, feedback: body.feedback });
     steer(&gateway, &run, action, query, key).await
 }
@@ -466,6 +460,16 @@ impl EditBody {
 async fn read_plan(gateway: &Gateway, run: &str) -> Result<(RunId, Plan), Problem> {
     let (run, _) = gateway.find_run(run).await?;
     let plan = gateway.read_history(&run, None).await?.history.plan;
+    Ok((run, plan))
+}
+
+/// Reads the plan of a run that has not ended, or that failed and continues with a retry or with more tasks.
+async fn editable_run(gateway: &Gateway, run: &str) -> Result<(RunId, Plan), Problem> {
+    let (run, plan) = read_plan(gateway, run).await?;
+    let can_continue = |end: &RunEnd| end.is_resumable && end.reason.can_be_retried();
+    if plan.run.end.as_ref().is_some_and(|end| !can_continue(end)) {
+        refuse_ended_run(&run, &plan)?;
+    }
     Ok((run, plan))
 }
 

@@ -13,14 +13,18 @@ use axum::response::Response;
 use millrace_agent::corpus::MAX_BYTES;
 use millrace_agent::model::validate_selection;
 use millrace_agent::session::ModelPreferences;
-use millrace_client::{generate_run_id, store_document_list, submit_run_with_id};
+use millrace_client::{
+    EarlierResults, EarlierRunError, FindError, generate_run_id, read_earlier_run, store_document_list,
+    submit_run_with_id,
+};
 use millrace_plan_file::{
     CapabilityMistake, PlanFile, find_capability_mistakes, parse_plan_file, parse_run_budget,
     resolve_consult, resolve_mode, resolve_objective,
 };
 use millrace_protocol::ids::{Capability, RunId};
 use millrace_protocol::plan::{
-    Budget, CapabilityRegistry, Document, PlannerConsultMode, PlanningMode, Submission, find_criteria_problem,
+    Budget, CapabilityRegistry, Document, EarlierRun, PlannerConsultMode, PlanningMode, Submission,
+    find_criteria_problem, find_earlier_runs_problem,
 };
 use millrace_runtime::log::read_topic;
 use millrace_runtime::store::blobs::sha256_hex;
@@ -88,6 +92,9 @@ pub struct SubmissionBody {
     /// The models of agents, as `[CAPABILITY=]provider:model`.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     models: Vec<String>,
+    /// Ended runs to follow up on: their results and files are documents of this run.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    after: Vec<String>,
     /// Documents that are in the blob store already, in addition to those that are uploaded with this request.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     documents: Vec<DocumentReference>,
@@ -311,7 +318,8 @@ async fn describe_submission(
         refuse_mistakes(mistakes.collect())?;
     }
     let (model, models) = parse_models(&body.models)?;
-    let documents = find_documents(gateway, body.documents, uploaded).await?;
+    let (after, earlier) = store_earlier_results(gateway, &body.after).await?;
+    let documents = find_documents(gateway, body.documents, [uploaded, earlier].concat()).await?;
     let submission = Submission {
         tasks: plan.tasks,
         model,
@@ -319,6 +327,7 @@ async fn describe_submission(
         fail_fast: body.fail_fast || plan.fail_fast,
         approve_plan: body.approve_plan || plan.approve_plan,
         criteria,
+        after,
         budget,
         consult,
         ..Submission::new(objective, mode)
@@ -361,6 +370,38 @@ fn parse_models(texts: &[String]) -> Result<Models, Problem> {
     models.selections().try_for_each(validate_selection).map_err(|error| invalid_run("models", error))?;
     let by_capability = models.by_capability.into_iter().map(|(name, choice)| (name, choice.to_string()));
     Ok((models.default.map(|choice| choice.to_string()), by_capability.collect()))
+}
+
+/// Stores the results of ended runs as documents.
+async fn store_earlier_results(
+    gateway: &Gateway,
+    runs: &[String],
+) -> Result<(Vec<EarlierRun>, Vec<Document>), Problem> {
+    let (mut after, mut stored): (Vec<EarlierRun>, Vec<Document>) = (Vec::new(), Vec::new());
+    for run in runs {
+        // Prefixes and `latest` are for people.
+        let (run, _) = gateway.find_run(run).await?;
+        if after.iter().any(|earlier| earlier.run == run) {
+            continue;
+        }
+        let EarlierResults { about, documents } =
+            read_earlier_run(&gateway.bus, run.as_str()).await.map_err(|error| match error {
+                EarlierRunError::NotEnded(_) => Problem::new(ProblemKind::RunNotEnded, error),
+                EarlierRunError::Fault(fault) | EarlierRunError::Find(FindError::Fault(fault)) => {
+                    fault.into()
+                }
+                EarlierRunError::Find(error) => Problem::new(ProblemKind::RunNotFound, error),
+            })?;
+        for (path, bytes) in documents {
+            let blob = gateway.bus.blobs().put_blob(&bytes).await?;
+            stored.push(Document { path, sha256: blob.sha256, size: blob.size });
+        }
+        after.push(about);
+    }
+    match find_earlier_runs_problem(&after) {
+        Some(problem) => Err(invalid_run("after", problem)),
+        None => Ok((after, stored)),
+    }
 }
 
 /// Returns the documents of the run: those that were uploaded, and those that are referred to, which must be there.
