@@ -1,4 +1,4 @@
-//! Parts of requests, with problem details for what is malformed.
+//! Parts of requests, with problem details for malformed ones.
 
 use std::time::Duration;
 

@@ -91,7 +91,7 @@ fn settings() -> SchemaSettings {
     settings
 }
 
-/// Returns the schemas of what the API returns.
+/// Returns the schemas of answers.
 fn answer_schemas() -> Map<String, Value> {
     let (mut all, mut output) = (Map::new(), settings().for_serialize().into_generator());
     let generator = &mut output;
@@ -123,7 +123,7 @@ fn answer_schemas() -> Map<String, Value> {
     all
 }
 
-/// Returns the schemas of what the API accepts.
+/// Returns the schemas of requests.
 fn request_schemas() -> Map<String, Value> {
     let (mut all, mut input) = (Map::new(), settings().for_deserialize().into_generator());
     let generator = &mut input;

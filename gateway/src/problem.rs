@@ -172,7 +172,7 @@ pub struct Problem {
     title: &'static str,
     /// The HTTP status.
     status: u16,
-    /// This problem: what is wrong, where, and what to do.
+    /// This problem: the mistake, its place and the remedy.
     detail: String,
     /// The mistakes, if there are several or their places are known.
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -192,7 +192,7 @@ pub struct Mistake {
 }
 
 impl Problem {
-    /// Creates a problem. `detail` says what is wrong, where, and what to do.
+    /// Creates a problem. `detail` is the mistake, its place and the remedy.
     pub fn new(kind: ProblemKind, detail: impl fmt::Display) -> Self {
         let (code, name, title) = kind.parts();
         Self {
@@ -205,7 +205,7 @@ impl Problem {
         }
     }
 
-    /// What is wrong, where, and what to do.
+    /// Returns the mistake, its place and the remedy.
     #[must_use]
     pub fn detail(&self) -> &str {
         &self.detail

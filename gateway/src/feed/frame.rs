@@ -87,7 +87,7 @@ pub enum StreamNotice<'a> {
         run: &'a RunId,
         /// The position of the last event that was sent before.
         last: String,
-        /// How long the stream waited for the client, in milliseconds.
+        /// The time that the stream waited for the client, in milliseconds.
         waited_ms: u64,
         /// The number of pieces of model output that were left out.
         dropped_deltas: u64,

@@ -3,47 +3,28 @@
 //! Each appends a command to the log. With `wait=accepted` the reply comes as soon as the log has it; with `wait=decided`, the
 //! default, when a supervisor has decided on it. A refusal is a problem with its reason.
 
-use std::collections::BTreeMap;
-use std::time::Duration;
+mod bodies;
+mod command;
 
 use axum::extract::State;
-use axum::http::StatusCode;
 use axum::response::Response;
-use millrace_client::{
-    AppliedMessage, MessageDecision, Patience, append_run_message, await_message_decision,
-};
 use millrace_plan_file::{
-    AdditionalTasks, CapabilityMistake, find_capability_mistakes, parse_additional_tasks, parse_not_before,
-    parse_on_failed_dependency, parse_review, parse_start_event,
+    AdditionalTasks, CapabilityMistake, find_capability_mistakes, parse_additional_tasks,
 };
-use millrace_protocol::ids::{Capability, RunId, TaskId};
-use millrace_protocol::plan::{
-    CapabilityRegistry, CommandAction, Edit, Plan, RunCommand, RunEnd, TaskLimits, TaskPatch,
-};
-use millrace_protocol::subject::Topic;
-use millrace_runtime::duration::parse_duration;
-use millrace_runtime::store::blobs::sha256_hex;
+use millrace_protocol::ids::{RunId, TaskId};
+use millrace_protocol::plan::{CapabilityRegistry, CommandAction, Edit, Plan, RunEnd};
 use millrace_runtime::work::registry;
-use millrace_views::CommandOutcome;
-use millrace_views::changes::describe_changes;
-use schemars::JsonSchema;
-use serde::{Deserialize, Serialize};
-use serde_json::Value;
-use tokio_util::sync::CancellationToken;
-use utoipa::IntoParams;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use super::Written;
 use super::submission::parse_budget;
 use crate::extract::{IdempotencyKey, JsonBody, OptionalJsonBody, PathParts, QueryParts};
 use crate::problem::{Problem, ProblemKind};
-use crate::state::{Gateway, SharedGateway, json_response, resume_command};
+use crate::state::{Gateway, SharedGateway, resume_command};
+use command::{CommandQuery, steer};
 
-/// The longest wait for a decision in seconds.
-const MAX_WAIT: u64 = 60;
-/// The wait in seconds if the client does not choose one.
-const DEFAULT_WAIT: u64 = 10;
+pub use bodies::{AddBody, CancelBody, EditBody, MessageBody, ResumeBody, RetryBody, SignalBody};
+pub use command::CommandReceipt;
 
 /// The routes.
 pub fn routes() -> OpenApiRouter<SharedGateway> {
@@ -58,129 +39,6 @@ pub fn routes() -> OpenApiRouter<SharedGateway> {
         .routes(routes!(edit_task))
         .routes(routes!(cancel_task))
         .routes(routes!(retry_task))
-}
-
-/// The moment of the reply to a command.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize, utoipa::ToSchema)]
-#[serde(rename_all = "snake_case")]
-pub enum WaitFor {
-    /// The log has the command.
-    Accepted,
-    /// A supervisor has decided on it.
-    #[default]
-    Decided,
-}
-
-/// The parameters of every command.
-#[derive(Debug, Clone, Copy, Deserialize, IntoParams)]
-#[into_params(parameter_in = Query)]
-#[serde(deny_unknown_fields)]
-pub struct CommandQuery {
-    /// `accepted` replies as soon as the log has the command, `decided` (default) when a supervisor has decided on it.
-    #[param(inline)]
-    #[serde(default)]
-    pub wait: WaitFor,
-    /// The longest wait for the decision in seconds, 10 by default and at most 60.
-    pub timeout: Option<u64>,
-}
-
-/// The receipt of a command that no supervisor has decided on.
-#[derive(Debug, Serialize, JsonSchema)]
-#[serde(tag = "type", rename_all = "snake_case")]
-pub enum CommandReceipt<'a> {
-    /// The command is in the log at `sequence`; a supervisor will decide on it.
-    CommandAccepted {
-        /// The run.
-        run: &'a RunId,
-        /// The id of the command.
-        command: String,
-    },
-}
-
-/// The body of a cancellation.
-#[derive(Debug, Default, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields, default)]
-pub struct CancelBody {
-    /// The reason; recorded in the log.
-    reason: Option<String>,
-}
-
-impl CancelBody {
-    fn into_reason(self) -> String {
-        self.reason.unwrap_or_else(|| "cancelled by the user".into())
-    }
-}
-
-/// The body of a resumption.
-#[derive(Debug, Default, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields, default)]
-pub struct ResumeBody {
-    /// New total limits, as in a plan file, such as `{"tokens": "400k"}`; the others stay.
-    budget: Option<Value>,
-}
-
-/// The body of a message to the planner.
-#[derive(Debug, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-pub struct MessageBody {
-    /// The message.
-    text: String,
-}
-
-/// The body of a signal.
-#[derive(Debug, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-pub struct SignalBody {
-    /// The name of the event.
-    name: String,
-    /// The data of the event, which the attempt that waits for it receives.
-    #[serde(default)]
-    data: Option<Value>,
-}
-
-/// The body of a retry.
-#[derive(Debug, Default, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields, default)]
-pub struct RetryBody {
-    /// Feedback for the next attempt.
-    feedback: Option<String>,
-}
-
-/// Tasks to add.
-#[derive(Debug, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-pub struct AddBody {
-    /// The tasks, as in a plan file. Either all are added or none; they may depend on tasks of the run.
-    tasks: Value,
-}
-
-/// Changes of a task that no worker has claimed yet. Fields that are absent stay as they are.
-#[derive(Debug, Default, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields, default)]
-pub struct EditBody {
-    /// The objective.
-    objective: Option<String>,
-    /// The capability.
-    capability: Option<Capability>,
-    /// The complete list of its dependencies.
-    depends_on: Option<Vec<TaskId>>,
-    /// Parameters to set; `null` removes one, the others stay.
-    parameters: BTreeMap<String, Value>,
-    /// The review of its result, as in a plan file.
-    review: Option<Value>,
-    /// The maximum number of attempts.
-    max_attempts: Option<u32>,
-    /// The maximum run time of an attempt, such as `15m`.
-    run_time: Option<String>,
-    /// The policy if a task it depends on fails or is cancelled: `cancel`, `skip` or `ask`.
-    on_failed_dependency: Option<String>,
-    /// The time before which it does not start, or a duration after the start of the run; `none` removes it.
-    not_before: Option<String>,
-    /// The event without which it does not start, as in a plan file; `none` removes it.
-    wait_for_event: Option<Value>,
-    /// `true` makes its result the deliverable; no other change is possible then.
-    #[serde(rename = "final")]
-    is_final: bool,
 }
 
 /// Cancel a run.
@@ -422,40 +280,6 @@ async fn retry_task(
     steer(&gateway, &run, action, query, key).await
 }
 
-impl EditBody {
-    fn into_patch(self, task: TaskId, plan: &Plan) -> Result<TaskPatch, Problem> {
-        let mistake = |pointer: &str, message: String| {
-            Problem::new(ProblemKind::InvalidRequest, format!("{pointer}: {message}"))
-        };
-        let text_of = |value: &Value| value.as_str().map_or_else(|| value.to_string(), str::to_owned);
-        let run_time = self.run_time.as_deref().map(parse_duration).transpose();
-        let run_time = run_time.map_err(|error| mistake("run_time", error.to_string()))?;
-        let old = plan.task(&task).map(|task| task.spec.limits.clone()).unwrap_or_default();
-        let limits = (self.max_attempts.is_some() || run_time.is_some()).then(|| TaskLimits {
-            max_attempts: self.max_attempts.unwrap_or(old.max_attempts),
-            run_time: run_time.unwrap_or(old.run_time),
-            ..old
-        });
-        let review = self.review.as_ref().map(|review| parse_review(&text_of(review))).transpose();
-        let policy = self.on_failed_dependency.as_deref().map(parse_on_failed_dependency).transpose();
-        let not_before = self.not_before.as_deref().map(parse_not_before).transpose();
-        let event = self.wait_for_event.as_ref().map(|event| parse_start_event(&text_of(event))).transpose();
-        Ok(TaskPatch {
-            objective: self.objective,
-            capability: self.capability,
-            depends_on: self.depends_on,
-            parameters: self.parameters.into_iter().collect(),
-            review: review.map_err(|error| mistake("review", error.text))?,
-            limits,
-            on_failed_dependency: policy
-                .map_err(|error| mistake("on_failed_dependency", error.to_string()))?,
-            not_before: not_before.map_err(|error| mistake("not_before", error.text))?,
-            wait_for_event: event.map_err(|error| mistake("wait_for_event", error.text))?,
-            ..TaskPatch::without_changes(task)
-        })
-    }
-}
-
 /// Reads the plan of a run.
 async fn read_plan(gateway: &Gateway, run: &str) -> Result<(RunId, Plan), Problem> {
     let (run, _) = gateway.find_run(run).await?;
@@ -496,48 +320,5 @@ fn find_task(plan: &Plan, id: &str) -> Result<TaskId, Problem> {
     match plan.run.start.is_none() || plan.task(&task).is_some() {
         true => Ok(task),
         false => Err(unknown()),
-    }
-}
-
-/// Appends a command, and waits as the client asks.
-async fn steer(
-    gateway: &Gateway,
-    run: &RunId,
-    control: CommandAction,
-    query: CommandQuery,
-    IdempotencyKey(key): IdempotencyKey,
-) -> Result<Response, Problem> {
-    // The key of another run is another command.
-    let id = match key {
-        Some(key) => sha256_hex(format!("{run}\0{}\0{key}", gateway.author).as_bytes()),
-        None => uuid::Uuid::now_v7().simple().to_string(),
-    };
-    let command = RunCommand { id: id.clone(), by: gateway.author.clone(), control };
-    let fact = append_run_message(&gateway.bus, run, &Topic::Control, (&command, &id)).await?;
-    let accepted = |id: String| {
-        let outcome = CommandReceipt::CommandAccepted { run, command: id };
-        json_response(StatusCode::ACCEPTED, &Written { sequence: fact, outcome })
-    };
-    if query.wait == WaitFor::Accepted {
-        return Ok(accepted(id));
-    }
-    let timeout = Duration::from_secs(query.timeout.unwrap_or(DEFAULT_WAIT).min(MAX_WAIT));
-    let never = CancellationToken::new();
-    let patience = Patience { interrupt: &never, on_quiet: &|| {} };
-    let deciding = await_message_decision(&gateway.bus, run, (fact, &id), patience);
-    match tokio::time::timeout(timeout, deciding).await {
-        Ok(decision) => match decision? {
-            MessageDecision::Applied(AppliedMessage { sequence, events }) => {
-                let summary = describe_changes(run, &events);
-                let outcome = CommandOutcome::applied(run, summary, &events);
-                Ok(json_response(StatusCode::OK, &Written { sequence, outcome }))
-            }
-            MessageDecision::Refused(refusal) => Err(Problem::new(ProblemKind::CommandRefused, refusal)),
-            MessageDecision::Archived => {
-                Err(Problem::new(ProblemKind::CommandRefused, format!("run {run} ended before the command")))
-            }
-            MessageDecision::Interrupted => Ok(accepted(id)),
-        },
-        Err(_) => Ok(accepted(id)),
     }
 }
