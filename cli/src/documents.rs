@@ -9,9 +9,9 @@ use anyhow::anyhow;
 use futures::StreamExt;
 use globset::GlobBuilder;
 use millrace_agent::corpus::{ListedFile, MAX_BYTES, SUPPORTED, SkippedFile, list_folder_files};
+use millrace_client::store_document_list;
 use millrace_protocol::plan::{Document, DocumentSet};
 use millrace_protocol::safe_text::single_line;
-use millrace_protocol::wire;
 use millrace_runtime::{Bus, Fault};
 use millrace_tools::web::{Download, FetchSettings, download};
 
@@ -263,10 +263,5 @@ pub async fn upload_documents(bus: &Bus, files: Vec<ListedFile>) -> Result<Docum
     let documents: Vec<Result<Option<Document>, Fault>> = puts.buffered(UPLOADS).collect().await;
     let documents: Vec<Document> =
         documents.into_iter().filter_map(Result::transpose).collect::<Result<_, _>>()?;
-    let manifest = bus.blobs().put_blob(&wire::encode_body(&documents)).await?;
-    Ok(DocumentSet {
-        manifest: manifest.sha256,
-        count: u32::try_from(documents.len()).unwrap_or(u32::MAX),
-        bytes: documents.iter().map(|document| document.size).sum(),
-    })
+    store_document_list(bus, &documents).await
 }

@@ -3,6 +3,7 @@
 use std::process::ExitCode;
 use std::time::Duration;
 
+use millrace_client::questions::SendAnswerError;
 use millrace_client::{EarlierRunError, FindError};
 use millrace_protocol::plan::{EndReason, RunEnd};
 use millrace_runtime::Fault;
@@ -110,6 +111,15 @@ impl From<EarlierRunError> for CommandError {
             EarlierRunError::Find(error) => error.into(),
             EarlierRunError::Fault(fault) => fault.into(),
             error @ EarlierRunError::NotEnded(_) => Self::invalid_input(error),
+        }
+    }
+}
+
+impl From<SendAnswerError> for CommandError {
+    fn from(error: SendAnswerError) -> Self {
+        match error {
+            SendAnswerError::Fault(fault) => fault.into(),
+            error @ SendAnswerError::LostRun(_) => Self::unusable_environment(error),
         }
     }
 }

@@ -22,7 +22,18 @@ const GROUPS: [(&str, &[&str]); 7] = [
     ("Set up and check", &["doctor", "config", "completions", "man", "schema", "limits", "nats-config"]),
     (
         "Operate",
-        &["status", "workers", "capabilities", "logs", "backup", "restore", "replay", "metrics", "bench"],
+        &[
+            "status",
+            "workers",
+            "capabilities",
+            "logs",
+            "backup",
+            "restore",
+            "replay",
+            "metrics",
+            "serve",
+            "bench",
+        ],
     ),
     ("Processes of a cluster", &["supervisor", "worker", "critic"]),
 ];

@@ -10,11 +10,9 @@ mod documents;
 mod evaluation;
 mod exit;
 mod help;
-mod history;
 mod interrupted;
 mod invocation;
 mod json;
-mod plan_file;
 mod prices;
 mod questions;
 mod report;
@@ -29,7 +27,9 @@ mod view;
 use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser, Subcommand};
+use millrace_plan_file as plan_file;
 use millrace_runtime::program;
+use millrace_views::history;
 
 use commands::{
     add, answer, backup, bench, cancel, completions, config, edit, eval, files, inbox, limits, list, logs,
@@ -140,6 +140,8 @@ enum Command {
     Critic(millrace_critic::Args),
     /// Export cluster-wide metrics to Prometheus
     Metrics(metrics::MetricsArguments),
+    /// Serve the HTTP API of a cluster
+    Serve(millrace_gateway::ServeArguments),
 }
 
 fn main() -> ExitCode {
@@ -192,7 +194,11 @@ fn format_with_causes(error: &anyhow::Error) -> String {
 async fn dispatch_command(command: Command, profile: Option<String>) -> Result<ExitCode, CommandError> {
     // Processes of a cluster log what they do; commands for people log errors only.
     let level = match &command {
-        Command::Supervisor(_) | Command::Worker(_) | Command::Critic(_) | Command::Metrics(_) => "info",
+        Command::Supervisor(_)
+        | Command::Worker(_)
+        | Command::Critic(_)
+        | Command::Metrics(_)
+        | Command::Serve(_) => "info",
         Command::Run(_)
         | Command::Resume(_)
         | Command::Up(_)
@@ -303,6 +309,9 @@ async fn dispatch_command(command: Command, profile: Option<String>) -> Result<E
             run_role_process(millrace_critic::run_critic_from_args(arguments, shutdown)).await?
         }
         Command::Metrics(arguments) => run_role_process(metrics::run_command(arguments, shutdown)).await?,
+        Command::Serve(arguments) => {
+            run_role_process(Box::pin(millrace_gateway::run_with_args(arguments, shutdown))).await?
+        }
     };
     Ok(exit.into())
 }

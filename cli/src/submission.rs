@@ -13,8 +13,8 @@ use millrace_agent::session::ModelPreferences;
 use millrace_client::{EarlierResults, read_earlier_run};
 use millrace_protocol::ids::Capability;
 use millrace_protocol::plan::{
-    Budget, CapabilityRegistry, EarlierRun, MAX_OBJECTIVE, PlannerConsultMode, PlanningMode, Submission,
-    TaskSpec, find_criteria_problem, find_earlier_runs_problem,
+    Budget, CapabilityRegistry, EarlierRun, PlannerConsultMode, PlanningMode, Submission, TaskSpec,
+    find_criteria_problem, find_earlier_runs_problem,
 };
 use millrace_runtime::Bus;
 use millrace_worker::{builtin, file};
@@ -22,7 +22,7 @@ use millrace_worker::{builtin, file};
 use crate::budget::BudgetArguments;
 use crate::documents::{DocumentFiles, list_skipped_files, upload_documents};
 use crate::exit::CommandError;
-use crate::plan_file::{self, CapabilityMistake, PlanFile, TaskFieldPositions};
+use crate::plan_file::{self, CapabilityMistake, RunMistake, TaskFieldPositions};
 use crate::prices;
 use crate::view::print_stderr_line;
 use millrace_local_cluster::LocalOptions;
@@ -141,12 +141,16 @@ impl PendingSubmission {
             .map(plan_file::load_plan_file)
             .transpose()
             .map_err(CommandError::invalid_input)?;
-        let objective = resolve_objective(arguments.objective.as_deref(), plan.as_ref())?;
-        let mode = resolve_mode(arguments.mode, plan.as_ref())?;
+        let has_plan = plan.is_some();
+        let refused = |mistake: RunMistake| describe_run_mistake(&mistake, has_plan);
+        let objective =
+            plan_file::resolve_objective(arguments.objective.as_deref(), plan.as_ref()).map_err(refused)?;
+        let mode = plan_file::resolve_mode(arguments.mode.map(Into::into), plan.as_ref()).map_err(refused)?;
         let plan = plan.unwrap_or_default();
         let plan_file =
             arguments.plan.as_ref().map(|path| (path.display().to_string(), plan.positions.clone()));
-        let consult = resolve_consult(mode, arguments.consult, &plan)?;
+        let consult =
+            plan_file::resolve_consult(mode, arguments.consult.map(Into::into), &plan).map_err(refused)?;
         let budget = arguments
             .budget
             .override_budget(plan.budget)
@@ -400,68 +404,30 @@ pub fn warn_of_unprovided_capabilities<'a>(
     }
 }
 
-/// Returns the mode from the command line, or else from the plan file.
-fn resolve_mode(
-    argument: Option<ModeArgument>,
-    plan: Option<&PlanFile>,
-) -> Result<PlanningMode, CommandError> {
-    let refused = |text: &str| Err(CommandError::invalid_input(anyhow!("{text}")));
-    match (argument.map(PlanningMode::from), plan) {
-        (None | Some(PlanningMode::Llm), None) => Ok(PlanningMode::Llm),
-        (None, Some(plan)) => Ok(plan.mode.unwrap_or(PlanningMode::Fixed)),
-        (Some(PlanningMode::Hybrid | PlanningMode::Fixed), Some(_)) => {
-            Ok(argument.map_or(PlanningMode::Fixed, PlanningMode::from))
-        }
-        (Some(PlanningMode::Llm), Some(_)) => refused(
+/// Words a mistake in the description of a run for the command line.
+fn describe_run_mistake(mistake: &RunMistake, has_plan: bool) -> CommandError {
+    let text = match mistake {
+        RunMistake::LlmWithPlan => {
             "in mode llm the planner makes the plan: omit --plan, or use --mode hybrid to let the planner extend and \
-             change yours",
-        ),
-        (Some(PlanningMode::Hybrid), None) => refused(
-            "mode hybrid needs a plan for the planner to extend and change: give its file with --plan",
-        ),
-        (Some(PlanningMode::Fixed), None) => refused(
-            "mode fixed needs a plan: give its file with --plan, or use --mode llm to let the planner make one",
-        ),
-    }
-}
-
-/// Returns when the planner is called: from the command line, or else from the plan file.
-fn resolve_consult(
-    mode: PlanningMode,
-    argument: Option<ConsultArgument>,
-    plan: &PlanFile,
-) -> Result<Option<PlannerConsultMode>, CommandError> {
-    match (mode, argument.map(PlannerConsultMode::from).or(plan.consult)) {
-        (PlanningMode::Llm | PlanningMode::Hybrid, Some(PlannerConsultMode::Never)) => {
-            Err(CommandError::invalid_input(anyhow!(
-                "modes llm and hybrid call the planner: `consult` can be `never` in mode fixed only"
-            )))
+             change yours"
+                .to_owned()
         }
-        (PlanningMode::Llm | PlanningMode::Hybrid | PlanningMode::Fixed, consult) => Ok(consult),
-    }
-}
-
-fn resolve_objective(argument: Option<&str>, plan: Option<&PlanFile>) -> Result<String, CommandError> {
-    let from_plan = || plan.and_then(|plan| plan.objective.as_deref());
-    let objective = argument.or_else(from_plan).ok_or_else(|| {
-        let hint = if plan.is_some() { "give one, or add `objective:` to the plan file" } else { "give one" };
-        CommandError::invalid_input(anyhow!(
-            "the objective is missing: {hint}, as in: millrace run \"How does … work?\""
-        ))
-    })?;
-    if objective.trim().is_empty() {
-        return Err(CommandError::invalid_input(anyhow!(
-            "the objective is empty: describe what you want to know or to have done"
-        )));
-    }
-    if objective.len() > MAX_OBJECTIVE {
-        let (bytes, max) = (objective.len(), MAX_OBJECTIVE);
-        return Err(CommandError::invalid_input(anyhow!(
-            "the objective has {bytes} bytes; at most {max} are allowed: put long material into files and \
-             add them with --docs"
-        )));
-    }
-    Ok(objective.trim().to_owned())
+        RunMistake::HybridWithoutPlan => {
+            "mode hybrid needs a plan for the planner to extend and change: give its file with --plan".to_owned()
+        }
+        RunMistake::FixedWithoutPlan => {
+            "mode fixed needs a plan: give its file with --plan, or use --mode llm to let the planner make one".to_owned()
+        }
+        RunMistake::ObjectiveMissing => {
+            let hint = if has_plan { "give one, or add `objective:` to the plan file" } else { "give one" };
+            format!("the objective is missing: {hint}, as in: millrace run \"How does … work?\"")
+        }
+        RunMistake::ObjectiveTooLong { .. } => {
+            format!("{mistake}: put long material into files and add them with --docs")
+        }
+        RunMistake::NeverConsulted | RunMistake::ObjectiveEmpty => mistake.to_string(),
+    };
+    CommandError::invalid_input(anyhow!(text))
 }
 
 /// Writes a file; creates its folder if necessary.

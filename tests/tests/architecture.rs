@@ -66,6 +66,24 @@ fn dependencies_follow_the_table() {
         ("millrace-worker", &WORKER),
         ("millrace-critic", &WORKER[..7]),
         ("millrace-client", &["millrace-protocol", "millrace-runtime"]),
+        (
+            "millrace-plan-file",
+            &["millrace-protocol", "millrace-runtime", "millrace-agent", "millrace-strict-yaml"],
+        ),
+        ("millrace-views", &["millrace-protocol", "millrace-runtime", "millrace-agent", "millrace-client"]),
+        (
+            "millrace-gateway",
+            &[
+                "millrace-protocol",
+                "millrace-runtime",
+                "millrace-agent",
+                "millrace-client",
+                "millrace-models",
+                "millrace-plan-file",
+                "millrace-strict-yaml",
+                "millrace-views",
+            ],
+        ),
         ("millrace-nats-config", &["millrace-protocol", "millrace-runtime", "millrace-worker"]),
         ("millrace-local-cluster", &["millrace-runtime", "millrace-strict-yaml", "millrace-worker"]),
         (

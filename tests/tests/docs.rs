@@ -155,7 +155,7 @@ fn collect_variables(folder: &Path, names: &mut BTreeSet<String>) {
 fn page_of_settings_has_exactly_the_variables_of_the_sources() {
     let root = repository_folder();
     let mut in_sources = BTreeSet::new();
-    for folder in ["protocol", "supervisor", "worker", "critic", "cli", "tests"] {
+    for folder in ["protocol", "supervisor", "worker", "critic", "gateway", "cli", "tests"] {
         collect_variables(&root.join(folder).join("src"), &mut in_sources);
     }
     for folder in ["crates", "examples", "tests/tests", "deploy/compose", "deploy/kubernetes"] {

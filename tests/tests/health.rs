@@ -457,7 +457,7 @@ async fn counters_match_the_log() {
         ProcessKind::Supervisor => observed.supervisor,
         ProcessKind::Worker => observed.worker,
         ProcessKind::Critic => observed.critic,
-        ProcessKind::Metrics => panic!("not part of this test"),
+        ProcessKind::Metrics | ProcessKind::Gateway => panic!("not part of this test"),
     };
     let expected = expected_series(&bus, &history).await;
     assert_eq!(

@@ -4,7 +4,9 @@ use std::time::Duration;
 
 use millrace_protocol::plan::{Budget, BudgetExhaustionPolicy, ResourceAmounts};
 
-use super::{BudgetArguments, parse_amount, parse_dimension};
+use millrace_plan_file::limits::{parse_amount, parse_dimension};
+
+use super::BudgetArguments;
 
 fn parse_budget_arguments(texts: &[&str]) -> BudgetArguments {
     let entries = texts.iter().flat_map(|text| text.split(',')).map(str::to_owned).collect();

@@ -13,7 +13,7 @@ use crate::exit::{CommandError, CommandExit, run_until_interrupt};
 use crate::invocation::command_hint;
 use crate::json::{AnswerLine, print_json};
 use crate::questions::{AnswerOutcome, AnswerRequest, OutcomeKind, PlanCache, answer_question};
-use crate::steer::author_name;
+use crate::steer::{author_name, patience};
 use crate::target::{ClusterTarget, ReadConnection};
 use crate::view::{print_error, print_stderr_line};
 
@@ -101,7 +101,7 @@ pub async fn run_command(
             let mut has_answered = false;
             for id in &ids {
                 let answer = (&request, scope, by.as_str());
-                let outcome = answer_question(bus, &mut plans, id, answer, &interrupt).await?;
+                let outcome = answer_question(bus, &mut plans, id, answer, patience(&interrupt)).await?;
                 print_outcome(&outcome, json);
                 match outcome.kind {
                     OutcomeKind::Answered => has_answered = true,

@@ -56,6 +56,7 @@ enum LogRole {
     Worker,
     Supervisor,
     Critic,
+    Gateway,
     Nats,
 }
 
@@ -65,6 +66,7 @@ impl From<LogRole> for ChildRole {
             LogRole::Worker => Self::Worker,
             LogRole::Supervisor => Self::Supervisor,
             LogRole::Critic => Self::Critic,
+            LogRole::Gateway => Self::Gateway,
             LogRole::Nats => Self::NatsServer,
         }
     }

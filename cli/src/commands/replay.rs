@@ -11,6 +11,7 @@ use millrace_runtime::store::archive::read_run_from_log_or_archive;
 use crate::exit::{CommandError, CommandExit};
 use crate::history::RunHistory;
 use crate::json::{DecisionLine, ReplayJson, print_json};
+use crate::report::resume_command_hint;
 use crate::target::{ClusterTarget, ReadConnection};
 use crate::view::{LiveModelOutput, format_event_line, print_stdout_line, render_board_lines};
 use millrace_client::find_run;
@@ -78,7 +79,7 @@ async fn replay_run(bus: &Bus, arguments: &ReplayArguments) -> Result<CommandExi
         }
     }
     if arguments.json {
-        print_json(&ReplayJson::new(&run, &history, last));
+        print_json(&ReplayJson::new(&run, &history, last, resume_command_hint(&run, &history.plan)));
     } else {
         let now = last.map_or(jiff::Timestamp::UNIX_EPOCH, |(_, at)| at);
         render_board_lines(&run, &history.plan, &LiveModelOutput::default(), now, 200, usize::MAX)

@@ -20,10 +20,11 @@ Examples:
 
 /// Files that users write.
 #[cfg(test)]
-pub const FILES: [&str; 3] = ["plan", "capability", "evaluation"];
+pub const FILES: [&str; 4] = ["plan", "capability", "evaluation", "api"];
 
 /// Everything that has a schema.
-pub const NAMES: [&str; 38] = [
+pub const NAMES: [&str; 39] = [
+    "api",
     "plan",
     "capability",
     "evaluation",
@@ -76,6 +77,7 @@ pub struct SchemaArguments {
 /// Prints a schema.
 pub fn run_command(arguments: &SchemaArguments) -> CommandExit {
     let schema = match arguments.of.as_str() {
+        "api" => millrace_gateway::api_document(),
         "plan" => plan_file::plan_file_schema(),
         "capability" => millrace_worker::file::capability_file_schema(),
         "evaluation" => evaluation_file_schema(),

@@ -133,6 +133,9 @@ async fn run_cluster(
         work_lease: options.work_lease,
         ..ClusterOptions::default()
     };
+    let api_url = options.api.is_some().then(|| options.api_url_path());
+    // One that was left by a gateway that was killed.
+    remove_file_if_any(api_url.as_deref());
     tokio::pin!(unused);
     let mut cluster = tokio::select! {
         cluster = LocalCluster::start_unannounced(options, first, lifetime) => cluster.map_err(unusable)?,
@@ -171,6 +174,9 @@ async fn run_cluster(
         cluster.announce(workers).await.map_err(unusable)?;
         if !is_while_used {
             print_running_cluster(cluster.info(), &data, json);
+            if let Some(file) = api_url.clone().filter(|_| !json) {
+                tokio::spawn(print_api_url(file));
+            }
         }
         let runs = (!is_while_used).then(|| RunLines::follow(cluster.info().clone(), json));
         refusal = tokio::select! {
@@ -208,6 +214,27 @@ fn print_running_cluster(info: &ClusterInfo, data: &Path, json: bool) {
         "millrace: submit runs with `{}`; Ctrl-C stops the cluster, no work is lost",
         command_hint("submit")
     ));
+}
+
+fn remove_file_if_any(file: Option<&Path>) {
+    if let Some(file) = file {
+        // A file that can't be removed is replaced by the gateway.
+        let _ = std::fs::remove_file(file);
+    }
+}
+
+/// Prints the URL of the HTTP API as soon as it is served.
+async fn print_api_url(file: PathBuf) {
+    let deadline = Instant::now() + REGISTRATION_LIMIT;
+    while Instant::now() < deadline {
+        if let Ok(url) = std::fs::read_to_string(&file) {
+            return print_stderr_line(&format!(
+                "millrace: the HTTP API is on {} (reference at /docs)",
+                url.trim()
+            ));
+        }
+        tokio::time::sleep(REGISTRATION_POLL).await;
+    }
 }
 
 /// Reports what happens in a cluster, and mends what it can. Returns when the cluster can't work.
@@ -278,6 +305,9 @@ async fn start_in_background(options: LocalOptions, json: bool) -> Result<Comman
     let info = local::start_detached(&options).await.map_err(CommandError::unusable_environment)?;
     if options.workers > 0 {
         wait_for_first_capability(&info).await?;
+    }
+    if options.api.is_some() && !json {
+        print_api_url(options.api_url_path()).await;
     }
     if json {
         print_started_cluster(&info, &options.data);

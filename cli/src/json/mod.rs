@@ -1,95 +1,32 @@
 //! The JSON that commands print with `--json`: one dialect for all of them. `docs/json.md` states its rules and its stability.
 //!
-//! Every line of standard output is one object with a `type`. Times are RFC 3339 in UTC, durations are milliseconds in
-//! fields that end in `_ms`, counts have names, and names are in snake_case. A type here is what is printed and what
-//! `millrace schema` describes; no command builds JSON by hand.
+//! The types that the gateway returns too are in `millrace_views`; those of commands only are here. Every line of standard
+//! output is one object with a `type`. No command builds JSON by hand.
 //!
 //! | file | objects |
 //! |---|---|
-//! | `event` | the events of a run, as `run`, `resume` and `watch` print them, and decisions |
-//! | `question` | questions to persons, and their answers |
-//! | `run` | a run: in a list, and completely |
-//! | `transcript` | what agents did |
-//! | `cluster` | processes, capabilities, lanes, limits, backups, the environment |
+//! | `doctor` | the environment |
+//! | `error` | the error that ended a command |
 //! | `evaluation` | samples and configurations of an evaluation |
-//! | `command` | the outcome of a command, and errors |
 //! | `schema` | the schema of each command's output |
 
-mod cluster;
-mod command;
+mod doctor;
+mod error;
 mod evaluation;
-mod event;
-mod question;
-mod run;
 mod schema;
-mod transcript;
-mod wait;
 
-use std::borrow::Cow;
-
-use jiff::Timestamp;
 use millrace_protocol::safe_text;
-use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::Serialize;
-use serde_json::{Value, json};
 
-pub use cluster::*;
-pub use command::*;
+pub use doctor::*;
+pub use error::*;
 pub use evaluation::*;
-pub use event::*;
-pub use question::*;
-pub use run::*;
+pub use millrace_views::*;
 pub use schema::output_schema;
-pub use transcript::*;
-pub use wait::*;
-
-/// A time in UTC, as RFC 3339.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-#[serde(transparent)]
-pub struct Time(Timestamp);
-
-impl From<Timestamp> for Time {
-    fn from(at: Timestamp) -> Self {
-        Self(at)
-    }
-}
-
-impl JsonSchema for Time {
-    fn schema_name() -> Cow<'static, str> {
-        "Time".into()
-    }
-
-    fn json_schema(_: &mut SchemaGenerator) -> Schema {
-        json_schema!({ "type": "string", "format": "date-time", "description": "A time in UTC, as RFC 3339." })
-    }
-}
-
-/// Returns a transformation that adds the field `type` to the schema of a struct, which serde adds to its value.
-pub fn tagged(name: &'static str) -> impl FnMut(&mut Schema) {
-    move |schema| {
-        if let Some(properties) = schema.get_mut("properties").and_then(Value::as_object_mut) {
-            properties.insert("type".into(), json!({ "type": "string", "const": name }));
-        }
-        let required = schema.ensure_object().entry("required").or_insert_with(|| json!([]));
-        if let Some(required) = required.as_array_mut() {
-            required.insert(0, "type".into());
-        }
-    }
-}
-
-/// Converts a value to JSON. Text from outside is made safe when it is printed.
-pub fn to_value(value: &impl Serialize) -> Value {
-    serde_json::to_value(value).expect("the types of the dialect can be serialized")
-}
 
 /// Prints an object to standard output, on one line. A closed pipe is ignored: the run continues.
 pub fn print_json(value: &impl Serialize) {
     crate::view::print_stdout_line(&safe_text::json_line(&to_value(value)));
-}
-
-/// Returns milliseconds that are not negative.
-pub fn milliseconds(duration: jiff::SignedDuration) -> u64 {
-    u64::try_from(duration.as_millis()).unwrap_or_default()
 }
 
 #[cfg(test)]

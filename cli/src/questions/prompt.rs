@@ -7,9 +7,8 @@ use millrace_protocol::plan::Plan;
 use millrace_protocol::question::{Answer, AnswerKind, AnswerScope, Question, QuestionId, QuestionSubject};
 use millrace_protocol::safe_text::single_line;
 
-use super::answering::json_text;
 use super::text::{add_subject, cut_end, describe_end, kind_name, wrap_labelled};
-use super::{AnswerOutcome, OutcomeKind, open_questions_of_plan};
+use super::{AnswerOutcome, OutcomeKind, json_text, open_questions_of_plan};
 
 /// Maximum number of lines of a question.
 const MAX_LINES: usize = 14;

@@ -20,10 +20,9 @@ use rustix::termios::{self, LocalModes, OptionalActions, QueueSelector, SpecialC
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
-use super::AnswerOutcome;
-use super::answering::send_answer;
 use super::prompt::{Key, PromptAction, QuestionPrompt};
-use crate::steer::author_name;
+use super::{AnswerOutcome, send_answer};
+use crate::steer::{author_name, patience};
 use crate::view::RunDisplay;
 
 /// The time after which the reader of the keys looks whether keys are wanted.
@@ -148,8 +147,8 @@ impl InPlaceAnswers {
         tokio::spawn(async move {
             let answer = (answer, AnswerScope::Once, by.as_str());
             let never = CancellationToken::new();
-            let outcome = send_answer(&bus, &run, (&id, &question), answer, &never).await;
-            let outcome = outcome.map_err(|error| error.error.to_string());
+            let outcome = send_answer(&bus, &run, (&id, &question), answer, patience(&never)).await;
+            let outcome = outcome.map_err(|error| error.to_string());
             // If the view has ended, the outcome has no reader.
             let _ = sender.send(PromptEvent::Sent(id, outcome));
         });

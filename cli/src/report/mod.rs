@@ -3,14 +3,14 @@
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
 
+use millrace_plan_file::limits::suggest_larger_budget;
 use millrace_protocol::ids::RunId;
 use millrace_protocol::plan::{DeliverableRule, EndReason, Plan, ResourceKind, RunEnd, TaskState};
-use millrace_protocol::result::{SourceKind, TaskResult, Usage};
-use millrace_protocol::safe_text::{self, markdown_line, single_line};
+use millrace_protocol::result::{TaskResult, Usage};
+use millrace_protocol::safe_text::{self, single_line};
 use millrace_protocol::subject::PLANNER;
 use millrace_runtime::Bus;
 
-use crate::budget;
 use crate::exit::CommandError;
 use crate::history::RunHistory;
 use crate::invocation::command_hint;
@@ -18,6 +18,8 @@ use crate::json::{RunResult, to_value};
 use crate::submission::{create_private_folder, write_file_and_create_folder};
 use crate::view::{format_short_duration, separate_thousands};
 use millrace_client::read_task_result;
+use millrace_views::report::report_markdown;
+use millrace_views::wording::explain_deliverable_choice;
 
 /// Maximum number of characters of the end's detail in the summary line.
 const MAX_DETAIL: usize = 400;
@@ -61,36 +63,18 @@ impl RunReport {
     /// Returns the deliverable as Markdown, with its sources; `None` if there is none.
     pub fn deliverable_markdown(&self) -> Option<String> {
         let result = self.deliverable.as_ref()?;
-        let mut text = safe_text::markdown_document(result.output.trim_end());
-        text.push('\n');
-        if !result.sources.is_empty() && !has_source_list(&text) {
-            text.push_str("\n## Sources\n\n");
-            for source in &result.sources {
-                let kind = match source.kind {
-                    SourceKind::Document | SourceKind::Web => "",
-                    SourceKind::Code => "code, ",
-                    SourceKind::Data => "data, ",
-                    SourceKind::Other => "other, ",
-                };
-                let (id, title) = (markdown_line(&source.id), markdown_line(&source.title));
-                let _ = writeln!(text, "- [{id}] {title} ({kind}{})", markdown_line(&source.location));
-            }
-        }
-        if self.end.reason != EndReason::Completed || self.history.plan.planning.fallback.is_some() {
-            let _ = write!(text, "\n> This run ended **{}**", self.end.reason);
-            let detail = if self.end.detail.is_empty() {
-                String::new()
-            } else {
-                format!(": {}", markdown_line(&self.end.detail))
-            };
-            let _ = writeln!(text, "{detail}.");
-        }
-        Some(text)
+        Some(report_markdown(result, &self.end, self.history.plan.planning.fallback.is_some()))
     }
 
     /// Returns the complete result as JSON.
     pub fn result_json(&self) -> RunResult<'_> {
-        RunResult::new(&self.run, &self.history, self.deliverable.as_ref(), self.end.at)
+        RunResult::new(
+            &self.run,
+            &self.history,
+            self.deliverable.as_ref(),
+            self.end.at,
+            resume_command_hint(&self.run, &self.history.plan),
+        )
     }
 
     /// Writes both files, by default below the data folder.
@@ -160,7 +144,7 @@ pub fn describe_missing_review(plan: &Plan, end: &RunEnd) -> Option<String> {
 /// Returns the command that resumes a run that has ended, if it can be resumed.
 pub fn resume_command_hint(run: &RunId, plan: &Plan) -> Option<String> {
     let end = plan.run.end.as_ref().filter(|end| end.is_resumable)?;
-    match budget::suggest_larger_budget(plan) {
+    match suggest_larger_budget(plan) {
         Some(more) => Some(command_hint(&format!("resume {run} --budget {more}"))),
         None if end.reason.needs_larger_budget() => None,
         None => Some(command_hint(&format!("resume {run}"))),
@@ -182,18 +166,6 @@ pub fn other_planner_hint(run: &RunId, plan: &Plan) -> Option<String> {
         let resume = command_hint(&format!("resume {run} --model planner=PROVIDER:MODEL"));
         format!("or with another model for its planner: {resume}; --plan FILE of `run` needs no planner")
     })
-}
-
-/// Explains why a task's result is the deliverable.
-pub fn explain_deliverable_choice(rung: DeliverableRule) -> &'static str {
-    match rung {
-        DeliverableRule::Final => "its task is the final one",
-        DeliverableRule::Detailed => {
-            "no final task was completed; it is the newest result with text beyond its summary"
-        }
-        DeliverableRule::Producer => "no final task was completed; it is the newest result of a producer",
-        DeliverableRule::Any => "no final task was completed; it is the newest result",
-    }
 }
 
 /// Returns a text on one line, truncated if it is long: the JSON has all of it.
@@ -234,10 +206,6 @@ pub struct ReportFiles {
     pub report: Option<PathBuf>,
     /// The complete result.
     pub json: PathBuf,
-}
-
-fn has_source_list(text: &str) -> bool {
-    text.lines().any(|line| line.trim_start_matches('#').trim() == "Sources")
 }
 
 #[cfg(test)]

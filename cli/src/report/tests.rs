@@ -15,7 +15,9 @@ use millrace_protocol::result::{
 };
 use serde_json::json;
 
-use super::{RunReport, describe_missing_review, describe_usage_by_role, other_planner_hint};
+use super::{
+    RunReport, describe_missing_review, describe_usage_by_role, other_planner_hint, resume_command_hint,
+};
 use crate::history::RunHistory;
 use crate::json::tests::assert_matches_schema;
 use crate::json::{EventLine, RunResult, to_value};
@@ -266,7 +268,13 @@ fn the_complete_result_matches_the_golden_file() {
         ..TaskResult::default()
     };
     let (run, history) = (run_id(), sample_history());
-    let is = to_value(&RunResult::new(&run, &history, Some(&result), timestamp_at(100)));
+    let is = to_value(&RunResult::new(
+        &run,
+        &history,
+        Some(&result),
+        timestamp_at(100),
+        resume_command_hint(&run, &history.plan),
+    ));
     assert_matches_schema("result", &is);
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/report/result.json");
     let text = format!("{is:#}\n");
@@ -358,7 +366,13 @@ fn every_event_of_a_run_matches_the_schema() {
 #[test]
 fn a_run_that_was_only_submitted_can_be_serialized() {
     let (run, history) = (run_id(), RunHistory::default());
-    let is = to_value(&RunResult::new(&run, &history, None, timestamp_at(0)));
+    let is = to_value(&RunResult::new(
+        &run,
+        &history,
+        None,
+        timestamp_at(0),
+        resume_command_hint(&run, &history.plan),
+    ));
     assert_matches_schema("result", &is);
     assert_eq!((&is["state"], &is["end"]), (&json!("submitted"), &json!(null)));
 }
@@ -375,7 +389,13 @@ fn reservations_of_work_in_flight_are_in_the_json() {
     let (by, answers) = (worker_id("supervisor-1"), Vec::new());
     story.add_decision(&Decision { by, previous: 0, at: timestamp_at(0), answers, events });
     let run = run_id();
-    let is = to_value(&RunResult::new(&run, &story, None, timestamp_at(1)));
+    let is = to_value(&RunResult::new(
+        &run,
+        &story,
+        None,
+        timestamp_at(1),
+        resume_command_hint(&run, &story.plan),
+    ));
     assert_matches_schema("result", &is);
     assert_eq!(is["budget"]["left"]["tokens"], 750);
     let shown =

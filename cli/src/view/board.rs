@@ -16,6 +16,7 @@ use super::{format_clock, separate_thousands};
 use crate::budget;
 use crate::invocation::command_hint;
 use crate::report::{describe_usage, describe_usage_by_role, resume_command_hint};
+use millrace_views::wording::{describe_hold, describe_task_wait};
 
 /// The number of columns by which a delegated task is indented below its parent.
 const INDENTATION: usize = 2;
@@ -333,24 +334,6 @@ fn shorten_worker(worker: &str) -> String {
             format!("{role}-{}", &id[..4])
         }
         Some(_) | None => worker.to_owned(),
-    }
-}
-
-/// Describes what keeps work from starting even if there is a worker for it; `None` if nothing does.
-pub fn describe_hold(plan: &Plan, is_offline: bool) -> Option<&'static str> {
-    match plan.pause_reason() {
-        Some(_) => Some("the run to be resumed"),
-        None if is_offline && plan.is_live() => Some("a cluster; none is running"),
-        None if plan.is_live() && plan.needs_approval() => Some("the approval of the plan"),
-        None => None,
-    }
-}
-
-/// Describes what a task waits for: `hold` instead of a worker.
-pub fn describe_task_wait(task: &Task, hold: Option<&str>) -> Option<String> {
-    match hold.filter(|_| task.is_waiting_for_worker()) {
-        Some(hold) => Some(hold.to_owned()),
-        None => task.describe_wait(),
     }
 }
 

@@ -22,12 +22,11 @@ use crate::questions::{QuestionTracker, format_question_line};
 use heartbeat::Heartbeat;
 use lines::is_event_worth_showing;
 
-pub use board::{
-    describe_hold, describe_task_wait, format_age, render_board_lines, render_offline_board_lines,
-};
+pub use board::{format_age, render_board_lines, render_offline_board_lines};
 pub use lines::{describe_lost_connection, describe_recovery, format_event_line, format_history_lines};
 pub use live::LiveModelOutput;
-pub use style::{error_label, format_clock, format_short_duration, separate_thousands, wants_colours};
+pub use millrace_client::format_clock;
+pub use style::{error_label, format_short_duration, separate_thousands, wants_colours};
 
 /// The way a run is shown.
 pub enum RunDisplay {

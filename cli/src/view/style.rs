@@ -1,8 +1,7 @@
 //! Colours and times of the output for people. A text gets its colours after it was made safe for a terminal, so that no
 //! text from outside can bring colours in.
 
-use jiff::tz::TimeZone;
-use jiff::{SignedDuration, Timestamp};
+use jiff::SignedDuration;
 
 /// `true` if colours are wanted on a stream: it is a terminal that has them, and `NO_COLOR` is not set.
 pub fn wants_colours(is_terminal: bool) -> bool {
@@ -41,17 +40,6 @@ fn colour_of_symbol(symbol: char) -> Option<u8> {
 /// Returns the word before an error message, in colour if that is wanted.
 pub fn error_label(wants_colours: bool) -> &'static str {
     if wants_colours { "\u{1b}[1;31merror:\u{1b}[0m" } else { "error:" }
-}
-
-/// Returns a time of day in the local time zone, with the zone, and with the date if that is not today.
-pub fn format_clock(at: Timestamp) -> String {
-    format_clock_in(at, Timestamp::now(), &TimeZone::system())
-}
-
-fn format_clock_in(at: Timestamp, now: Timestamp, zone: &TimeZone) -> String {
-    let (local, today) = (at.to_zoned(zone.clone()), now.to_zoned(zone.clone()).date());
-    let format = if local.date() == today { "%H:%M:%S %Z" } else { "%Y-%m-%d %H:%M:%S %Z" };
-    local.strftime(format).to_string()
 }
 
 /// Returns a duration as a person writes it, with tenths of a second below a minute.
@@ -105,15 +93,6 @@ mod tests {
         ] {
             assert_eq!(separate_thousands(text), expected);
         }
-    }
-
-    #[test]
-    fn times_have_their_zone_and_old_ones_their_date() {
-        let now: Timestamp = "2026-11-22T16:51:19Z".parse().unwrap();
-        let zone = TimeZone::fixed(jiff::tz::offset(-5));
-        assert_eq!(format_clock_in(now, now, &zone), "11:51:19 -05");
-        let before = now - SignedDuration::from_hours(48);
-        assert_eq!(format_clock_in(before, now, &TimeZone::UTC), "2026-11-20 16:51:19 UTC");
     }
 
     #[test]

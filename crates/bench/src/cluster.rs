@@ -64,6 +64,7 @@ impl BenchCluster {
             lanes: Some(1),
             lane_lease: options.lane_lease,
             work_lease: None,
+            api: None,
             sync_always: options.sync_always,
             log: "info".into(),
         };

@@ -47,7 +47,12 @@ async fn follow_run_into_channel(
     let reader = tokio::spawn(async move { while records.send(tail.next_records().await).await.is_ok() {} });
     let mut position = FollowPosition::default();
     let outcome = loop {
-        let records = match tokio::time::timeout(QUIET, arrived.recv()).await {
+        let received = tokio::select! {
+            received = tokio::time::timeout(QUIET, arrived.recv()) => received,
+            // Otherwise a run without decisions would be polled for ever.
+            () = sender.closed() => break Ok(()),
+        };
+        let records = match received {
             Ok(Some(records)) => records,
             Ok(None) => break Ok(()),
             Err(_) => match retry_transient(|| read_archived_records(bus, run)).await? {
@@ -114,24 +119,31 @@ struct FollowPosition {
     end: RunEndState,
 }
 
-/// `No` while a run is open; otherwise whether it can be resumed.
-#[derive(Default, Clone, Copy)]
-enum RunEndState {
+/// The end of a run as of a decision: `No` while it is open; otherwise whether it can be resumed.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+pub enum RunEndState {
+    /// It is open.
     #[default]
     No,
+    /// It has ended and can be resumed.
     Resumable,
+    /// It has ended for good.
     Final,
 }
 
-impl FollowPosition {
-    fn update_end_state(&mut self, event: &Event) {
+impl RunEndState {
+    /// Returns the state after an event.
+    #[must_use]
+    pub fn after_event(self, event: &Event) -> Self {
         if let Event::Run(RunEvent::Ended { reason, is_resumable, .. }) = event {
             let is_resumable = *is_resumable || reason.needs_larger_budget();
-            self.end = if is_resumable { RunEndState::Resumable } else { RunEndState::Final };
+            if is_resumable { Self::Resumable } else { Self::Final }
         } else if matches!(event, Event::Run(RunEvent::Retired)) {
-            self.end = RunEndState::Final;
+            Self::Final
         } else if matches!(event, Event::Run(RunEvent::Reopened)) {
-            self.end = RunEndState::No;
+            Self::No
+        } else {
+            self
         }
     }
 }
@@ -158,7 +170,7 @@ async fn forward_decisions(
         }
         position.seen = record.sequence;
         let decision: Decision = bus.decode_record(&record).await?;
-        decision.events.iter().for_each(|event| position.update_end_state(event));
+        position.end = decision.events.iter().fold(position.end, RunEndState::after_event);
         if sender.send(Ok((record.sequence, decision))).await.is_err() {
             return Ok(());
         }

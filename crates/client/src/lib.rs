@@ -1,25 +1,36 @@
-//! Client of a cluster: submits, finds, follows and reads list_runs.
+//! Client of a cluster: submits, finds, follows, steers and reads runs.
 //!
 //! Everything is read from the log, and the caller folds it; no supervisor is queried. The connection is a
 //! [`millrace_runtime::Bus`], so that credentials and permissions are those of any other process.
 
+mod author;
+mod clock;
+mod decision;
 mod earlier;
 mod find;
 mod follow;
 mod journals;
+pub mod questions;
 mod read;
 mod run_feed;
 
 use jiff::Timestamp;
 use millrace_protocol::ids::RunId;
-use millrace_protocol::plan::Submission;
+use millrace_protocol::plan::{Document, DocumentSet, Submission};
 use millrace_protocol::subject::{Topic, topic_subject};
+use millrace_protocol::wire;
 use millrace_runtime::log::{AppendError, append_message};
 use millrace_runtime::{Bus, Fault};
 
+pub use author::author_name;
+pub use clock::format_clock;
+pub use decision::{
+    AppliedMessage, MessageDecision, Patience, append_and_await_decision, append_run_message,
+    await_message_decision,
+};
 pub use earlier::{EarlierResults, EarlierRunError, read_earlier_run};
 pub use find::{FindError, find_run, list_runs, list_runs_from_log};
-pub use follow::{follow_run, read_archived_records, retry_transient};
+pub use follow::{RunEndState, follow_run, read_archived_records, retry_transient};
 pub use journals::{Journals, ReceivedEntry, TaskUpdate, follow_task, read_task};
 pub use read::{read_decisions, read_log_damage, read_plan, read_task_result};
 pub use run_feed::{RunChange, RunFeed};
@@ -30,15 +41,48 @@ pub use run_feed::{RunChange, RunFeed};
 /// The server does not answer, or refuses.
 pub async fn submit_run(bus: &Bus, submission: &Submission) -> Result<RunId, Fault> {
     for _ in 0..10 {
-        let run = RunId::generate(Timestamp::now(), uuid::Uuid::new_v4().as_fields().0);
-        let lane = bus.lane_of_run(&run);
-        let appending = append_message(bus, lane, &run, &Topic::Submitted, submission, 0);
-        match bus.fail_on_denial(&topic_subject(lane, &run, &Topic::Submitted), appending).await {
-            Ok(_) => return Ok(run),
-            // Another client took the same id in the same second: try another id.
-            Err(AppendError::Fenced { .. }) => {}
-            Err(AppendError::Fault(fault)) => return Err(fault),
+        let run = generate_run_id();
+        // Otherwise another client took the same id in the same second: try another id.
+        if submit_run_with_id(bus, &run, submission).await?.is_some() {
+            return Ok(run);
         }
     }
     Err(Fault::unavailable("submitting a run", "no unused run id after ten attempts"))
+}
+
+/// Returns a new run id.
+#[must_use]
+pub fn generate_run_id() -> RunId {
+    RunId::generate(Timestamp::now(), uuid::Uuid::new_v4().as_fields().0)
+}
+
+/// Submits a run under an id and returns the sequence of the submission; `None` if there is such a run already.
+///
+/// # Errors
+/// The server does not answer, or refuses.
+pub async fn submit_run_with_id(
+    bus: &Bus,
+    run: &RunId,
+    submission: &Submission,
+) -> Result<Option<u64>, Fault> {
+    let lane = bus.lane_of_run(run);
+    let appending = append_message(bus, lane, run, &Topic::Submitted, submission, 0);
+    match bus.fail_on_denial(&topic_subject(lane, run, &Topic::Submitted), appending).await {
+        Ok(sequence) => Ok(Some(sequence)),
+        Err(AppendError::Fenced { .. }) => Ok(None),
+        Err(AppendError::Fault(fault)) => Err(fault),
+    }
+}
+
+/// Stores the list of a run's documents, whose contents are in the blob store.
+///
+/// # Errors
+/// The server does not answer or is full.
+pub async fn store_document_list(bus: &Bus, documents: &[Document]) -> Result<DocumentSet, Fault> {
+    let manifest = bus.blobs().put_blob(&wire::encode_body(&documents)).await?;
+    Ok(DocumentSet {
+        manifest: manifest.sha256,
+        count: u32::try_from(documents.len()).unwrap_or(u32::MAX),
+        bytes: documents.iter().map(|document| document.size).sum(),
+    })
 }

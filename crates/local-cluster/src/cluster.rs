@@ -193,7 +193,7 @@ impl LocalCluster {
         self.events.recv().await
     }
 
-    /// Stops all processes in order: workers and critics, supervisors, the server. Each has a grace period, 25 s in total,
+    /// Stops all processes in order: gateways, workers and critics, supervisors, the server. Each has a grace period, 30 s in total,
     /// and is killed after that. Dropping the returned future kills all at once.
     pub async fn stop(self) {
         let (done, stopped) = oneshot::channel();

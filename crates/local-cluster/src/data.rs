@@ -8,6 +8,7 @@
 //! | `lock` | the pid of the process that holds the lock |
 //! | `users.lock` | locked, shared, by each process that uses the cluster ([`crate::users`]) |
 //! | `cluster.json` | address and credentials of the cluster, for other commands; readable by the owner only |
+//! | `api.url` | the URL of the HTTP API, while it is served |
 //! | `nats.conf` | the server's configuration; readable by the owner only |
 //! | `nats/` | the store of the server: all durable data |
 //! | `nats.lock` | locked by the server process while it lives |

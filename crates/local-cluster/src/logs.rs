@@ -47,7 +47,13 @@ pub fn log_files(data: &Path, role: Option<ChildRole>) -> io::Result<Vec<LogFile
 }
 
 fn role_of_process(name: &str) -> Option<ChildRole> {
-    let roles = [ChildRole::NatsServer, ChildRole::Supervisor, ChildRole::Worker, ChildRole::Critic];
+    let roles = [
+        ChildRole::NatsServer,
+        ChildRole::Supervisor,
+        ChildRole::Worker,
+        ChildRole::Critic,
+        ChildRole::Gateway,
+    ];
     roles.into_iter().find(|role| {
         let rest = name.strip_prefix(&role.to_string());
         rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('-'))

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fmt;
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -39,6 +40,25 @@ fn parse_process_count(text: &str) -> Result<u32, String> {
              workers on other machines"
         )),
         Err(error) => Err(error.to_string()),
+    }
+}
+
+/// The address of the HTTP API.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ApiAddress {
+    /// 127.0.0.1:7070, or the next free port.
+    Default,
+    /// This address.
+    At(SocketAddr),
+}
+
+fn parse_api_address(text: &str) -> Result<ApiAddress, String> {
+    match text {
+        "" => Ok(ApiAddress::Default),
+        address => address
+            .parse()
+            .map(ApiAddress::At)
+            .map_err(|_| "expected an address such as 127.0.0.1:7070".to_owned()),
     }
 }
 
@@ -101,6 +121,10 @@ pub struct LocalOptions {
     /// is created
     #[arg(long, help_heading = "Cluster settings that few need", env = "MILLRACE_WORK_LEASE", value_name = "TIME", value_parser = duration::parse_duration)]
     pub work_lease: Option<Duration>,
+    /// Serve the HTTP API on this address [without ADDR: 127.0.0.1:7070, or the next free port]. Its URL is printed, and is in the
+    /// file `api.url` of the data folder
+    #[arg(long, value_name = "ADDR", num_args = 0..=1, default_missing_value = "", value_parser = parse_api_address)]
+    pub api: Option<ApiAddress>,
     /// Sync every write to disk before it is acknowledged: survives power loss, but is slower
     #[arg(long, help_heading = "Cluster settings that few need")]
     pub sync_always: bool,
@@ -126,6 +150,7 @@ impl LocalOptions {
             lanes: None,
             lane_lease: None,
             work_lease: None,
+            api: None,
             sync_always: false,
             log: "info".into(),
         }
@@ -144,6 +169,7 @@ impl LocalOptions {
             ("--lanes", self.lanes.is_some()),
             ("--lane-lease", self.lane_lease.is_some()),
             ("--work-lease", self.work_lease.is_some()),
+            ("--api", self.api.is_some()),
             ("--sync-always", self.sync_always),
         ];
         chosen.into_iter().filter_map(|(name, is_chosen)| is_chosen.then_some(name)).collect()
@@ -169,6 +195,10 @@ impl LocalOptions {
             self.capability.iter().map(|file| format!("--capability={}", to_absolute_path(file)).into());
         let models = self.model.iter().map(|model| format!("--model={model}").into());
         let record = self.record.iter().flat_map(|file| ["--record".into(), file.clone().into()]);
+        let api = self.api.map(|api| match api {
+            ApiAddress::Default => "--api".into(),
+            ApiAddress::At(address) => format!("--api={address}").into(),
+        });
         let sync_always = self.sync_always.then(|| "--sync-always".into());
         let web = self.web.then(|| "--web".into());
         data.into_iter()
@@ -176,6 +206,7 @@ impl LocalOptions {
             .chain(capabilities)
             .chain(models)
             .chain(record)
+            .chain(api)
             .chain(sync_always)
             .chain(web)
             .collect()
@@ -196,6 +227,7 @@ impl LocalOptions {
         all(ChildRole::Supervisor, self.supervisors)
             .chain(all(ChildRole::Worker, self.workers))
             .chain(all(ChildRole::Critic, self.critics))
+            .chain(all(ChildRole::Gateway, u32::from(self.api.is_some())))
             .map(|(role, number)| child(role, number))
             .collect()
     }
@@ -204,10 +236,27 @@ impl LocalOptions {
         let lanes =
             self.lanes.filter(|_| role == ChildRole::Supervisor).map(|lanes| format!("--lanes={lanes}"));
         let offered = self.offered_capabilities().filter(|_| role == ChildRole::Worker);
+        if role == ChildRole::Gateway {
+            return self.gateway_arguments();
+        }
         std::iter::once(role.to_string())
             .chain(lanes)
             .chain(offered.map(|one| format!("--capability={one}")))
             .collect()
+    }
+
+    fn gateway_arguments(&self) -> Vec<String> {
+        let address = match self.api {
+            Some(ApiAddress::At(address)) => Some(format!("--api={address}")),
+            Some(ApiAddress::Default) | None => None,
+        };
+        let file = format!("--url-file={}", to_absolute_path(&self.api_url_path()));
+        ["serve".to_owned(), file].into_iter().chain(address).collect()
+    }
+
+    /// The file with the URL of the HTTP API, while that is served.
+    pub fn api_url_path(&self) -> PathBuf {
+        self.data.join("api.url")
     }
 
     /// Returns the capabilities of the workers, if they have more than the built-in ones.
@@ -272,6 +321,8 @@ pub enum ChildRole {
     Worker,
     /// Reviews results.
     Critic,
+    /// Serves the HTTP API.
+    Gateway,
 }
 
 impl fmt::Display for ChildRole {
@@ -281,6 +332,7 @@ impl fmt::Display for ChildRole {
             Self::Supervisor => "supervisor",
             Self::Worker => "worker",
             Self::Critic => "critic",
+            Self::Gateway => "gateway",
         })
     }
 }
@@ -308,7 +360,7 @@ impl ChildSpec {
     pub fn process_name(&self) -> String {
         match self.role {
             ChildRole::NatsServer => self.role.to_string(),
-            ChildRole::Supervisor | ChildRole::Worker | ChildRole::Critic => {
+            ChildRole::Supervisor | ChildRole::Worker | ChildRole::Critic | ChildRole::Gateway => {
                 format!("{}-{}", self.role, self.number)
             }
         }
@@ -353,9 +405,11 @@ mod tests {
                 "--call-timeout=20m",
                 "--lane-lease=1m 30s",
                 "--work-lease=500ms",
+                "--api=127.0.0.1:7171",
                 "--sync-always",
                 "--log=x=debug",
             ],
+            &["--data=/d", "--api"],
         ] {
             let options = parse_options(arguments);
             let written = options.to_arguments();
@@ -418,6 +472,11 @@ mod tests {
         assert_eq!(names, ["supervisor-1", "worker-1", "worker-2"]);
         assert_eq!(children[0].arguments, ["supervisor", "--lanes=4"]);
         assert_eq!(children[1].arguments, ["worker"]);
+        let gateway =
+            parse_options(&["--data=/d", "--api", "127.0.0.1:0"]).child_specs(Path::new("/bin/millrace"));
+        let gateway = gateway.last().unwrap();
+        assert_eq!(gateway.process_name(), "gateway-1");
+        assert_eq!(gateway.arguments, ["serve", "--url-file=/d/api.url", "--api=127.0.0.1:0"]);
         let with_file =
             parse_options(&["--data=/d", "--capability=/a/b.yaml"]).child_specs(Path::new("/bin/millrace"));
         assert_eq!(with_file[0].arguments, ["supervisor"]);

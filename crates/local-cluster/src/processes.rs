@@ -32,7 +32,7 @@ const PERMANENT_EXIT_CODES: [i32; 2] = [2, 4];
 
 /// Workers and critics may finish their current step.
 const GRACE_FOR_WORK: Duration = Duration::from_secs(10);
-/// Supervisors release their lanes, which takes one or two writes.
+/// Supervisors release their lanes, which takes one or two writes; gateways end open requests.
 const GRACE_FOR_SUPERVISORS: Duration = Duration::from_secs(5);
 /// The server flushes its memory to disk.
 const GRACE_FOR_SERVER: Duration = Duration::from_secs(10);
@@ -342,8 +342,10 @@ impl ClusterProcesses {
         }
     }
 
-    /// Stops workers and critics first, then supervisors, and the server last, so that each can still write to the log.
+    /// Stops gateways first, then workers and critics, then supervisors, and the server last, so that each can still write to the
+    /// log.
     fn stop_in_order(&mut self) {
+        self.stop_roles(&[ChildRole::Gateway], GRACE_FOR_SUPERVISORS);
         self.stop_roles(&[ChildRole::Worker, ChildRole::Critic], GRACE_FOR_WORK);
         self.stop_roles(&[ChildRole::Supervisor], GRACE_FOR_SUPERVISORS);
         self.stop_roles(&[ChildRole::NatsServer], GRACE_FOR_SERVER);
@@ -468,13 +470,13 @@ fn child_command(child: &ChildSpec, launcher: &Launcher, layout: &DataLayout) ->
             keep_only_variables(&mut command, is_system_variable);
             command
         }
-        ChildRole::Supervisor | ChildRole::Worker | ChildRole::Critic => {
+        ChildRole::Supervisor | ChildRole::Worker | ChildRole::Critic | ChildRole::Gateway => {
             let mut command = launcher.build_attached_command(&child.program);
             // Meant for another cluster; it would take precedence over the credentials of this one.
             command.env_remove("MILLRACE_NATS_CREDS");
             // They can't all bind the same address.
             command.env_remove("MILLRACE_HTTP");
-            if child.role == ChildRole::Supervisor {
+            if matches!(child.role, ChildRole::Supervisor | ChildRole::Gateway) {
                 keep_only_variables(&mut command, |name| {
                     is_system_variable(name)
                         || SUPERVISOR_PREFIXES.iter().any(|prefix| name.starts_with(prefix))

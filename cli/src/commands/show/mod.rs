@@ -13,7 +13,7 @@ use crate::exit::{CommandError, CommandExit};
 use crate::interrupted::offline_run_hint;
 use crate::json::{RunResult, print_json};
 use crate::questions::{format_question_line, open_questions_of_plan};
-use crate::report::RunReport;
+use crate::report::{RunReport, resume_command_hint};
 use crate::target::{ClusterTarget, ReadConnection, read_run_history, refuse_damaged_log};
 use crate::view::{
     self, LiveModelOutput, print_board_lines, print_stderr_line, print_stdout_line, render_board_lines,
@@ -95,7 +95,7 @@ async fn show_run(
         (Ok(report), true) => print_json(&report.result_json()),
         (Ok(report), false) => report.deliverable_markdown().iter().for_each(|text| print_deliverable(text)),
         (Err(history), true) => {
-            let result = RunResult::new(&run, &history, None, now);
+            let result = RunResult::new(&run, &history, None, now, resume_command_hint(&run, &history.plan));
             print_json(&if is_offline { result.without_cluster(&history) } else { result });
         }
         (Err(history), false) if is_offline => print_stderr_line(&offline_run_hint(&run, &history.plan)),

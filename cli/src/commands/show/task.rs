@@ -21,8 +21,9 @@ use crate::invocation::command_hint;
 use crate::json::{EntryLine, PlannerTranscript, TaskTranscript, print_json};
 use crate::questions::{format_closed_question, format_question};
 use crate::target::ClusterTarget;
-use crate::transcript::{TranscriptEntry, TranscriptPrinter, attempt_heading, read_entry};
+use crate::transcript::{TranscriptPrinter, attempt_heading};
 use crate::view::{describe_lost_connection, describe_recovery, print_stderr_line, print_stdout_line};
+use millrace_views::journal::{TranscriptEntry, read_entry};
 
 /// The name that selects the planner instead of a task; no task can have it.
 const PLANNER: &str = "@planner";

@@ -39,7 +39,7 @@ impl PagedReader {
 
     /// Reads this number of messages per request.
     #[must_use]
-    pub(crate) fn with_page_size(self, size: usize) -> Self {
+    pub fn with_page_size(self, size: usize) -> Self {
         Self { size, ..self }
     }
 

@@ -3,5 +3,6 @@
 pub mod archive;
 pub mod backup;
 pub mod blobs;
+pub mod idempotency;
 pub mod rate_limits;
 pub mod workspace;

@@ -7,7 +7,7 @@
 //! | supervisor | plans, orders, stops, leases, summaries, the archive; creates and purges streams and queues, deletes orders and forged messages | the lanes, the queues, files, blobs |
 //! | worker | the journals of tasks (a planner: of its turns), files, blobs | its own queue, the lanes, files, blobs |
 //! | critic | the journals of reviews, blobs | its own queue, the lanes, files, blobs |
-//! | client | submissions, commands, answers, memories, limits, blobs | everything; of queues the state and the waiting orders |
+//! | client, gateway | submissions, commands, answers, memories, limits, idempotency keys, blobs | everything; of queues the state and the waiting orders |
 //! | viewer | nothing | the same |
 //! | answerer | answers to questions | the same |
 //! | metrics | nothing | the state of streams and queues, the oldest order of each, heartbeats, summaries |
@@ -48,7 +48,7 @@ use millrace_protocol::registry;
 use millrace_protocol::subject::{self, CRITIC, PLANNER, TopicKind};
 
 use crate::nats::topology::names::{
-    ARCHIVE, BLOBS, CAPABILITIES, CLUSTER, FILES, HEARTBEATS, LEASES, LIMITS, MEMBERS, RUNS, WORK,
+    ARCHIVE, BLOBS, CAPABILITIES, CLUSTER, FILES, HEARTBEATS, KEYS, LEASES, LIMITS, MEMBERS, RUNS, WORK,
     bucket_stream, cluster_stream_names, lane_stream, object_stream,
 };
 
@@ -177,7 +177,13 @@ impl PermissionsBuilder {
         self.allow_publish(subject::subjects_of_topic_kind(TopicKind::Answer));
         self.allow_writing_objects(BLOBS);
         self.allow_publish(format!("$KV.{LIMITS}.*.*"));
+        self.allow_reading_bucket(KEYS);
+        self.allow_publish(format!("$KV.{KEYS}.*"));
         self.allow_publish(subject::memory_subjects());
+        // New messages wake the streams of a gateway; the lanes can be read anyway.
+        for lane in 0..self.lanes {
+            self.allow_subscribe(subject::all_subjects_of_lane(Lane(lane)));
+        }
     }
 
     fn add_viewer_permissions(&mut self) {
@@ -237,7 +243,7 @@ impl PermissionsBuilder {
             self.allow_publish(format!("$JS.SNAPSHOT.ACK.{stream}.>"));
             self.allow_publish(format!("$JS.SNAPSHOT.RESTORE.{stream}.>"));
         }
-        for bucket in [CLUSTER, CAPABILITIES, RUNS, LIMITS] {
+        for bucket in [CLUSTER, CAPABILITIES, RUNS, LIMITS, KEYS] {
             self.allow_publish(format!("$KV.{bucket}.>"));
         }
     }

@@ -13,11 +13,13 @@ pub enum ProcessKind {
     Critic,
     /// `millrace metrics`, which measures the cluster as a whole. One per cluster is enough.
     Metrics,
+    /// `millrace serve`, which serves the HTTP API.
+    Gateway,
 }
 
 impl ProcessKind {
     /// All programs.
-    pub const ALL: [Self; 4] = [Self::Supervisor, Self::Worker, Self::Critic, Self::Metrics];
+    pub const ALL: [Self; 5] = [Self::Supervisor, Self::Worker, Self::Critic, Self::Metrics, Self::Gateway];
 }
 
 impl fmt::Display for ProcessKind {
@@ -27,6 +29,7 @@ impl fmt::Display for ProcessKind {
             Self::Worker => "worker",
             Self::Critic => "critic",
             Self::Metrics => "metrics",
+            Self::Gateway => "gateway",
         })
     }
 }
@@ -83,7 +86,8 @@ const FOLD_BOUNDS: &[f64] = &[0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 3
 const ALL_PROCESSES: &[ProcessKind] = &ProcessKind::ALL;
 const HOSTS: &[ProcessKind] = &[ProcessKind::Worker, ProcessKind::Critic];
 const SUPERVISOR: &[ProcessKind] = &[ProcessKind::Supervisor];
-const WRITERS: &[ProcessKind] = &[ProcessKind::Supervisor, ProcessKind::Worker, ProcessKind::Critic];
+const WRITERS: &[ProcessKind] =
+    &[ProcessKind::Supervisor, ProcessKind::Worker, ProcessKind::Critic, ProcessKind::Gateway];
 const CLUSTER: &[ProcessKind] = &[ProcessKind::Metrics];
 
 const fn define_metric(

@@ -18,7 +18,7 @@ use super::{BackupError, BackupProgress, OnBackupProgress, snapshot};
 use crate::fault::backoff;
 use crate::nats::error::{fault_from_client_error, jetstream_error_code};
 use crate::nats::topology::{
-    ARCHIVE, BLOBS, CAPABILITIES, FILES, LIMITS, RUNS, bucket_stream, lane_stream, object_stream,
+    ARCHIVE, BLOBS, CAPABILITIES, FILES, KEYS, LIMITS, RUNS, bucket_stream, lane_stream, object_stream,
 };
 use crate::{Bus, Fault};
 
@@ -67,8 +67,11 @@ pub fn take_backup<'a>(
             parts.extend(copy_stream(bus, &folder, &stream, RemovalPolicy::Repeat, on_progress).await?);
         }
         parts.push(copy_bucket(bus, &folder, CAPABILITIES, |_, _| true, on_progress).await?);
-        if leader_stream_state(bus, &bucket_stream(LIMITS)).await?.is_some() {
-            parts.push(copy_bucket(bus, &folder, LIMITS, |_, _| true, on_progress).await?);
+        // Clusters of older versions have none.
+        for bucket in [LIMITS, KEYS] {
+            if leader_stream_state(bus, &bucket_stream(bucket)).await?.is_some() {
+                parts.push(copy_bucket(bus, &folder, bucket, |_, _| true, on_progress).await?);
+            }
         }
         let (version, settings) = (env!("CARGO_PKG_VERSION").to_owned(), bus.settings().clone());
         let manifest = BackupManifest { format: FORMAT, version, taken, settings, files_through, parts };

@@ -29,9 +29,9 @@ use crate::nats::connect::with_connection;
 use crate::nats::connection::{ConnectionSettings, without_passwords};
 use crate::nats::error::fault_from_client_error;
 use crate::nats::topology::{
-    self, ARCHIVE, BLOBS, CAPABILITIES, CLUSTER, ClusterOptions, FILES, HEARTBEATS, LEASES, LIMITS, MEMBERS,
-    RESTORING, RUNS, SETTINGS, THE_SETTINGS, WORK, bucket_stream, ensure_bucket, lane_stream, object_stream,
-    shared_bucket_config,
+    self, ARCHIVE, BLOBS, CAPABILITIES, CLUSTER, ClusterOptions, FILES, HEARTBEATS, KEYS, LEASES, LIMITS,
+    MEMBERS, RESTORING, RUNS, SETTINGS, THE_SETTINGS, WORK, bucket_stream, ensure_bucket, lane_stream,
+    object_stream, shared_bucket_config,
 };
 
 /// The maximum number of bucket entries that wait for acknowledgements.
@@ -432,7 +432,7 @@ fn subjects_of_other_archives(objects: Vec<ObjectDescription>, archived: &HashSe
 
 /// `true` if a stream with this name belongs to a cluster.
 fn is_cluster_stream(name: &str) -> bool {
-    let buckets = [LEASES, MEMBERS, HEARTBEATS, CAPABILITIES, RUNS, CLUSTER, LIMITS];
+    let buckets = [LEASES, MEMBERS, HEARTBEATS, CAPABILITIES, RUNS, CLUSTER, LIMITS, KEYS];
     let is_lane = |name: &str| name.strip_prefix("LANE_").is_some_and(|lane| lane.parse::<u16>().is_ok());
     [WORK, FILES].contains(&name)
         || is_lane(name)

@@ -1,0 +1,215 @@
+//! Messages of clients to a run: appends one to the log, and waits for the decision on it. A message has an id that is
+//! generated once, so that it is applied once even if it is published several times.
+
+use std::time::Duration;
+
+use millrace_protocol::ids::RunId;
+use millrace_protocol::plan::{AnswerCause, Decision, Event, InputAnswer, Refusal};
+use millrace_protocol::subject::{self, Topic};
+use millrace_protocol::wire::WireMessage;
+use millrace_runtime::log::lane_tail::LaneTail;
+use millrace_runtime::log::publish_message;
+use millrace_runtime::nats::record::StreamRecord;
+use millrace_runtime::store::archive;
+use millrace_runtime::{Bus, Fault};
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::AbortOnDropHandle;
+
+use crate::{read_archived_records, retry_transient};
+
+/// Time without a decision after which the caller is notified.
+const QUIET: Duration = Duration::from_secs(3);
+
+/// The decision on a message that a client appended to the log of a run.
+#[derive(Debug)]
+pub enum MessageDecision {
+    /// It was applied.
+    Applied(AppliedMessage),
+    /// It was refused.
+    Refused(Refusal),
+    /// The run was archived without a decision on it.
+    Archived,
+    /// The wait was interrupted; the message stays in the log.
+    Interrupted,
+}
+
+/// A message that was applied.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct AppliedMessage {
+    /// The sequence of the decision.
+    pub sequence: u64,
+    /// Its events for this message; none if an earlier copy of the message was applied.
+    pub events: Vec<Event>,
+}
+
+/// The end of a caller's patience with a decision.
+#[derive(Clone, Copy)]
+pub struct Patience<'a> {
+    /// Ends the wait.
+    pub interrupt: &'a CancellationToken,
+    /// Called once if there is no decision after a few seconds.
+    pub on_quiet: &'a (dyn Fn() + Sync),
+}
+
+/// Appends a message of a client to the log of a run, and returns its sequence. `id` is the idempotency key in it.
+///
+/// # Errors
+/// The cluster does not answer, or refuses the message to this identity.
+pub async fn append_run_message<M: WireMessage>(
+    bus: &Bus,
+    run: &RunId,
+    topic: &Topic,
+    (message, id): (&M, &str),
+) -> Result<u64, Fault> {
+    let lane = bus.lane_of_run(run);
+    let publishing = publish_message(bus, lane, run, topic, message, id);
+    bus.fail_on_denial(&subject::topic_subject(lane, run, topic), publishing).await
+}
+
+/// Appends a message of a client to the log of a run, and waits for the decision on it.
+///
+/// # Errors
+/// As for [`append_run_message`].
+pub async fn append_and_await_decision<M: WireMessage>(
+    bus: &Bus,
+    run: &RunId,
+    topic: &Topic,
+    (message, id): (&M, &str),
+    patience: Patience<'_>,
+) -> Result<MessageDecision, Fault> {
+    let fact = append_run_message(bus, run, topic, (message, id)).await?;
+    await_message_decision(bus, run, (fact, id), patience).await
+}
+
+/// Waits for the decision on the message at sequence `fact`, whose idempotency key is `id`.
+///
+/// # Errors
+/// The cluster does not answer.
+pub async fn await_message_decision(
+    bus: &Bus,
+    run: &RunId,
+    (fact, id): (u64, &str),
+    patience: Patience<'_>,
+) -> Result<MessageDecision, Fault> {
+    let answer = tokio::select! {
+        answer = await_decision_on_fact(bus, run, fact, patience.on_quiet) => answer?,
+        () = patience.interrupt.cancelled() => return Ok(MessageDecision::Interrupted),
+    };
+    Ok(match answer {
+        Some((sequence, Ok(events))) => MessageDecision::Applied(AppliedMessage { sequence, events }),
+        // It was published twice because the first acknowledgement was lost; the first copy was applied.
+        Some((sequence, Err(Refusal::AlreadyApplied(applied)))) if applied == id => {
+            MessageDecision::Applied(AppliedMessage { sequence, events: Vec::new() })
+        }
+        Some((_, Err(refusal))) => MessageDecision::Refused(refusal),
+        None => MessageDecision::Archived,
+    })
+}
+
+/// The answer to a fact: its events or the refusal.
+type FactAnswer = Result<Vec<Event>, Refusal>;
+
+/// Waits for the decision on a fact and returns its sequence and its answer; `None` if the run was archived without one.
+async fn await_decision_on_fact(
+    bus: &Bus,
+    run: &RunId,
+    fact: u64,
+    on_quiet: &(dyn Fn() + Sync),
+) -> Result<Option<(u64, FactAnswer)>, Fault> {
+    let lane = bus.lane_of_run(run);
+    let (to, mut arrived) = tokio::sync::mpsc::channel(16);
+    let mut tail = LaneTail::follow_subject(bus, lane, subject::topic_subject(lane, run, &Topic::Plan), fact);
+    // A read must not be cancelled halfway, so the reader is a task of its own; it ends with this function.
+    let reader = async move { while to.send(tail.next_records().await).await.is_ok() {} };
+    let _reader = AbortOnDropHandle::new(tokio::spawn(reader));
+    let mut has_reported = false;
+    loop {
+        match tokio::time::timeout(QUIET, arrived.recv()).await {
+            Ok(Some(records)) => {
+                if let Some(answer) = find_answer_in_records(bus, &records, fact).await? {
+                    return Ok(Some(answer));
+                }
+            }
+            Ok(None) => return Ok(None),
+            Err(_) => {
+                if retry_transient(|| read_archived_records(bus, run)).await?.is_some() {
+                    let records = archive::read_run_from_log_or_archive(bus, lane, run).await?;
+                    return find_answer_in_records(bus, &records, fact).await;
+                }
+                if !std::mem::replace(&mut has_reported, true) {
+                    on_quiet();
+                }
+            }
+        }
+    }
+}
+
+async fn find_answer_in_records(
+    bus: &Bus,
+    records: &[StreamRecord],
+    fact: u64,
+) -> Result<Option<(u64, FactAnswer)>, Fault> {
+    for record in records {
+        let is_plan = matches!(subject::parse_lane_subject(&record.subject), Some((_, _, Topic::Plan)));
+        if record.sequence > fact && is_plan && !record.is_forged() {
+            let decision: Decision = bus.decode_record(record).await?;
+            if let Some(answer) = find_answer_in_decision(&decision, fact) {
+                return Ok(Some((record.sequence, answer)));
+            }
+        }
+    }
+    Ok(None)
+}
+
+/// Returns the answer to a fact in a decision, if there is one: the events, or the refusal.
+fn find_answer_in_decision(decision: &Decision, fact: u64) -> Option<FactAnswer> {
+    let mut at = 0;
+    for InputAnswer { cause, events, refusal } in &decision.answers {
+        let end = at + *events as usize;
+        if *cause == AnswerCause::Fact(fact) {
+            let own_events = || decision.events.get(at..end).unwrap_or_default().to_vec();
+            return Some(refusal.clone().map_or_else(|| Ok(own_events()), Err));
+        }
+        at = end;
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use jiff::Timestamp;
+    use millrace_protocol::ids::WorkerId;
+    use millrace_protocol::plan::RunEvent;
+
+    use super::*;
+
+    #[test]
+    fn a_command_gets_its_own_answer_only() {
+        let answer = |fact, events, refusal| InputAnswer { cause: AnswerCause::Fact(fact), events, refusal };
+        let refusal = Refusal::WrongMoment("the run is already paused".into());
+        let decision = Decision {
+            by: WorkerId::new("s").unwrap(),
+            previous: 0,
+            at: Timestamp::UNIX_EPOCH,
+            answers: vec![
+                answer(3, 2, None),
+                answer(5, 0, Some(refusal.clone())),
+                InputAnswer { cause: AnswerCause::Rules, events: 1, refusal: None },
+                answer(7, 1, None),
+            ],
+            events: vec![
+                Event::Run(RunEvent::Interrupted),
+                Event::Run(RunEvent::Reopened),
+                Event::Run(RunEvent::Retired),
+                Event::Run(RunEvent::Paused),
+            ],
+        };
+        assert_eq!(
+            find_answer_in_decision(&decision, 3),
+            Some(Ok(vec![Event::Run(RunEvent::Interrupted), Event::Run(RunEvent::Reopened)]))
+        );
+        assert_eq!(find_answer_in_decision(&decision, 5), Some(Err(refusal)));
+        assert_eq!(find_answer_in_decision(&decision, 7), Some(Ok(vec![Event::Run(RunEvent::Paused)])));
+        assert_eq!(find_answer_in_decision(&decision, 4), None);
+    }
+}

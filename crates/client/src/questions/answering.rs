@@ -1,0 +1,312 @@
+//! Answers a question: selects it, checks the answer, publishes it, waits for the decision, and tells the outcome.
+
+use std::collections::HashMap;
+
+use jiff::Timestamp;
+use millrace_protocol::ids::RunId;
+use millrace_protocol::plan::{Plan, QuestionState, Refusal, RunQuestion};
+use millrace_protocol::question::{Answer, AnswerScope, Question, QuestionId, QuestionSubject, RunAnswer};
+use millrace_protocol::safe_text::single_line;
+use millrace_protocol::subject::Topic;
+use millrace_runtime::{Bus, Fault};
+use schemars::JsonSchema;
+use serde::Serialize;
+
+use super::{QuestionReference, Selection, full_id};
+use crate::{
+    FindError, MessageDecision, Patience, append_and_await_decision, find_run, format_clock, read_plan,
+};
+
+/// The decision of a person, as given on the command line or at the prompt.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum AnswerRequest {
+    /// An answer that fits any question of its kind.
+    Given(Answer),
+    /// A value: JSON, or a text.
+    Value(String),
+}
+
+impl AnswerRequest {
+    /// Returns the answer to a question. A value is a text if it is one of the options or no JSON.
+    pub fn answer_to(&self, question: &Question) -> Answer {
+        match self {
+            Self::Given(answer) => answer.clone(),
+            Self::Value(text) => {
+                let is_option = match &question.subject {
+                    QuestionSubject::Input { options, .. } => options.contains(text),
+                    QuestionSubject::Approval { .. }
+                    | QuestionSubject::Review { .. }
+                    | QuestionSubject::Plan { .. } => false,
+                };
+                let is_json = serde_json::from_str::<serde::de::IgnoredAny>(text).is_ok();
+                let value = if is_json && !is_option { text.clone() } else { json_text(text) };
+                Answer::Answer { value }
+            }
+        }
+    }
+}
+
+/// Returns a text as a JSON string.
+pub fn json_text(text: &str) -> String {
+    serde_json::Value::from(text).to_string()
+}
+
+/// The outcome of an answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum OutcomeKind {
+    /// The answer counts.
+    Answered,
+    /// Another answer was decided on before.
+    Already,
+    /// The question expired before.
+    Expired,
+    /// The question is not needed any more: its task or run has ended, or was retried.
+    Withdrawn,
+    /// There is no such run or question.
+    Unknown,
+    /// The name fits several open questions.
+    Ambiguous,
+    /// The answer does not fit the question.
+    Refused,
+    /// The answer is in the log; no supervisor has decided on it yet.
+    Sent,
+}
+
+/// The outcome of an answer, with its details for a person.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct AnswerOutcome {
+    /// The question, as the user named it; its full id if there is such a question.
+    pub id: String,
+    /// The kind.
+    pub kind: OutcomeKind,
+    /// The person whose answer counts.
+    pub by: Option<String>,
+    /// When that answer was decided on.
+    pub at: Option<Timestamp>,
+    /// That answer.
+    pub answer: Option<Answer>,
+    /// The outcome, for a person.
+    pub message: String,
+    /// The questions that the name fits, if several.
+    pub candidates: Vec<String>,
+}
+
+impl AnswerOutcome {
+    /// An outcome without an answer.
+    #[must_use]
+    pub fn new(id: String, kind: OutcomeKind, message: String) -> Self {
+        Self { id, kind, by: None, at: None, answer: None, message, candidates: Vec::new() }
+    }
+
+    /// The outcome for a question that is closed; `None` if it is open.
+    fn of_closed(run: &RunId, record: &RunQuestion<'_>) -> Option<Self> {
+        let new = |kind, message| Some(Self::new(full_id(run, &record.id), kind, message));
+        let at = record.wait.ended_at;
+        let when = at.map(|at| format!(" at {}", format_clock(at))).unwrap_or_default();
+        match &record.state {
+            QuestionState::Answered { by, answer } => {
+                let message = format!("{}{when}", single_line(&format!("{by} {answer}")));
+                let (by, answer) = (Some((*by).to_owned()), Some((*answer).clone()));
+                Some(Self { by, at, answer, ..new(OutcomeKind::Already, message)? })
+            }
+            QuestionState::Expired => {
+                Some(Self { at, ..new(OutcomeKind::Expired, format!("it expired without an answer{when}"))? })
+            }
+            QuestionState::Withdrawn(reason) => new(OutcomeKind::Withdrawn, single_line(reason)),
+            QuestionState::Open if record.id.round < record.wait.round => {
+                let now = QuestionId { round: record.wait.round, ..record.id.clone() };
+                let now = full_id(run, &now);
+                let why = if record.task.is_some() {
+                    "it expired without an answer"
+                } else {
+                    "the plan has changed"
+                };
+                new(OutcomeKind::Expired, format!("{why}; it was renewed as {now}"))
+            }
+            QuestionState::Open => None,
+        }
+    }
+
+    /// The outcome as one line for a person.
+    pub fn line(&self) -> String {
+        let Self { id, kind, message, .. } = self;
+        match kind {
+            OutcomeKind::Answered => format!("{id} is answered: {message}"),
+            OutcomeKind::Already => format!("{id} has been answered already: {message}"),
+            OutcomeKind::Expired => format!("{id} has expired: {message}"),
+            OutcomeKind::Withdrawn => format!("{id} was withdrawn: {message}"),
+            OutcomeKind::Unknown | OutcomeKind::Ambiguous => message.clone(),
+            OutcomeKind::Refused => format!("{id}: the answer was refused: {message}"),
+            OutcomeKind::Sent => format!("{id}: {message}"),
+        }
+    }
+}
+
+/// Errors of [`answer_question`].
+#[derive(Debug, thiserror::Error)]
+pub enum SendAnswerError {
+    /// The run is neither in its lane nor in the archive.
+    #[error("lost track of run {0}: the cluster no longer reports it")]
+    LostRun(RunId),
+    /// The cluster does not answer, or refuses answers of this identity.
+    #[error(transparent)]
+    Fault(#[from] Fault),
+}
+
+/// The plans of runs that were read for earlier answers of the same command.
+pub type PlanCache = HashMap<RunId, Plan>;
+
+/// Answers the question that a name selects. Only the outcome of this one is affected by its mistakes.
+///
+/// # Errors
+/// The cluster does not answer, or refuses answers of this identity.
+pub async fn answer_question(
+    bus: &Bus,
+    plans: &mut PlanCache,
+    name: &str,
+    (request, scope, by): (&AnswerRequest, AnswerScope, &str),
+    patience: Patience<'_>,
+) -> Result<AnswerOutcome, SendAnswerError> {
+    let unknown = |message: String| Ok(AnswerOutcome::new(name.to_owned(), OutcomeKind::Unknown, message));
+    let reference = match name.parse::<QuestionReference>() {
+        Ok(reference) => reference,
+        Err(mistake) => return unknown(mistake),
+    };
+    let run = match find_run(bus, &reference.run).await {
+        Ok(run) => run,
+        Err(FindError::Fault(fault)) => return Err(fault.into()),
+        Err(
+            error @ (FindError::NoRuns
+            | FindError::Empty
+            | FindError::NotFound(_)
+            | FindError::Ambiguous { .. }),
+        ) => return unknown(error.to_string()),
+    };
+    if !plans.contains_key(&run) {
+        plans.insert(run.clone(), read_plan(bus, &run).await?);
+    }
+    let plan = &plans[&run];
+    let record = match reference.select(&run, plan) {
+        Selection::One(record) => record,
+        Selection::None(message) => return unknown(message),
+        Selection::Several(candidates) => {
+            let message =
+                format!("{name} has {} open questions: {}", candidates.len(), candidates.join(", "));
+            let ambiguous = AnswerOutcome::new(name.to_owned(), OutcomeKind::Ambiguous, message);
+            return Ok(AnswerOutcome { candidates, ..ambiguous });
+        }
+    };
+    if let Some(closed) = AnswerOutcome::of_closed(&run, &record) {
+        return Ok(closed);
+    }
+    let answer = request.answer_to(record.question);
+    let (id, question) = (record.id.clone(), record.question.clone());
+    let outcome = send_answer(bus, &run, (&id, &question), (answer, scope, by), patience).await?;
+    // An answer for further calls may have closed other questions.
+    plans.remove(&run);
+    Ok(outcome)
+}
+
+/// Checks the answer to a question that a person has seen, publishes it, and waits for the decision on it. The answer names the
+/// digest of that question.
+///
+/// # Errors
+/// The cluster does not answer, or refuses answers of this identity.
+pub async fn send_answer(
+    bus: &Bus,
+    run: &RunId,
+    (id, question): (&QuestionId, &Question),
+    (answer, scope, by): (Answer, AnswerScope, &str),
+    patience: Patience<'_>,
+) -> Result<AnswerOutcome, SendAnswerError> {
+    let name = full_id(run, id);
+    if let Err(mistake) = question.check_answer(&answer, scope) {
+        return Ok(AnswerOutcome::new(name, OutcomeKind::Refused, mistake));
+    }
+    let key = uuid::Uuid::now_v7().simple().to_string();
+    let message = RunAnswer {
+        id: key.clone(),
+        by: by.to_owned(),
+        question: id.clone(),
+        digest: question.digest.clone(),
+        answer: answer.clone(),
+        scope,
+    };
+    let decision = append_and_await_decision(bus, run, &Topic::Answer, (&message, &key), patience).await?;
+    Ok(match decision {
+        MessageDecision::Applied(_) => AnswerOutcome {
+            by: Some(by.to_owned()),
+            at: Some(Timestamp::now()),
+            message: single_line(&answer.to_string()),
+            answer: Some(answer),
+            ..AnswerOutcome::new(name, OutcomeKind::Answered, String::new())
+        },
+        MessageDecision::Refused(refusal) => outcome_of_refusal(bus, run, id, &refusal).await?,
+        MessageDecision::Archived => {
+            let plan = read_plan(bus, run).await?;
+            closed_outcome(run, &plan, id).ok_or_else(|| SendAnswerError::LostRun(run.clone()))?
+        }
+        MessageDecision::Interrupted => AnswerOutcome::new(
+            name,
+            OutcomeKind::Sent,
+            "the answer is in the log; it counts when a supervisor decides on it".into(),
+        ),
+    })
+}
+
+/// Returns the outcome of an answer that the supervisor refused: the state of the question says why, if it is closed.
+async fn outcome_of_refusal(
+    bus: &Bus,
+    run: &RunId,
+    question: &QuestionId,
+    refusal: &Refusal,
+) -> Result<AnswerOutcome, SendAnswerError> {
+    let plan = read_plan(bus, run).await?;
+    let refused = || {
+        let message =
+            if let Refusal::Question { why, .. } = refusal { why.clone() } else { refusal.to_string() };
+        AnswerOutcome::new(full_id(run, question), OutcomeKind::Refused, message)
+    };
+    Ok(closed_outcome(run, &plan, question).unwrap_or_else(refused))
+}
+
+fn closed_outcome(run: &RunId, plan: &Plan, question: &QuestionId) -> Option<AnswerOutcome> {
+    let reference: QuestionReference = full_id(run, question).parse().ok()?;
+    match reference.select(run, plan) {
+        Selection::One(record) => AnswerOutcome::of_closed(run, &record),
+        Selection::None(_) | Selection::Several(_) => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use millrace_protocol::question::AnswerKind;
+
+    use super::*;
+
+    #[test]
+    fn value_that_is_an_option_or_no_json_is_a_text() {
+        let question = |options: &[&str]| Question {
+            subject: QuestionSubject::Input {
+                options: options.iter().map(|&option| option.to_owned()).collect(),
+                schema: String::new(),
+            },
+            text: "Which version?".into(),
+            digest: "d".into(),
+            decisions: vec![AnswerKind::Answer, AnswerKind::Decline],
+            to: String::new(),
+            expiry: None,
+        };
+        for (text, options, value) in [
+            ("3", &["3", "4"][..], "\"3\""),
+            ("3", &[], "3"),
+            ("north", &[], "\"north\""),
+            ("\"north\"", &[], "\"north\""),
+            ("{\"a\": 1}", &[], "{\"a\": 1}"),
+        ] {
+            let answer = AnswerRequest::Value(text.into()).answer_to(&question(options));
+            assert_eq!(answer, Answer::Answer { value: value.into() }, "{text}");
+        }
+    }
+}

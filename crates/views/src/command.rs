@@ -1,0 +1,116 @@
+//! The outcomes of commands.
+
+use millrace_protocol::ids::RunId;
+use millrace_protocol::plan::Event;
+use schemars::JsonSchema;
+use serde::Serialize;
+
+use crate::EventJson;
+
+/// The outcome of a command other than the objects it lists.
+#[derive(Debug, Serialize, JsonSchema)]
+#[serde(tag = "type", rename_all = "snake_case")]
+pub enum CommandOutcome<'a> {
+    /// A run was submitted.
+    RunSubmitted {
+        /// The run.
+        run: &'a RunId,
+    },
+    /// A supervisor has decided on a command for a run.
+    CommandApplied {
+        /// The run.
+        run: &'a RunId,
+        /// The changes, for a person.
+        summary: String,
+        /// The events.
+        events: Vec<EventJson<'a>>,
+    },
+    /// A local cluster is running.
+    ClusterStarted {
+        /// The address of its NATS server.
+        url: &'a str,
+        /// Its data folder.
+        data: &'a str,
+        /// The process that keeps it.
+        pid: u32,
+    },
+    /// A local cluster was stopped.
+    ClusterStopped {
+        /// Its data folder.
+        data: &'a str,
+        /// `false` if none was running.
+        was_running: bool,
+    },
+    /// A rate limit was set.
+    LimitSet {
+        /// The model or provider.
+        name: &'a str,
+        /// Requests per minute; `null` is unlimited.
+        requests: Option<u64>,
+        /// Tokens per minute; `null` is unlimited.
+        tokens: Option<u64>,
+    },
+    /// A rate limit was removed.
+    LimitCleared {
+        /// The model or provider.
+        name: &'a str,
+    },
+    /// Files of a run were written to the disk.
+    FilesWritten {
+        /// The file or folder.
+        path: String,
+        /// The number of files.
+        files: u64,
+        /// Their size in bytes.
+        bytes: u64,
+    },
+    /// A memory was removed.
+    MemoryRemoved {
+        /// Its path.
+        path: &'a str,
+        /// The version of the removal.
+        version: u64,
+    },
+    /// The configuration of NATS servers was written.
+    NatsConfigWritten {
+        /// The folder.
+        folder: String,
+        /// The changes of its files, in order.
+        changes: Vec<FileChangeJson<'a>>,
+        /// Notes for a person.
+        notes: Vec<String>,
+        /// The next steps, for a person.
+        next: Vec<String>,
+    },
+}
+
+/// A change of a file.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct FileChangeJson<'a> {
+    /// The path in the folder.
+    pub file: &'a str,
+    /// The kind of the change.
+    pub change: FileChangeName,
+    /// The reason.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reason: Option<&'a str>,
+}
+
+/// The kind of a change.
+#[derive(Debug, Clone, Copy, Serialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum FileChangeName {
+    /// The file is new.
+    New,
+    /// The file was changed.
+    Changed,
+    /// The file was removed.
+    Removed,
+}
+
+impl<'a> CommandOutcome<'a> {
+    /// Returns the outcome of a command for a run.
+    pub fn applied(run: &'a RunId, summary: String, events: &'a [Event]) -> Self {
+        Self::CommandApplied { run, summary, events: events.iter().map(EventJson::from).collect() }
+    }
+}

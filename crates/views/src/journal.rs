@@ -1,0 +1,251 @@
+//! The transcript of a task: the entries of its journals with the values in the blob store. Read here,
+//! and rendered as JSON by [`crate::TaskTranscript`].
+
+use std::sync::Arc;
+
+use jiff::Timestamp;
+use millrace_agent::transcript::{TranscriptStep, read_step};
+use millrace_client::ReceivedEntry;
+use millrace_protocol::child::Delegation;
+use millrace_protocol::ids::{TaskId, WorkerId};
+use millrace_protocol::plan::JournalKey;
+use millrace_protocol::result::{Build, ModelUsage, PlanProposal, TaskError, TaskResult, Usage, Verdict};
+use millrace_protocol::wire;
+use millrace_protocol::work::{JournalEntry, WorkOutcome};
+use millrace_runtime::{Bus, Fault};
+use schemars::JsonSchema;
+use serde::Serialize;
+
+/// An entry of a journal.
+#[derive(Debug, Clone, PartialEq, Serialize, JsonSchema)]
+pub struct TranscriptEntry {
+    /// When it was appended.
+    #[schemars(with = "crate::Time")]
+    pub at: Timestamp,
+    /// Its sequence in the lane.
+    pub sequence: u64,
+    /// The journal.
+    #[serde(flatten)]
+    pub journal: JournalName,
+    /// The content.
+    #[serde(flatten)]
+    pub event: TranscriptEvent,
+}
+
+/// The journal that an entry belongs to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, JsonSchema)]
+#[serde(tag = "journal", rename_all = "snake_case")]
+pub enum JournalName {
+    /// An attempt at the task.
+    Attempt {
+        /// Its number, from 1.
+        attempt: u32,
+    },
+    /// The reviews of an attempt's result.
+    Review {
+        /// The attempt.
+        attempt: u32,
+    },
+    /// An attempt at a turn of the planner.
+    Planning {
+        /// The turn, from 1.
+        #[serde(rename = "planner_turn")]
+        turn: u32,
+        /// The attempt, from 1.
+        attempt: u32,
+    },
+}
+
+impl JournalName {
+    /// The number by which a user selects the journal: the attempt at a task, or the turn of the planner.
+    pub fn number(self) -> u32 {
+        match self {
+            Self::Attempt { attempt } | Self::Review { attempt } => attempt,
+            Self::Planning { turn, .. } => turn,
+        }
+    }
+}
+
+impl From<&JournalKey> for JournalName {
+    fn from(key: &JournalKey) -> Self {
+        match key {
+            JournalKey::Task(_, attempt) => Self::Attempt { attempt: *attempt },
+            JournalKey::Review(_, attempt) => Self::Review { attempt: *attempt },
+            JournalKey::Planning(turn, attempt) => Self::Planning { turn: *turn, attempt: *attempt },
+        }
+    }
+}
+
+/// The content of an entry.
+#[derive(Debug, Clone, PartialEq, Serialize, JsonSchema)]
+#[serde(tag = "type", rename_all = "snake_case")]
+pub enum TranscriptEvent {
+    /// A process claimed the work.
+    Claimed {
+        /// The process.
+        worker: WorkerId,
+        /// The number of the claim, from 1.
+        claim: u32,
+        /// The software of the process, if it named it.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        build: Option<Arc<Build>>,
+    },
+    /// The claimant released the work.
+    Released {
+        /// The process.
+        worker: WorkerId,
+        /// The reason.
+        reason: String,
+    },
+    /// The claimant parked the attempt.
+    Parked {
+        /// The process.
+        worker: WorkerId,
+        /// The conditions that the attempt waits for, for a person.
+        waits: Vec<String>,
+    },
+    /// The claimant started, cancelled or instructed delegated tasks.
+    Delegated {
+        /// The process.
+        worker: WorkerId,
+        /// The tasks that it started.
+        started: Vec<TaskId>,
+        /// The tasks that it cancelled.
+        cancelled: Vec<TaskId>,
+        /// The tasks that got instructions.
+        instructed: Vec<TaskId>,
+    },
+    /// A line for people who follow the run.
+    Note {
+        /// The line.
+        text: String,
+    },
+    /// The result of a task.
+    Result {
+        /// The process.
+        worker: WorkerId,
+        /// The result in a sentence.
+        summary: String,
+        /// The usage of the attempt.
+        usage: Usage,
+        /// The same by model.
+        models: ModelUsage,
+        /// The complete result; `None` if it can't be read any more.
+        result: Option<Box<TaskResult>>,
+    },
+    /// A critic's verdict.
+    Verdict {
+        /// The critic.
+        critic: WorkerId,
+        /// The number of the try at the review, from 1.
+        review: u32,
+        /// The verdict, by criterion.
+        verdict: Verdict,
+    },
+    /// A planner's proposal.
+    Proposal {
+        /// The planner.
+        worker: WorkerId,
+        /// The proposal.
+        proposal: Box<PlanProposal>,
+        /// The usage of the attempt.
+        usage: Usage,
+        /// The same by model.
+        models: ModelUsage,
+    },
+    /// The work failed.
+    Error {
+        /// The process.
+        worker: WorkerId,
+        /// The error, with the usage until then.
+        #[serde(serialize_with = "serialize_error")]
+        #[schemars(with = "crate::ErrorDetails<'static>")]
+        error: TaskError,
+    },
+    /// The entry can't be decoded.
+    Unreadable {
+        /// The reason.
+        error: String,
+    },
+    /// A step: a model call, a tool result, or that of another capability.
+    #[serde(untagged)]
+    Step(TranscriptStep),
+}
+
+/// Reads the values that an entry refers to.
+///
+/// # Errors
+/// The server does not answer. A value that is missing or damaged is shown as such.
+pub async fn read_entry(bus: &Bus, entry: ReceivedEntry) -> Result<TranscriptEntry, Fault> {
+    let ReceivedEntry { sequence, at, journal, entry } = entry;
+    let event = match entry {
+        Ok(entry) => read_event(bus, entry).await?,
+        Err(error) => TranscriptEvent::Unreadable { error },
+    };
+    Ok(TranscriptEntry { at, sequence, journal: JournalName::from(&journal), event })
+}
+
+async fn read_event(bus: &Bus, entry: JournalEntry) -> Result<TranscriptEvent, Fault> {
+    Ok(match entry {
+        JournalEntry::Claimed { worker, claim, build } => TranscriptEvent::Claimed { worker, claim, build },
+        JournalEntry::Released { worker, why, provider: _, needs: _ } => {
+            TranscriptEvent::Released { worker, reason: why }
+        }
+        JournalEntry::Delegated { worker, delegation } => {
+            let Delegation { children, cancels, messages } = delegation;
+            let children = children.into_iter().map(|child| child.id).collect();
+            let ids = |changes: Vec<(TaskId, String)>| changes.into_iter().map(|(task, _)| task).collect();
+            TranscriptEvent::Delegated {
+                worker,
+                started: children,
+                cancelled: ids(cancels),
+                instructed: ids(messages),
+            }
+        }
+        JournalEntry::Parked { worker, waits, children: _ } => {
+            let waits = waits.iter().map(|wait| wait.condition.to_string()).collect();
+            TranscriptEvent::Parked { worker, waits }
+        }
+        JournalEntry::Note { text, provider: _ } => TranscriptEvent::Note { text },
+        JournalEntry::Step { name, value, .. } => match bus.blobs().read_inline_or_stored(&value).await {
+            Ok(bytes) => match serde_json::from_slice(&bytes) {
+                Ok(value) => TranscriptEvent::Step(read_step(&name, value)),
+                Err(error) => {
+                    TranscriptEvent::Unreadable { error: format!("the step {name:?} is not JSON: {error}") }
+                }
+            },
+            Err(fault) if fault.is_transient() => return Err(fault),
+            Err(fault) => TranscriptEvent::Unreadable { error: format!("the step {name:?}: {fault}") },
+        },
+        JournalEntry::Outcome { worker, review, outcome } => {
+            read_outcome(bus, worker, review, outcome).await?
+        }
+    })
+}
+
+async fn read_outcome(
+    bus: &Bus,
+    worker: WorkerId,
+    review: u32,
+    outcome: WorkOutcome,
+) -> Result<TranscriptEvent, Fault> {
+    Ok(match outcome {
+        WorkOutcome::Finished { summary, usage, models, result, .. } => {
+            let result = match bus.blobs().read_inline_or_stored(&result).await {
+                Ok(bytes) => wire::decode_task_result(&bytes).ok().map(Box::new),
+                Err(fault) if fault.is_transient() => return Err(fault),
+                Err(_) => None,
+            };
+            TranscriptEvent::Result { worker, summary, usage, models, result }
+        }
+        WorkOutcome::Judged(verdict) => TranscriptEvent::Verdict { critic: worker, review, verdict },
+        WorkOutcome::Proposed { proposal, usage, models } => {
+            TranscriptEvent::Proposal { worker, proposal: Box::new(proposal), usage, models }
+        }
+        WorkOutcome::Errored(error) => TranscriptEvent::Error { worker, error },
+    })
+}
+
+fn serialize_error<S: serde::Serializer>(error: &TaskError, serializer: S) -> Result<S::Ok, S::Error> {
+    crate::ErrorDetails::from(error).serialize(serializer)
+}

@@ -1,0 +1,90 @@
+//! The JSON of Millrace: the types that commands print with `--json` and that the gateway returns. `docs/json.md` states the
+//! rules and the stability of this dialect. Pure, except that [`journal`] reads the values that journals refer to.
+//!
+//! Every object has a `type`. Times are RFC 3339 in UTC, durations are milliseconds in
+//! fields that end in `_ms`, counts have names, and names are in snake_case. A type here is what is printed and what
+//! the schemas describe; nothing builds this JSON by hand.
+//!
+//! | file | objects |
+//! |---|---|
+//! | `event` | the events of a run, and decisions |
+//! | `question` | questions to persons, and their answers |
+//! | `run` | a run: in a list, and completely |
+//! | `transcript` | what agents did |
+//! | `cluster` | processes, capabilities, lanes, limits, files, backups |
+//! | `command` | the outcome of a command |
+//! | `history` | the state of a run with what its state does not keep |
+//! | `journal` | entries of journals with the values that they refer to |
+//! | `report`, `changes`, `wording` | texts that several views share |
+
+pub mod changes;
+mod cluster;
+mod command;
+mod event;
+pub mod history;
+pub mod journal;
+mod question;
+pub mod report;
+mod run;
+mod transcript;
+mod wait;
+pub mod wording;
+
+use std::borrow::Cow;
+
+use jiff::Timestamp;
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
+use serde::Serialize;
+use serde_json::{Value, json};
+
+pub use cluster::*;
+pub use command::*;
+pub use event::*;
+pub use question::*;
+pub use run::*;
+pub use transcript::*;
+pub use wait::*;
+
+/// A time in UTC, as RFC 3339.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(transparent)]
+pub struct Time(Timestamp);
+
+impl From<Timestamp> for Time {
+    fn from(at: Timestamp) -> Self {
+        Self(at)
+    }
+}
+
+impl JsonSchema for Time {
+    fn schema_name() -> Cow<'static, str> {
+        "Time".into()
+    }
+
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        json_schema!({ "type": "string", "format": "date-time", "description": "A time in UTC, as RFC 3339." })
+    }
+}
+
+/// Returns a transformation that adds the field `type` to the schema of a struct, which serde adds to its value.
+pub fn tagged(name: &'static str) -> impl FnMut(&mut Schema) {
+    move |schema| {
+        if let Some(properties) = schema.get_mut("properties").and_then(Value::as_object_mut) {
+            properties.insert("type".into(), json!({ "type": "string", "const": name }));
+        }
+        let required = schema.ensure_object().entry("required").or_insert_with(|| json!([]));
+        if let Some(required) = required.as_array_mut() {
+            required.insert(0, "type".into());
+        }
+    }
+}
+
+/// Converts a value to JSON. Text from outside is made safe when it is printed.
+pub fn to_value(value: &impl Serialize) -> Value {
+    serde_json::to_value(value).expect("the types of the dialect can be serialized")
+}
+
+/// Returns milliseconds that are not negative.
+pub fn milliseconds(duration: jiff::SignedDuration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or_default()
+}

@@ -1,0 +1,162 @@
+//! Parts of requests, with problem details for malformed ones.
+
+use std::time::Duration;
+
+use axum::body::Bytes;
+use axum::extract::rejection::BytesRejection;
+use axum::extract::{FromRequest, FromRequestParts, Path, Query, Request};
+use axum::http::request::Parts;
+use axum::http::{HeaderMap, StatusCode, header};
+use serde::de::DeserializeOwned;
+
+use crate::problem::{Mistake, Problem, ProblemKind};
+
+/// The time in which a body of JSON must arrive.
+const BODY_TIME: Duration = Duration::from_secs(20);
+/// The longest idempotency key in bytes.
+const MAX_KEY: usize = 256;
+
+/// The parameters of a path.
+pub struct PathParts<T>(pub T);
+
+impl<T: DeserializeOwned + Send, S: Send + Sync> FromRequestParts<S> for PathParts<T> {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Problem> {
+        match Path::<T>::from_request_parts(parts, state).await {
+            Ok(Path(value)) => Ok(Self(value)),
+            Err(error) => Err(Problem::new(ProblemKind::InvalidRequest, error.body_text())),
+        }
+    }
+}
+
+/// The parameters of a query.
+pub struct QueryParts<T>(pub T);
+
+impl<T: DeserializeOwned + Send, S: Send + Sync> FromRequestParts<S> for QueryParts<T> {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Problem> {
+        match Query::<T>::from_request_parts(parts, state).await {
+            Ok(Query(value)) => Ok(Self(value)),
+            Err(error) => Err(Problem::new(ProblemKind::InvalidRequest, error.body_text())),
+        }
+    }
+}
+
+/// The key by which a repetition of a request is recognised; `None` if the client gives none.
+pub struct IdempotencyKey(pub Option<String>);
+
+impl<S: Send + Sync> FromRequestParts<S> for IdempotencyKey {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Problem> {
+        let Some(value) = parts.headers.get("idempotency-key") else { return Ok(Self(None)) };
+        let key = value.to_str().ok().map(str::trim).filter(|key| !key.is_empty() && key.len() <= MAX_KEY);
+        match key {
+            Some(key) => Ok(Self(Some(key.to_owned()))),
+            None => Err(Problem::new(
+                ProblemKind::InvalidRequest,
+                format!("the header Idempotency-Key must have 1 to {MAX_KEY} printable ASCII characters"),
+            )),
+        }
+    }
+}
+
+/// A body of JSON.
+pub struct JsonBody<T>(pub T);
+
+impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for JsonBody<T> {
+    type Rejection = Problem;
+
+    async fn from_request(request: Request, state: &S) -> Result<Self, Problem> {
+        require_json(request.headers())?;
+        let bytes = read_body(request, state).await?;
+        parse_json(&bytes).map(Self)
+    }
+}
+
+/// A body of JSON that may be absent, which is the same as `{}`.
+pub struct OptionalJsonBody<T>(pub T);
+
+impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for OptionalJsonBody<T> {
+    type Rejection = Problem;
+
+    async fn from_request(request: Request, state: &S) -> Result<Self, Problem> {
+        let headers = request.headers().clone();
+        let bytes = read_body(request, state).await?;
+        if bytes.is_empty() && !headers.contains_key(header::CONTENT_TYPE) {
+            return parse_json(b"{}").map(Self);
+        }
+        require_json(&headers)?;
+        parse_json(&bytes).map(Self)
+    }
+}
+
+/// Refuses a body that is not declared as JSON. A form of another site can't declare that.
+fn require_json(headers: &HeaderMap) -> Result<(), Problem> {
+    let media_type = media_type(headers);
+    if media_type.eq_ignore_ascii_case("application/json") {
+        return Ok(());
+    }
+    Err(Problem::new(
+        ProblemKind::UnsupportedMediaType,
+        format!("the body must have the Content-Type application/json, not {media_type:?}"),
+    ))
+}
+
+/// Returns the media type of a body without its parameters; empty if it has none.
+pub fn media_type(headers: &HeaderMap) -> &str {
+    let value = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default();
+    value.split(';').next().unwrap_or_default().trim()
+}
+
+/// Parses an object of JSON, and names the field of a mistake.
+pub fn parse_json<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Problem> {
+    // A list of the fields' values would be read as the object.
+    if !bytes.trim_ascii_start().starts_with(b"{") {
+        return Err(Problem::new(
+            ProblemKind::InvalidRequest,
+            "the body is no object of JSON: it must begin with {",
+        ));
+    }
+    let mut input = serde_json::Deserializer::from_slice(bytes);
+    let parsed = serde_path_to_error::deserialize(&mut input).map_err(|error| {
+        let pointer = error.path().to_string();
+        (if pointer == "." { String::new() } else { pointer }, error.into_inner())
+    });
+    let ended = parsed.and_then(|value| input.end().map(|()| value).map_err(|error| (String::new(), error)));
+    ended.map_err(|(pointer, error)| {
+        let message = error.to_string();
+        let place = if pointer.is_empty() { String::new() } else { format!("{pointer}: ") };
+        Problem::new(ProblemKind::InvalidRequest, format!("the body is invalid: {place}{message}"))
+            .with_mistakes(vec![Mistake { pointer, message }])
+    })
+}
+
+/// Reads a whole body, which must arrive in time.
+async fn read_body<S: Send + Sync>(request: Request, state: &S) -> Result<Bytes, Problem> {
+    within_time(BODY_TIME, Bytes::from_request(request, state)).await?.map_err(body_problem)
+}
+
+/// Waits for a part of a request.
+///
+/// # Errors
+/// It does not arrive in time.
+pub async fn within_time<T>(limit: Duration, part: impl Future<Output = T>) -> Result<T, Problem> {
+    tokio::time::timeout(limit, part).await.map_err(|_| {
+        Problem::new(
+            ProblemKind::RequestTimeout,
+            format!("the body did not arrive within {} s", limit.as_secs()),
+        )
+    })
+}
+
+fn body_problem(rejection: BytesRejection) -> Problem {
+    match rejection.status() {
+        StatusCode::PAYLOAD_TOO_LARGE => {
+            Problem::new(ProblemKind::BodyTooLarge, "the body is larger than this resource accepts")
+        }
+        _ => Problem::new(ProblemKind::InvalidRequest, rejection.body_text()),
+    }
+}

@@ -1,0 +1,66 @@
+//! Markdown as a page. The text comes from models and documents, so nothing in it may run or load anything.
+
+use axum::http::header;
+use axum::response::{IntoResponse, Response};
+use pulldown_cmark::{CowStr, Event, Options, Parser, Tag, html};
+
+/// The policy of every page: no scripts, nothing from other servers.
+const POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
+const STYLE: &str = "body{max-width:48rem;margin:2rem auto;padding:0 1rem;font:1rem/1.5 system-ui,sans-serif}\
+                     pre{overflow-x:auto;padding:.75rem;background:#8881}table{border-collapse:collapse}\
+                     td,th{border:1px solid #8886;padding:.25rem .5rem}\
+                     @media(prefers-color-scheme:dark){body{background:#111;color:#ddd}a{color:#8bf}}";
+
+/// Returns a page with the rendered text.
+pub fn html_page_of_markdown(text: &str) -> Response {
+    let body = html_of_markdown(text);
+    let page = format!(
+        "<!doctype html><html><head><meta charset=\"utf-8\"><title>Report</title><style>{STYLE}</style></head><body>\n{body}</body></html>\n"
+    );
+    let headers = [
+        (header::CONTENT_TYPE, "text/html; charset=utf-8"),
+        (header::CONTENT_SECURITY_POLICY, POLICY),
+        (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
+    ];
+    (headers, page).into_response()
+}
+
+/// Renders Markdown. HTML in it is shown as text, and links lead to web pages or into the page only.
+fn html_of_markdown(text: &str) -> String {
+    let options = Options::ENABLE_TABLES | Options::ENABLE_STRIKETHROUGH | Options::ENABLE_FOOTNOTES;
+    let events = Parser::new_ext(text, options).map(|event| match event {
+        Event::Html(html) | Event::InlineHtml(html) => Event::Text(html),
+        Event::Start(Tag::Link { link_type, dest_url, title, id }) => {
+            Event::Start(Tag::Link { link_type, dest_url: safe_link(dest_url), title, id })
+        }
+        // An image would be loaded from its address.
+        Event::Start(Tag::Image { link_type, dest_url: _, title, id }) => {
+            Event::Start(Tag::Image { link_type, dest_url: "".into(), title, id })
+        }
+        other => other,
+    });
+    let mut page = String::new();
+    html::push_html(&mut page, events);
+    page
+}
+
+fn safe_link(link: CowStr<'_>) -> CowStr<'_> {
+    let is_safe = ["https://", "http://", "#"].iter().any(|start| link.starts_with(start));
+    if is_safe { link } else { "#".into() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nothing_in_a_report_runs_or_loads() {
+        let page = html_of_markdown(
+            "# A\n\n<script>alert(1)</script> <img src=x onerror=y>\n\n[a](javascript:alert(1)) [b](https://b.example) ![i](https://track.example/x.png)\n",
+        );
+        assert!(page.contains("<h1>A</h1>") && page.contains("href=\"https://b.example\""), "{page}");
+        for banned in ["<script", "<img src=x", "javascript:", "track.example"] {
+            assert!(!page.contains(banned), "{banned} in {page}");
+        }
+    }
+}

@@ -1,0 +1,159 @@
+//! The gateway: Millrace over HTTP. It reads lanes and archives, folds them with the rules of `millrace_protocol`, and appends
+//! facts, like any other client; it holds nothing that could not be read again. So any number of gateways serve a cluster side
+//! by side, and a client continues with another one where it has stopped.
+//!
+//! | module | contents |
+//! |---|---|
+//! | `server` | connections and their limits |
+//! | `access` | who may send requests |
+//! | `resources` | the resources, one file each |
+//! | `feed` | the events of a run as a stream |
+//! | `problem` | errors |
+//! | `openapi` | the description of the API |
+
+mod access;
+mod docs_page;
+mod extract;
+mod feed;
+mod html;
+mod openapi;
+mod problem;
+mod resources;
+mod run_index;
+mod server;
+mod state;
+
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use millrace_runtime::ConnectionSettings;
+use millrace_runtime::ops::health::HttpArgs;
+use millrace_runtime::ops::metrics::names::ProcessKind;
+use millrace_runtime::program::{ClusterProgram, ProgramError};
+use tokio::net::TcpListener;
+use tokio_util::sync::CancellationToken;
+
+pub use openapi::api_document;
+use state::Gateway;
+
+/// The address if the user gives none.
+pub const DEFAULT_API: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 7070);
+/// The number of ports that are tried after one that is taken.
+const PORTS: u16 = 100;
+
+/// Serve the HTTP API and its documentation (at /docs) for a cluster. Any number of such processes may run side by side.
+///
+/// Credentials are read from the same environment variables as those of a client.
+#[derive(Debug, Clone, clap::Args)]
+pub struct ServeArguments {
+    /// NATS server, or several separated by commas
+    #[arg(
+        long,
+        env = "MILLRACE_NATS_URL",
+        hide_env_values = true,
+        value_name = "URL",
+        default_value = "nats://127.0.0.1:4222"
+    )]
+    nats: String,
+    /// Address to serve the API on; only addresses of this machine are possible [default: 127.0.0.1:7070, or the next free port]
+    #[arg(long, env = "MILLRACE_API", value_name = "ADDR")]
+    api: Option<SocketAddr>,
+    /// Author of commands and answers, recorded in the log [default: your login name]
+    #[arg(long, value_name = "NAME")]
+    by: Option<String>,
+    /// File into which the URL of the API is written as soon as it is served
+    #[arg(long, value_name = "FILE")]
+    url_file: Option<PathBuf>,
+    /// The address of the metrics page.
+    #[command(flatten)]
+    http: HttpArgs,
+}
+
+/// Serves the API until the token is cancelled.
+///
+/// # Errors
+/// The address can't be used, or the cluster can't.
+pub async fn run_with_args(
+    arguments: ServeArguments,
+    shutdown: CancellationToken,
+) -> Result<(), ProgramError> {
+    let ServeArguments { nats, api, by, url_file, http } = arguments;
+    // Before the cluster is joined: a mistake is reported at once.
+    let listener = open_listener(api).await?;
+    let address = listener.local_addr()?;
+    let mut program =
+        ClusterProgram::open_with_health_page(ProcessKind::Gateway, http.address, &shutdown).await?;
+    let connection = ConnectionSettings::from_environment(nats);
+    let Some(bus) = program.join_existing_cluster(&connection, "millrace-gateway").await? else {
+        return Ok(());
+    };
+    let url = format!("http://{address}");
+    if let Some(file) = &url_file {
+        write_url(file, &url).map_err(|error| {
+            ProgramError::bad_environment(format!("can't write the URL to {}: {error}", file.display()))
+        })?;
+    }
+    tracing::info!(%url, "serving the API");
+    let gateway = Arc::new(Gateway::new(bus.clone(), by, shutdown.clone()));
+    server::serve(listener, gateway, shutdown).await;
+    if let Some(file) = &url_file {
+        // A file that is left names a process that is gone; the next one replaces it.
+        let _ = std::fs::remove_file(file);
+    }
+    bus.flush_client().await;
+    Ok(())
+}
+
+/// Writes a file that a reader sees completely or not at all.
+fn write_url(file: &Path, url: &str) -> std::io::Result<()> {
+    let unfinished = file.with_extension("tmp");
+    std::fs::write(&unfinished, format!("{url}\n"))?;
+    std::fs::rename(unfinished, file)
+}
+
+/// Opens the address. If the user gives none and the port is taken, the next free one is used.
+async fn open_listener(chosen: Option<SocketAddr>) -> Result<TcpListener, ProgramError> {
+    let address = chosen.unwrap_or(DEFAULT_API);
+    if !address.ip().is_loopback() {
+        return Err(ProgramError::refused_input(format!(
+            "the API is not served on {address}: everyone who reaches it could do everything; use an address of this machine, \
+             such as {DEFAULT_API}, and a proxy or a tunnel that checks its users"
+        )));
+    }
+    let ports = if chosen.is_some() { 0 } else { PORTS };
+    let mut taken = None;
+    for port in address.port()..=address.port().saturating_add(ports) {
+        match TcpListener::bind(SocketAddr::new(address.ip(), port)).await {
+            Ok(listener) => return Ok(listener),
+            Err(error) => taken = Some(error),
+        }
+    }
+    let why = taken.map(|error| error.to_string()).unwrap_or_default();
+    Err(ProgramError::bad_environment(format!(
+        "cannot serve the API at {address}: {why}; choose another address with --api or MILLRACE_API"
+    )))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn addresses_that_others_reach_are_refused() {
+        for address in ["0.0.0.0:0", "[::]:0", "192.0.2.1:80"] {
+            let error = open_listener(Some(address.parse().unwrap())).await.unwrap_err();
+            assert!(error.to_string().contains("everyone who reaches it"), "{error}");
+        }
+        assert!(open_listener(Some("127.0.0.1:0".parse().unwrap())).await.is_ok());
+    }
+
+    #[tokio::test]
+    async fn next_free_port_is_used_unless_the_user_chooses_one() {
+        // Another process may have it already.
+        let _taken = TcpListener::bind(DEFAULT_API).await;
+        let listener = open_listener(None).await.unwrap();
+        assert!(listener.local_addr().unwrap().port() > DEFAULT_API.port());
+        assert!(open_listener(Some(listener.local_addr().unwrap())).await.is_err());
+    }
+}

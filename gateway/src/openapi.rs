@@ -1,0 +1,206 @@
+//! The description of the API (OpenAPI 3.1), generated from the code. The paths come from the handlers, the schemas from the
+//! same types that describe the output of commands with `--json`.
+
+use std::sync::LazyLock;
+
+use millrace_protocol::result::TaskResult;
+use millrace_views::{
+    AnswerLine, ClusterJson, CommandOutcome, EntryLine, EventLine, PlannerTranscript, QuestionLine,
+    RunResult, TaskTranscript,
+};
+use schemars::generate::SchemaSettings;
+use schemars::{JsonSchema, SchemaGenerator};
+use serde_json::{Map, Value, json};
+use utoipa_axum::router::OpenApiRouter;
+
+use crate::feed::StreamNotice;
+use crate::problem::{MEDIA_TYPE, Problem, ProblemKind, TYPE_PREFIX};
+use crate::resources::{
+    AddBody, AnswerBatch, AnswerBody, AnswerList, CancelBody, CommandReceipt, EditBody, FileList, Health,
+    LimitBody, LimitList, MessageBody, QuestionList, ResumeBody, RetryBody, RunList, SignalBody,
+    SubmissionBody, Version, Written, routes,
+};
+use crate::state::SharedGateway;
+
+/// The path below which all resources are.
+pub const API_ROOT: &str = "/api/v1";
+
+/// Returns the routes of the API.
+pub fn api_router() -> OpenApiRouter<SharedGateway> {
+    OpenApiRouter::new().nest(API_ROOT, routes())
+}
+
+/// Returns the description of the API.
+#[must_use]
+pub fn api_document() -> Value {
+    let (_, paths) = api_router().split_for_parts();
+    let mut document = serde_json::to_value(paths).expect("the description of paths serialises to JSON");
+    document["info"] = json!({
+        "title": "Millrace",
+        "description": "Durable deep agents over HTTP. The sequence of the log is the cursor of everything: replies to writes \
+                        carry it, events have it in their ids, and reads accept it.",
+        "version": env!("CARGO_PKG_VERSION"),
+        "license": { "name": "Apache-2.0", "identifier": "Apache-2.0" },
+    });
+    document["components"] = json!({ "schemas": schemas() });
+    let paths = document["paths"].as_object_mut().map(std::mem::take).unwrap_or_default();
+    let paths = paths.into_iter().map(|(path, mut item)| {
+        item.as_object_mut().into_iter().flatten().for_each(|(_, operation)| add_problem_response(operation));
+        (path.replace("{*", "{"), item)
+    });
+    document["paths"] = Value::Object(paths.collect());
+    document
+}
+
+/// Returns the description of the API as text, as it is served, printed, and kept in `gateway/openapi.json`.
+#[must_use]
+pub fn api_document_text() -> &'static str {
+    static TEXT: LazyLock<String> = LazyLock::new(|| format!("{:#}\n", api_document()));
+    &TEXT
+}
+
+/// Any request may fail with problem details.
+fn add_problem_response(operation: &mut Value) {
+    if let Some(responses) = operation.get_mut("responses").and_then(Value::as_object_mut) {
+        let content = json!({ MEDIA_TYPE: { "schema": { "$ref": "#/components/schemas/Problem" } } });
+        responses.insert("default".into(), json!({ "description": "An error", "content": content }));
+    }
+}
+
+/// Adds the schema of a type under a name.
+fn add<T: JsonSchema>(generator: &mut SchemaGenerator, name: &str, own: &mut Map<String, Value>) {
+    let schema = generator.subschema_for::<T>().to_value();
+    let is_itself =
+        schema.get("$ref").and_then(Value::as_str) == Some(&format!("#/components/schemas/{name}"));
+    if !is_itself {
+        own.insert(name.into(), schema);
+    }
+}
+
+/// Returns the schemas of all bodies.
+fn schemas() -> Map<String, Value> {
+    let mut all = answer_schemas();
+    all.extend(request_schemas());
+    all
+}
+
+fn settings() -> SchemaSettings {
+    let mut settings = SchemaSettings::draft2020_12();
+    settings.definitions_path = "/components/schemas".into();
+    settings.meta_schema = None;
+    settings
+}
+
+/// Returns the schemas of answers.
+fn answer_schemas() -> Map<String, Value> {
+    let (mut all, mut output) = (Map::new(), settings().for_serialize().into_generator());
+    let generator = &mut output;
+    add::<RunList<'static>>(generator, "RunList", &mut all);
+    add::<RunResult<'static>>(generator, "RunResult", &mut all);
+    add::<TaskResult>(generator, "TaskResult", &mut all);
+    add::<EventLine<'static>>(generator, "EventLine", &mut all);
+    add::<EntryLine<'static>>(generator, "EntryLine", &mut all);
+    add::<StreamNotice<'static>>(generator, "StreamNotice", &mut all);
+    add::<TaskTranscript<'static>>(generator, "TaskTranscript", &mut all);
+    add::<PlannerTranscript<'static>>(generator, "PlannerTranscript", &mut all);
+    add::<FileList<'static>>(generator, "FileList", &mut all);
+    add::<QuestionLine<'static>>(generator, "QuestionLine", &mut all);
+    add::<QuestionList<'static>>(generator, "QuestionList", &mut all);
+    add::<AnswerLine<'static>>(generator, "AnswerLine", &mut all);
+    add::<AnswerList<'static>>(generator, "AnswerList", &mut all);
+    add::<ClusterJson<'static>>(generator, "ClusterJson", &mut all);
+    add::<LimitList<'static>>(generator, "LimitList", &mut all);
+    add::<CommandOutcome<'static>>(generator, "CommandOutcome", &mut all);
+    add::<Written<CommandOutcome<'static>>>(generator, "SubmittedRun", &mut all);
+    add::<Written<CommandOutcome<'static>>>(generator, "AppliedCommand", &mut all);
+    add::<Written<CommandReceipt<'static>>>(generator, "AcceptedCommand", &mut all);
+    add::<Health>(generator, "Health", &mut all);
+    add::<Version>(generator, "Version", &mut all);
+    add::<Problem>(generator, "Problem", &mut all);
+    all.extend(output.take_definitions(true));
+    let types = ProblemKind::ALL.map(|kind| format!("{TYPE_PREFIX}{}", kind.parts().1));
+    all["Problem"]["properties"]["type"]["enum"] = json!(types);
+    all
+}
+
+/// Returns the schemas of requests.
+fn request_schemas() -> Map<String, Value> {
+    let (mut all, mut input) = (Map::new(), settings().for_deserialize().into_generator());
+    let generator = &mut input;
+    add::<SubmissionBody>(generator, "SubmissionBody", &mut all);
+    add::<CancelBody>(generator, "CancelBody", &mut all);
+    add::<ResumeBody>(generator, "ResumeBody", &mut all);
+    add::<MessageBody>(generator, "MessageBody", &mut all);
+    add::<SignalBody>(generator, "SignalBody", &mut all);
+    add::<AddBody>(generator, "AddBody", &mut all);
+    add::<EditBody>(generator, "EditBody", &mut all);
+    add::<RetryBody>(generator, "RetryBody", &mut all);
+    add::<AnswerBody>(generator, "AnswerBody", &mut all);
+    add::<AnswerBatch>(generator, "AnswerBatch", &mut all);
+    add::<LimitBody>(generator, "LimitBody", &mut all);
+    all.extend(input.take_definitions(true));
+    all
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+    use std::path::Path;
+
+    use super::*;
+
+    fn references(value: &Value, into: &mut BTreeSet<String>) {
+        match value {
+            Value::Object(fields) => {
+                into.extend(fields.get("$ref").and_then(Value::as_str).map(str::to_owned));
+                fields.values().for_each(|inner| references(inner, into));
+            }
+            Value::Array(items) => items.iter().for_each(|inner| references(inner, into)),
+            Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => {}
+        }
+    }
+
+    #[test]
+    fn the_description_is_the_committed_one() {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("openapi.json");
+        if std::env::var_os("UPDATE_GOLDEN").is_some() {
+            std::fs::write(&path, api_document_text()).unwrap();
+        }
+        let committed = std::fs::read_to_string(&path).unwrap_or_default();
+        assert!(
+            committed == api_document_text(),
+            "the API has changed: UPDATE_GOLDEN=1 rewrites gateway/openapi.json"
+        );
+    }
+
+    #[test]
+    fn every_reference_leads_to_a_schema_and_every_operation_has_a_summary() {
+        let document = api_document();
+        let mut all = BTreeSet::new();
+        references(&document, &mut all);
+        for reference in all {
+            let pointer = reference.strip_prefix('#').unwrap();
+            assert!(document.pointer(pointer).is_some(), "{reference} leads nowhere");
+        }
+        let mut count = 0;
+        for (path, item) in document["paths"].as_object().unwrap() {
+            for (method, operation) in item.as_object().unwrap() {
+                count += 1;
+                assert!(operation["summary"].is_string(), "{method} {path} has no summary");
+                assert!(!path.contains('*'), "{path}");
+            }
+        }
+        assert!(count > 25, "only {count} operations");
+        assert_eq!(document["openapi"], "3.1.0");
+    }
+
+    #[test]
+    fn types_of_requests_and_answers_with_one_name_are_one_type() {
+        let (answers, requests) = (answer_schemas(), request_schemas());
+        let common: Vec<&String> = requests.keys().filter(|name| answers.contains_key(*name)).collect();
+        assert!(!common.is_empty());
+        for name in common {
+            assert_eq!(requests[name], answers[name], "{name}");
+        }
+    }
+}

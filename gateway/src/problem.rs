@@ -1,0 +1,269 @@
+//! Errors of the API: problem details (RFC 9457). `docs/api.md` lists the types.
+
+use std::fmt;
+
+use axum::http::{HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use millrace_runtime::Fault;
+use schemars::JsonSchema;
+use serde::Serialize;
+
+/// The media type of problem details.
+pub const MEDIA_TYPE: &str = "application/problem+json";
+/// The beginning of each problem's `type`.
+pub const TYPE_PREFIX: &str = "urn:millrace:problem:";
+/// The seconds after which a client may repeat a request that failed because the cluster does not respond.
+const RETRY_AFTER: &str = "1";
+
+/// The kinds of problems. Each has a `type`, a status and a title, which never change.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ProblemKind {
+    /// The path, the query, a header or the body is malformed.
+    InvalidRequest,
+    /// The `Host` of the request is not one of this server.
+    UnknownHost,
+    /// The request comes from a web page of another origin.
+    CrossOrigin,
+    /// There is no such resource path.
+    UnknownPath,
+    /// The resource does not have this method.
+    MethodNotAllowed,
+    /// None of the accepted media types is available.
+    NotAcceptable,
+    /// The body has another media type than the resource needs.
+    UnsupportedMediaType,
+    /// The body is too large.
+    BodyTooLarge,
+    /// The body did not arrive in time.
+    RequestTimeout,
+    /// There is no such run.
+    RunNotFound,
+    /// The run has no such task.
+    TaskNotFound,
+    /// There is no such question.
+    QuestionNotFound,
+    /// There is no such file, or version of it.
+    FileNotFound,
+    /// There is no such blob.
+    BlobNotFound,
+    /// There is no such rate limit.
+    LimitNotFound,
+    /// The run has no deliverable.
+    NoDeliverable,
+    /// The description of the run, its plan or its budget is invalid.
+    InvalidRun,
+    /// The idempotency key was used for another request.
+    KeyReused,
+    /// The supervisor refused the command.
+    CommandRefused,
+    /// The answer does not fit its question.
+    AnswerRefused,
+    /// The question is closed.
+    QuestionClosed,
+    /// The run has not ended.
+    RunNotEnded,
+    /// The log of the run is damaged.
+    LogDamaged,
+    /// The cluster does not respond.
+    ClusterUnavailable,
+    /// The store of the cluster is full.
+    StoreFull,
+    /// The gateway has no permission for this.
+    GatewayForbidden,
+    /// A stored value is damaged, or of a newer release.
+    UnreadableData,
+}
+
+impl ProblemKind {
+    /// All kinds, in the order of their declaration.
+    pub const ALL: [Self; 27] = [
+        Self::InvalidRequest,
+        Self::UnknownHost,
+        Self::CrossOrigin,
+        Self::UnknownPath,
+        Self::MethodNotAllowed,
+        Self::NotAcceptable,
+        Self::UnsupportedMediaType,
+        Self::BodyTooLarge,
+        Self::RequestTimeout,
+        Self::RunNotFound,
+        Self::TaskNotFound,
+        Self::QuestionNotFound,
+        Self::FileNotFound,
+        Self::BlobNotFound,
+        Self::LimitNotFound,
+        Self::NoDeliverable,
+        Self::InvalidRun,
+        Self::KeyReused,
+        Self::CommandRefused,
+        Self::AnswerRefused,
+        Self::QuestionClosed,
+        Self::RunNotEnded,
+        Self::LogDamaged,
+        Self::ClusterUnavailable,
+        Self::StoreFull,
+        Self::GatewayForbidden,
+        Self::UnreadableData,
+    ];
+
+    /// The status, the last part of the `type`, and the title.
+    #[must_use]
+    pub const fn parts(self) -> (StatusCode, &'static str, &'static str) {
+        use StatusCode as Code;
+        match self {
+            Self::InvalidRequest => (Code::BAD_REQUEST, "invalid-request", "The request is malformed"),
+            Self::UnknownHost => {
+                (Code::MISDIRECTED_REQUEST, "unknown-host", "The host is not one of this server")
+            }
+            Self::CrossOrigin => (Code::FORBIDDEN, "cross-origin", "Requests of other origins are refused"),
+            Self::UnknownPath => (Code::NOT_FOUND, "unknown-path", "There is no such resource"),
+            Self::MethodNotAllowed => {
+                (Code::METHOD_NOT_ALLOWED, "method-not-allowed", "The resource has no such method")
+            }
+            Self::NotAcceptable => {
+                (Code::NOT_ACCEPTABLE, "not-acceptable", "No accepted media type is available")
+            }
+            Self::UnsupportedMediaType => {
+                (Code::UNSUPPORTED_MEDIA_TYPE, "unsupported-media-type", "The body has the wrong media type")
+            }
+            Self::BodyTooLarge => (Code::PAYLOAD_TOO_LARGE, "body-too-large", "The body is too large"),
+            Self::RequestTimeout => {
+                (Code::REQUEST_TIMEOUT, "request-timeout", "The request did not arrive in time")
+            }
+            Self::RunNotFound => (Code::NOT_FOUND, "run-not-found", "There is no such run"),
+            Self::TaskNotFound => (Code::NOT_FOUND, "task-not-found", "The run has no such task"),
+            Self::QuestionNotFound => (Code::NOT_FOUND, "question-not-found", "There is no such question"),
+            Self::FileNotFound => (Code::NOT_FOUND, "file-not-found", "There is no such file"),
+            Self::BlobNotFound => (Code::NOT_FOUND, "blob-not-found", "There is no such blob"),
+            Self::LimitNotFound => (Code::NOT_FOUND, "limit-not-found", "There is no such rate limit"),
+            Self::NoDeliverable => (Code::NOT_FOUND, "no-deliverable", "The run has no deliverable"),
+            Self::InvalidRun => (Code::UNPROCESSABLE_ENTITY, "invalid-run", "The run can't be submitted"),
+            Self::KeyReused => (
+                Code::UNPROCESSABLE_ENTITY,
+                "idempotency-key-reused",
+                "The idempotency key names another request",
+            ),
+            Self::CommandRefused => (Code::CONFLICT, "command-refused", "The supervisor refused the command"),
+            Self::AnswerRefused => (Code::CONFLICT, "answer-refused", "The answer does not fit its question"),
+            Self::QuestionClosed => (Code::CONFLICT, "question-closed", "The question is closed"),
+            Self::RunNotEnded => (Code::CONFLICT, "run-not-ended", "The run has not ended"),
+            Self::LogDamaged => (Code::CONFLICT, "log-damaged", "The log of the run is damaged"),
+            Self::ClusterUnavailable => {
+                (Code::SERVICE_UNAVAILABLE, "cluster-unavailable", "The cluster does not respond")
+            }
+            Self::StoreFull => (Code::INSUFFICIENT_STORAGE, "store-full", "The store of the cluster is full"),
+            Self::GatewayForbidden => (
+                Code::BAD_GATEWAY,
+                "gateway-forbidden",
+                "The gateway has no permission for this in the cluster",
+            ),
+            Self::UnreadableData => (Code::BAD_GATEWAY, "unreadable-data", "Stored data can't be read"),
+        }
+    }
+}
+
+/// An error of the API: problem details as in RFC 9457.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct Problem {
+    /// The kind of the problem: `urn:millrace:problem:` and a name that never changes.
+    #[serde(rename = "type")]
+    uri: String,
+    /// The kind in a sentence.
+    title: &'static str,
+    /// The HTTP status.
+    status: u16,
+    /// This problem: the mistake, its place and the remedy.
+    detail: String,
+    /// The mistakes, if there are several or their places are known.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    errors: Vec<Mistake>,
+    #[serde(skip)]
+    #[schemars(skip)]
+    code: StatusCode,
+}
+
+/// A mistake in a request.
+#[derive(Debug, Clone, Serialize, JsonSchema)]
+pub struct Mistake {
+    /// The place in the body, as a path of field names; empty for the body as a whole.
+    pub pointer: String,
+    /// The mistake.
+    pub message: String,
+}
+
+impl Problem {
+    /// Creates a problem. `detail` is the mistake, its place and the remedy.
+    pub fn new(kind: ProblemKind, detail: impl fmt::Display) -> Self {
+        let (code, name, title) = kind.parts();
+        Self {
+            uri: format!("{TYPE_PREFIX}{name}"),
+            title,
+            status: code.as_u16(),
+            detail: detail.to_string(),
+            errors: Vec::new(),
+            code,
+        }
+    }
+
+    /// Returns the mistake, its place and the remedy.
+    #[must_use]
+    pub fn detail(&self) -> &str {
+        &self.detail
+    }
+
+    /// Adds the mistakes.
+    #[must_use]
+    pub fn with_mistakes(self, errors: Vec<Mistake>) -> Self {
+        Self { errors, ..self }
+    }
+}
+
+impl From<Fault> for Problem {
+    fn from(fault: Fault) -> Self {
+        let kind = match &fault {
+            Fault::Unavailable { .. } | Fault::NoCluster { .. } => ProblemKind::ClusterUnavailable,
+            Fault::Full { .. } => ProblemKind::StoreFull,
+            Fault::Unauthorized { .. }
+            | Fault::Forbidden { .. }
+            | Fault::Unsuitable { .. }
+            | Fault::Mismatch { .. } => ProblemKind::GatewayForbidden,
+            Fault::InvalidMessage { .. } | Fault::Damaged { .. } | Fault::Missing { .. } => {
+                ProblemKind::UnreadableData
+            }
+            Fault::TooLarge { .. } => ProblemKind::BodyTooLarge,
+        };
+        tracing::warn!(%fault, "request failed");
+        Self::new(kind, fault)
+    }
+}
+
+impl IntoResponse for Problem {
+    fn into_response(self) -> Response {
+        let body = serde_json::to_vec(&self).expect("problem details serialise to JSON");
+        let mut response = (self.code, body).into_response();
+        response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static(MEDIA_TYPE));
+        if self.code == StatusCode::SERVICE_UNAVAILABLE {
+            response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from_static(RETRY_AFTER));
+        }
+        response
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    #[test]
+    fn the_page_lists_every_type_with_its_status() {
+        let page = include_str!("../../docs/api.md");
+        let mut names = BTreeSet::new();
+        for kind in ProblemKind::ALL {
+            let (status, name, _) = kind.parts();
+            assert!(names.insert(name), "{name} is used twice");
+            let row = format!("| `{name}` | {} |", status.as_u16());
+            assert!(page.contains(&row), "docs/api.md has no row {row}");
+        }
+    }
+}

@@ -1,0 +1,113 @@
+//! The files of a run.
+
+use axum::extract::State;
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use millrace_agent::files::FilePath;
+use millrace_runtime::store::workspace::RunWorkspace;
+use millrace_views::FileJson;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use utoipa::IntoParams;
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+
+use crate::extract::{PathParts, QueryParts};
+use crate::problem::{Problem, ProblemKind};
+use crate::state::{SharedGateway, json_response};
+
+/// The routes.
+pub fn routes() -> OpenApiRouter<SharedGateway> {
+    OpenApiRouter::new().routes(routes!(list_files)).routes(routes!(read_file))
+}
+
+/// Files, or versions of a file.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct FileList<'a> {
+    /// The files, or the versions of one, oldest first.
+    pub files: Vec<FileJson<'a>>,
+}
+
+#[derive(Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
+#[serde(deny_unknown_fields)]
+struct FolderQuery {
+    /// Only files in this folder.
+    folder: Option<String>,
+}
+
+/// List the files of a run.
+#[utoipa::path(
+    get, path = "/runs/{run}/files", tag = "runs",
+    params(("run" = String, Path, description = "The run"), FolderQuery),
+    responses((status = 200, description = "The files", body = ref("#/components/schemas/FileList")))
+)]
+async fn list_files(
+    State(gateway): State<SharedGateway>,
+    PathParts(run): PathParts<String>,
+    QueryParts(query): QueryParts<FolderQuery>,
+) -> Result<Response, Problem> {
+    let (run, _) = gateway.find_run(&run).await?;
+    let folder = query.folder.as_deref().map(parse_path).transpose()?;
+    let entries = RunWorkspace::new(&gateway.bus, &run).list_files(folder.as_ref()).await?;
+    let files = entries.iter().map(|entry| FileJson::new(entry, None)).collect();
+    Ok(json_response(StatusCode::OK, &FileList { files }))
+}
+
+fn parse_path(path: &str) -> Result<FilePath, Problem> {
+    path.parse().map_err(|error| Problem::new(ProblemKind::FileNotFound, format!("{path:?}: {error}")))
+}
+
+#[derive(Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
+#[serde(deny_unknown_fields)]
+struct FileQuery {
+    /// This version of the file instead of the newest.
+    version: Option<u64>,
+    /// `true` lists the versions of the file instead.
+    #[serde(default)]
+    versions: bool,
+}
+
+/// Read a file of a run, or list its versions.
+#[utoipa::path(
+    get, path = "/runs/{run}/files/{*path}", tag = "runs",
+    params(("run" = String, Path, description = "The run"), ("path" = String, Path, description = "The file; its slashes are part of the path"), FileQuery),
+    responses((status = 200, description = "The content; its ETag is the version. With `versions` the list", content(
+        (String = "application/octet-stream"), (ref("#/components/schemas/FileList") = "application/json")
+    )))
+)]
+async fn read_file(
+    State(gateway): State<SharedGateway>,
+    PathParts((run, path)): PathParts<(String, String)>,
+    QueryParts(query): QueryParts<FileQuery>,
+) -> Result<Response, Problem> {
+    let (run, _) = gateway.find_run(&run).await?;
+    let path = parse_path(&path)?;
+    let workspace = RunWorkspace::new(&gateway.bus, &run);
+    let unknown = |what: String| Problem::new(ProblemKind::FileNotFound, what);
+    if query.versions {
+        let entries = workspace.list_versions(&path).await?;
+        if entries.is_empty() {
+            return Err(unknown(format!("run {run} has no file {path}")));
+        }
+        let files = entries.iter().map(|entry| FileJson::new(entry, None)).collect();
+        return Ok(json_response(StatusCode::OK, &FileList { files }));
+    }
+    let file = match query.version {
+        None => workspace.read_file(&path).await?,
+        Some(version) => workspace.read_file_version(&path, version).await?,
+    };
+    let Some(file) = file else {
+        let version = query.version.map(|version| format!(" of version {version}")).unwrap_or_default();
+        return Err(unknown(format!("run {run} has no file {path}{version}")));
+    };
+    let headers = [
+        // A browser must not run what an agent wrote.
+        (header::CONTENT_TYPE, "application/octet-stream".to_owned()),
+        (header::X_CONTENT_TYPE_OPTIONS, "nosniff".to_owned()),
+        (header::CONTENT_SECURITY_POLICY, "sandbox; default-src 'none'".to_owned()),
+        (header::ETAG, format!("\"{}\"", file.entry.version)),
+    ];
+    Ok((headers, file.bytes).into_response())
+}

@@ -1,0 +1,374 @@
+//! `/runs` and `/runs/{run}`: lists and reads runs, waits for their ends, and returns their results.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use axum::extract::State;
+use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use jiff::{SignedDuration, Timestamp};
+use millrace_client::{RunEndState, follow_run, read_task_result};
+use millrace_protocol::ids::RunId;
+use millrace_protocol::registry::RunSummary;
+use millrace_protocol::result::TaskResult;
+use millrace_runtime::duration::parse_duration;
+use millrace_runtime::log::list_submitted_runs;
+use millrace_views::report::report_markdown;
+use millrace_views::{RunListLine, RunResult, RunState as RunStateName};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use utoipa::IntoParams;
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+
+use crate::extract::{PathParts, QueryParts};
+use crate::html::html_page_of_markdown;
+use crate::problem::{Problem, ProblemKind};
+use crate::run_index::RunPosition;
+use crate::state::{RunState, SharedGateway, json_response, resume_command, versioned_json_response};
+
+/// The number of runs in a list if the client does not choose one.
+const DEFAULT_LIMIT: usize = 50;
+/// The maximum number of runs in a list.
+const MAX_LIMIT: usize = 1_000;
+/// The longest wait in seconds.
+const MAX_WAIT: u64 = 300;
+/// The wait in seconds if the client does not choose one.
+const DEFAULT_WAIT: u64 = 30;
+
+/// The routes.
+pub fn routes() -> OpenApiRouter<SharedGateway> {
+    OpenApiRouter::new()
+        .routes(routes!(list_runs))
+        .routes(routes!(read_run))
+        .routes(routes!(wait_for_run))
+        .routes(routes!(read_result))
+        .routes(routes!(read_report))
+}
+
+/// A part of the list of runs.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct RunList<'a> {
+    /// The runs, newest first.
+    pub runs: Vec<RunListLine<'a>>,
+    /// The `cursor` of the next part; empty at the end.
+    pub next: String,
+}
+
+#[derive(Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
+#[serde(deny_unknown_fields)]
+struct ListQuery {
+    /// Only runs in these states, separated by commas, such as `running,paused`.
+    state: Option<String>,
+    /// Only runs that started at this time or later: a time, or a duration before now such as `2h`.
+    since: Option<String>,
+    /// Only runs that started before this time: a time, or a duration before now.
+    until: Option<String>,
+    /// The number of runs, 50 by default and at most 1000.
+    limit: Option<usize>,
+    /// The `next` of the part before.
+    cursor: Option<String>,
+}
+
+/// List runs, newest first.
+#[utoipa::path(
+    get, path = "/runs", tag = "runs", params(ListQuery),
+    responses((status = 200, description = "A part of the list", body = ref("#/components/schemas/RunList")))
+)]
+async fn list_runs(
+    State(gateway): State<SharedGateway>,
+    QueryParts(query): QueryParts<ListQuery>,
+) -> Result<Response, Problem> {
+    let states = parse_states(query.state.as_deref())?;
+    let since = parse_time("since", query.since.as_deref())?;
+    let until = parse_time("until", query.until.as_deref())?;
+    let limit = match query.limit.unwrap_or(DEFAULT_LIMIT) {
+        limit @ 1..=MAX_LIMIT => limit,
+        other => {
+            let detail = format!("limit={other}: a list has 1 to {MAX_LIMIT} runs");
+            return Err(Problem::new(ProblemKind::InvalidRequest, detail));
+        }
+    };
+    let is_first_part = query.cursor.as_deref().is_none_or(str::is_empty);
+    let after = query.cursor.as_deref().filter(|cursor| !cursor.is_empty()).map(str::parse::<RunPosition>);
+    let after = after.transpose().map_err(|error| Problem::new(ProblemKind::InvalidRequest, error))?;
+    let is_wanted = |summary: &RunSummary| {
+        (states.is_empty() || states.contains(RunStateName::of_summary(Some(summary)).name()))
+            && since.is_none_or(|since| summary.started >= since)
+            && until.is_none_or(|until| summary.started < until)
+    };
+    // Before the summaries: a run that is in neither list was submitted after this.
+    let wants_submitted = states.is_empty() || states.contains(RunStateName::Submitted.name());
+    let submitted = match is_first_part && until.is_none() && wants_submitted {
+        true => list_submitted_runs(&gateway.bus).await?,
+        false => BTreeSet::new(),
+    };
+    let page = gateway.runs.list_runs(&gateway.bus, after, limit, is_wanted).await?;
+    let unstarted = gateway.runs.without_summary(submitted).await;
+    let lines = unstarted.iter().rev().map(|run| RunListLine::new(run, None));
+    let lines = lines.chain(page.runs.iter().map(|summary| RunListLine::new(&summary.run, Some(summary))));
+    let next = page.next.as_ref().map(RunPosition::to_cursor).unwrap_or_default();
+    Ok(json_response(StatusCode::OK, &RunList { runs: lines.collect(), next }))
+}
+
+fn parse_states(text: Option<&str>) -> Result<BTreeSet<&'static str>, Problem> {
+    let names = text.unwrap_or_default().split(',').map(str::trim).filter(|name| !name.is_empty());
+    let find = |name: &str| {
+        let known = RunStateName::ALL.map(RunStateName::name);
+        known.into_iter().find(|known| *known == name).ok_or_else(|| {
+            Problem::new(
+                ProblemKind::InvalidRequest,
+                format!("state={name:?} is no state of a run; valid: {}", known.join(", ")),
+            )
+        })
+    };
+    names.map(find).collect()
+}
+
+fn parse_time(name: &str, text: Option<&str>) -> Result<Option<Timestamp>, Problem> {
+    let Some(text) = text else { return Ok(None) };
+    let age = || parse_duration(text).ok().and_then(|age| SignedDuration::try_from(age).ok());
+    let before = || age().and_then(|age| Timestamp::now().checked_sub(age).ok());
+    text.parse::<Timestamp>().ok().or_else(before).map(Some).ok_or_else(|| {
+        Problem::new(
+            ProblemKind::InvalidRequest,
+            format!(
+                "{name}={text:?} is neither a time such as 2026-11-22T09:30:00Z nor a duration such as 2h"
+            ),
+        )
+    })
+}
+
+#[derive(Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
+#[serde(deny_unknown_fields)]
+struct ReadQuery {
+    /// The state as of this sequence of the log: the `sequence` of an event or of a reply to a write.
+    at: Option<u64>,
+}
+
+/// Read a run: its state, tasks, attempts, usage and result.
+#[utoipa::path(
+    get, path = "/runs/{run}", tag = "runs",
+    params(("run" = String, Path, description = "The run"), ReadQuery),
+    responses(
+        (status = 200, description = "The run; its ETag is the sequence of its last decision", body = ref("#/components/schemas/RunResult")),
+        (status = 304, description = "The run has not changed since the version in If-None-Match")
+    )
+)]
+async fn read_run(
+    State(gateway): State<SharedGateway>,
+    PathParts(run): PathParts<String>,
+    QueryParts(query): QueryParts<ReadQuery>,
+    headers: HeaderMap,
+) -> Result<Response, Problem> {
+    let (run, _) = gateway.find_run(&run).await?;
+    let state = gateway.read_history(&run, query.at).await?;
+    let version = format!("\"{}\"", state.sequence());
+    let known = headers.get(header::IF_NONE_MATCH).and_then(|value| value.to_str().ok());
+    if known.is_some_and(|known| known.split(',').any(|one| one.trim() == version)) {
+        return Ok((StatusCode::NOT_MODIFIED, [(header::ETAG, version)]).into_response());
+    }
+    render_run(&gateway, &run, &state).await
+}
+
+/// Returns a run as `millrace show --json` prints it.
+async fn render_run(gateway: &SharedGateway, run: &RunId, state: &RunState) -> Result<Response, Problem> {
+    let deliverable = read_deliverable(gateway, run, state).await?;
+    let now = state.plan().run.end.as_ref().map_or_else(Timestamp::now, |end| end.at);
+    let resume_with = resume_command(run, state.plan());
+    let result = RunResult::new(run, &state.history, deliverable.as_ref(), now, resume_with);
+    Ok(versioned_json_response(&result, state.sequence()))
+}
+
+/// Reads the result of the deliverable's task; `None` if the run has not ended or has none.
+async fn read_deliverable(
+    gateway: &SharedGateway,
+    run: &RunId,
+    state: &RunState,
+) -> Result<Option<TaskResult>, Problem> {
+    let deliverable = state.plan().run.end.as_ref().and_then(|end| end.deliverable.as_ref());
+    match deliverable {
+        Some((task, _)) => Ok(read_task_result(&gateway.bus, run, state.plan(), task).await?),
+        None => Ok(None),
+    }
+}
+
+#[derive(Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
+#[serde(deny_unknown_fields)]
+struct WaitQuery {
+    /// The longest wait in seconds, 30 by default and at most 300.
+    timeout: Option<u64>,
+}
+
+/// Wait for the end of a run.
+#[utoipa::path(
+    get, path = "/runs/{run}/wait", tag = "runs",
+    params(("run" = String, Path, description = "The run"), WaitQuery),
+    responses(
+        (status = 200, description = "The run has ended", body = ref("#/components/schemas/RunResult")),
+        (status = 202, description = "The run has not ended in time; this is its state so far", body = ref("#/components/schemas/RunResult"))
+    )
+)]
+async fn wait_for_run(
+    State(gateway): State<SharedGateway>,
+    PathParts(run): PathParts<String>,
+    QueryParts(query): QueryParts<WaitQuery>,
+) -> Result<Response, Problem> {
+    let (run, _) = gateway.find_run(&run).await?;
+    let timeout = Duration::from_secs(query.timeout.unwrap_or(DEFAULT_WAIT).min(MAX_WAIT));
+    let waiting = async {
+        let (mut decisions, mut end) = (follow_run(&gateway.bus, &run), RunEndState::No);
+        while let Some(decision) = decisions.recv().await {
+            let (_, decision) = decision?;
+            end = decision.events.iter().fold(end, RunEndState::after_event);
+        }
+        Ok::<_, Problem>(end)
+    };
+    let has_ended = tokio::select! {
+        outcome = tokio::time::timeout(timeout, waiting) => match outcome {
+            Ok(end) => end? != RunEndState::No,
+            Err(_) => false,
+        },
+        () = gateway.shutdown.cancelled() => false,
+    };
+    let state = gateway.read_history(&run, None).await?;
+    let mut response = render_run(&gateway, &run, &state).await?;
+    if !has_ended {
+        *response.status_mut() = StatusCode::ACCEPTED;
+    }
+    Ok(response)
+}
+
+/// Reads the deliverable of a run that has ended.
+async fn require_deliverable(
+    gateway: &SharedGateway,
+    run: &str,
+) -> Result<(RunId, RunState, TaskResult), Problem> {
+    let (run, _) = gateway.find_run(run).await?;
+    let state = gateway.read_history(&run, None).await?;
+    if state.plan().run.end.is_none() {
+        let detail = format!("run {run} has not ended; wait for it with /runs/{run}/wait");
+        return Err(Problem::new(ProblemKind::RunNotEnded, detail));
+    }
+    match read_deliverable(gateway, &run, &state).await? {
+        Some(result) => Ok((run, state, result)),
+        None => {
+            let detail =
+                format!("run {run} ended without a deliverable; /runs/{run} has its end and its errors");
+            Err(Problem::new(ProblemKind::NoDeliverable, detail))
+        }
+    }
+}
+
+/// Read the result of a run: the deliverable with its sources.
+#[utoipa::path(
+    get, path = "/runs/{run}/result", tag = "runs",
+    params(("run" = String, Path, description = "The run")),
+    responses((status = 200, description = "The result of the deliverable's task", body = ref("#/components/schemas/TaskResult")))
+)]
+async fn read_result(
+    State(gateway): State<SharedGateway>,
+    PathParts(run): PathParts<String>,
+) -> Result<Response, Problem> {
+    let (_, state, result) = require_deliverable(&gateway, &run).await?;
+    Ok(versioned_json_response(&result, state.sequence()))
+}
+
+/// The media types of a report.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum ReportType {
+    Markdown,
+    Html,
+    Json,
+}
+
+/// Read the report of a run as Markdown, HTML or JSON.
+#[utoipa::path(
+    get, path = "/runs/{run}/report", tag = "runs",
+    params(("run" = String, Path, description = "The run")),
+    responses((status = 200, description = "The report, as the header Accept asks for", content(
+        (String = "text/markdown"), (String = "text/html"), (ref("#/components/schemas/TaskResult") = "application/json")
+    )))
+)]
+async fn read_report(
+    State(gateway): State<SharedGateway>,
+    PathParts(run): PathParts<String>,
+    headers: HeaderMap,
+) -> Result<Response, Problem> {
+    let report_type = choose_report_type(&headers)?;
+    let (_, state, result) = require_deliverable(&gateway, &run).await?;
+    let plan = state.plan();
+    let markdown = || {
+        let end = plan.run.end.as_ref();
+        end.map(|end| report_markdown(&result, end, plan.planning.fallback.is_some())).unwrap_or_default()
+    };
+    let mut response = match report_type {
+        ReportType::Json => return Ok(versioned_json_response(&result, state.sequence())),
+        ReportType::Markdown => {
+            ([(header::CONTENT_TYPE, "text/markdown; charset=utf-8")], markdown()).into_response()
+        }
+        ReportType::Html => html_page_of_markdown(&markdown()),
+    };
+    if let Ok(version) = HeaderValue::from_str(&format!("\"{}\"", state.sequence())) {
+        response.headers_mut().insert(header::ETAG, version);
+    }
+    Ok(response)
+}
+
+/// Chooses the media type of a report: the accepted one with the greatest weight, Markdown by default.
+fn choose_report_type(headers: &HeaderMap) -> Result<ReportType, Problem> {
+    let accepted = headers.get(header::ACCEPT).and_then(|value| value.to_str().ok()).unwrap_or("*/*");
+    let mut best: Option<(f32, ReportType)> = None;
+    for range in accepted.split(',') {
+        let mut parts = range.split(';').map(str::trim);
+        let report_type = match parts.next().unwrap_or_default() {
+            "text/markdown" | "text/plain" | "*/*" | "text/*" => ReportType::Markdown,
+            "text/html" | "application/xhtml+xml" => ReportType::Html,
+            "application/json" | "application/*" => ReportType::Json,
+            _ => continue,
+        };
+        let weight = parts.find_map(|part| part.strip_prefix("q=")).map_or(1.0, |q| q.parse().unwrap_or(0.0));
+        if weight > 0.0 && best.is_none_or(|(other, _)| weight > other) {
+            best = Some((weight, report_type));
+        }
+    }
+    best.map(|(_, report_type)| report_type).ok_or_else(|| {
+        let detail = format!("Accept: {accepted}; a report is text/markdown, text/html or application/json");
+        Problem::new(ProblemKind::NotAcceptable, detail)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn chosen(accept: Option<&str>) -> Option<ReportType> {
+        let mut headers = HeaderMap::new();
+        if let Some(accept) = accept {
+            headers.insert(header::ACCEPT, accept.parse().unwrap());
+        }
+        choose_report_type(&headers).ok()
+    }
+
+    #[test]
+    fn accepted_media_type_with_the_greatest_weight_is_chosen() {
+        assert_eq!(chosen(None), Some(ReportType::Markdown));
+        assert_eq!(chosen(Some("*/*")), Some(ReportType::Markdown));
+        assert_eq!(chosen(Some("text/html,application/xhtml+xml,*/*;q=0.8")), Some(ReportType::Html));
+        assert_eq!(chosen(Some("text/html;q=0.5, application/json")), Some(ReportType::Json));
+        assert_eq!(chosen(Some("image/png")), None);
+        assert_eq!(chosen(Some("text/html;q=0")), None);
+    }
+
+    #[test]
+    fn filters_are_parsed_and_mistakes_are_named() {
+        assert_eq!(parse_states(Some("running, failed")).unwrap(), ["failed", "running"].into());
+        assert!(parse_states(Some("")).unwrap().is_empty());
+        assert!(parse_states(Some("runing")).is_err());
+        assert!(parse_time("since", Some("2h")).unwrap().unwrap() < Timestamp::now());
+        assert!(parse_time("since", Some("soon")).is_err());
+    }
+}

@@ -1,0 +1,324 @@
+//! The commands that steer a run: `POST /runs/{run}/cancel` and its siblings.
+//!
+//! Each appends a command to the log. With `wait=accepted` the reply comes as soon as the log has it; with `wait=decided`, the
+//! default, when a supervisor has decided on it. A refusal is a problem with its reason.
+
+mod bodies;
+mod command;
+
+use axum::extract::State;
+use axum::response::Response;
+use millrace_plan_file::{
+    AdditionalTasks, CapabilityMistake, find_capability_mistakes, parse_additional_tasks,
+};
+use millrace_protocol::ids::{RunId, TaskId};
+use millrace_protocol::plan::{CapabilityRegistry, CommandAction, Edit, Plan, RunEnd};
+use millrace_runtime::work::registry;
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+
+use super::submission::parse_budget;
+use crate::extract::{IdempotencyKey, JsonBody, OptionalJsonBody, PathParts, QueryParts};
+use crate::problem::{Problem, ProblemKind};
+use crate::state::{Gateway, SharedGateway, resume_command};
+use command::{CommandQuery, steer};
+
+pub use bodies::{AddBody, CancelBody, EditBody, MessageBody, ResumeBody, RetryBody, SignalBody};
+pub use command::CommandReceipt;
+
+/// The routes.
+pub fn routes() -> OpenApiRouter<SharedGateway> {
+    OpenApiRouter::new()
+        .routes(routes!(cancel_run))
+        .routes(routes!(pause_run))
+        .routes(routes!(interrupt_run))
+        .routes(routes!(resume_run))
+        .routes(routes!(send_message))
+        .routes(routes!(signal_event))
+        .routes(routes!(add_tasks))
+        .routes(routes!(edit_task))
+        .routes(routes!(cancel_task))
+        .routes(routes!(retry_task))
+}
+
+/// Cancel a run.
+#[utoipa::path(
+    post, path = "/runs/{run}/cancel", tag = "commands",
+    params(("run" = String, Path, description = "The run"), CommandQuery, ("Idempotency-Key" = Option<String>, Header, description = "A key by which a repetition is recognised")),
+    request_body = ref("#/components/schemas/CancelBody"),
+    responses(
+        (status = 200, description = "The command was applied", body = ref("#/components/schemas/AppliedCommand")),
+        (status = 202, description = "The command is in the log", body = ref("#/components/schemas/AcceptedCommand"))
+    )
+)]
+async fn cancel_run(
+    State(gateway): State<SharedGateway>,
+    PathParts(run): PathParts<String>,
+    QueryParts(query): QueryParts<CommandQuery>,
+    key: IdempotencyKey,
+    OptionalJsonBody(body): OptionalJsonBody<CancelBody>,
+) -> Result<Response, Problem> {
+    let (run, _) = open_run(&gateway, &run).await?;
+    steer(&gateway, &run, CommandAction::CancelRun { reason: body.into_reason() }, query, key).await
+}
+
+/// Pause a run: running tasks finish, no new ones start.
+#[utoipa::path(
+    post, path = "/runs/{run}/pause", tag = "commands",
+    params(("run" = String, Path, description = "The run"), CommandQuery, ("Idempotency-Key" = Option<String>, Header, description = "A key by which a repetition is recognised")),
+    responses(
+        (status = 200, description = "The command was applied", body = ref("#/components/schemas/AppliedCommand")),
+        (status = 202, description = "The command is in the log", body = ref("#/components/schemas/AcceptedCommand"))
+    )
+)]
+async fn pause_run(
+    State(gateway): State<SharedGateway>,
+    PathParts(run): PathParts<String>,
+    QueryParts(query): QueryParts<CommandQuery>,
+    key: IdempotencyKey,
+) -> Result<Response, Problem> {
+    let (run, _) = open_run(&gateway, &run).await?;
+    steer(&gateway, &run, CommandAction::Pause, query, key).await
+}
+
+/// Interrupt a run: work in flight is returned, and nothing runs until it is resumed.
+#[utoipa::path(
+    post, path = "/runs/{run}/interrupt", tag = "commands",
+    params(("run" = String, Path, description = "The run"), CommandQuery, ("Idempotency-Key" = Option<String>, Header, description = "A key by which a repetition is recognised")),
+    responses(
+        (status = 200, description = "The command was applied", body = ref("#/components/schemas/AppliedCommand")),
+        (status = 202, description = "The command is in the log", body = ref("#/components/schemas/AcceptedCommand"))
+    )
+)]
+async fn interrupt_run(
+    State(gateway): State<SharedGateway>,
+    PathParts(run): PathParts<String>,
+    QueryParts(query): QueryParts<CommandQuery>,
+    key: IdempotencyKey,
+) -> Result<Response, Problem> {
+    let (run, _) = open_run(&gateway, &run).await?;
+    steer(&gateway, &run, CommandAction::Interrupt, query, key).await
+}
+
+/// Resume a run that is paused, interrupted, or has ended and can be resumed.
+#[utoipa::path(
+    post, path = "/runs/{run}/resume", tag = "commands",
+    params(("run" = String, Path, description = "The run"), CommandQuery, ("Idempotency-Key" = Option<String>, Header, description = "A key by which a repetition is recognised")),
+    request_body = ref("#/components/schemas/ResumeBody"),
+    responses(
+        (status = 200, description = "The command was applied", body = ref("#/components/schemas/AppliedCommand")),
+        (status = 202, description = "The command is in the log", body = ref("#/components/schemas/AcceptedCommand"))
+    )
+)]
+async fn resume_run(
+    State(gateway): State<SharedGateway>,
+    PathParts(run): PathParts<String>,
+    QueryParts(query): QueryParts<CommandQuery>,
+    key: IdempotencyKey,
+    OptionalJsonBody(body): OptionalJsonBody<ResumeBody>,
+) -> Result<Response, Problem> {
+    let (run, plan) = read_plan(&gateway, &run).await?;
+    if plan.run.end.as_ref().is_some_and(|end| !end.is_resumable) {
+        refuse_ended_run(&run, &plan)?;
+    }
+    let old = plan.run.start.as_ref().map(|start| start.budget.capabilities.clone()).unwrap_or_default();
+    let budget = body.budget.as_ref().map(parse_budget).transpose()?;
+    // The budgets of capabilities are replaced as a whole, so those that stay are repeated.
+    let budget = budget.map(|mut budget| {
+        let changed = std::mem::replace(&mut budget.capabilities, old);
+        budget.capabilities.extend(changed);
+        budget
+    });
+    steer(&gateway, &run, CommandAction::Resume { budget }, query, key).await
+}
+
+/// Send a message to the planner of a run.
+#[utoipa::path(
+    post, path = "/runs/{run}/message", tag = "commands",
+    params(("run" = String, Path, description = "The run"), CommandQuery, ("Idempotency-Key" = Option<String>, Header, description = "A key by which a repetition is recognised")),
+    request_body = ref("#/components/schemas/MessageBody"),
+    responses(
+        (status = 200, description = "The command was applied", body = ref("#/components/schemas/AppliedCommand")),
+        (status = 202, description = "The command is in the log", body = ref("#/components/schemas/AcceptedCommand"))
+    )
+)]
+async fn send_message(
+    State(gateway): State<SharedGateway>,
+    PathParts(run): PathParts<String>,
+    QueryParts(query): QueryParts<CommandQuery>,
+    key: IdempotencyKey,
+    JsonBody(body): JsonBody<MessageBody>,
+) -> Result<Response, Problem> {
+    let (run, _) = open_run(&gateway, &run).await?;
+    steer(&gateway, &run, CommandAction::Message { text: body.text }, query, key).await
+}
+
+/// Signal an event to a run, which ends the waits for it.
+#[utoipa::path(
+    post, path = "/runs/{run}/signal", tag = "commands",
+    params(("run" = String, Path, description = "The run"), CommandQuery, ("Idempotency-Key" = Option<String>, Header, description = "A key by which a repetition is recognised")),
+    request_body = ref("#/components/schemas/SignalBody"),
+    responses(
+        (status = 200, description = "The command was applied", body = ref("#/components/schemas/AppliedCommand")),
+        (status = 202, description = "The command is in the log", body = ref("#/components/schemas/AcceptedCommand"))
+    )
+)]
+async fn signal_event(
+    State(gateway): State<SharedGateway>,
+    PathParts(run): PathParts<String>,
+    QueryParts(query): QueryParts<CommandQuery>,
+    key: IdempotencyKey,
+    JsonBody(SignalBody { name, data }): JsonBody<SignalBody>,
+) -> Result<Response, Problem> {
+    let (run, _) = open_run(&gateway, &run).await?;
+    let data = data.map(|data| data.to_string()).unwrap_or_default();
+    steer(&gateway, &run, CommandAction::Signal { name, data }, query, key).await
+}
+
+/// Add tasks to a run.
+#[utoipa::path(
+    post, path = "/runs/{run}/tasks", tag = "commands",
+    params(("run" = String, Path, description = "The run"), CommandQuery, ("Idempotency-Key" = Option<String>, Header, description = "A key by which a repetition is recognised")),
+    request_body = ref("#/components/schemas/AddBody"),
+    responses(
+        (status = 200, description = "The command was applied", body = ref("#/components/schemas/AppliedCommand")),
+        (status = 202, description = "The command is in the log", body = ref("#/components/schemas/AcceptedCommand"))
+    )
+)]
+async fn add_tasks(
+    State(gateway): State<SharedGateway>,
+    PathParts(run): PathParts<String>,
+    QueryParts(query): QueryParts<CommandQuery>,
+    key: IdempotencyKey,
+    JsonBody(AddBody { tasks }): JsonBody<AddBody>,
+) -> Result<Response, Problem> {
+    let (run, plan) = editable_run(&gateway, &run).await?;
+    let text = serde_json::json!({ "tasks": tasks }).to_string();
+    let AdditionalTasks { tasks, positions } = parse_additional_tasks(text.as_bytes(), &plan)
+        .map_err(|mistakes| Problem::new(ProblemKind::InvalidRun, mistakes))?;
+    if !plan.has_planner() {
+        let known = registry::read_capabilities(&gateway.bus).await?;
+        let known = CapabilityRegistry::from_descriptions(known.values());
+        let mistakes = find_capability_mistakes(&tasks, &positions, &known).into_iter();
+        let refused = mistakes.filter_map(|mistake| match mistake {
+            CapabilityMistake::Unknown(_) => None,
+            CapabilityMistake::Parameters(mistake) => Some(mistake.text),
+        });
+        let refused: Vec<String> = refused.collect();
+        if !refused.is_empty() {
+            return Err(Problem::new(ProblemKind::InvalidRun, refused.join("\n")));
+        }
+    }
+    steer(&gateway, &run, CommandAction::Edit(Edit::Add(tasks)), query, key).await
+}
+
+/// Change a task that no worker has claimed yet.
+#[utoipa::path(
+    patch, path = "/runs/{run}/tasks/{task}", tag = "commands",
+    params(("run" = String, Path, description = "The run"), ("task" = String, Path, description = "The task"), CommandQuery, ("Idempotency-Key" = Option<String>, Header, description = "A key by which a repetition is recognised")),
+    request_body = ref("#/components/schemas/EditBody"),
+    responses(
+        (status = 200, description = "The command was applied", body = ref("#/components/schemas/AppliedCommand")),
+        (status = 202, description = "The command is in the log", body = ref("#/components/schemas/AcceptedCommand"))
+    )
+)]
+async fn edit_task(
+    State(gateway): State<SharedGateway>,
+    PathParts((run, task)): PathParts<(String, String)>,
+    QueryParts(query): QueryParts<CommandQuery>,
+    key: IdempotencyKey,
+    JsonBody(body): JsonBody<EditBody>,
+) -> Result<Response, Problem> {
+    let (run, plan) = open_run(&gateway, &run).await?;
+    let task = find_task(&plan, &task)?;
+    let edit =
+        if body.is_final { Edit::MarkFinal { task } } else { Edit::Patch(body.into_patch(task, &plan)?) };
+    steer(&gateway, &run, CommandAction::Edit(edit), query, key).await
+}
+
+/// Cancel a task and its dependents.
+#[utoipa::path(
+    post, path = "/runs/{run}/tasks/{task}/cancel", tag = "commands",
+    params(("run" = String, Path, description = "The run"), ("task" = String, Path, description = "The task"), CommandQuery, ("Idempotency-Key" = Option<String>, Header, description = "A key by which a repetition is recognised")),
+    request_body = ref("#/components/schemas/CancelBody"),
+    responses(
+        (status = 200, description = "The command was applied", body = ref("#/components/schemas/AppliedCommand")),
+        (status = 202, description = "The command is in the log", body = ref("#/components/schemas/AcceptedCommand"))
+    )
+)]
+async fn cancel_task(
+    State(gateway): State<SharedGateway>,
+    PathParts((run, task)): PathParts<(String, String)>,
+    QueryParts(query): QueryParts<CommandQuery>,
+    key: IdempotencyKey,
+    OptionalJsonBody(body): OptionalJsonBody<CancelBody>,
+) -> Result<Response, Problem> {
+    let (run, plan) = open_run(&gateway, &run).await?;
+    let action = CommandAction::CancelTask { task: find_task(&plan, &task)?, reason: body.into_reason() };
+    steer(&gateway, &run, action, query, key).await
+}
+
+/// Retry a task and the tasks that depend on it.
+#[utoipa::path(
+    post, path = "/runs/{run}/tasks/{task}/retry", tag = "commands",
+    params(("run" = String, Path, description = "The run"), ("task" = String, Path, description = "The task"), CommandQuery, ("Idempotency-Key" = Option<String>, Header, description = "A key by which a repetition is recognised")),
+    request_body = ref("#/components/schemas/RetryBody"),
+    responses(
+        (status = 200, description = "The command was applied", body = ref("#/components/schemas/AppliedCommand")),
+        (status = 202, description = "The command is in the log", body = ref("#/components/schemas/AcceptedCommand"))
+    )
+)]
+async fn retry_task(
+    State(gateway): State<SharedGateway>,
+    PathParts((run, task)): PathParts<(String, String)>,
+    QueryParts(query): QueryParts<CommandQuery>,
+    key: IdempotencyKey,
+    OptionalJsonBody(body): OptionalJsonBody<RetryBody>,
+) -> Result<Response, Problem> {
+    let (run, plan) = editable_run(&gateway, &run).await?;
+    let action = CommandAction::Edit(Edit::Retry { task: find_task(&plan, &task)?, feedback: body.feedback });
+    steer(&gateway, &run, action, query, key).await
+}
+
+/// Reads the plan of a run.
+async fn read_plan(gateway: &Gateway, run: &str) -> Result<(RunId, Plan), Problem> {
+    let (run, _) = gateway.find_run(run).await?;
+    let plan = gateway.read_history(&run, None).await?.history.plan;
+    Ok((run, plan))
+}
+
+/// Reads the plan of a run that has not ended, or that failed and continues with a retry or with more tasks.
+async fn editable_run(gateway: &Gateway, run: &str) -> Result<(RunId, Plan), Problem> {
+    let (run, plan) = read_plan(gateway, run).await?;
+    let can_continue = |end: &RunEnd| end.is_resumable && end.reason.can_be_retried();
+    if plan.run.end.as_ref().is_some_and(|end| !can_continue(end)) {
+        refuse_ended_run(&run, &plan)?;
+    }
+    Ok((run, plan))
+}
+
+/// Reads the plan of a run that has not ended.
+async fn open_run(gateway: &Gateway, run: &str) -> Result<(RunId, Plan), Problem> {
+    let (run, plan) = read_plan(gateway, run).await?;
+    refuse_ended_run(&run, &plan)?;
+    Ok((run, plan))
+}
+
+fn refuse_ended_run(run: &RunId, plan: &Plan) -> Result<(), Problem> {
+    let Some(end) = &plan.run.end else { return Ok(()) };
+    let advice = match resume_command(run, plan) {
+        Some(_) => "resume it first",
+        None => "submit a new run for further work",
+    };
+    Err(Problem::new(ProblemKind::CommandRefused, format!("run {run} has ended ({}); {advice}", end.reason)))
+}
+
+/// Finds a task. Before the first decision no task is known; the supervisor then checks the id.
+fn find_task(plan: &Plan, id: &str) -> Result<TaskId, Problem> {
+    let unknown = || Problem::new(ProblemKind::TaskNotFound, format!("the run has no task {id:?}"));
+    let task = TaskId::new(id).map_err(|_| unknown())?;
+    match plan.run.start.is_none() || plan.task(&task).is_some() {
+        true => Ok(task),
+        false => Err(unknown()),
+    }
+}

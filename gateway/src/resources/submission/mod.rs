@@ -1,0 +1,365 @@
+//! `POST /runs`: submits a run, with its documents.
+//!
+//! With an `Idempotency-Key` the request can be repeated at any time, also after this process has died: the key names the run
+//! before it is submitted, in a bucket of the cluster.
+
+mod upload;
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use axum::extract::{DefaultBodyLimit, Request, State};
+use axum::http::{HeaderValue, StatusCode, header};
+use axum::response::Response;
+use millrace_agent::model::validate_selection;
+use millrace_agent::session::ModelPreferences;
+use millrace_client::{
+    EarlierResults, EarlierRunError, FindError, generate_run_id, read_earlier_run, store_document_list,
+    submit_run_with_id,
+};
+use millrace_plan_file::{
+    CapabilityMistake, PlanFile, find_capability_mistakes, parse_plan_file, parse_run_budget,
+    resolve_consult, resolve_mode, resolve_objective,
+};
+use millrace_protocol::ids::{Capability, RunId};
+use millrace_protocol::plan::{
+    Budget, CapabilityRegistry, Document, EarlierRun, PlannerConsultMode, PlanningMode, Submission,
+    find_criteria_problem, find_earlier_runs_problem,
+};
+use millrace_runtime::log::read_topic;
+use millrace_runtime::store::blobs::sha256_hex;
+use millrace_runtime::store::idempotency::{KeyClaim, KeyedSubmission, claim_key};
+use millrace_runtime::work::registry;
+use millrace_strict_yaml::{FileDescription, parse_yaml};
+use millrace_views::CommandOutcome;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+
+use super::Written;
+use crate::extract::IdempotencyKey;
+use crate::problem::{Mistake, Problem, ProblemKind};
+use crate::state::{Gateway, SharedGateway, find_blob, json_response};
+use upload::{check_document_path, read_request};
+
+/// The maximum size of a submission with its documents: some thousand documents of usual size.
+const MAX_SUBMISSION: usize = 512 * 1024 * 1024;
+
+/// The routes.
+pub fn routes() -> OpenApiRouter<SharedGateway> {
+    OpenApiRouter::new().routes(routes!(submit_run)).layer(DefaultBodyLimit::max(MAX_SUBMISSION))
+}
+
+/// A run to submit.
+#[derive(Debug, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct SubmissionBody {
+    /// The question to answer or the work to do; may be omitted if the plan has an objective.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    objective: Option<String>,
+    /// Your own tasks: a plan as in a plan file (`millrace schema plan`), as JSON, or as YAML in a string.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    plan: Option<Value>,
+    /// The planning mode: `llm`, `hybrid` or `fixed`. By default that of the plan, or else `fixed` with a plan and `llm` without.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    mode: Option<PlanningMode>,
+    /// When the planner is called.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    consult: Option<PlannerConsultMode>,
+    /// The budget of the run, as in a plan file, such as `{"tokens": "200k", "time": "30m"}`; it replaces that of the plan.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    budget: Option<Value>,
+    /// `true` if the first failed task ends the run.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    fail_fast: bool,
+    /// `true` if a person must approve the plan before its first task starts.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    approve_plan: bool,
+    /// Criteria for the deliverable, one sentence each, in addition to those of the plan.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    criteria: Vec<String>,
+    /// The models of agents, as `[CAPABILITY=]provider:model`.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    models: Vec<String>,
+    /// Ended runs to follow up on: their results and files are documents of this run.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    after: Vec<String>,
+    /// Documents that are in the blob store already, in addition to those that are uploaded with this request.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    documents: Vec<DocumentReference>,
+}
+
+/// A document in the blob store.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct DocumentReference {
+    /// The path under which agents see and cite it.
+    path: String,
+    /// The SHA-256 of its content in hexadecimal.
+    sha256: String,
+}
+
+/// Submit a run: a description as JSON, or as `multipart/form-data` with the part `run` (JSON) and a part `documents` with a
+/// file name for each document.
+#[utoipa::path(
+    post, path = "/runs", tag = "runs",
+    params(("Idempotency-Key" = Option<String>, Header, description = "A key by which a repetition of this request is recognised: it returns the same run")),
+    request_body(content(
+        (ref("#/components/schemas/SubmissionBody") = "application/json"),
+        (ref("#/components/schemas/SubmissionBody") = "multipart/form-data")
+    )),
+    responses(
+        (status = 201, description = "The run was submitted; Location is its path", body = ref("#/components/schemas/SubmittedRun")),
+        (status = 200, description = "The key was used for the same request before; this is its run", body = ref("#/components/schemas/SubmittedRun"))
+    )
+)]
+async fn submit_run(
+    State(gateway): State<SharedGateway>,
+    IdempotencyKey(key): IdempotencyKey,
+    request: Request,
+) -> Result<Response, Problem> {
+    let (body, uploaded) = read_request(&gateway, request).await?;
+    // The content, not its bytes: a repetition has another boundary between its parts.
+    let digest = digest_of_request(&body, &uploaded);
+    let (submission, documents) = describe_submission(&gateway, body, uploaded).await?;
+    let submission = match documents.is_empty() {
+        true => submission,
+        false => {
+            let documents = Some(store_document_list(&gateway.bus, &documents).await?);
+            Submission { documents, ..submission }
+        }
+    };
+    let Some(key) = key else {
+        let run = millrace_client::submit_run(&gateway.bus, &submission).await?;
+        return submitted(&gateway, &run, StatusCode::CREATED).await;
+    };
+    let keyed = KeyedSubmission { run: generate_run_id(), request: digest };
+    match claim_key(&gateway.bus, (&gateway.author, &key), &keyed).await? {
+        KeyClaim::New => {
+            submit_with_id(&gateway, &keyed.run, &submission).await?;
+            submitted(&gateway, &keyed.run, StatusCode::CREATED).await
+        }
+        KeyClaim::Existing(earlier) if earlier.request == keyed.request => {
+            // The process that claimed the key may have died before it submitted the run.
+            submit_with_id(&gateway, &earlier.run, &submission).await?;
+            submitted(&gateway, &earlier.run, StatusCode::OK).await
+        }
+        KeyClaim::Existing(earlier) => Err(Problem::new(
+            ProblemKind::KeyReused,
+            format!(
+                "the key {key:?} was used for another request, which is run {}; use a new key",
+                earlier.run
+            ),
+        )),
+    }
+}
+
+/// Submits a run under its id, unless it was submitted before.
+async fn submit_with_id(gateway: &Gateway, run: &RunId, submission: &Submission) -> Result<(), Problem> {
+    // An archived run has left its lane, so that the lane would accept its submission again.
+    if registry::read_summary(&gateway.bus, run).await?.is_none() {
+        submit_run_with_id(&gateway.bus, run, submission).await?;
+    }
+    Ok(())
+}
+
+async fn submitted(gateway: &Gateway, run: &RunId, status: StatusCode) -> Result<Response, Problem> {
+    let topic = millrace_protocol::subject::Topic::Submitted;
+    let records = read_topic(&gateway.bus, gateway.bus.lane_of_run(run), run, &topic).await?;
+    // An archived run is visible at any sequence.
+    let sequence = records.first().map_or(0, |record| record.sequence);
+    let mut response =
+        json_response(status, &Written { sequence, outcome: CommandOutcome::RunSubmitted { run } });
+    if let Ok(path) = HeaderValue::from_str(&format!("/api/v1/runs/{run}")) {
+        response.headers_mut().insert(header::LOCATION, path);
+    }
+    Ok(response)
+}
+
+fn digest_of_request(body: &SubmissionBody, uploaded: &[Document]) -> String {
+    let documents: BTreeMap<&str, &str> =
+        uploaded.iter().map(|document| (document.path.as_str(), document.sha256.as_str())).collect();
+    let text = serde_json::to_vec(&(body, documents)).expect("a submission serialises to JSON");
+    sha256_hex(&text)
+}
+
+fn invalid_run(pointer: &str, message: impl ToString) -> Problem {
+    let message = message.to_string();
+    let place = if pointer.is_empty() { String::new() } else { format!("{pointer}: ") };
+    Problem::new(ProblemKind::InvalidRun, format!("{place}{message}"))
+        .with_mistakes(vec![Mistake { pointer: pointer.to_owned(), message }])
+}
+
+/// Builds the submission by the rules of `millrace submit`.
+async fn describe_submission(
+    gateway: &Gateway,
+    body: SubmissionBody,
+    uploaded: Vec<Document>,
+) -> Result<(Submission, Vec<Document>), Problem> {
+    let plan = body.plan.as_ref().map(parse_plan).transpose()?;
+    let objective = resolve_objective(body.objective.as_deref(), plan.as_ref())
+        .map_err(|mistake| invalid_run("objective", mistake))?;
+    let mode = resolve_mode(body.mode, plan.as_ref()).map_err(|mistake| invalid_run("mode", mistake))?;
+    let plan = plan.unwrap_or_default();
+    let consult =
+        resolve_consult(mode, body.consult, &plan).map_err(|mistake| invalid_run("consult", mistake))?;
+    let budget = body.budget.as_ref().map(parse_budget).transpose()?.unwrap_or(plan.budget);
+    let criteria = [plan.criteria, body.criteria].concat();
+    if let Some(problem) = find_criteria_problem(&criteria) {
+        return Err(invalid_run("criteria", problem));
+    }
+    let has_planner = match mode {
+        PlanningMode::Llm | PlanningMode::Hybrid => true,
+        PlanningMode::Fixed => consult.is_some_and(|consult| consult > PlannerConsultMode::Never),
+    };
+    if !plan.tasks.is_empty() && !has_planner {
+        let known = registry::read_capabilities(&gateway.bus).await?;
+        let known = CapabilityRegistry::from_descriptions(known.values());
+        let mistakes = find_capability_mistakes(&plan.tasks, &plan.positions, &known).into_iter();
+        let mistakes = mistakes.filter_map(|mistake| match mistake {
+            // Tasks wait for a capability that nobody provides yet.
+            CapabilityMistake::Unknown(_) => None,
+            CapabilityMistake::Parameters(mistake) => {
+                Some(Mistake { pointer: "plan.tasks".into(), message: mistake.text })
+            }
+        });
+        refuse_mistakes(mistakes.collect())?;
+    }
+    let (model, models) = parse_models(&body.models)?;
+    let (after, earlier) = store_earlier_results(gateway, &body.after).await?;
+    let documents = find_documents(gateway, body.documents, [uploaded, earlier].concat()).await?;
+    let submission = Submission {
+        tasks: plan.tasks,
+        model,
+        models,
+        fail_fast: body.fail_fast || plan.fail_fast,
+        approve_plan: body.approve_plan || plan.approve_plan,
+        criteria,
+        after,
+        budget,
+        consult,
+        ..Submission::new(objective, mode)
+    };
+    Ok((submission, documents))
+}
+
+/// Refuses a run with these mistakes, if there are any.
+fn refuse_mistakes(mistakes: Vec<Mistake>) -> Result<(), Problem> {
+    let all: Vec<&str> = mistakes.iter().map(|mistake| mistake.message.as_str()).collect();
+    let detail = all.join("\n");
+    match mistakes.is_empty() {
+        true => Ok(()),
+        false => Err(Problem::new(ProblemKind::InvalidRun, detail).with_mistakes(mistakes)),
+    }
+}
+
+/// Parses a plan by the rules of plan files: JSON is YAML, and a string may have any YAML.
+fn parse_plan(plan: &Value) -> Result<PlanFile, Problem> {
+    let text = match plan {
+        Value::String(yaml) => yaml.clone(),
+        json => format!("{json:#}"),
+    };
+    parse_plan_file(text.as_bytes()).map_err(|mistakes| invalid_run("plan", mistakes))
+}
+
+/// Parses a budget by the rules of plan files.
+pub fn parse_budget(budget: &Value) -> Result<Budget, Problem> {
+    let kind = FileDescription { name: "budget", holds: "limits" };
+    let mistake = |mistake: millrace_strict_yaml::YamlMistake| invalid_run("budget", mistake.text);
+    let node = parse_yaml(budget.to_string().as_bytes(), kind).map_err(mistake)?;
+    parse_run_budget(&node).map_err(mistake)
+}
+
+type Models = (Option<String>, BTreeMap<Capability, String>);
+
+fn parse_models(texts: &[String]) -> Result<Models, Problem> {
+    let models = ModelPreferences::parse(texts.iter().map(String::as_str));
+    let models = models.map_err(|error| invalid_run("models", error))?;
+    models.selections().try_for_each(validate_selection).map_err(|error| invalid_run("models", error))?;
+    let by_capability = models.by_capability.into_iter().map(|(name, choice)| (name, choice.to_string()));
+    Ok((models.default.map(|choice| choice.to_string()), by_capability.collect()))
+}
+
+/// Stores the results of ended runs as documents.
+async fn store_earlier_results(
+    gateway: &Gateway,
+    runs: &[String],
+) -> Result<(Vec<EarlierRun>, Vec<Document>), Problem> {
+    let (mut after, mut stored): (Vec<EarlierRun>, Vec<Document>) = (Vec::new(), Vec::new());
+    for run in runs {
+        // Prefixes and `latest` are for people.
+        let (run, _) = gateway.find_run(run).await?;
+        if after.iter().any(|earlier| earlier.run == run) {
+            continue;
+        }
+        let EarlierResults { about, documents } =
+            read_earlier_run(&gateway.bus, run.as_str()).await.map_err(|error| match error {
+                EarlierRunError::NotEnded(_) => Problem::new(ProblemKind::RunNotEnded, error),
+                EarlierRunError::Fault(fault) | EarlierRunError::Find(FindError::Fault(fault)) => {
+                    fault.into()
+                }
+                EarlierRunError::Find(error) => Problem::new(ProblemKind::RunNotFound, error),
+            })?;
+        for (path, bytes) in documents {
+            let blob = gateway.bus.blobs().put_blob(&bytes).await?;
+            stored.push(Document { path, sha256: blob.sha256, size: blob.size });
+        }
+        after.push(about);
+    }
+    match find_earlier_runs_problem(&after) {
+        Some(problem) => Err(invalid_run("after", problem)),
+        None => Ok((after, stored)),
+    }
+}
+
+/// Returns the documents of the run: those that were uploaded, and those that are referred to, which must be there.
+async fn find_documents(
+    gateway: &Gateway,
+    references: Vec<DocumentReference>,
+    uploaded: Vec<Document>,
+) -> Result<Vec<Document>, Problem> {
+    let mut documents = uploaded;
+    for DocumentReference { path, sha256 } in references {
+        check_document_path(&path)?;
+        let Some(bytes) = find_blob(&gateway.bus, &sha256).await? else {
+            let detail =
+                format!("the document {path:?} refers to the blob {sha256:?}, which is not in the store");
+            return Err(Problem::new(ProblemKind::BlobNotFound, detail));
+        };
+        documents.push(Document { path, sha256, size: bytes.len() as u64 });
+    }
+    let mut paths = BTreeSet::new();
+    match documents.iter().find(|document| !paths.insert(document.path.as_str())) {
+        Some(twice) => Err(invalid_run("documents", format!("two documents have the path {:?}", twice.path))),
+        None => Ok(documents),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn repetitions_have_the_same_digest_whatever_the_order_of_their_documents() {
+        let document = |path: &str| Document { path: path.into(), sha256: format!("{path}-sha"), size: 1 };
+        let body = |objective: &str| SubmissionBody {
+            objective: Some(objective.into()),
+            ..SubmissionBody::default()
+        };
+        let one = digest_of_request(&body("x"), &[document("a"), document("b")]);
+        assert_eq!(one, digest_of_request(&body("x"), &[document("b"), document("a")]));
+        assert_ne!(one, digest_of_request(&body("y"), &[document("a"), document("b")]));
+        assert_ne!(one, digest_of_request(&body("x"), &[document("a")]));
+    }
+
+    #[test]
+    fn plans_are_json_or_yaml() {
+        let json = serde_json::json!({"tasks": [{"id": "a", "objective": "o", "capability": "echo"}]});
+        let yaml = Value::from("tasks:\n- {id: a, objective: o, capability: echo}\n");
+        assert_eq!(parse_plan(&json).unwrap().tasks, parse_plan(&yaml).unwrap().tasks);
+        assert!(parse_plan(&serde_json::json!({"task": []})).is_err());
+        assert_eq!(parse_budget(&serde_json::json!({"tokens": "2k"})).unwrap().amounts.tokens, Some(2_000));
+        assert!(parse_budget(&serde_json::json!({"token": 1})).is_err());
+    }
+}

@@ -1,0 +1,139 @@
+//! The HTTP server: accepts connections within limits, and stops without cutting requests off.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use axum::extract::{DefaultBodyLimit, Request};
+use axum::response::{IntoResponse, Response};
+use axum::routing::get;
+use hyper::body::Incoming;
+use hyper::server::conn::http1;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::service::TowerToHyperService;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+use tower::ServiceExt;
+use tracing::{debug, warn};
+
+use crate::access::check_request;
+use crate::docs_page;
+use crate::openapi::api_router;
+use crate::problem::{Problem, ProblemKind};
+use crate::state::SharedGateway;
+
+/// The maximum number of open connections. Each open event stream holds one, with some 100 kB.
+const MAX_CONNECTIONS: usize = 4_096;
+/// The time in which a client must send the head of a request, also the first one of a connection.
+const HEADER_TIME: Duration = Duration::from_secs(10);
+/// The maximum size of the head of a request.
+const MAX_HEADER_BYTES: usize = 64 * 1024;
+/// The maximum number of headers of a request.
+const MAX_HEADERS: usize = 100;
+/// The maximum size of a body, unless its resource allows more.
+const MAX_BODY: usize = 4 * 1024 * 1024;
+/// The time that open requests have to end when the process stops.
+const STOP_TIME: Duration = Duration::from_secs(5);
+/// The pause after a connection could not be accepted, for example because the process has too many open files.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// Returns everything that the server serves.
+fn build_router(gateway: SharedGateway) -> Router {
+    let (router, _) = api_router().split_for_parts();
+    router
+        .route("/", get(docs_page::redirect_to_docs))
+        .route("/docs", get(docs_page::serve_page))
+        .route("/docs/docs.js", get(docs_page::serve_script))
+        .route("/docs/docs.css", get(docs_page::serve_style))
+        .fallback(unknown_path)
+        .method_not_allowed_fallback(method_not_allowed)
+        .layer(DefaultBodyLimit::max(MAX_BODY))
+        .layer(axum::middleware::from_fn(check_request))
+        .with_state(gateway)
+}
+
+async fn unknown_path(request: Request) -> Response {
+    let path = request.uri().path();
+    Problem::new(ProblemKind::UnknownPath, format!("there is no {path:?}; /docs lists the resources"))
+        .into_response()
+}
+
+async fn method_not_allowed(request: Request) -> Response {
+    let detail = format!("{} is not possible on {:?}", request.method(), request.uri().path());
+    Problem::new(ProblemKind::MethodNotAllowed, detail).into_response()
+}
+
+/// Serves connections until the token is cancelled, and then lets open requests end.
+pub async fn serve(listener: TcpListener, gateway: SharedGateway, shutdown: CancellationToken) {
+    let router = build_router(gateway);
+    let slots = Arc::new(Semaphore::new(MAX_CONNECTIONS));
+    let connections = TaskTracker::new();
+    loop {
+        // Beyond the limit, connections wait in the queue of the operating system.
+        let accepted = tokio::select! {
+            () = shutdown.cancelled() => break,
+            accepted = accept(&listener, &slots) => accepted,
+        };
+        let Some((stream, address, slot)) = accepted else { continue };
+        let (router, shutdown) = (router.clone(), shutdown.clone());
+        connections.spawn(async move {
+            serve_connection(stream, address, router, shutdown).await;
+            drop(slot);
+        });
+    }
+    connections.close();
+    if tokio::time::timeout(STOP_TIME, connections.wait()).await.is_err() {
+        warn!(open = connections.len(), "closing connections whose requests have not ended");
+    }
+}
+
+async fn accept(
+    listener: &TcpListener,
+    slots: &Arc<Semaphore>,
+) -> Option<(TcpStream, SocketAddr, OwnedSemaphorePermit)> {
+    let slot = slots.clone().acquire_owned().await.ok()?;
+    match listener.accept().await {
+        Ok((stream, address)) => Some((stream, address, slot)),
+        Err(error) => {
+            warn!(%error, "accepting a connection failed");
+            tokio::time::sleep(ACCEPT_PAUSE).await;
+            None
+        }
+    }
+}
+
+async fn serve_connection(
+    stream: TcpStream,
+    address: SocketAddr,
+    router: Router,
+    shutdown: CancellationToken,
+) {
+    // Events are small and must not wait for each other.
+    if let Err(error) = stream.set_nodelay(true) {
+        debug!(%address, %error, "can't switch off the delay of small packets");
+    }
+    let service = TowerToHyperService::new(
+        router.map_request(|request: hyper::Request<Incoming>| request.map(axum::body::Body::new)),
+    );
+    let mut builder = http1::Builder::new();
+    builder
+        .timer(TokioTimer::new())
+        .header_read_timeout(HEADER_TIME)
+        .max_buf_size(MAX_HEADER_BYTES)
+        .max_headers(MAX_HEADERS);
+    let connection = builder.serve_connection(TokioIo::new(stream), service);
+    tokio::pin!(connection);
+    let outcome: Result<(), hyper::Error> = tokio::select! {
+        outcome = &mut connection => outcome,
+        () = shutdown.cancelled() => {
+            connection.as_mut().graceful_shutdown();
+            connection.await
+        }
+    };
+    if let Err(error) = outcome {
+        debug!(%address, %error, "connection failed");
+    }
+}

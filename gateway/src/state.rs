@@ -1,0 +1,153 @@
+//! The state that all requests share: the connection to the cluster, and nothing that could not be read again.
+
+use std::sync::Arc;
+
+use axum::http::StatusCode;
+use axum::http::header::{CONTENT_TYPE, ETAG, HeaderName};
+use axum::response::{IntoResponse, Response};
+use jiff::Timestamp;
+use millrace_client::{author_name, read_log_damage};
+use millrace_plan_file::limits::suggest_larger_budget;
+use millrace_protocol::ids::RunId;
+use millrace_protocol::plan::{Decision, Plan};
+use millrace_protocol::registry::RunSummary;
+use millrace_protocol::subject::{self, Topic};
+use millrace_runtime::log::has_submission;
+use millrace_runtime::store::archive;
+use millrace_runtime::work::registry;
+use millrace_runtime::{Bus, Fault};
+use millrace_views::history::RunHistory;
+use serde::Serialize;
+use tokio_util::sync::CancellationToken;
+
+use crate::problem::{Problem, ProblemKind};
+use crate::run_index::RunIndex;
+
+/// The state that all requests share.
+pub struct Gateway {
+    /// The connection to the cluster.
+    pub bus: Bus,
+    /// The author of commands and answers.
+    pub author: String,
+    /// The summaries of runs as of the last list.
+    pub runs: RunIndex,
+    /// Ends open streams when the process stops.
+    pub shutdown: CancellationToken,
+}
+
+/// The state as handlers receive it.
+pub type SharedGateway = Arc<Gateway>;
+
+impl Gateway {
+    /// Creates the state. The author is the user of this process: without tokens, only this machine has access.
+    #[must_use]
+    pub fn new(bus: Bus, by: Option<String>, shutdown: CancellationToken) -> Self {
+        Self { bus, author: author_name(by), runs: RunIndex::default(), shutdown }
+    }
+
+    /// Finds the run with this id; `None` as its summary if no supervisor has started it.
+    ///
+    /// # Errors
+    /// There is no such run, or the cluster does not respond.
+    pub async fn find_run(&self, id: &str) -> Result<(RunId, Option<RunSummary>), Problem> {
+        let unknown = || Problem::new(ProblemKind::RunNotFound, format!("there is no run {id:?}"));
+        let run = RunId::new(id).map_err(|_| unknown())?;
+        if let Some(summary) = registry::read_summary(&self.bus, &run).await? {
+            return Ok((run, Some(summary)));
+        }
+        match has_submission(&self.bus, self.bus.lane_of_run(&run), &run).await? {
+            true => Ok((run, None)),
+            false => Err(unknown()),
+        }
+    }
+
+    /// Reads the history of a run up to sequence `at`, or up to its last decision.
+    ///
+    /// # Errors
+    /// The log of the run is damaged, or the cluster does not respond.
+    pub async fn read_history(&self, run: &RunId, at: Option<u64>) -> Result<RunState, Problem> {
+        let lane = self.bus.lane_of_run(run);
+        let mut state = RunState::default();
+        for record in archive::read_run_from_log_or_archive(&self.bus, lane, run).await? {
+            if at.is_some_and(|at| record.sequence > at) {
+                break;
+            }
+            let is_plan = matches!(subject::parse_lane_subject(&record.subject), Some((_, _, Topic::Plan)));
+            if is_plan && !record.is_forged() {
+                let decision: Decision = self.bus.decode_record(&record).await?;
+                state.history.add_decision(&decision);
+                state.last = Some((record.sequence, decision.at));
+            }
+        }
+        if state.last.is_none()
+            && at.is_none()
+            && let Some(damage) = read_log_damage(&self.bus, run).await?
+        {
+            let detail = format!(
+                "the log of run {run} is damaged: {damage}; restore a backup, or submit the run again"
+            );
+            return Err(Problem::new(ProblemKind::LogDamaged, detail));
+        }
+        Ok(state)
+    }
+}
+
+/// A run up to a decision.
+#[derive(Default)]
+pub struct RunState {
+    /// Its history.
+    pub history: RunHistory,
+    /// The sequence and the time of the last decision.
+    pub last: Option<(u64, Timestamp)>,
+}
+
+impl RunState {
+    /// Returns the plan.
+    #[must_use]
+    pub fn plan(&self) -> &Plan {
+        &self.history.plan
+    }
+
+    /// The sequence of the last decision; 0 before the first.
+    #[must_use]
+    pub fn sequence(&self) -> u64 {
+        self.last.map_or(0, |(sequence, _)| sequence)
+    }
+}
+
+/// Returns the command that resumes a run that has ended, if it can be resumed.
+#[must_use]
+pub fn resume_command(run: &RunId, plan: &Plan) -> Option<String> {
+    let end = plan.run.end.as_ref().filter(|end| end.is_resumable)?;
+    match suggest_larger_budget(plan) {
+        Some(more) => Some(format!("millrace resume {run} --budget {more}")),
+        None if end.reason.needs_larger_budget() => None,
+        None => Some(format!("millrace resume {run}")),
+    }
+}
+
+/// Returns a response with JSON.
+pub fn json_response(status: StatusCode, value: &impl Serialize) -> Response {
+    let body = serde_json::to_vec(value).expect("the types of the API serialise to JSON");
+    (status, [(CONTENT_TYPE, "application/json")], body).into_response()
+}
+
+/// Returns a response with JSON and the version of the resource.
+pub fn versioned_json_response(value: &impl Serialize, sequence: u64) -> Response {
+    let body = serde_json::to_vec(value).expect("the types of the API serialise to JSON");
+    let headers: [(HeaderName, String); 2] =
+        [(CONTENT_TYPE, "application/json".to_owned()), (ETAG, format!("\"{sequence}\""))];
+    (StatusCode::OK, headers, body).into_response()
+}
+
+/// Reads a blob of a client's choice; `None` if there is none.
+///
+/// # Errors
+/// The server does not respond, or the content is damaged.
+pub async fn find_blob(bus: &Bus, sha256: &str) -> Result<Option<Vec<u8>>, Fault> {
+    match bus.blobs().get(sha256).await {
+        Ok(bytes) => Ok(Some(bytes)),
+        Err(Fault::Missing { .. }) => Ok(None),
+        Err(fault) => Err(fault),
+    }
+}
