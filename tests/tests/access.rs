@@ -4,6 +4,9 @@
 
 #![allow(clippy::unwrap_used, reason = "the helpers of tests are tests too")]
 
+#[allow(dead_code, reason = "the tests of the gateway use all of it")]
+#[path = "gateway/http.rs"]
+mod http;
 #[path = "access/place.rs"]
 mod place;
 #[path = "access/raw.rs"]
@@ -268,6 +271,54 @@ async fn cluster_works_without_any_permission_violation() {
 }
 
 /// The number of live processes of each role: supervisors, workers, critics.
+#[tokio::test(flavor = "multi_thread")]
+async fn gateway_needs_no_more_than_the_identity_of_a_client() {
+    let _alone = lock_machine();
+    let place = RestrictedServer::start_for_tenants(&["millrace"]);
+    let _processes = start_restricted_processes(&place);
+    let bus = place.connect_identity("millrace", "client").await;
+    let file = place.folder.path().join("api.url");
+    let mut command = place.millrace_command_as("client");
+    command.args(["serve", "--api", "127.0.0.1:0", "--url-file"]).arg(&file);
+    let mut gateway = command.spawn().unwrap();
+    let url = wait_for_value(Duration::from_secs(60), "the URL of the gateway", async || {
+        std::fs::read_to_string(&file).ok().filter(|url| url.ends_with('\n'))
+    })
+    .await;
+    let address = url.trim().strip_prefix("http://").unwrap().parse().unwrap();
+    wait_for_value(Duration::from_secs(60), "the worker", async || {
+        let names = millrace_runtime::work::registry::read_capability_names(&bus).await.ok()?;
+        names.contains(&capability_name("echo")).then_some(())
+    })
+    .await;
+    let plan = serde_json::json!({ "tasks": [
+        { "id": "a", "objective": "say it", "capability": "echo", "parameters": { "approve": true } },
+    ] });
+    let submit = http::Request::new("POST", "/api/v1/runs")
+        .header("Idempotency-Key", "one")
+        .json(&serde_json::json!({ "objective": "say it", "plan": plan }));
+    let submitted = submit.send(address).await;
+    assert_eq!(submitted.status, 201, "{}", submitted.text());
+    let run = submitted.json()["run"].as_str().unwrap().to_owned();
+    let question = format!("/api/v1/questions/{run}/a/1/1");
+    wait_for_value(Duration::from_secs(60), "the question", async || {
+        (http::Request::new("GET", question.clone()).send(address).await.status == 200).then_some(())
+    })
+    .await;
+    let approval = http::Request::new("POST", question).json(&serde_json::json!({ "answer": "approve" }));
+    assert_eq!(approval.send(address).await.status, 200);
+    let events = http::Request::new("GET", format!("/api/v1/runs/{run}/events?level=live"));
+    let frames = http::read_events(address, &events, None).await;
+    assert_eq!(frames.last().map(|frame| frame.event.as_str()), Some("end"));
+    for path in ["status", "limits", "questions", "runs", &format!("runs/{run}/files")] {
+        let answer = http::Request::new("GET", format!("/api/v1/{path}")).send(address).await;
+        assert_eq!(answer.status, 200, "{path}: {}", answer.text());
+    }
+    gateway.kill().unwrap();
+    gateway.wait().unwrap();
+    assert_eq!(place.logged_permission_violations(), Vec::<String>::new());
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn answerer_answers_questions_and_does_nothing_else() {
     let _alone = lock_machine();

@@ -169,6 +169,8 @@ fn refused_input_exits_with_2_in_every_command() {
         "bench nosuch",
         "metrics",
         "metrics --http nowhere",
+        "serve --api nowhere",
+        "serve --api 0.0.0.0:7070",
     ];
     let commands = commands
         .iter()
