@@ -28,16 +28,17 @@ pub fn html_page_of_markdown(text: &str) -> Response {
 /// Renders Markdown. HTML in it is shown as text, and links lead to web pages or into the page only.
 fn html_of_markdown(text: &str) -> String {
     let options = Options::ENABLE_TABLES | Options::ENABLE_STRIKETHROUGH | Options::ENABLE_FOOTNOTES;
-    let events = Parser::new_ext(text, options).map(|event| match event {
-        Event::Html(html) | Event::InlineHtml(html) => Event::Text(html),
-        Event::Start(Tag::Link { link_type, dest_url, title, id }) => {
+    let events = Parser::new_ext(text, options).map(|event| {
+        if let Event::Html(html) | Event::InlineHtml(html) = event {
+            Event::Text(html)
+        } else if let Event::Start(Tag::Link { link_type, dest_url, title, id }) = event {
             Event::Start(Tag::Link { link_type, dest_url: safe_link(dest_url), title, id })
-        }
-        // An image would be loaded from its address.
-        Event::Start(Tag::Image { link_type, dest_url: _, title, id }) => {
+        } else if let Event::Start(Tag::Image { link_type, dest_url: _, title, id }) = event {
+            // An image would be loaded from its address.
             Event::Start(Tag::Image { link_type, dest_url: "".into(), title, id })
+        } else {
+            event
         }
-        other => other,
     });
     let mut page = String::new();
     html::push_html(&mut page, events);

@@ -311,7 +311,7 @@ async fn slow_reader_is_notified_and_misses_nothing() {
     let tasks: Vec<Value> = (0..2_500).map(task).collect();
     let run = gateway.submit(&json!({ "objective": "many", "plan": { "tasks": tasks } })).await;
     wait_for_value(TIMEOUT, "the start of the run", async || {
-        gateway.get(&format!("/runs?state=running")).await.json()["runs"].get(0).cloned()
+        gateway.get("/runs?state=running").await.json()["runs"].get(0).cloned()
     })
     .await;
     assert_eq!(

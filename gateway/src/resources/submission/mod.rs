@@ -256,10 +256,7 @@ fn refuse_mistakes(mistakes: Vec<Mistake>) -> Result<(), Problem> {
 
 /// Parses a plan by the rules of plan files: JSON is YAML, and a string may have any YAML.
 fn parse_plan(plan: &Value) -> Result<PlanFile, Problem> {
-    let text = match plan {
-        Value::String(yaml) => yaml.clone(),
-        json => format!("{json:#}"),
-    };
+    let text = plan.as_str().map_or_else(|| format!("{plan:#}"), str::to_owned);
     parse_plan_file(text.as_bytes()).map_err(|mistakes| invalid_run("plan", mistakes))
 }
 
