@@ -208,9 +208,11 @@ impl PendingSubmission {
         !self.models.is_empty()
     }
 
-    /// `true` if the planner or any task calls a language model.
-    pub fn calls_models(&self) -> bool {
-        self.has_planner() || self.tasks.iter().any(|task| task.capability.as_str() != "echo")
+    /// `true` if the planner or any task calls the default model. `others` are the capabilities of files that have a model of their own
+    /// or need none.
+    pub fn calls_default_model(&self, others: &[String]) -> bool {
+        let needs_none = |name: &str| name == "echo" || others.iter().any(|other| other == name);
+        self.has_planner() || self.tasks.iter().any(|task| !needs_none(task.capability.as_str()))
     }
 
     /// `true` if some of the work can only be done by reading documents as long as no language model is configured. `own` are

@@ -219,6 +219,21 @@ fn first_command_leaves_a_report_with_valid_citations() {
 }
 
 #[test]
+fn run_of_a_capability_with_its_own_model_needs_no_other_one() {
+    let _alone = lock_machine();
+    let machine = UserMachine::new();
+    let write = |name: &str, text: &str| fs::write(machine.path_of(name), text).unwrap();
+    write("model.yaml", "rules: [{reply: {text: the mill turns}}]\n");
+    let clerk = "name: clerk\ndescription: Knows the mill.\ninstructions: Describe the mill.\nmodel: \"script:model.yaml\"\n";
+    write("clerk.yaml", clerk);
+    write("plan.yaml", "objective: x\ntasks: [{id: a, objective: x, capability: clerk, final: true}]\n");
+    let (out, err) = machine.run_successfully(&["run", "--plan", "plan.yaml", "--capability", "clerk.yaml"]);
+    assert!(out.contains("the mill turns"), "{out}{err}");
+    assert!(!err.contains("no language model configured"), "{err}");
+    machine.assert_nothing_running();
+}
+
+#[test]
 fn follow_up_searches_and_cites_the_results_of_an_earlier_run() {
     let _alone = lock_machine();
     let machine = UserMachine::new();

@@ -101,6 +101,20 @@ pub fn read_file_model(path: &Path) -> Result<Option<(ids::Capability, ModelSele
     })
 }
 
+/// Returns `true` if the capability of a file is an agent whose model is that of the run or the worker.
+///
+/// # Errors
+/// The file can't be read, or has a mistake in it.
+pub fn needs_default_model(path: &Path) -> Result<bool, LoadError> {
+    let file = millrace_strict_yaml::load_yaml_file(path, KIND, MAX_BYTES, |bytes| {
+        parse_capability_file(bytes, Path::new("."))
+    })?;
+    Ok(match file {
+        CapabilityFile::Agent(spec, _) => spec.model.is_none(),
+        CapabilityFile::Command(_) | CapabilityFile::Http(_) => false,
+    })
+}
+
 /// Returns the reason why the MCP servers of a capability file can't start on this machine, if they can't.
 ///
 /// # Errors

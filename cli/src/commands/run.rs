@@ -8,7 +8,7 @@ use millrace_client::submit_run;
 use millrace_models::provider::default_model_selection;
 use millrace_protocol::plan::CapabilityRegistry;
 use millrace_protocol::result::CapabilityDescription;
-use millrace_worker::builtin;
+use millrace_worker::{builtin, file};
 use tokio_util::sync::CancellationToken;
 
 use crate::commands::submit::{print_submitted_run, warn_of_missing_capabilities};
@@ -86,7 +86,7 @@ pub async fn run_command(
                 .chain(builtin::web_capability_names(options.web))
                 .chain(own.iter().map(String::as_str)),
         );
-        if has_no_model && pending.calls_models() {
+        if has_no_model && pending.calls_default_model(&capabilities_with_own_model(&options)?) {
             print_stderr_line(EXTRACTIVE_NOTICE);
         }
     }
@@ -106,6 +106,18 @@ pub async fn run_command(
         watch_run(bus, &run, view, &output, &target, Some(session), &interrupt).await
     });
     Box::pin(work).await
+}
+
+/// The capabilities of files that have a model of their own or need none.
+fn capabilities_with_own_model(options: &LocalOptions) -> Result<Vec<String>, CommandError> {
+    let mut names = Vec::new();
+    for file in &options.capability {
+        if !file::needs_default_model(file).map_err(CommandError::invalid_input)? {
+            let described = file::describe_capability_file(file).map_err(CommandError::invalid_input)?;
+            names.push(described.name.to_string());
+        }
+    }
+    Ok(names)
 }
 
 /// The notice about a run that no language model answers.
@@ -155,7 +167,7 @@ fn print_joined_cluster(info: &ClusterInfo, options: &LocalOptions, pending: &Pe
         if ignored.is_empty() { String::new() } else { format!("; ignoring {}", ignored.join(", ")) };
     print_stderr_line(&format!("millrace: joined the cluster of process {}{model}{ignored}", info.pid));
     let is_extractive = !pending.has_model_argument() && info.models == [EXTRACTIVE];
-    if is_extractive && pending.calls_models() {
+    if is_extractive && pending.calls_default_model(&[]) {
         print_stderr_line(EXTRACTIVE_NOTICE);
     }
 }
