@@ -12,6 +12,7 @@ use millrace_agent::roles::RESEARCH;
 use millrace_agent::session::ModelPreferences;
 use millrace_client::{EarlierResults, read_earlier_run};
 use millrace_protocol::ids::Capability;
+use millrace_protocol::labels::{Labels, find_labels_problem, parse_label};
 use millrace_protocol::plan::{
     Budget, CapabilityRegistry, EarlierRun, PlannerConsultMode, PlanningMode, Submission, TaskSpec,
     find_criteria_problem, find_earlier_runs_problem,
@@ -64,6 +65,9 @@ pub struct SubmissionArguments {
     /// or `latest`; may be given several times
     #[arg(long, value_name = "RUN")]
     after: Vec<String>,
+    /// Label of the run, to find it by (`millrace list --label`); may be given several times
+    #[arg(long, value_name = "NAME=VALUE", value_parser = parse_label)]
+    label: Vec<(String, String)>,
 }
 
 /// The planning mode.
@@ -125,7 +129,24 @@ pub struct PendingSubmission {
     documents: DocumentFiles,
     /// The runs to follow up on, as the user names them.
     after: Vec<String>,
+    labels: Labels,
     is_verbose: bool,
+}
+
+/// Collects the labels of a run, each name once.
+fn collect_labels(all: &[(String, String)]) -> Result<Labels, CommandError> {
+    let mut labels = Labels::new();
+    for (name, value) in all {
+        if labels.insert(name.clone(), value.clone()).is_some_and(|other| other != *value) {
+            return Err(CommandError::invalid_input(anyhow!(
+                "the label {name} has two values; give it once"
+            )));
+        }
+    }
+    match find_labels_problem(&labels) {
+        Some(problem) => Err(CommandError::invalid_input(anyhow!("{problem}"))),
+        None => Ok(labels),
+    }
 }
 
 impl PendingSubmission {
@@ -155,6 +176,7 @@ impl PendingSubmission {
             .budget
             .override_budget(plan.budget)
             .map_err(|why| CommandError::invalid_input(anyhow!(why)))?;
+        let labels = collect_labels(&arguments.label)?;
         let documents = DocumentFiles::collect(&arguments.docs).await?;
         let fail_fast = arguments.fail_fast || plan.fail_fast;
         let criteria = [plan.criteria, arguments.criteria.clone()].concat();
@@ -174,6 +196,7 @@ impl PendingSubmission {
             models,
             documents,
             after: arguments.after.clone(),
+            labels,
             is_verbose: arguments.verbose,
         })
     }
@@ -309,6 +332,7 @@ impl PendingSubmission {
             approve_plan: self.approve_plan,
             criteria: self.criteria,
             after,
+            labels: self.labels,
             budget: self.budget,
             consult: self.consult,
             ..Submission::new(self.objective, self.mode)

@@ -4,6 +4,7 @@
 pub mod child;
 pub mod file;
 pub mod ids;
+pub mod labels;
 pub mod overrides;
 pub mod plan;
 pub mod provider;

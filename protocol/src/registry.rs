@@ -6,6 +6,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::ids::{Capability, Lane, RunId, WorkerId};
+use crate::labels::Labels;
 use crate::plan::{EndReason, Plan, TaskState};
 use crate::provider::ProviderWait;
 use crate::result::Usage;
@@ -168,6 +169,9 @@ pub struct RunSummary {
     /// The damage of its log, if the run cannot continue because of it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub log_damage: Option<String>,
+    /// Its labels.
+    #[serde(default, skip_serializing_if = "Labels::is_empty")]
+    pub labels: Labels,
 }
 
 fn is_zero(count: &u32) -> bool {
@@ -219,6 +223,7 @@ impl RunSummary {
             usage: plan.budget.spend.total,
             waiting_for: describe_wait(plan),
             log_damage: None,
+            labels: start.labels.clone(),
         })
     }
 

@@ -249,11 +249,17 @@ fn follow_up_searches_and_cites_the_results_of_an_earlier_run() {
 
     fs::remove_dir_all(machine.path_of("notes")).unwrap();
     let question = "At how many degrees opens the Zephyr valve?";
-    let (out, err) = machine.run_successfully(&["run", question, "--after", "latest", "--json"]);
+    let follow_up = ["run", question, "--after", "latest", "--label", "team=mill", "--json"];
+    let (out, err) = machine.run_successfully(&follow_up);
     assert!(err.contains(&format!("following up on run {first} (")), "{err}");
     let result: Value = serde_json::from_str(out.lines().last().unwrap()).unwrap();
     assert_eq!(result["after"][0]["run"], first.as_str(), "{result:#}");
     assert_eq!(result["after"][0]["objective"], "When does the Zephyr valve open?");
+    assert_eq!(result["labels"], json!({"team": "mill"}));
+    for (selector, count) in [("team", 1), ("team=mill", 1), ("team=sea", 0), ("owner", 0)] {
+        let (listed, _) = machine.run_successfully(&["list", "--label", selector, "--json"]);
+        assert_eq!(listed.lines().count(), count, "{selector}: {listed}");
+    }
     let report = format!("earlier/{first}/report.md");
     let sources = result["result"]["sources"].as_array().unwrap();
     assert!(sources.iter().any(|source| source["location"] == report.as_str()), "{sources:#?}");

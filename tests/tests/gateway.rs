@@ -139,7 +139,9 @@ async fn run_is_submitted_followed_and_read_by_plain_http() {
     let transcript = gateway.get(&format!("/runs/{run}/tasks/t0/transcript")).await.json();
     assert!(!transcript["task"]["attempts"][0]["entries"].as_array().unwrap().is_empty(), "{transcript:#}");
 
-    let second = gateway.submit(&chain(1, &json!({}))).await;
+    let mut labelled = chain(1, &json!({}));
+    labelled["labels"] = json!({"team": "mill"});
+    let second = gateway.submit(&labelled).await;
     gateway.wait_for_end(&second).await;
     let mut listed = Vec::new();
     let mut cursor = String::new();
@@ -153,7 +155,16 @@ async fn run_is_submitted_followed_and_read_by_plain_http() {
             break;
         }
     }
-    assert_eq!(listed, [second, run.clone()], "newest first, each once");
+    assert_eq!(listed, [second.clone(), run.clone()], "newest first, each once");
+    for (labels, expected) in [("team=mill", 1), ("team", 1), ("team=mill,owner", 0), ("team=sea", 0)] {
+        let part = gateway.get(&format!("/runs?label={labels}")).await.json();
+        let found = part["runs"].as_array().unwrap();
+        assert_eq!(found.len(), expected, "{labels}");
+        assert!(
+            found.iter().all(|found| found["run"] == second.as_str() && found["labels"]["team"] == "mill")
+        );
+    }
+    assert_eq!(gateway.get("/runs?label=a%20b").await.status, 400);
     for path in [
         "/runs?state=running",
         "/runs?since=1h",

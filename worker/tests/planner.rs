@@ -68,6 +68,7 @@ async fn planning_order(cluster: &Cluster) -> Order {
         approve_plan: false,
         criteria: Vec::new(),
         after: Vec::new(),
+        labels: Default::default(),
     });
     let tasks = vec![task("facts", &[]), task("lost", &[]), task("report", &["facts"])];
     let first = append_events(cluster, &order, 0, [vec![started], tasks].concat()).await;

@@ -4,6 +4,7 @@ use clap::Args;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use jiff::{SignedDuration, Timestamp};
 use millrace_protocol::ids::RunId;
+use millrace_protocol::labels::LabelSelector;
 use millrace_protocol::plan::ResourceKind;
 use millrace_protocol::registry::RunSummary;
 use millrace_protocol::safe_text::single_line;
@@ -24,6 +25,7 @@ const EXAMPLES: &str = "\
 Examples:
   millrace list
   millrace list --state running --state paused
+  millrace list --label team=search
   millrace list --since 2h --limit 20 --json";
 
 /// The arguments of `millrace list`.
@@ -36,6 +38,9 @@ pub struct ListArguments {
     /// Only runs that started in this time, such as 2h or 30m, or since this date (2026-11-22 or 2026-11-22T09:30Z)
     #[arg(long, value_name = "TIME", value_parser = parse_since)]
     since: Option<Timestamp>,
+    /// Only runs with this label, or with any value of it; may be given several times
+    #[arg(long, value_name = "NAME[=VALUE]")]
+    label: Vec<LabelSelector>,
     /// Only the newest N runs
     #[arg(long, value_name = "N")]
     limit: Option<usize>,
@@ -126,9 +131,15 @@ fn select_runs(mut runs: Vec<ListedRun>, arguments: &ListArguments) -> Vec<Liste
         let is_recent = |since| summary.as_ref().is_none_or(|summary| summary.started >= since);
         (arguments.state.is_empty() || arguments.state.contains(&state))
             && arguments.since.is_none_or(is_recent)
+            && has_labels(summary.as_ref(), &arguments.label)
     });
     let surplus = arguments.limit.map_or(0, |limit| runs.len().saturating_sub(limit));
     runs.split_off(surplus)
+}
+
+/// `true` if a run has all these labels. One that no supervisor has started has none.
+fn has_labels(summary: Option<&RunSummary>, selectors: &[LabelSelector]) -> bool {
+    selectors.iter().all(|selector| summary.is_some_and(|summary| selector.selects(&summary.labels)))
 }
 
 /// Returns a table of runs.
@@ -237,6 +248,7 @@ mod tests {
             usage: Usage::default(),
             waiting_for: None,
             log_damage: None,
+            labels: Default::default(),
         };
         (run, Some(summary))
     }

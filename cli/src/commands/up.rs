@@ -562,6 +562,7 @@ mod tests {
             usage: Usage { model_calls: 2, input_tokens: 40, output_tokens: 2, ..Usage::default() },
             waiting_for: None,
             log_damage: None,
+            labels: Default::default(),
         };
         let line = format_run_change(&RunChange::Started(summary.clone()));
         assert!(line.contains(" run r-1 submitted: find [31mxxx") && line.len() < 130, "{line}");

@@ -117,6 +117,7 @@ fn run_started_event() -> Event {
         approve_plan: false,
         criteria: Vec::new(),
         after: Vec::new(),
+        labels: Default::default(),
     })
 }
 

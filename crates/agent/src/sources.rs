@@ -138,6 +138,7 @@ pub fn plan_without_log(order: &Order) -> Plan {
         approve_plan: false,
         criteria: Vec::new(),
         after: Vec::new(),
+        labels: Default::default(),
     });
     let requested = Event::Planning(PlanningEvent::Requested {
         turn: 1,

@@ -142,6 +142,7 @@ mod tests {
             usage: Usage::default(),
             waiting_for: None,
             log_damage: None,
+            labels: Default::default(),
         }
     }
 

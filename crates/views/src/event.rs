@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use millrace_protocol::ids::{Capability, RunId, TaskId, WorkerId};
+use millrace_protocol::labels::Labels;
 use millrace_protocol::plan::{
     AnswerCause, AttemptClock, AttemptEvent, Budget, BudgetEvent, Decision, DeliverableRule, DocumentSet,
     EarlierRun, EndReason, Event, GraphEvent, JournalKey, PlannerConsultMode, PlanningEvent, PlanningMode,
@@ -62,6 +63,9 @@ pub enum EventJson<'a> {
         /// The runs that this run follows up on.
         #[serde(skip_serializing_if = "<[EarlierRun]>::is_empty")]
         after: &'a [EarlierRun],
+        /// The labels.
+        #[serde(skip_serializing_if = "Labels::is_empty")]
+        labels: &'a Labels,
     },
     /// A person must approve the plan.
     PlanQuestionAsked {
@@ -766,6 +770,7 @@ fn run_event(event: &RunEvent) -> EventJson<'_> {
             approve_plan,
             criteria,
             after,
+            labels,
         } => EventJson::RunStarted {
             objective,
             mode: *mode,
@@ -778,6 +783,7 @@ fn run_event(event: &RunEvent) -> EventJson<'_> {
             approve_plan: *approve_plan,
             criteria,
             after,
+            labels,
         },
         RunEvent::PlanQuestionAsked { wait, again } => EventJson::PlanQuestionAsked {
             question: wait.condition.question().map(QuestionJson::from),

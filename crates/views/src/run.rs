@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 use jiff::Timestamp;
 use millrace_protocol::child::ParentTask;
 use millrace_protocol::ids::{Capability, Lane, RunId, TaskId, WorkerId};
+use millrace_protocol::labels::Labels;
 use millrace_protocol::overrides::AgentOverrides;
 use millrace_protocol::plan::{
     Attempt, AttemptEnd, Budget, DeliverableRule, EarlierRun, EndReason, ErroredTaskWait, PauseReason, Plan,
@@ -210,6 +211,9 @@ pub struct RunListLine<'a> {
     /// Its objective, truncated to 200 characters; absent, as the fields below, until a supervisor has started it.
     #[serde(skip_serializing_if = "Option::is_none")]
     objective: Option<&'a str>,
+    /// Its labels.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    labels: Option<&'a Labels>,
     /// Its lane of the log.
     #[serde(skip_serializing_if = "Option::is_none")]
     lane: Option<u16>,
@@ -248,6 +252,7 @@ impl<'a> RunListLine<'a> {
             run,
             state: RunState::of_summary(summary),
             objective: summary.map(|summary| summary.objective.as_str()),
+            labels: summary.map(|summary| &summary.labels).filter(|labels| !labels.is_empty()),
             lane: summary.map(|RunSummary { lane: Lane(lane), .. }| *lane),
             started_at: summary.map(|summary| summary.started.into()),
             updated_at: summary.map(|summary| summary.updated.into()),
@@ -281,6 +286,9 @@ pub struct RunResult<'a> {
     /// The runs that it follows up on.
     #[serde(skip_serializing_if = "<[EarlierRun]>::is_empty")]
     after: &'a [EarlierRun],
+    /// Its labels.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    labels: Option<&'a Labels>,
     /// When it started.
     started_at: Option<Time>,
     /// Its end; `null` until then.
@@ -573,6 +581,7 @@ impl<'a> RunResult<'a> {
             objective: start.map(|start| start.objective.as_str()),
             mode: start.map(|start| start.mode),
             after: start.map_or(&[][..], |start| start.after.as_slice()),
+            labels: start.map(|start| &start.labels).filter(|labels| !labels.is_empty()),
             started_at: start.map(|start| start.at.into()),
             end: end.map(|end| EndJson {
                 reason: end.reason,

@@ -9,6 +9,7 @@ use axum::response::{IntoResponse, Response};
 use jiff::{SignedDuration, Timestamp};
 use millrace_client::{RunEndState, follow_run, read_task_result};
 use millrace_protocol::ids::RunId;
+use millrace_protocol::labels::LabelSelector;
 use millrace_protocol::registry::RunSummary;
 use millrace_protocol::result::TaskResult;
 use millrace_runtime::duration::parse_duration;
@@ -61,6 +62,8 @@ pub struct RunList<'a> {
 struct ListQuery {
     /// Only runs in these states, separated by commas, such as `running,paused`.
     state: Option<String>,
+    /// Only runs with these labels, separated by commas: `NAME=VALUE`, or `NAME` for any value.
+    label: Option<String>,
     /// Only runs that started at this time or later: a time, or a duration before now such as `2h`.
     since: Option<String>,
     /// Only runs that started before this time: a time, or a duration before now.
@@ -81,6 +84,7 @@ async fn list_runs(
     QueryParts(query): QueryParts<ListQuery>,
 ) -> Result<Response, Problem> {
     let states = parse_states(query.state.as_deref())?;
+    let labels = parse_labels(query.label.as_deref())?;
     let since = parse_time("since", query.since.as_deref())?;
     let until = parse_time("until", query.until.as_deref())?;
     let limit = match query.limit.unwrap_or(DEFAULT_LIMIT) {
@@ -95,12 +99,13 @@ async fn list_runs(
     let after = after.transpose().map_err(|error| Problem::new(ProblemKind::InvalidRequest, error))?;
     let is_wanted = |summary: &RunSummary| {
         (states.is_empty() || states.contains(RunStateName::of_summary(Some(summary)).name()))
+            && labels.iter().all(|label| label.selects(&summary.labels))
             && since.is_none_or(|since| summary.started >= since)
             && until.is_none_or(|until| summary.started < until)
     };
     // Before the summaries: a run that is in neither list was submitted after this.
     let wants_submitted = states.is_empty() || states.contains(RunStateName::Submitted.name());
-    let submitted = match is_first_part && until.is_none() && wants_submitted {
+    let submitted = match is_first_part && until.is_none() && labels.is_empty() && wants_submitted {
         true => list_submitted_runs(&gateway.bus).await?,
         false => BTreeSet::new(),
     };
@@ -124,6 +129,12 @@ fn parse_states(text: Option<&str>) -> Result<BTreeSet<&'static str>, Problem> {
         })
     };
     names.map(find).collect()
+}
+
+fn parse_labels(text: Option<&str>) -> Result<Vec<LabelSelector>, Problem> {
+    let labels = text.unwrap_or_default().split(',').map(str::trim).filter(|label| !label.is_empty());
+    let parse = |label: &str| label.parse().map_err(|error| Problem::new(ProblemKind::InvalidRequest, error));
+    labels.map(parse).collect()
 }
 
 fn parse_time(name: &str, text: Option<&str>) -> Result<Option<Timestamp>, Problem> {

@@ -12,6 +12,7 @@ use super::budget::{Budget, ResourceAmounts};
 use super::start::{PlanTime, StartEvent, start_waits};
 use crate::child::ParentTask;
 use crate::ids::{Capability, RunId, TaskId};
+use crate::labels::Labels;
 use crate::overrides::{AgentOverrides, PermissionRules};
 use crate::question::QuestionExpiry;
 use crate::result::TaskParameters;
@@ -467,6 +468,9 @@ pub struct Submission {
     /// The runs that this run follows up on; their results are among its documents.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub after: Vec<EarlierRun>,
+    /// The labels.
+    #[serde(default, skip_serializing_if = "Labels::is_empty")]
+    pub labels: Labels,
 }
 
 /// A run that another one follows up on. The results of the earlier run are documents of the later one, so that agents search and
@@ -505,6 +509,7 @@ impl Submission {
             approve_plan: false,
             criteria: Vec::new(),
             after: Vec::new(),
+            labels: Labels::new(),
         }
     }
 }

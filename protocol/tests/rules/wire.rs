@@ -8,6 +8,7 @@ use std::sync::Arc;
 use millrace_protocol::child::{Delegation, EndedTask, ParentTask, TaskEnd};
 use millrace_protocol::file::FilePath;
 use millrace_protocol::ids::{Lane, RunId};
+use millrace_protocol::labels::Labels;
 use millrace_protocol::overrides::{
     AgentOverrides, FileOperation, PermissionMode, PermissionRule, PermissionRules,
 };
@@ -99,6 +100,7 @@ fn sample_events() -> Vec<(&'static str, Event)> {
                 approve_plan: false,
                 criteria: Vec::new(),
                 after: Vec::new(),
+                labels: Default::default(),
             }),
         ),
         (
@@ -363,6 +365,7 @@ fn later_sample_events() -> Vec<(&'static str, Event)> {
                 approve_plan: false,
                 criteria: Vec::new(),
                 after: Vec::new(),
+                labels: Default::default(),
             }),
         ),
         (
@@ -952,6 +955,10 @@ fn sample_decisions() -> Vec<(String, Decision)> {
         .collect()
 }
 
+fn sample_labels() -> Labels {
+    [("team".to_owned(), "search".to_owned())].into()
+}
+
 fn sample_earlier_run() -> EarlierRun {
     EarlierRun {
         run: RunId::new("20261121-230000-abcdef").unwrap(),
@@ -995,6 +1002,7 @@ fn sample_submissions() -> Vec<(String, Submission)> {
             Submission { approve_plan: true, ..cast::fixed_plan_submission(vec![spec_judged_by_persons()]) },
         ),
         ("a start condition".into(), cast::fixed_plan_submission(vec![task_with_start()])),
+        ("with labels".into(), Submission { labels: sample_labels(), ..cast::planner_submission() }),
         (
             "after an earlier run".into(),
             Submission { after: vec![sample_earlier_run()], ..cast::planner_submission() },
@@ -1547,6 +1555,7 @@ fn all_encoding_samples() -> Vec<EncodingSample> {
                     },
                 ),
                 (named("of a run, told how it stands"), RunSummary { waiting_for: None, ..summary.clone() }),
+                (named("of a run with labels"), RunSummary { labels: sample_labels(), ..summary.clone() }),
                 (named("of a run that waits"), summary),
             ],
         ),

@@ -60,6 +60,7 @@ impl PlanBuilder {
             approve_plan: false,
             criteria: Vec::new(),
             after: Vec::new(),
+            labels: Default::default(),
         }));
         made
     }

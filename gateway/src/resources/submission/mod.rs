@@ -21,6 +21,7 @@ use millrace_plan_file::{
     resolve_consult, resolve_mode, resolve_objective,
 };
 use millrace_protocol::ids::{Capability, RunId};
+use millrace_protocol::labels::{Labels, find_labels_problem};
 use millrace_protocol::plan::{
     Budget, CapabilityRegistry, Document, EarlierRun, PlannerConsultMode, PlanningMode, Submission,
     find_criteria_problem, find_earlier_runs_problem,
@@ -85,6 +86,9 @@ pub struct SubmissionBody {
     /// Ended runs to follow up on: their results and files are documents of this run.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     after: Vec<String>,
+    /// Labels, to find the run by: a value for each name.
+    #[serde(skip_serializing_if = "Labels::is_empty")]
+    labels: Labels,
     /// Documents that are in the blob store already, in addition to those that are uploaded with this request.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     documents: Vec<DocumentReference>,
@@ -209,6 +213,9 @@ async fn describe_submission(
     if let Some(problem) = find_criteria_problem(&criteria) {
         return Err(invalid_run("criteria", problem));
     }
+    if let Some(problem) = find_labels_problem(&body.labels) {
+        return Err(invalid_run("labels", problem));
+    }
     let has_planner = match mode {
         PlanningMode::Llm | PlanningMode::Hybrid => true,
         PlanningMode::Fixed => consult.is_some_and(|consult| consult > PlannerConsultMode::Never),
@@ -237,6 +244,7 @@ async fn describe_submission(
         approve_plan: body.approve_plan || plan.approve_plan,
         criteria,
         after,
+        labels: body.labels,
         budget,
         consult,
         ..Submission::new(objective, mode)

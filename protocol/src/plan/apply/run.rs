@@ -24,6 +24,7 @@ impl Plan {
                 approve_plan,
                 criteria,
                 after,
+                labels,
             } => {
                 self.run.start = Some(RunParameters {
                     objective: objective.clone(),
@@ -37,6 +38,7 @@ impl Plan {
                     approve_plan: *approve_plan,
                     criteria: criteria.clone(),
                     after: after.clone(),
+                    labels: labels.clone(),
                     at,
                 });
             }

@@ -7,6 +7,7 @@ use super::super::spec::{
 use super::super::state::{EndReason, Plan, PlannerTrigger};
 use super::super::{Event, GraphEvent, PlanningEvent, Refusal, RunEvent, check_new_tasks};
 use crate::ids::TaskId;
+use crate::labels::find_labels_problem;
 use crate::result::MAX_SUMMARY;
 
 /// The maximum number of criteria for a deliverable.
@@ -20,7 +21,8 @@ pub(super) fn start_run(plan: &Plan, submission: &Submission) -> Result<Vec<Even
     }
     let fault = find_objective_problem(&submission.objective);
     let fault = fault.or_else(|| find_criteria_problem(&submission.criteria));
-    let fault = fault.or_else(|| find_earlier_runs_problem(&submission.after)).or_else(|| {
+    let fault = fault.or_else(|| find_earlier_runs_problem(&submission.after));
+    let fault = fault.or_else(|| find_labels_problem(&submission.labels)).or_else(|| {
         let (field, expected) = submission.budget.check_values().err()?;
         Some(format!("invalid budget: {field} must be {expected}"))
     });
@@ -39,6 +41,7 @@ pub(super) fn start_run(plan: &Plan, submission: &Submission) -> Result<Vec<Even
         approve_plan: submission.approve_plan,
         criteria: submission.criteria.clone(),
         after: submission.after.clone(),
+        labels: submission.labels.clone(),
     });
     if let Some(detail) = fault {
         return Ok(vec![started, run_failed_event(detail)]);

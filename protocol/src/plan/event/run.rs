@@ -6,6 +6,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 use crate::ids::{Capability, TaskId};
+use crate::labels::Labels;
 use crate::plan::budget::Budget;
 use crate::plan::spec::{DocumentSet, EarlierRun, PlannerConsultMode, PlanningMode};
 use crate::plan::{DeliverableRule, EndReason};
@@ -45,6 +46,9 @@ pub enum RunEvent {
         /// The runs that this run follows up on.
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         after: Vec<EarlierRun>,
+        /// The labels.
+        #[serde(default, skip_serializing_if = "Labels::is_empty")]
+        labels: Labels,
     },
     /// A person must approve the plan.
     PlanQuestionAsked {

@@ -12,6 +12,7 @@ use super::provider_waits::ProviderWaits;
 use super::task::{AttemptWait, Task, TaskState};
 use super::turn::{PlannerTrigger, PlanningTurn};
 use crate::ids::{Capability, TaskId};
+use crate::labels::Labels;
 use crate::plan::Work;
 use crate::plan::budget::{
     Budget, DEFAULT_STEPS, DEFAULT_TOKENS_PER_TASK, ElapsedRunTime, ResourceAmounts, ResourceKind,
@@ -313,6 +314,9 @@ pub struct RunParameters {
     /// The runs that this run follows up on.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub after: Vec<EarlierRun>,
+    /// The labels.
+    #[serde(skip_serializing_if = "Labels::is_empty")]
+    pub labels: Labels,
     /// The time of the start.
     pub at: Timestamp,
 }
