@@ -9,7 +9,9 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use millrace_agent::files::{AgentFiles, FolderFiles};
 use millrace_agent::tool::{Call, Effect, ToolError, Toolbox};
+use millrace_agent::turn::{MemoryJournal, RecordedChanges};
 use millrace_tests::python::install_python_packages;
 use millrace_tools::execute::Launcher;
 use millrace_tools::mcp::{McpPool, McpServer};
@@ -484,4 +486,63 @@ async fn reconnecting_to_a_broken_server_backs_off() {
     assert!(
         pool.tools_of_server(&wrong).await.err().unwrap().to_string().contains("command or url is missing")
     );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn server_works_on_the_files_of_the_agent() {
+    let Some(python) = installed("python") else { return };
+    let (stored, logs) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let starts = logs.path().join("starts");
+    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/servers/files.py");
+    // Programs get only the variables that are named.
+    let launch = format!("STARTS={} exec {} {script} \"$0\"", starts.display(), python.display());
+    let settings = json!({"name": "files", "command": "sh", "args": ["-c", launch, "{folder}"], "files": {"out": ["/made/**", "/notes.txt"]}});
+    let pool = pool();
+    let tools = pool.tools_of_server(&server(settings)).await.unwrap();
+    fs::write(stored.path().join("notes.txt"), "one two three").unwrap();
+    fs::write(stored.path().join("other.txt"), "four").unwrap();
+    let files = AgentFiles::unrestricted(Arc::new(FolderFiles::open(stored.path()).unwrap()));
+    let toolbox = Toolbox::new(tools.iter().map(|tool| tool.for_attempt(&files).unwrap())).unwrap();
+    let spec = toolbox.get("files_count").unwrap().spec();
+    assert!(spec.description.contains("/data/a.csv is data/a.csv there"), "{}", spec.description);
+    let run = async |tool: &str, path: &str| {
+        let arguments = json!({"path": path});
+        let output = toolbox.get(tool).unwrap().call(arguments, &Call::default()).await.unwrap();
+        let Some(changes) = output.changes else { return output.text };
+        let mut journal = MemoryJournal::default();
+        let recorded = RecordedChanges::store_contents(&changes, &mut journal).await.unwrap();
+        let written = recorded.write_back(&files, "key", &mut journal).await.unwrap();
+        format!("{}\n{}", output.text, written.text)
+    };
+    let counted = run("files_count", "notes.txt").await;
+    assert!(counted.contains("3 words in /notes.txt"), "{counted}");
+    // The second call sees what changed in the workspace since.
+    fs::write(stored.path().join("notes.txt"), "one two").unwrap();
+    let changed = run("files_upper", "notes.txt").await;
+    assert!(
+        changed.contains("changed /notes.txt") && changed.contains("created /made/copy.txt"),
+        "{changed}"
+    );
+    assert_eq!(fs::read_to_string(stored.path().join("notes.txt")).unwrap(), "ONE TWO");
+    assert_eq!(fs::read_to_string(stored.path().join("made/copy.txt")).unwrap(), "one two");
+    let refused = run("files_upper", "other.txt").await;
+    assert!(refused.contains("Not saved: /other.txt"), "{refused}");
+    assert_eq!(fs::read_to_string(stored.path().join("other.txt")).unwrap(), "four");
+    // One process listed the tools, one serves the attempt, each in its own folder.
+    assert_eq!(fs::read_to_string(&starts).unwrap(), "True\nTrue\n");
+    let without_files = tools[0].call(json!({"path": "notes.txt"}), &Call::default()).await.unwrap_err();
+    assert!(without_files.to_string().contains("no working folder"), "{without_files}");
+    pool.close().await;
+}
+
+#[test]
+fn files_of_a_server_need_a_program_and_its_folder() {
+    let mistake = |settings: Value| server(settings).check().unwrap_err();
+    let files = json!({});
+    let with_url = json!({"name": "a", "url": "http://127.0.0.1:1/mcp", "files": files});
+    assert!(mistake(with_url).contains("files can only be used with command"));
+    let with_cwd = json!({"name": "a", "command": "x", "cwd": "/tmp", "files": files});
+    assert!(mistake(with_cwd).contains("both cwd and files are set"));
+    let without = json!({"name": "a", "command": "x", "args": ["{folder}"]});
+    assert!(mistake(without).contains("add files"));
 }

@@ -14,6 +14,7 @@ use rmcp::service::{NotificationContext, RunningService, ServiceError};
 use rmcp::transport::StreamableHttpClientTransport;
 use rmcp::transport::streamable_http_client::StreamableHttpClientTransportConfig;
 use rmcp::{ClientCacheConfig, ClientHandler, RoleClient, ServiceExt};
+use tempfile::TempDir;
 use tokio::sync::Mutex;
 use tracing::{info, warn};
 
@@ -21,6 +22,7 @@ use super::server_process;
 use super::settings::McpServer;
 use super::tool::McpTool;
 use super::tool_list::{OfferedTool, list_tools, remove_oversized_tools};
+use super::workspace::{AttemptServer, WorkspaceMcpTool, create_folder};
 use crate::child_process::ProcessGroupGuard;
 use crate::execute::Launcher;
 use crate::http_client;
@@ -85,6 +87,7 @@ impl McpPool {
         let error = |reason| McpError { server: server.name.clone(), reason };
         server.check().map_err(|mistake| error(format!("has invalid settings: {mistake}")))?;
         let connection = self.connection_to_server(server).await;
+        let connection = connection.map_err(|fault| error(format!("has no working folder: {fault}")))?;
         let offered = connection.tools().await.map_err(error)?;
         let mut included: Vec<OfferedTool> =
             offered.into_iter().filter(|tool| server.includes_tool(&tool.name)).collect();
@@ -94,13 +97,23 @@ impl McpPool {
         }
         let names =
             server.local_tool_names(&included.iter().map(|tool| tool.name.clone()).collect::<Vec<_>>());
-        let tools = included.into_iter().zip(names).map(|(tool, name)| {
-            Arc::new(McpTool::new(server, Arc::clone(&connection), name, tool)) as Arc<dyn Tool>
-        });
-        Ok(tools.collect())
+        let tools = included
+            .into_iter()
+            .zip(names)
+            .map(|(tool, name)| McpTool::new(server, Arc::clone(&connection), name, tool));
+        if server.files.is_none() {
+            return Ok(tools.map(|tool| Arc::new(tool) as Arc<dyn Tool>).collect());
+        }
+        let of_attempt = Arc::new(AttemptServer::new(server, self.launcher.clone(), self.timeout()));
+        let on_files = tools.map(|tool| WorkspaceMcpTool { tool, server: of_attempt.clone(), files: None });
+        Ok(on_files.map(|tool| Arc::new(tool) as Arc<dyn Tool>).collect())
     }
 
-    async fn connection_to_server(&self, server: &McpServer) -> Arc<Connection> {
+    fn timeout(&self) -> Duration {
+        self.connect_timeout.unwrap_or(CONNECT_TIMEOUT)
+    }
+
+    async fn connection_to_server(&self, server: &McpServer) -> std::io::Result<Arc<Connection>> {
         // These settings are specific to a capability and do not affect the connection.
         let wire = McpServer {
             include: Vec::new(),
@@ -112,15 +125,14 @@ impl McpPool {
         };
         let key = serde_json::to_string(&wire).expect("settings are JSON");
         let mut connections = self.connections.lock().await;
-        let new = || {
-            Arc::new(Connection {
-                server: wire,
-                launcher: self.launcher.clone(),
-                timeout: self.connect_timeout.unwrap_or(CONNECT_TIMEOUT),
-                state: Mutex::default(),
-            })
-        };
-        Arc::clone(connections.entry(key).or_insert_with(new))
+        if let Some(existing) = connections.get(&key) {
+            return Ok(existing.clone());
+        }
+        // A server that works on files only lists its tools here.
+        let folder = wire.files.is_some().then(create_folder).transpose()?;
+        let wire = folder.as_ref().map_or_else(|| wire.clone(), |folder| wire.in_folder(folder.path()));
+        let connection = Connection::new(wire, self.launcher.clone(), self.timeout()).keeping_folder(folder);
+        Ok(connections.entry(key).or_insert(Arc::new(connection)).clone())
     }
 
     /// Closes all connections and waits until the programs of the servers have ended.
@@ -138,6 +150,8 @@ pub(super) struct Connection {
     /// For connecting and listing the tools.
     timeout: Duration,
     state: Mutex<ConnectionState>,
+    /// The working folder of a server that only lists its tools.
+    _folder: Option<TempDir>,
 }
 
 #[derive(Default)]
@@ -186,6 +200,15 @@ impl LiveConnection {
 }
 
 impl Connection {
+    /// Creates a connection that connects at its first use.
+    pub(super) fn new(server: McpServer, launcher: Option<Launcher>, timeout: Duration) -> Self {
+        Self { server, launcher, timeout, state: Mutex::default(), _folder: None }
+    }
+
+    fn keeping_folder(self, folder: Option<TempDir>) -> Self {
+        Self { _folder: folder, ..self }
+    }
+
     /// Returns the connection; connects first if there is none, it is dead, or its server hangs. Calls in flight on a
     /// hung server keep their connection until they time out.
     pub(super) async fn live_connection(&self) -> Result<Arc<LiveConnection>, String> {

@@ -9,6 +9,7 @@ mod settings;
 mod tool;
 mod tool_list;
 mod tool_result;
+mod workspace;
 
 pub use connection::{McpError, McpPool};
 pub use settings::{DEFAULT_TIMEOUT, MAX_RESULT, McpServer};

@@ -4,9 +4,11 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use globset::Glob;
+use millrace_agent::files::ProgramFiles;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use super::workspace::FOLDER;
 use crate::web::Endpoint;
 
 /// Default timeout of a call in seconds.
@@ -35,6 +37,10 @@ pub struct McpServer {
     /// The working folder of the program.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cwd: Option<PathBuf>,
+    /// The files of the run that the program works on, in a working folder of each attempt; its changes are written back. In `args`,
+    /// `{folder}` stands for that folder. Without this field, the program gets no files.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub files: Option<ProgramFiles>,
     /// The URL of a server with streamable HTTP.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub url: Option<Endpoint>,
@@ -75,6 +81,20 @@ impl McpServer {
             }
             (None, Some(_)) if !self.args.is_empty() || !self.env.is_empty() || self.cwd.is_some() => {
                 return Err("args, env and cwd can only be used with command, not with url".into());
+            }
+            (None, Some(_)) if self.files.is_some() => {
+                return Err("files can only be used with command: a server with a url does not see this machine's folders".into());
+            }
+            (Some(_), None) if self.files.is_some() && self.cwd.is_some() => {
+                return Err(
+                    "both cwd and files are set; with files, the program has a working folder of its own"
+                        .into(),
+                );
+            }
+            (Some(_), None) if self.files.is_none() && self.args.iter().any(|word| word.contains(FOLDER)) => {
+                return Err(format!(
+                    "args name {FOLDER}, and there is no working folder; add files, such as files: {{}}"
+                ));
             }
             (Some(_), None) | (None, Some(_)) => {}
             (Some(_), Some(_)) => return Err("both command and url are set; remove one of them".into()),

@@ -20,6 +20,7 @@ use super::tool_result;
 const INVALID_PARAMS: i32 = -32602;
 
 /// A tool of a server.
+#[derive(Clone)]
 pub(super) struct McpTool {
     connection: Arc<Connection>,
     server: String,
@@ -47,6 +48,19 @@ impl McpTool {
             timeout: Duration::from_secs(server.timeout_s.unwrap_or(DEFAULT_TIMEOUT).into()),
             max_result: server.max_result.unwrap_or(MAX_RESULT),
         }
+    }
+
+    /// Calls the tool over another connection.
+    ///
+    /// # Errors
+    /// See [`ToolError`].
+    pub(super) async fn call_on(
+        &self,
+        connection: &Arc<Connection>,
+        arguments: Value,
+        call: &Call,
+    ) -> Result<Output, ToolError> {
+        Self { connection: connection.clone(), ..self.clone() }.call(arguments, call).await
     }
 
     async fn call_server(
