@@ -677,6 +677,10 @@ async fn entries_of_unsubmitted_runs_cost_nothing_and_are_deleted() {
     let memory = peak_memory_mib(cluster.pid("supervisor-1").unwrap());
     println!("peak memory of the supervisor: {memory} MiB");
     assert!(memory < 200, "the supervisor needed {memory} MiB");
+    // The server has deleted the messages before it responds to the supervisor.
+    let is_logged =
+        async || cluster.read_log("supervisor-1").contains("deleted stray messages").then_some(());
+    wait_for_value(TIMEOUT, "a line about the deleted messages", is_logged).await;
     let log = cluster.read_log("supervisor-1");
     let minutes = 2 + started.elapsed().as_secs() / 60;
     for kind in ["of unsubmitted runs", "unreadable journal entries", "deleted stray messages"] {
