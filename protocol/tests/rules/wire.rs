@@ -1813,7 +1813,7 @@ fn add_unknown_fields(value: &Value) -> Value {
             let mut fields: serde_json::Map<_, _> = fields
                 .iter()
                 .map(|(name, value)| match name.as_str() {
-                    "parameters" | "data" | "models" | "capabilities" | "schema" => {
+                    "parameters" | "data" | "models" | "capabilities" | "schema" | "labels" => {
                         (name.clone(), value.clone())
                     }
                     _ => (name.clone(), add_unknown_fields(value)),
