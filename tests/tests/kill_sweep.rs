@@ -86,7 +86,14 @@ fn chain_of_waits() -> Submission {
     fixed_submission(tasks)
 }
 
-/// Waits until a run has so many messages in the log.
+/// Waits until a run has so many messages in the log, or has ended with fewer: facts that arrive together get one decision.
+async fn wait_for_append_or_end(bus: &Bus, run: &RunId, count: usize) {
+    tokio::select! {
+        () = wait_for_append(bus, run, count) => {}
+        _ = read_ended_run(bus, run) => {}
+    }
+}
+
 async fn wait_for_append(bus: &Bus, run: &RunId, count: usize) {
     let context = async_nats::jetstream::new(bus.client().clone());
     let lane = context.get_stream("LANE_0").await.unwrap();
@@ -139,7 +146,7 @@ async fn run_with_kill(
 ) -> Option<String> {
     let (bus, run) = (cluster.connect_bus().await, run_id(&format!("kill-{count}-{victim:?}")));
     let kill = async {
-        wait_for_append(&bus, &run, count).await;
+        wait_for_append_or_end(&bus, &run, count).await;
         victim.kill_and_restart(cluster);
         read_ended_run(&bus, &run).await
     };
