@@ -1,0 +1,222 @@
+"""The client of the HTTP API."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator, Iterable, Mapping
+from types import TracebackType
+from typing import Any, Union, cast
+
+import httpx
+
+from .._requests import (
+    MAX_PAGE,
+    Document,
+    Request,
+    batches,
+    body_of,
+    query_of,
+    quote_part,
+    quote_parts,
+    submission,
+)
+from .._retry import RetryPolicy
+from ..types import (
+    AnswerBody,
+    AnswerLine,
+    AnswerList,
+    CapabilityJson,
+    ClusterJsonCapabilities,
+    ClusterJsonStatus,
+    ClusterJsonWorkers,
+    Consult,
+    Health,
+    LimitLine,
+    LimitList,
+    Mode,
+    ProcessJson,
+    QuestionLine,
+    QuestionList,
+    RunLine,
+    RunList,
+    RunState,
+    SubmittedRun,
+    Version,
+)
+from .question import AsyncQuestion
+from .run import AsyncRun
+from .transport import AsyncTransport
+
+QuestionOrId = Union[AsyncQuestion, str]
+RunOrId = Union[AsyncRun, str]
+
+
+class AsyncClient:
+    """A client of Millrace's HTTP API.
+
+    `timeout` limits each step of a request in seconds, `stream_timeout` the silence of an event stream, in which the gateway
+    writes at least every 15 seconds. Requests that read, and those with an idempotency key, are repeated by the policy `retry` after
+    a failure of the connection or of the cluster. `http` is a client of httpx of your own, for instance with a proxy or TLS settings.
+    """
+
+    def __init__(
+        self,
+        url: str = "http://127.0.0.1:7070",
+        *,
+        timeout: float = 30.0,
+        stream_timeout: float = 45.0,
+        retry: RetryPolicy | None = None,
+        headers: Mapping[str, str] | None = None,
+        http: httpx.AsyncClient | None = None,
+    ) -> None:
+        self._transport = AsyncTransport(url, timeout, stream_timeout, retry or RetryPolicy(), headers or {}, http)
+
+    async def __aenter__(self) -> AsyncClient:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """Closes the connections."""
+        await self._transport.aclose()
+
+    async def submit(
+        self,
+        objective: str | None = None,
+        *,
+        plan: str | Mapping[str, Any] | os.PathLike[str] | None = None,
+        documents: Iterable[Document] = (),
+        mode: Mode | None = None,
+        consult: Consult | None = None,
+        budget: Mapping[str, Any] | None = None,
+        fail_fast: bool = False,
+        approve_plan: bool = False,
+        criteria: Iterable[str] = (),
+        models: Iterable[str] = (),
+        after: Iterable[RunOrId] = (),
+        idempotency_key: str | None = None,
+    ) -> AsyncRun:
+        """Submits a run.
+
+        `plan` is a plan as in a plan file: as an object, as YAML, or as the path of a file. `documents` are files, folders, and names
+        with their content; agents see a file by its name, and a file in a folder by its path below the folder. `after` are ended runs
+        whose results the new run sees. The request is repeated after a failure and starts one run, since it has an idempotency
+        key: a random one, or `idempotency_key`, by which a later call returns the same run.
+        """
+        earlier = [run if isinstance(run, str) else run.id for run in after]
+        request = submission(
+            objective,
+            plan,
+            documents,
+            mode,
+            consult,
+            budget,
+            fail_fast,
+            approve_plan,
+            criteria,
+            models,
+            earlier,
+            idempotency_key,
+        )
+        reply = cast(SubmittedRun, (await self._transport.send(request)).json())
+        return AsyncRun(self._transport, reply["run"], reply["sequence"])
+
+    def run(self, id: str) -> AsyncRun:
+        """Returns a run by its id, without a request. A unique prefix and `latest` are ids too."""
+        return AsyncRun(self._transport, id)
+
+    async def runs(
+        self,
+        state: RunState | Iterable[RunState] | None = None,
+        *,
+        since: str | None = None,
+        until: str | None = None,
+        limit: int | None = None,
+    ) -> AsyncIterator[RunLine]:
+        """Lists runs, newest first, part by part as the iteration goes on, and at most `limit` of them.
+
+        `since` and `until` are times in RFC 3339, or durations before now such as `2h`.
+        """
+        states = state if state is None or isinstance(state, str) else ",".join(state)
+        left, cursor = limit, None
+        while left is None or left > 0:
+            size = None if left is None else min(left, MAX_PAGE)
+            query = query_of(state=states, since=since, until=until, limit=size, cursor=cursor)
+            part = cast(RunList, await self._read("/runs", query))
+            for line in part["runs"][:left]:
+                yield line
+            left = None if left is None else left - len(part["runs"])
+            cursor = part["next"]
+            if not cursor:
+                return
+
+    async def questions(self, history: bool = False) -> list[AsyncQuestion]:
+        """Lists the open questions of all runs, with `history` the closed ones too."""
+        query = query_of(history="true" if history else None)
+        lines = cast(QuestionList, await self._read("/questions", query))["questions"]
+        return [AsyncQuestion(self._transport, line) for line in lines]
+
+    async def question(self, id: str) -> AsyncQuestion:
+        """Reads a question by its id."""
+        line = cast(QuestionLine, await self._read(f"/questions/{quote_parts(id)}"))
+        return AsyncQuestion(self._transport, line)
+
+    async def answer_many(self, answers: Iterable[tuple[QuestionOrId, AnswerBody]]) -> list[AnswerLine]:
+        """Answers several questions; `answer_body` makes the answers.
+
+        Each one has an outcome of its own, in their order: `answered`, `already`, `refused`, and so on. No outcome is raised.
+        """
+        pairs = [(question if isinstance(question, str) else question.id, body) for question, body in answers]
+        outcomes: list[AnswerLine] = []
+        for batch in batches(pairs):
+            request = Request("POST", "/answers", body={"answers": batch}, server_time=10.0 * len(batch))
+            outcomes += cast(AnswerList, (await self._transport.send(request)).json())["outcomes"]
+        return outcomes
+
+    async def blob(self, sha256: str) -> bytes:
+        """Reads a stored value, such as a document, by the SHA-256 of its content."""
+        request = Request("GET", f"/blobs/{quote_part(sha256)}", accept="*/*")
+        return (await self._transport.send(request)).content
+
+    async def status(self) -> ClusterJsonStatus:
+        """Reads the processes, capabilities, queues, lanes and runs of the cluster."""
+        return cast(ClusterJsonStatus, await self._read("/status"))
+
+    async def workers(self) -> list[ProcessJson]:
+        """Lists the workers and critics."""
+        return cast(ClusterJsonWorkers, await self._read("/workers"))["workers"]
+
+    async def capabilities(self) -> list[CapabilityJson]:
+        """Lists the capabilities with their slots and queues."""
+        return cast(ClusterJsonCapabilities, await self._read("/capabilities"))["capabilities"]
+
+    async def limits(self) -> list[LimitLine]:
+        """Lists the rate limits of models."""
+        return cast(LimitList, await self._read("/limits"))["limits"]
+
+    async def set_limit(self, model: str, *, requests: int | None = None, tokens: int | None = None) -> None:
+        """Sets the rate limit of a model, in requests and tokens per minute."""
+        body = body_of(requests=requests, tokens=tokens)
+        await self._transport.send(Request("PUT", f"/limits/{quote_part(model)}", body=body))
+
+    async def clear_limit(self, model: str) -> None:
+        """Removes the rate limit of a model."""
+        await self._transport.send(Request("DELETE", f"/limits/{quote_part(model)}"))
+
+    async def health(self) -> Health:
+        """Checks whether the cluster responds to the gateway, and counts its supervisors and workers."""
+        return cast(Health, await self._read("/health"))
+
+    async def version(self) -> Version:
+        """Reads the version of the gateway."""
+        return cast(Version, await self._read("/version"))
+
+    async def openapi(self) -> dict[str, Any]:
+        """Reads the OpenAPI document of the gateway."""
+        return cast("dict[str, Any]", await self._read("/openapi.json"))
+
+    async def _read(self, path: str, query: Mapping[str, str] | None = None) -> Any:
+        return (await self._transport.send(Request("GET", path, query or {}))).json()

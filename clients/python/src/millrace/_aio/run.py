@@ -1,0 +1,272 @@
+"""A run: its events, its state, its results, and the commands that steer it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal, Union, cast, overload
+
+from .._clock import async_sleep, monotonic
+from .._follow import Follower
+from .._requests import (
+    REPORT_TYPES,
+    Level,
+    ReportFormat,
+    Request,
+    WaitFor,
+    body_of,
+    command,
+    query_of,
+    quote_part,
+    quote_parts,
+)
+from ..errors import WaitTimeout
+from ..types import (
+    AcceptedCommand,
+    AppliedCommand,
+    FileLine,
+    FileList,
+    PlannerTranscript,
+    QuestionList,
+    RunResult,
+    TaskResult,
+    TaskTranscript,
+)
+from .question import AsyncQuestion
+from .stream import AsyncEventStream
+from .transport import AsyncTransport
+
+CommandReply = Union[AppliedCommand, AcceptedCommand]
+POLL = 30
+"""The time in seconds that one request of a wait takes, less than the idle time of usual proxies."""
+
+
+class AsyncRun:
+    """A run. Creating one sends no request.
+
+    The commands return when a supervisor has decided on them: an `AppliedCommand` with the events of the decision, or an
+    `AcceptedCommand` if no supervisor has decided within `timeout` seconds, or with `wait="accepted"`. They raise `Refused` with
+    the reason if the state of the run does not allow them. A random idempotency key makes sure that each one is applied once.
+    """
+
+    def __init__(self, transport: AsyncTransport, id: str, sequence: int | None = None) -> None:
+        self._transport = transport
+        self.id = id
+        """The id of the run."""
+        self.sequence = sequence
+        """The sequence of the log at which its submission is visible; `None` unless it was submitted by this client."""
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.id}>"
+
+    def events(
+        self,
+        level: Level = "decisions",
+        *,
+        types: Iterable[str] | None = None,
+        task: str | None = None,
+        after: str | None = None,
+    ) -> AsyncEventStream:
+        """Follows the events of the run, from the beginning or after the event with the id `after`, until it ends.
+
+        `decisions` are the events of the supervisor, `steps` also the entries of the journals as `step`, and `live` also model
+        output as `delta`. `types` and `task` select events.
+        """
+        selected = None if types is None else ",".join([types] if isinstance(types, str) else types)
+        query = query_of(level=level, types=selected, task=task)
+        follower = Follower(after, shows_lag=level == "live")
+        return AsyncEventStream(self._transport, self._get("events", query), follower)
+
+    async def get(self, at: int | None = None) -> RunResult:
+        """Reads the run, now or as of a sequence of the log."""
+        return cast(RunResult, await self._read("", query_of(at=at)))
+
+    async def wait(self, timeout: float | None = None) -> RunResult:
+        """Waits for the end of the run, for as long as it takes or for `timeout` seconds. Raises `WaitTimeout` then."""
+        started = monotonic()
+        while True:
+            left = math.inf if timeout is None else max(0.0, timeout - (monotonic() - started))
+            seconds = math.ceil(min(float(POLL), left))
+            request = self._get("wait", query_of(timeout=seconds), server_time=seconds)
+            longest = self._transport.retry.stream_time
+            asked = monotonic()
+            response = await self._transport.send(request, limit=min(left, math.inf if longest is None else longest))
+            state = cast(RunResult, response.json())
+            if response.status_code == 200:
+                return state
+            if timeout is not None and monotonic() - started >= timeout:
+                raise WaitTimeout(f"run {self.id} has not ended after {timeout} s; its state is {state['state']}", state)
+            if monotonic() - asked < seconds / 2:
+                # A gateway that stops answers at once; another one will take its place.
+                await async_sleep(min(1.0, left))
+
+    async def result(self) -> TaskResult:
+        """Reads the deliverable with its sources. Raises `RunNotEnded`, or `NoDeliverable` if the run ended without one."""
+        return cast(TaskResult, await self._read("result"))
+
+    @overload
+    async def report(self, format: Literal["markdown", "html"] = "markdown") -> str: ...
+
+    @overload
+    async def report(self, format: Literal["json"]) -> TaskResult: ...
+
+    async def report(self, format: ReportFormat = "markdown") -> str | TaskResult:
+        """Reads the report."""
+        response = await self._transport.send(self._get("report", accept=REPORT_TYPES[format]))
+        return cast(TaskResult, response.json()) if format == "json" else response.text
+
+    async def files(self, folder: str | None = None) -> list[FileLine]:
+        """Lists the files of the run, or those in a folder."""
+        return cast(FileList, await self._read("files", query_of(folder=folder)))["files"]
+
+    async def file(self, path: str, version: int | None = None) -> bytes:
+        """Reads a file, in its newest version or in another one."""
+        request = self._get(f"files/{quote_parts(path)}", query_of(version=version), accept="*/*")
+        return (await self._transport.send(request)).content
+
+    async def file_versions(self, path: str) -> list[FileLine]:
+        """Lists the versions of a file."""
+        return cast(FileList, await self._read(f"files/{quote_parts(path)}", {"versions": "true"}))["files"]
+
+    async def transcript(self, task: str, attempt: int | None = None) -> TaskTranscript:
+        """Reads what the agents of a task did, in all attempts or in one."""
+        return cast(TaskTranscript, await self._read(f"tasks/{quote_part(task)}/transcript", query_of(attempt=attempt)))
+
+    async def planner_transcript(self, turn: int | None = None) -> PlannerTranscript:
+        """Reads what the planner did, in all turns or in one."""
+        return cast(PlannerTranscript, await self._read("planner/transcript", query_of(attempt=turn)))
+
+    async def questions(self, history: bool = False) -> list[AsyncQuestion]:
+        """Lists the open questions of the run, with `history` the closed ones too."""
+        query = query_of(history="true" if history else None)
+        lines = cast(QuestionList, await self._read("questions", query))["questions"]
+        return [AsyncQuestion(self._transport, line) for line in lines]
+
+    async def pause(
+        self, *, wait: WaitFor = "decided", timeout: int | None = None, idempotency_key: str | None = None
+    ) -> CommandReply:
+        """Pauses the run: running tasks finish, and no new ones start."""
+        return await self._command(command(self.id, "pause", None, wait, timeout, idempotency_key))
+
+    async def interrupt(
+        self, *, wait: WaitFor = "decided", timeout: int | None = None, idempotency_key: str | None = None
+    ) -> CommandReply:
+        """Interrupts the run: work in flight is returned, and nothing runs until it is resumed."""
+        return await self._command(command(self.id, "interrupt", None, wait, timeout, idempotency_key))
+
+    async def resume(
+        self,
+        budget: Mapping[str, Any] | None = None,
+        *,
+        wait: WaitFor = "decided",
+        timeout: int | None = None,
+        idempotency_key: str | None = None,
+    ) -> CommandReply:
+        """Resumes the run, with new total limits if `budget` has any."""
+        body = body_of(budget=budget)
+        return await self._command(command(self.id, "resume", body, wait, timeout, idempotency_key))
+
+    async def cancel(
+        self,
+        reason: str | None = None,
+        *,
+        wait: WaitFor = "decided",
+        timeout: int | None = None,
+        idempotency_key: str | None = None,
+    ) -> CommandReply:
+        """Cancels the run."""
+        body = body_of(reason=reason)
+        return await self._command(command(self.id, "cancel", body, wait, timeout, idempotency_key))
+
+    async def message(
+        self,
+        text: str,
+        *,
+        wait: WaitFor = "decided",
+        timeout: int | None = None,
+        idempotency_key: str | None = None,
+    ) -> CommandReply:
+        """Sends a message to the planner."""
+        return await self._command(command(self.id, "message", {"text": text}, wait, timeout, idempotency_key))
+
+    async def signal(
+        self,
+        name: str,
+        data: Any = None,
+        *,
+        wait: WaitFor = "decided",
+        timeout: int | None = None,
+        idempotency_key: str | None = None,
+    ) -> CommandReply:
+        """Signals an event, which ends the waits for it."""
+        body = {"name": name, **body_of(data=data)}
+        return await self._command(command(self.id, "signal", body, wait, timeout, idempotency_key))
+
+    async def add(
+        self,
+        tasks: Iterable[Mapping[str, Any]],
+        *,
+        wait: WaitFor = "decided",
+        timeout: int | None = None,
+        idempotency_key: str | None = None,
+    ) -> CommandReply:
+        """Adds tasks, written as in a plan: all of them or none."""
+        body = {"tasks": list(tasks)}
+        return await self._command(command(self.id, "tasks", body, wait, timeout, idempotency_key))
+
+    async def edit(
+        self,
+        task: str,
+        changes: Mapping[str, Any],
+        *,
+        wait: WaitFor = "decided",
+        timeout: int | None = None,
+        idempotency_key: str | None = None,
+    ) -> CommandReply:
+        """Changes a task that no worker has claimed yet. `types.EditBody` has the fields of `changes`."""
+        path = f"tasks/{quote_part(task)}"
+        return await self._command(command(self.id, path, changes, wait, timeout, idempotency_key, "PATCH"))
+
+    async def cancel_task(
+        self,
+        task: str,
+        reason: str | None = None,
+        *,
+        wait: WaitFor = "decided",
+        timeout: int | None = None,
+        idempotency_key: str | None = None,
+    ) -> CommandReply:
+        """Cancels a task and its dependents."""
+        path, body = f"tasks/{quote_part(task)}/cancel", body_of(reason=reason)
+        return await self._command(command(self.id, path, body, wait, timeout, idempotency_key))
+
+    async def retry(
+        self,
+        task: str,
+        feedback: str | None = None,
+        *,
+        wait: WaitFor = "decided",
+        timeout: int | None = None,
+        idempotency_key: str | None = None,
+    ) -> CommandReply:
+        """Retries a task and everything that depends on it."""
+        path, body = f"tasks/{quote_part(task)}/retry", body_of(feedback=feedback)
+        return await self._command(command(self.id, path, body, wait, timeout, idempotency_key))
+
+    async def _command(self, request: Request) -> CommandReply:
+        return cast(CommandReply, (await self._transport.send(request)).json())
+
+    async def _read(self, path: str, query: Mapping[str, str] | None = None) -> Any:
+        return (await self._transport.send(self._get(path, query))).json()
+
+    def _get(
+        self,
+        path: str,
+        query: Mapping[str, str] | None = None,
+        accept: str = "application/json",
+        server_time: float = 0.0,
+    ) -> Request:
+        below = f"/{path}" if path else ""
+        return Request(
+            "GET", f"/runs/{quote_part(self.id)}{below}", query or {}, accept=accept, server_time=server_time
+        )
