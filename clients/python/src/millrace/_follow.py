@@ -58,6 +58,8 @@ class Follower:
         """The id of the last event that was received."""
         self.end: StreamNoticeEnd | None = None
         """The notice of the end, once it has arrived."""
+        self.failure: StreamError | None = None
+        """The reason why the gateway cannot continue; it counts after the events that were received before."""
         self._position = (-1, -1) if after is None else parse_position(after)
         self._shows_lag = shows_lag
         self._parser = StreamParser()
@@ -70,10 +72,7 @@ class Follower:
         self._is_stopping = False
 
     def feed(self, chunk: bytes) -> bool:
-        """Adds bytes of the connection. Returns `True` if an event of the log was among them.
-
-        Raises `StreamError` if the gateway reports that it cannot continue.
-        """
+        """Adds bytes of the connection. Returns `True` if an event of the log was among them."""
         position = self._position
         for message in self._parser.feed(chunk):
             self._add(message)
@@ -86,7 +85,12 @@ class Follower:
     @property
     def is_connection_done(self) -> bool:
         """`True` if nothing more follows on this connection."""
-        return self._is_stopping or self.end is not None
+        return self._is_stopping or self.is_complete
+
+    @property
+    def is_complete(self) -> bool:
+        """`True` if nothing more follows on any connection."""
+        return self.end is not None or self.failure is not None
 
     def _add(self, message: Message) -> None:
         data = json.loads(message.data)
@@ -100,6 +104,6 @@ class Follower:
         elif message.name == "gateway_stopping":
             self._is_stopping = True
         elif message.name == "error":
-            raise StreamError(f"run {data.get('run')}: {data.get('message')}")
+            self.failure = StreamError(f"run {data.get('run')}: {data.get('message')}")
         elif message.name == "delta" or (message.name == "lagged" and self._shows_lag):
             self._events.append(Event(None, message.name, data))

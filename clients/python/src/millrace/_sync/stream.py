@@ -54,8 +54,12 @@ class EventStream:
             event = self._follower.take()
             if event is not None:
                 return event
-            if self._is_closed or self._follower.end is not None:
+            if self._is_closed:
+                raise StopIteration
+            if self._follower.is_complete:
                 self.close()
+                if self._follower.failure is not None:
+                    raise self._follower.failure
                 raise StopIteration
             self._read()
 
@@ -88,15 +92,11 @@ class EventStream:
             self._add(chunk)
 
     def _add(self, chunk: bytes) -> None:
-        try:
-            has_advanced = self._follower.feed(chunk)
-        except BaseException:
-            self.close()
-            raise
+        has_advanced = self._follower.feed(chunk)
         now = monotonic()
         if has_advanced or now - self._connected_at > STEADY_TIME:
             self._attempts.progress(now)
-        if self._follower.end is not None:
+        if self._follower.is_complete:
             self._disconnect()
         elif self._follower.is_connection_done:
             self._fail(None)
