@@ -68,6 +68,11 @@ def quote_parts(path: str) -> str:
     return quote(path, safe="/")
 
 
+def quote_file(path: str) -> str:
+    """Quotes the path of a file, which may begin with a slash as in the list of files."""
+    return quote_parts(path.lstrip("/"))
+
+
 def query_of(**values: str | int | None) -> dict[str, str]:
     """Returns the parameters that have a value."""
     return {name: str(value) for name, value in values.items() if value is not None}

@@ -17,8 +17,8 @@ from .._requests import (
     body_of,
     command,
     query_of,
+    quote_file,
     quote_part,
-    quote_parts,
 )
 from ..errors import WaitTimeout
 from ..types import (
@@ -121,12 +121,12 @@ class Run:
 
     def file(self, path: str, version: int | None = None) -> bytes:
         """Reads a file, in its newest version or in another one."""
-        request = self._get(f"files/{quote_parts(path)}", query_of(version=version), accept="*/*")
+        request = self._get(f"files/{quote_file(path)}", query_of(version=version), accept="*/*")
         return (self._transport.send(request)).content
 
     def file_versions(self, path: str) -> list[FileLine]:
         """Lists the versions of a file."""
-        return cast(FileList, self._read(f"files/{quote_parts(path)}", {"versions": "true"}))["files"]
+        return cast(FileList, self._read(f"files/{quote_file(path)}", {"versions": "true"}))["files"]
 
     def transcript(self, task: str, attempt: int | None = None) -> TaskTranscript:
         """Reads what the agents of a task did, in all attempts or in one."""
