@@ -1,6 +1,6 @@
 """Writes src/millrace/_sync from src/millrace/_aio: the same code without `async` and `await`.
 
-    python scripts/generate_sync.py
+python scripts/generate_sync.py
 """
 
 from __future__ import annotations
@@ -22,7 +22,10 @@ REPLACEMENTS = [
     (r"\b__a(iter|next|enter|exit)__\b", r"__\1__"),
     (r"\ba(close|read|iter_bytes)\b", r"\1"),
     (r"from \.\._clock import sleep, monotonic", "from .._clock import monotonic, sleep"),
-    (r"from collections\.abc import Iterator, Iterable, Mapping", "from collections.abc import Iterable, Iterator, Mapping"),
+    (
+        r"from collections\.abc import Iterator, Iterable, Mapping",
+        "from collections.abc import Iterable, Iterator, Mapping",
+    ),
 ]
 
 

@@ -58,8 +58,7 @@ class Gateway:
         file.unlink(missing_ok=True)
         with (self._folder / "gateway.log").open("ab") as log:
             self._process = subprocess.Popen(
-                [PROGRAM, "serve", "--api", f"127.0.0.1:{self.port}", "--url-file", str(file)]
-                + ["--by", "ann"],
+                [PROGRAM, "serve", "--api", f"127.0.0.1:{self.port}", "--url-file", str(file)] + ["--by", "ann"],
                 env={**environment(), **self._nats},
                 stdin=subprocess.DEVNULL,
                 stdout=log,

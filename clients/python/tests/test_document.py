@@ -139,7 +139,7 @@ def operations(client: Any, call: Callable[..., Any]) -> None:
     call(run.planner_transcript, turn=1)
     call(run.questions, history=True)
     call(lambda: run.events("live", types=["step"], task="a", after="1.0"))
-    for method, arguments in [
+    commands: list[tuple[Callable[..., Any], list[Any]]] = [
         (run.pause, []),
         (run.interrupt, []),
         (run.resume, [{"tokens": 1}]),
@@ -150,7 +150,8 @@ def operations(client: Any, call: Callable[..., Any]) -> None:
         (run.edit, ["a", {"objective": "o", "final": False}]),
         (run.cancel_task, ["a", "why"]),
         (run.retry, ["a", "feedback"]),
-    ]:
+    ]
+    for method, arguments in commands:
         call(method, *arguments, **OPTIONS)
 
 
@@ -193,7 +194,6 @@ def sent_by(kind: str) -> list[httpx.Request]:
     async def run() -> None:
         async with httpx.AsyncClient(transport=httpx.MockTransport(handle_async)) as http:
             client = AsyncClient(http=http)
-            steps: list[Any] = []
 
             # The calls are made one by one; what they return is needed by later ones.
             loop = asyncio.get_running_loop()
@@ -205,7 +205,6 @@ def sent_by(kind: str) -> list[httpx.Request]:
                         return [item async for item in result]
                     return await result
 
-                steps.append(method)
                 return asyncio.run_coroutine_threadsafe(await_result(), loop).result(10)
 
             await asyncio.to_thread(operations, client, call)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import random
 import socket
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,10 @@ APPLIED = response(200, {"type": "command_applied", "run": "r", "summary": "", "
 VERSION = {"type": "version", "version": "1", "api": "v1"}
 
 
+def always(reply: Reply | bytes) -> Callable[[Received], Reply | bytes]:
+    return lambda _: reply
+
+
 class Failures:
     """Fails a number of times before each success, in the ways that may pass."""
 
@@ -29,12 +35,13 @@ class Failures:
         self.seen += 1
         if self.seen > self.count:
             return self.success
-        return [
+        replies: list[Reply | bytes] = [
             Reply(b""),
             Reply(self.success, cut=len(self.success) - 3),
             problem(503, "cluster-unavailable"),
             Reply(self.success, cut=20, is_reset=True),
-        ][self.seen % 4]
+        ]
+        return replies[self.seen % 4]
 
 
 @both
@@ -72,13 +79,14 @@ def test_repeated_command_has_one_key(kind: str) -> None:
 
 @both
 def test_request_without_a_key_is_sent_once(kind: str) -> None:
+    failures: list[Reply | bytes] = [Reply(b""), problem(503, "cluster-unavailable")]
     question = {"id": "r/a/1/1", "status": "open", "text": "?"}
-    for failure in [Reply(b""), problem(503, "cluster-unavailable")]:
-        with ScriptedServer(lambda _, failure=failure: failure) as server:
+    for failure in failures:
+        with ScriptedServer(always(failure)) as server:
             with pytest.raises((GatewayUnreachable, errors.ClusterUnavailable)):
                 call(kind, server.url, "answer_many", [(question["id"], answer_body(approve=True))])
             assert len(server.received) == 1
-        with ScriptedServer(lambda _, failure=failure: failure) as server:
+        with ScriptedServer(always(failure)) as server:
             with pytest.raises((GatewayUnreachable, errors.ClusterUnavailable)):
                 call(kind, server.url, "set_limit", "openai:gpt", requests=5)
             assert len(server.received) == 1
@@ -98,8 +106,6 @@ def test_repetition_ends(kind: str) -> None:
 
 
 def test_delays_grow_and_obey_the_server() -> None:
-    import random
-
     policy = RetryPolicy(first_delay=1.0, max_delay=8.0)
     for failures, longest in [(1, 1.0), (2, 2.0), (3, 4.0), (4, 8.0), (5, 8.0), (5000, 8.0)]:
         delays = [policy.delay(failures, random.Random(seed)) for seed in range(50)]
@@ -132,7 +138,7 @@ def test_other_errors_are_told_apart(kind: str) -> None:
             call(kind, server.url, "version")
     assert type(raised.value) is ProblemError
     for reply in [response(500, b"<html>", "text/html"), response(302, b"", location="/login")]:
-        with ScriptedServer(lambda _, reply=reply: reply) as server:
+        with ScriptedServer(always(reply)) as server:
             with pytest.raises(errors.UnexpectedResponse):
                 call(kind, server.url, "version")
 
@@ -166,7 +172,7 @@ def test_wait_has_an_end(kind: str) -> None:
         with pytest.raises(WaitTimeout, match="run r has not ended after 0.2 s") as raised:
             call(kind, server.url, "run.wait", "r", 0.2)
         assert isinstance(raised.value, TimeoutError)
-        assert raised.value.state == {"state": "running"}
+        assert raised.value.state["state"] == "running"
         with pytest.raises(WaitTimeout):
             call(kind, server.url, "run.wait", "r", timeout=0)
         assert server.received[-1].target.endswith("timeout=0")

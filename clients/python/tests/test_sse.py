@@ -8,7 +8,7 @@ from millrace._sse import Message, StreamParser
 
 STREAM = (
     ": hello\n\n"
-    "id: 1.0\nevent: run_started\ndata: {\"a\": 1}\n\n"
+    'id: 1.0\nevent: run_started\ndata: {"a": 1}\n\n'
     "event: delta\ndata: first\ndata:second\ndata:  third\n\n"
     "id: 2.0\nevent: step\ndata: ä€𝄞\n\n"
     "data\n\n"

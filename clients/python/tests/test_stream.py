@@ -6,6 +6,7 @@ import asyncio
 import json
 import random
 import socket
+import threading
 
 import pytest
 from clients import FAST, both, read_events
@@ -230,8 +231,6 @@ def test_silent_connection_is_replaced(kind: str) -> None:
             assert b"last-event-id: 1.0" in second.recv(65536).lower()
             second.sendall(stream_response([frames[1], end], is_chunked=True))
 
-    import threading
-
     thread = threading.Thread(target=serve, daemon=True)
     thread.start()
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"
@@ -267,12 +266,10 @@ def test_cancelled_read_loses_nothing() -> None:
                 if count < 5:
                     connection.recv(1)
 
-    import threading
-
     threading.Thread(target=serve, daemon=True).start()
 
     async def follow() -> list[str | None]:
-        ids = []
+        ids: list[str | None] = []
         async with AsyncClient(f"http://127.0.0.1:{listener.getsockname()[1]}", retry=FAST) as client:
             async with client.run("r").events() as events:
                 while True:
@@ -299,8 +296,6 @@ def test_stream_that_is_left_early_closes_its_connection() -> None:
             connection.sendall(stream_response([frame("1.0", "run_started")], is_chunked=False))
             connection.settimeout(5)
             closed.append(connection.recv(1) == b"")
-
-    import threading
 
     thread = threading.Thread(target=serve, daemon=True)
     thread.start()

@@ -15,6 +15,7 @@ from ._sse import Message, StreamParser
 from .errors import StreamError
 from .types import EntryLine, EventLine, StreamNotice, StreamNoticeEnd
 
+
 @dataclass(frozen=True)
 class Event:
     """An event of a run."""
@@ -42,7 +43,7 @@ class Event:
 
 
 def parse_position(id: str) -> tuple[int, int]:
-    """Returns the sequence and the index of the id of an event. A sequence alone names the last event of its message."""
+    """Returns the sequence and the index of an event's id. A sequence alone names the last event of its message."""
     sequence, dot, index = id.partition(".")
     if not (sequence.isdecimal() and (index.isdecimal() if dot else True)):
         raise ValueError(f"{id!r} is no event id; it has the form SEQUENCE.INDEX, such as 17.0")

@@ -116,7 +116,7 @@ def submission(
 
 
 def read_documents(documents: Iterable[Document]) -> tuple[list[tuple[str, bytes]], list[DocumentReference]]:
-    """Reads documents. A file has its name, and a file in a folder its path below that folder; hidden files are left out."""
+    """Reads documents. A file has its name, and a file in a folder its path below it; hidden files are left out."""
     if isinstance(documents, (str, bytes)):
         raise TypeError("documents is a list of files, folders, and names with their content")
     uploaded: list[tuple[str, bytes]] = []
@@ -176,9 +176,10 @@ def answer_body(
 ) -> AnswerBody:
     """Returns an answer; exactly one kind must be given.
 
-    `approve=True` approves a call or a plan, and `edit` with changed arguments does too. `reject` refuses it with a reason, and
-    `respond` with content instead of its result. `value` answers a question of an agent, and `decline=True` refuses to. `pass_result=True`
-    and `fail` with feedback judge a result. `scope` extends an answer to later calls of the run.
+    `approve=True` approves a call or a plan, and `edit` with changed arguments does too. `reject` refuses it with a
+    reason, and `respond` with content instead of its result. `value` answers a question of an agent, and
+    `decline=True` refuses to. `pass_result=True` and `fail` with feedback judge a result. `scope` extends an answer
+    to later calls of the run.
     """
     kinds: list[AnswerBody] = []
     if approve:

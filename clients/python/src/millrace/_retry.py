@@ -1,4 +1,4 @@
-"""The delays between attempts at a request, and the time after which the client gives up. Pure but for the random jitter."""
+"""The delays between attempts, and the time after which the client gives up. Pure but for the random jitter."""
 
 from __future__ import annotations
 

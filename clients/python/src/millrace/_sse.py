@@ -22,8 +22,8 @@ class Message:
 class StreamParser:
     """Splits a stream that arrives in pieces of any size into messages.
 
-    A message is returned when its empty line has arrived, and not before: what a cut left unfinished is void. The field `retry`
-    is ignored, since the client has delays of its own.
+    A message is returned when its empty line has arrived, and not before: what a cut left unfinished is void. The
+    field `retry` is ignored, since the client has delays of its own.
     """
 
     def __init__(self) -> None:

@@ -32,9 +32,9 @@ class AsyncQuestion(QuestionFields):
     ) -> AnswerLine:
         """Answers the question; `answer_body` explains the kinds of answers. The first answer counts.
 
-        The outcome is `answered`, or `sent` if no supervisor has decided on it yet. Raises `QuestionClosed` if the question has an
-        answer, and `AnswerRefused` if the answer does not fit. The request is not repeated: after `GatewayUnreachable` read the
-        question again.
+        The outcome is `answered`, or `sent` if no supervisor has decided on it yet. Raises `QuestionClosed` if the
+        question has an answer, and `AnswerRefused` if the answer does not fit. The request is not repeated: after
+        `GatewayUnreachable` read the question again.
         """
         body = answer_body(
             approve=approve,

@@ -44,9 +44,10 @@ POLL = 30
 class AsyncRun:
     """A run. Creating one sends no request.
 
-    The commands return when a supervisor has decided on them: an `AppliedCommand` with the events of the decision, or an
-    `AcceptedCommand` if no supervisor has decided within `timeout` seconds, or with `wait="accepted"`. They raise `Refused` with
-    the reason if the state of the run does not allow them. A random idempotency key makes sure that each one is applied once.
+    The commands return when a supervisor has decided on them: an `AppliedCommand` with the events of the decision,
+    or an `AcceptedCommand` if no supervisor has decided within `timeout` seconds, or with `wait="accepted"`. They
+    raise `Refused` with the reason if the state of the run does not allow them. A random idempotency key makes sure
+    that each one is applied once.
     """
 
     def __init__(self, transport: AsyncTransport, id: str, sequence: int | None = None) -> None:
@@ -69,8 +70,8 @@ class AsyncRun:
     ) -> AsyncEventStream:
         """Follows the events of the run, from the beginning or after the event with the id `after`, until it ends.
 
-        `decisions` are the events of the supervisor, `steps` also the entries of the journals as `step`, and `live` also model
-        output as `delta`. `types` and `task` select events.
+        `decisions` are the events of the supervisor, `steps` also the entries of the journals as `step`, and `live`
+        also model output as `delta`. `types` and `task` select events.
         """
         selected = None if types is None else ",".join([types] if isinstance(types, str) else types)
         query = query_of(level=level, types=selected, task=task)
@@ -95,13 +96,18 @@ class AsyncRun:
             if response.status_code == 200:
                 return state
             if timeout is not None and monotonic() - started >= timeout:
-                raise WaitTimeout(f"run {self.id} has not ended after {timeout} s; its state is {state['state']}", state)
+                raise WaitTimeout(
+                    f"run {self.id} has not ended after {timeout} s; its state is {state['state']}", state
+                )
             if monotonic() - asked < seconds / 2:
                 # A gateway that stops answers at once; another one will take its place.
                 await async_sleep(min(1.0, left))
 
     async def result(self) -> TaskResult:
-        """Reads the deliverable with its sources. Raises `RunNotEnded`, or `NoDeliverable` if the run ended without one."""
+        """Reads the deliverable with its sources.
+
+        Raises `RunNotEnded`, or `NoDeliverable` if the run ended without one.
+        """
         return cast(TaskResult, await self._read("result"))
 
     @overload

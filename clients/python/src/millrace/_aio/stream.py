@@ -22,8 +22,8 @@ STEADY_TIME = 10.0
 class AsyncEventStream:
     """The events of a run: an iterator that connects again by itself, and ends after the end of the run.
 
-    No event is missing or there twice, whatever was cut in between. Close the stream, or use it in a `with` block, if you leave
-    it before its end.
+    No event is missing or there twice, whatever was cut in between. Close the stream, or use it in a `with` block,
+    if you leave it before its end.
     """
 
     def __init__(self, transport: AsyncTransport, request: Request, follower: Follower) -> None:

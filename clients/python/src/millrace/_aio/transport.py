@@ -81,7 +81,11 @@ class AsyncTransport:
 
     async def open_stream(self, request: Request, last_id: str | None) -> httpx.Response:
         """Opens an event stream; the response may be an error."""
-        headers = {**self._headers, "Accept": "text/event-stream, application/problem+json", "Accept-Encoding": "identity"}
+        headers = {
+            **self._headers,
+            "Accept": "text/event-stream, application/problem+json",
+            "Accept-Encoding": "identity",
+        }
         if last_id is not None:
             headers["Last-Event-ID"] = last_id
         timeout = httpx.Timeout(self.timeout, read=self.stream_timeout)

@@ -54,9 +54,10 @@ RunOrId = Union[Run, str]
 class Client:
     """A client of Millrace's HTTP API.
 
-    `timeout` limits each step of a request in seconds, `stream_timeout` the silence of an event stream, in which the gateway
-    writes at least every 15 seconds. Requests that read, and those with an idempotency key, are repeated by the policy `retry` after
-    a failure of the connection or of the cluster. `http` is a client of httpx of your own, for instance with a proxy or TLS settings.
+    `timeout` limits each step of a request in seconds, `stream_timeout` the silence of an event stream, in which
+    the gateway writes at least every 15 seconds. Requests that read, and those with an idempotency key, are
+    repeated by the policy `retry` after a failure of the connection or of the cluster. `http` is a client of httpx
+    of your own, for instance with a proxy or TLS settings.
     """
 
     def __init__(
@@ -101,10 +102,11 @@ class Client:
     ) -> Run:
         """Submits a run.
 
-        `plan` is a plan as in a plan file: as an object, as YAML, or as the path of a file. `documents` are files, folders, and names
-        with their content; agents see a file by its name, and a file in a folder by its path below the folder. `after` are ended runs
-        whose results the new run sees. The request is repeated after a failure and starts one run, since it has an idempotency
-        key: a random one, or `idempotency_key`, by which a later call returns the same run.
+        `plan` is a plan as in a plan file: as an object, as YAML, or as the path of a file. `documents` are files,
+        folders, and names with their content; agents see a file by its name, and a file in a folder by its path
+        below the folder. `after` are ended runs whose results the new run sees. The request is repeated after a
+        failure and starts one run, since it has an idempotency key: a random one, or `idempotency_key`, by which a
+        later call returns the same run.
         """
         earlier = [run if isinstance(run, str) else run.id for run in after]
         request = submission(
@@ -167,7 +169,8 @@ class Client:
     def answer_many(self, answers: Iterable[tuple[QuestionOrId, AnswerBody]]) -> list[AnswerLine]:
         """Answers several questions; `answer_body` makes the answers.
 
-        Each one has an outcome of its own, in their order: `answered`, `already`, `refused`, and so on. No outcome is raised.
+        Each one has an outcome of its own, in their order: `answered`, `already`, `refused`, and so on. No outcome
+        is raised.
         """
         pairs = [(question if isinstance(question, str) else question.id, body) for question, body in answers]
         outcomes: list[AnswerLine] = []
