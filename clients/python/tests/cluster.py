@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 PROGRAM = os.environ.get("MILLRACE_PROGRAM", "")
-KEEP = {"MILLRACE_NATS_SERVER", "MILLRACE_TEST_PROCESS"}
+KEEP = {"MILLRACE_NATS_SERVER", "MILLRACE_TEST_MARK"}
 COUNT = """\
 import json, os, sys
 task = json.load(sys.stdin)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import os
 import signal
 import subprocess
 import sys
@@ -276,9 +275,22 @@ def test_requests_outlive_a_gateway(kind: str, gateway: Gateway) -> None:
 
 
 def test_quickstart_leads_to_the_report(gateway: Gateway) -> None:
-    command = [sys.executable, str(PROJECT / "examples" / "quickstart.py"), str(LICENCES)]
-    environment = {**os.environ, "MILLRACE_URL": gateway.url}
-    done = subprocess.run(command, env=environment, input="approve\n", capture_output=True, text=True, timeout=120)
+    command = [sys.executable, str(PROJECT / "examples" / "quickstart.py"), "--url", gateway.url, str(LICENCES)]
+    done = subprocess.run(command, input="approve\n", capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "plan_question_asked" in done.stdout and "run_ended" in done.stdout
     assert "## Sources" in done.stdout, done.stdout
+
+
+def test_examples_of_the_page_run(gateway: Gateway, tmp_path: Path) -> None:
+    page = (PROJECT / "README.md").read_text(encoding="utf-8")
+    blocks = [part.partition("```")[0] for part in page.split("```python\n")[1:]]
+    assert len(blocks) == 2
+    (tmp_path / "licences").mkdir()
+    (tmp_path / "licences" / "MIT.txt").write_bytes((LICENCES / "MIT.txt").read_bytes())
+    for block in blocks:
+        program = block.replace("http://127.0.0.1:7070", gateway.url)
+        command = [sys.executable, "-c", program]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done.stderr
+        assert "run_ended" in done.stdout
