@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import socket
 import struct
 import threading
@@ -123,3 +124,51 @@ def read_request(connection: socket.socket) -> Received | None:
     while len(body) < int(headers.get("content-length", "0")):
         body += connection.recv(65536)
     return Received(method, target, headers, body)
+
+
+class CuttingProxy:
+    """Forwards connections to a port of this machine, and cuts most of them after a random number of bytes."""
+
+    def __init__(self, port: int, seed: int) -> None:
+        self._port = port
+        self._random = random.Random(seed)
+        self.connections = 0
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self._listener.getsockname()[1]}"
+
+    def __enter__(self) -> CuttingProxy:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._listener.close()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:
+                return
+            self.connections += 1
+            # Later connections are not cut, so that every stream ends.
+            limit = self._random.choice([100, 2_000, 20_000]) if self.connections < 20 else None
+            cut = None if limit is None else self._random.randint(0, limit)
+            is_reset = self._random.random() < 0.5
+            threading.Thread(target=self._forward, args=[connection, cut, is_reset], daemon=True).start()
+
+    def _forward(self, connection: socket.socket, cut: int | None, is_reset: bool) -> None:
+        with connection, socket.create_connection(("127.0.0.1", self._port)) as gateway:
+            try:
+                gateway.sendall(connection.recv(65536))
+                while data := gateway.recv(65536):
+                    connection.sendall(data[:cut])
+                    cut = None if cut is None else cut - len(data)
+                    if cut is not None and cut <= 0:
+                        break
+            except OSError:
+                return
+            if is_reset:
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)

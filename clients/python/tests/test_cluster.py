@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from clients import both, call, read_events
 from cluster import Gateway
+from server import CuttingProxy
 
 from millrace import AsyncClient, Client, Event, RetryPolicy, WaitTimeout, answer_body, errors
 
@@ -252,6 +253,20 @@ def test_stream_survives_gateways_that_are_killed_and_stopped(kind: str, gateway
     assert events == read_events(kind, gateway.url, run, level="steps"), "as on one connection"
     assert len({event.id for event in events}) == len(events)
     assert events[-1].type == "run_ended"
+
+
+@both
+def test_stream_that_is_cut_at_random_bytes_equals_the_log(kind: str, gateway: Gateway) -> None:
+    run = call(kind, gateway.url, "submit", "say it", plan=chain(12, steps=3)).id
+    call(kind, gateway.url, "run.wait", run, 60)
+    whole = read_events(kind, gateway.url, run, level="steps")
+    assert len(whole) > 60
+    connections = []
+    for seed in range(25):
+        with CuttingProxy(gateway.port, seed) as proxy:
+            assert read_events(kind, proxy.url, run, level="steps") == whole, seed
+            connections.append(proxy.connections)
+    assert sum(connections) > 4 * len(connections), connections
 
 
 @both
