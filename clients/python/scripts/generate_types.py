@@ -76,9 +76,9 @@ class Fields:
     def add(self, schema: Schema) -> None:
         """Adds the properties of a schema."""
         for name, prop in schema.get("properties", {}).items():
-            known = self.schemas.setdefault(name, [])
-            if prop not in known:
-                known.append(prop)
+            schemas = self.schemas.setdefault(name, [])
+            if prop not in schemas:
+                schemas.append(prop)
         self.required |= set(schema.get("required", []))
 
     def copy(self) -> Fields:
@@ -110,18 +110,18 @@ class Generator:
 
     def ordered_aliases(self) -> list[str]:
         """Returns the names of the aliases, each one after those that it names."""
-        ordered: list[str] = []
+        names: list[str] = []
 
         def place(name: str) -> None:
-            if name in ordered or name not in self.aliases:
+            if name in names or name not in self.aliases:
                 return
             for word in re.findall(r"\w+", self.aliases[name][0]):
                 place(word)
-            ordered.append(name)
+            names.append(name)
 
         for name in self.aliases:
             place(name)
-        return ordered
+        return names
 
     def add_schema(self, name: str, schema: Schema) -> None:
         """Adds the type of a schema."""
@@ -130,22 +130,22 @@ class Generator:
             return
         fields = Fields()
         fields.add(schema)
-        tagged: list[Schema] = []
+        typed_variants: list[Schema] = []
         for variants in (schema.get("oneOf"), schema.get("anyOf")):
             if not variants:
                 continue
-            expanded = self.expand(variants)
-            if all("const" in variant.get("properties", {}).get("type", {}) for variant in expanded):
-                tagged = expanded
+            result = self.expand(variants)
+            if all("const" in variant.get("properties", {}).get("type", {}) for variant in result):
+                typed_variants = result
             else:
-                self.merge(fields, expanded)
-        if len(tagged) == 1:
-            fields.add(tagged.pop())
-        if not tagged:
+                self.merge(fields, result)
+        if len(typed_variants) == 1:
+            fields.add(typed_variants.pop())
+        if not typed_variants:
             self.add_class(name, fields, schema.get("description", ""))
             return
         names = []
-        for variant in tagged:
+        for variant in typed_variants:
             variant_fields = fields.copy()
             variant_fields.add(variant)
             variant_name = name + camel_case(variant["properties"]["type"]["const"])
@@ -160,25 +160,25 @@ class Generator:
 
     def expand(self, variants: list[Schema]) -> list[Schema]:
         """Returns the variants with the properties of the schemas that they name."""
-        expanded: list[Schema] = []
+        result: list[Schema] = []
         for variant in variants:
             target = reference(variant)
             if target is None:
-                expanded.append(variant)
+                result.append(variant)
                 continue
             schema = self.schemas[target]
             inner = schema.get("oneOf") or schema.get("anyOf")
             if inner and "properties" not in variant:
-                expanded.extend(self.expand(inner))
+                result.extend(self.expand(inner))
                 continue
-            expanded.append(
+            result.append(
                 {
                     "properties": {**variant.get("properties", {}), **schema.get("properties", {})},
                     "required": [*variant.get("required", []), *schema.get("required", [])],
                     "description": variant.get("description") or schema.get("description", ""),
                 }
             )
-        return expanded
+        return result
 
     def merge(self, fields: Fields, variants: list[Schema]) -> None:
         """Adds the properties of all variants; those are always there that every variant requires."""

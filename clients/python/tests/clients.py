@@ -14,7 +14,7 @@ both = pytest.mark.parametrize("kind", ["sync", "async"])
 
 
 def call(kind: str, url: str, path: str, *arguments: Any, retry: RetryPolicy = FAST, **options: Any) -> Any:
-    """Calls a method of a client, such as `submit`, or of a run, such as `run.pause`: its first argument is the id then."""
+    """Calls a method of a client, or one of a run, such as `run.pause`, whose first argument is the id of the run."""
     owner, _, method = path.rpartition(".")
 
     def target(client: Any) -> Any:

@@ -101,6 +101,6 @@ class Cluster:
 
     def _millrace(self, *arguments: str) -> str:
         command = [PROGRAM, *arguments, "--data", str(self.folder / "data")]
-        done = subprocess.run(command, env=environment(), stdin=subprocess.DEVNULL, capture_output=True, text=True)
-        assert done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
-        return done.stdout
+        process = subprocess.run(command, env=environment(), stdin=subprocess.DEVNULL, capture_output=True, text=True)
+        assert process.returncode == 0, f"{command}: {process.stdout}{process.stderr}"
+        return process.stdout

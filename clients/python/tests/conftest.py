@@ -17,15 +17,15 @@ from cluster import PROGRAM, Cluster, Gateway  # noqa: E402
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     if not PROGRAM:
         pytest.skip("MILLRACE_PROGRAM does not name the program millrace, which starts the cluster of this test")
-    started = Cluster(tmp_path_factory.mktemp("cluster"))
-    started.start()
-    yield started
-    started.stop()
+    instance = Cluster(tmp_path_factory.mktemp("cluster"))
+    instance.start()
+    yield instance
+    instance.stop()
 
 
 @pytest.fixture
 def gateway(cluster: Cluster) -> Iterator[Gateway]:
-    started = Gateway(cluster)
-    started.start()
-    yield started
-    started.stop()
+    instance = Gateway(cluster)
+    instance.start()
+    yield instance
+    instance.stop()

@@ -15,7 +15,7 @@ RESET = struct.pack("ii", 1, 0)
 
 
 @dataclass
-class Received:
+class ReceivedRequest:
     """A request that the server has received."""
 
     method: str
@@ -68,9 +68,9 @@ def stream_response(chunks: list[bytes], is_chunked: bool) -> bytes:
 class ScriptedServer:
     """Answers each request as `script` says, on a connection of its own."""
 
-    def __init__(self, script: Callable[[Received], Reply | bytes]) -> None:
+    def __init__(self, script: Callable[[ReceivedRequest], Reply | bytes]) -> None:
         self.script = script
-        self.received: list[Received] = []
+        self.received: list[ReceivedRequest] = []
         self._listener = socket.create_server(("127.0.0.1", 0))
         self._thread = threading.Thread(target=self._accept, daemon=True)
         self._thread.start()
@@ -109,7 +109,7 @@ class ScriptedServer:
                 connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
 
 
-def read_request(connection: socket.socket) -> Received | None:
+def read_request(connection: socket.socket) -> ReceivedRequest | None:
     """Reads a request; `None` if the client has closed the connection."""
     data = b""
     while b"\r\n\r\n" not in data:
@@ -123,7 +123,7 @@ def read_request(connection: socket.socket) -> Received | None:
     headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
     while len(body) < int(headers.get("content-length", "0")):
         body += connection.recv(65536)
-    return Received(method, target, headers, body)
+    return ReceivedRequest(method, target, headers, body)
 
 
 class CuttingProxy:

@@ -120,8 +120,8 @@ def test_questions_are_answered(kind: str, gateway: Gateway) -> None:
     ]
     run = call(kind, gateway.url, "submit", "ask", plan={"tasks": tasks})
     wait_until("three questions", lambda: len(call(kind, gateway.url, "run.questions", run.id)) == 3)
-    listed = call(kind, gateway.url, "questions")
-    open_questions = {question.task: question for question in listed if question.run == run.id}
+    questions = call(kind, gateway.url, "questions")
+    open_questions = {question.task: question for question in questions if question.run == run.id}
     assert (open_questions["asks"].kind, open_questions["asks"].text) == ("input", "Which region?")
     assert open_questions["approved"].tool == "echo_action" and open_questions["approved"].status == "open"
 
@@ -182,8 +182,8 @@ def test_runs_are_steered(kind: str, gateway: Gateway) -> None:
     with pytest.raises(errors.TaskNotFound):
         call(kind, gateway.url, "run.cancel_task", run, "none")
     state = call(kind, gateway.url, "run.get", run)
-    found = {task["id"]: (task["objective"], task["state"]) for task in state["tasks"]}
-    assert (found["more"], found["extra"][1]) == (("even more", "pending"), "cancelled")
+    tasks_by_id = {task["id"]: (task["objective"], task["state"]) for task in state["tasks"]}
+    assert (tasks_by_id["more"], tasks_by_id["extra"][1]) == (("even more", "pending"), "cancelled")
     accepted = call(kind, gateway.url, "run.interrupt", run, wait="accepted")
     assert accepted["type"] == "command_accepted"
     wait_until("interruption", lambda: call(kind, gateway.url, "run.get", run)["state"] == "interrupted")
@@ -291,10 +291,10 @@ def test_requests_outlive_a_gateway(kind: str, gateway: Gateway) -> None:
 
 def test_quickstart_leads_to_the_report(gateway: Gateway) -> None:
     command = [sys.executable, str(PROJECT / "examples" / "quickstart.py"), "--url", gateway.url, str(LICENCES)]
-    done = subprocess.run(command, input="approve\n", capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "plan_question_asked" in done.stdout and "run_ended" in done.stdout
-    assert "## Sources" in done.stdout, done.stdout
+    process = subprocess.run(command, input="approve\n", capture_output=True, text=True, timeout=120)
+    assert process.returncode == 0, process.stdout + process.stderr
+    assert "plan_question_asked" in process.stdout and "run_ended" in process.stdout
+    assert "## Sources" in process.stdout, process.stdout
 
 
 def test_examples_of_the_page_run(gateway: Gateway, tmp_path: Path) -> None:
@@ -306,6 +306,6 @@ def test_examples_of_the_page_run(gateway: Gateway, tmp_path: Path) -> None:
     for block in blocks:
         program = block.replace("http://127.0.0.1:7070", gateway.url)
         command = [sys.executable, "-c", program]
-        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
-        assert done.returncode == 0, done.stderr
-        assert "run_ended" in done.stdout
+        process = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+        assert process.returncode == 0, process.stderr
+        assert "run_ended" in process.stdout

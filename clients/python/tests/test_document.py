@@ -71,20 +71,20 @@ def test_types_have_the_names_of_the_document() -> None:
     from generate_types import class_name
 
     schemas = document()["components"]["schemas"]
-    compared = 0
+    count = 0
     for name, schema in schemas.items():
-        wanted = names_of_schema(schemas, schema)
-        if name in {"SubmittedRun", "AppliedCommand"} or not wanted:
+        schema_names = names_of_schema(schemas, schema)
+        if name in {"SubmittedRun", "AppliedCommand"} or not schema_names:
             continue
-        given: set[str] = set()
+        type_names: set[str] = set()
         for one in typed_dicts(getattr(types, class_name(name))):
             hints = get_type_hints(one)
-            given |= set(hints)
+            type_names |= set(hints)
             assert one.__required_keys__ | one.__optional_keys__ == set(hints)
             assert set(schema.get("required", [])) <= one.__required_keys__, (name, one)
-        assert given == wanted, name
-        compared += 1
-    assert compared > 80
+        assert type_names == schema_names, name
+        count += 1
+    assert count > 80
 
 
 @needs_document
@@ -167,7 +167,7 @@ def reply_to(request: httpx.Request) -> httpx.Response:
 
 def sent_by(kind: str) -> list[httpx.Request]:
     """Returns the requests of all methods."""
-    sent: list[httpx.Request] = []
+    requests: list[httpx.Request] = []
 
     def handle(request: httpx.Request) -> httpx.Response:
         request.read()
@@ -178,7 +178,7 @@ def sent_by(kind: str) -> list[httpx.Request]:
         return record(request)
 
     def record(request: httpx.Request) -> httpx.Response:
-        sent.append(request)
+        requests.append(request)
         return reply_to(request)
 
     if kind == "sync":
@@ -189,7 +189,7 @@ def sent_by(kind: str) -> list[httpx.Request]:
 
         with httpx.Client(transport=httpx.MockTransport(handle)) as http:
             operations(Client(http=http), call)
-        return sent
+        return requests
 
     async def run() -> None:
         async with httpx.AsyncClient(transport=httpx.MockTransport(handle_async)) as http:
@@ -210,7 +210,7 @@ def sent_by(kind: str) -> list[httpx.Request]:
             await asyncio.to_thread(operations, client, call)
 
     asyncio.run(run())
-    return sent
+    return requests
 
 
 def find_operation(paths: dict[str, Any], request: httpx.Request) -> tuple[str, dict[str, Any]]:
@@ -231,9 +231,9 @@ def find_operation(paths: dict[str, Any], request: httpx.Request) -> tuple[str, 
 @needs_document
 @pytest.mark.parametrize("kind", ["sync", "async"])
 def test_methods_are_the_operations_of_the_document(kind: str) -> None:
-    described = document()
-    schemas, paths = described["components"]["schemas"], described["paths"]
-    seen: dict[str, set[str]] = {}
+    api = document()
+    schemas, paths = api["components"]["schemas"], api["paths"]
+    names_by_operation: dict[str, set[str]] = {}
     for request in sent_by(kind):
         name, operation = find_operation(paths, request)
         parameters = {parameter["name"].lower() for parameter in operation.get("parameters", [])}
@@ -248,17 +248,17 @@ def test_methods_are_the_operations_of_the_document(kind: str) -> None:
             if media_type == "application/json":
                 body = set(json.loads(request.content))
                 assert body <= names, name
-        seen.setdefault(name, set()).update(query | header | body)
+        names_by_operation.setdefault(name, set()).update(query | header | body)
     all_operations = {f"{method.upper()} {path}" for path, methods in paths.items() for method in methods}
-    assert set(seen) == all_operations, "the client has a method for each operation, and no others"
-    for name, used in seen.items():
+    assert set(names_by_operation) == all_operations, "the client has a method for each operation, and no others"
+    for name, names in names_by_operation.items():
         method, _, path = name.partition(" ")
         operation = paths[path][method.lower()]
         offered = {one["name"].lower() for one in operation.get("parameters", []) if one["in"] != "path"}
         body_schema = operation.get("requestBody", {}).get("content", {}).get("application/json", {}).get("schema")
         offered |= names_of_schema(schemas, body_schema) if body_schema else set()
         # The header has precedence over `after`; `cursor` follows from the part before; `edit` takes any field.
-        unused = offered - used - {"after", "cursor"}
+        unused = offered - names - {"after", "cursor"}
         assert path.endswith("/tasks/{task}") or not unused, f"{name}: the client offers no {sorted(unused)}"
 
 

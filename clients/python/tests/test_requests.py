@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from clients import FAST, both, call
-from server import Received, Reply, ScriptedServer, problem, response
+from server import ReceivedRequest, Reply, ScriptedServer, problem, response
 
 from millrace import Client, GatewayUnreachable, ProblemError, RetryPolicy, WaitTimeout, answer_body, errors
 
@@ -19,7 +19,7 @@ APPLIED = response(200, {"type": "command_applied", "run": "r", "summary": "", "
 VERSION = {"type": "version", "version": "1", "api": "v1"}
 
 
-def always(reply: Reply | bytes) -> Callable[[Received], Reply | bytes]:
+def always(reply: Reply | bytes) -> Callable[[ReceivedRequest], Reply | bytes]:
     return lambda _: reply
 
 
@@ -31,7 +31,7 @@ class Failures:
         self.count = count
         self.seen = 0
 
-    def __call__(self, _: Received) -> Reply | bytes:
+    def __call__(self, _: ReceivedRequest) -> Reply | bytes:
         self.seen += 1
         if self.seen > self.count:
             return self.success
@@ -150,11 +150,11 @@ def test_refusals_have_one_base() -> None:
 
 @both
 def test_wait_continues_until_the_end(kind: str) -> None:
-    seen: list[str] = []
+    targets: list[str] = []
 
-    def serve(request: Received) -> bytes:
-        seen.append(request.target)
-        match len(seen):
+    def serve(request: ReceivedRequest) -> bytes:
+        targets.append(request.target)
+        match len(targets):
             case 1:
                 return problem(503, "cluster-unavailable")
             case 2:
@@ -163,7 +163,7 @@ def test_wait_continues_until_the_end(kind: str) -> None:
 
     with ScriptedServer(serve) as server:
         assert call(kind, server.url, "run.wait", "r")["state"] == "completed"
-    assert seen == ["/api/v1/runs/r/wait?timeout=30"] * 3
+    assert targets == ["/api/v1/runs/r/wait?timeout=30"] * 3
 
 
 @both
@@ -180,7 +180,7 @@ def test_wait_has_an_end(kind: str) -> None:
 
 @both
 def test_lists_are_read_part_by_part(kind: str) -> None:
-    def serve(request: Received) -> bytes:
+    def serve(request: ReceivedRequest) -> bytes:
         start = int(request.target.partition("cursor=")[2] or 0)
         runs = [{"run": f"r{number}"} for number in range(start, min(start + 3, 8))]
         return response(200, {"runs": runs, "next": str(start + 3) if start + 3 < 8 else ""})
@@ -230,10 +230,10 @@ def test_plans_are_objects_yaml_and_files(tmp_path: Path) -> None:
     file = tmp_path / "plan.yaml"
     file.write_text("tasks: []")
     plan = {"tasks": [{"id": "a"}]}
-    for given, sent in [(plan, plan), ("tasks: []", "tasks: []"), (file, "tasks: []")]:
+    for plan_argument, plan_in_body in [(plan, plan), ("tasks: []", "tasks: []"), (file, "tasks: []")]:
         with ScriptedServer(lambda _: SUBMITTED) as server:
-            call("sync", server.url, "submit", plan=given)
-        assert server.received[0].json() == {"plan": sent}
+            call("sync", server.url, "submit", plan=plan_argument)
+        assert server.received[0].json() == {"plan": plan_in_body}
 
 
 def test_answers_have_one_kind() -> None:
@@ -257,7 +257,7 @@ def test_answers_have_one_kind() -> None:
 
 @both
 def test_large_batches_are_split(kind: str) -> None:
-    def serve(request: Received) -> bytes:
+    def serve(request: ReceivedRequest) -> bytes:
         lines = [{"id": item["question"], "outcome": "answered"} for item in request.json()["answers"]]
         return response(200, {"outcomes": lines})
 

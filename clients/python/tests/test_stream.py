@@ -10,7 +10,7 @@ import threading
 
 import pytest
 from clients import FAST, both, read_events
-from server import Received, Reply, ScriptedServer, problem, response, stream_response
+from server import ReceivedRequest, Reply, ScriptedServer, problem, response, stream_response
 
 from millrace import AsyncClient, Client, Event, GatewayUnreachable, RetryPolicy, StreamError
 from millrace._follow import parse_position
@@ -26,7 +26,7 @@ def frame(id: str | None, name: str, **data: object) -> bytes:
 
 
 def log_of(random: random.Random) -> list[tuple[str, bytes]]:
-    """Returns a log of events with ids as the gateway gives them: sequences with gaps, and several events of one sequence."""
+    """Returns a log of events with ids like those of the gateway: with gaps, and several events of one sequence."""
     log, sequence = [], 0
     for number in range(random.randint(5, 40)):
         sequence += random.randint(1, 9)
@@ -46,7 +46,7 @@ class UnreliableGateway:
         self.log = log_of(self.random)
         self.cuts = 0
 
-    def serve(self, request: Received) -> Reply | bytes:
+    def serve(self, request: ReceivedRequest) -> Reply | bytes:
         fault = self.random.random()
         if self.cuts >= 25:
             fault = 1.0
@@ -93,9 +93,9 @@ def test_cut_streams_deliver_every_event_once(kind: str, seed: int) -> None:
     with ScriptedServer(gateway.serve) as server:
         events = read_events(kind, server.url)
     assert [event.id for event in events] == [id for id, _ in gateway.log]
-    sent = [json.loads(bytes.partition(b"data: ")[2]) for _, bytes in gateway.log]
-    assert [event.data for event in events] == sent
-    assert [event.type for event in events] == [data["type"] for data in sent]
+    lines = [json.loads(bytes.partition(b"data: ")[2]) for _, bytes in gateway.log]
+    assert [event.data for event in events] == lines
+    assert [event.type for event in events] == [line["type"] for line in lines]
 
 
 def test_unreliable_gateway_cuts_most_streams() -> None:
@@ -134,7 +134,7 @@ def test_model_output_has_no_position(kind: str) -> None:
     ]
     end = frame(None, "end", run="r", last="4.0", resumable=True)
 
-    def serve(request: Received) -> bytes:
+    def serve(request: ReceivedRequest) -> bytes:
         rest = frames if "last-event-id" not in request.headers else []
         is_first = len(server.received) == 1
         return stream_response([*rest, *([] if is_first else [end])], is_chunked=True)
@@ -161,12 +161,12 @@ def test_event_that_cannot_be_read_ends_the_stream(kind: str) -> None:
 @both
 def test_events_before_an_error_are_delivered(kind: str) -> None:
     frames = [frame("1.0", "run_started"), frame(None, "error", run="r", message="entry 2 is damaged")]
-    seen: list[Event] = []
+    events: list[Event] = []
 
     async def follow(url: str) -> None:
         async with AsyncClient(url, retry=FAST) as client:
             async for event in client.run("r").events():
-                seen.append(event)
+                events.append(event)
 
     with ScriptedServer(lambda _: stream_response(frames, is_chunked=True)) as server:
         with pytest.raises(StreamError):
@@ -175,8 +175,8 @@ def test_events_before_an_error_are_delivered(kind: str) -> None:
             else:
                 with Client(server.url, retry=FAST) as client:
                     for event in client.run("r").events():
-                        seen.append(event)
-    assert [event.id for event in seen] == ["1.0"]
+                        events.append(event)
+    assert [event.id for event in events] == ["1.0"]
 
 
 @both
@@ -216,14 +216,14 @@ def test_stream_without_progress_is_given_up(kind: str) -> None:
 @both
 def test_silent_connection_is_replaced(kind: str) -> None:
     """A host that vanished does not close its connections; the missing keep-alives reveal it."""
-    held: list[socket.socket] = []
+    open_connections: list[socket.socket] = []
     listener = socket.create_server(("127.0.0.1", 0))
     frames = [frame("1.0", "run_started"), frame("2.0", "run_ended")]
     end = frame(None, "end", run="r", last="2.0", resumable=False)
 
     def serve() -> None:
         first, _ = listener.accept()
-        held.append(first)
+        open_connections.append(first)
         first.recv(65536)
         first.sendall(stream_response(frames[:1], is_chunked=False))
         second, _ = listener.accept()
@@ -247,7 +247,7 @@ def test_silent_connection_is_replaced(kind: str) -> None:
     assert ids == ["1.0", "2.0"]
     thread.join(5)
     listener.close()
-    held[0].close()
+    open_connections[0].close()
 
 
 def test_cancelled_read_loses_nothing() -> None:
@@ -259,8 +259,8 @@ def test_cancelled_read_loses_nothing() -> None:
         for count in range(6):
             connection, _ = listener.accept()
             request = connection.recv(65536).lower()
-            seen = int(request.partition(b"last-event-id: ")[2].partition(b".")[0] or b"0")
-            rest = frames[seen:] if count == 5 else frames[seen : seen + 1]
+            last = int(request.partition(b"last-event-id: ")[2].partition(b".")[0] or b"0")
+            rest = frames[last:] if count == 5 else frames[last : last + 1]
             with connection:
                 connection.sendall(stream_response([*rest, *([end] if count == 5 else [])], is_chunked=False))
                 if count < 5:
@@ -287,7 +287,7 @@ def test_cancelled_read_loses_nothing() -> None:
 
 def test_stream_that_is_left_early_closes_its_connection() -> None:
     listener = socket.create_server(("127.0.0.1", 0))
-    closed: list[bool] = []
+    ends: list[bool] = []
 
     def serve() -> None:
         connection, _ = listener.accept()
@@ -295,7 +295,7 @@ def test_stream_that_is_left_early_closes_its_connection() -> None:
             connection.recv(65536)
             connection.sendall(stream_response([frame("1.0", "run_started")], is_chunked=False))
             connection.settimeout(5)
-            closed.append(connection.recv(1) == b"")
+            ends.append(connection.recv(1) == b"")
 
     thread = threading.Thread(target=serve, daemon=True)
     thread.start()
@@ -307,7 +307,7 @@ def test_stream_that_is_left_early_closes_its_connection() -> None:
         assert list(events) == []
         assert events.end is None
         thread.join(5)
-    assert closed == [True]
+    assert ends == [True]
     listener.close()
 
 

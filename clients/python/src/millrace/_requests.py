@@ -98,7 +98,7 @@ def submission(
     key: str | None,
 ) -> Request:
     """Returns the request that submits a run."""
-    uploaded, references = read_documents(documents)
+    uploads, references = read_documents(documents)
     body = body_of(
         objective=objective,
         plan=Path(plan).read_text(encoding="utf-8") if isinstance(plan, os.PathLike) else plan,
@@ -112,33 +112,35 @@ def submission(
         after=list(after) or None,
         documents=references or None,
     )
-    return Request("POST", "/runs", body=body, documents=tuple(uploaded), key=key or new_key())
+    return Request("POST", "/runs", body=body, documents=tuple(uploads), key=key or new_key())
 
 
 def read_documents(documents: Iterable[Document]) -> tuple[list[tuple[str, bytes]], list[DocumentReference]]:
     """Reads documents. A file has its name, and a file in a folder its path below it; hidden files are left out."""
     if isinstance(documents, (str, bytes)):
         raise TypeError("documents is a list of files, folders, and names with their content")
-    uploaded: list[tuple[str, bytes]] = []
+    uploads: list[tuple[str, bytes]] = []
     references: list[DocumentReference] = []
     for document in documents:
         if isinstance(document, tuple):
-            uploaded.append(document)
+            uploads.append(document)
         elif isinstance(document, dict):
             references.append(document)
         else:
-            uploaded += read_path(Path(document))
-    return uploaded, references
+            uploads += read_path(Path(document))
+    return uploads, references
 
 
 def read_path(path: Path) -> list[tuple[str, bytes]]:
     """Reads a file, or the files in a folder."""
     if not path.is_dir():
         return [(path.name, path.read_bytes())]
-    files = [file for file in sorted(path.rglob("*")) if file.is_file()]
-    named = [(file.relative_to(path), file) for file in files]
-    shown = [(name, file) for name, file in named if not any(part.startswith(".") for part in name.parts)]
-    return [(name.as_posix(), file.read_bytes()) for name, file in shown]
+    files = {file.relative_to(path): file for file in sorted(path.rglob("*")) if file.is_file()}
+    return [
+        (name.as_posix(), file.read_bytes())
+        for name, file in files.items()
+        if not any(part.startswith(".") for part in name.parts)
+    ]
 
 
 def command(

@@ -73,8 +73,8 @@ class AsyncRun:
         `decisions` are the events of the supervisor, `steps` also the entries of the journals as `step`, and `live`
         also model output as `delta`. `types` and `task` select events.
         """
-        selected = None if types is None else ",".join([types] if isinstance(types, str) else types)
-        query = query_of(level=level, types=selected, task=task)
+        names = None if types is None else ",".join([types] if isinstance(types, str) else types)
+        query = query_of(level=level, types=names, task=task)
         follower = Follower(after, shows_lag=level == "live")
         return AsyncEventStream(self._transport, self._get("events", query), follower)
 
@@ -84,22 +84,22 @@ class AsyncRun:
 
     async def wait(self, timeout: float | None = None) -> RunResult:
         """Waits for the end of the run, for as long as it takes or for `timeout` seconds. Raises `WaitTimeout` then."""
-        started = monotonic()
+        start = monotonic()
         while True:
-            left = math.inf if timeout is None else max(0.0, timeout - (monotonic() - started))
+            left = math.inf if timeout is None else max(0.0, timeout - (monotonic() - start))
             seconds = math.ceil(min(float(POLL), left))
             request = self._get("wait", query_of(timeout=seconds), server_time=seconds)
             longest = self._transport.retry.stream_time
-            asked = monotonic()
+            poll_start = monotonic()
             response = await self._transport.send(request, limit=min(left, math.inf if longest is None else longest))
             state = cast(RunResult, response.json())
             if response.status_code == 200:
                 return state
-            if timeout is not None and monotonic() - started >= timeout:
+            if timeout is not None and monotonic() - start >= timeout:
                 raise WaitTimeout(
                     f"run {self.id} has not ended after {timeout} s; its state is {state['state']}", state
                 )
-            if monotonic() - asked < seconds / 2:
+            if monotonic() - poll_start < seconds / 2:
                 # A gateway that stops answers at once; another one will take its place.
                 await async_sleep(min(1.0, left))
 
