@@ -7,6 +7,7 @@ import json
 import random
 import socket
 import threading
+import time
 
 import pytest
 from clients import FAST, both, read_events
@@ -211,6 +212,37 @@ def test_stream_without_progress_is_given_up(kind: str) -> None:
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
     with pytest.raises(GatewayUnreachable):
         read_events(kind, url, retry=policy)
+
+
+@both
+def test_slow_reader_does_not_exhaust_the_time_for_failures(kind: str) -> None:
+    """A person who answers a question may take longer than the client keeps trying."""
+    policy = RetryPolicy(first_delay=0.01, max_delay=0.05, stream_time=0.2)
+    end = frame(None, "end", run="r", last="2.0", resumable=False)
+
+    def serve(request: ReceivedRequest) -> bytes:
+        is_first = "last-event-id" not in request.headers
+        frames = [frame("1.0", "run_started")] if is_first else [frame("2.0", "run_ended"), end]
+        return stream_response(frames, is_chunked=True)
+
+    async def follow(url: str) -> list[str | None]:
+        ids = []
+        async with AsyncClient(url, retry=policy) as client:
+            async for event in client.run("r").events():
+                await asyncio.sleep(0.4)
+                ids.append(event.id)
+        return ids
+
+    with ScriptedServer(serve) as server:
+        if kind == "async":
+            ids = asyncio.run(follow(server.url))
+        else:
+            ids = []
+            with Client(server.url, retry=policy) as client:
+                for event in client.run("r").events():
+                    time.sleep(0.4)
+                    ids.append(event.id)
+    assert ids == ["1.0", "2.0"]
 
 
 @both

@@ -19,7 +19,7 @@ class RetryPolicy:
     request_time: float = 60.0
     """The time in seconds for which a request is repeated."""
     stream_time: float | None = 300.0
-    """The time in seconds for which a stream without progress, or a wait, is continued; `None` is forever."""
+    """The time in seconds for which a stream that fails, or a wait, is continued; `None` is forever."""
 
     def delay(self, failures: int, random: random.Random) -> float:
         """Returns the delay after this number of failures: with jitter, so that clients do not return all at once."""
@@ -33,21 +33,23 @@ class Attempts:
 
     policy: RetryPolicy
     limit: float | None
-    """The time in seconds after which the operation is given up."""
-    since: float
-    """The time of the last progress."""
+    """The time in seconds from the first failure, after which the operation is given up."""
+    failed_since: float | None = None
+    """The time of the first failure since the last progress."""
     failures: int = 0
     random: random.Random = field(default_factory=random.Random)
 
-    def progress(self, now: float) -> None:
+    def progress(self) -> None:
         """Notes that the operation has made progress."""
-        self.since, self.failures = now, 0
+        self.failed_since, self.failures = None, 0
 
     def fail(self, now: float, at_least: float = 0.0) -> float | None:
         """Notes a failure, and returns the delay before the next attempt; `None` if the operation is given up."""
         self.failures += 1
+        if self.failed_since is None:
+            self.failed_since = now
         delay = max(at_least, self.policy.delay(self.failures, self.random))
-        if self.limit is not None and now + delay - self.since > self.limit:
+        if self.limit is not None and now + delay - self.failed_since > self.limit:
             return None
         return delay
 

@@ -30,7 +30,7 @@ class EventStream:
         self._transport = transport
         self._request = request
         self._follower = follower
-        self._attempts = Attempts(transport.retry, transport.retry.stream_time, monotonic())
+        self._attempts = Attempts(transport.retry, transport.retry.stream_time)
         self._response: httpx.Response | None = None
         self._chunks: Iterator[bytes] | None = None
         self._connected_at = 0.0
@@ -93,9 +93,8 @@ class EventStream:
 
     def _add(self, chunk: bytes) -> None:
         has_advanced = self._follower.feed(chunk)
-        now = monotonic()
-        if has_advanced or now - self._connected_at > STEADY_TIME:
-            self._attempts.progress(now)
+        if has_advanced or monotonic() - self._connected_at > STEADY_TIME:
+            self._attempts.progress()
         if self._follower.is_complete:
             self._disconnect()
         elif self._follower.is_connection_done:
@@ -132,6 +131,6 @@ class EventStream:
             self._is_closed = True
             if isinstance(error, MillraceError):
                 raise error
-            text = f"the event stream of {self._request.path} made no progress for {self._attempts.limit} s"
+            text = f"the event stream of {self._request.path} has failed for {self._attempts.limit} s"
             raise GatewayUnreachable(f"{text}; continue it after {self.last_id!r}") from error
         sleep(delay)

@@ -43,7 +43,7 @@ class Transport:
         A request that can be repeated is repeated for at most `limit` seconds, by default the policy's time.
         """
         limit = self.retry.request_time if limit is None else limit
-        attempts = Attempts(self.retry, limit, monotonic())
+        attempts = Attempts(self.retry, limit)
         while True:
             at_least = 0.0
             failure: MillraceError
