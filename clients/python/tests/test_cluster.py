@@ -77,8 +77,12 @@ def test_run_is_submitted_followed_and_read(kind: str, gateway: Gateway) -> None
     assert steps and {(event.type, event.task) for event in steps} == {("step", "t1")}
     assert read_events(kind, gateway.url, run.id, after=events[2].id) == events[3:]
     assert run.id in [line["run"] for line in call(kind, gateway.url, "runs", "completed", limit=1000)]
-    follow_up = call(kind, gateway.url, "submit", "say more", plan=chain(1), after=[run])
+    labels = {"client": kind, "number": "2"}
+    follow_up = call(kind, gateway.url, "submit", "say more", plan=chain(1), after=[run], labels=labels)
     assert call(kind, gateway.url, "run.wait", follow_up.id)["after"][0]["run"] == run.id
+    lines = call(kind, gateway.url, "runs", label=[f"client={kind}", "number"])
+    assert [(line["run"], line["labels"]) for line in lines] == [(follow_up.id, labels)]
+    assert call(kind, gateway.url, "runs", label="client=other") == []
 
 
 @both

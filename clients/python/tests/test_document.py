@@ -113,9 +113,10 @@ def operations(client: Any, call: Callable[..., Any]) -> None:
         criteria=["c"],
         models=["m"],
         after=[run, "r-0"],
+        labels={"team": "search"},
     )
     call(client.submit, "o", documents=[("a", b"b")])
-    call(client.runs, "running", since="2h", until="1h", limit=5)
+    call(client.runs, "running", label=["team=search", "owner"], since="2h", until="1h", limit=5)
     call(client.questions, history=True)
     question = call(client.question, f"{RUN}/a/1/1")
     call(question.answer, edit={"a": 1}, scope="this_call_in_run")

@@ -73,6 +73,11 @@ def quote_file(path: str) -> str:
     return quote_parts(path.lstrip("/"))
 
 
+def list_of(values: str | Iterable[str] | None) -> str | None:
+    """Returns values separated by commas; `None` selects everything."""
+    return values if values is None or isinstance(values, str) else ",".join(values)
+
+
 def query_of(**values: str | int | None) -> dict[str, str]:
     """Returns the parameters that have a value."""
     return {name: str(value) for name, value in values.items() if value is not None}
@@ -95,6 +100,7 @@ def submission(
     criteria: Iterable[str],
     models: Iterable[str],
     after: Iterable[str],
+    labels: Mapping[str, str] | None,
     key: str | None,
 ) -> Request:
     """Returns the request that submits a run."""
@@ -110,6 +116,7 @@ def submission(
         criteria=list(criteria) or None,
         models=list(models) or None,
         after=list(after) or None,
+        labels=dict(labels or {}) or None,
         documents=references or None,
     )
     return Request("POST", "/runs", body=body, documents=tuple(uploads), key=key or new_key())

@@ -42,6 +42,8 @@ class RunLine(_RunLineRequired, total=False):
     """Its objective, truncated to 200 characters; absent, as the fields below, until a supervisor has started
     it.
     """
+    labels: dict[str, str] | None
+    """Its labels."""
     lane: int | None
     """Its lane of the log."""
     started_at: Time | None
@@ -163,6 +165,8 @@ class RunResult(_RunResultRequired, total=False):
     """A run with everything that happened in it."""
     after: list[EarlierRun]
     """The runs that it follows up on."""
+    labels: dict[str, str] | None
+    """Its labels."""
     waiting_for_provider: ProviderWaitJson | None
     """The provider that the run waits for, or for which it is paused."""
     answered: bool | None
@@ -832,6 +836,8 @@ class EventLineRunStarted(_EventLineRunStartedRequired, total=False):
     """The criteria for the deliverable."""
     after: list[EarlierRun]
     """The runs that this run follows up on."""
+    labels: dict[str, str]
+    """The labels."""
 
 
 class EventLinePlanQuestionAsked(TypedDict):
@@ -3572,6 +3578,8 @@ class EventJsonRunStarted(_EventJsonRunStartedRequired, total=False):
     """The criteria for the deliverable."""
     after: list[EarlierRun]
     """The runs that this run follows up on."""
+    labels: dict[str, str]
+    """The labels."""
 
 
 class EventJsonPlanQuestionAsked(TypedDict):
@@ -4320,6 +4328,8 @@ class SubmissionBody(TypedDict, total=False):
     """The models of agents, as `[CAPABILITY=]provider:model`."""
     after: list[str]
     """Ended runs to follow up on: their results and files are documents of this run."""
+    labels: dict[str, str]
+    """Labels, to find the run by: a value for each name."""
     documents: list[DocumentReference]
     """Documents that are in the blob store already, in addition to those that are uploaded with this request."""
 

@@ -15,6 +15,7 @@ from .._requests import (
     Request,
     batches,
     body_of,
+    list_of,
     query_of,
     quote_part,
     quote_parts,
@@ -98,6 +99,7 @@ class AsyncClient:
         criteria: Iterable[str] = (),
         models: Iterable[str] = (),
         after: Iterable[RunOrId] = (),
+        labels: Mapping[str, str] | None = None,
         idempotency_key: str | None = None,
     ) -> AsyncRun:
         """Submits a run.
@@ -121,6 +123,7 @@ class AsyncClient:
             criteria,
             models,
             earlier,
+            labels,
             idempotency_key,
         )
         reply = cast(SubmittedRun, (await self._transport.send(request)).json())
@@ -134,19 +137,21 @@ class AsyncClient:
         self,
         state: RunState | Iterable[RunState] | None = None,
         *,
+        label: str | Iterable[str] | None = None,
         since: str | None = None,
         until: str | None = None,
         limit: int | None = None,
     ) -> AsyncIterator[RunLine]:
         """Lists runs, newest first, part by part as the iteration goes on, and at most `limit` of them.
 
-        `since` and `until` are times in RFC 3339, or durations before now such as `2h`.
+        `label` has labels that the runs must have: `NAME=VALUE`, or `NAME` for any value. `since` and `until` are
+        times in RFC 3339, or durations before now such as `2h`.
         """
-        states = state if state is None or isinstance(state, str) else ",".join(state)
+        states, labels = list_of(state), list_of(label)
         left, cursor = limit, None
         while left is None or left > 0:
             size = None if left is None else min(left, MAX_PAGE)
-            query = query_of(state=states, since=since, until=until, limit=size, cursor=cursor)
+            query = query_of(state=states, label=labels, since=since, until=until, limit=size, cursor=cursor)
             part = cast(RunList, await self._read("/runs", query))
             for line in part["runs"][:left]:
                 yield line

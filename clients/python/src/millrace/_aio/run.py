@@ -16,6 +16,7 @@ from .._requests import (
     WaitFor,
     body_of,
     command,
+    list_of,
     query_of,
     quote_file,
     quote_part,
@@ -64,7 +65,7 @@ class AsyncRun:
         self,
         level: Level = "decisions",
         *,
-        types: Iterable[str] | None = None,
+        types: str | Iterable[str] | None = None,
         task: str | None = None,
         after: str | None = None,
     ) -> AsyncEventStream:
@@ -73,8 +74,7 @@ class AsyncRun:
         `decisions` are the events of the supervisor, `steps` also the entries of the journals as `step`, and `live`
         also model output as `delta`. `types` and `task` select events.
         """
-        names = None if types is None else ",".join([types] if isinstance(types, str) else types)
-        query = query_of(level=level, types=names, task=task)
+        query = query_of(level=level, types=list_of(types), task=task)
         follower = Follower(after, shows_lag=level == "live")
         return AsyncEventStream(self._transport, self._get("events", query), follower)
 
