@@ -419,8 +419,12 @@ async fn commands_are_decided_once_and_refusals_have_a_reason() {
     assert_eq!(status(command("signal", json!({ "name": "deployed", "date": 3 }))).await, 400);
     assert_eq!(status(command("tasks/none/cancel", json!({}))).await, 404);
     let added = json!({ "tasks": [{ "id": "more", "objective": "more", "capability": "echo", "depends_on": ["t1"] }] });
-    assert_eq!(status(command("tasks", added.clone())).await, 200);
-    assert_eq!(status(command("tasks", added)).await, 422, "the task is there");
+    let add = |key: &str| {
+        Request::new("POST", format!("/api/v1/runs/{run}/tasks")).header("Idempotency-Key", key).json(&added)
+    };
+    assert_eq!(gateway.send(add("first")).await.status, 200);
+    assert_eq!(gateway.send(add("first")).await.status, 200, "a repetition is no second command");
+    assert_eq!(gateway.send(add("second")).await.status, 422, "the task is there");
     let edit = Request::new("PATCH", format!("/api/v1/runs/{run}/tasks/more"))
         .json(&json!({ "objective": "even more", "max_attempts": 7, "depends_on": ["t2"] }));
     let edited = gateway.send(edit).await;
@@ -445,11 +449,17 @@ async fn commands_are_decided_once_and_refusals_have_a_reason() {
     cluster.kill_process("supervisor-1");
     let accepted = gateway.post(&format!("/runs/{run}/pause?wait=accepted"), &json!({})).await;
     assert_eq!((accepted.status, &accepted.json()["type"]), (202, &json!("command_accepted")));
-    let undecided = gateway.post(&format!("/runs/{run}/cancel?timeout=1"), &json!({})).await;
+    let stop = || {
+        Request::new("POST", format!("/api/v1/runs/{run}/cancel?timeout=1"))
+            .header("Idempotency-Key", "stop")
+            .json(&json!({}))
+    };
+    let undecided = gateway.send(stop()).await;
     assert_eq!(undecided.status, 202, "nobody decides");
     cluster.restart_process("supervisor-1");
     assert_eq!(gateway.wait_for_end(&run).await["state"], "cancelled");
     assert_eq!(status(command("pause", json!({}))).await, 409, "the run has ended");
+    assert_eq!(gateway.send(stop()).await.status, 200, "the same command was applied before the end");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -65,6 +65,17 @@ pub enum CommandReceipt<'a> {
     },
 }
 
+/// Returns the id of the command that a key names. The key of another run is another command.
+pub fn command_id(gateway: &Gateway, run: &RunId, key: &str) -> String {
+    sha256_hex(format!("{run}\0{}\0{key}", gateway.author).as_bytes())
+}
+
+/// Replies to the repetition of a command that was applied; its events are visible at `sequence`.
+pub fn reply_to_repetition(run: &RunId, sequence: u64) -> Response {
+    let outcome = CommandOutcome::applied(run, describe_changes(run, &[]), &[]);
+    json_response(StatusCode::OK, &Written { sequence, outcome })
+}
+
 /// Appends a command, and waits as the client asks.
 pub async fn steer(
     gateway: &Gateway,
@@ -73,9 +84,8 @@ pub async fn steer(
     query: CommandQuery,
     IdempotencyKey(key): IdempotencyKey,
 ) -> Result<Response, Problem> {
-    // The key of another run is another command.
     let id = match key {
-        Some(key) => sha256_hex(format!("{run}\0{}\0{key}", gateway.author).as_bytes()),
+        Some(key) => command_id(gateway, run, &key),
         None => uuid::Uuid::now_v7().simple().to_string(),
     };
     let command = RunCommand { id: id.clone(), by: gateway.author.clone(), control };

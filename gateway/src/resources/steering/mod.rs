@@ -7,12 +7,13 @@ mod bodies;
 mod command;
 
 use axum::extract::State;
-use axum::response::Response;
+use axum::response::{IntoResponse, Response};
 use millrace_plan_file::{
     AdditionalTasks, CapabilityMistake, find_capability_mistakes, parse_additional_tasks,
 };
 use millrace_protocol::ids::{RunId, TaskId};
 use millrace_protocol::plan::{CapabilityRegistry, CommandAction, Edit, Plan, RunEnd};
+use millrace_runtime::Fault;
 use millrace_runtime::work::registry;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
@@ -21,7 +22,7 @@ use super::submission::parse_budget;
 use crate::extract::{IdempotencyKey, JsonBody, OptionalJsonBody, PathParts, QueryParts};
 use crate::problem::{Problem, ProblemKind};
 use crate::state::{Gateway, SharedGateway, resume_command};
-use command::{CommandQuery, steer};
+use command::{CommandQuery, command_id, reply_to_repetition, steer};
 
 pub use bodies::{AddBody, CancelBody, EditBody, MessageBody, ResumeBody, RetryBody, SignalBody};
 pub use command::CommandReceipt;
@@ -57,9 +58,9 @@ async fn cancel_run(
     QueryParts(query): QueryParts<CommandQuery>,
     key: IdempotencyKey,
     OptionalJsonBody(body): OptionalJsonBody<CancelBody>,
-) -> Result<Response, Problem> {
-    let (run, _) = open_run(&gateway, &run).await?;
-    steer(&gateway, &run, CommandAction::CancelRun { reason: body.into_reason() }, query, key).await
+) -> Result<Response, EarlyReply> {
+    let (run, _) = open_run(&gateway, &run, &key).await?;
+    Ok(steer(&gateway, &run, CommandAction::CancelRun { reason: body.into_reason() }, query, key).await?)
 }
 
 /// Pause a run: running tasks finish, no new ones start.
@@ -76,9 +77,9 @@ async fn pause_run(
     PathParts(run): PathParts<String>,
     QueryParts(query): QueryParts<CommandQuery>,
     key: IdempotencyKey,
-) -> Result<Response, Problem> {
-    let (run, _) = open_run(&gateway, &run).await?;
-    steer(&gateway, &run, CommandAction::Pause, query, key).await
+) -> Result<Response, EarlyReply> {
+    let (run, _) = open_run(&gateway, &run, &key).await?;
+    Ok(steer(&gateway, &run, CommandAction::Pause, query, key).await?)
 }
 
 /// Interrupt a run: work in flight is returned, and nothing runs until it is resumed.
@@ -95,9 +96,9 @@ async fn interrupt_run(
     PathParts(run): PathParts<String>,
     QueryParts(query): QueryParts<CommandQuery>,
     key: IdempotencyKey,
-) -> Result<Response, Problem> {
-    let (run, _) = open_run(&gateway, &run).await?;
-    steer(&gateway, &run, CommandAction::Interrupt, query, key).await
+) -> Result<Response, EarlyReply> {
+    let (run, _) = open_run(&gateway, &run, &key).await?;
+    Ok(steer(&gateway, &run, CommandAction::Interrupt, query, key).await?)
 }
 
 /// Resume a run that is paused, interrupted, or has ended and can be resumed.
@@ -116,8 +117,8 @@ async fn resume_run(
     QueryParts(query): QueryParts<CommandQuery>,
     key: IdempotencyKey,
     OptionalJsonBody(body): OptionalJsonBody<ResumeBody>,
-) -> Result<Response, Problem> {
-    let (run, plan) = read_plan(&gateway, &run).await?;
+) -> Result<Response, EarlyReply> {
+    let (run, plan) = read_plan(&gateway, &run, &key).await?;
     if plan.run.end.as_ref().is_some_and(|end| !end.is_resumable) {
         refuse_ended_run(&run, &plan)?;
     }
@@ -129,7 +130,7 @@ async fn resume_run(
         budget.capabilities.extend(changed);
         budget
     });
-    steer(&gateway, &run, CommandAction::Resume { budget }, query, key).await
+    Ok(steer(&gateway, &run, CommandAction::Resume { budget }, query, key).await?)
 }
 
 /// Send a message to the planner of a run.
@@ -148,9 +149,9 @@ async fn send_message(
     QueryParts(query): QueryParts<CommandQuery>,
     key: IdempotencyKey,
     JsonBody(body): JsonBody<MessageBody>,
-) -> Result<Response, Problem> {
-    let (run, _) = open_run(&gateway, &run).await?;
-    steer(&gateway, &run, CommandAction::Message { text: body.text }, query, key).await
+) -> Result<Response, EarlyReply> {
+    let (run, _) = open_run(&gateway, &run, &key).await?;
+    Ok(steer(&gateway, &run, CommandAction::Message { text: body.text }, query, key).await?)
 }
 
 /// Signal an event to a run, which ends the waits for it.
@@ -169,10 +170,10 @@ async fn signal_event(
     QueryParts(query): QueryParts<CommandQuery>,
     key: IdempotencyKey,
     JsonBody(SignalBody { name, data }): JsonBody<SignalBody>,
-) -> Result<Response, Problem> {
-    let (run, _) = open_run(&gateway, &run).await?;
+) -> Result<Response, EarlyReply> {
+    let (run, _) = open_run(&gateway, &run, &key).await?;
     let data = data.map(|data| data.to_string()).unwrap_or_default();
-    steer(&gateway, &run, CommandAction::Signal { name, data }, query, key).await
+    Ok(steer(&gateway, &run, CommandAction::Signal { name, data }, query, key).await?)
 }
 
 /// Add tasks to a run.
@@ -191,8 +192,8 @@ async fn add_tasks(
     QueryParts(query): QueryParts<CommandQuery>,
     key: IdempotencyKey,
     JsonBody(AddBody { tasks }): JsonBody<AddBody>,
-) -> Result<Response, Problem> {
-    let (run, plan) = editable_run(&gateway, &run).await?;
+) -> Result<Response, EarlyReply> {
+    let (run, plan) = editable_run(&gateway, &run, &key).await?;
     let text = serde_json::json!({ "tasks": tasks }).to_string();
     let AdditionalTasks { tasks, positions } = parse_additional_tasks(text.as_bytes(), &plan)
         .map_err(|mistakes| Problem::new(ProblemKind::InvalidRun, mistakes))?;
@@ -206,10 +207,10 @@ async fn add_tasks(
         });
         let refused: Vec<String> = refused.collect();
         if !refused.is_empty() {
-            return Err(Problem::new(ProblemKind::InvalidRun, refused.join("\n")));
+            return Err(Problem::new(ProblemKind::InvalidRun, refused.join("\n")).into());
         }
     }
-    steer(&gateway, &run, CommandAction::Edit(Edit::Add(tasks)), query, key).await
+    Ok(steer(&gateway, &run, CommandAction::Edit(Edit::Add(tasks)), query, key).await?)
 }
 
 /// Change a task that no worker has claimed yet.
@@ -228,12 +229,12 @@ async fn edit_task(
     QueryParts(query): QueryParts<CommandQuery>,
     key: IdempotencyKey,
     JsonBody(body): JsonBody<EditBody>,
-) -> Result<Response, Problem> {
-    let (run, plan) = open_run(&gateway, &run).await?;
+) -> Result<Response, EarlyReply> {
+    let (run, plan) = open_run(&gateway, &run, &key).await?;
     let task = find_task(&plan, &task)?;
     let edit =
         if body.is_final { Edit::MarkFinal { task } } else { Edit::Patch(body.into_patch(task, &plan)?) };
-    steer(&gateway, &run, CommandAction::Edit(edit), query, key).await
+    Ok(steer(&gateway, &run, CommandAction::Edit(edit), query, key).await?)
 }
 
 /// Cancel a task and its dependents.
@@ -252,10 +253,10 @@ async fn cancel_task(
     QueryParts(query): QueryParts<CommandQuery>,
     key: IdempotencyKey,
     OptionalJsonBody(body): OptionalJsonBody<CancelBody>,
-) -> Result<Response, Problem> {
-    let (run, plan) = open_run(&gateway, &run).await?;
+) -> Result<Response, EarlyReply> {
+    let (run, plan) = open_run(&gateway, &run, &key).await?;
     let action = CommandAction::CancelTask { task: find_task(&plan, &task)?, reason: body.into_reason() };
-    steer(&gateway, &run, action, query, key).await
+    Ok(steer(&gateway, &run, action, query, key).await?)
 }
 
 /// Retry a task and the tasks that depend on it.
@@ -274,22 +275,59 @@ async fn retry_task(
     QueryParts(query): QueryParts<CommandQuery>,
     key: IdempotencyKey,
     OptionalJsonBody(body): OptionalJsonBody<RetryBody>,
-) -> Result<Response, Problem> {
-    let (run, plan) = editable_run(&gateway, &run).await?;
+) -> Result<Response, EarlyReply> {
+    let (run, plan) = editable_run(&gateway, &run, &key).await?;
     let action = CommandAction::Edit(Edit::Retry { task: find_task(&plan, &task)?, feedback: body.feedback });
-    steer(&gateway, &run, action, query, key).await
+    Ok(steer(&gateway, &run, action, query, key).await?)
 }
 
-/// Reads the plan of a run.
-async fn read_plan(gateway: &Gateway, run: &str) -> Result<(RunId, Plan), Problem> {
+/// The reply to a command before it is appended.
+enum EarlyReply {
+    /// The command is not possible.
+    Problem(Problem),
+    /// A command with this key was applied before.
+    Applied(Response),
+}
+
+impl From<Problem> for EarlyReply {
+    fn from(problem: Problem) -> Self {
+        Self::Problem(problem)
+    }
+}
+
+impl From<Fault> for EarlyReply {
+    fn from(fault: Fault) -> Self {
+        Self::Problem(fault.into())
+    }
+}
+
+impl IntoResponse for EarlyReply {
+    fn into_response(self) -> Response {
+        match self {
+            Self::Problem(problem) => problem.into_response(),
+            Self::Applied(response) => response,
+        }
+    }
+}
+
+/// Reads the plan of a run. A command that was applied before has its reply, whatever has become of the run since.
+async fn read_plan(gateway: &Gateway, run: &str, key: &IdempotencyKey) -> Result<(RunId, Plan), EarlyReply> {
     let (run, _) = gateway.find_run(run).await?;
-    let plan = gateway.read_history(&run, None).await?.history.plan;
-    Ok((run, plan))
+    let state = gateway.read_history(&run, None).await?;
+    let id = key.0.as_ref().map(|key| command_id(gateway, &run, key));
+    if id.is_some_and(|id| state.history.plan.run.commands.contains(&id)) {
+        return Err(EarlyReply::Applied(reply_to_repetition(&run, state.sequence())));
+    }
+    Ok((run, state.history.plan))
 }
 
 /// Reads the plan of a run that has not ended, or that failed and continues with a retry or with more tasks.
-async fn editable_run(gateway: &Gateway, run: &str) -> Result<(RunId, Plan), Problem> {
-    let (run, plan) = read_plan(gateway, run).await?;
+async fn editable_run(
+    gateway: &Gateway,
+    run: &str,
+    key: &IdempotencyKey,
+) -> Result<(RunId, Plan), EarlyReply> {
+    let (run, plan) = read_plan(gateway, run, key).await?;
     let can_continue = |end: &RunEnd| end.is_resumable && end.reason.can_be_retried();
     if plan.run.end.as_ref().is_some_and(|end| !can_continue(end)) {
         refuse_ended_run(&run, &plan)?;
@@ -298,8 +336,8 @@ async fn editable_run(gateway: &Gateway, run: &str) -> Result<(RunId, Plan), Pro
 }
 
 /// Reads the plan of a run that has not ended.
-async fn open_run(gateway: &Gateway, run: &str) -> Result<(RunId, Plan), Problem> {
-    let (run, plan) = read_plan(gateway, run).await?;
+async fn open_run(gateway: &Gateway, run: &str, key: &IdempotencyKey) -> Result<(RunId, Plan), EarlyReply> {
+    let (run, plan) = read_plan(gateway, run, key).await?;
     refuse_ended_run(&run, &plan)?;
     Ok((run, plan))
 }
