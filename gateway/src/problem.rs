@@ -257,7 +257,8 @@ mod tests {
 
     #[test]
     fn the_page_lists_every_type_with_its_status() {
-        let page = include_str!("../../docs/api.md");
+        let page = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/api.md");
+        let page = std::fs::read_to_string(page).unwrap();
         let mut names = BTreeSet::new();
         for kind in ProblemKind::ALL {
             let (status, name, _) = kind.parts();
