@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use async_nats::jetstream::consumer::pull::OrderedConfig;
+use futures::StreamExt;
 use millrace_protocol::ids::RunId;
 use millrace_protocol::plan::{CommandAction, Plan, RunCommand, RunQuestion, TaskState};
 use millrace_protocol::question::{Answer, AnswerKind, AnswerScope, QuestionId, RunAnswer};
@@ -23,6 +25,32 @@ pub async fn wait_for_task_count(bus: &Bus, run: &RunId, state: TaskState, count
         (history.folded_plan().task_count_in_state(state) == count).then_some(())
     })
     .await;
+}
+
+/// Waits until a run of lane 0 has so many messages in the log, or has ended with fewer: facts that arrive together get one decision.
+pub async fn wait_for_append_or_end(bus: &Bus, run: &RunId, count: usize) {
+    tokio::select! {
+        () = wait_for_append(bus, run, count) => {}
+        _ = read_ended_run(bus, run) => {}
+    }
+}
+
+async fn wait_for_append(bus: &Bus, run: &RunId, count: usize) {
+    let context = async_nats::jetstream::new(bus.client().clone());
+    let lane = context.get_stream("LANE_0").await.expect("the lane exists");
+    let filter_subject = format!("lane.0.run.{run}.>");
+    let consumer = lane.create_consumer(OrderedConfig { filter_subject, ..OrderedConfig::default() }).await;
+    let messages = consumer.expect("the lane has a consumer").messages().await.expect("the consumer answers");
+    messages.take(count).for_each(async |_| ()).await;
+}
+
+/// Waits for the end of a run and returns its history.
+pub async fn read_ended_run(bus: &Bus, run: &RunId) -> History {
+    wait_for_value(TIMEOUT, &format!("the end of {run}"), async || {
+        let history = History::read_from_log(bus, run).await.ok()?;
+        history.folded_plan().run.end.is_some().then_some(history)
+    })
+    .await
 }
 
 /// Signals an event to a run.

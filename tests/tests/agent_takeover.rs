@@ -10,10 +10,8 @@ use std::fs;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use async_nats::jetstream::consumer::pull::OrderedConfig;
-use futures::StreamExt;
 use millrace_protocol::file::{FilePath, WriteCondition};
 use millrace_protocol::ids::{Capability, RunId};
 use millrace_protocol::plan::{EndReason, JournalKey, Submission, TaskSpec};
@@ -25,12 +23,11 @@ use millrace_runtime::store::workspace::{FileAuthor, RunWorkspace};
 use millrace_tests::cluster::{ClusterSetup, ProcessRole, TestCluster, lock_machine};
 use millrace_tests::history::History;
 use millrace_tests::plans::{echo_task, fixed_submission, run_id, submit_run, task_id};
-use millrace_tests::wait_for_value;
+use millrace_tests::waits::{read_ended_run, wait_for_append_or_end};
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
 
-const TIMEOUT: Duration = Duration::from_secs(120);
 /// The number of clusters that run at the same time: most of a recovery is the wait for a lease to expire.
 const CLUSTERS: usize = 4;
 /// The program that the agent runs: its result depends on the file that the agent wrote.
@@ -124,31 +121,6 @@ async fn start_cluster(port: u16) -> TestCluster {
     RunWorkspace::of_memories(&bus).write_file(&path, memory, WriteCondition::Absent, author).await.unwrap();
     cluster.start_process(ProcessRole::Worker, "worker-1", &["--capability", &file]);
     cluster
-}
-
-/// Waits until a run has so many messages in the log, or has ended with fewer: facts that arrive together get one decision.
-async fn wait_for_append_or_end(bus: &Bus, run: &RunId, count: usize) {
-    tokio::select! {
-        () = wait_for_append(bus, run, count) => {}
-        _ = read_ended_run(bus, run) => {}
-    }
-}
-
-async fn wait_for_append(bus: &Bus, run: &RunId, count: usize) {
-    let context = async_nats::jetstream::new(bus.client().clone());
-    let lane = context.get_stream("LANE_0").await.unwrap();
-    let filter_subject = format!("lane.0.run.{run}.>");
-    let consumer = lane.create_consumer(OrderedConfig { filter_subject, ..OrderedConfig::default() }).await;
-    let messages = consumer.unwrap().messages().await.unwrap();
-    messages.take(count).for_each(async |_| ()).await;
-}
-
-async fn read_ended_run(bus: &Bus, run: &RunId) -> History {
-    wait_for_value(TIMEOUT, &format!("the end of {run}"), async || {
-        let history = History::read_from_log(bus, run).await.ok()?;
-        history.folded_plan().run.end.is_some().then_some(history)
-    })
-    .await
 }
 
 /// The recorded steps of the attempt, by name.

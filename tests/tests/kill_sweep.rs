@@ -6,16 +6,12 @@
 
 use std::time::{Duration, Instant};
 
-use async_nats::jetstream::consumer::pull::OrderedConfig;
-use futures::StreamExt;
 use millrace_protocol::ids::RunId;
 use millrace_protocol::plan::{EndReason, PlanTime, ReviewPolicy, StartEvent, Submission, TaskSpec};
-use millrace_runtime::Bus;
 use millrace_tests::cluster::{ClusterSetup, TestCluster, lock_machine};
 use millrace_tests::history::History;
 use millrace_tests::plans::{echo_task, fixed_submission, run_id, submit_run, task_id};
-use millrace_tests::wait_for_value;
-use millrace_tests::waits::{TIMEOUT, answer_every_question};
+use millrace_tests::waits::{TIMEOUT, answer_every_question, read_ended_run, wait_for_append_or_end};
 use serde_json::{Value, json};
 
 /// The number of clusters that run at the same time: most of a recovery is the wait for a lease to expire.
@@ -84,31 +80,6 @@ fn chain_of_waits() -> Submission {
     last.review = ReviewPolicy::critic(Vec::new());
     tasks.push(last);
     fixed_submission(tasks)
-}
-
-/// Waits until a run has so many messages in the log, or has ended with fewer: facts that arrive together get one decision.
-async fn wait_for_append_or_end(bus: &Bus, run: &RunId, count: usize) {
-    tokio::select! {
-        () = wait_for_append(bus, run, count) => {}
-        _ = read_ended_run(bus, run) => {}
-    }
-}
-
-async fn wait_for_append(bus: &Bus, run: &RunId, count: usize) {
-    let context = async_nats::jetstream::new(bus.client().clone());
-    let lane = context.get_stream("LANE_0").await.unwrap();
-    let filter_subject = format!("lane.0.run.{run}.>");
-    let consumer = lane.create_consumer(OrderedConfig { filter_subject, ..OrderedConfig::default() }).await;
-    let messages = consumer.unwrap().messages().await.unwrap();
-    messages.take(count).for_each(async |_| ()).await;
-}
-
-async fn read_ended_run(bus: &Bus, run: &RunId) -> History {
-    wait_for_value(TIMEOUT, &format!("the end of {run}"), async || {
-        let history = History::read_from_log(bus, run).await.ok()?;
-        history.folded_plan().run.end.is_some().then_some(history)
-    })
-    .await
 }
 
 /// The end of a run: the ends of its tasks, and the numbers of its waits, questions and children. Not that of its signals: the person

@@ -78,9 +78,7 @@ pub async fn open_capability_by_name(name: &str) -> Result<Arc<dyn Capability>, 
 /// # Errors
 /// The file can't be read, or has a mistake in it.
 pub fn describe_capability_file(path: &Path) -> Result<CapabilityDescription, LoadError> {
-    let file = millrace_strict_yaml::load_yaml_file(path, KIND, MAX_BYTES, |bytes| {
-        parse_capability_file(bytes, Path::new("."))
-    })?;
+    let file = load_capability_file(path)?;
     Ok(file.describe())
 }
 
@@ -89,9 +87,7 @@ pub fn describe_capability_file(path: &Path) -> Result<CapabilityDescription, Lo
 /// # Errors
 /// The file can't be read, or has a mistake in it.
 pub fn read_file_model(path: &Path) -> Result<Option<(ids::Capability, ModelSelection)>, LoadError> {
-    let file = millrace_strict_yaml::load_yaml_file(path, KIND, MAX_BYTES, |bytes| {
-        parse_capability_file(bytes, Path::new("."))
-    })?;
+    let file = load_capability_file(path)?;
     Ok(match file {
         CapabilityFile::Agent(spec, _) => {
             let AgentSpec { about, model, .. } = *spec;
@@ -106,9 +102,7 @@ pub fn read_file_model(path: &Path) -> Result<Option<(ids::Capability, ModelSele
 /// # Errors
 /// The file can't be read, or has a mistake in it.
 pub fn needs_default_model(path: &Path) -> Result<bool, LoadError> {
-    let file = millrace_strict_yaml::load_yaml_file(path, KIND, MAX_BYTES, |bytes| {
-        parse_capability_file(bytes, Path::new("."))
-    })?;
+    let file = load_capability_file(path)?;
     Ok(match file {
         CapabilityFile::Agent(spec, _) => spec.model.is_none(),
         CapabilityFile::Command(_) | CapabilityFile::Http(_) => false,
@@ -120,9 +114,7 @@ pub fn needs_default_model(path: &Path) -> Result<bool, LoadError> {
 /// # Errors
 /// The file can't be read, or has a mistake in it.
 pub fn find_missing_mcp_program(path: &Path) -> Result<Option<String>, LoadError> {
-    let file = millrace_strict_yaml::load_yaml_file(path, KIND, MAX_BYTES, |bytes| {
-        parse_capability_file(bytes, Path::new("."))
-    })?;
+    let file = load_capability_file(path)?;
     Ok(match file {
         CapabilityFile::Agent(_, servers) => servers.check_environment().err(),
         CapabilityFile::Command(_) | CapabilityFile::Http(_) => None,
@@ -164,6 +156,13 @@ async fn open_built_in_capability(name: &str) -> Result<Arc<dyn Capability>, Ope
         let names = builtin::NAMES.into_iter().chain([builtin::WEB_RESEARCH]);
         let hint = millrace_strict_yaml::did_you_mean_hint(name, names);
         OpenCapabilityError::Unknown { name: name.chars().take(80).collect(), hint }
+    })
+}
+
+/// Parses a capability file whose capability is not opened.
+fn load_capability_file(path: &Path) -> Result<CapabilityFile, LoadError> {
+    millrace_strict_yaml::load_yaml_file(path, KIND, MAX_BYTES, |bytes| {
+        parse_capability_file(bytes, Path::new("."))
     })
 }
 

@@ -3,17 +3,27 @@
 
 mod support;
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use futures::FutureExt;
+use futures::future::BoxFuture;
 use millrace_protocol::file::FilePath;
 use millrace_protocol::ids::WorkerId;
-use millrace_protocol::work::WorkOutcome;
+use millrace_protocol::subject::Topic;
+use millrace_protocol::work::{JournalEntry, WorkOutcome};
+use millrace_runtime::log::append_message;
 use millrace_runtime::store::workspace::RunWorkspace;
-use millrace_worker::{AgentHostConfig, CancellationToken, WorkerConfig, file, run_worker};
+use millrace_worker::{
+    Agent, AgentHostConfig, CancellationToken, Hook, HookContext, HookEvent, HookPoint, HookRefusal,
+    WorkerConfig, file, run_worker,
+};
 use serde_json::{Value, json};
 use support::{Cluster, build_order};
 use tempfile::TempDir;
 
 /// The model writes a secret, reads it, writes where it may not, and repeats the secret. Without the mark of the hook in the system
-/// prompt it says so.
+/// prompt it answers that nobody guards it.
 const SCRIPT: &str = "\
 rules:
 - when: {system: GUARDED}
@@ -141,6 +151,77 @@ async fn hook_that_fails_refuses_its_call() {
     let (_, outcome) = cluster.await_outcome(&order).await;
     let WorkOutcome::Errored(error) = outcome else { panic!("{outcome:?}") };
     assert!(error.message.contains("the hook sleep refused it: sleep failed: it timed out"), "{error:?}");
+    stop.cancel();
+    done.await.unwrap();
+}
+
+/// A hook in Rust that redacts replies and counts its calls by point.
+#[derive(Default)]
+struct CountingHook([AtomicUsize; 4]);
+
+impl CountingHook {
+    fn counts(&self) -> Vec<usize> {
+        self.0.iter().map(|count| count.load(Ordering::SeqCst)).collect()
+    }
+}
+
+impl Hook for CountingHook {
+    fn name(&self) -> &str {
+        "counting"
+    }
+
+    fn points(&self) -> &[HookPoint] {
+        &HookPoint::ALL
+    }
+
+    fn call<'a>(
+        &'a self,
+        _: &'a HookContext,
+        event: HookEvent<'a>,
+    ) -> BoxFuture<'a, Result<(), HookRefusal>> {
+        let at = HookPoint::ALL.iter().position(|point| *point == event.point()).unwrap();
+        self.0[at].fetch_add(1, Ordering::SeqCst);
+        if let HookEvent::AfterModel { reply, .. } = event {
+            reply.text = reply.text.replace("hunter2", "[redacted]");
+        }
+        futures::future::ready(Ok(())).boxed()
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn rust_hook_is_not_called_for_recorded_steps() {
+    let cluster = Cluster::start().await;
+    let folder = tempfile::tempdir().unwrap();
+    let script = "rules: [{turns: [{calls: [now]}, {text: the key is hunter2}]}]";
+    std::fs::write(folder.path().join("model.yaml"), script).unwrap();
+    let hook = Arc::new(CountingHook::default());
+    let model = format!("script:{}", folder.path().join("model.yaml").display());
+    let agent =
+        Agent::new("clerk", "x").instructions("Say it.").model(&model).built_in("now").hook(hook.clone());
+    let host = AgentHostConfig { document_cache: None, ..AgentHostConfig::new(cluster.connection()) };
+    let stop = CancellationToken::new();
+    let running = run_worker(WorkerConfig { capabilities: vec![agent.build().unwrap()], host }, stop.clone());
+    let done = tokio::spawn(async move { running.await.unwrap() });
+
+    let order = build_order("clerk", "first", json!({}));
+    cluster.publish_order(&order).await;
+    assert_eq!(cluster.await_result(&order).await.1.output, "the key is [redacted]");
+    assert_eq!(hook.counts(), [2, 2, 1, 1]);
+
+    // Another attempt whose worker was lost after the same steps.
+    let taken_over = build_order("clerk", "second", json!({}));
+    let topic = Topic::journal_of_work(&taken_over.work());
+    let claim = JournalEntry::Claimed { worker: WorkerId::new("lost").unwrap(), claim: 1, build: None };
+    let steps = cluster.read_journal(&order).await.into_iter().map(|(_, entry)| entry);
+    let steps = steps.filter(|entry| matches!(entry, JournalEntry::Step { .. }));
+    let mut last = 0;
+    for entry in std::iter::once(claim).chain(steps) {
+        let lane = taken_over.lane;
+        last = append_message(&cluster.bus, lane, &taken_over.run, &topic, &entry, last).await.unwrap();
+    }
+    cluster.publish_order(&taken_over).await;
+    assert_eq!(cluster.await_result(&taken_over).await.1.output, "the key is [redacted]");
+    assert_eq!(hook.counts(), [2, 2, 1, 1]);
     stop.cancel();
     done.await.unwrap();
 }

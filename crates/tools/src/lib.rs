@@ -9,3 +9,4 @@ mod http_client;
 pub mod mcp;
 mod untrusted;
 pub mod web;
+mod working_folder;

@@ -46,7 +46,7 @@ struct ProviderModels {
     provider: String,
     /// The date of the entries.
     as_of: jiff::civil::Date,
-    /// Where they come from.
+    /// Their source.
     source: String,
     models: BTreeMap<String, ModelEntry>,
 }

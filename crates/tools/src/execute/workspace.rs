@@ -2,19 +2,21 @@
 //! files are laid out before a command runs. What the command changed is handed over with its result, to be written back.
 //! The commands of an attempt run one after the other, so that each change has one origin.
 
-use std::fmt::Write;
 use std::sync::Arc;
 
 use futures::FutureExt;
 use futures::future::BoxFuture;
-use millrace_agent::files::{AgentFiles, FilesError, WorkingCopy};
+use millrace_agent::files::{AgentFiles, WorkingCopy};
 use millrace_agent::tool::{Call, Effect, Output, Tool, ToolError, ToolSpec, read_arguments};
 use serde_json::Value;
 use tokio::sync::Mutex;
 
 use super::ExecuteTool;
 use super::tool::{Arguments, MeasuredFolder};
+use crate::working_folder::{files_error, note_changes};
 
+/// The program, as notes and errors name it.
+const COMMAND: &str = "the command";
 const DESCRIPTION: &str = "The files of the workspace are in the working folder: /data/a.csv is data/a.csv there. Files that \
 the command creates, changes or deletes there are created, changed or deleted in the workspace when it ends, except names \
 that begin with a dot, node_modules and __pycache__.";
@@ -90,20 +92,14 @@ impl AttemptExecuteTool {
         let Some(AttemptFolder { copy, folder }) = place.as_mut() else {
             return Err(folder_error("there is no working folder"));
         };
-        let omissions = copy.update_folder().await.map_err(files_error)?;
+        let omissions = copy.update_folder().await.map_err(|error| files_error(COMMAND, error))?;
         let hint = path_hint(&arguments.command, copy);
         let mut text = self.executor.run_tool_call(arguments, folder, call).await?;
         let changes = copy.find_changes(call.is_approved).await;
-        if let Err(error) = &changes {
-            let _ = write!(text, "\n[Not saved: what the command changed, since {error}]");
-        }
-        if !omissions.is_empty() {
-            let _ = write!(text, "\n[Not in the working folder: {}]", omissions.join("; "));
-        }
+        let changes = note_changes(&mut text, COMMAND, changes, &omissions);
         if text.contains("[Command failed") {
             text.extend(hint);
         }
-        let changes = changes.ok().filter(|changes| !changes.is_empty()).map(Box::new);
         Ok(Output { changes, ..text.into() })
     }
 
@@ -131,17 +127,4 @@ fn path_hint(command: &str, copy: &WorkingCopy) -> Option<String> {
 
 fn folder_error(detail: &str) -> ToolError {
     ToolError::Failed { message: "the command could not be run".into(), detail: detail.to_owned() }
-}
-
-fn files_error(error: FilesError) -> ToolError {
-    match error {
-        FilesError::Unavailable(why) => ToolError::Unavailable(why),
-        FilesError::Stale { .. }
-        | FilesError::Denied(_)
-        | FilesError::TooLarge { .. }
-        | FilesError::Broken(_) => ToolError::Failed {
-            message: format!("the files of the command can't be used: {error}"),
-            detail: error.to_string(),
-        },
-    }
 }

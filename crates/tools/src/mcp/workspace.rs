@@ -2,14 +2,13 @@
 //! call the agent's files are laid out there, and what the call changed is handed over with its result, to be written back. The
 //! calls of an attempt to one server run one after the other, so that each change has one origin.
 
-use std::fmt::Write;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
 use futures::FutureExt;
 use futures::future::BoxFuture;
-use millrace_agent::files::{AgentFiles, FilesError, WorkingCopy};
+use millrace_agent::files::{AgentFiles, WorkingCopy};
 use millrace_agent::tool::{Call, Effect, Output, Tool, ToolError, ToolSpec};
 use serde_json::Value;
 use tempfile::TempDir;
@@ -19,6 +18,7 @@ use super::connection::Connection;
 use super::settings::McpServer;
 use super::tool::McpTool;
 use crate::execute::Launcher;
+use crate::working_folder::{files_error, note_changes};
 
 /// The placeholder of the working folder in the arguments of a server.
 pub(super) const FOLDER: &str = "{folder}";
@@ -91,19 +91,15 @@ impl WorkspaceMcpTool {
         let Some(StartedServer { connection, copy, folder }) = started.as_mut() else {
             return Err(folder_error(&self.tool, "there is no working folder"));
         };
-        let omissions = copy.update_folder().await.map_err(|error| files_error(&self.tool, error))?;
+        let omissions = copy.update_folder().await;
+        let name = self.tool.spec().name;
+        let omissions = omissions.map_err(|error| files_error(&name, error))?;
         let result = self.tool.call_on(connection, arguments, call).await;
         let changes = copy.find_changes(call.is_approved).await;
         let mut output = result?;
         // The server knows its files by their places on this machine.
         output.text = output.text.replace(&folder.path().display().to_string(), "");
-        if let Err(error) = &changes {
-            let _ = write!(output.text, "\n[Not saved: what the server changed, since {error}]");
-        }
-        if !omissions.is_empty() {
-            let _ = write!(output.text, "\n[Not in the working folder: {}]", omissions.join("; "));
-        }
-        output.changes = changes.ok().filter(|changes| !changes.is_empty()).map(Box::new);
+        output.changes = note_changes(&mut output.text, &name, changes, &omissions);
         Ok(output)
     }
 }
@@ -131,17 +127,4 @@ impl Tool for WorkspaceMcpTool {
 fn folder_error(tool: &McpTool, detail: &str) -> ToolError {
     let message = format!("{} could not be called: it has no working folder", tool.spec().name);
     ToolError::Failed { message, detail: detail.to_owned() }
-}
-
-fn files_error(tool: &McpTool, error: FilesError) -> ToolError {
-    match error {
-        FilesError::Unavailable(why) => ToolError::Unavailable(why),
-        FilesError::Stale { .. }
-        | FilesError::Denied(_)
-        | FilesError::TooLarge { .. }
-        | FilesError::Broken(_) => ToolError::Failed {
-            message: format!("the files of {} can't be used: {error}", tool.spec().name),
-            detail: error.to_string(),
-        },
-    }
 }

@@ -346,7 +346,7 @@ fn refuse_ended_run(run: &RunId, plan: &Plan) -> Result<(), Problem> {
     let Some(end) = &plan.run.end else { return Ok(()) };
     let advice = match resume_command(run, plan) {
         Some(_) => "resume it first",
-        None => "submit a new run for further work",
+        None => "submit a run that follows up on it (the field `after`)",
     };
     Err(Problem::new(ProblemKind::CommandRefused, format!("run {run} has ended ({}); {advice}", end.reason)))
 }
