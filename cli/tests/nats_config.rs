@@ -24,7 +24,7 @@ mod support;
 use support::{MILLRACE, find_check_result, needs_nats_server};
 const DEADLINE: Duration = Duration::from_secs(120);
 /// The default identities of a folder.
-const IDENTITIES: [&str; 12] = [
+const IDENTITIES: [&str; 13] = [
     "supervisor",
     "worker-echo",
     "worker-planner",
@@ -33,6 +33,7 @@ const IDENTITIES: [&str; 12] = [
     "worker-worker",
     "critic",
     "client",
+    "gateway",
     "viewer",
     "answerer",
     "metrics",

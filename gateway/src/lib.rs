@@ -27,6 +27,8 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use access::Authenticator;
+use millrace_client::author_name;
 use millrace_runtime::ConnectionSettings;
 use millrace_runtime::ops::health::HttpArgs;
 use millrace_runtime::ops::metrics::names::ProcessKind;
@@ -95,8 +97,9 @@ pub async fn run_with_args(
         })?;
     }
     tracing::info!(%url, "serving the API");
-    let gateway = Arc::new(Gateway::new(bus.clone(), by, shutdown.clone()));
-    server::serve(listener, gateway, shutdown).await;
+    let gateway = Arc::new(Gateway::new(bus.clone(), shutdown.clone()));
+    let authenticator = Arc::new(Authenticator::new(gateway, author_name(by)));
+    server::serve(listener, authenticator, shutdown).await;
     if let Some(file) = &url_file {
         // A file that is left names a process that is gone; the next one replaces it.
         let _ = std::fs::remove_file(file);

@@ -13,21 +13,21 @@ use schemars::{JsonSchema, SchemaGenerator};
 use serde_json::{Map, Value, json};
 use utoipa_axum::router::OpenApiRouter;
 
+use crate::access::TOKEN_SCHEME;
 use crate::feed::StreamNotice;
 use crate::problem::{MEDIA_TYPE, Problem, ProblemKind, TYPE_PREFIX};
 use crate::resources::{
-    AddBody, AnswerBatch, AnswerBody, AnswerList, CancelBody, CommandReceipt, EditBody, FileList, Health,
-    LimitBody, LimitList, MessageBody, QuestionList, ResumeBody, RetryBody, RunList, SignalBody,
+    AddBody, AnswerBatch, AnswerBody, AnswerList, CallerJson, CancelBody, CommandReceipt, EditBody, FileList,
+    Health, LimitBody, LimitList, MessageBody, QuestionList, ResumeBody, RetryBody, RunList, SignalBody,
     SubmissionBody, Version, Written, routes,
 };
-use crate::state::SharedGateway;
 
 /// The path below which all resources are.
 pub const API_ROOT: &str = "/api/v1";
 
 /// Returns the routes of the API.
-pub fn api_router() -> OpenApiRouter<SharedGateway> {
-    OpenApiRouter::new().nest(API_ROOT, routes())
+pub fn api_router() -> OpenApiRouter {
+    routes().nest_below(API_ROOT)
 }
 
 /// Returns the description of the API.
@@ -42,7 +42,14 @@ pub fn api_document() -> Value {
         "version": env!("CARGO_PKG_VERSION"),
         "license": { "name": "Apache-2.0", "identifier": "Apache-2.0" },
     });
-    document["components"] = json!({ "schemas": schemas() });
+    document["components"] = json!({
+        "schemas": schemas(),
+        "securitySchemes": { TOKEN_SCHEME: {
+            "type": "http",
+            "scheme": "bearer",
+            "description": "A token; the list of an operation has the scope that the token needs.",
+        } },
+    });
     let paths = document["paths"].as_object_mut().map(std::mem::take).unwrap_or_default();
     let paths = paths.into_iter().map(|(path, mut item)| {
         item.as_object_mut().into_iter().flatten().for_each(|(_, operation)| add_problem_response(operation));
@@ -114,6 +121,7 @@ fn answer_schemas() -> Map<String, Value> {
     add::<Written<CommandOutcome<'static>>>(generator, "SubmittedRun", &mut all);
     add::<Written<CommandOutcome<'static>>>(generator, "AppliedCommand", &mut all);
     add::<Written<CommandReceipt<'static>>>(generator, "AcceptedCommand", &mut all);
+    add::<CallerJson<'static>>(generator, "Caller", &mut all);
     add::<Health>(generator, "Health", &mut all);
     add::<Version>(generator, "Version", &mut all);
     add::<Problem>(generator, "Problem", &mut all);
@@ -192,6 +200,17 @@ mod tests {
         }
         assert!(count > 25, "only {count} operations");
         assert_eq!(document["openapi"], "3.1.0");
+    }
+
+    #[test]
+    fn only_these_operations_need_no_token() {
+        let document = api_document();
+        let operations = document["paths"].as_object().unwrap().iter().flat_map(|(path, item)| {
+            item.as_object().unwrap().iter().map(move |(method, operation)| (path, method, operation))
+        });
+        let public = operations.filter(|(_, _, operation)| operation["security"] == json!([]));
+        let public: Vec<String> = public.map(|(path, method, _)| format!("{method} {path}")).collect();
+        assert_eq!(public, ["get /api/v1/openapi.json", "get /api/v1/version"]);
     }
 
     #[test]

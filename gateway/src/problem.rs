@@ -24,6 +24,10 @@ pub enum ProblemKind {
     UnknownHost,
     /// The request comes from a web page of another origin.
     CrossOrigin,
+    /// The request does not say who sends it.
+    Unauthenticated,
+    /// The caller lacks the scope of the operation.
+    ScopeMissing,
     /// There is no such resource path.
     UnknownPath,
     /// The resource does not have this method.
@@ -76,10 +80,12 @@ pub enum ProblemKind {
 
 impl ProblemKind {
     /// All kinds, in the order of their declaration.
-    pub const ALL: [Self; 27] = [
+    pub const ALL: [Self; 29] = [
         Self::InvalidRequest,
         Self::UnknownHost,
         Self::CrossOrigin,
+        Self::Unauthenticated,
+        Self::ScopeMissing,
         Self::UnknownPath,
         Self::MethodNotAllowed,
         Self::NotAcceptable,
@@ -116,6 +122,10 @@ impl ProblemKind {
                 (Code::MISDIRECTED_REQUEST, "unknown-host", "The host is not one of this server")
             }
             Self::CrossOrigin => (Code::FORBIDDEN, "cross-origin", "Requests of other origins are refused"),
+            Self::Unauthenticated => {
+                (Code::UNAUTHORIZED, "unauthenticated", "The request needs a valid token")
+            }
+            Self::ScopeMissing => (Code::FORBIDDEN, "scope-missing", "The token lacks a scope"),
             Self::UnknownPath => (Code::NOT_FOUND, "unknown-path", "There is no such resource"),
             Self::MethodNotAllowed => {
                 (Code::METHOD_NOT_ALLOWED, "method-not-allowed", "The resource has no such method")
@@ -242,6 +252,9 @@ impl IntoResponse for Problem {
         let body = serde_json::to_vec(&self).expect("problem details serialise to JSON");
         let mut response = (self.code, body).into_response();
         response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static(MEDIA_TYPE));
+        if self.code == StatusCode::UNAUTHORIZED {
+            response.headers_mut().insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+        }
         if self.code == StatusCode::SERVICE_UNAVAILABLE {
             response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from_static(RETRY_AFTER));
         }

@@ -4,10 +4,10 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::Router;
 use axum::extract::{DefaultBodyLimit, Request};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
+use axum::{Extension, Router};
 use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
@@ -19,11 +19,10 @@ use tokio_util::task::TaskTracker;
 use tower::ServiceExt;
 use tracing::{debug, warn};
 
-use crate::access::check_request;
+use crate::access::{Authenticator, check_request};
 use crate::docs_page;
 use crate::openapi::api_router;
 use crate::problem::{Problem, ProblemKind};
-use crate::state::SharedGateway;
 
 /// The maximum number of open connections. Each open event stream holds one, with some 100 kB.
 const MAX_CONNECTIONS: usize = 4_096;
@@ -41,7 +40,7 @@ const STOP_TIME: Duration = Duration::from_secs(5);
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// Returns everything that the server serves.
-fn build_router(gateway: SharedGateway) -> Router {
+fn build_router(authenticator: Arc<Authenticator>) -> Router {
     let (router, _) = api_router().split_for_parts();
     router
         .route("/", get(docs_page::redirect_to_docs))
@@ -52,7 +51,7 @@ fn build_router(gateway: SharedGateway) -> Router {
         .method_not_allowed_fallback(method_not_allowed)
         .layer(DefaultBodyLimit::max(MAX_BODY))
         .layer(axum::middleware::from_fn(check_request))
-        .with_state(gateway)
+        .layer(Extension(authenticator))
 }
 
 async fn unknown_path(request: Request) -> Response {
@@ -67,8 +66,8 @@ async fn method_not_allowed(request: Request) -> Response {
 }
 
 /// Serves connections until the token is cancelled, and then lets open requests end.
-pub async fn serve(listener: TcpListener, gateway: SharedGateway, shutdown: CancellationToken) {
-    let router = build_router(gateway);
+pub async fn serve(listener: TcpListener, authenticator: Arc<Authenticator>, shutdown: CancellationToken) {
+    let router = build_router(authenticator);
     let slots = Arc::new(Semaphore::new(MAX_CONNECTIONS));
     let connections = TaskTracker::new();
     loop {

@@ -6,7 +6,7 @@ use axum::http::StatusCode;
 use axum::http::header::{CONTENT_TYPE, ETAG, HeaderName};
 use axum::response::{IntoResponse, Response};
 use jiff::Timestamp;
-use millrace_client::{author_name, read_log_damage};
+use millrace_client::read_log_damage;
 use millrace_plan_file::limits::suggest_larger_budget;
 use millrace_protocol::ids::RunId;
 use millrace_protocol::plan::{Decision, Plan};
@@ -27,22 +27,20 @@ use crate::run_index::RunIndex;
 pub struct Gateway {
     /// The connection to the cluster.
     pub bus: Bus,
-    /// The author of commands and answers.
-    pub author: String,
     /// The summaries of runs as of the last list.
     pub runs: RunIndex,
     /// Ends open streams when the process stops.
     pub shutdown: CancellationToken,
 }
 
-/// The state as handlers receive it.
+/// The state as the handlers of a tenant share it.
 pub type SharedGateway = Arc<Gateway>;
 
 impl Gateway {
-    /// Creates the state. The author is the user of this process: without tokens, only this machine has access.
+    /// Creates the state.
     #[must_use]
-    pub fn new(bus: Bus, by: Option<String>, shutdown: CancellationToken) -> Self {
-        Self { bus, author: author_name(by), runs: RunIndex::default(), shutdown }
+    pub fn new(bus: Bus, shutdown: CancellationToken) -> Self {
+        Self { bus, runs: RunIndex::default(), shutdown }
     }
 
     /// Finds the run with this id; `None` as its summary if no supervisor has started it.

@@ -1,6 +1,7 @@
 //! The protocol of Millrace: ids, subjects, messages, and the state machine of a plan. Pure: no sockets, no clock, no
 //! randomness; the caller passes in the time and new ids.
 
+pub mod audit;
 pub mod child;
 pub mod file;
 pub mod ids;
@@ -15,6 +16,8 @@ pub mod safe_text;
 pub mod schema;
 mod schema_cost;
 pub mod subject;
+pub mod tenant;
+pub mod token;
 pub mod wait;
 pub mod wire;
 pub mod work;

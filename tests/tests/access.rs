@@ -97,7 +97,7 @@ fn permissions_of_each_role_match_the_table() {
     }
     assert!(wrong.is_empty(), "\n{wrong}");
     assert_eq!(place.logged_permission_violations().len(), refused, "the server logs each refusal");
-    println!("{} subjects, {} checks, {refused} refused", cells.len() / 10, cells.len() * 2);
+    println!("{} subjects, {} checks, {refused} refused", cells.len() / 11, cells.len() * 2);
 }
 
 /// The processes of a cluster, each with the credentials of its role, and scripted models.

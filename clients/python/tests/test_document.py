@@ -126,6 +126,7 @@ def operations(client: Any, call: Callable[..., Any]) -> None:
     for method in [client.status, client.workers, client.capabilities, client.limits, client.health, client.version]:
         call(method)
     call(client.openapi)
+    call(client.me)
     call(client.set_limit, "openai:gpt", requests=1, tokens=2)
     call(client.clear_limit, "openai:gpt")
     call(run.get, at=3)

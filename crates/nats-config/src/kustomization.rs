@@ -63,6 +63,7 @@ fn has_deployment(role: &AccessRole) -> bool {
         AccessRole::Supervisor
         | AccessRole::Worker(_)
         | AccessRole::Critic
+        | AccessRole::Gateway
         | AccessRole::Metrics
         | AccessRole::Backup => true,
         AccessRole::Client | AccessRole::Viewer | AccessRole::Answerer => false,

@@ -246,6 +246,7 @@ impl TenantSettings {
         all.extend([
             fixed("critic", AccessRole::Critic),
             fixed("client", AccessRole::Client),
+            fixed("gateway", AccessRole::Gateway),
             fixed("viewer", AccessRole::Viewer),
             fixed("answerer", AccessRole::Answerer),
             fixed("metrics", AccessRole::Metrics),

@@ -1,8 +1,8 @@
-//! Durations as people write them: `10s`, `500ms`, `1h 30m`.
+//! Durations as people write them: `10s`, `500ms`, `1h 30m`, `30d`.
 
 use std::time::Duration;
 
-use jiff::SignedDuration;
+use jiff::{SignedDuration, Span, SpanRelativeTo};
 
 /// Parses a positive duration.
 ///
@@ -11,7 +11,9 @@ use jiff::SignedDuration;
 pub fn parse_duration(text: &str) -> Result<Duration, String> {
     let wrong =
         || format!("{text:?} is not a duration; write a number with a unit, such as 500ms, 10s or 1h 30m");
-    let duration: SignedDuration = text.parse().map_err(|_| wrong())?;
+    // Days have 24 hours here.
+    let span: Span = text.parse().map_err(|_| wrong())?;
+    let duration = span.to_duration(SpanRelativeTo::days_are_24_hours()).map_err(|_| wrong())?;
     let duration = Duration::try_from(duration).map_err(|_| "a duration can't be negative".to_owned())?;
     if duration.is_zero() { Err("a duration must be longer than zero".to_owned()) } else { Ok(duration) }
 }
@@ -30,6 +32,7 @@ mod tests {
     fn durations_need_a_unit_and_are_positive() {
         assert_eq!(parse_duration("10s"), Ok(Duration::from_secs(10)));
         assert_eq!(parse_duration("1h 30m"), Ok(Duration::from_secs(5400)));
+        assert_eq!(parse_duration("30d"), Ok(Duration::from_secs(30 * 86_400)));
         for wrong in ["", "10", "-1s", "0s", "soon"] {
             assert!(parse_duration(wrong).is_err(), "{wrong:?}");
         }

@@ -2,10 +2,11 @@
 
 use millrace_protocol::ids::RunId;
 use millrace_protocol::plan::Event;
+use millrace_protocol::token::{ScopeSet, StoredToken, TokenId, TokenText};
 use schemars::JsonSchema;
 use serde::Serialize;
 
-use crate::EventJson;
+use crate::{EventJson, Time};
 
 /// The outcome of a command other than the objects it lists.
 #[derive(Debug, Serialize, JsonSchema)]
@@ -53,6 +54,27 @@ pub enum CommandOutcome<'a> {
     /// A rate limit was removed.
     LimitCleared {
         /// The model or provider.
+        name: &'a str,
+    },
+    /// A token of the HTTP API was created.
+    TokenCreated {
+        /// Its id.
+        id: &'a TokenId,
+        /// The name of its holder.
+        name: &'a str,
+        /// The operations that it allows.
+        scopes: &'a ScopeSet,
+        /// When it expires.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        expires_at: Option<Time>,
+        /// The token. It can't be read again.
+        token: String,
+    },
+    /// A token of the HTTP API was revoked.
+    TokenRevoked {
+        /// Its id.
+        id: &'a TokenId,
+        /// The name of its holder.
         name: &'a str,
     },
     /// Files of a run were written to the disk.
@@ -109,6 +131,13 @@ pub enum FileChangeName {
 }
 
 impl<'a> CommandOutcome<'a> {
+    /// Returns the outcome of the creation of a token, with its text.
+    #[must_use]
+    pub fn token_created(text: &TokenText, stored: &'a StoredToken) -> Self {
+        let StoredToken { id, name, scopes, expires, .. } = stored;
+        Self::TokenCreated { id, name, scopes, expires_at: expires.map(Time::from), token: text.reveal() }
+    }
+
     /// Returns the outcome of a command for a run.
     pub fn applied(run: &'a RunId, summary: String, events: &'a [Event]) -> Self {
         Self::CommandApplied { run, summary, events: events.iter().map(EventJson::from).collect() }

@@ -17,6 +17,7 @@
 //! | `journal` | entries of journals with the values that they refer to |
 //! | `report`, `changes`, `wording` | texts that several views share |
 
+mod access;
 pub mod changes;
 mod cluster;
 mod command;
@@ -37,6 +38,7 @@ use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::Serialize;
 use serde_json::{Value, json};
 
+pub use access::*;
 pub use cluster::*;
 pub use command::*;
 pub use event::*;

@@ -1,18 +1,18 @@
 //! Large values by the SHA-256 of their content.
 
-use axum::extract::State;
 use axum::http::header;
 use axum::response::{IntoResponse, Response};
-use utoipa_axum::router::OpenApiRouter;
+use millrace_protocol::token::Scope;
 use utoipa_axum::routes;
 
+use crate::access::{Access, ApiRoutes};
 use crate::extract::PathParts;
 use crate::problem::{Problem, ProblemKind};
-use crate::state::{SharedGateway, find_blob};
+use crate::state::find_blob;
 
 /// The routes.
-pub fn routes() -> OpenApiRouter<SharedGateway> {
-    OpenApiRouter::new().routes(routes!(read_blob))
+pub fn routes() -> ApiRoutes {
+    ApiRoutes::new().scoped(Scope::Read, routes!(read_blob))
 }
 
 /// Read a blob.
@@ -21,10 +21,7 @@ pub fn routes() -> OpenApiRouter<SharedGateway> {
     params(("sha256" = String, Path, description = "The SHA-256 of its content in hexadecimal")),
     responses((status = 200, description = "The content, which never changes", content_type = "application/octet-stream", body = String))
 )]
-async fn read_blob(
-    State(gateway): State<SharedGateway>,
-    PathParts(sha256): PathParts<String>,
-) -> Result<Response, Problem> {
+async fn read_blob(gateway: Access, PathParts(sha256): PathParts<String>) -> Result<Response, Problem> {
     let is_digest =
         sha256.len() == 64 && sha256.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'));
     let unknown = || Problem::new(ProblemKind::BlobNotFound, format!("there is no blob {sha256:?}"));

@@ -2,32 +2,32 @@
 
 use std::time::Duration;
 
-use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::Response;
 use jiff::Timestamp;
 use millrace_protocol::registry::ProcessRole;
+use millrace_protocol::token::Scope;
 use millrace_runtime::ops::cluster_status::ClusterStatus;
 use millrace_runtime::work::registry::read_heartbeats;
 use millrace_views::ClusterJson;
 use schemars::JsonSchema;
 use serde::Serialize;
-use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
+use crate::access::{Access, ApiRoutes};
 use crate::problem::{Problem, ProblemKind};
-use crate::state::{SharedGateway, json_response};
+use crate::state::json_response;
 
 /// The time in which the cluster must respond to a health check.
 const HEALTH_TIME: Duration = Duration::from_secs(5);
 
 /// The routes.
-pub fn routes() -> OpenApiRouter<SharedGateway> {
-    OpenApiRouter::new()
-        .routes(routes!(read_status))
-        .routes(routes!(list_workers))
-        .routes(routes!(list_capabilities))
-        .routes(routes!(check_health))
+pub fn routes() -> ApiRoutes {
+    ApiRoutes::new()
+        .scoped(Scope::Read, routes!(read_status))
+        .scoped(Scope::Read, routes!(list_workers))
+        .scoped(Scope::Read, routes!(list_capabilities))
+        .scoped(Scope::Read, routes!(check_health))
 }
 
 /// Show the processes, capabilities, queues, lanes and runs of the cluster.
@@ -35,7 +35,7 @@ pub fn routes() -> OpenApiRouter<SharedGateway> {
     get, path = "/status", tag = "cluster",
     responses((status = 200, description = "The state of the cluster", body = ref("#/components/schemas/ClusterJson")))
 )]
-async fn read_status(State(gateway): State<SharedGateway>) -> Result<Response, Problem> {
+async fn read_status(gateway: Access) -> Result<Response, Problem> {
     let status = ClusterStatus::read(&gateway.bus).await?;
     let json = ClusterJson::status(gateway.bus.settings(), &status, Timestamp::now());
     Ok(json_response(StatusCode::OK, &json))
@@ -46,7 +46,7 @@ async fn read_status(State(gateway): State<SharedGateway>) -> Result<Response, P
     get, path = "/workers", tag = "cluster",
     responses((status = 200, description = "The workers and critics", body = ref("#/components/schemas/ClusterJson")))
 )]
-async fn list_workers(State(gateway): State<SharedGateway>) -> Result<Response, Problem> {
+async fn list_workers(gateway: Access) -> Result<Response, Problem> {
     let status = ClusterStatus::read(&gateway.bus).await?;
     let takes_orders = |role: ProcessRole| match role {
         ProcessRole::Worker | ProcessRole::Critic => true,
@@ -61,7 +61,7 @@ async fn list_workers(State(gateway): State<SharedGateway>) -> Result<Response, 
     get, path = "/capabilities", tag = "cluster",
     responses((status = 200, description = "The capabilities", body = ref("#/components/schemas/ClusterJson")))
 )]
-async fn list_capabilities(State(gateway): State<SharedGateway>) -> Result<Response, Problem> {
+async fn list_capabilities(gateway: Access) -> Result<Response, Problem> {
     let status = ClusterStatus::read(&gateway.bus).await?;
     Ok(json_response(StatusCode::OK, &ClusterJson::capabilities(&status, Timestamp::now())))
 }
@@ -84,7 +84,7 @@ pub enum Health {
     get, path = "/health", tag = "cluster",
     responses((status = 200, description = "The cluster responds", body = ref("#/components/schemas/Health")))
 )]
-async fn check_health(State(gateway): State<SharedGateway>) -> Result<Response, Problem> {
+async fn check_health(gateway: Access) -> Result<Response, Problem> {
     let heartbeats = tokio::time::timeout(HEALTH_TIME, read_heartbeats(&gateway.bus)).await;
     let heartbeats = heartbeats.map_err(|_| {
         let detail = format!("the NATS server has not responded for {} s", HEALTH_TIME.as_secs());

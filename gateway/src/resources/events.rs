@@ -1,27 +1,26 @@
 //! `GET /runs/{run}/events`: the events of a run as a stream of server-sent events.
 
 use axum::body::Body;
-use axum::extract::State;
 use axum::http::{HeaderMap, header};
 use axum::response::{IntoResponse, Response};
 use futures::stream;
+use millrace_protocol::token::Scope;
 use serde::Deserialize;
 use tokio::sync::mpsc;
 use utoipa::IntoParams;
-use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
+use crate::access::{Access, ApiRoutes};
 use crate::extract::{PathParts, QueryParts};
 use crate::feed::{EventCursor, EventLevel, EventRequest, EventStream, QUEUED_FRAMES};
 use crate::problem::{Problem, ProblemKind};
-use crate::state::SharedGateway;
 
 /// The header by which a client that reconnects names the last event that it has received.
 const LAST_EVENT_ID: &str = "last-event-id";
 
 /// The routes.
-pub fn routes() -> OpenApiRouter<SharedGateway> {
-    OpenApiRouter::new().routes(routes!(stream_events))
+pub fn routes() -> ApiRoutes {
+    ApiRoutes::new().scoped(Scope::Read, routes!(stream_events))
 }
 
 #[derive(Deserialize, IntoParams)]
@@ -52,7 +51,7 @@ struct EventQuery {
     responses((status = 200, description = "Events: the data of an event is an EventLine, of `step` an EntryLine, of notices a StreamNotice", content_type = "text/event-stream", body = String))
 )]
 async fn stream_events(
-    State(gateway): State<SharedGateway>,
+    gateway: Access,
     PathParts(run): PathParts<String>,
     QueryParts(query): QueryParts<EventQuery>,
     headers: HeaderMap,

@@ -1,24 +1,24 @@
 //! The files of a run.
 
-use axum::extract::State;
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use millrace_agent::files::FilePath;
+use millrace_protocol::token::Scope;
 use millrace_runtime::store::workspace::RunWorkspace;
 use millrace_views::FileJson;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use utoipa::IntoParams;
-use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
+use crate::access::{Access, ApiRoutes};
 use crate::extract::{PathParts, QueryParts};
 use crate::problem::{Problem, ProblemKind};
-use crate::state::{SharedGateway, json_response};
+use crate::state::json_response;
 
 /// The routes.
-pub fn routes() -> OpenApiRouter<SharedGateway> {
-    OpenApiRouter::new().routes(routes!(list_files)).routes(routes!(read_file))
+pub fn routes() -> ApiRoutes {
+    ApiRoutes::new().scoped(Scope::Read, routes!(list_files)).scoped(Scope::Read, routes!(read_file))
 }
 
 /// Files, or versions of a file.
@@ -43,7 +43,7 @@ struct FolderQuery {
     responses((status = 200, description = "The files", body = ref("#/components/schemas/FileList")))
 )]
 async fn list_files(
-    State(gateway): State<SharedGateway>,
+    gateway: Access,
     PathParts(run): PathParts<String>,
     QueryParts(query): QueryParts<FolderQuery>,
 ) -> Result<Response, Problem> {
@@ -78,7 +78,7 @@ struct FileQuery {
     )))
 )]
 async fn read_file(
-    State(gateway): State<SharedGateway>,
+    gateway: Access,
     PathParts((run, path)): PathParts<(String, String)>,
     QueryParts(query): QueryParts<FileQuery>,
 ) -> Result<Response, Problem> {

@@ -1,25 +1,27 @@
 //! The rate limits of models.
 
-use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::Response;
 use millrace_models::provider::parse_model_name;
+use millrace_protocol::token::Scope;
 use millrace_runtime::store::rate_limits::{
     LimitName, LimitStatus, RateLimit, read_rate_limit_statuses, remove_limit, set_limit,
 };
 use millrace_views::{CommandOutcome, LimitJson};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
+use crate::access::{Access, ApiRoutes};
 use crate::extract::{JsonBody, PathParts};
 use crate::problem::{Problem, ProblemKind};
-use crate::state::{SharedGateway, json_response};
+use crate::state::json_response;
 
 /// The routes.
-pub fn routes() -> OpenApiRouter<SharedGateway> {
-    OpenApiRouter::new().routes(routes!(list_limits)).routes(routes!(put_limit, delete_limit))
+pub fn routes() -> ApiRoutes {
+    ApiRoutes::new()
+        .scoped(Scope::Read, routes!(list_limits))
+        .scoped(Scope::Admin, routes!(put_limit, delete_limit))
 }
 
 /// Rate limits.
@@ -34,7 +36,7 @@ pub struct LimitList<'a> {
     get, path = "/limits", tag = "limits",
     responses((status = 200, description = "The limits", body = ref("#/components/schemas/LimitList")))
 )]
-async fn list_limits(State(gateway): State<SharedGateway>) -> Result<Response, Problem> {
+async fn list_limits(gateway: Access) -> Result<Response, Problem> {
     let statuses: Vec<LimitStatus> = read_rate_limit_statuses(&gateway.bus).await?;
     let limits = statuses.iter().map(LimitJson::from).collect();
     Ok(json_response(StatusCode::OK, &LimitList { limits }))
@@ -68,7 +70,7 @@ fn parse_name(text: &str) -> Result<LimitName, Problem> {
     responses((status = 200, description = "The limit was set", body = ref("#/components/schemas/CommandOutcome")))
 )]
 async fn put_limit(
-    State(gateway): State<SharedGateway>,
+    gateway: Access,
     PathParts(model): PathParts<String>,
     JsonBody(LimitBody { requests, tokens }): JsonBody<LimitBody>,
 ) -> Result<Response, Problem> {
@@ -88,10 +90,7 @@ async fn put_limit(
     params(("model" = String, Path, description = "The model")),
     responses((status = 200, description = "The limit was removed", body = ref("#/components/schemas/CommandOutcome")))
 )]
-async fn delete_limit(
-    State(gateway): State<SharedGateway>,
-    PathParts(model): PathParts<String>,
-) -> Result<Response, Problem> {
+async fn delete_limit(gateway: Access, PathParts(model): PathParts<String>) -> Result<Response, Problem> {
     let name = model.parse::<LimitName>();
     let name =
         name.map_err(|error| Problem::new(ProblemKind::InvalidRequest, format!("{model:?}: {error}")))?;

@@ -4,15 +4,15 @@ use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use schemars::JsonSchema;
 use serde::Serialize;
-use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
+use crate::access::ApiRoutes;
 use crate::openapi::api_document_text;
-use crate::state::{SharedGateway, json_response};
+use crate::state::json_response;
 
 /// The routes.
-pub fn routes() -> OpenApiRouter<SharedGateway> {
-    OpenApiRouter::new().routes(routes!(read_version)).routes(routes!(read_document))
+pub fn routes() -> ApiRoutes {
+    ApiRoutes::new().public(routes!(read_version)).public(routes!(read_document))
 }
 
 /// The version.

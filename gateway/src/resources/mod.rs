@@ -6,6 +6,7 @@ mod cluster;
 mod events;
 mod files;
 mod limits;
+mod me;
 mod meta;
 mod questions;
 mod runs;
@@ -15,13 +16,13 @@ mod transcripts;
 
 use schemars::JsonSchema;
 use serde::Serialize;
-use utoipa_axum::router::OpenApiRouter;
 
-use crate::state::SharedGateway;
+use crate::access::ApiRoutes;
 
 pub use cluster::Health;
 pub use files::FileList;
 pub use limits::{LimitBody, LimitList};
+pub use me::CallerJson;
 pub use meta::Version;
 pub use questions::{AnswerBatch, AnswerBody, AnswerList, QuestionList};
 pub use runs::RunList;
@@ -42,8 +43,8 @@ pub struct Written<T> {
 }
 
 /// Returns the routes of all resources, below `/api/v1`.
-pub fn routes() -> OpenApiRouter<SharedGateway> {
-    OpenApiRouter::new()
+pub fn routes() -> ApiRoutes {
+    ApiRoutes::new()
         .merge(runs::routes())
         .merge(submission::routes())
         .merge(events::routes())
@@ -54,5 +55,6 @@ pub fn routes() -> OpenApiRouter<SharedGateway> {
         .merge(blobs::routes())
         .merge(cluster::routes())
         .merge(limits::routes())
+        .merge(me::routes())
         .merge(meta::routes())
 }

@@ -1,6 +1,5 @@
 //! The questions of runs to persons, and their answers, one by one or in a batch.
 
-use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::Response;
 use futures::StreamExt;
@@ -13,18 +12,19 @@ use millrace_client::{list_runs, read_plan};
 use millrace_protocol::ids::RunId;
 use millrace_protocol::plan::Plan;
 use millrace_protocol::question::{Answer, AnswerKind, AnswerScope};
+use millrace_protocol::token::Scope;
 use millrace_views::{AnswerLine, QuestionLine};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use tokio_util::sync::CancellationToken;
 use utoipa::IntoParams;
-use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
+use crate::access::{Access, ApiRoutes};
 use crate::extract::{JsonBody, PathParts, QueryParts};
 use crate::problem::{Problem, ProblemKind};
-use crate::state::{Gateway, SharedGateway, json_response};
+use crate::state::json_response;
 
 /// The maximum number of answers in a batch.
 const MAX_BATCH: usize = 1_000;
@@ -34,12 +34,13 @@ const READS: usize = 8;
 const DECISION_TIME: std::time::Duration = std::time::Duration::from_secs(10);
 
 /// The routes.
-pub fn routes() -> OpenApiRouter<SharedGateway> {
-    OpenApiRouter::new()
-        .routes(routes!(list_all_questions))
-        .routes(routes!(list_run_questions))
-        .routes(routes!(read_question, send_answer))
-        .routes(routes!(send_answers))
+pub fn routes() -> ApiRoutes {
+    ApiRoutes::new()
+        .scoped(Scope::Read, routes!(list_all_questions))
+        .scoped(Scope::Read, routes!(list_run_questions))
+        .scoped(Scope::Read, routes!(read_question))
+        .scoped(Scope::Answer, routes!(send_answer))
+        .scoped(Scope::Answer, routes!(send_answers))
 }
 
 /// Questions.
@@ -72,7 +73,7 @@ fn lines_of<'a>(run: &'a RunId, plan: &'a Plan, has_history: bool) -> Vec<Questi
     responses((status = 200, description = "The questions", body = ref("#/components/schemas/QuestionList")))
 )]
 async fn list_all_questions(
-    State(gateway): State<SharedGateway>,
+    gateway: Access,
     QueryParts(query): QueryParts<QuestionQuery>,
 ) -> Result<Response, Problem> {
     // Only the logs of runs are read whose summary counts questions.
@@ -96,7 +97,7 @@ async fn list_all_questions(
     responses((status = 200, description = "The questions", body = ref("#/components/schemas/QuestionList")))
 )]
 async fn list_run_questions(
-    State(gateway): State<SharedGateway>,
+    gateway: Access,
     PathParts(run): PathParts<String>,
     QueryParts(query): QueryParts<QuestionQuery>,
 ) -> Result<Response, Problem> {
@@ -112,10 +113,7 @@ async fn list_run_questions(
     params(("question" = String, Path, description = "The id of the question; its slashes are part of the path")),
     responses((status = 200, description = "The question", body = ref("#/components/schemas/QuestionLine")))
 )]
-async fn read_question(
-    State(gateway): State<SharedGateway>,
-    PathParts(id): PathParts<String>,
-) -> Result<Response, Problem> {
+async fn read_question(gateway: Access, PathParts(id): PathParts<String>) -> Result<Response, Problem> {
     let unknown = |why: String| Problem::new(ProblemKind::QuestionNotFound, why);
     let reference = id.parse::<QuestionReference>().map_err(unknown)?;
     let (run, _) = gateway.find_run(&reference.run).await?;
@@ -181,7 +179,7 @@ impl AnswerBody {
     )
 )]
 async fn send_answer(
-    State(gateway): State<SharedGateway>,
+    gateway: Access,
     PathParts(id): PathParts<String>,
     JsonBody(body): JsonBody<AnswerBody>,
 ) -> Result<Response, Problem> {
@@ -202,7 +200,7 @@ async fn send_answer(
 }
 
 async fn answer_one(
-    gateway: &Gateway,
+    gateway: &Access,
     plans: &mut PlanCache,
     id: &str,
     answer: Answer,
@@ -218,7 +216,8 @@ async fn answer_one(
     };
     let patience = Patience { interrupt: &interrupt, on_quiet: &|| {} };
     let request = AnswerRequest::Given(answer);
-    let answering = answer_question(&gateway.bus, plans, id, (&request, scope, &gateway.author), patience);
+    let answering =
+        answer_question(&gateway.bus, plans, id, (&request, scope, &gateway.caller.name), patience);
     let outcome = Box::pin(answering).await;
     drop(timer);
     outcome.map_err(|error| match error {
@@ -259,7 +258,7 @@ pub struct AnswerList<'a> {
     responses((status = 200, description = "The outcome of each answer", body = ref("#/components/schemas/AnswerList")))
 )]
 async fn send_answers(
-    State(gateway): State<SharedGateway>,
+    gateway: Access,
     JsonBody(AnswerBatch { answers }): JsonBody<AnswerBatch>,
 ) -> Result<Response, Problem> {
     if answers.len() > MAX_BATCH {

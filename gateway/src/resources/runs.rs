@@ -3,7 +3,6 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use axum::extract::State;
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use jiff::{SignedDuration, Timestamp};
@@ -12,6 +11,7 @@ use millrace_protocol::ids::RunId;
 use millrace_protocol::labels::LabelSelector;
 use millrace_protocol::registry::RunSummary;
 use millrace_protocol::result::TaskResult;
+use millrace_protocol::token::Scope;
 use millrace_runtime::duration::parse_duration;
 use millrace_runtime::log::list_submitted_runs;
 use millrace_views::report::report_markdown;
@@ -19,14 +19,14 @@ use millrace_views::{RunListLine, RunResult, RunState as RunStateName};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use utoipa::IntoParams;
-use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
+use crate::access::{Access, ApiRoutes};
 use crate::extract::{PathParts, QueryParts};
 use crate::html::html_page_of_markdown;
 use crate::problem::{Problem, ProblemKind};
 use crate::run_index::RunPosition;
-use crate::state::{RunState, SharedGateway, json_response, resume_command, versioned_json_response};
+use crate::state::{Gateway, RunState, json_response, resume_command, versioned_json_response};
 
 /// The number of runs in a list if the client does not choose one.
 const DEFAULT_LIMIT: usize = 50;
@@ -38,13 +38,13 @@ const MAX_WAIT: u64 = 300;
 const DEFAULT_WAIT: u64 = 30;
 
 /// The routes.
-pub fn routes() -> OpenApiRouter<SharedGateway> {
-    OpenApiRouter::new()
-        .routes(routes!(list_runs))
-        .routes(routes!(read_run))
-        .routes(routes!(wait_for_run))
-        .routes(routes!(read_result))
-        .routes(routes!(read_report))
+pub fn routes() -> ApiRoutes {
+    ApiRoutes::new()
+        .scoped(Scope::Read, routes!(list_runs))
+        .scoped(Scope::Read, routes!(read_run))
+        .scoped(Scope::Read, routes!(wait_for_run))
+        .scoped(Scope::Read, routes!(read_result))
+        .scoped(Scope::Read, routes!(read_report))
 }
 
 /// A part of the list of runs.
@@ -79,10 +79,7 @@ struct ListQuery {
     get, path = "/runs", tag = "runs", params(ListQuery),
     responses((status = 200, description = "A part of the list", body = ref("#/components/schemas/RunList")))
 )]
-async fn list_runs(
-    State(gateway): State<SharedGateway>,
-    QueryParts(query): QueryParts<ListQuery>,
-) -> Result<Response, Problem> {
+async fn list_runs(gateway: Access, QueryParts(query): QueryParts<ListQuery>) -> Result<Response, Problem> {
     let states = parse_states(query.state.as_deref())?;
     let labels = parse_labels(query.label.as_deref())?;
     let since = parse_time("since", query.since.as_deref())?;
@@ -169,7 +166,7 @@ struct ReadQuery {
     )
 )]
 async fn read_run(
-    State(gateway): State<SharedGateway>,
+    gateway: Access,
     PathParts(run): PathParts<String>,
     QueryParts(query): QueryParts<ReadQuery>,
     headers: HeaderMap,
@@ -185,7 +182,7 @@ async fn read_run(
 }
 
 /// Returns a run as `millrace show --json` prints it.
-async fn render_run(gateway: &SharedGateway, run: &RunId, state: &RunState) -> Result<Response, Problem> {
+async fn render_run(gateway: &Gateway, run: &RunId, state: &RunState) -> Result<Response, Problem> {
     let deliverable = read_deliverable(gateway, run, state).await?;
     let now = state.plan().run.end.as_ref().map_or_else(Timestamp::now, |end| end.at);
     let resume_with = resume_command(run, state.plan());
@@ -195,7 +192,7 @@ async fn render_run(gateway: &SharedGateway, run: &RunId, state: &RunState) -> R
 
 /// Reads the result of the deliverable's task; `None` if the run has not ended or has none.
 async fn read_deliverable(
-    gateway: &SharedGateway,
+    gateway: &Gateway,
     run: &RunId,
     state: &RunState,
 ) -> Result<Option<TaskResult>, Problem> {
@@ -224,7 +221,7 @@ struct WaitQuery {
     )
 )]
 async fn wait_for_run(
-    State(gateway): State<SharedGateway>,
+    gateway: Access,
     PathParts(run): PathParts<String>,
     QueryParts(query): QueryParts<WaitQuery>,
 ) -> Result<Response, Problem> {
@@ -254,10 +251,7 @@ async fn wait_for_run(
 }
 
 /// Reads the deliverable of a run that has ended.
-async fn require_deliverable(
-    gateway: &SharedGateway,
-    run: &str,
-) -> Result<(RunId, RunState, TaskResult), Problem> {
+async fn require_deliverable(gateway: &Gateway, run: &str) -> Result<(RunId, RunState, TaskResult), Problem> {
     let (run, _) = gateway.find_run(run).await?;
     let state = gateway.read_history(&run, None).await?;
     if state.plan().run.end.is_none() {
@@ -280,10 +274,7 @@ async fn require_deliverable(
     params(("run" = String, Path, description = "The run")),
     responses((status = 200, description = "The result of the deliverable's task", body = ref("#/components/schemas/TaskResult")))
 )]
-async fn read_result(
-    State(gateway): State<SharedGateway>,
-    PathParts(run): PathParts<String>,
-) -> Result<Response, Problem> {
+async fn read_result(gateway: Access, PathParts(run): PathParts<String>) -> Result<Response, Problem> {
     let (_, state, result) = require_deliverable(&gateway, &run).await?;
     Ok(versioned_json_response(&result, state.sequence()))
 }
@@ -305,7 +296,7 @@ enum ReportType {
     )))
 )]
 async fn read_report(
-    State(gateway): State<SharedGateway>,
+    gateway: Access,
     PathParts(run): PathParts<String>,
     headers: HeaderMap,
 ) -> Result<Response, Problem> {

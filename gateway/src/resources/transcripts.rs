@@ -1,26 +1,28 @@
 //! The journals of a run as transcripts: what its agents, critics and planner did.
 
-use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::Response;
 use jiff::Timestamp;
 use millrace_client::{Journals, TaskUpdate, read_task};
 use millrace_protocol::ids::{RunId, TaskId};
+use millrace_protocol::token::Scope;
 use millrace_views::history::RunHistory;
 use millrace_views::journal::{TranscriptEntry, read_entry};
 use millrace_views::{PlannerTranscript, TaskTranscript};
 use serde::Deserialize;
 use utoipa::IntoParams;
-use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
+use crate::access::{Access, ApiRoutes};
 use crate::extract::{PathParts, QueryParts};
 use crate::problem::{Problem, ProblemKind};
-use crate::state::{SharedGateway, json_response};
+use crate::state::{Gateway, json_response};
 
 /// The routes.
-pub fn routes() -> OpenApiRouter<SharedGateway> {
-    OpenApiRouter::new().routes(routes!(read_task_transcript)).routes(routes!(read_planner_transcript))
+pub fn routes() -> ApiRoutes {
+    ApiRoutes::new()
+        .scoped(Scope::Read, routes!(read_task_transcript))
+        .scoped(Scope::Read, routes!(read_planner_transcript))
 }
 
 #[derive(Deserialize, IntoParams)]
@@ -38,7 +40,7 @@ struct TranscriptQuery {
     responses((status = 200, description = "The transcript", body = ref("#/components/schemas/TaskTranscript")))
 )]
 async fn read_task_transcript(
-    State(gateway): State<SharedGateway>,
+    gateway: Access,
     PathParts((run, task)): PathParts<(String, String)>,
     QueryParts(query): QueryParts<TranscriptQuery>,
 ) -> Result<Response, Problem> {
@@ -60,7 +62,7 @@ async fn read_task_transcript(
     responses((status = 200, description = "The transcript", body = ref("#/components/schemas/PlannerTranscript")))
 )]
 async fn read_planner_transcript(
-    State(gateway): State<SharedGateway>,
+    gateway: Access,
     PathParts(run): PathParts<String>,
     QueryParts(query): QueryParts<TranscriptQuery>,
 ) -> Result<Response, Problem> {
@@ -72,7 +74,7 @@ async fn read_planner_transcript(
 
 /// Reads the history of a run and the entries of journals; `only` selects one attempt or turn.
 async fn read_journals(
-    gateway: &SharedGateway,
+    gateway: &Gateway,
     run: &RunId,
     journals: &Journals,
     only: Option<u32>,

@@ -226,6 +226,12 @@ def api_url(url: str) -> str:
     return url.rstrip("/").removesuffix("/api/v1") + "/api/v1"
 
 
+def authorization_of(token: str | None) -> dict[str, str]:
+    """Returns the header with a token, or with that of the environment; none if there is none."""
+    token = token or os.environ.get("MILLRACE_TOKEN")
+    return {"Authorization": f"Bearer {token}"} if token else {}
+
+
 def content_of(request: Request) -> dict[str, Any]:
     """Returns the body of a request as the arguments of httpx."""
     if not request.documents:

@@ -52,6 +52,18 @@ class CrossOrigin(ProblemError):
     kind = "cross-origin"
 
 
+class Unauthenticated(ProblemError):
+    """The request needs a token, or its token is not valid."""
+
+    kind = "unauthenticated"
+
+
+class ScopeMissing(ProblemError):
+    """The token lacks the scope of the operation."""
+
+    kind = "scope-missing"
+
+
 class NotFound(ProblemError):
     """There is no such resource."""
 

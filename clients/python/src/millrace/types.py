@@ -3517,6 +3517,33 @@ class CommandOutcomeLimitCleared(TypedDict):
     """The model or provider."""
 
 
+class _CommandOutcomeTokenCreatedRequired(TypedDict):
+    type: Literal["token_created"]
+    id: TokenId
+    """Its id."""
+    name: str
+    """The name of its holder."""
+    scopes: ScopeSet
+    """The operations that it allows."""
+    token: str
+    """The token. It can't be read again."""
+
+
+class CommandOutcomeTokenCreated(_CommandOutcomeTokenCreatedRequired, total=False):
+    """A token of the HTTP API was created."""
+    expires_at: Time | None
+    """When it expires."""
+
+
+class CommandOutcomeTokenRevoked(TypedDict):
+    """A token of the HTTP API was revoked."""
+    type: Literal["token_revoked"]
+    id: TokenId
+    """Its id."""
+    name: str
+    """The name of its holder."""
+
+
 class CommandOutcomeFilesWritten(TypedDict):
     """Files of a run were written to the disk."""
     type: Literal["files_written"]
@@ -4209,6 +4236,37 @@ class WrittenCommandOutcomeLimitCleared(TypedDict):
     """The model or provider."""
 
 
+class _WrittenCommandOutcomeTokenCreatedRequired(TypedDict):
+    sequence: int
+    """The sequence, in the lane of the run, at which the write is visible: `at=` and `after=` accept it."""
+    type: Literal["token_created"]
+    id: TokenId
+    """Its id."""
+    name: str
+    """The name of its holder."""
+    scopes: ScopeSet
+    """The operations that it allows."""
+    token: str
+    """The token. It can't be read again."""
+
+
+class WrittenCommandOutcomeTokenCreated(_WrittenCommandOutcomeTokenCreatedRequired, total=False):
+    """A token of the HTTP API was created."""
+    expires_at: Time | None
+    """When it expires."""
+
+
+class WrittenCommandOutcomeTokenRevoked(TypedDict):
+    """A token of the HTTP API was revoked."""
+    sequence: int
+    """The sequence, in the lane of the run, at which the write is visible: `at=` and `after=` accept it."""
+    type: Literal["token_revoked"]
+    id: TokenId
+    """Its id."""
+    name: str
+    """The name of its holder."""
+
+
 class WrittenCommandOutcomeFilesWritten(TypedDict):
     """Files of a run were written to the disk."""
     sequence: int
@@ -4259,6 +4317,15 @@ class WrittenCommandReceipt(TypedDict):
     """The id of the command."""
 
 
+class CallerJson(TypedDict):
+    """The caller of a request."""
+    type: Literal["caller"]
+    name: str
+    """The name: the author of its commands and answers."""
+    scopes: ScopeSet
+    """The operations that it may use."""
+
+
 class Health(TypedDict):
     """The health of the gateway."""
     type: Literal["health"]
@@ -4278,7 +4345,7 @@ class Version(TypedDict):
 
 
 class _ProblemRequired(TypedDict):
-    type: Literal["urn:millrace:problem:invalid-request", "urn:millrace:problem:unknown-host", "urn:millrace:problem:cross-origin", "urn:millrace:problem:unknown-path", "urn:millrace:problem:method-not-allowed", "urn:millrace:problem:not-acceptable", "urn:millrace:problem:unsupported-media-type", "urn:millrace:problem:body-too-large", "urn:millrace:problem:request-timeout", "urn:millrace:problem:run-not-found", "urn:millrace:problem:task-not-found", "urn:millrace:problem:question-not-found", "urn:millrace:problem:file-not-found", "urn:millrace:problem:blob-not-found", "urn:millrace:problem:limit-not-found", "urn:millrace:problem:no-deliverable", "urn:millrace:problem:invalid-run", "urn:millrace:problem:idempotency-key-reused", "urn:millrace:problem:command-refused", "urn:millrace:problem:answer-refused", "urn:millrace:problem:question-closed", "urn:millrace:problem:run-not-ended", "urn:millrace:problem:log-damaged", "urn:millrace:problem:cluster-unavailable", "urn:millrace:problem:store-full", "urn:millrace:problem:gateway-forbidden", "urn:millrace:problem:unreadable-data"]
+    type: Literal["urn:millrace:problem:invalid-request", "urn:millrace:problem:unknown-host", "urn:millrace:problem:cross-origin", "urn:millrace:problem:unauthenticated", "urn:millrace:problem:scope-missing", "urn:millrace:problem:unknown-path", "urn:millrace:problem:method-not-allowed", "urn:millrace:problem:not-acceptable", "urn:millrace:problem:unsupported-media-type", "urn:millrace:problem:body-too-large", "urn:millrace:problem:request-timeout", "urn:millrace:problem:run-not-found", "urn:millrace:problem:task-not-found", "urn:millrace:problem:question-not-found", "urn:millrace:problem:file-not-found", "urn:millrace:problem:blob-not-found", "urn:millrace:problem:limit-not-found", "urn:millrace:problem:no-deliverable", "urn:millrace:problem:invalid-run", "urn:millrace:problem:idempotency-key-reused", "urn:millrace:problem:command-refused", "urn:millrace:problem:answer-refused", "urn:millrace:problem:question-closed", "urn:millrace:problem:run-not-ended", "urn:millrace:problem:log-damaged", "urn:millrace:problem:cluster-unavailable", "urn:millrace:problem:store-full", "urn:millrace:problem:gateway-forbidden", "urn:millrace:problem:unreadable-data"]
     """The kind of the problem: `urn:millrace:problem:` and a name that never changes."""
     title: str
     """The kind in a sentence."""
@@ -4459,6 +4526,8 @@ SubmittedRun = WrittenCommandOutcomeRunSubmitted
 AppliedCommand = WrittenCommandOutcomeCommandApplied
 
 AcceptedCommand = WrittenCommandReceipt
+
+Caller = CallerJson
 
 RunId = str
 
@@ -4750,6 +4819,8 @@ CommandOutcome = Union[
     CommandOutcomeClusterStopped,
     CommandOutcomeLimitSet,
     CommandOutcomeLimitCleared,
+    CommandOutcomeTokenCreated,
+    CommandOutcomeTokenRevoked,
     CommandOutcomeFilesWritten,
     CommandOutcomeMemoryRemoved,
     CommandOutcomeNatsConfigWritten,
@@ -4811,6 +4882,15 @@ EventJson = Union[
 ]
 """An event. `type` is its name."""
 
+TokenId = str
+"""The id of a token: 16 characters of base 32. It is not secret."""
+
+Scope = Literal["read", "submit", "steer", "answer", "admin"]
+"""A kind of operations of the HTTP API. No scope includes another one."""
+
+ScopeSet = list[Scope]
+"""The scopes of a caller."""
+
 FileChangeName = Literal["new", "changed", "removed"]
 """The kind of a change."""
 
@@ -4821,6 +4901,8 @@ WrittenCommandOutcome = Union[
     WrittenCommandOutcomeClusterStopped,
     WrittenCommandOutcomeLimitSet,
     WrittenCommandOutcomeLimitCleared,
+    WrittenCommandOutcomeTokenCreated,
+    WrittenCommandOutcomeTokenRevoked,
     WrittenCommandOutcomeFilesWritten,
     WrittenCommandOutcomeMemoryRemoved,
     WrittenCommandOutcomeNatsConfigWritten,

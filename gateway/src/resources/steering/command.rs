@@ -18,10 +18,11 @@ use serde::{Deserialize, Serialize};
 use tokio_util::sync::CancellationToken;
 use utoipa::IntoParams;
 
+use crate::access::Access;
 use crate::extract::IdempotencyKey;
 use crate::problem::{Problem, ProblemKind};
 use crate::resources::Written;
-use crate::state::{Gateway, json_response};
+use crate::state::json_response;
 
 /// The longest wait for a decision in seconds.
 const MAX_WAIT: u64 = 60;
@@ -66,8 +67,8 @@ pub enum CommandReceipt<'a> {
 }
 
 /// Returns the id of the command that a key names. The key of another run is another command.
-pub fn command_id(gateway: &Gateway, run: &RunId, key: &str) -> String {
-    sha256_hex(format!("{run}\0{}\0{key}", gateway.author).as_bytes())
+pub fn command_id(gateway: &Access, run: &RunId, key: &str) -> String {
+    sha256_hex(format!("{run}\0{}\0{key}", gateway.caller.name).as_bytes())
 }
 
 /// Replies to the repetition of a command that was applied; its events are visible at `sequence`.
@@ -78,7 +79,7 @@ pub fn reply_to_repetition(run: &RunId, sequence: u64) -> Response {
 
 /// Appends a command, and waits as the client asks.
 pub async fn steer(
-    gateway: &Gateway,
+    gateway: &Access,
     run: &RunId,
     control: CommandAction,
     query: CommandQuery,
@@ -88,7 +89,7 @@ pub async fn steer(
         Some(key) => command_id(gateway, run, &key),
         None => uuid::Uuid::now_v7().simple().to_string(),
     };
-    let command = RunCommand { id: id.clone(), by: gateway.author.clone(), control };
+    let command = RunCommand { id: id.clone(), by: gateway.caller.name.clone(), control };
     let fact = append_run_message(&gateway.bus, run, &Topic::Control, (&command, &id)).await?;
     let accepted = |id: String| {
         let outcome = CommandReceipt::CommandAccepted { run, command: id };

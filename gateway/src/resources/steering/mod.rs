@@ -6,40 +6,40 @@
 mod bodies;
 mod command;
 
-use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use millrace_plan_file::{
     AdditionalTasks, CapabilityMistake, find_capability_mistakes, parse_additional_tasks,
 };
 use millrace_protocol::ids::{RunId, TaskId};
 use millrace_protocol::plan::{CapabilityRegistry, CommandAction, Edit, Plan, RunEnd};
+use millrace_protocol::token::Scope;
 use millrace_runtime::Fault;
 use millrace_runtime::work::registry;
-use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use super::submission::parse_budget;
+use crate::access::{Access, ApiRoutes};
 use crate::extract::{IdempotencyKey, JsonBody, OptionalJsonBody, PathParts, QueryParts};
 use crate::problem::{Problem, ProblemKind};
-use crate::state::{Gateway, SharedGateway, resume_command};
+use crate::state::resume_command;
 use command::{CommandQuery, command_id, reply_to_repetition, steer};
 
 pub use bodies::{AddBody, CancelBody, EditBody, MessageBody, ResumeBody, RetryBody, SignalBody};
 pub use command::CommandReceipt;
 
 /// The routes.
-pub fn routes() -> OpenApiRouter<SharedGateway> {
-    OpenApiRouter::new()
-        .routes(routes!(cancel_run))
-        .routes(routes!(pause_run))
-        .routes(routes!(interrupt_run))
-        .routes(routes!(resume_run))
-        .routes(routes!(send_message))
-        .routes(routes!(signal_event))
-        .routes(routes!(add_tasks))
-        .routes(routes!(edit_task))
-        .routes(routes!(cancel_task))
-        .routes(routes!(retry_task))
+pub fn routes() -> ApiRoutes {
+    ApiRoutes::new()
+        .scoped(Scope::Steer, routes!(cancel_run))
+        .scoped(Scope::Steer, routes!(pause_run))
+        .scoped(Scope::Steer, routes!(interrupt_run))
+        .scoped(Scope::Steer, routes!(resume_run))
+        .scoped(Scope::Steer, routes!(send_message))
+        .scoped(Scope::Steer, routes!(signal_event))
+        .scoped(Scope::Steer, routes!(add_tasks))
+        .scoped(Scope::Steer, routes!(edit_task))
+        .scoped(Scope::Steer, routes!(cancel_task))
+        .scoped(Scope::Steer, routes!(retry_task))
 }
 
 /// Cancel a run.
@@ -53,7 +53,7 @@ pub fn routes() -> OpenApiRouter<SharedGateway> {
     )
 )]
 async fn cancel_run(
-    State(gateway): State<SharedGateway>,
+    gateway: Access,
     PathParts(run): PathParts<String>,
     QueryParts(query): QueryParts<CommandQuery>,
     key: IdempotencyKey,
@@ -73,7 +73,7 @@ async fn cancel_run(
     )
 )]
 async fn pause_run(
-    State(gateway): State<SharedGateway>,
+    gateway: Access,
     PathParts(run): PathParts<String>,
     QueryParts(query): QueryParts<CommandQuery>,
     key: IdempotencyKey,
@@ -92,7 +92,7 @@ async fn pause_run(
     )
 )]
 async fn interrupt_run(
-    State(gateway): State<SharedGateway>,
+    gateway: Access,
     PathParts(run): PathParts<String>,
     QueryParts(query): QueryParts<CommandQuery>,
     key: IdempotencyKey,
@@ -112,7 +112,7 @@ async fn interrupt_run(
     )
 )]
 async fn resume_run(
-    State(gateway): State<SharedGateway>,
+    gateway: Access,
     PathParts(run): PathParts<String>,
     QueryParts(query): QueryParts<CommandQuery>,
     key: IdempotencyKey,
@@ -144,7 +144,7 @@ async fn resume_run(
     )
 )]
 async fn send_message(
-    State(gateway): State<SharedGateway>,
+    gateway: Access,
     PathParts(run): PathParts<String>,
     QueryParts(query): QueryParts<CommandQuery>,
     key: IdempotencyKey,
@@ -165,7 +165,7 @@ async fn send_message(
     )
 )]
 async fn signal_event(
-    State(gateway): State<SharedGateway>,
+    gateway: Access,
     PathParts(run): PathParts<String>,
     QueryParts(query): QueryParts<CommandQuery>,
     key: IdempotencyKey,
@@ -187,7 +187,7 @@ async fn signal_event(
     )
 )]
 async fn add_tasks(
-    State(gateway): State<SharedGateway>,
+    gateway: Access,
     PathParts(run): PathParts<String>,
     QueryParts(query): QueryParts<CommandQuery>,
     key: IdempotencyKey,
@@ -224,7 +224,7 @@ async fn add_tasks(
     )
 )]
 async fn edit_task(
-    State(gateway): State<SharedGateway>,
+    gateway: Access,
     PathParts((run, task)): PathParts<(String, String)>,
     QueryParts(query): QueryParts<CommandQuery>,
     key: IdempotencyKey,
@@ -248,7 +248,7 @@ async fn edit_task(
     )
 )]
 async fn cancel_task(
-    State(gateway): State<SharedGateway>,
+    gateway: Access,
     PathParts((run, task)): PathParts<(String, String)>,
     QueryParts(query): QueryParts<CommandQuery>,
     key: IdempotencyKey,
@@ -270,7 +270,7 @@ async fn cancel_task(
     )
 )]
 async fn retry_task(
-    State(gateway): State<SharedGateway>,
+    gateway: Access,
     PathParts((run, task)): PathParts<(String, String)>,
     QueryParts(query): QueryParts<CommandQuery>,
     key: IdempotencyKey,
@@ -311,7 +311,7 @@ impl IntoResponse for EarlyReply {
 }
 
 /// Reads the plan of a run. A command that was applied before has its reply, whatever has become of the run since.
-async fn read_plan(gateway: &Gateway, run: &str, key: &IdempotencyKey) -> Result<(RunId, Plan), EarlyReply> {
+async fn read_plan(gateway: &Access, run: &str, key: &IdempotencyKey) -> Result<(RunId, Plan), EarlyReply> {
     let (run, _) = gateway.find_run(run).await?;
     let state = gateway.read_history(&run, None).await?;
     let id = key.0.as_ref().map(|key| command_id(gateway, &run, key));
@@ -323,7 +323,7 @@ async fn read_plan(gateway: &Gateway, run: &str, key: &IdempotencyKey) -> Result
 
 /// Reads the plan of a run that has not ended, or that failed and continues with a retry or with more tasks.
 async fn editable_run(
-    gateway: &Gateway,
+    gateway: &Access,
     run: &str,
     key: &IdempotencyKey,
 ) -> Result<(RunId, Plan), EarlyReply> {
@@ -336,7 +336,7 @@ async fn editable_run(
 }
 
 /// Reads the plan of a run that has not ended.
-async fn open_run(gateway: &Gateway, run: &str, key: &IdempotencyKey) -> Result<(RunId, Plan), EarlyReply> {
+async fn open_run(gateway: &Access, run: &str, key: &IdempotencyKey) -> Result<(RunId, Plan), EarlyReply> {
     let (run, plan) = read_plan(gateway, run, key).await?;
     refuse_ended_run(&run, &plan)?;
     Ok((run, plan))

@@ -7,7 +7,7 @@ mod upload;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use axum::extract::{DefaultBodyLimit, Request, State};
+use axum::extract::Request;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::Response;
 use millrace_agent::model::validate_selection;
@@ -26,6 +26,7 @@ use millrace_protocol::plan::{
     Budget, CapabilityRegistry, Document, EarlierRun, PlannerConsultMode, PlanningMode, Submission,
     find_criteria_problem, find_earlier_runs_problem,
 };
+use millrace_protocol::token::Scope;
 use millrace_runtime::log::read_topic;
 use millrace_runtime::store::blobs::sha256_hex;
 use millrace_runtime::store::idempotency::{KeyClaim, KeyedSubmission, claim_key};
@@ -35,21 +36,21 @@ use millrace_views::CommandOutcome;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
-use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use super::Written;
+use crate::access::{Access, ApiRoutes};
 use crate::extract::IdempotencyKey;
 use crate::problem::{Mistake, Problem, ProblemKind};
-use crate::state::{Gateway, SharedGateway, find_blob, json_response};
+use crate::state::{Gateway, find_blob, json_response};
 use upload::{check_document_path, read_request};
 
 /// The maximum size of a submission with its documents: some thousand documents of usual size.
 const MAX_SUBMISSION: usize = 512 * 1024 * 1024;
 
 /// The routes.
-pub fn routes() -> OpenApiRouter<SharedGateway> {
-    OpenApiRouter::new().routes(routes!(submit_run)).layer(DefaultBodyLimit::max(MAX_SUBMISSION))
+pub fn routes() -> ApiRoutes {
+    ApiRoutes::new().scoped(Scope::Submit, routes!(submit_run)).limit_body(MAX_SUBMISSION)
 }
 
 /// A run to submit.
@@ -119,7 +120,7 @@ pub struct DocumentReference {
     )
 )]
 async fn submit_run(
-    State(gateway): State<SharedGateway>,
+    gateway: Access,
     IdempotencyKey(key): IdempotencyKey,
     request: Request,
 ) -> Result<Response, Problem> {
@@ -139,7 +140,7 @@ async fn submit_run(
         return submitted(&gateway, &run, StatusCode::CREATED).await;
     };
     let keyed = KeyedSubmission { run: generate_run_id(), request: digest };
-    match claim_key(&gateway.bus, (&gateway.author, &key), &keyed).await? {
+    match claim_key(&gateway.bus, (&gateway.caller.name, &key), &keyed).await? {
         KeyClaim::New => {
             submit_with_id(&gateway, &keyed.run, &submission).await?;
             submitted(&gateway, &keyed.run, StatusCode::CREATED).await

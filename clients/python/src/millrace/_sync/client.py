@@ -13,6 +13,7 @@ from .._requests import (
     MAX_PAGE,
     Document,
     Request,
+    authorization_of,
     batches,
     body_of,
     list_of,
@@ -26,6 +27,7 @@ from ..types import (
     AnswerBody,
     AnswerLine,
     AnswerList,
+    Caller,
     CapabilityJson,
     ClusterJsonCapabilities,
     ClusterJsonStatus,
@@ -57,21 +59,24 @@ class Client:
 
     `timeout` limits each step of a request in seconds, `stream_timeout` the silence of an event stream, in which
     the gateway writes at least every 15 seconds. Requests that read, and those with an idempotency key, are
-    repeated by the policy `retry` after a failure of the connection or of the cluster. `http` is a client of httpx
-    of your own, for instance with a proxy or TLS settings.
+    repeated by the policy `retry` after a failure of the connection or of the cluster. `token` is a token of the API,
+    by default that in the environment variable `MILLRACE_TOKEN`. `http` is a client of httpx of your own, for instance
+    with a proxy or TLS settings.
     """
 
     def __init__(
         self,
         url: str = "http://127.0.0.1:7070",
         *,
+        token: str | None = None,
         timeout: float = 30.0,
         stream_timeout: float = 45.0,
         retry: RetryPolicy | None = None,
         headers: Mapping[str, str] | None = None,
         http: httpx.Client | None = None,
     ) -> None:
-        self._transport = Transport(url, timeout, stream_timeout, retry or RetryPolicy(), headers or {}, http)
+        all_headers = {**authorization_of(token), **(headers or {})}
+        self._transport = Transport(url, timeout, stream_timeout, retry or RetryPolicy(), all_headers, http)
 
     def __enter__(self) -> Client:
         return self
@@ -217,6 +222,10 @@ class Client:
     def health(self) -> Health:
         """Checks whether the cluster responds to the gateway, and counts its supervisors and workers."""
         return cast(Health, self._read("/health"))
+
+    def me(self) -> Caller:
+        """Reads the caller of this client's requests, and what it may do."""
+        return cast(Caller, self._read("/me"))
 
     def version(self) -> Version:
         """Reads the version of the gateway."""

@@ -7,7 +7,8 @@
 //! | supervisor | plans, orders, stops, leases, summaries, the archive; creates and purges streams and queues, deletes orders and forged messages | the lanes, the queues, files, blobs |
 //! | worker | the journals of tasks (a planner: of its turns), files, blobs | its own queue, the lanes, files, blobs |
 //! | critic | the journals of reviews, blobs | its own queue, the lanes, files, blobs |
-//! | client, gateway | submissions, commands, answers, memories, limits, idempotency keys, blobs | everything; of queues the state and the waiting orders |
+//! | gateway | submissions, commands, answers, limits, idempotency keys, tokens, recorded actions, blobs | everything; of queues the state and the waiting orders |
+//! | client | the same, and memories | the same |
 //! | viewer | nothing | the same |
 //! | answerer | answers to questions | the same |
 //! | metrics | nothing | the state of streams and queues, the oldest order of each, heartbeats, summaries |
@@ -34,6 +35,8 @@
 //! - *The cluster's settings*: their bucket rejects every write after the first.
 //! - *Capabilities*: a copy of an entry under another key is ignored and removed, and a worker whose entry was replaced
 //!   writes it again with its next heartbeat.
+//! - *Tokens of the HTTP API*: readers ignore redirected replies, so that nobody gains access. A token that was overwritten by
+//!   one is refused from then on.
 //! - *The store*: one request can copy a whole stream into itself. Supervisors delete what was copied to lanes, files, blobs
 //!   and the archive after ten lane leases; until then, the limit of the account bounds it (`--max-store`).
 //! - *Other buckets* (heartbeats, leases, summaries, limits): not protected. A redirected reply replaces
@@ -48,8 +51,8 @@ use millrace_protocol::registry;
 use millrace_protocol::subject::{self, CRITIC, PLANNER, TopicKind};
 
 use crate::nats::topology::names::{
-    ARCHIVE, BLOBS, CAPABILITIES, CLUSTER, FILES, HEARTBEATS, KEYS, LEASES, LIMITS, MEMBERS, RUNS, WORK,
-    bucket_stream, cluster_stream_names, lane_stream, object_stream,
+    ARCHIVE, AUDIT, BLOBS, CAPABILITIES, CLUSTER, FILES, HEARTBEATS, KEYS, LEASES, LIMITS, MEMBERS, RUNS,
+    TOKENS, WORK, bucket_stream, cluster_stream_names, lane_stream, object_stream,
 };
 
 /// The role of a process, which decides its permissions.
@@ -63,6 +66,8 @@ pub enum AccessRole {
     Critic,
     /// Submits, controls and reads runs.
     Client,
+    /// Serves the HTTP API.
+    Gateway,
     /// Reads runs.
     Viewer,
     /// Reads runs and answers their questions.
@@ -98,6 +103,7 @@ pub fn permissions_of_role(role: &AccessRole, lanes: u16, inbox: &str) -> Permis
         AccessRole::Worker(capabilities) => builder.add_worker_permissions(capabilities),
         AccessRole::Critic => builder.add_critic_permissions(),
         AccessRole::Client => builder.add_client_permissions(),
+        AccessRole::Gateway => builder.add_gateway_permissions(),
         AccessRole::Viewer => builder.add_viewer_permissions(),
         AccessRole::Answerer => builder.add_answerer_permissions(),
         AccessRole::Metrics => builder.add_metrics_permissions(),
@@ -171,15 +177,21 @@ impl PermissionsBuilder {
     }
 
     fn add_client_permissions(&mut self) {
+        self.add_gateway_permissions();
+        self.allow_publish(subject::memory_subjects());
+    }
+
+    fn add_gateway_permissions(&mut self) {
         self.add_viewer_permissions();
         self.allow_publish(subject::subjects_of_topic_kind(TopicKind::Submitted));
         self.allow_publish(subject::subjects_of_topic_kind(TopicKind::Control));
         self.allow_publish(subject::subjects_of_topic_kind(TopicKind::Answer));
         self.allow_writing_objects(BLOBS);
         self.allow_publish(format!("$KV.{LIMITS}.*.*"));
-        self.allow_reading_bucket(KEYS);
-        self.allow_publish(format!("$KV.{KEYS}.*"));
-        self.allow_publish(subject::memory_subjects());
+        for bucket in [KEYS, TOKENS, AUDIT] {
+            self.allow_reading_bucket(bucket);
+            self.allow_publish(format!("$KV.{bucket}.*"));
+        }
         // New messages wake the streams of a gateway; the lanes can be read anyway.
         for lane in 0..self.lanes {
             self.allow_subscribe(subject::all_subjects_of_lane(Lane(lane)));
@@ -243,7 +255,7 @@ impl PermissionsBuilder {
             self.allow_publish(format!("$JS.SNAPSHOT.ACK.{stream}.>"));
             self.allow_publish(format!("$JS.SNAPSHOT.RESTORE.{stream}.>"));
         }
-        for bucket in [CLUSTER, CAPABILITIES, RUNS, LIMITS, KEYS] {
+        for bucket in [CLUSTER, CAPABILITIES, RUNS, LIMITS, KEYS, TOKENS, AUDIT] {
             self.allow_publish(format!("$KV.{bucket}.>"));
         }
     }

@@ -14,8 +14,8 @@ use millrace_protocol::ids::Lane;
 use millrace_protocol::registry::ClusterSettings;
 
 pub use names::{
-    ARCHIVE, BLOBS, CAPABILITIES, CLUSTER, FILES, HEARTBEAT_AGE, HEARTBEATS, KEYS, LEASES, LIMITS, MEMBERS,
-    RUNS, WORK, bucket_stream, cluster_stream_names, lane_stream, object_stream,
+    ARCHIVE, AUDIT, BLOBS, CAPABILITIES, CLUSTER, FILES, HEARTBEAT_AGE, HEARTBEATS, KEYS, LEASES, LIMITS,
+    MEMBERS, RUNS, TOKENS, WORK, bucket_stream, cluster_stream_names, lane_stream, object_stream,
 };
 pub(crate) use queues::has_queue;
 pub use queues::{ensure_queue, ensure_queues};
@@ -98,6 +98,8 @@ pub(crate) async fn ensure_buckets(
         config(RUNS, Duration::ZERO),
         config(LIMITS, Duration::ZERO),
         config(KEYS, Duration::ZERO),
+        config(TOKENS, Duration::ZERO),
+        config(AUDIT, Duration::ZERO),
     ] {
         ensure_bucket(context, config).await?;
     }

@@ -12,6 +12,10 @@ pub const FILES: &str = "FILES";
 pub const LIMITS: &str = "limits";
 /// The bucket of idempotency keys of submissions.
 pub const KEYS: &str = "keys";
+/// The bucket of tokens of the HTTP API.
+pub const TOKENS: &str = "tokens";
+/// The bucket of administrative actions.
+pub const AUDIT: &str = "audit";
 /// The bucket of lane leases.
 pub const LEASES: &str = "leases";
 /// The bucket of live supervisors, which share the lanes.
@@ -53,7 +57,8 @@ pub fn object_stream(bucket: &str) -> String {
 #[must_use]
 pub fn cluster_stream_names(lanes: u16) -> Vec<String> {
     let lanes = (0..lanes).map(|lane| lane_stream(Lane(lane)));
-    let buckets = [CLUSTER, LEASES, MEMBERS, HEARTBEATS, CAPABILITIES, RUNS, LIMITS, KEYS].map(bucket_stream);
+    let buckets = [CLUSTER, LEASES, MEMBERS, HEARTBEATS, CAPABILITIES, RUNS, LIMITS, KEYS, TOKENS, AUDIT]
+        .map(bucket_stream);
     let stores = [BLOBS, ARCHIVE].map(object_stream);
     lanes.chain([WORK.into(), FILES.into()]).chain(buckets).chain(stores).collect()
 }

@@ -1,0 +1,160 @@
+//! The tokens of the HTTP API, in a bucket: the key is the id. A message that no program with permission published is no token
+//! ([`crate::nats::provenance`]): otherwise whoever may write any stream could make one.
+
+use std::time::Duration;
+
+use jiff::Timestamp;
+use millrace_protocol::tenant::TenantName;
+use millrace_protocol::token::{Revocation, ScopeSet, StoredToken, TokenId, TokenState, TokenText};
+use rustls::crypto::ring;
+
+use crate::fault::max_replica_lag;
+use crate::log::{AppendError, append_payload};
+use crate::nats::bus::Bus;
+use crate::nats::direct_get;
+use crate::nats::provenance::new_id;
+use crate::nats::record::StreamRecord;
+use crate::nats::topology::{TOKENS, bucket_stream};
+use crate::{Fault, clock};
+
+/// The maximum number of active tokens of a tenant.
+pub const MAX_TOKENS: usize = 10_000;
+/// The pause before a token is read again from a replica that does not have it yet.
+const LAG_PAUSE: Duration = Duration::from_millis(50);
+
+/// The properties of a new token.
+#[derive(Debug, Clone)]
+pub struct NewToken {
+    /// The name of its holder.
+    pub name: String,
+    /// The operations that it allows.
+    pub scopes: ScopeSet,
+    /// When it expires.
+    pub expires: Option<Timestamp>,
+    /// Who creates it.
+    pub by: String,
+    /// The tenant in its text; `None` for the only one of a gateway.
+    pub tenant: Option<TenantName>,
+}
+
+/// The error of a creation.
+#[derive(Debug, thiserror::Error)]
+pub enum CreateTokenError {
+    /// There are too many.
+    #[error("there are {MAX_TOKENS} active tokens; revoke those that nobody uses")]
+    TooMany,
+    /// The server does not respond, or the cluster is of an older release.
+    #[error(transparent)]
+    Fault(#[from] Fault),
+}
+
+/// Creates a token, and returns its text, which can't be read again.
+///
+/// # Errors
+/// There are too many tokens, or the server does not respond.
+pub async fn create_token(bus: &Bus, new: NewToken) -> Result<(TokenText, StoredToken), CreateTokenError> {
+    let now = clock::now();
+    let active =
+        read_tokens(bus).await?.iter().filter(|token| token.state_at(now) == TokenState::Active).count();
+    if active >= MAX_TOKENS {
+        return Err(CreateTokenError::TooMany);
+    }
+    let NewToken { name, scopes, expires, by, tenant } = new;
+    let text = TokenText::from_random(tenant, random_bytes()?, random_bytes()?);
+    let stored = StoredToken {
+        id: text.id.clone(),
+        name,
+        scopes,
+        sha256: text.secret_hash(),
+        created: now,
+        created_by: by,
+        expires,
+        revoked: None,
+    };
+    write_token(bus, &stored, 0).await?;
+    Ok((text, stored))
+}
+
+fn random_bytes<const N: usize>() -> Result<[u8; N], Fault> {
+    let mut bytes = [0; N];
+    let random = ring::default_provider().secure_random;
+    random
+        .fill(&mut bytes)
+        .map_err(|_| Fault::unavailable("creating a token", "there are no random numbers"))?;
+    Ok(bytes)
+}
+
+fn token_subject(id: &TokenId) -> String {
+    format!("$KV.{TOKENS}.{id}")
+}
+
+async fn write_token(bus: &Bus, token: &StoredToken, last: u64) -> Result<(), Fault> {
+    let payload = serde_json::to_vec(token).expect("a token serialises to JSON");
+    let stream = bucket_stream(TOKENS);
+    let subject = token_subject(&token.id);
+    match append_payload(bus, "token", stream, subject, payload.into(), last, new_id()).await {
+        Ok(_) => Ok(()),
+        Err(AppendError::Fault(fault)) => Err(fault),
+        Err(AppendError::Fenced { .. }) => {
+            Err(Fault::unavailable("writing a token", "another program changes it; repeat the command"))
+        }
+    }
+}
+
+/// Returns the token of a record; `None` if it is forged, or of another key.
+fn parse_token(record: &StreamRecord) -> Option<StoredToken> {
+    if record.is_forged() || record.is_deletion {
+        return None;
+    }
+    let token: StoredToken = serde_json::from_slice(&record.payload).ok()?;
+    (*record.subject == *token_subject(&token.id)).then_some(token)
+}
+
+/// Returns the tokens, oldest first.
+///
+/// # Errors
+/// The server does not respond.
+pub async fn read_tokens(bus: &Bus) -> Result<Vec<StoredToken>, Fault> {
+    let (stream, subjects) = (bucket_stream(TOKENS), format!("$KV.{TOKENS}.>"));
+    let records = direct_get::read_matching(bus.client(), &stream, &subjects, 1).await?;
+    let mut tokens: Vec<StoredToken> = records.iter().filter_map(parse_token).collect();
+    tokens.sort_by(|one, other| (one.created, &one.id).cmp(&(other.created, &other.id)));
+    Ok(tokens)
+}
+
+/// Returns a token; `None` if there is none with this id.
+///
+/// # Errors
+/// The server does not respond.
+pub async fn read_token(bus: &Bus, id: &TokenId) -> Result<Option<StoredToken>, Fault> {
+    Ok(read_record(bus, id).await?.and_then(|record| parse_token(&record)))
+}
+
+async fn read_record(bus: &Bus, id: &TokenId) -> Result<Option<StreamRecord>, Fault> {
+    let (stream, subjects) = (bucket_stream(TOKENS), [token_subject(id)]);
+    let records = direct_get::read_last_per_subject(bus.client(), &stream, &subjects).await?;
+    Ok(records.and_then(|records| records.into_iter().next_back()))
+}
+
+/// Revokes a token, and returns it; `None` if there is none with this id. One that was revoked before stays as it is.
+///
+/// # Errors
+/// The server does not respond.
+pub async fn revoke_token(bus: &Bus, id: &TokenId, by: &str) -> Result<Option<StoredToken>, Fault> {
+    let (started, lag) = (tokio::time::Instant::now(), max_replica_lag(bus.settings().replicas));
+    let (sequence, token) = loop {
+        let record = read_record(bus, id).await?;
+        match record.and_then(|record| Some((record.sequence, parse_token(&record)?))) {
+            Some(found) => break found,
+            // A replica that lags does not have a new token yet.
+            None if started.elapsed() < lag => tokio::time::sleep(LAG_PAUSE).await,
+            None => return Ok(None),
+        }
+    };
+    if token.revoked.is_some() {
+        return Ok(Some(token));
+    }
+    let revoked = StoredToken { revoked: Some(Revocation { at: clock::now(), by: by.to_owned() }), ..token };
+    write_token(bus, &revoked, sequence).await?;
+    Ok(Some(revoked))
+}

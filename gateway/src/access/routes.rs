@@ -1,0 +1,124 @@
+//! The routes of the API, each with the access that it demands. A route can't be added without: that is what checks its
+//! requests, and what the description of the API says about it.
+
+use std::sync::Arc;
+
+use axum::Extension;
+use axum::extract::{DefaultBodyLimit, Request};
+use axum::middleware::{Next, from_fn};
+use axum::response::{IntoResponse, Response};
+use millrace_protocol::token::Scope;
+use utoipa::openapi::path::{Operation, PathItem};
+use utoipa::openapi::security::SecurityRequirement;
+use utoipa_axum::router::{OpenApiRouter, UtoipaMethodRouter};
+
+use super::authenticate::Authenticator;
+
+/// The name of the tokens' scheme in the description of the API.
+pub const TOKEN_SCHEME: &str = "token";
+
+/// The access that a route demands.
+#[derive(Debug, Clone, Copy)]
+enum RequiredAccess {
+    /// Any request.
+    None,
+    /// A caller, whatever its scopes.
+    Caller,
+    /// A caller with this scope.
+    Scope(Scope),
+}
+
+/// Routes of the API.
+#[derive(Default)]
+pub struct ApiRoutes(OpenApiRouter);
+
+impl ApiRoutes {
+    /// Creates an empty list.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Adds operations for callers with a scope.
+    #[must_use]
+    pub fn scoped(self, scope: Scope, routes: UtoipaMethodRouter) -> Self {
+        self.add(RequiredAccess::Scope(scope), routes)
+    }
+
+    /// Adds operations for callers with any scope.
+    #[must_use]
+    pub fn authenticated(self, routes: UtoipaMethodRouter) -> Self {
+        self.add(RequiredAccess::Caller, routes)
+    }
+
+    /// Adds operations for everybody, which have no [`Access`](super::Access).
+    #[must_use]
+    pub fn public(self, routes: UtoipaMethodRouter) -> Self {
+        self.add(RequiredAccess::None, routes)
+    }
+
+    fn add(self, required: RequiredAccess, (schemas, mut paths, router): UtoipaMethodRouter) -> Self {
+        for item in paths.paths.values_mut() {
+            operations_of(item).for_each(|operation| operation.security = Some(requirement_of(required)));
+        }
+        let check = from_fn(move |Extension(authenticator): Extension<Arc<Authenticator>>, request, next| {
+            check_access(required, authenticator, request, next)
+        });
+        let router = match required {
+            RequiredAccess::None => router,
+            RequiredAccess::Caller | RequiredAccess::Scope(_) => router.route_layer(check),
+        };
+        Self(self.0.routes((schemas, paths, router)))
+    }
+
+    /// Adds the routes of another list.
+    #[must_use]
+    pub fn merge(self, other: Self) -> Self {
+        Self(self.0.merge(other.0))
+    }
+
+    /// Sets the maximum size of a body in bytes, for all routes so far.
+    #[must_use]
+    pub fn limit_body(self, bytes: usize) -> Self {
+        Self(self.0.layer(DefaultBodyLimit::max(bytes)))
+    }
+
+    /// Returns the routes below a path.
+    pub fn nest_below(self, root: &str) -> OpenApiRouter {
+        OpenApiRouter::new().nest(root, self.0)
+    }
+}
+
+/// Passes a request on with the access of its caller.
+async fn check_access(
+    required: RequiredAccess,
+    authenticator: Arc<Authenticator>,
+    mut request: Request,
+    next: Next,
+) -> Response {
+    let access = match authenticator.authenticate(request.headers()).await {
+        Ok(access) => access,
+        Err(problem) => return problem.into_response(),
+    };
+    if let RequiredAccess::Scope(scope) = required
+        && let Err(problem) = access.require(scope)
+    {
+        return problem.into_response();
+    }
+    request.extensions_mut().insert(access);
+    next.run(request).await
+}
+
+fn operations_of(item: &mut PathItem) -> impl Iterator<Item = &mut Operation> {
+    let PathItem { get, put, post, delete, options, head, patch, trace, .. } = item;
+    [get, put, post, delete, options, head, patch, trace].into_iter().filter_map(Option::as_mut)
+}
+
+/// Returns the security requirement of an operation. OpenAPI 3.1 allows names of roles for schemes of any type.
+fn requirement_of(required: RequiredAccess) -> Vec<SecurityRequirement> {
+    match required {
+        RequiredAccess::None => Vec::new(),
+        RequiredAccess::Caller => vec![SecurityRequirement::new(TOKEN_SCHEME, [""; 0])],
+        RequiredAccess::Scope(scope) => vec![SecurityRequirement::new(TOKEN_SCHEME, [scope.name()])],
+    }
+}
