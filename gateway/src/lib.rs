@@ -7,11 +7,13 @@
 //! | `server` | connections and their limits |
 //! | `access` | who may send requests |
 //! | `resources` | the resources, one file each |
+//! | `dashboard` | the web pages |
 //! | `feed` | the events of a run as a stream |
 //! | `problem` | errors |
 //! | `openapi` | the description of the API |
 
 mod access;
+mod dashboard;
 mod docs_page;
 mod extract;
 mod feed;
@@ -44,7 +46,7 @@ pub const DEFAULT_API: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Add
 /// The number of ports that are tried after one that is taken.
 const PORTS: u16 = 100;
 
-/// Serve the HTTP API and its documentation (at /docs) for a cluster. Any number of such processes may run side by side.
+/// Serve the dashboard, the HTTP API and its documentation (at /docs) for a cluster. Any number of such processes may run side by side.
 ///
 /// Credentials are read from the same environment variables as those of a client.
 #[derive(Debug, Clone, clap::Args)]
@@ -64,6 +66,9 @@ pub struct ServeArguments {
     /// Author of commands and answers, recorded in the log [default: your login name]
     #[arg(long, value_name = "NAME")]
     by: Option<String>,
+    /// Serve the API and its documentation only, without the dashboard
+    #[arg(long)]
+    no_dashboard: bool,
     /// File into which the URL of the API is written as soon as it is served
     #[arg(long, value_name = "FILE")]
     url_file: Option<PathBuf>,
@@ -80,7 +85,7 @@ pub async fn run_with_args(
     arguments: ServeArguments,
     shutdown: CancellationToken,
 ) -> Result<(), ProgramError> {
-    let ServeArguments { nats, api, by, url_file, http } = arguments;
+    let ServeArguments { nats, api, by, no_dashboard, url_file, http } = arguments;
     // Before the cluster is joined: a mistake is reported at once.
     let listener = open_listener(api).await?;
     let address = listener.local_addr()?;
@@ -99,7 +104,7 @@ pub async fn run_with_args(
     tracing::info!(%url, "serving the API");
     let gateway = Arc::new(Gateway::new(bus.clone(), shutdown.clone()));
     let authenticator = Arc::new(Authenticator::new(gateway, author_name(by)));
-    server::serve(listener, authenticator, shutdown).await;
+    server::serve(listener, authenticator, !no_dashboard, shutdown).await;
     if let Some(file) = &url_file {
         // A file that is left names a process that is gone; the next one replaces it.
         let _ = std::fs::remove_file(file);

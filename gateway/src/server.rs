@@ -20,6 +20,7 @@ use tower::ServiceExt;
 use tracing::{debug, warn};
 
 use crate::access::{Authenticator, check_request};
+use crate::dashboard;
 use crate::docs_page;
 use crate::openapi::api_router;
 use crate::problem::{Problem, ProblemKind};
@@ -40,10 +41,14 @@ const STOP_TIME: Duration = Duration::from_secs(5);
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// Returns everything that the server serves.
-fn build_router(authenticator: Arc<Authenticator>) -> Router {
+fn build_router(authenticator: Arc<Authenticator>, has_dashboard: bool) -> Router {
     let (router, _) = api_router().split_for_parts();
+    let pages = match has_dashboard {
+        true => dashboard::routes(),
+        false => Router::new().route("/", get(docs_page::redirect_to_docs)),
+    };
     router
-        .route("/", get(docs_page::redirect_to_docs))
+        .merge(pages)
         .route("/docs", get(docs_page::serve_page))
         .route("/docs/docs.js", get(docs_page::serve_script))
         .route("/docs/docs.css", get(docs_page::serve_style))
@@ -66,8 +71,13 @@ async fn method_not_allowed(request: Request) -> Response {
 }
 
 /// Serves connections until the token is cancelled, and then lets open requests end.
-pub async fn serve(listener: TcpListener, authenticator: Arc<Authenticator>, shutdown: CancellationToken) {
-    let router = build_router(authenticator);
+pub async fn serve(
+    listener: TcpListener,
+    authenticator: Arc<Authenticator>,
+    has_dashboard: bool,
+    shutdown: CancellationToken,
+) {
+    let router = build_router(authenticator, has_dashboard);
     let slots = Arc::new(Semaphore::new(MAX_CONNECTIONS));
     let connections = TaskTracker::new();
     loop {

@@ -1,0 +1,206 @@
+//! The dashboard: web pages of the program, which use the API only. All files are in the program, so that it works without a
+//! network and without an installation.
+//!
+//! Files are served below `/assets/BUILD/`, where `BUILD` is a digest of all files: browsers may keep them for ever. Every
+//! address of a screen is answered with the same page, which reads the address itself.
+
+use std::collections::BTreeMap;
+use std::io::Write;
+use std::sync::LazyLock;
+
+use axum::Router;
+use axum::extract::Path;
+use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse, Redirect, Response};
+use axum::routing::get;
+use flate2::Compression;
+use flate2::write::GzEncoder;
+use millrace_runtime::store::blobs::sha256_hex;
+use rust_embed::Embed;
+
+use crate::problem::{Problem, ProblemKind};
+
+/// The policy of the pages: scripts, styles and data of this server only, and no page may show them in a frame.
+const POLICY: &str = "default-src 'self'; img-src 'self' data: blob:; object-src 'none'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'";
+/// The first parts of the addresses of screens; `app/main.mjs` has the same.
+const SCREENS: [&str; 7] = ["runs", "new", "inbox", "spend", "cluster", "compare", "login"];
+/// The digits of the digest in addresses.
+const BUILD_DIGITS: usize = 16;
+/// The page, in which `@BUILD@` stands for the digest.
+const PAGE: &str = "index.html";
+
+#[derive(Embed)]
+#[folder = "dashboard"]
+#[include = "*.html"]
+#[include = "*.js"]
+#[include = "*.svg"]
+#[include = "app/**/*.mjs"]
+#[include = "style/*.css"]
+#[include = "vendor/vendor.mjs"]
+#[include = "vendor/vendor.css"]
+#[include = "vendor/LICENSES.txt"]
+struct Files;
+
+/// A file as it is sent.
+struct Asset {
+    media_type: &'static str,
+    bytes: Vec<u8>,
+    compressed: Vec<u8>,
+    etag: String,
+}
+
+/// All files, by their path.
+struct Assets {
+    build: String,
+    files: BTreeMap<String, Asset>,
+}
+
+static ASSETS: LazyLock<Assets> = LazyLock::new(Assets::load);
+
+/// Returns the routes of the pages.
+pub fn routes() -> Router {
+    let mut router = Router::new()
+        .route("/", get(async || Redirect::temporary("/runs")))
+        .route("/assets/{build}/{*path}", get(serve_asset));
+    for screen in SCREENS {
+        router = router
+            .route(&format!("/{screen}"), get(serve_page))
+            .route(&format!("/{screen}/{{*rest}}"), get(serve_page));
+    }
+    router
+}
+
+impl Assets {
+    fn load() -> Self {
+        let files: BTreeMap<String, Vec<u8>> = Files::iter()
+            .filter_map(|path| Some((path.to_string(), Files::get(&path)?.data.into_owned())))
+            .collect();
+        let digests: Vec<String> =
+            files.iter().map(|(path, bytes)| format!("{path} {}", sha256_hex(bytes))).collect();
+        let build = sha256_hex(digests.join("\n").as_bytes())[..BUILD_DIGITS].to_owned();
+        let files = files.into_iter().map(|(path, bytes)| {
+            let bytes = match path.as_str() {
+                PAGE => String::from_utf8_lossy(&bytes).replace("@BUILD@", &build).into_bytes(),
+                _ => bytes,
+            };
+            let asset = Asset::new(&path, bytes);
+            (path, asset)
+        });
+        Self { files: files.collect(), build }
+    }
+}
+
+impl Asset {
+    fn new(path: &str, bytes: Vec<u8>) -> Self {
+        let media_type = match path.rsplit('.').next() {
+            Some("html") => "text/html; charset=utf-8",
+            Some("js" | "mjs") => "text/javascript; charset=utf-8",
+            Some("css") => "text/css; charset=utf-8",
+            Some("svg") => "image/svg+xml",
+            _ => "text/plain; charset=utf-8",
+        };
+        let mut encoder = GzEncoder::new(Vec::new(), Compression::best());
+        let compressed = encoder.write_all(&bytes).and_then(|()| encoder.finish()).unwrap_or_default();
+        let etag = format!("\"{}\"", &sha256_hex(&bytes)[..BUILD_DIGITS]);
+        Self { media_type, bytes, compressed, etag }
+    }
+
+    fn respond(&'static self, headers: &HeaderMap, caching: &'static str) -> Response {
+        let is_known = headers.get(header::IF_NONE_MATCH).is_some_and(|etag| etag == self.etag.as_str());
+        let accepts = headers.get(header::ACCEPT_ENCODING).and_then(|value| value.to_str().ok());
+        let is_compressed = !self.compressed.is_empty() && accepts.is_some_and(accepts_gzip);
+        let mut response = match (is_known, is_compressed) {
+            (true, _) => StatusCode::NOT_MODIFIED.into_response(),
+            (false, true) => self.compressed.as_slice().into_response(),
+            (false, false) => self.bytes.as_slice().into_response(),
+        };
+        let out = response.headers_mut();
+        if is_compressed && !is_known {
+            out.insert(header::CONTENT_ENCODING, HeaderValue::from_static("gzip"));
+        }
+        out.insert(header::CONTENT_TYPE, HeaderValue::from_static(self.media_type));
+        out.insert(header::CACHE_CONTROL, HeaderValue::from_static(caching));
+        out.insert(header::VARY, HeaderValue::from_static("accept-encoding"));
+        out.insert(header::CONTENT_SECURITY_POLICY, HeaderValue::from_static(POLICY));
+        out.insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
+        out.insert(header::REFERRER_POLICY, HeaderValue::from_static("no-referrer"));
+        if let Ok(etag) = HeaderValue::from_str(&self.etag) {
+            out.insert(header::ETAG, etag);
+        }
+        response
+    }
+}
+
+/// `true` if a client accepts gzip: it names it, and not with the weight 0.
+fn accepts_gzip(accepted: &str) -> bool {
+    accepted.split(',').any(|coding| {
+        let mut parts = coding.split(';').map(str::trim);
+        parts.next() == Some("gzip") && parts.all(|part| part != "q=0" && part != "q=0.0")
+    })
+}
+
+async fn serve_page(headers: HeaderMap) -> Response {
+    match ASSETS.files.get(PAGE) {
+        Some(page) => page.respond(&headers, "no-cache"),
+        None => unknown_file(PAGE),
+    }
+}
+
+async fn serve_asset(Path((build, path)): Path<(String, String)>, headers: HeaderMap) -> Response {
+    // A page of an earlier release that is still open must not mix its files with those of this one.
+    match ASSETS.files.get(&path).filter(|_| build == ASSETS.build) {
+        Some(asset) => asset.respond(&headers, "public, max-age=31536000, immutable"),
+        None => unknown_file(&path),
+    }
+}
+
+fn unknown_file(path: &str) -> Response {
+    let detail = format!("the dashboard of this release has no file {path:?}; load the page again");
+    Problem::new(ProblemKind::UnknownPath, detail).into_response()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The maximum size of all files together, compressed.
+    const MAX_COMPRESSED: usize = 200_000;
+
+    #[test]
+    fn all_files_together_are_small() {
+        let sizes = ASSETS.files.iter().map(|(path, asset)| (path, asset.compressed.len()));
+        let sizes: BTreeMap<_, _> = sizes.filter(|(path, _)| !path.ends_with("LICENSES.txt")).collect();
+        let total: usize = sizes.values().sum();
+        println!("dashboard: {} files, {total} bytes compressed", sizes.len());
+        assert!(total < MAX_COMPRESSED, "{total} bytes: {sizes:#?}");
+    }
+
+    #[test]
+    fn page_names_files_that_exist() {
+        let page = String::from_utf8_lossy(&ASSETS.files[PAGE].bytes);
+        let prefix = format!("/assets/{}/", ASSETS.build);
+        let paths: Vec<&str> = page.split(&prefix).skip(1).filter_map(|rest| rest.split('"').next()).collect();
+        assert!(paths.len() >= 5, "{paths:?}");
+        for path in paths {
+            assert!(ASSETS.files.contains_key(path), "{path}");
+        }
+        assert!(!page.contains("@BUILD@"));
+        assert!(!ASSETS.files.keys().any(|path| path.contains("node_modules")));
+    }
+
+    #[test]
+    fn screens_are_those_of_the_page() {
+        let main = String::from_utf8_lossy(&ASSETS.files["app/main.mjs"].bytes);
+        for screen in SCREENS {
+            assert!(main.contains(&format!("\n  {screen}: (")), "{screen}");
+        }
+    }
+
+    #[test]
+    fn gzip_is_sent_to_clients_that_accept_it() {
+        assert!(accepts_gzip("gzip, deflate, br"));
+        assert!(accepts_gzip("br;q=1.0, gzip;q=0.5"));
+        assert!(!accepts_gzip("br, gzip;q=0"));
+        assert!(!accepts_gzip("identity"));
+    }
+}
