@@ -1,3 +1,53 @@
+// The log: each decision of the supervisor with its events, and the facts that caused it.
+import { useMemo } from "../../vendor/vendor.mjs";
+import { runPath, useResource } from "../api.mjs";
 import { html } from "../html.mjs";
-import { Empty } from "../ui/basics.mjs";
-export function Log() { return html`<${Empty} title="Log" />`; }
+import { absoluteTime, timeOfDay, usageText, words } from "../format.mjs";
+import { setQuery, withQuery } from "../router.mjs";
+import { Empty, Value, VirtualList } from "../ui/basics.mjs";
+
+/** What is shown of an event in a line. @param {any} event */
+export function eventText(event) {
+  const { type, task, attempt } = event;
+  const parts = [];
+  if (task) parts.push(task);
+  if (attempt && type.startsWith("attempt")) parts.push(`attempt ${attempt}`);
+  if (event.work) parts.push(`${event.work.kind} ${event.work.task ?? `turn ${event.work.turn}`}`);
+  if (event.turn) parts.push(`turn ${event.turn}`);
+  const text = event.description ?? event.detail ?? event.reason ?? event.summary ?? event.trigger ?? event.text ?? event.problem ?? event.feedback ?? event.error?.message ?? (typeof event.error === "string" ? event.error : undefined)
+    ?? event.spec?.objective ?? event.objective ?? event.reasoning ?? event.question?.text ?? (event.verdict ? (event.verdict.passed ? "accepted" : `rejected: ${event.verdict.feedback ?? event.verdict.reasoning}`) : undefined)
+    ?? event.amounts ?? undefined;
+  if (typeof text === "string") parts.push(text);
+  else if (text) parts.push(Object.entries(text).filter(([, value]) => value !== null).map(([name, value]) => `${words(name)} ${value}`).join(", "));
+  if (event.worker ?? event.critic) parts.push(`by ${event.worker ?? event.critic}`);
+  if (event.by) parts.push(`by ${event.by}`);
+  if (event.usage?.model_calls) parts.push(usageText(event.usage));
+  return parts.join(" · ");
+}
+
+/** @param {string} type */
+const toneOf = (type) => (/failed|timed_out|rejected|refused|damaged|missing|too_small|given_up/.test(type) ? "bad" : /completed|finished|accepted|recovered/.test(type) ? "good" : /claimed|ready|started|resumed|woken/.test(type) ? "active" : /parked|question|asked|review/.test(type) ? "wait" : /user|message|signalled|budget_low|cancelled|paused|interrupted/.test(type) ? "warn" : "quiet");
+
+/** @param {import("../screens/run.mjs").TabProperties} properties */
+export function Log({ run, events, version, query, at }) {
+  const { text = "", about = "" } = query;
+  const shown = useMemo(() => events.filter((event) => (!about || event.task === about) && (!text || `${words(event.type)} ${eventText(event)}`.toLowerCase().includes(text.toLowerCase()))), [version, at, text, about]);
+  const chosen = query.decision ? events.filter((event) => String(event.sequence) === query.decision) : [];
+  const { data } = useResource(query.decision ? runPath(run.run, "log") : null, { after: Number(query.decision) - 1, limit: 1 });
+  const decision = (data?.decisions ?? []).find((/** @type {any} */ one) => String(one.decision.sequence) === query.decision);
+  const line = (/** @type {any} */ event, /** @type {number} */ index) => {
+    const isFirst = index === 0 || shown[index - 1].sequence !== event.sequence;
+    return html`<a class="log-line" href=${withQuery({ decision: String(event.sequence) === query.decision ? "" : event.sequence })} aria-current=${String(event.sequence) === query.decision ? "true" : undefined}>
+      <span class="mono muted right">${isFirst ? event.sequence : ""}</span><time class="mono muted" datetime=${event.at} title=${absoluteTime(event.at)}>${isFirst ? timeOfDay(event.at) : ""}</time>
+      <span class=${`state tone-${toneOf(event.type)} cut`}>${words(event.type)}</span><span class="cut">${eventText(event)}</span></a>`;
+  };
+  return html`<div class="panel log">
+    <header><input type="search" class="grow" placeholder="Search in the log" aria-label="Search in the log" value=${text} onInput=${(/** @type {any} */ event) => setQuery({ text: event.target.value }, { replace: true })} />
+      <label class="row"><span class="muted">Task</span><select value=${about} onChange=${(/** @type {any} */ event) => setQuery({ about: event.target.value })}><option value="">all</option>${run.tasks.slice(0, 500).map((/** @type {any} */ task) => html`<option key=${task.id} value=${task.id}>${task.id}</option>`)}</select></label>
+      <span class="muted nowrap" data-events=${shown.length}>${shown.length} of ${events.length} events</span></header>
+    ${shown.length === 0 ? html`<${Empty} title=${events.length === 0 ? "No supervisor has decided anything yet" : "No event fits"} />` : html`<${VirtualList} label="Events of the log" height=${27} max=${query.decision ? 380 : 640} items=${shown} render=${line} follow=${!at} />`}
+    ${chosen.length > 0 && html`<section class="body stack decision" aria-label="Decision"><header class="row"><h3 class="grow">Decision ${query.decision}, ${absoluteTime(chosen[0].at)}</h3><a class="button small" href=${withQuery({ at: query.decision, decision: "" })}>Show the run as of here</a><a class="button small" href=${withQuery({ decision: "" })}>Close</a></header>
+      ${(decision?.messages ?? []).length > 0 && html`<div><h3>Caused by</h3><ul>${decision.messages.map((/** @type {any} */ fact) => html`<li class="words" key=${fact.sequence}><span class="mono muted">${fact.sequence}</span> ${words(fact.kind)}${fact.task ? ` of ${fact.task}` : ""}: ${fact.description}${fact.by ? html` <span class="muted">by ${fact.by}</span>` : ""}</li>`)}</ul></div>`}
+      ${chosen.map((event) => html`<details open=${chosen.length < 4}><summary><b>${words(event.type)}</b> <span class="muted">${eventText(event).slice(0, 160)}</span></summary><${Value} value=${event} /></details>`)}</section>`}
+  </div>`;
+}

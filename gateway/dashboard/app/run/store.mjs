@@ -25,7 +25,8 @@ const STATE_AFTER = {
   task_failed: () => "failed",
   task_cancelled: () => "cancelled",
   attempt_claimed: () => "running",
-  attempt_finished: (event) => (event.review && event.review !== "none" ? "needs_review" : null),
+  // Without a review, the task is completed in the same decision.
+  attempt_finished: () => "needs_review",
   attempt_failed: (event) => (event.retry_at ? "errored" : null),
   attempt_timed_out: (event) => (event.retry_at ? "errored" : null),
   attempt_parked: () => "waiting",
