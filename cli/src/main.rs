@@ -13,6 +13,7 @@ mod help;
 mod interrupted;
 mod invocation;
 mod json;
+mod open_page;
 mod prices;
 mod questions;
 mod report;

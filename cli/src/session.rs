@@ -81,6 +81,12 @@ impl ClusterSession {
         self.is_new
     }
 
+    /// Lets the cluster run until `millrace down`, also if nobody uses it.
+    pub fn keep_cluster_running(&self) -> Result<(), CommandError> {
+        self.cluster_use.keep_cluster_running().map_err(CommandError::unusable_environment)?;
+        Ok(())
+    }
+
     /// `true` if others use the cluster, too.
     pub fn has_other_users(&self) -> bool {
         // If the lock can't be read, the cluster stops with this session, as far as is known.

@@ -179,7 +179,8 @@ mod tests {
     fn page_names_files_that_exist() {
         let page = String::from_utf8_lossy(&ASSETS.files[PAGE].bytes);
         let prefix = format!("/assets/{}/", ASSETS.build);
-        let paths: Vec<&str> = page.split(&prefix).skip(1).filter_map(|rest| rest.split('"').next()).collect();
+        let paths: Vec<&str> =
+            page.split(&prefix).skip(1).filter_map(|rest| rest.split('"').next()).collect();
         assert!(paths.len() >= 5, "{paths:?}");
         for path in paths {
             assert!(ASSETS.files.contains_key(path), "{path}");

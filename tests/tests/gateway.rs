@@ -655,7 +655,7 @@ async fn cluster_on_this_machine_serves_the_api_and_stops_with_it() {
     let text = String::from_utf8_lossy(&up.stderr).into_owned();
     assert!(up.status.success(), "{text}");
     let url = std::fs::read_to_string(data.join("api.url")).unwrap();
-    assert!(text.contains(&format!("the HTTP API is on {} ", url.trim())), "{text}");
+    assert!(text.contains(&format!("the dashboard and the HTTP API are on {} ", url.trim())), "{text}");
     let address = url.trim().strip_prefix("http://").unwrap().parse().unwrap();
     let request = Request::new("POST", "/api/v1/runs").json(&chain(1, &json!({})));
     let submitted = request.send(address).await;

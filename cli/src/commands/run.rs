@@ -16,6 +16,7 @@ use crate::commands::watch::{OutputOptions, watch_run};
 use crate::exit::{CommandError, CommandExit};
 use crate::interrupted::print_stopped_runs;
 use crate::invocation::command_hint;
+use crate::open_page::open_run_page;
 use crate::session::run_with_local_cluster;
 use crate::submission::{
     PendingSubmission, SubmissionArguments, open_models_to_check, warn_of_unprovided_capabilities,
@@ -23,7 +24,7 @@ use crate::submission::{
 use crate::target::ClusterTarget;
 use crate::view::{RunDisplay, print_stderr_line};
 use millrace_local_cluster::users::ClusterUse;
-use millrace_local_cluster::{self as local, ClusterInfo, ClusterLifetime, LocalOptions};
+use millrace_local_cluster::{self as local, ApiAddress, ClusterInfo, ClusterLifetime, LocalOptions};
 
 const EXAMPLES: &str = "\
 Starts a cluster on the data folder, or joins the one that is running. It stops when nobody uses it any more. \
@@ -49,6 +50,10 @@ pub struct RunArguments {
     /// Leave the cluster running in the background, print the run's id and return
     #[arg(long, help_heading = "Cluster")]
     detach: bool,
+    /// Open the page of the run in a browser, or print its address where there is none. The cluster serves the HTTP API and
+    /// the dashboard, and keeps running until `millrace down`
+    #[arg(long, help_heading = "Output")]
+    open: bool,
 }
 
 /// The capabilities that a plan may use in a cluster without capability files.
@@ -64,13 +69,16 @@ pub async fn run_command(
     arguments: RunArguments,
     interrupt: CancellationToken,
 ) -> Result<CommandExit, CommandError> {
-    let RunArguments { pending, output, options, detach } = arguments;
+    let RunArguments { pending, output, mut options, detach, open } = arguments;
     let pending = PendingSubmission::read_arguments(&pending, &options.model).await?;
     output.refuse_unusable_paths()?;
     warn_of_ignored_server("run");
     pending.print_documents();
     pending.unknown_price_warning().iter().for_each(|warning| print_stderr_line(warning));
     let is_up = find_running_cluster(&options)?;
+    if open && is_up.is_none() {
+        options.api.get_or_insert(ApiAddress::Default);
+    }
     let has_no_model = !pending.has_model_argument() && choose_models_from_environment().is_none();
     if is_up.is_none() {
         open_models_to_check(&options)?;
@@ -91,7 +99,7 @@ pub async fn run_command(
         }
     }
     if detach {
-        return submit_and_detach(&options, pending, output.json).await;
+        return submit_and_detach(&options, pending, output.json, open).await;
     }
     let target = ClusterTarget::of_data_folder(&options.data);
     let work = run_with_local_cluster(&options, &interrupt, async |bus, session| {
@@ -102,6 +110,10 @@ pub async fn run_command(
             warn_of_missing_capabilities(bus, &pending).await?;
         }
         let run = submit_run(bus, &pending.into_submission(bus).await?).await?;
+        if open {
+            session.keep_cluster_running()?;
+            open_run_page(&options.api_url_path(), &run).await;
+        }
         let view = RunDisplay::new(output.json);
         watch_run(bus, &run, view, &output, &target, Some(session), &interrupt).await
     });
@@ -129,6 +141,7 @@ async fn submit_and_detach(
     options: &LocalOptions,
     pending: PendingSubmission,
     json: bool,
+    open: bool,
 ) -> Result<CommandExit, CommandError> {
     let unusable = CommandError::unusable_environment;
     let (cluster_use, running) = ClusterUse::register(&options.data, false).await.map_err(unusable)?;
@@ -147,6 +160,9 @@ async fn submit_and_detach(
     };
     let run = submit_run(&bus, &pending.into_submission(&bus).await?).await?;
     print_submitted_run(&run, json);
+    if open {
+        open_run_page(&options.api_url_path(), &run).await;
+    }
     print_stderr_line(&format!(
         "millrace: follow the run with `{}`, stop the cluster with `{}`",
         command_hint(&format!("watch {run}")),

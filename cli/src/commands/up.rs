@@ -229,7 +229,7 @@ async fn print_api_url(file: PathBuf) {
     while Instant::now() < deadline {
         if let Ok(url) = std::fs::read_to_string(&file) {
             return print_stderr_line(&format!(
-                "millrace: the HTTP API is on {} (reference at /docs)",
+                "millrace: the dashboard and the HTTP API are on {} (reference at /docs)",
                 url.trim()
             ));
         }

@@ -33,6 +33,7 @@ export async function send(method, path, { query = {}, body, headers = {}, signa
   const entries = Object.entries(query).filter(([, value]) => value !== undefined && value !== null && value !== "");
   const search = new URLSearchParams(entries.map(([name, value]) => [name, String(value)])).toString();
   const isForm = body instanceof FormData;
+  /** @type {Record<string, string>} */
   const content = body === undefined || isForm ? {} : { "Content-Type": "application/json" };
   /** @type {Response} */
   let response;

@@ -36,9 +36,12 @@ function Banner() {
   return null;
 }
 
+/** The themes: the system's, dark and light. @type {Record<string, {next: string, sign: string}>} */
+const THEMES = { "": { next: "dark", sign: "◐" }, dark: { next: "light", sign: "☾" }, light: { next: "", sign: "☀" } };
+
 function ThemeButton() {
   const [theme, setTheme] = useState(document.documentElement.dataset.theme ?? "");
-  const next = { "": "dark", dark: "light", light: "" }[theme] ?? "";
+  const { next, sign } = THEMES[theme] ?? THEMES[""];
   const choose = () => {
     if (next) document.documentElement.dataset.theme = next;
     else delete document.documentElement.dataset.theme;
@@ -50,7 +53,7 @@ function ThemeButton() {
     setTheme(next);
   };
   const name = theme || "system";
-  return html`<button type="button" class="button plain wide-only" title=${`Theme: ${name}`} aria-label=${`Theme: ${name}; change it`} onClick=${choose}>${{ "": "◐", dark: "☾", light: "☀" }[theme] ?? "◐"}</button>`;
+  return html`<button type="button" class="button plain wide-only" title=${`Theme: ${name}`} aria-label=${`Theme: ${name}; change it`} onClick=${choose}>${sign}</button>`;
 }
 
 /** @param {{current: string}} properties */

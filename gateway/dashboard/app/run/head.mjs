@@ -28,7 +28,7 @@ function Outcome({ run }) {
     ${end && html`<h3>${words(state)}${end.detail ? `: ${end.detail}` : ""}</h3>`}
     ${run.answered === false && html`<p>The deliverable says that it does not answer the question.</p>`}
     ${run.waiting_for_provider && html`<p>Waits for <b>${run.waiting_for_provider.model}</b> since <${Ago} at=${run.waiting_for_provider.since} />; next try <${Ago} at=${run.waiting_for_provider.next_try_at} />. ${run.waiting_for_provider.error}</p>`}
-    ${failures.slice(0, 4).map(({ task, why }) => html`<p class="words" key=${task.id}><a href=${address(["runs", run.run, "graph"], { task: task.id })}>${task.id}</a> failed: ${String(why ?? "no reason is recorded").slice(0, 600)}</p>`)}
+    ${failures.slice(0, 4).map((/** @type {any} */ { task, why }) => html`<p class="words" key=${task.id}><a href=${address(["runs", run.run, "graph"], { task: task.id })}>${task.id}</a> failed: ${String(why ?? "no reason is recorded").slice(0, 600)}</p>`)}
     ${failures.length > 4 && html`<p><a href=${address(["runs", run.run, "tasks"], { state: "failed" })}>All ${failures.length} failed tasks</a></p>`}
   </div>`;
 }

@@ -71,10 +71,10 @@ export const endOf = (task) => {
 export function criticalPath(tasks, now) {
   const all = byId(tasks);
   const end = (/** @type {any} */ task) => (task.state === "cancelled" ? null : (endOf(task) ?? (startOf(task) === null ? null : now)));
-  const latest = (/** @type {any[]} */ some) => some.reduce((best, task) => {
+  const latest = (/** @type {any[]} */ some) => some.reduce((/** @type {any} */ best, task) => {
     const time = end(task);
     return time !== null && (best === null || time > /** @type {number} */ (end(best))) ? task : best;
-  }, null);
+  }, /** @type {any} */ (null));
   /** @type {string[]} */
   const path = [];
   for (let task = latest(tasks.filter((one) => !one.parent)); task && !path.includes(task.id); ) {
@@ -100,7 +100,7 @@ export function groupTasks(tasks, most = 120) {
   for (const task of tasks) {
     const band = Math.floor((level.get(task.id) ?? 0) / span);
     const id = `${band}:${task.capability}`;
-    const group = groups.get(id) ?? { id, capability: task.capability, from: band * span, to: Math.min(depth - 1, band * span + span - 1), tasks: [] };
+    const group = groups.get(id) ?? { id, capability: task.capability, from: band * span, to: Math.min(depth - 1, band * span + span - 1), tasks: /** @type {any[]} */ ([]) };
     group.tasks.push(task);
     groups.set(id, group);
     groupOf.set(task.id, id);

@@ -58,21 +58,21 @@ export function Report({ run, query, at }) {
         ${sources.length > 0 && html`<section class="sources no-print" aria-label="Sources"><h3>${plural(sources.length, "source")}, ${plural(quotations.length, "quotation")}</h3><ul>${sources.map((/** @type {any} */ source) => html`<li key=${source.id}><a href=${withQuery({ source: source.id })}>[${source.id}] ${source.title}</a> <span class="muted">${source.location} · ${plural(quotations.filter((/** @type {any} */ one) => one.source === source.id).length, "quotation")}</span></li>`)}</ul></section>`}
         ${(result.artifacts ?? []).length > 0 && html`<section class="no-print"><h3>Files</h3><ul>${result.artifacts.map((/** @type {any} */ file) => html`<li key=${file.path}><a href=${address(["runs", run.run, "files"], { path: file.path, version: file.version })}>${file.path}</a> <span class="muted">${bytes(file.bytes)}, version ${file.version}</span></li>`)}</ul></section>`}
       </div></article>
-    ${chosen && html`<${SourcePanel} run=${run.run} key=${chosen.id} source=${chosen} quotations=${quotations.filter((/** @type {any} */ one) => one.source === chosen.id)} line=${query.line} />`}
+    ${chosen && html`<${SourcePanel} key=${chosen.id} source=${chosen} quotations=${quotations.filter((/** @type {any} */ one) => one.source === chosen.id)} line=${query.line} />`}
   </div>`;
 }
 
-/** @param {{run: string, source: any, quotations: any[], line: string | undefined}} properties */
-function SourcePanel({ run, source, quotations, line }) {
+/** @param {{source: any, quotations: any[], line: string | undefined}} properties */
+function SourcePanel({ source, quotations, line }) {
   const [state, setState] = useState(/** @type {{text: string | null, error: any}} */ ({ text: null, error: null }));
   const [isWhole, setWhole] = useState(false);
   const marked = useRef(/** @type {HTMLElement | null} */ (null));
   const chosen = quotations.find((one) => String(one.first_line) === line) ?? quotations[0];
   useEffect(() => {
     const abort = new AbortController();
-    readSource(run, source, abort.signal).then((text) => setState({ text, error: null }), (error) => abort.signal.aborted || setState({ text: null, error }));
+    readSource(source, abort.signal).then((text) => setState({ text, error: null }), (error) => abort.signal.aborted || setState({ text: null, error }));
     return () => abort.abort();
-  }, [run, source.id]);
+  }, [source.id]);
   useEffect(() => {
     const panel = marked.current?.closest("aside");
     // Only the panel is scrolled, and not the page.
@@ -101,10 +101,10 @@ function SourcePanel({ run, source, quotations, line }) {
 
 /**
  * Reads the text of a source as it was cited.
- * @param {string} run @param {any} source @param {AbortSignal} signal
+ * @param {any} source @param {AbortSignal} signal
  * @returns {Promise<string>}
  */
-async function readSource(run, source, signal) {
+async function readSource(source, signal) {
   if (!source.sha256) throw new Error("the source was not kept");
   const response = await send("GET", `/blobs/${source.sha256}`, { signal });
   const content = new Uint8Array(await response.arrayBuffer());

@@ -13,7 +13,7 @@ export function TimeSlider({ events, at, version }) {
     for (const event of events) {
       const about = `${words(event.type)}${event.task ? ` ${event.task}` : ""}`;
       const last = list.at(-1);
-      if (last?.sequence === event.sequence) last.about = about;
+      if (last && last.sequence === event.sequence) last.about = about;
       else list.push({ sequence: event.sequence, at: event.at, about });
     }
     return list;

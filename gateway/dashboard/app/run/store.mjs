@@ -42,6 +42,7 @@ const STATE_AFTER = {
  * @property {number} version Grows with each change.
  */
 
+/** @extends {Store<RunView>} */
 export class RunStore extends Store {
   /** @param {string} id */
   constructor(id) {

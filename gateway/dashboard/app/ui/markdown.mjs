@@ -3,7 +3,7 @@ import { lexer } from "../../vendor/vendor.mjs";
 import { html, safeAddress } from "../html.mjs";
 
 /** The characters that the lexer escapes for HTML, which nodes do not need. @param {string} text */
-const unescape = (text) => text.replaceAll("&lt;", "<").replaceAll("&gt;", ">").replaceAll("&quot;", '"').replaceAll("&#39;", "'").replaceAll("&amp;", "&");
+const unescapeHtml = (text) => text.replaceAll("&lt;", "<").replaceAll("&gt;", ">").replaceAll("&quot;", '"').replaceAll("&#39;", "'").replaceAll("&amp;", "&");
 
 /**
  * Splits a text at its citations.
@@ -27,11 +27,11 @@ function node(token, cite) {
   switch (token.type) {
     case "heading": return html`<${`h${Math.min(6, token.depth + 1)}`}>${inner()}<//>`;
     case "paragraph": return html`<p>${inner()}</p>`;
-    case "text": return token.tokens ? inner() : withCitations(unescape(token.text), cite);
+    case "text": return token.tokens ? inner() : withCitations(unescapeHtml(token.text), cite);
     case "strong": return html`<strong>${inner()}</strong>`;
     case "em": return html`<em>${inner()}</em>`;
     case "del": return html`<del>${inner()}</del>`;
-    case "codespan": return html`<code>${unescape(token.text)}</code>`;
+    case "codespan": return html`<code>${unescapeHtml(token.text)}</code>`;
     case "code": return html`<pre class="code"><code>${token.text}</code></pre>`;
     case "blockquote": return html`<blockquote>${inner()}</blockquote>`;
     case "br": return html`<br />`;
@@ -43,7 +43,7 @@ function node(token, cite) {
     case "image": return html`<span class="chip" title=${token.href}>image: ${token.text || token.href}</span>`;
     case "list": return html`<${token.ordered ? "ol" : "ul"} start=${token.ordered && token.start !== 1 ? token.start : undefined}>${token.items.map((/** @type {any} */ item) => html`<li>${item.task && html`<input type="checkbox" disabled checked=${item.checked} aria-label=${item.checked ? "done" : "open"} /> `}${nodes(item.tokens, cite)}</li>`)}<//>`;
     case "table": return html`<div class="scroll"><table><thead><tr>${token.header.map((/** @type {any} */ cell) => html`<th>${nodes(cell.tokens, cite)}</th>`)}</tr></thead><tbody>${token.rows.map((/** @type {any} */ row) => html`<tr>${row.map((/** @type {any} */ cell) => html`<td>${nodes(cell.tokens, cite)}</td>`)}</tr>`)}</tbody></table></div>`;
-    case "escape": return unescape(token.text);
+    case "escape": return unescapeHtml(token.text);
     case "checkbox": return null;
     case "space":
     case "def": return null;
