@@ -87,6 +87,36 @@ export async function command(path, body, method = "POST") {
   }
 }
 
+/** The paths of the API's description, read when they are first needed. @type {Promise<Set<string>> | null} */
+let resources = null;
+
+/**
+ * Returns `true` if this gateway has a resource. Gateways of an earlier release may lack some.
+ * @param {string} path As in the description, such as `/runs/{run}/timeline`.
+ */
+export async function hasResource(path) {
+  resources ??= get("/openapi.json").then((document) => new Set(Object.keys(document.paths)));
+  try {
+    return (await resources).has(`${API}${path}`);
+  } catch {
+    resources = null;
+    return false;
+  }
+}
+
+/** The same in a component; `false` until it is known. @param {string} path */
+export function useHasResource(path) {
+  const [isThere, setThere] = useState(false);
+  useEffect(() => {
+    let isShown = true;
+    hasResource(path).then((has) => isShown && setThere(has));
+    return () => {
+      isShown = false;
+    };
+  }, [path]);
+  return isThere;
+}
+
 /** The path of a run and what is below it. @param {string} run @param {string[]} parts */
 export const runPath = (run, ...parts) => `/runs/${[run, ...parts].map(encodeURIComponent).join("/")}`;
 

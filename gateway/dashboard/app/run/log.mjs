@@ -1,6 +1,6 @@
 // The log: each decision of the supervisor with its events, and the facts that caused it.
 import { useMemo } from "../../vendor/vendor.mjs";
-import { runPath, useResource } from "../api.mjs";
+import { runPath, useHasResource, useResource } from "../api.mjs";
 import { html } from "../html.mjs";
 import { absoluteTime, timeOfDay, usageText, words } from "../format.mjs";
 import { setQuery, withQuery } from "../router.mjs";
@@ -31,9 +31,10 @@ const toneOf = (type) => (/failed|timed_out|rejected|refused|damaged|missing|too
 /** @param {import("../screens/run.mjs").TabProperties} properties */
 export function Log({ run, events, version, query, at }) {
   const { text = "", about = "" } = query;
+  const hasMessages = useHasResource("/runs/{run}/log");
   const shown = useMemo(() => events.filter((event) => (!about || event.task === about) && (!text || `${words(event.type)} ${eventText(event)}`.toLowerCase().includes(text.toLowerCase()))), [version, at, text, about]);
   const chosen = query.decision ? events.filter((event) => String(event.sequence) === query.decision) : [];
-  const { data } = useResource(query.decision ? runPath(run.run, "log") : null, { after: Number(query.decision) - 1, limit: 1 });
+  const { data } = useResource(query.decision && hasMessages ? runPath(run.run, "log") : null, { after: Number(query.decision) - 1, limit: 1 });
   const decision = (data?.decisions ?? []).find((/** @type {any} */ one) => String(one.decision.sequence) === query.decision);
   const line = (/** @type {any} */ event, /** @type {number} */ index) => {
     const isFirst = index === 0 || shown[index - 1].sequence !== event.sequence;

@@ -1,6 +1,6 @@
 // The timeline: a row for each task, with the time that it waited, worked and was reviewed.
 import { useMemo } from "../../vendor/vendor.mjs";
-import { runPath, useResource } from "../api.mjs";
+import { runPath, useHasResource, useResource } from "../api.mjs";
 import { duration, timeOfDay } from "../format.mjs";
 import { html } from "../html.mjs";
 import { withQuery } from "../router.mjs";
@@ -35,8 +35,9 @@ export function Timeline({ run, events, version, query, at, now: until }) {
   const isLive = !run.end && !at;
   const tick = useStore(clock);
   const now = isLive ? Math.max(tick, Date.now()) : until;
+  const hasSteps = useHasResource("/runs/{run}/timeline");
   const rows = useMemo(() => segmentsOf(events), [version, at]);
-  const { data } = useResource(runPath(run.run, "timeline"), at ? { at } : {}, { every: isLive ? EVERY : 0 });
+  const { data } = useResource(hasSteps ? runPath(run.run, "timeline") : null, at ? { at } : {}, { every: isLive ? EVERY : 0 });
   const steps = useMemo(() => stepsOf(data), [data]);
   const isCollapsed = query.idle !== "shown";
   const from = events.length > 0 ? Date.parse(events[0].at) : now;
@@ -66,6 +67,6 @@ export function Timeline({ run, events, version, query, at, now: until }) {
       <a class="button small push" href=${withQuery({ idle: isCollapsed ? "shown" : "" })} aria-pressed=${isCollapsed} title="Make times short in which nothing was worked on">Shorten idle times</a></header>
     <div class="time-line time-head muted" aria-hidden="true"><span>${duration(now - from)} in all</span><span class="time-track">${gaps.map((gap) => html`<i class="gap" style=${{ left: `${gap.at * 100}%` }}>${duration(gap.length)} idle</i>`)}</span></div>
     <${VirtualList} label="Timeline of the tasks" height=${28} max=${640} items=${ordered} render=${line} />
-    ${!data && html`<p class="hint time-hint">Model and tool calls appear when their journals have been read.</p>`}
+    ${hasSteps && !data && html`<p class="hint time-hint">Model and tool calls appear when their journals have been read.</p>`}
   </div>`;
 }

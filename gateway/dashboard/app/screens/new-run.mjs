@@ -1,6 +1,6 @@
 // Starting a run: objective, documents, plan, models, budget.
 import { useEffect, useRef, useState } from "../../vendor/vendor.mjs";
-import { ApiError, newKey, request, useResource, runPath } from "../api.mjs";
+import { ApiError, hasResource, newKey, request, useResource, runPath } from "../api.mjs";
 import { html } from "../html.mjs";
 import { bytes, plural, shortId } from "../format.mjs";
 import { address, go } from "../router.mjs";
@@ -158,6 +158,7 @@ function usePlanCheck(plan) {
     }
     const abort = new AbortController();
     const timer = setTimeout(async () => {
+      if (!(await hasResource("/plans/check")) || abort.signal.aborted) return;
       try {
         const reply = await request("POST", "/plans/check", { body: { plan }, signal: abort.signal });
         setMistakes((reply.mistakes ?? []).map((/** @type {any} */ one) => ({ line: one.line ?? null, text: one.message })));
