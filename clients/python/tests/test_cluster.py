@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import os
 import signal
 import subprocess
 import sys
@@ -293,6 +294,15 @@ def test_requests_outlive_a_gateway(kind: str, gateway: Gateway) -> None:
     assert objectives.count(f"outlive {kind}") == 1
 
 
+def test_notebook_submits_streams_answers_and_shows_the_report(gateway: Gateway) -> None:
+    command = [sys.executable, str(PROJECT / "examples" / "notebook.py")]
+    environment = {**os.environ, "MILLRACE_API": gateway.url}
+    process = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    assert process.returncode == 0, process.stdout + process.stderr
+    for part in ("plan_question_asked", "run_ended", "## Sources", "completed"):
+        assert part in process.stdout, process.stdout
+
+
 def test_quickstart_leads_to_the_report(gateway: Gateway) -> None:
     command = [sys.executable, str(PROJECT / "examples" / "quickstart.py"), "--url", gateway.url, str(LICENCES)]
     process = subprocess.run(command, input="approve\n", capture_output=True, text=True, timeout=120)
@@ -304,7 +314,9 @@ def test_quickstart_leads_to_the_report(gateway: Gateway) -> None:
 def test_examples_of_the_page_run(gateway: Gateway, tmp_path: Path) -> None:
     page = (PROJECT / "README.md").read_text(encoding="utf-8")
     blocks = [part.partition("```")[0] for part in page.split("```python\n")[1:]]
-    assert len(blocks) == 2
+    assert len(blocks) == 3
+    worker = blocks.pop()
+    assert "from millrace.worker" in worker
     (tmp_path / "licences").mkdir()
     (tmp_path / "licences" / "MIT.txt").write_bytes((LICENCES / "MIT.txt").read_bytes())
     for block in blocks:

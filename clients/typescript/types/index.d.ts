@@ -1,0 +1,16 @@
+export { answerBody } from "./answers.js";
+export { Client } from "./client.js";
+export { operations } from "./operations.js";
+export { DEFAULT_RETRY } from "./retry.js";
+export { Run } from "./run.js";
+export { EventStream } from "./stream.js";
+export type Answer = import("./answers.js").Answer;
+export type Operations = import("../types/api.js").Operations;
+export type ProblemKind = import("../types/api.js").ProblemKind;
+export type Submission = import("./client.js").Submission;
+export type RetryPolicy = import("./retry.js").RetryPolicy;
+export type CommandOptions = import("./run.js").CommandOptions;
+export type EventOptions = import("./run.js").EventOptions;
+export type RunEvent = import("./stream.js").RunEvent;
+export type ClientOptions = import("./transport.js").ClientOptions;
+export { GatewayUnreachable, MillraceError, ProblemError, StreamError, UnexpectedResponse, WaitTimeout, isProblem } from "./errors.js";
