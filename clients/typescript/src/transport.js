@@ -92,9 +92,11 @@ export class Transport {
     try {
       const content = body === undefined || body instanceof FormData ? body : JSON.stringify(body)
       const response = await this.#fetch(url, { method: operation.method, headers, body: content, signal, redirect: 'error' })
-      if (!response.ok || !['json', 'text', 'bytes'].includes(operation.response)) return { response }
+      if (!response.ok || operation.response === 'stream') return { response }
       // The body belongs to the attempt: a connection that is cut within it is tried again.
-      return { response: new Response(await response.arrayBuffer(), response) }
+      const { status, headers: own } = response
+      const bytes = await response.arrayBuffer()
+      return { response: new Response(bytes.byteLength > 0 ? bytes : null, { status, headers: own }) }
     } catch (cause) {
       if (options.signal?.aborted) throw options.signal.reason
       return { error: new GatewayUnreachable(`${operation.method} ${url}: ${describe(cause)}`, { cause }) }

@@ -10,6 +10,7 @@ import { seededRandom } from './unreliable.mjs'
 
 const API = process.env.MILLRACE_TEST_API
 const options = { skip: API === undefined && 'MILLRACE_TEST_API is not the URL of a gateway' }
+const SEEDS = Number(process.env.MILLRACE_STREAM_SEEDS ?? 2)
 const PATIENT = { firstDelay: 20, maxDelay: 200 }
 
 /**
@@ -25,6 +26,8 @@ async function cuttingProxy(seed) {
     count += 1
     let left = count < 20 ? random() * ([100, 2_000, 20_000][Math.floor(random() * 3)] ?? 0) : Infinity
     const gateway = connect(Number(target.port), target.hostname)
+    gateway.unref()
+    client.unref()
     client.on('data', (data) => gateway.write(data)).on('close', () => gateway.destroy()).on('error', () => {})
     gateway.on('error', () => {}).on('close', () => client.destroy())
     gateway.on('data', (data) => {
@@ -37,6 +40,7 @@ async function cuttingProxy(seed) {
   await once(server, 'listening')
   const address = server.address()
   if (address === null || typeof address === 'string') throw new Error('no port')
+  server.unref()
   return { url: `http://127.0.0.1:${address.port}`, close: () => server.close(), connections: () => count }
 }
 
@@ -47,7 +51,7 @@ function echo(id, more) {
 
 test('a run is submitted, followed and read over cut connections', options, async () => {
   const direct = new Client({ url: API })
-  for (let seed = 0; seed < 5; seed += 1) {
+  for (let seed = 0; seed < SEEDS; seed += 1) {
     const proxy = await cuttingProxy(seed)
     const client = new Client({ url: proxy.url, retry: PATIENT })
     const tasks = [echo('a', { parameters: { steps: 5 } }), echo('b', { depends_on: ['a'], final: true })]

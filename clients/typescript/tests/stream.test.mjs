@@ -8,7 +8,7 @@ import { StreamParser } from '../src/sse.js'
 import { frame, makeLog, seededRandom, serve, unreliable } from './unreliable.mjs'
 
 const FAST = { firstDelay: 1, maxDelay: 5, requestTime: 5_000, streamTime: 5_000 }
-const SEEDS = Number(process.env.MILLRACE_STREAM_SEEDS ?? 30)
+const SEEDS = Number(process.env.MILLRACE_STREAM_SEEDS ?? 15)
 
 /** @param {import('../src/stream.js').EventStream} stream */
 async function readAll(stream) {
