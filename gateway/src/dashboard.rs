@@ -29,11 +29,12 @@ const BUILD_DIGITS: usize = 16;
 /// The page, in which `@BUILD@` stands for the digest.
 const PAGE: &str = "index.html";
 
+// A `*` stands for folders too.
 #[derive(Embed)]
 #[folder = "dashboard"]
-#[include = "*.html"]
-#[include = "*.js"]
-#[include = "*.svg"]
+#[include = "index.html"]
+#[include = "theme.js"]
+#[include = "icon.svg"]
 #[include = "app/**/*.mjs"]
 #[include = "style/*.css"]
 #[include = "vendor/vendor.mjs"]

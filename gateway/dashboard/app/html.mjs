@@ -29,6 +29,9 @@ export function safeAddress(address) {
   return /^(https?|blob):/i.test(text) ? text : undefined;
 }
 
+/** Focuses an element when it appears; browsers do so once for each page only. @param {HTMLElement | null} node */
+const focusNew = (node) => node?.focus();
+
 const TEXTS = ["title", "aria-label", "placeholder", "alt"];
 
 /** @param {any} child @returns {any} */
@@ -47,6 +50,7 @@ function element(type, properties, ...children) {
   if (typeof type === "string" && properties) {
     for (const name of TEXTS) if (typeof properties[name] === "string") properties[name] = visible(properties[name]);
     if ("href" in properties) properties.href = safeAddress(properties.href);
+    if (properties.autofocus && !properties.ref) properties.ref = focusNew;
     delete properties.dangerouslySetInnerHTML;
   }
   return h(type, properties, ...(typeof type === "string" ? children.map(visibleChild) : children));

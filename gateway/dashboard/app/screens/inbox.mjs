@@ -45,7 +45,8 @@ export function InboxScreen({ route }) {
   const all = isHistory ? [...closed].sort((a, b) => (b.decided_at ?? b.asked_at).localeCompare(a.decided_at ?? a.asked_at)) : staying;
   const shown = all.filter((question) => (!kind || question.kind === kind) && (!run || question.run === run) && (!to || question.to === to));
   const people = [...new Set(all.map((question) => question.to).filter(Boolean))];
-  const at = Math.max(0, shown.findIndex((question) => question.id === chosen));
+  const selected = shown.findIndex((question) => question.id === chosen);
+  const at = Math.max(0, selected >= 0 ? selected : shown.findIndex((question) => question.status === "open"));
   const select = (/** @type {number} */ index) => {
     const next = shown[Math.max(0, Math.min(shown.length - 1, index))];
     if (!next) return;
@@ -69,6 +70,9 @@ export function InboxScreen({ route }) {
     ${open === null && html`<${Loading} />`}
     ${history.error && isHistory && html`<${Failure} error=${history.error} retry=${history.reload} />`}
     ${open !== null && shown.length === 0 && html`<div class="panel"><${Empty} title=${isHistory ? "Nothing has been answered yet" : "No open questions"}>${isHistory ? "Answers appear here, with their authors and times." : "Questions of agents, approvals of calls, reviews and plans appear here by themselves."}<br />${(kind || run || to) && html`<a class="button" href="/inbox">Show all</a>`}<//></div>`}
-    ${shown.map((question, index) => html`<${QuestionCard} key=${question.id} question=${question} isCurrent=${!isHistory && index === at} after=${readQuestions} />`)}
+    ${shown.map((question, index) => html`<${QuestionCard} key=${question.id} question=${question} isCurrent=${!isHistory && index === at} after=${() => {
+      setQuery({ question: "" }, { replace: true });
+      readQuestions();
+    }} />`)}
   </div>`;
 }
