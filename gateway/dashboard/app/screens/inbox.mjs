@@ -36,9 +36,10 @@ export function InboxScreen({ route }) {
   const { kind = "", run = "", to = "", question: chosen = "" } = route.query;
   const isHistory = route.query.show === "history";
   const open = useStore(openQuestions);
-  const gone = (open?.length ?? 0);
+  // One may be closed and another one opened between two reads.
+  const openIds = (open ?? []).map((question) => question.id).join();
   const history = useResource("/questions", { history: true, turn: undefined }, { every: 0 });
-  useEffect(() => history.reload(), [gone, isHistory]);
+  useEffect(() => history.reload(), [openIds, isHistory]);
   useTitle("Inbox");
   const closed = (history.data?.questions ?? []).filter((/** @type {any} */ question) => question.status !== "open");
   const staying = useStayingQuestions(open, closed);
