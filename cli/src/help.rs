@@ -30,6 +30,7 @@ const GROUPS: [(&str, &[&str]); 7] = [
             "backup",
             "restore",
             "replay",
+            "trace",
             "metrics",
             "serve",
             "bench",

@@ -35,7 +35,7 @@ use millrace_views::history;
 use commands::{
     add, answer, backup, bench, cancel, completions, config, edit, eval, files, inbox, limits, list, logs,
     man, memories, message, metrics, pause, replay, restore, resume, retry, run, schema, show, signal,
-    status, submit, up, watch,
+    status, submit, trace, up, watch,
 };
 use exit::{CommandError, CommandExit, run_until_interrupt};
 use settings::SettingsSources;
@@ -105,6 +105,8 @@ enum Command {
     Limits(limits::LimitsArguments),
     /// Reconstruct a run's state at any point in its log
     Replay(replay::ReplayArguments),
+    /// Show a run as spans, or write them for OpenTelemetry
+    Trace(trace::TraceArguments),
     /// Show processes, queues, lanes and runs of a cluster
     Status(status::StatusArguments),
     /// List the workers and critics of a cluster
@@ -225,6 +227,7 @@ async fn dispatch_command(command: Command, profile: Option<String>) -> Result<E
         | Command::Memories(_)
         | Command::Limits(_)
         | Command::Replay(_)
+        | Command::Trace(_)
         | Command::Backup(_)
         | Command::Restore(_)
         | Command::Config(_)
@@ -284,6 +287,9 @@ async fn dispatch_command(command: Command, profile: Option<String>) -> Result<E
         }
         Command::Replay(arguments) => {
             Box::pin(run_until_interrupt(&shutdown, replay::run_command(arguments))).await?
+        }
+        Command::Trace(arguments) => {
+            Box::pin(run_until_interrupt(&shutdown, trace::run_command(arguments))).await?
         }
         Command::Backup(arguments) => backup::run_command(arguments, shutdown).await?,
         Command::Restore(arguments) => restore::run_command(arguments, shutdown).await?,

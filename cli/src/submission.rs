@@ -17,6 +17,7 @@ use millrace_protocol::plan::{
     Budget, CapabilityRegistry, EarlierRun, PlannerConsultMode, PlanningMode, Submission, TaskSpec,
     find_criteria_problem, find_earlier_runs_problem,
 };
+use millrace_protocol::trace_context::TraceParent;
 use millrace_runtime::Bus;
 use millrace_worker::{builtin, file};
 
@@ -335,9 +336,17 @@ impl PendingSubmission {
             labels: self.labels,
             budget: self.budget,
             consult: self.consult,
+            trace_parent: read_trace_parent(),
             ..Submission::new(self.objective, self.mode)
         })
     }
+}
+
+/// Returns the span of the calling program, which the variable `TRACEPARENT` names.
+fn read_trace_parent() -> Option<TraceParent> {
+    let text = std::env::var("TRACEPARENT").ok().filter(|text| !text.is_empty())?;
+    let parent = text.parse::<TraceParent>();
+    parent.inspect_err(|error| print_stderr_line(&format!("millrace: ignoring TRACEPARENT: {error}"))).ok()
 }
 
 /// Checks the tasks of a plan file, with their positions, against the known capabilities: refuses parameters that a

@@ -31,5 +31,6 @@ pub mod show;
 pub mod signal;
 pub mod status;
 pub mod submit;
+pub mod trace;
 pub mod up;
 pub mod watch;

@@ -78,6 +78,8 @@ pub const VARIABLES: &[Variable] = &[
     everywhere("MILLRACE_WORK_LEASE_IF_NEW", ValueKind::Text, "15s"),
     everywhere("MILLRACE_LINGER", ValueKind::Text, "5s"),
     everywhere("MILLRACE_API", ValueKind::Text, "127.0.0.1:7070, or the next free port"),
+    everywhere("MILLRACE_TRACE_CONTENT", ValueKind::Text, "false"),
+    everywhere("MILLRACE_TRACE_SPLIT", ValueKind::Text, "1h"),
     everywhere("MILLRACE_HTTP", ValueKind::Text, "no health and metrics page"),
     everywhere("MILLRACE_LOG", ValueKind::Text, "info for processes, error for commands"),
     everywhere("MILLRACE_LOG_FORMAT", ValueKind::Text, "text"),
