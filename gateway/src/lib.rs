@@ -9,6 +9,7 @@
 //! | `resources` | the resources, one file each |
 //! | `dashboard` | the web pages |
 //! | `feed` | the events of a run as a stream |
+//! | `trace_export` | traces of all runs, for a receiver of OpenTelemetry |
 //! | `problem` | errors |
 //! | `openapi` | the description of the API |
 
@@ -24,6 +25,7 @@ mod resources;
 mod run_index;
 mod server;
 mod state;
+mod trace_export;
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
@@ -40,11 +42,14 @@ use tokio_util::sync::CancellationToken;
 
 pub use openapi::api_document;
 use state::Gateway;
+use trace_export::{ExportSettings, OtlpReceiver, TAKEOVER, TraceExporter};
 
 /// The address if the user gives none.
 pub const DEFAULT_API: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 7070);
 /// The number of ports that are tried after one that is taken.
 const PORTS: u16 = 100;
+/// The time that the export of traces has to stop.
+const STOP_TIME: std::time::Duration = std::time::Duration::from_secs(3);
 
 /// Serve the dashboard, the HTTP API and its documentation (at /docs) for a cluster. Any number of such processes may run side by side.
 ///
@@ -87,6 +92,7 @@ pub async fn run_with_args(
 ) -> Result<(), ProgramError> {
     let ServeArguments { nats, api, by, no_dashboard, url_file, http } = arguments;
     // Before the cluster is joined: a mistake is reported at once.
+    let export = open_trace_receiver()?;
     let listener = open_listener(api).await?;
     let address = listener.local_addr()?;
     let mut program =
@@ -104,13 +110,31 @@ pub async fn run_with_args(
     tracing::info!(%url, "serving the API");
     let gateway = Arc::new(Gateway::new(bus.clone(), shutdown.clone()));
     let authenticator = Arc::new(Authenticator::new(gateway, author_name(by)));
+    let exporting = export.map(|(settings, receiver)| {
+        let exporter = TraceExporter::new(bus.clone(), settings, receiver, TAKEOVER, shutdown.clone());
+        tokio::spawn(exporter.run())
+    });
     server::serve(listener, authenticator, !no_dashboard, shutdown).await;
+    if let Some(exporting) = exporting {
+        // It stops with the same signal, after it has released its position.
+        let _ = tokio::time::timeout(STOP_TIME, exporting).await;
+    }
     if let Some(file) = &url_file {
         // A file that is left names a process that is gone; the next one replaces it.
         let _ = std::fs::remove_file(file);
     }
     bus.flush_client().await;
     Ok(())
+}
+
+/// Returns the receiver of traces that the variables of OpenTelemetry name, if they name one.
+fn open_trace_receiver() -> Result<Option<(ExportSettings, OtlpReceiver)>, ProgramError> {
+    let settings = ExportSettings::from_environment()
+        .map_err(|error| ProgramError::refused_input(format!("traces can't be exported: {error}")))?;
+    let Some(settings) = settings else { return Ok(None) };
+    let receiver = OtlpReceiver::new(&settings)
+        .map_err(|error| ProgramError::refused_input(format!("traces can't be exported: {error}")))?;
+    Ok(Some((settings, receiver)))
 }
 
 /// Writes a file that a reader sees completely or not at all.

@@ -19,7 +19,7 @@ use crate::problem::{MEDIA_TYPE, Problem, ProblemKind, TYPE_PREFIX};
 use crate::resources::{
     AddBody, AnswerBatch, AnswerBody, AnswerList, CallerJson, CancelBody, CommandReceipt, EditBody, FileList,
     Health, LimitBody, LimitList, MessageBody, QuestionList, ResumeBody, RetryBody, RunList, SignalBody,
-    SubmissionBody, Version, Written, routes,
+    SubmissionBody, TraceDocument, Version, Written, routes,
 };
 
 /// The path below which all resources are.
@@ -110,6 +110,7 @@ fn answer_schemas() -> Map<String, Value> {
     add::<StreamNotice<'static>>(generator, "StreamNotice", &mut all);
     add::<TaskTranscript<'static>>(generator, "TaskTranscript", &mut all);
     add::<PlannerTranscript<'static>>(generator, "PlannerTranscript", &mut all);
+    add::<TraceDocument>(generator, "TraceDocument", &mut all);
     add::<FileList<'static>>(generator, "FileList", &mut all);
     add::<QuestionLine<'static>>(generator, "QuestionLine", &mut all);
     add::<QuestionList<'static>>(generator, "QuestionList", &mut all);

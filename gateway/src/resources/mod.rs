@@ -12,6 +12,7 @@ mod questions;
 mod runs;
 mod steering;
 mod submission;
+mod traces;
 mod transcripts;
 
 use schemars::JsonSchema;
@@ -30,6 +31,7 @@ pub use steering::{
     AddBody, CancelBody, CommandReceipt, EditBody, MessageBody, ResumeBody, RetryBody, SignalBody,
 };
 pub use submission::SubmissionBody;
+pub use traces::TraceDocument;
 
 /// The result of a write, with the sequence at which it is visible.
 #[derive(Debug, Serialize, JsonSchema)]
@@ -49,6 +51,7 @@ pub fn routes() -> ApiRoutes {
         .merge(submission::routes())
         .merge(events::routes())
         .merge(transcripts::routes())
+        .merge(traces::routes())
         .merge(files::routes())
         .merge(steering::routes())
         .merge(questions::routes())
