@@ -139,6 +139,7 @@ def operations(client: Any, call: Callable[..., Any]) -> None:
     call(run.file_versions, "notes/a b.md")
     call(run.transcript, "a", attempt=1)
     call(run.planner_transcript, turn=1)
+    call(run.trace, content=True, split="2h")
     call(run.questions, history=True)
     call(lambda: run.events("live", types=["step"], task="a", after="1.0"))
     commands: list[tuple[Callable[..., Any], list[Any]]] = [
