@@ -209,7 +209,8 @@ mod tests {
         let usage = Usage { input_tokens: 7, cost_micros: 1_500_000, ..Usage::default() };
         ModelMetrics.request_finished("openai:first", Ok(&usage), Duration::from_millis(20));
         assert_eq!(read_series_value("millrace_model_cost_dollars_total{model=\"openai:first\"}"), Some(1.5));
-        let model = "gen_ai_operation_name=\"chat\",gen_ai_provider_name=\"openai\",gen_ai_request_model=\"first\"";
+        let model =
+            "gen_ai_operation_name=\"chat\",gen_ai_provider_name=\"openai\",gen_ai_request_model=\"first\"";
         let tokens = format!("gen_ai_client_token_usage_sum{{{model},gen_ai_token_type=\"input\"}}");
         assert_eq!(read_series_value(&tokens), Some(7.0));
         let count = format!("gen_ai_client_operation_duration_seconds_count{{error_type=\"\",{model}}}");

@@ -50,7 +50,7 @@ pub mod operation {
 pub const OPERATION: &str = "gen_ai.operation.name";
 /// The model's provider.
 pub const PROVIDER: &str = "gen_ai.provider.name";
-/// The model that was asked for.
+/// The requested model.
 pub const REQUEST_MODEL: &str = "gen_ai.request.model";
 /// The model that answered.
 pub const RESPONSE_MODEL: &str = "gen_ai.response.model";
@@ -149,7 +149,7 @@ pub mod own {
     pub const TASKS: &str = "millrace.tasks";
     /// The duration of the run, in seconds.
     pub const DURATION: &str = "millrace.duration_s";
-    /// What a linked span is to the one with the link.
+    /// The relation of a linked span to the span with the link.
     pub const LINK: &str = "millrace.link";
 }
 

@@ -202,7 +202,10 @@ mod tests {
             text(Some("agents"), Some("service.name=other,team=a%20b,broken")),
             format!("team=a b service.name=agents {version}")
         );
-        assert_eq!(text(Some(""), Some("service.name=x,service.version=2")), "service.name=x service.version=2 ");
+        assert_eq!(
+            text(Some(""), Some("service.name=x,service.version=2")),
+            "service.name=x service.version=2 "
+        );
         assert_eq!(decode_percent("100%,%4"), "100%,%4");
     }
 }

@@ -12,7 +12,7 @@ pub const CONTENT_VARIABLE: &str = "MILLRACE_TRACE_CONTENT";
 /// The settings of traces.
 #[derive(Debug, Clone)]
 pub struct TraceSettings {
-    /// What spans contain.
+    /// The content of spans.
     pub options: TraceOptions,
     /// The source that they name.
     pub resource: TraceResource,

@@ -165,11 +165,11 @@ impl From<bool> for AttributeValue {
 pub struct SpanLink {
     /// The other span.
     pub context: SpanContext,
-    /// What the other span is to the one with the link.
+    /// The relation of the other span to the span with the link.
     pub relation: LinkRelation,
 }
 
-/// What a linked span is to the one with the link.
+/// The relation of a linked span to the span with the link.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LinkRelation {
     /// The span in which the run was submitted.

@@ -151,7 +151,8 @@ fn parents_and_links_lead_to_spans_and_ids_are_unique() {
 /// The texts of prompts, results, questions and errors are only in spans if the user wants them.
 #[test]
 fn spans_have_no_content_unless_it_is_wanted() {
-    let secrets = ["a draft", "Which region?", "the clock knows", "it names the year", "gather it", "simulated"];
+    let secrets =
+        ["a draft", "Which region?", "the clock knows", "it names the year", "gather it", "simulated"];
     let mut found = BTreeSet::new();
     for (name, lines) in recorded_runs() {
         let resource = TraceResource::from_settings(None, None);

@@ -1,4 +1,4 @@
-//! `GET /runs/{run}/trace`: what a run did as spans.
+//! `GET /runs/{run}/trace`: the spans of a run.
 
 use std::time::Duration;
 
@@ -56,9 +56,12 @@ async fn read_trace(
     PathParts(run): PathParts<String>,
     QueryParts(query): QueryParts<TraceQuery>,
 ) -> Result<Response, Problem> {
-    let split: Option<Duration> = query.split.as_deref().map(parse_duration).transpose().map_err(|problem| {
-        Problem::new(ProblemKind::InvalidRequest, format!("split: {problem}"))
-    })?;
+    let split: Option<Duration> = query
+        .split
+        .as_deref()
+        .map(parse_duration)
+        .transpose()
+        .map_err(|problem| Problem::new(ProblemKind::InvalidRequest, format!("split: {problem}")))?;
     let (run, _) = gateway.find_run(&run).await?;
     let mut settings = TraceSettings::from_environment(split.unwrap_or(DEFAULT_SPLIT));
     if let Some(content) = query.content {

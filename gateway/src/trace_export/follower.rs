@@ -104,7 +104,8 @@ impl LogFollower {
     /// Returns the position when all spans so far are exported.
     #[must_use]
     pub fn position(&self, exporter: &str) -> ExportPosition {
-        let lanes: BTreeMap<u16, u64> = self.lanes.iter().map(|reader| (reader.lane.0, reader.seen)).collect();
+        let lanes: BTreeMap<u16, u64> =
+            self.lanes.iter().map(|reader| (reader.lane.0, reader.seen)).collect();
         ExportPosition { exporter: exporter.to_owned(), lanes, summaries: self.summaries.1 }
     }
 
@@ -128,7 +129,8 @@ impl LogFollower {
             }
             for record in records {
                 self.summaries.0 = record.sequence;
-                let Some(run) = record.subject.strip_prefix(&prefix).and_then(|run| RunId::new(run).ok()) else {
+                let Some(run) = record.subject.strip_prefix(&prefix).and_then(|run| RunId::new(run).ok())
+                else {
                     continue;
                 };
                 let summary = serde_json::from_slice::<RunSummary>(&record.payload);
@@ -179,11 +181,11 @@ impl LogFollower {
         let reader = &mut lanes[at];
         let stream = lane_stream(reader.lane);
         let filter = subject::all_subjects_of_lane(reader.lane);
-        let mut pages =
-            PagedReader::new(bus.client(), stream, filter, reader.seen + 1).with_page_size(PAGE);
+        let mut pages = PagedReader::new(bus.client(), stream, filter, reader.seen + 1).with_page_size(PAGE);
         let records = pages.next_page().await?;
         let is_end = records.is_empty();
-        for record in records.into_iter().filter(|record| through.is_none_or(|last| record.sequence <= last)) {
+        for record in records.into_iter().filter(|record| through.is_none_or(|last| record.sequence <= last))
+        {
             reader.add(bus, options, &record, spans).await?;
             reader.seen = record.sequence;
         }

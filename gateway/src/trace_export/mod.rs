@@ -119,10 +119,9 @@ impl TraceExporter {
         loop {
             let stored = match read_position(&self.bus, NAME).await? {
                 Some(stored) => stored,
-                None => StoredPosition {
-                    position: LogFollower::first_position(&self.bus).await?,
-                    revision: 0,
-                },
+                None => {
+                    StoredPosition { position: LogFollower::first_position(&self.bus).await?, revision: 0 }
+                }
             };
             let since = match seen {
                 Some((revision, since)) if revision == stored.revision => since,

@@ -48,7 +48,9 @@ impl OtlpReceiver {
     pub fn new(settings: &ExportSettings) -> Result<Self, String> {
         let mut headers = HeaderMap::new();
         for (name, value) in &settings.headers {
-            let wrong = || format!("OTEL_EXPORTER_OTLP_HEADERS: {name:?} is not a header, or its value can't be sent");
+            let wrong = || {
+                format!("OTEL_EXPORTER_OTLP_HEADERS: {name:?} is not a header, or its value can't be sent")
+            };
             let mut value = HeaderValue::from_str(value).map_err(|_| wrong())?;
             value.set_sensitive(true);
             headers.insert(HeaderName::from_bytes(name.as_bytes()).map_err(|_| wrong())?, value);

@@ -26,7 +26,7 @@ pub struct ExportSettings {
     pub is_compressed: bool,
     /// A file with the certificates of authorities that the receiver's certificate may be from.
     pub certificate: Option<String>,
-    /// What spans contain, and the source that they name.
+    /// The content of spans, and their resource.
     pub traces: TraceSettings,
 }
 
@@ -73,8 +73,9 @@ impl ExportSettings {
         let url = url.map_err(|problem| InvalidExportSettings { variable: name, problem })?;
         let protocol = match find("PROTOCOL") {
             None => OtlpProtocol::Protobuf,
-            Some((name, value)) => parse_protocol(&value)
-                .map_err(|problem| InvalidExportSettings { variable: name, problem })?,
+            Some((name, value)) => {
+                parse_protocol(&value).map_err(|problem| InvalidExportSettings { variable: name, problem })?
+            }
         };
         let timeout = match find("TIMEOUT") {
             None => DEFAULT_TIMEOUT,
@@ -145,7 +146,9 @@ fn parse_protocol(text: &str) -> Result<OtlpProtocol, String> {
     match text.trim() {
         "http/protobuf" => Ok(OtlpProtocol::Protobuf),
         "http/json" => Ok(OtlpProtocol::Json),
-        "grpc" => Err("grpc is not supported; use http/protobuf, which receivers usually serve on port 4318".into()),
+        "grpc" => {
+            Err("grpc is not supported; use http/protobuf, which receivers usually serve on port 4318".into())
+        }
         other => Err(format!("{other:?} is no protocol; use http/protobuf or http/json")),
     }
 }
@@ -203,10 +206,16 @@ mod tests {
         let endpoint = ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://localhost:4318");
         for (variables, expected) in [
             (&[("OTEL_EXPORTER_OTLP_ENDPOINT", "localhost:4318")][..], "is not the URL of a receiver"),
-            (&[endpoint, ("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc")], "OTEL_EXPORTER_OTLP_PROTOCOL: grpc is not"),
+            (
+                &[endpoint, ("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc")],
+                "OTEL_EXPORTER_OTLP_PROTOCOL: grpc is not",
+            ),
             (&[endpoint, ("OTEL_EXPORTER_OTLP_TIMEOUT", "10s")], "is not a number of milliseconds"),
             (&[endpoint, ("OTEL_EXPORTER_OTLP_TRACES_COMPRESSION", "zstd")], "use gzip or none"),
-            (&[endpoint, ("MILLRACE_TRACE_SPLIT", "soon")], "MILLRACE_TRACE_SPLIT: \"soon\" is not a duration"),
+            (
+                &[endpoint, ("MILLRACE_TRACE_SPLIT", "soon")],
+                "MILLRACE_TRACE_SPLIT: \"soon\" is not a duration",
+            ),
         ] {
             let error = read(variables).unwrap_err().to_string();
             assert!(error.contains(expected), "{error}");

@@ -1,5 +1,5 @@
 //! The export against a real server: recorded runs are published message by message, exporters are killed, receivers are away, and
-//! what arrives is compared with the spans of the log.
+//! the received spans are compared with those of the log.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -204,10 +204,8 @@ async fn archived_runs_are_exported_whatever_was_read_before() {
         world.publish(&seen, line).await;
     }
     let exporter = world.start_exporter();
-    wait_for_value(TIMEOUT, "the first spans", async || {
-        (!world.recorder.ids().is_empty()).then_some(())
-    })
-    .await;
+    wait_for_value(TIMEOUT, "the first spans", async || (!world.recorder.ids().is_empty()).then_some(()))
+        .await;
     drop(exporter);
     for line in &lines[half..] {
         world.publish(&seen, line).await;
@@ -218,7 +216,11 @@ async fn archived_runs_are_exported_whatever_was_read_before() {
     for run in [&seen, &unseen] {
         expected.extend(world.ids_of_log(run).await);
         archive(&world.bus, run).await;
-        assert_eq!(world.ids_of_log(run).await.difference(&expected).count(), 0, "the archive has the same spans");
+        assert_eq!(
+            world.ids_of_log(run).await.difference(&expected).count(),
+            0,
+            "the archive has the same spans"
+        );
     }
     let _exporter = world.start_exporter();
     world.wait_for_spans(&expected).await;

@@ -3156,6 +3156,12 @@ class TranscribedTurn(TypedDict):
     """The entries, in order."""
 
 
+class TraceDocument(TypedDict):
+    """The spans of a run as OTLP/JSON: an `ExportTraceServiceRequest` of OpenTelemetry."""
+    resourceSpans: list[Any]
+    """The spans, by their source."""
+
+
 class FileList(TypedDict):
     """Files, or versions of a file."""
     files: list[FileLine]

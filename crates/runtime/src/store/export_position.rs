@@ -42,8 +42,7 @@ pub async fn read_position(bus: &Bus, name: &str) -> Result<Option<StoredPositio
     let store = open_bucket(bus.request_context(), KEYS).await?;
     let entry = store.entry(key_of(name)).await.map_err(|error| fault_from_client_error(what, error))?;
     let Some(entry) = entry.filter(|entry| entry.operation == kv::Operation::Put) else { return Ok(None) };
-    let position =
-        serde_json::from_slice(&entry.value).map_err(|error| Fault::unavailable(what, error))?;
+    let position = serde_json::from_slice(&entry.value).map_err(|error| Fault::unavailable(what, error))?;
     Ok(Some(StoredPosition { position, revision: entry.revision }))
 }
 

@@ -1,4 +1,4 @@
-//! What decisions begin and end: the run, waits, and legs whose claimant did not report an outcome.
+//! Spans that decisions begin and end: those of the run and of waits, and legs whose claimant reported no outcome.
 
 use std::collections::BTreeMap;
 
@@ -53,7 +53,10 @@ impl RunTracer {
             }
             RunEvent::Reopened => self.phase = Phase::Live,
             RunEvent::Ended { reason, detail, .. } => self.end_run(*reason, detail),
-            RunEvent::Paused | RunEvent::Resumed { .. } | RunEvent::WindingDown { .. } | RunEvent::Retired => {}
+            RunEvent::Paused
+            | RunEvent::Resumed { .. }
+            | RunEvent::WindingDown { .. }
+            | RunEvent::Retired => {}
         }
     }
 
@@ -152,7 +155,8 @@ impl RunTracer {
             AttemptEvent::Finished { task, attempt, .. } => {
                 self.end_leg(&journal(task, attempt), LegEnd::with_outcome("finished"));
             }
-            AttemptEvent::Claimed { .. } | AttemptEvent::ChildRefused { .. } | AttemptEvent::Woken { .. } => {}
+            AttemptEvent::Claimed { .. } | AttemptEvent::ChildRefused { .. } | AttemptEvent::Woken { .. } => {
+            }
         }
     }
 

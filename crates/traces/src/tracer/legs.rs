@@ -45,7 +45,7 @@ pub(super) struct Leg {
 #[derive(Debug, Clone, Copy)]
 pub(super) struct EndedLeg {
     pub context: SpanContext,
-    /// What the leg is to the next one of its journal.
+    /// The relation in the link from the next leg of the journal.
     next: LinkRelation,
 }
 
@@ -158,7 +158,8 @@ impl RunTracer {
         if let Some(last) = self.journals.get(journal).and_then(|trace| trace.last) {
             return vec![SpanLink { context: last.context, relation: last.next }];
         }
-        let link = |relation, context: Option<SpanContext>| context.map(|context| SpanLink { context, relation });
+        let link =
+            |relation, context: Option<SpanContext>| context.map(|context| SpanLink { context, relation });
         match journal {
             JournalKey::Task(task, 1) => {
                 let Some(spec) = self.plan.task(task).map(|task| &task.spec) else { return Vec::new() };
@@ -167,7 +168,8 @@ impl RunTracer {
                     link(LinkRelation::DelegatedBy, self.leg_of_journal(&journal))
                 });
                 let inputs = spec.depends_on.iter();
-                let inputs = inputs.filter_map(|task| link(LinkRelation::DependsOn, self.last_leg_of_task(task)));
+                let inputs =
+                    inputs.filter_map(|task| link(LinkRelation::DependsOn, self.last_leg_of_task(task)));
                 inputs.chain(parent).collect()
             }
             JournalKey::Task(task, attempt) => {

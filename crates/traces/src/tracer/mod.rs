@@ -1,6 +1,6 @@
 //! Derives the spans of a run from the messages of its log, one after the other. It keeps the plan, the open legs and waits, and
 //! the address of the last leg of each journal; a span is returned when the message that completes it is added, and is the same
-//! whoever derives it.
+//! in every program.
 //!
 //! | file | spans |
 //! |---|---|

@@ -1,7 +1,9 @@
 //! The steps of a leg: model calls, tool calls, steps of programs. The log has their ends and durations.
 
 use jiff::{SignedDuration, Timestamp};
-use millrace_agent::transcript::{ModelCall, ModelCallOutcome, PromptMessage, ToolCallResult, TranscriptStep};
+use millrace_agent::transcript::{
+    ModelCall, ModelCallOutcome, PromptMessage, ToolCallResult, TranscriptStep,
+};
 use millrace_protocol::plan::JournalKey;
 use millrace_protocol::result::Usage;
 use millrace_protocol::subject::Topic;
@@ -150,9 +152,9 @@ fn input_messages(messages: &[PromptMessage]) -> String {
 /// Returns a reply in the form of the conventions.
 fn output_messages(call: &ModelCall) -> String {
     let text = (!call.text.is_empty()).then(|| json!({ "type": "text", "content": call.text }));
-    let calls = call.calls.iter().map(|call| {
-        json!({ "type": "tool_call", "id": call.id, "name": call.tool, "arguments": call.arguments })
-    });
+    let calls = call.calls.iter().map(
+        |call| json!({ "type": "tool_call", "id": call.id, "name": call.tool, "arguments": call.arguments }),
+    );
     let parts: Vec<Value> = text.into_iter().chain(calls).collect();
     json!([{ "role": "assistant", "parts": parts, "finish_reason": call.finish }]).to_string()
 }

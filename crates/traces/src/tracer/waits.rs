@@ -68,8 +68,7 @@ impl RunTracer {
     /// Ends the waits of an attempt that does not continue. There is no leg to which those that have ended could link.
     pub(super) fn drop_waits(&mut self, journal: &JournalKey) {
         let Some(trace) = self.journals.get_mut(journal) else { return };
-        let (open, ended) =
-            (std::mem::take(&mut trace.open_waits), std::mem::take(&mut trace.ended_waits));
+        let (open, ended) = (std::mem::take(&mut trace.open_waits), std::mem::take(&mut trace.ended_waits));
         for mut span in ended {
             span.sequence = self.now.1;
             self.complete(span);
