@@ -40,6 +40,7 @@ export const operations = {
   readRun: {"method":"GET","path":"/runs/{run}","query":["at"],"hasKey":false,"response":"json","accept":["application/json"]},
   readStatus: {"method":"GET","path":"/status","query":[],"hasKey":false,"response":"json","accept":["application/json"]},
   readTaskTranscript: {"method":"GET","path":"/runs/{run}/tasks/{task}/transcript","query":["attempt"],"hasKey":false,"response":"json","accept":["application/json"]},
+  readTrace: {"method":"GET","path":"/runs/{run}/trace","query":["content","split"],"hasKey":false,"response":"json","accept":["application/json"]},
   readVersion: {"method":"GET","path":"/version","query":[],"hasKey":false,"response":"json","accept":["application/json"]},
   resumeRun: {"method":"POST","path":"/runs/{run}/resume","query":["wait","timeout"],"hasKey":true,"response":"json","accept":["application/json"]},
   retryTask: {"method":"POST","path":"/runs/{run}/tasks/{task}/retry","query":["wait","timeout"],"hasKey":true,"response":"json","accept":["application/json"]},

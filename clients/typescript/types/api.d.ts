@@ -1825,6 +1825,12 @@ export type TranscribedTurn = {
   entries: TranscriptEntry[]
 }
 
+/** The spans of a run as OTLP/JSON: an `ExportTraceServiceRequest` of OpenTelemetry. */
+export type TraceDocument = {
+  /** The spans, by their source. */
+  resourceSpans: unknown[]
+}
+
 /** Files, or versions of a file. */
 export type FileList = {
   /** The files, or the versions of one, oldest first. */
@@ -3189,6 +3195,20 @@ export interface Operations {
       attempt?: number
     }
     response: TaskTranscript
+  }
+  /**
+   * Read what a run did as spans of OpenTelemetry, in the form that receivers of traces accept. Any run has a trace, at any time,
+   * always with the same ids.
+   */
+  readTrace: {
+    arguments: {
+      run: string
+      /** `true` adds the texts of prompts, replies, arguments, results and errors. */
+      content?: boolean
+      /** The time without any work after which the run's next trace begins, such as `1h`, the default. */
+      split?: string
+    }
+    response: TraceDocument
   }
   /** Show the version of the gateway. */
   readVersion: {
