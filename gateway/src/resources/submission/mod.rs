@@ -109,10 +109,7 @@ pub struct DocumentReference {
 /// file name for each document.
 #[utoipa::path(
     post, path = "/runs", tag = "runs",
-    params(
-        ("Idempotency-Key" = Option<String>, Header, description = "A key by which a repetition of this request is recognised: it returns the same run"),
-        ("traceparent" = Option<String>, Header, description = "The span of the client (W3C Trace Context): the trace of the run links to it")
-    ),
+    params(("Idempotency-Key" = Option<String>, Header, description = "A key by which a repetition of this request is recognised: it returns the same run")),
     request_body(content(
         (ref("#/components/schemas/SubmissionBody") = "application/json"),
         (ref("#/components/schemas/SubmissionBody") = "multipart/form-data")
