@@ -411,7 +411,8 @@ mod tests {
         let (joint, whole) = (scores(&joint), scores(&build_corpus(&texts)));
         let order = |all: &[(String, f32)]| all.iter().map(|(path, _)| path.clone()).collect::<Vec<_>>();
         assert_eq!(order(&joint), order(&whole));
-        assert_eq!(joint, whole);
+        let is_equal = |((_, a), (_, b)): (&(String, f32), &(String, f32))| (a - b).abs() < 1e-4;
+        assert!(joint.iter().zip(&whole).all(is_equal), "{joint:?} {whole:?}");
     }
 
     #[test]

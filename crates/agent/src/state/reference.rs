@@ -34,32 +34,40 @@ pub(crate) fn resolve_schema(schema: &Value, values: &BTreeMap<String, Value>) -
     Ok(resolved)
 }
 
-/// Returns the schema without the parts that have references: all values that it can ever allow fit it.
+/// The keywords that hold schemas by name.
+const NAMED_SCHEMAS: [&str; 3] = ["properties", "patternProperties", "$defs"];
+/// The keywords that hold schemas of which a looser one allows more.
+const SCHEMAS: [&str; 6] =
+    ["items", "prefixItems", "additionalProperties", "propertyNames", "allOf", "anyOf"];
+
+/// Returns a schema without references that allows all values that the schema can ever allow: constraints with references are left
+/// out.
 pub(crate) fn without_references(schema: &Value) -> Value {
-    match schema {
-        Value::Object(fields) if as_reference(fields).is_some() => Value::Object(Map::new()),
-        Value::Object(fields) => {
-            let is_kept = |(name, value): &(&String, &Value)| {
-                let is_schema = !matches!(
-                    name.as_str(),
-                    "enum" | "const" | "default" | "examples" | "pattern" | "format" | "type" | "required"
-                );
-                list_references(value).is_empty() || (is_schema && (value.is_object() || value.is_array()))
-            };
-            let fields = fields.iter().filter(is_kept).filter(|(_, value)| !is_reference(value));
-            fields.map(|(name, value)| (name.clone(), without_references(value))).collect()
-        }
-        Value::Array(items) => items.iter().map(without_references).collect(),
-        Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => schema.clone(),
+    let Value::Object(fields) = schema else { return schema.clone() };
+    if as_reference(fields).is_some() {
+        return Value::Object(Map::new());
     }
+    let open = fields.iter().filter_map(|(name, value)| {
+        if list_references(value).is_empty() {
+            return Some((name.clone(), value.clone()));
+        }
+        let value = match value {
+            Value::Object(named) if NAMED_SCHEMAS.contains(&name.as_str()) => {
+                named.iter().map(|(name, schema)| (name.clone(), without_references(schema))).collect()
+            }
+            Value::Array(all) if SCHEMAS.contains(&name.as_str()) => {
+                all.iter().map(without_references).collect()
+            }
+            one if SCHEMAS.contains(&name.as_str()) => without_references(one),
+            _ => return None,
+        };
+        Some((name.clone(), value))
+    });
+    Value::Object(open.collect())
 }
 
 fn as_reference(fields: &Map<String, Value>) -> Option<&str> {
     fields.get(KEY).filter(|_| fields.len() == 1)?.as_str()
-}
-
-fn is_reference(value: &Value) -> bool {
-    value.as_object().and_then(as_reference).is_some()
 }
 
 fn resolve(schema: &Value, values: &BTreeMap<String, Value>) -> Result<Value, String> {
@@ -134,7 +142,9 @@ mod tests {
                 "room": {"enum": {"$state": "rooms.*.id"}},
             },
         });
-        assert_eq!(list_references(&schema), ["limits.max", "limits.steps.0", "names", "rooms.*.id"]);
+        let mut references = list_references(&schema);
+        references.sort_unstable();
+        assert_eq!(references, ["limits.max", "limits.steps.0", "names", "rooms.*.id"]);
         let resolved = resolve_schema(&schema, &values()).unwrap();
         let expected = json!({
             "type": "object",
@@ -151,6 +161,9 @@ mod tests {
         });
         assert_eq!(without_references(&schema), open);
         assert_eq!(without_references(&json!({"$state": "limits"})), json!({}));
+        let negated =
+            json!({"type": "string", "not": {"enum": {"$state": "names"}}, "items": {"$state": "limits"}});
+        assert_eq!(without_references(&negated), json!({"type": "string", "items": {}}));
         let plain = json!({"type": "string", "enum": ["$state"], "description": "$state"});
         assert_eq!((without_references(&plain), list_references(&plain).len()), (plain.clone(), 0));
     }
