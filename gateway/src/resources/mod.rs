@@ -6,13 +6,14 @@ mod cluster;
 mod events;
 mod files;
 mod limits;
+mod login;
 mod me;
 mod meta;
 mod questions;
 mod runs;
 mod steering;
 mod submission;
-mod traces;
+mod tokens;
 mod transcripts;
 
 use schemars::JsonSchema;
@@ -23,6 +24,7 @@ use crate::access::ApiRoutes;
 pub use cluster::Health;
 pub use files::FileList;
 pub use limits::{LimitBody, LimitList};
+pub use login::LoginBody;
 pub use me::CallerJson;
 pub use meta::Version;
 pub use questions::{AnswerBatch, AnswerBody, AnswerList, QuestionList};
@@ -31,7 +33,7 @@ pub use steering::{
     AddBody, CancelBody, CommandReceipt, EditBody, MessageBody, ResumeBody, RetryBody, SignalBody,
 };
 pub use submission::SubmissionBody;
-pub use traces::TraceDocument;
+pub use tokens::{AuditList, TokenBody, TokenList};
 
 /// The result of a write, with the sequence at which it is visible.
 #[derive(Debug, Serialize, JsonSchema)]
@@ -51,13 +53,14 @@ pub fn routes() -> ApiRoutes {
         .merge(submission::routes())
         .merge(events::routes())
         .merge(transcripts::routes())
-        .merge(traces::routes())
         .merge(files::routes())
         .merge(steering::routes())
         .merge(questions::routes())
         .merge(blobs::routes())
         .merge(cluster::routes())
         .merge(limits::routes())
+        .merge(tokens::routes())
+        .merge(login::routes())
         .merge(me::routes())
         .merge(meta::routes())
 }
