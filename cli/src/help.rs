@@ -19,10 +19,7 @@ const GROUPS: [(&str, &[&str]); 7] = [
     ("Work with a cluster", &["up", "down", "submit", "watch", "list", "show", "files", "memories"]),
     ("Control a run", &["pause", "cancel", "retry", "edit", "add", "message", "signal"]),
     ("Answer questions of runs", &["inbox", "answer"]),
-    (
-        "Set up and check",
-        &["doctor", "config", "completions", "man", "schema", "limits", "token", "nats-config"],
-    ),
+    ("Set up and check", &["doctor", "config", "completions", "man", "schema", "limits", "nats-config"]),
     (
         "Operate",
         &[
@@ -33,7 +30,7 @@ const GROUPS: [(&str, &[&str]); 7] = [
             "backup",
             "restore",
             "replay",
-            "audit",
+            "trace",
             "metrics",
             "serve",
             "bench",

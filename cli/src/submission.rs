@@ -17,6 +17,7 @@ use millrace_protocol::plan::{
     Budget, CapabilityRegistry, EarlierRun, PlannerConsultMode, PlanningMode, Submission, TaskSpec,
     find_criteria_problem, find_earlier_runs_problem,
 };
+use millrace_protocol::trace_context::TraceParent;
 use millrace_runtime::Bus;
 use millrace_worker::{builtin, file};
 
@@ -34,7 +35,7 @@ pub struct SubmissionArguments {
     /// The question to answer or the work to do; may be omitted if the plan file has an objective
     objective: Option<String>,
     /// Source documents: a folder, a file, a pattern such as 'notes/**/*.pdf', a URL, or - for standard input; text of any
-    /// kind, HTML, PDF, DOCX, PPTX, XLSX, EPUB and e-mail are read. May be given several times
+    /// kind, HTML, PDF, DOCX, PPTX, XLSX, EPUB, e-mail and images are read. May be given several times
     #[arg(long, value_name = "PATH|URL|-")]
     docs: Vec<String>,
     /// List the files that were skipped, with the reasons
@@ -335,9 +336,17 @@ impl PendingSubmission {
             labels: self.labels,
             budget: self.budget,
             consult: self.consult,
+            trace_parent: read_trace_parent(),
             ..Submission::new(self.objective, self.mode)
         })
     }
+}
+
+/// Returns the span of the calling program, which the variable `TRACEPARENT` names.
+fn read_trace_parent() -> Option<TraceParent> {
+    let text = std::env::var("TRACEPARENT").ok().filter(|text| !text.is_empty())?;
+    let parent = text.parse::<TraceParent>();
+    parent.inspect_err(|error| print_stderr_line(&format!("millrace: ignoring TRACEPARENT: {error}"))).ok()
 }
 
 /// Checks the tasks of a plan file, with their positions, against the known capabilities: refuses parameters that a

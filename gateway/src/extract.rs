@@ -1,5 +1,6 @@
 //! Parts of requests, with problem details for malformed ones.
 
+use std::convert::Infallible;
 use std::time::Duration;
 
 use axum::body::Bytes;
@@ -7,6 +8,7 @@ use axum::extract::rejection::BytesRejection;
 use axum::extract::{FromRequest, FromRequestParts, Path, Query, Request};
 use axum::http::request::Parts;
 use axum::http::{HeaderMap, StatusCode, header};
+use millrace_protocol::trace_context::TraceParent;
 use serde::de::DeserializeOwned;
 
 use crate::problem::{Mistake, Problem, ProblemKind};
@@ -60,6 +62,18 @@ impl<S: Send + Sync> FromRequestParts<S> for IdempotencyKey {
                 format!("the header Idempotency-Key must have 1 to {MAX_KEY} printable ASCII characters"),
             )),
         }
+    }
+}
+
+/// The span of the client, by the header `traceparent`. A value that is none is ignored, as the standard demands.
+pub struct ClientTrace(pub Option<TraceParent>);
+
+impl<S: Send + Sync> FromRequestParts<S> for ClientTrace {
+    type Rejection = Infallible;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Infallible> {
+        let header = parts.headers.get("traceparent").and_then(|value| value.to_str().ok());
+        Ok(Self(header.and_then(|value| value.parse().ok())))
     }
 }
 

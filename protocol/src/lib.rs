@@ -18,6 +18,7 @@ mod schema_cost;
 pub mod subject;
 pub mod tenant;
 pub mod token;
+pub mod trace_context;
 pub mod wait;
 pub mod wire;
 pub mod work;

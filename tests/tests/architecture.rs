@@ -72,6 +72,10 @@ fn dependencies_follow_the_table() {
         ),
         ("millrace-views", &["millrace-protocol", "millrace-runtime", "millrace-agent", "millrace-client"]),
         (
+            "millrace-traces",
+            &["millrace-protocol", "millrace-runtime", "millrace-agent", "millrace-client", "millrace-views"],
+        ),
+        (
             "millrace-gateway",
             &[
                 "millrace-protocol",
@@ -81,6 +85,7 @@ fn dependencies_follow_the_table() {
                 "millrace-models",
                 "millrace-plan-file",
                 "millrace-strict-yaml",
+                "millrace-traces",
                 "millrace-views",
             ],
         ),

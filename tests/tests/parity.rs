@@ -7,11 +7,11 @@ fn workspace_folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the tests are in the workspace").to_owned()
 }
 
-/// The required rows: planning, reviews and budgets; agents, models, tools and capabilities; and the behaviours, which
-/// have numbers only.
+/// The required rows: planning, reviews and budgets; agents, models, tools and capabilities; what goes beyond the predecessors; and the
+/// behaviours, which have numbers only.
 fn required_rows() -> Vec<String> {
     let of = |kind: &str, last: u32| (1..=last).map(|n| format!("{kind}{n}")).collect::<Vec<_>>();
-    let more = vec!["PA12a".to_owned()];
+    let more = ["PA12a", "B3", "B4", "B10", "B11", "B13"].map(str::to_owned).to_vec();
     [of("PT", 37), of("DF", 11), of("DU", 33), of("PA", 23), more, of("", 40)].concat()
 }
 

@@ -3,7 +3,6 @@
 
 pub mod add;
 pub mod answer;
-pub mod audit;
 pub mod backup;
 pub mod bench;
 pub mod cancel;
@@ -32,6 +31,6 @@ pub mod show;
 pub mod signal;
 pub mod status;
 pub mod submit;
-pub mod token;
+pub mod trace;
 pub mod up;
 pub mod watch;

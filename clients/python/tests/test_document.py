@@ -127,12 +127,6 @@ def operations(client: Any, call: Callable[..., Any]) -> None:
         call(method)
     call(client.openapi)
     call(client.me)
-    call(client.login, "mrt_x")
-    call(client.logout)
-    call(client.tokens, all=True)
-    call(client.create_token, "ci", ["read"], expires_in="30d")
-    call(client.revoke_token, "t-1")
-    call(client.audit, 3)
     call(client.set_limit, "openai:gpt", requests=1, tokens=2)
     call(client.clear_limit, "openai:gpt")
     call(run.get, at=3)
@@ -145,6 +139,7 @@ def operations(client: Any, call: Callable[..., Any]) -> None:
     call(run.file_versions, "notes/a b.md")
     call(run.transcript, "a", attempt=1)
     call(run.planner_transcript, turn=1)
+    call(run.trace, content=True, split="2h")
     call(run.questions, history=True)
     call(lambda: run.events("live", types=["step"], task="a", after="1.0"))
     commands: list[tuple[Callable[..., Any], list[Any]]] = [
@@ -168,8 +163,8 @@ def reply_to(request: httpx.Request) -> httpx.Response:
     if request.url.path.endswith("/events"):
         headers = {"content-type": "text/event-stream"}
         return httpx.Response(200, headers=headers, text='event: end\ndata: {"type": "end"}\n\n')
-    lists = ["runs", "questions", "outcomes", "workers", "capabilities", "limits", "files", "tokens"]
-    body = {"run": RUN, "sequence": 1, "id": f"{RUN}/a/1/1", "next": "", "token": "mrt_x", **{name: [] for name in lists}}
+    lists = ["runs", "questions", "outcomes", "workers", "capabilities", "limits", "files"]
+    body = {"run": RUN, "sequence": 1, "id": f"{RUN}/a/1/1", "next": "", **{name: [] for name in lists}}
     return httpx.Response(200, json=body)
 
 

@@ -12,7 +12,8 @@ use millrace_models::ModelSelection;
 use millrace_models::{ModelError, RequestObserver};
 use millrace_protocol::result::Usage;
 use millrace_runtime::ops::metrics::names::{
-    MODEL_COST, MODEL_REQUEST_SECONDS, MODEL_REQUESTS, MODEL_TOKENS,
+    GEN_AI_OPERATION_SECONDS, GEN_AI_TOKEN_USAGE, MODEL_COST, MODEL_REQUEST_SECONDS, MODEL_REQUESTS,
+    MODEL_TOKENS,
 };
 use millrace_runtime::ops::metrics::{Counter, Histogram};
 
@@ -36,6 +37,8 @@ const OUTCOMES: [&str; 13] = [
 ];
 /// The most models with series of their own.
 const MAX_MODELS: usize = 64;
+/// The operation in the names of the GenAI conventions.
+const OPERATION: &str = "chat";
 /// The label value of all other models. No model can have this name.
 const OTHER: &str = "(other)";
 
@@ -64,7 +67,11 @@ impl RequestObserver for ModelMetrics {
         {
             requests.increment();
         }
+        let error = outcome.err().map_or("", |error| error.error_kind_name());
+        metrics.gen_ai_duration(error).record(took);
         let Ok(usage) = outcome else { return };
+        metrics.gen_ai_input.record_value(usage.input_tokens as f64);
+        metrics.gen_ai_output.record_value(usage.output_tokens as f64);
         metrics.input.add(usage.input_tokens as f64);
         metrics.output.add(usage.output_tokens as f64);
         metrics.cached.add(usage.cached_tokens as f64);
@@ -85,11 +92,18 @@ struct ModelMetricSet {
     output: Counter,
     cached: Counter,
     cost: Counter,
+    /// The provider and the model, as the GenAI conventions name them.
+    name: (String, String),
+    gen_ai_seconds: Histogram,
+    gen_ai_input: Histogram,
+    gen_ai_output: Histogram,
 }
 
 impl ModelMetricSet {
     fn new(model: &str) -> Self {
         let tokens = |direction| MODEL_TOKENS.with_labels(&[model, direction]);
+        let (provider, own) = model.split_once(':').unwrap_or(("", model));
+        let gen_ai_tokens = |kind| GEN_AI_TOKEN_USAGE.with_labels(&[OPERATION, provider, own, kind]);
         Self {
             seconds: MODEL_REQUEST_SECONDS.with_labels(&[model]),
             requests: OUTCOMES
@@ -100,6 +114,18 @@ impl ModelMetricSet {
             output: tokens("output"),
             cached: tokens("cached"),
             cost: MODEL_COST.with_labels(&[model]),
+            gen_ai_seconds: GEN_AI_OPERATION_SECONDS.with_labels(&[OPERATION, provider, own, ""]),
+            gen_ai_input: gen_ai_tokens("input"),
+            gen_ai_output: gen_ai_tokens("output"),
+            name: (provider.to_owned(), own.to_owned()),
+        }
+    }
+
+    /// Returns the durations of successful requests, or of those that failed with an error of this kind.
+    fn gen_ai_duration(&self, error: &str) -> Histogram {
+        match error {
+            "" => self.gen_ai_seconds.clone(),
+            error => GEN_AI_OPERATION_SECONDS.with_labels(&[OPERATION, &self.name.0, &self.name.1, error]),
         }
     }
 }
@@ -183,6 +209,12 @@ mod tests {
         let usage = Usage { input_tokens: 7, cost_micros: 1_500_000, ..Usage::default() };
         ModelMetrics.request_finished("openai:first", Ok(&usage), Duration::from_millis(20));
         assert_eq!(read_series_value("millrace_model_cost_dollars_total{model=\"openai:first\"}"), Some(1.5));
+        let model =
+            "gen_ai_operation_name=\"chat\",gen_ai_provider_name=\"openai\",gen_ai_request_model=\"first\"";
+        let tokens = format!("gen_ai_client_token_usage_sum{{{model},gen_ai_token_type=\"input\"}}");
+        assert_eq!(read_series_value(&tokens), Some(7.0));
+        let count = format!("gen_ai_client_operation_duration_seconds_count{{error_type=\"\",{model}}}");
+        assert_eq!(read_series_value(&count), Some(1.0));
         for error in sample_model_errors() {
             ModelMetrics.request_finished("openai:first", Err(&error), Duration::ZERO);
             let kind = error.error_kind_name();

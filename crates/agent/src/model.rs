@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 pub use millrace_models::factory::{CreateModelError, ModelFactory};
-pub use millrace_models::image::{ImageRoom, MAX_IMAGE_BYTES, MAX_IMAGES};
+pub use millrace_models::image::{ImageRoom, InvalidImage, MAX_IMAGE_BYTES, MAX_IMAGES};
 pub use millrace_models::model::*;
 pub use millrace_models::selection::{ModelSelection, ModelSettings, ModelSpec};
 

@@ -11,13 +11,14 @@ use std::sync::{Arc, Mutex};
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use jiff::Timestamp;
-use millrace_agent::corpus::pages::{PageContent, split_page_into_lines};
+use millrace_agent::corpus::pages::{PageContent, PageText};
 use millrace_agent::model::ModelFactory;
 use millrace_agent::session::{AgentHost, AgentSession, HostSettings, SessionEnvironment, SessionError};
 use millrace_agent::sources::{OrderInputError, OrderInputs};
 use millrace_agent::spec::{AgentSpec, ToolNames};
 use millrace_agent::tool::{Call, Output, Tool, ToolError, ToolSpec};
 use millrace_agent::turn::{Journal, JournalError, JournalStep, MemoryJournal};
+use millrace_documents::TextPart;
 use millrace_protocol::ids::{RunId, TaskId};
 use millrace_protocol::plan::Work;
 use millrace_protocol::result::{SourceKind, TaskResult};
@@ -31,7 +32,7 @@ name: reader
 description: Reads the web.
 answer: findings
 instructions: Read.
-tools: [fetch_url]
+tools: [fetch_url, search_documents, read_document]
 ";
 
 /// Blobs by their SHA-256, shared by all workers of a run.
@@ -100,7 +101,7 @@ impl Tool for ChangingPage {
 
     fn call<'a>(&'a self, arguments: Value, _: &'a Call) -> BoxFuture<'a, Result<Output, ToolError>> {
         let number = self.0.fetch_add(1, Ordering::SeqCst) + 1;
-        let text = split_page_into_lines(&format!("# Wheel\n\nThe wheel number {number} turns.\nIt is old."));
+        let text = PageText::from_text(&format!("# Wheel\n\nThe wheel number {number} turns.\nIt is old."));
         let page = PageContent {
             url: URL.into(),
             requested_url: arguments["url"].as_str().unwrap().to_owned(),
@@ -108,7 +109,40 @@ impl Tool for ChangingPage {
             accessed_at: Timestamp::UNIX_EPOCH,
             text: text.clone(),
         };
-        ready(Ok(Output { page: Some(Box::new(page)), ..Output::from(text) })).boxed()
+        ready(Ok(Output { page: Some(Box::new(page)), ..Output::from(text.lines) })).boxed()
+    }
+}
+
+/// A manual of three pages in one file.
+#[derive(Default)]
+struct Manual(AtomicUsize);
+
+impl Tool for Manual {
+    fn spec(&self) -> ToolSpec {
+        ChangingPage::default().spec()
+    }
+
+    fn reads_pages(&self) -> bool {
+        true
+    }
+
+    fn call<'a>(&'a self, arguments: Value, _: &'a Call) -> BoxFuture<'a, Result<Output, ToolError>> {
+        self.0.fetch_add(1, Ordering::SeqCst);
+        let part =
+            |number: usize, text: &str| TextPart { place: Some(format!("page {number}")), text: text.into() };
+        let parts = [
+            part(1, "The manual of the wheel."),
+            part(2, "Grease the bearing monthly.\nUse tallow."),
+            part(3, "Stop the wheel in frost."),
+        ];
+        let page = PageContent {
+            url: arguments["url"].as_str().unwrap().to_owned(),
+            requested_url: arguments["url"].as_str().unwrap().to_owned(),
+            title: Some("Manual".into()),
+            accessed_at: Timestamp::UNIX_EPOCH,
+            text: PageText::from_parts(&parts),
+        };
+        ready(Ok(Output { page: Some(Box::new(page)), ..Output::from("(long)".to_owned()) })).boxed()
     }
 }
 
@@ -116,7 +150,7 @@ struct FetchName;
 
 impl ToolNames for FetchName {
     fn names(&self) -> Vec<&str> {
-        vec!["fetch_url"]
+        vec!["fetch_url", "read_document", "search_documents"]
     }
 
     fn has_settings(&self, _: &str) -> bool {
@@ -136,7 +170,7 @@ fn answer(document: &str, line: u32) -> Value {
 /// Runs the reader with a script, from what a journal holds.
 async fn run_reader(
     turns: &[Value],
-    page: &Arc<ChangingPage>,
+    page: &Arc<impl Tool + 'static>,
     journal: &mut StoringJournal,
 ) -> Result<TaskResult, SessionError> {
     let folder = tempfile::tempdir().unwrap();
@@ -158,7 +192,7 @@ async fn run_reader(
 
 #[tokio::test]
 async fn page_that_was_read_is_cited_by_line() {
-    let (page, mut journal) = (Arc::default(), StoringJournal::default());
+    let (page, mut journal) = (Arc::<ChangingPage>::default(), StoringJournal::default());
     let turns = [fetch("https://mills.example/old-address"), answer(URL, 3)];
     let result = run_reader(&turns, &page, &mut journal).await.unwrap();
     let (source, quotation) = (&result.sources[0], &result.quotations[0]);
@@ -176,14 +210,14 @@ async fn page_that_was_read_is_cited_by_line() {
 #[tokio::test]
 async fn requested_address_names_the_page_too() {
     let old = "https://mills.example/old-address";
-    let (page, mut journal) = (Arc::default(), StoringJournal::default());
+    let (page, mut journal) = (Arc::<ChangingPage>::default(), StoringJournal::default());
     let result = run_reader(&[fetch(old), answer(old, 3)], &page, &mut journal).await.unwrap();
     assert_eq!(result.sources[0].location, URL);
 }
 
 #[tokio::test]
 async fn lines_that_were_not_read_are_refused_and_never_cited() {
-    let (page, mut journal) = (Arc::default(), StoringJournal::default());
+    let (page, mut journal) = (Arc::<ChangingPage>::default(), StoringJournal::default());
     let turns = [answer(URL, 3), answer("https://elsewhere.example/", 1), answer(URL, 9)];
     let error = run_reader(&turns, &page, &mut journal).await.unwrap_err().to_string();
     assert!(error.contains("no document"), "{error}");
@@ -196,7 +230,7 @@ async fn lines_that_were_not_read_are_refused_and_never_cited() {
 async fn attempt_taken_over_after_any_step_cites_the_page_as_it_was_read() {
     let turns = [fetch(URL), answer(URL, 3)];
     let mut whole = StoringJournal::default();
-    let expected = run_reader(&turns, &Arc::default(), &mut whole).await.unwrap();
+    let expected = run_reader(&turns, &Arc::<ChangingPage>::default(), &mut whole).await.unwrap();
     let steps: Vec<JournalStep> = whole.journal.steps().to_vec();
     assert!(steps.len() >= 3, "{steps:?}");
     for taken in 0..=steps.len() {
@@ -218,12 +252,56 @@ async fn attempt_taken_over_after_any_step_cites_the_page_as_it_was_read() {
 async fn versions_of_a_page_that_changes_are_told_apart() {
     let turns = [fetch(URL), fetch(URL), answer(&format!("{URL} (2)"), 3)];
     let mut journal = StoringJournal::default();
-    let result = run_reader(&turns, &Arc::default(), &mut journal).await.unwrap();
+    let result = run_reader(&turns, &Arc::<ChangingPage>::default(), &mut journal).await.unwrap();
     assert_eq!(result.quotations[0].text, "The wheel number 2 turns.");
     assert_eq!(result.sources[0].location, URL, "the address is that of the page");
     let second = journal.journal.steps().iter().filter(|step| step.name.starts_with("tool.")).nth(1).unwrap();
     assert!(second.value["text"].as_str().unwrap().contains(&format!("cite this version as {URL} (2).")));
     let turns = [fetch(URL), fetch(URL), answer(URL, 3)];
-    let first = run_reader(&turns, &Arc::default(), &mut StoringJournal::default()).await.unwrap();
+    let first =
+        run_reader(&turns, &Arc::<ChangingPage>::default(), &mut StoringJournal::default()).await.unwrap();
     assert_eq!(first.quotations[0].text, "The wheel number 1 turns.");
+}
+
+#[tokio::test]
+async fn pages_of_a_fetched_document_are_in_the_citations_after_any_takeover() {
+    let turns = [fetch(URL), answer(URL, 3)];
+    let mut whole = StoringJournal::default();
+    let expected = run_reader(&turns, &Arc::<Manual>::default(), &mut whole).await.unwrap();
+    let quotation = &expected.quotations[0];
+    assert_eq!(quotation.text, "Grease the bearing monthly.");
+    assert_eq!(quotation.place.as_deref(), Some("page 2"));
+    let steps: Vec<JournalStep> = whole.journal.steps().to_vec();
+    for taken in 0..=steps.len() {
+        let mut journal = StoringJournal {
+            journal: MemoryJournal::with_steps(steps[..taken].to_vec()),
+            blobs: whole.blobs.clone(),
+        };
+        let manual = Arc::<Manual>::default();
+        let result = run_reader(&turns, &manual, &mut journal).await.unwrap();
+        assert_eq!(result.quotations, expected.quotations, "after {taken} steps");
+    }
+}
+
+#[tokio::test]
+async fn fetched_pages_are_searched_and_read_like_documents() {
+    let search = json!({"calls": [{"search_documents": {"query": "bearing tallow zebra"}}]});
+    let read = json!({"calls": [{"read_document": {"path": URL, "first_line": 6}}]});
+    let mut journal = StoringJournal::default();
+    let turns = [search.clone(), fetch(URL), search, read, answer(URL, 4)];
+    run_reader(&turns, &Arc::<Manual>::default(), &mut journal).await.unwrap();
+    let texts: Vec<&str> = journal
+        .journal
+        .steps()
+        .iter()
+        .filter(|step| step.name.starts_with("tool."))
+        .map(|step| step.value["text"].as_str().unwrap())
+        .collect();
+    let [before, _, found, lines] = texts[..] else { panic!("{texts:?}") };
+    assert!(before.contains("bearing in 0 of 0") && before.contains("No passage found"), "{before}");
+    assert!(
+        found.starts_with("Documents with the words: bearing in 1 of 1; tallow in 1 of 1; zebra in 0 of 1.")
+    );
+    assert!(found.contains(&format!("of {URL}, score")) && found.contains("\n4\tUse tallow.\n"), "{found}");
+    assert!(lines.starts_with(&format!("== lines 6 to 6 of 6, {URL}: Manual, page 3\n6\tStop")), "{lines}");
 }

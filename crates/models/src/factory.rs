@@ -185,6 +185,7 @@ impl ModelFactory {
                 let mut spec = spec.clone();
                 let settings = &mut spec.settings;
                 settings.images = settings.images.or(table.images_of_model(provider, &model));
+                settings.pdf = settings.pdf.or(table.pdf_of_model(provider, &model));
                 if settings.top_p.is_none() {
                     settings.temperature = settings.temperature.or(default_temperature(provider, ability));
                 }

@@ -1,10 +1,11 @@
-//! Images in a conversation: their description, the limits of providers, and the text that takes their place elsewhere. A request
-//! names an image by its SHA-256; the bytes are attached before it is sent and are never serialised.
+//! Images in a conversation, and PDF files whose pages a model sees: their description, the limits of providers, and the text that
+//! takes their place elsewhere. A request names them by their SHA-256; the bytes are attached before it is sent and are never serialised.
 //!
 //! The estimate and the limits are those of the strictest provider, Anthropic (<https://platform.claude.com/docs/en/build-with-claude/vision>):
 //! an image is scaled to 1,568 pixels and then has at most about 1,600 tokens, has at most 5 MB as base64 and 8,000 pixels a side, and at
 //! most 20 images of that size fit a request. At OpenAI an image of high detail has up to about 1,500 tokens, at Gemini 258 for each 768
-//! pixels.
+//! pixels. A page of a PDF file is an image and its text, 1,500 to 3,000 tokens at Anthropic
+//! (<https://platform.claude.com/docs/en/build-with-claude/pdf-support>).
 
 use std::borrow::Cow;
 use std::fmt;
@@ -17,12 +18,16 @@ use crate::model::{Message, Request, ToolResult};
 
 /// The estimated number of tokens of an image.
 pub const IMAGE_TOKENS: usize = 1_600;
+/// The estimated number of tokens of a page of a PDF file.
+pub const PDF_PAGE_TOKENS: usize = 2_500;
 /// The maximum size of an image in bytes: 5 MB as base64.
 pub const MAX_IMAGE_BYTES: usize = 3_750_000;
 /// The maximum width and height of an image in pixels.
 pub const MAX_IMAGE_SIDE: usize = 8_000;
-/// The maximum number of images of a request; of more, the newest are sent.
+/// The maximum number of images and pages of a request; of more, the newest are sent.
 pub const MAX_IMAGES: usize = 20;
+/// The maximum size of a PDF file that is shown, in bytes.
+pub const MAX_PDF_BYTES: usize = 10_000_000;
 /// The maximum size of all images of a request in bytes: Gemini takes requests of 20 MB.
 const MAX_REQUEST_BYTES: u64 = 14_000_000;
 
@@ -38,6 +43,8 @@ pub enum ImageFormat {
     Gif,
     /// WebP.
     Webp,
+    /// PDF; models that take it see its pages.
+    Pdf,
 }
 
 impl ImageFormat {
@@ -49,6 +56,7 @@ impl ImageFormat {
             Self::Jpeg => "image/jpeg",
             Self::Gif => "image/gif",
             Self::Webp => "image/webp",
+            Self::Pdf => "application/pdf",
         }
     }
 
@@ -60,6 +68,7 @@ impl ImageFormat {
             Self::Jpeg => "JPEG",
             Self::Gif => "GIF",
             Self::Webp => "WebP",
+            Self::Pdf => "PDF",
         }
     }
 }
@@ -71,10 +80,13 @@ pub struct Image {
     pub name: String,
     /// Its format.
     pub format: ImageFormat,
-    /// Its width in pixels.
+    /// Its width in pixels; 0 for a PDF file.
     pub width: u32,
-    /// Its height in pixels.
+    /// Its height in pixels; 0 for a PDF file.
     pub height: u32,
+    /// The number of its pages; 0 for an image.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub pages: u32,
     /// Its size in bytes.
     pub size: u64,
     /// The SHA-256 of its bytes in hexadecimal.
@@ -82,6 +94,10 @@ pub struct Image {
     /// Its bytes, while a request with it is being sent.
     #[serde(skip)]
     pub content: ImageContent,
+}
+
+fn is_zero(number: &u32) -> bool {
+    *number == 0
 }
 
 /// The bytes of an image, if they are attached. All values are equal: the hash in [`Image`] identifies the content.
@@ -120,6 +136,12 @@ pub enum InvalidImage {
     /// It has too many pixels.
     #[error("it has {0}×{1} pixels; the maximum is {MAX_IMAGE_SIDE} a side")]
     TooManyPixels(usize, usize),
+    /// It is a PDF file with no page, or with too many.
+    #[error("it has {0} pages; the maximum is {MAX_IMAGES}")]
+    Pages(u32),
+    /// It is a PDF file with too many bytes.
+    #[error("it has {0} bytes; the maximum is {MAX_PDF_BYTES}")]
+    LargePdf(usize),
 }
 
 impl Image {
@@ -139,14 +161,55 @@ impl Image {
         }
         let side = |side: usize| u32::try_from(side).unwrap_or(u32::MAX);
         Ok(Self {
-            name: name.to_owned(),
-            format,
             width: side(size.width),
             height: side(size.height),
+            ..Self::with_bytes(name, format, bytes)
+        })
+    }
+
+    /// Describes a PDF file with this number of pages. Its bytes are attached.
+    ///
+    /// # Errors
+    /// It is too large to be shown.
+    pub fn from_pdf(name: &str, bytes: &[u8], pages: u32) -> Result<Self, InvalidImage> {
+        if bytes.len() > MAX_PDF_BYTES {
+            return Err(InvalidImage::LargePdf(bytes.len()));
+        }
+        if pages == 0 || pages as usize > MAX_IMAGES {
+            return Err(InvalidImage::Pages(pages));
+        }
+        Ok(Self { pages, ..Self::with_bytes(name, ImageFormat::Pdf, bytes) })
+    }
+
+    fn with_bytes(name: &str, format: ImageFormat, bytes: &[u8]) -> Self {
+        Self {
+            name: name.to_owned(),
+            format,
+            width: 0,
+            height: 0,
+            pages: 0,
             size: bytes.len() as u64,
             sha256: Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect(),
             content: ImageContent(Some(bytes.into())),
-        })
+        }
+    }
+
+    /// `true` for a PDF file.
+    #[must_use]
+    pub fn is_pdf(&self) -> bool {
+        self.format == ImageFormat::Pdf
+    }
+
+    /// The last part of its name.
+    #[must_use]
+    pub fn file_name(&self) -> &str {
+        self.name.rsplit('/').next().unwrap_or(&self.name)
+    }
+
+    /// The estimated number of its tokens.
+    #[must_use]
+    pub fn tokens(&self) -> usize {
+        if self.is_pdf() { PDF_PAGE_TOKENS * self.pages as usize } else { IMAGE_TOKENS }
     }
 
     /// Its bytes as base64; empty if they are not attached.
@@ -179,23 +242,27 @@ impl Image {
         self.content.0.as_ref()
     }
 
-    /// A description: `image /plot.png, PNG 640×480, 12 kB`.
+    /// A description: `image /plot.png, PNG 640×480, 12 kB`, or `PDF /report.pdf, 3 pages, 40 kB`.
     #[must_use]
     pub fn describe(&self) -> String {
-        let Self { name, format, width, height, size, .. } = self;
+        let Self { name, format, width, height, pages, size, .. } = self;
         let size =
             if *size < 1_000 { format!("{size} bytes") } else { format!("{} kB", size.div_ceil(1_000)) };
-        format!("image {name}, {} {width}×{height}, {size}", format.name())
+        match (self.is_pdf(), pages) {
+            (true, 1) => format!("PDF {name}, 1 page, {size}"),
+            (true, pages) => format!("PDF {name}, {pages} pages, {size}"),
+            (false, _) => format!("image {name}, {} {width}×{height}, {size}", format.name()),
+        }
     }
 }
 
 /// The estimated number of tokens of the images of a request.
 pub(crate) fn image_tokens(request: &Request) -> usize {
     let images = request.messages.iter().map(|message| match message {
-        Message::Tool(result) => result.images.len(),
+        Message::Tool(result) => result.images.iter().map(Image::tokens).sum(),
         Message::User { .. } | Message::Assistant { .. } => 0,
     });
-    images.sum::<usize>() * IMAGE_TOKENS
+    images.sum::<usize>()
 }
 
 fn find_format(bytes: &[u8]) -> Option<ImageFormat> {
@@ -221,10 +288,25 @@ pub enum ImageSupport {
     TextOnly,
 }
 
+/// The way in which a model gets the images and PDF files of a request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct MediaSupport {
+    /// Images.
+    pub images: ImageSupport,
+    /// `true` if it takes PDF files.
+    pub takes_pdf: bool,
+}
+
+impl From<ImageSupport> for MediaSupport {
+    fn from(images: ImageSupport) -> Self {
+        Self { images, takes_pdf: false }
+    }
+}
+
 /// Returns the request with a text in place of each image that can't be sent: the model sees none, it has no bytes, or there are too many
 /// newer ones.
 #[must_use]
-pub fn replace_unsent_images(request: &Request, support: ImageSupport) -> Cow<'_, Request> {
+pub fn replace_unsent_images(request: &Request, support: MediaSupport) -> Cow<'_, Request> {
     let has_images =
         |message: &Message| matches!(message, Message::Tool(result) if !result.images.is_empty());
     if !request.messages.iter().any(has_images) {
@@ -255,19 +337,26 @@ impl Default for ImageRoom {
 impl ImageRoom {
     /// Takes an image, if there is room for it. All older images are left out after the first one without room.
     pub fn take(&mut self, image: &Image) -> bool {
-        let has_room = self.images > 0 && image.size <= self.bytes;
+        let pages = image.pages.max(1) as usize;
+        let has_room = pages <= self.images && image.size <= self.bytes;
         *self = match has_room {
-            true => Self { images: self.images - 1, bytes: self.bytes - image.size },
+            true => Self { images: self.images - pages, bytes: self.bytes - image.size },
             false => Self { images: 0, bytes: 0 },
         };
         has_room
     }
 }
 
-fn replace_images_of_result(result: &mut ToolResult, support: ImageSupport, room: &mut ImageRoom) {
+fn replace_images_of_result(result: &mut ToolResult, support: MediaSupport, room: &mut ImageRoom) {
     let mut stand_ins = Vec::new();
     result.images.retain(|image| {
-        let reason = match support {
+        let reason = match support.images {
+            ImageSupport::None | ImageSupport::Native if image.is_pdf() && !support.takes_pdf => {
+                "this model cannot see its pages"
+            }
+            ImageSupport::None if image.is_pdf() && room.take(image) && image.bytes().is_some() => {
+                return true;
+            }
             ImageSupport::None => "this model cannot see images",
             ImageSupport::TextOnly => "it can't be shown together with tools and this form of answer",
             ImageSupport::Native if !room.take(image) => {
@@ -320,6 +409,35 @@ mod tests {
     }
 
     #[test]
+    fn pages_of_pdf_files_are_images_of_models_that_take_them() {
+        let pdf = Image::from_pdf("/report.pdf", b"%PDF-1.7", 3).unwrap();
+        assert_eq!(pdf.describe(), "PDF /report.pdf, 3 pages, 8 bytes");
+        assert_eq!((pdf.tokens(), pdf.format.media_type()), (7_500, "application/pdf"));
+        assert_eq!(Image::from_pdf("a", b"%PDF-1.7", 21), Err(InvalidImage::Pages(21)));
+        assert_eq!(Image::from_pdf("a", b"%PDF-1.7", 0), Err(InvalidImage::Pages(0)));
+        let mut room = ImageRoom::default();
+        let taken = (0..8).filter(|_| room.take(&pdf)).count();
+        assert_eq!(taken, MAX_IMAGES / 3, "each page counts");
+        let result = ToolResult { text: "text".into(), images: vec![pdf], ..ToolResult::default() };
+        let request = Request {
+            system: String::new(),
+            messages: vec![Message::Tool(result)],
+            tools: Vec::new(),
+            answer: None,
+            max_output_tokens: 10,
+        };
+        for images in [ImageSupport::Native, ImageSupport::None, ImageSupport::TextOnly] {
+            for takes_pdf in [true, false] {
+                let sent = replace_unsent_images(&request, MediaSupport { images, takes_pdf });
+                let Message::Tool(result) = &sent.messages[0] else { panic!() };
+                let is_sent = takes_pdf && images != ImageSupport::TextOnly;
+                assert_eq!(!result.images.is_empty(), is_sent, "{images:?}, {takes_pdf}");
+                assert_eq!(result.text.contains("[PDF /report.pdf, 3 pages"), !is_sent, "{}", result.text);
+            }
+        }
+    }
+
+    #[test]
     fn any_prefix_of_an_image_is_read_or_refused() {
         for whole in [png(3, 4), b"\xff\xd8\xff\xe0\0\x10JFIF\0\x01\x01\0\0\x01\0\x01\0\0".to_vec()] {
             for end in 0..whole.len() {
@@ -360,25 +478,25 @@ mod tests {
             Message::User { .. } | Message::Assistant { .. } => panic!(),
         };
         let one = request(vec![result(vec![image.clone()])]);
-        let blind = replace_unsent_images(&one, ImageSupport::None);
+        let blind = replace_unsent_images(&one, ImageSupport::None.into());
         let expected = "read\n[image /plot.png, PNG 640×480, 29 bytes: this model cannot see images]";
         assert_eq!(text_of(&blind, 0), (expected.into(), 0));
-        assert_eq!(replace_unsent_images(&one, ImageSupport::Native).as_ref(), &one);
+        assert_eq!(replace_unsent_images(&one, ImageSupport::Native.into()).as_ref(), &one);
         let missing = request(vec![result(vec![image.clone().without_content()])]);
         assert!(
-            text_of(&replace_unsent_images(&missing, ImageSupport::Native), 0)
+            text_of(&replace_unsent_images(&missing, ImageSupport::Native.into()), 0)
                 .0
                 .contains("it can't be shown")
         );
         let many = request((0..MAX_IMAGES + 2).map(|_| result(vec![image.clone()])).collect());
-        let sent = replace_unsent_images(&many, ImageSupport::Native);
+        let sent = replace_unsent_images(&many, ImageSupport::Native.into());
         let counts: Vec<usize> = (0..many.messages.len()).map(|at| text_of(&sent, at).1).collect();
         assert_eq!((counts[..2].to_vec(), counts[2..].iter().sum()), (vec![0, 0], MAX_IMAGES));
         let large = Image { size: MAX_REQUEST_BYTES / 3, ..image };
         let four = request((0..4).map(|_| result(vec![large.clone()])).collect());
-        let sent = replace_unsent_images(&four, ImageSupport::Native);
+        let sent = replace_unsent_images(&four, ImageSupport::Native.into());
         assert_eq!((0..4).map(|at| text_of(&sent, at).1).collect::<Vec<_>>(), [0, 1, 1, 1]);
         let none = request(vec![Message::User { text: "x".into() }]);
-        assert!(matches!(replace_unsent_images(&none, ImageSupport::None), Cow::Borrowed(_)));
+        assert!(matches!(replace_unsent_images(&none, ImageSupport::None.into()), Cow::Borrowed(_)));
     }
 }

@@ -1,4 +1,4 @@
-//! The models that see images, by their names. It owns the table; the settings of a model take precedence.
+//! The models that see images and those that take PDF files, by their names. It owns the table; the settings of a model take precedence.
 
 /// Models that see images, or do not, by a part of their names. The first match counts; all others do not.
 const MODELS: [(&str, bool); 37] = [
@@ -52,6 +52,16 @@ pub fn sees_images(model: &str) -> bool {
         return true;
     }
     MODELS.iter().find(|(part, _)| own.contains(part)).is_some_and(|(_, sees)| *sees)
+}
+
+/// Models that see images and take no PDF files, by a part of their names.
+const WITHOUT_PDF: [&str; 3] = ["claude-3-haiku", "claude-3-opus", "gpt-4-turbo"];
+
+/// `true` if a model of this name takes PDF files at its maker's own API.
+#[must_use]
+pub fn takes_pdf(model: &str) -> bool {
+    let name = model.to_lowercase();
+    sees_images(&name) && !WITHOUT_PDF.iter().any(|part| name.contains(part))
 }
 
 /// `true` for the end of a dated name, such as `-2025-04-16`, or `-pro`.

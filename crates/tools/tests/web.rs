@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use futures::future::BoxFuture;
 use millrace_agent::tool::{Call, Tool, ToolError};
+use millrace_documents::Extractor;
 use millrace_tools::web::{DnsLookup, FetchSettings, FetchTool, SearchTool};
 use serde_json::json;
 use support::{Response, Server};
@@ -328,5 +329,63 @@ async fn search_errors_explain_and_contain_no_key() {
         [json!({"query": " "}), json!({"query": "x".repeat(401)}), json!({"query": "x", "max_results": 0})]
     {
         assert!(matches!(run(&search, wrong).await, Err(ToolError::Refused(_))));
+    }
+}
+
+/// Returns a file of the crate `millrace-documents`.
+fn fixture(name: &str) -> Vec<u8> {
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../documents/tests/fixtures/");
+    std::fs::read(format!("{folder}{name}")).unwrap()
+}
+
+fn fetch_documents(server: &Server) -> FetchTool {
+    fetch(server).with_extractor(Extractor::at(env!("CARGO_BIN_EXE_millrace-launcher")))
+}
+
+#[tokio::test]
+async fn documents_are_read_with_their_pages() {
+    let word = "application/vnd.openxmlformats-officedocument.wordprocessingml.document";
+    let slides = "application/vnd.openxmlformats-officedocument.presentationml.presentation";
+    for (name, content_type, place) in [
+        ("wheel.pdf", "application/pdf", Some("[page 2]")),
+        ("wheel.pdf", "application/octet-stream", Some("[page 2]")),
+        ("wheel.docx", word, None),
+        ("wheel.pptx", slides, Some("[slide 2]")),
+        ("wheel.xlsx", "binary/octet-stream", Some("[sheet Mill 2]")),
+        ("wheel.epub", "application/epub+zip", Some("[section 2]")),
+        ("wheel.eml", "message/rfc822", None),
+    ] {
+        let body = fixture(name);
+        let server = Server::start(move |_| Response::new(content_type, body.clone())).await;
+        let url = server.url(&format!("/files/{name}"));
+        let call = Call::default();
+        let output = fetch_documents(&server).call(json!({"url": url}), &call).await.unwrap();
+        let line = output.text.lines().find(|line| line.contains("The wheel of mill 2 weighs 502")).unwrap();
+        let number: usize = line.split_once('\t').unwrap().0.parse().unwrap();
+        let page = output.page.unwrap();
+        let of_line = page.text.places.iter().rev().find(|place| place.first_line <= number);
+        let shown = of_line.map(|place| format!("[{}]", place.name));
+        assert_eq!(shown.as_deref(), place, "{name}");
+        if let Some(place) = place {
+            let (mark, fact) = (output.text.find(place).unwrap(), output.text.find(line).unwrap());
+            assert!(mark < fact, "{}", output.text);
+        }
+    }
+}
+
+#[tokio::test]
+async fn documents_that_can_not_be_read_are_refused_with_the_reason() {
+    for (name, content_type, reason) in [
+        ("hostile/encrypted.pdf", "application/pdf", "encrypted"),
+        ("hostile/truncated.docx", "application/octet-stream", "damaged"),
+        ("hostile/bomb.docx", "application/octet-stream", "unpacks to more than"),
+        ("generate.py", "application/pdf", "only HTML, text"),
+        ("generate.py", "image/png", "the page is image/png"),
+        ("generate.py", "application/octet-stream", "application/octet-stream"),
+    ] {
+        let body = fixture(name);
+        let server = Server::start(move |_| Response::new(content_type, body.clone())).await;
+        let text = error_text(get(&fetch_documents(&server), &server.url(&format!("/{name}"))).await);
+        assert!(text.contains(reason) && !text.contains('\n'), "{name}: {text}");
     }
 }

@@ -3,6 +3,7 @@
 
 use std::sync::Arc;
 
+use bytes::Bytes;
 use jiff::Timestamp;
 use millrace_agent::transcript::{TranscriptStep, read_step};
 use millrace_client::ReceivedEntry;
@@ -10,7 +11,7 @@ use millrace_protocol::child::Delegation;
 use millrace_protocol::ids::{TaskId, WorkerId};
 use millrace_protocol::plan::JournalKey;
 use millrace_protocol::result::{Build, ModelUsage, PlanProposal, TaskError, TaskResult, Usage, Verdict};
-use millrace_protocol::wire;
+use millrace_protocol::wire::{self, InlineOrStoredBytes};
 use millrace_protocol::work::{JournalEntry, WorkOutcome};
 use millrace_runtime::{Bus, Fault};
 use schemars::JsonSchema;
@@ -172,21 +173,52 @@ pub enum TranscriptEvent {
     Step(TranscriptStep),
 }
 
-/// Reads the values that an entry refers to.
+/// Reads the value that an entry refers to.
 ///
 /// # Errors
 /// The server does not answer. A value that is missing or damaged is shown as such.
 pub async fn read_entry(bus: &Bus, entry: ReceivedEntry) -> Result<TranscriptEntry, Fault> {
-    let ReceivedEntry { sequence, at, journal, entry } = entry;
-    let event = match entry {
-        Ok(entry) => read_event(bus, entry).await?,
-        Err(error) => TranscriptEvent::Unreadable { error },
+    let value = match entry.entry.as_ref().ok().and_then(value_of_entry) {
+        None => Ok(Bytes::new()),
+        Some(value) => match bus.blobs().read_inline_or_stored(value).await {
+            Err(fault) if fault.is_transient() => return Err(fault),
+            value => value.map(Bytes::from).map_err(|fault| fault.to_string()),
+        },
     };
-    Ok(TranscriptEntry { at, sequence, journal: JournalName::from(&journal), event })
+    Ok(describe_entry(entry, value))
 }
 
-async fn read_event(bus: &Bus, entry: JournalEntry) -> Result<TranscriptEvent, Fault> {
-    Ok(match entry {
+/// Returns the value that an entry refers to, which may be in the blob store.
+#[must_use]
+pub fn value_of_entry(entry: &JournalEntry) -> Option<&InlineOrStoredBytes> {
+    match entry {
+        JournalEntry::Step { value, .. } => Some(value),
+        JournalEntry::Outcome { outcome: WorkOutcome::Finished { result, .. }, .. } => Some(result),
+        JournalEntry::Outcome {
+            outcome: WorkOutcome::Judged(_) | WorkOutcome::Proposed { .. } | WorkOutcome::Errored(_),
+            ..
+        }
+        | JournalEntry::Claimed { .. }
+        | JournalEntry::Note { .. }
+        | JournalEntry::Parked { .. }
+        | JournalEntry::Delegated { .. }
+        | JournalEntry::Released { .. } => None,
+    }
+}
+
+/// Describes an entry. `value` is the value that it refers to, or the reason why it can't be read. Pure.
+#[must_use]
+pub fn describe_entry(entry: ReceivedEntry, value: Result<Bytes, String>) -> TranscriptEntry {
+    let ReceivedEntry { sequence, at, journal, entry } = entry;
+    let event = match entry {
+        Ok(entry) => describe_event(entry, value),
+        Err(error) => TranscriptEvent::Unreadable { error },
+    };
+    TranscriptEntry { at, sequence, journal: JournalName::from(&journal), event }
+}
+
+fn describe_event(entry: JournalEntry, value: Result<Bytes, String>) -> TranscriptEvent {
+    match entry {
         JournalEntry::Claimed { worker, claim, build } => TranscriptEvent::Claimed { worker, claim, build },
         JournalEntry::Released { worker, why, provider: _, needs: _ } => {
             TranscriptEvent::Released { worker, reason: why }
@@ -207,35 +239,28 @@ async fn read_event(bus: &Bus, entry: JournalEntry) -> Result<TranscriptEvent, F
             TranscriptEvent::Parked { worker, waits }
         }
         JournalEntry::Note { text, provider: _ } => TranscriptEvent::Note { text },
-        JournalEntry::Step { name, value, .. } => match bus.blobs().read_inline_or_stored(&value).await {
-            Ok(bytes) => match serde_json::from_slice(&bytes) {
-                Ok(value) => TranscriptEvent::Step(read_step(&name, value)),
-                Err(error) => {
-                    TranscriptEvent::Unreadable { error: format!("the step {name:?} is not JSON: {error}") }
-                }
-            },
-            Err(fault) if fault.is_transient() => return Err(fault),
-            Err(fault) => TranscriptEvent::Unreadable { error: format!("the step {name:?}: {fault}") },
-        },
-        JournalEntry::Outcome { worker, review, outcome } => {
-            read_outcome(bus, worker, review, outcome).await?
+        JournalEntry::Step { name, .. } => {
+            let unreadable =
+                |error: String| TranscriptEvent::Unreadable { error: format!("the step {name:?}: {error}") };
+            match value.map(|bytes| serde_json::from_slice(&bytes)) {
+                Ok(Ok(value)) => TranscriptEvent::Step(read_step(&name, value)),
+                Ok(Err(error)) => unreadable(format!("it is not JSON: {error}")),
+                Err(error) => unreadable(error),
+            }
         }
-    })
+        JournalEntry::Outcome { worker, review, outcome } => describe_outcome(worker, review, outcome, value),
+    }
 }
 
-async fn read_outcome(
-    bus: &Bus,
+fn describe_outcome(
     worker: WorkerId,
     review: u32,
     outcome: WorkOutcome,
-) -> Result<TranscriptEvent, Fault> {
-    Ok(match outcome {
-        WorkOutcome::Finished { summary, usage, models, result, .. } => {
-            let result = match bus.blobs().read_inline_or_stored(&result).await {
-                Ok(bytes) => wire::decode_task_result(&bytes).ok().map(Box::new),
-                Err(fault) if fault.is_transient() => return Err(fault),
-                Err(_) => None,
-            };
+    value: Result<Bytes, String>,
+) -> TranscriptEvent {
+    match outcome {
+        WorkOutcome::Finished { summary, usage, models, .. } => {
+            let result = value.ok().and_then(|bytes| wire::decode_task_result(&bytes).ok()).map(Box::new);
             TranscriptEvent::Result { worker, summary, usage, models, result }
         }
         WorkOutcome::Judged(verdict) => TranscriptEvent::Verdict { critic: worker, review, verdict },
@@ -243,7 +268,7 @@ async fn read_outcome(
             TranscriptEvent::Proposal { worker, proposal: Box::new(proposal), usage, models }
         }
         WorkOutcome::Errored(error) => TranscriptEvent::Error { worker, error },
-    })
+    }
 }
 
 fn serialize_error<S: serde::Serializer>(error: &TaskError, serializer: S) -> Result<S::Ok, S::Error> {

@@ -12,8 +12,7 @@ use utoipa::openapi::path::{Operation, PathItem};
 use utoipa::openapi::security::SecurityRequirement;
 use utoipa_axum::router::{OpenApiRouter, UtoipaMethodRouter};
 
-use super::authenticate::{Authenticator, RequestHead};
-use super::caller::ClientAddress;
+use super::authenticate::Authenticator;
 
 /// The name of the tokens' scheme in the description of the API.
 pub const TOKEN_SCHEME: &str = "token";
@@ -23,7 +22,7 @@ pub const TOKEN_SCHEME: &str = "token";
 enum RequiredAccess {
     /// Any request.
     None,
-    /// A caller with any scopes.
+    /// A caller, whatever its scopes.
     Caller,
     /// A caller with this scope.
     Scope(Scope),
@@ -52,7 +51,7 @@ impl ApiRoutes {
         self.add(RequiredAccess::Caller, routes)
     }
 
-    /// Adds public operations. Their handlers get no [`Access`](super::Access).
+    /// Adds operations for everybody, which have no [`Access`](super::Access).
     #[must_use]
     pub fn public(self, routes: UtoipaMethodRouter) -> Self {
         self.add(RequiredAccess::None, routes)
@@ -97,9 +96,7 @@ async fn check_access(
     mut request: Request,
     next: Next,
 ) -> Response {
-    let address = request.extensions().get::<ClientAddress>().and_then(|address| address.0);
-    let head = RequestHead { method: request.method(), headers: request.headers(), address };
-    let access = match authenticator.authenticate(head).await {
+    let access = match authenticator.authenticate(request.headers()).await {
         Ok(access) => access,
         Err(problem) => return problem.into_response(),
     };

@@ -16,6 +16,7 @@ use crate::labels::Labels;
 use crate::overrides::{AgentOverrides, PermissionRules};
 use crate::question::QuestionExpiry;
 use crate::result::TaskParameters;
+use crate::trace_context::TraceParent;
 use crate::wait::Wait;
 use crate::wire::InlineOrStoredBytes;
 
@@ -471,6 +472,9 @@ pub struct Submission {
     /// The labels.
     #[serde(default, skip_serializing_if = "Labels::is_empty")]
     pub labels: Labels,
+    /// The span in which the run was submitted: its trace links to it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub trace_parent: Option<TraceParent>,
 }
 
 /// A run that another one follows up on. The results of the earlier run are documents of the later one, so that agents search and
@@ -510,6 +514,7 @@ impl Submission {
             criteria: Vec::new(),
             after: Vec::new(),
             labels: Labels::new(),
+            trace_parent: None,
         }
     }
 }

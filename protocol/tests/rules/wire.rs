@@ -1011,6 +1011,13 @@ fn sample_submissions() -> Vec<(String, Submission)> {
             "with criteria of the deliverable".into(),
             Submission { criteria: vec!["It has three parts.".into()], ..cast::planner_submission() },
         ),
+        (
+            "in a trace".into(),
+            Submission {
+                trace_parent: "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01".parse().ok(),
+                ..cast::planner_submission()
+            },
+        ),
     ]
 }
 

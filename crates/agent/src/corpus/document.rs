@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::pages::WebPage;
+use crate::model::Image;
 
 /// A document as text. Lines are counted from 1.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -16,6 +17,8 @@ pub struct Document {
     pub sha256: String,
     /// The web page that it is, if it is one.
     pub page: Option<WebPage>,
+    /// What a model that sees images is shown, if it is an image, or a PDF file whose pages have no text. Without its bytes.
+    pub image: Option<Image>,
     text: String,
     /// The offset of each line in `text`.
     starts: Vec<usize>,
@@ -25,7 +28,7 @@ pub struct Document {
 
 /// A page, slide, sheet or section of a document.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct DocumentPlace {
+pub struct DocumentPlace {
     /// Its name, such as `page 3`.
     pub name: String,
     /// Its first line.
@@ -41,21 +44,23 @@ pub(super) struct StoredDocument {
     pub text: String,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub places: Vec<DocumentPlace>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub image: Option<Image>,
 }
 
 impl From<StoredDocument> for Document {
     fn from(stored: StoredDocument) -> Self {
-        let StoredDocument { path, title, sha256, text, places } = stored;
+        let StoredDocument { path, title, sha256, text, places, image } = stored;
         let ends = text.match_indices('\n').map(|(at, _)| at + 1).filter(|&at| at < text.len());
         let starts = std::iter::once(0).chain(ends).collect();
-        Self { path, title, sha256, page: None, text, starts, places }
+        Self { path, title, sha256, page: None, image, text, starts, places }
     }
 }
 
 impl From<Document> for StoredDocument {
     fn from(document: Document) -> Self {
-        let Document { path, title, sha256, page: _, text, starts: _, places } = document;
-        Self { path, title, sha256, text, places }
+        let Document { path, title, sha256, page: _, image, text, starts: _, places } = document;
+        Self { path, title, sha256, text, places, image }
     }
 }
 
@@ -112,7 +117,8 @@ impl Document {
             title: page.title.clone().unwrap_or_else(|| page.url.clone()),
             sha256: page.sha256.clone(),
             text: text.to_owned(),
-            places: Vec::new(),
+            places: page.places.clone(),
+            image: None,
         };
         Self { page: Some(page), ..stored.into() }
     }

@@ -6,7 +6,9 @@ use std::path::Path;
 
 use tantivy::collector::TopDocs;
 use tantivy::directory::{MmapDirectory, RamDirectory};
-use tantivy::query::{BooleanQuery, BoostQuery, Occur, PhraseQuery, Query, TermQuery};
+use tantivy::query::{
+    Bm25StatisticsProvider, BooleanQuery, BoostQuery, Occur, PhraseQuery, Query, TermQuery,
+};
 use tantivy::schema::{FAST, Field, IndexRecordOption, Schema, TextFieldIndexing, TextOptions};
 use tantivy::tokenizer::TokenizerManager;
 use tantivy::{
@@ -75,7 +77,7 @@ const FIRST: &str = "first";
 const LAST: &str = "last";
 
 impl CorpusIndex {
-    pub fn in_memory(documents: &[Document]) -> Result<Self, TantivyError> {
+    pub fn in_memory<'a>(documents: impl IntoIterator<Item = &'a Document>) -> Result<Self, TantivyError> {
         Self::build_index(documents, RamDirectory::create())
     }
 
@@ -90,7 +92,10 @@ impl CorpusIndex {
     }
 
     /// Builds a single segment, so that the order of the passages is that of the documents on any machine.
-    fn build_index(documents: &[Document], directory: impl tantivy::Directory) -> Result<Self, TantivyError> {
+    fn build_index<'a>(
+        documents: impl IntoIterator<Item = &'a Document>,
+        directory: impl tantivy::Directory,
+    ) -> Result<Self, TantivyError> {
         let (schema, fields) = build_index_schema();
         let (document_field, first, last) =
             (schema.get_field(DOCUMENT)?, schema.get_field(FIRST)?, schema.get_field(LAST)?);
@@ -99,7 +104,7 @@ impl CorpusIndex {
             .settings(IndexSettings::default())
             .tokenizers(build_tokenizers());
         let mut writer = builder.single_segment_index_writer(directory, BUILD_MEMORY)?;
-        for (number, document) in documents.iter().enumerate() {
+        for (number, document) in documents.into_iter().enumerate() {
             let about = format!("{} {}", document.path, document.title);
             for passage in split_into_passages(document) {
                 let mut entry = TantivyDocument::default();
@@ -120,24 +125,6 @@ impl CorpusIndex {
         // The index never changes, so it needs no file watcher.
         let reader = index.reader_builder().reload_policy(ReloadPolicy::Manual).try_into()?;
         Ok(Self { reader, fields })
-    }
-
-    pub fn search<'a>(
-        &self,
-        documents: &'a [Document],
-        query: &str,
-        limit: usize,
-        per_document: usize,
-    ) -> Result<SearchResults<'a>, TantivyError> {
-        let searcher = self.reader.searcher();
-        let words = split_query_words(query);
-        let (counts, seen) = self.count_documents_with_words(&searcher, &words, documents.len())?;
-        let without = documents.iter().zip(&seen).filter(|(_, seen)| !**seen).map(|(document, _)| document);
-        let hits = match self.build_query(query, &words) {
-            Some(query) => select_best_passages(&searcher, query.as_ref(), documents, limit, per_document)?,
-            None => Vec::new(),
-        };
-        Ok(SearchResults { hits, words: counts, without: without.collect() })
     }
 
     /// Matches any of the words in the text or, with a lower weight, in the title; quoted words must be adjacent in the
@@ -166,39 +153,101 @@ impl CorpusIndex {
         Box::new(TermQuery::new(Term::from_field_text(field, stem), IndexRecordOption::WithFreqs))
     }
 
-    /// Counts the documents that contain each word, and marks the documents that contain any of them.
-    fn count_documents_with_words(
-        &self,
-        searcher: &Searcher,
-        words: &BTreeMap<String, QueryWord>,
-        documents: usize,
-    ) -> Result<(Vec<WordDocumentCount>, Vec<bool>), TantivyError> {
-        let mut seen = vec![false; documents];
-        let mut counts = Vec::with_capacity(words.len());
-        for (stem, word) in words {
-            let mut having = vec![false; documents];
-            for segment in searcher.segment_readers() {
-                let numbers = segment.fast_fields().u64(DOCUMENT)?;
-                let inverted = segment.inverted_index(self.fields.text)?;
-                let term = Term::from_field_text(self.fields.text, stem);
-                let Some(mut postings) = inverted.read_postings(&term, IndexRecordOption::Basic)? else {
-                    continue;
-                };
-                while postings.doc() != TERMINATED {
-                    if let Some(having) =
-                        numbers.first(postings.doc()).and_then(|n| having.get_mut(n as usize))
-                    {
-                        *having = true;
-                    }
-                    postings.advance();
+    /// Marks the documents that contain a word.
+    fn mark_documents_with(&self, stem: &str, marks: &mut [bool]) -> Result<(), TantivyError> {
+        let searcher = self.reader.searcher();
+        for segment in searcher.segment_readers() {
+            let numbers = segment.fast_fields().u64(DOCUMENT)?;
+            let inverted = segment.inverted_index(self.fields.text)?;
+            let term = Term::from_field_text(self.fields.text, stem);
+            let Some(mut postings) = inverted.read_postings(&term, IndexRecordOption::Basic)? else {
+                continue;
+            };
+            while postings.doc() != TERMINATED {
+                if let Some(mark) = numbers.first(postings.doc()).and_then(|n| marks.get_mut(n as usize)) {
+                    *mark = true;
                 }
+                postings.advance();
             }
-            let count = having.iter().filter(|having| **having).count();
-            seen.iter_mut().zip(&having).for_each(|(seen, having)| *seen |= having);
-            counts.push((word.place, WordDocumentCount { word: word.written.clone(), documents: count }));
         }
-        counts.sort_by_key(|(place, _)| *place);
-        Ok((counts.into_iter().map(|(_, count)| count).collect(), seen))
+        Ok(())
+    }
+}
+
+/// Documents and their index.
+pub(super) struct IndexedDocuments<'a> {
+    index: &'a CorpusIndex,
+    documents: Vec<&'a Document>,
+}
+
+impl<'a> IndexedDocuments<'a> {
+    pub fn new(index: &'a CorpusIndex, documents: impl IntoIterator<Item = &'a Document>) -> Self {
+        Self { index, documents: documents.into_iter().collect() }
+    }
+}
+
+/// Searches documents with several indices as if they had one: scores are computed from the statistics of all of them.
+pub(super) fn search<'a>(
+    parts: &[IndexedDocuments<'a>],
+    query: &str,
+    limit: usize,
+    per_document: usize,
+) -> Result<SearchResults<'a>, TantivyError> {
+    let words = split_query_words(query);
+    let documents: Vec<&Document> = parts.iter().flat_map(|part| part.documents.iter().copied()).collect();
+    let (counts, seen) = count_documents_with_words(parts, &words, documents.len())?;
+    let without = documents.iter().zip(&seen).filter(|(_, seen)| !**seen).map(|(document, _)| *document);
+    let statistics = JointStatistics(parts.iter().map(|part| part.index.reader.searcher()).collect());
+    let (mut hits, mut first) = (Vec::new(), 0);
+    for part in parts {
+        if let Some(query) = part.index.build_query(query, &words) {
+            let best = part.select_best_passages(query.as_ref(), &statistics, limit, per_document)?;
+            hits.extend(best.into_iter().map(|(at, hit)| (first + at, hit)));
+        }
+        first += part.documents.len();
+    }
+    sort_best_first(&mut hits);
+    let hits = hits.into_iter().map(|(_, hit)| hit).take(limit).collect();
+    Ok(SearchResults { hits, words: counts, without: without.collect() })
+}
+
+/// Counts the documents that contain each word, and marks the documents that contain any of them.
+fn count_documents_with_words(
+    parts: &[IndexedDocuments<'_>],
+    words: &BTreeMap<String, QueryWord>,
+    documents: usize,
+) -> Result<(Vec<WordDocumentCount>, Vec<bool>), TantivyError> {
+    let mut seen = vec![false; documents];
+    let mut counts = Vec::with_capacity(words.len());
+    for (stem, word) in words {
+        let (mut having, mut first) = (vec![false; documents], 0);
+        for part in parts {
+            let last = first + part.documents.len();
+            part.index.mark_documents_with(stem, &mut having[first..last])?;
+            first = last;
+        }
+        let count = having.iter().filter(|having| **having).count();
+        seen.iter_mut().zip(&having).for_each(|(seen, having)| *seen |= having);
+        counts.push((word.place, WordDocumentCount { word: word.written.clone(), documents: count }));
+    }
+    counts.sort_by_key(|(place, _)| *place);
+    Ok((counts.into_iter().map(|(_, count)| count).collect(), seen))
+}
+
+/// The statistics of several indices with one schema.
+struct JointStatistics(Vec<Searcher>);
+
+impl Bm25StatisticsProvider for JointStatistics {
+    fn total_num_tokens(&self, field: Field) -> Result<u64, TantivyError> {
+        self.0.iter().map(|searcher| searcher.total_num_tokens(field)).sum()
+    }
+
+    fn total_num_docs(&self) -> Result<u64, TantivyError> {
+        self.0.iter().map(Bm25StatisticsProvider::total_num_docs).sum()
+    }
+
+    fn doc_freq(&self, term: &Term) -> Result<u64, TantivyError> {
+        self.0.iter().map(|searcher| searcher.doc_freq(term)).sum()
     }
 }
 
@@ -221,45 +270,54 @@ fn split_query_words(query: &str) -> BTreeMap<String, QueryWord> {
     words
 }
 
-/// The best passages, at most `per_document` from one document. Passages with equal scores are in the order of the corpus.
-fn select_best_passages<'a>(
-    searcher: &Searcher,
-    query: &dyn Query,
-    documents: &'a [Document],
-    limit: usize,
-    per_document: usize,
-) -> Result<Vec<SearchHit<'a>>, TantivyError> {
-    let all = searcher.num_docs() as usize;
-    let mut fetch = (limit * 4 + 32).min(all.max(1));
-    loop {
-        let top = searcher.search(query, &TopDocs::with_limit(fetch).order_by_score())?;
-        let exhausted = top.len() < fetch || fetch >= all;
-        let mut hits = Vec::with_capacity(top.len());
-        for (score, address) in top {
-            let fields = searcher.segment_reader(address.segment_ord).fast_fields();
-            let number = |name: &str| -> Result<usize, TantivyError> {
-                Ok(fields.u64(name)?.first(address.doc_id).unwrap_or_default() as usize)
-            };
-            let (at, first_line, last_line) = (number(DOCUMENT)?, number(FIRST)?, number(LAST)?);
-            if let Some(document) = documents.get(at) {
-                hits.push((at, SearchHit { document, first_line, last_line, score }));
+impl<'a> IndexedDocuments<'a> {
+    /// The best passages with the numbers of their documents, at most `per_document` from one document.
+    fn select_best_passages(
+        &self,
+        query: &dyn Query,
+        statistics: &JointStatistics,
+        limit: usize,
+        per_document: usize,
+    ) -> Result<Vec<(usize, SearchHit<'a>)>, TantivyError> {
+        let searcher = self.index.reader.searcher();
+        let all = searcher.num_docs() as usize;
+        let mut fetch = (limit * 4 + 32).min(all.max(1));
+        loop {
+            let collector = TopDocs::with_limit(fetch).order_by_score();
+            let top = searcher.search_with_statistics_provider(query, &collector, statistics)?;
+            let exhausted = top.len() < fetch || fetch >= all;
+            let mut hits = Vec::with_capacity(top.len());
+            for (score, address) in top {
+                let fields = searcher.segment_reader(address.segment_ord).fast_fields();
+                let number = |name: &str| -> Result<usize, TantivyError> {
+                    Ok(fields.u64(name)?.first(address.doc_id).unwrap_or_default() as usize)
+                };
+                let (at, first_line, last_line) = (number(DOCUMENT)?, number(FIRST)?, number(LAST)?);
+                if let Some(document) = self.documents.get(at).copied() {
+                    hits.push((at, SearchHit { document, first_line, last_line, score }));
+                }
             }
+            sort_best_first(&mut hits);
+            let mut counts: BTreeMap<usize, usize> = BTreeMap::new();
+            hits.retain(|(at, _)| {
+                let count = counts.entry(*at).or_default();
+                *count += 1;
+                *count <= per_document
+            });
+            hits.truncate(limit);
+            if hits.len() == limit || exhausted {
+                return Ok(hits);
+            }
+            fetch = (fetch * 8).min(all);
         }
-        hits.sort_by(|(at, a), (bt, b)| {
-            b.score.total_cmp(&a.score).then(at.cmp(bt)).then(a.first_line.cmp(&b.first_line))
-        });
-        let mut counts: BTreeMap<usize, usize> = BTreeMap::new();
-        let mut chosen = hits.into_iter().filter_map(|(at, hit)| {
-            let count = counts.entry(at).or_default();
-            *count += 1;
-            (*count <= per_document).then_some(hit)
-        });
-        let chosen: Vec<SearchHit<'a>> = chosen.by_ref().take(limit).collect();
-        if chosen.len() == limit || exhausted {
-            return Ok(chosen);
-        }
-        fetch = (fetch * 8).min(all);
     }
+}
+
+/// Sorts passages by their score; those with equal scores are in the order of the corpus.
+fn sort_best_first(hits: &mut [(usize, SearchHit<'_>)]) {
+    hits.sort_by(|(at, a), (bt, b)| {
+        b.score.total_cmp(&a.score).then(at.cmp(bt)).then(a.first_line.cmp(&b.first_line))
+    });
 }
 
 fn build_index_schema() -> (Schema, IndexFields) {
@@ -318,6 +376,43 @@ mod tests {
         let shown: Vec<(&str, usize)> = counts.words.iter().map(|w| (w.word.as_str(), w.documents)).collect();
         assert_eq!(shown, [("granting", 2), ("zebra", 0)]);
         assert_eq!(counts.without.iter().map(|d| d.path.as_str()).collect::<Vec<_>>(), ["a.txt"]);
+    }
+
+    #[test]
+    fn pages_are_ranked_with_the_documents_as_in_one_index() {
+        let texts = [
+            ("a.txt", "The wheel turns in the race, and the race turns the wheel."),
+            ("b.txt", "A race of water."),
+            ("c.txt", "The wheel of the upper mill is made of oak and iron, and it is old."),
+            ("d.txt", "Nothing of the kind."),
+        ];
+        let scores = |corpus: &Corpus| -> Vec<(String, f32)> {
+            let results = corpus.search("wheel race oak", 10, 10).unwrap();
+            results.hits.iter().map(|hit| (hit.document.path.clone(), hit.score)).collect()
+        };
+        let page = |path: &str, text: &str| {
+            let page = crate::corpus::pages::WebPage {
+                url: path.into(),
+                requested_url: None,
+                name: path.into(),
+                title: Some(path.into()),
+                accessed_at: jiff::Timestamp::UNIX_EPOCH,
+                sha256: String::new(),
+                places: Vec::new(),
+            };
+            std::sync::Arc::new(crate::corpus::Document::from_web_page(page, &format!("{text}\n")))
+        };
+        let joint =
+            build_corpus(&texts[..2]).with_pages(texts[2..].iter().map(|(p, t)| page(p, t)).collect());
+        let whole = build_corpus(&texts).search("wheel race oak", 10, 10).unwrap().without.len();
+        let results = joint.search("wheel race oak", 10, 10).unwrap();
+        assert_eq!(results.without.len(), whole);
+        assert_eq!(results.words[0].documents, 2);
+        let (joint, whole) = (scores(&joint), scores(&build_corpus(&texts)));
+        let order = |all: &[(String, f32)]| all.iter().map(|(path, _)| path.clone()).collect::<Vec<_>>();
+        assert_eq!(order(&joint), order(&whole));
+        let is_equal = |((_, a), (_, b)): (&(String, f32), &(String, f32))| (a - b).abs() < 1e-4;
+        assert!(joint.iter().zip(&whole).all(is_equal), "{joint:?} {whole:?}");
     }
 
     #[test]

@@ -19,25 +19,25 @@ use std::sync::Arc;
 
 use sha2::{Digest, Sha256};
 
-pub use document::Document;
+pub use document::{Document, DocumentPlace};
 pub use index::{SearchHit, SearchResults, WordDocumentCount};
 pub(crate) use reading::encode_hex;
+pub(crate) use reading::{BinaryContent, normalize_text, read_binary_content};
 pub use reading::{InputFile, MAX_BYTES, MAX_LINE};
-pub(crate) use reading::{normalize_text, read_binary_text};
 pub use skipped::{SUPPORTED, SkipReason, SkippedFile};
 pub(crate) use terms::split_into_terms;
 pub use walk::{FolderWalkError, ListedFile, list_folder_files};
 
 use millrace_protocol::result::{Source, SourceKind};
 
-use index::CorpusIndex;
+use index::{CorpusIndex, IndexedDocuments};
+use pages::PageSet;
 
-/// The documents of a run, ready for searching and reading, and the web pages of an attempt, ready for reading. A clone
-/// shares them.
+/// The documents of a run and the web pages of an attempt, ready for searching and reading. A clone shares them.
 #[derive(Clone)]
 pub struct Corpus {
     run: Arc<RunDocuments>,
-    pages: Vec<Arc<Document>>,
+    pages: Arc<PageSet>,
     /// `true` if web pages can be sources.
     reads_web: bool,
 }
@@ -110,12 +110,16 @@ impl Corpus {
         let by_path =
             documents.iter().enumerate().map(|(at, document)| (document.path.clone(), at)).collect();
         let run = Arc::new(RunDocuments { documents, skipped, by_path, index });
-        Self { run, pages: Vec::new(), reads_web: false }
+        Self { run, pages: Arc::default(), reads_web: false }
     }
 
     /// Returns the same documents with these web pages.
     #[must_use]
     pub fn with_pages(&self, pages: Vec<Arc<Document>>) -> Self {
+        self.with_page_set(Arc::new(PageSet::new(pages)))
+    }
+
+    fn with_page_set(&self, pages: Arc<PageSet>) -> Self {
         Self { run: self.run.clone(), pages, reads_web: true }
     }
 
@@ -127,7 +131,7 @@ impl Corpus {
 
     /// The documents and the web pages.
     pub fn documents_and_pages(&self) -> impl Iterator<Item = &Document> {
-        self.run.documents.iter().chain(self.pages.iter().map(AsRef::as_ref))
+        self.run.documents.iter().chain(self.web_pages())
     }
 
     /// `true` if there is anything to cite, or there may be.
@@ -152,7 +156,11 @@ impl Corpus {
     #[must_use]
     pub fn find_document(&self, path: &str) -> Option<&Document> {
         let of_run = self.run.by_path.get(path).map(|&at| &self.run.documents[at]);
-        of_run.or_else(|| self.pages.iter().map(AsRef::as_ref).find(|page| page.is_named(path)))
+        of_run.or_else(|| self.web_pages().find(|page| page.is_named(path)))
+    }
+
+    fn web_pages(&self) -> impl Iterator<Item = &Document> {
+        self.pages.documents.iter().map(AsRef::as_ref)
     }
 
     /// The document that a source is: by its path, or by its content if it is a web page. `None` if it is not here, or of a
@@ -162,14 +170,14 @@ impl Corpus {
         match source.kind {
             SourceKind::Document => self.find_document(&source.location),
             SourceKind::Web => {
-                let mut pages = self.pages.iter().map(AsRef::as_ref);
+                let mut pages = self.web_pages();
                 pages.find(|page: &&Document| source.sha256.as_deref() == Some(&page.sha256))
             }
             SourceKind::Code | SourceKind::Data | SourceKind::Other => None,
         }
     }
 
-    /// The best passages for a query, best first, at most `limit` in total and `per_document` from one document. Words
+    /// The best passages of documents and pages for a query, best first, at most `limit` in total and `per_document` from one document. Words
     /// match by stem; words in double quotes must be adjacent.
     ///
     /// # Errors
@@ -180,6 +188,12 @@ impl Corpus {
         limit: usize,
         per_document: usize,
     ) -> Result<SearchResults<'_>, CorpusError> {
-        Ok(self.run.index.search(&self.run.documents, query, limit, per_document)?)
+        let of_run = IndexedDocuments::new(&self.run.index, self.run.documents.iter());
+        let of_pages = match self.pages.documents.is_empty() {
+            true => None,
+            false => Some(IndexedDocuments::new(self.pages.open_index()?, self.web_pages())),
+        };
+        let parts: Vec<IndexedDocuments<'_>> = [of_run].into_iter().chain(of_pages).collect();
+        Ok(index::search(&parts, query, limit, per_document)?)
     }
 }

@@ -1,13 +1,16 @@
 //! Web pages as documents. A page that a tool has fetched is kept by its content: its text in lines is a blob, and its
 //! address, title and time are in the journal, so that every later reader sees the page as it was fetched.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use jiff::Timestamp;
+use millrace_documents::TextPart;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-use super::{Corpus, CorpusError, Document, encode_hex, normalize_text};
+use super::index::CorpusIndex;
+use super::reading::join_parts;
+use super::{Corpus, CorpusError, Document, DocumentPlace, encode_hex, normalize_text};
 use crate::sources::{OrderInputError, OrderInputs};
 
 /// A kept web page, without its text.
@@ -27,6 +30,9 @@ pub struct WebPage {
     pub accessed_at: Timestamp,
     /// The SHA-256 of its text in lines, in hexadecimal: the name of the blob.
     pub sha256: String,
+    /// Its pages, slides, sheets or sections, if it is a document in a format that has any.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub places: Vec<DocumentPlace>,
 }
 
 /// A web page as a tool returns it.
@@ -40,14 +46,39 @@ pub struct PageContent {
     pub title: Option<String>,
     /// The time at which it was read.
     pub accessed_at: Timestamp,
-    /// Its text, as [`split_page_into_lines`] returns it.
-    pub text: String,
+    /// Its text in the lines by which it is cited.
+    pub text: PageText,
 }
 
-/// Returns the text of a page in the lines by which it is cited.
-#[must_use]
-pub fn split_page_into_lines(text: &str) -> String {
-    normalize_text(text)
+/// The text of a page in the lines by which it is cited.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct PageText {
+    /// The lines, each ending in `\n`.
+    pub lines: String,
+    /// The pages, slides, sheets or sections that the lines belong to.
+    pub places: Vec<DocumentPlace>,
+}
+
+impl PageText {
+    /// Splits a text.
+    #[must_use]
+    pub fn from_text(text: &str) -> Self {
+        Self { lines: normalize_text(text), places: Vec::new() }
+    }
+
+    /// Joins the parts of a document.
+    #[must_use]
+    pub fn from_parts(parts: &[TextPart]) -> Self {
+        let (lines, places) = join_parts(parts);
+        Self { lines, places }
+    }
+
+    /// Returns the name of the place that begins with a line, if one does.
+    #[must_use]
+    pub fn place_that_begins_at(&self, line: usize) -> Option<&str> {
+        let at = self.places.binary_search_by_key(&line, |place| place.first_line).ok()?;
+        Some(&self.places[at].name)
+    }
 }
 
 impl Document {
@@ -61,12 +92,34 @@ impl Document {
     }
 }
 
+/// Web pages, and their index after the first search.
+#[derive(Default)]
+pub(super) struct PageSet {
+    pub documents: Vec<Arc<Document>>,
+    index: OnceLock<CorpusIndex>,
+}
+
+impl PageSet {
+    pub fn new(documents: Vec<Arc<Document>>) -> Self {
+        Self { documents, index: OnceLock::new() }
+    }
+
+    /// Returns the index of the pages, and builds it the first time.
+    pub fn open_index(&self) -> Result<&CorpusIndex, CorpusError> {
+        if let Some(index) = self.index.get() {
+            return Ok(index);
+        }
+        let index = CorpusIndex::in_memory(self.documents.iter().map(AsRef::as_ref))?;
+        Ok(self.index.get_or_init(|| index))
+    }
+}
+
 /// The web pages that an attempt has read.
 pub struct AttemptPages {
     sources: Arc<dyn OrderInputs>,
     /// The documents of the run.
     documents: Corpus,
-    pages: Mutex<Vec<Arc<Document>>>,
+    pages: Mutex<Arc<PageSet>>,
 }
 
 impl AttemptPages {
@@ -84,9 +137,11 @@ impl AttemptPages {
     #[must_use]
     pub fn name_page(&self, content: PageContent) -> Document {
         let PageContent { url, requested_url, title, accessed_at, text } = content;
-        let sha256 = encode_hex(&Sha256::digest(text.as_bytes()));
-        let pages = self.lock();
-        let versions = || pages.iter().filter_map(|page| page.page.as_ref()).filter(|page| page.url == url);
+        let PageText { lines, places } = text;
+        let sha256 = encode_hex(&Sha256::digest(lines.as_bytes()));
+        let pages = self.lock().clone();
+        let versions =
+            || pages.documents.iter().filter_map(|page| page.page.as_ref()).filter(|page| page.url == url);
         let name = match versions().find(|page| page.sha256 == sha256) {
             Some(same) => same.name.clone(),
             None => match versions().count() {
@@ -95,14 +150,16 @@ impl AttemptPages {
             },
         };
         let requested_url = Some(requested_url).filter(|requested| *requested != url);
-        Document::from_web_page(WebPage { url, requested_url, name, title, accessed_at, sha256 }, &text)
+        let page = WebPage { url, requested_url, name, title, accessed_at, sha256, places };
+        Document::from_web_page(page, &lines)
     }
 
     /// Adds a page.
     pub fn add_page(&self, page: Document) {
         let mut pages = self.lock();
-        if pages.iter().all(|known| known.path != page.path) {
-            pages.push(Arc::new(page));
+        if pages.documents.iter().all(|known| known.path != page.path) {
+            let all = pages.documents.iter().cloned().chain([Arc::new(page)]);
+            *pages = Arc::new(PageSet::new(all.collect()));
         }
     }
 
@@ -118,10 +175,10 @@ impl AttemptPages {
     /// Returns the documents of the run together with the pages so far.
     #[must_use]
     pub fn list_sources(&self) -> Corpus {
-        self.documents.with_pages(self.lock().clone())
+        self.documents.with_page_set(self.lock().clone())
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, Vec<Arc<Document>>> {
+    fn lock(&self) -> std::sync::MutexGuard<'_, Arc<PageSet>> {
         self.pages.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -11,6 +11,7 @@ use sha2::{Digest, Sha256};
 
 use super::document::{Document, DocumentPlace, StoredDocument};
 use super::skipped::{SkipReason, SkippedFile};
+use crate::model::{Image, InvalidImage};
 
 /// The maximum size of a file, in bytes.
 pub const MAX_BYTES: u64 = 32 * 1024 * 1024;
@@ -103,6 +104,18 @@ fn read_document(file: &InputFile) -> Result<Document, SkipReason> {
     if size > MAX_BYTES {
         return Err(SkipReason::TooLarge(size));
     }
+    match Image::from_bytes(&file.path, &file.bytes) {
+        Ok(image) => return Ok(image_document(file, image)),
+        Err(why @ (InvalidImage::TooLarge(_) | InvalidImage::TooManyPixels(..))) => {
+            return Err(SkipReason::Image(why.to_string()));
+        }
+        Err(
+            InvalidImage::Format
+            | InvalidImage::Damaged(_)
+            | InvalidImage::Pages(_)
+            | InvalidImage::LargePdf(_),
+        ) => {}
+    }
     let ending = file_ending(&file.path);
     let is_title = |text: &str| match ending.as_deref() {
         None | Some("txt" | "text" | "rst") => first_line_title(text),
@@ -110,27 +123,65 @@ fn read_document(file: &InputFile) -> Result<Document, SkipReason> {
         Some("md" | "markdown" | "html" | "htm" | "xhtml") => heading_title(text),
         Some(_) => None,
     };
-    let ExtractedText { title, parts } = match detect_binary_format(&file.bytes, ending.as_deref()) {
+    let format = detect_binary_format(&file.bytes, ending.as_deref());
+    let ExtractedText { title, parts } = match format {
         Some(format) => extract_in_child(format, &file.bytes)?,
         None => read_text(&file.bytes, ending.as_deref())?,
     };
     let (text, places) = join_parts(&parts);
     if text.trim().is_empty() {
-        return Err(SkipReason::Empty);
+        let pages = describe_pages(&file.path, &file.bytes, format, &parts);
+        return pages.map(|pages| image_document(file, pages)).ok_or(SkipReason::Empty);
     }
     let title = title.and_then(|title| shorten_title(&title)).or_else(|| is_title(&text));
     let title = title.unwrap_or_else(|| title_of_file(&file.path).to_owned());
     let sha256 = encode_hex(&Sha256::digest(&file.bytes));
-    Ok(StoredDocument { path: file.path.clone(), title, sha256, text, places }.into())
+    Ok(StoredDocument { path: file.path.clone(), title, sha256, text, places, image: None }.into())
 }
 
-/// Returns the text of a file in a binary format, with a line before each page, slide, sheet or section, such as `[page 3]`; `None` if the
-/// file is in no such format. Blocks while a parser runs.
-pub(crate) fn read_binary_text(path: &str, bytes: &[u8]) -> Option<Result<String, SkipReason>> {
+/// Returns the document that an image is, or a PDF file without text: its text is a description.
+fn image_document(file: &InputFile, image: Image) -> Document {
+    let why = if image.is_pdf() { ": its pages have no text" } else { "" };
+    let stored = StoredDocument {
+        path: file.path.clone(),
+        title: title_of_file(&file.path).to_owned(),
+        sha256: image.sha256.clone(),
+        text: format!("[{}{why}]\n", image.describe()),
+        places: Vec::new(),
+        image: Some(image.without_content()),
+    };
+    stored.into()
+}
+
+/// Returns the pages of a PDF file as models see them; `None` if it is no PDF file, or one that is too large for that.
+fn describe_pages(
+    path: &str,
+    bytes: &[u8],
+    format: Option<BinaryFormat>,
+    parts: &[TextPart],
+) -> Option<Image> {
+    let pages = u32::try_from(parts.len()).unwrap_or(u32::MAX);
+    (format == Some(BinaryFormat::Pdf)).then(|| Image::from_pdf(path, bytes, pages).ok()).flatten()
+}
+
+/// The content of a file in a binary format.
+pub(crate) struct BinaryContent {
+    /// Its text, with a line before each page, slide, sheet or section, such as `[page 3]`; empty if its pages have none.
+    pub text: String,
+    /// Its pages as models see them, if it is a PDF file of a few pages.
+    pub pages: Option<Image>,
+}
+
+/// Returns the content of a file in a binary format; `None` if the file is in no such format. Blocks while a parser runs.
+pub(crate) fn read_binary_content(path: &str, bytes: &[u8]) -> Option<Result<BinaryContent, SkipReason>> {
     let format = detect_binary_format(bytes, file_ending(path).as_deref())?;
     Some(extract_in_child(format, bytes).and_then(|extracted| {
         let text = format_parts(&extracted.parts);
-        if text.is_empty() { Err(SkipReason::Empty) } else { Ok(text) }
+        let pages = describe_pages(path, bytes, Some(format), &extracted.parts);
+        match text.is_empty() && pages.is_none() {
+            true => Err(SkipReason::Empty),
+            false => Ok(BinaryContent { text, pages }),
+        }
     }))
 }
 
@@ -167,7 +218,7 @@ fn read_text(bytes: &[u8], ending: Option<&str>) -> Result<ExtractedText, SkipRe
 }
 
 /// Joins the parts of a document to its text, with the first line of each.
-fn join_parts(parts: &[TextPart]) -> (String, Vec<DocumentPlace>) {
+pub(super) fn join_parts(parts: &[TextPart]) -> (String, Vec<DocumentPlace>) {
     let (mut text, mut places) = (String::new(), Vec::new());
     let mut lines = 0;
     for part in parts {
@@ -287,7 +338,7 @@ mod tests {
         let text =
             format_parts(&[part("page 1", "one\r\ntwo"), part("page 2", " \n"), part("page 3", "three")]);
         assert_eq!(text, "[page 1]\none\ntwo\n[page 3]\nthree\n");
-        assert!(read_binary_text("/a.bin", b"\0\x01").is_none());
+        assert!(read_binary_content("/a.bin", b"\0\x01").is_none());
     }
 
     fn read_single_document(path: &str, bytes: impl AsRef<[u8]>) -> Document {
@@ -316,12 +367,29 @@ mod tests {
             reasons,
             [
                 "a.pdf: no process for reading it can be started: the program's main does not begin with run_as_launcher()",
-                "b.png: binary files of the kind .png are not supported; text in any character set, HTML, PDF, DOCX, PPTX, XLSX, EPUB and e-mail are",
+                "b.png: binary files of the kind .png are not supported; text in any character set, HTML, PDF, DOCX, PPTX, XLSX, EPUB, e-mail and images (PNG, JPEG, GIF, WebP) are",
                 "c: it is binary, not text",
                 "d.md: it contains no text",
                 "e.txt: it has 33 MiB; the maximum is 32 MiB",
                 "z.txt: another file has the same path",
             ]
+        );
+    }
+
+    #[test]
+    fn images_are_documents_with_a_description() {
+        let png = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR\0\0\0\x02\0\0\0\x03\x08\x02\0\0\0";
+        let document = read_single_document("plots/wheel.png", png);
+        assert_eq!(document.text(), "[image plots/wheel.png, PNG 2×3, 29 bytes]\n");
+        assert_eq!(document.title, "wheel.png");
+        let image = document.image.clone().unwrap();
+        assert_eq!((&image.sha256, image.bytes()), (&document.sha256, None));
+        let stored = serde_json::to_string(&document).unwrap();
+        assert_eq!(serde_json::from_str::<Document>(&stored).unwrap(), document);
+        let large = [png.as_slice(), &vec![0; crate::model::MAX_IMAGE_BYTES]].concat();
+        let (_, skipped) = read_documents(vec![build_file("large.png", large)]);
+        assert!(
+            skipped[0].reason.to_string().starts_with("it can't be shown to models: it has 3750029 bytes")
         );
     }
 
@@ -353,7 +421,7 @@ mod tests {
         let (text, places) = join_parts(&parts);
         assert_eq!(text, "a\nb\n\nc\n\nd\n\ne\n");
         let (path, title, sha256) = (String::new(), String::new(), String::new());
-        let document = Document::from(StoredDocument { path, title, sha256, text, places });
+        let document = Document::from(StoredDocument { path, title, sha256, text, places, image: None });
         for (lines, place) in [
             ((1, 1), Some("page 1")),
             ((2, 3), Some("page 1")),

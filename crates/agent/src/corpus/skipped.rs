@@ -32,6 +32,8 @@ pub enum SkipReason {
     TooMuch,
     /// It contains no text.
     Empty,
+    /// It is an image that can't be shown to models.
+    Image(String),
     /// Its HTML is nested too deep, or the converter failed.
     Html(String),
     /// Another file has the same path.
@@ -62,6 +64,7 @@ impl fmt::Display for SkipReason {
                 write!(f, "the documents before it reach the maximum of {} MiB", MAX_TOTAL as u64 / MIB)
             }
             Self::Empty => f.write_str("it contains no text"),
+            Self::Image(reason) => write!(f, "it can't be shown to models: {reason}"),
             Self::Html(reason) => write!(f, "its HTML can't be read: {reason}"),
             Self::SamePath => f.write_str("another file has the same path"),
             Self::Hidden => f.write_str("it is hidden"),
@@ -73,7 +76,8 @@ impl fmt::Display for SkipReason {
 }
 
 /// The supported formats, for messages.
-pub const SUPPORTED: &str = "text in any character set, HTML, PDF, DOCX, PPTX, XLSX, EPUB and e-mail";
+pub const SUPPORTED: &str =
+    "text in any character set, HTML, PDF, DOCX, PPTX, XLSX, EPUB, e-mail and images (PNG, JPEG, GIF, WebP)";
 
 impl SkipReason {
     /// `true` if another try, or another machine, would have the same result.
@@ -87,6 +91,7 @@ impl SkipReason {
             | Self::TooLarge(_)
             | Self::TooMuch
             | Self::Empty
+            | Self::Image(_)
             | Self::Html(_)
             | Self::SamePath
             | Self::Hidden
@@ -102,7 +107,7 @@ impl SkipReason {
             Self::Hidden => "hidden".into(),
             Self::Link => "link".into(),
             Self::Empty => "empty".into(),
-            Self::TooLarge(_) | Self::TooMuch => "too large".into(),
+            Self::TooLarge(_) | Self::TooMuch | Self::Image(_) => "too large".into(),
             Self::Unextractable(ExtractError::Encrypted) => "encrypted".into(),
             Self::Unextractable(_) | Self::Html(_) => "damaged".into(),
             Self::Unreadable(_) | Self::NotAFile => "unreadable".into(),

@@ -16,7 +16,7 @@ use super::reading::{self, InputFile};
 use super::{Corpus, CorpusError, Document, SkippedFile};
 
 /// Incremented with each change of the stored data or of the term analysis.
-pub(super) const FORMAT: u32 = 3;
+pub(super) const FORMAT: u32 = 4;
 
 const DOCUMENTS: &str = "documents.json";
 const INDEX: &str = "index";

@@ -28,8 +28,8 @@ use crate::model::ModelAbility;
 use crate::roles::{DocumentList, MAX_OUTPUT_TOKENS};
 use crate::tool::files::create_file_tools;
 use crate::tool::{
-    TaskResultSource, Tool, Toolbox, get_task_result_tool, list_completed_tasks_tool, read_document_tool,
-    search_documents_tool, think_tool,
+    ReadableDocuments, TaskResultSource, Tool, Toolbox, get_task_result_tool, list_completed_tasks_tool,
+    read_document_tool, search_documents_tool, think_tool,
 };
 use crate::turn::{AgentBrief, Answer, ConversationFormat, Limits};
 
@@ -124,9 +124,10 @@ impl ReviewEvidence {
     fn list_tools(&self) -> Vec<Arc<dyn Tool>> {
         let corpus = self.corpus.as_ref().filter(|corpus| corpus.has_sources());
         let documents = corpus.into_iter().flat_map(|corpus| {
-            // Only documents of the run are searched; there is no need for that in kept pages.
-            let search = (!corpus.documents().is_empty()).then(|| search_documents_tool(corpus.clone()));
-            search.into_iter().chain([read_document_tool(corpus.clone())])
+            let has_text = corpus.documents_and_pages().next().is_some();
+            let documents = ReadableDocuments::OfRun(corpus.clone());
+            let search = has_text.then(|| search_documents_tool(documents.clone()));
+            search.into_iter().chain([read_document_tool(documents)])
         });
         let results = self.results.iter().flat_map(|results| -> [Arc<dyn Tool>; 2] {
             [list_completed_tasks_tool(results.clone()), get_task_result_tool(results.clone())]

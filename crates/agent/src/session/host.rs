@@ -94,6 +94,8 @@ async fn add_kept_pages(
             title: Some(source.title.clone()),
             accessed_at: source.accessed_at.unwrap_or_default(),
             sha256,
+            // Its quotations name their places.
+            places: Vec::new(),
         };
         match read_page(page, sources).await {
             Ok(page) => pages.push(Arc::new(page)),

@@ -200,12 +200,13 @@ impl SessionInputs {
             ShownPassage { document, first_line: 1, last_line }
         };
         let passages: Vec<ShownPassage<'_>> = if size <= MAX_PASSAGES {
-            corpus.documents().iter().map(whole).collect()
+            corpus.documents().iter().filter(|document| document.image.is_none()).map(whole).collect()
         } else {
             let query: String = order.objective.replace('"', " ").chars().take(MAX_QUERY).collect();
             let hits = corpus.search(&query, LABELLED_PASSAGES, 3).ok()?.hits;
             let least = hits.first().map_or(0.0, |best| best.score) * MIN_RELATIVE_SCORE;
-            let shown = hits.into_iter().filter(|hit| hit.score >= least).map(|hit| ShownPassage {
+            let hits = hits.into_iter().filter(|hit| hit.document.image.is_none());
+            let shown = hits.filter(|hit| hit.score >= least).map(|hit| ShownPassage {
                 document: hit.document,
                 first_line: hit.first_line,
                 last_line: hit.last_line,

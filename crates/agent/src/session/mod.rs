@@ -374,8 +374,12 @@ impl<'a> AgentSession<'a> {
         let sections = format_sections([skills.format_section(&own_tools), memory]);
         let children = ChildTasks::new(order, spec.agents.clone(), sources, results.clone(), capabilities)
             .map(|children| Arc::new(children.with_own_tools(own_tools)));
+        let pages = env.tools.iter().any(|tool| tool.reads_pages());
+        let pages = pages.then(|| AttemptPages::new(env.sources.clone(), inputs.corpus.as_deref()));
+        let pages = pages.transpose().map_err(|error| invalid_order_error(&error.to_string()))?.map(Arc::new);
         let context = ToolContext {
             corpus: inputs.corpus.clone(),
+            pages: pages.clone(),
             results,
             children,
             consultants: Some(Arc::new(directory)),
@@ -391,9 +395,6 @@ impl<'a> AgentSession<'a> {
             None => context,
         };
         let format = beginning.format;
-        let pages = env.tools.iter().any(|tool| tool.reads_pages());
-        let pages = pages.then(|| AttemptPages::new(env.sources.clone(), inputs.corpus.as_deref()));
-        let pages = pages.transpose().map_err(|error| invalid_order_error(&error.to_string()))?.map(Arc::new);
         let references: Vec<ToolReference> =
             spec.tools.iter().filter(|tool| !useless_tools.contains(&tool.name.as_str())).cloned().collect();
         let own = std::mem::take(&mut env.tools).into_iter().map(|tool| {

@@ -4,16 +4,17 @@
 use std::sync::Arc;
 
 use crate::corpus::Corpus;
+use crate::corpus::pages::AttemptPages;
 use crate::files::Files;
 use crate::files::permissions::CompiledPermissions;
 use crate::spec::{ToolNames, ToolReference};
 use crate::tool::files::create_file_tools;
 use crate::tool::{
-    ChildTasks, ConsultableCapabilities, TaskResultSource, Tool, append_note_tool, ask_user_tool,
-    cancel_child_tool, check_task_tool, compact_conversation_tool, consult_tool, get_task_result_tool,
-    list_completed_tasks_tool, list_tasks_tool, message_task_tool, now_tool, read_document_tool,
-    read_notes_tool, search_documents_tool, sleep_for_tool, sleep_until_tool, start_task_tool, task_tool,
-    think_tool, wait_for_event_tool, wait_for_tool, write_todos_tool,
+    ChildTasks, ConsultableCapabilities, ReadableDocuments, TaskResultSource, Tool, append_note_tool,
+    ask_user_tool, cancel_child_tool, check_task_tool, compact_conversation_tool, consult_tool,
+    get_task_result_tool, list_completed_tasks_tool, list_tasks_tool, message_task_tool, now_tool,
+    read_document_tool, read_notes_tool, search_documents_tool, sleep_for_tool, sleep_until_tool,
+    start_task_tool, task_tool, think_tool, wait_for_event_tool, wait_for_tool, write_todos_tool,
 };
 
 /// The constructor of a tool.
@@ -83,6 +84,8 @@ pub fn list_built_in_tool_names() -> impl Iterator<Item = &'static str> {
 pub struct ToolContext {
     /// The documents of the run.
     pub corpus: Option<Arc<Corpus>>,
+    /// The web pages that the attempt reads; `None` if it reads none.
+    pub pages: Option<Arc<AttemptPages>>,
     /// The results that the task depends on.
     pub results: Option<Arc<dyn TaskResultSource>>,
     /// The capabilities that can be consulted.
@@ -136,8 +139,12 @@ impl ToolContext {
         }
     }
 
-    fn available_documents(&self) -> Option<Arc<Corpus>> {
-        self.corpus.clone().filter(|corpus| !corpus.documents().is_empty())
+    fn available_documents(&self) -> Option<ReadableDocuments> {
+        if let Some(pages) = &self.pages {
+            return Some(ReadableDocuments::WithPages(pages.clone()));
+        }
+        let corpus = self.corpus.clone().filter(|corpus| !corpus.documents().is_empty());
+        corpus.map(ReadableDocuments::OfRun)
     }
 }
 

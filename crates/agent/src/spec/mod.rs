@@ -596,13 +596,14 @@ fn read_json_schema(node: &YamlNode, name: &str) -> Result<serde_json::Value, Ya
         return Err(node.mismatch_error(name, "a JSON Schema, which is a map"));
     };
     let schema = node.to_json();
-    match jsonschema::validator_for(&schema) {
-        Ok(_) => Ok(schema),
-        Err(error) => Err(YamlMistake::at_position(
-            node.position,
-            format!("{name:?} is not a valid JSON Schema: {error}"),
-        )),
-    }
+    check_json_schema(&schema, node.position, name)?;
+    Ok(schema)
+}
+
+fn check_json_schema(schema: &serde_json::Value, position: Position, name: &str) -> Result<(), YamlMistake> {
+    jsonschema::validator_for(schema).map(drop).map_err(|error| {
+        YamlMistake::at_position(position, format!("{name:?} is not a valid JSON Schema: {error}"))
+    })
 }
 
 #[cfg(test)]

@@ -25,11 +25,11 @@ use millrace_strict_yaml::{
 };
 use serde_json::{Value, json};
 
-use super::{Template, read_json_schema};
+use super::{Template, check_json_schema, read_json_schema};
 use crate::skills::SkillProgress;
 use crate::state::{
     Condition, ConditionView, PhaseChange, StateAccess, StateField, StateOperation, StatePolicy, StateRules,
-    state_tool_name,
+    list_references, resolve_schema, state_tool_name, without_references,
 };
 
 /// The maximum length of a field's name.
@@ -60,6 +60,8 @@ struct PlacedConditions {
     /// They can be evaluated at any time.
     of_tools_and_phases: Vec<PlacedCondition>,
     of_policies: Vec<PlacedCondition>,
+    /// The fields whose schemas refer to the state.
+    of_fields: Vec<(String, Position)>,
 }
 
 /// The parts of a file that its state rules come from.
@@ -121,6 +123,9 @@ fn check_conditions(
         check_names(condition, *position, rules, &POLICY_NAMES)?;
     }
     let (values, skills) = (rules.default_values(), SkillProgress::default());
+    for (name, position) in &placed.of_fields {
+        check_references(&rules.fields[name], *position, rules, &values)?;
+    }
     let more = if has_skills { &SKILL_NAMES[..] } else { &[] };
     for (condition, position) in &placed.of_tools_and_phases {
         check_names(condition, *position, rules, more)?;
@@ -135,6 +140,30 @@ fn check_conditions(
         })?;
     }
     Ok(())
+}
+
+/// Checks that the references of a schema lead to fields of the state, and that the schema has a meaning with their defaults.
+/// There may be nothing to choose from yet, and a field without a value yet fits.
+fn check_references(
+    field: &StateField,
+    position: Position,
+    rules: &StateRules,
+    values: &BTreeMap<String, Value>,
+) -> Result<(), YamlMistake> {
+    let mistake = |text: String| YamlMistake::at_position(position, format!("\"schema\": {text}"));
+    for path in list_references(&field.schema) {
+        check_name(&format!("state.{path}"), rules, &[]).map_err(mistake)?;
+    }
+    match resolve_schema(&field.schema, values) {
+        Ok(schema) if !field.default.is_null() => check_value_against_schema(&schema, &field.default)
+            .map_err(|mistakes| {
+                YamlMistake::at_position(position, format!("\"default\" does not fit the schema: {mistakes}"))
+            }),
+        Ok(_) => Ok(()),
+        // The values of other fields decide later.
+        Err(_) if field.default.is_null() || field.default == json!([]) => Ok(()),
+        Err(why) => Err(mistake(why)),
+    }
 }
 
 fn check_names(
@@ -198,6 +227,9 @@ fn read_fields(
     for entry in entries {
         check_field_name(&entry.key, entry.position)?;
         let field = read_field(&entry.node, placed)?;
+        if !list_references(&field.schema).is_empty() {
+            placed.of_fields.push((entry.key.clone(), entry.position));
+        }
         for name in field.operations().map(|operation| state_tool_name(operation, &entry.key)) {
             if tool_names.contains(&name.as_str()) {
                 let text = format!(
@@ -233,7 +265,8 @@ fn read_field(node: &YamlNode, placed: &mut PlacedConditions) -> Result<StateFie
     let schema = fields.find_field("schema").map(read_schema).transpose()?.unwrap_or_else(|| json!({}));
     let default = fields.find_field("default");
     let value = default.map_or(Value::Null, YamlNode::to_json);
-    if let Err(mistakes) = check_value_against_schema(&schema, &value) {
+    let is_checked_later = !list_references(&schema).is_empty();
+    if !is_checked_later && let Err(mistakes) = check_value_against_schema(&schema, &value) {
         let (position, what) = match default {
             Some(default) => (default.position, "\"default\" does not fit the schema"),
             None => (node.position, "the field needs a \"default\" that fits its schema"),
@@ -261,13 +294,31 @@ fn read_field(node: &YamlNode, placed: &mut PlacedConditions) -> Result<StateFie
 }
 
 fn read_schema(node: &YamlNode) -> Result<Value, YamlMistake> {
-    let schema = read_json_schema(node, "schema")?;
+    let schema = match list_references(&node.to_json()).is_empty() {
+        true => read_json_schema(node, "schema")?,
+        false => {
+            let open = without_references(&node.to_json());
+            check_json_schema(&open, node.position, "schema")?;
+            node.to_json()
+        }
+    };
     // The schema becomes a part of the schema of a tool.
     if schema.to_string().contains("\"$ref\"") {
         let text = "\"schema\" can't have \"$ref\": write the referenced part in its place";
         return Err(YamlMistake::at_position(node.position, text));
     }
     Ok(schema)
+}
+
+fn read_policy_schema(node: &YamlNode) -> Result<Value, YamlMistake> {
+    let schema = read_schema(node)?;
+    match list_references(&schema).is_empty() {
+        true => Ok(schema),
+        false => Err(YamlMistake::at_position(
+            node.position,
+            "a policy's \"schema\" can't refer to the state; use \"deny\", or the schema of the field",
+        )),
+    }
 }
 
 fn read_policy(
@@ -281,7 +332,7 @@ fn read_policy(
     let deny = fields.find_field("deny").map(read_denial).transpose()?;
     let policy = StatePolicy {
         on: read_operations(&fields, is_list)?,
-        schema: fields.find_field("schema").map(read_schema).transpose()?,
+        schema: fields.find_field("schema").map(read_policy_schema).transpose()?,
         matches: fields.find_field("matches").map(read_pattern).transpose()?,
         min: number("min")?,
         max: number("max")?,
@@ -497,6 +548,29 @@ phases: [{from: plan, to: work, when: state.names | length > 0}]
                 "6: \"valu > 3\": there is no \"valu\"; the names are state.FIELD, phase, value, old",
             ),
             (with("{max: many}"), "6: "),
+            (
+                instead("type: integer", "maximum: {$state: cuont}"),
+                "6: \"schema\": the state has no field \"cuont\"; did you mean \"count\"?",
+            ),
+            (
+                instead("type: integer", "enum: {$state: names.first}"),
+                "6: \"schema\": state.names.first has no value",
+            ),
+            (
+                instead("type: integer", "enum: {$state: names}"),
+                "6: \"schema\": there is no value to choose from",
+            ),
+            (
+                instead("type: integer", "type: int, enum: {$state: names}"),
+                "6: \"schema\" is not a valid JSON Schema",
+            ),
+            (
+                instead(
+                    "default: [], access: write",
+                    "default: [b], access: write, policies: [{schema: {enum: {$state: count}}}]",
+                ),
+                "7: a policy's \"schema\" can't refer to the state",
+            ),
         ] {
             let (line, text) = expected.split_once(": ").unwrap();
             let is_located = mistake.starts_with(&format!("{line}:"));

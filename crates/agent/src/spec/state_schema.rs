@@ -37,7 +37,10 @@ pub(super) fn state_schemas() -> Value {
         "type": "object",
         "properties": {
             "description": { "description": "Its meaning, for the agent.", "type": "string" },
-            "schema": { "description": "The JSON Schema of its values.", "type": "object" },
+            "schema": {
+                "description": "The JSON Schema of its values. {$state: FIELD} in it stands for the current value of a field.",
+                "type": "object",
+            },
             "default": { "description": "Its value at the beginning; null by default." },
             "access": {
                 "description": "The tools that the agent has for it; read by default.",

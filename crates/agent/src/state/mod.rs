@@ -12,6 +12,7 @@
 
 mod condition;
 mod policy;
+mod reference;
 mod tools;
 
 use std::collections::BTreeMap;
@@ -19,11 +20,13 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use crate::model::ToolSpec;
 use crate::skills::{SkillEntry, SkillProgress};
 use crate::spec::{Template, TemplateError};
 
 pub use condition::{Condition, ConditionView};
 pub use policy::{StateOperation, StatePolicy};
+pub(crate) use reference::{list_references, resolve_schema, without_references};
 pub use tools::create_state_tools;
 
 use policy::JudgedValue;
@@ -55,7 +58,7 @@ pub struct StateField {
     /// The description for the model.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub description: String,
-    /// The JSON Schema of its values; any value if it is empty.
+    /// The JSON Schema of its values; any value if it is empty. It may have references to the state: see [`reference`].
     pub schema: Value,
     /// The value at the beginning.
     pub default: Value,
@@ -213,6 +216,27 @@ impl AgentState {
         format!("{tool} is not available now: it is available where {condition}. It was not run.")
     }
 
+    /// Returns the spec of a tool with the current schema of its field.
+    ///
+    /// # Errors
+    /// The schema has no meaning with the current values, so that the tool can't be offered; with the reason.
+    pub fn resolve_tool_spec(&self, spec: &ToolSpec) -> Result<ToolSpec, String> {
+        let Some((name, operation)) = self.find_operation(&spec.name) else { return Ok(spec.clone()) };
+        let field = &self.rules.fields[&name];
+        if list_references(&field.schema).is_empty() {
+            return Ok(spec.clone());
+        }
+        let schema = resolve_schema(&field.schema, &self.values)?;
+        Ok(tools::describe_tool(&name, &StateField { schema, ..field.clone() }, operation))
+    }
+
+    fn find_operation(&self, tool: &str) -> Option<(String, StateOperation)> {
+        self.rules.fields.iter().find_map(|(name, field)| {
+            let operation = field.operations().find(|operation| state_tool_name(*operation, name) == tool)?;
+            Some((name.clone(), operation))
+        })
+    }
+
     /// The prompt with the current state, if it shows the state.
     ///
     /// # Errors
@@ -234,11 +258,9 @@ impl AgentState {
     /// # Errors
     /// A policy vetoes it: nothing has changed. The text is for the model.
     pub fn run_tool(&mut self, tool: &str, arguments: &Value) -> Result<String, String> {
-        let found = self.rules.fields.iter().find_map(|(name, field)| {
-            let operation = field.operations().find(|operation| state_tool_name(*operation, name) == tool)?;
-            Some((name.clone(), operation))
-        });
-        let Some((name, operation)) = found else { return Err(format!("there is no tool {tool}")) };
+        let Some((name, operation)) = self.find_operation(tool) else {
+            return Err(format!("there is no tool {tool}"));
+        };
         let argument = || arguments.get("value").cloned().unwrap_or(Value::Null);
         match operation {
             StateOperation::Get => self.read_field(&name),
@@ -291,7 +313,8 @@ impl AgentState {
             return Err(format!("its value would have {size} bytes; the maximum is {MAX_VALUE}"));
         }
         let Some(field) = self.rules.fields.get(name) else { return Ok(()) };
-        millrace_protocol::schema::check_value_against_schema(&field.schema, value)
+        let schema = resolve_schema(&field.schema, &self.values)?;
+        millrace_protocol::schema::check_value_against_schema(&schema, value)
             .map_err(|mistakes| format!("the value does not fit: {mistakes}"))
     }
 
@@ -455,6 +478,38 @@ mod tests {
             assert!(refusal.contains(reason), "{refusal}");
             assert_eq!(state.value("x"), Some(&old), "{refusal}");
         }
+    }
+
+    #[test]
+    fn schemas_follow_the_values_that_they_refer_to() {
+        let mut state = state(json!({
+            "options": field(json!({"type": "array"}), json!([]), json!([])),
+            "choice": field(json!({"enum": {"$state": "options.*.id"}}), json!(null), json!([])),
+            "picks": field(json!({"type": "array", "items": {"enum": {"$state": "options.*.id"}}}), json!([]), json!([])),
+        }));
+        let specs: Vec<ToolSpec> = create_state_tools(state.rules()).iter().map(|tool| tool.spec()).collect();
+        let spec = |name: &str| specs.iter().find(|spec| spec.name == name).unwrap();
+        let value_schema = |state: &AgentState, name: &str| {
+            state.resolve_tool_spec(spec(name)).map(|spec| spec.schema["properties"]["value"].clone())
+        };
+        assert_eq!(
+            spec("set_choice").schema["properties"]["value"],
+            json!({}),
+            "any value may be allowed later"
+        );
+        assert_eq!(value_schema(&state, "set_choice"), Err("there is no value to choose from".into()));
+        let refusal = state.run_tool("set_choice", &json!({"value": "x"})).unwrap_err();
+        assert!(refusal.contains("there is no value to choose from"), "{refusal}");
+        state.run_tool("set_options", &json!({"value": [{"id": "x"}, {"id": "y"}]})).unwrap();
+        assert_eq!(value_schema(&state, "set_choice"), Ok(json!({"enum": ["x", "y"]})));
+        assert_eq!(value_schema(&state, "append_picks"), Ok(json!({"enum": ["x", "y"]})));
+        let refusal = state.run_tool("set_choice", &json!({"value": "z"})).unwrap_err();
+        assert!(refusal.contains("does not fit") && refusal.contains("It is still null"), "{refusal}");
+        state.run_tool("set_choice", &json!({"value": "y"})).unwrap();
+        state.run_tool("append_picks", &json!({"value": "x"})).unwrap();
+        assert!(state.run_tool("append_picks", &json!({"value": "z"})).is_err());
+        let stored: AgentState = serde_json::from_value(serde_json::to_value(&state).unwrap()).unwrap();
+        assert_eq!(value_schema(&stored, "set_choice"), value_schema(&state, "set_choice"));
     }
 
     #[test]

@@ -5,24 +5,27 @@ use std::sync::Arc;
 use futures::future::BoxFuture;
 use serde_json::{Value, json};
 
+use super::reference::without_references;
 use super::{StateField, StateOperation, StateRules, state_tool_name};
 use crate::model::ToolSpec;
 use crate::tool::{Call, InnerTool, Output, Tool, ToolError};
 
 struct StateTool(ToolSpec);
 
-/// Creates the tools over the fields that an agent may read or write.
+/// Creates the tools over the fields that an agent may read or write. Their schemas are those before any reference to the state is
+/// resolved: [`super::AgentState::resolve_tool_spec`] returns the current ones.
 #[must_use]
 pub fn create_state_tools(rules: &StateRules) -> Vec<Arc<dyn Tool>> {
     let tools = rules.fields.iter().flat_map(|(name, field)| {
         field.operations().map(move |operation| -> Arc<dyn Tool> {
-            Arc::new(StateTool(describe_tool(name, field, operation)))
+            let field = StateField { schema: without_references(&field.schema), ..field.clone() };
+            Arc::new(StateTool(describe_tool(name, &field, operation)))
         })
     });
     tools.collect()
 }
 
-fn describe_tool(name: &str, field: &StateField, operation: StateOperation) -> ToolSpec {
+pub(super) fn describe_tool(name: &str, field: &StateField, operation: StateOperation) -> ToolSpec {
     let (description, value) = match operation {
         StateOperation::Get => (format!("Returns the value of {name}"), None),
         StateOperation::Set => (format!("Sets the value of {name}"), Some(field.schema.clone())),

@@ -7,7 +7,8 @@ use std::sync::Arc;
 use schemars::JsonSchema;
 use serde::Deserialize;
 
-use super::{Tool, ToolError, tool_from_function};
+use super::{Output, Tool, ToolError, tool_from_function, tool_with_output};
+use crate::corpus::pages::AttemptPages;
 use crate::corpus::{Corpus, Document, SearchHit, SearchResults};
 
 /// The maximum number of passages of one search.
@@ -53,32 +54,59 @@ struct ReadDocumentArguments {
     last_line: Option<u32>,
 }
 
+/// The documents that an agent searches and reads.
+#[derive(Clone)]
+pub enum ReadableDocuments {
+    /// Those of the run.
+    OfRun(Arc<Corpus>),
+    /// Those of the run, and the web pages that the attempt has read so far.
+    WithPages(Arc<AttemptPages>),
+}
+
+impl ReadableDocuments {
+    /// Returns the documents at this moment.
+    fn current(&self) -> Corpus {
+        match self {
+            Self::OfRun(corpus) => corpus.as_ref().clone(),
+            Self::WithPages(pages) => pages.list_sources(),
+        }
+    }
+}
+
 /// `search_documents{query, limit?, per_document?}`: the best passages, each with its document and numbered lines.
 #[must_use]
-pub fn search_documents_tool(corpus: Arc<Corpus>) -> Arc<dyn Tool> {
-    tool_from_function(
-        "search_documents",
-        "Searches the documents of the run and returns the best passages, best first, each with its document's path \
+pub fn search_documents_tool(documents: ReadableDocuments) -> Arc<dyn Tool> {
+    let searched = match documents {
+        ReadableDocuments::OfRun(_) => "the documents of the run",
+        ReadableDocuments::WithPages(_) => {
+            "the documents of the run and all web pages that you have read, whole,"
+        }
+    };
+    let description = format!(
+        "Searches {searched} and returns the best passages, best first, each with its document's path \
          and its numbered lines. Also reports in how many documents each word occurs and which documents have none of \
-         them. Try several wordings; read more around a passage with read_document.",
-        move |arguments: SearchDocumentsArguments, _| {
-            let corpus = corpus.clone();
-            async move { search_corpus(&corpus, &arguments) }
-        },
-    )
+         them. Try several wordings; read more around a passage with read_document."
+    );
+    tool_from_function("search_documents", &description, move |arguments: SearchDocumentsArguments, _| {
+        let documents = documents.clone();
+        async move { search_corpus(&documents.current(), &arguments) }
+    })
 }
 
 /// `read_document{path, first_line?, last_line?}`: lines of a document with their numbers.
 #[must_use]
-pub fn read_document_tool(corpus: Arc<Corpus>) -> Arc<dyn Tool> {
-    tool_from_function(
-        "read_document",
-        "Reads lines of one document. Each line is prefixed with its number and a tab, which are not part of the text.",
-        move |arguments: ReadDocumentArguments, _| {
-            let corpus = corpus.clone();
-            async move { format_requested_lines(&corpus, &arguments) }
-        },
-    )
+pub fn read_document_tool(documents: ReadableDocuments) -> Arc<dyn Tool> {
+    let read = match documents {
+        ReadableDocuments::OfRun(_) => "one document",
+        ReadableDocuments::WithPages(_) => "one document, or of a web page that you have read, by its URL",
+    };
+    let description = format!(
+        "Reads lines of {read}. Each line is prefixed with its number and a tab, which are not part of the text."
+    );
+    tool_with_output("read_document", &description, move |arguments: ReadDocumentArguments, _| {
+        let documents = documents.clone();
+        async move { read_requested_lines(&documents.current(), &arguments) }
+    })
 }
 
 fn search_corpus(corpus: &Corpus, arguments: &SearchDocumentsArguments) -> Result<String, ToolError> {
@@ -105,7 +133,7 @@ pub(crate) fn find_passages(corpus: &Corpus, text: &str, limit: usize) -> Option
 }
 
 fn format_search_results(corpus: &Corpus, results: &SearchResults<'_>) -> String {
-    let all = corpus.documents().len();
+    let all = corpus.documents_and_pages().count();
     let words: Vec<String> =
         results.words.iter().map(|word| format!("{} in {} of {all}", word.word, word.documents)).collect();
     let mut text = format!("Documents with the words: {}.\n", words.join("; "));
@@ -135,6 +163,13 @@ fn format_search_results(corpus: &Corpus, results: &SearchResults<'_>) -> String
         append_numbered_lines(document, *first_line, *last_line, usize::MAX, &mut text);
     }
     text
+}
+
+fn read_requested_lines(corpus: &Corpus, arguments: &ReadDocumentArguments) -> Result<Output, ToolError> {
+    let text = format_requested_lines(corpus, arguments)?;
+    let document = corpus.find_document(&arguments.path);
+    let image = document.and_then(|document| document.image.clone());
+    Ok(Output { images: image.into_iter().collect(), ..Output::from(text) })
 }
 
 fn format_requested_lines(corpus: &Corpus, arguments: &ReadDocumentArguments) -> Result<String, ToolError> {
@@ -251,7 +286,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_search_shows_numbered_lines_and_documents_without_matches() {
-        let tool = search_documents_tool(build_corpus());
+        let tool = search_documents_tool(ReadableDocuments::OfRun(build_corpus()));
         let text = tool.call(json!({"query": "patents zebra"}), &Call::default()).await.unwrap().text;
         assert!(
             text.starts_with("Documents with the words: patents in 1 of 2; zebra in 0 of 2.\n"),
@@ -269,7 +304,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_wrong_path_or_line_gets_the_valid_ones() {
-        let tool = read_document_tool(build_corpus());
+        let tool = read_document_tool(ReadableDocuments::OfRun(build_corpus()));
         let table = [
             (
                 json!({"path": "apache-2.0.txt"}),
@@ -288,7 +323,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_read_shows_the_requested_lines_within_its_limits() {
-        let tool = read_document_tool(build_corpus());
+        let tool = read_document_tool(ReadableDocuments::OfRun(build_corpus()));
         let text = tool
             .call(json!({"path": "MIT.txt", "first_line": 2, "last_line": 99}), &Call::default())
             .await
@@ -298,7 +333,8 @@ mod tests {
 
         let long =
             InputFile { path: "long.txt".into(), bytes: ("x".repeat(999) + "\n").repeat(1_000).into_bytes() };
-        let tool = read_document_tool(Arc::new(Corpus::build_or_load(vec![long], None).unwrap()));
+        let corpus = Arc::new(Corpus::build_or_load(vec![long], None).unwrap());
+        let tool = read_document_tool(ReadableDocuments::OfRun(corpus));
         let text =
             tool.call(json!({"path": "long.txt", "last_line": 1000}), &Call::default()).await.unwrap().text;
         assert!(text.starts_with("== lines 1 to 48 of 1000, long.txt"), "{}", &text[..60]);

@@ -18,6 +18,7 @@ mod waiting;
 
 use std::collections::BTreeMap;
 use std::future::Future;
+use std::marker::PhantomData;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -47,7 +48,8 @@ pub use delegation::{
     task_tool, wait_for_tool,
 };
 pub use documents::{
-    MAX_PASSAGES, MAX_READ_CHARS, MAX_READ_LINES, read_document_tool, search_documents_tool,
+    MAX_PASSAGES, MAX_READ_CHARS, MAX_READ_LINES, ReadableDocuments, read_document_tool,
+    search_documents_tool,
 };
 pub(crate) use documents::{find_passages, unknown_document_error};
 pub(crate) use inner::APPEND_NOTE_NAME;
@@ -321,9 +323,22 @@ where
     F: Fn(A, Call) -> R + Send + Sync + 'static,
     R: Future<Output = Result<String, ToolError>> + Send + 'static,
 {
-    let spec =
-        ToolSpec { name: name.to_owned(), description: description.to_owned(), schema: schema_of::<A>() };
-    Arc::new(TypedTool { spec, effect, run, arguments: std::marker::PhantomData })
+    Arc::new(TypedTool { spec: typed_spec::<A>(name, description), effect, run, arguments: PhantomData })
+}
+
+/// Like [`tool_from_function`], for outputs with more than a text.
+pub(crate) fn tool_with_output<A, F, R>(name: &str, description: &str, run: F) -> Arc<dyn Tool>
+where
+    A: DeserializeOwned + JsonSchema + Send + 'static,
+    F: Fn(A, Call) -> R + Send + Sync + 'static,
+    R: Future<Output = Result<Output, ToolError>> + Send + 'static,
+{
+    let spec = typed_spec::<A>(name, description);
+    Arc::new(TypedTool { spec, effect: Effect::Pure, run, arguments: PhantomData })
+}
+
+fn typed_spec<A: JsonSchema>(name: &str, description: &str) -> ToolSpec {
+    ToolSpec { name: name.to_owned(), description: description.to_owned(), schema: schema_of::<A>() }
 }
 
 /// Deserialises the arguments of a call. Mistakes are reported to the model.
@@ -350,14 +365,15 @@ struct TypedTool<A, F> {
     spec: ToolSpec,
     effect: Effect,
     run: F,
-    arguments: std::marker::PhantomData<fn(A)>,
+    arguments: PhantomData<fn(A)>,
 }
 
-impl<A, F, R> Tool for TypedTool<A, F>
+impl<A, F, R, T> Tool for TypedTool<A, F>
 where
     A: DeserializeOwned + Send + 'static,
     F: Fn(A, Call) -> R + Send + Sync,
-    R: Future<Output = Result<String, ToolError>> + Send + 'static,
+    R: Future<Output = Result<T, ToolError>> + Send + 'static,
+    T: Into<Output>,
 {
     fn spec(&self) -> ToolSpec {
         self.spec.clone()
@@ -369,7 +385,7 @@ where
 
     fn call<'a>(&'a self, arguments: Value, call: &'a Call) -> BoxFuture<'a, Result<Output, ToolError>> {
         match read_arguments(&self.spec.name, arguments) {
-            Ok(arguments) => (self.run)(arguments, call.clone()).map(|done| done.map(Output::from)).boxed(),
+            Ok(arguments) => (self.run)(arguments, call.clone()).map(|done| done.map(Into::into)).boxed(),
             Err(refusal) => futures::future::ready(Err(refusal)).boxed(),
         }
     }

@@ -77,6 +77,9 @@ pub struct ModelSettings {
     /// `true` if it sees images, `false` if not; by default as known for the model.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub images: Option<bool>,
+    /// `true` if it takes PDF files, `false` if not; by default as known for the model.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pdf: Option<bool>,
     /// The reasoning effort, in the provider's terms (`low`, `medium`, `high` …).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reasoning_effort: Option<String>,
@@ -137,6 +140,7 @@ impl fmt::Debug for ModelSettings {
             .field("max_output_tokens", &self.max_output_tokens)
             .field("context_window", &self.context_window)
             .field("images", &self.images)
+            .field("pdf", &self.pdf)
             .field("reasoning_effort", &self.reasoning_effort)
             .field("structured", &self.structured)
             .field("timeout", &self.timeout)

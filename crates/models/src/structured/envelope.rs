@@ -112,7 +112,7 @@ fn build_envelope_schema(request: &Request, final_action: &str) -> Value {
 /// Writes the conversation as envelopes. Tool results become user messages; consecutive ones are merged, because some chat
 /// templates require alternating roles.
 fn rewrite_conversation(request: &Request, final_action: &str) -> Vec<Message> {
-    let request = &*replace_unsent_images(request, ImageSupport::TextOnly);
+    let request = &*replace_unsent_images(request, ImageSupport::TextOnly.into());
     let mut messages: Vec<Message> = Vec::new();
     for (at, message) in request.messages.iter().enumerate() {
         let text = match message {

@@ -74,6 +74,9 @@ struct ModelEntry {
     /// `true` if it sees images.
     #[serde(default)]
     images: Option<bool>,
+    /// `true` if it takes PDF files.
+    #[serde(default)]
+    pdf: Option<bool>,
 }
 
 impl ModelEntry {
@@ -220,6 +223,12 @@ impl ModelTable {
     #[must_use]
     pub fn images_of_model(&self, provider: Provider, model: &str) -> Option<bool> {
         self.find(provider.price_table_section(), model, |entry| entry.images)
+    }
+
+    /// Returns `true` if a provider's model takes PDF files; `None` if no entry says so or not.
+    #[must_use]
+    pub fn pdf_of_model(&self, provider: Provider, model: &str) -> Option<bool> {
+        self.find(provider.price_table_section(), model, |entry| entry.pdf)
     }
 
     fn find_resold_price(&self, provider: Provider, model: &str) -> Option<ModelPrice> {

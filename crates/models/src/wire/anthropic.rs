@@ -170,7 +170,11 @@ fn text_content_block(text: &str) -> Option<Value> {
 
 fn image_content_block(image: &Image) -> Value {
     let (media_type, data) = (image.format.media_type(), image.to_base64());
-    json!({"type": "image", "source": {"type": "base64", "media_type": media_type, "data": data}})
+    let source = json!({"type": "base64", "media_type": media_type, "data": data});
+    match image.is_pdf() {
+        true => json!({"type": "document", "source": source, "title": image.name}),
+        false => json!({"type": "image", "source": source}),
+    }
 }
 
 /// Replaces the characters that Anthropic does not allow in ids; ids of other providers may contain them.

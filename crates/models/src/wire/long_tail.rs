@@ -23,11 +23,12 @@ use tokio::time::timeout;
 use super::redact::SecretRedactor;
 use super::reply_builder::{ReplyBuilder, ToolCallFragment, json_to_text, parse_arguments_object};
 use super::{ModelEndpoint, NativeOutputSupport, error, introduce_images, schema, tools_sorted_by_name};
-use crate::image::replace_unsent_images;
+use crate::image::{ImageSupport, MediaSupport, replace_unsent_images};
 use crate::model::{
     Delta, DeltaListener, FinishReason, Image, Message, Model, ModelError, ProviderState, Reply, Request,
     ToolCall, ToolResult,
 };
+use crate::vision::takes_pdf;
 
 /// Returns what a provider supports natively. All support tool calls. Gemini takes the JSON Schema of an answer as it is
 /// (<https://ai.google.dev/gemini-api/docs/structured-output>); for the others that differs by model and is not known here.
@@ -95,13 +96,21 @@ impl Model for GenaiModel {
 }
 
 impl GenaiModel {
+    /// The way in which the model gets images and PDF files. Of these providers only Gemini is known to take PDF files.
+    fn media_support(&self) -> MediaSupport {
+        let images = self.endpoint.image_support();
+        let is_gemini = self.adapter == AdapterKind::Gemini && images == ImageSupport::Native;
+        let takes_pdf = self.endpoint.settings.pdf.unwrap_or(is_gemini && takes_pdf(&self.endpoint.model));
+        MediaSupport { images, takes_pdf }
+    }
+
     async fn request_reply(
         &self,
         request: &Request,
         listener: &dyn DeltaListener,
     ) -> Result<Reply, ModelError> {
         let model = ModelIden::new(self.adapter, self.endpoint.model.clone());
-        let request = &*replace_unsent_images(request, self.endpoint.image_support());
+        let request = &*replace_unsent_images(request, self.media_support());
         let options = self.build_chat_options(request);
         let response_future =
             self.client.exec_chat_stream(model, self.build_chat_request(request), Some(&options));

@@ -25,11 +25,11 @@ use millrace_protocol::result::Usage;
 use secrecy::SecretString;
 use serde_json::{Map, Value};
 
-use crate::image::{ImageSupport, replace_unsent_images};
+use crate::image::{ImageSupport, MediaSupport, replace_unsent_images};
 use crate::model::{DeltaListener, Image, Message, Model, ModelError, Reply, Request, ToolResult};
 use crate::resilience::estimate_usage;
 use crate::selection::ModelSettings;
-use crate::vision::sees_images;
+use crate::vision::{sees_images, takes_pdf};
 
 mod anthropic;
 mod error;
@@ -142,6 +142,22 @@ impl ModelEndpoint {
         }
     }
 
+    /// The way in which the model gets images and PDF files. Only the APIs of Anthropic, OpenAI and Gemini take PDF files;
+    /// other servers with the same protocols refuse them, unless the settings say otherwise.
+    fn media_support(&self) -> MediaSupport {
+        let images = self.image_support();
+        let by_default = || {
+            let by_protocol = match self.wire {
+                WireProtocol::Anthropic => true,
+                WireProtocol::OpenAiChat | WireProtocol::OpenAiResponses => self.is_openai_host(),
+                WireProtocol::Ollama => false,
+            };
+            by_protocol && images == ImageSupport::Native && takes_pdf(&self.model)
+        };
+        let is_possible = self.wire != WireProtocol::Ollama;
+        MediaSupport { images, takes_pdf: is_possible && self.settings.pdf.unwrap_or_else(by_default) }
+    }
+
     fn reasoning_effort(&self) -> Option<&str> {
         self.settings.reasoning_effort.as_deref().map(str::trim).filter(|effort| !effort.is_empty())
     }
@@ -210,7 +226,7 @@ impl HttpModel {
         request: &Request,
         listener: &dyn DeltaListener,
     ) -> Result<Reply, ModelError> {
-        let request = &*replace_unsent_images(request, self.endpoint.image_support());
+        let request = &*replace_unsent_images(request, self.endpoint.media_support());
         let body = merge_extra_body(self.build_request_body(request), &self.endpoint.settings.extra_body);
         let mut parser = self.create_stream_parser(request);
         match self.sender.send_request(body.to_string().into_bytes()).await? {
@@ -344,7 +360,8 @@ fn images_after_results(messages: &[Message], at: usize) -> Vec<&Image> {
 /// The text before images that are sent after the tool results that they belong to.
 fn introduce_images(images: &[&Image]) -> String {
     let names: Vec<String> = images.iter().map(|image| image.describe()).collect();
-    format!("The images of the tool results above, in this order: {}", names.join("; "))
+    let kind = if images.iter().any(|image| image.is_pdf()) { "images and files" } else { "images" };
+    format!("The {kind} of the tool results above, in this order: {}", names.join("; "))
 }
 
 /// Returns the number at a JSON pointer, or 0.

@@ -75,7 +75,12 @@ fn messages_at(endpoint: &ModelEndpoint, messages: &[Message], at: usize) -> Vec
         return vec![message];
     }
     let text = json!({"type": "text", "text": introduce_images(&images)});
-    let part = |image: &&Image| json!({"type": "image_url", "image_url": {"url": image.to_data_url()}});
+    let part = |image: &&Image| match image.is_pdf() {
+        true => {
+            json!({"type": "file", "file": {"filename": image.file_name(), "file_data": image.to_data_url()}})
+        }
+        false => json!({"type": "image_url", "image_url": {"url": image.to_data_url()}}),
+    };
     let parts: Vec<Value> = [text].into_iter().chain(images.iter().map(part)).collect();
     vec![message, json!({"role": "user", "content": parts})]
 }

@@ -73,8 +73,12 @@ fn message_to_input_items(endpoint: &ModelEndpoint, message: &Message) -> Vec<Va
                 [] => json!(result.text),
                 images => {
                     let text = json!({"type": "input_text", "text": result.text});
-                    let image =
-                        |image: &Image| json!({"type": "input_image", "image_url": image.to_data_url()});
+                    let image = |image: &Image| match image.is_pdf() {
+                        true => {
+                            json!({"type": "input_file", "filename": image.file_name(), "file_data": image.to_data_url()})
+                        }
+                        false => json!({"type": "input_image", "image_url": image.to_data_url()}),
+                    };
                     [text].into_iter().chain(images.iter().map(image)).collect()
                 }
             };

@@ -149,3 +149,72 @@ async fn models_that_see_no_images_get_a_text() {
         assert!(!blinded.await.to_string().contains(BASE64), "{wire:?}: the setting takes precedence");
     }
 }
+
+/// A call whose result has a PDF file of three pages.
+fn pdf_request() -> Request {
+    let mut request = request();
+    let pdf = Image::from_pdf("/reports/mill.pdf", b"%PDF-1.7", 3).unwrap();
+    request.messages.truncate(1);
+    let call = ToolCall { id: "c1".into(), name: "read".into(), arguments: "{\"path\":\"a\"}".into() };
+    let result = ToolResult {
+        call_id: "c1".into(),
+        text: "[page 1]".into(),
+        images: vec![pdf],
+        ..ToolResult::default()
+    };
+    request.messages.extend([
+        Message::Assistant { text: String::new(), calls: vec![call], provider_state: None },
+        Message::Tool(result),
+    ]);
+    request
+}
+
+#[tokio::test]
+async fn each_api_that_takes_pdf_files_gets_them_in_its_own_form() {
+    let data = "JVBERi0xLjc=";
+    let url = format!("data:application/pdf;base64,{data}");
+    let takes = |endpoint: &mut ModelEndpoint| endpoint.settings.pdf = Some(true);
+    let anthropic = sent(WireProtocol::Anthropic, &pdf_request(), takes).await;
+    let source = json!({"type": "base64", "media_type": "application/pdf", "data": data});
+    let mut document = anthropic["messages"][2]["content"][0]["content"][1].clone();
+    document.as_object_mut().unwrap().remove("cache_control");
+    assert_eq!(document, json!({"type": "document", "source": source, "title": "/reports/mill.pdf"}));
+
+    let responses = sent(WireProtocol::OpenAiResponses, &pdf_request(), takes).await;
+    let file = json!({"type": "input_file", "filename": "mill.pdf", "file_data": url});
+    assert_eq!(responses["input"][2]["output"][1], file, "{responses:#}");
+
+    let chat = sent(WireProtocol::OpenAiChat, &pdf_request(), takes).await;
+    let file = json!({"type": "file", "file": {"filename": "mill.pdf", "file_data": url}});
+    assert_eq!(chat["messages"][4]["content"][1], file, "{chat:#}");
+
+    let end = json!({"candidates": [{"content": {"role": "model", "parts": [{"text": "ok"}]}, "finishReason": "STOP"}]});
+    let stub = Stub::new(chunked("text/event-stream", &[format!("data: {end}\r\n\r\n").as_bytes()])).await;
+    let endpoint = ModelEndpoint {
+        model: "gemini-2.5-pro".into(),
+        full_name: "gemini:gemini-2.5-pro".into(),
+        ..endpoint(WireProtocol::OpenAiChat, &stub.url())
+    };
+    let model = long_tail::connect_through_genai("gemini", endpoint).unwrap();
+    model.reply(&pdf_request(), &()).await.unwrap();
+    let body = stub.only_request().json().to_string();
+    assert!(body.contains("application/pdf") && body.contains(data), "{body}");
+}
+
+#[tokio::test]
+async fn models_that_take_no_pdf_files_get_a_text() {
+    let stand_in = "[page 1]\\n[PDF /reports/mill.pdf, 3 pages, 8 bytes: this model cannot see its pages]";
+    let request = pdf_request();
+    for wire in ALL {
+        let body = sent(wire, &request, |endpoint| {
+            endpoint.settings.pdf = (wire == WireProtocol::Anthropic).then_some(false);
+            endpoint.model = "claude-sonnet-4-6".into();
+        });
+        let text = body.await.to_string();
+        assert!(text.contains(stand_in) && !text.contains("JVBERi0xLjc="), "{wire:?}: {text}");
+    }
+    let known = sent(WireProtocol::Anthropic, &request, |endpoint| {
+        endpoint.model = "claude-sonnet-4-6".into();
+    });
+    assert!(known.await.to_string().contains("JVBERi0xLjc="), "the table knows the model");
+}

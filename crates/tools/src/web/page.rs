@@ -1,11 +1,14 @@
-//! Converts the bytes of a page to text for a model: content type, character set, and for HTML the readable part as
-//! Markdown. Pages are untrusted: the work on them is bounded, and a failure has no effect on anything else.
+//! Converts the bytes of a page to text for a model: content type, character set, for HTML the readable part as Markdown, and
+//! the pages of PDF and office documents, which are parsed in a process of their own. Pages are untrusted: the work on them is
+//! bounded, and a failure has no effect on anything else.
 
 use dom_query::{Document, NodeRef};
 use dom_smoothie::Readability;
 use encoding_rs::{UTF_8, WINDOWS_1252};
+use millrace_agent::corpus::pages::PageText;
 use millrace_documents::markdown::{TooDeep, is_deeper};
 use millrace_documents::text::find_declared_encoding;
+use millrace_documents::{BinaryFormat, Extractor, TextPart};
 use millrace_protocol::safe_text::strip_control_characters;
 
 /// Maximum nesting of HTML: the converter is recursive and has a stack of [`PARSER_STACK_SIZE`] bytes.
@@ -26,11 +29,82 @@ pub(crate) enum TextKind {
     Text,
 }
 
+/// The kind of a body by its content type.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum BodyKind {
+    /// Text.
+    Text(TextKind),
+    /// A document in a binary format, or bytes of unknown format that may be one.
+    Document,
+}
+
 /// A page as text.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Page {
     pub(crate) title: Option<String>,
-    pub(crate) text: String,
+    pub(crate) text: PageText,
+}
+
+/// The content types of documents in binary formats, and of bytes of unknown format.
+const DOCUMENT_TYPES: [&str; 18] = [
+    "application/pdf",
+    "application/x-pdf",
+    "application/epub+zip",
+    "application/vnd.openxmlformats-officedocument.wordprocessingml.document",
+    "application/vnd.openxmlformats-officedocument.wordprocessingml.template",
+    "application/vnd.ms-word.document.macroenabled.12",
+    "application/vnd.openxmlformats-officedocument.presentationml.presentation",
+    "application/vnd.openxmlformats-officedocument.presentationml.slideshow",
+    "application/vnd.ms-powerpoint.presentation.macroenabled.12",
+    "application/vnd.openxmlformats-officedocument.spreadsheetml.sheet",
+    "application/vnd.ms-excel",
+    "application/vnd.ms-excel.sheet.macroenabled.12",
+    "application/vnd.ms-excel.sheet.binary.macroenabled.12",
+    "application/vnd.oasis.opendocument.spreadsheet",
+    "message/rfc822",
+    "application/octet-stream",
+    "binary/octet-stream",
+    "application/force-download",
+];
+
+/// Returns the kind of a body by its content type, before it is read, and the name of the type without parameters; `Err` with
+/// the name if it is not supported.
+pub(crate) fn detect_body_kind(content_type: Option<&str>) -> Result<(BodyKind, String), String> {
+    match detect_text_kind(content_type, b"") {
+        Ok((kind, name)) => Ok((BodyKind::Text(kind), name)),
+        Err(name) if DOCUMENT_TYPES.contains(&name.as_str()) => Ok((BodyKind::Document, name)),
+        Err(name) => Err(name),
+    }
+}
+
+/// Returns the ending by which the format of a document is chosen where its content does not decide: that of its path, or of its
+/// content type.
+pub(crate) fn document_ending(path: &str, content_type: &str) -> Option<String> {
+    match content_type {
+        "message/rfc822" => return Some("eml".into()),
+        "application/vnd.ms-excel" => return Some("xls".into()),
+        _ => {}
+    }
+    let name = path.rsplit('/').next().unwrap_or_default();
+    name.rsplit_once('.').map(|(_, ending)| ending.to_lowercase())
+}
+
+/// Extracts the text of a document with its pages, in a child process.
+///
+/// # Errors
+/// It can't be read, with the reason.
+pub(crate) async fn convert_document(
+    format: BinaryFormat,
+    body: Vec<u8>,
+    extractor: Extractor,
+) -> Result<Page, String> {
+    let extracted = tokio::task::spawn_blocking(move || extractor.extract_text(format, &body)).await;
+    let extracted = extracted.map_err(|panic| format!("the work on it failed: {panic}"))?;
+    let extracted = extracted.map_err(|error| error.to_string())?;
+    let clean = |part: TextPart| TextPart { text: strip_control_characters(&part.text), ..part };
+    let parts: Vec<TextPart> = extracted.parts.into_iter().map(clean).collect();
+    let title = extracted.title.map(|title| crate::untrusted::one_line(&title, MAX_TITLE));
+    Ok(Page { title: title.filter(|title| !title.is_empty()), text: PageText::from_parts(&parts) })
 }
 
 /// Returns the kind of a content type and its name without parameters; `Err` with the name if it is not supported. If
@@ -94,7 +168,7 @@ pub(crate) fn decode_to_utf8(content_type: Option<&str>, body: &[u8]) -> String 
 /// The HTML cannot be converted, with the reason.
 pub(crate) async fn convert_to_page(text_kind: TextKind, text: String, url: String) -> Result<Page, String> {
     match text_kind {
-        TextKind::Text => Ok(Page { title: None, text: remove_control_characters(&text) }),
+        TextKind::Text => Ok(Page { title: None, text: readable_lines(&text) }),
         TextKind::Html => {
             let (done, when_done) = tokio::sync::oneshot::channel();
             std::thread::Builder::new()
@@ -118,7 +192,7 @@ fn readable_page(html: &str, url: &str) -> Result<Page, String> {
     let best = article.as_ref().and_then(|article| html_to_markdown(&article.content).ok());
     let text = best.filter(|best| best.len() * READABLE_SHARE >= whole.len()).unwrap_or(whole);
     let title = Some(crate::untrusted::one_line(&title, MAX_TITLE)).filter(|title| !title.is_empty());
-    Ok(Page { title, text: remove_control_characters(&text) })
+    Ok(Page { title, text: readable_lines(&text) })
 }
 
 fn html_to_markdown(html: &str) -> Result<String, String> {
@@ -129,6 +203,10 @@ fn html_to_markdown(html: &str) -> Result<String, String> {
 
 fn html_error(fault: TooDeep) -> String {
     format!("its HTML cannot be converted: {fault}")
+}
+
+fn readable_lines(text: &str) -> PageText {
+    PageText::from_text(&remove_control_characters(text))
 }
 
 /// Normalises line breaks, and removes control characters, trailing spaces and repeated empty lines.
@@ -214,16 +292,20 @@ mod tests {
         .await
         .unwrap();
         assert_eq!(page.title.as_deref(), Some("Of mills & races"));
-        assert!(page.text.contains("The mill race carries water"), "{}", page.text);
-        assert!(page.text.contains("](https://example.org/more)"), "{}", page.text);
-        assert!(!page.text.contains("secret") && !page.text.contains('<'), "{}", page.text);
+        assert!(page.text.lines.contains("The mill race carries water"), "{}", page.text.lines);
+        assert!(page.text.lines.contains("](https://example.org/more)"), "{}", page.text.lines);
+        assert!(!page.text.lines.contains("secret") && !page.text.lines.contains('<'), "{}", page.text.lines);
     }
 
     #[tokio::test]
     async fn a_page_without_a_readable_part_is_shown_completely() {
         let page = html("<ul><li><a href='/x'>a link</a></li><li>words</li></ul>").await.unwrap();
-        assert!(page.text.contains("a link") && page.text.contains("words"), "{}", page.text);
-        assert_eq!(html("").await.unwrap(), Page { title: None, text: String::new() });
+        assert!(
+            page.text.lines.contains("a link") && page.text.lines.contains("words"),
+            "{}",
+            page.text.lines
+        );
+        assert_eq!(html("").await.unwrap(), Page { title: None, text: PageText::default() });
     }
 
     #[tokio::test]
@@ -233,7 +315,7 @@ mod tests {
             assert!(html(&bomb).await.unwrap_err().contains("nested more than"), "{tag}");
             let deep = format!("{}inside", tag.repeat(200));
             let page = html(&deep).await.unwrap();
-            assert!(tag.starts_with("<svg") || page.text.contains("inside"), "{tag}");
+            assert!(tag.starts_with("<svg") || page.text.lines.contains("inside"), "{tag}");
         }
     }
 

@@ -40,7 +40,7 @@ use utoipa_axum::routes;
 
 use super::Written;
 use crate::access::{Access, ApiRoutes};
-use crate::extract::IdempotencyKey;
+use crate::extract::{ClientTrace, IdempotencyKey};
 use crate::problem::{Mistake, Problem, ProblemKind};
 use crate::state::{Gateway, find_blob, json_response};
 use upload::{check_document_path, read_request};
@@ -122,12 +122,14 @@ pub struct DocumentReference {
 async fn submit_run(
     gateway: Access,
     IdempotencyKey(key): IdempotencyKey,
+    ClientTrace(trace_parent): ClientTrace,
     request: Request,
 ) -> Result<Response, Problem> {
     let (body, uploaded) = read_request(&gateway, request).await?;
     // The content, not its bytes: a repetition has another boundary between its parts.
     let digest = digest_of_request(&body, &uploaded);
     let (submission, documents) = describe_submission(&gateway, body, uploaded).await?;
+    let submission = Submission { trace_parent, ..submission };
     let submission = match documents.is_empty() {
         true => submission,
         false => {

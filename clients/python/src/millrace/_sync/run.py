@@ -32,6 +32,7 @@ from ..types import (
     RunResult,
     TaskResult,
     TaskTranscript,
+    TraceDocument,
 )
 from .question import Question
 from .stream import EventStream
@@ -141,6 +142,11 @@ class Run:
     def planner_transcript(self, turn: int | None = None) -> PlannerTranscript:
         """Reads what the planner did, in all turns or in one."""
         return cast(PlannerTranscript, self._read("planner/transcript", query_of(attempt=turn)))
+
+    def trace(self, content: bool | None = None, split: str | None = None) -> TraceDocument:
+        """Reads what the run did as spans (OTLP/JSON), with `content` with prompts, replies and results."""
+        wanted = None if content is None else str(content).lower()
+        return cast(TraceDocument, self._read("trace", query_of(content=wanted, split=split)))
 
     def questions(self, history: bool = False) -> list[Question]:
         """Lists the open questions of the run, with `history` the closed ones too."""

@@ -9,7 +9,7 @@ use serde::Deserialize;
 
 use super::session::{FileSession, KnownFileState, refused_error};
 use super::{Call, FileTool, Tool, ToolError, show};
-use crate::corpus::read_binary_text;
+use crate::corpus::{BinaryContent, read_binary_content};
 use crate::files::FileContent;
 use crate::files::permissions::FileOperation;
 use crate::tool::Image;
@@ -72,7 +72,22 @@ fn read_requested_file<'a>(
         }
         let content = match show::decode_text(&content.bytes) {
             Some(_) => content,
-            None => extract_text(content).await?,
+            None => {
+                let (content, pages) = extract_content(content).await?;
+                let pages = pages.filter(|_| arguments.offset <= 0 && arguments.limit > 0);
+                if let Some(pages) = pages {
+                    let version = content.entry.version;
+                    let has_text = !content.bytes.is_empty();
+                    let text =
+                        format!("@@ {}: its pages have no text | version {version} @@", pages.describe());
+                    session.add_image(&call.key, pages);
+                    if !has_text {
+                        session.set_known_state(&path, KnownFileState::Version(version));
+                        return Ok(text);
+                    }
+                }
+                content
+            }
         };
         let text = format_requested_lines(&content, arguments.offset, arguments.limit)?;
         if show::parse_version(&text).is_some() {
@@ -83,13 +98,15 @@ fn read_requested_file<'a>(
     .boxed()
 }
 
-/// Returns the text of a document in a binary format in place of its bytes.
-async fn extract_text(content: FileContent) -> Result<FileContent, ToolError> {
+/// Returns the text of a document in a binary format in place of its bytes, and its pages as models see them.
+async fn extract_content(content: FileContent) -> Result<(FileContent, Option<Image>), ToolError> {
     let refusal = |why: &str| refused_error(format!("Error: {}{why}", show::describe_binary_file(&content)));
     let (path, bytes) = (content.entry.path.clone(), content.bytes.clone());
-    let extracted = tokio::task::spawn_blocking(move || read_binary_text(path.as_str(), &bytes)).await;
+    let extracted = tokio::task::spawn_blocking(move || read_binary_content(path.as_str(), &bytes)).await;
     match extracted {
-        Ok(Some(Ok(text))) => Ok(FileContent { bytes: text.into_bytes(), ..content }),
+        Ok(Some(Ok(BinaryContent { text, pages }))) => {
+            Ok((FileContent { bytes: text.into_bytes(), ..content }, pages))
+        }
         Ok(Some(Err(reason))) => Err(refusal(&format!("; {reason}"))),
         Ok(None) => Err(refusal("")),
         Err(panic) => Err(refusal(&format!("; its parser failed: {panic}"))),

@@ -64,7 +64,13 @@ pub(super) fn describe_binary_file(content: &FileContent) -> String {
         Err(error @ (InvalidImage::TooLarge(_) | InvalidImage::TooManyPixels(..))) => {
             format!("; it can't be shown as an image either: {error}")
         }
-        Ok(_) | Err(InvalidImage::Format | InvalidImage::Damaged(_)) => String::new(),
+        Ok(_)
+        | Err(
+            InvalidImage::Format
+            | InvalidImage::Damaged(_)
+            | InvalidImage::Pages(_)
+            | InvalidImage::LargePdf(_),
+        ) => String::new(),
     };
     format!("'{path}' can't be shown as text: it is {kind}, {size} bytes{why}")
 }

@@ -18,16 +18,16 @@ pub(crate) use step::{ContextStep, HistoryState};
 pub(super) use step::{ShortenCause, Shortening};
 pub(super) use summary::{build_summary_request, format_notice};
 
-use millrace_models::image::IMAGE_TOKENS;
-
-use crate::model::Message;
+use crate::model::{Image, Message};
 
 /// The approximate size of a message in bytes.
 pub(super) fn approximate_size(message: &Message) -> usize {
     match message {
         Message::User { text } => text.len(),
         // At four bytes per token.
-        Message::Tool(result) => result.text.len() + 4 * IMAGE_TOKENS * result.images.len(),
+        Message::Tool(result) => {
+            result.text.len() + 4 * result.images.iter().map(Image::tokens).sum::<usize>()
+        }
         Message::Assistant { text, calls, provider_state } => {
             let calls: usize = calls.iter().map(|call| call.name.len() + call.arguments.len()).sum();
             text.len() + calls + provider_state.as_ref().map_or(0, |state| state.items.to_string().len())

@@ -106,7 +106,7 @@ impl<A: Answer> Machine<A> {
         let is_offered = |tool: &&ToolSpec| {
             !self.repetition.is_withdrawn(&tool.name) && self.is_available_in_state(&tool.name)
         };
-        self.tools.iter().filter(is_offered).cloned().collect()
+        self.tools.iter().filter(is_offered).filter_map(|spec| self.resolve_tool_spec(spec).ok()).collect()
     }
 
     pub(super) fn attempt_allowance(&self) -> AttemptAllowance {

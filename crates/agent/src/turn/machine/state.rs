@@ -5,7 +5,7 @@ use millrace_protocol::file::FilePath;
 use serde_json::Value;
 
 use super::{Machine, MachineState, ValidatedToolCall};
-use crate::model::ToolResult;
+use crate::model::{ToolResult, ToolSpec};
 use crate::skills::SkillEntry;
 use crate::state::{AgentState, StateRules};
 use crate::turn::{Answer, ArtifactChange};
@@ -68,12 +68,25 @@ impl<A: Answer> Machine<A> {
         self.agent_state.as_ref().is_none_or(|state| state.is_available(tool))
     }
 
+    /// The spec of a tool with the values of the state that its schema refers to.
+    pub(super) fn resolve_tool_spec(&self, spec: &ToolSpec) -> Result<ToolSpec, String> {
+        match &self.agent_state {
+            Some(state) => state.resolve_tool_spec(spec),
+            None => Ok(spec.clone()),
+        }
+    }
+
     /// The refusal of a call of a tool that was not offered, since its condition did not hold.
     pub(super) fn refuse_unavailable_tool(&self, tool: &str) -> Option<String> {
         let state = self.agent_state.as_ref()?;
         let is_conditional = state.rules().conditions.contains_key(tool);
         let was_offered = self.request.tools.iter().any(|offered| offered.name == tool);
-        (is_conditional && !was_offered).then(|| state.unavailable_tool_error(tool))
+        if is_conditional && !was_offered {
+            return Some(state.unavailable_tool_error(tool));
+        }
+        let spec = self.tools.iter().find(|spec| spec.name == tool)?;
+        let why = self.resolve_tool_spec(spec).err()?;
+        (!was_offered).then(|| format!("{tool} is not available now: {why}. It was not run."))
     }
 
     /// Executes a call of a tool over the state.

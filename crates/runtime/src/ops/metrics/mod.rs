@@ -145,7 +145,12 @@ pub struct Histogram {
 impl Histogram {
     /// Records a duration.
     pub fn record(&self, duration: Duration) {
-        self.histogram.record(duration.as_secs_f64(), &self.labels);
+        self.record_value(duration.as_secs_f64());
+    }
+
+    /// Records a value.
+    pub fn record_value(&self, value: f64) {
+        self.histogram.record(value, &self.labels);
     }
 }
 
@@ -291,7 +296,8 @@ mod tests {
     #[test]
     fn metric_names_follow_the_conventions() {
         for (at, one) in ALL.iter().enumerate() {
-            assert!(one.name.starts_with("millrace_"), "{}", one.name);
+            let prefixes = ["millrace_", "gen_ai_"];
+            assert!(prefixes.iter().any(|prefix| one.name.starts_with(prefix)), "{}", one.name);
             assert_eq!(one.name.ends_with("_total"), one.kind == MetricKind::Counter, "{}", one.name);
             assert_eq!(one.unit == "By", one.name.ends_with("_bytes"), "{}", one.name);
             assert_eq!(one.unit == "s", one.name.ends_with("_seconds"), "{}", one.name);

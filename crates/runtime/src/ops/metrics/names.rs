@@ -80,6 +80,26 @@ const APPEND_BOUNDS: &[f64] =
 /// From a fast tool call to the longest model request.
 const WORK_BOUNDS: &[f64] =
     &[0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1200.0, 1800.0];
+/// The bounds that the GenAI conventions advise for durations.
+const GEN_AI_SECONDS: &[f64] =
+    &[0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92];
+/// The bounds that the GenAI conventions advise for tokens.
+const GEN_AI_TOKENS: &[f64] = &[
+    1.0,
+    4.0,
+    16.0,
+    64.0,
+    256.0,
+    1_024.0,
+    4_096.0,
+    16_384.0,
+    65_536.0,
+    262_144.0,
+    1_048_576.0,
+    4_194_304.0,
+    16_777_216.0,
+    67_108_864.0,
+];
 /// From an empty lane to one with millions of messages.
 const FOLD_BOUNDS: &[f64] = &[0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0];
 
@@ -266,6 +286,23 @@ pub const MODEL_TOKENS: CounterDefinition = define_counter(
     HOSTS,
     "Tokens by direction: input (all that were sent), cached (the part of the input that was in the cache of the provider) and output.",
 );
+/// The duration of model requests, by the GenAI conventions.
+pub const GEN_AI_OPERATION_SECONDS: HistogramDefinition = define_seconds_histogram(
+    "gen_ai_client_operation_duration_seconds",
+    GEN_AI_SECONDS,
+    &["gen_ai_operation_name", "gen_ai_provider_name", "gen_ai_request_model", "error_type"],
+    HOSTS,
+    "Duration of a request to a model; error_type is empty if it succeeded.",
+);
+/// The tokens of model requests, by the GenAI conventions.
+pub const GEN_AI_TOKEN_USAGE: HistogramDefinition = HistogramDefinition(define_metric(
+    "gen_ai_client_token_usage",
+    MetricKind::Histogram(GEN_AI_TOKENS),
+    "1",
+    &["gen_ai_operation_name", "gen_ai_provider_name", "gen_ai_request_model", "gen_ai_token_type"],
+    HOSTS,
+    "Tokens of a request to a model, by type: input or output.",
+));
 /// Cost of models.
 pub const MODEL_COST: CounterDefinition = define_counter(
     "millrace_model_cost_dollars_total",
@@ -474,6 +511,8 @@ pub const ALL: &[MetricDefinition] = &[
     MODEL_REQUEST_SECONDS.0,
     MODEL_TOKENS.0,
     MODEL_COST.0,
+    GEN_AI_OPERATION_SECONDS.0,
+    GEN_AI_TOKEN_USAGE.0,
     LANES_HELD.0,
     LANE_LAG.0,
     LANE_TAKEOVERS.0,

@@ -1,0 +1,57 @@
+//! Reads the log of a run into a tracer.
+
+use millrace_client::ReceivedEntry;
+use millrace_protocol::ids::RunId;
+use millrace_protocol::plan::{Decision, Submission};
+use millrace_protocol::subject::{self, Topic};
+use millrace_protocol::work::JournalEntry;
+use millrace_runtime::nats::record::StreamRecord;
+use millrace_runtime::store::archive::read_run_from_log_or_archive;
+use millrace_runtime::{Bus, Fault};
+use millrace_views::journal::read_entry;
+
+use crate::{RunTracer, Span, TraceOptions};
+
+/// Derives the spans of a run, whether it is live or archived. Empty if there is no such run.
+///
+/// # Errors
+/// The server does not respond, or a decision can't be decoded.
+pub async fn trace_run(bus: &Bus, run: &RunId, options: TraceOptions) -> Result<Vec<Span>, Fault> {
+    let mut tracer = RunTracer::new(run.clone(), options);
+    for record in read_run_from_log_or_archive(bus, bus.lane_of_run(run), run).await? {
+        add_record(bus, &mut tracer, &record).await?;
+    }
+    Ok(tracer.take_spans())
+}
+
+/// Adds a message of a run to its tracer.
+///
+/// # Errors
+/// The server does not respond, or a decision can't be decoded.
+pub async fn add_record(bus: &Bus, tracer: &mut RunTracer, record: &StreamRecord) -> Result<(), Fault> {
+    if record.is_forged() {
+        return Ok(());
+    }
+    match subject::parse_lane_subject(&record.subject) {
+        Some((_, _, Topic::Submitted)) => {
+            let submission: Submission = bus.decode_record(record).await?;
+            tracer.add_submission(&submission);
+        }
+        Some((_, _, Topic::Plan)) => {
+            let decision: Decision = bus.decode_record(record).await?;
+            tracer.add_decision(record.sequence, record.time, &decision);
+        }
+        Some((_, _, Topic::Journal(journal))) => {
+            let entry = match bus.decode_record::<JournalEntry>(record).await {
+                Err(fault) if fault.is_transient() => return Err(fault),
+                entry => entry.map_err(|fault| fault.to_string()),
+            };
+            let received =
+                ReceivedEntry { sequence: record.sequence, at: record.time, journal: journal.clone(), entry };
+            let entry = read_entry(bus, received).await?;
+            tracer.add_entry(&journal, &entry);
+        }
+        Some((_, _, Topic::Control | Topic::Answer)) | None => {}
+    }
+    Ok(())
+}

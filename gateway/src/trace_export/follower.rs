@@ -1,0 +1,250 @@
+//! Reads lanes and summaries, and derives spans from them.
+//!
+//! A live run is read in its lane. When it ends, a supervisor archives it, marks its summary, and removes it from the lane, possibly
+//! before this reader has come that far. So summaries are read before lanes, and after the lanes each run that is marked as archived
+//! and whose end was not seen is read in the archive, from the last message that was seen. A tracer that a restarted exporter does
+//! not have starts from the first message: its spans are sent again, with the same ids.
+
+use std::collections::{BTreeMap, HashMap, VecDeque};
+
+use millrace_protocol::ids::{Lane, RunId};
+use millrace_protocol::registry::RunSummary;
+use millrace_protocol::subject;
+use millrace_runtime::nats::direct_get::PagedReader;
+use millrace_runtime::nats::record::StreamRecord;
+use millrace_runtime::nats::topology::{RUNS, bucket_stream, lane_stream};
+use millrace_runtime::ops::cluster_status::read_stream_states;
+use millrace_runtime::store::archive::read_archived_run;
+use millrace_runtime::store::export_position::ExportPosition;
+use millrace_runtime::{Bus, Fault};
+use millrace_traces::read::add_record;
+use millrace_traces::{RunTracer, Span, TraceOptions};
+use tracing::warn;
+
+/// The number of messages per request: journals may have large ones.
+const PAGE: usize = 256;
+
+/// A reader of all lanes.
+pub struct LogFollower {
+    bus: Bus,
+    options: TraceOptions,
+    lanes: Vec<LaneReader>,
+    /// The sequence of the last summary that was read, and of the last one whose run is exported.
+    summaries: (u64, u64),
+    /// Runs that are archived, until they are exported.
+    archived: VecDeque<RunId>,
+    spans: Vec<Span>,
+}
+
+/// A reader of a lane.
+struct LaneReader {
+    lane: Lane,
+    /// The sequence of the last message that was read.
+    seen: u64,
+    runs: HashMap<RunId, TracedRun>,
+}
+
+struct TracedRun {
+    tracer: RunTracer,
+    /// The sequence of the last message that was added.
+    seen: u64,
+}
+
+impl LogFollower {
+    /// Returns the position before the first export: all that is in the lanes is exported, and no run that was archived before.
+    ///
+    /// # Errors
+    /// The server does not respond.
+    pub async fn first_position(bus: &Bus) -> Result<ExportPosition, Fault> {
+        let states = read_stream_states(bus, vec![bucket_stream(RUNS)]).await?;
+        let summaries = states.get(&bucket_stream(RUNS)).map_or(0, |state| state.last_sequence);
+        let lanes = (0..bus.settings().lanes).map(|lane| (lane, 0)).collect();
+        Ok(ExportPosition { exporter: String::new(), lanes, summaries })
+    }
+
+    /// Reads what is exported already, so that the rest can be derived.
+    ///
+    /// # Errors
+    /// The server does not respond.
+    pub async fn open(bus: &Bus, options: TraceOptions, position: &ExportPosition) -> Result<Self, Fault> {
+        let names = (0..bus.settings().lanes).map(|lane| lane_stream(Lane(lane)));
+        let states = read_stream_states(bus, names.chain([bucket_stream(RUNS)]).collect()).await?;
+        let last = |stream: &str| states.get(stream).map_or(0, |state| state.last_sequence);
+        let last_summary = last(&bucket_stream(RUNS));
+        // A server that was set up anew counts from 1 again.
+        let summaries = if position.summaries > last_summary { 0 } else { position.summaries };
+        let mut follower = Self {
+            bus: bus.clone(),
+            options,
+            lanes: Vec::new(),
+            summaries: (summaries, summaries),
+            archived: VecDeque::new(),
+            spans: Vec::new(),
+        };
+        for lane in (0..bus.settings().lanes).map(Lane) {
+            let mut exported = position.lanes.get(&lane.0).copied().unwrap_or_default();
+            if exported > last(&lane_stream(lane)) {
+                warn!(%lane, exported, "the lane is shorter than what was exported of it; exporting it again");
+                exported = 0;
+            }
+            let reader = LaneReader { lane, seen: 0, runs: HashMap::new() };
+            follower.lanes.push(reader);
+            let at = follower.lanes.len() - 1;
+            while follower.lanes[at].seen < exported {
+                if !follower.read_page(at, Some(exported)).await? {
+                    break;
+                }
+                follower.spans.clear();
+            }
+            follower.lanes[at].seen = follower.lanes[at].seen.max(exported);
+        }
+        Ok(follower)
+    }
+
+    /// Returns the position when all spans so far are exported.
+    #[must_use]
+    pub fn position(&self, exporter: &str) -> ExportPosition {
+        let lanes: BTreeMap<u16, u64> =
+            self.lanes.iter().map(|reader| (reader.lane.0, reader.seen)).collect();
+        ExportPosition { exporter: exporter.to_owned(), lanes, summaries: self.summaries.1 }
+    }
+
+    /// Returns the spans that were derived since the last call.
+    pub fn take_spans(&mut self) -> Vec<Span> {
+        std::mem::take(&mut self.spans)
+    }
+
+    /// Reads the summaries that have changed.
+    ///
+    /// # Errors
+    /// The server does not respond.
+    pub async fn read_summaries(&mut self) -> Result<(), Fault> {
+        let prefix = format!("$KV.{RUNS}.");
+        let (stream, filter) = (bucket_stream(RUNS), format!("{prefix}>"));
+        let mut pages = PagedReader::new(self.bus.client(), stream, filter, self.summaries.0 + 1);
+        loop {
+            let records = pages.next_page().await?;
+            if records.is_empty() {
+                return Ok(());
+            }
+            for record in records {
+                self.summaries.0 = record.sequence;
+                let Some(run) = record.subject.strip_prefix(&prefix).and_then(|run| RunId::new(run).ok())
+                else {
+                    continue;
+                };
+                let summary = serde_json::from_slice::<RunSummary>(&record.payload);
+                if record.is_deletion {
+                    self.forget(&run);
+                } else if summary.is_ok_and(|summary| summary.run == run && summary.archived) {
+                    self.archived.push_back(run);
+                }
+            }
+        }
+    }
+
+    /// Reads the lanes until there are at least `enough` spans, or to their ends. Returns `true` if there may be more.
+    ///
+    /// # Errors
+    /// The server does not respond.
+    pub async fn read_lanes(&mut self, enough: usize) -> Result<bool, Fault> {
+        for at in 0..self.lanes.len() {
+            while self.read_page(at, None).await? {
+                if self.spans.len() >= enough {
+                    return Ok(true);
+                }
+            }
+        }
+        Ok(false)
+    }
+
+    /// Reads the archived runs whose ends were not seen, until there are at least `enough` spans. Returns `true` if there may be
+    /// more.
+    ///
+    /// # Errors
+    /// The server does not respond.
+    pub async fn read_archive(&mut self, enough: usize) -> Result<bool, Fault> {
+        while let Some(run) = self.archived.front().cloned() {
+            self.finish_run(&run).await?;
+            self.archived.pop_front();
+            if self.spans.len() >= enough {
+                return Ok(true);
+            }
+        }
+        self.summaries.1 = self.summaries.0;
+        Ok(false)
+    }
+
+    /// Reads a page of a lane, up to sequence `through`. Returns `false` at its end.
+    async fn read_page(&mut self, at: usize, through: Option<u64>) -> Result<bool, Fault> {
+        let Self { bus, lanes, options, spans, .. } = self;
+        let reader = &mut lanes[at];
+        let stream = lane_stream(reader.lane);
+        let filter = subject::all_subjects_of_lane(reader.lane);
+        let mut pages = PagedReader::new(bus.client(), stream, filter, reader.seen + 1).with_page_size(PAGE);
+        let records = pages.next_page().await?;
+        let is_end = records.is_empty();
+        for record in records.into_iter().filter(|record| through.is_none_or(|last| record.sequence <= last))
+        {
+            reader.add(bus, options, &record, spans).await?;
+            reader.seen = record.sequence;
+        }
+        Ok(!is_end && through.is_none_or(|last| reader.seen < last))
+    }
+
+    /// Exports the rest of an archived run.
+    async fn finish_run(&mut self, run: &RunId) -> Result<(), Fault> {
+        let traced = self.forget(run);
+        if traced.as_ref().is_some_and(|traced| traced.tracer.has_ended()) {
+            return Ok(());
+        }
+        let mut traced = traced.unwrap_or_else(|| TracedRun::new(run, &self.options));
+        let Some(records) = read_archived_run(&self.bus, run).await? else {
+            warn!(%run, "the archive of the run is missing; its trace is incomplete");
+            return Ok(());
+        };
+        for record in records {
+            traced.add(&self.bus, &record, &mut self.spans).await?;
+        }
+        Ok(())
+    }
+
+    fn forget(&mut self, run: &RunId) -> Option<TracedRun> {
+        let lane = self.bus.lane_of_run(run);
+        self.lanes.iter_mut().find(|reader| reader.lane == lane)?.runs.remove(run)
+    }
+}
+
+impl LaneReader {
+    async fn add(
+        &mut self,
+        bus: &Bus,
+        options: &TraceOptions,
+        record: &StreamRecord,
+        spans: &mut Vec<Span>,
+    ) -> Result<(), Fault> {
+        let Some((_, run, _)) = subject::parse_lane_subject(&record.subject) else { return Ok(()) };
+        let traced = self.runs.entry(run.clone()).or_insert_with(|| TracedRun::new(&run, options));
+        traced.add(bus, record, spans).await
+    }
+}
+
+impl TracedRun {
+    fn new(run: &RunId, options: &TraceOptions) -> Self {
+        Self { tracer: RunTracer::new(run.clone(), options.clone()), seen: 0 }
+    }
+
+    async fn add(&mut self, bus: &Bus, record: &StreamRecord, spans: &mut Vec<Span>) -> Result<(), Fault> {
+        if record.sequence <= self.seen {
+            return Ok(());
+        }
+        match add_record(bus, &mut self.tracer, record).await {
+            Err(fault) if fault.is_transient() => return Err(fault),
+            Err(fault) => warn!(%fault, "a message is left out of the run's trace"),
+            Ok(()) => {}
+        }
+        self.seen = record.sequence;
+        spans.append(&mut self.tracer.take_spans());
+        Ok(())
+    }
+}
