@@ -19,7 +19,10 @@ const GROUPS: [(&str, &[&str]); 7] = [
     ("Work with a cluster", &["up", "down", "submit", "watch", "list", "show", "files", "memories"]),
     ("Control a run", &["pause", "cancel", "retry", "edit", "add", "message", "signal"]),
     ("Answer questions of runs", &["inbox", "answer"]),
-    ("Set up and check", &["doctor", "config", "completions", "man", "schema", "limits", "nats-config"]),
+    (
+        "Set up and check",
+        &["doctor", "config", "completions", "man", "schema", "limits", "token", "nats-config"],
+    ),
     (
         "Operate",
         &[
@@ -31,6 +34,7 @@ const GROUPS: [(&str, &[&str]); 7] = [
             "restore",
             "replay",
             "trace",
+            "audit",
             "metrics",
             "serve",
             "bench",

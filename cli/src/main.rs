@@ -33,9 +33,9 @@ use millrace_runtime::program;
 use millrace_views::history;
 
 use commands::{
-    add, answer, backup, bench, cancel, completions, config, edit, eval, files, inbox, limits, list, logs,
-    man, memories, message, metrics, pause, replay, restore, resume, retry, run, schema, show, signal,
-    status, submit, trace, up, watch,
+    add, answer, audit, backup, bench, cancel, completions, config, edit, eval, files, inbox, limits, list,
+    logs, man, memories, message, metrics, pause, replay, restore, resume, retry, run, schema, show, signal,
+    status, submit, token, trace, up, watch,
 };
 use exit::{CommandError, CommandExit, run_until_interrupt};
 use settings::SettingsSources;
@@ -101,6 +101,10 @@ enum Command {
     Files(files::FilesArguments),
     /// List, show, download or remove what agents remember across runs
     Memories(memories::MemoriesArguments),
+    /// Create, list and revoke tokens of the HTTP API
+    Token(token::TokenArguments),
+    /// List administrative actions: who changed tokens and limits
+    Audit(audit::AuditArguments),
     /// Show or change the rate limits of models
     Limits(limits::LimitsArguments),
     /// Reconstruct a run's state at any point in its log
@@ -226,6 +230,8 @@ async fn dispatch_command(command: Command, profile: Option<String>) -> Result<E
         | Command::Files(_)
         | Command::Memories(_)
         | Command::Limits(_)
+        | Command::Token(_)
+        | Command::Audit(_)
         | Command::Replay(_)
         | Command::Trace(_)
         | Command::Backup(_)
@@ -285,6 +291,10 @@ async fn dispatch_command(command: Command, profile: Option<String>) -> Result<E
         Command::Limits(arguments) => {
             run_until_interrupt(&shutdown, limits::run_command(arguments, shutdown.clone())).await?
         }
+        Command::Token(arguments) => {
+            run_until_interrupt(&shutdown, Box::pin(token::run_command(arguments))).await?
+        }
+        Command::Audit(arguments) => run_until_interrupt(&shutdown, audit::run_command(arguments)).await?,
         Command::Replay(arguments) => {
             Box::pin(run_until_interrupt(&shutdown, replay::run_command(arguments))).await?
         }

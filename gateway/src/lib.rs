@@ -5,7 +5,7 @@
 //! | module | contents |
 //! |---|---|
 //! | `server` | connections and their limits |
-//! | `access` | who may send requests |
+//! | `access` | authentication and authorisation of requests |
 //! | `resources` | the resources, one file each |
 //! | `dashboard` | the web pages |
 //! | `feed` | the events of a run as a stream |
@@ -14,6 +14,7 @@
 //! | `openapi` | the description of the API |
 
 mod access;
+mod arguments;
 mod dashboard;
 mod docs_page;
 mod extract;
@@ -32,6 +33,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use access::Authenticator;
+use arguments::AccessArguments;
 use millrace_client::author_name;
 use millrace_runtime::ConnectionSettings;
 use millrace_runtime::ops::health::HttpArgs;
@@ -65,10 +67,10 @@ pub struct ServeArguments {
         default_value = "nats://127.0.0.1:4222"
     )]
     nats: String,
-    /// Address to serve the API on; only addresses of this machine are possible [default: 127.0.0.1:7070, or the next free port]
+    /// Address to serve the API on [default: 127.0.0.1:7070, or the next free port]
     #[arg(long, env = "MILLRACE_API", value_name = "ADDR")]
     api: Option<SocketAddr>,
-    /// Author of commands and answers, recorded in the log [default: your login name]
+    /// Author of commands and answers without a token, recorded in the log [default: your login name]
     #[arg(long, value_name = "NAME")]
     by: Option<String>,
     /// Serve the API and its documentation only, without the dashboard
@@ -77,6 +79,8 @@ pub struct ServeArguments {
     /// File into which the URL of the API is written as soon as it is served
     #[arg(long, value_name = "FILE")]
     url_file: Option<PathBuf>,
+    #[command(flatten, next_help_heading = "Access")]
+    access: AccessArguments,
     /// The address of the metrics page.
     #[command(flatten)]
     http: HttpArgs,
@@ -90,9 +94,11 @@ pub async fn run_with_args(
     arguments: ServeArguments,
     shutdown: CancellationToken,
 ) -> Result<(), ProgramError> {
-    let ServeArguments { nats, api, by, no_dashboard, url_file, http } = arguments;
+    let ServeArguments { nats, api, by, no_dashboard, url_file, access, http } = arguments;
     // Before the cluster is joined: a mistake is reported at once.
     let export = open_trace_receiver()?;
+    let chosen = api.unwrap_or(DEFAULT_API);
+    access.check_address(chosen)?;
     let listener = open_listener(api).await?;
     let address = listener.local_addr()?;
     let mut program =
@@ -109,7 +115,8 @@ pub async fn run_with_args(
     }
     tracing::info!(%url, "serving the API");
     let gateway = Arc::new(Gateway::new(bus.clone(), shutdown.clone()));
-    let authenticator = Arc::new(Authenticator::new(gateway, author_name(by)));
+    let settings = access.settings(address, author_name(by));
+    let authenticator = Arc::new(Authenticator::new(gateway, settings));
     let exporting = export.map(|(settings, receiver)| {
         let exporter = TraceExporter::new(bus.clone(), settings, receiver, TAKEOVER, shutdown.clone());
         tokio::spawn(exporter.run())
@@ -147,12 +154,6 @@ fn write_url(file: &Path, url: &str) -> std::io::Result<()> {
 /// Opens the address. If the user gives none and the port is taken, the next free one is used.
 async fn open_listener(chosen: Option<SocketAddr>) -> Result<TcpListener, ProgramError> {
     let address = chosen.unwrap_or(DEFAULT_API);
-    if !address.ip().is_loopback() {
-        return Err(ProgramError::refused_input(format!(
-            "the API is not served on {address}: everyone who reaches it could do everything; use an address of this machine, \
-             such as {DEFAULT_API}, and a proxy or a tunnel that checks its users"
-        )));
-    }
     let ports = if chosen.is_some() { 0 } else { PORTS };
     let mut taken = None;
     for port in address.port()..=address.port().saturating_add(ports) {
@@ -172,12 +173,27 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn addresses_that_others_reach_are_refused() {
+    async fn addresses_that_others_reach_need_encryption() {
+        let (plain, proxied) = (AccessArguments::default(), AccessArguments::behind_proxy());
         for address in ["0.0.0.0:0", "[::]:0", "192.0.2.1:80"] {
-            let error = open_listener(Some(address.parse().unwrap())).await.unwrap_err();
-            assert!(error.to_string().contains("everyone who reaches it"), "{error}");
+            let address = address.parse().unwrap();
+            let error = plain.check_address(address).unwrap_err();
+            assert!(error.to_string().contains("--behind-proxy"), "{error}");
+            assert!(proxied.check_address(address).is_ok());
         }
-        assert!(open_listener(Some("127.0.0.1:0".parse().unwrap())).await.is_ok());
+        assert!(plain.check_address(DEFAULT_API).is_ok());
+    }
+
+    #[test]
+    fn requests_without_a_token_are_accepted_on_this_machine_only() {
+        let user = |arguments: &AccessArguments, address: &str| {
+            arguments.settings(address.parse().unwrap(), "ann".into()).local_user
+        };
+        let (plain, proxied) = (AccessArguments::default(), AccessArguments::behind_proxy());
+        assert_eq!(user(&plain, "127.0.0.1:1").as_deref(), Some("ann"));
+        assert_eq!(user(&proxied, "127.0.0.1:1"), None, "the proxy connects from this machine");
+        assert_eq!(user(&plain, "10.0.0.1:1"), None);
+        assert_eq!(user(&AccessArguments { require_token: true, ..plain }, "127.0.0.1:1"), None);
     }
 
     #[tokio::test]

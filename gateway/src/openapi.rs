@@ -17,9 +17,10 @@ use crate::access::TOKEN_SCHEME;
 use crate::feed::StreamNotice;
 use crate::problem::{MEDIA_TYPE, Problem, ProblemKind, TYPE_PREFIX};
 use crate::resources::{
-    AddBody, AnswerBatch, AnswerBody, AnswerList, CallerJson, CancelBody, CommandReceipt, EditBody, FileList,
-    Health, LimitBody, LimitList, MessageBody, QuestionList, ResumeBody, RetryBody, RunList, SignalBody,
-    SubmissionBody, TraceDocument, Version, Written, routes,
+    AddBody, AnswerBatch, AnswerBody, AnswerList, AuditList, CallerJson, CancelBody, CommandReceipt,
+    EditBody, FileList, Health, LimitBody, LimitList, LoginBody, MessageBody, QuestionList, ResumeBody,
+    RetryBody, RunList, SignalBody, SubmissionBody, TokenBody, TokenList, TraceDocument, Version, Written,
+    routes,
 };
 
 /// The path below which all resources are.
@@ -123,6 +124,8 @@ fn answer_schemas() -> Map<String, Value> {
     add::<Written<CommandOutcome<'static>>>(generator, "AppliedCommand", &mut all);
     add::<Written<CommandReceipt<'static>>>(generator, "AcceptedCommand", &mut all);
     add::<CallerJson<'static>>(generator, "Caller", &mut all);
+    add::<TokenList<'static>>(generator, "TokenList", &mut all);
+    add::<AuditList<'static>>(generator, "AuditList", &mut all);
     add::<Health>(generator, "Health", &mut all);
     add::<Version>(generator, "Version", &mut all);
     add::<Problem>(generator, "Problem", &mut all);
@@ -146,6 +149,8 @@ fn request_schemas() -> Map<String, Value> {
     add::<RetryBody>(generator, "RetryBody", &mut all);
     add::<AnswerBody>(generator, "AnswerBody", &mut all);
     add::<AnswerBatch>(generator, "AnswerBatch", &mut all);
+    add::<TokenBody>(generator, "TokenBody", &mut all);
+    add::<LoginBody>(generator, "LoginBody", &mut all);
     add::<LimitBody>(generator, "LimitBody", &mut all);
     all.extend(input.take_definitions(true));
     all
@@ -211,7 +216,10 @@ mod tests {
         });
         let public = operations.filter(|(_, _, operation)| operation["security"] == json!([]));
         let public: Vec<String> = public.map(|(path, method, _)| format!("{method} {path}")).collect();
-        assert_eq!(public, ["get /api/v1/openapi.json", "get /api/v1/version"]);
+        assert_eq!(
+            public,
+            ["post /api/v1/login", "post /api/v1/logout", "get /api/v1/openapi.json", "get /api/v1/version"]
+        );
     }
 
     #[test]

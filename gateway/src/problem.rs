@@ -52,6 +52,10 @@ pub enum ProblemKind {
     BlobNotFound,
     /// There is no such rate limit.
     LimitNotFound,
+    /// There is no such token.
+    TokenNotFound,
+    /// There are too many tokens.
+    TooManyTokens,
     /// The run has no deliverable.
     NoDeliverable,
     /// The description of the run, its plan or its budget is invalid.
@@ -80,7 +84,7 @@ pub enum ProblemKind {
 
 impl ProblemKind {
     /// All kinds, in the order of their declaration.
-    pub const ALL: [Self; 29] = [
+    pub const ALL: [Self; 31] = [
         Self::InvalidRequest,
         Self::UnknownHost,
         Self::CrossOrigin,
@@ -98,6 +102,8 @@ impl ProblemKind {
         Self::FileNotFound,
         Self::BlobNotFound,
         Self::LimitNotFound,
+        Self::TokenNotFound,
+        Self::TooManyTokens,
         Self::NoDeliverable,
         Self::InvalidRun,
         Self::KeyReused,
@@ -146,6 +152,8 @@ impl ProblemKind {
             Self::FileNotFound => (Code::NOT_FOUND, "file-not-found", "There is no such file"),
             Self::BlobNotFound => (Code::NOT_FOUND, "blob-not-found", "There is no such blob"),
             Self::LimitNotFound => (Code::NOT_FOUND, "limit-not-found", "There is no such rate limit"),
+            Self::TokenNotFound => (Code::NOT_FOUND, "token-not-found", "There is no such token"),
+            Self::TooManyTokens => (Code::CONFLICT, "too-many-tokens", "There are too many tokens"),
             Self::NoDeliverable => (Code::NOT_FOUND, "no-deliverable", "The run has no deliverable"),
             Self::InvalidRun => (Code::UNPROCESSABLE_ENTITY, "invalid-run", "The run can't be submitted"),
             Self::KeyReused => (

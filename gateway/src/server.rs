@@ -19,7 +19,7 @@ use tokio_util::task::TaskTracker;
 use tower::ServiceExt;
 use tracing::{debug, warn};
 
-use crate::access::{Authenticator, check_request};
+use crate::access::{Authenticator, PeerAddress, check_request};
 use crate::dashboard;
 use crate::docs_page;
 use crate::openapi::api_router;
@@ -124,9 +124,11 @@ async fn serve_connection(
     if let Err(error) = stream.set_nodelay(true) {
         debug!(%address, %error, "can't switch off the delay of small packets");
     }
-    let service = TowerToHyperService::new(
-        router.map_request(|request: hyper::Request<Incoming>| request.map(axum::body::Body::new)),
-    );
+    let service = TowerToHyperService::new(router.map_request(move |request: hyper::Request<Incoming>| {
+        let mut request = request.map(axum::body::Body::new);
+        request.extensions_mut().insert(PeerAddress(address.ip()));
+        request
+    }));
     let mut builder = http1::Builder::new();
     builder
         .timer(TokioTimer::new())

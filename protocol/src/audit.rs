@@ -11,7 +11,7 @@ use crate::token::{ScopeSet, TokenId};
 pub struct AuditRecord {
     /// When it was requested.
     pub at: Timestamp,
-    /// Who requested it.
+    /// The requester.
     pub by: Actor,
     /// The action.
     pub action: AuditAction,

@@ -3,6 +3,7 @@
 
 pub mod add;
 pub mod answer;
+pub mod audit;
 pub mod backup;
 pub mod bench;
 pub mod cancel;
@@ -31,6 +32,7 @@ pub mod show;
 pub mod signal;
 pub mod status;
 pub mod submit;
+pub mod token;
 pub mod trace;
 pub mod up;
 pub mod watch;

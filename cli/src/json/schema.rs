@@ -5,9 +5,10 @@ use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde_json::{Value, json};
 
 use super::{
-    AnswerLine, BackupOutcome, BenchJson, ClusterJson, CommandOutcome, DecisionLine, DoctorJson, EntryLine,
-    ErrorLine, EvaluationConfigurationJson, EvaluationSampleJson, EventLine, FileJson, LimitJson,
+    AnswerLine, AuditLine, BackupOutcome, BenchJson, ClusterJson, CommandOutcome, DecisionLine, DoctorJson,
+    EntryLine, ErrorLine, EvaluationConfigurationJson, EvaluationSampleJson, EventLine, FileJson, LimitJson,
     LogLineJson, PlannerTranscript, QuestionLine, ReplayJson, RunListLine, RunResult, TaskTranscript,
+    TokenJson,
 };
 use crate::commands::config::SettingsDocument;
 
@@ -58,6 +59,8 @@ pub fn output_schema(name: &str) -> Option<Value> {
         "status" | "workers" | "capabilities" => (Document, vec![add::<ClusterJson<'static>>, error]),
         "logs" => (Lines, vec![add::<LogLineJson<'static>>, error]),
         "files" | "memories" => (Lines, vec![add::<FileJson<'static>>, outcome, error]),
+        "token" => (Lines, vec![add::<TokenJson<'static>>, outcome, error]),
+        "audit" => (Lines, vec![add::<AuditLine<'static>>, error]),
         "limits" => (Lines, vec![add::<LimitJson<'static>>, outcome, error]),
         "replay" => (Lines, vec![add::<DecisionLine<'static>>, add::<ReplayJson<'static>>, error]),
         "backup" | "restore" => (Document, vec![add::<BackupOutcome<'static>>, error]),

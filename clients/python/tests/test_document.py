@@ -127,6 +127,12 @@ def operations(client: Any, call: Callable[..., Any]) -> None:
         call(method)
     call(client.openapi)
     call(client.me)
+    call(client.login, "mrt_x")
+    call(client.logout)
+    call(client.tokens, all=True)
+    call(client.create_token, "ci", ["read"], expires_in="30d")
+    call(client.revoke_token, "t-1")
+    call(client.audit, 3)
     call(client.set_limit, "openai:gpt", requests=1, tokens=2)
     call(client.clear_limit, "openai:gpt")
     call(run.get, at=3)
@@ -163,8 +169,8 @@ def reply_to(request: httpx.Request) -> httpx.Response:
     if request.url.path.endswith("/events"):
         headers = {"content-type": "text/event-stream"}
         return httpx.Response(200, headers=headers, text='event: end\ndata: {"type": "end"}\n\n')
-    lists = ["runs", "questions", "outcomes", "workers", "capabilities", "limits", "files"]
-    body = {"run": RUN, "sequence": 1, "id": f"{RUN}/a/1/1", "next": "", **{name: [] for name in lists}}
+    lists = ["runs", "questions", "outcomes", "workers", "capabilities", "limits", "files", "tokens"]
+    body = {"run": RUN, "sequence": 1, "id": f"{RUN}/a/1/1", "next": "", "token": "mrt_x", **{name: [] for name in lists}}
     return httpx.Response(200, json=body)
 
 

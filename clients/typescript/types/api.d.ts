@@ -2760,6 +2760,100 @@ export type CallerJson = {
   name: string
   /** The operations that it may use. */
   scopes: ScopeSet
+  /** The id of its token; absent for the user of the gateway's machine. */
+  token?: TokenId | null
+}
+
+/** Tokens. */
+export type TokenList = {
+  /** The tokens, oldest first. */
+  tokens: TokenJson[]
+}
+
+/** A token of the HTTP API, without its secret. */
+export type TokenJson = {
+  type: "token"
+  /** Its id, which is a part of its text. */
+  id: TokenId
+  /** The name of its holder: the author of its commands and answers. */
+  name: string
+  /** The operations that it allows. */
+  scopes: ScopeSet
+  /** Its state. */
+  state: TokenState
+  /** When it was created. */
+  created_at: Time
+  /** The name of its creator. */
+  created_by: string
+  /** When it expires; absent for never. */
+  expires_at?: Time | null
+  /** When it was revoked. */
+  revoked_at?: Time | null
+  /** The name of the user or token holder that revoked it. */
+  revoked_by?: string | null
+}
+
+/** The state of a token. */
+export type TokenState = "active" | "expired" | "revoked"
+
+/** Administrative actions. */
+export type AuditList = {
+  /** The actions, oldest first, at most 1000. */
+  actions: AuditLine[]
+  /** The sequence of the last one, for `after`; 0 if there are none. */
+  next: number
+}
+
+/** An administrative action. */
+export type AuditLine = {
+  type: "administrative_action"
+  /** Its place among all actions. */
+  sequence: number
+  /** When it was requested. */
+  at: Time
+  /** The requester. */
+  by: Actor
+  /** The action. */
+  action: AuditAction
+}
+
+/** The person or program that requests something. */
+export type Actor = {
+  /** The name: the author of commands and answers. */
+  name: string
+  /** The id of the token that the request had; absent for commands on a machine and for users of an identity provider. */
+  token?: TokenId | null
+  /** The address from which the request came. */
+  address?: string | null
+}
+
+/** The kinds of administrative actions. */
+export type AuditAction = {
+  type: "token_created"
+  /** The name of its holder. */
+  token_name: string
+  /** The operations that it allows. */
+  scopes: ScopeSet
+  /** When it expires. */
+  expires?: string | null
+} | {
+  type: "token_revoked"
+  /** Its id. */
+  token_id: TokenId
+  /** The name of its holder. */
+  token_name: string
+} | {
+  type: "limit_set"
+  /** The model, or the provider with `*`. */
+  model: string
+  /** The maximum number of requests per minute. */
+  requests?: number | null
+  /** The maximum number of tokens per minute. */
+  tokens?: number | null
+} | {
+  type: "limit_cleared"
+  /** The model, or the provider with `*`. */
+  model: string
 }
 
 /** The health of the gateway. */
@@ -2783,7 +2877,7 @@ export type Version = {
 /** An error of the API: problem details as in RFC 9457. */
 export type Problem = {
   /** The kind of the problem: `urn:millrace:problem:` and a name that never changes. */
-  type: "urn:millrace:problem:invalid-request" | "urn:millrace:problem:unknown-host" | "urn:millrace:problem:cross-origin" | "urn:millrace:problem:unauthenticated" | "urn:millrace:problem:scope-missing" | "urn:millrace:problem:unknown-path" | "urn:millrace:problem:method-not-allowed" | "urn:millrace:problem:not-acceptable" | "urn:millrace:problem:unsupported-media-type" | "urn:millrace:problem:body-too-large" | "urn:millrace:problem:request-timeout" | "urn:millrace:problem:run-not-found" | "urn:millrace:problem:task-not-found" | "urn:millrace:problem:question-not-found" | "urn:millrace:problem:file-not-found" | "urn:millrace:problem:blob-not-found" | "urn:millrace:problem:limit-not-found" | "urn:millrace:problem:no-deliverable" | "urn:millrace:problem:invalid-run" | "urn:millrace:problem:idempotency-key-reused" | "urn:millrace:problem:command-refused" | "urn:millrace:problem:answer-refused" | "urn:millrace:problem:question-closed" | "urn:millrace:problem:run-not-ended" | "urn:millrace:problem:log-damaged" | "urn:millrace:problem:cluster-unavailable" | "urn:millrace:problem:store-full" | "urn:millrace:problem:gateway-forbidden" | "urn:millrace:problem:unreadable-data"
+  type: "urn:millrace:problem:invalid-request" | "urn:millrace:problem:unknown-host" | "urn:millrace:problem:cross-origin" | "urn:millrace:problem:unauthenticated" | "urn:millrace:problem:scope-missing" | "urn:millrace:problem:unknown-path" | "urn:millrace:problem:method-not-allowed" | "urn:millrace:problem:not-acceptable" | "urn:millrace:problem:unsupported-media-type" | "urn:millrace:problem:body-too-large" | "urn:millrace:problem:request-timeout" | "urn:millrace:problem:run-not-found" | "urn:millrace:problem:task-not-found" | "urn:millrace:problem:question-not-found" | "urn:millrace:problem:file-not-found" | "urn:millrace:problem:blob-not-found" | "urn:millrace:problem:limit-not-found" | "urn:millrace:problem:token-not-found" | "urn:millrace:problem:too-many-tokens" | "urn:millrace:problem:no-deliverable" | "urn:millrace:problem:invalid-run" | "urn:millrace:problem:idempotency-key-reused" | "urn:millrace:problem:command-refused" | "urn:millrace:problem:answer-refused" | "urn:millrace:problem:question-closed" | "urn:millrace:problem:run-not-ended" | "urn:millrace:problem:log-damaged" | "urn:millrace:problem:cluster-unavailable" | "urn:millrace:problem:store-full" | "urn:millrace:problem:gateway-forbidden" | "urn:millrace:problem:unreadable-data"
   /** The kind in a sentence. */
   title: string
   /** The HTTP status. */
@@ -2937,6 +3031,22 @@ export type BatchItem = {
   scope?: AnswerScope
 }
 
+/** A token to create. */
+export type TokenBody = {
+  /** The name of its holder: the author of its commands and answers. */
+  name: string
+  /** The operations that it allows, one or more. */
+  scopes: ScopeSet
+  /** The time after which it is refused, such as `30d`; never if absent. */
+  expires_in?: string | null
+}
+
+/** A token to log in with. */
+export type LoginBody = {
+  /** The token. */
+  token: string
+}
+
 /** Limits per minute; one that is absent is unlimited. */
 export type LimitBody = {
   /** Requests per minute. */
@@ -2946,7 +3056,7 @@ export type LimitBody = {
 }
 
 /** The kinds of problems. */
-export type ProblemKind = "invalid-request" | "unknown-host" | "cross-origin" | "unauthenticated" | "scope-missing" | "unknown-path" | "method-not-allowed" | "not-acceptable" | "unsupported-media-type" | "body-too-large" | "request-timeout" | "run-not-found" | "task-not-found" | "question-not-found" | "file-not-found" | "blob-not-found" | "limit-not-found" | "no-deliverable" | "invalid-run" | "idempotency-key-reused" | "command-refused" | "answer-refused" | "question-closed" | "run-not-ended" | "log-damaged" | "cluster-unavailable" | "store-full" | "gateway-forbidden" | "unreadable-data"
+export type ProblemKind = "invalid-request" | "unknown-host" | "cross-origin" | "unauthenticated" | "scope-missing" | "unknown-path" | "method-not-allowed" | "not-acceptable" | "unsupported-media-type" | "body-too-large" | "request-timeout" | "run-not-found" | "task-not-found" | "question-not-found" | "file-not-found" | "blob-not-found" | "limit-not-found" | "token-not-found" | "too-many-tokens" | "no-deliverable" | "invalid-run" | "idempotency-key-reused" | "command-refused" | "answer-refused" | "question-closed" | "run-not-ended" | "log-damaged" | "cluster-unavailable" | "store-full" | "gateway-forbidden" | "unreadable-data"
 
 /** The operations: what each takes and returns. */
 export interface Operations {
@@ -3005,6 +3115,13 @@ export interface Operations {
     }
     response: CommandOutcome
   }
+  /** Revoke a token. Every gateway refuses it within a second. */
+  deleteToken: {
+    arguments: {
+      token: string
+    }
+    response: CommandOutcome
+  }
   /** Change a task that no worker has claimed yet. */
   editTask: {
     arguments: {
@@ -3032,6 +3149,14 @@ export interface Operations {
       idempotencyKey?: string
     }
     response: AppliedCommand | AcceptedCommand
+  }
+  /** List administrative actions: who created and revoked tokens, and changed limits. What was done to a run is in its events. */
+  listActions: {
+    arguments: {
+      /** Only actions after this sequence: the `next` of the part before. */
+      after?: number
+    }
+    response: AuditList
   }
   /** List the open questions of all runs. */
   listAllQuestions: {
@@ -3087,10 +3212,33 @@ export interface Operations {
     }
     response: RunList
   }
+  /** List the tokens. Their secrets can't be read. */
+  listTokens: {
+    arguments: {
+      /** `true` lists expired and revoked tokens too. */
+      all?: boolean
+    }
+    response: TokenList
+  }
   /** List the workers and critics. */
   listWorkers: {
     arguments: {}
     response: ClusterJson
+  }
+  /**
+   * Exchange a token for a cookie, with which a browser sends it from then on. Scripts can't read the cookie, and it goes to
+   * this site only.
+   */
+  logIn: {
+    arguments: {
+      body?: LoginBody
+    }
+    response: Caller
+  }
+  /** Remove the cookie. */
+  logOut: {
+    arguments: {}
+    response: undefined
   }
   /** Pause a run: running tasks finish, no new ones start. */
   pauseRun: {
@@ -3104,6 +3252,13 @@ export interface Operations {
       idempotencyKey?: string
     }
     response: AppliedCommand | AcceptedCommand
+  }
+  /** Create a token. Its text is in this reply only. It can't have a scope that the caller lacks. */
+  postToken: {
+    arguments: {
+      body?: TokenBody
+    }
+    response: CommandOutcome
   }
   /** Set the rate limit of a model (`provider:model`), or of all models of a provider (`provider:*`). */
   putLimit: {
@@ -3120,7 +3275,7 @@ export interface Operations {
     }
     response: Uint8Array
   }
-  /** Show who sends this request, and what it may do. */
+  /** Show the caller of this request, and its scopes. */
   readCaller: {
     arguments: {}
     response: Caller

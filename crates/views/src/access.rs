@@ -24,7 +24,7 @@ pub enum TokenJson<'a> {
         state: TokenState,
         /// When it was created.
         created_at: Time,
-        /// Who created it.
+        /// The name of its creator.
         created_by: &'a str,
         /// When it expires; absent for never.
         #[serde(skip_serializing_if = "Option::is_none")]
@@ -32,7 +32,7 @@ pub enum TokenJson<'a> {
         /// When it was revoked.
         #[serde(skip_serializing_if = "Option::is_none")]
         revoked_at: Option<Time>,
-        /// Who revoked it.
+        /// The name of the user or token holder that revoked it.
         #[serde(skip_serializing_if = "Option::is_none")]
         revoked_by: Option<&'a str>,
     },
@@ -67,7 +67,7 @@ pub enum AuditLine<'a> {
         sequence: u64,
         /// When it was requested.
         at: Time,
-        /// Who requested it.
+        /// The requester.
         by: &'a Actor,
         /// The action.
         action: &'a AuditAction,

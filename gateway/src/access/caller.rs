@@ -1,14 +1,22 @@
 //! The caller of a request, and its access to the cluster.
 
+use std::convert::Infallible;
+use std::net::IpAddr;
 use std::ops::Deref;
 use std::sync::Arc;
 
-use axum::extract::FromRequestParts;
+use axum::extract::{FromRequestParts, Request};
 use axum::http::request::Parts;
-use millrace_protocol::token::{Scope, ScopeSet};
+use jiff::Timestamp;
+use millrace_protocol::audit::{Actor, AuditAction, AuditRecord};
+use millrace_protocol::token::{Scope, ScopeSet, TokenId};
+use millrace_runtime::store::audit::record_action;
 
 use crate::problem::{Problem, ProblemKind};
 use crate::state::{Gateway, SharedGateway};
+
+/// The header in which proxies name the clients of requests.
+const FORWARDED_FOR: &str = "x-forwarded-for";
 
 /// The caller of a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -17,6 +25,40 @@ pub struct Caller {
     pub name: String,
     /// The operations that it may use.
     pub scopes: ScopeSet,
+    /// The id of its token; `None` for the user of this machine.
+    pub token: Option<TokenId>,
+    /// The address of its request.
+    pub address: Option<IpAddr>,
+}
+
+/// The address from which a connection comes.
+#[derive(Debug, Clone, Copy)]
+pub struct PeerAddress(pub IpAddr);
+
+/// The address of the client that has sent a request.
+#[derive(Debug, Clone, Copy)]
+pub struct ClientAddress(pub Option<IpAddr>);
+
+impl ClientAddress {
+    /// Finds the address: that of the connection, or the one that the proxy in front of this server has added last.
+    #[must_use]
+    pub fn of_request(request: &Request, is_behind_proxy: bool) -> Self {
+        if !is_behind_proxy {
+            return Self(request.extensions().get::<PeerAddress>().map(|peer| peer.0));
+        }
+        let mut lines = request.headers().get_all(FORWARDED_FOR).iter();
+        let last =
+            lines.next_back().and_then(|line| line.to_str().ok()).and_then(|line| line.rsplit(',').next());
+        Self(last.and_then(|address| address.trim().parse().ok()))
+    }
+}
+
+impl<S: Send + Sync> FromRequestParts<S> for ClientAddress {
+    type Rejection = Infallible;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Infallible> {
+        Ok(parts.extensions.get::<Self>().copied().unwrap_or(Self(None)))
+    }
 }
 
 /// A caller's access to the cluster of its tenant. Only the checks of a route create one, so a handler that has it serves a
@@ -46,6 +88,20 @@ impl Access {
             "this operation needs the scope {scope}, and the token of {name} has {scopes}; use a token with that scope"
         );
         Err(Problem::new(ProblemKind::ScopeMissing, detail))
+    }
+}
+
+impl Access {
+    /// Records an administrative action, before it is carried out.
+    ///
+    /// # Errors
+    /// The cluster does not respond.
+    pub async fn record(&self, action: AuditAction) -> Result<(), Problem> {
+        let Caller { name, token, address, .. } = &*self.caller;
+        let address = address.map(|address| address.to_string());
+        let by = Actor { name: name.clone(), token: token.clone(), address };
+        let record = AuditRecord { at: Timestamp::now(), by, action };
+        Ok(record_action(&self.gateway.bus, &record).await?)
     }
 }
 

@@ -1,9 +1,11 @@
-//! Access: who sends a request, and whether they may.
+//! Access control: authentication and authorisation of requests.
 //!
 //! | module | contents |
 //! |---|---|
 //! | `browser` | keeps web pages of other origins out |
 //! | `authenticate` | finds the caller of a request |
+//! | `token_cache` | the tokens of a tenant, as they were read last |
+//! | `cookie` | the cookie of pages in a browser |
 //! | `caller` | the caller, and its access to the cluster as handlers receive it |
 //! | `routes` | the routes, each with the scope that it demands |
 //!
@@ -12,9 +14,12 @@
 mod authenticate;
 mod browser;
 mod caller;
+mod cookie;
 mod routes;
+mod token_cache;
 
-pub use authenticate::Authenticator;
-pub use browser::check_request;
-pub use caller::Access;
+pub use authenticate::{AccessSettings, Authenticator};
+pub use browser::{AllowedHosts, check_request};
+pub use caller::{Access, Caller, ClientAddress, PeerAddress};
+pub use cookie::{remove_cookie, set_cookie};
 pub use routes::{ApiRoutes, TOKEN_SCHEME};

@@ -12,7 +12,8 @@ use utoipa::openapi::path::{Operation, PathItem};
 use utoipa::openapi::security::SecurityRequirement;
 use utoipa_axum::router::{OpenApiRouter, UtoipaMethodRouter};
 
-use super::authenticate::Authenticator;
+use super::authenticate::{Authenticator, RequestHead};
+use super::caller::ClientAddress;
 
 /// The name of the tokens' scheme in the description of the API.
 pub const TOKEN_SCHEME: &str = "token";
@@ -22,7 +23,7 @@ pub const TOKEN_SCHEME: &str = "token";
 enum RequiredAccess {
     /// Any request.
     None,
-    /// A caller, whatever its scopes.
+    /// A caller with any scopes.
     Caller,
     /// A caller with this scope.
     Scope(Scope),
@@ -51,7 +52,7 @@ impl ApiRoutes {
         self.add(RequiredAccess::Caller, routes)
     }
 
-    /// Adds operations for everybody, which have no [`Access`](super::Access).
+    /// Adds public operations. Their handlers get no [`Access`](super::Access).
     #[must_use]
     pub fn public(self, routes: UtoipaMethodRouter) -> Self {
         self.add(RequiredAccess::None, routes)
@@ -96,7 +97,9 @@ async fn check_access(
     mut request: Request,
     next: Next,
 ) -> Response {
-    let access = match authenticator.authenticate(request.headers()).await {
+    let address = request.extensions().get::<ClientAddress>().and_then(|address| address.0);
+    let head = RequestHead { method: request.method(), headers: request.headers(), address };
+    let access = match authenticator.authenticate(head).await {
         Ok(access) => access,
         Err(problem) => return problem.into_response(),
     };

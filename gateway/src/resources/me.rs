@@ -2,12 +2,12 @@
 
 use axum::http::StatusCode;
 use axum::response::Response;
-use millrace_protocol::token::ScopeSet;
+use millrace_protocol::token::{ScopeSet, TokenId};
 use schemars::JsonSchema;
 use serde::Serialize;
 use utoipa_axum::routes;
 
-use crate::access::{Access, ApiRoutes};
+use crate::access::{Access, ApiRoutes, Caller};
 use crate::state::json_response;
 
 /// The routes.
@@ -25,15 +25,23 @@ pub enum CallerJson<'a> {
         name: &'a str,
         /// The operations that it may use.
         scopes: &'a ScopeSet,
+        /// The id of its token; absent for the user of the gateway's machine.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        token: Option<&'a TokenId>,
     },
 }
 
-/// Show who sends this request, and what it may do.
+/// Show the caller of this request, and its scopes.
 #[utoipa::path(
     get, path = "/me", tag = "access",
     responses((status = 200, description = "The caller", body = ref("#/components/schemas/Caller")))
 )]
 async fn read_caller(access: Access) -> Response {
-    let caller = &access.caller;
-    json_response(StatusCode::OK, &CallerJson::Caller { name: &caller.name, scopes: &caller.scopes })
+    caller_response(&access)
+}
+
+/// Returns a response with the caller.
+pub fn caller_response(access: &Access) -> Response {
+    let Caller { name, scopes, token, .. } = &*access.caller;
+    json_response(StatusCode::OK, &CallerJson::Caller { name, scopes, token: token.as_ref() })
 }

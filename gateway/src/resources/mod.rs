@@ -6,12 +6,14 @@ mod cluster;
 mod events;
 mod files;
 mod limits;
+mod login;
 mod me;
 mod meta;
 mod questions;
 mod runs;
 mod steering;
 mod submission;
+mod tokens;
 mod traces;
 mod transcripts;
 
@@ -23,6 +25,7 @@ use crate::access::ApiRoutes;
 pub use cluster::Health;
 pub use files::FileList;
 pub use limits::{LimitBody, LimitList};
+pub use login::LoginBody;
 pub use me::CallerJson;
 pub use meta::Version;
 pub use questions::{AnswerBatch, AnswerBody, AnswerList, QuestionList};
@@ -31,6 +34,7 @@ pub use steering::{
     AddBody, CancelBody, CommandReceipt, EditBody, MessageBody, ResumeBody, RetryBody, SignalBody,
 };
 pub use submission::SubmissionBody;
+pub use tokens::{AuditList, TokenBody, TokenList};
 pub use traces::TraceDocument;
 
 /// The result of a write, with the sequence at which it is visible.
@@ -58,6 +62,8 @@ pub fn routes() -> ApiRoutes {
         .merge(blobs::routes())
         .merge(cluster::routes())
         .merge(limits::routes())
+        .merge(tokens::routes())
+        .merge(login::routes())
         .merge(me::routes())
         .merge(meta::routes())
 }

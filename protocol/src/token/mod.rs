@@ -38,12 +38,12 @@ pub struct StoredToken {
     pub sha256: String,
     /// When it was created.
     pub created: Timestamp,
-    /// Who created it.
+    /// The user or token holder that created it.
     pub created_by: String,
     /// When it expires; `None` for never.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub expires: Option<Timestamp>,
-    /// When and by whom it was revoked.
+    /// The revocation, if it was revoked.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub revoked: Option<Revocation>,
 }
@@ -53,7 +53,7 @@ pub struct StoredToken {
 pub struct Revocation {
     /// When it was revoked.
     pub at: Timestamp,
-    /// Who revoked it.
+    /// The user or token holder that revoked it.
     pub by: String,
 }
 

@@ -32,6 +32,16 @@ impl GatewayProcess {
 
     /// Starts a gateway on an address.
     pub async fn start_on(cluster: &TestCluster, name: &str, api: SocketAddr) -> Self {
+        Self::start_with_options(cluster, name, api, &[]).await
+    }
+
+    /// Starts a gateway on an address, with more options.
+    pub async fn start_with_options(
+        cluster: &TestCluster,
+        name: &str,
+        api: SocketAddr,
+        options: &[&str],
+    ) -> Self {
         let file = cluster.test_folder().join(format!("{name}.url"));
         drop(fs::remove_file(&file));
         let mut command = cluster.millrace_command();
@@ -39,6 +49,7 @@ impl GatewayProcess {
         command
             .args(["serve", "--by", "ann", "--api", &api.to_string(), "--url-file"])
             .arg(&file)
+            .args(options)
             .stderr(log);
         let child = command.spawn().expect("millrace starts");
         let url = wait_for_value(Duration::from_secs(60), "the URL of the gateway", async || {

@@ -110,6 +110,12 @@ class LimitNotFound(NotFound):
     kind = "limit-not-found"
 
 
+class TokenNotFound(NotFound):
+    """There is no such token."""
+
+    kind = "token-not-found"
+
+
 class NoDeliverable(NotFound):
     """The run ended without a deliverable."""
 
@@ -160,6 +166,12 @@ class IdempotencyKeyReused(ProblemError):
 
 class Refused(ProblemError):
     """The state of the run does not allow the request; `detail` is the reason."""
+
+
+class TooManyTokens(Refused):
+    """There are too many active tokens."""
+
+    kind = "too-many-tokens"
 
 
 class CommandRefused(Refused):

@@ -4323,13 +4323,130 @@ class WrittenCommandReceipt(TypedDict):
     """The id of the command."""
 
 
-class CallerJson(TypedDict):
-    """The caller of a request."""
+class _CallerJsonRequired(TypedDict):
     type: Literal["caller"]
     name: str
     """The name: the author of its commands and answers."""
     scopes: ScopeSet
     """The operations that it may use."""
+
+
+class CallerJson(_CallerJsonRequired, total=False):
+    """The caller of a request."""
+    token: TokenId | None
+    """The id of its token; absent for the user of the gateway's machine."""
+
+
+class TokenList(TypedDict):
+    """Tokens."""
+    tokens: list[TokenJson]
+    """The tokens, oldest first."""
+
+
+class _TokenJsonRequired(TypedDict):
+    type: Literal["token"]
+    id: TokenId
+    """Its id, which is a part of its text."""
+    name: str
+    """The name of its holder: the author of its commands and answers."""
+    scopes: ScopeSet
+    """The operations that it allows."""
+    state: TokenState
+    """Its state."""
+    created_at: Time
+    """When it was created."""
+    created_by: str
+    """The name of its creator."""
+
+
+class TokenJson(_TokenJsonRequired, total=False):
+    """A token of the HTTP API, without its secret."""
+    expires_at: Time | None
+    """When it expires; absent for never."""
+    revoked_at: Time | None
+    """When it was revoked."""
+    revoked_by: str | None
+    """The name of the user or token holder that revoked it."""
+
+
+class AuditList(TypedDict):
+    """Administrative actions."""
+    actions: list[AuditLine]
+    """The actions, oldest first, at most 1000."""
+    next: int
+    """The sequence of the last one, for `after`; 0 if there are none."""
+
+
+class AuditLine(TypedDict):
+    """An administrative action."""
+    type: Literal["administrative_action"]
+    sequence: int
+    """Its place among all actions."""
+    at: Time
+    """When it was requested."""
+    by: Actor
+    """The requester."""
+    action: AuditAction
+    """The action."""
+
+
+class _ActorRequired(TypedDict):
+    name: str
+    """The name: the author of commands and answers."""
+
+
+class Actor(_ActorRequired, total=False):
+    """The person or program that requests something."""
+    token: TokenId | None
+    """The id of the token that the request had; absent for commands on a machine and for users of an identity
+    provider.
+    """
+    address: str | None
+    """The address from which the request came."""
+
+
+class _AuditActionTokenCreatedRequired(TypedDict):
+    type: Literal["token_created"]
+    token_name: str
+    """The name of its holder."""
+    scopes: ScopeSet
+    """The operations that it allows."""
+
+
+class AuditActionTokenCreated(_AuditActionTokenCreatedRequired, total=False):
+    """A token was created."""
+    expires: str | None
+    """When it expires."""
+
+
+class AuditActionTokenRevoked(TypedDict):
+    """A token was revoked."""
+    type: Literal["token_revoked"]
+    token_id: TokenId
+    """Its id."""
+    token_name: str
+    """The name of its holder."""
+
+
+class _AuditActionLimitSetRequired(TypedDict):
+    type: Literal["limit_set"]
+    model: str
+    """The model, or the provider with `*`."""
+
+
+class AuditActionLimitSet(_AuditActionLimitSetRequired, total=False):
+    """The rate limit of a model was set."""
+    requests: int | None
+    """The maximum number of requests per minute."""
+    tokens: int | None
+    """The maximum number of tokens per minute."""
+
+
+class AuditActionLimitCleared(TypedDict):
+    """The rate limit of a model was removed."""
+    type: Literal["limit_cleared"]
+    model: str
+    """The model, or the provider with `*`."""
 
 
 class Health(TypedDict):
@@ -4351,7 +4468,7 @@ class Version(TypedDict):
 
 
 class _ProblemRequired(TypedDict):
-    type: Literal["urn:millrace:problem:invalid-request", "urn:millrace:problem:unknown-host", "urn:millrace:problem:cross-origin", "urn:millrace:problem:unauthenticated", "urn:millrace:problem:scope-missing", "urn:millrace:problem:unknown-path", "urn:millrace:problem:method-not-allowed", "urn:millrace:problem:not-acceptable", "urn:millrace:problem:unsupported-media-type", "urn:millrace:problem:body-too-large", "urn:millrace:problem:request-timeout", "urn:millrace:problem:run-not-found", "urn:millrace:problem:task-not-found", "urn:millrace:problem:question-not-found", "urn:millrace:problem:file-not-found", "urn:millrace:problem:blob-not-found", "urn:millrace:problem:limit-not-found", "urn:millrace:problem:no-deliverable", "urn:millrace:problem:invalid-run", "urn:millrace:problem:idempotency-key-reused", "urn:millrace:problem:command-refused", "urn:millrace:problem:answer-refused", "urn:millrace:problem:question-closed", "urn:millrace:problem:run-not-ended", "urn:millrace:problem:log-damaged", "urn:millrace:problem:cluster-unavailable", "urn:millrace:problem:store-full", "urn:millrace:problem:gateway-forbidden", "urn:millrace:problem:unreadable-data"]
+    type: Literal["urn:millrace:problem:invalid-request", "urn:millrace:problem:unknown-host", "urn:millrace:problem:cross-origin", "urn:millrace:problem:unauthenticated", "urn:millrace:problem:scope-missing", "urn:millrace:problem:unknown-path", "urn:millrace:problem:method-not-allowed", "urn:millrace:problem:not-acceptable", "urn:millrace:problem:unsupported-media-type", "urn:millrace:problem:body-too-large", "urn:millrace:problem:request-timeout", "urn:millrace:problem:run-not-found", "urn:millrace:problem:task-not-found", "urn:millrace:problem:question-not-found", "urn:millrace:problem:file-not-found", "urn:millrace:problem:blob-not-found", "urn:millrace:problem:limit-not-found", "urn:millrace:problem:token-not-found", "urn:millrace:problem:too-many-tokens", "urn:millrace:problem:no-deliverable", "urn:millrace:problem:invalid-run", "urn:millrace:problem:idempotency-key-reused", "urn:millrace:problem:command-refused", "urn:millrace:problem:answer-refused", "urn:millrace:problem:question-closed", "urn:millrace:problem:run-not-ended", "urn:millrace:problem:log-damaged", "urn:millrace:problem:cluster-unavailable", "urn:millrace:problem:store-full", "urn:millrace:problem:gateway-forbidden", "urn:millrace:problem:unreadable-data"]
     """The kind of the problem: `urn:millrace:problem:` and a name that never changes."""
     title: str
     """The kind in a sentence."""
@@ -4518,6 +4635,25 @@ class BatchItem(_BatchItemRequired, total=False):
     """With `reject` the reason, with `respond` the content, with `fail` the feedback."""
     scope: AnswerScope
     """The calls that the answer also decides."""
+
+
+class _TokenBodyRequired(TypedDict):
+    name: str
+    """The name of its holder: the author of its commands and answers."""
+    scopes: ScopeSet
+    """The operations that it allows, one or more."""
+
+
+class TokenBody(_TokenBodyRequired, total=False):
+    """A token to create."""
+    expires_in: str | None
+    """The time after which it is refused, such as `30d`; never if absent."""
+
+
+class LoginBody(TypedDict):
+    """A token to log in with."""
+    token: str
+    """The token."""
 
 
 class LimitBody(TypedDict, total=False):
@@ -4914,6 +5050,12 @@ WrittenCommandOutcome = Union[
     WrittenCommandOutcomeNatsConfigWritten,
 ]
 """The result of a write, with the sequence at which it is visible."""
+
+TokenState = Literal["active", "expired", "revoked"]
+"""The state of a token."""
+
+AuditAction = Union[AuditActionTokenCreated, AuditActionTokenRevoked, AuditActionLimitSet, AuditActionLimitCleared]
+"""The kinds of administrative actions."""
 
 AnswerScope = Literal["once", "this_call_in_run", "this_tool_in_run"]
 """The calls that an answer also decides."""

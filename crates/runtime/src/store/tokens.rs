@@ -31,7 +31,7 @@ pub struct NewToken {
     pub scopes: ScopeSet,
     /// When it expires.
     pub expires: Option<Timestamp>,
-    /// Who creates it.
+    /// The name of its creator.
     pub by: String,
     /// The tenant in its text; `None` for the only one of a gateway.
     pub tenant: Option<TenantName>,

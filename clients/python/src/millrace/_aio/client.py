@@ -27,6 +27,7 @@ from ..types import (
     AnswerBody,
     AnswerLine,
     AnswerList,
+    AuditList,
     Caller,
     CapabilityJson,
     ClusterJsonCapabilities,
@@ -44,6 +45,8 @@ from ..types import (
     RunList,
     RunState,
     SubmittedRun,
+    TokenJson,
+    TokenList,
     Version,
 )
 from .question import AsyncQuestion
@@ -226,6 +229,32 @@ class AsyncClient:
     async def me(self) -> Caller:
         """Reads the caller of this client's requests, and what it may do."""
         return cast(Caller, await self._read("/me"))
+
+    async def login(self, token: str) -> Caller:
+        """Exchanges a token for a cookie that this client sends from then on, as a page in a browser does."""
+        return cast(Caller, (await self._transport.send(Request("POST", "/login", body={"token": token}))).json())
+
+    async def logout(self) -> None:
+        """Removes the cookie of `login`."""
+        await self._transport.send(Request("POST", "/logout"))
+
+    async def tokens(self, *, all: bool = False) -> list[TokenJson]:
+        """Lists the active tokens; with `all` the expired and revoked ones too."""
+        return cast(TokenList, await self._read("/tokens", query_of(all="true" if all else None)))["tokens"]
+
+    async def create_token(self, name: str, scopes: Iterable[str], *, expires_in: str | None = None) -> str:
+        """Creates a token and returns its text, which cannot be read again."""
+        body = body_of(name=name, scopes=list(scopes), expires_in=expires_in)
+        created = (await self._transport.send(Request("POST", "/tokens", body=body))).json()
+        return cast(str, created["token"])
+
+    async def revoke_token(self, id: str) -> None:
+        """Revokes a token; every gateway refuses it within a second."""
+        await self._transport.send(Request("DELETE", f"/tokens/{quote_part(id)}"))
+
+    async def audit(self, after: int = 0) -> AuditList:
+        """Lists administrative actions after a sequence, oldest first, at most 1000."""
+        return cast(AuditList, await self._read("/audit", query_of(after=after)))
 
     async def version(self) -> Version:
         """Reads the version of the gateway."""

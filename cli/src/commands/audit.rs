@@ -1,0 +1,89 @@
+//! `millrace audit`: lists administrative actions.
+
+use clap::Args;
+use millrace_protocol::audit::{Actor, AuditAction, AuditRecord};
+use millrace_runtime::store::audit::read_actions;
+
+use crate::exit::{CommandError, CommandExit};
+use crate::json::{AuditLine, print_json};
+use crate::target::{ClusterTarget, ReadConnection};
+use crate::view::write_stdout_line;
+
+const EXAMPLES: &str = "\
+What was done to a run, and by whom, is in its log: `millrace show --json RUN`, `millrace watch --json RUN`.
+
+Examples:
+  millrace audit
+  millrace audit --json";
+
+/// The arguments of `millrace audit`.
+#[derive(Args, Debug)]
+#[command(after_help = EXAMPLES)]
+pub struct AuditArguments {
+    /// List only actions after this sequence
+    #[arg(long, value_name = "SEQUENCE", default_value_t = 0)]
+    after: u64,
+    /// Print a JSON object for each action
+    #[arg(long)]
+    json: bool,
+    #[command(flatten, next_help_heading = "Cluster")]
+    target: ClusterTarget,
+}
+
+/// Lists the actions, oldest first.
+pub async fn run_command(arguments: AuditArguments) -> Result<CommandExit, CommandError> {
+    let connection = ReadConnection::open_for_reading(&arguments.target).await?;
+    let after = arguments.after;
+    let actions =
+        connection.read_and_close(async |bus| Ok(read_actions(bus, after, usize::MAX).await?)).await?;
+    for (sequence, record) in &actions {
+        if arguments.json {
+            print_json(&AuditLine::new(*sequence, record));
+        } else if write_stdout_line(&format_action(record)).is_err() {
+            // A closed pipe ends the listing.
+            break;
+        }
+    }
+    Ok(CommandExit::Completed)
+}
+
+fn format_action(record: &AuditRecord) -> String {
+    let AuditRecord { at, by: Actor { name, token, address }, action } = record;
+    let token = token.as_ref().map_or(String::new(), |token| format!(" (token {token})"));
+    let address = address.as_ref().map_or(String::new(), |address| format!(" from {address}"));
+    let what = match action {
+        AuditAction::TokenCreated { token_name, scopes, expires } => {
+            let until = expires.map_or(String::new(), |at| format!(" until {}", at.strftime("%Y-%m-%d")));
+            format!("created a token of {token_name} ({scopes}){until}")
+        }
+        AuditAction::TokenRevoked { token_id, token_name } => {
+            format!("revoked the token {token_id} of {token_name}")
+        }
+        AuditAction::LimitSet { model, requests, tokens } => {
+            let part = |number: &Option<u64>, what: &str| number.map(|number| format!("{number} {what}"));
+            let parts: Vec<String> =
+                [part(requests, "requests"), part(tokens, "tokens")].into_iter().flatten().collect();
+            format!("limited {model} to {} per minute", parts.join(" and "))
+        }
+        AuditAction::LimitCleared { model } => format!("removed the limit of {model}"),
+    };
+    format!("{}  {name}{token}{address} {what}", at.strftime("%Y-%m-%d %H:%M:%S UTC"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_action_is_shown_with_its_author() {
+        let record = AuditRecord {
+            at: jiff::Timestamp::UNIX_EPOCH,
+            by: Actor { name: "ann".into(), token: None, address: Some("10.0.0.1".into()) },
+            action: AuditAction::LimitSet { model: "openai:*".into(), requests: Some(5), tokens: None },
+        };
+        assert_eq!(
+            format_action(&record),
+            "1970-01-01 00:00:00 UTC  ann from 10.0.0.1 limited openai:* to 5 requests per minute"
+        );
+    }
+}

@@ -1,0 +1,163 @@
+//! The tokens of the API, and the record of administrative actions.
+
+use axum::http::StatusCode;
+use axum::response::Response;
+use jiff::{SignedDuration, Timestamp};
+use millrace_protocol::audit::AuditAction;
+use millrace_protocol::token::{Scope, ScopeSet, StoredToken, TokenId, TokenState, find_token_name_problem};
+use millrace_runtime::duration::parse_duration;
+use millrace_runtime::store::audit::read_actions;
+use millrace_runtime::store::tokens::{
+    CreateTokenError, NewToken, create_token, read_token, read_tokens, revoke_token,
+};
+use millrace_views::{AuditLine, CommandOutcome, TokenJson};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use utoipa::IntoParams;
+use utoipa_axum::routes;
+
+use crate::access::{Access, ApiRoutes};
+use crate::extract::{JsonBody, PathParts, QueryParts};
+use crate::problem::{Problem, ProblemKind};
+use crate::state::json_response;
+
+/// The maximum number of actions in a reply.
+const MAX_ACTIONS: usize = 1_000;
+
+/// The routes.
+pub fn routes() -> ApiRoutes {
+    ApiRoutes::new()
+        .scoped(Scope::Admin, routes!(list_tokens, post_token))
+        .scoped(Scope::Admin, routes!(delete_token))
+        .scoped(Scope::Admin, routes!(list_actions))
+}
+
+/// Tokens.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct TokenList<'a> {
+    /// The tokens, oldest first.
+    pub tokens: Vec<TokenJson<'a>>,
+}
+
+#[derive(Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
+#[serde(deny_unknown_fields)]
+struct TokenQuery {
+    /// `true` lists expired and revoked tokens too.
+    #[serde(default)]
+    all: bool,
+}
+
+/// List the tokens. Their secrets can't be read.
+#[utoipa::path(
+    get, path = "/tokens", tag = "access", params(TokenQuery),
+    responses((status = 200, description = "The tokens", body = ref("#/components/schemas/TokenList")))
+)]
+async fn list_tokens(access: Access, QueryParts(query): QueryParts<TokenQuery>) -> Result<Response, Problem> {
+    let (tokens, now) = (read_tokens(&access.bus).await?, Timestamp::now());
+    let shown = tokens.iter().filter(|token| query.all || token.state_at(now) == TokenState::Active);
+    let tokens = shown.map(|token| TokenJson::new(token, now)).collect();
+    Ok(json_response(StatusCode::OK, &TokenList { tokens }))
+}
+
+/// A token to create.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct TokenBody {
+    /// The name of its holder: the author of its commands and answers.
+    name: String,
+    /// The operations that it allows, one or more.
+    scopes: ScopeSet,
+    /// The time after which it is refused, such as `30d`; never if absent.
+    #[serde(default)]
+    expires_in: Option<String>,
+}
+
+/// Create a token. Its text is in this reply only. It can't have a scope that the caller lacks.
+#[utoipa::path(
+    post, path = "/tokens", tag = "access",
+    request_body = ref("#/components/schemas/TokenBody"),
+    responses((status = 201, description = "The token was created", body = ref("#/components/schemas/CommandOutcome")))
+)]
+async fn post_token(access: Access, JsonBody(body): JsonBody<TokenBody>) -> Result<Response, Problem> {
+    let TokenBody { name, scopes, expires_in } = body;
+    let invalid = |detail: String| Problem::new(ProblemKind::InvalidRequest, detail);
+    if let Some(problem) = find_token_name_problem(&name) {
+        return Err(invalid(format!("name: {problem}")));
+    }
+    if scopes.is_empty() {
+        return Err(invalid("scopes: a token has one or more scopes".into()));
+    }
+    // Otherwise a caller could get what it may not do.
+    scopes.iter().try_for_each(|scope| access.require(scope))?;
+    let expires = expires_in.as_deref().map(expiry_after).transpose()?;
+    access
+        .record(AuditAction::TokenCreated { token_name: name.clone(), scopes: scopes.clone(), expires })
+        .await?;
+    let new = NewToken { name, scopes, expires, by: access.caller.name.clone(), tenant: None };
+    let (text, stored) = create_token(&access.bus, new).await.map_err(|error| match error {
+        CreateTokenError::TooMany => Problem::new(ProblemKind::TooManyTokens, error),
+        CreateTokenError::Fault(fault) => fault.into(),
+    })?;
+    Ok(json_response(StatusCode::CREATED, &CommandOutcome::token_created(&text, &stored)))
+}
+
+fn expiry_after(text: &str) -> Result<Timestamp, Problem> {
+    let invalid = |detail: String| Problem::new(ProblemKind::InvalidRequest, format!("expires_in: {detail}"));
+    let duration = parse_duration(text).map_err(invalid)?;
+    let after =
+        SignedDuration::try_from(duration).ok().and_then(|age| Timestamp::now().checked_add(age).ok());
+    after.ok_or_else(|| invalid("that is too far in the future".into()))
+}
+
+/// Revoke a token. Every gateway refuses it within a second.
+#[utoipa::path(
+    delete, path = "/tokens/{token}", tag = "access",
+    params(("token" = String, Path, description = "The id of the token")),
+    responses((status = 200, description = "The token was revoked", body = ref("#/components/schemas/CommandOutcome")))
+)]
+async fn delete_token(access: Access, PathParts(token): PathParts<String>) -> Result<Response, Problem> {
+    let unknown = || {
+        let detail = format!("there is no token with the id {token:?}; /tokens lists them");
+        Problem::new(ProblemKind::TokenNotFound, detail)
+    };
+    let id: TokenId = token.parse().map_err(|_| unknown())?;
+    let StoredToken { name, .. } = read_token(&access.bus, &id).await?.ok_or_else(unknown)?;
+    access.record(AuditAction::TokenRevoked { token_id: id.clone(), token_name: name }).await?;
+    let revoked = revoke_token(&access.bus, &id, &access.caller.name).await?.ok_or_else(unknown)?;
+    let outcome = CommandOutcome::TokenRevoked { id: &revoked.id, name: &revoked.name };
+    Ok(json_response(StatusCode::OK, &outcome))
+}
+
+/// Administrative actions.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct AuditList<'a> {
+    /// The actions, oldest first, at most 1000.
+    pub actions: Vec<AuditLine<'a>>,
+    /// The sequence of the last one, for `after`; 0 if there are none.
+    pub next: u64,
+}
+
+#[derive(Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
+#[serde(deny_unknown_fields)]
+struct AuditQuery {
+    /// Only actions after this sequence: the `next` of the part before.
+    #[serde(default)]
+    after: u64,
+}
+
+/// List administrative actions: who created and revoked tokens, and changed limits. What was done to a run is in its events.
+#[utoipa::path(
+    get, path = "/audit", tag = "access", params(AuditQuery),
+    responses((status = 200, description = "A part of the actions", body = ref("#/components/schemas/AuditList")))
+)]
+async fn list_actions(
+    access: Access,
+    QueryParts(query): QueryParts<AuditQuery>,
+) -> Result<Response, Problem> {
+    let actions = read_actions(&access.bus, query.after, MAX_ACTIONS).await?;
+    let next = actions.last().map_or(query.after, |(sequence, _)| *sequence);
+    let actions = actions.iter().map(|(sequence, record)| AuditLine::new(*sequence, record)).collect();
+    Ok(json_response(StatusCode::OK, &AuditList { actions, next }))
+}
