@@ -118,6 +118,9 @@ impl TranscriptPrinter {
                 }
                 (format!("error ({}){}", plain(&error.kind), usage_suffix(usage)), lines)
             }
+            TranscriptEvent::StoredStep { name, sha256, bytes } => {
+                (format!("step {}: {bytes} bytes in blob {sha256}", single_line(name)), Vec::new())
+            }
             TranscriptEvent::Unreadable { error } => {
                 (format!("unreadable entry: {}", single_line(error)), Vec::new())
             }

@@ -19,6 +19,8 @@ mod dashboard;
 mod docs_page;
 mod extract;
 mod feed;
+mod heartbeat;
+mod history;
 mod html;
 mod openapi;
 mod problem;
@@ -27,10 +29,12 @@ mod run_index;
 mod server;
 mod state;
 mod trace_export;
+mod waiting;
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use access::Authenticator;
 use arguments::AccessArguments;
@@ -50,8 +54,8 @@ use trace_export::{ExportSettings, OtlpReceiver, TAKEOVER, TraceExporter};
 pub const DEFAULT_API: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 7070);
 /// The number of ports that are tried after one that is taken.
 const PORTS: u16 = 100;
-/// The time that the export of traces has to stop.
-const STOP_TIME: std::time::Duration = std::time::Duration::from_secs(3);
+/// The time that the export of traces, and the removal of the heartbeat, have to stop.
+const STOP_TIME: Duration = Duration::from_secs(3);
 
 /// Serve the dashboard, the HTTP API and its documentation (at /docs) for a cluster. Any number of such processes may run side by side.
 ///
@@ -121,11 +125,14 @@ pub async fn run_with_args(
         let exporter = TraceExporter::new(bus.clone(), settings, receiver, TAKEOVER, shutdown.clone());
         tokio::spawn(exporter.run())
     });
+    let heartbeats = tokio::spawn(heartbeat::send_heartbeats(bus.clone(), shutdown.clone()));
     server::serve(listener, authenticator, !no_dashboard, shutdown).await;
     if let Some(exporting) = exporting {
         // It stops with the same signal, after it has released its position.
         let _ = tokio::time::timeout(STOP_TIME, exporting).await;
     }
+    // It removes the heartbeat, and takes no longer than the server takes to respond.
+    let _ = tokio::time::timeout(STOP_TIME, heartbeats).await;
     if let Some(file) = &url_file {
         // A file that is left names a process that is gone; the next one replaces it.
         let _ = std::fs::remove_file(file);

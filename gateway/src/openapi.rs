@@ -5,8 +5,8 @@ use std::sync::LazyLock;
 
 use millrace_protocol::result::TaskResult;
 use millrace_views::{
-    AnswerLine, ClusterJson, CommandOutcome, EntryLine, EventLine, PlannerTranscript, QuestionLine,
-    RunResult, TaskTranscript,
+    AnswerLine, ClusterChecks, ClusterJson, CommandOutcome, EntryLine, EventLine, PlannerTranscript,
+    QuestionLine, RunLog, RunResult, RunSpend, SpendReport, TaskList, TaskTranscript, Timeline,
 };
 use schemars::generate::SchemaSettings;
 use schemars::{JsonSchema, SchemaGenerator};
@@ -18,9 +18,9 @@ use crate::feed::StreamNotice;
 use crate::problem::{MEDIA_TYPE, Problem, ProblemKind, TYPE_PREFIX};
 use crate::resources::{
     AddBody, AnswerBatch, AnswerBody, AnswerList, AuditList, CallerJson, CancelBody, CommandReceipt,
-    EditBody, FileList, Health, LimitBody, LimitList, LoginBody, MessageBody, QuestionList, ResumeBody,
-    RetryBody, RunList, SignalBody, SubmissionBody, TokenBody, TokenList, TraceDocument, Version, Written,
-    routes,
+    EditBody, FileList, Health, JournalPage, LimitBody, LimitList, LoginBody, MessageBody, PlanCheck,
+    PlanCheckBody, QuestionList, ResumeBody, RetryBody, RunList, SignalBody, SourceText, SubmissionBody,
+    TokenBody, TokenList, TraceDocument, Version, Written, routes,
 };
 
 /// The path below which all resources are.
@@ -112,12 +112,21 @@ fn answer_schemas() -> Map<String, Value> {
     add::<TaskTranscript<'static>>(generator, "TaskTranscript", &mut all);
     add::<PlannerTranscript<'static>>(generator, "PlannerTranscript", &mut all);
     add::<TraceDocument>(generator, "TraceDocument", &mut all);
+    add::<RunLog<'static>>(generator, "RunLog", &mut all);
+    add::<Timeline<'static>>(generator, "Timeline", &mut all);
+    add::<JournalPage<'static>>(generator, "JournalPage", &mut all);
+    add::<TaskList<'static>>(generator, "TaskList", &mut all);
+    add::<RunSpend<'static>>(generator, "RunSpend", &mut all);
+    add::<SpendReport>(generator, "SpendReport", &mut all);
+    add::<SourceText>(generator, "SourceText", &mut all);
+    add::<PlanCheck>(generator, "PlanCheck", &mut all);
     add::<FileList<'static>>(generator, "FileList", &mut all);
     add::<QuestionLine<'static>>(generator, "QuestionLine", &mut all);
     add::<QuestionList<'static>>(generator, "QuestionList", &mut all);
     add::<AnswerLine<'static>>(generator, "AnswerLine", &mut all);
     add::<AnswerList<'static>>(generator, "AnswerList", &mut all);
     add::<ClusterJson<'static>>(generator, "ClusterJson", &mut all);
+    add::<ClusterChecks>(generator, "ClusterChecks", &mut all);
     add::<LimitList<'static>>(generator, "LimitList", &mut all);
     add::<CommandOutcome<'static>>(generator, "CommandOutcome", &mut all);
     add::<Written<CommandOutcome<'static>>>(generator, "SubmittedRun", &mut all);
@@ -140,6 +149,7 @@ fn request_schemas() -> Map<String, Value> {
     let (mut all, mut input) = (Map::new(), settings().for_deserialize().into_generator());
     let generator = &mut input;
     add::<SubmissionBody>(generator, "SubmissionBody", &mut all);
+    add::<PlanCheckBody>(generator, "PlanCheckBody", &mut all);
     add::<CancelBody>(generator, "CancelBody", &mut all);
     add::<ResumeBody>(generator, "ResumeBody", &mut all);
     add::<MessageBody>(generator, "MessageBody", &mut all);

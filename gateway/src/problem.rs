@@ -50,6 +50,8 @@ pub enum ProblemKind {
     FileNotFound,
     /// There is no such blob.
     BlobNotFound,
+    /// There is no such source, or its text is gone.
+    SourceNotFound,
     /// There is no such rate limit.
     LimitNotFound,
     /// There is no such token.
@@ -84,7 +86,7 @@ pub enum ProblemKind {
 
 impl ProblemKind {
     /// All kinds, in the order of their declaration.
-    pub const ALL: [Self; 31] = [
+    pub const ALL: [Self; 32] = [
         Self::InvalidRequest,
         Self::UnknownHost,
         Self::CrossOrigin,
@@ -101,6 +103,7 @@ impl ProblemKind {
         Self::QuestionNotFound,
         Self::FileNotFound,
         Self::BlobNotFound,
+        Self::SourceNotFound,
         Self::LimitNotFound,
         Self::TokenNotFound,
         Self::TooManyTokens,
@@ -151,6 +154,7 @@ impl ProblemKind {
             Self::QuestionNotFound => (Code::NOT_FOUND, "question-not-found", "There is no such question"),
             Self::FileNotFound => (Code::NOT_FOUND, "file-not-found", "There is no such file"),
             Self::BlobNotFound => (Code::NOT_FOUND, "blob-not-found", "There is no such blob"),
+            Self::SourceNotFound => (Code::NOT_FOUND, "source-not-found", "There is no such source"),
             Self::LimitNotFound => (Code::NOT_FOUND, "limit-not-found", "There is no such rate limit"),
             Self::TokenNotFound => (Code::NOT_FOUND, "token-not-found", "There is no such token"),
             Self::TooManyTokens => (Code::CONFLICT, "too-many-tokens", "There are too many tokens"),

@@ -5,21 +5,19 @@ use std::sync::Arc;
 use axum::http::StatusCode;
 use axum::http::header::{CONTENT_TYPE, ETAG, HeaderName};
 use axum::response::{IntoResponse, Response};
-use jiff::Timestamp;
 use millrace_client::read_log_damage;
 use millrace_plan_file::limits::suggest_larger_budget;
 use millrace_protocol::ids::RunId;
-use millrace_protocol::plan::{Decision, Plan};
+use millrace_protocol::plan::Plan;
 use millrace_protocol::registry::RunSummary;
-use millrace_protocol::subject::{self, Topic};
 use millrace_runtime::log::has_submission;
-use millrace_runtime::store::archive;
 use millrace_runtime::work::registry;
 use millrace_runtime::{Bus, Fault};
-use millrace_views::history::RunHistory;
 use serde::Serialize;
 use tokio_util::sync::CancellationToken;
 
+use crate::feed::LaneHub;
+use crate::history::{HistoryCache, RunState, read_state_at};
 use crate::problem::{Problem, ProblemKind};
 use crate::run_index::RunIndex;
 
@@ -28,7 +26,11 @@ pub struct Gateway {
     /// The connection to the cluster.
     pub bus: Bus,
     /// The summaries of runs as of the last list.
-    pub runs: RunIndex,
+    pub runs: Arc<RunIndex>,
+    /// The histories of runs that were read last.
+    pub histories: Arc<HistoryCache>,
+    /// The followers of the lanes.
+    pub hub: Arc<LaneHub>,
     /// Ends open streams when the process stops.
     pub shutdown: CancellationToken,
 }
@@ -40,7 +42,9 @@ impl Gateway {
     /// Creates the state.
     #[must_use]
     pub fn new(bus: Bus, shutdown: CancellationToken) -> Self {
-        Self { bus, runs: RunIndex::default(), shutdown }
+        let runs = Arc::new(RunIndex::default());
+        let hub = Arc::new(LaneHub::new(bus.clone(), runs.clone(), shutdown.clone()));
+        Self { bus, runs, histories: Arc::default(), hub, shutdown }
     }
 
     /// Finds the run with this id; `None` as its summary if no supervisor has started it.
@@ -63,22 +67,12 @@ impl Gateway {
     ///
     /// # Errors
     /// The log of the run is damaged, or the cluster does not respond.
-    pub async fn read_history(&self, run: &RunId, at: Option<u64>) -> Result<RunState, Problem> {
-        let lane = self.bus.lane_of_run(run);
-        let mut state = RunState::default();
-        for record in archive::read_run_from_log_or_archive(&self.bus, lane, run).await? {
-            if at.is_some_and(|at| record.sequence > at) {
-                break;
-            }
-            let is_plan = matches!(subject::parse_lane_subject(&record.subject), Some((_, _, Topic::Plan)));
-            if is_plan && !record.is_forged() {
-                let decision: Decision = self.bus.decode_record(&record).await?;
-                state.history.add_decision(&decision);
-                state.last = Some((record.sequence, decision.at));
-            }
+    pub async fn read_history(&self, run: &RunId, at: Option<u64>) -> Result<Arc<RunState>, Problem> {
+        if let Some(at) = at {
+            return Ok(Arc::new(read_state_at(&self.bus, run, at).await?));
         }
+        let state = self.histories.read(&self.bus, run).await?;
         if state.last.is_none()
-            && at.is_none()
             && let Some(damage) = read_log_damage(&self.bus, run).await?
         {
             let detail = format!(
@@ -87,29 +81,6 @@ impl Gateway {
             return Err(Problem::new(ProblemKind::LogDamaged, detail));
         }
         Ok(state)
-    }
-}
-
-/// A run up to a decision.
-#[derive(Default)]
-pub struct RunState {
-    /// Its history.
-    pub history: RunHistory,
-    /// The sequence and the time of the last decision.
-    pub last: Option<(u64, Timestamp)>,
-}
-
-impl RunState {
-    /// Returns the plan.
-    #[must_use]
-    pub fn plan(&self) -> &Plan {
-        &self.history.plan
-    }
-
-    /// The sequence of the last decision; 0 before the first.
-    #[must_use]
-    pub fn sequence(&self) -> u64 {
-        self.last.map_or(0, |(sequence, _)| sequence)
     }
 }
 

@@ -40,6 +40,8 @@ pub enum ProcessRole {
     Worker,
     /// Reviews results.
     Critic,
+    /// Serves the HTTP API.
+    Gateway,
 }
 
 impl ProcessRole {
@@ -50,6 +52,7 @@ impl ProcessRole {
             Self::Supervisor => "supervisor",
             Self::Worker => "worker",
             Self::Critic => "critic",
+            Self::Gateway => "gateway",
         }
     }
 }
@@ -172,6 +175,35 @@ pub struct RunSummary {
     /// Its labels.
     #[serde(default, skip_serializing_if = "Labels::is_empty")]
     pub labels: Labels,
+    /// Its usage by capability and by model; `None` if it has used nothing, or if a release that did not record it wrote this summary.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub spend: Option<Box<SummarySpend>>,
+    /// The sequences of the first and the last of its archived messages; `None` until it is archived, or if a release that did not
+    /// record them archived it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub archived_span: Option<(u64, u64)>,
+}
+
+/// The usage of a run by capability and by model.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SummarySpend {
+    /// By capability, `planner` and `critic` among them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub by_capability: Vec<(Capability, Usage)>,
+    /// By model, as far as known.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub by_model: Vec<(String, Usage)>,
+}
+
+impl SummarySpend {
+    /// Returns the usage of a run; `None` if it has used nothing.
+    fn from_plan(plan: &Plan) -> Option<Box<Self>> {
+        let spend = &plan.budget.spend;
+        let by_capability = spend.by_capability.iter().map(|(name, usage)| (name.clone(), *usage));
+        let by_model = spend.by_model.iter().map(|(name, usage)| (name.clone(), *usage));
+        let all = Self { by_capability: by_capability.collect(), by_model: by_model.collect() };
+        (all != Self::default()).then(|| Box::new(all))
+    }
 }
 
 fn is_zero(count: &u32) -> bool {
@@ -224,6 +256,8 @@ impl RunSummary {
             waiting_for: describe_wait(plan),
             log_damage: None,
             labels: start.labels.clone(),
+            spend: SummarySpend::from_plan(plan),
+            archived_span: None,
         })
     }
 

@@ -19,12 +19,13 @@ pub async fn close_ended_run(bus: &Bus, mut summary: RunSummary, end: u64, linge
     retry_until_done("summary", &summary, || write_unless_archived(bus, &summary)).await;
     tokio::time::sleep(linger).await;
     let archive = || archive::archive_run(bus, summary.lane, &summary.run, end);
-    let through = retry_until_done("archive", &summary, archive).await;
+    let span = retry_until_done("archive", &summary, archive).await;
     // An order that was in flight when the run ended would find no journal in an empty lane, and be done again.
     withdraw_orders_of_run(bus, &summary).await;
     summary.archived = true;
-    retry_until_done("summary", &summary, || registry::write_summary(bus, &summary)).await;
-    retry_until_done("purge", &summary, || log::purge_run(bus, summary.lane, &summary.run, through)).await;
+    summary.archived_span = (span.last > 0).then_some((span.first, span.last));
+    retry_until_done("summary", &summary, || mark_as_archived(bus, &summary)).await;
+    retry_until_done("purge", &summary, || log::purge_run(bus, summary.lane, &summary.run, span.last)).await;
     info!(run = %summary.run, "run archived");
 }
 
@@ -33,6 +34,17 @@ async fn write_unless_archived(bus: &Bus, summary: &RunSummary) -> Result<(), Fa
     let stored = registry::read_summary(bus, &summary.run).await?;
     let is_archived = stored.is_some_and(|stored| stored.archived && stored.end == summary.end);
     if is_archived { Ok(()) } else { registry::write_summary(bus, summary).await }
+}
+
+/// Writes the summary of an archived run. If another owner of its lane has archived it, its span stays.
+async fn mark_as_archived(bus: &Bus, summary: &RunSummary) -> Result<(), Fault> {
+    if summary.archived_span.is_none() {
+        let stored = registry::read_summary(bus, &summary.run).await?;
+        if stored.is_some_and(|stored| stored.archived && stored.end == summary.end) {
+            return Ok(());
+        }
+    }
+    registry::write_summary(bus, summary).await
 }
 
 async fn withdraw_orders_of_run(bus: &Bus, summary: &RunSummary) {

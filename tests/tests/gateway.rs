@@ -9,6 +9,8 @@ mod document;
 mod http;
 #[path = "gateway/process.rs"]
 mod process;
+#[path = "gateway/streams.rs"]
+mod streams;
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};

@@ -249,6 +249,8 @@ mod tests {
             waiting_for: None,
             log_damage: None,
             labels: Default::default(),
+            spend: None,
+            archived_span: None,
         };
         (run, Some(summary))
     }

@@ -139,7 +139,7 @@ async fn show(arguments: ViewArguments, view: StatusView) -> Result<CommandExit,
 fn takes_orders(process: &ReceivedHeartbeat) -> bool {
     match process.heartbeat.role {
         ProcessRole::Worker | ProcessRole::Critic => true,
-        ProcessRole::Supervisor => false,
+        ProcessRole::Supervisor | ProcessRole::Gateway => false,
     }
 }
 
@@ -191,6 +191,7 @@ fn process_table(processes: &[&ReceivedHeartbeat], now: Timestamp) -> Vec<String
         let slots = process_slots(heartbeat);
         let work = match heartbeat.role {
             ProcessRole::Supervisor => format!("{} lanes", heartbeat.busy),
+            ProcessRole::Gateway => String::new(),
             ProcessRole::Worker | ProcessRole::Critic => {
                 format!("{}/{}", slots.busy, slots.total)
             }

@@ -563,6 +563,8 @@ mod tests {
             waiting_for: None,
             log_damage: None,
             labels: Default::default(),
+            spend: None,
+            archived_span: None,
         };
         let line = format_run_change(&RunChange::Started(summary.clone()));
         assert!(line.contains(" run r-1 submitted: find [31mxxx") && line.len() < 130, "{line}");

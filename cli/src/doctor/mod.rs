@@ -5,7 +5,6 @@
 
 mod credentials;
 
-use std::fmt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
@@ -15,12 +14,14 @@ use jiff::Timestamp;
 use millrace_agent::model::{ModelFactory, open_model};
 use millrace_agent::session::ModelPreferences;
 use millrace_models::provider::default_model_selection;
+use millrace_runtime::Bus;
 use millrace_runtime::Fault;
 use millrace_runtime::nats::connection::{ConnectionSettings, Credentials, without_passwords};
 use millrace_runtime::nats::tls_error;
+use millrace_runtime::ops::cluster_status::ClusterStatus;
+use millrace_runtime::store::rate_limits::read_rate_limit_statuses;
+use millrace_views::{CheckResult, CheckStatus, ClusterChecks};
 use rustix::process::{Resource, getrlimit};
-use schemars::JsonSchema;
-use serde::Serialize;
 
 use crate::json::{DoctorJson, print_json};
 use crate::prices;
@@ -66,55 +67,6 @@ pub struct DoctorArguments {
     json: bool,
 }
 
-/// The result of a check.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, JsonSchema)]
-#[serde(rename_all = "snake_case")]
-enum CheckStatus {
-    /// No problem found.
-    Ok,
-    /// A run can start, but there may be a problem.
-    Warn,
-    /// A run can't start.
-    Missing,
-}
-
-impl fmt::Display for CheckStatus {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            Self::Ok => "ok",
-            Self::Warn => "warn",
-            Self::Missing => "missing",
-        })
-    }
-}
-
-/// The result of one check.
-#[derive(Debug, Serialize, JsonSchema)]
-pub struct CheckResult {
-    /// The subject of the check.
-    name: &'static str,
-    status: CheckStatus,
-    /// The finding.
-    found: String,
-    /// Suggested fix, if there is a problem.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    advice: Option<String>,
-}
-
-impl CheckResult {
-    fn new_ok(name: &'static str, found: impl Into<String>) -> Self {
-        Self { name, status: CheckStatus::Ok, found: found.into(), advice: None }
-    }
-
-    fn new_warning(name: &'static str, found: impl Into<String>, advice: impl Into<String>) -> Self {
-        Self { name, status: CheckStatus::Warn, found: found.into(), advice: Some(advice.into()) }
-    }
-
-    fn new_missing(name: &'static str, found: impl Into<String>, advice: impl Into<String>) -> Self {
-        Self { name, status: CheckStatus::Missing, found: found.into(), advice: Some(advice.into()) }
-    }
-}
-
 /// Runs and prints the checks. Exit code 0 if a run can start, otherwise 4.
 pub async fn run_command(arguments: DoctorArguments) -> anyhow::Result<ExitCode> {
     let checks = check_environment(&arguments).await;
@@ -143,7 +95,12 @@ async fn check_environment(arguments: &DoctorArguments) -> Vec<CheckResult> {
         let is_half = set("MILLRACE_NATS_CERT") != set("MILLRACE_NATS_KEY");
         checks.push(credentials::check_identity(&connection.credentials));
         checks.push(credentials::check_certificates(&connection.tls, is_half, Timestamp::now()));
-        checks.push(check_cluster_connection(&connection).await);
+        let cluster = check_cluster_connection(&connection).await;
+        let is_reachable = cluster.status == CheckStatus::Ok;
+        checks.push(cluster);
+        if is_reachable {
+            checks.extend(check_cluster(&connection).await);
+        }
     } else {
         let environment = SearchEnvironment::from_process();
         let python = nats_server::find_python(&environment.path);
@@ -328,6 +285,29 @@ async fn check_cluster_connection(connection: &ConnectionSettings) -> CheckResul
             format!("{shown}: no answer within {} s", CONNECT_LIMIT.as_secs()),
             "check the address, and that no firewall drops connections",
         ),
+    }
+}
+
+/// Checks the processes, lanes, queues and storage of a cluster.
+async fn check_cluster(connection: &ConnectionSettings) -> Vec<CheckResult> {
+    let reading = async {
+        let bus = Bus::join_existing_cluster(connection, "millrace-doctor", CONNECT_LIMIT).await?;
+        let status = ClusterStatus::read(&bus).await?;
+        let limits = read_rate_limit_statuses(&bus).await?;
+        Ok::<_, Fault>(ClusterChecks::new(&status, &limits, Timestamp::now()).checks)
+    };
+    match tokio::time::timeout(CONNECT_LIMIT, reading).await {
+        Ok(Ok(checks)) => checks,
+        Ok(Err(fault)) => vec![CheckResult::new_warning(
+            "cluster",
+            fault.to_string(),
+            "start a supervisor, which creates the cluster: `millrace supervisor --nats URL`",
+        )],
+        Err(_) => vec![CheckResult::new_warning(
+            "cluster",
+            format!("its state could not be read within {} s", CONNECT_LIMIT.as_secs()),
+            "check the load of the server",
+        )],
     }
 }
 

@@ -13,5 +13,5 @@ pub struct DoctorJson<'a> {
     /// `true` if a run can start.
     pub usable: bool,
     /// The checks.
-    pub checks: &'a [crate::doctor::CheckResult],
+    pub checks: &'a [millrace_views::CheckResult],
 }

@@ -21,13 +21,19 @@ OUTPUT = ROOT / "src" / "millrace" / "types.py"
 # Names for schemas whose own names are no names of Python types.
 CLASS_NAMES = {
     "answer": "AnswerLine",
+    "cluster_checks": "ClusterChecks",
     "file": "FileLine",
     "limit": "LimitLine",
     "planner_transcript": "PlannerTranscript",
     "question": "QuestionLine",
     "result": "RunResult",
     "run": "RunLine",
+    "run_log": "RunLog",
+    "run_spend": "RunSpend",
+    "spend": "SpendReport",
     "task_transcript": "TaskTranscript",
+    "tasks": "TaskList",
+    "timeline": "Timeline",
 }
 # Names for the variants of wide schemas that an operation returns.
 NARROW_NAMES = {

@@ -116,7 +116,7 @@ def operations(client: Any, call: Callable[..., Any]) -> None:
         labels={"team": "search"},
     )
     call(client.submit, "o", documents=[("a", b"b")])
-    call(client.runs, "running", label=["team=search", "owner"], since="2h", until="1h", limit=5)
+    call(client.runs, "running", label=["team=search", "owner"], since="2h", until="1h", text="x", limit=5)
     call(client.questions, history=True)
     question = call(client.question, f"{RUN}/a/1/1")
     call(question.answer, edit={"a": 1}, scope="this_call_in_run")
@@ -135,16 +135,28 @@ def operations(client: Any, call: Callable[..., Any]) -> None:
     call(client.audit, 3)
     call(client.set_limit, "openai:gpt", requests=1, tokens=2)
     call(client.clear_limit, "openai:gpt")
+    call(client.checks)
+    call(client.check_plan, {"tasks": []}, run=RUN)
+    call(client.spend, "day", state="completed", label="team", since="30d", until="1d")
+    call(run.tasks, "running", at=3)
+    call(run.task, "a", at=3)
+    call(run.log, after=1, at=3, limit=5)
+    call(run.timeline, "a", at=3)
+    call(run.journal, "a", planner=True, attempt=1, after=1, at=3, limit=5, full=True)
+    call(run.spend)
+    call(run.source, "S1", first=1, last=2)
+    call(run.source, "S1", task="a", first=1, last=2)
     call(run.get, at=3)
     call(run.wait, 5)
     call(run.result)
     for format in ["markdown", "html", "json"]:
         call(run.report, format)
-    call(run.files, "notes")
+    call(run.files, "notes", at=3)
     call(run.file, "notes/a b.md", version=2)
+    call(run.file, "notes/a b.md", at=3)
     call(run.file_versions, "notes/a b.md")
-    call(run.transcript, "a", attempt=1)
-    call(run.planner_transcript, turn=1)
+    call(run.transcript, "a", attempt=1, at=3)
+    call(run.planner_transcript, turn=1, at=3)
     call(run.trace, content=True, split="2h")
     call(run.questions, history=True)
     call(lambda: run.events("live", types=["step"], task="a", after="1.0"))
@@ -169,8 +181,20 @@ def reply_to(request: httpx.Request) -> httpx.Response:
     if request.url.path.endswith("/events"):
         headers = {"content-type": "text/event-stream"}
         return httpx.Response(200, headers=headers, text='event: end\ndata: {"type": "end"}\n\n')
-    lists = ["runs", "questions", "outcomes", "workers", "capabilities", "limits", "files", "tokens"]
-    body = {"run": RUN, "sequence": 1, "id": f"{RUN}/a/1/1", "next": "", "token": "mrt_x", **{name: [] for name in lists}}
+    lists = [
+        "runs",
+        "questions",
+        "outcomes",
+        "workers",
+        "capabilities",
+        "limits",
+        "files",
+        "decisions",
+        "entries",
+        "tokens",
+    ]
+    body = {"run": RUN, "sequence": 1, "id": f"{RUN}/a/1/1", "next": "", "token": "mrt_x", "tasks": [{}]}
+    body.update({name: [] for name in lists})
     return httpx.Response(200, json=body)
 
 

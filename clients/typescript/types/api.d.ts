@@ -4,6 +4,10 @@
 
 export type RunResult = RunData
 
+export type TaskList = Tasks
+
+export type SpendReport = Spend
+
 export type SubmittedRun = Extract<WrittenCommandOutcome, { type: "run_submitted" }>
 
 export type AppliedCommand = Extract<WrittenCommandOutcome, { type: "command_applied" }>
@@ -1678,8 +1682,8 @@ export type StreamNotice = {
   resumable: boolean
 } | {
   type: "lagged"
-  /** The run. */
-  run: RunId
+  /** The run; absent in a stream of many runs. */
+  run?: RunId | null
   /** The position of the last event that was sent before. */
   last: string
   /** The time that the stream waited for the client, in milliseconds. */
@@ -1704,12 +1708,16 @@ export type StreamNotice = {
   restarted: boolean
 } | {
   type: "gateway_stopping"
-  /** The run. */
-  run: RunId
+  /** The run; absent in a stream of many runs. */
+  run?: RunId | null
+} | {
+  type: "stream_started"
+  /** The position. */
+  last: string
 } | {
   type: "error"
   /** The run. */
-  run: RunId
+  run?: RunId | null
   /** The reason. */
   message: string
 }
@@ -1831,388 +1839,56 @@ export type TraceDocument = {
   resourceSpans: unknown[]
 }
 
-/** Files, or versions of a file. */
-export type FileList = {
-  /** The files, or the versions of one, oldest first. */
-  files: FileLine[]
-}
-
-/** A version of a file of a run: a line of `millrace files --json`. */
-export type FileLine = {
-  /** Its path. */
-  path: string
-  /** Its size in bytes. */
-  bytes: number
-  /** Its version, from 1. */
-  version: number
-  /** Its author. */
-  author: string
-  /** When it was written. */
-  at: Time
-  /** `true` if this version deletes the file. */
-  deleted: boolean
-  /** Its content, if one file was asked for and it is text. */
-  text?: string | null
-  type: "file"
-}
-
-/**
- * A question of a run: a line of `millrace inbox --json`, and of `millrace watch --json` when it is opened and when it is
- * closed.
- */
-export type QuestionLine = {
-  /** The id, as `millrace answer` accepts it. */
-  id: string
+/** A part of the log of a run. */
+export type RunLog = {
   /** The run. */
   run: RunId
-  /** The task; `null` for a question about the plan. */
-  task: TaskId | null
-  /** The attempt; `null` for a question about the plan. */
-  attempt: number | null
-  /** The number of the wait in the attempt, or of the question about the plan, from 1. */
-  number: number
-  /** The round, from 1; it grows when an expired question is renewed. */
-  round: number
-  /** The state. */
-  status: QuestionStatus
-  /** The start of its round. */
-  asked_at: Time
-  /** When it expires; `null` if it does not, or is closed. */
-  expires_at: Time | null
-  /** The kind. */
-  kind: QuestionKindJson
-  /** The text for the person. */
-  text: string
-  /** The tool whose call needs an approval; `null` for an input. */
-  tool: string | null
-  /** The arguments of the call, as JSON text if they are cut; `null` for an input. */
-  arguments: unknown
-  /** The proposed answers to an input. */
-  options: string[]
-  /** The result to judge, in a sentence; `null` for other kinds. */
-  result: string | null
-  /** The criteria for the judgement of a result. */
-  criteria: string[]
-  /** The verdict of the critic on that result; `null` if there is none. */
-  critic: string | null
-  /** The JSON Schema of edited arguments, or of the answer; `null` if there is none. */
-  schema: unknown
-  /** The kinds of answers that are allowed. */
-  decisions: AnswerKind[]
-  /** The digest that an answer must name. */
-  digest: string
-  /** The person or role that should answer; empty is anyone. */
-  to: string
-  /** The seconds that a round of the question may take; `null` if it does not expire. */
-  expires_s: number | null
-  /** The consequence of an expired question; `null` if it does not expire. */
-  on_expiry: ExpiryAction | null
-  /** The person or role that gets an expired question; empty if nobody does. */
-  escalate_to: string
-  /** The person whose answer counts; `null` as long as there is none. */
-  by: string | null
-  /** When it was decided on; `null` while it is open, and if it was withdrawn. */
-  decided_at: Time | null
-  /** The time from its round to its decision. */
-  time_to_decide_ms: number | null
-  /** The answer; `null` as long as there is none. */
-  answer: PersonAnswerJson | null
-  /** The reason why it was withdrawn; `null` if it was not. */
-  withdrawn: string | null
-  type: "question"
+  /** The decisions, oldest first. */
+  decisions: LoggedDecision[]
+  /** The `after` of the next part; `null` if there are no more decisions so far. */
+  next: number | null
+  type: "run_log"
 }
 
-/** Questions. */
-export type QuestionList = {
-  /** The questions; those of a run oldest first. */
-  questions: QuestionLine[]
+/** A decision with the messages that it answers. */
+export type LoggedDecision = {
+  /** The decision. */
+  decision: Decision
+  /** The messages that it answers, in the order of the answers. */
+  messages: MessageLine[]
 }
 
-/** The outcome of an answer: a line of `millrace answer --json`. */
-export type AnswerLine = {
-  /** The question: its full id, or the argument if there is no such question. */
-  id: string
-  /** The outcome. */
-  outcome: OutcomeKind
-  /** The person whose answer counts; `null` if there is none. */
-  by: string | null
-  /** When that answer was decided on. */
-  at: Time | null
-  /** That answer. */
-  answer: PersonAnswerJson | null
-  /** The outcome, for a person. */
-  message: string
-  /** The open questions that the name fits, if there are several. */
-  candidates?: string[]
-  type: "answer"
-}
-
-/** The outcome of an answer. */
-export type OutcomeKind = "answered" | "already" | "expired" | "withdrawn" | "unknown" | "ambiguous" | "refused" | "sent"
-
-/** The outcomes of a batch. */
-export type AnswerList = {
-  /** The outcomes, in the order of the answers. */
-  outcomes: AnswerLine[]
-}
-
-/** The state of a cluster. */
-export type ClusterJson = {
-  type: "status"
-  /** When it was read. */
-  at: Time
-  /** The settings. */
-  cluster: ClusterSettingsJson
-  /** The processes. */
-  processes: ProcessJson[]
-  /** The capabilities. */
-  capabilities: CapabilityJson[]
-  /** The lanes of the log. */
-  lanes: LaneJson[]
-  /** The number of runs, by state. */
-  runs: Record<string, number>
-  /** The storage of the account. */
-  storage: StorageJson
-} | {
-  type: "workers"
-  /** The workers and critics. */
-  workers: ProcessJson[]
-} | {
-  type: "capabilities"
-  /** The capabilities. */
-  capabilities: CapabilityJson[]
-}
-
-/** The settings of a cluster. */
-export type ClusterSettingsJson = {
-  /** The number of lanes of the log. */
-  lanes: number
-  /** The number of replicas of each stream. */
-  replicas: number
-  /** The lease of a supervisor on its lanes in milliseconds. */
-  lane_lease_ms: number
-  /** The lease of a worker on its work in milliseconds. */
-  work_lease_ms: number
-}
-
-/** A process. */
-export type ProcessJson = {
-  /** Its id. */
-  id: WorkerId
-  /** Its role. */
-  role: ProcessRole
-  /** Its host. */
-  host: string
-  /** Its process id on that host. */
-  pid: number
-  /** Its version. */
-  version: string
-  /** When it started. */
-  started_at: Time
-  /** Its last heartbeat. */
-  last_heartbeat_at: Time
-  /** The age of its last heartbeat in milliseconds. */
-  heartbeat_age_ms: number
-  /** Its slots. */
-  slots: SlotsJson
-  /** Its capabilities. */
-  capabilities: ProcessCapabilityJson[]
-  /** Of a supervisor: the lanes that it owns. */
-  lanes: number[]
-  /** The last warning or error in its log. */
-  last_problem: ProblemJson | null
-}
-
-/** The roles a process can have. */
-export type ProcessRole = "supervisor" | "worker" | "critic"
-
-/** The slots of a process or a capability. */
-export type SlotsJson = {
-  /** The slots with work in flight. */
-  busy: number
-  /** All slots. */
-  total: number
-}
-
-/** A capability of a process. */
-export type ProcessCapabilityJson = {
-  /** Its name. */
-  name: Capability
-  /** The slots that the process has for it. */
-  slots: SlotsJson
-}
-
-/** A warning or an error in a log. */
-export type ProblemJson = {
-  /** When it was logged. */
-  at: Time
-  /** `warn` or `error`. */
-  level: string
-  /** The line. */
-  message: string
-}
-
-/** A capability. */
-export type CapabilityJson = {
-  /** Its name. */
-  name: Capability
-  /** Its description; `null` if it is not announced. */
-  description: string | null
-  /** The number of processes that provide it. */
-  workers: number
-  /** Their slots. */
-  slots: SlotsJson
-  /** Its queue; `null` if it has none yet. */
-  queue: QueueJson | null
-}
-
-/** The queue of a capability. */
-export type QueueJson = {
-  /** The orders that wait for a worker. */
-  pending: number
-  /** The orders in progress. */
-  in_progress: number
-  /** The orders in progress that were delivered more than once. */
-  redelivered: number
-  /** When the oldest order was published. */
-  oldest_order_at: Time | null
-  /** The age of the oldest order in milliseconds. */
-  oldest_order_age_ms: number | null
-}
-
-/** A lane of the log. */
-export type LaneJson = {
-  /** The lane. */
-  lane: number
-  /** The supervisor that owns it. */
-  owner: WorkerId | null
-  /** The messages that its owner has not read yet. */
-  lag_messages: number | null
-  /** The messages in it. */
-  messages: number
-  /** The live runs in it. */
-  live_runs: number | null
-}
-
-/** The storage of the account. */
-export type StorageJson = {
-  /** The bytes in use, all replicas together. */
-  used_bytes: number
-  /** The limit; `null` if there is none. */
-  limit_bytes: number | null
-}
-
-/** Rate limits. */
-export type LimitList = {
-  /** The limits with their use in the last minute. */
-  limits: LimitLine[]
-}
-
-/** A rate limit and its use: a line of `millrace limits --json`. */
-export type LimitLine = {
-  /** The model or provider. */
-  name: string
-  /** Requests per minute. */
-  requests: LimitUseJson
-  /** Tokens per minute. */
-  tokens: LimitUseJson
-  /** The end of the pause that the provider asked for. */
-  paused_until: Time | null
-  type: "limit"
-}
-
-/** The use of a limit in the last minute. */
-export type LimitUseJson = {
-  /** The limit; `null` is unlimited. */
-  limit: number | null
-  /** The use in the last minute. */
-  used: number
-  /** The remainder; `null` is unlimited. */
-  left: number | null
-}
-
-/** The outcome of a command other than the objects it lists. */
-export type CommandOutcome = {
-  type: "run_submitted"
+/** A decision of a run: a line of `millrace replay --log --json`. */
+export type Decision = {
   /** The run. */
   run: RunId
-} | {
-  type: "command_applied"
-  /** The run. */
-  run: RunId
-  /** The changes, for a person. */
-  summary: string
-  /** The events. */
+  /** The sequence of the decision in the lane. */
+  sequence: number
+  /** The time of the decision. */
+  at: Time
+  /** The supervisor. */
+  by: WorkerId
+  /** The answered inputs, in order. */
+  answers: AnswerJson[]
+  /** The events, those of one answer after those of the one before. */
   events: EventJson[]
-} | {
-  type: "cluster_started"
-  /** The address of its NATS server. */
-  url: string
-  /** Its data folder. */
-  data: string
-  /** The process that keeps it. */
-  pid: number
-} | {
-  type: "cluster_stopped"
-  /** Its data folder. */
-  data: string
-  /** `false` if none was running. */
-  was_running: boolean
-} | {
-  type: "limit_set"
-  /** The model or provider. */
-  name: string
-  /** Requests per minute; `null` is unlimited. */
-  requests: number | null
-  /** Tokens per minute; `null` is unlimited. */
-  tokens: number | null
-} | {
-  type: "limit_cleared"
-  /** The model or provider. */
-  name: string
-} | {
-  type: "token_created"
-  /** Its id. */
-  id: TokenId
-  /** The name of its holder. */
-  name: string
-  /** The operations that it allows. */
-  scopes: ScopeSet
-  /** When it expires. */
-  expires_at?: Time | null
-  /** The token. It can't be read again. */
-  token: string
-} | {
-  type: "token_revoked"
-  /** Its id. */
-  id: TokenId
-  /** The name of its holder. */
-  name: string
-} | {
-  type: "files_written"
-  /** The file or folder. */
-  path: string
-  /** The number of files. */
-  files: number
-  /** Their size in bytes. */
-  bytes: number
-} | {
-  type: "memory_removed"
-  /** Its path. */
-  path: string
-  /** The version of the removal. */
-  version: number
-} | {
-  type: "nats_config_written"
-  /** The folder. */
-  folder: string
-  /** The changes of its files, in order. */
-  changes: FileChangeJson[]
-  /** Notes for a person. */
-  notes: string[]
-  /** The next steps, for a person. */
-  next: string[]
+  type: "decision"
 }
+
+/** The answer to an input. */
+export type AnswerJson = {
+  /** The input. */
+  cause: CauseJson
+  /** The sequence, in the lane, of the message that was answered. */
+  message?: number | null
+  /** The number of its events. */
+  events: number
+  /** The reason why it was refused. */
+  refusal?: string | null
+}
+
+/** The kind of an input. */
+export type CauseJson = "message" | "clock" | "registry" | "rules"
 
 /** An event. `type` is its name. */
 export type EventJson = {
@@ -2633,6 +2309,652 @@ export type EventJson = {
   wait: ProviderWaitJson
 }
 
+/** A message that a decision answers. */
+export type MessageLine = {
+  /** Its sequence in the lane. */
+  sequence: number
+  /** When the server stored it. */
+  at: Time
+  /** Its kind. */
+  kind: MessageKind
+  /** The user or the process that appended it, if it names one. */
+  by?: string | null
+  /** The task. */
+  task?: TaskId | null
+  /** The turn of the planner. */
+  planner_turn?: number | null
+  /** The attempt at the task or the turn. */
+  attempt?: number | null
+  /** Its content in a line, for a person. */
+  description: string
+}
+
+/** The kinds of messages that decisions answer. */
+export type MessageKind = "submission" | "command" | "answer" | "task_journal" | "review_journal" | "planner_journal"
+
+/** The timeline of a run. */
+export type Timeline = {
+  /** The run. */
+  run: RunId
+  /** When it started. */
+  started_at: Time | null
+  /** When it ended; `null` until then. */
+  ended_at: Time | null
+  /** The sequence of the last message that is included. */
+  sequence: number
+  /** The attempts at tasks, in the order of their first segments. */
+  attempts: AttemptTimeline[]
+  /** The turns of the planner. */
+  turns: TurnTimeline[]
+  type: "timeline"
+}
+
+/** The segments of an attempt at a task. */
+export type AttemptTimeline = {
+  /** The task. */
+  task: TaskId
+  /** The attempt, from 1. */
+  attempt: number
+  /** What it did, in the order of the starts. */
+  segments: Segment[]
+}
+
+/** A span of time in which an attempt did one thing. */
+export type Segment = {
+  /** What it did. */
+  kind: SegmentKind
+  /** The start. */
+  start: Time
+  /** The end; `null` if it has not ended. */
+  end: Time | null
+  /** The model, the tool, or the name of the step. */
+  name?: string | null
+  /** The turn of the agent, from 0. */
+  turn?: number | null
+  /** The worker, the critic or the planner. */
+  worker?: string | null
+  /** `true` if a tool call failed. */
+  failed?: boolean
+  /** `true` if a critic did it. */
+  review?: boolean
+  /** The sequence of the entry with the result. */
+  sequence?: number | null
+}
+
+/** The kinds of segments. */
+export type SegmentKind = "queued" | "running" | "parked" | "review" | "backoff" | "model" | "tool" | "step"
+
+/** The segments of a turn of the planner. */
+export type TurnTimeline = {
+  /** The turn, from 1. */
+  turn: number
+  /** The attempt at it, from 1. */
+  attempt: number
+  /** What it did, in the order of the starts. */
+  segments: Segment[]
+}
+
+/** A part of the journals of a run. */
+export type JournalPage = {
+  /** The entries, oldest first. */
+  entries: EntryLine[]
+  /** The `after` of the next part; `null` if there are no more entries so far. */
+  next: number | null
+}
+
+/** The tasks of a run. */
+export type Tasks = {
+  /** The run. */
+  run: RunId
+  /** The sequence of the last decision; 0 before the first. */
+  sequence: number
+  /** The number of tasks, by state. */
+  task_counts: TaskCounts
+  /** The tasks, with all attempts. */
+  tasks: TaskJson[]
+  type: "tasks"
+}
+
+/** The usage of a run. */
+export type RunSpend = {
+  /** The run. */
+  run: RunId
+  /** The usage by role, capability and model. */
+  spend: UsageBreakdown
+  /** The usage by task. */
+  tasks: TaskSpend[]
+  /** The total after each decision that changed it; of a long run, a selection. */
+  series: SpendPoint[]
+  type: "run_spend"
+}
+
+/** The usage of a task. */
+export type TaskSpend = {
+  /** The task. */
+  task: TaskId
+  /** Its capability. */
+  capability: Capability
+  /** The number of its attempts. */
+  attempts: number
+  /** Its usage, reviews included; without that of the tasks that it delegated. */
+  usage: Usage
+}
+
+/** The usage of a run up to a decision. */
+export type SpendPoint = {
+  /** The sequence of the decision. */
+  sequence: number
+  /** The time of the decision. */
+  at: Time
+  /** The usage so far. */
+  usage: Usage
+}
+
+/** The usage of many runs. */
+export type Spend = {
+  /** The number of runs. */
+  runs: number
+  /** Their usage. */
+  usage: Usage
+  /** The usage by group, the most expensive first; days in their order. */
+  groups: SpendLine[]
+  /** The number of runs whose usage is in no group, because an earlier release wrote their summaries. */
+  ungrouped_runs?: number
+  type: "spend"
+}
+
+/** The usage of a group. */
+export type SpendLine = {
+  /** The name of the group. */
+  name: string
+  /** The number of runs in it. */
+  runs: number
+  /** Their usage. */
+  usage: Usage
+}
+
+/** The text of a source. */
+export type SourceText = {
+  type: "source_text"
+  /** The source. */
+  source: Source
+  /** The passages of it that the result quotes. */
+  quotations: Quotation[]
+  /** The number of its lines. */
+  line_count: number
+  /** The number of the first line in `lines`, from 1. */
+  first_line: number
+  /** The lines, without their ends. */
+  lines: string[]
+  /** The page, slide, sheet or section of these lines, in formats that have any. */
+  place: string | null
+}
+
+/** The result of a check. */
+export type PlanCheck = {
+  type: "plan_check"
+  /** `true` if a run with this plan can be submitted. */
+  valid: boolean
+  /** The mistakes, in the order of their places. Warnings do not keep the plan from being submitted. */
+  mistakes: PlanMistake[]
+  /** The objective of the plan, if it has one. */
+  objective: string | null
+  /** The tasks, if the plan is valid. */
+  tasks: CheckedTask[]
+}
+
+/** A mistake in a plan. */
+export type PlanMistake = {
+  /** The severity. */
+  severity: MistakeSeverity
+  /** The line, from 1. */
+  line: number
+  /** The column in characters, from 1. */
+  column: number
+  /** The mistake, and what is expected. */
+  message: string
+}
+
+/** The severity of a mistake. */
+export type MistakeSeverity = "error" | "warning"
+
+/** A task of a valid plan. */
+export type CheckedTask = {
+  /** Its id. */
+  id: string
+  /** Its objective. */
+  objective: string
+  /** Its capability. */
+  capability: string
+  /** The tasks that it depends on. */
+  depends_on: string[]
+  /** `true` if its result is the deliverable. */
+  final: boolean
+}
+
+/** Files, or versions of a file. */
+export type FileList = {
+  /** The files, or the versions of one, oldest first. */
+  files: FileLine[]
+}
+
+/** A version of a file of a run: a line of `millrace files --json`. */
+export type FileLine = {
+  /** Its path. */
+  path: string
+  /** Its size in bytes. */
+  bytes: number
+  /** Its version, from 1. */
+  version: number
+  /** Its author. */
+  author: string
+  /** When it was written. */
+  at: Time
+  /** `true` if this version deletes the file. */
+  deleted: boolean
+  /** Its content, if one file was asked for and it is text. */
+  text?: string | null
+  type: "file"
+}
+
+/**
+ * A question of a run: a line of `millrace inbox --json`, and of `millrace watch --json` when it is opened and when it is
+ * closed.
+ */
+export type QuestionLine = {
+  /** The id, as `millrace answer` accepts it. */
+  id: string
+  /** The run. */
+  run: RunId
+  /** The task; `null` for a question about the plan. */
+  task: TaskId | null
+  /** The attempt; `null` for a question about the plan. */
+  attempt: number | null
+  /** The number of the wait in the attempt, or of the question about the plan, from 1. */
+  number: number
+  /** The round, from 1; it grows when an expired question is renewed. */
+  round: number
+  /** The state. */
+  status: QuestionStatus
+  /** The start of its round. */
+  asked_at: Time
+  /** When it expires; `null` if it does not, or is closed. */
+  expires_at: Time | null
+  /** The kind. */
+  kind: QuestionKindJson
+  /** The text for the person. */
+  text: string
+  /** The tool whose call needs an approval; `null` for an input. */
+  tool: string | null
+  /** The arguments of the call, as JSON text if they are cut; `null` for an input. */
+  arguments: unknown
+  /** The proposed answers to an input. */
+  options: string[]
+  /** The result to judge, in a sentence; `null` for other kinds. */
+  result: string | null
+  /** The criteria for the judgement of a result. */
+  criteria: string[]
+  /** The verdict of the critic on that result; `null` if there is none. */
+  critic: string | null
+  /** The JSON Schema of edited arguments, or of the answer; `null` if there is none. */
+  schema: unknown
+  /** The kinds of answers that are allowed. */
+  decisions: AnswerKind[]
+  /** The digest that an answer must name. */
+  digest: string
+  /** The person or role that should answer; empty is anyone. */
+  to: string
+  /** The seconds that a round of the question may take; `null` if it does not expire. */
+  expires_s: number | null
+  /** The consequence of an expired question; `null` if it does not expire. */
+  on_expiry: ExpiryAction | null
+  /** The person or role that gets an expired question; empty if nobody does. */
+  escalate_to: string
+  /** The person whose answer counts; `null` as long as there is none. */
+  by: string | null
+  /** When it was decided on; `null` while it is open, and if it was withdrawn. */
+  decided_at: Time | null
+  /** The time from its round to its decision. */
+  time_to_decide_ms: number | null
+  /** The answer; `null` as long as there is none. */
+  answer: PersonAnswerJson | null
+  /** The reason why it was withdrawn; `null` if it was not. */
+  withdrawn: string | null
+  type: "question"
+}
+
+/** Questions. */
+export type QuestionList = {
+  /** The questions; those of a run oldest first. */
+  questions: QuestionLine[]
+}
+
+/** The outcome of an answer: a line of `millrace answer --json`. */
+export type AnswerLine = {
+  /** The question: its full id, or the argument if there is no such question. */
+  id: string
+  /** The outcome. */
+  outcome: OutcomeKind
+  /** The person whose answer counts; `null` if there is none. */
+  by: string | null
+  /** When that answer was decided on. */
+  at: Time | null
+  /** That answer. */
+  answer: PersonAnswerJson | null
+  /** The outcome, for a person. */
+  message: string
+  /** The open questions that the name fits, if there are several. */
+  candidates?: string[]
+  type: "answer"
+}
+
+/** The outcome of an answer. */
+export type OutcomeKind = "answered" | "already" | "expired" | "withdrawn" | "unknown" | "ambiguous" | "refused" | "sent"
+
+/** The outcomes of a batch. */
+export type AnswerList = {
+  /** The outcomes, in the order of the answers. */
+  outcomes: AnswerLine[]
+}
+
+/** The state of a cluster. */
+export type ClusterJson = {
+  type: "status"
+  /** When it was read. */
+  at: Time
+  /** The settings. */
+  cluster: ClusterSettingsJson
+  /** The processes. */
+  processes: ProcessJson[]
+  /** The capabilities. */
+  capabilities: CapabilityJson[]
+  /** The lanes of the log. */
+  lanes: LaneJson[]
+  /** The number of runs, by state. */
+  runs: Record<string, number>
+  /** The storage of the account. */
+  storage: StorageJson
+} | {
+  type: "workers"
+  /** The workers and critics. */
+  workers: ProcessJson[]
+} | {
+  type: "capabilities"
+  /** The capabilities. */
+  capabilities: CapabilityJson[]
+}
+
+/** The settings of a cluster. */
+export type ClusterSettingsJson = {
+  /** The number of lanes of the log. */
+  lanes: number
+  /** The number of replicas of each stream. */
+  replicas: number
+  /** The lease of a supervisor on its lanes in milliseconds. */
+  lane_lease_ms: number
+  /** The lease of a worker on its work in milliseconds. */
+  work_lease_ms: number
+}
+
+/** A process. */
+export type ProcessJson = {
+  /** Its id. */
+  id: WorkerId
+  /** Its role. */
+  role: ProcessRole
+  /** Its host. */
+  host: string
+  /** Its process id on that host. */
+  pid: number
+  /** Its version. */
+  version: string
+  /** When it started. */
+  started_at: Time
+  /** Its last heartbeat. */
+  last_heartbeat_at: Time
+  /** The age of its last heartbeat in milliseconds. */
+  heartbeat_age_ms: number
+  /** Its slots. */
+  slots: SlotsJson
+  /** Its capabilities. */
+  capabilities: ProcessCapabilityJson[]
+  /** Of a supervisor: the lanes that it owns. */
+  lanes: number[]
+  /** The last warning or error in its log. */
+  last_problem: ProblemJson | null
+}
+
+/** The roles a process can have. */
+export type ProcessRole = "supervisor" | "worker" | "critic" | "gateway"
+
+/** The slots of a process or a capability. */
+export type SlotsJson = {
+  /** The slots with work in flight. */
+  busy: number
+  /** All slots. */
+  total: number
+}
+
+/** A capability of a process. */
+export type ProcessCapabilityJson = {
+  /** Its name. */
+  name: Capability
+  /** The slots that the process has for it. */
+  slots: SlotsJson
+}
+
+/** A warning or an error in a log. */
+export type ProblemJson = {
+  /** When it was logged. */
+  at: Time
+  /** `warn` or `error`. */
+  level: string
+  /** The line. */
+  message: string
+}
+
+/** A capability. */
+export type CapabilityJson = {
+  /** Its name. */
+  name: Capability
+  /** Its description; `null` if it is not announced. */
+  description: string | null
+  /** The number of processes that provide it. */
+  workers: number
+  /** Their slots. */
+  slots: SlotsJson
+  /** Its queue; `null` if it has none yet. */
+  queue: QueueJson | null
+  /** What it accepts and returns; in the list of capabilities only. */
+  interface?: CapabilityInterface | null
+}
+
+/** The queue of a capability. */
+export type QueueJson = {
+  /** The orders that wait for a worker. */
+  pending: number
+  /** The orders in progress. */
+  in_progress: number
+  /** The orders in progress that were delivered more than once. */
+  redelivered: number
+  /** When the oldest order was published. */
+  oldest_order_at: Time | null
+  /** The age of the oldest order in milliseconds. */
+  oldest_order_age_ms: number | null
+}
+
+/** What a capability accepts and returns. */
+export type CapabilityInterface = {
+  /** The JSON Schema of a task's parameters; `null` accepts any. */
+  parameters: unknown
+  /** The JSON Schema of `data` in its results; `null` declares none. */
+  output: unknown
+  /** The criteria that critics check for every result of it. */
+  criteria: string[]
+  /** The review of its results, if the task declares none. */
+  review: Review
+  /** Its version. */
+  version?: CapabilityVersion | null
+}
+
+/** A lane of the log. */
+export type LaneJson = {
+  /** The lane. */
+  lane: number
+  /** The supervisor that owns it. */
+  owner: WorkerId | null
+  /** The messages that its owner has not read yet. */
+  lag_messages: number | null
+  /** The messages in it. */
+  messages: number
+  /** The live runs in it. */
+  live_runs: number | null
+}
+
+/** The storage of the account. */
+export type StorageJson = {
+  /** The bytes in use, all replicas together. */
+  used_bytes: number
+  /** The limit; `null` if there is none. */
+  limit_bytes: number | null
+}
+
+/** The checks of a cluster. */
+export type ClusterChecks = {
+  /** `true` if runs make progress. */
+  usable: boolean
+  /** The checks; several may have one name. */
+  checks: CheckResult[]
+  type: "cluster_checks"
+}
+
+/** The result of one check. */
+export type CheckResult = {
+  /** The subject of the check. */
+  name: string
+  /** The result. */
+  status: CheckStatus
+  /** The finding. */
+  found: string
+  /** Suggested fix, if there is a problem. */
+  advice?: string | null
+}
+
+/** The result of a check. */
+export type CheckStatus = "ok" | "warn" | "missing"
+
+/** Rate limits. */
+export type LimitList = {
+  /** The limits with their use in the last minute. */
+  limits: LimitLine[]
+}
+
+/** A rate limit and its use: a line of `millrace limits --json`. */
+export type LimitLine = {
+  /** The model or provider. */
+  name: string
+  /** Requests per minute. */
+  requests: LimitUseJson
+  /** Tokens per minute. */
+  tokens: LimitUseJson
+  /** The end of the pause that the provider asked for. */
+  paused_until: Time | null
+  type: "limit"
+}
+
+/** The use of a limit in the last minute. */
+export type LimitUseJson = {
+  /** The limit; `null` is unlimited. */
+  limit: number | null
+  /** The use in the last minute. */
+  used: number
+  /** The remainder; `null` is unlimited. */
+  left: number | null
+}
+
+/** The outcome of a command other than the objects it lists. */
+export type CommandOutcome = {
+  type: "run_submitted"
+  /** The run. */
+  run: RunId
+} | {
+  type: "command_applied"
+  /** The run. */
+  run: RunId
+  /** The changes, for a person. */
+  summary: string
+  /** The events. */
+  events: EventJson[]
+} | {
+  type: "cluster_started"
+  /** The address of its NATS server. */
+  url: string
+  /** Its data folder. */
+  data: string
+  /** The process that keeps it. */
+  pid: number
+} | {
+  type: "cluster_stopped"
+  /** Its data folder. */
+  data: string
+  /** `false` if none was running. */
+  was_running: boolean
+} | {
+  type: "limit_set"
+  /** The model or provider. */
+  name: string
+  /** Requests per minute; `null` is unlimited. */
+  requests: number | null
+  /** Tokens per minute; `null` is unlimited. */
+  tokens: number | null
+} | {
+  type: "limit_cleared"
+  /** The model or provider. */
+  name: string
+} | {
+  type: "token_created"
+  /** Its id. */
+  id: TokenId
+  /** The name of its holder. */
+  name: string
+  /** The operations that it allows. */
+  scopes: ScopeSet
+  /** When it expires. */
+  expires_at?: Time | null
+  /** The token. It can't be read again. */
+  token: string
+} | {
+  type: "token_revoked"
+  /** Its id. */
+  id: TokenId
+  /** The name of its holder. */
+  name: string
+} | {
+  type: "files_written"
+  /** The file or folder. */
+  path: string
+  /** The number of files. */
+  files: number
+  /** Their size in bytes. */
+  bytes: number
+} | {
+  type: "memory_removed"
+  /** Its path. */
+  path: string
+  /** The version of the removal. */
+  version: number
+} | {
+  type: "nats_config_written"
+  /** The folder. */
+  folder: string
+  /** The changes of its files, in order. */
+  changes: FileChangeJson[]
+  /** Notes for a person. */
+  notes: string[]
+  /** The next steps, for a person. */
+  next: string[]
+}
+
 /** The id of a token: 16 characters of base 32. It is not secret. */
 export type TokenId = string
 
@@ -2877,7 +3199,7 @@ export type Version = {
 /** An error of the API: problem details as in RFC 9457. */
 export type Problem = {
   /** The kind of the problem: `urn:millrace:problem:` and a name that never changes. */
-  type: "urn:millrace:problem:invalid-request" | "urn:millrace:problem:unknown-host" | "urn:millrace:problem:cross-origin" | "urn:millrace:problem:unauthenticated" | "urn:millrace:problem:scope-missing" | "urn:millrace:problem:unknown-path" | "urn:millrace:problem:method-not-allowed" | "urn:millrace:problem:not-acceptable" | "urn:millrace:problem:unsupported-media-type" | "urn:millrace:problem:body-too-large" | "urn:millrace:problem:request-timeout" | "urn:millrace:problem:run-not-found" | "urn:millrace:problem:task-not-found" | "urn:millrace:problem:question-not-found" | "urn:millrace:problem:file-not-found" | "urn:millrace:problem:blob-not-found" | "urn:millrace:problem:limit-not-found" | "urn:millrace:problem:token-not-found" | "urn:millrace:problem:too-many-tokens" | "urn:millrace:problem:no-deliverable" | "urn:millrace:problem:invalid-run" | "urn:millrace:problem:idempotency-key-reused" | "urn:millrace:problem:command-refused" | "urn:millrace:problem:answer-refused" | "urn:millrace:problem:question-closed" | "urn:millrace:problem:run-not-ended" | "urn:millrace:problem:log-damaged" | "urn:millrace:problem:cluster-unavailable" | "urn:millrace:problem:store-full" | "urn:millrace:problem:gateway-forbidden" | "urn:millrace:problem:unreadable-data"
+  type: "urn:millrace:problem:invalid-request" | "urn:millrace:problem:unknown-host" | "urn:millrace:problem:cross-origin" | "urn:millrace:problem:unauthenticated" | "urn:millrace:problem:scope-missing" | "urn:millrace:problem:unknown-path" | "urn:millrace:problem:method-not-allowed" | "urn:millrace:problem:not-acceptable" | "urn:millrace:problem:unsupported-media-type" | "urn:millrace:problem:body-too-large" | "urn:millrace:problem:request-timeout" | "urn:millrace:problem:run-not-found" | "urn:millrace:problem:task-not-found" | "urn:millrace:problem:question-not-found" | "urn:millrace:problem:file-not-found" | "urn:millrace:problem:blob-not-found" | "urn:millrace:problem:source-not-found" | "urn:millrace:problem:limit-not-found" | "urn:millrace:problem:token-not-found" | "urn:millrace:problem:too-many-tokens" | "urn:millrace:problem:no-deliverable" | "urn:millrace:problem:invalid-run" | "urn:millrace:problem:idempotency-key-reused" | "urn:millrace:problem:command-refused" | "urn:millrace:problem:answer-refused" | "urn:millrace:problem:question-closed" | "urn:millrace:problem:run-not-ended" | "urn:millrace:problem:log-damaged" | "urn:millrace:problem:cluster-unavailable" | "urn:millrace:problem:store-full" | "urn:millrace:problem:gateway-forbidden" | "urn:millrace:problem:unreadable-data"
   /** The kind in a sentence. */
   title: string
   /** The HTTP status. */
@@ -2930,6 +3252,14 @@ export type DocumentReference = {
   path: string
   /** The SHA-256 of its content in hexadecimal. */
   sha256: string
+}
+
+/** A plan to check. */
+export type PlanCheckBody = {
+  /** The plan as in a plan file: YAML or JSON in a string, whose lines the mistakes name; or an object. */
+  plan: unknown
+  /** The run to which the tasks of the plan would be added; they may depend on its tasks. */
+  run?: string | null
 }
 
 /** The body of a cancellation. */
@@ -3056,7 +3386,7 @@ export type LimitBody = {
 }
 
 /** The kinds of problems. */
-export type ProblemKind = "invalid-request" | "unknown-host" | "cross-origin" | "unauthenticated" | "scope-missing" | "unknown-path" | "method-not-allowed" | "not-acceptable" | "unsupported-media-type" | "body-too-large" | "request-timeout" | "run-not-found" | "task-not-found" | "question-not-found" | "file-not-found" | "blob-not-found" | "limit-not-found" | "token-not-found" | "too-many-tokens" | "no-deliverable" | "invalid-run" | "idempotency-key-reused" | "command-refused" | "answer-refused" | "question-closed" | "run-not-ended" | "log-damaged" | "cluster-unavailable" | "store-full" | "gateway-forbidden" | "unreadable-data"
+export type ProblemKind = "invalid-request" | "unknown-host" | "cross-origin" | "unauthenticated" | "scope-missing" | "unknown-path" | "method-not-allowed" | "not-acceptable" | "unsupported-media-type" | "body-too-large" | "request-timeout" | "run-not-found" | "task-not-found" | "question-not-found" | "file-not-found" | "blob-not-found" | "source-not-found" | "limit-not-found" | "token-not-found" | "too-many-tokens" | "no-deliverable" | "invalid-run" | "idempotency-key-reused" | "command-refused" | "answer-refused" | "question-closed" | "run-not-ended" | "log-damaged" | "cluster-unavailable" | "store-full" | "gateway-forbidden" | "unreadable-data"
 
 /** The operations: what each takes and returns. */
 export interface Operations {
@@ -3103,10 +3433,22 @@ export interface Operations {
     }
     response: AppliedCommand | AcceptedCommand
   }
+  /** Check the processes, lanes, queues, limits and storage of the cluster; each problem has advice. */
+  checkCluster: {
+    arguments: {}
+    response: ClusterChecks
+  }
   /** Check whether the cluster responds to this gateway. */
   checkHealth: {
     arguments: {}
     response: Health
+  }
+  /** Check a plan without submitting it: each mistake has its line and column. */
+  checkPlan: {
+    arguments: {
+      body?: PlanCheckBody
+    }
+    response: PlanCheck
   }
   /** Remove the rate limit of a model. */
   deleteLimit: {
@@ -3177,6 +3519,8 @@ export interface Operations {
       run: string
       /** Only files in this folder. */
       folder?: string
+      /** The files as of this sequence of the run's log. */
+      at?: number
     }
     response: FileList
   }
@@ -3205,12 +3549,25 @@ export interface Operations {
       since?: string
       /** Only runs that started before this time: a time, or a duration before now. */
       until?: string
+      /** Only runs whose id or objective contains this text, in any case. */
+      text?: string
       /** The number of runs, 50 by default and at most 1000. */
       limit?: number
       /** The `next` of the part before. */
       cursor?: string
     }
     response: RunList
+  }
+  /** List the tasks of a run with their attempts. */
+  listTasks: {
+    arguments: {
+      run: string
+      /** Only tasks in these states, separated by commas, such as `running,waiting`. */
+      state?: string
+      /** The tasks as of this sequence. */
+      at?: number
+    }
+    response: TaskList
   }
   /** List the tokens. Their secrets can't be read. */
   listTokens: {
@@ -3292,10 +3649,46 @@ export interface Operations {
       path: string
       /** This version of the file instead of the newest. */
       version?: number
+      /** The version of the file as of this sequence of the run's log. */
+      at?: number
       /** `true` lists the versions of the file instead. */
       versions?: boolean
     }
     response: Response
+  }
+  /** Read the entries of the journals of a run, part by part: model calls, tool results, notes, results and verdicts. */
+  readJournal: {
+    arguments: {
+      run: string
+      /** Only the journals of this task: of its attempts and of their reviews. */
+      task?: string
+      /** `true` selects the journals of the planner. */
+      planner?: boolean
+      /** Only this attempt at the task, or this turn of the planner. */
+      attempt?: number
+      /** Only entries after this sequence: the `next` of the part before. */
+      after?: number
+      /** Only entries up to this sequence. */
+      at?: number
+      /** The number of entries, 100 by default and at most 1000. */
+      limit?: number
+      /** `true` returns large values with their entries, instead of their names in the blob store. */
+      full?: boolean
+    }
+    response: JournalPage
+  }
+  /** Read the decisions of a run with the messages that they answer. */
+  readLog: {
+    arguments: {
+      run: string
+      /** Only decisions after this sequence: the `next` of the part before. */
+      after?: number
+      /** Only decisions up to this sequence. */
+      at?: number
+      /** The number of decisions, 100 by default and at most 1000. */
+      limit?: number
+    }
+    response: RunLog
   }
   /** Read what the planner of a run did. */
   readPlannerTranscript: {
@@ -3303,6 +3696,8 @@ export interface Operations {
       run: string
       /** Only this attempt at the task, or this turn of the planner. */
       attempt?: number
+      /** The transcript as of this sequence. */
+      at?: number
     }
     response: PlannerTranscript
   }
@@ -3336,10 +3731,68 @@ export interface Operations {
     }
     response: RunResult
   }
+  /** Read the usage of a run by role, capability, model and task, and over time. */
+  readRunSpend: {
+    arguments: {
+      run: string
+    }
+    response: RunSpend
+  }
+  /** Read the text of a source of the deliverable by line, as citations and quotations name it. */
+  readSource: {
+    arguments: {
+      run: string
+      source: string
+      /** The first line, from 1. */
+      first?: number
+      /** The last line; by default 400 lines are returned, and at most 5000. */
+      last?: number
+    }
+    response: SourceText
+  }
+  /** Read the usage of all runs by capability, model, label, day or state. */
+  readSpend: {
+    arguments: {
+      /** `capability` (default), `model`, `day` (of the start, in UTC), `state`, or `label:NAME`. */
+      group?: string
+      /** Only runs in these states, separated by commas. */
+      state?: string
+      /** Only runs with these labels, separated by commas: `NAME=VALUE`, or `NAME` for any value. */
+      label?: string
+      /** Only runs that started at this time or later: a time, or a duration before now such as `30d`. */
+      since?: string
+      /** Only runs that started before this time: a time, or a duration before now. */
+      until?: string
+    }
+    response: SpendReport
+  }
   /** Show the processes, capabilities, queues, lanes and runs of the cluster. */
   readStatus: {
     arguments: {}
     response: ClusterJson
+  }
+  /** Read one task of a run with its attempts. */
+  readTask: {
+    arguments: {
+      run: string
+      task: string
+      /** The task as of this sequence. */
+      at?: number
+    }
+    response: TaskList
+  }
+  /** Read the text of a source of a task's result by line. */
+  readTaskSource: {
+    arguments: {
+      run: string
+      task: string
+      source: string
+      /** The first line, from 1. */
+      first?: number
+      /** The last line; by default 400 lines are returned, and at most 5000. */
+      last?: number
+    }
+    response: SourceText
   }
   /** Read what the agents of a task did: model calls, tool results and reviews, with their texts. */
   readTaskTranscript: {
@@ -3348,8 +3801,21 @@ export interface Operations {
       task: string
       /** Only this attempt at the task, or this turn of the planner. */
       attempt?: number
+      /** The transcript as of this sequence. */
+      at?: number
     }
     response: TaskTranscript
+  }
+  /** Read what each attempt of a run did, from when to when: queued, running, parked, reviewed, and its model calls and tools. */
+  readTimeline: {
+    arguments: {
+      run: string
+      /** Only the attempts at this task. */
+      task?: string
+      /** The timeline as of this sequence. */
+      at?: number
+    }
+    response: Timeline
   }
   /**
    * Read what a run did as spans of OpenTelemetry, in the form that receivers of traces accept. Any run has a trace, at any time,
@@ -3441,6 +3907,28 @@ export interface Operations {
       idempotencyKey?: string
     }
     response: AppliedCommand | AcceptedCommand
+  }
+  /**
+   * Follow the events of all runs, or of some. Each event has an id; a client that reconnects with the last id it has received gets
+   * every later event once, also of runs that were archived meanwhile. `run_summary` has the line of a run in the list when it changes.
+   */
+  streamAllEvents: {
+    arguments: {
+      /**
+       * Send only events after the one with this id, or `start` for all events of all runs; the header Last-Event-ID has precedence.
+       * Without it, the stream begins with the summaries of all runs that have not ended, and has what happens from then on.
+       */
+      after?: string
+      /** `decisions` (default) or `steps` (and each entry of the journals). */
+      level?: "decisions" | "steps"
+      /** Only events with these names, separated by commas, such as `task_completed,run_ended`. */
+      types?: string
+      /** Only events of these runs, separated by commas. */
+      runs?: string
+      /** Only events of runs with these labels, separated by commas: `NAME=VALUE`, or `NAME` for any value. */
+      label?: string
+    }
+    response: Response
   }
   /**
    * Follow the events of a run. Each event has an id; a client that reconnects with the last id it has received gets every later

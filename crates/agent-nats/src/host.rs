@@ -114,6 +114,7 @@ pub fn run_agent_role<'a>(
             ProcessRole::Supervisor => ProcessKind::Supervisor,
             ProcessRole::Worker => ProcessKind::Worker,
             ProcessRole::Critic => ProcessKind::Critic,
+            ProcessRole::Gateway => ProcessKind::Gateway,
         };
         let id = id.unwrap_or_else(|| new_random_process_id(role.name()));
         let mut program = ClusterProgram::open_with_health_page(process, http, &shutdown).await?;

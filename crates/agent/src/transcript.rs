@@ -166,30 +166,79 @@ pub fn read_step(name: &str, value: Value) -> TranscriptStep {
 }
 
 fn parse_agent_step(name: &str, value: &Value) -> Option<TranscriptStep> {
-    let (judge, name) = match name.strip_prefix("judge.") {
-        Some(rest) => {
-            let (judge, name) = rest.split_once('.')?;
-            (Some(judge.parse().ok()?), name)
-        }
-        None => (None, name),
-    };
-    let parts: Vec<&str> = name.splitn(4, '.').collect();
-    match (parts.as_slice(), judge) {
-        (["model", turn], _) => {
-            Some(TranscriptStep::ModelCall(model_call(judge, turn.parse().ok()?, parse(value)?)))
-        }
-        (["tool", turn, index, tool], _) => {
-            let (turn, index) = (turn.parse().ok()?, index.parse().ok()?);
+    let StepName { judge, kind } = StepName::parse(name)?;
+    match kind {
+        StepKind::Model { turn } => Some(TranscriptStep::ModelCall(model_call(judge, turn, parse(value)?))),
+        StepKind::Tool { turn, index, tool } => {
             Some(TranscriptStep::ToolResult(tool_result(judge, turn, index, tool, parse(value)?)))
         }
-        (["begin", turn], _) => {
+        StepKind::Begin { turn } => {
             let BegunCallsStep { calls } = parse(value)?;
-            Some(TranscriptStep::CallsBegun { judge, turn: turn.parse().ok()?, calls })
+            Some(TranscriptStep::CallsBegun { judge, turn, calls })
         }
-        (["lost"], Some(judge)) => {
-            Some(TranscriptStep::JudgeFailed { judge, error: value["message"].as_str()?.to_owned() })
+        StepKind::Lost => {
+            Some(TranscriptStep::JudgeFailed { judge: judge?, error: value["message"].as_str()?.to_owned() })
         }
-        (_, _) => None,
+    }
+}
+
+/// The name of a step of an agent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct StepName<'a> {
+    /// The judge of a panel, from 0; `None` outside of panels.
+    pub judge: Option<u32>,
+    /// The kind of the step.
+    pub kind: StepKind<'a>,
+}
+
+/// The kinds of steps of an agent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum StepKind<'a> {
+    /// A request to a model.
+    Model {
+        /// The turn, from 0.
+        turn: u64,
+    },
+    /// The result of a tool call.
+    Tool {
+        /// The turn, from 0.
+        turn: u64,
+        /// The number of the call, from 0.
+        index: u32,
+        /// The tool.
+        tool: &'a str,
+    },
+    /// Tool calls are about to run that must not run twice.
+    Begin {
+        /// The turn, from 0.
+        turn: u64,
+    },
+    /// A judge of a panel failed.
+    Lost,
+}
+
+impl<'a> StepName<'a> {
+    /// Parses the name of a step; `None` if it is not that of an agent's step.
+    #[must_use]
+    pub fn parse(name: &'a str) -> Option<Self> {
+        let (judge, name) = match name.strip_prefix("judge.") {
+            Some(rest) => {
+                let (judge, name) = rest.split_once('.')?;
+                (Some(judge.parse().ok()?), name)
+            }
+            None => (None, name),
+        };
+        let parts: Vec<&str> = name.splitn(4, '.').collect();
+        let kind = match (parts.as_slice(), judge) {
+            (["model", turn], _) => StepKind::Model { turn: turn.parse().ok()? },
+            (["tool", turn, index, tool], _) => {
+                StepKind::Tool { turn: turn.parse().ok()?, index: index.parse().ok()?, tool }
+            }
+            (["begin", turn], _) => StepKind::Begin { turn: turn.parse().ok()? },
+            (["lost"], Some(_)) => StepKind::Lost,
+            (_, _) => return None,
+        };
+        Some(Self { judge, kind })
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
@@ -13,7 +14,7 @@ use millrace_runtime::work::registry;
 use millrace_runtime::{Bus, duration};
 
 use crate::process::{self, CpuSeconds};
-use millrace_local_cluster::{ClusterInfo, Launcher, LocalCluster, LocalOptions, ProcessEvent};
+use millrace_local_cluster::{ApiAddress, ClusterInfo, Launcher, LocalCluster, LocalOptions, ProcessEvent};
 
 /// Timeout for the registration of all processes.
 const READY_TIMEOUT: Duration = Duration::from_secs(30);
@@ -35,6 +36,8 @@ pub struct BenchOptions {
     pub linger: Duration,
     /// Lease of a supervisor on its lane; `None` for the default.
     pub lane_lease: Option<Duration>,
+    /// `true` if a gateway serves the HTTP API.
+    pub serves_api: bool,
 }
 
 /// A running cluster. Dropping it kills its processes and removes its folder.
@@ -42,6 +45,8 @@ pub struct BenchCluster {
     cluster: LocalCluster,
     bus: Bus,
     pids: BTreeMap<String, u32>,
+    /// The file with the URL of the HTTP API, if it is served.
+    api_url_file: Option<PathBuf>,
     // Dropped last, when the processes that write into it have ended.
     _folder: TempFolder,
 }
@@ -64,7 +69,7 @@ impl BenchCluster {
             lanes: Some(1),
             lane_lease: options.lane_lease,
             work_lease: None,
-            api: None,
+            api: options.serves_api.then(|| ApiAddress::At(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)))),
             sync_always: options.sync_always,
             log: "info".into(),
         };
@@ -72,9 +77,10 @@ impl BenchCluster {
         for child in &mut children {
             child.environment.insert("MILLRACE_LINGER".into(), duration::format_duration(options.linger));
         }
+        let api_url_file = options.serves_api.then(|| cluster_options.api_url_path());
         let cluster = LocalCluster::start_with_children(cluster_options, children).await?;
         let bus = cluster.info().connect().await?;
-        let mut this = Self { cluster, bus, pids: BTreeMap::new(), _folder: folder };
+        let mut this = Self { cluster, bus, pids: BTreeMap::new(), api_url_file, _folder: folder };
         this.await_processes(options).await?;
         Ok(this)
     }
@@ -88,6 +94,7 @@ impl BenchCluster {
             if count(ProcessRole::Supervisor) >= 1
                 && count(ProcessRole::Critic) >= 1
                 && count(ProcessRole::Worker) >= options.workers as usize
+                && (!options.serves_api || self.api_address().is_ok())
             {
                 return Ok(());
             }
@@ -98,6 +105,17 @@ impl BenchCluster {
             }
             tokio::time::sleep(POLL_INTERVAL).await;
         }
+    }
+
+    /// The address of the HTTP API.
+    ///
+    /// # Errors
+    /// It is not served (yet).
+    pub fn api_address(&self) -> anyhow::Result<SocketAddr> {
+        let file = self.api_url_file.as_ref().ok_or_else(|| anyhow!("the cluster has no gateway"))?;
+        let url = fs::read_to_string(file).context("reading the URL of the HTTP API")?;
+        let address = url.trim().strip_prefix("http://").unwrap_or_default();
+        address.parse().with_context(|| format!("the URL of the HTTP API is {url:?}"))
     }
 
     /// The connection to the cluster.

@@ -10,6 +10,8 @@
 //! ├─ parked   parked attempts: memory, slots, wake-up    ├─ takeover kills a lane's owner
 //! ├─ waiting  takeover of a lane full of waiting runs    │
 //! ├─ delegate latency of delegation                      │
+//! ├─ runs     small runs over HTTP                       ├─ http     a small HTTP client
+//! ├─ streams  event streams of a gateway                 │
 //! └─ report   table and JSON                             └─ cluster  the cluster; process: CPU and memory use
 //! ```
 //!
@@ -21,16 +23,19 @@ mod baseline;
 mod cluster;
 mod delegate;
 mod growth;
+mod http;
 mod parked;
 mod plans;
 mod process;
 mod replay;
 mod report;
 mod run;
+mod runs;
 mod sizes;
 mod slots;
 mod speed;
 mod stages;
+mod streams;
 mod takeover;
 mod waiting;
 
@@ -53,7 +58,7 @@ pub struct BenchArguments {
     #[arg(value_enum, default_value = "all")]
     benchmarks: Vec<Benchmark>,
     /// Number of tasks in each plan [default: 20000; chain 2000; layered and growth 100000; agents and slots 1000; parked
-    /// and waiting_runs 10000; delegate 500]
+    /// and waiting_runs 10000; delegate 500; runs 5000; stream 1000]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(10..=1_000_000))]
     tasks: Option<u32>,
     /// Number of rounds; the median counts. Layers of 100,000 tasks are measured once
@@ -110,6 +115,11 @@ before. The ratio is the fraction of the baseline's speed: 1 is as fast.
   delegate          from the journaled call of a task to the claim of the task that
                     it delegates, and from the end of that to the next journal
                     entry of the parent, in hops of a chain in the same run
+  runs              runs of one task over HTTP, on 64 connections: from the request
+                    to the response with the end
+  stream            open event streams of a gateway: memory of each, and the time
+                    from the append of a decision to its arrival at the client,
+                    compared with a JetStream consumer in the same run
 
 All processes share this machine with the server and with this command; other load affects the results.";
 
@@ -139,12 +149,16 @@ enum Benchmark {
     WaitingRuns,
     /// Latency of delegation
     Delegate,
+    /// Small runs over HTTP
+    Runs,
+    /// Event streams over HTTP
+    Stream,
     /// Everything
     All,
 }
 
 impl Benchmark {
-    const EACH: [Self; 11] = [
+    const EACH: [Self; 13] = [
         Self::Agents,
         Self::FanOut,
         Self::FanOutReviewed,
@@ -156,13 +170,16 @@ impl Benchmark {
         Self::Parked,
         Self::WaitingRuns,
         Self::Delegate,
+        Self::Runs,
+        Self::Stream,
     ];
 
     fn default_task_count(self) -> u32 {
         match self {
             Self::FanOut | Self::FanOutReviewed | Self::Replay => 20_000,
             Self::Chain => 2_000,
-            Self::Agents | Self::Slots => 1_000,
+            Self::Agents | Self::Slots | Self::Stream => 1_000,
+            Self::Runs => 5_000,
             Self::Parked | Self::WaitingRuns => 10_000,
             Self::Delegate => 500,
             Self::Layered | Self::Growth | Self::All => 100_000,
@@ -182,6 +199,8 @@ impl Benchmark {
             Self::Parked => "parked",
             Self::WaitingRuns => "waiting_runs",
             Self::Delegate => "delegate",
+            Self::Runs => "runs",
+            Self::Stream => "stream",
             Self::All => "all",
         }
     }
@@ -223,7 +242,7 @@ pub async fn run_benchmarks(
     for benchmark in benchmarks {
         let tasks = arguments.tasks.unwrap_or(benchmark.default_task_count());
         notify(&format!("millrace: {} with {tasks} tasks …", benchmark.benchmark_name()));
-        Box::pin(measure_benchmark(arguments, benchmark, tasks, &mut report)).await?;
+        Box::pin(measure_benchmark(arguments, benchmark, (tasks, notify), &mut report)).await?;
     }
     Ok(report)
 }
@@ -231,7 +250,7 @@ pub async fn run_benchmarks(
 async fn measure_benchmark(
     arguments: &BenchArguments,
     benchmark: Benchmark,
-    tasks: u32,
+    (tasks, notify): (u32, &dyn Fn(&str)),
     report: &mut BenchReport,
 ) -> anyhow::Result<()> {
     let options = arguments.cluster_options();
@@ -298,6 +317,16 @@ async fn measure_benchmark(
             report.growth.extend(delegate::measure_delegation(&options, tasks, rounds).await?);
             return Ok(());
         }
+        Benchmark::Runs => {
+            report.growth.extend(runs::measure_runs(&options, tasks, notify).await?);
+            return Ok(());
+        }
+        Benchmark::Stream => {
+            let figures = streams::measure_streams(&options, tasks).await?;
+            report.comparisons.insert(benchmark.benchmark_name(), figures.comparison);
+            report.growth.extend(figures.bounds);
+            return Ok(());
+        }
         Benchmark::All => return Ok(()),
     };
     let comparison = compare_with_baseline(&options, what, by, &submission, rounds).await?;
@@ -315,6 +344,7 @@ impl BenchArguments {
             // Long enough to observe the end in the lane, short enough not to delay the next round.
             linger: Duration::from_millis(500),
             lane_lease: None,
+            serves_api: false,
         }
     }
 }

@@ -82,10 +82,7 @@ pub async fn append_and_await_decision<M: WireMessage>(
 }
 
 /// Waits for the decision on the message at sequence `fact`, whose idempotency key is `id`.
-///
-/// # Errors
-/// The cluster does not answer.
-pub async fn await_message_decision(
+async fn await_message_decision(
     bus: &Bus,
     run: &RunId,
     (fact, id): (u64, &str),
@@ -95,15 +92,28 @@ pub async fn await_message_decision(
         answer = await_decision_on_fact(bus, run, fact, patience.on_quiet) => answer?,
         () = patience.interrupt.cancelled() => return Ok(MessageDecision::Interrupted),
     };
-    Ok(match answer {
-        Some((sequence, Ok(events))) => MessageDecision::Applied(AppliedMessage { sequence, events }),
+    Ok(answer.map_or(MessageDecision::Archived, |answer| decision_of_answer(answer, id)))
+}
+
+/// Returns the decision on the message at sequence `fact`, whose idempotency key is `id`, if this decision has it.
+#[must_use]
+pub fn message_decision(
+    (sequence, decision): (u64, &Decision),
+    (fact, id): (u64, &str),
+) -> Option<MessageDecision> {
+    let answer = find_answer_in_decision(decision, fact)?;
+    Some(decision_of_answer((sequence, answer), id))
+}
+
+fn decision_of_answer((sequence, answer): (u64, FactAnswer), id: &str) -> MessageDecision {
+    match answer {
+        Ok(events) => MessageDecision::Applied(AppliedMessage { sequence, events }),
         // It was published twice because the first acknowledgement was lost; the first copy was applied.
-        Some((sequence, Err(Refusal::AlreadyApplied(applied)))) if applied == id => {
+        Err(Refusal::AlreadyApplied(applied)) if applied == id => {
             MessageDecision::Applied(AppliedMessage { sequence, events: Vec::new() })
         }
-        Some((_, Err(refusal))) => MessageDecision::Refused(refusal),
-        None => MessageDecision::Archived,
-    })
+        Err(refusal) => MessageDecision::Refused(refusal),
+    }
 }
 
 /// The answer to a fact: its events or the refusal.

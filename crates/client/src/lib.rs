@@ -26,7 +26,7 @@ pub use author::author_name;
 pub use clock::format_clock;
 pub use decision::{
     AppliedMessage, MessageDecision, Patience, append_and_await_decision, append_run_message,
-    await_message_decision,
+    message_decision,
 };
 pub use earlier::{EarlierResults, EarlierRunError, read_earlier_run};
 pub use find::{FindError, find_run, list_runs, list_runs_from_log};

@@ -143,6 +143,8 @@ mod tests {
             waiting_for: None,
             log_damage: None,
             labels: Default::default(),
+            spend: None,
+            archived_span: None,
         }
     }
 

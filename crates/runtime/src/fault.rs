@@ -179,7 +179,7 @@ impl fmt::Display for FaultCause {
 /// Returns how long to wait for something that was just written to become readable, given the number of replicas: the
 /// replica that answers a read may lag behind its leader.
 #[must_use]
-pub(crate) fn max_replica_lag(replicas: u8) -> Duration {
+pub fn max_replica_lag(replicas: u8) -> Duration {
     if replicas > 1 { Duration::from_secs(5) } else { Duration::ZERO }
 }
 

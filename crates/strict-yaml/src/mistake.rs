@@ -43,6 +43,11 @@ const MAX_SHOWN: usize = 20;
 pub struct YamlMistakes(Vec<YamlMistake>);
 
 impl YamlMistakes {
+    /// Iterates over the mistakes.
+    pub fn iter(&self) -> impl Iterator<Item = &YamlMistake> {
+        self.0.iter()
+    }
+
     /// Returns a line for each mistake, with `prefix` before its position.
     fn lines(&self, prefix: &str) -> Vec<String> {
         let mut lines: Vec<String> =

@@ -4,7 +4,9 @@ use std::collections::BTreeMap;
 
 use jiff::Timestamp;
 use millrace_protocol::ids::{Capability, RunId, WorkerId};
+use millrace_protocol::plan::ReviewPolicy;
 use millrace_protocol::registry::{ClusterSettings, Heartbeat, ProblemReport, ProcessRole};
+use millrace_protocol::result::{CapabilityDescription, CapabilityVersion};
 use millrace_runtime::ops::cluster_status::{
     CapabilityStatus, ClusterStatus, LaneState, QueueState, busy_slots,
 };
@@ -74,7 +76,8 @@ impl<'a> ClusterJson<'a> {
 
     /// Returns the capabilities.
     pub fn capabilities(status: &'a ClusterStatus, now: Timestamp) -> Self {
-        let capabilities = status.capabilities.iter().map(|one| CapabilityJson::new(one, now));
+        let capabilities =
+            status.capabilities.iter().map(|one| CapabilityJson::new(one, now).with_interface(one));
         Self::Capabilities { capabilities: capabilities.collect() }
     }
 }
@@ -201,11 +204,11 @@ impl<'a> ProcessJson<'a> {
     }
 }
 
-/// Returns the slots of a process; a supervisor has none.
+/// Returns the slots of a process; a supervisor and a gateway have none.
 pub fn process_slots(heartbeat: &Heartbeat) -> SlotsJson {
     let busy = match heartbeat.role {
         ProcessRole::Worker | ProcessRole::Critic => heartbeat.busy,
-        ProcessRole::Supervisor => 0,
+        ProcessRole::Supervisor | ProcessRole::Gateway => 0,
     };
     let total = heartbeat.slots.iter().fold(0_u32, |total, (_, slots)| total.saturating_add(*slots));
     SlotsJson { busy, total }
@@ -224,6 +227,37 @@ pub struct CapabilityJson<'a> {
     slots: SlotsJson,
     /// Its queue; `null` if it has none yet.
     queue: Option<QueueJson>,
+    /// What it accepts and returns; in the list of capabilities only.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    interface: Option<CapabilityInterface<'a>>,
+}
+
+/// What a capability accepts and returns.
+#[derive(Debug, Serialize, JsonSchema)]
+struct CapabilityInterface<'a> {
+    /// The JSON Schema of a task's parameters; `null` accepts any.
+    parameters: Option<&'a serde_json::Value>,
+    /// The JSON Schema of `data` in its results; `null` declares none.
+    output: Option<&'a serde_json::Value>,
+    /// The criteria that critics check for every result of it.
+    criteria: &'a [String],
+    /// The review of its results, if the task declares none.
+    review: &'a ReviewPolicy,
+    /// Its version.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    version: Option<&'a CapabilityVersion>,
+}
+
+impl<'a> From<&'a CapabilityDescription> for CapabilityInterface<'a> {
+    fn from(about: &'a CapabilityDescription) -> Self {
+        Self {
+            parameters: about.parameters.as_ref(),
+            output: about.output.as_ref(),
+            criteria: &about.criteria,
+            review: &about.review,
+            version: about.version.as_ref(),
+        }
+    }
 }
 
 /// The queue of a capability.
@@ -263,7 +297,13 @@ impl<'a> CapabilityJson<'a> {
             workers: slots.workers,
             slots: SlotsJson { busy: slots.busy, total: slots.total },
             queue: queue.as_ref().map(|queue| QueueJson::new(queue, now)),
+            interface: None,
         }
+    }
+
+    /// The same with what it accepts and returns.
+    pub fn with_interface(self, capability: &'a CapabilityStatus) -> Self {
+        Self { interface: capability.description.as_ref().map(Into::into), ..self }
     }
 }
 

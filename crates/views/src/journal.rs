@@ -163,6 +163,15 @@ pub enum TranscriptEvent {
         #[schemars(with = "crate::ErrorDetails<'static>")]
         error: TaskError,
     },
+    /// A step with a large value, which is in the blob store.
+    StoredStep {
+        /// Its name.
+        name: String,
+        /// The SHA-256 of the value, which is JSON; `GET /blobs/{sha256}` returns it.
+        sha256: String,
+        /// The size of the value in bytes.
+        bytes: u64,
+    },
     /// The entry can't be decoded.
     Unreadable {
         /// The reason.
@@ -171,6 +180,20 @@ pub enum TranscriptEvent {
     /// A step: a model call, a tool result, or that of another capability.
     #[serde(untagged)]
     Step(TranscriptStep),
+}
+
+/// Returns an entry whose step has its value in the blob store, without the value.
+#[must_use]
+pub fn stored_step(entry: ReceivedEntry) -> TranscriptEntry {
+    let ReceivedEntry { sequence, at, journal, entry } = entry;
+    let event = match entry {
+        Ok(JournalEntry::Step { name, value: InlineOrStoredBytes::Stored(blob), .. }) => {
+            TranscriptEvent::StoredStep { name, sha256: blob.sha256, bytes: blob.size }
+        }
+        Ok(_) => TranscriptEvent::Unreadable { error: "the entry has no stored value".into() },
+        Err(error) => TranscriptEvent::Unreadable { error },
+    };
+    TranscriptEntry { at, sequence, journal: JournalName::from(&journal), event }
 }
 
 /// Reads the value that an entry refers to.

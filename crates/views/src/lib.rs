@@ -11,7 +11,11 @@
 //! | `question` | questions to persons, and their answers |
 //! | `run` | a run: in a list, and completely |
 //! | `transcript` | what agents did |
+//! | `run_log` | decisions with the messages that they answer |
+//! | `timeline` | what each attempt did, from when to when |
+//! | `spend` | the usage of models and tools, of one run and of many |
 //! | `cluster` | processes, capabilities, lanes, limits, files, backups |
+//! | `check` | the checks of an environment and of a cluster |
 //! | `command` | the outcome of a command |
 //! | `history` | the state of a run with what its state does not keep |
 //! | `journal` | entries of journals with the values that they refer to |
@@ -19,6 +23,7 @@
 
 mod access;
 pub mod changes;
+mod check;
 mod cluster;
 mod command;
 mod event;
@@ -27,6 +32,9 @@ pub mod journal;
 mod question;
 pub mod report;
 mod run;
+mod run_log;
+mod spend;
+mod timeline;
 mod transcript;
 mod wait;
 pub mod wording;
@@ -39,11 +47,15 @@ use serde::Serialize;
 use serde_json::{Value, json};
 
 pub use access::*;
+pub use check::*;
 pub use cluster::*;
 pub use command::*;
 pub use event::*;
 pub use question::*;
 pub use run::*;
+pub use run_log::*;
+pub use spend::*;
+pub use timeline::*;
 pub use transcript::*;
 pub use wait::*;
 

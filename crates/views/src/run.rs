@@ -325,6 +325,35 @@ pub struct RunResult<'a> {
     errors: &'a [FailureRecord],
 }
 
+/// The tasks of a run.
+#[derive(Debug, Serialize, JsonSchema)]
+#[serde(tag = "type", rename = "tasks")]
+#[schemars(transform = tagged("tasks"))]
+pub struct TaskList<'a> {
+    /// The run.
+    run: &'a RunId,
+    /// The sequence of the last decision; 0 before the first.
+    sequence: u64,
+    /// The number of tasks, by state.
+    task_counts: TaskCounts,
+    /// The tasks, with all attempts.
+    tasks: Vec<TaskJson<'a>>,
+}
+
+impl<'a> TaskList<'a> {
+    /// Returns the tasks of a run that `is_wanted` selects.
+    pub fn new(run: &'a RunId, (plan, sequence): (&'a Plan, u64), is_wanted: impl Fn(&Task) -> bool) -> Self {
+        let hold = describe_hold(plan, false);
+        let tasks = plan.tasks().iter().filter(|task| is_wanted(task));
+        Self {
+            run,
+            sequence,
+            task_counts: TaskCounts::new(|state| plan.task_count_in_state(state)),
+            tasks: tasks.map(|task| TaskJson::new(plan, task, hold)).collect(),
+        }
+    }
+}
+
 /// The end of a run.
 #[derive(Debug, Serialize, JsonSchema)]
 struct EndJson<'a> {

@@ -4,7 +4,7 @@ use bytes::Bytes;
 use millrace_protocol::ids::{RunId, TaskId};
 use millrace_protocol::plan::{Decision, JournalKey};
 use millrace_views::journal::TranscriptEntry;
-use millrace_views::{EntryLine, EventLine};
+use millrace_views::{EntryLine, EventLine, RunListLine};
 use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::Value;
@@ -13,9 +13,11 @@ use super::cursor::EventCursor;
 
 /// The name of the frames with entries of journals.
 pub const STEP: &str = "step";
+/// The name of the frames with summaries of runs.
+const RUN_SUMMARY: &str = "run_summary";
 
 /// An event with its position.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PositionedEvent {
     /// Its position.
     pub cursor: EventCursor,
@@ -23,8 +25,8 @@ pub struct PositionedEvent {
     pub name: String,
     /// The task that it is about.
     pub task: Option<String>,
-    /// The event as JSON.
-    pub data: Value,
+    /// Its frame without the id.
+    body: Bytes,
 }
 
 impl PositionedEvent {
@@ -37,11 +39,12 @@ impl PositionedEvent {
                 at: decision.at.into(),
                 event: From::from(event),
             });
+            let name = data["type"].as_str().unwrap_or_default().to_owned();
             Self {
                 cursor: EventCursor { sequence, index: u32::try_from(index).unwrap_or(u32::MAX) },
-                name: data["type"].as_str().unwrap_or_default().to_owned(),
                 task: data["task"].as_str().map(str::to_owned),
-                data,
+                body: frame_body(&name, &data),
+                name,
             }
         };
         decision.events.iter().enumerate().map(line).collect()
@@ -57,15 +60,29 @@ impl PositionedEvent {
             cursor: EventCursor { sequence: entry.sequence, index: 0 },
             name: STEP.to_owned(),
             task: task.map(ToString::to_string),
-            data: millrace_views::to_value(&EntryLine { run, task, entry }),
+            body: frame_body(STEP, &millrace_views::to_value(&EntryLine { run, task, entry })),
         }
     }
 
-    /// Returns the frame. Its id is the position, so that a client that reconnects continues after it.
+    /// Returns the frame. Its id is a position, so that a client that reconnects continues after it.
     #[must_use]
-    pub fn to_frame(&self) -> Bytes {
-        format!("id: {}\nevent: {}\ndata: {}\n\n", self.cursor, self.name, self.data).into()
+    pub fn to_frame(&self, id: &str) -> Bytes {
+        frame_with_id(id, &self.body)
     }
+}
+
+/// Returns a frame without an id.
+fn frame_body(name: &str, data: &Value) -> Bytes {
+    format!("event: {name}\ndata: {data}\n\n").into()
+}
+
+fn frame_with_id(id: &str, body: &[u8]) -> Bytes {
+    [b"id: ", id.as_bytes(), b"\n", body].concat().into()
+}
+
+/// Returns the frame with the summary of a run.
+pub fn summary_frame(id: &str, line: &RunListLine<'_>) -> Bytes {
+    frame_with_id(id, &frame_body(RUN_SUMMARY, &millrace_views::to_value(line)))
 }
 
 /// Notices of a stream, which have no position: a client that reconnects does not get them again.
@@ -83,8 +100,9 @@ pub enum StreamNotice<'a> {
     },
     /// The client reads more slowly than events are appended. Nothing of the log is left out; model output is.
     Lagged {
-        /// The run.
-        run: &'a RunId,
+        /// The run; absent in a stream of many runs.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        run: Option<&'a RunId>,
         /// The position of the last event that was sent before.
         last: String,
         /// The time that the stream waited for the client, in milliseconds.
@@ -111,13 +129,20 @@ pub enum StreamNotice<'a> {
     },
     /// The stream ends before the run, because the gateway stops. Reconnect with the last id.
     GatewayStopping {
-        /// The run.
-        run: &'a RunId,
+        /// The run; absent in a stream of many runs.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        run: Option<&'a RunId>,
     },
-    /// The stream ends, because an event can't be read.
+    /// A stream of many runs begins after this position, which is its id.
+    StreamStarted {
+        /// The position.
+        last: String,
+    },
+    /// An event can't be read. It ends the stream of one run.
     Error {
         /// The run.
-        run: &'a RunId,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        run: Option<&'a RunId>,
         /// The reason.
         message: String,
     },
@@ -128,6 +153,12 @@ impl StreamNotice<'_> {
     #[must_use]
     pub fn to_frame(&self) -> Bytes {
         let data = millrace_views::to_value(self);
-        format!("event: {}\ndata: {data}\n\n", data["type"].as_str().unwrap_or_default()).into()
+        frame_body(data["type"].as_str().unwrap_or_default(), &data)
+    }
+
+    /// Returns the frame with an id.
+    #[must_use]
+    pub fn to_frame_with_id(&self, id: &str) -> Bytes {
+        frame_with_id(id, &self.to_frame())
     }
 }

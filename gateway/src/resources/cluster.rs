@@ -8,8 +8,9 @@ use jiff::Timestamp;
 use millrace_protocol::registry::ProcessRole;
 use millrace_protocol::token::Scope;
 use millrace_runtime::ops::cluster_status::ClusterStatus;
+use millrace_runtime::store::rate_limits::read_rate_limit_statuses;
 use millrace_runtime::work::registry::read_heartbeats;
-use millrace_views::ClusterJson;
+use millrace_views::{ClusterChecks, ClusterJson};
 use schemars::JsonSchema;
 use serde::Serialize;
 use utoipa_axum::routes;
@@ -28,6 +29,7 @@ pub fn routes() -> ApiRoutes {
         .scoped(Scope::Read, routes!(list_workers))
         .scoped(Scope::Read, routes!(list_capabilities))
         .scoped(Scope::Read, routes!(check_health))
+        .scoped(Scope::Read, routes!(check_cluster))
 }
 
 /// Show the processes, capabilities, queues, lanes and runs of the cluster.
@@ -50,7 +52,7 @@ async fn list_workers(gateway: Access) -> Result<Response, Problem> {
     let status = ClusterStatus::read(&gateway.bus).await?;
     let takes_orders = |role: ProcessRole| match role {
         ProcessRole::Worker | ProcessRole::Critic => true,
-        ProcessRole::Supervisor => false,
+        ProcessRole::Supervisor | ProcessRole::Gateway => false,
     };
     let workers = status.processes.iter().filter(|process| takes_orders(process.heartbeat.role));
     Ok(json_response(StatusCode::OK, &ClusterJson::workers(workers, Timestamp::now())))
@@ -94,4 +96,15 @@ async fn check_health(gateway: Access) -> Result<Response, Problem> {
     let health =
         Health::Health { supervisors: count(ProcessRole::Supervisor), workers: count(ProcessRole::Worker) };
     Ok(json_response(StatusCode::OK, &health))
+}
+
+/// Check the processes, lanes, queues, limits and storage of the cluster; each problem has advice.
+#[utoipa::path(
+    get, path = "/checks", tag = "cluster",
+    responses((status = 200, description = "The checks", body = ref("#/components/schemas/ClusterChecks")))
+)]
+async fn check_cluster(gateway: Access) -> Result<Response, Problem> {
+    let status = ClusterStatus::read(&gateway.bus).await?;
+    let limits = read_rate_limit_statuses(&gateway.bus).await?;
+    Ok(json_response(StatusCode::OK, &ClusterChecks::new(&status, &limits, Timestamp::now())))
 }

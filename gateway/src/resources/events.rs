@@ -1,6 +1,8 @@
-//! `GET /runs/{run}/events`: the events of a run as a stream of server-sent events.
+//! `GET /runs/{run}/events` and `GET /events`: the events of one run, and of many, as a stream of server-sent events.
 
-use axum::body::Body;
+use std::collections::BTreeSet;
+
+use axum::body::{Body, Bytes};
 use axum::http::{HeaderMap, header};
 use axum::response::{IntoResponse, Response};
 use futures::stream;
@@ -10,17 +12,24 @@ use tokio::sync::mpsc;
 use utoipa::IntoParams;
 use utoipa_axum::routes;
 
+use super::runs::parse_labels;
 use crate::access::{Access, ApiRoutes};
 use crate::extract::{PathParts, QueryParts};
-use crate::feed::{EventCursor, EventLevel, EventRequest, EventStream, QUEUED_FRAMES};
+use crate::feed::{
+    AllRunsRequest, AllRunsStream, EventCursor, EventLevel, EventRequest, EventStream, QUEUED_FRAMES,
+    StreamPosition, StreamSources, StreamStart,
+};
 use crate::problem::{Problem, ProblemKind};
+use crate::state::Gateway;
 
 /// The header by which a client that reconnects names the last event that it has received.
 const LAST_EVENT_ID: &str = "last-event-id";
 
 /// The routes.
 pub fn routes() -> ApiRoutes {
-    ApiRoutes::new().scoped(Scope::Read, routes!(stream_events))
+    ApiRoutes::new()
+        .scoped(Scope::Read, routes!(stream_events))
+        .scoped(Scope::Read, routes!(stream_all_events))
 }
 
 #[derive(Deserialize, IntoParams)]
@@ -59,12 +68,22 @@ async fn stream_events(
     let last = headers.get(LAST_EVENT_ID).and_then(|value| value.to_str().ok()).map(str::to_owned);
     let after = last.or(query.after).filter(|id| !id.is_empty()).map(|id| id.parse::<EventCursor>());
     let after = after.transpose().map_err(|error| Problem::new(ProblemKind::InvalidRequest, error))?;
-    let types = query.types.unwrap_or_default();
-    let types = types.split(',').map(str::trim).filter(|name| !name.is_empty()).map(str::to_owned);
-    let request = EventRequest { after, level: query.level, types: types.collect(), task: query.task };
+    let types = split_list(query.types.as_deref());
+    let request = EventRequest { after, level: query.level, types, task: query.task };
     let (run, _) = gateway.find_run(&run).await?;
     let (sender, receiver) = mpsc::channel(QUEUED_FRAMES);
-    EventStream::start((&gateway.bus, &run), request, sender, gateway.shutdown.clone());
+    EventStream::start((&gateway.bus, &gateway.hub, &run), request, sender, gateway.shutdown.clone());
+    Ok(stream_response(receiver))
+}
+
+/// Splits a list of names.
+fn split_list(text: Option<&str>) -> Vec<String> {
+    let names = text.unwrap_or_default().split(',').map(str::trim).filter(|name| !name.is_empty());
+    names.map(str::to_owned).collect()
+}
+
+/// Returns the response whose body is a stream of frames.
+fn stream_response(receiver: mpsc::Receiver<Bytes>) -> Response {
     let frames = stream::unfold(receiver, |mut receiver| async move {
         receiver.recv().await.map(|frame| (Ok::<_, std::convert::Infallible>(frame), receiver))
     });
@@ -74,5 +93,88 @@ async fn stream_events(
         // Proxies must not collect events.
         (header::HeaderName::from_static("x-accel-buffering"), "no"),
     ];
-    Ok((headers, Body::from_stream(frames)).into_response())
+    (headers, Body::from_stream(frames)).into_response()
+}
+
+/// The parts of the runs that a stream of many runs has.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize, utoipa::ToSchema)]
+#[serde(rename_all = "snake_case")]
+enum AllRunsLevel {
+    /// The events of the supervisors' decisions.
+    #[default]
+    Decisions,
+    /// The same, and each entry of the journals.
+    Steps,
+}
+
+#[derive(Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
+#[serde(deny_unknown_fields)]
+struct AllEventsQuery {
+    /// Send only events after the one with this id, or `start` for all events of all runs; the header Last-Event-ID has precedence.
+    /// Without it, the stream begins with the summaries of all runs that have not ended, and has what happens from then on.
+    after: Option<String>,
+    /// `decisions` (default) or `steps` (and each entry of the journals).
+    #[param(inline)]
+    #[serde(default)]
+    level: AllRunsLevel,
+    /// Only events with these names, separated by commas, such as `task_completed,run_ended`.
+    types: Option<String>,
+    /// Only events of these runs, separated by commas.
+    runs: Option<String>,
+    /// Only events of runs with these labels, separated by commas: `NAME=VALUE`, or `NAME` for any value.
+    label: Option<String>,
+}
+
+/// Follow the events of all runs, or of some. Each event has an id; a client that reconnects with the last id it has received gets
+/// every later event once, also of runs that were archived meanwhile. `run_summary` has the line of a run in the list when it changes.
+#[utoipa::path(
+    get, path = "/events", tag = "events",
+    params(
+        AllEventsQuery,
+        ("Last-Event-ID" = Option<String>, Header, description = "The id of the last event that was received")
+    ),
+    responses((status = 200, description = "Events: the data of an event is an EventLine, of `step` an EntryLine, of `run_summary` a run of RunList, of notices a StreamNotice", content_type = "text/event-stream", body = String))
+)]
+async fn stream_all_events(
+    gateway: Access,
+    QueryParts(query): QueryParts<AllEventsQuery>,
+    headers: HeaderMap,
+) -> Result<Response, Problem> {
+    let last = headers.get(LAST_EVENT_ID).and_then(|value| value.to_str().ok()).map(str::to_owned);
+    let start = parse_start(&gateway, last.or(query.after))?;
+    let mut runs = BTreeSet::new();
+    for run in split_list(query.runs.as_deref()) {
+        runs.insert(gateway.find_run(&run).await?.0);
+    }
+    let request = AllRunsRequest {
+        start,
+        has_steps: query.level == AllRunsLevel::Steps,
+        types: split_list(query.types.as_deref()),
+        runs,
+        labels: parse_labels(query.label.as_deref())?,
+    };
+    let sources = StreamSources {
+        bus: gateway.bus.clone(),
+        hub: gateway.hub.clone(),
+        histories: gateway.histories.clone(),
+        shutdown: gateway.shutdown.clone(),
+    };
+    let (sender, receiver) = mpsc::channel(QUEUED_FRAMES);
+    AllRunsStream::start(sources, request, sender);
+    Ok(stream_response(receiver))
+}
+
+fn parse_start(gateway: &Gateway, after: Option<String>) -> Result<StreamStart, Problem> {
+    let lanes = gateway.bus.settings().lanes;
+    let position = match after.as_deref() {
+        None | Some("") => return Ok(StreamStart::Now),
+        Some("start") => StreamPosition::start(lanes),
+        Some(id) => id.parse().map_err(|error| Problem::new(ProblemKind::InvalidRequest, error))?,
+    };
+    if position.lanes.len() != usize::from(lanes) {
+        let detail = format!("the event id has {} lanes, and this cluster has {lanes}", position.lanes.len());
+        return Err(Problem::new(ProblemKind::InvalidRequest, detail));
+    }
+    Ok(StreamStart::After(position))
 }

@@ -2,8 +2,11 @@
 
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
+use jiff::Timestamp;
 use millrace_agent::files::FilePath;
+use millrace_protocol::ids::RunId;
 use millrace_protocol::token::Scope;
+use millrace_runtime::store::archive::read_run_from_log_or_archive;
 use millrace_runtime::store::workspace::RunWorkspace;
 use millrace_views::FileJson;
 use schemars::JsonSchema;
@@ -14,7 +17,7 @@ use utoipa_axum::routes;
 use crate::access::{Access, ApiRoutes};
 use crate::extract::{PathParts, QueryParts};
 use crate::problem::{Problem, ProblemKind};
-use crate::state::json_response;
+use crate::state::{Gateway, json_response};
 
 /// The routes.
 pub fn routes() -> ApiRoutes {
@@ -34,6 +37,8 @@ pub struct FileList<'a> {
 struct FolderQuery {
     /// Only files in this folder.
     folder: Option<String>,
+    /// The files as of this sequence of the run's log.
+    at: Option<u64>,
 }
 
 /// List the files of a run.
@@ -49,9 +54,27 @@ async fn list_files(
 ) -> Result<Response, Problem> {
     let (run, _) = gateway.find_run(&run).await?;
     let folder = query.folder.as_deref().map(parse_path).transpose()?;
-    let entries = RunWorkspace::new(&gateway.bus, &run).list_files(folder.as_ref()).await?;
+    let workspace = RunWorkspace::new(&gateway.bus, &run);
+    let entries = match query.at {
+        None => workspace.list_files(folder.as_ref()).await?,
+        Some(at) => {
+            workspace.list_files_at(folder.as_ref(), time_of_sequence(&gateway, &run, at).await?).await?
+        }
+    };
     let files = entries.iter().map(|entry| FileJson::new(entry, None)).collect();
     Ok(json_response(StatusCode::OK, &FileList { files }))
+}
+
+/// Returns the time of the message of a run at a sequence, or of the last one before it. Files have no place in the log, so that
+/// the server's times order them among its messages.
+async fn time_of_sequence(gateway: &Gateway, run: &RunId, at: u64) -> Result<Timestamp, Problem> {
+    let lane = gateway.bus.lane_of_run(run);
+    let records = read_run_from_log_or_archive(&gateway.bus, lane, run).await?;
+    let last = records.iter().take_while(|record| record.sequence <= at).last();
+    last.map(|record| record.time).ok_or_else(|| {
+        let detail = format!("at={at} is before the first message of run {run}");
+        Problem::new(ProblemKind::InvalidRequest, detail)
+    })
 }
 
 fn parse_path(path: &str) -> Result<FilePath, Problem> {
@@ -64,6 +87,8 @@ fn parse_path(path: &str) -> Result<FilePath, Problem> {
 struct FileQuery {
     /// This version of the file instead of the newest.
     version: Option<u64>,
+    /// The version of the file as of this sequence of the run's log.
+    at: Option<u64>,
     /// `true` lists the versions of the file instead.
     #[serde(default)]
     versions: bool,
@@ -94,7 +119,19 @@ async fn read_file(
         let files = entries.iter().map(|entry| FileJson::new(entry, None)).collect();
         return Ok(json_response(StatusCode::OK, &FileList { files }));
     }
-    let file = match query.version {
+    let version = match (query.version, query.at) {
+        (None, Some(at)) => {
+            let time = time_of_sequence(&gateway, &run, at).await?;
+            let versions = workspace.list_versions(&path).await?.into_iter();
+            let last = versions.take_while(|version| version.time <= time).last();
+            match last.filter(|version| !version.is_deletion) {
+                Some(version) => Some(version.version),
+                None => return Err(unknown(format!("run {run} has no file {path} at {at}"))),
+            }
+        }
+        (version, _) => version,
+    };
+    let file = match version {
         None => workspace.read_file(&path).await?,
         Some(version) => workspace.read_file_version(&path, version).await?,
     };

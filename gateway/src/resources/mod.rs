@@ -6,13 +6,18 @@ mod cluster;
 mod events;
 mod files;
 mod limits;
+mod log;
 mod login;
 mod me;
 mod meta;
+mod plans;
 mod questions;
 mod runs;
+mod sources;
+mod spend;
 mod steering;
 mod submission;
+mod tasks;
 mod tokens;
 mod traces;
 mod transcripts;
@@ -25,11 +30,14 @@ use crate::access::ApiRoutes;
 pub use cluster::Health;
 pub use files::FileList;
 pub use limits::{LimitBody, LimitList};
+pub use log::JournalPage;
 pub use login::LoginBody;
 pub use me::CallerJson;
 pub use meta::Version;
+pub use plans::{PlanCheck, PlanCheckBody};
 pub use questions::{AnswerBatch, AnswerBody, AnswerList, QuestionList};
 pub use runs::RunList;
+pub use sources::SourceText;
 pub use steering::{
     AddBody, CancelBody, CommandReceipt, EditBody, MessageBody, ResumeBody, RetryBody, SignalBody,
 };
@@ -53,7 +61,12 @@ pub fn routes() -> ApiRoutes {
     ApiRoutes::new()
         .merge(runs::routes())
         .merge(submission::routes())
+        .merge(plans::routes())
         .merge(events::routes())
+        .merge(log::routes())
+        .merge(tasks::routes())
+        .merge(sources::routes())
+        .merge(spend::routes())
         .merge(transcripts::routes())
         .merge(traces::routes())
         .merge(files::routes())

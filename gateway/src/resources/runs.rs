@@ -1,15 +1,15 @@
 //! `/runs` and `/runs/{run}`: lists and reads runs, waits for their ends, and returns their results.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 use std::time::Duration;
 
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use jiff::{SignedDuration, Timestamp};
-use millrace_client::{RunEndState, follow_run, read_task_result};
+use millrace_client::{RunEndState, read_task_result};
 use millrace_protocol::ids::RunId;
 use millrace_protocol::labels::LabelSelector;
-use millrace_protocol::registry::RunSummary;
 use millrace_protocol::result::TaskResult;
 use millrace_protocol::token::Scope;
 use millrace_runtime::duration::parse_duration;
@@ -23,10 +23,12 @@ use utoipa_axum::routes;
 
 use crate::access::{Access, ApiRoutes};
 use crate::extract::{PathParts, QueryParts};
+use crate::history::RunState;
 use crate::html::html_page_of_markdown;
 use crate::problem::{Problem, ProblemKind};
-use crate::run_index::RunPosition;
-use crate::state::{Gateway, RunState, json_response, resume_command, versioned_json_response};
+use crate::run_index::{IndexedRun, RunPosition};
+use crate::state::{Gateway, json_response, resume_command, versioned_json_response};
+use crate::waiting::await_end;
 
 /// The number of runs in a list if the client does not choose one.
 const DEFAULT_LIMIT: usize = 50;
@@ -68,6 +70,8 @@ struct ListQuery {
     since: Option<String>,
     /// Only runs that started before this time: a time, or a duration before now.
     until: Option<String>,
+    /// Only runs whose id or objective contains this text, in any case.
+    text: Option<String>,
     /// The number of runs, 50 by default and at most 1000.
     limit: Option<usize>,
     /// The `next` of the part before.
@@ -80,10 +84,10 @@ struct ListQuery {
     responses((status = 200, description = "A part of the list", body = ref("#/components/schemas/RunList")))
 )]
 async fn list_runs(gateway: Access, QueryParts(query): QueryParts<ListQuery>) -> Result<Response, Problem> {
-    let states = parse_states(query.state.as_deref())?;
-    let labels = parse_labels(query.label.as_deref())?;
-    let since = parse_time("since", query.since.as_deref())?;
-    let until = parse_time("until", query.until.as_deref())?;
+    let filter = RunFilter::parse(
+        (query.state.as_deref(), query.label.as_deref(), query.text.as_deref()),
+        (query.since.as_deref(), query.until.as_deref()),
+    )?;
     let limit = match query.limit.unwrap_or(DEFAULT_LIMIT) {
         limit @ 1..=MAX_LIMIT => limit,
         other => {
@@ -94,24 +98,64 @@ async fn list_runs(gateway: Access, QueryParts(query): QueryParts<ListQuery>) ->
     let is_first_part = query.cursor.as_deref().is_none_or(str::is_empty);
     let after = query.cursor.as_deref().filter(|cursor| !cursor.is_empty()).map(str::parse::<RunPosition>);
     let after = after.transpose().map_err(|error| Problem::new(ProblemKind::InvalidRequest, error))?;
-    let is_wanted = |summary: &RunSummary| {
-        (states.is_empty() || states.contains(RunStateName::of_summary(Some(summary)).name()))
-            && labels.iter().all(|label| label.selects(&summary.labels))
-            && since.is_none_or(|since| summary.started >= since)
-            && until.is_none_or(|until| summary.started < until)
-    };
     // Before the summaries: a run that is in neither list was submitted after this.
-    let wants_submitted = states.is_empty() || states.contains(RunStateName::Submitted.name());
-    let submitted = match is_first_part && until.is_none() && labels.is_empty() && wants_submitted {
+    let submitted = match is_first_part && filter.selects_submitted() {
         true => list_submitted_runs(&gateway.bus).await?,
         false => BTreeSet::new(),
     };
-    let page = gateway.runs.list_runs(&gateway.bus, after, limit, is_wanted).await?;
-    let unstarted = gateway.runs.without_summary(submitted).await;
+    let page = gateway.runs.list_runs(&gateway.bus, after, limit, |run| filter.selects(run)).await?;
+    let unstarted = gateway.runs.without_summary(submitted);
     let lines = unstarted.iter().rev().map(|run| RunListLine::new(run, None));
-    let lines = lines.chain(page.runs.iter().map(|summary| RunListLine::new(&summary.run, Some(summary))));
+    let lines =
+        lines.chain(page.runs.iter().map(|run| RunListLine::new(&run.summary.run, Some(&run.summary))));
     let next = page.next.as_ref().map(RunPosition::to_cursor).unwrap_or_default();
     Ok(json_response(StatusCode::OK, &RunList { runs: lines.collect(), next }))
+}
+
+/// A selection of runs.
+#[derive(Debug, Default)]
+pub struct RunFilter {
+    states: BTreeSet<&'static str>,
+    labels: Vec<LabelSelector>,
+    text: String,
+    since: Option<Timestamp>,
+    until: Option<Timestamp>,
+}
+
+impl RunFilter {
+    /// Parses the parameters `state`, `label` and `text`, and `since` and `until`.
+    ///
+    /// # Errors
+    /// One is malformed.
+    pub fn parse(
+        (state, label, text): (Option<&str>, Option<&str>, Option<&str>),
+        (since, until): (Option<&str>, Option<&str>),
+    ) -> Result<Self, Problem> {
+        Ok(Self {
+            states: parse_states(state)?,
+            labels: parse_labels(label)?,
+            text: text.unwrap_or_default().trim().to_lowercase(),
+            since: parse_time("since", since)?,
+            until: parse_time("until", until)?,
+        })
+    }
+
+    /// `true` if it selects a run.
+    #[must_use]
+    pub fn selects(&self, run: &IndexedRun) -> bool {
+        let summary = &run.summary;
+        (self.states.is_empty() || self.states.contains(RunStateName::of_summary(Some(summary)).name()))
+            && self.labels.iter().all(|label| label.selects(&summary.labels))
+            && self.since.is_none_or(|since| summary.started >= since)
+            && self.until.is_none_or(|until| summary.started < until)
+            && (self.text.is_empty() || run.contains_text(&self.text))
+    }
+
+    /// `true` if it selects runs of which nothing but the submission is known.
+    fn selects_submitted(&self) -> bool {
+        let is_wanted = self.states.is_empty() || self.states.contains(RunStateName::Submitted.name());
+        is_wanted && self.until.is_none() && self.labels.is_empty() && self.text.is_empty()
+    }
 }
 
 fn parse_states(text: Option<&str>) -> Result<BTreeSet<&'static str>, Problem> {
@@ -128,7 +172,7 @@ fn parse_states(text: Option<&str>) -> Result<BTreeSet<&'static str>, Problem> {
     names.map(find).collect()
 }
 
-fn parse_labels(text: Option<&str>) -> Result<Vec<LabelSelector>, Problem> {
+pub fn parse_labels(text: Option<&str>) -> Result<Vec<LabelSelector>, Problem> {
     let labels = text.unwrap_or_default().split(',').map(str::trim).filter(|label| !label.is_empty());
     let parse = |label: &str| label.parse().map_err(|error| Problem::new(ProblemKind::InvalidRequest, error));
     labels.map(parse).collect()
@@ -227,21 +271,15 @@ async fn wait_for_run(
 ) -> Result<Response, Problem> {
     let (run, _) = gateway.find_run(&run).await?;
     let timeout = Duration::from_secs(query.timeout.unwrap_or(DEFAULT_WAIT).min(MAX_WAIT));
-    let waiting = async {
-        let (mut decisions, mut end) = (follow_run(&gateway.bus, &run), RunEndState::No);
-        while let Some(decision) = decisions.recv().await {
-            let (_, decision) = decision?;
-            end = decision.events.iter().fold(end, RunEndState::after_event);
-        }
-        Ok::<_, Problem>(end)
-    };
-    let has_ended = tokio::select! {
-        outcome = tokio::time::timeout(timeout, waiting) => match outcome {
-            Ok(end) => end? != RunEndState::No,
-            Err(_) => false,
-        },
-        () = gateway.shutdown.cancelled() => false,
-    };
+    let state = gateway.read_history(&run, None).await?;
+    let has_ended = state.plan().run.end.is_some()
+        || tokio::select! {
+            outcome = tokio::time::timeout(timeout, await_end(&gateway, &run, state.sequence())) => match outcome {
+                Ok(end) => end? != RunEndState::No,
+                Err(_) => false,
+            },
+            () = gateway.shutdown.cancelled() => false,
+        };
     let state = gateway.read_history(&run, None).await?;
     let mut response = render_run(&gateway, &run, &state).await?;
     if !has_ended {
@@ -251,7 +289,10 @@ async fn wait_for_run(
 }
 
 /// Reads the deliverable of a run that has ended.
-async fn require_deliverable(gateway: &Gateway, run: &str) -> Result<(RunId, RunState, TaskResult), Problem> {
+pub async fn require_deliverable(
+    gateway: &Gateway,
+    run: &str,
+) -> Result<(RunId, Arc<RunState>, TaskResult), Problem> {
     let (run, _) = gateway.find_run(run).await?;
     let state = gateway.read_history(&run, None).await?;
     if state.plan().run.end.is_none() {

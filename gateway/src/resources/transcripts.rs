@@ -31,6 +31,8 @@ pub fn routes() -> ApiRoutes {
 struct TranscriptQuery {
     /// Only this attempt at the task, or this turn of the planner.
     attempt: Option<u32>,
+    /// The transcript as of this sequence.
+    at: Option<u64>,
 }
 
 /// Read what the agents of a task did: model calls, tool results and reviews, with their texts.
@@ -48,7 +50,7 @@ async fn read_task_transcript(
     let (run_id, _) = gateway.find_run(&run).await?;
     let task_id = TaskId::new(&task).map_err(|_| unknown())?;
     let (history, entries) =
-        read_journals(&gateway, &run_id, &Journals::Task(task_id.clone()), query.attempt).await?;
+        read_journals(&gateway, &run_id, &Journals::Task(task_id.clone()), (query.attempt, query.at)).await?;
     let plan = &history.plan;
     let task = plan.task(&task_id).ok_or_else(unknown)?;
     let transcript = TaskTranscript::new(&run_id, (plan, task), query.attempt, &entries, Timestamp::now());
@@ -67,7 +69,8 @@ async fn read_planner_transcript(
     QueryParts(query): QueryParts<TranscriptQuery>,
 ) -> Result<Response, Problem> {
     let (run, _) = gateway.find_run(&run).await?;
-    let (history, entries) = read_journals(&gateway, &run, &Journals::Planner, query.attempt).await?;
+    let (history, entries) =
+        read_journals(&gateway, &run, &Journals::Planner, (query.attempt, query.at)).await?;
     let transcript = PlannerTranscript::new(&run, &history, query.attempt, &entries);
     Ok(json_response(StatusCode::OK, &transcript))
 }
@@ -77,10 +80,13 @@ async fn read_journals(
     gateway: &Gateway,
     run: &RunId,
     journals: &Journals,
-    only: Option<u32>,
+    (only, at): (Option<u32>, Option<u64>),
 ) -> Result<(RunHistory, Vec<TranscriptEntry>), Problem> {
     let (mut history, mut entries) = (RunHistory::default(), Vec::new());
     for update in read_task(&gateway.bus, run, journals).await? {
+        if at.is_some_and(|at| update.sequence() > at) {
+            break;
+        }
         match update {
             TaskUpdate::Decision { sequence: _, decision } => history.add_decision(&decision),
             TaskUpdate::Entry(entry) => {

@@ -24,7 +24,7 @@ use millrace_protocol::provider::ProviderStatus;
 use millrace_protocol::question::{
     Answer, AnswerKind, AnswerScope, ExpiryAction, QuestionSubject, RunAnswer, StandingAnswer,
 };
-use millrace_protocol::registry::{ClusterSettings, Heartbeat, ProcessRole, RunSummary};
+use millrace_protocol::registry::{ClusterSettings, Heartbeat, ProcessRole, RunSummary, SummarySpend};
 use millrace_protocol::result::{
     Artifact, Build, CapabilityDescription, CapabilityVersion, CriterionOutcome, ErrorKind, ExceededLimit,
     JudgeOpinion, ModelUsage, PlanProposal, Quotation, Source, SourceKind, TaskError, TaskResult, Usage,
@@ -1563,6 +1563,18 @@ fn all_encoding_samples() -> Vec<EncodingSample> {
                 ),
                 (named("of a run, told how it stands"), RunSummary { waiting_for: None, ..summary.clone() }),
                 (named("of a run with labels"), RunSummary { labels: sample_labels(), ..summary.clone() }),
+                (
+                    named("of an archived run with its usage"),
+                    RunSummary {
+                        archived: true,
+                        archived_span: Some((17, 4711)),
+                        spend: Some(Box::new(SummarySpend {
+                            by_capability: vec![(cast::capability_name("echo"), full_usage())],
+                            by_model: vec![(named("openai:gpt-5.2"), full_usage())],
+                        })),
+                        ..summary.clone()
+                    },
+                ),
                 (named("of a run that waits"), summary),
             ],
         ),

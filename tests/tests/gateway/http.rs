@@ -195,6 +195,41 @@ pub async fn read_events(address: SocketAddr, request: &Request, cut: Option<usi
     }
 }
 
+/// Reads a stream of events until `cut` bytes have arrived, for a limited time. Empty if there is no connection.
+pub async fn read_events_for(
+    address: SocketAddr,
+    request: &Request,
+    cut: usize,
+    time: Duration,
+) -> Vec<Frame> {
+    let mut bytes = Vec::new();
+    let reading = async {
+        let Ok(mut stream) = TcpStream::connect(address).await else {
+            return tokio::time::sleep(Duration::from_millis(20)).await;
+        };
+        if stream.write_all(&request.to_bytes(address)).await.is_err() {
+            return;
+        }
+        let mut buffer = [0; 4096];
+        while bytes.len() < cut {
+            let room = buffer.len().min(cut - bytes.len());
+            match stream.read(&mut buffer[..room]).await {
+                Ok(0) | Err(_) => break,
+                Ok(count) => bytes.extend_from_slice(&buffer[..count]),
+            }
+        }
+    };
+    // A stream of all runs never ends.
+    let _ = tokio::time::timeout(time, reading).await;
+    match Answer::parse(&bytes) {
+        Some(answer) => {
+            assert_eq!(answer.status, 200, "{}", answer.text());
+            Frame::parse_all(&answer.body)
+        }
+        None => Vec::new(),
+    }
+}
+
 /// Opens a stream, reads nothing for a while, and then all of it. Little fits into the buffers of its connection.
 pub async fn read_events_late(address: SocketAddr, request: &Request, pause: Duration) -> Vec<Frame> {
     let socket = TcpSocket::new_v4().expect("a socket");

@@ -104,6 +104,12 @@ class BlobNotFound(NotFound):
     kind = "blob-not-found"
 
 
+class SourceNotFound(NotFound):
+    """The result has no such source, or its text is no longer in the store."""
+
+    kind = "source-not-found"
+
+
 class LimitNotFound(NotFound):
     """The model has no limit."""
 

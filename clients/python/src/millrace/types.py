@@ -2160,6 +2160,33 @@ class EntryLineError(_EntryLineErrorRequired, total=False):
     """The turn, from 1."""
 
 
+class _EntryLineStoredStepRequired(TypedDict):
+    run: RunId
+    """The run."""
+    at: Time
+    """When it was appended."""
+    sequence: int
+    """Its sequence in the lane."""
+    journal: Literal["attempt", "review", "planning"]
+    attempt: int
+    """Its number, from 1."""
+    type: Literal["stored_step"]
+    name: str
+    """Its name."""
+    sha256: str
+    """The SHA-256 of the value, which is JSON; `GET /blobs/{sha256}` returns it."""
+    bytes: int
+    """The size of the value in bytes."""
+
+
+class EntryLineStoredStep(_EntryLineStoredStepRequired, total=False):
+    """A step with a large value, which is in the blob store."""
+    task: TaskId | None
+    """The task; absent for the planner."""
+    planner_turn: int
+    """The turn, from 1."""
+
+
 class _EntryLineUnreadableRequired(TypedDict):
     run: RunId
     """The run."""
@@ -2619,17 +2646,20 @@ class StreamNoticeEnd(TypedDict):
     """`true` if the run can be resumed; later events follow then on another stream."""
 
 
-class StreamNoticeLagged(TypedDict):
-    """The client reads more slowly than events are appended. Nothing of the log is left out; model output is."""
+class _StreamNoticeLaggedRequired(TypedDict):
     type: Literal["lagged"]
-    run: RunId
-    """The run."""
     last: str
     """The position of the last event that was sent before."""
     waited_ms: int
     """The time that the stream waited for the client, in milliseconds."""
     dropped_deltas: int
     """The number of pieces of model output that were left out."""
+
+
+class StreamNoticeLagged(_StreamNoticeLaggedRequired, total=False):
+    """The client reads more slowly than events are appended. Nothing of the log is left out; model output is."""
+    run: RunId | None
+    """The run; absent in a stream of many runs."""
 
 
 class StreamNoticeDelta(TypedDict):
@@ -2651,20 +2681,33 @@ class StreamNoticeDelta(TypedDict):
     """`true` if the earlier text is void: the model call was started again."""
 
 
-class StreamNoticeGatewayStopping(TypedDict):
-    """The stream ends before the run, because the gateway stops. Reconnect with the last id."""
+class _StreamNoticeGatewayStoppingRequired(TypedDict):
     type: Literal["gateway_stopping"]
-    run: RunId
-    """The run."""
 
 
-class StreamNoticeError(TypedDict):
-    """The stream ends, because an event can't be read."""
+class StreamNoticeGatewayStopping(_StreamNoticeGatewayStoppingRequired, total=False):
+    """The stream ends before the run, because the gateway stops. Reconnect with the last id."""
+    run: RunId | None
+    """The run; absent in a stream of many runs."""
+
+
+class StreamNoticeStreamStarted(TypedDict):
+    """A stream of many runs begins after this position, which is its id."""
+    type: Literal["stream_started"]
+    last: str
+    """The position."""
+
+
+class _StreamNoticeErrorRequired(TypedDict):
     type: Literal["error"]
-    run: RunId
-    """The run."""
     message: str
     """The reason."""
+
+
+class StreamNoticeError(_StreamNoticeErrorRequired, total=False):
+    """An event can't be read. It ends the stream of one run."""
+    run: RunId | None
+    """The run."""
 
 
 class TaskTranscript(TypedDict):
@@ -2959,6 +3002,29 @@ class TranscriptEntryError(_TranscriptEntryErrorRequired, total=False):
     """The turn, from 1."""
 
 
+class _TranscriptEntryStoredStepRequired(TypedDict):
+    at: Time
+    """When it was appended."""
+    sequence: int
+    """Its sequence in the lane."""
+    journal: Literal["attempt", "review", "planning"]
+    attempt: int
+    """Its number, from 1."""
+    type: Literal["stored_step"]
+    name: str
+    """Its name."""
+    sha256: str
+    """The SHA-256 of the value, which is JSON; `GET /blobs/{sha256}` returns it."""
+    bytes: int
+    """The size of the value in bytes."""
+
+
+class TranscriptEntryStoredStep(_TranscriptEntryStoredStepRequired, total=False):
+    """A step with a large value, which is in the blob store."""
+    planner_turn: int
+    """The turn, from 1."""
+
+
 class _TranscriptEntryUnreadableRequired(TypedDict):
     at: Time
     """When it was appended."""
@@ -3162,425 +3228,55 @@ class TraceDocument(TypedDict):
     """The spans, by their source."""
 
 
-class FileList(TypedDict):
-    """Files, or versions of a file."""
-    files: list[FileLine]
-    """The files, or the versions of one, oldest first."""
-
-
-class _FileLineRequired(TypedDict):
-    path: str
-    """Its path."""
-    bytes: int
-    """Its size in bytes."""
-    version: int
-    """Its version, from 1."""
-    author: str
-    """Its author."""
-    at: Time
-    """When it was written."""
-    deleted: bool
-    """`true` if this version deletes the file."""
-    type: Literal["file"]
-
-
-class FileLine(_FileLineRequired, total=False):
-    """A version of a file of a run: a line of `millrace files --json`."""
-    text: str | None
-    """Its content, if one file was asked for and it is text."""
-
-
-class QuestionLine(TypedDict):
-    """A question of a run: a line of `millrace inbox --json`, and of `millrace watch --json` when it is opened
-    and when it is closed.
-    """
-    id: str
-    """The id, as `millrace answer` accepts it."""
+class RunLog(TypedDict):
+    """A part of the log of a run."""
     run: RunId
     """The run."""
-    task: TaskId | None
-    """The task; `null` for a question about the plan."""
-    attempt: int | None
-    """The attempt; `null` for a question about the plan."""
-    number: int
-    """The number of the wait in the attempt, or of the question about the plan, from 1."""
-    round: int
-    """The round, from 1; it grows when an expired question is renewed."""
-    status: QuestionStatus
-    """The state."""
-    asked_at: Time
-    """The start of its round."""
-    expires_at: Time | None
-    """When it expires; `null` if it does not, or is closed."""
-    kind: QuestionKindJson
-    """The kind."""
-    text: str
-    """The text for the person."""
-    tool: str | None
-    """The tool whose call needs an approval; `null` for an input."""
-    arguments: Any
-    """The arguments of the call, as JSON text if they are cut; `null` for an input."""
-    options: list[str]
-    """The proposed answers to an input."""
-    result: str | None
-    """The result to judge, in a sentence; `null` for other kinds."""
-    criteria: list[str]
-    """The criteria for the judgement of a result."""
-    critic: str | None
-    """The verdict of the critic on that result; `null` if there is none."""
-    schema: Any
-    """The JSON Schema of edited arguments, or of the answer; `null` if there is none."""
-    decisions: list[AnswerKind]
-    """The kinds of answers that are allowed."""
-    digest: str
-    """The digest that an answer must name."""
-    to: str
-    """The person or role that should answer; empty is anyone."""
-    expires_s: int | None
-    """The seconds that a round of the question may take; `null` if it does not expire."""
-    on_expiry: ExpiryAction | None
-    """The consequence of an expired question; `null` if it does not expire."""
-    escalate_to: str
-    """The person or role that gets an expired question; empty if nobody does."""
-    by: str | None
-    """The person whose answer counts; `null` as long as there is none."""
-    decided_at: Time | None
-    """When it was decided on; `null` while it is open, and if it was withdrawn."""
-    time_to_decide_ms: int | None
-    """The time from its round to its decision."""
-    answer: PersonAnswerJson | None
-    """The answer; `null` as long as there is none."""
-    withdrawn: str | None
-    """The reason why it was withdrawn; `null` if it was not."""
-    type: Literal["question"]
+    decisions: list[LoggedDecision]
+    """The decisions, oldest first."""
+    next: int | None
+    """The `after` of the next part; `null` if there are no more decisions so far."""
+    type: Literal["run_log"]
 
 
-class QuestionList(TypedDict):
-    """Questions."""
-    questions: list[QuestionLine]
-    """The questions; those of a run oldest first."""
+class LoggedDecision(TypedDict):
+    """A decision with the messages that it answers."""
+    decision: decision
+    """The decision."""
+    messages: list[MessageLine]
+    """The messages that it answers, in the order of the answers."""
 
 
-class _AnswerLineRequired(TypedDict):
-    id: str
-    """The question: its full id, or the argument if there is no such question."""
-    outcome: OutcomeKind
-    """The outcome."""
-    by: str | None
-    """The person whose answer counts; `null` if there is none."""
-    at: Time | None
-    """When that answer was decided on."""
-    answer: PersonAnswerJson | None
-    """That answer."""
-    message: str
-    """The outcome, for a person."""
-    type: Literal["answer"]
-
-
-class AnswerLine(_AnswerLineRequired, total=False):
-    """The outcome of an answer: a line of `millrace answer --json`."""
-    candidates: list[str]
-    """The open questions that the name fits, if there are several."""
-
-
-class AnswerList(TypedDict):
-    """The outcomes of a batch."""
-    outcomes: list[AnswerLine]
-    """The outcomes, in the order of the answers."""
-
-
-class ClusterJsonStatus(TypedDict):
-    """Everything: `millrace status`."""
-    type: Literal["status"]
-    at: Time
-    """When it was read."""
-    cluster: ClusterSettingsJson
-    """The settings."""
-    processes: list[ProcessJson]
-    """The processes."""
-    capabilities: list[CapabilityJson]
-    """The capabilities."""
-    lanes: list[LaneJson]
-    """The lanes of the log."""
-    runs: dict[str, int]
-    """The number of runs, by state."""
-    storage: StorageJson
-    """The storage of the account."""
-
-
-class ClusterJsonWorkers(TypedDict):
-    """The workers and critics: `millrace workers`."""
-    type: Literal["workers"]
-    workers: list[ProcessJson]
-    """The workers and critics."""
-
-
-class ClusterJsonCapabilities(TypedDict):
-    """The capabilities: `millrace capabilities`."""
-    type: Literal["capabilities"]
-    capabilities: list[CapabilityJson]
-    """The capabilities."""
-
-
-class ClusterSettingsJson(TypedDict):
-    """The settings of a cluster."""
-    lanes: int
-    """The number of lanes of the log."""
-    replicas: int
-    """The number of replicas of each stream."""
-    lane_lease_ms: int
-    """The lease of a supervisor on its lanes in milliseconds."""
-    work_lease_ms: int
-    """The lease of a worker on its work in milliseconds."""
-
-
-class ProcessJson(TypedDict):
-    """A process."""
-    id: WorkerId
-    """Its id."""
-    role: ProcessRole
-    """Its role."""
-    host: str
-    """Its host."""
-    pid: int
-    """Its process id on that host."""
-    version: str
-    """Its version."""
-    started_at: Time
-    """When it started."""
-    last_heartbeat_at: Time
-    """Its last heartbeat."""
-    heartbeat_age_ms: int
-    """The age of its last heartbeat in milliseconds."""
-    slots: SlotsJson
-    """Its slots."""
-    capabilities: list[ProcessCapabilityJson]
-    """Its capabilities."""
-    lanes: list[int]
-    """Of a supervisor: the lanes that it owns."""
-    last_problem: ProblemJson | None
-    """The last warning or error in its log."""
-
-
-class SlotsJson(TypedDict):
-    """The slots of a process or a capability."""
-    busy: int
-    """The slots with work in flight."""
-    total: int
-    """All slots."""
-
-
-class ProcessCapabilityJson(TypedDict):
-    """A capability of a process."""
-    name: Capability
-    """Its name."""
-    slots: SlotsJson
-    """The slots that the process has for it."""
-
-
-class ProblemJson(TypedDict):
-    """A warning or an error in a log."""
-    at: Time
-    """When it was logged."""
-    level: str
-    """`warn` or `error`."""
-    message: str
-    """The line."""
-
-
-class CapabilityJson(TypedDict):
-    """A capability."""
-    name: Capability
-    """Its name."""
-    description: str | None
-    """Its description; `null` if it is not announced."""
-    workers: int
-    """The number of processes that provide it."""
-    slots: SlotsJson
-    """Their slots."""
-    queue: QueueJson | None
-    """Its queue; `null` if it has none yet."""
-
-
-class QueueJson(TypedDict):
-    """The queue of a capability."""
-    pending: int
-    """The orders that wait for a worker."""
-    in_progress: int
-    """The orders in progress."""
-    redelivered: int
-    """The orders in progress that were delivered more than once."""
-    oldest_order_at: Time | None
-    """When the oldest order was published."""
-    oldest_order_age_ms: int | None
-    """The age of the oldest order in milliseconds."""
-
-
-class LaneJson(TypedDict):
-    """A lane of the log."""
-    lane: int
-    """The lane."""
-    owner: WorkerId | None
-    """The supervisor that owns it."""
-    lag_messages: int | None
-    """The messages that its owner has not read yet."""
-    messages: int
-    """The messages in it."""
-    live_runs: int | None
-    """The live runs in it."""
-
-
-class StorageJson(TypedDict):
-    """The storage of the account."""
-    used_bytes: int
-    """The bytes in use, all replicas together."""
-    limit_bytes: int | None
-    """The limit; `null` if there is none."""
-
-
-class LimitList(TypedDict):
-    """Rate limits."""
-    limits: list[LimitLine]
-    """The limits with their use in the last minute."""
-
-
-class LimitLine(TypedDict):
-    """A rate limit and its use: a line of `millrace limits --json`."""
-    name: str
-    """The model or provider."""
-    requests: LimitUseJson
-    """Requests per minute."""
-    tokens: LimitUseJson
-    """Tokens per minute."""
-    paused_until: Time | None
-    """The end of the pause that the provider asked for."""
-    type: Literal["limit"]
-
-
-class LimitUseJson(TypedDict):
-    """The use of a limit in the last minute."""
-    limit: int | None
-    """The limit; `null` is unlimited."""
-    used: int
-    """The use in the last minute."""
-    left: int | None
-    """The remainder; `null` is unlimited."""
-
-
-class CommandOutcomeRunSubmitted(TypedDict):
-    """A run was submitted."""
-    type: Literal["run_submitted"]
+class decision(TypedDict):
+    """A decision of a run: a line of `millrace replay --log --json`."""
     run: RunId
     """The run."""
-
-
-class CommandOutcomeCommandApplied(TypedDict):
-    """A supervisor has decided on a command for a run."""
-    type: Literal["command_applied"]
-    run: RunId
-    """The run."""
-    summary: str
-    """The changes, for a person."""
+    sequence: int
+    """The sequence of the decision in the lane."""
+    at: Time
+    """The time of the decision."""
+    by: WorkerId
+    """The supervisor."""
+    answers: list[AnswerJson]
+    """The answered inputs, in order."""
     events: list[EventJson]
-    """The events."""
+    """The events, those of one answer after those of the one before."""
+    type: Literal["decision"]
 
 
-class CommandOutcomeClusterStarted(TypedDict):
-    """A local cluster is running."""
-    type: Literal["cluster_started"]
-    url: str
-    """The address of its NATS server."""
-    data: str
-    """Its data folder."""
-    pid: int
-    """The process that keeps it."""
+class _AnswerJsonRequired(TypedDict):
+    cause: CauseJson
+    """The input."""
+    events: int
+    """The number of its events."""
 
 
-class CommandOutcomeClusterStopped(TypedDict):
-    """A local cluster was stopped."""
-    type: Literal["cluster_stopped"]
-    data: str
-    """Its data folder."""
-    was_running: bool
-    """`false` if none was running."""
-
-
-class CommandOutcomeLimitSet(TypedDict):
-    """A rate limit was set."""
-    type: Literal["limit_set"]
-    name: str
-    """The model or provider."""
-    requests: int | None
-    """Requests per minute; `null` is unlimited."""
-    tokens: int | None
-    """Tokens per minute; `null` is unlimited."""
-
-
-class CommandOutcomeLimitCleared(TypedDict):
-    """A rate limit was removed."""
-    type: Literal["limit_cleared"]
-    name: str
-    """The model or provider."""
-
-
-class _CommandOutcomeTokenCreatedRequired(TypedDict):
-    type: Literal["token_created"]
-    id: TokenId
-    """Its id."""
-    name: str
-    """The name of its holder."""
-    scopes: ScopeSet
-    """The operations that it allows."""
-    token: str
-    """The token. It can't be read again."""
-
-
-class CommandOutcomeTokenCreated(_CommandOutcomeTokenCreatedRequired, total=False):
-    """A token of the HTTP API was created."""
-    expires_at: Time | None
-    """When it expires."""
-
-
-class CommandOutcomeTokenRevoked(TypedDict):
-    """A token of the HTTP API was revoked."""
-    type: Literal["token_revoked"]
-    id: TokenId
-    """Its id."""
-    name: str
-    """The name of its holder."""
-
-
-class CommandOutcomeFilesWritten(TypedDict):
-    """Files of a run were written to the disk."""
-    type: Literal["files_written"]
-    path: str
-    """The file or folder."""
-    files: int
-    """The number of files."""
-    bytes: int
-    """Their size in bytes."""
-
-
-class CommandOutcomeMemoryRemoved(TypedDict):
-    """A memory was removed."""
-    type: Literal["memory_removed"]
-    path: str
-    """Its path."""
-    version: int
-    """The version of the removal."""
-
-
-class CommandOutcomeNatsConfigWritten(TypedDict):
-    """The configuration of NATS servers was written."""
-    type: Literal["nats_config_written"]
-    folder: str
-    """The folder."""
-    changes: list[FileChangeJson]
-    """The changes of its files, in order."""
-    notes: list[str]
-    """Notes for a person."""
-    next: list[str]
-    """The next steps, for a person."""
+class AnswerJson(_AnswerJsonRequired, total=False):
+    """The answer to an input."""
+    message: int | None
+    """The sequence, in the lane, of the message that was answered."""
+    refusal: str | None
+    """The reason why it was refused."""
 
 
 class _EventJsonRunStartedRequired(TypedDict):
@@ -4161,6 +3857,696 @@ class EventJsonProviderGivenUp(TypedDict):
     """The wait."""
 
 
+class _MessageLineRequired(TypedDict):
+    sequence: int
+    """Its sequence in the lane."""
+    at: Time
+    """When the server stored it."""
+    kind: MessageKind
+    """Its kind."""
+    description: str
+    """Its content in a line, for a person."""
+
+
+class MessageLine(_MessageLineRequired, total=False):
+    """A message that a decision answers."""
+    by: str | None
+    """The user or the process that appended it, if it names one."""
+    task: TaskId | None
+    """The task."""
+    planner_turn: int | None
+    """The turn of the planner."""
+    attempt: int | None
+    """The attempt at the task or the turn."""
+
+
+class Timeline(TypedDict):
+    """The timeline of a run."""
+    run: RunId
+    """The run."""
+    started_at: Time | None
+    """When it started."""
+    ended_at: Time | None
+    """When it ended; `null` until then."""
+    sequence: int
+    """The sequence of the last message that is included."""
+    attempts: list[AttemptTimeline]
+    """The attempts at tasks, in the order of their first segments."""
+    turns: list[TurnTimeline]
+    """The turns of the planner."""
+    type: Literal["timeline"]
+
+
+class AttemptTimeline(TypedDict):
+    """The segments of an attempt at a task."""
+    task: TaskId
+    """The task."""
+    attempt: int
+    """The attempt, from 1."""
+    segments: list[Segment]
+    """What it did, in the order of the starts."""
+
+
+class _SegmentRequired(TypedDict):
+    kind: SegmentKind
+    """What it did."""
+    start: Time
+    """The start."""
+    end: Time | None
+    """The end; `null` if it has not ended."""
+
+
+class Segment(_SegmentRequired, total=False):
+    """A span of time in which an attempt did one thing."""
+    name: str | None
+    """The model, the tool, or the name of the step."""
+    turn: int | None
+    """The turn of the agent, from 0."""
+    worker: str | None
+    """The worker, the critic or the planner."""
+    failed: bool
+    """`true` if a tool call failed."""
+    review: bool
+    """`true` if a critic did it."""
+    sequence: int | None
+    """The sequence of the entry with the result."""
+
+
+class TurnTimeline(TypedDict):
+    """The segments of a turn of the planner."""
+    turn: int
+    """The turn, from 1."""
+    attempt: int
+    """The attempt at it, from 1."""
+    segments: list[Segment]
+    """What it did, in the order of the starts."""
+
+
+class JournalPage(TypedDict):
+    """A part of the journals of a run."""
+    entries: list[EntryLine]
+    """The entries, oldest first."""
+    next: int | None
+    """The `after` of the next part; `null` if there are no more entries so far."""
+
+
+class TaskList(TypedDict):
+    """The tasks of a run."""
+    run: RunId
+    """The run."""
+    sequence: int
+    """The sequence of the last decision; 0 before the first."""
+    task_counts: TaskCounts
+    """The number of tasks, by state."""
+    tasks: list[TaskJson]
+    """The tasks, with all attempts."""
+    type: Literal["tasks"]
+
+
+class RunSpend(TypedDict):
+    """The usage of a run."""
+    run: RunId
+    """The run."""
+    spend: UsageBreakdown
+    """The usage by role, capability and model."""
+    tasks: list[TaskSpend]
+    """The usage by task."""
+    series: list[SpendPoint]
+    """The total after each decision that changed it; of a long run, a selection."""
+    type: Literal["run_spend"]
+
+
+class TaskSpend(TypedDict):
+    """The usage of a task."""
+    task: TaskId
+    """The task."""
+    capability: Capability
+    """Its capability."""
+    attempts: int
+    """The number of its attempts."""
+    usage: Usage
+    """Its usage, reviews included; without that of the tasks that it delegated."""
+
+
+class SpendPoint(TypedDict):
+    """The usage of a run up to a decision."""
+    sequence: int
+    """The sequence of the decision."""
+    at: Time
+    """The time of the decision."""
+    usage: Usage
+    """The usage so far."""
+
+
+class _SpendReportRequired(TypedDict):
+    runs: int
+    """The number of runs."""
+    usage: Usage
+    """Their usage."""
+    groups: list[SpendLine]
+    """The usage by group, the most expensive first; days in their order."""
+    type: Literal["spend"]
+
+
+class SpendReport(_SpendReportRequired, total=False):
+    """The usage of many runs."""
+    ungrouped_runs: int
+    """The number of runs whose usage is in no group, because an earlier release wrote their summaries."""
+
+
+class SpendLine(TypedDict):
+    """The usage of a group."""
+    name: str
+    """The name of the group."""
+    runs: int
+    """The number of runs in it."""
+    usage: Usage
+    """Their usage."""
+
+
+class SourceText(TypedDict):
+    """The text of a source."""
+    type: Literal["source_text"]
+    source: Source
+    """The source."""
+    quotations: list[Quotation]
+    """The passages of it that the result quotes."""
+    line_count: int
+    """The number of its lines."""
+    first_line: int
+    """The number of the first line in `lines`, from 1."""
+    lines: list[str]
+    """The lines, without their ends."""
+    place: str | None
+    """The page, slide, sheet or section of these lines, in formats that have any."""
+
+
+class PlanCheck(TypedDict):
+    """The result of a check."""
+    type: Literal["plan_check"]
+    valid: bool
+    """`true` if a run with this plan can be submitted."""
+    mistakes: list[PlanMistake]
+    """The mistakes, in the order of their places. Warnings do not keep the plan from being submitted."""
+    objective: str | None
+    """The objective of the plan, if it has one."""
+    tasks: list[CheckedTask]
+    """The tasks, if the plan is valid."""
+
+
+class PlanMistake(TypedDict):
+    """A mistake in a plan."""
+    severity: MistakeSeverity
+    """The severity."""
+    line: int
+    """The line, from 1."""
+    column: int
+    """The column in characters, from 1."""
+    message: str
+    """The mistake, and what is expected."""
+
+
+class CheckedTask(TypedDict):
+    """A task of a valid plan."""
+    id: str
+    """Its id."""
+    objective: str
+    """Its objective."""
+    capability: str
+    """Its capability."""
+    depends_on: list[str]
+    """The tasks that it depends on."""
+    final: bool
+    """`true` if its result is the deliverable."""
+
+
+class FileList(TypedDict):
+    """Files, or versions of a file."""
+    files: list[FileLine]
+    """The files, or the versions of one, oldest first."""
+
+
+class _FileLineRequired(TypedDict):
+    path: str
+    """Its path."""
+    bytes: int
+    """Its size in bytes."""
+    version: int
+    """Its version, from 1."""
+    author: str
+    """Its author."""
+    at: Time
+    """When it was written."""
+    deleted: bool
+    """`true` if this version deletes the file."""
+    type: Literal["file"]
+
+
+class FileLine(_FileLineRequired, total=False):
+    """A version of a file of a run: a line of `millrace files --json`."""
+    text: str | None
+    """Its content, if one file was asked for and it is text."""
+
+
+class QuestionLine(TypedDict):
+    """A question of a run: a line of `millrace inbox --json`, and of `millrace watch --json` when it is opened
+    and when it is closed.
+    """
+    id: str
+    """The id, as `millrace answer` accepts it."""
+    run: RunId
+    """The run."""
+    task: TaskId | None
+    """The task; `null` for a question about the plan."""
+    attempt: int | None
+    """The attempt; `null` for a question about the plan."""
+    number: int
+    """The number of the wait in the attempt, or of the question about the plan, from 1."""
+    round: int
+    """The round, from 1; it grows when an expired question is renewed."""
+    status: QuestionStatus
+    """The state."""
+    asked_at: Time
+    """The start of its round."""
+    expires_at: Time | None
+    """When it expires; `null` if it does not, or is closed."""
+    kind: QuestionKindJson
+    """The kind."""
+    text: str
+    """The text for the person."""
+    tool: str | None
+    """The tool whose call needs an approval; `null` for an input."""
+    arguments: Any
+    """The arguments of the call, as JSON text if they are cut; `null` for an input."""
+    options: list[str]
+    """The proposed answers to an input."""
+    result: str | None
+    """The result to judge, in a sentence; `null` for other kinds."""
+    criteria: list[str]
+    """The criteria for the judgement of a result."""
+    critic: str | None
+    """The verdict of the critic on that result; `null` if there is none."""
+    schema: Any
+    """The JSON Schema of edited arguments, or of the answer; `null` if there is none."""
+    decisions: list[AnswerKind]
+    """The kinds of answers that are allowed."""
+    digest: str
+    """The digest that an answer must name."""
+    to: str
+    """The person or role that should answer; empty is anyone."""
+    expires_s: int | None
+    """The seconds that a round of the question may take; `null` if it does not expire."""
+    on_expiry: ExpiryAction | None
+    """The consequence of an expired question; `null` if it does not expire."""
+    escalate_to: str
+    """The person or role that gets an expired question; empty if nobody does."""
+    by: str | None
+    """The person whose answer counts; `null` as long as there is none."""
+    decided_at: Time | None
+    """When it was decided on; `null` while it is open, and if it was withdrawn."""
+    time_to_decide_ms: int | None
+    """The time from its round to its decision."""
+    answer: PersonAnswerJson | None
+    """The answer; `null` as long as there is none."""
+    withdrawn: str | None
+    """The reason why it was withdrawn; `null` if it was not."""
+    type: Literal["question"]
+
+
+class QuestionList(TypedDict):
+    """Questions."""
+    questions: list[QuestionLine]
+    """The questions; those of a run oldest first."""
+
+
+class _AnswerLineRequired(TypedDict):
+    id: str
+    """The question: its full id, or the argument if there is no such question."""
+    outcome: OutcomeKind
+    """The outcome."""
+    by: str | None
+    """The person whose answer counts; `null` if there is none."""
+    at: Time | None
+    """When that answer was decided on."""
+    answer: PersonAnswerJson | None
+    """That answer."""
+    message: str
+    """The outcome, for a person."""
+    type: Literal["answer"]
+
+
+class AnswerLine(_AnswerLineRequired, total=False):
+    """The outcome of an answer: a line of `millrace answer --json`."""
+    candidates: list[str]
+    """The open questions that the name fits, if there are several."""
+
+
+class AnswerList(TypedDict):
+    """The outcomes of a batch."""
+    outcomes: list[AnswerLine]
+    """The outcomes, in the order of the answers."""
+
+
+class ClusterJsonStatus(TypedDict):
+    """Everything: `millrace status`."""
+    type: Literal["status"]
+    at: Time
+    """When it was read."""
+    cluster: ClusterSettingsJson
+    """The settings."""
+    processes: list[ProcessJson]
+    """The processes."""
+    capabilities: list[CapabilityJson]
+    """The capabilities."""
+    lanes: list[LaneJson]
+    """The lanes of the log."""
+    runs: dict[str, int]
+    """The number of runs, by state."""
+    storage: StorageJson
+    """The storage of the account."""
+
+
+class ClusterJsonWorkers(TypedDict):
+    """The workers and critics: `millrace workers`."""
+    type: Literal["workers"]
+    workers: list[ProcessJson]
+    """The workers and critics."""
+
+
+class ClusterJsonCapabilities(TypedDict):
+    """The capabilities: `millrace capabilities`."""
+    type: Literal["capabilities"]
+    capabilities: list[CapabilityJson]
+    """The capabilities."""
+
+
+class ClusterSettingsJson(TypedDict):
+    """The settings of a cluster."""
+    lanes: int
+    """The number of lanes of the log."""
+    replicas: int
+    """The number of replicas of each stream."""
+    lane_lease_ms: int
+    """The lease of a supervisor on its lanes in milliseconds."""
+    work_lease_ms: int
+    """The lease of a worker on its work in milliseconds."""
+
+
+class ProcessJson(TypedDict):
+    """A process."""
+    id: WorkerId
+    """Its id."""
+    role: ProcessRole
+    """Its role."""
+    host: str
+    """Its host."""
+    pid: int
+    """Its process id on that host."""
+    version: str
+    """Its version."""
+    started_at: Time
+    """When it started."""
+    last_heartbeat_at: Time
+    """Its last heartbeat."""
+    heartbeat_age_ms: int
+    """The age of its last heartbeat in milliseconds."""
+    slots: SlotsJson
+    """Its slots."""
+    capabilities: list[ProcessCapabilityJson]
+    """Its capabilities."""
+    lanes: list[int]
+    """Of a supervisor: the lanes that it owns."""
+    last_problem: ProblemJson | None
+    """The last warning or error in its log."""
+
+
+class SlotsJson(TypedDict):
+    """The slots of a process or a capability."""
+    busy: int
+    """The slots with work in flight."""
+    total: int
+    """All slots."""
+
+
+class ProcessCapabilityJson(TypedDict):
+    """A capability of a process."""
+    name: Capability
+    """Its name."""
+    slots: SlotsJson
+    """The slots that the process has for it."""
+
+
+class ProblemJson(TypedDict):
+    """A warning or an error in a log."""
+    at: Time
+    """When it was logged."""
+    level: str
+    """`warn` or `error`."""
+    message: str
+    """The line."""
+
+
+class _CapabilityJsonRequired(TypedDict):
+    name: Capability
+    """Its name."""
+    description: str | None
+    """Its description; `null` if it is not announced."""
+    workers: int
+    """The number of processes that provide it."""
+    slots: SlotsJson
+    """Their slots."""
+    queue: QueueJson | None
+    """Its queue; `null` if it has none yet."""
+
+
+class CapabilityJson(_CapabilityJsonRequired, total=False):
+    """A capability."""
+    interface: CapabilityInterface | None
+    """What it accepts and returns; in the list of capabilities only."""
+
+
+class QueueJson(TypedDict):
+    """The queue of a capability."""
+    pending: int
+    """The orders that wait for a worker."""
+    in_progress: int
+    """The orders in progress."""
+    redelivered: int
+    """The orders in progress that were delivered more than once."""
+    oldest_order_at: Time | None
+    """When the oldest order was published."""
+    oldest_order_age_ms: int | None
+    """The age of the oldest order in milliseconds."""
+
+
+class _CapabilityInterfaceRequired(TypedDict):
+    parameters: Any
+    """The JSON Schema of a task's parameters; `null` accepts any."""
+    output: Any
+    """The JSON Schema of `data` in its results; `null` declares none."""
+    criteria: list[str]
+    """The criteria that critics check for every result of it."""
+    review: Review
+    """The review of its results, if the task declares none."""
+
+
+class CapabilityInterface(_CapabilityInterfaceRequired, total=False):
+    """What a capability accepts and returns."""
+    version: CapabilityVersion | None
+    """Its version."""
+
+
+class LaneJson(TypedDict):
+    """A lane of the log."""
+    lane: int
+    """The lane."""
+    owner: WorkerId | None
+    """The supervisor that owns it."""
+    lag_messages: int | None
+    """The messages that its owner has not read yet."""
+    messages: int
+    """The messages in it."""
+    live_runs: int | None
+    """The live runs in it."""
+
+
+class StorageJson(TypedDict):
+    """The storage of the account."""
+    used_bytes: int
+    """The bytes in use, all replicas together."""
+    limit_bytes: int | None
+    """The limit; `null` if there is none."""
+
+
+class ClusterChecks(TypedDict):
+    """The checks of a cluster."""
+    usable: bool
+    """`true` if runs make progress."""
+    checks: list[CheckResult]
+    """The checks; several may have one name."""
+    type: Literal["cluster_checks"]
+
+
+class _CheckResultRequired(TypedDict):
+    name: str
+    """The subject of the check."""
+    status: CheckStatus
+    """The result."""
+    found: str
+    """The finding."""
+
+
+class CheckResult(_CheckResultRequired, total=False):
+    """The result of one check."""
+    advice: str | None
+    """Suggested fix, if there is a problem."""
+
+
+class LimitList(TypedDict):
+    """Rate limits."""
+    limits: list[LimitLine]
+    """The limits with their use in the last minute."""
+
+
+class LimitLine(TypedDict):
+    """A rate limit and its use: a line of `millrace limits --json`."""
+    name: str
+    """The model or provider."""
+    requests: LimitUseJson
+    """Requests per minute."""
+    tokens: LimitUseJson
+    """Tokens per minute."""
+    paused_until: Time | None
+    """The end of the pause that the provider asked for."""
+    type: Literal["limit"]
+
+
+class LimitUseJson(TypedDict):
+    """The use of a limit in the last minute."""
+    limit: int | None
+    """The limit; `null` is unlimited."""
+    used: int
+    """The use in the last minute."""
+    left: int | None
+    """The remainder; `null` is unlimited."""
+
+
+class CommandOutcomeRunSubmitted(TypedDict):
+    """A run was submitted."""
+    type: Literal["run_submitted"]
+    run: RunId
+    """The run."""
+
+
+class CommandOutcomeCommandApplied(TypedDict):
+    """A supervisor has decided on a command for a run."""
+    type: Literal["command_applied"]
+    run: RunId
+    """The run."""
+    summary: str
+    """The changes, for a person."""
+    events: list[EventJson]
+    """The events."""
+
+
+class CommandOutcomeClusterStarted(TypedDict):
+    """A local cluster is running."""
+    type: Literal["cluster_started"]
+    url: str
+    """The address of its NATS server."""
+    data: str
+    """Its data folder."""
+    pid: int
+    """The process that keeps it."""
+
+
+class CommandOutcomeClusterStopped(TypedDict):
+    """A local cluster was stopped."""
+    type: Literal["cluster_stopped"]
+    data: str
+    """Its data folder."""
+    was_running: bool
+    """`false` if none was running."""
+
+
+class CommandOutcomeLimitSet(TypedDict):
+    """A rate limit was set."""
+    type: Literal["limit_set"]
+    name: str
+    """The model or provider."""
+    requests: int | None
+    """Requests per minute; `null` is unlimited."""
+    tokens: int | None
+    """Tokens per minute; `null` is unlimited."""
+
+
+class CommandOutcomeLimitCleared(TypedDict):
+    """A rate limit was removed."""
+    type: Literal["limit_cleared"]
+    name: str
+    """The model or provider."""
+
+
+class _CommandOutcomeTokenCreatedRequired(TypedDict):
+    type: Literal["token_created"]
+    id: TokenId
+    """Its id."""
+    name: str
+    """The name of its holder."""
+    scopes: ScopeSet
+    """The operations that it allows."""
+    token: str
+    """The token. It can't be read again."""
+
+
+class CommandOutcomeTokenCreated(_CommandOutcomeTokenCreatedRequired, total=False):
+    """A token of the HTTP API was created."""
+    expires_at: Time | None
+    """When it expires."""
+
+
+class CommandOutcomeTokenRevoked(TypedDict):
+    """A token of the HTTP API was revoked."""
+    type: Literal["token_revoked"]
+    id: TokenId
+    """Its id."""
+    name: str
+    """The name of its holder."""
+
+
+class CommandOutcomeFilesWritten(TypedDict):
+    """Files of a run were written to the disk."""
+    type: Literal["files_written"]
+    path: str
+    """The file or folder."""
+    files: int
+    """The number of files."""
+    bytes: int
+    """Their size in bytes."""
+
+
+class CommandOutcomeMemoryRemoved(TypedDict):
+    """A memory was removed."""
+    type: Literal["memory_removed"]
+    path: str
+    """Its path."""
+    version: int
+    """The version of the removal."""
+
+
+class CommandOutcomeNatsConfigWritten(TypedDict):
+    """The configuration of NATS servers was written."""
+    type: Literal["nats_config_written"]
+    folder: str
+    """The folder."""
+    changes: list[FileChangeJson]
+    """The changes of its files, in order."""
+    notes: list[str]
+    """Notes for a person."""
+    next: list[str]
+    """The next steps, for a person."""
+
+
 class _FileChangeJsonRequired(TypedDict):
     file: str
     """The path in the folder."""
@@ -4468,7 +4854,7 @@ class Version(TypedDict):
 
 
 class _ProblemRequired(TypedDict):
-    type: Literal["urn:millrace:problem:invalid-request", "urn:millrace:problem:unknown-host", "urn:millrace:problem:cross-origin", "urn:millrace:problem:unauthenticated", "urn:millrace:problem:scope-missing", "urn:millrace:problem:unknown-path", "urn:millrace:problem:method-not-allowed", "urn:millrace:problem:not-acceptable", "urn:millrace:problem:unsupported-media-type", "urn:millrace:problem:body-too-large", "urn:millrace:problem:request-timeout", "urn:millrace:problem:run-not-found", "urn:millrace:problem:task-not-found", "urn:millrace:problem:question-not-found", "urn:millrace:problem:file-not-found", "urn:millrace:problem:blob-not-found", "urn:millrace:problem:limit-not-found", "urn:millrace:problem:token-not-found", "urn:millrace:problem:too-many-tokens", "urn:millrace:problem:no-deliverable", "urn:millrace:problem:invalid-run", "urn:millrace:problem:idempotency-key-reused", "urn:millrace:problem:command-refused", "urn:millrace:problem:answer-refused", "urn:millrace:problem:question-closed", "urn:millrace:problem:run-not-ended", "urn:millrace:problem:log-damaged", "urn:millrace:problem:cluster-unavailable", "urn:millrace:problem:store-full", "urn:millrace:problem:gateway-forbidden", "urn:millrace:problem:unreadable-data"]
+    type: Literal["urn:millrace:problem:invalid-request", "urn:millrace:problem:unknown-host", "urn:millrace:problem:cross-origin", "urn:millrace:problem:unauthenticated", "urn:millrace:problem:scope-missing", "urn:millrace:problem:unknown-path", "urn:millrace:problem:method-not-allowed", "urn:millrace:problem:not-acceptable", "urn:millrace:problem:unsupported-media-type", "urn:millrace:problem:body-too-large", "urn:millrace:problem:request-timeout", "urn:millrace:problem:run-not-found", "urn:millrace:problem:task-not-found", "urn:millrace:problem:question-not-found", "urn:millrace:problem:file-not-found", "urn:millrace:problem:blob-not-found", "urn:millrace:problem:source-not-found", "urn:millrace:problem:limit-not-found", "urn:millrace:problem:token-not-found", "urn:millrace:problem:too-many-tokens", "urn:millrace:problem:no-deliverable", "urn:millrace:problem:invalid-run", "urn:millrace:problem:idempotency-key-reused", "urn:millrace:problem:command-refused", "urn:millrace:problem:answer-refused", "urn:millrace:problem:question-closed", "urn:millrace:problem:run-not-ended", "urn:millrace:problem:log-damaged", "urn:millrace:problem:cluster-unavailable", "urn:millrace:problem:store-full", "urn:millrace:problem:gateway-forbidden", "urn:millrace:problem:unreadable-data"]
     """The kind of the problem: `urn:millrace:problem:` and a name that never changes."""
     title: str
     """The kind in a sentence."""
@@ -4530,6 +4916,17 @@ class DocumentReference(TypedDict):
     """The path under which agents see and cite it."""
     sha256: str
     """The SHA-256 of its content in hexadecimal."""
+
+
+class _PlanCheckBodyRequired(TypedDict):
+    plan: Any
+    """The plan as in a plan file: YAML or JSON in a string, whose lines the mistakes name; or an object."""
+
+
+class PlanCheckBody(_PlanCheckBodyRequired, total=False):
+    """A plan to check."""
+    run: str | None
+    """The run to which the tasks of the plan would be added; they may depend on its tasks."""
 
 
 class CancelBody(TypedDict, total=False):
@@ -4896,6 +5293,7 @@ EntryLine = Union[
     EntryLineVerdict,
     EntryLineProposal,
     EntryLineError,
+    EntryLineStoredStep,
     EntryLineUnreadable,
     EntryLineModelCall,
     EntryLineToolResult,
@@ -4922,6 +5320,7 @@ StreamNotice = Union[
     StreamNoticeLagged,
     StreamNoticeDelta,
     StreamNoticeGatewayStopping,
+    StreamNoticeStreamStarted,
     StreamNoticeError,
 ]
 """Notices of a stream, which have no position: a client that reconnects does not get them again."""
@@ -4936,6 +5335,7 @@ TranscriptEntry = Union[
     TranscriptEntryVerdict,
     TranscriptEntryProposal,
     TranscriptEntryError,
+    TranscriptEntryStoredStep,
     TranscriptEntryUnreadable,
     TranscriptEntryModelCall,
     TranscriptEntryToolResult,
@@ -4945,29 +5345,8 @@ TranscriptEntry = Union[
 ]
 """An entry of a journal."""
 
-OutcomeKind = Literal["answered", "already", "expired", "withdrawn", "unknown", "ambiguous", "refused", "sent"]
-"""The outcome of an answer."""
-
-ClusterJson = Union[ClusterJsonStatus, ClusterJsonWorkers, ClusterJsonCapabilities]
-"""The state of a cluster."""
-
-ProcessRole = Literal["supervisor", "worker", "critic"]
-"""The roles a process can have."""
-
-CommandOutcome = Union[
-    CommandOutcomeRunSubmitted,
-    CommandOutcomeCommandApplied,
-    CommandOutcomeClusterStarted,
-    CommandOutcomeClusterStopped,
-    CommandOutcomeLimitSet,
-    CommandOutcomeLimitCleared,
-    CommandOutcomeTokenCreated,
-    CommandOutcomeTokenRevoked,
-    CommandOutcomeFilesWritten,
-    CommandOutcomeMemoryRemoved,
-    CommandOutcomeNatsConfigWritten,
-]
-"""The outcome of a command other than the objects it lists."""
+CauseJson = Literal["message", "clock", "registry", "rules"]
+"""The kind of an input."""
 
 EventJson = Union[
     EventJsonRunStarted,
@@ -5023,6 +5402,42 @@ EventJson = Union[
     EventJsonProviderGivenUp,
 ]
 """An event. `type` is its name."""
+
+MessageKind = Literal["submission", "command", "answer", "task_journal", "review_journal", "planner_journal"]
+"""The kinds of messages that decisions answer."""
+
+SegmentKind = Literal["queued", "running", "parked", "review", "backoff", "model", "tool", "step"]
+"""The kinds of segments."""
+
+MistakeSeverity = Literal["error", "warning"]
+"""The severity of a mistake."""
+
+OutcomeKind = Literal["answered", "already", "expired", "withdrawn", "unknown", "ambiguous", "refused", "sent"]
+"""The outcome of an answer."""
+
+ClusterJson = Union[ClusterJsonStatus, ClusterJsonWorkers, ClusterJsonCapabilities]
+"""The state of a cluster."""
+
+ProcessRole = Literal["supervisor", "worker", "critic", "gateway"]
+"""The roles a process can have."""
+
+CheckStatus = Literal["ok", "warn", "missing"]
+"""The result of a check."""
+
+CommandOutcome = Union[
+    CommandOutcomeRunSubmitted,
+    CommandOutcomeCommandApplied,
+    CommandOutcomeClusterStarted,
+    CommandOutcomeClusterStopped,
+    CommandOutcomeLimitSet,
+    CommandOutcomeLimitCleared,
+    CommandOutcomeTokenCreated,
+    CommandOutcomeTokenRevoked,
+    CommandOutcomeFilesWritten,
+    CommandOutcomeMemoryRemoved,
+    CommandOutcomeNatsConfigWritten,
+]
+"""The outcome of a command other than the objects it lists."""
 
 TokenId = str
 """The id of a token: 16 characters of base 32. It is not secret."""

@@ -3,6 +3,8 @@
 use serde::{Deserialize, Serialize};
 
 use super::pages::WebPage;
+use super::reading::{InputFile, read_document};
+use super::skipped::SkipReason;
 use crate::model::Image;
 
 /// A document as text. Lines are counted from 1.
@@ -107,6 +109,21 @@ impl Document {
             (first, last) if first == last => Some(first.to_owned()),
             (first, last) => Some(format!("{first} to {last}")),
         }
+    }
+
+    /// Reads a file as agents see it. Blocks while a parser runs.
+    ///
+    /// # Errors
+    /// It can't be read as text.
+    pub fn read_file(file: &InputFile) -> Result<Self, SkipReason> {
+        read_document(file)
+    }
+
+    /// Returns the document with this text.
+    #[must_use]
+    pub fn from_text(path: &str, title: &str, sha256: &str, text: String) -> Self {
+        let (path, title, sha256) = (path.to_owned(), title.to_owned(), sha256.to_owned());
+        StoredDocument { path, title, sha256, text, places: Vec::new(), image: None }.into()
     }
 
     /// Returns the document that a web page is: its text in lines, under the name by which it is cited.

@@ -99,7 +99,7 @@ pub(super) fn check_file_content(file: &InputFile) -> Result<(), SkipReason> {
     read_document(file).map(drop)
 }
 
-fn read_document(file: &InputFile) -> Result<Document, SkipReason> {
+pub(super) fn read_document(file: &InputFile) -> Result<Document, SkipReason> {
     let size = file.bytes.len() as u64;
     if size > MAX_BYTES {
         return Err(SkipReason::TooLarge(size));

@@ -13,6 +13,6 @@ mod read;
 pub(crate) use append::append_payload;
 pub use append::{AppendError, append_message, publish_message};
 pub use read::{
-    has_submission, list_submitted_runs, measure_lane_lag, purge_run, read_message, read_run, read_run_pages,
-    read_topic, scan_lane,
+    has_submission, list_submitted_runs, measure_lane_lag, purge_run, read_lane_end, read_message, read_run,
+    read_run_pages, read_topic, scan_lane,
 };

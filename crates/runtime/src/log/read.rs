@@ -191,6 +191,22 @@ pub fn measure_lane_lag<'a>(bus: &'a Bus, lane: Lane, through: u64) -> BoxFuture
     .boxed()
 }
 
+/// Returns the sequence of the last message of a lane, as its leader knows it; 0 if it has had none.
+///
+/// # Errors
+/// The server does not respond.
+pub fn read_lane_end<'a>(bus: &'a Bus, lane: Lane) -> BoxFuture<'a, Result<u64, Fault>> {
+    async move {
+        let name = lane_stream(lane);
+        let what = || format!("reading the state of {name}");
+        let stream = bus.request_context().get_stream_no_info(&name).await;
+        let stream = stream.map_err(|error| fault_from_client_error(&what(), error))?;
+        let info = stream.get_info().await.map_err(|error| fault_from_client_error(&what(), error))?;
+        Ok(info.state.last_sequence)
+    }
+    .boxed()
+}
+
 /// Removes the messages of a run from its lane, up to and including sequence `through`. Returns how many were removed.
 ///
 /// # Errors

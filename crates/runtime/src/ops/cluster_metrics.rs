@@ -114,7 +114,7 @@ impl ClusterMetrics {
     fn set_process_counts(&mut self, heartbeats: &[Heartbeat]) {
         let count =
             |role: ProcessRole| heartbeats.iter().filter(|heartbeat| heartbeat.role == role).count() as f64;
-        let roles = [ProcessRole::Supervisor, ProcessRole::Worker, ProcessRole::Critic];
+        let roles = [ProcessRole::Supervisor, ProcessRole::Worker, ProcessRole::Critic, ProcessRole::Gateway];
         self.set_gauge_series(PROCESSES, roles.map(|role| ([role.name().to_owned()], count(role))));
     }
 

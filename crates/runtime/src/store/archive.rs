@@ -32,10 +32,19 @@ struct ArchivedMessage {
     time: jiff::Timestamp,
 }
 
+/// The sequences of the archived messages of a run in its lane.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct ArchivedSpan {
+    /// The first one.
+    pub first: u64,
+    /// The last one; 0 if nothing was archived.
+    pub last: u64,
+}
+
 /// Writes an archive: an LZ4 frame of MessagePack values, one per message.
 struct ArchiveWriter {
     frame: FrameEncoder<Vec<u8>>,
-    last: u64,
+    span: ArchivedSpan,
     /// The sequence of the message without which the archive is incomplete.
     end: u64,
     is_complete: bool,
@@ -43,12 +52,15 @@ struct ArchiveWriter {
 
 impl ArchiveWriter {
     fn new(end: u64) -> Self {
-        Self { frame: FrameEncoder::new(Vec::new()), last: 0, end, is_complete: false }
+        Self { frame: FrameEncoder::new(Vec::new()), span: ArchivedSpan::default(), end, is_complete: false }
     }
 
     fn add_records(&mut self, records: Vec<StreamRecord>) {
         for record in records {
-            self.last = record.sequence;
+            if self.span.last == 0 {
+                self.span.first = record.sequence;
+            }
+            self.span.last = record.sequence;
             self.is_complete |= record.sequence == self.end;
             // Archived messages have no headers, so that a forged one could not be recognised later.
             if record.is_forged() {
@@ -73,14 +85,14 @@ impl ArchiveWriter {
 }
 
 /// Archives a run: writes all its messages in the lane, page by page, so that a large run needs little memory. Returns
-/// the sequence of the last archived message. Archiving again replaces the archive.
+/// the sequences of the archived messages. Archiving again replaces the archive.
 ///
 /// `end` is the sequence of the decision that ended the run. If the lane does not contain it any more, another process
-/// has archived the run and is removing it, possibly during this read: then nothing is written and 0 is returned.
+/// has archived the run and is removing it, possibly during this read: then nothing is written, and the span is empty.
 ///
 /// # Errors
 /// The server does not respond or is full.
-pub async fn archive_run(bus: &Bus, lane: Lane, run: &RunId, end: u64) -> Result<u64, Fault> {
+pub async fn archive_run(bus: &Bus, lane: Lane, run: &RunId, end: u64) -> Result<ArchivedSpan, Fault> {
     let mut pages = log::read_run_pages(bus, lane, run);
     let mut writer = ArchiveWriter::new(end);
     loop {
@@ -95,9 +107,9 @@ pub async fn archive_run(bus: &Bus, lane: Lane, run: &RunId, end: u64) -> Result
         .await
         .map_err(|error| Fault::unavailable(format!("compressing run {run}"), error))?;
     }
-    let last = writer.last;
+    let span = writer.span;
     if !writer.is_complete {
-        return Ok(0);
+        return Ok(ArchivedSpan::default());
     }
     let bytes = writer.finish_archive();
     let earlier = object_store::read_object_descriptions(bus.client(), ARCHIVE, run.as_str()).await?;
@@ -110,7 +122,7 @@ pub async fn archive_run(bus: &Bus, lane: Lane, run: &RunId, end: u64) -> Result
     for stored in earlier.iter().filter(|stored| !stored.provenance.is_forged()) {
         object_store::remove_object_parts(bus.request_context(), ARCHIVE, &stored.info).await?;
     }
-    Ok(last)
+    Ok(span)
 }
 
 /// Returns the messages of an archived run, oldest first; `None` if the run is not archived.

@@ -154,6 +154,30 @@ impl RunWorkspace {
         .boxed()
     }
 
+    /// Returns the files below a folder as they were at a time, by path. It reads all versions.
+    ///
+    /// # Errors
+    /// The server does not respond.
+    pub async fn list_files_at(
+        &self,
+        folder: Option<&FilePath>,
+        time: jiff::Timestamp,
+    ) -> Result<Vec<FileVersionInfo>, Fault> {
+        let filter = subject::file_subjects_in_folder(&self.space, folder);
+        let mut files = std::collections::BTreeMap::new();
+        for record in direct_get::read_matching(self.bus.client(), FILES, &filter, 1).await? {
+            if record.time > time {
+                break;
+            }
+            if !record.is_forged()
+                && let Some(version) = self.decode_or_ignore(&record).await?
+            {
+                files.insert(version.entry.path.clone(), version.entry);
+            }
+        }
+        Ok(files.into_values().filter(|entry| !entry.is_deletion).collect())
+    }
+
     /// Returns the current version of a file; `None` if there is no file.
     ///
     /// # Errors

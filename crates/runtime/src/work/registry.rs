@@ -170,7 +170,9 @@ pub async fn remove_invalid_capabilities(bus: &Bus, age: Duration) -> Result<u64
 /// # Errors
 /// The server does not respond.
 pub async fn send_heartbeat(bus: &Bus, heartbeat: &Heartbeat) -> Result<(), Fault> {
-    put_value(bus, HEARTBEATS, &heartbeat_key(heartbeat), heartbeat).await
+    let key = heartbeat_key(heartbeat);
+    let sending = put_value(bus, HEARTBEATS, &key, heartbeat);
+    bus.fail_on_denial(&format!("$KV.{HEARTBEATS}.{key}"), sending).await
 }
 
 /// Returns the key of a heartbeat: below its role, so that permissions keep one role from sending those of another.

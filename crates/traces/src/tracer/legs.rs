@@ -120,7 +120,9 @@ impl RunTracer {
             }
             TranscriptEvent::Error { error, .. } => self.end_leg(journal, LegEnd::of_task_error(error)),
             TranscriptEvent::Step(step) => self.add_step(journal, step),
-            TranscriptEvent::Delegated { .. }
+            // A trace reads the values of all steps.
+            TranscriptEvent::StoredStep { .. }
+            | TranscriptEvent::Delegated { .. }
             | TranscriptEvent::Note { .. }
             | TranscriptEvent::Unreadable { .. } => {}
         }

@@ -4,9 +4,7 @@ use std::time::Duration;
 
 use axum::http::StatusCode;
 use axum::response::Response;
-use millrace_client::{
-    AppliedMessage, MessageDecision, Patience, append_run_message, await_message_decision,
-};
+use millrace_client::{AppliedMessage, MessageDecision, append_run_message};
 use millrace_protocol::ids::RunId;
 use millrace_protocol::plan::{CommandAction, RunCommand};
 use millrace_protocol::subject::Topic;
@@ -15,7 +13,6 @@ use millrace_views::CommandOutcome;
 use millrace_views::changes::describe_changes;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use tokio_util::sync::CancellationToken;
 use utoipa::IntoParams;
 
 use crate::access::Access;
@@ -23,6 +20,7 @@ use crate::extract::IdempotencyKey;
 use crate::problem::{Problem, ProblemKind};
 use crate::resources::Written;
 use crate::state::json_response;
+use crate::waiting::await_decision;
 
 /// The longest wait for a decision in seconds.
 const MAX_WAIT: u64 = 60;
@@ -99,9 +97,7 @@ pub async fn steer(
         return Ok(accepted(id));
     }
     let timeout = Duration::from_secs(query.timeout.unwrap_or(DEFAULT_WAIT).min(MAX_WAIT));
-    let never = CancellationToken::new();
-    let patience = Patience { interrupt: &never, on_quiet: &|| {} };
-    let deciding = await_message_decision(&gateway.bus, run, (fact, &id), patience);
+    let deciding = await_decision(gateway, run, (fact, &id));
     match tokio::time::timeout(timeout, deciding).await {
         Ok(decision) => match decision? {
             MessageDecision::Applied(AppliedMessage { sequence, events }) => {

@@ -318,7 +318,7 @@ async fn read_plan(gateway: &Access, run: &str, key: &IdempotencyKey) -> Result<
     if id.is_some_and(|id| state.history.plan.run.commands.contains(&id)) {
         return Err(EarlyReply::Applied(reply_to_repetition(&run, state.sequence())));
     }
-    Ok((run, state.history.plan))
+    Ok((run, state.plan().clone()))
 }
 
 /// Reads the plan of a run that has not ended, or that failed and continues with a retry or with more tasks.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 from typing import Any, Literal, Union, cast, overload
 
 from .._clock import async_sleep, monotonic
@@ -25,14 +25,23 @@ from ..errors import WaitTimeout
 from ..types import (
     AcceptedCommand,
     AppliedCommand,
+    EntryLine,
     FileLine,
     FileList,
+    JournalPage,
+    LoggedDecision,
     PlannerTranscript,
     QuestionList,
+    RunLog,
     RunResult,
+    RunSpend,
+    SourceText,
+    TaskJson,
+    TaskList,
     TaskResult,
     TaskTranscript,
     TraceDocument,
+    Timeline,
 )
 from .question import AsyncQuestion
 from .stream import AsyncEventStream
@@ -104,6 +113,69 @@ class AsyncRun:
                 # A gateway that stops answers at once; another one will take its place.
                 await async_sleep(min(1.0, left))
 
+    async def tasks(self, state: str | Iterable[str] | None = None, *, at: int | None = None) -> TaskList:
+        """Lists the tasks with their attempts, now or as of a sequence; `state` selects states of tasks."""
+        return cast(TaskList, await self._read("tasks", query_of(state=list_of(state), at=at)))
+
+    async def task(self, task: str, *, at: int | None = None) -> TaskJson:
+        """Reads one task with its attempts, now or as of a sequence."""
+        return cast(TaskList, await self._read(f"tasks/{quote_part(task)}", query_of(at=at)))["tasks"][0]
+
+    async def log(
+        self, *, after: int | None = None, at: int | None = None, limit: int | None = None
+    ) -> AsyncIterator[LoggedDecision]:
+        """Iterates over the decisions with the messages that they answer, part by part; a part has `limit` decisions."""
+        next: int | None = after
+        while True:
+            part = cast(RunLog, await self._read("log", query_of(after=next, at=at, limit=limit)))
+            for decision in part["decisions"]:
+                yield decision
+            next = part["next"]
+            if not next:
+                return
+
+    async def timeline(self, task: str | None = None, *, at: int | None = None) -> Timeline:
+        """Reads what each attempt did, from when to when; of one task or of all."""
+        return cast(Timeline, await self._read("timeline", query_of(task=task, at=at)))
+
+    async def journal(
+        self,
+        task: str | None = None,
+        *,
+        planner: bool = False,
+        attempt: int | None = None,
+        after: int | None = None,
+        at: int | None = None,
+        limit: int | None = None,
+        full: bool = False,
+    ) -> AsyncIterator[EntryLine]:
+        """Iterates over the entries of the journals, part by part; a part has `limit` entries.
+
+        Values that are in the blob store are named by their SHA-256, and returned with `full`.
+        """
+        next: int | None = after
+        flags = {"planner": "true" if planner else None, "full": "true" if full else None}
+        while True:
+            query = query_of(task=task, attempt=attempt, after=next, at=at, limit=limit, **flags)
+            part = cast(JournalPage, await self._read("journal", query))
+            for entry in part["entries"]:
+                yield entry
+            next = part["next"]
+            if not next:
+                return
+
+    async def spend(self) -> RunSpend:
+        """Reads the usage by role, capability, model and task, and over time."""
+        return cast(RunSpend, await self._read("spend"))
+
+    async def source(
+        self, source: str, *, task: str | None = None, first: int | None = None, last: int | None = None
+    ) -> SourceText:
+        """Reads lines of a source of the deliverable, or of the result of a task, as citations name them."""
+        of_task = f"tasks/{quote_part(task)}/" if task is not None else ""
+        path = f"{of_task}sources/{quote_part(source)}"
+        return cast(SourceText, await self._read(path, query_of(first=first, last=last)))
+
     async def result(self) -> TaskResult:
         """Reads the deliverable with its sources.
 
@@ -122,26 +194,27 @@ class AsyncRun:
         response = await self._transport.send(self._get("report", accept=REPORT_TYPES[format]))
         return cast(TaskResult, response.json()) if format == "json" else response.text
 
-    async def files(self, folder: str | None = None) -> list[FileLine]:
-        """Lists the files of the run, or those in a folder."""
-        return cast(FileList, await self._read("files", query_of(folder=folder)))["files"]
+    async def files(self, folder: str | None = None, *, at: int | None = None) -> list[FileLine]:
+        """Lists the files of the run, or those in a folder; now or as of a sequence."""
+        return cast(FileList, await self._read("files", query_of(folder=folder, at=at)))["files"]
 
-    async def file(self, path: str, version: int | None = None) -> bytes:
-        """Reads a file, in its newest version or in another one."""
-        request = self._get(f"files/{quote_file(path)}", query_of(version=version), accept="*/*")
+    async def file(self, path: str, version: int | None = None, *, at: int | None = None) -> bytes:
+        """Reads a file, in its newest version, in another one, or as of a sequence."""
+        request = self._get(f"files/{quote_file(path)}", query_of(version=version, at=at), accept="*/*")
         return (await self._transport.send(request)).content
 
     async def file_versions(self, path: str) -> list[FileLine]:
         """Lists the versions of a file."""
         return cast(FileList, await self._read(f"files/{quote_file(path)}", {"versions": "true"}))["files"]
 
-    async def transcript(self, task: str, attempt: int | None = None) -> TaskTranscript:
-        """Reads what the agents of a task did, in all attempts or in one."""
-        return cast(TaskTranscript, await self._read(f"tasks/{quote_part(task)}/transcript", query_of(attempt=attempt)))
+    async def transcript(self, task: str, attempt: int | None = None, *, at: int | None = None) -> TaskTranscript:
+        """Reads what the agents of a task did, in all attempts or in one; now or as of a sequence."""
+        path = f"tasks/{quote_part(task)}/transcript"
+        return cast(TaskTranscript, await self._read(path, query_of(attempt=attempt, at=at)))
 
-    async def planner_transcript(self, turn: int | None = None) -> PlannerTranscript:
-        """Reads what the planner did, in all turns or in one."""
-        return cast(PlannerTranscript, await self._read("planner/transcript", query_of(attempt=turn)))
+    async def planner_transcript(self, turn: int | None = None, *, at: int | None = None) -> PlannerTranscript:
+        """Reads what the planner did, in all turns or in one; now or as of a sequence."""
+        return cast(PlannerTranscript, await self._read("planner/transcript", query_of(attempt=turn, at=at)))
 
     async def trace(self, content: bool | None = None, split: str | None = None) -> TraceDocument:
         """Reads what the run did as spans (OTLP/JSON), with `content` with prompts, replies and results."""

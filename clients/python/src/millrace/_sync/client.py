@@ -30,6 +30,7 @@ from ..types import (
     AuditList,
     Caller,
     CapabilityJson,
+    ClusterChecks,
     ClusterJsonCapabilities,
     ClusterJsonStatus,
     ClusterJsonWorkers,
@@ -38,12 +39,14 @@ from ..types import (
     LimitLine,
     LimitList,
     Mode,
+    PlanCheck,
     ProcessJson,
     QuestionLine,
     QuestionList,
     RunLine,
     RunList,
     RunState,
+    SpendReport,
     SubmittedRun,
     TokenJson,
     TokenList,
@@ -148,18 +151,21 @@ class Client:
         label: str | Iterable[str] | None = None,
         since: str | None = None,
         until: str | None = None,
+        text: str | None = None,
         limit: int | None = None,
     ) -> Iterator[RunLine]:
         """Lists runs, newest first, part by part as the iteration goes on, and at most `limit` of them.
 
-        `label` has labels that the runs must have: `NAME=VALUE`, or `NAME` for any value. `since` and `until` are
+        `text` is a part of their ids or objectives. `label` has labels that the runs must have: `NAME=VALUE`, or `NAME` for any value. `since` and `until` are
         times in RFC 3339, or durations before now such as `2h`.
         """
         states, labels = list_of(state), list_of(label)
         left, cursor = limit, None
         while left is None or left > 0:
             size = None if left is None else min(left, MAX_PAGE)
-            query = query_of(state=states, label=labels, since=since, until=until, limit=size, cursor=cursor)
+            query = query_of(
+                state=states, label=labels, since=since, until=until, text=text, limit=size, cursor=cursor
+            )
             part = cast(RunList, self._read("/runs", query))
             for line in part["runs"][:left]:
                 yield line
@@ -167,6 +173,27 @@ class Client:
             cursor = part["next"]
             if not cursor:
                 return
+
+    def check_plan(self, plan: str | Mapping[str, Any], *, run: str | None = None) -> PlanCheck:
+        """Checks a plan, as an object or as YAML in a string, without submitting it.
+
+        Each mistake has its line and column. With `run` the plan has tasks that would be added to that run.
+        """
+        request = Request("POST", "/plans/check", body={"plan": plan, **body_of(run=run)})
+        return cast(PlanCheck, (self._transport.send(request)).json())
+
+    def spend(
+        self,
+        group: str | None = None,
+        *,
+        state: RunState | Iterable[RunState] | None = None,
+        label: str | Iterable[str] | None = None,
+        since: str | None = None,
+        until: str | None = None,
+    ) -> SpendReport:
+        """Reads the usage of all runs by `capability`, `model`, `day`, `state` or `label:NAME`."""
+        query = query_of(group=group, state=list_of(state), label=list_of(label), since=since, until=until)
+        return cast(SpendReport, self._read("/spend", query))
 
     def questions(self, history: bool = False) -> list[Question]:
         """Lists the open questions of all runs, with `history` the closed ones too."""
@@ -208,6 +235,10 @@ class Client:
     def capabilities(self) -> list[CapabilityJson]:
         """Lists the capabilities with their slots and queues."""
         return cast(ClusterJsonCapabilities, self._read("/capabilities"))["capabilities"]
+
+    def checks(self) -> ClusterChecks:
+        """Checks the processes, lanes, queues, limits and storage of the cluster; each problem has advice."""
+        return cast(ClusterChecks, self._read("/checks"))
 
     def limits(self) -> list[LimitLine]:
         """Lists the rate limits of models."""

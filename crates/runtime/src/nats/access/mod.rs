@@ -192,6 +192,8 @@ impl PermissionsBuilder {
             self.allow_reading_bucket(bucket);
             self.allow_publish(format!("$KV.{bucket}.*"));
         }
+        // Others see it in the list of processes.
+        self.allow_sending_heartbeats(registry::ProcessRole::Gateway);
         // New messages wake the streams of a gateway; the lanes can be read anyway.
         for lane in 0..self.lanes {
             self.allow_subscribe(subject::all_subjects_of_lane(Lane(lane)));

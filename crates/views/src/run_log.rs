@@ -1,0 +1,252 @@
+//! The log of a run: its decisions with the messages that they answer. Pure.
+
+use jiff::Timestamp;
+use millrace_protocol::ids::{RunId, TaskId};
+use millrace_protocol::plan::{CommandAction, Decision, JournalKey, RunCommand, Submission};
+use millrace_protocol::question::RunAnswer;
+use millrace_protocol::work::{JournalEntry, WorkOutcome};
+use schemars::JsonSchema;
+use serde::Serialize;
+
+use crate::{DecisionLine, Time, tagged};
+
+/// A part of the log of a run.
+#[derive(Debug, Serialize, JsonSchema)]
+#[serde(tag = "type", rename = "run_log")]
+#[schemars(transform = tagged("run_log"))]
+pub struct RunLog<'a> {
+    /// The run.
+    pub run: &'a RunId,
+    /// The decisions, oldest first.
+    pub decisions: Vec<LoggedDecision<'a>>,
+    /// The `after` of the next part; `null` if there are no more decisions so far.
+    pub next: Option<u64>,
+}
+
+/// A decision with the messages that it answers.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct LoggedDecision<'a> {
+    /// The decision.
+    pub decision: DecisionLine<'a>,
+    /// The messages that it answers, in the order of the answers.
+    pub messages: Vec<&'a MessageLine>,
+}
+
+impl<'a> LoggedDecision<'a> {
+    /// Returns a decision with the messages that `find_message` has for the sequences of its answers.
+    pub fn new(
+        run: &'a RunId,
+        (sequence, decision): (u64, &'a Decision),
+        find_message: impl Fn(u64) -> Option<&'a MessageLine>,
+    ) -> Self {
+        let messages = answered_messages(decision).filter_map(find_message).collect();
+        Self { decision: DecisionLine::new(run, sequence, decision), messages }
+    }
+}
+
+/// Returns the sequences of the messages that a decision answers.
+pub fn answered_messages(decision: &Decision) -> impl Iterator<Item = u64> + '_ {
+    decision.answers.iter().filter_map(|answer| match answer.cause {
+        millrace_protocol::plan::AnswerCause::Fact(sequence) => Some(sequence),
+        millrace_protocol::plan::AnswerCause::Clock
+        | millrace_protocol::plan::AnswerCause::Registry
+        | millrace_protocol::plan::AnswerCause::Rules => None,
+    })
+}
+
+/// The kinds of messages that decisions answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum MessageKind {
+    /// The submission of the run.
+    Submission,
+    /// A command of a user.
+    Command,
+    /// The answer of a person to a question.
+    Answer,
+    /// An entry of the journal of an attempt at a task.
+    TaskJournal,
+    /// An entry of the journal of the reviews of a result.
+    ReviewJournal,
+    /// An entry of the journal of a turn of the planner.
+    PlannerJournal,
+}
+
+/// A message that a decision answers.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, JsonSchema)]
+pub struct MessageLine {
+    /// Its sequence in the lane.
+    pub sequence: u64,
+    /// When the server stored it.
+    #[schemars(with = "Time")]
+    pub at: Timestamp,
+    /// Its kind.
+    pub kind: MessageKind,
+    /// The user or the process that appended it, if it names one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub by: Option<String>,
+    /// The task.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub task: Option<TaskId>,
+    /// The turn of the planner.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub planner_turn: Option<u32>,
+    /// The attempt at the task or the turn.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub attempt: Option<u32>,
+    /// Its content in a line, for a person.
+    pub description: String,
+}
+
+/// The content of a message that decisions answer.
+#[derive(Debug)]
+pub enum MessageContent {
+    /// The submission of the run.
+    Submission(Box<Submission>),
+    /// A command of a user.
+    Command(Box<RunCommand>),
+    /// The answer of a person to a question.
+    Answer(Box<RunAnswer>),
+    /// An entry of a journal, or the reason why it can't be decoded.
+    Journal(JournalKey, Result<Box<JournalEntry>, String>),
+}
+
+impl MessageLine {
+    /// Returns the line for a message.
+    pub fn new(sequence: u64, at: Timestamp, content: &MessageContent) -> Self {
+        let line = |kind, by: Option<String>, description| Self {
+            sequence,
+            at,
+            kind,
+            by,
+            task: None,
+            planner_turn: None,
+            attempt: None,
+            description,
+        };
+        match content {
+            MessageContent::Submission(submission) => {
+                line(MessageKind::Submission, None, format!("submitted: {}", submission.objective))
+            }
+            MessageContent::Command(command) => {
+                line(MessageKind::Command, Some(command.by.clone()), describe_command(&command.control))
+            }
+            MessageContent::Answer(answer) => Self {
+                task: answer.question.task().cloned(),
+                ..line(
+                    MessageKind::Answer,
+                    Some(answer.by.clone()),
+                    format!("answers question {}", answer.question),
+                )
+            },
+            MessageContent::Journal(key, entry) => {
+                let (by, description) = match entry {
+                    Ok(entry) => describe_entry(entry),
+                    Err(error) => (None, format!("unreadable entry: {error}")),
+                };
+                match key {
+                    JournalKey::Task(task, attempt) => Self {
+                        task: Some(task.clone()),
+                        attempt: Some(*attempt),
+                        ..line(MessageKind::TaskJournal, by, description)
+                    },
+                    JournalKey::Review(task, attempt) => Self {
+                        task: Some(task.clone()),
+                        attempt: Some(*attempt),
+                        ..line(MessageKind::ReviewJournal, by, description)
+                    },
+                    JournalKey::Planning(turn, attempt) => Self {
+                        planner_turn: Some(*turn),
+                        attempt: Some(*attempt),
+                        ..line(MessageKind::PlannerJournal, by, description)
+                    },
+                }
+            }
+        }
+    }
+}
+
+fn describe_command(action: &CommandAction) -> String {
+    match action {
+        CommandAction::CancelRun { reason } => format!("cancel the run: {reason}"),
+        CommandAction::CancelTask { task, reason } => format!("cancel task {task}: {reason}"),
+        CommandAction::Edit(_) => "edit the plan".into(),
+        CommandAction::Pause => "pause the run".into(),
+        CommandAction::Interrupt => "interrupt the run".into(),
+        CommandAction::Resume { budget: None } => "resume the run".into(),
+        CommandAction::Resume { budget: Some(_) } => "resume the run with another budget".into(),
+        CommandAction::Message { text } => format!("message to the planner: {text}"),
+        CommandAction::Signal { name, data: _ } => format!("signal the event {name:?}"),
+    }
+}
+
+/// Returns the process that appended an entry, and the entry in a line.
+fn describe_entry(entry: &JournalEntry) -> (Option<String>, String) {
+    let by = |worker: &millrace_protocol::ids::WorkerId| Some(worker.to_string());
+    match entry {
+        JournalEntry::Claimed { worker, claim: 1, .. } => (by(worker), "claimed".into()),
+        JournalEntry::Claimed { worker, claim, .. } => (by(worker), format!("claimed, claim {claim}")),
+        JournalEntry::Step { name, .. } => (None, format!("step {name}")),
+        JournalEntry::Note { text, .. } => (None, text.clone()),
+        JournalEntry::Parked { worker, waits, .. } => {
+            let waits: Vec<String> = waits.iter().map(|wait| wait.condition.to_string()).collect();
+            (by(worker), format!("parked until {}", waits.join("; ")))
+        }
+        JournalEntry::Delegated { worker, .. } => (by(worker), "changed delegated tasks".into()),
+        JournalEntry::Released { worker, why, .. } => (by(worker), format!("released: {why}")),
+        JournalEntry::Outcome { worker, outcome, .. } => (by(worker), describe_outcome(outcome)),
+    }
+}
+
+fn describe_outcome(outcome: &WorkOutcome) -> String {
+    match outcome {
+        WorkOutcome::Finished { summary, .. } => format!("result: {summary}"),
+        WorkOutcome::Judged(verdict) if verdict.passed => format!("passed: {}", verdict.reasoning),
+        WorkOutcome::Judged(verdict) => format!("rejected: {}", verdict.reasoning),
+        WorkOutcome::Proposed { proposal, .. } => format!("proposal: {}", proposal.reasoning),
+        WorkOutcome::Errored(error) => format!("error: {}", error.message),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use millrace_protocol::ids::WorkerId;
+    use millrace_protocol::plan::{AnswerCause, InputAnswer, PlanningMode};
+
+    use super::*;
+
+    #[test]
+    fn decisions_have_the_messages_that_they_answer_in_order() {
+        let at = Timestamp::UNIX_EPOCH;
+        let run = RunId::new("r-1").unwrap();
+        let answer = |cause| InputAnswer { cause, events: 0, refusal: None };
+        let decision = Decision {
+            by: WorkerId::new("s-1").unwrap(),
+            previous: 0,
+            at,
+            answers: vec![
+                answer(AnswerCause::Fact(7)),
+                answer(AnswerCause::Rules),
+                answer(AnswerCause::Fact(3)),
+                answer(AnswerCause::Fact(9)),
+            ],
+            events: Vec::new(),
+        };
+        let submission = MessageContent::Submission(Box::new(Submission::new("find out", PlanningMode::Llm)));
+        let claim = JournalEntry::Claimed { worker: WorkerId::new("w-1").unwrap(), claim: 1, build: None };
+        let key = JournalKey::Review(TaskId::new("draft").unwrap(), 2);
+        let lines = [
+            MessageLine::new(3, at, &submission),
+            MessageLine::new(7, at, &MessageContent::Journal(key, Ok(Box::new(claim)))),
+        ];
+        let find = |sequence| lines.iter().find(|line| line.sequence == sequence);
+        let logged = crate::to_value(&LoggedDecision::new(&run, (12, &decision), find));
+        let messages = logged["messages"].as_array().unwrap();
+        assert_eq!(messages.len(), 2, "message 9 is gone");
+        assert_eq!(
+            (&messages[0]["kind"], &messages[0]["attempt"], &messages[0]["by"], &messages[0]["description"]),
+            (&"review_journal".into(), &2.into(), &"w-1".into(), &"claimed".into())
+        );
+        assert_eq!(messages[1]["description"], "submitted: find out");
+    }
+}

@@ -1,0 +1,411 @@
+//! One open stream of the events of many runs.
+//!
+//! Each lane is read from the client's position on, with the archives of the runs that have left it ([`LaneLog`]); then the
+//! follower of the lane delivers what is new. The id of each frame has the positions in all lanes, so that a client that reconnects,
+//! to this gateway or another one, gets every later event once. Summaries of runs are sent when they change, so that a list of runs
+//! can be kept up to date.
+
+use std::collections::{BTreeSet, HashMap};
+use std::sync::Arc;
+use std::task::Poll;
+use std::time::Duration;
+
+use bytes::Bytes;
+use millrace_protocol::ids::{Lane, RunId};
+use millrace_protocol::labels::{LabelSelector, Labels};
+use millrace_runtime::Bus;
+use millrace_runtime::fault::{backoff, max_replica_lag};
+use millrace_views::RunListLine;
+use tokio::sync::mpsc;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use super::cursor::EventCursor;
+use super::frame::{StreamNotice, summary_frame};
+use super::hub::{LaneHub, LaneItem, Subscription};
+use super::lane_log::LaneLog;
+use super::message::LaneMessage;
+use super::position::StreamPosition;
+use super::sink::{FrameSink, KEEP_ALIVE, SLOW, StreamStop};
+use crate::history::HistoryCache;
+use crate::run_index::IndexedRun;
+
+/// The number of summaries that are sent at a time.
+const SUMMARIES: usize = 256;
+/// The interval at which changed summaries are sent.
+const SUMMARY_INTERVAL: Duration = Duration::from_millis(250);
+/// The pause between two reads of a lane while a replica may lag.
+const LAG_PAUSE: Duration = Duration::from_millis(50);
+/// The number of runs whose selection by labels is remembered.
+const MAX_SELECTED: usize = 10_000;
+
+/// The beginning of a stream.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum StreamStart {
+    /// What happens from now on, after the summaries of all runs that have not ended.
+    Now,
+    /// After a position.
+    After(StreamPosition),
+}
+
+/// The events that a client asks for.
+#[derive(Debug, Clone)]
+pub struct AllRunsRequest {
+    /// The beginning.
+    pub start: StreamStart,
+    /// `true` if entries of journals are sent too.
+    pub has_steps: bool,
+    /// Only events with these names; all if empty.
+    pub types: Vec<String>,
+    /// Only events of these runs; all if empty.
+    pub runs: BTreeSet<RunId>,
+    /// Only events of runs with these labels.
+    pub labels: Vec<LabelSelector>,
+}
+
+/// The parts of the gateway that a stream needs.
+#[derive(Clone)]
+pub struct StreamSources {
+    /// The connection to the cluster.
+    pub bus: Bus,
+    /// The followers of the lanes.
+    pub hub: Arc<LaneHub>,
+    /// The histories of runs.
+    pub histories: Arc<HistoryCache>,
+    /// Ends the stream when the process stops.
+    pub shutdown: CancellationToken,
+}
+
+/// An open stream.
+pub struct AllRunsStream {
+    sources: StreamSources,
+    request: AllRunsRequest,
+    sink: FrameSink,
+    position: StreamPosition,
+    lanes: Vec<LaneState>,
+    /// The runs that were seen, and whether the client asks for them.
+    selected: HashMap<RunId, bool>,
+}
+
+/// The state of a lane in a stream.
+enum LaneState {
+    /// The log is being read, since the subscription began.
+    Reading { log: LaneLog, subscription: Subscription, since: Instant },
+    /// The follower delivers what is new.
+    Live { log: LaneLog, subscription: Subscription },
+    /// The subscription must be made, or made again.
+    Closed { log: LaneLog },
+    /// The state is being changed.
+    Changing,
+}
+
+impl AllRunsStream {
+    /// Starts to write events into `frames`.
+    pub fn start(sources: StreamSources, request: AllRunsRequest, frames: mpsc::Sender<Bytes>) {
+        let lanes = sources.bus.settings().lanes;
+        let position = match &request.start {
+            StreamStart::Now => StreamPosition::start(lanes),
+            StreamStart::After(position) => position.clone(),
+        };
+        let sink = FrameSink::new(frames, sources.shutdown.clone());
+        let stream = Self { sources, request, sink, position, lanes: Vec::new(), selected: HashMap::new() };
+        tokio::spawn(stream.run_to_end());
+    }
+
+    async fn run_to_end(mut self) {
+        let notice = match self.send_all().await {
+            StreamStop::ClientGone => return,
+            StreamStop::Stopping => StreamNotice::GatewayStopping { run: None },
+            StreamStop::Unreadable(fault) => {
+                tracing::warn!(%fault, "event stream of all runs failed");
+                StreamNotice::Error { run: None, message: fault.to_string() }
+            }
+        };
+        self.sink.send_last(notice.to_frame()).await;
+    }
+
+    async fn send_all(&mut self) -> StreamStop {
+        let mut failures = 0;
+        let mut is_open = false;
+        loop {
+            let outcome = match is_open {
+                false => self.open().await.map(|()| is_open = true),
+                true => self.send_until_fault().await,
+            };
+            match outcome {
+                Ok(()) => failures = 0,
+                Err(StreamStop::Unreadable(fault)) if fault.is_transient() => {
+                    failures += 1;
+                    tracing::debug!(%fault, failures, "reading the lanes failed; retrying");
+                    if let Err(stop) = self.sink.wait(backoff(failures)).await {
+                        return stop;
+                    }
+                }
+                Err(stop) => return stop,
+            }
+        }
+    }
+
+    /// Finds the beginning, and tells it to the client.
+    async fn open(&mut self) -> Result<(), StreamStop> {
+        let StreamSources { bus, hub, .. } = &self.sources;
+        let (bus, hub) = (bus.clone(), hub.clone());
+        if self.request.start == StreamStart::Now {
+            hub.index().refresh(&bus).await?;
+            self.position.revision = hub.index().revision();
+            for lane in 0..bus.settings().lanes {
+                let sequence = millrace_runtime::log::read_lane_end(&bus, Lane(lane)).await?;
+                self.position.lanes[usize::from(lane)] = EventCursor { sequence, index: u32::MAX };
+            }
+        }
+        self.lanes = (0..bus.settings().lanes)
+            .map(|lane| {
+                let seen = self.position.lanes[usize::from(lane)].sequence.saturating_sub(1);
+                let kind = (Lane(lane), self.request.has_steps);
+                LaneState::Closed { log: LaneLog::new(&bus, hub.index(), kind, seen, self.position.revision) }
+            })
+            .collect();
+        let started = StreamNotice::StreamStarted { last: self.position.to_string() };
+        self.send(started.to_frame_with_id(&self.position.to_string())).await?;
+        if self.request.start == StreamStart::Now {
+            let mut live = Vec::new();
+            let collect = |run: &IndexedRun| {
+                if run.summary.end.is_none() {
+                    live.push(run.summary.run.clone());
+                }
+            };
+            hub.index().visit_runs(&bus, collect).await?;
+            for run in live.iter().filter_map(|run| hub.index().find(run)) {
+                self.send_summary(&run).await?;
+            }
+        }
+        Ok(())
+    }
+
+    async fn send_until_fault(&mut self) -> Result<(), StreamStop> {
+        for lane in 0..self.lanes.len() {
+            self.read_lane_to_its_end(lane).await?;
+        }
+        let mut keep_alive = Instant::now() + KEEP_ALIVE;
+        let mut summaries_due = Instant::now();
+        loop {
+            let next = next_item(&mut self.lanes);
+            let item = tokio::select! {
+                item = next => Some(item),
+                () = tokio::time::sleep_until(summaries_due) => None,
+                () = tokio::time::sleep_until(keep_alive) => {
+                    keep_alive = Instant::now() + KEEP_ALIVE;
+                    self.send(Bytes::from_static(b": keep-alive\n\n")).await?;
+                    continue;
+                }
+                stop = self.sink.closed() => return Err(stop),
+            };
+            match item {
+                Some((lane, Some(LaneItem::Messages(messages)))) => {
+                    self.send_messages(lane, &messages).await?;
+                    if let (Some(LaneState::Live { log, .. }), Some(last)) =
+                        (self.lanes.get_mut(lane), messages.last())
+                    {
+                        log.skip_to(last.sequence());
+                    }
+                }
+                Some((lane, Some(LaneItem::Archived) | None)) => {
+                    self.close_lane(lane);
+                    self.read_lane_to_its_end(lane).await?;
+                }
+                None => {
+                    self.send_changed_summaries().await?;
+                    summaries_due = Instant::now() + SUMMARY_INTERVAL;
+                }
+            }
+        }
+    }
+
+    fn close_lane(&mut self, lane: usize) {
+        let state = std::mem::replace(&mut self.lanes[lane], LaneState::Changing);
+        self.lanes[lane] = match state {
+            LaneState::Reading { log, .. } | LaneState::Live { log, .. } | LaneState::Closed { log } => {
+                LaneState::Closed { log }
+            }
+            LaneState::Changing => LaneState::Changing,
+        };
+    }
+
+    /// Reads a lane until its follower delivers all that comes after.
+    async fn read_lane_to_its_end(&mut self, lane: usize) -> Result<(), StreamStop> {
+        let (bus, hub) = (self.sources.bus.clone(), self.sources.hub.clone());
+        let number = Lane(u16::try_from(lane).unwrap_or(u16::MAX));
+        if matches!(self.lanes[lane], LaneState::Live { .. }) {
+            return Ok(());
+        }
+        if matches!(self.lanes[lane], LaneState::Closed { .. }) {
+            let subscription = hub.subscribe(number, None).await?;
+            if let LaneState::Closed { log } = std::mem::replace(&mut self.lanes[lane], LaneState::Changing) {
+                self.lanes[lane] = LaneState::Reading { log, subscription, since: Instant::now() };
+            }
+        }
+        loop {
+            let runs = self.request.runs.clone();
+            let LaneState::Reading { log, since, .. } = &mut self.lanes[lane] else { return Ok(()) };
+            // The end is one that was read after the time that a replica may lag.
+            let is_certain = since.elapsed() >= max_replica_lag(bus.settings().replicas);
+            let part = log.next_part(|run| runs.is_empty() || runs.contains(run)).await?;
+            let seen = log.seen();
+            self.send_messages(lane, &part.messages).await?;
+            let cursor = &mut self.position.lanes[lane];
+            if cursor.sequence < seen {
+                *cursor = EventCursor { sequence: seen, index: u32::MAX };
+            }
+            if !part.is_end_of_log {
+                continue;
+            }
+            if !is_certain {
+                self.sink.wait(LAG_PAUSE).await?;
+                continue;
+            }
+            if let LaneState::Reading { log, subscription, .. } =
+                std::mem::replace(&mut self.lanes[lane], LaneState::Changing)
+            {
+                self.lanes[lane] = LaneState::Live { log, subscription };
+            }
+            return Ok(());
+        }
+    }
+
+    async fn send_messages(&mut self, lane: usize, messages: &[Arc<LaneMessage>]) -> Result<(), StreamStop> {
+        for message in messages {
+            // A message at the client's position may have more events.
+            let is_new = message.sequence() >= self.position.lanes[lane].sequence;
+            if is_new && self.is_wanted(message).await? {
+                self.send_message(lane, message).await?;
+            }
+        }
+        Ok(())
+    }
+
+    async fn send_message(&mut self, lane: usize, message: &LaneMessage) -> Result<(), StreamStop> {
+        let content = match message.content(&self.sources.bus).await {
+            Ok(content) => content,
+            Err(fault) if fault.is_transient() => return Err(fault.into()),
+            Err(fault) => {
+                // One damaged run must not end the stream of all others.
+                tracing::warn!(run = %message.run, %fault, "ignoring an unreadable decision");
+                self.position.lanes[lane] = EventCursor { sequence: message.sequence(), index: u32::MAX };
+                let notice = StreamNotice::Error { run: Some(&message.run), message: fault.to_string() };
+                return self.send(notice.to_frame()).await;
+            }
+        };
+        for event in &content.events {
+            if event.cursor <= self.position.lanes[lane] {
+                continue;
+            }
+            self.position.lanes[lane] = event.cursor;
+            if self.request.types.is_empty() || self.request.types.contains(&event.name) {
+                self.send(event.to_frame(&self.position.to_string())).await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// `true` if the client asks for the run of a message.
+    async fn is_wanted(&mut self, message: &LaneMessage) -> Result<bool, StreamStop> {
+        if !self.request.runs.is_empty() && !self.request.runs.contains(&message.run) {
+            return Ok(false);
+        }
+        if self.request.labels.is_empty() {
+            return Ok(true);
+        }
+        if let Some(is_selected) = self.selected.get(&message.run) {
+            return Ok(*is_selected);
+        }
+        let labels = self.read_labels(message).await?;
+        let is_selected = self.has_labels(&labels);
+        if self.selected.len() >= MAX_SELECTED {
+            self.selected.clear();
+        }
+        self.selected.insert(message.run.clone(), is_selected);
+        Ok(is_selected)
+    }
+
+    /// Returns the labels of a run: from its summary, its first decision, or its history.
+    async fn read_labels(&self, message: &LaneMessage) -> Result<Labels, StreamStop> {
+        let StreamSources { bus, hub, histories, .. } = &self.sources;
+        if let Some(run) = hub.index().find(&message.run) {
+            return Ok(run.summary.labels.clone());
+        }
+        if message.is_decision()
+            && let Ok(content) = message.content(bus).await
+            && let Some(labels) = &content.labels
+        {
+            return Ok(labels.clone());
+        }
+        let state = histories.read(bus, &message.run).await?;
+        Ok(state.plan().run.start.as_ref().map(|start| start.labels.clone()).unwrap_or_default())
+    }
+
+    fn has_labels(&self, labels: &Labels) -> bool {
+        self.request.labels.iter().all(|label| label.selects(labels))
+    }
+
+    /// Sends the summaries that have changed.
+    async fn send_changed_summaries(&mut self) -> Result<(), StreamStop> {
+        loop {
+            let index = self.sources.hub.index().clone();
+            let (changed, complete) = index.changed_since(self.position.revision, SUMMARIES);
+            for run in &changed {
+                let lane = usize::from(run.summary.lane.0);
+                if run.summary.archived && run.summary.archived_span.is_none() && lane < self.lanes.len() {
+                    // An earlier release has archived it, so that the follower could not know whether it has read all of it.
+                    self.close_lane(lane);
+                    self.read_lane_to_its_end(lane).await?;
+                }
+                self.position.revision = run.revision;
+                self.send_summary(run).await?;
+            }
+            self.position.revision = self.position.revision.max(complete);
+            if changed.len() < SUMMARIES {
+                return Ok(());
+            }
+        }
+    }
+
+    async fn send_summary(&mut self, run: &IndexedRun) -> Result<(), StreamStop> {
+        let summary = &run.summary;
+        let is_selected = self.request.runs.is_empty() || self.request.runs.contains(&summary.run);
+        if !is_selected || !self.has_labels(&summary.labels) {
+            return Ok(());
+        }
+        let line = RunListLine::new(&summary.run, Some(summary));
+        self.send(summary_frame(&self.position.to_string(), &line)).await
+    }
+
+    /// Sends a frame. A client that was slow gets a notice before the next one.
+    async fn send(&self, frame: Bytes) -> Result<(), StreamStop> {
+        let waited = self.sink.send(frame).await?;
+        if waited < SLOW {
+            return Ok(());
+        }
+        let notice = StreamNotice::Lagged {
+            run: None,
+            last: self.position.to_string(),
+            waited_ms: u64::try_from(waited.as_millis()).unwrap_or(u64::MAX),
+            dropped_deltas: 0,
+        };
+        self.sink.send(notice.to_frame()).await.map(drop)
+    }
+}
+
+/// Waits for the next item of any lane that is followed.
+async fn next_item(lanes: &mut [LaneState]) -> (usize, Option<LaneItem>) {
+    std::future::poll_fn(|context| {
+        for (lane, state) in lanes.iter_mut().enumerate() {
+            if let LaneState::Live { subscription, .. } = state
+                && let Poll::Ready(item) = subscription.poll_next_item(context)
+            {
+                return Poll::Ready((lane, item));
+            }
+        }
+        Poll::Pending
+    })
+    .await
+}

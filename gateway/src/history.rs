@@ -1,0 +1,258 @@
+//! The histories of runs: folded from their decisions, and kept for the next request. What is kept can be read again: a request
+//! reads only the decisions after it, and a history that they do not continue is dropped.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use jiff::Timestamp;
+use millrace_client::RunEndState;
+use millrace_protocol::ids::RunId;
+use millrace_protocol::plan::{Decision, Plan};
+use millrace_protocol::subject::{self, Topic};
+use millrace_runtime::nats::direct_get::PagedReader;
+use millrace_runtime::nats::record::StreamRecord;
+use millrace_runtime::nats::topology::lane_stream;
+use millrace_runtime::store::archive;
+use millrace_runtime::work::registry;
+use millrace_runtime::{Bus, Fault};
+use millrace_views::history::RunHistory;
+
+/// The maximum size of the decisions whose histories are kept, in bytes.
+const MAX_KEPT: usize = 32 * 1024 * 1024;
+
+/// A run up to a decision.
+#[derive(Clone, Default)]
+pub struct RunState {
+    /// Its history.
+    pub history: RunHistory,
+    /// The sequence and the time of the last decision.
+    pub last: Option<(u64, Timestamp)>,
+    /// `true` if it was read from the archive.
+    is_archived: bool,
+    /// The size of its decisions in bytes.
+    size: usize,
+}
+
+impl RunState {
+    /// Returns the plan.
+    #[must_use]
+    pub fn plan(&self) -> &Plan {
+        &self.history.plan
+    }
+
+    /// The sequence of the last decision; 0 before the first.
+    #[must_use]
+    pub fn sequence(&self) -> u64 {
+        self.last.map_or(0, |(sequence, _)| sequence)
+    }
+
+    /// Adds a decision. Returns `false` if it does not follow the last one.
+    fn add_decision(&mut self, record: &StreamRecord, decision: &Decision) -> bool {
+        if decision.previous != self.sequence() {
+            return false;
+        }
+        self.history.add_decision(decision);
+        self.last = Some((record.sequence, decision.at));
+        self.size += record.payload.len();
+        true
+    }
+}
+
+/// The histories that were read last.
+#[derive(Default)]
+pub struct HistoryCache(Mutex<CacheContent>);
+
+#[derive(Default)]
+struct CacheContent {
+    states: HashMap<RunId, (u64, Arc<RunState>)>,
+    size: usize,
+    /// Counts the uses; the state that was used least recently is dropped first.
+    uses: u64,
+}
+
+impl CacheContent {
+    fn insert(&mut self, run: RunId, state: Arc<RunState>) {
+        self.remove(&run);
+        if state.size > MAX_KEPT / 2 {
+            return;
+        }
+        self.uses += 1;
+        self.size += state.size;
+        self.states.insert(run, (self.uses, state));
+        while self.size > MAX_KEPT {
+            let oldest = self.states.iter().min_by_key(|(_, (used, _))| *used).map(|(run, _)| run.clone());
+            let Some(oldest) = oldest else { return };
+            self.remove(&oldest);
+        }
+    }
+
+    fn find(&mut self, run: &RunId) -> Option<Arc<RunState>> {
+        self.uses += 1;
+        let (used, state) = self.states.get_mut(run)?;
+        *used = self.uses;
+        Some(state.clone())
+    }
+
+    fn remove(&mut self, run: &RunId) -> Option<Arc<RunState>> {
+        let (_, state) = self.states.remove(run)?;
+        self.size -= state.size;
+        Some(state)
+    }
+}
+
+impl HistoryCache {
+    fn lock(&self) -> MutexGuard<'_, CacheContent> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns the history of a run up to its last decision.
+    ///
+    /// # Errors
+    /// A decision is unreadable, or the cluster does not respond.
+    pub async fn read(&self, bus: &Bus, run: &RunId) -> Result<Arc<RunState>, Fault> {
+        let kept = self.lock().find(run);
+        let state = match kept {
+            Some(kept) => match continue_state(bus, run, kept).await? {
+                Some(state) => state,
+                None => read_state(bus, run).await?,
+            },
+            None => read_state(bus, run).await?,
+        };
+        self.lock().insert(run.clone(), state.clone());
+        Ok(state)
+    }
+}
+
+/// Adds the decisions after a state; `None` if the log does not continue it.
+async fn continue_state(
+    bus: &Bus,
+    run: &RunId,
+    mut state: Arc<RunState>,
+) -> Result<Option<Arc<RunState>>, Fault> {
+    let records = read_plan_records(bus, run, state.sequence() + 1).await?;
+    // The order matters, as in `read_state`.
+    let is_archived = is_archived(bus, run).await?;
+    if records.is_empty() {
+        // The rest of a run that was archived since is in the archive only.
+        return Ok((is_archived == state.is_archived).then_some(state));
+    }
+    let continued = Arc::make_mut(&mut state);
+    for record in &records {
+        let decision: Decision = bus.decode_record(record).await?;
+        if !continued.add_decision(record, &decision) {
+            return Ok(None);
+        }
+    }
+    continued.is_archived = false;
+    Ok((!is_archived).then_some(state))
+}
+
+/// Reads the whole history of a run. The journals, which are most of its log, are read only if it is archived.
+async fn read_state(bus: &Bus, run: &RunId) -> Result<Arc<RunState>, Fault> {
+    let mut state = RunState::default();
+    let records = read_plan_records(bus, run, 1).await?;
+    // The order matters: a summary is marked as archived before messages are removed from the lane. If it is not marked after the
+    // read, the read was complete.
+    if !is_archived(bus, run).await? && fold(bus, &mut state, &records).await? && state.last.is_some() {
+        return Ok(Arc::new(state));
+    }
+    // After a loss of its newest bytes a server may hold the end of a run that it had removed.
+    match archive::read_archived_run(bus, run).await? {
+        Some(records) => {
+            let mut state = RunState { is_archived: true, ..RunState::default() };
+            let plan = records.into_iter().filter(is_decision).collect::<Vec<_>>();
+            fold(bus, &mut state, &plan).await?;
+            Ok(Arc::new(state))
+        }
+        None => Ok(Arc::new(state)),
+    }
+}
+
+/// Folds decisions. Returns `false` if one does not follow the one before.
+async fn fold(bus: &Bus, state: &mut RunState, records: &[StreamRecord]) -> Result<bool, Fault> {
+    for record in records {
+        let decision: Decision = bus.decode_record(record).await?;
+        if !state.add_decision(record, &decision) {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+/// Reads a run up to sequence `at`.
+///
+/// # Errors
+/// A decision is unreadable, or the cluster does not respond.
+pub async fn read_state_at(bus: &Bus, run: &RunId, at: u64) -> Result<RunState, Fault> {
+    let mut state = RunState::default();
+    let mut records = read_plan_records(bus, run, 1).await?;
+    if is_archived(bus, run).await? || records.is_empty() {
+        let archived = archive::read_archived_run(bus, run).await?;
+        records = archived.map_or(records, |all| all.into_iter().filter(is_decision).collect());
+    }
+    records.retain(|record| record.sequence <= at);
+    fold(bus, &mut state, &records).await?;
+    Ok(state)
+}
+
+/// Returns the end state of a run as of sequence `at`.
+///
+/// # Errors
+/// A decision is unreadable, or the cluster does not respond.
+pub async fn read_end_state_at(bus: &Bus, run: &RunId, at: u64) -> Result<RunEndState, Fault> {
+    let mut records = read_plan_records(bus, run, 1).await?;
+    if is_archived(bus, run).await? || records.is_empty() {
+        let archived = archive::read_archived_run(bus, run).await?;
+        records = archived.map_or(records, |all| all.into_iter().filter(is_decision).collect());
+    }
+    let mut end = RunEndState::No;
+    for record in records.iter().take_while(|record| record.sequence <= at) {
+        let decision: Decision = bus.decode_record(record).await?;
+        end = decision.events.iter().fold(end, RunEndState::after_event);
+    }
+    Ok(end)
+}
+
+/// Reads the decisions of a run in its lane, from a sequence on.
+async fn read_plan_records(bus: &Bus, run: &RunId, from: u64) -> Result<Vec<StreamRecord>, Fault> {
+    let lane = bus.lane_of_run(run);
+    let filter = subject::topic_subject(lane, run, &Topic::Plan);
+    let mut pages = PagedReader::new(bus.client(), lane_stream(lane), filter, from);
+    let mut all = Vec::new();
+    loop {
+        let records = pages.next_page().await?;
+        if records.is_empty() {
+            return Ok(all);
+        }
+        all.extend(records.into_iter().filter(is_decision));
+    }
+}
+
+async fn is_archived(bus: &Bus, run: &RunId) -> Result<bool, Fault> {
+    Ok(registry::read_summary(bus, run).await?.is_some_and(|summary| summary.archived))
+}
+
+fn is_decision(record: &StreamRecord) -> bool {
+    !record.is_forged() && matches!(subject::parse_lane_subject(&record.subject), Some((_, _, Topic::Plan)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn least_recently_used_histories_are_dropped() {
+        let mut cache = CacheContent::default();
+        let state = || Arc::new(RunState { size: MAX_KEPT / 4, ..RunState::default() });
+        let run = |number: u32| RunId::new(format!("r-{number}")).unwrap();
+        for number in 0..4 {
+            cache.insert(run(number), state());
+        }
+        cache.find(&run(0)).unwrap();
+        cache.insert(run(4), state());
+        assert!(cache.states.contains_key(&run(0)) && !cache.states.contains_key(&run(1)));
+        assert_eq!(cache.size, MAX_KEPT);
+        cache.insert(run(5), Arc::new(RunState { size: MAX_KEPT, ..RunState::default() }));
+        assert!(!cache.states.contains_key(&run(5)), "one that is too large is not kept");
+    }
+}

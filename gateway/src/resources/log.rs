@@ -1,0 +1,351 @@
+//! The log of a run: its decisions with the messages that they answer, its timeline, and the entries of its journals.
+
+use std::collections::BTreeMap;
+
+use axum::http::StatusCode;
+use axum::response::Response;
+use millrace_client::{ReceivedEntry, read_archived_records};
+use millrace_protocol::ids::{RunId, TaskId};
+use millrace_protocol::plan::{Decision, JournalKey, RunCommand, Submission};
+use millrace_protocol::question::RunAnswer;
+use millrace_protocol::subject::{self, Topic};
+use millrace_protocol::token::Scope;
+use millrace_protocol::wire::InlineOrStoredBytes;
+use millrace_protocol::work::JournalEntry;
+use millrace_runtime::log::read_message;
+use millrace_runtime::nats::direct_get::PagedReader;
+use millrace_runtime::nats::record::StreamRecord;
+use millrace_runtime::nats::topology::lane_stream;
+use millrace_runtime::store::archive;
+use millrace_runtime::{Bus, Fault};
+use millrace_views::journal::{TranscriptEntry, read_entry, stored_step};
+use millrace_views::{
+    EntryLine, LoggedDecision, MessageContent, MessageLine, RunLog, TimelineBuilder, answered_messages,
+};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use utoipa::IntoParams;
+use utoipa_axum::routes;
+
+use crate::access::{Access, ApiRoutes};
+use crate::extract::{PathParts, QueryParts};
+use crate::problem::{Problem, ProblemKind};
+use crate::state::json_response;
+
+/// The number of decisions or entries in a part if the client does not choose one.
+const DEFAULT_LIMIT: usize = 100;
+/// The maximum number of decisions or entries in a part.
+const MAX_LIMIT: usize = 1_000;
+
+/// The routes.
+pub fn routes() -> ApiRoutes {
+    ApiRoutes::new()
+        .scoped(Scope::Read, routes!(read_log))
+        .scoped(Scope::Read, routes!(read_timeline))
+        .scoped(Scope::Read, routes!(read_journal))
+}
+
+/// Checks the limit of a part.
+fn parse_limit(limit: Option<usize>) -> Result<usize, Problem> {
+    match limit.unwrap_or(DEFAULT_LIMIT) {
+        limit @ 1..=MAX_LIMIT => Ok(limit),
+        other => {
+            let detail = format!("limit={other}: a part has 1 to {MAX_LIMIT} entries");
+            Err(Problem::new(ProblemKind::InvalidRequest, detail))
+        }
+    }
+}
+
+fn parse_task(run: &RunId, text: &str) -> Result<TaskId, Problem> {
+    TaskId::new(text)
+        .map_err(|_| Problem::new(ProblemKind::TaskNotFound, format!("run {run} has no task {text:?}")))
+}
+
+/// Reads all messages of a run up to sequence `at`.
+async fn read_messages(bus: &Bus, run: &RunId, at: Option<u64>) -> Result<Vec<StreamRecord>, Fault> {
+    let mut records = archive::read_run_from_log_or_archive(bus, bus.lane_of_run(run), run).await?;
+    records.retain(|record| !record.is_forged() && at.is_none_or(|at| record.sequence <= at));
+    Ok(records)
+}
+
+#[derive(Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
+#[serde(deny_unknown_fields)]
+struct LogQuery {
+    /// Only decisions after this sequence: the `next` of the part before.
+    after: Option<u64>,
+    /// Only decisions up to this sequence.
+    at: Option<u64>,
+    /// The number of decisions, 100 by default and at most 1000.
+    limit: Option<usize>,
+}
+
+/// Read the decisions of a run with the messages that they answer.
+#[utoipa::path(
+    get, path = "/runs/{run}/log", tag = "runs",
+    params(("run" = String, Path, description = "The run"), LogQuery),
+    responses((status = 200, description = "A part of the log", body = ref("#/components/schemas/RunLog")))
+)]
+async fn read_log(
+    gateway: Access,
+    PathParts(run): PathParts<String>,
+    QueryParts(query): QueryParts<LogQuery>,
+) -> Result<Response, Problem> {
+    let limit = parse_limit(query.limit)?;
+    let (run, summary) = gateway.find_run(&run).await?;
+    let after = query.after.unwrap_or(0);
+    let is_archived = summary.is_some_and(|summary| summary.archived);
+    let records = match is_archived {
+        true => read_messages(&gateway.bus, &run, None).await?,
+        false => read_plan_part(&gateway.bus, &run, after, limit).await?,
+    };
+    let plan = records.iter().filter(|record| is_topic_plan(record));
+    let plan = plan.filter(|record| record.sequence > after);
+    let plan = plan.filter(|record| query.at.is_none_or(|at| record.sequence <= at));
+    let mut decisions: Vec<(u64, Decision)> = Vec::new();
+    let mut next = None;
+    for record in plan {
+        if decisions.len() == limit {
+            next = decisions.last().map(|(sequence, _)| *sequence);
+            break;
+        }
+        decisions.push((record.sequence, gateway.bus.decode_record(record).await?));
+    }
+    let mut messages: BTreeMap<u64, MessageLine> = BTreeMap::new();
+    for sequence in decisions.iter().flat_map(|(_, decision)| answered_messages(decision)) {
+        let record = match is_archived {
+            true => records.iter().find(|record| record.sequence == sequence).cloned(),
+            false => read_message(&gateway.bus, gateway.bus.lane_of_run(&run), sequence).await?,
+        };
+        // A message that was removed since is in the archive, to which the next request turns.
+        if let Some(record) = record
+            && let Some(content) = read_content(&gateway.bus, &record).await?
+        {
+            messages.insert(sequence, MessageLine::new(sequence, record.time, &content));
+        }
+    }
+    let find = |sequence: u64| messages.get(&sequence);
+    let decisions =
+        decisions.iter().map(|(sequence, decision)| LoggedDecision::new(&run, (*sequence, decision), find));
+    Ok(json_response(StatusCode::OK, &RunLog { run: &run, decisions: decisions.collect(), next }))
+}
+
+fn is_topic_plan(record: &StreamRecord) -> bool {
+    !record.is_forged() && matches!(subject::parse_lane_subject(&record.subject), Some((_, _, Topic::Plan)))
+}
+
+/// Reads one decision more than `limit` of a run in its lane.
+async fn read_plan_part(
+    bus: &Bus,
+    run: &RunId,
+    after: u64,
+    limit: usize,
+) -> Result<Vec<StreamRecord>, Fault> {
+    let lane = bus.lane_of_run(run);
+    let filter = subject::topic_subject(lane, run, &Topic::Plan);
+    let mut pages =
+        PagedReader::new(bus.client(), lane_stream(lane), filter, after + 1).with_page_size(limit + 1);
+    let mut all = Vec::new();
+    while all.len() <= limit {
+        let records = pages.next_page().await?;
+        if records.is_empty() {
+            break;
+        }
+        all.extend(records);
+    }
+    Ok(all)
+}
+
+/// Decodes a message that decisions answer; `None` if it is none.
+async fn read_content(bus: &Bus, record: &StreamRecord) -> Result<Option<MessageContent>, Fault> {
+    let Some((_, _, topic)) = subject::parse_lane_subject(&record.subject) else { return Ok(None) };
+    Ok(Some(match topic {
+        Topic::Submitted => {
+            MessageContent::Submission(Box::new(bus.decode_record::<Submission>(record).await?))
+        }
+        Topic::Control => MessageContent::Command(Box::new(bus.decode_record::<RunCommand>(record).await?)),
+        Topic::Answer => MessageContent::Answer(Box::new(bus.decode_record::<RunAnswer>(record).await?)),
+        Topic::Journal(key) => MessageContent::Journal(key, decode_entry(bus, record).await?.map(Box::new)),
+        Topic::Plan => return Ok(None),
+    }))
+}
+
+/// Decodes an entry of a journal; an entry that can't be decoded is a text that says so.
+async fn decode_entry(bus: &Bus, record: &StreamRecord) -> Result<Result<JournalEntry, String>, Fault> {
+    match bus.decode_record::<JournalEntry>(record).await {
+        Err(fault) if fault.is_transient() => Err(fault),
+        entry => Ok(entry.map_err(|fault| fault.to_string())),
+    }
+}
+
+#[derive(Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
+#[serde(deny_unknown_fields)]
+struct TimelineQuery {
+    /// Only the attempts at this task.
+    task: Option<String>,
+    /// The timeline as of this sequence.
+    at: Option<u64>,
+}
+
+/// Read what each attempt of a run did, from when to when: queued, running, parked, reviewed, and its model calls and tools.
+#[utoipa::path(
+    get, path = "/runs/{run}/timeline", tag = "runs",
+    params(("run" = String, Path, description = "The run"), TimelineQuery),
+    responses((status = 200, description = "The timeline", body = ref("#/components/schemas/Timeline")))
+)]
+async fn read_timeline(
+    gateway: Access,
+    PathParts(run): PathParts<String>,
+    QueryParts(query): QueryParts<TimelineQuery>,
+) -> Result<Response, Problem> {
+    let (run, _) = gateway.find_run(&run).await?;
+    let task = query.task.as_deref().map(|task| parse_task(&run, task)).transpose()?;
+    let mut timeline = TimelineBuilder::default();
+    for record in read_messages(&gateway.bus, &run, query.at).await? {
+        match subject::parse_lane_subject(&record.subject) {
+            Some((_, _, Topic::Plan)) => {
+                timeline.add_decision(record.sequence, &gateway.bus.decode_record(&record).await?);
+            }
+            Some((_, _, Topic::Journal(journal))) => {
+                if let Ok(entry) = decode_entry(&gateway.bus, &record).await? {
+                    timeline.add_entry(record.sequence, record.time, &journal, &entry);
+                }
+            }
+            Some((_, _, Topic::Submitted | Topic::Control | Topic::Answer)) | None => {}
+        }
+    }
+    Ok(json_response(StatusCode::OK, &timeline.finish(&run, task.as_ref())))
+}
+
+/// A part of the journals of a run.
+#[derive(Debug, Serialize, JsonSchema)]
+#[schemars(rename = "JournalPage")]
+pub struct JournalPage<'a> {
+    /// The entries, oldest first.
+    pub entries: Vec<EntryLine<'a>>,
+    /// The `after` of the next part; `null` if there are no more entries so far.
+    pub next: Option<u64>,
+}
+
+#[derive(Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
+#[serde(deny_unknown_fields)]
+struct JournalQuery {
+    /// Only the journals of this task: of its attempts and of their reviews.
+    task: Option<String>,
+    /// `true` selects the journals of the planner.
+    #[serde(default)]
+    planner: bool,
+    /// Only this attempt at the task, or this turn of the planner.
+    attempt: Option<u32>,
+    /// Only entries after this sequence: the `next` of the part before.
+    after: Option<u64>,
+    /// Only entries up to this sequence.
+    at: Option<u64>,
+    /// The number of entries, 100 by default and at most 1000.
+    limit: Option<usize>,
+    /// `true` returns large values with their entries, instead of their names in the blob store.
+    #[serde(default)]
+    full: bool,
+}
+
+impl JournalQuery {
+    fn selects(&self, journal: &JournalKey) -> bool {
+        let (number, is_selected) = match journal {
+            JournalKey::Task(task, attempt) | JournalKey::Review(task, attempt) => {
+                let is_task = self.task.as_deref().is_none_or(|wanted| wanted == task.as_str());
+                (*attempt, is_task && !self.planner)
+            }
+            JournalKey::Planning(turn, _) => (*turn, self.planner || self.task.is_none()),
+        };
+        is_selected && self.attempt.is_none_or(|attempt| attempt == number)
+    }
+}
+
+/// Read the entries of the journals of a run, part by part: model calls, tool results, notes, results and verdicts.
+#[utoipa::path(
+    get, path = "/runs/{run}/journal", tag = "runs",
+    params(("run" = String, Path, description = "The run"), JournalQuery),
+    responses((status = 200, description = "A part of the journals; large values are named by their SHA-256 (`stored_step`)", body = ref("#/components/schemas/JournalPage")))
+)]
+async fn read_journal(
+    gateway: Access,
+    PathParts(run): PathParts<String>,
+    QueryParts(query): QueryParts<JournalQuery>,
+) -> Result<Response, Problem> {
+    let limit = parse_limit(query.limit)?;
+    let (run, _) = gateway.find_run(&run).await?;
+    if let Some(task) = &query.task {
+        parse_task(&run, task)?;
+    }
+    let after = query.after.unwrap_or(0);
+    let mut entries: Vec<(Option<TaskId>, TranscriptEntry)> = Vec::new();
+    let mut next = None;
+    for record in read_journal_messages(&gateway.bus, &run, &query, after, limit).await? {
+        let Some((_, _, Topic::Journal(journal))) = subject::parse_lane_subject(&record.subject) else {
+            continue;
+        };
+        let is_in_range = record.sequence > after && query.at.is_none_or(|at| record.sequence <= at);
+        if !is_in_range || !query.selects(&journal) {
+            continue;
+        }
+        if entries.len() == limit {
+            next = entries.last().map(|(_, entry)| entry.sequence);
+            break;
+        }
+        let entry = decode_entry(&gateway.bus, &record).await?;
+        let received =
+            ReceivedEntry { sequence: record.sequence, at: record.time, journal: journal.clone(), entry };
+        let is_stored = |entry: &JournalEntry| {
+            matches!(entry, JournalEntry::Step { value: InlineOrStoredBytes::Stored(_), .. })
+        };
+        let entry = match (&received.entry, query.full) {
+            (Ok(entry), false) if is_stored(entry) => stored_step(received),
+            (Ok(_) | Err(_), _) => read_entry(&gateway.bus, received).await?,
+        };
+        let task = match journal {
+            JournalKey::Task(task, _) | JournalKey::Review(task, _) => Some(task),
+            JournalKey::Planning(..) => None,
+        };
+        entries.push((task, entry));
+    }
+    let lines = entries.iter().map(|(task, entry)| EntryLine { run: &run, task: task.as_ref(), entry });
+    Ok(json_response(StatusCode::OK, &JournalPage { entries: lines.collect(), next }))
+}
+
+/// Reads the messages of the journals that a query may select, at least one more than `limit` if there are so many.
+async fn read_journal_messages(
+    bus: &Bus,
+    run: &RunId,
+    query: &JournalQuery,
+    after: u64,
+    limit: usize,
+) -> Result<Vec<StreamRecord>, Problem> {
+    let lane = bus.lane_of_run(run);
+    let subjects = match (&query.task, query.planner, query.attempt) {
+        // Of an attempt only some entries are selected, so that no number of messages is known to be enough.
+        (_, _, Some(_)) | (None, false, None) => return Ok(read_messages(bus, run, query.at).await?),
+        (Some(task), _, None) => subject::journals_of_task(lane, run, &parse_task(run, task)?).to_vec(),
+        (None, true, None) => vec![subject::journals_of_planner(lane, run)],
+    };
+    let mut all = Vec::new();
+    for subject in subjects {
+        let pages = PagedReader::new(bus.client(), lane_stream(lane), subject, after + 1);
+        let (mut pages, mut count) = (pages.with_page_size(limit + 1), 0);
+        while count <= limit {
+            let records = pages.next_page().await?;
+            if records.is_empty() {
+                break;
+            }
+            count += records.len();
+            all.extend(records.into_iter().filter(|record| !record.is_forged()));
+        }
+    }
+    // The order matters: a run is marked as archived before its messages are removed from the lane.
+    if let Some(archived) = read_archived_records(bus, run).await? {
+        return Ok(archived);
+    }
+    all.sort_by_key(|record| record.sequence);
+    Ok(all)
+}
