@@ -33,9 +33,9 @@ use millrace_runtime::program;
 use millrace_views::history;
 
 use commands::{
-    add, answer, backup, bench, cancel, completions, config, edit, eval, files, inbox, limits, list, logs,
-    man, memories, message, metrics, pause, replay, restore, resume, retry, run, schema, show, signal,
-    status, submit, up, watch,
+    add, answer, backup, bench, cancel, completions, config, delete, edit, eval, files, inbox, limits, list,
+    logs, man, memories, message, metrics, pause, prune, replay, restore, resume, retention, retry, run,
+    schema, show, signal, status, submit, up, watch,
 };
 use exit::{CommandError, CommandExit, run_until_interrupt};
 use settings::SettingsSources;
@@ -101,6 +101,12 @@ enum Command {
     Files(files::FilesArguments),
     /// List, show, download or remove what agents remember across runs
     Memories(memories::MemoriesArguments),
+    /// Delete runs that have ended, with their events, results and files
+    Delete(delete::DeleteArguments),
+    /// Delete the runs that ended some time ago
+    Prune(prune::PruneArguments),
+    /// Show or change the rules by which supervisors delete runs
+    Retention(retention::RetentionArguments),
     /// Show or change the rate limits of models
     Limits(limits::LimitsArguments),
     /// Reconstruct a run's state at any point in its log
@@ -223,6 +229,9 @@ async fn dispatch_command(command: Command, profile: Option<String>) -> Result<E
         | Command::Answer(_)
         | Command::Files(_)
         | Command::Memories(_)
+        | Command::Delete(_)
+        | Command::Prune(_)
+        | Command::Retention(_)
         | Command::Limits(_)
         | Command::Replay(_)
         | Command::Backup(_)
@@ -276,6 +285,15 @@ async fn dispatch_command(command: Command, profile: Option<String>) -> Result<E
         }
         Command::Answer(arguments) => answer::run_command(arguments, shutdown).await?,
         Command::Files(arguments) => run_until_interrupt(&shutdown, files::run_command(arguments)).await?,
+        Command::Delete(arguments) => {
+            run_until_interrupt(&shutdown, Box::pin(delete::run_command(arguments))).await?
+        }
+        Command::Prune(arguments) => {
+            run_until_interrupt(&shutdown, Box::pin(prune::run_command(arguments))).await?
+        }
+        Command::Retention(arguments) => {
+            run_until_interrupt(&shutdown, Box::pin(retention::run_command(arguments))).await?
+        }
         Command::Memories(arguments) => {
             run_until_interrupt(&shutdown, memories::run_command(arguments)).await?
         }

@@ -5,8 +5,8 @@ use std::sync::LazyLock;
 
 use millrace_protocol::result::TaskResult;
 use millrace_views::{
-    AnswerLine, ClusterJson, CommandOutcome, EntryLine, EventLine, PlannerTranscript, QuestionLine,
-    RunResult, TaskTranscript,
+    AnswerLine, ClusterJson, CommandOutcome, EntryLine, EventLine, PlannerTranscript, PruneJson,
+    QuestionLine, RetentionJson, RunDeletionJson, RunResult, TaskTranscript,
 };
 use schemars::generate::SchemaSettings;
 use schemars::{JsonSchema, SchemaGenerator};
@@ -18,8 +18,8 @@ use crate::feed::StreamNotice;
 use crate::problem::{MEDIA_TYPE, Problem, ProblemKind, TYPE_PREFIX};
 use crate::resources::{
     AddBody, AnswerBatch, AnswerBody, AnswerList, CallerJson, CancelBody, CommandReceipt, EditBody, FileList,
-    Health, LimitBody, LimitList, MessageBody, QuestionList, ResumeBody, RetryBody, RunList, SignalBody,
-    SubmissionBody, Version, Written, routes,
+    Health, LimitBody, LimitList, MessageBody, PruneBody, QuestionList, ResumeBody, RetentionRuleBody,
+    RetentionSettingsBody, RetryBody, RunList, SignalBody, SubmissionBody, Version, Written, routes,
 };
 
 /// The path below which all resources are.
@@ -117,6 +117,9 @@ fn answer_schemas() -> Map<String, Value> {
     add::<AnswerList<'static>>(generator, "AnswerList", &mut all);
     add::<ClusterJson<'static>>(generator, "ClusterJson", &mut all);
     add::<LimitList<'static>>(generator, "LimitList", &mut all);
+    add::<RetentionJson>(generator, "RetentionJson", &mut all);
+    add::<RunDeletionJson<'static>>(generator, "RunDeletionJson", &mut all);
+    add::<PruneJson>(generator, "PruneJson", &mut all);
     add::<CommandOutcome<'static>>(generator, "CommandOutcome", &mut all);
     add::<Written<CommandOutcome<'static>>>(generator, "SubmittedRun", &mut all);
     add::<Written<CommandOutcome<'static>>>(generator, "AppliedCommand", &mut all);
@@ -127,7 +130,7 @@ fn answer_schemas() -> Map<String, Value> {
     add::<Problem>(generator, "Problem", &mut all);
     all.extend(output.take_definitions(true));
     let types = ProblemKind::ALL.map(|kind| format!("{TYPE_PREFIX}{}", kind.parts().1));
-    all["Problem"]["properties"]["type"]["enum"] = json!(types);
+    all["Problem"]["properties"]["type"]["enum"] = json!(types.to_vec());
     all
 }
 
@@ -146,6 +149,9 @@ fn request_schemas() -> Map<String, Value> {
     add::<AnswerBody>(generator, "AnswerBody", &mut all);
     add::<AnswerBatch>(generator, "AnswerBatch", &mut all);
     add::<LimitBody>(generator, "LimitBody", &mut all);
+    add::<PruneBody>(generator, "PruneBody", &mut all);
+    add::<RetentionRuleBody>(generator, "RetentionRuleBody", &mut all);
+    add::<RetentionSettingsBody>(generator, "RetentionSettingsBody", &mut all);
     all.extend(input.take_definitions(true));
     all
 }

@@ -52,6 +52,10 @@ pub enum ProblemKind {
     BlobNotFound,
     /// There is no such rate limit.
     LimitNotFound,
+    /// The run was deleted.
+    RunDeleted,
+    /// There is no such retention rule.
+    RetentionRuleNotFound,
     /// The run has no deliverable.
     NoDeliverable,
     /// The description of the run, its plan or its budget is invalid.
@@ -80,7 +84,7 @@ pub enum ProblemKind {
 
 impl ProblemKind {
     /// All kinds, in the order of their declaration.
-    pub const ALL: [Self; 29] = [
+    pub const ALL: [Self; 31] = [
         Self::InvalidRequest,
         Self::UnknownHost,
         Self::CrossOrigin,
@@ -98,6 +102,8 @@ impl ProblemKind {
         Self::FileNotFound,
         Self::BlobNotFound,
         Self::LimitNotFound,
+        Self::RunDeleted,
+        Self::RetentionRuleNotFound,
         Self::NoDeliverable,
         Self::InvalidRun,
         Self::KeyReused,
@@ -146,6 +152,10 @@ impl ProblemKind {
             Self::FileNotFound => (Code::NOT_FOUND, "file-not-found", "There is no such file"),
             Self::BlobNotFound => (Code::NOT_FOUND, "blob-not-found", "There is no such blob"),
             Self::LimitNotFound => (Code::NOT_FOUND, "limit-not-found", "There is no such rate limit"),
+            Self::RunDeleted => (Code::GONE, "run-deleted", "The run was deleted"),
+            Self::RetentionRuleNotFound => {
+                (Code::NOT_FOUND, "retention-rule-not-found", "There is no such retention rule")
+            }
             Self::NoDeliverable => (Code::NOT_FOUND, "no-deliverable", "The run has no deliverable"),
             Self::InvalidRun => (Code::UNPROCESSABLE_ENTITY, "invalid-run", "The run can't be submitted"),
             Self::KeyReused => (

@@ -7,7 +7,8 @@ use serde_json::{Value, json};
 use super::{
     AnswerLine, BackupOutcome, BenchJson, ClusterJson, CommandOutcome, DecisionLine, DoctorJson, EntryLine,
     ErrorLine, EvaluationConfigurationJson, EvaluationSampleJson, EventLine, FileJson, LimitJson,
-    LogLineJson, PlannerTranscript, QuestionLine, ReplayJson, RunListLine, RunResult, TaskTranscript,
+    LogLineJson, PlannerTranscript, PruneJson, QuestionLine, ReplayJson, RetentionJson, RunDeletionJson,
+    RunListLine, RunResult, TaskTranscript,
 };
 use crate::commands::config::SettingsDocument;
 
@@ -58,6 +59,9 @@ pub fn output_schema(name: &str) -> Option<Value> {
         "status" | "workers" | "capabilities" => (Document, vec![add::<ClusterJson<'static>>, error]),
         "logs" => (Lines, vec![add::<LogLineJson<'static>>, error]),
         "files" | "memories" => (Lines, vec![add::<FileJson<'static>>, outcome, error]),
+        "delete" => (Lines, vec![add::<RunDeletionJson<'static>>, error]),
+        "prune" => (Document, vec![add::<PruneJson>, error]),
+        "retention" => (Document, vec![add::<RetentionJson>, outcome, error]),
         "limits" => (Lines, vec![add::<LimitJson<'static>>, outcome, error]),
         "replay" => (Lines, vec![add::<DecisionLine<'static>>, add::<ReplayJson<'static>>, error]),
         "backup" | "restore" => (Document, vec![add::<BackupOutcome<'static>>, error]),

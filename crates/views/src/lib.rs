@@ -13,6 +13,7 @@
 //! | `transcript` | what agents did |
 //! | `cluster` | processes, capabilities, lanes, limits, files, backups |
 //! | `command` | the outcome of a command |
+//! | `retention` | rules of retention, sweeps, deletions |
 //! | `history` | the state of a run with what its state does not keep |
 //! | `journal` | entries of journals with the values that they refer to |
 //! | `report`, `changes`, `wording` | texts that several views share |
@@ -26,6 +27,7 @@ pub mod history;
 pub mod journal;
 mod question;
 pub mod report;
+mod retention;
 mod run;
 mod transcript;
 mod wait;
@@ -43,6 +45,7 @@ pub use cluster::*;
 pub use command::*;
 pub use event::*;
 pub use question::*;
+pub use retention::*;
 pub use run::*;
 pub use transcript::*;
 pub use wait::*;

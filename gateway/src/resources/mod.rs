@@ -9,6 +9,7 @@ mod limits;
 mod me;
 mod meta;
 mod questions;
+mod retention;
 mod runs;
 mod steering;
 mod submission;
@@ -25,6 +26,7 @@ pub use limits::{LimitBody, LimitList};
 pub use me::CallerJson;
 pub use meta::Version;
 pub use questions::{AnswerBatch, AnswerBody, AnswerList, QuestionList};
+pub use retention::{PruneBody, RetentionRuleBody, RetentionSettingsBody};
 pub use runs::RunList;
 pub use steering::{
     AddBody, CancelBody, CommandReceipt, EditBody, MessageBody, ResumeBody, RetryBody, SignalBody,
@@ -46,6 +48,7 @@ pub struct Written<T> {
 pub fn routes() -> ApiRoutes {
     ApiRoutes::new()
         .merge(runs::routes())
+        .merge(retention::routes())
         .merge(submission::routes())
         .merge(events::routes())
         .merge(transcripts::routes())

@@ -6,5 +6,6 @@ pub mod backup;
 pub mod blobs;
 pub mod idempotency;
 pub mod rate_limits;
+pub mod retention;
 pub mod tokens;
 pub mod workspace;
