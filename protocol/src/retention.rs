@@ -101,8 +101,8 @@ pub fn deletion_step(summary: Option<&RunSummary>, is_submitted: bool) -> Deleti
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct PruneSelection {
-    /// Only runs that ended longer ago than this, in seconds.
-    #[serde(rename = "older_than_seconds", with = "whole_seconds")]
+    /// Only runs that ended longer ago than this, in milliseconds.
+    #[serde(rename = "older_than_ms", with = "whole_millis")]
     #[schemars(with = "u64")]
     pub older_than: Duration,
     /// Only runs with all these labels: `NAME=VALUE`, or `NAME` for any value.
@@ -178,7 +178,7 @@ pub struct SweepReport {
     pub too_young: u64,
 }
 
-/// What the deletion of runs would free.
+/// The storage that a deletion of runs frees.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct PruneForecast {
     /// The number of runs.
@@ -237,7 +237,7 @@ fn hexadecimal_digit(digit: u8) -> Option<u8> {
 /// its name as text, in MessagePack and in JSON.
 #[derive(Debug, Default)]
 pub struct BlobNameScanner {
-    /// The hexadecimal digits at the end of what was read.
+    /// The trailing hexadecimal digits so far.
     digits: Vec<u8>,
 }
 
@@ -267,18 +267,18 @@ pub fn find_blob_names(bytes: &[u8], on_name: impl FnMut(BlobName)) {
     BlobNameScanner::default().read(bytes, on_name);
 }
 
-/// Durations as whole seconds.
-mod whole_seconds {
+/// Durations as whole milliseconds.
+mod whole_millis {
     use std::time::Duration;
 
     use serde::{Deserialize, Deserializer, Serializer};
 
     pub fn serialize<S: Serializer>(duration: &Duration, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.serialize_u64(duration.as_secs())
+        serializer.serialize_u64(u64::try_from(duration.as_millis()).unwrap_or(u64::MAX))
     }
 
     pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duration, D::Error> {
-        u64::deserialize(deserializer).map(Duration::from_secs)
+        u64::deserialize(deserializer).map(Duration::from_millis)
     }
 }
 
@@ -327,13 +327,11 @@ mod tests {
 
     #[test]
     fn selections_are_read_and_written() {
-        let text = r#"{"older_than_seconds":86400,"labels":["team=a","x"],"states":["failed"]}"#;
+        let text = r#"{"older_than_ms":86400000,"labels":["team=a","x"],"states":["failed"]}"#;
         let selection: PruneSelection = serde_json::from_str(text).unwrap();
         assert_eq!(selection.older_than, Duration::from_secs(86_400));
         assert_eq!(serde_json::to_string(&selection).unwrap(), text);
-        assert!(serde_json::from_str::<PruneSelection>(r#"{"older_than_seconds":1,"label":["a"]}"#).is_err());
-        assert!(
-            serde_json::from_str::<PruneSelection>(r#"{"older_than_seconds":1,"labels":["a b"]}"#).is_err()
-        );
+        assert!(serde_json::from_str::<PruneSelection>(r#"{"older_than_ms":1,"label":["a"]}"#).is_err());
+        assert!(serde_json::from_str::<PruneSelection>(r#"{"older_than_ms":1,"labels":["a b"]}"#).is_err());
     }
 }

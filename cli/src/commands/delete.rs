@@ -27,7 +27,7 @@ pub struct DeleteArguments {
     /// Run id, a unique prefix of one, or `latest`; may be several
     #[arg(required = true, value_name = "RUN")]
     runs: Vec<String>,
-    /// How long to wait for a supervisor to delete each run
+    /// Timeout of each deletion, which a supervisor carries out
     #[arg(long, value_name = "DURATION", default_value = "30s", value_parser = millrace_runtime::duration::parse_duration)]
     wait: Duration,
     /// Author, recorded with the deletion [default: your login name]

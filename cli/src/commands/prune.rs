@@ -58,7 +58,7 @@ impl From<SelectionArguments> for PruneSelection {
 pub struct PruneArguments {
     #[command(flatten)]
     selection: SelectionArguments,
-    /// Delete nothing; print the runs, and what their deletion would free
+    /// Delete nothing; print the runs, and the storage that their deletion frees
     #[arg(long)]
     dry_run: bool,
     /// Author, recorded with the deletions [default: your login name]

@@ -118,9 +118,11 @@ pub async fn run_command(arguments: RetentionArguments) -> Result<CommandExit, C
         }
         RetentionCommand::Grace { duration, common } => {
             let settings = SweepSettings::with_blob_grace(duration);
-            change(&common, CommandOutcome::BlobGraceSet { seconds: duration.as_secs() }, async |bus| {
-                Ok(retention::set_sweep_settings(bus, &settings).await?)
-            })
+            change(
+                &common,
+                CommandOutcome::BlobGraceSet { blob_grace_ms: settings.blob_grace_ms },
+                async |bus| Ok(retention::set_sweep_settings(bus, &settings).await?),
+            )
             .await
         }
         RetentionCommand::Sweep { common } => {
@@ -153,7 +155,7 @@ async fn show_retention(bus: &Bus, json: bool) -> Result<CommandExit, CommandErr
         print_json(&overview);
         return Ok(CommandExit::Completed);
     }
-    let age = |seconds| format_duration(Duration::from_secs(seconds));
+    let age = |millis| format_duration(Duration::from_millis(millis));
     for rule in &overview.rules {
         let labels = rule.labels.iter().map(|label| format!("  label {label}"));
         let states = rule.states.iter().map(|state| format!("  {state}"));
@@ -161,7 +163,7 @@ async fn show_retention(bus: &Bus, json: bool) -> Result<CommandExit, CommandErr
         print_stdout_line(&format!(
             "{:20}  older than {}{conditions}  (by {})",
             rule.name,
-            age(rule.older_than_seconds),
+            age(rule.older_than_ms),
             rule.by
         ));
     }
@@ -170,7 +172,7 @@ async fn show_retention(bus: &Bus, json: bool) -> Result<CommandExit, CommandErr
             "millrace: there are no retention rules; runs are kept until `millrace delete` or `millrace prune`",
         );
     }
-    print_stdout_line(&format!("blobs without references stay for {}", age(overview.blob_grace_seconds)));
+    print_stdout_line(&format!("blobs without references stay for {}", age(overview.blob_grace_ms)));
     if overview.deletions_in_progress > 0 {
         print_stdout_line(&format!("{} runs are being deleted", overview.deletions_in_progress));
     }

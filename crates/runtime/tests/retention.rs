@@ -82,7 +82,7 @@ fn content(number: u64) -> Vec<u8> {
     format!("content {number} ").into_bytes().into_iter().cycle().take(size).collect()
 }
 
-/// What a run must still have: blobs by name, files by path.
+/// The expected contents of a run: blobs by name, files by path.
 #[derive(Debug, Clone, Default)]
 struct ExpectedRun {
     blobs: BTreeSet<String>,

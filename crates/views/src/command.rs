@@ -89,8 +89,8 @@ pub enum CommandOutcome<'a> {
     },
     /// The time for which unreferenced blobs stay was changed.
     BlobGraceSet {
-        /// The time in seconds.
-        seconds: u64,
+        /// The time.
+        blob_grace_ms: u64,
     },
     /// A supervisor sweeps blobs as soon as it can.
     SweepRequested,

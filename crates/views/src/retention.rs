@@ -1,4 +1,4 @@
-//! The deletion of runs: the rules, the settings, and what is in progress.
+//! Deletion of runs: rules, settings, and deletions in progress.
 
 use millrace_client::retention::RetentionOverview;
 use millrace_protocol::ids::RunId;
@@ -16,8 +16,8 @@ use crate::{Time, tagged};
 pub struct RetentionJson {
     /// The rules.
     pub rules: Vec<RetentionRuleJson>,
-    /// The number of seconds for which a blob to which nothing refers stays in the store.
-    pub blob_grace_seconds: u64,
+    /// The time for which a blob to which nothing refers stays in the store.
+    pub blob_grace_ms: u64,
     /// The number of runs whose deletion is in progress.
     pub deletions_in_progress: u64,
     /// The last sweep of blobs; `null` if there was none.
@@ -29,7 +29,7 @@ impl From<RetentionOverview> for RetentionJson {
         let rules = rules.into_iter().map(|(name, rule)| RetentionRuleJson::new(name, &rule));
         Self {
             rules: rules.collect(),
-            blob_grace_seconds: settings.blob_grace().as_secs(),
+            blob_grace_ms: settings.blob_grace_ms,
             deletions_in_progress: pending as u64,
             last_sweep: last_sweep.map(SweepJson::from),
         }
@@ -41,8 +41,8 @@ impl From<RetentionOverview> for RetentionJson {
 pub struct RetentionRuleJson {
     /// Its name.
     pub name: String,
-    /// The number of seconds after their end for which runs are kept.
-    pub older_than_seconds: u64,
+    /// The time after their end for which runs are kept.
+    pub older_than_ms: u64,
     /// Only runs with all these labels.
     pub labels: Vec<String>,
     /// Only runs that ended for one of these reasons; all if empty.
@@ -57,7 +57,7 @@ impl RetentionRuleJson {
     pub fn new(name: String, rule: &RetentionRule) -> Self {
         Self {
             name,
-            older_than_seconds: rule.selection.older_than.as_secs(),
+            older_than_ms: u64::try_from(rule.selection.older_than.as_millis()).unwrap_or(u64::MAX),
             labels: rule.selection.labels.iter().map(ToString::to_string).collect(),
             states: rule.selection.states.clone(),
             by: rule.by.clone(),
@@ -103,7 +103,7 @@ pub struct PruneJson {
     pub runs: Vec<RunId>,
     /// `true` if nothing was deleted.
     pub dry_run: bool,
-    /// Without deletion: what it would free.
+    /// The storage that the deletion frees; of a dry run only.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub forecast: Option<PruneForecast>,
 }

@@ -230,8 +230,9 @@ async fn put_settings(
             format_duration(MIN_BLOB_GRACE)
         )));
     }
-    retention::set_sweep_settings(&gateway.bus, &SweepSettings::with_blob_grace(grace)).await?;
-    Ok(json_response(StatusCode::OK, &CommandOutcome::BlobGraceSet { seconds: grace.as_secs() }))
+    let settings = SweepSettings::with_blob_grace(grace);
+    retention::set_sweep_settings(&gateway.bus, &settings).await?;
+    Ok(json_response(StatusCode::OK, &CommandOutcome::BlobGraceSet { blob_grace_ms: settings.blob_grace_ms }))
 }
 
 /// Sweep blobs now instead of within the next hours.

@@ -123,7 +123,7 @@ pub(super) struct ArchiveScan {
     waiting_bytes: usize,
 }
 
-/// What an archive may refer to.
+/// The names in an archive.
 pub(super) struct ScannedArchive {
     /// Its run; `None` if the name is not one of a run.
     pub run: Option<RunId>,

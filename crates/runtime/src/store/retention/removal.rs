@@ -55,9 +55,9 @@ pub async fn remove_requested_run(bus: &Bus, run: &RunId) -> Result<bool, Fault>
 
 /// The beginning of a removal.
 enum DeletionStart {
-    /// The record says that the run is being removed.
+    /// The run counts as deleted.
     Begun(DeletionRecord),
-    /// The record says that the deletion was refused.
+    /// The deletion is refused.
     Refused,
     /// It can't begin yet.
     Wait,

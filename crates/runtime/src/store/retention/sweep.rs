@@ -24,7 +24,7 @@ const CONCURRENT: usize = 4;
 /// The number of subjects that are looked up at once.
 const MAX_LOOKUPS: usize = 500;
 
-/// How to sweep.
+/// The options of a sweep.
 #[derive(Debug, Clone, Copy)]
 pub struct SweepOptions {
     /// The age below which unreferenced blobs stay.
@@ -41,7 +41,7 @@ pub async fn sweep_blobs(bus: &Bus, options: SweepOptions) -> Result<Option<Swee
     if is_held(bus).await? {
         return Ok(None);
     }
-    // In this order: whatever is not in the index, or behind the ends, is found by the second check.
+    // The order matters: the second check reads everything after these ends, and all blobs that are not in the index.
     let began = Timestamp::now();
     let ends = StreamEnds::read(bus).await?;
     let none = HashSet::new();
