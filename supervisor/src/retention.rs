@@ -10,7 +10,7 @@ use millrace_protocol::retention::{PruneSelection, SweepRecord};
 use millrace_runtime::store::retention::{
     self, DeletionError, DeletionFeed, DeletionRequest, RECORD_AGE, SweepOptions,
 };
-use millrace_runtime::{Bus, Fault};
+use millrace_runtime::{Bus, Fault, clock};
 use tokio::time::Instant;
 use tracing::{debug, info, warn};
 
@@ -154,7 +154,7 @@ async fn is_sweep_due(bus: &Bus, is_check_due: bool) -> Result<bool, Fault> {
     if !is_check_due {
         return Ok(false);
     }
-    let age = last.map(|last| Timestamp::now().duration_since(last).unsigned_abs());
+    let age = last.map(|last| clock::now().duration_since(last).unsigned_abs());
     if age.is_some_and(|age| age < SWEEP_INTERVAL) {
         return Ok(false);
     }
@@ -169,7 +169,7 @@ async fn is_sweep_due(bus: &Bus, is_check_due: bool) -> Result<bool, Fault> {
 }
 
 async fn sweep(bus: &Bus) -> Result<(), Fault> {
-    let began = Timestamp::now();
+    let began = clock::now();
     let grace = retention::read_sweep_settings(bus).await?.blob_grace();
     let Some(report) = retention::sweep_blobs(bus, SweepOptions { grace, is_paced: true }).await? else {
         return Ok(());
@@ -181,5 +181,5 @@ async fn sweep(bus: &Bus) -> Result<(), Fault> {
         bytes = report.removed_bytes,
         "swept blobs"
     );
-    retention::write_sweep_record(bus, &SweepRecord { began, ended: Timestamp::now(), report }).await
+    retention::write_sweep_record(bus, &SweepRecord { began, ended: clock::now(), report }).await
 }

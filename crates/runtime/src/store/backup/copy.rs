@@ -36,6 +36,9 @@ enum RemovalPolicy {
     Repeat,
 }
 
+/// A choice of entries, by key and value.
+type EntryFilter = fn(&str, &str) -> bool;
+
 /// An entry of a bucket: one line of a backup file.
 #[derive(Serialize, Deserialize)]
 pub struct BucketEntryLine {
@@ -90,7 +93,7 @@ fn copy_cluster<'a>(
         }
         parts.push(copy_bucket(bus, &folder, CAPABILITIES, |_, _| true, on_progress).await?);
         // Clusters of older versions have none.
-        let is_kept: [(&str, fn(&str, &str) -> bool); 5] = [
+        let is_kept: [(&str, EntryFilter); 5] = [
             (LIMITS, |_, _| true),
             (KEYS, |_, _| true),
             (TOKENS, |_, _| true),
@@ -173,7 +176,7 @@ async fn copy_bucket(
     bus: &Bus,
     folder: &UnfinishedBackupFolder,
     bucket: &str,
-    is_included: fn(&str, &str) -> bool,
+    is_included: EntryFilter,
     on_progress: OnBackupProgress<'_>,
 ) -> Result<BackupPart, BackupError> {
     let file = format!("{bucket}.jsonl");
