@@ -78,7 +78,7 @@ fn summary_of(run: &RunId, end: Option<EndReason>, archived: bool) -> RunSummary
 
 /// A shared content; one of four is too large for a message.
 fn content(number: u64) -> Vec<u8> {
-    let size = if number % 4 == 0 { MAX_INLINE + 1_000 } else { 400 };
+    let size = if number.is_multiple_of(4) { MAX_INLINE + 1_000 } else { 400 };
     format!("content {number} ").into_bytes().into_iter().cycle().take(size).collect()
 }
 
