@@ -16,7 +16,10 @@ use crate::json::{ErrorLine, print_json};
 /// All visible commands, by group.
 const GROUPS: [(&str, &[&str]); 7] = [
     ("Run an objective on this machine", &["run", "resume", "eval"]),
-    ("Work with a cluster", &["up", "down", "submit", "watch", "list", "show", "files", "memories"]),
+    (
+        "Work with a cluster",
+        &["up", "down", "submit", "watch", "list", "show", "files", "memories", "delete", "prune"],
+    ),
     ("Control a run", &["pause", "cancel", "retry", "edit", "add", "message", "signal"]),
     ("Answer questions of runs", &["inbox", "answer"]),
     (
@@ -32,6 +35,7 @@ const GROUPS: [(&str, &[&str]); 7] = [
             "logs",
             "backup",
             "restore",
+            "retention",
             "replay",
             "trace",
             "audit",

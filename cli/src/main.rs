@@ -33,9 +33,9 @@ use millrace_runtime::program;
 use millrace_views::history;
 
 use commands::{
-    add, answer, audit, backup, bench, cancel, completions, config, edit, eval, files, inbox, limits, list,
-    logs, man, memories, message, metrics, pause, replay, restore, resume, retry, run, schema, show, signal,
-    status, submit, token, trace, up, watch,
+    add, answer, audit, backup, bench, cancel, completions, config, delete, edit, eval, files, inbox, limits,
+    list, logs, man, memories, message, metrics, pause, prune, replay, restore, resume, retention, retry,
+    run, schema, show, signal, status, submit, token, trace, up, watch,
 };
 use exit::{CommandError, CommandExit, run_until_interrupt};
 use settings::SettingsSources;
@@ -105,6 +105,12 @@ enum Command {
     Token(token::TokenArguments),
     /// List administrative actions: who changed tokens and limits
     Audit(audit::AuditArguments),
+    /// Delete runs that have ended, with their events, results and files
+    Delete(delete::DeleteArguments),
+    /// Delete the runs that ended some time ago
+    Prune(prune::PruneArguments),
+    /// Show or change the rules by which supervisors delete runs
+    Retention(retention::RetentionArguments),
     /// Show or change the rate limits of models
     Limits(limits::LimitsArguments),
     /// Reconstruct a run's state at any point in its log
@@ -229,6 +235,9 @@ async fn dispatch_command(command: Command, profile: Option<String>) -> Result<E
         | Command::Answer(_)
         | Command::Files(_)
         | Command::Memories(_)
+        | Command::Delete(_)
+        | Command::Prune(_)
+        | Command::Retention(_)
         | Command::Limits(_)
         | Command::Token(_)
         | Command::Audit(_)
@@ -285,6 +294,15 @@ async fn dispatch_command(command: Command, profile: Option<String>) -> Result<E
         }
         Command::Answer(arguments) => answer::run_command(arguments, shutdown).await?,
         Command::Files(arguments) => run_until_interrupt(&shutdown, files::run_command(arguments)).await?,
+        Command::Delete(arguments) => {
+            run_until_interrupt(&shutdown, Box::pin(delete::run_command(arguments))).await?
+        }
+        Command::Prune(arguments) => {
+            run_until_interrupt(&shutdown, Box::pin(prune::run_command(arguments))).await?
+        }
+        Command::Retention(arguments) => {
+            run_until_interrupt(&shutdown, Box::pin(retention::run_command(arguments))).await?
+        }
         Command::Memories(arguments) => {
             run_until_interrupt(&shutdown, memories::run_command(arguments)).await?
         }

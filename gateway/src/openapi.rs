@@ -6,7 +6,8 @@ use std::sync::LazyLock;
 use millrace_protocol::result::TaskResult;
 use millrace_views::{
     AnswerLine, ClusterChecks, ClusterJson, CommandOutcome, EntryLine, EventLine, PlannerTranscript,
-    QuestionLine, RunLog, RunResult, RunSpend, SpendReport, TaskList, TaskTranscript, Timeline,
+    PruneJson, QuestionLine, RetentionJson, RunDeletionJson, RunLog, RunResult, RunSpend, SpendReport,
+    TaskList, TaskTranscript, Timeline,
 };
 use schemars::generate::SchemaSettings;
 use schemars::{JsonSchema, SchemaGenerator};
@@ -19,8 +20,9 @@ use crate::problem::{MEDIA_TYPE, Problem, ProblemKind, TYPE_PREFIX};
 use crate::resources::{
     AddBody, AnswerBatch, AnswerBody, AnswerList, AuditList, CallerJson, CancelBody, CommandReceipt,
     EditBody, FileList, Health, JournalPage, LimitBody, LimitList, LoginBody, MessageBody, PlanCheck,
-    PlanCheckBody, QuestionList, ResumeBody, RetryBody, RunList, SignalBody, SourceText, SubmissionBody,
-    TokenBody, TokenList, TraceDocument, Version, Written, routes,
+    PlanCheckBody, PruneBody, QuestionList, ResumeBody, RetentionRuleBody, RetentionSettingsBody, RetryBody,
+    RunList, SignalBody, SourceText, SubmissionBody, TokenBody, TokenList, TraceDocument, Version, Written,
+    routes,
 };
 
 /// The path below which all resources are.
@@ -128,6 +130,9 @@ fn answer_schemas() -> Map<String, Value> {
     add::<ClusterJson<'static>>(generator, "ClusterJson", &mut all);
     add::<ClusterChecks>(generator, "ClusterChecks", &mut all);
     add::<LimitList<'static>>(generator, "LimitList", &mut all);
+    add::<RetentionJson>(generator, "RetentionJson", &mut all);
+    add::<RunDeletionJson<'static>>(generator, "RunDeletionJson", &mut all);
+    add::<PruneJson>(generator, "PruneJson", &mut all);
     add::<CommandOutcome<'static>>(generator, "CommandOutcome", &mut all);
     add::<Written<CommandOutcome<'static>>>(generator, "SubmittedRun", &mut all);
     add::<Written<CommandOutcome<'static>>>(generator, "AppliedCommand", &mut all);
@@ -140,7 +145,7 @@ fn answer_schemas() -> Map<String, Value> {
     add::<Problem>(generator, "Problem", &mut all);
     all.extend(output.take_definitions(true));
     let types = ProblemKind::ALL.map(|kind| format!("{TYPE_PREFIX}{}", kind.parts().1));
-    all["Problem"]["properties"]["type"]["enum"] = json!(types);
+    all["Problem"]["properties"]["type"]["enum"] = json!(types.to_vec());
     all
 }
 
@@ -162,6 +167,9 @@ fn request_schemas() -> Map<String, Value> {
     add::<TokenBody>(generator, "TokenBody", &mut all);
     add::<LoginBody>(generator, "LoginBody", &mut all);
     add::<LimitBody>(generator, "LimitBody", &mut all);
+    add::<PruneBody>(generator, "PruneBody", &mut all);
+    add::<RetentionRuleBody>(generator, "RetentionRuleBody", &mut all);
+    add::<RetentionSettingsBody>(generator, "RetentionSettingsBody", &mut all);
     all.extend(input.take_definitions(true));
     all
 }

@@ -58,6 +58,10 @@ pub enum ProblemKind {
     TokenNotFound,
     /// There are too many tokens.
     TooManyTokens,
+    /// The run was deleted.
+    RunDeleted,
+    /// There is no such retention rule.
+    RetentionRuleNotFound,
     /// The run has no deliverable.
     NoDeliverable,
     /// The description of the run, its plan or its budget is invalid.
@@ -86,7 +90,7 @@ pub enum ProblemKind {
 
 impl ProblemKind {
     /// All kinds, in the order of their declaration.
-    pub const ALL: [Self; 32] = [
+    pub const ALL: [Self; 34] = [
         Self::InvalidRequest,
         Self::UnknownHost,
         Self::CrossOrigin,
@@ -107,6 +111,8 @@ impl ProblemKind {
         Self::LimitNotFound,
         Self::TokenNotFound,
         Self::TooManyTokens,
+        Self::RunDeleted,
+        Self::RetentionRuleNotFound,
         Self::NoDeliverable,
         Self::InvalidRun,
         Self::KeyReused,
@@ -158,6 +164,10 @@ impl ProblemKind {
             Self::LimitNotFound => (Code::NOT_FOUND, "limit-not-found", "There is no such rate limit"),
             Self::TokenNotFound => (Code::NOT_FOUND, "token-not-found", "There is no such token"),
             Self::TooManyTokens => (Code::CONFLICT, "too-many-tokens", "There are too many tokens"),
+            Self::RunDeleted => (Code::GONE, "run-deleted", "The run was deleted"),
+            Self::RetentionRuleNotFound => {
+                (Code::NOT_FOUND, "retention-rule-not-found", "There is no such retention rule")
+            }
             Self::NoDeliverable => (Code::NOT_FOUND, "no-deliverable", "The run has no deliverable"),
             Self::InvalidRun => (Code::UNPROCESSABLE_ENTITY, "invalid-run", "The run can't be submitted"),
             Self::KeyReused => (

@@ -11,6 +11,7 @@ use millrace_protocol::ids::RunId;
 use millrace_protocol::plan::Plan;
 use millrace_protocol::registry::RunSummary;
 use millrace_runtime::log::has_submission;
+use millrace_runtime::store::retention::read_deletion;
 use millrace_runtime::work::registry;
 use millrace_runtime::{Bus, Fault};
 use serde::Serialize;
@@ -59,8 +60,22 @@ impl Gateway {
         }
         match has_submission(&self.bus, self.bus.lane_of_run(&run), &run).await? {
             true => Ok((run, None)),
-            false => Err(unknown()),
+            false => {
+                self.refuse_deleted(&run).await?;
+                Err(unknown())
+            }
         }
+    }
+
+    /// Refuses a run that was deleted.
+    ///
+    /// # Errors
+    /// It was, or the cluster does not respond.
+    pub async fn refuse_deleted(&self, run: &RunId) -> Result<(), Problem> {
+        let deletion = read_deletion(&self.bus, run).await?.filter(|deletion| deletion.state.is_deleted());
+        let Some(deletion) = deletion else { return Ok(()) };
+        let (by, at) = (deletion.by, deletion.requested.strftime("%Y-%m-%d %H:%M:%S UTC"));
+        Err(Problem::new(ProblemKind::RunDeleted, format!("run {run} was deleted by {by} at {at}")))
     }
 
     /// Reads the history of a run up to sequence `at`, or up to its last decision.

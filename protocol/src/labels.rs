@@ -1,7 +1,10 @@
 //! Labels of a run: names with values that its submitter chooses, to find runs by and to group them.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
 
 /// The labels of a run: a value for each name.
 pub type Labels = BTreeMap<String, String>;
@@ -58,7 +61,8 @@ fn find_label_problem(name: &str, value: &str) -> Option<String> {
 }
 
 /// A condition on labels, written as `NAME=VALUE`, or as `NAME` for any value.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
 pub struct LabelSelector {
     name: String,
     value: Option<String>,
@@ -70,6 +74,29 @@ impl LabelSelector {
     pub fn selects(&self, labels: &Labels) -> bool {
         let value = labels.get(&self.name);
         value.is_some_and(|value| self.value.as_ref().is_none_or(|wanted| wanted == value))
+    }
+}
+
+impl fmt::Display for LabelSelector {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.value {
+            Some(value) => write!(f, "{}={value}", self.name),
+            None => f.write_str(&self.name),
+        }
+    }
+}
+
+impl TryFrom<String> for LabelSelector {
+    type Error = InvalidLabel;
+
+    fn try_from(text: String) -> Result<Self, InvalidLabel> {
+        text.parse()
+    }
+}
+
+impl From<LabelSelector> for String {
+    fn from(selector: LabelSelector) -> Self {
+        selector.to_string()
     }
 }
 

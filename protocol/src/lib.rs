@@ -12,6 +12,7 @@ pub mod provider;
 pub mod question;
 pub mod registry;
 pub mod result;
+pub mod retention;
 pub mod safe_text;
 pub mod schema;
 mod schema_cost;

@@ -24,6 +24,7 @@ mod lost_runs;
 mod order;
 mod queues;
 mod reader;
+mod retention;
 mod root;
 mod status;
 mod strays;

@@ -704,3 +704,53 @@ async fn commands_of_the_page_lead_from_submission_to_report() {
     assert_valid("RunResult", &result);
     assert_eq!(result["state"], "completed");
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn ended_runs_are_deleted_and_live_ones_refused() {
+    let _alone = lock_machine();
+    let setup = ClusterSetup { linger: Duration::from_millis(200), ..ClusterSetup::default() };
+    let mut cluster = TestCluster::start_with_workers(setup, 1);
+    let bus = cluster.connect_bus().await;
+    cluster.wait_for_heartbeats(&bus, millrace_protocol::registry::ProcessRole::Worker, 1).await;
+    let gateway = GatewayProcess::start(&cluster, "gateway").await;
+    let delete = |run: &str| Request::new("DELETE", format!("/api/v1/runs/{run}?wait=60"));
+    let live = gateway.submit(&chain(1, &json!({ "delay_ms": 600_000 }))).await;
+    let refused = gateway.send(delete(&live)).await;
+    assert_eq!(refused.status, 409, "{}", refused.text());
+    assert!(refused.text().contains(&format!("cancel it first with `millrace cancel {live}`")));
+    assert_eq!(gateway.send(delete("unknown")).await.status, 404);
+    let runs = [gateway.submit(&chain(1, &json!({}))).await, gateway.submit(&chain(1, &json!({}))).await];
+    for run in &runs {
+        gateway.wait_for_end(run).await;
+    }
+    // The supervisor dies with the request in its hands; the next one continues.
+    let first = gateway.send(Request::new("DELETE", format!("/api/v1/runs/{}?wait=0", runs[0]))).await;
+    assert!([200, 202].contains(&first.status), "{}", first.text());
+    cluster.kill_process("supervisor-1");
+    cluster.start_process(ProcessRole::Supervisor, "supervisor-2", &[]);
+    for run in &runs {
+        let deleted = gateway.send(delete(run)).await;
+        assert_eq!((deleted.status, &deleted.json()["deleted"]), (200, &json!(true)), "{}", deleted.text());
+        let gone = gateway.get(&format!("/runs/{run}")).await;
+        assert_eq!(gone.status, 410, "{}", gone.text());
+        assert!(gone.text().contains("was deleted by ann"), "{}", gone.text());
+        assert_eq!(gateway.send(delete(run)).await.status, 200, "a deletion can be repeated");
+    }
+    let listed = gateway.get("/runs").await.json();
+    let listed: Vec<&Value> = listed["runs"].as_array().unwrap().iter().map(|line| &line["run"]).collect();
+    assert_eq!(listed, [&json!(live)]);
+    let pruned = gateway.post("/runs/prune", &json!({ "older_than": "1s", "dry_run": true })).await;
+    assert_eq!((pruned.status, &pruned.json()["runs"]), (200, &json!([])), "the live run is not selected");
+    // A rule deletes what it selects.
+    let rule = json!({ "older_than": "1s", "labels": ["team=a"], "states": ["completed"] });
+    let path = "/api/v1/retention/rules/a";
+    assert_eq!(gateway.send(Request::new("PUT", path).json(&rule)).await.status, 200);
+    assert_eq!(gateway.get("/retention").await.json()["rules"][0]["name"], "a");
+    assert_eq!(gateway.post("/retention/sweep", &json!({})).await.status, 202);
+    wait_for_value(TIMEOUT, "a sweep", async || {
+        gateway.get("/retention").await.json()["last_sweep"].as_object().map(drop)
+    })
+    .await;
+    assert_eq!(gateway.send(Request::new("DELETE", path)).await.status, 200);
+    assert_eq!(gateway.send(Request::new("DELETE", path)).await.status, 404);
+}

@@ -7,8 +7,8 @@ use serde_json::{Value, json};
 use super::{
     AnswerLine, AuditLine, BackupOutcome, BenchJson, ClusterJson, CommandOutcome, DecisionLine, DoctorJson,
     EntryLine, ErrorLine, EvaluationConfigurationJson, EvaluationSampleJson, EventLine, FileJson, LimitJson,
-    LogLineJson, PlannerTranscript, QuestionLine, ReplayJson, RunListLine, RunResult, TaskTranscript,
-    TokenJson,
+    LogLineJson, PlannerTranscript, PruneJson, QuestionLine, ReplayJson, RetentionJson, RunDeletionJson,
+    RunListLine, RunResult, TaskTranscript, TokenJson,
 };
 use crate::commands::config::SettingsDocument;
 
@@ -61,6 +61,9 @@ pub fn output_schema(name: &str) -> Option<Value> {
         "files" | "memories" => (Lines, vec![add::<FileJson<'static>>, outcome, error]),
         "token" => (Lines, vec![add::<TokenJson<'static>>, outcome, error]),
         "audit" => (Lines, vec![add::<AuditLine<'static>>, error]),
+        "delete" => (Lines, vec![add::<RunDeletionJson<'static>>, error]),
+        "prune" => (Document, vec![add::<PruneJson>, error]),
+        "retention" => (Document, vec![add::<RetentionJson>, outcome, error]),
         "limits" => (Lines, vec![add::<LimitJson<'static>>, outcome, error]),
         "replay" => (Lines, vec![add::<DecisionLine<'static>>, add::<ReplayJson<'static>>, error]),
         "backup" | "restore" => (Document, vec![add::<BackupOutcome<'static>>, error]),

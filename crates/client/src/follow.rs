@@ -10,6 +10,7 @@ use millrace_runtime::nats::direct_get::read_last_per_subject;
 use millrace_runtime::nats::record::StreamRecord;
 use millrace_runtime::nats::topology::lane_stream;
 use millrace_runtime::store::archive;
+use millrace_runtime::store::retention::read_deletion;
 use millrace_runtime::work::registry;
 use millrace_runtime::{Bus, Fault};
 use tokio::sync::mpsc;
@@ -56,6 +57,8 @@ async fn follow_run_into_channel(
             Ok(Some(records)) => records,
             Ok(None) => break Ok(()),
             Err(_) => match retry_transient(|| read_archived_records(bus, run)).await? {
+                // Nothing follows: the run has been deleted.
+                Some(records) if records.is_empty() => break Ok(()),
                 Some(records) => records,
                 None => continue,
             },
@@ -80,14 +83,18 @@ async fn follow_run_into_channel(
     outcome
 }
 
-/// Returns the records of a run that has been archived; `None` for any other run.
+/// Returns the records of a run that has been archived, none if it has been deleted; `None` for any other run.
 ///
 /// # Errors
 /// The server does not answer.
 pub async fn read_archived_records(bus: &Bus, run: &RunId) -> Result<Option<Vec<StreamRecord>>, Fault> {
     match registry::read_summary(bus, run).await? {
         Some(summary) if summary.archived => archive::read_archived_run(bus, run).await,
-        Some(_) | None => Ok(None),
+        Some(_) => Ok(None),
+        None => {
+            let deletion = read_deletion(bus, run).await?;
+            Ok(deletion.filter(|deletion| deletion.state.is_deleted()).map(|_| Vec::new()))
+        }
     }
 }
 

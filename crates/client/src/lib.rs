@@ -12,6 +12,7 @@ mod follow;
 mod journals;
 pub mod questions;
 mod read;
+pub mod retention;
 mod run_feed;
 
 use jiff::Timestamp;

@@ -16,6 +16,7 @@
 //! ├─ record         one message of a stream
 //! ├─ direct_get     batched reads of a stream
 //! ├─ buckets        reading key-value buckets
+//! ├─ published_bucket  buckets whose forged entries are ignored
 //! └─ object_store   writing and reading objects without consumers
 //! log/              the log of decisions and journal entries
 //! ├─ append         fenced appends
@@ -32,6 +33,7 @@
 //! store/            what outlives a run
 //! ├─ blobs          large values, by content hash
 //! ├─ archive        runs that have ended
+//! ├─ retention/     deleting runs, and sweeping blobs that nothing refers to
 //! ├─ workspace      the files of a run
 //! ├─ rate_limits/   request and token rates of models
 //! └─ backup/        a copy of a cluster in a folder, and restoring it

@@ -77,6 +77,23 @@ pub enum CommandOutcome<'a> {
         /// The name of its holder.
         name: &'a str,
     },
+    /// A retention rule was set.
+    RetentionRuleSet {
+        /// Its name.
+        name: &'a str,
+    },
+    /// A retention rule was removed.
+    RetentionRuleRemoved {
+        /// Its name.
+        name: &'a str,
+    },
+    /// The time for which unreferenced blobs stay was changed.
+    BlobGraceSet {
+        /// The time.
+        blob_grace_ms: u64,
+    },
+    /// A supervisor sweeps blobs as soon as it can.
+    SweepRequested,
     /// Files of a run were written to the disk.
     FilesWritten {
         /// The file or folder.

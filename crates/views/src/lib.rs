@@ -17,6 +17,7 @@
 //! | `cluster` | processes, capabilities, lanes, limits, files, backups |
 //! | `check` | the checks of an environment and of a cluster |
 //! | `command` | the outcome of a command |
+//! | `retention` | rules of retention, sweeps, deletions |
 //! | `history` | the state of a run with what its state does not keep |
 //! | `journal` | entries of journals with the values that they refer to |
 //! | `report`, `changes`, `wording` | texts that several views share |
@@ -31,6 +32,7 @@ pub mod history;
 pub mod journal;
 mod question;
 pub mod report;
+mod retention;
 mod run;
 mod run_log;
 mod spend;
@@ -52,6 +54,7 @@ pub use cluster::*;
 pub use command::*;
 pub use event::*;
 pub use question::*;
+pub use retention::*;
 pub use run::*;
 pub use run_log::*;
 pub use spend::*;

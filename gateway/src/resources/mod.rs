@@ -12,6 +12,7 @@ mod me;
 mod meta;
 mod plans;
 mod questions;
+mod retention;
 mod runs;
 mod sources;
 mod spend;
@@ -36,6 +37,7 @@ pub use me::CallerJson;
 pub use meta::Version;
 pub use plans::{PlanCheck, PlanCheckBody};
 pub use questions::{AnswerBatch, AnswerBody, AnswerList, QuestionList};
+pub use retention::{PruneBody, RetentionRuleBody, RetentionSettingsBody};
 pub use runs::RunList;
 pub use sources::SourceText;
 pub use steering::{
@@ -60,6 +62,7 @@ pub struct Written<T> {
 pub fn routes() -> ApiRoutes {
     ApiRoutes::new()
         .merge(runs::routes())
+        .merge(retention::routes())
         .merge(submission::routes())
         .merge(plans::routes())
         .merge(events::routes())

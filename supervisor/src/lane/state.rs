@@ -28,6 +28,7 @@ use super::{LaneMessage, LaneOwnerArgs};
 use crate::ignored::count_unsubmitted;
 use crate::live::{LiveRun, PendingInput, RunMilestone, RunPhase};
 use crate::reader::{FoldedLane, LaneItem, LaneMessageItems, LogPosition};
+use crate::retention::keep_retention;
 use crate::strays::{clean_shared_streams, stray_grace_period};
 
 /// The interval, in ticks, at which all clocks are checked and summaries are written.
@@ -62,6 +63,7 @@ impl LaneOwnerState {
         background.spawn(io.clone().watch_capability_snapshots(args.cluster.clone()));
         if args.lane == Lane(0) {
             background.spawn(clean_shared_streams(args.bus.clone()));
+            background.spawn(keep_retention(args.bus.clone()));
         }
         Self {
             audit: QueueAudit::new(Duration::from_millis(args.bus.settings().work_lease_ms)),

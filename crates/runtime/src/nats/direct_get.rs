@@ -27,6 +27,8 @@ pub struct PagedReader {
     next: u64,
     /// The number of messages per request.
     size: usize,
+    /// The number of bytes after which the server ends a response; 0 is unlimited.
+    max_bytes: usize,
     is_over: bool,
 }
 
@@ -34,7 +36,21 @@ impl PagedReader {
     /// Creates a read that starts at sequence `from`.
     #[must_use]
     pub fn new(client: &Client, stream: String, filter: String, from: u64) -> Self {
-        Self { client: client.clone(), stream, filter, next: from.max(1), size: PAGE, is_over: false }
+        Self {
+            client: client.clone(),
+            stream,
+            filter,
+            next: from.max(1),
+            size: PAGE,
+            max_bytes: 0,
+            is_over: false,
+        }
+    }
+
+    /// Reads about this number of bytes per request at most.
+    #[must_use]
+    pub fn with_max_bytes(self, max_bytes: usize) -> Self {
+        Self { max_bytes, ..self }
     }
 
     /// Reads this number of messages per request.
@@ -75,9 +91,12 @@ impl PagedReader {
 
     /// Reads one page into `records`. Returns `true` if it was the last.
     async fn read_page(&self, records: &mut Vec<StreamRecord>) -> Result<bool, Fault> {
-        let Self { client, stream, filter, next, size, .. } = self;
+        let Self { client, stream, filter, next, size, max_bytes, .. } = self;
         let what = format!("reading {filter} from {stream}");
-        let request = serde_json::json!({ "batch": size, "seq": next, "next_by_subj": filter });
+        let mut request = serde_json::json!({ "batch": size, "seq": next, "next_by_subj": filter });
+        if *max_bytes > 0 {
+            request["max_bytes"] = serde_json::Value::from(*max_bytes);
+        }
         match request_page(client, stream, &request, &what, records).await? {
             PageEnd::Last => Ok(true),
             PageEnd::More { .. } => Ok(false),

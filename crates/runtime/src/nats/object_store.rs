@@ -30,9 +30,9 @@ const PARTS_PER_PAGE: usize = 64;
 const WRONG_LAST_SEQUENCE: ErrorCode = ErrorCode(10071);
 
 /// The description of an object, in the format that all clients share (ADR-20).
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct ObjectInfo {
-    name: String,
+    pub name: String,
     bucket: String,
     /// The token in the subject of its parts.
     pub nuid: String,
@@ -49,13 +49,38 @@ pub(crate) struct ObjectInfo {
 }
 
 /// A stored description of an object.
+#[derive(Debug, Clone)]
 pub(crate) struct StoredObjectInfo {
     /// Its sequence in the stream.
     pub sequence: u64,
     /// Its provenance. Programs before 0.4 set no id, so their descriptions look forged.
     pub provenance: Provenance,
+    /// When the server stored it.
+    pub at: jiff::Timestamp,
     /// Its content.
     pub info: ObjectInfo,
+}
+
+impl StoredObjectInfo {
+    /// Parses a description; `None` if it is unreadable, or on the subject of another object.
+    pub fn parse(bucket: &str, record: &StreamRecord) -> Option<Self> {
+        let info: ObjectInfo = serde_json::from_slice(&record.payload).ok()?;
+        let is_own = *record.subject == *object_info_subject(bucket, &info.name) && info.has_valid_nuid();
+        let (sequence, provenance, at) = (record.sequence, record.provenance, record.time);
+        is_own.then_some(Self { sequence, provenance, at, info })
+    }
+}
+
+impl ObjectInfo {
+    /// Returns the description that deletes the object.
+    pub fn into_deleted(self) -> Self {
+        Self { deleted: true, ..self }
+    }
+
+    /// `true` if the token can be in a subject: an invalid one could contain a wildcard and match the parts of other objects.
+    fn has_valid_nuid(&self) -> bool {
+        !self.nuid.is_empty() && self.nuid.bytes().all(|byte| byte.is_ascii_alphanumeric())
+    }
 }
 
 /// Returns all descriptions of an object, oldest first. Unreadable ones are ignored.
@@ -72,7 +97,8 @@ pub(crate) async fn read_object_descriptions(
             .await?;
     let descriptions = records.into_iter().filter_map(|record| {
         let info = serde_json::from_slice(&record.payload).ok()?;
-        Some(StoredObjectInfo { sequence: record.sequence, provenance: record.provenance, info })
+        let (sequence, provenance, at) = (record.sequence, record.provenance, record.time);
+        Some(StoredObjectInfo { sequence, provenance, at, info })
     });
     Ok(descriptions.collect())
 }
@@ -149,8 +175,7 @@ async fn read_and_join_parts(
     info: &ObjectInfo,
     is_part: impl Fn(&StreamRecord) -> bool,
 ) -> Result<Option<Vec<u8>>, Fault> {
-    // An invalid token could contain a wildcard and match the parts of other objects.
-    if info.nuid.is_empty() || !info.nuid.bytes().all(|byte| byte.is_ascii_alphanumeric()) {
+    if !info.has_valid_nuid() {
         return Ok(None);
     }
     let size = usize::try_from(info.size).unwrap_or(usize::MAX);
@@ -212,17 +237,63 @@ pub(crate) async fn write_object(
         digest: format_digest(digest),
         deleted: false,
     };
-    let info = serde_json::to_vec(&info).expect("an object's description serialises to JSON");
-    let info = message_with_id(info.into()).expected_last_subject_sequence(last);
-    let sent = context.send_publish(object_info_subject(bucket, name), info).await;
+    Ok(append_description(context, bucket, &info, last).await?.is_some())
+}
+
+/// Appends a description of an object whose last one has the sequence `last`, 0 if there is none. Returns its sequence; `None`
+/// if another description was added meanwhile.
+///
+/// # Errors
+/// The server does not respond or is full.
+pub(crate) async fn append_description(
+    context: &Context,
+    bucket: &str,
+    info: &ObjectInfo,
+    last: u64,
+) -> Result<Option<u64>, Fault> {
+    let what = format!("describing object {} in bucket {bucket}", info.name);
+    let payload = serde_json::to_vec(info).expect("an object's description serialises to JSON");
+    let message = message_with_id(payload.into()).expected_last_subject_sequence(last);
+    let sent = context.send_publish(object_info_subject(bucket, &info.name), message).await;
     match sent.map_err(|error| fault_from_client_error(&what, error))?.await {
-        Ok(_) => Ok(true),
-        Err(error) if jetstream_error_code(&error) == Some(WRONG_LAST_SEQUENCE) => Ok(false),
+        Ok(acknowledgement) => Ok(Some(acknowledgement.sequence)),
+        Err(error) if jetstream_error_code(&error) == Some(WRONG_LAST_SEQUENCE) => Ok(None),
         Err(error) => Err(fault_from_client_error(&what, error)),
     }
 }
 
-/// Removes the content of an earlier version of an object.
+/// Removes the descriptions of an object before sequence `before`.
+///
+/// # Errors
+/// The server does not respond.
+pub(crate) async fn remove_descriptions(
+    context: &Context,
+    bucket: &str,
+    name: &str,
+    before: u64,
+) -> Result<(), Fault> {
+    purge_subject(context, bucket, object_info_subject(bucket, name), Some(before)).await
+}
+
+/// Removes the messages of a subject of an object store, those before a sequence if there is one.
+async fn purge_subject(
+    context: &Context,
+    bucket: &str,
+    subject: String,
+    before: Option<u64>,
+) -> Result<(), Fault> {
+    let what = format!("removing {subject} from bucket {bucket}");
+    let stream = context.get_stream_no_info(object_stream(bucket)).await;
+    let stream = stream.map_err(|error| fault_from_client_error(&what, error))?;
+    let purge = stream.purge().filter(subject);
+    let purged = match before {
+        Some(before) => purge.sequence(before).await,
+        None => purge.await,
+    };
+    purged.map(|_| ()).map_err(|error| fault_from_client_error(&what, error))
+}
+
+/// Removes the content of a version of an object.
 ///
 /// # Errors
 /// The server does not respond.
@@ -231,13 +302,11 @@ pub(crate) async fn remove_object_parts(
     bucket: &str,
     info: &ObjectInfo,
 ) -> Result<(), Fault> {
-    let what = format!("removing an earlier version of {} from bucket {bucket}", info.name);
-    let stream = context
-        .get_stream_no_info(object_stream(bucket))
-        .await
-        .map_err(|error| fault_from_client_error(&what, error))?;
-    let purged = stream.purge().filter(object_parts_subject(bucket, &info.nuid)).await;
-    purged.map(|_| ()).map_err(|error| fault_from_client_error(&what, error))
+    // Descriptions come from whoever may write objects.
+    if !info.has_valid_nuid() {
+        return Ok(());
+    }
+    purge_subject(context, bucket, object_parts_subject(bucket, &info.nuid), None).await
 }
 
 fn message_with_id(payload: Bytes) -> PublishMessage {
@@ -254,6 +323,6 @@ pub(crate) fn object_info_subject(bucket: &str, name: &str) -> String {
 }
 
 /// Returns the subject of an object's parts.
-fn object_parts_subject(bucket: &str, nuid: &str) -> String {
+pub(crate) fn object_parts_subject(bucket: &str, nuid: &str) -> String {
     format!("$O.{bucket}.C.{nuid}")
 }

@@ -1,11 +1,20 @@
 //! Large values, stored under the SHA-256 of their content and verified when read. Storing a value twice stores it
 //! once. A stored value can't be replaced: anything else that is written under its name comes after it.
+//!
+//! Values that nothing refers to are swept ([`super::retention`]), unless they were stored a short while ago. So a value that
+//! is stored again gets a new description, which renews its age. Descriptions are fenced: of a sweep and of who stores the
+//! value again, one is first, and the other notices.
 
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use async_nats::jetstream;
 use futures::FutureExt;
 use futures::future::BoxFuture;
+use jiff::Timestamp;
+use millrace_protocol::retention::BLOB_RENEWAL_AGE;
 use millrace_protocol::wire::{BlobRef, InlineOrStoredBytes, MAX_BLOB, MAX_INLINE};
 use serde_bytes::ByteBuf;
 use sha2::{Digest, Sha256};
@@ -29,6 +38,8 @@ pub struct BlobStore {
     context: jetstream::Context,
     /// The time after which a blob counts as missing: the responding replica may lag behind its leader.
     lag: Duration,
+    /// The age in milliseconds from which a blob that is stored again is renewed.
+    renewal_age: Arc<AtomicU64>,
 }
 
 /// Returns the SHA-256 of bytes in hexadecimal.
@@ -47,7 +58,15 @@ fn refuse_large_blob(name: &str, size: u64) -> Result<(), Fault> {
 
 impl BlobStore {
     pub(crate) fn new(context: &jetstream::Context, lag: Duration) -> Self {
-        Self { context: context.clone(), lag }
+        let blobs = Self { context: context.clone(), lag, renewal_age: Arc::default() };
+        blobs.set_renewal_age(BLOB_RENEWAL_AGE);
+        blobs
+    }
+
+    /// Changes the age from which a blob that is stored again is renewed. It must be well below the grace period of sweeps.
+    pub fn set_renewal_age(&self, age: Duration) {
+        let millis = u64::try_from(age.as_millis()).unwrap_or(u64::MAX);
+        self.renewal_age.store(millis, Ordering::Relaxed);
     }
 
     /// Stores a value.
@@ -62,14 +81,22 @@ impl BlobStore {
             for _ in 0..MAX_ATTEMPTS {
                 let descriptions =
                     object_store::read_object_descriptions(&self.context.client(), BLOBS, &name).await?;
-                let is_stored = self.is_stored(&name, size, &descriptions).await;
                 let last = descriptions.last().map_or(0, |stored| stored.sequence);
-                if is_stored
-                    || object_store::write_object(&self.context, BLOBS, &name, bytes, &digest, last).await?
-                {
+                let is_done = match self.find_stored(&name, size, &descriptions).await {
+                    Some(stored) if !self.needs_renewal(stored) => true,
+                    Some(stored) => {
+                        object_store::append_description(&self.context, BLOBS, &stored.info, last)
+                            .await?
+                            .is_some()
+                    }
+                    None => {
+                        object_store::write_object(&self.context, BLOBS, &name, bytes, &digest, last).await?
+                    }
+                };
+                if is_done {
                     return Ok(BlobRef { sha256: name, size });
                 }
-                // Another process has just stored it, and not every replica has it yet.
+                // Another process has just stored it or swept it, and not every replica has that yet.
                 tokio::time::sleep(RETRY_INTERVAL).await;
             }
             Err(Fault::unavailable(format!("storing blob {name}"), "other processes keep storing it"))
@@ -77,11 +104,35 @@ impl BlobStore {
         .boxed()
     }
 
-    /// Returns `true` if a blob is stored already, with its content: whoever may write blobs can describe one that does not
-    /// exist.
-    async fn is_stored(&self, name: &str, size: u64, descriptions: &[StoredObjectInfo]) -> bool {
-        let is_match = |stored: &StoredObjectInfo| stored.info.size == size && !stored.info.deleted;
-        descriptions.iter().any(is_match) && Box::pin(self.try_get(name, Some(size))).await.is_ok()
+    /// Returns the last description of a blob that is stored already, with its content: whoever may write blobs can describe one
+    /// that does not exist. Descriptions before a deleted one do not count: a sweep is removing their parts.
+    async fn find_stored<'a>(
+        &self,
+        name: &str,
+        size: u64,
+        descriptions: &'a [StoredObjectInfo],
+    ) -> Option<&'a StoredObjectInfo> {
+        let first = descriptions.iter().rposition(|stored| stored.info.deleted).map_or(0, |at| at + 1);
+        let matching = descriptions[first..].iter().rev().filter(|stored| stored.info.size == size);
+        let mut tried = Vec::new();
+        for stored in matching {
+            // Renewed descriptions share their parts.
+            if tried.contains(&&stored.info.nuid) || tried.len() == MAX_DESCRIPTIONS {
+                continue;
+            }
+            tried.push(&stored.info.nuid);
+            let read =
+                object_store::read_unverified_object(&self.context.client(), BLOBS, &stored.info).await;
+            if read.is_ok_and(|bytes| bytes.is_some_and(|bytes| sha256_hex(&bytes) == name)) {
+                return Some(stored);
+            }
+        }
+        None
+    }
+
+    fn needs_renewal(&self, stored: &StoredObjectInfo) -> bool {
+        let age = Duration::try_from(Timestamp::now().duration_since(stored.at)).unwrap_or_default();
+        age >= Duration::from_millis(self.renewal_age.load(Ordering::Relaxed))
     }
 
     /// Returns the value with this name. Objects that are larger than [`MAX_BLOB`] are not read. On a replicated stream it waits for an incomplete value to arrive.
@@ -132,6 +183,9 @@ impl BlobStore {
         });
         // Anybody who may write blobs can add descriptions: those of programs of this version come first.
         descriptions.sort_by_key(|stored| stored.provenance.is_forged());
+        // Renewed descriptions share their parts.
+        let mut parts = HashSet::new();
+        descriptions.retain(|stored| parts.insert(stored.info.nuid.clone()));
         for stored in descriptions.into_iter().take(MAX_DESCRIPTIONS) {
             match object_store::read_unverified_object(&client, BLOBS, &stored.info).await {
                 Ok(Some(bytes)) => match sha256_hex(&bytes) {

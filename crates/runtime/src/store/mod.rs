@@ -7,5 +7,6 @@ pub mod blobs;
 pub mod export_position;
 pub mod idempotency;
 pub mod rate_limits;
+pub mod retention;
 pub mod tokens;
 pub mod workspace;

@@ -233,6 +233,15 @@ pub async fn write_summary(bus: &Bus, summary: &RunSummary) -> Result<(), Fault>
     put_value(bus, RUNS, summary.run.as_str(), summary).await
 }
 
+/// Removes the summary of a deleted run. Readers of changes learn of it by the marker that stays.
+///
+/// # Errors
+/// The server does not respond.
+pub async fn remove_summary(bus: &Bus, run: &RunId) -> Result<(), Fault> {
+    let deleted = open_registry_bucket(bus, RUNS).await?.delete(run.as_str()).await;
+    deleted.map_err(|error| fault_from_client_error("removing the summary of a run", error))
+}
+
 /// Returns the summary of a run; `None` if there is no such run, or it was only just submitted. A summary of another
 /// run under this key is ignored.
 ///

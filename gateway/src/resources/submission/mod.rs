@@ -166,6 +166,8 @@ async fn submit_run(
 async fn submit_with_id(gateway: &Gateway, run: &RunId, submission: &Submission) -> Result<(), Problem> {
     // An archived run has left its lane, so that the lane would accept its submission again.
     if registry::read_summary(&gateway.bus, run).await?.is_none() {
+        // A repeated request does not bring a deleted run back.
+        gateway.refuse_deleted(run).await?;
         submit_run_with_id(&gateway.bus, run, submission).await?;
     }
     Ok(())
@@ -335,6 +337,8 @@ async fn find_documents(
                 format!("the document {path:?} refers to the blob {sha256:?}, which is not in the store");
             return Err(Problem::new(ProblemKind::BlobNotFound, detail));
         };
+        // Stored again, so that no sweep removes it before the run refers to it.
+        gateway.bus.blobs().put_blob(&bytes).await?;
         documents.push(Document { path, sha256, size: bytes.len() as u64 });
     }
     let mut paths = BTreeSet::new();

@@ -52,6 +52,33 @@ pub enum EndReason {
 }
 
 impl EndReason {
+    /// All reasons, in the order of their declaration.
+    pub const ALL: [Self; 8] = [
+        Self::Completed,
+        Self::CompletedPartial,
+        Self::Failed,
+        Self::Cancelled,
+        Self::NoProgress,
+        Self::PlannerUnavailable,
+        Self::BudgetExhausted,
+        Self::MaxSteps,
+    ];
+
+    /// Its name on the wire.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Completed => "completed",
+            Self::CompletedPartial => "completed_partial",
+            Self::Failed => "failed",
+            Self::Cancelled => "cancelled",
+            Self::NoProgress => "no_progress",
+            Self::PlannerUnavailable => "planner_unavailable",
+            Self::BudgetExhausted => "budget_exhausted",
+            Self::MaxSteps => "max_steps",
+        }
+    }
+
     /// `true` if a run that ended for this reason needs a larger budget to be resumed.
     #[must_use]
     pub fn needs_larger_budget(self) -> bool {
@@ -82,16 +109,7 @@ impl EndReason {
 
 impl fmt::Display for EndReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            Self::Completed => "completed",
-            Self::CompletedPartial => "completed_partial",
-            Self::Failed => "failed",
-            Self::Cancelled => "cancelled",
-            Self::NoProgress => "no_progress",
-            Self::PlannerUnavailable => "planner_unavailable",
-            Self::BudgetExhausted => "budget_exhausted",
-            Self::MaxSteps => "max_steps",
-        })
+        f.pad(self.name())
     }
 }
 

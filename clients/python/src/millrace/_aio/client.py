@@ -35,14 +35,17 @@ from ..types import (
     ClusterJsonStatus,
     ClusterJsonWorkers,
     Consult,
+    EndReason,
     Health,
     LimitLine,
     LimitList,
     Mode,
     PlanCheck,
     ProcessJson,
+    PruneJson,
     QuestionLine,
     QuestionList,
+    RetentionJson,
     RunLine,
     RunList,
     RunState,
@@ -253,6 +256,41 @@ class AsyncClient:
         """Removes the rate limit of a model."""
         await self._transport.send(Request("DELETE", f"/limits/{quote_part(model)}"))
 
+    async def prune(
+        self,
+        older_than: str,
+        *,
+        labels: Iterable[str] = (),
+        states: Iterable[EndReason] = (),
+        dry_run: bool = False,
+    ) -> PruneJson:
+        """Deletes the runs that ended longer ago than `older_than`, such as `30d`; with `dry_run` it only returns them."""
+        body = body_of(older_than=older_than, labels=list(labels), states=list(states), dry_run=dry_run)
+        return cast(PruneJson, await self._send("POST", "/runs/prune", body))
+
+    async def retention(self) -> RetentionJson:
+        """Reads the retention rules, the settings, and the last sweep of blobs."""
+        return cast(RetentionJson, await self._read("/retention"))
+
+    async def set_retention_rule(
+        self, name: str, older_than: str, *, labels: Iterable[str] = (), states: Iterable[EndReason] = ()
+    ) -> None:
+        """Sets a rule by which runs are deleted that ended longer ago than `older_than`, such as `30d`."""
+        body = body_of(older_than=older_than, labels=list(labels), states=list(states))
+        await self._send("PUT", f"/retention/rules/{quote_part(name)}", body)
+
+    async def remove_retention_rule(self, name: str) -> None:
+        """Removes a retention rule."""
+        await self._send("DELETE", f"/retention/rules/{quote_part(name)}")
+
+    async def set_blob_grace(self, blob_grace: str) -> None:
+        """Sets the duration for which blobs stay to which nothing refers, at least `1h`."""
+        await self._send("PUT", "/retention/settings", body_of(blob_grace=blob_grace))
+
+    async def sweep(self) -> None:
+        """Sweeps blobs now; `retention` has the outcome."""
+        await self._send("POST", "/retention/sweep")
+
     async def health(self) -> Health:
         """Checks whether the cluster responds to the gateway, and counts its supervisors and workers."""
         return cast(Health, await self._read("/health"))
@@ -294,6 +332,9 @@ class AsyncClient:
     async def openapi(self) -> dict[str, Any]:
         """Reads the OpenAPI document of the gateway."""
         return cast("dict[str, Any]", await self._read("/openapi.json"))
+
+    async def _send(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
+        return (await self._transport.send(Request(method, path, body=body))).json()
 
     async def _read(self, path: str, query: Mapping[str, str] | None = None) -> Any:
         return (await self._transport.send(Request("GET", path, query or {}))).json()

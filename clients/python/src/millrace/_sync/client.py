@@ -35,14 +35,17 @@ from ..types import (
     ClusterJsonStatus,
     ClusterJsonWorkers,
     Consult,
+    EndReason,
     Health,
     LimitLine,
     LimitList,
     Mode,
     PlanCheck,
     ProcessJson,
+    PruneJson,
     QuestionLine,
     QuestionList,
+    RetentionJson,
     RunLine,
     RunList,
     RunState,
@@ -253,6 +256,41 @@ class Client:
         """Removes the rate limit of a model."""
         self._transport.send(Request("DELETE", f"/limits/{quote_part(model)}"))
 
+    def prune(
+        self,
+        older_than: str,
+        *,
+        labels: Iterable[str] = (),
+        states: Iterable[EndReason] = (),
+        dry_run: bool = False,
+    ) -> PruneJson:
+        """Deletes the runs that ended longer ago than `older_than`, such as `30d`; with `dry_run` it only returns them."""
+        body = body_of(older_than=older_than, labels=list(labels), states=list(states), dry_run=dry_run)
+        return cast(PruneJson, self._send("POST", "/runs/prune", body))
+
+    def retention(self) -> RetentionJson:
+        """Reads the retention rules, the settings, and the last sweep of blobs."""
+        return cast(RetentionJson, self._read("/retention"))
+
+    def set_retention_rule(
+        self, name: str, older_than: str, *, labels: Iterable[str] = (), states: Iterable[EndReason] = ()
+    ) -> None:
+        """Sets a rule by which runs are deleted that ended longer ago than `older_than`, such as `30d`."""
+        body = body_of(older_than=older_than, labels=list(labels), states=list(states))
+        self._send("PUT", f"/retention/rules/{quote_part(name)}", body)
+
+    def remove_retention_rule(self, name: str) -> None:
+        """Removes a retention rule."""
+        self._send("DELETE", f"/retention/rules/{quote_part(name)}")
+
+    def set_blob_grace(self, blob_grace: str) -> None:
+        """Sets the duration for which blobs stay to which nothing refers, at least `1h`."""
+        self._send("PUT", "/retention/settings", body_of(blob_grace=blob_grace))
+
+    def sweep(self) -> None:
+        """Sweeps blobs now; `retention` has the outcome."""
+        self._send("POST", "/retention/sweep")
+
     def health(self) -> Health:
         """Checks whether the cluster responds to the gateway, and counts its supervisors and workers."""
         return cast(Health, self._read("/health"))
@@ -294,6 +332,9 @@ class Client:
     def openapi(self) -> dict[str, Any]:
         """Reads the OpenAPI document of the gateway."""
         return cast("dict[str, Any]", self._read("/openapi.json"))
+
+    def _send(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
+        return (self._transport.send(Request(method, path, body=body))).json()
 
     def _read(self, path: str, query: Mapping[str, str] | None = None) -> Any:
         return (self._transport.send(Request("GET", path, query or {}))).json()

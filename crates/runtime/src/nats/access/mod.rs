@@ -4,10 +4,10 @@
 //!
 //! | role | publishes, creates | reads |
 //! |---|---|---|
-//! | supervisor | plans, orders, stops, leases, summaries, the archive; creates and purges streams and queues, deletes orders and forged messages | the lanes, the queues, files, blobs |
+//! | supervisor | plans, orders, stops, leases, summaries, the archive; creates and purges streams and queues, deletes orders, forged messages, and all of deleted runs | the lanes, the queues, files, blobs |
 //! | worker | the journals of tasks (a planner: of its turns), files, blobs | its own queue, the lanes, files, blobs |
 //! | critic | the journals of reviews, blobs | its own queue, the lanes, files, blobs |
-//! | gateway | submissions, commands, answers, limits, idempotency keys, tokens, recorded actions, blobs | everything; of queues the state and the waiting orders |
+//! | gateway | submissions, commands, answers, limits, idempotency keys, tokens, recorded actions, blobs, requests to delete runs | everything; of queues the state and the waiting orders |
 //! | client | the same, and memories | the same |
 //! | viewer | nothing | the same |
 //! | answerer | answers to questions | the same |
@@ -51,8 +51,9 @@ use millrace_protocol::registry;
 use millrace_protocol::subject::{self, CRITIC, PLANNER, TopicKind};
 
 use crate::nats::topology::names::{
-    ARCHIVE, AUDIT, BLOBS, CAPABILITIES, CLUSTER, FILES, HEARTBEATS, KEYS, LEASES, LIMITS, MEMBERS, RUNS,
-    TOKENS, WORK, bucket_stream, cluster_stream_names, lane_stream, object_stream,
+    ARCHIVE, AUDIT, BLOBS, CAPABILITIES, CLUSTER, FILES, HEARTBEATS, KEYS, LEASES, LIMITS, MEMBERS,
+    RETENTION, RUNS, TOKENS, WORK, blob_referring_streams, bucket_stream, cluster_stream_names, lane_stream,
+    object_stream,
 };
 
 /// The role of a process, which decides its permissions.
@@ -155,6 +156,26 @@ impl PermissionsBuilder {
         self.allow_writing_objects(BLOBS);
         self.allow_writing_objects(ARCHIVE);
         self.allow_stream_requests(&["STREAM.PURGE"], &object_stream(ARCHIVE));
+        self.add_retention_permissions();
+    }
+
+    /// Permissions to delete runs, and to sweep the blobs that nothing refers to.
+    fn add_retention_permissions(&mut self) {
+        for stream in [FILES.into(), object_stream(BLOBS)] {
+            self.allow_stream_requests(&["STREAM.PURGE"], &stream);
+        }
+        for bucket in [RUNS, KEYS, RETENTION] {
+            self.allow_stream_requests(&["STREAM.PURGE"], &bucket_stream(bucket));
+        }
+        for bucket in [KEYS, RETENTION] {
+            self.allow_reading_bucket(bucket);
+        }
+        for stream in blob_referring_streams(self.lanes) {
+            self.allow_stream_requests(&["DIRECT.GET"], &stream);
+        }
+        self.allow_publish(format!("$KV.{RETENTION}.>"));
+        // New requests wake the supervisor; the bucket can be read anyway.
+        self.allow_subscribe(format!("$KV.{RETENTION}.deletion.*"));
     }
 
     fn add_worker_permissions(&mut self, capabilities: &[Capability]) {
@@ -194,6 +215,9 @@ impl PermissionsBuilder {
         }
         // Others see it in the list of processes.
         self.allow_sending_heartbeats(registry::ProcessRole::Gateway);
+        for kind in ["deletion", "rule", "settings", "request"] {
+            self.allow_publish(format!("$KV.{RETENTION}.{kind}.*"));
+        }
         // New messages wake the streams of a gateway; the lanes can be read anyway.
         for lane in 0..self.lanes {
             self.allow_subscribe(subject::all_subjects_of_lane(Lane(lane)));
@@ -206,7 +230,7 @@ impl PermissionsBuilder {
         self.allow_reading_stream(FILES);
         self.allow_reading_objects(BLOBS);
         self.allow_reading_objects(ARCHIVE);
-        for bucket in [RUNS, CAPABILITIES, HEARTBEATS, LIMITS] {
+        for bucket in [RUNS, CAPABILITIES, HEARTBEATS, LIMITS, RETENTION] {
             self.allow_reading_bucket(bucket);
         }
         self.allow_reading_queue_states();
@@ -257,7 +281,7 @@ impl PermissionsBuilder {
             self.allow_publish(format!("$JS.SNAPSHOT.ACK.{stream}.>"));
             self.allow_publish(format!("$JS.SNAPSHOT.RESTORE.{stream}.>"));
         }
-        for bucket in [CLUSTER, CAPABILITIES, RUNS, LIMITS, KEYS, TOKENS, AUDIT] {
+        for bucket in [CLUSTER, CAPABILITIES, RUNS, LIMITS, KEYS, TOKENS, AUDIT, RETENTION] {
             self.allow_publish(format!("$KV.{bucket}.>"));
         }
     }

@@ -28,6 +28,8 @@ pub const CAPABILITIES: &str = "capabilities";
 pub const RUNS: &str = "runs";
 /// The bucket of the cluster's settings.
 pub const CLUSTER: &str = "cluster";
+/// The bucket of deletions of runs, and of the rules for them.
+pub const RETENTION: &str = "retention";
 /// The object store of large values.
 pub const BLOBS: &str = "blobs";
 /// The object store of archived runs.
@@ -57,8 +59,25 @@ pub fn object_stream(bucket: &str) -> String {
 #[must_use]
 pub fn cluster_stream_names(lanes: u16) -> Vec<String> {
     let lanes = (0..lanes).map(|lane| lane_stream(Lane(lane)));
-    let buckets = [CLUSTER, LEASES, MEMBERS, HEARTBEATS, CAPABILITIES, RUNS, LIMITS, KEYS, TOKENS, AUDIT]
-        .map(bucket_stream);
+    let buckets = BUCKETS.map(bucket_stream);
     let stores = [BLOBS, ARCHIVE].map(object_stream);
     lanes.chain([WORK.into(), FILES.into()]).chain(buckets).chain(stores).collect()
+}
+
+/// The buckets.
+const BUCKETS: [&str; 11] =
+    [CLUSTER, LEASES, MEMBERS, HEARTBEATS, CAPABILITIES, RUNS, LIMITS, KEYS, TOKENS, AUDIT, RETENTION];
+
+/// The buckets whose entries never refer to blobs. New buckets count as referring unless they are named here.
+const BUCKETS_WITHOUT_BLOBS: [&str; 9] =
+    [CLUSTER, LEASES, MEMBERS, HEARTBEATS, LIMITS, KEYS, TOKENS, AUDIT, RETENTION];
+
+/// Returns the names of the streams whose messages may refer to blobs. The archive and the blobs themselves refer to blobs
+/// too, but as objects.
+#[must_use]
+pub fn blob_referring_streams(lanes: u16) -> Vec<String> {
+    let others = BUCKETS_WITHOUT_BLOBS.map(bucket_stream);
+    let objects = [BLOBS, ARCHIVE].map(object_stream);
+    let all = cluster_stream_names(lanes).into_iter();
+    all.filter(|stream| !others.contains(stream) && !objects.contains(stream)).collect()
 }

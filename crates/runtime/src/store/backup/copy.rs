@@ -1,4 +1,4 @@
-//! Taking a backup: the parts, their order, and retries. It changes nothing in the cluster.
+//! Taking a backup: the parts, their order, and retries. It changes nothing in the cluster, but holds deletions up.
 
 use std::path::Path;
 
@@ -18,8 +18,10 @@ use super::{BackupError, BackupProgress, OnBackupProgress, snapshot};
 use crate::fault::backoff;
 use crate::nats::error::{fault_from_client_error, jetstream_error_code};
 use crate::nats::topology::{
-    ARCHIVE, BLOBS, CAPABILITIES, FILES, KEYS, LIMITS, RUNS, bucket_stream, lane_stream, object_stream,
+    ARCHIVE, AUDIT, BLOBS, CAPABILITIES, FILES, KEYS, LIMITS, RETENTION, RUNS, TOKENS, bucket_stream,
+    lane_stream, object_stream,
 };
+use crate::store::retention::RetentionHold;
 use crate::{Bus, Fault};
 
 /// The maximum number of attempts to copy a stream.
@@ -33,6 +35,9 @@ enum RemovalPolicy {
     /// Messages are removed only when an object is replaced; then the copy is repeated.
     Repeat,
 }
+
+/// A choice of entries, by key and value.
+type EntryFilter = fn(&str, &str) -> bool;
 
 /// An entry of a bucket: one line of a backup file.
 #[derive(Serialize, Deserialize)]
@@ -54,6 +59,26 @@ pub fn take_backup<'a>(
 ) -> BoxFuture<'a, Result<BackupManifest, BackupError>> {
     async move {
         let folder = UnfinishedBackupFolder::new(destination)?;
+        // An older cluster has no such bucket and removes nothing, and an older identity may not write to it.
+        let hold = RetentionHold::take(bus, "backup").await;
+        let hold =
+            hold.inspect_err(|fault| debug!(%fault, "no hold on deletions; copying again if needed")).ok();
+        let manifest = copy_cluster(bus, folder, on_progress).await;
+        if let Some(hold) = hold {
+            hold.release(bus).await;
+        }
+        manifest
+    }
+    .boxed()
+}
+
+/// Copies all parts of a cluster.
+fn copy_cluster<'a>(
+    bus: &'a Bus,
+    folder: UnfinishedBackupFolder,
+    on_progress: OnBackupProgress<'a>,
+) -> BoxFuture<'a, Result<BackupManifest, BackupError>> {
+    async move {
         let taken = Timestamp::now();
         let (mut parts, mut files_through) = (Vec::new(), Vec::new());
         for lane in (0..bus.settings().lanes).map(Lane) {
@@ -68,9 +93,16 @@ pub fn take_backup<'a>(
         }
         parts.push(copy_bucket(bus, &folder, CAPABILITIES, |_, _| true, on_progress).await?);
         // Clusters of older versions have none.
-        for bucket in [LIMITS, KEYS] {
+        let is_kept: [(&str, EntryFilter); 5] = [
+            (LIMITS, |_, _| true),
+            (KEYS, |_, _| true),
+            (TOKENS, |_, _| true),
+            (AUDIT, |_, _| true),
+            (RETENTION, is_lasting_record),
+        ];
+        for (bucket, is_kept) in is_kept {
             if leader_stream_state(bus, &bucket_stream(bucket)).await?.is_some() {
-                parts.push(copy_bucket(bus, &folder, bucket, |_, _| true, on_progress).await?);
+                parts.push(copy_bucket(bus, &folder, bucket, is_kept, on_progress).await?);
             }
         }
         let (version, settings) = (env!("CARGO_PKG_VERSION").to_owned(), bus.settings().clone());
@@ -144,7 +176,7 @@ async fn copy_bucket(
     bus: &Bus,
     folder: &UnfinishedBackupFolder,
     bucket: &str,
-    is_included: fn(&str, &str) -> bool,
+    is_included: EntryFilter,
     on_progress: OnBackupProgress<'_>,
 ) -> Result<BackupPart, BackupError> {
     let file = format!("{bucket}.jsonl");
@@ -193,6 +225,11 @@ fn write_bucket_entry_line(output: &mut ChecksummedFile, line: &BucketEntryLine)
     let mut text = serde_json::to_vec(line).expect("a line serialises to JSON");
     text.push(b'\n');
     output.write_bytes(&text)
+}
+
+/// `true` for records of deletions, rules and settings; not for requests, and for holds such as that of this backup.
+fn is_lasting_record(key: &str, _: &str) -> bool {
+    ["deletion.", "rule.", "settings.", "sweep."].iter().any(|kind| key.starts_with(kind))
 }
 
 /// `true` if a summary belongs to the run of its key and marks it as archived. Other summaries are derived again after

@@ -2,7 +2,7 @@
 //! module starts and stops no process, and does not know what a plan is.
 //!
 //! A backup contains what can't be derived: the lanes, the archive, files, blobs, the settings, limits, registered
-//! capabilities, and the summaries of archived runs. Queues, leases, members, heartbeats and the summaries of live runs
+//! capabilities, the summaries of archived runs, and the records and rules of deletions. Queues, leases, members, heartbeats and the summaries of live runs
 //! are not copied: the first supervisor of the restored cluster creates them again, and dispatches the pending effects
 //! of plans.
 //!
@@ -31,8 +31,9 @@
 //! than the copied lane of a live run are removed on restore: the work that wrote them is executed again and must not
 //! see them.
 //!
-//! Blobs and files are never removed from a cluster, and archives only when they are replaced. If something was removed
-//! from one of these streams while it was copied, it is copied again.
+//! While a backup is taken, supervisors delete no runs and sweep no blobs ([`super::retention`]). Otherwise archives are removed
+//! only when they are replaced. If something was removed from the archive, the files or the blobs while they were copied, because
+//! it was in progress or the cluster has no holds, they are copied again.
 //!
 //! # The folder
 //!

@@ -8,6 +8,7 @@ use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 
 use async_nats::Client;
+use async_nats::jetstream::message::PublishMessage;
 use async_nats::jetstream::{Context, kv};
 use futures::future::BoxFuture;
 use futures::{FutureExt, StreamExt, TryStreamExt};
@@ -28,10 +29,11 @@ use crate::nats::bus::Bus;
 use crate::nats::connect::with_connection;
 use crate::nats::connection::{ConnectionSettings, without_passwords};
 use crate::nats::error::fault_from_client_error;
+use crate::nats::provenance::{ID_HEADER, new_id};
 use crate::nats::topology::{
-    self, ARCHIVE, BLOBS, CAPABILITIES, CLUSTER, ClusterOptions, FILES, HEARTBEATS, KEYS, LEASES, LIMITS,
-    MEMBERS, RESTORING, RUNS, SETTINGS, THE_SETTINGS, WORK, bucket_stream, ensure_bucket, lane_stream,
-    object_stream, shared_bucket_config,
+    self, ARCHIVE, AUDIT, BLOBS, CAPABILITIES, CLUSTER, ClusterOptions, FILES, HEARTBEATS, KEYS, LEASES,
+    LIMITS, MEMBERS, RESTORING, RETENTION, RUNS, SETTINGS, THE_SETTINGS, TOKENS, WORK, bucket_stream,
+    ensure_bucket, lane_stream, object_stream, shared_bucket_config,
 };
 
 /// The maximum number of bucket entries that wait for acknowledgements.
@@ -307,7 +309,13 @@ impl RestoreOperation<'_> {
             let line = line.map_err(reading)?;
             let line: BucketEntryLine = serde_json::from_str(&line).map_err(|error| reading(error.into()))?;
             let subject = format!("$KV.{name}.{}", line.key);
-            let sent = self.context.publish(subject, line.value.into()).await;
+            let message = PublishMessage::build().payload(line.value.into());
+            // Other buckets have no ids: their readers tell by them which entries are of old programs.
+            let message = match name {
+                RETENTION | TOKENS | AUDIT => message.header(ID_HEADER, new_id().as_str()),
+                _ => message,
+            };
+            let sent = self.context.send_publish(subject, message).await;
             in_flight
                 .push_back(sent.map_err(|error| fault_from_client_error(&format!("bucket {name}"), error))?);
             keys.push(line.key);
@@ -432,7 +440,8 @@ fn subjects_of_other_archives(objects: Vec<ObjectDescription>, archived: &HashSe
 
 /// `true` if a stream with this name belongs to a cluster.
 fn is_cluster_stream(name: &str) -> bool {
-    let buckets = [LEASES, MEMBERS, HEARTBEATS, CAPABILITIES, RUNS, CLUSTER, LIMITS, KEYS];
+    let buckets =
+        [LEASES, MEMBERS, HEARTBEATS, CAPABILITIES, RUNS, CLUSTER, LIMITS, KEYS, TOKENS, AUDIT, RETENTION];
     let is_lane = |name: &str| name.strip_prefix("LANE_").is_some_and(|lane| lane.parse::<u16>().is_ok());
     [WORK, FILES].contains(&name)
         || is_lane(name)

@@ -1,0 +1,212 @@
+//! Buckets whose entries count only if a client with permission to write them has published them: a redirected server reply
+//! (see [`super::provenance`]) is ignored. Writes are fenced by the sequence of the entry that they replace.
+
+use async_nats::jetstream::ErrorCode;
+use async_nats::jetstream::message::PublishMessage;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use super::bus::Bus;
+use super::direct_get::{self, PagedReader};
+use super::error::{fault_from_client_error, jetstream_error_code};
+use super::provenance::{ID_HEADER, new_id};
+use super::record::StreamRecord;
+use super::topology::bucket_stream;
+use crate::Fault;
+
+/// The error code of the server for "the last sequence of the subject is another one".
+const WRONG_LAST_SEQUENCE: ErrorCode = ErrorCode(10071);
+/// The header of a message that deletes a key.
+const OPERATION_HEADER: &str = "KV-Operation";
+
+/// An entry of a bucket.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PublishedEntry<T> {
+    /// Its key.
+    pub key: String,
+    /// Its value.
+    pub value: T,
+    /// Its sequence.
+    pub sequence: u64,
+    /// When the server stored it.
+    pub at: jiff::Timestamp,
+}
+
+/// A change of a bucket.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum BucketChange<T> {
+    /// A key has a value.
+    Set(PublishedEntry<T>),
+    /// A key has none any more.
+    Removed(String),
+}
+
+/// The entry that a write expects.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ExpectedEntry {
+    /// Any, or none.
+    Any,
+    /// The one with this sequence; 0 is none, and a deletion has a sequence too.
+    Sequence(u64),
+}
+
+fn key_subject(bucket: &str, key: &str) -> String {
+    format!("$KV.{bucket}.{key}")
+}
+
+/// Parses an entry; `None` if it is forged, or not of this type.
+fn parse_change<T: DeserializeOwned>(bucket: &str, record: &StreamRecord) -> Option<BucketChange<T>> {
+    let key = record.subject.strip_prefix("$KV.")?.strip_prefix(bucket)?.strip_prefix('.')?.to_owned();
+    if record.is_forged() {
+        return None;
+    }
+    if record.is_deletion {
+        return Some(BucketChange::Removed(key));
+    }
+    let value = serde_json::from_slice(&record.payload).ok()?;
+    let (sequence, at) = (record.sequence, record.time);
+    Some(BucketChange::Set(PublishedEntry { key, value, sequence, at }))
+}
+
+/// The current state of a key.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct KeyState<T> {
+    /// The entry; `None` if there is none, or an invalid one.
+    pub entry: Option<PublishedEntry<T>>,
+    /// The sequence that the next write must expect.
+    pub last: u64,
+}
+
+/// Returns the state of a key. On a replicated stream it may be an earlier one, and a write that expects it fails.
+///
+/// # Errors
+/// The server does not respond.
+pub async fn read_key<T: DeserializeOwned>(bus: &Bus, bucket: &str, key: &str) -> Result<KeyState<T>, Fault> {
+    let subject = [key_subject(bucket, key)];
+    let records = direct_get::read_last_per_subject(bus.client(), &bucket_stream(bucket), &subject).await?;
+    let record = records.unwrap_or_default().pop();
+    let last = record.as_ref().map_or(0, |record| record.sequence);
+    let entry = record.and_then(|record| match parse_change(bucket, &record)? {
+        BucketChange::Set(entry) => Some(entry),
+        BucketChange::Removed(_) => None,
+    });
+    Ok(KeyState { entry, last })
+}
+
+/// Returns the entries whose keys begin with `prefix`, which ends with a dot or is empty, in the order in which they were
+/// written.
+///
+/// # Errors
+/// The server does not respond.
+pub async fn read_entries<T: DeserializeOwned>(
+    bus: &Bus,
+    bucket: &str,
+    prefix: &str,
+) -> Result<Vec<PublishedEntry<T>>, Fault> {
+    let mut changes = BucketChanges::new(bus, bucket, prefix);
+    let mut entries = Vec::new();
+    loop {
+        let (changed, is_last) = changes.next_page::<T>().await?;
+        entries.extend(changed.into_iter().filter_map(|change| match change {
+            BucketChange::Set(entry) => Some(entry),
+            BucketChange::Removed(_) => None,
+        }));
+        if is_last {
+            return Ok(entries);
+        }
+    }
+}
+
+/// Writes a value, if the key has the expected entry. Returns the new sequence; `None` if it has another entry.
+///
+/// # Errors
+/// The server does not respond, is full, or denies it.
+pub async fn write_key(
+    bus: &Bus,
+    bucket: &str,
+    key: &str,
+    value: &impl Serialize,
+    expected: ExpectedEntry,
+) -> Result<Option<u64>, Fault> {
+    let bytes = serde_json::to_vec(value).expect("the values of a bucket serialise to JSON");
+    publish_change(bus, bucket, key, PublishMessage::build().payload(bytes.into()), expected).await
+}
+
+/// Removes the value of a key, if it has the expected entry. Returns `false` if it has another one.
+///
+/// # Errors
+/// The server does not respond, is full, or denies it.
+pub async fn remove_key(bus: &Bus, bucket: &str, key: &str, expected: ExpectedEntry) -> Result<bool, Fault> {
+    let message = PublishMessage::build().header(OPERATION_HEADER, "DEL");
+    Ok(publish_change(bus, bucket, key, message, expected).await?.is_some())
+}
+
+async fn publish_change(
+    bus: &Bus,
+    bucket: &str,
+    key: &str,
+    message: PublishMessage,
+    expected: ExpectedEntry,
+) -> Result<Option<u64>, Fault> {
+    let (what, subject) = (format!("bucket {bucket}, key {key}"), key_subject(bucket, key));
+    let message = message.header(ID_HEADER, new_id().as_str());
+    let message = match expected {
+        ExpectedEntry::Any => message,
+        ExpectedEntry::Sequence(last) => message.expected_last_subject_sequence(last),
+    };
+    let publishing = async {
+        let sent = bus.publish_context().send_publish(subject.clone(), message).await;
+        match sent.map_err(|error| fault_from_client_error(&what, error))?.await {
+            Ok(acknowledgement) => Ok(Some(acknowledgement.sequence)),
+            Err(error) if jetstream_error_code(&error) == Some(WRONG_LAST_SEQUENCE) => Ok(None),
+            Err(error) => Err(fault_from_client_error(&what, error)),
+        }
+    };
+    bus.fail_on_denial(&subject, publishing).await
+}
+
+/// The changes of the keys of a bucket that begin with a prefix, from its first entry on.
+pub struct BucketChanges {
+    bus: Bus,
+    bucket: String,
+    filter: String,
+    next: u64,
+}
+
+impl BucketChanges {
+    /// Starts with the first entry.
+    #[must_use]
+    pub fn new(bus: &Bus, bucket: &str, prefix: &str) -> Self {
+        let filter = key_subject(bucket, prefix) + ">";
+        Self { bus: bus.clone(), bucket: bucket.to_owned(), filter, next: 1 }
+    }
+
+    /// Returns the next changes, and `true` if there were no more at this time. Forged and unreadable entries are left out.
+    ///
+    /// # Errors
+    /// The server does not respond.
+    pub async fn next_page<T: DeserializeOwned>(&mut self) -> Result<(Vec<BucketChange<T>>, bool), Fault> {
+        let stream = bucket_stream(&self.bucket);
+        let mut pages = PagedReader::new(self.bus.client(), stream, self.filter.clone(), self.next);
+        let records = pages.next_page().await?;
+        let Some(last) = records.last() else { return Ok((Vec::new(), true)) };
+        self.next = last.sequence + 1;
+        let changes = records.iter().filter_map(|record| parse_change(&self.bucket, record));
+        Ok((changes.collect(), false))
+    }
+
+    /// Returns all changes up to now.
+    ///
+    /// # Errors
+    /// The server does not respond.
+    pub async fn read_new<T: DeserializeOwned>(&mut self) -> Result<Vec<BucketChange<T>>, Fault> {
+        let mut all = Vec::new();
+        loop {
+            let (changes, is_last) = self.next_page().await?;
+            all.extend(changes);
+            if is_last {
+                return Ok(all);
+            }
+        }
+    }
+}

@@ -1,0 +1,316 @@
+//! The records of the bucket [`RETENTION`]: deletions, rules, and the settings of sweeps.
+//!
+//! | key | content |
+//! |---|---|
+//! | `deletion.RUN` | a [`DeletionRecord`] |
+//! | `rule.NAME` | a [`RetentionRule`] |
+//! | `settings.sweep` | [`SweepSettings`] |
+//! | `request.sweep` | who wants a sweep now |
+//! | `sweep.last` | a [`SweepRecord`] |
+//! | `hold.ID` | a process that keeps everything from being removed |
+
+use std::time::Duration;
+
+use async_nats::Subscriber;
+use futures::StreamExt;
+use jiff::Timestamp;
+use millrace_protocol::ids::RunId;
+use millrace_protocol::registry::RunSummary;
+use millrace_protocol::retention::{
+    DeletionRecord, DeletionState, DeletionStep, PruneSelection, RetentionRule, SweepRecord, SweepSettings,
+    deletion_step,
+};
+use serde::{Deserialize, Serialize};
+
+use crate::fault::backoff;
+use crate::nats::published_bucket::{
+    BucketChange, BucketChanges, ExpectedEntry, PublishedEntry, read_entries, read_key, remove_key, write_key,
+};
+use crate::nats::topology::RETENTION;
+use crate::work::registry;
+use crate::{Bus, Fault, log};
+
+/// The key of the settings of sweeps.
+const SWEEP_SETTINGS: &str = "settings.sweep";
+/// The key of a request to sweep.
+const SWEEP_REQUEST: &str = "request.sweep";
+/// The key of the last sweep.
+const LAST_SWEEP: &str = "sweep.last";
+/// The maximum number of attempts to write a record that others write at the same time.
+const MAX_ATTEMPTS: u32 = 5;
+/// The longest pause between two looks at a deletion.
+const MAX_POLL: Duration = Duration::from_millis(50);
+
+/// The reason why a run can't be deleted.
+#[derive(Debug, thiserror::Error)]
+pub enum DeletionError {
+    /// There is no such run.
+    #[error("there is no run {0}")]
+    NotFound(RunId),
+    /// The run is live.
+    #[error("run {0} has not ended; cancel it first with `millrace cancel {0}`")]
+    Live(RunId),
+    /// The cluster does not respond.
+    #[error(transparent)]
+    Fault(#[from] Fault),
+}
+
+/// The outcome of a request to delete a run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DeletionRequest {
+    /// The request is recorded.
+    Recorded,
+    /// It was recorded before, and has not been carried out yet.
+    Pending,
+    /// The run is deleted already.
+    Deleted,
+}
+
+pub(super) fn deletion_key(run: &RunId) -> String {
+    format!("deletion.{run}")
+}
+
+/// Returns the deletion record of a run, if there is one.
+///
+/// # Errors
+/// The server does not respond.
+pub async fn read_deletion(bus: &Bus, run: &RunId) -> Result<Option<DeletionRecord>, Fault> {
+    Ok(read_deletion_entry(bus, run).await?.0)
+}
+
+/// Returns the deletion record of a run, and the sequence that the next write must expect.
+pub(super) async fn read_deletion_entry(
+    bus: &Bus,
+    run: &RunId,
+) -> Result<(Option<DeletionRecord>, u64), Fault> {
+    let state = read_key::<DeletionRecord>(bus, RETENTION, &deletion_key(run)).await?;
+    let record = state.entry.map(|entry| entry.value).filter(|record| record.run == *run);
+    Ok((record, state.last))
+}
+
+/// Requests the deletion of a run that has ended.
+///
+/// # Errors
+/// There is no such run, it is live, or the server does not respond.
+pub async fn request_deletion(bus: &Bus, run: &RunId, by: &str) -> Result<DeletionRequest, DeletionError> {
+    for _ in 0..MAX_ATTEMPTS {
+        let (record, last) = read_deletion_entry(bus, run).await?;
+        let summary = registry::read_summary(bus, run).await?;
+        match record.map(|record| record.state) {
+            Some(DeletionState::Requested) => return Ok(DeletionRequest::Pending),
+            Some(DeletionState::Removing) => return Ok(DeletionRequest::Deleted),
+            // A run of that name may have been submitted again.
+            Some(DeletionState::Removed { .. }) if summary.is_none() => return Ok(DeletionRequest::Deleted),
+            Some(DeletionState::Removed { .. } | DeletionState::Refused) | None => {}
+        }
+        let is_submitted = summary.is_none() && log::has_submission(bus, bus.lane_of_run(run), run).await?;
+        match deletion_step(summary.as_ref(), is_submitted) {
+            DeletionStep::Refuse => return Err(DeletionError::Live(run.clone())),
+            DeletionStep::Remove if summary.is_none() => return Err(DeletionError::NotFound(run.clone())),
+            DeletionStep::Remove | DeletionStep::Wait => {}
+        }
+        let record = DeletionRecord {
+            run: run.clone(),
+            by: by.to_owned(),
+            requested: Timestamp::now(),
+            state: DeletionState::Requested,
+        };
+        let expected = ExpectedEntry::Sequence(last);
+        if write_key(bus, RETENTION, &deletion_key(run), &record, expected).await?.is_some() {
+            return Ok(DeletionRequest::Recorded);
+        }
+    }
+    Err(Fault::unavailable(format!("deleting run {run}"), "other processes keep changing the record").into())
+}
+
+/// Waits until no reader finds a run any more whose deletion was requested. Returns `false` if it takes longer than `patience`:
+/// no supervisor is running, or the run is still moved to the archive.
+///
+/// # Errors
+/// The deletion was refused, or the server does not respond.
+pub async fn wait_for_deletion(bus: &Bus, run: &RunId, patience: Duration) -> Result<bool, DeletionError> {
+    let started = tokio::time::Instant::now();
+    let mut pause = Duration::from_millis(2);
+    loop {
+        match read_deletion(bus, run).await?.map(|record| record.state) {
+            // The record is gone when it has expired.
+            Some(DeletionState::Removed { .. }) | None => return Ok(true),
+            Some(DeletionState::Refused) => return Err(DeletionError::Live(run.clone())),
+            Some(DeletionState::Removing) if registry::read_summary(bus, run).await?.is_none() => {
+                return Ok(true);
+            }
+            Some(DeletionState::Removing | DeletionState::Requested) => {}
+        }
+        if started.elapsed() >= patience {
+            return Ok(false);
+        }
+        tokio::time::sleep(pause).await;
+        pause = (pause * 2).min(MAX_POLL);
+    }
+}
+
+/// Returns the deletion records, oldest change first.
+///
+/// # Errors
+/// The server does not respond.
+pub async fn list_deletions(bus: &Bus) -> Result<Vec<PublishedEntry<DeletionRecord>>, Fault> {
+    let mut entries = read_entries::<DeletionRecord>(bus, RETENTION, "deletion.").await?;
+    entries.retain(|entry| entry.key == deletion_key(&entry.value.run));
+    Ok(entries)
+}
+
+/// The deletions that a supervisor must carry out, as they are requested.
+pub struct DeletionFeed {
+    changes: BucketChanges,
+    /// Announces new records; `None` if there is no connection. A denied subscription never delivers anything.
+    announced: Option<Subscriber>,
+}
+
+impl DeletionFeed {
+    /// Starts with the first record.
+    pub async fn open(bus: &Bus) -> Self {
+        let announced = bus.client().subscribe(format!("$KV.{RETENTION}.deletion.*")).await.ok();
+        Self { changes: BucketChanges::new(bus, RETENTION, "deletion."), announced }
+    }
+
+    /// Waits until a record is announced, for `patience` at most. An announcement may arrive before its message is stored.
+    pub async fn wait_for_request(&mut self, patience: Duration) {
+        let next = async {
+            match &mut self.announced {
+                Some(messages) => drop(messages.next().await),
+                None => std::future::pending().await,
+            }
+        };
+        let _ = tokio::time::timeout(patience, next).await;
+    }
+
+    /// Returns the runs whose pending records were written since the last call.
+    ///
+    /// # Errors
+    /// The server does not respond.
+    pub async fn read_new(&mut self) -> Result<Vec<RunId>, Fault> {
+        let changes = self.changes.read_new::<DeletionRecord>().await?;
+        let pending = changes.into_iter().filter_map(|change| match change {
+            BucketChange::Set(PublishedEntry { key, value, .. })
+                if value.state.is_pending() && key == deletion_key(&value.run) =>
+            {
+                Some(value.run)
+            }
+            BucketChange::Set(_) | BucketChange::Removed(_) => None,
+        });
+        Ok(pending.collect())
+    }
+}
+
+/// Returns the ended runs that a selection selects, oldest first.
+///
+/// # Errors
+/// The server does not respond.
+pub async fn select_runs(bus: &Bus, selection: &PruneSelection) -> Result<Vec<RunSummary>, Fault> {
+    let now = Timestamp::now();
+    let mut runs = registry::read_run_summaries(bus).await?;
+    runs.retain(|summary| selection.selects(summary, now));
+    Ok(runs)
+}
+
+/// Sets a rule.
+///
+/// # Errors
+/// The server does not respond.
+pub async fn set_rule(bus: &Bus, name: &RunId, rule: &RetentionRule) -> Result<(), Fault> {
+    write_key(bus, RETENTION, &format!("rule.{name}"), rule, ExpectedEntry::Any).await.map(drop)
+}
+
+/// Removes a rule; returns `false` if there is none of this name.
+///
+/// # Errors
+/// The server does not respond.
+pub async fn remove_rule(bus: &Bus, name: &RunId) -> Result<bool, Fault> {
+    let key = format!("rule.{name}");
+    let state = read_key::<RetentionRule>(bus, RETENTION, &key).await?;
+    match state.entry {
+        Some(_) => remove_key(bus, RETENTION, &key, ExpectedEntry::Any).await,
+        None => Ok(false),
+    }
+}
+
+/// Returns the rules with their names, in the order of their last changes.
+///
+/// # Errors
+/// The server does not respond.
+pub async fn list_rules(bus: &Bus) -> Result<Vec<(String, RetentionRule)>, Fault> {
+    let entries = read_entries::<RetentionRule>(bus, RETENTION, "rule.").await?.into_iter();
+    Ok(entries.filter_map(|entry| Some((entry.key.strip_prefix("rule.")?.to_owned(), entry.value))).collect())
+}
+
+/// Returns the settings of sweeps.
+///
+/// # Errors
+/// The server does not respond.
+pub async fn read_sweep_settings(bus: &Bus) -> Result<SweepSettings, Fault> {
+    let state = read_key::<SweepSettings>(bus, RETENTION, SWEEP_SETTINGS).await?;
+    Ok(state.entry.map(|entry| entry.value).unwrap_or_default())
+}
+
+/// Changes the settings of sweeps.
+///
+/// # Errors
+/// The server does not respond.
+pub async fn set_sweep_settings(bus: &Bus, settings: &SweepSettings) -> Result<(), Fault> {
+    write_key(bus, RETENTION, SWEEP_SETTINGS, settings, ExpectedEntry::Any).await.map(drop)
+}
+
+/// A request to sweep now.
+#[derive(Debug, Serialize, Deserialize)]
+struct SweepRequest {
+    by: String,
+}
+
+/// Requests a sweep now.
+///
+/// # Errors
+/// The server does not respond.
+pub async fn request_sweep(bus: &Bus, by: &str) -> Result<(), Fault> {
+    let request = SweepRequest { by: by.to_owned() };
+    write_key(bus, RETENTION, SWEEP_REQUEST, &request, ExpectedEntry::Any).await.map(drop)
+}
+
+/// Returns `true` if a sweep was requested after `since`.
+///
+/// # Errors
+/// The server does not respond.
+pub async fn was_sweep_requested_since(bus: &Bus, since: Timestamp) -> Result<bool, Fault> {
+    let state = read_key::<SweepRequest>(bus, RETENTION, SWEEP_REQUEST).await?;
+    Ok(state.entry.is_some_and(|entry| entry.at > since))
+}
+
+/// Returns the record of the last sweep.
+///
+/// # Errors
+/// The server does not respond.
+pub async fn read_sweep_record(bus: &Bus) -> Result<Option<SweepRecord>, Fault> {
+    Ok(read_key::<SweepRecord>(bus, RETENTION, LAST_SWEEP).await?.entry.map(|entry| entry.value))
+}
+
+/// Writes the record of a sweep.
+///
+/// # Errors
+/// The server does not respond.
+pub async fn write_sweep_record(bus: &Bus, record: &SweepRecord) -> Result<(), Fault> {
+    write_key(bus, RETENTION, LAST_SWEEP, record, ExpectedEntry::Any).await.map(drop)
+}
+
+/// Writes a deletion record; waits until the server has it. Returns `false` if another process has changed it.
+pub(super) async fn update_deletion(bus: &Bus, record: &DeletionRecord, last: u64) -> Result<bool, Fault> {
+    let key = deletion_key(&record.run);
+    for tries in 1..=MAX_ATTEMPTS {
+        match write_key(bus, RETENTION, &key, record, ExpectedEntry::Sequence(last)).await {
+            Ok(written) => return Ok(written.is_some()),
+            Err(fault) if fault.is_transient() && tries < MAX_ATTEMPTS => {
+                tokio::time::sleep(backoff(tries)).await;
+            }
+            Err(fault) => return Err(fault),
+        }
+    }
+    Ok(false)
+}
