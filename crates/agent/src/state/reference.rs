@@ -59,7 +59,12 @@ pub(crate) fn without_references(schema: &Value) -> Value {
                 all.iter().map(without_references).collect()
             }
             one if SCHEMAS.contains(&name.as_str()) => without_references(one),
-            _ => return None,
+            Value::Null
+            | Value::Bool(_)
+            | Value::Number(_)
+            | Value::String(_)
+            | Value::Array(_)
+            | Value::Object(_) => return None,
         };
         Some((name.clone(), value))
     });

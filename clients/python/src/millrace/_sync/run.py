@@ -33,6 +33,7 @@ from ..types import (
     PlannerTranscript,
     QuestionList,
     RunLog,
+    RunDeletionJson,
     RunResult,
     RunSpend,
     SourceText,
@@ -262,6 +263,12 @@ class Run:
         """Cancels the run."""
         body = body_of(reason=reason)
         return self._command(command(self.id, "cancel", body, wait, timeout, idempotency_key))
+
+    def delete(self, wait: int | None = None) -> RunDeletionJson:
+        """Deletes the run, which must have ended, and waits up to `wait` seconds for a supervisor to do it."""
+        query = query_of(wait=wait)
+        request = Request("DELETE", f"/runs/{quote_part(self.id)}", query)
+        return cast(RunDeletionJson, (self._transport.send(request)).json())
 
     def message(
         self,
