@@ -106,11 +106,14 @@ pub fn to_json(spans: &[Span], resource: &TraceResource) -> String {
     serde_json::to_string(&export_request(spans, resource)).expect("the messages of OTLP serialise to JSON")
 }
 
+/// A span as a test compares it: the ids of its trace and of itself in hexadecimal, its name, and everything as text.
+pub type DecodedSpan = ((String, String), String, String);
+
 /// Returns the spans of a request in protobuf: their traces and ids in hexadecimal, their names, and everything as a text to compare.
 ///
 /// # Errors
 /// The bytes are no such request.
-pub fn decode_spans(request: &[u8]) -> Result<Vec<((String, String), String, String)>, prost::DecodeError> {
+pub fn decode_spans(request: &[u8]) -> Result<Vec<DecodedSpan>, prost::DecodeError> {
     let request = ExportTraceServiceRequest::decode(request)?;
     let scopes = request.resource_spans.into_iter().flat_map(|source| source.scope_spans);
     let spans = scopes.flat_map(|scope| scope.spans).map(|span| {

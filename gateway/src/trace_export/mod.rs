@@ -148,7 +148,7 @@ impl TraceExporter {
                 let _ = export.release().await;
                 Stop::Shutdown
             }
-            stop => stop,
+            stop @ (Stop::Replaced | Stop::Fault(_)) => stop,
         }
     }
 

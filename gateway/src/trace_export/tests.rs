@@ -158,7 +158,7 @@ async fn exporters_killed_behind_every_message_lose_no_span() {
         // Every second one is killed while it exports, the others after a while.
         let patience = Duration::from_millis(40 + 15 * (count % 5));
         let first_request = async {
-            while count % 2 == 0 || world.recorder.requests.load(Ordering::Relaxed) == before {
+            while count.is_multiple_of(2) || world.recorder.requests.load(Ordering::Relaxed) == before {
                 tokio::task::yield_now().await;
             }
         };
