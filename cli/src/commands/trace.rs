@@ -1,7 +1,6 @@
 //! `millrace trace`: shows what a run did as spans, with their durations, tokens and cost, or writes them in the OpenTelemetry
 //! protocol.
 
-use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -11,11 +10,12 @@ use clap::builder::NonEmptyStringValueParser;
 use millrace_client::find_run;
 use millrace_runtime::Bus;
 use millrace_runtime::duration::parse_duration;
-use millrace_traces::otlp::to_json;
+use millrace_traces::otlp::{export_request, to_json};
 use millrace_traces::read::trace_run;
 use millrace_traces::{Span, TraceSettings, render_traces};
 
 use crate::exit::{CommandError, CommandExit};
+use crate::json::print_json;
 use crate::target::{ClusterTarget, ReadConnection, refuse_damaged_log};
 use crate::view::{print_stderr_line, print_stdout_line};
 
@@ -69,12 +69,11 @@ async fn show_trace(bus: &Bus, arguments: &TraceArguments) -> Result<CommandExit
 }
 
 fn write_otlp(file: &Path, spans: &[Span], settings: &TraceSettings) -> Result<(), CommandError> {
-    let json = to_json(spans, &settings.resource);
     if file == Path::new("-") {
-        // The text is JSON: control characters are escaped in it. A closed pipe is ignored.
-        let _ = writeln!(std::io::stdout(), "{json}");
+        print_json(&export_request(spans, &settings.resource));
         return Ok(());
     }
+    let json = to_json(spans, &settings.resource);
     std::fs::write(file, format!("{json}\n"))
         .with_context(|| format!("can't write the trace to {}", file.display()))
         .map_err(CommandError::unusable_environment)?;
