@@ -1,0 +1,191 @@
+//! Access to the HTTP API: every operation of the description with every kind of token, against a real gateway.
+
+#![allow(clippy::unwrap_used, reason = "the helpers of tests are tests too")]
+
+#[path = "gateway/document.rs"]
+mod document;
+#[allow(dead_code, reason = "the tests of the gateway use all of it")]
+#[path = "gateway/http.rs"]
+mod http;
+#[allow(dead_code, reason = "the tests of the gateway use all of it")]
+#[path = "gateway/process.rs"]
+mod process;
+
+use std::time::{Duration, Instant};
+
+use millrace_tests::cluster::{ClusterSetup, TestCluster, lock_machine};
+use serde_json::{Value, json};
+
+use http::{Answer, Request};
+use process::GatewayProcess;
+
+const SCOPES: [&str; 5] = ["read", "submit", "steer", "answer", "admin"];
+
+/// An operation of the description.
+struct Operation {
+    method: &'static str,
+    path: String,
+    /// `None` for a public one; empty if any token is enough.
+    scopes: Option<Vec<String>>,
+}
+
+fn operations() -> Vec<Operation> {
+    let document: Value = serde_json::from_str(include_str!("../../gateway/openapi.json")).unwrap();
+    let mut all = Vec::new();
+    for (path, item) in document["paths"].as_object().unwrap() {
+        for (method, operation) in item.as_object().unwrap() {
+            let method = match method.as_str() {
+                "get" => "GET",
+                "post" => "POST",
+                "put" => "PUT",
+                "patch" => "PATCH",
+                "delete" => "DELETE",
+                other => panic!("{other}"),
+            };
+            let security = operation["security"].as_array().expect("each operation has its scope");
+            let scopes = security.first().map(|one| serde_json::from_value(one["token"].clone()).unwrap());
+            let parts = path.split('/').map(|part| if part.starts_with('{') { "none" } else { part });
+            all.push(Operation { method, path: parts.collect::<Vec<_>>().join("/"), scopes });
+        }
+    }
+    assert!(all.len() > 30, "{}", all.len());
+    all
+}
+
+/// Runs `millrace token` and returns what it prints.
+fn run_token_command(cluster: &TestCluster, arguments: &[&str]) -> String {
+    let output = cluster.millrace_command().arg("token").args(arguments).output().unwrap();
+    assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).unwrap().trim().to_owned()
+}
+
+fn create_token(cluster: &TestCluster, name: &str, scope: &str) -> String {
+    run_token_command(cluster, &["create", name, "--scope", scope])
+}
+
+async fn send(gateway: &GatewayProcess, operation: &Operation, headers: &[(&str, &str)]) -> Answer {
+    let mut request = Request::new(operation.method, operation.path.clone());
+    for (name, value) in headers {
+        request = request.header(name, value);
+    }
+    let answer = request.send(gateway.address).await;
+    let place = format!("{} {}: {}", operation.method, operation.path, answer.text());
+    assert!(answer.status < 500, "{place}");
+    answer
+}
+
+async fn send_with_token(gateway: &GatewayProcess, operation: &Operation, token: &str) -> u16 {
+    send(gateway, operation, &[("Authorization", &format!("Bearer {token}"))]).await.status
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn every_operation_accepts_the_tokens_with_its_scope_only() {
+    let _alone = lock_machine();
+    let cluster = TestCluster::start_with_workers(ClusterSetup::default(), 0);
+    cluster.connect_bus().await;
+    let local = "127.0.0.1:0".parse().unwrap();
+    let gateway = GatewayProcess::start_with_options(&cluster, "closed", local, &["--require-token"]).await;
+    let tokens = SCOPES.map(|scope| (scope, create_token(&cluster, scope, scope)));
+    let revoked = create_token(&cluster, "gone", "read,submit,steer,answer,admin");
+    run_token_command(&cluster, &["revoke", &revoked]);
+    let expired = run_token_command(
+        &cluster,
+        &["create", "late", "--scope", "read,submit,steer,answer,admin", "--expires", "1ms"],
+    );
+    let (kept, last) = tokens[0].1.split_at(tokens[0].1.len() - 1);
+    let forged = format!("{kept}{}", if last == "a" { "q" } else { "a" });
+    let of_tenant = tokens[0].1.replacen("mrt_", "mrt_other_", 1);
+    for operation in operations() {
+        let place = format!("{} {}", operation.method, operation.path);
+        let Some(scopes) = &operation.scopes else {
+            assert_ne!(send(&gateway, &operation, &[]).await.status, 403, "{place}");
+            continue;
+        };
+        let without = send(&gateway, &operation, &[]).await;
+        assert_eq!((without.status, without.header("www-authenticate")), (401, Some("bearer")), "{place}");
+        for wrong in [&revoked, &expired, &forged, &of_tenant, "x", "mrt_a_b"] {
+            assert_eq!(send_with_token(&gateway, &operation, wrong).await, 401, "{place} {wrong}");
+        }
+        for (scope, token) in &tokens {
+            let is_allowed = scopes.is_empty() || scopes.iter().any(|one| one == scope);
+            let status = send_with_token(&gateway, &operation, token).await;
+            assert_eq!(![401, 403].contains(&status), is_allowed, "{place} with {scope}: {status}");
+            assert!(is_allowed || status == 403, "{place} with {scope}: {status}");
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn tokens_are_created_used_and_revoked() {
+    let _alone = lock_machine();
+    let cluster = TestCluster::start_with_workers(ClusterSetup::default(), 0);
+    cluster.connect_bus().await;
+    let local = "127.0.0.1:0".parse().unwrap();
+    let gateway = GatewayProcess::start_with_options(&cluster, "closed", local, &["--require-token"]).await;
+    let admin = create_token(&cluster, "root", "admin,read");
+    let bearer = |token: &str| format!("Bearer {token}");
+    let as_admin = |request: Request| request.header("Authorization", &bearer(&admin));
+
+    // A token can't grant what its holder lacks.
+    let wanted = json!({ "name": "ci", "scopes": ["read", "steer"] });
+    let refused = gateway.send(as_admin(Request::new("POST", "/api/v1/tokens").json(&wanted))).await;
+    assert_eq!(refused.status, 403, "{}", refused.text());
+    let wanted = json!({ "name": "ci", "scopes": ["read"], "expires_in": "30d" });
+    let created = gateway.send(as_admin(Request::new("POST", "/api/v1/tokens").json(&wanted))).await;
+    assert_eq!(created.status, 201, "{}", created.text());
+    let (id, token) = (created.json()["id"].as_str().unwrap().to_owned(), created.json()["token"].clone());
+    let token = token.as_str().unwrap();
+    let me = gateway.send(Request::new("GET", "/api/v1/me").header("Authorization", &bearer(token))).await;
+    assert_eq!(me.json(), json!({ "type": "caller", "name": "ci", "scopes": ["read"], "token": id }));
+    let listed = gateway.send(as_admin(Request::new("GET", "/api/v1/tokens"))).await;
+    assert!(
+        !listed.text().contains("sha256") && listed.json()["tokens"][1]["created_by"] == "root",
+        "{listed:?}"
+    );
+
+    // A cookie counts for requests of the gateway's own pages.
+    let login = Request::new("POST", "/api/v1/login").json(&json!({ "token": admin }));
+    let login = gateway.send(login).await;
+    assert_eq!((login.status, login.json()["name"].as_str()), (200, Some("root")));
+    let cookie = login.header("set-cookie").unwrap().to_owned();
+    assert!(cookie.contains("httponly") && cookie.contains("samesite=strict"), "{cookie}");
+    let cookie = format!("millrace_token={admin}");
+    let with_cookie = |request: Request| request.header("Cookie", &cookie);
+    let read = gateway.send(with_cookie(Request::new("GET", "/api/v1/runs"))).await;
+    assert_eq!(read.status, 200);
+    let limit = || Request::new("PUT", "/api/v1/limits/openai:x").json(&json!({ "requests": 5 }));
+    assert_eq!(gateway.send(with_cookie(limit())).await.status, 403, "it does not say where it comes from");
+    let own = format!("http://{}", gateway.address);
+    for (origin, status) in [("http://evil.example", 403), (own.as_str(), 200)] {
+        assert_eq!(
+            gateway.send(with_cookie(limit()).header("Origin", origin)).await.status,
+            status,
+            "{origin}"
+        );
+    }
+    let wrong = Request::new("POST", "/api/v1/login").json(&json!({ "token": "mrt_a_b" }));
+    assert_eq!(gateway.send(wrong).await.status, 401);
+    assert_eq!(gateway.send(Request::new("POST", "/api/v1/logout")).await.status, 204);
+
+    // A revocation takes effect within a second.
+    let deleted = gateway.send(as_admin(Request::new("DELETE", format!("/api/v1/tokens/{id}")))).await;
+    let started = Instant::now();
+    assert_eq!(deleted.status, 200, "{}", deleted.text());
+    while gateway.send(Request::new("GET", "/api/v1/me").header("Authorization", &bearer(token))).await.status
+        == 200
+    {
+        assert!(started.elapsed() < Duration::from_secs(1), "a revoked token is accepted");
+    }
+    let missing = gateway.send(as_admin(Request::new("DELETE", "/api/v1/tokens/aaaaaaaaaaaaaaaa"))).await;
+    assert_eq!(missing.status, 404);
+
+    let audit = gateway.send(as_admin(Request::new("GET", "/api/v1/audit"))).await.json();
+    let actions: Vec<(&str, &str)> = audit["actions"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|action| (action["by"]["name"].as_str().unwrap(), action["action"]["type"].as_str().unwrap()))
+        .collect();
+    assert_eq!(actions[1..], [("root", "token_created"), ("root", "limit_set"), ("root", "token_revoked")]);
+    assert_eq!(audit["actions"][2]["by"]["address"], "127.0.0.1");
+}
