@@ -23,7 +23,7 @@ Examples:
 pub const FILES: [&str; 4] = ["plan", "capability", "evaluation", "api"];
 
 /// Everything that has a schema.
-pub const NAMES: [&str; 39] = [
+pub const NAMES: [&str; 44] = [
     "api",
     "plan",
     "capability",
@@ -50,7 +50,12 @@ pub const NAMES: [&str; 39] = [
     "answer",
     "files",
     "memories",
+    "delete",
+    "prune",
+    "retention",
     "limits",
+    "token",
+    "audit",
     "replay",
     "status",
     "workers",

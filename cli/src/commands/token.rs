@@ -35,10 +35,25 @@ Examples:
 
 /// The arguments of `millrace token`.
 #[derive(Args, Debug)]
-#[command(after_help = EXAMPLES)]
+#[command(args_conflicts_with_subcommands = true, after_help = EXAMPLES)]
 pub struct TokenArguments {
     #[command(subcommand)]
-    command: TokenCommand,
+    command: Option<TokenCommand>,
+    #[command(flatten)]
+    list: ListArguments,
+}
+
+/// The arguments of a list of tokens.
+#[derive(Args, Debug)]
+struct ListArguments {
+    /// List expired and revoked tokens too
+    #[arg(long)]
+    all: bool,
+    /// Print a JSON object for each token
+    #[arg(long)]
+    json: bool,
+    #[command(flatten, next_help_heading = "Cluster")]
+    target: ClusterTarget,
 }
 
 #[derive(Subcommand, Debug)]
@@ -66,17 +81,8 @@ enum TokenCommand {
         #[command(flatten, next_help_heading = "Cluster")]
         target: ClusterTarget,
     },
-    /// List the tokens
-    List {
-        /// List expired and revoked tokens too
-        #[arg(long)]
-        all: bool,
-        /// Print a JSON object for each token
-        #[arg(long)]
-        json: bool,
-        #[command(flatten, next_help_heading = "Cluster")]
-        target: ClusterTarget,
-    },
+    /// List the tokens, as without a subcommand
+    List(ListArguments),
     /// Revoke a token; every gateway refuses it within a second
     Revoke {
         /// Id of the token, or the token itself
@@ -107,7 +113,7 @@ fn parse_token_id(text: &str) -> Result<TokenId, String> {
 
 /// Creates, lists or revokes tokens.
 pub async fn run_command(arguments: TokenArguments) -> Result<CommandExit, CommandError> {
-    match arguments.command {
+    match arguments.command.unwrap_or(TokenCommand::List(arguments.list)) {
         TokenCommand::Create { name, scopes, expires, tenant, by, json, target } => {
             let by = author_name(by);
             let expires = expires.map(expiry_after).transpose()?;
@@ -128,7 +134,7 @@ pub async fn run_command(arguments: TokenArguments) -> Result<CommandExit, Comma
                 ));
             }
         }
-        TokenCommand::List { all, json, target } => {
+        TokenCommand::List(ListArguments { all, json, target }) => {
             let connection = ReadConnection::open_for_reading(&target).await?;
             let tokens = connection.read_and_close(async |bus| Ok(read_tokens(bus).await?)).await?;
             show_tokens(&tokens, all, json);
