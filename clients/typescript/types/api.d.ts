@@ -8,6 +8,12 @@ export type TaskList = Tasks
 
 export type SpendReport = Spend
 
+export type RetentionJson = Retention
+
+export type RunDeletionJson = RunDeletion
+
+export type PruneJson = Prune
+
 export type SubmittedRun = Extract<WrittenCommandOutcome, { type: "run_submitted" }>
 
 export type AppliedCommand = Extract<WrittenCommandOutcome, { type: "command_applied" }>
@@ -2872,6 +2878,83 @@ export type LimitUseJson = {
   left: number | null
 }
 
+/** The retention of a cluster. */
+export type Retention = {
+  /** The rules. */
+  rules: RetentionRuleJson[]
+  /** The time for which a blob to which nothing refers stays in the store. */
+  blob_grace_ms: number
+  /** The number of runs whose deletion is in progress. */
+  deletions_in_progress: number
+  /** The last sweep of blobs; `null` if there was none. */
+  last_sweep: SweepJson | null
+  type: "retention"
+}
+
+/** A rule: runs that it selects are deleted. */
+export type RetentionRuleJson = {
+  /** Its name. */
+  name: string
+  /** The time after their end for which runs are kept. */
+  older_than_ms: number
+  /** Only runs with all these labels. */
+  labels: string[]
+  /** Only runs that ended for one of these reasons; all if empty. */
+  states: EndReason[]
+  /** Its author. */
+  by: string
+}
+
+/** A sweep of blobs. */
+export type SweepJson = {
+  /** When it began. */
+  began: Time
+  /** When it ended. */
+  ended: Time
+  /** The number of blobs in the store before the sweep. */
+  blobs: number
+  /** The number of blobs that messages, files, archives or other blobs refer to. */
+  referenced: number
+  /** The number of removed blobs. */
+  removed: number
+  /** The bytes of the removed blobs. */
+  removed_bytes: number
+  /** The number of unreferenced blobs that stay because they were written or used a short while ago. */
+  too_young: number
+}
+
+/** The deletion of a run. */
+export type RunDeletion = {
+  /** The run. */
+  run: RunId
+  /** `true` if the run is gone; `false` if a supervisor still has to remove it. */
+  deleted: boolean
+  type: "run_deletion"
+}
+
+/** A selection of runs that are deleted, or that would be. */
+export type Prune = {
+  /** The runs, oldest first. */
+  runs: RunId[]
+  /** `true` if nothing was deleted. */
+  dry_run: boolean
+  /** The storage that the deletion frees; of a dry run only. */
+  forecast?: PruneForecast | null
+  type: "prune"
+}
+
+/** The storage that a deletion of runs frees. */
+export type PruneForecast = {
+  /** The number of runs. */
+  runs: number
+  /** The bytes of their archives. */
+  archive_bytes: number
+  /** The number of blobs to which nothing else refers. */
+  blobs: number
+  /** The bytes of these blobs. */
+  blob_bytes: number
+}
+
 /** The outcome of a command other than the objects it lists. */
 export type CommandOutcome = {
   type: "run_submitted"
@@ -2929,6 +3012,20 @@ export type CommandOutcome = {
   id: TokenId
   /** The name of its holder. */
   name: string
+} | {
+  type: "retention_rule_set"
+  /** Its name. */
+  name: string
+} | {
+  type: "retention_rule_removed"
+  /** Its name. */
+  name: string
+} | {
+  type: "blob_grace_set"
+  /** The time. */
+  blob_grace_ms: number
+} | {
+  type: "sweep_requested"
 } | {
   type: "files_written"
   /** The file or folder. */
@@ -3037,6 +3134,20 @@ export type WrittenCommandOutcome = {
   id: TokenId
   /** The name of its holder. */
   name: string
+} | {
+  type: "retention_rule_set"
+  /** Its name. */
+  name: string
+} | {
+  type: "retention_rule_removed"
+  /** Its name. */
+  name: string
+} | {
+  type: "blob_grace_set"
+  /** The time. */
+  blob_grace_ms: number
+} | {
+  type: "sweep_requested"
 } | {
   type: "files_written"
   /** The file or folder. */
@@ -3199,7 +3310,7 @@ export type Version = {
 /** An error of the API: problem details as in RFC 9457. */
 export type Problem = {
   /** The kind of the problem: `urn:millrace:problem:` and a name that never changes. */
-  type: "urn:millrace:problem:invalid-request" | "urn:millrace:problem:unknown-host" | "urn:millrace:problem:cross-origin" | "urn:millrace:problem:unauthenticated" | "urn:millrace:problem:scope-missing" | "urn:millrace:problem:unknown-path" | "urn:millrace:problem:method-not-allowed" | "urn:millrace:problem:not-acceptable" | "urn:millrace:problem:unsupported-media-type" | "urn:millrace:problem:body-too-large" | "urn:millrace:problem:request-timeout" | "urn:millrace:problem:run-not-found" | "urn:millrace:problem:task-not-found" | "urn:millrace:problem:question-not-found" | "urn:millrace:problem:file-not-found" | "urn:millrace:problem:blob-not-found" | "urn:millrace:problem:source-not-found" | "urn:millrace:problem:limit-not-found" | "urn:millrace:problem:token-not-found" | "urn:millrace:problem:too-many-tokens" | "urn:millrace:problem:no-deliverable" | "urn:millrace:problem:invalid-run" | "urn:millrace:problem:idempotency-key-reused" | "urn:millrace:problem:command-refused" | "urn:millrace:problem:answer-refused" | "urn:millrace:problem:question-closed" | "urn:millrace:problem:run-not-ended" | "urn:millrace:problem:log-damaged" | "urn:millrace:problem:cluster-unavailable" | "urn:millrace:problem:store-full" | "urn:millrace:problem:gateway-forbidden" | "urn:millrace:problem:unreadable-data"
+  type: "urn:millrace:problem:invalid-request" | "urn:millrace:problem:unknown-host" | "urn:millrace:problem:cross-origin" | "urn:millrace:problem:unauthenticated" | "urn:millrace:problem:scope-missing" | "urn:millrace:problem:unknown-path" | "urn:millrace:problem:method-not-allowed" | "urn:millrace:problem:not-acceptable" | "urn:millrace:problem:unsupported-media-type" | "urn:millrace:problem:body-too-large" | "urn:millrace:problem:request-timeout" | "urn:millrace:problem:run-not-found" | "urn:millrace:problem:task-not-found" | "urn:millrace:problem:question-not-found" | "urn:millrace:problem:file-not-found" | "urn:millrace:problem:blob-not-found" | "urn:millrace:problem:source-not-found" | "urn:millrace:problem:limit-not-found" | "urn:millrace:problem:token-not-found" | "urn:millrace:problem:too-many-tokens" | "urn:millrace:problem:run-deleted" | "urn:millrace:problem:retention-rule-not-found" | "urn:millrace:problem:no-deliverable" | "urn:millrace:problem:invalid-run" | "urn:millrace:problem:idempotency-key-reused" | "urn:millrace:problem:command-refused" | "urn:millrace:problem:answer-refused" | "urn:millrace:problem:question-closed" | "urn:millrace:problem:run-not-ended" | "urn:millrace:problem:log-damaged" | "urn:millrace:problem:cluster-unavailable" | "urn:millrace:problem:store-full" | "urn:millrace:problem:gateway-forbidden" | "urn:millrace:problem:unreadable-data"
   /** The kind in a sentence. */
   title: string
   /** The HTTP status. */
@@ -3385,8 +3496,36 @@ export type LimitBody = {
   tokens?: number | null
 }
 
+/** The runs to delete. */
+export type PruneBody = {
+  /** Only runs that ended longer ago than this duration, such as `30d` or `12h`. */
+  older_than: string
+  /** Only runs with all these labels: `NAME=VALUE`, or `NAME` for any value. */
+  labels?: string[]
+  /** Only runs that ended for one of these reasons; all if empty. */
+  states?: EndReason[]
+  /** `true` deletes nothing and returns what would be deleted. */
+  dry_run?: boolean
+}
+
+/** A retention rule. */
+export type RetentionRuleBody = {
+  /** Runs are deleted when they ended longer ago than this duration, such as `30d`. */
+  older_than: string
+  /** Only runs with all these labels: `NAME=VALUE`, or `NAME` for any value. */
+  labels?: string[]
+  /** Only runs that ended for one of these reasons; all if empty. */
+  states?: EndReason[]
+}
+
+/** The settings of sweeps. */
+export type RetentionSettingsBody = {
+  /** The duration for which a blob to which nothing refers stays in the store, at least `1h`. */
+  blob_grace: string
+}
+
 /** The kinds of problems. */
-export type ProblemKind = "invalid-request" | "unknown-host" | "cross-origin" | "unauthenticated" | "scope-missing" | "unknown-path" | "method-not-allowed" | "not-acceptable" | "unsupported-media-type" | "body-too-large" | "request-timeout" | "run-not-found" | "task-not-found" | "question-not-found" | "file-not-found" | "blob-not-found" | "source-not-found" | "limit-not-found" | "token-not-found" | "too-many-tokens" | "no-deliverable" | "invalid-run" | "idempotency-key-reused" | "command-refused" | "answer-refused" | "question-closed" | "run-not-ended" | "log-damaged" | "cluster-unavailable" | "store-full" | "gateway-forbidden" | "unreadable-data"
+export type ProblemKind = "invalid-request" | "unknown-host" | "cross-origin" | "unauthenticated" | "scope-missing" | "unknown-path" | "method-not-allowed" | "not-acceptable" | "unsupported-media-type" | "body-too-large" | "request-timeout" | "run-not-found" | "task-not-found" | "question-not-found" | "file-not-found" | "blob-not-found" | "source-not-found" | "limit-not-found" | "token-not-found" | "too-many-tokens" | "run-deleted" | "retention-rule-not-found" | "no-deliverable" | "invalid-run" | "idempotency-key-reused" | "command-refused" | "answer-refused" | "question-closed" | "run-not-ended" | "log-damaged" | "cluster-unavailable" | "store-full" | "gateway-forbidden" | "unreadable-data"
 
 /** The operations: what each takes and returns. */
 export interface Operations {
@@ -3456,6 +3595,22 @@ export interface Operations {
       model: string
     }
     response: CommandOutcome
+  }
+  /** Remove a retention rule. */
+  deleteRule: {
+    arguments: {
+      rule: string
+    }
+    response: CommandOutcome
+  }
+  /** Delete a run that has ended, with its events, results and files. */
+  deleteRun: {
+    arguments: {
+      run: string
+      /** The longest wait in seconds for a supervisor to delete the run, 10 by default and at most 300; 0 does not wait. */
+      wait?: number
+    }
+    response: RunDeletionJson
   }
   /** Revoke a token. Every gateway refuses it within a second. */
   deleteToken: {
@@ -3617,11 +3772,33 @@ export interface Operations {
     }
     response: CommandOutcome
   }
+  /** Delete all runs that ended some time ago. */
+  pruneRuns: {
+    arguments: {
+      body?: PruneBody
+    }
+    response: PruneJson
+  }
   /** Set the rate limit of a model (`provider:model`), or of all models of a provider (`provider:*`). */
   putLimit: {
     arguments: {
       model: string
       body?: LimitBody
+    }
+    response: CommandOutcome
+  }
+  /** Set a retention rule: supervisors delete the runs that it selects. */
+  putRule: {
+    arguments: {
+      rule: string
+      body?: RetentionRuleBody
+    }
+    response: CommandOutcome
+  }
+  /** Change how long blobs to which nothing refers stay in the store. */
+  putSettings: {
+    arguments: {
+      body?: RetentionSettingsBody
     }
     response: CommandOutcome
   }
@@ -3721,6 +3898,11 @@ export interface Operations {
       run: string
     }
     response: TaskResult
+  }
+  /** Read the retention rules, the settings, and the last sweep of blobs. */
+  readRules: {
+    arguments: {}
+    response: RetentionJson
   }
   /** Read a run: its state, tasks, attempts, usage and result. */
   readRun: {
@@ -3959,6 +4141,11 @@ export interface Operations {
       idempotencyKey?: string
     }
     response: SubmittedRun
+  }
+  /** Sweep blobs now instead of within the next hours. */
+  sweep: {
+    arguments: {}
+    response: CommandOutcome
   }
   /** Wait for the end of a run. */
   waitForRun: {

@@ -4431,6 +4431,86 @@ class LimitUseJson(TypedDict):
     """The remainder; `null` is unlimited."""
 
 
+class retention(TypedDict):
+    """The retention of a cluster."""
+    rules: list[RetentionRuleJson]
+    """The rules."""
+    blob_grace_ms: int
+    """The time for which a blob to which nothing refers stays in the store."""
+    deletions_in_progress: int
+    """The number of runs whose deletion is in progress."""
+    last_sweep: SweepJson | None
+    """The last sweep of blobs; `null` if there was none."""
+    type: Literal["retention"]
+
+
+class RetentionRuleJson(TypedDict):
+    """A rule: runs that it selects are deleted."""
+    name: str
+    """Its name."""
+    older_than_ms: int
+    """The time after their end for which runs are kept."""
+    labels: list[str]
+    """Only runs with all these labels."""
+    states: list[EndReason]
+    """Only runs that ended for one of these reasons; all if empty."""
+    by: str
+    """Its author."""
+
+
+class SweepJson(TypedDict):
+    """A sweep of blobs."""
+    began: Time
+    """When it began."""
+    ended: Time
+    """When it ended."""
+    blobs: int
+    """The number of blobs in the store before the sweep."""
+    referenced: int
+    """The number of blobs that messages, files, archives or other blobs refer to."""
+    removed: int
+    """The number of removed blobs."""
+    removed_bytes: int
+    """The bytes of the removed blobs."""
+    too_young: int
+    """The number of unreferenced blobs that stay because they were written or used a short while ago."""
+
+
+class run_deletion(TypedDict):
+    """The deletion of a run."""
+    run: RunId
+    """The run."""
+    deleted: bool
+    """`true` if the run is gone; `false` if a supervisor still has to remove it."""
+    type: Literal["run_deletion"]
+
+
+class _pruneRequired(TypedDict):
+    runs: list[RunId]
+    """The runs, oldest first."""
+    dry_run: bool
+    """`true` if nothing was deleted."""
+    type: Literal["prune"]
+
+
+class prune(_pruneRequired, total=False):
+    """A selection of runs that are deleted, or that would be."""
+    forecast: PruneForecast | None
+    """The storage that the deletion frees; of a dry run only."""
+
+
+class PruneForecast(TypedDict):
+    """The storage that a deletion of runs frees."""
+    runs: int
+    """The number of runs."""
+    archive_bytes: int
+    """The bytes of their archives."""
+    blobs: int
+    """The number of blobs to which nothing else refers."""
+    blob_bytes: int
+    """The bytes of these blobs."""
+
+
 class CommandOutcomeRunSubmitted(TypedDict):
     """A run was submitted."""
     type: Literal["run_submitted"]
@@ -4512,6 +4592,32 @@ class CommandOutcomeTokenRevoked(TypedDict):
     """Its id."""
     name: str
     """The name of its holder."""
+
+
+class CommandOutcomeRetentionRuleSet(TypedDict):
+    """A retention rule was set."""
+    type: Literal["retention_rule_set"]
+    name: str
+    """Its name."""
+
+
+class CommandOutcomeRetentionRuleRemoved(TypedDict):
+    """A retention rule was removed."""
+    type: Literal["retention_rule_removed"]
+    name: str
+    """Its name."""
+
+
+class CommandOutcomeBlobGraceSet(TypedDict):
+    """The time for which unreferenced blobs stay was changed."""
+    type: Literal["blob_grace_set"]
+    blob_grace_ms: int
+    """The time."""
+
+
+class CommandOutcomeSweepRequested(TypedDict):
+    """A supervisor sweeps blobs as soon as it can."""
+    type: Literal["sweep_requested"]
 
 
 class CommandOutcomeFilesWritten(TypedDict):
@@ -4657,6 +4763,40 @@ class WrittenCommandOutcomeTokenRevoked(TypedDict):
     """Its id."""
     name: str
     """The name of its holder."""
+
+
+class WrittenCommandOutcomeRetentionRuleSet(TypedDict):
+    """A retention rule was set."""
+    sequence: int
+    """The sequence, in the lane of the run, at which the write is visible: `at=` and `after=` accept it."""
+    type: Literal["retention_rule_set"]
+    name: str
+    """Its name."""
+
+
+class WrittenCommandOutcomeRetentionRuleRemoved(TypedDict):
+    """A retention rule was removed."""
+    sequence: int
+    """The sequence, in the lane of the run, at which the write is visible: `at=` and `after=` accept it."""
+    type: Literal["retention_rule_removed"]
+    name: str
+    """Its name."""
+
+
+class WrittenCommandOutcomeBlobGraceSet(TypedDict):
+    """The time for which unreferenced blobs stay was changed."""
+    sequence: int
+    """The sequence, in the lane of the run, at which the write is visible: `at=` and `after=` accept it."""
+    type: Literal["blob_grace_set"]
+    blob_grace_ms: int
+    """The time."""
+
+
+class WrittenCommandOutcomeSweepRequested(TypedDict):
+    """A supervisor sweeps blobs as soon as it can."""
+    sequence: int
+    """The sequence, in the lane of the run, at which the write is visible: `at=` and `after=` accept it."""
+    type: Literal["sweep_requested"]
 
 
 class WrittenCommandOutcomeFilesWritten(TypedDict):
@@ -4854,7 +4994,7 @@ class Version(TypedDict):
 
 
 class _ProblemRequired(TypedDict):
-    type: Literal["urn:millrace:problem:invalid-request", "urn:millrace:problem:unknown-host", "urn:millrace:problem:cross-origin", "urn:millrace:problem:unauthenticated", "urn:millrace:problem:scope-missing", "urn:millrace:problem:unknown-path", "urn:millrace:problem:method-not-allowed", "urn:millrace:problem:not-acceptable", "urn:millrace:problem:unsupported-media-type", "urn:millrace:problem:body-too-large", "urn:millrace:problem:request-timeout", "urn:millrace:problem:run-not-found", "urn:millrace:problem:task-not-found", "urn:millrace:problem:question-not-found", "urn:millrace:problem:file-not-found", "urn:millrace:problem:blob-not-found", "urn:millrace:problem:source-not-found", "urn:millrace:problem:limit-not-found", "urn:millrace:problem:token-not-found", "urn:millrace:problem:too-many-tokens", "urn:millrace:problem:no-deliverable", "urn:millrace:problem:invalid-run", "urn:millrace:problem:idempotency-key-reused", "urn:millrace:problem:command-refused", "urn:millrace:problem:answer-refused", "urn:millrace:problem:question-closed", "urn:millrace:problem:run-not-ended", "urn:millrace:problem:log-damaged", "urn:millrace:problem:cluster-unavailable", "urn:millrace:problem:store-full", "urn:millrace:problem:gateway-forbidden", "urn:millrace:problem:unreadable-data"]
+    type: Literal["urn:millrace:problem:invalid-request", "urn:millrace:problem:unknown-host", "urn:millrace:problem:cross-origin", "urn:millrace:problem:unauthenticated", "urn:millrace:problem:scope-missing", "urn:millrace:problem:unknown-path", "urn:millrace:problem:method-not-allowed", "urn:millrace:problem:not-acceptable", "urn:millrace:problem:unsupported-media-type", "urn:millrace:problem:body-too-large", "urn:millrace:problem:request-timeout", "urn:millrace:problem:run-not-found", "urn:millrace:problem:task-not-found", "urn:millrace:problem:question-not-found", "urn:millrace:problem:file-not-found", "urn:millrace:problem:blob-not-found", "urn:millrace:problem:source-not-found", "urn:millrace:problem:limit-not-found", "urn:millrace:problem:token-not-found", "urn:millrace:problem:too-many-tokens", "urn:millrace:problem:run-deleted", "urn:millrace:problem:retention-rule-not-found", "urn:millrace:problem:no-deliverable", "urn:millrace:problem:invalid-run", "urn:millrace:problem:idempotency-key-reused", "urn:millrace:problem:command-refused", "urn:millrace:problem:answer-refused", "urn:millrace:problem:question-closed", "urn:millrace:problem:run-not-ended", "urn:millrace:problem:log-damaged", "urn:millrace:problem:cluster-unavailable", "urn:millrace:problem:store-full", "urn:millrace:problem:gateway-forbidden", "urn:millrace:problem:unreadable-data"]
     """The kind of the problem: `urn:millrace:problem:` and a name that never changes."""
     title: str
     """The kind in a sentence."""
@@ -5059,6 +5199,46 @@ class LimitBody(TypedDict, total=False):
     """Requests per minute."""
     tokens: int | None
     """Tokens per minute, input and output."""
+
+
+class _PruneBodyRequired(TypedDict):
+    older_than: str
+    """Only runs that ended longer ago than this duration, such as `30d` or `12h`."""
+
+
+class PruneBody(_PruneBodyRequired, total=False):
+    """The runs to delete."""
+    labels: list[str]
+    """Only runs with all these labels: `NAME=VALUE`, or `NAME` for any value."""
+    states: list[EndReason]
+    """Only runs that ended for one of these reasons; all if empty."""
+    dry_run: bool
+    """`true` deletes nothing and returns what would be deleted."""
+
+
+class _RetentionRuleBodyRequired(TypedDict):
+    older_than: str
+    """Runs are deleted when they ended longer ago than this duration, such as `30d`."""
+
+
+class RetentionRuleBody(_RetentionRuleBodyRequired, total=False):
+    """A retention rule."""
+    labels: list[str]
+    """Only runs with all these labels: `NAME=VALUE`, or `NAME` for any value."""
+    states: list[EndReason]
+    """Only runs that ended for one of these reasons; all if empty."""
+
+
+class RetentionSettingsBody(TypedDict):
+    """The settings of sweeps."""
+    blob_grace: str
+    """The duration for which a blob to which nothing refers stays in the store, at least `1h`."""
+
+RetentionJson = retention
+
+RunDeletionJson = run_deletion
+
+PruneJson = prune
 
 SubmittedRun = WrittenCommandOutcomeRunSubmitted
 
@@ -5433,6 +5613,10 @@ CommandOutcome = Union[
     CommandOutcomeLimitCleared,
     CommandOutcomeTokenCreated,
     CommandOutcomeTokenRevoked,
+    CommandOutcomeRetentionRuleSet,
+    CommandOutcomeRetentionRuleRemoved,
+    CommandOutcomeBlobGraceSet,
+    CommandOutcomeSweepRequested,
     CommandOutcomeFilesWritten,
     CommandOutcomeMemoryRemoved,
     CommandOutcomeNatsConfigWritten,
@@ -5460,6 +5644,10 @@ WrittenCommandOutcome = Union[
     WrittenCommandOutcomeLimitCleared,
     WrittenCommandOutcomeTokenCreated,
     WrittenCommandOutcomeTokenRevoked,
+    WrittenCommandOutcomeRetentionRuleSet,
+    WrittenCommandOutcomeRetentionRuleRemoved,
+    WrittenCommandOutcomeBlobGraceSet,
+    WrittenCommandOutcomeSweepRequested,
     WrittenCommandOutcomeFilesWritten,
     WrittenCommandOutcomeMemoryRemoved,
     WrittenCommandOutcomeNatsConfigWritten,
