@@ -133,6 +133,13 @@ def operations(client: Any, call: Callable[..., Any]) -> None:
     call(client.create_token, "ci", ["read"], expires_in="30d")
     call(client.revoke_token, "t-1")
     call(client.audit, 3)
+    call(client.prune, "30d", labels=["team=search"], states=["completed"], dry_run=True)
+    call(client.retention)
+    call(client.set_retention_rule, "month", "30d")
+    call(client.remove_retention_rule, "month")
+    call(client.set_blob_grace, "24h")
+    call(client.sweep)
+    call(run.delete, wait=5)
     call(client.set_limit, "openai:gpt", requests=1, tokens=2)
     call(client.clear_limit, "openai:gpt")
     call(client.checks)
@@ -159,6 +166,7 @@ def operations(client: Any, call: Callable[..., Any]) -> None:
     call(run.planner_transcript, turn=1, at=3)
     call(run.trace, content=True, split="2h")
     call(run.questions, history=True)
+    call(lambda: client.events("steps", types=["step"], runs=[RUN], label="team=search", after="x"))
     call(lambda: run.events("live", types=["step"], task="a", after="1.0"))
     commands: list[tuple[Callable[..., Any], list[Any]]] = [
         (run.pause, []),

@@ -35,7 +35,10 @@ class Event:
     @property
     def sequence(self) -> int | None:
         """The sequence of its message in the log, as `Run.get(at=…)` accepts it."""
-        return None if self.id is None else parse_position(self.id)[0]
+        if self.id is None:
+            return None
+        sequence = self.data.get("sequence") if isinstance(self.data, dict) else None
+        return sequence if isinstance(sequence, int) else parse_position(self.id)[0]
 
     def __getitem__(self, name: str) -> Any:
         """Returns a field of the data."""
@@ -53,7 +56,10 @@ def parse_position(id: str) -> tuple[int, int]:
 class Follower:
     """The state of a stream: its position, and the events that were received and not yet taken."""
 
-    def __init__(self, after: str | None, shows_lag: bool) -> None:
+    def __init__(self, after: str | None, shows_lag: bool, of_all_runs: bool = False) -> None:
+        # The ids of the stream of all runs are opaque: the gateway alone compares them.
+        self._of_all_runs = of_all_runs
+        self._received = 0
         # Without model output, a slow reader misses nothing, so that only `live` shows `lagged`.
         self.last_id = after
         """The id of the last event that was received."""
@@ -61,7 +67,7 @@ class Follower:
         """The notice of the end, once it has arrived."""
         self.failure: StreamError | None = None
         """The reason why the gateway cannot continue; it counts after the events that were received before."""
-        self._position = (-1, -1) if after is None else parse_position(after)
+        self._position = (-1, -1) if after is None or of_all_runs else parse_position(after)
         self._shows_lag = shows_lag
         self._parser = StreamParser()
         self._events: deque[Event] = deque()
@@ -74,10 +80,10 @@ class Follower:
 
     def feed(self, chunk: bytes) -> bool:
         """Adds bytes of the connection. Returns `True` if an event of the log was among them."""
-        position = self._position
+        received = self._received
         for message in self._parser.feed(chunk):
             self._add(message)
-        return self._position > position
+        return self._received > received
 
     def take(self) -> Event | None:
         """Returns the next event."""
@@ -96,9 +102,9 @@ class Follower:
     def _add(self, message: Message) -> None:
         data = json.loads(message.data)
         if message.id is not None:
-            position = parse_position(message.id)
-            if position > self._position:
-                self._position, self.last_id = position, message.id
+            if self._is_new(message.id):
+                self._received += 1
+                self.last_id = message.id
                 self._events.append(Event(message.id, message.name, data))
         elif message.name == "end":
             self.end = data
@@ -106,5 +112,13 @@ class Follower:
             self._is_stopping = True
         elif message.name == "error":
             self.failure = StreamError(f"run {data.get('run')}: {data.get('message')}")
-        elif message.name == "delta" or (message.name == "lagged" and self._shows_lag):
+        elif message.name in ("delta", "run_summary") or (message.name == "lagged" and self._shows_lag):
             self._events.append(Event(None, message.name, data))
+
+    def _is_new(self, id: str) -> bool:
+        if self._of_all_runs:
+            return id != self.last_id
+        position = parse_position(id)
+        is_new = position > self._position
+        self._position = max(position, self._position)
+        return is_new

@@ -116,6 +116,18 @@ class LimitNotFound(NotFound):
     kind = "limit-not-found"
 
 
+class RunDeleted(NotFound):
+    """The run was deleted."""
+
+    kind = "run-deleted"
+
+
+class RetentionRuleNotFound(NotFound):
+    """There is no retention rule of this name."""
+
+    kind = "retention-rule-not-found"
+
+
 class TokenNotFound(NotFound):
     """There is no such token."""
 

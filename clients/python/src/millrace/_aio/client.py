@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import AsyncIterator, Iterable, Mapping
 from types import TracebackType
-from typing import Any, Union, cast
+from typing import Any, Literal, Union, cast
 
 import httpx
 
+from .._follow import Follower
 from .._requests import (
     MAX_PAGE,
     Document,
@@ -57,6 +58,7 @@ from ..types import (
 )
 from .question import AsyncQuestion
 from .run import AsyncRun
+from .stream import AsyncEventStream
 from .transport import AsyncTransport
 
 QuestionOrId = Union[AsyncQuestion, str]
@@ -197,6 +199,24 @@ class AsyncClient:
         """Reads the usage of all runs by `capability`, `model`, `day`, `state` or `label:NAME`."""
         query = query_of(group=group, state=list_of(state), label=list_of(label), since=since, until=until)
         return cast(SpendReport, await self._read("/spend", query))
+
+    def events(
+        self,
+        level: Literal["decisions", "steps"] = "decisions",
+        *,
+        types: str | Iterable[str] | None = None,
+        runs: str | Iterable[str] | None = None,
+        label: str | Iterable[str] | None = None,
+        after: str | None = None,
+    ) -> AsyncEventStream:
+        """Follows the events of all runs, or of those that `runs` or `label` select, from now on or after the event with the id `after`.
+
+        `after="start"` begins with the first run. `run_summary` has the line of a run whenever it changes. The stream does not
+        end by itself.
+        """
+        query = query_of(level=level, types=list_of(types), runs=list_of(runs), label=list_of(label))
+        follower = Follower(after, shows_lag=False, of_all_runs=True)
+        return AsyncEventStream(self._transport, Request("GET", "/events", query=query), follower)
 
     async def questions(self, history: bool = False) -> list[AsyncQuestion]:
         """Lists the open questions of all runs, with `history` the closed ones too."""
