@@ -63,7 +63,7 @@ async fn gateway_exports_the_spans_that_the_command_shows() {
         .args(["serve", "--api", "127.0.0.1:0"])
         .env("OTEL_EXPORTER_OTLP_ENDPOINT", format!("http://127.0.0.1:{port}"))
         .stderr(create_file(cluster.test_folder(), "gateway.log"));
-    let _gateway = Killed(gateway.spawn().unwrap());
+    let gateway = Killed(gateway.spawn().unwrap());
 
     let tasks = vec![
         echo_task("first", &json!({"steps": 2})),
@@ -91,5 +91,6 @@ async fn gateway_exports_the_spans_that_the_command_shows() {
     let shown = cluster.millrace_command().args(["trace", "traced"]).output().unwrap();
     let shown = String::from_utf8_lossy(&shown.stdout).into_owned();
     assert!(shown.contains("invoke_agent echo [second]") && shown.contains("run ended"), "{shown}");
+    drop(gateway);
     cluster.stop_all();
 }
