@@ -15,6 +15,8 @@ use std::time::{Duration, Instant};
 
 use millrace_tests::cluster::{ClusterSetup, TestCluster, lock_machine};
 use serde_json::{Value, json};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
 
 use http::{Answer, Request};
 use process::GatewayProcess;
@@ -63,12 +65,30 @@ fn create_token(cluster: &TestCluster, name: &str, scope: &str) -> String {
     run_token_command(cluster, &["create", name, "--scope", scope])
 }
 
+/// Sends a request and reads the beginning of its answer: a stream of events has no end.
+async fn read_beginning(gateway: &GatewayProcess, request: &Request) -> Answer {
+    let exchange = async {
+        let mut stream = TcpStream::connect(gateway.address).await.unwrap();
+        stream.write_all(&request.to_bytes(gateway.address)).await.unwrap();
+        let (mut bytes, mut chunk) = (Vec::new(), [0; 4096]);
+        loop {
+            let read = stream.read(&mut chunk).await.unwrap();
+            bytes.extend_from_slice(&chunk[..read]);
+            match Answer::parse(&bytes) {
+                Some(answer) => return answer,
+                None => assert!(read > 0, "{} {}: no answer", request.method, request.path),
+            }
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(60), exchange).await.expect("an answer in time")
+}
+
 async fn send(gateway: &GatewayProcess, operation: &Operation, headers: &[(&str, &str)]) -> Answer {
     let mut request = Request::new(operation.method, operation.path.clone());
     for (name, value) in headers {
         request = request.header(name, value);
     }
-    let answer = request.send(gateway.address).await;
+    let answer = read_beginning(gateway, &request).await;
     let place = format!("{} {}: {}", operation.method, operation.path, answer.text());
     assert!(answer.status < 500, "{place}");
     answer
