@@ -5,14 +5,16 @@ use std::time::Duration;
 use async_nats::jetstream::consumer::pull::OrderedConfig;
 use futures::StreamExt;
 use millrace_protocol::ids::RunId;
-use millrace_protocol::plan::{CommandAction, Plan, RunCommand, RunQuestion, TaskState};
+use millrace_protocol::plan::{CommandAction, Plan, RunCommand, RunQuestion, Submission, TaskState};
 use millrace_protocol::question::{Answer, AnswerKind, AnswerScope, QuestionId, RunAnswer};
 use millrace_protocol::subject::Topic;
 use millrace_protocol::wire::WireMessage;
 use millrace_runtime::Bus;
 use millrace_runtime::log::publish_message;
 
+use crate::cluster::TestCluster;
 use crate::history::History;
+use crate::plans::submit_run;
 use crate::wait_for_value;
 
 /// The longest wait for a state.
@@ -176,6 +178,40 @@ pub async fn answer_every_question(bus: &Bus, run: &RunId) {
         }
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
+}
+
+/// Submits a run whose questions are answered, calls `kill` after its append `count`, and returns the history of the ended run;
+/// `None` if it does not end in time.
+pub async fn end_run_with_kill(
+    cluster: &mut TestCluster,
+    (bus, run): (&Bus, &RunId),
+    submission: &Submission,
+    count: usize,
+    kill: impl FnOnce(&mut TestCluster),
+) -> Option<History> {
+    let kill = async {
+        wait_for_append_or_end(bus, run, count).await;
+        kill(cluster);
+        read_ended_run(bus, run).await
+    };
+    let ended = async {
+        submit_run(bus, run, submission).await;
+        let (history, ()) = tokio::join!(kill, answer_every_question(bus, run));
+        history
+    };
+    Box::pin(tokio::time::timeout(TIMEOUT, ended)).await.ok()
+}
+
+/// Kills processes and starts them again; with the server, it is killed first and is back before they start.
+pub fn kill_and_restart(cluster: &mut TestCluster, processes: &[&str], with_server: bool) {
+    if with_server {
+        cluster.server.kill();
+    }
+    processes.iter().for_each(|name| cluster.kill_process(name));
+    if with_server {
+        cluster.server.restart();
+    }
+    processes.iter().for_each(|name| cluster.restart_process(name));
 }
 
 /// The open questions of a run, after its events were signalled; `None` if it has ended.

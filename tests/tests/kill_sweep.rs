@@ -11,7 +11,7 @@ use millrace_protocol::plan::{EndReason, PlanTime, ReviewPolicy, StartEvent, Sub
 use millrace_tests::cluster::{ClusterSetup, TestCluster, lock_machine};
 use millrace_tests::history::History;
 use millrace_tests::plans::{echo_task, fixed_submission, run_id, submit_run, task_id};
-use millrace_tests::waits::{TIMEOUT, answer_every_question, read_ended_run, wait_for_append_or_end};
+use millrace_tests::waits::{answer_every_question, end_run_with_kill, kill_and_restart, read_ended_run};
 use serde_json::{Value, json};
 
 /// The number of clusters that run at the same time: most of a recovery is the wait for a lease to expire.
@@ -43,15 +43,7 @@ impl Victim {
 
     /// Kills it, and starts it again.
     fn kill_and_restart(self, cluster: &mut TestCluster) {
-        let is_server_killed = matches!(self, Self::Server | Self::All);
-        if is_server_killed {
-            cluster.server.kill();
-        }
-        self.processes().iter().for_each(|name| cluster.kill_process(name));
-        if is_server_killed {
-            cluster.server.restart();
-        }
-        self.processes().iter().for_each(|name| cluster.restart_process(name));
+        kill_and_restart(cluster, self.processes(), matches!(self, Self::Server | Self::All));
     }
 }
 
@@ -116,17 +108,9 @@ async fn run_with_kill(
     victim: Victim,
 ) -> Option<String> {
     let (bus, run) = (cluster.connect_bus().await, run_id(&format!("kill-{count}-{victim:?}")));
-    let kill = async {
-        wait_for_append_or_end(&bus, &run, count).await;
-        victim.kill_and_restart(cluster);
-        read_ended_run(&bus, &run).await
-    };
-    let ended = async {
-        submit_run(&bus, &run, &chain_of_waits()).await;
-        let (history, ()) = tokio::join!(kill, answer_every_question(&bus, &run));
-        history
-    };
-    let Ok(history) = Box::pin(tokio::time::timeout(TIMEOUT, ended)).await else {
+    let kill = |cluster: &mut TestCluster| victim.kill_and_restart(cluster);
+    let ended = end_run_with_kill(cluster, (&bus, &run), &chain_of_waits(), count, kill).await;
+    let Some(history) = ended else {
         return Some(format!("{run} does not end"));
     };
     let mut violations = history.find_violations();

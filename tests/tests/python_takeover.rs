@@ -23,7 +23,7 @@ use millrace_tests::cluster::{
 use millrace_tests::history::History;
 use millrace_tests::plans::{echo_task, fixed_submission, run_id, submit_run, task_id};
 use millrace_tests::python::install_python_packages;
-use millrace_tests::waits::{TIMEOUT, answer_every_question, read_ended_run, wait_for_append_or_end};
+use millrace_tests::waits::{answer_every_question, end_run_with_kill, kill_and_restart, read_ended_run};
 use serde_json::json;
 
 /// The packages that the worker of `clients/python` needs.
@@ -54,14 +54,7 @@ impl Victim {
             Self::WorkersAndSupervisor => &["worker-1", "supervisor-1", "worker-2"],
             Self::OneWorker => &["worker-2"],
         };
-        if self == Self::WorkersAndServer {
-            cluster.server.kill();
-        }
-        processes.iter().for_each(|name| cluster.kill_process(name));
-        if self == Self::WorkersAndServer {
-            cluster.server.restart();
-        }
-        processes.iter().for_each(|name| cluster.restart_process(name));
+        kill_and_restart(cluster, processes, self == Self::WorkersAndServer);
     }
 }
 
@@ -162,17 +155,9 @@ async fn run_with_kill(
     victim: Victim,
 ) -> Option<String> {
     let (bus, run) = (cluster.connect_bus().await, run_id(&format!("kill-{count}-{victim:?}")));
-    let kill = async {
-        wait_for_append_or_end(&bus, &run, count).await;
-        victim.kill_and_restart(cluster);
-        read_ended_run(&bus, &run).await
-    };
-    let ended = async {
-        submit_run(&bus, &run, &submission()).await;
-        let (history, ()) = tokio::join!(kill, answer_every_question(&bus, &run));
-        history
-    };
-    let Ok(history) = Box::pin(tokio::time::timeout(TIMEOUT, ended)).await else {
+    let kill = |cluster: &mut TestCluster| victim.kill_and_restart(cluster);
+    let ended = end_run_with_kill(cluster, (&bus, &run), &submission(), count, kill).await;
+    let Some(history) = ended else {
         return Some(format!("{run} does not end: {}", cluster.read_all_logs()));
     };
     let mut mistakes = history.find_violations();
