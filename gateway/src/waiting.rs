@@ -1,4 +1,4 @@
-//! Waits for what happens in a run: its end, or the decision on a message. They are woken by the follower of the run's lane.
+//! Waits for the end of a run, or for the decision on a message, woken by the follower of the run's lane.
 
 use millrace_client::{MessageDecision, RunEndState, message_decision};
 use millrace_protocol::ids::RunId;

@@ -2361,13 +2361,13 @@ export type AttemptTimeline = {
   task: TaskId
   /** The attempt, from 1. */
   attempt: number
-  /** What it did, in the order of the starts. */
+  /** The segments in the order of their starts. */
   segments: Segment[]
 }
 
 /** A span of time in which an attempt did one thing. */
 export type Segment = {
-  /** What it did. */
+  /** The kind of activity. */
   kind: SegmentKind
   /** The start. */
   start: Time
@@ -2396,7 +2396,7 @@ export type TurnTimeline = {
   turn: number
   /** The attempt at it, from 1. */
   attempt: number
-  /** What it did, in the order of the starts. */
+  /** The segments in the order of their starts. */
   segments: Segment[]
 }
 
@@ -2517,7 +2517,7 @@ export type PlanMistake = {
   line: number
   /** The column in characters, from 1. */
   column: number
-  /** The mistake, and what is expected. */
+  /** The mistake and the expected value. */
   message: string
 }
 
@@ -2771,7 +2771,7 @@ export type CapabilityJson = {
   slots: SlotsJson
   /** Its queue; `null` if it has none yet. */
   queue: QueueJson | null
-  /** What it accepts and returns; in the list of capabilities only. */
+  /** The schemas of its input and output; in the list of capabilities only. */
   interface?: CapabilityInterface | null
 }
 
@@ -2789,7 +2789,7 @@ export type QueueJson = {
   oldest_order_age_ms: number | null
 }
 
-/** What a capability accepts and returns. */
+/** The schemas of the input and output of a capability. */
 export type CapabilityInterface = {
   /** The JSON Schema of a task's parameters; `null` accepts any. */
   parameters: unknown

@@ -227,12 +227,12 @@ pub struct CapabilityJson<'a> {
     slots: SlotsJson,
     /// Its queue; `null` if it has none yet.
     queue: Option<QueueJson>,
-    /// What it accepts and returns; in the list of capabilities only.
+    /// The schemas of its input and output; in the list of capabilities only.
     #[serde(skip_serializing_if = "Option::is_none")]
     interface: Option<CapabilityInterface<'a>>,
 }
 
-/// What a capability accepts and returns.
+/// The schemas of the input and output of a capability.
 #[derive(Debug, Serialize, JsonSchema)]
 struct CapabilityInterface<'a> {
     /// The JSON Schema of a task's parameters; `null` accepts any.

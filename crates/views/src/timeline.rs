@@ -47,7 +47,7 @@ pub struct AttemptTimeline {
     task: TaskId,
     /// The attempt, from 1.
     attempt: u32,
-    /// What it did, in the order of the starts.
+    /// The segments in the order of their starts.
     segments: Vec<Segment>,
 }
 
@@ -58,14 +58,14 @@ pub struct TurnTimeline {
     turn: u32,
     /// The attempt at it, from 1.
     attempt: u32,
-    /// What it did, in the order of the starts.
+    /// The segments in the order of their starts.
     segments: Vec<Segment>,
 }
 
 /// A span of time in which an attempt did one thing.
 #[derive(Debug, Clone, PartialEq, Serialize, JsonSchema)]
 pub struct Segment {
-    /// What it did.
+    /// The kind of activity.
     kind: SegmentKind,
     /// The start.
     #[schemars(with = "Time")]

@@ -45,7 +45,7 @@ pub struct RequestHead<'a> {
     pub address: Option<IpAddr>,
 }
 
-/// What a request has to show.
+/// The credential of a request.
 #[derive(Debug, PartialEq, Eq)]
 enum Credential<'a> {
     None,

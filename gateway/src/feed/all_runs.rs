@@ -42,7 +42,7 @@ const MAX_SELECTED: usize = 10_000;
 /// The beginning of a stream.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum StreamStart {
-    /// What happens from now on, after the summaries of all runs that have not ended.
+    /// With the next event, after the summaries of all runs that have not ended.
     Now,
     /// After a position.
     After(StreamPosition),

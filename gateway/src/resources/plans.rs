@@ -61,7 +61,7 @@ pub struct PlanMistake {
     line: u64,
     /// The column in characters, from 1.
     column: u64,
-    /// The mistake, and what is expected.
+    /// The mistake and the expected value.
     message: String,
 }
 

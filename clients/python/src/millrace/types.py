@@ -3904,12 +3904,12 @@ class AttemptTimeline(TypedDict):
     attempt: int
     """The attempt, from 1."""
     segments: list[Segment]
-    """What it did, in the order of the starts."""
+    """The segments in the order of their starts."""
 
 
 class _SegmentRequired(TypedDict):
     kind: SegmentKind
-    """What it did."""
+    """The kind of activity."""
     start: Time
     """The start."""
     end: Time | None
@@ -3939,7 +3939,7 @@ class TurnTimeline(TypedDict):
     attempt: int
     """The attempt at it, from 1."""
     segments: list[Segment]
-    """What it did, in the order of the starts."""
+    """The segments in the order of their starts."""
 
 
 class JournalPage(TypedDict):
@@ -4063,7 +4063,7 @@ class PlanMistake(TypedDict):
     column: int
     """The column in characters, from 1."""
     message: str
-    """The mistake, and what is expected."""
+    """The mistake and the expected value."""
 
 
 class CheckedTask(TypedDict):
@@ -4322,7 +4322,7 @@ class _CapabilityJsonRequired(TypedDict):
 class CapabilityJson(_CapabilityJsonRequired, total=False):
     """A capability."""
     interface: CapabilityInterface | None
-    """What it accepts and returns; in the list of capabilities only."""
+    """The schemas of its input and output; in the list of capabilities only."""
 
 
 class QueueJson(TypedDict):
@@ -4351,7 +4351,7 @@ class _CapabilityInterfaceRequired(TypedDict):
 
 
 class CapabilityInterface(_CapabilityInterfaceRequired, total=False):
-    """What a capability accepts and returns."""
+    """The schemas of the input and output of a capability."""
     version: CapabilityVersion | None
     """Its version."""
 

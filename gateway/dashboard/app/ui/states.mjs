@@ -18,7 +18,6 @@ const STATES = {
   planner_unavailable: { tone: "bad", shape: "cross" },
   budget_exhausted: { tone: "bad", shape: "cross" },
   max_steps: { tone: "bad", shape: "cross", label: "out of planner turns" },
-  queued: { tone: "quiet", shape: "ring", label: "queued in its session" },
   pending: { tone: "quiet", shape: "dotted" },
   ready: { tone: "quiet", shape: "ring" },
   needs_review: { tone: "wait", shape: "eye", label: "in review" },
@@ -48,7 +47,7 @@ export const RUN_FILTERS = {
 };
 
 /** @param {string} state */
-export const isLive = (state) => RUN_FILTERS.live.includes(state) || state === "queued";
+export const isLive = (state) => RUN_FILTERS.live.includes(state);
 
 /** @type {Record<string, string>} */
 const SHAPES = {
