@@ -105,7 +105,7 @@ enum Command {
     Token(token::TokenArguments),
     /// List administrative actions: who changed tokens and limits
     Audit(audit::AuditArguments),
-    /// Delete runs that have ended, with their events, results and files
+    /// Delete ended runs with their events, results and files
     Delete(delete::DeleteArguments),
     /// Delete the runs that ended some time ago
     Prune(prune::PruneArguments),
