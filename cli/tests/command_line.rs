@@ -710,7 +710,7 @@ fn completions_of_every_shell_know_the_commands() {
     let completed = String::from_utf8_lossy(&output.stdout);
     let mut completed: Vec<&str> = completed.split_whitespace().collect();
     completed.sort_unstable();
-    assert_eq!(completed, ["replay", "restore", "resume", "retry"], "{output:?}");
+    assert_eq!(completed, ["replay", "restore", "resume", "retention", "retry"], "{output:?}");
 }
 
 /// Completes `millrace re`, as bash does after a tab.
