@@ -603,7 +603,7 @@ async fn invalid_backup_or_target_is_rejected_without_changes() {
     refused(&empty.url, &home.path().join("nowhere"), "is not a backup");
     assert_eq!(list_streams(&empty).await, Vec::<String>::new(), "nothing was written");
 
-    refused(&server.url, &folder, "is not empty: it has FILES, KV_beats");
+    refused(&server.url, &folder, "is not empty: it has FILES, KV_audit, KV_beats");
     let again = run_command(&mut millrace_command_at(&server.url, &["backup", path_text(&folder)]));
     assert_eq!(again.status.code(), Some(2), "{}", stderr_text(&again));
     assert!(stderr_text(&again).contains("exists already"), "{}", stderr_text(&again));
