@@ -61,6 +61,10 @@ impl HttpServer {
         let Some(address) = address else { return Ok(server) };
         let last_response = server.last_response.clone();
         health.add_readiness_check("log", move || check_response_age(last_response.age()));
+        if matches!(process, ProcessKind::Worker | ProcessKind::Critic) {
+            // The host replaces it when it starts, which is after the first answer of the log.
+            health.add_readiness_check("capabilities", || Err("not started yet".into()));
+        }
         let failed = |why| ListenError { address, why };
         let listener = TcpListener::bind(address).await.map_err(failed)?;
         let address = listener.local_addr().map_err(failed)?;
