@@ -206,7 +206,8 @@ fn html_error(fault: TooDeep) -> String {
 }
 
 fn readable_lines(text: &str) -> PageText {
-    PageText::from_text(&remove_control_characters(text))
+    let text = remove_control_characters(text);
+    if text.is_empty() { PageText::default() } else { PageText::from_text(&text) }
 }
 
 /// Normalises line breaks, and removes control characters, trailing spaces and repeated empty lines.
