@@ -10,6 +10,7 @@
 //! | `dashboard` | the web pages |
 //! | `feed` | the events of a run as a stream |
 //! | `trace_export` | traces of all runs, for a receiver of OpenTelemetry |
+//! | `standards` | façades over the API for other protocols |
 //! | `problem` | errors |
 //! | `openapi` | the description of the API |
 
@@ -27,6 +28,7 @@ mod problem;
 mod resources;
 mod run_index;
 mod server;
+mod standards;
 mod state;
 mod trace_export;
 mod waiting;
@@ -39,14 +41,15 @@ use std::time::Duration;
 use access::Authenticator;
 use arguments::AccessArguments;
 use millrace_client::author_name;
-use millrace_runtime::ConnectionSettings;
 use millrace_runtime::ops::health::HttpArgs;
 use millrace_runtime::ops::metrics::names::ProcessKind;
 use millrace_runtime::program::{ClusterProgram, ProgramError};
+use millrace_runtime::{Bus, ConnectionSettings};
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
 pub use openapi::api_document;
+use standards::McpServer;
 use state::Gateway;
 use trace_export::{ExportSettings, OtlpReceiver, TAKEOVER, TraceExporter};
 
@@ -139,6 +142,24 @@ pub async fn run_with_args(
     }
     bus.flush_client().await;
     Ok(())
+}
+
+/// Serves MCP over standard input and output, for the program that has started this process.
+///
+/// # Errors
+/// The client does not speak MCP.
+pub async fn serve_mcp_on_stdio(
+    bus: &Bus,
+    by: Option<String>,
+    shutdown: CancellationToken,
+) -> Result<(), ProgramError> {
+    let gateway = Arc::new(Gateway::new(bus.clone(), shutdown.clone()));
+    let settings = AccessArguments::default().settings(DEFAULT_API, author_name(by));
+    let authenticator = Arc::new(Authenticator::new(gateway, settings));
+    let server = McpServer::new(server::build_api(authenticator));
+    let served = server.serve_stdio(shutdown).await;
+    bus.flush_client().await;
+    served.map_err(|error| ProgramError::refused_input(format!("the client does not speak MCP: {error}")))
 }
 
 /// Returns the receiver of traces that the variables of OpenTelemetry name, if they name one.

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::extract::{DefaultBodyLimit, Request};
+use axum::middleware::{Next, from_fn};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use axum::{Extension, Router};
@@ -19,11 +20,12 @@ use tokio_util::task::TaskTracker;
 use tower::ServiceExt;
 use tracing::{debug, warn};
 
-use crate::access::{Authenticator, PeerAddress, check_request};
+use crate::access::{Authenticator, ClientAddress, PeerAddress, RequestHead, check_request};
 use crate::dashboard;
 use crate::docs_page;
 use crate::openapi::api_router;
 use crate::problem::{Problem, ProblemKind};
+use crate::standards::McpServer;
 
 /// The maximum number of open connections. Each open event stream holds one, with some 100 kB.
 const MAX_CONNECTIONS: usize = 4_096;
@@ -40,23 +42,56 @@ const STOP_TIME: Duration = Duration::from_secs(5);
 /// The pause after a connection could not be accepted, for example because the process has too many open files.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
+/// Returns the API alone, with the checks of its requests.
+pub fn build_api(authenticator: Arc<Authenticator>) -> Router {
+    let (router, _) = api_router().split_for_parts();
+    add_checks(router, authenticator)
+}
+
+/// Adds the checks of all requests.
+fn add_checks(router: Router, authenticator: Arc<Authenticator>) -> Router {
+    router
+        .fallback(unknown_path)
+        .method_not_allowed_fallback(method_not_allowed)
+        .layer(DefaultBodyLimit::max(MAX_BODY))
+        .layer(from_fn(check_request))
+        .layer(Extension(authenticator))
+}
+
 /// Returns everything that the server serves.
-fn build_router(authenticator: Arc<Authenticator>, has_dashboard: bool) -> Router {
+fn build_router(
+    authenticator: Arc<Authenticator>,
+    has_dashboard: bool,
+    shutdown: CancellationToken,
+) -> Router {
+    let mcp = McpServer::new(build_api(authenticator.clone())).into_http_service(shutdown);
+    let mcp = Router::new().route_service("/mcp", mcp).layer(from_fn(require_caller));
     let (router, _) = api_router().split_for_parts();
     let pages = match has_dashboard {
         true => dashboard::routes(),
         false => Router::new().route("/", get(docs_page::redirect_to_docs)),
     };
-    router
+    let router = router
         .merge(pages)
+        .merge(mcp)
         .route("/docs", get(docs_page::serve_page))
         .route("/docs/docs.js", get(docs_page::serve_script))
-        .route("/docs/docs.css", get(docs_page::serve_style))
-        .fallback(unknown_path)
-        .method_not_allowed_fallback(method_not_allowed)
-        .layer(DefaultBodyLimit::max(MAX_BODY))
-        .layer(axum::middleware::from_fn(check_request))
-        .layer(Extension(authenticator))
+        .route("/docs/docs.css", get(docs_page::serve_style));
+    add_checks(router, authenticator)
+}
+
+/// Refuses clients without credentials. The API checks the scope of each of their requests.
+async fn require_caller(
+    Extension(authenticator): Extension<Arc<Authenticator>>,
+    request: Request,
+    next: Next,
+) -> Response {
+    let address = request.extensions().get::<ClientAddress>().and_then(|address| address.0);
+    let head = RequestHead { method: request.method(), headers: request.headers(), address };
+    match authenticator.authenticate(head).await {
+        Ok(_) => next.run(request).await,
+        Err(problem) => problem.into_response(),
+    }
 }
 
 async fn unknown_path(request: Request) -> Response {
@@ -77,7 +112,7 @@ pub async fn serve(
     has_dashboard: bool,
     shutdown: CancellationToken,
 ) {
-    let router = build_router(authenticator, has_dashboard);
+    let router = build_router(authenticator, has_dashboard, shutdown.clone());
     let slots = Arc::new(Semaphore::new(MAX_CONNECTIONS));
     let connections = TaskTracker::new();
     loop {

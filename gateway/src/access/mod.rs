@@ -18,7 +18,7 @@ mod cookie;
 mod routes;
 mod token_cache;
 
-pub use authenticate::{AccessSettings, Authenticator};
+pub use authenticate::{AccessSettings, Authenticator, RequestHead};
 pub use browser::{AllowedHosts, check_request};
 pub use caller::{Access, Caller, ClientAddress, PeerAddress};
 pub use cookie::{remove_cookie, set_cookie};

@@ -1,0 +1,216 @@
+//! An MCP server: assistants start runs, wait for them, answer their questions and read their reports with tools. It speaks the
+//! specification of 2026-07-28, and the earlier ones that its library knows.
+//!
+//! | file | contents |
+//! |---|---|
+//! | `tools` | the tools, as clients see them |
+//! | `arguments`, `results` | the values of their calls |
+//! | `calls` | the calls |
+//! | `resources` | reports and files |
+//! | `tasks` | runs as tasks of the tasks extension |
+
+mod arguments;
+mod calls;
+mod resources;
+mod results;
+mod tasks;
+mod tools;
+
+use std::sync::Arc;
+
+use axum::Router;
+use axum::http::request::Parts;
+use millrace_protocol::token::ScopeSet;
+use rmcp::model::{
+    CallToolRequestParams, CallToolResponse, CancelTaskParams, CreateTaskResult, ErrorData, GetTaskParams,
+    GetTaskResult, Implementation, ListResourceTemplatesResult, ListToolsResult, PaginatedRequestParams,
+    ProgressNotificationParam, ReadResourceRequestParams, ReadResourceResponse, ServerCapabilities,
+    ServerConfig, UpdateTaskParams,
+};
+use rmcp::service::{RequestContext, ServerInitializeError};
+use rmcp::transport::streamable_http_server::session::never::NeverSessionManager;
+use rmcp::transport::{StreamableHttpServerConfig, StreamableHttpService};
+use rmcp::{RoleServer, ServerHandler, ServiceExt};
+use serde::Deserialize;
+use tokio_util::sync::CancellationToken;
+
+use self::calls::{call_tool, error_result, start_run};
+use self::tools::{ToolName, list_tools};
+use super::api::ApiClient;
+use super::run_view::{ReportProgress, RunView};
+
+/// The maximum size of a request: a run may have documents.
+pub const MAX_BODY: usize = 16 * 1024 * 1024;
+/// The text that models read about the server.
+const INSTRUCTIONS: &str = "Millrace carries out objectives as durable plans of agent tasks: research with cited sources, reports, and work \
+with tools. Use start_run, then wait_for_run until `end` is present; runs take minutes to days, and survive restarts. If a run has open \
+questions, ask the user and send the decision with answer_question. get_report returns the deliverable.";
+
+/// The MCP server.
+#[derive(Clone)]
+pub struct McpServer {
+    api: Router,
+}
+
+/// The scopes of the caller, as `GET /me` returns them.
+#[derive(Deserialize)]
+struct CallerScopes {
+    scopes: ScopeSet,
+}
+
+/// Sends progress notifications to the client of a request, if it wants them.
+struct ProgressSender<'a>(&'a RequestContext<RoleServer>);
+
+impl ReportProgress for ProgressSender<'_> {
+    async fn report_progress(&self, run: &RunView) {
+        let Some(token) = self.0.meta.get_progress_token() else { return };
+        let done = run.tasks.iter().filter(|task| task.state == "completed").count();
+        let mut progress = ProgressNotificationParam::new(token, count(done));
+        progress.total = Some(count(run.tasks.len())).filter(|total| *total > 0.0);
+        progress.message = Some(run.describe());
+        // A client that is gone ends the call itself.
+        drop(self.0.peer.notify_progress(progress).await);
+    }
+}
+
+fn count(tasks: usize) -> f64 {
+    f64::from(u32::try_from(tasks).unwrap_or(u32::MAX))
+}
+
+impl McpServer {
+    /// Creates a server over the routes of the API.
+    #[must_use]
+    pub fn new(api: Router) -> Self {
+        Self { api }
+    }
+
+    /// Returns the server as a service for the streamable HTTP transport. It has no sessions, so that any gateway serves the next
+    /// request. The gateway checks hosts and origins.
+    #[must_use]
+    pub fn into_http_service(
+        self,
+        shutdown: CancellationToken,
+    ) -> StreamableHttpService<Self, NeverSessionManager> {
+        let config = StreamableHttpServerConfig::default()
+            .with_legacy_session_mode(false)
+            .with_json_response(true)
+            .with_max_request_body_bytes(MAX_BODY)
+            .disable_allowed_hosts()
+            .disable_allowed_origins()
+            .with_cancellation_token(shutdown);
+        StreamableHttpService::new(move || Ok(self.clone()), Arc::new(NeverSessionManager::default()), config)
+    }
+
+    /// Serves one client over standard input and output until it closes them.
+    ///
+    /// # Errors
+    /// The client does not speak MCP.
+    pub async fn serve_stdio(self, shutdown: CancellationToken) -> Result<(), Box<ServerInitializeError>> {
+        let serving = self.serve_with_ct(rmcp::transport::stdio(), shutdown).await;
+        let running = match serving {
+            Ok(running) => running,
+            // The client has closed its end, or this process stops.
+            Err(ServerInitializeError::ConnectionClosed(_) | ServerInitializeError::Cancelled) => {
+                return Ok(());
+            }
+            Err(error) => return Err(Box::new(error)),
+        };
+        drop(running.waiting().await);
+        Ok(())
+    }
+
+    /// Returns the API as the client of a request may use it.
+    fn api_of(&self, context: &RequestContext<RoleServer>) -> ApiClient {
+        let api = self.api.clone();
+        let client = match context.extensions.get::<Parts>() {
+            Some(parts) => ApiClient::for_request(api, parts),
+            None => ApiClient::for_local_user(api),
+        };
+        match context.meta.get_traceparent() {
+            Some(trace) => client.in_trace(trace),
+            None => client,
+        }
+    }
+}
+
+impl ServerHandler for McpServer {
+    fn get_info(&self) -> ServerConfig {
+        let capabilities =
+            ServerCapabilities::builder().enable_tools().enable_resources().enable_tasks().build();
+        let server = Implementation::new("millrace", env!("CARGO_PKG_VERSION"));
+        ServerConfig::new(capabilities).with_server_info(server).with_instructions(INSTRUCTIONS)
+    }
+
+    async fn list_tools(
+        &self,
+        _: Option<PaginatedRequestParams>,
+        context: RequestContext<RoleServer>,
+    ) -> Result<ListToolsResult, ErrorData> {
+        let caller: Result<CallerScopes, _> = self.api_of(&context).get("/me").await;
+        let caller = caller.map_err(|problem| ErrorData::internal_error(problem.to_string(), None))?;
+        Ok(ListToolsResult::with_all_items(list_tools(&caller.scopes)))
+    }
+
+    async fn call_tool(
+        &self,
+        request: CallToolRequestParams,
+        context: RequestContext<RoleServer>,
+    ) -> Result<CallToolResponse, ErrorData> {
+        let Some(tool) = ToolName::find(&request.name) else {
+            return Err(ErrorData::invalid_params(format!("there is no tool {:?}", request.name), None));
+        };
+        let (api, arguments) = (self.api_of(&context), request.arguments.unwrap_or_default());
+        let has_tasks = context.client_capabilities().is_some_and(|client| client.supports_tasks());
+        if tool == ToolName::StartRun && has_tasks {
+            // The run is in the log before the client gets the task.
+            return Ok(match start_run(&api, arguments).await {
+                Ok(started) => {
+                    let task = tasks::read_task(&api, &started.run).await?;
+                    CallToolResponse::Task(CreateTaskResult::new(task.task))
+                }
+                Err(problem) => error_result(&problem).into(),
+            });
+        }
+        Ok(call_tool(tool, arguments, &api, &ProgressSender(&context)).await.into())
+    }
+
+    async fn list_resource_templates(
+        &self,
+        _: Option<PaginatedRequestParams>,
+        _: RequestContext<RoleServer>,
+    ) -> Result<ListResourceTemplatesResult, ErrorData> {
+        Ok(ListResourceTemplatesResult::with_all_items(resources::list_templates()))
+    }
+
+    async fn read_resource(
+        &self,
+        request: ReadResourceRequestParams,
+        context: RequestContext<RoleServer>,
+    ) -> Result<ReadResourceResponse, ErrorData> {
+        Ok(resources::read_resource(&self.api_of(&context), &request.uri).await?.into())
+    }
+
+    async fn get_task(
+        &self,
+        request: GetTaskParams,
+        context: RequestContext<RoleServer>,
+    ) -> Result<GetTaskResult, ErrorData> {
+        Ok(GetTaskResult::new(tasks::read_task(&self.api_of(&context), &request.task_id).await?))
+    }
+
+    async fn update_task(
+        &self,
+        request: UpdateTaskParams,
+        context: RequestContext<RoleServer>,
+    ) -> Result<(), ErrorData> {
+        tasks::answer_questions(&self.api_of(&context), &request.task_id, request.input_responses).await
+    }
+
+    async fn cancel_task(
+        &self,
+        request: CancelTaskParams,
+        context: RequestContext<RoleServer>,
+    ) -> Result<(), ErrorData> {
+        tasks::cancel_task(&self.api_of(&context), &request.task_id).await
+    }
+}
