@@ -41,6 +41,7 @@ const GROUPS: [(&str, &[&str]); 7] = [
             "audit",
             "metrics",
             "serve",
+            "mcp",
             "bench",
         ],
     ),

@@ -34,8 +34,8 @@ use millrace_views::history;
 
 use commands::{
     add, answer, audit, backup, bench, cancel, completions, config, delete, edit, eval, files, inbox, limits,
-    list, logs, man, memories, message, metrics, pause, prune, replay, restore, resume, retention, retry,
-    run, schema, show, signal, status, submit, token, trace, up, watch,
+    list, logs, man, mcp, memories, message, metrics, pause, prune, replay, restore, resume, retention,
+    retry, run, schema, show, signal, status, submit, token, trace, up, watch,
 };
 use exit::{CommandError, CommandExit, run_until_interrupt};
 use settings::SettingsSources;
@@ -153,6 +153,8 @@ enum Command {
     Critic(millrace_critic::Args),
     /// Export cluster-wide metrics to Prometheus
     Metrics(metrics::MetricsArguments),
+    /// Serve MCP to an assistant that starts this command
+    Mcp(mcp::McpArguments),
     /// Serve the HTTP API of a cluster
     Serve(millrace_gateway::ServeArguments),
 }
@@ -243,6 +245,7 @@ async fn dispatch_command(command: Command, profile: Option<String>) -> Result<E
         | Command::Audit(_)
         | Command::Replay(_)
         | Command::Trace(_)
+        | Command::Mcp(_)
         | Command::Backup(_)
         | Command::Restore(_)
         | Command::Config(_)
@@ -344,6 +347,7 @@ async fn dispatch_command(command: Command, profile: Option<String>) -> Result<E
             run_role_process(millrace_critic::run_critic_from_args(arguments, shutdown)).await?
         }
         Command::Metrics(arguments) => run_role_process(metrics::run_command(arguments, shutdown)).await?,
+        Command::Mcp(arguments) => Box::pin(mcp::run_command(arguments, shutdown)).await?,
         Command::Serve(arguments) => {
             run_role_process(Box::pin(millrace_gateway::run_with_args(arguments, shutdown))).await?
         }

@@ -18,6 +18,7 @@ pub mod limits;
 pub mod list;
 pub mod logs;
 pub mod man;
+pub mod mcp;
 pub mod memories;
 pub mod message;
 pub mod metrics;
