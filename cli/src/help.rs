@@ -18,7 +18,10 @@ const GROUPS: [(&str, &[&str]); 7] = [
     ("Run an objective on this machine", &["run", "resume", "eval"]),
     (
         "Work with a cluster",
-        &["up", "down", "submit", "watch", "list", "show", "files", "memories", "delete", "prune"],
+        &[
+            "up", "down", "submit", "watch", "list", "sessions", "show", "files", "memories", "delete",
+            "prune",
+        ],
     ),
     ("Control a run", &["pause", "cancel", "retry", "edit", "add", "message", "signal"]),
     ("Answer questions of runs", &["inbox", "answer"]),

@@ -35,7 +35,7 @@ use millrace_views::history;
 use commands::{
     add, answer, audit, backup, bench, cancel, completions, config, delete, edit, eval, files, inbox, limits,
     list, logs, man, mcp, memories, message, metrics, pause, prune, replay, restore, resume, retention,
-    retry, run, schema, show, signal, status, submit, token, trace, up, watch,
+    retry, run, schema, sessions, show, signal, status, submit, token, trace, up, watch,
 };
 use exit::{CommandError, CommandExit, run_until_interrupt};
 use settings::SettingsSources;
@@ -76,6 +76,8 @@ enum Command {
     Watch(watch::WatchArguments),
     /// List runs
     List(list::ListArguments),
+    /// List sessions: runs that run one after the other
+    Sessions(sessions::SessionsArguments),
     /// Show a run, or the transcript of one of its tasks
     Show(show::ShowArguments),
     /// Cancel a run or one of its tasks
@@ -221,6 +223,7 @@ async fn dispatch_command(command: Command, profile: Option<String>) -> Result<E
         | Command::Submit(_)
         | Command::Watch(_)
         | Command::List(_)
+        | Command::Sessions(_)
         | Command::Show(_)
         | Command::Status(_)
         | Command::Workers(_)
@@ -273,6 +276,9 @@ async fn dispatch_command(command: Command, profile: Option<String>) -> Result<E
         }
         Command::List(arguments) => {
             run_until_interrupt(&shutdown, Box::pin(list::run_command(arguments))).await?
+        }
+        Command::Sessions(arguments) => {
+            run_until_interrupt(&shutdown, Box::pin(sessions::run_command(arguments))).await?
         }
         Command::Show(arguments) => {
             run_until_interrupt(&shutdown, Box::pin(show::run_command(arguments))).await?

@@ -11,7 +11,7 @@ use millrace_agent::model::{ModelFactory, ModelSelection, open_model};
 use millrace_agent::roles::RESEARCH;
 use millrace_agent::session::ModelPreferences;
 use millrace_client::{EarlierResults, read_earlier_run};
-use millrace_protocol::ids::Capability;
+use millrace_protocol::ids::{Capability, SessionId};
 use millrace_protocol::labels::{Labels, find_labels_problem, parse_label};
 use millrace_protocol::plan::{
     Budget, CapabilityRegistry, EarlierRun, PlannerConsultMode, PlanningMode, Submission, TaskSpec,
@@ -69,6 +69,10 @@ pub struct SubmissionArguments {
     /// Label of the run, to find it by (`millrace list --label`); may be given several times
     #[arg(long, value_name = "NAME=VALUE", value_parser = parse_label)]
     label: Vec<(String, String)>,
+    /// Session of the run: it starts when the runs that were submitted to the session before it have ended, and sees their results
+    /// and files as with --after
+    #[arg(long, value_name = "NAME")]
+    session: Option<SessionId>,
 }
 
 /// The planning mode.
@@ -131,6 +135,7 @@ pub struct PendingSubmission {
     /// The runs to follow up on, as the user names them.
     after: Vec<String>,
     labels: Labels,
+    session: Option<SessionId>,
     is_verbose: bool,
 }
 
@@ -198,6 +203,7 @@ impl PendingSubmission {
             documents,
             after: arguments.after.clone(),
             labels,
+            session: arguments.session.clone(),
             is_verbose: arguments.verbose,
         })
     }
@@ -262,7 +268,7 @@ impl PendingSubmission {
         const WAY_OUT: &str =
             "choose a language model with --model provider:model, or name documents with --docs";
         let DocumentFiles { readable, skipped, .. } = &self.documents;
-        if *readable > 0 || !self.after.is_empty() {
+        if *readable > 0 || !self.after.is_empty() || self.session.is_some() {
             return Ok(());
         }
         if skipped.is_empty() {
@@ -334,6 +340,7 @@ impl PendingSubmission {
             criteria: self.criteria,
             after,
             labels: self.labels,
+            session: self.session,
             budget: self.budget,
             consult: self.consult,
             trace_parent: read_trace_parent(),

@@ -6,8 +6,8 @@ use std::sync::LazyLock;
 use millrace_protocol::result::TaskResult;
 use millrace_views::{
     AnswerLine, ClusterChecks, ClusterJson, CommandOutcome, EntryLine, EventLine, PlannerTranscript,
-    PruneJson, QuestionLine, RetentionJson, RunDeletionJson, RunLog, RunResult, RunSpend, SpendReport,
-    TaskList, TaskTranscript, Timeline,
+    PruneJson, QuestionLine, RetentionJson, RunDeletionJson, RunLog, RunResult, RunSpend, SessionRuns,
+    SpendReport, TaskList, TaskTranscript, Timeline,
 };
 use schemars::generate::SchemaSettings;
 use schemars::{JsonSchema, SchemaGenerator};
@@ -21,8 +21,8 @@ use crate::resources::{
     AddBody, AnswerBatch, AnswerBody, AnswerList, AuditList, CallerJson, CancelBody, CommandReceipt,
     EditBody, FileList, Health, JournalPage, LimitBody, LimitList, LoginBody, MessageBody, PlanCheck,
     PlanCheckBody, PruneBody, QuestionList, ResumeBody, RetentionRuleBody, RetentionSettingsBody, RetryBody,
-    RunList, SignalBody, SourceText, SubmissionBody, TokenBody, TokenList, TraceDocument, Version, Written,
-    routes,
+    RunList, SessionList, SignalBody, SourceText, SubmissionBody, TokenBody, TokenList, TraceDocument,
+    Version, Written, routes,
 };
 
 /// The path below which all resources are.
@@ -106,6 +106,8 @@ fn answer_schemas() -> Map<String, Value> {
     let (mut all, mut output) = (Map::new(), settings().for_serialize().into_generator());
     let generator = &mut output;
     add::<RunList<'static>>(generator, "RunList", &mut all);
+    add::<SessionList>(generator, "SessionList", &mut all);
+    add::<SessionRuns<'static>>(generator, "SessionRuns", &mut all);
     add::<RunResult<'static>>(generator, "RunResult", &mut all);
     add::<TaskResult>(generator, "TaskResult", &mut all);
     add::<EventLine<'static>>(generator, "EventLine", &mut all);

@@ -42,6 +42,8 @@ pub enum ProblemKind {
     RequestTimeout,
     /// There is no such run.
     RunNotFound,
+    /// There is no such session.
+    SessionNotFound,
     /// The run has no such task.
     TaskNotFound,
     /// There is no such question.
@@ -90,7 +92,7 @@ pub enum ProblemKind {
 
 impl ProblemKind {
     /// All kinds, in the order of their declaration.
-    pub const ALL: [Self; 34] = [
+    pub const ALL: [Self; 35] = [
         Self::InvalidRequest,
         Self::UnknownHost,
         Self::CrossOrigin,
@@ -103,6 +105,7 @@ impl ProblemKind {
         Self::BodyTooLarge,
         Self::RequestTimeout,
         Self::RunNotFound,
+        Self::SessionNotFound,
         Self::TaskNotFound,
         Self::QuestionNotFound,
         Self::FileNotFound,
@@ -156,6 +159,7 @@ impl ProblemKind {
                 (Code::REQUEST_TIMEOUT, "request-timeout", "The request did not arrive in time")
             }
             Self::RunNotFound => (Code::NOT_FOUND, "run-not-found", "There is no such run"),
+            Self::SessionNotFound => (Code::NOT_FOUND, "session-not-found", "There is no such session"),
             Self::TaskNotFound => (Code::NOT_FOUND, "task-not-found", "The run has no such task"),
             Self::QuestionNotFound => (Code::NOT_FOUND, "question-not-found", "There is no such question"),
             Self::FileNotFound => (Code::NOT_FOUND, "file-not-found", "There is no such file"),

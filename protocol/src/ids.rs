@@ -120,6 +120,8 @@ macro_rules! names {
 names! {
     /// A run: one objective and everything done for it. Letters, digits, '-' and '_'.
     RunId = "run id";
+    /// A session: runs that run one after the other, each with the results of those before it.
+    SessionId = "session name";
     /// A task of a plan, unique within its run.
     TaskId = "task id";
     /// A kind of work that workers provide, such as `research`.
@@ -142,11 +144,25 @@ impl RunId {
     /// Returns the lane of a run: FNV-1a (64 bit) of its id, modulo the number of lanes of the cluster.
     #[must_use]
     pub fn lane(&self, lanes: u16) -> Lane {
-        let hash = self.0.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
-            (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
-        });
-        Lane((hash % u64::from(lanes.max(1))) as u16)
+        lane_of_name(&self.0, lanes)
     }
+}
+
+impl SessionId {
+    /// Returns the lane of a session, by the same rule as that of a run. All runs of the session have ids of this lane, so that the
+    /// order in the lane is their order in the session, and one owner sees all of them.
+    #[must_use]
+    pub fn lane(&self, lanes: u16) -> Lane {
+        lane_of_name(&self.0, lanes)
+    }
+}
+
+/// FNV-1a (64 bit) of a name, modulo the number of lanes.
+fn lane_of_name(name: &str, lanes: u16) -> Lane {
+    let hash = name.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
+    });
+    Lane((hash % u64::from(lanes.max(1))) as u16)
 }
 
 /// A lane: one stream of the log, from 0 to the cluster's lane count less one.

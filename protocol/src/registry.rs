@@ -5,9 +5,9 @@ use jiff::Timestamp;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::ids::{Capability, Lane, RunId, WorkerId};
+use crate::ids::{Capability, Lane, RunId, SessionId, WorkerId};
 use crate::labels::Labels;
-use crate::plan::{EndReason, Plan, TaskState};
+use crate::plan::{EndReason, Plan, RunHold, TaskState};
 use crate::provider::ProviderWait;
 use crate::result::Usage;
 
@@ -175,6 +175,18 @@ pub struct RunSummary {
     /// Its labels.
     #[serde(default, skip_serializing_if = "Labels::is_empty")]
     pub labels: Labels,
+    /// Its session.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub session: Option<SessionId>,
+    /// Its number in its session, from 1; `None` before its turn.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub session_position: Option<u32>,
+    /// The reason for which it waits before its first task.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub hold: Option<RunHold>,
+    /// Its place among the runs that wait for this reason, as the owner of its lane last saw it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub queue_place: Option<QueuePlace>,
     /// Its usage by capability and by model; `None` if it has used nothing, or if a release that did not record it wrote this summary.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub spend: Option<Box<SummarySpend>>,
@@ -182,6 +194,16 @@ pub struct RunSummary {
     /// record them archived it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub archived_span: Option<(u64, u64)>,
+}
+
+/// The place of a run in a queue.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct QueuePlace {
+    /// Its number, from 1: the run with 1 is the next.
+    pub position: u32,
+    /// The run that must end before; `None` if its turn is being prepared.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub behind: Option<RunId>,
 }
 
 /// The usage of a run by capability and by model.
@@ -214,11 +236,14 @@ fn is_zero(count: &u32) -> bool {
 fn describe_wait(plan: &Plan) -> Option<String> {
     let is_in_progress = plan.run.end.is_some()
         || plan.run.paused.is_some()
-        || plan.planning.turn.is_some()
+        || (plan.planning.turn.is_some() && !plan.is_held())
         || plan.task_count_in_state(TaskState::Running) + plan.task_count_in_state(TaskState::NeedsReview)
             > 0;
     if is_in_progress {
         return None;
+    }
+    if let Some(hold) = plan.run.holds.first() {
+        return Some(hold.to_string());
     }
     if plan.needs_approval() && plan.open_task_count() > 0 {
         return Some("the plan waits for the approval of a person".into());
@@ -256,9 +281,28 @@ impl RunSummary {
             waiting_for: describe_wait(plan),
             log_damage: None,
             labels: start.labels.clone(),
+            session: start.session.clone(),
+            session_position: plan.run.holds.position,
+            hold: plan.run.holds.first().filter(|_| plan.is_live()),
+            queue_place: None,
             spend: SummarySpend::from_plan(plan),
             archived_span: None,
         })
+    }
+
+    /// Returns the summary with the place of a run that waits.
+    #[must_use]
+    pub fn with_queue_place(self, place: Option<QueuePlace>) -> Self {
+        let (Some(hold), Some(place)) = (self.hold, place) else { return self };
+        let waiting_for = match (&place.behind, &self.session) {
+            (Some(run), Some(session)) => {
+                format!("run {run} in session {session}, position {}", place.position)
+            }
+            // Its turn is being prepared.
+            (None, Some(session)) => format!("its turn in session {session}, position {}", place.position),
+            (_, None) => format!("{hold}, position {}", place.position),
+        };
+        Self { waiting_for: Some(waiting_for), queue_place: Some(place), ..self }
     }
 
     /// `true` if both summaries of a run say the same, whenever they were written.

@@ -67,6 +67,7 @@ impl WireMessage for crate::plan::Submission {
         let is_newer = self.approve_plan
             || !self.criteria.is_empty()
             || !self.after.is_empty()
+            || self.session.is_some()
             || self.tasks.iter().any(TaskSpec::needs_newer_reader);
         if is_newer { WITH_WAITS } else { 1 }
     }

@@ -26,6 +26,7 @@ mod queues;
 mod reader;
 mod retention;
 mod root;
+mod session_turn;
 mod status;
 mod strays;
 

@@ -220,7 +220,8 @@ async fn cluster_works_without_any_permission_violation() {
     let submit =
         |more: &[&str]| place.run_and_read_stdout("client", &[&["submit"], more].concat()).trim().to_owned();
     let planned = submit(&["Find the patent clauses.", "--docs", documents, "--model", &model]);
-    let (large, endless) = (submit(&["--plan", &plan]), submit(&["--plan", &long]));
+    let (large, endless) = (submit(&["--plan", &plan, "--session", "chat"]), submit(&["--plan", &long]));
+    let following = submit(&["--plan", &plan, "--session", "chat"]);
     let printed = place.run_and_read_stdout("viewer", &["watch", &planned]);
     assert!(printed.contains("It grants patents [1]."), "{printed}");
     place.run_and_read_stdout("client", &["cancel", &endless]);
@@ -231,7 +232,13 @@ async fn cluster_works_without_any_permission_violation() {
     processes.kill_process(&owner);
     place.run_and_read_stdout("client", &["watch", large.as_str()]);
     processes.restart_process(&owner);
-    let runs = [planned.as_str(), large.as_str(), endless.as_str()];
+    // It sees the results and files of the run before it, which its supervisor reads.
+    assert!(
+        place
+            .run_and_read_stdout("client", &["watch", "--json", &following])
+            .contains(&format!("earlier/{large}"))
+    );
+    let runs = [planned.as_str(), large.as_str(), endless.as_str(), following.as_str()];
     wait_for_value(TIMEOUT, "the archive", async || {
         let all = registry::read_run_summaries(&watching).await.ok()?;
         (all.iter().filter(|summary| summary.archived).count() == runs.len()).then_some(())

@@ -62,7 +62,7 @@ fn dependencies_follow_the_table() {
             "millrace-agent-nats",
             &["millrace-protocol", "millrace-runtime", "millrace-models", "millrace-agent"],
         ),
-        ("millrace-supervisor", &["millrace-protocol", "millrace-runtime"]),
+        ("millrace-supervisor", &["millrace-protocol", "millrace-runtime", "millrace-client"]),
         ("millrace-worker", &WORKER),
         ("millrace-critic", &WORKER[..7]),
         ("millrace-client", &["millrace-protocol", "millrace-runtime"]),

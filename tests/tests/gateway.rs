@@ -754,3 +754,55 @@ async fn ended_runs_are_deleted_and_live_ones_refused() {
     assert_eq!(gateway.send(Request::new("DELETE", path)).await.status, 200);
     assert_eq!(gateway.send(Request::new("DELETE", path)).await.status, 404);
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn sessions_have_their_runs_in_order_and_lists_select_by_session() {
+    let _alone = lock_machine();
+    let cluster = TestCluster::start_with_workers(ClusterSetup { lanes: 2, ..ClusterSetup::default() }, 1);
+    let gateway = GatewayProcess::start(&cluster, "gateway-1").await;
+    let of_session = |session: &str, delay: u64| {
+        let mut body = chain(1, &json!({ "delay_ms": delay }));
+        body["session"] = json!(session);
+        body
+    };
+    let mut runs = Vec::new();
+    for delay in [600_000, 0, 0] {
+        runs.push(gateway.submit(&of_session("chat", delay)).await);
+    }
+    let free = gateway.submit(&chain(1, &json!({}))).await;
+    wait_for_value(TIMEOUT, "a queued run", async || {
+        let session = gateway.get("/sessions/chat").await;
+        let last = session.json()["runs"].as_array()?.last()?.clone();
+        let waits = last["waiting_for"].as_str()?.to_owned();
+        (last["state"] == "queued" && waits.contains("in session chat, position")).then_some(())
+    })
+    .await;
+    let cancelled = gateway.post(&format!("/runs/{}/cancel", runs[0]), &json!({ "reason": "enough" })).await;
+    assert_eq!(cancelled.status, 200, "{}", cancelled.text());
+    for run in runs.iter().chain([&free]) {
+        gateway.wait_for_end(run).await;
+    }
+    let session = wait_for_value(TIMEOUT, "the summaries", async || {
+        let session = gateway.get("/sessions/chat").await.json();
+        (session["session"]["states"]["completed"] == 2).then_some(session)
+    })
+    .await;
+    assert_eq!(session["session"]["run_count"], 3);
+    let order: Vec<&str> =
+        session["runs"].as_array().unwrap().iter().map(|run| run["run"].as_str().unwrap()).collect();
+    assert_eq!(order, runs, "in the order of their submissions");
+    let positions: Vec<&Value> =
+        session["runs"].as_array().unwrap().iter().map(|run| &run["session_position"]).collect();
+    assert_eq!(positions, [1, 2, 3]);
+    let result = gateway.get(&format!("/runs/{}", runs[2])).await.json();
+    let after: Vec<&str> =
+        result["after"].as_array().unwrap().iter().map(|earlier| earlier["run"].as_str().unwrap()).collect();
+    assert_eq!(after, runs[..2]);
+    let listed = gateway.get("/runs?session=chat").await.json();
+    assert_eq!(listed["runs"].as_array().unwrap().len(), 3);
+    let sessions = gateway.get("/sessions?limit=1").await.json();
+    assert_eq!((&sessions["total"], &sessions["sessions"][0]["session"]), (&json!(1), &json!("chat")));
+    assert_eq!(gateway.get("/sessions/none").await.status, 404);
+    assert_eq!(gateway.get("/sessions?limit=0").await.status, 400);
+    assert_eq!(gateway.post("/runs", &of_session("not a name", 0)).await.status, 400);
+}

@@ -69,6 +69,7 @@ async fn planning_order(cluster: &Cluster) -> Order {
         criteria: Vec::new(),
         after: Vec::new(),
         labels: Default::default(),
+        session: None,
     });
     let tasks = vec![task("facts", &[]), task("lost", &[]), task("report", &["facts"])];
     let first = append_events(cluster, &order, 0, [vec![started], tasks].concat()).await;

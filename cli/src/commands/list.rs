@@ -3,7 +3,7 @@
 use clap::Args;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use jiff::{SignedDuration, Timestamp};
-use millrace_protocol::ids::RunId;
+use millrace_protocol::ids::{RunId, SessionId};
 use millrace_protocol::labels::LabelSelector;
 use millrace_protocol::plan::ResourceKind;
 use millrace_protocol::registry::RunSummary;
@@ -41,6 +41,9 @@ pub struct ListArguments {
     /// Only runs with this label, or with any value of it; may be given several times
     #[arg(long, value_name = "NAME[=VALUE]")]
     label: Vec<LabelSelector>,
+    /// Only runs of this session
+    #[arg(long, value_name = "NAME")]
+    session: Option<SessionId>,
     /// Only the newest N runs
     #[arg(long, value_name = "N")]
     limit: Option<usize>,
@@ -132,6 +135,7 @@ fn select_runs(mut runs: Vec<ListedRun>, arguments: &ListArguments) -> Vec<Liste
         (arguments.state.is_empty() || arguments.state.contains(&state))
             && arguments.since.is_none_or(is_recent)
             && has_labels(summary.as_ref(), &arguments.label)
+            && is_of_session(summary.as_ref(), arguments.session.as_ref())
     });
     let surplus = arguments.limit.map_or(0, |limit| runs.len().saturating_sub(limit));
     runs.split_off(surplus)
@@ -140,6 +144,11 @@ fn select_runs(mut runs: Vec<ListedRun>, arguments: &ListArguments) -> Vec<Liste
 /// `true` if a run has all these labels. One that no supervisor has started has none.
 fn has_labels(summary: Option<&RunSummary>, selectors: &[LabelSelector]) -> bool {
     selectors.iter().all(|selector| summary.is_some_and(|summary| selector.selects(&summary.labels)))
+}
+
+/// `true` if a run belongs to the session, or any will do. One that no supervisor has started belongs to none.
+fn is_of_session(summary: Option<&RunSummary>, session: Option<&SessionId>) -> bool {
+    session.is_none_or(|session| summary.is_some_and(|summary| summary.session.as_ref() == Some(session)))
 }
 
 /// Returns a table of runs.
@@ -197,6 +206,7 @@ fn format_run_state(summary: &RunSummary) -> String {
         (None, _) if summary.is_paused && summary.waiting_for_provider.is_some() => "paused: provider".into(),
         (None, _) if summary.is_interrupted => "interrupted".into(),
         (None, _) if summary.is_paused => "paused".into(),
+        (None, _) if summary.hold.is_some() => "queued".into(),
         (None, _) if summary.waiting_for_provider.is_some() => "waiting for provider".into(),
         (None, Some(_)) => "winding down".into(),
         (None, None) => "running".into(),
@@ -249,6 +259,10 @@ mod tests {
             waiting_for: None,
             log_damage: None,
             labels: Default::default(),
+            session: None,
+            session_position: None,
+            hold: None,
+            queue_place: None,
             spend: None,
             archived_span: None,
         };

@@ -32,6 +32,7 @@ pub mod retention;
 pub mod retry;
 pub mod run;
 pub mod schema;
+pub mod sessions;
 pub mod show;
 pub mod signal;
 pub mod status;

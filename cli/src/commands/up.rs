@@ -563,6 +563,10 @@ mod tests {
             waiting_for: None,
             log_damage: None,
             labels: Default::default(),
+            session: None,
+            session_position: None,
+            hold: None,
+            queue_place: None,
             spend: None,
             archived_span: None,
         };

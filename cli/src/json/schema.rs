@@ -8,7 +8,7 @@ use super::{
     AnswerLine, AuditLine, BackupOutcome, BenchJson, ClusterJson, CommandOutcome, DecisionLine, DoctorJson,
     EntryLine, ErrorLine, EvaluationConfigurationJson, EvaluationSampleJson, EventLine, FileJson, LimitJson,
     LogLineJson, PlannerTranscript, PruneJson, QuestionLine, ReplayJson, RetentionJson, RunDeletionJson,
-    RunListLine, RunResult, TaskTranscript, TokenJson,
+    RunListLine, RunResult, SessionLine, TaskTranscript, TokenJson,
 };
 use crate::commands::config::SettingsDocument;
 
@@ -42,6 +42,7 @@ pub fn output_schema(name: &str) -> Option<Value> {
         "inbox" => (Lines, vec![question, error]),
         "answer" => (Lines, vec![add::<AnswerLine<'static>>, error]),
         "list" => (Lines, vec![listed, error]),
+        "sessions" => (Lines, vec![add::<SessionLine>, error]),
         "up" => (Lines, vec![outcome, listed, error]),
         "show" => (
             Lines,

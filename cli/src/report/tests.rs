@@ -118,6 +118,7 @@ fn run_started_event() -> Event {
         criteria: Vec::new(),
         after: Vec::new(),
         labels: Default::default(),
+        session: None,
     })
 }
 

@@ -202,6 +202,7 @@ fn render_headline(run: &RunId, plan: &Plan, now: Timestamp, is_offline: bool) -
                 Some(PauseReason::Interruption) => "interrupted",
                 Some(PauseReason::Provider(_) | PauseReason::User) => "paused",
                 None if is_offline => "unfinished, no cluster is running",
+                None if plan.is_held() => return render_held_headline(run, plan, now),
                 None => "running",
             };
             format!("{state}, {}", format_age(now.duration_since(start.at)))
@@ -224,6 +225,15 @@ fn render_headline(run: &RunId, plan: &Plan, now: Timestamp, is_offline: bool) -
         .map(|(count, state)| format!("{count} {state}"))
         .collect();
     format!("run {run}  {state}  {}", counts.join(", ")).trim_end().to_owned()
+}
+
+/// The headline of a run that waits before its first task.
+fn render_held_headline(run: &RunId, plan: &Plan, now: Timestamp) -> String {
+    let since = plan.run.start.as_ref().map_or(now, |start| start.at);
+    let hold = describe_hold(plan, false).unwrap_or_default();
+    let session = plan.run.start.as_ref().and_then(|start| start.session.as_ref());
+    let session = session.map(|session| format!(" {session}")).unwrap_or_default();
+    format!("run {run}  waits for {hold}{session}, {}", format_age(now.duration_since(since)))
 }
 
 fn count_tasks_waiting_for_workers(plan: &Plan) -> u32 {

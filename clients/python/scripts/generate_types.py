@@ -28,6 +28,7 @@ CLASS_NAMES = {
     "question": "QuestionLine",
     "result": "RunResult",
     "run": "RunLine",
+    "session": "SessionLine",
     "run_log": "RunLog",
     "run_spend": "RunSpend",
     "spend": "SpendReport",

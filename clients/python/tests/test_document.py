@@ -144,6 +144,8 @@ def operations(client: Any, call: Callable[..., Any]) -> None:
     call(client.clear_limit, "openai:gpt")
     call(client.checks)
     call(client.check_plan, {"tasks": []}, run=RUN)
+    call(client.sessions, 5, 10)
+    call(client.session, "chat")
     call(client.spend, "day", state="completed", label="team", since="30d", until="1d")
     call(run.tasks, "running", at=3)
     call(run.task, "a", at=3)
@@ -191,6 +193,7 @@ def reply_to(request: httpx.Request) -> httpx.Response:
         return httpx.Response(200, headers=headers, text='event: end\ndata: {"type": "end"}\n\n')
     lists = [
         "runs",
+        "sessions",
         "questions",
         "outcomes",
         "workers",

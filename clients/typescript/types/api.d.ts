@@ -40,6 +40,14 @@ export type RunLine = {
   objective?: string | null
   /** Its labels. */
   labels?: Record<string, string> | null
+  /** Its session. */
+  session?: SessionId | null
+  /** Its number in its session, from 1; absent before its turn. */
+  session_position?: number | null
+  /** The reason for which it waits before its first task. */
+  hold?: RunHold | null
+  /** Its place among the runs that wait for this reason. */
+  queue_place?: QueuePlace | null
   /** Its lane of the log. */
   lane?: number | null
   /** When it started. */
@@ -68,7 +76,20 @@ export type RunLine = {
 export type RunId = string
 
 /** The state of a run: how it ended, or what it does. */
-export type RunState = "submitted" | "running" | "paused" | "interrupted" | "winding_down" | "log_damaged" | "completed" | "completed_partial" | "failed" | "cancelled" | "no_progress" | "planner_unavailable" | "budget_exhausted" | "max_steps"
+export type RunState = "submitted" | "queued" | "running" | "paused" | "interrupted" | "winding_down" | "log_damaged" | "completed" | "completed_partial" | "failed" | "cancelled" | "no_progress" | "planner_unavailable" | "budget_exhausted" | "max_steps"
+
+export type SessionId = string
+
+/** The reason for which a run waits before its first task. */
+export type RunHold = "session"
+
+/** The place of a run in a queue. */
+export type QueuePlace = {
+  /** Its number, from 1: the run with 1 is the next. */
+  position: number
+  /** The run that must end before; `None` if its turn is being prepared. */
+  behind?: RunId | null
+}
 
 /** A time in UTC, as RFC 3339. */
 export type Time = string
@@ -133,6 +154,44 @@ export type ProviderWaitJson = {
   error: string
 }
 
+/** A part of the list of sessions. */
+export type SessionList = {
+  /** The sessions, by their last changes, newest first. */
+  sessions: Session[]
+  /** The number of all sessions. */
+  total: number
+}
+
+/** A session in a list: a line of `millrace sessions --json`. */
+export type Session = {
+  /** The name. */
+  session: SessionId
+  /** The number of its runs, without deleted ones. */
+  run_count: number
+  /** The number of its runs by state; states without runs are absent. */
+  states: Record<string, number>
+  /** The usage of all of its runs. */
+  usage: Usage
+  /** The run that was submitted last. */
+  last_run: RunId
+  /** The start of its first run. */
+  started_at: Time
+  /** When a run of it changed last. */
+  updated_at: Time
+  type: "session"
+}
+
+/** A session with its runs. */
+export type SessionRuns = {
+  /** The session. */
+  session: Session
+  /**
+   * Its runs in their order: by their numbers, then those that wait for their turn, then those that ended before their turn. Of a
+   * longer session the newest 1,000.
+   */
+  runs: RunLine[]
+}
+
 /** A run with everything that happened in it. */
 export type RunData = {
   /** The run. */
@@ -147,6 +206,12 @@ export type RunData = {
   after?: EarlierRun[]
   /** Its labels. */
   labels?: Record<string, string> | null
+  /** Its session. */
+  session?: SessionId | null
+  /** Its number in its session, from 1; absent before its turn. */
+  session_position?: number | null
+  /** The reason for which it waits before its first task. */
+  hold?: RunHold | null
   /** When it started. */
   started_at: Time | null
   /** Its end; `null` until then. */
@@ -862,6 +927,20 @@ export type EventLine = {
   after?: EarlierRun[]
   /** The labels. */
   labels?: Record<string, string>
+  /** The session. */
+  session?: SessionId | null
+} | {
+  type: "run_held"
+  /** The reason. */
+  hold: RunHold
+} | {
+  type: "session_turn_came"
+  /** The number of the run in its session, from 1. */
+  position: number
+  /** The runs before it whose results it sees. */
+  earlier: EarlierRun[]
+  /** All of its documents, the results of these runs included. */
+  documents: DocumentSet | null
 } | {
   type: "plan_question_asked"
   /** The question. */
@@ -1923,6 +2002,20 @@ export type EventJson = {
   after?: EarlierRun[]
   /** The labels. */
   labels?: Record<string, string>
+  /** The session. */
+  session?: SessionId | null
+} | {
+  type: "run_held"
+  /** The reason. */
+  hold: RunHold
+} | {
+  type: "session_turn_came"
+  /** The number of the run in its session, from 1. */
+  position: number
+  /** The runs before it whose results it sees. */
+  earlier: EarlierRun[]
+  /** All of its documents, the results of these runs included. */
+  documents: DocumentSet | null
 } | {
   type: "plan_question_asked"
   /** The question. */
@@ -3310,7 +3403,7 @@ export type Version = {
 /** An error of the API: problem details as in RFC 9457. */
 export type Problem = {
   /** The kind of the problem: `urn:millrace:problem:` and a name that never changes. */
-  type: "urn:millrace:problem:invalid-request" | "urn:millrace:problem:unknown-host" | "urn:millrace:problem:cross-origin" | "urn:millrace:problem:unauthenticated" | "urn:millrace:problem:scope-missing" | "urn:millrace:problem:unknown-path" | "urn:millrace:problem:method-not-allowed" | "urn:millrace:problem:not-acceptable" | "urn:millrace:problem:unsupported-media-type" | "urn:millrace:problem:body-too-large" | "urn:millrace:problem:request-timeout" | "urn:millrace:problem:run-not-found" | "urn:millrace:problem:task-not-found" | "urn:millrace:problem:question-not-found" | "urn:millrace:problem:file-not-found" | "urn:millrace:problem:blob-not-found" | "urn:millrace:problem:source-not-found" | "urn:millrace:problem:limit-not-found" | "urn:millrace:problem:token-not-found" | "urn:millrace:problem:too-many-tokens" | "urn:millrace:problem:run-deleted" | "urn:millrace:problem:retention-rule-not-found" | "urn:millrace:problem:no-deliverable" | "urn:millrace:problem:invalid-run" | "urn:millrace:problem:idempotency-key-reused" | "urn:millrace:problem:command-refused" | "urn:millrace:problem:answer-refused" | "urn:millrace:problem:question-closed" | "urn:millrace:problem:run-not-ended" | "urn:millrace:problem:log-damaged" | "urn:millrace:problem:cluster-unavailable" | "urn:millrace:problem:store-full" | "urn:millrace:problem:gateway-forbidden" | "urn:millrace:problem:unreadable-data"
+  type: "urn:millrace:problem:invalid-request" | "urn:millrace:problem:unknown-host" | "urn:millrace:problem:cross-origin" | "urn:millrace:problem:unauthenticated" | "urn:millrace:problem:scope-missing" | "urn:millrace:problem:unknown-path" | "urn:millrace:problem:method-not-allowed" | "urn:millrace:problem:not-acceptable" | "urn:millrace:problem:unsupported-media-type" | "urn:millrace:problem:body-too-large" | "urn:millrace:problem:request-timeout" | "urn:millrace:problem:run-not-found" | "urn:millrace:problem:session-not-found" | "urn:millrace:problem:task-not-found" | "urn:millrace:problem:question-not-found" | "urn:millrace:problem:file-not-found" | "urn:millrace:problem:blob-not-found" | "urn:millrace:problem:source-not-found" | "urn:millrace:problem:limit-not-found" | "urn:millrace:problem:token-not-found" | "urn:millrace:problem:too-many-tokens" | "urn:millrace:problem:run-deleted" | "urn:millrace:problem:retention-rule-not-found" | "urn:millrace:problem:no-deliverable" | "urn:millrace:problem:invalid-run" | "urn:millrace:problem:idempotency-key-reused" | "urn:millrace:problem:command-refused" | "urn:millrace:problem:answer-refused" | "urn:millrace:problem:question-closed" | "urn:millrace:problem:run-not-ended" | "urn:millrace:problem:log-damaged" | "urn:millrace:problem:cluster-unavailable" | "urn:millrace:problem:store-full" | "urn:millrace:problem:gateway-forbidden" | "urn:millrace:problem:unreadable-data"
   /** The kind in a sentence. */
   title: string
   /** The HTTP status. */
@@ -3353,6 +3446,11 @@ export type SubmissionBody = {
   after?: string[]
   /** Labels, to find the run by: a value for each name. */
   labels?: Record<string, string>
+  /**
+   * The session: the run starts when the runs that were submitted to the session before it have ended, and sees their results
+   * and files.
+   */
+  session?: SessionId | null
   /** Documents that are in the blob store already, in addition to those that are uploaded with this request. */
   documents?: DocumentReference[]
 }
@@ -3525,7 +3623,7 @@ export type RetentionSettingsBody = {
 }
 
 /** The kinds of problems. */
-export type ProblemKind = "invalid-request" | "unknown-host" | "cross-origin" | "unauthenticated" | "scope-missing" | "unknown-path" | "method-not-allowed" | "not-acceptable" | "unsupported-media-type" | "body-too-large" | "request-timeout" | "run-not-found" | "task-not-found" | "question-not-found" | "file-not-found" | "blob-not-found" | "source-not-found" | "limit-not-found" | "token-not-found" | "too-many-tokens" | "run-deleted" | "retention-rule-not-found" | "no-deliverable" | "invalid-run" | "idempotency-key-reused" | "command-refused" | "answer-refused" | "question-closed" | "run-not-ended" | "log-damaged" | "cluster-unavailable" | "store-full" | "gateway-forbidden" | "unreadable-data"
+export type ProblemKind = "invalid-request" | "unknown-host" | "cross-origin" | "unauthenticated" | "scope-missing" | "unknown-path" | "method-not-allowed" | "not-acceptable" | "unsupported-media-type" | "body-too-large" | "request-timeout" | "run-not-found" | "session-not-found" | "task-not-found" | "question-not-found" | "file-not-found" | "blob-not-found" | "source-not-found" | "limit-not-found" | "token-not-found" | "too-many-tokens" | "run-deleted" | "retention-rule-not-found" | "no-deliverable" | "invalid-run" | "idempotency-key-reused" | "command-refused" | "answer-refused" | "question-closed" | "run-not-ended" | "log-damaged" | "cluster-unavailable" | "store-full" | "gateway-forbidden" | "unreadable-data"
 
 /** The operations: what each takes and returns. */
 export interface Operations {
@@ -3700,6 +3798,8 @@ export interface Operations {
       state?: string
       /** Only runs with these labels, separated by commas: `NAME=VALUE`, or `NAME` for any value. */
       label?: string
+      /** Only runs of this session. */
+      session?: string
       /** Only runs that started at this time or later: a time, or a duration before now such as `2h`. */
       since?: string
       /** Only runs that started before this time: a time, or a duration before now. */
@@ -3712,6 +3812,16 @@ export interface Operations {
       cursor?: string
     }
     response: RunList
+  }
+  /** List sessions by their last changes, newest first. */
+  listSessions: {
+    arguments: {
+      /** The number of sessions, 50 by default and at most 1000. */
+      limit?: number
+      /** The number of newer sessions to leave out. */
+      offset?: number
+    }
+    response: SessionList
   }
   /** List the tasks of a run with their attempts. */
   listTasks: {
@@ -3919,6 +4029,13 @@ export interface Operations {
       run: string
     }
     response: RunSpend
+  }
+  /** Read a session: its totals, and its runs in their order. */
+  readSession: {
+    arguments: {
+      session: string
+    }
+    response: SessionRuns
   }
   /** Read the text of a source of the deliverable by line, as citations and quotations name it. */
   readSource: {

@@ -139,6 +139,7 @@ pub fn plan_without_log(order: &Order) -> Plan {
         criteria: Vec::new(),
         after: Vec::new(),
         labels: Default::default(),
+        session: None,
     });
     let requested = Event::Planning(PlanningEvent::Requested {
         turn: 1,

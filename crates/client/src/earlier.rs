@@ -11,7 +11,7 @@
 use std::fmt::Write;
 
 use millrace_protocol::ids::{RunId, TaskId};
-use millrace_protocol::plan::{AttemptEnd, EarlierRun, MAX_EARLIER_TEXT, Plan, Task, TaskState};
+use millrace_protocol::plan::{AttemptEnd, EarlierRun, EndReason, MAX_EARLIER_TEXT, Plan, Task, TaskState};
 use millrace_protocol::result::TaskResult;
 use millrace_protocol::safe_text::markdown_line;
 use millrace_runtime::store::workspace::RunWorkspace;
@@ -55,8 +55,20 @@ pub enum EarlierRunError {
 /// No run has this name, it has not ended, or the cluster does not answer.
 pub async fn read_earlier_run(bus: &Bus, text: &str) -> Result<EarlierResults, EarlierRunError> {
     let run = find_run(bus, text).await?;
-    let plan = read_plan(bus, &run).await?;
-    let Some(end) = &plan.run.end else { return Err(EarlierRunError::NotEnded(run)) };
+    match read_results_of_run(bus, &run).await? {
+        Some(results) => Ok(results),
+        None => Err(EarlierRunError::NotEnded(run)),
+    }
+}
+
+/// Returns the results of a run; `None` if there is no such run, or it has not ended.
+///
+/// # Errors
+/// The cluster does not answer.
+pub async fn read_results_of_run(bus: &Bus, run: &RunId) -> Result<Option<EarlierResults>, Fault> {
+    let plan = read_plan(bus, run).await?;
+    let Some(end) = &plan.run.end else { return Ok(None) };
+    let run = run.clone();
     let folder = format!("earlier/{run}");
     let deliverable = end.deliverable.as_ref().map(|(task, _)| task);
     let mut documents = Vec::new();
@@ -84,8 +96,14 @@ pub async fn read_earlier_run(bus: &Bus, text: &str) -> Result<EarlierResults, E
         }
     }
     let objective = plan.run.start.as_ref().map(|start| cut_text(&start.objective)).unwrap_or_default();
+    if end.reason != EndReason::Completed {
+        // Agents must know that the results are not all that was wanted.
+        let detail = if end.detail.is_empty() { String::new() } else { format!(": {}", end.detail) };
+        let gap = if summary.is_empty() { "" } else { ". " };
+        summary = format!("the run ended as {}{detail}{gap}{summary}", end.reason);
+    }
     let about = EarlierRun { run, objective, summary: cut_text(&summary), folder };
-    Ok(EarlierResults { about, documents })
+    Ok(Some(EarlierResults { about, documents }))
 }
 
 /// The completed tasks, apart from the deliverable's, whose result is more than its summary.

@@ -16,7 +16,7 @@ pub mod retention;
 mod run_feed;
 
 use jiff::Timestamp;
-use millrace_protocol::ids::RunId;
+use millrace_protocol::ids::{RunId, SessionId};
 use millrace_protocol::plan::{Document, DocumentSet, Submission};
 use millrace_protocol::subject::{Topic, topic_subject};
 use millrace_protocol::wire;
@@ -29,7 +29,7 @@ pub use decision::{
     AppliedMessage, MessageDecision, Patience, append_and_await_decision, append_run_message,
     message_decision,
 };
-pub use earlier::{EarlierResults, EarlierRunError, read_earlier_run};
+pub use earlier::{EarlierResults, EarlierRunError, read_earlier_run, read_results_of_run};
 pub use find::{FindError, find_run, list_runs, list_runs_from_log};
 pub use follow::{RunEndState, follow_run, read_archived_records, retry_transient};
 pub use journals::{Journals, ReceivedEntry, TaskUpdate, follow_task, read_task};
@@ -42,7 +42,7 @@ pub use run_feed::{RunChange, RunFeed};
 /// The server does not answer, or refuses.
 pub async fn submit_run(bus: &Bus, submission: &Submission) -> Result<RunId, Fault> {
     for _ in 0..10 {
-        let run = generate_run_id();
+        let run = generate_run_id(bus, submission.session.as_ref());
         // Otherwise another client took the same id in the same second: try another id.
         if submit_run_with_id(bus, &run, submission).await?.is_some() {
             return Ok(run);
@@ -51,10 +51,15 @@ pub async fn submit_run(bus: &Bus, submission: &Submission) -> Result<RunId, Fau
     Err(Fault::unavailable("submitting a run", "no unused run id after ten attempts"))
 }
 
-/// Returns a new run id.
+/// Returns a new run id; that of a run of a session is in the lane of the session, whose order is that of its runs.
 #[must_use]
-pub fn generate_run_id() -> RunId {
-    RunId::generate(Timestamp::now(), uuid::Uuid::new_v4().as_fields().0)
+pub fn generate_run_id(bus: &Bus, session: Option<&SessionId>) -> RunId {
+    loop {
+        let run = RunId::generate(Timestamp::now(), uuid::Uuid::new_v4().as_fields().0);
+        if session.is_none_or(|session| bus.lane_of_run(&run) == bus.lane_of_session(session)) {
+            return run;
+        }
+    }
 }
 
 /// Submits a run under an id and returns the sequence of the submission; `None` if there is such a run already.

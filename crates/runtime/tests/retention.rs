@@ -73,6 +73,10 @@ fn summary_of(run: &RunId, end: Option<EndReason>, archived: bool) -> RunSummary
         waiting_for: None,
         log_damage: None,
         labels: BTreeMap::default(),
+        session: None,
+        session_position: None,
+        hold: None,
+        queue_place: None,
         spend: None,
         archived_span: None,
     }

@@ -2,13 +2,13 @@
 
 use std::collections::BTreeMap;
 
-use millrace_protocol::ids::{Capability, RunId, TaskId, WorkerId};
+use millrace_protocol::ids::{Capability, RunId, SessionId, TaskId, WorkerId};
 use millrace_protocol::labels::Labels;
 use millrace_protocol::plan::{
     AnswerCause, AttemptClock, AttemptEvent, Budget, BudgetEvent, Decision, DeliverableRule, DocumentSet,
     EarlierRun, EndReason, Event, GraphEvent, JournalKey, PlannerConsultMode, PlanningEvent, PlanningMode,
-    ProviderEvent, ResourceAmounts, ReviewEvent, ReviewPolicy, RunEvent, TaskEvent, TaskSpec, UserEvent,
-    Work,
+    ProviderEvent, ResourceAmounts, ReviewEvent, ReviewPolicy, RunEvent, RunHold, TaskEvent, TaskSpec,
+    UserEvent, Work,
 };
 use millrace_protocol::provider::ProviderWait;
 use millrace_protocol::question::StandingAnswer;
@@ -66,6 +66,23 @@ pub enum EventJson<'a> {
         /// The labels.
         #[serde(skip_serializing_if = "Labels::is_empty")]
         labels: &'a Labels,
+        /// The session.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        session: Option<&'a SessionId>,
+    },
+    /// The run waits before its first task.
+    RunHeld {
+        /// The reason.
+        hold: RunHold,
+    },
+    /// The turn of the run in its session has come. It sees the results of the runs before it.
+    SessionTurnCame {
+        /// The number of the run in its session, from 1.
+        position: u32,
+        /// The runs before it whose results it sees.
+        earlier: &'a [EarlierRun],
+        /// All of its documents, the results of these runs included.
+        documents: Option<&'a DocumentSet>,
     },
     /// A person must approve the plan.
     PlanQuestionAsked {
@@ -771,6 +788,7 @@ fn run_event(event: &RunEvent) -> EventJson<'_> {
             criteria,
             after,
             labels,
+            session,
         } => EventJson::RunStarted {
             objective,
             mode: *mode,
@@ -784,7 +802,12 @@ fn run_event(event: &RunEvent) -> EventJson<'_> {
             criteria,
             after,
             labels,
+            session: session.as_ref(),
         },
+        RunEvent::Held { hold } => EventJson::RunHeld { hold: *hold },
+        RunEvent::SessionTurnCame { position, earlier, documents } => {
+            EventJson::SessionTurnCame { position: *position, earlier, documents: documents.as_ref() }
+        }
         RunEvent::PlanQuestionAsked { wait, again } => EventJson::PlanQuestionAsked {
             question: wait.condition.question().map(QuestionJson::from),
             again: *again,

@@ -13,6 +13,7 @@
 //! | `transcript` | what agents did |
 //! | `run_log` | decisions with the messages that they answer |
 //! | `timeline` | what each attempt did, from when to when |
+//! | `session` | sessions and their runs |
 //! | `spend` | the usage of models and tools, of one run and of many |
 //! | `cluster` | processes, capabilities, lanes, limits, files, backups |
 //! | `check` | the checks of an environment and of a cluster |
@@ -35,6 +36,7 @@ pub mod report;
 mod retention;
 mod run;
 mod run_log;
+mod session;
 mod spend;
 mod timeline;
 mod transcript;
@@ -57,6 +59,7 @@ pub use question::*;
 pub use retention::*;
 pub use run::*;
 pub use run_log::*;
+pub use session::*;
 pub use spend::*;
 pub use timeline::*;
 pub use transcript::*;
@@ -70,6 +73,14 @@ pub struct Time(Timestamp);
 impl From<Timestamp> for Time {
     fn from(at: Timestamp) -> Self {
         Self(at)
+    }
+}
+
+impl Time {
+    /// Returns the time.
+    #[must_use]
+    pub fn timestamp(self) -> Timestamp {
+        self.0
     }
 }
 

@@ -6,14 +6,14 @@ use std::collections::BTreeMap;
 
 use jiff::Timestamp;
 use millrace_protocol::child::ParentTask;
-use millrace_protocol::ids::{Capability, Lane, RunId, TaskId, WorkerId};
+use millrace_protocol::ids::{Capability, Lane, RunId, SessionId, TaskId, WorkerId};
 use millrace_protocol::labels::Labels;
 use millrace_protocol::overrides::AgentOverrides;
 use millrace_protocol::plan::{
     Attempt, AttemptEnd, Budget, DeliverableRule, EarlierRun, EndReason, ErroredTaskWait, PauseReason, Plan,
-    PlanningMode, ResourceAmounts, Task, TaskState, UsageBreakdown,
+    PlanningMode, ResourceAmounts, RunHold, Task, TaskState, UsageBreakdown,
 };
-use millrace_protocol::registry::RunSummary;
+use millrace_protocol::registry::{QueuePlace, RunSummary};
 use millrace_protocol::result::{Build, TaskResult, Usage, Verdict};
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -28,6 +28,8 @@ use crate::{ErrorDetails, ProviderWaitJson, QuestionDetails, Time, WaitDetails, 
 pub enum RunState {
     /// It waits for a supervisor.
     Submitted,
+    /// It waits for its turn in its session.
+    Queued,
     /// Its tasks are carried out.
     Running,
     /// No new tasks start until it is resumed.
@@ -58,8 +60,9 @@ pub enum RunState {
 
 impl RunState {
     /// All states, in the order of their declaration.
-    pub const ALL: [Self; 14] = [
+    pub const ALL: [Self; 15] = [
         Self::Submitted,
+        Self::Queued,
         Self::Running,
         Self::Paused,
         Self::Interrupted,
@@ -79,6 +82,7 @@ impl RunState {
     pub fn name(self) -> &'static str {
         match self {
             Self::Submitted => "submitted",
+            Self::Queued => "queued",
             Self::Running => "running",
             Self::Paused => "paused",
             Self::Interrupted => "interrupted",
@@ -104,6 +108,7 @@ impl RunState {
             None if summary.is_paused && summary.waiting_for_provider.is_some() => Self::Paused,
             None if summary.is_interrupted => Self::Interrupted,
             None if summary.is_paused => Self::Paused,
+            None if summary.hold.is_some() => Self::Queued,
             None if summary.winding_down.is_some() => Self::WindingDown,
             None => Self::Running,
         }
@@ -116,6 +121,7 @@ impl RunState {
             (None, Some(_)) => match plan.pause_reason() {
                 Some(PauseReason::Provider(_) | PauseReason::User) => Self::Paused,
                 Some(PauseReason::Interruption) => Self::Interrupted,
+                None if plan.is_held() => Self::Queued,
                 None if plan.run.winding_down.is_some() => Self::WindingDown,
                 None => Self::Running,
             },
@@ -125,7 +131,12 @@ impl RunState {
     /// `true` if nothing more happens in the run: it has ended, or its log is damaged.
     pub fn has_ended(self) -> bool {
         match self {
-            Self::Submitted | Self::Running | Self::Paused | Self::Interrupted | Self::WindingDown => false,
+            Self::Submitted
+            | Self::Queued
+            | Self::Running
+            | Self::Paused
+            | Self::Interrupted
+            | Self::WindingDown => false,
             Self::LogDamaged
             | Self::Completed
             | Self::CompletedPartial
@@ -214,6 +225,18 @@ pub struct RunListLine<'a> {
     /// Its labels.
     #[serde(skip_serializing_if = "Option::is_none")]
     labels: Option<&'a Labels>,
+    /// Its session.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    session: Option<&'a SessionId>,
+    /// Its number in its session, from 1; absent before its turn.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    session_position: Option<u32>,
+    /// The reason for which it waits before its first task.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    hold: Option<RunHold>,
+    /// Its place among the runs that wait for this reason.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    queue_place: Option<&'a QueuePlace>,
     /// Its lane of the log.
     #[serde(skip_serializing_if = "Option::is_none")]
     lane: Option<u16>,
@@ -253,6 +276,10 @@ impl<'a> RunListLine<'a> {
             state: RunState::of_summary(summary),
             objective: summary.map(|summary| summary.objective.as_str()),
             labels: summary.map(|summary| &summary.labels).filter(|labels| !labels.is_empty()),
+            session: summary.and_then(|summary| summary.session.as_ref()),
+            session_position: summary.and_then(|summary| summary.session_position),
+            hold: summary.and_then(|summary| summary.hold),
+            queue_place: summary.and_then(|summary| summary.queue_place.as_ref()),
             lane: summary.map(|RunSummary { lane: Lane(lane), .. }| *lane),
             started_at: summary.map(|summary| summary.started.into()),
             updated_at: summary.map(|summary| summary.updated.into()),
@@ -289,6 +316,15 @@ pub struct RunResult<'a> {
     /// Its labels.
     #[serde(skip_serializing_if = "Option::is_none")]
     labels: Option<&'a Labels>,
+    /// Its session.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    session: Option<&'a SessionId>,
+    /// Its number in its session, from 1; absent before its turn.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    session_position: Option<u32>,
+    /// The reason for which it waits before its first task.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    hold: Option<RunHold>,
     /// When it started.
     started_at: Option<Time>,
     /// Its end; `null` until then.
@@ -611,6 +647,9 @@ impl<'a> RunResult<'a> {
             mode: start.map(|start| start.mode),
             after: start.map_or(&[][..], |start| start.after.as_slice()),
             labels: start.map(|start| &start.labels).filter(|labels| !labels.is_empty()),
+            session: start.and_then(|start| start.session.as_ref()),
+            session_position: plan.run.holds.position,
+            hold: plan.run.holds.first().filter(|_| plan.is_live()),
             started_at: start.map(|start| start.at.into()),
             end: end.map(|end| EndJson {
                 reason: end.reason,

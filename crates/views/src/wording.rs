@@ -7,6 +7,7 @@ pub fn describe_hold(plan: &Plan, is_offline: bool) -> Option<&'static str> {
     match plan.pause_reason() {
         Some(_) => Some("the run to be resumed"),
         None if is_offline && plan.is_live() => Some("a cluster; none is running"),
+        None if plan.is_held() => Some("the runs before it in its session"),
         None if plan.is_live() && plan.needs_approval() => Some("the approval of the plan"),
         None => None,
     }

@@ -14,6 +14,7 @@ mod plans;
 mod questions;
 mod retention;
 mod runs;
+mod sessions;
 mod sources;
 mod spend;
 mod steering;
@@ -39,6 +40,7 @@ pub use plans::{PlanCheck, PlanCheckBody};
 pub use questions::{AnswerBatch, AnswerBody, AnswerList, QuestionList};
 pub use retention::{PruneBody, RetentionRuleBody, RetentionSettingsBody};
 pub use runs::RunList;
+pub use sessions::SessionList;
 pub use sources::SourceText;
 pub use steering::{
     AddBody, CancelBody, CommandReceipt, EditBody, MessageBody, ResumeBody, RetryBody, SignalBody,
@@ -62,6 +64,7 @@ pub struct Written<T> {
 pub fn routes() -> ApiRoutes {
     ApiRoutes::new()
         .merge(runs::routes())
+        .merge(sessions::routes())
         .merge(retention::routes())
         .merge(submission::routes())
         .merge(plans::routes())

@@ -8,7 +8,7 @@ use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use jiff::{SignedDuration, Timestamp};
 use millrace_client::{RunEndState, read_task_result};
-use millrace_protocol::ids::RunId;
+use millrace_protocol::ids::{RunId, SessionId};
 use millrace_protocol::labels::LabelSelector;
 use millrace_protocol::result::TaskResult;
 use millrace_protocol::token::Scope;
@@ -66,6 +66,9 @@ struct ListQuery {
     state: Option<String>,
     /// Only runs with these labels, separated by commas: `NAME=VALUE`, or `NAME` for any value.
     label: Option<String>,
+    /// Only runs of this session.
+    #[param(value_type = Option<String>)]
+    session: Option<SessionId>,
     /// Only runs that started at this time or later: a time, or a duration before now such as `2h`.
     since: Option<String>,
     /// Only runs that started before this time: a time, or a duration before now.
@@ -87,7 +90,8 @@ async fn list_runs(gateway: Access, QueryParts(query): QueryParts<ListQuery>) ->
     let filter = RunFilter::parse(
         (query.state.as_deref(), query.label.as_deref(), query.text.as_deref()),
         (query.since.as_deref(), query.until.as_deref()),
-    )?;
+    )?
+    .of_session(query.session);
     let limit = match query.limit.unwrap_or(DEFAULT_LIMIT) {
         limit @ 1..=MAX_LIMIT => limit,
         other => {
@@ -120,6 +124,7 @@ pub struct RunFilter {
     text: String,
     since: Option<Timestamp>,
     until: Option<Timestamp>,
+    session: Option<SessionId>,
 }
 
 impl RunFilter {
@@ -137,7 +142,14 @@ impl RunFilter {
             text: text.unwrap_or_default().trim().to_lowercase(),
             since: parse_time("since", since)?,
             until: parse_time("until", until)?,
+            session: None,
         })
+    }
+
+    /// Selects only runs of a session, if there is one.
+    #[must_use]
+    pub fn of_session(self, session: Option<SessionId>) -> Self {
+        Self { session, ..self }
     }
 
     /// `true` if it selects a run.
@@ -149,12 +161,14 @@ impl RunFilter {
             && self.since.is_none_or(|since| summary.started >= since)
             && self.until.is_none_or(|until| summary.started < until)
             && (self.text.is_empty() || run.contains_text(&self.text))
+            && self.session.as_ref().is_none_or(|session| summary.session.as_ref() == Some(session))
     }
 
     /// `true` if it selects runs of which nothing but the submission is known.
     fn selects_submitted(&self) -> bool {
         let is_wanted = self.states.is_empty() || self.states.contains(RunStateName::Submitted.name());
-        is_wanted && self.until.is_none() && self.labels.is_empty() && self.text.is_empty()
+        let has_others = self.until.is_some() || self.session.is_some() || !self.labels.is_empty();
+        is_wanted && !has_others && self.text.is_empty()
     }
 }
 

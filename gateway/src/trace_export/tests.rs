@@ -262,6 +262,10 @@ fn archived_summary(run: &RunId, lane: Lane) -> RunSummary {
         waiting_for: None,
         log_damage: None,
         labels: Default::default(),
+        session: None,
+        session_position: None,
+        hold: None,
+        queue_place: None,
         spend: None,
         archived_span: None,
     }

@@ -75,6 +75,7 @@ fn may_dispatch(plan: &Plan, work: &Work) -> bool {
     !is_held
         && plan.run.end.is_none()
         && plan.run.paused.is_none()
+        && !plan.is_held()
         && (!plan.needs_reservation(work) || plan.budget.reserved.amounts_of_work(work).is_some())
 }
 
@@ -219,8 +220,8 @@ pub fn overdue_inputs(
 }
 
 fn find_overdue_time_limit(plan: &Plan, now: Timestamp) -> Option<OverdueInput> {
-    let time =
-        plan.elapsed_time(now).filter(|_| plan.run.paused.is_none() && plan.run.winding_down.is_none())?;
+    let is_stopped = plan.run.paused.is_some() || plan.is_held() || plan.run.winding_down.is_some();
+    let time = plan.elapsed_time(now).filter(|_| !is_stopped)?;
     (time.is_past_limit() || (!plan.budget.is_low && time.is_past_soft_limit()))
         .then_some(OverdueInput::WallTime)
 }
@@ -285,7 +286,7 @@ fn find_expired_clock_of_task(
             (is_over && may_dispatch(plan, &task.attempt_work())).then_some(AttemptClock::QueueWait)
         }
         TaskPhase::Errored(Some(ErroredTaskWait::Capability { .. } | ErroredTaskWait::Parameters { .. })) => {
-            let may_start = plan.run.paused.is_none() && !plan.needs_approval();
+            let may_start = plan.run.paused.is_none() && !plan.is_held() && !plan.needs_approval();
             let is_over = may_start && has_elapsed(task.since, limits.queue_wait, now);
             is_over.then_some(AttemptClock::QueueWait)
         }

@@ -59,6 +59,7 @@ mod due;
 mod edit;
 mod event;
 mod graph;
+mod hold;
 mod recount;
 mod refusal;
 mod reserved;
@@ -89,6 +90,7 @@ pub use event::{
     ProviderEvent, ReviewEvent, RunEvent, TaskEvent, UserEvent,
 };
 pub use graph::check_new_tasks;
+pub use hold::{HoldChange, RunHold, RunHolds, SessionTurn};
 pub use refusal::{GraphError, Refusal};
 pub use reserved::Reservations;
 pub use spec::*;

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use super::budget::{Budget, ResourceAmounts};
 use super::start::{PlanTime, StartEvent, start_waits};
 use crate::child::ParentTask;
-use crate::ids::{Capability, RunId, TaskId};
+use crate::ids::{Capability, RunId, SessionId, TaskId};
 use crate::labels::Labels;
 use crate::overrides::{AgentOverrides, PermissionRules};
 use crate::question::QuestionExpiry;
@@ -472,6 +472,9 @@ pub struct Submission {
     /// The labels.
     #[serde(default, skip_serializing_if = "Labels::is_empty")]
     pub labels: Labels,
+    /// The session; the run starts when the runs that were submitted before it in the same session have ended.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub session: Option<SessionId>,
     /// The span in which the run was submitted: its trace links to it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub trace_parent: Option<TraceParent>,
@@ -514,6 +517,7 @@ impl Submission {
             criteria: Vec::new(),
             after: Vec::new(),
             labels: Labels::new(),
+            session: None,
             trace_parent: None,
         }
     }

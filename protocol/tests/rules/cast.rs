@@ -1,10 +1,11 @@
 //! Test data: names, tasks, results and verdicts.
 
 use jiff::{SignedDuration, Timestamp};
-use millrace_protocol::ids::{Capability, TaskId, WorkerId};
+use millrace_protocol::ids::{Capability, RunId, SessionId, TaskId, WorkerId};
 use millrace_protocol::plan::{
-    AttemptResult, CapabilityRegistry, CommandAction, Edit, Fact, PersonReview, Plan, PlanningMode,
-    PlanningResult, ReviewPolicy, RunCommand, Submission, TaskSpec, Work,
+    AttemptResult, CapabilityRegistry, CommandAction, DocumentSet, EarlierRun, Edit, Fact, HoldChange,
+    PersonReview, Plan, PlanningMode, PlanningResult, ReviewPolicy, RunCommand, SessionTurn, Submission,
+    TaskSpec, Work,
 };
 use millrace_protocol::provider::ProviderWait;
 use millrace_protocol::question::{
@@ -14,6 +15,31 @@ use millrace_protocol::result::{
     CriterionOutcome, ErrorKind, ModelUsage, PlanProposal, TaskError, Usage, Verdict,
 };
 use millrace_protocol::wait::{Wait, WaitCondition};
+
+/// A session.
+pub fn session() -> SessionId {
+    SessionId::new("chat-7").unwrap()
+}
+
+/// A run that another one follows up on.
+pub fn earlier_run() -> EarlierRun {
+    EarlierRun {
+        run: RunId::new("20261121-230000-abcdef").unwrap(),
+        objective: "list the licences".into(),
+        summary: "fifteen licences".into(),
+        folder: "earlier/20261121-230000-abcdef".into(),
+    }
+}
+
+/// The documents of a run.
+pub fn documents() -> DocumentSet {
+    DocumentSet { manifest: "ab".repeat(32), count: 3, bytes: 150_000 }
+}
+
+/// The turn of the first run of a session.
+pub fn first_turn() -> HoldChange {
+    HoldChange::SessionTurn(Box::new(SessionTurn { position: 1, earlier: Vec::new(), documents: None }))
+}
 
 /// A wait for a provider since the start.
 pub fn provider_wait(error: &str) -> ProviderWait {

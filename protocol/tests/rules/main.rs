@@ -10,6 +10,7 @@ mod drafts;
 mod effects;
 mod golden;
 mod graphs;
+mod holds;
 mod judgement;
 mod oracle;
 mod properties;

@@ -117,7 +117,7 @@ pub fn check_invariants_after_decision(plan: &Plan) {
     for effect in pending_effects(plan, EffectScope::All) {
         if let Effect::Offer(work) = effect {
             assert!(
-                plan.is_live() && plan.run.paused.is_none(),
+                plan.is_live() && plan.run.paused.is_none() && !plan.is_held(),
                 "{work:?} is offered while the run is not live"
             );
             assert!(has_required_reservation(plan, &work), "{work:?} is offered without its reservation");
@@ -286,6 +286,9 @@ pub fn has_required_reservation(plan: &Plan, work: &Work) -> bool {
 
 /// `true` if a live plan has pending effects, or waits for something that it can name.
 fn has_effects_or_waits(plan: &Plan) -> bool {
+    if plan.is_held() {
+        return true;
+    }
     let is_offer = |effect: &Effect| matches!(effect, Effect::Offer(_));
     let is_claimed = plan.planning.turn.as_ref().is_some_and(|planning| planning.worker.is_some());
     let waits = |task: &Task| {

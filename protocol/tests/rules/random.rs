@@ -106,6 +106,7 @@ pub fn random_submission(draws: &mut RandomDraws) -> Submission {
         budget: random_budget(draws),
         consult: draws.draw_optional(40, |draws| consults[draws.draw_below(3)]),
         approve_plan: draws.draw_chance(10),
+        session: draws.draw_chance(10).then(cast::session),
         ..cast::fixed_plan_submission(Vec::new())
     }
 }

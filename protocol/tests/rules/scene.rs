@@ -7,8 +7,9 @@ use std::sync::LazyLock;
 use jiff::Timestamp;
 use millrace_protocol::ids::TaskId;
 use millrace_protocol::plan::{
-    AnswerCause, CapabilityRegistry, Decision, DecisionInput, Event, Fact, InputAnswer, OverdueInput, Plan,
-    Refusal, Submission, UnknownCapabilityStatus, apply, apply_decision, decide, overdue_inputs,
+    AnswerCause, CapabilityRegistry, Decision, DecisionInput, Event, Fact, HoldChange, InputAnswer,
+    OverdueInput, Plan, Refusal, Submission, UnknownCapabilityStatus, apply, apply_decision, decide,
+    overdue_inputs,
 };
 
 use crate::{cast, oracle, show};
@@ -59,6 +60,10 @@ impl RunScene {
             AnswerCause::Registry,
             &DecisionInput::Cluster(cluster, UnknownCapabilityStatus::Missing),
         )
+    }
+
+    pub fn change_hold(&mut self, change: &HoldChange) -> Result<Vec<Event>, Refusal> {
+        self.decide_and_apply(AnswerCause::Rules, &DecisionInput::Hold(change))
     }
 
     pub fn decide_overdue_input(&mut self, overdue: &OverdueInput) -> Result<Vec<Event>, Refusal> {

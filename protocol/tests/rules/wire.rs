@@ -14,17 +14,19 @@ use millrace_protocol::overrides::{
 };
 use millrace_protocol::plan::{
     AnswerCause, AttemptClock, AttemptEvent, Budget, BudgetEvent, BudgetExhaustionPolicy, CommandAction,
-    Decision, DeliverableRule, Document, DocumentSet, EarlierRun, Edit, EndReason, Event, Fact, GraphError,
-    GraphEvent, InputAnswer, JournalKey, OnFailedDependency, PlanTime, PlannerConsultMode, PlannerTrigger,
-    PlanningEvent, PlanningMode, ProviderEvent, Refusal, ResourceAmounts, ReviewCheck, ReviewEvent,
-    ReviewPolicy, RunCommand, RunEvent, StartEvent, StartEventExpiry, StartExpiryAction, Submission,
-    TaskEvent, TaskLimits, TaskPatch, TaskSpec, TaskState, UserEvent, Work,
+    Decision, DeliverableRule, Document, Edit, EndReason, Event, Fact, GraphError, GraphEvent, InputAnswer,
+    JournalKey, OnFailedDependency, PlanTime, PlannerConsultMode, PlannerTrigger, PlanningEvent,
+    PlanningMode, ProviderEvent, Refusal, ResourceAmounts, ReviewCheck, ReviewEvent, ReviewPolicy,
+    RunCommand, RunEvent, RunHold, StartEvent, StartEventExpiry, StartExpiryAction, Submission, TaskEvent,
+    TaskLimits, TaskPatch, TaskSpec, TaskState, UserEvent, Work,
 };
 use millrace_protocol::provider::ProviderStatus;
 use millrace_protocol::question::{
     Answer, AnswerKind, AnswerScope, ExpiryAction, QuestionSubject, RunAnswer, StandingAnswer,
 };
-use millrace_protocol::registry::{ClusterSettings, Heartbeat, ProcessRole, RunSummary, SummarySpend};
+use millrace_protocol::registry::{
+    ClusterSettings, Heartbeat, ProcessRole, QueuePlace, RunSummary, SummarySpend,
+};
 use millrace_protocol::result::{
     Artifact, Build, CapabilityDescription, CapabilityVersion, CriterionOutcome, ErrorKind, ExceededLimit,
     JudgeOpinion, ModelUsage, PlanProposal, Quotation, Source, SourceKind, TaskError, TaskResult, Usage,
@@ -57,10 +59,6 @@ fn full_usage() -> Usage {
     }
 }
 
-fn sample_documents() -> DocumentSet {
-    DocumentSet { manifest: "ab".repeat(32), count: 3, bytes: 150_000 }
-}
-
 fn full_task_spec() -> TaskSpec {
     TaskSpec {
         objective: "naïve – 調べる".into(),
@@ -91,7 +89,7 @@ fn sample_events() -> Vec<(&'static str, Event)> {
             Event::Run(RunEvent::Started {
                 objective: "find out".into(),
                 mode: PlanningMode::Llm,
-                documents: Some(sample_documents()),
+                documents: Some(cast::documents()),
                 model: Some("builtin:extractive".into()),
                 models: BTreeMap::new(),
                 fail_fast: true,
@@ -101,6 +99,7 @@ fn sample_events() -> Vec<(&'static str, Event)> {
                 criteria: Vec::new(),
                 after: Vec::new(),
                 labels: Default::default(),
+                session: None,
             }),
         ),
         (
@@ -342,6 +341,15 @@ fn later_sample_events() -> Vec<(&'static str, Event)> {
         ..full_task_spec()
     };
     vec![
+        ("run held: session", Event::Run(RunEvent::Held { hold: RunHold::Session })),
+        (
+            "session turn came",
+            Event::Run(RunEvent::SessionTurnCame {
+                position: 2,
+                earlier: vec![cast::earlier_run()],
+                documents: Some(cast::documents()),
+            }),
+        ),
         (
             "attempt claimed, by a build",
             Event::Attempt(AttemptEvent::Claimed {
@@ -366,6 +374,7 @@ fn later_sample_events() -> Vec<(&'static str, Event)> {
                 criteria: Vec::new(),
                 after: Vec::new(),
                 labels: Default::default(),
+                session: None,
             }),
         ),
         (
@@ -959,15 +968,6 @@ fn sample_labels() -> Labels {
     [("team".to_owned(), "search".to_owned())].into()
 }
 
-fn sample_earlier_run() -> EarlierRun {
-    EarlierRun {
-        run: RunId::new("20261121-230000-abcdef").unwrap(),
-        objective: "list the licences".into(),
-        summary: "fifteen licences".into(),
-        folder: "earlier/20261121-230000-abcdef".into(),
-    }
-}
-
 /// The software of a claimant.
 fn sample_build() -> Arc<Build> {
     let capability = CapabilityVersion {
@@ -980,7 +980,7 @@ fn sample_build() -> Arc<Build> {
 
 fn sample_submissions() -> Vec<(String, Submission)> {
     let full = Submission {
-        documents: Some(sample_documents()),
+        documents: Some(cast::documents()),
         model: Some("builtin:echo".into()),
         fail_fast: true,
         ..cast::fixed_plan_submission(vec![cast::echo_task("a", &[]), full_task_spec()])
@@ -1003,9 +1003,10 @@ fn sample_submissions() -> Vec<(String, Submission)> {
         ),
         ("a start condition".into(), cast::fixed_plan_submission(vec![task_with_start()])),
         ("with labels".into(), Submission { labels: sample_labels(), ..cast::planner_submission() }),
+        ("of a session".into(), Submission { session: Some(cast::session()), ..cast::planner_submission() }),
         (
             "after an earlier run".into(),
-            Submission { after: vec![sample_earlier_run()], ..cast::planner_submission() },
+            Submission { after: vec![cast::earlier_run()], ..cast::planner_submission() },
         ),
         (
             "with criteria of the deliverable".into(),
@@ -1262,7 +1263,7 @@ fn sample_orders() -> Vec<(String, Order)> {
         feedback: vec!["Attempt 1 was rejected: more".into()],
         limits: task.limits.clone(),
         provider_timeout: None,
-        documents: Some(sample_documents()),
+        documents: Some(cast::documents()),
         model: Some("builtin:extractive".into()),
         own_model: None,
         models: BTreeMap::new(),
@@ -1295,7 +1296,7 @@ fn sample_orders() -> Vec<(String, Order)> {
     let allowed = |order| Order { allowance: Some(full_amounts()), own_model: Some("a:b".into()), ..order };
     let rejected = Some(sample_input_result());
     let full_planning =
-        Order { feedback: vec!["a circle".into()], documents: Some(sample_documents()), ..planning(41) };
+        Order { feedback: vec!["a circle".into()], documents: Some(cast::documents()), ..planning(41) };
     let patient = Order { provider_timeout: Some(std::time::Duration::from_secs(90)), ..planning(41) };
     let decided = DecisionId::new(41, "2026-11-21T23:00:00.123456789Z".parse().unwrap());
     let dated = Order { decided: Some(decided), ..planning(41) };
@@ -1564,6 +1565,26 @@ fn all_encoding_samples() -> Vec<EncodingSample> {
                 (named("of a run, told how it stands"), RunSummary { waiting_for: None, ..summary.clone() }),
                 (named("of a run with labels"), RunSummary { labels: sample_labels(), ..summary.clone() }),
                 (
+                    named("of a run that waits for its turn"),
+                    RunSummary {
+                        session: Some(cast::session()),
+                        hold: Some(RunHold::Session),
+                        ..summary.clone()
+                    }
+                    .with_queue_place(Some(QueuePlace {
+                        position: 2,
+                        behind: Some(RunId::new("r1").unwrap()),
+                    })),
+                ),
+                (
+                    named("of a run whose turn has come"),
+                    RunSummary {
+                        session: Some(cast::session()),
+                        session_position: Some(3),
+                        ..summary.clone()
+                    },
+                ),
+                (
                     named("of an archived run with its usage"),
                     RunSummary {
                         archived: true,
@@ -1738,6 +1759,9 @@ fn messages_about_waits_have_a_version_that_0_4_does_not_read() {
         "written files",
         "criteria of the deliverable",
         "after an earlier run",
+        "of a session",
+        "run held",
+        "session turn came",
     ];
     let mut newer = 0;
     for sample in all_encoding_samples().iter().filter(|sample| sample.json.get("t").is_some()) {

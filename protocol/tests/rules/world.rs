@@ -94,6 +94,7 @@ impl SimulatedWorld {
         if self.scene.plan.run.paused.is_some() {
             self.deliver_command(CommandAction::Resume { budget: None });
         }
+        self.end_hold();
         let open = self.scene.plan.parked_attempts().flat_map(|(_, attempt)| attempt.open_waits());
         let event = open.filter_map(|wait| wait.condition.event()).next().map(str::to_owned);
         if let Some(name) = event {
@@ -102,7 +103,19 @@ impl SimulatedWorld {
         self.answer_random_question();
     }
 
+    /// The turn of a run that waits for its session comes.
+    fn end_hold(&mut self) {
+        if self.scene.plan.is_held() {
+            self.scene.change_hold(&cast::first_turn()).unwrap();
+            self.carry_out_effects_and_check();
+            self.check_registry_after_edits();
+        }
+    }
+
     fn run_random_step(&mut self, is_fair: bool) {
+        if self.scene.plan.is_held() && self.draws.draw_chance(10) {
+            self.end_hold();
+        }
         match self.draws.draw_below(100) {
             0..40 => self.claim_random_order(),
             40..75 => self.end_random_work(),

@@ -5,8 +5,8 @@ use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use millrace_protocol::ids::{Capability, Lane, RunId};
-use millrace_protocol::plan::{Decision, Work};
+use millrace_protocol::ids::{Capability, Lane, RunId, SessionId};
+use millrace_protocol::plan::{Decision, RunParameters, Work};
 use millrace_protocol::registry::RunSummary;
 use millrace_protocol::subject::Topic;
 use millrace_protocol::work::Order;
@@ -28,6 +28,7 @@ use crate::capability_snapshot::CapabilitySnapshot;
 use crate::closing;
 use crate::lost_runs::{self, LiveRunIndex};
 use crate::reader::{self, LaneFeed, LogPosition};
+use crate::session_turn;
 use crate::strays::delete_strays;
 
 /// The number of runs that are looked up in the archive at the same time.
@@ -311,6 +312,15 @@ impl LaneOwnerIo {
                 count_repairs("stranded", orders);
                 io.send_to_owner(LaneMessage::StrandedOrdersRemoved(stranded));
             }
+        });
+    }
+
+    /// Prepares the turn of a run with these parameters in its session.
+    pub(super) fn prepare_session_turn(&self, run: RunId, session: SessionId, start: RunParameters) {
+        let io = self.clone();
+        tokio::spawn(async move {
+            let turn = session_turn::prepare_session_turn(&io.bus, &run, &session, &start).await;
+            io.send_to_owner(LaneMessage::SessionTurnPrepared(run, Box::new(turn)));
         });
     }
 

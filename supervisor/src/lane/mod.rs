@@ -18,6 +18,7 @@
 //! | `queue_audit` | [`QueueAudit`]: compares the queues with the plans |
 //! | `log_check` | [`LogCheck`]: notices that a server has lost messages of the lane |
 //! | `claims` | [`ClaimBatcher`]: claims that wait briefly, to share an append |
+//! | `sessions` | [`SessionQueues`]: which run of each session is next |
 //! | `summaries` | [`SummaryBatcher`]: the summaries of changed runs, one batch at a time |
 //!
 //! [`LaneOwnerState`]: state::LaneOwnerState
@@ -26,6 +27,7 @@
 //! [`QueueAudit`]: queue_audit::QueueAudit
 //! [`LogCheck`]: log_check::LogCheck
 //! [`ClaimBatcher`]: claims::ClaimBatcher
+//! [`SessionQueues`]: sessions::SessionQueues
 //! [`SummaryBatcher`]: summaries::SummaryBatcher
 
 mod claims;
@@ -34,6 +36,7 @@ mod io;
 mod log_check;
 mod offers;
 mod queue_audit;
+mod sessions;
 mod state;
 mod summaries;
 
@@ -41,7 +44,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use millrace_protocol::ids::{Capability, Lane, RunId, WorkerId};
-use millrace_protocol::plan::Work;
+use millrace_protocol::plan::{SessionTurn, Work};
 use millrace_protocol::registry::RunSummary;
 use millrace_runtime::log::AppendError;
 use millrace_runtime::nats::strays::SequenceRange;
@@ -105,6 +108,8 @@ pub enum LaneMessage {
     QueuesRead(Arc<QueueSnapshot>),
     /// These orders were stranded in their queues and have been removed.
     StrandedOrdersRemoved(Vec<(RunId, Work)>),
+    /// The turn of a run in its session was prepared.
+    SessionTurnPrepared(RunId, Box<SessionTurn>),
     /// A batch of summaries was written, except those of these runs.
     SummariesWritten(Vec<RunId>),
     /// Strays were deleted, except these.
@@ -154,6 +159,7 @@ impl Actor for LaneOwner {
             LaneMessage::NotOffered(works) => state.on_offer_failed(works),
             LaneMessage::QueuesRead(queues) => state.repair_queues(&queues),
             LaneMessage::StrandedOrdersRemoved(works) => state.publish_dispatched_orders(&works),
+            LaneMessage::SessionTurnPrepared(run, turn) => state.on_session_turn_prepared(&run, turn),
             LaneMessage::SummariesWritten(failed) => state.on_summaries_written(&failed),
             LaneMessage::StraysDeleted(rest) => state.on_strays_deleted(rest),
             LaneMessage::Closed(run) => state.on_run_closed(&run),

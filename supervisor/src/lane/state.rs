@@ -5,8 +5,10 @@ use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use millrace_protocol::ids::{Capability, Lane, RunId};
-use millrace_protocol::plan::{DispatchedOrder, Effect, Fact, Plan, TaskState, Work};
+use millrace_protocol::ids::{Capability, Lane, RunId, SessionId};
+use millrace_protocol::plan::{
+    DispatchedOrder, Effect, Fact, HoldChange, Plan, SessionTurn, TaskState, Work,
+};
 use millrace_protocol::registry::RunSummary;
 use millrace_protocol::subject;
 use millrace_protocol::work::Order;
@@ -23,6 +25,7 @@ use super::io::{LaneOwnerIo, count_repairs};
 use super::log_check::{LogCheck, LogStatus};
 use super::offers::LaneWorkOffers;
 use super::queue_audit::{ExpectedOrder, QueueAudit};
+use super::sessions::SessionQueues;
 use super::summaries::SummaryBatcher;
 use super::{LaneMessage, LaneOwnerArgs};
 use crate::ignored::count_unsubmitted;
@@ -46,6 +49,7 @@ pub struct LaneOwnerState {
     log: LogCheck,
     claims: ClaimBatcher,
     summaries: SummaryBatcher,
+    sessions: SessionQueues,
     /// The stray messages of the lane that are to be deleted.
     strays: StrayMessages,
     is_deleting_strays: bool,
@@ -74,6 +78,7 @@ impl LaneOwnerState {
             log: LogCheck::default(),
             claims: ClaimBatcher::default(),
             summaries: SummaryBatcher::default(),
+            sessions: SessionQueues::default(),
             strays: StrayMessages::default(),
             is_deleting_strays: false,
             ticks: 0,
@@ -144,6 +149,9 @@ impl LaneOwnerState {
         self.offers.set_live_slots(self.args.cluster.borrow().slots.clone());
         self.args.status.record_caught_up(through, runs.len());
         self.runs = runs;
+        for (run, live) in &self.runs {
+            self.sessions.add_run(run, live);
+        }
         let ids: Vec<RunId> = self.runs.keys().cloned().collect();
         let submitted = self.runs.iter().filter(|(_, live)| live.is_submitted());
         let known = submitted.map(|(run, _)| run.clone()).collect();
@@ -211,7 +219,9 @@ impl LaneOwnerState {
             self.continue_folded_run(run);
             return;
         }
-        self.runs.remove(run);
+        if let Some(live) = self.runs.remove(run) {
+            self.sessions.remove_run(run, &live);
+        }
         if is_archived {
             warn!(%run, "removing late messages of an archived run");
             self.io.purge_run(run.clone());
@@ -234,10 +244,12 @@ impl LaneOwnerState {
     fn continue_folded_run(&mut self, run: &RunId) {
         let Some(live) = self.runs.get_mut(run) else { return };
         live.phase = RunPhase::Idle;
+        let session = live.holds.session().map(|(session, _)| session.clone());
         let effects = live.pending_effects_of_all_tasks();
         self.carry_out_effects(run, effects);
         self.offer_claimed_work_of_run(run);
         self.commit_or_delay_claims(run);
+        session.iter().for_each(|session| self.advance_session(session));
     }
 
     /// Reads and folds a run again, because another supervisor has decided on it.
@@ -252,6 +264,7 @@ impl LaneOwnerState {
         if let Some(mut old) = self.runs.remove(&run) {
             live.queue_facts(old.take_inbox());
         }
+        self.sessions.add_run(&run, &live);
         self.runs.insert(run.clone(), live);
         self.check_archive(&run);
     }
@@ -310,7 +323,13 @@ impl LaneOwnerState {
     fn handle_lane_item(&mut self, run: &RunId, item: LaneItem) -> Option<Capability> {
         let live = self.runs.get_mut(run)?;
         match item {
-            LaneItem::Fact { sequence, fact } => live.queue_fact(sequence, *fact),
+            LaneItem::Fact { sequence, fact } => {
+                let is_submission = matches!(*fact, Fact::Submitted(_));
+                live.queue_fact(sequence, *fact);
+                if is_submission {
+                    self.sessions.add_run(run, live);
+                }
+            }
             LaneItem::Claimed(topic) => {
                 return self.offers.free_place_of_claimed_work(run, &live.plan, &topic);
             }
@@ -359,6 +378,7 @@ impl LaneOwnerState {
         }
         due.iter().for_each(|run| self.commit_decision(run));
         if all_clocks {
+            self.sessions.all().iter().for_each(|session| self.advance_session(session));
             self.delete_due_strays();
             self.args.status.set_live_runs(self.runs.len());
             self.write_summaries();
@@ -445,8 +465,10 @@ impl LaneOwnerState {
         // Clients that wait for the end of a run may stop the cluster when it ends, so the summary of a run that stays in
         // the lane is written at once. Closing writes that of any other.
         let is_resumable = live.plan.is_resumable();
+        let session = live.holds.session().map(|(session, _)| session.clone());
         self.carry_out_effects(run, effects);
         self.commit_or_delay_claims(run);
+        session.iter().for_each(|session| self.advance_session(session));
         if is_resumable {
             self.write_summaries();
         }
@@ -557,6 +579,27 @@ impl LaneOwnerState {
         self.publish_orders(orders);
     }
 
+    // ---- sessions
+
+    /// Prepares the turn of the next run of a session, if the runs before it have ended.
+    fn advance_session(&mut self, session: &SessionId) {
+        if let Some(run) = self.sessions.take_next_run(session, &self.runs) {
+            let start = self.runs.get(&run).and_then(|live| live.plan.run.start.clone());
+            if let Some(start) = start {
+                self.io.prepare_session_turn(run, session.clone(), start);
+            }
+        }
+        self.sessions.update_places(session, &mut self.runs);
+    }
+
+    pub(super) fn on_session_turn_prepared(&mut self, run: &RunId, turn: Box<SessionTurn>) {
+        self.sessions.finish_preparing(run);
+        if let Some(live) = self.runs.get_mut(run) {
+            live.holds.add_change(HoldChange::SessionTurn(turn));
+            self.commit_or_delay_claims(run);
+        }
+    }
+
     // ---- stray messages
 
     /// Deletes the stray messages that were found before the grace period.
@@ -610,8 +653,10 @@ impl LaneOwnerState {
     }
 
     pub(super) fn on_run_closed(&mut self, run: &RunId) {
-        self.runs.remove(run);
+        let closed = self.runs.remove(run);
         self.claims.remove_run(run);
+        let session = closed.and_then(|live| self.sessions.remove_run(run, &live));
+        session.iter().for_each(|session| self.advance_session(session));
     }
 }
 

@@ -47,7 +47,8 @@ impl SummaryBatcher {
         let summaries: Vec<RunSummary> = changed
             .filter_map(|(run, live)| {
                 live.is_summary_stale = false;
-                RunSummary::from_plan(run, lane, &live.plan, now)
+                let place = live.holds.queue_place.clone();
+                Some(RunSummary::from_plan(run, lane, &live.plan, now)?.with_queue_place(place))
             })
             .collect();
         (!summaries.is_empty()).then_some(SummaryBatch { summaries, _lock: lock })

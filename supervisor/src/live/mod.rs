@@ -1,18 +1,20 @@
 //! One run in memory, as the owner of its lane sees it: the folded plan, the facts that no decision has answered yet,
 //! and the clocks. No I/O: the lane owner passes in the messages that it reads and carries out the effects.
 
+mod holds;
 #[cfg(test)]
 mod tests;
 
 use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
 use std::time::Duration;
 
+pub use holds::LiveHolds;
 use jiff::Timestamp;
 use millrace_protocol::ids::{TaskId, WorkerId};
 use millrace_protocol::plan::{
     AnswerCause, CapabilityRegistry, Decision, DecisionInput, DispatchedOrder, Effect, EffectScope, Event,
-    Fact, InputAnswer, OverdueInput, Plan, RunEvent, TaskState, UnknownCapabilityStatus, Work, apply,
-    apply_decision, decide, dispatched_orders, next_backoff_end, overdue_inputs, pending_effects,
+    Fact, HoldChange, InputAnswer, OverdueInput, Plan, RunEvent, TaskState, UnknownCapabilityStatus, Work,
+    apply, apply_decision, decide, dispatched_orders, next_backoff_end, overdue_inputs, pending_effects,
 };
 use millrace_protocol::work::DecisionId;
 
@@ -68,6 +70,8 @@ pub enum PendingInput {
 pub struct LiveRun {
     /// The folded plan.
     pub plan: Plan,
+    /// Its holds, and when it was submitted.
+    pub holds: LiveHolds,
     /// The sequence of its last decision, or of a forged message after it; 0 before the first. The next append expects
     /// this sequence.
     pub last_sequence: u64,
@@ -122,7 +126,9 @@ impl RunMilestone {
             RunEvent::Started { .. } => Some(Self::Started),
             RunEvent::Reopened => Some(Self::Reopened),
             RunEvent::Ended { .. } => Some(Self::Ended),
-            RunEvent::PlanQuestionAsked { .. }
+            RunEvent::Held { .. }
+            | RunEvent::SessionTurnCame { .. }
+            | RunEvent::PlanQuestionAsked { .. }
             | RunEvent::PlanQuestionEnded { .. }
             | RunEvent::Paused
             | RunEvent::Interrupted
@@ -137,6 +143,7 @@ impl Default for LiveRun {
     fn default() -> Self {
         Self {
             plan: Plan::default(),
+            holds: LiveHolds::default(),
             last_sequence: 0,
             last_decision: None,
             appending_at: Timestamp::UNIX_EPOCH,
@@ -172,7 +179,11 @@ impl LiveRun {
                 ),
             });
         }
+        let is_first = self.plan.run.start.is_none();
         apply_decision(&mut self.plan, decision);
+        if is_first {
+            self.holds.record_first_decision(decision, &self.plan);
+        }
         self.last_sequence = sequence;
         self.last_decision = Some(DecisionId::new(sequence, decision.at));
     }
@@ -197,6 +208,7 @@ impl LiveRun {
 
     /// Queues a fact. A fact that is already answered or queued is ignored.
     pub fn queue_fact(&mut self, sequence: u64, fact: Fact) {
+        self.holds.record_fact(sequence, &fact);
         let is_new = self.inbox.back().is_none_or(|(last, _)| *last < sequence);
         if sequence > self.plan.run.through && is_new {
             self.inbox.push_back((sequence, fact));
@@ -318,7 +330,7 @@ impl LiveRun {
     #[must_use]
     pub fn pending_input(&self) -> PendingInput {
         let is_claim = |(_, fact): &(u64, Fact)| matches!(fact, Fact::Claimed(..));
-        let has_urgent = !self.overdue.is_empty() || !self.blocked.is_empty();
+        let has_urgent = !self.overdue.is_empty() || !self.blocked.is_empty() || self.holds.has_changes();
         let has_input = has_urgent || !self.inbox.is_empty();
         match self.phase {
             RunPhase::Idle if !has_input => PendingInput::Nothing,
@@ -367,6 +379,9 @@ impl LiveRun {
                 self.record_refused_outcome(work);
             }
         }
+        for change in self.holds.take_changes() {
+            self.decide_hold_change(&mut decision, &change);
+        }
         if self.inbox.is_empty() && self.inbox.capacity() > MAX_IDLE_INBOX {
             // Thousands of facts may have arrived at once, and none may follow for weeks.
             self.inbox.shrink_to(MAX_FACTS);
@@ -397,6 +412,14 @@ impl LiveRun {
         self.touched.extend(decision.events.iter().filter_map(|event| event.task()).cloned());
         self.appending_at = decision.at;
         (!decision.answers.is_empty()).then_some(decision)
+    }
+
+    /// Decides on a change of the holds. One that was decided before changes nothing.
+    fn decide_hold_change(&mut self, decision: &mut Decision, change: &HoldChange) {
+        let input = DecisionInput::Hold(change);
+        if decide(&self.plan, &input, decision.at).is_ok() {
+            self.decide_and_append_answer(decision, AnswerCause::Rules, &input);
+        }
     }
 
     /// Checks the plan against the capability registry if either has changed. A capability that was unknown but could

@@ -101,6 +101,7 @@ def submission(
     models: Iterable[str],
     after: Iterable[str],
     labels: Mapping[str, str] | None,
+    session: str | None,
     key: str | None,
 ) -> Request:
     """Returns the request that submits a run."""
@@ -117,6 +118,7 @@ def submission(
         models=list(models) or None,
         after=list(after) or None,
         labels=dict(labels or {}) or None,
+        session=session,
         documents=references or None,
     )
     return Request("POST", "/runs", body=body, documents=tuple(uploads), key=key or new_key())

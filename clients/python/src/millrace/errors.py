@@ -80,6 +80,12 @@ class RunNotFound(NotFound):
     kind = "run-not-found"
 
 
+class SessionNotFound(NotFound):
+    """No run belongs to the session."""
+
+    kind = "session-not-found"
+
+
 class TaskNotFound(NotFound):
     """The run has no such task."""
 

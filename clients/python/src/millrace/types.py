@@ -44,6 +44,14 @@ class RunLine(_RunLineRequired, total=False):
     """
     labels: dict[str, str] | None
     """Its labels."""
+    session: SessionId | None
+    """Its session."""
+    session_position: int | None
+    """Its number in its session, from 1; absent before its turn."""
+    hold: RunHold | None
+    """The reason for which it waits before its first task."""
+    queue_place: QueuePlace | None
+    """Its place among the runs that wait for this reason."""
     lane: int | None
     """Its lane of the log."""
     started_at: Time | None
@@ -56,6 +64,17 @@ class RunLine(_RunLineRequired, total=False):
     """The wait of its first waiting task, while nothing is in progress."""
     log_damage: str | None
     """The damage of its log; such a run cannot continue."""
+
+
+class _QueuePlaceRequired(TypedDict):
+    position: int
+    """Its number, from 1: the run with 1 is the next."""
+
+
+class QueuePlace(_QueuePlaceRequired, total=False):
+    """The place of a run in a queue."""
+    behind: RunId | None
+    """The run that must end before; `None` if its turn is being prepared."""
 
 
 class TaskCounts(TypedDict):
@@ -121,6 +140,43 @@ class ProviderWaitJson(TypedDict):
     """The last error."""
 
 
+class SessionList(TypedDict):
+    """A part of the list of sessions."""
+    sessions: list[SessionLine]
+    """The sessions, by their last changes, newest first."""
+    total: int
+    """The number of all sessions."""
+
+
+class SessionLine(TypedDict):
+    """A session in a list: a line of `millrace sessions --json`."""
+    session: SessionId
+    """The name."""
+    run_count: int
+    """The number of its runs, without deleted ones."""
+    states: dict[str, int]
+    """The number of its runs by state; states without runs are absent."""
+    usage: Usage
+    """The usage of all of its runs."""
+    last_run: RunId
+    """The run that was submitted last."""
+    started_at: Time
+    """The start of its first run."""
+    updated_at: Time
+    """When a run of it changed last."""
+    type: Literal["session"]
+
+
+class SessionRuns(TypedDict):
+    """A session with its runs."""
+    session: SessionLine
+    """The session."""
+    runs: list[RunLine]
+    """Its runs in their order: by their numbers, then those that wait for their turn, then those that ended
+    before their turn. Of a longer session the newest 1,000.
+    """
+
+
 class _RunResultRequired(TypedDict):
     run: RunId
     """The run."""
@@ -167,6 +223,12 @@ class RunResult(_RunResultRequired, total=False):
     """The runs that it follows up on."""
     labels: dict[str, str] | None
     """Its labels."""
+    session: SessionId | None
+    """Its session."""
+    session_position: int | None
+    """Its number in its session, from 1; absent before its turn."""
+    hold: RunHold | None
+    """The reason for which it waits before its first task."""
     waiting_for_provider: ProviderWaitJson | None
     """The provider that the run waits for, or for which it is paused."""
     answered: bool | None
@@ -838,6 +900,38 @@ class EventLineRunStarted(_EventLineRunStartedRequired, total=False):
     """The runs that this run follows up on."""
     labels: dict[str, str]
     """The labels."""
+    session: SessionId | None
+    """The session."""
+
+
+class EventLineRunHeld(TypedDict):
+    """The run waits before its first task."""
+    run: RunId
+    """The run."""
+    sequence: int
+    """The sequence, in the lane, of the decision with the event; events of one decision share it."""
+    at: Time
+    """The time of the decision."""
+    type: Literal["run_held"]
+    hold: RunHold
+    """The reason."""
+
+
+class EventLineSessionTurnCame(TypedDict):
+    """The turn of the run in its session has come. It sees the results of the runs before it."""
+    run: RunId
+    """The run."""
+    sequence: int
+    """The sequence, in the lane, of the decision with the event; events of one decision share it."""
+    at: Time
+    """The time of the decision."""
+    type: Literal["session_turn_came"]
+    position: int
+    """The number of the run in its session, from 1."""
+    earlier: list[EarlierRun]
+    """The runs before it whose results it sees."""
+    documents: DocumentSet | None
+    """All of its documents, the results of these runs included."""
 
 
 class EventLinePlanQuestionAsked(TypedDict):
@@ -3309,6 +3403,26 @@ class EventJsonRunStarted(_EventJsonRunStartedRequired, total=False):
     """The runs that this run follows up on."""
     labels: dict[str, str]
     """The labels."""
+    session: SessionId | None
+    """The session."""
+
+
+class EventJsonRunHeld(TypedDict):
+    """The run waits before its first task."""
+    type: Literal["run_held"]
+    hold: RunHold
+    """The reason."""
+
+
+class EventJsonSessionTurnCame(TypedDict):
+    """The turn of the run in its session has come. It sees the results of the runs before it."""
+    type: Literal["session_turn_came"]
+    position: int
+    """The number of the run in its session, from 1."""
+    earlier: list[EarlierRun]
+    """The runs before it whose results it sees."""
+    documents: DocumentSet | None
+    """All of its documents, the results of these runs included."""
 
 
 class EventJsonPlanQuestionAsked(TypedDict):
@@ -4994,7 +5108,7 @@ class Version(TypedDict):
 
 
 class _ProblemRequired(TypedDict):
-    type: Literal["urn:millrace:problem:invalid-request", "urn:millrace:problem:unknown-host", "urn:millrace:problem:cross-origin", "urn:millrace:problem:unauthenticated", "urn:millrace:problem:scope-missing", "urn:millrace:problem:unknown-path", "urn:millrace:problem:method-not-allowed", "urn:millrace:problem:not-acceptable", "urn:millrace:problem:unsupported-media-type", "urn:millrace:problem:body-too-large", "urn:millrace:problem:request-timeout", "urn:millrace:problem:run-not-found", "urn:millrace:problem:task-not-found", "urn:millrace:problem:question-not-found", "urn:millrace:problem:file-not-found", "urn:millrace:problem:blob-not-found", "urn:millrace:problem:source-not-found", "urn:millrace:problem:limit-not-found", "urn:millrace:problem:token-not-found", "urn:millrace:problem:too-many-tokens", "urn:millrace:problem:run-deleted", "urn:millrace:problem:retention-rule-not-found", "urn:millrace:problem:no-deliverable", "urn:millrace:problem:invalid-run", "urn:millrace:problem:idempotency-key-reused", "urn:millrace:problem:command-refused", "urn:millrace:problem:answer-refused", "urn:millrace:problem:question-closed", "urn:millrace:problem:run-not-ended", "urn:millrace:problem:log-damaged", "urn:millrace:problem:cluster-unavailable", "urn:millrace:problem:store-full", "urn:millrace:problem:gateway-forbidden", "urn:millrace:problem:unreadable-data"]
+    type: Literal["urn:millrace:problem:invalid-request", "urn:millrace:problem:unknown-host", "urn:millrace:problem:cross-origin", "urn:millrace:problem:unauthenticated", "urn:millrace:problem:scope-missing", "urn:millrace:problem:unknown-path", "urn:millrace:problem:method-not-allowed", "urn:millrace:problem:not-acceptable", "urn:millrace:problem:unsupported-media-type", "urn:millrace:problem:body-too-large", "urn:millrace:problem:request-timeout", "urn:millrace:problem:run-not-found", "urn:millrace:problem:session-not-found", "urn:millrace:problem:task-not-found", "urn:millrace:problem:question-not-found", "urn:millrace:problem:file-not-found", "urn:millrace:problem:blob-not-found", "urn:millrace:problem:source-not-found", "urn:millrace:problem:limit-not-found", "urn:millrace:problem:token-not-found", "urn:millrace:problem:too-many-tokens", "urn:millrace:problem:run-deleted", "urn:millrace:problem:retention-rule-not-found", "urn:millrace:problem:no-deliverable", "urn:millrace:problem:invalid-run", "urn:millrace:problem:idempotency-key-reused", "urn:millrace:problem:command-refused", "urn:millrace:problem:answer-refused", "urn:millrace:problem:question-closed", "urn:millrace:problem:run-not-ended", "urn:millrace:problem:log-damaged", "urn:millrace:problem:cluster-unavailable", "urn:millrace:problem:store-full", "urn:millrace:problem:gateway-forbidden", "urn:millrace:problem:unreadable-data"]
     """The kind of the problem: `urn:millrace:problem:` and a name that never changes."""
     title: str
     """The kind in a sentence."""
@@ -5046,6 +5160,10 @@ class SubmissionBody(TypedDict, total=False):
     """Ended runs to follow up on: their results and files are documents of this run."""
     labels: dict[str, str]
     """Labels, to find the run by: a value for each name."""
+    session: SessionId | None
+    """The session: the run starts when the runs that were submitted to the session before it have ended, and
+    sees their results and files.
+    """
     documents: list[DocumentReference]
     """Documents that are in the blob store already, in addition to those that are uploaded with this request."""
 
@@ -5252,6 +5370,7 @@ RunId = str
 
 RunState = Literal[
     "submitted",
+    "queued",
     "running",
     "paused",
     "interrupted",
@@ -5267,6 +5386,11 @@ RunState = Literal[
     "max_steps",
 ]
 """The state of a run: how it ended, or what it does."""
+
+SessionId = str
+
+RunHold = Literal["session"]
+"""The reason for which a run waits before its first task."""
 
 Time = str
 """A time in UTC, as RFC 3339."""
@@ -5392,6 +5516,8 @@ FailedPart = Literal["planner", "edit", "attempt", "review", "task", "run"]
 
 EventLine = Union[
     EventLineRunStarted,
+    EventLineRunHeld,
+    EventLineSessionTurnCame,
     EventLinePlanQuestionAsked,
     EventLinePlanQuestionEnded,
     EventLineRunPaused,
@@ -5530,6 +5656,8 @@ CauseJson = Literal["message", "clock", "registry", "rules"]
 
 EventJson = Union[
     EventJsonRunStarted,
+    EventJsonRunHeld,
+    EventJsonSessionTurnCame,
     EventJsonPlanQuestionAsked,
     EventJsonPlanQuestionEnded,
     EventJsonRunPaused,

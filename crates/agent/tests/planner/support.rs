@@ -61,6 +61,7 @@ impl PlanBuilder {
             criteria: Vec::new(),
             after: Vec::new(),
             labels: Default::default(),
+            session: None,
         }));
         made
     }

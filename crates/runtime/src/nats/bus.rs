@@ -211,6 +211,12 @@ impl Bus {
         run.lane(self.0.settings.lanes)
     }
 
+    /// Returns the lane in which the runs of a session are.
+    #[must_use]
+    pub fn lane_of_session(&self, session: &millrace_protocol::ids::SessionId) -> Lane {
+        session.lane(self.0.settings.lanes)
+    }
+
     /// Returns the store of large values.
     #[must_use]
     pub fn blobs(&self) -> &BlobStore {

@@ -1,4 +1,4 @@
-//! Data that outlives runs and processes: blobs, archives, files, rate limits, tokens, and backups of all of it.
+//! Data that outlives runs and processes: blobs, archives, files, rate limits, sessions, tokens, and backups of all of it.
 
 pub mod archive;
 pub mod audit;
@@ -8,5 +8,6 @@ pub mod export_position;
 pub mod idempotency;
 pub mod rate_limits;
 pub mod retention;
+pub mod sessions;
 pub mod tokens;
 pub mod workspace;

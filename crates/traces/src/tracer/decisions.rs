@@ -53,7 +53,9 @@ impl RunTracer {
             }
             RunEvent::Reopened => self.phase = Phase::Live,
             RunEvent::Ended { reason, detail, .. } => self.end_run(*reason, detail),
-            RunEvent::Paused
+            RunEvent::Held { .. }
+            | RunEvent::SessionTurnCame { .. }
+            | RunEvent::Paused
             | RunEvent::Resumed { .. }
             | RunEvent::WindingDown { .. }
             | RunEvent::Retired => {}

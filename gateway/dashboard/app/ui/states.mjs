@@ -5,6 +5,7 @@ import { words } from "../format.mjs";
 /** @type {Record<string, {tone: string, shape: string, label?: string}>} */
 const STATES = {
   submitted: { tone: "quiet", shape: "dotted" },
+  queued: { tone: "wait", shape: "dotted" },
   running: { tone: "active", shape: "run" },
   paused: { tone: "warn", shape: "pause" },
   interrupted: { tone: "warn", shape: "pause" },
@@ -40,7 +41,7 @@ export const TASK_STATES = ["running", "needs_review", "waiting", "ready", "pend
 
 /** The states of runs by what a list is filtered for. */
 export const RUN_FILTERS = {
-  live: ["submitted", "running", "paused", "interrupted", "winding_down"],
+  live: ["submitted", "queued", "running", "paused", "interrupted", "winding_down"],
   completed: ["completed", "completed_partial"],
   failed: ["failed", "no_progress", "planner_unavailable", "budget_exhausted", "max_steps", "log_damaged"],
   cancelled: ["cancelled"],

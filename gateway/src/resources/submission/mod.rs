@@ -20,7 +20,7 @@ use millrace_plan_file::{
     CapabilityMistake, PlanFile, find_capability_mistakes, parse_plan_file, parse_run_budget,
     resolve_consult, resolve_mode, resolve_objective,
 };
-use millrace_protocol::ids::{Capability, RunId};
+use millrace_protocol::ids::{Capability, RunId, SessionId};
 use millrace_protocol::labels::{Labels, find_labels_problem};
 use millrace_protocol::plan::{
     Budget, CapabilityRegistry, Document, EarlierRun, PlannerConsultMode, PlanningMode, Submission,
@@ -90,6 +90,10 @@ pub struct SubmissionBody {
     /// Labels, to find the run by: a value for each name.
     #[serde(skip_serializing_if = "Labels::is_empty")]
     labels: Labels,
+    /// The session: the run starts when the runs that were submitted to the session before it have ended, and sees their results
+    /// and files.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    session: Option<SessionId>,
     /// Documents that are in the blob store already, in addition to those that are uploaded with this request.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     documents: Vec<DocumentReference>,
@@ -141,7 +145,8 @@ async fn submit_run(
         let run = millrace_client::submit_run(&gateway.bus, &submission).await?;
         return submitted(&gateway, &run, StatusCode::CREATED).await;
     };
-    let keyed = KeyedSubmission { run: generate_run_id(), request: digest };
+    let keyed =
+        KeyedSubmission { run: generate_run_id(&gateway.bus, submission.session.as_ref()), request: digest };
     match claim_key(&gateway.bus, (&gateway.caller.name, &key), &keyed).await? {
         KeyClaim::New => {
             submit_with_id(&gateway, &keyed.run, &submission).await?;
@@ -250,6 +255,7 @@ async fn describe_submission(
         criteria,
         after,
         labels: body.labels,
+        session: body.session,
         budget,
         consult,
         ..Submission::new(objective, mode)

@@ -6,7 +6,7 @@ use crate::ids::TaskId;
 use crate::plan::state::{
     AttemptEnd, AttemptWait, DeliverableRule, EndReason, Plan, RunEnd, RunParameters, TaskState,
 };
-use crate::plan::{Budget, JournalKey, RunEvent, UserEvent};
+use crate::plan::{Budget, JournalKey, RunEvent, RunHold, UserEvent};
 use crate::wait::{Wait, WaitEnd};
 
 impl Plan {
@@ -25,6 +25,7 @@ impl Plan {
                 criteria,
                 after,
                 labels,
+                session,
             } => {
                 self.run.start = Some(RunParameters {
                     objective: objective.clone(),
@@ -39,8 +40,20 @@ impl Plan {
                     criteria: criteria.clone(),
                     after: after.clone(),
                     labels: labels.clone(),
+                    session: session.clone(),
                     at,
                 });
+            }
+            RunEvent::Held { hold } => {
+                self.run.holds.current.insert(*hold);
+            }
+            RunEvent::SessionTurnCame { position, earlier, documents } => {
+                self.run.holds.position = Some(*position);
+                if let Some(start) = &mut self.run.start {
+                    start.after.extend_from_slice(earlier);
+                    start.documents.clone_from(documents);
+                }
+                self.end_hold(RunHold::Session, at);
             }
             RunEvent::PlanQuestionAsked { wait, again } => self.ask_about_plan(wait, *again, at),
             RunEvent::PlanQuestionEnded { end } => self.end_plan_question(end, at),
@@ -75,6 +88,24 @@ impl Plan {
             UserEvent::StandingAnswerGiven(answer) => self.run.standing_answers.push(answer.clone()),
             UserEvent::MessageReceived { by, text } => self.run.messages.push((by.clone(), text.clone())),
         }
+    }
+
+    /// Ends a hold. With the last one the run begins to work: nothing before that counts for its clocks.
+    fn end_hold(&mut self, hold: RunHold, at: Timestamp) {
+        if !self.run.holds.current.remove(&hold) || self.run.holds.first().is_some() {
+            return;
+        }
+        self.run.holds.ended = Some(at);
+        if let Some(start) = &self.run.start {
+            self.run.paused_for = at.duration_since(start.at);
+        }
+        if let Some(paused) = &mut self.run.paused {
+            *paused = at;
+        }
+        if let Some(planning) = self.planning.turn.as_mut().filter(|planning| planning.worker.is_none()) {
+            planning.since = at;
+        }
+        self.restart_clocks_of_waiting_work(at);
     }
 
     /// Pauses the run and returns its work in flight.

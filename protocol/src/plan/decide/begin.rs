@@ -5,7 +5,7 @@ use super::super::spec::{
     Submission, TaskSpec,
 };
 use super::super::state::{EndReason, Plan, PlannerTrigger};
-use super::super::{Event, GraphEvent, PlanningEvent, Refusal, RunEvent, check_new_tasks};
+use super::super::{Event, GraphEvent, PlanningEvent, Refusal, RunEvent, RunHold, check_new_tasks};
 use crate::ids::TaskId;
 use crate::labels::find_labels_problem;
 use crate::result::MAX_SUMMARY;
@@ -42,11 +42,15 @@ pub(super) fn start_run(plan: &Plan, submission: &Submission) -> Result<Vec<Even
         criteria: submission.criteria.clone(),
         after: submission.after.clone(),
         labels: submission.labels.clone(),
+        session: submission.session.clone(),
     });
     if let Some(detail) = fault {
         return Ok(vec![started, run_failed_event(detail)]);
     }
     let mut events = vec![started];
+    if submission.session.is_some() {
+        events.push(Event::Run(RunEvent::Held { hold: RunHold::Session }));
+    }
     let has_seed = submission.mode == PlanningMode::Fixed || !submission.tasks.is_empty();
     if has_seed {
         if let Some(task) = submission.tasks.iter().find(|task| task.has_fields_of_children()) {

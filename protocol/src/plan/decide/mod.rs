@@ -4,6 +4,7 @@
 //! | file | rules of |
 //! |---|---|
 //! | `begin` | the submission of a run |
+//! | `holds` | waits of a run before its first task |
 //! | `children` | delegated tasks: adding them, their ends, and the end of their parent |
 //! | `planning` | a planning turn, from the request to the valid edits of its answer |
 //! | `edits` | edits of a plan, by the planner or a user |
@@ -27,6 +28,7 @@ mod begin;
 mod budget;
 mod children;
 mod edits;
+mod holds;
 mod planning;
 mod provider;
 mod questions;
@@ -47,6 +49,7 @@ use jiff::{SignedDuration, Timestamp};
 use super::cluster::CapabilityRegistry;
 use super::edit::CommandAction;
 use super::event::truncate_to_micros;
+use super::hold::HoldChange;
 use super::spec::{ReviewPolicy, Submission, TaskSpec};
 use super::state::{Plan, RunEnd, Task, TaskState};
 use super::{
@@ -97,6 +100,8 @@ pub enum DecisionInput<'a> {
     WallTime,
     /// A run that has ended was not resumed in time.
     Retire,
+    /// A hold of the run begins or ends.
+    Hold(&'a HoldChange),
     /// The capabilities of the cluster. Shortly after the start of the run, an unknown capability may still be registered.
     Cluster(&'a CapabilityRegistry, UnknownCapabilityStatus),
     /// The consequences of the previous input: work to dispatch, planning turns to start, the end of the run. Repeated
@@ -287,6 +292,7 @@ pub fn decide(plan: &Plan, input: &DecisionInput<'_>, now: Timestamp) -> Result<
             | DecisionInput::StaleJournal(_)
             | DecisionInput::WallTime
             | DecisionInput::Retire
+            | DecisionInput::Hold(_)
             | DecisionInput::Cluster(..)
             | DecisionInput::Settle => Err(Refusal::RunAlreadyEnded(end.reason)),
         };
@@ -320,6 +326,7 @@ pub fn decide(plan: &Plan, input: &DecisionInput<'_>, now: Timestamp) -> Result<
         }
         DecisionInput::WallTime => budget::handle_time_limit(plan, now),
         DecisionInput::Retire => Err(Refusal::WrongMoment("the run has not ended".into())),
+        DecisionInput::Hold(change) => holds::change_hold(plan, change),
         DecisionInput::Cluster(cluster, unknown_status) => {
             Ok(registry::check_tasks_against_registry(plan, cluster, *unknown_status))
         }

@@ -15,6 +15,9 @@ const UNANSWERED: &str = "no passage of the documents answers the question";
 
 pub(super) fn settle_plan(plan: &Plan, now: Timestamp) -> Vec<Event> {
     let some = |events: Vec<Event>| Some(events).filter(|events| !events.is_empty());
+    if plan.is_held() {
+        return some(children::settle_children(plan)).unwrap_or_else(|| end_run_if_idle(plan));
+    }
     some(children::settle_children(plan))
         .or_else(|| some(starts::park_before_start(plan, now)))
         .or_else(|| some(settle_budget_of_open_run(plan)))
@@ -92,9 +95,9 @@ fn end_run_if_idle(plan: &Plan) -> Vec<Event> {
         return ended(EndReason::NoProgress, describe_open_tasks(plan));
     }
     if planning::can_call_planner(plan) {
-        // A paused run waits to be resumed as long as the planner is available.
+        // A run that is paused or held waits as long as the planner is available.
         let trigger = PlannerTrigger::Standstill { report: describe_standstill(plan) };
-        return if plan.run.paused.is_some() {
+        return if plan.run.paused.is_some() || plan.is_held() {
             Vec::new()
         } else {
             vec![Event::Planning(PlanningEvent::TriggerRaised { trigger })]

@@ -34,7 +34,7 @@ fn park_task(task: &Task, waits: Vec<Wait>, ended: Vec<EndedWait>) -> Vec<Event>
 /// The waits of a task for its start, and the ends of those whose conditions are met. A wait for an event that has expired is
 /// left to the clock.
 fn start_waits_of_task(plan: &Plan, task: &Task, now: Timestamp) -> (Vec<Wait>, Vec<EndedWait>) {
-    let began = plan.run.start.as_ref().map_or(now, |start| start.at);
+    let began = plan.began_at().unwrap_or(now);
     let waits = task.spec.start_waits(began);
     let is_over = |wait: &&Wait| matches!(wait.condition, WaitCondition::Until(at) if at <= now);
     let reached = |wait: &Wait| EndedWait { key: wait.key.clone(), end: WaitEnd::TimeReached };

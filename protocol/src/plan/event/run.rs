@@ -5,11 +5,11 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use crate::ids::{Capability, TaskId};
+use crate::ids::{Capability, SessionId, TaskId};
 use crate::labels::Labels;
 use crate::plan::budget::Budget;
 use crate::plan::spec::{DocumentSet, EarlierRun, PlannerConsultMode, PlanningMode};
-use crate::plan::{DeliverableRule, EndReason};
+use crate::plan::{DeliverableRule, EndReason, RunHold};
 use crate::wait::{Wait, WaitEnd};
 
 /// An event about the run as a whole.
@@ -49,6 +49,25 @@ pub enum RunEvent {
         /// The labels.
         #[serde(default, skip_serializing_if = "Labels::is_empty")]
         labels: Labels,
+        /// The session.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        session: Option<SessionId>,
+    },
+    /// The run waits before its first task.
+    #[serde(rename = "RunHeld")]
+    Held {
+        /// The reason.
+        hold: RunHold,
+    },
+    /// The turn of the run in its session has come. It sees the results of the runs before it.
+    SessionTurnCame {
+        /// The number of the run in its session, from 1.
+        position: u32,
+        /// The runs before it whose results it sees, in addition to those that its submission names.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        earlier: Vec<EarlierRun>,
+        /// All of its documents, the results of these runs included.
+        documents: Option<DocumentSet>,
     },
     /// A person must approve the plan.
     PlanQuestionAsked {
@@ -121,8 +140,9 @@ impl RunEvent {
     pub(super) fn is_about_waits(&self) -> bool {
         match self {
             Self::PlanQuestionAsked { .. } | Self::PlanQuestionEnded { .. } => true,
-            Self::Started { approve_plan, criteria, after, .. } => {
-                *approve_plan || !criteria.is_empty() || !after.is_empty()
+            Self::Held { .. } | Self::SessionTurnCame { .. } => true,
+            Self::Started { approve_plan, criteria, after, session, .. } => {
+                *approve_plan || !criteria.is_empty() || !after.is_empty() || session.is_some()
             }
             Self::Paused
             | Self::Interrupted
@@ -140,8 +160,10 @@ impl RunEvent {
             | Self::Interrupted
             | Self::Resumed { .. }
             | Self::Reopened
+            | Self::SessionTurnCame { .. }
             | Self::PlanQuestionEnded { .. } => true,
             Self::PlanQuestionAsked { .. }
+            | Self::Held { .. }
             | Self::Started { .. }
             | Self::WindingDown { .. }
             | Self::Retired
@@ -154,6 +176,14 @@ impl fmt::Display for RunEvent {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Started { .. } => f.write_str("run started"),
+            Self::Held { hold } => write!(f, "run waits for {hold}"),
+            Self::SessionTurnCame { position, earlier, .. } => {
+                let seen = earlier.len();
+                write!(
+                    f,
+                    "run is number {position} of its session and sees the results of {seen} earlier runs"
+                )
+            }
             Self::PlanQuestionAsked { wait, again: false } => write!(f, "waiting for {}", wait.condition),
             Self::PlanQuestionAsked { wait, again: true } => {
                 write!(f, "the plan has changed; waiting for {}", wait.condition)

@@ -10,9 +10,9 @@ use super::{
     RunParameters, Task, TaskState, UsageBreakdown,
 };
 use crate::ids::{Capability, TaskId};
-use crate::plan::Work;
 use crate::plan::reserved::Reservations;
 use crate::plan::spec::{ReviewPolicy, TaskSpec};
+use crate::plan::{RunHold, Work};
 use crate::provider::ProviderWait;
 
 #[derive(Serialize)]
@@ -32,6 +32,10 @@ struct FlatPlan<'a> {
     plan_questions: &'a [AttemptWait],
     commands: &'a BTreeSet<String>,
     notes: &'a [String],
+    #[serde(skip_serializing_if = "Option::is_none")]
+    held: Option<RunHold>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    session_position: Option<u32>,
     paused: Option<Timestamp>,
     #[serde(skip_serializing_if = "Option::is_none")]
     paused_for_provider: Option<&'a ProviderWait>,
@@ -63,6 +67,8 @@ impl Serialize for Plan {
             plan_questions: &run.plan_questions,
             commands: &run.commands,
             notes: &planning.notes,
+            held: run.holds.first(),
+            session_position: run.holds.position,
             paused: run.paused,
             paused_for_provider: run.paused_for_provider.as_ref(),
             is_interrupted: run.is_interrupted,

@@ -11,12 +11,13 @@ use serde::{Deserialize, Serialize};
 use super::provider_waits::ProviderWaits;
 use super::task::{AttemptWait, Task, TaskState};
 use super::turn::{PlannerTrigger, PlanningTurn};
-use crate::ids::{Capability, TaskId};
+use crate::ids::{Capability, SessionId, TaskId};
 use crate::labels::Labels;
 use crate::plan::Work;
 use crate::plan::budget::{
     Budget, DEFAULT_STEPS, DEFAULT_TOKENS_PER_TASK, ElapsedRunTime, ResourceAmounts, ResourceKind,
 };
+use crate::plan::hold::RunHolds;
 use crate::plan::reserved::Reservations;
 use crate::plan::spec::{DocumentSet, EarlierRun, PlannerConsultMode, PlanningMode};
 use crate::provider::ProviderWait;
@@ -194,6 +195,8 @@ pub enum PauseReason<'a> {
 pub struct RunState {
     /// The parameters of the run; `None` before its first decision.
     pub start: Option<RunParameters>,
+    /// The waits before the first task.
+    pub holds: RunHolds,
     /// The messages of users to the planner, oldest first: the user, and the text.
     pub messages: Vec<(String, String)>,
     /// The events that were signalled to the run, oldest first.
@@ -335,6 +338,9 @@ pub struct RunParameters {
     /// The labels.
     #[serde(skip_serializing_if = "Labels::is_empty")]
     pub labels: Labels,
+    /// The session.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub session: Option<SessionId>,
     /// The time of the start.
     pub at: Timestamp,
 }
@@ -507,7 +513,9 @@ impl Plan {
     /// The run time until `now`, without pauses and without the time between an end and its reopening.
     #[must_use]
     pub fn worked_time(&self, now: Timestamp) -> SignedDuration {
-        let Some(start) = &self.run.start else { return SignedDuration::ZERO };
+        let Some(start) = self.run.start.as_ref().filter(|_| !self.is_held()) else {
+            return SignedDuration::ZERO;
+        };
         let until = self.run.paused.or(self.run.end.as_ref().map(|end| end.at)).unwrap_or(now);
         until.duration_since(start.at).saturating_sub(self.run.paused_for)
     }
@@ -546,6 +554,18 @@ impl Plan {
     #[must_use]
     pub fn is_live(&self) -> bool {
         self.run.start.is_some() && self.run.end.is_none()
+    }
+
+    /// `true` if the run is live and waits for its turn in its session: nothing of it is dispatched.
+    #[must_use]
+    pub fn is_held(&self) -> bool {
+        self.is_live() && self.run.holds.first().is_some()
+    }
+
+    /// When the run began to work: after its holds, if there were any; `None` before its first decision.
+    #[must_use]
+    pub fn began_at(&self) -> Option<Timestamp> {
+        self.run.holds.ended.or(self.run.start.as_ref().map(|start| start.at))
     }
 
     /// `true` if the first failure ends the run and a task has failed.

@@ -50,6 +50,9 @@ from ..types import (
     RunLine,
     RunList,
     RunState,
+    SessionLine,
+    SessionList,
+    SessionRuns,
     SpendReport,
     SubmittedRun,
     TokenJson,
@@ -116,13 +119,15 @@ class Client:
         models: Iterable[str] = (),
         after: Iterable[RunOrId] = (),
         labels: Mapping[str, str] | None = None,
+        session: str | None = None,
         idempotency_key: str | None = None,
     ) -> Run:
         """Submits a run.
 
         `plan` is a plan as in a plan file: as an object, as YAML, or as the path of a file. `documents` are files,
         folders, and names with their content; agents see a file by its name, and a file in a folder by its path
-        below the folder. `after` are ended runs whose results the new run sees. The request is repeated after a
+        below the folder. `after` are ended runs whose results the new run sees. The runs of a `session` run one after
+        the other, and each sees the results of those before it. The request is repeated after a
         failure and starts one run, since it has an idempotency key: a random one, or `idempotency_key`, by which a
         later call returns the same run.
         """
@@ -140,6 +145,7 @@ class Client:
             models,
             earlier,
             labels,
+            session,
             idempotency_key,
         )
         reply = cast(SubmittedRun, (self._transport.send(request)).json())
@@ -154,6 +160,7 @@ class Client:
         state: RunState | Iterable[RunState] | None = None,
         *,
         label: str | Iterable[str] | None = None,
+        session: str | None = None,
         since: str | None = None,
         until: str | None = None,
         text: str | None = None,
@@ -169,7 +176,14 @@ class Client:
         while left is None or left > 0:
             size = None if left is None else min(left, MAX_PAGE)
             query = query_of(
-                state=states, label=labels, since=since, until=until, text=text, limit=size, cursor=cursor
+                state=states,
+                label=labels,
+                session=session,
+                since=since,
+                until=until,
+                text=text,
+                limit=size,
+                cursor=cursor,
             )
             part = cast(RunList, self._read("/runs", query))
             for line in part["runs"][:left]:
@@ -178,6 +192,15 @@ class Client:
             cursor = part["next"]
             if not cursor:
                 return
+
+    def sessions(self, limit: int | None = None, offset: int = 0) -> list[SessionLine]:
+        """Returns sessions with their totals, by their last changes, newest first: 50, or `limit`, after `offset`."""
+        query = query_of(limit=limit, offset=offset or None)
+        return cast(SessionList, self._read("/sessions", query))["sessions"]
+
+    def session(self, name: str) -> SessionRuns:
+        """Returns a session with its runs, in their order."""
+        return cast(SessionRuns, self._read(f"/sessions/{quote_part(name)}"))
 
     def check_plan(self, plan: str | Mapping[str, Any], *, run: str | None = None) -> PlanCheck:
         """Checks a plan, as an object or as YAML in a string, without submitting it.

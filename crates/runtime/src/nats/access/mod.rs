@@ -52,8 +52,8 @@ use millrace_protocol::subject::{self, CRITIC, PLANNER, TopicKind};
 
 use crate::nats::topology::names::{
     ARCHIVE, AUDIT, BLOBS, CAPABILITIES, CLUSTER, FILES, HEARTBEATS, KEYS, LEASES, LIMITS, MEMBERS,
-    RETENTION, RUNS, TOKENS, WORK, blob_referring_streams, bucket_stream, cluster_stream_names, lane_stream,
-    object_stream,
+    RETENTION, RUNS, SESSIONS, TOKENS, WORK, blob_referring_streams, bucket_stream, cluster_stream_names,
+    lane_stream, object_stream,
 };
 
 /// The role of a process, which decides its permissions.
@@ -144,7 +144,9 @@ impl PermissionsBuilder {
         self.allow_publish(format!("$JS.API.CONSUMER.CREATE.{WORK}.*.work.*.>"));
         self.allow_stream_requests(&["STREAM.PURGE", "STREAM.MSG.GET", "STREAM.MSG.DELETE"], WORK);
         self.allow_publish(format!("$JS.API.CONSUMER.INFO.{WORK}.*"));
-        for bucket in [LEASES, MEMBERS, RUNS, CLUSTER] {
+        // Results of the earlier runs of a session.
+        self.allow_reading_stream(FILES);
+        for bucket in [LEASES, MEMBERS, RUNS, CLUSTER, SESSIONS] {
             self.allow_reading_bucket(bucket);
             self.allow_publish(format!("$KV.{bucket}.*"));
         }
@@ -281,7 +283,7 @@ impl PermissionsBuilder {
             self.allow_publish(format!("$JS.SNAPSHOT.ACK.{stream}.>"));
             self.allow_publish(format!("$JS.SNAPSHOT.RESTORE.{stream}.>"));
         }
-        for bucket in [CLUSTER, CAPABILITIES, RUNS, LIMITS, KEYS, TOKENS, AUDIT, RETENTION] {
+        for bucket in [CLUSTER, CAPABILITIES, RUNS, LIMITS, KEYS, TOKENS, AUDIT, RETENTION, SESSIONS] {
             self.allow_publish(format!("$KV.{bucket}.>"));
         }
     }

@@ -15,8 +15,8 @@ use millrace_protocol::registry::ClusterSettings;
 
 pub use names::{
     ARCHIVE, AUDIT, BLOBS, CAPABILITIES, CLUSTER, FILES, HEARTBEAT_AGE, HEARTBEATS, KEYS, LEASES, LIMITS,
-    MEMBERS, RETENTION, RUNS, TOKENS, WORK, blob_referring_streams, bucket_stream, cluster_stream_names,
-    lane_stream, object_stream,
+    MEMBERS, RETENTION, RUNS, SESSIONS, TOKENS, WORK, blob_referring_streams, bucket_stream,
+    cluster_stream_names, lane_stream, object_stream,
 };
 pub(crate) use queues::has_queue;
 pub use queues::{ensure_queue, ensure_queues};
@@ -101,6 +101,7 @@ pub(crate) async fn ensure_buckets(
         config(KEYS, Duration::ZERO),
         config(TOKENS, Duration::ZERO),
         config(AUDIT, Duration::ZERO),
+        config(SESSIONS, Duration::ZERO),
         config(RETENTION, Duration::ZERO),
     ] {
         ensure_bucket(context, config).await?;

@@ -16,6 +16,8 @@ pub const KEYS: &str = "keys";
 pub const TOKENS: &str = "tokens";
 /// The bucket of administrative actions.
 pub const AUDIT: &str = "audit";
+/// The bucket of sessions: the runs of each, in their order.
+pub const SESSIONS: &str = "sessions";
 /// The bucket of lane leases.
 pub const LEASES: &str = "leases";
 /// The bucket of live supervisors, which share the lanes.
@@ -65,12 +67,24 @@ pub fn cluster_stream_names(lanes: u16) -> Vec<String> {
 }
 
 /// The buckets.
-const BUCKETS: [&str; 11] =
-    [CLUSTER, LEASES, MEMBERS, HEARTBEATS, CAPABILITIES, RUNS, LIMITS, KEYS, TOKENS, AUDIT, RETENTION];
+const BUCKETS: [&str; 12] = [
+    CLUSTER,
+    LEASES,
+    MEMBERS,
+    HEARTBEATS,
+    CAPABILITIES,
+    RUNS,
+    LIMITS,
+    KEYS,
+    SESSIONS,
+    TOKENS,
+    AUDIT,
+    RETENTION,
+];
 
 /// The buckets whose entries never refer to blobs. New buckets count as referring unless they are named here.
-const BUCKETS_WITHOUT_BLOBS: [&str; 9] =
-    [CLUSTER, LEASES, MEMBERS, HEARTBEATS, LIMITS, KEYS, TOKENS, AUDIT, RETENTION];
+const BUCKETS_WITHOUT_BLOBS: [&str; 10] =
+    [CLUSTER, LEASES, MEMBERS, HEARTBEATS, LIMITS, KEYS, SESSIONS, TOKENS, AUDIT, RETENTION];
 
 /// Returns the names of the streams whose messages may refer to blobs. The archive and the blobs themselves refer to blobs
 /// too, but as objects.

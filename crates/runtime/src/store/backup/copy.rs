@@ -18,8 +18,8 @@ use super::{BackupError, BackupProgress, OnBackupProgress, snapshot};
 use crate::fault::backoff;
 use crate::nats::error::{fault_from_client_error, jetstream_error_code};
 use crate::nats::topology::{
-    ARCHIVE, AUDIT, BLOBS, CAPABILITIES, FILES, KEYS, LIMITS, RETENTION, RUNS, TOKENS, bucket_stream,
-    lane_stream, object_stream,
+    ARCHIVE, AUDIT, BLOBS, CAPABILITIES, FILES, KEYS, LIMITS, RETENTION, RUNS, SESSIONS, TOKENS,
+    bucket_stream, lane_stream, object_stream,
 };
 use crate::store::retention::RetentionHold;
 use crate::{Bus, Fault};
@@ -93,9 +93,10 @@ fn copy_cluster<'a>(
         }
         parts.push(copy_bucket(bus, &folder, CAPABILITIES, |_, _| true, on_progress).await?);
         // Clusters of older versions have none.
-        let is_kept: [(&str, EntryFilter); 5] = [
+        let is_kept: [(&str, EntryFilter); 6] = [
             (LIMITS, |_, _| true),
             (KEYS, |_, _| true),
+            (SESSIONS, |_, _| true),
             (TOKENS, |_, _| true),
             (AUDIT, |_, _| true),
             (RETENTION, is_lasting_record),

@@ -32,8 +32,8 @@ use crate::nats::error::fault_from_client_error;
 use crate::nats::provenance::{ID_HEADER, new_id};
 use crate::nats::topology::{
     self, ARCHIVE, AUDIT, BLOBS, CAPABILITIES, CLUSTER, ClusterOptions, FILES, HEARTBEATS, KEYS, LEASES,
-    LIMITS, MEMBERS, RESTORING, RETENTION, RUNS, SETTINGS, THE_SETTINGS, TOKENS, WORK, bucket_stream,
-    ensure_bucket, lane_stream, object_stream, shared_bucket_config,
+    LIMITS, MEMBERS, RESTORING, RETENTION, RUNS, SESSIONS, SETTINGS, THE_SETTINGS, TOKENS, WORK,
+    bucket_stream, ensure_bucket, lane_stream, object_stream, shared_bucket_config,
 };
 
 /// The maximum number of bucket entries that wait for acknowledgements.
@@ -312,7 +312,7 @@ impl RestoreOperation<'_> {
             let message = PublishMessage::build().payload(line.value.into());
             // Other buckets have no ids: their readers tell by them which entries are of old programs.
             let message = match name {
-                RETENTION | TOKENS | AUDIT => message.header(ID_HEADER, new_id().as_str()),
+                RETENTION | SESSIONS | TOKENS | AUDIT => message.header(ID_HEADER, new_id().as_str()),
                 _ => message,
             };
             let sent = self.context.send_publish(subject, message).await;
@@ -440,8 +440,20 @@ fn subjects_of_other_archives(objects: Vec<ObjectDescription>, archived: &HashSe
 
 /// `true` if a stream with this name belongs to a cluster.
 fn is_cluster_stream(name: &str) -> bool {
-    let buckets =
-        [LEASES, MEMBERS, HEARTBEATS, CAPABILITIES, RUNS, CLUSTER, LIMITS, KEYS, TOKENS, AUDIT, RETENTION];
+    let buckets = [
+        LEASES,
+        MEMBERS,
+        HEARTBEATS,
+        CAPABILITIES,
+        RUNS,
+        CLUSTER,
+        LIMITS,
+        KEYS,
+        SESSIONS,
+        TOKENS,
+        AUDIT,
+        RETENTION,
+    ];
     let is_lane = |name: &str| name.strip_prefix("LANE_").is_some_and(|lane| lane.parse::<u16>().is_ok());
     [WORK, FILES].contains(&name)
         || is_lane(name)

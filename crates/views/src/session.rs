@@ -1,0 +1,212 @@
+//! Sessions: runs that run one after the other, in the order of their submissions.
+
+use std::collections::BTreeMap;
+
+use jiff::Timestamp;
+use millrace_protocol::ids::{RunId, SessionId};
+use millrace_protocol::registry::RunSummary;
+use millrace_protocol::result::Usage;
+use schemars::JsonSchema;
+use serde::Serialize;
+
+use crate::{RunListLine, RunState, Time, tagged};
+
+/// A session in a list: a line of `millrace sessions --json`.
+#[derive(Debug, Clone, PartialEq, Serialize, JsonSchema)]
+#[serde(tag = "type", rename = "session")]
+#[schemars(transform = tagged("session"))]
+pub struct SessionLine {
+    /// The name.
+    pub session: SessionId,
+    /// The number of its runs, without deleted ones.
+    pub run_count: u32,
+    /// The number of its runs by state; states without runs are absent.
+    pub states: BTreeMap<&'static str, u32>,
+    /// The usage of all of its runs.
+    pub usage: Usage,
+    /// The run that was submitted last.
+    pub last_run: RunId,
+    /// The start of its first run.
+    pub started_at: Time,
+    /// When a run of it changed last.
+    pub updated_at: Time,
+}
+
+/// A session with its runs.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct SessionRuns<'a> {
+    /// The session.
+    pub session: SessionLine,
+    /// Its runs in their order: by their numbers, then those that wait for their turn, then those that ended before their turn. Of a
+    /// longer session the newest 1,000.
+    pub runs: Vec<RunListLine<'a>>,
+}
+
+/// The figures of a session while its runs are read.
+#[derive(Debug)]
+struct SessionTotals {
+    run_count: u32,
+    states: BTreeMap<&'static str, u32>,
+    usage: Usage,
+    last: (Timestamp, RunId),
+    started: Timestamp,
+    updated: Timestamp,
+}
+
+impl SessionTotals {
+    fn new(summary: &RunSummary) -> Self {
+        Self {
+            run_count: 0,
+            states: BTreeMap::new(),
+            usage: Usage::default(),
+            last: (summary.started, summary.run.clone()),
+            started: summary.started,
+            updated: summary.updated,
+        }
+    }
+
+    fn add_run(&mut self, summary: &RunSummary) {
+        self.run_count += 1;
+        *self.states.entry(RunState::of_summary(Some(summary)).name()).or_default() += 1;
+        self.usage.add(summary.usage);
+        if (summary.started, &summary.run) > (self.last.0, &self.last.1) {
+            self.last = (summary.started, summary.run.clone());
+        }
+        self.started = self.started.min(summary.started);
+        self.updated = self.updated.max(summary.updated);
+    }
+
+    fn into_line(self, session: SessionId) -> SessionLine {
+        SessionLine {
+            session,
+            run_count: self.run_count,
+            states: self.states,
+            usage: self.usage,
+            last_run: self.last.1,
+            started_at: self.started.into(),
+            updated_at: self.updated.into(),
+        }
+    }
+}
+
+/// Collects the sessions of runs.
+#[derive(Debug, Default)]
+pub struct SessionTable {
+    sessions: BTreeMap<SessionId, SessionTotals>,
+}
+
+impl SessionTable {
+    /// Adds a run, if it belongs to a session.
+    pub fn add_run(&mut self, summary: &RunSummary) {
+        let Some(session) = &summary.session else { return };
+        match self.sessions.get_mut(session) {
+            Some(totals) => totals.add_run(summary),
+            None => {
+                let mut totals = SessionTotals::new(summary);
+                totals.add_run(summary);
+                self.sessions.insert(session.clone(), totals);
+            }
+        }
+    }
+
+    /// Returns the sessions by their last changes, newest first.
+    #[must_use]
+    pub fn into_lines(self) -> Vec<SessionLine> {
+        let mut all: Vec<_> = self.sessions.into_iter().collect();
+        all.sort_by(|(a_name, a), (b_name, b)| b.updated.cmp(&a.updated).then_with(|| a_name.cmp(b_name)));
+        all.into_iter().map(|(session, totals)| totals.into_line(session)).collect()
+    }
+}
+
+/// Sorts the runs of a session into their order.
+pub fn sort_runs_of_session(runs: &mut [&RunSummary]) {
+    runs.sort_by_key(|summary| {
+        let place = summary.queue_place.as_ref().filter(|_| summary.hold.is_some());
+        let turn = match (summary.session_position, place) {
+            (Some(position), _) => (0, position),
+            (None, Some(place)) => (1, place.position),
+            (None, None) => (if summary.end.is_some() { 3 } else { 2 }, 0),
+        };
+        (turn, summary.started, summary.run.clone())
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use millrace_protocol::ids::Lane;
+    use millrace_protocol::plan::{EndReason, RunHold};
+    use millrace_protocol::registry::QueuePlace;
+
+    use super::*;
+
+    fn summary(run: &str, at: i64, change: impl FnOnce(&mut RunSummary)) -> RunSummary {
+        let at = Timestamp::from_second(at).unwrap();
+        let mut summary = RunSummary {
+            run: RunId::new(run).unwrap(),
+            lane: Lane(0),
+            objective: "find out".into(),
+            end: None,
+            started: at,
+            updated: at,
+            counts: [0; 9],
+            waiting: 0,
+            open_questions: 0,
+            questions: 0,
+            archived: false,
+            is_resumable: false,
+            is_paused: false,
+            is_interrupted: false,
+            winding_down: None,
+            waiting_for_provider: None,
+            usage: Usage::default(),
+            waiting_for: None,
+            log_damage: None,
+            labels: Default::default(),
+            session: Some(SessionId::new("chat").unwrap()),
+            session_position: None,
+            hold: None,
+            queue_place: None,
+            spend: None,
+            archived_span: None,
+        };
+        change(&mut summary);
+        summary
+    }
+
+    #[test]
+    fn sessions_have_totals_and_their_runs_have_an_order() {
+        let place = |position| Some(QueuePlace { position, behind: None });
+        let waits = |position| {
+            move |summary: &mut RunSummary| {
+                summary.hold = Some(RunHold::Session);
+                summary.queue_place = place(position);
+            }
+        };
+        let all = [
+            summary("cancelled", 1, |summary| summary.end = Some(EndReason::Cancelled)),
+            summary("w2", 2, waits(2)),
+            summary("w1", 3, waits(1)),
+            summary("second", 4, |summary| summary.session_position = Some(2)),
+            summary("first", 5, |summary| {
+                summary.session_position = Some(1);
+                summary.end = Some(EndReason::Completed);
+                summary.usage.input_tokens = 7;
+            }),
+            summary("alone", 6, |summary| summary.session = None),
+        ];
+        let mut table = SessionTable::default();
+        all.iter().for_each(|summary| table.add_run(summary));
+        let lines = table.into_lines();
+        assert_eq!(lines.len(), 1);
+        assert_eq!((lines[0].run_count, lines[0].usage.input_tokens), (5, 7));
+        assert_eq!(
+            lines[0].states,
+            [("cancelled", 1), ("completed", 1), ("queued", 2), ("running", 1)].into()
+        );
+        assert_eq!(lines[0].last_run.as_str(), "first");
+        let mut runs: Vec<&RunSummary> = all[..5].iter().collect();
+        sort_runs_of_session(&mut runs);
+        let names: Vec<&str> = runs.iter().map(|summary| summary.run.as_str()).collect();
+        assert_eq!(names, ["first", "second", "w1", "w2", "cancelled"]);
+    }
+}
