@@ -1,18 +1,21 @@
 // The open questions of all runs, and answers to them.
 import { ApiError, command, get } from "./api.mjs";
 import { connection } from "./connection.mjs";
+import { onRunChange } from "./live-runs.mjs";
 import { Store } from "./store.mjs";
 
-/** The time between two reads, as long as no stream reports a change. */
-const EVERY = 4_000;
+/** The time between two reads while the page is hidden: its title still has the number of questions. */
+const HIDDEN = 30_000;
 
 /** The open questions, oldest first; `null` until they have been read. @type {Store<any[] | null>} */
 export const openQuestions = new Store(/** @type {any[] | null} */ (null));
 
 let isReading = false;
+let isStale = false;
 
 /** Reads the open questions again. */
 export async function readQuestions() {
+  isStale = isReading;
   if (isReading || connection.value.status === "signed-out") return;
   isReading = true;
   try {
@@ -23,10 +26,12 @@ export async function readQuestions() {
     if (!(error instanceof ApiError)) throw error;
   } finally {
     isReading = false;
+    if (isStale) setTimeout(readQuestions, 0);
   }
 }
 
-setInterval(() => document.hidden || readQuestions(), EVERY);
+setInterval(() => document.hidden && readQuestions(), HIDDEN);
+onRunChange(readQuestions);
 connection.onRecovery(readQuestions);
 readQuestions();
 
