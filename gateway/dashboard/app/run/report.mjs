@@ -1,6 +1,6 @@
 // The deliverable. Its citations open the lines of their source beside the text.
 import { useEffect, useRef, useState } from "../../vendor/vendor.mjs";
-import { ApiError, runPath, send, useResource } from "../api.mjs";
+import { runPath, send, useResource } from "../api.mjs";
 import { html } from "../html.mjs";
 import { bytes, plural, words } from "../format.mjs";
 import { address, withQuery } from "../router.mjs";
@@ -10,6 +10,8 @@ import { isLive } from "../ui/states.mjs";
 
 /** The number of lines around a quotation that are shown at first. */
 const AROUND = 12;
+/** The number of lines of the whole text that are shown at once. */
+const PAGE = 2_000;
 
 /**
  * Saves a text as a file.
@@ -54,63 +56,50 @@ export function Report({ run, query, at }) {
         <${CopyButton} text=${text} /><button type="button" class="button small" onClick=${() => download(`${name}.md`, text, "text/markdown")}>Markdown</button>
         <button type="button" class="button small" onClick=${page}>HTML</button><button type="button" class="button small" onClick=${() => print()}>Print or PDF</button></header>
       <div class="body"><${Markdown} text=${text} cite=${cite} />
-        ${result.data !== null && result.data !== undefined && html`<h3>Data</h3><pre class="code">${JSON.stringify(result.data, null, 2)}</pre>`}
+        ${result.data !== null && result.data !== undefined && html`<h3>Data</h3><pre class="code" tabIndex="0">${JSON.stringify(result.data, null, 2)}</pre>`}
         ${sources.length > 0 && html`<section class="sources no-print" aria-label="Sources"><h3>${plural(sources.length, "source")}, ${plural(quotations.length, "quotation")}</h3><ul>${sources.map((/** @type {any} */ source) => html`<li key=${source.id}><a href=${withQuery({ source: source.id })}>[${source.id}] ${source.title}</a> <span class="muted">${source.location} · ${plural(quotations.filter((/** @type {any} */ one) => one.source === source.id).length, "quotation")}</span></li>`)}</ul></section>`}
         ${(result.artifacts ?? []).length > 0 && html`<section class="no-print"><h3>Files</h3><ul>${result.artifacts.map((/** @type {any} */ file) => html`<li key=${file.path}><a href=${address(["runs", run.run, "files"], { path: file.path, version: file.version })}>${file.path}</a> <span class="muted">${bytes(file.bytes)}, version ${file.version}</span></li>`)}</ul></section>`}
       </div></article>
-    ${chosen && html`<${SourcePanel} key=${chosen.id} source=${chosen} quotations=${quotations.filter((/** @type {any} */ one) => one.source === chosen.id)} line=${query.line} />`}
+    ${chosen && html`<${SourcePanel} key=${chosen.id} run=${run.run} source=${chosen} quotations=${quotations.filter((/** @type {any} */ one) => one.source === chosen.id)} line=${query.line} />`}
   </div>`;
 }
 
-/** @param {{source: any, quotations: any[], line: string | undefined}} properties */
-function SourcePanel({ source, quotations, line }) {
-  const [state, setState] = useState(/** @type {{text: string | null, error: any}} */ ({ text: null, error: null }));
-  const [isWhole, setWhole] = useState(false);
+/** @param {{run: string, source: any, quotations: any[], line: string | undefined}} properties */
+function SourcePanel({ run, source, quotations, line }) {
+  const [page, setPage] = useState(/** @type {number | null} */ (null));
   const marked = useRef(/** @type {HTMLElement | null} */ (null));
   const chosen = quotations.find((one) => String(one.first_line) === line) ?? quotations[0];
-  useEffect(() => {
-    const abort = new AbortController();
-    readSource(source, abort.signal).then((text) => setState({ text, error: null }), (error) => abort.signal.aborted || setState({ text: null, error }));
-    return () => abort.abort();
-  }, [source.id]);
+  const isWhole = page !== null || !chosen;
+  const first = isWhole ? (page ?? 0) * PAGE + 1 : Math.max(1, chosen.first_line - AROUND);
+  const last = isWhole ? first + PAGE - 1 : chosen.last_line + AROUND;
+  const { data, error } = useResource(runPath(run, "sources", source.id), { first, last });
+  const latest = useRef(/** @type {any} */ (null));
+  latest.current = data ?? latest.current;
+  const part = latest.current;
   useEffect(() => {
     const panel = marked.current?.closest("aside");
     // Only the panel is scrolled, and not the page.
     if (panel && marked.current) panel.scrollTop += marked.current.getBoundingClientRect().top - panel.getBoundingClientRect().top - panel.clientHeight / 3;
-  }, [state.text, chosen, isWhole]);
-  const lines = state.text?.split("\n") ?? [];
+  }, [data, chosen]);
   const isQuoted = (/** @type {number} */ number) => quotations.some((one) => number >= one.first_line && number <= one.last_line);
-  const [from, to] = isWhole || !chosen ? [1, Math.min(lines.length, 20_000)] : [Math.max(1, chosen.first_line - AROUND), Math.min(lines.length, chosen.last_line + AROUND)];
-  const shown = lines.slice(from - 1, to);
   const web = /^https?:/.test(source.location) ? source.location : null;
+  const lineCount = part?.line_count ?? 0;
+  const heading = part && isWhole && lineCount > PAGE ? `Lines ${part.first_line} to ${part.first_line + part.lines.length - 1} of ${lineCount.toLocaleString("en")}` : isWhole ? "The whole text" : part?.place ? `In the source, ${part.place}` : "In the source";
+  const turn = (/** @type {number} */ by, /** @type {string} */ label) => html`<button type="button" class="button small" onClick=${() => setPage((page ?? 0) + by)}>${label}</button>`;
   return html`<aside class="panel source" aria-label=${`Source ${source.id}`}>
     <header><h2 class="grow cut" title=${source.title}>[${source.id}] ${source.title}</h2><a class="button plain" aria-label="Close" href=${withQuery({ source: "", line: "" })}>✕</a></header>
     <div class="body stack">
       <p class="muted words">${web ? html`<a href=${web} target="_blank" rel="noreferrer noopener">${source.location}</a>` : source.location} · ${words(source.kind)}${source.accessed_at ? ` · read ${source.accessed_at}` : ""}</p>
       ${quotations.map((one) => html`<blockquote key=${one.first_line} class=${one === chosen ? "chosen" : ""}><a href=${withQuery({ line: one.first_line })}>${one.place ? `${one.place}, ` : ""}${one.first_line === one.last_line ? `line ${one.first_line}` : `lines ${one.first_line} to ${one.last_line}`}</a><br /><span class="words">${one.text}</span></blockquote>`)}
-      ${state.error && html`<p class="hint words">The text of the source cannot be shown: ${state.error.message}</p>`}
-      ${state.text === null && !state.error && html`<${Loading} height=${120} />`}
-      ${state.text !== null && html`<div class="row"><h3 class="grow">${isWhole ? "The whole text" : "In the source"}</h3><button type="button" class="button small" onClick=${() => setWhole(!isWhole)}>${isWhole ? "Only around the quotation" : "Whole text"}</button></div>
-        <ol class="lines" aria-label="Lines of the source">${shown.map((text, index) => {
-          const number = from + index;
+      ${error && html`<p class="hint words">The text of the source cannot be shown: ${error.message}</p>`}
+      ${!part && !error && html`<${Loading} height=${120} />`}
+      ${part && html`<div class="row wrap"><h3 class="grow">${heading}</h3>
+          ${isWhole && first > 1 && turn(-1, "Earlier lines")}${isWhole && lineCount >= first + PAGE && turn(1, "Later lines")}
+          ${chosen && html`<button type="button" class="button small" onClick=${() => setPage(isWhole ? null : Math.floor((chosen.first_line - 1) / PAGE))}>${isWhole ? "Only around the quotation" : "Whole text"}</button>`}</div>
+        <ol class="lines" aria-label="Lines of the source">${part.lines.map((/** @type {string} */ text, /** @type {number} */ index) => {
+          const number = part.first_line + index;
           const isFirst = chosen && number === chosen.first_line;
           return html`<li key=${number} class=${isQuoted(number) ? "quoted" : ""} ref=${isFirst ? marked : undefined}><span class="number">${number}</span><span class="words">${text || " "}</span></li>`;
         })}</ol>`}
     </div></aside>`;
-}
-
-/**
- * Reads the text of a source as it was cited.
- * @param {any} source @param {AbortSignal} signal
- * @returns {Promise<string>}
- */
-async function readSource(source, signal) {
-  if (!source.sha256) throw new Error("the source was not kept");
-  const response = await send("GET", `/blobs/${source.sha256}`, { signal });
-  const content = new Uint8Array(await response.arrayBuffer());
-  try {
-    return new TextDecoder("utf-8", { fatal: true }).decode(content);
-  } catch {
-    throw new ApiError({ detail: `it is a file of ${bytes(content.length)} that is not text; the quotation above is what was read` }, 0);
-  }
 }
