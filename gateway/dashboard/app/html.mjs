@@ -2,8 +2,8 @@
 // control characters and changes of the writing direction are shown and never obeyed; links lead to web pages only.
 import { h, htm } from "../vendor/vendor.mjs";
 
-/** C0 and C1 controls without tab and line ends, DEL, marks and overrides of the direction, invisible joiners of tags. */
-const INVISIBLE = /[\u0000-\u0008\u000b\u000c\u000e-\u001f\u007f-\u009f\u061c\u200b\u200e\u200f\u202a-\u202e\u2060\u2066-\u2069\ufeff]|[\u{e0000}-\u{e007f}]/gu;
+/** C0 and C1 controls without tab and line ends, DEL, marks and overrides of the direction, other line ends, invisible joiners of tags. */
+const INVISIBLE = /\r(?!\n)|[\u0000-\u0008\u000b\u000c\u000e-\u001f\u007f-\u009f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060\u2066-\u2069\ufeff]|[\u{e0000}-\u{e007f}]/gu;
 
 /**
  * Replaces characters that cannot be seen by a sign for them.

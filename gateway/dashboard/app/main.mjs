@@ -6,7 +6,7 @@ import { bindKeys, KeyHelp, keyHelp } from "./keys.mjs";
 import { useRoute } from "./router.mjs";
 import { useStore } from "./store.mjs";
 import { openQuestions } from "./questions.mjs";
-import { Empty, Toasts } from "./ui/basics.mjs";
+import { Empty, Guard, Toasts } from "./ui/basics.mjs";
 import { ClusterScreen } from "./screens/cluster.mjs";
 import { CompareScreen } from "./screens/compare.mjs";
 import { InboxScreen } from "./screens/inbox.mjs";
@@ -89,7 +89,7 @@ function App() {
     <a class="skip" href="#content">Skip to the content</a>
     <${TopBar} current=${name} />
     <${Banner} />
-    <main id="content" tabIndex="-1">${screen ? screen({ route }) : html`<${Empty} title="There is no such page">Nothing is at <code>${location.pathname}</code>.<br /><a class="button" href="/runs">Show the runs</a><//>`}</main>
+    <main id="content" tabIndex="-1">${screen ? html`<${Guard} key=${name}>${screen({ route })}<//>` : html`<${Empty} title="There is no such page">Nothing is at <code>${location.pathname}</code>.<br /><a class="button" href="/runs">Show the runs</a><//>`}</main>
     <${KeyHelp} />
     <${Toasts} />`;
 }

@@ -1,7 +1,7 @@
 // Streams of events that continue by themselves: after any cut the next request names the last event that was received, so
 // that none is missing and none comes twice.
 import { connection } from "./connection.mjs";
-import { API } from "./api.mjs";
+import { API, ApiError } from "./api.mjs";
 
 /** A stream without a comment for this time is dead; the gateway sends one every 15 seconds. */
 const SILENCE = 40_000;
@@ -79,7 +79,7 @@ export function follow(path, { query = {}, after = "", onEvents, onEnd = () => {
       if (response.status === 401) connection.signedOut();
       if (!response.ok || !response.body) {
         const problem = await response.json().catch(() => null);
-        const error = new Error(problem?.detail ?? `the server answered with the status ${response.status}`);
+        const error = new ApiError(problem, response.status);
         if (response.status >= 400 && response.status < 500 && response.status !== 429) {
           isStopped = true;
           onFailure(error);

@@ -28,11 +28,11 @@ function ModelCall({ entry }) {
   const facts = [entry.judge !== undefined && entry.judge !== null && `judge ${entry.judge + 1}`, entry.model ?? "model not recorded", duration(entry.duration_ms), tokens(usage) > 0 ? `${count(usage.input_tokens)} in, ${count(usage.output_tokens)} out` : null, usage.cached_tokens > 0 && `${count(usage.cached_tokens)} cached`,
     usage.cost_micros > 0 && usageText(usage).split(" · ")[1], entry.finish && entry.finish !== "stop" && words(String(entry.finish)), entry.compacted && "conversation shortened before"].filter(Boolean).join(" · ");
   return html`<${Card} entry=${entry} tone=${entry.outcome === "reply" ? "active" : "bad"} title=${`Model call ${entry.turn + 1}`} facts=${facts}>
-    ${entry.messages.map((/** @type {any} */ message) => html`<${Fold} title=${ROLES[message.role] ?? message.role} text=${message.text} isOpen=${message.role === "system" ? false : undefined} note=${message.failed ? "refused," : ""} />`)}
+    ${(entry.messages ?? []).map((/** @type {any} */ message) => html`<${Fold} title=${ROLES[message.role] ?? message.role} text=${message.text} isOpen=${message.role === "system" ? false : undefined} note=${message.failed ? "refused," : ""} />`)}
     ${(entry.tools ?? []).length > 0 && html`<p class="muted">May call: ${entry.tools.join(", ")}</p>`}
     ${entry.outcome !== "reply" && html`<p class="mistake">${entry.outcome === "overflow" ? "The conversation is too long for the model." : "The working time ran out."}</p>`}
     ${entry.text && html`<div class="reply"><${LongText} text=${entry.text} /></div>`}
-    ${entry.calls.map((/** @type {any} */ call) => html`<div class="call"><div><b>calls ${call.tool}</b></div><${Value} value=${call.arguments} /></div>`)}
+    ${(entry.calls ?? []).map((/** @type {any} */ call) => html`<div class="call"><div><b>calls ${call.tool}</b></div><${Value} value=${call.arguments} /></div>`)}
   <//>`;
 }
 
@@ -57,12 +57,12 @@ export function Entry({ entry }) {
   switch (entry.type) {
     case "claimed": return html`<${Card} entry=${entry} title=${entry.claim > 1 ? "Taken over" : "Claimed"} tone=${entry.claim > 1 ? "warn" : "quiet"} facts=${`by ${entry.worker}${entry.claim > 1 ? `, claim ${entry.claim}: it continues from this journal` : ""}${entry.build ? ` · ${entry.build.program}` : ""}`} />`;
     case "released": return html`<${Card} entry=${entry} title="Released" tone="warn" facts=${`by ${entry.worker}: ${entry.reason}`} />`;
-    case "parked": return html`<${Card} entry=${entry} title="Parked" tone="wait" facts=${`waits for ${entry.waits.join("; ")}`} />`;
-    case "delegated": return html`<${Card} entry=${entry} title="Delegated" tone="wait" facts=${[["started", entry.started], ["cancelled", entry.cancelled], ["instructed", entry.instructed]].filter(([, ids]) => ids.length > 0).map(([name, ids]) => `${name} ${ids.join(", ")}`).join("; ")} />`;
+    case "parked": return html`<${Card} entry=${entry} title="Parked" tone="wait" facts=${`waits for ${(entry.waits ?? []).join("; ")}`} />`;
+    case "delegated": return html`<${Card} entry=${entry} title="Delegated" tone="wait" facts=${[["started", entry.started], ["cancelled", entry.cancelled], ["instructed", entry.instructed]].filter(([, ids]) => ids?.length > 0).map(([name, ids]) => `${name} ${ids.join(", ")}`).join("; ")} />`;
     case "note": return html`<${Card} entry=${entry} title="Note"><${LongText} text=${entry.text} /><//>`;
     case "model_call": return html`<${ModelCall} entry=${entry} />`;
     case "tool_result": return html`<${Card} entry=${entry} tone=${entry.failed ? "bad" : "good"} title=${`${entry.tool}${entry.failed ? " failed" : ""}`} facts=${`${duration(entry.duration_ms)}${entry.usage?.model_calls ? ` · ${usageText(entry.usage)}` : ""}`}><${Fold} title="Result" text=${entry.text} /><//>`;
-    case "calls_begun": return html`<${Card} entry=${entry} title="Calls begin that must not run twice" facts=${entry.calls.join(", ")} />`;
+    case "calls_begun": return html`<${Card} entry=${entry} title="Calls begin that must not run twice" facts=${(entry.calls ?? []).join(", ")} />`;
     case "judge_failed": return html`<${Card} entry=${entry} tone="bad" title=${`Judge ${entry.judge + 1} failed`}><${LongText} text=${entry.error} /><//>`;
     case "step": return html`<${Card} entry=${entry} title=${words(entry.name)}><${Fold} title="Value" text=${JSON.stringify(entry.value, null, 2)} isOpen=${JSON.stringify(entry.value).length < 400} /><//>`;
     case "stored_step": return html`<${Card} entry=${entry} title=${words(entry.name ?? "large step")} facts=${`${count(entry.bytes)} bytes`} />`;
@@ -70,7 +70,7 @@ export function Entry({ entry }) {
     case "verdict": return html`<${Card} entry=${entry} tone=${entry.verdict.passed ? "good" : "bad"} title=${`Review ${entry.review}`} facts=${usageText(entry.verdict.usage)}><${Verdict} verdict=${entry.verdict} critic=${entry.critic} /><//>`;
     case "proposal": return html`<${Card} entry=${entry} tone="good" title="Plan proposed" facts=${usageText(entry.usage)}><${LongText} text=${entry.proposal.reasoning} />
       ${entry.proposal.fallback && html`<p class="mistake">A plain plan was made without the model: ${entry.proposal.fallback}</p>`}
-      <ul class="bullets">${entry.proposal.tasks.map((/** @type {any} */ task) => html`<li class="words"><b>${task.id}</b> (${task.capability}${task.depends_on?.length ? `, after ${task.depends_on.join(", ")}` : ""}): ${task.objective}</li>`)}${entry.proposal.edits.map((/** @type {any} */ edit) => html`<li class="words">${editText(edit)}</li>`)}</ul><//>`;
+      <ul class="bullets">${(entry.proposal.tasks ?? []).map((/** @type {any} */ task) => html`<li class="words"><b>${task.id}</b> (${task.capability}${task.depends_on?.length ? `, after ${task.depends_on.join(", ")}` : ""}): ${task.objective}</li>`)}${(entry.proposal.edits ?? []).map((/** @type {any} */ edit) => html`<li class="words">${editText(edit)}</li>`)}</ul><//>`;
     case "error": return html`<${Card} entry=${entry} tone="bad" title="Failed" facts=${`${words(String(entry.error.kind?.kind ?? entry.error.kind ?? ""))} · ${entry.worker}`}><${LongText} class="words mistake" text=${entry.error.message} />${entry.error.produced && html`<${Fold} title="Unfinished answer" text=${entry.error.produced} />`}<//>`;
     case "unreadable": return html`<${Card} entry=${entry} tone="bad" title="This entry can't be read"><${LongText} text=${entry.error} /><//>`;
     default: return html`<${Card} entry=${entry} title=${words(entry.type ?? "entry")}><${Value} value=${entry} /><//>`;
@@ -83,13 +83,13 @@ export function Entry({ entry }) {
  */
 export function promptOf(entries, isReview = false) {
   const calls = entries.filter((entry) => entry.type === "model_call" && (entry.journal === "review") === isReview);
-  return calls.slice(0, 1).flatMap((entry) => entry.messages.map((/** @type {any} */ message) => `── ${message.role} ──\n${message.text}`)).join("\n\n");
+  return calls.slice(0, 1).flatMap((entry) => (entry.messages ?? []).map((/** @type {any} */ message) => `── ${message.role} ──\n${message.text}`)).join("\n\n");
 }
 
 /** The conversation after the prompt, as text. @param {any[]} entries */
 export function conversationOf(entries) {
   return entries.filter((entry) => entry.journal !== "review").flatMap((entry) => {
-    if (entry.type === "model_call") return [`── reply ${entry.turn + 1} ──`, entry.text, ...entry.calls.map((/** @type {any} */ call) => `calls ${call.tool} ${JSON.stringify(call.arguments, null, 2)}`)];
+    if (entry.type === "model_call") return [`── reply ${entry.turn + 1} ──`, entry.text, ...(entry.calls ?? []).map((/** @type {any} */ call) => `calls ${call.tool} ${JSON.stringify(call.arguments, null, 2)}`)];
     if (entry.type === "tool_result") return [`── ${entry.tool}${entry.failed ? " (failed)" : ""} ──`, entry.text];
     return [];
   }).filter(Boolean).join("\n");

@@ -62,7 +62,7 @@ function FileView({ run, path, chosen, against, turn }) {
   const name = path.split("/").pop() || "file";
   return html`<div class="panel"><header><h2 class="grow words">${path}</h2>
       ${versions.length > 1 && html`<div class="row wrap" role="group" aria-label="Versions">${versions.map((/** @type {any} */ one) => html`<a key=${one.version} class=${`chip ${String(one.version) === String(version) ? "on" : ""}`} href=${withQuery({ version: one.version, with: "" })} title=${`${one.author}, ${one.at}`}>version ${one.version}</a>`)}
-        <a class="button small" aria-pressed=${Boolean(against)} href=${withQuery({ version, with: against ? "" : versions.filter((/** @type {any} */ one) => one.version < version).at(-1)?.version ?? versions[0].version })}>What changed</a></div>`}
+        <a class="button small" aria-current=${against ? "true" : undefined} href=${withQuery({ version, with: against ? "" : versions.filter((/** @type {any} */ one) => one.version < version).at(-1)?.version ?? versions[0].version })}>What changed</a></div>`}
       ${isMarkdown && html`<button type="button" class="button small" aria-pressed=${isPlain} onClick=${() => setPlain(!isPlain)}>Source</button>`}
       ${file.text !== null && html`<${CopyButton} text=${file.text} />`}
       ${file.content && html`<button type="button" class="button small" onClick=${() => download(name, file.content, "application/octet-stream")}>Download</button>`}</header>

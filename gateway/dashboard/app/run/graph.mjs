@@ -83,8 +83,8 @@ export function Graph({ run, query, now }) {
   return html`<div class="panel graph">
     <header><${Legend} counts=${run.task_counts} selected=${query.state ?? ""} />
       <div class="row graph-tools">
-        <a class="button small" href=${withQuery({ path: query.path === "off" ? "" : "off" })} aria-pressed=${query.path !== "off"} title="The chain of tasks that decides when the run ends">Critical path</a>
-        <a class="button small" href=${withQuery({ grouped: isGrouped ? "no" : "yes", group: "" })} aria-pressed=${isGrouped}>Groups</a>
+        <a class="button small" href=${withQuery({ path: query.path === "off" ? "" : "off" })} aria-current=${query.path === "off" ? undefined : "true"} title="The chain of tasks that decides when the run ends">Critical path</a>
+        <a class="button small" href=${withQuery({ grouped: isGrouped ? "no" : "yes", group: "" })} aria-current=${isGrouped ? "true" : undefined}>Groups</a>
       </div></header>
     <${Canvas} plan=${plan} fitKey=${`${run.run} ${isGrouped} ${Math.ceil(tasks.length / 8)}`}
       nodes=${isGrouped
@@ -115,8 +115,7 @@ function TaskNode({ task, place, isSelected, isDimmed, isCritical, select, next 
     node?.scrollIntoView({ block: "nearest", inline: "nearest" });
   };
   return html`<button type="button" data-node=${task.id} class=${`node tone-${tone(task.state)} ${isSelected ? "selected" : ""} ${isDimmed ? "dimmed" : ""} ${isCritical ? "critical" : ""} ${task.parent ? "child" : ""}`}
-    style=${{ transform: `translate(${place.x - WIDTH / 2}px, ${place.y - HEIGHT / 2}px)` }} title=${task.objective} aria-pressed=${isSelected}
-    aria-label=${`${task.id}, ${text}, ${task.capability}${task.final ? ", the deliverable" : ""}: ${task.objective}`} onClick=${() => select(task.id)} onKeyDown=${move}>
+    style=${{ transform: `translate(${place.x - WIDTH / 2}px, ${place.y - HEIGHT / 2}px)` }} title=${task.objective} aria-pressed=${isSelected} onClick=${() => select(task.id)} onKeyDown=${move}>
     <span class="node-title"><${Glyph} state=${task.state} /><b class="cut">${task.id}</b>${task.final && html`<span class="badge" title="Its result is the deliverable">final</span>`}${open && html`<span class="badge ask">asks</span>`}${attempts > 1 && html`<span class="badge" title=${`${attempts} attempts`}>×${attempts}</span>`}</span>
     <span class="node-line cut">${text} · ${task.capability}</span></button>`;
 }
@@ -127,7 +126,7 @@ function GroupNode({ group, place, isSelected, state, select }) {
   const counts = countStates(group.tasks);
   return html`<button type="button" class=${`node group ${isSelected ? "selected" : ""} ${state && !counts[state] ? "dimmed" : ""}`} aria-pressed=${isSelected}
     style=${{ transform: `translate(${place.x - WIDTH / 2}px, ${place.y - HEIGHT / 2}px)` }} onClick=${() => select(group.id)}
-    aria-label=${`${plural(counts.total, `${group.capability} task`)}, ${counts.completed ?? 0} completed`}>
+    title=${`${plural(counts.total, `${group.capability} task`)}, ${counts.completed ?? 0} completed`}>
     <span class="node-title"><b class="cut">${group.capability}</b><span class="badge">${counts.completed ?? 0} of ${counts.total}</span></span><${TaskProgress} counts=${counts} /></button>`;
 }
 

@@ -6,6 +6,9 @@ import { absoluteTime, timeOfDay, usageText, words } from "../format.mjs";
 import { setQuery, withQuery } from "../router.mjs";
 import { Empty, Value, VirtualList } from "../ui/basics.mjs";
 
+/** The number of characters of an event that are shown in a line. */
+const LINE = 400;
+
 /** What is shown of an event in a line. @param {any} event */
 export function eventText(event) {
   const { type, task, attempt } = event;
@@ -22,7 +25,7 @@ export function eventText(event) {
   if (event.worker ?? event.critic) parts.push(`by ${event.worker ?? event.critic}`);
   if (event.by) parts.push(`by ${event.by}`);
   if (event.usage?.model_calls) parts.push(usageText(event.usage));
-  return parts.join(" · ");
+  return parts.map((part) => (part.length > LINE ? `${part.slice(0, LINE)}…` : part)).join(" · ");
 }
 
 /** @param {string} type */

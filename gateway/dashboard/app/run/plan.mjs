@@ -8,7 +8,11 @@ export function dependents(tasks) {
   /** @type {Map<string, string[]>} */
   const map = new Map();
   for (const task of tasks) {
-    for (const id of task.depends_on) map.set(id, [...(map.get(id) ?? []), task.id]);
+    for (const id of task.depends_on) {
+      const list = map.get(id);
+      if (list) list.push(task.id);
+      else map.set(id, [task.id]);
+    }
   }
   return map;
 }
@@ -18,7 +22,11 @@ export function children(tasks) {
   /** @type {Map<string, any[]>} */
   const map = new Map();
   for (const task of tasks) {
-    if (task.parent?.task) map.set(task.parent.task, [...(map.get(task.parent.task) ?? []), task]);
+    const parent = task.parent?.task;
+    if (!parent) continue;
+    const list = map.get(parent);
+    if (list) list.push(task);
+    else map.set(parent, [task]);
   }
   return map;
 }

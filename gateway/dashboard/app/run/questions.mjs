@@ -6,9 +6,10 @@ import { Empty, Failure, Loading } from "../ui/basics.mjs";
 import { QuestionCard } from "../ui/question-card.mjs";
 
 /** @param {import("../screens/run.mjs").TabProperties} properties */
-export function RunQuestions({ run, at, version, refresh }) {
+export function RunQuestions({ run, at, refresh }) {
   const { data, error, loading, reload } = useResource(runPath(run.run, "questions"), { history: true });
-  useEffect(reload, [version]);
+  const own = JSON.stringify(run.tasks.flatMap((/** @type {any} */ task) => task.attempts.flatMap((/** @type {any} */ attempt) => attempt.questions ?? [])));
+  useEffect(reload, [own, run.state, run.waiting_for]);
   if (error) return html`<${Failure} error=${error} retry=${reload} />`;
   if (loading && !data) return html`<${Loading} />`;
   const all = [...(data?.questions ?? [])].sort((a, b) => Number(b.status === "open") - Number(a.status === "open") || b.asked_at.localeCompare(a.asked_at));

@@ -38,19 +38,31 @@ const BEGINS = {
   task_cancelled: () => null,
 };
 
-/**
- * Returns the segments of each task, and those of the planner under an empty id.
- * @param {any[]} events
- * @returns {Map<string, Segment[]>}
- */
-export function segmentsOf(events) {
-  /** @type {Map<string, Segment[]>} */
-  const rows = new Map();
-  /** @type {Map<string, number>} */
-  const attempts = new Map();
-  const begin = (/** @type {string} */ id, /** @type {any} */ event, /** @type {string | null} */ kind) => {
-    const row = rows.get(id) ?? [];
-    rows.set(id, row);
+/** The segments of each task, and those of the planner under an empty id. They grow with the events. */
+export class Segments {
+  constructor() {
+    /** @type {Map<string, Segment[]>} */
+    this.rows = new Map();
+    /** @type {Map<string, number>} */
+    this.attempts = new Map();
+  }
+
+  /** @param {any} event */
+  add(event) {
+    const { type, task } = event;
+    if (event.attempt && task) this.attempts.set(task, event.attempt);
+    if (type === "task_added" && event.ready) this.begin(task, event, "queued");
+    else if (type === "planner_requested") this.begin("", event, "queued");
+    else if (type === "planner_claimed") this.begin("", event, "running");
+    else if (type === "planner_finished" || type === "planner_failed") this.begin("", event, null);
+    else if (task && type in BEGINS) this.begin(task, event, BEGINS[type](event) ?? null);
+    else if (type === "run_ended" || type === "run_interrupted") for (const id of this.rows.keys()) this.begin(id, event, null);
+  }
+
+  /** Ends the segment of a task, and begins the next one if there is one. @param {string} id @param {any} event @param {string | null} kind */
+  begin(id, event, kind) {
+    const row = this.rows.get(id) ?? [];
+    this.rows.set(id, row);
     const at = Date.parse(event.at);
     const open = row.at(-1);
     if (open && open.end === null) {
@@ -58,18 +70,8 @@ export function segmentsOf(events) {
       if (["attempt_failed", "attempt_timed_out", "planner_failed"].includes(event.type) && open.kind === "running") open.failed = true;
       if (open.end === open.start) row.pop();
     }
-    if (kind) row.push({ kind, start: at, end: null, attempt: event.attempt ?? attempts.get(id) ?? 1, worker: event.worker });
-  };
-  for (const event of events) {
-    if (event.attempt && event.task) attempts.set(event.task, event.attempt);
-    if (event.type === "task_added" && event.ready) begin(event.task, event, "queued");
-    else if (event.type === "planner_requested") begin("", event, "queued");
-    else if (event.type === "planner_claimed") begin("", event, "running");
-    else if (event.type === "planner_finished" || event.type === "planner_failed") begin("", event, null);
-    else if (event.task && event.type in BEGINS) begin(event.task, event, BEGINS[event.type](event) ?? null);
-    else if (event.type === "run_ended" || event.type === "run_interrupted") for (const id of rows.keys()) begin(id, event, null);
+    if (kind) row.push({ kind, start: at, end: null, attempt: event.attempt ?? this.attempts.get(id) ?? 1, worker: event.worker });
   }
-  return rows;
 }
 
 /**

@@ -1,23 +1,19 @@
 // The slider of the time: shows all views as of any decision of the log.
-import { useEffect, useMemo, useRef, useState } from "../../vendor/vendor.mjs";
+import { useEffect, useRef, useState } from "../../vendor/vendor.mjs";
 import { duration, words } from "../format.mjs";
 import { html } from "../html.mjs";
 import { useKeys } from "../keys.mjs";
 import { setQuery } from "../router.mjs";
+import { useGrowing } from "../store.mjs";
 
 /** @param {{events: any[], at: string | undefined, version: number}} properties */
 export function TimeSlider({ events, at, version }) {
-  const decisions = useMemo(() => {
-    /** @type {{sequence: number, at: string, about: string}[]} */
-    const list = [];
-    for (const event of events) {
-      const about = `${words(event.type)}${event.task ? ` ${event.task}` : ""}`;
-      const last = list.at(-1);
-      if (last && last.sequence === event.sequence) last.about = about;
-      else list.push({ sequence: event.sequence, at: event.at, about });
-    }
-    return list;
-  }, [version, events.length]);
+  // The last event of each decision. Events are only added, so that the earlier ones need no second look.
+  const { decisions } = useGrowing(events, version, () => ({ decisions: /** @type {any[]} */ ([]) }), ({ decisions: list }, event) => {
+    if (list.at(-1)?.sequence === event.sequence) list[list.length - 1] = event;
+    else list.push(event);
+  });
+  const about = (/** @type {any} */ event) => `${words(event.type)}${event.task ? ` ${event.task}` : ""}`;
   const end = decisions.length - 1;
   const chosen = at ? decisions.findLastIndex((decision) => decision.sequence <= Number(at)) : end;
   const [dragged, setDragged] = useState(/** @type {number | null} */ (null));
@@ -43,10 +39,10 @@ export function TimeSlider({ events, at, version }) {
   const isPast = Boolean(at) || dragged !== null;
   return html`<div class=${`slider no-print ${isPast ? "past" : ""}`}>
     <button type="button" class="button plain small" aria-label="One decision back" onClick=${() => show(index - 1)} disabled=${index === 0}>◂</button>
-    <input type="range" min="0" max=${end} value=${index} aria-label="Time: the run as of a decision" aria-valuetext=${`decision ${index + 1} of ${end + 1}: ${decision.about}`}
+    <input type="range" min="0" max=${end} value=${index} aria-label="Time: the run as of a decision" aria-valuetext=${`decision ${index + 1} of ${end + 1}: ${about(decision)}`}
       onInput=${(/** @type {any} */ event) => show(Number(event.target.value), 120)} />
     <button type="button" class="button plain small" aria-label="One decision forward" onClick=${() => show(index + 1)} disabled=${index === end}>▸</button>
-    <span class="slider-text cut" title=${decision.about}>${isPast ? html`<b>As of decision ${index + 1}</b> of ${end + 1}` : html`Now: ${end + 1} decisions`} · ${duration(passed)} · ${decision.about}</span>
+    <span class="slider-text cut" title=${about(decision)}>${isPast ? html`<b>As of decision ${index + 1}</b> of ${end + 1}` : html`Now: ${end + 1} decisions`} · ${duration(passed)} · ${about(decision)}</span>
     <button type="button" class="button small" style=${{ visibility: isPast ? "visible" : "hidden" }} onClick=${() => show(end)}>Back to now</button>
   </div>`;
 }

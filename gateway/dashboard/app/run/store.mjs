@@ -9,7 +9,7 @@ import { follow } from "../stream.mjs";
 
 /** The shortest time between two reads of the state. */
 const PAUSE = 250;
-/** Reading takes at most this part of the time. */
+/** Reading takes at most this part of the time, and so does showing events. */
 const SHARE = 8;
 
 /** The state of a task after an event about it. @type {Record<string, (event: any) => string | null>} */
@@ -57,6 +57,7 @@ export class RunStore extends Store {
     this.isStopped = false;
     this.stopStream = () => {};
     this.frame = 0;
+    this.showAfter = 0;
     /** @type {Map<string, any>} */
     this.tasks = new Map();
   }
@@ -110,13 +111,23 @@ export class RunStore extends Store {
     }
     if (!isChanged) return;
     this.schedule();
-    // A burst of events is one change of the page.
-    if (!this.frame) {
-      this.frame = requestAnimationFrame(() => {
-        this.frame = 0;
-        this.change({ events: this.events });
-      });
+    this.frame ||= requestAnimationFrame(() => this.show());
+  }
+
+  /** Shows the events that were received: a burst is one change of the page, and a page that is slow to change does so less often. */
+  show() {
+    const started = performance.now();
+    if (started < this.showAfter) {
+      this.frame = requestAnimationFrame(() => this.show());
+      return;
     }
+    this.frame = 0;
+    this.change({ events: this.events });
+    // The page is rendered before timers run.
+    setTimeout(() => {
+      const now = performance.now();
+      this.showAfter = now + (now - started) * SHARE;
+    }, 0);
   }
 
   /** @param {any} event */

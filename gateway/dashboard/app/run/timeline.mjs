@@ -4,10 +4,10 @@ import { runPath, useHasResource, useResource } from "../api.mjs";
 import { duration, timeOfDay } from "../format.mjs";
 import { html } from "../html.mjs";
 import { withQuery } from "../router.mjs";
-import { clock, useStore } from "../store.mjs";
+import { clock, useGrowing, useStore } from "../store.mjs";
 import { Empty, VirtualList } from "../ui/basics.mjs";
 import { Glyph, tone } from "../ui/states.mjs";
-import { KINDS, scaleOf, segmentsOf, timeByKind } from "./segments.mjs";
+import { KINDS, Segments, scaleOf, timeByKind } from "./segments.mjs";
 
 /** The time between two reads of the steps of a live run. */
 const EVERY = 3_000;
@@ -36,15 +36,15 @@ export function Timeline({ run, events, version, query, at, now: until }) {
   const tick = useStore(clock);
   const now = isLive ? Math.max(tick, Date.now()) : until;
   const hasSteps = useHasResource("/runs/{run}/timeline");
-  const rows = useMemo(() => segmentsOf(events), [version, at]);
+  const { rows } = useGrowing(events, version, () => new Segments(), (segments, event) => segments.add(event));
   const { data } = useResource(hasSteps ? runPath(run.run, "timeline") : null, at ? { at } : {}, { every: isLive ? EVERY : 0 });
   const steps = useMemo(() => stepsOf(data), [data]);
   const isCollapsed = query.idle !== "shown";
   const from = events.length > 0 ? Date.parse(events[0].at) : now;
-  const { position, gaps } = useMemo(() => scaleOf(rows.values(), from, Math.max(now, from + 1), isCollapsed), [rows, isCollapsed, isLive ? Math.floor(now / 1000) : now]);
+  const { position, gaps } = useMemo(() => scaleOf(rows.values(), from, Math.max(now, from + 1), isCollapsed), [rows, isCollapsed, isLive ? Math.floor(now / 1000) : version + now]);
   const states = new Map(run.tasks.map((/** @type {any} */ task) => [task.id, task]));
-  const ordered = useMemo(() => [...rows.entries()].filter(([, segments]) => segments.length > 0).sort((a, b) => a[1][0].start - b[1][0].start || (a[0] < b[0] ? -1 : 1)), [rows]);
-  const kinds = useMemo(() => ({ ...timeByKind(rows.values(), now), ...timeByKind(steps.values(), now) }), [rows, steps, Math.floor(now / 1000)]);
+  const ordered = useMemo(() => [...rows.entries()].filter(([, segments]) => segments.length > 0).sort((a, b) => a[1][0].start - b[1][0].start || (a[0] < b[0] ? -1 : 1)), [rows, version]);
+  const kinds = useMemo(() => ({ ...timeByKind(rows.values(), now), ...timeByKind(steps.values(), now) }), [rows, steps, isLive ? 0 : version, Math.floor(now / 1000)]);
   if (ordered.length === 0) return html`<div class="panel"><${Empty} title="Nothing has started yet">Tasks appear here as soon as they wait for a worker.<//></div>`;
   const whole = (kinds.queued ?? 0) + (kinds.running ?? 0) + (kinds.review ?? 0) + (kinds.parked ?? 0) + (kinds.backoff ?? 0);
   const bar = (/** @type {any} */ segment, /** @type {number} */ index, thin = false) => {
@@ -58,13 +58,13 @@ export function Timeline({ run, events, version, query, at, now: until }) {
     const takeovers = new Set(segments.filter((segment) => segment.kind === "running").map((segment) => `${segment.attempt} ${segment.worker}`)).size - new Set(segments.filter((segment) => segment.kind === "running").map((segment) => segment.attempt)).size;
     const sums = timeByKind([segments], now);
     const label = Object.entries(sums).map(([kind, time]) => `${KINDS[kind]} ${duration(time)}`).join(", ");
-    return html`<a class="time-line" href=${id ? withQuery({ task: query.task === id ? "" : id }) : withQuery({})} aria-label=${`${id || "planner"}: ${label}`} aria-current=${id && query.task === id ? "true" : undefined}>
-      <span class=${`row time-name tone-${tone(task?.state ?? "")}`}>${task && html`<${Glyph} state=${task.state} />`}<span class="cut">${id || "planner"}</span>${attempts > 1 && id && html`<span class="badge" title=${`${attempts} attempts`}>×${attempts}</span>`}${takeovers > 0 && html`<span class="badge" title="Another worker has taken an attempt over">taken over</span>`}</span>
+    return html`<a class="time-line" href=${id ? withQuery({ task: query.task === id ? "" : id }) : withQuery({})} aria-current=${id && query.task === id ? "true" : undefined}>
+      <span class=${`row time-name tone-${tone(task?.state ?? "")}`}>${task && html`<${Glyph} state=${task.state} />`}<span class="cut">${id || "planner"}</span>${attempts > 1 && id && html`<span class="badge" title=${`${attempts} attempts`}>×${attempts}</span>`}${takeovers > 0 && html`<span class="badge" title="Another worker has taken an attempt over">taken over</span>`}<span class="visually-hidden">${label}</span></span>
       <span class="time-track">${segments.map((segment, index) => bar(segment, index))}${(steps.get(id) ?? []).map((segment, index) => bar(segment, index, true))}</span></a>`;
   };
   return html`<div class="panel timeline">
     <header class="wrap"><div class="row wrap legend">${Object.keys(KINDS).filter((kind) => kinds[kind] > 0).map((kind) => html`<span class="row chip" key=${kind}><i class=${`swatch kind-${kind}`}></i>${KINDS[kind]} ${whole > 0 ? `${Math.round((kinds[kind] / whole) * 100)}%` : ""} · ${duration(kinds[kind])}</span>`)}</div>
-      <a class="button small push" href=${withQuery({ idle: isCollapsed ? "shown" : "" })} aria-pressed=${isCollapsed} title="Make times short in which nothing was worked on">Shorten idle times</a></header>
+      <a class="button small push" href=${withQuery({ idle: isCollapsed ? "shown" : "" })} aria-current=${isCollapsed ? "true" : undefined} title="Make times short in which nothing was worked on">Shorten idle times</a></header>
     <div class="time-line time-head muted" aria-hidden="true"><span>${duration(now - from)} in all</span><span class="time-track">${gaps.map((gap) => html`<i class="gap" style=${{ left: `${gap.at * 100}%` }}>${duration(gap.length)} idle</i>`)}</span></div>
     <${VirtualList} label="Timeline of the tasks" height=${28} max=${640} items=${ordered} render=${line} />
     ${hasSteps && !data && html`<p class="hint time-hint">Model and tool calls appear when their journals have been read.</p>`}

@@ -6,7 +6,7 @@ import { useKeys } from "../keys.mjs";
 import { address, go, setQuery } from "../router.mjs";
 import { useStore } from "../store.mjs";
 import { useTitle } from "../title.mjs";
-import { Failure, Loading, Tabs } from "../ui/basics.mjs";
+import { Failure, Guard, Loading, Tabs } from "../ui/basics.mjs";
 import { RunStore } from "../run/store.mjs";
 import { RunHead } from "../run/head.mjs";
 import { TimeSlider } from "../run/slider.mjs";
@@ -63,6 +63,9 @@ export function RunScreen({ route }) {
     ...TABS.map(([name, label], index) => ({ keys: String(index + 1), about: label, action: () => go(to(name)) })),
     { keys: "Escape", about: "Close the task", action: () => setQuery({ task: "" }) },
   ]);
+  const isWhole = Boolean(query.at) && view.events.at(-1)?.sequence > Number(query.at);
+  const events = useMemo(() => (query.at ? view.events.filter((event) => event.sequence <= Number(query.at)) : view.events), [query.at, view.events, query.at && !isWhole ? view.version : 0]);
+  const open = useMemo(() => (view.run?.tasks ?? []).reduce((/** @type {number} */ sum, /** @type {any} */ task) => sum + openQuestionsOf(task), 0), [view.run]);
   if (!view.run) {
     if (!view.error) return html`<${Loading} height=${420} />`;
     return html`<div class="stack"><${Failure} error=${view.error} title=${view.error.kind === "run-not-found" ? "There is no such run" : "The run could not be read"} retry=${() => store.refresh()} />
@@ -70,10 +73,8 @@ export function RunScreen({ route }) {
   }
   // While an earlier state is being read, the one before it stays.
   const run = query.at ? (past.data ?? view.run) : view.run;
-  const events = query.at ? view.events.filter((event) => event.sequence <= Number(query.at)) : view.events;
   const lastEvent = events.at(-1);
   const end = run.end?.at ?? (query.at ? lastEvent?.at : null);
-  const open = (view.run.tasks ?? []).reduce((/** @type {number} */ sum, /** @type {any} */ task) => sum + openQuestionsOf(task), 0);
   const label = (/** @type {string} */ name, /** @type {string} */ text) => (name === "questions" && open > 0 ? html`${text} <span class="count">${open}</span>` : text);
   const View = tab[2];
   const properties = { run, events, version: view.version, query, at: query.at, now: end ? Date.parse(end) : Date.now(), refresh: () => store.refresh() };
@@ -83,7 +84,7 @@ export function RunScreen({ route }) {
     ${past.error && html`<${Failure} error=${past.error} title="The earlier state could not be read" retry=${past.reload} />`}
     <${Tabs} label="Views of the run" current=${tab[0]} tabs=${TABS.map(([name, text]) => ({ id: name, name: label(name, text), href: to(name) }))} />
     <div class=${`run-body ${query.task && tab[0] !== "journal" ? "with-drawer" : ""}`}>
-      <div class="grow"><${View} ...${properties} /></div>
+      <div class="grow"><${Guard} key=${tab[0]}><${View} ...${properties} /><//></div>
       ${query.task && tab[0] !== "journal" && html`<${TaskDrawer} ...${properties} id=${query.task} key=${query.task} />`}
     </div>
   </div>`;

@@ -1,5 +1,5 @@
 // Pieces that all screens use.
-import { useEffect, useLayoutEffect, useRef, useState } from "../../vendor/vendor.mjs";
+import { useEffect, useErrorBoundary, useLayoutEffect, useRef, useState } from "../../vendor/vendor.mjs";
 import { html } from "../html.mjs";
 import { Store, clock, useStore } from "../store.mjs";
 import { absoluteTime, age, duration } from "../format.mjs";
@@ -38,7 +38,8 @@ export function Elapsed({ from, to, now }) {
 export function LongText({ text, class: name = "words", as = "div" }) {
   const [shown, setShown] = useState(LONG);
   const rest = text.length - shown;
-  return html`<${as} class=${name}>${rest > 0 ? text.slice(0, shown) : text}${
+  // What scrolls must be reachable with the keyboard.
+  return html`<${as} class=${name} tabIndex=${as === "pre" ? "0" : undefined}>${rest > 0 ? text.slice(0, shown) : text}${
     rest > 0 && html`… <button type="button" class="link no-print" onClick=${() => setShown(shown * 10)}>show ${Math.min(rest, shown * 9).toLocaleString("en")} more of ${rest.toLocaleString("en")} characters</button>`
   }<//>`;
 }
@@ -61,6 +62,15 @@ export function Failure({ error, retry, title = "This could not be read" }) {
     <p class="words">${String(error?.message ?? error)}</p>
     ${retry && html`<p><button type="button" class="button small" onClick=${retry}>Try again</button></p>`}
   </div>`;
+}
+
+/**
+ * A part of the page that may fail alone, so that the rest stays usable.
+ * @param {{children?: any}} properties
+ */
+export function Guard({ children }) {
+  const [error, reset] = useErrorBoundary((/** @type {any} */ reason) => console.error(reason));
+  return error ? html`<${Failure} error=${error} retry=${reset} title="This part of the page has failed" />` : children;
 }
 
 /**
@@ -87,7 +97,7 @@ export function Loading({ height = 160 }) {
     const timer = setTimeout(() => setLate(true), 250);
     return () => clearTimeout(timer);
   }, []);
-  return html`<div class="row muted" style=${{ minHeight: `${height}px`, justifyContent: "center" }} role="status">${isLate ? "Reading…" : ""}</div>`;
+  return html`<div class="row muted loading" style=${{ minHeight: `${height}px`, justifyContent: "center" }} role="status">${isLate ? "Reading…" : ""}</div>`;
 }
 
 /** @param {{text: string | (() => string), label?: string}} properties */

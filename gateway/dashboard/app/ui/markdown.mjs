@@ -32,7 +32,7 @@ function node(token, cite) {
     case "em": return html`<em>${inner()}</em>`;
     case "del": return html`<del>${inner()}</del>`;
     case "codespan": return html`<code>${unescapeHtml(token.text)}</code>`;
-    case "code": return html`<pre class="code"><code>${token.text}</code></pre>`;
+    case "code": return html`<pre class="code" tabIndex="0"><code>${token.text}</code></pre>`;
     case "blockquote": return html`<blockquote>${inner()}</blockquote>`;
     case "br": return html`<br />`;
     case "hr": return html`<hr />`;
