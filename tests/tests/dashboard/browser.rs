@@ -1,19 +1,36 @@
 //! A real browser: Debian's `chromium` and `chromium-driver`.
 
-use std::net::{SocketAddr, TcpListener};
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
+use base64::Engine;
 use fantoccini::{Client, ClientBuilder, Locator};
 use hyper_util::client::legacy::connect::HttpConnector;
 use millrace_tests::wait_for_value;
 use serde_json::{Value, json};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-use super::http::Request;
+use super::http::Answer;
 
-/// The time in which a page must reach a state.
-pub const TIMEOUT: Duration = Duration::from_secs(60);
+/// The time in which a page must reach a state, also on a machine that does much else.
+pub const TIMEOUT: Duration = Duration::from_secs(100);
+/// The time in which a driver must end its browser.
+const END_TIMEOUT: Duration = Duration::from_secs(20);
+
+/// Keys as the driver names them.
+pub mod key {
+    /// The start of a field, or the lowest value.
+    pub const HOME: &str = "\u{e011}";
+    /// The next field.
+    pub const TAB: &str = "\u{e004}";
+    /// Sends a form.
+    pub const CONTROL_ENTER: &str = "\u{e009}\u{e007}";
+    /// Selects the text of a field.
+    pub const CONTROL_A: &str = "\u{e009}a";
+}
 
 /// `true` if a browser and its driver are installed; prints a message if not.
 pub fn has_browser() -> bool {
@@ -25,12 +42,13 @@ pub fn has_browser() -> bool {
     is_there
 }
 
-/// A browser with one window.
+/// A browser with one window. Dropping it ends the browser.
 pub struct Browser {
     /// The window.
     pub client: Client,
     driver: Child,
     address: SocketAddr,
+    session: String,
     base: String,
 }
 
@@ -46,7 +64,8 @@ impl Browser {
             .unwrap();
         let options = json!({
             "args": ["--headless=new", "--no-sandbox", "--disable-gpu", "--disable-background-networking",
-                     "--disable-component-update", "--no-first-run", "--disable-dev-shm-usage", "--window-size=1400,900"],
+                     "--disable-component-update", "--no-first-run", "--disable-dev-shm-usage",
+                     "--enable-precise-memory-info", "--window-size=1400,900"],
         });
         let capabilities =
             json!({ "goog:chromeOptions": options, "goog:loggingPrefs": { "browser": "ALL" } });
@@ -57,8 +76,9 @@ impl Browser {
             builder.capabilities(capabilities.clone()).connect(&url).await.ok()
         })
         .await;
+        let session = client.session_id().await.unwrap().unwrap();
         let address = SocketAddr::from(([127, 0, 0, 1], port));
-        Self { client, driver, address, base: format!("http://{gateway}") }
+        Self { client, driver, address, session, base: format!("http://{gateway}") }
     }
 
     /// Opens a page.
@@ -69,17 +89,41 @@ impl Browser {
     /// Waits until an element that a selector names has this text.
     pub async fn wait_for_text(&self, selector: &str, text: &str) {
         let script = "return [...document.querySelectorAll(arguments[0])].some((one) => one.textContent.includes(arguments[1]))";
-        let is_there = async || {
-            let found = self.client.execute(script, vec![json!(selector), json!(text)]).await;
-            found.ok().filter(|found| found == &json!(true))
+        self.wait_until(script, vec![json!(selector), json!(text)]).await;
+    }
+
+    /// Waits until the page is no longer reading anything that it says it is reading.
+    pub async fn wait_until_read(&self) {
+        self.wait_until("return document.querySelector('.loading') === null", Vec::new()).await;
+    }
+
+    /// Waits until the element with the focus fits a selector.
+    pub async fn wait_for_focus(&self, selector: &str) {
+        self.wait_until("return document.activeElement.matches(arguments[0])", vec![json!(selector)]).await;
+    }
+
+    /// Records the banners of the page from now on: one of them is shown for some seconds only.
+    pub async fn record_banners(&self) {
+        let script = "window.banners = []; new MutationObserver(() => { const text = document.querySelector('.banner')?.textContent ?? ''; \
+                      if (text && text !== banners.at(-1)) banners.push(text); }).observe(document.body, { subtree: true, childList: true, characterData: true });";
+        self.evaluate(script).await;
+    }
+
+    /// Waits until a banner has this text, and forgets the banners up to that one.
+    pub async fn wait_for_banner(&self, text: &str) {
+        let script = "const at = banners.findIndex((one) => one.includes(arguments[0])); if (at < 0) return false; banners.splice(0, at + 1); return true;";
+        self.wait_until(script, vec![json!(text)]).await;
+    }
+
+    async fn wait_until(&self, script: &str, arguments: Vec<Value>) {
+        let is_so = async || {
+            let value = self.client.execute(script, arguments.clone()).await;
+            value.ok().filter(|value| value == &json!(true))
         };
-        if tokio::time::timeout(TIMEOUT, wait_for_value(TIMEOUT * 2, "the text", is_there)).await.is_err() {
+        if tokio::time::timeout(TIMEOUT, wait_for_value(TIMEOUT * 2, "the page", is_so)).await.is_err() {
             let page = self.evaluate("return document.body.innerText").await;
-            panic!(
-                "no {selector:?} with {text:?} on {}:\n{}",
-                self.path().await,
-                page.as_str().unwrap_or("")
-            );
+            let (path, page) = (self.path().await, page.as_str().unwrap_or_default().to_owned());
+            panic!("{path} never fulfils {script} with {arguments:?}:\n{page}");
         }
     }
 
@@ -92,15 +136,8 @@ impl Browser {
 
     /// Types into the element that a selector names.
     pub async fn type_into(&self, selector: &str, text: &str) {
-        self.client
-            .wait()
-            .at_most(TIMEOUT)
-            .for_element(Locator::Css(selector))
-            .await
-            .unwrap()
-            .send_keys(text)
-            .await
-            .unwrap();
+        let wait = self.client.wait().at_most(TIMEOUT);
+        wait.for_element(Locator::Css(selector)).await.unwrap().send_keys(text).await.unwrap();
     }
 
     /// Sends keys to the element that has the focus.
@@ -119,36 +156,77 @@ impl Browser {
         format!("{}{}", url.path(), url.query().map(|query| format!("?{query}")).unwrap_or_default())
     }
 
+    /// Sends a command of the browser's development protocol.
+    pub async fn command(&self, name: &str, parameters: Value) -> Value {
+        self.post("goog/cdp/execute", &json!({ "cmd": name, "params": parameters })).await
+    }
+
+    /// Makes the browser prefer a colour scheme, `light` or `dark`, as its system would.
+    pub async fn prefer_scheme(&self, scheme: &str) {
+        let features = json!([{ "name": "prefers-color-scheme", "value": scheme }, { "name": "prefers-reduced-motion", "value": "reduce" }]);
+        self.command("Emulation.setEmulatedMedia", json!({ "features": features })).await;
+    }
+
+    /// Sets the size of the page; a window can't be narrower than 500 pixels.
+    pub async fn set_size(&self, width: u32, height: u32) {
+        let metrics = json!({ "width": width, "height": height, "deviceScaleFactor": 1, "mobile": false });
+        self.command("Emulation.setDeviceMetricsOverride", metrics).await;
+    }
+
     /// Returns the errors on the console since the last call, violations of the content security policy among them.
     pub async fn console_errors(&self) -> Vec<String> {
-        let session = self.client.session_id().await.unwrap().unwrap();
-        let request =
-            Request::new("POST", format!("/session/{session}/se/log")).json(&json!({ "type": "browser" }));
-        let answer = request.send(self.address).await.json();
-        let entries = answer["value"].as_array().cloned().unwrap_or_default();
+        let entries = self.post("se/log", &json!({ "type": "browser" })).await;
+        let entries = entries.as_array().cloned().unwrap_or_default();
         let errors = entries.into_iter().filter(|entry| entry["level"] == "SEVERE");
         errors.map(|entry| entry["message"].as_str().unwrap_or_default().to_owned()).collect()
     }
 
-    /// Keeps a picture in `MILLRACE_SCREENSHOTS`, if that is set.
-    pub async fn keep_picture(&self, name: &str) {
-        if let Some(folder) = std::env::var_os("MILLRACE_SCREENSHOTS").map(PathBuf::from) {
-            std::fs::create_dir_all(&folder).unwrap();
-            std::fs::write(folder.join(format!("{name}.png")), self.client.screenshot().await.unwrap())
-                .unwrap();
-        }
+    async fn post(&self, path: &str, body: &Value) -> Value {
+        let (body, session, address) = (body.to_string(), &self.session, self.address);
+        // Without `Connection: close`, which the driver does not answer.
+        let request = format!(
+            "POST /session/{session}/{path} HTTP/1.1\r\nHost: {address}\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n{body}",
+            body.len()
+        );
+        let exchange = async {
+            let mut stream = tokio::net::TcpStream::connect(address).await.unwrap();
+            stream.write_all(request.as_bytes()).await.unwrap();
+            let mut bytes = Vec::new();
+            // The driver keeps the connection open.
+            while stream.read_buf(&mut bytes).await.unwrap() > 0 {
+                let answer = Answer::parse(&bytes);
+                let value = answer.and_then(|answer| serde_json::from_slice::<Value>(&answer.body).ok());
+                if let Some(value) = value {
+                    return value["value"].clone();
+                }
+            }
+            panic!("the driver has closed the connection of {path}");
+        };
+        tokio::time::timeout(TIMEOUT, exchange).await.unwrap_or_else(|_| panic!("no answer to {path}"))
     }
 
-    /// Ends the browser.
-    pub async fn close(mut self) {
-        drop(self.client.clone().close().await);
-        drop(self.driver.kill());
-        drop(self.driver.wait());
+    /// Keeps a picture in a folder.
+    pub async fn keep_picture(&self, folder: &PathBuf, name: &str) {
+        std::fs::create_dir_all(folder).unwrap();
+        let picture = self.command("Page.captureScreenshot", json!({ "format": "png" })).await;
+        let picture = picture["data"].as_str().expect("a picture");
+        let bytes = base64::engine::general_purpose::STANDARD.decode(picture).unwrap();
+        std::fs::write(folder.join(format!("{name}.png")), bytes).unwrap();
+    }
+
+    /// Asks the driver to end the browser, which would outlive it.
+    fn end_session(&self) -> std::io::Result<()> {
+        let mut stream = TcpStream::connect_timeout(&self.address, END_TIMEOUT)?;
+        stream.set_read_timeout(Some(END_TIMEOUT))?;
+        let (session, address) = (&self.session, self.address);
+        write!(stream, "DELETE /session/{session} HTTP/1.1\r\nHost: {address}\r\n\r\n")?;
+        stream.read(&mut [0; 1]).map(drop)
     }
 }
 
 impl Drop for Browser {
     fn drop(&mut self) {
+        drop(self.end_session());
         drop(self.driver.kill());
         drop(self.driver.wait());
     }
