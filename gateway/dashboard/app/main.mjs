@@ -1,10 +1,11 @@
 // The frame of the dashboard: navigation, connection, keyboard, and the screen that the address names.
-import { render, useState } from "../vendor/vendor.mjs";
+import { render } from "../vendor/vendor.mjs";
 import { connection } from "./connection.mjs";
 import { html } from "./html.mjs";
 import { bindKeys, KeyHelp, keyHelp } from "./keys.mjs";
 import { useRoute } from "./router.mjs";
 import { useStore } from "./store.mjs";
+import { chooseTheme, theme } from "./theme.mjs";
 import { openQuestions } from "./questions.mjs";
 import { Empty, Guard, Toasts } from "./ui/basics.mjs";
 import { ClusterScreen } from "./screens/cluster.mjs";
@@ -40,20 +41,10 @@ function Banner() {
 const THEMES = { "": { next: "dark", sign: "◐" }, dark: { next: "light", sign: "☾" }, light: { next: "", sign: "☀" } };
 
 function ThemeButton() {
-  const [theme, setTheme] = useState(document.documentElement.dataset.theme ?? "");
-  const { next, sign } = THEMES[theme] ?? THEMES[""];
-  const choose = () => {
-    if (next) document.documentElement.dataset.theme = next;
-    else delete document.documentElement.dataset.theme;
-    try {
-      localStorage.setItem("millrace.theme", next);
-    } catch {
-      // Storage is switched off: the choice lasts as long as the page.
-    }
-    setTheme(next);
-  };
-  const name = theme || "system";
-  return html`<button type="button" class="button plain wide-only" title=${`Theme: ${name}`} aria-label=${`Theme: ${name}; change it`} onClick=${choose}>${sign}</button>`;
+  const chosen = useStore(theme).chosen;
+  const { next, sign } = THEMES[chosen] ?? THEMES[""];
+  const name = chosen || "system";
+  return html`<button type="button" class="button plain wide-only" title=${`Theme: ${name}`} aria-label=${`Theme: ${name}; change it`} onClick=${() => chooseTheme(next)}>${sign}</button>`;
 }
 
 /** @param {{current: string}} properties */

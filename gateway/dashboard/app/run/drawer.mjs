@@ -3,7 +3,7 @@ import { html } from "../html.mjs";
 import { duration, sumUsage, usageText, words } from "../format.mjs";
 import { address, withQuery } from "../router.mjs";
 import { Ago, Elapsed, LongText } from "../ui/basics.mjs";
-import { State } from "../ui/states.mjs";
+import { State, attemptState } from "../ui/states.mjs";
 import { byId, children, dependents } from "./plan.mjs";
 import { TaskActions } from "./steer.mjs";
 
@@ -23,7 +23,7 @@ function Attempt({ run, task, attempt }) {
   const journal = address(["runs", run.run, "journal"], { task: task.id, attempt: attempt.number });
   const waits = [...(attempt.waits ?? [])];
   return html`<section class="attempt stack tight" aria-label=${`Attempt ${attempt.number}`}>
-    <div class="row wrap"><b>Attempt ${attempt.number}</b><${State} state=${attempt.state} /><span class="muted nowrap"><${Elapsed} from=${attempt.claimed_at} to=${attempt.ended_at} /></span>
+    <div class="row wrap"><b>Attempt ${attempt.number}</b><${State} state=${attemptState(attempt.state)} /><span class="muted nowrap"><${Elapsed} from=${attempt.claimed_at} to=${attempt.ended_at} /></span>
       <a class="button small push" href=${journal}>Journal</a></div>
     <div class="muted cut" title=${attempt.worker ?? ""}>${attempt.worker ? html`${attempt.worker} · <${Ago} at=${attempt.claimed_at} />` : "no worker has claimed it"} · ${usageText(sumUsage([attempt.usage, attempt.review_usage]))}</div>
     ${attempt.error && html`<div class="notice tone-bad"><h3>${words(String(attempt.error.kind?.kind ?? attempt.error.kind ?? "error"))}</h3><${LongText} text=${attempt.error.message} /></div>`}

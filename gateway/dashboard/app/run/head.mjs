@@ -1,9 +1,9 @@
 // The head of a run: objective, state, progress, what it needs, and the commands.
 import { html } from "../html.mjs";
-import { cost, count, shortId, tokens, words } from "../format.mjs";
+import { cost, count, shortId, tokens } from "../format.mjs";
 import { address } from "../router.mjs";
 import { Ago, CopyButton, Elapsed } from "../ui/basics.mjs";
-import { State, TaskProgress, isLive } from "../ui/states.mjs";
+import { State, TaskProgress, isLive, stateLabel } from "../ui/states.mjs";
 import { RunActions } from "./steer.mjs";
 
 /** @param {any} run Returns the failures that explain the state of a run, the cause first. */
@@ -25,7 +25,7 @@ function Outcome({ run }) {
   const isPlain = end && state === "completed" && failures.length === 0 && run.answered !== false;
   if (isPlain) return null;
   return html`<div class=${`notice tone-${tone} outcome`}>
-    ${end && html`<h3>${words(state)}${end.detail ? `: ${end.detail}` : ""}</h3>`}
+    ${end && html`<h3>${stateLabel(state)}${end.detail ? `: ${end.detail}` : ""}</h3>`}
     ${run.answered === false && html`<p>The deliverable says that it does not answer the question.</p>`}
     ${run.waiting_for_provider && html`<p>Waits for <b>${run.waiting_for_provider.model}</b> since <${Ago} at=${run.waiting_for_provider.since} />; next try <${Ago} at=${run.waiting_for_provider.next_try_at} />. ${run.waiting_for_provider.error}</p>`}
     ${failures.slice(0, 4).map((/** @type {any} */ { task, why }) => html`<p class="words" key=${task.id}><a href=${address(["runs", run.run, "graph"], { task: task.id })}>${task.id}</a> failed: ${String(why ?? "no reason is recorded").slice(0, 600)}</p>`)}
@@ -34,7 +34,7 @@ function Outcome({ run }) {
 }
 
 /** @param {import("../screens/run.mjs").TabProperties & {live: any}} properties */
-export function RunHead({ run, live, at, refresh }) {
+export function RunHead({ run, live, at, now, refresh }) {
   const counts = run.task_counts;
   const fact = (/** @type {string} */ name, /** @type {any} */ value, title = "") => html`<div class="fact" title=${title}><span class="muted">${name}</span><span>${value}</span></div>`;
   const hasEnded = Boolean(run.end);
@@ -55,7 +55,7 @@ export function RunHead({ run, live, at, refresh }) {
     <div class="facts-row">
       <div class="fact progress-fact"><span class="muted">Tasks</span><span class="row"><${TaskProgress} counts=${counts} /><span class="nowrap">${counts.completed} of ${counts.total}</span></span></div>
       ${fact("Started", html`<${Ago} at=${run.started_at} />`)}
-      ${fact("Time", html`<${Elapsed} from=${run.started_at} to=${run.end?.at} />`)}
+      ${fact("Time", html`<${Elapsed} from=${run.started_at} to=${run.end?.at} now=${at ? now : undefined} />`)}
       ${fact("Tokens", tokens(run.usage) > 0 ? count(tokens(run.usage)) : "none", "Sent and received")}
       ${fact("Cost", cost(run.usage), "What is not known has no price in the settings")}
       ${fact("Model calls", count(run.usage.model_calls))}

@@ -7,7 +7,7 @@ import { plural, words } from "../format.mjs";
 import { address, withQuery } from "../router.mjs";
 import { follow } from "../stream.mjs";
 import { Elapsed, Empty, Failure, Guard, Loading, VirtualList } from "../ui/basics.mjs";
-import { State } from "../ui/states.mjs";
+import { State, attemptState } from "../ui/states.mjs";
 import { Entry } from "./entries.mjs";
 
 const SHOWN = ["all", "model", "tools", "reviews"];
@@ -112,7 +112,7 @@ function Entries({ run, task, number, isLive, query, at, attempt }) {
   const filter = query.entries ?? "all";
   const shown = entries.filter((entry) => (!at || entry.sequence <= Number(at)) && (filter === "all" || (filter === "model" && entry.type === "model_call") || (filter === "tools" && entry.type === "tool_result") || (filter === "reviews" && (entry.journal === "review" || entry.type === "verdict"))));
   return html`<div class="body stack entries" ref=${body}>
-    ${attempt && html`<div class="row wrap"><${State} state=${attempt.state} /><span class="muted">${attempt.worker ?? "not claimed"} · <${Elapsed} from=${attempt.claimed_at} to=${attempt.ended_at} /></span></div>`}
+    ${attempt && html`<div class="row wrap"><${State} state=${attemptState(attempt.state)} /><span class="muted">${attempt.worker ?? "not claimed"} · <${Elapsed} from=${attempt.claimed_at} to=${attempt.ended_at} /></span></div>`}
     ${shown.length === 0 && html`<p class="muted">No entry ${filter === "all" ? "yet" : "of this kind"}.</p>`}
     ${shown.map((entry) => html`<div key=${entry.sequence} class=${`${entry.journal === "review" ? "of-review" : ""} ${String(entry.sequence) === query.entry ? "chosen" : ""}`}>${entry.journal === "review" && html`<span class="visually-hidden">review: </span>`}<${Guard}><${Entry} entry=${entry} /><//></div>`)}
     ${!at && Object.entries(live).map(([kind, { text, calls }]) => html`<article class="entry tone-active live-text" key=${kind} aria-label="Model output as it is written"><header class="row"><b class="entry-title">${kind === "review" ? "The critic writes" : "The model writes"}</b><span class="muted">${words("not in the log yet")}</span></header><div class="words reply">${text}<span class="caret" aria-hidden="true"></span></div>${calls.length > 0 && html`<p class="muted">calls ${calls.join(", ")}</p>`}</article>`)}

@@ -7,7 +7,7 @@ import { address, setQuery, withQuery } from "../router.mjs";
 import { useTitle } from "../title.mjs";
 import { Elapsed, Empty, Failure, Loading } from "../ui/basics.mjs";
 import { Diff } from "../ui/diff.mjs";
-import { State } from "../ui/states.mjs";
+import { State, attemptState, stateLabel } from "../ui/states.mjs";
 import { conversationOf, promptOf } from "../run/entries.mjs";
 import { Verdict } from "../run/drawer.mjs";
 import { byId, endOf, startOf } from "../run/plan.mjs";
@@ -35,7 +35,7 @@ function Chooser({ name, side, runs }) {
   return html`<fieldset class="stack tight"><legend>${name === "left" ? "Left" : "Right"}</legend>
     <select aria-label=${`${name} run`} value=${side.run} onChange=${(/** @type {any} */ event) => choose(event.target.value)}><option value="">Choose a run</option>${known.map((run) => html`<option key=${run.run} value=${run.run}>${shortId(run.run)} · ${(run.objective ?? "").slice(0, 70)}</option>`)}</select>
     ${side.data && html`<div class="row"><select aria-label=${`${name} task`} value=${side.task} onChange=${(/** @type {any} */ event) => choose(side.run, event.target.value)}><option value="">the whole run</option>${side.data.tasks.map((/** @type {any} */ one) => html`<option key=${one.id} value=${one.id}>${one.id}</option>`)}</select>
-      ${task && html`<select aria-label=${`${name} attempt`} value=${side.attempt?.number ?? ""} onChange=${(/** @type {any} */ event) => choose(side.run, side.task, event.target.value)}>${task.attempts.map((/** @type {any} */ one) => html`<option key=${one.number} value=${one.number}>attempt ${one.number}, ${one.state}</option>`)}</select>`}</div>`}</fieldset>`;
+      ${task && html`<select aria-label=${`${name} attempt`} value=${side.attempt?.number ?? ""} onChange=${(/** @type {any} */ event) => choose(side.run, side.task, event.target.value)}>${task.attempts.map((/** @type {any} */ one) => html`<option key=${one.number} value=${one.number}>attempt ${one.number}, ${stateLabel(attemptState(one.state))}</option>`)}</select>`}</div>`}</fieldset>`;
 }
 
 /** @param {{left: any, right: any}} properties */
@@ -49,7 +49,7 @@ function Attempts({ left, right }) {
   const used = (/** @type {any} */ one) => sumUsage([one.usage, one.review_usage]);
   const row = (/** @type {string} */ name, /** @type {(one: any) => any} */ value) => html`<tr><th>${name}</th><td>${value(a)}</td><td>${value(b)}</td></tr>`;
   return html`<div class="panel scroll"><table class="compare"><thead><tr><th></th><th>${left.task}, attempt ${a.number}</th><th>${right.task}, attempt ${b.number}</th></tr></thead><tbody>
-      ${row("State", (one) => html`<${State} state=${one.state} />`)}${row("Worker", (one) => one.worker ?? "-")}${row("Time", (one) => html`<${Elapsed} from=${one.claimed_at} to=${one.ended_at} />`)}
+      ${row("State", (one) => html`<${State} state=${attemptState(one.state)} />`)}${row("Worker", (one) => one.worker ?? "-")}${row("Time", (one) => html`<${Elapsed} from=${one.claimed_at} to=${one.ended_at} />`)}
       ${row("Tokens", (one) => count(tokens(used(one))))}${row("Cost", (one) => cost(used(one)))}${row("Model calls", (one) => count(one.usage.model_calls))}${row("Tool calls", (one) => count(one.usage.tool_calls))}
       ${row("Error", (one) => (one.error ? html`<span class="mistake">${one.error.message}</span>` : "-"))}${row("Verdict", (one) => (one.verdict ? html`<${Verdict} verdict=${one.verdict} critic=${one.critic} />` : "-"))}
       ${row("Feedback it was given", (one) => ((one.feedback ?? []).length > 0 ? one.feedback.map((/** @type {string} */ text) => html`<p class="words">${text}</p>`) : "-"))}

@@ -1,12 +1,15 @@
 // Amounts over time, and amounts as bars.
 import { uPlot, useEffect, useRef } from "../../vendor/vendor.mjs";
 import { html } from "../html.mjs";
+import { useStore } from "../store.mjs";
+import { theme } from "../theme.mjs";
 
 /**
  * @param {{times: number[], values: number[], limit?: number | null, label: string, format: (value: number) => string}} properties
  */
 export function LineChart({ times, values, limit, label, format }) {
   const element = useRef(/** @type {HTMLDivElement | null} */ (null));
+  const { isDark } = useStore(theme);
   useEffect(() => {
     const box = element.current;
     if (!box || times.length < 2) return undefined;
@@ -45,7 +48,7 @@ export function LineChart({ times, values, limit, label, format }) {
       resize.disconnect();
       plot.destroy();
     };
-  }, [times.length, values.at(-1), limit]);
+  }, [times.length, values.at(-1), limit, isDark]);
   if (times.length < 2) return html`<p class="muted">Nothing was used yet.</p>`;
   return html`<div class="chart" ref=${element} role="img" aria-label=${`${label} over time: ${format(values.at(-1) ?? 0)} at the end${limit ? `, of ${format(limit)}` : ""}`}></div>`;
 }

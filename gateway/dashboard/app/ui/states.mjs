@@ -64,6 +64,8 @@ const SHAPES = {
 
 /** @param {string} state */
 export const tone = (state) => STATES[state]?.tone ?? "quiet";
+/** The state of an attempt: one that has failed waits for nothing, only its task may. @param {string} state */
+export const attemptState = (state) => (state === "errored" ? "failed" : state);
 /** @param {string} state */
 export const stateLabel = (state) => STATES[state]?.label ?? words(state);
 
