@@ -26,7 +26,8 @@ const POLICY: &str = "default-src 'self'; img-src 'self' data: blob:; object-src
 const SCREENS: [&str; 7] = ["runs", "new", "inbox", "spend", "cluster", "compare", "login"];
 /// The digits of the digest in addresses.
 const BUILD_DIGITS: usize = 16;
-/// The page, in which `@BUILD@` stands for the digest.
+/// The page, in which `@BUILD@` stands for the digest, and `@PRELOAD@` for links to all modules: without them the browser learns
+/// of a module only when it has read the one that imports it.
 const PAGE: &str = "index.html";
 
 // A `*` stands for folders too.
@@ -79,9 +80,16 @@ impl Assets {
         let digests: Vec<String> =
             files.iter().map(|(path, bytes)| format!("{path} {}", sha256_hex(bytes))).collect();
         let build = sha256_hex(digests.join("\n").as_bytes())[..BUILD_DIGITS].to_owned();
+        let modules = files.keys().filter(|path| path.ends_with(".mjs"));
+        let links: Vec<String> = modules
+            .map(|path| format!(r#"<link rel="modulepreload" href="/assets/{build}/{path}">"#))
+            .collect();
         let files = files.into_iter().map(|(path, bytes)| {
             let bytes = match path.as_str() {
-                PAGE => String::from_utf8_lossy(&bytes).replace("@BUILD@", &build).into_bytes(),
+                PAGE => {
+                    let page = String::from_utf8_lossy(&bytes).replace("@BUILD@", &build);
+                    page.replace("@PRELOAD@", &links.join("\n")).into_bytes()
+                }
                 _ => bytes,
             };
             let asset = Asset::new(&path, bytes);
@@ -186,7 +194,9 @@ mod tests {
         for path in paths {
             assert!(ASSETS.files.contains_key(path), "{path}");
         }
-        assert!(!page.contains("@BUILD@"));
+        assert!(!page.contains("@BUILD@") && !page.contains("@PRELOAD@"));
+        let preloaded = page.matches("modulepreload").count();
+        assert_eq!(preloaded, ASSETS.files.keys().filter(|path| path.ends_with(".mjs")).count());
         assert!(!ASSETS.files.keys().any(|path| path.contains("node_modules")));
     }
 

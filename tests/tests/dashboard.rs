@@ -16,6 +16,8 @@ mod process;
 
 #[path = "dashboard/hostile.rs"]
 mod hostile;
+#[path = "dashboard/load.rs"]
+mod load;
 #[path = "dashboard/local.rs"]
 mod local;
 #[path = "dashboard/screens.rs"]
@@ -204,4 +206,25 @@ async fn open_page_catches_up_after_gateway_and_server_were_killed() {
     browser.wait_for_text("dialog .notice", "Refused").await;
     let errors: Vec<String> = browser.console_errors().await;
     assert!(errors.iter().all(|error| error.contains("409")), "{errors:#?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "a measurement of MILLRACE_DASHBOARD_MINUTES (2 by default)"]
+async fn page_of_5000_tasks_stays_smooth_under_load() {
+    if !has_browser() {
+        return;
+    }
+    let _alone = lock_machine();
+    let cluster = LocalCluster::start(&example_script());
+    let browser = Browser::start(cluster.address).await;
+    browser.open("/runs").await;
+    browser.wait_for_text("h2", "No runs yet").await;
+    let first = "return [performance.getEntriesByName('millrace.rendered')[0].startTime, performance.getEntriesByName('first-contentful-paint')[0]?.startTime]";
+    println!("dashboard: rendered, and painted after {} ms", browser.evaluate(first).await);
+    let run = load::submit_large_run(&cluster).await;
+    let minutes = std::env::var("MILLRACE_DASHBOARD_MINUTES").ok().and_then(|text| text.parse().ok());
+    let time = std::time::Duration::from_secs_f64(minutes.unwrap_or(2.0) * 60.0 / 4.0);
+    for load in load::measure_views(&browser, &run, time).await {
+        assert!(load.p95 < 50.0, "{load:?}");
+    }
 }

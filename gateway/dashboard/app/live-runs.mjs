@@ -9,29 +9,45 @@ const PAUSE = 1_000;
 const HIDDEN = 15_000;
 const NAME = "millrace.runs";
 
-/** @type {Set<() => void>} */
+/** @type {Set<(hasQuestions: boolean) => void>} */
 const reactions = new Set();
+/** The number of open questions of each run that has any. @type {Map<string, number>} */
+const asking = new Map();
 const pages = new BroadcastChannel(NAME);
 let timer = 0;
 let reported = 0;
+let hasQuestions = false;
 
-function report() {
+/** @param {boolean} isAsking `true` if the questions of a run may have changed. */
+function report(isAsking) {
+  hasQuestions ||= isAsking;
   if (timer) return;
   timer = setTimeout(() => {
     timer = 0;
     reported = performance.now();
-    for (const reaction of [...reactions]) reaction();
+    const isChanged = hasQuestions;
+    hasQuestions = false;
+    for (const reaction of [...reactions]) reaction(isChanged);
   }, Math.max(0, reported + PAUSE - performance.now()));
 }
 
 /**
  * Calls a function when a run has changed, at most once a second.
- * @param {() => void} reaction
+ * @param {(hasQuestions: boolean) => void} reaction With `true` if its questions may have changed too.
  * @returns {() => void}
  */
 export function onRunChange(reaction) {
   reactions.add(reaction);
   return () => reactions.delete(reaction);
+}
+
+/** Returns `true` if a run had or has open questions. @param {{run?: string, open_questions?: number}} summary */
+function noteQuestions({ run, open_questions: count = 0 }) {
+  if (!run) return false;
+  const isAsking = count > 0 || asking.has(run);
+  if (count > 0) asking.set(run, count);
+  else asking.delete(run);
+  return isAsking;
 }
 
 /** Follows the stream until the page is hidden, or the server refuses. */
@@ -51,9 +67,10 @@ function lead() {
     };
     const stop = follow("/events", {
       query: { types: "run_summary" },
-      onEvents: () => {
-        report();
-        pages.postMessage("changed");
+      onEvents: (events) => {
+        const isAsking = events.map(({ data }) => noteQuestions(data)).includes(true);
+        report(isAsking);
+        pages.postMessage(isAsking);
       },
       onFailure: leave,
     });
@@ -71,7 +88,7 @@ async function followRuns() {
   isWaiting = false;
 }
 
-pages.onmessage = report;
+pages.onmessage = ({ data }) => report(data);
 document.addEventListener("visibilitychange", followRuns);
 connection.onRecovery(followRuns);
 followRuns();

@@ -31,7 +31,7 @@ export async function readQuestions() {
 }
 
 setInterval(() => document.hidden && readQuestions(), HIDDEN);
-onRunChange(readQuestions);
+onRunChange((hasQuestions) => hasQuestions && readQuestions());
 connection.onRecovery(readQuestions);
 readQuestions();
 
