@@ -24,7 +24,7 @@ function useSide(side) {
   const transcript = useResource(side.run && side.task ? runPath(side.run, "tasks", side.task, "transcript") : null, side.attempt ? { attempt: side.attempt } : {});
   const result = useResource(side.run && !side.task && run.data?.deliverable ? runPath(side.run, "result") : null);
   const attempts = transcript.data?.task.attempts ?? [];
-  return { ...side, data: run.data, error: run.error ?? transcript.error, attempt: attempts.find((/** @type {any} */ one) => one.number === side.attempt) ?? attempts.at(-1), result: result.data };
+  return { ...side, data: run.data, isRead: !side.task || Boolean(transcript.data), error: run.error ?? transcript.error, attempt: attempts.find((/** @type {any} */ one) => one.number === side.attempt) ?? attempts.at(-1), result: result.data };
 }
 
 /** Chooses a run, and a task and an attempt of it. @param {{name: "left" | "right", side: any, runs: any[]}} properties */
@@ -41,7 +41,7 @@ function Chooser({ name, side, runs }) {
 /** @param {{left: any, right: any}} properties */
 function Attempts({ left, right }) {
   const [a, b] = [left.attempt, right.attempt];
-  if (!a || !b) return html`<${Empty} title="Nothing to compare">A side has no attempt yet.<//>`;
+  if (!a || !b) return html`<${Empty} title="Nothing to compare">A task has no such attempt yet; choose another one above.<//>`;
   const result = (/** @type {any} */ one) => {
     const entry = one.entries.findLast((/** @type {any} */ step) => step.type === "result");
     return entry?.result?.output || entry?.summary || one.error?.message || "";
@@ -87,11 +87,12 @@ export function CompareScreen({ route }) {
   useTitle("Compare");
   const error = left.error ?? right.error;
   const isChosen = left.run && right.run;
+  const isRead = left.data && right.data && left.isRead && right.isRead;
   return html`<div class="stack"><h1>Compare</h1>
     <div class="grid"><${Chooser} name="left" side=${left} runs=${data?.runs ?? []} /><${Chooser} name="right" side=${right} runs=${data?.runs ?? []} /></div>
     ${error && html`<${Failure} error=${error} />`}
     ${!isChosen && html`<div class="panel"><${Empty} title="Choose two runs, or two attempts">The address of this page then has both, so that it can be sent to somebody.<//></div>`}
-    ${isChosen && !error && (!left.data || !right.data) && html`<${Loading} />`}
-    ${isChosen && left.data && right.data && (left.task && right.task ? html`<${Attempts} left=${left} right=${right} />` : html`<${Runs} left=${left} right=${right} />`)}
+    ${isChosen && !error && !isRead && html`<${Loading} />`}
+    ${isChosen && isRead && (left.task && right.task ? html`<${Attempts} left=${left} right=${right} />` : html`<${Runs} left=${left} right=${right} />`)}
   </div>`;
 }
