@@ -14,23 +14,12 @@ const DELAY_MS: u64 = 800;
 /// The views that are measured, one after the other.
 const VIEWS: [&str; 4] = ["Graph", "Tasks", "Timeline", "Log"];
 
-/// The frames of a view, and what the page needed.
-#[derive(Debug)]
+/// The frames of a view.
 pub struct ViewLoad {
     /// The view.
     pub view: &'static str,
-    /// The number of frames.
-    pub frames: usize,
-    /// The median of the times between two frames, in milliseconds.
-    pub median: f64,
-    /// The time that 95 of 100 frames do not exceed.
+    /// The time between two frames that 95 of 100 do not exceed, in milliseconds.
     pub p95: f64,
-    /// The longest time.
-    pub longest: f64,
-    /// The decisions that were received in a second.
-    pub decisions: f64,
-    /// The used memory of the page after a collection, in megabytes, at the start and at the end.
-    pub memory: (f64, f64),
 }
 
 /// Submits a run of 5,000 tasks: levels of 100 tasks, each of which depends on two of the level before.
@@ -71,16 +60,17 @@ pub async fn measure_views(browser: &Browser, run: &str, time: Duration) -> Vec<
         let at = |part: f64| frames[((frames.len() - 1) as f64 * part) as usize];
         let decisions = (count_decisions(browser).await - before) / started.elapsed().as_secs_f64();
         let memory = (memory, used_memory(browser).await);
-        loads.push(ViewLoad {
-            view,
-            frames: frames.len(),
-            median: at(0.5),
-            p95: at(0.95),
-            longest: at(1.0),
-            decisions,
-            memory,
-        });
-        println!("dashboard: {:?}", loads.last().unwrap());
+        let load = ViewLoad { view, p95: at(0.95) };
+        println!(
+            "dashboard: {view}: {} frames, median {:.1} ms, 95% {:.1} ms, longest {:.0} ms; {decisions:.1} decisions/s; {:.1} to {:.1} MB",
+            frames.len(),
+            at(0.5),
+            load.p95,
+            at(1.0),
+            memory.0,
+            memory.1
+        );
+        loads.push(load);
     }
     loads
 }
