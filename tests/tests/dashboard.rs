@@ -142,7 +142,7 @@ async fn approval_is_edited_by_keyboard_and_second_browser_sees_who_answered() {
     one.press("j").await;
     one.press("e").await;
     one.wait_for_focus(".answer input").await;
-    // To the end of the field with the path and to the next one, whose content is replaced.
+    // Tab moves from the path to the content, which is replaced.
     one.press(key::TAB).await;
     one.wait_for_focus(".answer label:nth-of-type(2) :is(input, textarea)").await;
     one.press(key::CONTROL_A).await;

@@ -15,7 +15,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use super::http::Answer;
 
-/// The time in which a page must reach a state, also on a machine that does much else.
+/// The timeout of a page state, also on a busy machine.
 pub const TIMEOUT: Duration = Duration::from_secs(100);
 /// The time in which a driver must end its browser.
 const END_TIMEOUT: Duration = Duration::from_secs(20);
@@ -92,7 +92,7 @@ impl Browser {
         self.wait_until(script, vec![json!(selector), json!(text)]).await;
     }
 
-    /// Waits until the page is no longer reading anything that it says it is reading.
+    /// Waits until no part of the page is loading.
     pub async fn wait_until_read(&self) {
         self.wait_until("return document.querySelector('.loading') === null", Vec::new()).await;
     }

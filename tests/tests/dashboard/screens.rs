@@ -1,4 +1,4 @@
-//! All screens by their addresses, what each must show when it is opened cold, and the checks of each.
+//! The screens: their addresses, the text that each must show, and the checks of each.
 
 use std::path::PathBuf;
 
@@ -11,7 +11,7 @@ use super::hostile::find_interpreted_text;
 /// The checker of accessibility.
 const AXE: &str = "axe-core@4.14.1";
 
-/// A screen, and what it shows as soon as it has read its data.
+/// A screen and the text that it shows once its data was read.
 pub struct Screen {
     /// The name of its picture.
     pub name: &'static str,
