@@ -2,7 +2,7 @@
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::path::PathBuf;
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
@@ -206,7 +206,7 @@ impl Browser {
     }
 
     /// Keeps a picture in a folder.
-    pub async fn keep_picture(&self, folder: &PathBuf, name: &str) {
+    pub async fn keep_picture(&self, folder: &Path, name: &str) {
         std::fs::create_dir_all(folder).unwrap();
         let picture = self.command("Page.captureScreenshot", json!({ "format": "png" })).await;
         let picture = picture["data"].as_str().expect("a picture");
@@ -220,7 +220,7 @@ impl Browser {
         stream.set_read_timeout(Some(END_TIMEOUT))?;
         let (session, address) = (&self.session, self.address);
         write!(stream, "DELETE /session/{session} HTTP/1.1\r\nHost: {address}\r\n\r\n")?;
-        stream.read(&mut [0; 1]).map(drop)
+        stream.read_exact(&mut [0; 1])
     }
 }
 

@@ -52,9 +52,7 @@ pub async fn measure_views(browser: &Browser, run: &str, time: Duration) -> Vec<
         let (memory, before) = (used_memory(browser).await, count_decisions(browser).await);
         browser.evaluate("frameTimes.length = 0").await;
         let started = Instant::now();
-        while started.elapsed() < time {
-            tokio::time::sleep(Duration::from_secs(1)).await;
-        }
+        tokio::time::sleep(time).await;
         let frames = browser.evaluate("return frameTimes.slice().sort((a, b) => a - b)").await;
         let frames: Vec<f64> = frames.as_array().unwrap().iter().filter_map(Value::as_f64).collect();
         let at = |part: f64| frames[((frames.len() - 1) as f64 * part) as usize];
