@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use futures::FutureExt;
 use futures::future::BoxFuture;
+use millrace_address_policy::{AddressRefusal, CheckedResolver, DnsLookup, SystemDns};
 use millrace_agent::corpus::MAX_BYTES;
 use millrace_agent::corpus::pages::{PageContent, PageText};
 use millrace_agent::tool::{Call, Output, Tool, ToolError, ToolSpec, read_arguments, schema_of};
@@ -21,7 +22,7 @@ use url::Url;
 
 use super::download::Download;
 use super::page::{self, BodyKind, Page};
-use super::url_policy::{CheckedResolver, DnsLookup, FetchSettings, SystemDns, UrlRefusal};
+use super::url_policy::{FetchSettings, UrlRefusal};
 use crate::http_client;
 use crate::untrusted::{mark_untrusted, one_line};
 
@@ -142,7 +143,7 @@ impl FetchTool {
         lookup: Arc<dyn DnsLookup>,
     ) -> Result<Self, reqwest::Error> {
         let settings = Arc::new(settings);
-        let resolver = CheckedResolver { settings: Arc::clone(&settings), lookup };
+        let resolver = CheckedResolver::new(&settings.allow_private, lookup);
         // Connections are not reused: each one goes to an address that was checked for it.
         let client =
             http_client::client().dns_resolver(Arc::new(resolver)).pool_max_idle_per_host(0).build()?;
@@ -295,8 +296,8 @@ impl FetchTool {
 fn find_url_refusal(error: &reqwest::Error) -> Option<UrlRefusal> {
     let mut source = error.source();
     while let Some(inner) = source {
-        if let Some(refusal) = inner.downcast_ref::<UrlRefusal>() {
-            return Some(refusal.clone());
+        if let Some(refusal) = inner.downcast_ref::<AddressRefusal>() {
+            return Some(refusal.clone().into());
         }
         source = inner.source();
     }

@@ -1,20 +1,12 @@
-//! The policy for URLs: schemes, ports, hosts and addresses. Addresses are checked in the HTTP client's resolver, so that
-//! the connection goes to the address that was checked.
+//! The policy for URLs: schemes, ports and hosts. `millrace_address_policy` decides which addresses are allowed.
 
 use std::borrow::Cow;
-use std::io;
-use std::net::{IpAddr, SocketAddr};
 use std::str::FromStr;
-use std::sync::Arc;
 
-use futures::future::BoxFuture;
-use ipnet::IpNet;
-use reqwest::dns::{Addrs, Name, Resolve, Resolving};
+use millrace_address_policy::{AddressRefusal, Cidr, check_address};
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Serialize};
 use url::{Host, Url};
-
-use super::public_address::{AddressClass, equivalent_addresses, non_public_class};
 
 /// The ports that are always allowed.
 const DEFAULT_PORTS: [u16; 4] = [80, 443, 8080, 8443];
@@ -95,43 +87,6 @@ impl JsonSchema for HostPattern {
     }
 }
 
-/// A network: an address and a prefix length.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(try_from = "String", into = "String")]
-pub struct Cidr(IpNet);
-
-impl FromStr for Cidr {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        text.parse().map(Self).map_err(|_| format!("{text:?} is not a network; write it as \"10.1.0.0/16\""))
-    }
-}
-
-impl TryFrom<String> for Cidr {
-    type Error = String;
-
-    fn try_from(text: String) -> Result<Self, Self::Error> {
-        text.parse()
-    }
-}
-
-impl From<Cidr> for String {
-    fn from(cidr: Cidr) -> Self {
-        cidr.0.to_string()
-    }
-}
-
-impl JsonSchema for Cidr {
-    fn schema_name() -> Cow<'static, str> {
-        "Cidr".into()
-    }
-
-    fn json_schema(_: &mut SchemaGenerator) -> Schema {
-        json_schema!({"type": "string", "description": "a network, such as \"10.1.0.0/16\" or \"fd12::/32\""})
-    }
-}
-
 /// The reason for refusing a URL.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum UrlRefusal {
@@ -157,8 +112,8 @@ pub enum UrlRefusal {
     #[error("the host {0} is not allowed")]
     Host(String),
     /// Its host is, or resolves to, an address outside the public internet.
-    #[error("{0} resolves to {1}; only the public internet is allowed")]
-    Address(String, AddressClass),
+    #[error(transparent)]
+    Address(#[from] AddressRefusal),
     /// A redirect from https to http.
     #[error("the page redirects from https to http, which is not allowed")]
     Downgrade,
@@ -189,8 +144,8 @@ impl FetchSettings {
         self.check_host(&host.to_string())?;
         match host {
             Host::Domain(_) => Ok(()),
-            Host::Ipv4(address) => self.check_address(url.authority(), address.into()),
-            Host::Ipv6(address) => self.check_address(url.authority(), address.into()),
+            Host::Ipv4(address) => Ok(check_address(&self.allow_private, url.authority(), address.into())?),
+            Host::Ipv6(address) => Ok(check_address(&self.allow_private, url.authority(), address.into())?),
         }
     }
 
@@ -225,59 +180,6 @@ impl FetchSettings {
             return Err(UrlRefusal::Host(host));
         }
         Ok(())
-    }
-
-    fn check_address(&self, host: &str, address: IpAddr) -> Result<(), UrlRefusal> {
-        let allowed = || {
-            equivalent_addresses(address)
-                .iter()
-                .any(|one| self.allow_private.iter().any(|net| net.0.contains(one)))
-        };
-        match non_public_class(address) {
-            Some(why) if !allowed() => Err(UrlRefusal::Address(host.to_owned(), why)),
-            Some(_) | None => Ok(()),
-        }
-    }
-}
-
-/// Resolves host names.
-pub trait DnsLookup: Send + Sync + 'static {
-    /// Returns the addresses of a name.
-    fn lookup(&self, name: String) -> BoxFuture<'static, io::Result<Vec<IpAddr>>>;
-}
-
-/// The machine's resolver.
-#[derive(Debug, Clone, Copy, Default)]
-pub struct SystemDns;
-
-impl DnsLookup for SystemDns {
-    fn lookup(&self, name: String) -> BoxFuture<'static, io::Result<Vec<IpAddr>>> {
-        Box::pin(async move {
-            let addresses = tokio::net::lookup_host((name, 0)).await?;
-            Ok(addresses.map(|address| address.ip()).collect())
-        })
-    }
-}
-
-/// The resolver of the HTTP client, which returns allowed addresses only. A name with any forbidden address is refused
-/// completely, because no public name has one for a good reason.
-pub(crate) struct CheckedResolver {
-    pub(crate) settings: Arc<FetchSettings>,
-    pub(crate) lookup: Arc<dyn DnsLookup>,
-}
-
-impl Resolve for CheckedResolver {
-    fn resolve(&self, name: Name) -> Resolving {
-        let (settings, lookup) = (Arc::clone(&self.settings), Arc::clone(&self.lookup));
-        let name = name.as_str().to_owned();
-        Box::pin(async move {
-            let addresses = lookup.lookup(name.clone()).await?;
-            for address in &addresses {
-                settings.check_address(&name, *address)?;
-            }
-            // The client replaces 0 by the URL's port.
-            Ok(Box::new(addresses.into_iter().map(|address| SocketAddr::new(address, 0))) as Addrs)
-        })
     }
 }
 

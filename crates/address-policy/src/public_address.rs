@@ -66,7 +66,7 @@ const V6: &[([u16; 8], u32, AddressClass)] = &[
 
 /// Returns the class of an address outside the public internet, `None` for a public one. If an IPv6 address embeds an
 /// IPv4 one, both are checked.
-pub(crate) fn non_public_class(address: IpAddr) -> Option<AddressClass> {
+pub fn non_public_class(address: IpAddr) -> Option<AddressClass> {
     match address {
         IpAddr::V4(v4) => classify_v4(v4),
         IpAddr::V6(v6) => match embedded_v4_address(v6) {
@@ -78,7 +78,7 @@ pub(crate) fn non_public_class(address: IpAddr) -> Option<AddressClass> {
 }
 
 /// Returns an address and the IPv4 address embedded in it, if any.
-pub(crate) fn equivalent_addresses(address: IpAddr) -> Vec<IpAddr> {
+pub fn equivalent_addresses(address: IpAddr) -> Vec<IpAddr> {
     let inner = match address {
         IpAddr::V4(_) => None,
         IpAddr::V6(v6) => {
@@ -133,7 +133,7 @@ mod tests {
     use super::*;
 
     /// `address  class`, one per line.
-    const CORPUS: &str = include_str!("../../tests/corpora/addresses.txt");
+    const CORPUS: &str = include_str!("addresses.txt");
 
     #[test]
     fn every_address_of_the_corpus_is_classified() {
