@@ -4,6 +4,7 @@ use jiff::Timestamp;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use crate::ids::WebhookId;
 use crate::token::{ScopeSet, TokenId};
 
 /// An administrative action. It is recorded before it is carried out, so that none is missing.
@@ -70,6 +71,32 @@ pub enum AuditAction {
         /// The maximum number of tokens per minute.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         tokens: Option<u64>,
+    },
+    /// A webhook was created.
+    WebhookCreated {
+        /// Its id.
+        webhook: WebhookId,
+        /// The URL of its receiver.
+        url: String,
+    },
+    /// A webhook was changed.
+    WebhookChanged {
+        /// Its id.
+        webhook: WebhookId,
+        /// The URL of its receiver after the change.
+        url: String,
+    },
+    /// A webhook was deleted.
+    WebhookDeleted {
+        /// Its id.
+        webhook: WebhookId,
+        /// The URL of its receiver.
+        url: String,
+    },
+    /// The secret of a webhook was replaced.
+    WebhookSecretReplaced {
+        /// Its id.
+        webhook: WebhookId,
     },
     /// The rate limit of a model was removed.
     LimitCleared {

@@ -128,6 +128,10 @@ names! {
     Capability = "capability name";
     /// A process: a worker, a critic or a supervisor.
     WorkerId = "worker id";
+    /// A webhook of the HTTP API.
+    WebhookId = "webhook id";
+    /// A message to the receivers of webhooks: the same in every attempt and for every receiver.
+    MessageId = "message id";
 }
 
 impl RunId {

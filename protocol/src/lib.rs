@@ -21,5 +21,6 @@ pub mod tenant;
 pub mod token;
 pub mod trace_context;
 pub mod wait;
+pub mod webhook;
 pub mod wire;
 pub mod work;
