@@ -181,6 +181,12 @@ impl BucketChanges {
         Self { bus: bus.clone(), bucket: bucket.to_owned(), filter, next: 1 }
     }
 
+    /// The sequence up to which changes were read.
+    #[must_use]
+    pub fn seen(&self) -> u64 {
+        self.next - 1
+    }
+
     /// Returns the next changes, and `true` if there were no more at this time. Forged and unreadable entries are left out.
     ///
     /// # Errors

@@ -10,4 +10,5 @@ pub mod rate_limits;
 pub mod retention;
 pub mod sessions;
 pub mod tokens;
+pub mod webhooks;
 pub mod workspace;

@@ -75,12 +75,12 @@ pub async fn create_token(bus: &Bus, new: NewToken) -> Result<(TokenText, Stored
     Ok((text, stored))
 }
 
-fn random_bytes<const N: usize>() -> Result<[u8; N], Fault> {
+pub(super) fn random_bytes<const N: usize>() -> Result<[u8; N], Fault> {
     let mut bytes = [0; N];
     let random = ring::default_provider().secure_random;
     random
         .fill(&mut bytes)
-        .map_err(|_| Fault::unavailable("creating a token", "there are no random numbers"))?;
+        .map_err(|_| Fault::unavailable("creating a secret", "there are no random numbers"))?;
     Ok(bytes)
 }
 

@@ -51,9 +51,9 @@ use millrace_protocol::registry;
 use millrace_protocol::subject::{self, CRITIC, PLANNER, TopicKind};
 
 use crate::nats::topology::names::{
-    ARCHIVE, AUDIT, BLOBS, CAPABILITIES, CLUSTER, FILES, HEARTBEATS, KEYS, LEASES, LIMITS, MEMBERS,
-    RETENTION, RUNS, SESSIONS, TOKENS, WORK, blob_referring_streams, bucket_stream, cluster_stream_names,
-    lane_stream, object_stream,
+    ARCHIVE, AUDIT, BLOBS, CAPABILITIES, CLUSTER, DELIVERIES, FILES, HEARTBEATS, KEYS, LEASES, LIMITS,
+    MEMBERS, RETENTION, RUNS, SESSIONS, TOKENS, WEBHOOKS, WORK, blob_referring_streams, bucket_stream,
+    cluster_stream_names, lane_stream, object_stream,
 };
 
 /// The role of a process, which decides its permissions.
@@ -211,10 +211,12 @@ impl PermissionsBuilder {
         self.allow_publish(subject::subjects_of_topic_kind(TopicKind::Answer));
         self.allow_writing_objects(BLOBS);
         self.allow_publish(format!("$KV.{LIMITS}.*.*"));
-        for bucket in [KEYS, TOKENS, AUDIT] {
+        for bucket in [KEYS, TOKENS, AUDIT, WEBHOOKS] {
             self.allow_reading_bucket(bucket);
             self.allow_publish(format!("$KV.{bucket}.*"));
         }
+        self.allow_reading_bucket(DELIVERIES);
+        self.allow_publish(format!("$KV.{DELIVERIES}.*.*"));
         // Others see it in the list of processes.
         self.allow_sending_heartbeats(registry::ProcessRole::Gateway);
         for kind in ["deletion", "rule", "settings", "request"] {
@@ -283,7 +285,9 @@ impl PermissionsBuilder {
             self.allow_publish(format!("$JS.SNAPSHOT.ACK.{stream}.>"));
             self.allow_publish(format!("$JS.SNAPSHOT.RESTORE.{stream}.>"));
         }
-        for bucket in [CLUSTER, CAPABILITIES, RUNS, LIMITS, KEYS, TOKENS, AUDIT, RETENTION, SESSIONS] {
+        for bucket in
+            [CLUSTER, CAPABILITIES, RUNS, LIMITS, KEYS, TOKENS, AUDIT, WEBHOOKS, DELIVERIES, RETENTION, SESSIONS]
+        {
             self.allow_publish(format!("$KV.{bucket}.>"));
         }
     }

@@ -14,9 +14,9 @@ use millrace_protocol::ids::Lane;
 use millrace_protocol::registry::ClusterSettings;
 
 pub use names::{
-    ARCHIVE, AUDIT, BLOBS, CAPABILITIES, CLUSTER, FILES, HEARTBEAT_AGE, HEARTBEATS, KEYS, LEASES, LIMITS,
-    MEMBERS, RETENTION, RUNS, SESSIONS, TOKENS, WORK, blob_referring_streams, bucket_stream,
-    cluster_stream_names, lane_stream, object_stream,
+    ARCHIVE, AUDIT, BLOBS, CAPABILITIES, CLUSTER, DELIVERIES, DELIVERY_RECORD_AGE, FILES, HEARTBEAT_AGE,
+    HEARTBEATS, KEYS, LEASES, LIMITS, MEMBERS, RETENTION, RUNS, SESSIONS, TOKENS, WEBHOOKS, WORK,
+    blob_referring_streams, bucket_stream, cluster_stream_names, lane_stream, object_stream,
 };
 pub(crate) use queues::has_queue;
 pub use queues::{ensure_queue, ensure_queues};
@@ -102,6 +102,8 @@ pub(crate) async fn ensure_buckets(
         config(TOKENS, Duration::ZERO),
         config(AUDIT, Duration::ZERO),
         config(SESSIONS, Duration::ZERO),
+        config(WEBHOOKS, Duration::ZERO),
+        config(DELIVERIES, DELIVERY_RECORD_AGE),
         config(RETENTION, Duration::ZERO),
     ] {
         ensure_bucket(context, config).await?;

@@ -18,6 +18,12 @@ pub const TOKENS: &str = "tokens";
 pub const AUDIT: &str = "audit";
 /// The bucket of sessions: the runs of each, in their order.
 pub const SESSIONS: &str = "sessions";
+/// The bucket of webhooks of the HTTP API.
+pub const WEBHOOKS: &str = "webhooks";
+/// The bucket of deliveries to the receivers of webhooks.
+pub const DELIVERIES: &str = "deliveries";
+/// The time for which a delivery stays in its bucket after its last change.
+pub const DELIVERY_RECORD_AGE: Duration = Duration::from_secs(7 * 24 * 60 * 60);
 /// The bucket of lane leases.
 pub const LEASES: &str = "leases";
 /// The bucket of live supervisors, which share the lanes.
@@ -67,7 +73,7 @@ pub fn cluster_stream_names(lanes: u16) -> Vec<String> {
 }
 
 /// The buckets.
-const BUCKETS: [&str; 12] = [
+const BUCKETS: [&str; 14] = [
     CLUSTER,
     LEASES,
     MEMBERS,
@@ -79,12 +85,14 @@ const BUCKETS: [&str; 12] = [
     SESSIONS,
     TOKENS,
     AUDIT,
+    WEBHOOKS,
+    DELIVERIES,
     RETENTION,
 ];
 
 /// The buckets whose entries never refer to blobs. New buckets count as referring unless they are named here.
-const BUCKETS_WITHOUT_BLOBS: [&str; 10] =
-    [CLUSTER, LEASES, MEMBERS, HEARTBEATS, LIMITS, KEYS, SESSIONS, TOKENS, AUDIT, RETENTION];
+const BUCKETS_WITHOUT_BLOBS: [&str; 12] =
+    [CLUSTER, LEASES, MEMBERS, HEARTBEATS, LIMITS, KEYS, SESSIONS, TOKENS, AUDIT, WEBHOOKS, DELIVERIES, RETENTION];
 
 /// Returns the names of the streams whose messages may refer to blobs. The archive and the blobs themselves refer to blobs
 /// too, but as objects.

@@ -8,6 +8,7 @@ use futures::FutureExt;
 use futures::future::BoxFuture;
 use jiff::Timestamp;
 use millrace_protocol::ids::Lane;
+use millrace_protocol::webhook::StoredDelivery;
 use serde::{Deserialize, Serialize};
 use tracing::{debug, warn};
 
@@ -18,7 +19,7 @@ use super::{BackupError, BackupProgress, OnBackupProgress, snapshot};
 use crate::fault::backoff;
 use crate::nats::error::{fault_from_client_error, jetstream_error_code};
 use crate::nats::topology::{
-    ARCHIVE, AUDIT, BLOBS, CAPABILITIES, FILES, KEYS, LIMITS, RETENTION, RUNS, SESSIONS, TOKENS,
+    ARCHIVE, AUDIT, BLOBS, CAPABILITIES, DELIVERIES, FILES, KEYS, LIMITS, RETENTION, RUNS, SESSIONS, TOKENS, WEBHOOKS,
     bucket_stream, lane_stream, object_stream,
 };
 use crate::store::retention::RetentionHold;
@@ -93,12 +94,15 @@ fn copy_cluster<'a>(
         }
         parts.push(copy_bucket(bus, &folder, CAPABILITIES, |_, _| true, on_progress).await?);
         // Clusters of older versions have none.
-        let is_kept: [(&str, EntryFilter); 6] = [
+        let is_kept: [(&str, EntryFilter); 8] = [
             (LIMITS, |_, _| true),
             (KEYS, |_, _| true),
             (SESSIONS, |_, _| true),
             (TOKENS, |_, _| true),
             (AUDIT, |_, _| true),
+            (WEBHOOKS, |_, _| true),
+            // After their position in the keys: whatever was read of the log since then is here.
+            (DELIVERIES, is_open_delivery),
             (RETENTION, is_lasting_record),
         ];
         for (bucket, is_kept) in is_kept {
@@ -231,6 +235,11 @@ fn write_bucket_entry_line(output: &mut ChecksummedFile, line: &BucketEntryLine)
 /// `true` for records of deletions, rules and settings; not for requests, and for holds such as that of this backup.
 fn is_lasting_record(key: &str, _: &str) -> bool {
     ["deletion.", "rule.", "settings.", "sweep."].iter().any(|kind| key.starts_with(kind))
+}
+
+/// `true` if a delivery to the receiver of a webhook has not ended.
+fn is_open_delivery(_: &str, delivery: &str) -> bool {
+    serde_json::from_str::<StoredDelivery>(delivery).is_ok_and(|delivery| !delivery.has_ended())
 }
 
 /// `true` if a summary belongs to the run of its key and marks it as archived. Other summaries are derived again after

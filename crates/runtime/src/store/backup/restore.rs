@@ -6,6 +6,7 @@ use std::collections::HashSet;
 use std::fs::File;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use async_nats::Client;
 use async_nats::jetstream::message::PublishMessage;
@@ -31,9 +32,9 @@ use crate::nats::connection::{ConnectionSettings, without_passwords};
 use crate::nats::error::fault_from_client_error;
 use crate::nats::provenance::{ID_HEADER, new_id};
 use crate::nats::topology::{
-    self, ARCHIVE, AUDIT, BLOBS, CAPABILITIES, CLUSTER, ClusterOptions, FILES, HEARTBEATS, KEYS, LEASES,
-    LIMITS, MEMBERS, RESTORING, RETENTION, RUNS, SESSIONS, SETTINGS, THE_SETTINGS, TOKENS, WORK,
-    bucket_stream, ensure_bucket, lane_stream, object_stream, shared_bucket_config,
+    self, ARCHIVE, AUDIT, BLOBS, CAPABILITIES, CLUSTER, ClusterOptions, DELIVERIES, DELIVERY_RECORD_AGE,
+    FILES, HEARTBEATS, KEYS, LEASES, LIMITS, MEMBERS, RESTORING, RETENTION, RUNS, SESSIONS, SETTINGS, THE_SETTINGS,
+    TOKENS, WEBHOOKS, WORK, bucket_stream, ensure_bucket, lane_stream, object_stream, shared_bucket_config,
 };
 
 /// The maximum number of bucket entries that wait for acknowledgements.
@@ -299,8 +300,12 @@ impl RestoreOperation<'_> {
         part: &BackupPart,
     ) -> Result<Vec<String>, BackupError> {
         let reading = |why| folder::file_error("reading", file, why);
-        let config =
-            kv::Config { bucket: name.into(), ..shared_bucket_config(self.settings.replicas.into()) };
+        let max_age = if name == DELIVERIES { DELIVERY_RECORD_AGE } else { Duration::ZERO };
+        let config = kv::Config {
+            bucket: name.into(),
+            max_age,
+            ..shared_bucket_config(self.settings.replicas.into())
+        };
         ensure_bucket(&self.context, config).await?;
         let lines = BufReader::new(File::open(file).map_err(reading)?).lines();
         let mut keys = Vec::new();
@@ -312,7 +317,9 @@ impl RestoreOperation<'_> {
             let message = PublishMessage::build().payload(line.value.into());
             // Other buckets have no ids: their readers tell by them which entries are of old programs.
             let message = match name {
-                RETENTION | SESSIONS | TOKENS | AUDIT => message.header(ID_HEADER, new_id().as_str()),
+                RETENTION | SESSIONS | TOKENS | AUDIT | WEBHOOKS | DELIVERIES => {
+                    message.header(ID_HEADER, new_id().as_str())
+                }
                 _ => message,
             };
             let sent = self.context.send_publish(subject, message).await;
@@ -452,6 +459,8 @@ fn is_cluster_stream(name: &str) -> bool {
         SESSIONS,
         TOKENS,
         AUDIT,
+        WEBHOOKS,
+        DELIVERIES,
         RETENTION,
     ];
     let is_lane = |name: &str| name.strip_prefix("LANE_").is_some_and(|lane| lane.parse::<u16>().is_ok());

@@ -1,0 +1,214 @@
+//! Webhooks and their deliveries, in two buckets. Each write expects the entry that it replaces, so that of several gateways
+//! one makes an attempt.
+//!
+//! | bucket | key | content |
+//! |---|---|---|
+//! | `webhooks` | `ID` | a [`StoredWebhook`] |
+//! | `deliveries` | `WEBHOOK.MESSAGE` | a [`StoredDelivery`], for a week after its last change |
+
+use futures::future::BoxFuture;
+use futures::stream::FuturesUnordered;
+use futures::{FutureExt, TryStreamExt};
+use millrace_protocol::ids::{Lane, MessageId, WebhookId};
+use millrace_protocol::webhook::{SigningSecret, StoredDelivery, StoredWebhook};
+
+use crate::Fault;
+use crate::log::read_lane_end;
+use crate::nats::bus::Bus;
+use crate::nats::published_bucket::{
+    BucketChange, BucketChanges, ExpectedEntry, PublishedEntry, read_entries, read_key, remove_key, write_key,
+};
+use crate::nats::topology::{DELIVERIES, WEBHOOKS};
+use crate::store::tokens::random_bytes;
+
+/// The maximum number of webhooks of a tenant.
+pub const MAX_WEBHOOKS: usize = 100;
+/// The number of deliveries that are written at the same time.
+const CONCURRENT_WRITES: usize = 32;
+
+/// The error of a creation.
+#[derive(Debug, thiserror::Error)]
+pub enum CreateWebhookError {
+    /// There are too many.
+    #[error("there are {MAX_WEBHOOKS} webhooks; delete unused ones")]
+    TooMany,
+    /// The server does not respond, or the cluster is of an older release.
+    #[error(transparent)]
+    Fault(#[from] Fault),
+}
+
+/// Returns a new secret.
+///
+/// # Errors
+/// There are no random numbers.
+pub fn new_secret() -> Result<SigningSecret, Fault> {
+    Ok(SigningSecret::from_bytes(&random_bytes()?))
+}
+
+/// Returns a new id.
+///
+/// # Panics
+/// Never: hexadecimal digits are a valid id.
+#[must_use]
+pub fn new_webhook_id() -> WebhookId {
+    let digits = uuid::Uuid::now_v7().simple().to_string();
+    WebhookId::new(format!("wh_{digits}")).expect("hexadecimal digits are a valid id")
+}
+
+/// Returns the ends of all lanes, after which a new webhook tells of events.
+///
+/// # Errors
+/// The server does not respond.
+pub async fn read_lane_ends(bus: &Bus) -> Result<std::collections::BTreeMap<u16, u64>, Fault> {
+    let mut ends = std::collections::BTreeMap::new();
+    for lane in 0..bus.settings().lanes {
+        ends.insert(lane, read_lane_end(bus, Lane(lane)).await?);
+    }
+    Ok(ends)
+}
+
+/// Stores a new webhook.
+///
+/// # Errors
+/// There are too many, or the server does not respond.
+pub async fn create_webhook(bus: &Bus, webhook: &StoredWebhook) -> Result<(), CreateWebhookError> {
+    if read_webhooks(bus).await?.len() >= MAX_WEBHOOKS {
+        return Err(CreateWebhookError::TooMany);
+    }
+    match write_key(bus, WEBHOOKS, webhook.id.as_str(), webhook, ExpectedEntry::Sequence(0)).await? {
+        Some(_) => Ok(()),
+        None => Err(Fault::unavailable("storing a webhook", "its id is taken; repeat the command").into()),
+    }
+}
+
+/// Returns the webhooks, oldest first.
+///
+/// # Errors
+/// The server does not respond.
+pub async fn read_webhooks(bus: &Bus) -> Result<Vec<PublishedEntry<StoredWebhook>>, Fault> {
+    let mut all = read_entries::<StoredWebhook>(bus, WEBHOOKS, "").await?;
+    all.retain(|entry| entry.key == entry.value.id.as_str());
+    all.sort_by(|one, other| (one.value.created, &one.value.id).cmp(&(other.value.created, &other.value.id)));
+    Ok(all)
+}
+
+/// Returns a webhook with its sequence; `None` if there is none with this id.
+///
+/// # Errors
+/// The server does not respond.
+pub async fn read_webhook(bus: &Bus, id: &WebhookId) -> Result<Option<PublishedEntry<StoredWebhook>>, Fault> {
+    let state = read_key::<StoredWebhook>(bus, WEBHOOKS, id.as_str()).await?;
+    Ok(state.entry.filter(|entry| entry.value.id == *id))
+}
+
+/// Replaces a webhook that has this sequence. Returns `false` if it was changed since.
+///
+/// # Errors
+/// The server does not respond.
+pub async fn write_webhook(bus: &Bus, webhook: &StoredWebhook, sequence: u64) -> Result<bool, Fault> {
+    let expected = ExpectedEntry::Sequence(sequence);
+    Ok(write_key(bus, WEBHOOKS, webhook.id.as_str(), webhook, expected).await?.is_some())
+}
+
+/// Removes a webhook. Its deliveries end with it.
+///
+/// # Errors
+/// The server does not respond.
+pub async fn remove_webhook(bus: &Bus, id: &WebhookId) -> Result<(), Fault> {
+    remove_key(bus, WEBHOOKS, id.as_str(), ExpectedEntry::Any).await.map(drop)
+}
+
+fn delivery_key(webhook: &WebhookId, id: &MessageId) -> String {
+    format!("{webhook}.{id}")
+}
+
+/// Stores new deliveries. Those that exist stay as they are.
+///
+/// # Errors
+/// The server does not respond.
+pub fn create_deliveries<'a>(
+    bus: &'a Bus,
+    deliveries: &'a [StoredDelivery],
+) -> BoxFuture<'a, Result<(), Fault>> {
+    async move {
+        for part in deliveries.chunks(CONCURRENT_WRITES) {
+            let writes: FuturesUnordered<_> =
+                part.iter().map(|delivery| write_delivery(bus, delivery, 0)).collect();
+            writes.try_for_each(async |_| Ok(())).await?;
+        }
+        Ok(())
+    }
+    .boxed()
+}
+
+/// Writes a delivery in place of the one with this sequence. Returns the new sequence; `None` if it was changed since.
+///
+/// # Errors
+/// The server does not respond.
+pub async fn write_delivery(
+    bus: &Bus,
+    delivery: &StoredDelivery,
+    sequence: u64,
+) -> Result<Option<u64>, Fault> {
+    let key = delivery_key(&delivery.webhook, &delivery.id);
+    write_key(bus, DELIVERIES, &key, delivery, ExpectedEntry::Sequence(sequence)).await
+}
+
+/// Returns a delivery with its sequence; `None` if there is none.
+///
+/// # Errors
+/// The server does not respond.
+pub async fn read_delivery(
+    bus: &Bus,
+    webhook: &WebhookId,
+    id: &MessageId,
+) -> Result<Option<PublishedEntry<StoredDelivery>>, Fault> {
+    let key = delivery_key(webhook, id);
+    let state = read_key::<StoredDelivery>(bus, DELIVERIES, &key).await?;
+    Ok(state.entry.filter(|entry| entry.key == delivery_key(&entry.value.webhook, &entry.value.id)))
+}
+
+/// Returns the deliveries of a webhook that changed last before a sequence, newest change first, at most `limit`.
+///
+/// # Errors
+/// The server does not respond.
+pub async fn read_deliveries(
+    bus: &Bus,
+    webhook: &WebhookId,
+    before: Option<u64>,
+    limit: usize,
+    is_wanted: impl Fn(&StoredDelivery) -> bool,
+) -> Result<Vec<PublishedEntry<StoredDelivery>>, Fault> {
+    let mut changes = BucketChanges::new(bus, DELIVERIES, &format!("{webhook}."));
+    let mut last = std::collections::VecDeque::new();
+    loop {
+        let (page, is_last) = changes.next_page::<StoredDelivery>().await?;
+        for change in page {
+            let BucketChange::Set(entry) = change else { continue };
+            if before.is_some_and(|before| entry.sequence >= before) {
+                return Ok(last.into_iter().rev().collect());
+            }
+            if entry.value.webhook == *webhook && is_wanted(&entry.value) {
+                last.push_back(entry);
+                if last.len() > limit {
+                    last.pop_front();
+                }
+            }
+        }
+        if is_last {
+            return Ok(last.into_iter().rev().collect());
+        }
+    }
+}
+
+/// Returns a reader of the changes of all webhooks, which begins with the first one.
+#[must_use]
+pub fn follow_webhooks(bus: &Bus) -> BucketChanges {
+    BucketChanges::new(bus, WEBHOOKS, "")
+}
+
+/// Returns a reader of the changes of all deliveries, which begins with the first one.
+#[must_use]
+pub fn follow_deliveries(bus: &Bus) -> BucketChanges {
+    BucketChanges::new(bus, DELIVERIES, "")
+}
