@@ -65,6 +65,10 @@ fn format_action(record: &AuditRecord) -> String {
                 [part(requests, "requests"), part(tokens, "tokens")].into_iter().flatten().collect();
             format!("limited {model} to {} per minute", parts.join(" and "))
         }
+        AuditAction::WebhookCreated { webhook, url } => format!("created webhook {webhook} for {url}"),
+        AuditAction::WebhookChanged { webhook, url } => format!("changed webhook {webhook} for {url}"),
+        AuditAction::WebhookDeleted { webhook, url } => format!("deleted webhook {webhook} for {url}"),
+        AuditAction::WebhookSecretReplaced { webhook } => format!("replaced the secret of webhook {webhook}"),
         AuditAction::LimitCleared { model } => format!("removed the limit of {model}"),
     };
     format!("{}  {name}{token}{address} {what}", at.strftime("%Y-%m-%d %H:%M:%S UTC"))

@@ -19,6 +19,7 @@
 //! | `check` | the checks of an environment and of a cluster |
 //! | `command` | the outcome of a command |
 //! | `retention` | rules of retention, sweeps, deletions |
+//! | `webhook` | webhooks, and deliveries to their receivers |
 //! | `history` | the state of a run with what its state does not keep |
 //! | `journal` | entries of journals with the values that they refer to |
 //! | `report`, `changes`, `wording` | texts that several views share |
@@ -41,6 +42,7 @@ mod spend;
 mod timeline;
 mod transcript;
 mod wait;
+mod webhook;
 pub mod wording;
 
 use std::borrow::Cow;
@@ -64,6 +66,7 @@ pub use spend::*;
 pub use timeline::*;
 pub use transcript::*;
 pub use wait::*;
+pub use webhook::*;
 
 /// A time in UTC, as RFC 3339.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
