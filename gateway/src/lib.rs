@@ -5,12 +5,15 @@
 //! | module | contents |
 //! |---|---|
 //! | `server` | connections and their limits |
+//! | `tls` | the certificate of encrypted connections |
 //! | `access` | authentication and authorisation of requests |
 //! | `resources` | the resources, one file each |
 //! | `dashboard` | the web pages |
 //! | `feed` | the events of a run as a stream |
 //! | `trace_export` | traces of all runs, for a receiver of OpenTelemetry |
 //! | `standards` | façades over the API for other protocols |
+//! | `webhooks` | messages to receivers of events |
+//! | `held_position` | the position of a follower of all lanes, which one gateway holds |
 //! | `problem` | errors |
 //! | `openapi` | the description of the API |
 
@@ -21,6 +24,7 @@ mod docs_page;
 mod extract;
 mod feed;
 mod heartbeat;
+mod held_position;
 mod history;
 mod html;
 mod openapi;
@@ -30,8 +34,10 @@ mod run_index;
 mod server;
 mod standards;
 mod state;
+mod tls;
 mod trace_export;
 mod waiting;
+mod webhooks;
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
@@ -40,6 +46,7 @@ use std::time::Duration;
 
 use access::Authenticator;
 use arguments::AccessArguments;
+use millrace_address_policy::Cidr;
 use millrace_client::author_name;
 use millrace_runtime::ops::health::HttpArgs;
 use millrace_runtime::ops::metrics::names::ProcessKind;
@@ -49,9 +56,12 @@ use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
 pub use openapi::api_document;
+use server::ServerSettings;
 use standards::McpServer;
 use state::Gateway;
+use tls::ReloadedCertificate;
 use trace_export::{ExportSettings, OtlpReceiver, TAKEOVER, TraceExporter};
+use webhooks::{ReceiverPolicy, WebhookSender};
 
 /// The address if the user gives none.
 pub const DEFAULT_API: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 7070);
@@ -88,6 +98,15 @@ pub struct ServeArguments {
     url_file: Option<PathBuf>,
     #[command(flatten, next_help_heading = "Access")]
     access: AccessArguments,
+    /// Network outside the public internet in which receivers of webhooks may be, such as 10.1.0.0/16; may be repeated
+    #[arg(
+        long,
+        env = "MILLRACE_ALLOW_PRIVATE_WEBHOOKS",
+        value_name = "NETWORK",
+        value_delimiter = ',',
+        help_heading = "Webhooks"
+    )]
+    allow_private_webhooks: Vec<Cidr>,
     /// The address of the metrics page.
     #[command(flatten)]
     http: HttpArgs,
@@ -101,39 +120,61 @@ pub async fn run_with_args(
     arguments: ServeArguments,
     shutdown: CancellationToken,
 ) -> Result<(), ProgramError> {
-    let ServeArguments { nats, api, by, no_dashboard, url_file, access, http } = arguments;
+    let ServeArguments { nats, api, by, no_dashboard, url_file, access, allow_private_webhooks, http } =
+        arguments;
     // Before the cluster is joined: a mistake is reported at once.
     let export = open_trace_receiver()?;
     let chosen = api.unwrap_or(DEFAULT_API);
     access.check_address(chosen)?;
+    let certificate = access.certificate_files().map(ReloadedCertificate::open).transpose();
+    let certificate = certificate.map_err(ProgramError::refused_input)?;
     let listener = open_listener(api).await?;
     let address = listener.local_addr()?;
+    let settings = access.settings(address, author_name(by))?;
     let mut program =
         ClusterProgram::open_with_health_page(ProcessKind::Gateway, http.address, &shutdown).await?;
     let connection = ConnectionSettings::from_environment(nats);
     let Some(bus) = program.join_existing_cluster(&connection, "millrace-gateway").await? else {
         return Ok(());
     };
-    let url = format!("http://{address}");
+    let scheme = if certificate.is_some() { "https" } else { "http" };
+    let url = format!("{scheme}://{address}");
     if let Some(file) = &url_file {
         write_url(file, &url).map_err(|error| {
             ProgramError::bad_environment(format!("can't write the URL to {}: {error}", file.display()))
         })?;
     }
     tracing::info!(%url, "serving the API");
-    let gateway = Arc::new(Gateway::new(bus.clone(), shutdown.clone()));
-    let settings = access.settings(address, author_name(by));
-    let authenticator = Arc::new(Authenticator::new(gateway, settings));
+    let receivers = ReceiverPolicy::new(allow_private_webhooks);
+    let gateway = Arc::new(Gateway::new(bus.clone(), receivers, shutdown.clone()));
+    let sender =
+        WebhookSender::new(gateway.clone(), shutdown.clone()).map_err(ProgramError::bad_environment)?;
+    let sending = tokio::spawn(sender.run());
+    let authenticator = Authenticator::new(gateway, settings).map_err(ProgramError::bad_environment)?;
+    let server = ServerSettings {
+        has_dashboard: !no_dashboard,
+        tls: certificate
+            .as_ref()
+            .map(ReloadedCertificate::acceptor)
+            .transpose()
+            .map_err(ProgramError::bad_environment)?,
+        max_per_address: access.max_connections(),
+    };
+    if let Some(certificate) = certificate {
+        tokio::spawn(certificate.follow_files(shutdown.clone()));
+    }
     let exporting = export.map(|(settings, receiver)| {
         let exporter = TraceExporter::new(bus.clone(), settings, receiver, TAKEOVER, shutdown.clone());
         tokio::spawn(exporter.run())
     });
     let heartbeats = tokio::spawn(heartbeat::send_heartbeats(bus.clone(), shutdown.clone()));
-    server::serve(listener, authenticator, !no_dashboard, shutdown).await;
+    server::serve(listener, Arc::new(authenticator), server, shutdown).await;
     if let Some(exporting) = exporting {
         // It stops with the same signal, after it has released its position.
         let _ = tokio::time::timeout(STOP_TIME, exporting).await;
     }
+    // Deliveries in progress continue on another gateway.
+    let _ = tokio::time::timeout(STOP_TIME, sending).await;
     // It removes the heartbeat, and takes no longer than the server takes to respond.
     let _ = tokio::time::timeout(STOP_TIME, heartbeats).await;
     if let Some(file) = &url_file {
@@ -203,11 +244,12 @@ mod tests {
     #[tokio::test]
     async fn addresses_that_others_reach_need_encryption() {
         let (plain, proxied) = (AccessArguments::default(), AccessArguments::behind_proxy());
+        let encrypted = AccessArguments { tls_cert: Some("a.pem".into()), ..AccessArguments::default() };
         for address in ["0.0.0.0:0", "[::]:0", "192.0.2.1:80"] {
             let address = address.parse().unwrap();
             let error = plain.check_address(address).unwrap_err();
             assert!(error.to_string().contains("--behind-proxy"), "{error}");
-            assert!(proxied.check_address(address).is_ok());
+            assert!(proxied.check_address(address).is_ok() && encrypted.check_address(address).is_ok());
         }
         assert!(plain.check_address(DEFAULT_API).is_ok());
     }
@@ -215,7 +257,7 @@ mod tests {
     #[test]
     fn requests_without_a_token_are_accepted_on_this_machine_only() {
         let user = |arguments: &AccessArguments, address: &str| {
-            arguments.settings(address.parse().unwrap(), "ann".into()).local_user
+            arguments.settings(address.parse().unwrap(), "ann".into()).unwrap().local_user
         };
         let (plain, proxied) = (AccessArguments::default(), AccessArguments::behind_proxy());
         assert_eq!(user(&plain, "127.0.0.1:1").as_deref(), Some("ann"));

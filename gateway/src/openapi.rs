@@ -5,9 +5,9 @@ use std::sync::LazyLock;
 
 use millrace_protocol::result::TaskResult;
 use millrace_views::{
-    AnswerLine, ClusterChecks, ClusterJson, CommandOutcome, EntryLine, EventLine, PlannerTranscript,
-    PruneJson, QuestionLine, RetentionJson, RunDeletionJson, RunLog, RunResult, RunSpend, SessionRuns,
-    SpendReport, TaskList, TaskTranscript, Timeline,
+    AnswerLine, ClusterChecks, ClusterJson, CommandOutcome, DeliveryJson, EntryLine, EventLine,
+    PlannerTranscript, PruneJson, QuestionLine, RetentionJson, RunDeletionJson, RunLog, RunResult, RunSpend,
+    SessionRuns, SpendReport, TaskList, TaskTranscript, Timeline, WebhookJson,
 };
 use schemars::generate::SchemaSettings;
 use schemars::{JsonSchema, SchemaGenerator};
@@ -19,10 +19,10 @@ use crate::feed::StreamNotice;
 use crate::problem::{MEDIA_TYPE, Problem, ProblemKind, TYPE_PREFIX};
 use crate::resources::{
     AddBody, AnswerBatch, AnswerBody, AnswerList, AuditList, CallerJson, CancelBody, CommandReceipt,
-    EditBody, FileList, Health, JournalPage, LimitBody, LimitList, LoginBody, MessageBody, PlanCheck,
-    PlanCheckBody, PruneBody, QuestionList, ResumeBody, RetentionRuleBody, RetentionSettingsBody, RetryBody,
-    RunList, SessionList, SignalBody, SourceText, SubmissionBody, TokenBody, TokenList, TraceDocument,
-    Version, Written, routes,
+    DeliveryList, EditBody, FileList, Health, JournalPage, LimitBody, LimitList, LoginBody, MessageBody,
+    PlanCheck, PlanCheckBody, PruneBody, QuestionList, ResumeBody, RetentionRuleBody, RetentionSettingsBody,
+    RetryBody, RunList, SecretBody, SessionList, SignalBody, SourceText, SubmissionBody, TokenBody, TokenList,
+    TraceDocument, Version, WebhookBody, WebhookList, WebhookPatchBody, Written, routes,
 };
 
 /// The path below which all resources are.
@@ -142,6 +142,10 @@ fn answer_schemas() -> Map<String, Value> {
     add::<CallerJson<'static>>(generator, "Caller", &mut all);
     add::<TokenList<'static>>(generator, "TokenList", &mut all);
     add::<AuditList<'static>>(generator, "AuditList", &mut all);
+    add::<WebhookJson<'static>>(generator, "Webhook", &mut all);
+    add::<WebhookList<'static>>(generator, "WebhookList", &mut all);
+    add::<DeliveryJson<'static>>(generator, "Delivery", &mut all);
+    add::<DeliveryList<'static>>(generator, "DeliveryList", &mut all);
     add::<Health>(generator, "Health", &mut all);
     add::<Version>(generator, "Version", &mut all);
     add::<Problem>(generator, "Problem", &mut all);
@@ -169,6 +173,9 @@ fn request_schemas() -> Map<String, Value> {
     add::<TokenBody>(generator, "TokenBody", &mut all);
     add::<LoginBody>(generator, "LoginBody", &mut all);
     add::<LimitBody>(generator, "LimitBody", &mut all);
+    add::<WebhookBody>(generator, "WebhookBody", &mut all);
+    add::<WebhookPatchBody>(generator, "WebhookPatchBody", &mut all);
+    add::<SecretBody>(generator, "SecretBody", &mut all);
     add::<PruneBody>(generator, "PruneBody", &mut all);
     add::<RetentionRuleBody>(generator, "RetentionRuleBody", &mut all);
     add::<RetentionSettingsBody>(generator, "RetentionSettingsBody", &mut all);

@@ -12,7 +12,7 @@ use serde::Serialize;
 pub const MEDIA_TYPE: &str = "application/problem+json";
 /// The beginning of each problem's `type`.
 pub const TYPE_PREFIX: &str = "urn:millrace:problem:";
-/// The seconds after which a client may repeat a request that failed because the cluster does not respond.
+/// The seconds after which a client may repeat a request that failed because the cluster does not respond, or because of a limit.
 const RETRY_AFTER: &str = "1";
 
 /// The kinds of problems. Each has a `type`, a status and a title, which never change.
@@ -60,6 +60,18 @@ pub enum ProblemKind {
     TokenNotFound,
     /// There are too many tokens.
     TooManyTokens,
+    /// There is no such webhook.
+    WebhookNotFound,
+    /// The webhook has no such delivery.
+    DeliveryNotFound,
+    /// There are too many webhooks.
+    TooManyWebhooks,
+    /// The webhook is disabled.
+    WebhookDisabled,
+    /// The caller has sent too many requests.
+    RateLimited,
+    /// The caller has too many open streams.
+    TooManyStreams,
     /// The run was deleted.
     RunDeleted,
     /// There is no such retention rule.
@@ -80,6 +92,8 @@ pub enum ProblemKind {
     RunNotEnded,
     /// The log of the run is damaged.
     LogDamaged,
+    /// The identity provider does not respond.
+    ProviderUnavailable,
     /// The cluster does not respond.
     ClusterUnavailable,
     /// The store of the cluster is full.
@@ -92,7 +106,7 @@ pub enum ProblemKind {
 
 impl ProblemKind {
     /// All kinds, in the order of their declaration.
-    pub const ALL: [Self; 35] = [
+    pub const ALL: [Self; 42] = [
         Self::InvalidRequest,
         Self::UnknownHost,
         Self::CrossOrigin,
@@ -114,6 +128,12 @@ impl ProblemKind {
         Self::LimitNotFound,
         Self::TokenNotFound,
         Self::TooManyTokens,
+        Self::WebhookNotFound,
+        Self::DeliveryNotFound,
+        Self::TooManyWebhooks,
+        Self::WebhookDisabled,
+        Self::RateLimited,
+        Self::TooManyStreams,
         Self::RunDeleted,
         Self::RetentionRuleNotFound,
         Self::NoDeliverable,
@@ -124,6 +144,7 @@ impl ProblemKind {
         Self::QuestionClosed,
         Self::RunNotEnded,
         Self::LogDamaged,
+        Self::ProviderUnavailable,
         Self::ClusterUnavailable,
         Self::StoreFull,
         Self::GatewayForbidden,
@@ -168,6 +189,14 @@ impl ProblemKind {
             Self::LimitNotFound => (Code::NOT_FOUND, "limit-not-found", "There is no such rate limit"),
             Self::TokenNotFound => (Code::NOT_FOUND, "token-not-found", "There is no such token"),
             Self::TooManyTokens => (Code::CONFLICT, "too-many-tokens", "There are too many tokens"),
+            Self::WebhookNotFound => (Code::NOT_FOUND, "webhook-not-found", "There is no such webhook"),
+            Self::DeliveryNotFound => (Code::NOT_FOUND, "delivery-not-found", "There is no such delivery"),
+            Self::TooManyWebhooks => (Code::CONFLICT, "too-many-webhooks", "There are too many webhooks"),
+            Self::WebhookDisabled => (Code::CONFLICT, "webhook-disabled", "The webhook is disabled"),
+            Self::RateLimited => (Code::TOO_MANY_REQUESTS, "rate-limited", "There were too many requests"),
+            Self::TooManyStreams => {
+                (Code::TOO_MANY_REQUESTS, "too-many-streams", "There are too many open streams")
+            }
             Self::RunDeleted => (Code::GONE, "run-deleted", "The run was deleted"),
             Self::RetentionRuleNotFound => {
                 (Code::NOT_FOUND, "retention-rule-not-found", "There is no such retention rule")
@@ -184,6 +213,11 @@ impl ProblemKind {
             Self::QuestionClosed => (Code::CONFLICT, "question-closed", "The question is closed"),
             Self::RunNotEnded => (Code::CONFLICT, "run-not-ended", "The run has not ended"),
             Self::LogDamaged => (Code::CONFLICT, "log-damaged", "The log of the run is damaged"),
+            Self::ProviderUnavailable => (
+                Code::SERVICE_UNAVAILABLE,
+                "identity-provider-unavailable",
+                "The identity provider does not respond",
+            ),
             Self::ClusterUnavailable => {
                 (Code::SERVICE_UNAVAILABLE, "cluster-unavailable", "The cluster does not respond")
             }
@@ -281,7 +315,7 @@ impl IntoResponse for Problem {
         if self.code == StatusCode::UNAUTHORIZED {
             response.headers_mut().insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
         }
-        if self.code == StatusCode::SERVICE_UNAVAILABLE {
+        if [StatusCode::SERVICE_UNAVAILABLE, StatusCode::TOO_MANY_REQUESTS].contains(&self.code) {
             response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from_static(RETRY_AFTER));
         }
         response

@@ -21,6 +21,7 @@ use crate::feed::LaneHub;
 use crate::history::{HistoryCache, RunState, read_state_at};
 use crate::problem::{Problem, ProblemKind};
 use crate::run_index::RunIndex;
+use crate::webhooks::ReceiverPolicy;
 
 /// The state that all requests share.
 pub struct Gateway {
@@ -32,6 +33,8 @@ pub struct Gateway {
     pub histories: Arc<HistoryCache>,
     /// The followers of the lanes.
     pub hub: Arc<LaneHub>,
+    /// The receivers that webhooks may have.
+    pub receivers: ReceiverPolicy,
     /// Ends open streams when the process stops.
     pub shutdown: CancellationToken,
 }
@@ -42,10 +45,10 @@ pub type SharedGateway = Arc<Gateway>;
 impl Gateway {
     /// Creates the state.
     #[must_use]
-    pub fn new(bus: Bus, shutdown: CancellationToken) -> Self {
+    pub fn new(bus: Bus, receivers: ReceiverPolicy, shutdown: CancellationToken) -> Self {
         let runs = Arc::new(RunIndex::default());
         let hub = Arc::new(LaneHub::new(bus.clone(), runs.clone(), shutdown.clone()));
-        Self { bus, runs, histories: Arc::default(), hub, shutdown }
+        Self { bus, runs, histories: Arc::default(), hub, receivers, shutdown }
     }
 
     /// Finds the run with this id; `None` as its summary if no supervisor has started it.

@@ -10,6 +10,8 @@ use millrace_protocol::token::{ScopeSet, StoredToken, TokenState, TokenText};
 use super::browser::{AllowedHosts, comes_from_own_page};
 use super::caller::{Access, Caller};
 use super::cookie::find_cookie;
+use super::limits::{CallerLimits, LimitEnforcer};
+use super::oidc::{OidcSettings, OidcVerifier};
 use super::token_cache::TokenCache;
 use crate::problem::{Problem, ProblemKind};
 use crate::state::SharedGateway;
@@ -25,6 +27,10 @@ pub struct AccessSettings {
     pub is_encrypted: bool,
     /// The caller of requests without a token, who may do everything; `None` if they are refused.
     pub local_user: Option<String>,
+    /// The limits of single callers.
+    pub limits: CallerLimits,
+    /// The provider whose tokens are accepted too.
+    pub oidc: Option<OidcSettings>,
 }
 
 /// Finds the callers of requests.
@@ -33,6 +39,8 @@ pub struct Authenticator {
     tokens: TokenCache,
     settings: AccessSettings,
     local: Option<Arc<Caller>>,
+    limits: Arc<LimitEnforcer>,
+    oidc: Option<OidcVerifier>,
 }
 
 /// The parts of a request that say who sends it.
@@ -55,11 +63,17 @@ enum Credential<'a> {
 
 impl Authenticator {
     /// Creates one.
-    #[must_use]
-    pub fn new(gateway: SharedGateway, settings: AccessSettings) -> Self {
+    ///
+    /// # Errors
+    /// The TLS library can't be used: an error text for the user.
+    pub fn new(gateway: SharedGateway, settings: AccessSettings) -> Result<Self, String> {
         let local = settings.local_user.clone();
-        let local = local.map(|name| Caller { name, scopes: ScopeSet::all(), token: None, address: None });
-        Self { gateway, tokens: TokenCache::default(), settings, local: local.map(Arc::new) }
+        let scopes = ScopeSet::all();
+        let local = local.map(|name| Caller { name, scopes, token: None, address: None, is_local: true });
+        let limits = Arc::new(LimitEnforcer::new(settings.limits));
+        let oidc = settings.oidc.clone().map(OidcVerifier::new).transpose()?;
+        let (tokens, local) = (TokenCache::default(), local.map(Arc::new));
+        Ok(Self { gateway, tokens, settings, local, limits, oidc })
     }
 
     /// The names by which clients may call this server.
@@ -96,7 +110,7 @@ impl Authenticator {
                 self.accept_token(text, head.address).await
             }
             Credential::None => match &self.local {
-                Some(local) => Ok(Access::new(self.gateway.clone(), local.clone())),
+                Some(local) => self.admit(local.clone()),
                 None => Err(unauthenticated(
                     "this gateway needs a token; send it in the header Authorization: Bearer TOKEN",
                 )),
@@ -109,23 +123,44 @@ impl Authenticator {
     /// # Errors
     /// The token is not valid, or the cluster does not respond.
     pub async fn accept_token(&self, text: &str, address: Option<IpAddr>) -> Result<Access, Problem> {
+        if let Some(oidc) = self.oidc.as_ref().filter(|_| OidcVerifier::has_form_of_token(text)) {
+            return self.admit(Arc::new(oidc.find_caller(text, address).await?));
+        }
         let text: TokenText = text.parse().map_err(unauthenticated)?;
         // Whether the token, its tenant or its secret is wrong is no one's business.
         let refused = || unauthenticated("the token is not valid; it is unknown, expired, or was revoked");
         if text.tenant.is_some() {
             return Err(refused());
         }
-        let token = self.tokens.find_token(&self.gateway.bus, &text.id).await?;
+        let token = match self.tokens.find_cached(&text.id) {
+            Some(token) => token,
+            None => {
+                self.limits.count_lookup(address)?;
+                self.tokens.read(&self.gateway.bus, &text.id).await?
+            }
+        };
         let token = token.filter(|token| token.is_of(&text)).ok_or_else(refused)?;
         match token.state_at(Timestamp::now()) {
-            TokenState::Active => Ok(Access::new(self.gateway.clone(), Arc::new(caller_of(&token, address)))),
+            TokenState::Active => self.admit(Arc::new(caller_of(&token, address))),
             TokenState::Expired | TokenState::Revoked => Err(refused()),
         }
+    }
+
+    /// Returns the access of a caller, if it has not sent too many requests.
+    fn admit(&self, caller: Arc<Caller>) -> Result<Access, Problem> {
+        self.limits.count_request(&caller)?;
+        Ok(Access::new(self.gateway.clone(), caller, self.limits.clone()))
     }
 }
 
 fn caller_of(token: &StoredToken, address: Option<IpAddr>) -> Caller {
-    Caller { name: token.name.clone(), scopes: token.scopes.clone(), token: Some(token.id.clone()), address }
+    Caller {
+        name: token.name.clone(),
+        scopes: token.scopes.clone(),
+        token: Some(token.id.clone()),
+        address,
+        is_local: false,
+    }
 }
 
 fn unauthenticated(detail: impl std::fmt::Display) -> Problem {

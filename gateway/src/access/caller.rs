@@ -12,6 +12,7 @@ use millrace_protocol::audit::{Actor, AuditAction, AuditRecord};
 use millrace_protocol::token::{Scope, ScopeSet, TokenId};
 use millrace_runtime::store::audit::record_action;
 
+use super::limits::{LimitEnforcer, StreamPermit};
 use crate::problem::{Problem, ProblemKind};
 use crate::state::{Gateway, SharedGateway};
 
@@ -29,6 +30,8 @@ pub struct Caller {
     pub token: Option<TokenId>,
     /// The address of its request.
     pub address: Option<IpAddr>,
+    /// `true` for the user of this machine, who needs no token.
+    pub is_local: bool,
 }
 
 /// The address from which a connection comes.
@@ -68,11 +71,20 @@ pub struct Access {
     gateway: SharedGateway,
     /// The caller.
     pub caller: Arc<Caller>,
+    limits: Arc<LimitEnforcer>,
 }
 
 impl Access {
-    pub(super) fn new(gateway: SharedGateway, caller: Arc<Caller>) -> Self {
-        Self { gateway, caller }
+    pub(super) fn new(gateway: SharedGateway, caller: Arc<Caller>, limits: Arc<LimitEnforcer>) -> Self {
+        Self { gateway, caller, limits }
+    }
+
+    /// Returns the permission to hold an event stream open.
+    ///
+    /// # Errors
+    /// The caller has too many.
+    pub fn open_stream(&self) -> Result<StreamPermit, Problem> {
+        self.limits.open_stream(&self.caller)
     }
 
     /// Checks that the caller has a scope, for an operation that needs another one than its route.

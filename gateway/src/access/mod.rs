@@ -4,6 +4,8 @@
 //! |---|---|
 //! | `browser` | keeps web pages of other origins out |
 //! | `authenticate` | finds the caller of a request |
+//! | `oidc/` | the tokens of an OpenID Connect provider |
+//! | `limits` | the limits of single callers |
 //! | `token_cache` | the tokens of a tenant, as they were read last |
 //! | `cookie` | the cookie of pages in a browser |
 //! | `caller` | the caller, and its access to the cluster as handlers receive it |
@@ -15,6 +17,8 @@ mod authenticate;
 mod browser;
 mod caller;
 mod cookie;
+mod limits;
+mod oidc;
 mod routes;
 mod token_cache;
 
@@ -22,4 +26,6 @@ pub use authenticate::{AccessSettings, Authenticator, RequestHead};
 pub use browser::{AllowedHosts, check_request};
 pub use caller::{Access, Caller, ClientAddress, PeerAddress};
 pub use cookie::{remove_cookie, set_cookie};
+pub use limits::{CallerLimits, StreamPermit};
+pub use oidc::{OidcSettings, RequiredClaim, ScopeGrant, is_safe_provider_url};
 pub use routes::{ApiRoutes, TOKEN_SCHEME};

@@ -30,18 +30,19 @@ struct CachedToken {
 }
 
 impl TokenCache {
-    /// Returns a token as it was stored at most half a second ago; `None` if there is none with this id.
+    /// Returns a token that was read at most half a second ago, or that there is none; `None` if it must be read.
+    pub fn find_cached(&self, id: &TokenId) -> Option<Option<Arc<StoredToken>>> {
+        self.with_entries(|entries| {
+            let entry = entries.get(id).filter(|entry| entry.read_at.elapsed() < MAX_AGE)?;
+            Some(entry.token.clone())
+        })
+    }
+
+    /// Reads a token; `None` if there is none with this id.
     ///
     /// # Errors
     /// The server does not respond.
-    pub async fn find_token(&self, bus: &Bus, id: &TokenId) -> Result<Option<Arc<StoredToken>>, Fault> {
-        let known = |entries: &HashMap<TokenId, CachedToken>| {
-            let entry = entries.get(id).filter(|entry| entry.read_at.elapsed() < MAX_AGE)?;
-            Some(entry.token.clone())
-        };
-        if let Some(token) = self.with_entries(|entries| known(entries)) {
-            return Ok(token);
-        }
+    pub async fn read(&self, bus: &Bus, id: &TokenId) -> Result<Option<Arc<StoredToken>>, Fault> {
         // The age counts from before the read: what is written meanwhile may be missing.
         let read_at = Instant::now();
         let token = match timeout(READ_TIME, read_token(bus, id)).await {

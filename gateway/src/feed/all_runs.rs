@@ -23,6 +23,7 @@ use tokio_util::sync::CancellationToken;
 use super::cursor::EventCursor;
 use super::frame::{StreamNotice, summary_frame};
 use super::hub::{LaneHub, LaneItem, Subscription};
+use super::labels::read_labels;
 use super::lane_log::LaneLog;
 use super::message::LaneMessage;
 use super::position::StreamPosition;
@@ -318,29 +319,14 @@ impl AllRunsStream {
         if let Some(is_selected) = self.selected.get(&message.run) {
             return Ok(*is_selected);
         }
-        let labels = self.read_labels(message).await?;
+        let StreamSources { bus, hub, histories, .. } = &self.sources;
+        let labels = read_labels(bus, hub.index(), histories, message).await?;
         let is_selected = self.has_labels(&labels);
         if self.selected.len() >= MAX_SELECTED {
             self.selected.clear();
         }
         self.selected.insert(message.run.clone(), is_selected);
         Ok(is_selected)
-    }
-
-    /// Returns the labels of a run: from its summary, its first decision, or its history.
-    async fn read_labels(&self, message: &LaneMessage) -> Result<Labels, StreamStop> {
-        let StreamSources { bus, hub, histories, .. } = &self.sources;
-        if let Some(run) = hub.index().find(&message.run) {
-            return Ok(run.summary.labels.clone());
-        }
-        if message.is_decision()
-            && let Ok(content) = message.content(bus).await
-            && let Some(labels) = &content.labels
-        {
-            return Ok(labels.clone());
-        }
-        let state = histories.read(bus, &message.run).await?;
-        Ok(state.plan().run.start.as_ref().map(|start| start.labels.clone()).unwrap_or_default())
     }
 
     fn has_labels(&self, labels: &Labels) -> bool {

@@ -13,7 +13,7 @@ use utoipa::IntoParams;
 use utoipa_axum::routes;
 
 use super::runs::parse_labels;
-use crate::access::{Access, ApiRoutes};
+use crate::access::{Access, ApiRoutes, StreamPermit};
 use crate::extract::{PathParts, QueryParts};
 use crate::feed::{
     AllRunsRequest, AllRunsStream, EventCursor, EventLevel, EventRequest, EventStream, QUEUED_FRAMES,
@@ -71,9 +71,10 @@ async fn stream_events(
     let types = split_list(query.types.as_deref());
     let request = EventRequest { after, level: query.level, types, task: query.task };
     let (run, _) = gateway.find_run(&run).await?;
+    let permit = gateway.open_stream()?;
     let (sender, receiver) = mpsc::channel(QUEUED_FRAMES);
     EventStream::start((&gateway.bus, &gateway.hub, &run), request, sender, gateway.shutdown.clone());
-    Ok(stream_response(receiver))
+    Ok(stream_response(receiver, permit))
 }
 
 /// Splits a list of names.
@@ -82,10 +83,10 @@ fn split_list(text: Option<&str>) -> Vec<String> {
     names.map(str::to_owned).collect()
 }
 
-/// Returns the response whose body is a stream of frames.
-fn stream_response(receiver: mpsc::Receiver<Bytes>) -> Response {
-    let frames = stream::unfold(receiver, |mut receiver| async move {
-        receiver.recv().await.map(|frame| (Ok::<_, std::convert::Infallible>(frame), receiver))
+/// Returns the response whose body is a stream of frames. The permit ends with it.
+fn stream_response(receiver: mpsc::Receiver<Bytes>, permit: StreamPermit) -> Response {
+    let frames = stream::unfold((receiver, permit), |(mut receiver, permit)| async move {
+        receiver.recv().await.map(|frame| (Ok::<_, std::convert::Infallible>(frame), (receiver, permit)))
     });
     let headers = [
         (header::CONTENT_TYPE, "text/event-stream"),
@@ -160,9 +161,10 @@ async fn stream_all_events(
         histories: gateway.histories.clone(),
         shutdown: gateway.shutdown.clone(),
     };
+    let permit = gateway.open_stream()?;
     let (sender, receiver) = mpsc::channel(QUEUED_FRAMES);
     AllRunsStream::start(sources, request, sender);
-    Ok(stream_response(receiver))
+    Ok(stream_response(receiver, permit))
 }
 
 fn parse_start(gateway: &Gateway, after: Option<String>) -> Result<StreamStart, Problem> {

@@ -23,6 +23,7 @@ mod tasks;
 mod tokens;
 mod traces;
 mod transcripts;
+mod webhooks;
 
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -48,6 +49,7 @@ pub use steering::{
 pub use submission::SubmissionBody;
 pub use tokens::{AuditList, TokenBody, TokenList};
 pub use traces::TraceDocument;
+pub use webhooks::{DeliveryList, SecretBody, WebhookBody, WebhookList, WebhookPatchBody};
 
 /// The result of a write, with the sequence at which it is visible.
 #[derive(Debug, Serialize, JsonSchema)]
@@ -82,6 +84,7 @@ pub fn routes() -> ApiRoutes {
         .merge(cluster::routes())
         .merge(limits::routes())
         .merge(tokens::routes())
+        .merge(webhooks::routes())
         .merge(login::routes())
         .merge(me::routes())
         .merge(meta::routes())

@@ -1,6 +1,9 @@
 //! The HTTP server: accepts connections within limits, and stops without cutting requests off.
 
+mod address_slots;
+
 use std::net::SocketAddr;
+use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -13,12 +16,16 @@ use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tower::ServiceExt;
 use tracing::{debug, warn};
+
+use address_slots::AddressSlots;
 
 use crate::access::{Authenticator, ClientAddress, PeerAddress, RequestHead, check_request};
 use crate::dashboard;
@@ -105,15 +112,26 @@ async fn method_not_allowed(request: Request) -> Response {
     Problem::new(ProblemKind::MethodNotAllowed, detail).into_response()
 }
 
+/// The settings of a server.
+pub struct ServerSettings {
+    /// `true` if it serves the dashboard.
+    pub has_dashboard: bool,
+    /// The TLS acceptor; `None` without encryption.
+    pub tls: Option<TlsAcceptor>,
+    /// The maximum number of connections from an address.
+    pub max_per_address: Option<NonZeroU32>,
+}
+
 /// Serves connections until the token is cancelled, and then lets open requests end.
 pub async fn serve(
     listener: TcpListener,
     authenticator: Arc<Authenticator>,
-    has_dashboard: bool,
+    settings: ServerSettings,
     shutdown: CancellationToken,
 ) {
-    let router = build_router(authenticator, has_dashboard, shutdown.clone());
+    let router = build_router(authenticator, settings.has_dashboard, shutdown.clone());
     let slots = Arc::new(Semaphore::new(MAX_CONNECTIONS));
+    let addresses = AddressSlots::new(settings.max_per_address);
     let connections = TaskTracker::new();
     loop {
         // Beyond the limit, connections wait in the queue of the operating system.
@@ -122,10 +140,14 @@ pub async fn serve(
             accepted = accept(&listener, &slots) => accepted,
         };
         let Some((stream, address, slot)) = accepted else { continue };
-        let (router, shutdown) = (router.clone(), shutdown.clone());
+        let Some(address_slot) = addresses.take(address.ip()) else {
+            debug!(%address, "closing a connection: the address has too many");
+            continue;
+        };
+        let (router, shutdown, tls) = (router.clone(), shutdown.clone(), settings.tls.clone());
         connections.spawn(async move {
-            serve_connection(stream, address, router, shutdown).await;
-            drop(slot);
+            accept_encryption(stream, address, tls, router, shutdown).await;
+            drop((slot, address_slot));
         });
     }
     connections.close();
@@ -149,9 +171,11 @@ async fn accept(
     }
 }
 
-async fn serve_connection(
+/// Serves a connection, after the handshake if it must be encrypted.
+async fn accept_encryption(
     stream: TcpStream,
     address: SocketAddr,
+    tls: Option<TlsAcceptor>,
     router: Router,
     shutdown: CancellationToken,
 ) {
@@ -159,6 +183,20 @@ async fn serve_connection(
     if let Err(error) = stream.set_nodelay(true) {
         debug!(%address, %error, "can't switch off the delay of small packets");
     }
+    let Some(tls) = tls else { return serve_connection(stream, address, router, shutdown).await };
+    match tokio::time::timeout(HEADER_TIME, tls.accept(stream)).await {
+        Ok(Ok(stream)) => serve_connection(stream, address, router, shutdown).await,
+        Ok(Err(error)) => debug!(%address, %error, "TLS handshake failed"),
+        Err(_) => debug!(%address, "TLS handshake timed out"),
+    }
+}
+
+async fn serve_connection(
+    stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    address: SocketAddr,
+    router: Router,
+    shutdown: CancellationToken,
+) {
     let service = TowerToHyperService::new(router.map_request(move |request: hyper::Request<Incoming>| {
         let mut request = request.map(axum::body::Body::new);
         request.extensions_mut().insert(PeerAddress(address.ip()));

@@ -1,0 +1,160 @@
+//! The limits of single callers: requests per second, and open streams. One caller can't take what others need.
+
+use std::collections::HashMap;
+use std::net::IpAddr;
+use std::num::NonZeroU32;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use governor::clock::DefaultClock;
+use governor::state::keyed::HashMapStateStore;
+use governor::{Quota, RateLimiter};
+
+use super::caller::Caller;
+use crate::problem::{Problem, ProblemKind};
+
+/// The number of keys from which those that were not used lately are forgotten.
+const MAX_KEYS: usize = 10_000;
+
+/// The limits of a caller.
+#[derive(Debug, Clone, Copy)]
+pub struct CallerLimits {
+    /// The maximum number of requests per second; `None` for no limit.
+    pub requests: Option<NonZeroU32>,
+    /// The maximum number of open streams; `None` for no limit.
+    pub streams: Option<NonZeroU32>,
+}
+
+/// The key of a limit.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+enum LimitKey {
+    /// The holder of a token, by the id of the token or by its name.
+    Holder(String),
+    /// The address from which tokens come.
+    Address(IpAddr),
+}
+
+type Limiter = RateLimiter<LimitKey, HashMapStateStore<LimitKey>, DefaultClock>;
+
+/// Enforces the limits.
+pub struct LimitEnforcer {
+    limiter: Option<Limiter>,
+    streams: Option<NonZeroU32>,
+    open_streams: Arc<Mutex<HashMap<LimitKey, u32>>>,
+}
+
+/// The permission to hold a stream open; it ends when it is dropped.
+pub struct StreamPermit {
+    key: LimitKey,
+    open_streams: Arc<Mutex<HashMap<LimitKey, u32>>>,
+}
+
+impl Drop for StreamPermit {
+    fn drop(&mut self) {
+        let mut open = self.open_streams.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(count) = open.get_mut(&self.key) {
+            *count = count.saturating_sub(1);
+            if *count == 0 {
+                open.remove(&self.key);
+            }
+        }
+    }
+}
+
+impl LimitEnforcer {
+    /// Creates one.
+    #[must_use]
+    pub fn new(limits: CallerLimits) -> Self {
+        let limiter = limits.requests.map(|requests| RateLimiter::hashmap(Quota::per_second(requests)));
+        Self { limiter, streams: limits.streams, open_streams: Arc::default() }
+    }
+
+    /// Counts a request. The user of this machine has no limit.
+    ///
+    /// # Errors
+    /// There were too many.
+    pub fn count_request(&self, caller: &Caller) -> Result<(), Problem> {
+        if caller.is_local { Ok(()) } else { self.count(key_of(caller)) }
+    }
+
+    /// Counts a lookup of a token in the cluster, which clients with a valid token cause twice a second at most: guessing tokens must
+    /// not cost others the cluster.
+    ///
+    /// # Errors
+    /// There were too many.
+    pub fn count_lookup(&self, address: Option<IpAddr>) -> Result<(), Problem> {
+        address.map_or(Ok(()), |address| self.count(LimitKey::Address(address)))
+    }
+
+    fn count(&self, key: LimitKey) -> Result<(), Problem> {
+        let Some(limiter) = &self.limiter else { return Ok(()) };
+        if limiter.len() > MAX_KEYS {
+            limiter.retain_recent();
+        }
+        limiter.check_key(&key).map_err(|_| {
+            Problem::new(ProblemKind::RateLimited, "there were too many requests within a second; send fewer")
+        })
+    }
+
+    /// Returns the permission to hold a stream open.
+    ///
+    /// # Errors
+    /// The caller has too many.
+    pub fn open_stream(&self, caller: &Caller) -> Result<StreamPermit, Problem> {
+        let limit = self.streams.filter(|_| !caller.is_local);
+        let key = key_of(caller);
+        let mut open = self.open_streams.lock().unwrap_or_else(PoisonError::into_inner);
+        let count = open.entry(key.clone()).or_default();
+        if let Some(limit) = limit.filter(|limit| *count >= limit.get()) {
+            let detail = format!(
+                "{} has {limit} open streams; close some, or follow all runs with /events",
+                caller.name
+            );
+            return Err(Problem::new(ProblemKind::TooManyStreams, detail));
+        }
+        *count += 1;
+        Ok(StreamPermit { key, open_streams: self.open_streams.clone() })
+    }
+}
+
+fn key_of(caller: &Caller) -> LimitKey {
+    LimitKey::Holder(caller.token.as_ref().map_or_else(|| format!("@{}", caller.name), ToString::to_string))
+}
+
+#[cfg(test)]
+mod tests {
+    use millrace_protocol::token::ScopeSet;
+
+    use super::*;
+
+    fn enforcer(requests: u32, streams: u32) -> LimitEnforcer {
+        LimitEnforcer::new(CallerLimits {
+            requests: NonZeroU32::new(requests),
+            streams: NonZeroU32::new(streams),
+        })
+    }
+
+    fn caller(name: &str) -> Caller {
+        Caller { name: name.into(), scopes: ScopeSet::all(), token: None, address: None, is_local: false }
+    }
+
+    #[test]
+    fn callers_are_limited_one_by_one() {
+        let enforcer = enforcer(5, 0);
+        let allowed = |name: &str| (0..20).filter(|_| enforcer.count_request(&caller(name)).is_ok()).count();
+        assert!((5..=6).contains(&allowed("ann")));
+        assert!((5..=6).contains(&allowed("bob")));
+        assert!(enforcer.count_lookup("10.0.0.1".parse().ok()).is_ok());
+        assert!((0..1_000).all(|_| super::tests::enforcer(0, 0).count_request(&caller("ann")).is_ok()));
+    }
+
+    #[test]
+    fn streams_that_are_closed_make_room() {
+        let enforcer = enforcer(0, 2);
+        let (first, _second) =
+            (enforcer.open_stream(&caller("ann")).unwrap(), enforcer.open_stream(&caller("ann")).unwrap());
+        assert!(enforcer.open_stream(&caller("ann")).is_err());
+        let _other = enforcer.open_stream(&caller("bob")).unwrap();
+        drop(first);
+        assert!(enforcer.open_stream(&caller("ann")).is_ok());
+    }
+}

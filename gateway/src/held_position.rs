@@ -1,0 +1,164 @@
+//! The position of a follower of all lanes, which one gateway at a time holds.
+//!
+//! The gateway that holds a position writes it again and again, also if it has not changed. Whoever finds it unchanged for long
+//! enough takes it over. Each write expects the one before, so that two holders notice each other at once.
+
+use std::time::Duration;
+
+use futures::future::BoxFuture;
+use millrace_runtime::store::export_position::{
+    ExportPosition, StoredPosition, read_position, write_position,
+};
+use millrace_runtime::{Bus, Fault};
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+/// The interval at which a position that another gateway holds is read.
+const POLL_INTERVAL: Duration = Duration::from_millis(500);
+/// The longest pause between two writes of a holder.
+const RENEWAL: Duration = Duration::from_secs(3);
+
+/// The reason why a follower has stopped.
+#[derive(Debug)]
+pub enum FollowerStop {
+    /// The process stops.
+    Shutdown,
+    /// Another process holds the position.
+    Replaced,
+    /// The cluster does not respond.
+    Fault(Fault),
+}
+
+impl From<Fault> for FollowerStop {
+    fn from(fault: Fault) -> Self {
+        Self::Fault(fault)
+    }
+}
+
+/// A position that this process may hold.
+pub struct PositionClaim {
+    bus: Bus,
+    name: &'static str,
+    /// The name under which this process writes the position.
+    id: String,
+    takeover: Duration,
+    shutdown: CancellationToken,
+}
+
+/// A position that this process holds.
+pub struct HeldPosition<'a> {
+    claim: &'a PositionClaim,
+    /// The position as it was written last.
+    stored: StoredPosition,
+    written: Instant,
+}
+
+impl PositionClaim {
+    /// Creates a claim to the position with this name. It is taken over if nobody writes it for `takeover`.
+    #[must_use]
+    pub fn new(bus: Bus, name: &'static str, takeover: Duration, shutdown: CancellationToken) -> Self {
+        Self { bus, name, id: uuid::Uuid::new_v4().to_string(), takeover, shutdown }
+    }
+
+    /// Waits until no other process holds the position, and takes it over. The first holder starts from `first`.
+    ///
+    /// # Errors
+    /// The process stops, or the cluster does not respond.
+    pub async fn take_over<'a>(
+        &'a self,
+        first: impl Fn() -> BoxFuture<'a, Result<ExportPosition, Fault>> + Send,
+    ) -> Result<HeldPosition<'a>, FollowerStop> {
+        let mut seen: Option<(u64, Instant)> = None;
+        loop {
+            let stored = match read_position(&self.bus, self.name).await? {
+                Some(stored) => stored,
+                None => StoredPosition { position: first().await?, revision: 0 },
+            };
+            let since = match seen {
+                Some((revision, since)) if revision == stored.revision => since,
+                Some(_) | None => Instant::now(),
+            };
+            seen = Some((stored.revision, since));
+            if stored.position.exporter.is_empty() || since.elapsed() >= self.takeover {
+                let position = ExportPosition { exporter: self.id.clone(), ..stored.position };
+                let written = write_position(&self.bus, self.name, &position, stored.revision).await?;
+                if let Some(revision) = written {
+                    let stored = StoredPosition { position, revision };
+                    return Ok(HeldPosition { claim: self, stored, written: Instant::now() });
+                }
+            }
+            self.sleep(POLL_INTERVAL.min(self.takeover)).await?;
+        }
+    }
+
+    /// Waits.
+    ///
+    /// # Errors
+    /// The process stops.
+    pub async fn sleep(&self, time: Duration) -> Result<(), FollowerStop> {
+        match self.shutdown.run_until_cancelled(tokio::time::sleep(time)).await {
+            Some(()) => Ok(()),
+            None => Err(FollowerStop::Shutdown),
+        }
+    }
+}
+
+impl HeldPosition<'_> {
+    /// The position as it was written last.
+    #[must_use]
+    pub fn position(&self) -> &ExportPosition {
+        &self.stored.position
+    }
+
+    /// Writes a position if it has changed, or if the last write was long ago.
+    ///
+    /// # Errors
+    /// Another process holds the position, or the cluster does not respond.
+    pub async fn write(&mut self, position: ExportPosition) -> Result<(), FollowerStop> {
+        let position = ExportPosition { exporter: self.claim.id.clone(), ..position };
+        if position == self.stored.position && self.written.elapsed() < RENEWAL {
+            return Ok(());
+        }
+        self.replace(position).await
+    }
+
+    /// Shows that this process still holds the position.
+    ///
+    /// # Errors
+    /// As for [`Self::write`].
+    pub async fn renew(&mut self) -> Result<(), FollowerStop> {
+        let position = self.stored.position.clone();
+        self.write(position).await
+    }
+
+    /// Waits, and shows meanwhile that this process still holds the position.
+    ///
+    /// # Errors
+    /// The process stops, or as for [`Self::write`].
+    pub async fn pause(&mut self, time: Duration) -> Result<(), FollowerStop> {
+        let end = Instant::now() + time;
+        loop {
+            let rest = end.saturating_duration_since(Instant::now());
+            if rest.is_zero() {
+                return Ok(());
+            }
+            self.claim.sleep(rest.min(RENEWAL)).await?;
+            self.renew().await?;
+        }
+    }
+
+    /// Gives the position back, so that the next holder does not have to wait. If this fails, it waits.
+    pub async fn release(mut self) {
+        let position = ExportPosition { exporter: String::new(), ..self.stored.position.clone() };
+        let _ = self.replace(position).await;
+    }
+
+    async fn replace(&mut self, position: ExportPosition) -> Result<(), FollowerStop> {
+        let PositionClaim { bus, name, .. } = self.claim;
+        let revision = write_position(bus, name, &position, self.stored.revision).await?;
+        let revision = revision.ok_or(FollowerStop::Replaced)?;
+        self.stored = StoredPosition { position, revision };
+        self.written = Instant::now();
+        Ok(())
+    }
+}

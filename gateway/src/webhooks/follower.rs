@@ -1,0 +1,306 @@
+//! Reads the log, and derives deliveries from it. The position is written after the deliveries are stored, so that whoever continues
+//! derives those that are missing, and finds the others by their ids.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+use std::time::Duration;
+
+use millrace_client::questions::full_id;
+use millrace_protocol::ids::{Lane, RunId, WebhookId};
+use millrace_protocol::plan::Decision;
+use millrace_protocol::question::QuestionAsker;
+use millrace_protocol::webhook::{
+    EventNotice, StoredDelivery, StoredWebhook, WebhookMessage, notices_of_decision,
+};
+use millrace_runtime::fault::max_replica_lag;
+use millrace_runtime::nats::published_bucket::{BucketChange, BucketChanges, PublishedEntry};
+use millrace_runtime::nats::topology::{WEBHOOKS, bucket_stream};
+use millrace_runtime::ops::cluster_status::read_stream_states;
+use millrace_runtime::store::export_position::ExportPosition;
+use millrace_runtime::store::webhooks::{create_deliveries, follow_webhooks, read_lane_ends, write_webhook};
+use millrace_runtime::{Bus, Fault, clock};
+use tokio::time::Instant;
+use tracing::warn;
+
+use crate::feed::{LaneLog, LaneMessage, read_labels};
+use crate::history::HistoryCache;
+use crate::run_index::RunIndex;
+
+/// The pause before the webhooks are read again from a replica that lags.
+const LAG_PAUSE: Duration = Duration::from_millis(50);
+/// The number of parts of a lane that are read before other work gets its turn.
+const PARTS: usize = 8;
+
+/// The webhooks, as they were read last.
+pub struct WebhookTable {
+    bus: Bus,
+    changes: BucketChanges,
+    webhooks: HashMap<WebhookId, PublishedEntry<StoredWebhook>>,
+}
+
+impl WebhookTable {
+    /// Creates an empty table.
+    pub fn new(bus: &Bus) -> Self {
+        Self { bus: bus.clone(), changes: follow_webhooks(bus), webhooks: HashMap::new() }
+    }
+
+    /// Reads the webhooks that have changed. Every change before this call is read when it returns.
+    ///
+    /// # Errors
+    /// The server does not respond, or its replica lags for too long.
+    pub async fn refresh(&mut self) -> Result<(), Fault> {
+        let stream = bucket_stream(WEBHOOKS);
+        let states = read_stream_states(&self.bus, vec![stream.clone()]).await?;
+        let last = states.get(&stream).map_or(0, |state| state.last_sequence);
+        let (started, lag) = (Instant::now(), max_replica_lag(self.bus.settings().replicas));
+        loop {
+            if self.changes.seen() < last {
+                for change in self.changes.read_new::<StoredWebhook>().await? {
+                    self.apply(change);
+                }
+            }
+            if self.changes.seen() >= last {
+                return Ok(());
+            }
+            if started.elapsed() > lag {
+                return Err(Fault::unavailable("reading the webhooks", "the server lags"));
+            }
+            tokio::time::sleep(LAG_PAUSE).await;
+        }
+    }
+
+    fn apply(&mut self, change: BucketChange<StoredWebhook>) {
+        match change {
+            BucketChange::Set(entry) if entry.key == entry.value.id.as_str() => {
+                self.webhooks.insert(entry.value.id.clone(), entry);
+            }
+            BucketChange::Set(_) => {}
+            BucketChange::Removed(key) => {
+                self.webhooks.remove(key.as_str());
+            }
+        }
+    }
+
+    /// Returns a webhook.
+    pub fn find(&self, id: &WebhookId) -> Option<&PublishedEntry<StoredWebhook>> {
+        self.webhooks.get(id)
+    }
+
+    /// `true` if there is none.
+    pub fn is_empty(&self) -> bool {
+        self.webhooks.is_empty()
+    }
+
+    fn enabled(&self) -> impl Iterator<Item = &StoredWebhook> {
+        self.webhooks.values().map(|entry| &entry.value).filter(|webhook| webhook.disabled.is_none())
+    }
+
+    /// Returns the sequence in a lane after which some webhook tells of events; `None` if all are disabled.
+    fn first_wanted(&self, lane: u16) -> Option<u64> {
+        self.enabled().map(|webhook| webhook.since.get(&lane).copied().unwrap_or_default()).min()
+    }
+
+    /// Corrects webhooks that begin after the end of a lane, which happens if the cluster was restored from a backup.
+    async fn limit_to_ends(&self, ends: &BTreeMap<u16, u64>) -> Result<(), Fault> {
+        for entry in self.webhooks.values() {
+            let mut webhook = entry.value.clone();
+            for (lane, since) in &mut webhook.since {
+                *since = (*since).min(ends.get(lane).copied().unwrap_or_default());
+            }
+            if webhook.since != entry.value.since {
+                warn!(webhook = %webhook.id, "the log is shorter than when the webhook was created");
+                write_webhook(&self.bus, &webhook, entry.sequence).await?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A reader of all lanes.
+pub struct DeliveryFollower {
+    bus: Bus,
+    index: Arc<RunIndex>,
+    histories: Arc<HistoryCache>,
+    position: ExportPosition,
+    lanes: Vec<LaneLog>,
+}
+
+impl DeliveryFollower {
+    /// Returns the position before the first one that is written: the beginning of each lane.
+    ///
+    /// # Errors
+    /// The server does not respond.
+    pub async fn first_position(bus: &Bus, index: &RunIndex) -> Result<ExportPosition, Fault> {
+        index.refresh(bus).await?;
+        let lanes = (0..bus.settings().lanes).map(|lane| (lane, 0)).collect();
+        Ok(ExportPosition { exporter: String::new(), lanes, summaries: index.revision() })
+    }
+
+    /// Starts from a position.
+    ///
+    /// # Errors
+    /// The server does not respond.
+    pub async fn open(
+        bus: &Bus,
+        (index, histories): (Arc<RunIndex>, Arc<HistoryCache>),
+        mut position: ExportPosition,
+        webhooks: &mut WebhookTable,
+    ) -> Result<Self, Fault> {
+        // The ends must be those after the webhooks, whose beginnings are compared with them.
+        webhooks.refresh().await?;
+        let ends = read_lane_ends(bus).await?;
+        webhooks.limit_to_ends(&ends).await?;
+        webhooks.refresh().await?;
+        for (lane, end) in ends {
+            let read = position.lanes.entry(lane).or_default();
+            *read = (*read).min(end);
+        }
+        Ok(Self { bus: bus.clone(), index, histories, position, lanes: Vec::new() })
+    }
+
+    /// The position up to which all deliveries are stored.
+    pub fn position(&self) -> ExportPosition {
+        self.position.clone()
+    }
+
+    /// Reads a part of each lane and stores the deliveries of its events. Returns `true` if there may be more. `has_room` tells
+    /// whether a webhook may have more deliveries; one that has none is added to the second result.
+    ///
+    /// # Errors
+    /// The server does not respond.
+    pub async fn read_lanes(
+        &mut self,
+        webhooks: &mut WebhookTable,
+        has_room: impl Fn(&WebhookId) -> bool,
+    ) -> Result<(bool, Vec<WebhookId>), Fault> {
+        webhooks.refresh().await?;
+        if webhooks.enabled().next().is_none() {
+            // The next one that is enabled begins at the end of the log at that time.
+            self.lanes.clear();
+            return Ok((false, Vec::new()));
+        }
+        self.open_lanes(webhooks);
+        let (mut has_more, mut full) = (false, Vec::new());
+        for at in 0..self.lanes.len() {
+            let mut parts = 0;
+            loop {
+                let part = self.lanes[at].next_part(|_| true).await?;
+                if !part.messages.is_empty() {
+                    // A webhook whose creation was confirmed gets every later event.
+                    webhooks.refresh().await?;
+                }
+                for message in &part.messages {
+                    self.store_deliveries(at, message, webhooks, &has_room, &mut full).await?;
+                }
+                let lane = u16::try_from(at).unwrap_or(u16::MAX);
+                self.position.lanes.insert(lane, self.lanes[at].seen());
+                parts += 1;
+                if part.is_end_of_log {
+                    break;
+                }
+                if parts >= PARTS {
+                    has_more = true;
+                    break;
+                }
+            }
+        }
+        self.position.summaries = self.index.revision();
+        Ok((has_more, full))
+    }
+
+    /// Opens the lanes, unless they are.
+    fn open_lanes(&mut self, webhooks: &WebhookTable) {
+        if !self.lanes.is_empty() {
+            return;
+        }
+        for lane in 0..self.bus.settings().lanes {
+            let read = self.position.lanes.entry(lane).or_default();
+            *read = (*read).max(webhooks.first_wanted(lane).unwrap_or_default());
+            let kind = (Lane(lane), false);
+            self.lanes.push(LaneLog::new(&self.bus, &self.index, kind, *read, self.position.summaries));
+        }
+    }
+
+    async fn store_deliveries(
+        &self,
+        lane: usize,
+        message: &LaneMessage,
+        webhooks: &WebhookTable,
+        has_room: impl Fn(&WebhookId) -> bool,
+        full: &mut Vec<WebhookId>,
+    ) -> Result<(), Fault> {
+        let decision: Decision = match self.bus.decode_record(&message.record).await {
+            Ok(decision) => decision,
+            Err(fault) if fault.is_transient() => return Err(fault),
+            Err(fault) => {
+                warn!(run = %message.run, %fault, "no webhook tells of an unreadable decision");
+                return Ok(());
+            }
+        };
+        let notices = notices_of_decision(&decision);
+        let is_wanted =
+            |webhook: &StoredWebhook| notices.iter().any(|notice| webhook.events.contains(&notice.kind));
+        if !webhooks.enabled().any(is_wanted) {
+            return Ok(());
+        }
+        let labels = match read_labels(&self.bus, &self.index, &self.histories, message).await {
+            Err(fault) if fault.is_transient() => return Err(fault),
+            labels => labels.unwrap_or_default(),
+        };
+        let (lane, now) = (u16::try_from(lane).unwrap_or(u16::MAX), clock::now());
+        let mut deliveries = Vec::new();
+        for notice in &notices {
+            let wanted: Vec<&StoredWebhook> = webhooks
+                .enabled()
+                .filter(|webhook| webhook.selects(notice.kind, &labels, lane, message.sequence()))
+                .collect();
+            if wanted.is_empty() {
+                continue;
+            }
+            let question = self.find_question(&message.run, notice).await?;
+            let content =
+                WebhookMessage::new(&message.run, message.sequence(), decision.at, notice, question);
+            let id = notice.message_id(&message.run, message.sequence());
+            for webhook in wanted {
+                if has_room(&webhook.id) {
+                    deliveries.push(StoredDelivery::new(
+                        id.clone(),
+                        webhook.id.clone(),
+                        content.clone(),
+                        now,
+                    ));
+                } else if !full.contains(&webhook.id) {
+                    full.push(webhook.id.clone());
+                }
+            }
+        }
+        create_deliveries(&self.bus, &deliveries).await
+    }
+
+    /// Returns the id of the question of a notice, as the API names it.
+    async fn find_question(&self, run: &RunId, notice: &EventNotice) -> Result<Option<String>, Fault> {
+        let Some((key, attempt)) = &notice.question else { return Ok(None) };
+        let state = match self.histories.read(&self.bus, run).await {
+            Ok(state) => state,
+            Err(fault) if fault.is_transient() => return Err(fault),
+            Err(fault) => {
+                warn!(%run, %fault, "a webhook tells of a question without its id");
+                return Ok(None);
+            }
+        };
+        let is_asker = |asker: &QuestionAsker| match (asker, attempt) {
+            (QuestionAsker::Plan, None) => true,
+            (QuestionAsker::Attempt(task, number), Some(attempt)) => {
+                Some(task) == notice.task.as_ref() && number == attempt
+            }
+            (QuestionAsker::Plan, Some(_)) | (QuestionAsker::Attempt(..), None) => false,
+        };
+        // Of several questions about the plan, the last one is meant: they share a key.
+        let found = state
+            .plan()
+            .questions()
+            .filter(|question| is_asker(&question.id.asker) && question.wait.wait.key == *key)
+            .last();
+        Ok(found.map(|question| full_id(run, &question.id)))
+    }
+}

@@ -1,0 +1,252 @@
+//! Requests to receivers, signed as Standard Webhooks defines it. A receiver's URL comes from a user, so that its address is
+//! checked when the connection is made: only the public internet is allowed, and networks that the operator names. Redirects are not
+//! followed.
+
+use std::error::Error;
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use jiff::Timestamp;
+use millrace_address_policy::{CheckedResolver, Cidr, SystemDns, check_address};
+use millrace_protocol::ids::MessageId;
+use millrace_protocol::safe_text::is_unsafe;
+use millrace_protocol::webhook::{
+    AttemptOutcome, DeliveryAttempt, MAX_REPLY, SigningSecret, StoredDelivery, StoredWebhook,
+};
+use millrace_runtime::clock;
+use reqwest::header::{CONTENT_TYPE, HeaderMap, RETRY_AFTER};
+use ring::hmac;
+use tokio::time::Instant;
+use url::{Host, Url};
+
+/// The maximum length of a URL.
+const MAX_URL: usize = 2_000;
+/// The time for a connection.
+const CONNECT_TIME: Duration = Duration::from_secs(10);
+/// The time for a request, from name resolution to the last byte of the reply that is read.
+const REQUEST_TIME: Duration = Duration::from_secs(20);
+/// The maximum length of an error in the record of an attempt, in characters.
+const MAX_ERROR: usize = 300;
+
+/// The receivers that are allowed.
+#[derive(Debug, Clone, Default)]
+pub struct ReceiverPolicy {
+    /// The networks outside the public internet that are allowed.
+    networks: Vec<Cidr>,
+}
+
+impl ReceiverPolicy {
+    /// Allows the public internet, and these networks.
+    #[must_use]
+    pub fn new(networks: Vec<Cidr>) -> Self {
+        Self { networks }
+    }
+
+    /// Parses the URL of a receiver, and checks everything except the addresses of its host name.
+    ///
+    /// # Errors
+    /// It is not allowed: an error text for the user.
+    pub fn parse_url(&self, text: &str) -> Result<Url, String> {
+        if text.len() > MAX_URL {
+            return Err(format!("the URL is longer than {MAX_URL} bytes"));
+        }
+        let url = Url::parse(text).map_err(|error| format!("{text:?} is not a URL: {error}"))?;
+        match url.scheme() {
+            "https" => {}
+            "http" if !self.networks.is_empty() => {}
+            "http" => {
+                return Err(
+                    "the URL must begin with https://; http is possible for receivers in networks of \
+                            --allow-private-webhooks"
+                        .into(),
+                );
+            }
+            other => return Err(format!("the URL must begin with https://, not {other}:")),
+        }
+        if !url.username().is_empty() || url.password().is_some() {
+            return Err("the URL must have no user name and no password".into());
+        }
+        if url.fragment().is_some() {
+            return Err("the URL must have no fragment".into());
+        }
+        self.check_literal_address(&url)?;
+        Ok(url)
+    }
+
+    /// Checks an address in the place of a host name, which no resolver sees.
+    fn check_literal_address(&self, url: &Url) -> Result<(), String> {
+        let address: IpAddr = match url.host() {
+            Some(Host::Domain(_)) => return Ok(()),
+            Some(Host::Ipv4(address)) => address.into(),
+            Some(Host::Ipv6(address)) => address.into(),
+            None => return Err("the URL has no host".into()),
+        };
+        check_address(&self.networks, url.authority(), address).map_err(|refusal| {
+            format!("{refusal}; the gateway can be started with --allow-private-webhooks NETWORK")
+        })
+    }
+}
+
+/// Sends messages to receivers.
+pub struct ReceiverClient {
+    client: reqwest::Client,
+    policy: ReceiverPolicy,
+}
+
+impl ReceiverClient {
+    /// Creates one.
+    ///
+    /// # Errors
+    /// The TLS library can't be used: an error text for the user.
+    pub fn new(policy: ReceiverPolicy) -> Result<Self, String> {
+        // An error means that another part of the process has installed a provider, which is as good.
+        let _ = rustls::crypto::ring::default_provider().install_default();
+        let resolver = CheckedResolver::new(&policy.networks, Arc::new(SystemDns));
+        let client = reqwest::Client::builder()
+            .no_proxy()
+            .redirect(reqwest::redirect::Policy::none())
+            .connect_timeout(CONNECT_TIME)
+            .timeout(REQUEST_TIME)
+            // Connections are not reused: each one goes to an address that was checked for it.
+            .pool_max_idle_per_host(0)
+            .dns_resolver(Arc::new(resolver))
+            .user_agent(concat!("millrace/", env!("CARGO_PKG_VERSION")))
+            .build()
+            .map_err(|error| format!("can't create an HTTP client: {error}"))?;
+        Ok(Self { client, policy })
+    }
+
+    /// Makes an attempt at a delivery.
+    pub async fn send(&self, webhook: &StoredWebhook, delivery: &StoredDelivery) -> AttemptOutcome {
+        let (at, started) = (clock::now(), Instant::now());
+        let response = match self.policy.parse_url(&webhook.url) {
+            Ok(url) => self.request(url, webhook, delivery, at).await,
+            Err(refusal) => Err(refusal),
+        };
+        let (status, error, reply, retry_after) = match response {
+            Ok(response) => {
+                let (status, retry_after) =
+                    (response.status().as_u16(), find_retry_after(response.headers()));
+                (Some(status), None, read_beginning(response).await, retry_after)
+            }
+            Err(error) => (None, Some(error.chars().take(MAX_ERROR).collect()), String::new(), None),
+        };
+        let milliseconds = u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX);
+        AttemptOutcome { attempt: DeliveryAttempt { at, milliseconds, status, error, reply }, retry_after }
+    }
+
+    async fn request(
+        &self,
+        url: Url,
+        webhook: &StoredWebhook,
+        delivery: &StoredDelivery,
+        at: Timestamp,
+    ) -> Result<reqwest::Response, String> {
+        let body = delivery.message.to_body();
+        let signature = sign(webhook.secrets_at(at), &delivery.id, at, &body);
+        let request = self
+            .client
+            .post(url)
+            .header(CONTENT_TYPE, "application/json")
+            .header("webhook-id", delivery.id.as_str())
+            .header("webhook-timestamp", at.as_second())
+            .header("webhook-signature", signature)
+            .body(body);
+        request.send().await.map_err(|error| {
+            // The text of the error itself repeats the URL, whose query may be secret.
+            let mut text =
+                if error.is_timeout() { "no response in time" } else { "request failed" }.to_owned();
+            let mut source = error.source();
+            while let Some(inner) = source {
+                text = format!("{text}: {inner}");
+                source = inner.source();
+            }
+            text
+        })
+    }
+}
+
+/// Returns the signatures of a message, one for each secret.
+fn sign<'a>(
+    secrets: impl Iterator<Item = &'a SigningSecret>,
+    id: &MessageId,
+    at: Timestamp,
+    body: &[u8],
+) -> String {
+    let content = [format!("{id}.{}.", at.as_second()).as_bytes(), body].concat();
+    let signatures = secrets.map(|secret| {
+        let tag = hmac::sign(&hmac::Key::new(hmac::HMAC_SHA256, secret.key()), &content);
+        format!("v1,{}", data_encoding::BASE64.encode(tag.as_ref()))
+    });
+    signatures.collect::<Vec<_>>().join(" ")
+}
+
+/// Returns the delay that a receiver wants, in seconds; other forms of the header are ignored.
+fn find_retry_after(headers: &HeaderMap) -> Option<Duration> {
+    let seconds = headers.get(RETRY_AFTER)?.to_str().ok()?.trim().parse().ok()?;
+    Some(Duration::from_secs(seconds))
+}
+
+/// Reads the beginning of a reply. What follows is not read.
+async fn read_beginning(mut response: reqwest::Response) -> String {
+    let mut bytes = Vec::new();
+    while bytes.len() < MAX_REPLY {
+        match response.chunk().await {
+            Ok(Some(chunk)) => bytes.extend_from_slice(&chunk[..chunk.len().min(MAX_REPLY - bytes.len())]),
+            Ok(None) | Err(_) => break,
+        }
+    }
+    let text = String::from_utf8_lossy(&bytes);
+    text.chars().map(|c| if is_unsafe(c) || (c.is_control() && c != '\n') { '\u{fffd}' } else { c }).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn signatures_are_those_of_the_specification() {
+        // The example of the specification and of its libraries.
+        let secret: SigningSecret = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw".parse().unwrap();
+        let id = MessageId::new("msg_p5jXN8AQM9LWM0D4loKWxJek").unwrap();
+        let at = Timestamp::from_second(1_614_265_330).unwrap();
+        let body = br#"{"test": 2432232314}"#;
+        let signature = "v1,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE=";
+        assert_eq!(sign([&secret].into_iter(), &id, at, body), signature);
+        let other = SigningSecret::from_bytes(&[7; 32]);
+        let both = sign([&other, &secret].into_iter(), &id, at, body);
+        assert_eq!((both.split(' ').count(), both.ends_with(signature)), (2, true));
+    }
+
+    #[test]
+    fn receivers_are_public_unless_the_operator_names_their_networks() {
+        let (public, private) =
+            (ReceiverPolicy::default(), ReceiverPolicy::new(vec!["127.0.0.0/8".parse().unwrap()]));
+        for url in ["https://a.example/hook?x=1", "https://a.example:9443/", "https://9.9.9.9/"] {
+            assert!(public.parse_url(url).is_ok() && private.parse_url(url).is_ok(), "{url}");
+        }
+        for url in
+            ["http://127.0.0.1:1/", "https://127.1/", "https://2130706433/", "https://[::ffff:127.0.0.1]/"]
+        {
+            assert!(public.parse_url(url).is_err() && private.parse_url(url).is_ok(), "{url}");
+        }
+        for url in [
+            "",
+            "a.example",
+            "ftp://a.example/",
+            "file:///etc/passwd",
+            "https://user@a.example/",
+            "https://:x@a.example/",
+            "https://a.example/#x",
+            "https://10.0.0.1/",
+            "https://169.254.169.254/latest/meta-data",
+            "https://[fd00::1]/",
+            "https://0x0a000001/",
+            "https://0/",
+            &format!("https://a.example/{}", "x".repeat(MAX_URL)),
+        ] {
+            assert!(public.parse_url(url).is_err() && private.parse_url(url).is_err(), "{url}");
+        }
+    }
+}
