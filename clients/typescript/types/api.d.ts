@@ -22,6 +22,10 @@ export type AcceptedCommand = WrittenCommandReceipt
 
 export type Caller = CallerJson
 
+export type Webhook = WebhookJson
+
+export type Delivery = DeliveryJson
+
 /** A part of the list of runs. */
 export type RunList = {
   /** The runs, newest first. */
@@ -3377,9 +3381,129 @@ export type AuditAction = {
   /** The maximum number of tokens per minute. */
   tokens?: number | null
 } | {
+  type: "webhook_created"
+  /** Its id. */
+  webhook: WebhookId
+  /** The URL of its receiver. */
+  url: string
+} | {
+  type: "webhook_changed"
+  /** Its id. */
+  webhook: WebhookId
+  /** The URL of its receiver after the change. */
+  url: string
+} | {
+  type: "webhook_deleted"
+  /** Its id. */
+  webhook: WebhookId
+  /** The URL of its receiver. */
+  url: string
+} | {
+  type: "webhook_secret_replaced"
+  /** Its id. */
+  webhook: WebhookId
+} | {
   type: "limit_cleared"
   /** The model, or the provider with `*`. */
   model: string
+}
+
+export type WebhookId = string
+
+/** A webhook. */
+export type WebhookJson = {
+  type: "webhook"
+  /** Its id. */
+  id: WebhookId
+  /** The URL of its receiver. */
+  url: string
+  /** A description for people; may be empty. */
+  description: string
+  /** The events that it tells of. */
+  events: WebhookEventKind[]
+  /** Only events of runs with all these labels; all if empty. */
+  labels: string[]
+  /** `true` if it delivers messages. */
+  enabled: boolean
+  /** The reason why it does not. */
+  disabled_because?: DisableReason | null
+  /** When it was created. */
+  created_at: Time
+  /** The name of its creator. */
+  created_by: string
+  /** Until then messages are signed with the secret before too; absent if there is none. */
+  earlier_secret_until?: Time | null
+  /** The secret by which receivers verify messages: only in the reply that creates it. */
+  secret?: string | null
+}
+
+/** The kinds of events that webhooks tell of. */
+export type WebhookEventKind = "run_started" | "run_paused" | "run_resumed" | "run_ended" | "question_asked" | "task_failed" | "budget_low" | "webhook_test"
+
+/** The reason why a webhook is disabled. */
+export type DisableReason = "by_user" | "receiver_gone" | "receiver_away" | "too_many_waiting"
+
+/** Webhooks. */
+export type WebhookList = {
+  /** The webhooks, oldest first. */
+  webhooks: WebhookJson[]
+}
+
+/** A delivery. */
+export type DeliveryJson = {
+  type: "delivery"
+  /** The id of its message: the header `webhook-id`, the same in every attempt. */
+  id: MessageId
+  /** The webhook. */
+  webhook: WebhookId
+  /** The kind of the event. */
+  event: WebhookEventKind
+  /** The run. */
+  run?: string | null
+  /** The state. */
+  state: DeliveryStateName
+  /** The reason, if it has failed. */
+  failed_because?: GiveUpReason | null
+  /** When it was created. */
+  created_at: Time
+  /** When the next attempt is due; absent if none is. */
+  next_attempt_at?: Time | null
+  /** When it ended; absent until then. */
+  ended_at?: Time | null
+  /** The number of attempts. */
+  attempts: number
+  /** The last attempts, at most 10, oldest first. */
+  log: DeliveryAttempt[]
+}
+
+export type MessageId = string
+
+/** The state of a delivery. */
+export type DeliveryStateName = "waiting" | "sending" | "delivered" | "failed"
+
+/** The reason why a delivery is not attempted again. */
+export type GiveUpReason = "expired" | "receiver_gone" | "webhook_deleted"
+
+/** An attempt. */
+export type DeliveryAttempt = {
+  /** When it began. */
+  at: string
+  /** The time that it took, in milliseconds. */
+  milliseconds: number
+  /** The status of the response; absent if there was none. */
+  status?: number | null
+  /** The reason why there was no response. */
+  error?: string | null
+  /** The beginning of the response's body, at most 512 bytes. */
+  reply?: string
+}
+
+/** Deliveries. */
+export type DeliveryList = {
+  /** The deliveries, those that have changed last first. */
+  deliveries: DeliveryJson[]
+  /** The cursor of the next part; empty if this is the last one. */
+  next: string
 }
 
 /** The health of the gateway. */
@@ -3403,7 +3527,7 @@ export type Version = {
 /** An error of the API: problem details as in RFC 9457. */
 export type Problem = {
   /** The kind of the problem: `urn:millrace:problem:` and a name that never changes. */
-  type: "urn:millrace:problem:invalid-request" | "urn:millrace:problem:unknown-host" | "urn:millrace:problem:cross-origin" | "urn:millrace:problem:unauthenticated" | "urn:millrace:problem:scope-missing" | "urn:millrace:problem:unknown-path" | "urn:millrace:problem:method-not-allowed" | "urn:millrace:problem:not-acceptable" | "urn:millrace:problem:unsupported-media-type" | "urn:millrace:problem:body-too-large" | "urn:millrace:problem:request-timeout" | "urn:millrace:problem:run-not-found" | "urn:millrace:problem:session-not-found" | "urn:millrace:problem:task-not-found" | "urn:millrace:problem:question-not-found" | "urn:millrace:problem:file-not-found" | "urn:millrace:problem:blob-not-found" | "urn:millrace:problem:source-not-found" | "urn:millrace:problem:limit-not-found" | "urn:millrace:problem:token-not-found" | "urn:millrace:problem:too-many-tokens" | "urn:millrace:problem:run-deleted" | "urn:millrace:problem:retention-rule-not-found" | "urn:millrace:problem:no-deliverable" | "urn:millrace:problem:invalid-run" | "urn:millrace:problem:idempotency-key-reused" | "urn:millrace:problem:command-refused" | "urn:millrace:problem:answer-refused" | "urn:millrace:problem:question-closed" | "urn:millrace:problem:run-not-ended" | "urn:millrace:problem:log-damaged" | "urn:millrace:problem:cluster-unavailable" | "urn:millrace:problem:store-full" | "urn:millrace:problem:gateway-forbidden" | "urn:millrace:problem:unreadable-data"
+  type: "urn:millrace:problem:invalid-request" | "urn:millrace:problem:unknown-host" | "urn:millrace:problem:cross-origin" | "urn:millrace:problem:unauthenticated" | "urn:millrace:problem:scope-missing" | "urn:millrace:problem:unknown-path" | "urn:millrace:problem:method-not-allowed" | "urn:millrace:problem:not-acceptable" | "urn:millrace:problem:unsupported-media-type" | "urn:millrace:problem:body-too-large" | "urn:millrace:problem:request-timeout" | "urn:millrace:problem:run-not-found" | "urn:millrace:problem:session-not-found" | "urn:millrace:problem:task-not-found" | "urn:millrace:problem:question-not-found" | "urn:millrace:problem:file-not-found" | "urn:millrace:problem:blob-not-found" | "urn:millrace:problem:source-not-found" | "urn:millrace:problem:limit-not-found" | "urn:millrace:problem:token-not-found" | "urn:millrace:problem:too-many-tokens" | "urn:millrace:problem:webhook-not-found" | "urn:millrace:problem:delivery-not-found" | "urn:millrace:problem:too-many-webhooks" | "urn:millrace:problem:webhook-disabled" | "urn:millrace:problem:rate-limited" | "urn:millrace:problem:too-many-streams" | "urn:millrace:problem:run-deleted" | "urn:millrace:problem:retention-rule-not-found" | "urn:millrace:problem:no-deliverable" | "urn:millrace:problem:invalid-run" | "urn:millrace:problem:idempotency-key-reused" | "urn:millrace:problem:command-refused" | "urn:millrace:problem:answer-refused" | "urn:millrace:problem:question-closed" | "urn:millrace:problem:run-not-ended" | "urn:millrace:problem:log-damaged" | "urn:millrace:problem:identity-provider-unavailable" | "urn:millrace:problem:cluster-unavailable" | "urn:millrace:problem:store-full" | "urn:millrace:problem:gateway-forbidden" | "urn:millrace:problem:unreadable-data"
   /** The kind in a sentence. */
   title: string
   /** The HTTP status. */
@@ -3594,6 +3718,42 @@ export type LimitBody = {
   tokens?: number | null
 }
 
+/** A webhook to create. */
+export type WebhookBody = {
+  /** The URL of its receiver. */
+  url: string
+  /** A description for people. */
+  description?: string
+  /** The events that it tells of; `run_ended`, `question_asked` and `budget_low` if absent. */
+  events?: WebhookEventKind[] | null
+  /** Only events of runs with all these labels: `NAME=VALUE`, or `NAME` for any value. */
+  labels?: string[]
+  /** The secret by which receivers verify messages: `whsec_` and 24 to 64 bytes in Base64. One is created if absent. */
+  secret?: string | null
+}
+
+/** A change of a webhook. What is absent stays. */
+export type WebhookPatchBody = {
+  /** The URL of its receiver. */
+  url?: string | null
+  /** A description for people. */
+  description?: string | null
+  /** The events that it tells of. */
+  events?: WebhookEventKind[] | null
+  /** Only events of runs with all these labels: `NAME=VALUE`, or `NAME` for any value. */
+  labels?: string[] | null
+  /** `false` delivers nothing until it is enabled again. It never tells of events in between. */
+  enabled?: boolean | null
+}
+
+/** A new secret. */
+export type SecretBody = {
+  /** The new secret: `whsec_` and 24 to 64 bytes in Base64. One is created if absent. */
+  secret?: string | null
+  /** The time for which messages are signed with the secret before too, such as `24h` or `0s`; a day if absent, at most 30 days. */
+  keep_earlier_for?: string | null
+}
+
 /** The runs to delete. */
 export type PruneBody = {
   /** Only runs that ended longer ago than this duration, such as `30d` or `12h`. */
@@ -3623,7 +3783,7 @@ export type RetentionSettingsBody = {
 }
 
 /** The kinds of problems. */
-export type ProblemKind = "invalid-request" | "unknown-host" | "cross-origin" | "unauthenticated" | "scope-missing" | "unknown-path" | "method-not-allowed" | "not-acceptable" | "unsupported-media-type" | "body-too-large" | "request-timeout" | "run-not-found" | "session-not-found" | "task-not-found" | "question-not-found" | "file-not-found" | "blob-not-found" | "source-not-found" | "limit-not-found" | "token-not-found" | "too-many-tokens" | "run-deleted" | "retention-rule-not-found" | "no-deliverable" | "invalid-run" | "idempotency-key-reused" | "command-refused" | "answer-refused" | "question-closed" | "run-not-ended" | "log-damaged" | "cluster-unavailable" | "store-full" | "gateway-forbidden" | "unreadable-data"
+export type ProblemKind = "invalid-request" | "unknown-host" | "cross-origin" | "unauthenticated" | "scope-missing" | "unknown-path" | "method-not-allowed" | "not-acceptable" | "unsupported-media-type" | "body-too-large" | "request-timeout" | "run-not-found" | "session-not-found" | "task-not-found" | "question-not-found" | "file-not-found" | "blob-not-found" | "source-not-found" | "limit-not-found" | "token-not-found" | "too-many-tokens" | "webhook-not-found" | "delivery-not-found" | "too-many-webhooks" | "webhook-disabled" | "rate-limited" | "too-many-streams" | "run-deleted" | "retention-rule-not-found" | "no-deliverable" | "invalid-run" | "idempotency-key-reused" | "command-refused" | "answer-refused" | "question-closed" | "run-not-ended" | "log-damaged" | "identity-provider-unavailable" | "cluster-unavailable" | "store-full" | "gateway-forbidden" | "unreadable-data"
 
 /** The operations: what each takes and returns. */
 export interface Operations {
@@ -3717,6 +3877,13 @@ export interface Operations {
     }
     response: CommandOutcome
   }
+  /** Delete a webhook. Deliveries that have not ended are not attempted any more. */
+  deleteWebhook: {
+    arguments: {
+      webhook: string
+    }
+    response: Webhook
+  }
   /** Change a task that no worker has claimed yet. */
   editTask: {
     arguments: {
@@ -3731,6 +3898,21 @@ export interface Operations {
       idempotencyKey?: string
     }
     response: AppliedCommand | AcceptedCommand
+  }
+  /** Read a delivery. */
+  getDelivery: {
+    arguments: {
+      webhook: string
+      delivery: string
+    }
+    response: Delivery
+  }
+  /** Read a webhook. */
+  getWebhook: {
+    arguments: {
+      webhook: string
+    }
+    response: Webhook
   }
   /** Interrupt a run: work in flight is returned, and nothing runs until it is resumed. */
   interruptRun: {
@@ -3765,6 +3947,19 @@ export interface Operations {
   listCapabilities: {
     arguments: {}
     response: ClusterJson
+  }
+  /** List the deliveries of a webhook, those that have changed last first. They are removed a week after their last change. */
+  listDeliveries: {
+    arguments: {
+      webhook: string
+      /** Only deliveries in this state: `waiting`, `sending`, `delivered` or `failed`. */
+      state?: string
+      /** The maximum number of deliveries, 100 by default and at most 1000. */
+      limit?: number
+      /** The `next` of the part before. */
+      cursor?: string
+    }
+    response: DeliveryList
   }
   /** List the files of a run. */
   listFiles: {
@@ -3842,6 +4037,11 @@ export interface Operations {
     }
     response: TokenList
   }
+  /** List the webhooks. Their secrets can't be read. */
+  listWebhooks: {
+    arguments: {}
+    response: WebhookList
+  }
   /** List the workers and critics. */
   listWorkers: {
     arguments: {}
@@ -3862,6 +4062,14 @@ export interface Operations {
     arguments: {}
     response: undefined
   }
+  /** Change a webhook, or enable or disable it. */
+  patchWebhook: {
+    arguments: {
+      webhook: string
+      body?: WebhookPatchBody
+    }
+    response: Webhook
+  }
   /** Pause a run: running tasks finish, no new ones start. */
   pauseRun: {
     arguments: {
@@ -3881,6 +4089,13 @@ export interface Operations {
       body?: TokenBody
     }
     response: CommandOutcome
+  }
+  /** Create a webhook. Its secret is in this reply only. It tells of events after this reply. */
+  postWebhook: {
+    arguments: {
+      body?: WebhookBody
+    }
+    response: Webhook
   }
   /** Delete all runs that ended some time ago. */
   pruneRuns: {
@@ -4135,6 +4350,14 @@ export interface Operations {
     arguments: {}
     response: Version
   }
+  /** Deliver a message again. It has the same id, and is attempted for three more days. */
+  redeliver: {
+    arguments: {
+      webhook: string
+      delivery: string
+    }
+    response: Delivery
+  }
   /** Resume a run that is paused, interrupted, or has ended and can be resumed. */
   resumeRun: {
     arguments: {
@@ -4163,6 +4386,14 @@ export interface Operations {
       idempotencyKey?: string
     }
     response: AppliedCommand | AcceptedCommand
+  }
+  /** Replace the secret of a webhook. The new one is in this reply only. For a time messages have signatures with both. */
+  rotateSecret: {
+    arguments: {
+      webhook: string
+      body?: SecretBody
+    }
+    response: Webhook
   }
   /** Answer a question. The first answer counts; a later one is refused with the author of the first. */
   sendAnswer: {
@@ -4263,6 +4494,13 @@ export interface Operations {
   sweep: {
     arguments: {}
     response: CommandOutcome
+  }
+  /** Send a test message to the receiver of a webhook. */
+  testWebhook: {
+    arguments: {
+      webhook: string
+    }
+    response: Delivery
   }
   /** Wait for the end of a run. */
   waitForRun: {

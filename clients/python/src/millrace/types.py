@@ -5082,11 +5082,136 @@ class AuditActionLimitSet(_AuditActionLimitSetRequired, total=False):
     """The maximum number of tokens per minute."""
 
 
+class AuditActionWebhookCreated(TypedDict):
+    """A webhook was created."""
+    type: Literal["webhook_created"]
+    webhook: WebhookId
+    """Its id."""
+    url: str
+    """The URL of its receiver."""
+
+
+class AuditActionWebhookChanged(TypedDict):
+    """A webhook was changed."""
+    type: Literal["webhook_changed"]
+    webhook: WebhookId
+    """Its id."""
+    url: str
+    """The URL of its receiver after the change."""
+
+
+class AuditActionWebhookDeleted(TypedDict):
+    """A webhook was deleted."""
+    type: Literal["webhook_deleted"]
+    webhook: WebhookId
+    """Its id."""
+    url: str
+    """The URL of its receiver."""
+
+
+class AuditActionWebhookSecretReplaced(TypedDict):
+    """The secret of a webhook was replaced."""
+    type: Literal["webhook_secret_replaced"]
+    webhook: WebhookId
+    """Its id."""
+
+
 class AuditActionLimitCleared(TypedDict):
     """The rate limit of a model was removed."""
     type: Literal["limit_cleared"]
     model: str
     """The model, or the provider with `*`."""
+
+
+class _WebhookJsonRequired(TypedDict):
+    type: Literal["webhook"]
+    id: WebhookId
+    """Its id."""
+    url: str
+    """The URL of its receiver."""
+    description: str
+    """A description for people; may be empty."""
+    events: list[WebhookEventKind]
+    """The events that it tells of."""
+    labels: list[str]
+    """Only events of runs with all these labels; all if empty."""
+    enabled: bool
+    """`true` if it delivers messages."""
+    created_at: Time
+    """When it was created."""
+    created_by: str
+    """The name of its creator."""
+
+
+class WebhookJson(_WebhookJsonRequired, total=False):
+    """A webhook."""
+    disabled_because: DisableReason | None
+    """The reason why it does not."""
+    earlier_secret_until: Time | None
+    """Until then messages are signed with the secret before too; absent if there is none."""
+    secret: str | None
+    """The secret by which receivers verify messages: only in the reply that creates it."""
+
+
+class WebhookList(TypedDict):
+    """Webhooks."""
+    webhooks: list[WebhookJson]
+    """The webhooks, oldest first."""
+
+
+class _DeliveryJsonRequired(TypedDict):
+    type: Literal["delivery"]
+    id: MessageId
+    """The id of its message: the header `webhook-id`, the same in every attempt."""
+    webhook: WebhookId
+    """The webhook."""
+    event: WebhookEventKind
+    """The kind of the event."""
+    state: DeliveryStateName
+    """The state."""
+    created_at: Time
+    """When it was created."""
+    attempts: int
+    """The number of attempts."""
+    log: list[DeliveryAttempt]
+    """The last attempts, at most 10, oldest first."""
+
+
+class DeliveryJson(_DeliveryJsonRequired, total=False):
+    """A delivery."""
+    run: str | None
+    """The run."""
+    failed_because: GiveUpReason | None
+    """The reason, if it has failed."""
+    next_attempt_at: Time | None
+    """When the next attempt is due; absent if none is."""
+    ended_at: Time | None
+    """When it ended; absent until then."""
+
+
+class _DeliveryAttemptRequired(TypedDict):
+    at: str
+    """When it began."""
+    milliseconds: int
+    """The time that it took, in milliseconds."""
+
+
+class DeliveryAttempt(_DeliveryAttemptRequired, total=False):
+    """An attempt."""
+    status: int | None
+    """The status of the response; absent if there was none."""
+    error: str | None
+    """The reason why there was no response."""
+    reply: str
+    """The beginning of the response's body, at most 512 bytes."""
+
+
+class DeliveryList(TypedDict):
+    """Deliveries."""
+    deliveries: list[DeliveryJson]
+    """The deliveries, those that have changed last first."""
+    next: str
+    """The cursor of the next part; empty if this is the last one."""
 
 
 class Health(TypedDict):
@@ -5108,7 +5233,7 @@ class Version(TypedDict):
 
 
 class _ProblemRequired(TypedDict):
-    type: Literal["urn:millrace:problem:invalid-request", "urn:millrace:problem:unknown-host", "urn:millrace:problem:cross-origin", "urn:millrace:problem:unauthenticated", "urn:millrace:problem:scope-missing", "urn:millrace:problem:unknown-path", "urn:millrace:problem:method-not-allowed", "urn:millrace:problem:not-acceptable", "urn:millrace:problem:unsupported-media-type", "urn:millrace:problem:body-too-large", "urn:millrace:problem:request-timeout", "urn:millrace:problem:run-not-found", "urn:millrace:problem:session-not-found", "urn:millrace:problem:task-not-found", "urn:millrace:problem:question-not-found", "urn:millrace:problem:file-not-found", "urn:millrace:problem:blob-not-found", "urn:millrace:problem:source-not-found", "urn:millrace:problem:limit-not-found", "urn:millrace:problem:token-not-found", "urn:millrace:problem:too-many-tokens", "urn:millrace:problem:run-deleted", "urn:millrace:problem:retention-rule-not-found", "urn:millrace:problem:no-deliverable", "urn:millrace:problem:invalid-run", "urn:millrace:problem:idempotency-key-reused", "urn:millrace:problem:command-refused", "urn:millrace:problem:answer-refused", "urn:millrace:problem:question-closed", "urn:millrace:problem:run-not-ended", "urn:millrace:problem:log-damaged", "urn:millrace:problem:cluster-unavailable", "urn:millrace:problem:store-full", "urn:millrace:problem:gateway-forbidden", "urn:millrace:problem:unreadable-data"]
+    type: Literal["urn:millrace:problem:invalid-request", "urn:millrace:problem:unknown-host", "urn:millrace:problem:cross-origin", "urn:millrace:problem:unauthenticated", "urn:millrace:problem:scope-missing", "urn:millrace:problem:unknown-path", "urn:millrace:problem:method-not-allowed", "urn:millrace:problem:not-acceptable", "urn:millrace:problem:unsupported-media-type", "urn:millrace:problem:body-too-large", "urn:millrace:problem:request-timeout", "urn:millrace:problem:run-not-found", "urn:millrace:problem:session-not-found", "urn:millrace:problem:task-not-found", "urn:millrace:problem:question-not-found", "urn:millrace:problem:file-not-found", "urn:millrace:problem:blob-not-found", "urn:millrace:problem:source-not-found", "urn:millrace:problem:limit-not-found", "urn:millrace:problem:token-not-found", "urn:millrace:problem:too-many-tokens", "urn:millrace:problem:webhook-not-found", "urn:millrace:problem:delivery-not-found", "urn:millrace:problem:too-many-webhooks", "urn:millrace:problem:webhook-disabled", "urn:millrace:problem:rate-limited", "urn:millrace:problem:too-many-streams", "urn:millrace:problem:run-deleted", "urn:millrace:problem:retention-rule-not-found", "urn:millrace:problem:no-deliverable", "urn:millrace:problem:invalid-run", "urn:millrace:problem:idempotency-key-reused", "urn:millrace:problem:command-refused", "urn:millrace:problem:answer-refused", "urn:millrace:problem:question-closed", "urn:millrace:problem:run-not-ended", "urn:millrace:problem:log-damaged", "urn:millrace:problem:identity-provider-unavailable", "urn:millrace:problem:cluster-unavailable", "urn:millrace:problem:store-full", "urn:millrace:problem:gateway-forbidden", "urn:millrace:problem:unreadable-data"]
     """The kind of the problem: `urn:millrace:problem:` and a name that never changes."""
     title: str
     """The kind in a sentence."""
@@ -5319,6 +5444,49 @@ class LimitBody(TypedDict, total=False):
     """Tokens per minute, input and output."""
 
 
+class _WebhookBodyRequired(TypedDict):
+    url: str
+    """The URL of its receiver."""
+
+
+class WebhookBody(_WebhookBodyRequired, total=False):
+    """A webhook to create."""
+    description: str
+    """A description for people."""
+    events: list[WebhookEventKind] | None
+    """The events that it tells of; `run_ended`, `question_asked` and `budget_low` if absent."""
+    labels: list[str]
+    """Only events of runs with all these labels: `NAME=VALUE`, or `NAME` for any value."""
+    secret: str | None
+    """The secret by which receivers verify messages: `whsec_` and 24 to 64 bytes in Base64. One is created if
+    absent.
+    """
+
+
+class WebhookPatchBody(TypedDict, total=False):
+    """A change of a webhook. What is absent stays."""
+    url: str | None
+    """The URL of its receiver."""
+    description: str | None
+    """A description for people."""
+    events: list[WebhookEventKind] | None
+    """The events that it tells of."""
+    labels: list[str] | None
+    """Only events of runs with all these labels: `NAME=VALUE`, or `NAME` for any value."""
+    enabled: bool | None
+    """`false` delivers nothing until it is enabled again. It never tells of events in between."""
+
+
+class SecretBody(TypedDict, total=False):
+    """A new secret."""
+    secret: str | None
+    """The new secret: `whsec_` and 24 to 64 bytes in Base64. One is created if absent."""
+    keep_earlier_for: str | None
+    """The time for which messages are signed with the secret before too, such as `24h` or `0s`; a day if absent,
+    at most 30 days.
+    """
+
+
 class _PruneBodyRequired(TypedDict):
     older_than: str
     """Only runs that ended longer ago than this duration, such as `30d` or `12h`."""
@@ -5365,6 +5533,10 @@ AppliedCommand = WrittenCommandOutcomeCommandApplied
 AcceptedCommand = WrittenCommandReceipt
 
 Caller = CallerJson
+
+Webhook = WebhookJson
+
+Delivery = DeliveryJson
 
 RunId = str
 
@@ -5785,8 +5957,42 @@ WrittenCommandOutcome = Union[
 TokenState = Literal["active", "expired", "revoked"]
 """The state of a token."""
 
-AuditAction = Union[AuditActionTokenCreated, AuditActionTokenRevoked, AuditActionLimitSet, AuditActionLimitCleared]
+AuditAction = Union[
+    AuditActionTokenCreated,
+    AuditActionTokenRevoked,
+    AuditActionLimitSet,
+    AuditActionWebhookCreated,
+    AuditActionWebhookChanged,
+    AuditActionWebhookDeleted,
+    AuditActionWebhookSecretReplaced,
+    AuditActionLimitCleared,
+]
 """The kinds of administrative actions."""
+
+WebhookId = str
+
+WebhookEventKind = Literal[
+    "run_started",
+    "run_paused",
+    "run_resumed",
+    "run_ended",
+    "question_asked",
+    "task_failed",
+    "budget_low",
+    "webhook_test",
+]
+"""The kinds of events that webhooks tell of."""
+
+DisableReason = Literal["by_user", "receiver_gone", "receiver_away", "too_many_waiting"]
+"""The reason why a webhook is disabled."""
+
+MessageId = str
+
+DeliveryStateName = Literal["waiting", "sending", "delivered", "failed"]
+"""The state of a delivery."""
+
+GiveUpReason = Literal["expired", "receiver_gone", "webhook_deleted"]
+"""The reason why a delivery is not attempted again."""
 
 AnswerScope = Literal["once", "this_call_in_run", "this_tool_in_run"]
 """The calls that an answer also decides."""
