@@ -216,7 +216,8 @@ fn containers_have_least_privileges_and_private_ports() {
         }
     }
     // The services that call models, and those with published ports.
-    let meant = ["worker-research", "worker-worker", "worker-producer", "planner", "critic", "grafana"];
+    let meant =
+        ["worker-research", "worker-worker", "worker-producer", "planner", "critic", "gateway", "grafana"];
     assert_eq!(outward, meant.map(str::to_owned).into());
 }
 

@@ -185,7 +185,7 @@ fn network_policies_allow_listed_connections_only() {
             let outside = egress.iter().filter(|(peer, ports)| {
                 !peer["ipBlock"].is_null() && !ports.iter().all(|port| **port == json!(53))
             });
-            let may_leave = matches!(role, "worker" | "critic");
+            let may_leave = matches!(role, "worker" | "critic" | "gateway");
             assert_eq!(outside.clone().count(), if may_leave { 2 } else { 0 }, "{role}");
             for (peer, ports) in outside {
                 assert_eq!(ports, &[&json!(443)]);
@@ -203,8 +203,9 @@ fn network_policies_allow_listed_connections_only() {
                 assert_eq!(named("monitor"), [&of("keda"), &of("monitoring")]);
                 assert_eq!((named("client").len(), named("routes").len()), (1, 1));
             } else {
-                assert_eq!(ingress.len(), 1, "only metrics are reachable: {ingress:?}");
-                assert_eq!(named("http").len(), 1);
+                let has_api = role == "gateway";
+                assert_eq!(ingress.len(), if has_api { 2 } else { 1 }, "{role}: {ingress:?}");
+                assert_eq!((named("http").len(), named("api").len()), (1, usize::from(has_api)));
             }
             if role == "backup" {
                 assert!(container.its["ports"].is_null(), "it has no port and no allowed peer");
