@@ -57,7 +57,11 @@ fn dependencies_follow_the_table() {
             "millrace-agent",
             &["millrace-protocol", "millrace-models", "millrace-documents", "millrace-strict-yaml"],
         ),
-        ("millrace-tools", &["millrace-protocol", "millrace-agent", "millrace-documents"]),
+        ("millrace-address-policy", &[]),
+        (
+            "millrace-tools",
+            &["millrace-protocol", "millrace-address-policy", "millrace-agent", "millrace-documents"],
+        ),
         (
             "millrace-agent-nats",
             &["millrace-protocol", "millrace-runtime", "millrace-models", "millrace-agent"],
@@ -80,6 +84,7 @@ fn dependencies_follow_the_table() {
             &[
                 "millrace-protocol",
                 "millrace-runtime",
+                "millrace-address-policy",
                 "millrace-agent",
                 "millrace-client",
                 "millrace-models",

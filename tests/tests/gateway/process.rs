@@ -56,7 +56,8 @@ impl GatewayProcess {
             fs::read_to_string(&file).ok().filter(|url| url.ends_with('\n'))
         })
         .await;
-        let address = url.trim().strip_prefix("http://").expect("an HTTP URL").parse().expect("an address");
+        let (_, address) = url.trim().split_once("://").expect("a URL");
+        let address = address.parse().expect("an address");
         Self { address, child, file }
     }
 
