@@ -194,9 +194,10 @@ pub async fn serve_mcp_on_stdio(
     by: Option<String>,
     shutdown: CancellationToken,
 ) -> Result<(), ProgramError> {
-    let gateway = Arc::new(Gateway::new(bus.clone(), shutdown.clone()));
-    let settings = AccessArguments::default().settings(DEFAULT_API, author_name(by));
-    let authenticator = Arc::new(Authenticator::new(gateway, settings));
+    let gateway = Arc::new(Gateway::new(bus.clone(), ReceiverPolicy::default(), shutdown.clone()));
+    let settings = AccessArguments::default().settings(DEFAULT_API, author_name(by))?;
+    let authenticator = Authenticator::new(gateway, settings).map_err(ProgramError::bad_environment)?;
+    let authenticator = Arc::new(authenticator);
     let server = McpServer::new(server::build_api(authenticator));
     let served = server.serve_stdio(shutdown).await;
     bus.flush_client().await;

@@ -3732,7 +3732,7 @@ export type WebhookBody = {
   secret?: string | null
 }
 
-/** A change of a webhook. What is absent stays. */
+/** A change of a webhook. Absent fields stay the same. */
 export type WebhookPatchBody = {
   /** The URL of its receiver. */
   url?: string | null

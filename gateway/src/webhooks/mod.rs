@@ -66,6 +66,26 @@ pub struct WebhookSender {
     shutdown: CancellationToken,
 }
 
+/// The reason for the end of deliveries.
+enum FollowStop {
+    /// There is no webhook any more.
+    NoWebhooks,
+    /// Any other one.
+    Follower(FollowerStop),
+}
+
+impl From<FollowerStop> for FollowStop {
+    fn from(stop: FollowerStop) -> Self {
+        Self::Follower(stop)
+    }
+}
+
+impl From<Fault> for FollowStop {
+    fn from(fault: Fault) -> Self {
+        Self::Follower(fault.into())
+    }
+}
+
 /// The end of an attempt.
 struct AttemptEnd {
     key: DeliveryKey,
@@ -122,29 +142,29 @@ impl WebhookSender {
         info!("delivering the messages of webhooks");
         let mut attempts = JoinSet::new();
         let outcome = Box::pin(self.follow(&mut held, &mut webhooks, &mut attempts)).await;
-        // Attempts in progress end by their own: their outcomes are stored whoever holds the position.
+        let outcome = match outcome {
+            Ok(never) => match never {},
+            Err(stop) => stop,
+        };
+        match &outcome {
+            // Attempts in progress end by themselves: each has claimed its delivery.
+            FollowStop::NoWebhooks | FollowStop::Follower(FollowerStop::Shutdown) => held.release().await,
+            FollowStop::Follower(FollowerStop::Replaced | FollowerStop::Fault(_)) => {}
+        }
         while attempts.join_next().await.is_some() {}
         match outcome {
-            Err(FollowerStop::Shutdown) => {
-                held.release().await;
-                Err(FollowerStop::Shutdown)
-            }
-            Err(stop @ (FollowerStop::Replaced | FollowerStop::Fault(_))) => Err(stop),
-            Ok(None) => {
-                held.release().await;
-                Ok(())
-            }
-            Ok(Some(never)) => match never {},
+            FollowStop::NoWebhooks => Ok(()),
+            FollowStop::Follower(stop) => Err(stop),
         }
     }
 
-    /// Delivers; returns if there is no webhook any more.
+    /// Delivers until there is a reason to stop.
     async fn follow(
         &self,
         held: &mut HeldPosition<'_>,
         webhooks: &mut WebhookTable,
         attempts: &mut JoinSet<AttemptEnd>,
-    ) -> Result<Option<Infallible>, FollowerStop> {
+    ) -> Result<Infallible, FollowStop> {
         let Gateway { bus, runs, histories, .. } = &*self.gateway;
         let sources = (runs.clone(), histories.clone());
         let mut follower = DeliveryFollower::open(bus, sources, held.position().clone(), webhooks).await?;
@@ -159,7 +179,7 @@ impl WebhookSender {
                 disable(bus, &webhook, DisableReason::TooManyWaiting).await?;
             }
             if webhooks.is_empty() {
-                return Ok(None);
+                return Err(FollowStop::NoWebhooks);
             }
             self.give_up_orphans(&queue, webhooks).await?;
             read_changes(&mut changes, &mut queue).await?;

@@ -5464,7 +5464,7 @@ class WebhookBody(_WebhookBodyRequired, total=False):
 
 
 class WebhookPatchBody(TypedDict, total=False):
-    """A change of a webhook. What is absent stays."""
+    """A change of a webhook. Absent fields stay the same."""
     url: str | None
     """The URL of its receiver."""
     description: str | None
