@@ -21,8 +21,8 @@ use crate::resources::{
     AddBody, AnswerBatch, AnswerBody, AnswerList, AuditList, CallerJson, CancelBody, CommandReceipt,
     DeliveryList, EditBody, FileList, Health, JournalPage, LimitBody, LimitList, LoginBody, MessageBody,
     PlanCheck, PlanCheckBody, PruneBody, QuestionList, ResumeBody, RetentionRuleBody, RetentionSettingsBody,
-    RetryBody, RunList, SecretBody, SessionList, SignalBody, SourceText, SubmissionBody, TokenBody, TokenList,
-    TraceDocument, Version, WebhookBody, WebhookList, WebhookPatchBody, Written, routes,
+    RetryBody, RunList, SecretBody, SessionList, SignalBody, SourceText, SubmissionBody, TokenBody,
+    TokenList, TraceDocument, Version, WebhookBody, WebhookList, WebhookPatchBody, Written, routes,
 };
 
 /// The path below which all resources are.

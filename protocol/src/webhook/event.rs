@@ -154,7 +154,11 @@ fn notices_of_run_event(event: &RunEvent) -> Option<EventNotice> {
             Some(EventNotice { reason: Some(*reason), ..notice(WebhookEventKind::RunEnded) })
         }
         RunEvent::PlanQuestionAsked { wait, .. } => question_notice(None, wait),
-        RunEvent::PlanQuestionEnded { .. } | RunEvent::WindingDown { .. } | RunEvent::Retired => None,
+        RunEvent::Held { .. }
+        | RunEvent::SessionTurnCame { .. }
+        | RunEvent::PlanQuestionEnded { .. }
+        | RunEvent::WindingDown { .. }
+        | RunEvent::Retired => None,
     }
 }
 

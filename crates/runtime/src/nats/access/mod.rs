@@ -285,9 +285,19 @@ impl PermissionsBuilder {
             self.allow_publish(format!("$JS.SNAPSHOT.ACK.{stream}.>"));
             self.allow_publish(format!("$JS.SNAPSHOT.RESTORE.{stream}.>"));
         }
-        for bucket in
-            [CLUSTER, CAPABILITIES, RUNS, LIMITS, KEYS, TOKENS, AUDIT, WEBHOOKS, DELIVERIES, RETENTION, SESSIONS]
-        {
+        for bucket in [
+            CLUSTER,
+            CAPABILITIES,
+            RUNS,
+            LIMITS,
+            KEYS,
+            TOKENS,
+            AUDIT,
+            WEBHOOKS,
+            DELIVERIES,
+            RETENTION,
+            SESSIONS,
+        ] {
             self.allow_publish(format!("$KV.{bucket}.>"));
         }
     }

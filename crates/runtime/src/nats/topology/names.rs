@@ -91,8 +91,10 @@ const BUCKETS: [&str; 14] = [
 ];
 
 /// The buckets whose entries never refer to blobs. New buckets count as referring unless they are named here.
-const BUCKETS_WITHOUT_BLOBS: [&str; 12] =
-    [CLUSTER, LEASES, MEMBERS, HEARTBEATS, LIMITS, KEYS, SESSIONS, TOKENS, AUDIT, WEBHOOKS, DELIVERIES, RETENTION];
+const BUCKETS_WITHOUT_BLOBS: [&str; 12] = [
+    CLUSTER, LEASES, MEMBERS, HEARTBEATS, LIMITS, KEYS, SESSIONS, TOKENS, AUDIT, WEBHOOKS, DELIVERIES,
+    RETENTION,
+];
 
 /// Returns the names of the streams whose messages may refer to blobs. The archive and the blobs themselves refer to blobs
 /// too, but as objects.

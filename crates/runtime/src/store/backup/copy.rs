@@ -19,8 +19,8 @@ use super::{BackupError, BackupProgress, OnBackupProgress, snapshot};
 use crate::fault::backoff;
 use crate::nats::error::{fault_from_client_error, jetstream_error_code};
 use crate::nats::topology::{
-    ARCHIVE, AUDIT, BLOBS, CAPABILITIES, DELIVERIES, FILES, KEYS, LIMITS, RETENTION, RUNS, SESSIONS, TOKENS, WEBHOOKS,
-    bucket_stream, lane_stream, object_stream,
+    ARCHIVE, AUDIT, BLOBS, CAPABILITIES, DELIVERIES, FILES, KEYS, LIMITS, RETENTION, RUNS, SESSIONS, TOKENS,
+    WEBHOOKS, bucket_stream, lane_stream, object_stream,
 };
 use crate::store::retention::RetentionHold;
 use crate::{Bus, Fault};

@@ -33,8 +33,9 @@ use crate::nats::error::fault_from_client_error;
 use crate::nats::provenance::{ID_HEADER, new_id};
 use crate::nats::topology::{
     self, ARCHIVE, AUDIT, BLOBS, CAPABILITIES, CLUSTER, ClusterOptions, DELIVERIES, DELIVERY_RECORD_AGE,
-    FILES, HEARTBEATS, KEYS, LEASES, LIMITS, MEMBERS, RESTORING, RETENTION, RUNS, SESSIONS, SETTINGS, THE_SETTINGS,
-    TOKENS, WEBHOOKS, WORK, bucket_stream, ensure_bucket, lane_stream, object_stream, shared_bucket_config,
+    FILES, HEARTBEATS, KEYS, LEASES, LIMITS, MEMBERS, RESTORING, RETENTION, RUNS, SESSIONS, SETTINGS,
+    THE_SETTINGS, TOKENS, WEBHOOKS, WORK, bucket_stream, ensure_bucket, lane_stream, object_stream,
+    shared_bucket_config,
 };
 
 /// The maximum number of bucket entries that wait for acknowledgements.
