@@ -132,6 +132,18 @@ def operations(client: Any, call: Callable[..., Any]) -> None:
     call(client.tokens, all=True)
     call(client.create_token, "ci", ["read"], expires_in="30d")
     call(client.revoke_token, "t-1")
+    call(client.webhooks)
+    call(client.webhook, "w-1")
+    url, secret = "https://receiver.example/", "whsec_" + 32 * "A"
+    events, labels = ["run_ended"], ["team=search"]
+    call(client.create_webhook, url, events=events, labels=labels, description="x", secret=secret)
+    call(client.change_webhook, "w-1", url=url, events=events, labels=labels, description="x", enabled=True)
+    call(client.delete_webhook, "w-1")
+    call(client.rotate_webhook_secret, "w-1", secret=secret, keep_earlier_for="1h")
+    call(client.test_webhook, "w-1")
+    call(client.deliveries, "w-1", state="failed", limit=5, cursor="9")
+    call(client.delivery, "w-1", "m-1")
+    call(client.redeliver, "w-1", "m-1")
     call(client.audit, 3)
     call(client.prune, "30d", labels=["team=search"], states=["completed"], dry_run=True)
     call(client.retention)
@@ -203,6 +215,7 @@ def reply_to(request: httpx.Request) -> httpx.Response:
         "decisions",
         "entries",
         "tokens",
+        "webhooks",
     ]
     body = {"run": RUN, "sequence": 1, "id": f"{RUN}/a/1/1", "next": "", "token": "mrt_x", "tasks": [{}]}
     body.update({name: [] for name in lists})

@@ -140,6 +140,18 @@ class TokenNotFound(NotFound):
     kind = "token-not-found"
 
 
+class WebhookNotFound(NotFound):
+    """There is no such webhook."""
+
+    kind = "webhook-not-found"
+
+
+class DeliveryNotFound(NotFound):
+    """The webhook has no such delivery."""
+
+    kind = "delivery-not-found"
+
+
 class NoDeliverable(NotFound):
     """The run ended without a deliverable."""
 
@@ -198,6 +210,18 @@ class TooManyTokens(Refused):
     kind = "too-many-tokens"
 
 
+class TooManyWebhooks(Refused):
+    """There are too many webhooks."""
+
+    kind = "too-many-webhooks"
+
+
+class WebhookDisabled(Refused):
+    """The webhook is disabled; enable it first."""
+
+    kind = "webhook-disabled"
+
+
 class CommandRefused(Refused):
     """The state of the run does not allow the command."""
 
@@ -226,6 +250,24 @@ class LogDamaged(Refused):
     """The log of the run is damaged."""
 
     kind = "log-damaged"
+
+
+class RateLimited(ProblemError):
+    """The caller has sent too many requests within a second."""
+
+    kind = "rate-limited"
+
+
+class TooManyStreams(ProblemError):
+    """The caller has too many open event streams."""
+
+    kind = "too-many-streams"
+
+
+class IdentityProviderUnavailable(ProblemError):
+    """The keys of the identity provider cannot be read; repeat the request."""
+
+    kind = "identity-provider-unavailable"
 
 
 class ClusterUnavailable(ProblemError):
