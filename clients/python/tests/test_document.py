@@ -114,6 +114,7 @@ def operations(client: Any, call: Callable[..., Any]) -> None:
         models=["m"],
         after=[run, "r-0"],
         labels={"team": "search"},
+        session="chat",
     )
     call(client.submit, "o", documents=[("a", b"b")])
     call(client.runs, "running", label=["team=search", "owner"], since="2h", until="1h", text="x", limit=5)
