@@ -88,6 +88,12 @@ impl Authenticator {
         self.settings.is_behind_proxy
     }
 
+    /// `true` if requests without a token are refused.
+    #[must_use]
+    pub fn needs_token(&self) -> bool {
+        self.settings.local_user.is_none()
+    }
+
     /// `true` if the connections of clients are encrypted.
     #[must_use]
     pub fn is_encrypted(&self) -> bool {

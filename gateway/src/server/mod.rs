@@ -32,7 +32,7 @@ use crate::dashboard;
 use crate::docs_page;
 use crate::openapi::api_router;
 use crate::problem::{Problem, ProblemKind};
-use crate::standards::McpServer;
+use crate::standards::{A2aServer, McpServer};
 
 /// The maximum number of open connections. Each open event stream holds one, with some 100 kB.
 const MAX_CONNECTIONS: usize = 4_096;
@@ -71,8 +71,11 @@ fn build_router(
     has_dashboard: bool,
     shutdown: CancellationToken,
 ) -> Router {
-    let mcp = McpServer::new(build_api(authenticator.clone())).into_http_service(shutdown);
-    let mcp = Router::new().route_service("/mcp", mcp).layer(from_fn(require_caller));
+    let api = build_api(authenticator.clone());
+    let a2a = A2aServer::new(api.clone(), authenticator.is_encrypted(), authenticator.needs_token());
+    let (agent_card, a2a) = a2a.into_routes();
+    let mcp = McpServer::new(api).into_http_service(shutdown);
+    let protocols = Router::new().route_service("/mcp", mcp).merge(a2a).layer(from_fn(require_caller));
     let (router, _) = api_router().split_for_parts();
     let pages = match has_dashboard {
         true => dashboard::routes(),
@@ -80,7 +83,8 @@ fn build_router(
     };
     let router = router
         .merge(pages)
-        .merge(mcp)
+        .merge(protocols)
+        .merge(agent_card)
         .route("/docs", get(docs_page::serve_page))
         .route("/docs/docs.js", get(docs_page::serve_script))
         .route("/docs/docs.css", get(docs_page::serve_style));

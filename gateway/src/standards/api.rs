@@ -103,6 +103,14 @@ impl ApiClient {
         parse(&self.get_bytes(path).await?)
     }
 
+    /// Reads a resource as JSON, with the sequence of the log as of which it is.
+    pub async fn get_versioned<T: DeserializeOwned>(&self, path: &str) -> Result<(T, u64), ApiProblem> {
+        let response = self.send(self.request(Method::GET, path, Body::empty())?).await?;
+        let version = response.headers().get(header::ETAG).and_then(|value| value.to_str().ok());
+        let sequence = version.and_then(|version| version.trim_matches('"').parse().ok()).unwrap_or(0);
+        Ok((parse(&read_body(response).await?)?, sequence))
+    }
+
     /// Reads a resource as text, Markdown if there is a choice.
     pub async fn get_text(&self, path: &str) -> Result<String, ApiProblem> {
         let bytes = self.get_bytes(path).await?;

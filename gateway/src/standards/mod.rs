@@ -9,11 +9,14 @@
 //! | `submission` | a run with documents, as a request to the API |
 //! | `run_view` | runs as models and other agents read them |
 //! | `mcp` | the Model Context Protocol |
+//! | `a2a` | the Agent2Agent protocol |
 
+mod a2a;
 mod api;
 mod events;
 mod mcp;
 mod run_view;
 mod submission;
 
+pub use a2a::A2aServer;
 pub use mcp::McpServer;

@@ -220,3 +220,12 @@ impl RunView {
         }
     }
 }
+
+/// Returns the value that a text stands for: JSON if the schema is not that of a text.
+pub fn value_of_text(text: &str, schema: &Value) -> Value {
+    let is_text = schema.is_null() || schema["type"] == "string";
+    match is_text {
+        true => text.into(),
+        false => serde_json::from_str(text).unwrap_or_else(|_| text.into()),
+    }
+}

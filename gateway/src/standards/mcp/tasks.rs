@@ -10,7 +10,7 @@ use serde_json::{Map, Value, json};
 
 use crate::problem::ProblemKind;
 use crate::standards::api::{ApiClient, ApiProblem, encode_part, encode_path};
-use crate::standards::run_view::{QuestionView, RunView};
+use crate::standards::run_view::{QuestionView, RunView, value_of_text};
 
 /// The interval at which clients should read a task.
 const POLL_INTERVAL_MS: u64 = 2_000;
@@ -162,15 +162,6 @@ impl QuestionForm {
                 Ok(answer)
             }
         }
-    }
-}
-
-/// Returns the value that a text stands for: JSON if the schema is not that of a text.
-pub fn value_of_text(text: &str, schema: &Value) -> Value {
-    let is_text = schema.is_null() || schema["type"] == "string";
-    match is_text {
-        true => text.into(),
-        false => serde_json::from_str(text).unwrap_or_else(|_| text.into()),
     }
 }
 

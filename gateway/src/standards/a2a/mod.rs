@@ -1,0 +1,27 @@
+//! A2A 1.0: other agents send objectives as messages, follow them as tasks and answer their questions. Both bindings over HTTP are served:
+//! HTTP+JSON and JSON-RPC. A task is a run, and has its id; `input-required` is an open question, and the next message to the
+//! task answers it; the artifacts are the report and the files.
+//!
+//! The types are those of `a2a-lf`. The server of the same project holds tasks in memory, and needs gRPC and a compiler of Protocol
+//! Buffers; so the bindings are here.
+//!
+//! | file | contents |
+//! |---|---|
+//! | `card` | the agent card |
+//! | `message` | messages of clients as runs and answers |
+//! | `task` | runs as tasks |
+//! | `operations` | the operations, for both bindings |
+//! | `updates` | the events of a task as a stream |
+//! | `fault` | errors |
+//! | `rest`, `rpc` | the bindings |
+
+mod card;
+mod fault;
+mod message;
+mod operations;
+mod rest;
+mod rpc;
+mod task;
+mod updates;
+
+pub use rest::A2aServer;

@@ -1,0 +1,241 @@
+//! The operations of A2A, for both bindings.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use a2a::{
+    A2AError, CancelTaskRequest, GetTaskRequest, ListTasksRequest, ListTasksResponse, Message, Part, Role,
+    SendMessageRequest, Task, TaskState, TaskStatus,
+};
+use serde::Deserialize;
+use serde_json::{Value, json};
+use tokio::time::Instant;
+
+use super::fault::A2aFault;
+use super::message::{CONTEXT_LABEL, answer_of_message, check_context, describe_run, find_question, text_of};
+use super::task::{RunTask, context_of, state_of};
+use crate::problem::ProblemKind;
+use crate::standards::api::{ApiClient, encode_part, encode_path};
+use crate::standards::run_view::{ReportProgress, RunView};
+use crate::standards::submission::submit_run;
+
+/// The longest wait for the end of a task or a question; a client then gets the task as it is.
+const MAX_WAIT: Duration = Duration::from_secs(300);
+/// The number of tasks in a list if the client does not choose one.
+const DEFAULT_PAGE: i32 = 50;
+/// The maximum number of tasks in a list.
+const MAX_PAGE: i32 = 100;
+/// The number of tasks up to which a list knows its total size.
+const MAX_COUNT: usize = 1_000;
+
+/// Nobody wants to know the state of a run that a call waits for.
+struct NoProgress;
+
+impl ReportProgress for NoProgress {
+    async fn report_progress(&self, _: &RunView) {}
+}
+
+/// Delivers a message, and returns the id of its run.
+pub async fn deliver_message(api: &ApiClient, request: &SendMessageRequest) -> Result<String, A2aFault> {
+    let message = &request.message;
+    let configuration = request.configuration.as_ref();
+    if configuration.is_some_and(|one| one.task_push_notification_config.is_some()) {
+        return Err(A2AError::push_notification_not_supported().into());
+    }
+    if message.message_id.is_empty() {
+        return Err(A2aFault::invalid("message.messageId must not be empty"));
+    }
+    match message.task_id.as_deref().filter(|task| !task.is_empty()) {
+        None => {
+            let run = describe_run(message)?;
+            // A repeated message is the same run.
+            let key = format!("a2a/{}", message.message_id);
+            Ok(submit_run(api, &run.description, &run.documents, Some(&key)).await?.run)
+        }
+        Some(task) => {
+            continue_run(api, task, message).await?;
+            Ok(task.to_owned())
+        }
+    }
+}
+
+/// Answers the open question of a run, or sends a message to its planner.
+async fn continue_run(api: &ApiClient, run: &str, message: &Message) -> Result<(), A2aFault> {
+    let current = RunTask::read(api, run, Some(0)).await?;
+    if message.context_id.as_ref().is_some_and(|context| *context != current.task.context_id) {
+        return Err(A2aFault::invalid(format!("task {run} is not of the context of the message")));
+    }
+    if current.view.has_ended() {
+        let detail =
+            format!("task {run} has ended; send a message without taskId that names it in referenceTaskIds");
+        return Err(A2AError::unsupported_operation(detail).into());
+    }
+    if let Some(question) = find_question(message, &current.view.open_questions)? {
+        let answer = answer_of_message(message, question)?;
+        let _: Value = api.post(&format!("/questions/{}", encode_path(&question.id)), &answer).await?;
+        return Ok(());
+    }
+    let path = format!("/runs/{}/message", encode_part(run));
+    let body = serde_json::to_vec(&json!({ "text": text_of(message) })).unwrap_or_default();
+    let key = format!("a2a/{}", message.message_id);
+    let _: Value = api.post_bytes(&path, "application/json", body, Some(&key)).await?;
+    Ok(())
+}
+
+/// Sends a message, and returns the task when it has ended or needs input, or at once if the client wants that.
+pub async fn send_message(api: &ApiClient, request: SendMessageRequest) -> Result<Task, A2aFault> {
+    let run = deliver_message(api, &request).await?;
+    let configuration = request.configuration.unwrap_or(a2a::SendMessageConfiguration {
+        accepted_output_modes: None,
+        task_push_notification_config: None,
+        history_length: None,
+        return_immediately: None,
+    });
+    if !configuration.return_immediately.unwrap_or(false) {
+        let deadline = Instant::now() + MAX_WAIT;
+        let is_wanted = |view: &RunView| view.has_ended() || !view.open_questions.is_empty();
+        RunView::wait(api, &run, deadline, is_wanted, &NoProgress).await?;
+    }
+    Ok(RunTask::read(api, &run, configuration.history_length).await?.with_artifacts(api).await?.task)
+}
+
+/// Reads a task.
+pub async fn get_task(api: &ApiClient, request: GetTaskRequest) -> Result<Task, A2aFault> {
+    let task = RunTask::read(api, &request.id, request.history_length).await?;
+    Ok(task.with_artifacts(api).await?.task)
+}
+
+/// Cancels a task.
+pub async fn cancel_task(api: &ApiClient, request: CancelTaskRequest) -> Result<Task, A2aFault> {
+    let run = &request.id;
+    let task = RunTask::read(api, run, Some(0)).await?;
+    if task.view.has_ended() {
+        return Err(A2AError::task_not_cancelable(run).into());
+    }
+    let body = json!({ "reason": "cancelled by an A2A client" });
+    match api.post::<Value>(&format!("/runs/{}/cancel", encode_part(run)), &body).await {
+        Ok(_) => {}
+        Err(problem) if problem.is(ProblemKind::CommandRefused) => {
+            return Err(A2AError::task_not_cancelable(run).into());
+        }
+        Err(problem) => return Err(problem.into()),
+    }
+    // Attempts in flight stop before the run ends.
+    let deadline = Instant::now() + Duration::from_secs(5);
+    RunView::wait(api, run, deadline, RunView::has_ended, &NoProgress).await?;
+    Ok(RunTask::read(api, run, None).await?.task)
+}
+
+#[derive(Deserialize)]
+struct Runs {
+    runs: Vec<RunLine>,
+    next: String,
+}
+
+#[derive(Deserialize)]
+struct RunLine {
+    run: String,
+    state: String,
+    #[serde(default)]
+    updated_at: Option<String>,
+    open_questions: u32,
+    #[serde(default)]
+    labels: Option<BTreeMap<String, String>>,
+}
+
+impl RunLine {
+    fn state(&self) -> TaskState {
+        let has_ended = !matches!(
+            self.state.as_str(),
+            "submitted" | "running" | "paused" | "interrupted" | "winding_down" | "log_damaged"
+        );
+        state_of(&self.state, has_ended, self.open_questions > 0)
+    }
+
+    fn into_task(self) -> Task {
+        let context = context_of(&self.run, self.labels.as_ref());
+        let status = TaskStatus {
+            state: self.state(),
+            message: Some(Message {
+                message_id: format!("{}/{}", self.run, self.state),
+                context_id: Some(context.clone()),
+                task_id: Some(self.run.clone()),
+                role: Role::Agent,
+                parts: vec![Part::text(self.state.replace('_', " "))],
+                metadata: None,
+                extensions: None,
+                reference_task_ids: None,
+            }),
+            timestamp: self.updated_at.as_ref().and_then(|at| at.parse().ok()),
+        };
+        Task { id: self.run, context_id: context, status, artifacts: None, history: None, metadata: None }
+    }
+}
+
+/// Lists tasks, those that changed last first within a part.
+pub async fn list_tasks(api: &ApiClient, request: ListTasksRequest) -> Result<ListTasksResponse, A2aFault> {
+    let size = request.page_size.unwrap_or(DEFAULT_PAGE);
+    if !(1..=MAX_PAGE).contains(&size) {
+        return Err(A2aFault::invalid(format!("pageSize must be from 1 to {MAX_PAGE}")));
+    }
+    let mut filter = String::new();
+    if let Some(status) = &request.status {
+        filter.push_str(&format!("&state={}", states_of(status)));
+    }
+    // A run without a label is a context of its own.
+    let own_context = match request.context_id.as_deref().filter(|context| !context.is_empty()) {
+        None => None,
+        Some(context) => {
+            check_context(context)?;
+            filter.push_str(&format!("&label={CONTEXT_LABEL}={}", encode_part(context)));
+            let own = RunTask::read(api, context, Some(0)).await.ok();
+            own.filter(|own| own.task.context_id == context)
+        }
+    };
+    let cursor = encode_part(request.page_token.as_deref().unwrap_or_default());
+    let page: Runs = api.get(&format!("/runs?limit={size}&cursor={cursor}{filter}")).await?;
+    let all: Runs = api.get(&format!("/runs?limit={MAX_COUNT}{filter}")).await?;
+    let is_wanted = |task: &Task| {
+        let is_recent = request
+            .status_timestamp_after
+            .is_none_or(|after| task.status.timestamp.is_some_and(|timestamp| timestamp >= after));
+        is_recent && request.status.as_ref().is_none_or(|status| *status == task.status.state)
+    };
+    let own = own_context.filter(|_| request.page_token.as_deref().unwrap_or_default().is_empty());
+    let own = own.map(|own| own.task).into_iter();
+    let listed: Vec<Task> =
+        own.chain(page.runs.into_iter().map(RunLine::into_task)).filter(is_wanted).collect();
+    let total = all.runs.into_iter().map(RunLine::into_task).filter(is_wanted).count().max(listed.len());
+    let mut tasks = Vec::with_capacity(listed.len());
+    for task in listed {
+        let wants_more = request.include_artifacts.unwrap_or(false)
+            || request.history_length.is_some_and(|length| length > 0);
+        tasks.push(match wants_more {
+            false => task,
+            true => {
+                let full = RunTask::read(api, &task.id, Some(request.history_length.unwrap_or(0))).await?;
+                match request.include_artifacts.unwrap_or(false) {
+                    true => full.with_artifacts(api).await?.task,
+                    false => full.task,
+                }
+            }
+        });
+    }
+    let page_size = i32::try_from(tasks.len()).unwrap_or(i32::MAX);
+    let total_size = i32::try_from(total).unwrap_or(i32::MAX);
+    Ok(ListTasksResponse { tasks, next_page_token: page.next, page_size, total_size })
+}
+
+/// Returns the states of runs whose tasks may have a state.
+fn states_of(status: &TaskState) -> &'static str {
+    match status {
+        TaskState::Submitted => "submitted",
+        TaskState::Working | TaskState::InputRequired => "running,paused,interrupted,winding_down",
+        TaskState::Completed => "completed,completed_partial",
+        TaskState::Canceled => "cancelled",
+        TaskState::Failed => "failed,no_progress,planner_unavailable,budget_exhausted,max_steps,log_damaged",
+        // No state of a run: no task has one of these.
+        TaskState::Rejected | TaskState::AuthRequired => "log_damaged",
+        TaskState::Unspecified => "",
+    }
+}

@@ -1,0 +1,121 @@
+//! The JSON-RPC binding.
+
+use std::sync::Arc;
+
+use a2a::jsonrpc::methods;
+use a2a::{
+    A2AError, JsonRpcId, JsonRpcRequest, JsonRpcResponse, SendMessageResponse, SubscribeToTaskRequest,
+};
+use axum::extract::{Request, State};
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+
+use super::fault::A2aFault;
+use super::operations::{cancel_task, get_task, list_tasks, send_message};
+use super::rest::{A2aServer, last_event_id, start_message_stream, start_task_stream, stream_response};
+use crate::standards::mcp::MAX_BODY;
+
+/// Answers a request. Errors are in the body of the answer, as JSON-RPC demands.
+pub async fn answer_rpc(State(server): State<Arc<A2aServer>>, request: Request) -> Response {
+    let (parts, body) = request.into_parts();
+    let Ok(bytes) = axum::body::to_bytes(body, MAX_BODY).await else {
+        let fault = A2aFault::invalid(format!("the body has more than {MAX_BODY} bytes"));
+        return rpc_response(&failure(JsonRpcId::Null, fault));
+    };
+    let request = match parse_request(&bytes) {
+        Ok(request) => request,
+        Err((id, error)) => return rpc_response(&failure(id, error.into())),
+    };
+    let id = request.id.clone();
+    let api = match server.api_of(&parts) {
+        Ok(api) => api,
+        Err(fault) => return rpc_response(&failure(id, fault)),
+    };
+    let params = request.params.unwrap_or_default();
+    let outcome = match request.method.as_str() {
+        methods::SEND_MESSAGE => {
+            with_params(params, async |request| {
+                send_message(&api, request).await.map(SendMessageResponse::Task)
+            })
+            .await
+        }
+        methods::GET_TASK => with_params(params, async |request| get_task(&api, request).await).await,
+        methods::LIST_TASKS => with_params(params, async |request| list_tasks(&api, request).await).await,
+        methods::CANCEL_TASK => with_params(params, async |request| cancel_task(&api, request).await).await,
+        methods::GET_EXTENDED_AGENT_CARD => Ok(millrace_views::to_value(&server.card(&parts).await)),
+        methods::SEND_STREAMING_MESSAGE | methods::SUBSCRIBE_TO_TASK => {
+            let last = last_event_id(&parts.headers);
+            let started = match request.method == methods::SUBSCRIBE_TO_TASK {
+                true => match parse_params::<SubscribeToTaskRequest>(params) {
+                    Ok(request) => start_task_stream(&api, &request.id, last).await,
+                    Err(fault) => Err(fault),
+                },
+                false => match parse_params(params) {
+                    Ok(request) => start_message_stream(&api, &request, last).await,
+                    Err(fault) => Err(fault),
+                },
+            };
+            match started {
+                Err(fault) => Err(fault),
+                Ok(receiver) => {
+                    return stream_response(receiver, move |update| {
+                        let response = match update {
+                            Ok(update) => {
+                                JsonRpcResponse::success(id.clone(), millrace_views::to_value(update))
+                            }
+                            Err(fault) => failure(id.clone(), fault),
+                        };
+                        millrace_views::to_value(&response)
+                    });
+                }
+            }
+        }
+        methods::CREATE_PUSH_CONFIG
+        | methods::GET_PUSH_CONFIG
+        | methods::LIST_PUSH_CONFIGS
+        | methods::DELETE_PUSH_CONFIG => Err(A2AError::push_notification_not_supported().into()),
+        other => Err(A2AError::method_not_found(other).into()),
+    };
+    rpc_response(&match outcome {
+        Ok(result) => JsonRpcResponse::success(id, result),
+        Err(fault) => failure(id, fault),
+    })
+}
+
+/// Parses a request; a malformed one is answered with its id if it has one.
+fn parse_request(bytes: &[u8]) -> Result<JsonRpcRequest, (JsonRpcId, A2AError)> {
+    let value: Value = serde_json::from_slice(bytes)
+        .map_err(|error| (JsonRpcId::Null, A2AError::parse_error(format!("the body is no JSON: {error}"))))?;
+    let id = serde_json::from_value(value["id"].clone()).unwrap_or(JsonRpcId::Null);
+    let request: JsonRpcRequest = serde_json::from_value(value).map_err(|error| {
+        (id.clone(), A2AError::invalid_request(format!("the request is invalid: {error}")))
+    })?;
+    match request.jsonrpc == "2.0" {
+        true => Ok(request),
+        false => Err((id, A2AError::invalid_request("the field jsonrpc must be \"2.0\""))),
+    }
+}
+
+fn parse_params<T: DeserializeOwned>(params: Value) -> Result<T, A2aFault> {
+    serde_path_to_error::deserialize(params)
+        .map_err(|error| A2aFault::invalid(format!("params.{}: {}", error.path(), error.inner())))
+}
+
+async fn with_params<T: DeserializeOwned, R: Serialize>(
+    params: Value,
+    operation: impl AsyncFnOnce(T) -> Result<R, A2aFault>,
+) -> Result<Value, A2aFault> {
+    operation(parse_params(params)?).await.map(|result| millrace_views::to_value(&result))
+}
+
+fn failure(id: JsonRpcId, fault: A2aFault) -> JsonRpcResponse {
+    JsonRpcResponse::error(id, fault.error.to_jsonrpc_error())
+}
+
+fn rpc_response(response: &JsonRpcResponse) -> Response {
+    let body = serde_json::to_vec(response).expect("the types of A2A serialise to JSON");
+    (StatusCode::OK, [(header::CONTENT_TYPE, "application/json")], body).into_response()
+}

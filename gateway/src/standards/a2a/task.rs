@@ -1,0 +1,248 @@
+//! Runs as tasks: the state with open questions, the report and the files as artifacts, and the messages of users as history.
+
+use std::collections::{BTreeMap, HashMap};
+
+use a2a::{Artifact, Message, Part, Role, Task, TaskState, TaskStatus};
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use super::message::CONTEXT_LABEL;
+use crate::problem::ProblemKind;
+use crate::standards::api::{ApiClient, ApiProblem, encode_part, encode_path};
+use crate::standards::run_view::{QuestionView, RunView};
+
+/// The largest file in bytes that an artifact has itself; larger ones are named by their address.
+const MAX_INLINE: u64 = 256 * 1024;
+/// The id of the artifact with the report.
+const REPORT: &str = "report";
+
+/// A run as the API returns it, with what its task needs.
+#[derive(Deserialize)]
+struct RunSource {
+    #[serde(flatten)]
+    view: RunView,
+    #[serde(default)]
+    labels: Option<BTreeMap<String, String>>,
+    messages: Vec<UserMessage>,
+}
+
+#[derive(Deserialize)]
+struct UserMessage {
+    at: String,
+    by: String,
+    text: String,
+}
+
+#[derive(Deserialize)]
+struct Files {
+    files: Vec<FileLine>,
+}
+
+#[derive(Deserialize)]
+struct FileLine {
+    path: String,
+    bytes: u64,
+    version: u64,
+}
+
+/// A task with the run that it shows.
+pub struct RunTask {
+    /// The task, without artifacts.
+    pub task: Task,
+    /// The run.
+    pub view: RunView,
+    /// The sequence of the log as of which it is.
+    pub sequence: u64,
+}
+
+/// Returns the state of a task.
+pub fn state_of(state: &str, has_ended: bool, has_questions: bool) -> TaskState {
+    match state {
+        "completed" | "completed_partial" => TaskState::Completed,
+        "cancelled" => TaskState::Canceled,
+        "log_damaged" => TaskState::Failed,
+        _ if has_ended => TaskState::Failed,
+        _ if has_questions => TaskState::InputRequired,
+        "submitted" => TaskState::Submitted,
+        _ => TaskState::Working,
+    }
+}
+
+/// Returns the context of a run: that of its message, or else a context of its own.
+pub fn context_of(run: &str, labels: Option<&BTreeMap<String, String>>) -> String {
+    labels.and_then(|labels| labels.get(CONTEXT_LABEL)).cloned().unwrap_or_else(|| run.to_owned())
+}
+
+impl RunTask {
+    /// Reads a run as a task, with at most this many messages of its history.
+    pub async fn read(api: &ApiClient, run: &str, history: Option<i32>) -> Result<Self, ApiProblem> {
+        let (source, sequence) = api.get_versioned(&format!("/runs/{}", encode_part(run))).await?;
+        let RunSource { view, labels, messages } = source;
+        let view = view.complete(api).await?;
+        let context = context_of(&view.run, labels.as_ref());
+        let task = Task {
+            id: view.run.clone(),
+            status: status_of(&view, &context),
+            artifacts: None,
+            history: history_of(&view, &context, &messages, history),
+            metadata: Some(metadata_of(&view, sequence)),
+            context_id: context,
+        };
+        Ok(Self { task, view, sequence })
+    }
+
+    /// Adds the artifacts.
+    pub async fn with_artifacts(mut self, api: &ApiClient) -> Result<Self, ApiProblem> {
+        let artifacts = read_artifacts(api, &self.view).await?;
+        self.task.artifacts = Some(artifacts).filter(|artifacts| !artifacts.is_empty());
+        Ok(self)
+    }
+}
+
+fn metadata_of(view: &RunView, sequence: u64) -> HashMap<String, Value> {
+    let usage = millrace_views::to_value(&view.usage);
+    HashMap::from([
+        ("sequence".to_owned(), sequence.into()),
+        ("state".to_owned(), view.state.as_str().into()),
+        ("usage".to_owned(), usage),
+    ])
+}
+
+/// Returns the status of a task.
+pub fn status_of(view: &RunView, context: &str) -> TaskStatus {
+    let state = state_of(&view.state, view.has_ended(), !view.open_questions.is_empty());
+    let parts = match state {
+        TaskState::InputRequired => view.open_questions.iter().flat_map(parts_of_question).collect(),
+        _ => vec![Part::text(view.describe())],
+    };
+    let id = match view.open_questions.first() {
+        Some(question) => question.id.clone(),
+        None => format!("{}/{}", view.run, view.state),
+    };
+    let time = match (&view.end, view.open_questions.first()) {
+        (Some(end), _) => Some(&end.at),
+        (None, Some(question)) => Some(&question.asked_at),
+        (None, None) => view.started_at.as_ref(),
+    };
+    TaskStatus {
+        state,
+        message: Some(message(&view.run, context, id, Role::Agent, parts)),
+        timestamp: time.and_then(|time| time.parse().ok()),
+    }
+}
+
+/// Returns a question as text for a person and as data for a program.
+fn parts_of_question(question: &QuestionView) -> [Part; 2] {
+    let mut text = question.text.clone();
+    if let Some(tool) = &question.tool {
+        text.push_str(&format!("\n\nCall: {tool} {}", question.arguments));
+    }
+    if let Some(result) = &question.result {
+        text.push_str(&format!("\n\nResult: {result}"));
+    }
+    if !question.options.is_empty() {
+        text.push_str(&format!("\n\nOptions: {}", question.options.join("; ")));
+    }
+    [Part::text(text), Part::data(json!({ "question": question }))]
+}
+
+fn message(run: &str, context: &str, id: String, role: Role, parts: Vec<Part>) -> Message {
+    Message {
+        message_id: id,
+        context_id: Some(context.to_owned()),
+        task_id: Some(run.to_owned()),
+        role,
+        parts,
+        metadata: None,
+        extensions: None,
+        reference_task_ids: None,
+    }
+}
+
+/// Returns the last messages of the user, the objective first.
+fn history_of(
+    view: &RunView,
+    context: &str,
+    messages: &[UserMessage],
+    length: Option<i32>,
+) -> Option<Vec<Message>> {
+    let user = |id: String, text: &str| message(&view.run, context, id, Role::User, vec![Part::text(text)]);
+    let objective = view.objective.iter().map(|text| user(format!("{}/objective", view.run), text));
+    let later = messages.iter().enumerate().map(|(number, one)| {
+        let mut message = user(format!("{}/message/{}", view.run, number + 1), &one.text);
+        let metadata = [("at", one.at.as_str()), ("by", one.by.as_str())];
+        message.metadata = Some(metadata.map(|(name, value)| (name.to_owned(), value.into())).into());
+        message
+    });
+    let mut all: Vec<Message> = objective.chain(later).collect();
+    if let Some(length) = length {
+        let length = usize::try_from(length).unwrap_or(0);
+        all.drain(..all.len().saturating_sub(length));
+    }
+    Some(all).filter(|all| !all.is_empty())
+}
+
+/// Reads the report of a run that has ended, and the files of a run.
+pub async fn read_artifacts(api: &ApiClient, view: &RunView) -> Result<Vec<Artifact>, ApiProblem> {
+    let (mut artifacts, run) = (Vec::new(), encode_part(&view.run));
+    if view.has_ended() {
+        match api.get_text(&format!("/runs/{run}/report")).await {
+            Ok(report) => {
+                let part = Part::text(report).with_media_type("text/markdown").with_filename("report.md");
+                artifacts.push(artifact(REPORT, "The deliverable with its sources", part));
+            }
+            Err(problem) if problem.is(ProblemKind::NoDeliverable) => {}
+            Err(problem) => return Err(problem),
+        }
+    }
+    let list: Files = api.get(&format!("/runs/{run}/files")).await?;
+    for FileLine { path, bytes, version } in list.files {
+        let address = format!("/runs/{run}/files/{}", encode_path(&path));
+        let part = match bytes <= MAX_INLINE {
+            false => Part::url(format!("{}{address}", crate::openapi::API_ROOT)),
+            true => match String::from_utf8(api.get_bytes(&address).await?) {
+                Ok(text) => Part::text(text).with_media_type("text/plain"),
+                Err(error) => Part::raw(error.into_bytes()).with_media_type("application/octet-stream"),
+            },
+        };
+        let mut file = artifact(&format!("files/{path}"), "A file of the run", part.with_filename(&path));
+        file.name = Some(path);
+        file.metadata = Some(HashMap::from([("version".to_owned(), version.into())]));
+        artifacts.push(file);
+    }
+    Ok(artifacts)
+}
+
+fn artifact(id: &str, description: &str, part: Part) -> Artifact {
+    Artifact {
+        artifact_id: id.to_owned(),
+        name: Some(id.to_owned()),
+        description: Some(description.to_owned()),
+        parts: vec![part],
+        metadata: None,
+        extensions: None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn states_of_runs_are_states_of_tasks() {
+        for (state, has_ended, has_questions, expected) in [
+            ("submitted", false, false, TaskState::Submitted),
+            ("running", false, false, TaskState::Working),
+            ("paused", false, false, TaskState::Working),
+            ("running", false, true, TaskState::InputRequired),
+            ("completed", true, false, TaskState::Completed),
+            ("completed_partial", true, false, TaskState::Completed),
+            ("cancelled", true, false, TaskState::Canceled),
+            ("failed", true, false, TaskState::Failed),
+            ("budget_exhausted", true, false, TaskState::Failed),
+            ("log_damaged", false, false, TaskState::Failed),
+        ] {
+            assert_eq!(state_of(state, has_ended, has_questions), expected, "{state}");
+        }
+    }
+}

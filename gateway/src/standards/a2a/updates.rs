@@ -1,0 +1,185 @@
+//! The events of a task as a stream: the task, a status update for each event of the run's log, the artifacts, and the last status. Each
+//! update has the position of its event as `metadata.sequence` and as the id of its frame; a client that reconnects with the last
+//! id gets every later one.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use a2a::{A2AError, StreamResponse, TaskArtifactUpdateEvent, TaskState, TaskStatus, TaskStatusUpdateEvent};
+use serde_json::Value;
+use tokio::sync::mpsc;
+use tokio::time::{Instant, timeout_at};
+
+use super::fault::A2aFault;
+use super::task::{RunTask, read_artifacts, status_of};
+use crate::standards::api::{ApiClient, ApiProblem};
+use crate::standards::events::{RunEvent, RunEvents};
+use crate::standards::run_view::RunView;
+
+/// The interval of the comments that keep connections open.
+const KEEP_ALIVE: Duration = Duration::from_secs(15);
+/// The number of updates that wait for a client.
+const QUEUE: usize = 64;
+
+/// A part of a stream.
+#[derive(Debug)]
+pub enum StreamPart {
+    /// An update, with the position of its event.
+    Update(Option<String>, Box<StreamResponse>),
+    /// Nothing happened for some time.
+    KeepAlive,
+    /// The stream ends with an error.
+    Fault(A2aFault),
+}
+
+/// The end of a stream.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum StreamEnd {
+    /// With the task.
+    Task,
+    /// With the task, or when it needs input.
+    TaskOrInput,
+}
+
+/// The beginning of a stream.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum StreamStart {
+    /// The first event of the run.
+    First,
+    /// What happens from now on.
+    Now,
+    /// What happened after the event with this id.
+    After(String),
+}
+
+/// Starts a stream of a run.
+///
+/// # Errors
+/// There is no such run, or it has ended and the client only wants what happens from now on.
+pub async fn start_stream(
+    api: &ApiClient,
+    run: &str,
+    start: StreamStart,
+    end: StreamEnd,
+) -> Result<mpsc::Receiver<StreamPart>, A2aFault> {
+    let first = RunTask::read(api, run, None).await?;
+    if first.view.has_ended() && start == StreamStart::Now {
+        let detail = format!("task {run} has ended; read it instead");
+        return Err(A2AError::unsupported_operation(detail).into());
+    }
+    let after = match start {
+        StreamStart::First => String::new(),
+        StreamStart::Now => first.sequence.to_string(),
+        StreamStart::After(id) => id,
+    };
+    let events = RunEvents::open(api, run, &after, "decisions").await?;
+    let (sender, receiver) = mpsc::channel(QUEUE);
+    let context = first.task.context_id.clone();
+    let follower = Follower { api: api.clone(), run: run.to_owned(), context, end, sender };
+    tokio::spawn(follower.follow(first, events));
+    Ok(receiver)
+}
+
+struct Follower {
+    api: ApiClient,
+    run: String,
+    context: String,
+    end: StreamEnd,
+    sender: mpsc::Sender<StreamPart>,
+}
+
+impl Follower {
+    async fn follow(self, first: RunTask, mut events: RunEvents) {
+        let needs_input = first.task.status.state == TaskState::InputRequired;
+        let task = StreamResponse::Task(first.task);
+        if self.send(StreamPart::Update(None, Box::new(task))).await.is_err() {
+            return;
+        }
+        // A subscriber of a task that waits already knows the question from the task.
+        let mut is_over = needs_input && self.end == StreamEnd::TaskOrInput;
+        while !is_over {
+            let next = tokio::select! {
+                next = timeout_at(Instant::now() + KEEP_ALIVE, events.next_event()) => next,
+                () = self.sender.closed() => return,
+            };
+            let sent = match next {
+                Err(_) => self.send(StreamPart::KeepAlive).await.map(|()| false),
+                // The run has ended, or the gateway stops.
+                Ok(None) => return,
+                Ok(Some(event)) => match self.send_updates(&event).await {
+                    Ok(sent) => sent,
+                    Err(problem) => self.send(StreamPart::Fault(problem.into())).await.map(|()| true),
+                },
+            };
+            let Ok(has_ended) = sent else { return };
+            is_over = has_ended;
+        }
+    }
+
+    async fn send(&self, part: StreamPart) -> Result<(), ()> {
+        self.sender.send(part).await.map_err(drop)
+    }
+
+    /// Sends the updates of an event, and returns `true` after the last one.
+    async fn send_updates(&self, event: &RunEvent) -> Result<Result<bool, ()>, ApiProblem> {
+        let Some(id) = &event.id else {
+            // A notice of the stream.
+            return Ok(Ok(event.is_end()));
+        };
+        let view = match event.name.as_str() {
+            "run_ended" | "attempt_parked" | "plan_question_asked" | "question_renewed" => {
+                Some(RunView::read(&self.api, &self.run).await?)
+            }
+            _ => None,
+        };
+        let view = view.filter(|view| view.has_ended() || !view.open_questions.is_empty());
+        let has_ended = event.name == "run_ended" && view.as_ref().is_some_and(RunView::has_ended);
+        if has_ended && let Some(view) = &view {
+            for artifact in read_artifacts(&self.api, view).await? {
+                let update = TaskArtifactUpdateEvent {
+                    task_id: self.run.clone(),
+                    context_id: self.context.clone(),
+                    artifact,
+                    append: Some(false),
+                    last_chunk: Some(true),
+                    metadata: Some(metadata_of(event)),
+                };
+                // Without the id: a client that is cut off here gets the artifacts again.
+                let update = StreamPart::Update(None, Box::new(StreamResponse::ArtifactUpdate(update)));
+                if self.send(update).await.is_err() {
+                    return Ok(Err(()));
+                }
+            }
+        }
+        let status = match &view {
+            Some(view) if has_ended || !view.has_ended() => status_of(view, &self.context),
+            _ => TaskStatus {
+                state: TaskState::Working,
+                message: None,
+                timestamp: event.data["at"].as_str().and_then(|at| at.parse().ok()),
+            },
+        };
+        let needs_input = status.state == TaskState::InputRequired;
+        let update = TaskStatusUpdateEvent {
+            task_id: self.run.clone(),
+            context_id: self.context.clone(),
+            status,
+            metadata: Some(metadata_of(event)),
+        };
+        let update = StreamPart::Update(Some(id.clone()), Box::new(StreamResponse::StatusUpdate(update)));
+        let sent = self.send(update).await;
+        Ok(sent.map(|()| has_ended || (needs_input && self.end == StreamEnd::TaskOrInput)))
+    }
+}
+
+/// Returns the position, the name and the task of an event.
+fn metadata_of(event: &RunEvent) -> HashMap<String, Value> {
+    let mut metadata = HashMap::from([("event".to_owned(), event.name.as_str().into())]);
+    if let Some(id) = &event.id {
+        metadata.insert("sequence".into(), id.as_str().into());
+    }
+    if let Some(task) = event.data.get("task").filter(|task| !task.is_null()) {
+        metadata.insert("task".into(), task.clone());
+    }
+    metadata
+}
