@@ -24,6 +24,9 @@ use process::GatewayProcess;
 /// The Python SDK of MCP.
 const MCP_SDK: [&str; 1] = ["mcp==2.3.0"];
 
+/// The Python SDK of A2A.
+const A2A_SDK: [&str; 1] = ["a2a-sdk==1.3.0"];
+
 /// Runs a script in `standards/` with an SDK; it checks what it gets.
 fn drive(python: &Path, cluster: &TestCluster, script: &str, arguments: &[&str]) {
     let script = repository_folder().join("tests/tests/standards").join(script);
@@ -78,5 +81,24 @@ async fn mcp_clients_drive_runs_with_questions_to_their_ends() {
     drive(&python, &cluster, "mcp_client.py", &["scopes", "auto", &url, &reader, &writer]);
     gateway.stop();
     private.stop();
+    cluster.stop_all();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a2a_clients_drive_runs_with_questions_to_their_ends() {
+    let python = match install_python_packages(&A2A_SDK) {
+        Ok(python) => python,
+        Err(why) => return println!("passed over: {why}"),
+    };
+    let _alone = lock_machine();
+    let cluster = start_cluster().await;
+    let (address, options) = ("127.0.0.1:0".parse().unwrap(), ["--require-token"]);
+    let mut gateway = GatewayProcess::start_with_options(&cluster, "gateway", address, &options).await;
+    let url = format!("http://{}", gateway.address);
+    let token = create_token(&cluster, "read,submit,answer,steer");
+    for binding in ["HTTP+JSON", "JSONRPC"] {
+        drive(&python, &cluster, "a2a_client.py", &[binding, &url, &token]);
+    }
+    gateway.stop();
     cluster.stop_all();
 }
