@@ -117,7 +117,7 @@ pub fn find_question<'a>(
     question.map(Some).ok_or_else(|| A2aFault::invalid(format!("the task has no open question {named:?}")))
 }
 
-/// Returns the body of the answer that a message gives: an object of a data part as it is, or what its text says.
+/// Returns the body of the answer in a message: the object of a data part, or the meaning of its text.
 pub fn answer_of_message(message: &Message, question: &QuestionView) -> Result<Value, A2aFault> {
     let is_input = question.decisions.iter().any(|decision| decision == "answer");
     let data = message.parts.iter().find_map(|part| match &part.content {

@@ -28,7 +28,7 @@ const MAX_PAGE: i32 = 100;
 /// The number of tasks up to which a list knows its total size.
 const MAX_COUNT: usize = 1_000;
 
-/// Nobody wants to know the state of a run that a call waits for.
+/// Ignores the progress of a run.
 struct NoProgress;
 
 impl ReportProgress for NoProgress {

@@ -50,7 +50,7 @@ impl A2aServer {
         Self { api, is_encrypted, needs_token }
     }
 
-    /// Returns the routes: the public card, and the operations, whose requests the caller checks for credentials.
+    /// Returns the routes: those of the public card, and those of the operations, which need credentials.
     pub fn into_routes(self) -> (Router, Router) {
         let server = Arc::new(self);
         let card = Router::new().route("/.well-known/agent-card.json", get(read_card));

@@ -11,12 +11,12 @@ use crate::problem::ProblemKind;
 use crate::standards::api::{ApiClient, ApiProblem, encode_part, encode_path};
 use crate::standards::run_view::{QuestionView, RunView};
 
-/// The largest file in bytes that an artifact has itself; larger ones are named by their address.
+/// The size in bytes up to which an artifact contains its file; of larger ones it has the path in the API.
 const MAX_INLINE: u64 = 256 * 1024;
 /// The id of the artifact with the report.
 const REPORT: &str = "report";
 
-/// A run as the API returns it, with what its task needs.
+/// The fields of a run that its task shows.
 #[derive(Deserialize)]
 struct RunSource {
     #[serde(flatten)]

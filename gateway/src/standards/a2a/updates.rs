@@ -46,9 +46,9 @@ pub enum StreamEnd {
 pub enum StreamStart {
     /// The first event of the run.
     First,
-    /// What happens from now on.
+    /// The next event.
     Now,
-    /// What happened after the event with this id.
+    /// The event after the one with this id.
     After(String),
 }
 
