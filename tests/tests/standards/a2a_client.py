@@ -74,7 +74,12 @@ async def check_polling(client: Client) -> None:
     repeated = await send_one(client, request)
     assert repeated.id == task.id, "a repeated message has started another run"
 
-    listed = await client.list_tasks(ListTasksRequest(context_id=context))
+    # A list has what the summaries have, which follow the log.
+    for _ in range(200):
+        listed = await client.list_tasks(ListTasksRequest(context_id=context))
+        if listed.tasks and listed.tasks[0].status.state == TaskState.TASK_STATE_INPUT_REQUIRED:
+            break
+        await asyncio.sleep(0.1)
     assert [one.id for one in listed.tasks] == [task.id] and listed.total_size == 1, listed
     listed = await client.list_tasks(
         ListTasksRequest(context_id=context, status=TaskState.TASK_STATE_COMPLETED)

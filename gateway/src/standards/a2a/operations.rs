@@ -35,8 +35,16 @@ impl ReportProgress for NoProgress {
     async fn report_progress(&self, _: &RunView) {}
 }
 
-/// Delivers a message, and returns the id of its run.
-pub async fn deliver_message(api: &ApiClient, request: &SendMessageRequest) -> Result<String, A2aFault> {
+/// A message that was delivered.
+pub struct Delivery {
+    /// The id of its run.
+    pub run: String,
+    /// The sequence of the log before it; `None` if the run is new.
+    pub before: Option<u64>,
+}
+
+/// Delivers a message.
+pub async fn deliver_message(api: &ApiClient, request: &SendMessageRequest) -> Result<Delivery, A2aFault> {
     let message = &request.message;
     let configuration = request.configuration.as_ref();
     if configuration.is_some_and(|one| one.task_push_notification_config.is_some()) {
@@ -50,17 +58,18 @@ pub async fn deliver_message(api: &ApiClient, request: &SendMessageRequest) -> R
             let run = describe_run(message)?;
             // A repeated message is the same run.
             let key = format!("a2a/{}", message.message_id);
-            Ok(submit_run(api, &run.description, &run.documents, Some(&key)).await?.run)
+            let run = submit_run(api, &run.description, &run.documents, Some(&key)).await?.run;
+            Ok(Delivery { run, before: None })
         }
         Some(task) => {
-            continue_run(api, task, message).await?;
-            Ok(task.to_owned())
+            let before = continue_run(api, task, message).await?;
+            Ok(Delivery { run: task.to_owned(), before: Some(before) })
         }
     }
 }
 
-/// Answers the open question of a run, or sends a message to its planner.
-async fn continue_run(api: &ApiClient, run: &str, message: &Message) -> Result<(), A2aFault> {
+/// Answers the open question of a run, or sends a message to its planner. Returns the sequence of the log before.
+async fn continue_run(api: &ApiClient, run: &str, message: &Message) -> Result<u64, A2aFault> {
     let current = RunTask::read(api, run, Some(0)).await?;
     if message.context_id.as_ref().is_some_and(|context| *context != current.task.context_id) {
         return Err(A2aFault::invalid(format!("task {run} is not of the context of the message")));
@@ -73,18 +82,18 @@ async fn continue_run(api: &ApiClient, run: &str, message: &Message) -> Result<(
     if let Some(question) = find_question(message, &current.view.open_questions)? {
         let answer = answer_of_message(message, question)?;
         let _: Value = api.post(&format!("/questions/{}", encode_path(&question.id)), &answer).await?;
-        return Ok(());
+        return Ok(current.sequence);
     }
     let path = format!("/runs/{}/message", encode_part(run));
     let body = serde_json::to_vec(&json!({ "text": text_of(message) })).unwrap_or_default();
     let key = format!("a2a/{}", message.message_id);
     let _: Value = api.post_bytes(&path, "application/json", body, Some(&key)).await?;
-    Ok(())
+    Ok(current.sequence)
 }
 
 /// Sends a message, and returns the task when it has ended or needs input, or at once if the client wants that.
 pub async fn send_message(api: &ApiClient, request: SendMessageRequest) -> Result<Task, A2aFault> {
-    let run = deliver_message(api, &request).await?;
+    let Delivery { run, .. } = deliver_message(api, &request).await?;
     let configuration = request.configuration.unwrap_or(a2a::SendMessageConfiguration {
         accepted_output_modes: None,
         task_push_notification_config: None,

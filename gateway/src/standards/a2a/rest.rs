@@ -22,7 +22,7 @@ use tokio::sync::mpsc;
 
 use super::card::{ROOT, build_card, read_skills};
 use super::fault::A2aFault;
-use super::operations::{cancel_task, deliver_message, get_task, list_tasks, send_message};
+use super::operations::{Delivery, cancel_task, deliver_message, get_task, list_tasks, send_message};
 use super::rpc::answer_rpc;
 use super::updates::{StreamEnd, StreamPart, StreamStart, start_stream};
 use crate::standards::api::ApiClient;
@@ -183,12 +183,11 @@ pub async fn start_message_stream(
     request: &SendMessageRequest,
     last: Option<String>,
 ) -> Result<mpsc::Receiver<StreamPart>, A2aFault> {
-    let is_new = request.message.task_id.as_deref().is_none_or(str::is_empty);
-    let run = deliver_message(api, request).await?;
-    let start = match last {
-        Some(id) => StreamStart::After(id),
-        None if is_new => StreamStart::First,
-        None => StreamStart::Now,
+    let Delivery { run, before } = deliver_message(api, request).await?;
+    let start = match (last, before) {
+        (Some(id), _) => StreamStart::After(id),
+        (None, Some(before)) => StreamStart::After(before.to_string()),
+        (None, None) => StreamStart::First,
     };
     start_stream(api, &run, start, StreamEnd::TaskOrInput).await
 }
