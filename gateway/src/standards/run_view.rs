@@ -24,7 +24,7 @@ pub trait ReportProgress {
 pub struct RunView {
     /// The id of the run.
     pub run: String,
-    /// `submitted`, `running`, `paused`, `interrupted` or `winding_down`; once it has ended, `completed`, `completed_partial`, `failed`,
+    /// `submitted`, `queued` in its session, `running`, `paused`, `interrupted` or `winding_down`; once it has ended, `completed`, `completed_partial`, `failed`,
     /// `cancelled`, `no_progress`, `planner_unavailable`, `budget_exhausted` or `max_steps`.
     pub state: String,
     /// The objective.

@@ -13,7 +13,7 @@ use tokio::time::Instant;
 
 use super::fault::A2aFault;
 use super::message::{CONTEXT_LABEL, answer_of_message, check_context, describe_run, find_question, text_of};
-use super::task::{RunTask, context_of, state_of};
+use super::task::{RunTask, context_of, run_states_of, state_of};
 use crate::problem::ProblemKind;
 use crate::standards::api::{ApiClient, encode_part, encode_path};
 use crate::standards::run_view::{ReportProgress, RunView};
@@ -153,18 +153,10 @@ struct RunLine {
 }
 
 impl RunLine {
-    fn state(&self) -> TaskState {
-        let has_ended = !matches!(
-            self.state.as_str(),
-            "submitted" | "running" | "paused" | "interrupted" | "winding_down" | "log_damaged"
-        );
-        state_of(&self.state, has_ended, self.open_questions > 0)
-    }
-
     fn into_task(self) -> Task {
         let context = context_of(&self.run, self.labels.as_ref());
         let status = TaskStatus {
-            state: self.state(),
+            state: state_of(&self.state, self.open_questions > 0),
             message: Some(Message {
                 message_id: format!("{}/{}", self.run, self.state),
                 context_id: Some(context.clone()),
@@ -189,7 +181,13 @@ pub async fn list_tasks(api: &ApiClient, request: ListTasksRequest) -> Result<Li
     }
     let mut filter = String::new();
     if let Some(status) = &request.status {
-        filter.push_str(&format!("&state={}", states_of(status)));
+        let states = run_states_of(status);
+        if states.is_empty() && *status != TaskState::Unspecified {
+            // No task has this state.
+            let (tasks, next_page_token) = (Vec::new(), String::new());
+            return Ok(ListTasksResponse { tasks, next_page_token, page_size: 0, total_size: 0 });
+        }
+        filter.push_str(&format!("&state={states}"));
     }
     // A run without a label is a context of its own.
     let own_context = match request.context_id.as_deref().filter(|context| !context.is_empty()) {
@@ -208,7 +206,8 @@ pub async fn list_tasks(api: &ApiClient, request: ListTasksRequest) -> Result<Li
         let is_recent = request
             .status_timestamp_after
             .is_none_or(|after| task.status.timestamp.is_some_and(|timestamp| timestamp >= after));
-        is_recent && request.status.as_ref().is_none_or(|status| *status == task.status.state)
+        let is_any = |status: &TaskState| *status == TaskState::Unspecified || *status == task.status.state;
+        is_recent && request.status.as_ref().is_none_or(is_any)
     };
     let own = own_context.filter(|_| request.page_token.as_deref().unwrap_or_default().is_empty());
     let own = own.map(|own| own.task).into_iter();
@@ -233,18 +232,4 @@ pub async fn list_tasks(api: &ApiClient, request: ListTasksRequest) -> Result<Li
     let page_size = i32::try_from(tasks.len()).unwrap_or(i32::MAX);
     let total_size = i32::try_from(total).unwrap_or(i32::MAX);
     Ok(ListTasksResponse { tasks, next_page_token: page.next, page_size, total_size })
-}
-
-/// Returns the states of runs whose tasks may have a state.
-fn states_of(status: &TaskState) -> &'static str {
-    match status {
-        TaskState::Submitted => "submitted",
-        TaskState::Working | TaskState::InputRequired => "running,paused,interrupted,winding_down",
-        TaskState::Completed => "completed,completed_partial",
-        TaskState::Canceled => "cancelled",
-        TaskState::Failed => "failed,no_progress,planner_unavailable,budget_exhausted,max_steps,log_damaged",
-        // No state of a run: no task has one of these.
-        TaskState::Rejected | TaskState::AuthRequired => "log_damaged",
-        TaskState::Unspecified => "",
-    }
 }

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 
 use a2a::{Artifact, Message, Part, Role, Task, TaskState, TaskStatus};
+use millrace_views::RunState;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
@@ -55,17 +56,42 @@ pub struct RunTask {
     pub sequence: u64,
 }
 
-/// Returns the state of a task.
-pub fn state_of(state: &str, has_ended: bool, has_questions: bool) -> TaskState {
+/// Returns the state of the task of a run in a state, with open questions or without.
+pub fn state_of(state: &str, has_questions: bool) -> TaskState {
+    let Some(state) = RunState::ALL.into_iter().find(|known| known.name() == state) else {
+        return TaskState::Unspecified;
+    };
     match state {
-        "completed" | "completed_partial" => TaskState::Completed,
-        "cancelled" => TaskState::Canceled,
-        "log_damaged" => TaskState::Failed,
-        _ if has_ended => TaskState::Failed,
-        _ if has_questions => TaskState::InputRequired,
-        "submitted" => TaskState::Submitted,
-        _ => TaskState::Working,
+        RunState::Completed | RunState::CompletedPartial => TaskState::Completed,
+        RunState::Cancelled => TaskState::Canceled,
+        RunState::Failed
+        | RunState::LogDamaged
+        | RunState::NoProgress
+        | RunState::PlannerUnavailable
+        | RunState::BudgetExhausted
+        | RunState::MaxSteps => TaskState::Failed,
+        RunState::Submitted
+        | RunState::Queued
+        | RunState::Running
+        | RunState::Paused
+        | RunState::Interrupted
+        | RunState::WindingDown
+            if has_questions =>
+        {
+            TaskState::InputRequired
+        }
+        RunState::Submitted | RunState::Queued => TaskState::Submitted,
+        RunState::Running | RunState::Paused | RunState::Interrupted | RunState::WindingDown => {
+            TaskState::Working
+        }
     }
+}
+
+/// Returns the names of the states of runs whose tasks may have a state, separated by commas.
+pub fn run_states_of(state: &TaskState) -> String {
+    let names = RunState::ALL.map(RunState::name).into_iter();
+    let names = names.filter(|name| state_of(name, false) == *state || state_of(name, true) == *state);
+    names.collect::<Vec<_>>().join(",")
 }
 
 /// Returns the context of a run: that of its message, or else a context of its own.
@@ -110,7 +136,7 @@ fn metadata_of(view: &RunView, sequence: u64) -> HashMap<String, Value> {
 
 /// Returns the status of a task.
 pub fn status_of(view: &RunView, context: &str) -> TaskStatus {
-    let state = state_of(&view.state, view.has_ended(), !view.open_questions.is_empty());
+    let state = state_of(&view.state, !view.open_questions.is_empty());
     let parts = match state {
         TaskState::InputRequired => view.open_questions.iter().flat_map(parts_of_question).collect(),
         _ => vec![Part::text(view.describe())],
@@ -230,19 +256,23 @@ mod tests {
 
     #[test]
     fn states_of_runs_are_states_of_tasks() {
-        for (state, has_ended, has_questions, expected) in [
-            ("submitted", false, false, TaskState::Submitted),
-            ("running", false, false, TaskState::Working),
-            ("paused", false, false, TaskState::Working),
-            ("running", false, true, TaskState::InputRequired),
-            ("completed", true, false, TaskState::Completed),
-            ("completed_partial", true, false, TaskState::Completed),
-            ("cancelled", true, false, TaskState::Canceled),
-            ("failed", true, false, TaskState::Failed),
-            ("budget_exhausted", true, false, TaskState::Failed),
-            ("log_damaged", false, false, TaskState::Failed),
+        for (state, has_questions, expected) in [
+            ("submitted", false, TaskState::Submitted),
+            ("queued", false, TaskState::Submitted),
+            ("running", false, TaskState::Working),
+            ("paused", false, TaskState::Working),
+            ("running", true, TaskState::InputRequired),
+            ("completed", false, TaskState::Completed),
+            ("completed_partial", false, TaskState::Completed),
+            ("cancelled", false, TaskState::Canceled),
+            ("failed", false, TaskState::Failed),
+            ("budget_exhausted", false, TaskState::Failed),
+            ("log_damaged", false, TaskState::Failed),
         ] {
-            assert_eq!(state_of(state, has_ended, has_questions), expected, "{state}");
+            assert_eq!(state_of(state, has_questions), expected, "{state}");
+            assert!(run_states_of(&expected).split(',').any(|name| name == state), "{state}");
         }
+        assert_eq!(run_states_of(&TaskState::Completed), "completed,completed_partial");
+        assert_eq!(run_states_of(&TaskState::Rejected), "");
     }
 }

@@ -30,6 +30,9 @@ pub struct StartRunArguments {
     /// Optional: ids of ended runs whose results the new run builds on.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub after: Vec<String>,
+    /// Optional: the name of a session. Its runs run one after the other, and each sees the results of those before.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub session: Option<String>,
     /// Optional: labels to find the run by, such as `{"project": "atlas"}`.
     #[serde(default, skip_serializing_if = "Map::is_empty")]
     pub labels: Map<String, Value>,
