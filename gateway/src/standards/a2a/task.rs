@@ -137,9 +137,9 @@ fn metadata_of(view: &RunView, sequence: u64) -> HashMap<String, Value> {
 /// Returns the status of a task.
 pub fn status_of(view: &RunView, context: &str) -> TaskStatus {
     let state = state_of(&view.state, !view.open_questions.is_empty());
-    let parts = match state {
-        TaskState::InputRequired => view.open_questions.iter().flat_map(parts_of_question).collect(),
-        _ => vec![Part::text(view.describe())],
+    let parts = match state == TaskState::InputRequired {
+        true => view.open_questions.iter().flat_map(parts_of_question).collect(),
+        false => vec![Part::text(view.describe())],
     };
     let id = match view.open_questions.first() {
         Some(question) => question.id.clone(),
