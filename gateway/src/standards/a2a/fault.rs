@@ -30,7 +30,9 @@ impl From<ApiProblem> for A2aFault {
         let code = match problem.status {
             _ if has_no_task => error_code::TASK_NOT_FOUND,
             status if status.is_server_error() => error_code::INTERNAL_ERROR,
-            StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => error_code::INVALID_REQUEST,
+            StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN | StatusCode::TOO_MANY_REQUESTS => {
+                error_code::INVALID_REQUEST
+            }
             _ => error_code::INVALID_PARAMS,
         };
         let status = if has_no_task { StatusCode::NOT_FOUND } else { problem.status };
@@ -51,6 +53,7 @@ impl IntoResponse for A2aFault {
             StatusCode::NOT_FOUND => "NOT_FOUND",
             StatusCode::UNAUTHORIZED => "UNAUTHENTICATED",
             StatusCode::FORBIDDEN => "PERMISSION_DENIED",
+            StatusCode::TOO_MANY_REQUESTS => "RESOURCE_EXHAUSTED",
             StatusCode::SERVICE_UNAVAILABLE => "UNAVAILABLE",
             status if status.is_server_error() => "INTERNAL",
             _ => match self.error.code {
